@@ -1,0 +1,1 @@
+//! The C ABI of the soft device: libibverbs.so.1.

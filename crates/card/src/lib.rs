@@ -1,0 +1,1 @@
+//! Accelerator cards: register map, memory, kernels, and the emulated card process.

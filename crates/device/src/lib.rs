@@ -1,0 +1,1 @@
+//! The soft RDMA device: protection domains, memory regions, completion queues, queue pairs.

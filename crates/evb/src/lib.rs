@@ -1,0 +1,1 @@
+//! The event builder: a sans-IO core and the processes around it.

@@ -1,0 +1,1 @@
+//! What Millstream's verbs programs share: device choice, connections, landing memory, waiting.

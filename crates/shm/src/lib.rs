@@ -1,0 +1,1 @@
+//! Shared memory between processes: memfds, mappings, rings, locks that survive the death of their holder.
