@@ -1,1 +1,49 @@
-//! Shared memory between processes: memfds, mappings, rings, locks that survive the death of their holder.
+//! Memory and messages shared between the processes of one host.
+//!
+//! This crate holds the operating-system mechanisms under the soft device and knows nothing about
+//! verbs. Most of the project's unsafe code lives here. Read in this order:
+//!
+//! - [`Memfd`] and [`Mapping`]: memory without a name that dies with its last user;
+//! - [`Arena`]: one process's shared objects, allocated in one memfd that peers map whole;
+//! - [`socket`]: abstract UNIX sockets that carry descriptors, so nothing is left in a file system;
+//! - [`LeaseLock`]: a lock in shared memory that a survivor can take from a dead holder;
+//! - [`barrier`]: an asymmetric fence, free for the fast side;
+//! - [`relocate`]: private pages become shared pages, in place;
+//! - [`vm`]: copies between address spaces where memory cannot be mapped.
+
+mod arena;
+pub mod barrier;
+mod event;
+mod lease;
+pub mod maps;
+mod memfd;
+pub mod relocate;
+pub mod socket;
+mod spin;
+pub mod vm;
+
+pub use arena::{Arena, Block};
+pub use event::EventFd;
+pub use lease::{LeaseLock, process_is_gone};
+pub use memfd::{Mapping, Memfd, cannot_shrink, file_len};
+pub use spin::{SpinGuard, SpinLock};
+
+/// Bytes of a page. The device only runs where this is the base page size.
+pub const PAGE: usize = 4096;
+
+/// Rounds `n` up to a multiple of `to`, a power of two.
+#[must_use]
+pub const fn round_up(n: usize, to: usize) -> usize {
+    (n + to - 1) & !(to - 1)
+}
+
+/// Random bytes from the kernel, for keys and numbers that a peer must not guess.
+#[must_use]
+pub fn random_u64() -> u64 {
+    let mut value = 0u64;
+    // SAFETY: the buffer is eight writable bytes.
+    let n = unsafe { libc::getrandom((&raw mut value).cast(), 8, 0) };
+    // getrandom of at most 256 bytes never fails or returns short once the pool is ready.
+    assert_eq!(n, 8, "getrandom: {}", std::io::Error::last_os_error());
+    value
+}

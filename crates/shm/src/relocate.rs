@@ -1,0 +1,417 @@
+//! Private pages become shared pages, in place, and private again afterwards.
+//!
+//! A peer can only copy at memory speed into memory that it can map. Applications register what
+//! `malloc` or `mmap` gave them, which is private. [`share`] moves such pages into a memfd that is
+//! then mapped at the same address; [`Shared`]'s end moves them back, so that an allocator finds
+//! ordinary memory again (trimmed pages read as zero, a later fork copies on write).
+//!
+//! The rule: only **whole pages that lie entirely inside the registered range**, and only where
+//! all of the range is plain anonymous read-write memory. Such pages hold nothing but the
+//! application's buffer: no allocator header, no neighbouring object. Partial pages at the ends
+//! stay where they are, and whatever does not fit the rule is left to [`crate::vm`].
+//!
+//! Hazards, and what is done about each:
+//! - *A thread stores into the pages while they move.* They are read-only for that time; the store
+//!   faults, and a SIGSEGV handler lets the thread wait and try again. The handler is installed
+//!   at the first move and passes every other fault on to whoever was there before.
+//! - *The kernel stores into the pages while they move* (`read(2)` by another thread): that system
+//!   call answers EFAULT. Nobody reads into a buffer in the same instant in which it is registered
+//!   or deregistered; who does can set `MILLSTREAM_MOVE=0`.
+//! - *fork*: the child would share the pages. A fork handler gives the child private copies. A raw
+//!   `clone` without handlers is not seen.
+//! - *mlock*, huge pages and NUMA placement of the moved pages are lost.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Once};
+
+use crate::memfd::stat;
+use crate::{Mapping, Memfd, PAGE, SpinLock, maps, round_up};
+
+/// A stretch of this process's memory that peers can map.
+#[derive(Debug)]
+pub struct Shared {
+    moved: Arc<Moved>,
+    /// The part of the request that the mapping covers, as addresses.
+    pub range: Range<usize>,
+    /// Offset in the memfd of `range.start`, bytes.
+    pub offset: usize,
+}
+
+impl Shared {
+    /// Tells apart stretches that lie in different memfds.
+    #[must_use]
+    pub fn id(&self) -> usize {
+        Arc::as_ptr(&self.moved) as usize
+    }
+}
+
+impl AsFd for Shared {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.moved.memory.as_fd()
+    }
+}
+
+#[derive(Debug)]
+struct Moved {
+    memory: Memfd,
+    range: Range<usize>,
+}
+
+static REGISTRY: SpinLock<Vec<Arc<Moved>>> = SpinLock::new(Vec::new());
+
+/// Makes the whole pages inside `range` shared, if the rule above allows it. Pages that an earlier
+/// call moved are shared further; a range that is only partly moved already gives that part.
+#[must_use]
+pub fn share(range: Range<usize>) -> Option<Shared> {
+    let inner = round_up(range.start, PAGE)..range.end & !(PAGE - 1);
+    if inner.start >= inner.end || !enabled() {
+        return None;
+    }
+    install();
+    let mut registry = REGISTRY.lock();
+    let overlap = |moved: &Arc<Moved>| {
+        let part = moved.range.start.max(inner.start)..moved.range.end.min(inner.end);
+        (part.start < part.end).then_some(part)
+    };
+    if let Some((moved, part)) =
+        registry.iter().filter_map(|m| Some((m, overlap(m)?))).max_by_key(|(_, part)| part.len())
+    {
+        let offset = part.start - moved.range.start;
+        return Some(Shared { moved: moved.clone(), range: part, offset });
+    }
+    let areas = maps::areas(inner.clone()).ok()?;
+    if !maps::covers(&areas, &inner) || !areas.iter().all(|a| a.rw && a.plain && !a.shared) {
+        return None;
+    }
+    let memory = Memfd::new("millstream-moved", inner.len()).ok()?;
+    let fresh = memory.map().ok()?;
+    replace(&inner, fresh, Pages::touched(&inner)).ok()?;
+    let moved = Arc::new(Moved { memory, range: inner.clone() });
+    registry.push(moved.clone());
+    Some(Shared { moved, range: inner, offset: 0 })
+}
+
+fn enabled() -> bool {
+    std::env::var_os("MILLSTREAM_MOVE").is_none_or(|v| v != "0")
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let mut registry = REGISTRY.lock();
+        // Ours and the registry's: nobody else shares these pages. New references are only made
+        // under the lock.
+        if Arc::strong_count(&self.moved) > 2 {
+            return;
+        }
+        registry.retain(|moved| !Arc::ptr_eq(moved, &self.moved));
+        // The application may have unmapped or replaced some of it; only what is still ours moves.
+        let Ok(me) = stat(self.moved.memory.as_fd()) else { return };
+        for area in maps::areas(self.moved.range.clone()).unwrap_or_default() {
+            if area.inode != me.st_ino || !area.shared {
+                continue;
+            }
+            let part = area.range.start.max(self.moved.range.start)..area.range.end.min(self.moved.range.end);
+            // On failure the pages stay shared: correct, if slower to fork.
+            let _ = private(part.len()).and_then(|fresh| replace(&part, fresh, Pages::All));
+        }
+    }
+}
+
+/// A private anonymous mapping, to be moved over another one.
+fn private(len: usize) -> io::Result<Mapping> {
+    let fd = -1;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    let address = unsafe {
+        libc::syscall(libc::SYS_mmap, 0usize, len, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0)
+    };
+    if address == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(Mapping::from_raw(address as *mut u8, len))
+}
+
+/// Which pages of a range hold something.
+enum Pages {
+    All,
+    Some(Vec<bool>),
+}
+
+impl Pages {
+    /// Pages that were ever written, so that a large fresh buffer is not filled by moving it.
+    fn touched(range: &Range<usize>) -> Self {
+        let mut entries = vec![0u8; range.len() / PAGE * 8];
+        let read = File::open("/proc/self/pagemap")
+            .and_then(|f| f.read_exact_at(&mut entries, (range.start / PAGE * 8) as u64));
+        if read.is_err() {
+            return Self::All;
+        }
+        // Bits 63 and 62 of an entry: present, swapped.
+        Self::Some(entries.as_chunks::<8>().0.iter().map(|e| u64::from_ne_bytes(*e) >> 62 != 0).collect())
+    }
+
+    fn runs(self, len: usize) -> Vec<Range<usize>> {
+        let pages = match self {
+            Self::All => return Vec::from([Range { start: 0, end: len }]),
+            Self::Some(pages) => pages,
+        };
+        let mut runs: Vec<Range<usize>> = Vec::new();
+        for (i, _) in pages.iter().enumerate().filter(|(_, touched)| **touched) {
+            match runs.last_mut() {
+                Some(run) if run.end == i * PAGE => run.end += PAGE,
+                _ => runs.push(i * PAGE..(i + 1) * PAGE),
+            }
+        }
+        runs
+    }
+}
+
+/// Copies `range` into `fresh` and puts `fresh` in its place. Called under the registry's lock.
+fn replace(range: &Range<usize>, fresh: Mapping, pages: Pages) -> io::Result<()> {
+    MOVING_END.store(range.end, Ordering::Relaxed);
+    MOVING_START.store(range.start, Ordering::SeqCst);
+    // SAFETY: the range is mapped memory of this process; it stays readable and its contents do
+    // not change. The last call replaces it in one step with a mapping of equal contents.
+    let result = unsafe {
+        let protect = |prot: i32| libc::syscall(libc::SYS_mprotect, range.start, range.len(), prot);
+        if protect(libc::PROT_READ) == 0 {
+            for run in pages.runs(range.len()) {
+                let from = (range.start + run.start) as *const u8;
+                fresh.base().add(run.start).copy_from_nonoverlapping(from, run.len());
+            }
+            let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+            let moved =
+                libc::syscall(libc::SYS_mremap, fresh.base(), range.len(), range.len(), flags, range.start);
+            if moved == range.start as i64 {
+                // The mapping lives on at its new address.
+                std::mem::forget(fresh);
+                Ok(())
+            } else {
+                let error = io::Error::last_os_error();
+                protect(libc::PROT_READ | libc::PROT_WRITE);
+                Err(error)
+            }
+        } else {
+            let error = io::Error::last_os_error();
+            protect(libc::PROT_READ | libc::PROT_WRITE);
+            Err(error)
+        }
+    };
+    LAST_START.store(range.start, Ordering::Relaxed);
+    LAST_END.store(range.end, Ordering::Relaxed);
+    RETRIES.store(0, Ordering::Relaxed);
+    MOVING_START.store(0, Ordering::SeqCst);
+    result
+}
+
+// The range that is moving now, zero start if none, and the one that moved last.
+static MOVING_START: AtomicUsize = AtomicUsize::new(0);
+static MOVING_END: AtomicUsize = AtomicUsize::new(0);
+static LAST_START: AtomicUsize = AtomicUsize::new(0);
+static LAST_END: AtomicUsize = AtomicUsize::new(0);
+/// Faults taken in the last range after its move. A thread that faulted during the move may get
+/// here late; more than a few are somebody's real fault.
+static RETRIES: AtomicUsize = AtomicUsize::new(0);
+const MAX_RETRIES: usize = 4096;
+
+static PREVIOUS: SpinLock<Option<libc::sigaction>> = SpinLock::new(None);
+static INSTALL: Once = Once::new();
+
+fn install() {
+    INSTALL.call_once(|| {
+        // SAFETY: installs a handler that only uses atomics and system calls, and fork handlers.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = on_fault as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
+            let mut previous: libc::sigaction = std::mem::zeroed();
+            libc::sigaction(libc::SIGSEGV, &raw const action, &raw mut previous);
+            *PREVIOUS.lock() = Some(previous);
+            libc::pthread_atfork(Some(before_fork), Some(after_fork_parent), Some(after_fork_child));
+        }
+    });
+}
+
+extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel passes a valid siginfo.
+    let address = unsafe { (*info).si_addr() } as usize;
+    loop {
+        let start = MOVING_START.load(Ordering::SeqCst);
+        if start == 0 || address < start || address >= MOVING_END.load(Ordering::Relaxed) {
+            break;
+        }
+        // SAFETY: a plain system call.
+        unsafe { libc::sched_yield() };
+        if MOVING_START.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+    }
+    let last = LAST_START.load(Ordering::Relaxed)..LAST_END.load(Ordering::Relaxed);
+    if last.contains(&address) && RETRIES.fetch_add(1, Ordering::Relaxed) < MAX_RETRIES {
+        return;
+    }
+    let previous = PREVIOUS.try_lock().and_then(|p| *p);
+    // SAFETY: calls the handler that was installed before ours, with what the kernel gave us, or
+    // restores the default, under which the fault happens again and ends the process.
+    unsafe {
+        match previous {
+            Some(p) if p.sa_sigaction != libc::SIG_DFL && p.sa_sigaction != libc::SIG_IGN => {
+                if p.sa_flags & libc::SA_SIGINFO != 0 {
+                    let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
+                        std::mem::transmute(p.sa_sigaction);
+                    handler(signal, info, context);
+                } else {
+                    let handler: extern "C" fn(i32) = std::mem::transmute(p.sa_sigaction);
+                    handler(signal);
+                }
+            }
+            _ => {
+                let mut default: libc::sigaction = std::mem::zeroed();
+                default.sa_sigaction = libc::SIG_DFL;
+                libc::sigaction(libc::SIGSEGV, &raw const default, std::ptr::null_mut());
+            }
+        }
+    }
+}
+
+extern "C" fn before_fork() {
+    // No move may be under way, and the child must find the list whole.
+    std::mem::forget(REGISTRY.lock());
+}
+
+extern "C" fn after_fork_parent() {
+    // SAFETY: taken in `before_fork` by this thread.
+    unsafe { REGISTRY.force_unlock() };
+}
+
+extern "C" fn after_fork_child() {
+    // SAFETY: taken in `before_fork`; the child has this one thread.
+    unsafe { REGISTRY.force_unlock() };
+    for moved in REGISTRY.lock().drain(..) {
+        if let Ok(fresh) = private(moved.range.len()) {
+            let _ = replace(&moved.range, fresh, Pages::All);
+        }
+        // The parent's bookkeeping is not ours to undo.
+        std::mem::forget(moved);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, AtomicU64};
+
+    fn pages(n: usize) -> Mapping {
+        private(n * PAGE).unwrap()
+    }
+
+    #[test]
+    fn contents_survive_and_are_shared() {
+        let memory = pages(4);
+        let base = memory.base() as usize;
+        // SAFETY: within the four pages, here and below.
+        unsafe { memory.base().add(5000).write(42) };
+        let shared = share(base + 100..base + 4 * PAGE - 100).unwrap();
+        assert_eq!(shared.range, base + PAGE..base + 3 * PAGE);
+        let view = Mapping::new(shared.as_fd(), 0, 2 * PAGE, true).unwrap();
+        // SAFETY: as above.
+        unsafe {
+            assert_eq!(view.base().add(5000 - PAGE).read_volatile(), 42);
+            view.base().add(1).write_volatile(9);
+            assert_eq!(memory.base().add(PAGE + 1).read_volatile(), 9);
+            drop(shared);
+            assert_eq!(memory.base().add(PAGE + 1).read_volatile(), 9);
+            view.base().add(1).write_volatile(10);
+            assert_eq!(memory.base().add(PAGE + 1).read_volatile(), 9, "private again");
+        }
+    }
+
+    #[test]
+    fn shared_twice_moves_once() {
+        let memory = pages(4);
+        let base = memory.base() as usize;
+        let a = share(base..base + 4 * PAGE).unwrap();
+        let b = share(base + PAGE..base + 2 * PAGE).unwrap();
+        assert_eq!((a.id(), b.offset), (b.id(), PAGE));
+        drop(a);
+        // SAFETY: inside the four pages.
+        unsafe { memory.base().add(PAGE).write_volatile(3) };
+        let view = Mapping::new(b.as_fd(), 0, 4 * PAGE, true).unwrap();
+        // SAFETY: inside the view.
+        assert_eq!(unsafe { view.base().add(PAGE).read_volatile() }, 3);
+    }
+
+    #[test]
+    fn what_is_not_plain_memory_stays() {
+        let text = share as *const () as usize;
+        assert!(share(text & !(PAGE - 1)..(text & !(PAGE - 1)) + PAGE).is_none());
+        let small = [0u8; 64];
+        assert!(share(small.as_ptr() as usize..small.as_ptr() as usize + 64).is_none());
+    }
+
+    #[test]
+    fn no_store_is_lost_while_pages_move() {
+        let memory = Arc::new(pages(64));
+        let stop = Arc::new(AtomicBool::new(false));
+        let written = Arc::new(AtomicU64::new(0));
+        let writer = {
+            let (memory, stop, written) = (memory.clone(), stop.clone(), written.clone());
+            std::thread::spawn(move || {
+                let mut n = 0u64;
+                while !stop.load(Ordering::Relaxed) {
+                    n += 1;
+                    for page in 0..64 {
+                        // SAFETY: the first eight bytes of each page of the mapping.
+                        unsafe { memory.base().add(page * PAGE).cast::<u64>().write_volatile(n) };
+                    }
+                }
+                written.store(n, Ordering::SeqCst);
+            })
+        };
+        let base = memory.base() as usize;
+        for _ in 0..200 {
+            let shared = share(base..base + 64 * PAGE).unwrap();
+            std::thread::yield_now();
+            drop(shared);
+        }
+        stop.store(true, Ordering::Relaxed);
+        writer.join().unwrap();
+        for page in 0..64 {
+            // SAFETY: as above.
+            let value = unsafe { memory.base().add(page * PAGE).cast::<u64>().read_volatile() };
+            assert_eq!(value, written.load(Ordering::SeqCst), "page {page}");
+        }
+    }
+
+    #[test]
+    fn a_forked_child_has_its_own_copy() {
+        let memory = pages(2);
+        let base = memory.base();
+        // SAFETY: inside the two pages; the child only stores, waits and leaves.
+        unsafe {
+            base.write(1);
+            let _shared = share(base as usize..base as usize + 2 * PAGE).unwrap();
+            let child = libc::fork();
+            if child == 0 {
+                let seen = base.read_volatile();
+                base.write_volatile(2);
+                libc::_exit(i32::from(seen != 1));
+            }
+            let mut status = 0;
+            libc::waitpid(child, &raw mut status, 0);
+            assert_eq!(status, 0, "the child sees the contents");
+            assert_eq!(base.read_volatile(), 1, "the child's store stays in the child");
+        }
+    }
+
+    #[test]
+    fn runs_join_touched_pages() {
+        let pages = Pages::Some(vec![true, true, false, true]);
+        assert_eq!(pages.runs(4 * PAGE), [0..2 * PAGE, 3 * PAGE..4 * PAGE]);
+    }
+}

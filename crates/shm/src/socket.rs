@@ -1,0 +1,294 @@
+//! Local sockets that carry descriptors.
+//!
+//! Addresses are abstract (they start with a zero byte): they exist as long as a process holds
+//! them, belong to one network namespace as a host does, and leave no file behind. They have no
+//! permissions, so every connection checks the user of the other end.
+
+use std::io;
+use std::mem::{offset_of, size_of};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+/// Descriptors in one message, at most.
+pub const MAX_FDS: usize = 4;
+
+/// Who is at the other end, as the kernel knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    /// Process id in our own namespace; zero if it is not visible from here.
+    pub pid: u32,
+    /// Effective user.
+    pub uid: u32,
+}
+
+fn address(name: &str) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
+    // SAFETY: sockaddr_un is plain data.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    if name.is_empty() || name.len() >= address.sun_path.len() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for (to, from) in address.sun_path[1..].iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    let len = offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len();
+    Ok((address, len as libc::socklen_t))
+}
+
+fn new_socket() -> io::Result<OwnedFd> {
+    // SAFETY: creates a descriptor that nobody else owns.
+    let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: as above.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Accepts connections under an abstract name.
+#[derive(Debug)]
+pub struct Listener(OwnedFd);
+
+impl Listener {
+    /// Takes the name; EADDRINUSE if a live process holds it.
+    ///
+    /// # Errors
+    /// What `bind` and `listen` report.
+    pub fn bind(name: &str) -> io::Result<Self> {
+        let socket = new_socket()?;
+        let (address, len) = address(name)?;
+        // SAFETY: the address is valid for `len` bytes.
+        unsafe {
+            if libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len) != 0
+                || libc::listen(socket.as_raw_fd(), 1024) != 0
+            {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        Ok(Self(socket))
+    }
+
+    /// Waits for the next connection.
+    ///
+    /// # Errors
+    /// What `accept4` reports.
+    pub fn accept(&self) -> io::Result<Connection> {
+        // SAFETY: no address is asked for.
+        let fd = unsafe {
+            libc::accept4(self.0.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), libc::SOCK_CLOEXEC)
+        };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a new descriptor.
+        Connection::over(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// One end of a connection; messages keep their boundaries.
+#[derive(Debug)]
+pub struct Connection {
+    socket: OwnedFd,
+    peer: Credentials,
+}
+
+impl Connection {
+    /// Connects to the process that holds `name`.
+    ///
+    /// # Errors
+    /// ECONNREFUSED if nobody does; PermissionDenied if it is another user's process.
+    pub fn open(name: &str, timeout: Duration) -> io::Result<Self> {
+        let socket = new_socket()?;
+        let (address, len) = address(name)?;
+        set_timeouts(&socket, timeout)?;
+        // SAFETY: the address is valid for `len` bytes.
+        if unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), len) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Self::over(socket)
+    }
+
+    fn over(socket: OwnedFd) -> io::Result<Self> {
+        let peer = credentials(socket.as_fd())?;
+        // SAFETY: a plain system call.
+        if peer.uid != unsafe { libc::geteuid() } {
+            return Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                format!("the process at the other end belongs to user {}", peer.uid),
+            ));
+        }
+        Ok(Self { socket, peer })
+    }
+
+    /// The process at the other end.
+    #[must_use]
+    pub fn peer(&self) -> Credentials {
+        self.peer
+    }
+
+    /// Bounds every later send and receive.
+    ///
+    /// # Errors
+    /// What `setsockopt` reports.
+    pub fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
+        set_timeouts(&self.socket, timeout)
+    }
+
+    /// Sends one message with descriptors.
+    ///
+    /// # Errors
+    /// What `sendmsg` reports; never raises SIGPIPE.
+    pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let mut data = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        let mut control = Control([0; 64]);
+        // SAFETY: the message refers to `bytes` and `control`, which outlive the call; the control
+        // buffer holds MAX_FDS descriptors.
+        let sent = unsafe {
+            let mut message: libc::msghdr = std::mem::zeroed();
+            message.msg_iov = &raw mut data;
+            message.msg_iovlen = 1;
+            if !fds.is_empty() {
+                assert!(fds.len() <= MAX_FDS);
+                let len = size_of_val(fds) as u32;
+                message.msg_control = control.0.as_mut_ptr().cast();
+                message.msg_controllen = libc::CMSG_SPACE(len) as usize;
+                let header = libc::CMSG_FIRSTHDR(&raw const message);
+                (*header).cmsg_level = libc::SOL_SOCKET;
+                (*header).cmsg_type = libc::SCM_RIGHTS;
+                (*header).cmsg_len = libc::CMSG_LEN(len) as usize;
+                let to = libc::CMSG_DATA(header).cast::<i32>();
+                for (i, fd) in fds.iter().enumerate() {
+                    to.add(i).write_unaligned(fd.as_raw_fd());
+                }
+            }
+            libc::sendmsg(self.socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL)
+        };
+        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Receives one message; zero bytes mean that the other end is gone.
+    ///
+    /// # Errors
+    /// What `recvmsg` reports; InvalidData for a message that does not fit.
+    pub fn receive(&self, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+        let mut data = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        let mut control = Control([0; 64]);
+        let mut fds = Vec::new();
+        // SAFETY: the message refers to `bytes` and `control`, which outlive the call; descriptors
+        // in it are new and owned by us.
+        unsafe {
+            let mut message: libc::msghdr = std::mem::zeroed();
+            message.msg_iov = &raw mut data;
+            message.msg_iovlen = 1;
+            message.msg_control = control.0.as_mut_ptr().cast();
+            message.msg_controllen = size_of::<Control>();
+            let n = libc::recvmsg(self.socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC);
+            if n < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            let mut header = libc::CMSG_FIRSTHDR(&raw const message);
+            while !header.is_null() {
+                if (*header).cmsg_level == libc::SOL_SOCKET && (*header).cmsg_type == libc::SCM_RIGHTS {
+                    let count = ((*header).cmsg_len - libc::CMSG_LEN(0) as usize) / size_of::<i32>();
+                    let from = libc::CMSG_DATA(header).cast::<i32>();
+                    for i in 0..count {
+                        fds.push(OwnedFd::from_raw_fd(from.add(i).read_unaligned()));
+                    }
+                }
+                header = libc::CMSG_NXTHDR(&raw const message, header);
+            }
+            if message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "message longer than the protocol allows",
+                ));
+            }
+            Ok((n as usize, fds))
+        }
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Room for one control message with MAX_FDS descriptors, aligned as the kernel wants it.
+#[repr(C, align(8))]
+struct Control([u8; 64]);
+
+fn set_timeouts(socket: &OwnedFd, timeout: Duration) -> io::Result<()> {
+    let time =
+        libc::timeval { tv_sec: timeout.as_secs() as i64, tv_usec: i64::from(timeout.subsec_micros()) };
+    for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+        // SAFETY: the option value is a timeval on the stack.
+        let failed = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                option,
+                (&raw const time).cast(),
+                size_of::<libc::timeval>() as u32,
+            )
+        };
+        if failed != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
+    let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as u32;
+    // SAFETY: the kernel fills the struct on the stack.
+    let failed = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut cred).cast(),
+            &raw mut len,
+        )
+    };
+    if failed != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(Credentials { pid: cred.pid as u32, uid: cred.uid })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Memfd;
+
+    #[test]
+    fn carries_descriptors_and_notices_the_end() {
+        let name = format!("millstream-test-{}", crate::random_u64());
+        let listener = Listener::bind(&name).unwrap();
+        assert!(Listener::bind(&name).is_err(), "a held name is taken");
+        let client = Connection::open(&name, Duration::from_secs(1)).unwrap();
+        let server = listener.accept().unwrap();
+        assert_eq!(server.peer().pid, std::process::id());
+        let memory = Memfd::new("test", 4096).unwrap();
+        client.send(b"hello", &[memory.as_fd()]).unwrap();
+        let mut buffer = [0; 16];
+        let (n, fds) = server.receive(&mut buffer).unwrap();
+        assert_eq!((&buffer[..n], fds.len()), (&b"hello"[..], 1));
+        assert_eq!(Memfd::from_peer(fds.into_iter().next().unwrap()).unwrap().len(), 4096);
+        drop(client);
+        assert_eq!(server.receive(&mut buffer).unwrap().0, 0);
+    }
+
+    #[test]
+    fn nobody_there() {
+        assert!(Connection::open("millstream-test-nobody", Duration::from_secs(1)).is_err());
+    }
+}

@@ -1,0 +1,114 @@
+//! A spin lock for short sections inside one process.
+
+use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// One atomic exchange to take, one plain store to release. Waiters give the core away after a
+/// while, because the holder may have lost it.
+#[derive(Debug, Default)]
+pub struct SpinLock<T> {
+    held: AtomicBool,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the lock hands the value to one thread at a time.
+unsafe impl<T: Send> Sync for SpinLock<T> {}
+
+impl<T> SpinLock<T> {
+    /// A free lock around `value`.
+    pub const fn new(value: T) -> Self {
+        Self { held: AtomicBool::new(false), value: UnsafeCell::new(value) }
+    }
+
+    /// Takes the lock.
+    #[inline]
+    pub fn lock(&self) -> SpinGuard<'_, T> {
+        if self.held.swap(true, Ordering::Acquire) {
+            self.wait();
+        }
+        SpinGuard { lock: self }
+    }
+
+    /// Takes the lock if it is free.
+    #[inline]
+    pub fn try_lock(&self) -> Option<SpinGuard<'_, T>> {
+        (!self.held.load(Ordering::Relaxed) && !self.held.swap(true, Ordering::Acquire))
+            .then_some(SpinGuard { lock: self })
+    }
+
+    /// Releases the lock without its guard.
+    ///
+    /// # Safety
+    /// The caller must have taken the lock and forgotten the guard.
+    pub unsafe fn force_unlock(&self) {
+        self.held.store(false, Ordering::Release);
+    }
+
+    #[cold]
+    fn wait(&self) {
+        let mut turns = 0u32;
+        loop {
+            while self.held.load(Ordering::Relaxed) {
+                turns += 1;
+                if turns.is_multiple_of(128) {
+                    std::thread::yield_now();
+                } else {
+                    std::hint::spin_loop();
+                }
+            }
+            if !self.held.swap(true, Ordering::Acquire) {
+                return;
+            }
+        }
+    }
+}
+
+/// Holds a [`SpinLock`].
+#[derive(Debug)]
+pub struct SpinGuard<'a, T> {
+    lock: &'a SpinLock<T>,
+}
+
+impl<T> Deref for SpinGuard<'_, T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: the guard is proof that this thread holds the lock.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for SpinGuard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: the guard is proof that this thread holds the lock.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for SpinGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.lock.held.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn counts_are_not_lost() {
+        let lock = Arc::new(SpinLock::new(0u64));
+        let threads: Vec<_> = (0..4)
+            .map(|_| {
+                let lock = lock.clone();
+                std::thread::spawn(move || (0..10_000).for_each(|_| *lock.lock() += 1))
+            })
+            .collect();
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        assert_eq!(*lock.lock(), 40_000);
+    }
+}
