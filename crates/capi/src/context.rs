@@ -1,0 +1,193 @@
+//! Opened devices, and the table of operations behind the inline functions of `verbs.h`.
+//!
+//! An `ibv_context` is the last field of a `verbs_context`, whose older neighbours grow towards the front:
+//! `verbs.h` finds them by stepping back from the context if `abi_compat` says that they are there, and
+//! takes an extended operation for unsupported if `sz` does not reach it or its pointer is NULL. The
+//! operations inside the `ibv_context` are called without a check, so none of them may be NULL.
+
+use std::{
+    cell::UnsafeCell,
+    ffi::{c_int, c_void},
+    mem,
+    os::fd::RawFd,
+};
+
+use crate::{
+    cq, device,
+    errno::{self, Errno},
+    mw, port, qp, srq,
+    sys::*,
+};
+
+/// An opened device: what programs see of it.
+#[repr(C)]
+pub struct Context {
+    /// In a cell because programs hold a mutable pointer to it.
+    verbs: UnsafeCell<verbs_context>,
+}
+
+/// Where the `ibv_context` lies in a [`Context`].
+const TO_VERBS: usize = mem::offset_of!(Context, verbs) + mem::offset_of!(verbs_context, context);
+
+impl Context {
+    /// A context on `device`. `cmd_fd` is the descriptor that another process would import the device by
+    /// (-1: none), `async_fd` becomes readable when an asynchronous event waits, `comp_vectors` counts the
+    /// values that a completion queue's vector may take. The context owns none of them.
+    pub fn new(device: *mut ibv_device, cmd_fd: RawFd, async_fd: RawFd, comp_vectors: c_int) -> Box<Self> {
+        let verbs = verbs_context {
+            sz: mem::size_of::<verbs_context>(),
+            query_port: Some(port::query_port),
+            context: ibv_context {
+                device,
+                ops: OPERATIONS,
+                cmd_fd,
+                async_fd,
+                num_comp_vectors: comp_vectors,
+                mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+                abi_compat: __VERBS_ABI_IS_EXTENDED,
+            },
+            ..verbs_context::default()
+        };
+        Box::new(Self { verbs: UnsafeCell::new(verbs) })
+    }
+
+    /// The pointer that programs hold.
+    pub fn as_verbs(this: *mut Self) -> *mut ibv_context {
+        this.wrapping_byte_add(TO_VERBS).cast()
+    }
+
+    /// The address of the context behind a program's pointer.
+    pub fn address(context: *mut ibv_context) -> *mut Self {
+        context.wrapping_byte_sub(TO_VERBS).cast()
+    }
+
+    /// The context behind a program's pointer.
+    ///
+    /// # Safety
+    /// `context` comes from [`Context::as_verbs`] and its `Context` outlives `'a`.
+    pub unsafe fn from_verbs<'a>(context: *mut ibv_context) -> &'a Self {
+        // SAFETY: the inverse of `as_verbs`; the caller vouches for the lifetime.
+        unsafe { &*Self::address(context) }
+    }
+}
+
+/// The operations that `verbs.h` calls without a check. The `_compat_*` ones are remains of a time when
+/// every verb went through this table; no supported program calls them.
+const OPERATIONS: ibv_context_ops = ibv_context_ops {
+    _compat_query_device: Some(device::ibv_query_device),
+    _compat_query_port: Some(port::ibv_query_port),
+    _compat_alloc_pd: Some(no_object),
+    _compat_dealloc_pd: Some(no_status),
+    _compat_reg_mr: Some(no_object),
+    _compat_rereg_mr: Some(no_status),
+    _compat_dereg_mr: Some(no_status),
+    alloc_mw: Some(mw::alloc_mw),
+    bind_mw: Some(mw::bind_mw),
+    dealloc_mw: Some(mw::dealloc_mw),
+    _compat_create_cq: Some(no_object),
+    poll_cq: Some(cq::poll_cq),
+    req_notify_cq: Some(cq::req_notify_cq),
+    _compat_cq_event: Some(no_status),
+    _compat_resize_cq: Some(no_status),
+    _compat_destroy_cq: Some(no_status),
+    _compat_create_srq: Some(no_object),
+    _compat_modify_srq: Some(no_status),
+    _compat_query_srq: Some(no_status),
+    _compat_destroy_srq: Some(no_status),
+    post_srq_recv: Some(srq::post_srq_recv),
+    _compat_create_qp: Some(no_object),
+    _compat_query_qp: Some(no_status),
+    _compat_modify_qp: Some(no_status),
+    _compat_destroy_qp: Some(no_status),
+    post_send: Some(qp::post_send),
+    post_recv: Some(qp::post_recv),
+    _compat_create_ah: Some(no_object),
+    _compat_destroy_ah: Some(no_status),
+    _compat_attach_mcast: Some(no_status),
+    _compat_detach_mcast: Some(no_status),
+    _compat_async_event: Some(no_status),
+};
+
+/// A former operation that made an object: NULL and errno.
+unsafe extern "C" fn no_object() -> *mut c_void {
+    errno::pointer(Err(Errno::UNSUPPORTED))
+}
+
+/// A former operation that returned an error number, in the register that a pointer returns in.
+unsafe extern "C" fn no_status() -> *mut c_void {
+    std::ptr::without_provenance_mut(errno::status(Err(Errno::UNSUPPORTED)) as usize)
+}
+
+/// Opens a device; NULL and errno on failure.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_open_device(_device: *mut ibv_device) -> *mut ibv_context {
+    errno::pointer(Err(Errno::UNSUPPORTED))
+}
+
+/// The device that another process opened, by its `cmd_fd`; NULL and errno on failure.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_import_device(_cmd_fd: c_int) -> *mut ibv_context {
+    errno::pointer(Err(Errno::UNSUPPORTED))
+}
+
+/// Closes an opened device. Returns 0, or -1 with errno.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_close_device(_context: *mut ibv_context) -> c_int {
+    errno::index(Err(Errno::UNSUPPORTED))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{ptr, slice};
+
+    use super::*;
+
+    fn with_context(check: impl FnOnce(*mut Context, &verbs_context)) {
+        let context = Box::into_raw(Context::new(ptr::null_mut(), -1, 7, 2));
+        let verbs = Context::as_verbs(context);
+        // The step back that `verbs_get_ctx` of verbs.h takes.
+        let extended = verbs.wrapping_byte_sub(mem::offset_of!(verbs_context, context));
+        // SAFETY: `extended` lies at the start of `verbs` in the live allocation of `context`.
+        check(context, unsafe { &*extended.cast() });
+        // SAFETY: the pointer of `Box::into_raw`, not used afterwards.
+        drop(unsafe { Box::from_raw(context) });
+    }
+
+    #[test]
+    fn a_program_finds_the_extended_part_and_the_way_back() {
+        with_context(|context, extended| {
+            assert_eq!(extended.context.abi_compat.addr(), usize::MAX);
+            assert_eq!(extended.sz, mem::size_of::<verbs_context>());
+            assert_eq!(extended.context.async_fd, 7);
+            assert_eq!(extended.context.num_comp_vectors, 2);
+            assert_eq!(Context::address(Context::as_verbs(context)), context);
+            let size_before_context =
+                mem::offset_of!(verbs_context, context) - mem::offset_of!(verbs_context, sz);
+            assert_eq!(size_before_context, mem::size_of::<usize>());
+        });
+    }
+
+    #[test]
+    fn no_unchecked_operation_is_null() {
+        with_context(|_, extended| {
+            let words = mem::size_of::<ibv_context_ops>() / mem::size_of::<usize>();
+            // SAFETY: the table consists of optional function pointers, each the size of a word.
+            let table =
+                unsafe { slice::from_raw_parts((&raw const extended.context.ops).cast::<usize>(), words) };
+            assert!(table.iter().all(|&pointer| pointer != 0), "{table:x?}");
+        });
+    }
+
+    #[test]
+    fn what_is_not_there_names_the_refused_request() {
+        with_context(|_, extended| {
+            let mut wr = ibv_send_wr::default();
+            let mut bad = ptr::null_mut();
+            let post = extended.context.ops.post_send.expect("set for every context");
+            // SAFETY: the request and `bad` are live locals; the queue pair is not looked at.
+            let answer = unsafe { post(ptr::null_mut(), &mut wr, &mut bad) };
+            assert_eq!(answer, libc::EOPNOTSUPP);
+            assert_eq!(bad, &raw mut wr);
+        });
+    }
+}
