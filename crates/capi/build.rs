@@ -10,7 +10,6 @@ const REMEDY: &str =
     "the bindings need the verbs headers and libclang: apt-get install libibverbs-dev libclang-dev";
 
 fn main() -> ExitCode {
-    println!("cargo::rerun-if-changed={HEADER}");
     // bindgen panics when it cannot load libclang; the person building wants the package to install.
     let bindings = match panic::catch_unwind(generate) {
         Ok(Ok(bindings)) => bindings,
