@@ -1,0 +1,247 @@
+//! The user's side of a card: find it by name, map it, watch it.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crate::command::KernelId;
+use crate::handshake::{self, Refusal, Role};
+use crate::memory::{Memory, Span};
+use crate::name::CardName;
+use crate::os::mapping::{Mapping, is_sealed};
+use crate::os::socket::{self, Received};
+use crate::os::{OsError, futex};
+use crate::registers::{BAR0_BYTES, MAGIC, Registers, VERSION};
+
+/// Time between two looks for a card that is not there yet.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// Why a card cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// No card of this name serves this user.
+    #[error("no card {0} on this host")]
+    NotFound(CardName),
+    /// A process of another user has the card's address.
+    #[error("address of card {name} is held by user {uid}")]
+    Impostor {
+        /// The card asked for.
+        name: CardName,
+        /// The user who holds its address.
+        uid: u32,
+    },
+    /// The card was found and did not answer in time.
+    #[error("card {0} does not answer")]
+    NoAnswer(CardName),
+    /// The card ended while it was opened.
+    #[error("card {0} closed the connection")]
+    Closed(CardName),
+    /// The card said no.
+    #[error("card {name}: {refusal}")]
+    Refused {
+        /// The card asked for.
+        name: CardName,
+        /// Its reason.
+        refusal: Refusal,
+    },
+    /// The answer is not one of a card.
+    #[error("card {name}: {what}")]
+    Malformed {
+        /// The card asked for.
+        name: CardName,
+        /// What is wrong with its answer.
+        what: &'static str,
+    },
+    /// A system call failed.
+    #[error(transparent)]
+    Os(#[from] OsError),
+}
+
+/// A kernel that a card does not have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("card has no kernel {name:?}, it has: {}", available.join(", "))]
+pub struct NoSuchKernel {
+    /// The name asked for.
+    pub name: String,
+    /// The names that the card has.
+    pub available: Vec<String>,
+}
+
+/// An open card. Clones share one connection; the connection, and with it ownership, ends with the
+/// last of them.
+#[derive(Clone, Debug)]
+pub struct Card {
+    parts: Arc<Parts>,
+}
+
+#[derive(Debug)]
+struct Parts {
+    name: CardName,
+    registers: Registers,
+    memory: Memory,
+    bar0_fd: OwnedFd,
+    memory_fd: OwnedFd,
+    interrupt_fd: OwnedFd,
+    socket: OwnedFd,
+}
+
+impl Card {
+    /// Opens the card `name` of this user. Waits up to `patience` for a card that is just starting.
+    pub fn open(name: &CardName, patience: Duration) -> Result<Card, OpenError> {
+        Card::open_as(name, Role::User, patience)
+    }
+
+    /// Opens the card as its owner: it ends when this connection does. The card must have been
+    /// started with [`Lifetime::Owner`](crate::Lifetime::Owner) and have no owner yet.
+    pub fn open_as_owner(name: &CardName, patience: Duration) -> Result<Card, OpenError> {
+        Card::open_as(name, Role::Owner, patience)
+    }
+
+    fn open_as(name: &CardName, role: Role, patience: Duration) -> Result<Card, OpenError> {
+        let deadline = Instant::now() + patience;
+        let uid = socket::own_uid();
+        let address = name.address(uid);
+        let socket = loop {
+            if let Some(socket) = socket::connect(&address)? {
+                break socket;
+            }
+            if Instant::now() >= deadline {
+                return Err(OpenError::NotFound(name.clone()));
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        };
+        let served_by = socket::peer_uid(&socket)?;
+        if served_by != uid {
+            return Err(OpenError::Impostor { name: name.clone(), uid: served_by });
+        }
+        // If this fails the card has closed; then the receive below says so, or why.
+        socket::send(&socket, &handshake::request(role), &[]);
+        let left = deadline
+            .saturating_duration_since(Instant::now())
+            // A card that runs answers within this even on a busy machine.
+            .max(Duration::from_secs(1));
+        if !socket::poll_readable(&[socket.as_fd()], Some(left))?[0] {
+            return Err(OpenError::NoAnswer(name.clone()));
+        }
+        let (bytes, fds) = match socket::receive(&socket) {
+            Received::Message(bytes, fds) => (bytes, fds),
+            Received::Malformed => return Err(malformed(name, "answer has the wrong length")),
+            Received::Nothing => return Err(OpenError::NoAnswer(name.clone())),
+            Received::Closed => return Err(OpenError::Closed(name.clone())),
+        };
+        let memory_bytes = handshake::parse_answer(&bytes)
+            .map_err(|refusal| OpenError::Refused { name: name.clone(), refusal })?;
+        let [bar0_fd, memory_fd, interrupt_fd]: [OwnedFd; 3] =
+            fds.try_into().map_err(|_| malformed(name, "answer does not carry three descriptors"))?;
+        check_size(name, &bar0_fd, BAR0_BYTES as u64)?;
+        check_size(name, &memory_fd, memory_bytes)?;
+        let registers = Registers::new(Mapping::new(&bar0_fd, BAR0_BYTES)?);
+        if registers.magic().load(Ordering::Acquire) != MAGIC
+            || registers.version().load(Ordering::Relaxed) != VERSION
+        {
+            return Err(malformed(name, "registers are not those of a card"));
+        }
+        Ok(Card {
+            parts: Arc::new(Parts {
+                name: name.clone(),
+                registers,
+                memory: Memory::new(Mapping::new(&memory_fd, memory_bytes as usize)?),
+                bar0_fd,
+                memory_fd,
+                interrupt_fd,
+                socket,
+            }),
+        })
+    }
+
+    /// The card's name.
+    pub fn name(&self) -> &CardName {
+        &self.parts.name
+    }
+
+    /// BAR0.
+    pub fn registers(&self) -> &Registers {
+        &self.parts.registers
+    }
+
+    /// Card memory, mapped.
+    pub fn memory(&self) -> &Memory {
+        &self.parts.memory
+    }
+
+    /// Descriptor of card memory, which stands for the dma-buf of a real card: register ranges of
+    /// it with `ibv_reg_dmabuf_mr`. Byte `n` of the file is byte `n` of card memory.
+    pub fn memory_fd(&self) -> BorrowedFd<'_> {
+        self.parts.memory_fd.as_fd()
+    }
+
+    /// Descriptor of BAR0, to be registered like card memory for control from remote nodes.
+    pub fn bar0_fd(&self) -> BorrowedFd<'_> {
+        self.parts.bar0_fd.as_fd()
+    }
+
+    /// Descriptor that becomes readable at the next completion after
+    /// [`Ring::arm`](crate::Ring::arm).
+    pub fn interrupt_fd(&self) -> BorrowedFd<'_> {
+        self.parts.interrupt_fd.as_fd()
+    }
+
+    /// Descriptor that hangs up (`POLLHUP`, `POLLIN`) when the card ends or dies; the card sends
+    /// nothing on it. Poll it, never read it.
+    pub fn liveness_fd(&self) -> BorrowedFd<'_> {
+        self.parts.socket.as_fd()
+    }
+
+    /// False once the card has ended or died.
+    pub fn is_alive(&self) -> bool {
+        !socket::is_hung_up(&self.parts.socket)
+    }
+
+    /// Memory bank `index`, if the card has it.
+    pub fn bank(&self, index: u32) -> Option<Span> {
+        let count = self.registers().bank_count().load(Ordering::Relaxed);
+        let bytes = self.registers().bank_bytes().load(Ordering::Relaxed);
+        let span = Span::new(bytes.checked_mul(index.into())?, bytes);
+        (index < count && span.fits(self.memory().size())).then_some(span)
+    }
+
+    /// Number of the kernel `name`.
+    pub fn kernel(&self, name: &str) -> Result<KernelId, NoSuchKernel> {
+        let kernels = self.registers().kernels();
+        match kernels.iter().find(|(_, known)| known == name) {
+            Some((id, _)) => Ok(KernelId(*id)),
+            None => Err(NoSuchKernel {
+                name: name.to_owned(),
+                available: kernels.into_iter().map(|(_, known)| known).collect(),
+            }),
+        }
+    }
+
+    /// Tells the card to look at its rings.
+    pub(crate) fn ring_doorbell(&self) {
+        let registers = self.registers();
+        registers.doorbell().fetch_add(1, Ordering::SeqCst);
+        // The card announces its sleep first and looks at the doorbell afterwards, we do it the
+        // other way round: one of the two sees the other.
+        if registers.sleeping().load(Ordering::SeqCst) != 0 {
+            futex::wake_all(registers.doorbell());
+        }
+    }
+}
+
+fn malformed(name: &CardName, what: &'static str) -> OpenError {
+    OpenError::Malformed { name: name.clone(), what }
+}
+
+/// Makes sure that touching a mapping of `bytes` bytes can never raise SIGBUS.
+fn check_size(name: &CardName, fd: &OwnedFd, bytes: u64) -> Result<(), OpenError> {
+    let size = rustix::fs::fstat(fd).map(|stat| stat.st_size as u64);
+    if bytes == 0 || size != Ok(bytes) {
+        return Err(malformed(name, "memory has another size than announced"));
+    }
+    if !is_sealed(fd) {
+        return Err(malformed(name, "size of the memory is not sealed"));
+    }
+    Ok(())
+}

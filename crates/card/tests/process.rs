@@ -1,0 +1,410 @@
+//! A card in a process of its own: commands, sleep, death, owners, strangers.
+
+mod common;
+
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt as _;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use common::{ENDED, MEMORY, PATIENCE, Process, again};
+use millstream_card::command::{Cause, Descriptor, Fault, KernelId};
+use millstream_card::{
+    Card, Config, OpenError, Refusal, Ring, RingError, RingPlaces, ServeError, Span, kernel, serve,
+};
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+const INPUT: u64 = 64 << 10;
+const OUTPUT: u64 = 128 << 10;
+
+#[test]
+fn be_a_card() {
+    common::be_a_card();
+}
+
+fn descriptor(card: &Card, kernel: &str, args: u64, cookie: u64) -> Descriptor {
+    Descriptor {
+        kernel: card.kernel(kernel).unwrap(),
+        flags: 0,
+        args: Span::new(INPUT, args),
+        result: Span::new(OUTPUT + 8 * (cookie % 64), 8),
+        cookie,
+    }
+}
+
+fn open_ring(card: &Card, slots: u32) -> Ring {
+    Ring::open(card, RingPlaces::at(0, slots)).unwrap()
+}
+
+/// True if a descriptor becomes readable or hangs up within the time.
+fn is_ready(fd: impl std::os::fd::AsFd, within: Duration) -> bool {
+    let timeout = Timespec::try_from(within).unwrap();
+    let fd = fd.as_fd();
+    let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    rustix::event::poll(&mut polled, Some(&timeout)).unwrap() == 1
+}
+
+#[test]
+fn commands_run_in_order_and_slots_are_reused() {
+    let process = Process::start("order", "unbound");
+    let card = process.open();
+    assert_eq!(card.memory().size(), MEMORY);
+    assert_eq!(card.bank(0), Some(Span::new(0, MEMORY)));
+    assert_eq!(card.bank(1), None);
+    for word in 0..100u64 {
+        card.memory().write(INPUT + 8 * word, &word.to_le_bytes()).unwrap();
+    }
+    let mut ring = open_ring(&card, 4);
+    let mut next = 0;
+    for taken in 0..1000u64 {
+        while next < 1000 && ring.in_flight() < 4 {
+            let command = descriptor(&card, "sum", 8 * (next % 100), next);
+            assert_eq!(ring.submit(&command).unwrap(), next);
+            next += 1;
+        }
+        if next < 1000 {
+            let one_more = descriptor(&card, "sum", 0, 0);
+            assert!(matches!(ring.submit(&one_more), Err(RingError::Full(4))));
+        }
+        let completion = ring.wait(PATIENCE).unwrap();
+        assert_eq!((completion.index, completion.cookie), (taken, taken));
+        assert_eq!(completion.outcome, Ok(()));
+        assert_eq!(completion.tally.events, 1);
+        let sum = card.memory().read_array(OUTPUT + 8 * (taken % 64)).unwrap();
+        let words = taken % 100;
+        assert_eq!(u64::from_le_bytes(sum), words * words.saturating_sub(1) / 2);
+    }
+    assert!(matches!(ring.wait(Duration::from_millis(10)), Err(RingError::TimedOut(_))));
+    let registers = card.registers();
+    assert_eq!(registers.commands().load(Ordering::Relaxed), 1000);
+    assert_eq!(registers.events().load(Ordering::Relaxed), 1000);
+    assert_eq!(registers.failed_commands().load(Ordering::Relaxed), 0);
+    assert!(registers.doorbells().load(Ordering::Relaxed) >= 1000);
+    assert!(registers.interrupts().load(Ordering::Relaxed) >= 1000);
+}
+
+#[test]
+fn a_bad_command_fails_alone_and_names_its_cause() {
+    let process = Process::start("bad", "unbound");
+    let card = process.open();
+    let mut ring = open_ring(&card, 8);
+    let good = descriptor(&card, "sum", 8, 0);
+    let cases = [
+        (Descriptor { kernel: KernelId(99), ..good }, Fault::new(Cause::UnknownKernel, 99)),
+        (Descriptor { kernel: KernelId(0), ..good }, Fault::new(Cause::UnknownKernel, 0)),
+        (Descriptor { flags: 0x8000_0000, ..good }, Fault::new(Cause::UnknownFlags, 0x8000_0000)),
+        (
+            Descriptor { args: Span::new(MEMORY - 4, 8), ..good },
+            Fault::new(Cause::ArgsOutsideMemory, MEMORY - 4),
+        ),
+        (
+            Descriptor { args: Span::new(u64::MAX, u64::MAX), ..good },
+            Fault::new(Cause::ArgsOutsideMemory, u64::MAX),
+        ),
+        (
+            Descriptor { result: Span::new(MEMORY + 1, 0), ..good },
+            Fault::new(Cause::ResultOutsideMemory, MEMORY + 1),
+        ),
+        (
+            descriptor(&card, "broken", 0, 0),
+            Fault::new(Cause::KernelFailed, card.kernel("broken").unwrap().0.into()),
+        ),
+    ];
+    for (errors, (bad, fault)) in (1..).zip(cases) {
+        ring.submit(&bad).unwrap();
+        ring.submit(&good).unwrap();
+        assert_eq!(ring.wait(PATIENCE).unwrap().outcome, Err(fault));
+        assert_eq!(ring.wait(PATIENCE).unwrap().outcome, Ok(()));
+        let registers = card.registers();
+        assert_eq!(registers.error_cause().load(Ordering::Acquire), fault.cause.code());
+        assert_eq!(registers.error_detail().load(Ordering::Relaxed), fault.detail);
+        assert_eq!(registers.errors().load(Ordering::Relaxed), errors);
+        assert_eq!(registers.failed_commands().load(Ordering::Relaxed), errors);
+    }
+    let missing = card.kernel("cluster8").unwrap_err();
+    assert!(missing.available.contains(&"sum".to_owned()));
+}
+
+#[test]
+fn bad_rings_are_refused_and_the_next_ones_work() {
+    let process = Process::start("rings", "unbound");
+    let card = process.open();
+    let cases = [
+        (RingPlaces::at(0, 0), Cause::BadRingSlots),
+        (RingPlaces::at(0, 12), Cause::BadRingSlots),
+        (RingPlaces::at(0, 1 << 20), Cause::BadRingSlots),
+        (RingPlaces::at(32, 8), Cause::RingMisplaced),
+        (RingPlaces::at(MEMORY - 64, 1), Cause::RingMisplaced),
+        (RingPlaces::at(u64::MAX - 63, 8), Cause::RingMisplaced),
+        (RingPlaces { commands: 0, completions: 64, slots: 2 }, Cause::RingsOverlap),
+    ];
+    for (places, expected) in cases {
+        match Ring::open(&card, places) {
+            Err(RingError::Closed(cause)) => assert_eq!(cause, expected, "{places:?}"),
+            other => panic!("{places:?}: {other:?}"),
+        }
+        let mut ring = open_ring(&card, 8);
+        ring.submit(&descriptor(&card, "sum", 8, 5)).unwrap();
+        assert_eq!(ring.wait(PATIENCE).unwrap().cookie, 5);
+    }
+}
+
+#[test]
+fn a_producer_that_runs_away_closes_the_rings_only() {
+    let process = Process::start("overrun", "unbound");
+    let card = process.open();
+    let mut ring = open_ring(&card, 8);
+    card.registers().producer().store(9, Ordering::Release);
+    ring.submit(&descriptor(&card, "sum", 8, 0)).unwrap();
+    card.registers().producer().store(u64::MAX / 2, Ordering::Release);
+    let error = loop {
+        match ring.wait(PATIENCE) {
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, RingError::Closed(Cause::RingOverrun)));
+    drop(ring);
+    let mut ring = open_ring(&card, 8);
+    ring.submit(&descriptor(&card, "sum", 8, 1)).unwrap();
+    assert_eq!(ring.wait(PATIENCE).unwrap().cookie, 1);
+}
+
+#[test]
+fn opening_the_rings_again_ends_their_earlier_use() {
+    let process = Process::start("supersede", "unbound");
+    let (first, second) = (process.open(), process.open());
+    let mut early = open_ring(&first, 8);
+    let mut late = open_ring(&second, 8);
+    assert!(matches!(early.poll(), Err(RingError::Superseded)));
+    drop(early);
+    late.submit(&descriptor(&second, "sum", 8, 3)).unwrap();
+    assert_eq!(late.wait(PATIENCE).unwrap().cookie, 3);
+}
+
+#[test]
+fn a_killed_card_is_noticed_by_all_who_wait() {
+    let mut process = Process::start("killed", "unbound");
+    let card = process.open();
+    let mut ring = open_ring(&card, 8);
+    ring.submit(&descriptor(&card, "slow", 60_000, 0)).unwrap();
+    let liveness: OwnedFd = card.liveness_fd().try_clone_to_owned().unwrap();
+    let waiting = std::thread::spawn(move || {
+        let outcome = ring.wait(PATIENCE);
+        (outcome, Instant::now())
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(card.is_alive() && !waiting.is_finished());
+
+    let killed = Instant::now();
+    process.child.kill().unwrap();
+    assert!(is_ready(&liveness, PATIENCE));
+    assert!(killed.elapsed() < Duration::from_secs(1));
+    let (outcome, noticed) = waiting.join().unwrap();
+    assert!(matches!(outcome, Err(RingError::CardGone)), "{outcome:?}");
+    assert!(noticed - killed < Duration::from_secs(1));
+    assert!(!card.is_alive());
+
+    // Memory and registers stay mapped, new work is never answered, nothing hangs.
+    let error = Ring::open(&card, RingPlaces::at(0, 8)).unwrap_err();
+    assert!(matches!(error, RingError::CardGone), "{error:?}");
+    process.child.wait().unwrap();
+    let error = Card::open(&process.name, Duration::ZERO).unwrap_err();
+    assert!(matches!(error, OpenError::NotFound(_)), "{error}");
+}
+
+#[test]
+fn an_idle_card_sleeps_and_its_heart_beats() {
+    let process = Process::start("idle", "unbound");
+    let card = process.open();
+    let mut ring = open_ring(&card, 8);
+    ring.submit(&descriptor(&card, "sum", 8, 0)).unwrap();
+    ring.wait(PATIENCE).unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+
+    let beats = || card.registers().heartbeat().load(Ordering::Relaxed);
+    let (cpu_before, beats_before) = (process.cpu_time(), beats());
+    std::thread::sleep(Duration::from_secs(2));
+    let cpu = process.cpu_time() - cpu_before;
+    let beaten = beats() - beats_before;
+    // Two seconds with a clock tick of 10 ms: 1 % is two ticks.
+    assert!(cpu <= Duration::from_millis(20), "idle card used {cpu:?}");
+    assert!((5..=40).contains(&beaten), "{beaten} beats in 2 s");
+
+    // It wakes at once for the next command, long before its next heartbeat is due.
+    let mut round_trips: Vec<Duration> = (0..20)
+        .map(|_| {
+            std::thread::sleep(Duration::from_millis(2));
+            let started = Instant::now();
+            ring.submit(&descriptor(&card, "sum", 8, 0)).unwrap();
+            ring.wait(PATIENCE).unwrap();
+            started.elapsed()
+        })
+        .collect();
+    round_trips.sort();
+    assert!(round_trips[10] < Duration::from_millis(20), "{round_trips:?}");
+}
+
+#[test]
+fn an_armed_interrupt_makes_the_descriptor_readable_once() {
+    let process = Process::start("interrupt", "unbound");
+    let card = process.open();
+    let mut ring = open_ring(&card, 8);
+    let now = Duration::ZERO;
+    ring.submit(&descriptor(&card, "sum", 8, 0)).unwrap();
+    ring.wait(PATIENCE).unwrap();
+    assert!(!is_ready(card.interrupt_fd(), now), "not armed");
+
+    ring.arm();
+    assert!(ring.poll().unwrap().is_none());
+    assert!(!is_ready(card.interrupt_fd(), now), "nothing completed");
+    ring.submit(&descriptor(&card, "slow", 5, 1)).unwrap();
+    assert!(is_ready(card.interrupt_fd(), PATIENCE));
+    assert_eq!(ring.wait(PATIENCE).unwrap().cookie, 1);
+
+    ring.arm();
+    assert!(!is_ready(card.interrupt_fd(), now), "arming clears");
+}
+
+#[test]
+fn a_card_ends_with_its_owner() {
+    let mut process = Process::start("owner", "owner");
+    let owner = Card::open_as_owner(&process.name, PATIENCE).unwrap();
+    let user = process.open();
+    match Card::open_as_owner(&process.name, PATIENCE) {
+        Err(OpenError::Refused { refusal, .. }) => assert_eq!(refusal, Refusal::NotForOwning),
+        other => panic!("{other:?}"),
+    }
+    // Even in the middle of a command.
+    let mut ring = open_ring(&user, 8);
+    ring.submit(&descriptor(&user, "slow", 60_000, 0)).unwrap();
+    std::thread::sleep(Duration::from_millis(700));
+    assert!(user.is_alive(), "an owned card outlives the time to claim it");
+    drop(owner);
+    assert_eq!(process.ended().code(), Some(ENDED));
+    assert!(!user.is_alive());
+    match ring.wait(PATIENCE) {
+        Ok(last) => assert_eq!(last.outcome, Err(Fault::new(Cause::Interrupted, 0))),
+        Err(error) => panic!("{error}"),
+    }
+    assert!(matches!(ring.wait(PATIENCE), Err(RingError::CardGone)));
+}
+
+#[test]
+fn a_card_that_nobody_claims_ends() {
+    let mut process = Process::start("unclaimed", "owner");
+    drop(process.open());
+    assert_eq!(process.ended().code(), Some(ENDED));
+}
+
+#[test]
+fn a_card_ends_with_its_launcher() {
+    let mut process = Process::start("launcher", "launcher");
+    let card = process.open();
+    match Card::open_as_owner(&process.name, PATIENCE) {
+        Err(OpenError::Refused { refusal, .. }) => assert_eq!(refusal, Refusal::NotForOwning),
+        other => panic!("{other:?}"),
+    }
+    drop(process.child.stdin.take());
+    assert_eq!(process.ended().code(), Some(ENDED));
+    assert!(!card.is_alive());
+}
+
+#[test]
+fn a_name_is_served_once_and_a_bad_size_is_refused() {
+    let process = Process::start("name", "unbound");
+    process.open();
+    let config = Config::new(process.name.clone(), MEMORY, kernel::Registry::empty());
+    match serve(config) {
+        Err(ServeError::NameTaken(name)) => assert_eq!(name, process.name),
+        other => panic!("{other:?}"),
+    }
+    for (bank_bytes, bank_count) in [(0, 1), (4096, 0), (5000, 1), (1 << 62, 4)] {
+        let name = format!("test-{}-size", std::process::id()).parse().unwrap();
+        let mut config = Config::new(name, bank_bytes, kernel::Registry::empty());
+        config.bank_count = bank_count;
+        assert!(matches!(serve(config), Err(ServeError::BankSize { .. })));
+    }
+}
+
+/// Environment of a test binary that is to try a card as a stranger: the card's address.
+const BE_A_STRANGER: &str = "MILLSTREAM_TEST_STRANGER";
+
+/// Exit status of a stranger who was refused.
+const REFUSED: i32 = 3;
+
+#[test]
+fn be_a_stranger() {
+    let Ok(address) = std::env::var(BE_A_STRANGER) else {
+        return;
+    };
+    use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketType};
+    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    let address = SocketAddrUnix::new_abstract_name(address.as_bytes()).unwrap();
+    rustix::net::connect(&socket, &address).unwrap();
+    let mut answer = [0u8; 64];
+    let (len, _) = rustix::net::recv(&socket, &mut answer, RecvFlags::empty()).unwrap();
+    assert_eq!(len, 32);
+    assert_eq!(answer[12..16], 1u32.to_le_bytes(), "refused as another user");
+    assert_eq!(answer[16..24], [0; 8], "and told nothing");
+    let (len, _) = rustix::net::recv(&socket, &mut answer, RecvFlags::empty()).unwrap();
+    assert_eq!(len, 0, "and disconnected");
+    std::process::exit(REFUSED);
+}
+
+#[test]
+fn another_user_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        // Only root can become somebody else; the check itself is the same for everybody.
+        eprintln!("skipped: needs root to act as another user");
+        return;
+    }
+    let process = Process::start("stranger", "unbound");
+    let card = process.open();
+    let stranger = again("be_a_stranger")
+        .env(BE_A_STRANGER, process.name.address(0))
+        .uid(65534)
+        .gid(65534)
+        .status()
+        .unwrap();
+    assert_eq!(stranger.code(), Some(REFUSED));
+    assert!(card.is_alive());
+    process.open();
+}
+
+#[test]
+fn a_user_that_scribbles_over_all_registers_harms_only_itself() {
+    let process = Process::start("scribble", "unbound");
+    let card = process.open();
+    let mut state = 1u64;
+    let mut random = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state >> 11
+    };
+    for _ in 0..20_000 {
+        let offset = 8 * (random() % 64) as usize;
+        // Small values too: those are the ones that look like a configuration.
+        let value = random() >> (random() % 64);
+        // SAFETY: inside BAR0, aligned; atomic as all accesses to registers are.
+        let word =
+            unsafe { std::sync::atomic::AtomicU64::from_ptr(card.registers().as_ptr().add(offset).cast()) };
+        word.store(value, Ordering::Relaxed);
+    }
+    assert!(card.is_alive());
+    // What the user broke it has to set right again; the card then serves as ever.
+    let registers = card.registers();
+    registers.interrupt_waiters().store(0, Ordering::Relaxed);
+    let mut ring = open_ring(&card, 8);
+    let sum = KernelId(1);
+    let kernels = millstream_card::kernel::Registry::builtin().names().count() as u32;
+    ring.submit(&Descriptor {
+        kernel: KernelId(kernels + sum.0),
+        flags: 0,
+        args: Span::new(INPUT, 8),
+        result: Span::new(OUTPUT, 8),
+        cookie: 77,
+    })
+    .unwrap();
+    let completion = ring.wait(PATIENCE).unwrap();
+    assert_eq!((completion.cookie, completion.outcome), (77, Ok(())));
+}
