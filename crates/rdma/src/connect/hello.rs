@@ -1,0 +1,245 @@
+//! What two ends tell each other before they connect.
+//!
+//! ```text
+//!  0               4       6       8              12              16
+//! +---------------+-------+-------+---------------+---------------+
+//! | magic "MsRC"  |version|  LID  | queue pair    | first PSN     |
+//! +---------------+-------+-------+---------------+---------------+
+//! | GID                                                           |
+//! +-------+-------+---------------+---------------+---------------+
+//! |mtu|rds|       reserved 0      | bytes of extra| CRC-32        |
+//! +-------+-------+---------------+---------------+---------------+
+//! | extra: whatever the two programs agree on …
+//! ```
+//!
+//! All numbers are big-endian; `mtu` is the code of the specification (1: 256 B … 5: 4096 B), `rds` the number of READs
+//! accepted at a time. The CRC (IEEE 802.3) covers the header with its own field zero, and the extra bytes.
+#![forbid(unsafe_code)]
+
+use sideway::ibverbs::device_context::Mtu;
+
+use crate::queue::Qpn;
+
+const MAGIC: [u8; 4] = *b"MsRC";
+const VERSION: u16 = 1;
+/// The size of the fixed part in bytes.
+pub(super) const HEADER_LEN: usize = 48;
+/// The most bytes that can be sent along with a [`Hello`].
+pub const MAX_EXTRA: usize = 64 * 1024;
+const CRC: std::ops::Range<usize> = 44..48;
+/// Queue pair numbers and packet sequence numbers have 24 bits.
+const BITS_24: u32 = 0x00ff_ffff;
+
+/// What one end tells the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hello {
+    /// Its queue pair.
+    pub qpn: Qpn,
+    /// The sequence number of the first packet that it sends, 24 bits.
+    pub psn: u32,
+    /// Its address.
+    pub gid: [u8; 16],
+    /// Its local identifier on an InfiniBand subnet, else 0.
+    pub lid: u16,
+    /// The largest packet payload of its port.
+    pub mtu: Mtu,
+    /// The READs that it accepts at a time.
+    pub reads: u8,
+}
+
+/// What the other end sent does not make sense.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HelloError {
+    /// Not a Millstream program.
+    #[error("is not a Millstream program: it sent magic {found:02x?} instead of {MAGIC:02x?}")]
+    Magic {
+        /// What came.
+        found: [u8; 4],
+    },
+    /// Another version of the protocol.
+    #[error("speaks version {found} of the connection protocol, this program version {VERSION}")]
+    Version {
+        /// What came.
+        found: u16,
+    },
+    /// Damaged on the way, or not what it says it is.
+    #[error("sent a connection record with CRC {found:#010x} instead of {expected:#010x}")]
+    Crc {
+        /// What came.
+        found: u32,
+        /// What the bytes amount to.
+        expected: u32,
+    },
+    /// A field has a value that it cannot have.
+    #[error("sent a connection record with {field} = {value:#x}, which must be {must}")]
+    Field {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: u32,
+        /// What it must be.
+        must: &'static str,
+    },
+}
+
+impl Hello {
+    /// The encoded form.
+    ///
+    /// # Panics
+    /// If `extra` has more than [`MAX_EXTRA`] bytes.
+    pub fn encode(&self, extra: &[u8]) -> Vec<u8> {
+        assert!(extra.len() <= MAX_EXTRA, "{} extra bytes are more than {MAX_EXTRA}", extra.len());
+        let mut bytes = Vec::with_capacity(HEADER_LEN + extra.len());
+        bytes.extend_from_slice(&MAGIC);
+        bytes.extend_from_slice(&VERSION.to_be_bytes());
+        bytes.extend_from_slice(&self.lid.to_be_bytes());
+        bytes.extend_from_slice(&self.qpn.0.to_be_bytes());
+        bytes.extend_from_slice(&self.psn.to_be_bytes());
+        bytes.extend_from_slice(&self.gid);
+        bytes.extend_from_slice(&[self.mtu as u8, self.reads]);
+        bytes.extend_from_slice(&[0; 6]);
+        bytes.extend_from_slice(&(extra.len() as u32).to_be_bytes());
+        bytes.extend_from_slice(&[0; 4]);
+        bytes.extend_from_slice(extra);
+        let crc = crc32fast::hash(&bytes);
+        bytes[CRC].copy_from_slice(&crc.to_be_bytes());
+        bytes
+    }
+
+    /// The number of extra bytes that follow a header, as soon as the header is there.
+    ///
+    /// # Errors
+    /// [`HelloError`] if this is not such a header; the CRC is checked by [`Hello::decode`].
+    pub(super) fn extra_len(header: &[u8; HEADER_LEN]) -> Result<usize, HelloError> {
+        let [m0, m1, m2, m3, v0, v1, ..] = *header;
+        if [m0, m1, m2, m3] != MAGIC {
+            return Err(HelloError::Magic { found: [m0, m1, m2, m3] });
+        }
+        let version = u16::from_be_bytes([v0, v1]);
+        if version != VERSION {
+            return Err(HelloError::Version { found: version });
+        }
+        let extra = number(header, 40);
+        match usize::try_from(extra) {
+            Ok(extra) if extra <= MAX_EXTRA => Ok(extra),
+            _ => Err(HelloError::Field { field: "bytes of extra", value: extra, must: "at most 65536" }),
+        }
+    }
+
+    /// Reads the encoded form.
+    ///
+    /// # Errors
+    /// [`HelloError`] if any of it is not as it must be.
+    pub(super) fn decode(header: &[u8; HEADER_LEN], extra: &[u8]) -> Result<Hello, HelloError> {
+        Hello::extra_len(header)?;
+        let mut unsigned = *header;
+        unsigned[CRC].fill(0);
+        let mut crc = crc32fast::Hasher::new();
+        crc.update(&unsigned);
+        crc.update(extra);
+        let (expected, found) = (crc.finalize(), number(header, CRC.start));
+        if found != expected {
+            return Err(HelloError::Crc { found, expected });
+        }
+        let field = |field, value: u32, ok: bool, must| match ok {
+            true => Ok(value),
+            false => Err(HelloError::Field { field, value, must }),
+        };
+        let (qpn, psn) = (number(header, 8), number(header, 12));
+        let mtu = match header[32] {
+            1 => Mtu::Mtu256,
+            2 => Mtu::Mtu512,
+            3 => Mtu::Mtu1024,
+            4 => Mtu::Mtu2048,
+            5 => Mtu::Mtu4096,
+            other => return Err(HelloError::Field { field: "mtu", value: other.into(), must: "1 to 5" }),
+        };
+        field(
+            "reserved",
+            u32::from(header[34..40].iter().any(|byte| *byte != 0)),
+            header[34..40] == [0; 6],
+            "0",
+        )?;
+        let mut gid = [0; 16];
+        gid.copy_from_slice(&header[16..32]);
+        Ok(Hello {
+            qpn: Qpn(field("queue pair", qpn, qpn <= BITS_24, "of 24 bits")?),
+            psn: field("first PSN", psn, psn <= BITS_24, "of 24 bits")?,
+            gid,
+            lid: u16::from_be_bytes([header[6], header[7]]),
+            mtu,
+            reads: header[33],
+        })
+    }
+}
+
+fn number(header: &[u8; HEADER_LEN], at: usize) -> u32 {
+    u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn hello() -> impl Strategy<Value = Hello> {
+        let mtu =
+            prop::sample::select(vec![Mtu::Mtu256, Mtu::Mtu512, Mtu::Mtu1024, Mtu::Mtu2048, Mtu::Mtu4096]);
+        (0..=BITS_24, 0..=BITS_24, any::<[u8; 16]>(), any::<u16>(), mtu, any::<u8>())
+            .prop_map(|(qpn, psn, gid, lid, mtu, reads)| Hello { qpn: Qpn(qpn), psn, gid, lid, mtu, reads })
+    }
+
+    fn split(bytes: &[u8]) -> (&[u8; HEADER_LEN], &[u8]) {
+        bytes.split_first_chunk().unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_encoded_is_decoded(hello in hello(), extra in prop::collection::vec(any::<u8>(), 0..200)) {
+            let bytes = hello.encode(&extra);
+            let (header, rest) = split(&bytes);
+            prop_assert_eq!(Hello::extra_len(header).unwrap(), extra.len());
+            prop_assert_eq!(rest, &extra[..]);
+            prop_assert_eq!(Hello::decode(header, rest).unwrap(), hello);
+        }
+
+        #[test]
+        fn any_damaged_bit_is_noticed(
+            hello in hello(),
+            extra in prop::collection::vec(any::<u8>(), 0..50),
+            bit: prop::sample::Index,
+        ) {
+            let mut bytes = hello.encode(&extra);
+            let bit = bit.index(bytes.len() * 8);
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let (header, rest) = split(&bytes);
+            prop_assert!(Hello::decode(header, rest).is_err());
+        }
+
+        #[test]
+        fn arbitrary_bytes_are_refused_without_panic(header: [u8; HEADER_LEN]) {
+            prop_assert!(Hello::decode(&header, &[]).is_err());
+        }
+    }
+
+    #[test]
+    fn an_error_names_the_field_and_its_value() {
+        let hello = Hello { qpn: Qpn(1), psn: 2, gid: [3; 16], lid: 4, mtu: Mtu::Mtu1024, reads: 5 };
+        let with = |at: usize, value: u8| {
+            let mut bytes = hello.encode(&[]);
+            bytes[at] = value;
+            bytes[CRC].fill(0);
+            let crc = crc32fast::hash(&bytes);
+            bytes[CRC].copy_from_slice(&crc.to_be_bytes());
+            Hello::decode(split(&bytes).0, &[]).unwrap_err()
+        };
+        assert_eq!(with(0, b'G'), HelloError::Magic { found: *b"GsRC" });
+        assert_eq!(with(5, 9), HelloError::Version { found: 9 });
+        assert!(matches!(with(8, 1), HelloError::Field { field: "queue pair", value: 0x0100_0001, .. }));
+        assert!(matches!(with(12, 1), HelloError::Field { field: "first PSN", .. }));
+        assert!(matches!(with(32, 6), HelloError::Field { field: "mtu", value: 6, .. }));
+        assert!(matches!(with(39, 1), HelloError::Field { field: "reserved", .. }));
+        assert!(matches!(with(40, 1), HelloError::Field { field: "bytes of extra", value: 0x0100_0000, .. }));
+    }
+}

@@ -1,0 +1,284 @@
+//! A queue pair on its way to be connected.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io;
+use std::net::TcpStream;
+
+use sideway::ibverbs::address::{AddressHandleAttribute, Gid};
+use sideway::ibverbs::device_context::LinkLayer;
+use sideway::ibverbs::queue_pair::{
+    CreateQueuePairErrorKind, ModifyQueuePairError, QueuePair as _, QueuePairAttribute, QueuePairState,
+};
+
+use super::error::{ConnectError, ConnectErrorKind};
+use super::hello::{HEADER_LEN, Hello, MAX_EXTRA};
+use super::options::RcOptions;
+use super::tcp::{read_exact, write_all};
+use crate::deadline::Deadline;
+use crate::device::Device;
+use crate::error::os_error;
+use crate::memory::Sge;
+use crate::queue::{CompletionQueue, PostError, Qpn, QueueError, QueuePair, RecvList, WrId, in_range};
+
+/// Says that this end is ready to receive.
+const READY: u8 = 0x52;
+/// Routers that a packet may pass.
+const HOP_LIMIT: u8 = 64;
+
+/// A queue pair in state INIT: receives can be posted, nothing can be sent or received yet.
+#[derive(Debug)]
+pub struct Prepared {
+    pair: QueuePair,
+    device: Device,
+    options: RcOptions,
+    psn: u32,
+}
+
+/// A connection, and what the peer sent along.
+#[derive(Debug)]
+pub struct Connected {
+    /// The connection.
+    pub pair: QueuePair,
+    /// The peer's extra bytes.
+    pub extra: Vec<u8>,
+}
+
+impl Prepared {
+    /// A new queue pair. `send` and `recv` may be the same completion queue; it must hold as many completions as can be
+    /// outstanding on all queue pairs that use it.
+    ///
+    /// # Errors
+    /// [`QueueError`] if an option is beyond the device's limit, or the device refuses.
+    pub fn new(
+        device: &Device,
+        send: &CompletionQueue,
+        recv: &CompletionQueue,
+        options: &RcOptions,
+    ) -> Result<Prepared, QueueError> {
+        let limits = device.limits();
+        in_range(device, "send_depth", options.send_depth, limits.queue_depth)?;
+        in_range(device, "recv_depth", options.recv_depth, limits.queue_depth)?;
+        in_range(device, "send_sges", options.send_sges, limits.sges)?;
+        in_range(device, "recv_sges", options.recv_sges, limits.sges)?;
+        // These two are 3-bit fields in which 0 has a meaning.
+        in_range(device, "retries + 1", u32::from(options.retries) + 1, 8)?;
+        in_range(device, "rnr_retries + 1", u32::from(options.rnr_retries) + 1, 8)?;
+
+        let mut builder = device.domain().create_qp_builder();
+        builder
+            .setup_send_cq(send.shared())
+            .setup_recv_cq(recv.shared())
+            .setup_max_send_wr(options.send_depth)
+            .setup_max_recv_wr(options.recv_depth)
+            .setup_max_send_sge(options.send_sges)
+            .setup_max_recv_sge(options.recv_sges)
+            .setup_max_inline_data(options.max_inline);
+        let owner = builder.build().map_err(|error| QueueError::Call {
+            device: device.name().to_owned(),
+            what: format!("create a queue pair with {options:?}"),
+            cause: os_error!(error.0, CreateQueuePairErrorKind::Ibverbs),
+        })?;
+        let mut pair = QueuePair::new(owner, options.max_inline);
+        let mut init = QueuePairAttribute::new();
+        init.setup_state(QueuePairState::Init)
+            .setup_pkey_index(0)
+            .setup_port(device.port())
+            .setup_access_flags(options.access.flags());
+        pair.owner_mut().modify(&init).map_err(|error| QueueError::Call {
+            device: device.name().to_owned(),
+            what: "bring a queue pair to INIT".to_owned(),
+            cause: io::Error::other(error),
+        })?;
+        Ok(Prepared { pair, device: device.clone(), options: *options, psn: random_24_bits() })
+    }
+
+    /// Its number.
+    pub fn number(&self) -> Qpn {
+        self.pair.number()
+    }
+
+    /// Posts a receive; see [`QueuePair::post_recv`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn post_recv(&self, to: &[Sge], wr_id: WrId) -> Result<(), PostError> {
+        self.pair.post_recv(to, wr_id)
+    }
+
+    /// Posts all receives of a list; see [`QueuePair::post_recv_list`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn post_recv_list(&self, list: &mut RecvList) -> Result<(), PostError> {
+        self.pair.post_recv_list(list)
+    }
+
+    /// Connects with the party at the other end of `stream`, which does the same at the same time.
+    ///
+    /// `extra` is handed to the other party and its own is returned, at most [`MAX_EXTRA`] bytes. When this returns, both
+    /// ends can send and receive. The stream's time-outs are reset to none.
+    ///
+    /// # Errors
+    /// [`ConnectError`] names the peer: not there in time, gone, not this program, or not reachable by the device.
+    pub fn connect(
+        mut self,
+        stream: &mut TcpStream,
+        extra: &[u8],
+        deadline: Deadline,
+    ) -> Result<Connected, ConnectError> {
+        let peer =
+            stream.peer_addr().map_or_else(|_| "(unconnected)".to_owned(), |address| address.to_string());
+        if extra.len() > MAX_EXTRA {
+            let cause = io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("{} extra bytes are more than {MAX_EXTRA}", extra.len()),
+            );
+            return Err(ConnectError::stream(&peer, "sending the connection record", cause));
+        }
+        let mine = Hello {
+            qpn: self.pair.number(),
+            psn: self.psn,
+            gid: self.device.address().gid.octets(),
+            lid: self.device.lid(),
+            mtu: self.device.mtu(),
+            reads: self.options.reads.min(self.device.limits().reads_as_target),
+        };
+        write_all(stream, &mine.encode(extra), deadline)
+            .map_err(|cause| ConnectError::stream(&peer, "sending the connection record", cause))?;
+        let (theirs, extra) = receive_hello(stream, &peer, deadline)?;
+        self.ready_to_receive(&theirs).map_err(|error| transition(&peer, "RTR", error))?;
+        self.ready_to_send(&theirs).map_err(|error| transition(&peer, "RTS", error))?;
+
+        write_all(stream, &[READY], deadline)
+            .map_err(|cause| ConnectError::stream(&peer, "confirming the connection", cause))?;
+        let mut ready = [0];
+        read_exact(stream, &mut ready, deadline)
+            .map_err(|cause| ConnectError::stream(&peer, "waiting for the confirmation", cause))?;
+        if ready != [READY] {
+            let kind = ConnectErrorKind::NotReady { found: ready[0], expected: READY };
+            return Err(ConnectError::new(&peer, kind));
+        }
+        stream
+            .set_read_timeout(None)
+            .and_then(|()| stream.set_write_timeout(None))
+            .map_err(|cause| ConnectError::stream(&peer, "resetting the time-outs", cause))?;
+        self.pair.set_peer(peer);
+        Ok(Connected { pair: self.pair, extra })
+    }
+
+    fn ready_to_receive(&mut self, theirs: &Hello) -> Result<(), ModifyQueuePairError> {
+        let device = &self.device;
+        let mut route = AddressHandleAttribute::new();
+        route.setup_port(device.port()).setup_dest_lid(theirs.lid);
+        // Within an InfiniBand subnet the local identifier is enough; everywhere else the global address is needed.
+        if device.link_layer() == LinkLayer::Ethernet || theirs.lid == 0 {
+            route.setup_grh(&Gid { raw: theirs.gid }, 0, device.address().index, HOP_LIMIT, 0);
+        }
+        let mut attributes = QueuePairAttribute::new();
+        attributes
+            .setup_state(QueuePairState::ReadyToReceive)
+            .setup_path_mtu(device.mtu().min(theirs.mtu))
+            .setup_dest_qp_num(theirs.qpn.0)
+            .setup_rq_psn(theirs.psn)
+            .setup_max_dest_read_atomic(self.options.reads.min(device.limits().reads_as_target))
+            .setup_min_rnr_timer(self.options.rnr_timer.code())
+            .setup_address_vector(&route);
+        self.pair.owner_mut().modify(&attributes)
+    }
+
+    fn ready_to_send(&mut self, theirs: &Hello) -> Result<(), ModifyQueuePairError> {
+        let mut attributes = QueuePairAttribute::new();
+        attributes
+            .setup_state(QueuePairState::ReadyToSend)
+            .setup_sq_psn(self.psn)
+            .setup_timeout(self.options.ack_timeout.exponent())
+            .setup_retry_cnt(self.options.retries)
+            .setup_rnr_retry(self.options.rnr_retries)
+            .setup_max_read_atomic(
+                theirs.reads.min(self.options.reads).min(self.device.limits().reads_as_initiator),
+            );
+        self.pair.owner_mut().modify(&attributes)
+    }
+}
+
+fn receive_hello(
+    stream: &mut TcpStream,
+    peer: &str,
+    deadline: Deadline,
+) -> Result<(Hello, Vec<u8>), ConnectError> {
+    let failed = |cause| ConnectError::stream(peer, "waiting for the connection record", cause);
+    let mistaken = |error| ConnectError::new(peer, ConnectErrorKind::Hello(error));
+    let mut header = [0; HEADER_LEN];
+    read_exact(stream, &mut header, deadline).map_err(failed)?;
+    let mut extra = vec![0; Hello::extra_len(&header).map_err(mistaken)?];
+    read_exact(stream, &mut extra, deadline).map_err(failed)?;
+    let hello = Hello::decode(&header, &extra).map_err(mistaken)?;
+    Ok((hello, extra))
+}
+
+fn transition(peer: &str, state: &'static str, error: ModifyQueuePairError) -> ConnectError {
+    ConnectError::new(peer, ConnectErrorKind::Transition { state, cause: describe(&error) })
+}
+
+/// The error with its causes: the outer one alone only says that it failed.
+fn describe(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        text = format!("{text}: {inner}");
+        cause = inner.source();
+    }
+    text
+}
+
+/// Unpredictable, so that packets of an earlier connection are not taken for this one's; the standard library's hash keys
+/// come from the operating system.
+fn random_24_bits() -> u32 {
+    (RandomState::new().build_hasher().finish() & 0x00ff_ffff) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::connect::{HelloError, dial, listen};
+    use std::io::Write;
+    use std::time::Duration;
+
+    #[test]
+    fn a_stranger_is_named_and_refused() {
+        let listener = listen("127.0.0.1:0").unwrap();
+        let deadline = Deadline::after(Duration::from_secs(10));
+        let mut stranger = dial(&listener.address().to_string(), deadline).unwrap();
+        let (mut stream, address) = listener.accept(deadline).unwrap();
+        stranger.write_all(b"GET / HTTP/1.1\r\nHost: example\r\nAccept: text/html\r\n\r\n").unwrap();
+        let error = receive_hello(&mut stream, &address.to_string(), deadline).unwrap_err();
+        assert!(
+            matches!(error.kind, ConnectErrorKind::Hello(HelloError::Magic { found }) if &found == b"GET ")
+        );
+        assert!(
+            error.to_string().starts_with(&format!("peer {address}: is not a Millstream program")),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_peer_that_goes_or_stays_silent_does_not_hold_us() {
+        let listener = listen("127.0.0.1:0").unwrap();
+        let far = Deadline::after(Duration::from_secs(10));
+        let silent = dial(&listener.address().to_string(), far).unwrap();
+        let (mut stream, _) = listener.accept(far).unwrap();
+        let soon = Deadline::after(Duration::from_millis(30));
+        let error = receive_hello(&mut stream, "it", soon).unwrap_err();
+        assert!(matches!(error.kind, ConnectErrorKind::TimedOut { .. }), "{error}");
+        drop(silent);
+        let error = receive_hello(&mut stream, "it", far).unwrap_err();
+        assert!(matches!(error.kind, ConnectErrorKind::Closed { .. }), "{error}");
+    }
+
+    #[test]
+    fn sequence_numbers_are_of_24_bits_and_differ() {
+        let drawn: std::collections::HashSet<u32> = (0..64).map(|_| random_24_bits()).collect();
+        assert!(drawn.len() > 32);
+        assert!(drawn.iter().all(|psn| *psn <= 0x00ff_ffff));
+    }
+}

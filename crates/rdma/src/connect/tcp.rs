@@ -1,0 +1,236 @@
+//! TCP streams with a deadline for every step.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+use super::error::{ConnectError, ConnectErrorKind};
+use crate::deadline::Deadline;
+
+/// Between two attempts to reach a party that does not listen yet.
+const RETRY: Duration = Duration::from_millis(20);
+/// The operating system has no "no time-out" other than none at all; this is as good.
+const VERY_LONG: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// Listens for other parties.
+#[derive(Debug)]
+pub struct Listener {
+    listener: TcpListener,
+    address: SocketAddr,
+}
+
+/// Listens on `address`, for example `127.0.0.1:0` or `[::]:7471`; port 0 takes any free one.
+///
+/// # Errors
+/// [`ConnectError`] names the address: not one, in use, or not of this host.
+pub fn listen(address: &str) -> Result<Listener, ConnectError> {
+    let failed = |cause| ConnectError::new(address, ConnectErrorKind::Listen { cause });
+    let listener = TcpListener::bind(&resolve(address)?[..]).map_err(failed)?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    Ok(Listener { listener, address })
+}
+
+impl Listener {
+    /// The address, with the port that was taken.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Waits for the next party.
+    ///
+    /// # Errors
+    /// [`ConnectError`] if nobody came before the deadline.
+    pub fn accept(&self, deadline: Deadline) -> Result<(TcpStream, SocketAddr), ConnectError> {
+        const DOING: &str = "waiting for a party to connect";
+        let failed = |cause| ConnectError::stream(self.address, DOING, cause);
+        loop {
+            match self.listener.accept() {
+                Ok((stream, peer)) => {
+                    stream.set_nonblocking(false).map_err(failed)?;
+                    stream.set_nodelay(true).map_err(failed)?;
+                    return Ok((stream, peer));
+                }
+                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => {
+                    wait_readable(self.as_fd(), deadline).map_err(failed)?;
+                }
+                // The party was gone before it was accepted.
+                Err(cause) if cause.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
+                Err(cause) => return Err(failed(cause)),
+            }
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+/// Connects to `address`, for example `node7:7471`, and tries again while nobody listens there yet.
+///
+/// # Errors
+/// [`ConnectError`] if the address is not one, or could not be reached before the deadline.
+pub fn dial(address: &str, deadline: Deadline) -> Result<TcpStream, ConnectError> {
+    const DOING: &str = "waiting for it to listen";
+    let addresses = resolve(address)?;
+    loop {
+        let mut last = None;
+        for each in &addresses {
+            let left = deadline.remaining().unwrap_or(VERY_LONG);
+            if left.is_zero() {
+                return Err(ConnectError::new(address, ConnectErrorKind::TimedOut { doing: DOING }));
+            }
+            match TcpStream::connect_timeout(each, left) {
+                Ok(stream) => {
+                    stream
+                        .set_nodelay(true)
+                        .map_err(|cause| ConnectError::stream(address, "setting it up", cause))?;
+                    return Ok(stream);
+                }
+                Err(cause) => last = Some(cause),
+            }
+        }
+        match last {
+            Some(cause) if cause.kind() == io::ErrorKind::ConnectionRefused => {
+                std::thread::sleep(deadline.remaining().unwrap_or(RETRY).min(RETRY));
+            }
+            Some(cause) => return Err(ConnectError::stream(address, DOING, cause)),
+            None => {}
+        }
+    }
+}
+
+fn resolve(address: &str) -> Result<Vec<SocketAddr>, ConnectError> {
+    let failed = |cause| ConnectError::new(address, ConnectErrorKind::Address { cause });
+    let addresses: Vec<SocketAddr> = address.to_socket_addrs().map_err(failed)?.collect();
+    match addresses.is_empty() {
+        true => Err(failed(io::Error::new(io::ErrorKind::NotFound, "the name has no address"))),
+        false => Ok(addresses),
+    }
+}
+
+/// Waits until there is something to read; a time-out is an error.
+fn wait_readable(descriptor: BorrowedFd<'_>, deadline: Deadline) -> io::Result<()> {
+    let mut polled = libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // Rounded up, so as not to wake just before the time.
+    let milliseconds =
+        deadline.remaining().map_or(-1, |left| i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX));
+    // SAFETY: one descriptor, as given.
+    match unsafe { libc::poll(&mut polled, 1, if deadline.passed() { 0 } else { milliseconds }) } {
+        0 => Err(io::ErrorKind::TimedOut.into()),
+        1.. => Ok(()),
+        _ => match io::Error::last_os_error() {
+            interrupted if interrupted.kind() == io::ErrorKind::Interrupted => Ok(()),
+            cause => Err(cause),
+        },
+    }
+}
+
+/// Fills `buffer` from the stream before the deadline. The stream's own time-outs are left changed.
+pub(super) fn read_exact(
+    stream: &mut TcpStream,
+    mut buffer: &mut [u8],
+    deadline: Deadline,
+) -> io::Result<()> {
+    while !buffer.is_empty() {
+        stream.set_read_timeout(time_left(deadline)?)?;
+        match stream.read(buffer) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => buffer = &mut buffer[read..],
+            Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
+            Err(cause) => return Err(cause),
+        }
+    }
+    Ok(())
+}
+
+/// Writes all of `buffer` to the stream before the deadline. The stream's own time-outs are left changed.
+pub(super) fn write_all(stream: &mut TcpStream, mut buffer: &[u8], deadline: Deadline) -> io::Result<()> {
+    while !buffer.is_empty() {
+        stream.set_write_timeout(time_left(deadline)?)?;
+        match stream.write(buffer) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => buffer = &buffer[written..],
+            Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
+            Err(cause) => return Err(cause),
+        }
+    }
+    Ok(())
+}
+
+/// `None` for no limit; a time-out of zero cannot be set, and means that the time is up.
+fn time_left(deadline: Deadline) -> io::Result<Option<Duration>> {
+    match deadline.remaining() {
+        Some(Duration::ZERO) => Err(io::ErrorKind::TimedOut.into()),
+        left => Ok(left),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accept_and_dial_meet_and_know_each_other() {
+        let listener = listen("127.0.0.1:0").unwrap();
+        let address = listener.address();
+        let dialled =
+            std::thread::spawn(move || dial(&address.to_string(), Deadline::after(Duration::from_secs(10))));
+        let (mut server, peer) = listener.accept(Deadline::after(Duration::from_secs(10))).unwrap();
+        let mut client = dialled.join().unwrap().unwrap();
+        assert_eq!(client.local_addr().unwrap(), peer);
+        let deadline = Deadline::after(Duration::from_secs(10));
+        write_all(&mut client, b"hello", deadline).unwrap();
+        let mut text = [0; 5];
+        read_exact(&mut server, &mut text, deadline).unwrap();
+        assert_eq!(&text, b"hello");
+        drop(client);
+        assert_eq!(
+            read_exact(&mut server, &mut text, deadline).unwrap_err().kind(),
+            io::ErrorKind::UnexpectedEof
+        );
+    }
+
+    #[test]
+    fn dialling_waits_for_a_listener_and_gives_up_in_time() {
+        let free = listen("127.0.0.1:0").unwrap().address().to_string();
+        let error = dial(&free, Deadline::after(Duration::from_millis(60))).unwrap_err();
+        assert!(matches!(error.kind, ConnectErrorKind::TimedOut { .. }), "{error}");
+        assert!(error.to_string().contains(&free));
+        let later = free.clone();
+        let dialled = std::thread::spawn(move || dial(&later, Deadline::after(Duration::from_secs(10))));
+        std::thread::sleep(Duration::from_millis(50));
+        let listener = listen(&free).unwrap();
+        listener.accept(Deadline::after(Duration::from_secs(10))).unwrap();
+        dialled.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn nobody_comes_and_nothing_is_sent() {
+        let listener = listen("127.0.0.1:0").unwrap();
+        let soon = Deadline::after(Duration::from_millis(30));
+        let error = listener.accept(soon).unwrap_err();
+        assert!(matches!(error.kind, ConnectErrorKind::TimedOut { .. }), "{error}");
+        let mut client =
+            dial(&listener.address().to_string(), Deadline::after(Duration::from_secs(10))).unwrap();
+        let error =
+            read_exact(&mut client, &mut [0], Deadline::after(Duration::from_millis(30))).unwrap_err();
+        assert!(matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut));
+    }
+
+    #[test]
+    fn addresses_that_cannot_be_listened_on_are_named() {
+        let taken = listen("127.0.0.1:0").unwrap();
+        let address = taken.address().to_string();
+        let error = listen(&address).unwrap_err();
+        assert!(
+            matches!(&error.kind, ConnectErrorKind::Listen { cause } if cause.kind() == io::ErrorKind::AddrInUse)
+        );
+        assert!(error.to_string().contains(&address));
+        assert!(matches!(listen("no port").unwrap_err().kind, ConnectErrorKind::Address { .. }));
+    }
+}

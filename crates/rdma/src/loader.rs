@@ -1,0 +1,351 @@
+//! Which `libibverbs.so.1` this process uses.
+//!
+//! `sideway` reaches verbs through `dlopen("libibverbs.so.1")` in a constructor that runs before `main`; glibc hands out
+//! whatever was first loaded under that SONAME. This module has an earlier constructor that loads the soft device by path,
+//! unless an RDMA adapter is present or the environment says otherwise:
+//!
+//! | `MILLSTREAM_DEVICE` | library |
+//! |---|---|
+//! | unset or `auto` | the system's if `/sys/class/infiniband` has entries, else the soft device |
+//! | `hardware` | the system's |
+//! | `soft` | the soft device |
+//! | a name | the system's if `/sys/class/infiniband` has that name, else the soft device |
+//!
+//! The soft device is looked for at `MILLSTREAM_LIB` (the file, or the directory that holds it), then relative to the
+//! executable (see [`search_path`]). A constructor must not end the process, so a library that is missing or does not
+//! load is reported later, by [`devices`](crate::device::devices) and [`open`](crate::device::open).
+
+use std::ffi::{CStr, CString, OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use crate::device::Choice;
+
+/// The file name (and SONAME) of the verbs library.
+pub const SONAME: &str = "libibverbs.so.1";
+/// Names the device, or the kind of device, to use.
+pub const ENV_DEVICE: &str = "MILLSTREAM_DEVICE";
+/// The soft device's library, or the directory that holds it.
+pub const ENV_LIBRARY: &str = "MILLSTREAM_LIB";
+/// Set by [`reexec_with`], so that a program which cannot get the library it asks for does not start itself for ever.
+const ENV_REEXEC: &str = "MILLSTREAM_REEXEC";
+
+const SYSFS: &str = "/sys/class/infiniband";
+/// Where the soft device is looked for, relative to the directory of the executable: beside it, `target/lib` as seen from
+/// `target/<profile>` and from `target/<profile>/{deps,examples}`, and an installation's private directory.
+const RELATIVE: [&str; 4] = ["", "../lib", "../../lib", "../lib/millstream"];
+
+/// The verbs library that this process uses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Loaded {
+    /// The soft device, from this file.
+    Soft(PathBuf),
+    /// Another `libibverbs.so.1`, from this file: rdma-core's.
+    System(PathBuf),
+    /// No library of that name could be loaded.
+    None,
+}
+
+impl std::fmt::Display for Loaded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Loaded::Soft(path) => write!(f, "the soft device ({})", path.display()),
+            Loaded::System(path) => write!(f, "the system's verbs library ({})", path.display()),
+            Loaded::None => write!(f, "no verbs library"),
+        }
+    }
+}
+
+/// The other library is needed and cannot be had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoaderError {
+    /// This process was already started again for this choice, and still has the wrong library.
+    #[error("device {choice} is not available: restarted for it, but this process still uses {loaded}")]
+    WrongLibrary {
+        /// The device or kind of device asked for.
+        choice: Choice,
+        /// The library that is loaded.
+        loaded: Loaded,
+    },
+    /// The program could not be started again.
+    #[error("cannot restart {program:?} for device {choice}: {cause}")]
+    Restart {
+        /// The executable.
+        program: PathBuf,
+        /// The device or kind of device asked for.
+        choice: Choice,
+        /// Why.
+        cause: std::io::Error,
+    },
+}
+
+/// What the constructor did, for later error messages.
+#[derive(Debug)]
+struct Attempt {
+    /// The soft device's file, if the constructor loaded it.
+    soft: Option<PathBuf>,
+    /// Why the soft device, though wanted and found, did not load.
+    failure: Option<String>,
+}
+
+static ATTEMPT: OnceLock<Attempt> = OnceLock::new();
+
+/// Runs before the constructor of `rdma-mummy-sys`, which has no priority and therefore runs after all that have one.
+/// The sections up to `.init_array.00100` are reserved for the C library and Rust's own start-up (the program's
+/// arguments and environment).
+// SAFETY: the section holds pointers to functions of this signature, called once each before `main`; the function does not
+// unwind and needs nothing that is initialised later than libc and the allocator.
+#[used]
+#[unsafe(link_section = ".init_array.00101")]
+static LOAD_BEFORE_SIDEWAY: extern "C" fn() = load_before_sideway;
+
+extern "C" fn load_before_sideway() {
+    let mut attempt = Attempt { soft: None, failure: None };
+    if wanted() == Wanted::Soft
+        && open_library(OsStr::new(SONAME), libc::RTLD_NOLOAD).is_none()
+        && let Some(path) = find_library()
+    {
+        match open_library(path.as_os_str(), 0) {
+            Some(_) => attempt.soft = Some(path),
+            None => attempt.failure = Some(format!("{} does not load: {}", path.display(), last_dl_error())),
+        }
+    }
+    // The constructor is the first to get here, so the cell is empty.
+    let _ = ATTEMPT.set(attempt);
+}
+
+/// Which of the two libraries is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    Soft,
+    System,
+}
+
+fn wanted() -> Wanted {
+    let choice = std::env::var_os(ENV_DEVICE).unwrap_or_default();
+    wanted_for(&Choice::from_os(&choice), &hardware_devices())
+}
+
+fn wanted_for(choice: &Choice, hardware: &[String]) -> Wanted {
+    let system = match choice {
+        Choice::Auto => !hardware.is_empty(),
+        Choice::Hardware => true,
+        Choice::Soft => false,
+        Choice::Named(name) => hardware.contains(name),
+    };
+    if system { Wanted::System } else { Wanted::Soft }
+}
+
+/// The names of the RDMA adapters that the kernel knows, sorted; empty where there is no such support.
+pub fn hardware_devices() -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir(SYSFS) else { return Vec::new() };
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| !name.starts_with('.'))
+        .collect();
+    names.sort();
+    names
+}
+
+/// The files that may be the soft device, in the order in which they are tried.
+///
+/// With `MILLSTREAM_LIB` set, only what it names: a wrong value must not be covered up by another library. Otherwise,
+/// from the directory of the executable: `./`, `../lib/`, `../../lib/` and `../lib/millstream/`.
+pub fn search_path() -> Vec<PathBuf> {
+    let program = std::env::current_exe().ok();
+    candidates(std::env::var_os(ENV_LIBRARY), program.as_deref().and_then(Path::parent))
+}
+
+fn candidates(environment: Option<OsString>, program_directory: Option<&Path>) -> Vec<PathBuf> {
+    if let Some(given) = environment.filter(|value| !value.is_empty()) {
+        let given = PathBuf::from(given);
+        return vec![if given.is_dir() { given.join(SONAME) } else { given }];
+    }
+    let Some(directory) = program_directory else { return Vec::new() };
+    RELATIVE.iter().map(|relative| directory.join(relative).join(SONAME)).collect()
+}
+
+/// The soft device's file, if it can be found on the [`search_path`].
+pub fn find_library() -> Option<PathBuf> {
+    let found = search_path().into_iter().find(|path| path.is_file())?;
+    // The directory only: a link must keep the name that the loader looks for.
+    let directory = found.parent()?.canonicalize().ok()?;
+    Some(directory.join(found.file_name()?))
+}
+
+/// The directory to put in front of `LD_LIBRARY_PATH` so that any other verbs program uses the soft device.
+pub fn library_dir() -> Option<PathBuf> {
+    find_library()?.parent().filter(|directory| directory.join(SONAME).is_file()).map(Path::to_owned)
+}
+
+/// The verbs library that this process uses.
+pub fn loaded() -> Loaded {
+    let Some(path) = loaded_path() else { return Loaded::None };
+    let ours = ATTEMPT.get().and_then(|attempt| attempt.soft.clone()).or_else(find_library);
+    match ours {
+        Some(ours) if same_file(&ours, &path) => Loaded::Soft(path),
+        _ => Loaded::System(path),
+    }
+}
+
+/// Why no soft device is there, for an error message: the loader's own words, or where it was looked for.
+pub(crate) fn why_not_soft() -> String {
+    if let Some(failure) = ATTEMPT.get().and_then(|attempt| attempt.failure.clone()) {
+        return failure;
+    }
+    let tried: Vec<String> = search_path().iter().map(|path| path.display().to_string()).collect();
+    format!("the soft device was not found; looked for {}", tried.join(", "))
+}
+
+/// Makes sure that this process uses the library which has the chosen device, by starting it again if needed.
+///
+/// Returns only when the right library is loaded. Call it first in `main`, before there is anything to lose.
+///
+/// # Errors
+/// [`LoaderError`] if a restart did not help, or is not possible.
+pub fn ensure(choice: &Choice) -> Result<(), LoaderError> {
+    let loaded = loaded();
+    let right = match wanted_for(choice, &hardware_devices()) {
+        Wanted::Soft => matches!(loaded, Loaded::Soft(_)),
+        Wanted::System => matches!(loaded, Loaded::System(_)),
+    };
+    if right {
+        return Ok(());
+    }
+    if matches!(choice, Choice::Auto) {
+        // Nothing was asked for: the missing device is reported when one is opened.
+        return Ok(());
+    }
+    Err(reexec_with(choice))
+}
+
+/// Starts this program again, with the same arguments and with `MILLSTREAM_DEVICE` set to `choice`.
+///
+/// Does not return when it succeeds: the process image is replaced.
+pub fn reexec_with(choice: &Choice) -> LoaderError {
+    use std::os::unix::process::CommandExt;
+
+    if std::env::var_os(ENV_REEXEC).is_some() {
+        return LoaderError::WrongLibrary { choice: choice.clone(), loaded: loaded() };
+    }
+    let program = PathBuf::from("/proc/self/exe");
+    let mut arguments = std::env::args_os();
+    let mut command = std::process::Command::new(&program);
+    if let Some(name) = arguments.next() {
+        command.arg0(name);
+    }
+    command.args(arguments).env(ENV_DEVICE, choice.to_string()).env(ENV_REEXEC, "1");
+    if wanted_for(choice, &hardware_devices()) == Wanted::System {
+        // Otherwise the search by SONAME would find the soft device again.
+        command.env_remove("LD_PRELOAD");
+        match (std::env::var_os("LD_LIBRARY_PATH"), library_dir()) {
+            (Some(path), Some(ours)) => command.env("LD_LIBRARY_PATH", without_directory(&path, &ours)),
+            _ => &mut command,
+        };
+    }
+    let cause = command.exec();
+    LoaderError::Restart { program, choice: choice.clone(), cause }
+}
+
+fn without_directory(path: &OsStr, directory: &Path) -> OsString {
+    let kept =
+        std::env::split_paths(path).filter(|entry| entry.canonicalize().ok().as_deref() != Some(directory));
+    // Entries came out of `split_paths`, so none contains the separator.
+    std::env::join_paths(kept).unwrap_or_default()
+}
+
+fn same_file(a: &Path, b: &Path) -> bool {
+    match (a.metadata(), b.metadata()) {
+        (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
+        _ => false,
+    }
+}
+
+/// `dlopen`; the handle is never closed, because verbs objects point into the library.
+fn open_library(name: &OsStr, extra_flags: libc::c_int) -> Option<*mut libc::c_void> {
+    let name = CString::new(name.as_bytes()).ok()?;
+    // SAFETY: `name` is a C string; the libraries concerned have no constructors with preconditions.
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL | extra_flags) };
+    (!handle.is_null()).then_some(handle)
+}
+
+fn last_dl_error() -> String {
+    // SAFETY: the string is valid until the next dl* call of this thread, and is copied at once.
+    unsafe {
+        let text = libc::dlerror();
+        if text.is_null() {
+            "unknown error".to_owned()
+        } else {
+            CStr::from_ptr(text).to_string_lossy().into_owned()
+        }
+    }
+}
+
+fn loaded_path() -> Option<PathBuf> {
+    let handle = open_library(OsStr::new(SONAME), libc::RTLD_NOLOAD)?;
+    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: the handle is live; `dladdr` fills the structure when it returns non-zero, and the name it points to belongs to
+    // a library that is never unloaded.
+    unsafe {
+        let symbol = libc::dlsym(handle, c"ibv_get_device_list".as_ptr());
+        if symbol.is_null() || libc::dladdr(symbol, info.as_mut_ptr()) == 0 {
+            return None;
+        }
+        let name = info.assume_init().dli_fname;
+        (!name.is_null()).then(|| PathBuf::from(OsStr::from_bytes(CStr::from_ptr(name).to_bytes())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(name: &str) -> Choice {
+        Choice::Named(name.to_owned())
+    }
+
+    #[test]
+    fn hardware_wins_unless_told_otherwise() {
+        let none: &[String] = &[];
+        let two = ["mlx5_0".to_owned(), "rxe0".to_owned()];
+        for (choice, without, with) in [
+            (Choice::Auto, Wanted::Soft, Wanted::System),
+            (Choice::Hardware, Wanted::System, Wanted::System),
+            (Choice::Soft, Wanted::Soft, Wanted::Soft),
+            (named("rxe0"), Wanted::Soft, Wanted::System),
+            (named("soft0"), Wanted::Soft, Wanted::Soft),
+        ] {
+            assert_eq!(wanted_for(&choice, none), without, "{choice} without hardware");
+            assert_eq!(wanted_for(&choice, &two), with, "{choice} with hardware");
+        }
+    }
+
+    #[test]
+    fn the_environment_names_a_file_or_a_directory_and_nothing_else_is_tried() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("another-name.so");
+        assert_eq!(candidates(Some(file.clone().into()), Some(Path::new("/opt/bin"))), [file]);
+        assert_eq!(candidates(Some(directory.path().into()), None), [directory.path().join(SONAME)]);
+        let relative = candidates(Some(OsString::new()), Some(Path::new("/opt/bin")));
+        assert_eq!(relative[0], Path::new("/opt/bin/libibverbs.so.1"));
+        assert_eq!(relative[1], Path::new("/opt/bin/../lib/libibverbs.so.1"));
+        assert_eq!(relative.len(), RELATIVE.len());
+        assert!(candidates(None, None).is_empty());
+    }
+
+    #[test]
+    fn a_directory_is_taken_out_of_a_library_path() {
+        let ours = tempfile::tempdir().unwrap();
+        let ours = ours.path().canonicalize().unwrap();
+        let path = OsString::from(format!("/a:{}/.:/b", ours.display()));
+        assert_eq!(without_directory(&path, &ours), OsString::from("/a:/b"));
+    }
+
+    #[test]
+    fn the_constructor_ran_before_main() {
+        assert!(ATTEMPT.get().is_some());
+    }
+}

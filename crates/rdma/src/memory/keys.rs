@@ -1,0 +1,208 @@
+//! Keys, access rights, and the names of remote memory.
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::ops::BitOr;
+
+use sideway::ibverbs::AccessFlags;
+
+/// The local key of a memory region: goes into the scatter/gather elements of this process's work requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Lkey(pub u32);
+
+/// The remote key of a memory region: given to the peers that may read or write it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Rkey(pub u32);
+
+/// What may be done to a region besides local reads, which are always allowed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Access(AccessBits);
+
+type AccessBits = i32;
+
+impl Access {
+    /// Local reads only: the source of sends and writes.
+    pub const SOURCE: Access = Access(0);
+    /// The device writes to it for this process: receives, and the results of READ.
+    pub const LOCAL_WRITE: Access = Access(AccessFlags::LocalWrite.bits());
+    /// Peers read it.
+    pub const REMOTE_READ: Access = Access(AccessFlags::RemoteRead.bits());
+    /// Peers write it. The verbs demand local write access with it, so it is included.
+    pub const REMOTE_WRITE: Access = Access(AccessFlags::RemoteWrite.bits() | AccessFlags::LocalWrite.bits());
+    /// Peers read and write it: landing memory.
+    pub const REMOTE: Access = Access(Access::REMOTE_READ.0 | Access::REMOTE_WRITE.0);
+
+    /// Whether all of `other` is allowed.
+    pub fn contains(self, other: Access) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    pub(crate) fn flags(self) -> AccessFlags {
+        AccessFlags::from(self.0)
+    }
+}
+
+impl BitOr for Access {
+    type Output = Access;
+
+    fn bitor(self, other: Access) -> Access {
+        Access(self.0 | other.0)
+    }
+}
+
+impl fmt::Debug for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Access(local read")?;
+        for (right, name) in [
+            (AccessFlags::LocalWrite, "local write"),
+            (AccessFlags::RemoteRead, "remote read"),
+            (AccessFlags::RemoteWrite, "remote write"),
+        ] {
+            if self.0 & right.bits() != 0 {
+                write!(f, ", {name}")?;
+            }
+        }
+        f.write_str(")")
+    }
+}
+
+/// A range that does not lie within the memory it is meant for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{length} bytes at offset {offset} do not lie within {memory} of {size} bytes")]
+pub struct OutOfBounds {
+    /// Where the range starts.
+    pub offset: u64,
+    /// Its length in bytes.
+    pub length: u64,
+    /// The size of the memory in bytes.
+    pub size: u64,
+    /// Which memory.
+    pub memory: &'static str,
+}
+
+impl OutOfBounds {
+    /// Checks by subtraction, which cannot overflow.
+    pub(crate) fn check(
+        memory: &'static str,
+        size: u64,
+        offset: u64,
+        length: u64,
+    ) -> Result<(), OutOfBounds> {
+        if offset <= size && length <= size - offset {
+            Ok(())
+        } else {
+            Err(OutOfBounds { offset, length, size, memory })
+        }
+    }
+}
+
+/// Memory of a peer: address, key and size in bytes, as the peer sent them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RemoteMemory {
+    /// The address of its first byte, in the terms of the peer's registration.
+    pub addr: u64,
+    /// The key that opens it.
+    pub rkey: Rkey,
+    /// Its size in bytes.
+    pub len: u64,
+}
+
+impl RemoteMemory {
+    /// The size of the encoded form in bytes.
+    pub const ENCODED_LEN: usize = 20;
+
+    /// The encoded form: address, key, size; each big-endian.
+    pub fn encode(&self) -> [u8; Self::ENCODED_LEN] {
+        let mut bytes = [0; Self::ENCODED_LEN];
+        bytes[..8].copy_from_slice(&self.addr.to_be_bytes());
+        bytes[8..12].copy_from_slice(&self.rkey.0.to_be_bytes());
+        bytes[12..].copy_from_slice(&self.len.to_be_bytes());
+        bytes
+    }
+
+    /// Reads the encoded form; any value is meaningful, because the peer's device checks key and bounds.
+    pub fn decode(bytes: &[u8; Self::ENCODED_LEN]) -> RemoteMemory {
+        let [a0, a1, a2, a3, a4, a5, a6, a7, k0, k1, k2, k3, l0, l1, l2, l3, l4, l5, l6, l7] = *bytes;
+        RemoteMemory {
+            addr: u64::from_be_bytes([a0, a1, a2, a3, a4, a5, a6, a7]),
+            rkey: Rkey(u32::from_be_bytes([k0, k1, k2, k3])),
+            len: u64::from_be_bytes([l0, l1, l2, l3, l4, l5, l6, l7]),
+        }
+    }
+
+    /// A part of it.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`] if the part does not lie within.
+    pub fn slice(&self, offset: u64, length: u64) -> Result<RemoteMemory, OutOfBounds> {
+        OutOfBounds::check("remote memory", self.len, offset, length)?;
+        Ok(RemoteMemory { addr: self.addr.wrapping_add(offset), rkey: self.rkey, len: length })
+    }
+
+    /// The place of a transfer of `length` bytes.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`] if the transfer would leave this memory.
+    #[inline]
+    pub fn at(&self, offset: u64, length: u64) -> Result<RemoteAddress, OutOfBounds> {
+        OutOfBounds::check("remote memory", self.len, offset, length)?;
+        Ok(RemoteAddress { addr: self.addr.wrapping_add(offset), rkey: self.rkey })
+    }
+
+    /// The address of its first byte.
+    #[inline]
+    pub fn start(&self) -> RemoteAddress {
+        RemoteAddress { addr: self.addr, rkey: self.rkey }
+    }
+}
+
+/// Where a WRITE or READ goes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RemoteAddress {
+    /// The address of the first byte, in the terms of the peer's registration.
+    pub addr: u64,
+    /// The key that opens it.
+    pub rkey: Rkey,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn remote_write_access_includes_local_write() {
+        assert!(Access::REMOTE_WRITE.contains(Access::LOCAL_WRITE));
+        assert!(Access::REMOTE.contains(Access::REMOTE_READ | Access::REMOTE_WRITE));
+        assert!(!Access::REMOTE_READ.contains(Access::LOCAL_WRITE));
+        assert_eq!(format!("{:?}", Access::REMOTE_READ), "Access(local read, remote read)");
+    }
+
+    #[test]
+    fn the_encoded_form_is_big_endian_in_the_order_of_the_fields() {
+        let memory =
+            RemoteMemory { addr: 0x0102_0304_0506_0708, rkey: Rkey(0x090a_0b0c), len: 0x0d0e_0f10_1112_1314 };
+        let bytes: Vec<u8> = (1..=20).collect();
+        assert_eq!(memory.encode(), bytes[..]);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_encoded_is_decoded(addr: u64, rkey: u32, len: u64) {
+            let memory = RemoteMemory { addr, rkey: Rkey(rkey), len };
+            prop_assert_eq!(RemoteMemory::decode(&memory.encode()), memory);
+        }
+
+        #[test]
+        fn a_slice_lies_within_or_is_refused(len: u64, offset: u64, length: u64) {
+            let memory = RemoteMemory { addr: 0x1000, rkey: Rkey(7), len };
+            let fits = u128::from(offset) + u128::from(length) <= u128::from(len);
+            prop_assert_eq!(memory.slice(offset, length).is_ok(), fits);
+            prop_assert_eq!(memory.at(offset, length).is_ok(), fits);
+            if let Ok(part) = memory.slice(offset, length) {
+                prop_assert_eq!(part.len, length);
+                prop_assert_eq!(part.addr, 0x1000u64.wrapping_add(offset));
+            }
+        }
+    }
+}

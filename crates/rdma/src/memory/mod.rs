@@ -1,0 +1,12 @@
+//! Registered memory: what a device may read and write, locally and for a peer.
+//!
+//! A [`Region`] registers memory and keeps it alive; [`Sge`] names a part of it in a work request of this process, and
+//! [`RemoteMemory`] names a part of a peer's region, as the peer sent it. Addresses are checked against the region's bounds
+//! where they are made, and by the device again where they are used.
+
+mod keys;
+mod mapping;
+mod region;
+
+pub use keys::{Access, Lkey, OutOfBounds, RemoteAddress, RemoteMemory, Rkey};
+pub use region::{MemoryError, Region, Sge, StableBytes};

@@ -1,0 +1,282 @@
+//! Lists of work requests: many posted by one call.
+
+use rdma_mummy_sys::{ibv_recv_wr, ibv_send_wr};
+
+use super::request::{Operation, Signal, WrId, recv_request, send_request};
+use crate::memory::{RemoteAddress, Sge};
+
+/// The list has no room for another request; post it first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the list of work requests is full")]
+pub struct ListFull;
+
+/// A list of requests for the send queue, filled and posted again and again without allocation.
+///
+/// Posting a list costs one call (on an adapter: one doorbell).
+pub struct SendList(List<ibv_send_wr>);
+
+/// A list of receives.
+pub struct RecvList(List<ibv_recv_wr>);
+
+struct List<R> {
+    requests: Vec<R>,
+    elements: Vec<Sge>,
+    /// The first element of each request; as many as there are requests.
+    first: Vec<usize>,
+    max_requests: usize,
+    max_elements: usize,
+}
+
+// SAFETY: the pointers within the requests are only followed after `link` has set them, under an exclusive borrow.
+unsafe impl<R> Send for List<R> {}
+// SAFETY: nothing can be reached through a shared borrow but lengths.
+unsafe impl<R> Sync for List<R> {}
+
+impl<R> List<R> {
+    fn new(max_requests: usize, max_elements: usize) -> List<R> {
+        List {
+            requests: Vec::with_capacity(max_requests),
+            elements: Vec::with_capacity(max_elements),
+            first: Vec::with_capacity(max_requests),
+            max_requests,
+            max_elements,
+        }
+    }
+
+    fn push(&mut self, request: R, elements: &[Sge]) -> Result<(), ListFull> {
+        if self.requests.len() == self.max_requests
+            || elements.len() > self.max_elements - self.elements.len()
+        {
+            return Err(ListFull);
+        }
+        self.first.push(self.elements.len());
+        self.elements.extend_from_slice(elements);
+        self.requests.push(request);
+        Ok(())
+    }
+
+    fn clear(&mut self) {
+        self.requests.clear();
+        self.elements.clear();
+        self.first.clear();
+    }
+
+    /// Points every request to its elements and its successor, and returns the first.
+    fn link(&mut self, set: impl Fn(&mut R, *mut R, *mut Sge)) -> *mut R {
+        let count = self.requests.len();
+        let (requests, elements) = (self.requests.as_mut_ptr(), self.elements.as_mut_ptr());
+        for (index, first) in self.first.iter().enumerate() {
+            // SAFETY: `index` counts requests and `first` is at most the number of elements; the pointers stay within, or
+            // just behind, the two vectors, which are not touched while the list is being posted.
+            unsafe {
+                let next = if index + 1 < count { requests.add(index + 1) } else { std::ptr::null_mut() };
+                set(&mut *requests.add(index), next, elements.add(*first));
+            }
+        }
+        if count == 0 { std::ptr::null_mut() } else { requests }
+    }
+}
+
+impl SendList {
+    /// Room for `max_requests` requests with `max_sges` elements in all.
+    pub fn new(max_requests: usize, max_sges: usize) -> SendList {
+        SendList(List::new(max_requests, max_sges))
+    }
+
+    /// Requests in the list.
+    pub fn len(&self) -> usize {
+        self.0.requests.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.requests.is_empty()
+    }
+
+    /// Forgets the requests.
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Adds a SEND.
+    ///
+    /// # Errors
+    /// [`ListFull`].
+    pub fn send(&mut self, from: &[Sge], signal: Signal, wr_id: WrId) -> Result<(), ListFull> {
+        self.push(Operation::Send, from, signal, wr_id)
+    }
+
+    /// Adds an RDMA WRITE.
+    ///
+    /// # Errors
+    /// [`ListFull`].
+    pub fn write(
+        &mut self,
+        from: &[Sge],
+        to: RemoteAddress,
+        signal: Signal,
+        wr_id: WrId,
+    ) -> Result<(), ListFull> {
+        self.push(Operation::Write(to), from, signal, wr_id)
+    }
+
+    /// Adds an RDMA WRITE with immediate data, which uses up a receive of the peer.
+    ///
+    /// # Errors
+    /// [`ListFull`].
+    pub fn write_imm(
+        &mut self,
+        from: &[Sge],
+        to: RemoteAddress,
+        imm: u32,
+        signal: Signal,
+        wr_id: WrId,
+    ) -> Result<(), ListFull> {
+        self.push(Operation::WriteImm(to, imm), from, signal, wr_id)
+    }
+
+    /// Adds an RDMA READ.
+    ///
+    /// # Errors
+    /// [`ListFull`].
+    pub fn read(
+        &mut self,
+        to: &[Sge],
+        from: RemoteAddress,
+        signal: Signal,
+        wr_id: WrId,
+    ) -> Result<(), ListFull> {
+        self.push(Operation::Read(from), to, signal, wr_id)
+    }
+
+    fn push(
+        &mut self,
+        operation: Operation,
+        sges: &[Sge],
+        signal: Signal,
+        wr_id: WrId,
+    ) -> Result<(), ListFull> {
+        self.0.push(send_request(operation, sges, wr_id, signal), sges)
+    }
+
+    /// Null when the list is empty.
+    pub(super) fn link(&mut self) -> *mut ibv_send_wr {
+        self.0.link(|request, next, elements| {
+            request.next = next;
+            request.sg_list = elements.cast();
+        })
+    }
+
+    /// How many requests come before `request`, which is one of the list.
+    pub(super) fn position(&self, request: *const ibv_send_wr) -> usize {
+        self.0.requests.iter().position(|each| std::ptr::eq(each, request)).unwrap_or(0)
+    }
+}
+
+impl RecvList {
+    /// Room for `max_requests` receives with `max_sges` elements in all.
+    pub fn new(max_requests: usize, max_sges: usize) -> RecvList {
+        RecvList(List::new(max_requests, max_sges))
+    }
+
+    /// Receives in the list.
+    pub fn len(&self) -> usize {
+        self.0.requests.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.requests.is_empty()
+    }
+
+    /// Forgets the receives.
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Adds a receive; without elements it can only take immediate data.
+    ///
+    /// # Errors
+    /// [`ListFull`].
+    pub fn recv(&mut self, to: &[Sge], wr_id: WrId) -> Result<(), ListFull> {
+        self.0.push(recv_request(to, wr_id), to)
+    }
+
+    /// Null when the list is empty.
+    pub(super) fn link(&mut self) -> *mut ibv_recv_wr {
+        self.0.link(|request, next, elements| {
+            request.next = next;
+            request.sg_list = elements.cast();
+        })
+    }
+
+    /// How many receives come before `request`, which is one of the list.
+    pub(super) fn position(&self, request: *const ibv_recv_wr) -> usize {
+        self.0.requests.iter().position(|each| std::ptr::eq(each, request)).unwrap_or(0)
+    }
+}
+
+impl std::fmt::Debug for SendList {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SendList({} of {})", self.len(), self.0.max_requests)
+    }
+}
+
+impl std::fmt::Debug for RecvList {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "RecvList({} of {})", self.len(), self.0.max_requests)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Rkey;
+    use proptest::prelude::*;
+
+    fn sges(count: usize) -> Vec<Sge> {
+        // SAFETY: an element is plain data; none of these is ever posted.
+        vec![unsafe { std::mem::zeroed::<Sge>() }; count]
+    }
+
+    proptest! {
+        #[test]
+        fn linked_requests_come_in_order_and_share_nothing(counts in prop::collection::vec(0usize..4, 1..20)) {
+            let total = counts.iter().sum::<usize>();
+            let mut list = SendList::new(counts.len(), total);
+            for (index, count) in counts.iter().enumerate() {
+                let to = RemoteAddress { addr: index as u64, rkey: Rkey(1) };
+                list.write(&sges(*count), to, Signal::No, WrId(index as u64)).unwrap();
+            }
+            prop_assert_eq!(list.send(&[], Signal::No, WrId(0)), Err(ListFull));
+            let start = list.0.elements.as_mut_ptr();
+            let mut request = list.link();
+            let (mut seen, mut element) = (0, 0);
+            while !request.is_null() {
+                // SAFETY: `link` returns the first request of the list and sets the others' successors.
+                let each = unsafe { &*request };
+                prop_assert_eq!(each.wr_id, seen as u64);
+                prop_assert_eq!(each.num_sge as usize, counts[seen]);
+                prop_assert_eq!(each.sg_list.cast::<Sge>(), start.wrapping_add(element));
+                prop_assert_eq!(list.position(request), seen);
+                element += counts[seen];
+                seen += 1;
+                request = each.next;
+            }
+            prop_assert_eq!(seen, counts.len());
+            list.clear();
+            prop_assert!(list.is_empty() && list.link().is_null());
+        }
+    }
+
+    #[test]
+    fn a_list_is_full_when_either_room_is_used_up() {
+        let mut list = RecvList::new(3, 2);
+        list.recv(&sges(2), WrId(0)).unwrap();
+        assert_eq!(list.recv(&sges(1), WrId(1)), Err(ListFull));
+        list.recv(&[], WrId(1)).unwrap();
+        list.recv(&[], WrId(2)).unwrap();
+        assert_eq!(list.recv(&[], WrId(3)), Err(ListFull));
+        assert_eq!(list.len(), 3);
+    }
+}

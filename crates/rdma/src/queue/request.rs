@@ -1,0 +1,134 @@
+//! Work requests in the form of the C interface.
+
+use std::fmt;
+
+use rdma_mummy_sys::{
+    bind_mw_t, bind_mw_tso_union_t, ibv_mw_bind_info, ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge,
+    ibv_wr_opcode, imm_data_invalidated_rkey_union_t, qp_type_t, rdma_t, wr_t, xrc_t,
+};
+
+use crate::memory::{RemoteAddress, Sge};
+
+/// The poster's name for a work request, returned by its completion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct WrId(pub u64);
+
+/// The number of a queue pair, of 24 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Qpn(pub u32);
+
+impl fmt::Display for Qpn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#08x}", self.0)
+    }
+}
+
+/// Whether a successful request is reported by a completion; a failed one always is.
+///
+/// A send queue has room again only when a completion tells so, hence every so many requests one must be signaled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Signal {
+    /// A completion tells of success.
+    Yes,
+    /// Success is silent.
+    No,
+}
+
+impl Signal {
+    fn flags(self) -> u32 {
+        match self {
+            Signal::Yes => ibv_send_flags::IBV_SEND_SIGNALED.0,
+            Signal::No => 0,
+        }
+    }
+}
+
+/// What a send work request does, apart from its local memory.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Operation {
+    Send,
+    SendImm(u32),
+    Write(RemoteAddress),
+    WriteImm(RemoteAddress, u32),
+    Read(RemoteAddress),
+}
+
+/// A request without a successor. It points to `sges`, which therefore must live until it is posted.
+#[inline]
+pub(super) fn send_request(operation: Operation, sges: &[Sge], wr_id: WrId, signal: Signal) -> ibv_send_wr {
+    let nowhere = RemoteAddress { addr: 0, rkey: crate::memory::Rkey(0) };
+    let (opcode, remote, imm) = match operation {
+        Operation::Send => (ibv_wr_opcode::IBV_WR_SEND, nowhere, 0),
+        Operation::SendImm(imm) => (ibv_wr_opcode::IBV_WR_SEND_WITH_IMM, nowhere, imm),
+        Operation::Write(remote) => (ibv_wr_opcode::IBV_WR_RDMA_WRITE, remote, 0),
+        Operation::WriteImm(remote, imm) => (ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM, remote, imm),
+        Operation::Read(remote) => (ibv_wr_opcode::IBV_WR_RDMA_READ, remote, 0),
+    };
+    ibv_send_wr {
+        wr_id: wr_id.0,
+        next: std::ptr::null_mut(),
+        // The device reads the list and does not write it; the C interface has no `const` here.
+        sg_list: sges.as_ptr().cast::<ibv_sge>().cast_mut(),
+        num_sge: sges.len() as i32,
+        opcode,
+        send_flags: signal.flags(),
+        imm_data_invalidated_rkey_union: imm_data_invalidated_rkey_union_t { imm_data: imm.to_be() },
+        wr: wr_t { rdma: rdma_t { remote_addr: remote.addr, rkey: remote.rkey.0 } },
+        qp_type: qp_type_t { xrc: xrc_t { remote_srqn: 0 } },
+        bind_mw_tso_union: bind_mw_tso_union_t { bind_mw: NO_WINDOW },
+    }
+}
+
+const NO_WINDOW: bind_mw_t = bind_mw_t {
+    mw: std::ptr::null_mut(),
+    rkey: 0,
+    bind_info: ibv_mw_bind_info { mr: std::ptr::null_mut(), addr: 0, length: 0, mw_access_flags: 0 },
+};
+
+/// The element that makes `bytes` the inline data of a request: address and length, no key.
+///
+/// Only for a request with `IBV_SEND_INLINE`, which copies the bytes while it is posted.
+#[inline]
+pub(super) fn inline_element(bytes: &[u8]) -> ibv_sge {
+    // A length beyond 32 bits is far beyond any device's inline limit; saturated, it is refused.
+    ibv_sge { addr: bytes.as_ptr() as u64, length: u32::try_from(bytes.len()).unwrap_or(u32::MAX), lkey: 0 }
+}
+
+/// A receive without a successor. It points to `sges`, which therefore must live until it is posted.
+#[inline]
+pub(super) fn recv_request(sges: &[Sge], wr_id: WrId) -> ibv_recv_wr {
+    ibv_recv_wr {
+        wr_id: wr_id.0,
+        next: std::ptr::null_mut(),
+        sg_list: sges.as_ptr().cast::<ibv_sge>().cast_mut(),
+        num_sge: sges.len() as i32,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Rkey;
+
+    #[test]
+    fn a_request_has_the_layout_of_verbs_h() {
+        assert_eq!(size_of::<ibv_send_wr>(), 128);
+        assert_eq!(size_of::<ibv_recv_wr>(), 32);
+        assert_eq!(size_of::<Sge>(), 16);
+    }
+
+    #[test]
+    fn immediate_data_travels_in_network_order() {
+        let remote = RemoteAddress { addr: 0x1000, rkey: Rkey(7) };
+        let request = send_request(Operation::WriteImm(remote, 0x0102_0304), &[], WrId(9), Signal::Yes);
+        // SAFETY: both unions were filled through these fields.
+        unsafe {
+            assert_eq!(request.imm_data_invalidated_rkey_union.imm_data.to_ne_bytes(), [1, 2, 3, 4]);
+            assert_eq!(request.wr.rdma.remote_addr, 0x1000);
+            assert_eq!(request.wr.rdma.rkey, 7);
+        }
+        assert_eq!(request.opcode, ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM);
+        assert_eq!(request.send_flags, ibv_send_flags::IBV_SEND_SIGNALED.0);
+        assert_eq!(request.wr_id, 9);
+    }
+}

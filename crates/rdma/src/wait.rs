@@ -1,0 +1,327 @@
+//! Waiting without burning a core for ever: spin for a moment, then block.
+//!
+//! The protocol (IBTA volume 1, 11.4.2.2): a completion queue reports on its channel once per request for notification,
+//! and only of completions that arrive after the request. So after asking one must look once more, and only then block.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rdma_mummy_sys::{ibv_ack_cq_events, ibv_get_cq_event, ibv_req_notify_cq};
+use sideway::ibverbs::completion::{CompletionChannel, CreateCompletionChannelErrorKind};
+
+use crate::deadline::Deadline;
+use crate::device::Device;
+use crate::error::os_error;
+use crate::queue::{CompletionQueue, QueueError};
+
+/// How a [`Waiter`] waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WaitOptions {
+    /// How long to look again and again before blocking. Worth as much as a wake-up costs (about 10 µs) where there is a core
+    /// for every thread, and nothing where there is not.
+    pub spin: Duration,
+    /// How often to look at the other descriptors while there is no lack of completions.
+    pub descriptors_every: Duration,
+}
+
+impl Default for WaitOptions {
+    fn default() -> WaitOptions {
+        WaitOptions { spin: Duration::from_micros(20), descriptors_every: Duration::from_millis(10) }
+    }
+}
+
+/// A descriptor that also ends a wait: a TCP connection whose end tells of a peer's death, a card's socket, an eventfd.
+#[derive(Debug)]
+pub struct Wait<'fd> {
+    descriptor: BorrowedFd<'fd>,
+    events: libc::c_short,
+    ready: libc::c_short,
+}
+
+impl<'fd> Wait<'fd> {
+    /// Waits until it can be read from, or its other end is closed.
+    pub fn readable(descriptor: &'fd impl AsFd) -> Wait<'fd> {
+        Wait { descriptor: descriptor.as_fd(), events: libc::POLLIN | libc::POLLRDHUP, ready: 0 }
+    }
+
+    /// Waits until it can be written to.
+    pub fn writable(descriptor: &'fd impl AsFd) -> Wait<'fd> {
+        Wait { descriptor: descriptor.as_fd(), events: libc::POLLOUT, ready: 0 }
+    }
+
+    /// Whether the last wait found it ready (or failed, or closed).
+    pub fn is_ready(&self) -> bool {
+        self.ready != 0
+    }
+
+    /// Whether the last wait found that the other end is closed or the descriptor has failed.
+    pub fn is_closed(&self) -> bool {
+        self.ready & (libc::POLLHUP | libc::POLLRDHUP | libc::POLLERR | libc::POLLNVAL) != 0
+    }
+}
+
+/// Why a wait ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wake {
+    /// `progress` made some.
+    Progress,
+    /// At least one of the other descriptors is ready; see [`Wait::is_ready`].
+    Descriptor,
+    /// The deadline has passed.
+    Deadline,
+    /// A signal handler ran.
+    Interrupted,
+}
+
+/// Waiting failed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot wait for completions: cannot {what}: {cause}")]
+pub struct WaitError {
+    /// What was tried.
+    pub what: &'static str,
+    /// Why.
+    pub cause: io::Error,
+}
+
+/// Waits for completions of the queues made by it, and for other descriptors.
+#[derive(Debug)]
+pub struct Waiter {
+    channel: Arc<CompletionChannel>,
+    device: Device,
+    options: WaitOptions,
+    descriptors: Vec<libc::pollfd>,
+    looked_at_descriptors: Instant,
+}
+
+/// Rounds of looking between two looks at the clock, while spinning.
+const ROUNDS: u32 = 32;
+
+impl Waiter {
+    /// A waiter with a completion channel of its own.
+    ///
+    /// # Errors
+    /// [`QueueError`] if the device refuses.
+    pub fn new(device: &Device, options: WaitOptions) -> Result<Waiter, QueueError> {
+        let refused = |what: &str, cause| QueueError::Call {
+            device: device.name().to_owned(),
+            what: what.to_owned(),
+            cause,
+        };
+        let channel = device.context().create_comp_channel().map_err(|error| {
+            refused(
+                "create a completion channel",
+                os_error!(error.0, CreateCompletionChannelErrorKind::Ibverbs),
+            )
+        })?;
+        channel
+            .set_nonblocking(true)
+            .map_err(|cause| refused("make a completion channel non-blocking", cause))?;
+        Ok(Waiter {
+            channel,
+            device: device.clone(),
+            options,
+            descriptors: Vec::new(),
+            looked_at_descriptors: Instant::now(),
+        })
+    }
+
+    /// A completion queue that this waiter can wait for.
+    ///
+    /// # Errors
+    /// [`QueueError`] if `depth` is 0 or beyond the device's limit, or the device refuses.
+    pub fn completion_queue(&self, depth: u32) -> Result<CompletionQueue, QueueError> {
+        CompletionQueue::create(&self.device, depth, Some(&self.channel))
+    }
+
+    /// Waits until `progress` returns true, one of `others` is ready, or `deadline` has passed.
+    ///
+    /// `progress` polls the completion queues `queues` (all made by this waiter) and does whatever follows; it returns
+    /// whether there was anything to do. It is called at least once, again and again for the time of
+    /// [`WaitOptions::spin`], and once more after the notifications of `queues` were asked for. While it keeps making
+    /// progress, `others` are looked at every [`WaitOptions::descriptors_every`].
+    ///
+    /// # Errors
+    /// [`WaitError`] if a system call or the device fails; the error of `progress` comes out unchanged.
+    pub fn wait<E: From<WaitError>>(
+        &mut self,
+        queues: &[&CompletionQueue],
+        others: &mut [Wait<'_>],
+        deadline: Deadline,
+        mut progress: impl FnMut() -> Result<bool, E>,
+    ) -> Result<Wake, E> {
+        others.iter_mut().for_each(|other| other.ready = 0);
+        if progress()? {
+            self.glance(others)?;
+            return Ok(Wake::Progress);
+        }
+        if !self.options.spin.is_zero() && spin(self.options.spin, deadline, &mut progress)? {
+            self.glance(others)?;
+            return Ok(Wake::Progress);
+        }
+        loop {
+            self.request_notifications(queues)?;
+            if progress()? {
+                return Ok(Wake::Progress);
+            }
+            let wake = self.block(others, deadline)?;
+            // The event, if there was one, is for a completion that `progress` finds now.
+            if progress()? {
+                return Ok(Wake::Progress);
+            }
+            match wake {
+                // Woken by an event whose completion an earlier look had taken.
+                Wake::Progress => {}
+                other => return Ok(other),
+            }
+        }
+    }
+
+    fn request_notifications(&self, queues: &[&CompletionQueue]) -> Result<(), WaitError> {
+        for queue in queues {
+            // SAFETY: the reference keeps the queue alive.
+            let code = unsafe { ibv_req_notify_cq(queue.raw().as_ptr(), 0) };
+            if code != 0 {
+                let cause = io::Error::from_raw_os_error(code.saturating_abs());
+                return Err(WaitError { what: "ask a completion queue for notification", cause });
+            }
+        }
+        Ok(())
+    }
+
+    /// Blocks until the channel has an event ([`Wake::Progress`]), or something else is the matter.
+    fn block(&mut self, others: &mut [Wait<'_>], deadline: Deadline) -> Result<Wake, WaitError> {
+        let ready = self.poll(others, deadline.remaining())?;
+        match ready {
+            None => Ok(Wake::Interrupted),
+            Some(0) => Ok(Wake::Deadline),
+            Some(_) => {
+                self.take_events()?;
+                match others.iter().any(Wait::is_ready) {
+                    true => Ok(Wake::Descriptor),
+                    false => Ok(Wake::Progress),
+                }
+            }
+        }
+    }
+
+    /// Looks at the descriptors without blocking, if the last look was long ago.
+    fn glance(&mut self, others: &mut [Wait<'_>]) -> Result<(), WaitError> {
+        if others.is_empty() || self.looked_at_descriptors.elapsed() < self.options.descriptors_every {
+            return Ok(());
+        }
+        self.poll(others, Some(Duration::ZERO)).map(drop)
+    }
+
+    /// `poll(2)` on the channel and the other descriptors: how many are ready, `None` when a signal came first.
+    fn poll(
+        &mut self,
+        others: &mut [Wait<'_>],
+        timeout: Option<Duration>,
+    ) -> Result<Option<usize>, WaitError> {
+        let channel = libc::pollfd { fd: self.channel.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        self.descriptors.clear();
+        self.descriptors.push(channel);
+        self.descriptors.extend(others.iter().map(|other| libc::pollfd {
+            fd: other.descriptor.as_raw_fd(),
+            events: other.events,
+            revents: 0,
+        }));
+        let timeout = timeout.map(|left| libc::timespec {
+            tv_sec: libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        });
+        // SAFETY: the descriptors are as many as given; a null time-out waits for ever and a null mask changes none.
+        let ready = unsafe {
+            libc::ppoll(
+                self.descriptors.as_mut_ptr(),
+                self.descriptors.len() as libc::nfds_t,
+                timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref),
+                std::ptr::null(),
+            )
+        };
+        self.looked_at_descriptors = Instant::now();
+        let Ok(ready) = usize::try_from(ready) else {
+            let cause = io::Error::last_os_error();
+            return match cause.kind() {
+                io::ErrorKind::Interrupted => Ok(None),
+                _ => Err(WaitError { what: "poll descriptors", cause }),
+            };
+        };
+        for (other, polled) in others.iter_mut().zip(&self.descriptors[1..]) {
+            other.ready = polled.revents;
+        }
+        Ok(Some(ready))
+    }
+
+    /// Takes and acknowledges all events of the channel; a queue cannot be destroyed while it has one outstanding.
+    fn take_events(&self) -> Result<(), WaitError> {
+        loop {
+            let (mut queue, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
+            // SAFETY: the channel is alive and does not block; on success `queue` is the queue that the event belongs to, which
+            // is not destroyed before the event is acknowledged.
+            unsafe {
+                let channel = self.channel.comp_channel();
+                if ibv_get_cq_event(channel.as_ptr(), &mut queue, &mut context) == 0 {
+                    ibv_ack_cq_events(queue, 1);
+                    continue;
+                }
+            }
+            let cause = io::Error::last_os_error();
+            return match cause.kind() {
+                io::ErrorKind::WouldBlock => Ok(()),
+                io::ErrorKind::Interrupted => continue,
+                _ => Err(WaitError { what: "take an event of the completion channel", cause }),
+            };
+        }
+    }
+}
+
+fn spin<E>(
+    time: Duration,
+    deadline: Deadline,
+    progress: &mut impl FnMut() -> Result<bool, E>,
+) -> Result<bool, E> {
+    let end = Instant::now() + time;
+    let end = deadline.instant().map_or(end, |at| at.min(end));
+    loop {
+        for _ in 0..ROUNDS {
+            std::hint::spin_loop();
+            if progress()? {
+                return Ok(true);
+            }
+        }
+        if Instant::now() >= end {
+            return Ok(false);
+        }
+        // The peer may be waiting for this core.
+        std::thread::yield_now();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spinning_ends_with_progress_or_with_its_time() {
+        let mut calls = 0;
+        let mut third = || {
+            calls += 1;
+            Ok::<_, WaitError>(calls == 3)
+        };
+        assert!(spin(Duration::from_secs(60), Deadline::NEVER, &mut third).unwrap());
+        assert_eq!(calls, 3);
+        let start = Instant::now();
+        assert!(!spin(Duration::from_millis(2), Deadline::NEVER, &mut || Ok::<_, WaitError>(false)).unwrap());
+        assert!(start.elapsed() >= Duration::from_millis(2));
+        assert!(
+            !spin(Duration::from_secs(60), Deadline::after(Duration::ZERO), &mut || Ok::<_, WaitError>(
+                false
+            ))
+            .unwrap()
+        );
+        assert!(start.elapsed() < Duration::from_secs(30));
+    }
+}
