@@ -1,1 +1,10 @@
-//! The event builder: a sans-IO core and the processes around it.
+//! The event builder: readout units push fragments into slots of builder units' landing memory by
+//! one-sided RDMA, and an event manager decides which builder unit takes which batch of events.
+//!
+//! - [`core`]: assignment, credits, completeness, timeouts and the conservation law, as state
+//!   machines that do no I/O and know no clock. Start reading there.
+//! - [`config`]: the run's description in TOML, and everything that can be refused before it starts.
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod core;

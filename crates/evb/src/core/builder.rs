@@ -1,0 +1,450 @@
+//! A builder unit: which slot is in which state, and when a batch has arrived whole.
+//!
+//! ```text
+//!           poll_transmit: Grant        Assign, arrivals          all arrived: poll_process
+//!   Free ─────────────────────► Filling ───────────────► Filling ────────────► Processing
+//!    ▲                                                                             │ handle_processed
+//!    └───────────────── handle_released: Done ─────────────────────────────── Releasing
+//! ```
+//!
+//! Immediate data may arrive before the manager's `Assign`: they come from different units. A batch is
+//! whole when both are there. A slot is granted again only after its release, and a batch is released
+//! only after every readout unit's immediate data has arrived; since a connection delivers writes in
+//! order, no write of the old life can still arrive then. After a failure no slot is granted any more,
+//! so a write that comes late can at worst fill a slot that nobody reads.
+
+use super::account::{Totals, Verdict};
+use super::deadlines::Deadlines;
+use super::message::{Assignment, Message};
+use super::plan::{Batch, Plan};
+use super::report::{BuilderReport, OpenCause, SlotEnd, SlotReport};
+use super::types::{BuIndex, Immediate, Life, Nanos, RuIndex, Rule, SlotIndex, StopCause, Unit};
+use std::collections::VecDeque;
+
+/// A batch that has arrived whole: ring the card's doorbell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Where it lies.
+    pub slot: SlotIndex,
+    /// The batch.
+    pub batch: Batch,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Finished, or never granted.
+    Free,
+    /// Granted, and not yet whole.
+    Filling,
+    /// Whole; waiting for the verdict.
+    Processing,
+    /// Judged; accepted events are being copied out.
+    Releasing(Verdict),
+}
+
+#[derive(Clone, Debug)]
+struct Slot {
+    life: Life,
+    state: State,
+    batch: Option<Batch>,
+    arrivals: u16,
+    timed_out: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Granting slots.
+    Running,
+    /// Arrivals still count; waiting for the manager's `Settle`, until when it is taken as given.
+    Stopping { until: Nanos },
+    /// What has not arrived will not; waiting for verdicts and releases, until when they are given up.
+    Settling { until: Nanos },
+    /// Has reported.
+    Reported,
+}
+
+/// A builder unit.
+#[derive(Debug)]
+pub struct Builder {
+    index: BuIndex,
+    plan: Plan,
+    slots: Vec<Slot>,
+    /// Fragments arrived in the slot's present life, by slot and readout unit.
+    arrived: Vec<Option<u32>>,
+    arrived_total: Vec<u64>,
+    /// From assignment to arrival, then from arrival to release.
+    deadlines: Deadlines,
+    whole: VecDeque<SlotIndex>,
+    busy: u16,
+    done: Totals,
+    events_assigned: u64,
+    refused: [u64; Rule::ALL.len()],
+    readouts_lost: Vec<bool>,
+    card_lost: bool,
+    phase: Phase,
+    cause: StopCause,
+    silent_at: Nanos,
+    outbox: VecDeque<Message>,
+    report: Option<BuilderReport>,
+}
+
+impl Builder {
+    /// Builder unit `index` at the start of a run: all its slots are granted at once.
+    pub fn new(index: BuIndex, plan: Plan, now: Nanos) -> Builder {
+        let slots = usize::from(plan.slots[index.index()].get());
+        let readouts = plan.readouts();
+        let free = Slot { life: Life(0), state: State::Free, batch: None, arrivals: 0, timed_out: false };
+        let mut builder = Builder {
+            index,
+            slots: vec![free; slots],
+            arrived: vec![None; slots * readouts],
+            arrived_total: vec![0; readouts],
+            deadlines: Deadlines::new(slots),
+            whole: VecDeque::with_capacity(slots),
+            busy: 0,
+            done: Totals::default(),
+            events_assigned: 0,
+            refused: [0; Rule::ALL.len()],
+            readouts_lost: vec![false; readouts],
+            card_lost: false,
+            phase: Phase::Running,
+            cause: StopCause::EndOfRun,
+            silent_at: now + plan.timeout,
+            outbox: VecDeque::with_capacity(2 * slots + readouts),
+            report: None,
+            plan,
+        };
+        for slot in 0..slots {
+            builder.grant(slot);
+        }
+        builder
+    }
+
+    /// A message from the manager.
+    pub fn handle_message(&mut self, message: Message, now: Nanos) {
+        self.silent_at = now + self.plan.timeout;
+        match message {
+            Message::Assign(assignment) => {
+                if let Err(rule) = self.assign(assignment, now) {
+                    self.fault(StopCause::Protocol { by: Unit::Manager, rule });
+                }
+            }
+            Message::Stop { cause } => self.stop(cause, now + 3 * self.plan.drain),
+            Message::Settle => self.settle(now),
+            Message::Alive => {}
+            _ => self.fault(StopCause::Protocol { by: Unit::Manager, rule: Rule::NotYours }),
+        }
+    }
+
+    /// Bytes from the manager did not decode.
+    pub fn handle_malformed(&mut self) {
+        self.fault(StopCause::Protocol { by: Unit::Manager, rule: Rule::Malformed });
+    }
+
+    /// The slot that the immediate data is about, if it may arrive now. Read the packets' headers there,
+    /// then call [`handle_arrival`](Self::handle_arrival).
+    ///
+    /// # Errors
+    /// The rule that the arrival breaks. Nothing is counted yet.
+    pub fn locate(&self, ru: RuIndex, immediate: Immediate) -> Result<SlotIndex, Rule> {
+        let at = immediate.slot.index();
+        let slot = self.slots.get(at).ok_or(Rule::Unknown)?;
+        if !immediate.is_of(slot.life) {
+            return Err(Rule::StaleArrival);
+        }
+        if self.arrived[self.cell(at, ru)].is_some() {
+            return Err(Rule::DuplicateArrival);
+        }
+        if slot.state != State::Filling {
+            return Err(Rule::ArrivalNotGranted);
+        }
+        Ok(immediate.slot)
+    }
+
+    /// All packets of that readout unit for the slot's batch are in place; they hold `fragments`.
+    ///
+    /// # Errors
+    /// The rule that the arrival breaks: it is counted under the rule, its fragments are not, and the
+    /// run will be stopped.
+    pub fn handle_arrival(
+        &mut self,
+        ru: RuIndex,
+        immediate: Immediate,
+        fragments: u32,
+        now: Nanos,
+    ) -> Result<(), Rule> {
+        let result =
+            self.locate(ru, immediate).and_then(|slot| self.arrive(ru, slot.index(), fragments, now));
+        if let Err(rule) = result {
+            self.refused[rule as usize - 1] += 1;
+            self.fault(StopCause::Protocol { by: Unit::Readout(ru), rule });
+        }
+        result
+    }
+
+    /// Landed data is not what it must be (a packet's header, a decision): the run cannot go on.
+    pub fn handle_bad_data(&mut self) {
+        self.fault(StopCause::BadData(self.index));
+    }
+
+    /// The batch in that slot has been judged. Copy its accepted events out, then release the slot.
+    ///
+    /// # Errors
+    /// A slot that is not being processed, or a verdict that does not cover the batch's events: the
+    /// caller's mistake, and nothing changes.
+    pub fn handle_processed(&mut self, slot: SlotIndex, verdict: Verdict) -> Result<(), Rule> {
+        let place = self.slots.get_mut(slot.index()).ok_or(Rule::Unknown)?;
+        if place.state != State::Processing {
+            return Err(Rule::NotAssigned);
+        }
+        let events = place.batch.map_or(0, |batch| u32::from(batch.events));
+        if verdict.events() != events || verdict.accepted > verdict.built.events {
+            return Err(Rule::WrongEventCount);
+        }
+        place.state = State::Releasing(verdict);
+        Ok(())
+    }
+
+    /// The accepted events of the batch in that slot are stored; the slot is free.
+    ///
+    /// # Errors
+    /// A slot that has no verdict: the caller's mistake, and nothing changes.
+    pub fn handle_released(&mut self, slot: SlotIndex) -> Result<(), Rule> {
+        let at = slot.index();
+        let place = self.slots.get_mut(at).ok_or(Rule::Unknown)?;
+        let (State::Releasing(verdict), Some(batch)) = (place.state, place.batch) else {
+            return Err(Rule::NotAssigned);
+        };
+        place.state = State::Free;
+        let life = place.life;
+        self.busy -= 1;
+        self.deadlines.stop(at);
+        self.done += verdict;
+        for ru in 0..self.plan.readouts() {
+            let ru = RuIndex(ru as u16);
+            let missing =
+                self.plan.nominal_fragments(ru, batch.events) - self.arrived[self.cell(at, ru)].unwrap_or(0);
+            if missing > 0 {
+                self.outbox.push_back(Message::Short {
+                    builder: self.index,
+                    slot,
+                    life,
+                    readout: ru,
+                    missing,
+                });
+            }
+        }
+        self.outbox.push_back(Message::Done { builder: self.index, slot, life, batch: batch.id, verdict });
+        if self.phase == Phase::Running {
+            self.grant(at);
+        }
+        self.finish_if_settled();
+        Ok(())
+    }
+
+    /// The card died or failed: batches without a verdict will get none.
+    pub fn handle_card_lost(&mut self) {
+        self.card_lost = true;
+        self.fault(StopCause::CardLost(self.index));
+        self.finish_if_settled();
+    }
+
+    /// A readout unit died. What it had not delivered will be accounted to its loss.
+    pub fn handle_readout_lost(&mut self, ru: RuIndex) {
+        self.readouts_lost[ru.index()] = true;
+        self.fault(StopCause::Lost(Unit::Readout(ru)));
+    }
+
+    /// The manager died: stop without being told.
+    pub fn handle_manager_lost(&mut self, now: Nanos) {
+        self.stop(StopCause::Lost(Unit::Manager), now + self.plan.drain);
+    }
+
+    /// The next batch for the card, in order of completion.
+    pub fn poll_process(&mut self) -> Option<Process> {
+        if self.phase == Phase::Reported {
+            return None;
+        }
+        let slot = self.whole.pop_front()?;
+        let batch = self.slots[slot.index()].batch.expect("a batch is whole only once it is assigned");
+        Some(Process { slot, batch })
+    }
+
+    /// What there is to send to the manager.
+    pub fn poll_transmit(&mut self) -> Option<Message> {
+        self.outbox.pop_front()
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) has to be called next.
+    pub fn poll_timeout(&self) -> Option<Nanos> {
+        match self.phase {
+            Phase::Running => {
+                Some(self.deadlines.earliest().map_or(self.silent_at, |at| at.min(self.silent_at)))
+            }
+            Phase::Stopping { until } | Phase::Settling { until } => Some(until),
+            Phase::Reported => None,
+        }
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Nanos) {
+        match self.phase {
+            Phase::Running if self.silent_at <= now => self.handle_manager_lost(now),
+            Phase::Running => {
+                while let Some(at) = self.deadlines.pop_due(now) {
+                    self.slots[at].timed_out = true;
+                    if let Some(batch) = self.slots[at].batch {
+                        self.fault(StopCause::TimedOut { by: Unit::Builder(self.index), batch: batch.id });
+                    }
+                }
+            }
+            Phase::Stopping { until } if until <= now => self.settle(now),
+            Phase::Settling { until } if until <= now => self.finish(),
+            _ => {}
+        }
+    }
+
+    /// The report, once, when the unit has stopped: for the manager, or for whoever started the unit if
+    /// the manager is lost.
+    pub fn poll_report(&mut self) -> Option<BuilderReport> {
+        self.report.take()
+    }
+
+    fn cell(&self, slot: usize, ru: RuIndex) -> usize {
+        slot * self.plan.readouts() + ru.index()
+    }
+
+    fn grant(&mut self, at: usize) {
+        let first = self.cell(at, RuIndex(0));
+        self.arrived[first..first + self.plan.readouts()].fill(None);
+        let life = self.slots[at].life.next();
+        self.slots[at] = Slot { life, state: State::Filling, batch: None, arrivals: 0, timed_out: false };
+        let slot = SlotIndex(at as u16);
+        self.outbox.push_back(Message::Grant { builder: self.index, slot, life });
+    }
+
+    fn assign(&mut self, assignment: Assignment, now: Nanos) -> Result<(), Rule> {
+        let Assignment { batch, builder, slot, life } = assignment;
+        if builder != self.index || slot.index() >= self.slots.len() {
+            return Err(Rule::Unknown);
+        }
+        if matches!(self.phase, Phase::Settling { .. } | Phase::Reported) {
+            return Ok(());
+        }
+        let at = slot.index();
+        let place = &mut self.slots[at];
+        if place.life != life {
+            return Err(Rule::WrongLife);
+        }
+        if place.state != State::Filling || place.batch.is_some() {
+            return Err(Rule::AssignOfBusySlot);
+        }
+        place.batch = Some(batch);
+        self.events_assigned += u64::from(batch.events);
+        self.deadlines.start(at, now + self.plan.timeout);
+        self.complete_if_whole(at, now);
+        Ok(())
+    }
+
+    fn arrive(&mut self, ru: RuIndex, at: usize, fragments: u32, now: Nanos) -> Result<(), Rule> {
+        if matches!(self.phase, Phase::Settling { .. } | Phase::Reported) {
+            // Settled: whoever sends now is lost to the run, and its fragments are in flight at stop.
+            return Ok(());
+        }
+        let events = self.slots[at].batch.map_or(self.plan.batch.get(), |batch| batch.events);
+        if fragments > self.plan.nominal_fragments(ru, events) {
+            return Err(Rule::TooManyFragments);
+        }
+        let cell = self.cell(at, ru);
+        self.arrived[cell] = Some(fragments);
+        self.arrived_total[ru.index()] += u64::from(fragments);
+        self.slots[at].arrivals += 1;
+        self.complete_if_whole(at, now);
+        Ok(())
+    }
+
+    fn complete_if_whole(&mut self, at: usize, now: Nanos) {
+        let place = &self.slots[at];
+        let Some(batch) = place.batch.filter(|_| usize::from(place.arrivals) == self.plan.readouts()) else {
+            return;
+        };
+        // Fragments that arrived before the assignment could only be checked against a full batch.
+        for ru in (0..self.plan.readouts()).map(|ru| RuIndex(ru as u16)) {
+            if self.arrived[self.cell(at, ru)] > Some(self.plan.nominal_fragments(ru, batch.events)) {
+                let rule = Rule::TooManyFragments;
+                return self.fault(StopCause::Protocol { by: Unit::Readout(ru), rule });
+            }
+        }
+        self.slots[at].state = State::Processing;
+        self.busy += 1;
+        self.deadlines.start(at, now + self.plan.timeout);
+        self.whole.push_back(SlotIndex(at as u16));
+    }
+
+    /// Tells the manager, which will stop the run.
+    fn fault(&mut self, cause: StopCause) {
+        if self.phase == Phase::Running {
+            self.outbox.push_back(Message::Fault { cause });
+        }
+    }
+
+    fn stop(&mut self, cause: StopCause, until: Nanos) {
+        if self.phase == Phase::Running {
+            self.cause = cause;
+            self.phase = Phase::Stopping { until };
+            if let StopCause::Lost(Unit::Readout(ru)) = cause {
+                if let Some(lost) = self.readouts_lost.get_mut(ru.index()) {
+                    *lost = true;
+                }
+            }
+        }
+    }
+
+    fn settle(&mut self, now: Nanos) {
+        if matches!(self.phase, Phase::Running | Phase::Stopping { .. }) {
+            self.phase = Phase::Settling { until: now + self.plan.drain };
+            self.finish_if_settled();
+        }
+    }
+
+    fn finish_if_settled(&mut self) {
+        if matches!(self.phase, Phase::Settling { .. }) && (self.busy == 0 || self.card_lost) {
+            self.finish();
+        }
+    }
+
+    fn finish(&mut self) {
+        self.phase = Phase::Reported;
+        let slots = (0..self.slots.len()).map(|at| self.report_slot(at)).collect();
+        let refused = Rule::ALL.into_iter().zip(self.refused).filter(|(_, count)| *count > 0);
+        self.report = Some(BuilderReport {
+            cause: self.cause,
+            done: self.done,
+            events_assigned: self.events_assigned,
+            arrived: self.arrived_total.clone(),
+            slots,
+            refused: refused.collect(),
+        });
+    }
+
+    fn report_slot(&self, at: usize) -> SlotReport {
+        let slot = &self.slots[at];
+        let row = self.cell(at, RuIndex(0));
+        let arrived = &self.arrived[row..row + self.plan.readouts()];
+        let cause = match slot.state {
+            State::Free => return SlotReport { life: slot.life, state: SlotEnd::Finished },
+            State::Processing | State::Releasing(_) => OpenCause::Unprocessed,
+            State::Filling if slot.timed_out => OpenCause::TimedOut,
+            State::Filling
+                if arrived.iter().zip(&self.readouts_lost).any(|(a, &lost)| lost && a.is_none()) =>
+            {
+                OpenCause::ReadoutLost
+            }
+            State::Filling => OpenCause::Stopped,
+        };
+        let indexed = arrived.iter().enumerate();
+        let arrived = indexed.filter_map(|(ru, count)| count.map(|count| (RuIndex(ru as u16), count)));
+        let state = SlotEnd::Open { batch: slot.batch, arrived: arrived.collect(), cause };
+        SlotReport { life: slot.life, state }
+    }
+}

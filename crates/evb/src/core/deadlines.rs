@@ -1,0 +1,114 @@
+//! Deadlines of a fixed set of things, all with the same span: an intrusive list, oldest first.
+//!
+//! Starting, stopping and asking for the earliest are O(1) and allocate nothing: with one span for all,
+//! the order of starting is the order of expiry.
+
+use super::types::Nanos;
+
+/// End of list.
+const NONE: u32 = u32::MAX;
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    at: Nanos,
+    before: u32,
+    after: u32,
+    running: bool,
+}
+
+/// Deadlines of the things `0..len`.
+#[derive(Clone, Debug)]
+pub(crate) struct Deadlines {
+    entries: Vec<Entry>,
+    oldest: u32,
+    newest: u32,
+}
+
+impl Deadlines {
+    /// None running.
+    pub(crate) fn new(len: usize) -> Deadlines {
+        let idle = Entry { at: Nanos(0), before: NONE, after: NONE, running: false };
+        Deadlines { entries: vec![idle; len], oldest: NONE, newest: NONE }
+    }
+
+    /// Starts the thing's deadline, or starts it anew. `at` does not lie before any running deadline.
+    pub(crate) fn start(&mut self, thing: usize, at: Nanos) {
+        self.stop(thing);
+        let id = thing as u32;
+        self.entries[thing] = Entry { at, before: self.newest, after: NONE, running: true };
+        match self.newest {
+            NONE => self.oldest = id,
+            newest => self.entries[newest as usize].after = id,
+        }
+        self.newest = id;
+    }
+
+    /// Stops the thing's deadline if it runs.
+    pub(crate) fn stop(&mut self, thing: usize) {
+        let entry = self.entries[thing];
+        if !entry.running {
+            return;
+        }
+        self.entries[thing].running = false;
+        match entry.before {
+            NONE => self.oldest = entry.after,
+            before => self.entries[before as usize].after = entry.after,
+        }
+        match entry.after {
+            NONE => self.newest = entry.before,
+            after => self.entries[after as usize].before = entry.before,
+        }
+    }
+
+    /// When the next deadline is due.
+    pub(crate) fn earliest(&self) -> Option<Nanos> {
+        (self.oldest != NONE).then(|| self.entries[self.oldest as usize].at)
+    }
+
+    /// Stops and returns a thing whose deadline is due.
+    pub(crate) fn pop_due(&mut self, now: Nanos) -> Option<usize> {
+        let thing = self.oldest as usize;
+        if self.earliest()? > now {
+            return None;
+        }
+        self.stop(thing);
+        Some(thing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Against a plain list that is searched.
+        #[test]
+        fn behaves_like_a_sorted_list(operations in proptest::collection::vec((0usize..6, 0u8..3), 0..100)) {
+            let mut deadlines = Deadlines::new(6);
+            let mut model: Vec<(u64, usize)> = Vec::new();
+            for (now, (thing, operation)) in operations.into_iter().enumerate() {
+                let now = now as u64;
+                match operation {
+                    0 => {
+                        model.retain(|entry| entry.1 != thing);
+                        model.push((now + 10, thing));
+                        deadlines.start(thing, Nanos(now + 10));
+                    }
+                    1 => {
+                        model.retain(|entry| entry.1 != thing);
+                        deadlines.stop(thing);
+                    }
+                    _ => {
+                        let due = model.first().copied().filter(|entry| entry.0 <= now);
+                        if due.is_some() {
+                            model.remove(0);
+                        }
+                        prop_assert_eq!(deadlines.pop_due(Nanos(now)), due.map(|entry| entry.1));
+                    }
+                }
+                prop_assert_eq!(deadlines.earliest(), model.first().map(|entry| Nanos(entry.0)));
+            }
+        }
+    }
+}

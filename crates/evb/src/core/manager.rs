@@ -1,0 +1,468 @@
+//! The event manager: cuts the run into batches, assigns each to a granted slot, and ends the run.
+//!
+//! Credits are granted slots. The manager holds them by builder unit and spends them in rotation, so
+//! that consecutive batches go to different builder units; a builder unit that is slow to grant is
+//! simply passed over. Without a credit nothing is assigned, so memory is bounded everywhere.
+
+use super::account::{Account, Totals, Verdict};
+use super::deadlines::Deadlines;
+use super::ledger::Ledger;
+use super::message::{Assignment, Message};
+use super::plan::{Batch, Plan};
+use super::report::{BuilderReport, BuilderView, ManagerReport, OpenBatch, ReadoutReport};
+use super::shape::Rotation;
+use super::types::{BatchId, BuIndex, Life, Nanos, RuIndex, Rule, SlotIndex, StopCause, Unit};
+use std::collections::VecDeque;
+
+/// Receivers of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum To {
+    /// Every unit.
+    Units,
+    /// Every builder unit.
+    Builders,
+    /// Every readout unit and this builder unit.
+    ReadoutsAnd(BuIndex),
+}
+
+/// A message to send. Receivers that are lost are skipped by whoever sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transmit {
+    /// Who gets it.
+    pub to: To,
+    /// The message.
+    pub message: Message,
+}
+
+/// How far the run is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Batches assigned so far.
+    pub assigned: u64,
+    /// What became of the batches that are done.
+    pub done: Totals,
+}
+
+/// A slot as the manager sees it; the life is the slot's present or last one.
+#[derive(Clone, Copy, Debug)]
+enum Slot {
+    /// Not granted since its last batch was done, or never (life 0).
+    Busy,
+    /// A credit.
+    Granted,
+    /// Taking this batch.
+    Assigned(Batch),
+}
+
+/// When the manager acts without being told anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Assigning.
+    Running,
+    /// Waiting for the readout units' reports, until when they count as lost.
+    StoppingReadouts { until: Nanos },
+    /// Waiting for the builder units' reports, until when they count as lost.
+    StoppingBuilders { until: Nanos },
+    /// The account is closed.
+    Finished,
+}
+
+/// What is known of one builder unit.
+#[derive(Debug)]
+struct Builder {
+    /// Its first slot in the tables over all slots.
+    base: usize,
+    credits: VecDeque<SlotIndex>,
+    events_assigned: u64,
+    done: Totals,
+    /// Fragments that lacked in batches done, by readout unit.
+    missing: Vec<u64>,
+    /// `Short` messages that wait for their `Done`.
+    shorts: Vec<(RuIndex, u32)>,
+    report: Option<BuilderReport>,
+    lost: bool,
+}
+
+#[derive(Debug, Default)]
+struct Readout {
+    report: Option<ReadoutReport>,
+    lost: bool,
+}
+
+/// The event manager.
+#[derive(Debug)]
+pub struct Manager {
+    plan: Plan,
+    next_batch: BatchId,
+    batches_done: u64,
+    done: Totals,
+    slots: Vec<(Life, Slot)>,
+    deadlines: Deadlines,
+    builders: Vec<Builder>,
+    readouts: Vec<Readout>,
+    rotation: Rotation,
+    phase: Phase,
+    cause: StopCause,
+    next_alive: Nanos,
+    outbox: VecDeque<Transmit>,
+    account: Option<Account>,
+}
+
+impl Manager {
+    /// A manager at the start of a run: no slot is granted yet.
+    pub fn new(plan: Plan, now: Nanos) -> Manager {
+        let mut base = 0;
+        let builders: Vec<_> = plan
+            .slots
+            .iter()
+            .map(|slots| {
+                let slots = usize::from(slots.get());
+                let builder = Builder {
+                    base,
+                    credits: VecDeque::with_capacity(slots),
+                    events_assigned: 0,
+                    done: Totals::default(),
+                    missing: vec![0; plan.readouts()],
+                    shorts: Vec::with_capacity(plan.readouts()),
+                    report: None,
+                    lost: false,
+                };
+                base += slots;
+                builder
+            })
+            .collect();
+        Manager {
+            next_batch: BatchId(0),
+            batches_done: 0,
+            done: Totals::default(),
+            slots: vec![(Life(0), Slot::Busy); base],
+            deadlines: Deadlines::new(base),
+            rotation: Rotation::new(builders.len(), 0),
+            builders,
+            readouts: (0..plan.readouts()).map(|_| Readout::default()).collect(),
+            phase: Phase::Running,
+            cause: StopCause::EndOfRun,
+            next_alive: now,
+            outbox: VecDeque::with_capacity(4),
+            account: None,
+            plan,
+        }
+    }
+
+    /// A message from a unit. Breaking a rule stops the run; the cause names the sender and the rule.
+    pub fn handle_message(&mut self, from: Unit, message: Message, now: Nanos) {
+        if self.phase == Phase::Finished || self.is_lost(from) {
+            return;
+        }
+        let result = match (from, message) {
+            (Unit::Builder(bu), Message::Grant { builder, slot, life }) if bu == builder => {
+                self.grant(builder, slot, life)
+            }
+            (Unit::Builder(bu), Message::Short { builder, slot, life, readout, missing })
+                if bu == builder =>
+            {
+                self.short(builder, slot, life, readout, missing)
+            }
+            (Unit::Builder(bu), Message::Done { builder, slot, life, batch, verdict }) if bu == builder => {
+                self.done(builder, slot, life, batch, verdict, now)
+            }
+            (_, Message::Fault { cause }) => {
+                self.stop(cause, now);
+                Ok(())
+            }
+            _ => Err(Rule::NotYours),
+        };
+        if let Err(rule) = result {
+            self.stop(StopCause::Protocol { by: from, rule }, now);
+        }
+    }
+
+    /// Bytes from that unit did not decode.
+    pub fn handle_malformed(&mut self, from: Unit, now: Nanos) {
+        self.stop(StopCause::Protocol { by: from, rule: Rule::Malformed }, now);
+    }
+
+    /// A unit died. Losing one that has reported is nothing: it was free to go.
+    pub fn handle_lost(&mut self, unit: Unit, now: Nanos) {
+        let (lost, reported) = match unit {
+            Unit::Manager => return,
+            Unit::Readout(ru) => {
+                let unit = &mut self.readouts[ru.index()];
+                (&mut unit.lost, unit.report.is_some())
+            }
+            Unit::Builder(bu) => {
+                let unit = &mut self.builders[bu.index()];
+                (&mut unit.lost, unit.report.is_some())
+            }
+        };
+        if reported || self.phase == Phase::Finished {
+            return;
+        }
+        *lost = true;
+        if matches!((self.cause, unit), (StopCause::Unreachable { peer, .. }, Unit::Builder(bu)) if peer == bu)
+        {
+            // The failed write was the first symptom of this death.
+            self.cause = StopCause::Lost(unit);
+        }
+        self.stop(StopCause::Lost(unit), now);
+        self.advance(now);
+    }
+
+    /// Someone wants the run to end.
+    pub fn handle_stop_request(&mut self, now: Nanos) {
+        self.stop(StopCause::Requested, now);
+    }
+
+    /// A readout unit's report; it may go.
+    pub fn handle_readout_report(&mut self, ru: RuIndex, report: ReadoutReport, now: Nanos) {
+        let unit = &mut self.readouts[ru.index()];
+        if unit.lost || self.phase == Phase::Finished {
+            return;
+        }
+        let cause = report.cause;
+        unit.report = Some(report);
+        self.stop(cause, now);
+        self.advance(now);
+    }
+
+    /// A builder unit's report; it may go.
+    pub fn handle_builder_report(&mut self, bu: BuIndex, report: BuilderReport, now: Nanos) {
+        let unit = &mut self.builders[bu.index()];
+        if unit.lost || self.phase == Phase::Finished {
+            return;
+        }
+        let cause = report.cause;
+        unit.report = Some(report);
+        self.stop(cause, now);
+        self.advance(now);
+    }
+
+    /// What there is to send: a stop before anything else, then as many assignments as credits allow.
+    pub fn poll_transmit(&mut self, now: Nanos) -> Option<Transmit> {
+        if let Some(transmit) = self.outbox.pop_front() {
+            return Some(transmit);
+        }
+        if self.phase != Phase::Running {
+            return None;
+        }
+        let batch = self.plan.batch(self.next_batch)?;
+        let party = self.rotation.take_turn()?;
+        let builder = BuIndex(party as u16);
+        let unit = &mut self.builders[party];
+        let slot = unit.credits.pop_front().expect("a builder unit is ready only while it has credits");
+        self.rotation.set_ready(party, !unit.credits.is_empty());
+        unit.events_assigned += u64::from(batch.events);
+        let at = unit.base + slot.index();
+        self.slots[at].1 = Slot::Assigned(batch);
+        // One timeout to arrive and one to be processed, which the builder unit watches more closely;
+        // the third is for its answer.
+        self.deadlines.start(at, now + 3 * self.plan.timeout);
+        self.next_batch.0 += 1;
+        let assignment = Assignment { batch, builder, slot, life: self.slots[at].0 };
+        Some(Transmit { to: To::ReadoutsAnd(builder), message: Message::Assign(assignment) })
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) has to be called next.
+    pub fn poll_timeout(&self) -> Option<Nanos> {
+        let due = match self.phase {
+            Phase::Running => self.deadlines.earliest().map_or(self.next_alive, |at| at.min(self.next_alive)),
+            Phase::StoppingReadouts { until } | Phase::StoppingBuilders { until } => {
+                until.min(self.next_alive)
+            }
+            Phase::Finished => return None,
+        };
+        Some(due)
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Nanos) {
+        if self.phase == Phase::Finished {
+            return;
+        }
+        if self.next_alive <= now {
+            self.next_alive = now + self.plan.timeout / 4;
+            self.outbox.push_back(Transmit { to: To::Units, message: Message::Alive });
+        }
+        match self.phase {
+            Phase::Running => {
+                if let Some(at) = self.deadlines.pop_due(now) {
+                    if let Slot::Assigned(batch) = self.slots[at].1 {
+                        self.stop(StopCause::TimedOut { by: Unit::Manager, batch: batch.id }, now);
+                    }
+                }
+            }
+            Phase::StoppingReadouts { until } if until <= now => {
+                self.readouts.iter_mut().for_each(|unit| unit.lost |= unit.report.is_none());
+                self.advance(now);
+            }
+            Phase::StoppingBuilders { until } if until <= now => {
+                self.builders.iter_mut().for_each(|unit| unit.lost |= unit.report.is_none());
+                self.advance(now);
+            }
+            _ => {}
+        }
+    }
+
+    /// The account, once, when the run is over.
+    pub fn poll_finished(&mut self) -> Option<Account> {
+        self.account.take()
+    }
+
+    /// How far the run is.
+    pub fn progress(&self) -> Progress {
+        Progress { assigned: self.next_batch.0, done: self.done }
+    }
+
+    fn is_lost(&self, unit: Unit) -> bool {
+        match unit {
+            Unit::Manager => false,
+            Unit::Readout(ru) => self.readouts.get(ru.index()).is_none_or(|unit| unit.lost),
+            Unit::Builder(bu) => self.builders.get(bu.index()).is_none_or(|unit| unit.lost),
+        }
+    }
+
+    fn slot_at(&self, builder: BuIndex, slot: SlotIndex) -> Result<usize, Rule> {
+        let known = self.plan.has_slot(builder, slot);
+        known.then(|| self.builders[builder.index()].base + slot.index()).ok_or(Rule::Unknown)
+    }
+
+    fn grant(&mut self, builder: BuIndex, slot: SlotIndex, life: Life) -> Result<(), Rule> {
+        let at = self.slot_at(builder, slot)?;
+        let (last, state) = &mut self.slots[at];
+        if !matches!(state, Slot::Busy) {
+            return Err(Rule::GrantOfBusySlot);
+        }
+        if life != last.next() {
+            return Err(Rule::WrongLife);
+        }
+        (*last, *state) = (life, Slot::Granted);
+        self.builders[builder.index()].credits.push_back(slot);
+        self.rotation.set_ready(builder.index(), true);
+        Ok(())
+    }
+
+    /// The batch that the slot holds in that life.
+    fn assigned(&self, at: usize, life: Life) -> Result<Batch, Rule> {
+        match self.slots[at] {
+            (present, Slot::Assigned(batch)) if present == life => Ok(batch),
+            (_, Slot::Assigned(_)) => Err(Rule::WrongLife),
+            _ => Err(Rule::NotAssigned),
+        }
+    }
+
+    fn short(
+        &mut self,
+        builder: BuIndex,
+        slot: SlotIndex,
+        life: Life,
+        readout: RuIndex,
+        missing: u32,
+    ) -> Result<(), Rule> {
+        let batch = self.assigned(self.slot_at(builder, slot)?, life)?;
+        if readout.index() >= self.readouts.len() {
+            return Err(Rule::Unknown);
+        }
+        let shorts = &mut self.builders[builder.index()].shorts;
+        if missing > self.plan.nominal_fragments(readout, batch.events) || shorts.len() == self.readouts.len()
+        {
+            return Err(Rule::TooManyFragments);
+        }
+        shorts.push((readout, missing));
+        Ok(())
+    }
+
+    fn done(
+        &mut self,
+        builder: BuIndex,
+        slot: SlotIndex,
+        life: Life,
+        id: BatchId,
+        verdict: Verdict,
+        now: Nanos,
+    ) -> Result<(), Rule> {
+        let at = self.slot_at(builder, slot)?;
+        let batch = self.assigned(at, life)?;
+        if batch.id != id {
+            return Err(Rule::NotAssigned);
+        }
+        if verdict.events() != u32::from(batch.events) || verdict.accepted > verdict.built.events {
+            return Err(Rule::WrongEventCount);
+        }
+        self.slots[at].1 = Slot::Busy;
+        self.deadlines.stop(at);
+        let unit = &mut self.builders[builder.index()];
+        unit.done += verdict;
+        for (ru, missing) in unit.shorts.drain(..) {
+            unit.missing[ru.index()] += u64::from(missing);
+        }
+        self.done += verdict;
+        self.batches_done += 1;
+        if self.batches_done == self.plan.batches().get() {
+            self.stop(StopCause::EndOfRun, now);
+        }
+        Ok(())
+    }
+
+    /// Begins the stopping sequence if it has not begun. The first cause counts.
+    fn stop(&mut self, cause: StopCause, now: Nanos) {
+        if self.phase != Phase::Running {
+            return;
+        }
+        self.cause = cause;
+        // Readout units bound their own drain; twice that includes their answers' way.
+        self.phase = Phase::StoppingReadouts { until: now + 2 * self.plan.drain };
+        self.outbox.push_back(Transmit { to: To::Units, message: Message::Stop { cause } });
+        self.advance(now);
+    }
+
+    /// Goes on with the stopping sequence when all whom it waits for have reported or are lost.
+    fn advance(&mut self, now: Nanos) {
+        if matches!(self.phase, Phase::StoppingReadouts { .. })
+            && self.readouts.iter().all(|unit| unit.lost || unit.report.is_some())
+        {
+            self.phase = Phase::StoppingBuilders { until: now + 2 * self.plan.drain };
+            self.outbox.push_back(Transmit { to: To::Builders, message: Message::Settle });
+        }
+        if matches!(self.phase, Phase::StoppingBuilders { .. })
+            && self.builders.iter().all(|unit| unit.lost || unit.report.is_some())
+        {
+            self.phase = Phase::Finished;
+            self.account = Some(self.close());
+        }
+    }
+
+    /// What this manager knows of the builder units.
+    pub fn report(&self) -> ManagerReport {
+        let views = self.builders.iter().zip(&self.plan.slots).map(|(unit, slots)| {
+            let open = (0..slots.get()).filter_map(|slot| match self.slots[unit.base + usize::from(slot)] {
+                (life, Slot::Assigned(batch)) => Some(OpenBatch { slot: SlotIndex(slot), life, batch }),
+                _ => None,
+            });
+            let events = unit.done.events();
+            let arrived = self.plan.sources.iter().zip(&unit.missing);
+            BuilderView {
+                events_assigned: unit.events_assigned,
+                done: unit.done,
+                arrived: arrived.map(|(n, missing)| events * u64::from(n.get()) - missing).collect(),
+                open: open.collect(),
+            }
+        });
+        ManagerReport { cause: self.cause, builders: views.collect() }
+    }
+
+    fn close(&mut self) -> Account {
+        let mut ledger = Ledger::new(self.plan.clone());
+        ledger.manager(self.report());
+        for (i, unit) in self.readouts.iter_mut().enumerate() {
+            if let Some(report) = unit.report.take() {
+                ledger.readout(RuIndex(i as u16), report);
+            }
+        }
+        for (b, unit) in self.builders.iter_mut().enumerate() {
+            if let Some(report) = unit.report.take() {
+                ledger.builder(BuIndex(b as u16), report);
+            }
+        }
+        ledger.close(self.cause)
+    }
+}

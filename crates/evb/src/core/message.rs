@@ -1,0 +1,438 @@
+//! Control messages between the manager and the other units.
+//!
+//! Every message is one record of [`Message::SIZE`] bytes, little-endian, unused bytes zero; several may
+//! follow each other in one transfer. Messages between two units arrive in the order in which they were
+//! sent; nothing is assumed about messages of different pairs.
+//!
+//! ```text
+//!          0    1     2        4      6        8      12        16      24          32        40      48
+//!         ┌────┬─────┬────────┬──────┬────────┬──────┬─────────┬───────┬───────────┬─────────┬───────┐
+//! Grant   │ 1  │     │builder │ slot │        │ life │         │       │           │         │       │
+//! Assign  │ 2  │     │builder │ slot │ events │ life │         │ batch │first event│         │       │
+//! Done    │ 3  │     │builder │ slot │accepted│ life │         │ batch │events ×3  │fragments ×3     │
+//! Short   │ 4  │     │builder │ slot │readout │ life │ missing │       │           │         │       │
+//! Fault   │ 5  │cause│kind rule│index│ peer   │      │         │ batch │           │         │       │
+//! Stop    │ 6  │cause│kind rule│index│ peer   │      │         │ batch │           │         │       │
+//! Settle  │ 7  │     │        │      │        │      │         │       │           │         │       │
+//! Alive   │ 8  │     │        │      │        │      │         │       │           │         │       │
+//!         └────┴─────┴────────┴──────┴────────┴──────┴─────────┴───────┴───────────┴─────────┴───────┘
+//! ```
+//!
+//! `events ×3` are 16 bits each and `fragments ×3` 32 bits each: built, missing at source, corrupt.
+//! `kind` and `index` name the cause's unit (manager 1, readout 2, builder 3).
+
+use super::account::{BatchTally, Verdict};
+use super::plan::Batch;
+use super::types::{BatchId, BuIndex, EventNumber, Life, RuIndex, Rule, SlotIndex, StopCause, Unit};
+
+/// A control message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// Builder to manager: this slot may take a batch; nothing of its earlier lives can still arrive.
+    Grant {
+        /// Whose slot.
+        builder: BuIndex,
+        /// The slot.
+        slot: SlotIndex,
+        /// The life that begins.
+        life: Life,
+    },
+    /// Manager to all readout units and to the slot's builder unit: this batch goes to that slot.
+    Assign(Assignment),
+    /// Builder to manager: the slot's batch is finished, its accepted events are stored.
+    Done {
+        /// Whose slot.
+        builder: BuIndex,
+        /// The slot.
+        slot: SlotIndex,
+        /// The life that ends.
+        life: Life,
+        /// The batch it held.
+        batch: BatchId,
+        /// What became of the batch.
+        verdict: Verdict,
+    },
+    /// Builder to manager, immediately before the slot's `Done`: one readout unit delivered fewer
+    /// fragments than events × sources.
+    Short {
+        /// Whose slot.
+        builder: BuIndex,
+        /// The slot.
+        slot: SlotIndex,
+        /// Its life.
+        life: Life,
+        /// The readout unit that delivered less.
+        readout: RuIndex,
+        /// Fragments that its sources did not have, at least 1.
+        missing: u32,
+    },
+    /// Unit to manager: the run cannot go on.
+    Fault {
+        /// Why.
+        cause: StopCause,
+    },
+    /// Manager to all units: take no new work and report.
+    Stop {
+        /// Why.
+        cause: StopCause,
+    },
+    /// Manager to builder units: all readout units have stopped, what has not arrived will not.
+    Settle,
+    /// Manager to all units: a sign of life.
+    Alive,
+}
+
+/// A batch and the slot that takes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Assignment {
+    /// The batch and its events.
+    pub batch: Batch,
+    /// The builder unit.
+    pub builder: BuIndex,
+    /// Its slot.
+    pub slot: SlotIndex,
+    /// The slot's life.
+    pub life: Life,
+}
+
+/// Bytes that are no message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// A transfer that is not a whole number of records.
+    #[error("control transfer of {0} bytes is not a multiple of {size}", size = Message::SIZE)]
+    Length(usize),
+    /// A kind that does not exist.
+    #[error("control message of unknown kind {0}")]
+    Kind(u8),
+    /// A field with a value that it cannot have.
+    #[error("control message of kind {kind}: bad {field}")]
+    Field {
+        /// The message's kind.
+        kind: u8,
+        /// The field.
+        field: &'static str,
+    },
+}
+
+/// One record on its way in or out.
+struct Record([u8; Message::SIZE]);
+
+impl Record {
+    fn u16(&self, at: usize) -> u16 {
+        u16::from_le_bytes([self.0[at], self.0[at + 1]])
+    }
+
+    fn u32(&self, at: usize) -> u32 {
+        u32::from(self.u16(at)) | u32::from(self.u16(at + 2)) << 16
+    }
+
+    fn u64(&self, at: usize) -> u64 {
+        u64::from(self.u32(at)) | u64::from(self.u32(at + 4)) << 32
+    }
+
+    fn put<const N: usize>(&mut self, at: usize, bytes: [u8; N]) {
+        self.0[at..at + N].copy_from_slice(&bytes);
+    }
+
+    fn put_slot(&mut self, builder: BuIndex, slot: SlotIndex, life: Life) {
+        self.put(2, builder.0.to_le_bytes());
+        self.put(4, slot.0.to_le_bytes());
+        self.put(8, life.0.to_le_bytes());
+    }
+
+    fn put_unit(&mut self, unit: Unit) {
+        let (kind, index) = match unit {
+            Unit::Manager => (1, 0),
+            Unit::Readout(ru) => (2, ru.0),
+            Unit::Builder(bu) => (3, bu.0),
+        };
+        self.0[2] = kind;
+        self.put(4, index.to_le_bytes());
+    }
+
+    fn unit(&self) -> Option<Unit> {
+        match self.0[2] {
+            1 => Some(Unit::Manager),
+            2 => Some(Unit::Readout(RuIndex(self.u16(4)))),
+            3 => Some(Unit::Builder(BuIndex(self.u16(4)))),
+            _ => None,
+        }
+    }
+
+    fn put_cause(&mut self, cause: StopCause) {
+        self.0[1] = match cause {
+            StopCause::EndOfRun => 1,
+            StopCause::Requested => 2,
+            StopCause::Lost(unit) => {
+                self.put_unit(unit);
+                3
+            }
+            StopCause::TimedOut { by, batch } => {
+                self.put_unit(by);
+                self.put(16, batch.0.to_le_bytes());
+                4
+            }
+            StopCause::Unreachable { by, peer } => {
+                self.put_unit(Unit::Readout(by));
+                self.put(6, peer.0.to_le_bytes());
+                5
+            }
+            StopCause::CardLost(bu) => {
+                self.put_unit(Unit::Builder(bu));
+                6
+            }
+            StopCause::BadData(bu) => {
+                self.put_unit(Unit::Builder(bu));
+                7
+            }
+            StopCause::Protocol { by, rule } => {
+                self.put_unit(by);
+                self.0[3] = rule as u8;
+                8
+            }
+        };
+    }
+
+    fn cause(&self) -> Option<StopCause> {
+        Some(match self.0[1] {
+            1 => StopCause::EndOfRun,
+            2 => StopCause::Requested,
+            3 => StopCause::Lost(self.unit()?),
+            4 => StopCause::TimedOut { by: self.unit()?, batch: BatchId(self.u64(16)) },
+            5 => match self.unit()? {
+                Unit::Readout(by) => StopCause::Unreachable { by, peer: BuIndex(self.u16(6)) },
+                _ => return None,
+            },
+            6 | 7 => match self.unit()? {
+                Unit::Builder(bu) if self.0[1] == 6 => StopCause::CardLost(bu),
+                Unit::Builder(bu) => StopCause::BadData(bu),
+                _ => return None,
+            },
+            8 => StopCause::Protocol {
+                by: self.unit()?,
+                rule: Rule::ALL.into_iter().find(|&rule| rule as u8 == self.0[3])?,
+            },
+            _ => return None,
+        })
+    }
+}
+
+impl Message {
+    /// Bytes of every encoded message.
+    pub const SIZE: usize = 48;
+
+    /// The message's record.
+    pub fn encode(&self) -> [u8; Message::SIZE] {
+        let mut record = Record([0; Message::SIZE]);
+        record.0[0] = match *self {
+            Message::Grant { builder, slot, life } => {
+                record.put_slot(builder, slot, life);
+                1
+            }
+            Message::Assign(Assignment { batch, builder, slot, life }) => {
+                record.put_slot(builder, slot, life);
+                record.put(6, batch.events.to_le_bytes());
+                record.put(16, batch.id.0.to_le_bytes());
+                record.put(24, batch.first_event.0.to_le_bytes());
+                2
+            }
+            Message::Done { builder, slot, life, batch, verdict } => {
+                record.put_slot(builder, slot, life);
+                record.put(6, verdict.accepted.to_le_bytes());
+                record.put(16, batch.0.to_le_bytes());
+                for (k, tally) in [verdict.built, verdict.missing, verdict.corrupt].into_iter().enumerate() {
+                    record.put(24 + 2 * k, tally.events.to_le_bytes());
+                    record.put(32 + 4 * k, tally.fragments.to_le_bytes());
+                }
+                3
+            }
+            Message::Short { builder, slot, life, readout, missing } => {
+                record.put_slot(builder, slot, life);
+                record.put(6, readout.0.to_le_bytes());
+                record.put(12, missing.to_le_bytes());
+                4
+            }
+            Message::Fault { cause } => {
+                record.put_cause(cause);
+                5
+            }
+            Message::Stop { cause } => {
+                record.put_cause(cause);
+                6
+            }
+            Message::Settle => 7,
+            Message::Alive => 8,
+        };
+        record.0
+    }
+
+    /// The message in one record.
+    ///
+    /// # Errors
+    /// An unknown kind, a field with an impossible value, or a set byte that the kind does not use.
+    pub fn decode(bytes: &[u8; Message::SIZE]) -> Result<Message, DecodeError> {
+        let record = Record(*bytes);
+        let kind = bytes[0];
+        let (builder, slot, life) = (BuIndex(record.u16(2)), SlotIndex(record.u16(4)), Life(record.u32(8)));
+        let batch = BatchId(record.u64(16));
+        let bad = |field| DecodeError::Field { kind, field };
+        let message = match kind {
+            1 => Message::Grant { builder, slot, life },
+            2 => {
+                let batch =
+                    Batch { id: batch, first_event: EventNumber(record.u64(24)), events: record.u16(6) };
+                if batch.events == 0 {
+                    return Err(bad("events"));
+                }
+                Message::Assign(Assignment { batch, builder, slot, life })
+            }
+            3 => {
+                let tally = |k: usize| BatchTally {
+                    events: record.u16(24 + 2 * k),
+                    fragments: record.u32(32 + 4 * k),
+                };
+                let verdict = Verdict {
+                    built: tally(0),
+                    missing: tally(1),
+                    corrupt: tally(2),
+                    accepted: record.u16(6),
+                };
+                Message::Done { builder, slot, life, batch, verdict }
+            }
+            4 => {
+                let missing = record.u32(12);
+                if missing == 0 {
+                    return Err(bad("missing"));
+                }
+                Message::Short { builder, slot, life, readout: RuIndex(record.u16(6)), missing }
+            }
+            5 => Message::Fault { cause: record.cause().ok_or(bad("cause"))? },
+            6 => Message::Stop { cause: record.cause().ok_or(bad("cause"))? },
+            7 => Message::Settle,
+            8 => Message::Alive,
+            _ => return Err(DecodeError::Kind(kind)),
+        };
+        // One encoding per message: whatever the kind does not use has to be zero.
+        if message.encode() != *bytes {
+            return Err(bad("unused byte"));
+        }
+        Ok(message)
+    }
+
+    /// The messages packed in one transfer, in order. After an error nothing more comes.
+    ///
+    /// # Errors
+    /// A transfer that is not a whole number of records is refused at once.
+    pub fn unpack(
+        transfer: &[u8],
+    ) -> Result<impl Iterator<Item = Result<Message, DecodeError>> + '_, DecodeError> {
+        let (records, rest) = transfer.as_chunks::<{ Message::SIZE }>();
+        if !rest.is_empty() {
+            return Err(DecodeError::Length(transfer.len()));
+        }
+        let mut failed = false;
+        Ok(records
+            .iter()
+            .map(Message::decode)
+            .take_while(move |result| !std::mem::replace(&mut failed, result.is_err())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn unit() -> impl Strategy<Value = Unit> {
+        prop_oneof![
+            Just(Unit::Manager),
+            any::<u16>().prop_map(|i| Unit::Readout(RuIndex(i))),
+            any::<u16>().prop_map(|i| Unit::Builder(BuIndex(i))),
+        ]
+    }
+
+    fn cause() -> impl Strategy<Value = StopCause> {
+        let bu = || any::<u16>().prop_map(BuIndex);
+        prop_oneof![
+            Just(StopCause::EndOfRun),
+            Just(StopCause::Requested),
+            unit().prop_map(StopCause::Lost),
+            (unit(), any::<u64>()).prop_map(|(by, b)| StopCause::TimedOut { by, batch: BatchId(b) }),
+            (any::<u16>(), bu()).prop_map(|(by, peer)| StopCause::Unreachable { by: RuIndex(by), peer }),
+            bu().prop_map(StopCause::CardLost),
+            bu().prop_map(StopCause::BadData),
+            (unit(), 0..Rule::ALL.len()).prop_map(|(by, r)| StopCause::Protocol { by, rule: Rule::ALL[r] }),
+        ]
+    }
+
+    fn tally() -> impl Strategy<Value = BatchTally> {
+        any::<(u16, u32)>().prop_map(|(events, fragments)| BatchTally { events, fragments })
+    }
+
+    fn message() -> impl Strategy<Value = Message> {
+        let place = || any::<(u16, u16, u32)>().prop_map(|(b, s, l)| (BuIndex(b), SlotIndex(s), Life(l)));
+        prop_oneof![
+            place().prop_map(|(builder, slot, life)| Message::Grant { builder, slot, life }),
+            (place(), any::<(u64, u64)>(), 1..=u16::MAX).prop_map(
+                |((builder, slot, life), (id, first), events)| {
+                    let batch = Batch { id: BatchId(id), first_event: EventNumber(first), events };
+                    Message::Assign(Assignment { batch, builder, slot, life })
+                }
+            ),
+            (place(), any::<(u64, u16)>(), tally(), tally(), tally()).prop_map(
+                |((builder, slot, life), (batch, accepted), built, missing, corrupt)| Message::Done {
+                    builder,
+                    slot,
+                    life,
+                    batch: BatchId(batch),
+                    verdict: Verdict { built, missing, corrupt, accepted },
+                }
+            ),
+            (place(), any::<u16>(), 1..=u32::MAX).prop_map(|((builder, slot, life), ru, missing)| {
+                Message::Short { builder, slot, life, readout: RuIndex(ru), missing }
+            }),
+            cause().prop_map(|cause| Message::Fault { cause }),
+            cause().prop_map(|cause| Message::Stop { cause }),
+            Just(Message::Settle),
+            Just(Message::Alive),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn packed_messages_come_back_in_order(messages in proptest::collection::vec(message(), 0..20)) {
+            let transfer: Vec<u8> = messages.iter().flat_map(Message::encode).collect();
+            let back: Result<Vec<_>, _> = Message::unpack(&transfer).unwrap().collect();
+            prop_assert_eq!(back.unwrap(), messages);
+        }
+
+        #[test]
+        fn what_decodes_has_exactly_one_encoding(kind in 0u8..10, mut bytes: [u8; Message::SIZE]) {
+            bytes[0] = kind;
+            if let Ok(message) = Message::decode(&bytes) {
+                prop_assert_eq!(message.encode(), bytes);
+            }
+        }
+
+        #[test]
+        fn a_set_unused_byte_is_refused(at in 1..Message::SIZE) {
+            let mut bytes = Message::Settle.encode();
+            bytes[at] = 1;
+            prop_assert_eq!(Message::decode(&bytes), Err(DecodeError::Field { kind: 7, field: "unused byte" }));
+        }
+    }
+
+    #[test]
+    fn a_ragged_transfer_is_refused() {
+        assert_eq!(Message::unpack(&[0; 49]).err(), Some(DecodeError::Length(49)));
+    }
+
+    #[test]
+    fn nothing_follows_a_bad_record() {
+        let mut transfer =
+            [Message::Alive.encode(), Message::Alive.encode(), Message::Settle.encode()].concat();
+        transfer[Message::SIZE] = 99;
+        let got: Vec<_> = Message::unpack(&transfer).unwrap().collect();
+        assert_eq!(got, [Ok(Message::Alive), Err(DecodeError::Kind(99))]);
+    }
+}

@@ -1,0 +1,517 @@
+//! A whole event builder in virtual time: the real state machines, and everything around them invented.
+//!
+//! Control messages keep their order per pair of units and are otherwise delayed at random; packets land
+//! at any time between posting and arrival; kernels and copies take random times; units die or stall at
+//! any step. The simulator knows the truth (which fragments exist, which are corrupt, what lies in which
+//! slot) and watches the rules that no state machine can see alone.
+
+pub mod truth;
+pub mod watch;
+
+use millstream_evb::core::manager::{Manager, To, Transmit};
+use millstream_evb::core::message::Assignment;
+use millstream_evb::core::readout::{Readout, Taken};
+use millstream_evb::core::report::{BuilderReport, ReadoutReport};
+use millstream_evb::core::{
+    Account, BuIndex, Builder, Bytes, Immediate, Ledger, Message, Nanos, Plan, RuIndex, SlotIndex, StopCause,
+    Unit,
+};
+use std::collections::{BTreeMap, BinaryHeap};
+use truth::{Random, Truth};
+use watch::Watch;
+
+/// Something that goes wrong with a unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// It is gone; the others notice after a while.
+    Death,
+    /// It does nothing any more, but nobody is told.
+    Stall,
+}
+
+/// A failure at a step of the simulation.
+#[derive(Clone, Copy, Debug)]
+pub struct Fault {
+    /// After how many steps of the simulation.
+    pub step: u64,
+    /// Which unit.
+    pub unit: Unit,
+    /// What happens to it.
+    pub failure: Failure,
+}
+
+/// A rule broken on purpose, to see that it is caught.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sabotage {
+    /// Nothing.
+    None,
+    /// Builder units grant each slot's next life along with the present one.
+    GrantEarly,
+    /// Every grant arrives twice.
+    GrantTwice,
+    /// A slot is assigned to two batches at once.
+    AssignTwice,
+    /// Every tenth batch's immediate data arrives twice.
+    ArriveTwice,
+    /// Kernels forget one fragment of each batch.
+    VerdictForgets,
+    /// Readout units claim a fragment more than they send.
+    ReadoutBoasts,
+    /// Readout units report a fragment less than they took.
+    ReadoutHides,
+    /// Every tenth `Done` is lost.
+    DoneLost,
+    /// Builder units report batches done before they are judged.
+    DoneEarly,
+}
+
+/// What a run is made of.
+#[derive(Clone, Debug)]
+pub struct Scenario {
+    /// The plan.
+    pub plan: Plan,
+    /// Seed of all random choices.
+    pub seed: u64,
+    /// How many in 1000 fragments are missing at their source.
+    pub missing: u16,
+    /// How many in 1000 fragments are corrupt.
+    pub corrupt: u16,
+    /// What goes wrong.
+    pub faults: Vec<Fault>,
+    /// What is broken on purpose.
+    pub sabotage: Sabotage,
+}
+
+/// How a run went.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The account: the manager's, or the starter's if the manager failed.
+    pub account: Account,
+    /// What the simulator itself counted.
+    pub truth: Truth,
+    /// Rules that the simulator saw broken.
+    pub seen: Vec<String>,
+    /// Virtual time of the first fault, if any happened before the end.
+    pub fault_at: Option<Nanos>,
+    /// Virtual time of the end.
+    pub end: Nanos,
+    /// Steps taken.
+    pub steps: u64,
+}
+
+#[derive(Debug)]
+enum Happening {
+    Control { from: Unit, to: Unit, message: Message },
+    ReadoutReport(RuIndex, ReadoutReport),
+    BuilderReport(BuIndex, BuilderReport),
+    Land { ru: RuIndex, to: Assignment },
+    Arrive { ru: RuIndex, bu: BuIndex, immediate: Immediate, fragments: u32 },
+    Complete { ru: RuIndex, bu: BuIndex, slot: SlotIndex },
+    Unreachable { ru: RuIndex, bu: BuIndex },
+    Judge { bu: BuIndex, slot: SlotIndex },
+    Release { bu: BuIndex, slot: SlotIndex },
+    Notice { to: Unit, lost: Unit },
+    Wake(Unit),
+}
+
+struct Timed(Nanos, u64, Happening);
+
+impl PartialEq for Timed {
+    fn eq(&self, other: &Self) -> bool {
+        self.1 == other.1
+    }
+}
+impl Eq for Timed {}
+impl PartialOrd for Timed {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Timed {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (other.0, other.1).cmp(&(self.0, self.1))
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Health {
+    Well,
+    Stalled,
+    Dead,
+}
+
+struct Sim {
+    scenario: Scenario,
+    now: Nanos,
+    order: u64,
+    queue: BinaryHeap<Timed>,
+    /// Last delivery on each ordered connection: control from the first to the second unit, or data.
+    last: BTreeMap<(Unit, Unit, bool), Nanos>,
+    random: Random,
+    manager: Manager,
+    readouts: Vec<Readout>,
+    builders: Vec<Builder>,
+    health: BTreeMap<Unit, Health>,
+    wakes: BTreeMap<Unit, Nanos>,
+    truth: Truth,
+    watch: Watch,
+    starter: Ledger,
+    starter_cause: StopCause,
+    account: Option<Account>,
+    fault_at: Option<Nanos>,
+    reports_under_way: u32,
+    counter: u64,
+}
+
+/// Runs the scenario to its end.
+///
+/// # Panics
+/// If the run does not end: that is a failed test.
+pub fn run(scenario: Scenario) -> Outcome {
+    let plan = &scenario.plan;
+    plan.check().expect("the scenario's plan is possible");
+    let now = Nanos(0);
+    let units: Vec<Unit> = std::iter::once(Unit::Manager)
+        .chain((0..plan.readouts()).map(|i| Unit::Readout(RuIndex(i as u16))))
+        .chain((0..plan.builders()).map(|i| Unit::Builder(BuIndex(i as u16))))
+        .collect();
+    let mut sim = Sim {
+        now,
+        order: 0,
+        queue: BinaryHeap::new(),
+        last: BTreeMap::new(),
+        random: Random::new(scenario.seed),
+        manager: Manager::new(plan.clone(), now),
+        readouts: (0..plan.readouts()).map(|i| Readout::new(RuIndex(i as u16), plan.clone(), now)).collect(),
+        builders: (0..plan.builders()).map(|i| Builder::new(BuIndex(i as u16), plan.clone(), now)).collect(),
+        health: units.iter().map(|&unit| (unit, Health::Well)).collect(),
+        wakes: BTreeMap::new(),
+        truth: Truth::new(&scenario),
+        watch: Watch::new(plan),
+        starter: Ledger::new(plan.clone()),
+        starter_cause: StopCause::Lost(Unit::Manager),
+        account: None,
+        fault_at: None,
+        reports_under_way: 0,
+        counter: 0,
+        scenario,
+    };
+    units.iter().for_each(|&unit| sim.pump(unit));
+    let mut steps = 0;
+    while !sim.is_over() {
+        sim.fail_at(steps);
+        let Some(Timed(at, _, happening)) = sim.queue.pop() else {
+            panic!("nothing will ever happen again, and the run is not over: {:?}", sim.scenario);
+        };
+        sim.now = at;
+        sim.happen(happening);
+        steps += 1;
+        assert!(steps < 3_000_000, "the run does not end: {:?}", sim.scenario);
+    }
+    let account = match sim.account {
+        Some(account) => account,
+        None => sim.starter.close(sim.starter_cause),
+    };
+    let seen = sim.watch.seen;
+    Outcome { account, truth: sim.truth, seen, fault_at: sim.fault_at, end: sim.now, steps }
+}
+
+impl Sim {
+    fn is(&self, unit: Unit, health: Health) -> bool {
+        self.health[&unit] == health
+    }
+
+    fn is_well(&self, unit: Unit) -> bool {
+        self.is(unit, Health::Well)
+    }
+
+    /// The manager has closed the account, or it cannot and all who can report have.
+    fn is_over(&self) -> bool {
+        if self.is_well(Unit::Manager) {
+            return self.account.is_some();
+        }
+        let waiting = |unit| self.is_well(unit) && self.wakes.contains_key(&unit);
+        self.reports_under_way == 0 && !self.health.keys().any(|&unit| waiting(unit))
+    }
+
+    fn fail_at(&mut self, step: u64) {
+        for fault in self.scenario.faults.clone() {
+            if fault.step != step || !self.is_well(fault.unit) {
+                continue;
+            }
+            self.fault_at.get_or_insert(self.now);
+            if fault.failure == Failure::Stall {
+                self.health.insert(fault.unit, Health::Stalled);
+                continue;
+            }
+            self.health.insert(fault.unit, Health::Dead);
+            for to in self.health.keys().copied().collect::<Vec<_>>() {
+                // The manager watches all and all watch the manager; builder units may watch readout units.
+                let watches = to == Unit::Manager
+                    || fault.unit == Unit::Manager
+                    || matches!((to, fault.unit), (Unit::Builder(_), Unit::Readout(_)))
+                        && self.random.one_in(2);
+                if watches && to != fault.unit {
+                    self.after(0, 500_000, Happening::Notice { to, lost: fault.unit });
+                }
+            }
+            if let Unit::Builder(bu) = fault.unit {
+                for ru in 0..self.readouts.len() {
+                    if self.random.one_in(2) {
+                        let ru = RuIndex(ru as u16);
+                        self.after(0, 2_000_000, Happening::Unreachable { ru, bu });
+                    }
+                }
+            }
+        }
+    }
+
+    fn at(&mut self, at: Nanos, happening: Happening) {
+        self.order += 1;
+        self.queue.push(Timed(at, self.order, happening));
+    }
+
+    /// Between `least` and `most` nanoseconds from now; rarely eight times that.
+    fn delay(&mut self, least: u64, most: u64) -> u64 {
+        let delay = least + self.random.below(most - least + 1);
+        if self.random.one_in(50) { delay * 8 } else { delay }
+    }
+
+    fn after(&mut self, least: u64, most: u64, happening: Happening) {
+        let at = Nanos(self.now.0 + self.delay(least, most));
+        self.at(at, happening);
+    }
+
+    /// When something sent now on an ordered connection arrives.
+    fn in_order(&mut self, from: Unit, to: Unit, data: bool, most: u64) -> Nanos {
+        let at = Nanos(self.now.0 + self.delay(100, most));
+        let last = self.last.entry((from, to, data)).or_default();
+        *last = at.max(Nanos(last.0 + 1));
+        *last
+    }
+
+    fn send(&mut self, from: Unit, to: Unit, message: Message) {
+        let at = self.in_order(from, to, false, 300_000);
+        self.at(at, Happening::Control { from, to, message });
+    }
+
+    fn happen(&mut self, happening: Happening) {
+        let unit = match &happening {
+            Happening::Control { to, .. } | Happening::Notice { to, .. } => *to,
+            Happening::ReadoutReport(..) | Happening::BuilderReport(..) => Unit::Manager,
+            Happening::Land { ru, to } => {
+                // The adapter places data whoever is alive, as long as there is memory to place it in.
+                if !self.is(Unit::Builder(to.builder), Health::Dead) {
+                    self.watch.land(*ru, to);
+                }
+                return;
+            }
+            Happening::Arrive { bu, .. } | Happening::Judge { bu, .. } | Happening::Release { bu, .. } => {
+                Unit::Builder(*bu)
+            }
+            Happening::Complete { ru, .. } | Happening::Unreachable { ru, .. } => Unit::Readout(*ru),
+            Happening::Wake(unit) => *unit,
+        };
+        self.to_starter(&happening);
+        if self.is_well(unit) {
+            self.handle(unit, happening);
+            self.pump(unit);
+        }
+    }
+
+    /// Reports also reach whoever started the units, who needs them if the manager fails.
+    fn to_starter(&mut self, happening: &Happening) {
+        match happening {
+            Happening::ReadoutReport(ru, report) => self.starter.readout(*ru, report.clone()),
+            Happening::BuilderReport(bu, report) => self.starter.builder(*bu, report.clone()),
+            _ => return,
+        }
+        self.reports_under_way -= 1;
+    }
+
+    fn handle(&mut self, unit: Unit, happening: Happening) {
+        let now = self.now;
+        match happening {
+            Happening::Control { from, message, .. } => match unit {
+                Unit::Manager => {
+                    self.watch.to_manager(&message);
+                    self.manager.handle_message(from, message, now);
+                }
+                Unit::Readout(ru) => self.readouts[ru.index()].handle_message(message, now),
+                Unit::Builder(bu) => self.builders[bu.index()].handle_message(message, now),
+            },
+            Happening::ReadoutReport(ru, report) => self.manager.handle_readout_report(ru, report, now),
+            Happening::BuilderReport(bu, report) => self.manager.handle_builder_report(bu, report, now),
+            Happening::Arrive { ru, bu, immediate, fragments } => {
+                let builder = &mut self.builders[bu.index()];
+                let _counted_by_the_builder_unit = builder.handle_arrival(ru, immediate, fragments, now);
+            }
+            Happening::Complete { ru, bu, slot } => self.readouts[ru.index()].handle_completed(bu, slot),
+            Happening::Unreachable { ru, bu } => self.readouts[ru.index()].handle_unreachable(bu),
+            Happening::Judge { bu, slot } => self.judge(bu, slot),
+            Happening::Release { bu, slot } => {
+                self.watch.release(bu, slot);
+                self.builders[bu.index()].handle_released(slot).expect("the slot was judged");
+            }
+            Happening::Notice { lost, .. } => match (unit, lost) {
+                (Unit::Manager, lost) => self.manager.handle_lost(lost, now),
+                (Unit::Readout(ru), Unit::Manager) => self.readouts[ru.index()].handle_manager_lost(now),
+                (Unit::Builder(bu), Unit::Manager) => self.builders[bu.index()].handle_manager_lost(now),
+                (Unit::Builder(bu), Unit::Readout(ru)) => self.builders[bu.index()].handle_readout_lost(ru),
+                _ => {}
+            },
+            Happening::Wake(_) => {
+                if self.wakes.get(&unit).is_some_and(|&at| at <= now) {
+                    self.wakes.remove(&unit);
+                    match unit {
+                        Unit::Manager => self.manager.handle_timeout(now),
+                        Unit::Readout(ru) => self.readouts[ru.index()].handle_timeout(now),
+                        Unit::Builder(bu) => self.builders[bu.index()].handle_timeout(now),
+                    }
+                }
+            }
+            Happening::Land { .. } => {}
+        }
+    }
+
+    fn judge(&mut self, bu: BuIndex, slot: SlotIndex) {
+        let assignment = self.watch.judge(bu, slot);
+        let mut verdict = self.truth.verdict(&assignment.batch);
+        self.truth.judged(&assignment.batch);
+        if self.scenario.sabotage == Sabotage::VerdictForgets {
+            verdict.built.fragments = verdict.built.fragments.saturating_sub(1);
+        }
+        self.builders[bu.index()].handle_processed(slot, verdict).expect("the slot was being processed");
+        self.after(0, 100_000, Happening::Release { bu, slot });
+    }
+
+    /// Takes all output of a unit and schedules its next wake-up.
+    fn pump(&mut self, unit: Unit) {
+        let timeout = match unit {
+            Unit::Manager => self.pump_manager(),
+            Unit::Readout(ru) => self.pump_readout(ru),
+            Unit::Builder(bu) => self.pump_builder(bu),
+        };
+        match timeout {
+            Some(at) if self.wakes.get(&unit) != Some(&at) => {
+                self.wakes.insert(unit, at);
+                self.at(at.max(self.now), Happening::Wake(unit));
+            }
+            Some(_) => {}
+            None => drop(self.wakes.remove(&unit)),
+        }
+    }
+
+    fn pump_manager(&mut self) -> Option<Nanos> {
+        while let Some(Transmit { to, message }) = self.manager.poll_transmit(self.now) {
+            self.transmit(to, message);
+            if let (Message::Assign(mut assignment), Sabotage::AssignTwice) =
+                (message, self.scenario.sabotage)
+            {
+                assignment.batch.id.0 += 1;
+                self.transmit(to, Message::Assign(assignment));
+            }
+        }
+        if let Some(account) = self.manager.poll_finished() {
+            self.account = Some(account);
+        }
+        self.manager.poll_timeout()
+    }
+
+    fn transmit(&mut self, to: To, message: Message) {
+        if let Message::Assign(assignment) = &message {
+            self.watch.assign(assignment);
+        }
+        for unit in self.health.keys().copied().collect::<Vec<_>>() {
+            let receives = match (to, unit) {
+                (_, Unit::Manager) => false,
+                (To::Units, _) | (To::ReadoutsAnd(_), Unit::Readout(_)) => true,
+                (To::Builders, unit) => matches!(unit, Unit::Builder(_)),
+                (To::ReadoutsAnd(bu), unit) => unit == Unit::Builder(bu),
+            };
+            if receives {
+                self.send(Unit::Manager, unit, message);
+            }
+        }
+    }
+
+    fn pump_readout(&mut self, ru: RuIndex) -> Option<Nanos> {
+        let unit = Unit::Readout(ru);
+        while let Some(send) = self.readouts[ru.index()].poll_send() {
+            let assignment = send.assignment;
+            let immediate = send.immediate;
+            let sent = self.truth.present(ru, &assignment.batch);
+            self.truth.sent(ru, sent);
+            let boast = u32::from(self.scenario.sabotage == Sabotage::ReadoutBoasts);
+            let taken = Taken { fragments: sent + boast, bytes: Bytes(u64::from(sent) * 100) };
+            self.readouts[ru.index()].handle_posted(send, taken);
+            self.post(ru, assignment, immediate, sent);
+        }
+        while let Some(message) = self.readouts[ru.index()].poll_transmit() {
+            self.send(unit, Unit::Manager, message);
+        }
+        if let Some(mut report) = self.readouts[ru.index()].poll_report() {
+            if self.scenario.sabotage == Sabotage::ReadoutHides {
+                report.fragments_read = report.fragments_read.saturating_sub(1);
+            }
+            self.reports_under_way += 1;
+            self.after(0, 500_000, Happening::ReadoutReport(ru, report));
+        }
+        self.readouts[ru.index()].poll_timeout()
+    }
+
+    /// Packets on their way: they land, then the immediate data arrives, then the sender knows.
+    fn post(&mut self, ru: RuIndex, to: Assignment, immediate: Immediate, fragments: u32) {
+        let (bu, slot) = (to.builder, to.slot);
+        if self.is(Unit::Builder(bu), Health::Dead) {
+            self.after(0, 500_000, Happening::Unreachable { ru, bu });
+            return;
+        }
+        let arrival = self.in_order(Unit::Readout(ru), Unit::Builder(bu), true, 200_000);
+        let landing = Nanos(self.now.0 + self.random.below(arrival.0 - self.now.0 + 1));
+        self.at(landing, Happening::Land { ru, to });
+        self.at(arrival, Happening::Arrive { ru, bu, immediate, fragments });
+        self.counter += 1;
+        if self.scenario.sabotage == Sabotage::ArriveTwice && self.counter.is_multiple_of(10) {
+            self.at(Nanos(arrival.0 + 1000), Happening::Arrive { ru, bu, immediate, fragments });
+        }
+        let completion = Nanos(arrival.0 + self.random.below(50_000));
+        self.at(completion, Happening::Complete { ru, bu, slot });
+    }
+
+    fn pump_builder(&mut self, bu: BuIndex) -> Option<Nanos> {
+        let unit = Unit::Builder(bu);
+        while let Some(process) = self.builders[bu.index()].poll_process() {
+            self.watch.process(bu, process.slot, &process.batch);
+            self.after(1000, 400_000, Happening::Judge { bu, slot: process.slot });
+        }
+        while let Some(message) = self.builders[bu.index()].poll_transmit() {
+            self.control_of_builder(unit, message);
+        }
+        if let Some(report) = self.builders[bu.index()].poll_report() {
+            self.reports_under_way += 1;
+            self.after(0, 500_000, Happening::BuilderReport(bu, report));
+        }
+        self.builders[bu.index()].poll_timeout()
+    }
+
+    fn control_of_builder(&mut self, unit: Unit, message: Message) {
+        self.counter += 1;
+        match (message, self.scenario.sabotage) {
+            (Message::Done { .. }, Sabotage::DoneLost) if self.counter.is_multiple_of(10) => return,
+            (Message::Grant { .. }, Sabotage::GrantTwice) => self.send(unit, Unit::Manager, message),
+            (Message::Grant { builder, slot, life }, Sabotage::GrantEarly) => {
+                let early = Message::Grant { builder, slot, life: life.next() };
+                self.send(unit, Unit::Manager, message);
+                return self.send(unit, Unit::Manager, early);
+            }
+            (Message::Done { builder, slot, life, batch, verdict }, Sabotage::DoneEarly) => {
+                let early = Message::Done { builder, slot, life: life.next(), batch, verdict };
+                self.send(unit, Unit::Manager, message);
+                return self.send(unit, Unit::Manager, early);
+            }
+            _ => {}
+        }
+        self.send(unit, Unit::Manager, message);
+    }
+}

@@ -1,0 +1,98 @@
+//! Rules that span units, watched from outside: slots hold one batch at a time, and what is judged is
+//! what was assigned.
+
+use millstream_evb::core::message::{Assignment, Message};
+use millstream_evb::core::plan::{Batch, Plan};
+use millstream_evb::core::{BatchId, BuIndex, Life, RuIndex, SlotIndex};
+
+#[derive(Clone)]
+struct Slot {
+    /// Granted and not taken back by `Done`, by the messages that reach the manager.
+    granted: bool,
+    assigned: Option<Assignment>,
+    /// What lies in the slot, by readout unit.
+    content: Vec<Option<(BatchId, Life)>>,
+    processing: Option<Assignment>,
+}
+
+/// What the simulator watches.
+pub struct Watch {
+    slots: Vec<Vec<Slot>>,
+    /// Rules seen broken.
+    pub seen: Vec<String>,
+}
+
+impl Watch {
+    /// Nothing has happened.
+    pub fn new(plan: &Plan) -> Watch {
+        let empty =
+            Slot { granted: false, assigned: None, content: vec![None; plan.readouts()], processing: None };
+        Watch {
+            slots: plan.slots.iter().map(|n| vec![empty.clone(); usize::from(n.get())]).collect(),
+            seen: Vec::new(),
+        }
+    }
+
+    fn slot(&mut self, bu: BuIndex, slot: SlotIndex) -> &mut Slot {
+        &mut self.slots[bu.index()][slot.index()]
+    }
+
+    /// A message reaches the manager.
+    pub fn to_manager(&mut self, message: &Message) {
+        match *message {
+            Message::Grant { builder, slot, .. } => self.slot(builder, slot).granted = true,
+            Message::Done { builder, slot, .. } => {
+                let slot = self.slot(builder, slot);
+                (slot.granted, slot.assigned) = (false, None);
+            }
+            _ => {}
+        }
+    }
+
+    /// The manager assigns.
+    pub fn assign(&mut self, assignment: &Assignment) {
+        let slot = self.slot(assignment.builder, assignment.slot);
+        let (granted, busy) = (slot.granted, slot.assigned.is_some());
+        slot.assigned = Some(*assignment);
+        if !granted {
+            self.seen.push(format!("assigned without a credit: {assignment:?}"));
+        }
+        if busy {
+            self.seen.push(format!("second batch in a slot: {assignment:?}"));
+        }
+    }
+
+    /// A packet lands in a slot.
+    pub fn land(&mut self, ru: RuIndex, to: &Assignment) {
+        let slot = self.slot(to.builder, to.slot);
+        let overwrites = slot.processing.is_some();
+        slot.content[ru.index()] = Some((to.batch.id, to.life));
+        if overwrites {
+            self.seen.push(format!("{ru} wrote into a slot in use: {to:?}"));
+        }
+    }
+
+    /// A builder unit rings the doorbell.
+    pub fn process(&mut self, bu: BuIndex, at: SlotIndex, batch: &Batch) {
+        let slot = self.slot(bu, at);
+        let assigned = slot.assigned;
+        let content = slot.content.clone();
+        slot.processing = assigned;
+        let right = assigned
+            .is_some_and(|a| a.batch == *batch && content.iter().all(|c| *c == Some((a.batch.id, a.life))));
+        if !right {
+            self.seen
+                .push(format!("{bu} {at} processes {batch:?}, holds {content:?}, assigned {assigned:?}"));
+        }
+    }
+
+    /// The kernel reads the slot. Returns what it holds.
+    pub fn judge(&mut self, bu: BuIndex, at: SlotIndex) -> Assignment {
+        self.slot(bu, at).processing.expect("the kernel was started")
+    }
+
+    /// The accepted events are copied out.
+    pub fn release(&mut self, bu: BuIndex, at: SlotIndex) {
+        self.slot(bu, at).processing = None;
+    }
+}

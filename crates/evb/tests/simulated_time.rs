@@ -1,0 +1,244 @@
+//! The event builder's core under simulated time: every event is built exactly once or accounted for.
+
+#[expect(unreachable_pub, reason = "a module of this test binary only")]
+mod sim;
+
+use millstream_evb::core::account::Law;
+use millstream_evb::core::types::Rule;
+use millstream_evb::core::{BuIndex, EventNumber, Plan, RuIndex, StopCause, Unit};
+use proptest::prelude::*;
+use sim::{Failure, Fault, Outcome, Sabotage, Scenario, run};
+use std::num::{NonZeroU16, NonZeroU64};
+use std::time::Duration;
+
+fn nonzero(n: u16) -> NonZeroU16 {
+    NonZeroU16::new(n).expect("the caller gives a positive number")
+}
+
+fn plan(sources: &[u16], slots: &[u16], events: u64, batch: u16, window: u16) -> Plan {
+    Plan {
+        first_event: EventNumber(1_027_888),
+        events: NonZeroU64::new(events).expect("the caller gives a positive number"),
+        batch: nonzero(batch),
+        sources: sources.iter().copied().map(nonzero).collect(),
+        slots: slots.iter().copied().map(nonzero).collect(),
+        window: nonzero(window),
+        timeout: Duration::from_millis(100),
+        drain: Duration::from_millis(20),
+    }
+}
+
+fn quiet(plan: Plan) -> Scenario {
+    Scenario { plan, seed: 1, missing: 0, corrupt: 0, faults: vec![], sabotage: Sabotage::None }
+}
+
+fn any_scenario() -> impl Strategy<Value = Scenario> {
+    let units = (
+        proptest::collection::vec(1u16..5, 1..5),
+        proptest::collection::vec(1u16..6, 1..5),
+        1u64..600,
+        prop_oneof![1u16..8, 1u16..=256],
+        1u16..4,
+    );
+    (units, any::<u64>(), prop_oneof![Just(0u16), 0u16..300], prop_oneof![Just(0u16), 0u16..100]).prop_map(
+        |((sources, slots, events, batch, window), seed, missing, corrupt)| Scenario {
+            plan: plan(&sources, &slots, events, batch, window),
+            missing,
+            corrupt,
+            seed,
+            ..quiet(plan(&[1], &[1], 1, 1, 1))
+        },
+    )
+}
+
+/// Up to three failures of any units, at any steps of the run as it would be without them.
+fn with_faults() -> impl Strategy<Value = Scenario> {
+    let fault = (0u64..1000, any::<prop::sample::Index>(), any::<bool>());
+    (any_scenario(), proptest::collection::vec(fault, 1..4)).prop_map(|(mut scenario, faults)| {
+        let (n, m) = (scenario.plan.readouts(), scenario.plan.builders());
+        let steps = run(scenario.clone()).steps;
+        let to_fault = |(permille, unit, dies): (u64, prop::sample::Index, bool)| {
+            let unit = match unit.index(1 + n + m) {
+                0 => Unit::Manager,
+                i if i <= n => Unit::Readout(RuIndex(i as u16 - 1)),
+                i => Unit::Builder(BuIndex((i - 1 - n) as u16)),
+            };
+            let failure = if dies { Failure::Death } else { Failure::Stall };
+            Fault { step: permille * steps / 1000, unit, failure }
+        };
+        scenario.faults = faults.into_iter().map(to_fault).collect();
+        scenario
+    })
+}
+
+/// Whatever happened: the law holds, and no batch was judged twice or mixed up with another.
+fn check_always(outcome: &Outcome) -> Result<(), TestCaseError> {
+    let Outcome { account, truth, seen, .. } = outcome;
+    prop_assert!(account.is_closed(), "{account}");
+    prop_assert!(seen.is_empty(), "{seen:#?}");
+    prop_assert!(truth.judged.values().all(|&times| times == 1));
+    let fates =
+        account.built.fragments + account.incomplete_total().fragments + account.discarded_total().fragments;
+    prop_assert_eq!(account.fragments_read(), fates);
+    let judged = truth.judged_totals();
+    prop_assert!(account.built.events <= judged.built.events);
+    prop_assert!(account.accepted <= judged.accepted);
+    let survivors_sent: u64 = truth.sent.iter().sum();
+    prop_assert!(account.fragments_read() <= survivors_sent, "claims fragments that nobody sent");
+    Ok(())
+}
+
+fn check_whole_run(outcome: &Outcome, events: u64) -> Result<(), TestCaseError> {
+    let Outcome { account, truth, .. } = outcome;
+    prop_assert!(account.is_success(), "{account}");
+    let totals = truth.totals();
+    prop_assert_eq!(totals.events(), events);
+    prop_assert_eq!(account.built, totals.built);
+    prop_assert_eq!(account.incomplete.missing_at_source, totals.missing);
+    prop_assert_eq!(account.incomplete_total(), totals.missing);
+    prop_assert_eq!(account.discarded_total(), totals.corrupt);
+    prop_assert_eq!(account.accepted, totals.accepted);
+    prop_assert_eq!(account.assigned_events, Some(events));
+    prop_assert_eq!(truth.judged.len() as u64, totals.batches);
+    prop_assert_eq!(account.read.reported, truth.sent.iter().sum::<u64>());
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_event_is_built_exactly_once_or_accounted_by_cause(scenario in any_scenario()) {
+        let events = scenario.plan.events.get();
+        let outcome = run(scenario);
+        check_always(&outcome)?;
+        check_whole_run(&outcome, events)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_law_holds_whoever_fails_and_the_run_ends(scenario in with_faults()) {
+        let (timeout, drain) = (scenario.plan.timeout, scenario.plan.drain);
+        let last_step = scenario.faults.iter().map(|fault| fault.step).max();
+        let (faults, events) = (scenario.faults.clone(), scenario.plan.events.get());
+        let outcome = run(scenario);
+        check_always(&outcome)?;
+        let Some(fault_at) = outcome.fault_at else {
+            return check_whole_run(&outcome, events);
+        };
+        if last_step < Some(outcome.steps) {
+            // The longest way: a stalled builder unit, seen by the manager only, then a stalled manager.
+            let bound = fault_at + 5 * timeout + 8 * drain;
+            prop_assert!(outcome.end <= bound, "{:?} after {fault_at:?} for {faults:?}", outcome.end);
+        }
+        if outcome.account.is_success() {
+            check_whole_run(&outcome, events)?;
+        }
+    }
+}
+
+/// One failure in the middle of a run of 3 readout units and 2 builder units.
+fn mid_run(unit: Unit, failure: Failure) -> Outcome {
+    let scenario = Scenario {
+        faults: vec![Fault { step: 900, unit, failure }],
+        missing: 20,
+        ..quiet(plan(&[10, 10, 10], &[4, 4], 4000, 8, 4))
+    };
+    let outcome = run(scenario);
+    check_always(&outcome).expect("the laws hold");
+    assert!(outcome.account.built.events > 0 && outcome.account.built.events < 4000, "{}", outcome.account);
+    outcome
+}
+
+#[test]
+fn a_dead_readout_unit_is_witnessed_and_its_batches_are_incomplete() {
+    let account = mid_run(Unit::Readout(RuIndex(1)), Failure::Death).account;
+    assert_eq!(account.cause, StopCause::Lost(Unit::Readout(RuIndex(1))));
+    assert_eq!(account.lost, [Unit::Readout(RuIndex(1))]);
+    assert!(account.read.witnessed > 0 && account.incomplete.readout_lost.fragments > 0, "{account}");
+}
+
+#[test]
+fn what_a_dead_builder_unit_held_is_discarded() {
+    let account = mid_run(Unit::Builder(BuIndex(0)), Failure::Death).account;
+    assert_eq!(account.cause, StopCause::Lost(Unit::Builder(BuIndex(0))));
+    assert_eq!(account.read.witnessed, 0);
+    assert!(account.discarded.builder_lost.fragments > 0, "{account}");
+}
+
+#[test]
+fn without_the_manager_the_units_reports_close_the_account() {
+    let account = mid_run(Unit::Manager, Failure::Death).account;
+    assert_eq!((account.cause, account.assigned_events), (StopCause::Lost(Unit::Manager), None));
+    assert_eq!(account.lost, [Unit::Manager]);
+}
+
+#[test]
+fn a_stalled_readout_unit_times_out() {
+    let account = mid_run(Unit::Readout(RuIndex(2)), Failure::Stall).account;
+    assert!(matches!(account.cause, StopCause::TimedOut { by: Unit::Builder(_), .. }), "{account}");
+    assert!(account.incomplete.timed_out.events > 0, "{account}");
+}
+
+#[test]
+fn a_stalled_builder_unit_times_out_at_the_manager() {
+    let account = mid_run(Unit::Builder(BuIndex(1)), Failure::Stall).account;
+    assert!(matches!(account.cause, StopCause::TimedOut { by: Unit::Manager, .. }), "{account}");
+    assert_eq!(account.lost, [Unit::Builder(BuIndex(1))]);
+}
+
+#[test]
+fn a_stalled_manager_is_as_good_as_dead() {
+    let account = mid_run(Unit::Manager, Failure::Stall).account;
+    assert_eq!(account.cause, StopCause::Lost(Unit::Manager));
+}
+
+/// Runs with a rule broken on purpose.
+fn sabotaged(sabotage: Sabotage) -> Outcome {
+    let plan = plan(&[3, 2], &[2, 3], 400, 8, 2);
+    let outcome = run(Scenario { sabotage, missing: 50, ..quiet(plan) });
+    assert!(!outcome.account.is_success(), "{sabotage:?} went unnoticed:\n{}", outcome.account);
+    outcome
+}
+
+fn broken_rule(outcome: &Outcome) -> Option<Rule> {
+    match outcome.account.cause {
+        StopCause::Protocol { rule, .. } => Some(rule),
+        _ => None,
+    }
+}
+
+fn broken_laws(outcome: &Outcome) -> Vec<Law> {
+    outcome.account.violations.iter().map(|violation| violation.law).collect()
+}
+
+#[test]
+fn broken_rules_of_the_protocol_stop_the_run() {
+    for (sabotage, rule) in [
+        (Sabotage::GrantTwice, Rule::GrantOfBusySlot),
+        (Sabotage::GrantEarly, Rule::GrantOfBusySlot),
+        (Sabotage::AssignTwice, Rule::AssignOfBusySlot),
+        (Sabotage::DoneEarly, Rule::NotAssigned),
+    ] {
+        assert_eq!(broken_rule(&sabotaged(sabotage)), Some(rule), "{sabotage:?}");
+    }
+    let twice = broken_rule(&sabotaged(Sabotage::ArriveTwice));
+    assert!(matches!(twice, Some(Rule::DuplicateArrival | Rule::StaleArrival)), "{twice:?}");
+    assert!(matches!(sabotaged(Sabotage::DoneLost).account.cause, StopCause::Protocol { .. }));
+}
+
+#[test]
+fn wrong_counts_break_a_law() {
+    assert!(broken_laws(&sabotaged(Sabotage::VerdictForgets)).contains(&Law::BuilderFragments));
+    assert!(broken_laws(&sabotaged(Sabotage::ReadoutBoasts)).contains(&Law::Pair));
+    assert!(broken_laws(&sabotaged(Sabotage::ReadoutHides)).contains(&Law::Readout));
+}
+
+#[test]
+fn the_simulator_itself_sees_a_slot_with_two_batches() {
+    let seen = sabotaged(Sabotage::AssignTwice).seen;
+    assert!(seen.iter().any(|rule| rule.starts_with("second batch in a slot")), "{seen:#?}");
+}
