@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 /// A point in time by which something must have happened, or never.
 ///
-/// One deadline is passed down through a whole operation (connect, exchange, confirm), so that the operation as a whole
-/// is bounded and not each of its steps.
+/// One deadline is passed down through a whole operation (connect, exchange, confirm), so that the operation
+/// as a whole is bounded and not each of its steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadline(Option<Instant>);
 

@@ -34,7 +34,8 @@ pub enum Choice {
 }
 
 impl Choice {
-    /// Reads an environment variable; what is not text can name no device that exists, and is kept to say so later.
+    /// Reads an environment variable; what is not text can name no device that exists, and is kept to say so
+    /// later.
     pub(crate) fn from_os(value: &OsStr) -> Choice {
         match value.to_string_lossy().as_ref() {
             "" | "auto" => Choice::Auto,
@@ -240,7 +241,8 @@ pub fn devices() -> Result<Vec<DeviceInfo>, DeviceError> {
         .collect()
 }
 
-/// An open device: its context and protection domain, and the port and address to use. Clones share all of it.
+/// An open device: its context and protection domain, and the port and address to use. Clones share all of
+/// it.
 #[derive(Debug, Clone)]
 pub struct Device(Arc<Inner>);
 
@@ -261,10 +263,11 @@ struct Inner {
 /// The port that is used of every device.
 const PORT: u8 = 1;
 
-/// Opens a device: its port 1, and of that port's addresses the RoCE v2 one that most likely reaches other hosts
-/// (IPv4 before global IPv6 before link-local).
+/// Opens a device: its port 1, and of that port's addresses the RoCE v2 one that most likely reaches other
+/// hosts (IPv4 before global IPv6 before link-local).
 ///
-/// The choice is among the devices of the library in use; call [`loader::ensure`] before to get the right library.
+/// The choice is among the devices of the library in use; call [`loader::ensure`] before to get the right
+/// library.
 ///
 /// # Errors
 /// [`DeviceError`], which names the devices that exist if the chosen one does not.
@@ -371,7 +374,8 @@ impl Device {
 
 fn list(loaded: &Loaded) -> Result<DeviceList, DeviceError> {
     let list = match DeviceList::new().map_err(|error| os_error!(error.0, GetDeviceListErrorKind::Ibverbs)) {
-        // rdma-core says ENOSYS where the kernel has no RDMA support, `sideway` EOPNOTSUPP where no library was loaded.
+        // rdma-core says ENOSYS where the kernel has no RDMA support, `sideway` EOPNOTSUPP where no library
+        // was loaded.
         Err(cause) if matches!(cause.raw_os_error(), Some(libc::ENOSYS | libc::EOPNOTSUPP)) => None,
         Err(cause) => return Err(DeviceError::List { loaded: loaded.clone(), cause }),
         Ok(list) => (!list.is_empty()).then_some(list),

@@ -1,8 +1,8 @@
 //! Which `libibverbs.so.1` this process uses.
 //!
-//! `sideway` reaches verbs through `dlopen("libibverbs.so.1")` in a constructor that runs before `main`; glibc hands out
-//! whatever was first loaded under that SONAME. This module has an earlier constructor that loads the soft device by path,
-//! unless an RDMA adapter is present or the environment says otherwise:
+//! `sideway` reaches verbs through `dlopen("libibverbs.so.1")` in a constructor that runs before `main`;
+//! glibc hands out whatever was first loaded under that SONAME. This module has an earlier constructor that
+//! loads the soft device by path, unless an RDMA adapter is present or the environment says otherwise:
 //!
 //! | `MILLSTREAM_DEVICE` | library |
 //! |---|---|
@@ -11,9 +11,10 @@
 //! | `soft` | the soft device |
 //! | a name | the system's if `/sys/class/infiniband` has that name, else the soft device |
 //!
-//! The soft device is looked for at `MILLSTREAM_LIB` (the file, or the directory that holds it), then relative to the
-//! executable (see [`search_path`]). A constructor must not end the process, so a library that is missing or does not
-//! load is reported later, by [`devices`](crate::device::devices) and [`open`](crate::device::open).
+//! The soft device is looked for at `MILLSTREAM_LIB` (the file, or the directory that holds it), then
+//! relative to the executable (see [`search_path`]). A constructor must not end the process, so a library
+//! that is missing or does not load is reported later, by [`devices`](crate::device::devices) and
+//! [`open`](crate::device::open).
 
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -29,12 +30,14 @@ pub const SONAME: &str = "libibverbs.so.1";
 pub const ENV_DEVICE: &str = "MILLSTREAM_DEVICE";
 /// The soft device's library, or the directory that holds it.
 pub const ENV_LIBRARY: &str = "MILLSTREAM_LIB";
-/// Set by [`reexec_with`], so that a program which cannot get the library it asks for does not start itself for ever.
+/// Set by [`reexec_with`], so that a program which cannot get the library it asks for does not start itself
+/// for ever.
 const ENV_REEXEC: &str = "MILLSTREAM_REEXEC";
 
 const SYSFS: &str = "/sys/class/infiniband";
-/// Where the soft device is looked for, relative to the directory of the executable: beside it, `target/lib` as seen from
-/// `target/<profile>` and from `target/<profile>/{deps,examples}`, and an installation's private directory.
+/// Where the soft device is looked for, relative to the directory of the executable: beside it, `target/lib`
+/// as seen from `target/<profile>` and from `target/<profile>/{deps,examples}`, and an installation's private
+/// directory.
 const RELATIVE: [&str; 4] = ["", "../lib", "../../lib", "../lib/millstream"];
 
 /// The verbs library that this process uses.
@@ -93,11 +96,11 @@ struct Attempt {
 
 static ATTEMPT: OnceLock<Attempt> = OnceLock::new();
 
-/// Runs before the constructor of `rdma-mummy-sys`, which has no priority and therefore runs after all that have one.
-/// The sections up to `.init_array.00100` are reserved for the C library and Rust's own start-up (the program's
-/// arguments and environment).
-// SAFETY: the section holds pointers to functions of this signature, called once each before `main`; the function does not
-// unwind and needs nothing that is initialised later than libc and the allocator.
+/// Runs before the constructor of `rdma-mummy-sys`, which has no priority and therefore runs after all that
+/// have one. The sections up to `.init_array.00100` are reserved for the C library and Rust's own start-up
+/// (the program's arguments and environment).
+// SAFETY: the section holds pointers to functions of this signature, called once each before `main`; the
+// function does not unwind and needs nothing that is initialised later than libc and the allocator.
 #[used]
 #[unsafe(link_section = ".init_array.00101")]
 static LOAD_BEFORE_SIDEWAY: extern "C" fn() = load_before_sideway;
@@ -152,8 +155,8 @@ pub fn hardware_devices() -> Vec<String> {
 
 /// The files that may be the soft device, in the order in which they are tried.
 ///
-/// With `MILLSTREAM_LIB` set, only what it names: a wrong value must not be covered up by another library. Otherwise,
-/// from the directory of the executable: `./`, `../lib/`, `../../lib/` and `../lib/millstream/`.
+/// With `MILLSTREAM_LIB` set, only what it names: a wrong value must not be covered up by another library.
+/// Otherwise, from the directory of the executable: `./`, `../lib/`, `../../lib/` and `../lib/millstream/`.
 pub fn search_path() -> Vec<PathBuf> {
     let program = std::env::current_exe().ok();
     candidates(std::env::var_os(ENV_LIBRARY), program.as_deref().and_then(Path::parent))
@@ -287,8 +290,8 @@ fn last_dl_error() -> String {
 fn loaded_path() -> Option<PathBuf> {
     let handle = open_library(OsStr::new(SONAME), libc::RTLD_NOLOAD)?;
     let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: the handle is live; `dladdr` fills the structure when it returns non-zero, and the name it points to belongs to
-    // a library that is never unloaded.
+    // SAFETY: the handle is live; `dladdr` fills the structure when it returns non-zero, and the name it
+    // points to belongs to a library that is never unloaded.
     unsafe {
         let symbol = libc::dlsym(handle, c"ibv_get_device_list".as_ptr());
         if symbol.is_null() || libc::dladdr(symbol, info.as_mut_ptr()) == 0 {

@@ -1,7 +1,8 @@
 //! Waiting without burning a core for ever: spin for a moment, then block.
 //!
-//! The protocol (IBTA volume 1, 11.4.2.2): a completion queue reports on its channel once per request for notification,
-//! and only of completions that arrive after the request. So after asking one must look once more, and only then block.
+//! The protocol (IBTA volume 1, 11.4.2.2): a completion queue reports on its channel once per request for
+//! notification, and only of completions that arrive after the request. So after asking one must look once
+//! more, and only then block.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -19,8 +20,8 @@ use crate::queue::{CompletionQueue, QueueError};
 /// How a [`Waiter`] waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WaitOptions {
-    /// How long to look again and again before blocking. Worth as much as a wake-up costs (about 10 µs) where there is a core
-    /// for every thread, and nothing where there is not.
+    /// How long to look again and again before blocking. Worth as much as a wake-up costs (about 10 µs) where
+    /// there is a core for every thread, and nothing where there is not.
     pub spin: Duration,
     /// How often to look at the other descriptors while there is no lack of completions.
     pub descriptors_every: Duration,
@@ -32,7 +33,8 @@ impl Default for WaitOptions {
     }
 }
 
-/// A descriptor that also ends a wait: a TCP connection whose end tells of a peer's death, a card's socket, an eventfd.
+/// A descriptor that also ends a wait: a TCP connection whose end tells of a peer's death, a card's socket,
+/// an eventfd.
 #[derive(Debug)]
 pub struct Wait<'fd> {
     descriptor: BorrowedFd<'fd>,
@@ -137,10 +139,10 @@ impl Waiter {
 
     /// Waits until `progress` returns true, one of `others` is ready, or `deadline` has passed.
     ///
-    /// `progress` polls the completion queues `queues` (all made by this waiter) and does whatever follows; it returns
-    /// whether there was anything to do. It is called at least once, again and again for the time of
-    /// [`WaitOptions::spin`], and once more after the notifications of `queues` were asked for. While it keeps making
-    /// progress, `others` are looked at every [`WaitOptions::descriptors_every`].
+    /// `progress` polls the completion queues `queues` (all made by this waiter) and does whatever follows;
+    /// it returns whether there was anything to do. It is called at least once, again and again for the time
+    /// of [`WaitOptions::spin`], and once more after the notifications of `queues` were asked for. While it
+    /// keeps making progress, `others` are looked at every [`WaitOptions::descriptors_every`].
     ///
     /// # Errors
     /// [`WaitError`] if a system call or the device fails; the error of `progress` comes out unchanged.
@@ -214,7 +216,8 @@ impl Waiter {
         self.poll(others, Some(Duration::ZERO)).map(drop)
     }
 
-    /// `poll(2)` on the channel and the other descriptors: how many are ready, `None` when a signal came first.
+    /// `poll(2)` on the channel and the other descriptors: how many are ready, `None` when a signal came
+    /// first.
     fn poll(
         &mut self,
         others: &mut [Wait<'_>],
@@ -232,7 +235,8 @@ impl Waiter {
             tv_sec: libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX),
             tv_nsec: left.subsec_nanos().into(),
         });
-        // SAFETY: the descriptors are as many as given; a null time-out waits for ever and a null mask changes none.
+        // SAFETY: the descriptors are as many as given; a null time-out waits for ever and a null mask
+        // changes none.
         let ready = unsafe {
             libc::ppoll(
                 self.descriptors.as_mut_ptr(),
@@ -255,12 +259,13 @@ impl Waiter {
         Ok(Some(ready))
     }
 
-    /// Takes and acknowledges all events of the channel; a queue cannot be destroyed while it has one outstanding.
+    /// Takes and acknowledges all events of the channel; a queue cannot be destroyed while it has one
+    /// outstanding.
     fn take_events(&self) -> Result<(), WaitError> {
         loop {
             let (mut queue, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
-            // SAFETY: the channel is alive and does not block; on success `queue` is the queue that the event belongs to, which
-            // is not destroyed before the event is acknowledged.
+            // SAFETY: the channel is alive and does not block; on success `queue` is the queue that the event
+            // belongs to, which is not destroyed before the event is acknowledged.
             unsafe {
                 let channel = self.channel.comp_channel();
                 if ibv_get_cq_event(channel.as_ptr(), &mut queue, &mut context) == 0 {

@@ -12,8 +12,9 @@
 //! | extra: whatever the two programs agree on …
 //! ```
 //!
-//! All numbers are big-endian; `mtu` is the code of the specification (1: 256 B … 5: 4096 B), `rds` the number of READs
-//! accepted at a time. The CRC (IEEE 802.3) covers the header with its own field zero, and the extra bytes.
+//! All numbers are big-endian; `mtu` is the code of the specification (1: 256 B … 5: 4096 B), `rds` the
+//! number of READs accepted at a time. The CRC (IEEE 802.3) covers the header with its own field zero, and
+//! the extra bytes.
 #![forbid(unsafe_code)]
 
 use sideway::ibverbs::device_context::Mtu;

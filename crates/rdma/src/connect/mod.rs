@@ -1,8 +1,8 @@
 //! Two parties become the two ends of one reliable connection.
 //!
-//! A TCP stream carries what the ends must know of each other ([`Hello`]), and a confirmation that the other end is ready
-//! to receive, so that nothing is sent too early. The stream stays open: further connections can be made over it, and
-//! its end tells of a peer's death sooner than a retry counter.
+//! A TCP stream carries what the ends must know of each other ([`Hello`]), and a confirmation that the other
+//! end is ready to receive, so that nothing is sent too early. The stream stays open: further connections can
+//! be made over it, and its end tells of a peer's death sooner than a retry counter.
 //!
 //! ```text
 //! Prepared::new   RESET → INIT; receives may be posted from here on

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::memory::Access;
 
-/// How long a device waits for an acknowledgement: 4.096 µs · 2^exponent, with an exponent of 5 bits, 0 meaning for ever
-/// (IBTA volume 1, 9.9.2.1.1).
+/// How long a device waits for an acknowledgement: 4.096 µs · 2^exponent, with an exponent of 5 bits, 0
+/// meaning for ever (IBTA volume 1, 9.9.2.1.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AckTimeout(u8);
 
@@ -27,7 +27,8 @@ impl AckTimeout {
     }
 }
 
-/// How long a peer is asked to wait when no receive is posted here: a code of 5 bits (IBTA volume 1, table 45).
+/// How long a peer is asked to wait when no receive is posted here: a code of 5 bits (IBTA volume 1, table
+/// 45).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RnrTimer(u8);
 

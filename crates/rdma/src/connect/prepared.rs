@@ -44,8 +44,8 @@ pub struct Connected {
 }
 
 impl Prepared {
-    /// A new queue pair. `send` and `recv` may be the same completion queue; it must hold as many completions as can be
-    /// outstanding on all queue pairs that use it.
+    /// A new queue pair. `send` and `recv` may be the same completion queue; it must hold as many completions
+    /// as can be outstanding on all queue pairs that use it.
     ///
     /// # Errors
     /// [`QueueError`] if an option is beyond the device's limit, or the device refuses.
@@ -115,11 +115,12 @@ impl Prepared {
 
     /// Connects with the party at the other end of `stream`, which does the same at the same time.
     ///
-    /// `extra` is handed to the other party and its own is returned, at most [`MAX_EXTRA`] bytes. When this returns, both
-    /// ends can send and receive. The stream's time-outs are reset to none.
+    /// `extra` is handed to the other party and its own is returned, at most [`MAX_EXTRA`] bytes. When this
+    /// returns, both ends can send and receive. The stream's time-outs are reset to none.
     ///
     /// # Errors
-    /// [`ConnectError`] names the peer: not there in time, gone, not this program, or not reachable by the device.
+    /// [`ConnectError`] names the peer: not there in time, gone, not this program, or not reachable by the
+    /// device.
     pub fn connect(
         mut self,
         stream: &mut TcpStream,
@@ -170,7 +171,8 @@ impl Prepared {
         let device = &self.device;
         let mut route = AddressHandleAttribute::new();
         route.setup_port(device.port()).setup_dest_lid(theirs.lid);
-        // Within an InfiniBand subnet the local identifier is enough; everywhere else the global address is needed.
+        // Within an InfiniBand subnet the local identifier is enough; everywhere else the global address is
+        // needed.
         if device.link_layer() == LinkLayer::Ethernet || theirs.lid == 0 {
             route.setup_grh(&Gid { raw: theirs.gid }, 0, device.address().index, HOP_LIMIT, 0);
         }
@@ -231,8 +233,8 @@ fn describe(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Unpredictable, so that packets of an earlier connection are not taken for this one's; the standard library's hash keys
-/// come from the operating system.
+/// Unpredictable, so that packets of an earlier connection are not taken for this one's; the standard
+/// library's hash keys come from the operating system.
 fn random_24_bits() -> u32 {
     (RandomState::new().build_hasher().finish() & 0x00ff_ffff) as u32
 }

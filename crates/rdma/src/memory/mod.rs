@@ -1,8 +1,8 @@
 //! Registered memory: what a device may read and write, locally and for a peer.
 //!
-//! A [`Region`] registers memory and keeps it alive; [`Sge`] names a part of it in a work request of this process, and
-//! [`RemoteMemory`] names a part of a peer's region, as the peer sent it. Addresses are checked against the region's bounds
-//! where they are made, and by the device again where they are used.
+//! A [`Region`] registers memory and keeps it alive; [`Sge`] names a part of it in a work request of this
+//! process, and [`RemoteMemory`] names a part of a peer's region, as the peer sent it. Addresses are checked
+//! against the region's bounds where they are made, and by the device again where they are used.
 
 mod keys;
 mod mapping;

@@ -51,8 +51,8 @@ pub enum MemoryError {
 /// Bytes that stay where they are.
 ///
 /// # Safety
-/// For as long as the value lives, `bytes` returns the same address and length, also after the value has been moved, and
-/// the memory stays mapped.
+/// For as long as the value lives, `bytes` returns the same address and length, also after the value has been
+/// moved, and the memory stays mapped.
 pub unsafe trait StableBytes: Send + Sync + 'static {
     /// The bytes.
     fn bytes(&self) -> &[u8];
@@ -121,8 +121,8 @@ impl fmt::Debug for Sge {
 
 /// Registered memory. The memory lives as long as the region, and is deregistered before it goes.
 ///
-/// A peer with the remote key changes landing memory at any time, so the safe methods copy; a view of the memory itself is
-/// [`Region::slice`], and says when it may be had.
+/// A peer with the remote key changes landing memory at any time, so the safe methods copy; a view of the
+/// memory itself is [`Region::slice`], and says when it may be had.
 pub struct Region {
     // First, so that the device lets go of the memory before the memory goes.
     registration: Arc<MemoryRegion>,
@@ -146,8 +146,8 @@ impl Region {
     /// Landing memory: `len` zero-filled bytes in a memfd, mapped into this process.
     ///
     /// Peers on the same host that use the soft device map it too, so it is registered through its descriptor
-    /// (`ibv_reg_dmabuf_mr`); where that is not supported, and on an adapter, through its mapping. `name` is for
-    /// `/proc/<pid>/maps`.
+    /// (`ibv_reg_dmabuf_mr`); where that is not supported, and on an adapter, through its mapping. `name` is
+    /// for `/proc/<pid>/maps`.
     ///
     /// # Errors
     /// [`MemoryError`] if there is no such memory, or the device refuses it.
@@ -164,7 +164,8 @@ impl Region {
         };
         let registration = match by_descriptor {
             Err(cause) if cause.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-                // SAFETY: the mapping is `len` bytes and outlives the registration (see the order of the fields).
+                // SAFETY: the mapping is `len` bytes and outlives the registration (see the order of the
+                // fields).
                 unsafe { register_memory(device, mapping.start().as_ptr(), len, access) }.map_err(failed)?
             }
             other => other.map_err(failed)?,
@@ -190,8 +191,8 @@ impl Region {
         }
         let access = if remote_read { Access::REMOTE_READ } else { Access::SOURCE };
         let (addr, len) = (bytes.as_ptr() as u64, bytes.len());
-        // SAFETY: the bytes stay where they are while `owner` lives, which outlives the registration; without write access
-        // the device only reads them.
+        // SAFETY: the bytes stay where they are while `owner` lives, which outlives the registration; without
+        // write access the device only reads them.
         let registration = unsafe { register_memory(device, bytes.as_ptr(), len, access) }
             .map_err(|cause| refused(device, len, "source memory", access, cause))?;
         Ok(Region { registration, memory: Memory::Source(owner), addr, len, access })
@@ -199,8 +200,9 @@ impl Region {
 
     /// Memory behind a descriptor: a card's dma-buf, or the memfd of an emulated card.
     ///
-    /// The region is the `len` bytes from `offset` on. Its addresses, in [`Sge`] and [`RemoteMemory`], are offsets into the
-    /// descriptor's memory, so they mean the same to all who know the card. This process has no pointer to it.
+    /// The region is the `len` bytes from `offset` on. Its addresses, in [`Sge`] and [`RemoteMemory`], are
+    /// offsets into the descriptor's memory, so they mean the same to all who know the card. This process has
+    /// no pointer to it.
     ///
     /// # Errors
     /// [`MemoryError`] if it is empty, or the device refuses it.
@@ -274,7 +276,8 @@ impl Region {
         }
     }
 
-    /// Allocates every page now, so that no transfer pays for a first touch. Nothing to do except for landing memory.
+    /// Allocates every page now, so that no transfer pays for a first touch. Nothing to do except for landing
+    /// memory.
     ///
     /// # Errors
     /// The error of the system call.
@@ -293,8 +296,8 @@ impl Region {
     /// [`OutOfBounds`] if the part does not lie within, or the memory is not in this address space.
     pub fn copy_to_slice(&self, offset: u64, to: &mut [u8]) -> Result<(), OutOfBounds> {
         let from = self.reachable(offset, to.len(), self.as_ptr())?;
-        // SAFETY: the range lies within the memory, which lives as long as `self`, and `to` is not a part of it, because only
-        // `slice` hands out parts and its contract excludes exclusive references.
+        // SAFETY: the range lies within the memory, which lives as long as `self`, and `to` is not a part of
+        // it, because only `slice` hands out parts and its contract excludes exclusive references.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr(), to.len()) };
         Ok(())
     }
@@ -309,8 +312,8 @@ impl Region {
             Memory::Source(_) | Memory::Foreign(_) => None,
         };
         let to = self.reachable(offset, from.len(), writable)?;
-        // SAFETY: the range lies within the mapping, which lives as long as `self`. `from` may be a part of it by way of
-        // `slice`, hence the copy that allows overlap.
+        // SAFETY: the range lies within the mapping, which lives as long as `self`. `from` may be a part of
+        // it by way of `slice`, hence the copy that allows overlap.
         unsafe { std::ptr::copy(from.as_ptr(), to.as_ptr(), from.len()) };
         Ok(())
     }
@@ -318,8 +321,9 @@ impl Region {
     /// A view of a part of landing memory, or of a source.
     ///
     /// # Safety
-    /// While the view lives, nothing writes to that part: no peer with the remote key, no receive or READ posted here, no
-    /// [`copy_from_slice`](Region::copy_from_slice), and no other process that maps the memory.
+    /// While the view lives, nothing writes to that part: no peer with the remote key, no receive or READ
+    /// posted here, no [`copy_from_slice`](Region::copy_from_slice), and no other process that maps the
+    /// memory.
     ///
     /// # Errors
     /// [`OutOfBounds`] if the part does not lie within, or the memory is not in this address space.
@@ -333,8 +337,8 @@ impl Region {
             memory: "a memory region",
         })?;
         let start = self.reachable(range.start, length, self.as_ptr())?;
-        // SAFETY: the range lies within initialised memory that lives as long as `self`; the caller sees to it that nothing
-        // writes to it.
+        // SAFETY: the range lies within initialised memory that lives as long as `self`; the caller sees to
+        // it that nothing writes to it.
         Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), length) })
     }
 
@@ -353,7 +357,8 @@ impl Region {
             });
         };
         OutOfBounds::check("a memory region", self.len as u64, offset, length as u64)?;
-        // SAFETY: `offset` is at most the length of the memory (which fits `usize`), so the result is in or just behind it.
+        // SAFETY: `offset` is at most the length of the memory (which fits `usize`), so the result is in or
+        // just behind it.
         Ok(unsafe { start.add(offset as usize) })
     }
 }
@@ -395,8 +400,8 @@ fn register_descriptor(
     access: Access,
 ) -> io::Result<Arc<MemoryRegion>> {
     let access: AccessFlags = access.flags();
-    // SAFETY: the device keeps a reference to the memory behind the descriptor and checks offset and length against it; no
-    // address of this process is involved.
+    // SAFETY: the device keeps a reference to the memory behind the descriptor and checks offset and length
+    // against it; no address of this process is involved.
     unsafe { device.domain().reg_dmabuf_mr(offset, len, addr, descriptor.as_raw_fd(), access) }
         .map_err(|error| os_error!(error.0, RegisterMemoryRegionErrorKind::Ibverbs))
 }

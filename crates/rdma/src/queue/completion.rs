@@ -158,8 +158,8 @@ impl Opcode {
 
 /// One completion.
 ///
-/// Of a failed request only the name of the request, the status and the queue pair mean anything; [`Completion::check`]
-/// tells the two apart.
+/// Of a failed request only the name of the request, the status and the queue pair mean anything;
+/// [`Completion::check`] tells the two apart.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Completion(ibv_wc);
@@ -206,7 +206,8 @@ impl Completion {
         Opcode::from_code(self.0.opcode)
     }
 
-    /// Bytes received by a successful receive, or read by a READ; a WRITE with immediate data tells its length too.
+    /// Bytes received by a successful receive, or read by a READ; a WRITE with immediate data tells its
+    /// length too.
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "a completion is not a container")]
     pub fn len(&self) -> u32 {
@@ -314,7 +315,8 @@ pub struct CompletionQueue {
     queue: Arc<BasicCompletionQueue>,
 }
 
-// SAFETY: the verbs on a completion queue are thread-safe, and `queue` keeps the object that `raw` points to alive.
+// SAFETY: the verbs on a completion queue are thread-safe, and `queue` keeps the object that `raw` points to
+// alive.
 unsafe impl Send for CompletionQueue {}
 // SAFETY: as above.
 unsafe impl Sync for CompletionQueue {}
@@ -362,7 +364,8 @@ impl CompletionQueue {
     #[inline]
     pub fn poll<'b>(&self, buffer: &'b mut [Completion]) -> Result<&'b [Completion], PollError> {
         let room = i32::try_from(buffer.len()).unwrap_or(i32::MAX);
-        // SAFETY: `queue` keeps the object alive; the buffer has room for `room` completions, whose type is transparent.
+        // SAFETY: `queue` keeps the object alive; the buffer has room for `room` completions, whose type is
+        // transparent.
         let taken = unsafe { ibv_poll_cq(self.raw.as_ptr(), room, buffer.as_mut_ptr().cast::<ibv_wc>()) };
         match usize::try_from(taken) {
             Ok(taken) => Ok(&buffer[..taken]),

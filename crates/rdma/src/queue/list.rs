@@ -27,7 +27,8 @@ struct List<R> {
     max_elements: usize,
 }
 
-// SAFETY: the pointers within the requests are only followed after `link` has set them, under an exclusive borrow.
+// SAFETY: the pointers within the requests are only followed after `link` has set them, under an exclusive
+// borrow.
 unsafe impl<R> Send for List<R> {}
 // SAFETY: nothing can be reached through a shared borrow but lengths.
 unsafe impl<R> Sync for List<R> {}
@@ -66,8 +67,9 @@ impl<R> List<R> {
         let count = self.requests.len();
         let (requests, elements) = (self.requests.as_mut_ptr(), self.elements.as_mut_ptr());
         for (index, first) in self.first.iter().enumerate() {
-            // SAFETY: `index` counts requests and `first` is at most the number of elements; the pointers stay within, or
-            // just behind, the two vectors, which are not touched while the list is being posted.
+            // SAFETY: `index` counts requests and `first` is at most the number of elements; the pointers
+            // stay within, or just behind, the two vectors, which are not touched while the list is being
+            // posted.
             unsafe {
                 let next = if index + 1 < count { requests.add(index + 1) } else { std::ptr::null_mut() };
                 set(&mut *requests.add(index), next, elements.add(*first));

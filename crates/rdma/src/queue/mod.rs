@@ -1,8 +1,8 @@
 //! Posting work requests and reading completions.
 //!
-//! The data path: no allocation, no lock of its own, one indirect call per posted request (or per list of them). All
-//! methods take `&self`, because the verbs are thread-safe; two threads that poll one completion queue see disjoint
-//! completions.
+//! The data path: no allocation, no lock of its own, one indirect call per posted request (or per list of
+//! them). All methods take `&self`, because the verbs are thread-safe; two threads that poll one completion
+//! queue see disjoint completions.
 
 mod completion;
 mod list;

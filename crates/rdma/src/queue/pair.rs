@@ -35,8 +35,8 @@ impl PostError {
     }
 }
 
-/// A queue pair of the reliable connected service, connected to a peer. It is destroyed when dropped; what is still
-/// outstanding then is given up without completions.
+/// A queue pair of the reliable connected service, connected to a peer. It is destroyed when dropped; what is
+/// still outstanding then is given up without completions.
 ///
 /// Made by [`Prepared::connect`](crate::connect::Prepared::connect).
 pub struct QueuePair {
@@ -109,7 +109,8 @@ impl QueuePair {
     /// Posts a SEND of bytes that are copied at once, from memory that need not be registered.
     ///
     /// # Errors
-    /// As [`post_send`](QueuePair::post_send), also when there are more than [`max_inline`](QueuePair::max_inline) bytes.
+    /// As [`post_send`](QueuePair::post_send), also when there are more than
+    /// [`max_inline`](QueuePair::max_inline) bytes.
     #[inline]
     pub fn post_send_inline(&self, bytes: &[u8], signal: Signal, wr_id: WrId) -> Result<(), PostError> {
         self.post_inline("an inline SEND", Operation::Send, bytes, signal, wr_id)
@@ -118,7 +119,8 @@ impl QueuePair {
     /// Posts an RDMA WRITE.
     ///
     /// # Errors
-    /// As [`post_send`](QueuePair::post_send). A key or address that the peer does not allow shows as a completion.
+    /// As [`post_send`](QueuePair::post_send). A key or address that the peer does not allow shows as a
+    /// completion.
     #[inline]
     pub fn post_write(
         &self,
@@ -149,7 +151,8 @@ impl QueuePair {
     /// Posts an RDMA WRITE of bytes that are copied at once, from memory that need not be registered.
     ///
     /// # Errors
-    /// As [`post_write`](QueuePair::post_write), also when there are more than [`max_inline`](QueuePair::max_inline) bytes.
+    /// As [`post_write`](QueuePair::post_write), also when there are more than
+    /// [`max_inline`](QueuePair::max_inline) bytes.
     #[inline]
     pub fn post_write_inline(
         &self,
@@ -194,7 +197,8 @@ impl QueuePair {
         let first = list.link();
         let result = match first.is_null() {
             true => Ok(()),
-            // SAFETY: `link` has pointed every request to its elements and its successor, which live in the list.
+            // SAFETY: `link` has pointed every request to its elements and its successor, which live in the
+            // list.
             false => unsafe { self.post_chain(first) },
         };
         let result =
@@ -220,8 +224,8 @@ impl QueuePair {
         result
     }
 
-    /// Gives the connection up: the queue pair goes to the error state, where all that is outstanding completes as flushed
-    /// and nothing of the peer is accepted any more.
+    /// Gives the connection up: the queue pair goes to the error state, where all that is outstanding
+    /// completes as flushed and nothing of the peer is accepted any more.
     ///
     /// # Errors
     /// The error of the device.
@@ -266,14 +270,14 @@ impl QueuePair {
         request.sg_list = &mut element;
         request.num_sge = 1;
         request.send_flags |= ibv_send_flags::IBV_SEND_INLINE.0;
-        // SAFETY: one request without successor; its element and the bytes, which the device copies before the call
-        // returns, are borrowed for longer than the call.
+        // SAFETY: one request without successor; its element and the bytes, which the device copies before
+        // the call returns, are borrowed for longer than the call.
         unsafe { self.post_chain(&mut request) }.map_err(|(_, cause)| self.failed(what, 0, cause))
     }
 
     /// # Safety
-    /// `first` starts a chain of requests whose elements are live; an inline request's elements name memory of this process
-    /// that may be read.
+    /// `first` starts a chain of requests whose elements are live; an inline request's elements name memory
+    /// of this process that may be read.
     #[inline]
     unsafe fn post_chain(&self, first: *mut ibv_send_wr) -> Result<(), (*const ibv_send_wr, io::Error)> {
         let mut bad = std::ptr::null_mut();
@@ -287,8 +291,8 @@ impl QueuePair {
     #[inline]
     fn post_recv_chain(&self, first: &mut ibv_recv_wr) -> Result<(), (*const ibv_recv_wr, io::Error)> {
         let mut bad = std::ptr::null_mut();
-        // SAFETY: `owner` keeps the queue pair alive; every request of the chain was made by `recv_request` or linked by its
-        // list, with elements that live longer than the call.
+        // SAFETY: `owner` keeps the queue pair alive; every request of the chain was made by `recv_request`
+        // or linked by its list, with elements that live longer than the call.
         match unsafe { ibv_post_recv(self.raw.as_ptr(), first, &mut bad) } {
             0 => Ok(()),
             code => Err((bad, os_error_of(code))),

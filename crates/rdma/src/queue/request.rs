@@ -25,7 +25,8 @@ impl fmt::Display for Qpn {
 
 /// Whether a successful request is reported by a completion; a failed one always is.
 ///
-/// A send queue has room again only when a completion tells so, hence every so many requests one must be signaled.
+/// A send queue has room again only when a completion tells so, hence every so many requests one must be
+/// signaled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signal {
     /// A completion tells of success.

@@ -1,0 +1,207 @@
+//! The form of a transfer: a header, then the messages, each with its length.
+//!
+//! ```text
+//!  0               2               4                               8
+//! +---------------+---------------+-------------------------------+
+//! | credits       | messages      | bytes that follow             |
+//! +---------------+---------------+-------------------------------+
+//! | length of the first message   | its bytes …
+//! ```
+//!
+//! All numbers are big-endian. A frame without messages only returns credits.
+#![forbid(unsafe_code)]
+
+use std::ops::Range;
+
+/// The size of the header in bytes.
+pub(super) const HEADER_LEN: usize = 8;
+/// The size of a message's length in bytes.
+pub(super) const LENGTH_LEN: usize = 4;
+
+/// What a peer sent is not a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FrameError {
+    /// Less than a header.
+    #[error("frame of {len} bytes, less than its header of {HEADER_LEN}")]
+    TooShort {
+        /// Bytes received.
+        len: usize,
+    },
+    /// The header does not match what came.
+    #[error("frame with bytes = {bytes}, but {received} follow the header")]
+    Length {
+        /// What the header says.
+        bytes: u32,
+        /// What came.
+        received: usize,
+    },
+    /// A message does not end within the frame.
+    #[error("message at byte {at} of a frame of {len} bytes does not end within it")]
+    Message {
+        /// Where its length is.
+        at: usize,
+        /// Bytes received.
+        len: usize,
+    },
+    /// Bytes that belong to no message.
+    #[error("{left} bytes behind the last message of a frame")]
+    Trailing {
+        /// How many.
+        left: usize,
+    },
+    /// More credits than there are buffers.
+    #[error("frame returns {credits} credits with {missing} outstanding")]
+    Credits {
+        /// What the header says.
+        credits: u16,
+        /// What it can be at most.
+        missing: u32,
+    },
+}
+
+/// The header of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Header {
+    /// Buffers that the sender of the frame has made ready again.
+    pub(super) credits: u16,
+    /// Messages in the frame.
+    pub(super) messages: u16,
+    /// Bytes behind the header.
+    pub(super) bytes: u32,
+}
+
+impl Header {
+    pub(super) fn encode(self) -> [u8; HEADER_LEN] {
+        let ([c0, c1], [m0, m1]) = (self.credits.to_be_bytes(), self.messages.to_be_bytes());
+        let [b0, b1, b2, b3] = self.bytes.to_be_bytes();
+        [c0, c1, m0, m1, b0, b1, b2, b3]
+    }
+
+    pub(super) fn decode(frame: &[u8]) -> Result<Header, FrameError> {
+        let Some(([c0, c1, m0, m1, b0, b1, b2, b3], rest)) = frame.split_first_chunk::<HEADER_LEN>() else {
+            return Err(FrameError::TooShort { len: frame.len() });
+        };
+        let header = Header {
+            credits: u16::from_be_bytes([*c0, *c1]),
+            messages: u16::from_be_bytes([*m0, *m1]),
+            bytes: u32::from_be_bytes([*b0, *b1, *b2, *b3]),
+        };
+        match header.bytes as usize == rest.len() {
+            true => Ok(header),
+            false => Err(FrameError::Length { bytes: header.bytes, received: rest.len() }),
+        }
+    }
+}
+
+/// Goes through the messages of one frame.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Cursor {
+    at: usize,
+    left: u16,
+}
+
+impl Cursor {
+    pub(super) fn new(header: Header) -> Cursor {
+        Cursor { at: HEADER_LEN, left: header.messages }
+    }
+
+    /// Where the next message lies within the frame.
+    pub(super) fn next(&mut self, frame: &[u8]) -> Result<Option<Range<usize>>, FrameError> {
+        // `at` never exceeds the length of the frame: it is moved only to ends of messages that lie within.
+        let rest = &frame[self.at..];
+        if self.left == 0 {
+            return match rest.len() {
+                0 => Ok(None),
+                left => Err(FrameError::Trailing { left }),
+            };
+        }
+        let outside = FrameError::Message { at: self.at, len: frame.len() };
+        let (length, rest) = rest.split_first_chunk::<LENGTH_LEN>().ok_or(outside)?;
+        let length = u32::from_be_bytes(*length) as usize;
+        if length > rest.len() {
+            return Err(outside);
+        }
+        let start = self.at + LENGTH_LEN;
+        self.at = start + length;
+        self.left -= 1;
+        Ok(Some(start..self.at))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn frame(credits: u16, messages: &[Vec<u8>]) -> Vec<u8> {
+        let mut body = Vec::new();
+        for message in messages {
+            body.extend_from_slice(&(message.len() as u32).to_be_bytes());
+            body.extend_from_slice(message);
+        }
+        let header = Header { credits, messages: messages.len() as u16, bytes: body.len() as u32 };
+        [&header.encode()[..], &body].concat()
+    }
+
+    /// All messages of a frame, or the first error.
+    fn read(frame: &[u8]) -> Result<Vec<&[u8]>, FrameError> {
+        let mut cursor = Cursor::new(Header::decode(frame)?);
+        let mut messages = Vec::new();
+        while let Some(range) = cursor.next(frame)? {
+            messages.push(&frame[range]);
+        }
+        Ok(messages)
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(
+            credits: u16,
+            messages in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..20),
+        ) {
+            let bytes = frame(credits, &messages);
+            prop_assert_eq!(Header::decode(&bytes).unwrap().credits, credits);
+            prop_assert_eq!(read(&bytes).unwrap(), messages);
+        }
+
+        #[test]
+        fn bytes_cut_off_are_noticed(
+            messages in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..20),
+            cut: prop::sample::Index,
+        ) {
+            let bytes = frame(1, &messages);
+            prop_assert!(read(&bytes[..cut.index(bytes.len())]).is_err());
+        }
+
+        #[test]
+        fn arbitrary_bytes_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+            let _ = read(&bytes);
+        }
+
+        #[test]
+        fn an_arbitrary_body_is_read_in_full_or_refused(
+            messages in 0u16..6,
+            body in prop::collection::vec(0u8..4, 0..64),
+        ) {
+            let header = Header { credits: 0, messages, bytes: body.len() as u32 };
+            let bytes = [&header.encode()[..], &body].concat();
+            if let Ok(read) = read(&bytes) {
+                let total: usize = read.iter().map(|message| message.len() + LENGTH_LEN).sum();
+                prop_assert_eq!((read.len(), total), (usize::from(messages), body.len()));
+            }
+        }
+    }
+
+    #[test]
+    fn errors_tell_where() {
+        assert_eq!(read(&[0; 7]), Err(FrameError::TooShort { len: 7 }));
+        let mut bytes = frame(0, &[vec![1, 2, 3]]);
+        bytes[11] = 4;
+        assert_eq!(read(&bytes), Err(FrameError::Message { at: 8, len: 15 }));
+        bytes[11] = 2;
+        assert_eq!(read(&bytes), Err(FrameError::Trailing { left: 1 }));
+        bytes.push(0);
+        assert_eq!(read(&bytes), Err(FrameError::Length { bytes: 7, received: 8 }));
+    }
+}

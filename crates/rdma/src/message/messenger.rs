@@ -1,0 +1,439 @@
+//! A connected messenger.
+
+use std::collections::VecDeque;
+use std::fmt;
+
+use super::frame::{Cursor, FrameError, HEADER_LEN, Header, LENGTH_LEN};
+use super::options::{MessengerOptions, RETURNS, max_message};
+use super::window::Window;
+use crate::memory::{OutOfBounds, Region};
+use crate::queue::{
+    Completion, CompletionQueue, PollError, PostError, Qpn, QueuePair, Signal, Status, WorkError, WrId,
+};
+
+/// Why a message could not be sent or received.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MessageError {
+    /// All frames are filled and wait for the peer; try again after [`Messenger::progress`] has made some.
+    #[error("peer {peer}: no room for another message until it has worked off some")]
+    Full {
+        /// The peer.
+        peer: String,
+    },
+    /// Longer than a frame can hold.
+    #[error("message of {len} bytes is longer than {max}")]
+    TooLong {
+        /// Its length.
+        len: usize,
+        /// The longest.
+        max: usize,
+    },
+    /// The connection has failed: the peer has died, or gave the connection up.
+    #[error("peer {peer}: connection lost: {error}")]
+    Lost {
+        /// The peer.
+        peer: String,
+        /// The first request that failed.
+        error: WorkError,
+    },
+    /// The peer sent what is not a frame.
+    #[error("peer {peer}: {error}")]
+    Malformed {
+        /// The peer.
+        peer: String,
+        /// What is wrong with it.
+        error: FrameError,
+    },
+    /// The completion queue has failed.
+    #[error(transparent)]
+    Poll(#[from] PollError),
+    /// The device did not accept a request.
+    #[error(transparent)]
+    Post(#[from] PostError),
+    /// Another part of this program confused the bounds of the buffers.
+    #[error(transparent)]
+    Bounds(#[from] OutOfBounds),
+}
+
+/// Kinds of requests, in the upper bits of their names.
+const KIND: u64 = 3 << 62;
+const FRAME: u64 = 0;
+const RECV: u64 = 1 << 62;
+const RETURN: u64 = 2 << 62;
+
+pub(super) fn recv_id(slot: u16) -> WrId {
+    WrId(RECV | u64::from(slot))
+}
+
+/// Completions taken at a time.
+const BATCH: usize = 16;
+
+/// Sends and receives small messages over a reliable connection of its own.
+///
+/// Outgoing messages are collected in the open frame until [`flush`](Messenger::flush); then the frame goes
+/// as soon as the peer has room, and messages sent meanwhile still join it. Frames are numbered; frame `n`
+/// lies in slot `n mod send_frames`, and `completed <= posted <= open`.
+pub struct Messenger {
+    pair: QueuePair,
+    queue: CompletionQueue,
+    outgoing: Region,
+    incoming: Region,
+    window: Window,
+    /// Bytes of a slot here.
+    slot_bytes: u64,
+    /// Bytes of a frame that the peer takes.
+    frame_bytes: u32,
+    send_frames: u64,
+    /// Frames whose slot is free again.
+    completed: u64,
+    /// Frames handed to the device.
+    posted: u64,
+    /// The frame being filled; frames before it are closed.
+    open: u64,
+    /// Bytes (header included) and messages of the frames in each slot.
+    filled: Box<[Filled]>,
+    /// The open frame is to go as soon as it may.
+    flushing: bool,
+    /// Frames that only return credits: sent, and completed.
+    returns: (u64, u64),
+    /// Slots with frames not yet opened, in the order of arrival, and their lengths.
+    arrived: VecDeque<(u16, u32)>,
+    /// The frame being read.
+    reading: Option<Reading>,
+    failure: Option<WorkError>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Filled {
+    bytes: u32,
+    messages: u16,
+}
+
+const NOTHING: Filled = Filled { bytes: HEADER_LEN as u32, messages: 0 };
+
+#[derive(Debug, Clone, Copy)]
+struct Reading {
+    slot: u16,
+    len: u32,
+    cursor: Cursor,
+}
+
+impl Messenger {
+    pub(super) fn new(
+        pair: QueuePair,
+        queue: CompletionQueue,
+        options: MessengerOptions,
+        (outgoing, incoming): (Region, Region),
+        (frame_bytes, peer_window): (u32, u16),
+    ) -> Messenger {
+        Messenger {
+            pair,
+            queue,
+            outgoing,
+            incoming,
+            window: Window::new(options.recv_frames, peer_window),
+            slot_bytes: options.frame_bytes.into(),
+            frame_bytes,
+            send_frames: options.send_frames.into(),
+            completed: 0,
+            posted: 0,
+            open: 0,
+            filled: vec![NOTHING; options.send_frames.into()].into_boxed_slice(),
+            flushing: false,
+            returns: (0, 0),
+            arrived: VecDeque::with_capacity(options.recv_frames.into()),
+            reading: None,
+            failure: None,
+        }
+    }
+
+    /// The number of its queue pair, which its completions carry.
+    pub fn number(&self) -> Qpn {
+        self.pair.number()
+    }
+
+    /// The peer, for messages to people.
+    pub fn peer(&self) -> &str {
+        self.pair.peer()
+    }
+
+    /// The longest message in bytes.
+    pub fn max_message(&self) -> usize {
+        max_message(self.frame_bytes)
+    }
+
+    /// Adds a message to the open frame. It goes with the next [`flush`](Messenger::flush), or when the frame
+    /// is full.
+    ///
+    /// # Errors
+    /// [`MessageError::Full`] when all frames are taken, [`MessageError::TooLong`], or
+    /// [`MessageError::Lost`].
+    pub fn send(&mut self, message: &[u8]) -> Result<(), MessageError> {
+        self.check_alive()?;
+        let max = self.max_message();
+        if message.len() > max {
+            return Err(MessageError::TooLong { len: message.len(), max });
+        }
+        let needed = (LENGTH_LEN + message.len()) as u32;
+        if self.is_full() {
+            return Err(self.full());
+        }
+        let open = self.filled[self.slot(self.open)];
+        if needed > self.frame_bytes - open.bytes || open.messages == u16::MAX {
+            self.open += 1;
+            self.advance()?;
+            if self.is_full() {
+                return Err(self.full());
+            }
+        }
+        let slot = self.slot(self.open);
+        let at = slot as u64 * self.slot_bytes + u64::from(self.filled[slot].bytes);
+        self.outgoing.copy_from_slice(at, &(message.len() as u32).to_be_bytes())?;
+        self.outgoing.copy_from_slice(at + LENGTH_LEN as u64, message)?;
+        self.filled[slot].bytes += needed;
+        self.filled[slot].messages += 1;
+        Ok(())
+    }
+
+    /// Lets the messages go that were sent so far: at once if the peer has room, else as soon as it has, with
+    /// [`progress`](Messenger::progress).
+    ///
+    /// # Errors
+    /// [`MessageError::Lost`], or what the device says.
+    pub fn flush(&mut self) -> Result<(), MessageError> {
+        self.check_alive()?;
+        self.flushing = self.has_open_messages();
+        self.advance()
+    }
+
+    /// Polls the completion queue, which must not be shared, and does what follows: takes arrived frames in,
+    /// frees sent ones, and sends what waits. Returns whether any completion was there.
+    ///
+    /// # Errors
+    /// [`MessageError::Lost`], [`MessageError::Malformed`], or what the device says. What arrived before can
+    /// still be [received](Messenger::receive).
+    pub fn progress(&mut self) -> Result<bool, MessageError> {
+        let mut buffer = [Completion::EMPTY; BATCH];
+        let mut any = false;
+        let mut result = Ok(());
+        loop {
+            let taken = self.queue.poll(&mut buffer)?.len();
+            for completion in &buffer[..taken] {
+                // What arrived in spite of an error must not be lost.
+                result = result.and(self.handle(completion));
+            }
+            any |= taken > 0;
+            if taken < BATCH {
+                break;
+            }
+        }
+        result?;
+        self.check_alive()?;
+        self.advance()?;
+        Ok(any)
+    }
+
+    /// Takes one completion of its queue pair, for users of a shared completion queue. Call
+    /// [`advance`](Messenger::advance) when all have been handed over.
+    ///
+    /// # Errors
+    /// As [`progress`](Messenger::progress).
+    pub fn handle(&mut self, completion: &Completion) -> Result<(), MessageError> {
+        if let Err(error) = completion.check() {
+            // The first failure tells why; later ones are flushes.
+            let first = *self.failure.get_or_insert(error);
+            return Err(self.lost(first));
+        }
+        let id = completion.wr_id().0;
+        match id & KIND {
+            FRAME => {
+                let frame = id & !KIND;
+                let slot = self.slot(frame);
+                self.filled[slot] = NOTHING;
+                // Sends complete in the order in which they were posted.
+                self.completed = frame + 1;
+            }
+            RETURN => self.returns.1 += 1,
+            _ => {
+                // Receives are named by their slot, of 16 bits.
+                let slot = (id & !KIND) as u16;
+                Header::decode(self.frame(slot, completion.len())?)
+                    .and_then(|header| self.window.returned(header.credits))
+                    .map_err(|error| self.malformed(error))?;
+                self.arrived.push_back((slot, completion.len()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends what waits and may go: closed frames, the open one if it is being flushed, credits owed to the
+    /// peer.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn advance(&mut self) -> Result<(), MessageError> {
+        while self.window.may_send() {
+            if self.posted == self.open {
+                if !self.flushing || !self.has_open_messages() {
+                    break;
+                }
+                self.open += 1;
+                self.flushing = false;
+            }
+            self.post_frame()?;
+        }
+        if self.window.should_return() && self.returns.0 - self.returns.1 < u64::from(RETURNS) {
+            self.post_return()?;
+        }
+        Ok(())
+    }
+
+    /// The next message that has arrived, if any. It stays valid until the next call.
+    ///
+    /// # Errors
+    /// [`MessageError::Malformed`] if the peer does not keep to the form; [`MessageError::Lost`] when the
+    /// connection has failed and all that had arrived before was received.
+    pub fn receive(&mut self) -> Result<Option<&[u8]>, MessageError> {
+        let (slot, len, range) = loop {
+            if let Some(mut reading) = self.reading {
+                let next = reading.cursor.next(self.frame(reading.slot, reading.len)?);
+                match next {
+                    Ok(Some(range)) => {
+                        self.reading = Some(reading);
+                        break (reading.slot, reading.len, range);
+                    }
+                    Ok(None) => {
+                        self.reading = None;
+                        self.give_back(reading.slot)?;
+                    }
+                    Err(error) => return Err(self.malformed(error)),
+                }
+            }
+            let Some((slot, len)) = self.arrived.pop_front() else {
+                self.check_alive()?;
+                return Ok(None);
+            };
+            let header = Header::decode(self.frame(slot, len)?);
+            let cursor = Cursor::new(header.map_err(|error| self.malformed(error))?);
+            self.reading = Some(Reading { slot, len, cursor });
+        };
+        Ok(Some(&self.frame(slot, len)?[range]))
+    }
+
+    /// Whether everything sent has arrived at the peer's device. (Messages that are not flushed have not been
+    /// sent.)
+    pub fn is_idle(&self) -> bool {
+        self.completed == self.open && !self.has_open_messages()
+    }
+
+    /// Gives the connection up; the peer's messenger reports [`MessageError::Lost`].
+    ///
+    /// # Errors
+    /// The error of the device.
+    pub fn shut_down(&self) -> std::io::Result<()> {
+        self.pair.shut_down()
+    }
+
+    fn slot(&self, frame: u64) -> usize {
+        (frame % self.send_frames) as usize
+    }
+
+    /// Whether there is no slot for the open frame.
+    fn is_full(&self) -> bool {
+        self.open - self.completed == self.send_frames
+    }
+
+    fn has_open_messages(&self) -> bool {
+        !self.is_full() && self.filled[self.slot(self.open)].messages > 0
+    }
+
+    fn post_frame(&mut self) -> Result<(), MessageError> {
+        let slot = self.slot(self.posted);
+        let Filled { bytes, messages } = self.filled[slot];
+        let credits = self.window.send();
+        let header = Header { credits, messages, bytes: bytes - HEADER_LEN as u32 };
+        let at = slot as u64 * self.slot_bytes;
+        let id = WrId(FRAME | self.posted);
+        self.posted += 1;
+        self.post(at, header, bytes, id)
+    }
+
+    fn post_return(&mut self) -> Result<(), MessageError> {
+        let slot = self.returns.0 % u64::from(RETURNS);
+        let header = Header { credits: self.window.send(), messages: 0, bytes: 0 };
+        let at = self.send_frames * self.slot_bytes + slot * HEADER_LEN as u64;
+        self.returns.0 += 1;
+        self.post(at, header, HEADER_LEN as u32, WrId(RETURN | slot))
+    }
+
+    fn post(&mut self, at: u64, header: Header, bytes: u32, id: WrId) -> Result<(), MessageError> {
+        self.outgoing.copy_from_slice(at, &header.encode())?;
+        let sge = self.outgoing.sge(at, bytes)?;
+        Ok(self.pair.post_send(&[sge], Signal::Yes, id)?)
+    }
+
+    /// Posts the buffer of a frame that has been read.
+    fn give_back(&mut self, slot: u16) -> Result<(), MessageError> {
+        if self.failure.is_some() {
+            return Ok(());
+        }
+        let to = self.incoming.sge(u64::from(slot) * self.slot_bytes, self.slot_bytes as u32)?;
+        self.pair.post_recv(&[to], recv_id(slot))?;
+        self.window.reposted();
+        Ok(())
+    }
+
+    /// A received frame.
+    fn frame(&self, slot: u16, len: u32) -> Result<&[u8], OutOfBounds> {
+        let start = u64::from(slot) * self.slot_bytes;
+        // SAFETY: the region is this messenger's own and peers have no access to it. The device writes to a
+        // slot only while its receive is posted; this one has completed, and is posted again only by
+        // `give_back`, which takes `self` exclusively and so after the end of this borrow.
+        unsafe { self.incoming.slice(start..start + u64::from(len)) }
+    }
+
+    fn check_alive(&self) -> Result<(), MessageError> {
+        match self.failure {
+            None => Ok(()),
+            Some(error) => Err(self.lost(error)),
+        }
+    }
+
+    #[cold]
+    fn full(&self) -> MessageError {
+        MessageError::Full { peer: self.peer().to_owned() }
+    }
+
+    #[cold]
+    fn lost(&self, error: WorkError) -> MessageError {
+        MessageError::Lost { peer: self.peer().to_owned(), error }
+    }
+
+    #[cold]
+    fn malformed(&self, error: FrameError) -> MessageError {
+        MessageError::Malformed { peer: self.peer().to_owned(), error }
+    }
+}
+
+impl MessageError {
+    /// The status of the request that failed, when the connection is lost.
+    pub fn lost_with(&self) -> Option<Status> {
+        match self {
+            MessageError::Lost { error, .. } => Some(error.status),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Debug for Messenger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Messenger")
+            .field("peer", &self.peer())
+            .field("window", &self.window)
+            .field("frames", &(self.completed, self.posted, self.open))
+            .field("arrived", &self.arrived.len())
+            .field("failure", &self.failure)
+            .finish_non_exhaustive()
+    }
+}
