@@ -1,0 +1,130 @@
+//! Which verbs library a process gets. The choice is made before `main`, so each case is a process of its own.
+
+use std::process::{Command, Output};
+
+use millstream_rdma::loader::{self, Loaded};
+use millstream_rdma::{Choice, device};
+
+/// Runs one of the ignored tests below in a new process.
+fn run(test: &str, environment: &[(&str, &str)]) -> Output {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--ignored", "--nocapture"]).env_remove(loader::ENV_DEVICE);
+    command.envs(environment.iter().copied()).output().unwrap()
+}
+
+fn succeeds(test: &str, environment: &[(&str, &str)]) {
+    let output = run(test, environment);
+    assert!(
+        output.status.success(),
+        "{test} with {environment:?}:\n{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+#[test]
+fn the_environment_chooses_the_library() {
+    succeeds("has_the_soft_device", &[(loader::ENV_DEVICE, "soft")]);
+    succeeds("has_the_soft_device", &[(loader::ENV_DEVICE, "no-such-adapter")]);
+    succeeds("has_no_soft_device", &[(loader::ENV_DEVICE, "hardware")]);
+    let automatic = match loader::hardware_devices().is_empty() {
+        true => "has_the_soft_device",
+        false => "has_no_soft_device",
+    };
+    succeeds(automatic, &[]);
+    succeeds(automatic, &[(loader::ENV_DEVICE, "auto")]);
+}
+
+#[test]
+fn other_programs_get_the_soft_device_by_its_directory() {
+    let directory = loader::library_dir().expect("run `make lib` first");
+    assert!(directory.join(loader::SONAME).is_file());
+    // Also a program that would not look for it, and also when asked for hardware: the path comes first.
+    let path = [("LD_LIBRARY_PATH", directory.to_str().unwrap()), (loader::ENV_DEVICE, "hardware")];
+    succeeds("has_the_soft_device", &path);
+}
+
+#[test]
+fn a_program_restarts_itself_for_the_other_library() {
+    succeeds("asks_for_the_soft_device", &[(loader::ENV_DEVICE, "hardware")]);
+    let directory = loader::library_dir().expect("run `make lib` first");
+    let path = [("LD_LIBRARY_PATH", directory.to_str().unwrap()), (loader::ENV_DEVICE, "soft")];
+    succeeds("asks_for_hardware", &path);
+}
+
+#[test]
+fn a_library_that_cannot_be_had_is_reported_when_a_device_is_opened() {
+    if !loader::hardware_devices().is_empty() {
+        // Then there always is a device.
+        return;
+    }
+    succeeds("reports_what_was_not_found", &[(loader::ENV_LIBRARY, "/nonexistent/lib.so")]);
+    let broken = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(broken.path(), "not a library").unwrap();
+    succeeds("reports_what_was_not_found", &[(loader::ENV_LIBRARY, broken.path().to_str().unwrap())]);
+}
+
+#[test]
+fn the_devices_are_listed_with_their_attributes() {
+    let devices = device::devices().unwrap_or_else(|error| panic!("run `make lib` first: {error}"));
+    assert!(!devices.is_empty());
+    for each in &devices {
+        assert!(!each.name.is_empty() && each.library.is_file(), "{each:?}");
+        assert!(each.limits.queue_depth > 0 && each.limits.region_bytes > 0, "{each:?}");
+        assert!(
+            each.ports.iter().all(|port| !port.addresses.is_empty()) && !each.ports.is_empty(),
+            "{each:?}"
+        );
+    }
+    let opened = device::open(&Choice::Named(devices[0].name.clone())).unwrap();
+    assert_eq!((opened.name(), opened.is_soft()), (devices[0].name.as_str(), devices[0].soft));
+    assert!(devices[0].ports[0].addresses.contains(&opened.address()));
+}
+
+#[test]
+fn a_device_that_does_not_exist_is_refused_with_those_that_do() {
+    let devices = device::devices().unwrap_or_else(|error| panic!("run `make lib` first: {error}"));
+    let error = device::open(&Choice::Named("nosuch9".to_owned())).unwrap_err().to_string();
+    assert!(error.contains("\"nosuch9\"") && error.contains(&devices[0].name), "{error}");
+}
+
+#[test]
+#[ignore = "a process of the tests above"]
+fn has_the_soft_device() {
+    let loaded = loader::loaded();
+    assert!(matches!(loaded, Loaded::Soft(_)), "run `make lib` first: this process uses {loaded}");
+    assert!(device::open(&Choice::Soft).unwrap().is_soft());
+    assert!(device::open(&Choice::Hardware).is_err());
+}
+
+#[test]
+#[ignore = "a process of the tests above"]
+fn has_no_soft_device() {
+    let loaded = loader::loaded();
+    assert!(!matches!(loaded, Loaded::Soft(_)), "this process uses {loaded}");
+}
+
+#[test]
+#[ignore = "a process of the tests above"]
+fn asks_for_the_soft_device() {
+    loader::ensure(&Choice::Soft).unwrap_or_else(|error| panic!("run `make lib` first: {error}"));
+    has_the_soft_device();
+}
+
+#[test]
+#[ignore = "a process of the tests above"]
+fn asks_for_hardware() {
+    // Where rdma-core is not installed there is no library to restart for, which must not loop.
+    if let Err(error) = loader::ensure(&Choice::Hardware) {
+        assert!(error.to_string().contains("restarted for it"), "{error}");
+    }
+    has_no_soft_device();
+}
+
+#[test]
+#[ignore = "a process of the tests above"]
+fn reports_what_was_not_found() {
+    let wanted = std::env::var(loader::ENV_LIBRARY).unwrap();
+    let error = device::open(&Choice::Auto).unwrap_err().to_string();
+    assert!(error.contains(&wanted) && error.contains("make lib"), "{error}");
+}

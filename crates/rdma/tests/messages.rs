@@ -1,0 +1,267 @@
+//! Small messages between two messengers.
+
+mod common;
+
+use std::net::TcpStream;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{both, device, soon};
+use millstream_rdma::message::{MessageError, Messenger, MessengerOptions, PrepareError, PreparedMessenger};
+use millstream_rdma::{Completion, CompletionQueue, Deadline, RcOptions, Status, connect};
+
+const ADDRESS: &str = "MILLSTREAM_TEST_DIAL";
+
+/// Small enough that every limit is met, and without patience for a peer that has no buffer: were a frame ever sent
+/// without a credit, the connection would fail.
+fn tight() -> MessengerOptions {
+    MessengerOptions {
+        frame_bytes: 128,
+        send_frames: 3,
+        recv_frames: 4,
+        connection: RcOptions { rnr_retries: 0, ..RcOptions::default() },
+    }
+}
+
+fn messenger(mut stream: TcpStream, options: MessengerOptions) -> Messenger {
+    let device = device();
+    let queue = CompletionQueue::new(&device, options.completions()).unwrap();
+    let prepared = PreparedMessenger::new(&device, &queue, &options).unwrap();
+    let (messenger, extra) = prepared.connect(&mut stream, b"extra", soon()).unwrap();
+    assert_eq!(extra, b"extra");
+    messenger
+}
+
+fn pair(options: MessengerOptions) -> (Messenger, Messenger) {
+    both(|stream| messenger(stream, options), |stream| messenger(stream, options))
+}
+
+/// Message `number`: its number, and bytes that follow from it, up to the longest that is possible.
+fn message(number: u32, max: usize) -> Vec<u8> {
+    let len = 4 + (number.wrapping_mul(2_654_435_761) >> 16) as usize % (max - 3);
+    let mut bytes = number.to_be_bytes().to_vec();
+    bytes.resize(len, number as u8);
+    bytes
+}
+
+/// Sends `count` messages and receives as many, at once. Flushes every so many.
+fn talk(messenger: &mut Messenger, count: u32, flush_every: u32) {
+    let max = messenger.max_message();
+    let (mut sent, mut received) = (0, 0);
+    let mut last_progress = Instant::now();
+    while sent < count || received < count || !messenger.is_idle() {
+        let mut progress = messenger.progress().unwrap();
+        while let Some(bytes) = messenger.receive().unwrap() {
+            assert_eq!(bytes, message(received, max));
+            received += 1;
+            progress = true;
+        }
+        while sent < count {
+            match messenger.send(&message(sent, max)) {
+                Ok(()) => sent += 1,
+                Err(MessageError::Full { .. }) => break,
+                Err(error) => panic!("{error}"),
+            }
+            progress = true;
+            if sent % flush_every == 0 || sent == count {
+                messenger.flush().unwrap();
+            }
+        }
+        match progress {
+            true => last_progress = Instant::now(),
+            false => std::thread::yield_now(),
+        }
+        assert!(last_progress.elapsed() < Duration::from_secs(10), "stuck: {sent} {received} {messenger:?}");
+    }
+}
+
+#[test]
+fn everything_arrives_in_order_through_the_smallest_window() {
+    for flush_every in [1, 7, 1000] {
+        let (mut a, mut b) = pair(tight());
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                talk(&mut b, 5000, flush_every);
+                // The last frames of the other side still cost credits.
+                b
+            });
+            talk(&mut a, 5000, flush_every);
+            other.join().unwrap();
+        });
+    }
+}
+
+#[test]
+fn sides_of_different_sizes_agree() {
+    let small = tight();
+    let large = MessengerOptions { connection: small.connection, ..MessengerOptions::default() };
+    let (mut a, mut b) = both(|stream| messenger(stream, small), |stream| messenger(stream, large));
+    assert_eq!(a.max_message(), b.max_message());
+    std::thread::scope(|scope| {
+        scope.spawn(|| talk(&mut b, 3000, 5));
+        talk(&mut a, 3000, 5);
+    });
+}
+
+#[test]
+fn messages_that_go_together_are_one_transfer() {
+    let options = MessengerOptions::default();
+    let device = device();
+    let queue = CompletionQueue::new(&device, options.completions()).unwrap();
+    let (mut a, mut b) = both(
+        |stream| messenger(stream, options),
+        |mut stream| {
+            let prepared = PreparedMessenger::new(&device, &queue, &options).unwrap();
+            prepared.connect(&mut stream, b"extra", soon()).unwrap().0
+        },
+    );
+    for number in 0..100u32 {
+        a.send(&number.to_be_bytes()).unwrap();
+    }
+    assert!(!a.is_idle());
+    a.flush().unwrap();
+    // The queue is polled by its owner here, and what comes is handed over.
+    let mut buffer = [Completion::EMPTY; 8];
+    let mut taken = Vec::new();
+    let deadline = soon();
+    while taken.is_empty() && !deadline.passed() {
+        taken.extend_from_slice(queue.poll(&mut buffer).unwrap());
+    }
+    assert_eq!(taken.len(), 1, "100 messages in one frame");
+    assert_eq!(taken[0].qpn(), b.number());
+    b.handle(&taken[0]).unwrap();
+    b.advance().unwrap();
+    for number in 0..100u32 {
+        assert_eq!(b.receive().unwrap(), Some(&number.to_be_bytes()[..]));
+    }
+    assert_eq!(b.receive().unwrap(), None);
+}
+
+#[test]
+fn memory_is_bounded_when_nobody_reads() {
+    let (mut a, mut b) = pair(tight());
+    let long = vec![1; a.max_message()];
+    let mut sent = 0;
+    let end = Instant::now() + Duration::from_millis(200);
+    while Instant::now() < end {
+        match a.send(&long) {
+            Ok(()) => sent += 1,
+            Err(MessageError::Full { peer }) => assert_eq!(peer, a.peer()),
+            Err(error) => panic!("{error}"),
+        }
+        a.flush().unwrap();
+        a.progress().unwrap();
+    }
+    // What the peer's window takes without its reserve, and the frames here.
+    assert_eq!(sent, 3 + 3);
+    let mut got = 0;
+    let deadline = soon();
+    while got < sent && !deadline.passed() {
+        b.progress().unwrap();
+        while b.receive().unwrap().is_some() {
+            got += 1;
+        }
+        b.flush().unwrap();
+        a.progress().unwrap();
+    }
+    assert_eq!(got, sent);
+    a.send(&long).unwrap();
+}
+
+#[test]
+fn a_message_that_does_not_fit_is_refused_and_the_longest_is_not() {
+    let (mut a, mut b) = pair(MessengerOptions::default());
+    let max = a.max_message();
+    assert_eq!(max, 4096 - 12);
+    let error = a.send(&vec![0; max + 1]).unwrap_err();
+    assert!(matches!(error, MessageError::TooLong { len, max: most } if len == max + 1 && most == max));
+    a.send(&[]).unwrap();
+    a.send(&vec![9; max]).unwrap();
+    a.flush().unwrap();
+    let mut lengths = Vec::new();
+    let deadline = soon();
+    while lengths.len() < 2 && !deadline.passed() {
+        b.progress().unwrap();
+        while let Some(message) = b.receive().unwrap() {
+            lengths.push(message.len());
+        }
+    }
+    assert_eq!(lengths, [0, max]);
+}
+
+#[test]
+fn what_arrived_before_the_end_is_received_before_the_error() {
+    let (mut a, mut b) = pair(MessengerOptions::default());
+    a.send(b"last words").unwrap();
+    a.flush().unwrap();
+    while !a.is_idle() {
+        a.progress().unwrap();
+    }
+    b.shut_down().unwrap();
+    let error = b.progress().unwrap_err();
+    assert_eq!(error.lost_with(), Some(Status::WorkRequestFlushedError), "{error}");
+    assert_eq!(b.receive().unwrap(), Some(&b"last words"[..]));
+    let error = b.receive().unwrap_err();
+    assert!(matches!(&error, MessageError::Lost { peer, .. } if peer == b.peer()), "{error}");
+    assert!(b.send(b"more").is_err() && b.flush().is_err());
+}
+
+#[test]
+fn a_killed_peer_is_noticed_by_the_next_message() {
+    let listener = connect::listen("127.0.0.1:0").unwrap();
+    let mut victim = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "waits_to_be_killed", "--ignored"])
+        .env(ADDRESS, listener.address().to_string())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let (stream, _) = listener.accept(Deadline::after(Duration::from_secs(10))).unwrap();
+    let mut survivor = messenger(stream, MessengerOptions::default());
+    survivor.send(b"are you there?").unwrap();
+    survivor.flush().unwrap();
+    while !survivor.is_idle() {
+        survivor.progress().unwrap();
+    }
+    victim.kill().unwrap();
+    victim.wait().unwrap();
+
+    let start = Instant::now();
+    let error = loop {
+        let step = survivor.send(b"still there?").and_then(|()| survivor.flush());
+        match step.and_then(|()| survivor.progress()) {
+            Err(MessageError::Full { .. }) => drop(survivor.progress()),
+            Err(error) => break error,
+            Ok(_) => std::thread::sleep(Duration::from_millis(5)),
+        }
+        assert!(start.elapsed() < Duration::from_secs(10), "nothing noticed");
+    };
+    let status = error.lost_with().unwrap_or_else(|| panic!("{error}"));
+    assert!(status.is_peer_lost(), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+#[ignore = "the victim of a_killed_peer_is_noticed_by_the_next_message"]
+fn waits_to_be_killed() {
+    let address = std::env::var(ADDRESS).unwrap();
+    let stream = connect::dial(&address, Deadline::after(Duration::from_secs(10))).unwrap();
+    let _messenger = messenger(stream, MessengerOptions::default());
+    std::thread::sleep(Duration::from_secs(30));
+}
+
+#[test]
+fn sizes_that_cannot_work_are_named() {
+    let device = device();
+    let queue = CompletionQueue::new(&device, 8).unwrap();
+    let good = MessengerOptions { send_frames: 2, recv_frames: 4, ..MessengerOptions::default() };
+    for (field, options) in [
+        ("frame_bytes = 10", MessengerOptions { frame_bytes: 10, ..good }),
+        ("send_frames = 1", MessengerOptions { send_frames: 1, ..good }),
+        ("recv_frames = 3", MessengerOptions { recv_frames: 3, ..good }),
+        ("completion queue depth = ", MessengerOptions { recv_frames: 1000, ..good }),
+    ] {
+        let error = PreparedMessenger::new(&device, &queue, &options).unwrap_err();
+        assert!(matches!(error, PrepareError::Option { .. }), "{error}");
+        assert!(error.to_string().contains(field), "{error}");
+    }
+}

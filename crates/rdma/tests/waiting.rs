@@ -1,0 +1,189 @@
+//! Blocking for completions and for other descriptors.
+
+mod common;
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use common::{both, device, soon};
+use millstream_rdma::queue::{QueuePair, Signal};
+use millstream_rdma::wait::{WaitError, WaitOptions};
+use millstream_rdma::{Completion, CompletionQueue, Deadline, Prepared, RcOptions, Wait, Waiter, Wake, WrId};
+
+const BLOCK_AT_ONCE: WaitOptions =
+    WaitOptions { spin: Duration::ZERO, descriptors_every: Duration::from_millis(10) };
+
+/// One end that waits: its queue takes the completions of receives only.
+struct End {
+    waiter: Waiter,
+    received: CompletionQueue,
+    sent: CompletionQueue,
+    pair: QueuePair,
+}
+
+fn connect(mut stream: std::net::TcpStream, options: WaitOptions) -> End {
+    let device = device();
+    let waiter = Waiter::new(&device, options).unwrap();
+    let received = waiter.completion_queue(64).unwrap();
+    let sent = waiter.completion_queue(64).unwrap();
+    let options = RcOptions { send_depth: 64, recv_depth: 64, ..RcOptions::default() };
+    let prepared = Prepared::new(&device, &sent, &received, &options).unwrap();
+    for id in 0..16 {
+        prepared.post_recv(&[], WrId(id)).unwrap();
+    }
+    let pair = prepared.connect(&mut stream, &[], soon()).unwrap().pair;
+    End { waiter, received, sent, pair }
+}
+
+impl End {
+    /// Waits for one received message; also returns how the wait ended.
+    fn receive(&mut self, others: &mut [Wait<'_>], deadline: Deadline) -> (Wake, Option<u32>) {
+        let mut imm = None;
+        let (received, pair) = (&self.received, &self.pair);
+        let wake = self.waiter.wait::<WaitError>(&[received], others, deadline, || {
+            let mut buffer = [Completion::EMPTY];
+            let [completion] = received.poll(&mut buffer).unwrap() else { return Ok(false) };
+            completion.check().unwrap();
+            imm = completion.imm();
+            pair.post_recv(&[], WrId(0)).unwrap();
+            Ok(true)
+        });
+        (wake.unwrap(), imm)
+    }
+
+    fn send(&self, imm: u32) {
+        self.pair.post_send_imm(&[], imm, Signal::Yes, WrId(1)).unwrap();
+    }
+
+    /// Takes the completions of sends, so that their queue does not overrun.
+    fn reap(&self) {
+        let mut buffer = [Completion::EMPTY; 64];
+        for completion in self.sent.poll(&mut buffer).unwrap() {
+            completion.check().unwrap();
+        }
+    }
+}
+
+fn pair(options: WaitOptions) -> (End, End) {
+    both(|stream| connect(stream, options), |stream| connect(stream, options))
+}
+
+/// The processor time that this thread has used.
+fn thread_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the clock exists and the structure is ours.
+    assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) }, 0);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+#[test]
+fn a_blocked_wait_uses_no_processor_and_wakes_for_a_completion() {
+    let (mut a, b) = pair(WaitOptions::default());
+    let sender = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        b.send(7);
+        b
+    });
+    let (start, used) = (Instant::now(), thread_time());
+    assert_eq!(a.receive(&mut [], soon()), (Wake::Progress, Some(7)));
+    assert!(start.elapsed() >= Duration::from_millis(250));
+    assert!(thread_time() - used < Duration::from_millis(50), "it was spinning");
+    sender.join().unwrap();
+}
+
+#[test]
+fn no_notification_is_lost_when_every_wait_blocks() {
+    const ROUNDS: u32 = 2000;
+    let (mut a, mut b) = pair(BLOCK_AT_ONCE);
+    let echo = std::thread::spawn(move || {
+        for round in 0..ROUNDS {
+            assert_eq!(b.receive(&mut [], soon()), (Wake::Progress, Some(round)));
+            b.send(round);
+            b.reap();
+        }
+        b
+    });
+    for round in 0..ROUNDS {
+        a.send(round);
+        assert_eq!(a.receive(&mut [], soon()), (Wake::Progress, Some(round)), "round {round}");
+        a.reap();
+    }
+    echo.join().unwrap();
+}
+
+#[test]
+fn many_messages_at_once_are_all_found() {
+    let (mut a, mut b) = pair(BLOCK_AT_ONCE);
+    for burst in 0..50 {
+        for k in 0..10 {
+            b.send(burst * 10 + k);
+        }
+        for k in 0..10 {
+            assert_eq!(a.receive(&mut [], soon()), (Wake::Progress, Some(burst * 10 + k)));
+        }
+        b.reap();
+    }
+    // Events of completions that were taken before they were waited for wake nobody falsely.
+    let wake = b.receive(&mut [], Deadline::after(Duration::from_millis(20)));
+    assert_eq!(wake, (Wake::Deadline, None));
+}
+
+#[test]
+fn two_queues_of_one_waiter_both_wake_it() {
+    let (mut a, mut b) = pair(BLOCK_AT_ONCE);
+    for _ in 0..20 {
+        b.send(1);
+        let mut done = (false, false);
+        while done != (true, true) {
+            let (received, sent) = (&b.received, &b.sent);
+            let wake = b.waiter.wait::<WaitError>(&[received, sent], &mut [], soon(), || {
+                let mut buffer = [Completion::EMPTY];
+                let before = done;
+                done.0 |= !received.poll(&mut buffer).unwrap().is_empty();
+                done.1 |= !sent.poll(&mut buffer).unwrap().is_empty();
+                Ok(done != before)
+            });
+            assert_eq!(wake.unwrap(), Wake::Progress);
+            if !done.0 {
+                assert_eq!(a.receive(&mut [], soon()).1, Some(1));
+                a.send(2);
+                a.reap();
+            }
+        }
+        b.pair.post_recv(&[], WrId(0)).unwrap();
+    }
+}
+
+#[test]
+fn a_deadline_ends_a_wait_in_time() {
+    let (mut a, _b) = pair(WaitOptions::default());
+    for milliseconds in [0, 1, 50] {
+        let (start, time) = (Instant::now(), Duration::from_millis(milliseconds));
+        assert_eq!(a.receive(&mut [], Deadline::after(time)), (Wake::Deadline, None));
+        assert!(start.elapsed() >= time && start.elapsed() < time + Duration::from_secs(2));
+    }
+}
+
+#[test]
+fn other_descriptors_end_a_wait_and_tell_why() {
+    let (mut a, b) = pair(WaitOptions::default());
+    let (quiet, _quiet_end) = common::streams();
+    let (talking, mut talker) = common::streams();
+    talker.write_all(b"x").unwrap();
+    let mut others = [Wait::readable(&quiet), Wait::readable(&talking), Wait::writable(&quiet)];
+    assert_eq!(a.receive(&mut others[..2], soon()).0, Wake::Descriptor);
+    assert_eq!(others.each_ref().map(Wait::is_ready), [false, true, false]);
+    assert!(!others[1].is_closed());
+    drop(talker);
+    assert_eq!(a.receive(&mut others[..2], soon()).0, Wake::Descriptor);
+    assert!(others[1].is_closed() && !others[0].is_closed());
+    assert_eq!(a.receive(&mut others[2..], soon()).0, Wake::Descriptor);
+
+    // While there are completions without end, the descriptors are still looked at.
+    b.send(1);
+    assert_eq!(a.receive(&mut others[..1], soon()), (Wake::Progress, Some(1)));
+    std::thread::sleep(BLOCK_AT_ONCE.descriptors_every * 2);
+    b.send(2);
+    assert_eq!(a.receive(&mut others[..2], soon()), (Wake::Progress, Some(2)));
+    assert!(others[1].is_ready());
+}
