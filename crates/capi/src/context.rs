@@ -9,11 +9,14 @@ use std::{
     cell::UnsafeCell,
     ffi::{c_int, c_void},
     mem,
-    os::fd::RawFd,
+    os::fd::{AsFd, AsRawFd, RawFd},
+    sync::Arc,
 };
 
+use millstream_device as device;
+
 use crate::{
-    cq, device,
+    cq,
     errno::{self, Errno},
     mw, port, qp, srq,
     sys::*,
@@ -22,6 +25,8 @@ use crate::{
 /// An opened device: what programs see of it.
 #[repr(C)]
 pub struct Context {
+    /// The device behind it; None only in tests of the table.
+    pub(crate) inner: Option<Arc<device::Context>>,
     /// In a cell because programs hold a mutable pointer to it.
     verbs: UnsafeCell<verbs_context>,
 }
@@ -33,7 +38,13 @@ impl Context {
     /// A context on `device`. `cmd_fd` is the descriptor that another process would import the device by
     /// (-1: none), `async_fd` becomes readable when an asynchronous event waits, `comp_vectors` counts the
     /// values that a completion queue's vector may take. The context owns none of them.
-    pub fn new(device: *mut ibv_device, cmd_fd: RawFd, async_fd: RawFd, comp_vectors: c_int) -> Box<Self> {
+    pub fn new(
+        inner: Option<Arc<device::Context>>,
+        device: *mut ibv_device,
+        cmd_fd: RawFd,
+        async_fd: RawFd,
+        comp_vectors: c_int,
+    ) -> Box<Self> {
         let verbs = verbs_context {
             sz: mem::size_of::<verbs_context>(),
             query_port: Some(port::query_port),
@@ -48,7 +59,7 @@ impl Context {
             },
             ..verbs_context::default()
         };
-        Box::new(Self { verbs: UnsafeCell::new(verbs) })
+        Box::new(Self { inner, verbs: UnsafeCell::new(verbs) })
     }
 
     /// The pointer that programs hold.
@@ -59,6 +70,15 @@ impl Context {
     /// The address of the context behind a program's pointer.
     pub fn address(context: *mut ibv_context) -> *mut Self {
         context.wrapping_byte_sub(TO_VERBS).cast()
+    }
+
+    /// The opened device behind a program's pointer.
+    ///
+    /// # Safety
+    /// `context` comes from [`Context::as_verbs`] and is open.
+    pub(crate) unsafe fn device<'a>(context: *mut ibv_context) -> &'a Arc<device::Context> {
+        // SAFETY: the caller vouches for the pointer.
+        unsafe { Self::from_verbs(context) }.inner.as_ref().expect("opened contexts have a device")
     }
 
     /// The context behind a program's pointer.
@@ -74,7 +94,7 @@ impl Context {
 /// The operations that `verbs.h` calls without a check. The `_compat_*` ones are remains of a time when
 /// every verb went through this table; no supported program calls them.
 const OPERATIONS: ibv_context_ops = ibv_context_ops {
-    _compat_query_device: Some(device::ibv_query_device),
+    _compat_query_device: Some(crate::device::ibv_query_device),
     _compat_query_port: Some(port::ibv_query_port),
     _compat_alloc_pd: Some(no_object),
     _compat_dealloc_pd: Some(no_status),
@@ -120,9 +140,15 @@ unsafe extern "C" fn no_status() -> *mut c_void {
 
 /// Opens a device; NULL and errno on failure.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_open_device(_device: *mut ibv_device) -> *mut ibv_context {
-    errno::pointer(Err(Errno::UNSUPPORTED))
+pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
+    errno::pointer(device::Context::open().map_err(Errno::from).map(|inner| {
+        let async_fd = inner.as_fd().as_raw_fd();
+        Context::as_verbs(Box::into_raw(Context::new(Some(inner), device, -1, async_fd, COMP_VECTORS)))
+    }))
 }
+
+/// Completion vectors: there is one.
+pub(crate) const COMP_VECTORS: c_int = 1;
 
 /// The device that another process opened, by its `cmd_fd`; NULL and errno on failure.
 #[unsafe(no_mangle)]
@@ -132,8 +158,10 @@ pub unsafe extern "C" fn ibv_import_device(_cmd_fd: c_int) -> *mut ibv_context {
 
 /// Closes an opened device. Returns 0, or -1 with errno.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_close_device(_context: *mut ibv_context) -> c_int {
-    errno::index(Err(Errno::UNSUPPORTED))
+pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
+    // SAFETY: boxed by `ibv_open_device`; the caller gives it up.
+    drop(unsafe { Box::from_raw(Context::address(context)) });
+    0
 }
 
 #[cfg(test)]
@@ -143,7 +171,7 @@ mod tests {
     use super::*;
 
     fn with_context(check: impl FnOnce(*mut Context, &verbs_context)) {
-        let context = Box::into_raw(Context::new(ptr::null_mut(), -1, 7, 2));
+        let context = Box::into_raw(Context::new(None, ptr::null_mut(), -1, 7, 2));
         let verbs = Context::as_verbs(context);
         // The step back that `verbs_get_ctx` of verbs.h takes.
         let extended = verbs.wrapping_byte_sub(mem::offset_of!(verbs_context, context));
@@ -181,10 +209,10 @@ mod tests {
     #[test]
     fn what_is_not_there_names_the_refused_request() {
         with_context(|_, extended| {
-            let mut wr = ibv_send_wr::default();
+            let mut wr = ibv_recv_wr::default();
             let mut bad = ptr::null_mut();
-            let post = extended.context.ops.post_send.expect("set for every context");
-            // SAFETY: the request and `bad` are live locals; the queue pair is not looked at.
+            let post = extended.context.ops.post_srq_recv.expect("set for every context");
+            // SAFETY: the request and `bad` are live locals; the queue is not looked at.
             let answer = unsafe { post(ptr::null_mut(), &mut wr, &mut bad) };
             assert_eq!(answer, libc::EOPNOTSUPP);
             assert_eq!(bad, &raw mut wr);

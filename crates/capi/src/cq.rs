@@ -1,34 +1,102 @@
 //! Completion queues and completion channels.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::{
+    ffi::{c_int, c_uint, c_void},
+    mem,
+    os::fd::{AsFd, AsRawFd},
+    slice,
+    sync::{Arc, atomic::Ordering},
+};
+
+use millstream_device::{Channel, Cq, types::Wc};
 
 use crate::{
+    context::{COMP_VECTORS, Context},
     errno::{self, Errno},
     sys::*,
 };
 
+/// A completion channel as programs see it, and ours behind it.
+#[repr(C)]
+struct ChannelObject {
+    verbs: ibv_comp_channel,
+    inner: Arc<Channel>,
+}
+
+/// A completion queue as programs see it, and ours behind it.
+#[repr(C)]
+pub(crate) struct CqObject {
+    verbs: ibv_cq,
+    pub(crate) inner: Arc<Cq>,
+}
+
+impl CqObject {
+    /// # Safety
+    /// `cq` comes from [`ibv_create_cq`] and is alive.
+    #[inline]
+    pub(crate) unsafe fn of<'a>(cq: *mut ibv_cq) -> &'a Self {
+        // SAFETY: `verbs` is the first field; the caller vouches for the pointer.
+        unsafe { &*cq.cast() }
+    }
+}
+
+// The device fills programs' completions in place.
+const _: () = {
+    assert!(mem::size_of::<Wc>() == mem::size_of::<ibv_wc>());
+    assert!(mem::offset_of!(Wc, qp_num) == mem::offset_of!(ibv_wc, qp_num));
+    assert!(mem::offset_of!(Wc, wc_flags) == mem::offset_of!(ibv_wc, wc_flags));
+    assert!(mem::offset_of!(Wc, dlid_path_bits) == mem::offset_of!(ibv_wc, dlid_path_bits));
+};
+
 /// A new completion channel; NULL and errno on failure.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_create_comp_channel(_context: *mut ibv_context) -> *mut ibv_comp_channel {
-    errno::pointer(Err(Errno::UNSUPPORTED))
+pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+    // SAFETY: the caller passes an open context.
+    let made = Channel::new(unsafe { Context::device(context) });
+    errno::pointer(made.map_err(Errno::from).map(|inner| {
+        let verbs = ibv_comp_channel { context, fd: inner.as_fd().as_raw_fd(), refcnt: 0 };
+        Box::into_raw(Box::new(ChannelObject { verbs, inner })).cast()
+    }))
 }
 
 /// Destroys a completion channel. Returns 0 or an error number.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_destroy_comp_channel(_channel: *mut ibv_comp_channel) -> c_int {
-    errno::status(Err(Errno::UNSUPPORTED))
+pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    let object = channel.cast::<ChannelObject>();
+    // SAFETY: the caller passes a live channel.
+    if unsafe { (*object).inner.in_use() } {
+        return errno::status(Err(Errno::BUSY));
+    }
+    // SAFETY: boxed by `ibv_create_comp_channel`; the caller gives it up.
+    drop(unsafe { Box::from_raw(object) });
+    0
 }
 
 /// A new completion queue for at least `cqe` completions; NULL and errno on failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_cq(
-    _context: *mut ibv_context,
-    _cqe: c_int,
-    _cq_context: *mut c_void,
-    _channel: *mut ibv_comp_channel,
-    _comp_vector: c_int,
+    context: *mut ibv_context,
+    cqe: c_int,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    comp_vector: c_int,
 ) -> *mut ibv_cq {
-    errno::pointer(Err(Errno::UNSUPPORTED))
+    let (Ok(entries), 0..COMP_VECTORS) = (u32::try_from(cqe), comp_vector) else {
+        return errno::pointer(Err(Errno::INVALID));
+    };
+    // SAFETY: the caller passes an open context, and NULL or a live channel.
+    let (device, events) = unsafe {
+        let events = channel.cast::<ChannelObject>().as_ref().map(|object| object.inner.clone());
+        (Context::device(context), events)
+    };
+    errno::pointer(Cq::new(device, entries, events).map_err(Errno::from).map(|inner| {
+        let verbs =
+            ibv_cq { context, channel, cq_context, cqe: inner.capacity() as c_int, ..ibv_cq::default() };
+        let object = Box::into_raw(Box::new(CqObject { verbs, inner }));
+        // SAFETY: just boxed.
+        unsafe { (&(*object).inner).user.store(object.addr() as u64, Ordering::Release) };
+        object.cast()
+    }))
 }
 
 /// Changes the capacity of a completion queue. Returns 0 or an error number.
@@ -39,31 +107,65 @@ pub unsafe extern "C" fn ibv_resize_cq(_cq: *mut ibv_cq, _cqe: c_int) -> c_int {
 
 /// Destroys a completion queue. Returns 0 or an error number.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_destroy_cq(_cq: *mut ibv_cq) -> c_int {
-    errno::status(Err(Errno::UNSUPPORTED))
+pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
+    // SAFETY: the caller passes a live queue.
+    let result = unsafe { CqObject::of(cq) }.inner.destroy();
+    if result.is_ok() {
+        // SAFETY: boxed by `ibv_create_cq`; the caller gives it up.
+        drop(unsafe { Box::from_raw(cq.cast::<CqObject>()) });
+    }
+    errno::status(result.map_err(Errno::from))
 }
 
 /// Takes the next completion event, waiting for one unless the channel's descriptor is non-blocking.
 /// Returns 0, or -1 with errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_cq_event(
-    _channel: *mut ibv_comp_channel,
-    _cq: *mut *mut ibv_cq,
-    _cq_context: *mut *mut c_void,
+    channel: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
 ) -> c_int {
-    errno::index(Err(Errno::UNSUPPORTED))
+    // SAFETY: the caller passes a live channel.
+    let event = unsafe { &*channel.cast::<ChannelObject>() }.inner.next_event();
+    match event {
+        Ok(queue) => {
+            let object = queue.user.load(Ordering::Acquire) as *mut ibv_cq;
+            // SAFETY: the queue is alive: its destruction waits for this event's acknowledgement. The
+            // caller passes writable pointers.
+            unsafe {
+                cq.write(object);
+                cq_context.write((*object).cq_context);
+            }
+            0
+        }
+        Err(error) => errno::index(Err(error.into())),
+    }
 }
 
-/// Acknowledges completion events; none has been handed out.
+/// Acknowledges completion events: the queue's destruction waits for it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_ack_cq_events(_cq: *mut ibv_cq, _nevents: c_uint) {}
+pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: c_uint) {
+    // SAFETY: the caller passes a live queue.
+    unsafe { CqObject::of(cq) }.inner.acknowledge(nevents);
+}
 
 /// Takes at most `num_entries` completions. Returns their number, negative on failure.
-pub(crate) unsafe extern "C" fn poll_cq(_cq: *mut ibv_cq, _num_entries: c_int, _wc: *mut ibv_wc) -> c_int {
-    errno::index(Err(Errno::UNSUPPORTED))
+pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
+    if num_entries <= 0 {
+        return if num_entries == 0 { 0 } else { errno::index(Err(Errno::INVALID)) };
+    }
+    // SAFETY: the caller passes a live queue and an array of that many completions, plain integers
+    // laid out alike.
+    let result = unsafe {
+        let out = slice::from_raw_parts_mut(wc.cast::<Wc>(), num_entries as usize);
+        CqObject::of(cq).inner.poll(out)
+    };
+    errno::index(result.map(|n| n as c_int).map_err(Errno::from))
 }
 
 /// Asks for one event at the next completion. Returns 0 or an error number.
-pub(crate) unsafe extern "C" fn req_notify_cq(_cq: *mut ibv_cq, _solicited_only: c_int) -> c_int {
-    errno::status(Err(Errno::UNSUPPORTED))
+pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    // SAFETY: the caller passes a live queue.
+    unsafe { CqObject::of(cq) }.inner.arm(solicited_only != 0);
+    0
 }

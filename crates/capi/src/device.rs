@@ -3,7 +3,10 @@
 use std::{
     ffi::{c_char, c_int, c_void},
     ptr,
+    sync::OnceLock,
 };
+
+use millstream_device as device;
 
 use crate::{
     errno::{self, Errno},
@@ -64,16 +67,40 @@ fn fill(field: &mut [c_char], text: &str) -> Result<(), Errno> {
 /// NULL and errno on failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device {
+    let list = the_device().map(|device| Box::into_raw(Box::new([device, ptr::null_mut()])).cast());
     if !num_devices.is_null() {
         // SAFETY: the caller passes NULL or a writable int.
-        unsafe { num_devices.write(0) };
+        unsafe { num_devices.write(c_int::from(list.is_ok())) };
     }
-    errno::pointer(Err(Errno::UNSUPPORTED))
+    errno::pointer(list)
 }
 
-/// Frees an array of [`ibv_get_device_list`], which has handed out none.
+/// Frees an array of [`ibv_get_device_list`]; the device itself stays.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_free_device_list(_list: *mut *mut ibv_device) {}
+pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
+    if !list.is_null() {
+        // SAFETY: the array was boxed by `ibv_get_device_list`.
+        drop(unsafe { Box::from_raw(list.cast::<[*mut ibv_device; 2]>()) });
+    }
+}
+
+/// The one device, made at first use and never freed: programs hold pointers to it after they freed
+/// the list.
+fn the_device() -> Result<*mut ibv_device, Errno> {
+    struct Shared(*mut Device);
+    // SAFETY: the device is never written to after it was made.
+    unsafe impl Send for Shared {}
+    // SAFETY: as above.
+    unsafe impl Sync for Shared {}
+    static DEVICE: OnceLock<Result<Shared, Errno>> = OnceLock::new();
+    let made = DEVICE.get_or_init(|| {
+        Device::new(device::DEVICE_NAME, "uverbs0").map(|device| Shared(Box::into_raw(Box::new(device))))
+    });
+    match made {
+        Ok(shared) => Ok(Device::as_verbs(shared.0)),
+        Err(error) => Err(*error),
+    }
+}
 
 /// The device's name, valid as long as the device.
 #[unsafe(no_mangle)]
@@ -91,17 +118,48 @@ pub unsafe extern "C" fn ibv_get_device_index(_device: *mut ibv_device) -> c_int
 /// The node GUID in network byte order; 0 and errno when there is none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_guid(_device: *mut ibv_device) -> __be64 {
-    Errno::UNSUPPORTED.set();
-    0
+    device::gid::node_guid().to_be()
 }
 
 /// The limits of an opened device. Returns 0 or an error number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_device(
     _context: *mut ibv_context,
-    _device_attr: *mut ibv_device_attr,
+    device_attr: *mut ibv_device_attr,
 ) -> c_int {
-    errno::status(Err(Errno::UNSUPPORTED))
+    let guid = device::gid::node_guid().to_be();
+    let mut attr = ibv_device_attr {
+        node_guid: guid,
+        sys_image_guid: guid,
+        max_mr_size: u64::MAX,
+        page_size_cap: 0xffff_f000,
+        vendor_id: device::VENDOR_ID,
+        vendor_part_id: device::VENDOR_PART_ID,
+        hw_ver: 1,
+        max_qp: device::MAX_QP as c_int,
+        max_qp_wr: device::MAX_QP_WR as c_int,
+        device_cap_flags: IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_SYS_IMAGE_GUID,
+        max_sge: device::MAX_SGE as c_int,
+        max_sge_rd: device::MAX_SGE as c_int,
+        max_cq: device::MAX_CQ as c_int,
+        max_cqe: device::MAX_CQE as c_int,
+        max_mr: device::MAX_MR as c_int,
+        max_pd: device::MAX_PD as c_int,
+        max_qp_rd_atom: c_int::from(device::MAX_RD_ATOMIC),
+        max_res_rd_atom: c_int::from(device::MAX_RD_ATOMIC) * device::MAX_QP as c_int,
+        max_qp_init_rd_atom: c_int::from(device::MAX_RD_ATOMIC),
+        atomic_cap: IBV_ATOMIC_NONE,
+        max_pkeys: 1,
+        local_ca_ack_delay: 1,
+        phys_port_cnt: 1,
+        ..ibv_device_attr::default()
+    };
+    for (place, byte) in attr.fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
+        *place = byte.cast_signed();
+    }
+    // SAFETY: the caller passes a writable struct.
+    unsafe { device_attr.write(attr) };
+    0
 }
 
 #[cfg(test)]

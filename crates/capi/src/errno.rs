@@ -12,6 +12,8 @@ impl Errno {
     pub const UNSUPPORTED: Self = Self(libc::EOPNOTSUPP);
     /// An argument is outside what the verb accepts.
     pub const INVALID: Self = Self(libc::EINVAL);
+    /// Others still use the object.
+    pub const BUSY: Self = Self(libc::EBUSY);
 
     /// `number` as an error; zero and negative numbers name none and become EIO.
     pub const fn new(number: c_int) -> Self {
@@ -27,6 +29,12 @@ impl Errno {
     pub fn set(self) {
         // SAFETY: `__errno_location` returns the calling thread's own errno, valid while it runs.
         unsafe { *libc::__errno_location() = self.0 };
+    }
+}
+
+impl From<millstream_device::Errno> for Errno {
+    fn from(error: millstream_device::Errno) -> Self {
+        Self::new(error.0)
     }
 }
 

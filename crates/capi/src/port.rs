@@ -2,6 +2,8 @@
 
 use std::{ffi::c_int, mem};
 
+use millstream_device::{self as device, gid};
+
 use crate::{
     errno::{self, Errno},
     sys::*,
@@ -14,11 +16,33 @@ const COMPAT_PORT_ATTR: usize = mem::offset_of!(ibv_port_attr, port_cap_flags2);
 /// struct that the caller was compiled with. Returns 0 or an error number.
 pub(crate) unsafe extern "C" fn query_port(
     _context: *mut ibv_context,
-    _port_num: u8,
-    _port_attr: *mut ibv_port_attr,
-    _port_attr_len: usize,
+    port_num: u8,
+    port_attr: *mut ibv_port_attr,
+    port_attr_len: usize,
 ) -> c_int {
-    errno::status(Err(Errno::UNSUPPORTED))
+    if port_num != 1 {
+        return errno::status(Err(Errno::INVALID));
+    }
+    let attr = ibv_port_attr {
+        state: IBV_PORT_ACTIVE,
+        max_mtu: IBV_MTU_4096,
+        active_mtu: IBV_MTU_4096,
+        gid_tbl_len: gid::table().len() as c_int,
+        port_cap_flags: IBV_PORT_IP_BASED_GIDS | IBV_PORT_CM_SUP,
+        max_msg_sz: device::MAX_MSG as u32,
+        pkey_tbl_len: 1,
+        max_vl_num: 1,
+        // 4X at HDR: 200 Gb/s, the order of what one core copies.
+        active_width: 2,
+        active_speed: 64,
+        phys_state: 5,
+        link_layer: IBV_LINK_LAYER_ETHERNET as u8,
+        ..ibv_port_attr::default()
+    };
+    let len = port_attr_len.min(mem::size_of::<ibv_port_attr>());
+    // SAFETY: the caller's struct has at least `len` bytes.
+    unsafe { port_attr.cast::<u8>().copy_from_nonoverlapping((&raw const attr).cast(), len) };
+    0
 }
 
 /// The attributes of a port for callers compiled without the `ibv_query_port` macro: the struct is
@@ -37,11 +61,32 @@ pub unsafe extern "C" fn ibv_query_port(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_gid(
     _context: *mut ibv_context,
-    _port_num: u8,
-    _index: c_int,
-    _gid: *mut ibv_gid,
+    port_num: u8,
+    index: c_int,
+    gid: *mut ibv_gid,
 ) -> c_int {
-    errno::index(Err(Errno::UNSUPPORTED))
+    let entry = usize::try_from(index).ok().and_then(|index| gid::table().into_iter().nth(index));
+    match entry {
+        Some(entry) if port_num == 1 => {
+            // SAFETY: the caller passes a writable GID.
+            unsafe { gid.write(ibv_gid { raw: entry.raw }) };
+            0
+        }
+        _ => errno::index(Err(Errno::INVALID)),
+    }
+}
+
+fn verbs_entry(index: usize, entry: &gid::GidEntry) -> ibv_gid_entry {
+    ibv_gid_entry {
+        gid: ibv_gid { raw: entry.raw },
+        gid_index: index as u32,
+        port_num: 1,
+        gid_type: match entry.kind {
+            gid::GidKind::RoceV1 => IBV_GID_TYPE_ROCE_V1,
+            gid::GidKind::RoceV2 => IBV_GID_TYPE_ROCE_V2,
+        },
+        ndev_ifindex: entry.ifindex,
+    }
 }
 
 /// An entry of the GID table with its type and interface; `entry_size` is the size of the struct that the
@@ -49,44 +94,71 @@ pub unsafe extern "C" fn ibv_query_gid(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _ibv_query_gid_ex(
     _context: *mut ibv_context,
-    _port_num: u32,
-    _gid_index: u32,
-    _entry: *mut ibv_gid_entry,
-    _flags: u32,
-    _entry_size: usize,
+    port_num: u32,
+    gid_index: u32,
+    entry: *mut ibv_gid_entry,
+    flags: u32,
+    entry_size: usize,
 ) -> c_int {
-    errno::status(Err(Errno::UNSUPPORTED))
+    let table = gid::table();
+    let (Some(found), 1, 0) = (table.get(gid_index as usize), port_num, flags) else {
+        return errno::status(Err(Errno::INVALID));
+    };
+    let found = verbs_entry(gid_index as usize, found);
+    let len = entry_size.min(mem::size_of::<ibv_gid_entry>());
+    // SAFETY: the caller's struct has at least `len` bytes.
+    unsafe { entry.cast::<u8>().copy_from_nonoverlapping((&raw const found).cast(), len) };
+    0
 }
 
 /// The valid entries of the GID tables of all ports. Returns their number or a negative error number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _ibv_query_gid_table(
     _context: *mut ibv_context,
-    _entries: *mut ibv_gid_entry,
-    _max_entries: usize,
-    _flags: u32,
-    _entry_size: usize,
+    entries: *mut ibv_gid_entry,
+    max_entries: usize,
+    flags: u32,
+    entry_size: usize,
 ) -> isize {
-    errno::count(Err(Errno::UNSUPPORTED))
+    if flags != 0 || entry_size == 0 {
+        return errno::count(Err(Errno::INVALID));
+    }
+    let table = gid::table();
+    let len = entry_size.min(mem::size_of::<ibv_gid_entry>());
+    let count = table.len().min(max_entries);
+    for (index, entry) in table.iter().take(count).enumerate() {
+        let entry = verbs_entry(index, entry);
+        // SAFETY: the caller's array has `max_entries` structs of `entry_size` bytes.
+        unsafe {
+            let place = entries.cast::<u8>().add(index * entry_size);
+            place.copy_from_nonoverlapping((&raw const entry).cast(), len);
+        }
+    }
+    errno::count(Ok(count))
 }
 
 /// An entry of the P_Key table, in network byte order. Returns 0, or -1 with errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_pkey(
     _context: *mut ibv_context,
-    _port_num: u8,
-    _index: c_int,
-    _pkey: *mut __be16,
+    port_num: u8,
+    index: c_int,
+    pkey: *mut __be16,
 ) -> c_int {
-    errno::index(Err(Errno::UNSUPPORTED))
+    if port_num != 1 || index != 0 {
+        return errno::index(Err(Errno::INVALID));
+    }
+    // SAFETY: the caller passes a writable key.
+    unsafe { pkey.write(DEFAULT_PKEY) };
+    0
 }
+
+/// The default partition, full membership; the same in both byte orders.
+const DEFAULT_PKEY: __be16 = 0xffff;
 
 /// The index of a P_Key, given in network byte order. Returns it, or -1 with errno.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_get_pkey_index(
-    _context: *mut ibv_context,
-    _port_num: u8,
-    _pkey: __be16,
-) -> c_int {
-    errno::index(Err(Errno::UNSUPPORTED))
+pub unsafe extern "C" fn ibv_get_pkey_index(_context: *mut ibv_context, port_num: u8, pkey: __be16) -> c_int {
+    let found = port_num == 1 && pkey == DEFAULT_PKEY;
+    errno::index(if found { Ok(0) } else { Err(Errno::INVALID) })
 }

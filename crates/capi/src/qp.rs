@@ -1,19 +1,200 @@
 //! Queue pairs: creation, state, posting, multicast membership.
 
-use std::{ffi::c_int, ptr};
+use std::{
+    ffi::c_int,
+    mem, ptr, slice,
+    sync::{Arc, atomic::Ordering},
+};
+
+use millstream_device::{
+    Qp,
+    qp::{
+        Capacity,
+        state::{Attributes, Path, State},
+    },
+    types::{SendWr, Sge},
+};
 
 use crate::{
+    cq::CqObject,
     errno::{self, Errno},
+    pd::PdObject,
     sys::*,
 };
 
+/// A queue pair as programs see it, and ours behind it.
+#[repr(C)]
+struct QpObject {
+    verbs: ibv_qp,
+    inner: Arc<Qp>,
+}
+
+impl QpObject {
+    /// # Safety
+    /// `qp` comes from [`ibv_create_qp`] and is alive.
+    #[inline]
+    unsafe fn of<'a>(qp: *mut ibv_qp) -> &'a Self {
+        // SAFETY: `verbs` is the first field; the caller vouches for the pointer.
+        unsafe { &*qp.cast() }
+    }
+}
+
+// Scatter/gather lists are read in place.
+const _: () = {
+    assert!(mem::size_of::<Sge>() == mem::size_of::<ibv_sge>());
+    assert!(mem::offset_of!(Sge, length) == mem::offset_of!(ibv_sge, length));
+    assert!(mem::offset_of!(Sge, lkey) == mem::offset_of!(ibv_sge, lkey));
+};
+
+/// # Safety
+/// `list` has `count` elements, or `count` is not positive.
+#[inline]
+unsafe fn elements<'a>(list: *mut ibv_sge, count: c_int) -> &'a [Sge] {
+    if count <= 0 {
+        return &[];
+    }
+    // SAFETY: the caller vouches for the array; the types are laid out alike.
+    unsafe { slice::from_raw_parts(list.cast::<Sge>(), count as usize) }
+}
+
 /// A new queue pair in state RESET; NULL and errno on failure.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_create_qp(
-    _pd: *mut ibv_pd,
-    _qp_init_attr: *mut ibv_qp_init_attr,
-) -> *mut ibv_qp {
-    errno::pointer(Err(Errno::UNSUPPORTED))
+pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, qp_init_attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    // SAFETY: the caller passes a filled, writable struct.
+    let init = unsafe { &mut *qp_init_attr };
+    errno::pointer(create(pd, init))
+}
+
+fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp, Errno> {
+    if init.qp_type != IBV_QPT_RC || !init.srq.is_null() {
+        return Err(Errno::UNSUPPORTED);
+    }
+    if init.send_cq.is_null() || init.recv_cq.is_null() {
+        return Err(Errno::INVALID);
+    }
+    // SAFETY: the caller of the verb passes live objects.
+    let (domain, send_cq, recv_cq) = unsafe {
+        (&PdObject::of(pd).inner, &CqObject::of(init.send_cq).inner, &CqObject::of(init.recv_cq).inner)
+    };
+    let asked = Capacity {
+        max_send_wr: init.cap.max_send_wr,
+        max_recv_wr: init.cap.max_recv_wr,
+        max_send_sge: init.cap.max_send_sge,
+        max_recv_sge: init.cap.max_recv_sge,
+        max_inline_data: init.cap.max_inline_data,
+    };
+    let inner = Qp::new(domain, send_cq, recv_cq, asked, init.sq_sig_all != 0)?;
+    init.cap = verbs_capacity(&inner);
+    let verbs = ibv_qp {
+        // SAFETY: the caller's live domain.
+        context: unsafe { (*pd).context },
+        qp_context: init.qp_context,
+        pd,
+        send_cq: init.send_cq,
+        recv_cq: init.recv_cq,
+        handle: inner.qpn(),
+        qp_num: inner.qpn(),
+        state: IBV_QPS_RESET,
+        qp_type: init.qp_type,
+        ..ibv_qp::default()
+    };
+    let object = Box::into_raw(Box::new(QpObject { verbs, inner }));
+    // SAFETY: just boxed.
+    unsafe { (&(*object).inner).user.store(object.addr() as u64, Ordering::Release) };
+    Ok(object.cast())
+}
+
+fn verbs_capacity(qp: &Qp) -> ibv_qp_cap {
+    let given = qp.capacity();
+    ibv_qp_cap {
+        max_send_wr: given.max_send_wr,
+        max_recv_wr: given.max_recv_wr,
+        max_send_sge: given.max_send_sge,
+        max_recv_sge: given.max_recv_sge,
+        max_inline_data: given.max_inline_data,
+    }
+}
+
+fn from_verbs(attr: &ibv_qp_attr, mask: u32) -> Result<Attributes, Errno> {
+    let named = |bit| mask & bit != 0;
+    let state =
+        |raw, bit| if named(bit) { State::from_raw(raw).ok_or(Errno::INVALID) } else { Ok(State::Reset) };
+    let av = &attr.ah_attr;
+    // SAFETY: a GID is sixteen bytes whichever way it was written.
+    let dgid = unsafe { av.grh.dgid.raw };
+    Ok(Attributes {
+        state: state(attr.qp_state, IBV_QP_STATE)?,
+        cur_state: state(attr.cur_qp_state, IBV_QP_CUR_STATE)?,
+        path_mtu: u8::try_from(attr.path_mtu).map_err(|_| Errno::INVALID)?,
+        path_mig_state: attr.path_mig_state as u8,
+        qkey: attr.qkey,
+        rq_psn: attr.rq_psn,
+        sq_psn: attr.sq_psn,
+        dest_qpn: attr.dest_qp_num,
+        access: attr.qp_access_flags,
+        path: Path {
+            is_global: av.is_global != 0,
+            dgid,
+            sgid_index: av.grh.sgid_index,
+            flow_label: av.grh.flow_label,
+            hop_limit: av.grh.hop_limit,
+            traffic_class: av.grh.traffic_class,
+            dlid: av.dlid,
+            sl: av.sl,
+            src_path_bits: av.src_path_bits,
+            static_rate: av.static_rate,
+            port: av.port_num,
+        },
+        pkey_index: attr.pkey_index,
+        max_rd_atomic: attr.max_rd_atomic,
+        max_dest_rd_atomic: attr.max_dest_rd_atomic,
+        min_rnr_timer: attr.min_rnr_timer,
+        port: attr.port_num,
+        timeout: attr.timeout,
+        retry_cnt: attr.retry_cnt,
+        rnr_retry: attr.rnr_retry,
+    })
+}
+
+fn to_verbs(qp: &Qp) -> ibv_qp_attr {
+    let attributes = qp.attributes();
+    let path = &attributes.path;
+    ibv_qp_attr {
+        qp_state: attributes.state as u32,
+        cur_qp_state: attributes.state as u32,
+        path_mtu: u32::from(attributes.path_mtu),
+        path_mig_state: u32::from(attributes.path_mig_state),
+        qkey: attributes.qkey,
+        rq_psn: attributes.rq_psn,
+        sq_psn: attributes.sq_psn,
+        dest_qp_num: attributes.dest_qpn,
+        qp_access_flags: attributes.access,
+        cap: verbs_capacity(qp),
+        ah_attr: ibv_ah_attr {
+            grh: ibv_global_route {
+                dgid: ibv_gid { raw: path.dgid },
+                flow_label: path.flow_label,
+                sgid_index: path.sgid_index,
+                hop_limit: path.hop_limit,
+                traffic_class: path.traffic_class,
+            },
+            dlid: path.dlid,
+            sl: path.sl,
+            src_path_bits: path.src_path_bits,
+            static_rate: path.static_rate,
+            is_global: u8::from(path.is_global),
+            port_num: path.port,
+        },
+        pkey_index: attributes.pkey_index,
+        max_rd_atomic: attributes.max_rd_atomic,
+        max_dest_rd_atomic: attributes.max_dest_rd_atomic,
+        min_rnr_timer: attributes.min_rnr_timer,
+        port_num: attributes.port,
+        timeout: attributes.timeout,
+        retry_cnt: attributes.retry_cnt,
+        rnr_retry: attributes.rnr_retry,
+        ..ibv_qp_attr::default()
+    }
 }
 
 /// The `ibv_wr_*` interface of a queue pair: NULL, since none is created with it.
@@ -24,23 +205,43 @@ pub unsafe extern "C" fn ibv_qp_to_qp_ex(_qp: *mut ibv_qp) -> *mut ibv_qp_ex {
 
 /// Changes the attributes that `attr_mask` selects. Returns 0 or an error number.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_modify_qp(
-    _qp: *mut ibv_qp,
-    _attr: *mut ibv_qp_attr,
-    _attr_mask: c_int,
-) -> c_int {
-    errno::status(Err(Errno::UNSUPPORTED))
+pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, attr_mask: c_int) -> c_int {
+    let mask = attr_mask.cast_unsigned();
+    // SAFETY: the caller passes a live queue pair and a readable struct.
+    let (object, attr) = unsafe { (QpObject::of(qp), &*attr) };
+    let result = from_verbs(attr, mask).and_then(|attributes| Ok(object.inner.modify(&attributes, mask)?));
+    if result.is_ok() {
+        // SAFETY: programs read the state here without a lock, as with rdma-core.
+        unsafe { (&raw mut (*qp).state).write_volatile(object.inner.state() as u32) };
+    }
+    errno::status(result)
 }
 
 /// The attributes of a queue pair. Returns 0 or an error number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_qp(
-    _qp: *mut ibv_qp,
-    _attr: *mut ibv_qp_attr,
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
     _attr_mask: c_int,
-    _init_attr: *mut ibv_qp_init_attr,
+    init_attr: *mut ibv_qp_init_attr,
 ) -> c_int {
-    errno::status(Err(Errno::UNSUPPORTED))
+    // SAFETY: the caller passes a live queue pair and two writable structs.
+    unsafe {
+        let object = QpObject::of(qp);
+        let now = to_verbs(&object.inner);
+        (&raw mut (*qp).state).write_volatile(now.qp_state);
+        attr.write(now);
+        init_attr.write(ibv_qp_init_attr {
+            qp_context: (*qp).qp_context,
+            send_cq: (*qp).send_cq,
+            recv_cq: (*qp).recv_cq,
+            srq: (*qp).srq,
+            cap: now.cap,
+            qp_type: (*qp).qp_type,
+            sq_sig_all: c_int::from(object.inner.signal_all()),
+        });
+    }
+    0
 }
 
 /// Whether the data of operation `op` lands in memory in order: 0, not promised.
@@ -55,8 +256,11 @@ pub unsafe extern "C" fn ibv_query_qp_data_in_order(
 
 /// Destroys a queue pair. Returns 0 or an error number.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_destroy_qp(_qp: *mut ibv_qp) -> c_int {
-    errno::status(Err(Errno::UNSUPPORTED))
+pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
+    // SAFETY: boxed by `create`; the caller gives it up.
+    let object = unsafe { Box::from_raw(qp.cast::<QpObject>()) };
+    object.inner.destroy();
+    0
 }
 
 /// Accepts a peer's enhanced-connection options. Returns 0 or an error number.
@@ -86,23 +290,51 @@ pub unsafe extern "C" fn ibv_detach_mcast(_qp: *mut ibv_qp, _gid: *const ibv_gid
 /// Posts a list of send requests. Returns 0, or an error number with the first refused request in
 /// `bad_wr`.
 pub(crate) unsafe extern "C" fn post_send(
-    _qp: *mut ibv_qp,
-    wr: *mut ibv_send_wr,
+    qp: *mut ibv_qp,
+    mut wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
-    // SAFETY: the caller passes a writable `bad_wr`.
-    unsafe { bad_wr.write(wr) };
-    errno::status(Err(Errno::UNSUPPORTED))
+    // SAFETY: the caller passes a live queue pair, a list of complete requests and a writable `bad_wr`.
+    unsafe {
+        let queue_pair = &QpObject::of(qp).inner;
+        while let Some(request) = wr.as_ref() {
+            let ours = SendWr {
+                wr_id: request.wr_id,
+                opcode: request.opcode,
+                flags: request.send_flags,
+                imm: request.__bindgen_anon_1.imm_data,
+                sges: elements(request.sg_list, request.num_sge),
+                remote_addr: request.wr.rdma.remote_addr,
+                rkey: request.wr.rdma.rkey,
+            };
+            if let Err(error) = queue_pair.post_send(&ours) {
+                bad_wr.write(wr);
+                return errno::status(Err(error.into()));
+            }
+            wr = request.next;
+        }
+    }
+    0
 }
 
 /// Posts a list of receive requests. Returns 0, or an error number with the first refused request in
 /// `bad_wr`.
 pub(crate) unsafe extern "C" fn post_recv(
-    _qp: *mut ibv_qp,
-    wr: *mut ibv_recv_wr,
+    qp: *mut ibv_qp,
+    mut wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: the caller passes a writable `bad_wr`.
-    unsafe { bad_wr.write(wr) };
-    errno::status(Err(Errno::UNSUPPORTED))
+    // SAFETY: the caller passes a live queue pair, a list of complete requests and a writable `bad_wr`.
+    unsafe {
+        let queue_pair = &QpObject::of(qp).inner;
+        while let Some(request) = wr.as_ref() {
+            let sges = elements(request.sg_list, request.num_sge);
+            if let Err(error) = queue_pair.post_recv(request.wr_id, sges) {
+                bad_wr.write(wr);
+                return errno::status(Err(error.into()));
+            }
+            wr = request.next;
+        }
+    }
+    0
 }

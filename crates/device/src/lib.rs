@@ -1,1 +1,45 @@
-//! The soft RDMA device: protection domains, memory regions, completion queues, queue pairs.
+//! The soft RDMA device: what a channel adapter does, done by the initiator's processor.
+//!
+//! On one host the initiator plays both adapters. It checks the target's memory key, copies once,
+//! straight into the target's memory, and writes the target's completion; the target process is
+//! not involved. What peers need to see of each other (queue pair entries, memory keys, receive and
+//! completion queues, [`layout`]) lies in one shared arena per process; what a process believes
+//! lies in its private memory, so that a peer's stray store costs errors and never a crash.
+//!
+//! Read in this order: [`Context`], [`Pd`], [`Mr`], [`Cq`], [`Qp`]; then `host` (the process's
+//! threads and its peers) and `qp::transfer` (the data path).
+//!
+//! Semantics follow the InfiniBand Architecture Specification, volume 1 (queue pair states:
+//! chapter 10.3; completion codes: 10.10 and 11.6; reliable connection: 9.7), as the verbs manual
+//! pages render them. Departures:
+//! - a work request to a peer on this host completes before `post_send` returns;
+//! - a peer known to be dead is reported at once as RETRY_EXC_ERR, without waiting out the retries.
+
+mod caps;
+mod channel;
+mod context;
+mod cq;
+mod errno;
+mod event;
+mod files;
+pub mod gid;
+mod greeting;
+mod host;
+mod layout;
+mod mr;
+mod pd;
+mod peer;
+mod progress;
+pub mod qp;
+mod server;
+pub mod types;
+
+pub use caps::*;
+pub use channel::Channel;
+pub use context::Context;
+pub use cq::Cq;
+pub use errno::{Errno, Result};
+pub use event::AsyncEvent;
+pub use mr::Mr;
+pub use pd::Pd;
+pub use qp::Qp;

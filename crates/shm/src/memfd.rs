@@ -177,6 +177,12 @@ pub fn cannot_shrink(fd: BorrowedFd<'_>) -> bool {
 }
 
 impl Memfd {
+    /// Whether every page has memory behind it, so that touching all of them costs none.
+    #[must_use]
+    pub fn is_filled(&self) -> bool {
+        stat(self.fd.as_fd()).is_ok_and(|stat| stat.st_blocks as u64 * 512 >= self.len as u64)
+    }
+
     /// Wraps a descriptor received from somebody else, taking its size from the system.
     ///
     /// # Errors

@@ -1,0 +1,87 @@
+//! Completion channels.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, Weak};
+
+use millstream_shm::EventFd;
+
+use crate::context::Context;
+use crate::cq::Cq;
+use crate::errno::Result;
+
+/// A descriptor that is readable while completion queues have something to say.
+#[derive(Debug)]
+pub struct Channel {
+    pub(crate) context: Arc<Context>,
+    pub(crate) id: u32,
+    event: Arc<EventFd>,
+    queues: Mutex<Vec<Weak<Cq>>>,
+}
+
+impl Channel {
+    /// Makes a channel.
+    ///
+    /// # Errors
+    /// What creating the descriptor reports.
+    pub fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
+        let event = Arc::new(EventFd::new()?);
+        let id = context.host.next_id();
+        context.host.add_channel(id, event.clone());
+        Ok(Arc::new(Self { context: context.clone(), id, event, queues: Mutex::default() }))
+    }
+
+    pub(crate) fn add(&self, cq: &Arc<Cq>) {
+        self.queues.lock().expect("no panic under this lock").push(Arc::downgrade(cq));
+    }
+
+    pub(crate) fn remove(&self, cq: &Cq) {
+        self.queues
+            .lock()
+            .expect("no panic under this lock")
+            .retain(|other| other.as_ptr() != std::ptr::from_ref(cq));
+    }
+
+    /// True while completion queues use the channel.
+    ///
+    /// # Panics
+    /// Only if another thread panicked while it held the list.
+    #[must_use]
+    pub fn in_use(&self) -> bool {
+        !self.queues.lock().expect("no panic under this lock").is_empty()
+    }
+
+    pub(crate) fn signal(&self) {
+        self.event.signal();
+    }
+
+    /// Waits for an event and says which completion queue has it.
+    ///
+    /// # Errors
+    /// EAGAIN if the descriptor was made non-blocking, EINTR.
+    ///
+    /// # Panics
+    /// Only if another thread panicked while it held the list.
+    pub fn next_event(&self) -> io::Result<Arc<Cq>> {
+        loop {
+            self.event.take()?;
+            let queues = self.queues.lock().expect("no panic under this lock");
+            if let Some(cq) = queues.iter().filter_map(Weak::upgrade).find(|cq| cq.take_event()) {
+                return Ok(cq);
+            }
+            // The event of a queue that is gone.
+        }
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        self.context.host.remove_channel(self.id);
+    }
+}

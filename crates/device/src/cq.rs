@@ -1,0 +1,400 @@
+//! Completion queues.
+//!
+//! A queue has two halves. Completions of this process's own send requests go into a private ring.
+//! Completions that peers produce (receives) go into a ring in the arena, under a lock that
+//! survives the death of its holder; the last store publishes, so a half-written one is never seen.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Condvar, Mutex, Weak};
+
+use millstream_shm::{Block, SpinLock};
+
+use crate::caps::MAX_CQE;
+use crate::channel::Channel;
+use crate::context::Context;
+use crate::errno::{Errno, Result};
+use crate::event::{AsyncEvent, EVENT_CQ_ERR};
+use crate::layout::{ARM_ANY, ARM_NONE, ARM_SOLICITED, CqRing, Cqe, cq_ring_len};
+use crate::qp::Qp;
+use crate::types::{WC_SUCCESS, Wc};
+
+/// A completion queue.
+#[derive(Debug)]
+pub struct Cq {
+    context: Arc<Context>,
+    channel: Option<Arc<Channel>>,
+    capacity: usize,
+    block: Block,
+    ring: &'static CqRing,
+    /// Guards both halves' consumer side and the private half.
+    consumer: SpinLock<Consumer>,
+    /// Queue pairs with parked requests that complete here.
+    parked: SpinLock<Vec<Weak<Qp>>>,
+    has_parked: AtomicBool,
+    overrun: AtomicBool,
+    /// Queue pairs that use this queue.
+    users: AtomicU32,
+    events: Mutex<Events>,
+    acknowledged: Condvar,
+    /// The caller's handle, for events about this queue.
+    pub user: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Events {
+    delivered: u32,
+    acknowledged: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct Consumer {
+    own: VecDeque<OwnCompletion>,
+    /// Completions of peers ever consumed. The shared word is for peers to read.
+    head: u32,
+}
+
+/// A completion of one of our own send requests.
+#[derive(Clone, Copy, Debug)]
+struct OwnCompletion {
+    wc: Wc,
+    /// Send requests of the queue pair that this completion gives back, ever.
+    posted: u32,
+}
+
+impl Cq {
+    /// Makes a queue of at least `entries` entries.
+    ///
+    /// # Errors
+    /// EINVAL for zero or more entries than the device offers, ENOMEM when the arena is full.
+    pub fn new(context: &Arc<Context>, entries: u32, channel: Option<Arc<Channel>>) -> Result<Arc<Self>> {
+        if entries == 0 || entries > MAX_CQE {
+            return Err(Errno::INVAL);
+        }
+        let capacity = entries.next_power_of_two() as usize;
+        let host = context.host;
+        let block = host.arena.alloc(cq_ring_len(capacity)).ok_or(Errno::NOMEM)?;
+        // SAFETY: a fresh zeroed block of the right size, released only when this queue is dropped,
+        // by when no reference is left; all fields are atomics.
+        let ring: &'static CqRing = unsafe { host.arena.at(block.offset).cast::<CqRing>().as_ref() };
+        ring.mask.store(capacity as u32 - 1, Ordering::Relaxed);
+        ring.channel.store(channel.as_ref().map_or(0, |c| c.id), Ordering::Release);
+        let cq = Arc::new(Self {
+            context: context.clone(),
+            channel: channel.clone(),
+            capacity,
+            block,
+            ring,
+            consumer: SpinLock::new(Consumer { own: VecDeque::with_capacity(capacity.min(4096)), head: 0 }),
+            parked: SpinLock::new(Vec::new()),
+            has_parked: AtomicBool::new(false),
+            overrun: AtomicBool::new(false),
+            users: AtomicU32::new(0),
+            events: Mutex::default(),
+            acknowledged: Condvar::new(),
+            user: AtomicU64::new(0),
+        });
+        if let Some(channel) = &channel {
+            channel.add(&cq);
+        }
+        Ok(cq)
+    }
+
+    /// Entries, at least as many as asked for.
+    #[must_use]
+    pub fn capacity(&self) -> u32 {
+        self.capacity as u32
+    }
+
+    /// The channel given at creation.
+    #[must_use]
+    pub fn channel(&self) -> Option<&Arc<Channel>> {
+        self.channel.as_ref()
+    }
+
+    /// Ends the queue's life; waits until all events that were fetched are acknowledged.
+    ///
+    /// # Errors
+    /// EBUSY while queue pairs use it.
+    ///
+    /// # Panics
+    /// Only if another thread panicked while it held the event counts.
+    pub fn destroy(self: &Arc<Self>) -> Result<()> {
+        if self.users.load(Ordering::Acquire) != 0 {
+            return Err(Errno::BUSY);
+        }
+        if let Some(channel) = &self.channel {
+            channel.remove(self);
+        }
+        self.context.forget(|event| matches!(event, AsyncEvent::Cq(cq, _) if Arc::ptr_eq(cq, self)));
+        let mut events = self.events.lock().expect("no panic under this lock");
+        while events.acknowledged != events.delivered {
+            events = self.acknowledged.wait(events).expect("no panic under this lock");
+        }
+        Ok(())
+    }
+
+    pub(crate) fn attach(&self) {
+        self.users.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn detach(&self) {
+        self.users.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Where the shared half lies in the arena, in units of 64 bytes.
+    pub(crate) fn arena_offset(&self) -> u32 {
+        (self.block.offset / 64) as u32
+    }
+
+    pub(crate) fn lock_consumer(&self) -> millstream_shm::SpinGuard<'_, Consumer> {
+        self.consumer.lock()
+    }
+
+    /// Takes up to `out.len()` completions.
+    ///
+    /// # Errors
+    /// EIO after the queue has overflowed and everything that fit has been taken.
+    #[inline]
+    pub fn poll(&self, out: &mut [Wc]) -> Result<usize> {
+        let n = self.take(out);
+        if n != 0 || !self.has_parked.load(Ordering::Relaxed) {
+            return Ok(n);
+        }
+        self.progress();
+        Ok(self.take(out))
+    }
+
+    #[inline]
+    fn take(&self, out: &mut [Wc]) -> usize {
+        let host = self.context.host;
+        let mut consumer = self.consumer.lock();
+        let mut n = 0;
+        while n < out.len() {
+            let Some(own) = consumer.own.pop_front() else { break };
+            if let Some(qp) = host.qp_for_poller(own.wc.qp_num) {
+                qp.reclaim(own.posted);
+            }
+            out[n] = own.wc;
+            n += 1;
+        }
+        let mut head = consumer.head;
+        let tail = self.ring.tail.load(Ordering::Acquire);
+        if head == tail {
+            return n;
+        }
+        // A tail that no honest producer can have written is not followed.
+        let available = tail.wrapping_sub(head);
+        if available as usize > self.capacity {
+            return n;
+        }
+        let before = head;
+        while n < out.len() && head != tail {
+            let cqe = self.read(head);
+            head = head.wrapping_add(1);
+            // Completions of queue pairs that are gone, or that no request matches, are dropped.
+            if let Some(qp) = host.qp_for_poller(cqe.qpn)
+                && let Some(wr_id) = qp.received(cqe.sequence)
+            {
+                out[n] = Wc {
+                    wr_id,
+                    status: cqe.status,
+                    opcode: cqe.opcode,
+                    vendor_err: cqe.vendor_err,
+                    byte_len: cqe.byte_len,
+                    imm: cqe.imm,
+                    qp_num: cqe.qpn,
+                    wc_flags: cqe.wc_flags,
+                    ..Wc::default()
+                };
+                n += 1;
+            }
+        }
+        if head != before {
+            consumer.head = head;
+            self.ring.head.store(head, Ordering::Release);
+        }
+        n
+    }
+
+    fn read(&self, at: u32) -> Cqe {
+        let index = at as usize & (self.capacity - 1);
+        // SAFETY: the entry lies inside the block. A producer may be overwriting it only if it
+        // breaks the protocol; the copy is then garbage, and is checked as such.
+        unsafe { entries(self.ring).add(index).read_volatile() }
+    }
+
+    /// Adds a completion of one of our own send requests.
+    #[inline]
+    pub(crate) fn push_own(
+        self: &Arc<Self>,
+        wc: Wc,
+        posted: u32,
+        solicited: bool,
+    ) -> std::result::Result<(), CqFull> {
+        let mut consumer = self.consumer.lock();
+        if consumer.own.len() >= self.capacity {
+            drop(consumer);
+            self.overflow();
+            return Err(CqFull);
+        }
+        consumer.own.push_back(OwnCompletion { wc, posted });
+        drop(consumer);
+        if self.channel.is_some() {
+            fence(Ordering::SeqCst);
+            self.notify(solicited || wc.status != WC_SUCCESS);
+        }
+        Ok(())
+    }
+
+    /// Adds to the shared half, as the process that owns it (for flushed receives).
+    pub(crate) fn push_shared(self: &Arc<Self>, cqe: Cqe) {
+        let remote = RemoteCq { ring: self.ring, mask: self.capacity as u32 - 1 };
+        match remote.push(self.context.host.pid, cqe, true) {
+            Ok(true) => {
+                if let Some(channel) = &self.channel {
+                    channel.signal();
+                }
+            }
+            Ok(false) => {}
+            Err(CqFull) => self.overflow(),
+        }
+    }
+
+    fn notify(&self, solicited: bool) {
+        if wants_event(self.ring, solicited)
+            && let Some(channel) = &self.channel
+        {
+            channel.signal();
+        }
+    }
+
+    /// The queue was full: a completion is lost, which is an error of the queue (IBTA volume 1, 11.6.3.1).
+    pub(crate) fn overflow(self: &Arc<Self>) {
+        if !self.overrun.swap(true, Ordering::AcqRel) {
+            self.context.raise(AsyncEvent::Cq(self.clone(), EVENT_CQ_ERR));
+        }
+    }
+
+    /// Reports an overflow that a peer ran into.
+    pub(crate) fn check_overrun(self: &Arc<Self>) {
+        if self.ring.overrun.load(Ordering::Acquire) != 0 {
+            self.overflow();
+        }
+    }
+
+    /// Asks for an event with the next completion, or the next solicited one or error.
+    pub fn arm(&self, solicited_only: bool) {
+        let wish = if solicited_only { ARM_SOLICITED } else { ARM_ANY };
+        // A request for any completion is not weakened by a later one for solicited ones.
+        if !(solicited_only && self.ring.armed.load(Ordering::Relaxed) == ARM_ANY) {
+            self.ring.armed.store(wish, Ordering::Relaxed);
+        }
+        // Producers publish, then look at the wish; the consumer wishes, then polls once more.
+        fence(Ordering::SeqCst);
+    }
+
+    pub(crate) fn take_event(&self) -> bool {
+        let taken =
+            self.ring.events.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| n.checked_sub(1)).is_ok();
+        if taken {
+            self.events.lock().expect("no panic under this lock").delivered += 1;
+        }
+        taken
+    }
+
+    /// Acknowledges events that were fetched from the channel.
+    ///
+    /// # Panics
+    /// Only if another thread panicked while it held the event counts.
+    pub fn acknowledge(&self, events: u32) {
+        let mut counts = self.events.lock().expect("no panic under this lock");
+        counts.acknowledged = counts.acknowledged.wrapping_add(events);
+        self.acknowledged.notify_all();
+    }
+
+    pub(crate) fn add_parked(&self, qp: Weak<Qp>) {
+        self.parked.lock().push(qp);
+        self.has_parked.store(true, Ordering::Release);
+    }
+
+    /// Tries parked requests again, on behalf of an application that polls.
+    #[cold]
+    fn progress(&self) {
+        let parked = {
+            let mut list = self.parked.lock();
+            self.has_parked.store(false, Ordering::Release);
+            std::mem::take(&mut *list)
+        };
+        for qp in parked {
+            if qp.upgrade().is_some_and(|qp| qp.retry_for_poller()) {
+                self.add_parked(qp);
+            }
+        }
+    }
+}
+
+impl Consumer {
+    /// Drops the undelivered completions of a queue pair's send requests.
+    pub(crate) fn forget(&mut self, qpn: u32) {
+        self.own.retain(|own| own.wc.qp_num != qpn);
+    }
+}
+
+impl Drop for Cq {
+    fn drop(&mut self) {
+        self.context.host.arena.release(self.block);
+    }
+}
+
+fn entries(ring: &CqRing) -> *mut Cqe {
+    // SAFETY: the entries follow the header in the same block.
+    unsafe { std::ptr::from_ref(ring).add(1).cast_mut().cast::<Cqe>() }
+}
+
+/// Whether the consumer waits for a completion like this one; the wish is used up.
+fn wants_event(ring: &CqRing, solicited: bool) -> bool {
+    let wish = ring.armed.load(Ordering::Relaxed);
+    if wish == ARM_NONE || (wish == ARM_SOLICITED && !solicited) {
+        return false;
+    }
+    if ring.armed.swap(ARM_NONE, Ordering::AcqRel) == ARM_NONE {
+        return false;
+    }
+    ring.events.fetch_add(1, Ordering::AcqRel);
+    true
+}
+
+/// The shared half of somebody's completion queue, as a producer sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RemoteCq {
+    pub(crate) ring: &'static CqRing,
+    /// Checked once against the memory that is there.
+    pub(crate) mask: u32,
+}
+
+/// There was no room.
+#[derive(Debug)]
+pub(crate) struct CqFull;
+
+impl RemoteCq {
+    /// Adds a completion; true if the consumer's channel must be signalled.
+    #[inline]
+    pub(crate) fn push(&self, me: u32, cqe: Cqe, solicited: bool) -> std::result::Result<bool, CqFull> {
+        let guard = self.ring.lock.lock(me);
+        let tail = self.ring.tail.load(Ordering::Relaxed);
+        if tail.wrapping_sub(self.ring.head.load(Ordering::Acquire)) > self.mask {
+            self.ring.overrun.store(1, Ordering::Release);
+            return Err(CqFull);
+        }
+        // SAFETY: the index is masked to entries that exist.
+        unsafe { entries(self.ring).add((tail & self.mask) as usize).write_volatile(cqe) };
+        self.ring.tail.store(tail.wrapping_add(1), Ordering::Release);
+        if self.ring.channel.load(Ordering::Relaxed) == 0 {
+            drop(guard);
+            return Ok(false);
+        }
+        guard.release_fenced();
+        Ok(wants_event(self.ring, solicited))
+    }
+}

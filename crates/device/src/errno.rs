@@ -1,0 +1,27 @@
+//! Errors as verbs report them: positive errno values.
+
+use std::io;
+
+/// A positive errno value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Errno(pub i32);
+
+/// What a verb returns.
+pub type Result<T> = std::result::Result<T, Errno>;
+
+impl Errno {
+    /// The caller broke a rule of the interface.
+    pub const INVAL: Self = Self(libc::EINVAL);
+    /// A queue, a table or memory is full.
+    pub const NOMEM: Self = Self(libc::ENOMEM);
+    /// The object is still in use by another.
+    pub const BUSY: Self = Self(libc::EBUSY);
+    /// The device does not offer this.
+    pub const NOTSUP: Self = Self(libc::EOPNOTSUPP);
+}
+
+impl From<io::Error> for Errno {
+    fn from(error: io::Error) -> Self {
+        Self(error.raw_os_error().unwrap_or(libc::EIO))
+    }
+}

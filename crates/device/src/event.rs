@@ -1,0 +1,36 @@
+//! Asynchronous events.
+
+use std::sync::Arc;
+
+use crate::cq::Cq;
+use crate::qp::Qp;
+
+/// `IBV_EVENT_CQ_ERR`
+pub(crate) const EVENT_CQ_ERR: u32 = 0;
+/// `IBV_EVENT_QP_FATAL`
+pub(crate) const EVENT_QP_FATAL: u32 = 1;
+/// `IBV_EVENT_QP_REQ_ERR`
+pub(crate) const EVENT_QP_REQ_ERR: u32 = 2;
+/// `IBV_EVENT_QP_ACCESS_ERR`
+pub(crate) const EVENT_QP_ACCESS_ERR: u32 = 3;
+/// `IBV_EVENT_SQ_DRAINED`
+pub(crate) const EVENT_SQ_DRAINED: u32 = 5;
+
+/// Something that happened outside any work request.
+#[derive(Clone, Debug)]
+pub enum AsyncEvent {
+    /// To a queue pair.
+    Qp(Arc<Qp>, u32),
+    /// To a completion queue.
+    Cq(Arc<Cq>, u32),
+}
+
+impl AsyncEvent {
+    /// `IBV_EVENT_*`
+    #[must_use]
+    pub fn kind(&self) -> u32 {
+        match self {
+            Self::Qp(_, kind) | Self::Cq(_, kind) => *kind,
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! The port's addresses: one RoCE v1 and one RoCE v2 entry for each address of this host.
+
+use std::ffi::CStr;
+use std::net::{IpAddr, Ipv6Addr};
+
+/// How packets for a GID are framed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GidKind {
+    /// RoCE v1, an Ethernet type of its own.
+    RoceV1,
+    /// RoCE v2, over UDP.
+    RoceV2,
+}
+
+/// One entry of the GID table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GidEntry {
+    /// The address, IPv4 mapped into IPv6.
+    pub raw: [u8; 16],
+    /// Framing.
+    pub kind: GidKind,
+    /// Index of the network interface.
+    pub ifindex: u32,
+    /// Its name.
+    pub interface: String,
+}
+
+/// The table as the host's interfaces are now: link-local addresses first, loopback last.
+#[must_use]
+pub fn table() -> Vec<GidEntry> {
+    let mut addresses: Vec<(u8, String, u32, Ipv6Addr)> = Vec::new();
+    for (name, ifindex, loopback, address) in interface_addresses() {
+        let (class, mapped) = match address {
+            IpAddr::V6(a) if a.is_unicast_link_local() => (0, a),
+            IpAddr::V4(a) => (1, a.to_ipv6_mapped()),
+            IpAddr::V6(a) => (2, a),
+        };
+        addresses.push((class + if loopback { 4 } else { 0 }, name, ifindex, mapped));
+    }
+    addresses.sort();
+    addresses
+        .into_iter()
+        .flat_map(|(_, interface, ifindex, address)| {
+            [GidKind::RoceV1, GidKind::RoceV2].map(|kind| GidEntry {
+                raw: address.octets(),
+                kind,
+                ifindex,
+                interface: interface.clone(),
+            })
+        })
+        .collect()
+}
+
+/// Whether `gid` is an address of this host.
+#[must_use]
+pub fn is_local(gid: &[u8; 16]) -> bool {
+    let address = Ipv6Addr::from(*gid);
+    if address.is_loopback() || address.to_ipv4_mapped().is_some_and(|a| a.is_loopback()) {
+        return true;
+    }
+    interface_addresses().iter().any(|(_, _, _, a)| match a {
+        IpAddr::V4(a) => a.to_ipv6_mapped() == address,
+        IpAddr::V6(a) => *a == address,
+    })
+}
+
+/// A stable EUI-64 for the node: from the first interface's hardware address.
+#[must_use]
+pub fn node_guid() -> u64 {
+    let mut macs: Vec<_> = std::fs::read_dir("/sys/class/net")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| std::fs::read_to_string(entry.path().join("address")).ok())
+        .filter_map(|text| parse_mac(text.trim()))
+        .filter(|mac| *mac != [0; 6])
+        .collect();
+    macs.sort_unstable();
+    let [a, b, c, d, e, f] = macs.first().copied().unwrap_or([2, 0, 0, 0, 0, 1]);
+    u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f])
+}
+
+fn parse_mac(text: &str) -> Option<[u8; 6]> {
+    let mut mac = [0; 6];
+    let mut parts = text.split(':');
+    for byte in &mut mac {
+        *byte = u8::from_str_radix(parts.next()?, 16).ok()?;
+    }
+    parts.next().is_none().then_some(mac)
+}
+
+fn interface_addresses() -> Vec<(String, u32, bool, IpAddr)> {
+    let mut found = Vec::new();
+    // SAFETY: walks the list that the C library allocates, and frees it afterwards.
+    unsafe {
+        let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
+        if libc::getifaddrs(&raw mut list) != 0 {
+            return found;
+        }
+        let mut at = list;
+        while let Some(entry) = at.as_ref() {
+            at = entry.ifa_next;
+            let Some(address) = entry.ifa_addr.as_ref() else { continue };
+            if entry.ifa_flags & libc::IFF_UP as u32 == 0 {
+                continue;
+            }
+            let address = match i32::from(address.sa_family) {
+                libc::AF_INET => {
+                    let v4 = &*entry.ifa_addr.cast::<libc::sockaddr_in>();
+                    IpAddr::from(v4.sin_addr.s_addr.to_ne_bytes())
+                }
+                libc::AF_INET6 => {
+                    let v6 = &*entry.ifa_addr.cast::<libc::sockaddr_in6>();
+                    IpAddr::from(v6.sin6_addr.s6_addr)
+                }
+                _ => continue,
+            };
+            let name = CStr::from_ptr(entry.ifa_name).to_string_lossy().into_owned();
+            let index = libc::if_nametoindex(entry.ifa_name);
+            let loopback = entry.ifa_flags & libc::IFF_LOOPBACK as u32 != 0;
+            found.push((name, index, loopback, address));
+        }
+        libc::freeifaddrs(list);
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_is_there_in_both_framings() {
+        let table = table();
+        let lo = std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
+        let kinds: Vec<_> = table.iter().filter(|e| e.raw == lo).map(|e| e.kind).collect();
+        assert_eq!(kinds, [GidKind::RoceV1, GidKind::RoceV2]);
+        assert!(is_local(&lo));
+        assert!(!is_local(&std::net::Ipv4Addr::new(192, 0, 2, 1).to_ipv6_mapped().octets()));
+    }
+
+    #[test]
+    fn macs() {
+        assert_eq!(parse_mac("02:00:5e:10:00:ff"), Some([2, 0, 0x5e, 0x10, 0, 0xff]));
+        assert_eq!(parse_mac("02:00"), None);
+    }
+}

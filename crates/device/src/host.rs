@@ -1,0 +1,244 @@
+//! The process's one adapter: its arena, its number, its peers and its two threads.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use millstream_shm::socket::Listener;
+use millstream_shm::{Arena, EventFd, barrier, random_u64};
+
+use crate::caps::MAX_QP;
+use crate::errno::{Errno, Result};
+use crate::files::Files;
+use crate::greeting;
+use crate::layout::{ARENA_LEN, HEAP, Header, MAGIC, QP_TABLE, QPN_INDEX_BITS, QpEntry};
+use crate::mr::MrTable;
+use crate::peer::Peer;
+use crate::progress::Progress;
+use crate::qp::Qp;
+
+/// Everything that the process has once, however many contexts it opens. Never freed: other
+/// processes may be looking at it until this one ends.
+#[derive(Debug)]
+pub(crate) struct Host {
+    pub(crate) arena: Arena,
+    /// Owner of locks in shared memory.
+    pub(crate) pid: u32,
+    /// High bits of every queue pair number of this process.
+    pub(crate) block: u32,
+    /// Whether fences may be left to the rare side.
+    pub(crate) asymmetric: bool,
+    pub(crate) files: Files,
+    pub(crate) mrs: MrTable,
+    pub(crate) progress: Progress,
+    /// By index; valid while registered, see [`Host::remove_qp`].
+    qps: Box<[AtomicPtr<Qp>]>,
+    qp_list: Mutex<HashMap<u32, Weak<Qp>>>,
+    channels: Mutex<HashMap<u32, Arc<EventFd>>>,
+    next_id: AtomicU32,
+    peers: Mutex<HashMap<u32, Arc<Peer>>>,
+}
+
+static HOST: Mutex<Option<&'static Host>> = Mutex::new(None);
+
+impl Host {
+    /// The process's adapter, made at first use. A forked child makes its own.
+    pub(crate) fn get() -> Result<&'static Self> {
+        let mut host = HOST.lock().expect("no panic under this lock");
+        match *host {
+            Some(h) if h.pid == std::process::id() => Ok(h),
+            _ => {
+                let new = Self::start()?;
+                *host = Some(new);
+                Ok(new)
+            }
+        }
+    }
+
+    fn start() -> io::Result<&'static Self> {
+        let asymmetric = barrier::register();
+        let arena = Arena::new("millstream-arena", ARENA_LEN, HEAP)?;
+        // SAFETY: the arena starts with its header, and all zeroes is a valid one.
+        unsafe { arena.at(0).cast::<Header>().as_ref() }.magic.store(MAGIC, Ordering::Release);
+        let (block, listener) = claim_block()?;
+        let host = Box::leak(Box::new(Self {
+            arena,
+            pid: std::process::id(),
+            block,
+            asymmetric,
+            files: Files::default(),
+            mrs: MrTable::default(),
+            progress: Progress::new()?,
+            qps: (0..MAX_QP).map(|_| AtomicPtr::default()).collect(),
+            qp_list: Mutex::default(),
+            channels: Mutex::default(),
+            next_id: AtomicU32::new(1),
+            peers: Mutex::default(),
+        }));
+        let host: &'static Self = host;
+        host.peers.lock().expect("new").insert(block, Arc::new(Peer::myself(host)));
+        spawn("mill-server", move || crate::server::run(host, &listener))?;
+        spawn("mill-progress", move || host.progress.run(host))?;
+        Ok(host)
+    }
+
+    /// The process that owns `qpn`, connecting to it if need be.
+    pub(crate) fn peer_of(&'static self, qpn: u32) -> io::Result<Arc<Peer>> {
+        let block = qpn >> QPN_INDEX_BITS;
+        let mut peers = self.peers.lock().expect("no panic under this lock");
+        if let Some(peer) = peers.get(&block)
+            && peer.alive()
+        {
+            return Ok(peer.clone());
+        }
+        let peer = Arc::new(Peer::connect(self, block)?);
+        peers.insert(block, peer.clone());
+        drop(peers);
+        self.progress.watch(peer.clone());
+        Ok(peer)
+    }
+
+    /// A number for an object that peers may name.
+    pub(crate) fn next_id(&self) -> u32 {
+        self.next_id.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn add_channel(&self, id: u32, event: Arc<EventFd>) {
+        self.channels.lock().expect("no panic under this lock").insert(id, event);
+    }
+
+    pub(crate) fn remove_channel(&self, id: u32) {
+        self.channels.lock().expect("no panic under this lock").remove(&id);
+    }
+
+    pub(crate) fn channel(&self, id: u32) -> Option<Arc<EventFd>> {
+        self.channels.lock().expect("no panic under this lock").get(&id).cloned()
+    }
+
+    /// Picks a free queue pair number at random.
+    pub(crate) fn new_qpn(&self) -> Result<u32> {
+        let list = self.qp_list.lock().expect("no panic under this lock");
+        if list.len() >= MAX_QP {
+            return Err(Errno::NOMEM);
+        }
+        let start = random_u64() as usize % MAX_QP;
+        (0..MAX_QP)
+            .map(|i| ((start + i) % MAX_QP) as u32)
+            .find(|index| !list.contains_key(index))
+            .map(|index| self.block << QPN_INDEX_BITS | index)
+            .ok_or(Errno::NOMEM)
+    }
+
+    /// The shared entry of one of our own queue pairs.
+    pub(crate) fn qp_entry(&'static self, qpn: u32) -> &'static QpEntry {
+        let index = qpn as usize % MAX_QP;
+        // SAFETY: inside the arena, which lives for ever; all fields are atomics.
+        unsafe { self.arena.at(QP_TABLE + index * size_of::<QpEntry>()).cast::<QpEntry>().as_ref() }
+    }
+
+    /// Makes a queue pair findable; false if its number was taken in the meantime.
+    pub(crate) fn add_qp(&self, qp: &Arc<Qp>) -> bool {
+        let index = qp.qpn() % MAX_QP as u32;
+        let mut list = self.qp_list.lock().expect("no panic under this lock");
+        if list.contains_key(&index) {
+            return false;
+        }
+        list.insert(index, Arc::downgrade(qp));
+        self.qps[index as usize].store(Arc::as_ptr(qp).cast_mut(), Ordering::Release);
+        true
+    }
+
+    /// Forgets a queue pair. The caller holds the consumer locks of both its completion queues, so
+    /// that no poller is looking at it.
+    pub(crate) fn remove_qp(&self, qpn: u32) {
+        let index = qpn % MAX_QP as u32;
+        let mut list = self.qp_list.lock().expect("no panic under this lock");
+        self.qps[index as usize].store(std::ptr::null_mut(), Ordering::Release);
+        list.remove(&index);
+    }
+
+    /// The queue pair `qpn`, for a poller that holds the lock of a completion queue it uses.
+    #[inline]
+    pub(crate) fn qp_for_poller(&self, qpn: u32) -> Option<&Qp> {
+        let pointer = self.qps[qpn as usize % MAX_QP].load(Ordering::Acquire);
+        // SAFETY: registered pointers are valid; removal needs the lock that the caller holds.
+        let qp = unsafe { pointer.as_ref() }?;
+        (qp.qpn() == qpn).then_some(qp)
+    }
+
+    /// The queue pair `qpn`, for the threads.
+    pub(crate) fn qp(&self, qpn: u32) -> Option<Arc<Qp>> {
+        let list = self.qp_list.lock().expect("no panic under this lock");
+        list.get(&(qpn % MAX_QP as u32))?.upgrade().filter(|qp| qp.qpn() == qpn)
+    }
+
+    pub(crate) fn all_qps(&self) -> Vec<Arc<Qp>> {
+        let list = self.qp_list.lock().expect("no panic under this lock");
+        list.values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Waits until no peer is inside an operation that began before the call; false if one stayed
+    /// inside for [`greeting::PATIENCE`] (a stopped process).
+    pub(crate) fn quiesce(&'static self) -> bool {
+        barrier::heavy();
+        let deadline = Instant::now() + greeting::PATIENCE;
+        self.all_qps().iter().all(|qp| qp.wait_until_untouched(deadline))
+    }
+}
+
+impl AsFd for Host {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.arena.as_fd()
+    }
+}
+
+/// Takes a free number by taking the socket name that goes with it.
+fn claim_block() -> io::Result<(u32, Listener)> {
+    let mut last = io::ErrorKind::AddrInUse.into();
+    for _ in 0..256 {
+        // Neither the special queue pairs 0 and 1 nor the multicast number 0xffffff.
+        let block = 1 + (random_u64() % 0xffe) as u32;
+        match Listener::bind(&greeting::name(block)) {
+            Ok(listener) => return Ok((block, listener)),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// Starts a thread that takes none of the application's signals.
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    // SAFETY: signal sets are plain data; the mask of this thread is restored below.
+    unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        let mut old: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        // Faults of the thread itself must still be seen.
+        for signal in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL] {
+            libc::sigdelset(&raw mut all, signal);
+        }
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
+        let result = std::thread::Builder::new().name(name.into()).stack_size(256 << 10).spawn(run);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
+        result.map(drop)
+    }
+}
+
+/// Spins briefly, then sleeps in small steps, until `done` or the deadline.
+pub(crate) fn wait_until(deadline: Instant, mut done: impl FnMut() -> bool) -> bool {
+    for turn in 0u32.. {
+        if done() {
+            return true;
+        }
+        match turn {
+            0..1000 => std::hint::spin_loop(),
+            1000..2000 => std::thread::yield_now(),
+            _ if Instant::now() > deadline => return false,
+            _ => std::thread::sleep(Duration::from_micros(100)),
+        }
+    }
+    false
+}

@@ -1,0 +1,190 @@
+//! The arena: what a process shows to its peers.
+//!
+//! ```text
+//! 0         Header
+//! QP_TABLE  4,096 × QpEntry       index = low 12 bits of the queue pair number
+//! MR_TABLE  65,536 × MrEntry      index = high 16 bits of the key
+//! FILES     65,536 × FileEntry    memory that peers may map
+//! HEAP      receive queues and completion queues
+//! ```
+//!
+//! The memory is sparse: a table costs what is used of it. Fields say who writes them: the owner
+//! (the process whose arena it is) or the initiator (its peer). Nobody trusts a value that the
+//! other side can write: it is copied first and checked afterwards.
+
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use crate::caps::{MAX_MR, MAX_QP};
+
+/// Marks an arena; changes with every change of this layout.
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLARN1");
+/// Bytes of address space that an arena takes.
+pub(crate) const ARENA_LEN: usize = 1 << 30;
+pub(crate) const QP_TABLE: usize = 4096;
+pub(crate) const MR_TABLE: usize = QP_TABLE + MAX_QP * size_of::<QpEntry>();
+pub(crate) const FILES: usize = MR_TABLE + MAX_MR * size_of::<MrEntry>();
+pub(crate) const HEAP: usize = FILES + MAX_MR * size_of::<FileEntry>();
+
+/// Low bits of a queue pair number: place in the owner's table. High bits: the owner.
+pub(crate) const QPN_INDEX_BITS: u32 = 12;
+
+#[repr(C)]
+pub(crate) struct Header {
+    pub(crate) magic: AtomicU64,
+}
+
+/// Queue pair states as their owner publishes them, in the order of `enum ibv_qp_state`.
+pub(crate) mod qp_state {
+    pub(crate) const RESET: u32 = 0;
+    pub(crate) const INIT: u32 = 1;
+    pub(crate) const RTR: u32 = 2;
+    pub(crate) const RTS: u32 = 3;
+    pub(crate) const SQD: u32 = 4;
+    pub(crate) const SQE: u32 = 5;
+}
+
+/// One queue pair as its peer sees it.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct QpEntry {
+    // Owner.
+    /// Number, zero while the entry is free. Published last, when everything else is complete.
+    pub(crate) qpn: AtomicU32,
+    pub(crate) state: AtomicU32,
+    pub(crate) dest_qpn: AtomicU32,
+    /// Remote access allowed by `qp_access_flags`.
+    pub(crate) access: AtomicU32,
+    pub(crate) pd: AtomicU32,
+    /// Offset of the receive queue in the arena, in units of 64 bytes.
+    pub(crate) rq: AtomicU32,
+    /// Slots of the receive queue less one; a power of two less one.
+    pub(crate) rq_mask: AtomicU32,
+    /// Elements in a receive slot.
+    pub(crate) rq_sges: AtomicU32,
+    /// Offset of the receive completion queue, in units of 64 bytes.
+    pub(crate) recv_cq: AtomicU32,
+    /// Encoded as in AETH, table 45.
+    pub(crate) min_rnr_timer: AtomicU32,
+    /// Rises with every life of the entry.
+    pub(crate) life: AtomicU32,
+    _pad0: [u32; 5],
+    // Initiator.
+    /// Odd while an operation touches the owner's memory; rises by one at its start and end.
+    pub(crate) busy: AtomicU32,
+    /// Set while the initiator sleeps because the receive queue was empty.
+    pub(crate) rnr_wait: AtomicU32,
+    _pad1: [u32; 14],
+    // Owner.
+    /// Receive requests ever posted.
+    pub(crate) rq_tail: AtomicU32,
+    _pad2: [u32; 15],
+    // Initiator.
+    /// Receive requests ever used up.
+    pub(crate) rq_head: AtomicU32,
+    _pad3: [u32; 15],
+}
+
+/// One memory region as peers see it. All fields are the owner's.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct MrEntry {
+    /// The key, zero while the entry is free or being taken back.
+    pub(crate) key: AtomicU32,
+    pub(crate) access: AtomicU32,
+    pub(crate) pd: AtomicU32,
+    /// Where peers can map the region: slot and generation in the file table; generation zero if not.
+    pub(crate) file: AtomicU32,
+    pub(crate) file_generation: AtomicU32,
+    _pad0: u32,
+    /// First address of the region as work requests name it (iova).
+    pub(crate) start: AtomicU64,
+    /// Bytes.
+    pub(crate) len: AtomicU64,
+    /// Where `start` lies in the owner's address space.
+    pub(crate) va: AtomicU64,
+    /// The part of the region that can be mapped, as iova.
+    pub(crate) map_start: AtomicU64,
+    pub(crate) map_end: AtomicU64,
+    /// Offset in the file of `map_start`.
+    pub(crate) file_offset: AtomicU64,
+    _pad1: [u64; 7],
+}
+
+/// A file that peers may ask for.
+#[repr(C)]
+pub(crate) struct FileEntry {
+    /// Rises when the slot is filled and when it is emptied; odd while filled.
+    pub(crate) generation: AtomicU32,
+    _pad: u32,
+    /// Bytes.
+    pub(crate) len: AtomicU64,
+}
+
+/// Start of a receive slot; `rq_sges` elements of type `Sge` follow.
+#[repr(C)]
+pub(crate) struct RecvSlot {
+    pub(crate) n_sge: AtomicU32,
+    _pad: [u32; 3],
+}
+
+/// Bytes of one receive slot.
+pub(crate) const fn recv_slot_len(sges: u32) -> usize {
+    size_of::<RecvSlot>() + sges as usize * 16
+}
+
+/// A completion queue's shared half: completions that peers produce. `mask + 1` entries follow.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct CqRing {
+    // Producers, under the lease.
+    pub(crate) lock: millstream_shm::LeaseLock,
+    /// Completions ever produced.
+    pub(crate) tail: AtomicU32,
+    /// What the consumer waits for: [`ARM_NONE`], [`ARM_ANY`] or [`ARM_SOLICITED`].
+    pub(crate) armed: AtomicU32,
+    /// Events signalled and not yet fetched.
+    pub(crate) events: AtomicU32,
+    // Owner.
+    pub(crate) mask: AtomicU32,
+    /// The completion channel, zero for none.
+    pub(crate) channel: AtomicU32,
+    /// Set by a producer that found the queue full.
+    pub(crate) overrun: AtomicU32,
+    _pad0: [u32; 9],
+    // Consumer.
+    /// Completions ever consumed.
+    pub(crate) head: AtomicU32,
+    _pad1: [u32; 15],
+}
+
+pub(crate) const ARM_NONE: u32 = 0;
+pub(crate) const ARM_ANY: u32 = 1;
+pub(crate) const ARM_SOLICITED: u32 = 2;
+
+/// One completion that a peer produced. The request's name is not in it: the owner knows it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Cqe {
+    pub(crate) qpn: u32,
+    /// Receive requests consumed before this one, modulo 2^32.
+    pub(crate) sequence: u32,
+    pub(crate) status: u32,
+    pub(crate) opcode: u32,
+    pub(crate) byte_len: u32,
+    pub(crate) imm: u32,
+    pub(crate) wc_flags: u32,
+    pub(crate) vendor_err: u32,
+}
+
+/// Bytes of a completion queue's shared half.
+pub(crate) const fn cq_ring_len(entries: usize) -> usize {
+    size_of::<CqRing>() + entries * size_of::<Cqe>()
+}
+
+const _: () = {
+    assert!(size_of::<QpEntry>() == 256);
+    assert!(size_of::<MrEntry>() == 128);
+    assert!(size_of::<CqRing>() == 128);
+    assert!(size_of::<Cqe>() == 32);
+    assert!(HEAP < 1 << 24);
+};

@@ -1,0 +1,191 @@
+//! The thread that makes progress for an application that is not polling: retries of parked
+//! requests, faults that peers report, peers' deaths.
+
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use millstream_shm::EventFd;
+
+use crate::errno::{Errno, Result};
+use crate::host::Host;
+use crate::peer::Peer;
+use crate::qp::Qp;
+
+/// Something to do, from the server thread.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Work {
+    /// A peer's operation broke the rules of our queue pair `qpn`.
+    Fault { qpn: u32, from: u32, event: u32 },
+    /// What our queue pair `qpn` waits for may have happened.
+    Retry { qpn: u32 },
+}
+
+#[derive(Debug)]
+pub(crate) struct Progress {
+    wake: EventFd,
+    timer: OwnedFd,
+    start: Instant,
+    /// When the timer fires, nanoseconds since `start`; zero if it is not set.
+    armed: AtomicU64,
+    work: Mutex<Vec<Work>>,
+    parked: Mutex<Vec<Weak<Qp>>>,
+    watched: Mutex<Vec<Arc<Peer>>>,
+}
+
+impl Progress {
+    pub(crate) fn new() -> std::io::Result<Self> {
+        // SAFETY: creates a descriptor that nobody else owns.
+        let timer =
+            unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC | libc::TFD_NONBLOCK) };
+        if timer < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        Ok(Self {
+            wake: EventFd::new()?,
+            // SAFETY: as above.
+            timer: unsafe { OwnedFd::from_raw_fd(timer) },
+            start: Instant::now(),
+            armed: AtomicU64::new(0),
+            work: Mutex::default(),
+            parked: Mutex::default(),
+            watched: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn add(&self, work: Work) {
+        self.work.lock().expect("no panic under this lock").push(work);
+        self.wake.signal();
+    }
+
+    /// Notices the end of `peer`.
+    pub(crate) fn watch(&self, peer: Arc<Peer>) {
+        self.watched.lock().expect("no panic under this lock").push(peer);
+        self.wake.signal();
+    }
+
+    /// Takes charge of a queue pair with parked requests, looking after it in `delay` at the latest.
+    pub(crate) fn park(&self, qp: Weak<Qp>, delay: Duration) {
+        self.parked.lock().expect("no panic under this lock").push(qp);
+        self.arm(delay);
+    }
+
+    fn arm(&self, delay: Duration) {
+        let now = self.start.elapsed();
+        let at = (now + delay).as_nanos() as u64;
+        let armed = self.armed.load(Ordering::Acquire);
+        if armed != 0 && armed <= at {
+            return;
+        }
+        self.armed.store(at, Ordering::Release);
+        let value = libc::timespec {
+            tv_sec: delay.as_secs() as i64,
+            tv_nsec: i64::from(delay.subsec_nanos().max(1)),
+        };
+        let spec =
+            libc::itimerspec { it_interval: libc::timespec { tv_sec: 0, tv_nsec: 0 }, it_value: value };
+        // SAFETY: the timer is ours and the specification is on the stack.
+        unsafe { libc::timerfd_settime(self.timer.as_raw_fd(), 0, &raw const spec, std::ptr::null_mut()) };
+    }
+
+    pub(crate) fn run(&self, host: &'static Host) {
+        loop {
+            let watched = self.watched.lock().expect("no panic under this lock").clone();
+            let mut fds = vec![
+                libc::pollfd { fd: self.wake.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 },
+                libc::pollfd { fd: self.timer.as_raw_fd(), events: libc::POLLIN, revents: 0 },
+            ];
+            fds.extend(watched.iter().map(|peer| libc::pollfd {
+                fd: peer.liveness().map_or(-1, |fd| fd.as_raw_fd()),
+                events: libc::POLLRDHUP,
+                revents: 0,
+            }));
+            // SAFETY: an array of pollfd of the given length.
+            unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, -1) };
+            if fds[0].revents != 0 {
+                let _ = self.wake.take();
+            }
+            if fds[1].revents != 0 {
+                let mut expirations = [0u8; 8];
+                // SAFETY: eight bytes on the stack. Nothing to read is fine.
+                unsafe { libc::read(self.timer.as_raw_fd(), expirations.as_mut_ptr().cast(), 8) };
+                self.armed.store(0, Ordering::Release);
+            }
+            for (peer, _) in watched.iter().zip(&fds[2..]).filter(|(_, fd)| fd.revents != 0) {
+                self.bury(host, peer);
+            }
+            self.retry(host);
+            for work in std::mem::take(&mut *self.work.lock().expect("no panic under this lock")) {
+                match work {
+                    Work::Fault { qpn, from, event } => {
+                        if let Some(qp) = host.qp(qpn) {
+                            qp.fault_from_peer(from, event);
+                        }
+                    }
+                    Work::Retry { qpn } => {
+                        if let Some(qp) = host.qp(qpn) {
+                            qp.retry();
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn retry(&self, _host: &'static Host) {
+        let parked = std::mem::take(&mut *self.parked.lock().expect("no panic under this lock"));
+        for qp in parked {
+            // Whoever is still parked goes back on the list.
+            if let Some(delay) = qp.upgrade().and_then(|qp| qp.retry()) {
+                self.park(qp, delay);
+            }
+        }
+    }
+
+    fn bury(&self, host: &'static Host, peer: &Arc<Peer>) {
+        peer.mark_dead();
+        self.watched.lock().expect("no panic under this lock").retain(|p| !Arc::ptr_eq(p, peer));
+        for qp in host.all_qps() {
+            qp.peer_died(peer);
+        }
+    }
+}
+
+/// How long a sleeping application's parked request waits between tries, after `waited` so far.
+pub(crate) fn retry_delay(waited: Duration) -> Duration {
+    (waited / 4).clamp(Duration::from_micros(50), Duration::from_millis(10))
+}
+
+/// The timer of an RNR NAK, from its code (IBTA volume 1, table 45).
+///
+/// # Errors
+/// EINVAL for a code of more than five bits.
+pub(crate) fn rnr_timer(code: u8) -> Result<Duration> {
+    const HUNDREDTHS_OF_MS: [u32; 32] = [
+        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
+        3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+    ];
+    let value = HUNDREDTHS_OF_MS.get(usize::from(code)).ok_or(Errno::INVAL)?;
+    Ok(Duration::from_micros(u64::from(*value) * 10))
+}
+
+/// The local ACK timeout, from its exponent: 4.096 µs · 2^code; none for zero (IBTA volume 1, 9.7.6.1.3).
+pub(crate) fn ack_timeout(code: u8) -> Option<Duration> {
+    (code != 0).then(|| Duration::from_nanos(4096u64 << code.min(31)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timers_follow_the_tables() {
+        assert_eq!(rnr_timer(0).unwrap(), Duration::from_micros(655_360));
+        assert_eq!(rnr_timer(12).unwrap(), Duration::from_micros(640));
+        assert_eq!(rnr_timer(31).unwrap(), Duration::from_micros(491_520));
+        assert!(rnr_timer(32).is_err());
+        assert_eq!(ack_timeout(0), None);
+        assert_eq!(ack_timeout(14), Some(Duration::from_nanos(67_108_864)));
+    }
+}

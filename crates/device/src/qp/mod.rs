@@ -1,0 +1,382 @@
+//! Queue pairs.
+//!
+//! [`state`] says which transitions exist and what they need; `send` takes requests, `transfer`
+//! carries them out in the peer's memory, `recv` keeps receive requests; `keys` remembers checked
+//! memory keys.
+
+mod keys;
+mod recv;
+mod send;
+pub mod state;
+mod target;
+mod transfer;
+
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Instant;
+
+use millstream_shm::{Block, SpinLock, barrier};
+
+use crate::caps::{MAX_INLINE, MAX_QP_WR, MAX_RD_ATOMIC, MAX_SGE};
+use crate::cq::Cq;
+use crate::errno::{Errno, Result};
+use crate::event::AsyncEvent;
+use crate::gid;
+use crate::host::{Host, wait_until};
+use crate::layout::{Cqe, QpEntry, qp_state, recv_slot_len};
+use crate::pd::Pd;
+use crate::peer::Peer;
+use crate::progress;
+use crate::types::{
+    ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, WC_OP_RECV, WC_WR_FLUSH_ERR,
+};
+
+use recv::RecvQueue;
+use send::SendQueue;
+use state::{Attributes, State, attr};
+
+/// Sizes of a queue pair; what is asked for is rounded up to what is given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Capacity {
+    /// Send requests that may be outstanding.
+    pub max_send_wr: u32,
+    /// Receive requests that may be outstanding.
+    pub max_recv_wr: u32,
+    /// Elements in a send request.
+    pub max_send_sge: u32,
+    /// Elements in a receive request.
+    pub max_recv_sge: u32,
+    /// Inline bytes in a send request.
+    pub max_inline_data: u32,
+}
+
+impl Capacity {
+    fn granted(self) -> Result<Self> {
+        let fits = self.max_send_wr <= MAX_QP_WR
+            && self.max_recv_wr <= MAX_QP_WR
+            && self.max_send_sge <= MAX_SGE
+            && self.max_recv_sge <= MAX_SGE
+            && self.max_inline_data <= MAX_INLINE;
+        if !fits {
+            return Err(Errno::INVAL);
+        }
+        Ok(Self { max_send_sge: self.max_send_sge.max(1), max_recv_sge: self.max_recv_sge.max(1), ..self })
+    }
+}
+
+/// A reliable connected queue pair.
+#[derive(Debug)]
+pub struct Qp {
+    qpn: u32,
+    me: Weak<Self>,
+    host: &'static Host,
+    pd: Arc<Pd>,
+    send_cq: Arc<Cq>,
+    recv_cq: Arc<Cq>,
+    capacity: Capacity,
+    /// Every send request completes visibly, whatever its flags say.
+    signal_all: bool,
+    entry: &'static QpEntry,
+    rq_block: Block,
+    state: AtomicU8,
+    attributes: Mutex<Attributes>,
+    send: SpinLock<SendQueue>,
+    recv: RecvQueue,
+    /// Send requests that the application has taken back by polling, ever.
+    reclaimed: AtomicU32,
+    /// The caller's handle, for events about this queue pair.
+    pub user: AtomicU64,
+}
+
+impl Qp {
+    /// Makes a queue pair in state RESET.
+    ///
+    /// # Errors
+    /// EINVAL for sizes beyond the device's, ENOMEM when the process has no number or memory left.
+    pub fn new(
+        pd: &Arc<Pd>,
+        send_cq: &Arc<Cq>,
+        recv_cq: &Arc<Cq>,
+        capacity: Capacity,
+        signal_all: bool,
+    ) -> Result<Arc<Self>> {
+        let capacity = capacity.granted()?;
+        let host = pd.context.host;
+        let slots = capacity.max_recv_wr.max(1).next_power_of_two();
+        let slot_len = recv_slot_len(capacity.max_recv_sge);
+        let rq_block = host.arena.alloc(slots as usize * slot_len).ok_or(Errno::NOMEM)?;
+        for _ in 0..4 {
+            let qpn = host.new_qpn().inspect_err(|_| host.arena.release(rq_block))?;
+            let entry = host.qp_entry(qpn);
+            let qp = Arc::new_cyclic(|me| Self {
+                qpn,
+                me: me.clone(),
+                host,
+                pd: pd.clone(),
+                send_cq: send_cq.clone(),
+                recv_cq: recv_cq.clone(),
+                capacity,
+                signal_all,
+                entry,
+                rq_block,
+                state: AtomicU8::new(State::Reset as u8),
+                attributes: Mutex::default(),
+                send: SpinLock::new(SendQueue::default()),
+                recv: RecvQueue::new(host.arena.at(rq_block.offset), slots, slot_len),
+                reclaimed: AtomicU32::new(0),
+                user: AtomicU64::new(0),
+            });
+            if host.add_qp(&qp) {
+                qp.publish(slots);
+                send_cq.attach();
+                recv_cq.attach();
+                return Ok(qp);
+            }
+        }
+        host.arena.release(rq_block);
+        Err(Errno::NOMEM)
+    }
+
+    fn publish(&self, slots: u32) {
+        let entry = self.entry;
+        entry.state.store(qp_state::RESET, Ordering::Relaxed);
+        entry.dest_qpn.store(0, Ordering::Relaxed);
+        entry.access.store(0, Ordering::Relaxed);
+        entry.pd.store(self.pd.id, Ordering::Relaxed);
+        entry.rq.store((self.rq_block.offset / 64) as u32, Ordering::Relaxed);
+        entry.rq_mask.store(slots - 1, Ordering::Relaxed);
+        entry.rq_sges.store(self.capacity.max_recv_sge, Ordering::Relaxed);
+        entry.recv_cq.store(self.recv_cq.arena_offset(), Ordering::Relaxed);
+        entry.busy.store(0, Ordering::Relaxed);
+        entry.rnr_wait.store(0, Ordering::Relaxed);
+        entry.rq_tail.store(0, Ordering::Relaxed);
+        entry.rq_head.store(0, Ordering::Relaxed);
+        entry.life.fetch_add(1, Ordering::Relaxed);
+        entry.qpn.store(self.qpn, Ordering::Release);
+    }
+
+    /// The queue pair number.
+    #[must_use]
+    pub fn qpn(&self) -> u32 {
+        self.qpn
+    }
+
+    /// The sizes that were given.
+    #[must_use]
+    pub fn capacity(&self) -> Capacity {
+        self.capacity
+    }
+
+    /// Whether every send request completes visibly.
+    #[must_use]
+    pub fn signal_all(&self) -> bool {
+        self.signal_all
+    }
+
+    /// The state now.
+    #[must_use]
+    pub fn state(&self) -> State {
+        State::from_raw(u32::from(self.state.load(Ordering::Acquire))).expect("only states are stored")
+    }
+
+    /// The attributes as they were set, with the state now.
+    ///
+    /// # Panics
+    /// Only if another thread panicked while it changed them.
+    #[must_use]
+    pub fn attributes(&self) -> Attributes {
+        let attributes = self.attributes.lock().expect("no panic under this lock");
+        Attributes { state: self.state(), ..attributes.clone() }
+    }
+
+    /// Changes attributes and state; `mask` says which fields of `new` count.
+    ///
+    /// # Errors
+    /// EINVAL for a transition that does not exist, attributes that are missing or not allowed in
+    /// it, or values out of range.
+    ///
+    /// # Panics
+    /// Only if another thread panicked while it changed them.
+    pub fn modify(&self, new: &Attributes, mask: u32) -> Result<()> {
+        let mut attributes = self.attributes.lock().expect("no panic under this lock");
+        let current = self.state();
+        if mask & attr::CUR_STATE != 0 && new.cur_state != current {
+            return Err(Errno::INVAL);
+        }
+        let next = if mask & attr::STATE != 0 { new.state } else { current };
+        state::check_transition(current, next, mask)?;
+        let mut merged = attributes.clone();
+        merged.merge(new, mask);
+        merged.check(mask, MAX_RD_ATOMIC)?;
+        if next == State::Rtr && current == State::Init && !merged.path.is_global {
+            // Ethernet has no other addresses (RoCE annex A17.4.2).
+            return Err(Errno::INVAL);
+        }
+        *attributes = merged.clone();
+        drop(attributes);
+        self.apply(current, next, &merged, mask);
+        Ok(())
+    }
+
+    fn apply(&self, current: State, next: State, attributes: &Attributes, mask: u32) {
+        let remote = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC;
+        self.entry.access.store(attributes.access & remote, Ordering::Release);
+        self.entry.min_rnr_timer.store(u32::from(attributes.min_rnr_timer), Ordering::Release);
+        match next {
+            State::Reset => self.reset(),
+            State::Err => self.fail(),
+            _ => {
+                let mut send = self.send.lock();
+                if mask & attr::TIMEOUT != 0 || next == State::Rts {
+                    send.ack_timeout = progress::ack_timeout(attributes.timeout);
+                    send.retries = u32::from(attributes.retry_cnt);
+                    send.rnr_retries = u32::from(attributes.rnr_retry);
+                }
+                if next == State::Rtr && current == State::Init {
+                    send.connect(self, attributes.dest_qpn, gid::is_local(&attributes.path.dgid));
+                    self.entry.dest_qpn.store(attributes.dest_qpn, Ordering::Release);
+                }
+                self.set_state(next);
+            }
+        }
+        if next == State::Rts && current == State::Sqd {
+            self.retry();
+        }
+        if next == State::Sqd {
+            self.pd.context.raise(AsyncEvent::Qp(self.strong(), crate::event::EVENT_SQ_DRAINED));
+        }
+    }
+
+    fn set_state(&self, state: State) {
+        self.state.store(state as u8, Ordering::Release);
+        self.entry.state.store(state as u32, Ordering::SeqCst);
+    }
+
+    fn strong(&self) -> Arc<Self> {
+        self.me.upgrade().expect("a method runs on a live queue pair")
+    }
+
+    /// Waits until the peer is not inside an operation that it began before.
+    pub(crate) fn wait_until_untouched(&self, deadline: Instant) -> bool {
+        let busy = self.entry.busy.load(Ordering::SeqCst);
+        if busy & 1 == 0 {
+            return true;
+        }
+        let peer = self.send.lock().peer.clone();
+        wait_until(deadline, || {
+            self.entry.busy.load(Ordering::Acquire) != busy || peer.as_ref().is_some_and(|p| !p.alive())
+        })
+    }
+
+    fn quiesce(&self) {
+        barrier::heavy();
+        self.wait_until_untouched(Instant::now() + crate::greeting::PATIENCE);
+    }
+
+    /// Goes to the error state and flushes both queues, in order.
+    pub(crate) fn fail(&self) {
+        {
+            let mut send = self.send.lock();
+            self.set_state(State::Err);
+            send.flush(self);
+        }
+        self.quiesce();
+        self.flush_receives();
+    }
+
+    fn flush_receives(&self) {
+        let recv = self.recv.lock();
+        let head = self.entry.rq_head.load(Ordering::Acquire);
+        // A head that the peer cannot honestly have reached is not believed.
+        let (done, tail) = (recv.done(), recv.tail());
+        let from = if tail.wrapping_sub(head) <= tail.wrapping_sub(done) { head } else { done };
+        let mut sequence = from;
+        while sequence != tail {
+            self.recv_cq.push_shared(self.flushed_receive(sequence));
+            sequence = sequence.wrapping_add(1);
+        }
+        self.entry.rq_head.store(tail, Ordering::Release);
+    }
+
+    fn flushed_receive(&self, sequence: u32) -> Cqe {
+        Cqe { qpn: self.qpn, sequence, status: WC_WR_FLUSH_ERR, opcode: WC_OP_RECV, ..Cqe::default() }
+    }
+
+    fn reset(&self) {
+        self.set_state(State::Reset);
+        self.quiesce();
+        let mut send = self.send.lock();
+        *send = SendQueue::default();
+        self.entry.dest_qpn.store(0, Ordering::Release);
+        // Completions of the former life, this queue pair's own and its peer's, are not delivered.
+        let mut consumer = self.send_cq.lock_consumer();
+        consumer.forget(self.qpn);
+        drop(consumer);
+        let _consumer = self.recv_cq.lock_consumer();
+        self.recv.clear(self.entry);
+        self.reclaimed.store(0, Ordering::Release);
+        *self.attributes.lock().expect("no panic under this lock") = Attributes::default();
+    }
+
+    /// The peer reports that an operation of its broke our rules.
+    pub(crate) fn fault_from_peer(&self, from: u32, event: u32) {
+        if self.entry.dest_qpn.load(Ordering::Acquire) != from || self.state() == State::Reset {
+            return;
+        }
+        self.recv_cq.check_overrun();
+        self.fail();
+        if event != transfer::NO_EVENT {
+            self.pd.context.raise(AsyncEvent::Qp(self.strong(), event));
+        }
+    }
+
+    /// Requests to a dead process end now.
+    pub(crate) fn peer_died(&self, peer: &Arc<Peer>) {
+        let waits = {
+            let send = self.send.lock();
+            send.peer.as_ref().is_some_and(|p| Arc::ptr_eq(p, peer)) && send.has_parked()
+        };
+        if waits {
+            self.retry();
+        }
+    }
+
+    #[inline]
+    pub(crate) fn reclaim(&self, posted: u32) {
+        self.reclaimed.store(posted, Ordering::Release);
+    }
+
+    /// The name of the receive request that a completion with this sequence number is for, once.
+    #[inline]
+    pub(crate) fn received(&self, sequence: u32) -> Option<u64> {
+        self.recv.complete(sequence)
+    }
+
+    /// Ends the queue pair's life. When this returns, no peer is inside its queues, and its
+    /// completions that were not polled are gone.
+    pub fn destroy(&self) {
+        self.entry.qpn.store(0, Ordering::SeqCst);
+        self.set_state(State::Reset);
+        self.quiesce();
+        *self.send.lock() = SendQueue::default();
+        {
+            let mut send_consumer = self.send_cq.lock_consumer();
+            send_consumer.forget(self.qpn);
+            if Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
+                self.host.remove_qp(self.qpn);
+            } else {
+                let _recv_consumer = self.recv_cq.lock_consumer();
+                self.host.remove_qp(self.qpn);
+            }
+        }
+        self.pd.context.forget(|event| matches!(event, AsyncEvent::Qp(qp, _) if qp.qpn == self.qpn));
+        self.send_cq.detach();
+        self.recv_cq.detach();
+    }
+}
+
+impl Drop for Qp {
+    fn drop(&mut self) {
+        self.host.arena.release(self.rq_block);
+    }
+}

@@ -1,0 +1,143 @@
+//! Receive queues: requests in the arena for the peer to use up, names kept privately.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use millstream_shm::{SpinGuard, SpinLock};
+
+use super::Qp;
+use super::state::State;
+use crate::errno::{Errno, Result};
+use crate::greeting::{Message, Op};
+use crate::layout::{QpEntry, RecvSlot};
+use crate::types::Sge;
+
+#[derive(Debug)]
+pub(super) struct RecvQueue {
+    slots: NonNull<u8>,
+    slot_len: usize,
+    mask: u32,
+    /// One poster at a time.
+    poster: SpinLock<()>,
+    /// Requests ever posted.
+    tail: AtomicU32,
+    /// Requests ever completed towards the application.
+    done: AtomicU32,
+    names: Box<[AtomicU64]>,
+}
+
+// SAFETY: the slots lie in the arena, are written under the lock and read by the peer.
+unsafe impl Send for RecvQueue {}
+// SAFETY: as above.
+unsafe impl Sync for RecvQueue {}
+
+/// The posting side, locked.
+pub(super) struct Poster<'a> {
+    queue: &'a RecvQueue,
+    _guard: SpinGuard<'a, ()>,
+}
+
+impl Poster<'_> {
+    pub(super) fn done(&self) -> u32 {
+        self.queue.done.load(Ordering::Acquire)
+    }
+
+    pub(super) fn tail(&self) -> u32 {
+        self.queue.tail.load(Ordering::Acquire)
+    }
+}
+
+impl RecvQueue {
+    pub(super) fn new(slots: NonNull<u8>, count: u32, slot_len: usize) -> Self {
+        Self {
+            slots,
+            slot_len,
+            mask: count - 1,
+            poster: SpinLock::new(()),
+            tail: AtomicU32::new(0),
+            done: AtomicU32::new(0),
+            names: (0..count).map(|_| AtomicU64::new(0)).collect(),
+        }
+    }
+
+    pub(super) fn lock(&self) -> Poster<'_> {
+        Poster { queue: self, _guard: self.poster.lock() }
+    }
+
+    /// Takes the oldest request as completed if it has this sequence number. A completion that
+    /// does not fit is a peer's error or a duplicate, and is not delivered.
+    #[inline]
+    pub(super) fn complete(&self, sequence: u32) -> Option<u64> {
+        let done = self.done.load(Ordering::Relaxed);
+        if sequence != done || done == self.tail.load(Ordering::Acquire) {
+            return None;
+        }
+        let name = self.names[(done & self.mask) as usize].load(Ordering::Relaxed);
+        self.done.store(done.wrapping_add(1), Ordering::Release);
+        Some(name)
+    }
+
+    /// Empties the queue; completions under way will not fit any request.
+    pub(super) fn clear(&self, entry: &QpEntry) {
+        let _guard = self.poster.lock();
+        let tail = self.tail.load(Ordering::Relaxed);
+        self.done.store(tail, Ordering::Relaxed);
+        entry.rq_head.store(tail, Ordering::Release);
+    }
+
+    /// # Safety
+    /// The caller holds the poster's lock and the slot is free.
+    unsafe fn write(&self, at: u32, sges: &[Sge]) {
+        // SAFETY: the index is masked to slots that exist, and the slot has room for the elements.
+        unsafe {
+            let slot = self.slots.as_ptr().add((at & self.mask) as usize * self.slot_len);
+            let elements = slot.add(size_of::<RecvSlot>()).cast::<Sge>();
+            elements.copy_from_nonoverlapping(sges.as_ptr(), sges.len());
+            (*slot.cast::<RecvSlot>()).n_sge.store(sges.len() as u32, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Qp {
+    /// Posts a receive request.
+    ///
+    /// # Errors
+    /// EINVAL in state RESET or with too many elements, ENOMEM when the queue is full.
+    #[inline]
+    pub fn post_recv(&self, wr_id: u64, sges: &[Sge]) -> Result<()> {
+        let poster = self.recv.lock();
+        let state = self.state();
+        if state == State::Reset || sges.len() > self.capacity.max_recv_sge as usize {
+            return Err(Errno::INVAL);
+        }
+        let tail = self.recv.tail.load(Ordering::Relaxed);
+        if tail.wrapping_sub(poster.done()) >= self.capacity.max_recv_wr {
+            return Err(Errno::NOMEM);
+        }
+        // SAFETY: locked, and there is room.
+        unsafe { self.recv.write(tail, sges) };
+        self.recv.names[(tail & self.recv.mask) as usize].store(wr_id, Ordering::Relaxed);
+        self.recv.tail.store(tail.wrapping_add(1), Ordering::Release);
+        self.entry.rq_tail.store(tail.wrapping_add(1), Ordering::Release);
+        drop(poster);
+        if state == State::Err {
+            self.flush_receives();
+        } else if self.entry.rnr_wait.load(Ordering::Relaxed) != 0 {
+            self.wake_sender();
+        }
+        Ok(())
+    }
+
+    /// The peer's application sleeps and its request waits for this receive.
+    #[cold]
+    fn wake_sender(&self) {
+        if self.entry.rnr_wait.swap(0, Ordering::AcqRel) == 0 {
+            return;
+        }
+        let peer = self.send.lock().peer.clone();
+        if let Some(peer) = peer {
+            let sender = self.entry.dest_qpn.load(Ordering::Acquire);
+            peer.tell(self.host, Message::new(Op::Refilled, [sender]));
+        }
+    }
+}

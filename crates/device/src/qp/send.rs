@@ -1,0 +1,334 @@
+//! Send queues: requests that can be carried out are, at once; others are parked and tried again.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
+
+use super::Qp;
+use super::keys::{LocalKeys, RemoteKeys};
+use super::state::{Attributes, State};
+use super::target::Target;
+use super::transfer::Stop;
+use crate::caps::MAX_MSG;
+use crate::errno::{Errno, Result};
+use crate::event::{AsyncEvent, EVENT_QP_FATAL};
+use crate::peer::Peer;
+use crate::progress::retry_delay;
+use crate::types::{
+    SEND_INLINE, SEND_SIGNALED, SendWr, Sge, WC_RETRY_EXC_ERR, WC_RNR_RETRY_EXC_ERR, WC_SUCCESS,
+    WC_WR_FLUSH_ERR, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM, Wc,
+    completion_opcode, total_len, vendor,
+};
+
+/// How soon the progress thread looks after a request that was just parked. An application that
+/// polls is much earlier.
+const FIRST_LOOK: Duration = Duration::from_micros(50);
+
+#[derive(Debug, Default)]
+pub(crate) struct SendQueue {
+    // Order matters: what points into the peer's arena goes before the peer.
+    pub(super) target: Option<Target>,
+    pub(super) remote_keys: RemoteKeys,
+    pub(super) peer: Option<Arc<Peer>>,
+    pub(super) local_keys: LocalKeys,
+    pub(super) dest_qpn: u32,
+    pub(super) on_this_host: bool,
+    /// The value last stored in the target's busy word.
+    pub(super) announced: u32,
+    pub(super) ack_timeout: Option<Duration>,
+    pub(super) retries: u32,
+    pub(super) rnr_retries: u32,
+    /// Requests ever posted.
+    posted: u32,
+    parked: VecDeque<Parked>,
+    /// Since when the oldest parked request waits, and for what.
+    waits: Option<(Stop, Instant)>,
+    with_progress: bool,
+    with_cq: bool,
+}
+
+/// A request that waits, with its own copy of everything.
+#[derive(Debug)]
+struct Parked {
+    wr_id: u64,
+    opcode: u32,
+    flags: u32,
+    imm: u32,
+    remote_addr: u64,
+    rkey: u32,
+    posted: u32,
+    sges: Vec<Sge>,
+    /// Inline data; `sges` then has one element that points here.
+    _inline: Vec<u8>,
+}
+
+impl Parked {
+    fn new(wr: &SendWr<'_>, posted: u32) -> Self {
+        let mut sges = wr.sges.to_vec();
+        let mut inline = Vec::new();
+        if wr.flags & SEND_INLINE != 0 {
+            for sge in wr.sges {
+                // SAFETY: the application's inline data is valid during post_send.
+                let data = unsafe { std::slice::from_raw_parts(sge.addr as *const u8, sge.length as usize) };
+                inline.extend_from_slice(data);
+            }
+            sges = vec![Sge { addr: inline.as_ptr() as u64, length: inline.len() as u32, lkey: 0 }];
+        }
+        Self {
+            wr_id: wr.wr_id,
+            opcode: wr.opcode,
+            flags: wr.flags,
+            imm: wr.imm,
+            remote_addr: wr.remote_addr,
+            rkey: wr.rkey,
+            posted,
+            sges,
+            _inline: inline,
+        }
+    }
+
+    fn request(&self) -> SendWr<'_> {
+        SendWr {
+            wr_id: self.wr_id,
+            opcode: self.opcode,
+            flags: self.flags,
+            imm: self.imm,
+            sges: &self.sges,
+            remote_addr: self.remote_addr,
+            rkey: self.rkey,
+        }
+    }
+}
+
+/// Who tries parked requests again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Retrier {
+    Poller,
+    Thread,
+}
+
+impl SendQueue {
+    /// Connects to the process that owns the peer queue pair, if it is there already.
+    pub(super) fn connect(&mut self, qp: &Qp, dest_qpn: u32, on_this_host: bool) {
+        self.target = None;
+        self.remote_keys = RemoteKeys::default();
+        self.dest_qpn = dest_qpn;
+        self.on_this_host = on_this_host;
+        self.peer = if on_this_host { qp.host.peer_of(dest_qpn).ok() } else { None };
+    }
+
+    pub(super) fn has_parked(&self) -> bool {
+        !self.parked.is_empty()
+    }
+
+    /// Completes everything that waits as flushed (IBTA volume 1, 10.8.1).
+    pub(super) fn flush(&mut self, qp: &Qp) {
+        while let Some(parked) = self.parked.pop_front() {
+            qp.complete_send(&parked.request(), parked.posted, WC_WR_FLUSH_ERR, 0);
+        }
+        self.waits = None;
+    }
+
+    /// The error that ends a wait, if it has lasted long enough.
+    fn expired(&mut self, stop: Stop) -> Option<Stop> {
+        let now = Instant::now();
+        let since = match self.waits {
+            Some((what, since)) if what == stop => since,
+            _ => {
+                self.waits = Some((stop, now));
+                now
+            }
+        };
+        let (limit, status) = match stop {
+            Stop::NoReceive if self.rnr_retries == 7 => return None,
+            Stop::NoReceive => {
+                let code = self.target.as_ref().map_or(0, |t| t.entry.min_rnr_timer.load(Ordering::Relaxed));
+                (Attributes::rnr_wait(code) * self.rnr_retries, WC_RNR_RETRY_EXC_ERR)
+            }
+            _ => (self.ack_timeout? * (self.retries + 1), WC_RETRY_EXC_ERR),
+        };
+        (now - since >= limit).then_some(Stop::Failed {
+            status,
+            vendor: vendor::PEER_NOT_READY,
+            peer_event: None,
+        })
+    }
+}
+
+impl Qp {
+    /// Posts a send request. It is carried out before this returns, unless the peer is not ready.
+    ///
+    /// # Errors
+    /// EINVAL in a state that takes no send requests, for an operation that does not exist here, too
+    /// many elements or too much inline data; ENOMEM when the queue is full.
+    #[inline]
+    pub fn post_send(&self, wr: &SendWr<'_>) -> Result<()> {
+        let mut send = self.send.lock();
+        let state = self.state.load(Ordering::Relaxed);
+        if state != State::Rts as u8 {
+            return self.post_elsewhere(&mut send, wr, state);
+        }
+        self.check(&send, wr)?;
+        send.posted = send.posted.wrapping_add(1);
+        let posted = send.posted;
+        if send.parked.is_empty() {
+            match send.execute(self, wr) {
+                Ok(()) => {
+                    if self.signal_all || wr.flags & SEND_SIGNALED != 0 {
+                        self.complete_send(wr, posted, WC_SUCCESS, 0);
+                    }
+                    return Ok(());
+                }
+                Err(Stop::Failed { status, vendor, .. }) => {
+                    self.complete_send(wr, posted, status, vendor);
+                    self.set_state(State::Err);
+                    drop(send);
+                    self.fail();
+                    return Ok(());
+                }
+                Err(Stop::NoReceive | Stop::NotReady) => {}
+            }
+        }
+        send.parked.push_back(Parked::new(wr, posted));
+        self.look_after(&mut send);
+        Ok(())
+    }
+
+    #[inline]
+    fn check(&self, send: &SendQueue, wr: &SendWr<'_>) -> Result<()> {
+        let known = matches!(
+            wr.opcode,
+            WR_RDMA_WRITE | WR_RDMA_WRITE_WITH_IMM | WR_SEND | WR_SEND_WITH_IMM | WR_RDMA_READ
+        );
+        if !known {
+            return Err(Errno::NOTSUP);
+        }
+        let len = total_len(wr.sges);
+        let inline = wr.flags & SEND_INLINE != 0;
+        if wr.sges.len() > self.capacity.max_send_sge as usize
+            || len > MAX_MSG
+            || (inline && (len > u64::from(self.capacity.max_inline_data) || wr.opcode == WR_RDMA_READ))
+        {
+            return Err(Errno::INVAL);
+        }
+        if send.posted.wrapping_sub(self.reclaimed.load(Ordering::Acquire)) >= self.capacity.max_send_wr {
+            return Err(Errno::NOMEM);
+        }
+        Ok(())
+    }
+
+    /// In SQD requests wait, in ERR they are flushed, elsewhere they are refused (11.4.1.1).
+    #[cold]
+    fn post_elsewhere(&self, send: &mut SendQueue, wr: &SendWr<'_>, state: u8) -> Result<()> {
+        if state != State::Sqd as u8 && state != State::Err as u8 {
+            return Err(Errno::INVAL);
+        }
+        self.check(send, wr)?;
+        send.posted = send.posted.wrapping_add(1);
+        if state == State::Err as u8 {
+            self.complete_send(wr, send.posted, WC_WR_FLUSH_ERR, 0);
+        } else {
+            send.parked.push_back(Parked::new(wr, send.posted));
+        }
+        Ok(())
+    }
+
+    #[inline]
+    pub(super) fn complete_send(&self, wr: &SendWr<'_>, posted: u32, status: u32, vendor_err: u32) {
+        let wc = Wc {
+            wr_id: wr.wr_id,
+            status,
+            opcode: completion_opcode(wr.opcode),
+            vendor_err,
+            byte_len: if wr.opcode == WR_RDMA_READ { total_len(wr.sges) as u32 } else { 0 },
+            qp_num: self.qpn,
+            ..Wc::default()
+        };
+        // A sender asks for no event with its own completion unless it is armed for all.
+        if self.send_cq.push_own(wc, posted, false).is_err() {
+            // A lost completion is fatal for its queue pair (11.6.3.1).
+            self.set_state(State::Err);
+            self.pd.context.raise(AsyncEvent::Qp(self.strong(), EVENT_QP_FATAL));
+        }
+    }
+
+    /// Sees to it that parked requests are tried again, by whoever comes first.
+    #[cold]
+    fn look_after(&self, send: &mut SendQueue) {
+        if !std::mem::replace(&mut send.with_cq, true) {
+            self.send_cq.add_parked(self.me.clone());
+        }
+        if !std::mem::replace(&mut send.with_progress, true) {
+            self.host.progress.park(self.me.clone(), FIRST_LOOK);
+        }
+    }
+
+    /// Tries parked requests again for an application that polls; false when none is left.
+    pub(crate) fn retry_for_poller(&self) -> bool {
+        self.retry_as(Retrier::Poller).is_some()
+    }
+
+    /// Tries parked requests again for an application that sleeps; says when to come back.
+    pub(crate) fn retry(&self) -> Option<Duration> {
+        self.retry_as(Retrier::Thread)
+    }
+
+    fn retry_as(&self, who: Retrier) -> Option<Duration> {
+        let mut send = self.send.lock();
+        loop {
+            let Some(parked) = send.parked.pop_front() else {
+                send.waits = None;
+                match who {
+                    Retrier::Poller => send.with_cq = false,
+                    Retrier::Thread => send.with_progress = false,
+                }
+                return None;
+            };
+            if self.state.load(Ordering::Relaxed) != State::Rts as u8 {
+                // Drained queues keep their requests; failed ones have none left.
+                send.parked.push_front(parked);
+                return Some(Duration::from_millis(10));
+            }
+            let wr = parked.request();
+            let mut result = send.execute(self, &wr);
+            if result == Err(Stop::NoReceive)
+                && who == Retrier::Thread
+                && let Some(target) = &send.target
+            {
+                // From here on the receiver tells us; look once more for what it posted before.
+                target.entry.rnr_wait.store(1, Ordering::Relaxed);
+                fence(Ordering::SeqCst);
+                result = send.execute(self, &wr);
+            }
+            match result {
+                Ok(()) => {
+                    send.waits = None;
+                    if self.signal_all || parked.flags & SEND_SIGNALED != 0 {
+                        self.complete_send(&wr, parked.posted, WC_SUCCESS, 0);
+                    }
+                    continue;
+                }
+                Err(Stop::Failed { status, vendor, .. }) => {
+                    self.complete_send(&wr, parked.posted, status, vendor);
+                    break;
+                }
+                Err(stop) => {
+                    if let Some(Stop::Failed { status, vendor, .. }) = send.expired(stop) {
+                        self.complete_send(&wr, parked.posted, status, vendor);
+                        break;
+                    }
+                    send.parked.push_front(parked);
+                    let waited = send.waits.map_or(Duration::ZERO, |(_, since)| since.elapsed());
+                    return Some(retry_delay(waited));
+                }
+            }
+        }
+        self.set_state(State::Err);
+        send.with_cq &= who != Retrier::Poller;
+        send.with_progress &= who != Retrier::Thread;
+        drop(send);
+        self.fail();
+        None
+    }
+}

@@ -1,0 +1,340 @@
+//! Queue pair states, the transitions between them and the attributes that each needs.
+
+use std::time::Duration;
+
+use crate::errno::{Errno, Result};
+use crate::progress::rnr_timer;
+
+/// States (IBTA volume 1, figure 124), numbered as `enum ibv_qp_state`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum State {
+    /// Just created, or set back.
+    #[default]
+    Reset = 0,
+    /// Receives may be posted.
+    Init = 1,
+    /// Ready to receive.
+    Rtr = 2,
+    /// Ready to send.
+    Rts = 3,
+    /// Send queue drained.
+    Sqd = 4,
+    /// Send queue error; not for reliable connections.
+    Sqe = 5,
+    /// Error: everything is flushed.
+    Err = 6,
+}
+
+impl State {
+    /// From the verbs value.
+    #[must_use]
+    pub fn from_raw(raw: u32) -> Option<Self> {
+        [Self::Reset, Self::Init, Self::Rtr, Self::Rts, Self::Sqd, Self::Sqe, Self::Err]
+            .get(raw as usize)
+            .copied()
+    }
+}
+
+/// Bits of `enum ibv_qp_attr_mask`.
+pub mod attr {
+    /// `IBV_QP_STATE`
+    pub const STATE: u32 = 1;
+    /// `IBV_QP_CUR_STATE`
+    pub const CUR_STATE: u32 = 1 << 1;
+    /// `IBV_QP_EN_SQD_ASYNC_NOTIFY`
+    pub const EN_SQD_ASYNC_NOTIFY: u32 = 1 << 2;
+    /// `IBV_QP_ACCESS_FLAGS`
+    pub const ACCESS_FLAGS: u32 = 1 << 3;
+    /// `IBV_QP_PKEY_INDEX`
+    pub const PKEY_INDEX: u32 = 1 << 4;
+    /// `IBV_QP_PORT`
+    pub const PORT: u32 = 1 << 5;
+    /// `IBV_QP_QKEY`
+    pub const QKEY: u32 = 1 << 6;
+    /// `IBV_QP_AV`
+    pub const AV: u32 = 1 << 7;
+    /// `IBV_QP_PATH_MTU`
+    pub const PATH_MTU: u32 = 1 << 8;
+    /// `IBV_QP_TIMEOUT`
+    pub const TIMEOUT: u32 = 1 << 9;
+    /// `IBV_QP_RETRY_CNT`
+    pub const RETRY_CNT: u32 = 1 << 10;
+    /// `IBV_QP_RNR_RETRY`
+    pub const RNR_RETRY: u32 = 1 << 11;
+    /// `IBV_QP_RQ_PSN`
+    pub const RQ_PSN: u32 = 1 << 12;
+    /// `IBV_QP_MAX_QP_RD_ATOMIC`
+    pub const MAX_QP_RD_ATOMIC: u32 = 1 << 13;
+    /// `IBV_QP_ALT_PATH`
+    pub const ALT_PATH: u32 = 1 << 14;
+    /// `IBV_QP_MIN_RNR_TIMER`
+    pub const MIN_RNR_TIMER: u32 = 1 << 15;
+    /// `IBV_QP_SQ_PSN`
+    pub const SQ_PSN: u32 = 1 << 16;
+    /// `IBV_QP_MAX_DEST_RD_ATOMIC`
+    pub const MAX_DEST_RD_ATOMIC: u32 = 1 << 17;
+    /// `IBV_QP_PATH_MIG_STATE`
+    pub const PATH_MIG_STATE: u32 = 1 << 18;
+    /// `IBV_QP_DEST_QPN`
+    pub const DEST_QPN: u32 = 1 << 20;
+}
+
+/// Where packets would go.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Path {
+    /// Whether a global route header is used; always, on Ethernet.
+    pub is_global: bool,
+    /// The peer's address.
+    pub dgid: [u8; 16],
+    /// Place of our own address in the GID table.
+    pub sgid_index: u8,
+    /// Flow label.
+    pub flow_label: u32,
+    /// Hop limit.
+    pub hop_limit: u8,
+    /// Traffic class.
+    pub traffic_class: u8,
+    /// Destination local identifier; unused on Ethernet.
+    pub dlid: u16,
+    /// Service level.
+    pub sl: u8,
+    /// Source path bits; unused on Ethernet.
+    pub src_path_bits: u8,
+    /// Static rate.
+    pub static_rate: u8,
+    /// Port.
+    pub port: u8,
+}
+
+/// Attributes of a queue pair, as in `struct ibv_qp_attr`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Attributes {
+    /// The state to go to.
+    pub state: State,
+    /// The state that the caller believes in.
+    pub cur_state: State,
+    /// `IBV_MTU_*`: 1 (256) to 5 (4096).
+    pub path_mtu: u8,
+    /// Path migration state; kept and reported only.
+    pub path_mig_state: u8,
+    /// Q_Key; datagrams only.
+    pub qkey: u32,
+    /// First expected packet sequence number.
+    pub rq_psn: u32,
+    /// First sent packet sequence number.
+    pub sq_psn: u32,
+    /// The peer.
+    pub dest_qpn: u32,
+    /// Remote access, `IBV_ACCESS_REMOTE_*`.
+    pub access: u32,
+    /// Where packets would go.
+    pub path: Path,
+    /// Partition key index.
+    pub pkey_index: u16,
+    /// Outstanding READs as initiator.
+    pub max_rd_atomic: u8,
+    /// Outstanding READs as target.
+    pub max_dest_rd_atomic: u8,
+    /// Code of the timer in RNR NAKs.
+    pub min_rnr_timer: u8,
+    /// Port.
+    pub port: u8,
+    /// Code of the ACK timeout.
+    pub timeout: u8,
+    /// Retries after a timeout.
+    pub retry_cnt: u8,
+    /// Retries after an RNR NAK; 7 for ever.
+    pub rnr_retry: u8,
+}
+
+impl Attributes {
+    pub(super) fn merge(&mut self, new: &Self, mask: u32) {
+        macro_rules! take {
+            ($($bit:ident => $($field:ident),+;)*) => {
+                $(if mask & attr::$bit != 0 { $(self.$field = new.$field.clone();)+ })*
+            };
+        }
+        take! {
+            STATE => state;
+            ACCESS_FLAGS => access;
+            PKEY_INDEX => pkey_index;
+            PORT => port;
+            QKEY => qkey;
+            AV => path;
+            PATH_MTU => path_mtu;
+            TIMEOUT => timeout;
+            RETRY_CNT => retry_cnt;
+            RNR_RETRY => rnr_retry;
+            RQ_PSN => rq_psn;
+            SQ_PSN => sq_psn;
+            MAX_QP_RD_ATOMIC => max_rd_atomic;
+            MAX_DEST_RD_ATOMIC => max_dest_rd_atomic;
+            MIN_RNR_TIMER => min_rnr_timer;
+            DEST_QPN => dest_qpn;
+            PATH_MIG_STATE => path_mig_state;
+        }
+        self.rq_psn &= 0xff_ffff;
+        self.sq_psn &= 0xff_ffff;
+    }
+
+    /// Values out of range, among those that `mask` names.
+    pub(super) fn check(&self, mask: u32, max_rd_atomic: u8) -> Result<()> {
+        let named = |bit| mask & bit != 0;
+        let wrong = (named(attr::PORT) && self.port != 1)
+            || (named(attr::PKEY_INDEX) && self.pkey_index != 0)
+            || (named(attr::PATH_MTU) && !(1..=5).contains(&self.path_mtu))
+            || (named(attr::TIMEOUT) && self.timeout > 31)
+            || (named(attr::RETRY_CNT) && self.retry_cnt > 7)
+            || (named(attr::RNR_RETRY) && self.rnr_retry > 7)
+            || (named(attr::MIN_RNR_TIMER) && rnr_timer(self.min_rnr_timer).is_err())
+            || (named(attr::MAX_QP_RD_ATOMIC) && self.max_rd_atomic > max_rd_atomic)
+            || (named(attr::MAX_DEST_RD_ATOMIC) && self.max_dest_rd_atomic > max_rd_atomic)
+            || (named(attr::DEST_QPN) && self.dest_qpn > 0xff_ffff)
+            || (named(attr::AV) && self.path.port > 1);
+        if wrong { Err(Errno::INVAL) } else { Ok(()) }
+    }
+
+    /// How long a peer without a posted receive makes us wait.
+    pub(crate) fn rnr_wait(code: u32) -> Duration {
+        rnr_timer((code & 31) as u8).expect("five bits")
+    }
+}
+
+struct Transition {
+    from: State,
+    to: State,
+    required: u32,
+    optional: u32,
+}
+
+/// Transitions of a reliable connection besides those to RESET and ERR, which always exist
+/// (IBTA volume 1, 11.2.5.2, table 91).
+const TRANSITIONS: [Transition; 8] = {
+    use attr::*;
+    [
+        Transition {
+            from: State::Reset,
+            to: State::Init,
+            required: PKEY_INDEX | PORT | ACCESS_FLAGS,
+            optional: 0,
+        },
+        Transition {
+            from: State::Init,
+            to: State::Init,
+            required: 0,
+            optional: PKEY_INDEX | PORT | ACCESS_FLAGS,
+        },
+        Transition {
+            from: State::Init,
+            to: State::Rtr,
+            required: AV | PATH_MTU | DEST_QPN | RQ_PSN | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER,
+            optional: ALT_PATH | ACCESS_FLAGS | PKEY_INDEX,
+        },
+        Transition {
+            from: State::Rtr,
+            to: State::Rts,
+            required: TIMEOUT | RETRY_CNT | RNR_RETRY | SQ_PSN | MAX_QP_RD_ATOMIC,
+            optional: CUR_STATE | ALT_PATH | ACCESS_FLAGS | MIN_RNR_TIMER | PATH_MIG_STATE,
+        },
+        Transition {
+            from: State::Rts,
+            to: State::Rts,
+            required: 0,
+            optional: CUR_STATE | ACCESS_FLAGS | ALT_PATH | PATH_MIG_STATE | MIN_RNR_TIMER,
+        },
+        Transition { from: State::Rts, to: State::Sqd, required: 0, optional: EN_SQD_ASYNC_NOTIFY },
+        Transition {
+            from: State::Sqd,
+            to: State::Rts,
+            required: 0,
+            optional: CUR_STATE | ALT_PATH | ACCESS_FLAGS | MIN_RNR_TIMER | PATH_MIG_STATE,
+        },
+        Transition {
+            from: State::Sqd,
+            to: State::Sqd,
+            required: 0,
+            optional: PORT
+                | AV
+                | TIMEOUT
+                | RETRY_CNT
+                | RNR_RETRY
+                | MAX_QP_RD_ATOMIC
+                | MAX_DEST_RD_ATOMIC
+                | CUR_STATE
+                | ALT_PATH
+                | ACCESS_FLAGS
+                | PKEY_INDEX
+                | MIN_RNR_TIMER
+                | PATH_MIG_STATE,
+        },
+    ]
+};
+
+/// EINVAL unless the transition exists and `mask` names all that it needs and nothing that it
+/// does not allow.
+pub(super) fn check_transition(from: State, to: State, mask: u32) -> Result<()> {
+    let named = mask & !attr::STATE;
+    if matches!(to, State::Reset | State::Err) {
+        // From RESET there is no way to ERR (table 91): nothing could be flushed.
+        let exists = to == State::Reset || from != State::Reset;
+        return if exists && named & !attr::CUR_STATE == 0 { Ok(()) } else { Err(Errno::INVAL) };
+    }
+    let transition = TRANSITIONS.iter().find(|t| t.from == from && t.to == to).ok_or(Errno::INVAL)?;
+    let missing = transition.required & !named;
+    let foreign = named & !(transition.required | transition.optional);
+    if missing == 0 && foreign == 0 { Ok(()) } else { Err(Errno::INVAL) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STATES: [State; 7] =
+        [State::Reset, State::Init, State::Rtr, State::Rts, State::Sqd, State::Sqe, State::Err];
+
+    #[test]
+    fn each_required_attribute_is_required_and_no_other_is_allowed() {
+        for t in &TRANSITIONS {
+            assert_eq!(check_transition(t.from, t.to, t.required | attr::STATE), Ok(()));
+            for bit in 0..21 {
+                let bit = 1u32 << bit;
+                if t.required & bit != 0 {
+                    assert!(
+                        check_transition(t.from, t.to, t.required & !bit).is_err(),
+                        "{:?}->{:?}",
+                        t.from,
+                        t.to
+                    );
+                } else if bit != attr::STATE {
+                    let allowed = t.optional & bit != 0;
+                    assert_eq!(check_transition(t.from, t.to, t.required | bit).is_ok(), allowed);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_state_can_be_reset_and_all_but_reset_can_fail() {
+        for from in STATES {
+            assert!(check_transition(from, State::Reset, attr::STATE).is_ok());
+            assert_eq!(check_transition(from, State::Err, attr::STATE).is_ok(), from != State::Reset);
+        }
+    }
+
+    #[test]
+    fn no_short_cuts() {
+        let all = u32::MAX;
+        for (from, to) in [
+            (State::Reset, State::Rtr),
+            (State::Reset, State::Rts),
+            (State::Init, State::Rts),
+            (State::Rts, State::Rtr),
+            (State::Err, State::Init),
+            (State::Err, State::Rts),
+        ] {
+            assert!(check_transition(from, to, all).is_err());
+            assert!(check_transition(from, to, 0).is_err());
+        }
+    }
+}

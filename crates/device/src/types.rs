@@ -1,0 +1,183 @@
+//! Work requests, completions and the values in them, laid out as in `infiniband/verbs.h`.
+
+/// One scatter/gather element.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sge {
+    /// Address in the memory region's own address space.
+    pub addr: u64,
+    /// Bytes.
+    pub length: u32,
+    /// Key of the memory region.
+    pub lkey: u32,
+}
+
+/// Sum of element lengths, in 64 bits: four 32-bit lengths can overflow 32.
+#[inline]
+#[must_use]
+pub fn total_len(sges: &[Sge]) -> u64 {
+    sges.iter().map(|s| u64::from(s.length)).sum()
+}
+
+/// A send work request.
+#[derive(Clone, Copy, Debug)]
+pub struct SendWr<'a> {
+    /// The application's name for the request.
+    pub wr_id: u64,
+    /// `IBV_WR_*`.
+    pub opcode: u32,
+    /// `IBV_SEND_*` bits.
+    pub flags: u32,
+    /// Immediate data, as it travels (big-endian in memory).
+    pub imm: u32,
+    /// Local memory; with [`SEND_INLINE`] the keys are not looked at.
+    pub sges: &'a [Sge],
+    /// Start in the target's memory, for RDMA.
+    pub remote_addr: u64,
+    /// Key of the target's memory, for RDMA.
+    pub rkey: u32,
+}
+
+/// A work completion, laid out as `struct ibv_wc`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wc {
+    /// The request's name.
+    pub wr_id: u64,
+    /// `IBV_WC_*` status.
+    pub status: u32,
+    /// `IBV_WC_*` operation.
+    pub opcode: u32,
+    /// Cause of an error, see [`vendor`].
+    pub vendor_err: u32,
+    /// Bytes received.
+    pub byte_len: u32,
+    /// Immediate data or the invalidated key.
+    pub imm: u32,
+    /// The queue pair that the request belonged to.
+    pub qp_num: u32,
+    /// The sender's queue pair, for datagrams.
+    pub src_qp: u32,
+    /// `IBV_WC_GRH`, `IBV_WC_WITH_IMM`, …
+    pub wc_flags: u32,
+    /// Partition key index.
+    pub pkey_index: u16,
+    /// Source local identifier; zero on Ethernet.
+    pub slid: u16,
+    /// Service level.
+    pub sl: u8,
+    /// Path bits of the destination.
+    pub dlid_path_bits: u8,
+}
+
+/// Details in [`Wc::vendor_err`], ours to define.
+pub mod vendor {
+    /// The peer's process has ended or its queue pair is gone.
+    pub const PEER_GONE: u32 = 1;
+    /// The peer did not become ready in the retry time.
+    pub const PEER_NOT_READY: u32 = 2;
+    /// No such remote key.
+    pub const NO_KEY: u32 = 3;
+    /// The remote range leaves the memory region.
+    pub const BOUNDS: u32 = 4;
+    /// The memory region or queue pair does not allow this access.
+    pub const PERMISSION: u32 = 5;
+    /// The memory region belongs to another protection domain.
+    pub const DOMAIN: u32 = 6;
+    /// The kernel refused the copy between address spaces.
+    pub const COPY: u32 = 7;
+    /// The receiver's completion queue was full.
+    pub const CQ_FULL: u32 = 8;
+}
+
+macro_rules! constants {
+    ($($(#[$meta:meta])* $name:ident = $value:expr;)*) => {
+        $($(#[$meta])* pub const $name: u32 = $value;)*
+    };
+}
+
+constants! {
+    /// `IBV_WR_RDMA_WRITE`
+    WR_RDMA_WRITE = 0;
+    /// `IBV_WR_RDMA_WRITE_WITH_IMM`
+    WR_RDMA_WRITE_WITH_IMM = 1;
+    /// `IBV_WR_SEND`
+    WR_SEND = 2;
+    /// `IBV_WR_SEND_WITH_IMM`
+    WR_SEND_WITH_IMM = 3;
+    /// `IBV_WR_RDMA_READ`
+    WR_RDMA_READ = 4;
+
+    /// `IBV_SEND_FENCE`
+    SEND_FENCE = 1;
+    /// `IBV_SEND_SIGNALED`
+    SEND_SIGNALED = 2;
+    /// `IBV_SEND_SOLICITED`
+    SEND_SOLICITED = 4;
+    /// `IBV_SEND_INLINE`
+    SEND_INLINE = 8;
+
+    /// `IBV_WC_SUCCESS`
+    WC_SUCCESS = 0;
+    /// `IBV_WC_LOC_LEN_ERR`
+    WC_LOC_LEN_ERR = 1;
+    /// `IBV_WC_LOC_QP_OP_ERR`
+    WC_LOC_QP_OP_ERR = 2;
+    /// `IBV_WC_LOC_PROT_ERR`
+    WC_LOC_PROT_ERR = 4;
+    /// `IBV_WC_WR_FLUSH_ERR`
+    WC_WR_FLUSH_ERR = 5;
+    /// `IBV_WC_REM_INV_REQ_ERR`
+    WC_REM_INV_REQ_ERR = 9;
+    /// `IBV_WC_REM_ACCESS_ERR`
+    WC_REM_ACCESS_ERR = 10;
+    /// `IBV_WC_REM_OP_ERR`
+    WC_REM_OP_ERR = 11;
+    /// `IBV_WC_RETRY_EXC_ERR`
+    WC_RETRY_EXC_ERR = 12;
+    /// `IBV_WC_RNR_RETRY_EXC_ERR`
+    WC_RNR_RETRY_EXC_ERR = 13;
+
+    /// `IBV_WC_SEND`
+    WC_OP_SEND = 0;
+    /// `IBV_WC_RDMA_WRITE`
+    WC_OP_RDMA_WRITE = 1;
+    /// `IBV_WC_RDMA_READ`
+    WC_OP_RDMA_READ = 2;
+    /// `IBV_WC_RECV`
+    WC_OP_RECV = 128;
+    /// `IBV_WC_RECV_RDMA_WITH_IMM`
+    WC_OP_RECV_RDMA_WITH_IMM = 129;
+
+    /// `IBV_WC_WITH_IMM`
+    WC_FLAG_WITH_IMM = 2;
+
+    /// `IBV_ACCESS_LOCAL_WRITE`
+    ACCESS_LOCAL_WRITE = 1;
+    /// `IBV_ACCESS_REMOTE_WRITE`
+    ACCESS_REMOTE_WRITE = 2;
+    /// `IBV_ACCESS_REMOTE_READ`
+    ACCESS_REMOTE_READ = 4;
+    /// `IBV_ACCESS_REMOTE_ATOMIC`
+    ACCESS_REMOTE_ATOMIC = 8;
+    /// `IBV_ACCESS_MW_BIND`
+    ACCESS_MW_BIND = 16;
+    /// `IBV_ACCESS_ZERO_BASED`
+    ACCESS_ZERO_BASED = 32;
+    /// `IBV_ACCESS_ON_DEMAND`
+    ACCESS_ON_DEMAND = 64;
+    /// `IBV_ACCESS_HUGETLB`
+    ACCESS_HUGETLB = 128;
+    /// The bits that a device may ignore (`IBV_ACCESS_OPTIONAL_RANGE`): relaxed ordering and others.
+    ACCESS_OPTIONAL = 0x3ff << 20;
+}
+
+/// The completion's operation for a send request's operation.
+#[must_use]
+pub fn completion_opcode(opcode: u32) -> u32 {
+    match opcode {
+        WR_RDMA_WRITE | WR_RDMA_WRITE_WITH_IMM => WC_OP_RDMA_WRITE,
+        WR_RDMA_READ => WC_OP_RDMA_READ,
+        _ => WC_OP_SEND,
+    }
+}
