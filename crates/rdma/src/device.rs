@@ -75,18 +75,15 @@ impl fmt::Display for Choice {
 #[non_exhaustive]
 pub enum DeviceError {
     /// There is nothing to open.
-    #[error(
-        "no RDMA device: {loaded} offers none; {hint} (run `make lib` to build the soft device, or set {} to where it is)",
-        loader::ENV_LIBRARY
-    )]
+    #[error("no RDMA device: {loaded} offers none{hint}")]
     NoDevice {
         /// The verbs library in use.
         loaded: Loaded,
-        /// Why the soft device is not in use.
+        /// Why the soft device is not in use, if it is not.
         hint: String,
     },
     /// The chosen device is not among those that exist.
-    #[error("no RDMA device {choice:?} with {loaded}; there are: {}", .existing.join(", "))]
+    #[error("no RDMA device {choice:?} with {loaded}; there are: {}{hint}", .existing.join(", "))]
     NotFound {
         /// What was asked for.
         choice: String,
@@ -94,6 +91,8 @@ pub enum DeviceError {
         loaded: Loaded,
         /// The devices of this library, and adapters that only the system's library reaches.
         existing: Vec<String>,
+        /// Why the soft device is not in use, if it is not.
+        hint: String,
     },
     /// The devices could not be listed.
     #[error("cannot list the RDMA devices of {loaded}: {cause}")]
@@ -286,7 +285,8 @@ pub fn open(choice: &Choice) -> Result<Device, DeviceError> {
         if soft {
             existing.extend(loader::hardware_devices().into_iter().map(|name| format!("{name} (hardware)")));
         }
-        return Err(DeviceError::NotFound { choice: choice.to_string(), loaded, existing });
+        let hint = hint(&loaded);
+        return Err(DeviceError::NotFound { choice: choice.to_string(), loaded, existing, hint });
     };
     let name = device.name();
     let context = open_context(&device, &name)?;
@@ -380,7 +380,14 @@ fn list(loaded: &Loaded) -> Result<DeviceList, DeviceError> {
         Err(cause) => return Err(DeviceError::List { loaded: loaded.clone(), cause }),
         Ok(list) => (!list.is_empty()).then_some(list),
     };
-    list.ok_or_else(|| DeviceError::NoDevice { loaded: loaded.clone(), hint: loader::why_not_soft() })
+    list.ok_or_else(|| DeviceError::NoDevice { loaded: loaded.clone(), hint: hint(loaded) })
+}
+
+fn hint(loaded: &Loaded) -> String {
+    match loaded {
+        Loaded::Soft(_) => String::new(),
+        Loaded::System(_) | Loaded::None => format!("; {}", loader::why_not_soft()),
+    }
 }
 
 fn open_context(

@@ -30,8 +30,8 @@ pub const SONAME: &str = "libibverbs.so.1";
 pub const ENV_DEVICE: &str = "MILLSTREAM_DEVICE";
 /// The soft device's library, or the directory that holds it.
 pub const ENV_LIBRARY: &str = "MILLSTREAM_LIB";
-/// Set by [`reexec_with`], so that a program which cannot get the library it asks for does not start itself
-/// for ever.
+/// The process that [`reexec_with`] restarted, so that a program which cannot get the library it asks for does
+/// not start itself for ever. The number stays the same over a restart, and differs in a process's children.
 const ENV_REEXEC: &str = "MILLSTREAM_REEXEC";
 
 const SYSFS: &str = "/sys/class/infiniband";
@@ -194,13 +194,19 @@ pub fn loaded() -> Loaded {
     }
 }
 
-/// Why no soft device is there, for an error message: the loader's own words, or where it was looked for.
+/// Why the soft device is not in use, for an error message.
 pub(crate) fn why_not_soft() -> String {
     if let Some(failure) = ATTEMPT.get().and_then(|attempt| attempt.failure.clone()) {
         return failure;
     }
+    if let Some(path) = find_library() {
+        return format!("the soft device ({}) was not asked for when this process started", path.display());
+    }
     let tried: Vec<String> = search_path().iter().map(|path| path.display().to_string()).collect();
-    format!("the soft device was not found; looked for {}", tried.join(", "))
+    format!(
+        "the soft device was not found (`make lib` builds it, {ENV_LIBRARY} tells where it is); looked for {}",
+        tried.join(", ")
+    )
 }
 
 /// Makes sure that this process uses the library which has the chosen device, by starting it again if needed.
@@ -231,7 +237,8 @@ pub fn ensure(choice: &Choice) -> Result<(), LoaderError> {
 pub fn reexec_with(choice: &Choice) -> LoaderError {
     use std::os::unix::process::CommandExt;
 
-    if std::env::var_os(ENV_REEXEC).is_some() {
+    let myself = std::process::id().to_string();
+    if std::env::var_os(ENV_REEXEC).is_some_and(|process| process == *myself) {
         return LoaderError::WrongLibrary { choice: choice.clone(), loaded: loaded() };
     }
     let program = PathBuf::from("/proc/self/exe");
@@ -240,7 +247,7 @@ pub fn reexec_with(choice: &Choice) -> LoaderError {
     if let Some(name) = arguments.next() {
         command.arg0(name);
     }
-    command.args(arguments).env(ENV_DEVICE, choice.to_string()).env(ENV_REEXEC, "1");
+    command.args(arguments).env(ENV_DEVICE, choice.to_string()).env(ENV_REEXEC, myself);
     if wanted_for(choice, &hardware_devices()) == Wanted::System {
         // Otherwise the search by SONAME would find the soft device again.
         command.env_remove("LD_PRELOAD");
