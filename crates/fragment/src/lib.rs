@@ -1,1 +1,22 @@
-//! Detector fragments on disk (stream files) and on the wire (multi-fragment packets).
+//! Detector fragments at rest and in flight.
+//!
+//! A **fragment** is what one source has to say about one event. This crate defines the two byte
+//! layouts that carry fragments through Millstream, and the step from one to the other:
+//!
+//! - [`stream`]: a file of fragments, source by source, that is mapped and sent without a copy;
+//! - [`mfp`]: a multi-fragment packet, one source's fragments of one batch of events;
+//! - [`batch`]: which byte runs of a mapped stream file make up the packet of a batch.
+//!
+//! Both layouts space fragments by the same rule ([`Alignment`]), so that neighbours in a file are
+//! neighbours in a packet and travel as one run. Read `docs/formats.md` first: it is the
+//! specification, and the numbers here follow it.
+
+pub mod batch;
+mod bytes;
+mod fragment;
+mod layout;
+pub mod mfp;
+pub mod stream;
+
+pub use fragment::{Fragment, SourceId, SourceKind};
+pub use layout::{Alignment, NotAnAlignment};

@@ -1,0 +1,74 @@
+//! The one rule by which fragments are spaced, in a file and in a packet.
+
+/// Where fragments may start: at multiples of a power of two, from 8 to 4096 bytes.
+///
+/// A fragment starts where the one before it ends, rounded up to the alignment; the bytes between
+/// are zero. Nothing else separates fragments, so a fragment's place follows from the lengths before
+/// it, and a run of neighbours keeps its shape when it is copied to any aligned address.
+///
+/// The least alignment lets every fragment be read as 64-bit words; the greatest is a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Alignment(u32);
+
+/// A number that is no [`Alignment`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("alignment {0} is not a power of two from {min} to {max}", min = Alignment::MIN.0, max = Alignment::MAX.0)]
+pub struct NotAnAlignment(pub u32);
+
+impl Alignment {
+    /// 8 bytes.
+    pub const MIN: Self = Self(8);
+    /// 64 bytes: a cache line.
+    pub const CACHE_LINE: Self = Self(64);
+    /// 4096 bytes: a page.
+    pub const MAX: Self = Self(4096);
+
+    /// The alignment to `bytes`.
+    pub const fn new(bytes: u32) -> Result<Self, NotAnAlignment> {
+        if bytes.is_power_of_two() && Self::MIN.0 <= bytes && bytes <= Self::MAX.0 {
+            Ok(Self(bytes))
+        } else {
+            Err(NotAnAlignment(bytes))
+        }
+    }
+
+    /// The alignment [bytes].
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+
+    /// What a fragment of `len` bytes occupies [bytes]: its length, rounded up to the alignment.
+    pub const fn padded(self, len: u32) -> u64 {
+        let mask = self.0 as u64 - 1;
+        (len as u64 + mask) & !mask
+    }
+}
+
+impl Default for Alignment {
+    /// A cache line.
+    fn default() -> Self {
+        Self::CACHE_LINE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_powers_of_two_in_range_are_alignments() {
+        let accepted: Vec<u32> = (0..10_000).filter(|&bytes| Alignment::new(bytes).is_ok()).collect();
+        assert_eq!(accepted, [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096]);
+        assert_eq!(
+            Alignment::new(48).unwrap_err().to_string(),
+            "alignment 48 is not a power of two from 8 to 4096"
+        );
+    }
+
+    #[test]
+    fn padding_reaches_the_next_multiple() {
+        let line = Alignment::CACHE_LINE;
+        assert_eq!([0, 1, 64, 65].map(|len| line.padded(len)), [0, 64, 64, 128]);
+        assert_eq!(line.padded(u32::MAX), 1 << 32);
+    }
+}

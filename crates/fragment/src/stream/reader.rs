@@ -1,0 +1,281 @@
+//! Reading: map, check once, then hand out fragments in place.
+
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use memmap2::{Mmap, MmapOptions};
+
+use super::error::{Malformed, ReadError};
+use super::format::{IndexEntry, SourceRepr, index};
+use super::layout::Layout;
+use crate::bytes::wide;
+use crate::{Alignment, Fragment, SourceId, SourceKind};
+
+/// An open stream file, checked: every offset, length and count in it is sound.
+///
+/// `B` holds the bytes of the whole file: a mapping, or anything else that gives the same bytes each
+/// time.
+#[derive(Debug)]
+pub struct Stream<B = Mmap> {
+    path: PathBuf,
+    bytes: B,
+    layout: Layout,
+}
+
+impl Stream {
+    /// Maps the file and checks everything but the payload.
+    ///
+    /// The file must stay as it is until the stream is dropped: a mapping shows changes, and access
+    /// past a new, shorter end kills the process (SIGBUS). Files that [`StreamWriter`] or a rename put
+    /// in place satisfy this.
+    ///
+    /// [`StreamWriter`]: super::StreamWriter
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, ReadError> {
+        let path = path.as_ref();
+        // Before opening: that would wait for a writer if the path were a pipe.
+        let kind = fs::metadata(path).map_err(|cause| ReadError::io(path, "open", cause))?.file_type();
+        if !kind.is_file() {
+            return Err(ReadError::io(path, "map", std::io::Error::other("not a regular file")));
+        }
+        let file = fs::File::open(path).map_err(|cause| ReadError::io(path, "open", cause))?;
+        // SAFETY: the mapping is read-only, and that nobody changes the file below it is the condition
+        // that this function states.
+        let bytes =
+            unsafe { MmapOptions::new().map(&file) }.map_err(|cause| ReadError::io(path, "map", cause))?;
+        Self::parse(path, bytes)
+    }
+}
+
+impl<B: AsRef<[u8]>> Stream<B> {
+    /// Checks everything but the payload of a file whose bytes are at hand. `path` names it in errors.
+    pub fn parse(path: impl Into<PathBuf>, bytes: B) -> Result<Self, ReadError> {
+        let path = path.into();
+        match Layout::parse(bytes.as_ref()) {
+            Ok(layout) => Ok(Self { path, bytes, layout }),
+            Err(what) => Err(ReadError::Malformed { path, what }),
+        }
+    }
+
+    /// The file's name, as it was given.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The whole file in memory: what to register so that any run of fragments can be sent. Offsets
+    /// of fragments count from its start.
+    pub fn mapping(&self) -> &[u8] {
+        self.bytes.as_ref()
+    }
+
+    /// Where fragments start in the file.
+    pub fn alignment(&self) -> Alignment {
+        self.layout.alignment
+    }
+
+    /// The file's events. An event without a fragment of some source is incomplete at that source.
+    pub fn events(&self) -> Range<u64> {
+        self.layout.events.clone()
+    }
+
+    /// Fragments of all sources.
+    pub fn n_fragments(&self) -> u64 {
+        self.layout.sources.iter().map(|source| source.n_fragments).sum()
+    }
+
+    /// All sources, in ascending order of their ids.
+    pub fn sources(&self) -> impl ExactSizeIterator<Item = Source<'_>> + Clone {
+        self.layout.sources.iter().map(|repr| self.view(repr))
+    }
+
+    /// The source with this id.
+    pub fn source(&self, id: SourceId) -> Option<Source<'_>> {
+        let found = self.layout.sources.binary_search_by_key(&id, |source| source.id).ok()?;
+        Some(self.view(&self.layout.sources[found]))
+    }
+
+    fn view<'a>(&'a self, repr: &'a SourceRepr) -> Source<'a> {
+        let mapping = self.bytes.as_ref();
+        let all = &mapping[self.layout.index_start..];
+        let first = position(repr.first_fragment) * index::LEN;
+        let index = &all[first..][..position(repr.n_fragments) * index::LEN];
+        Source { repr, alignment: self.layout.alignment, index, mapping }
+    }
+
+    /// Reads all payload: every fragment has its checksum, and the bytes between fragments are zero.
+    pub fn verify_payload(&self) -> Result<(), ReadError> {
+        self.first_damage().map_or(Ok(()), |what| Err(ReadError::Malformed { path: self.path.clone(), what }))
+    }
+
+    fn first_damage(&self) -> Option<Malformed> {
+        for source in self.sources() {
+            for (position, fragment) in source.fragments().enumerate() {
+                let entry = source.entry(position)?;
+                let place = || {
+                    format!("payload of fragment {position} (event {}) of {}", entry.event, source.repr.id)
+                };
+                let crc = crc32fast::hash(fragment.payload);
+                if crc != entry.crc {
+                    return Some(Malformed::new(
+                        entry.offset,
+                        place(),
+                        format_args!("CRC-32 {crc:#010x}"),
+                        format_args!("{:#010x}", entry.crc),
+                    ));
+                }
+                let end = entry.offset + u64::from(entry.len);
+                let next = entry.offset + self.layout.alignment.padded(entry.len);
+                let padding = source.bytes(end..next);
+                if let Some(dirty) = padding.iter().position(|&byte| byte != 0) {
+                    let field = format!("padding after {}", place());
+                    return Some(Malformed::new(end + wide(dirty), field, padding[dirty], 0));
+                }
+            }
+        }
+        None
+    }
+}
+
+/// A number that the layout has bounded by the length of the bytes in memory.
+fn position(bounded: u64) -> usize {
+    usize::try_from(bounded).expect("bounded by the length of a slice")
+}
+
+/// One source of an open stream file.
+#[derive(Clone, Copy, Debug)]
+pub struct Source<'a> {
+    repr: &'a SourceRepr,
+    alignment: Alignment,
+    /// Index entries of this source alone.
+    index: &'a [u8],
+    mapping: &'a [u8],
+}
+
+impl<'a> Source<'a> {
+    /// Which source this is.
+    pub fn id(&self) -> SourceId {
+        self.repr.id
+    }
+
+    /// How its payload is laid out.
+    pub fn kind(&self) -> SourceKind {
+        self.repr.kind
+    }
+
+    /// What people call it; may be empty.
+    pub fn name(&self) -> &'a str {
+        &self.repr.name
+    }
+
+    /// Where its fragments start: at multiples of this.
+    pub fn alignment(&self) -> Alignment {
+        self.alignment
+    }
+
+    /// Number of fragments.
+    pub fn len(&self) -> usize {
+        self.index.len() / index::LEN
+    }
+
+    /// Whether the source has no fragment at all.
+    pub fn is_empty(&self) -> bool {
+        self.index.is_empty()
+    }
+
+    /// Length of the longest fragment [bytes]; 0 without fragments.
+    pub fn max_len(&self) -> u32 {
+        self.repr.max_len
+    }
+
+    /// All its payload in the file, with the padding after each fragment [bytes from the start].
+    pub fn payload(&self) -> Range<u64> {
+        self.repr.payload_offset..self.repr.payload_offset + self.repr.payload_len
+    }
+
+    /// The index entry of the fragment at `position`, counted from 0.
+    pub fn entry(&self, position: usize) -> Option<IndexEntry> {
+        (position < self.len()).then(|| self.entry_at(position))
+    }
+
+    fn entry_at(&self, position: usize) -> IndexEntry {
+        IndexEntry::parse(&self.index[position * index::LEN..])
+    }
+
+    /// Index entries of the fragments at `positions`, without those that do not exist.
+    pub fn entries(&self, positions: Range<usize>) -> impl ExactSizeIterator<Item = IndexEntry> + use<'a> {
+        let end = positions.end.min(self.len());
+        let start = positions.start.min(end);
+        self.index[start * index::LEN..end * index::LEN].chunks_exact(index::LEN).map(IndexEntry::parse)
+    }
+
+    /// The fragment at `position`, counted from 0.
+    pub fn fragment(&self, position: usize) -> Option<Fragment<'a>> {
+        self.entry(position).map(|entry| self.resolve(entry))
+    }
+
+    /// All fragments, in ascending order of their events.
+    pub fn fragments(&self) -> Fragments<'a> {
+        Fragments { source: *self, positions: 0..self.len() }
+    }
+
+    /// Position of the event's fragment, or nothing if the source has none for it.
+    pub fn find(&self, event: u64) -> Option<usize> {
+        let position = self.lower_bound(event);
+        (self.entry(position)?.event == event).then_some(position)
+    }
+
+    /// Positions of the fragments that belong to these events.
+    pub fn positions(&self, events: Range<u64>) -> Range<usize> {
+        let start = self.lower_bound(events.start);
+        start..self.lower_bound(events.end).max(start)
+    }
+
+    /// Number of fragments that belong to earlier events.
+    fn lower_bound(&self, event: u64) -> usize {
+        let len = self.len();
+        if len == 0 {
+            return 0;
+        }
+        // Sources rarely miss an event. Then the position is the distance from the first one.
+        let first = self.entry_at(0).event;
+        if self.entry_at(len - 1).event - first == wide(len - 1) {
+            return event.saturating_sub(first).min(wide(len)) as usize;
+        }
+        let (mut low, mut high) = (0, len);
+        while low < high {
+            let middle = low.midpoint(high);
+            if self.entry_at(middle).event < event { low = middle + 1 } else { high = middle }
+        }
+        low
+    }
+
+    fn resolve(&self, entry: IndexEntry) -> Fragment<'a> {
+        let payload = self.bytes(entry.offset..entry.offset + u64::from(entry.len));
+        Fragment { event: entry.event, payload, crc: entry.crc }
+    }
+
+    fn bytes(&self, range: Range<u64>) -> &'a [u8] {
+        &self.mapping[position(range.start)..position(range.end)]
+    }
+}
+
+/// The fragments of one source; see [`Source::fragments`].
+#[derive(Clone, Debug)]
+pub struct Fragments<'a> {
+    source: Source<'a>,
+    positions: Range<usize>,
+}
+
+impl<'a> Iterator for Fragments<'a> {
+    type Item = Fragment<'a>;
+
+    fn next(&mut self) -> Option<Fragment<'a>> {
+        self.positions.next().and_then(|position| self.source.fragment(position))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.positions.size_hint()
+    }
+}
+
+impl ExactSizeIterator for Fragments<'_> {}

@@ -1,0 +1,152 @@
+//! Batches: header and runs, put together as an adapter would, are the packet that one would build by
+//! hand.
+
+mod common;
+
+use common::{files, small};
+use millstream_fragment::batch::{BatchError, Batcher, Replay, Run};
+use millstream_fragment::mfp::{MfpError, Packet, Repr, assemble};
+use millstream_fragment::stream::{Source, Stream};
+use millstream_fragment::{Alignment, Fragment};
+use proptest::prelude::*;
+
+/// Event by event, with a copy of each payload.
+fn by_hand(source: &Source<'_>, replay: &Replay, first: u64, n_events: u32) -> Vec<u8> {
+    let fragments: Vec<Fragment<'_>> = (first..first + u64::from(n_events))
+        .filter_map(|running| {
+            let position = source.find(replay.file_event(running)?)?;
+            Some(Fragment { event: running, ..source.fragment(position)? })
+        })
+        .collect();
+    let repr = Repr {
+        source: source.id(),
+        kind: source.kind(),
+        first_event: first,
+        n_events,
+        n_fragments: fragments.len() as u32,
+        alignment: source.alignment(),
+    };
+    let batcher = Batcher::new(*source, replay.clone());
+    let mut packet = vec![0xA5; batcher.max_total_len(n_events).unwrap() as usize];
+    let len = assemble(&mut packet, repr, &fragments).unwrap();
+    packet.truncate(len as usize);
+    packet
+}
+
+fn gather(header: &[u8], runs: &[Run], mapping: &[u8]) -> Vec<u8> {
+    let mut packet = header.to_vec();
+    for run in runs {
+        packet.extend(&mapping[run.offset as usize..][..run.len as usize]);
+    }
+    packet
+}
+
+proptest! {
+    #[test]
+    fn gathering_gives_the_packet(
+        file in files(),
+        base in prop_oneof![0..10_u64, Just(1 << 40)],
+        skip in 0..40_u64,
+        n_events in 1..60_u32,
+    ) {
+        let stream = file.stream();
+        let replay = Replay::new(stream.events(), base).unwrap();
+        let mut runs = Vec::new();
+        for source in stream.sources() {
+            let batcher = Batcher::new(source, replay.clone());
+            let mut header = vec![0xA5; batcher.max_header_len(n_events) as usize];
+            let batch = batcher.batch(base + skip, n_events, &mut header, &mut runs).unwrap();
+            prop_assert!(runs.len() as u64 <= batcher.max_runs(n_events));
+            prop_assert!(runs.iter().all(|run| run.len > 0));
+            let packet = gather(&header[..batch.header_len as usize], &runs, stream.mapping());
+            prop_assert_eq!(packet.len(), batch.total_len as usize);
+            prop_assert!(batch.total_len <= batcher.max_total_len(n_events).unwrap());
+            let parsed = Packet::new_checked(&packet).unwrap();
+            prop_assert_eq!(parsed.header().n_fragments(), batch.n_fragments);
+            prop_assert!(parsed.fragments().all(|fragment| fragment.is_intact()));
+            prop_assert_eq!(packet, by_hand(&source, &replay, base + skip, n_events));
+        }
+    }
+}
+
+#[test]
+fn a_batch_within_one_pass_is_one_run() {
+    let stream = small().stream();
+    let source = stream.sources().next().unwrap();
+    let batcher = Batcher::new(source, Replay::continuing(stream.events()).unwrap());
+    let (mut header, mut runs) = ([0; 256], Vec::new());
+
+    let batch = batcher.batch(1000, 4, &mut header, &mut runs).unwrap();
+    assert_eq!((batch.header_len, batch.total_len, batch.n_fragments), (128, 128 + 32, 3));
+    assert_eq!(runs, [Run { offset: 80, len: 32 }]);
+
+    // 1001 and 1003, then 1004 and 1005, which are 1000 and 1001 again.
+    let batch = batcher.batch(1001, 5, &mut header, &mut runs).unwrap();
+    assert_eq!(batch.n_fragments, 4);
+    assert_eq!(runs, [Run { offset: 88, len: 24 }, Run { offset: 80, len: 24 }]);
+    let packet = gather(&header[..batch.header_len as usize], &runs, stream.mapping());
+    let packet = Packet::new_checked(&packet).unwrap();
+    assert!(packet.fragments().map(|fragment| fragment.event).eq([1001, 1003, 1004, 1005]));
+
+    // Only the event that the source missed.
+    let batch = batcher.batch(1002, 1, &mut header, &mut runs).unwrap();
+    assert_eq!((batch.total_len, batch.n_fragments, runs.len()), (64, 0, 0));
+}
+
+#[test]
+fn empty_fragments_make_no_run() {
+    let stream = small().stream();
+    let source = stream.sources().nth(1).unwrap();
+    let batcher = Batcher::new(source, Replay::continuing(stream.events()).unwrap());
+    let (mut header, mut runs) = ([0; 256], Vec::new());
+    let batch = batcher.batch(1000, 4, &mut header, &mut runs).unwrap();
+    assert_eq!((batch.total_len, batch.n_fragments), (64, 1));
+    assert_eq!(runs, []);
+}
+
+#[test]
+fn the_list_of_runs_is_reused() {
+    let stream = small().stream();
+    let source = stream.sources().next().unwrap();
+    let batcher = Batcher::new(source, Replay::continuing(stream.events()).unwrap());
+    let mut header = [0; 4096];
+    let mut runs = Vec::with_capacity(batcher.max_runs(50) as usize);
+    let (place, capacity) = (runs.as_ptr(), runs.capacity());
+    for first in 1000..1100 {
+        batcher.batch(first, 50, &mut header, &mut runs).unwrap();
+    }
+    assert_eq!((runs.as_ptr(), runs.capacity()), (place, capacity));
+    assert_eq!([0, 1, 2, 5, 6].map(|n| batcher.max_runs(n)), [0, 1, 2, 2, 3]);
+}
+
+#[test]
+fn what_is_not_in_the_run_is_refused() {
+    assert_eq!(Replay::new(5..5, 0), None);
+    let stream = small().stream();
+    let source = stream.sources().next().unwrap();
+    let replay = Replay::new(stream.events(), 50).unwrap();
+    assert_eq!(replay.file_event(49), None);
+    assert_eq!(replay.file_event(50 + 9), Some(1001));
+    let batcher = Batcher::new(source, replay);
+    let (mut header, mut runs) = ([0; 4096], Vec::new());
+    let mut batch = |first, n_events| batcher.batch(first, n_events, &mut header, &mut runs).unwrap_err();
+    assert_eq!(batch(49, 2).to_string(), "2 events from event 49 on: running events start at 50");
+    assert!(matches!(batch(u64::MAX, 1), BatchError::Events { .. }));
+    assert!(matches!(batch(50, 0), BatchError::Packet(MfpError::Events { .. })));
+    assert!(matches!(batch(50, 1000), BatchError::Packet(MfpError::Short { part: "header", .. })));
+}
+
+#[test]
+fn a_packet_needs_no_stream_file_on_disk() {
+    // Registered memory is what matters, not where it came from.
+    let mut file = small();
+    file.alignment = Alignment::MAX;
+    let bytes = file.bytes();
+    let stream = Stream::parse("in memory", bytes.as_slice()).unwrap();
+    let source = stream.sources().next().unwrap();
+    let batcher = Batcher::new(source, Replay::continuing(stream.events()).unwrap());
+    let (mut header, mut runs) = ([0; 4096], Vec::new());
+    let batch = batcher.batch(1000, 2, &mut header, &mut runs).unwrap();
+    assert_eq!((batch.header_len, batch.total_len), (4096, 3 * 4096));
+    assert_eq!(runs, [Run { offset: 4096, len: 2 * 4096 }]);
+}
