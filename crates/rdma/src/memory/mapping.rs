@@ -23,7 +23,7 @@ impl Mapping {
     pub(super) fn new(name: &CStr, len: usize) -> io::Result<Mapping> {
         // SAFETY: `name` is a C string; a non-negative result is a new descriptor that nothing else owns.
         let fd = unsafe {
-            let fd = libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC);
+            let fd = libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
             if fd < 0 {
                 return Err(io::Error::last_os_error());
             }
@@ -33,6 +33,11 @@ impl Mapping {
         // SAFETY: the descriptor is ours, and the mapping is placed by the kernel where nothing else is.
         let start = unsafe {
             if libc::ftruncate(fd.as_raw_fd(), size) != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // Whoever else maps it must be able to rely on its size.
+            let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+            if libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) != 0 {
                 return Err(io::Error::last_os_error());
             }
             libc::mmap(
@@ -93,6 +98,16 @@ mod tests {
             assert_eq!(read, 2);
         }
         assert_eq!(back, [0, 0x5a, 0xff]);
+    }
+
+    #[test]
+    fn nobody_can_change_the_size() {
+        let mapping = Mapping::new(c"millstream-test", 4096).unwrap();
+        for size in [0, 8192] {
+            // SAFETY: the descriptor is live; the call fails or the assertion does.
+            let changed = unsafe { libc::ftruncate(mapping.as_fd().as_raw_fd(), size) };
+            assert_eq!(changed, -1);
+        }
     }
 
     #[test]
