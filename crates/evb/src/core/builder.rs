@@ -392,10 +392,10 @@ impl Builder {
         if self.phase == Phase::Running {
             self.cause = cause;
             self.phase = Phase::Stopping { until };
-            if let StopCause::Lost(Unit::Readout(ru)) = cause {
-                if let Some(lost) = self.readouts_lost.get_mut(ru.index()) {
-                    *lost = true;
-                }
+            if let StopCause::Lost(Unit::Readout(ru)) = cause
+                && let Some(lost) = self.readouts_lost.get_mut(ru.index())
+            {
+                *lost = true;
             }
         }
     }
@@ -446,5 +446,161 @@ impl Builder {
         let arrived = indexed.filter_map(|(ru, count)| count.map(|count| (RuIndex(ru as u16), count)));
         let state = SlotEnd::Open { batch: slot.batch, arrived: arrived.collect(), cause };
         SlotReport { life: slot.life, state }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::account::BatchTally;
+    use super::super::plan::small;
+    use super::super::types::BatchId;
+    use super::*;
+
+    const START: Nanos = Nanos(1_000);
+    const SLOT: SlotIndex = SlotIndex(0);
+
+    /// A builder unit with two slots, waiting for two readout units with 2 and 3 sources.
+    fn builder() -> Builder {
+        let mut builder = Builder::new(BuIndex(0), small(&[2, 3], &[2], 100, 4), START);
+        while builder.poll_transmit().is_some() {}
+        builder
+    }
+
+    fn assign(builder: &mut Builder, slot: u16, life: u32, batch: u64) {
+        let batch = builder.plan.batch(BatchId(batch)).unwrap();
+        let (slot, life) = (SlotIndex(slot), Life(life));
+        builder.handle_message(Message::Assign(Assignment { batch, builder: BuIndex(0), slot, life }), START);
+    }
+
+    fn arrive(builder: &mut Builder, ru: u16, slot: u16, life: u32, fragments: u32) -> Result<(), Rule> {
+        let immediate = Immediate::new(SlotIndex(slot), Life(life));
+        builder.handle_arrival(RuIndex(ru), immediate, fragments, START)
+    }
+
+    fn verdict() -> Verdict {
+        Verdict {
+            built: BatchTally { events: 3, fragments: 15 },
+            missing: BatchTally { events: 1, fragments: 4 },
+            corrupt: BatchTally::default(),
+            accepted: 2,
+        }
+    }
+
+    #[test]
+    fn a_batch_is_whole_when_assigned_and_arrived_in_any_order() {
+        let mut builder = builder();
+        arrive(&mut builder, 1, 0, 1, 11).unwrap();
+        assign(&mut builder, 0, 1, 7);
+        assert_eq!(builder.poll_process(), None);
+        arrive(&mut builder, 0, 0, 1, 8).unwrap();
+        let process = builder.poll_process().unwrap();
+        assert_eq!((process.slot, process.batch.id), (SLOT, BatchId(7)));
+        assert_eq!(builder.poll_process(), None);
+    }
+
+    #[test]
+    fn release_reports_short_readout_units_then_done_then_the_next_grant() {
+        let mut builder = builder();
+        assign(&mut builder, 0, 1, 7);
+        arrive(&mut builder, 0, 0, 1, 8).unwrap();
+        arrive(&mut builder, 1, 0, 1, 11).unwrap();
+        assert_eq!(builder.handle_released(SLOT), Err(Rule::NotAssigned));
+        builder.handle_processed(SLOT, verdict()).unwrap();
+        assert_eq!(builder.poll_transmit(), None);
+        builder.handle_released(SLOT).unwrap();
+        let (me, life) = (BuIndex(0), Life(1));
+        let short = Message::Short { builder: me, slot: SLOT, life, readout: RuIndex(1), missing: 1 };
+        let done = Message::Done { builder: me, slot: SLOT, life, batch: BatchId(7), verdict: verdict() };
+        let grant = Message::Grant { builder: me, slot: SLOT, life: Life(2) };
+        let sent: Vec<_> = std::iter::from_fn(|| builder.poll_transmit()).collect();
+        assert_eq!(sent, [short, done, grant]);
+    }
+
+    #[test]
+    fn every_wrong_arrival_is_refused_by_name_and_counted() {
+        let mut builder = builder();
+        assign(&mut builder, 0, 1, 7);
+        arrive(&mut builder, 0, 0, 1, 8).unwrap();
+        assert_eq!(arrive(&mut builder, 0, 0, 1, 8), Err(Rule::DuplicateArrival));
+        assert_eq!(arrive(&mut builder, 1, 0, 0, 8), Err(Rule::StaleArrival));
+        assert_eq!(arrive(&mut builder, 1, 2, 1, 8), Err(Rule::Unknown));
+        assert_eq!(arrive(&mut builder, 1, 0, 1, 13), Err(Rule::TooManyFragments));
+        arrive(&mut builder, 1, 0, 1, 12).unwrap();
+        builder.handle_processed(SLOT, verdict()).unwrap();
+        builder.handle_released(SLOT).unwrap();
+        assert_eq!(arrive(&mut builder, 1, 0, 1, 12), Err(Rule::StaleArrival));
+        builder.handle_message(Message::Stop { cause: StopCause::EndOfRun }, START);
+        builder.handle_message(Message::Settle, START);
+        let report = builder.poll_report().unwrap();
+        let refused = [
+            (Rule::Unknown, 1),
+            (Rule::StaleArrival, 2),
+            (Rule::DuplicateArrival, 1),
+            (Rule::TooManyFragments, 1),
+        ];
+        assert_eq!(report.refused, refused);
+        assert_eq!(report.arrived, [8, 12]);
+    }
+
+    #[test]
+    fn fragments_beyond_a_short_last_batch_are_noticed_at_its_assignment() {
+        let mut builder = Builder::new(BuIndex(0), small(&[2], &[1], 5, 4), START);
+        while builder.poll_transmit().is_some() {}
+        arrive(&mut builder, 0, 0, 1, 8).unwrap();
+        assign(&mut builder, 0, 1, 1);
+        assert_eq!(builder.poll_process(), None);
+        let cause = StopCause::Protocol { by: Unit::Readout(RuIndex(0)), rule: Rule::TooManyFragments };
+        assert_eq!(builder.poll_transmit(), Some(Message::Fault { cause }));
+    }
+
+    #[test]
+    fn a_verdict_has_to_cover_the_batch() {
+        let mut builder = builder();
+        assign(&mut builder, 0, 1, 7);
+        assert_eq!(builder.handle_processed(SLOT, verdict()), Err(Rule::NotAssigned));
+        arrive(&mut builder, 0, 0, 1, 8).unwrap();
+        arrive(&mut builder, 1, 0, 1, 11).unwrap();
+        let short = Verdict { missing: BatchTally::default(), ..verdict() };
+        assert_eq!(builder.handle_processed(SLOT, short), Err(Rule::WrongEventCount));
+        let eager = Verdict { accepted: 4, ..verdict() };
+        assert_eq!(builder.handle_processed(SLOT, eager), Err(Rule::WrongEventCount));
+        builder.handle_processed(SLOT, verdict()).unwrap();
+    }
+
+    #[test]
+    fn settling_waits_for_what_is_being_processed() {
+        let mut builder = builder();
+        assign(&mut builder, 0, 1, 7);
+        arrive(&mut builder, 0, 0, 1, 8).unwrap();
+        arrive(&mut builder, 1, 0, 1, 11).unwrap();
+        assign(&mut builder, 1, 1, 8);
+        arrive(&mut builder, 1, 1, 1, 10).unwrap();
+        let lost = StopCause::Lost(Unit::Readout(RuIndex(0)));
+        builder.handle_message(Message::Stop { cause: lost }, START);
+        builder.handle_message(Message::Settle, START);
+        assert_eq!(builder.poll_report(), None);
+        builder.handle_processed(SLOT, verdict()).unwrap();
+        builder.handle_released(SLOT).unwrap();
+        let report = builder.poll_report().unwrap();
+        assert_eq!((report.done.batches, report.cause), (1, lost));
+        assert_eq!(report.slots[0], SlotReport { life: Life(1), state: SlotEnd::Finished });
+        let SlotEnd::Open { arrived, cause, .. } = &report.slots[1].state else {
+            panic!("slot 1 is unfinished: {report:?}")
+        };
+        assert_eq!((arrived.as_slice(), *cause), (&[(RuIndex(1), 10)][..], OpenCause::ReadoutLost));
+    }
+
+    #[test]
+    fn a_lost_card_leaves_its_batches_unprocessed() {
+        let mut builder = builder();
+        assign(&mut builder, 0, 1, 7);
+        arrive(&mut builder, 0, 0, 1, 8).unwrap();
+        arrive(&mut builder, 1, 0, 1, 11).unwrap();
+        builder.handle_card_lost();
+        assert_eq!(builder.poll_transmit(), Some(Message::Fault { cause: StopCause::CardLost(BuIndex(0)) }));
+        builder.handle_message(Message::Stop { cause: StopCause::CardLost(BuIndex(0)) }, START);
+        builder.handle_message(Message::Settle, START);
+        let report = builder.poll_report().unwrap();
+        assert!(matches!(report.slots[0].state, SlotEnd::Open { cause: OpenCause::Unprocessed, .. }));
     }
 }

@@ -285,10 +285,10 @@ impl Manager {
         }
         match self.phase {
             Phase::Running => {
-                if let Some(at) = self.deadlines.pop_due(now) {
-                    if let Slot::Assigned(batch) = self.slots[at].1 {
-                        self.stop(StopCause::TimedOut { by: Unit::Manager, batch: batch.id }, now);
-                    }
+                if let Some(at) = self.deadlines.pop_due(now)
+                    && let Slot::Assigned(batch) = self.slots[at].1
+                {
+                    self.stop(StopCause::TimedOut { by: Unit::Manager, batch: batch.id }, now);
                 }
             }
             Phase::StoppingReadouts { until } if until <= now => {
@@ -464,5 +464,132 @@ impl Manager {
             }
         }
         ledger.close(self.cause)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::account::BatchTally;
+    use super::super::plan::small;
+    use super::*;
+
+    const NOW: Nanos = Nanos(1_000);
+
+    /// A manager of one readout unit with 2 sources and of builder units with these slots.
+    fn manager(slots: &[u16]) -> Manager {
+        Manager::new(small(&[2], slots, 12, 4), NOW)
+    }
+
+    fn grant(manager: &mut Manager, builder: u16, slot: u16, life: u32) {
+        let grant = Message::Grant { builder: BuIndex(builder), slot: SlotIndex(slot), life: Life(life) };
+        manager.handle_message(Unit::Builder(BuIndex(builder)), grant, NOW);
+    }
+
+    fn done(builder: u16, slot: u16, life: u32, batch: u64) -> Message {
+        let built = BatchTally { events: 4, fragments: 8 };
+        let verdict = Verdict { built, ..Verdict::default() };
+        let (builder, slot, batch) = (BuIndex(builder), SlotIndex(slot), BatchId(batch));
+        Message::Done { builder, slot, life: Life(life), batch, verdict }
+    }
+
+    fn sent(manager: &mut Manager) -> Vec<Message> {
+        std::iter::from_fn(|| manager.poll_transmit(NOW)).map(|transmit| transmit.message).collect()
+    }
+
+    fn assigned(manager: &mut Manager) -> Vec<(u64, u16, u16)> {
+        let place = |message| match message {
+            Message::Assign(a) => (a.batch.id.0, a.builder.0, a.slot.0),
+            other => panic!("expected an assignment, not {other:?}"),
+        };
+        sent(manager).into_iter().map(place).collect()
+    }
+
+    #[test]
+    fn nothing_is_assigned_without_a_credit_and_builder_units_take_turns() {
+        let mut manager = manager(&[2, 1]);
+        assert_eq!(assigned(&mut manager), []);
+        grant(&mut manager, 0, 1, 1);
+        grant(&mut manager, 0, 0, 1);
+        grant(&mut manager, 1, 0, 1);
+        assert_eq!(assigned(&mut manager), [(0, 0, 1), (1, 1, 0), (2, 0, 0)]);
+        assert_eq!(manager.progress().assigned, 3);
+    }
+
+    fn rule_broken_by(messages: &[(u16, Message)]) -> Rule {
+        let mut manager = manager(&[2, 1]);
+        grant(&mut manager, 0, 0, 1);
+        assert_eq!(assigned(&mut manager), [(0, 0, 0)]);
+        for (from, message) in messages {
+            manager.handle_message(Unit::Builder(BuIndex(*from)), *message, NOW);
+        }
+        match sent(&mut manager)[..] {
+            [Message::Stop { cause: StopCause::Protocol { by: Unit::Builder(_), rule } }] => rule,
+            ref other => panic!("expected a stop for a broken rule, not {other:?}"),
+        }
+    }
+
+    #[test]
+    fn broken_rules_stop_the_run_by_name() {
+        let grant =
+            |slot, life| Message::Grant { builder: BuIndex(0), slot: SlotIndex(slot), life: Life(life) };
+        let short = |readout, missing| Message::Short {
+            builder: BuIndex(0),
+            slot: SlotIndex(0),
+            life: Life(1),
+            readout: RuIndex(readout),
+            missing,
+        };
+        let verdict = Verdict { built: BatchTally { events: 3, fragments: 6 }, ..Verdict::default() };
+        let (builder, slot) = (BuIndex(0), SlotIndex(0));
+        let partial = Message::Done { builder, slot, life: Life(1), batch: BatchId(0), verdict };
+        assert_eq!(rule_broken_by(&[(0, grant(0, 2))]), Rule::GrantOfBusySlot);
+        assert_eq!(rule_broken_by(&[(0, grant(1, 2))]), Rule::WrongLife);
+        assert_eq!(rule_broken_by(&[(0, grant(2, 1))]), Rule::Unknown);
+        assert_eq!(rule_broken_by(&[(1, grant(0, 1))]), Rule::NotYours);
+        assert_eq!(rule_broken_by(&[(0, Message::Settle)]), Rule::NotYours);
+        assert_eq!(rule_broken_by(&[(0, done(0, 0, 2, 0))]), Rule::WrongLife);
+        assert_eq!(rule_broken_by(&[(0, done(0, 0, 1, 1))]), Rule::NotAssigned);
+        assert_eq!(rule_broken_by(&[(0, done(0, 1, 0, 0))]), Rule::NotAssigned);
+        assert_eq!(rule_broken_by(&[(0, partial)]), Rule::WrongEventCount);
+        assert_eq!(rule_broken_by(&[(0, short(1, 1))]), Rule::Unknown);
+        assert_eq!(rule_broken_by(&[(0, short(0, 9))]), Rule::TooManyFragments);
+        assert_eq!(rule_broken_by(&[(0, short(0, 1)), (0, short(0, 1))]), Rule::TooManyFragments);
+    }
+
+    #[test]
+    fn nothing_is_assigned_once_the_run_stops() {
+        let mut manager = manager(&[2]);
+        grant(&mut manager, 0, 0, 1);
+        manager.handle_stop_request(NOW);
+        assert_eq!(sent(&mut manager), [Message::Stop { cause: StopCause::Requested }]);
+        grant(&mut manager, 0, 1, 1);
+        assert_eq!(sent(&mut manager), []);
+    }
+
+    #[test]
+    fn a_death_explains_the_write_that_failed_before_it() {
+        let mut manager = manager(&[1]);
+        let cause = StopCause::Unreachable { by: RuIndex(0), peer: BuIndex(0) };
+        manager.handle_message(Unit::Readout(RuIndex(0)), Message::Fault { cause }, NOW);
+        manager.handle_lost(Unit::Builder(BuIndex(0)), NOW);
+        manager.handle_lost(Unit::Readout(RuIndex(0)), NOW);
+        let account = manager.poll_finished().unwrap();
+        assert_eq!(account.cause, StopCause::Lost(Unit::Builder(BuIndex(0))));
+        assert!(account.is_closed() && !account.is_success());
+        assert_eq!(manager.poll_finished(), None);
+    }
+
+    #[test]
+    fn units_that_do_not_answer_are_lost_after_a_bounded_time() {
+        let mut manager = manager(&[1]);
+        manager.handle_stop_request(NOW);
+        let mut waits = Vec::new();
+        while let Some(at) = manager.poll_timeout() {
+            manager.handle_timeout(at);
+            waits.push(at);
+        }
+        assert!(waits.last() <= Some(&(NOW + 4 * manager.plan.drain)), "{waits:?}");
+        let lost = manager.poll_finished().unwrap().lost;
+        assert_eq!(lost, [Unit::Readout(RuIndex(0)), Unit::Builder(BuIndex(0))]);
     }
 }

@@ -306,3 +306,149 @@ impl Readout {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::small;
+    use super::super::types::BatchId;
+    use super::*;
+
+    const NOW: Nanos = Nanos(1_000);
+
+    /// Readout unit 1 of 2, with two builder units of 2 slots; the window is 1 batch.
+    fn readout() -> Readout {
+        let mut plan = small(&[2, 3], &[2, 2], 100, 4);
+        plan.window = std::num::NonZeroU16::MIN;
+        Readout::new(RuIndex(1), plan, NOW)
+    }
+
+    fn assign(readout: &mut Readout, batch: u64, builder: u16, slot: u16, life: u32) {
+        let batch = readout.plan.batch(BatchId(batch)).unwrap();
+        let (builder, slot, life) = (BuIndex(builder), SlotIndex(slot), Life(life));
+        readout.handle_message(Message::Assign(Assignment { batch, builder, slot, life }), NOW);
+    }
+
+    fn post(readout: &mut Readout) -> Option<u64> {
+        let send = readout.poll_send()?;
+        let batch = send.assignment.batch.id.0;
+        readout.handle_posted(send, Taken { fragments: 12, bytes: Bytes(1200) });
+        Some(batch)
+    }
+
+    fn stop(readout: &mut Readout) {
+        readout.handle_message(Message::Stop { cause: StopCause::Requested }, NOW);
+    }
+
+    #[test]
+    fn it_starts_with_its_own_builder_unit_and_keeps_the_window() {
+        let mut readout = readout();
+        for (batch, builder, slot) in [(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1)] {
+            assign(&mut readout, batch, builder, slot, 1);
+        }
+        assert_eq!([post(&mut readout), post(&mut readout), post(&mut readout)], [Some(1), Some(0), None]);
+        readout.handle_completed(BuIndex(0), SlotIndex(0));
+        assert_eq!([post(&mut readout), post(&mut readout)], [Some(2), None]);
+        readout.handle_completed(BuIndex(1), SlotIndex(0));
+        assert_eq!(post(&mut readout), Some(3));
+    }
+
+    #[test]
+    fn a_slot_reused_before_its_completion_is_polled_keeps_both_outstanding() {
+        let mut readout = readout();
+        readout.plan.window = std::num::NonZeroU16::new(2).unwrap();
+        assign(&mut readout, 0, 0, 0, 1);
+        post(&mut readout);
+        assign(&mut readout, 1, 0, 0, 2);
+        post(&mut readout);
+        stop(&mut readout);
+        readout.handle_completed(BuIndex(0), SlotIndex(0));
+        assert_eq!(readout.poll_report(), None);
+        readout.handle_completed(BuIndex(0), SlotIndex(0));
+        let report = readout.poll_report().unwrap();
+        let sent = &report.sent[0];
+        assert_eq!((sent.batches, sent.events, sent.fragments, sent.last.len()), (2, 8, 24, 1));
+        assert_eq!((sent.last[0].life, report.fragments_read), (Life(2), 24));
+    }
+
+    #[test]
+    fn stopping_drops_what_waits_and_finishes_what_is_posted() {
+        let mut readout = readout();
+        assign(&mut readout, 0, 0, 0, 1);
+        assign(&mut readout, 1, 0, 1, 1);
+        post(&mut readout);
+        stop(&mut readout);
+        assert_eq!((post(&mut readout), readout.poll_report()), (None, None));
+        readout.handle_completed(BuIndex(0), SlotIndex(0));
+        assert_eq!(readout.poll_report().unwrap().fragments_read, 12);
+    }
+
+    #[test]
+    fn draining_is_bounded() {
+        let mut readout = readout();
+        assign(&mut readout, 0, 0, 0, 1);
+        post(&mut readout);
+        stop(&mut readout);
+        let until = readout.poll_timeout().unwrap();
+        assert_eq!(until, NOW + readout.plan.drain);
+        readout.handle_timeout(until);
+        assert_eq!(readout.poll_report().unwrap().sent[0].fragments, 12);
+    }
+
+    #[test]
+    fn an_unreachable_builder_unit_holds_nothing_up() {
+        let mut readout = readout();
+        assign(&mut readout, 0, 0, 0, 1);
+        assign(&mut readout, 1, 0, 1, 1);
+        assign(&mut readout, 2, 1, 0, 1);
+        let (first, second) = (readout.poll_send().unwrap(), readout.poll_send().unwrap());
+        assert_eq!(first.assignment.builder, BuIndex(1));
+        readout.handle_posted(first, Taken::default());
+        readout.handle_unreachable(BuIndex(1));
+        readout.handle_unreachable(BuIndex(1));
+        let cause = StopCause::Unreachable { by: RuIndex(1), peer: BuIndex(1) };
+        assert_eq!(readout.poll_transmit(), Some(Message::Fault { cause }));
+        assert_eq!(readout.poll_transmit(), None);
+        // A batch that was being posted when its builder unit went is sent and flushed.
+        readout.handle_unreachable(BuIndex(0));
+        readout.handle_posted(second, Taken { fragments: 12, bytes: Bytes(1) });
+        stop(&mut readout);
+        assert_eq!(readout.poll_report().unwrap().sent[0].fragments, 12);
+    }
+
+    #[test]
+    fn what_could_not_be_posted_is_read_but_unsent() {
+        let mut readout = readout();
+        assign(&mut readout, 0, 0, 0, 1);
+        let send = readout.poll_send().unwrap();
+        readout.handle_unsent(send, Taken { fragments: 12, bytes: Bytes(7) });
+        stop(&mut readout);
+        let report = readout.poll_report().unwrap();
+        assert_eq!((report.fragments_read, report.fragments_unsent, report.sent[0].fragments), (12, 12, 0));
+    }
+
+    #[test]
+    fn wrong_assignments_are_refused_by_name() {
+        for (builder, slot, life, rule) in [
+            (2, 0, 1, Rule::Unknown),
+            (0, 2, 1, Rule::Unknown),
+            (0, 1, 2, Rule::WrongLife),
+            (0, 0, 2, Rule::AssignOfBusySlot),
+        ] {
+            let mut readout = readout();
+            assign(&mut readout, 0, 0, 0, 1);
+            assign(&mut readout, 1, builder, slot, life);
+            let cause = StopCause::Protocol { by: Unit::Manager, rule };
+            assert_eq!(readout.poll_transmit(), Some(Message::Fault { cause }), "{rule}");
+        }
+    }
+
+    #[test]
+    fn a_silent_manager_is_lost() {
+        let mut readout = readout();
+        readout.handle_message(Message::Alive, NOW + readout.plan.timeout / 2);
+        readout.handle_timeout(NOW + readout.plan.timeout);
+        assert_eq!(readout.poll_report(), None);
+        readout.handle_timeout(readout.poll_timeout().unwrap());
+        assert_eq!(readout.poll_report().unwrap().cause, StopCause::Lost(Unit::Manager));
+    }
+}

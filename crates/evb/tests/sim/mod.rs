@@ -16,7 +16,8 @@ use millstream_evb::core::{
     Account, BuIndex, Builder, Bytes, Immediate, Ledger, Message, Nanos, Plan, RuIndex, SlotIndex, StopCause,
     Unit,
 };
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::time::Duration;
 use truth::{Random, Truth};
 use watch::Watch;
 
@@ -27,6 +28,8 @@ pub enum Failure {
     Death,
     /// It does nothing any more, but nobody is told.
     Stall,
+    /// A readout unit's writes to this builder unit fail from now on.
+    Cut(BuIndex),
 }
 
 /// A failure at a step of the simulation.
@@ -153,6 +156,7 @@ struct Sim {
     builders: Vec<Builder>,
     health: BTreeMap<Unit, Health>,
     wakes: BTreeMap<Unit, Nanos>,
+    cut: BTreeSet<(RuIndex, BuIndex)>,
     truth: Truth,
     watch: Watch,
     starter: Ledger,
@@ -186,6 +190,7 @@ pub fn run(scenario: Scenario) -> Outcome {
         builders: (0..plan.builders()).map(|i| Builder::new(BuIndex(i as u16), plan.clone(), now)).collect(),
         health: units.iter().map(|&unit| (unit, Health::Well)).collect(),
         wakes: BTreeMap::new(),
+        cut: BTreeSet::new(),
         truth: Truth::new(&scenario),
         watch: Watch::new(plan),
         starter: Ledger::new(plan.clone()),
@@ -240,9 +245,17 @@ impl Sim {
                 continue;
             }
             self.fault_at.get_or_insert(self.now);
-            if fault.failure == Failure::Stall {
-                self.health.insert(fault.unit, Health::Stalled);
-                continue;
+            match (fault.failure, fault.unit) {
+                (Failure::Stall, unit) => {
+                    self.health.insert(unit, Health::Stalled);
+                    continue;
+                }
+                (Failure::Cut(bu), Unit::Readout(ru)) => {
+                    self.cut.insert((ru, bu));
+                    self.after(0, 500_000, Happening::Unreachable { ru, bu });
+                    continue;
+                }
+                _ => {}
             }
             self.health.insert(fault.unit, Health::Dead);
             for to in self.health.keys().copied().collect::<Vec<_>>() {
@@ -306,13 +319,18 @@ impl Sim {
                 }
                 return;
             }
+            Happening::Arrive { ru, bu, .. } | Happening::Complete { ru, bu, .. }
+                if self.cut.contains(&(*ru, *bu)) =>
+            {
+                return;
+            }
             Happening::Arrive { bu, .. } | Happening::Judge { bu, .. } | Happening::Release { bu, .. } => {
                 Unit::Builder(*bu)
             }
             Happening::Complete { ru, .. } | Happening::Unreachable { ru, .. } => Unit::Readout(*ru),
             Happening::Wake(unit) => *unit,
         };
-        self.to_starter(&happening);
+        self.tell_starter(&happening);
         if self.is_well(unit) {
             self.handle(unit, happening);
             self.pump(unit);
@@ -320,7 +338,7 @@ impl Sim {
     }
 
     /// Reports also reach whoever started the units, who needs them if the manager fails.
-    fn to_starter(&mut self, happening: &Happening) {
+    fn tell_starter(&mut self, happening: &Happening) {
         match happening {
             Happening::ReadoutReport(ru, report) => self.starter.readout(*ru, report.clone()),
             Happening::BuilderReport(bu, report) => self.starter.builder(*bu, report.clone()),
@@ -334,7 +352,7 @@ impl Sim {
         match happening {
             Happening::Control { from, message, .. } => match unit {
                 Unit::Manager => {
-                    self.watch.to_manager(&message);
+                    self.watch.reaches_manager(&message);
                     self.manager.handle_message(from, message, now);
                 }
                 Unit::Readout(ru) => self.readouts[ru.index()].handle_message(message, now),
@@ -346,7 +364,10 @@ impl Sim {
                 let builder = &mut self.builders[bu.index()];
                 let _counted_by_the_builder_unit = builder.handle_arrival(ru, immediate, fragments, now);
             }
-            Happening::Complete { ru, bu, slot } => self.readouts[ru.index()].handle_completed(bu, slot),
+            Happening::Complete { ru, bu, slot } => {
+                self.watch.complete(ru, bu);
+                self.readouts[ru.index()].handle_completed(bu, slot);
+            }
             Happening::Unreachable { ru, bu } => self.readouts[ru.index()].handle_unreachable(bu),
             Happening::Judge { bu, slot } => self.judge(bu, slot),
             Happening::Release { bu, slot } => {
@@ -463,7 +484,8 @@ impl Sim {
     /// Packets on their way: they land, then the immediate data arrives, then the sender knows.
     fn post(&mut self, ru: RuIndex, to: Assignment, immediate: Immediate, fragments: u32) {
         let (bu, slot) = (to.builder, to.slot);
-        if self.is(Unit::Builder(bu), Health::Dead) {
+        self.watch.post(ru, bu);
+        if self.is(Unit::Builder(bu), Health::Dead) || self.cut.contains(&(ru, bu)) {
             self.after(0, 500_000, Happening::Unreachable { ru, bu });
             return;
         }
@@ -475,7 +497,11 @@ impl Sim {
         if self.scenario.sabotage == Sabotage::ArriveTwice && self.counter.is_multiple_of(10) {
             self.at(Nanos(arrival.0 + 1000), Happening::Arrive { ru, bu, immediate, fragments });
         }
-        let completion = Nanos(arrival.0 + self.random.below(50_000));
+        // The sender may poll its completion long after the builder unit has seen the arrival.
+        let wait = Duration::from_nanos(self.delay(0, 100_000));
+        let polled = self.last.entry((Unit::Builder(bu), Unit::Readout(ru), true)).or_default();
+        *polled = (arrival + wait).max(Nanos(polled.0 + 1));
+        let completion = *polled;
         self.at(completion, Happening::Complete { ru, bu, slot });
     }
 

@@ -4,6 +4,7 @@
 use millstream_evb::core::message::{Assignment, Message};
 use millstream_evb::core::plan::{Batch, Plan};
 use millstream_evb::core::{BatchId, BuIndex, Life, RuIndex, SlotIndex};
+use std::collections::BTreeMap;
 
 #[derive(Clone)]
 struct Slot {
@@ -18,6 +19,8 @@ struct Slot {
 /// What the simulator watches.
 pub struct Watch {
     slots: Vec<Vec<Slot>>,
+    window: u16,
+    outstanding: BTreeMap<(RuIndex, BuIndex), u16>,
     /// Rules seen broken.
     pub seen: Vec<String>,
 }
@@ -29,6 +32,8 @@ impl Watch {
             Slot { granted: false, assigned: None, content: vec![None; plan.readouts()], processing: None };
         Watch {
             slots: plan.slots.iter().map(|n| vec![empty.clone(); usize::from(n.get())]).collect(),
+            window: plan.window.get(),
+            outstanding: BTreeMap::new(),
             seen: Vec::new(),
         }
     }
@@ -38,7 +43,7 @@ impl Watch {
     }
 
     /// A message reaches the manager.
-    pub fn to_manager(&mut self, message: &Message) {
+    pub fn reaches_manager(&mut self, message: &Message) {
         match *message {
             Message::Grant { builder, slot, .. } => self.slot(builder, slot).granted = true,
             Message::Done { builder, slot, .. } => {
@@ -60,6 +65,20 @@ impl Watch {
         if busy {
             self.seen.push(format!("second batch in a slot: {assignment:?}"));
         }
+    }
+
+    /// A readout unit posts a batch.
+    pub fn post(&mut self, ru: RuIndex, bu: BuIndex) {
+        let outstanding = self.outstanding.entry((ru, bu)).or_default();
+        *outstanding += 1;
+        if *outstanding > self.window {
+            self.seen.push(format!("{ru} has {outstanding} batches outstanding to {bu}"));
+        }
+    }
+
+    /// A readout unit polls a batch's completion.
+    pub fn complete(&mut self, ru: RuIndex, bu: BuIndex) {
+        *self.outstanding.get_mut(&(ru, bu)).expect("completions are of posted batches") -= 1;
     }
 
     /// A packet lands in a slot.
