@@ -1,2 +1,42 @@
-//! The `millstream` program.
-fn main() {}
+//! The `millstream` program: flags, progress and reports; the work is done by the library crates.
+//!
+//! `args` holds the words of the command line; each other module is one command.
+
+mod args;
+mod bench;
+mod devices;
+mod run;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use crate::args::{Arguments, Command};
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    // A program to run brings its own device; everything else needs the chosen one from here on.
+    if let Some(choice) = arguments.device.as_ref()
+        && let Err(error) = millstream_rdma::loader::ensure(choice)
+    {
+        return failed(&error);
+    }
+    let result: Result<ExitCode, Box<dyn std::error::Error>> = match arguments.command {
+        Command::Devices(options) => devices::run(&options),
+        Command::Run(options) => run::run(&options),
+        Command::Env => run::print_environment(),
+        Command::Bench(options) => bench::run(&options),
+    };
+    result.unwrap_or_else(|error| failed(&*error))
+}
+
+/// Says what went wrong, with its causes, where errors belong.
+fn failed(error: &dyn std::error::Error) -> ExitCode {
+    eprintln!("millstream: {error}");
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        eprintln!("  because: {error}");
+        cause = error.source();
+    }
+    ExitCode::FAILURE
+}

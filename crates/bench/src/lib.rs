@@ -1,0 +1,38 @@
+//! Benchmarks as commands.
+//!
+//! Every figure stands beside a baseline that the same run measured, taken in turns with it, because
+//! machines are shared and noisy: a ratio travels, a number does not. [`Table`] prints what people
+//! read and writes what programs read; [`memory`] measures the copies that everything is held
+//! against; [`perftest`] runs Debian's unmodified perftest over the soft device.
+
+pub mod memory;
+pub mod perftest;
+mod table;
+pub mod verbs;
+
+pub use table::{Figure, Table, TableError};
+
+/// The median of some measurements; None of none.
+#[must_use]
+pub fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => None,
+        n if n % 2 == 1 => Some(sorted[middle]),
+        _ => Some(f64::midpoint(sorted[middle - 1], sorted[middle])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::median;
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(&[]), None);
+        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
+    }
+}

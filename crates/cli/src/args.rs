@@ -1,0 +1,74 @@
+//! The words of the command line.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use millstream_rdma::device::Choice;
+
+/// Build detector events across nodes with one-sided RDMA, straight into accelerator memory.
+///
+/// Everything runs over verbs: on a cluster over its InfiniBand or RoCE adapters, anywhere else over
+/// Millstream's soft device, which needs no hardware, no kernel module and no root.
+#[derive(Debug, Parser)]
+#[command(name = "millstream", version, max_term_width = 100)]
+pub(crate) struct Arguments {
+    /// The RDMA device: `auto` (hardware if present, else the soft device), `hardware`, `soft`, or a
+    /// name that `millstream devices` lists [default: auto, or MILLSTREAM_DEVICE]
+    #[arg(long, global = true, value_name = "NAME")]
+    pub(crate) device: Option<Choice>,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// List the RDMA devices that this machine offers
+    Devices(DevicesOptions),
+    /// Run any verbs program on the soft device
+    ///
+    /// The program finds Millstream's libibverbs.so.1 in place of the system's; it needs no change.
+    /// Both ends of a connection must run this way, as the same user:
+    ///
+    ///     millstream run -- ib_write_bw &
+    ///     millstream run -- ib_write_bw localhost
+    #[command(verbatim_doc_comment)]
+    Run(RunOptions),
+    /// Print shell commands that put later programs on the soft device: eval "$(millstream env)"
+    Env,
+    /// Measure, beside memcpy in the same run
+    Bench(BenchOptions),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DevicesOptions {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunOptions {
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    pub(crate) program: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchOptions {
+    #[command(subcommand)]
+    pub(crate) what: BenchWhat,
+    /// Where to write NAME.jsonl, one figure a line
+    #[arg(long, global = true, default_value = "target/bench", value_name = "FOLDER")]
+    pub(crate) out: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchWhat {
+    /// The soft device, by Debian's perftest
+    Verbs {
+        /// Interleaved rounds; medians are printed
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+    },
+}

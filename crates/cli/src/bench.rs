@@ -1,0 +1,18 @@
+//! `millstream bench`.
+
+use std::error::Error;
+use std::process::ExitCode;
+
+use crate::args::{BenchOptions, BenchWhat};
+use crate::run::library_dir;
+
+pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
+    let (name, table) = match options.what {
+        BenchWhat::Verbs { rounds } => ("verbs", millstream_bench::verbs::run(Some(library_dir()?), rounds)?),
+    };
+    print!("{table}");
+    let path = options.out.join(format!("{name}.jsonl"));
+    table.write(&path)?;
+    println!("written to {}", path.display());
+    Ok(ExitCode::SUCCESS)
+}
