@@ -15,16 +15,46 @@ LIB_LDFLAGS := -shared -Wl,--whole-archive $(CAPI_ARCHIVE) -Wl,--no-whole-archiv
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help lib FORCE
+.PHONY: help setup demo test bench lint build lib FORCE
+
+# Debian packages: what building needs, then what tests and benchmarks run or read results with.
+PACKAGES := gcc libc6-dev pkg-config cmake libclang-dev libibverbs-dev libhdf5-dev \
+	perftest ibverbs-utils librdmacm1 python3 python3-h5py python3-venv binutils
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-lib: $(LIBIBVERBS) ## build the verbs library, lib/libibverbs.so.1 under the build directory
+demo: build ## build real camera events into the memory of emulated cards, and check every byte
+	$(TARGET_DIR)/release/millstream demo
+
+test: setup lib ## pass all tests
+	$(CARGO) test --workspace
+
+bench: build ## measure beside memcpy in the same run; tables, and target/bench/NAME.jsonl
+	$(TARGET_DIR)/release/millstream bench verbs
+	$(TARGET_DIR)/release/millstream bench evb
+
+lint: setup ## formatting and clippy, warnings denied
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+
+build: setup lib ## the millstream program and the verbs library, optimised
+	$(CARGO) build --release -p millstream
+
+setup: ## install the Debian packages that are missing (as root), or say which
+	@missing=$$(for package in $(PACKAGES); do \
+		dpkg-query -W -f '$${Status}' $$package 2>/dev/null | grep -q 'ok installed' || echo $$package; done); \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" != 0 ]; then \
+		echo "These Debian packages are missing. As root: apt-get install --no-install-recommends" $$missing; exit 1; fi; \
+	echo "installing" $$missing; \
+	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing
+
+lib: setup $(LIBIBVERBS) ## build the verbs library, lib/libibverbs.so.1 under the build directory
 
 # Cargo knows whether the archive is out of date; an archive that it leaves alone keeps its time, and
 # then nothing is linked.
-$(CAPI_ARCHIVE): FORCE
+$(CAPI_ARCHIVE): FORCE | setup
 	$(CARGO) build --profile device -p millstream-capi
 
 $(LIBIBVERBS): $(CAPI_ARCHIVE) $(CAPI_MAP) Makefile
