@@ -1,11 +1,12 @@
 //! Detector fragments at rest and in flight.
 //!
 //! A **fragment** is what one source has to say about one event. This crate defines the two byte
-//! layouts that carry fragments through Millstream, and the step from one to the other:
+//! layouts that carry fragments through Millstream, and the steps to them and between them:
 //!
 //! - [`stream`]: a file of fragments, source by source, that is mapped and sent without a copy;
 //! - [`mfp`]: a multi-fragment packet, one source's fragments of one batch of events;
-//! - [`batch`]: which byte runs of a mapped stream file make up the packet of a batch.
+//! - [`batch`]: which byte runs of a mapped stream file make up the packet of a batch;
+//! - [`unpack`]: stream files that the repository carries compressed.
 //!
 //! Both layouts space fragments by the same rule ([`Alignment`]), so that neighbours in a file are
 //! neighbours in a packet and travel as one run. Read `docs/formats.md` first: it is the
@@ -17,6 +18,7 @@ mod fragment;
 mod layout;
 pub mod mfp;
 pub mod stream;
+pub mod unpack;
 
 pub use fragment::{Fragment, SourceId, SourceKind};
 pub use layout::{Alignment, NotAnAlignment};

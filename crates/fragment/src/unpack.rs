@@ -1,0 +1,233 @@
+//! Unpacking the data sets that the repository carries.
+//!
+//! A packed data set is a folder with a `MANIFEST`, in the format of `sha256sum`, and for each file
+//! NAME in it a gzip file `NAME.gz`. Stream files are packed because a mapped file cannot be compressed.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use flate2::read::GzDecoder;
+use sha2::{Digest, Sha256};
+
+/// Name of the list of files and checksums in a packed data set.
+pub const MANIFEST: &str = "MANIFEST";
+
+/// Why a data set was not unpacked. Files that were complete before the error stay.
+#[derive(Debug, thiserror::Error)]
+pub enum UnpackError {
+    /// The operating system refused, or a file is no gzip file.
+    #[error("{}: cannot {doing}: {cause}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What was being done.
+        doing: &'static str,
+        /// What the operating system or the decompressor said.
+        cause: io::Error,
+    },
+    /// A line of the manifest is none.
+    #[error("{}: line {line}: found {found:?}, expected a SHA-256, two spaces and a file name", path.display())]
+    Manifest {
+        /// The manifest.
+        path: PathBuf,
+        /// The line, counted from 1.
+        line: usize,
+        /// What is there.
+        found: String,
+    },
+    /// The manifest names no file.
+    #[error("{}: names no file", path.display())]
+    Empty {
+        /// The manifest.
+        path: PathBuf,
+    },
+    /// A packed file holds something else than the manifest says.
+    #[error("{}: unpacked, its SHA-256 is {found}, expected {expected}", path.display())]
+    Checksum {
+        /// The packed file.
+        path: PathBuf,
+        /// Checksum of what is in it.
+        found: String,
+        /// Checksum in the manifest.
+        expected: String,
+    },
+}
+
+fn failed<'a>(path: &'a Path, doing: &'static str) -> impl FnOnce(io::Error) -> UnpackError + use<'a> {
+    move |cause| UnpackError::Io { path: path.to_owned(), doing, cause }
+}
+
+/// Unpacks the data set in the folder `packed` into the folder `unpacked`, which is made if it is not
+/// there. Returns its files in the manifest's order.
+///
+/// A file that is there already, with the right checksum, is left alone. Each file gets its name when it
+/// is complete, so several processes may do this at the same time.
+pub fn unpack(packed: &Path, unpacked: &Path) -> Result<Vec<PathBuf>, UnpackError> {
+    let manifest = packed.join(MANIFEST);
+    let text = fs::read_to_string(&manifest).map_err(failed(&manifest, "read"))?;
+    let mut entries = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        let entry = parse_line(line).ok_or_else(|| UnpackError::Manifest {
+            path: manifest.clone(),
+            line: number,
+            found: line.to_owned(),
+        })?;
+        entries.push(entry);
+    }
+    if entries.is_empty() {
+        return Err(UnpackError::Empty { path: manifest });
+    }
+    fs::create_dir_all(unpacked).map_err(failed(unpacked, "create"))?;
+    entries
+        .into_iter()
+        .map(|(expected, name)| {
+            let target = unpacked.join(name);
+            if !is_unpacked(&target, expected)? {
+                unpack_file(&packed.join(format!("{name}.gz")), &target, expected)?;
+            }
+            Ok(target)
+        })
+        .collect()
+}
+
+/// The checksum and the name in a line of a manifest. The name is that of a file in the same folder.
+fn parse_line(line: &str) -> Option<(&str, &str)> {
+    let (sum, name) = line.split_once("  ")?;
+    let is_sum = sum.len() == 64 && sum.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    let is_name = !name.is_empty() && !name.contains('/') && name != "." && name != "..";
+    (is_sum && is_name).then_some((sum, name))
+}
+
+fn is_unpacked(target: &Path, expected: &str) -> Result<bool, UnpackError> {
+    let file = match File::open(target) {
+        Ok(file) => file,
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(cause) => return Err(failed(target, "open")(cause)),
+    };
+    let sum = copy(file, failed(target, "read"), |_| Ok(()))?;
+    Ok(sum == expected)
+}
+
+fn unpack_file(packed: &Path, target: &Path, expected: &str) -> Result<(), UnpackError> {
+    let folder = target.parent().expect("a name in a folder");
+    let source = File::open(packed).map_err(failed(packed, "open"))?;
+    let mut file = tempfile::Builder::new()
+        .prefix(target.file_name().unwrap_or_default())
+        .suffix(".partial")
+        .permissions(fs::Permissions::from_mode(0o666))
+        .tempfile_in(folder)
+        .map_err(failed(target, "create"))?;
+    let found = copy(GzDecoder::new(source), failed(packed, "unpack"), |bytes| {
+        file.write_all(bytes).map_err(failed(target, "write"))
+    })?;
+    if found != expected {
+        let expected = expected.to_owned();
+        return Err(UnpackError::Checksum { path: packed.to_owned(), found, expected });
+    }
+    file.as_file().sync_all().map_err(failed(target, "sync"))?;
+    file.persist(target).map_err(|error| failed(target, "rename")(error.error))?;
+    Ok(())
+}
+
+/// Hands `content` to `take` piece by piece and returns its SHA-256.
+fn copy(
+    mut content: impl Read,
+    failed: impl FnOnce(io::Error) -> UnpackError,
+    mut take: impl FnMut(&[u8]) -> Result<(), UnpackError>,
+) -> Result<String, UnpackError> {
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        match content.read(&mut buffer) {
+            Ok(0) => return Ok(hex(hash)),
+            Ok(len) => {
+                hash.update(&buffer[..len]);
+                take(&buffer[..len])?;
+            }
+            Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
+            Err(cause) => return Err(failed(cause)),
+        }
+    }
+}
+
+fn hex(hash: Sha256) -> String {
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flate2::{Compression, write::GzEncoder};
+
+    fn gzip(content: &[u8]) -> Vec<u8> {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+        encoder.write_all(content).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    fn sum(content: &[u8]) -> String {
+        hex(Sha256::new_with_prefix(content))
+    }
+
+    /// A packed data set with the files `a` and `b`, and room to unpack it.
+    fn data_set() -> (tempfile::TempDir, PathBuf, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let (packed, unpacked) = (folder.path().join("packed"), folder.path().join("un/packed"));
+        fs::create_dir(&packed).unwrap();
+        fs::write(packed.join("a.gz"), gzip(b"alpha")).unwrap();
+        fs::write(packed.join("b.gz"), gzip(b"beta")).unwrap();
+        let manifest = format!("{}  a\n{}  b\n", sum(b"alpha"), sum(b"beta"));
+        fs::write(packed.join(MANIFEST), manifest).unwrap();
+        (folder, packed, unpacked)
+    }
+
+    #[test]
+    fn files_are_unpacked_once_and_mended() {
+        let (_folder, packed, unpacked) = data_set();
+        let files = unpack(&packed, &unpacked).unwrap();
+        assert_eq!(files, [unpacked.join("a"), unpacked.join("b")]);
+        assert_eq!(fs::read(&files[0]).unwrap(), b"alpha");
+        assert_eq!(fs::read(&files[1]).unwrap(), b"beta");
+
+        // Without the packed files, only what is not there would be missed.
+        fs::remove_file(packed.join("a.gz")).unwrap();
+        fs::write(&files[1], b"bet").unwrap();
+        unpack(&packed, &unpacked).unwrap();
+        assert_eq!(fs::read(&files[1]).unwrap(), b"beta");
+        assert_eq!(fs::read_dir(&unpacked).unwrap().count(), 2);
+        fs::remove_file(&files[0]).unwrap();
+        let error = unpack(&packed, &unpacked).unwrap_err().to_string();
+        assert!(error.contains("packed/a.gz: cannot open"), "{error}");
+    }
+
+    #[test]
+    fn other_content_is_refused_and_leaves_nothing() {
+        let (_folder, packed, unpacked) = data_set();
+        fs::write(packed.join("a.gz"), gzip(b"omega")).unwrap();
+        let error = unpack(&packed, &unpacked).unwrap_err().to_string();
+        let expected = format!("a.gz: unpacked, its SHA-256 is {}, expected", sum(b"omega"));
+        assert!(error.contains(&expected), "{error}");
+        let cut = gzip(b"alpha");
+        fs::write(packed.join("a.gz"), &cut[..cut.len() - 9]).unwrap();
+        let error = unpack(&packed, &unpacked).unwrap_err().to_string();
+        assert!(error.contains("a.gz: cannot unpack"), "{error}");
+        assert_eq!(fs::read_dir(&unpacked).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_manifest_names_files_of_its_folder() {
+        let (_folder, packed, unpacked) = data_set();
+        let good = sum(b"alpha");
+        let bad =
+            ["", "a", &good, "A0  a", &format!("{good} a"), &format!("{good}  ../a"), &format!("{good}  ..")];
+        for line in bad {
+            fs::write(packed.join(MANIFEST), format!("{good}  a\n{line}\n")).unwrap();
+            let error = unpack(&packed, &unpacked).unwrap_err().to_string();
+            assert!(error.contains(&format!("MANIFEST: line 2: found {line:?}, expected")), "{error}");
+        }
+        fs::write(packed.join(MANIFEST), "").unwrap();
+        assert!(matches!(unpack(&packed, &unpacked), Err(UnpackError::Empty { .. })));
+    }
+}
