@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Which source a fragment comes from. The experiment chooses the numbers; `docs/formats.md` lists
+/// Which source a fragment comes from. The experiment chooses the numbers; `data/README.md` lists
 /// those of the data in this repository.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SourceId(pub u32);

@@ -1,0 +1,48 @@
+//! Any bytes as a stream file. What is accepted has to work to the end: accessors and batches.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use millstream_fragment::batch::BatchError;
+use millstream_fragment::batch::{Batcher, Replay};
+use millstream_fragment::mfp::{MfpError, Packet};
+use millstream_fragment::stream::Stream;
+
+fuzz_target!(|bytes: &[u8]| {
+    let Ok(stream) = Stream::parse("fuzzed", bytes) else { return };
+    let _ = stream.verify_payload();
+    let events = stream.events();
+    let replay = Replay::continuing(events.clone()).expect("an accepted file has events");
+    let mut fragments = 0;
+    for source in stream.sources() {
+        assert_eq!(stream.source(source.id()).map(|found| found.name()), Some(source.name()));
+        for (position, fragment) in source.fragments().enumerate() {
+            assert_eq!(source.find(fragment.event), Some(position));
+            assert!(fragment.payload.len() <= source.max_len() as usize);
+            fragments += 1;
+        }
+        let batcher = Batcher::new(source, replay.clone());
+        for (skip, n_events) in [(0, 1), (1, 3), (u64::MAX / 2, 20), (events.end - events.start - 1, 100)] {
+            cut(&stream, &batcher, events.start.saturating_add(skip), n_events);
+        }
+    }
+    assert_eq!(stream.n_fragments(), fragments);
+});
+
+/// Makes the packet of a batch as an adapter would gather it, and reads it.
+fn cut(stream: &Stream<&[u8]>, batcher: &Batcher<'_>, first: u64, n_events: u32) {
+    let (mut packet, mut runs) = (vec![0; batcher.max_header_len(n_events) as usize], Vec::new());
+    let batch = match batcher.batch(first, n_events, &mut packet, &mut runs) {
+        Ok(batch) => batch,
+        Err(BatchError::Events { .. } | BatchError::Packet(MfpError::TooLong { .. })) => return,
+        Err(error) => panic!("{error}"),
+    };
+    assert!(runs.len() as u64 <= batcher.max_runs(n_events));
+    packet.truncate(batch.header_len as usize);
+    for run in runs {
+        packet.extend(&stream.mapping()[run.offset as usize..][..run.len as usize]);
+    }
+    let parsed = Packet::new_checked(&packet).expect("a batch is a sound packet");
+    assert_eq!(parsed.as_bytes().len(), packet.len());
+    assert_eq!(parsed.fragments().len(), batch.n_fragments as usize);
+}
