@@ -102,18 +102,18 @@ impl Iterator for Pieces<'_> {
 /// each with its padding. Never empty: adapters read a length of zero as 2 GiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// Where it starts in [`Stream::mapping`](crate::stream::Stream::mapping) [bytes].
+    /// Where it starts in [`Stream::mapping`](crate::stream::Stream::mapping), in bytes.
     pub offset: u64,
-    /// How long it is [bytes].
+    /// How long it is, in bytes.
     pub len: u32,
 }
 
 /// A packet that is ready to be sent; its header is in the buffer and its runs are in the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// Length of the header [bytes].
+    /// Length of the header, in bytes.
     pub header_len: u32,
-    /// Length of the packet: the header and all runs [bytes].
+    /// Length of the packet: the header and all runs, in bytes.
     pub total_len: u32,
     /// Number of fragments in it.
     pub n_fragments: u32,
@@ -163,12 +163,12 @@ impl<'a> Batcher<'a> {
         if n_events == 0 { 0 } else { 1 + u64::from(n_events - 1).div_ceil(per_pass) }
     }
 
-    /// Length of the longest header that a batch of `n_events` events has [bytes].
+    /// Length of the longest header that a batch of `n_events` events has, in bytes.
     pub fn max_header_len(&self, n_events: u32) -> u64 {
         mfp::header_len(n_events, self.source.alignment())
     }
 
-    /// Room that suffices for the packet of any batch of `n_events` events [bytes]; see
+    /// Room, in bytes, that suffices for the packet of any batch of `n_events` events; see
     /// [`mfp::capacity`].
     pub fn max_total_len(&self, n_events: u32) -> Option<u32> {
         mfp::capacity(n_events, self.source.max_len(), self.source.alignment())

@@ -32,12 +32,12 @@ impl Alignment {
         }
     }
 
-    /// The alignment [bytes].
+    /// The alignment, in bytes.
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// What a fragment of `len` bytes occupies [bytes]: its length, rounded up to the alignment.
+    /// What a fragment of `len` bytes occupies, in bytes: its length, rounded up to the alignment.
     pub const fn padded(self, len: u32) -> u64 {
         let mask = self.0 as u64 - 1;
         (len as u64 + mask) & !mask

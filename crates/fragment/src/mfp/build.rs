@@ -27,8 +27,8 @@ impl<'a> Builder<'a> {
         Ok(Self { header, repr, spacing })
     }
 
-    /// Adds the next fragment, of `len` bytes with the checksum `crc`. Returns its offset in the packet
-    /// [bytes].
+    /// Adds the next fragment, of `len` bytes with the checksum `crc`. Returns its offset in the
+    /// packet, in bytes.
     pub fn push(&mut self, event: u64, len: u32, crc: u32) -> Result<u32, MfpError> {
         let Repr { first_event, n_events, n_fragments, .. } = self.repr;
         let fragment = self.spacing.fragment;
@@ -48,7 +48,7 @@ impl<'a> Builder<'a> {
         Ok(offset)
     }
 
-    /// Completes the header. Returns the length of the whole packet [bytes].
+    /// Completes the header. Returns the length of the whole packet, in bytes.
     pub fn finish(self) -> Result<u32, MfpError> {
         let Self { header, repr, spacing } = self;
         let Repr { source, kind, first_event, n_events, n_fragments, alignment } = repr;
@@ -76,7 +76,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Writes a whole packet to the start of `buffer`, payload included, and returns its length [bytes].
+/// Writes a whole packet to the start of `buffer`, payload included, and returns its length, in bytes.
 /// The fragments carry the checksums that they are given with. [`Repr::n_fragments`] is their number.
 pub fn assemble(buffer: &mut [u8], repr: Repr, fragments: &[Fragment<'_>]) -> Result<u32, MfpError> {
     let mut end = Spacing::new(&repr)?;

@@ -11,9 +11,9 @@ pub enum MfpError {
     Short {
         /// What was to be read or written.
         part: &'static str,
-        /// Its length [bytes].
+        /// Its length, in bytes.
         need: u64,
-        /// The length at hand [bytes].
+        /// The length at hand, in bytes.
         have: u64,
     },
     /// There is no packet here.
@@ -44,9 +44,9 @@ pub enum MfpError {
     /// The header's length does not follow from the number of fragments.
     #[error("header_len: found {found}, expected {expected}")]
     HeaderLen {
-        /// What the header says [bytes].
+        /// What the header says, in bytes.
         found: u32,
-        /// What the fragments need [bytes].
+        /// What the fragments need, in bytes.
         expected: u64,
     },
     /// The header is damaged.
@@ -79,23 +79,23 @@ pub enum MfpError {
     Offset {
         /// The fragment.
         fragment: u32,
-        /// Where the header says that it starts [bytes].
+        /// Where the header says that it starts, in bytes.
         found: u32,
-        /// Where the fragment before it ends, padded [bytes].
+        /// Where the fragment before it ends, padded, in bytes.
         expected: u32,
     },
     /// Fragments reach past the end of the packet, or stop before it.
     #[error("total_len: found {found}, expected {expected}")]
     TotalLen {
-        /// What the header says [bytes].
+        /// What the header says, in bytes.
         found: u32,
-        /// Where the last fragment ends, padded [bytes].
+        /// Where the last fragment ends, padded, in bytes.
         expected: u32,
     },
     /// A packet of 4 GiB or more.
     #[error("{len} B do not fit into one packet")]
     TooLong {
-        /// The length that was reached [bytes].
+        /// The length that was reached, in bytes.
         len: u64,
     },
     /// A builder got another number of fragments than it was made for.

@@ -59,14 +59,14 @@ mod entry {
     pub(super) const LEN: usize = 16;
 }
 
-/// Length of the part of a header that is always there [bytes]. It says how long the whole header is;
+/// Length of the part of a header that is always there, in bytes. It says how long the whole header is;
 /// see [`peek_header_len`].
 pub const FIXED_LEN: usize = field::LEN;
 
-/// Headers are as long as a multiple of this, or of the packet's alignment if that is greater [bytes].
+/// Headers are as long as a multiple of this, or of the packet's alignment if that is greater, in bytes.
 pub const HEADER_ALIGNMENT: u32 = 64;
 
-/// Length of the header of a packet with `n_fragments` fragments [bytes].
+/// Length of the header of a packet with `n_fragments` fragments, in bytes.
 ///
 /// 64 for one fragment; 16 more for each further one, rounded up to a multiple of 64 and of the
 /// alignment.
@@ -76,8 +76,8 @@ pub const fn header_len(n_fragments: u32, alignment: Alignment) -> u64 {
     used.next_multiple_of(step as u64)
 }
 
-/// Room that suffices for the packet of any batch of `n_events` events, from a source whose longest
-/// fragment has `max_len` bytes [bytes]. `None` if such a packet could be 4 GiB or longer, which no
+/// Room, in bytes, that suffices for the packet of any batch of `n_events` events, from a source whose
+/// longest fragment has `max_len` bytes. `None` if such a packet could be 4 GiB or longer, which no
 /// packet is.
 pub fn capacity(n_events: u32, max_len: u32, alignment: Alignment) -> Option<u32> {
     let payload = u64::from(n_events).checked_mul(alignment.padded(max_len))?;
@@ -102,7 +102,7 @@ pub struct Repr {
 }
 
 impl Repr {
-    /// Length of the header [bytes].
+    /// Length of the header, in bytes.
     pub const fn header_len(&self) -> u64 {
         header_len(self.n_fragments, self.alignment)
     }

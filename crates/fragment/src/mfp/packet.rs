@@ -5,7 +5,7 @@ use super::{FIXED_LEN, MAGIC, MfpError, Repr, Spacing, VERSION, entry, field};
 use crate::bytes::{CHECKSUMS_COUNT, array_at, u16_at, u32_at, u64_at, wide};
 use crate::{Alignment, Fragment, SourceId, SourceKind};
 
-/// Length of the whole header [bytes], given at least its first [`FIXED_LEN`] bytes. Nothing else is
+/// Length of the whole header, in bytes, given at least its first [`FIXED_LEN`] bytes. Nothing else is
 /// checked: compare it with the room that there is, fetch as much, and go on with
 /// [`Header::new_checked`].
 pub fn peek_header_len(start: &[u8]) -> Result<u32, MfpError> {
@@ -18,9 +18,9 @@ pub fn peek_header_len(start: &[u8]) -> Result<u32, MfpError> {
 pub struct Entry {
     /// The event that the fragment belongs to.
     pub event: u64,
-    /// Where its payload starts in the packet [bytes].
+    /// Where its payload starts in the packet, in bytes.
     pub offset: u32,
-    /// Length of its payload [bytes].
+    /// Length of its payload, in bytes.
     pub len: u32,
     /// CRC-32 of its payload.
     pub crc: u32,
@@ -37,7 +37,7 @@ pub struct Header<T> {
 
 impl<T: AsRef<[u8]>> Header<T> {
     /// Checks a header and the places of all its fragments. `bytes` start with the header and may be
-    /// longer; `room` is the length of the memory that the packet is in, from the packet's start [bytes].
+    /// longer; `room` is the length of the memory that the packet is in, from the packet's start, in bytes.
     pub fn new_checked(bytes: T, room: u64) -> Result<Self, MfpError> {
         check(bytes.as_ref(), room)?;
         Ok(Self { bytes })
@@ -73,12 +73,12 @@ impl<T: AsRef<[u8]>> Header<T> {
         self.u32(field::N_FRAGMENTS)
     }
 
-    /// Length of the header, which is where payload starts [bytes].
+    /// Length of the header, which is where payload starts, in bytes.
     pub fn header_len(&self) -> u32 {
         self.u32(field::HEADER_LEN)
     }
 
-    /// Length of the whole packet [bytes].
+    /// Length of the whole packet, in bytes.
     pub fn total_len(&self) -> u32 {
         self.u32(field::TOTAL_LEN)
     }

@@ -39,7 +39,7 @@ impl ReadError {
 /// The first field of a file that is not what it has to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Malformed {
-    /// Offset of the field from the start of the file [bytes].
+    /// Offset of the field from the start of the file, in bytes.
     pub offset: u64,
     /// Name of the field as in `docs/formats.md`, with the source and fragment that it belongs to.
     pub field: String,
@@ -131,7 +131,7 @@ pub enum WriteError {
         source_id: SourceId,
         /// The fragment's event.
         event: u64,
-        /// The length that was refused [bytes].
+        /// The length that was refused, in bytes.
         len: usize,
     },
 }

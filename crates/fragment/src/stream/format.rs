@@ -10,7 +10,7 @@ use crate::{Alignment, SourceId, SourceKind};
 /// Version of the format that this crate reads and writes.
 pub const VERSION: u16 = 1;
 
-/// Longest name of a source [bytes of UTF-8].
+/// Longest name of a source, in bytes of UTF-8.
 pub const NAME_BYTES: usize = 16;
 
 pub(super) const MAGIC: [u8; 8] = *b"MSTREAM\0";
@@ -77,7 +77,7 @@ pub(super) mod index {
     pub(crate) const LEN: usize = 24;
 }
 
-/// Where the first source's payload starts [bytes].
+/// Where the first source's payload starts, in bytes.
 pub(super) fn payload_start(alignment: Alignment) -> u64 {
     alignment.padded(header::LEN as u32)
 }
@@ -162,9 +162,9 @@ pub(super) fn parse_name(field: &[u8]) -> Option<&str> {
 pub struct IndexEntry {
     /// The event that the fragment belongs to.
     pub event: u64,
-    /// Where its payload starts in the file, a multiple of the alignment [bytes].
+    /// Where its payload starts in the file, a multiple of the alignment, in bytes.
     pub offset: u64,
-    /// Length of its payload [bytes].
+    /// Length of its payload, in bytes.
     pub len: u32,
     /// CRC-32 of its payload.
     pub crc: u32,

@@ -182,12 +182,12 @@ impl<'a> Source<'a> {
         self.index.is_empty()
     }
 
-    /// Length of the longest fragment [bytes]; 0 without fragments.
+    /// Length of the longest fragment, in bytes; 0 without fragments.
     pub fn max_len(&self) -> u32 {
         self.repr.max_len
     }
 
-    /// All its payload in the file, with the padding after each fragment [bytes from the start].
+    /// All its payload in the file, with the padding after each fragment, in bytes from the start.
     pub fn payload(&self) -> Range<u64> {
         self.repr.payload_offset..self.repr.payload_offset + self.repr.payload_len
     }
