@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::command::KernelId;
-use crate::handshake::{self, Refusal, Role};
+use crate::handshake::{Answer, Refusal, Request, Role};
 use crate::memory::{Memory, Span};
 use crate::name::CardName;
 use crate::os::mapping::{Mapping, is_sealed};
@@ -116,7 +116,7 @@ impl Card {
             return Err(OpenError::Impostor { name: name.clone(), uid: served_by });
         }
         // If this fails the card has closed; then the receive below says so, or why.
-        socket::send(&socket, &handshake::request(role), &[]);
+        socket::send(&socket, &Request::new(role).to_bytes(), &[]);
         let left = deadline
             .saturating_duration_since(Instant::now())
             // A card that runs answers within this even on a busy machine.
@@ -130,7 +130,8 @@ impl Card {
             Received::Nothing => return Err(OpenError::NoAnswer(name.clone())),
             Received::Closed => return Err(OpenError::Closed(name.clone())),
         };
-        let memory_bytes = handshake::parse_answer(&bytes)
+        let memory_bytes = Answer::from_bytes(&bytes)
+            .outcome()
             .map_err(|refusal| OpenError::Refused { name: name.clone(), refusal })?;
         let [bar0_fd, memory_fd, interrupt_fd]: [OwnedFd; 3] =
             fds.try_into().map_err(|_| malformed(name, "answer does not carry three descriptors"))?;

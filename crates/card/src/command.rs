@@ -1,16 +1,16 @@
 //! Commands and completions: the 64-byte entries of the two rings in card memory, and the causes
 //! that a card names when something is wrong.
 //!
-//! All fields are little-endian. Reserved bytes are zero and checked, so that they can get a
-//! meaning later.
+//! Reserved fields are zero and checked, so that they can get a meaning later.
 
 use std::fmt;
 use std::time::Duration;
 
+use crate::layout::layout;
 use crate::memory::Span;
 
 /// Size of a descriptor and of a completion entry [bytes].
-pub const ENTRY_BYTES: usize = 64;
+pub const ENTRY_BYTES: usize = RawDescriptor::BYTES;
 
 /// Most slots of a ring.
 pub const MAX_RING_SLOTS: u32 = 1 << 16;
@@ -23,13 +23,38 @@ pub struct KernelId(pub u32);
 /// pass. `verify` itself accepts no flag.
 pub const FLAG_VERIFY: u32 = 1 << 0;
 
+layout! {
+    /// A descriptor as it stands in the command ring.
+    pub struct RawDescriptor[64] {
+        0 kernel: u32 = "number of the kernel to run";
+        4 flags: u32 = "bits that the kernel defines";
+        8 args_offset: u64 = "where the kernel's arguments are [bytes]";
+        16 args_len: u64 = "their length [bytes]";
+        24 result_offset: u64 = "where the kernel puts its result [bytes]";
+        32 result_len: u64 = "room for it [bytes]";
+        40 cookie: u64 = "comes back in the completion";
+        48 reserved: [u64; 2] = "zero";
+    }
+}
+
+layout! {
+    /// A completion as it stands in the completion ring.
+    pub struct RawCompletion[64] {
+        0 cookie: u64 = "cookie of the command";
+        8 index: u64 = "position of the command since the ring was opened: 0, 1, 2, …";
+        16 cause: u32 = "zero if the kernel ran to its end, else what was wrong; see Causes";
+        20 kernel: u32 = "kernel that the command named";
+        24 detail: u64 = "the offending value";
+        32 events: u32 = "events handled";
+        36 fragments: u32 = "fragments found for them";
+        40 corrupt_fragments: u32 = "fragments whose checksum was wrong";
+        44 decisions_set: u32 = "decision bits set";
+        48 payload_bytes: u64 = "payload of the fragments read [bytes]";
+        56 busy_ns: u64 = "time that the kernel ran [ns]";
+    }
+}
+
 /// One command for the card.
-///
-/// ```text
-///   0  kernel          u32    8  args offset    u64   24  result offset  u64
-///   4  flags           u32   16  args length    u64   32  result length  u64
-///  40  cookie          u64   48  reserved       16 bytes
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptor {
     /// Kernel to run.
@@ -46,35 +71,33 @@ pub struct Descriptor {
 
 impl Descriptor {
     /// The entry as it stands in the ring.
-    pub fn to_bytes(&self) -> [u8; ENTRY_BYTES] {
-        let mut bytes = [0; ENTRY_BYTES];
-        let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
-        put(0, &self.kernel.0.to_le_bytes());
-        put(4, &self.flags.to_le_bytes());
-        put(8, &self.args.offset.to_le_bytes());
-        put(16, &self.args.len.to_le_bytes());
-        put(24, &self.result.offset.to_le_bytes());
-        put(32, &self.result.len.to_le_bytes());
-        put(40, &self.cookie.to_le_bytes());
-        bytes
+    pub fn to_bytes(self) -> [u8; ENTRY_BYTES] {
+        RawDescriptor {
+            kernel: self.kernel.0,
+            flags: self.flags,
+            args_offset: self.args.offset,
+            args_len: self.args.len,
+            result_offset: self.result.offset,
+            result_len: self.result.len,
+            cookie: self.cookie,
+            reserved: [0; 2],
+        }
+        .to_bytes()
     }
 
     /// Reads an entry; the cookie comes back even if the rest is refused, so that its sender learns
     /// about it.
     pub fn from_bytes(bytes: &[u8; ENTRY_BYTES]) -> Result<Descriptor, (Fault, u64)> {
-        let cookie = u64_at(bytes, 40);
-        for at in [48, 56] {
-            let reserved = u64_at(bytes, at);
-            if reserved != 0 {
-                return Err((Fault::new(Cause::ReservedNotZero, reserved), cookie));
-            }
+        let raw = RawDescriptor::from_bytes(bytes);
+        if let Some(&reserved) = raw.reserved.iter().find(|&&word| word != 0) {
+            return Err((Fault::new(Cause::ReservedNotZero, reserved), raw.cookie));
         }
         Ok(Descriptor {
-            kernel: KernelId(u32_at(bytes, 0)),
-            flags: u32_at(bytes, 4),
-            args: Span::new(u64_at(bytes, 8), u64_at(bytes, 16)),
-            result: Span::new(u64_at(bytes, 24), u64_at(bytes, 32)),
-            cookie,
+            kernel: KernelId(raw.kernel),
+            flags: raw.flags,
+            args: Span::new(raw.args_offset, raw.args_len),
+            result: Span::new(raw.result_offset, raw.result_len),
+            cookie: raw.cookie,
         })
     }
 }
@@ -95,13 +118,6 @@ pub struct Tally {
 }
 
 /// The end of one command.
-///
-/// ```text
-///   0  cookie          u64   24  detail            u64   44  decisions set  u32
-///   8  index           u64   32  events            u32   48  payload bytes  u64
-///  16  cause           u32   36  fragments         u32   56  busy time      u64 [ns]
-///  20  kernel          u32   40  corrupt fragments u32
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     /// The cookie of the command.
@@ -121,46 +137,47 @@ pub struct Completion {
 
 impl Completion {
     /// The entry as it stands in the ring.
-    pub fn to_bytes(&self) -> [u8; ENTRY_BYTES] {
+    pub fn to_bytes(self) -> [u8; ENTRY_BYTES] {
         let (cause, detail) = match self.outcome {
             Ok(()) => (0, 0),
             Err(fault) => (fault.cause.code(), fault.detail),
         };
-        let mut bytes = [0; ENTRY_BYTES];
-        let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
-        put(0, &self.cookie.to_le_bytes());
-        put(8, &self.index.to_le_bytes());
-        put(16, &cause.to_le_bytes());
-        put(20, &self.kernel.0.to_le_bytes());
-        put(24, &detail.to_le_bytes());
-        put(32, &self.tally.events.to_le_bytes());
-        put(36, &self.tally.fragments.to_le_bytes());
-        put(40, &self.tally.corrupt_fragments.to_le_bytes());
-        put(44, &self.tally.decisions_set.to_le_bytes());
-        put(48, &self.tally.payload_bytes.to_le_bytes());
-        put(56, &nanos(self.busy).to_le_bytes());
-        bytes
+        RawCompletion {
+            cookie: self.cookie,
+            index: self.index,
+            cause,
+            kernel: self.kernel.0,
+            detail,
+            events: self.tally.events,
+            fragments: self.tally.fragments,
+            corrupt_fragments: self.tally.corrupt_fragments,
+            decisions_set: self.tally.decisions_set,
+            payload_bytes: self.tally.payload_bytes,
+            busy_ns: nanos(self.busy),
+        }
+        .to_bytes()
     }
 
     /// Reads an entry.
     pub fn from_bytes(bytes: &[u8; ENTRY_BYTES]) -> Completion {
-        let outcome = match u32_at(bytes, 16) {
+        let raw = RawCompletion::from_bytes(bytes);
+        let outcome = match raw.cause {
             0 => Ok(()),
-            code => Err(Fault::new(Cause::from_code(code), u64_at(bytes, 24))),
+            code => Err(Fault::new(Cause::from_code(code), raw.detail)),
         };
         Completion {
-            cookie: u64_at(bytes, 0),
-            index: u64_at(bytes, 8),
-            kernel: KernelId(u32_at(bytes, 20)),
+            cookie: raw.cookie,
+            index: raw.index,
+            kernel: KernelId(raw.kernel),
             outcome,
             tally: Tally {
-                events: u32_at(bytes, 32),
-                fragments: u32_at(bytes, 36),
-                corrupt_fragments: u32_at(bytes, 40),
-                decisions_set: u32_at(bytes, 44),
-                payload_bytes: u64_at(bytes, 48),
+                events: raw.events,
+                fragments: raw.fragments,
+                corrupt_fragments: raw.corrupt_fragments,
+                decisions_set: raw.decisions_set,
+                payload_bytes: raw.payload_bytes,
             },
-            busy: Duration::from_nanos(u64_at(bytes, 56)),
+            busy: Duration::from_nanos(raw.busy_ns),
         }
     }
 }
@@ -168,16 +185,6 @@ impl Completion {
 /// A duration in whole nanoseconds, as registers and completions carry it.
 pub(crate) fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// The little-endian `u32` at `at`, which lies inside `bytes`.
-pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
-}
-
-/// The little-endian `u64` at `at`, which lies inside `bytes`.
-pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
 /// Something the card refused or could not finish: the cause and the offending value.
@@ -209,12 +216,12 @@ pub struct Code {
 }
 
 macro_rules! causes {
-    ($($code:literal $name:ident = $doc:literal;)+) => {
+    ($($code:literal $name:ident = $doc:literal, $detail:literal;)+) => {
         /// Why a command, or the rings, failed.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum Cause {
-            $(#[doc = $doc] $name,)+
+            $(#[doc = concat!($doc, "; detail: ", $detail)] $name,)+
             /// A cause that this version does not know.
             Unknown(u32),
         }
@@ -223,7 +230,7 @@ macro_rules! causes {
         pub const CAUSES: &[Code] = &[$(Code {
             code: $code,
             name: stringify!($name),
-            doc: $doc,
+            doc: concat!($doc, "; detail: ", $detail),
         }),+];
 
         impl Cause {
@@ -256,77 +263,84 @@ macro_rules! causes {
 }
 
 causes! {
-    1 BadRingSlots = "number of ring slots is not a power of two, zero or too large";
-    2 RingMisplaced = "ring is misaligned or outside card memory";
-    3 RingsOverlap = "command ring and completion ring overlap";
-    4 RingOverrun = "producer is further ahead of the card than the ring has slots";
-    5 ReservedNotZero = "reserved field is not zero";
-    6 UnknownKernel = "card has no kernel with this number";
-    7 UnknownFlags = "kernel does not know these flags";
-    8 ArgsOutsideMemory = "arguments are outside card memory";
-    9 ArgsLength = "arguments have the wrong length";
-    10 ResultOutsideMemory = "result is outside card memory";
-    11 ResultTooSmall = "result does not fit into its place";
-    12 TooManyEvents = "command names more events than a kernel takes";
-    13 TooManySources = "command names more sources than a kernel takes";
-    14 PlaceOutsideMemory = "place of a packet is outside card memory";
-    15 TraceSourceMissing = "trace source has no place among the packets";
-    16 GeometryOutsideMemory = "geometry table is outside card memory";
-    17 GeometryEntry = "geometry table has an entry out of range";
-    18 DecisionsOutsideMemory = "decision maps are outside card memory";
-    19 ResultsOverlap = "places of results overlap each other or an input";
-    20 EventNumberOverflow = "event numbers of the command exceed 64 bits";
-    21 Interrupted = "card was stopped while the command ran";
-    22 KernelFailed = "kernel failed by a fault of its own";
+    1 BadRingSlots = "number of ring slots is not a power of two, zero or too large", "`ring_slots`";
+    2 RingMisplaced = "ring is misaligned or outside card memory", "base of the ring";
+    3 RingsOverlap = "command ring and completion ring overlap", "`completion_base`";
+    4 RingOverrun = "producer is further ahead of the card than the ring has slots", "`producer`";
+    5 ReservedNotZero = "reserved field is not zero", "the field";
+    6 UnknownKernel = "card has no kernel with this number", "the number";
+    7 UnknownFlags = "kernel does not know these flags", "the flags";
+    8 ArgsOutsideMemory = "arguments are outside card memory", "offset of the arguments";
+    9 ArgsLength = "arguments have the wrong length", "length of the arguments";
+    10 ResultOutsideMemory = "result is outside card memory", "offset of the result";
+    11 ResultTooSmall = "result does not fit into its place", "length of the result";
+    12 EventCount = "number of events is zero or too large", "the number";
+    13 SourceCount = "number of sources is zero or too large", "the number";
+    14 PlaceOutsideMemory = "place of a packet is outside card memory", "offset of the place";
+    15 SourceTwice = "two places name the same source", "the source";
+    16 TraceSourceMissing = "trace source has no place among the packets", "the source";
+    17 GeometryOutsideMemory = "geometry table is outside card memory", "offset of the table";
+    18 GeometryEntry = "geometry table has an entry out of range", "offset of the entry in the table";
+    19 DecisionsOutsideMemory = "decision maps are outside card memory", "offset of the maps";
+    20 ResultsOverlap = "places of results overlap each other or an input", "offset of the result";
+    21 EventNumberOverflow = "event numbers exceed 64 bits", "first event";
+    22 Interrupted = "card was stopped while the command ran", "zero";
+    23 KernelFailed = "kernel failed by a fault of its own", "the kernel";
 }
 
-/// What a card does now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Status {
-    /// Not ready yet.
-    Starting = 0,
-    /// Running, with no rings open.
-    Closed = 1,
-    /// Waiting for commands.
-    Idle = 2,
-    /// Running a kernel.
-    Busy = 3,
-    /// The rings failed; see `ring_fault`. A new configuration recovers.
-    Faulted = 4,
-    /// Ended.
-    Stopped = 5,
+macro_rules! statuses {
+    ($($code:literal $name:ident = $doc:literal;)+) => {
+        /// What a card does now.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u32)]
+        pub enum Status {
+            $(#[doc = $doc] $name = $code,)+
+        }
+
+        /// Every status, for the documentation.
+        pub const STATUSES: &[Code] = &[$(Code {
+            code: $code,
+            name: stringify!($name),
+            doc: $doc,
+        }),+];
+    };
 }
 
-/// Every status, for the documentation.
-pub const STATUSES: &[Code] = &[
-    Code { code: Status::Starting as u64, name: "Starting", doc: "not ready yet" },
-    Code { code: Status::Closed as u64, name: "Closed", doc: "running, with no rings open" },
-    Code { code: Status::Idle as u64, name: "Idle", doc: "waiting for commands" },
-    Code { code: Status::Busy as u64, name: "Busy", doc: "running a kernel" },
-    Code {
-        code: Status::Faulted as u64,
-        name: "Faulted",
-        doc: "the rings failed, see `ring_fault`; a new configuration recovers",
-    },
-    Code { code: Status::Stopped as u64, name: "Stopped", doc: "ended" },
-];
+statuses! {
+    0 Starting = "not ready yet";
+    1 Closed = "running, with no rings open";
+    2 Idle = "waiting for commands";
+    3 Busy = "running a kernel";
+    4 Faulted = "the rings failed, see `ring_fault`; a new configuration recovers";
+    5 Stopped = "ended";
+}
 
-/// Bit of `capabilities`: completions can signal a file descriptor (`interrupt_arm`).
-pub const CAPABILITY_INTERRUPT_FD: u64 = 1 << 0;
+/// Defines the bits of a register or field, one constant each, and their table.
+macro_rules! bits {
+    ($(#[$meta:meta])* $table:ident: $type:ident { $($bit:literal $name:ident = $doc:literal;)+ }) => {
+        $(
+            #[doc = concat!("Bit ", $bit, ": ", $doc, ".")]
+            pub const $name: $type = 1 << $bit;
+        )+
 
-/// Bit of `capabilities`: the kernels use the vector unit of the processor.
-pub const CAPABILITY_VECTOR: u64 = 1 << 1;
+        $(#[$meta])*
+        pub const $table: &[$crate::command::Code] = &[$($crate::command::Code {
+            code: 1 << $bit,
+            name: stringify!($name),
+            doc: $doc,
+        }),+];
+    };
+}
 
-/// Every capability bit, for the documentation.
-pub const CAPABILITIES: &[Code] = &[
-    Code {
-        code: CAPABILITY_INTERRUPT_FD,
-        name: "INTERRUPT_FD",
-        doc: "completions can signal a file descriptor (`interrupt_arm`)",
-    },
-    Code { code: CAPABILITY_VECTOR, name: "VECTOR", doc: "the kernels use the vector unit of the processor" },
-];
+pub(crate) use bits;
+
+bits! {
+    /// Every bit of `capabilities`, for the documentation.
+    CAPABILITIES: u64 {
+        0 CAPABILITY_INTERRUPT_FD = "completions can signal a file descriptor (`interrupt_arm`)";
+        1 CAPABILITY_VECTOR = "the kernels use the vector unit of the processor";
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -1,13 +1,28 @@
 //! The two messages that open a card: a request from the user, an answer with the card's memory.
 
-use crate::command::{u32_at, u64_at};
+use crate::layout::layout;
 use crate::registers::{MAGIC, VERSION};
 
-/// Size of a request [bytes].
-pub(crate) const REQUEST_BYTES: usize = 16;
+layout! {
+    /// What a user sends first.
+    pub(crate) struct Request[16] {
+        0 magic: u64 = "as in the registers";
+        8 version: u32 = "as in the registers";
+        12 role: u32 = "0 user, 1 owner";
+    }
+}
 
-/// Size of an answer [bytes].
-pub(crate) const ANSWER_BYTES: usize = 32;
+layout! {
+    /// What the card answers. An answer that is no refusal carries BAR0, memory and interrupt
+    /// descriptor.
+    pub(crate) struct Answer[32] {
+        0 magic: u64 = "as in the registers";
+        8 version: u32 = "as in the registers";
+        12 refusal: u32 = "why the card refuses the connection, or 0";
+        16 memory_bytes: u64 = "size of card memory [bytes]";
+        24 reserved: u64 = "zero";
+    }
+}
 
 /// What a connection is to the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,54 +50,47 @@ pub enum Refusal {
     TooMany,
 }
 
-/// `magic u64, version u32, role u32`
-pub(crate) fn request(role: Role) -> [u8; REQUEST_BYTES] {
-    let mut bytes = [0; REQUEST_BYTES];
-    bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
-    bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
-    bytes[12..].copy_from_slice(&(role as u32).to_le_bytes());
-    bytes
-}
-
-pub(crate) fn parse_request(bytes: &[u8; REQUEST_BYTES]) -> Result<Role, Refusal> {
-    if u64_at(bytes, 0) != MAGIC || u32_at(bytes, 8) != VERSION {
-        return Err(Refusal::Version);
+impl Request {
+    pub(crate) fn new(role: Role) -> Request {
+        Request { magic: MAGIC, version: VERSION, role: role as u32 }
     }
-    match u32_at(bytes, 12) {
-        0 => Ok(Role::User),
-        1 => Ok(Role::Owner),
-        _ => Err(Refusal::Version),
+
+    pub(crate) fn role(&self) -> Result<Role, Refusal> {
+        if (self.magic, self.version) != (MAGIC, VERSION) {
+            return Err(Refusal::Version);
+        }
+        match self.role {
+            0 => Ok(Role::User),
+            1 => Ok(Role::Owner),
+            _ => Err(Refusal::Version),
+        }
     }
 }
 
-/// `magic u64, version u32, refusal u32 (0: none), memory bytes u64, reserved u64`; an answer that
-/// is no refusal carries BAR0, memory and interrupt descriptor.
-pub(crate) fn answer(answer: Result<u64, Refusal>) -> [u8; ANSWER_BYTES] {
-    let (refusal, memory_bytes) = match answer {
-        Ok(memory_bytes) => (0, memory_bytes),
-        Err(Refusal::OtherUser) => (1, 0),
-        Err(Refusal::Version) => (2, 0),
-        Err(Refusal::NotForOwning) => (3, 0),
-        Err(Refusal::TooMany) => (4, 0),
-    };
-    let mut bytes = [0; ANSWER_BYTES];
-    bytes[..8].copy_from_slice(&MAGIC.to_le_bytes());
-    bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
-    bytes[12..16].copy_from_slice(&u32::to_le_bytes(refusal));
-    bytes[16..24].copy_from_slice(&memory_bytes.to_le_bytes());
-    bytes
-}
-
-pub(crate) fn parse_answer(bytes: &[u8; ANSWER_BYTES]) -> Result<u64, Refusal> {
-    if u64_at(bytes, 0) != MAGIC || u32_at(bytes, 8) != VERSION {
-        return Err(Refusal::Version);
+impl Answer {
+    /// The answer that gives a user the card's memory of `memory_bytes`, or refuses it.
+    pub(crate) fn new(outcome: Result<u64, Refusal>) -> Answer {
+        let (refusal, memory_bytes) = match outcome {
+            Ok(memory_bytes) => (0, memory_bytes),
+            Err(Refusal::OtherUser) => (1, 0),
+            Err(Refusal::Version) => (2, 0),
+            Err(Refusal::NotForOwning) => (3, 0),
+            Err(Refusal::TooMany) => (4, 0),
+        };
+        Answer { magic: MAGIC, version: VERSION, refusal, memory_bytes, reserved: 0 }
     }
-    match u32_at(bytes, 12) {
-        0 => Ok(u64_at(bytes, 16)),
-        1 => Err(Refusal::OtherUser),
-        3 => Err(Refusal::NotForOwning),
-        4 => Err(Refusal::TooMany),
-        _ => Err(Refusal::Version),
+
+    pub(crate) fn outcome(&self) -> Result<u64, Refusal> {
+        if (self.magic, self.version) != (MAGIC, VERSION) {
+            return Err(Refusal::Version);
+        }
+        match self.refusal {
+            0 => Ok(self.memory_bytes),
+            1 => Err(Refusal::OtherUser),
+            3 => Err(Refusal::NotForOwning),
+            4 => Err(Refusal::TooMany),
+            _ => Err(Refusal::Version),
+        }
     }
 }
 
@@ -93,7 +101,7 @@ mod tests {
     #[test]
     fn requests_and_answers_come_back() {
         for role in [Role::User, Role::Owner] {
-            assert_eq!(parse_request(&request(role)), Ok(role));
+            assert_eq!(Request::new(role).role(), Ok(role));
         }
         for outcome in [
             Ok(1 << 33),
@@ -102,19 +110,19 @@ mod tests {
             Err(Refusal::NotForOwning),
             Err(Refusal::TooMany),
         ] {
-            assert_eq!(parse_answer(&answer(outcome)), outcome);
+            assert_eq!(Answer::new(outcome).outcome(), outcome);
         }
     }
 
     #[test]
     fn strangers_are_refused() {
         for at in [0, 7, 8, 11, 12, 15] {
-            let mut bytes = request(Role::User);
+            let mut bytes = Request::new(Role::User).to_bytes();
             bytes[at] ^= 0x80;
-            assert_eq!(parse_request(&bytes), Err(Refusal::Version));
-            let mut bytes = answer(Ok(4096));
+            assert_eq!(Request::from_bytes(&bytes).role(), Err(Refusal::Version));
+            let mut bytes = Answer::new(Ok(4096)).to_bytes();
             bytes[at] ^= 0x80;
-            assert_eq!(parse_answer(&bytes), Err(Refusal::Version));
+            assert_eq!(Answer::from_bytes(&bytes).outcome(), Err(Refusal::Version));
         }
     }
 }

@@ -12,8 +12,10 @@
 mod card;
 pub mod command;
 mod engine;
+pub mod geometry;
 mod handshake;
 pub mod kernel;
+pub mod layout;
 mod memory;
 mod name;
 mod os;

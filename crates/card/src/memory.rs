@@ -29,6 +29,14 @@ impl Span {
     pub const fn fits(self, bytes: u64) -> bool {
         self.len <= bytes && self.offset <= bytes - self.len
     }
+
+    /// True if the two ranges, both inside some memory, have a byte in common.
+    pub const fn overlaps(self, other: Span) -> bool {
+        self.len != 0
+            && other.len != 0
+            && self.offset < other.offset.saturating_add(other.len)
+            && other.offset < self.offset.saturating_add(self.len)
+    }
 }
 
 impl fmt::Display for Span {
@@ -155,6 +163,14 @@ mod tests {
         fn a_span_fits_exactly_if_its_end_does(offset: u64, len: u64, bytes: u64) {
             let end = u128::from(offset) + u128::from(len);
             prop_assert_eq!(Span::new(offset, len).fits(bytes), end <= u128::from(bytes));
+        }
+
+        #[test]
+        fn spans_overlap_exactly_if_they_share_a_byte(
+            a in (0u64..40, 0u64..10), b in (0u64..40, 0u64..10),
+        ) {
+            let shared = (a.0..a.0 + a.1).any(|byte| (b.0..b.0 + b.1).contains(&byte));
+            prop_assert_eq!(Span::new(a.0, a.1).overlaps(Span::new(b.0, b.1)), shared);
         }
 
         #[test]

@@ -2,7 +2,12 @@
 
 use std::fmt::Write as _;
 
-use crate::command::{CAPABILITIES, CAUSES, Code, STATUSES};
+use crate::command::{CAPABILITIES, CAUSES, Code, RawCompletion, RawDescriptor, STATUSES};
+use crate::handshake::{Answer, Request};
+use crate::kernel::cluster7::Cluster7Args;
+use crate::kernel::slot::{EVENT_STATUSES, Place, Summary};
+use crate::kernel::verify::VerifyArgs;
+use crate::layout::Field;
 use crate::registers::{
     BAR0_BYTES, KERNEL_DIRECTORY, KERNEL_ENTRY_BYTES, MAX_KERNELS, REGISTERS, VERSION, Width, Writer,
 };
@@ -73,7 +78,17 @@ kernel's number (u32), then its name, padded with zeros.
     codes(page, "Capabilities", "bit mask", CAPABILITIES)?;
     codes(page, "Causes", "value", CAUSES)?;
     page.push_str(COMMANDS);
-    Ok(())
+    structure(page, "Descriptor", RawDescriptor::BYTES, RawDescriptor::FIELDS)?;
+    structure(page, "Completion", RawCompletion::BYTES, RawCompletion::FIELDS)?;
+    page.push_str(CONNECTIONS);
+    structure(page, "Request", Request::BYTES, Request::FIELDS)?;
+    structure(page, "Answer", Answer::BYTES, Answer::FIELDS)?;
+    page.push_str(KERNELS);
+    structure(page, "Arguments of `verify`", VerifyArgs::BYTES, VerifyArgs::FIELDS)?;
+    structure(page, "Arguments of `cluster7`", Cluster7Args::BYTES, Cluster7Args::FIELDS)?;
+    structure(page, "Place", Place::BYTES, Place::FIELDS)?;
+    structure(page, "Summary", Summary::BYTES, Summary::FIELDS)?;
+    codes(page, "Event status", "bit mask", EVENT_STATUSES)
 }
 
 fn codes(page: &mut String, title: &str, column: &str, codes: &[Code]) -> std::fmt::Result {
@@ -84,30 +99,51 @@ fn codes(page: &mut String, title: &str, column: &str, codes: &[Code]) -> std::f
     Ok(())
 }
 
+fn structure(page: &mut String, title: &str, bytes: usize, fields: &[Field]) -> std::fmt::Result {
+    write!(
+        page,
+        "\n### {title}, {bytes} bytes\n\n| offset | bytes | field | meaning |\n|---|---|---|---|\n"
+    )?;
+    for Field { offset, bytes, name, doc } in fields {
+        writeln!(page, "| {offset} | {bytes} | `{name}` | {doc} |")?;
+    }
+    Ok(())
+}
+
 const COMMANDS: &str = "
 ## Commands
 
-The user writes descriptors of 64 bytes into the command ring, then `producer`, then rings the
-doorbell. The card runs them in order and writes an entry of 64 bytes into the same slot of the
-completion ring, then `completed`, then `interrupt`. A slot is free again once its completion was
-taken. Every descriptor gets a completion, whatever it says.
+The user writes descriptors into the command ring, then `producer`, then rings the doorbell. The card
+runs them in order and writes an entry into the same slot of the completion ring, then `completed`,
+then `interrupt`. A slot is free again once its completion was taken. Every descriptor gets a
+completion, whatever it says. Numbers are little-endian; offsets into card memory count from its
+start.
+";
 
-| offset | descriptor | bits | | offset | completion | bits |
-|---|---|---|---|---|---|---|
-| 0 | kernel | 32 | | 0 | cookie | 64 |
-| 4 | flags | 32 | | 8 | index of the command | 64 |
-| 8 | arguments: offset | 64 | | 16 | cause, 0 if the kernel ran to its end | 32 |
-| 16 | arguments: length | 64 | | 20 | kernel | 32 |
-| 24 | result: offset | 64 | | 24 | detail: the offending value | 64 |
-| 32 | result: length | 64 | | 32 | events | 32 |
-| 40 | cookie | 64 | | 36 | fragments | 32 |
-| 48 | reserved, zero | 128 | | 40 | corrupt fragments | 32 |
-| | | | | 44 | decision bits set | 32 |
-| | | | | 48 | payload bytes | 64 |
-| | | | | 56 | kernel time [ns] | 64 |
+const CONNECTIONS: &str = "
+## Opening a card
 
-Offsets are bytes from the start of card memory. The arguments of each kernel are described in its
-module, `crates/card/src/kernel`.
+An emulated card listens on a local socket (`SOCK_SEQPACKET`) at the abstract address
+`millstream-card/UID/NAME`. A user sends one request; the answer carries three descriptors: BAR0, card
+memory, interrupt. Afterwards neither side sends anything: the connection shows each side that the
+other one lives. Both refuse a peer of another user id.
+";
+
+const KERNELS: &str = "
+## Kernels for events
+
+They work on a slot of card memory with the multi-fragment packets of one batch of events, one packet
+per source, each in its place (`docs/formats.md`). The arguments are followed by the list of places;
+the result is a list of summaries, one per event.
+
+- `verify` compares each fragment with its checksum and counts what is missing.
+- `cluster7` computes the trigger of the SST-1M camera from the traces of its three crates, and writes
+  a map of 50 × 432 decision bits per event, sample by sample, by decision position, least significant
+  bit first. With flag 1 it does the work of `verify` in the same pass and does not decide on corrupt
+  traces; without it, it looks at the trace sources only.
+
+The geometry table of `cluster7` has a row of 16 bytes for each of the 432 decision positions: the
+seven trace positions to add (i16, −1: none) and the number of the patch (i16).
 ";
 
 #[cfg(test)]

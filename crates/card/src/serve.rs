@@ -15,7 +15,7 @@ use rustix::pipe::PipeFlags;
 
 use crate::command::{CAPABILITY_INTERRUPT_FD, CAPABILITY_VECTOR};
 use crate::engine::{Engine, Idle};
-use crate::handshake::{self, Refusal, Role};
+use crate::handshake::{Answer, Refusal, Request, Role};
 use crate::kernel::Registry;
 use crate::memory::Memory;
 use crate::name::CardName;
@@ -326,7 +326,7 @@ impl Desk<'_> {
         };
         match refusal {
             Some(refusal) => {
-                socket::send(&socket, &handshake::answer(Err(refusal)), &[]);
+                socket::send(&socket, &Answer::new(Err(refusal)).to_bytes(), &[]);
             }
             None => self.connections.push(Connection { socket, role: None }),
         }
@@ -343,7 +343,7 @@ impl Desk<'_> {
             // There is one request per connection; afterwards it only shows who is alive.
             Received::Message(..) | Received::Malformed | Received::Closed => return false,
         };
-        let role = match handshake::parse_request(&request) {
+        let role = match Request::from_bytes(&request).role() {
             Ok(Role::Owner) if !claimable => Err(Refusal::NotForOwning),
             other => other,
         };
@@ -353,12 +353,12 @@ impl Desk<'_> {
                 let hardware = self.hardware;
                 socket::send(
                     &connection.socket,
-                    &handshake::answer(Ok(hardware.memory.size())),
+                    &Answer::new(Ok(hardware.memory.size())).to_bytes(),
                     &[hardware.bar0_fd.as_fd(), hardware.memory_fd.as_fd(), hardware.interrupt_fd.as_fd()],
                 )
             }
             Err(refusal) => {
-                socket::send(&connection.socket, &handshake::answer(Err(refusal)), &[]);
+                socket::send(&connection.socket, &Answer::new(Err(refusal)).to_bytes(), &[]);
                 false
             }
         }

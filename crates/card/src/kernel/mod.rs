@@ -3,6 +3,12 @@
 //! A kernel sees card memory and nothing else. It gets its arguments as a range of that memory,
 //! which a user wrote and may still be writing: copy, then check, then use the copy.
 
+pub mod cluster7;
+pub mod slot;
+#[cfg(test)]
+mod tests;
+pub mod verify;
+
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::command::{Cause, Fault, KernelId, Tally};
@@ -46,6 +52,21 @@ impl Job<'_> {
             return Err(Fault::new(Cause::Interrupted, 0));
         }
         Ok(())
+    }
+
+    /// Copies the first `N` bytes of the arguments, which must have at least as many.
+    pub fn read_args<const N: usize>(&self) -> Result<[u8; N], Fault> {
+        if self.args.len < N as u64 {
+            return Err(Fault::new(Cause::ArgsLength, self.args.len));
+        }
+        self.memory.read_array(self.args.offset).map_err(outside(Cause::ArgsOutsideMemory))
+    }
+}
+
+/// Appends a list of places, as it follows the arguments of a kernel.
+fn append_places(places: &[slot::Place], bytes: &mut Vec<u8>) {
+    for place in places {
+        bytes.extend(place.to_bytes());
     }
 }
 
@@ -97,7 +118,12 @@ impl Registry {
 
     /// The kernels that every card of this version has.
     pub fn builtin() -> Registry {
-        Registry::empty()
+        let mut registry = Registry::empty();
+        let added = registry
+            .add(verify::NAME, verify::Verify::new())
+            .and_then(|_| registry.add(cluster7::NAME, cluster7::Cluster7::new()));
+        added.expect("two short names that differ");
+        registry
     }
 
     /// Adds a kernel.
@@ -143,5 +169,5 @@ impl std::fmt::Debug for Registry {
 
 /// True if the kernels use the vector unit of this processor.
 pub(crate) fn vectorised() -> bool {
-    false
+    cluster7::decide::has_vector_unit()
 }

@@ -1,13 +1,11 @@
 //! A card in a process of its own: commands, sleep, death, owners, strangers.
 
-mod common;
-
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt as _;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use common::{ENDED, MEMORY, PATIENCE, Process, again};
+use crate::host::{ENDED, MEMORY, PATIENCE, Process, again};
 use millstream_card::command::{Cause, Descriptor, Fault, KernelId};
 use millstream_card::{
     Card, Config, OpenError, Refusal, Ring, RingError, RingPlaces, ServeError, Span, kernel, serve,
@@ -16,11 +14,6 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 
 const INPUT: u64 = 64 << 10;
 const OUTPUT: u64 = 128 << 10;
-
-#[test]
-fn be_a_card() {
-    common::be_a_card();
-}
 
 fn descriptor(card: &Card, kernel: &str, args: u64, cookie: u64) -> Descriptor {
     Descriptor {
@@ -361,7 +354,7 @@ fn another_user_is_refused() {
     }
     let process = Process::start("stranger", "unbound");
     let card = process.open();
-    let stranger = again("be_a_stranger")
+    let stranger = again("process::be_a_stranger")
         .env(BE_A_STRANGER, process.name.address(0))
         .uid(65534)
         .gid(65534)

@@ -13,7 +13,7 @@ use millstream_card::{Card, CardName, Config, End, Lifetime, serve};
 const BE_A_CARD: &str = "MILLSTREAM_TEST_CARD";
 
 /// Memory of a test card [bytes].
-pub(crate) const MEMORY: u64 = 1 << 20;
+pub(crate) const MEMORY: u64 = 16 << 20;
 
 /// Longest that anything in these tests should take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
@@ -21,7 +21,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// Exit status of a card that ended as its lifetime says.
 pub(crate) const ENDED: i32 = 7;
 
-/// Call from a test named `be_a_card`: serves a card if this process was started for that.
+/// Serves a card if this process was started for that.
 pub(crate) fn be_a_card() {
     let Ok(order) = std::env::var(BE_A_CARD) else {
         return;

@@ -339,3 +339,6 @@ impl Engine {
         slept
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,249 @@
+//! The engine by itself: commands that are nearly right, or not at all, or overwritten meanwhile.
+
+use millstream_fragment::mfp::{self, Repr};
+use millstream_fragment::{Alignment, Fragment, SourceId, SourceKind};
+use proptest::prelude::*;
+
+use super::*;
+use crate::kernel::cluster7::{Cluster7Args, TRACE_BYTES};
+use crate::kernel::slot::Place;
+use crate::kernel::verify::VerifyArgs;
+use crate::registers;
+
+const MEMORY: u64 = 256 << 10;
+const SLOTS: u32 = 8;
+const COMMANDS: u64 = 0;
+const COMPLETIONS: u64 = 4096;
+const ARGS: u64 = 8192;
+const RESULT: u64 = 12 << 10;
+const GEOMETRY: u64 = 16 << 10;
+const DECISIONS: u64 = 32 << 10;
+const PACKETS: u64 = 64 << 10;
+/// Room for a packet of three trace fragments.
+const PACKET: u64 = 32 << 10;
+const FIRST_EVENT: u64 = 500;
+const N_EVENTS: u64 = 3;
+
+fn engine() -> Engine {
+    let interrupt = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+    Engine::new(
+        Arc::new(registers::detached()),
+        Arc::new(crate::memory::detached(MEMORY as usize)),
+        Registry::builtin(),
+        Arc::new(interrupt),
+        Arc::new(AtomicBool::new(false)),
+    )
+}
+
+fn open_rings(engine: &mut Engine, generation: u32) {
+    let registers = &engine.registers;
+    registers.command_base().store(COMMANDS, Ordering::Relaxed);
+    registers.completion_base().store(COMPLETIONS, Ordering::Relaxed);
+    registers.ring_slots().store(SLOTS, Ordering::Relaxed);
+    registers.producer().store(0, Ordering::Relaxed);
+    registers.ring_generation().store(generation, Ordering::Relaxed);
+    assert!(engine.step());
+    assert_eq!(engine.registers.ring_active().load(Ordering::Relaxed), generation);
+    assert_eq!(engine.registers.ring_fault().load(Ordering::Relaxed), 0);
+}
+
+/// `good`, or now and then a number that a user may write instead: small, about the size of memory, or
+/// anything.
+fn nearly(good: u64) -> impl Strategy<Value = u64> {
+    prop_oneof![
+        40 => Just(good),
+        1 => 0u64..20,
+        1 => (0u64..MEMORY / 8).prop_map(|n| 8 * n),
+        1 => MEMORY - 70..MEMORY + 70,
+        1 => any::<u64>(),
+    ]
+}
+
+/// Arguments of the event kernels, nearly right.
+fn args(kernel: u64) -> impl Strategy<Value = Vec<u8>> {
+    let place = |source: u64| {
+        (nearly(PACKETS + source * PACKET), nearly(PACKET), nearly(source)).prop_map(
+            |(offset, capacity, source)| Place { offset, capacity, source: source as u32, reserved: 0 },
+        )
+    };
+    let numbers = [nearly(FIRST_EVENT), nearly(N_EVENTS), nearly(GEOMETRY), nearly(DECISIONS)];
+    (numbers, nearly(300), [place(0), place(1), place(2)], 2usize..40).prop_map(
+        move |([first_event, n_events, geometry, decisions], threshold, places, n_places)| {
+            let n_events = n_events as u32;
+            let places = &places[..n_places.min(3)];
+            let mut bytes = Vec::new();
+            match kernel {
+                1 => VerifyArgs { first_event, n_events, n_sources: 0 }.append_to(places, &mut bytes),
+                _ => Cluster7Args {
+                    first_event,
+                    n_events,
+                    trace_sources: [0, 1, 2],
+                    threshold: threshold as u32,
+                    geometry,
+                    decisions,
+                    ..Cluster7Args::default()
+                }
+                .append_to(places, &mut bytes),
+            }
+            bytes
+        },
+    )
+}
+
+/// Puts a sound packet of each source into its place.
+fn place_packets(memory: &Memory) {
+    for source in 0..3 {
+        let payload = vec![source as u8 * 20; TRACE_BYTES];
+        let fragments: Vec<_> =
+            (0..N_EVENTS).map(|event| Fragment::new(FIRST_EVENT + event, &payload)).collect();
+        let repr = Repr {
+            source: SourceId(source),
+            kind: SourceKind(2),
+            first_event: FIRST_EVENT,
+            n_events: N_EVENTS as u32,
+            n_fragments: N_EVENTS as u32,
+            alignment: Alignment::CACHE_LINE,
+        };
+        let mut packet = vec![0; PACKET as usize];
+        mfp::assemble(&mut packet, repr, &fragments).unwrap();
+        memory.write(PACKETS + u64::from(source) * PACKET, &packet).unwrap();
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// Submits these bytes as a descriptor.
+    Bytes([u8; ENTRY_BYTES]),
+    /// Submits a descriptor with these fields, with arguments in memory.
+    Fields { kernel: u64, flags: u32, exact: bool, args: Vec<u8>, numbers: [u64; 4] },
+    /// Overwrites memory behind the rings.
+    Scribble { offset: u64, bytes: Vec<u8> },
+    /// Overwrites registers of the card.
+    Mislead { value: u64 },
+    /// Sets the producer to anything, then opens the rings anew.
+    RunAway { producer: u64 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let fields = (nearly(1), any::<bool>()).prop_flat_map(|(kernel, one_more)| {
+        let kernel = kernel.wrapping_add(one_more.into());
+        let numbers = [nearly(ARGS), nearly(0), nearly(RESULT), nearly(32 * N_EVENTS)];
+        let flags = prop_oneof![10 => 0..kernel.clamp(1, 2) as u32, 1 => any::<u32>()];
+        (Just(kernel), flags, prop::bool::weighted(0.9), args(kernel), numbers)
+    });
+    prop_oneof![
+        1 => proptest::array::uniform32(any::<[u8; 2]>())
+            .prop_map(|pairs| Step::Bytes(pairs.as_flattened().try_into().unwrap())),
+        12 => fields.prop_map(|(kernel, flags, exact, args, numbers)| {
+            Step::Fields { kernel, flags, exact, args, numbers }
+        }),
+        1 => (ARGS..MEMORY - 64, proptest::collection::vec(any::<u8>(), 0..64))
+            .prop_map(|(offset, bytes)| Step::Scribble { offset, bytes }),
+        1 => any::<u64>().prop_map(|value| Step::Mislead { value }),
+        1 => any::<u64>().prop_map(|producer| Step::RunAway { producer }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn every_descriptor_gets_its_completion_whatever_it_says(
+        steps in proptest::collection::vec(step(), 1..60),
+    ) {
+        let mut engine = engine();
+        let memory = engine.memory.clone();
+        let mut generation = 1;
+        let mut submitted = 0u64;
+        open_rings(&mut engine, generation);
+        place_packets(&memory);
+        for (at, step) in steps.into_iter().enumerate() {
+            let descriptor = match step {
+                Step::Bytes(bytes) => bytes,
+                Step::Fields { kernel, flags, exact, args, numbers } => {
+                    memory.write(ARGS, &args).unwrap();
+                    let [args_offset, args_len, result_offset, result_len] = numbers;
+                    let args = if exact {
+                        Span::new(ARGS, args.len() as u64)
+                    } else {
+                        Span::new(args_offset, args_len)
+                    };
+                    Descriptor {
+                        kernel: KernelId(kernel as u32),
+                        flags,
+                        args,
+                        result: Span::new(result_offset, result_len),
+                        cookie: at as u64,
+                    }
+                    .to_bytes()
+                }
+                Step::Scribble { offset, bytes } => {
+                    memory.write(offset, &bytes).unwrap();
+                    continue;
+                }
+                Step::Mislead { value } => {
+                    let registers = &engine.registers;
+                    registers.consumer().store(value, Ordering::Relaxed);
+                    registers.completed().store(value, Ordering::Relaxed);
+                    registers.commands().store(value, Ordering::Relaxed);
+                    registers.heartbeat().store(value, Ordering::Relaxed);
+                    registers.doorbell().store(value as u32, Ordering::Relaxed);
+                    registers.interrupt_arm().store(value as u32, Ordering::Relaxed);
+                    continue;
+                }
+                Step::RunAway { producer } => {
+                    engine.registers.producer().store(producer, Ordering::Relaxed);
+                    for _ in 0..=SLOTS {
+                        engine.step();
+                    }
+                    generation += 1;
+                    submitted = 0;
+                    open_rings(&mut engine, generation);
+                    continue;
+                }
+            };
+            let slot = submitted % u64::from(SLOTS) * ENTRY_BYTES as u64;
+            memory.write(COMMANDS + slot, &descriptor).unwrap();
+            submitted += 1;
+            engine.registers.producer().store(submitted, Ordering::Release);
+            prop_assert!(engine.step());
+            prop_assert!(!engine.step(), "one command, one step");
+            prop_assert_eq!(engine.registers.completed().load(Ordering::Acquire), submitted);
+            // A result may have been put over the completion ring, but not after the completion.
+            let entry = memory.read_array(COMPLETIONS + slot).unwrap();
+            let completion = Completion::from_bytes(&entry);
+            prop_assert_eq!(completion.index, submitted - 1);
+            prop_assert_eq!(&completion.cookie.to_le_bytes(), &descriptor[40..48]);
+            if let Err(fault) = completion.outcome {
+                prop_assert_ne!(fault.cause, Cause::KernelFailed, "a kernel panicked");
+                prop_assert!(!matches!(fault.cause, Cause::Unknown(_)));
+            }
+        }
+    }
+}
+
+#[test]
+fn counters_add_up_and_survive_new_rings() {
+    let mut engine = engine();
+    for generation in 1..=3 {
+        open_rings(&mut engine, generation);
+        let bad = Descriptor {
+            kernel: KernelId(77),
+            flags: 0,
+            args: Span::default(),
+            result: Span::default(),
+            cookie: 9,
+        };
+        engine.memory.write(COMMANDS, &bad.to_bytes()).unwrap();
+        engine.registers.producer().store(1, Ordering::Release);
+        engine.registers.doorbell().fetch_add(1, Ordering::SeqCst);
+        assert!(engine.step());
+        let registers = &engine.registers;
+        let times = u64::from(generation);
+        assert_eq!(registers.commands().load(Ordering::Relaxed), times);
+        assert_eq!(registers.failed_commands().load(Ordering::Relaxed), times);
+        assert_eq!(registers.errors().load(Ordering::Relaxed), times);
+        assert_eq!(registers.doorbells().load(Ordering::Relaxed), times);
+        assert_eq!(registers.consumer().load(Ordering::Relaxed), 1);
+    }
+}
