@@ -1,0 +1,337 @@
+//! The checks that look at the world, and what comes out of them.
+
+use super::error::{ConfigError, Problem};
+use super::file::{Builder, Card, Config};
+use super::setup::{BuilderSetup, CardSetup, Kernel, Landing, OutputSetup, ReadoutSetup, Setup};
+use crate::core::{Bytes, EventNumber, Plan, RuIndex};
+use crate::layout::{KernelAreas, PacketTooLong, SlotLayout, SourceShape, landing_bytes};
+use millstream_card::geometry::Geometry;
+use millstream_card::kernel::cluster7::{CAMERA_THRESHOLD, CRATES, DECISION_BYTES, TRACE_BYTES};
+use millstream_card::kernel::slot::MAX_SOURCES;
+use millstream_fragment::SourceId;
+use millstream_fragment::stream::Stream;
+use std::net::TcpListener;
+use std::num::{NonZeroU16, NonZeroU64};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use toml::Spanned;
+
+/// Kind of the sources that carry trigger traces; see `data/README.md`.
+const KIND_TRACES: u32 = 2;
+/// Kind of the sources that carry the camera's own decisions.
+const KIND_DECISIONS: u32 = 3;
+
+const DEFAULT_WINDOW: u64 = 8;
+const DEFAULT_TIMEOUT_MS: u64 = 2000;
+/// Four of these fit into the five seconds within which a failed run has to end.
+const DEFAULT_DRAIN_MS: u64 = 500;
+const DEFAULT_KEEP: u64 = 10_000;
+
+/// What the inputs have in common, and what each has of its own.
+struct Inputs {
+    first: u64,
+    events: u64,
+    sources: Vec<SourceShape>,
+    /// By readout unit.
+    counts: Vec<NonZeroU16>,
+}
+
+impl Config {
+    /// Checks everything that can be wrong before a run starts, and makes it ready to start.
+    ///
+    /// The inputs are opened and checked, though not their payload; the address to listen on is tried.
+    /// Nothing is created.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn check(&self) -> Result<Setup, ConfigError> {
+        let tables = &self.tables;
+        let run = &tables.run;
+        let inputs = self.inputs()?;
+        let batch = self.nonzero_16(&run.batch, "run.batch")?;
+        let layout = SlotLayout::new(&inputs.sources, batch.get())
+            .map_err(|error| self.packet_too_long(error, &inputs))?;
+        let plan = self.plan(&inputs, batch)?;
+        let cards: Vec<CardSetup> =
+            tables.card.iter().map(|card| self.card(card, &inputs)).collect::<Result<_, _>>()?;
+        let builders: Vec<BuilderSetup> = tables
+            .builder
+            .iter()
+            .zip(&plan.slots)
+            .map(|(unit, slots)| self.builder(unit, *slots, &cards, &layout, batch))
+            .collect::<Result<_, _>>()?;
+        let readouts = tables.readout.iter().map(|unit| ReadoutSetup {
+            name: unit.name.get_ref().clone(),
+            input: self.locate(unit.input.get_ref()),
+        });
+        Ok(Setup {
+            name: run.name.get_ref().clone(),
+            device: run.device.clone().unwrap_or_else(|| "auto".to_owned()),
+            listen: self.listen()?,
+            file_first: EventNumber(inputs.first),
+            file_events: inputs.events,
+            readouts: readouts.collect(),
+            truth: self.truth(&inputs, &builders)?,
+            output: self.output()?,
+            builders,
+            layout,
+            plan,
+        })
+    }
+
+    /// A path of the file as seen from anywhere.
+    fn locate(&self, path: &Path) -> PathBuf {
+        let folder = self.path.parent().unwrap_or(Path::new(""));
+        let joined = folder.join(path);
+        // Without a current directory the relative path is as good as it gets.
+        std::path::absolute(&joined).unwrap_or(joined)
+    }
+
+    fn nonzero_16(&self, value: &Spanned<u64>, field: &str) -> Result<NonZeroU16, ConfigError> {
+        let number = *value.get_ref();
+        u16::try_from(number).ok().and_then(NonZeroU16::new).ok_or_else(|| {
+            self.at(value, field, Problem::OutOfRange { value: number, least: 1, most: u16::MAX.into() })
+        })
+    }
+
+    fn inputs(&self) -> Result<Inputs, ConfigError> {
+        let mut inputs = Inputs { first: 0, events: 0, sources: Vec::new(), counts: Vec::new() };
+        let mut paths: Vec<PathBuf> = Vec::new();
+        for (index, unit) in self.tables.readout.iter().enumerate() {
+            let refuse = |problem| self.at(&unit.input, "readout.input", problem);
+            let path = self.locate(unit.input.get_ref());
+            let stream = Stream::open(&path).map_err(|error| refuse(error.into()))?;
+            let range = stream.events();
+            let events = range.end - range.start;
+            if let Some(first) = paths.first() {
+                if (range.start, events) != (inputs.first, inputs.events) {
+                    return Err(refuse(Problem::DifferentEvents {
+                        first: first.clone(),
+                        first_events: (inputs.first, inputs.first + inputs.events - 1),
+                        second: path,
+                        second_events: (range.start, range.end - 1),
+                    }));
+                }
+            } else {
+                (inputs.first, inputs.events) = (range.start, events);
+            }
+            let count = u64::try_from(stream.sources().len()).unwrap_or(u64::MAX);
+            let limit = Problem::OutOfRange { value: count, least: 1, most: u16::MAX.into() };
+            let counted = u16::try_from(count).ok().and_then(NonZeroU16::new);
+            inputs.counts.push(counted.ok_or_else(|| refuse(limit))?);
+            // Configurations have as many readout units as people write down.
+            let readout = RuIndex(index as u16);
+            for source in stream.sources() {
+                if let Some(twice) = inputs.sources.iter().find(|known| known.id == source.id()) {
+                    let first = paths.get(twice.readout.index()).cloned().unwrap_or_else(|| path.clone());
+                    let (id, second) = (source.id(), path);
+                    return Err(refuse(Problem::DuplicateSource { id, first, second }));
+                }
+                inputs.sources.push(SourceShape {
+                    id: source.id(),
+                    kind: source.kind(),
+                    readout,
+                    max_len: source.max_len(),
+                    alignment: source.alignment(),
+                });
+            }
+            paths.push(path);
+        }
+        Ok(inputs)
+    }
+
+    fn packet_too_long(&self, error: PacketTooLong, inputs: &Inputs) -> ConfigError {
+        let readout = inputs.sources.iter().find(|source| source.id == error.id).map(|source| source.readout);
+        match readout.and_then(|readout| self.tables.readout.get(readout.index())) {
+            Some(unit) => self.at(&unit.input, "readout.input", error),
+            None => self.about("readout.input", error),
+        }
+    }
+
+    fn plan(&self, inputs: &Inputs, batch: NonZeroU16) -> Result<Plan, ConfigError> {
+        let run = &self.tables.run;
+        let value = |given: &Option<Spanned<u64>>, default| given.as_ref().map_or(default, |v| *v.get_ref());
+        let window = value(&run.window, DEFAULT_WINDOW);
+        let slots = self.tables.builder.iter().map(|unit| self.nonzero_16(&unit.slots, "builder.slots"));
+        let replay = value(&run.replay, 1);
+        let events = inputs.events.saturating_mul(replay);
+        let plan = Plan {
+            first_event: EventNumber(inputs.first),
+            events: NonZeroU64::new(events).ok_or_else(|| self.about("readout.input", Problem::None))?,
+            batch,
+            sources: inputs.counts.clone(),
+            slots: slots.collect::<Result<_, _>>()?,
+            window: NonZeroU16::new(u16::try_from(window).unwrap_or(u16::MAX)).unwrap_or(NonZeroU16::MIN),
+            timeout: Duration::from_millis(value(&run.timeout_ms, DEFAULT_TIMEOUT_MS)),
+            drain: Duration::from_millis(value(&run.drain_ms, DEFAULT_DRAIN_MS)),
+        };
+        plan.check().map_err(|error| match &run.replay {
+            Some(replay) if error.what == "events" => self.at(replay, "run.replay", error),
+            _ => self.about("run", error),
+        })?;
+        Ok(plan)
+    }
+
+    fn card(&self, card: &Card, inputs: &Inputs) -> Result<CardSetup, ConfigError> {
+        let kernel = match card.kernel.get_ref().as_str() {
+            "cluster7" => self.cluster7(card, inputs)?,
+            "verify" => Kernel::Verify,
+            _ => Kernel::None,
+        };
+        let most = u64::from(MAX_SOURCES);
+        let sources = inputs.sources.len() as u64;
+        if kernel != Kernel::None && sources > most {
+            let problem =
+                Problem::Conflict(format!("kernels take up to {most} sources, there are {sources}"));
+            return Err(self.at(&card.kernel, "card.kernel", problem));
+        }
+        let memory = Bytes(card.memory.get_ref().0);
+        Ok(CardSetup { name: card.name.get_ref().clone(), memory, kernel })
+    }
+
+    fn cluster7(&self, card: &Card, inputs: &Inputs) -> Result<Kernel, ConfigError> {
+        let traces: Vec<_> = inputs.sources.iter().filter(|source| source.kind.0 == KIND_TRACES).collect();
+        let refuse = |what: String| self.at(&card.kernel, "card.kernel", Problem::Conflict(what));
+        if traces.len() != CRATES {
+            return Err(refuse(format!(
+                "kernel \"cluster7\" needs {CRATES} sources of kind {KIND_TRACES}, the inputs have {}",
+                traces.len()
+            )));
+        }
+        if let Some(odd) = traces.iter().find(|source| source.max_len as usize != TRACE_BYTES) {
+            return Err(refuse(format!(
+                "kernel \"cluster7\" needs traces of {TRACE_BYTES} B, those of {} have {} B",
+                odd.id, odd.max_len
+            )));
+        }
+        let mut ids: Vec<u32> = traces.iter().map(|source| source.id.0).collect();
+        ids.sort_unstable();
+        let [crate1, crate2, crate3] = ids[..] else {
+            return Err(refuse(format!("kernel \"cluster7\" needs {CRATES} crates")));
+        };
+        let Some(patches) = &card.patches else {
+            return Err(refuse("kernel \"cluster7\" needs patches = \"FILE.csv\"".into()));
+        };
+        let path = self.locate(patches.get_ref());
+        Geometry::load(&path).map_err(|error| self.at(patches, "card.patches", error))?;
+        let threshold = card.threshold.as_ref().map_or(CAMERA_THRESHOLD.into(), |value| *value.get_ref());
+        Ok(Kernel::Cluster7 {
+            threshold: u32::try_from(threshold).unwrap_or(u32::MAX),
+            verify: card.verify.as_ref().is_none_or(|verify| *verify.get_ref()),
+            traces: [crate1, crate2, crate3],
+            patches: path,
+        })
+    }
+
+    fn builder(
+        &self,
+        unit: &Builder,
+        slots: NonZeroU16,
+        cards: &[CardSetup],
+        layout: &SlotLayout,
+        batch: NonZeroU16,
+    ) -> Result<BuilderSetup, ConfigError> {
+        let name = unit.name.get_ref().clone();
+        let wanted = unit.card.as_ref().map(|card| card.get_ref());
+        let Some(card) = wanted.and_then(|wanted| cards.iter().find(|card| card.name == *wanted)) else {
+            return Ok(BuilderSetup { name, landing: Landing::Host });
+        };
+        let areas = (card.kernel != Kernel::None).then(|| KernelAreas::new(layout, slots.get(), batch.get()));
+        let needed = landing_bytes(layout, slots.get(), areas.as_ref()).0;
+        if needed > card.memory.0 {
+            let table = self.tables.card.iter().find(|table| *table.name.get_ref() == card.name);
+            let problem = Problem::MemoryTooSmall {
+                memory: super::Size(card.memory.0),
+                slots: slots.get(),
+                slot: layout.slot_bytes.0,
+                needed,
+            };
+            return Err(match table {
+                Some(table) => self.at(&table.memory, "card.memory", problem),
+                None => self.about("card.memory", problem),
+            });
+        }
+        Ok(BuilderSetup { name, landing: Landing::Card(card.clone()) })
+    }
+
+    /// Tries the address, and lets it go again.
+    fn listen(&self) -> Result<String, ConfigError> {
+        let given = self.tables.run.listen.as_ref();
+        let address = given.map_or("127.0.0.1:0", |listen| listen.get_ref().as_str()).to_owned();
+        match TcpListener::bind(&address) {
+            Ok(_) => Ok(address),
+            Err(cause) => {
+                let problem = Problem::Listen { address, cause };
+                Err(match given {
+                    Some(listen) => self.at(listen, "run.listen", problem),
+                    None => self.about("run.listen", problem),
+                })
+            }
+        }
+    }
+
+    fn output(&self) -> Result<Option<OutputSetup>, ConfigError> {
+        let Some(output) = &self.tables.output else { return Ok(None) };
+        let path = self.locate(output.directory.get_ref());
+        let refuse = |cause| {
+            let problem = Problem::Directory { path: path.clone(), cause };
+            self.at(&output.directory, "output.directory", problem)
+        };
+        match std::fs::metadata(&path) {
+            Ok(found) if !found.is_dir() => Err(refuse(std::io::ErrorKind::NotADirectory.into())),
+            Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => Err(refuse(cause)),
+            _ => Ok(Some(OutputSetup { directory: path.clone(), keep: output.keep.unwrap_or(DEFAULT_KEEP) })),
+        }
+    }
+
+    fn truth(&self, inputs: &Inputs, builders: &[BuilderSetup]) -> Result<Option<PathBuf>, ConfigError> {
+        let Some(check) = &self.tables.check else { return Ok(None) };
+        let refuse = |problem| self.at(&check.truth, "check.truth", problem);
+        let conflict = |what: &str| refuse(Problem::Conflict(what.to_owned()));
+        let path = self.locate(check.truth.get_ref());
+        let stream = Stream::open(&path).map_err(|error| refuse(error.into()))?;
+        let range = stream.events();
+        if (range.start, range.end - range.start) != (inputs.first, inputs.events) {
+            let input = self.tables.readout.first().map(|unit| self.locate(unit.input.get_ref()));
+            return Err(refuse(Problem::DifferentEvents {
+                first: input.unwrap_or_default(),
+                first_events: (inputs.first, inputs.first + inputs.events - 1),
+                second: path,
+                second_events: (range.start, range.end - 1),
+            }));
+        }
+        let mut sources = stream.sources();
+        let (Some(source), None) = (sources.next(), sources.next()) else {
+            return Err(conflict("the truth has one source, the decisions"));
+        };
+        let all_there = source.len() as u64 == inputs.events;
+        let decisions = source.kind().0 == KIND_DECISIONS
+            && source.fragments().all(|fragment| fragment.payload.len() == DECISION_BYTES);
+        if !all_there || !decisions {
+            return Err(refuse(Problem::Conflict(format!(
+                "the truth has {DECISION_BYTES} B of kind {KIND_DECISIONS} for every event; {} of kind {} has {} \
+                 of {} events, up to {} B",
+                source.id(),
+                source.kind().0,
+                source.len(),
+                inputs.events,
+                source.max_len()
+            ))));
+        }
+        if inputs.sources.iter().any(|input| input.id == source.id()) {
+            let id = SourceId(source.id().0);
+            let first = self.tables.readout.first().map(|unit| self.locate(unit.input.get_ref()));
+            let first = first.unwrap_or_default();
+            return Err(refuse(Problem::DuplicateSource { id, first, second: path }));
+        }
+        let decides = |unit: &BuilderSetup| {
+            matches!(&unit.landing, Landing::Card(CardSetup { kernel: Kernel::Cluster7 { .. }, .. }))
+        };
+        if !builders.iter().all(decides) {
+            return Err(conflict(
+                "every builder unit needs a card with kernel \"cluster7\" to compare with it",
+            ));
+        }
+        Ok(Some(path))
+    }
+}

@@ -1,0 +1,303 @@
+//! The file as it is written, and the checks that need nothing but the file.
+
+use super::error::{ConfigError, Problem};
+use super::size::Size;
+use serde::Deserialize;
+use std::collections::HashMap;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use toml::Spanned;
+
+/// The most events of a batch: what a kernel takes in one command.
+const MAX_BATCH: u64 = millstream_card::kernel::slot::MAX_EVENTS as u64;
+/// The most slots of a builder unit: more than that is a mistake, not a buffer.
+const MAX_SLOTS: u64 = 16_384;
+/// The longest time-out that can be set [ms].
+const MAX_MILLISECONDS: u64 = 600_000;
+
+/// A configuration that was read and is consistent in itself.
+#[derive(Debug)]
+pub struct Config {
+    pub(super) path: PathBuf,
+    /// Byte offsets at which lines start.
+    lines: Vec<usize>,
+    pub(super) tables: Tables,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Tables {
+    pub(super) run: Run,
+    #[serde(default)]
+    pub(super) readout: Vec<Readout>,
+    #[serde(default)]
+    pub(super) builder: Vec<Builder>,
+    #[serde(default)]
+    pub(super) card: Vec<Card>,
+    pub(super) output: Option<Output>,
+    pub(super) check: Option<Check>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Run {
+    pub(super) name: Spanned<String>,
+    pub(super) replay: Option<Spanned<u64>>,
+    pub(super) batch: Spanned<u64>,
+    pub(super) window: Option<Spanned<u64>>,
+    pub(super) timeout_ms: Option<Spanned<u64>>,
+    pub(super) drain_ms: Option<Spanned<u64>>,
+    pub(super) listen: Option<Spanned<String>>,
+    pub(super) device: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Readout {
+    pub(super) name: Spanned<String>,
+    pub(super) input: Spanned<PathBuf>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Builder {
+    pub(super) name: Spanned<String>,
+    pub(super) card: Option<Spanned<String>>,
+    pub(super) landing: Option<Spanned<String>>,
+    pub(super) slots: Spanned<u64>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Card {
+    pub(super) name: Spanned<String>,
+    pub(super) memory: Spanned<Size>,
+    pub(super) kernel: Spanned<String>,
+    pub(super) threshold: Option<Spanned<u64>>,
+    pub(super) verify: Option<Spanned<bool>>,
+    pub(super) patches: Option<Spanned<PathBuf>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Output {
+    pub(super) directory: Spanned<PathBuf>,
+    pub(super) keep: Option<u64>,
+    pub(super) format: Option<Spanned<String>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Check {
+    pub(super) truth: Spanned<PathBuf>,
+}
+
+impl Config {
+    /// Reads a configuration.
+    ///
+    /// # Errors
+    /// Names the line and the field that is wrong.
+    pub fn load(path: &Path) -> Result<Config, ConfigError> {
+        let text = std::fs::read_to_string(path).map_err(|cause| ConfigError {
+            file: path.to_owned(),
+            line: None,
+            field: String::new(),
+            problem: Box::new(Problem::Unreadable(cause)),
+        })?;
+        Config::parse(path, &text)
+    }
+
+    /// Reads the text of a configuration; `path` names it, and relative paths in it count from there.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
+        let breaks = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n').map(|(at, _)| at + 1);
+        let lines: Vec<usize> = std::iter::once(0).chain(breaks).collect();
+        let tables = toml::from_str(text).map_err(|error| ConfigError {
+            file: path.to_owned(),
+            line: error.span().map(|span| line_at(&lines, span.start)),
+            field: String::new(),
+            problem: Box::new(Problem::Syntax(error.message().to_owned())),
+        })?;
+        let config = Config { path: path.to_owned(), lines, tables };
+        config.check_consistency()?;
+        Ok(config)
+    }
+
+    /// An error about a value of the file.
+    pub(super) fn at<T>(&self, value: &Spanned<T>, field: &str, problem: impl Into<Problem>) -> ConfigError {
+        let line = Some(line_at(&self.lines, value.span().start));
+        ConfigError {
+            file: self.path.clone(),
+            line,
+            field: field.to_owned(),
+            problem: Box::new(problem.into()),
+        }
+    }
+
+    /// An error about the file as a whole, or about what it lacks.
+    pub(super) fn about(&self, field: &str, problem: impl Into<Problem>) -> ConfigError {
+        ConfigError {
+            file: self.path.clone(),
+            line: None,
+            field: field.to_owned(),
+            problem: Box::new(problem.into()),
+        }
+    }
+
+    fn check_consistency(&self) -> Result<(), ConfigError> {
+        let Tables { run, readout, builder, card, output, .. } = &self.tables;
+        self.check_name("run.name", &run.name)?;
+        self.check_range("run.batch", Some(&run.batch), 1..=MAX_BATCH)?;
+        self.check_range("run.replay", run.replay.as_ref(), 1..=u64::MAX)?;
+        self.check_range("run.window", run.window.as_ref(), 1..=MAX_SLOTS)?;
+        self.check_range("run.timeout_ms", run.timeout_ms.as_ref(), 1..=MAX_MILLISECONDS)?;
+        self.check_range("run.drain_ms", run.drain_ms.as_ref(), 1..=MAX_MILLISECONDS)?;
+        if readout.is_empty() {
+            return Err(self.about("readout", Problem::None));
+        }
+        if builder.is_empty() {
+            return Err(self.about("builder", Problem::None));
+        }
+        self.check_names("readout.name", readout.iter().map(|unit| &unit.name))?;
+        self.check_names("builder.name", builder.iter().map(|unit| &unit.name))?;
+        self.check_names("card.name", card.iter().map(|card| &card.name))?;
+        for unit in builder {
+            self.check_range("builder.slots", Some(&unit.slots), 1..=MAX_SLOTS)?;
+        }
+        self.check_landing()?;
+        card.iter().try_for_each(|card| self.check_kernel(card))?;
+        if let Some(format) = output.as_ref().and_then(|output| output.format.as_ref()) {
+            self.check_value("output.format", format, &["hdf5"])?;
+        }
+        Ok(())
+    }
+
+    fn check_range(
+        &self,
+        field: &str,
+        value: Option<&Spanned<u64>>,
+        range: RangeInclusive<u64>,
+    ) -> Result<(), ConfigError> {
+        match value {
+            Some(value) if !range.contains(value.get_ref()) => {
+                let (least, most) = range.into_inner();
+                Err(self.at(value, field, Problem::OutOfRange { value: *value.get_ref(), least, most }))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_value(
+        &self,
+        field: &str,
+        value: &Spanned<String>,
+        known: &'static [&'static str],
+    ) -> Result<(), ConfigError> {
+        if known.contains(&value.get_ref().as_str()) {
+            return Ok(());
+        }
+        let problem = Problem::UnknownValue { value: value.get_ref().clone(), known };
+        Err(self.at(value, field, problem))
+    }
+
+    /// Names become parts of file names and of cards' addresses.
+    fn check_name(&self, field: &str, name: &Spanned<String>) -> Result<(), ConfigError> {
+        let text = name.get_ref();
+        let legal = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+        let starts_well = text.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
+        if starts_well && text.len() <= 24 && text.bytes().all(legal) {
+            return Ok(());
+        }
+        Err(self.at(name, field, Problem::BadName(text.clone())))
+    }
+
+    fn check_names<'a>(
+        &self,
+        field: &str,
+        names: impl Iterator<Item = &'a Spanned<String>>,
+    ) -> Result<(), ConfigError> {
+        let mut seen = HashMap::new();
+        for name in names {
+            self.check_name(field, name)?;
+            let line = line_at(&self.lines, name.span().start);
+            if let Some(first) = seen.insert(name.get_ref(), line) {
+                let problem = Problem::DuplicateName { name: name.get_ref().clone(), first };
+                return Err(self.at(name, field, problem));
+            }
+        }
+        Ok(())
+    }
+
+    /// Every builder unit lands somewhere, and every card serves one of them.
+    fn check_landing(&self) -> Result<(), ConfigError> {
+        let Tables { builder, card, .. } = &self.tables;
+        let mut taken: HashMap<&str, &str> = HashMap::new();
+        for unit in builder {
+            let name = match (&unit.card, &unit.landing) {
+                (Some(name), None) => name,
+                (None, Some(landing)) => {
+                    self.check_value("builder.landing", landing, &["host"])?;
+                    continue;
+                }
+                (Some(_), Some(landing)) => {
+                    let problem = Problem::Conflict("a builder unit lands on a card or on the host".into());
+                    return Err(self.at(landing, "builder.landing", problem));
+                }
+                (None, None) => {
+                    let problem = Problem::Conflict("needs card = \"NAME\" or landing = \"host\"".into());
+                    return Err(self.at(&unit.name, "builder", problem));
+                }
+            };
+            if !card.iter().any(|card| card.name.get_ref() == name.get_ref()) {
+                let known = card.iter().map(|card| card.name.get_ref().clone()).collect();
+                let problem = Problem::UnknownCard { name: name.get_ref().clone(), known };
+                return Err(self.at(name, "builder.card", problem));
+            }
+            if let Some(first) = taken.insert(name.get_ref(), unit.name.get_ref()) {
+                let problem = Problem::CardTaken { card: name.get_ref().clone(), first: first.to_owned() };
+                return Err(self.at(name, "builder.card", problem));
+            }
+        }
+        match card.iter().find(|card| !taken.contains_key(card.name.get_ref().as_str())) {
+            Some(idle) => {
+                let problem = Problem::Conflict("no builder unit lands on this card".into());
+                Err(self.at(&idle.name, "card", problem))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn check_kernel(&self, card: &Card) -> Result<(), ConfigError> {
+        self.check_value("card.kernel", &card.kernel, &["none", "verify", "cluster7"])?;
+        self.check_range("card.threshold", card.threshold.as_ref(), 0..=u64::from(u32::MAX))?;
+        let kernel = card.kernel.get_ref().as_str();
+        let only_cluster7 = Problem::Conflict(format!("kernel {kernel:?} has no such setting"));
+        if kernel == "cluster7" {
+            return match card.patches {
+                Some(_) => Ok(()),
+                None => {
+                    let problem =
+                        Problem::Conflict("kernel \"cluster7\" needs patches = \"FILE.csv\"".into());
+                    Err(self.at(&card.kernel, "card.kernel", problem))
+                }
+            };
+        }
+        if let Some(value) = &card.threshold {
+            return Err(self.at(value, "card.threshold", only_cluster7));
+        }
+        if let Some(value) = &card.verify {
+            return Err(self.at(value, "card.verify", only_cluster7));
+        }
+        if let Some(value) = &card.patches {
+            return Err(self.at(value, "card.patches", only_cluster7));
+        }
+        Ok(())
+    }
+}
+
+/// The line, counted from 1, that has the byte at `offset`.
+fn line_at(lines: &[usize], offset: usize) -> usize {
+    lines.partition_point(|&start| start <= offset)
+}

@@ -1,0 +1,256 @@
+//! Where everything lies in a builder unit's landing memory.
+//!
+//! ```text
+//! ┌────────┬────────┬───┬──────────────────────────────────┬───────┬──────────┐
+//! │ slot 0 │ slot 1 │ … │ arguments, summaries, decisions  │ rings │ geometry │
+//! └────────┴────────┴───┴────── of slot 0, 1, … ───────────┴───────┴──────────┘
+//! ┌──────────┬──────────┬───┐
+//! │ source a │ source b │ … │   each source's place in a slot, the same in all slots
+//! └──────────┴──────────┴───┘
+//! ```
+//!
+//! A slot starts at a multiple of a page and holds one place per source, large enough for the source's
+//! packet of any batch. What follows the slots exists only on a card that runs a kernel. Landing memory
+//! therefore takes
+//!
+//! `slots × (Σ capacity of the sources' places, to a page + kernel areas per slot) + rings + geometry`
+//!
+//! and nothing in it grows during a run.
+
+use crate::core::{Bytes, RuIndex, SlotIndex};
+use millstream_card::RingPlaces;
+use millstream_card::geometry::GEOMETRY_BYTES;
+use millstream_card::kernel::cluster7::{Cluster7Args, DECISION_BYTES};
+use millstream_card::kernel::slot;
+use millstream_fragment::{Alignment, SourceId, SourceKind, mfp};
+use serde::{Deserialize, Serialize};
+
+/// Slots start at multiples of a page.
+const PAGE: u64 = 4096;
+/// Places and kernel areas start at multiples of a cache line.
+const LINE: u64 = 64;
+
+/// What has to be known of a source to give it a place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceShape {
+    /// The source.
+    pub id: SourceId,
+    /// How its payload is laid out.
+    pub kind: SourceKind,
+    /// The readout unit that serves it.
+    pub readout: RuIndex,
+    /// Its longest fragment.
+    pub max_len: u32,
+    /// How its fragments are spaced.
+    pub alignment: Alignment,
+}
+
+/// The place of one source's packet in every slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// Id of the source.
+    pub source: u32,
+    /// Kind of its payload.
+    pub kind: u32,
+    /// The readout unit that writes there.
+    pub readout: RuIndex,
+    /// Where it starts in the slot.
+    pub offset: u64,
+    /// Room for the packet.
+    pub capacity: u32,
+}
+
+/// The places of all sources in a slot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlotLayout {
+    /// By readout unit, then by source id.
+    pub places: Vec<Place>,
+    /// Size of a slot, a multiple of a page.
+    pub slot_bytes: Bytes,
+}
+
+/// A source whose packets can be 4 GiB or more.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{id}: a batch of {batch} fragments of up to {max_len} B does not fit into one packet")]
+pub struct PacketTooLong {
+    /// The source.
+    pub id: SourceId,
+    /// Its longest fragment [bytes].
+    pub max_len: u32,
+    /// Events per batch.
+    pub batch: u16,
+}
+
+impl SlotLayout {
+    /// Gives each source a place that holds its packet of any batch of `batch` events.
+    ///
+    /// # Errors
+    /// A source whose packets are too long to be packets.
+    pub fn new(sources: &[SourceShape], batch: u16) -> Result<SlotLayout, PacketTooLong> {
+        let mut ordered: Vec<_> = sources.iter().collect();
+        ordered.sort_by_key(|source| (source.readout, source.id));
+        let mut places = Vec::with_capacity(ordered.len());
+        let mut end = 0u64;
+        for source in ordered {
+            let capacity = mfp::capacity(batch.into(), source.max_len, source.alignment)
+                .ok_or(PacketTooLong { id: source.id, max_len: source.max_len, batch })?;
+            let offset = end.next_multiple_of(LINE.max(source.alignment.get().into()));
+            end = offset + u64::from(capacity);
+            let (id, kind) = (source.id.0, source.kind.0);
+            places.push(Place { source: id, kind, readout: source.readout, offset, capacity });
+        }
+        Ok(SlotLayout { places, slot_bytes: Bytes(end.next_multiple_of(PAGE)) })
+    }
+
+    /// The places that a readout unit writes to.
+    pub fn of_readout(&self, ru: RuIndex) -> &[Place] {
+        let start = self.places.partition_point(|place| place.readout < ru);
+        let end = self.places.partition_point(|place| place.readout <= ru);
+        &self.places[start..end]
+    }
+
+    /// Where a slot starts in landing memory [bytes].
+    pub fn slot_offset(&self, slot: SlotIndex) -> u64 {
+        u64::from(slot.0) * self.slot_bytes.0
+    }
+}
+
+/// The areas behind the slots of a card that runs a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelAreas {
+    /// Where the slots end and the areas start.
+    start: u64,
+    per_slot: u64,
+    args: u64,
+    summaries: u64,
+    slots: u16,
+}
+
+/// One slot's areas; offsets count from the start of card memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotAreas {
+    /// Arguments of the kernel.
+    pub args: u64,
+    /// Room for them [bytes].
+    pub args_len: u64,
+    /// One summary per event.
+    pub summaries: u64,
+    /// Room for them [bytes].
+    pub summaries_len: u64,
+    /// One decision map per event.
+    pub decisions: u64,
+}
+
+impl KernelAreas {
+    /// The areas for `slots` slots with batches of `batch` events.
+    pub fn new(layout: &SlotLayout, slots: u16, batch: u16) -> KernelAreas {
+        let args = (Cluster7Args::BYTES + layout.places.len() * slot::Place::BYTES) as u64;
+        let args = args.next_multiple_of(LINE);
+        let summaries = (usize::from(batch) * slot::Summary::BYTES) as u64;
+        let summaries = summaries.next_multiple_of(LINE);
+        let decisions = (usize::from(batch) * DECISION_BYTES) as u64;
+        let per_slot = args + summaries + decisions.next_multiple_of(LINE);
+        KernelAreas { start: layout.slot_offset(SlotIndex(slots)), per_slot, args, summaries, slots }
+    }
+
+    /// The areas of a slot.
+    pub fn of_slot(&self, slot: SlotIndex) -> SlotAreas {
+        let args = self.start + u64::from(slot.0) * self.per_slot;
+        let summaries = args + self.args;
+        SlotAreas {
+            args,
+            args_len: self.args,
+            summaries,
+            summaries_len: self.summaries,
+            decisions: summaries + self.summaries,
+        }
+    }
+
+    /// The command and completion rings; one command per slot can be outstanding.
+    pub fn rings(&self) -> RingPlaces {
+        let end = self.start + u64::from(self.slots) * self.per_slot;
+        RingPlaces::at(end, u32::from(self.slots).next_power_of_two())
+    }
+
+    /// The geometry table.
+    pub fn geometry(&self) -> u64 {
+        let rings = self.rings();
+        rings.commands + RingPlaces::bytes(rings.slots)
+    }
+
+    /// Where all of it ends.
+    pub fn end(&self) -> Bytes {
+        Bytes(self.geometry() + GEOMETRY_BYTES as u64)
+    }
+}
+
+/// Landing memory that `slots` slots need.
+pub fn landing_bytes(layout: &SlotLayout, slots: u16, kernel: Option<&KernelAreas>) -> Bytes {
+    kernel.map_or(Bytes(layout.slot_offset(SlotIndex(slots))), KernelAreas::end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn shape(readout: u16, id: u32, max_len: u32, alignment: u32) -> SourceShape {
+        let alignment = Alignment::new(alignment).unwrap();
+        SourceShape { id: SourceId(id), kind: SourceKind(1), readout: RuIndex(readout), max_len, alignment }
+    }
+
+    #[test]
+    fn places_of_a_readout_unit_are_neighbours() {
+        let sources = [shape(1, 5, 100, 64), shape(0, 9, 100, 64), shape(1, 2, 100, 64)];
+        let layout = SlotLayout::new(&sources, 2).unwrap();
+        let order = |ru| layout.of_readout(RuIndex(ru)).iter().map(|place| place.source).collect::<Vec<_>>();
+        assert_eq!((order(0), order(1), order(2)), (vec![9], vec![2, 5], vec![]));
+        // Header of 128 for two fragments, which take 128 each.
+        assert_eq!((layout.places[1].offset, layout.places[1].capacity), (384, 384));
+        assert_eq!(layout.slot_bytes, Bytes(4096));
+    }
+
+    #[test]
+    fn a_packet_of_4_gib_is_refused() {
+        let error = SlotLayout::new(&[shape(0, 7, u32::MAX, 64)], 1).unwrap_err();
+        assert_eq!((error.id, error.batch), (SourceId(7), 1));
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_overlaps_and_everything_is_aligned(
+            sources in proptest::collection::vec((0u16..4, 1u32..5000, 3u32..=12), 1..20),
+            slots in 1u16..40,
+            batch in 1u16..=256,
+        ) {
+            let shapes: Vec<_> = (0..)
+                .zip(sources)
+                .map(|(id, (readout, max_len, exponent))| shape(readout, id, max_len, 1 << exponent))
+                .collect();
+            let layout = SlotLayout::new(&shapes, batch).unwrap();
+            let mut end = 0;
+            for place in &layout.places {
+                let source = &shapes[place.source as usize];
+                prop_assert!(place.offset >= end);
+                prop_assert!(place.offset.is_multiple_of(64.max(source.alignment.get().into())));
+                end = place.offset + u64::from(place.capacity);
+            }
+            prop_assert!(end <= layout.slot_bytes.0 && layout.slot_bytes.0.is_multiple_of(4096));
+
+            let areas = KernelAreas::new(&layout, slots, batch);
+            let mut end = layout.slot_offset(SlotIndex(slots));
+            for slot in 0..slots {
+                let slot = areas.of_slot(SlotIndex(slot));
+                prop_assert_eq!(slot.args, end);
+                prop_assert_eq!(slot.summaries, slot.args + slot.args_len);
+                prop_assert_eq!(slot.decisions, slot.summaries + slot.summaries_len);
+                prop_assert!(slot.args.is_multiple_of(64) && slot.decisions.is_multiple_of(64));
+                let decisions = u64::from(batch) * DECISION_BYTES as u64;
+                end = (slot.decisions + decisions).next_multiple_of(64);
+            }
+            prop_assert_eq!(areas.rings().commands, end);
+            prop_assert!(areas.rings().slots >= slots.into());
+            prop_assert_eq!(landing_bytes(&layout, slots, Some(&areas)), areas.end());
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! Configurations that are refused, each with the line, the field and the value, before anything starts.
+
+use millstream_evb::config::{Config, Kernel, Landing, Setup};
+use millstream_evb::core::{EventNumber, RuIndex};
+use millstream_fragment::stream::StreamWriter;
+use millstream_fragment::{Alignment, SourceId, SourceKind};
+use std::fmt::Write as _;
+use std::net::TcpListener;
+use std::ops::Range;
+use std::path::Path;
+use std::time::Duration;
+use tempfile::TempDir;
+
+const WHOLE: &str = r#"[run]
+name = "camera"
+replay = 3
+batch = 8
+timeout_ms = 700
+[[readout]]
+name = "ru1"
+input = "crate1.mfs"
+[[readout]]
+name = "ru2"
+input = "crate2.mfs"
+[[builder]]
+name = "bu1"
+card = "card0"
+slots = 4
+[[builder]]
+name = "bu2"
+landing = "host"
+slots = 6
+[[card]]
+name = "card0"
+memory = "8MiB"
+kernel = "cluster7"
+patches = "patches.csv"
+[output]
+directory = "out"
+keep = 5
+format = "hdf5"
+"#;
+
+fn stream(path: &Path, events: Range<u64>, sources: &[(u32, u32, usize)]) {
+    let mut writer = StreamWriter::create(path, events.clone(), Alignment::CACHE_LINE).unwrap();
+    for &(id, kind, len) in sources {
+        let mut source = writer.source(SourceId(id), SourceKind(kind), "").unwrap();
+        for event in events.clone() {
+            source.push(event, &vec![7; len]).unwrap();
+        }
+    }
+    writer.finish().unwrap();
+}
+
+/// A patch geometry in which every patch stands alone.
+fn patches() -> String {
+    let mut text = "patch,trace_position,decision_position,cluster7_0,cluster7_1,cluster7_2,cluster7_3,\
+                    cluster7_4,cluster7_5,cluster7_6\n"
+        .to_owned();
+    for patch in 0..432 {
+        writeln!(text, "{patch},{patch},{patch},{patch},-1,-1,-1,-1,-1,-1").unwrap();
+    }
+    text
+}
+
+/// A folder with all that [`WHOLE`] names.
+fn folder() -> TempDir {
+    let folder = TempDir::new().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    stream(&at("crate1.mfs"), 100..132, &[(0x100, 1, 4800), (0x10f, 2, 9600)]);
+    stream(&at("crate2.mfs"), 100..132, &[(0x20f, 2, 9600), (0x30f, 2, 9600)]);
+    stream(&at("truth.mfs"), 100..132, &[(0xf00, 3, 2700)]);
+    std::fs::write(at("patches.csv"), patches()).unwrap();
+    folder
+}
+
+fn check(folder: &TempDir, text: &str) -> Result<Setup, String> {
+    let path = folder.path().join("run.toml");
+    std::fs::write(&path, text).unwrap();
+    let shown = |error: &dyn std::fmt::Display| {
+        error.to_string().replace(&format!("{}/", folder.path().display()), "")
+    };
+    Config::load(&path).and_then(|config| config.check()).map_err(|error| shown(&error))
+}
+
+/// The error after replacing `from` by `to` in the whole configuration.
+fn refused(from: &str, to: &str) -> String {
+    assert!(WHOLE.contains(from), "{from}");
+    check(&folder(), &WHOLE.replacen(from, to, 1)).unwrap_err()
+}
+
+#[test]
+fn a_whole_configuration_becomes_a_setup() {
+    let folder = folder();
+    let setup = check(&folder, WHOLE).unwrap();
+    let plan = &setup.plan;
+    assert_eq!((plan.first_event, plan.events.get(), plan.batch.get()), (EventNumber(100), 96, 8));
+    assert_eq!(plan.timeout, Duration::from_millis(700));
+    assert_eq!(plan.sources.iter().map(|n| n.get()).collect::<Vec<_>>(), [2, 2]);
+    assert_eq!(plan.slots.iter().map(|n| n.get()).collect::<Vec<_>>(), [4, 6]);
+    assert_eq!((setup.file_first, setup.file_events), (EventNumber(100), 32));
+    assert_eq!(setup.layout.of_readout(RuIndex(1)).len(), 2);
+    assert_eq!(setup.readouts[1].input, folder.path().join("crate2.mfs"));
+    let Landing::Card(card) = &setup.builders[0].landing else { panic!("bu1 lands on a card") };
+    let Kernel::Cluster7 { threshold, verify, traces, .. } = &card.kernel else { panic!("cluster7") };
+    assert_eq!((*threshold, *verify, *traces), (336, true, [0x10f, 0x20f, 0x30f]));
+    assert_eq!(setup.builders[1].landing, Landing::Host);
+    assert_eq!(setup.output.as_ref().map(|output| output.keep), Some(5));
+    // Slots on the host, and slots with kernel areas on the card.
+    assert_eq!(setup.landing_bytes(1).0, 6 * setup.layout.slot_bytes.0);
+    assert!(setup.landing_bytes(0).0 > 4 * setup.layout.slot_bytes.0 + 4 * 8 * 2700);
+
+    let json = serde_json::to_string(&setup).unwrap();
+    assert_eq!(serde_json::from_str::<Setup>(&json).unwrap(), setup);
+}
+
+#[test]
+fn what_is_not_toml_or_has_unknown_keys_is_refused() {
+    assert_eq!(
+        refused("batch = 8", "batches = 8"),
+        "run.toml:4: unknown field `batches`, expected one of `name`, `replay`, `batch`, `window`, \
+         `timeout_ms`, `drain_ms`, `listen`, `device`"
+    );
+    assert!(refused("[output]", "[outputs]").starts_with("run.toml:25: unknown field `outputs`"));
+    assert!(refused("batch = 8", "batch = \"x\"").starts_with("run.toml:4: invalid type: string \"x\""));
+    assert!(refused("batch = 8\n", "").contains("missing field `batch`"));
+    assert!(refused("batch = 8", "batch = = 8").starts_with("run.toml:4: "));
+    assert!(refused("\"8MiB\"", "\"8MB\"").starts_with("run.toml:22: \"8MB\" is not a size"));
+    let missing = Config::load(Path::new("/nonexistent/run.toml")).unwrap_err().to_string();
+    assert!(missing.starts_with("/nonexistent/run.toml: cannot read: "), "{missing}");
+}
+
+#[test]
+fn numbers_out_of_range_are_refused() {
+    assert_eq!(refused("batch = 8", "batch = 0"), "run.toml:4: run.batch: 0 is not within 1 to 4096");
+    assert_eq!(refused("batch = 8", "batch = 5000"), "run.toml:4: run.batch: 5000 is not within 1 to 4096");
+    assert_eq!(refused("slots = 6", "slots = 0"), "run.toml:19: builder.slots: 0 is not within 1 to 16384");
+    assert!(refused("replay = 3", "replay = 0").starts_with("run.toml:3: run.replay: 0 is not within"));
+    assert!(
+        refused("replay = 3", "replay = 9223372036854775807").starts_with("run.toml:3: run.replay: 1844674")
+    );
+    assert!(refused("= 700", "= 0").starts_with("run.toml:5: run.timeout_ms: 0 is not within"));
+}
+
+#[test]
+fn a_run_without_units_is_refused() {
+    let folder = folder();
+    let without = |table: &str| {
+        let start = WHOLE.find(table).unwrap();
+        let end = WHOLE[start + 2..].rfind(table).map_or(start, |at| start + 2 + at);
+        let rest = WHOLE[end + 2..].find("\n[").map_or(WHOLE.len(), |at| end + 3 + at);
+        check(&folder, &format!("{}{}", &WHOLE[..start], &WHOLE[rest..])).unwrap_err()
+    };
+    assert_eq!(without("[[readout]]"), "run.toml: readout: there is none, at least one is needed");
+    assert_eq!(without("[[builder]]"), "run.toml: builder: there is none, at least one is needed");
+}
+
+#[test]
+fn names_and_cards_have_to_fit() {
+    assert_eq!(refused("\"ru2\"", "\"ru1\""), "run.toml:10: readout.name: \"ru1\" is used on line 7 already");
+    assert_eq!(
+        refused("\"bu2\"", "\"bu1\""),
+        "run.toml:17: builder.name: \"bu1\" is used on line 13 already"
+    );
+    assert!(refused("\"camera\"", "\"../x\"").starts_with("run.toml:2: run.name: \"../x\" is not a name"));
+    assert_eq!(
+        refused("card = \"card0\"", "card = \"card1\""),
+        "run.toml:14: builder.card: \"card1\" is not a card of this run, which has: card0"
+    );
+    assert_eq!(
+        refused("landing = \"host\"", "card = \"card0\""),
+        "run.toml:18: builder.card: \"card0\" is the card of builder unit \"bu1\" already; a card serves one \
+         builder unit"
+    );
+    assert_eq!(
+        refused("card = \"card0\"", "landing = \"host\""),
+        "run.toml:21: card: no builder unit lands on this card"
+    );
+    assert_eq!(refused("\"host\"", "\"gpu\""), "run.toml:18: builder.landing: \"gpu\" is none of: host");
+    assert!(refused("landing = \"host\"\n", "").starts_with("run.toml:17: builder: needs card = "));
+    assert!(refused("landing =", "card = \"card0\"\nlanding =").contains("on a card or on the host"));
+}
+
+#[test]
+fn kernels_have_to_fit_their_inputs() {
+    let kernel = "kernel = \"cluster7\"\npatches = \"patches.csv\"";
+    assert_eq!(
+        refused("\"cluster7\"", "\"cluster9\""),
+        "run.toml:23: card.kernel: \"cluster9\" is none of: none, verify, cluster7"
+    );
+    assert!(refused("patches = \"patches.csv\"\n", "").contains("needs patches = \"FILE.csv\""));
+    assert_eq!(
+        refused(kernel, "kernel = \"verify\"\nthreshold = 3"),
+        "run.toml:24: card.threshold: kernel \"verify\" has no such setting"
+    );
+    assert!(refused("\"patches.csv\"", "\"none.csv\"").contains("none.csv:0: cannot read"));
+
+    let folder = folder();
+    stream(&folder.path().join("crate2.mfs"), 100..132, &[(0x20f, 2, 9600), (0x300, 1, 4800)]);
+    let error = check(&folder, WHOLE).unwrap_err();
+    assert!(error.ends_with("needs 3 sources of kind 2, the inputs have 2"), "{error}");
+    stream(&folder.path().join("crate2.mfs"), 100..132, &[(0x20f, 2, 9600), (0x30f, 2, 9601)]);
+    let error = check(&folder, WHOLE).unwrap_err();
+    assert!(error.ends_with("needs traces of 9600 B, those of source 0x30f have 9601 B"), "{error}");
+}
+
+#[test]
+fn memory_that_does_not_hold_the_slots_is_refused() {
+    let folder = folder();
+    let setup = check(&folder, WHOLE).unwrap();
+    let (slot, needed) = (setup.layout.slot_bytes.0, setup.landing_bytes(0).0);
+    assert_eq!(
+        check(&folder, &WHOLE.replace("8MiB", "1MiB")).unwrap_err(),
+        format!(
+            "run.toml:22: card.memory: 1 MiB is too small: 4 slots of {slot} B and the kernel's areas need \
+             {needed} B"
+        )
+    );
+    let exact = WHOLE.replace("\"8MiB\"", &needed.to_string());
+    check(&folder, &exact).unwrap();
+    let less = WHOLE.replace("\"8MiB\"", &(needed - 1).to_string());
+    assert!(check(&folder, &less).unwrap_err().contains("is too small"));
+}
+
+#[test]
+fn inputs_that_do_not_fit_together_are_refused() {
+    let error = refused("crate2.mfs", "crate1.mfs");
+    assert_eq!(error, "run.toml:11: readout.input: source 0x100 is in crate1.mfs and in crate1.mfs");
+    assert!(refused("crate2.mfs", "none.mfs").starts_with("run.toml:11: readout.input: none.mfs: cannot"));
+    assert!(refused("crate2.mfs", "patches.csv").contains("readout.input: patches.csv: "));
+
+    let folder = folder();
+    stream(&folder.path().join("crate2.mfs"), 100..133, &[(0x20f, 2, 9600), (0x30f, 2, 9600)]);
+    let error = check(&folder, WHOLE).unwrap_err();
+    let expected = "run.toml:11: readout.input: crate1.mfs has events 100 to 131, crate2.mfs has 100 to 132";
+    assert_eq!(error, expected);
+
+    std::fs::write(folder.path().join("crate2.mfs"), b"MSTREAM\0\x01").unwrap();
+    let error = check(&folder, WHOLE).unwrap_err();
+    assert!(error.starts_with("run.toml:11: readout.input: crate2.mfs: "), "{error}");
+}
+
+#[test]
+fn the_truth_has_to_fit_and_something_has_to_decide() {
+    let folder = folder();
+    let truth = format!("{WHOLE}[check]\ntruth = \"truth.mfs\"\n");
+    let error = check(&folder, &truth).unwrap_err();
+    assert!(error.starts_with("run.toml:30: check.truth: every builder unit needs a card"), "{error}");
+
+    let one_builder = truth.replace("[[builder]]\nname = \"bu2\"\nlanding = \"host\"\nslots = 6\n", "");
+    let setup = check(&folder, &one_builder).unwrap();
+    assert_eq!(setup.truth, Some(folder.path().join("truth.mfs")));
+    let error = check(&folder, &one_builder.replace("truth.mfs", "crate1.mfs")).unwrap_err();
+    assert!(error.ends_with("the truth has one source, the decisions"), "{error}");
+    stream(&folder.path().join("truth.mfs"), 100..132, &[(0xf00, 3, 2699)]);
+    let error = check(&folder, &one_builder).unwrap_err();
+    assert!(error.ends_with("source 0xf00 of kind 3 has 32 of 32 events, up to 2699 B"), "{error}");
+    stream(&folder.path().join("truth.mfs"), 0..32, &[(0xf00, 3, 2700)]);
+    assert!(check(&folder, &one_builder).unwrap_err().ends_with("truth.mfs has 0 to 31"));
+}
+
+#[test]
+fn a_taken_port_and_a_file_for_a_directory_are_refused() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let error = refused("batch = 8", &format!("batch = 8\nlisten = \"{address}\""));
+    let expected = format!("run.toml:5: run.listen: cannot listen on \"{address}\": ");
+    assert!(error.starts_with(&expected), "{error}");
+    let error = refused("batch = 8", "batch = 8\nlisten = \"nowhere\"");
+    assert!(error.contains("run.listen: cannot listen on \"nowhere\""), "{error}");
+
+    let error = refused("directory = \"out\"", "directory = \"patches.csv\"");
+    assert!(error.starts_with("run.toml:26: output.directory: patches.csv: "), "{error}");
+    assert!(
+        refused("\"hdf5\"", "\"root\"").starts_with("run.toml:28: output.format: \"root\" is none of: hdf5")
+    );
+}
