@@ -1,16 +1,105 @@
 //! Address handles and the resolution of addresses.
 
-use std::ffi::c_int;
+use std::{ffi::c_int, sync::Arc};
+
+use millstream_device::{
+    Pd, gid,
+    types::{Destination, WC_FLAG_GRH},
+};
 
 use crate::{
     errno::{self, Errno},
+    pd::PdObject,
     sys::*,
 };
 
+/// An address handle as programs see it, and what it stands for.
+#[repr(C)]
+pub(crate) struct AhObject {
+    verbs: ibv_ah,
+    on_this_host: bool,
+    /// What receivers find in front of datagrams that were sent with it.
+    grh: [u8; 40],
+    _domain: Arc<Pd>,
+}
+
+impl AhObject {
+    /// Where a datagram for `qpn` goes by this handle.
+    ///
+    /// # Safety
+    /// `ah` comes from [`ibv_create_ah`] and is alive.
+    pub(crate) unsafe fn destination(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Destination {
+        // SAFETY: `verbs` is the first field; the caller vouches for the pointer.
+        let object = unsafe { &*ah.cast::<Self>() };
+        Destination { on_this_host: object.on_this_host, qpn, qkey, grh: object.grh }
+    }
+}
+
+/// The global route header of a datagram. With RoCE v2 over IPv4 its last 20 bytes are the IPv4 header
+/// (RoCE annex A17.4.5.2); otherwise it has the form of an IPv6 header.
+fn route_header(source: &[u8; 16], route: &ibv_global_route, kind: gid::GidKind) -> [u8; 40] {
+    // SAFETY: a GID is sixteen bytes whichever way it was written.
+    let target = unsafe { route.dgid.raw };
+    let mut header = [0u8; 40];
+    let mapped = |gid: &[u8; 16]| gid[..10] == [0; 10] && gid[10..12] == [0xff; 2];
+    if kind == gid::GidKind::RoceV2 && mapped(source) && mapped(&target) {
+        let ip = &mut header[20..];
+        ip[0] = 0x45;
+        ip[1] = route.traffic_class;
+        ip[6] = 0x40;
+        ip[8] = route.hop_limit.max(1);
+        ip[9] = libc::IPPROTO_UDP as u8;
+        ip[12..16].copy_from_slice(&source[12..]);
+        ip[16..20].copy_from_slice(&target[12..]);
+        let sum: u32 = ip.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+        let folded = (sum & 0xffff) + (sum >> 16);
+        ip[10..12].copy_from_slice(&(!(((folded & 0xffff) + (folded >> 16)) as u16)).to_be_bytes());
+        return header;
+    }
+    let first = 6 << 28 | u32::from(route.traffic_class) << 20 | (route.flow_label & 0xf_ffff);
+    header[..4].copy_from_slice(&first.to_be_bytes());
+    header[6] = if kind == gid::GidKind::RoceV2 { libc::IPPROTO_UDP as u8 } else { 0x1b };
+    header[7] = route.hop_limit;
+    header[8..24].copy_from_slice(source);
+    header[24..].copy_from_slice(&target);
+    header
+}
+
+/// Source and destination GID in a received route header, traffic class and flow label.
+fn parse_route_header(header: &[u8; 40]) -> ([u8; 16], [u8; 16], u8, u32) {
+    let gid = |bytes: &[u8]| -> [u8; 16] { bytes.try_into().expect("sixteen bytes") };
+    if header[0] >> 4 != 6 && header[20] >> 4 == 4 {
+        let mapped = |bytes: &[u8]| {
+            let mut gid = [0; 16];
+            gid[10..12].fill(0xff);
+            gid[12..].copy_from_slice(bytes);
+            gid
+        };
+        return (mapped(&header[32..36]), mapped(&header[36..40]), header[21], 0);
+    }
+    let first = u32::from_be_bytes([header[0], header[1], header[2], header[3]]);
+    (gid(&header[8..24]), gid(&header[24..40]), (first >> 20) as u8, first & 0xf_ffff)
+}
+
 /// A new address handle; NULL and errno on failure.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_create_ah(_pd: *mut ibv_pd, _attr: *mut ibv_ah_attr) -> *mut ibv_ah {
-    errno::pointer(Err(Errno::UNSUPPORTED))
+pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+    // SAFETY: the caller passes an allocated domain and a readable struct.
+    let (domain, attr) = unsafe { (&PdObject::of(pd).inner, &*attr) };
+    // Ethernet has no addresses but global ones (RoCE annex A17.4.2).
+    let source = gid::table().into_iter().nth(usize::from(attr.grh.sgid_index));
+    let (Some(source), true, 1) = (source, attr.is_global != 0, attr.port_num) else {
+        return errno::pointer(Err(Errno::INVALID));
+    };
+    let object = AhObject {
+        // SAFETY: the caller's allocated domain; a GID is sixteen bytes whichever way it was written.
+        verbs: ibv_ah { context: unsafe { (*pd).context }, pd, handle: 0 },
+        // SAFETY: as above.
+        on_this_host: gid::is_local(unsafe { &attr.grh.dgid.raw }),
+        grh: route_header(&source.raw, &attr.grh, source.kind),
+        _domain: domain.clone(),
+    };
+    Box::into_raw(Box::new(object)).cast()
 }
 
 /// The address of the sender of a received datagram; `grh` counts only if `wc` says that it is there.
@@ -18,12 +107,40 @@ pub unsafe extern "C" fn ibv_create_ah(_pd: *mut ibv_pd, _attr: *mut ibv_ah_attr
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_init_ah_from_wc(
     _context: *mut ibv_context,
-    _port_num: u8,
-    _wc: *mut ibv_wc,
-    _grh: *mut ibv_grh,
-    _ah_attr: *mut ibv_ah_attr,
+    port_num: u8,
+    wc: *mut ibv_wc,
+    grh: *mut ibv_grh,
+    ah_attr: *mut ibv_ah_attr,
 ) -> c_int {
-    errno::index(Err(Errno::UNSUPPORTED))
+    // SAFETY: the caller passes a completion, and the header that it says is there.
+    let (flags, sl, header) = unsafe {
+        let flags = (*wc).wc_flags;
+        let there = flags & WC_FLAG_GRH != 0 && !grh.is_null();
+        (flags, (*wc).sl, there.then(|| grh.cast::<[u8; 40]>().read_unaligned()))
+    };
+    let Some(header) = header.filter(|_| flags & WC_FLAG_GRH != 0) else {
+        return errno::index(Err(Errno::INVALID));
+    };
+    let (sender, us, traffic_class, flow_label) = parse_route_header(&header);
+    let Some(index) = gid::table().iter().rposition(|entry| entry.raw == us) else {
+        return errno::index(Err(Errno::INVALID));
+    };
+    let attr = ibv_ah_attr {
+        grh: ibv_global_route {
+            dgid: ibv_gid { raw: sender },
+            flow_label,
+            sgid_index: index as u8,
+            hop_limit: 0xff,
+            traffic_class,
+        },
+        sl,
+        is_global: 1,
+        port_num,
+        ..ibv_ah_attr::default()
+    };
+    // SAFETY: the caller passes a writable struct.
+    unsafe { ah_attr.write(attr) };
+    0
 }
 
 /// A new address handle for the sender of a received datagram; NULL and errno on failure.
@@ -46,8 +163,10 @@ pub unsafe extern "C" fn ibv_create_ah_from_wc(
 
 /// Destroys an address handle. Returns 0 or an error number.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_destroy_ah(_ah: *mut ibv_ah) -> c_int {
-    errno::status(Err(Errno::UNSUPPORTED))
+pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
+    // SAFETY: boxed by `ibv_create_ah`; the caller gives it up.
+    drop(unsafe { Box::from_raw(ah.cast::<AhObject>()) });
+    0
 }
 
 /// The Ethernet address and VLAN by which `attr` is reached. Returns 0 or an error number.

@@ -92,10 +92,10 @@ pub unsafe extern "C" fn ibv_create_cq(
     errno::pointer(Cq::new(device, entries, events).map_err(Errno::from).map(|inner| {
         let verbs =
             ibv_cq { context, channel, cq_context, cqe: inner.capacity() as c_int, ..ibv_cq::default() };
-        let object = Box::into_raw(Box::new(CqObject { verbs, inner }));
-        // SAFETY: just boxed.
-        unsafe { (&(*object).inner).user.store(object.addr() as u64, Ordering::Release) };
-        object.cast()
+        let object = Box::leak(Box::new(CqObject { verbs, inner }));
+        let address = std::ptr::from_mut(object).addr() as u64;
+        object.inner.user.store(address, Ordering::Release);
+        std::ptr::from_mut(object).cast()
     }))
 }
 

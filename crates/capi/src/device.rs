@@ -138,7 +138,9 @@ pub unsafe extern "C" fn ibv_query_device(
         hw_ver: 1,
         max_qp: device::MAX_QP as c_int,
         max_qp_wr: device::MAX_QP_WR as c_int,
-        device_cap_flags: IBV_DEVICE_RC_RNR_NAK_GEN | IBV_DEVICE_SYS_IMAGE_GUID,
+        device_cap_flags: IBV_DEVICE_RC_RNR_NAK_GEN
+            | IBV_DEVICE_SYS_IMAGE_GUID
+            | IBV_DEVICE_CURR_QP_STATE_MOD,
         max_sge: device::MAX_SGE as c_int,
         max_sge_rd: device::MAX_SGE as c_int,
         max_cq: device::MAX_CQ as c_int,
@@ -148,7 +150,11 @@ pub unsafe extern "C" fn ibv_query_device(
         max_qp_rd_atom: c_int::from(device::MAX_RD_ATOMIC),
         max_res_rd_atom: c_int::from(device::MAX_RD_ATOMIC) * device::MAX_QP as c_int,
         max_qp_init_rd_atom: c_int::from(device::MAX_RD_ATOMIC),
-        atomic_cap: IBV_ATOMIC_NONE,
+        atomic_cap: IBV_ATOMIC_HCA,
+        max_ah: i32::MAX,
+        max_srq: device::MAX_CQ as c_int,
+        max_srq_wr: device::MAX_QP_WR as c_int,
+        max_srq_sge: device::MAX_SGE as c_int,
         max_pkeys: 1,
         local_ca_ack_delay: 1,
         phys_port_cnt: 1,

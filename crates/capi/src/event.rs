@@ -21,6 +21,7 @@ pub unsafe extern "C" fn ibv_get_async_event(
     let mut out = ibv_async_event { event_type: next.kind(), ..ibv_async_event::default() };
     match &next {
         AsyncEvent::Qp(qp, _) => out.element.qp = qp.user.load(Ordering::Acquire) as *mut ibv_qp,
+        AsyncEvent::Srq(srq, _) => out.element.srq = srq.user.load(Ordering::Acquire) as *mut ibv_srq,
         AsyncEvent::Cq(cq, _) => out.element.cq = cq.user.load(Ordering::Acquire) as *mut ibv_cq,
     }
     // SAFETY: the caller passes a writable event.

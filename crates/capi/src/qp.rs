@@ -9,16 +9,18 @@ use std::{
 use millstream_device::{
     Qp,
     qp::{
-        Capacity,
+        Capacity, Kind, Receives,
         state::{Attributes, Path, State},
     },
     types::{SendWr, Sge},
 };
 
 use crate::{
+    ah::AhObject,
     cq::CqObject,
     errno::{self, Errno},
     pd::PdObject,
+    srq::SrqObject,
     sys::*,
 };
 
@@ -49,7 +51,7 @@ const _: () = {
 /// # Safety
 /// `list` has `count` elements, or `count` is not positive.
 #[inline]
-unsafe fn elements<'a>(list: *mut ibv_sge, count: c_int) -> &'a [Sge] {
+pub(crate) unsafe fn elements<'a>(list: *mut ibv_sge, count: c_int) -> &'a [Sge] {
     if count <= 0 {
         return &[];
     }
@@ -66,9 +68,18 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, qp_init_attr: *mut ibv_q
 }
 
 fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp, Errno> {
-    if init.qp_type != IBV_QPT_RC || !init.srq.is_null() {
-        return Err(Errno::UNSUPPORTED);
-    }
+    let kind = match init.qp_type {
+        IBV_QPT_RC => Kind::Rc,
+        IBV_QPT_UC => Kind::Uc,
+        IBV_QPT_UD => Kind::Ud,
+        _ => return Err(Errno::UNSUPPORTED),
+    };
+    let receives = if init.srq.is_null() {
+        Receives::Own
+    } else {
+        // SAFETY: the caller of the verb passes a live queue.
+        Receives::Shared(unsafe { SrqObject::of(init.srq) }.inner.clone())
+    };
     if init.send_cq.is_null() || init.recv_cq.is_null() {
         return Err(Errno::INVALID);
     }
@@ -83,7 +94,7 @@ fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp, E
         max_recv_sge: init.cap.max_recv_sge,
         max_inline_data: init.cap.max_inline_data,
     };
-    let inner = Qp::new(domain, send_cq, recv_cq, asked, init.sq_sig_all != 0)?;
+    let inner = Qp::new(domain, send_cq, recv_cq, asked, init.sq_sig_all != 0, kind, receives)?;
     init.cap = verbs_capacity(&inner);
     let verbs = ibv_qp {
         // SAFETY: the caller's live domain.
@@ -92,16 +103,17 @@ fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp, E
         pd,
         send_cq: init.send_cq,
         recv_cq: init.recv_cq,
+        srq: init.srq,
         handle: inner.qpn(),
         qp_num: inner.qpn(),
         state: IBV_QPS_RESET,
         qp_type: init.qp_type,
         ..ibv_qp::default()
     };
-    let object = Box::into_raw(Box::new(QpObject { verbs, inner }));
-    // SAFETY: just boxed.
-    unsafe { (&(*object).inner).user.store(object.addr() as u64, Ordering::Release) };
-    Ok(object.cast())
+    let object = Box::leak(Box::new(QpObject { verbs, inner }));
+    let address = std::ptr::from_mut(object).addr() as u64;
+    object.inner.user.store(address, Ordering::Release);
+    Ok(std::ptr::from_mut(object).cast())
 }
 
 fn verbs_capacity(qp: &Qp) -> ibv_qp_cap {
@@ -298,7 +310,7 @@ pub(crate) unsafe extern "C" fn post_send(
     unsafe {
         let queue_pair = &QpObject::of(qp).inner;
         while let Some(request) = wr.as_ref() {
-            let ours = SendWr {
+            let mut ours = SendWr {
                 wr_id: request.wr_id,
                 opcode: request.opcode,
                 flags: request.send_flags,
@@ -306,7 +318,20 @@ pub(crate) unsafe extern "C" fn post_send(
                 sges: elements(request.sg_list, request.num_sge),
                 remote_addr: request.wr.rdma.remote_addr,
                 rkey: request.wr.rdma.rkey,
+                compare_add: 0,
+                swap: 0,
+                to: None,
             };
+            if queue_pair.kind() == Kind::Ud {
+                let ud = request.wr.ud;
+                if !ud.ah.is_null() {
+                    ours.to = Some(AhObject::destination(ud.ah, ud.remote_qpn, ud.remote_qkey));
+                }
+            } else if matches!(request.opcode, IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD) {
+                let atomic = request.wr.atomic;
+                (ours.remote_addr, ours.rkey) = (atomic.remote_addr, atomic.rkey);
+                (ours.compare_add, ours.swap) = (atomic.compare_add, atomic.swap);
+            }
             if let Err(error) = queue_pair.post_send(&ours) {
                 bad_wr.write(wr);
                 return errno::status(Err(error.into()));

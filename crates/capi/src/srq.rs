@@ -1,51 +1,128 @@
 //! Shared receive queues.
 
-use std::ffi::c_int;
+use std::{
+    ffi::c_int,
+    sync::{Arc, atomic::Ordering},
+};
+
+use millstream_device::Srq;
 
 use crate::{
     errno::{self, Errno},
+    pd::PdObject,
+    qp::elements,
     sys::*,
 };
+
+/// A shared receive queue as programs see it, and ours behind it.
+#[repr(C)]
+pub(crate) struct SrqObject {
+    verbs: ibv_srq,
+    pub(crate) inner: Arc<Srq>,
+}
+
+impl SrqObject {
+    /// # Safety
+    /// `srq` comes from [`ibv_create_srq`] and is alive.
+    #[inline]
+    pub(crate) unsafe fn of<'a>(srq: *mut ibv_srq) -> &'a Self {
+        // SAFETY: `verbs` is the first field; the caller vouches for the pointer.
+        unsafe { &*srq.cast() }
+    }
+}
 
 /// A new shared receive queue; NULL and errno on failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_srq(
-    _pd: *mut ibv_pd,
-    _srq_init_attr: *mut ibv_srq_init_attr,
+    pd: *mut ibv_pd,
+    srq_init_attr: *mut ibv_srq_init_attr,
 ) -> *mut ibv_srq {
-    errno::pointer(Err(Errno::UNSUPPORTED))
+    // SAFETY: the caller passes an allocated domain and a filled, writable struct.
+    let (domain, init) = unsafe { (&PdObject::of(pd).inner, &mut *srq_init_attr) };
+    errno::pointer(Srq::new(domain, init.attr.max_wr, init.attr.max_sge).map_err(Errno::from).map(|inner| {
+        init.attr.max_wr = inner.max_wr();
+        init.attr.max_sge = inner.max_sge();
+        // SAFETY: the caller's allocated domain.
+        let context = unsafe { (*pd).context };
+        let verbs = ibv_srq {
+            context,
+            srq_context: init.srq_context,
+            pd,
+            handle: inner.number(),
+            ..ibv_srq::default()
+        };
+        let object = Box::leak(Box::new(SrqObject { verbs, inner }));
+        let address = std::ptr::from_mut(object).addr() as u64;
+        object.inner.user.store(address, Ordering::Release);
+        std::ptr::from_mut(object).cast()
+    }))
 }
 
 /// Changes the attributes that `srq_attr_mask` selects. Returns 0 or an error number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_modify_srq(
-    _srq: *mut ibv_srq,
-    _srq_attr: *mut ibv_srq_attr,
-    _srq_attr_mask: c_int,
+    srq: *mut ibv_srq,
+    srq_attr: *mut ibv_srq_attr,
+    srq_attr_mask: c_int,
 ) -> c_int {
-    errno::status(Err(Errno::UNSUPPORTED))
+    let mask = srq_attr_mask.cast_unsigned();
+    if mask & IBV_SRQ_MAX_WR != 0 {
+        // As devices without IBV_DEVICE_SRQ_RESIZE answer.
+        return errno::status(Err(Errno::UNSUPPORTED));
+    }
+    if mask & IBV_SRQ_LIMIT == 0 {
+        return 0;
+    }
+    // SAFETY: the caller passes a live queue and a readable struct.
+    let result = unsafe { SrqObject::of(srq).inner.set_limit((*srq_attr).srq_limit) };
+    errno::status(result.map_err(Errno::from))
 }
 
 /// The attributes of a shared receive queue. Returns 0 or an error number.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_query_srq(_srq: *mut ibv_srq, _srq_attr: *mut ibv_srq_attr) -> c_int {
-    errno::status(Err(Errno::UNSUPPORTED))
+pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, srq_attr: *mut ibv_srq_attr) -> c_int {
+    // SAFETY: the caller passes a live queue and a writable struct.
+    unsafe {
+        let inner = &SrqObject::of(srq).inner;
+        srq_attr.write(ibv_srq_attr {
+            max_wr: inner.max_wr(),
+            max_sge: inner.max_sge(),
+            srq_limit: inner.limit(),
+        });
+    }
+    0
 }
 
 /// Destroys a shared receive queue. Returns 0 or an error number.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_destroy_srq(_srq: *mut ibv_srq) -> c_int {
-    errno::status(Err(Errno::UNSUPPORTED))
+pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
+    // SAFETY: the caller passes a live queue.
+    let result = unsafe { SrqObject::of(srq) }.inner.destroy();
+    if result.is_ok() {
+        // SAFETY: boxed by `ibv_create_srq`; the caller gives it up.
+        drop(unsafe { Box::from_raw(srq.cast::<SrqObject>()) });
+    }
+    errno::status(result.map_err(Errno::from))
 }
 
 /// Posts a list of receive requests. Returns 0, or an error number with the first refused request in
 /// `bad_wr`.
 pub(crate) unsafe extern "C" fn post_srq_recv(
-    _srq: *mut ibv_srq,
-    wr: *mut ibv_recv_wr,
+    srq: *mut ibv_srq,
+    mut wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: the caller passes a writable `bad_wr`.
-    unsafe { bad_wr.write(wr) };
-    errno::status(Err(Errno::UNSUPPORTED))
+    // SAFETY: the caller passes a live queue, a list of complete requests and a writable `bad_wr`.
+    unsafe {
+        let queue = &SrqObject::of(srq).inner;
+        while let Some(request) = wr.as_ref() {
+            let sges = elements(request.sg_list, request.num_sge);
+            if let Err(error) = queue.post(request.wr_id, sges) {
+                bad_wr.write(wr);
+                return errno::status(Err(error.into()));
+            }
+            wr = request.next;
+        }
+    }
+    0
 }

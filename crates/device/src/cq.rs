@@ -200,10 +200,11 @@ impl Cq {
                     wr_id,
                     status: cqe.status,
                     opcode: cqe.opcode,
-                    vendor_err: cqe.vendor_err,
+                    vendor_err: if cqe.status == WC_SUCCESS { 0 } else { cqe.detail },
                     byte_len: cqe.byte_len,
                     imm: cqe.imm,
                     qp_num: cqe.qpn,
+                    src_qp: if cqe.status == WC_SUCCESS { cqe.detail } else { 0 },
                     wc_flags: cqe.wc_flags,
                     ..Wc::default()
                 };

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::cq::Cq;
 use crate::qp::Qp;
+use crate::srq::Srq;
 
 /// `IBV_EVENT_CQ_ERR`
 pub(crate) const EVENT_CQ_ERR: u32 = 0;
@@ -16,6 +17,11 @@ pub(crate) const EVENT_QP_ACCESS_ERR: u32 = 3;
 /// `IBV_EVENT_SQ_DRAINED`
 pub(crate) const EVENT_SQ_DRAINED: u32 = 5;
 
+/// `IBV_EVENT_SRQ_LIMIT_REACHED`
+pub(crate) const EVENT_SRQ_LIMIT_REACHED: u32 = 15;
+/// `IBV_EVENT_QP_LAST_WQE_REACHED`
+pub(crate) const EVENT_QP_LAST_WQE_REACHED: u32 = 16;
+
 /// Something that happened outside any work request.
 #[derive(Clone, Debug)]
 pub enum AsyncEvent {
@@ -23,6 +29,8 @@ pub enum AsyncEvent {
     Qp(Arc<Qp>, u32),
     /// To a completion queue.
     Cq(Arc<Cq>, u32),
+    /// To a shared receive queue.
+    Srq(Arc<Srq>, u32),
 }
 
 impl AsyncEvent {
@@ -30,7 +38,7 @@ impl AsyncEvent {
     #[must_use]
     pub fn kind(&self) -> u32 {
         match self {
-            Self::Qp(_, kind) | Self::Cq(_, kind) => *kind,
+            Self::Qp(_, kind) | Self::Cq(_, kind) | Self::Srq(_, kind) => *kind,
         }
     }
 }

@@ -46,6 +46,8 @@ pub(crate) enum Op {
     Refilled = 5,
     /// The answer "no such thing".
     Refused = 6,
+    /// Words: your queue pair: its shared receive queue fell below its limit. Not answered.
+    LimitReached = 7,
 }
 
 impl Message {
@@ -76,6 +78,7 @@ impl Message {
             4 => Op::Fault,
             5 => Op::Refilled,
             6 => Op::Refused,
+            7 => Op::LimitReached,
             _ => return None,
         };
         Some(Self { op, words: [word(1), word(2), word(3), word(4), word(5)] })
@@ -88,7 +91,7 @@ mod tests {
 
     #[test]
     fn messages_survive_the_way() {
-        for op in [Op::Hello, Op::File, Op::Channel, Op::Fault, Op::Refilled, Op::Refused] {
+        for op in [Op::Hello, Op::File, Op::Channel, Op::Fault, Op::Refilled, Op::Refused, Op::LimitReached] {
             let message = Message::new(op, [1, 2, u32::MAX]);
             assert_eq!(Message::decode(&message.encode()), Some(message));
         }

@@ -14,6 +14,8 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
+use millstream_shm::LeaseLock;
+
 use crate::caps::{MAX_MR, MAX_QP};
 
 /// Marks an arena; changes with every change of this layout.
@@ -31,6 +33,8 @@ pub(crate) const QPN_INDEX_BITS: u32 = 12;
 #[repr(C)]
 pub(crate) struct Header {
     pub(crate) magic: AtomicU64,
+    /// Held by whoever changes memory that not all initiators can map by an atomic operation.
+    pub(crate) atomics: LeaseLock,
 }
 
 /// Queue pair states as their owner publishes them, in the order of `enum ibv_qp_state`.
@@ -67,13 +71,23 @@ pub(crate) struct QpEntry {
     pub(crate) min_rnr_timer: AtomicU32,
     /// Rises with every life of the entry.
     pub(crate) life: AtomicU32,
-    _pad0: [u32; 5],
+    /// Transport, see [`crate::qp::Kind`].
+    pub(crate) kind: AtomicU32,
+    /// Datagrams must bring this key.
+    pub(crate) qkey: AtomicU32,
+    /// Offset of the shared receive queue, in units of 64 bytes; zero if the queue pair has its own.
+    pub(crate) srq: AtomicU32,
+    _pad0: [u32; 2],
     // Initiator.
     /// Odd while an operation touches the owner's memory; rises by one at its start and end.
     pub(crate) busy: AtomicU32,
     /// Set while the initiator sleeps because the receive queue was empty.
     pub(crate) rnr_wait: AtomicU32,
-    _pad1: [u32; 14],
+    /// Held by the one of many initiators that delivers a datagram.
+    pub(crate) delivery: LeaseLock,
+    /// One more than the shared receive slot that the initiator has taken and not yet completed.
+    pub(crate) srq_taken: AtomicU32,
+    _pad1: [u32; 12],
     // Owner.
     /// Receive requests ever posted.
     pub(crate) rq_tail: AtomicU32,
@@ -127,6 +141,38 @@ pub(crate) struct RecvSlot {
     _pad: [u32; 3],
 }
 
+/// A shared receive queue. `mask + 1` slot numbers follow, in the order of posting, then the slots.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct SrqRing {
+    // Consumers, under the lease.
+    pub(crate) lock: LeaseLock,
+    /// Receive requests ever taken.
+    pub(crate) head: AtomicU32,
+    /// Set by an initiator that found the queue empty and sleeps.
+    pub(crate) rnr_wait: AtomicU32,
+    _pad0: [u32; 13],
+    // Owner.
+    /// Receive requests ever posted.
+    pub(crate) tail: AtomicU32,
+    pub(crate) mask: AtomicU32,
+    /// Elements in a slot.
+    pub(crate) sges: AtomicU32,
+    /// An event is due when fewer requests than this are left; zero for none. Reset by who raises it.
+    pub(crate) limit: AtomicU32,
+    pub(crate) pd: AtomicU32,
+    /// Its number, for other hosts and for XRC.
+    pub(crate) number: AtomicU32,
+    _pad1: [u32; 10],
+}
+
+/// Offset of the slots behind a shared receive queue's header, and bytes in all.
+pub(crate) const fn srq_len(slots: usize, sges: u32) -> (usize, usize) {
+    let order = millstream_shm::round_up(slots * 4, 64);
+    let at = size_of::<SrqRing>() + order;
+    (at, at + slots * recv_slot_len(sges))
+}
+
 /// Bytes of one receive slot.
 pub(crate) const fn recv_slot_len(sges: u32) -> usize {
     size_of::<RecvSlot>() + sges as usize * 16
@@ -137,7 +183,7 @@ pub(crate) const fn recv_slot_len(sges: u32) -> usize {
 #[repr(C, align(64))]
 pub(crate) struct CqRing {
     // Producers, under the lease.
-    pub(crate) lock: millstream_shm::LeaseLock,
+    pub(crate) lock: LeaseLock,
     /// Completions ever produced.
     pub(crate) tail: AtomicU32,
     /// What the consumer waits for: [`ARM_NONE`], [`ARM_ANY`] or [`ARM_SOLICITED`].
@@ -166,14 +212,16 @@ pub(crate) const ARM_SOLICITED: u32 = 2;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cqe {
     pub(crate) qpn: u32,
-    /// Receive requests consumed before this one, modulo 2^32.
+    /// Which receive request: how many were consumed before it, modulo 2^32; its slot, if it came
+    /// from a shared receive queue.
     pub(crate) sequence: u32,
     pub(crate) status: u32,
     pub(crate) opcode: u32,
     pub(crate) byte_len: u32,
     pub(crate) imm: u32,
     pub(crate) wc_flags: u32,
-    pub(crate) vendor_err: u32,
+    /// The sender of a datagram; the cause of an error.
+    pub(crate) detail: u32,
 }
 
 /// Bytes of a completion queue's shared half.

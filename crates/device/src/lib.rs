@@ -32,6 +32,7 @@ mod peer;
 mod progress;
 pub mod qp;
 mod server;
+mod srq;
 pub mod types;
 
 pub use caps::*;
@@ -43,3 +44,4 @@ pub use event::AsyncEvent;
 pub use mr::Mr;
 pub use pd::Pd;
 pub use qp::Qp;
+pub use srq::Srq;

@@ -121,6 +121,13 @@ impl Peer {
         }
     }
 
+    /// Held while memory that not everybody can map is changed by an atomic operation.
+    pub(crate) fn atomics(&self) -> Option<&millstream_shm::LeaseLock> {
+        let at = self.at(0, size_of::<Header>())?;
+        // SAFETY: the arena starts with its header, which is made of atomics.
+        Some(unsafe { &(*at.cast::<Header>()).atomics })
+    }
+
     pub(crate) fn qp_entry(&self, index: usize) -> Option<&QpEntry> {
         let at = self.at(QP_TABLE + index * size_of::<QpEntry>(), size_of::<QpEntry>())?;
         // SAFETY: in the arena, aligned, and made of atomics.
@@ -195,6 +202,9 @@ impl Peer {
             (None, Op::Fault) => {
                 let [qpn, from, event, ..] = message.words;
                 host.progress.add(crate::progress::Work::Fault { qpn, from, event });
+            }
+            (None, Op::LimitReached) => {
+                host.progress.add(crate::progress::Work::LimitReached { qpn: message.words[0] });
             }
             (None, _) => host.progress.add(crate::progress::Work::Retry { qpn: message.words[0] }),
         }

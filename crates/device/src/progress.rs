@@ -20,6 +20,8 @@ pub(crate) enum Work {
     Fault { qpn: u32, from: u32, event: u32 },
     /// What our queue pair `qpn` waits for may have happened.
     Retry { qpn: u32 },
+    /// The shared receive queue of our queue pair `qpn` fell below its limit.
+    LimitReached { qpn: u32 },
 }
 
 #[derive(Debug)]
@@ -121,6 +123,11 @@ impl Progress {
                     Work::Fault { qpn, from, event } => {
                         if let Some(qp) = host.qp(qpn) {
                             qp.fault_from_peer(from, event);
+                        }
+                    }
+                    Work::LimitReached { qpn } => {
+                        if let Some(srq) = host.qp(qpn).as_ref().and_then(|qp| qp.srq()) {
+                            srq.limit_reached();
                         }
                     }
                     Work::Retry { qpn } => {

@@ -60,6 +60,10 @@ fn answer(host: &'static Host, connection: &Connection) -> bool {
             host.progress.add(Work::Retry { qpn: a });
             true
         }
+        Op::LimitReached => {
+            host.progress.add(Work::LimitReached { qpn: a });
+            true
+        }
         Op::Hello | Op::Refused => false,
     }
 }

@@ -19,8 +19,8 @@ pub fn total_len(sges: &[Sge]) -> u64 {
     sges.iter().map(|s| u64::from(s.length)).sum()
 }
 
-/// A send work request.
-#[derive(Clone, Copy, Debug)]
+/// A send work request. Fields that an operation does not use are ignored.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct SendWr<'a> {
     /// The application's name for the request.
     pub wr_id: u64,
@@ -28,14 +28,33 @@ pub struct SendWr<'a> {
     pub opcode: u32,
     /// `IBV_SEND_*` bits.
     pub flags: u32,
-    /// Immediate data, as it travels (big-endian in memory).
+    /// Immediate data, as it travels (big-endian in memory); the key to invalidate.
     pub imm: u32,
     /// Local memory; with [`SEND_INLINE`] the keys are not looked at.
     pub sges: &'a [Sge],
-    /// Start in the target's memory, for RDMA.
+    /// Start in the target's memory, for RDMA and atomics.
     pub remote_addr: u64,
-    /// Key of the target's memory, for RDMA.
+    /// Key of the target's memory, for RDMA and atomics.
     pub rkey: u32,
+    /// What to compare with, or what to add.
+    pub compare_add: u64,
+    /// What to store if equal.
+    pub swap: u64,
+    /// Where a datagram goes.
+    pub to: Option<Destination>,
+}
+
+/// Where a datagram goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Destination {
+    /// Whether the address is one of this host's.
+    pub on_this_host: bool,
+    /// The queue pair.
+    pub qpn: u32,
+    /// The key that it asks for.
+    pub qkey: u32,
+    /// The global route header that the receiver will find in front of the data.
+    pub grh: [u8; 40],
 }
 
 /// A work completion, laid out as `struct ibv_wc`.
@@ -108,6 +127,11 @@ constants! {
     /// `IBV_WR_RDMA_READ`
     WR_RDMA_READ = 4;
 
+    /// `IBV_WR_ATOMIC_CMP_AND_SWP`
+    WR_ATOMIC_CMP_AND_SWP = 5;
+    /// `IBV_WR_ATOMIC_FETCH_AND_ADD`
+    WR_ATOMIC_FETCH_AND_ADD = 6;
+
     /// `IBV_SEND_FENCE`
     SEND_FENCE = 1;
     /// `IBV_SEND_SIGNALED`
@@ -144,11 +168,17 @@ constants! {
     WC_OP_RDMA_WRITE = 1;
     /// `IBV_WC_RDMA_READ`
     WC_OP_RDMA_READ = 2;
+    /// `IBV_WC_COMP_SWAP`
+    WC_OP_COMP_SWAP = 3;
+    /// `IBV_WC_FETCH_ADD`
+    WC_OP_FETCH_ADD = 4;
     /// `IBV_WC_RECV`
     WC_OP_RECV = 128;
     /// `IBV_WC_RECV_RDMA_WITH_IMM`
     WC_OP_RECV_RDMA_WITH_IMM = 129;
 
+    /// `IBV_WC_GRH`
+    WC_FLAG_GRH = 1;
     /// `IBV_WC_WITH_IMM`
     WC_FLAG_WITH_IMM = 2;
 
@@ -178,6 +208,8 @@ pub fn completion_opcode(opcode: u32) -> u32 {
     match opcode {
         WR_RDMA_WRITE | WR_RDMA_WRITE_WITH_IMM => WC_OP_RDMA_WRITE,
         WR_RDMA_READ => WC_OP_RDMA_READ,
+        WR_ATOMIC_CMP_AND_SWP => WC_OP_COMP_SWAP,
+        WR_ATOMIC_FETCH_AND_ADD => WC_OP_FETCH_ADD,
         _ => WC_OP_SEND,
     }
 }

@@ -1,7 +1,7 @@
 //! Checked memory keys, remembered: a table look-up and a mapping are paid once a region.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use millstream_shm::Mapping;
 
@@ -33,6 +33,8 @@ pub(super) struct Window {
     pub(super) map_start: u64,
     pub(super) map_end: u64,
     pub(super) base: *mut u8,
+    /// The part that every initiator can map, where processors' atomic operations suffice.
+    common: std::ops::Range<u64>,
     _mapping: Option<Arc<Mapping>>,
 }
 
@@ -64,18 +66,22 @@ impl Window {
             map_start: 0,
             map_end: 0,
             base: std::ptr::null_mut(),
+            common: 0..0,
             _mapping: None,
         };
-        if peer.is_self() {
-            (window.map_start, window.map_end, window.base) = (start, start + len, va as *mut u8);
-            return Some(window);
-        }
         let file = FileId {
             slot: entry.file.load(Ordering::Relaxed),
             generation: entry.file_generation.load(Ordering::Relaxed),
         };
         let map_start = entry.map_start.load(Ordering::Relaxed);
         let map_end = entry.map_end.load(Ordering::Relaxed);
+        if file.generation != 0 {
+            window.common = map_start..map_end;
+        }
+        if peer.is_self() {
+            (window.map_start, window.map_end, window.base) = (start, start + len, va as *mut u8);
+            return Some(window);
+        }
         let offset = entry.file_offset.load(Ordering::Relaxed);
         if file.generation == 0 || map_start < start || map_end > start + len || map_start >= map_end {
             return Some(window);
@@ -106,6 +112,19 @@ impl Window {
     #[inline]
     pub(super) fn maps(&self, at: u64, len: u64) -> bool {
         at >= self.map_start && at <= self.map_end && self.map_end - at >= len
+    }
+
+    /// The aligned eight bytes at `at`, if every initiator can map them, so that a processor's
+    /// atomic operation is seen by all.
+    pub(super) fn map_word(&self, at: u64) -> Option<&AtomicU64> {
+        let common = at >= self.common.start && at < self.common.end && self.common.end - at >= 8;
+        if !common || !self.maps(at, 8) {
+            return None;
+        }
+        let word = self.base.wrapping_add((at - self.map_start) as usize).cast::<u64>();
+        // SAFETY: eight mapped bytes; the alignment is checked first. They are only ever touched by
+        // raw copies and atomic operations.
+        word.is_aligned().then(|| unsafe { AtomicU64::from_ptr(word) })
     }
 
     /// The peer's own address for one of the region's.

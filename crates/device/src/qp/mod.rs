@@ -4,6 +4,7 @@
 //! carries them out in the peer's memory, `recv` keeps receive requests; `keys` remembers checked
 //! memory keys.
 
+mod datagram;
 mod keys;
 mod recv;
 mod send;
@@ -20,13 +21,14 @@ use millstream_shm::{Block, SpinLock, barrier};
 use crate::caps::{MAX_INLINE, MAX_QP_WR, MAX_RD_ATOMIC, MAX_SGE};
 use crate::cq::Cq;
 use crate::errno::{Errno, Result};
-use crate::event::AsyncEvent;
+use crate::event::{AsyncEvent, EVENT_QP_LAST_WQE_REACHED};
 use crate::gid;
 use crate::host::{Host, wait_until};
 use crate::layout::{Cqe, QpEntry, qp_state, recv_slot_len};
 use crate::pd::Pd;
 use crate::peer::Peer;
 use crate::progress;
+use crate::srq::Srq;
 use crate::types::{
     ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, WC_OP_RECV, WC_WR_FLUSH_ERR,
 };
@@ -64,9 +66,32 @@ impl Capacity {
     }
 }
 
-/// A reliable connected queue pair.
+/// The transport service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Kind {
+    /// Reliable connection.
+    Rc = 1,
+    /// Unreliable connection.
+    Uc = 2,
+    /// Unreliable datagrams.
+    Ud = 3,
+}
+
+/// Where receive requests come from.
+#[derive(Clone, Debug)]
+pub enum Receives {
+    /// A queue of the queue pair's own.
+    Own,
+    /// A shared one.
+    Shared(Arc<Srq>),
+}
+
+/// A queue pair.
 #[derive(Debug)]
 pub struct Qp {
+    kind: Kind,
+    srq: Option<Arc<Srq>>,
     qpn: u32,
     me: Weak<Self>,
     host: &'static Host,
@@ -99,8 +124,17 @@ impl Qp {
         recv_cq: &Arc<Cq>,
         capacity: Capacity,
         signal_all: bool,
+        kind: Kind,
+        receives: Receives,
     ) -> Result<Arc<Self>> {
-        let capacity = capacity.granted()?;
+        let mut capacity = capacity.granted()?;
+        let srq = match receives {
+            Receives::Own => None,
+            Receives::Shared(srq) => {
+                (capacity.max_recv_wr, capacity.max_recv_sge) = (0, 1);
+                Some(srq)
+            }
+        };
         let host = pd.context.host;
         let slots = capacity.max_recv_wr.max(1).next_power_of_two();
         let slot_len = recv_slot_len(capacity.max_recv_sge);
@@ -109,6 +143,8 @@ impl Qp {
             let qpn = host.new_qpn().inspect_err(|_| host.arena.release(rq_block))?;
             let entry = host.qp_entry(qpn);
             let qp = Arc::new_cyclic(|me| Self {
+                kind,
+                srq: srq.clone(),
                 qpn,
                 me: me.clone(),
                 host,
@@ -130,6 +166,9 @@ impl Qp {
                 qp.publish(slots);
                 send_cq.attach();
                 recv_cq.attach();
+                if let Some(srq) = &srq {
+                    srq.attach();
+                }
                 return Ok(qp);
             }
         }
@@ -147,6 +186,10 @@ impl Qp {
         entry.rq_mask.store(slots - 1, Ordering::Relaxed);
         entry.rq_sges.store(self.capacity.max_recv_sge, Ordering::Relaxed);
         entry.recv_cq.store(self.recv_cq.arena_offset(), Ordering::Relaxed);
+        entry.kind.store(self.kind as u32, Ordering::Relaxed);
+        entry.qkey.store(0, Ordering::Relaxed);
+        entry.srq.store(self.srq.as_ref().map_or(0, |srq| srq.arena_offset()), Ordering::Relaxed);
+        entry.srq_taken.store(0, Ordering::Relaxed);
         entry.busy.store(0, Ordering::Relaxed);
         entry.rnr_wait.store(0, Ordering::Relaxed);
         entry.rq_tail.store(0, Ordering::Relaxed);
@@ -159,6 +202,28 @@ impl Qp {
     #[must_use]
     pub fn qpn(&self) -> u32 {
         self.qpn
+    }
+
+    /// The transport service.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The shared receive queue, if it uses one.
+    #[must_use]
+    pub fn srq(&self) -> Option<&Arc<Srq>> {
+        self.srq.as_ref()
+    }
+
+    pub(crate) fn uses_srq(&self, srq: &Srq) -> bool {
+        self.srq.as_ref().is_some_and(|own| std::ptr::eq(&raw const **own, srq))
+    }
+
+    /// Who sends to this queue pair: the process and its queue pair.
+    pub(crate) fn sender(&self) -> Option<(Arc<Peer>, u32)> {
+        let sender = self.entry.dest_qpn.load(Ordering::Acquire);
+        Some((self.send.lock().peer.clone()?, sender))
     }
 
     /// The sizes that were given.
@@ -204,11 +269,12 @@ impl Qp {
             return Err(Errno::INVAL);
         }
         let next = if mask & attr::STATE != 0 { new.state } else { current };
-        state::check_transition(current, next, mask)?;
+        state::check_transition(self.kind, current, next, mask)?;
         let mut merged = attributes.clone();
         merged.merge(new, mask);
         merged.check(mask, MAX_RD_ATOMIC)?;
-        if next == State::Rtr && current == State::Init && !merged.path.is_global {
+        let connects = next == State::Rtr && current == State::Init && self.kind != Kind::Ud;
+        if connects && !merged.path.is_global {
             // Ethernet has no other addresses (RoCE annex A17.4.2).
             return Err(Errno::INVAL);
         }
@@ -221,6 +287,7 @@ impl Qp {
     fn apply(&self, current: State, next: State, attributes: &Attributes, mask: u32) {
         let remote = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC;
         self.entry.access.store(attributes.access & remote, Ordering::Release);
+        self.entry.qkey.store(attributes.qkey, Ordering::Release);
         self.entry.min_rnr_timer.store(u32::from(attributes.min_rnr_timer), Ordering::Release);
         match next {
             State::Reset => self.reset(),
@@ -232,7 +299,7 @@ impl Qp {
                     send.retries = u32::from(attributes.retry_cnt);
                     send.rnr_retries = u32::from(attributes.rnr_retry);
                 }
-                if next == State::Rtr && current == State::Init {
+                if next == State::Rtr && current == State::Init && self.kind != Kind::Ud {
                     send.connect(self, attributes.dest_qpn, gid::is_local(&attributes.path.dgid));
                     self.entry.dest_qpn.store(attributes.dest_qpn, Ordering::Release);
                 }
@@ -258,6 +325,11 @@ impl Qp {
 
     /// Waits until the peer is not inside an operation that it began before.
     pub(crate) fn wait_until_untouched(&self, deadline: Instant) -> bool {
+        if self.kind == Kind::Ud {
+            // Many initiators, one at a time: the one inside holds the lease.
+            drop(self.entry.delivery.lock(self.host.pid));
+            return true;
+        }
         let busy = self.entry.busy.load(Ordering::SeqCst);
         if busy & 1 == 0 {
             return true;
@@ -285,6 +357,15 @@ impl Qp {
     }
 
     fn flush_receives(&self) {
+        if let Some(srq) = &self.srq {
+            // The shared queue goes on serving others; what a dead peer took from it comes back.
+            let taken = self.entry.srq_taken.swap(0, Ordering::AcqRel);
+            if taken != 0 {
+                srq.reclaim(taken - 1);
+            }
+            self.pd.context.raise(AsyncEvent::Qp(self.strong(), EVENT_QP_LAST_WQE_REACHED));
+            return;
+        }
         let recv = self.recv.lock();
         let head = self.entry.rq_head.load(Ordering::Acquire);
         // A head that the peer cannot honestly have reached is not believed.
@@ -349,7 +430,10 @@ impl Qp {
     /// The name of the receive request that a completion with this sequence number is for, once.
     #[inline]
     pub(crate) fn received(&self, sequence: u32) -> Option<u64> {
-        self.recv.complete(sequence)
+        match &self.srq {
+            None => self.recv.complete(sequence),
+            Some(srq) => srq.complete(sequence),
+        }
     }
 
     /// Ends the queue pair's life. When this returns, no peer is inside its queues, and its
@@ -370,6 +454,9 @@ impl Qp {
             }
         }
         self.pd.context.forget(|event| matches!(event, AsyncEvent::Qp(qp, _) if qp.qpn == self.qpn));
+        if let Some(srq) = &self.srq {
+            srq.detach();
+        }
         self.send_cq.detach();
         self.recv_cq.detach();
     }

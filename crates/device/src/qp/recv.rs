@@ -107,7 +107,7 @@ impl Qp {
     pub fn post_recv(&self, wr_id: u64, sges: &[Sge]) -> Result<()> {
         let poster = self.recv.lock();
         let state = self.state();
-        if state == State::Reset || sges.len() > self.capacity.max_recv_sge as usize {
+        if state == State::Reset || self.srq.is_some() || sges.len() > self.capacity.max_recv_sge as usize {
             return Err(Errno::INVAL);
         }
         let tail = self.recv.tail.load(Ordering::Relaxed);
@@ -134,9 +134,7 @@ impl Qp {
         if self.entry.rnr_wait.swap(0, Ordering::AcqRel) == 0 {
             return;
         }
-        let peer = self.send.lock().peer.clone();
-        if let Some(peer) = peer {
-            let sender = self.entry.dest_qpn.load(Ordering::Acquire);
+        if let Some((peer, sender)) = self.sender() {
             peer.tell(self.host, Message::new(Op::Refilled, [sender]));
         }
     }

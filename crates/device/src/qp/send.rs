@@ -5,20 +5,22 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-use super::Qp;
+use super::datagram::{self, MAX_DATAGRAM, Piece, Receivers};
 use super::keys::{LocalKeys, RemoteKeys};
 use super::state::{Attributes, State};
 use super::target::Target;
 use super::transfer::Stop;
-use crate::caps::MAX_MSG;
+use super::{Kind, Qp};
+use crate::caps::{MAX_MSG, MAX_SGE};
 use crate::errno::{Errno, Result};
 use crate::event::{AsyncEvent, EVENT_QP_FATAL};
 use crate::peer::Peer;
 use crate::progress::retry_delay;
 use crate::types::{
-    SEND_INLINE, SEND_SIGNALED, SendWr, Sge, WC_RETRY_EXC_ERR, WC_RNR_RETRY_EXC_ERR, WC_SUCCESS,
-    WC_WR_FLUSH_ERR, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM, Wc,
-    completion_opcode, total_len, vendor,
+    Destination, SEND_INLINE, SEND_SIGNALED, SendWr, Sge, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR, WC_RETRY_EXC_ERR,
+    WC_RNR_RETRY_EXC_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD,
+    WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM, Wc, completion_opcode,
+    total_len, vendor,
 };
 
 /// How soon the progress thread looks after a request that was just parked. An application that
@@ -32,6 +34,7 @@ pub(crate) struct SendQueue {
     pub(super) remote_keys: RemoteKeys,
     pub(super) peer: Option<Arc<Peer>>,
     pub(super) local_keys: LocalKeys,
+    pub(super) receivers: Receivers,
     pub(super) dest_qpn: u32,
     pub(super) on_this_host: bool,
     /// The value last stored in the target's busy word.
@@ -57,6 +60,9 @@ struct Parked {
     imm: u32,
     remote_addr: u64,
     rkey: u32,
+    compare_add: u64,
+    swap: u64,
+    to: Option<Destination>,
     posted: u32,
     sges: Vec<Sge>,
     /// Inline data; `sges` then has one element that points here.
@@ -82,6 +88,9 @@ impl Parked {
             imm: wr.imm,
             remote_addr: wr.remote_addr,
             rkey: wr.rkey,
+            compare_add: wr.compare_add,
+            swap: wr.swap,
+            to: wr.to,
             posted,
             sges,
             _inline: inline,
@@ -97,6 +106,9 @@ impl Parked {
             sges: &self.sges,
             remote_addr: self.remote_addr,
             rkey: self.rkey,
+            compare_add: self.compare_add,
+            swap: self.swap,
+            to: self.to,
         }
     }
 }
@@ -173,7 +185,7 @@ impl Qp {
         send.posted = send.posted.wrapping_add(1);
         let posted = send.posted;
         if send.parked.is_empty() {
-            match send.execute(self, wr) {
+            match self.carry_out(&mut send, wr) {
                 Ok(()) => {
                     if self.signal_all || wr.flags & SEND_SIGNALED != 0 {
                         self.complete_send(wr, posted, WC_SUCCESS, 0);
@@ -182,6 +194,11 @@ impl Qp {
                 }
                 Err(Stop::Failed { status, vendor, .. }) => {
                     self.complete_send(wr, posted, status, vendor);
+                    if self.kind != Kind::Rc {
+                        // Only the send queue fails (10.3.1.7).
+                        self.set_state(State::Sqe);
+                        return Ok(());
+                    }
                     self.set_state(State::Err);
                     drop(send);
                     self.fail();
@@ -195,20 +212,52 @@ impl Qp {
         Ok(())
     }
 
+    /// Carries a request out as the transport does it.
+    #[inline]
+    fn carry_out(&self, send: &mut SendQueue, wr: &SendWr<'_>) -> std::result::Result<(), Stop> {
+        match self.kind {
+            Kind::Rc => send.execute(self, wr),
+            Kind::Uc => match send.execute(self, wr) {
+                // Our own faults are reported; what happens at the far end is nobody's to tell.
+                Err(stop @ Stop::Failed { status: WC_LOC_PROT_ERR | WC_LOC_LEN_ERR, .. }) => Err(stop),
+                _ => Ok(()),
+            },
+            Kind::Ud => {
+                let mut pieces: [Piece; MAX_SGE as usize] = [(std::ptr::null(), 0); MAX_SGE as usize];
+                let count = datagram::pieces(&mut send.local_keys, self, wr, &mut pieces)?;
+                // SAFETY: the pieces are the application's registered (or inline) memory.
+                unsafe { datagram::deliver(&mut send.receivers, self, wr, &pieces[..count]) };
+                Ok(())
+            }
+        }
+    }
+
+    /// What each transport can do (IBTA volume 1, 9.2.1, table 35).
+    fn offers(&self, opcode: u32) -> bool {
+        match opcode {
+            WR_SEND | WR_SEND_WITH_IMM => true,
+            WR_RDMA_WRITE | WR_RDMA_WRITE_WITH_IMM => self.kind != Kind::Ud,
+            WR_RDMA_READ | WR_ATOMIC_CMP_AND_SWP | WR_ATOMIC_FETCH_AND_ADD => self.kind == Kind::Rc,
+            _ => false,
+        }
+    }
+
     #[inline]
     fn check(&self, send: &SendQueue, wr: &SendWr<'_>) -> Result<()> {
-        let known = matches!(
-            wr.opcode,
-            WR_RDMA_WRITE | WR_RDMA_WRITE_WITH_IMM | WR_SEND | WR_SEND_WITH_IMM | WR_RDMA_READ
-        );
-        if !known {
+        if !self.offers(wr.opcode) {
             return Err(Errno::NOTSUP);
         }
         let len = total_len(wr.sges);
         let inline = wr.flags & SEND_INLINE != 0;
         if wr.sges.len() > self.capacity.max_send_sge as usize
-            || len > MAX_MSG
-            || (inline && (len > u64::from(self.capacity.max_inline_data) || wr.opcode == WR_RDMA_READ))
+            || len > if self.kind == Kind::Ud { MAX_DATAGRAM } else { MAX_MSG }
+            || (inline
+                && (len > u64::from(self.capacity.max_inline_data)
+                    || !matches!(
+                        wr.opcode,
+                        WR_SEND | WR_SEND_WITH_IMM | WR_RDMA_WRITE | WR_RDMA_WRITE_WITH_IMM
+                    )))
+            || (self.kind == Kind::Ud && wr.to.is_none())
         {
             return Err(Errno::INVAL);
         }
@@ -221,12 +270,13 @@ impl Qp {
     /// In SQD requests wait, in ERR they are flushed, elsewhere they are refused (11.4.1.1).
     #[cold]
     fn post_elsewhere(&self, send: &mut SendQueue, wr: &SendWr<'_>, state: u8) -> Result<()> {
-        if state != State::Sqd as u8 && state != State::Err as u8 {
+        let fails = state == State::Err as u8 || state == State::Sqe as u8;
+        if state != State::Sqd as u8 && !fails {
             return Err(Errno::INVAL);
         }
         self.check(send, wr)?;
         send.posted = send.posted.wrapping_add(1);
-        if state == State::Err as u8 {
+        if fails {
             self.complete_send(wr, send.posted, WC_WR_FLUSH_ERR, 0);
         } else {
             send.parked.push_back(Parked::new(wr, send.posted));
@@ -241,7 +291,10 @@ impl Qp {
             status,
             opcode: completion_opcode(wr.opcode),
             vendor_err,
-            byte_len: if wr.opcode == WR_RDMA_READ { total_len(wr.sges) as u32 } else { 0 },
+            byte_len: match wr.opcode {
+                WR_RDMA_READ | WR_ATOMIC_CMP_AND_SWP | WR_ATOMIC_FETCH_AND_ADD => total_len(wr.sges) as u32,
+                _ => 0,
+            },
             qp_num: self.qpn,
             ..Wc::default()
         };
@@ -291,15 +344,15 @@ impl Qp {
                 return Some(Duration::from_millis(10));
             }
             let wr = parked.request();
-            let mut result = send.execute(self, &wr);
+            let mut result = self.carry_out(&mut send, &wr);
             if result == Err(Stop::NoReceive)
                 && who == Retrier::Thread
                 && let Some(target) = &send.target
             {
                 // From here on the receiver tells us; look once more for what it posted before.
-                target.entry.rnr_wait.store(1, Ordering::Relaxed);
+                target.ask_for_notice();
                 fence(Ordering::SeqCst);
-                result = send.execute(self, &wr);
+                result = self.carry_out(&mut send, &wr);
             }
             match result {
                 Ok(()) => {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::Kind;
 use crate::errno::{Errno, Result};
 use crate::progress::rnr_timer;
 
@@ -201,86 +202,74 @@ impl Attributes {
     }
 }
 
+/// Transports, as a set.
+type Kinds = u8;
+
+const RC: Kinds = 1 << Kind::Rc as u8;
+const UC: Kinds = 1 << Kind::Uc as u8;
+const UD: Kinds = 1 << Kind::Ud as u8;
+
 struct Transition {
+    kinds: Kinds,
     from: State,
     to: State,
     required: u32,
     optional: u32,
 }
 
-/// Transitions of a reliable connection besides those to RESET and ERR, which always exist
-/// (IBTA volume 1, 11.2.5.2, table 91).
-const TRANSITIONS: [Transition; 8] = {
+/// Transitions besides those to RESET and ERR, which always exist (IBTA volume 1, 11.2.5.2,
+/// table 91).
+#[rustfmt::skip]
+const TRANSITIONS: &[Transition] = {
+    use State::*;
     use attr::*;
-    [
-        Transition {
-            from: State::Reset,
-            to: State::Init,
-            required: PKEY_INDEX | PORT | ACCESS_FLAGS,
-            optional: 0,
-        },
-        Transition {
-            from: State::Init,
-            to: State::Init,
-            required: 0,
-            optional: PKEY_INDEX | PORT | ACCESS_FLAGS,
-        },
-        Transition {
-            from: State::Init,
-            to: State::Rtr,
-            required: AV | PATH_MTU | DEST_QPN | RQ_PSN | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER,
-            optional: ALT_PATH | ACCESS_FLAGS | PKEY_INDEX,
-        },
-        Transition {
-            from: State::Rtr,
-            to: State::Rts,
-            required: TIMEOUT | RETRY_CNT | RNR_RETRY | SQ_PSN | MAX_QP_RD_ATOMIC,
-            optional: CUR_STATE | ALT_PATH | ACCESS_FLAGS | MIN_RNR_TIMER | PATH_MIG_STATE,
-        },
-        Transition {
-            from: State::Rts,
-            to: State::Rts,
-            required: 0,
-            optional: CUR_STATE | ACCESS_FLAGS | ALT_PATH | PATH_MIG_STATE | MIN_RNR_TIMER,
-        },
-        Transition { from: State::Rts, to: State::Sqd, required: 0, optional: EN_SQD_ASYNC_NOTIFY },
-        Transition {
-            from: State::Sqd,
-            to: State::Rts,
-            required: 0,
-            optional: CUR_STATE | ALT_PATH | ACCESS_FLAGS | MIN_RNR_TIMER | PATH_MIG_STATE,
-        },
-        Transition {
-            from: State::Sqd,
-            to: State::Sqd,
-            required: 0,
-            optional: PORT
-                | AV
-                | TIMEOUT
-                | RETRY_CNT
-                | RNR_RETRY
-                | MAX_QP_RD_ATOMIC
-                | MAX_DEST_RD_ATOMIC
-                | CUR_STATE
-                | ALT_PATH
-                | ACCESS_FLAGS
-                | PKEY_INDEX
-                | MIN_RNR_TIMER
-                | PATH_MIG_STATE,
-        },
+    const fn row(kinds: Kinds, from: State, to: State, required: u32, optional: u32) -> Transition {
+        Transition { kinds, from, to, required, optional }
+    }
+    const PATH: u32 = ALT_PATH | PATH_MIG_STATE;
+    &[
+        row(RC | UC, Reset, Init, PKEY_INDEX | PORT | ACCESS_FLAGS, 0),
+        row(UD,      Reset, Init, PKEY_INDEX | PORT | QKEY, 0),
+        row(RC | UC, Init, Init, 0, PKEY_INDEX | PORT | ACCESS_FLAGS),
+        row(UD,      Init, Init, 0, PKEY_INDEX | PORT | QKEY),
+        row(RC,      Init, Rtr, AV | PATH_MTU | DEST_QPN | RQ_PSN | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER,
+                                ALT_PATH | ACCESS_FLAGS | PKEY_INDEX),
+        row(UC,      Init, Rtr, AV | PATH_MTU | DEST_QPN | RQ_PSN, ALT_PATH | ACCESS_FLAGS | PKEY_INDEX),
+        row(UD,      Init, Rtr, 0, PKEY_INDEX | QKEY),
+        row(RC,      Rtr, Rts, TIMEOUT | RETRY_CNT | RNR_RETRY | SQ_PSN | MAX_QP_RD_ATOMIC,
+                               CUR_STATE | ACCESS_FLAGS | MIN_RNR_TIMER | PATH),
+        row(UC,      Rtr, Rts, SQ_PSN, CUR_STATE | ACCESS_FLAGS | PATH),
+        row(UD,      Rtr, Rts, SQ_PSN, CUR_STATE | QKEY),
+        row(RC,      Rts, Rts, 0, CUR_STATE | ACCESS_FLAGS | MIN_RNR_TIMER | PATH),
+        row(UC,      Rts, Rts, 0, CUR_STATE | ACCESS_FLAGS | PATH),
+        row(UD,      Rts, Rts, 0, CUR_STATE | QKEY),
+        row(RC | UC | UD, Rts, Sqd, 0, EN_SQD_ASYNC_NOTIFY),
+        row(RC,      Sqd, Rts, 0, CUR_STATE | ACCESS_FLAGS | MIN_RNR_TIMER | PATH),
+        row(UC,      Sqd, Rts, 0, CUR_STATE | ACCESS_FLAGS | PATH),
+        row(UD,      Sqd, Rts, 0, CUR_STATE | QKEY),
+        row(RC,      Sqd, Sqd, 0, PORT | AV | TIMEOUT | RETRY_CNT | RNR_RETRY | MAX_QP_RD_ATOMIC | MAX_DEST_RD_ATOMIC
+                                | CUR_STATE | ACCESS_FLAGS | PKEY_INDEX | MIN_RNR_TIMER | PATH),
+        row(UC,      Sqd, Sqd, 0, AV | CUR_STATE | ACCESS_FLAGS | PKEY_INDEX | PATH),
+        row(UD,      Sqd, Sqd, 0, PKEY_INDEX | QKEY),
+        row(UC,      Sqe, Rts, 0, CUR_STATE | ACCESS_FLAGS),
+        row(UD,      Sqe, Rts, 0, CUR_STATE | QKEY),
     ]
 };
 
-/// EINVAL unless the transition exists and `mask` names all that it needs and nothing that it
-/// does not allow.
-pub(super) fn check_transition(from: State, to: State, mask: u32) -> Result<()> {
+/// EINVAL unless the transition exists for the transport and `mask` names all that it needs and
+/// nothing that it does not allow.
+pub(super) fn check_transition(kind: Kind, from: State, to: State, mask: u32) -> Result<()> {
     let named = mask & !attr::STATE;
     if matches!(to, State::Reset | State::Err) {
         // From RESET there is no way to ERR (table 91): nothing could be flushed.
         let exists = to == State::Reset || from != State::Reset;
         return if exists && named & !attr::CUR_STATE == 0 { Ok(()) } else { Err(Errno::INVAL) };
     }
-    let transition = TRANSITIONS.iter().find(|t| t.from == from && t.to == to).ok_or(Errno::INVAL)?;
+    let set = 1 << kind as u8;
+    let transition = TRANSITIONS
+        .iter()
+        .find(|t| t.kinds & set != 0 && t.from == from && t.to == to)
+        .ok_or(Errno::INVAL)?;
     let missing = transition.required & !named;
     let foreign = named & !(transition.required | transition.optional);
     if missing == 0 && foreign == 0 { Ok(()) } else { Err(Errno::INVAL) }
@@ -290,25 +279,29 @@ pub(super) fn check_transition(from: State, to: State, mask: u32) -> Result<()> 
 mod tests {
     use super::*;
 
+    const KINDS: [Kind; 3] = [Kind::Rc, Kind::Uc, Kind::Ud];
     const STATES: [State; 7] =
         [State::Reset, State::Init, State::Rtr, State::Rts, State::Sqd, State::Sqe, State::Err];
 
     #[test]
     fn each_required_attribute_is_required_and_no_other_is_allowed() {
-        for t in &TRANSITIONS {
-            assert_eq!(check_transition(t.from, t.to, t.required | attr::STATE), Ok(()));
+        for (t, kind) in TRANSITIONS.iter().flat_map(|t| KINDS.map(|kind| (t, kind))) {
+            if t.kinds & (1 << kind as u8) == 0 {
+                continue;
+            }
+            assert_eq!(check_transition(kind, t.from, t.to, t.required | attr::STATE), Ok(()));
             for bit in 0..21 {
                 let bit = 1u32 << bit;
                 if t.required & bit != 0 {
                     assert!(
-                        check_transition(t.from, t.to, t.required & !bit).is_err(),
+                        check_transition(kind, t.from, t.to, t.required & !bit).is_err(),
                         "{:?}->{:?}",
                         t.from,
                         t.to
                     );
                 } else if bit != attr::STATE {
                     let allowed = t.optional & bit != 0;
-                    assert_eq!(check_transition(t.from, t.to, t.required | bit).is_ok(), allowed);
+                    assert_eq!(check_transition(kind, t.from, t.to, t.required | bit).is_ok(), allowed);
                 }
             }
         }
@@ -317,8 +310,11 @@ mod tests {
     #[test]
     fn every_state_can_be_reset_and_all_but_reset_can_fail() {
         for from in STATES {
-            assert!(check_transition(from, State::Reset, attr::STATE).is_ok());
-            assert_eq!(check_transition(from, State::Err, attr::STATE).is_ok(), from != State::Reset);
+            assert!(check_transition(Kind::Rc, from, State::Reset, attr::STATE).is_ok());
+            assert_eq!(
+                check_transition(Kind::Rc, from, State::Err, attr::STATE).is_ok(),
+                from != State::Reset
+            );
         }
     }
 
@@ -333,8 +329,10 @@ mod tests {
             (State::Err, State::Init),
             (State::Err, State::Rts),
         ] {
-            assert!(check_transition(from, to, all).is_err());
-            assert!(check_transition(from, to, 0).is_err());
+            for kind in KINDS {
+                assert!(check_transition(kind, from, to, all).is_err());
+                assert!(check_transition(kind, from, to, 0).is_err());
+            }
         }
     }
 }

@@ -4,12 +4,12 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
 use crate::caps::{MAX_CQE, MAX_QP, MAX_QP_WR, MAX_SGE};
-use crate::cq::RemoteCq;
-use crate::layout::{CqRing, Cqe, QpEntry, RecvSlot, cq_ring_len, qp_state, recv_slot_len};
+use crate::cq::{CqFull, RemoteCq};
+use crate::layout::{CqRing, Cqe, QpEntry, RecvSlot, SrqRing, cq_ring_len, qp_state, recv_slot_len, srq_len};
 use crate::peer::Peer;
 use crate::types::Sge;
 
-/// Why a request cannot be carried out now.
+/// Whether a request can be carried out now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Readiness {
     Ready,
@@ -19,17 +19,45 @@ pub(super) enum Readiness {
     Gone,
 }
 
+/// A receive request that was found or taken.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Receive {
+    /// As in [`Cqe::sequence`].
+    pub(super) sequence: u32,
+    slot: u32,
+}
+
+/// What became of a shared receive queue when a request was taken from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Left {
+    Enough,
+    /// Fewer than its limit: the owner must be told.
+    BelowLimit,
+}
+
 #[derive(Debug)]
 pub(super) struct Target {
     pub(super) entry: &'static QpEntry,
     qpn: u32,
     life: u32,
-    slots: NonNull<u8>,
-    slot_len: usize,
-    mask: u32,
-    sges: u32,
+    srq: Option<SharedReceives>,
+    slots: Slots,
     pub(super) cq: RemoteCq,
     pub(super) pd: u32,
+}
+
+#[derive(Debug)]
+struct Slots {
+    base: NonNull<u8>,
+    len: usize,
+    mask: u32,
+    sges: u32,
+}
+
+#[derive(Debug)]
+struct SharedReceives {
+    ring: &'static SrqRing,
+    order: NonNull<u32>,
 }
 
 // SAFETY: points into the peer's arena, where everything is atomics or raw copies.
@@ -45,14 +73,20 @@ impl Target {
         if entry.qpn.load(Ordering::Acquire) != qpn {
             return None;
         }
-        let mask = entry.rq_mask.load(Ordering::Relaxed);
-        let sges = entry.rq_sges.load(Ordering::Relaxed);
-        if !power_of_two_mask(mask, MAX_QP_WR.next_power_of_two()) || sges == 0 || sges > MAX_SGE {
-            return None;
-        }
-        let slot_len = recv_slot_len(sges);
-        let slots =
-            peer.at(entry.rq.load(Ordering::Relaxed) as usize * 64, (mask as usize + 1) * slot_len)?;
+        let srq_at = entry.srq.load(Ordering::Relaxed) as usize * 64;
+        let (srq, slots) = if srq_at == 0 {
+            let (mask, sges) = (entry.rq_mask.load(Ordering::Relaxed), entry.rq_sges.load(Ordering::Relaxed));
+            (None, Slots::check(peer, entry.rq.load(Ordering::Relaxed) as usize * 64, mask, sges)?)
+        } else {
+            // SAFETY: in the arena, aligned to a line, and made of atomics.
+            let ring: &'static SrqRing =
+                unsafe { &*peer.at(srq_at, size_of::<SrqRing>())?.cast::<SrqRing>() };
+            let (mask, sges) = (ring.mask.load(Ordering::Acquire), ring.sges.load(Ordering::Relaxed));
+            let (slots_at, _) = srq_len(mask.checked_add(1)? as usize, sges.min(MAX_SGE));
+            let order = peer.at(srq_at + size_of::<SrqRing>(), (mask as usize + 1) * 4)?;
+            let slots = Slots::check(peer, srq_at + slots_at, mask, sges)?;
+            (Some(SharedReceives { ring, order: NonNull::new(order.cast())? }), slots)
+        };
         let at = entry.recv_cq.load(Ordering::Relaxed) as usize * 64;
         // SAFETY: in the arena, aligned to a line, and made of atomics.
         let ring: &'static CqRing = unsafe { &*peer.at(at, size_of::<CqRing>())?.cast::<CqRing>() };
@@ -65,47 +99,90 @@ impl Target {
             entry,
             qpn,
             life: entry.life.load(Ordering::Acquire),
-            slots: NonNull::new(slots)?,
-            slot_len,
-            mask,
-            sges,
+            srq,
+            slots,
             cq: RemoteCq { ring, mask: cq_mask },
             pd: entry.pd.load(Ordering::Relaxed),
         })
     }
 
-    /// Whether requests from the queue pair `me` can be carried out.
+    /// Whether the queue pair is still the one that was bound.
+    #[inline]
+    pub(super) fn is_same(&self) -> bool {
+        self.entry.qpn.load(Ordering::Relaxed) == self.qpn
+            && self.entry.life.load(Ordering::Relaxed) == self.life
+    }
+
+    /// Whether requests from the queue pair `me` can be carried out; `me` is zero for datagrams,
+    /// which may come from anybody.
     #[inline]
     pub(super) fn readiness(&self, me: u32) -> Readiness {
-        let entry = self.entry;
-        let state = entry.state.load(Ordering::Acquire);
-        let same =
-            entry.qpn.load(Ordering::Relaxed) == self.qpn && entry.life.load(Ordering::Relaxed) == self.life;
-        match state {
-            _ if !same => Readiness::Gone,
+        match self.entry.state.load(Ordering::Acquire) {
+            _ if !self.is_same() => Readiness::Gone,
             qp_state::RTR | qp_state::RTS | qp_state::SQD | qp_state::SQE => {
-                if entry.dest_qpn.load(Ordering::Relaxed) == me { Readiness::Ready } else { Readiness::Gone }
+                if me == 0 || self.entry.dest_qpn.load(Ordering::Relaxed) == me {
+                    Readiness::Ready
+                } else {
+                    Readiness::Gone
+                }
             }
             qp_state::RESET | qp_state::INIT => Readiness::NotYet,
             _ => Readiness::Gone,
         }
     }
 
-    /// The oldest receive request that is not used up: its sequence number.
+    /// Whether a receive request waits.
     #[inline]
-    pub(super) fn next_receive(&self) -> Option<u32> {
-        let head = self.entry.rq_head.load(Ordering::Relaxed);
-        (head != self.entry.rq_tail.load(Ordering::Acquire)).then_some(head)
+    pub(super) fn has_receive(&self) -> bool {
+        match &self.srq {
+            None => self.entry.rq_head.load(Ordering::Relaxed) != self.entry.rq_tail.load(Ordering::Acquire),
+            Some(srq) => srq.ring.head.load(Ordering::Relaxed) != srq.ring.tail.load(Ordering::Acquire),
+        }
+    }
+
+    /// Asks the receiver to say when it has posted again.
+    pub(super) fn ask_for_notice(&self) {
+        let wait = self.srq.as_ref().map_or(&self.entry.rnr_wait, |srq| &srq.ring.rnr_wait);
+        wait.store(1, Ordering::Relaxed);
+    }
+
+    /// Takes the oldest receive request. One of the queue pair's own stays until it is completed;
+    /// one of a shared queue is noted in the entry, so that its owner gets it back if we die.
+    #[inline]
+    pub(super) fn take_receive(&self, me: u32) -> Option<(Receive, Left)> {
+        let Some(srq) = &self.srq else {
+            let head = self.entry.rq_head.load(Ordering::Relaxed);
+            let waits = head != self.entry.rq_tail.load(Ordering::Acquire);
+            let receive = Receive { sequence: head, slot: head & self.slots.mask };
+            return waits.then_some((receive, Left::Enough));
+        };
+        let ring = srq.ring;
+        let guard = ring.lock.lock(me);
+        let head = ring.head.load(Ordering::Relaxed);
+        let tail = ring.tail.load(Ordering::Acquire);
+        if head == tail {
+            return None;
+        }
+        // SAFETY: the place is masked to those that exist; the value is checked below.
+        let slot = unsafe { srq.order.as_ptr().add((head & self.slots.mask) as usize).read_volatile() };
+        self.entry.srq_taken.store(slot.wrapping_add(1), Ordering::Relaxed);
+        ring.head.store(head.wrapping_add(1), Ordering::Release);
+        drop(guard);
+        let limit = ring.limit.load(Ordering::Relaxed);
+        let below =
+            limit != 0 && tail.wrapping_sub(head) - 1 < limit && ring.limit.swap(0, Ordering::AcqRel) != 0;
+        let slot = slot & self.slots.mask;
+        Some((Receive { sequence: slot, slot }, if below { Left::BelowLimit } else { Left::Enough }))
     }
 
     /// Copies a receive request's elements out of shared memory.
     #[inline]
-    pub(super) fn read_receive(&self, sequence: u32, out: &mut [Sge; MAX_SGE as usize]) -> usize {
-        // SAFETY: the index is masked to slots that exist and the count bounded by their size; the
-        // copy may be garbage if the owner misbehaves, and is checked like any other.
+    pub(super) fn read_receive(&self, receive: Receive, out: &mut [Sge; MAX_SGE as usize]) -> usize {
+        // SAFETY: the slot exists and the count is bounded by its size; the copy may be garbage if
+        // the owner misbehaves, and is checked like any other.
         unsafe {
-            let slot = self.slots.as_ptr().add((sequence & self.mask) as usize * self.slot_len);
-            let n = (*slot.cast::<RecvSlot>()).n_sge.load(Ordering::Relaxed).min(self.sges) as usize;
+            let slot = self.slots.base.as_ptr().add(receive.slot as usize * self.slots.len);
+            let n = (*slot.cast::<RecvSlot>()).n_sge.load(Ordering::Relaxed).min(self.slots.sges) as usize;
             let from = slot.add(size_of::<RecvSlot>()).cast::<Sge>();
             for (i, to) in out.iter_mut().take(n).enumerate() {
                 *to = from.add(i).read_volatile();
@@ -119,13 +196,32 @@ impl Target {
     pub(super) fn complete_receive(
         &self,
         me: u32,
+        receive: Receive,
         cqe: Cqe,
         solicited: bool,
-    ) -> Result<bool, crate::cq::CqFull> {
-        let signal = self.cq.push(me, Cqe { qpn: self.qpn, ..cqe }, solicited)?;
+    ) -> Result<bool, CqFull> {
+        let cqe = Cqe { qpn: self.qpn, sequence: receive.sequence, ..cqe };
+        let result = self.cq.push(me, cqe, solicited);
         // Only now: a receive that was used up but not completed would be lost if we died between.
-        self.entry.rq_head.store(cqe.sequence.wrapping_add(1), Ordering::Release);
-        Ok(signal)
+        match &self.srq {
+            None if result.is_ok() => {
+                self.entry.rq_head.store(receive.sequence.wrapping_add(1), Ordering::Release);
+            }
+            None => {}
+            Some(_) => self.entry.srq_taken.store(0, Ordering::Release),
+        }
+        result
+    }
+}
+
+impl Slots {
+    fn check(peer: &Peer, at: usize, mask: u32, sges: u32) -> Option<Self> {
+        if !power_of_two_mask(mask, MAX_QP_WR.next_power_of_two()) || sges == 0 || sges > MAX_SGE {
+            return None;
+        }
+        let len = recv_slot_len(sges);
+        let base = NonNull::new(peer.at(at, (mask as usize + 1) * len)?)?;
+        Some(Self { base, len, mask, sges })
     }
 }
 

@@ -8,12 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use millstream_shm::barrier;
-use millstream_shm::vm::{self, Direction, Piece};
+use millstream_shm::vm::{self, Direction};
 
 use super::Qp;
+use super::datagram::{self, Piece};
 use super::keys::{LocalKeys, Window};
 use super::send::SendQueue;
-use super::target::{Readiness, Target};
+use super::target::{Left, Readiness, Receive, Target};
 use crate::caps::MAX_SGE;
 use crate::cq::CqFull;
 use crate::event::{EVENT_QP_ACCESS_ERR, EVENT_QP_REQ_ERR};
@@ -21,10 +22,11 @@ use crate::greeting::{Message, Op};
 use crate::layout::Cqe;
 use crate::peer::Peer;
 use crate::types::{
-    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SEND_INLINE, SEND_SOLICITED, SendWr, Sge,
-    WC_FLAG_WITH_IMM, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR, WC_OP_RECV, WC_OP_RECV_RDMA_WITH_IMM,
-    WC_REM_ACCESS_ERR, WC_REM_INV_REQ_ERR, WC_REM_OP_ERR, WC_RETRY_EXC_ERR, WR_RDMA_READ, WR_RDMA_WRITE,
-    WR_RDMA_WRITE_WITH_IMM, WR_SEND_WITH_IMM, total_len, vendor,
+    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SEND_INLINE,
+    SEND_SOLICITED, SendWr, Sge, WC_FLAG_WITH_IMM, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR, WC_OP_RECV,
+    WC_OP_RECV_RDMA_WITH_IMM, WC_REM_ACCESS_ERR, WC_REM_INV_REQ_ERR, WC_REM_OP_ERR, WC_RETRY_EXC_ERR,
+    WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM,
+    WR_SEND_WITH_IMM, total_len, vendor,
 };
 
 /// Why a request was not carried out.
@@ -127,6 +129,7 @@ impl Transfer<'_> {
             WR_RDMA_WRITE => self.write(wr).map(|()| false),
             WR_RDMA_WRITE_WITH_IMM => self.write_with_imm(wr),
             WR_RDMA_READ => self.read(wr).map(|()| false),
+            WR_ATOMIC_CMP_AND_SWP | WR_ATOMIC_FETCH_AND_ADD => self.atomic(wr).map(|()| false),
             _ => self.send(wr),
         }
     }
@@ -154,9 +157,74 @@ impl Transfer<'_> {
     }
 
     fn write_with_imm(&mut self, wr: &SendWr<'_>) -> Result<bool, Stop> {
-        let sequence = self.target.next_receive().ok_or(Stop::NoReceive)?;
+        if !self.target.has_receive() {
+            return Err(Stop::NoReceive);
+        }
         self.write(wr)?;
-        self.complete(wr, sequence, WC_OP_RECV_RDMA_WITH_IMM, total_len(wr.sges) as u32)
+        // Another sender may have taken it; the data is then written again, as after a real RNR NAK.
+        let receive = self.take_receive()?;
+        self.complete(wr, receive, WC_OP_RECV_RDMA_WITH_IMM, total_len(wr.sges) as u32)
+    }
+
+    #[inline]
+    fn take_receive(&self) -> Result<Receive, Stop> {
+        let (receive, left) = self.target.take_receive(self.qp.host.pid).ok_or(Stop::NoReceive)?;
+        if left == Left::BelowLimit {
+            let qpn = self.target.entry.qpn.load(Ordering::Relaxed);
+            self.peer.tell(self.qp.host, Message::new(Op::LimitReached, [qpn]));
+        }
+        Ok(receive)
+    }
+
+    /// Changes eight bytes at the target and brings back what was there (9.4.5).
+    fn atomic(&mut self, wr: &SendWr<'_>) -> Result<(), Stop> {
+        let denied = |cause| refused(WC_REM_ACCESS_ERR, cause, EVENT_QP_ACCESS_ERR);
+        if self.target.entry.access.load(Ordering::Relaxed) & ACCESS_REMOTE_ATOMIC == 0 {
+            return Err(denied(vendor::PERMISSION));
+        }
+        if !wr.remote_addr.is_multiple_of(8) {
+            return Err(refused(WC_REM_INV_REQ_ERR, vendor::BOUNDS, EVENT_QP_REQ_ERR));
+        }
+        let [sge] = wr.sges else { return Err(failed(WC_LOC_LEN_ERR, vendor::BOUNDS)) };
+        if sge.length != 8 {
+            return Err(failed(WC_LOC_LEN_ERR, vendor::BOUNDS));
+        }
+        let to = self
+            .local
+            .find(self.qp.host, self.qp.pd.id, sge.addr, 8, sge.lkey, ACCESS_LOCAL_WRITE)
+            .map_err(|cause| failed(WC_LOC_PROT_ERR, cause))?;
+        let window = self.remote.find(self.peer, wr.rkey).map_err(denied)?;
+        check(window, self.target.pd, wr.remote_addr, 8, ACCESS_REMOTE_ATOMIC).map_err(denied)?;
+        let word = window.map_word(wr.remote_addr);
+        let old = match (word, wr.opcode) {
+            (Some(word), WR_ATOMIC_CMP_AND_SWP) => word
+                .compare_exchange(wr.compare_add, wr.swap, Ordering::AcqRel, Ordering::Acquire)
+                .unwrap_or_else(|old| old),
+            (Some(word), _) => word.fetch_add(wr.compare_add, Ordering::AcqRel),
+            (None, _) => self.atomic_by_copies(wr)?,
+        };
+        // SAFETY: eight bytes of the application's registered memory.
+        unsafe { to.cast::<u64>().write_volatile_unaligned(old) };
+        Ok(())
+    }
+
+    /// The same for memory that only some initiators can map: one initiator at a time.
+    #[cold]
+    fn atomic_by_copies(&mut self, wr: &SendWr<'_>) -> Result<u64, Stop> {
+        let gone = failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE);
+        let window = self.remote.find(self.peer, wr.rkey).map_err(|_| gone)?;
+        let lock = self.peer.atomics().ok_or(gone)?;
+        let _guard = lock.lock(self.qp.host.pid);
+        let mut old = [0u8; 8];
+        load(window, self.peer, wr.remote_addr, old.as_mut_ptr(), 8)?;
+        let old = u64::from_ne_bytes(old);
+        let new = match wr.opcode {
+            WR_ATOMIC_CMP_AND_SWP if old != wr.compare_add => return Ok(old),
+            WR_ATOMIC_CMP_AND_SWP => wr.swap,
+            _ => old.wrapping_add(wr.compare_add),
+        };
+        store(window, self.peer, wr.remote_addr, new.to_ne_bytes().as_ptr(), 8)?;
+        Ok(old)
     }
 
     fn read(&mut self, wr: &SendWr<'_>) -> Result<(), Stop> {
@@ -183,56 +251,32 @@ impl Transfer<'_> {
     }
 
     fn send(&mut self, wr: &SendWr<'_>) -> Result<bool, Stop> {
-        let sequence = self.target.next_receive().ok_or(Stop::NoReceive)?;
+        // Our own faults are found before a request is taken that others could use.
+        let mut pieces: [Piece; MAX_SGE as usize] = [(std::ptr::null(), 0); MAX_SGE as usize];
+        let count = datagram::pieces(self.local, self.qp, wr, &mut pieces)?;
+        let receive = self.take_receive()?;
         let mut elements = [Sge::default(); MAX_SGE as usize];
-        let n = self.target.read_receive(sequence, &mut elements);
+        let n = self.target.read_receive(receive, &mut elements);
         let elements = &elements[..n];
         let len = total_len(wr.sges);
         if len > total_len(elements) {
-            self.fail_receive(sequence, WC_LOC_LEN_ERR, 0);
+            self.fail_receive(receive, WC_LOC_LEN_ERR, vendor::BOUNDS);
             return Err(refused(WC_REM_INV_REQ_ERR, vendor::BOUNDS, NO_EVENT));
         }
-        if let Err((stop, receiver_fault)) = self.scatter(wr, elements) {
-            if let Some(cause) = receiver_fault {
-                self.fail_receive(sequence, WC_LOC_PROT_ERR, cause);
-            }
-            return Err(stop);
+        let message = pieces[..count].iter().copied();
+        // SAFETY: the pieces are the application's registered (or inline) memory.
+        if let Err(fault) = unsafe { scatter(self.remote, self.peer, self.target.pd, message, elements) } {
+            let cause = if let Fault::Receiver(cause) = fault { cause } else { vendor::COPY };
+            self.fail_receive(receive, WC_LOC_PROT_ERR, cause);
+            return Err(fault.into());
         }
-        self.complete(wr, sequence, WC_OP_RECV, len as u32)
-    }
-
-    /// Copies the request's elements into the receiver's. A fault of the receiver comes with its cause.
-    fn scatter(&mut self, wr: &SendWr<'_>, elements: &[Sge]) -> Result<(), (Stop, Option<u32>)> {
-        let mut into = elements.iter().filter(|e| e.length != 0);
-        let mut room = Sge::default();
-        for sge in wr.sges {
-            let mut from = source(self.local, self.qp, wr, sge).map_err(|stop| (stop, None))?.cast_const();
-            let mut left = sge.length;
-            while left != 0 {
-                if room.length == 0 {
-                    room = *into.next().expect("the lengths were compared");
-                }
-                let n = left.min(room.length);
-                let fault = |cause| (refused(WC_REM_OP_ERR, cause, NO_EVENT), Some(cause));
-                let window = self.remote.find(self.peer, room.lkey).map_err(fault)?;
-                check(window, self.target.pd, room.addr, u64::from(n), ACCESS_LOCAL_WRITE).map_err(fault)?;
-                store(window, self.peer, room.addr, from, n as usize).map_err(|stop| (stop, None))?;
-                // SAFETY: within the element that was checked.
-                from = unsafe { from.add(n as usize) };
-                left -= n;
-                room.length -= n;
-                // The element's last byte may be the last of the address space.
-                room.addr = room.addr.wrapping_add(u64::from(n));
-            }
-        }
-        Ok(())
+        self.complete(wr, receive, WC_OP_RECV, len as u32)
     }
 
     #[inline]
-    fn complete(&self, wr: &SendWr<'_>, sequence: u32, opcode: u32, byte_len: u32) -> Result<bool, Stop> {
+    fn complete(&self, wr: &SendWr<'_>, receive: Receive, opcode: u32, byte_len: u32) -> Result<bool, Stop> {
         let with_imm = matches!(wr.opcode, WR_RDMA_WRITE_WITH_IMM | WR_SEND_WITH_IMM);
         let cqe = Cqe {
-            sequence,
             opcode,
             byte_len,
             imm: if with_imm { wr.imm } else { 0 },
@@ -240,22 +284,74 @@ impl Transfer<'_> {
             ..Cqe::default()
         };
         self.target
-            .complete_receive(self.qp.host.pid, cqe, wr.flags & SEND_SOLICITED != 0)
+            .complete_receive(self.qp.host.pid, receive, cqe, wr.flags & SEND_SOLICITED != 0)
             .map_err(|CqFull| refused(WC_REM_OP_ERR, vendor::CQ_FULL, EVENT_QP_REQ_ERR))
     }
 
     /// The receiver's own request was at fault: it completes with an error, and its queue pair fails.
-    fn fail_receive(&self, sequence: u32, status: u32, vendor_err: u32) {
-        let cqe = Cqe { sequence, status, opcode: WC_OP_RECV, vendor_err, ..Cqe::default() };
-        if let Ok(true) = self.target.complete_receive(self.qp.host.pid, cqe, true) {
+    fn fail_receive(&self, receive: Receive, status: u32, detail: u32) {
+        let cqe = Cqe { status, opcode: WC_OP_RECV, detail, ..Cqe::default() };
+        if let Ok(true) = self.target.complete_receive(self.qp.host.pid, receive, cqe, true) {
             self.peer.signal(self.target.cq.ring.channel.load(Ordering::Relaxed));
         }
     }
 }
 
+/// Whose fault it is that a message could not be placed.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Fault {
+    /// The receiver's request, with the cause.
+    Receiver(u32),
+    /// The way there.
+    Copy(Stop),
+}
+
+impl From<Fault> for Stop {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Receiver(cause) => refused(WC_REM_OP_ERR, cause, NO_EVENT),
+            Fault::Copy(stop) => stop,
+        }
+    }
+}
+
+/// Copies a message into a receive request's elements, which are at least as long.
+///
+/// # Safety
+/// The pieces are readable memory.
+#[inline]
+pub(super) unsafe fn scatter(
+    keys: &mut super::keys::RemoteKeys,
+    peer: &Arc<Peer>,
+    pd: u32,
+    message: impl Iterator<Item = Piece>,
+    elements: &[Sge],
+) -> Result<(), Fault> {
+    let mut into = elements.iter().filter(|e| e.length != 0);
+    let mut room = Sge::default();
+    for (mut from, mut left) in message {
+        while left != 0 {
+            if room.length == 0 {
+                room = *into.next().expect("the lengths were compared");
+            }
+            let n = left.min(room.length);
+            let window = keys.find(peer, room.lkey).map_err(Fault::Receiver)?;
+            check(window, pd, room.addr, u64::from(n), ACCESS_LOCAL_WRITE).map_err(Fault::Receiver)?;
+            store(window, peer, room.addr, from, n as usize).map_err(Fault::Copy)?;
+            // SAFETY: within the piece.
+            from = unsafe { from.add(n as usize) };
+            left -= n;
+            room.length -= n;
+            // The element's last byte may be the last of the address space.
+            room.addr = room.addr.wrapping_add(u64::from(n));
+        }
+    }
+    Ok(())
+}
+
 /// Where a request's element lies in this process.
 #[inline]
-fn source(local: &mut LocalKeys, qp: &Qp, wr: &SendWr<'_>, sge: &Sge) -> Result<*mut u8, Stop> {
+pub(super) fn source(local: &mut LocalKeys, qp: &Qp, wr: &SendWr<'_>, sge: &Sge) -> Result<*mut u8, Stop> {
     if wr.flags & SEND_INLINE != 0 {
         return Ok(sge.addr as *mut u8);
     }
@@ -331,8 +427,8 @@ fn partly(
             }
             continue;
         }
-        let piece = Piece { base: here as u64, len: n as u64 };
-        let remote = Piece { base: window.va(start), len: n as u64 };
+        let piece = vm::Piece { base: here as u64, len: n as u64 };
+        let remote = vm::Piece { base: window.va(start), len: n as u64 };
         // SAFETY: the local piece is the application's registered (or inline) memory.
         unsafe { vm::copy(peer.pid, &[piece], remote, direction) }.map_err(|error| {
             if error.raw_os_error() == Some(libc::ESRCH) {

@@ -1,0 +1,122 @@
+//! Unreliable datagrams: one queue pair, many receivers, nothing told back.
+//!
+//! A queue pair that receives datagrams has many initiators at once, so the delivery is done under
+//! a lease in its entry, which also is what its owner waits for when it takes memory away. Whatever
+//! the receiver's side cannot take is dropped, as on a wire (IBTA volume 1, 9.8.2).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::keys::RemoteKeys;
+use super::target::{Readiness, Target};
+use super::transfer::{self, Stop};
+use super::{Kind, Qp};
+use crate::caps::MAX_SGE;
+use crate::layout::Cqe;
+use crate::peer::Peer;
+use crate::types::{
+    Destination, SEND_SOLICITED, SendWr, Sge, WC_FLAG_GRH, WC_FLAG_WITH_IMM, WC_OP_RECV, WR_SEND_WITH_IMM,
+    total_len,
+};
+
+/// Longest datagram: the port's MTU, bytes.
+pub(super) const MAX_DATAGRAM: u64 = 4096;
+
+/// Receivers that a queue pair has sent to, by number.
+#[derive(Debug, Default)]
+pub(super) struct Receivers(HashMap<u32, Receiver>);
+
+/// More are forgotten, all at once: finding one again costs a microsecond.
+const REMEMBERED: usize = 1024;
+
+#[derive(Debug)]
+struct Receiver {
+    // Order matters: what points into the peer's arena goes before the peer.
+    target: Target,
+    keys: RemoteKeys,
+    peer: Arc<Peer>,
+}
+
+impl Receivers {
+    fn find(&mut self, qp: &Qp, to: &Destination) -> Option<&mut Receiver> {
+        let known = self.0.get(&to.qpn).is_some_and(|r| r.peer.alive() && r.target.is_same());
+        if !known {
+            self.0.remove(&to.qpn);
+            if self.0.len() >= REMEMBERED {
+                self.0.clear();
+            }
+            let peer = qp.host.peer_of(to.qpn).ok()?;
+            let target = Target::bind(&peer, to.qpn)?;
+            self.0.insert(to.qpn, Receiver { target, keys: RemoteKeys::default(), peer });
+        }
+        self.0.get_mut(&to.qpn)
+    }
+}
+
+/// One local piece of a message.
+pub(super) type Piece = (*const u8, u32);
+
+/// Delivers a datagram, or drops it.
+///
+/// # Safety
+/// The pieces are readable memory.
+pub(super) unsafe fn deliver(receivers: &mut Receivers, qp: &Qp, wr: &SendWr<'_>, pieces: &[Piece]) {
+    let Some(to) = wr.to.filter(|to| to.on_this_host) else { return };
+    let Some(receiver) = receivers.find(qp, &to) else { return };
+    let Receiver { target, keys, peer } = receiver;
+    let entry = target.entry;
+    let guard = entry.delivery.lock(qp.host.pid);
+    let right_kind = entry.kind.load(Ordering::Relaxed) == Kind::Ud as u32;
+    if target.readiness(0) != Readiness::Ready || !right_kind || entry.qkey.load(Ordering::Relaxed) != to.qkey
+    {
+        return;
+    }
+    let Some((receive, _)) = target.take_receive(qp.host.pid) else { return };
+    let mut elements = [Sge::default(); MAX_SGE as usize];
+    let n = target.read_receive(receive, &mut elements);
+    let elements = &elements[..n];
+    let len = total_len(wr.sges);
+    let mut status = 0;
+    if len + to.grh.len() as u64 > total_len(elements) {
+        // The message is dropped, and the request with it would be lost silently: it completes in
+        // error and the queue pair lives (9.8.3.2 leaves this to the adapter).
+        status = crate::types::WC_LOC_LEN_ERR;
+    } else {
+        let header: Piece = (to.grh.as_ptr(), to.grh.len() as u32);
+        let message = std::iter::once(header).chain(pieces.iter().copied());
+        // SAFETY: the header is ours and the caller vouches for the pieces.
+        if unsafe { transfer::scatter(keys, peer, target.pd, message, elements) }.is_err() {
+            status = crate::types::WC_LOC_PROT_ERR;
+        }
+    }
+    let with_imm = wr.opcode == WR_SEND_WITH_IMM;
+    let cqe = Cqe {
+        status,
+        opcode: WC_OP_RECV,
+        byte_len: (len + to.grh.len() as u64) as u32,
+        imm: if with_imm { wr.imm } else { 0 },
+        wc_flags: WC_FLAG_GRH | if with_imm { WC_FLAG_WITH_IMM } else { 0 },
+        detail: if status == 0 { qp.qpn } else { 0 },
+        ..Cqe::default()
+    };
+    let solicited = wr.flags & SEND_SOLICITED != 0 || status != 0;
+    let signal = target.complete_receive(qp.host.pid, receive, cqe, solicited).unwrap_or(false);
+    drop(guard);
+    if signal {
+        peer.signal(target.cq.ring.channel.load(Ordering::Relaxed));
+    }
+}
+
+/// Finds the local pieces of a datagram; `Stop` is the sender's own fault.
+pub(super) fn pieces(
+    local: &mut super::keys::LocalKeys,
+    qp: &Qp,
+    wr: &SendWr<'_>,
+    out: &mut [Piece; MAX_SGE as usize],
+) -> Result<usize, Stop> {
+    for (sge, piece) in wr.sges.iter().zip(out.iter_mut()) {
+        *piece = (transfer::source(local, qp, wr, sge)?.cast_const(), sge.length);
+    }
+    Ok(wr.sges.len().min(out.len()))
+}

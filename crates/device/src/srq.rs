@@ -1,0 +1,216 @@
+//! Shared receive queues: requests that the peers of many queue pairs take from, each once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use millstream_shm::{Block, SpinLock};
+
+use crate::caps::{MAX_QP_WR, MAX_SGE};
+use crate::errno::{Errno, Result};
+use crate::event::{AsyncEvent, EVENT_SRQ_LIMIT_REACHED};
+use crate::greeting::{Message, Op};
+use crate::host::Host;
+use crate::layout::{RecvSlot, SrqRing, recv_slot_len, srq_len};
+use crate::pd::Pd;
+use crate::types::Sge;
+
+/// A shared receive queue.
+#[derive(Debug)]
+pub struct Srq {
+    pd: Arc<Pd>,
+    host: &'static Host,
+    block: Block,
+    ring: &'static SrqRing,
+    /// Offset of the slots in the block.
+    slots: usize,
+    max_wr: u32,
+    max_sge: u32,
+    poster: SpinLock<Poster>,
+    names: Box<[AtomicU64]>,
+    posted: Box<[AtomicBool]>,
+    /// Queue pairs that use this queue.
+    users: AtomicU32,
+    /// The caller's handle, for events about this queue.
+    pub user: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Poster {
+    tail: u32,
+    free: Vec<u32>,
+}
+
+impl Srq {
+    /// Makes a queue for `max_wr` requests of `max_sge` elements.
+    ///
+    /// # Errors
+    /// EINVAL for sizes beyond the device's, ENOMEM when the arena is full.
+    pub fn new(pd: &Arc<Pd>, max_wr: u32, max_sge: u32) -> Result<Arc<Self>> {
+        if max_wr == 0 || max_wr > MAX_QP_WR || max_sge > MAX_SGE {
+            return Err(Errno::INVAL);
+        }
+        let max_sge = max_sge.max(1);
+        let count = max_wr.next_power_of_two();
+        let (slots, len) = srq_len(count as usize, max_sge);
+        let host = pd.context.host;
+        let block = host.arena.alloc(len).ok_or(Errno::NOMEM)?;
+        // SAFETY: a fresh zeroed block, released only when this queue is dropped; all atomics.
+        let ring: &'static SrqRing = unsafe { host.arena.at(block.offset).cast::<SrqRing>().as_ref() };
+        ring.sges.store(max_sge, Ordering::Relaxed);
+        ring.pd.store(pd.id, Ordering::Relaxed);
+        ring.number.store(host.next_id(), Ordering::Relaxed);
+        ring.mask.store(count - 1, Ordering::Release);
+        Ok(Arc::new(Self {
+            pd: pd.clone(),
+            host,
+            block,
+            ring,
+            slots,
+            max_wr,
+            max_sge,
+            poster: SpinLock::new(Poster { tail: 0, free: (0..max_wr).rev().collect() }),
+            names: (0..count).map(|_| AtomicU64::new(0)).collect(),
+            posted: (0..count).map(|_| AtomicBool::new(false)).collect(),
+            users: AtomicU32::new(0),
+            user: AtomicU64::new(0),
+        }))
+    }
+
+    /// Requests that may be outstanding.
+    #[must_use]
+    pub fn max_wr(&self) -> u32 {
+        self.max_wr
+    }
+
+    /// Elements in a request.
+    #[must_use]
+    pub fn max_sge(&self) -> u32 {
+        self.max_sge
+    }
+
+    /// A number that no other queue of the process has.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.ring.number.load(Ordering::Relaxed)
+    }
+
+    /// The limit below which an event is raised; zero once it was.
+    #[must_use]
+    pub fn limit(&self) -> u32 {
+        self.ring.limit.load(Ordering::Acquire)
+    }
+
+    /// Asks for one event when fewer than `limit` requests are left.
+    ///
+    /// # Errors
+    /// EINVAL for more than the queue holds.
+    pub fn set_limit(self: &Arc<Self>, limit: u32) -> Result<()> {
+        if limit > self.max_wr {
+            return Err(Errno::INVAL);
+        }
+        self.ring.limit.store(limit, Ordering::SeqCst);
+        let left = self.poster.lock().tail.wrapping_sub(self.ring.head.load(Ordering::Acquire));
+        if left < limit && self.ring.limit.swap(0, Ordering::AcqRel) != 0 {
+            self.limit_reached();
+        }
+        Ok(())
+    }
+
+    /// A consumer left fewer requests than the limit.
+    pub(crate) fn limit_reached(self: &Arc<Self>) {
+        self.pd.context.raise(AsyncEvent::Srq(self.clone(), EVENT_SRQ_LIMIT_REACHED));
+    }
+
+    /// Posts a receive request.
+    ///
+    /// # Errors
+    /// EINVAL for too many elements, ENOMEM when the queue is full.
+    pub fn post(&self, wr_id: u64, sges: &[Sge]) -> Result<()> {
+        if sges.len() > self.max_sge as usize {
+            return Err(Errno::INVAL);
+        }
+        let mut poster = self.poster.lock();
+        let slot = poster.free.pop().ok_or(Errno::NOMEM)?;
+        let mask = self.ring.mask.load(Ordering::Relaxed) & (self.names.len() as u32 - 1);
+        let base = self.host.arena.at(self.block.offset).as_ptr();
+        // SAFETY: slot and place in the order are inside the block; the slot is free.
+        unsafe {
+            let at = base.add(self.slots + slot as usize * recv_slot_len(self.max_sge));
+            let elements = at.add(size_of::<RecvSlot>()).cast::<Sge>();
+            elements.copy_from_nonoverlapping(sges.as_ptr(), sges.len());
+            (*at.cast::<RecvSlot>()).n_sge.store(sges.len() as u32, Ordering::Relaxed);
+            let order = base.add(size_of::<SrqRing>()).cast::<u32>();
+            order.add((poster.tail & mask) as usize).write_volatile(slot);
+        }
+        self.names[slot as usize].store(wr_id, Ordering::Relaxed);
+        self.posted[slot as usize].store(true, Ordering::Release);
+        poster.tail = poster.tail.wrapping_add(1);
+        self.ring.tail.store(poster.tail, Ordering::Release);
+        drop(poster);
+        if self.ring.rnr_wait.load(Ordering::Relaxed) != 0 {
+            self.wake_senders();
+        }
+        Ok(())
+    }
+
+    /// Peers' requests wait for this receive; whoever comes first gets it.
+    #[cold]
+    fn wake_senders(&self) {
+        if self.ring.rnr_wait.swap(0, Ordering::AcqRel) == 0 {
+            return;
+        }
+        for qp in self.host.all_qps() {
+            if qp.uses_srq(self)
+                && let Some((peer, sender)) = qp.sender()
+            {
+                peer.tell(self.host, Message::new(Op::Refilled, [sender]));
+            }
+        }
+    }
+
+    /// Takes the request in `slot` as completed: its name, once.
+    #[inline]
+    pub(crate) fn complete(&self, slot: u32) -> Option<u64> {
+        if !self.posted.get(slot as usize)?.swap(false, Ordering::AcqRel) {
+            return None;
+        }
+        let name = self.names[slot as usize].load(Ordering::Relaxed);
+        self.poster.lock().free.push(slot);
+        Some(name)
+    }
+
+    /// Takes back a request that a peer took and will not complete.
+    pub(crate) fn reclaim(&self, slot: u32) {
+        let _ = self.complete(slot);
+    }
+
+    pub(crate) fn arena_offset(&self) -> u32 {
+        (self.block.offset / 64) as u32
+    }
+
+    pub(crate) fn attach(&self) {
+        self.users.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn detach(&self) {
+        self.users.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Ends the queue's life.
+    ///
+    /// # Errors
+    /// EBUSY while queue pairs use it.
+    pub fn destroy(self: &Arc<Self>) -> Result<()> {
+        if self.users.load(Ordering::Acquire) != 0 {
+            return Err(Errno::BUSY);
+        }
+        self.pd.context.forget(|event| matches!(event, AsyncEvent::Srq(srq, _) if Arc::ptr_eq(srq, self)));
+        Ok(())
+    }
+}
+
+impl Drop for Srq {
+    fn drop(&mut self) {
+        self.host.arena.release(self.block);
+    }
+}
