@@ -1,0 +1,119 @@
+//! Reading single events back, for pictures and for checks. Analysis reads the file with any HDF5
+//! library.
+
+use std::path::{Path, PathBuf};
+
+use hdf5_metno::types::VarLenUnicode;
+use hdf5_metno::{File, H5Type, Hyperslab, SliceOrIndex};
+use ndarray::IxDyn;
+
+use crate::error::{FileError, said};
+use crate::metadata::{FORMAT, VERSION};
+
+/// A file of events, open for reading.
+#[derive(Debug)]
+pub struct EventReader {
+    path: PathBuf,
+    file: File,
+    numbers: Vec<u64>,
+}
+
+/// What the trigger decided for an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trigger {
+    /// The decision map: bits of all samples, least significant first.
+    pub decisions: Vec<u8>,
+    /// Number of bits set.
+    pub bits_set: u32,
+    /// First sample with a bit set.
+    pub first_sample: Option<u32>,
+    /// Patch of the lowest bit set in that sample.
+    pub first_patch: Option<u32>,
+}
+
+impl EventReader {
+    /// Opens the file and reads the numbers of its events.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, FileError> {
+        let path = path.as_ref().to_owned();
+        // The library's own message for a missing file is half a page.
+        std::fs::metadata(&path).map_err(|cause| FileError::io(&path, "open", cause))?;
+        let fail = |object: &str, cause: hdf5_metno::Error| read_error(&path, object, &cause);
+        // A file that has its name does not change any more.
+        let file = File::with_options().with_fapl(|access| access.file_locking(false)).open(&path);
+        let file = file.map_err(|cause| fail("file", cause))?;
+        let foreign = |field: &str, found: String, expected: String| FileError::Foreign {
+            path: path.clone(),
+            field: format!("attribute {field}"),
+            found,
+            expected,
+        };
+        let format = file.attr("format").and_then(|format| format.read_scalar::<VarLenUnicode>());
+        match &format {
+            Ok(format) if format.as_str() == FORMAT => {}
+            Ok(format) => return Err(foreign("format", format!("{format:?}"), format!("{FORMAT:?}"))),
+            Err(_) => return Err(foreign("format", "missing".into(), format!("{FORMAT:?}"))),
+        }
+        let version = file.attr("version").and_then(|version| version.read_scalar::<u32>());
+        let version = version.map_err(|cause| fail("attribute version", cause))?;
+        if version != VERSION {
+            return Err(foreign("version", version.to_string(), VERSION.to_string()));
+        }
+        let numbers = file.dataset("events/number").and_then(|numbers| numbers.read_raw());
+        let numbers = numbers.map_err(|cause| fail("events/number", cause))?;
+        Ok(Self { path, file, numbers })
+    }
+
+    /// Numbers of the events, row by row.
+    pub fn numbers(&self) -> &[u64] {
+        &self.numbers
+    }
+
+    /// One event's row of a dataset of i16, such as
+    /// [`camera::WAVEFORMS_DATASET`](crate::camera::WAVEFORMS_DATASET), in C order.
+    pub fn row_i16(&self, dataset: &str, row: usize) -> Result<Vec<i16>, FileError> {
+        self.row(dataset, row)
+    }
+
+    /// One event's row of a dataset of u8, in C order.
+    pub fn row_u8(&self, dataset: &str, row: usize) -> Result<Vec<u8>, FileError> {
+        self.row(dataset, row)
+    }
+
+    /// What the trigger decided for the event, if the file has decisions.
+    pub fn trigger(&self, row: usize) -> Result<Option<Trigger>, FileError> {
+        if !self.file.link_exists("trigger") {
+            return Ok(None);
+        }
+        let first = |dataset| {
+            let found: Vec<i32> = self.row(dataset, row)?;
+            Ok(found.first().and_then(|&first| u32::try_from(first).ok()))
+        };
+        let bits_set: Vec<u32> = self.row("trigger/bits_set", row)?;
+        Ok(Some(Trigger {
+            decisions: self.row("trigger/decisions", row)?,
+            bits_set: bits_set.into_iter().sum(),
+            first_sample: first("trigger/first_sample")?,
+            first_patch: first("trigger/first_patch")?,
+        }))
+    }
+
+    fn row<T: H5Type>(&self, dataset: &str, row: usize) -> Result<Vec<T>, FileError> {
+        let rows = self.numbers.len();
+        if row >= rows {
+            return Err(FileError::NoRow { path: self.path.clone(), row, rows });
+        }
+        let read = || {
+            let dataset = self.file.dataset(dataset)?;
+            let mut place = vec![SliceOrIndex::from(row..row + 1)];
+            place.extend((1..dataset.ndim()).map(|_| SliceOrIndex::from(..)));
+            let row = dataset.as_reader().no_convert().read_slice::<T, _, IxDyn>(Hyperslab::from(place))?;
+            Ok(row.into_raw_vec_and_offset().0)
+        };
+        read().map_err(|cause| read_error(&self.path, dataset, &cause))
+    }
+}
+
+fn read_error(path: &Path, object: &str, cause: &hdf5_metno::Error) -> FileError {
+    let (path, object) = (path.to_owned(), object.to_owned());
+    FileError::Hdf5 { path, doing: "read", object, cause: said(cause) }
+}

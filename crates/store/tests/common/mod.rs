@@ -1,0 +1,141 @@
+//! The camera's data in this repository, as events and as a schema.
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use millstream_fragment::stream::Stream;
+use millstream_fragment::unpack::unpack;
+use millstream_fragment::{Fragment, SourceId};
+use millstream_store::camera::{self, Camera};
+use millstream_store::{Attribute, Event, EventWriter, Input, Run, Schema, Source};
+
+/// One event, with its fragments where they lie in the mapped files.
+pub(crate) struct Recorded<'a> {
+    pub(crate) number: u64,
+    pub(crate) fragments: Vec<(SourceId, Fragment<'a>)>,
+    pub(crate) decisions: &'a [u8],
+}
+
+impl Recorded<'_> {
+    pub(crate) fn event(&self) -> Event<'_> {
+        let (number, fragments) = (self.number, &self.fragments);
+        Event { number, batch: number / 8, fragments, decisions: self.decisions }
+    }
+}
+
+pub(crate) fn data() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/sst1m")
+}
+
+/// The three crates' files, and what the camera's trigger decided.
+pub(crate) struct Files {
+    pub(crate) crates: Vec<Stream>,
+    pub(crate) truth: Stream,
+}
+
+impl Files {
+    pub(crate) fn open() -> Self {
+        let unpacked = Path::new(env!("CARGO_TARGET_TMPDIR")).join("sst1m");
+        let mut streams: Vec<Stream> =
+            unpack(&data(), &unpacked).unwrap().iter().map(|file| Stream::open(file).unwrap()).collect();
+        let truth = streams.iter().position(|stream| stream.path().ends_with("truth.mfs")).unwrap();
+        let truth = streams.remove(truth);
+        assert_eq!(streams.len(), 3);
+        Self { crates: streams, truth }
+    }
+
+    pub(crate) fn schema(&self, replay: u64) -> Schema {
+        let inputs = self.crates.iter().map(|stream| Input {
+            name: stream.path().file_name().unwrap().to_str().unwrap().to_owned(),
+            bytes: stream.mapping().len() as u64,
+            checksum: format!("crc32:{:08x}", Fragment::new(0, stream.mapping()).crc),
+        });
+        let run = Run {
+            name: "sst1m test".into(),
+            replay,
+            software: concat!("millstream ", env!("CARGO_PKG_VERSION")).into(),
+            inputs: inputs.collect(),
+            attributes: vec![
+                ("trigger_kernel".into(), Attribute::Text("cluster7".into())),
+                ("trigger_threshold".into(), Attribute::Integer(336)),
+                ("sample_interval_ns".into(), Attribute::Real(4.0)),
+            ],
+        };
+        let sources = self.crates.iter().flat_map(|stream| stream.sources()).map(Source::from).collect();
+        camera::schema(run, sources, &known_of_the_camera())
+    }
+
+    /// All events, `replay` times, with running numbers.
+    pub(crate) fn events(&self, replay: u64) -> Vec<Recorded<'_>> {
+        let recorded = self.truth.events();
+        let len = recorded.end - recorded.start;
+        let event = |number: u64| {
+            let original = recorded.start + (number - recorded.start) % len;
+            let sources = self.crates.iter().flat_map(|stream| stream.sources());
+            let fragments = sources.map(|source| {
+                let found = source.fragment(source.find(original).unwrap()).unwrap();
+                (source.id(), Fragment { event: number, ..found })
+            });
+            let fragments = fragments.collect();
+            let truth = self.truth.sources().next().unwrap();
+            let decisions = truth.fragment(truth.find(original).unwrap()).unwrap().payload;
+            Recorded { number, fragments, decisions }
+        };
+        (recorded.start..recorded.start + replay * len).map(event).collect()
+    }
+}
+
+fn known_of_the_camera() -> Camera {
+    let patches = Table::read("patches.csv");
+    let mut patch_of_bit = vec![0; 432];
+    for (bit, patch) in patches.column("decision_position").iter().zip(patches.column("patch")) {
+        patch_of_bit[*bit as usize] = patch as u16;
+    }
+    let pixels = Table::read("pixels.csv");
+    let xy = pixels.column("x_mm").into_iter().zip(pixels.column("y_mm")).collect();
+    let ids = pixels.column("pixel").iter().map(|&id| id as u16).collect();
+    Camera { pixel_id: ids, pixel_xy: xy, patch_of_bit }
+}
+
+struct Table(HashMap<String, Vec<f64>>);
+
+impl Table {
+    fn read(name: &str) -> Self {
+        let text = std::fs::read_to_string(data().join(name)).unwrap();
+        let mut lines = text.lines();
+        let names: Vec<&str> = lines.next().unwrap().split(',').collect();
+        let rows: Vec<Vec<f64>> =
+            lines.map(|line| line.split(',').map(|cell| cell.parse().unwrap()).collect()).collect();
+        let column = |at: usize| rows.iter().map(|row| row[at]).collect();
+        Self(names.iter().enumerate().map(|(at, name)| ((*name).to_owned(), column(at))).collect())
+    }
+
+    fn column(&self, name: &str) -> Vec<f64> {
+        self.0[name].clone()
+    }
+}
+
+pub(crate) fn append_all(writer: &mut EventWriter, events: &[Recorded<'_>]) {
+    for event in events {
+        writer.append(&event.event()).unwrap();
+    }
+}
+
+/// Debian's Python, which has h5py.
+pub(crate) const PYTHON: &str = "/usr/bin/python3";
+
+/// Runs `compare.py` with h5py. Returns what it complains about.
+pub(crate) fn compare(file: &Path, replay: u32, streams: &[&Path]) -> Result<(), String> {
+    let has_h5py = Command::new(PYTHON).args(["-c", "import h5py, numpy"]).output();
+    assert!(
+        has_h5py.is_ok_and(|ran| ran.status.success()),
+        "{PYTHON} has no h5py: apt-get install python3-h5py"
+    );
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/compare.py");
+    let mut command = Command::new(PYTHON);
+    command.arg(script).arg(file).arg(replay.to_string()).args(streams);
+    let ran = command.output().unwrap();
+    if ran.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&ran.stderr).into_owned()) }
+}

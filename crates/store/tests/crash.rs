@@ -1,0 +1,262 @@
+//! Whatever happens to a writer, a file that has its own name is whole.
+
+mod common;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Lines, Read};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use common::{Files, append_all};
+use millstream_store::{AppendError, EventReader, EventWriter, FileError, Options, Stored, clean_partials};
+
+const FILE: &str = "MILLSTREAM_STORE_TEST_FILE";
+
+fn create(path: &Path) -> Result<EventWriter, FileError> {
+    EventWriter::create(path, &Files::open().schema(1), &Options::default())
+}
+
+fn write(path: &Path, options: &Options) -> Result<Stored, FileError> {
+    let files = Files::open();
+    let mut writer = EventWriter::create(path, &files.schema(1), options)?;
+    append_all(&mut writer, &files.events(1));
+    writer.finish()
+}
+
+fn listed(folder: &Path) -> Vec<String> {
+    let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    names
+}
+
+/// The command that runs one of the ignored tests below in a process of its own.
+fn process(test: &str, file: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([test, "--exact", "--ignored", "--nocapture"]).env(FILE, file);
+    command
+}
+
+#[test]
+#[ignore = "a process that others start and kill"]
+fn write_for_ever() {
+    let files = Files::open();
+    let events = files.events(1);
+    let file = PathBuf::from(std::env::var_os(FILE).unwrap());
+    let mut writer = EventWriter::create(file, &files.schema(1), &Options::default()).unwrap();
+    loop {
+        append_all(&mut writer, &events);
+        println!("written {}", writer.events());
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+/// A writer in another process that has written some blocks. Dropped, it is killed.
+struct Writing {
+    child: Child,
+    /// Kept open: the writer would fail if nobody read what it prints.
+    _lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Writing {
+    fn start(file: &Path) -> Self {
+        let mut child = process("write_for_ever", file).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.by_ref().map(Result::unwrap).any(|line| line.ends_with("written 320")));
+        Self { child, _lines: lines }
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        assert_eq!(self.child.wait().unwrap().signal(), Some(9));
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_killed_writer_leaves_no_file_under_the_final_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.h5");
+    Writing::start(&path).kill();
+    assert_eq!(listed(folder.path()), ["run.h5.partial"]);
+
+    // The next writer of the name starts afresh.
+    assert_eq!(write(&path, &Options::default()).unwrap().events, 32);
+    assert_eq!(listed(folder.path()), ["run.h5"]);
+    assert_eq!(EventReader::open(&path).unwrap().numbers().len(), 32);
+}
+
+#[test]
+fn cleaning_removes_what_the_dead_left_and_nothing_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let [dead, alive] = ["dead.h5", "alive.h5"].map(|name| folder.path().join(name));
+    let _writing = Writing::start(&alive);
+    Writing::start(&dead).kill();
+    fs::write(folder.path().join("download.partial"), "not ours").unwrap();
+    fs::create_dir(folder.path().join("folder.h5.partial")).unwrap();
+
+    let removed = clean_partials(folder.path()).unwrap();
+    assert_eq!(removed, [folder.path().join("dead.h5.partial")]);
+    assert_eq!(listed(folder.path()), ["alive.h5.partial", "download.partial", "folder.h5.partial"]);
+
+    let error = create(&alive).unwrap_err();
+    assert!(matches!(&error, FileError::Busy(path) if path.ends_with("alive.h5.partial")), "{error}");
+}
+
+#[test]
+fn a_dropped_writer_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = Files::open();
+    let mut writer = create(&folder.path().join("run.h5")).unwrap();
+    append_all(&mut writer, &files.events(3));
+    assert_eq!(listed(folder.path()), ["run.h5.partial"]);
+    drop(writer);
+    assert!(listed(folder.path()).is_empty());
+}
+
+#[test]
+fn a_file_is_replaced_only_on_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.h5");
+    write(&path, &Options::default()).unwrap();
+    let error = write(&path, &Options::default()).unwrap_err();
+    assert!(matches!(&error, FileError::Exists(found) if *found == path), "{error}");
+
+    let replace = Options { replace: true, ..Options::default() };
+    let writer = EventWriter::create(&path, &Files::open().schema(1), &replace).unwrap();
+    assert_eq!(
+        EventReader::open(&path).unwrap().numbers().len(),
+        32,
+        "the old one until the new one is whole"
+    );
+    writer.finish().unwrap();
+    assert_eq!(EventReader::open(&path).unwrap().numbers().len(), 0);
+    assert_eq!(listed(folder.path()), ["run.h5"]);
+}
+
+#[test]
+fn a_partial_file_that_was_replaced_is_not_given_the_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.h5");
+    let writer = create(&path).unwrap();
+    let partial = folder.path().join("run.h5.partial");
+    fs::remove_file(&partial).unwrap();
+    fs::write(&partial, "somebody else's").unwrap();
+    let error = writer.finish().unwrap_err();
+    assert!(matches!(error, FileError::Lost(_)), "{error}");
+    assert_eq!(listed(folder.path()), ["run.h5.partial"]);
+    assert_eq!(fs::read(&partial).unwrap(), b"somebody else's");
+}
+
+#[test]
+fn unwritable_places_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    fs::write(&file, "").unwrap();
+    for parent in [folder.path().join("none"), file, PathBuf::from("/proc/self")] {
+        let path = parent.join("run.h5");
+        let error = create(&path).unwrap_err();
+        let shown = error.to_string();
+        assert!(matches!(error, FileError::Io { .. }), "{shown}");
+        assert!(shown.contains(path.to_str().unwrap()), "{shown}");
+    }
+    let error = create(&folder.path().join("run.hdf")).unwrap_err();
+    assert!(matches!(error, FileError::Name(_)), "{error}");
+}
+
+#[test]
+#[ignore = "a process that others start, with a limit on its files"]
+fn write_more_than_fits() {
+    let files = Files::open();
+    let events = files.events(4);
+    let file = PathBuf::from(std::env::var_os(FILE).unwrap());
+    let mut writer = EventWriter::create(&file, &files.schema(1), &Options::default()).unwrap();
+    let failed = events.iter().find_map(|event| writer.append(&event.event()).err());
+    let Some(AppendError::File(error)) = failed else { panic!("{failed:?}") };
+    println!("first: {error}");
+    let Err(AppendError::File(error)) = writer.append(&events[0].event()) else {
+        panic!("a broken writer took an event")
+    };
+    println!("then: {error}");
+    println!("last: {}", writer.finish().unwrap_err());
+    assert!(!file.exists());
+}
+
+#[test]
+fn a_full_disk_is_an_error_that_names_file_and_dataset() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.h5");
+    let child = process("write_more_than_fits", &path);
+    // A limit on the size of files fails writes as a full disk does, and needs no root. 512 B × 8,000.
+    let mut shell = Command::new("sh");
+    shell.args(["-c", r#"trap "" XFSZ; ulimit -f 8000; exec "$@""#, "sh"]);
+    shell.arg(child.get_program()).args(child.get_args()).env(FILE, &path);
+    let mut child = shell.stdout(Stdio::piped()).spawn().unwrap();
+    let mut shown = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut shown).unwrap();
+    assert!(child.wait().unwrap().success(), "{shown}");
+
+    let line = |start: &str| shown.lines().find_map(|line| line.split_once(start)).unwrap().1;
+    let partial = folder.path().join("run.h5.partial");
+    let file = partial.to_str().unwrap();
+    assert_eq!(line("first: "), format!("{file}: cannot write camera/waveforms: File too large"));
+    assert_eq!(line("then: "), format!("{file}: not completed, since an earlier write failed"));
+    assert_eq!(line("last: "), line("then: "));
+    assert!(listed(folder.path()).is_empty());
+}
+
+#[test]
+fn an_event_that_does_not_fit_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.h5");
+    let files = Files::open();
+    let mut events = files.events(1);
+    let mut writer = create(&path).unwrap();
+    append_all(&mut writer, &events[..2]);
+
+    let mut refuse = |change: &dyn Fn(&mut common::Recorded<'_>), expected: &str| {
+        let mut event = common::Recorded { fragments: events[2].fragments.clone(), ..events[2] };
+        change(&mut event);
+        let Err(AppendError::Refused(refusal)) = writer.append(&event.event()) else { panic!("{expected}") };
+        assert_eq!(refusal.to_string(), expected);
+    };
+    refuse(
+        &|event| event.fragments[7].1.payload = &event.fragments[7].1.payload[1..],
+        "event 1027890: the fragment of source 0x107 has 4799 bytes, camera/waveforms takes 4800",
+    );
+    refuse(&|event| event.fragments[7].0.0 = 0x108, "event 1027890: two fragments of source 0x108");
+    refuse(&|event| event.fragments[7].0.0 = 0x99, "event 1027890: the schema has no source 0x99");
+    refuse(
+        &|event| event.fragments[29].1.event = 4,
+        "event 1027890: the fragment of source 0x30f belongs to event 4",
+    );
+    refuse(&|event| event.decisions = &[], "event 1027890: the decision map has 0 bytes, expected 2700");
+
+    let damaged = vec![0xA5; 4800];
+    events[3].fragments[0].1.payload = &damaged;
+    events[4].fragments.remove(5);
+    append_all(&mut writer, &events[3..5]);
+    let stored = writer.finish().unwrap();
+    assert_eq!((stored.events, stored.corrupt, stored.missing), (4, 1, 1));
+
+    let file = EventReader::open(&path).unwrap();
+    assert_eq!(file.numbers(), [1027888, 1027889, 1027891, 1027892]);
+    let status: Vec<u8> = (0..4).map(|row| file.row_u8("events/status", row).unwrap()[0]).collect();
+    assert_eq!(status, [0, 0, 2, 1]);
+    assert_eq!(file.row_u8("events/fragment_state", 2).unwrap()[..2], [2, 1]);
+    assert_eq!(file.row_u8("events/fragment_state", 3).unwrap()[4..7], [1, 0, 1]);
+    let waveforms = file.row_i16("camera/waveforms", 3).unwrap();
+    assert!(waveforms[5 * 2400..6 * 2400].iter().all(|&sample| sample == 0));
+    let expected = events[4].fragments[5].1.payload.chunks_exact(2);
+    let expected: Vec<i16> = expected.map(|bytes| i16::from_le_bytes([bytes[0], bytes[1]])).collect();
+    assert_eq!(waveforms[6 * 2400..7 * 2400], expected);
+    let trigger = file.trigger(0).unwrap().unwrap();
+    assert_eq!(trigger.decisions, events[0].decisions);
+}
