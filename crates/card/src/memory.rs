@@ -8,7 +8,7 @@ use std::fmt;
 use std::ptr;
 
 use crate::os::OsError;
-use crate::os::mapping::Mapping;
+use crate::os::mapping::{Mapping, sealed_memfd};
 
 /// A range of card memory [bytes].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,6 +64,12 @@ pub struct Memory {
 impl Memory {
     pub(crate) fn new(mapping: Mapping) -> Memory {
         Memory { mapping }
+    }
+
+    /// Card memory of `bytes` bytes without a card, for running kernels by themselves.
+    pub(crate) fn anonymous(bytes: u64) -> Result<Memory, OsError> {
+        let fd = sealed_memfd("millstream-card-memory", bytes)?;
+        Ok(Memory::new(Mapping::new(&fd, bytes as usize)?))
     }
 
     /// Size [bytes].
@@ -139,13 +145,6 @@ pub enum PrefaultError {
     Os(#[from] OsError),
 }
 
-/// Card memory of `bytes` bytes without a card, for tests of what runs inside one.
-#[cfg(test)]
-pub(crate) fn detached(bytes: usize) -> Memory {
-    let fd = crate::os::mapping::sealed_memfd("millstream-card-test", bytes as u64).unwrap();
-    Memory::new(Mapping::new(&fd, bytes).unwrap())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -153,7 +152,7 @@ mod tests {
 
     #[test]
     fn bytes_come_back_and_the_rest_stays_zero() {
-        let memory = detached(8192);
+        let memory = Memory::anonymous(8192).unwrap();
         memory.write(4090, b"over the page").unwrap();
         assert_eq!(&memory.read_array::<15>(4089).unwrap(), b"\0over the page\0");
     }
@@ -175,7 +174,7 @@ mod tests {
 
         #[test]
         fn access_outside_is_refused(offset in 8000u64..9000, len in 0usize..300) {
-            let memory = detached(8192);
+            let memory = Memory::anonymous(8192).unwrap();
             let inside = offset + len as u64 <= 8192;
             prop_assert_eq!(memory.read(offset, &mut vec![0; len]).is_ok(), inside);
             prop_assert_eq!(memory.write(offset, &vec![1; len]).is_ok(), inside);

@@ -1,6 +1,6 @@
 //! The register file of a card, BAR0, written down once.
 //!
-//! [`register_map!`] below is the only list of registers. It generates the accessors of
+//! `register_map!` below is the only list of registers. It generates the accessors of
 //! [`Registers`], the table [`REGISTERS`] and, through [`crate::reference`], the page
 //! `docs/registers.md`.
 //!

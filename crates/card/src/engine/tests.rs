@@ -28,7 +28,7 @@ fn engine() -> Engine {
     let interrupt = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
     Engine::new(
         Arc::new(registers::detached()),
-        Arc::new(crate::memory::detached(MEMORY as usize)),
+        Arc::new(Memory::anonymous(MEMORY).unwrap()),
         Registry::builtin(),
         Arc::new(interrupt),
         Arc::new(AtomicBool::new(false)),

@@ -16,14 +16,14 @@ use super::verify::{Verify, VerifyArgs};
 use super::{Job, Kernel, Pulse};
 use crate::command::{Cause, FLAG_VERIFY, Fault, Tally};
 use crate::geometry::{GEOMETRY_BYTES, Geometry, PATCHES};
-use crate::memory::{Memory, Span, detached};
+use crate::memory::{Memory, Span};
 
 const ARGS: u64 = 0;
 const GEOMETRY: u64 = 64 << 10;
 const RESULT: u64 = 80 << 10;
 const DECISIONS: u64 = 128 << 10;
 const SLOT: u64 = 256 << 10;
-const MEMORY: usize = 2 << 20;
+const MEMORY: u64 = 2 << 20;
 
 const FIRST_EVENT: u64 = 1_027_888;
 const TRACE_SOURCES: [u32; 3] = [0x10f, 0x20f, 0x30f];
@@ -222,7 +222,7 @@ proptest! {
 
     #[test]
     fn verify_finds_every_damage(sources in any_sources()) {
-        let memory = detached(MEMORY);
+        let memory = Memory::anonymous(MEMORY).unwrap();
         let places = place_all(&memory, &sources);
         let n_events = sources[0].fragments.len();
         let mut args = Vec::new();
@@ -244,7 +244,7 @@ proptest! {
     fn cluster7_decides_on_what_is_sound(
         sources in any_sources(), verify: bool, threshold in 200u32..760,
     ) {
-        let memory = detached(MEMORY);
+        let memory = Memory::anonymous(MEMORY).unwrap();
         let places = place_all(&memory, &sources);
         let geometry = geometry();
         memory.write(GEOMETRY, &geometry.to_bytes()).unwrap();
@@ -313,7 +313,7 @@ fn sound_sources(n_events: usize) -> Vec<SourceCase> {
 
 #[test]
 fn bad_arguments_are_refused_with_their_cause() {
-    let memory = detached(MEMORY);
+    let memory = Memory::anonymous(MEMORY).unwrap();
     let places = place_all(&memory, &sound_sources(2));
     memory.write(GEOMETRY, &geometry().to_bytes()).unwrap();
     let good = Cluster7Args {
@@ -333,7 +333,7 @@ fn bad_arguments_are_refused_with_their_cause() {
         run(&mut kernel, &memory, 0, &bytes, result).0.unwrap_err()
     };
     let fault_of = Fault::new;
-    let size = MEMORY as u64;
+    let size = MEMORY;
 
     let spoil = |index: usize, place: Place| {
         let mut places = places.clone();
@@ -399,7 +399,7 @@ fn bad_arguments_are_refused_with_their_cause() {
 
 #[test]
 fn a_new_geometry_is_taken_up_and_a_bad_one_does_no_harm() {
-    let memory = detached(MEMORY);
+    let memory = Memory::anonymous(MEMORY).unwrap();
     let places = place_all(&memory, &sound_sources(1));
     let args = Cluster7Args {
         first_event: FIRST_EVENT,
@@ -432,7 +432,7 @@ fn a_new_geometry_is_taken_up_and_a_bad_one_does_no_harm() {
 
 #[test]
 fn a_kernel_ends_when_the_card_is_to_stop() {
-    let memory = detached(MEMORY);
+    let memory = Memory::anonymous(MEMORY).unwrap();
     let places = place_all(&memory, &sound_sources(2));
     let mut args = Vec::new();
     VerifyArgs { first_event: FIRST_EVENT, n_events: 2, n_sources: 0 }.append_to(&places, &mut args);

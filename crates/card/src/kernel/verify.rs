@@ -1,6 +1,6 @@
 //! `verify`: whether each event of a slot is complete and each of its fragments intact.
 //!
-//! Arguments: [`VerifyArgs`], followed by one [`Place`](super::slot::Place) per source. Result: one
+//! Arguments: [`VerifyArgs`], followed by one [`Place`] per source. Result: one
 //! [`Summary`] per event, in order.
 
 use crate::command::{Cause, Fault};

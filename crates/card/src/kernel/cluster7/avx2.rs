@@ -2,35 +2,34 @@
 //! transpositions by itself, and what it makes of the sums changes with every touch of the code.
 
 use std::arch::x86_64::{
-    __m256i, _mm_loadu_si128, _mm256_add_epi16, _mm256_cmpgt_epi16, _mm256_extract_epi64, _mm256_loadu_si256,
-    _mm256_packus_epi16, _mm256_permute4x64_epi64, _mm256_set_m128i, _mm256_set1_epi16, _mm256_setzero_si256,
-    _mm256_storeu_si256, _mm256_sub_epi16, _mm256_unpackhi_epi8, _mm256_unpackhi_epi16,
-    _mm256_unpackhi_epi32, _mm256_unpacklo_epi8, _mm256_unpacklo_epi16, _mm256_unpacklo_epi32,
+    __m256i, _mm_loadu_si128, _mm_storeu_si128, _mm256_adds_epu8, _mm256_avg_epu8, _mm256_castsi256_si128,
+    _mm256_extracti128_si256, _mm256_loadu_si256, _mm256_or_si256, _mm256_permute4x64_epi64,
+    _mm256_set_m128i, _mm256_set1_epi8, _mm256_setzero_si256, _mm256_subs_epu8, _mm256_testz_si256,
+    _mm256_unpackhi_epi8, _mm256_unpackhi_epi16, _mm256_unpackhi_epi32, _mm256_unpacklo_epi8,
+    _mm256_unpacklo_epi16, _mm256_unpacklo_epi32,
 };
 
-use super::decide::{CRATE_PATCHES, CRATE_STRIDE, Eight, Inputs, LANES, Lanes, Traces};
+use super::decide::{CRATE_PATCHES, CRATE_STRIDE, Inputs, Samples, Traces};
 
 /// Turns the traces, sample by sample, into rows, patch by patch: 16 samples of 16 patches at a time.
 ///
 /// A vector starts with sample `i` of 16 patches in its lower half and sample `i + 8` in its upper
 /// half. Three rounds of interleaving leave eight samples of two patches in each half, in order;
-/// interleaving those with zeros leaves 16 samples of one patch, widened to 16 bits.
+/// exchanging the middle quarters leaves 16 samples of one patch in each half.
 #[target_feature(enable = "avx2")]
-pub(super) fn spread(traces: &Traces, halves: &mut [Vec<Lanes>; 2]) {
+pub(super) fn spread(traces: &Traces, rows: &mut [Samples]) {
     for (index, crate_traces) in traces.crates().iter().enumerate() {
+        let rows = &mut rows[index * CRATE_PATCHES..][..CRATE_PATCHES];
         let (groups, _) = crate_traces.as_chunks::<{ 16 * CRATE_STRIDE }>();
         for (group, samples) in groups.iter().enumerate() {
-            let (half, group) = (16 * group / LANES, group % (LANES / 16));
-            let rows = &mut halves[half][index * CRATE_PATCHES..][..CRATE_PATCHES];
             for (block, rows) in rows.chunks_exact_mut(16).enumerate() {
                 let vectors = std::array::from_fn(|sample| {
                     let at = |sample| sample * CRATE_STRIDE + 16 * block;
                     load(&samples[at(sample)..], &samples[at(sample + 8)..])
                 });
                 for (pair, samples) in rows.chunks_exact_mut(2).zip(interleave(vectors)) {
-                    let zero = _mm256_setzero_si256();
-                    store(&mut pair[0], group, _mm256_unpacklo_epi8(samples, zero));
-                    store(&mut pair[1], group, _mm256_unpackhi_epi8(samples, zero));
+                    let [one, other] = pair else { unreachable!("chunks of two") };
+                    store(&mut one.0, &mut other.0, group, samples);
                 }
             }
         }
@@ -56,45 +55,24 @@ fn interleave(v: [__m256i; 8]) -> [__m256i; 8] {
     [one[0], one[1], two[0], two[1], three[0], three[1], four[0], four[1]]
 }
 
-/// The decisions of eight neighbouring positions: a byte per sample, packed into words.
+/// Whether the bound of a cluster's sums, in any sample, is above `limit`.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) fn decide_eight(rows: &[Lanes], inputs: &[Inputs; 8], threshold: i16) -> Eight {
-    let threshold = _mm256_set1_epi16(threshold);
-    let mut decided = [_mm256_setzero_si256(); 2];
-    // From the highest bit down: each round doubles what is there and adds its own bit, which is
-    // minus one where the comparison holds.
-    for inputs in inputs.iter().rev() {
-        let mut sums = [_mm256_setzero_si256(); 2];
-        for &input in inputs {
-            let row = &rows[usize::from(input)];
-            sums = [
-                _mm256_add_epi16(sums[0], load_lanes(row, 0)),
-                _mm256_add_epi16(sums[1], load_lanes(row, 1)),
-            ];
-        }
-        decided = [0, 1].map(|part| {
-            let doubled = _mm256_add_epi16(decided[part], decided[part]);
-            _mm256_sub_epi16(doubled, _mm256_cmpgt_epi16(sums[part], threshold))
-        });
+pub(super) fn may_exceed(rows: &[Samples], inputs: &Inputs, limit: u8) -> bool {
+    let zero = _mm256_setzero_si256();
+    let mut bounds = [zero; 2];
+    for &input in inputs {
+        let samples = load_row(&rows[usize::from(input)]);
+        // The average with zero, rounded up, is half of the sample, rounded up.
+        bounds = [
+            _mm256_adds_epu8(bounds[0], _mm256_avg_epu8(samples[0], zero)),
+            _mm256_adds_epu8(bounds[1], _mm256_avg_epu8(samples[1], zero)),
+        ];
     }
-    // Packing works on the two halves of a vector separately; the permutation restores the order.
-    let bytes = _mm256_packus_epi16(decided[0], decided[1]);
-    let bytes = _mm256_permute4x64_epi64::<0b11_01_10_00>(bytes);
-    [
-        _mm256_extract_epi64::<0>(bytes) as u64,
-        _mm256_extract_epi64::<1>(bytes) as u64,
-        _mm256_extract_epi64::<2>(bytes) as u64,
-        _mm256_extract_epi64::<3>(bytes) as u64,
-    ]
-}
-
-#[inline]
-#[target_feature(enable = "avx2")]
-fn load_lanes(row: &Lanes, part: usize) -> __m256i {
-    let lanes = &row.0.as_chunks::<16>().0[part];
-    // SAFETY: reads the 16 lanes of the array, 32 bytes.
-    unsafe { _mm256_loadu_si256(lanes.as_ptr().cast()) }
+    let limit = _mm256_set1_epi8(limit as i8);
+    let [one, other] = bounds.map(|bound| _mm256_subs_epu8(bound, limit));
+    let above = _mm256_or_si256(one, other);
+    _mm256_testz_si256(above, above) == 0
 }
 
 #[inline]
@@ -110,8 +88,21 @@ fn load(lower: &[u8], upper: &[u8]) -> __m256i {
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn store(row: &mut Lanes, group: usize, samples: __m256i) {
-    let lanes = &mut row.0.as_chunks_mut::<16>().0[group];
-    // SAFETY: writes the 16 lanes of the array, 32 bytes.
-    unsafe { _mm256_storeu_si256(lanes.as_mut_ptr().cast(), samples) };
+fn load_row(row: &Samples) -> [__m256i; 2] {
+    let halves = row.0.as_chunks::<32>().0;
+    // SAFETY: each reads the 32 bytes of an array.
+    [0, 1].map(|half| unsafe { _mm256_loadu_si256(halves[half].as_ptr().cast()) })
+}
+
+/// Stores 16 samples of two patches as group `group` of their rows.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn store(one: &mut [u8], other: &mut [u8], group: usize, samples: __m256i) {
+    let samples = _mm256_permute4x64_epi64::<0b11_01_10_00>(samples);
+    let halves = [_mm256_castsi256_si128(samples), _mm256_extracti128_si256::<1>(samples)];
+    for (row, samples) in [one, other].into_iter().zip(halves) {
+        let bytes = &mut row.as_chunks_mut::<16>().0[group];
+        // SAFETY: writes the 16 bytes of the array.
+        unsafe { _mm_storeu_si128(bytes.as_mut_ptr().cast(), samples) };
+    }
 }

@@ -1,10 +1,14 @@
 //! The arithmetic of the camera's trigger: 50 samples of 432 patches in, 50 × 432 decision bits out.
 //!
-//! The traces come sample by sample, the sums want patch by patch: with the 50 samples of a patch
-//! side by side, adding the seven patches of a cluster is seven vector additions, and the eight
-//! rows that share an output byte build it with vector shifts. So the traces are transposed, summed,
-//! and the decisions transposed back. Every loop runs over whole arrays in plain Rust, which the
-//! compiler turns into vector code; [`Decider`] picks the widest unit that the processor has.
+//! The traces come sample by sample, the sums want patch by patch: with the samples of a patch side by
+//! side, seven vector additions make the sums of all samples. So the traces are transposed first.
+//!
+//! Nearly all sums are far below the threshold, and a bound that costs half of an exact sum tells them:
+//! half of each sample, rounded up, added in bytes that saturate. If that is at most half of the
+//! threshold, rounded down, the sum is at most the threshold. Only clusters that it leaves in doubt, in
+//! any sample, are added up exactly.
+//!
+//! Here is the frame, and the arithmetic for any processor; `avx2` has it for those that can do better.
 
 #[cfg(target_arch = "x86_64")]
 use super::avx2;
@@ -32,16 +36,15 @@ const SAMPLE_BYTES: usize = PATCHES / 8;
 /// bit first.
 pub const DECISION_BYTES: usize = SAMPLES * SAMPLE_BYTES;
 
-/// Samples in a row. An event takes two rows per patch, the second one padded with zeros: all rows
-/// of one half fit into the first-level cache, those of both would not.
-pub(super) const LANES: usize = 32;
+/// Samples in a row: 50, padded to whole vectors with zeros.
+const LANES: usize = 64;
 
 /// The row of zeros that stands for "no neighbour".
 const NOBODY: usize = PATCHES;
 
 /// Traces of the three crates, as their fragments hold them, with room for whole blocks.
 pub(crate) struct Traces {
-    crates: Vec<[u8; 2 * LANES * CRATE_STRIDE]>,
+    crates: Vec<[u8; LANES * CRATE_STRIDE]>,
 }
 
 impl Traces {
@@ -49,7 +52,7 @@ impl Traces {
         Traces { crates: vec![[0; _]; CRATES] }
     }
 
-    pub(super) fn crates(&self) -> &[[u8; 2 * LANES * CRATE_STRIDE]] {
+    pub(super) fn crates(&self) -> &[[u8; LANES * CRATE_STRIDE]] {
         &self.crates
     }
 
@@ -62,13 +65,10 @@ impl Traces {
 /// The samples of one patch side by side.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-pub(super) struct Lanes(pub(super) [u16; LANES]);
+pub(super) struct Samples(pub(super) [u8; LANES]);
 
 /// Where a cluster's inputs are: indices into the rows, `NOBODY` for none.
 pub(super) type Inputs = [u16; CLUSTER];
-
-/// Decisions of eight positions for the samples of a row: a byte per sample, packed into words.
-pub(super) type Eight = [u64; LANES / 8];
 
 /// What an event's decisions amount to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,8 +81,8 @@ pub(crate) struct Outcome {
 
 /// Computes decisions. Holds all memory that this takes.
 pub(crate) struct Decider {
-    /// For each half of the samples a row for each trace position, and one of zeros.
-    rows: [Vec<Lanes>; 2],
+    /// A row for each trace position, and one of zeros.
+    rows: Vec<Samples>,
     inputs: Vec<Inputs>,
     vector: bool,
 }
@@ -90,9 +90,7 @@ pub(crate) struct Decider {
 /// True if this processor has the vector unit that the code is also compiled for.
 pub(crate) fn has_vector_unit() -> bool {
     #[cfg(target_arch = "x86_64")]
-    let has = is_x86_feature_detected!("avx2")
-        && is_x86_feature_detected!("bmi2")
-        && is_x86_feature_detected!("popcnt");
+    let has = is_x86_feature_detected!("avx2");
     #[cfg(not(target_arch = "x86_64"))]
     let has = false;
     has
@@ -101,7 +99,7 @@ pub(crate) fn has_vector_unit() -> bool {
 impl Decider {
     pub(crate) fn new() -> Decider {
         Decider {
-            rows: [(); 2].map(|()| vec![Lanes([0; LANES]); PATCHES + 1]),
+            rows: vec![Samples([0; LANES]); PATCHES + 1],
             inputs: vec![[NOBODY as u16; CLUSTER]; PATCHES],
             vector: has_vector_unit(),
         }
@@ -122,49 +120,38 @@ impl Decider {
         threshold: u32,
         decisions: &mut [u8; DECISION_BYTES],
     ) -> Outcome {
-        // No sum comes near this.
-        let threshold = threshold.min(i16::MAX as u32) as i16;
         #[cfg(target_arch = "x86_64")]
         if self.vector {
             // SAFETY: `vector` says that the processor has these features.
             return unsafe { decide_avx2(self, traces, threshold, decisions) };
         }
         spread(traces, &mut self.rows);
-        self.collect(decisions, |rows, inputs| decide_eight(rows, inputs, threshold))
+        self.decide_rows(threshold, decisions, may_exceed)
     }
 
-    /// Calls `decide_eight` for each half of the samples and each eight positions, and puts what it
-    /// finds into the order of the output.
+    /// Decides on traces that were spread into the rows.
     #[inline(always)]
-    fn collect(
+    fn decide_rows(
         &self,
+        threshold: u32,
         decisions: &mut [u8; DECISION_BYTES],
-        decide_eight: impl Fn(&[Lanes], &[Inputs; 8]) -> Eight,
+        may_exceed: impl Fn(&[Samples], &Inputs, u8) -> bool,
     ) -> Outcome {
+        // A bound that saturates says nothing about the sum, so it has to be above the limit.
+        let limit = (threshold / 2).min(u32::from(u8::MAX) - 1) as u8;
         let mut outcome = Outcome::default();
         let mut first_sample = SAMPLES;
         decisions.fill(0);
-        for (half, rows) in self.rows.iter().enumerate() {
-            // Eight output bytes at a time, because the way back is a transposition of 8 × 8 bytes. The
-            // last group of 54 bytes has only six.
-            for (group, inputs) in self.inputs.chunks(64).enumerate() {
-                let mut bytes = [[0; LANES / 8]; 8];
-                for (byte, inputs) in bytes.iter_mut().zip(inputs.as_chunks().0) {
-                    *byte = decide_eight(rows, inputs);
-                }
-                if bytes.iter().flatten().all(|&word| word == 0) {
+        for (byte, inputs) in self.inputs.as_chunks::<8>().0.iter().enumerate() {
+            for (bit, inputs) in inputs.iter().enumerate() {
+                if !may_exceed(&self.rows, inputs, limit) {
                     continue;
                 }
-                transpose(&mut bytes);
-                let used = inputs.len() / 8;
-                for (within, blocks) in bytes.iter().enumerate() {
-                    for (block, word) in blocks.iter().enumerate().filter(|(_, word)| **word != 0) {
-                        let sample = half * LANES + 8 * block + within;
-                        outcome.set += word.count_ones();
-                        first_sample = first_sample.min(sample);
-                        let at = sample * SAMPLE_BYTES + 8 * group;
-                        decisions[at..at + used].copy_from_slice(&word.to_le_bytes()[..used]);
-                    }
+                let sums = sums(&self.rows, inputs);
+                for (sample, _) in sums.iter().enumerate().filter(|(_, sum)| u32::from(**sum) > threshold) {
+                    decisions[sample * SAMPLE_BYTES + byte] |= 1 << bit;
+                    outcome.set += 1;
+                    first_sample = first_sample.min(sample);
                 }
             }
         }
@@ -179,73 +166,50 @@ impl Decider {
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,bmi2,popcnt")]
+#[target_feature(enable = "avx2")]
 fn decide_avx2(
     decider: &mut Decider,
     traces: &Traces,
-    threshold: i16,
+    threshold: u32,
     decisions: &mut [u8; DECISION_BYTES],
 ) -> Outcome {
     avx2::spread(traces, &mut decider.rows);
-    decider.collect(decisions, |rows, inputs| avx2::decide_eight(rows, inputs, threshold))
+    let may_exceed = |rows: &[Samples], inputs: &Inputs, limit| avx2::may_exceed(rows, inputs, limit);
+    decider.decide_rows(threshold, decisions, may_exceed)
 }
 
 /// Turns the traces, sample by sample, into rows, patch by patch.
-fn spread(traces: &Traces, halves: &mut [Vec<Lanes>; 2]) {
-    for (index, crate_traces) in traces.crates().iter().enumerate() {
+fn spread(traces: &Traces, rows: &mut [Samples]) {
+    for (crate_traces, rows) in traces.crates().iter().zip(rows.chunks_exact_mut(CRATE_PATCHES)) {
         for (sample, patches) in crate_traces.chunks_exact(CRATE_STRIDE).enumerate() {
-            let rows = &mut halves[sample / LANES][index * CRATE_PATCHES..];
-            for (row, patch) in rows.iter_mut().zip(&patches[..CRATE_PATCHES]) {
-                row.0[sample % LANES] = u16::from(*patch);
+            for (row, patch) in rows.iter_mut().zip(patches) {
+                row.0[sample] = *patch;
             }
         }
     }
 }
 
-/// The decisions of eight neighbouring positions.
-fn decide_eight(rows: &[Lanes], inputs: &[Inputs; 8], threshold: i16) -> Eight {
-    let mut words = [0; LANES / 8];
-    for (bit, inputs) in inputs.iter().enumerate() {
-        let mut sums = [0; LANES];
-        for &input in inputs {
-            for (sum, sample) in sums.iter_mut().zip(&rows[usize::from(input)].0) {
-                *sum += sample;
-            }
-        }
-        for (word, sums) in words.iter_mut().zip(sums.as_chunks::<8>().0) {
-            let above = sums.map(|sum| u8::from(sum > threshold as u16));
-            *word |= u64::from_le_bytes(above) << bit;
+/// Whether the bound of a cluster's sums, in any sample, is above `limit`.
+fn may_exceed(rows: &[Samples], inputs: &Inputs, limit: u8) -> bool {
+    let mut bounds = [0u8; LANES];
+    for &input in inputs {
+        for (bound, sample) in bounds.iter_mut().zip(&rows[usize::from(input)].0) {
+            *bound = bound.saturating_add(sample.div_ceil(2));
         }
     }
-    words
+    bounds.iter().fold(0, |highest, &bound| highest.max(bound)) > limit
 }
 
-/// Transposes `N` blocks of 8 × 8 bytes: byte `j` of word `i` becomes byte `i` of word `j`.
-///
-/// Three rounds swap the off-diagonal quarters of 8 × 8, 4 × 4 and 2 × 2 bytes, in all blocks side by
-/// side.
+/// The sums of a cluster in all samples.
 #[inline(always)]
-fn transpose<const N: usize>(words: &mut [[u64; N]; 8]) {
-    for upper in [0, 1, 2, 3] {
-        swap_quarters::<N, 4>(words, upper, 0x0000_0000_ffff_ffff);
+fn sums(rows: &[Samples], inputs: &Inputs) -> [u16; SAMPLES] {
+    let mut sums = [0; SAMPLES];
+    for &input in inputs {
+        for (sum, sample) in sums.iter_mut().zip(&rows[usize::from(input)].0) {
+            *sum += u16::from(*sample);
+        }
     }
-    for upper in [0, 1, 4, 5] {
-        swap_quarters::<N, 2>(words, upper, 0x0000_ffff_0000_ffff);
-    }
-    for upper in [0, 2, 4, 6] {
-        swap_quarters::<N, 1>(words, upper, 0x00ff_00ff_00ff_00ff);
-    }
-}
-
-#[inline(always)]
-fn swap_quarters<const N: usize, const DISTANCE: usize>(words: &mut [[u64; N]; 8], upper: usize, mask: u64) {
-    let rows = words.get_disjoint_mut([upper, upper + DISTANCE]);
-    let [one, other] = rows.expect("two different rows of eight");
-    for (one, other) in one.iter_mut().zip(other) {
-        let swap = ((*one >> (8 * DISTANCE)) ^ *other) & mask;
-        *one ^= swap << (8 * DISTANCE);
-        *other ^= swap;
-    }
+    sums
 }
 
 /// The same rule as plainly as it can be said, to compare with.
@@ -273,21 +237,6 @@ mod tests {
     use super::*;
     use crate::geometry::GEOMETRY_BYTES;
     use proptest::prelude::*;
-
-    #[test]
-    fn transposing_twice_is_nothing_and_once_swaps() {
-        let original: [[u64; 3]; 8] =
-            std::array::from_fn(|i| [i as u64 * 0x0101, 0x8070_6050_4030_2010 + i as u64, 7]);
-        let mut words = original;
-        transpose(&mut words);
-        for block in 0..3 {
-            for (i, j) in (0..8).flat_map(|i| (0..8).map(move |j| (i, j))) {
-                assert_eq!(words[j][block].to_le_bytes()[i], original[i][block].to_le_bytes()[j]);
-            }
-        }
-        transpose(&mut words);
-        assert_eq!(words, original);
-    }
 
     fn any_geometry() -> impl Strategy<Value = Geometry> {
         proptest::collection::vec(-1i16..PATCHES as i16, PATCHES * 8).prop_map(|entries| {

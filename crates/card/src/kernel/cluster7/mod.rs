@@ -9,9 +9,8 @@
 //! one per event: [`DECISION_BYTES`] each, sample by sample 432 bits by decision position, least
 //! significant bit first.
 //!
-//! The kernel looks at the three trace sources only, and believes them. With
-//! [`FLAG_VERIFY`](crate::command::FLAG_VERIFY) it does in the same pass what `verify` does with all
-//! sources, and does not decide on corrupt traces.
+//! The kernel looks at the three trace sources only, and believes them. With [`FLAG_VERIFY`] it does in
+//! the same pass what `verify` does with all sources, and does not decide on corrupt traces.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

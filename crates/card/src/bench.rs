@@ -1,0 +1,295 @@
+//! How fast the kernels are on this machine, beside a plain copy of the same bytes in the same run.
+
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::{Duration, Instant};
+
+use millstream_fragment::mfp::{self, MfpError, Repr};
+use millstream_fragment::{Alignment, Fragment, SourceId, SourceKind};
+
+use crate::command::{FLAG_VERIFY, Fault, Tally};
+use crate::geometry::{GEOMETRY_BYTES, Geometry};
+use crate::kernel::cluster7::{
+    CAMERA_THRESHOLD, CRATES, Cluster7, Cluster7Args, DECISION_BYTES, TRACE_BYTES,
+};
+use crate::kernel::slot::{Place, Summary};
+use crate::kernel::{Job, Kernel as _, Pulse};
+use crate::memory::{Memory, OutOfRange, PrefaultError, Span};
+use crate::os::OsError;
+use crate::os::mapping::PAGE;
+
+/// Boards with waveforms per crate, and the length of their fragments [bytes], as in the camera.
+const BOARDS: u32 = 9;
+const BOARD_BYTES: usize = 4800;
+
+/// What to run.
+#[derive(Clone, Copy, Debug)]
+pub struct Workload {
+    /// Events per slot, 1 to [`MAX_EVENTS`](crate::kernel::slot::MAX_EVENTS).
+    pub batch: u32,
+    /// Slots that are worked on in turn. Few slots fit into a cache, landing memory does not.
+    pub slots: NonZeroU32,
+    /// Check all 30 fragments of an event in the same pass, instead of only reading the traces.
+    pub verify: bool,
+    /// Shortest time to measure.
+    pub duration: Duration,
+}
+
+/// What came out.
+#[derive(Clone, Copy, Debug)]
+pub struct Rate {
+    /// Events computed.
+    pub events: u64,
+    /// Payload that the kernel read [bytes].
+    pub payload_bytes: u64,
+    /// Time that the kernel took.
+    pub kernel_time: Duration,
+    /// Time that copying the same payload took, fragment by fragment, to a buffer in the cache.
+    pub copy_time: Duration,
+    /// Decision bits set; a kernel that works sets some.
+    pub decisions_set: u64,
+}
+
+impl Rate {
+    /// Events per second.
+    pub fn events_per_second(&self) -> f64 {
+        self.events as f64 / self.kernel_time.as_secs_f64()
+    }
+
+    /// Payload read by the kernel [GB/s].
+    pub fn gigabytes_per_second(&self) -> f64 {
+        self.payload_bytes as f64 / self.kernel_time.as_secs_f64() / 1e9
+    }
+
+    /// Payload copied by the plain copy [GB/s].
+    pub fn copy_gigabytes_per_second(&self) -> f64 {
+        self.payload_bytes as f64 / self.copy_time.as_secs_f64() / 1e9
+    }
+}
+
+/// Why a benchmark did not run.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// There is no room for so many slots.
+    #[error(transparent)]
+    Memory(#[from] PrefaultError),
+    /// The kernel refused the workload.
+    #[error("kernel: {0}")]
+    Kernel(#[from] Fault),
+    /// The workload makes no packets.
+    #[error("packets: {0}")]
+    Packet(#[from] MfpError),
+}
+
+impl From<OsError> for BenchError {
+    fn from(error: OsError) -> BenchError {
+        BenchError::Memory(error.into())
+    }
+}
+
+impl From<OutOfRange> for BenchError {
+    fn from(error: OutOfRange) -> BenchError {
+        BenchError::Memory(error.into())
+    }
+}
+
+/// Runs `cluster7` with the camera's sources and generated traces, on the calling thread and without
+/// the rings of a card.
+pub fn cluster7(workload: Workload, geometry: &Geometry) -> Result<Rate, BenchError> {
+    let bench = Bench::prepare(workload, geometry)?;
+    let mut kernel = Cluster7::new();
+    // Once over all slots, unmeasured: the first touch of everything.
+    for slot in 0..workload.slots.get() {
+        bench.run(&mut kernel, slot)?;
+    }
+    let mut rate = Rate {
+        events: 0,
+        payload_bytes: 0,
+        kernel_time: Duration::ZERO,
+        copy_time: Duration::ZERO,
+        decisions_set: 0,
+    };
+    // In turn, so that a change of the machine's mood meets both.
+    while rate.kernel_time < workload.duration {
+        let started = Instant::now();
+        for slot in 0..workload.slots.get() {
+            let tally = bench.run(&mut kernel, slot)?;
+            rate.events += u64::from(tally.events);
+            rate.payload_bytes += tally.payload_bytes;
+            rate.decisions_set += u64::from(tally.decisions_set);
+        }
+        rate.kernel_time += started.elapsed();
+        let started = Instant::now();
+        for slot in 0..workload.slots.get() {
+            bench.copy(slot)?;
+        }
+        rate.copy_time += started.elapsed();
+    }
+    Ok(rate)
+}
+
+/// Slots filled with packets, and where everything is.
+struct Bench {
+    workload: Workload,
+    memory: Memory,
+    result: Span,
+    args: Vec<Span>,
+    /// Fragments that the kernel reads, by slot.
+    fragments: Vec<Vec<Span>>,
+}
+
+impl Bench {
+    fn prepare(workload: Workload, geometry: &Geometry) -> Result<Bench, BenchError> {
+        let n_events = workload.batch;
+        let sources = sources(workload.verify);
+        let capacity = |&(_, len): &(u32, usize)| {
+            mfp::capacity(n_events, len as u32, Alignment::CACHE_LINE)
+                .ok_or(MfpError::TooLong { len: u64::from(n_events) * len as u64 })
+        };
+        let capacities = sources.iter().map(capacity).collect::<Result<Vec<_>, _>>()?;
+        let slot_bytes: u64 = capacities.iter().map(|&bytes| u64::from(bytes)).sum();
+
+        let mut end = 0;
+        let mut take = |bytes: u64| {
+            let span = Span::new(end, bytes);
+            end = (end + bytes).next_multiple_of(64);
+            span
+        };
+        let table = take(GEOMETRY_BYTES as u64);
+        let result = take(u64::from(n_events) * Summary::BYTES as u64);
+        let decisions = take(u64::from(n_events) * DECISION_BYTES as u64);
+        let args_bytes = (Cluster7Args::BYTES + sources.len() * Place::BYTES) as u64;
+        let args: Vec<_> = (0..workload.slots.get()).map(|_| take(args_bytes)).collect();
+        let slots: Vec<_> = (0..workload.slots.get()).map(|_| take(slot_bytes)).collect();
+        let memory = Memory::anonymous(end.next_multiple_of(PAGE as u64))?;
+        memory.prefault(Span::new(0, memory.size()))?;
+        memory.write(table.offset, &geometry.to_bytes())?;
+
+        let mut noise = Noise(1);
+        let mut all_fragments = Vec::new();
+        for (slot, args) in slots.iter().zip(&args) {
+            let mut offset = slot.offset;
+            let mut places = Vec::new();
+            let mut in_slot = Vec::new();
+            for (&(source, len), &capacity) in sources.iter().zip(&capacities) {
+                let packet = packet(source, len, n_events, capacity, &mut noise)?;
+                memory.write(offset, &packet)?;
+                let payload = capacity as usize - n_events as usize * len.next_multiple_of(64);
+                let starts = (0..n_events as usize).map(|event| payload + event * len.next_multiple_of(64));
+                in_slot.extend(starts.map(|start| Span::new(offset + start as u64, len as u64)));
+                places.push(Place { offset, capacity: capacity.into(), source, reserved: 0 });
+                offset += u64::from(capacity);
+            }
+            let mut bytes = Vec::new();
+            Cluster7Args {
+                first_event: 0,
+                n_events,
+                trace_sources: [0, 1, 2],
+                threshold: CAMERA_THRESHOLD,
+                geometry: table.offset,
+                decisions: decisions.offset,
+                ..Cluster7Args::default()
+            }
+            .append_to(&places, &mut bytes);
+            memory.write(args.offset, &bytes)?;
+            all_fragments.push(in_slot);
+        }
+        Ok(Bench { workload, memory, result, args, fragments: all_fragments })
+    }
+
+    fn run(&self, kernel: &mut Cluster7, slot: u32) -> Result<Tally, Fault> {
+        let pulse = Pulse { heartbeat: &AtomicU64::new(0), stop: &AtomicBool::new(false) };
+        let mut job = Job {
+            memory: &self.memory,
+            flags: if self.workload.verify { FLAG_VERIFY } else { 0 },
+            args: self.args[slot as usize],
+            result: self.result,
+            tally: Tally::default(),
+            pulse: &pulse,
+        };
+        kernel.run(&mut job)?;
+        Ok(job.tally)
+    }
+
+    fn copy(&self, slot: u32) -> Result<(), OutOfRange> {
+        let mut buffer = [0; TRACE_BYTES];
+        for fragment in &self.fragments[slot as usize] {
+            self.memory.read(fragment.offset, &mut buffer[..fragment.len as usize])?;
+            std::hint::black_box(&buffer);
+        }
+        Ok(())
+    }
+}
+
+/// Sources and the length of their fragments; the first three are the traces.
+fn sources(boards: bool) -> Vec<(u32, usize)> {
+    let crates = CRATES as u32;
+    let boards = if boards { crates * BOARDS } else { 0 };
+    let traces = (0..crates).map(|source| (source, TRACE_BYTES));
+    traces.chain((crates..crates + boards).map(|source| (source, BOARD_BYTES))).collect()
+}
+
+fn packet(
+    source: u32,
+    len: usize,
+    n_events: u32,
+    capacity: u32,
+    noise: &mut Noise,
+) -> Result<Vec<u8>, MfpError> {
+    let payloads: Vec<Vec<u8>> = (0..n_events).map(|_| (0..len).map(|_| noise.sample()).collect()).collect();
+    let fragments: Vec<_> =
+        (0..).zip(&payloads).map(|(event, payload)| Fragment::new(event, payload)).collect();
+    let repr = Repr {
+        source: SourceId(source),
+        kind: SourceKind(0),
+        first_event: 0,
+        n_events,
+        n_fragments: n_events,
+        alignment: Alignment::CACHE_LINE,
+    };
+    let mut packet = vec![0; capacity as usize];
+    mfp::assemble(&mut packet, repr, &fragments)?;
+    Ok(packet)
+}
+
+/// Samples of a quiet camera, with a bright one now and then.
+struct Noise(u32);
+
+impl Noise {
+    fn sample(&mut self) -> u8 {
+        self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let bright = self.0 >> 8 & 0xffff == 0;
+        if bright { 255 } else { 20 + (self.0 >> 28) as u8 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::geometry::{CLUSTER, PATCHES};
+
+    const TWO: NonZeroU32 = NonZeroU32::new(2).unwrap();
+
+    #[test]
+    fn the_benchmark_computes_what_it_counts() {
+        let mut table = Vec::new();
+        for patch in 0..PATCHES as i16 {
+            let cluster = [patch, patch, patch, -1, -1, -1, -1];
+            assert_eq!(cluster.len(), CLUSTER);
+            table.extend(cluster.iter().chain([&patch]).flat_map(|entry| entry.to_le_bytes()));
+        }
+        let table: [u8; GEOMETRY_BYTES] = table.try_into().unwrap();
+        let geometry = Geometry::from_bytes(&table).unwrap();
+        for (verify, payload) in [(false, 28_800), (true, 158_400)] {
+            let workload = Workload { batch: 32, slots: TWO, verify, duration: Duration::from_millis(1) };
+            let rate = cluster7(workload, &geometry).unwrap();
+            assert_eq!(rate.events % 64, 0);
+            assert_eq!(rate.payload_bytes, rate.events * payload);
+            // A bright sample, added three times, exceeds the threshold; a quiet one does not.
+            assert!((1..5 * rate.events).contains(&rate.decisions_set), "{rate:?}");
+            assert!(rate.kernel_time >= workload.duration && rate.copy_time > Duration::ZERO);
+        }
+        let workload = Workload { batch: 0, slots: TWO, verify: false, duration: Duration::ZERO };
+        assert!(matches!(cluster7(workload, &geometry), Err(BenchError::Packet(_) | BenchError::Kernel(_))));
+    }
+}
