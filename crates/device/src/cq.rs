@@ -179,18 +179,9 @@ impl Cq {
             n += 1;
         }
         let mut head = consumer.head;
-        let tail = self.ring.tail.load(Ordering::Acquire);
-        if head == tail {
-            return n;
-        }
-        // A tail that no honest producer can have written is not followed.
-        let available = tail.wrapping_sub(head);
-        if available as usize > self.capacity {
-            return n;
-        }
         let before = head;
-        while n < out.len() && head != tail {
-            let cqe = self.read(head);
+        while n < out.len() {
+            let Some(cqe) = self.read(head) else { break };
             head = head.wrapping_add(1);
             // Completions of queue pairs that are gone, or that no request matches, are dropped.
             if let Some(qp) = host.qp_for_poller(cqe.qpn)
@@ -198,13 +189,13 @@ impl Cq {
             {
                 out[n] = Wc {
                     wr_id,
-                    status: cqe.status,
-                    opcode: cqe.opcode,
-                    vendor_err: if cqe.status == WC_SUCCESS { 0 } else { cqe.detail },
+                    status: cqe.status.into(),
+                    opcode: cqe.opcode.into(),
+                    vendor_err: if cqe.status == WC_SUCCESS as u16 { 0 } else { cqe.detail },
                     byte_len: cqe.byte_len,
                     imm: cqe.imm,
                     qp_num: cqe.qpn,
-                    src_qp: if cqe.status == WC_SUCCESS { cqe.detail } else { 0 },
+                    src_qp: if cqe.status == WC_SUCCESS as u16 { cqe.detail } else { 0 },
                     wc_flags: cqe.wc_flags,
                     ..Wc::default()
                 };
@@ -218,11 +209,15 @@ impl Cq {
         n
     }
 
-    fn read(&self, at: u32) -> Cqe {
+    #[inline]
+    fn read(&self, at: u32) -> Option<Cqe> {
         let index = at as usize & (self.capacity - 1);
         // SAFETY: the entry lies inside the block. A producer may be overwriting it only if it
         // breaks the protocol; the copy is then garbage, and is checked as such.
-        unsafe { entries(self.ring).add(index).read_volatile() }
+        unsafe {
+            let entry = entries(self.ring).add(index);
+            (stamp(entry).load(Ordering::Acquire) == at.wrapping_add(1)).then(|| entry.read_volatile())
+        }
     }
 
     /// Adds a completion of one of our own send requests.
@@ -353,6 +348,14 @@ fn entries(ring: &CqRing) -> *mut Cqe {
     unsafe { std::ptr::from_ref(ring).add(1).cast_mut().cast::<Cqe>() }
 }
 
+/// # Safety
+/// The pointer is to an entry of a ring that outlives the result.
+#[inline]
+unsafe fn stamp<'a>(entry: *mut Cqe) -> &'a AtomicU32 {
+    // SAFETY: the caller vouches for the entry; its last word is only accessed so.
+    unsafe { AtomicU32::from_ptr(&raw mut (*entry).stamp) }
+}
+
 /// Whether the consumer waits for a completion like this one; the wish is used up.
 fn wants_event(ring: &CqRing, solicited: bool) -> bool {
     let wish = ring.armed.load(Ordering::Relaxed);
@@ -383,19 +386,37 @@ impl RemoteCq {
     #[inline]
     pub(crate) fn push(&self, me: u32, cqe: Cqe, solicited: bool) -> std::result::Result<bool, CqFull> {
         let guard = self.ring.lock.lock(me);
-        let tail = self.ring.tail.load(Ordering::Relaxed);
-        if tail.wrapping_sub(self.ring.head.load(Ordering::Acquire)) > self.mask {
-            self.ring.overrun.store(1, Ordering::Release);
-            return Err(CqFull);
+        let ring = self.ring;
+        let mut tail = ring.tail.load(Ordering::Relaxed);
+        // SAFETY: the index is masked to entries that exist, here and below.
+        let place = |tail: u32| unsafe { entries(ring).add((tail & self.mask) as usize) };
+        // SAFETY: as above.
+        if unsafe { stamp(place(tail)) }.load(Ordering::Relaxed) == tail.wrapping_add(1) {
+            // A producer died between publishing this entry and counting it.
+            tail = tail.wrapping_add(1);
         }
-        // SAFETY: the index is masked to entries that exist.
-        unsafe { entries(self.ring).add((tail & self.mask) as usize).write_volatile(cqe) };
-        self.ring.tail.store(tail.wrapping_add(1), Ordering::Release);
-        if self.ring.channel.load(Ordering::Relaxed) == 0 {
+        if tail.wrapping_sub(ring.seen_head.load(Ordering::Relaxed)) > self.mask {
+            let head = ring.head.load(Ordering::Acquire);
+            ring.seen_head.store(head, Ordering::Relaxed);
+            if tail.wrapping_sub(head) > self.mask {
+                ring.overrun.store(1, Ordering::Release);
+                return Err(CqFull);
+            }
+        }
+        // The old stamp stays until the rest is written: the consumer of this lap waits for the new one.
+        // SAFETY: as above; the entry belongs to the holder of the lease until it is stamped.
+        unsafe {
+            let entry = place(tail);
+            let old = stamp(entry).load(Ordering::Relaxed);
+            entry.write_volatile(Cqe { stamp: old, ..cqe });
+            stamp(entry).store(tail.wrapping_add(1), Ordering::Release);
+        }
+        ring.tail.store(tail.wrapping_add(1), Ordering::Release);
+        if ring.channel.load(Ordering::Relaxed) == 0 {
             drop(guard);
             return Ok(false);
         }
         guard.release_fenced();
-        Ok(wants_event(self.ring, solicited))
+        Ok(wants_event(ring, solicited))
     }
 }

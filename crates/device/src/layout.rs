@@ -81,13 +81,11 @@ pub(crate) struct QpEntry {
     // Initiator.
     /// Odd while an operation touches the owner's memory; rises by one at its start and end.
     pub(crate) busy: AtomicU32,
-    /// Set while the initiator sleeps because the receive queue was empty.
-    pub(crate) rnr_wait: AtomicU32,
     /// Held by the one of many initiators that delivers a datagram.
     pub(crate) delivery: LeaseLock,
     /// One more than the shared receive slot that the initiator has taken and not yet completed.
     pub(crate) srq_taken: AtomicU32,
-    _pad1: [u32; 12],
+    _pad1: [u32; 13],
     // Owner.
     /// Receive requests ever posted.
     pub(crate) rq_tail: AtomicU32,
@@ -96,6 +94,10 @@ pub(crate) struct QpEntry {
     /// Receive requests ever used up.
     pub(crate) rq_head: AtomicU32,
     _pad3: [u32; 15],
+    // Initiator, rarely; the owner looks with every receive that it posts.
+    /// Set while the initiator sleeps because the receive queue was empty.
+    pub(crate) rnr_wait: AtomicU32,
+    _pad4: [u32; 15],
 }
 
 /// One memory region as peers see it. All fields are the owner's.
@@ -186,6 +188,9 @@ pub(crate) struct CqRing {
     pub(crate) lock: LeaseLock,
     /// Completions ever produced.
     pub(crate) tail: AtomicU32,
+    /// A value of `head` that some producer saw: the consumer's own line is only looked at when the
+    /// queue seems full.
+    pub(crate) seen_head: AtomicU32,
     /// What the consumer waits for: [`ARM_NONE`], [`ARM_ANY`] or [`ARM_SOLICITED`].
     pub(crate) armed: AtomicU32,
     /// Events signalled and not yet fetched.
@@ -196,7 +201,7 @@ pub(crate) struct CqRing {
     pub(crate) channel: AtomicU32,
     /// Set by a producer that found the queue full.
     pub(crate) overrun: AtomicU32,
-    _pad0: [u32; 9],
+    _pad0: [u32; 8],
     // Consumer.
     /// Completions ever consumed.
     pub(crate) head: AtomicU32,
@@ -208,20 +213,24 @@ pub(crate) const ARM_ANY: u32 = 1;
 pub(crate) const ARM_SOLICITED: u32 = 2;
 
 /// One completion that a peer produced. The request's name is not in it: the owner knows it.
-#[repr(C)]
+///
+/// The last word tells the consumer that the entry is there, so that one cache line brings it all.
+#[repr(C, align(32))]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cqe {
     pub(crate) qpn: u32,
     /// Which receive request: how many were consumed before it, modulo 2^32; its slot, if it came
     /// from a shared receive queue.
     pub(crate) sequence: u32,
-    pub(crate) status: u32,
-    pub(crate) opcode: u32,
+    pub(crate) status: u16,
+    pub(crate) opcode: u16,
     pub(crate) byte_len: u32,
     pub(crate) imm: u32,
     pub(crate) wc_flags: u32,
     /// The sender of a datagram; the cause of an error.
     pub(crate) detail: u32,
+    /// One more than the number of completions produced before this one, modulo 2^32.
+    pub(crate) stamp: u32,
 }
 
 /// Bytes of a completion queue's shared half.
@@ -230,7 +239,7 @@ pub(crate) const fn cq_ring_len(entries: usize) -> usize {
 }
 
 const _: () = {
-    assert!(size_of::<QpEntry>() == 256);
+    assert!(size_of::<QpEntry>() == 320);
     assert!(size_of::<MrEntry>() == 128);
     assert!(size_of::<CqRing>() == 128);
     assert!(size_of::<Cqe>() == 32);

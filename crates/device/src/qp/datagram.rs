@@ -92,8 +92,8 @@ pub(super) unsafe fn deliver(receivers: &mut Receivers, qp: &Qp, wr: &SendWr<'_>
     }
     let with_imm = wr.opcode == WR_SEND_WITH_IMM;
     let cqe = Cqe {
-        status,
-        opcode: WC_OP_RECV,
+        status: status as u16,
+        opcode: WC_OP_RECV as u16,
         byte_len: (len + to.grh.len() as u64) as u32,
         imm: if with_imm { wr.imm } else { 0 },
         wc_flags: WC_FLAG_GRH | if with_imm { WC_FLAG_WITH_IMM } else { 0 },

@@ -380,7 +380,13 @@ impl Qp {
     }
 
     fn flushed_receive(&self, sequence: u32) -> Cqe {
-        Cqe { qpn: self.qpn, sequence, status: WC_WR_FLUSH_ERR, opcode: WC_OP_RECV, ..Cqe::default() }
+        Cqe {
+            qpn: self.qpn,
+            sequence,
+            status: WC_WR_FLUSH_ERR as u16,
+            opcode: WC_OP_RECV as u16,
+            ..Cqe::default()
+        }
     }
 
     fn reset(&self) {

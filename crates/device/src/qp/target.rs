@@ -1,5 +1,6 @@
 //! The peer's queue pair, as its initiator sees it: where its queues lie, checked once.
 
+use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
@@ -42,6 +43,9 @@ pub(super) struct Target {
     life: u32,
     srq: Option<SharedReceives>,
     slots: Slots,
+    /// A value of the receive queue's tail that was seen: its owner's line is only looked at when
+    /// the queue seems empty.
+    seen_tail: Cell<u32>,
     pub(super) cq: RemoteCq,
     pub(super) pd: u32,
 }
@@ -101,6 +105,7 @@ impl Target {
             life: entry.life.load(Ordering::Acquire),
             srq,
             slots,
+            seen_tail: Cell::new(entry.rq_head.load(Ordering::Relaxed)),
             cq: RemoteCq { ring, mask: cq_mask },
             pd: entry.pd.load(Ordering::Relaxed),
         })
@@ -135,8 +140,17 @@ impl Target {
     #[inline]
     pub(super) fn has_receive(&self) -> bool {
         match &self.srq {
-            None => self.entry.rq_head.load(Ordering::Relaxed) != self.entry.rq_tail.load(Ordering::Acquire),
+            None => self.own_receive_waits(self.entry.rq_head.load(Ordering::Relaxed)),
             Some(srq) => srq.ring.head.load(Ordering::Relaxed) != srq.ring.tail.load(Ordering::Acquire),
+        }
+    }
+
+    #[inline]
+    fn own_receive_waits(&self, head: u32) -> bool {
+        let ahead = |tail: u32| (tail.wrapping_sub(head) as i32) > 0;
+        ahead(self.seen_tail.get()) || {
+            self.seen_tail.set(self.entry.rq_tail.load(Ordering::Acquire));
+            ahead(self.seen_tail.get())
         }
     }
 
@@ -152,7 +166,7 @@ impl Target {
     pub(super) fn take_receive(&self, me: u32) -> Option<(Receive, Left)> {
         let Some(srq) = &self.srq else {
             let head = self.entry.rq_head.load(Ordering::Relaxed);
-            let waits = head != self.entry.rq_tail.load(Ordering::Acquire);
+            let waits = self.own_receive_waits(head);
             let receive = Receive { sequence: head, slot: head & self.slots.mask };
             return waits.then_some((receive, Left::Enough));
         };
@@ -206,6 +220,8 @@ impl Target {
         match &self.srq {
             None if result.is_ok() => {
                 self.entry.rq_head.store(receive.sequence.wrapping_add(1), Ordering::Release);
+                // The next one was posted by another core, probably long ago.
+                self.slots.prefetch(receive.slot.wrapping_add(1));
             }
             None => {}
             Some(_) => self.entry.srq_taken.store(0, Ordering::Release),
@@ -215,6 +231,18 @@ impl Target {
 }
 
 impl Slots {
+    #[inline]
+    fn prefetch(&self, slot: u32) {
+        let at = self.base.as_ptr().wrapping_add((slot & self.mask) as usize * self.len);
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a hint; it accesses nothing.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast::<i8>());
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = at;
+    }
+
     fn check(peer: &Peer, at: usize, mask: u32, sges: u32) -> Option<Self> {
         if !power_of_two_mask(mask, MAX_QP_WR.next_power_of_two()) || sges == 0 || sges > MAX_SGE {
             return None;

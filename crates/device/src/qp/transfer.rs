@@ -277,7 +277,7 @@ impl Transfer<'_> {
     fn complete(&self, wr: &SendWr<'_>, receive: Receive, opcode: u32, byte_len: u32) -> Result<bool, Stop> {
         let with_imm = matches!(wr.opcode, WR_RDMA_WRITE_WITH_IMM | WR_SEND_WITH_IMM);
         let cqe = Cqe {
-            opcode,
+            opcode: opcode as u16,
             byte_len,
             imm: if with_imm { wr.imm } else { 0 },
             wc_flags: if with_imm { WC_FLAG_WITH_IMM } else { 0 },
@@ -290,7 +290,7 @@ impl Transfer<'_> {
 
     /// The receiver's own request was at fault: it completes with an error, and its queue pair fails.
     fn fail_receive(&self, receive: Receive, status: u32, detail: u32) {
-        let cqe = Cqe { status, opcode: WC_OP_RECV, detail, ..Cqe::default() };
+        let cqe = Cqe { status: status as u16, opcode: WC_OP_RECV as u16, detail, ..Cqe::default() };
         if let Ok(true) = self.target.complete_receive(self.qp.host.pid, receive, cqe, true) {
             self.peer.signal(self.target.cq.ring.channel.load(Ordering::Relaxed));
         }
