@@ -301,16 +301,18 @@ impl Checker {
         Checker { chunk: vec![0; Checker::CHUNK] }
     }
 
-    /// Whether the payload of `found` has its checksum.
-    pub(crate) fn is_intact(&mut self, memory: &Memory, found: Found) -> Result<bool, Fault> {
+    /// Whether the payload of `found` has its checksum. Shows that the kernel is alive meanwhile:
+    /// payload may be long.
+    pub(crate) fn is_intact(&mut self, job: &Job<'_>, found: Found) -> Result<bool, Fault> {
         let mut crc = crc32fast::Hasher::new();
         let mut at = found.payload.offset;
         let mut left = found.payload.len;
         while left != 0 {
             let len = left.min(Checker::CHUNK as u64);
             let chunk = &mut self.chunk[..len as usize];
-            memory.read(at, chunk).map_err(outside(Cause::PlaceOutsideMemory))?;
+            job.memory.read(at, chunk).map_err(outside(Cause::PlaceOutsideMemory))?;
             crc.update(chunk);
+            job.beat()?;
             at += len;
             left -= len;
         }

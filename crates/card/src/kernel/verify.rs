@@ -64,7 +64,7 @@ impl Kernel for Verify {
                 };
                 job.tally.fragments += 1;
                 job.tally.payload_bytes += found.payload.len;
-                if !self.checker.is_intact(job.memory, found)? {
+                if !self.checker.is_intact(job, found)? {
                     job.tally.corrupt_fragments += 1;
                     summary.note_corrupt();
                 }

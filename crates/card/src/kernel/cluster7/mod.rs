@@ -150,7 +150,7 @@ impl Kernel for Cluster7 {
                         traces_found += usize::from(intact);
                         intact
                     }
-                    _ => !verify || self.checker.is_intact(job.memory, found)?,
+                    _ => !verify || self.checker.is_intact(job, found)?,
                 };
                 if !intact {
                     job.tally.corrupt_fragments += 1;
