@@ -36,6 +36,9 @@ pub(crate) enum Command {
     Run(RunOptions),
     /// Print shell commands that put later programs on the soft device: eval "$(millstream env)"
     Env,
+    /// Look at fragment stream files (docs/formats.md)
+    #[command(subcommand)]
+    Stream(StreamCommand),
     /// Measure, beside memcpy in the same run
     Bench(BenchOptions),
 }
@@ -52,6 +55,23 @@ pub(crate) struct RunOptions {
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     pub(crate) program: Vec<OsString>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum StreamCommand {
+    /// Verify files whole, every checksum included, and list their sources
+    Check {
+        /// Stream files
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+    },
+    /// Unpack and verify a folder of packed stream files, such as data/sst1m
+    Unpack {
+        /// The folder with the packed files and their MANIFEST
+        packed: PathBuf,
+        /// Where to put them
+        unpacked: PathBuf,
+    },
 }
 
 #[derive(Debug, Args)]

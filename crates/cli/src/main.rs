@@ -6,6 +6,7 @@ mod args;
 mod bench;
 mod devices;
 mod run;
+mod stream;
 
 use std::process::ExitCode;
 
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
         Command::Devices(options) => devices::run(&options),
         Command::Run(options) => run::run(&options),
         Command::Env => run::print_environment(),
+        Command::Stream(command) => stream::run(&command),
         Command::Bench(options) => bench::run(&options),
     };
     result.unwrap_or_else(|error| failed(&*error))
