@@ -1,0 +1,15 @@
+//! The soft device through its public interface: between the ends of one process, and between two
+//! processes, which is this program again in another role.
+
+mod support;
+mod transfers;
+
+/// Not a test: the other process of tests here starts in this function.
+#[test]
+#[ignore = "started by the tests that need another process"]
+fn other_process() {
+    match std::env::var("MILLSTREAM_TEST_ROLE").as_deref() {
+        Ok("actor") => support::serve(),
+        role => panic!("{role:?} is no role"),
+    }
+}

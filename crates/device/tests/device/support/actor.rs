@@ -1,0 +1,451 @@
+//! One end of a connection, with its objects, doing what it is told.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use millstream_device::qp::state::{Attributes, Path, State, attr};
+use millstream_device::qp::{Capacity, Kind as Transport, Receives};
+use millstream_device::types::{
+    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SendWr, Sge,
+    WC_FLAG_WITH_IMM, Wc,
+};
+use millstream_device::{Channel, Context, Cq, Errno, Mr, Pd, Qp};
+use serde::{Deserialize, Serialize};
+
+use super::memory::{self, Kind, Memory};
+use super::process;
+
+/// Everything that can be chosen about an end.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Setup {
+    pub(crate) send_wr: u32,
+    pub(crate) recv_wr: u32,
+    pub(crate) sges: u32,
+    pub(crate) inline: u32,
+    pub(crate) signal_all: bool,
+    pub(crate) send_cqe: u32,
+    pub(crate) recv_cqe: u32,
+    pub(crate) access: u32,
+    pub(crate) min_rnr_timer: u8,
+    pub(crate) timeout: u8,
+    pub(crate) retry_cnt: u8,
+    pub(crate) rnr_retry: u8,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            send_wr: 128,
+            recv_wr: 128,
+            sges: 8,
+            inline: 256,
+            signal_all: true,
+            send_cqe: 256,
+            recv_cqe: 256,
+            access: ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC,
+            min_rnr_timer: 1,
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+        }
+    }
+}
+
+/// A send request that can travel to another process.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Request {
+    pub(crate) wr_id: u64,
+    pub(crate) opcode: u32,
+    pub(crate) flags: u32,
+    pub(crate) imm: u32,
+    /// Address, length, key.
+    pub(crate) sges: Vec<(u64, u32, u32)>,
+    pub(crate) remote_addr: u64,
+    pub(crate) rkey: u32,
+    pub(crate) compare_add: u64,
+    pub(crate) swap: u64,
+}
+
+/// What a completion says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Completion {
+    pub(crate) wr_id: u64,
+    pub(crate) status: u32,
+    pub(crate) opcode: u32,
+    pub(crate) byte_len: u32,
+    pub(crate) imm: Option<u32>,
+}
+
+impl From<&Wc> for Completion {
+    fn from(wc: &Wc) -> Self {
+        Self {
+            wr_id: wc.wr_id,
+            status: wc.status,
+            opcode: wc.opcode,
+            byte_len: wc.byte_len,
+            imm: (wc.wc_flags & WC_FLAG_WITH_IMM != 0).then_some(wc.imm),
+        }
+    }
+}
+
+/// One of an end's two completion queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Which {
+    Send,
+    Recv,
+}
+
+/// What an end can be told to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Command {
+    /// Makes a queue pair in RESET; answers with its number.
+    Open(Setup),
+    /// Goes to a state, with the attributes that it needs.
+    Modify(u32, Setup),
+    /// Goes to RTR, connected to a queue pair.
+    Connect(u32, Setup),
+    /// Allocates memory and registers it; answers with the region.
+    Register {
+        kind: Kind,
+        len: usize,
+        skew: usize,
+        access: u32,
+        foreign: bool,
+    },
+    Deregister(usize),
+    /// Writes into a region's memory.
+    Store {
+        region: usize,
+        at: isize,
+        bytes: Vec<u8>,
+    },
+    /// Reads a region's memory.
+    Load {
+        region: usize,
+        at: isize,
+        len: usize,
+    },
+    /// No mapping of the region's memory for writing from now on.
+    ForbidNewWriters(usize),
+    Send(Request),
+    Recv {
+        wr_id: u64,
+        sges: Vec<(u64, u32, u32)>,
+    },
+    /// Polls until there are `count` completions or `within_ms` is over.
+    Poll {
+        which: Which,
+        count: usize,
+        within_ms: u64,
+    },
+    Arm {
+        which: Which,
+        solicited: bool,
+    },
+    /// Waits for a completion event, without polling; answers whether one came.
+    AwaitEvent {
+        which: Which,
+        within_ms: u64,
+    },
+    /// The next asynchronous event's kind, if one comes.
+    AsyncEvent {
+        within_ms: u64,
+    },
+    /// The queue pair's state.
+    State,
+    Destroy,
+}
+
+/// What an end answers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Reply {
+    Done,
+    /// errno
+    Refused(i32),
+    Number(u32),
+    Region {
+        id: usize,
+        addr: u64,
+        key: u32,
+        mapped: u64,
+    },
+    Bytes(Vec<u8>),
+    Completions(Vec<Completion>),
+    Event(Option<u32>),
+}
+
+/// An end in this process.
+#[derive(Debug)]
+pub(crate) struct Actor {
+    context: Arc<Context>,
+    pd: Arc<Pd>,
+    foreign_pd: Arc<Pd>,
+    queues: Option<Queues>,
+    regions: Vec<(Memory, Mr)>,
+}
+
+#[derive(Debug)]
+struct Queues {
+    qp: Arc<Qp>,
+    send: (Arc<Cq>, Arc<Channel>),
+    recv: (Arc<Cq>, Arc<Channel>),
+}
+
+impl Queues {
+    fn new(context: &Arc<Context>, pd: &Arc<Pd>, setup: &Setup) -> Result<Self, Errno> {
+        let queue = |entries| -> Result<_, Errno> {
+            let channel = Channel::new(context)?;
+            Ok((Cq::new(context, entries, Some(channel.clone()))?, channel))
+        };
+        let (send, recv) = (queue(setup.send_cqe)?, queue(setup.recv_cqe)?);
+        let capacity = Capacity {
+            max_send_wr: setup.send_wr,
+            max_recv_wr: setup.recv_wr,
+            max_send_sge: setup.sges,
+            max_recv_sge: setup.sges,
+            max_inline_data: setup.inline,
+        };
+        let (kind, receives) = (Transport::Rc, Receives::Own);
+        let qp = Qp::new(pd, &send.0, &recv.0, capacity, setup.signal_all, kind, receives)?;
+        Ok(Self { qp, send, recv })
+    }
+
+    fn which(&self, which: Which) -> &(Arc<Cq>, Arc<Channel>) {
+        match which {
+            Which::Send => &self.send,
+            Which::Recv => &self.recv,
+        }
+    }
+}
+
+/// The attributes that an end has in all states.
+fn attributes(setup: &Setup, state: State, dest_qpn: u32) -> Attributes {
+    Attributes {
+        state,
+        access: setup.access,
+        port: 1,
+        path_mtu: 5,
+        dest_qpn,
+        max_rd_atomic: 16,
+        max_dest_rd_atomic: 16,
+        min_rnr_timer: setup.min_rnr_timer,
+        timeout: setup.timeout,
+        retry_cnt: setup.retry_cnt,
+        rnr_retry: setup.rnr_retry,
+        path: Path {
+            is_global: true,
+            dgid: std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets(),
+            port: 1,
+            ..Path::default()
+        },
+        ..Attributes::default()
+    }
+}
+
+/// What each state needs to be reached.
+fn mask(state: State) -> u32 {
+    attr::STATE
+        | match state {
+            State::Init => attr::PKEY_INDEX | attr::PORT | attr::ACCESS_FLAGS,
+            State::Rtr => {
+                attr::AV
+                    | attr::PATH_MTU
+                    | attr::DEST_QPN
+                    | attr::RQ_PSN
+                    | attr::MAX_DEST_RD_ATOMIC
+                    | attr::MIN_RNR_TIMER
+            }
+            State::Rts => {
+                attr::TIMEOUT | attr::RETRY_CNT | attr::RNR_RETRY | attr::SQ_PSN | attr::MAX_QP_RD_ATOMIC
+            }
+            _ => 0,
+        }
+}
+
+fn elements(sges: &[(u64, u32, u32)]) -> Vec<Sge> {
+    sges.iter().map(|&(addr, length, lkey)| Sge { addr, length, lkey }).collect()
+}
+
+/// Whether `fd` becomes readable within the time.
+fn readable(fd: impl AsFd, within: Duration) -> bool {
+    let mut poll = libc::pollfd { fd: fd.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one pollfd on the stack.
+    unsafe { libc::poll(&raw mut poll, 1, within.as_millis() as i32) == 1 }
+}
+
+impl Actor {
+    pub(crate) fn new() -> Self {
+        let context = Context::open().expect("the device opens");
+        let (pd, foreign_pd) = (Pd::new(&context), Pd::new(&context));
+        Self { context, pd, foreign_pd, queues: None, regions: Vec::new() }
+    }
+
+    /// The queue pair.
+    pub(crate) fn qp(&self) -> &Arc<Qp> {
+        &self.queues().qp
+    }
+
+    /// One of the completion queues.
+    pub(crate) fn cq(&self, which: Which) -> &Arc<Cq> {
+        &self.queues().which(which).0
+    }
+
+    fn queues(&self) -> &Queues {
+        self.queues.as_ref().expect("opened first")
+    }
+
+    pub(crate) fn obey(&mut self, command: Command) -> Reply {
+        self.try_to(command).unwrap_or_else(|Errno(number)| Reply::Refused(number))
+    }
+
+    fn try_to(&mut self, command: Command) -> Result<Reply, Errno> {
+        match command {
+            Command::Open(setup) => {
+                let queues = Queues::new(&self.context, &self.pd, &setup)?;
+                let number = queues.qp.qpn();
+                self.queues = Some(queues);
+                return Ok(Reply::Number(number));
+            }
+            Command::Modify(state, setup) => {
+                let state = State::from_raw(state).expect("a state");
+                let attributes = attributes(&setup, state, 0);
+                // Changes in the same state name only what may change in all of them.
+                let same = self.qp().state() == state && state != State::Reset;
+                let mask = if same { attr::STATE | attr::ACCESS_FLAGS } else { mask(state) };
+                let resumes = self.qp().state() == State::Sqd && state == State::Rts;
+                self.qp().modify(&attributes, if resumes { attr::STATE } else { mask })?;
+            }
+            Command::Connect(dest_qpn, setup) => {
+                self.qp().modify(&attributes(&setup, State::Rtr, dest_qpn), mask(State::Rtr))?;
+            }
+            Command::Register { kind, len, skew, access, foreign } => {
+                return self.register(kind, len, skew, access, foreign);
+            }
+            Command::Deregister(region) => self.regions[region].1.deregister()?,
+            Command::Store { region, at, bytes } => self.regions[region].0.store(at, &bytes),
+            Command::Load { region, at, len } => {
+                return Ok(Reply::Bytes(self.regions[region].0.load(at, len)));
+            }
+            Command::ForbidNewWriters(region) => memory::forbid_new_writers(&self.regions[region].0),
+            Command::Send(request) => self.send(&request)?,
+            Command::Recv { wr_id, sges } => self.qp().post_recv(wr_id, &elements(&sges))?,
+            Command::Poll { which, count, within_ms } => {
+                return self.poll(which, count, Duration::from_millis(within_ms));
+            }
+            Command::Arm { which, solicited } => self.cq(which).arm(solicited),
+            Command::AwaitEvent { which, within_ms } => {
+                let (cq, channel) = self.queues().which(which);
+                let came = readable(&**channel, Duration::from_millis(within_ms));
+                if came {
+                    let whose = channel.next_event()?;
+                    assert!(Arc::ptr_eq(&whose, cq), "each queue has its own channel");
+                    cq.acknowledge(1);
+                }
+                return Ok(Reply::Event(came.then_some(0)));
+            }
+            Command::AsyncEvent { within_ms } => {
+                let came = readable(&*self.context, Duration::from_millis(within_ms));
+                let event = if came { Some(self.context.next_event()?.kind()) } else { None };
+                return Ok(Reply::Event(event));
+            }
+            Command::State => return Ok(Reply::Number(self.qp().state() as u32)),
+            Command::Destroy => {
+                let queues = self.queues.take().expect("opened first");
+                queues.qp.destroy();
+                queues.send.0.destroy()?;
+                queues.recv.0.destroy()?;
+            }
+        }
+        Ok(Reply::Done)
+    }
+
+    fn register(
+        &mut self,
+        kind: Kind,
+        len: usize,
+        skew: usize,
+        access: u32,
+        foreign: bool,
+    ) -> Result<Reply, Errno> {
+        // Far from any address, so that the two cannot be taken for each other.
+        const IOVA: u64 = 1 << 56;
+        let memory = Memory::new(kind, len, skew);
+        let pd = if foreign { &self.foreign_pd } else { &self.pd };
+        let (mr, addr) = match &memory.file {
+            Some((fd, offset)) => {
+                let (offset, iova) = (*offset as u64, IOVA + *offset as u64);
+                (Mr::register_dmabuf(pd, fd.as_fd(), offset, len as u64, iova, access)?, iova)
+            }
+            None => {
+                let start = memory.start as u64;
+                (Mr::register(pd, start, len as u64, start, access)?, start)
+            }
+        };
+        let reply = Reply::Region { id: self.regions.len(), addr, key: mr.key(), mapped: mr.mapped_len() };
+        self.regions.push((memory, mr));
+        Ok(reply)
+    }
+
+    fn send(&self, request: &Request) -> Result<(), Errno> {
+        self.qp().post_send(&SendWr {
+            wr_id: request.wr_id,
+            opcode: request.opcode,
+            flags: request.flags,
+            imm: request.imm,
+            sges: &elements(&request.sges),
+            remote_addr: request.remote_addr,
+            rkey: request.rkey,
+            compare_add: request.compare_add,
+            swap: request.swap,
+            to: None,
+        })
+    }
+
+    fn poll(&self, which: Which, count: usize, within: Duration) -> Result<Reply, Errno> {
+        let deadline = Instant::now() + within;
+        let mut found = Vec::new();
+        let mut out = [Wc::default(); 16];
+        loop {
+            let most = out.len().min(count - found.len());
+            let n = self.cq(which).poll(&mut out[..most])?;
+            found.extend(out[..n].iter().map(Completion::from));
+            if found.len() == count || (n == 0 && Instant::now() > deadline) {
+                return Ok(Reply::Completions(found));
+            }
+            if n == 0 {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+    }
+}
+
+impl Drop for Actor {
+    fn drop(&mut self) {
+        if let Some(queues) = self.queues.take() {
+            queues.qp.destroy();
+            // A failing test may have left events unacknowledged.
+            if !std::thread::panicking() {
+                queues.send.0.destroy().expect("no queue pair is left");
+                queues.recv.0.destroy().expect("no queue pair is left");
+            }
+        }
+        for (_, mr) in &mut self.regions {
+            let _ = mr.deregister();
+        }
+    }
+}
+
+/// What local memory may be used for by default.
+pub(crate) const ALL_ACCESS: u32 =
+    ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC;
+
+/// In another process: does what the parent says until its end.
+pub(crate) fn serve() {
+    let mut actor = Actor::new();
+    while let Some(line) = process::listen() {
+        let command = serde_json::from_str(&line).expect("a command");
+        let reply = actor.obey(command);
+        process::tell(&serde_json::to_string(&reply).expect("plain data"));
+    }
+}

@@ -1,0 +1,334 @@
+//! One end of a connection, wherever it is, in the words of the tests.
+
+use std::time::Duration;
+
+use millstream_device::qp::state::State;
+use millstream_device::types::{
+    SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED, WC_SUCCESS, WR_RDMA_READ, WR_RDMA_WRITE,
+    WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM,
+};
+
+use super::SOON;
+use super::actor::{ALL_ACCESS, Actor, Command, Completion, Reply, Request, Setup, Which};
+use super::memory::Kind;
+use super::process::Process;
+
+/// Where the other end of a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In this process.
+    Here,
+    /// In another one.
+    Elsewhere,
+}
+
+impl Place {
+    pub(crate) const BOTH: [Self; 2] = [Self::Here, Self::Elsewhere];
+}
+
+/// One end of a connection.
+#[derive(Debug)]
+pub(crate) enum End {
+    Here(Box<Actor>),
+    Elsewhere(Box<Process>),
+}
+
+/// A registered region of an end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Region {
+    pub(crate) id: usize,
+    pub(crate) addr: u64,
+    pub(crate) len: usize,
+    pub(crate) key: u32,
+    /// Bytes that peers can map.
+    pub(crate) mapped: u64,
+}
+
+impl Region {
+    /// An element that covers `len` bytes from `at`.
+    pub(crate) fn part(&self, at: usize, len: usize) -> (u64, u32, u32) {
+        (self.addr + at as u64, len as u32, self.key)
+    }
+
+    /// An element that covers all of it.
+    pub(crate) fn all(&self) -> (u64, u32, u32) {
+        self.part(0, self.len)
+    }
+}
+
+impl End {
+    /// An end without queues.
+    pub(crate) fn new(place: Place) -> Self {
+        match place {
+            Place::Here => Self::Here(Box::new(Actor::new())),
+            Place::Elsewhere => Self::Elsewhere(Box::new(Process::start("actor"))),
+        }
+    }
+
+    /// The actor behind an end in this process.
+    pub(crate) fn actor(&self) -> &Actor {
+        match self {
+            Self::Here(actor) => actor,
+            Self::Elsewhere(_) => panic!("the end is elsewhere"),
+        }
+    }
+
+    /// The process behind an end elsewhere.
+    pub(crate) fn process(&mut self) -> &mut Process {
+        match self {
+            Self::Here(_) => panic!("the end is here"),
+            Self::Elsewhere(process) => process,
+        }
+    }
+
+    /// Starts something without waiting for the answer; only elsewhere.
+    pub(crate) fn begin(&mut self, command: &Command) {
+        self.process().say(&serde_json::to_string(command).expect("plain data"));
+    }
+
+    /// The answer to what was begun.
+    pub(crate) fn answer(&mut self) -> Reply {
+        serde_json::from_str(&self.process().hear()).expect("a reply")
+    }
+
+    /// Does something; the errno if it is refused.
+    pub(crate) fn attempt(&mut self, command: Command) -> Result<Reply, i32> {
+        let reply = match self {
+            Self::Here(actor) => actor.obey(command),
+            Self::Elsewhere(_) => {
+                self.begin(&command);
+                self.answer()
+            }
+        };
+        match reply {
+            Reply::Refused(number) => Err(number),
+            reply => Ok(reply),
+        }
+    }
+
+    fn run(&mut self, command: Command) -> Reply {
+        let what = format!("{command:?}");
+        self.attempt(command).unwrap_or_else(|number| panic!("errno {number} from {what:.200}"))
+    }
+
+    /// Makes the queue pair, in state RESET; its number.
+    pub(crate) fn open(&mut self, setup: &Setup) -> u32 {
+        match self.run(Command::Open(setup.clone())) {
+            Reply::Number(number) => number,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) fn modify(&mut self, state: State, setup: &Setup) {
+        self.run(Command::Modify(state as u32, setup.clone()));
+    }
+
+    /// From RESET to RTS, connected to `dest`.
+    pub(crate) fn connect_to(&mut self, dest: u32, setup: &Setup) {
+        self.modify(State::Init, setup);
+        self.run(Command::Connect(dest, setup.clone()));
+        self.modify(State::Rts, setup);
+    }
+
+    /// A region that allows everything.
+    pub(crate) fn register(&mut self, kind: Kind, len: usize, skew: usize) -> Region {
+        self.register_as(kind, len, skew, ALL_ACCESS)
+    }
+
+    pub(crate) fn register_as(&mut self, kind: Kind, len: usize, skew: usize, access: u32) -> Region {
+        self.try_register(kind, len, skew, access, false)
+            .unwrap_or_else(|number| panic!("errno {number} for {kind:?}, {len} bytes, skew {skew}"))
+    }
+
+    pub(crate) fn try_register(
+        &mut self,
+        kind: Kind,
+        len: usize,
+        skew: usize,
+        access: u32,
+        foreign: bool,
+    ) -> Result<Region, i32> {
+        match self.attempt(Command::Register { kind, len, skew, access, foreign })? {
+            Reply::Region { id, addr, key, mapped } => Ok(Region { id, addr, len, key, mapped }),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A region with these contents.
+    pub(crate) fn hold(&mut self, bytes: &[u8]) -> Region {
+        let region = self.register(Kind::Anonymous, bytes.len(), 0);
+        self.store(&region, 0, bytes);
+        region
+    }
+
+    pub(crate) fn deregister(&mut self, region: &Region) {
+        self.run(Command::Deregister(region.id));
+    }
+
+    pub(crate) fn store(&mut self, region: &Region, at: isize, bytes: &[u8]) {
+        self.run(Command::Store { region: region.id, at, bytes: bytes.to_vec() });
+    }
+
+    pub(crate) fn load(&mut self, region: &Region, at: isize, len: usize) -> Vec<u8> {
+        match self.run(Command::Load { region: region.id, at, len }) {
+            Reply::Bytes(bytes) => bytes,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) fn post(&mut self, request: Request) {
+        self.run(Command::Send(request));
+    }
+
+    /// SEND
+    pub(crate) fn send(&mut self, wr_id: u64, sges: &[(u64, u32, u32)]) {
+        self.post(request(wr_id, WR_SEND, sges, (0, 0)));
+    }
+
+    /// RDMA WRITE
+    pub(crate) fn write(&mut self, wr_id: u64, sges: &[(u64, u32, u32)], to: (u64, u32)) {
+        self.post(request(wr_id, WR_RDMA_WRITE, sges, to));
+    }
+
+    /// RDMA READ
+    pub(crate) fn read(&mut self, wr_id: u64, sges: &[(u64, u32, u32)], from: (u64, u32)) {
+        self.post(request(wr_id, WR_RDMA_READ, sges, from));
+    }
+
+    /// Posts a receive.
+    pub(crate) fn recv(&mut self, wr_id: u64, sges: &[(u64, u32, u32)]) {
+        self.run(Command::Recv { wr_id, sges: sges.to_vec() });
+    }
+
+    /// Polls for `count` completions, which must come soon.
+    pub(crate) fn completions(&mut self, which: Which, count: usize) -> Vec<Completion> {
+        let found = self.poll(which, count, SOON);
+        assert_eq!(found.len(), count, "completions of {which:?}: {found:?}");
+        found
+    }
+
+    /// Polls for up to `count` completions.
+    pub(crate) fn poll(&mut self, which: Which, count: usize, within: Duration) -> Vec<Completion> {
+        match self.run(Command::Poll { which, count, within_ms: within.as_millis() as u64 }) {
+            Reply::Completions(found) => found,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Completions of send requests.
+    pub(crate) fn sent(&mut self, count: usize) -> Vec<Completion> {
+        self.completions(Which::Send, count)
+    }
+
+    /// Completions of receive requests.
+    pub(crate) fn received(&mut self, count: usize) -> Vec<Completion> {
+        self.completions(Which::Recv, count)
+    }
+
+    /// Nothing has completed and nothing completes at once.
+    pub(crate) fn has_nothing(&mut self, which: Which) {
+        let found = self.poll(which, 1, Duration::ZERO);
+        assert!(found.is_empty(), "{which:?}: {found:?}");
+    }
+
+    pub(crate) fn arm(&mut self, which: Which, solicited: bool) {
+        self.run(Command::Arm { which, solicited });
+    }
+
+    /// Whether a completion event comes in this time.
+    pub(crate) fn event(&mut self, which: Which, within: Duration) -> bool {
+        match self.run(Command::AwaitEvent { which, within_ms: within.as_millis() as u64 }) {
+            Reply::Event(event) => event.is_some(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The next asynchronous event's kind.
+    pub(crate) fn async_event(&mut self, within: Duration) -> Option<u32> {
+        match self.run(Command::AsyncEvent { within_ms: within.as_millis() as u64 }) {
+            Reply::Event(event) => event,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) fn state(&mut self) -> State {
+        match self.run(Command::State) {
+            Reply::Number(raw) => State::from_raw(raw).expect("a state"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) fn destroy(&mut self) {
+        self.run(Command::Destroy);
+    }
+
+    /// No mapping of this memory for writing from now on.
+    pub(crate) fn forbid_new_writers(&mut self, region: &Region) {
+        self.run(Command::ForbidNewWriters(region.id));
+    }
+}
+
+/// A signalled send request.
+pub(crate) fn request(wr_id: u64, opcode: u32, sges: &[(u64, u32, u32)], to: (u64, u32)) -> Request {
+    let (remote_addr, rkey) = to;
+    Request {
+        wr_id,
+        opcode,
+        flags: SEND_SIGNALED,
+        sges: sges.to_vec(),
+        remote_addr,
+        rkey,
+        ..Request::default()
+    }
+}
+
+impl Request {
+    /// With immediate data.
+    pub(crate) fn with_imm(mut self, imm: u32) -> Self {
+        self.opcode = match self.opcode {
+            WR_SEND => WR_SEND_WITH_IMM,
+            WR_RDMA_WRITE => WR_RDMA_WRITE_WITH_IMM,
+            other => other,
+        };
+        self.imm = imm;
+        self
+    }
+
+    /// Asking the receiver for an event.
+    pub(crate) fn solicited(mut self) -> Self {
+        self.flags |= SEND_SOLICITED;
+        self
+    }
+
+    /// With its data copied at once.
+    pub(crate) fn inline(mut self) -> Self {
+        self.flags |= SEND_INLINE;
+        self
+    }
+}
+
+impl Completion {
+    /// A good one.
+    pub(crate) fn ok(wr_id: u64, opcode: u32, byte_len: usize) -> Self {
+        Self { wr_id, status: WC_SUCCESS, opcode, byte_len: byte_len as u32, imm: None }
+    }
+
+    /// With immediate data.
+    pub(crate) fn with_imm(self, imm: u32) -> Self {
+        Self { imm: Some(imm), ..self }
+    }
+}
+
+/// Two connected ends, the first one here.
+pub(crate) fn pair(place: Place, setup: &Setup) -> (End, End) {
+    let (mut a, mut b) = (End::new(Place::Here), End::new(place));
+    connect(&mut a, &mut b, setup);
+    (a, b)
+}
+
+/// Makes queue pairs and connects them.
+pub(crate) fn connect(a: &mut End, b: &mut End, setup: &Setup) {
+    let (to_b, to_a) = (b.open(setup), a.open(setup));
+    a.connect_to(to_b, setup);
+    b.connect_to(to_a, setup);
+}

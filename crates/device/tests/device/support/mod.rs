@@ -1,0 +1,36 @@
+//! What the tests stand on: ends of a connection, here or in another process, that do as they are told.
+
+mod actor;
+mod end;
+mod memory;
+mod process;
+
+pub(crate) use actor::{Command, Completion, Reply, Request, Setup, Which, serve};
+pub(crate) use end::{End, Place, Region, connect, pair, request};
+pub(crate) use memory::{GUARD, Kind};
+pub(crate) use process::Process;
+
+use std::time::{Duration, Instant};
+
+/// How long anything may take that is expected to happen.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+
+/// Waits until `done`, giving the core away.
+pub(crate) fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + SOON;
+    while !done() {
+        assert!(Instant::now() < deadline, "{what} does not happen");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Bytes that differ from seed to seed and from place to place.
+pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..len)
+        .map(|_| {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            (state >> 56) as u8
+        })
+        .collect()
+}

@@ -1,0 +1,107 @@
+//! Another process: this test program again, in a role of its own, spoken to in lines.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+
+use super::SOON;
+
+/// Names the role that this program plays.
+pub(crate) const ROLE: &str = "MILLSTREAM_TEST_ROLE";
+
+/// Marks the lines that are meant for the parent, among those of the test harness.
+const MARK: &str = "@@ ";
+
+/// A process in a role; killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Process {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    lines: Receiver<String>,
+}
+
+impl Process {
+    /// Starts this program in the role `role`.
+    pub(crate) fn start(role: &str) -> Self {
+        Self::start_with(role, |command| command)
+    }
+
+    /// The same with more said about the process.
+    pub(crate) fn start_with(role: &str, prepare: impl FnOnce(&mut Command) -> &mut Command) -> Self {
+        let mut command = Command::new(std::env::current_exe().expect("a test program has a path"));
+        command.args(["--ignored", "--exact", "other_process", "--nocapture"]);
+        command.env(ROLE, role).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = prepare(&mut command).spawn().expect("this program starts again");
+        let stdout = BufReader::new(child.stdout.take().expect("piped"));
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in stdout.lines().map_while(Result::ok) {
+                if let Some(line) = line.strip_prefix(MARK)
+                    && sender.send(line.to_owned()).is_err()
+                {
+                    break;
+                }
+            }
+        });
+        let stdin = child.stdin.take();
+        Self { child, stdin, lines }
+    }
+
+    /// The process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Says one line.
+    pub(crate) fn say(&mut self, line: &str) {
+        let stdin = self.stdin.as_mut().expect("open until the end");
+        writeln!(stdin, "{line}").expect("the other process listens");
+    }
+
+    /// Waits for the next line.
+    pub(crate) fn hear(&mut self) -> String {
+        self.lines.recv_timeout(SOON).unwrap_or_else(|error| {
+            let status = self.child.try_wait();
+            panic!("no answer from process {}: {error}; exit: {status:?}", self.id())
+        })
+    }
+
+    /// Sends a signal.
+    pub(crate) fn signal(&self, signal: i32) {
+        // SAFETY: a plain system call on our own child, which is not reaped yet.
+        assert_eq!(unsafe { libc::kill(self.id() as i32, signal) }, 0);
+    }
+
+    /// Kills the process and waits for its end.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().expect("our own child");
+        self.child.wait().expect("our own child");
+    }
+
+    /// Closes its input, which asks it to end, and waits for that.
+    pub(crate) fn finish(&mut self) -> ExitStatus {
+        self.stdin = None;
+        self.child.wait().expect("our own child")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Also when stopped, or gone already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// In the other process: says one line to the parent.
+pub(crate) fn tell(line: &str) {
+    // The harness may have left its line unfinished.
+    println!("\n{MARK}{line}");
+}
+
+/// In the other process: the parent's next line, None at the end.
+pub(crate) fn listen() -> Option<String> {
+    let mut line = String::new();
+    let n = std::io::stdin().read_line(&mut line).ok()?;
+    (n != 0).then(|| line.trim_end().to_owned())
+}
