@@ -33,6 +33,8 @@ pub(super) struct Window {
     pub(super) map_start: u64,
     pub(super) map_end: u64,
     pub(super) base: *mut u8,
+    /// Whether the mapped part can be stored into: its owner may have forbidden new writers.
+    pub(super) writable: bool,
     /// The part that every initiator can map, where processors' atomic operations suffice.
     common: std::ops::Range<u64>,
     _mapping: Option<Arc<Mapping>>,
@@ -66,6 +68,7 @@ impl Window {
             map_start: 0,
             map_end: 0,
             base: std::ptr::null_mut(),
+            writable: true,
             common: 0..0,
             _mapping: None,
         };
@@ -92,6 +95,7 @@ impl Window {
             // SAFETY: inside the mapping, as just checked.
             window.base = unsafe { mapping.base().add(offset as usize) };
             (window.map_start, window.map_end) = (map_start, map_end);
+            window.writable = mapping.writable();
             window._mapping = Some(mapping);
         }
         Some(window)
@@ -118,7 +122,7 @@ impl Window {
     /// atomic operation is seen by all.
     pub(super) fn map_word(&self, at: u64) -> Option<&AtomicU64> {
         let common = at >= self.common.start && at < self.common.end && self.common.end - at >= 8;
-        if !common || !self.maps(at, 8) {
+        if !common || !self.writable || !self.maps(at, 8) {
             return None;
         }
         let word = self.base.wrapping_add((at - self.map_start) as usize).cast::<u64>();

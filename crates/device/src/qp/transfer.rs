@@ -376,8 +376,8 @@ fn check(window: &Window, pd: u32, at: u64, len: u64, access: u32) -> Result<(),
 /// Copies `len` bytes from this process to `at` in the region; the range was checked.
 #[inline]
 fn store(window: &Window, peer: &Peer, at: u64, from: *const u8, len: usize) -> Result<(), Stop> {
-    if window.maps(at, len as u64) {
-        // SAFETY: the destination is mapped and cannot shrink; the source is the application's
+    if window.writable && window.maps(at, len as u64) {
+        // SAFETY: the destination is mapped for stores and cannot shrink; the source is the application's
         // registered (or inline) memory.
         unsafe { copy_in_order(window.base.add((at - window.map_start) as usize), from, len) };
         return Ok(());
@@ -408,7 +408,8 @@ fn partly(
 ) -> Result<(), Stop> {
     let end = at + len as u64;
     let (from, to) = (window.map_start.clamp(at, end), window.map_end.clamp(at, end));
-    let (from, to) = if from < to { (from, to) } else { (end, end) };
+    let usable = from < to && (window.writable || direction == Direction::Read);
+    let (from, to) = if usable { (from, to) } else { (end, end) };
     for (start, stop, mapped) in [(at, from, false), (from, to, true), (to, end, false)] {
         if start == stop {
             continue;

@@ -127,6 +127,26 @@ fn whole_pages_of_plain_memory_can_be_mapped() {
     }
 }
 
+#[test]
+fn memory_that_can_no_longer_be_mapped_for_writing_is_written_all_the_same() {
+    let (mut a, mut b) = pair(Place::Elsewhere, &Setup::default());
+    let region = b.register(Kind::NoNewWriters, LEN, SKEW);
+    b.forbid_new_writers(&region);
+    let mut far = Mirror::new(&mut b, region, 1);
+    let source = a.hold(&pattern(2, LEN));
+    a.write(1, &[source.all()], (region.addr, region.key));
+    assert_eq!(a.sent(1), [Completion::ok(1, WC_OP_RDMA_WRITE, 0)]);
+    far.part(0, LEN).copy_from_slice(&pattern(2, LEN));
+    far.check(&mut b, "WRITE");
+    let add = Request {
+        opcode: WR_ATOMIC_FETCH_AND_ADD,
+        compare_add: 1,
+        ..request(2, WR_RDMA_READ, &[source.part(0, 8)], (region.addr.next_multiple_of(8), region.key))
+    };
+    a.post(add);
+    assert_eq!(a.sent(1), [Completion::ok(2, WC_OP_FETCH_ADD, 8)]);
+}
+
 /// Cuts `len` bytes into `n` pieces, some of them empty.
 fn cut(len: usize, n: usize, seed: u64) -> Vec<usize> {
     let mut borders: Vec<usize> =
