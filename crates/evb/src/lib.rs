@@ -4,6 +4,7 @@
 //! - [`core`]: assignment, credits, completeness, timeouts and the conservation law, as state
 //!   machines that do no I/O and know no clock. Start reading there.
 //! - [`config`]: the run's description in TOML, and everything that can be refused before it starts.
+//! - [`process`]: the processes that do what the core says, over verbs.
 //! - [`layout`]: where each source's packet lies in a slot, and each slot in landing memory.
 //!
 //! `docs/event-builder.md` describes the configuration and the account that a run ends with.
@@ -12,3 +13,4 @@
 pub mod config;
 pub mod core;
 pub mod layout;
+pub mod process;

@@ -25,6 +25,8 @@ const DEFAULT_WINDOW: u64 = 8;
 const DEFAULT_TIMEOUT_MS: u64 = 2000;
 /// Four of these fit into the five seconds within which a failed run has to end.
 const DEFAULT_DRAIN_MS: u64 = 500;
+/// About what a wake-up costs.
+const DEFAULT_SPIN: Duration = Duration::from_micros(20);
 const DEFAULT_KEEP: u64 = 10_000;
 
 /// What the inputs have in common, and what each has of its own.
@@ -66,6 +68,8 @@ impl Config {
         });
         Ok(Setup {
             name: run.name.get_ref().clone(),
+            instance: run.name.get_ref().clone(),
+            spin: run.spin_us.as_ref().map_or_else(|| self.spin(), |us| Duration::from_micros(*us.get_ref())),
             device: run.device.clone().unwrap_or_else(|| "auto".to_owned()),
             listen: self.listen()?,
             file_first: EventNumber(inputs.first),
@@ -252,6 +256,14 @@ impl Config {
             });
         }
         Ok(BuilderSetup { name, landing: Landing::Card(card.clone()) })
+    }
+
+    /// Spins only where every process of the run can have a processor.
+    fn spin(&self) -> Duration {
+        let tables = &self.tables;
+        let processes = 1 + tables.readout.len() + tables.builder.len() + tables.card.len();
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        if processes <= processors { DEFAULT_SPIN } else { Duration::ZERO }
     }
 
     /// Tries the address, and lets it go again.

@@ -14,6 +14,8 @@ const MAX_BATCH: u64 = millstream_card::kernel::slot::MAX_EVENTS as u64;
 const MAX_SLOTS: u64 = 16_384;
 /// The longest time-out that can be set [ms].
 const MAX_MILLISECONDS: u64 = 600_000;
+/// The longest look for work before blocking that can be set [µs].
+const MAX_SPIN: u64 = 1_000_000;
 
 /// A configuration that was read and is consistent in itself.
 #[derive(Debug)]
@@ -47,6 +49,7 @@ pub(super) struct Run {
     pub(super) window: Option<Spanned<u64>>,
     pub(super) timeout_ms: Option<Spanned<u64>>,
     pub(super) drain_ms: Option<Spanned<u64>>,
+    pub(super) spin_us: Option<Spanned<u64>>,
     pub(super) listen: Option<Spanned<String>>,
     pub(super) device: Option<String>,
 }
@@ -154,6 +157,7 @@ impl Config {
         self.check_range("run.window", run.window.as_ref(), 1..=MAX_SLOTS)?;
         self.check_range("run.timeout_ms", run.timeout_ms.as_ref(), 1..=MAX_MILLISECONDS)?;
         self.check_range("run.drain_ms", run.drain_ms.as_ref(), 1..=MAX_MILLISECONDS)?;
+        self.check_range("run.spin_us", run.spin_us.as_ref(), 0..=MAX_SPIN)?;
         if readout.is_empty() {
             return Err(self.about("readout", Problem::None));
         }

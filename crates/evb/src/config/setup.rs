@@ -4,12 +4,19 @@ use crate::core::{Bytes, EventNumber, Plan};
 use crate::layout::{KernelAreas, SlotLayout, landing_bytes};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// A run that can be started. The manager hands it to every unit at wire-up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Setup {
     /// Name of the run.
     pub name: String,
+    /// Tells this run's cards from those of other runs on the same hosts; the run's name, unless whoever
+    /// starts the units says otherwise.
+    pub instance: String,
+    /// How long to look for work before blocking: worth as much as a wake-up costs where every unit has a
+    /// processor, and nothing where units share one.
+    pub spin: Duration,
     /// The RDMA device to use: `auto`, `hardware`, `soft` or a device's name.
     pub device: String,
     /// Where the manager listens.

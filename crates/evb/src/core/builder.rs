@@ -187,6 +187,11 @@ impl Builder {
         self.fault(StopCause::BadData(self.index));
     }
 
+    /// Accepted events cannot be stored: the run cannot go on.
+    pub fn handle_output_failed(&mut self) {
+        self.fault(StopCause::OutputFailed(self.index));
+    }
+
     /// The batch in that slot has been judged. Copy its accepted events out, then release the slot.
     ///
     /// # Errors
@@ -249,10 +254,12 @@ impl Builder {
         self.finish_if_settled();
     }
 
-    /// A readout unit died. What it had not delivered will be accounted to its loss.
+    /// A readout unit died. What it had not delivered will be accounted to its loss. Once the run stops
+    /// this means nothing: readout units are free to go then.
     pub fn handle_readout_lost(&mut self, ru: RuIndex) {
-        self.readouts_lost[ru.index()] = true;
-        self.fault(StopCause::Lost(Unit::Readout(ru)));
+        if self.phase == Phase::Running && !std::mem::replace(&mut self.readouts_lost[ru.index()], true) {
+            self.fault(StopCause::Lost(Unit::Readout(ru)));
+        }
     }
 
     /// The manager died: stop without being told.

@@ -1,7 +1,7 @@
 //! Control messages between the manager and the other units.
 //!
-//! Every message is one record of [`Message::SIZE`] bytes, little-endian, unused bytes zero; several may
-//! follow each other in one transfer. Messages between two units arrive in the order in which they were
+//! Every message is one record of [`Message::SIZE`] bytes, little-endian, unused bytes zero; the processes
+//! pack many into one transfer. Messages between two units arrive in the order in which they were
 //! sent; nothing is assumed about messages of different pairs.
 //!
 //! ```text
@@ -98,8 +98,8 @@ pub struct Assignment {
 /// Bytes that are no message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// A transfer that is not a whole number of records.
-    #[error("control transfer of {0} bytes is not a multiple of {size}", size = Message::SIZE)]
+    /// Not the length of a message.
+    #[error("control message of {0} bytes, not {size}", size = Message::SIZE)]
     Length(usize),
     /// A kind that does not exist.
     #[error("control message of unknown kind {0}")]
@@ -190,6 +190,10 @@ impl Record {
                 self.0[3] = rule as u8;
                 8
             }
+            StopCause::OutputFailed(bu) => {
+                self.put_unit(Unit::Builder(bu));
+                9
+            }
         };
     }
 
@@ -203,9 +207,10 @@ impl Record {
                 Unit::Readout(by) => StopCause::Unreachable { by, peer: BuIndex(self.u16(6)) },
                 _ => return None,
             },
-            6 | 7 => match self.unit()? {
-                Unit::Builder(bu) if self.0[1] == 6 => StopCause::CardLost(bu),
-                Unit::Builder(bu) => StopCause::BadData(bu),
+            code @ (6 | 7 | 9) => match (code, self.unit()?) {
+                (6, Unit::Builder(bu)) => StopCause::CardLost(bu),
+                (7, Unit::Builder(bu)) => StopCause::BadData(bu),
+                (_, Unit::Builder(bu)) => StopCause::OutputFailed(bu),
                 _ => return None,
             },
             8 => StopCause::Protocol {
@@ -266,11 +271,13 @@ impl Message {
         record.0
     }
 
-    /// The message in one record.
+    /// The message in a record.
     ///
     /// # Errors
-    /// An unknown kind, a field with an impossible value, or a set byte that the kind does not use.
-    pub fn decode(bytes: &[u8; Message::SIZE]) -> Result<Message, DecodeError> {
+    /// A wrong length, an unknown kind, a field with an impossible value, or a set byte that the kind does
+    /// not use.
+    pub fn decode(bytes: &[u8]) -> Result<Message, DecodeError> {
+        let bytes: &[u8; Message::SIZE] = bytes.try_into().map_err(|_| DecodeError::Length(bytes.len()))?;
         let record = Record(*bytes);
         let kind = bytes[0];
         let (builder, slot, life) = (BuIndex(record.u16(2)), SlotIndex(record.u16(4)), Life(record.u32(8)));
@@ -318,24 +325,6 @@ impl Message {
         }
         Ok(message)
     }
-
-    /// The messages packed in one transfer, in order. After an error nothing more comes.
-    ///
-    /// # Errors
-    /// A transfer that is not a whole number of records is refused at once.
-    pub fn unpack(
-        transfer: &[u8],
-    ) -> Result<impl Iterator<Item = Result<Message, DecodeError>> + '_, DecodeError> {
-        let (records, rest) = transfer.as_chunks::<{ Message::SIZE }>();
-        if !rest.is_empty() {
-            return Err(DecodeError::Length(transfer.len()));
-        }
-        let mut failed = false;
-        Ok(records
-            .iter()
-            .map(Message::decode)
-            .take_while(move |result| !std::mem::replace(&mut failed, result.is_err())))
-    }
 }
 
 #[cfg(test)]
@@ -361,6 +350,7 @@ mod tests {
             (any::<u16>(), bu()).prop_map(|(by, peer)| StopCause::Unreachable { by: RuIndex(by), peer }),
             bu().prop_map(StopCause::CardLost),
             bu().prop_map(StopCause::BadData),
+            bu().prop_map(StopCause::OutputFailed),
             (unit(), 0..Rule::ALL.len()).prop_map(|(by, r)| StopCause::Protocol { by, rule: Rule::ALL[r] }),
         ]
     }
@@ -400,10 +390,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn packed_messages_come_back_in_order(messages in proptest::collection::vec(message(), 0..20)) {
-            let transfer: Vec<u8> = messages.iter().flat_map(Message::encode).collect();
-            let back: Result<Vec<_>, _> = Message::unpack(&transfer).unwrap().collect();
-            prop_assert_eq!(back.unwrap(), messages);
+        fn messages_come_back(message in message()) {
+            prop_assert_eq!(Message::decode(&message.encode()), Ok(message));
         }
 
         #[test]
@@ -423,16 +411,8 @@ mod tests {
     }
 
     #[test]
-    fn a_ragged_transfer_is_refused() {
-        assert_eq!(Message::unpack(&[0; 49]).err(), Some(DecodeError::Length(49)));
-    }
-
-    #[test]
-    fn nothing_follows_a_bad_record() {
-        let mut transfer =
-            [Message::Alive.encode(), Message::Alive.encode(), Message::Settle.encode()].concat();
-        transfer[Message::SIZE] = 99;
-        let got: Vec<_> = Message::unpack(&transfer).unwrap().collect();
-        assert_eq!(got, [Ok(Message::Alive), Err(DecodeError::Kind(99))]);
+    fn other_lengths_and_kinds_are_refused() {
+        assert_eq!(Message::decode(&[7; 47]), Err(DecodeError::Length(47)));
+        assert_eq!(Message::decode(&[99; 48]), Err(DecodeError::Kind(99)));
     }
 }

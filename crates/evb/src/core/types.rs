@@ -189,6 +189,8 @@ pub enum StopCause {
     CardLost(BuIndex),
     /// Landed data or a decision was not what it must be; `by` is the builder unit that found it.
     BadData(BuIndex),
+    /// A builder unit cannot store its accepted events.
+    OutputFailed(BuIndex),
     /// A unit broke a rule of the protocol; `by` is the offender.
     Protocol {
         /// The unit that broke it.
@@ -215,6 +217,7 @@ impl fmt::Display for StopCause {
             StopCause::Unreachable { by, peer } => write!(f, "{by} cannot reach {peer}"),
             StopCause::CardLost(bu) => write!(f, "card of {bu} lost"),
             StopCause::BadData(bu) => write!(f, "bad data found by {bu}"),
+            StopCause::OutputFailed(bu) => write!(f, "{bu} cannot store its events"),
             StopCause::Protocol { by, rule } => write!(f, "{by} broke the protocol: {rule}"),
         }
     }

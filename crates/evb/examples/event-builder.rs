@@ -1,0 +1,92 @@
+//! A whole event builder from the library: `event-builder run CONFIG.toml`.
+//!
+//! It starts itself again for each process of the run; accepted events are only counted, or, with an output
+//! directory, listed in a text file per builder unit.
+
+use millstream_evb::config::{Config, Setup};
+use millstream_evb::core::BuIndex;
+use millstream_evb::process::child::Child;
+use millstream_evb::process::launcher::Happening;
+use millstream_evb::process::{AcceptedEvent, Launcher, Sink, SinkError};
+use std::error::Error;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let done = match words.first().map(String::as_str) {
+        Some("run") if words.len() == 2 => run(Path::new(&words[1])),
+        Some("child") => child(&words[1..]),
+        _ => Err("usage: event-builder run CONFIG.toml".into()),
+    };
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("event-builder: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Launches a run and prints its account.
+fn run(config: &Path) -> Result<bool, Box<dyn Error>> {
+    let setup = Config::load(config)?.check()?;
+    let launcher = Launcher { program: std::env::current_exe()?, arguments: vec!["child".into()] };
+    let outcome = launcher.run(&setup, &mut |happening| {
+        if let Happening::Spawned { part, process } = happening {
+            eprintln!("{part:?} is process {process}");
+        }
+    })?;
+    if let Some(account) = &outcome.account {
+        println!("{account}");
+        if let Some(elapsed) = outcome.elapsed {
+            let gigabytes = account.read.bytes.0 as f64 / 1e9;
+            println!("{gigabytes:.3} GB in {elapsed:.3?}: {:.2} GB/s", gigabytes / elapsed.as_secs_f64());
+        }
+    }
+    for (bu, statistics) in outcome.builders.iter().enumerate() {
+        println!("builder {bu}: {statistics:?}");
+    }
+    for trouble in &outcome.troubles {
+        println!("{:?}: {}: {}", trouble.part, trouble.status, trouble.said);
+    }
+    Ok(outcome.is_success())
+}
+
+/// Is one process of a run.
+fn child(words: &[String]) -> Result<bool, Box<dyn Error>> {
+    Ok(Child::from_arguments(words)?.run(&list)?)
+}
+
+/// A text file with the numbers and sizes of accepted events.
+struct List {
+    path: PathBuf,
+    out: BufWriter<File>,
+}
+
+/// The sink of a builder unit.
+fn list(setup: &Setup, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, SinkError> {
+    let Some(output) = &setup.output else { return Ok(None) };
+    std::fs::create_dir_all(&output.directory)?;
+    let path = output.directory.join(format!("{}.txt", setup.builders[bu.index()].name));
+    let out = BufWriter::new(File::create(&path)?);
+    Ok(Some(Box::new(List { path, out })))
+}
+
+impl Sink for List {
+    fn store(&mut self, event: &AcceptedEvent<'_>) -> Result<(), SinkError> {
+        let intact = event.fragments.iter().filter(|(_, fragment)| fragment.is_intact()).count();
+        let bytes: usize = event.fragments.iter().map(|(_, fragment)| fragment.payload.len()).sum();
+        let set: u32 = event.decisions.iter().map(|byte| byte.count_ones()).sum();
+        writeln!(self.out, "{} {intact} {bytes} {set}", event.number.0)?;
+        Ok(())
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<Option<String>, SinkError> {
+        self.out.flush()?;
+        Ok(Some(self.path.display().to_string()))
+    }
+}

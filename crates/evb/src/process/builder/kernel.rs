@@ -1,0 +1,257 @@
+//! A card's kernel: commands out, summaries and decisions back.
+
+use super::contents::{BadData, Contents};
+use super::truth::Truth;
+use crate::config::{CardSetup, Kernel as Kind, Setup};
+use crate::core::account::{BatchTally, Verdict};
+use crate::core::plan::Batch;
+use crate::core::{BuIndex, SlotIndex};
+use crate::layout::{KernelAreas, SlotAreas};
+use crate::process::ProcessError;
+use crate::process::card::unfit;
+use millstream_card::command::{Descriptor, FLAG_VERIFY, KernelId};
+use millstream_card::geometry::Geometry;
+use millstream_card::kernel::cluster7::{self, Cluster7Args, DECISION_BYTES};
+use millstream_card::kernel::slot::{self, STATUS_BAD_PACKET, Summary};
+use millstream_card::kernel::verify::{self, VerifyArgs};
+use millstream_card::{Card, OutOfRange, Ring, RingError, Span};
+use std::time::Duration;
+
+/// What a kernel found in a batch.
+#[derive(Debug)]
+pub(super) struct Judged {
+    pub(super) slot: SlotIndex,
+    /// Time that the card was busy with it.
+    pub(super) busy: Duration,
+    /// Decision bits set.
+    pub(super) decisions_set: u64,
+    outcome: Result<(), millstream_card::command::Fault>,
+    fragments: u32,
+}
+
+/// A card that runs a kernel on every batch.
+pub(super) struct Kernel {
+    ring: Ring,
+    id: KernelId,
+    kind: Kind,
+    areas: KernelAreas,
+    armed: bool,
+    /// Summaries of the batch at hand.
+    summaries: Vec<u8>,
+    /// Decision maps of the batch at hand.
+    decisions: Vec<u8>,
+    args: Vec<u8>,
+}
+
+impl Kernel {
+    /// Prepares the card of that builder unit; none if it runs no kernel.
+    pub(super) fn open(setup: &Setup, bu: BuIndex, card: &Card) -> Result<Option<Kernel>, ProcessError> {
+        let crate::config::Landing::Card(CardSetup { name, kernel, .. }) =
+            &setup.builders[bu.index()].landing
+        else {
+            return Ok(None);
+        };
+        let Some(areas) = setup.kernel_areas(bu.index()) else { return Ok(None) };
+        let unfit = |what: String| unfit(name, what);
+        let kernel_name = match kernel {
+            Kind::None => return Ok(None),
+            Kind::Verify => verify::NAME,
+            Kind::Cluster7 { patches, .. } => {
+                let geometry = Geometry::load(patches).map_err(|error| unfit(error.to_string()))?;
+                let written = card.memory().write(areas.geometry(), &geometry.to_bytes());
+                written.map_err(|error| unfit(error.to_string()))?;
+                cluster7::NAME
+            }
+        };
+        let id = card.kernel(kernel_name).map_err(|error| unfit(error.to_string()))?;
+        let batch = usize::from(setup.plan.batch.get());
+        let mut kernel = Kernel {
+            ring: Ring::open(card, areas.rings())?,
+            id,
+            kind: kernel.clone(),
+            areas,
+            armed: false,
+            summaries: vec![0; batch * Summary::BYTES],
+            decisions: vec![0; batch * DECISION_BYTES],
+            args: Vec::new(),
+        };
+        for slot in 0..setup.plan.slots[bu.index()].get() {
+            kernel.write_args(setup, SlotIndex(slot)).map_err(|error| unfit(error.to_string()))?;
+        }
+        Ok(Some(kernel))
+    }
+
+    /// Writes a slot's arguments with its places; only their head changes from batch to batch.
+    fn write_args(&mut self, setup: &Setup, slot: SlotIndex) -> Result<(), OutOfRange> {
+        let start = setup.layout.slot_offset(slot);
+        let places: Vec<_> = setup
+            .layout
+            .places
+            .iter()
+            .map(|place| slot::Place {
+                offset: start + place.offset,
+                capacity: place.capacity.into(),
+                source: place.source,
+                reserved: 0,
+            })
+            .collect();
+        self.args.clear();
+        let areas = self.areas.of_slot(slot);
+        match self.kind {
+            Kind::Cluster7 { .. } => self.cluster7(0, 1, areas).append_to(&places, &mut self.args),
+            Kind::None | Kind::Verify => {
+                VerifyArgs { first_event: 0, n_events: 1, n_sources: 0 }.append_to(&places, &mut self.args);
+            }
+        }
+        self.ring.card().memory().write(areas.args, &self.args)
+    }
+
+    fn cluster7(&self, first_event: u64, n_events: u32, areas: SlotAreas) -> Cluster7Args {
+        let (threshold, trace_sources) = match &self.kind {
+            Kind::Cluster7 { threshold, traces, .. } => (*threshold, *traces),
+            Kind::None | Kind::Verify => (0, [0; 3]),
+        };
+        Cluster7Args {
+            first_event,
+            n_events,
+            n_sources: 0,
+            trace_sources,
+            threshold,
+            geometry: self.areas.geometry(),
+            decisions: areas.decisions,
+            reserved: [0; 2],
+        }
+    }
+
+    /// Rings the doorbell for a batch.
+    pub(super) fn submit(&mut self, slot: SlotIndex, batch: &Batch, sources: usize) -> Result<(), RingError> {
+        let areas = self.areas.of_slot(slot);
+        let (first_event, n_events) = (batch.first_event.0, u32::from(batch.events));
+        let n_sources = sources as u32;
+        let memory = self.ring.card().memory();
+        let (head, flags) = match self.kind {
+            Kind::Cluster7 { verify, .. } => {
+                let args = Cluster7Args { n_sources, ..self.cluster7(first_event, n_events, areas) };
+                memory.write(areas.args, &args.to_bytes())?;
+                (Cluster7Args::BYTES, if verify { FLAG_VERIFY } else { 0 })
+            }
+            Kind::None | Kind::Verify => {
+                memory.write(areas.args, &VerifyArgs { first_event, n_events, n_sources }.to_bytes())?;
+                (VerifyArgs::BYTES, 0)
+            }
+        };
+        let descriptor = Descriptor {
+            kernel: self.id,
+            flags,
+            args: Span::new(areas.args, (head + sources * slot::Place::BYTES) as u64),
+            result: Span::new(areas.summaries, areas.summaries_len),
+            cookie: slot.0.into(),
+        };
+        self.ring.submit(&descriptor).map(drop)
+    }
+
+    /// Takes the next batch that the card is done with. If there is none but will be, the card's interrupt
+    /// is armed.
+    pub(super) fn poll(&mut self) -> Result<Option<Judged>, RingError> {
+        if self.ring.in_flight() == 0 {
+            return Ok(None);
+        }
+        let mut completion = self.ring.poll()?;
+        if completion.is_none() && !self.armed {
+            self.ring.arm();
+            self.armed = true;
+            // It may have come before it was armed.
+            completion = self.ring.poll()?;
+        }
+        let Some(completion) = completion else { return Ok(None) };
+        self.armed = false;
+        Ok(Some(Judged {
+            // Cookies are slots.
+            slot: SlotIndex(completion.cookie as u16),
+            busy: completion.busy,
+            decisions_set: completion.tally.decisions_set.into(),
+            outcome: completion.outcome,
+            fragments: completion.tally.fragments,
+        }))
+    }
+
+    /// The card's interrupt has been seen; the next completion raises it again.
+    pub(super) fn acknowledge(&mut self) {
+        self.ring.arm();
+        self.armed = true;
+    }
+
+    /// What the kernel says about a batch, together with what lies in its slot.
+    pub(super) fn verdict(
+        &mut self,
+        judged: &Judged,
+        batch: &Batch,
+        contents: &Contents,
+    ) -> Result<Verdict, BadData> {
+        judged.outcome.map_err(|fault| BadData::Kernel(fault.to_string()))?;
+        let events = usize::from(batch.events);
+        let areas = self.areas.of_slot(judged.slot);
+        let outside = |error: OutOfRange| BadData::Kernel(error.to_string());
+        let memory = self.ring.card().memory();
+        memory.read(areas.summaries, &mut self.summaries[..events * Summary::BYTES]).map_err(outside)?;
+        if let Kind::Cluster7 { .. } = self.kind {
+            memory.read(areas.decisions, &mut self.decisions[..events * DECISION_BYTES]).map_err(outside)?;
+        }
+        let mut verdict = Verdict::default();
+        for event in 0..events {
+            let summary = self.summary(event);
+            let number = batch.first_event.0 + event as u64;
+            if summary.event != number || summary.status & STATUS_BAD_PACKET != 0 {
+                let (found, status) = (summary.event, summary.status);
+                return Err(BadData::Kernel(format!(
+                    "summary of event {found} with status {status:#x} for event {number}"
+                )));
+            }
+            let tally = if summary.corrupt > 0 {
+                &mut verdict.corrupt
+            } else if !contents.is_complete(event) {
+                &mut verdict.missing
+            } else {
+                verdict.accepted += u16::from(summary.accepted != 0);
+                &mut verdict.built
+            };
+            *tally = BatchTally {
+                events: tally.events + 1,
+                fragments: tally.fragments + contents.fragments(event),
+            };
+        }
+        if self.checks_all() && u64::from(judged.fragments) != verdict.fragments() {
+            let found = judged.fragments;
+            return Err(BadData::Kernel(format!("found {found} of {} fragments", verdict.fragments())));
+        }
+        Ok(verdict)
+    }
+
+    /// Whether the kernel looks at every fragment.
+    fn checks_all(&self) -> bool {
+        matches!(self.kind, Kind::Verify | Kind::Cluster7 { verify: true, .. })
+    }
+
+    /// The summary of an event of the batch at hand.
+    pub(super) fn summary(&self, event: usize) -> Summary {
+        let bytes = self.summaries.as_chunks().0.get(event);
+        bytes.map_or_else(Summary::default, Summary::from_bytes)
+    }
+
+    /// The decision map of an event of the batch at hand; empty if the kernel decides nothing.
+    pub(super) fn decisions(&self, event: usize) -> &[u8] {
+        match self.kind {
+            Kind::Cluster7 { .. } => &self.decisions[event * DECISION_BYTES..(event + 1) * DECISION_BYTES],
+            Kind::None | Kind::Verify => &[],
+        }
+    }
+
+    /// Compares the decisions on the batch at hand, on events that are complete and sound.
+    pub(super) fn compare(&self, truth: &mut Truth, batch: &Batch, contents: &Contents) {
+        for event in 0..usize::from(batch.events) {
+            if contents.is_complete(event) && self.summary(event).status == 0 {
+                truth.compare(batch.first_event.0 + event as u64, self.decisions(event));
+            }
+        }
+    }
+}

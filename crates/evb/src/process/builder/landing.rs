@@ -1,0 +1,91 @@
+//! A builder unit's landing memory: slots on the host or on a card.
+
+use crate::config::{CardSetup, Landing as Where, Setup};
+use crate::core::{BuIndex, SlotIndex};
+use crate::process::ProcessError;
+use crate::process::card;
+use millstream_card::{Card, Span};
+use millstream_rdma::{Access, Device, Region, RemoteMemory};
+use std::time::Duration;
+
+/// How long a card may take to come up.
+const CARD_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Landing memory, registered for the readout units.
+pub(super) struct Landing {
+    memory: Memory,
+    /// What readout units may write: the slots, and nothing behind them.
+    slots: Region,
+}
+
+enum Memory {
+    Host,
+    Card(Card),
+}
+
+/// Bytes that are not where the layout says: a mistake in this program.
+#[derive(Debug, thiserror::Error)]
+#[error("{len} bytes at {offset} are outside the landing memory")]
+pub(super) struct Outside {
+    offset: u64,
+    len: usize,
+}
+
+impl Landing {
+    /// Opens the card if there is one, registers the slots, and gives memory to all pages in use.
+    pub(super) fn open(setup: &Setup, bu: BuIndex, device: &Device) -> Result<Landing, ProcessError> {
+        let slots = setup.plan.slots[bu.index()].get();
+        let len = setup.layout.slot_offset(SlotIndex(slots));
+        match &setup.builders[bu.index()].landing {
+            Where::Host => {
+                let slots = Region::landing(device, c"millstream-slots", len as usize, Access::REMOTE_WRITE)?;
+                slots.populate().map_err(|cause| ProcessError::Io { doing: "populate the slots", cause })?;
+                Ok(Landing { memory: Memory::Host, slots })
+            }
+            Where::Card(wanted) => {
+                let card = Card::open(&card::name(setup, wanted)?, CARD_PATIENCE)?;
+                let needed = setup.landing_bytes(bu.index()).0;
+                check_memory(wanted, &card, needed)?;
+                card.memory()
+                    .prefault(Span::new(0, needed))
+                    .map_err(|error| card::unfit(&wanted.name, error.to_string()))?;
+                let descriptor = card.memory_fd().try_clone_to_owned();
+                let descriptor = descriptor
+                    .map_err(|cause| ProcessError::Io { doing: "share the card's memory", cause })?;
+                let slots = Region::foreign(device, descriptor, 0, len as usize, Access::REMOTE_WRITE)?;
+                Ok(Landing { memory: Memory::Card(card), slots })
+            }
+        }
+    }
+
+    /// The card, if this is one.
+    pub(super) fn card(&self) -> Option<&Card> {
+        match &self.memory {
+            Memory::Host => None,
+            Memory::Card(card) => Some(card),
+        }
+    }
+
+    /// What a readout unit needs to write.
+    pub(super) fn remote(&self) -> RemoteMemory {
+        self.slots.remote()
+    }
+
+    /// Copies bytes out of landing memory.
+    pub(super) fn read(&self, offset: u64, to: &mut [u8]) -> Result<(), Outside> {
+        let len = to.len();
+        let read = match &self.memory {
+            Memory::Host => self.slots.copy_to_slice(offset, to).is_ok(),
+            Memory::Card(card) => card.memory().read(offset, to).is_ok(),
+        };
+        if read { Ok(()) } else { Err(Outside { offset, len }) }
+    }
+}
+
+fn check_memory(wanted: &CardSetup, card: &Card, needed: u64) -> Result<(), ProcessError> {
+    let size = card.memory().size();
+    if size < needed {
+        return Err(card::unfit(&wanted.name, format!("has {size} B of memory, {needed} B are needed")));
+    }
+    Ok(())
+}

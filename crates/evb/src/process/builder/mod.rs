@@ -1,0 +1,491 @@
+//! A builder unit's process: sees batches arrive, has them judged, stores accepted events.
+//!
+//! Its processor reads packets' headers and kernels' results, never the payload of rejected events.
+
+mod accepted;
+mod contents;
+mod kernel;
+mod landing;
+mod truth;
+
+pub use truth::Agreement;
+
+use super::ProcessError;
+use super::clock::Clock;
+use super::control::{Control, Received};
+use super::sink::MakeSink;
+use super::wire_up::{self, Channel, FromManager, Joined, Look, ToManager};
+use crate::config::Setup;
+use crate::core::builder::{Builder, Process as Arrived};
+use crate::core::report::BuilderReport;
+use crate::core::types::{EventNumber, Immediate};
+use crate::core::{BuIndex, RuIndex, SlotIndex, Unit};
+use accepted::{Accepted, StoreError};
+use contents::{BadData, Contents, HeaderReader};
+use kernel::{Judged, Kernel};
+use landing::Landing;
+use millstream_card::Card;
+use millstream_rdma::connect::{Listener, RcOptions, listen};
+use millstream_rdma::message::{MessengerOptions, PreparedMessenger};
+use millstream_rdma::queue::Qpn;
+use millstream_rdma::wait::{WaitOptions, Waiter};
+use millstream_rdma::{
+    Access, Completion, CompletionQueue, Deadline, Device, Prepared, QueuePair, Wait, WrId,
+};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+use truth::Truth;
+
+/// Completions taken at a time.
+const POLL: usize = 64;
+
+/// How a builder unit ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BuilderEnd {
+    /// Its part of the account.
+    pub report: BuilderReport,
+    /// What it saw beside.
+    pub statistics: BuilderStatistics,
+}
+
+/// What a builder unit saw beside its account.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BuilderStatistics {
+    /// How far decisions agree with the truth.
+    pub agreement: Agreement,
+    /// Decision bits set.
+    pub decisions_set: u64,
+    /// Time that the card was busy.
+    pub card_busy: Duration,
+    /// Accepted events handed to the sink.
+    pub stored: u64,
+    /// The first thing that was wrong, in words.
+    pub trouble: Option<String>,
+}
+
+/// Runs a builder unit from joining the manager to its report; then closes the sink.
+///
+/// Returns the report and what the sink has to tell people.
+///
+/// # Errors
+/// The unit could not start, its RDMA device failed, or the sink could not be closed. Everything else ends
+/// with a report.
+pub fn run(
+    manager: &str,
+    bu: BuIndex,
+    make_sink: &MakeSink<'_>,
+) -> Result<(BuilderEnd, Option<String>), ProcessError> {
+    let listener = listen(&own_address(manager))?;
+    let data = listener.address().to_string();
+    let mut joined = wire_up::join(manager, Unit::Builder(bu), Some(data))?;
+    match Process::start(&mut joined, bu, &listener, make_sink) {
+        Ok((process, queues)) => process.work(queues, joined.channel),
+        Err(error) => {
+            // If the manager does not get it, it sees the end of the stream.
+            let _ = joined.channel.send(&ToManager::Failed(error.to_string()));
+            Err(error)
+        }
+    }
+}
+
+/// Where readout units find this unit: on the interface that leads to the manager, any port.
+fn own_address(manager: &str) -> String {
+    let loopback = manager.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback());
+    if loopback { "127.0.0.1:0".to_owned() } else { own_interface(manager) }
+}
+
+/// The address from which this host would send to the manager.
+fn own_interface(manager: &str) -> String {
+    let probe = std::net::UdpSocket::bind("0.0.0.0:0");
+    let local = probe.and_then(|probe| {
+        // Connecting a datagram socket sends nothing; it only chooses the route.
+        probe.connect(manager)?;
+        probe.local_addr()
+    });
+    local.map_or_else(|_| "127.0.0.1:0".to_owned(), |address| SocketAddr::new(address.ip(), 0).to_string())
+}
+
+/// What the unit waits for.
+struct Queues {
+    waiter: Waiter,
+    control: CompletionQueue,
+    data: CompletionQueue,
+}
+
+/// Which descriptors ended a wait.
+struct Ready {
+    manager: bool,
+    interrupt: bool,
+    card_gone: bool,
+}
+
+struct Process {
+    clock: Clock,
+    core: Builder,
+    setup: Setup,
+    control: Control,
+    peers: Vec<QueuePair>,
+    /// Which readout unit a completion is from.
+    readout_of: HashMap<Qpn, RuIndex>,
+    landing: Landing,
+    kernel: Option<Kernel>,
+    card_lost: bool,
+    /// By slot.
+    contents: Vec<Contents>,
+    /// By slot: the batch that the card works on.
+    at_work: Vec<Option<Arrived>>,
+    reader: HeaderReader,
+    truth: Option<Truth>,
+    accepted: Option<Accepted>,
+    statistics: BuilderStatistics,
+    completions: [Completion; POLL],
+}
+
+impl Process {
+    /// Everything up to the start of the run.
+    fn start(
+        joined: &mut Joined,
+        bu: BuIndex,
+        listener: &Listener,
+        make_sink: &MakeSink<'_>,
+    ) -> Result<(Process, Queues), ProcessError> {
+        let Joined { channel, setup, deadline, .. } = joined;
+        let deadline = *deadline;
+        let device = super::open_device(setup)?;
+        let landing = Landing::open(setup, bu, &device)?;
+        let kernel = match landing.card() {
+            Some(card) => Kernel::open(setup, bu, card)?,
+            None => None,
+        };
+        let truth = Truth::open(setup)?;
+        let accepted = match &setup.output {
+            Some(output) => {
+                let sink = make_sink(setup, bu).map_err(ProcessError::Sink)?;
+                sink.map(|sink| Accepted::new(sink, output.keep))
+            }
+            None => None,
+        };
+        let mut waiter = Waiter::new(&device, WaitOptions { spin: setup.spin, ..WaitOptions::default() })?;
+        let options = MessengerOptions::default();
+        let control_queue = waiter.completion_queue(options.completions())?;
+        let messenger = PreparedMessenger::new(&device, &control_queue, &options)?;
+        let (messenger, _) = messenger.connect(channel.stream(), &[], deadline)?;
+
+        let slots = setup.plan.slots[bu.index()].get();
+        let readouts = setup.plan.readouts();
+        let connection = connection(slots);
+        let depth = (connection.send_depth + connection.recv_depth).saturating_mul(readouts as u32);
+        let data_queue = waiter.completion_queue(depth.min(device.limits().completions))?;
+        let mut peers: Vec<Option<QueuePair>> = (0..readouts).map(|_| None).collect();
+        while peers.iter().any(Option::is_none) {
+            let (ru, pair) = accept(
+                listener,
+                channel,
+                &mut waiter,
+                (&device, &data_queue, &connection),
+                &landing,
+                deadline,
+            )?;
+            let place = peers.get_mut(ru.index()).filter(|place| place.is_none());
+            let unit = Unit::Readout(ru);
+            *place.ok_or_else(|| wire_up::out_of_turn(unit))? = Some(pair);
+        }
+        let peers: Vec<_> = peers.into_iter().flatten().collect();
+        wire_up::await_start(channel, deadline)?;
+        let clock = Clock::start();
+        let process = Process {
+            clock,
+            core: Builder::new(bu, setup.plan.clone(), clock.now()),
+            control: Control::new(messenger),
+            readout_of: (0..).map(RuIndex).zip(&peers).map(|(ru, pair)| (pair.number(), ru)).collect(),
+            peers,
+            landing,
+            kernel,
+            card_lost: false,
+            contents: (0..slots).map(|_| Contents::default()).collect(),
+            at_work: vec![None; slots.into()],
+            reader: HeaderReader::new(setup.plan.batch.get()),
+            truth,
+            accepted,
+            statistics: BuilderStatistics::default(),
+            completions: [Completion::EMPTY; POLL],
+            setup: setup.clone(),
+        };
+        Ok((process, Queues { waiter, control: control_queue, data: data_queue }))
+    }
+
+    /// The run, to the report, and what comes after it.
+    fn work(
+        mut self,
+        mut queues: Queues,
+        mut channel: Channel,
+    ) -> Result<(BuilderEnd, Option<String>), ProcessError> {
+        let mut has_manager = true;
+        let card = self.landing.card().cloned();
+        let report = loop {
+            let watched_card = card.as_ref().filter(|_| !self.card_lost);
+            let ready = self.wait(&mut queues, has_manager.then_some(&channel), watched_card)?;
+            if ready.manager && matches!(channel.look::<FromManager>(), Look::Closed) {
+                has_manager = false;
+                self.core.handle_manager_lost(self.clock.now());
+            }
+            if ready.card_gone {
+                self.lose_card("the card is gone".to_owned());
+            } else if ready.interrupt
+                && let Some(kernel) = &mut self.kernel
+            {
+                kernel.acknowledge();
+            }
+            if let Some(report) = self.core.poll_report() {
+                break report;
+            }
+        };
+        if let Some(truth) = &self.truth {
+            self.statistics.agreement = truth.agreement;
+        }
+        self.statistics.stored = self.accepted.as_ref().map_or(0, |accepted| accepted.stored);
+        let end = BuilderEnd { report, statistics: self.statistics };
+        // A manager that is gone gets nothing; whoever started this process does.
+        let _ = channel.send(&ToManager::Builder(end.clone()));
+        let told = self.accepted.map(Accepted::finish).transpose().map_err(ProcessError::Sink)?;
+        Ok((end, told.flatten()))
+    }
+
+    /// Makes progress until a descriptor is ready or the run is over.
+    fn wait(
+        &mut self,
+        queues: &mut Queues,
+        manager: Option<&Channel>,
+        card: Option<&Card>,
+    ) -> Result<Ready, ProcessError> {
+        let Queues { waiter, control, data } = queues;
+        let (interrupt, liveness) = (card.map(Card::interrupt_fd), card.map(Card::liveness_fd));
+        let mut others = Vec::with_capacity(3);
+        others.extend(interrupt.as_ref().map(Wait::readable));
+        others.extend(liveness.as_ref().map(Wait::readable));
+        others.extend(manager.map(Wait::readable));
+        loop {
+            let deadline = self.clock.deadline(self.core.poll_timeout());
+            waiter.wait(&[control, data], &mut others, deadline, || self.progress(data))?;
+            // A core that has reported has no time-out.
+            if others.iter().any(Wait::is_ready) || self.core.poll_timeout().is_none() {
+                let (of_card, of_manager) = others.split_at(if card.is_some() { 2 } else { 0 });
+                let is_ready = |waits: &[Wait<'_>], at: usize| waits.get(at).is_some_and(Wait::is_ready);
+                return Ok(Ready {
+                    interrupt: is_ready(of_card, 0),
+                    card_gone: is_ready(of_card, 1),
+                    manager: is_ready(of_manager, 0),
+                });
+            }
+        }
+    }
+
+    /// Takes what has come, does what follows; returns whether there was anything.
+    fn progress(&mut self, queue: &CompletionQueue) -> Result<bool, ProcessError> {
+        let mut any = self.control.progress();
+        let now = self.clock.now();
+        loop {
+            match self.control.receive() {
+                Received::Message(message) => self.core.handle_message(message, now),
+                Received::Malformed => self.core.handle_malformed(),
+                Received::Nothing => break,
+            }
+        }
+        any |= self.take_arrivals(queue)?;
+        while let Some(arrived) = self.core.poll_process() {
+            any = true;
+            self.process(arrived);
+        }
+        any |= self.take_judged();
+        if self.core.poll_timeout().is_some_and(|at| at <= now) {
+            self.core.handle_timeout(now);
+        }
+        while let Some(message) = self.core.poll_transmit() {
+            self.control.send(message);
+        }
+        self.control.flush();
+        Ok(any)
+    }
+
+    fn take_arrivals(&mut self, queue: &CompletionQueue) -> Result<bool, ProcessError> {
+        let mut any = false;
+        let mut completions = self.completions;
+        loop {
+            let taken = queue.poll(&mut completions)?;
+            for completion in taken {
+                let Some(&ru) = self.readout_of.get(&completion.qpn()) else { continue };
+                match completion.imm() {
+                    Some(imm) if completion.is_success() => {
+                        self.peers[ru.index()].post_recv(&[], WrId(0))?;
+                        self.arrive(ru, Immediate::decode(imm));
+                    }
+                    // The connection has failed: the unit at its other end is gone.
+                    _ => self.core.handle_readout_lost(ru),
+                }
+            }
+            any |= !taken.is_empty();
+            if taken.len() < POLL {
+                return Ok(any);
+            }
+        }
+    }
+
+    fn arrive(&mut self, ru: RuIndex, immediate: Immediate) {
+        let now = self.clock.now();
+        let Ok(slot) = self.core.locate(ru, immediate) else {
+            // Counts it, by the rule that it breaks.
+            let _ = self.core.handle_arrival(ru, immediate, 0, now);
+            return;
+        };
+        let layout = &self.setup.layout;
+        let contents = &mut self.contents[slot.index()];
+        let added = contents.add(&mut self.reader, &self.landing, layout.slot_offset(slot), (layout, ru));
+        match added {
+            Ok(fragments) => {
+                // The rule that it may break is counted and stops the run.
+                let _ = self.core.handle_arrival(ru, immediate, fragments, now);
+            }
+            Err(error) => self.bad_data(&error),
+        }
+    }
+
+    /// A batch has arrived whole.
+    fn process(&mut self, arrived: Arrived) {
+        let Arrived { slot, batch } = arrived;
+        let contents = &self.contents[slot.index()];
+        if !contents.is_of(&batch) {
+            let what = format!("{} is not what lies in {slot}", batch.id);
+            return self.bad_data(&BadData::Kernel(what));
+        }
+        let sources = self.setup.layout.places.len();
+        match &mut self.kernel {
+            None => {
+                let verdict = contents.verdict(&batch);
+                self.release(slot, verdict);
+            }
+            Some(kernel) => match kernel.submit(slot, &batch, sources) {
+                Ok(()) => self.at_work[slot.index()] = Some(arrived),
+                Err(error) => self.lose_card(error.to_string()),
+            },
+        }
+    }
+
+    /// Takes what the card is done with.
+    fn take_judged(&mut self) -> bool {
+        let mut any = false;
+        while !self.card_lost
+            && let Some(kernel) = &mut self.kernel
+        {
+            match kernel.poll() {
+                Ok(Some(judged)) => {
+                    any = true;
+                    self.judge(&judged);
+                }
+                Ok(None) => break,
+                Err(error) => self.lose_card(error.to_string()),
+            }
+        }
+        any
+    }
+
+    fn judge(&mut self, judged: &Judged) {
+        let work = self.at_work.get_mut(judged.slot.index()).and_then(Option::take);
+        let (Some(kernel), Some(Arrived { slot, batch })) = (&mut self.kernel, work) else {
+            return self.bad_data(&BadData::Kernel(format!("{} was not at work", judged.slot)));
+        };
+        let contents = &self.contents[slot.index()];
+        let verdict = match kernel.verdict(judged, &batch, contents) {
+            Ok(verdict) => verdict,
+            Err(error) => return self.bad_data(&error),
+        };
+        self.statistics.card_busy += judged.busy;
+        self.statistics.decisions_set += judged.decisions_set;
+        if let Some(truth) = &mut self.truth {
+            kernel.compare(truth, &batch, contents);
+        }
+        if let Some(accepted) = &mut self.accepted {
+            let layout = &self.setup.layout;
+            let place = (&self.landing, layout, layout.slot_offset(slot));
+            for event in 0..usize::from(batch.events) {
+                let summary = kernel.summary(event);
+                if summary.accepted == 0 || summary.corrupt != 0 || !contents.is_complete(event) {
+                    continue;
+                }
+                let event = (EventNumber(summary.event), kernel.decisions(event));
+                match accepted.store(place, &mut self.reader, &batch, event) {
+                    Ok(()) => {}
+                    Err(StoreError::Data(error)) => return self.bad_data(&error),
+                    Err(StoreError::Sink(error)) => {
+                        self.statistics.trouble.get_or_insert_with(|| error.to_string());
+                        return self.core.handle_output_failed();
+                    }
+                }
+            }
+        }
+        self.release(slot, verdict);
+    }
+
+    fn release(&mut self, slot: SlotIndex, verdict: crate::core::Verdict) {
+        self.contents[slot.index()].clear();
+        let released =
+            self.core.handle_processed(slot, verdict).and_then(|()| self.core.handle_released(slot));
+        if let Err(rule) = released {
+            self.bad_data(&BadData::Kernel(rule.to_string()));
+        }
+    }
+
+    fn bad_data(&mut self, error: &BadData) {
+        self.statistics.trouble.get_or_insert_with(|| error.to_string());
+        self.core.handle_bad_data();
+    }
+
+    fn lose_card(&mut self, why: String) {
+        self.card_lost = true;
+        self.statistics.trouble.get_or_insert(why);
+        self.core.handle_card_lost();
+    }
+}
+
+/// Each readout unit has at most one immediate data under way per slot.
+fn connection(slots: u16) -> RcOptions {
+    RcOptions {
+        send_depth: 1,
+        recv_depth: u32::from(slots) + 1,
+        send_sges: 1,
+        max_inline: 0,
+        access: Access::REMOTE_WRITE,
+        ..RcOptions::default()
+    }
+}
+
+/// Takes the connection of some readout unit, unless the manager goes first.
+fn accept(
+    listener: &Listener,
+    manager: &mut Channel,
+    waiter: &mut Waiter,
+    (device, queue, options): (&Device, &CompletionQueue, &RcOptions),
+    landing: &Landing,
+    deadline: Deadline,
+) -> Result<(RuIndex, QueuePair), ProcessError> {
+    let mut others = [Wait::readable(listener), Wait::readable(manager)];
+    waiter.wait::<ProcessError>(&[], &mut others, deadline, || Ok(false))?;
+    let manager_speaks = others[1].is_ready();
+    if manager_speaks && matches!(manager.look::<FromManager>(), Look::Closed) {
+        return Err(ProcessError::WireUp { unit: Unit::Manager, what: "is gone".to_owned() });
+    }
+    let (mut stream, address) = listener.accept(deadline)?;
+    let prepared = Prepared::new(device, queue, queue, options)?;
+    for _ in 0..options.recv_depth {
+        prepared.post_recv(&[], WrId(0))?;
+    }
+    let connected = prepared.connect(&mut stream, &landing.remote().encode(), deadline)?;
+    match <[u8; 2]>::try_from(connected.extra.as_slice()) {
+        Ok(index) => Ok((RuIndex(u16::from_be_bytes(index)), connected.pair)),
+        Err(_) => Err(ProcessError::Stranger {
+            peer: address.to_string(),
+            what: format!("sent {} bytes where a readout unit sends its index", connected.extra.len()),
+        }),
+    }
+}

@@ -1,0 +1,438 @@
+//! The event manager's process: brings the units together, runs the core, closes the account.
+
+use super::ProcessError;
+use super::builder::BuilderStatistics;
+use super::clock::Clock;
+use super::control::{Control, Received};
+use super::error::Doing;
+use super::wire_up::{self, Channel, FromManager, Look, PATIENCE, ToManager};
+use crate::config::Setup;
+use crate::core::account::Totals;
+use crate::core::manager::{Manager, To, Transmit};
+use crate::core::{Account, BuIndex, Message, Nanos, RuIndex, Unit};
+use millstream_rdma::connect::{Listener, listen};
+use millstream_rdma::message::{MessengerOptions, PreparedMessenger};
+use millstream_rdma::queue::Qpn;
+use millstream_rdma::wait::{WaitOptions, Waiter};
+use millstream_rdma::{Completion, CompletionQueue, Deadline, Wait};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+/// Completions taken at a time.
+const POLL: usize = 64;
+/// Time between two reports of progress.
+const SAMPLE: Duration = Duration::from_millis(100);
+
+/// What the manager tells whoever started it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Event {
+    /// Units can join.
+    Listening {
+        /// Where.
+        address: String,
+    },
+    /// All units are ready; the run starts.
+    Started,
+    /// How far the run is.
+    Progress(Sample),
+    /// The run is over.
+    Finished(Box<Finished>),
+}
+
+/// How far a run is at some time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sample {
+    /// Since the start.
+    pub elapsed: Duration,
+    /// Batches assigned.
+    pub assigned: u64,
+    /// What became of the batches that are done.
+    pub done: Totals,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finished {
+    /// The account.
+    pub account: Account,
+    /// From the first assignment to the last batch done.
+    pub elapsed: Duration,
+    /// What the surviving builder units saw beside, by index.
+    pub builders: Vec<Option<BuilderStatistics>>,
+}
+
+/// Runs the event manager from listening to the account.
+///
+/// `stop` ends the run when it becomes readable or is closed. `tell` hears about each [`Event`], the last of
+/// which is also returned.
+///
+/// # Errors
+/// Units did not come together, or the RDMA device failed.
+pub fn run(
+    setup: &Setup,
+    stop: BorrowedFd<'_>,
+    mut tell: impl FnMut(&Event),
+) -> Result<Finished, ProcessError> {
+    setup.plan.check()?;
+    let listener = listen(&setup.listen)?;
+    tell(&Event::Listening { address: listener.address().to_string() });
+    let (process, queues) = Process::start(setup, &listener, stop)?;
+    tell(&Event::Started);
+    let finished = process.work(queues, stop, &mut tell)?;
+    tell(&Event::Finished(Box::new(finished.clone())));
+    Ok(finished)
+}
+
+/// What the manager waits for.
+struct Queues {
+    waiter: Waiter,
+    control: CompletionQueue,
+    /// Streams of the units; none once it is closed.
+    channels: Vec<Option<Channel>>,
+}
+
+/// Units are in one order everywhere: readout units by index, then builder units by index.
+struct Process {
+    clock: Clock,
+    core: Manager,
+    units: Vec<Unit>,
+    controls: Vec<Control>,
+    control_of: HashMap<Qpn, usize>,
+    readouts: usize,
+    statistics: Vec<Option<BuilderStatistics>>,
+    /// When the loop last looked at the clock.
+    now: Nanos,
+    first_assigned: Option<Nanos>,
+    last_done: Nanos,
+    batches_done: u64,
+    completions: [Completion; POLL],
+}
+
+/// The units that have joined, by position: readout units, then builder units.
+struct Gathering<'a> {
+    setup: &'a Setup,
+    waiter: Waiter,
+    joined: Vec<Option<(Channel, Option<String>)>>,
+    deadline: Deadline,
+}
+
+impl Gathering<'_> {
+    fn unit(&self, position: usize) -> Unit {
+        let readouts = self.setup.plan.readouts();
+        match position.checked_sub(readouts) {
+            None => Unit::Readout(RuIndex(position as u16)),
+            Some(builder) => Unit::Builder(BuIndex(builder as u16)),
+        }
+    }
+
+    fn position(&self, unit: Unit) -> Option<usize> {
+        let readouts = self.setup.plan.readouts();
+        let position = match unit {
+            Unit::Manager => None,
+            Unit::Readout(ru) => (ru.index() < readouts).then_some(ru.index()),
+            Unit::Builder(bu) => Some(readouts + bu.index()),
+        };
+        position.filter(|&position| position < self.joined.len())
+    }
+
+    fn missing(&self) -> Option<Unit> {
+        let position = self.joined.iter().position(Option::is_none)?;
+        Some(self.unit(position))
+    }
+
+    /// Waits until all units have joined.
+    fn admit_all(&mut self, listener: &Listener, stop: BorrowedFd<'_>) -> Result<(), ProcessError> {
+        while let Some(missing) = self.missing() {
+            let mut others = vec![Wait::readable(&stop), Wait::readable(listener)];
+            let there = self.joined.iter().flatten();
+            others.extend(there.map(|(channel, _)| Wait::readable(channel)));
+            self.waiter.wait::<ProcessError>(&[], &mut others, self.deadline, || Ok(false))?;
+            if others[0].is_ready() {
+                return Err(ProcessError::Stopped(crate::core::StopCause::Requested));
+            }
+            let (comes, speaks) = (others[1].is_ready(), others[2..].iter().any(Wait::is_ready));
+            if speaks {
+                self.hear(|_, _| false)?;
+            }
+            if comes {
+                self.admit(listener)?;
+            } else if self.deadline.passed() {
+                let what = format!("has not joined within {PATIENCE:?}");
+                return Err(ProcessError::WireUp { unit: missing, what });
+            }
+        }
+        Ok(())
+    }
+
+    fn admit(&mut self, listener: &Listener) -> Result<(), ProcessError> {
+        let (stream, address) = listener.accept(self.deadline)?;
+        let mut channel = Channel::new(stream);
+        let stranger = |what: String| ProcessError::Stranger { peer: address.to_string(), what };
+        let soon = Deadline::after(Duration::from_secs(5)).earlier(self.deadline);
+        let first = channel.receive(soon).map_err(|error| stranger(error.to_string()))?;
+        let ToManager::Join { version, unit, data } = first else {
+            return Err(stranger("did not say who it is".to_owned()));
+        };
+        if !wire_up::is_our_version(&version) {
+            return Err(stranger(format!("{unit} is of version {version:?}")));
+        }
+        let position = self.position(unit).ok_or_else(|| stranger(format!("the run has no {unit}")))?;
+        let place = &mut self.joined[position];
+        if place.is_some() {
+            return Err(stranger(format!("{unit} has joined already")));
+        }
+        *place = Some((channel, data));
+        Ok(())
+    }
+
+    /// Takes what units say; one that is gone, cannot start, or says what `take` refuses ends the run.
+    fn hear(&mut self, mut take: impl FnMut(usize, &ToManager) -> bool) -> Result<(), ProcessError> {
+        for position in 0..self.joined.len() {
+            let unit = self.unit(position);
+            let Some((channel, _)) = &mut self.joined[position] else { continue };
+            match channel.look() {
+                Look::Nothing => {}
+                Look::Closed => {
+                    return Err(ProcessError::WireUp { unit, what: "is gone before the start".to_owned() });
+                }
+                Look::Frame(ToManager::Failed(why)) => return Err(ProcessError::UnitFailed { unit, why }),
+                Look::Frame(said) if take(position, &said) => {}
+                Look::Frame(_) => return Err(wire_up::out_of_turn(unit)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until all units are ready.
+    fn await_ready(&mut self, stop: BorrowedFd<'_>) -> Result<(), ProcessError> {
+        let mut ready = vec![false; self.joined.len()];
+        while let Some(position) = ready.iter().position(|ready| !ready) {
+            let mut others = vec![Wait::readable(&stop)];
+            others.extend(self.joined.iter().flatten().map(|(channel, _)| Wait::readable(channel)));
+            self.waiter.wait::<ProcessError>(&[], &mut others, self.deadline, || Ok(false))?;
+            if others[0].is_ready() {
+                return Err(ProcessError::Stopped(crate::core::StopCause::Requested));
+            }
+            self.hear(|position, said| {
+                ready[position] = matches!(said, ToManager::Ready);
+                ready[position]
+            })?;
+            if self.deadline.passed() {
+                let what = format!("is not ready within {PATIENCE:?}");
+                return Err(ProcessError::WireUp { unit: self.unit(position), what });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Process {
+    /// Everything up to the start of the run.
+    fn start(
+        setup: &Setup,
+        listener: &Listener,
+        stop: BorrowedFd<'_>,
+    ) -> Result<(Process, Queues), ProcessError> {
+        let device = super::open_device(setup)?;
+        let readouts = setup.plan.readouts();
+        let units = readouts + setup.plan.builders();
+        let waiter = Waiter::new(&device, WaitOptions { spin: setup.spin, ..WaitOptions::default() })?;
+        let mut gathering = Gathering {
+            setup,
+            waiter,
+            joined: (0..units).map(|_| None).collect(),
+            deadline: Deadline::after(PATIENCE),
+        };
+        gathering.admit_all(listener, stop)?;
+        let builders: Vec<String> =
+            gathering.joined[readouts..].iter().flatten().filter_map(|(_, data)| data.clone()).collect();
+        let welcome = FromManager::Welcome { setup: Box::new(setup.clone()), builders };
+        for (channel, _) in gathering.joined.iter_mut().flatten() {
+            channel.send(&welcome).doing("welcome a unit")?;
+        }
+        let options = MessengerOptions::default();
+        let depth = options.completions().saturating_mul(units as u32);
+        let control = gathering.waiter.completion_queue(depth.min(device.limits().completions))?;
+        let mut controls = Vec::with_capacity(units);
+        for (channel, _) in gathering.joined.iter_mut().flatten() {
+            let prepared = PreparedMessenger::new(&device, &control, &options)?;
+            let (messenger, _) = prepared.connect(channel.stream(), &[], gathering.deadline)?;
+            controls.push(Control::new(messenger));
+        }
+        gathering.await_ready(stop)?;
+        let mut channels = Vec::with_capacity(units);
+        let units: Vec<_> = (0..units).map(|position| gathering.unit(position)).collect();
+        for (mut channel, _) in gathering.joined.into_iter().flatten() {
+            channel.send(&FromManager::Start).doing("start a unit")?;
+            channels.push(Some(channel));
+        }
+        let clock = Clock::start();
+        let process = Process {
+            clock,
+            core: Manager::new(setup.plan.clone(), clock.now()),
+            control_of: controls.iter().enumerate().map(|(at, control)| (control.number(), at)).collect(),
+            statistics: vec![None; setup.plan.builders()],
+            units,
+            controls,
+            readouts,
+            now: Nanos(0),
+            first_assigned: None,
+            last_done: Nanos(0),
+            batches_done: 0,
+            completions: [Completion::EMPTY; POLL],
+        };
+        Ok((process, Queues { waiter: gathering.waiter, control, channels }))
+    }
+
+    /// The run, to the account.
+    fn work(
+        mut self,
+        mut queues: Queues,
+        stop: BorrowedFd<'_>,
+        tell: &mut impl FnMut(&Event),
+    ) -> Result<Finished, ProcessError> {
+        let mut next_sample = self.clock.now() + SAMPLE;
+        let mut may_stop = true;
+        loop {
+            let stopped = self.wait(&mut queues, may_stop.then_some(stop), next_sample)?;
+            if stopped {
+                may_stop = false;
+                self.core.handle_stop_request(self.now);
+            }
+            for at in 0..queues.channels.len() {
+                self.hear(at, &mut queues.channels[at]);
+            }
+            // What follows from what was heard.
+            self.progress(&queues.control)?;
+            if self.now >= next_sample {
+                next_sample = self.now + SAMPLE;
+                tell(&Event::Progress(self.sample()));
+            }
+            if let Some(account) = self.core.poll_finished() {
+                tell(&Event::Progress(self.sample()));
+                let first = self.first_assigned.unwrap_or_default();
+                let elapsed = Duration::from_nanos(self.last_done.0.saturating_sub(first.0));
+                return Ok(Finished { account, elapsed, builders: self.statistics });
+            }
+        }
+    }
+
+    /// Makes progress until a stream has something to say, it is time for a sample, or the run is over.
+    /// Returns whether it is to stop.
+    fn wait(
+        &mut self,
+        queues: &mut Queues,
+        stop: Option<BorrowedFd<'_>>,
+        until: Nanos,
+    ) -> Result<bool, ProcessError> {
+        let Queues { waiter, control, channels } = queues;
+        let mut others: Vec<_> = channels.iter().flatten().map(Wait::readable).collect();
+        others.extend(stop.as_ref().map(Wait::readable));
+        loop {
+            let due = self.core.poll_timeout().map_or(until, |at| at.min(until));
+            waiter
+                .wait(&[control], &mut others, self.clock.deadline(Some(due)), || self.progress(control))?;
+            let ready = others.iter().any(Wait::is_ready);
+            // A core that is finished has no time-out.
+            if ready || self.now >= until || self.core.poll_timeout().is_none() {
+                return Ok(stop.is_some() && others.last().is_some_and(Wait::is_ready));
+            }
+        }
+    }
+
+    /// Takes what a unit says over its stream.
+    fn hear(&mut self, at: usize, place: &mut Option<Channel>) {
+        while let Some(channel) = place {
+            match channel.look() {
+                Look::Nothing => return,
+                Look::Frame(ToManager::Readout(report)) if at < self.readouts => {
+                    self.core.handle_readout_report(RuIndex(at as u16), report, self.now);
+                }
+                Look::Frame(ToManager::Builder(end)) if at >= self.readouts => {
+                    let bu = BuIndex((at - self.readouts) as u16);
+                    self.statistics[bu.index()] = Some(end.statistics);
+                    self.core.handle_builder_report(bu, end.report, self.now);
+                }
+                Look::Frame(_) => self.core.handle_malformed(self.units[at], self.now),
+                Look::Closed => {
+                    *place = None;
+                    self.core.handle_lost(self.units[at], self.now);
+                }
+            }
+        }
+    }
+
+    /// Takes what has come over the control connections, does what follows; returns whether there was
+    /// anything.
+    fn progress(&mut self, queue: &CompletionQueue) -> Result<bool, ProcessError> {
+        self.now = self.clock.now();
+        let any = self.take_completions(queue)?;
+        for (unit, control) in self.units.iter().zip(&mut self.controls) {
+            loop {
+                match control.receive() {
+                    Received::Message(message) => self.core.handle_message(*unit, message, self.now),
+                    Received::Malformed => self.core.handle_malformed(*unit, self.now),
+                    Received::Nothing => break,
+                }
+            }
+        }
+        if self.core.poll_timeout().is_some_and(|at| at <= self.now) {
+            self.core.handle_timeout(self.now);
+        }
+        let mut sent = any;
+        while let Some(Transmit { to, message }) = self.core.poll_transmit(self.now) {
+            sent = true;
+            if matches!(message, Message::Assign(_)) {
+                self.first_assigned.get_or_insert(self.now);
+            }
+            for (unit, control) in self.units.iter().zip(&mut self.controls) {
+                if receives(to, *unit) {
+                    control.send(message);
+                }
+            }
+        }
+        if sent {
+            self.controls.iter_mut().for_each(Control::flush);
+        }
+        let done = self.core.progress().done.batches;
+        if done != self.batches_done {
+            self.batches_done = done;
+            self.last_done = self.now;
+        }
+        Ok(any)
+    }
+
+    fn take_completions(&mut self, queue: &CompletionQueue) -> Result<bool, ProcessError> {
+        let mut any = false;
+        loop {
+            let taken = queue.poll(&mut self.completions)?;
+            for completion in taken {
+                if let Some(&at) = self.control_of.get(&completion.qpn()) {
+                    self.controls[at].handle(completion);
+                }
+            }
+            any |= !taken.is_empty();
+            if taken.len() < POLL {
+                return Ok(any);
+            }
+        }
+    }
+
+    fn sample(&self) -> Sample {
+        let progress = self.core.progress();
+        let elapsed = Duration::from_nanos(self.now.0);
+        Sample { elapsed, assigned: progress.assigned, done: progress.done }
+    }
+}
+
+fn receives(to: To, unit: Unit) -> bool {
+    match (to, unit) {
+        (_, Unit::Manager) => false,
+        (To::Units, _) | (To::ReadoutsAnd(_), Unit::Readout(_)) => true,
+        (To::Builders, unit) => matches!(unit, Unit::Builder(_)),
+        (To::ReadoutsAnd(bu), unit) => unit == Unit::Builder(bu),
+    }
+}

@@ -1,0 +1,282 @@
+//! How the processes find each other.
+//!
+//! ```text
+//! unit                                manager
+//!  │ ── Join: who I am ────────────────► │  waits for all
+//!  │ ◄── Welcome: the setup, addresses ─ │
+//!  │ ═══ control connection ════════════ │
+//!  │ ═══ readout to builder: data ═══    │
+//!  │ ── Ready ─────────────────────────► │  waits for all
+//!  │ ◄── Start ───────────────────────── │
+//!  │              the run                │
+//!  │ ── report ────────────────────────► │
+//! ```
+//!
+//! All of it goes over one TCP stream per unit, as frames of JSON behind their length (32 bits, big-endian),
+//! except that the control connection is made over the same stream by crate `rdma`. The stream stays open
+//! during the run; its end tells of a death.
+
+use super::ProcessError;
+use super::builder::BuilderEnd;
+use super::error::Doing;
+use crate::config::Setup;
+use crate::core::Unit;
+use crate::core::report::ReadoutReport;
+use millstream_rdma::Deadline;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+/// For the whole wire-up.
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+/// Both ends must be of one version; they are one program.
+const VERSION: &str = concat!("millstream-evb ", env!("CARGO_PKG_VERSION"));
+/// Longer frames are not ours.
+const MAX_FRAME: usize = 256 << 20;
+
+/// What units say.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum ToManager {
+    /// First of all.
+    Join {
+        version: String,
+        unit: Unit,
+        /// Where a builder unit takes the readout units' connections.
+        data: Option<String>,
+    },
+    /// Everything is connected and registered.
+    Ready,
+    /// The unit cannot start.
+    Failed(String),
+    /// The end of a readout unit.
+    Readout(ReadoutReport),
+    /// The end of a builder unit.
+    Builder(BuilderEnd),
+}
+
+/// What the manager says.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum FromManager {
+    /// All are there.
+    Welcome {
+        setup: Box<Setup>,
+        /// Where the builder units take connections, by index.
+        builders: Vec<String>,
+    },
+    /// All are ready.
+    Start,
+}
+
+impl ToManager {
+    /// The first frame.
+    pub(super) fn join(unit: Unit, data: Option<String>) -> ToManager {
+        ToManager::Join { version: VERSION.to_owned(), unit, data }
+    }
+}
+
+/// Whether the other end is of our version.
+pub(super) fn is_our_version(version: &str) -> bool {
+    version == VERSION
+}
+
+/// Frames over a TCP stream.
+#[derive(Debug)]
+pub(super) struct Channel {
+    stream: TcpStream,
+    /// Received and not yet understood.
+    buffer: Vec<u8>,
+}
+
+/// What a look at a channel found.
+#[derive(Debug)]
+pub(super) enum Look<T> {
+    /// A frame.
+    Frame(T),
+    /// No whole frame yet.
+    Nothing,
+    /// The other end is gone.
+    Closed,
+}
+
+impl Channel {
+    pub(super) fn new(stream: TcpStream) -> Channel {
+        Channel { stream, buffer: Vec::new() }
+    }
+
+    /// The stream, for making connections over it. No frame may be under way.
+    pub(super) fn stream(&mut self) -> &mut TcpStream {
+        &mut self.stream
+    }
+
+    /// Sends a frame and waits until the system has taken it.
+    pub(super) fn send(&mut self, frame: &impl Serialize) -> io::Result<()> {
+        let json = serde_json::to_vec(frame)?;
+        let length = u32::try_from(json.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let mut bytes = length.to_be_bytes().to_vec();
+        bytes.extend(json);
+        self.stream.set_nonblocking(false)?;
+        self.stream.write_all(&bytes)
+    }
+
+    /// Waits for a frame.
+    pub(super) fn receive<T: DeserializeOwned>(&mut self, deadline: Deadline) -> io::Result<T> {
+        self.stream.set_nonblocking(false)?;
+        loop {
+            if let Some(frame) = self.take()? {
+                return Ok(frame);
+            }
+            let left = deadline.remaining();
+            if left == Some(Duration::ZERO) {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            self.stream.set_read_timeout(left)?;
+            match self.fill() {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(_) => {}
+                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => {}
+                Err(cause) => return Err(cause),
+            }
+        }
+    }
+
+    /// Looks for a frame without waiting.
+    pub(super) fn look<T: DeserializeOwned>(&mut self) -> Look<T> {
+        let looked = self.stream.set_nonblocking(true).and_then(|()| {
+            loop {
+                if let Some(frame) = self.take()? {
+                    return Ok(Look::Frame(frame));
+                }
+                match self.fill() {
+                    Ok(0) => return Ok(Look::Closed),
+                    Ok(_) => {}
+                    Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return Ok(Look::Nothing),
+                    Err(cause) => return Err(cause),
+                }
+            }
+        });
+        // A stream that fails, or says what is no frame, is as good as closed.
+        looked.unwrap_or(Look::Closed)
+    }
+
+    /// Reads what is there; 0 at the end of the stream.
+    fn fill(&mut self) -> io::Result<usize> {
+        let mut chunk = [0; 16 << 10];
+        loop {
+            match self.stream.read(&mut chunk) {
+                Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
+                Ok(read) => {
+                    self.buffer.extend_from_slice(&chunk[..read]);
+                    return Ok(read);
+                }
+                Err(cause) => return Err(cause),
+            }
+        }
+    }
+
+    /// Takes the first whole frame out of the buffer.
+    fn take<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
+        let Some((length, rest)) = self.buffer.split_first_chunk::<4>() else { return Ok(None) };
+        let length = u32::from_be_bytes(*length) as usize;
+        if length > MAX_FRAME {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "not a unit of an event builder"));
+        }
+        let Some(json) = rest.get(..length) else { return Ok(None) };
+        let frame = serde_json::from_slice(json)?;
+        self.buffer.drain(..4 + length);
+        Ok(Some(frame))
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+/// A unit's side of the wire-up, up to its own connections.
+pub(super) struct Joined {
+    pub(super) channel: Channel,
+    pub(super) setup: Setup,
+    /// Where the builder units take connections.
+    pub(super) builders: Vec<String>,
+    pub(super) deadline: Deadline,
+}
+
+/// Finds the manager and waits for the setup.
+pub(super) fn join(manager: &str, unit: Unit, data: Option<String>) -> Result<Joined, ProcessError> {
+    let deadline = Deadline::after(PATIENCE);
+    let mut channel = Channel::new(millstream_rdma::connect::dial(manager, deadline)?);
+    channel.send(&ToManager::join(unit, data)).doing("join the manager")?;
+    match channel.receive(deadline).doing("wait for the manager's welcome")? {
+        FromManager::Welcome { setup, builders } => {
+            setup.plan.check()?;
+            Ok(Joined { channel, setup: *setup, builders, deadline })
+        }
+        FromManager::Start => Err(out_of_turn(Unit::Manager)),
+    }
+}
+
+/// Says that this unit is ready, and waits for the start.
+pub(super) fn await_start(channel: &mut Channel, deadline: Deadline) -> Result<(), ProcessError> {
+    channel.send(&ToManager::Ready).doing("tell the manager that all is ready")?;
+    match channel.receive(deadline).doing("wait for the start of the run")? {
+        FromManager::Start => Ok(()),
+        FromManager::Welcome { .. } => Err(out_of_turn(Unit::Manager)),
+    }
+}
+
+/// A frame that does not belong there.
+pub(super) fn out_of_turn(unit: Unit) -> ProcessError {
+    ProcessError::WireUp { unit, what: "says something out of turn".to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::RuIndex;
+    use millstream_rdma::connect::{dial, listen};
+
+    fn channels() -> (Channel, TcpStream) {
+        let soon = Deadline::after(PATIENCE);
+        let listener = listen("127.0.0.1:0").unwrap();
+        let other = dial(&listener.address().to_string(), soon).unwrap();
+        (Channel::new(listener.accept(soon).unwrap().0), other)
+    }
+
+    #[test]
+    fn frames_arrive_in_pieces_and_in_order() {
+        let (mut channel, mut other) = channels();
+        assert!(matches!(channel.look::<ToManager>(), Look::Nothing));
+        let mut sender = Channel::new(other.try_clone().unwrap());
+        sender.send(&ToManager::join(Unit::Readout(RuIndex(3)), None)).unwrap();
+        let soon = Deadline::after(PATIENCE);
+        let join = channel.receive(soon).unwrap();
+        let ToManager::Join { version, unit: Unit::Readout(RuIndex(3)), data: None } = join else {
+            panic!("{join:?}")
+        };
+        assert!(is_our_version(&version));
+
+        let mut bytes = 7u32.to_be_bytes().to_vec();
+        bytes.extend(b"\"Ready\"");
+        other.write_all(&bytes[..6]).unwrap();
+        assert!(matches!(channel.look::<ToManager>(), Look::Nothing));
+        other.write_all(&bytes[6..]).unwrap();
+        assert!(matches!(channel.receive(soon).unwrap(), ToManager::Ready));
+        drop((sender, other));
+        assert!(matches!(channel.look::<ToManager>(), Look::Closed));
+    }
+
+    #[test]
+    fn a_stranger_and_a_silent_party_do_not_hold_us() {
+        let (mut channel, mut other) = channels();
+        let error = channel.receive::<ToManager>(Deadline::after(Duration::from_millis(20))).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        other.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        let error = channel.receive::<ToManager>(Deadline::after(PATIENCE)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        assert!(matches!(channel.look::<ToManager>(), Look::Closed));
+    }
+}
