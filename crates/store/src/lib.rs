@@ -27,7 +27,7 @@ mod writer;
 
 pub use error::{AppendError, FileError, Refusal, SchemaError};
 pub use partial::clean_partials;
-pub use reader::{EventReader, Trigger};
+pub use reader::{Decision, EventReader, Trigger};
 pub use schema::{
     Array, Attribute, Compression, Constant, Decisions, Element, Input, Options, Run, Schema, Source, Values,
 };

@@ -23,12 +23,17 @@ pub struct EventReader {
 pub struct Trigger {
     /// The decision map: bits of all samples, least significant first.
     pub decisions: Vec<u8>,
-    /// Number of bits set.
-    pub bits_set: u32,
-    /// First sample with a bit set.
-    pub first_sample: Option<u32>,
-    /// Patch of the lowest bit set in that sample.
-    pub first_patch: Option<u32>,
+    /// The decisions that are positive, in the order of the map: sample by sample.
+    pub set: Vec<Decision>,
+}
+
+/// A positive decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// The sample.
+    pub sample: usize,
+    /// The trigger patch.
+    pub patch: u16,
 }
 
 impl EventReader {
@@ -84,17 +89,21 @@ impl EventReader {
         if !self.file.link_exists("trigger") {
             return Ok(None);
         }
-        let first = |dataset| {
-            let found: Vec<i32> = self.row(dataset, row)?;
-            Ok(found.first().and_then(|&first| u32::try_from(first).ok()))
-        };
-        let bits_set: Vec<u32> = self.row("trigger/bits_set", row)?;
-        Ok(Some(Trigger {
-            decisions: self.row("trigger/decisions", row)?,
-            bits_set: bits_set.into_iter().sum(),
-            first_sample: first("trigger/first_sample")?,
-            first_patch: first("trigger/first_patch")?,
-        }))
+        let patches = self.file.dataset("trigger/patch_of_bit").and_then(|patches| patches.read_raw());
+        let patches: Vec<u16> =
+            patches.map_err(|cause| read_error(&self.path, "trigger/patch_of_bit", &cause))?;
+        let decisions: Vec<u8> = self.row("trigger/decisions", row)?;
+        let bits = decisions.iter().flat_map(|byte| (0..8).map(move |bit| byte >> bit & 1 == 1));
+        let samples = patches.iter().enumerate().cycle();
+        let mut sample = 0;
+        let mut set = Vec::new();
+        for ((bit, &patch), is_set) in samples.zip(bits) {
+            if is_set {
+                set.push(Decision { sample, patch });
+            }
+            sample += usize::from(bit + 1 == patches.len());
+        }
+        Ok(Some(Trigger { decisions, set }))
     }
 
     fn row<T: H5Type>(&self, dataset: &str, row: usize) -> Result<Vec<T>, FileError> {

@@ -5,7 +5,8 @@ use std::num::NonZeroUsize;
 use hdf5_metno::{File, H5Type};
 use millstream_fragment::{Fragment, SourceId, SourceKind};
 use millstream_store::{
-    Array, Compression, Decisions, Element, Event, EventReader, EventWriter, Options, Run, Schema, Source,
+    Array, Compression, Decision, Decisions, Element, Event, EventReader, EventWriter, Options, Run, Schema,
+    Source,
 };
 use proptest::prelude::*;
 
@@ -168,6 +169,9 @@ proptest! {
                 prop_assert_eq!(&data[start..start + length[row] as usize], parts[source].payload());
             }
         }
+        let bits_set = read::<u32>(&file, "trigger/bits_set");
+        let [first_sample, first_bit, first_patch] = ["first_sample", "first_bit", "first_patch"]
+            .map(|dataset| read::<i32>(&file, &format!("trigger/{dataset}")));
         drop(file);
 
         let reader = EventReader::open(&path).unwrap();
@@ -175,10 +179,15 @@ proptest! {
             let trigger = reader.trigger(row).unwrap().unwrap();
             prop_assert_eq!(&trigger.decisions, decisions);
             let bits = u32::from_le_bytes(*decisions);
-            let first = (bits != 0).then(|| bits.trailing_zeros());
-            prop_assert_eq!(trigger.bits_set, bits.count_ones());
-            prop_assert_eq!(trigger.first_sample, first.map(|bit| bit / 16));
-            prop_assert_eq!(trigger.first_patch, first.map(|bit| 100 + bit % 16));
+            let set = (0..32).filter(|bit| bits >> bit & 1 == 1);
+            let set: Vec<Decision> =
+                set.map(|bit| Decision { sample: bit / 16, patch: 100 + (bit % 16) as u16 }).collect();
+            let first = set.first();
+            prop_assert_eq!(bits_set[row], bits.count_ones());
+            prop_assert_eq!(first_sample[row], first.map_or(-1, |first| first.sample as i32));
+            prop_assert_eq!(first_patch[row], first.map_or(-1, |first| i32::from(first.patch)));
+            prop_assert_eq!(first_bit[row], first.map_or(-1, |first| i32::from(first.patch) - 100));
+            prop_assert_eq!(trigger.set, set);
         }
         prop_assert!(reader.trigger(events.len()).is_err());
     }

@@ -1,0 +1,98 @@
+//! Round numbers for the axes of pictures.
+
+use crate::quantity::prefix;
+
+/// Marks at round numbers on an axis.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Ticks {
+    /// Where the axis starts and ends; both are marks unless the axis was given as exact.
+    pub(crate) low: f64,
+    pub(crate) high: f64,
+    step: f64,
+    decimals: usize,
+}
+
+impl Ticks {
+    /// An axis from at most `low` to at least `high`, both at round numbers, with about `marks` marks.
+    pub(crate) fn around(low: f64, high: f64, marks: usize) -> Self {
+        let mut ticks = Self::between(low, high, marks);
+        ticks.low = (ticks.low / ticks.step + 1e-9).floor() * ticks.step;
+        ticks.high = (ticks.high / ticks.step - 1e-9).ceil() * ticks.step;
+        ticks
+    }
+
+    /// An axis from exactly `low` to exactly `high`.
+    pub(crate) fn between(low: f64, high: f64, marks: usize) -> Self {
+        let sound = |value: f64| if value.is_finite() { value.clamp(-1e100, 1e100) } else { 0.0 };
+        let (low, mut high) = (sound(low), sound(high));
+        // An axis has to have a length that its numbers can resolve.
+        if high - low <= 1e-9 * low.abs().max(high.abs()) || high - low < 1e-100 {
+            high = low + low.abs().max(1.0);
+        }
+        let rough = (high - low) / marks.max(1) as f64;
+        let power = rough.log10().floor();
+        let decade = 10f64.powf(power);
+        let factor = [1.0, 2.0, 5.0].into_iter().find(|factor| rough <= factor * decade * 1.000_001);
+        let step = factor.unwrap_or(10.0) * decade;
+        let decimals = (-step.log10().floor()).clamp(0.0, 12.0) as usize;
+        Self { low, high, step, decimals }
+    }
+
+    /// Position of a value on the axis: 0 at `low`, 1 at `high`.
+    pub(crate) fn position(&self, value: f64) -> f64 {
+        let position = (value - self.low) / (self.high - self.low);
+        if position.is_finite() { position.clamp(0.0, 1.0) } else { 0.0 }
+    }
+
+    /// The marks, with their labels.
+    pub(crate) fn marks(&self) -> impl Iterator<Item = (f64, String)> {
+        let first = (self.low / self.step - 1e-9).ceil();
+        let last = (self.high / self.step + 1e-9).floor();
+        // The step makes these few; the bound is for numbers that an f64 cannot count.
+        let count = (last - first).clamp(0.0, 100.0) as usize;
+        (0..=count).map(move |k| {
+            let value = (first + k as f64) * self.step;
+            let label = format!("{value:.*}", self.decimals);
+            (value, if label.trim_start_matches(['-', '0', '.']).is_empty() { "0".into() } else { label })
+        })
+    }
+}
+
+/// A unit in which values up to `high` are easy to read, as a factor and a prefix.
+pub(crate) fn unit_for(high: f64) -> (f64, &'static str) {
+    prefix(if high.is_finite() { high } else { 0.0 }, 1e3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn labels(ticks: &Ticks) -> Vec<String> {
+        ticks.marks().map(|(_, label)| label).collect()
+    }
+
+    #[test]
+    fn marks_are_round() {
+        assert_eq!(labels(&Ticks::around(0.0, 12.1, 5)), ["0", "5", "10", "15"]);
+        assert_eq!(labels(&Ticks::around(0.0, 0.83, 5)), ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]);
+        assert_eq!(labels(&Ticks::between(0.0, 19.2, 6)), ["0", "5", "10", "15"]);
+        assert_eq!(labels(&Ticks::around(-43.0, 301.0, 4)), ["-100", "0", "100", "200", "300", "400"]);
+        assert_eq!(labels(&Ticks::around(0.0, 10.0, 5)), ["0", "2", "4", "6", "8", "10"]);
+        assert_eq!(labels(&Ticks::around(0.0, 0.0, 2)), ["0", "0.5", "1.0"]);
+    }
+
+    proptest! {
+        #[test]
+        fn any_axis_has_marks_in_order_inside_it(low: f64, high: f64, marks in 0..12usize) {
+            for ticks in [Ticks::around(low, high, marks), Ticks::between(low, high, marks)] {
+                prop_assert!(ticks.low < ticks.high);
+                let found: Vec<f64> = ticks.marks().map(|(value, _)| value).collect();
+                prop_assert!(!found.is_empty() || marks < 2, "{ticks:?}");
+                prop_assert!(found.len() <= 2 * marks + 4, "{ticks:?}");
+                prop_assert!(found.windows(2).all(|pair| pair[0] < pair[1]));
+                prop_assert!((0.0..=1.0).contains(&ticks.position(high)));
+            }
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! From a pixel's waveform to one number: its charge.
+
+use std::ops::Range;
+
+/// Samples that are summed: as long as a pulse of the camera.
+pub const WINDOW: usize = 7;
+
+/// Waveforms that are not those of the camera.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{found} samples, expected {pixels} pixels × {samples}")]
+pub struct WrongShape {
+    /// Samples found in all.
+    pub found: usize,
+    /// Pixels of the camera.
+    pub pixels: usize,
+    /// Samples of each.
+    pub samples: usize,
+}
+
+/// The charge of each pixel: the sum of the samples in `window`, less as many times the pixel's baseline,
+/// which is the median of all its samples. `waveforms` has `samples` for each pixel.
+pub fn charges(waveforms: &[i16], samples: usize, window: Range<usize>) -> Vec<f64> {
+    if samples == 0 {
+        return Vec::new();
+    }
+    let mut sorted = vec![0; samples];
+    waveforms
+        .chunks_exact(samples)
+        .map(|pixel| {
+            let window = pixel.get(window.clone()).unwrap_or_default();
+            let sum: f64 = window.iter().copied().map(f64::from).sum();
+            sum - window.len() as f64 * median(pixel, &mut sorted)
+        })
+        .collect()
+}
+
+/// The samples to sum: from one before the trigger on, or where the camera as a whole is brightest.
+pub fn window(waveforms: &[i16], samples: usize, trigger: Option<usize>) -> Range<usize> {
+    let len = WINDOW.min(samples);
+    let latest = samples - len;
+    let start = trigger.map_or_else(
+        || {
+            let sum = |sample: usize| -> i64 {
+                waveforms.iter().skip(sample).step_by(samples.max(1)).map(|&value| i64::from(value)).sum()
+            };
+            let sums: Vec<i64> = (0..samples).map(sum).collect();
+            // The first of equals, as a flat waveform has no better.
+            (0..=latest).rev().max_by_key(|&start| sums[start..start + len].iter().sum::<i64>()).unwrap_or(0)
+        },
+        |sample| sample.saturating_sub(1),
+    );
+    let start = start.min(latest);
+    start..start + len
+}
+
+/// The median of the samples; `sorted` is room for as many.
+fn median(samples: &[i16], sorted: &mut [i16]) -> f64 {
+    sorted.copy_from_slice(samples);
+    sorted.sort_unstable();
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => 0.0,
+        len if len.is_multiple_of(2) => (f64::from(sorted[middle - 1]) + f64::from(sorted[middle])) / 2.0,
+        _ => f64::from(sorted[middle]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn charge_is_above_the_baseline_of_the_pixel() {
+        let mut waveforms = vec![200i16; 50];
+        waveforms.extend([300; 50]);
+        waveforms[10..13].copy_from_slice(&[210, 230, 205]);
+        waveforms[40] = 1000;
+        assert_eq!(charges(&waveforms, 50, 9..16), [45.0, 0.0]);
+        assert_eq!(charges(&[1, 2, 3, 5], 4, 0..2), [3.0 - 5.0]);
+    }
+
+    #[test]
+    fn the_window_starts_before_the_trigger_and_stays_inside() {
+        assert_eq!(window(&[], 50, Some(9)), 8..15);
+        assert_eq!(window(&[], 50, Some(0)), 0..7);
+        assert_eq!(window(&[], 50, Some(49)), 43..50);
+        assert_eq!(window(&[], 3, Some(2)), 0..3);
+    }
+
+    #[test]
+    fn without_a_trigger_the_window_is_on_the_brightest_samples() {
+        let mut waveforms = vec![200i16; 150];
+        for pixel in 0..3 {
+            waveforms[50 * pixel + 20..50 * pixel + 27].fill(220);
+        }
+        assert_eq!(window(&waveforms, 50, None), 20..27);
+        assert_eq!(window(&[5; 100], 50, None), 0..7);
+    }
+
+    proptest! {
+        #[test]
+        fn any_waveforms_have_charges(
+            waveforms in prop::collection::vec(any::<i16>(), 0..300),
+            samples in 0..20usize,
+            trigger in prop::option::of(0..30usize),
+        ) {
+            let window = window(&waveforms, samples, trigger);
+            prop_assert!(window.end <= samples && window.len() == samples.min(WINDOW));
+            let found = charges(&waveforms, samples, window);
+            prop_assert!(found.len() <= waveforms.len() / samples.max(1));
+            prop_assert!(found.iter().all(|charge| charge.abs() <= 7.0 * 65536.0));
+        }
+    }
+}

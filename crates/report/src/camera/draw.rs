@@ -1,0 +1,191 @@
+//! The picture.
+
+use std::collections::BTreeSet;
+use std::fmt::Display;
+
+use super::charge::{WrongShape, charges, window};
+use super::geometry::Geometry;
+use super::inset;
+use crate::axis::Ticks;
+use crate::colour::{FAINT, MARK, TEXT, scale};
+use crate::quantity::count;
+use crate::svg::{Anchor, At, Font, Svg, path};
+
+const WIDTH: f64 = 800.0;
+const HEIGHT: f64 = 800.0;
+/// Place of the camera in the picture: left, top, width, height.
+const PLACE: (f64, f64, f64, f64) = (24.0, 84.0, 664.0, 660.0);
+/// Fraction of a pixel's size that is drawn, so that pixels can be told apart.
+const FILLED: f64 = 0.95;
+
+/// An event of a camera.
+#[derive(Clone, Copy, Debug)]
+pub struct Event<'a> {
+    /// Name of the run.
+    pub run: &'a str,
+    /// Number of the event.
+    pub number: u64,
+    /// Waveforms, pixel after pixel in stored order [ADC counts].
+    pub waveforms: &'a [i16],
+    /// Samples of one pixel.
+    pub samples: usize,
+    /// Decisions of the trigger that were positive, in ascending order.
+    pub triggered: &'a [Decision],
+}
+
+/// A patch that was above the trigger's threshold in a sample.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Decision {
+    /// The sample.
+    pub sample: usize,
+    /// The patch.
+    pub patch: u16,
+}
+
+/// Draws the charge of each pixel as SVG, 800 × 800, with the triggered patches outlined.
+pub fn draw(geometry: &Geometry, event: &Event<'_>) -> Result<String, WrongShape> {
+    let pixels = geometry.pixels().len();
+    if pixels.checked_mul(event.samples) != Some(event.waveforms.len()) || event.samples == 0 {
+        return Err(WrongShape { found: event.waveforms.len(), pixels, samples: event.samples });
+    }
+    let window = window(event.waveforms, event.samples, event.triggered.first().map(|first| first.sample));
+    let charges = charges(event.waveforms, event.samples, window.clone());
+
+    let title = format!("{}: event {}", event.run, event.number);
+    let mut svg = Svg::new(WIDTH, HEIGHT, &title);
+    svg.text((24.0, 36.0), Anchor::Start, Font::bold(20.0), &title);
+    svg.text((24.0, 60.0), Anchor::Start, Font::new(14.0, FAINT), &triggered(event));
+
+    let brightest = (0..pixels).max_by(|&a, &b| charges[a].total_cmp(&charges[b])).unwrap_or(0);
+    // Charges below zero are noise; shown as zero, they leave the colours to the light.
+    let axis = Ticks::between(0.0, charges[brightest], 6);
+    let page = Page::fit(geometry);
+    draw_pixels(&mut svg, geometry, page, &charges, &axis);
+    draw_outline(&mut svg, geometry, page, event);
+    draw_scale(&mut svg, &axis);
+    draw_ruler(&mut svg, page);
+    let waveform = &event.waveforms[brightest * event.samples..][..event.samples];
+    inset::draw(&mut svg, "brightest pixel [ADC count]", waveform, window.clone());
+    let note = format!(
+        "charge: samples {}–{} summed, less {} × the pixel's median; below 0 shown as 0",
+        window.start,
+        window.end - 1,
+        window.len()
+    );
+    svg.text((24.0, HEIGHT - 20.0), Anchor::Start, Font::new(13.0, FAINT), &note);
+    Ok(svg.finish())
+}
+
+/// What the trigger said, in words.
+fn triggered(event: &Event<'_>) -> String {
+    let patches = patches(event);
+    match (event.triggered.first(), patches.len()) {
+        (None, _) => "no patch above the trigger's threshold".into(),
+        (Some(first), 1) => format!("triggered by patch {}, sample {}", first.patch, first.sample),
+        (Some(first), patches) => format!(
+            "{} patches above the trigger's threshold, first patch {} in sample {}",
+            count(patches as u64),
+            first.patch,
+            first.sample
+        ),
+    }
+}
+
+fn patches(event: &Event<'_>) -> BTreeSet<u16> {
+    event.triggered.iter().map(|decision| decision.patch).collect()
+}
+
+/// From millimetres in the camera to places in the picture.
+#[derive(Clone, Copy, Debug)]
+struct Page {
+    centre: (f64, f64),
+    /// Millimetres at the centre.
+    origin: (f64, f64),
+    /// Picture units per millimetre.
+    scale: f64,
+}
+
+impl Page {
+    fn fit(geometry: &Geometry) -> Self {
+        let range = |coordinate: fn(&super::Pixel) -> f64| {
+            let all = geometry.pixels().iter().map(coordinate);
+            let (low, high) = all.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| {
+                (low.min(value), high.max(value))
+            });
+            ((low + high) / 2.0, high - low + 1.2 * geometry.pitch())
+        };
+        let ((x, width), (y, height)) = (range(|pixel| pixel.x), range(|pixel| pixel.y));
+        let (left, top, room, tall) = PLACE;
+        Self {
+            centre: (left + room / 2.0, top + tall / 2.0),
+            origin: (x, y),
+            scale: (room / width).min(tall / height),
+        }
+    }
+
+    fn at(self, (x, y): (f64, f64)) -> (f64, f64) {
+        let (dx, dy) = (self.scale * (x - self.origin.0), self.scale * (y - self.origin.1));
+        (self.centre.0 + dx, self.centre.1 - dy)
+    }
+}
+
+fn draw_pixels(svg: &mut Svg, geometry: &Geometry, page: Page, charges: &[f64], axis: &Ticks) {
+    let corners = geometry.corners();
+    svg.begin("g", &[("id", &"pixels")]);
+    for (pixel, &charge) in geometry.pixels().iter().zip(charges) {
+        let corner = |(dx, dy)| page.at((pixel.x + FILLED * dx, pixel.y + FILLED * dy));
+        let hexagon = path(corners.map(corner)) + "Z";
+        svg.element("path", &[("d", &hexagon), ("fill", &scale(axis.position(charge)))], None);
+    }
+    svg.end();
+}
+
+fn draw_outline(svg: &mut Svg, geometry: &Geometry, page: Page, event: &Event<'_>) {
+    let borders = geometry.outline(&patches(event));
+    let data: String =
+        borders.iter().map(|border| path(border.iter().map(|&corner| page.at(corner))) + "Z").collect();
+    if data.is_empty() {
+        return;
+    }
+    svg.begin("g", &[("id", &"triggered"), ("fill", &"none"), ("stroke-linejoin", &"round")]);
+    for (colour, width) in [("white", 6.0), (MARK, 3.0)] {
+        svg.element("path", &[("d", &data), ("stroke", &colour), ("stroke-width", &At(width))], None);
+    }
+    svg.end();
+}
+
+fn draw_scale(svg: &mut Svg, axis: &Ticks) {
+    const LEFT: f64 = 708.0;
+    const WIDE: f64 = 18.0;
+    const TOP: f64 = 144.0;
+    const TALL: f64 = 460.0;
+    svg.begin("linearGradient", &[("id", &"scale"), ("x1", &0), ("x2", &0), ("y1", &1), ("y2", &0)]);
+    for k in 0..=16 {
+        let position = f64::from(k) / 16.0;
+        svg.element("stop", &[("offset", &position), ("stop-color", &scale(position))], None);
+    }
+    svg.end();
+    let bar: [(&str, &dyn Display); 5] = [
+        ("x", &At(LEFT)),
+        ("y", &At(TOP)),
+        ("width", &At(WIDE)),
+        ("height", &At(TALL)),
+        ("fill", &"url(#scale)"),
+    ];
+    svg.element("rect", &bar, None);
+    for (value, label) in axis.marks() {
+        let at = TOP + TALL * (1.0 - axis.position(value));
+        svg.line((LEFT + WIDE, at), (LEFT + WIDE + 5.0, at), &[("stroke", &FAINT)]);
+        svg.text((LEFT + WIDE + 9.0, at + 4.5), Anchor::Start, Font::new(13.0, TEXT), &label);
+    }
+    svg.text((LEFT, TOP - 28.0), Anchor::Start, Font::new(13.0, TEXT), "charge");
+    svg.text((LEFT, TOP - 12.0), Anchor::Start, Font::new(13.0, FAINT), "[ADC count]");
+}
+
+fn draw_ruler(svg: &mut Svg, page: Page) {
+    const LENGTH: f64 = 200.0;
+    let (left, top, _, tall) = PLACE;
+    let (from, to, y) = (left, left + page.scale * LENGTH, top + tall);
+    svg.line((from, y), (to, y), &[("stroke", &TEXT), ("stroke-width", &2)]);
+    svg.text(((from + to) / 2.0, y - 8.0), Anchor::Middle, Font::new(13.0, TEXT), &format!("{LENGTH} mm"));
+}

@@ -1,0 +1,200 @@
+//! A small builder of SVG: elements, attributes, text. What it writes is well-formed whatever it is given.
+
+use std::fmt::{self, Display};
+
+use crate::colour::TEXT;
+
+/// An SVG document in the making. Coordinates are pixels at the natural size, y downwards.
+#[derive(Debug)]
+pub(crate) struct Svg {
+    out: String,
+    open: Vec<&'static str>,
+}
+
+/// A value of an attribute.
+pub(crate) type Attribute<'a> = (&'static str, &'a dyn Display);
+
+/// A coordinate: at most two decimals, as no screen shows more.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct At(pub(crate) f64);
+
+impl Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = if self.0.is_finite() { (self.0.clamp(-1e6, 1e6) * 100.0).round() / 100.0 } else { 0.0 };
+        // Without the sign of a zero.
+        write!(f, "{}", value + 0.0)
+    }
+}
+
+/// Where a text stands relative to its point.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Anchor {
+    Start,
+    Middle,
+    End,
+}
+
+/// Size, colour and weight of a text.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Font {
+    pub(crate) size: f64,
+    pub(crate) colour: &'static str,
+    pub(crate) bold: bool,
+}
+
+impl Font {
+    pub(crate) const fn new(size: f64, colour: &'static str) -> Self {
+        Self { size, colour, bold: false }
+    }
+
+    pub(crate) const fn bold(size: f64) -> Self {
+        Self { size, colour: TEXT, bold: true }
+    }
+}
+
+impl Svg {
+    /// A white page. `title` is for those who cannot see it.
+    pub(crate) fn new(width: f64, height: f64, title: &str) -> Self {
+        let mut svg = Self { out: String::new(), open: Vec::new() };
+        let view = format!("0 0 {} {}", At(width), At(height));
+        svg.begin(
+            "svg",
+            &[
+                ("xmlns", &"http://www.w3.org/2000/svg"),
+                ("width", &At(width)),
+                ("height", &At(height)),
+                ("viewBox", &view),
+                ("role", &"img"),
+                ("font-family", &"Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"),
+            ],
+        );
+        svg.element("title", &[], Some(title));
+        svg.element("rect", &[("width", &At(width)), ("height", &At(height)), ("fill", &"white")], None);
+        svg
+    }
+
+    /// Starts an element that has others inside.
+    pub(crate) fn begin(&mut self, name: &'static str, attributes: &[Attribute<'_>]) {
+        self.tag(name, attributes);
+        self.out.push_str(">\n");
+        self.open.push(name);
+    }
+
+    /// Ends the element started last.
+    pub(crate) fn end(&mut self) {
+        if let Some(name) = self.open.pop() {
+            self.out.push_str(&format!("</{name}>\n"));
+        }
+    }
+
+    /// An element without others inside.
+    pub(crate) fn element(&mut self, name: &'static str, attributes: &[Attribute<'_>], text: Option<&str>) {
+        self.tag(name, attributes);
+        match text {
+            None => self.out.push_str("/>\n"),
+            Some(text) => {
+                self.out.push('>');
+                escape(text, &mut self.out);
+                self.out.push_str(&format!("</{name}>\n"));
+            }
+        }
+    }
+
+    pub(crate) fn line(&mut self, from: (f64, f64), to: (f64, f64), attributes: &[Attribute<'_>]) {
+        let [x1, y1, x2, y2] = [from.0, from.1, to.0, to.1].map(At);
+        let mut all: Vec<Attribute<'_>> = vec![("x1", &x1), ("y1", &y1), ("x2", &x2), ("y2", &y2)];
+        all.extend(attributes);
+        self.element("line", &all, None);
+    }
+
+    pub(crate) fn text(&mut self, at: (f64, f64), anchor: Anchor, font: Font, text: &str) {
+        let anchor = match anchor {
+            Anchor::Start => "start",
+            Anchor::Middle => "middle",
+            Anchor::End => "end",
+        };
+        let weight = if font.bold { "bold" } else { "normal" };
+        let attributes: [Attribute<'_>; 6] = [
+            ("x", &At(at.0)),
+            ("y", &At(at.1)),
+            ("text-anchor", &anchor),
+            ("font-size", &At(font.size)),
+            ("font-weight", &weight),
+            ("fill", &font.colour),
+        ];
+        self.element("text", &attributes, Some(text));
+    }
+
+    /// The document.
+    pub(crate) fn finish(mut self) -> String {
+        while !self.open.is_empty() {
+            self.end();
+        }
+        self.out
+    }
+
+    fn tag(&mut self, name: &str, attributes: &[Attribute<'_>]) {
+        self.out.push('<');
+        self.out.push_str(name);
+        for (name, value) in attributes {
+            self.out.push(' ');
+            self.out.push_str(name);
+            self.out.push_str("=\"");
+            escape(&value.to_string(), &mut self.out);
+            self.out.push('"');
+        }
+    }
+}
+
+/// Points as the data of a path: `M x y L x y …`.
+pub(crate) fn path(points: impl IntoIterator<Item = (f64, f64)>) -> String {
+    let mut data = String::new();
+    for (k, (x, y)) in points.into_iter().enumerate() {
+        data.push_str(&format!("{}{} {}", if k == 0 { "M" } else { "L" }, At(x), At(y)));
+    }
+    data
+}
+
+fn escape(text: &str, out: &mut String) {
+    for character in text.chars() {
+        match character {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\t' | '\n' | '\r' => out.push(' '),
+            // XML 1.0, chapter 2.2: characters that no document may have.
+            '\0'..='\x1f' | '\u{fffe}' | '\u{ffff}' => out.push('\u{fffd}'),
+            other => out.push(other),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn coordinates_are_short() {
+        let shown = |value| At(value).to_string();
+        assert_eq!(shown(1.0), "1");
+        assert_eq!(shown(-0.001), "0");
+        assert_eq!(shown(12.345_6), "12.35");
+        assert_eq!(shown(f64::NAN), "0");
+        assert_eq!(shown(f64::MAX), "1000000");
+        assert_eq!(path([(0.0, 1.5), (2.0, 3.0)]), "M0 1.5L2 3");
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_makes_a_document(title: String, text: String, x: f64) {
+            let mut svg = Svg::new(100.0, 50.0, &title);
+            svg.begin("g", &[("id", &text)]);
+            svg.text((x, 1.0), Anchor::End, Font::bold(12.0), &text);
+            let document = svg.finish();
+            let parsed = roxmltree::Document::parse(&document).unwrap();
+            prop_assert!(parsed.descendants().any(|node| node.has_tag_name("g") || node.attribute("id").is_some()));
+        }
+    }
+}
