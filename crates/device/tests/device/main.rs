@@ -1,6 +1,9 @@
 //! The soft device through its public interface: between the ends of one process, and between two
 //! processes, which is this program again in another role.
 
+mod errors;
+mod retries;
+mod states;
 mod support;
 mod transfers;
 

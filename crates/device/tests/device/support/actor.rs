@@ -220,7 +220,7 @@ impl Queues {
 }
 
 /// The attributes that an end has in all states.
-fn attributes(setup: &Setup, state: State, dest_qpn: u32) -> Attributes {
+pub(crate) fn attributes(setup: &Setup, state: State, dest_qpn: u32) -> Attributes {
     Attributes {
         state,
         access: setup.access,
@@ -244,7 +244,7 @@ fn attributes(setup: &Setup, state: State, dest_qpn: u32) -> Attributes {
 }
 
 /// What each state needs to be reached.
-fn mask(state: State) -> u32 {
+pub(crate) fn mask(state: State) -> u32 {
     attr::STATE
         | match state {
             State::Init => attr::PKEY_INDEX | attr::PORT | attr::ACCESS_FLAGS,

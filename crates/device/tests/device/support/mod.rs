@@ -5,7 +5,7 @@ mod end;
 mod memory;
 mod process;
 
-pub(crate) use actor::{Command, Completion, Reply, Request, Setup, Which, serve};
+pub(crate) use actor::{Command, Completion, Reply, Request, Setup, Which, attributes, mask, serve};
 pub(crate) use end::{End, Place, Region, connect, pair, request};
 pub(crate) use memory::{GUARD, Kind};
 pub(crate) use process::Process;

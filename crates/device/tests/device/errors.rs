@@ -1,0 +1,347 @@
+//! Every way for a request to fail: what each side is told, and what becomes of the rest.
+
+use std::time::Duration;
+
+use millstream_device::qp::state::State;
+use millstream_device::types::{
+    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, WC_LOC_LEN_ERR,
+    WC_LOC_PROT_ERR, WC_OP_RECV, WC_OP_SEND, WC_REM_ACCESS_ERR, WC_REM_INV_REQ_ERR, WC_REM_OP_ERR,
+    WC_SUCCESS, WC_WR_FLUSH_ERR, WR_ATOMIC_FETCH_AND_ADD, WR_RDMA_READ, WR_RDMA_WRITE, WR_SEND,
+};
+
+use crate::support::{
+    Completion, End, Kind, Place, Region, Request, Setup, Which, pair, pattern, request, wait_for,
+};
+
+/// `IBV_EVENT_QP_REQ_ERR`, `IBV_EVENT_QP_ACCESS_ERR`
+const REQ_ERR: u32 = 2;
+const ACCESS_ERR: u32 = 3;
+
+const LEN: usize = 8192;
+
+/// A connection on which something is about to go wrong.
+struct Scene {
+    a: End,
+    b: End,
+    source: Region,
+    target: Region,
+}
+
+/// What happens at the other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum There {
+    /// Nothing: the fault was found before anything left.
+    Nothing,
+    /// Its queue pair fails, with this event.
+    Fails(u32),
+    /// Its oldest receive completes with this status, and its queue pair fails.
+    ReceiveFails(u32),
+}
+
+impl Scene {
+    fn new(place: Place, setup: &Setup) -> Self {
+        let (mut a, mut b) = pair(place, setup);
+        let source = a.hold(&pattern(1, LEN));
+        let target = b.register(Kind::Anonymous, LEN, 16);
+        b.store(&target, 0, &pattern(2, LEN));
+        Self { a, b, source, target }
+    }
+
+    fn to(&self, at: usize) -> (u64, u32) {
+        (self.target.addr + at as u64, self.target.key)
+    }
+
+    /// Three receives on both sides, then the request and two more: the request fails as said, the
+    /// others are flushed in order, and so are the receives of those who fail.
+    fn fails(mut self, what: &str, request: Request, status: u32, there: There) {
+        let (a, b) = (&mut self.a, &mut self.b);
+        let own = a.register(Kind::Anonymous, 64, 0);
+        let room = b.register(Kind::Anonymous, 64, 0);
+        for i in 0..3 {
+            a.recv(10 + i, &[own.all()]);
+            // Those of the other end may be there already, to fail with.
+            if !matches!(there, There::ReceiveFails(_)) {
+                b.recv(20 + i, &[room.all()]);
+            }
+        }
+        a.post(Request { wr_id: 1, ..request });
+        a.send(2, &[self.source.all()]);
+        a.write(3, &[self.source.all()], (self.target.addr, self.target.key));
+        let sent: Vec<_> = a.sent(3).iter().map(|c| (c.wr_id, c.status)).collect();
+        assert_eq!(sent, [(1, status), (2, WC_WR_FLUSH_ERR), (3, WC_WR_FLUSH_ERR)], "{what}");
+        let flushed =
+            |first: u64, count: u64| -> Vec<_> { (0..count).map(|i| (first + i, WC_WR_FLUSH_ERR)).collect() };
+        let got: Vec<_> = a.received(3).iter().map(|c| (c.wr_id, c.status)).collect();
+        assert_eq!(got, flushed(10, 3), "{what}");
+        assert_eq!(a.state(), State::Err, "{what}");
+        assert_eq!(a.async_event(Duration::ZERO), None, "{what}: the sender has its completion");
+
+        match there {
+            There::Nothing => {
+                assert_eq!(b.state(), State::Rts, "{what}");
+                b.has_nothing(Which::Recv);
+                assert_eq!(b.async_event(Duration::ZERO), None, "{what}");
+            }
+            There::Fails(event) => {
+                let got: Vec<_> = b.received(3).iter().map(|c| (c.wr_id, c.status)).collect();
+                assert_eq!(got, flushed(20, 3), "{what}");
+                assert_eq!(b.state(), State::Err, "{what}");
+                assert_eq!(b.async_event(Duration::from_secs(5)), Some(event), "{what}");
+            }
+            There::ReceiveFails(status) => {
+                let got: Vec<_> = b.received(3).iter().map(|c| (c.wr_id, c.status)).collect();
+                assert_eq!(got, [(30, status), (31, WC_WR_FLUSH_ERR), (32, WC_WR_FLUSH_ERR)], "{what}");
+                assert_eq!(b.state(), State::Err, "{what}");
+            }
+        }
+        a.has_nothing(Which::Send);
+        a.has_nothing(Which::Recv);
+        b.has_nothing(Which::Recv);
+        assert_eq!(b.async_event(Duration::ZERO), None, "{what}");
+        assert_eq!(b.load(&self.target, 0, LEN), pattern(2, LEN), "{what}: nothing is written");
+        assert_eq!(a.load(&self.source, 0, LEN), pattern(1, LEN), "{what}: nothing is read");
+    }
+}
+
+#[test]
+fn a_key_that_is_not_valid() {
+    for place in Place::BOTH {
+        for opcode in [WR_RDMA_WRITE, WR_RDMA_READ] {
+            let scene = Scene::new(place, &Setup::default());
+            let (addr, key) = scene.to(0);
+            let wrong = request(1, opcode, &[scene.source.part(0, 8)], (addr, key ^ 1));
+            scene.fails("wrong key", wrong, WC_REM_ACCESS_ERR, There::Fails(ACCESS_ERR));
+
+            let scene = Scene::new(place, &Setup::default());
+            let zero = request(1, opcode, &[scene.source.part(0, 8)], (addr, 0));
+            scene.fails("key zero", zero, WC_REM_ACCESS_ERR, There::Fails(ACCESS_ERR));
+
+            // Used before, so that the sender remembers it, and then taken back.
+            let mut scene = Scene::new(place, &Setup::default());
+            let stale = scene.b.register(Kind::Anonymous, LEN, 0);
+            let use_it = request(1, opcode, &[scene.source.part(0, 8)], (stale.addr, stale.key));
+            scene.a.store(&scene.source, 0, &[0; 8]);
+            scene.a.post(use_it.clone());
+            assert_eq!(scene.a.sent(1)[0].status, WC_SUCCESS);
+            scene.a.store(&scene.source, 0, &pattern(1, LEN));
+            scene.b.deregister(&stale);
+            scene.fails("stale key", use_it, WC_REM_ACCESS_ERR, There::Fails(ACCESS_ERR));
+        }
+    }
+}
+
+#[test]
+fn a_range_that_leaves_the_region() {
+    for place in Place::BOTH {
+        for opcode in [WR_RDMA_WRITE, WR_RDMA_READ] {
+            for (what, offset, len) in [
+                ("one byte past the end", 1i64, LEN),
+                ("one byte before the start", -1, 1),
+                ("starts at the end", LEN as i64, 1),
+                ("starts past the end", LEN as i64 + 1, 1),
+                ("ends past the end", LEN as i64 - 7, 8),
+            ] {
+                let scene = Scene::new(place, &Setup::default());
+                let (start, key) = scene.to(0);
+                let to = (start.wrapping_add_signed(offset), key);
+                let wrong = request(1, opcode, &[scene.source.part(0, len)], to);
+                scene.fails(what, wrong, WC_REM_ACCESS_ERR, There::Fails(ACCESS_ERR));
+            }
+            let scene = Scene::new(place, &Setup::default());
+            // The end wraps around to an address below the start.
+            let to = (u64::MAX - 3, scene.target.key);
+            let wrong = request(1, opcode, &[scene.source.part(0, 8)], to);
+            scene.fails("wraps", wrong, WC_REM_ACCESS_ERR, There::Fails(ACCESS_ERR));
+        }
+    }
+}
+
+#[test]
+fn access_that_was_not_granted() {
+    const L: u32 = ACCESS_LOCAL_WRITE;
+    for place in Place::BOTH {
+        for (opcode, enough) in [
+            (WR_RDMA_WRITE, L | ACCESS_REMOTE_WRITE),
+            (WR_RDMA_READ, ACCESS_REMOTE_READ),
+            (WR_ATOMIC_FETCH_AND_ADD, L | ACCESS_REMOTE_ATOMIC),
+        ] {
+            let all = L | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC;
+            let lacking = all & !enough | L;
+
+            let mut scene = Scene::new(place, &Setup::default());
+            let region = scene.b.register_as(Kind::Anonymous, LEN, 0, lacking);
+            let denied = request(1, opcode, &[scene.source.part(0, 8)], (region.addr, region.key));
+            scene.fails("by the region", denied, WC_REM_ACCESS_ERR, There::Fails(ACCESS_ERR));
+
+            let setup = Setup { access: lacking & !L, ..Setup::default() };
+            let scene = Scene::new(place, &setup);
+            let denied = request(1, opcode, &[scene.source.part(0, 8)], scene.to(0));
+            scene.fails("by the queue pair", denied, WC_REM_ACCESS_ERR, There::Fails(ACCESS_ERR));
+
+            // And just enough is enough.
+            let setup = Setup { access: enough & !L, ..Setup::default() };
+            let mut scene = Scene::new(place, &setup);
+            let region = scene.b.register_as(Kind::Anonymous, LEN, 0, enough);
+            scene.a.post(request(1, opcode, &[scene.source.part(0, 8)], (region.addr, region.key)));
+            assert_eq!(scene.a.sent(1)[0].status, WC_SUCCESS);
+        }
+    }
+}
+
+#[test]
+fn memory_of_another_protection_domain() {
+    for place in Place::BOTH {
+        for opcode in [WR_RDMA_WRITE, WR_RDMA_READ] {
+            let mut scene = Scene::new(place, &Setup::default());
+            let region = scene.b.try_register(Kind::Anonymous, LEN, 0, 15, true).expect("registered");
+            let foreign = request(1, opcode, &[scene.source.part(0, 8)], (region.addr, region.key));
+            scene.fails("remote", foreign, WC_REM_ACCESS_ERR, There::Fails(ACCESS_ERR));
+
+            let mut scene = Scene::new(place, &Setup::default());
+            let own = scene.a.try_register(Kind::Anonymous, LEN, 0, 15, true).expect("registered");
+            let foreign = request(1, opcode, &[own.part(0, 8)], scene.to(0));
+            scene.fails("local", foreign, WC_LOC_PROT_ERR, There::Nothing);
+        }
+    }
+}
+
+#[test]
+fn local_memory_that_is_not_there() {
+    for place in Place::BOTH {
+        for opcode in [WR_SEND, WR_RDMA_WRITE, WR_RDMA_READ] {
+            let scene = Scene::new(place, &Setup::default());
+            let (addr, len, key) = scene.source.part(0, 8);
+            let wrong = request(1, opcode, &[(addr, len, key ^ 1)], scene.to(0));
+            scene.fails("wrong key", wrong, WC_LOC_PROT_ERR, There::Nothing);
+
+            let scene = Scene::new(place, &Setup::default());
+            let wrong = request(1, opcode, &[scene.source.part(LEN - 7, 8)], scene.to(0));
+            scene.fails("bounds", wrong, WC_LOC_PROT_ERR, There::Nothing);
+
+            let scene = Scene::new(place, &Setup::default());
+            let wrong = request(1, opcode, &[(u64::MAX - 3, 8, scene.source.key)], scene.to(0));
+            scene.fails("wraps", wrong, WC_LOC_PROT_ERR, There::Nothing);
+
+            let mut scene = Scene::new(place, &Setup::default());
+            let gone = scene.a.register(Kind::Anonymous, 64, 0);
+            scene.a.deregister(&gone);
+            let wrong = request(1, opcode, &[gone.part(0, 8)], scene.to(0));
+            scene.fails("deregistered", wrong, WC_LOC_PROT_ERR, There::Nothing);
+        }
+        for opcode in [WR_RDMA_READ, WR_ATOMIC_FETCH_AND_ADD] {
+            let mut scene = Scene::new(place, &Setup::default());
+            let fixed = scene.a.register_as(Kind::Anonymous, 64, 0, 0);
+            let wrong = request(1, opcode, &[fixed.part(0, 8)], scene.to(0));
+            scene.fails("not for writing", wrong, WC_LOC_PROT_ERR, There::Nothing);
+        }
+    }
+}
+
+#[test]
+fn a_message_longer_than_the_receive() {
+    for place in Place::BOTH {
+        for (room, len) in [(8, 9), (0, 1), (4096, 4097)] {
+            let mut scene = Scene::new(place, &Setup::default());
+            let region = scene.b.register(Kind::Anonymous, LEN, 0);
+            scene.b.recv(30, &[region.part(0, room / 2), region.part(room / 2, room - room / 2)]);
+            scene.b.recv(31, &[region.all()]);
+            scene.b.recv(32, &[region.all()]);
+            let long = request(1, WR_SEND, &[scene.source.part(0, len)], (0, 0));
+            let there = There::ReceiveFails(WC_LOC_LEN_ERR);
+            scene.fails("too long", long, WC_REM_INV_REQ_ERR, there);
+        }
+    }
+}
+
+#[test]
+fn a_receive_whose_memory_is_wrong() {
+    for place in Place::BOTH {
+        for case in ["wrong key", "bounds", "not for writing", "foreign", "deregistered"] {
+            let mut scene = Scene::new(place, &Setup::default());
+            let b = &mut scene.b;
+            let good = b.register(Kind::Anonymous, 64, 0);
+            let bad = match case {
+                "wrong key" => (good.addr, 64, good.key ^ 1),
+                "bounds" => good.part(1, 64),
+                "not for writing" => b.register_as(Kind::Anonymous, 64, 0, 0).all(),
+                "foreign" => b.try_register(Kind::Anonymous, 64, 0, 15, true).expect("registered").all(),
+                _ => {
+                    let gone = b.register(Kind::Anonymous, 64, 0);
+                    b.deregister(&gone);
+                    gone.all()
+                }
+            };
+            b.recv(30, &[bad]);
+            b.recv(31, &[good.all()]);
+            b.recv(32, &[good.all()]);
+            let message = request(1, WR_SEND, &[scene.source.part(0, 64)], (0, 0));
+            scene.fails(case, message, WC_REM_OP_ERR, There::ReceiveFails(WC_LOC_PROT_ERR));
+        }
+    }
+}
+
+#[test]
+fn memory_of_a_receive_that_the_message_does_not_reach_is_not_looked_at() {
+    for place in Place::BOTH {
+        let (mut a, mut b) = pair(place, &Setup::default());
+        let (source, target) = (a.hold(&pattern(1, 64)), b.register(Kind::Anonymous, 64, 0));
+        b.recv(1, &[(0, 0, 1), target.all(), (12, 99, 77)]);
+        a.send(2, &[source.all()]);
+        assert_eq!(b.received(1), [Completion::ok(1, WC_OP_RECV, 64)]);
+        assert_eq!(a.sent(1), [Completion::ok(2, WC_OP_SEND, 0)]);
+    }
+}
+
+#[test]
+fn an_atomic_operation_on_no_word() {
+    for place in Place::BOTH {
+        let scene = Scene::new(place, &Setup::default());
+        let odd = request(1, WR_ATOMIC_FETCH_AND_ADD, &[scene.source.part(0, 8)], scene.to(4));
+        scene.fails("alignment", odd, WC_REM_INV_REQ_ERR, There::Fails(REQ_ERR));
+        for len in [0, 7, 9] {
+            let scene = Scene::new(place, &Setup::default());
+            let odd = request(1, WR_ATOMIC_FETCH_AND_ADD, &[scene.source.part(0, len)], scene.to(0));
+            scene.fails("length", odd, WC_LOC_LEN_ERR, There::Nothing);
+        }
+    }
+}
+
+#[test]
+fn what_was_posted_before_the_failing_request_completes_before_it() {
+    for place in Place::BOTH {
+        let (mut a, mut b) = pair(place, &Setup::default());
+        let source = a.hold(&pattern(1, 64));
+        let target = b.register(Kind::Anonymous, 64, 0);
+        // The first waits for a receive, the others behind it.
+        a.send(1, &[source.all()]);
+        a.write(2, &[source.all()], (target.addr, target.key ^ 1));
+        a.send(3, &[source.all()]);
+        a.send(4, &[source.all()]);
+        a.has_nothing(Which::Send);
+        b.recv(5, &[target.all()]);
+        let sent: Vec<_> = a.sent(4).iter().map(|c| (c.wr_id, c.status)).collect();
+        let flushed = WC_WR_FLUSH_ERR;
+        assert_eq!(sent, [(1, WC_SUCCESS), (2, WC_REM_ACCESS_ERR), (3, flushed), (4, flushed)]);
+        assert_eq!(b.received(1), [Completion::ok(5, WC_OP_RECV, 64)]);
+        wait_for("the other end's failure", || b.state() == State::Err);
+        // Also what is posted later.
+        a.send(6, &[source.all()]);
+        a.recv(7, &[source.all()]);
+        b.send(8, &[target.all()]);
+        b.recv(9, &[target.all()]);
+        assert_eq!((a.sent(1)[0].wr_id, a.received(1)[0].wr_id), (6, 7));
+        assert_eq!((b.sent(1)[0].wr_id, b.received(1)[0].wr_id), (8, 9));
+    }
+}
+
+#[test]
+fn a_request_to_a_queue_pair_in_error() {
+    for place in Place::BOTH {
+        let mut scene = Scene::new(place, &Setup::default());
+        scene.b.recv(1, &[scene.target.all()]);
+        scene.b.modify(State::Err, &Setup::default());
+        assert_eq!(scene.b.received(1)[0].status, WC_WR_FLUSH_ERR);
+        scene.a.send(2, &[scene.source.all()]);
+        assert_eq!(scene.a.sent(1)[0].status, millstream_device::types::WC_RETRY_EXC_ERR);
+    }
+}

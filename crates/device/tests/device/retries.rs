@@ -1,0 +1,211 @@
+//! Peers that are not ready: requests wait as long as the attributes say, whoever polls or sleeps.
+
+use std::time::{Duration, Instant};
+
+use millstream_device::qp::state::State;
+use millstream_device::types::{
+    WC_OP_RDMA_WRITE, WC_OP_RECV, WC_OP_SEND, WC_RETRY_EXC_ERR, WC_RNR_RETRY_EXC_ERR, WC_WR_FLUSH_ERR,
+    WR_RDMA_WRITE,
+};
+
+use crate::support::{Command, Completion, End, Kind, Place, Setup, Which, pair, pattern, request, wait_for};
+
+/// Long enough for a wrong time-out to happen.
+const A_WHILE: Duration = Duration::from_millis(150);
+
+#[test]
+fn without_rnr_retries_an_empty_receive_queue_is_an_error() {
+    for place in Place::BOTH {
+        let (mut a, mut b) = pair(place, &Setup { rnr_retry: 0, ..Setup::default() });
+        let source = a.hold(&[1; 64]);
+        a.send(1, &[source.all()]);
+        a.send(2, &[source.all()]);
+        let sent: Vec<_> = a.sent(2).iter().map(|c| (c.wr_id, c.status)).collect();
+        assert_eq!(sent, [(1, WC_RNR_RETRY_EXC_ERR), (2, WC_WR_FLUSH_ERR)]);
+        assert_eq!(a.state(), State::Err);
+        assert_eq!(b.state(), State::Rts, "the receiver is not at fault");
+    }
+}
+
+#[test]
+fn rnr_retries_take_the_receivers_time() {
+    for place in Place::BOTH {
+        // Code 22: 20.48 ms; three times.
+        let setup = Setup { rnr_retry: 3, min_rnr_timer: 22, ..Setup::default() };
+        let (mut a, _b) = pair(place, &setup);
+        let source = a.hold(&[1; 64]);
+        let start = Instant::now();
+        a.send(1, &[source.all()]);
+        assert_eq!(a.sent(1)[0].status, WC_RNR_RETRY_EXC_ERR);
+        assert!(start.elapsed() >= Duration::from_micros(61_440), "{:?}", start.elapsed());
+    }
+}
+
+#[test]
+fn seven_rnr_retries_are_for_ever_and_nobody_needs_to_poll() {
+    // The shortest time-out there is has nothing to do with it.
+    let setup = Setup { rnr_retry: 7, timeout: 1, retry_cnt: 0, min_rnr_timer: 1, ..Setup::default() };
+    for place in Place::BOTH {
+        let (mut a, mut b) = pair(place, &setup);
+        let source = a.hold(&pattern(1, 64));
+        let target = b.register(Kind::Anonymous, 64, 0);
+        for wr_id in 1..=3 {
+            a.send(wr_id, &[source.all()]);
+        }
+        let (addr, key) = (target.addr, target.key);
+        a.post(request(4, WR_RDMA_WRITE, &[source.part(0, 8)], (addr, key)).with_imm(4));
+        std::thread::sleep(A_WHILE);
+        assert_eq!(a.state(), State::Rts);
+        b.recv(11, &[target.all()]);
+        wait_for("the message", || b.load(&target, 0, 64) == pattern(1, 64));
+        b.recv(12, &[target.all()]);
+        b.recv(13, &[target.all()]);
+        b.recv(14, &[target.all()]);
+        // The senders completions show in the queue without its having been polled before.
+        assert!(b.received(4).iter().map(|c| c.wr_id).eq(11..=14));
+        assert!(a.sent(4).iter().map(|c| c.wr_id).eq(1..=4));
+    }
+}
+
+#[test]
+fn a_sleeping_sender_is_woken_by_its_channel() {
+    for place in Place::BOTH {
+        let (mut a, mut b) = pair(place, &Setup::default());
+        let source = a.hold(&pattern(1, 64));
+        let target = b.register(Kind::Anonymous, 64, 0);
+        for round in 0..20 {
+            a.arm(Which::Send, false);
+            a.send(round, &[source.all()]);
+            std::thread::sleep(Duration::from_millis(round));
+            b.recv(round, &[target.all()]);
+            assert!(a.event(Which::Send, Duration::from_secs(20)), "round {round}");
+            assert_eq!(a.sent(1), [Completion::ok(round, WC_OP_SEND, 0)]);
+            assert_eq!(b.received(1), [Completion::ok(round, WC_OP_RECV, 64)]);
+        }
+    }
+}
+
+#[test]
+fn what_is_behind_a_waiting_request_waits_too() {
+    for place in Place::BOTH {
+        let (mut a, mut b) = pair(place, &Setup::default());
+        let source = a.hold(&pattern(1, 64));
+        let target = b.register(Kind::Anonymous, 64, 0);
+        a.send(1, &[source.part(0, 1)]);
+        a.write(2, &[source.all()], (target.addr, target.key));
+        a.has_nothing(Which::Send);
+        std::thread::sleep(Duration::from_millis(30));
+        assert_ne!(b.load(&target, 0, 64), pattern(1, 64));
+        b.recv(3, &[]);
+        // One byte for a receive without room: the request fails and takes the WRITE with it.
+        let sent: Vec<_> = a.sent(2).iter().map(|c| c.wr_id).collect();
+        assert_eq!(sent, [1, 2]);
+        assert_ne!(b.load(&target, 0, 64), pattern(1, 64));
+    }
+}
+
+/// An end whose peer exists and is in INIT; the third is what that needs to be connected.
+fn not_ready(place: Place, setup: &Setup) -> (End, End, u32) {
+    let (mut a, mut b) = (End::new(Place::Here), End::new(place));
+    let (to_b, to_a) = (b.open(setup), a.open(setup));
+    a.connect_to(to_b, setup);
+    b.modify(State::Init, setup);
+    (a, b, to_a)
+}
+
+/// From INIT to RTS.
+fn becomes_ready(b: &mut End, to_a: u32, setup: &Setup) {
+    b.attempt(Command::Connect(to_a, setup.clone())).expect("to RTR");
+    b.modify(State::Rts, setup);
+}
+
+#[test]
+fn a_peer_that_becomes_ready_gets_the_request() {
+    for place in Place::BOTH {
+        let setup = Setup::default();
+        let (mut a, mut b, to_a) = not_ready(place, &setup);
+        let source = a.hold(&pattern(1, 64));
+        let target = b.register(Kind::Anonymous, 64, 0);
+        a.write(1, &[source.all()], (target.addr, target.key));
+        a.send(2, &[source.all()]);
+        b.recv(3, &[target.all()]);
+        std::thread::sleep(Duration::from_millis(50));
+        a.has_nothing(Which::Send);
+        assert_ne!(b.load(&target, 0, 64), pattern(1, 64));
+        becomes_ready(&mut b, to_a, &setup);
+        // Without polling.
+        wait_for("the WRITE", || b.load(&target, 0, 64) == pattern(1, 64));
+        assert_eq!(a.sent(2), [Completion::ok(1, WC_OP_RDMA_WRITE, 0), Completion::ok(2, WC_OP_SEND, 0)]);
+        assert_eq!(b.received(1), [Completion::ok(3, WC_OP_RECV, 64)]);
+    }
+}
+
+#[test]
+fn a_peer_that_stays_silent_costs_the_retries() {
+    for place in Place::BOTH {
+        // 4.096 µs × 2¹², three times: 50 ms.
+        let setup = Setup { timeout: 12, retry_cnt: 2, ..Setup::default() };
+        let (mut a, _b, _) = not_ready(place, &setup);
+        let source = a.hold(&[1; 64]);
+        let start = Instant::now();
+        a.send(1, &[source.all()]);
+        a.send(2, &[source.all()]);
+        let sent: Vec<_> = a.sent(2).iter().map(|c| (c.wr_id, c.status)).collect();
+        assert_eq!(sent, [(1, WC_RETRY_EXC_ERR), (2, WC_WR_FLUSH_ERR)]);
+        assert!(start.elapsed() >= Duration::from_micros(50_331), "{:?}", start.elapsed());
+    }
+}
+
+#[test]
+fn time_out_zero_is_none() {
+    let setup = Setup { timeout: 0, retry_cnt: 0, ..Setup::default() };
+    let (mut a, mut b, to_a) = not_ready(Place::Elsewhere, &setup);
+    let source = a.hold(&pattern(1, 64));
+    let target = b.register(Kind::Anonymous, 64, 0);
+    a.write(1, &[source.all()], (target.addr, target.key));
+    std::thread::sleep(A_WHILE);
+    a.has_nothing(Which::Send);
+    becomes_ready(&mut b, to_a, &setup);
+    assert_eq!(a.sent(1), [Completion::ok(1, WC_OP_RDMA_WRITE, 0)]);
+}
+
+#[test]
+fn a_peer_that_never_existed_costs_the_retries() {
+    let setup = Setup { timeout: 10, retry_cnt: 1, ..Setup::default() };
+    let mut a = End::new(Place::Here);
+    let me = a.open(&setup);
+    // Another block of numbers than ours; most are nobody's.
+    let nobody = (1..0xfff).map(|i| (me ^ (i << 12)) & 0xff_f000).find(|qpn| {
+        let name = format!("@millstream/{}/{:03x}", user(), qpn >> 12);
+        !std::fs::read_to_string("/proc/net/unix").expect("this is Linux").contains(&name)
+    });
+    a.connect_to(nobody.expect("4,095 processes are not running here"), &setup);
+    let source = a.hold(&[1; 64]);
+    a.send(1, &[source.all()]);
+    assert_eq!(a.sent(1)[0].status, WC_RETRY_EXC_ERR);
+}
+
+fn user() -> u32 {
+    // SAFETY: a plain system call.
+    unsafe { libc::geteuid() }
+}
+
+#[test]
+fn a_destroyed_peer_is_not_waited_for() {
+    for place in Place::BOTH {
+        // Eight times 8.6 s.
+        let setup = Setup { timeout: 21, ..Setup::default() };
+        let (mut a, mut b) = pair(place, &setup);
+        let source = a.hold(&[1; 64]);
+        // One waits already, one comes later.
+        a.send(1, &[source.all()]);
+        b.destroy();
+        assert_eq!(a.sent(1)[0].status, WC_RETRY_EXC_ERR);
+
+        let (mut a, mut b) = pair(place, &setup);
+        let source = a.hold(&[1; 64]);
+        b.destroy();
+        a.send(1, &[source.all()]);
+        assert_eq!(a.sent(1)[0].status, WC_RETRY_EXC_ERR);
+    }
+}

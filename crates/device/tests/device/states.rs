@@ -1,0 +1,217 @@
+//! The state machine of a queue pair, as `modify` lets it be seen.
+
+use std::time::Duration;
+
+use millstream_device::qp::state::{Attributes, State, attr};
+use millstream_device::types::{WC_OP_RDMA_WRITE, WC_OP_SEND, WR_SEND};
+use millstream_device::{Errno, Qp};
+
+use crate::support::{
+    Command, Completion, End, Kind, Place, Setup, Which, attributes, mask, pair, pattern, request,
+};
+
+/// `IBV_EVENT_SQ_DRAINED`
+const SQ_DRAINED: u32 = 5;
+
+fn open() -> End {
+    let mut end = End::new(Place::Here);
+    end.open(&Setup::default());
+    end
+}
+
+/// To a state by the usual way.
+fn walk(qp: &Qp, to: State) {
+    for state in [State::Init, State::Rtr, State::Rts, State::Sqd] {
+        let dest = qp.qpn();
+        qp.modify(&attributes(&Setup::default(), state, dest), mask(state)).expect("the usual way");
+        if state == to {
+            return;
+        }
+    }
+}
+
+#[test]
+fn each_step_needs_exactly_its_attributes() {
+    for to in [State::Init, State::Rtr, State::Rts] {
+        let end = open();
+        let qp = end.actor().qp();
+        let from = match to {
+            State::Init => State::Reset,
+            State::Rtr => State::Init,
+            _ => State::Rtr,
+        };
+        if from != State::Reset {
+            walk(qp, from);
+        }
+        let all = attributes(&Setup::default(), to, qp.qpn());
+        let needed = mask(to);
+        for bit in (0..21).map(|i| 1 << i).filter(|bit| needed & bit != 0 && *bit != attr::STATE) {
+            assert_eq!(qp.modify(&all, needed & !bit), Err(Errno::INVAL), "{to:?} without {bit:#x}");
+            assert_eq!(qp.state(), from);
+        }
+        for foreign in [attr::QKEY, attr::EN_SQD_ASYNC_NOTIFY, 1 << 19] {
+            assert_eq!(qp.modify(&all, needed | foreign), Err(Errno::INVAL), "{to:?} with {foreign:#x}");
+            assert_eq!(qp.state(), from);
+        }
+        assert_eq!(qp.modify(&all, needed), Ok(()));
+        assert_eq!(qp.state(), to);
+    }
+}
+
+#[test]
+fn only_the_ways_of_the_specification_exist() {
+    use State::{Err, Init, Reset, Rtr, Rts, Sqd};
+    const STATES: [State; 6] = [Reset, Init, Rtr, Rts, Sqd, Err];
+    let ways = [
+        (Reset, Init),
+        (Init, Init),
+        (Init, Rtr),
+        (Rtr, Rts),
+        (Rts, Rts),
+        (Rts, Sqd),
+        (Sqd, Sqd),
+        (Sqd, Rts),
+    ];
+    for from in STATES {
+        for to in STATES {
+            let end = open();
+            let qp = end.actor().qp();
+            match from {
+                Reset => {}
+                Err => {
+                    walk(qp, Init);
+                    qp.modify(&attributes(&Setup::default(), Err, 0), attr::STATE).expect("to ERR");
+                }
+                other => walk(qp, other),
+            }
+            // What the new state needs from its usual predecessor, or nothing.
+            let masks = [mask(to), attr::STATE];
+            let exists = to == Reset || (to == Err && from != Reset) || ways.contains(&(from, to));
+            let went = masks
+                .iter()
+                .any(|mask| qp.modify(&attributes(&Setup::default(), to, qp.qpn()), *mask).is_ok());
+            assert_eq!(went, exists, "{from:?} to {to:?}");
+            assert_eq!(qp.state(), if exists { to } else { from });
+        }
+    }
+}
+
+#[test]
+fn values_out_of_range_are_refused() {
+    type Change = fn(&mut Attributes);
+    let init: [(&str, Change); 2] = [("port", |a| a.port = 2), ("pkey", |a| a.pkey_index = 1)];
+    let rtr: [(&str, Change); 7] = [
+        ("no mtu", |a| a.path_mtu = 0),
+        ("mtu", |a| a.path_mtu = 6),
+        ("qpn", |a| a.dest_qpn = 1 << 24),
+        ("reads", |a| a.max_dest_rd_atomic = 129),
+        ("timer", |a| a.min_rnr_timer = 32),
+        ("no route header", |a| a.path.is_global = false),
+        ("path's port", |a| a.path.port = 2),
+    ];
+    let rts: [(&str, Change); 4] = [
+        ("timeout", |a| a.timeout = 32),
+        ("retries", |a| a.retry_cnt = 8),
+        ("rnr retries", |a| a.rnr_retry = 8),
+        ("reads", |a| a.max_rd_atomic = 129),
+    ];
+    let end = open();
+    let qp = end.actor().qp();
+    for (to, changes) in [(State::Init, &init[..]), (State::Rtr, &rtr[..]), (State::Rts, &rts[..])] {
+        let good = attributes(&Setup::default(), to, qp.qpn());
+        for (what, change) in changes {
+            let mut bad = good.clone();
+            change(&mut bad);
+            assert_eq!(qp.modify(&bad, mask(to)), Err(Errno::INVAL), "{what}");
+        }
+        assert_eq!(qp.modify(&good, mask(to)), Ok(()));
+    }
+}
+
+#[test]
+fn the_state_that_the_caller_believes_in_is_compared() {
+    let end = open();
+    let qp = end.actor().qp();
+    walk(qp, State::Rts);
+    let mut change = attributes(&Setup::default(), State::Rts, 0);
+    change.cur_state = State::Rtr;
+    assert_eq!(qp.modify(&change, attr::STATE | attr::CUR_STATE), Err(Errno::INVAL));
+    change.cur_state = State::Rts;
+    assert_eq!(qp.modify(&change, attr::STATE | attr::CUR_STATE), Ok(()));
+}
+
+#[test]
+fn attributes_read_back_as_they_were_set() {
+    let end = open();
+    let qp = end.actor().qp();
+    walk(qp, State::Rts);
+    let set = attributes(&Setup::default(), State::Rts, qp.qpn());
+    let read = qp.attributes();
+    assert_eq!(Attributes { cur_state: set.cur_state, ..read }, set);
+    qp.modify(&attributes(&Setup::default(), State::Reset, 0), attr::STATE).expect("to RESET");
+    assert_eq!(qp.attributes(), Attributes::default());
+}
+
+#[test]
+fn what_may_be_posted_depends_on_the_state() {
+    let mut end = open();
+    let region = end.register(Kind::Anonymous, 64, 0);
+    let send = Command::Send(request(1, WR_SEND, &[region.all()], (0, 0)));
+    let recv = Command::Recv { wr_id: 2, sges: vec![region.all()] };
+    let setup = Setup::default();
+    for (state, sends, receives) in [
+        (State::Reset, false, false),
+        (State::Init, false, true),
+        (State::Rtr, false, true),
+        (State::Rts, true, true),
+        (State::Sqd, true, true),
+        (State::Err, true, true),
+    ] {
+        let me = end.actor().qp().qpn();
+        match state {
+            State::Reset => {}
+            State::Rtr => end.actor().qp().modify(&attributes(&setup, state, me), mask(state)).expect("RTR"),
+            _ => end.modify(state, &setup),
+        }
+        let expect = |ok: bool| if ok { Ok(()) } else { Err(libc::EINVAL) };
+        assert_eq!(end.attempt(recv.clone()).map(drop), expect(receives), "receive in {state:?}");
+        assert_eq!(end.attempt(send.clone()).map(drop), expect(sends), "send in {state:?}");
+    }
+}
+
+#[test]
+fn a_drained_queue_keeps_its_requests() {
+    for place in Place::BOTH {
+        let setup = Setup::default();
+        let (mut a, mut b) = pair(place, &setup);
+        let source = a.hold(&pattern(1, 100));
+        let target = b.register(Kind::Anonymous, 100, 0);
+        a.modify(State::Sqd, &setup);
+        a.write(1, &[source.all()], (target.addr, target.key));
+        a.has_nothing(Which::Send);
+        assert_ne!(b.load(&target, 0, 100), pattern(1, 100));
+        a.modify(State::Rts, &setup);
+        assert_eq!(a.sent(1), [Completion::ok(1, WC_OP_RDMA_WRITE, 0)]);
+        assert_eq!(b.load(&target, 0, 100), pattern(1, 100));
+        // It still receives.
+        let back = b.hold(&pattern(2, 100));
+        a.modify(State::Sqd, &setup);
+        a.recv(2, &[source.all()]);
+        b.send(3, &[back.all()]);
+        assert_eq!(b.sent(1), [Completion::ok(3, WC_OP_SEND, 0)]);
+        assert_eq!(a.received(1).len(), 1);
+    }
+}
+
+#[test]
+fn access_rights_change_while_the_queue_pair_runs() {
+    for place in Place::BOTH {
+        let shut = Setup { access: 0, ..Setup::default() };
+        let (mut a, mut b) = pair(place, &shut);
+        let source = a.hold(&pattern(1, 100));
+        let target = b.register(Kind::Anonymous, 100, 0);
+        b.modify(State::Rts, &Setup::default());
+        a.write(1, &[source.all()], (target.addr, target.key));
+        assert_eq!(a.sent(1), [Completion::ok(1, WC_OP_RDMA_WRITE, 0)]);
+    }
+}
