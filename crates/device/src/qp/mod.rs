@@ -307,7 +307,7 @@ impl Qp {
             }
         }
         if next == State::Rts && current == State::Sqd {
-            self.retry();
+            self.resume();
         }
         if next == State::Sqd {
             self.pd.context.raise(AsyncEvent::Qp(self.strong(), crate::event::EVENT_SQ_DRAINED));

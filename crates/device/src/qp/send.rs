@@ -317,6 +317,18 @@ impl Qp {
         }
     }
 
+    /// Requests that were held back while the queue was drained go on.
+    pub(super) fn resume(&self) {
+        {
+            let mut send = self.send.lock();
+            send.waits = None;
+            if send.has_parked() {
+                self.look_after(&mut send);
+            }
+        }
+        self.retry();
+    }
+
     /// Tries parked requests again for an application that polls; false when none is left.
     pub(crate) fn retry_for_poller(&self) -> bool {
         self.retry_as(Retrier::Poller).is_some()

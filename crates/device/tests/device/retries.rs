@@ -157,6 +157,29 @@ fn a_peer_that_stays_silent_costs_the_retries() {
 }
 
 #[test]
+fn requests_that_were_held_back_are_looked_after_when_the_queue_runs_again() {
+    for place in Place::BOTH {
+        let setup = Setup::default();
+        let (mut a, mut b, to_a) = not_ready(place, &setup);
+        let source = a.hold(&pattern(1, 64));
+        let target = b.register(Kind::Anonymous, 64, 0);
+        a.modify(State::Sqd, &setup);
+        a.write(1, &[source.all()], (target.addr, target.key));
+        a.modify(State::Rts, &setup);
+        becomes_ready(&mut b, to_a, &setup);
+        wait_for("the WRITE", || b.load(&target, 0, 64) == pattern(1, 64));
+
+        let setup = Setup { rnr_retry: 1, ..setup };
+        let (mut a, _b) = pair(place, &setup);
+        let source = a.hold(&[1; 64]);
+        a.modify(State::Sqd, &setup);
+        a.send(1, &[source.all()]);
+        a.modify(State::Rts, &setup);
+        assert_eq!(a.sent(1)[0].status, WC_RNR_RETRY_EXC_ERR);
+    }
+}
+
+#[test]
 fn time_out_zero_is_none() {
     let setup = Setup { timeout: 0, retry_cnt: 0, ..Setup::default() };
     let (mut a, mut b, to_a) = not_ready(Place::Elsewhere, &setup);
