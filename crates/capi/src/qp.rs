@@ -137,6 +137,7 @@ fn from_verbs(attr: &ibv_qp_attr, mask: u32) -> Result<Attributes, Errno> {
     Ok(Attributes {
         state: state(attr.qp_state, IBV_QP_STATE)?,
         cur_state: state(attr.cur_qp_state, IBV_QP_CUR_STATE)?,
+        en_sqd_async_notify: attr.en_sqd_async_notify != 0,
         path_mtu: u8::try_from(attr.path_mtu).map_err(|_| Errno::INVALID)?,
         path_mig_state: attr.path_mig_state as u8,
         qkey: attr.qkey,

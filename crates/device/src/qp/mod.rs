@@ -21,7 +21,7 @@ use millstream_shm::{Block, SpinLock, barrier};
 use crate::caps::{MAX_INLINE, MAX_QP_WR, MAX_RD_ATOMIC, MAX_SGE};
 use crate::cq::Cq;
 use crate::errno::{Errno, Result};
-use crate::event::{AsyncEvent, EVENT_QP_LAST_WQE_REACHED};
+use crate::event::{AsyncEvent, EVENT_QP_LAST_WQE_REACHED, EVENT_SQ_DRAINED};
 use crate::gid;
 use crate::host::{Host, wait_until};
 use crate::layout::{Cqe, QpEntry, qp_state, recv_slot_len};
@@ -281,6 +281,10 @@ impl Qp {
         *attributes = merged.clone();
         drop(attributes);
         self.apply(current, next, &merged, mask);
+        let notify = mask & attr::EN_SQD_ASYNC_NOTIFY != 0 && new.en_sqd_async_notify;
+        if notify && next == State::Sqd && current != State::Sqd {
+            self.pd.context.raise(AsyncEvent::Qp(self.strong(), EVENT_SQ_DRAINED));
+        }
         Ok(())
     }
 
@@ -308,9 +312,6 @@ impl Qp {
         }
         if next == State::Rts && current == State::Sqd {
             self.resume();
-        }
-        if next == State::Sqd {
-            self.pd.context.raise(AsyncEvent::Qp(self.strong(), crate::event::EVENT_SQ_DRAINED));
         }
     }
 

@@ -115,6 +115,8 @@ pub struct Attributes {
     pub state: State,
     /// The state that the caller believes in.
     pub cur_state: State,
+    /// Whether to report that the send queue has drained, on the way to SQD.
+    pub en_sqd_async_notify: bool,
     /// `IBV_MTU_*`: 1 (256) to 5 (4096).
     pub path_mtu: u8,
     /// Path migration state; kept and reported only.

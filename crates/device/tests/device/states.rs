@@ -204,6 +204,24 @@ fn a_drained_queue_keeps_its_requests() {
 }
 
 #[test]
+fn draining_is_reported_if_that_was_asked_for() {
+    let mut end = open();
+    walk(end.actor().qp(), State::Rts);
+    let drain = attributes(&Setup::default(), State::Sqd, 0);
+    let resume = attributes(&Setup::default(), State::Rts, 0);
+    let qp = end.actor().qp().clone();
+    qp.modify(&drain, attr::STATE).expect("to SQD");
+    assert_eq!(end.async_event(Duration::from_millis(20)), None);
+    qp.modify(&resume, attr::STATE).expect("to RTS");
+    let asks = Attributes { en_sqd_async_notify: true, ..drain };
+    qp.modify(&asks, attr::STATE | attr::EN_SQD_ASYNC_NOTIFY).expect("to SQD");
+    assert_eq!(end.async_event(Duration::from_secs(1)), Some(SQ_DRAINED));
+    // Changes of a drained queue drain nothing.
+    qp.modify(&asks, attr::STATE | attr::PORT).expect("in SQD");
+    assert_eq!(end.async_event(Duration::from_millis(20)), None);
+}
+
+#[test]
 fn access_rights_change_while_the_queue_pair_runs() {
     for place in Place::BOTH {
         let shut = Setup { access: 0, ..Setup::default() };
