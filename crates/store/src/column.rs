@@ -1,5 +1,6 @@
 //! A dataset that grows by rows, with the rows not yet written.
 
+use hdf5_metno::plist::dataset_create::FillTime;
 use hdf5_metno::types::VarLenUnicode;
 use hdf5_metno::{Dataset, Extent, Group, H5Type, Hyperslab, SimpleExtents, SliceOrIndex};
 use ndarray::{ArrayView, IxDyn};
@@ -73,10 +74,13 @@ impl<T: Number> Column<T> {
         let mut chunk = vec![1 << fitting.ilog2()];
         chunk.extend(&dims);
         let extents = std::iter::once(Extent::resizable(0)).chain(dims.iter().map(|&len| len.into()));
-        let mut builder = parent.new_dataset::<T>().chunk(chunk);
-        if let Compression::Gzip(level) = compression {
-            builder = builder.shuffle().deflate(level);
-        }
+        // Rows are written once and never read back before the end, so nothing is filled in first.
+        let builder = parent.new_dataset::<T>().chunk(chunk).fill_time(FillTime::Never);
+        let builder = match compression {
+            // Without a cache, blocks go from the buffer to the file without another copy.
+            Compression::None => builder.chunk_cache(0, 0, 1.0),
+            Compression::Gzip(level) => builder.shuffle().deflate(level),
+        };
         let dataset = builder.shape(SimpleExtents::from_vec(extents.collect())).create(meaning.path)?;
         describe(&dataset, meaning)?;
         Ok(Self { dataset, path: meaning.path.to_owned(), dims, row, written: 0, buffer: Vec::new() })
