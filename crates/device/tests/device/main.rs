@@ -2,6 +2,7 @@
 //! processes, which is this program again in another role.
 
 mod errors;
+mod queues;
 mod retries;
 mod states;
 mod support;

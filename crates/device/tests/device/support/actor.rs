@@ -154,6 +154,10 @@ pub(crate) enum Command {
     },
     /// The queue pair's state.
     State,
+    /// The queue pair's number.
+    Number,
+    /// Lives on with its present queues while others are opened.
+    Keep,
     Destroy,
 }
 
@@ -182,6 +186,7 @@ pub(crate) struct Actor {
     pd: Arc<Pd>,
     foreign_pd: Arc<Pd>,
     queues: Option<Queues>,
+    kept: Vec<Queues>,
     regions: Vec<(Memory, Mr)>,
 }
 
@@ -263,6 +268,13 @@ pub(crate) fn mask(state: State) -> u32 {
         }
 }
 
+/// Takes a queue pair from RESET to RTS.
+pub(crate) fn connect_queue_pair(qp: &Qp, dest: u32, setup: &Setup) {
+    for state in [State::Init, State::Rtr, State::Rts] {
+        qp.modify(&attributes(setup, state, dest), mask(state)).expect("the usual way");
+    }
+}
+
 fn elements(sges: &[(u64, u32, u32)]) -> Vec<Sge> {
     sges.iter().map(|&(addr, length, lkey)| Sge { addr, length, lkey }).collect()
 }
@@ -278,7 +290,7 @@ impl Actor {
     pub(crate) fn new() -> Self {
         let context = Context::open().expect("the device opens");
         let (pd, foreign_pd) = (Pd::new(&context), Pd::new(&context));
-        Self { context, pd, foreign_pd, queues: None, regions: Vec::new() }
+        Self { context, pd, foreign_pd, queues: None, kept: Vec::new(), regions: Vec::new() }
     }
 
     /// The queue pair.
@@ -349,6 +361,8 @@ impl Actor {
                 let event = if came { Some(self.context.next_event()?.kind()) } else { None };
                 return Ok(Reply::Event(event));
             }
+            Command::Number => return Ok(Reply::Number(self.qp().qpn())),
+            Command::Keep => self.kept.extend(self.queues.take()),
             Command::State => return Ok(Reply::Number(self.qp().state() as u32)),
             Command::Destroy => {
                 let queues = self.queues.take().expect("opened first");
@@ -422,7 +436,7 @@ impl Actor {
 
 impl Drop for Actor {
     fn drop(&mut self) {
-        if let Some(queues) = self.queues.take() {
+        for queues in self.kept.drain(..).chain(self.queues.take()) {
             queues.qp.destroy();
             // A failing test may have left events unacknowledged.
             if !std::thread::panicking() {

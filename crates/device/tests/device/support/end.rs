@@ -119,6 +119,19 @@ impl End {
         }
     }
 
+    /// The queue pair's number.
+    pub(crate) fn number(&mut self) -> u32 {
+        match self.run(Command::Number) {
+            Reply::Number(number) => number,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The queues so far live on while others are opened.
+    pub(crate) fn keep(&mut self) {
+        self.run(Command::Keep);
+    }
+
     pub(crate) fn modify(&mut self, state: State, setup: &Setup) {
         self.run(Command::Modify(state as u32, setup.clone()));
     }

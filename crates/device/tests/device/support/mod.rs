@@ -5,7 +5,9 @@ mod end;
 mod memory;
 mod process;
 
-pub(crate) use actor::{Command, Completion, Reply, Request, Setup, Which, attributes, mask, serve};
+pub(crate) use actor::{
+    Command, Completion, Reply, Request, Setup, Which, attributes, connect_queue_pair, mask, serve,
+};
 pub(crate) use end::{End, Place, Region, connect, pair, request};
 pub(crate) use memory::{GUARD, Kind};
 pub(crate) use process::Process;

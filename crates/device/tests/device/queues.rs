@@ -1,0 +1,309 @@
+//! Queues as containers: how much they hold, what they refuse, in which order they give back, and what
+//! is left of it all after RESET.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use millstream_device::qp::state::State;
+use millstream_device::qp::{Capacity, Kind as Transport, Receives};
+use millstream_device::types::{
+    WC_OP_RDMA_WRITE, WC_OP_RECV, WC_OP_SEND, WC_REM_OP_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR,
+};
+use millstream_device::{Channel, Context, Cq, Errno, MAX_CQE, MAX_INLINE, MAX_QP_WR, MAX_SGE, Pd, Qp, Srq};
+
+use crate::support::{Command, Completion, End, Kind, Place, Setup, Which, connect, pair, pattern, wait_for};
+
+/// `IBV_EVENT_CQ_ERR`, `IBV_EVENT_QP_FATAL`
+const CQ_ERR: u32 = 0;
+const QP_FATAL: u32 = 1;
+
+fn statuses(found: &[Completion]) -> Vec<(u64, u32)> {
+    found.iter().map(|c| (c.wr_id, c.status)).collect()
+}
+
+#[test]
+fn sizes_beyond_the_devices_are_refused() {
+    let context = Context::open().expect("the device opens");
+    let pd = Pd::new(&context);
+    for entries in [0, MAX_CQE + 1, u32::MAX] {
+        assert_eq!(Cq::new(&context, entries, None).err(), Some(Errno::INVAL), "{entries} entries");
+    }
+    let cq = Cq::new(&context, 1, None).expect("the smallest");
+    let most = Capacity {
+        max_send_wr: MAX_QP_WR,
+        max_recv_wr: MAX_QP_WR,
+        max_send_sge: MAX_SGE,
+        max_recv_sge: MAX_SGE,
+        max_inline_data: MAX_INLINE,
+    };
+    let make = |capacity| {
+        Qp::new(&pd, &cq, &cq, capacity, true, Transport::Rc, Receives::Own).map(|qp| qp.capacity())
+    };
+    assert_eq!(make(most), Ok(most));
+    for too_much in [
+        Capacity { max_send_wr: MAX_QP_WR + 1, ..most },
+        Capacity { max_recv_wr: MAX_QP_WR + 1, ..most },
+        Capacity { max_send_sge: MAX_SGE + 1, ..most },
+        Capacity { max_recv_sge: MAX_SGE + 1, ..most },
+        Capacity { max_inline_data: MAX_INLINE + 1, ..most },
+    ] {
+        assert_eq!(make(too_much), Err(Errno::INVAL), "{too_much:?}");
+    }
+    let none = make(Capacity::default()).expect("queues without room");
+    assert_eq!((none.max_send_wr, none.max_recv_wr), (0, 0));
+    assert_eq!(Srq::new(&pd, 0, 1).err(), Some(Errno::INVAL));
+    assert_eq!(Srq::new(&pd, MAX_QP_WR + 1, 1).err(), Some(Errno::INVAL));
+    assert_eq!(Srq::new(&pd, 1, MAX_SGE + 1).err(), Some(Errno::INVAL));
+}
+
+#[test]
+fn a_full_queue_refuses_and_takes_again_what_was_polled() {
+    for place in Place::BOTH {
+        // Not a power of two: the device may round up, but not what it promised to count.
+        let (mut a, mut b) = pair(place, &Setup { send_wr: 5, recv_wr: 3, ..Setup::default() });
+        let source = a.hold(&pattern(1, 64));
+        let target = b.register(Kind::Anonymous, 64, 0);
+        let recv = Command::Recv { wr_id: 9, sges: vec![target.all()] };
+        let send = Command::Send(crate::support::request(
+            9,
+            millstream_device::types::WR_RDMA_WRITE,
+            &[source.all()],
+            (target.addr, target.key),
+        ));
+        for _ in 0..5 {
+            a.attempt(send.clone()).expect("room");
+        }
+        assert_eq!(a.attempt(send.clone()).unwrap_err(), libc::ENOMEM);
+        a.sent(2);
+        a.attempt(send.clone()).expect("room");
+        a.attempt(send.clone()).expect("room");
+        assert_eq!(a.attempt(send).unwrap_err(), libc::ENOMEM);
+        a.sent(5);
+
+        for _ in 0..3 {
+            b.attempt(recv.clone()).expect("room");
+        }
+        assert_eq!(b.attempt(recv.clone()).unwrap_err(), libc::ENOMEM);
+        a.send(1, &[source.all()]);
+        // Used up, and a place again only when its completion is polled.
+        assert_eq!(b.attempt(recv.clone()).unwrap_err(), libc::ENOMEM);
+        b.received(1);
+        b.attempt(recv.clone()).expect("room");
+        assert_eq!(b.attempt(recv).unwrap_err(), libc::ENOMEM);
+    }
+}
+
+#[test]
+fn completions_come_once_and_in_order_around_the_rings() {
+    for place in Place::BOTH {
+        let setup = Setup { send_wr: 8, recv_wr: 8, send_cqe: 8, recv_cqe: 8, ..Setup::default() };
+        let (mut a, mut b) = pair(place, &setup);
+        let source = a.register(Kind::Anonymous, 64, 0);
+        let target = b.register(Kind::Anonymous, 64, 0);
+        let mut next = 0;
+        for count in [1, 8, 3, 7, 8, 8, 5, 2, 8, 1, 8].into_iter().cycle().take(40) {
+            let ids: Vec<u64> = (next..next + count).collect();
+            ids.iter().for_each(|id| b.recv(*id, &[target.all()]));
+            for id in &ids {
+                a.post(
+                    crate::support::request(
+                        *id,
+                        millstream_device::types::WR_SEND,
+                        &[source.part(0, 8)],
+                        (0, 0),
+                    )
+                    .with_imm(*id as u32),
+                );
+            }
+            let expected: Vec<_> =
+                ids.iter().map(|id| Completion::ok(*id, WC_OP_RECV, 8).with_imm(*id as u32)).collect();
+            assert_eq!(b.received(count as usize), expected);
+            let expected: Vec<_> = ids.iter().map(|id| Completion::ok(*id, WC_OP_SEND, 0)).collect();
+            assert_eq!(a.sent(count as usize), expected);
+            next += count;
+        }
+        a.has_nothing(Which::Send);
+        b.has_nothing(Which::Recv);
+    }
+}
+
+#[test]
+fn err_flushes_both_queues_in_order() {
+    for place in Place::BOTH {
+        let setup = Setup { signal_all: false, ..Setup::default() };
+        let (mut a, _b) = pair(place, &setup);
+        let source = a.hold(&[1; 64]);
+        // All but the second ask for no completion; they get one all the same.
+        for wr_id in 0..4 {
+            let mut request =
+                crate::support::request(wr_id, millstream_device::types::WR_SEND, &[source.all()], (0, 0));
+            request.flags = if wr_id == 1 { request.flags } else { 0 };
+            a.post(request);
+            a.recv(10 + wr_id, &[source.all()]);
+        }
+        a.modify(State::Err, &setup);
+        let expected: Vec<_> = (0..4).map(|wr_id| (wr_id, WC_WR_FLUSH_ERR)).collect();
+        assert_eq!(statuses(&a.sent(4)), expected);
+        let expected: Vec<_> = (10..14).map(|wr_id| (wr_id, WC_WR_FLUSH_ERR)).collect();
+        assert_eq!(statuses(&a.received(4)), expected);
+        a.send(4, &[source.all()]);
+        a.recv(14, &[source.all()]);
+        assert_eq!(statuses(&a.sent(1)), [(4, WC_WR_FLUSH_ERR)]);
+        assert_eq!(statuses(&a.received(1)), [(14, WC_WR_FLUSH_ERR)]);
+    }
+}
+
+#[test]
+fn reset_forgets_everything_and_the_queue_pair_is_as_new() {
+    for place in Place::BOTH {
+        let setup = Setup { send_wr: 8, recv_wr: 8, ..Setup::default() };
+        let (mut a, mut b) = pair(place, &setup);
+        let source = a.register(Kind::Anonymous, 64, 0);
+        let target = b.register(Kind::Anonymous, 64, 0);
+        let (to_b, to_a) = (b.number(), a.number());
+        for round in 0..5u64 {
+            let id = round * 100;
+            // Completions that nobody polls, requests that wait, receives that nobody uses.
+            for i in 0..3 {
+                b.recv(id + i, &[target.all()]);
+                a.recv(id + 10 + i, &[source.all()]);
+                a.send(id + 20 + i, &[source.all()]);
+            }
+            (3..6).for_each(|i| a.send(id + 20 + i, &[source.all()]));
+            if round % 2 == 1 {
+                a.modify(State::Err, &setup);
+            }
+            a.modify(State::Reset, &setup);
+            b.modify(State::Reset, &setup);
+            for end in [&mut a, &mut b] {
+                end.has_nothing(Which::Send);
+                end.has_nothing(Which::Recv);
+            }
+            a.connect_to(to_b, &setup);
+            b.connect_to(to_a, &setup);
+            // All places are free again.
+            for i in 0..8 {
+                a.store(&source, 0, &pattern(id + i, 64));
+                b.recv(id + 40 + i, &[target.all()]);
+                a.send(id + 50 + i, &[source.all()]);
+                assert_eq!(b.received(1), [Completion::ok(id + 40 + i, WC_OP_RECV, 64)]);
+                assert_eq!(b.load(&target, 0, 64), pattern(id + i, 64));
+            }
+            assert!(a.sent(8).iter().map(|c| c.wr_id).eq(id + 50..id + 58));
+        }
+    }
+}
+
+#[test]
+fn a_reset_queue_pair_can_get_another_peer() {
+    for place in Place::BOTH {
+        let setup = Setup::default();
+        let (mut a, b) = pair(place, &setup);
+        drop(b);
+        let mut c = End::new(place);
+        let (to_c, to_a) = (c.open(&setup), a.number());
+        a.modify(State::Reset, &setup);
+        a.connect_to(to_c, &setup);
+        c.connect_to(to_a, &setup);
+        let (source, target) = (a.hold(&pattern(1, 64)), c.register(Kind::Anonymous, 64, 0));
+        a.write(1, &[source.all()], (target.addr, target.key));
+        assert_eq!(a.sent(1), [Completion::ok(1, WC_OP_RDMA_WRITE, 0)]);
+        assert_eq!(c.load(&target, 0, 64), pattern(1, 64));
+    }
+}
+
+#[test]
+fn destruction_takes_completions_along_but_not_those_of_others() {
+    let context = Context::open().expect("the device opens");
+    let pd = Pd::new(&context);
+    let cq = Cq::new(&context, 64, None).expect("a queue");
+    let make = || {
+        let capacity = Capacity { max_send_wr: 8, max_recv_wr: 8, ..Capacity::default() };
+        Qp::new(&pd, &cq, &cq, capacity, true, Transport::Rc, Receives::Own).expect("a queue pair")
+    };
+    let (first, second) = (make(), make());
+    for qp in [&first, &second] {
+        crate::support::connect_queue_pair(qp, qp.qpn(), &Setup::default());
+    }
+    for i in 0..4 {
+        for (qp, base) in [(&first, 0), (&second, 100)] {
+            qp.post_recv(base + i, &[]).expect("room");
+            let wr = millstream_device::types::SendWr {
+                wr_id: base + 10 + i,
+                opcode: millstream_device::types::WR_SEND,
+                ..Default::default()
+            };
+            qp.post_send(&wr).expect("room");
+        }
+    }
+    assert_eq!(cq.destroy(), Err(Errno::BUSY));
+    first.destroy();
+    let mut out = [millstream_device::types::Wc::default(); 16];
+    let n = cq.poll(&mut out).expect("no overflow");
+    let mut found: Vec<_> = out[..n].iter().map(|wc| (wc.qp_num, wc.wr_id)).collect();
+    found.sort_unstable();
+    let expected: Vec<_> =
+        [100, 101, 102, 103, 110, 111, 112, 113].map(|wr_id| (second.qpn(), wr_id)).to_vec();
+    assert_eq!(found, expected);
+    assert_eq!(cq.destroy(), Err(Errno::BUSY));
+    second.destroy();
+    assert_eq!(cq.destroy(), Ok(()));
+}
+
+#[test]
+fn a_region_is_taken_back_once() {
+    let mut end = End::new(Place::Here);
+    let first = end.register(Kind::Anonymous, 64, 0);
+    end.deregister(&first);
+    end.deregister(&first);
+    // Places of the table must not be given out twice.
+    let keys: HashSet<u32> = (0..4).map(|_| end.register(Kind::Anonymous, 64, 0).key >> 16).collect();
+    assert_eq!(keys.len(), 4);
+}
+
+#[test]
+fn numbers_and_keys_differ_and_cannot_be_guessed() {
+    let mut end = End::new(Place::Elsewhere);
+    let mut numbers = HashSet::new();
+    let mut steps = HashSet::new();
+    let mut last = 0;
+    for _ in 0..64 {
+        let qpn = end.open(&Setup::default());
+        assert!(qpn > 1 && qpn < 0xff_ffff, "{qpn:#x} is special");
+        assert!(numbers.insert(qpn), "{qpn:#x} came twice");
+        steps.insert(qpn.wrapping_sub(last));
+        last = qpn;
+    }
+    assert!(steps.len() > 50, "the numbers follow a pattern: {steps:x?}");
+    let keys: Vec<u32> = (0..64).map(|_| end.register(Kind::Anonymous, 64, 0).key).collect();
+    assert_eq!(keys.iter().collect::<HashSet<_>>().len(), 64);
+    let tags: HashSet<u32> = keys.iter().map(|key| key & 0xffff).collect();
+    assert!(tags.len() > 60 && keys.iter().all(|key| *key != 0), "{keys:x?}");
+    let other = End::new(Place::Elsewhere).open(&Setup::default());
+    assert_ne!(other >> 12, last >> 12, "two processes have different numbers");
+}
+
+#[test]
+fn five_hundred_queue_pairs_between_two_processes() {
+    const COUNT: usize = 512;
+    let setup = Setup { send_wr: 4, recv_wr: 4, send_cqe: 8, recv_cqe: 8, ..Setup::default() };
+    let mut b = End::new(Place::Elsewhere);
+    let target = b.register(Kind::Anonymous, COUNT, 0);
+    let mut ends = Vec::new();
+    for i in 0..COUNT {
+        let mut a = End::new(Place::Here);
+        // Those opened before go on living beside it.
+        b.keep();
+        connect(&mut a, &mut b, &setup);
+        let source = a.hold(&[i as u8 ^ 0x5a]);
+        ends.push((a, source));
+    }
+    for (i, (a, source)) in ends.iter_mut().enumerate() {
+        a.write(i as u64, &[source.all()], (target.addr + i as u64, target.key));
+    }
+    for (i, (a, _)) in ends.iter_mut().enumerate() {
+        assert_eq!(a.sent(1), [Completion::ok(i as u64, WC_OP_RDMA_WRITE, 0)]);
+    }
+    let expected: Vec<u8> = (0..COUNT).map(|i| i as u8 ^ 0x5a).collect();
+    assert_eq!(b.load(&target, 0, COUNT), expected);
+}
