@@ -158,8 +158,14 @@ impl Cq {
     #[inline]
     pub fn poll(&self, out: &mut [Wc]) -> Result<usize> {
         let n = self.take(out);
-        if n != 0 || !self.has_parked.load(Ordering::Relaxed) {
+        if n != 0 {
             return Ok(n);
+        }
+        if self.overrun.load(Ordering::Relaxed) && !out.is_empty() {
+            return Err(Errno(libc::EIO));
+        }
+        if !self.has_parked.load(Ordering::Relaxed) {
+            return Ok(0);
         }
         self.progress();
         Ok(self.take(out))

@@ -18,6 +18,8 @@ use crate::qp::Qp;
 pub(crate) enum Work {
     /// A peer's operation broke the rules of our queue pair `qpn`.
     Fault { qpn: u32, from: u32, event: u32 },
+    /// A completion of our queue pair `qpn` was lost.
+    Fatal { qpn: u32 },
     /// What our queue pair `qpn` waits for may have happened.
     Retry { qpn: u32 },
     /// The shared receive queue of our queue pair `qpn` fell below its limit.
@@ -123,6 +125,11 @@ impl Progress {
                     Work::Fault { qpn, from, event } => {
                         if let Some(qp) = host.qp(qpn) {
                             qp.fault_from_peer(from, event);
+                        }
+                    }
+                    Work::Fatal { qpn } => {
+                        if let Some(qp) = host.qp(qpn) {
+                            qp.fail_fatally();
                         }
                     }
                     Work::LimitReached { qpn } => {

@@ -21,7 +21,7 @@ use millstream_shm::{Block, SpinLock, barrier};
 use crate::caps::{MAX_INLINE, MAX_QP_WR, MAX_RD_ATOMIC, MAX_SGE};
 use crate::cq::Cq;
 use crate::errno::{Errno, Result};
-use crate::event::{AsyncEvent, EVENT_QP_LAST_WQE_REACHED, EVENT_SQ_DRAINED};
+use crate::event::{AsyncEvent, EVENT_QP_FATAL, EVENT_QP_LAST_WQE_REACHED, EVENT_SQ_DRAINED};
 use crate::gid;
 use crate::host::{Host, wait_until};
 use crate::layout::{Cqe, QpEntry, qp_state, recv_slot_len};
@@ -355,6 +355,12 @@ impl Qp {
         }
         self.quiesce();
         self.flush_receives();
+    }
+
+    /// The same for a queue pair one of whose completions was lost.
+    pub(crate) fn fail_fatally(&self) {
+        self.fail();
+        self.pd.context.raise(AsyncEvent::Qp(self.strong(), EVENT_QP_FATAL));
     }
 
     fn flush_receives(&self) {

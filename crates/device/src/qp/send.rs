@@ -13,9 +13,8 @@ use super::transfer::Stop;
 use super::{Kind, Qp};
 use crate::caps::{MAX_MSG, MAX_SGE};
 use crate::errno::{Errno, Result};
-use crate::event::{AsyncEvent, EVENT_QP_FATAL};
 use crate::peer::Peer;
-use crate::progress::retry_delay;
+use crate::progress::{Work, retry_delay};
 use crate::types::{
     Destination, SEND_INLINE, SEND_SIGNALED, SendWr, Sge, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR, WC_RETRY_EXC_ERR,
     WC_RNR_RETRY_EXC_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD,
@@ -299,10 +298,11 @@ impl Qp {
             ..Wc::default()
         };
         // A sender asks for no event with its own completion unless it is armed for all.
-        if self.send_cq.push_own(wc, posted, false).is_err() {
-            // A lost completion is fatal for its queue pair (11.6.3.1).
+        if self.send_cq.push_own(wc, posted, false).is_err() && self.state() != State::Err {
+            // A lost completion is fatal for its queue pair (11.6.3.1). The caller holds the send
+            // queue, so what waits is flushed a little later.
             self.set_state(State::Err);
-            self.pd.context.raise(AsyncEvent::Qp(self.strong(), EVENT_QP_FATAL));
+            self.host.progress.add(Work::Fatal { qpn: self.qpn });
         }
     }
 

@@ -17,7 +17,7 @@ use super::send::SendQueue;
 use super::target::{Left, Readiness, Receive, Target};
 use crate::caps::MAX_SGE;
 use crate::cq::CqFull;
-use crate::event::{EVENT_QP_ACCESS_ERR, EVENT_QP_REQ_ERR};
+use crate::event::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR};
 use crate::greeting::{Message, Op};
 use crate::layout::Cqe;
 use crate::peer::Peer;
@@ -285,7 +285,7 @@ impl Transfer<'_> {
         };
         self.target
             .complete_receive(self.qp.host.pid, receive, cqe, wr.flags & SEND_SOLICITED != 0)
-            .map_err(|CqFull| refused(WC_REM_OP_ERR, vendor::CQ_FULL, EVENT_QP_REQ_ERR))
+            .map_err(|CqFull| refused(WC_REM_OP_ERR, vendor::CQ_FULL, EVENT_QP_FATAL))
     }
 
     /// The receiver's own request was at fault: it completes with an error, and its queue pair fails.

@@ -128,6 +128,50 @@ fn completions_come_once_and_in_order_around_the_rings() {
 }
 
 #[test]
+fn a_full_completion_queue_of_the_sender_is_fatal() {
+    let (mut a, mut b) = pair(Place::Here, &Setup { send_cqe: 4, ..Setup::default() });
+    let source = a.hold(&[1; 64]);
+    let target = b.register(Kind::Anonymous, 64, 0);
+    a.recv(50, &[source.all()]);
+    for wr_id in 0..5 {
+        a.write(wr_id, &[source.all()], (target.addr, target.key));
+    }
+    assert_eq!(a.state(), State::Err);
+    // What is posted now is lost without further notice.
+    a.write(5, &[source.all()], (target.addr, target.key));
+    a.write(6, &[source.all()], (target.addr, target.key));
+    let events: HashSet<_> = (0..2).map(|_| a.async_event(Duration::from_secs(5))).collect();
+    assert_eq!(events, HashSet::from([Some(CQ_ERR), Some(QP_FATAL)]));
+    assert_eq!(a.async_event(Duration::from_millis(50)), None);
+    assert_eq!(statuses(&a.received(1)), [(50, WC_WR_FLUSH_ERR)]);
+    let good: Vec<_> = (0..4).map(|wr_id| (wr_id, WC_SUCCESS)).collect();
+    assert_eq!(statuses(&a.sent(4)), good);
+    let poll = Command::Poll { which: Which::Send, count: 1, within_ms: 0 };
+    assert_eq!(a.attempt(poll).unwrap_err(), libc::EIO, "completions are missing");
+}
+
+#[test]
+fn a_full_completion_queue_of_the_receiver_is_fatal() {
+    for place in Place::BOTH {
+        let (mut a, mut b) = pair(place, &Setup { recv_cqe: 4, ..Setup::default() });
+        let source = a.hold(&[1; 64]);
+        let target = b.register(Kind::Anonymous, 64, 0);
+        (0..8).for_each(|wr_id| b.recv(wr_id, &[target.all()]));
+        (0..6).for_each(|wr_id| a.send(wr_id, &[source.all()]));
+        let mut expected: Vec<_> = (0..4).map(|wr_id| (wr_id, WC_SUCCESS)).collect();
+        expected.extend([(4, WC_REM_OP_ERR), (5, WC_WR_FLUSH_ERR)]);
+        assert_eq!(statuses(&a.sent(6)), expected);
+        let events: HashSet<_> = (0..2).map(|_| b.async_event(Duration::from_secs(5))).collect();
+        assert_eq!(events, HashSet::from([Some(CQ_ERR), Some(QP_FATAL)]));
+        assert_eq!(b.async_event(Duration::from_millis(50)), None);
+        wait_for("failure", || b.state() == State::Err);
+        assert_eq!(statuses(&b.received(4)), expected[..4]);
+        let poll = Command::Poll { which: Which::Recv, count: 1, within_ms: 0 };
+        assert_eq!(b.attempt(poll).unwrap_err(), libc::EIO, "completions are missing");
+    }
+}
+
+#[test]
 fn err_flushes_both_queues_in_order() {
     for place in Place::BOTH {
         let setup = Setup { signal_all: false, ..Setup::default() };
