@@ -3,18 +3,30 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// A semaphore behind a descriptor: every read takes one.
+/// A count behind a descriptor, which is readable while the count is not zero.
 #[derive(Debug)]
 pub struct EventFd(OwnedFd);
 
 impl EventFd {
-    /// Creates a blocking event descriptor with count zero.
+    /// A semaphore with count zero: every take waits for one and takes one.
     ///
     /// # Errors
     /// What `eventfd` reports.
     pub fn new() -> io::Result<Self> {
+        Self::with(libc::EFD_SEMAPHORE)
+    }
+
+    /// A latch: readable from the first signal until [`clear`](EventFd::clear). It never blocks.
+    ///
+    /// # Errors
+    /// What `eventfd` reports.
+    pub fn latch() -> io::Result<Self> {
+        Self::with(libc::EFD_NONBLOCK)
+    }
+
+    fn with(flags: libc::c_int) -> io::Result<Self> {
         // SAFETY: creates a descriptor that nobody else owns.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_SEMAPHORE) };
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | flags) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -36,7 +48,7 @@ impl EventFd {
         unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
     }
 
-    /// Takes one; waits for it unless the descriptor was made non-blocking.
+    /// Takes one, or from a latch all; waits for it unless the descriptor was made non-blocking.
     ///
     /// # Errors
     /// EAGAIN on an empty non-blocking descriptor, EINTR.
@@ -46,10 +58,50 @@ impl EventFd {
         let n = unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), 8) };
         if n == 8 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
+
+    /// Takes back what was signalled to a latch, if anything was.
+    pub fn clear(&self) {
+        // An empty latch is what was asked for.
+        let _ = self.take();
+    }
 }
 
 impl AsFd for EventFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::poll_readable;
+    use std::time::Duration;
+
+    fn is_readable(event: &EventFd) -> bool {
+        poll_readable(&[event.as_fd()], Some(Duration::ZERO)).unwrap()[0]
+    }
+
+    #[test]
+    fn a_semaphore_gives_each_signal_once() {
+        let event = EventFd::new().unwrap();
+        event.signal();
+        event.signal();
+        event.take().unwrap();
+        assert!(is_readable(&event));
+        event.take().unwrap();
+        assert!(!is_readable(&event));
+    }
+
+    #[test]
+    fn a_latch_forgets_all_signals_at_once() {
+        let event = EventFd::latch().unwrap();
+        event.clear();
+        assert_eq!(event.take().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        event.signal();
+        event.signal();
+        assert!(is_readable(&event));
+        event.clear();
+        assert!(!is_readable(&event));
     }
 }

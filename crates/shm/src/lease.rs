@@ -2,6 +2,9 @@
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use crate::poll;
 
 /// A lock word holding its owner's process id, zero when free.
 ///
@@ -78,9 +81,8 @@ pub fn process_is_gone(pid: u32) -> bool {
     }
     // SAFETY: the call above returned a new descriptor.
     let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
-    let mut poll = libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one pollfd on the stack.
-    unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
+    let mut polled = [libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
+    poll(&mut polled, Some(Duration::ZERO)).is_ok_and(|ready| ready == 1)
 }
 
 #[cfg(test)]

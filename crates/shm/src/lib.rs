@@ -1,9 +1,11 @@
 //! Memory and messages shared between the processes of one host.
 //!
-//! This crate holds the operating-system mechanisms under the soft device and knows nothing about
-//! verbs. Most of the project's unsafe code lives here. Read in this order:
+//! This crate holds the operating-system mechanisms that the soft device, cards and applications
+//! share, and knows nothing about verbs. Most of the project's unsafe code lives here. Read in this order:
 //!
 //! - [`Memfd`] and [`Mapping`]: memory without a name that dies with its last user;
+//! - [`futex`]: sleeping on a word that processes share;
+//! - [`EventFd`] and [`poll`]: a count, and anything else with a descriptor, that can be waited for;
 //! - [`Arena`]: one process's shared objects, allocated in one memfd that peers map whole;
 //! - [`socket`]: abstract UNIX sockets that carry descriptors, so nothing is left in a file system;
 //! - [`LeaseLock`]: a lock in shared memory that a survivor can take from a dead holder;
@@ -14,9 +16,11 @@
 mod arena;
 pub mod barrier;
 mod event;
+pub mod futex;
 mod lease;
 pub mod maps;
 mod memfd;
+mod poll;
 pub mod relocate;
 pub mod socket;
 mod spin;
@@ -25,8 +29,11 @@ pub mod vm;
 pub use arena::{Arena, Block};
 pub use event::EventFd;
 pub use lease::{LeaseLock, process_is_gone};
-pub use memfd::{Mapping, Memfd, cannot_shrink, file_len};
+pub use memfd::{Mapping, Memfd, cannot_shrink, file_len, is_sealed};
+pub use poll::{poll, poll_readable};
 pub use spin::{SpinGuard, SpinLock};
+
+use std::time::Duration;
 
 /// Bytes of a page. The device only runs where this is the base page size.
 pub const PAGE: usize = 4096;
@@ -46,4 +53,12 @@ pub fn random_u64() -> u64 {
     // getrandom of at most 256 bytes never fails or returns short once the pool is ready.
     assert_eq!(n, 8, "getrandom: {}", std::io::Error::last_os_error());
     value
+}
+
+/// A waiting time as the kernel takes it; one that does not fit is longer than any process lives.
+fn timespec(time: Duration) -> libc::timespec {
+    libc::timespec {
+        tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: time.subsec_nanos().into(),
+    }
 }

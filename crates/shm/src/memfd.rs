@@ -1,9 +1,19 @@
 //! Anonymous shared memory and its mappings.
 
 use std::ffi::CString;
+use std::hint::black_box;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::PAGE;
+
+/// Nobody can change the size.
+const SIZE: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+
+/// Nor add a seal, such as one that forbids to map the memory for writing.
+const SIZE_AND_SEALS: libc::c_int = SIZE | libc::F_SEAL_SEAL;
 
 /// Memory without a name: it lives as long as a descriptor or a mapping of it does.
 #[derive(Debug)]
@@ -17,7 +27,7 @@ impl Memfd {
     /// descriptor can take pages away from under somebody else's mapping.
     ///
     /// # Errors
-    /// What `memfd_create`, `ftruncate` or `fcntl` report.
+    /// What `memfd_create`, `ftruncate` or `fcntl` report; EFBIG for a size that no file can have.
     pub fn new(name: &str, len: usize) -> io::Result<Self> {
         let name = CString::new(name).map_err(|_| io::ErrorKind::InvalidInput)?;
         // SAFETY: the name is a C string that lives through the call.
@@ -27,17 +37,31 @@ impl Memfd {
         }
         // SAFETY: the call above returned a new descriptor that nobody else owns.
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
-        let size = libc::off_t::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let size = libc::off_t::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
         // SAFETY: plain system calls on a descriptor that we own.
         unsafe {
             if libc::ftruncate(raw, size) != 0 {
                 return Err(io::Error::last_os_error());
             }
-            if libc::fcntl(raw, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW) != 0 {
+            if libc::fcntl(raw, libc::F_ADD_SEALS, SIZE) != 0 {
                 return Err(io::Error::last_os_error());
             }
         }
         Ok(Self { fd, len })
+    }
+
+    /// As [`new`](Memfd::new), for memory that is handed out to be written: no holder of the
+    /// descriptor can add a seal that forbids others to map it writable.
+    ///
+    /// # Errors
+    /// As [`new`](Memfd::new).
+    pub fn sealed(name: &str, len: usize) -> io::Result<Self> {
+        let memory = Self::new(name, len)?;
+        // SAFETY: a plain system call on a descriptor that we own.
+        if unsafe { libc::fcntl(memory.fd.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SEAL) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(memory)
     }
 
     /// Bytes.
@@ -150,12 +174,95 @@ impl Mapping {
         self.writable
     }
 
-    /// Fills the page tables of the first `len` bytes now instead of by faults later.
+    /// Fills the page tables of the first `len` bytes now instead of by faults later, where the
+    /// system can; see [`prefault`](Mapping::prefault) for pages that must be there.
     pub fn populate(&self, len: usize) {
-        let advice = if self.writable { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
-        // SAFETY: the range is inside the mapping; the advice changes no contents. A kernel
-        // without it answers EINVAL and the pages are filled by faults.
-        unsafe { libc::syscall(libc::SYS_madvise, self.base.as_ptr(), len.min(self.len), advice) };
+        // A kernel without the advice answers EINVAL and the pages are filled by faults.
+        let _ = self.advise(0, len.min(self.len), self.populating());
+    }
+
+    /// Gives memory to the pages of `len` bytes from `offset` on (widened to whole pages) and
+    /// enters them in this process's page table, keeping what they hold.
+    ///
+    /// # Errors
+    /// What `madvise` reports, ENOMEM above all.
+    ///
+    /// # Panics
+    /// If the range is not inside the mapping.
+    pub fn prefault(&self, offset: usize, len: usize) -> io::Result<()> {
+        assert!(offset <= self.len && len <= self.len - offset, "range inside the mapping");
+        if len == 0 {
+            return Ok(());
+        }
+        let (first, end) = (offset & !(PAGE - 1), offset + len);
+        match self.advise(first, end - first, self.populating()) {
+            // Linux before 5.14 does not know the advice: touch each page instead.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                (first..end).step_by(PAGE).for_each(|page| self.touch(page));
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// Faults in the page at `page`, keeping what it holds.
+    fn touch(&self, page: usize) {
+        // SAFETY: a page has room for an aligned word, and peers see an atomic access.
+        let word = unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(page).cast()) };
+        // The compiler must not see that neither access has an effect, or it leaves them out.
+        if self.writable {
+            word.fetch_or(black_box(0), Ordering::Relaxed);
+        } else {
+            black_box(word.load(Ordering::Relaxed));
+        }
+    }
+
+    /// Asks for huge pages: a hint that the system may ignore.
+    pub fn advise_huge_pages(&self) {
+        let _ = self.advise(0, self.len, libc::MADV_HUGEPAGE);
+    }
+
+    fn populating(&self) -> libc::c_int {
+        if self.writable { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ }
+    }
+
+    /// Gives one of the pieces of advice that change no contents. The caller keeps the range inside
+    /// the mapping.
+    fn advise(&self, offset: usize, len: usize, advice: libc::c_int) -> io::Result<()> {
+        // SAFETY: the range is inside the mapping, whose contents stay as they are.
+        let done = unsafe { libc::syscall(libc::SYS_madvise, self.base.as_ptr().add(offset), len, advice) };
+        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// The 32-bit word at `offset`, for words that all sides access as atomics.
+    ///
+    /// # Panics
+    /// If the word is misaligned, outside the mapping or not writable: the program, not a peer,
+    /// chooses the offset.
+    #[inline]
+    #[must_use]
+    pub fn word32(&self, offset: usize) -> &AtomicU32 {
+        // SAFETY: aligned and inside the mapping, which lives as long as `self`.
+        unsafe { AtomicU32::from_ptr(self.place_of(offset, size_of::<u32>()).cast()) }
+    }
+
+    /// The 64-bit word at `offset`, for words that all sides access as atomics.
+    ///
+    /// # Panics
+    /// As [`word32`](Mapping::word32).
+    #[inline]
+    #[must_use]
+    pub fn word64(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: as for `word32`.
+        unsafe { AtomicU64::from_ptr(self.place_of(offset, size_of::<u64>()).cast()) }
+    }
+
+    /// Address of an aligned word of `size` bytes in a writable mapping.
+    #[inline]
+    fn place_of(&self, offset: usize, size: usize) -> *mut u8 {
+        let inside = offset.is_multiple_of(size) && size <= self.len && offset <= self.len - size;
+        assert!(inside && self.writable, "an aligned word of {size} bytes at {offset:#x}");
+        self.base.as_ptr().wrapping_add(offset)
     }
 }
 
@@ -169,11 +276,20 @@ impl Drop for Mapping {
 /// Whether nobody can shrink the file behind `fd`, so that touching a mapping of it cannot fault.
 #[must_use]
 pub fn cannot_shrink(fd: BorrowedFd<'_>) -> bool {
-    // SAFETY: plain system calls on a borrowed descriptor.
-    unsafe {
-        let seals = libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS);
-        seals >= 0 && seals & libc::F_SEAL_SHRINK != 0
-    }
+    has_seals(fd, libc::F_SEAL_SHRINK)
+}
+
+/// Whether the file behind `fd` is sealed as by [`Memfd::sealed`]: nobody can change its size, or
+/// add a seal.
+#[must_use]
+pub fn is_sealed(fd: BorrowedFd<'_>) -> bool {
+    has_seals(fd, SIZE_AND_SEALS)
+}
+
+fn has_seals(fd: BorrowedFd<'_>, wanted: libc::c_int) -> bool {
+    // SAFETY: a plain system call on a borrowed descriptor.
+    let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
+    seals >= 0 && seals & wanted == wanted
 }
 
 impl Memfd {
@@ -222,29 +338,94 @@ pub(crate) fn stat(fd: BorrowedFd<'_>) -> io::Result<libc::stat> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
 
     #[test]
-    fn two_mappings_see_each_other() {
-        let memory = Memfd::new("test", 8192).unwrap();
+    fn two_mappings_and_the_descriptor_show_the_same_bytes() {
+        let memory = Memfd::new("test", 10_000).unwrap();
         let (a, b) = (memory.map().unwrap(), memory.map().unwrap());
-        // SAFETY: both mappings are 8192 bytes long.
-        unsafe {
-            a.base().add(5000).write_volatile(7);
-            assert_eq!(b.base().add(5000).read_volatile(), 7);
+        a.word64(4096).store(0x1122_3344_5566_7788, Ordering::Relaxed);
+        assert_eq!(b.word32(4096).load(Ordering::Relaxed), 0x5566_7788);
+        assert_eq!(b.word32(4100).load(Ordering::Relaxed), 0x1122_3344);
+        // SAFETY: the last byte of the mapping.
+        unsafe { a.base().add(9_999).write(0x5a) };
+        let file = File::from(memory.into_fd());
+        let mut end = [0xff; 3];
+        assert_eq!(file.read_at(&mut end, 9_998).unwrap(), 2);
+        assert_eq!(end, [0, 0x5a, 0xff]);
+    }
+
+    #[test]
+    fn words_outside_misaligned_or_read_only_are_refused() {
+        let memory = Memfd::new("test", PAGE).unwrap();
+        let mapping = memory.map().unwrap();
+        let read_only = Mapping::new(memory.as_fd(), 0, PAGE, false).unwrap();
+        for offset in [0, 4, PAGE - 4] {
+            assert_eq!(mapping.word32(offset).load(Ordering::Relaxed), 0);
+        }
+        for offset in [0, 8, PAGE - 8] {
+            assert_eq!(mapping.word64(offset).load(Ordering::Relaxed), 0);
+        }
+        let refused = |access: &dyn Fn()| catch_unwind(AssertUnwindSafe(access)).is_err();
+        for offset in [2, PAGE - 2, PAGE, usize::MAX - 3] {
+            assert!(refused(&|| _ = mapping.word32(offset)), "{offset}");
+        }
+        for offset in [4, PAGE - 4, PAGE, usize::MAX - 7] {
+            assert!(refused(&|| _ = mapping.word64(offset)), "{offset}");
+        }
+        assert!(refused(&|| _ = read_only.word32(0)));
+    }
+
+    #[test]
+    fn prefault_gives_memory_to_exactly_the_pages_asked_for() {
+        let memory = Memfd::new("test", 16 * PAGE + 1).unwrap();
+        let mapping = memory.map().unwrap();
+        let pages = || stat(memory.as_fd()).unwrap().st_blocks as usize * 512 / PAGE;
+        mapping.word32(PAGE).store(7, Ordering::Relaxed);
+        mapping.prefault(PAGE, 0).unwrap();
+        assert_eq!(pages(), 1);
+        mapping.prefault(PAGE + 100, PAGE).unwrap();
+        assert_eq!(pages(), 2);
+        mapping.touch(3 * PAGE);
+        assert_eq!(pages(), 3, "the way of older kernels");
+        mapping.prefault(0, mapping.len()).unwrap();
+        assert!(memory.is_filled());
+        assert_eq!(mapping.word32(PAGE).load(Ordering::Relaxed), 7, "contents stay");
+    }
+
+    #[test]
+    fn what_is_sealed_is_final() {
+        let open = Memfd::new("test", 8192).unwrap();
+        let sealed = Memfd::sealed("test", 8192).unwrap();
+        assert!(cannot_shrink(open.as_fd()) && cannot_shrink(sealed.as_fd()));
+        assert!(!is_sealed(open.as_fd()) && is_sealed(sealed.as_fd()));
+        for (memory, seal_added) in [(open, 0), (sealed, -1)] {
+            let file = File::from(memory.into_fd());
+            for size in [0, 1 << 20] {
+                let refused = file.set_len(size).unwrap_err();
+                assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+            }
+            // SAFETY: a plain system call.
+            let added =
+                unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_FUTURE_WRITE) };
+            assert_eq!(added, seal_added);
         }
     }
 
     #[test]
-    fn size_is_sealed() {
-        let memory = Memfd::new("test", 8192).unwrap();
-        assert!(cannot_shrink(memory.as_fd()));
-        // SAFETY: a system call that must fail.
-        assert_eq!(unsafe { libc::ftruncate(memory.as_fd().as_raw_fd(), 0) }, -1);
+    fn a_size_that_no_file_or_no_mapping_can_have_is_an_error() {
+        let too_large = Memfd::new("test", usize::MAX).unwrap_err();
+        assert_eq!(too_large.raw_os_error(), Some(libc::EFBIG));
+        let empty = Memfd::new("test", 0).unwrap().map().unwrap_err();
+        assert_eq!(empty.raw_os_error(), Some(libc::EINVAL));
     }
 
     #[test]
     fn an_unsealed_file_is_refused() {
-        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        let file = File::open("/proc/self/exe").unwrap();
+        assert!(!is_sealed(file.as_fd()));
         assert!(Memfd::from_peer(file.into()).is_err());
     }
 }

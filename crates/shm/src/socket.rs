@@ -2,12 +2,15 @@
 //!
 //! Addresses are abstract (they start with a zero byte): they exist as long as a process holds
 //! them, belong to one network namespace as a host does, and leave no file behind. They have no
-//! permissions, so every connection checks the user of the other end.
+//! permissions, so the user of the other end must be checked: [`Connection::open`] and
+//! [`Listener::accept`] do it, after their counterparts for `anyone` the caller does.
 
 use std::io;
 use std::mem::{offset_of, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
+
+use crate::poll;
 
 /// Descriptors in one message, at most.
 pub const MAX_FDS: usize = 4;
@@ -19,6 +22,13 @@ pub struct Credentials {
     pub pid: u32,
     /// Effective user.
     pub uid: u32,
+}
+
+/// The user that this process acts as.
+#[must_use]
+pub fn own_uid() -> u32 {
+    // SAFETY: a plain system call that cannot fail.
+    unsafe { libc::geteuid() }
 }
 
 fn address(name: &str) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
@@ -68,11 +78,19 @@ impl Listener {
         Ok(Self(socket))
     }
 
-    /// Waits for the next connection.
+    /// Waits for the next connection, unless the listener was made non-blocking.
+    ///
+    /// # Errors
+    /// What `accept4` reports; PermissionDenied if it is another user's process.
+    pub fn accept(&self) -> io::Result<Connection> {
+        self.accept_anyone()?.own_user_only()
+    }
+
+    /// As [`accept`](Listener::accept), for a caller who has something to tell another user.
     ///
     /// # Errors
     /// What `accept4` reports.
-    pub fn accept(&self) -> io::Result<Connection> {
+    pub fn accept_anyone(&self) -> io::Result<Connection> {
         // SAFETY: no address is asked for.
         let fd = unsafe {
             libc::accept4(self.0.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), libc::SOCK_CLOEXEC)
@@ -82,6 +100,14 @@ impl Listener {
         }
         // SAFETY: a new descriptor.
         Connection::over(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    /// Makes later accepts answer EAGAIN instead of waiting. Connections are not affected.
+    ///
+    /// # Errors
+    /// What `fcntl` reports.
+    pub fn set_nonblocking(&self) -> io::Result<()> {
+        set_nonblocking(&self.0)
     }
 }
 
@@ -99,11 +125,19 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects to the process that holds `name`.
+    /// Connects to the process that holds `name`. The timeout also bounds later sends and receives.
     ///
     /// # Errors
     /// ECONNREFUSED if nobody does; PermissionDenied if it is another user's process.
     pub fn open(name: &str, timeout: Duration) -> io::Result<Self> {
+        Self::open_anyone(name, timeout)?.own_user_only()
+    }
+
+    /// As [`open`](Connection::open), for a caller who looks at [`peer`](Connection::peer) itself.
+    ///
+    /// # Errors
+    /// ECONNREFUSED if nobody holds the name.
+    pub fn open_anyone(name: &str, timeout: Duration) -> io::Result<Self> {
         let socket = new_socket()?;
         let (address, len) = address(name)?;
         set_timeouts(&socket, timeout)?;
@@ -116,14 +150,17 @@ impl Connection {
 
     fn over(socket: OwnedFd) -> io::Result<Self> {
         let peer = credentials(socket.as_fd())?;
-        // SAFETY: a plain system call.
-        if peer.uid != unsafe { libc::geteuid() } {
-            return Err(io::Error::new(
-                io::ErrorKind::PermissionDenied,
-                format!("the process at the other end belongs to user {}", peer.uid),
-            ));
-        }
         Ok(Self { socket, peer })
+    }
+
+    fn own_user_only(self) -> io::Result<Self> {
+        if self.peer.uid == own_uid() {
+            return Ok(self);
+        }
+        Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!("the process at the other end belongs to user {}", self.peer.uid),
+        ))
     }
 
     /// The process at the other end.
@@ -138,6 +175,22 @@ impl Connection {
     /// What `setsockopt` reports.
     pub fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
         set_timeouts(&self.socket, timeout)
+    }
+
+    /// Makes later sends and receives answer EAGAIN instead of waiting.
+    ///
+    /// # Errors
+    /// What `fcntl` reports.
+    pub fn set_nonblocking(&self) -> io::Result<()> {
+        set_nonblocking(&self.socket)
+    }
+
+    /// Whether the other end was closed, or its last holder died. Messages that it sent before may
+    /// still be there.
+    #[must_use]
+    pub fn is_hung_up(&self) -> bool {
+        let mut polled = [libc::pollfd { fd: self.socket.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 }];
+        poll(&mut polled, Some(Duration::ZERO)).is_ok_and(|ready| ready == 1)
     }
 
     /// Sends one message with descriptors.
@@ -224,6 +277,15 @@ impl AsFd for Connection {
 #[repr(C, align(8))]
 struct Control([u8; 64]);
 
+fn set_nonblocking(socket: &OwnedFd) -> io::Result<()> {
+    // SAFETY: plain system calls on a descriptor that we own.
+    let set = unsafe {
+        let flags = libc::fcntl(socket.as_raw_fd(), libc::F_GETFL);
+        flags >= 0 && libc::fcntl(socket.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) == 0
+    };
+    if set { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 fn set_timeouts(socket: &OwnedFd, timeout: Duration) -> io::Result<()> {
     let time =
         libc::timeval { tv_sec: timeout.as_secs() as i64, tv_usec: i64::from(timeout.subsec_micros()) };
@@ -283,12 +345,44 @@ mod tests {
         let (n, fds) = server.receive(&mut buffer).unwrap();
         assert_eq!((&buffer[..n], fds.len()), (&b"hello"[..], 1));
         assert_eq!(Memfd::from_peer(fds.into_iter().next().unwrap()).unwrap().len(), 4096);
+        assert!(!server.is_hung_up());
         drop(client);
+        assert!(server.is_hung_up());
         assert_eq!(server.receive(&mut buffer).unwrap().0, 0);
+        assert!(server.send(b"lost", &[]).is_err());
     }
 
     #[test]
     fn nobody_there() {
-        assert!(Connection::open("millstream-test-nobody", Duration::from_secs(1)).is_err());
+        let refused = Connection::open("millstream-test-nobody", Duration::from_secs(1)).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[test]
+    fn nothing_there_yet() {
+        let name = format!("millstream-test-{}", crate::random_u64());
+        let listener = Listener::bind(&name).unwrap();
+        listener.set_nonblocking().unwrap();
+        assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let client = Connection::open(&name, Duration::from_millis(20)).unwrap();
+        assert_eq!(client.receive(&mut [0; 4]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let server = listener.accept().unwrap();
+        server.set_nonblocking().unwrap();
+        assert_eq!(server.receive(&mut [0; 4]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        client.send(b"too long", &[]).unwrap();
+        assert_eq!(server.receive(&mut [0; 4]).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn another_user_is_refused() {
+        let name = format!("millstream-test-{}", crate::random_u64());
+        let listener = Listener::bind(&name).unwrap();
+        let mut connection = Connection::open(&name, Duration::from_secs(1)).unwrap();
+        assert_eq!(listener.accept_anyone().unwrap().peer().uid, own_uid());
+        // Only root could become somebody else.
+        connection.peer.uid = own_uid() + 1;
+        let refused = connection.own_user_only().unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+        assert!(refused.to_string().ends_with(&format!("user {}", own_uid() + 1)));
     }
 }
