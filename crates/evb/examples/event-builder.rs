@@ -32,7 +32,7 @@ fn main() -> ExitCode {
 }
 
 /// Launches a run and prints its account.
-fn run(config: &Path) -> Result<bool, Box<dyn Error>> {
+pub(crate) fn run(config: &Path) -> Result<bool, Box<dyn Error>> {
     let setup = Config::load(config)?.check()?;
     let launcher = Launcher { program: std::env::current_exe()?, arguments: vec!["child".into()] };
     let outcome = launcher.run(&setup, &mut |happening| {
@@ -57,7 +57,7 @@ fn run(config: &Path) -> Result<bool, Box<dyn Error>> {
 }
 
 /// Is one process of a run.
-fn child(words: &[String]) -> Result<bool, Box<dyn Error>> {
+pub(crate) fn child(words: &[String]) -> Result<bool, Box<dyn Error>> {
     Ok(Child::from_arguments(words)?.run(&list)?)
 }
 

@@ -66,7 +66,7 @@ pub struct RunOutcome {
     pub builders: Vec<Option<BuilderStatistics>>,
     /// What the builder units' sinks have to tell people.
     pub sinks: Vec<(BuIndex, String)>,
-    /// How each process ended that did not end well, with what it wrote to standard error last.
+    /// The processes that did not end well, those that ended first in front: they are most likely the cause.
     pub troubles: Vec<Trouble>,
 }
 
@@ -106,9 +106,8 @@ struct Running {
     /// Held open as long as the child may live.
     lifeline: Option<ChildStdin>,
     errors: Receiver<String>,
-    ended: bool,
-    /// By the launcher, because another process did not come up.
-    abandoned: bool,
+    /// When it did, as a number in the order of ends.
+    ended: Option<usize>,
 }
 
 /// The state of a launched run.
@@ -210,7 +209,7 @@ impl Run<'_> {
             });
         }
         let lifeline = process.stdin.take();
-        self.running.insert(part, Running { process, lifeline, errors, ended: false, abandoned: false });
+        self.running.insert(part, Running { process, lifeline, errors, ended: None });
         Ok(())
     }
 
@@ -223,19 +222,15 @@ impl Run<'_> {
             match self.heard.recv_timeout(wait) {
                 Ok(Heard::Told(part, told)) => self.take(&part, *told)?,
                 Ok(Heard::Ended(part)) => {
-                    let is_manager = part == Part::Unit(Unit::Manager);
+                    let order = self.running.values().filter_map(|running| running.ended).count();
                     if let Some(running) = self.running.get_mut(&part) {
-                        running.ended = true;
+                        running.ended = Some(order);
                     }
-                    // Before the start nobody else notices a unit that does not come up.
-                    let gone_early = !self.started && matches!(part, Part::Unit(_));
-                    if is_manager || gone_early {
+                    // Before the start a process that does not come up ends the run.
+                    if part == Part::Unit(Unit::Manager) || !self.started {
                         let grace =
                             if self.outcome.account.is_some() { self.closing() } else { self.grace() };
                         patience.get_or_insert(Instant::now() + grace);
-                    }
-                    if gone_early {
-                        return Ok(());
                     }
                 }
                 Err(RecvTimeoutError::Timeout) if patience.is_some() => return Ok(()),
@@ -247,7 +242,7 @@ impl Run<'_> {
     }
 
     fn units_running(&self) -> bool {
-        self.running.iter().any(|(part, running)| matches!(part, Part::Unit(_)) && !running.ended)
+        self.running.iter().any(|(part, running)| matches!(part, Part::Unit(_)) && running.ended.is_none())
     }
 
     /// What units need to stop by themselves when the manager is gone.
@@ -316,19 +311,19 @@ impl Run<'_> {
     /// Ends what still runs, and closes the account if the manager has not.
     fn end(&mut self) {
         let mut parts: Vec<_> = self.running.drain().collect();
-        parts.sort_by(|(a, _), (b, _)| a.cmp(b));
+        // Who ended first is most likely the cause of the others' troubles.
+        parts.sort_by_key(|(part, running)| (running.ended.unwrap_or(usize::MAX), part.clone()));
         for (part, running) in &mut parts {
             // Cards end by the end of their standard input; units had their time.
             running.lifeline = None;
-            if matches!(part, Part::Unit(_)) && !running.ended {
-                running.abandoned = !self.started;
+            if matches!(part, Part::Unit(_)) && running.ended.is_none() {
                 let _ = running.process.kill();
             }
         }
         for (part, mut running) in parts {
             let Ok(status) = wait_or_kill(&mut running.process) else { continue };
             let said: Vec<String> = running.errors.iter().collect();
-            if !status.success() && !running.abandoned {
+            if !status.success() {
                 let tail = said.len().saturating_sub(10);
                 self.outcome.troubles.push(Trouble { part, status, said: said[tail..].join("\n") });
             }

@@ -5,7 +5,8 @@ use super::builder::BuilderStatistics;
 use super::clock::Clock;
 use super::control::{Control, Received};
 use super::error::Doing;
-use super::wire_up::{self, Channel, FromManager, Look, PATIENCE, ToManager};
+use super::gathering::Gathering;
+use super::wire_up::{Channel, FromManager, Look, ToManager};
 use crate::config::Setup;
 use crate::core::account::Totals;
 use crate::core::manager::{Manager, To, Transmit};
@@ -14,7 +15,7 @@ use millstream_rdma::connect::{Listener, listen};
 use millstream_rdma::message::{MessengerOptions, PreparedMessenger};
 use millstream_rdma::queue::Qpn;
 use millstream_rdma::wait::{WaitOptions, Waiter};
-use millstream_rdma::{Completion, CompletionQueue, Deadline, Wait};
+use millstream_rdma::{Completion, CompletionQueue, Wait};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
@@ -111,124 +112,6 @@ struct Process {
     completions: [Completion; POLL],
 }
 
-/// The units that have joined, by position: readout units, then builder units.
-struct Gathering<'a> {
-    setup: &'a Setup,
-    waiter: Waiter,
-    joined: Vec<Option<(Channel, Option<String>)>>,
-    deadline: Deadline,
-}
-
-impl Gathering<'_> {
-    fn unit(&self, position: usize) -> Unit {
-        let readouts = self.setup.plan.readouts();
-        match position.checked_sub(readouts) {
-            None => Unit::Readout(RuIndex(position as u16)),
-            Some(builder) => Unit::Builder(BuIndex(builder as u16)),
-        }
-    }
-
-    fn position(&self, unit: Unit) -> Option<usize> {
-        let readouts = self.setup.plan.readouts();
-        let position = match unit {
-            Unit::Manager => None,
-            Unit::Readout(ru) => (ru.index() < readouts).then_some(ru.index()),
-            Unit::Builder(bu) => Some(readouts + bu.index()),
-        };
-        position.filter(|&position| position < self.joined.len())
-    }
-
-    fn missing(&self) -> Option<Unit> {
-        let position = self.joined.iter().position(Option::is_none)?;
-        Some(self.unit(position))
-    }
-
-    /// Waits until all units have joined.
-    fn admit_all(&mut self, listener: &Listener, stop: BorrowedFd<'_>) -> Result<(), ProcessError> {
-        while let Some(missing) = self.missing() {
-            let mut others = vec![Wait::readable(&stop), Wait::readable(listener)];
-            let there = self.joined.iter().flatten();
-            others.extend(there.map(|(channel, _)| Wait::readable(channel)));
-            self.waiter.wait::<ProcessError>(&[], &mut others, self.deadline, || Ok(false))?;
-            if others[0].is_ready() {
-                return Err(ProcessError::Stopped(crate::core::StopCause::Requested));
-            }
-            let (comes, speaks) = (others[1].is_ready(), others[2..].iter().any(Wait::is_ready));
-            if speaks {
-                self.hear(|_, _| false)?;
-            }
-            if comes {
-                self.admit(listener)?;
-            } else if self.deadline.passed() {
-                let what = format!("has not joined within {PATIENCE:?}");
-                return Err(ProcessError::WireUp { unit: missing, what });
-            }
-        }
-        Ok(())
-    }
-
-    fn admit(&mut self, listener: &Listener) -> Result<(), ProcessError> {
-        let (stream, address) = listener.accept(self.deadline)?;
-        let mut channel = Channel::new(stream);
-        let stranger = |what: String| ProcessError::Stranger { peer: address.to_string(), what };
-        let soon = Deadline::after(Duration::from_secs(5)).earlier(self.deadline);
-        let first = channel.receive(soon).map_err(|error| stranger(error.to_string()))?;
-        let ToManager::Join { version, unit, data } = first else {
-            return Err(stranger("did not say who it is".to_owned()));
-        };
-        if !wire_up::is_our_version(&version) {
-            return Err(stranger(format!("{unit} is of version {version:?}")));
-        }
-        let position = self.position(unit).ok_or_else(|| stranger(format!("the run has no {unit}")))?;
-        let place = &mut self.joined[position];
-        if place.is_some() {
-            return Err(stranger(format!("{unit} has joined already")));
-        }
-        *place = Some((channel, data));
-        Ok(())
-    }
-
-    /// Takes what units say; one that is gone, cannot start, or says what `take` refuses ends the run.
-    fn hear(&mut self, mut take: impl FnMut(usize, &ToManager) -> bool) -> Result<(), ProcessError> {
-        for position in 0..self.joined.len() {
-            let unit = self.unit(position);
-            let Some((channel, _)) = &mut self.joined[position] else { continue };
-            match channel.look() {
-                Look::Nothing => {}
-                Look::Closed => {
-                    return Err(ProcessError::WireUp { unit, what: "is gone before the start".to_owned() });
-                }
-                Look::Frame(ToManager::Failed(why)) => return Err(ProcessError::UnitFailed { unit, why }),
-                Look::Frame(said) if take(position, &said) => {}
-                Look::Frame(_) => return Err(wire_up::out_of_turn(unit)),
-            }
-        }
-        Ok(())
-    }
-
-    /// Waits until all units are ready.
-    fn await_ready(&mut self, stop: BorrowedFd<'_>) -> Result<(), ProcessError> {
-        let mut ready = vec![false; self.joined.len()];
-        while let Some(position) = ready.iter().position(|ready| !ready) {
-            let mut others = vec![Wait::readable(&stop)];
-            others.extend(self.joined.iter().flatten().map(|(channel, _)| Wait::readable(channel)));
-            self.waiter.wait::<ProcessError>(&[], &mut others, self.deadline, || Ok(false))?;
-            if others[0].is_ready() {
-                return Err(ProcessError::Stopped(crate::core::StopCause::Requested));
-            }
-            self.hear(|position, said| {
-                ready[position] = matches!(said, ToManager::Ready);
-                ready[position]
-            })?;
-            if self.deadline.passed() {
-                let what = format!("is not ready within {PATIENCE:?}");
-                return Err(ProcessError::WireUp { unit: self.unit(position), what });
-            }
-        }
-        Ok(())
-    }
-}
-
 impl Process {
     /// Everything up to the start of the run.
     fn start(
@@ -240,12 +123,7 @@ impl Process {
         let readouts = setup.plan.readouts();
         let units = readouts + setup.plan.builders();
         let waiter = Waiter::new(&device, WaitOptions { spin: setup.spin, ..WaitOptions::default() })?;
-        let mut gathering = Gathering {
-            setup,
-            waiter,
-            joined: (0..units).map(|_| None).collect(),
-            deadline: Deadline::after(PATIENCE),
-        };
+        let mut gathering = Gathering::new(setup, waiter);
         gathering.admit_all(listener, stop)?;
         let builders: Vec<String> =
             gathering.joined[readouts..].iter().flatten().filter_map(|(_, data)| data.clone()).collect();
@@ -253,16 +131,18 @@ impl Process {
         for (channel, _) in gathering.joined.iter_mut().flatten() {
             channel.send(&welcome).doing("welcome a unit")?;
         }
+        gathering.await_all(stop, "prepared", |said| matches!(said, ToManager::Prepared))?;
         let options = MessengerOptions::default();
         let depth = options.completions().saturating_mul(units as u32);
         let control = gathering.waiter.completion_queue(depth.min(device.limits().completions))?;
         let mut controls = Vec::with_capacity(units);
         for (channel, _) in gathering.joined.iter_mut().flatten() {
             let prepared = PreparedMessenger::new(&device, &control, &options)?;
-            let (messenger, _) = prepared.connect(channel.stream(), &[], gathering.deadline)?;
+            let (messenger, _) =
+                prepared.connect(channel.stream().doing("use a stream")?, &[], gathering.deadline)?;
             controls.push(Control::new(messenger));
         }
-        gathering.await_ready(stop)?;
+        gathering.await_all(stop, "ready", |said| matches!(said, ToManager::Ready))?;
         let mut channels = Vec::with_capacity(units);
         let units: Vec<_> = (0..units).map(|position| gathering.unit(position)).collect();
         for (mut channel, _) in gathering.joined.into_iter().flatten() {

@@ -22,6 +22,7 @@ pub mod child;
 mod clock;
 mod control;
 mod error;
+mod gathering;
 pub mod launcher;
 pub mod manager;
 pub mod readout;

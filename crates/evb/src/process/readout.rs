@@ -23,7 +23,7 @@ use millstream_rdma::message::{MessengerOptions, PreparedMessenger};
 use millstream_rdma::queue::{SendList, Signal};
 use millstream_rdma::wait::{WaitOptions, Waiter};
 use millstream_rdma::{
-    Access, Completion, CompletionQueue, Prepared, QueuePair, Region, RemoteMemory, Sge, Wait, WrId,
+    Access, Completion, CompletionQueue, Device, Prepared, QueuePair, Region, RemoteMemory, Sge, Wait, WrId,
 };
 
 /// Completions taken at a time.
@@ -37,13 +37,37 @@ const MAX_ELEMENTS: u32 = 16;
 /// The unit could not start, or its RDMA device failed. Everything else ends with a report.
 pub fn run(manager: &str, ru: RuIndex) -> Result<ReadoutReport, ProcessError> {
     let mut joined = wire_up::join(manager, Unit::Readout(ru), None)?;
-    match Process::start(&mut joined, ru) {
-        Ok((process, queues)) => process.work(queues, joined.channel),
-        Err(error) => {
-            // If the manager does not get it, it sees the end of the stream.
-            let _ = joined.channel.send(&ToManager::Failed(error.to_string()));
-            Err(error)
-        }
+    let local = Local::open(&joined.setup, ru);
+    let local = wire_up::tell_prepared(&mut joined.channel, local)?;
+    let (process, queues) = Process::connect(local, &mut joined, ru)?;
+    process.work(queues, joined.channel)
+}
+
+/// What the unit needs on its host.
+struct Local {
+    device: Device,
+    sources: Vec<Source>,
+    input: Region,
+    headers: Region,
+    headers_per_batch: u64,
+}
+
+impl Local {
+    /// Maps and registers the input, and makes the pool of headers.
+    fn open(setup: &Setup, ru: RuIndex) -> Result<Local, ProcessError> {
+        let device = super::open_device(setup)?;
+        let stream = open_input(setup, ru)?;
+        let sources = sources(setup, ru, stream)?;
+        let input = Region::source(&device, stream.mapping(), false)?;
+        touch(stream.mapping());
+        let batch = u32::from(setup.plan.batch.get());
+        let headers_per_batch =
+            sources.last().map_or(0, |last| last.header_offset + last.batcher.max_header_len(batch));
+        let batches = u64::from(setup.plan.window.get()) * setup.plan.builders() as u64;
+        let pool = headers_per_batch * batches;
+        let headers = Region::landing(&device, c"millstream-headers", pool as usize, Access::SOURCE)?;
+        headers.populate().doing("populate the pool of headers")?;
+        Ok(Local { device, sources, input, headers, headers_per_batch })
     }
 }
 
@@ -93,28 +117,17 @@ struct Process {
 }
 
 impl Process {
-    /// Everything up to the start of the run.
-    fn start(joined: &mut Joined, ru: RuIndex) -> Result<(Process, Queues), ProcessError> {
+    /// Connects to all others and waits for the start of the run.
+    fn connect(local: Local, joined: &mut Joined, ru: RuIndex) -> Result<(Process, Queues), ProcessError> {
         let Joined { channel, setup, builders, deadline } = joined;
         let deadline = *deadline;
-        let device = super::open_device(setup)?;
-        let stream = open_input(setup, ru)?;
-        let sources = sources(setup, ru, stream)?;
-        let input = Region::source(&device, stream.mapping(), false)?;
-        touch(stream.mapping());
-        let batch = u32::from(setup.plan.batch.get());
-        let headers_per_batch =
-            sources.last().map_or(0, |last| last.header_offset + last.batcher.max_header_len(batch));
+        let Local { device, sources, input, headers, headers_per_batch } = local;
         let window = u64::from(setup.plan.window.get());
-        let pool = headers_per_batch * window * builders.len() as u64;
-        let headers = Region::landing(&device, c"millstream-headers", pool as usize, Access::SOURCE)?;
-        headers.populate().doing("populate the pool of headers")?;
-
         let waiter = Waiter::new(&device, WaitOptions { spin: setup.spin, ..WaitOptions::default() })?;
         let options = MessengerOptions::default();
         let control_queue = waiter.completion_queue(options.completions())?;
         let messenger = PreparedMessenger::new(&device, &control_queue, &options)?;
-        let (messenger, _) = messenger.connect(channel.stream(), &[], deadline)?;
+        let (messenger, _) = messenger.connect(channel.stream().doing("use a stream")?, &[], deadline)?;
 
         let shape = Shape::of(&sources, setup, device.limits().sges);
         let connection = shape.connection(window);

@@ -4,6 +4,7 @@
 //! unit                                manager
 //!  │ ── Join: who I am ────────────────► │  waits for all
 //!  │ ◄── Welcome: the setup, addresses ─ │
+//!  │ ── Prepared, or Failed ───────────► │  waits for all
 //!  │ ═══ control connection ════════════ │
 //!  │ ═══ readout to builder: data ═══    │
 //!  │ ── Ready ─────────────────────────► │  waits for all
@@ -34,6 +35,8 @@ use std::time::Duration;
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 /// Both ends must be of one version; they are one program.
 const VERSION: &str = concat!("millstream-evb ", env!("CARGO_PKG_VERSION"));
+/// In front of each frame.
+const LENGTH_BYTES: usize = 4;
 /// Longer frames are not ours.
 const MAX_FRAME: usize = 256 << 20;
 
@@ -47,10 +50,12 @@ pub(super) enum ToManager {
         /// Where a builder unit takes the readout units' connections.
         data: Option<String>,
     },
-    /// Everything is connected and registered.
-    Ready,
-    /// The unit cannot start.
+    /// What the unit needs on its host is there.
+    Prepared,
+    /// It is not.
     Failed(String),
+    /// Everything is connected.
+    Ready,
     /// The end of a readout unit.
     Readout(ReadoutReport),
     /// The end of a builder unit.
@@ -106,9 +111,10 @@ impl Channel {
         Channel { stream, buffer: Vec::new() }
     }
 
-    /// The stream, for making connections over it. No frame may be under way.
-    pub(super) fn stream(&mut self) -> &mut TcpStream {
-        &mut self.stream
+    /// The stream, blocking, for making connections over it. No frame may be under way.
+    pub(super) fn stream(&mut self) -> io::Result<&mut TcpStream> {
+        self.stream.set_nonblocking(false)?;
+        Ok(&mut self.stream)
     }
 
     /// Sends a frame and waits until the system has taken it.
@@ -161,11 +167,13 @@ impl Channel {
         looked.unwrap_or(Look::Closed)
     }
 
-    /// Reads what is there; 0 at the end of the stream.
+    /// Reads what is there of the frame under way, and nothing behind it: that may belong to a connection
+    /// that is being made over the stream. Returns 0 at the end of the stream.
     fn fill(&mut self) -> io::Result<usize> {
         let mut chunk = [0; 16 << 10];
+        let wanted = (self.frame_len()? - self.buffer.len()).min(chunk.len());
         loop {
-            match self.stream.read(&mut chunk) {
+            match self.stream.read(&mut chunk[..wanted]) {
                 Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
                 Ok(read) => {
                     self.buffer.extend_from_slice(&chunk[..read]);
@@ -176,16 +184,24 @@ impl Channel {
         }
     }
 
-    /// Takes the first whole frame out of the buffer.
-    fn take<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
-        let Some((length, rest)) = self.buffer.split_first_chunk::<4>() else { return Ok(None) };
+    /// Length of the frame under way, as far as it is known [bytes].
+    fn frame_len(&self) -> io::Result<usize> {
+        let Some(length) = self.buffer.first_chunk::<LENGTH_BYTES>() else { return Ok(LENGTH_BYTES) };
         let length = u32::from_be_bytes(*length) as usize;
         if length > MAX_FRAME {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "not a unit of an event builder"));
         }
-        let Some(json) = rest.get(..length) else { return Ok(None) };
-        let frame = serde_json::from_slice(json)?;
-        self.buffer.drain(..4 + length);
+        Ok(LENGTH_BYTES + length)
+    }
+
+    /// Takes the frame out of the buffer if it is whole.
+    fn take<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
+        let len = self.frame_len()?;
+        if len == LENGTH_BYTES || self.buffer.len() < len {
+            return Ok(None);
+        }
+        let frame = serde_json::from_slice(&self.buffer[LENGTH_BYTES..len])?;
+        self.buffer.clear();
         Ok(Some(frame))
     }
 }
@@ -216,6 +232,24 @@ pub(super) fn join(manager: &str, unit: Unit, data: Option<String>) -> Result<Jo
             Ok(Joined { channel, setup: *setup, builders, deadline })
         }
         FromManager::Start => Err(out_of_turn(Unit::Manager)),
+    }
+}
+
+/// Says whether the unit has what it needs on its host.
+pub(super) fn tell_prepared<T>(
+    channel: &mut Channel,
+    prepared: Result<T, ProcessError>,
+) -> Result<T, ProcessError> {
+    match prepared {
+        Ok(prepared) => {
+            channel.send(&ToManager::Prepared).doing("tell the manager that all is prepared")?;
+            Ok(prepared)
+        }
+        Err(error) => {
+            // If the manager does not get it, it sees the end of the stream.
+            let _ = channel.send(&ToManager::Failed(error.to_string()));
+            Err(error)
+        }
     }
 }
 
@@ -265,6 +299,14 @@ mod tests {
         assert!(matches!(channel.look::<ToManager>(), Look::Nothing));
         other.write_all(&bytes[6..]).unwrap();
         assert!(matches!(channel.receive(soon).unwrap(), ToManager::Ready));
+
+        // What follows a frame stays in the stream: a connection may be made over it.
+        sender.send(&ToManager::Ready).unwrap();
+        other.write_all(b"hello").unwrap();
+        assert!(matches!(channel.receive(soon).unwrap(), ToManager::Ready));
+        let mut rest = [0; 5];
+        channel.stream().unwrap().read_exact(&mut rest).unwrap();
+        assert_eq!(&rest, b"hello");
         drop((sender, other));
         assert!(matches!(channel.look::<ToManager>(), Look::Closed));
     }

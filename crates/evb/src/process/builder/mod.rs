@@ -13,6 +13,7 @@ pub use truth::Agreement;
 use super::ProcessError;
 use super::clock::Clock;
 use super::control::{Control, Received};
+use super::error::Doing;
 use super::sink::MakeSink;
 use super::wire_up::{self, Channel, FromManager, Joined, Look, ToManager};
 use crate::config::Setup;
@@ -80,13 +81,39 @@ pub fn run(
     let listener = listen(&own_address(manager))?;
     let data = listener.address().to_string();
     let mut joined = wire_up::join(manager, Unit::Builder(bu), Some(data))?;
-    match Process::start(&mut joined, bu, &listener, make_sink) {
-        Ok((process, queues)) => process.work(queues, joined.channel),
-        Err(error) => {
-            // If the manager does not get it, it sees the end of the stream.
-            let _ = joined.channel.send(&ToManager::Failed(error.to_string()));
-            Err(error)
-        }
+    let local = Local::open(&joined.setup, bu, make_sink);
+    let local = wire_up::tell_prepared(&mut joined.channel, local)?;
+    let (process, queues) = Process::connect(local, &mut joined, bu, &listener)?;
+    process.work(queues, joined.channel)
+}
+
+/// What the unit needs on its host.
+struct Local {
+    device: Device,
+    landing: Landing,
+    kernel: Option<Kernel>,
+    truth: Option<Truth>,
+    accepted: Option<Accepted>,
+}
+
+impl Local {
+    /// Opens the card, registers landing memory, and makes the sink.
+    fn open(setup: &Setup, bu: BuIndex, make_sink: &MakeSink<'_>) -> Result<Local, ProcessError> {
+        let device = super::open_device(setup)?;
+        let landing = Landing::open(setup, bu, &device)?;
+        let kernel = match landing.card() {
+            Some(card) => Kernel::open(setup, bu, card)?,
+            None => None,
+        };
+        let truth = Truth::open(setup)?;
+        let accepted = match &setup.output {
+            Some(output) => {
+                let sink = make_sink(setup, bu).map_err(ProcessError::Sink)?;
+                sink.map(|sink| Accepted::new(sink, output.keep))
+            }
+            None => None,
+        };
+        Ok(Local { device, landing, kernel, truth, accepted })
     }
 }
 
@@ -144,34 +171,21 @@ struct Process {
 }
 
 impl Process {
-    /// Everything up to the start of the run.
-    fn start(
+    /// Connects to all others and waits for the start of the run.
+    fn connect(
+        local: Local,
         joined: &mut Joined,
         bu: BuIndex,
         listener: &Listener,
-        make_sink: &MakeSink<'_>,
     ) -> Result<(Process, Queues), ProcessError> {
         let Joined { channel, setup, deadline, .. } = joined;
         let deadline = *deadline;
-        let device = super::open_device(setup)?;
-        let landing = Landing::open(setup, bu, &device)?;
-        let kernel = match landing.card() {
-            Some(card) => Kernel::open(setup, bu, card)?,
-            None => None,
-        };
-        let truth = Truth::open(setup)?;
-        let accepted = match &setup.output {
-            Some(output) => {
-                let sink = make_sink(setup, bu).map_err(ProcessError::Sink)?;
-                sink.map(|sink| Accepted::new(sink, output.keep))
-            }
-            None => None,
-        };
+        let Local { device, landing, kernel, truth, accepted } = local;
         let mut waiter = Waiter::new(&device, WaitOptions { spin: setup.spin, ..WaitOptions::default() })?;
         let options = MessengerOptions::default();
         let control_queue = waiter.completion_queue(options.completions())?;
         let messenger = PreparedMessenger::new(&device, &control_queue, &options)?;
-        let (messenger, _) = messenger.connect(channel.stream(), &[], deadline)?;
+        let (messenger, _) = messenger.connect(channel.stream().doing("use a stream")?, &[], deadline)?;
 
         let slots = setup.plan.slots[bu.index()].get();
         let readouts = setup.plan.readouts();

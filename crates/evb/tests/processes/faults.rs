@@ -1,0 +1,140 @@
+//! Runs in which a process is killed, stopped, or does not come up.
+
+use crate::input::{Site, launcher};
+use crate::runs::run;
+use millstream_evb::config::Setup;
+use millstream_evb::core::{Account, BuIndex, RuIndex, StopCause, Unit};
+use millstream_evb::process::RunOutcome;
+use millstream_evb::process::launcher::{Happening, Part};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+/// By name.
+pub(crate) const TESTS: &[(&str, fn())] = &[
+    ("a_killed_readout_unit_is_accounted_for", a_killed_readout_unit_is_accounted_for),
+    ("a_killed_builder_unit_is_accounted_for", a_killed_builder_unit_is_accounted_for),
+    ("a_killed_card_is_accounted_for", a_killed_card_is_accounted_for),
+    ("a_killed_manager_is_accounted_for", a_killed_manager_is_accounted_for),
+    ("a_stopped_builder_unit_is_accounted_for", a_stopped_builder_unit_is_accounted_for),
+    ("a_unit_that_does_not_come_up_is_named", a_unit_that_does_not_come_up_is_named),
+    ("a_port_taken_after_the_check_is_named", a_port_taken_after_the_check_is_named),
+];
+
+/// Within which the others have to end.
+const BOUND: Duration = Duration::from_secs(5);
+
+fn is_there(process: u32) -> bool {
+    let process = i32::try_from(process).ok().and_then(Pid::from_raw);
+    process.is_some_and(|process| test_kill_process(process).is_ok())
+}
+
+/// Runs until some batches are done, sends the signal to one process, and waits for the end.
+fn strike(setup: &Setup, victim: &Part, signal: Signal) -> RunOutcome {
+    let mut processes = Vec::new();
+    let mut struck: Option<Instant> = None;
+    let outcome = launcher().run(setup, &mut |happening| match happening {
+        Happening::Spawned { part, process } => processes.push((part.clone(), *process)),
+        Happening::Progress(sample) if struck.is_none() && sample.done.batches > 0 => {
+            let (_, process) = processes.iter().find(|(part, _)| part == victim).expect("it was started");
+            let process = i32::try_from(*process).ok().and_then(Pid::from_raw);
+            kill_process(process.expect("a process id"), signal).expect("it runs");
+            struck = Some(Instant::now());
+        }
+        _ => {}
+    });
+    let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
+    let took = struck.expect("the run went on for long enough").elapsed();
+    assert!(took < BOUND, "{took:?}");
+    assert!(processes.iter().all(|(_, process)| !is_there(*process)), "{processes:?}");
+    outcome
+}
+
+/// A long run of the camera's data on two cards, struck in the middle. Returns its account, in which the
+/// laws hold. A run right after it works.
+fn struck(victim: &Part, signal: Signal) -> (Account, RunOutcome) {
+    let site = Site::camera();
+    let kernel = "kernel = \"cluster7\"\npatches = \"patches.csv\"";
+    let truth = "[check]\ntruth = \"truth.mfs\"\n";
+    let with = |replay: u64| {
+        let run = format!("batch = 8\nreplay = {replay}\ntimeout_ms = 500\ndrain_ms = 300");
+        site.setup(3, &["card", "card"], &run, kernel, truth)
+    };
+    let outcome = strike(&with(1_000_000), victim, signal);
+    assert!(!outcome.is_success());
+    let account = outcome.account.clone().expect("the run had started");
+    assert!(account.is_closed(), "{account}");
+    let fates = account.incomplete_total().fragments + account.discarded_total().fragments;
+    assert_eq!(account.fragments_read(), account.built.fragments + fates);
+    assert!(account.fragments_read() > 0, "{account}");
+    let next = run(&with(2));
+    assert!(next.is_success(), "{next:#?}");
+    (account, outcome)
+}
+
+fn a_killed_readout_unit_is_accounted_for() {
+    let unit = Unit::Readout(RuIndex(1));
+    let (account, outcome) = struck(&Part::Unit(unit), Signal::KILL);
+    assert_eq!((account.cause, account.lost.as_slice()), (StopCause::Lost(unit), &[unit][..]), "{account}");
+    assert!(account.read.witnessed > 0 && account.built.events > 0, "{account}");
+    // The units that lived agree with the truth as far as they got.
+    assert!(outcome.builders.iter().flatten().all(|unit| unit.agreement.is_full()));
+    assert!(outcome.troubles.iter().any(|trouble| trouble.part == Part::Unit(unit)));
+}
+
+fn a_killed_builder_unit_is_accounted_for() {
+    let unit = Unit::Builder(BuIndex(0));
+    let (account, _) = struck(&Part::Unit(unit), Signal::KILL);
+    assert_eq!((account.cause, account.lost.as_slice()), (StopCause::Lost(unit), &[unit][..]), "{account}");
+    assert!(account.read.witnessed == 0 && account.built.events > 0, "{account}");
+}
+
+fn a_killed_card_is_accounted_for() {
+    let (account, outcome) = struck(&Part::Card("card1".to_owned()), Signal::KILL);
+    assert_eq!((account.cause, account.lost.len()), (StopCause::CardLost(BuIndex(1)), 0), "{account}");
+    assert!(outcome.builders[1].as_ref().is_some_and(|unit| unit.trouble.is_some()));
+}
+
+fn a_killed_manager_is_accounted_for() {
+    let unit = Unit::Manager;
+    let (account, outcome) = struck(&Part::Unit(unit), Signal::KILL);
+    assert_eq!((account.cause, account.lost.as_slice()), (StopCause::Lost(unit), &[unit][..]), "{account}");
+    assert!(account.built.events > 0 && account.assigned_events.is_none(), "{account}");
+    assert_eq!(outcome.elapsed, None);
+}
+
+fn a_stopped_builder_unit_is_accounted_for() {
+    let unit = Unit::Builder(BuIndex(1));
+    let (account, _) = struck(&Part::Unit(unit), Signal::STOP);
+    assert!(matches!(account.cause, StopCause::TimedOut { by: Unit::Manager, .. }), "{account}");
+    assert_eq!(account.lost, [unit], "{account}");
+}
+
+fn a_unit_that_does_not_come_up_is_named() {
+    let site = Site::camera();
+    let setup = site.setup(3, &["host"], "batch = 8", "", "");
+    std::fs::remove_file(site.folder.path().join("crate2.mfs")).unwrap();
+    let started = Instant::now();
+    let outcome = run(&setup);
+    assert!(started.elapsed() < BOUND, "{:?}", started.elapsed());
+    assert!(outcome.account.is_none() && !outcome.is_success());
+    // The first trouble is the cause of the others'.
+    let trouble = &outcome.troubles[0];
+    assert!(
+        trouble.part == Part::Unit(Unit::Readout(RuIndex(1))) && trouble.said.contains("crate2.mfs"),
+        "{outcome:#?}"
+    );
+    let manager = outcome.troubles.iter().find(|trouble| trouble.part == Part::Unit(Unit::Manager));
+    assert!(manager.is_some_and(|trouble| trouble.said.contains("readout 1 cannot start")), "{outcome:#?}");
+}
+
+fn a_port_taken_after_the_check_is_named() {
+    let site = Site::camera();
+    let mut setup = site.setup(1, &["host"], "batch = 8", "", "");
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    setup.listen = taken.local_addr().unwrap().to_string();
+    let outcome = run(&setup);
+    assert!(outcome.account.is_none());
+    let trouble = &outcome.troubles[0];
+    assert!(trouble.part == Part::Unit(Unit::Manager) && trouble.said.contains(&setup.listen), "{trouble:?}");
+}

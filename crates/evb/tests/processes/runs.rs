@@ -1,0 +1,129 @@
+//! Runs in which nothing fails.
+
+use crate::example;
+use crate::input::{Site, launcher};
+use millstream_evb::config::Setup;
+use millstream_evb::core::account::Tally;
+use millstream_evb::process::RunOutcome;
+
+/// By name.
+pub(crate) const TESTS: &[(&str, fn())] = &[
+    ("camera_events_are_built_decided_and_stored", camera_events_are_built_decided_and_stored),
+    ("the_example_runs", the_example_runs),
+    ("a_replay_repeats_the_decisions", a_replay_repeats_the_decisions),
+    ("any_batch_size_and_landing_builds_all_events", any_batch_size_and_landing_builds_all_events),
+    (
+        "missing_and_corrupt_fragments_are_accounted_by_cause",
+        missing_and_corrupt_fragments_are_accounted_by_cause,
+    ),
+    ("a_changed_decision_fails_the_run", a_changed_decision_fails_the_run),
+];
+
+const CLUSTER7: &str = "kernel = \"cluster7\"\npatches = \"patches.csv\"";
+const TRUTH: &str = "[check]\ntruth = \"truth.mfs\"\n";
+
+pub(crate) fn run(setup: &Setup) -> RunOutcome {
+    launcher().run(setup, &mut |_| {}).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The run's account, which has to be that of a whole run.
+fn succeed(setup: &Setup) -> RunOutcome {
+    let outcome = run(setup);
+    assert!(outcome.is_success(), "{outcome:#?}");
+    outcome
+}
+
+fn camera_events_are_built_decided_and_stored() {
+    let site = Site::camera();
+    let rest = format!("[output]\ndirectory = \"out\"\n{TRUTH}");
+    let setup = site.setup(3, &["card", "card"], "batch = 2", CLUSTER7, &rest);
+    let outcome = succeed(&setup);
+    let account = outcome.account.as_ref().unwrap();
+    assert_eq!(account.built, Tally { events: 32, fragments: 960 });
+    assert_eq!((account.accepted, account.read.bytes.0), (30, 5_068_800));
+    let statistics: Vec<_> = outcome.builders.iter().flatten().collect();
+    assert_eq!(statistics.iter().map(|unit| unit.agreement.equal).sum::<u64>(), 691_200);
+    assert_eq!(statistics.iter().map(|unit| unit.decisions_set).sum::<u64>(), 56);
+
+    assert_eq!(outcome.sinks.len(), 2);
+    let lists = outcome.sinks.iter().map(|(_, path)| std::fs::read_to_string(path).unwrap());
+    let lists: Vec<String> = lists.collect();
+    let mut numbers = Vec::new();
+    for line in lists.iter().flat_map(|list| list.lines()) {
+        let words: Vec<u64> = line.split(' ').map(|word| word.parse().unwrap()).collect();
+        // All 30 fragments as they were recorded, and at least one decision.
+        assert_eq!((words[1], words[2]), (30, 158_400));
+        assert!(words[3] > 0);
+        numbers.push(words[0]);
+    }
+    numbers.sort_unstable();
+    let quiet = [1_027_892, 1_027_909];
+    let expected: Vec<u64> = (1_027_888..1_027_920).filter(|event| !quiet.contains(event)).collect();
+    assert_eq!(numbers, expected);
+}
+
+fn the_example_runs() {
+    let site = Site::camera();
+    site.setup(1, &["host"], "batch = 32", "", "");
+    assert!(example::run(&site.folder.path().join("run.toml")).unwrap());
+}
+
+fn a_replay_repeats_the_decisions() {
+    let site = Site::camera();
+    // 5 does not divide 32: batches go past the end of the file.
+    for verify in ["true", "false"] {
+        let card = format!("{CLUSTER7}\nverify = {verify}");
+        let setup = site.setup(3, &["card", "card"], "batch = 5\nreplay = 20", &card, TRUTH);
+        let outcome = succeed(&setup);
+        let account = outcome.account.unwrap();
+        assert_eq!((account.built.events, account.accepted), (640, 600));
+        let equal: u64 = outcome.builders.iter().flatten().map(|unit| unit.agreement.equal).sum();
+        assert_eq!(equal, 20 * 691_200);
+        assert!(!outcome.samples.is_empty() && outcome.elapsed.is_some());
+    }
+}
+
+fn any_batch_size_and_landing_builds_all_events() {
+    let site = Site::camera();
+    for batch in [1, 7, 32, 100] {
+        let run = format!("batch = {batch}\nreplay = 10\nwindow = 2");
+        for (builders, card) in [
+            (&["host"][..], ""),
+            (&["card", "host", "host"], "kernel = \"none\""),
+            (&["card", "card"], "kernel = \"verify\""),
+        ] {
+            let account = succeed(&site.setup(3, builders, &run, card, "")).account.unwrap();
+            assert_eq!(account.built, Tally { events: 320, fragments: 9600 });
+        }
+    }
+}
+
+fn missing_and_corrupt_fragments_are_accounted_by_cause() {
+    // Source 101 has nothing for every tenth event, source 3 nothing at all for events 40 to 49.
+    let is_there = |id, event| !(id == 101 && event % 10 == 0 || id == 3 && (40..50).contains(&event));
+    let site = Site::made(2, 4, 0..100, is_there);
+    site.damage(1, 0, 55);
+    site.damage(2, 102, 40);
+    for builders in [&["card", "card"][..], &["card"]] {
+        let setup = site.setup(2, builders, "batch = 16\nreplay = 3", "kernel = \"verify\"", "");
+        let account = succeed(&setup).account.unwrap();
+        // Events 0, 10, … 90 and 40 to 49; event 40 is corrupt as well, and lacks two fragments.
+        assert_eq!(account.discarded.corrupt, Tally { events: 3 * 2, fragments: 3 * (8 + 6) });
+        assert_eq!(account.incomplete.missing_at_source, Tally { events: 3 * 18, fragments: 3 * 18 * 7 });
+        assert_eq!(account.built, Tally { events: 3 * 80, fragments: 3 * 80 * 8 });
+        assert_eq!(account.fragments_read(), 3 * (800 - 20));
+    }
+    // Nobody looks at the payload: corruption goes unseen, missing fragments do not.
+    let account = succeed(&site.setup(2, &["host"], "batch = 16", "", "")).account.unwrap();
+    assert_eq!(account.incomplete.missing_at_source, Tally { events: 19, fragments: 18 * 7 + 6 });
+    assert_eq!(account.built.events, 81);
+}
+
+fn a_changed_decision_fails_the_run() {
+    let site = Site::camera();
+    let card = format!("{CLUSTER7}\nthreshold = 335");
+    let outcome = run(&site.setup(3, &["card"], "batch = 8", &card, TRUTH));
+    let agreement = outcome.builders[0].as_ref().unwrap().agreement;
+    assert!(agreement.compared == 691_200 && agreement.equal < 691_200, "{agreement:?}");
+    assert!(outcome.account.as_ref().unwrap().is_success() && !outcome.is_success());
+}
