@@ -48,7 +48,7 @@ impl Channel {
     /// Only if another thread panicked while it held the list.
     #[must_use]
     pub fn in_use(&self) -> bool {
-        !self.queues.lock().expect("no panic under this lock").is_empty()
+        self.queues.lock().expect("no panic under this lock").iter().any(|cq| cq.strong_count() != 0)
     }
 
     pub(crate) fn signal(&self) {

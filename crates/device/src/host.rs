@@ -1,6 +1,6 @@
 //! The process's one adapter: its arena, its number, its peers and its two threads.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -37,6 +37,9 @@ pub(crate) struct Host {
     /// By index; valid while registered, see [`Host::remove_qp`].
     qps: Box<[AtomicPtr<Qp>]>,
     qp_list: Mutex<HashMap<u32, Weak<Qp>>>,
+    /// Low bits of queue pair numbers that are free, in random order. One that was given back rests
+    /// as long as possible: its former peers may not have noticed.
+    free_qpns: Mutex<VecDeque<u32>>,
     channels: Mutex<HashMap<u32, Arc<EventFd>>>,
     next_id: AtomicU32,
     peers: Mutex<HashMap<u32, Arc<Peer>>>,
@@ -74,6 +77,7 @@ impl Host {
             progress: Progress::new()?,
             qps: (0..MAX_QP).map(|_| AtomicPtr::default()).collect(),
             qp_list: Mutex::default(),
+            free_qpns: Mutex::new(shuffled(MAX_QP as u32)),
             channels: Mutex::default(),
             next_id: AtomicU32::new(1),
             peers: Mutex::default(),
@@ -118,18 +122,10 @@ impl Host {
         self.channels.lock().expect("no panic under this lock").get(&id).cloned()
     }
 
-    /// Picks a free queue pair number at random.
-    pub(crate) fn new_qpn(&self) -> Result<u32> {
-        let list = self.qp_list.lock().expect("no panic under this lock");
-        if list.len() >= MAX_QP {
-            return Err(Errno::NOMEM);
-        }
-        let start = random_u64() as usize % MAX_QP;
-        (0..MAX_QP)
-            .map(|i| ((start + i) % MAX_QP) as u32)
-            .find(|index| !list.contains_key(index))
-            .map(|index| self.block << QPN_INDEX_BITS | index)
-            .ok_or(Errno::NOMEM)
+    /// Takes a free queue pair number; [`Host::remove_qp`] gives it back.
+    pub(crate) fn take_qpn(&self) -> Result<u32> {
+        let index = self.free_qpns.lock().expect("no panic under this lock").pop_front();
+        index.map(|index| self.block << QPN_INDEX_BITS | index).ok_or(Errno::NOMEM)
     }
 
     /// The shared entry of one of our own queue pairs.
@@ -139,25 +135,20 @@ impl Host {
         unsafe { self.arena.at(QP_TABLE + index * size_of::<QpEntry>()).cast::<QpEntry>().as_ref() }
     }
 
-    /// Makes a queue pair findable; false if its number was taken in the meantime.
-    pub(crate) fn add_qp(&self, qp: &Arc<Qp>) -> bool {
+    /// Makes a queue pair findable.
+    pub(crate) fn add_qp(&self, qp: &Arc<Qp>) {
         let index = qp.qpn() % MAX_QP as u32;
-        let mut list = self.qp_list.lock().expect("no panic under this lock");
-        if list.contains_key(&index) {
-            return false;
-        }
-        list.insert(index, Arc::downgrade(qp));
+        self.qp_list.lock().expect("no panic under this lock").insert(index, Arc::downgrade(qp));
         self.qps[index as usize].store(Arc::as_ptr(qp).cast_mut(), Ordering::Release);
-        true
     }
 
     /// Forgets a queue pair. The caller holds the consumer locks of both its completion queues, so
     /// that no poller is looking at it.
     pub(crate) fn remove_qp(&self, qpn: u32) {
         let index = qpn % MAX_QP as u32;
-        let mut list = self.qp_list.lock().expect("no panic under this lock");
         self.qps[index as usize].store(std::ptr::null_mut(), Ordering::Release);
-        list.remove(&index);
+        self.qp_list.lock().expect("no panic under this lock").remove(&index);
+        self.free_qpns.lock().expect("no panic under this lock").push_back(index);
     }
 
     /// The queue pair `qpn`, for a poller that holds the lock of a completion queue it uses.
@@ -171,8 +162,10 @@ impl Host {
 
     /// The queue pair `qpn`, for the threads.
     pub(crate) fn qp(&self, qpn: u32) -> Option<Arc<Qp>> {
-        let list = self.qp_list.lock().expect("no panic under this lock");
-        list.get(&(qpn % MAX_QP as u32))?.upgrade().filter(|qp| qp.qpn() == qpn)
+        let index = qpn % MAX_QP as u32;
+        let qp = self.qp_list.lock().expect("no panic under this lock").get(&index).cloned();
+        // Outside the lock: this may turn out to be the last reference.
+        qp?.upgrade().filter(|qp| qp.qpn() == qpn)
     }
 
     pub(crate) fn all_qps(&self) -> Vec<Arc<Qp>> {
@@ -193,6 +186,15 @@ impl AsFd for Host {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.arena.as_fd()
     }
+}
+
+/// The numbers below `n` in random order (Fisher and Yates).
+fn shuffled(n: u32) -> VecDeque<u32> {
+    let mut numbers: VecDeque<u32> = (0..n).collect();
+    for i in (1..n as usize).rev() {
+        numbers.swap(i, random_u64() as usize % (i + 1));
+    }
+    numbers
 }
 
 /// Takes a free number by taking the socket name that goes with it.

@@ -94,16 +94,17 @@ impl MrTable {
     }
 }
 
-/// A registered memory region. Dropping it without [`Mr::deregister`] leaves its key valid.
+/// A registered memory region. Dropping it takes it back, too.
 #[derive(Debug)]
 pub struct Mr {
+    taken_back: bool,
     pd: Arc<Pd>,
     local: LocalMr,
     file: Option<FileId>,
     /// Keeps moved pages shared.
     shared: Option<Shared>,
     /// Our own view of a dma-buf.
-    _view: Option<Mapping>,
+    view: Option<Mapping>,
 }
 
 /// What peers can map of a region, as addresses in the region's own space.
@@ -206,7 +207,7 @@ impl Mr {
         entry.file_offset.store(window.offset, Ordering::Relaxed);
         host.mrs.insert(local);
         entry.key.store(key, Ordering::Release);
-        Ok(Self { pd: pd.clone(), local, file, shared, _view: view })
+        Ok(Self { taken_back: false, pd: pd.clone(), local, file, shared, view })
     }
 
     /// The key, local and remote.
@@ -226,12 +227,15 @@ impl Mr {
     }
 
     /// Takes the region back. When this returns, no peer touches the memory any more, and none
-    /// will: its key is not valid again.
+    /// will: its key is not valid again. A second call does nothing.
     ///
     /// # Errors
     /// EBUSY if a peer was stopped in the middle of a transfer into memory that cannot be taken
     /// away from it; the key is no longer valid then, and the call can be repeated.
     pub fn deregister(&mut self) -> Result<()> {
+        if self.taken_back {
+            return Ok(());
+        }
         let host = self.pd.context.host;
         host.mrs.remove(self.local.key);
         entry(host, self.local.key).key.store(0, Ordering::SeqCst);
@@ -245,7 +249,17 @@ impl Mr {
         }
         self.shared = None;
         host.mrs.free(self.local.key);
+        self.taken_back = true;
         Ok(())
+    }
+}
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        if self.deregister().is_err() {
+            // A peer was stopped inside: what it may still touch stays as it is, for ever.
+            std::mem::forget((self.shared.take(), self.view.take()));
+        }
     }
 }
 

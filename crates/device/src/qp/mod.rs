@@ -12,7 +12,7 @@ pub mod state;
 mod target;
 mod transfer;
 
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
@@ -109,6 +109,7 @@ pub struct Qp {
     recv: RecvQueue,
     /// Send requests that the application has taken back by polling, ever.
     reclaimed: AtomicU32,
+    destroyed: AtomicBool,
     /// The caller's handle, for events about this queue pair.
     pub user: AtomicU64,
 }
@@ -139,41 +140,36 @@ impl Qp {
         let slots = capacity.max_recv_wr.max(1).next_power_of_two();
         let slot_len = recv_slot_len(capacity.max_recv_sge);
         let rq_block = host.arena.alloc(slots as usize * slot_len).ok_or(Errno::NOMEM)?;
-        for _ in 0..4 {
-            let qpn = host.new_qpn().inspect_err(|_| host.arena.release(rq_block))?;
-            let entry = host.qp_entry(qpn);
-            let qp = Arc::new_cyclic(|me| Self {
-                kind,
-                srq: srq.clone(),
-                qpn,
-                me: me.clone(),
-                host,
-                pd: pd.clone(),
-                send_cq: send_cq.clone(),
-                recv_cq: recv_cq.clone(),
-                capacity,
-                signal_all,
-                entry,
-                rq_block,
-                state: AtomicU8::new(State::Reset as u8),
-                attributes: Mutex::default(),
-                send: SpinLock::new(SendQueue::default()),
-                recv: RecvQueue::new(host.arena.at(rq_block.offset), slots, slot_len),
-                reclaimed: AtomicU32::new(0),
-                user: AtomicU64::new(0),
-            });
-            if host.add_qp(&qp) {
-                qp.publish(slots);
-                send_cq.attach();
-                recv_cq.attach();
-                if let Some(srq) = &srq {
-                    srq.attach();
-                }
-                return Ok(qp);
-            }
+        let qpn = host.take_qpn().inspect_err(|_| host.arena.release(rq_block))?;
+        let qp = Arc::new_cyclic(|me| Self {
+            kind,
+            srq,
+            qpn,
+            me: me.clone(),
+            host,
+            pd: pd.clone(),
+            send_cq: send_cq.clone(),
+            recv_cq: recv_cq.clone(),
+            capacity,
+            signal_all,
+            entry: host.qp_entry(qpn),
+            rq_block,
+            state: AtomicU8::new(State::Reset as u8),
+            attributes: Mutex::default(),
+            send: SpinLock::new(SendQueue::default()),
+            recv: RecvQueue::new(host.arena.at(rq_block.offset), slots, slot_len),
+            reclaimed: AtomicU32::new(0),
+            destroyed: AtomicBool::new(false),
+            user: AtomicU64::new(0),
+        });
+        send_cq.attach();
+        recv_cq.attach();
+        if let Some(srq) = &qp.srq {
+            srq.attach();
         }
-        host.arena.release(rq_block);
-        Err(Errno::NOMEM)
+        host.add_qp(&qp);
+        qp.publish(slots);
+        Ok(qp)
     }
 
     fn publish(&self, slots: u32) {
@@ -450,8 +446,11 @@ impl Qp {
     }
 
     /// Ends the queue pair's life. When this returns, no peer is inside its queues, and its
-    /// completions that were not polled are gone.
+    /// completions that were not polled are gone. A second call does nothing.
     pub fn destroy(&self) {
+        if self.destroyed.swap(true, Ordering::AcqRel) {
+            return;
+        }
         self.entry.qpn.store(0, Ordering::SeqCst);
         self.set_state(State::Reset);
         self.quiesce();
@@ -477,6 +476,8 @@ impl Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
+        // Pollers know it by its address.
+        self.destroy();
         self.host.arena.release(self.rq_block);
     }
 }

@@ -2,6 +2,7 @@
 //! processes, which is this program again in another role.
 
 mod errors;
+mod lifetime;
 mod queues;
 mod retries;
 mod states;
@@ -14,6 +15,8 @@ mod transfers;
 fn other_process() {
     match std::env::var("MILLSTREAM_TEST_ROLE").as_deref() {
         Ok("actor") => support::serve(),
+        Ok("crowd") => lifetime::crowd(),
+        Ok("keys") => lifetime::keys(),
         role => panic!("{role:?} is no role"),
     }
 }

@@ -295,6 +295,31 @@ fn destruction_takes_completions_along_but_not_those_of_others() {
 }
 
 #[test]
+fn what_others_use_cannot_be_destroyed() {
+    let context = Context::open().expect("the device opens");
+    let pd = Pd::new(&context);
+    let channel = Channel::new(&context).expect("a channel");
+    let cq = Cq::new(&context, 1, Some(channel.clone())).expect("a queue");
+    let srq = Srq::new(&pd, 1, 1).expect("a queue");
+    assert!(channel.in_use());
+    let shared = Receives::Shared(srq.clone());
+    let qp = Qp::new(&pd, &cq, &cq, Capacity::default(), true, Transport::Rc, shared).expect("a queue pair");
+    assert_eq!(cq.destroy(), Err(Errno::BUSY));
+    assert_eq!(srq.destroy(), Err(Errno::BUSY));
+    // Twice is once.
+    qp.destroy();
+    qp.destroy();
+    drop(qp);
+    let other = Qp::new(&pd, &cq, &cq, Capacity::default(), true, Transport::Rc, Receives::Own);
+    assert_eq!(cq.destroy(), Err(Errno::BUSY));
+    // One that is forgotten goes, too.
+    drop(other);
+    assert_eq!(cq.destroy(), Ok(()));
+    assert_eq!(srq.destroy(), Ok(()));
+    assert!(!channel.in_use());
+}
+
+#[test]
 fn a_region_is_taken_back_once() {
     let mut end = End::new(Place::Here);
     let first = end.register(Kind::Anonymous, 64, 0);

@@ -8,7 +8,7 @@ use millstream_device::qp::state::{Attributes, Path, State, attr};
 use millstream_device::qp::{Capacity, Kind as Transport, Receives};
 use millstream_device::types::{
     ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SendWr, Sge,
-    WC_FLAG_WITH_IMM, Wc,
+    WC_FLAG_WITH_IMM, WC_SUCCESS, Wc,
 };
 use millstream_device::{Channel, Context, Cq, Errno, Mr, Pd, Qp};
 use serde::{Deserialize, Serialize};
@@ -152,6 +152,8 @@ pub(crate) enum Command {
     AsyncEvent {
         within_ms: u64,
     },
+    /// Posts the same request again and again until it fails; answers with that completion.
+    Hammer(Request),
     /// The queue pair's state.
     State,
     /// The queue pair's number.
@@ -361,6 +363,15 @@ impl Actor {
                 let event = if came { Some(self.context.next_event()?.kind()) } else { None };
                 return Ok(Reply::Event(event));
             }
+            Command::Hammer(request) => loop {
+                self.send(&request)?;
+                let Reply::Completions(found) = self.poll(Which::Send, 1, super::SOON)? else {
+                    unreachable!("polling answers with completions")
+                };
+                if found.iter().any(|completion| completion.status != WC_SUCCESS) {
+                    return Ok(Reply::Completions(found));
+                }
+            },
             Command::Number => return Ok(Reply::Number(self.qp().qpn())),
             Command::Keep => self.kept.extend(self.queues.take()),
             Command::State => return Ok(Reply::Number(self.qp().state() as u32)),

@@ -1,0 +1,200 @@
+//! Ends: what a call that takes something away promises, while others are in the middle of using it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use millstream_device::qp::state::State;
+use millstream_device::qp::{Capacity, Kind as Transport, Receives};
+use millstream_device::types::{
+    SendWr, Sge, WC_LOC_PROT_ERR, WC_REM_ACCESS_ERR, WC_RETRY_EXC_ERR, WC_SUCCESS, WR_RDMA_READ,
+    WR_RDMA_WRITE, WR_SEND, Wc,
+};
+use millstream_device::{Context, Cq, Errno, MAX_MR, MAX_QP, Mr, Pd, Qp};
+
+use crate::support::{
+    Command, End, Kind, Place, Process, Reply, SOON, Setup, connect_queue_pair, pair, request, wait_for,
+};
+
+/// Runs a role that ends by itself.
+fn in_a_process_of_its_own(role: &str) {
+    let mut process = Process::start(role);
+    assert!(process.finish().success(), "{role}");
+}
+
+struct Adapter {
+    context: Arc<Context>,
+    pd: Arc<Pd>,
+}
+
+impl Adapter {
+    fn open() -> Self {
+        let context = Context::open().expect("the device opens");
+        Self { pd: Pd::new(&context), context }
+    }
+
+    fn cq(&self) -> Arc<Cq> {
+        Cq::new(&self.context, 64, None).expect("a queue")
+    }
+
+    fn qp(&self, cq: &Arc<Cq>) -> Result<Arc<Qp>, Errno> {
+        let capacity =
+            Capacity { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+        Qp::new(&self.pd, cq, cq, capacity, true, Transport::Rc, Receives::Own)
+    }
+
+    fn register(&self, memory: &mut [u8]) -> Mr {
+        let start = memory.as_mut_ptr() as u64;
+        Mr::register(&self.pd, start, memory.len() as u64, start, 7).expect("registered")
+    }
+}
+
+fn element(memory: &[u8], mr: &Mr) -> Sge {
+    Sge { addr: memory.as_ptr() as u64, length: memory.len() as u32, lkey: mr.key() }
+}
+
+/// The next completion.
+fn next(cq: &Cq) -> Wc {
+    let mut out = [Wc::default()];
+    wait_for("a completion", || cq.poll(&mut out).expect("no overflow") == 1);
+    out[0]
+}
+
+/// Reads a byte that others may be writing.
+fn peek(memory: &[u8], at: usize) -> u8 {
+    // SAFETY: inside the slice.
+    unsafe { memory.as_ptr().add(at).read_volatile() }
+}
+
+#[test]
+fn queue_pairs_that_threads_make_at_once_have_nothing_in_common() {
+    in_a_process_of_its_own("crowd");
+}
+
+/// In a process of its own: few numbers are left, and threads fight for them.
+pub(crate) fn crowd() {
+    const THREADS: u8 = 4;
+    let adapter = Adapter::open();
+    let cq = adapter.cq();
+    let room = MAX_QP - THREADS as usize - 1;
+    let _occupied: Vec<_> = (0..room).map(|_| adapter.qp(&cq).expect("a number is left")).collect();
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let adapter = &adapter;
+            scope.spawn(move || {
+                let cq = adapter.cq();
+                let (mut from, mut to) = (vec![thread; 16], vec![0xff; 16]);
+                let (source, target) = (adapter.register(&mut from), adapter.register(&mut to));
+                for round in 0..500u64 {
+                    let qp = adapter.qp(&cq).expect("a number is left");
+                    connect_queue_pair(&qp, qp.qpn(), &Setup::default());
+                    to.fill(0xff);
+                    for i in 0..8 {
+                        qp.post_recv(round * 8 + i, &[element(&to, &target)]).expect("room");
+                    }
+                    let sges = [element(&from, &source)];
+                    qp.post_send(&SendWr { opcode: WR_SEND, sges: &sges, ..SendWr::default() })
+                        .expect("room");
+                    let (sent, received) = (next(&cq), next(&cq));
+                    assert_eq!((sent.status, received.status), (WC_SUCCESS, WC_SUCCESS));
+                    assert_eq!(received.wr_id, round * 8);
+                    assert!((0..16).all(|i| peek(&to, i) == thread), "somebody else's memory");
+                    qp.destroy();
+                }
+            });
+        }
+    });
+    let rest: Vec<_> = (0..THREADS + 1).map(|_| adapter.qp(&cq).expect("a number is left")).collect();
+    assert_eq!(adapter.qp(&cq).err(), Some(Errno::NOMEM), "all numbers are taken");
+    rest.iter().for_each(|qp| qp.destroy());
+    assert!(adapter.qp(&cq).is_ok());
+}
+
+#[test]
+fn a_full_key_table_refuses_and_keys_do_not_come_back() {
+    in_a_process_of_its_own("keys");
+}
+
+/// In a process of its own: every place in the key table is taken.
+pub(crate) fn keys() {
+    let adapter = Adapter::open();
+    let mut memory = vec![0u8; 64];
+    let start = memory.as_mut_ptr() as u64;
+    let register = || Mr::register(&adapter.pd, start, 64, start, 7);
+    let mut all: Vec<Mr> = (0..MAX_MR).map(|_| register().expect("a place is left")).collect();
+    assert_eq!(register().err(), Some(Errno::NOMEM));
+    let former = all.pop().expect("many").key();
+    // Dropped is deregistered, and twice is once.
+    let mut twice = all.pop().expect("many");
+    assert_eq!((twice.deregister(), twice.deregister()), (Ok(()), Ok(())));
+    drop(twice);
+    let again = [register().expect("a place is left"), register().expect("a place is left")];
+    assert!(again.iter().all(|mr| mr.key() != former));
+    assert_ne!(again[0].key() >> 16, again[1].key() >> 16, "two regions in one place");
+    assert_eq!(register().err(), Some(Errno::NOMEM));
+}
+
+/// What memory is filled with when nobody may touch it any more.
+const POISON: u8 = 0xee;
+
+/// Poisons the ends first: whoever is still copying, from whichever end, comes to one of them last.
+fn poison(memory: &mut [u8]) {
+    memory[..4096].fill(POISON);
+    memory.rchunks_mut(4096).for_each(|page| page.fill(POISON));
+}
+
+/// Whether somebody who copies bytes of this value, in whatever order, has begun.
+fn has_begun(memory: &[u8], value: u8) -> bool {
+    (0..64).any(|i| peek(memory, memory.len() / 64 * i + 2048) == value)
+}
+
+#[test]
+fn nobody_writes_after_deregistration_or_destruction() {
+    // Whole pages, which peers map, and the inside of a page, which they reach through the kernel.
+    for (len, skew) in [(64 * 4096, 0), (2000, 100)] {
+        for destroy in [false, true] {
+            for round in 0..12u64 {
+                let setup = Setup { send_wr: 1, send_cqe: 1, ..Setup::default() };
+                let (mut a, mut b) = pair(Place::Elsewhere, &setup);
+                let source = b.hold(&vec![1; len]);
+                let target = a.register(Kind::Anonymous, len, skew);
+                let write = request(1, WR_RDMA_WRITE, &[source.all()], (target.addr, target.key));
+                b.begin(&Command::Hammer(write));
+                wait_for("the first write", || a.load(&target, len as isize - 1, 1) == [1]);
+                std::thread::sleep(Duration::from_micros(round * 77));
+                let start = Instant::now();
+                if destroy {
+                    a.destroy();
+                } else {
+                    a.deregister(&target);
+                }
+                let took = start.elapsed();
+                // From the end: whoever is still at it comes there last.
+                a.store(&target, len as isize - 8, &[POISON; 8]);
+                a.store(&target, 0, &vec![POISON; len]);
+                let Reply::Completions(last) = b.answer() else { panic!("no completions") };
+                let expected = if destroy { WC_RETRY_EXC_ERR } else { WC_REM_ACCESS_ERR };
+                assert_eq!(last[0].status, expected);
+                assert_eq!(a.load(&target, 0, len), vec![POISON; len], "{len} bytes, round {round}");
+                assert!(took < Duration::from_secs(1), "{took:?} for a transfer of {len} bytes");
+            }
+        }
+    }
+}
+
+#[test]
+fn deregistration_does_not_wait_for_transfers_to_come() {
+    let (mut a, mut b) = pair(Place::Elsewhere, &Setup { send_wr: 1, send_cqe: 1, ..Setup::default() });
+    let len = 1 << 20;
+    let source = b.register(Kind::Anonymous, len, 0);
+    let target = a.register(Kind::Anonymous, len, 0);
+    b.begin(&Command::Hammer(request(1, WR_RDMA_WRITE, &[source.all()], (target.addr, target.key))));
+    // Regions that have nothing to do with it come and go.
+    let start = Instant::now();
+    for _ in 0..50 {
+        let other = a.register(Kind::Anonymous, 4096, 0);
+        a.deregister(&other);
+    }
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    a.deregister(&target);
+    assert!(matches!(b.answer(), Reply::Completions(_)));
+}
