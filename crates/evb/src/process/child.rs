@@ -54,6 +54,13 @@ pub enum Child {
 pub enum Told {
     /// From the manager.
     Manager(Event),
+    /// The process could not do its work.
+    Failed {
+        /// Why.
+        why: String,
+        /// Whether that only tells that another process is in trouble.
+        about_another: bool,
+    },
     /// The end of a readout unit.
     Readout(ReadoutReport),
     /// The end of a builder unit.
@@ -114,6 +121,12 @@ impl Child {
     /// # Errors
     /// The process could not do its work.
     pub fn run(&self, make_sink: &MakeSink<'_>) -> Result<bool, ProcessError> {
+        self.be(make_sink).inspect_err(|error| {
+            tell(&Told::Failed { why: error.to_string(), about_another: error.is_about_another() });
+        })
+    }
+
+    fn be(&self, make_sink: &MakeSink<'_>) -> Result<bool, ProcessError> {
         match self {
             Child::Manager => {
                 let setup = read_setup()?;

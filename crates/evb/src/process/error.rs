@@ -119,6 +119,21 @@ pub enum ProcessError {
     Arguments(Vec<String>),
 }
 
+impl ProcessError {
+    /// Whether this only tells that another process is in trouble: it is gone, silent, or said so.
+    pub fn is_about_another(&self) -> bool {
+        matches!(
+            self,
+            ProcessError::Connect(_)
+                | ProcessError::Prepare(PrepareError::Connect(_))
+                | ProcessError::Message(_)
+                | ProcessError::WireUp { .. }
+                | ProcessError::UnitFailed { .. }
+                | ProcessError::Stopped(_)
+        )
+    }
+}
+
 /// Says what was being done when a system call failed.
 pub(super) trait Doing<T> {
     fn doing(self, doing: &'static str) -> Result<T, ProcessError>;

@@ -66,7 +66,8 @@ pub struct RunOutcome {
     pub builders: Vec<Option<BuilderStatistics>>,
     /// What the builder units' sinks have to tell people.
     pub sinks: Vec<(BuIndex, String)>,
-    /// The processes that did not end well, those that ended first in front: they are most likely the cause.
+    /// The processes that did not end well. Those that blame no other are in front, in the order of their
+    /// ends.
     pub troubles: Vec<Trouble>,
 }
 
@@ -77,7 +78,7 @@ pub struct Trouble {
     pub part: Part,
     /// How it ended.
     pub status: ExitStatus,
-    /// The last lines that it wrote to standard error.
+    /// Why, as far as it told; what it wrote to standard error last, if it told nothing.
     pub said: String,
 }
 
@@ -108,6 +109,8 @@ struct Running {
     errors: Receiver<String>,
     /// When it did, as a number in the order of ends.
     ended: Option<usize>,
+    /// Why it could not do its work, and whether another process is to blame.
+    failure: Option<(String, bool)>,
 }
 
 /// The state of a launched run.
@@ -209,7 +212,7 @@ impl Run<'_> {
             });
         }
         let lifeline = process.stdin.take();
-        self.running.insert(part, Running { process, lifeline, errors, ended: None });
+        self.running.insert(part, Running { process, lifeline, errors, ended: None, failure: None });
         Ok(())
     }
 
@@ -222,10 +225,7 @@ impl Run<'_> {
             match self.heard.recv_timeout(wait) {
                 Ok(Heard::Told(part, told)) => self.take(&part, *told)?,
                 Ok(Heard::Ended(part)) => {
-                    let order = self.running.values().filter_map(|running| running.ended).count();
-                    if let Some(running) = self.running.get_mut(&part) {
-                        running.ended = Some(order);
-                    }
+                    self.note_end(&part);
                     // Before the start a process that does not come up ends the run.
                     if part == Part::Unit(Unit::Manager) || !self.started {
                         let grace =
@@ -275,6 +275,11 @@ impl Run<'_> {
                     }
                 }
             },
+            (Told::Failed { why, about_another }, part) => {
+                if let Some(running) = self.running.get_mut(part) {
+                    running.failure = Some((why, about_another));
+                }
+            }
             (Told::Readout(report), Part::Unit(Unit::Readout(ru))) => self.readout_ended(*ru, report),
             (Told::Builder { end, sink }, Part::Unit(Unit::Builder(bu))) => {
                 self.builder_ended(*bu, *end, sink)
@@ -310,40 +315,56 @@ impl Run<'_> {
 
     /// Ends what still runs, and closes the account if the manager has not.
     fn end(&mut self) {
-        let mut parts: Vec<_> = self.running.drain().collect();
-        // Who ended first is most likely the cause of the others' troubles.
-        parts.sort_by_key(|(part, running)| (running.ended.unwrap_or(usize::MAX), part.clone()));
-        for (part, running) in &mut parts {
+        let mut ends = Vec::new();
+        for (part, running) in &mut self.running {
             // Cards end by the end of their standard input; units had their time.
             running.lifeline = None;
             if matches!(part, Part::Unit(_)) && running.ended.is_none() {
                 let _ = running.process.kill();
+                running.failure = Some(("did not end by itself".to_owned(), true));
             }
         }
-        for (part, mut running) in parts {
-            let Ok(status) = wait_or_kill(&mut running.process) else { continue };
-            let said: Vec<String> = running.errors.iter().collect();
-            if !status.success() {
-                let tail = said.len().saturating_sub(10);
-                self.outcome.troubles.push(Trouble { part, status, said: said[tail..].join("\n") });
+        for (part, running) in &mut self.running {
+            if let Ok(status) = wait_or_kill(&mut running.process) {
+                ends.push((part.clone(), status));
             }
         }
-        // Units that the account does not need may still have told something.
-        while let Ok(heard) = self.heard.try_recv() {
-            if let Heard::Told(part, told) = heard {
-                let _ = self.take_late(&part, *told);
-            }
+        self.hear_out();
+        let mut troubles = Vec::new();
+        for (part, status) in ends.into_iter().filter(|(_, status)| !status.success()) {
+            let Some(running) = self.running.remove(&part) else { continue };
+            let lines: Vec<String> = running.errors.iter().collect();
+            let last = lines[lines.len().saturating_sub(10)..].join("\n");
+            let (said, about_another) = running.failure.unwrap_or((last, false));
+            let rank = (about_another, running.ended.unwrap_or(usize::MAX));
+            troubles.push((rank, Trouble { part, status, said }));
         }
+        troubles.sort_by_key(|(rank, _)| *rank);
+        self.outcome.troubles = troubles.into_iter().map(|(_, trouble)| trouble).collect();
         if self.started && self.outcome.account.is_none() {
             self.outcome.account = Some(self.ledger.close(StopCause::Lost(Unit::Manager)));
         }
     }
 
-    /// Reports that arrived at the very end; nothing is started any more.
-    fn take_late(&mut self, part: &Part, told: Told) -> Result<(), ProcessError> {
-        match told {
-            Told::Manager(Event::Listening { .. }) => Ok(()),
-            told => self.take(part, told),
+    /// Takes what the children, which have all ended, told last.
+    fn hear_out(&mut self) {
+        while self.running.values().any(|running| running.ended.is_none()) {
+            match self.heard.recv_timeout(Duration::from_secs(1)) {
+                // Nothing is started any more.
+                Ok(Heard::Told(_, told)) if matches!(*told, Told::Manager(Event::Listening { .. })) => {}
+                Ok(Heard::Told(part, told)) => {
+                    let _ = self.take(&part, *told);
+                }
+                Ok(Heard::Ended(part)) => self.note_end(&part),
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn note_end(&mut self, part: &Part) {
+        let order = self.running.values().filter_map(|running| running.ended).count();
+        if let Some(running) = self.running.get_mut(part) {
+            running.ended = Some(order);
         }
     }
 }

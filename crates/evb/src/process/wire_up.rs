@@ -226,7 +226,7 @@ pub(super) fn join(manager: &str, unit: Unit, data: Option<String>) -> Result<Jo
     let deadline = Deadline::after(PATIENCE);
     let mut channel = Channel::new(millstream_rdma::connect::dial(manager, deadline)?);
     channel.send(&ToManager::join(unit, data)).doing("join the manager")?;
-    match channel.receive(deadline).doing("wait for the manager's welcome")? {
+    match channel.receive(deadline).map_err(manager_gone)? {
         FromManager::Welcome { setup, builders } => {
             setup.plan.check()?;
             Ok(Joined { channel, setup: *setup, builders, deadline })
@@ -256,10 +256,15 @@ pub(super) fn tell_prepared<T>(
 /// Says that this unit is ready, and waits for the start.
 pub(super) fn await_start(channel: &mut Channel, deadline: Deadline) -> Result<(), ProcessError> {
     channel.send(&ToManager::Ready).doing("tell the manager that all is ready")?;
-    match channel.receive(deadline).doing("wait for the start of the run")? {
+    match channel.receive(deadline).map_err(manager_gone)? {
         FromManager::Start => Ok(()),
         FromManager::Welcome { .. } => Err(out_of_turn(Unit::Manager)),
     }
+}
+
+/// The manager does not lead the unit to the start.
+fn manager_gone(cause: io::Error) -> ProcessError {
+    ProcessError::WireUp { unit: Unit::Manager, what: format!("does not start the run: {cause}") }
 }
 
 /// A frame that does not belong there.
