@@ -46,24 +46,26 @@ impl Drop for SharedBuffer {
     }
 }
 
-/// GB/s of `memcpy` in blocks of `block` bytes, for about `time`: each block goes from its place in
-/// a source to its place in a destination of `window` bytes each, in turn. A window of one block is
-/// the hot case; a large one is what an event builder's slots look like to the caches.
+/// GB/s of `memcpy` in blocks of `block` bytes, for about `time`: blocks are taken in turn from
+/// their places in a source of `source` bytes to their places in a destination of `window` bytes.
+/// One block each is the hot case; a large window is what an event builder's slots look like to the
+/// caches.
 ///
 /// # Errors
 /// What making the buffers reports.
 ///
 /// # Panics
-/// If `block` is zero or larger than `window`.
-pub fn memcpy(block: usize, window: usize, time: Duration) -> std::io::Result<f64> {
-    assert!(block > 0 && block <= window);
-    let (from, to) = (SharedBuffer::new(window)?, SharedBuffer::new(window)?);
-    let places = window / block;
-    let copy = |place: usize| {
+/// If `block` is zero or larger than `source` or `window`.
+pub fn memcpy(block: usize, source: usize, window: usize, time: Duration) -> std::io::Result<f64> {
+    assert!(block > 0 && block <= window && block <= source);
+    let (from, to) = (SharedBuffer::new(source)?, SharedBuffer::new(window)?);
+    let (sources, places) = (source / block, window / block);
+    let copy = |turn: usize| {
         // SAFETY: whole blocks inside both buffers, which do not overlap.
         unsafe {
-            let offset = place * block;
-            black_box(to.base.add(offset)).copy_from_nonoverlapping(black_box(from.base.add(offset)), block);
+            let here = from.base.add(turn % sources * block);
+            let there = to.base.add(turn % places * block);
+            black_box(there).copy_from_nonoverlapping(black_box(here), block);
         }
     };
     (0..places).for_each(copy);
@@ -73,7 +75,7 @@ pub fn memcpy(block: usize, window: usize, time: Duration) -> std::io::Result<f6
     let mut copies = 0usize;
     while start.elapsed() < time {
         for _ in 0..between_looks {
-            copy(copies % places);
+            copy(copies);
             copies += 1;
         }
     }
@@ -86,7 +88,7 @@ mod tests {
 
     #[test]
     fn a_copy_takes_time() {
-        let speed = memcpy(4096, 1 << 20, Duration::from_millis(5)).unwrap();
+        let speed = memcpy(4096, 8192, 1 << 20, Duration::from_millis(5)).unwrap();
         assert!(speed > 0.01 && speed < 10_000.0, "{speed}");
     }
 }

@@ -36,7 +36,7 @@ pub fn run(library_dir: Option<PathBuf>, rounds: usize) -> Result<Table, VerbsEr
         let mut baselines = Vec::new();
         let mut speeds = [const { Vec::new() }; 3];
         for _ in 0..rounds {
-            baselines.push(memcpy(size, size, Duration::from_millis(200))?);
+            baselines.push(memcpy(size, size, size, Duration::from_millis(200))?);
             for ((tool, _), speeds) in tools.iter().zip(&mut speeds) {
                 let arguments = ["-s", &size_text, "-n", &iterations];
                 let rows = Perftest::new(tool, &arguments, library_dir.clone()).run()?;

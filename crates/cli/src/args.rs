@@ -23,6 +23,16 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Build real camera events into the memory of two emulated cards, and check every byte
+    ///
+    /// First the 32 recorded events of the SST-1M camera once: three readout units, one per crate of the
+    /// camera, write them into two builder units' cards; the cards compare every checksum and compute the
+    /// camera's trigger; all 691,200 decisions must be those that the camera's own trigger took; accepted
+    /// events go to HDF5. Then the same events over and over, for throughput.
+    Demo(DemoOptions),
+    /// The event builder: check and run configurations (docs/event-builder.md)
+    #[command(subcommand)]
+    Evb(EvbCommand),
     /// List the RDMA devices that this machine offers
     Devices(DevicesOptions),
     /// Run any verbs program on the soft device
@@ -55,6 +65,52 @@ pub(crate) struct RunOptions {
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     pub(crate) program: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DemoOptions {
+    /// Folder with the packed camera data [default: data/sst1m, here or above the program]
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) data: Option<PathBuf>,
+    /// Where results go
+    #[arg(long, default_value = "target/demo", value_name = "FOLDER")]
+    pub(crate) out: PathBuf,
+    /// Passes over the events in the second run
+    #[arg(long, default_value_t = 2000, value_name = "N")]
+    pub(crate) replay: u64,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum EvbCommand {
+    /// Run a configuration on this host, every unit a process
+    Run(EvbRunOptions),
+    /// Say what is wrong with a configuration, and what it would take, without starting anything
+    Check {
+        /// The configuration
+        config: PathBuf,
+    },
+    /// Be one process of a run; `run` starts these
+    #[command(hide = true)]
+    Unit {
+        /// Which, and with what
+        #[arg(required = true)]
+        words: Vec<String>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EvbRunOptions {
+    /// The configuration
+    pub(crate) config: PathBuf,
+    /// Repeat the input this many times under running event numbers, whatever the configuration says
+    #[arg(long, value_name = "N")]
+    pub(crate) replay: Option<u64>,
+    /// Write the report as JSON; `-` for standard output
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Draw the throughput over time
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]

@@ -4,7 +4,9 @@
 
 mod args;
 mod bench;
+mod demo;
 mod devices;
+mod evb;
 mod run;
 mod stream;
 
@@ -23,6 +25,8 @@ fn main() -> ExitCode {
         return failed(&error);
     }
     let result: Result<ExitCode, Box<dyn std::error::Error>> = match arguments.command {
+        Command::Demo(options) => demo::run(&options),
+        Command::Evb(command) => evb::run(&command),
         Command::Devices(options) => devices::run(&options),
         Command::Run(options) => run::run(&options),
         Command::Env => run::print_environment(),

@@ -32,6 +32,8 @@ pub struct RunReport {
     pub accepted_events: u64,
     /// Events in the event files.
     pub stored_events: u64,
+    /// Accepted events that were only counted, because no more were to be stored.
+    pub counted_only_events: u64,
     /// The event files.
     pub event_files: Vec<String>,
     /// Where every fragment went.
@@ -229,9 +231,12 @@ impl RunReport {
             let wrong = trigger.compared.abs_diff(trigger.agreeing);
             problems.push(format!("{wrong} of {} trigger decisions disagree", trigger.compared));
         }
-        if self.stored_events != self.accepted_events {
-            let (accepted, stored) = (self.accepted_events, self.stored_events);
-            problems.push(format!("{accepted} events were accepted, {stored} stored"));
+        let (accepted, stored) = (self.accepted_events, self.stored_events);
+        if stored.saturating_add(self.counted_only_events) != accepted {
+            let counted = self.counted_only_events;
+            problems.push(format!(
+                "{accepted} events were accepted, {stored} stored and {counted} to be counted only"
+            ));
         }
         problems
     }

@@ -104,7 +104,8 @@ fn summarise(report: &RunReport, grid: &mut Grid) {
         1 => format!("{} stored in 1 file", count(report.stored_events)),
         _ => format!("{} stored in {files} files", count(report.stored_events)),
     };
-    let ink = if report.stored_events == report.accepted_events { Ink::Normal } else { Ink::Bad };
+    let known = report.stored_events.saturating_add(report.counted_only_events);
+    let ink = if known == report.accepted_events { Ink::Normal } else { Ink::Bad };
     grid.inked(["accepted", &count(report.accepted_events), &stored], ink);
     if let Some(trigger) = &report.trigger {
         let note = format!(

@@ -128,6 +128,12 @@ impl Config {
         Ok(config)
     }
 
+    /// Passes over the inputs, instead of what the file says; checked with everything else.
+    pub fn set_replay(&mut self, passes: u64) {
+        let span = self.tables.run.replay.as_ref().map_or(0..0, Spanned::span);
+        self.tables.run.replay = Some(Spanned::new(span, passes));
+    }
+
     /// An error about a value of the file.
     pub(super) fn at<T>(&self, value: &Spanned<T>, field: &str, problem: impl Into<Problem>) -> ConfigError {
         let line = Some(line_at(&self.lines, value.span().start));

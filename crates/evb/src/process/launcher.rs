@@ -9,6 +9,7 @@ use super::child::{Child, Told};
 use super::error::{Doing, ProcessError};
 use super::manager::{Event, Sample};
 use crate::config::{Landing, Setup};
+use crate::core::account::Totals;
 use crate::core::report::ReadoutReport;
 use crate::core::{Account, BuIndex, Ledger, RuIndex, StopCause, Unit};
 use std::collections::HashMap;
@@ -62,6 +63,10 @@ pub struct RunOutcome {
     pub elapsed: Option<Duration>,
     /// How far the run was, over time.
     pub samples: Vec<Sample>,
+    /// What the readout units counted, by index; none from those that were lost.
+    pub readouts: Vec<Option<ReadoutReport>>,
+    /// What became of the batches of the builder units, by index; none from those that were lost.
+    pub totals: Vec<Option<Totals>>,
     /// What the builder units saw beside, by index; none from those that were lost.
     pub builders: Vec<Option<BuilderStatistics>>,
     /// What the builder units' sinks have to tell people.
@@ -141,6 +146,8 @@ impl Launcher {
             account: None,
             elapsed: None,
             samples: Vec::new(),
+            readouts: vec![None; setup.plan.readouts()],
+            totals: vec![None; setup.plan.builders()],
             builders: vec![None; setup.plan.builders()],
             sinks: Vec::new(),
             troubles: Vec::new(),
@@ -290,10 +297,16 @@ impl Run<'_> {
     }
 
     fn readout_ended(&mut self, ru: RuIndex, report: ReadoutReport) {
+        if let Some(place) = self.outcome.readouts.get_mut(ru.index()) {
+            *place = Some(report.clone());
+        }
         self.ledger.readout(ru, report);
     }
 
     fn builder_ended(&mut self, bu: BuIndex, end: BuilderEnd, sink: Option<String>) {
+        if let Some(place) = self.outcome.totals.get_mut(bu.index()) {
+            *place = Some(end.report.done);
+        }
         self.ledger.builder(bu, end.report);
         if let Some(place) = self.outcome.builders.get_mut(bu.index()) {
             *place = Some(end.statistics);

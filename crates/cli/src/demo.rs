@@ -1,0 +1,151 @@
+//! `millstream demo`: the main job on real data.
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use millstream_evb::config::Setup;
+use millstream_evb::core::BuIndex;
+use millstream_fragment::unpack::unpack;
+use millstream_report::camera::{self, Decision, Event, Geometry};
+use millstream_report::{RunReport, Style, save, table, throughput};
+use millstream_store::EventReader;
+use millstream_store::camera::{SAMPLES, WAVEFORMS_DATASET};
+
+use crate::args::DemoOptions;
+use crate::evb;
+
+/// Decisions in the recorded events: 32 events, 50 samples, 432 patches.
+const DECISIONS: u64 = 32 * 50 * 432;
+
+pub(crate) fn run(options: &DemoOptions) -> Result<ExitCode, Box<dyn Error>> {
+    let packed = match &options.data {
+        Some(folder) => folder.clone(),
+        None => {
+            find_data().ok_or("no data/sst1m here or above the program; --data FOLDER says where it is")?
+        }
+    };
+    std::fs::create_dir_all(&options.out)
+        .map_err(|error| format!("cannot create {}: {error}", options.out.display()))?;
+    let out = options.out.canonicalize()?;
+    let data = out.join("data");
+    unpack(&packed, &data)?;
+    for table in ["patches.csv", "pixels.csv"] {
+        std::fs::copy(packed.join(table), data.join(table))
+            .map_err(|error| format!("cannot copy {}: {error}", packed.join(table).display()))?;
+    }
+
+    println!("1. All 32 recorded events of the SST-1M camera, once: every checksum compared, the camera's");
+    println!("   trigger computed in card memory and compared with what the camera's own trigger decided.\n");
+    let first = Pass { name: "camera", replay: 1, batch: 4, slots: 8, verify: true, keep: 32 };
+    let (setup, report) = first.run(&out)?;
+    let compared = report.trigger.as_ref().map_or(0, |trigger| trigger.compared);
+    if report.derived().success && compared != DECISIONS {
+        return Err(format!("{compared} decisions were compared, not {DECISIONS}").into());
+    }
+    if !report.derived().success {
+        return Ok(evb::exit_code(&report));
+    }
+    let picture = draw_brightest(&setup, &data, &out)?;
+
+    println!("\n2. The same events {} times under running numbers, for throughput.\n", options.replay);
+    let second = Pass { name: "replay", replay: options.replay, batch: 32, slots: 8, verify: false, keep: 0 };
+    let (_, replayed) = second.run(&out)?;
+    let rate = out.join("replay.svg");
+    save(&rate, &throughput::draw(&replayed))?;
+
+    println!("\nresults in {}", out.display());
+    println!("  camera.bu0.h5, camera.bu1.h5  the accepted events (docs/output.md)");
+    println!("  camera.json, replay.json      the tables above for programs");
+    println!("  {}  one accepted event, its triggered patches outlined", file_name(&picture));
+    println!("  {}  throughput over time", file_name(&rate));
+    println!(
+        "  camera.toml, replay.toml      the configurations: millstream evb run {}",
+        out.join("camera.toml").display()
+    );
+    Ok(evb::exit_code(&replayed))
+}
+
+fn file_name(path: &Path) -> String {
+    format!("{:28}", path.file_name().unwrap_or_default().to_string_lossy())
+}
+
+/// The data of a checkout: from the working folder, or from above `target/release/millstream`.
+fn find_data() -> Option<PathBuf> {
+    let here = std::env::current_dir().ok();
+    let program = std::env::current_exe().ok();
+    let starts = here.iter().chain(program.iter());
+    starts
+        .flat_map(|path| path.ancestors())
+        .map(|folder| folder.join("data/sst1m"))
+        .find(|path| path.is_dir())
+}
+
+/// One run of the demonstration.
+struct Pass {
+    name: &'static str,
+    replay: u64,
+    batch: u32,
+    slots: u32,
+    verify: bool,
+    keep: u64,
+}
+
+impl Pass {
+    fn run(&self, out: &Path) -> Result<(Setup, RunReport), Box<dyn Error>> {
+        let path = out.join(format!("{}.toml", self.name));
+        save(&path, &self.configuration())?;
+        let setup = evb::load(&path, None)?;
+        let report = evb::run_setup(&setup)?;
+        print!("{}", table::render(&report, Style::of(&std::io::stdout())));
+        save(&out.join(format!("{}.json", self.name)), &report.to_json())?;
+        Ok((setup, report))
+    }
+
+    fn configuration(&self) -> String {
+        let Self { name, replay, batch, slots, verify, keep } = self;
+        let mut text = format!(
+            "# Three crates of a camera, two builder units with a card each.\n\
+             [run]\nname = \"{name}\"\nbatch = {batch}\nreplay = {replay}\n\n\
+             [output]\ndirectory = \".\"\nkeep = {keep}\n\n\
+             [check]\ntruth = \"data/truth.mfs\"\n",
+        );
+        for crate_number in 1..=3 {
+            text += &format!(
+                "\n[[readout]]\nname = \"crate{crate_number}\"\ninput = \"data/crate{crate_number}.mfs\"\n"
+            );
+        }
+        for unit in 0..2 {
+            text += &format!(
+                "\n[[builder]]\nname = \"bu{unit}\"\ncard = \"card{unit}\"\nslots = {slots}\n\n\
+                 [[card]]\nname = \"card{unit}\"\nmemory = \"128MiB\"\nkernel = \"cluster7\"\n\
+                 patches = \"data/patches.csv\"\nthreshold = 336\nverify = {verify}\n"
+            );
+        }
+        text
+    }
+}
+
+/// Draws the stored event with the most decisions set.
+fn draw_brightest(setup: &Setup, data: &Path, out: &Path) -> Result<PathBuf, Box<dyn Error>> {
+    let mut best: Option<(usize, u64, Vec<i16>, Vec<Decision>)> = None;
+    for bu in 0..setup.builders.len() {
+        let Some(path) = evb::event_file(setup, BuIndex(bu as u16)) else { continue };
+        let file = EventReader::open(&path)?;
+        for (row, &number) in file.numbers().iter().enumerate() {
+            let Some(trigger) = file.trigger(row)? else { continue };
+            if best.as_ref().is_none_or(|(set, ..)| trigger.set.len() > *set) {
+                let triggered =
+                    trigger.set.iter().map(|d| Decision { sample: d.sample, patch: d.patch }).collect();
+                best = Some((trigger.set.len(), number, file.row_i16(WAVEFORMS_DATASET, row)?, triggered));
+            }
+        }
+    }
+    let (_, number, waveforms, triggered) = best.ok_or("no event was stored")?;
+    let event =
+        Event { run: &setup.name, number, waveforms: &waveforms, samples: SAMPLES, triggered: &triggered };
+    let picture = camera::draw(&Geometry::load(&data.join("pixels.csv"))?, &event)?;
+    let path = out.join(format!("event-{number}.svg"));
+    save(&path, &picture)?;
+    Ok(path)
+}

@@ -1,0 +1,150 @@
+//! `millstream evb`: runs of the event builder.
+
+mod outcome;
+mod peak;
+mod sink;
+
+use std::error::Error;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use millstream_bench::memory::memcpy;
+use millstream_evb::config::{Config, Landing, Setup};
+use millstream_evb::process::child::Child;
+use millstream_evb::process::launcher::{Happening, Launcher};
+use millstream_report::{Bytes, BytesPerSecond, Memcpy, Progress, RunReport, Style, save, table, throughput};
+
+use crate::args::{EvbCommand, EvbRunOptions};
+
+use peak::Peaks;
+pub(crate) use sink::event_file;
+
+pub(crate) fn run(command: &EvbCommand) -> Result<ExitCode, Box<dyn Error>> {
+    match command {
+        EvbCommand::Run(options) => {
+            let setup = load(&options.config, options.replay)?;
+            let report = run_setup(&setup)?;
+            print!("{}", table::render(&report, Style::of(&std::io::stdout())));
+            write_results(&report, options)?;
+            Ok(exit_code(&report))
+        }
+        EvbCommand::Check { config } => {
+            let setup = load(config, None)?;
+            describe(&setup);
+            Ok(ExitCode::SUCCESS)
+        }
+        EvbCommand::Unit { words } => {
+            let good = Child::from_arguments(words)?.run(&sink::make)?;
+            Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        }
+    }
+}
+
+/// Failed runs are failed commands.
+pub(crate) fn exit_code(report: &RunReport) -> ExitCode {
+    if report.derived().success { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Reads and checks a configuration; `replay` overrides what it says.
+pub(crate) fn load(path: &Path, replay: Option<u64>) -> Result<Setup, Box<dyn Error>> {
+    let mut config = Config::load(path)?;
+    if let Some(replay) = replay {
+        config.set_replay(replay);
+    }
+    Ok(config.check()?)
+}
+
+/// Runs a checked configuration on this host and reports on it.
+pub(crate) fn run_setup(setup: &Setup) -> Result<RunReport, Box<dyn Error>> {
+    if let Some(output) = &setup.output {
+        std::fs::create_dir_all(&output.directory)
+            .map_err(|error| format!("cannot create {}: {error}", output.directory.display()))?;
+    }
+    let baseline = baseline(setup)?;
+    let progress = Progress::new(&setup.name, setup.plan.events.get());
+    let mut peaks = Peaks::default();
+    let launcher = Launcher {
+        program: std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?,
+        arguments: ["evb", "unit"].map(OsString::from).to_vec(),
+    };
+    let bytes_per_event = outcome::payload_per_event(setup);
+    let result = launcher.run(setup, &mut |happening| {
+        peaks.watch(happening);
+        if let Happening::Progress(sample) = happening {
+            let events = sample.done.events();
+            let payload = (events as f64 * bytes_per_event) as u64;
+            progress.update(events, Bytes(payload), sample.elapsed);
+        }
+    });
+    drop(progress);
+    if let Some(output) = &setup.output {
+        // What a killed builder unit was writing is not whole.
+        millstream_store::clean_partials(&output.directory)?;
+    }
+    Ok(outcome::report(setup, &result?, &peaks, baseline))
+}
+
+/// What a plain copy reaches here: blocks as long as one source's part of a batch, from memory as
+/// large as an input into memory as large as the slots.
+fn baseline(setup: &Setup) -> Result<Memcpy, Box<dyn Error>> {
+    const TIME: Duration = Duration::from_millis(300);
+    let batch = u64::from(setup.plan.batch.get());
+    let events = setup.file_events * setup.layout.places.len() as u64;
+    let inputs: u64 = outcome::input_bytes(setup);
+    let block = (inputs / events.max(1) * batch).max(64) as usize;
+    let slots: u64 = (0..setup.plan.builders()).map(|bu| setup.landing_bytes(bu).0).sum();
+    let source = (inputs as usize / setup.readouts.len().max(1)).max(block);
+    let rate = memcpy(block, source, (slots as usize).max(block), TIME)?;
+    Ok(Memcpy { block_bytes: Bytes(block as u64), bytes_per_s: BytesPerSecond(rate * 1e9) })
+}
+
+fn write_results(report: &RunReport, options: &EvbRunOptions) -> Result<(), Box<dyn Error>> {
+    if let Some(path) = &options.json {
+        if path == Path::new("-") {
+            print!("{}", report.to_json());
+        } else {
+            save(path, &report.to_json())?;
+            println!("JSON: {}", path.display());
+        }
+    }
+    if let Some(path) = &options.svg {
+        save(path, &throughput::draw(report))?;
+        println!("picture: {}", path.display());
+    }
+    Ok(())
+}
+
+/// What a run would take, without starting it.
+fn describe(setup: &Setup) {
+    let units = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+    println!(
+        "{}: {}, {}, {} sources, {} events in batches of {}",
+        setup.name,
+        units(setup.readouts.len(), "readout unit"),
+        units(setup.builders.len(), "builder unit"),
+        setup.layout.places.len(),
+        setup.plan.events.get(),
+        setup.plan.batch,
+    );
+    for (index, builder) in setup.builders.iter().enumerate() {
+        let place = match &builder.landing {
+            Landing::Host => "its own memory".to_owned(),
+            Landing::Card(card) => format!("{} of {} B", card.name, card.memory.0),
+        };
+        println!(
+            "  {}: {} slots of {} B, {} B of {place}",
+            builder.name,
+            setup.plan.slots[index],
+            setup.layout.slot_bytes.0,
+            setup.landing_bytes(index).0,
+        );
+    }
+    println!("nothing wrong with it");
+}
+
+/// The folder of a file.
+pub(crate) fn folder(path: &Path) -> PathBuf {
+    path.parent().map_or_else(PathBuf::new, Path::to_owned)
+}

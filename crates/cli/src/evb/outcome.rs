@@ -1,0 +1,185 @@
+//! From what a run left to what people read.
+
+use millstream_evb::config::{BuilderSetup, Kernel, Landing, Setup};
+use millstream_evb::core::account::Tally;
+use millstream_evb::core::{Account, BuIndex, RuIndex, Unit};
+use millstream_evb::process::RunOutcome;
+use millstream_evb::process::launcher::Part;
+use millstream_fragment::stream::Stream;
+use millstream_report::{
+    Bytes, Conservation, Fate, Memcpy, RunReport, Sample, Seconds, Term, TriggerCheck, UnitReport,
+};
+
+use super::peak::Peaks;
+
+/// Payload of all inputs. Inputs were checked before; one that is gone now counts nothing here and
+/// fails the run elsewhere.
+pub(super) fn input_bytes(setup: &Setup) -> u64 {
+    let payload = |stream: Stream| -> u64 {
+        stream
+            .sources()
+            .flat_map(|source| source.entries(0..source.len()).map(|entry| u64::from(entry.len)))
+            .sum()
+    };
+    setup.readouts.iter().filter_map(|readout| Stream::open(&readout.input).ok()).map(payload).sum()
+}
+
+pub(super) fn payload_per_event(setup: &Setup) -> f64 {
+    input_bytes(setup) as f64 / setup.file_events.max(1) as f64
+}
+
+pub(super) fn report(setup: &Setup, outcome: &RunOutcome, peaks: &Peaks, memcpy: Memcpy) -> RunReport {
+    let per_event = payload_per_event(setup);
+    let statistics: Vec<_> = outcome.builders.iter().flatten().collect();
+    let mut report = RunReport {
+        name: setup.name.clone(),
+        software: concat!("millstream ", env!("CARGO_PKG_VERSION")).to_owned(),
+        memcpy: Some(memcpy),
+        duration_s: Seconds(outcome.elapsed.unwrap_or_default().as_secs_f64()),
+        stored_events: statistics.iter().map(|s| s.stored).sum(),
+        counted_only_events: counted_only(setup, outcome),
+        event_files: outcome.sinks.iter().map(|(_, told)| told.clone()).collect(),
+        samples: outcome
+            .samples
+            .iter()
+            .map(|sample| Sample {
+                at_s: Seconds(sample.elapsed.as_secs_f64()),
+                events: sample.done.events(),
+                payload_bytes: Bytes((sample.done.events() as f64 * per_event) as u64),
+            })
+            .collect(),
+        units: units(setup, outcome, peaks),
+        ..RunReport::default()
+    };
+    if let (Some(kernel), Some(_)) = (kernel_name(setup), &setup.truth) {
+        report.trigger = Some(TriggerCheck {
+            kernel: kernel.to_owned(),
+            compared: statistics.iter().map(|s| s.agreement.compared).sum(),
+            agreeing: statistics.iter().map(|s| s.agreement.equal).sum(),
+            set: statistics.iter().map(|s| s.decisions_set).sum(),
+        });
+    }
+    let stopped = match &outcome.account {
+        Some(account) => take_account(&mut report, account),
+        None => Some("the run did not start".to_owned()),
+    };
+    let seen = statistics.iter().filter_map(|s| s.trouble.clone());
+    let troubles = outcome.troubles.iter().map(|trouble| {
+        format!("{}: {}: {}", name(setup, &trouble.part), trouble.status, trouble.said.trim())
+    });
+    let words: Vec<String> = stopped.into_iter().chain(seen).chain(troubles).collect();
+    report.error = (!words.is_empty()).then(|| words.join("; "));
+    report
+}
+
+/// Takes the account's numbers; what stopped the run early, if anything did.
+fn take_account(report: &mut RunReport, account: &Account) -> Option<String> {
+    report.events = account.built.events;
+    report.fragments = account.built.fragments;
+    report.payload_bytes = Bytes(account.read.bytes.0);
+    report.accepted_events = account.accepted;
+    let term = |fate, cause: &str, tally: Tally| Term {
+        fate,
+        cause: cause.to_owned(),
+        events: tally.events,
+        fragments: tally.fragments,
+    };
+    let mut terms = vec![term(Fate::Built, "whole", account.built)];
+    let lost = account.incomplete.by_cause().map(|(cause, tally)| term(Fate::Incomplete, cause, tally));
+    terms.extend(lost.into_iter().filter(|term| term.events != 0 || term.fragments != 0));
+    let thrown = account.discarded.by_cause().map(|(cause, tally)| term(Fate::Discarded, cause, tally));
+    terms.extend(thrown.into_iter().filter(|term| term.events != 0 || term.fragments != 0));
+    report.conservation = Conservation {
+        fragments_read: account.fragments_read(),
+        terms,
+        violations: account.violations.iter().map(ToString::to_string).collect(),
+    };
+    (!account.cause.is_success() || !account.lost.is_empty()).then(|| {
+        let lost: Vec<String> = account.lost.iter().map(ToString::to_string).collect();
+        let lost = if lost.is_empty() { String::new() } else { format!(" (lost: {})", lost.join(", ")) };
+        format!("the run was stopped: {}{lost}", account.cause)
+    })
+}
+
+/// Accepted events that the configuration does not want stored.
+fn counted_only(setup: &Setup, outcome: &RunOutcome) -> u64 {
+    let keep = setup.output.as_ref().map_or(0, |output| output.keep);
+    outcome.totals.iter().flatten().map(|totals| totals.accepted.saturating_sub(keep)).sum()
+}
+
+fn kernel_name(setup: &Setup) -> Option<&'static str> {
+    setup.builders.iter().find_map(|builder| match &builder.landing {
+        Landing::Card(card) => match card.kernel {
+            Kernel::None => None,
+            Kernel::Verify => Some("verify"),
+            Kernel::Cluster7 { .. } => Some("cluster7"),
+        },
+        Landing::Host => None,
+    })
+}
+
+fn name(setup: &Setup, part: &Part) -> String {
+    match part {
+        Part::Unit(Unit::Manager) => "event manager".to_owned(),
+        Part::Unit(Unit::Readout(ru)) => setup
+            .readouts
+            .get(ru.index())
+            .map_or_else(|| ru.to_string(), |unit| format!("readout {}", unit.name)),
+        Part::Unit(Unit::Builder(bu)) => setup
+            .builders
+            .get(bu.index())
+            .map_or_else(|| bu.to_string(), |unit| format!("builder {}", unit.name)),
+        Part::Card(card) => format!("card {card}"),
+    }
+}
+
+fn units(setup: &Setup, outcome: &RunOutcome, peaks: &Peaks) -> Vec<UnitReport> {
+    let readouts = (0..setup.readouts.len()).map(|i| Part::Unit(Unit::Readout(RuIndex(i as u16))));
+    let builders = (0..setup.builders.len()).map(|i| Part::Unit(Unit::Builder(BuIndex(i as u16))));
+    let cards = setup.builders.iter().filter_map(|builder| match &builder.landing {
+        Landing::Card(card) => Some(Part::Card(card.name.clone())),
+        Landing::Host => None,
+    });
+    let manager = std::iter::once(Part::Unit(Unit::Manager));
+    let parts: Vec<Part> = manager.chain(readouts).chain(builders).chain(cards).collect();
+    parts
+        .iter()
+        .map(|part| {
+            let trouble = outcome.troubles.iter().find(|trouble| trouble.part == *part);
+            let [events, fragments, bytes] = handled(setup, outcome, part);
+            UnitReport {
+                name: name(setup, part),
+                events,
+                fragments,
+                payload_bytes: Bytes(bytes),
+                peak_memory_bytes: peaks.of(part),
+                end: trouble.map_or_else(|| "done".to_owned(), |trouble| trouble.status.to_string()),
+            }
+        })
+        .collect()
+}
+
+/// Events, fragments and payload bytes of one unit.
+fn handled(setup: &Setup, outcome: &RunOutcome, part: &Part) -> [u64; 3] {
+    let builder = |bu: usize| {
+        let done = outcome.totals.get(bu).copied().flatten().unwrap_or_default();
+        let bytes = done.events() as f64 * payload_per_event(setup);
+        [done.events(), done.fragments(), bytes as u64]
+    };
+    match part {
+        Part::Unit(Unit::Readout(ru)) => match outcome.readouts.get(ru.index()) {
+            Some(Some(report)) => {
+                let sources = setup.plan.sources.get(ru.index()).map_or(1, |n| u64::from(n.get()));
+                [report.fragments_read / sources, report.fragments_read, report.bytes_read.0]
+            }
+            _ => [0; 3],
+        },
+        Part::Unit(Unit::Builder(bu)) => builder(bu.index()),
+        // The manager sees batches go by; a card works for its builder unit.
+        Part::Unit(Unit::Manager) => [outcome.account.as_ref().map_or(0, |a| a.built.events), 0, 0],
+        Part::Card(name) => {
+            let of = |b: &BuilderSetup| matches!(&b.landing, Landing::Card(card) if card.name == *name);
+            setup.builders.iter().position(of).map_or([0; 3], builder)
+        }
+    }
+}
