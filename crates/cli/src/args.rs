@@ -147,4 +147,13 @@ pub(crate) enum BenchWhat {
         #[arg(long, default_value_t = 5)]
         rounds: usize,
     },
+    /// The event builder, by number of units, batch size and kernel
+    Evb {
+        /// Runs of each case; medians are printed
+        #[arg(long, default_value_t = 3)]
+        rounds: usize,
+        /// About how long each run lasts
+        #[arg(long, default_value_t = 0.7, value_name = "SECONDS")]
+        seconds: f64,
+    },
 }

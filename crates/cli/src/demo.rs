@@ -71,7 +71,7 @@ fn file_name(path: &Path) -> String {
 }
 
 /// The data of a checkout: from the working folder, or from above `target/release/millstream`.
-fn find_data() -> Option<PathBuf> {
+pub(crate) fn find_data() -> Option<PathBuf> {
     let here = std::env::current_dir().ok();
     let program = std::env::current_exe().ok();
     let starts = here.iter().chain(program.iter());

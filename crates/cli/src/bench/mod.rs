@@ -1,5 +1,7 @@
 //! `millstream bench`.
 
+mod evb;
+
 use std::error::Error;
 use std::process::ExitCode;
 
@@ -9,6 +11,7 @@ use crate::run::library_dir;
 pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
     let (name, table) = match options.what {
         BenchWhat::Verbs { rounds } => ("verbs", millstream_bench::verbs::run(Some(library_dir()?), rounds)?),
+        BenchWhat::Evb { rounds, seconds } => ("evb", evb::run(&options.out, rounds, seconds)?),
     };
     print!("{table}");
     let path = options.out.join(format!("{name}.jsonl"));
