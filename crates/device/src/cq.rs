@@ -17,7 +17,7 @@ use crate::errno::{Errno, Result};
 use crate::event::{AsyncEvent, EVENT_CQ_ERR};
 use crate::layout::{ARM_ANY, ARM_NONE, ARM_SOLICITED, CqRing, Cqe, cq_ring_len};
 use crate::qp::Qp;
-use crate::types::{WC_SUCCESS, Wc};
+use crate::types::{WC_GENERAL_ERR, WC_OP_RECV, WC_SUCCESS, Wc};
 
 /// A completion queue.
 #[derive(Debug)]
@@ -178,7 +178,7 @@ impl Cq {
         let mut n = 0;
         while n < out.len() {
             let Some(own) = consumer.own.pop_front() else { break };
-            if let Some(qp) = host.qp_for_poller(own.wc.qp_num) {
+            if let Some(qp) = host.sender_for_poller(own.wc.qp_num) {
                 qp.reclaim(own.posted);
             }
             out[n] = own.wc;
@@ -190,15 +190,18 @@ impl Cq {
             let Some(cqe) = self.read(head) else { break };
             head = head.wrapping_add(1);
             // Completions of queue pairs that are gone, or that no request matches, are dropped.
-            if let Some(qp) = host.qp_for_poller(cqe.qpn)
-                && let Some(wr_id) = qp.received(cqe.sequence)
+            if let Some(qp) = host.receiver_for_poller(cqe.qpn, self.arena_offset())
+                && let Some(receive) = qp.received(cqe.sequence)
             {
+                // What a peer wrote is passed on as far as it is possible: programs rely on the rest.
+                let opcode = WC_OP_RECV | u32::from(cqe.opcode) & 1;
+                let room = if opcode == WC_OP_RECV { receive.room } else { u32::MAX };
                 out[n] = Wc {
-                    wr_id,
-                    status: cqe.status.into(),
-                    opcode: cqe.opcode.into(),
+                    wr_id: receive.wr_id,
+                    status: u32::from(cqe.status).min(WC_GENERAL_ERR),
+                    opcode,
                     vendor_err: if cqe.status == WC_SUCCESS as u16 { 0 } else { cqe.detail },
-                    byte_len: cqe.byte_len,
+                    byte_len: cqe.byte_len.min(room),
                     imm: cqe.imm,
                     qp_num: cqe.qpn,
                     src_qp: if cqe.status == WC_SUCCESS as u16 { cqe.detail } else { 0 },
@@ -424,5 +427,67 @@ impl RemoteCq {
         }
         guard.release_fenced();
         Ok(wants_event(ring, solicited))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pd::Pd;
+    use crate::qp::state::{Attributes, State, attr};
+    use crate::qp::{Capacity, Kind, Receives};
+    use crate::types::Sge;
+
+    fn queue_pair(context: &Arc<Context>, cq: &Arc<Cq>) -> Arc<Qp> {
+        let capacity =
+            Capacity { max_recv_wr: 4, max_recv_sge: 2, max_send_wr: 1, ..Capacity::default() };
+        let pd = Pd::new(context);
+        let qp = Qp::new(&pd, cq, cq, capacity, true, Kind::Rc, Receives::Own).unwrap();
+        let init = Attributes { state: State::Init, port: 1, ..Attributes::default() };
+        qp.modify(&init, attr::STATE | attr::PORT | attr::PKEY_INDEX | attr::ACCESS_FLAGS).unwrap();
+        qp
+    }
+
+    /// What a peer that writes whatever it likes would do.
+    fn forge(cq: &Cq, cqe: Cqe) {
+        let ring = RemoteCq { ring: cq.ring, mask: cq.capacity as u32 - 1 };
+        ring.push(cq.context.host.pid, cqe, false).unwrap();
+    }
+
+    #[test]
+    fn a_completion_in_the_wrong_queue_is_dropped() {
+        let context = Context::open().unwrap();
+        let [here, elsewhere] = [(); 2].map(|()| Cq::new(&context, 8, None).unwrap());
+        let qp = queue_pair(&context, &elsewhere);
+        qp.post_recv(7, &[]).unwrap();
+        let cqe = Cqe { qpn: qp.qpn(), opcode: WC_OP_RECV as u16, ..Cqe::default() };
+        forge(&here, cqe);
+        assert_eq!(here.poll(&mut [Wc::default()]), Ok(0));
+        forge(&elsewhere, cqe);
+        let mut out = [Wc::default()];
+        assert_eq!(elsewhere.poll(&mut out), Ok(1));
+        assert_eq!(out[0].wr_id, 7);
+    }
+
+    #[test]
+    fn a_completion_says_nothing_impossible() {
+        let context = Context::open().unwrap();
+        let cq = Cq::new(&context, 8, None).unwrap();
+        let qp = queue_pair(&context, &cq);
+        let room = |length| Sge { length, ..Sge::default() };
+        qp.post_recv(7, &[room(100), room(28)]).unwrap();
+        qp.post_recv(8, &[room(u32::MAX), room(u32::MAX)]).unwrap();
+        let cqe = Cqe { qpn: qp.qpn(), status: 999, opcode: 2, byte_len: 129, ..Cqe::default() };
+        forge(&cq, cqe);
+        forge(&cq, Cqe { sequence: 1, status: 0, byte_len: u32::MAX, ..cqe });
+        // Neither was posted.
+        forge(&cq, Cqe { sequence: 2, ..cqe });
+        forge(&cq, Cqe { qpn: qp.qpn() ^ 1, ..cqe });
+        let mut out = [Wc::default(); 4];
+        assert_eq!(cq.poll(&mut out), Ok(2));
+        let [first, second, ..] = out;
+        assert_eq!((first.wr_id, first.status, first.opcode), (7, WC_GENERAL_ERR, WC_OP_RECV));
+        assert_eq!(first.byte_len, 128);
+        assert_eq!((second.wr_id, second.status, second.byte_len), (8, WC_SUCCESS, u32::MAX));
     }
 }

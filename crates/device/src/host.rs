@@ -35,7 +35,7 @@ pub(crate) struct Host {
     pub(crate) mrs: MrTable,
     pub(crate) progress: Progress,
     /// By index; valid while registered, see [`Host::remove_qp`].
-    qps: Box<[AtomicPtr<Qp>]>,
+    qps: Box<[Registered]>,
     qp_list: Mutex<HashMap<u32, Weak<Qp>>>,
     /// Low bits of queue pair numbers that are free, in random order. One that was given back rests
     /// as long as possible: its former peers may not have noticed.
@@ -43,6 +43,14 @@ pub(crate) struct Host {
     channels: Mutex<HashMap<u32, Arc<EventFd>>>,
     next_id: AtomicU32,
     peers: Mutex<HashMap<u32, Arc<Peer>>>,
+}
+
+/// A queue pair as pollers find it.
+#[derive(Debug, Default)]
+struct Registered {
+    qp: AtomicPtr<Qp>,
+    /// Where its receive completion queue lies in the arena; zero before `qp` is set and after it is not.
+    recv_cq: AtomicU32,
 }
 
 static HOST: Mutex<Option<&'static Host>> = Mutex::new(None);
@@ -75,7 +83,7 @@ impl Host {
             files: Files::default(),
             mrs: MrTable::default(),
             progress: Progress::new()?,
-            qps: (0..MAX_QP).map(|_| AtomicPtr::default()).collect(),
+            qps: (0..MAX_QP).map(|_| Registered::default()).collect(),
             qp_list: Mutex::default(),
             free_qpns: Mutex::new(shuffled(MAX_QP as u32)),
             channels: Mutex::default(),
@@ -139,24 +147,42 @@ impl Host {
     pub(crate) fn add_qp(&self, qp: &Arc<Qp>) {
         let index = qp.qpn() % MAX_QP as u32;
         self.qp_list.lock().expect("no panic under this lock").insert(index, Arc::downgrade(qp));
-        self.qps[index as usize].store(Arc::as_ptr(qp).cast_mut(), Ordering::Release);
+        let registered = &self.qps[index as usize];
+        registered.qp.store(Arc::as_ptr(qp).cast_mut(), Ordering::Release);
+        registered.recv_cq.store(qp.recv_cq_offset(), Ordering::Release);
     }
 
     /// Forgets a queue pair. The caller holds the consumer locks of both its completion queues, so
     /// that no poller is looking at it.
     pub(crate) fn remove_qp(&self, qpn: u32) {
         let index = qpn % MAX_QP as u32;
-        self.qps[index as usize].store(std::ptr::null_mut(), Ordering::Release);
+        let registered = &self.qps[index as usize];
+        registered.recv_cq.store(0, Ordering::Release);
+        registered.qp.store(std::ptr::null_mut(), Ordering::Release);
         self.qp_list.lock().expect("no panic under this lock").remove(&index);
         self.free_qpns.lock().expect("no panic under this lock").push_back(index);
     }
 
-    /// The queue pair `qpn`, for a poller that holds the lock of a completion queue it uses.
+    /// The queue pair `qpn`, for a poller that holds the lock of the completion queue for its sends.
     #[inline]
-    pub(crate) fn qp_for_poller(&self, qpn: u32) -> Option<&Qp> {
-        let pointer = self.qps[qpn as usize % MAX_QP].load(Ordering::Acquire);
+    pub(crate) fn sender_for_poller(&self, qpn: u32) -> Option<&Qp> {
+        let pointer = self.qps[qpn as usize % MAX_QP].qp.load(Ordering::Acquire);
         // SAFETY: registered pointers are valid; removal needs the lock that the caller holds.
         let qp = unsafe { pointer.as_ref() }?;
+        (qp.qpn() == qpn).then_some(qp)
+    }
+
+    /// The queue pair `qpn`, for a poller that holds the lock of the completion queue at `recv_cq`.
+    /// The number comes from shared memory: it may be that of a queue pair that completes elsewhere
+    /// and can be removed at any moment, so nothing behind the pointer is looked at before that is known.
+    #[inline]
+    pub(crate) fn receiver_for_poller(&self, qpn: u32, recv_cq: u32) -> Option<&Qp> {
+        let registered = &self.qps[qpn as usize % MAX_QP];
+        if registered.recv_cq.load(Ordering::Acquire) != recv_cq {
+            return None;
+        }
+        // SAFETY: registered, and as just seen its removal needs the lock that the caller holds.
+        let qp = unsafe { registered.qp.load(Ordering::Acquire).as_ref() }?;
         (qp.qpn() == qpn).then_some(qp)
     }
 

@@ -12,6 +12,7 @@ use crate::greeting::{Message, Op};
 use crate::host::Host;
 use crate::layout::{RecvSlot, SrqRing, recv_slot_len, srq_len};
 use crate::pd::Pd;
+use crate::qp::{Note, Received};
 use crate::types::Sge;
 
 /// A shared receive queue.
@@ -26,7 +27,7 @@ pub struct Srq {
     max_wr: u32,
     max_sge: u32,
     poster: SpinLock<Poster>,
-    names: Box<[AtomicU64]>,
+    notes: Box<[Note]>,
     posted: Box<[AtomicBool]>,
     /// Queue pairs that use this queue.
     users: AtomicU32,
@@ -69,7 +70,7 @@ impl Srq {
             max_wr,
             max_sge,
             poster: SpinLock::new(Poster { tail: 0, free: (0..max_wr).rev().collect() }),
-            names: (0..count).map(|_| AtomicU64::new(0)).collect(),
+            notes: (0..count).map(|_| Note::default()).collect(),
             posted: (0..count).map(|_| AtomicBool::new(false)).collect(),
             users: AtomicU32::new(0),
             user: AtomicU64::new(0),
@@ -131,7 +132,7 @@ impl Srq {
         }
         let mut poster = self.poster.lock();
         let slot = poster.free.pop().ok_or(Errno::NOMEM)?;
-        let mask = self.ring.mask.load(Ordering::Relaxed) & (self.names.len() as u32 - 1);
+        let mask = self.ring.mask.load(Ordering::Relaxed) & (self.notes.len() as u32 - 1);
         let base = self.host.arena.at(self.block.offset).as_ptr();
         // SAFETY: slot and place in the order are inside the block; the slot is free.
         unsafe {
@@ -142,7 +143,7 @@ impl Srq {
             let order = base.add(size_of::<SrqRing>()).cast::<u32>();
             order.add((poster.tail & mask) as usize).write_volatile(slot);
         }
-        self.names[slot as usize].store(wr_id, Ordering::Relaxed);
+        self.notes[slot as usize].write(wr_id, sges);
         self.posted[slot as usize].store(true, Ordering::Release);
         poster.tail = poster.tail.wrapping_add(1);
         self.ring.tail.store(poster.tail, Ordering::Release);
@@ -168,15 +169,15 @@ impl Srq {
         }
     }
 
-    /// Takes the request in `slot` as completed: its name, once.
+    /// Takes the request in `slot` as completed, once.
     #[inline]
-    pub(crate) fn complete(&self, slot: u32) -> Option<u64> {
+    pub(crate) fn complete(&self, slot: u32) -> Option<Received> {
         if !self.posted.get(slot as usize)?.swap(false, Ordering::AcqRel) {
             return None;
         }
-        let name = self.names[slot as usize].load(Ordering::Relaxed);
+        let received = self.notes[slot as usize].read();
         self.poster.lock().free.push(slot);
-        Some(name)
+        Some(received)
     }
 
     /// Takes back a request that a peer took and will not complete.

@@ -19,6 +19,13 @@ pub fn total_len(sges: &[Sge]) -> u64 {
     sges.iter().map(|s| u64::from(s.length)).sum()
 }
 
+/// The same, as much of it as a completion can report.
+#[inline]
+#[must_use]
+pub(crate) fn room(sges: &[Sge]) -> u32 {
+    u32::try_from(total_len(sges)).unwrap_or(u32::MAX)
+}
+
 /// A send work request. Fields that an operation does not use are ignored.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SendWr<'a> {
@@ -161,6 +168,8 @@ constants! {
     WC_RETRY_EXC_ERR = 12;
     /// `IBV_WC_RNR_RETRY_EXC_ERR`
     WC_RNR_RETRY_EXC_ERR = 13;
+    /// `IBV_WC_GENERAL_ERR`
+    WC_GENERAL_ERR = 21;
 
     /// `IBV_WC_SEND`
     WC_OP_SEND = 0;

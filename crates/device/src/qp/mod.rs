@@ -34,6 +34,7 @@ use crate::types::{
 };
 
 use recv::RecvQueue;
+pub(crate) use recv::{Note, Received};
 use send::SendQueue;
 use state::{Attributes, State, attr};
 
@@ -220,6 +221,11 @@ impl Qp {
     pub(crate) fn sender(&self) -> Option<(Arc<Peer>, u32)> {
         let sender = self.entry.dest_qpn.load(Ordering::Acquire);
         Some((self.send.lock().peer.clone()?, sender))
+    }
+
+    /// Where its receive completion queue lies in the arena.
+    pub(crate) fn recv_cq_offset(&self) -> u32 {
+        self.recv_cq.arena_offset()
     }
 
     /// The sizes that were given.
@@ -436,9 +442,9 @@ impl Qp {
         self.reclaimed.store(posted, Ordering::Release);
     }
 
-    /// The name of the receive request that a completion with this sequence number is for, once.
+    /// The receive request that a completion with this sequence number is for, once.
     #[inline]
-    pub(crate) fn received(&self, sequence: u32) -> Option<u64> {
+    pub(crate) fn received(&self, sequence: u32) -> Option<Received> {
         match &self.srq {
             None => self.recv.complete(sequence),
             Some(srq) => srq.complete(sequence),

@@ -1,4 +1,4 @@
-//! Receive queues: requests in the arena for the peer to use up, names kept privately.
+//! Receive queues: requests in the arena for the peer to use up, their names kept privately.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use super::state::State;
 use crate::errno::{Errno, Result};
 use crate::greeting::{Message, Op};
 use crate::layout::{QpEntry, RecvSlot};
-use crate::types::Sge;
+use crate::types::{Sge, room};
 
 #[derive(Debug)]
 pub(super) struct RecvQueue {
@@ -23,7 +23,36 @@ pub(super) struct RecvQueue {
     tail: AtomicU32,
     /// Requests ever completed towards the application.
     done: AtomicU32,
-    names: Box<[AtomicU64]>,
+    notes: Box<[Note]>,
+}
+
+/// What the owner remembers of a receive request, out of peers' reach.
+#[derive(Debug, Default)]
+pub(crate) struct Note {
+    wr_id: AtomicU64,
+    room: AtomicU32,
+}
+
+/// A receive request that was completed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Received {
+    /// The application's name for it.
+    pub(crate) wr_id: u64,
+    /// Bytes that it had room for.
+    pub(crate) room: u32,
+}
+
+impl Note {
+    #[inline]
+    pub(crate) fn write(&self, wr_id: u64, sges: &[Sge]) {
+        self.wr_id.store(wr_id, Ordering::Relaxed);
+        self.room.store(room(sges), Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn read(&self) -> Received {
+        Received { wr_id: self.wr_id.load(Ordering::Relaxed), room: self.room.load(Ordering::Relaxed) }
+    }
 }
 
 // SAFETY: the slots lie in the arena, are written under the lock and read by the peer.
@@ -56,7 +85,7 @@ impl RecvQueue {
             poster: SpinLock::new(()),
             tail: AtomicU32::new(0),
             done: AtomicU32::new(0),
-            names: (0..count).map(|_| AtomicU64::new(0)).collect(),
+            notes: (0..count).map(|_| Note::default()).collect(),
         }
     }
 
@@ -67,14 +96,14 @@ impl RecvQueue {
     /// Takes the oldest request as completed if it has this sequence number. A completion that
     /// does not fit is a peer's error or a duplicate, and is not delivered.
     #[inline]
-    pub(super) fn complete(&self, sequence: u32) -> Option<u64> {
+    pub(super) fn complete(&self, sequence: u32) -> Option<Received> {
         let done = self.done.load(Ordering::Relaxed);
         if sequence != done || done == self.tail.load(Ordering::Acquire) {
             return None;
         }
-        let name = self.names[(done & self.mask) as usize].load(Ordering::Relaxed);
+        let received = self.notes[(done & self.mask) as usize].read();
         self.done.store(done.wrapping_add(1), Ordering::Release);
-        Some(name)
+        Some(received)
     }
 
     /// Empties the queue; completions under way will not fit any request.
@@ -116,7 +145,7 @@ impl Qp {
         }
         // SAFETY: locked, and there is room.
         unsafe { self.recv.write(tail, sges) };
-        self.recv.names[(tail & self.recv.mask) as usize].store(wr_id, Ordering::Relaxed);
+        self.recv.notes[(tail & self.recv.mask) as usize].write(wr_id, sges);
         self.recv.tail.store(tail.wrapping_add(1), Ordering::Release);
         self.entry.rq_tail.store(tail.wrapping_add(1), Ordering::Release);
         drop(poster);
