@@ -107,9 +107,11 @@ impl Pass {
         let mut text = format!(
             "# Three crates of a camera, two builder units with a card each.\n\
              [run]\nname = \"{name}\"\nbatch = {batch}\nreplay = {replay}\n\n\
-             [output]\ndirectory = \".\"\nkeep = {keep}\n\n\
              [check]\ntruth = \"data/truth.mfs\"\n",
         );
+        if *keep > 0 {
+            text += &format!("\n[output]\ndirectory = \".\"\nkeep = {keep}\n");
+        }
         for crate_number in 1..=3 {
             text += &format!(
                 "\n[[readout]]\nname = \"crate{crate_number}\"\ninput = \"data/crate{crate_number}.mfs\"\n"
