@@ -35,6 +35,7 @@ fn report() -> RunReport {
         }),
         accepted_events: 960_000,
         stored_events: 960_000,
+        counted_only_events: 0,
         event_files: vec!["run-0.h5".into(), "run-1.h5".into()],
         conservation: Conservation {
             fragments_read: 30_720_120,
