@@ -147,8 +147,39 @@ impl Cq {
         (self.block.offset / 64) as u32
     }
 
-    pub(crate) fn lock_consumer(&self) -> millstream_shm::SpinGuard<'_, Consumer> {
-        self.consumer.lock()
+    /// Keeps pollers out of two queues, which may be one and the same: then the second is none. The
+    /// order in which they are locked is the same for all.
+    pub(crate) fn lock_consumers<'a>(
+        a: &'a Self,
+        b: &'a Self,
+    ) -> (millstream_shm::SpinGuard<'a, Consumer>, Option<millstream_shm::SpinGuard<'a, Consumer>>) {
+        match a.block.offset.cmp(&b.block.offset) {
+            std::cmp::Ordering::Equal => (a.consumer.lock(), None),
+            std::cmp::Ordering::Less => {
+                let first = a.consumer.lock();
+                (first, Some(b.consumer.lock()))
+            }
+            std::cmp::Ordering::Greater => {
+                let second = b.consumer.lock();
+                (a.consumer.lock(), Some(second))
+            }
+        }
+    }
+
+    /// Drops the undelivered completions of a queue pair's receive requests, and names each request to
+    /// `lost` as [`Cqe::sequence`] does.
+    pub(crate) fn forget_received(&self, consumer: &Consumer, qpn: u32, mut lost: impl FnMut(u32)) {
+        let mut at = consumer.head;
+        for _ in 0..self.capacity {
+            let Some(cqe) = self.read(at) else { break };
+            if cqe.qpn == qpn {
+                lost(cqe.sequence);
+                let index = at as usize & (self.capacity - 1);
+                // SAFETY: inside the block; a published entry is the consumer's until it is consumed.
+                unsafe { (&raw mut (*entries(self.ring).add(index)).qpn).write_volatile(0) };
+            }
+            at = at.wrapping_add(1);
+        }
     }
 
     /// Takes up to `out.len()` completions.
@@ -439,8 +470,7 @@ mod tests {
     use crate::types::Sge;
 
     fn queue_pair(context: &Arc<Context>, cq: &Arc<Cq>) -> Arc<Qp> {
-        let capacity =
-            Capacity { max_recv_wr: 4, max_recv_sge: 2, max_send_wr: 1, ..Capacity::default() };
+        let capacity = Capacity { max_recv_wr: 4, max_recv_sge: 2, max_send_wr: 1, ..Capacity::default() };
         let pd = Pd::new(context);
         let qp = Qp::new(&pd, cq, cq, capacity, true, Kind::Rc, Receives::Own).unwrap();
         let init = Attributes { state: State::Init, port: 1, ..Attributes::default() };

@@ -182,7 +182,23 @@ impl Srq {
 
     /// Takes back a request that a peer took and will not complete.
     pub(crate) fn reclaim(&self, slot: u32) {
-        let _ = self.complete(slot);
+        let guard = self.ring.lock.lock(self.host.pid);
+        let (head, tail) = (self.ring.head.load(Ordering::Relaxed), self.poster.lock().tail);
+        // A peer that died in the middle of taking it may have left it for the next.
+        let waiting = tail.wrapping_sub(head).min(self.notes.len() as u32);
+        let waits = (0..waiting).any(|i| self.order_at(tail.wrapping_sub(i + 1)) == slot);
+        drop(guard);
+        if !waits {
+            let _ = self.complete(slot);
+        }
+    }
+
+    /// The slot that was the `at`th to be posted.
+    fn order_at(&self, at: u32) -> u32 {
+        let mask = self.notes.len() as u32 - 1;
+        let base = self.host.arena.at(self.block.offset).as_ptr();
+        // SAFETY: the place is masked to those that exist, inside the block.
+        unsafe { base.add(size_of::<SrqRing>()).cast::<u32>().add((at & mask) as usize).read_volatile() }
     }
 
     pub(crate) fn arena_offset(&self) -> u32 {

@@ -110,6 +110,8 @@ pub struct Qp {
     recv: RecvQueue,
     /// Send requests that the application has taken back by polling, ever.
     reclaimed: AtomicU32,
+    /// Whether the end of its receives from a shared queue was reported.
+    last_wqe_reported: AtomicBool,
     destroyed: AtomicBool,
     /// The caller's handle, for events about this queue pair.
     pub user: AtomicU64,
@@ -160,6 +162,7 @@ impl Qp {
             send: SpinLock::new(SendQueue::default()),
             recv: RecvQueue::new(host.arena.at(rq_block.offset), slots, slot_len),
             reclaimed: AtomicU32::new(0),
+            last_wqe_reported: AtomicBool::new(false),
             destroyed: AtomicBool::new(false),
             user: AtomicU64::new(0),
         });
@@ -366,13 +369,12 @@ impl Qp {
     }
 
     fn flush_receives(&self) {
-        if let Some(srq) = &self.srq {
-            // The shared queue goes on serving others; what a dead peer took from it comes back.
-            let taken = self.entry.srq_taken.swap(0, Ordering::AcqRel);
-            if taken != 0 {
-                srq.reclaim(taken - 1);
+        if self.srq.is_some() {
+            // The shared queue goes on serving others.
+            self.give_back_taken();
+            if !self.last_wqe_reported.swap(true, Ordering::AcqRel) {
+                self.pd.context.raise(AsyncEvent::Qp(self.strong(), EVENT_QP_LAST_WQE_REACHED));
             }
-            self.pd.context.raise(AsyncEvent::Qp(self.strong(), EVENT_QP_LAST_WQE_REACHED));
             return;
         }
         let recv = self.recv.lock();
@@ -386,6 +388,29 @@ impl Qp {
             sequence = sequence.wrapping_add(1);
         }
         self.entry.rq_head.store(tail, Ordering::Release);
+    }
+
+    /// What a dead peer took from the shared receive queue comes back.
+    fn give_back_taken(&self) {
+        if let Some(srq) = &self.srq {
+            let taken = self.entry.srq_taken.swap(0, Ordering::AcqRel);
+            if taken != 0 {
+                srq.reclaim(taken - 1);
+            }
+        }
+    }
+
+    /// Drops completions that nobody polled, this queue pair's own and its peer's. Runs `with_lock`
+    /// before pollers are let in again.
+    fn forget_completions(&self, with_lock: impl FnOnce()) {
+        let (mut sends, receives) = Cq::lock_consumers(&self.send_cq, &self.recv_cq);
+        sends.forget(self.qpn);
+        self.recv_cq.forget_received(receives.as_deref().unwrap_or(&sends), self.qpn, |sequence| {
+            if let Some(srq) = &self.srq {
+                let _ = srq.complete(sequence);
+            }
+        });
+        with_lock();
     }
 
     fn flushed_receive(&self, sequence: u32) -> Cqe {
@@ -404,13 +429,10 @@ impl Qp {
         let mut send = self.send.lock();
         *send = SendQueue::default();
         self.entry.dest_qpn.store(0, Ordering::Release);
-        // Completions of the former life, this queue pair's own and its peer's, are not delivered.
-        let mut consumer = self.send_cq.lock_consumer();
-        consumer.forget(self.qpn);
-        drop(consumer);
-        let _consumer = self.recv_cq.lock_consumer();
-        self.recv.clear(self.entry);
+        self.give_back_taken();
+        self.forget_completions(|| self.recv.clear(self.entry));
         self.reclaimed.store(0, Ordering::Release);
+        self.last_wqe_reported.store(false, Ordering::Release);
         *self.attributes.lock().expect("no panic under this lock") = Attributes::default();
     }
 
@@ -461,16 +483,8 @@ impl Qp {
         self.set_state(State::Reset);
         self.quiesce();
         *self.send.lock() = SendQueue::default();
-        {
-            let mut send_consumer = self.send_cq.lock_consumer();
-            send_consumer.forget(self.qpn);
-            if Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
-                self.host.remove_qp(self.qpn);
-            } else {
-                let _recv_consumer = self.recv_cq.lock_consumer();
-                self.host.remove_qp(self.qpn);
-            }
-        }
+        self.give_back_taken();
+        self.forget_completions(|| self.host.remove_qp(self.qpn));
         self.pd.context.forget(|event| matches!(event, AsyncEvent::Qp(qp, _) if qp.qpn == self.qpn));
         if let Some(srq) = &self.srq {
             srq.detach();

@@ -1,69 +1,18 @@
 //! Ends: what a call that takes something away promises, while others are in the middle of using it.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use millstream_device::qp::state::State;
-use millstream_device::qp::{Capacity, Kind as Transport, Receives};
 use millstream_device::types::{
-    SendWr, Sge, WC_LOC_PROT_ERR, WC_REM_ACCESS_ERR, WC_RETRY_EXC_ERR, WC_SUCCESS, WR_RDMA_READ,
-    WR_RDMA_WRITE, WR_SEND, Wc,
+    SendWr, WC_LOC_PROT_ERR, WC_REM_ACCESS_ERR, WC_RETRY_EXC_ERR, WC_SUCCESS, WR_RDMA_READ, WR_RDMA_WRITE,
+    WR_SEND, Wc,
 };
-use millstream_device::{Context, Cq, Errno, MAX_MR, MAX_QP, Mr, Pd, Qp};
+use millstream_device::{Errno, MAX_MR, MAX_QP, Mr};
 
 use crate::support::{
-    Command, End, Kind, Place, Process, Reply, SOON, Setup, connect_queue_pair, pair, request, wait_for,
+    Adapter, Command, End, Kind, POISON, Place, Reply, SOON, Setup, connect_queue_pair, element, has_begun,
+    in_a_process_of_its_own, next, pair, peek, poison, request, wait_for,
 };
-
-/// Runs a role that ends by itself.
-fn in_a_process_of_its_own(role: &str) {
-    let mut process = Process::start(role);
-    assert!(process.finish().success(), "{role}");
-}
-
-struct Adapter {
-    context: Arc<Context>,
-    pd: Arc<Pd>,
-}
-
-impl Adapter {
-    fn open() -> Self {
-        let context = Context::open().expect("the device opens");
-        Self { pd: Pd::new(&context), context }
-    }
-
-    fn cq(&self) -> Arc<Cq> {
-        Cq::new(&self.context, 64, None).expect("a queue")
-    }
-
-    fn qp(&self, cq: &Arc<Cq>) -> Result<Arc<Qp>, Errno> {
-        let capacity =
-            Capacity { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
-        Qp::new(&self.pd, cq, cq, capacity, true, Transport::Rc, Receives::Own)
-    }
-
-    fn register(&self, memory: &mut [u8]) -> Mr {
-        let start = memory.as_mut_ptr() as u64;
-        Mr::register(&self.pd, start, memory.len() as u64, start, 7).expect("registered")
-    }
-}
-
-fn element(memory: &[u8], mr: &Mr) -> Sge {
-    Sge { addr: memory.as_ptr() as u64, length: memory.len() as u32, lkey: mr.key() }
-}
-
-/// The next completion.
-fn next(cq: &Cq) -> Wc {
-    let mut out = [Wc::default()];
-    wait_for("a completion", || cq.poll(&mut out).expect("no overflow") == 1);
-    out[0]
-}
-
-/// Reads a byte that others may be writing.
-fn peek(memory: &[u8], at: usize) -> u8 {
-    // SAFETY: inside the slice.
-    unsafe { memory.as_ptr().add(at).read_volatile() }
-}
 
 #[test]
 fn queue_pairs_that_threads_make_at_once_have_nothing_in_common() {
@@ -131,20 +80,6 @@ pub(crate) fn keys() {
     assert!(again.iter().all(|mr| mr.key() != former));
     assert_ne!(again[0].key() >> 16, again[1].key() >> 16, "two regions in one place");
     assert_eq!(register().err(), Some(Errno::NOMEM));
-}
-
-/// What memory is filled with when nobody may touch it any more.
-const POISON: u8 = 0xee;
-
-/// Poisons the ends first: whoever is still copying, from whichever end, comes to one of them last.
-fn poison(memory: &mut [u8]) {
-    memory[..4096].fill(POISON);
-    memory.rchunks_mut(4096).for_each(|page| page.fill(POISON));
-}
-
-/// Whether somebody who copies bytes of this value, in whatever order, has begun.
-fn has_begun(memory: &[u8], value: u8) -> bool {
-    (0..64).any(|i| peek(memory, memory.len() / 64 * i + 2048) == value)
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod errors;
 mod lifetime;
 mod queues;
 mod retries;
+mod shared;
 mod states;
 mod support;
 mod transfers;

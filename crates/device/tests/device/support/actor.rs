@@ -282,7 +282,7 @@ fn elements(sges: &[(u64, u32, u32)]) -> Vec<Sge> {
 }
 
 /// Whether `fd` becomes readable within the time.
-fn readable(fd: impl AsFd, within: Duration) -> bool {
+pub(crate) fn readable(fd: impl AsFd, within: Duration) -> bool {
     let mut poll = libc::pollfd { fd: fd.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one pollfd on the stack.
     unsafe { libc::poll(&raw mut poll, 1, within.as_millis() as i32) == 1 }

@@ -1,12 +1,16 @@
 //! What the tests stand on: ends of a connection, here or in another process, that do as they are told.
 
 mod actor;
+mod adapter;
 mod end;
 mod memory;
 mod process;
 
 pub(crate) use actor::{
     Command, Completion, Reply, Request, Setup, Which, attributes, connect_queue_pair, mask, serve,
+};
+pub(crate) use adapter::{
+    Adapter, POISON, element, event, has_begun, in_a_process_of_its_own, is_empty, next, peek, poison,
 };
 pub(crate) use end::{End, Place, Region, connect, pair, request};
 pub(crate) use memory::{GUARD, Kind};

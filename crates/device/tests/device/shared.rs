@@ -1,0 +1,208 @@
+//! Shared receive queues: every request is used once, and none is lost, whoever goes away.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millstream_device::qp::state::{State, attr};
+use millstream_device::qp::{Kind as Transport, Qp, Receives};
+use millstream_device::types::{SendWr, Sge, WC_REM_ACCESS_ERR, WC_SUCCESS, WR_RDMA_WRITE, WR_SEND, Wc};
+use millstream_device::{Cq, Errno, Srq};
+
+use crate::support::{
+    Adapter, Command, End, Kind, Place, Setup, attributes, connect_queue_pair, element, event, has_begun,
+    is_empty, next, request, wait_for,
+};
+
+/// `IBV_EVENT_QP_ACCESS_ERR`, `IBV_EVENT_SRQ_LIMIT_REACHED`, `IBV_EVENT_QP_LAST_WQE_REACHED`
+const ACCESS_ERR: u32 = 3;
+const LIMIT_REACHED: u32 = 15;
+const LAST_WQE_REACHED: u32 = 16;
+
+/// Queue pairs that receive from one queue, each with its sender.
+struct Crew {
+    adapter: Adapter,
+    srq: Arc<Srq>,
+    /// Completions of all receivers.
+    received: Arc<Cq>,
+    sent: Arc<Cq>,
+    pairs: Vec<(Arc<Qp>, Arc<Qp>)>,
+}
+
+impl Crew {
+    fn new(requests: u32, pairs: usize) -> Self {
+        let adapter = Adapter::open();
+        let srq = Srq::new(&adapter.pd, requests, 2).expect("a shared queue");
+        let mut crew = Self { srq, received: adapter.cq(), sent: adapter.cq(), pairs: Vec::new(), adapter };
+        (0..pairs).for_each(|_| crew.hire());
+        crew
+    }
+
+    fn hire(&mut self) {
+        let shared = Receives::Shared(self.srq.clone());
+        let receiver = self.adapter.qp_with(&self.received, Transport::Rc, shared).expect("a queue pair");
+        let sender = self.adapter.qp(&self.sent).expect("a queue pair");
+        connect_queue_pair(&sender, receiver.qpn(), &Setup::default());
+        connect_queue_pair(&receiver, sender.qpn(), &Setup::default());
+        self.pairs.push((sender, receiver));
+    }
+
+    fn send(&self, pair: usize) {
+        self.pairs[pair].0.post_send(&SendWr { opcode: WR_SEND, ..SendWr::default() }).expect("room");
+    }
+
+    /// How many more requests the queue takes.
+    fn room(&self) -> usize {
+        (0..).take_while(|i| self.srq.post(1000 + i, &[]) != Err(Errno::NOMEM)).count()
+    }
+}
+
+#[test]
+fn requests_go_to_whoever_comes_first() {
+    let crew = Crew::new(8, 3);
+    for round in 0..20 {
+        for i in 0..6 {
+            crew.srq.post(round * 6 + i, &[]).expect("room");
+        }
+        for i in 0..6 {
+            let pair = [0, 2, 1, 1, 0, 2][i as usize];
+            crew.send(pair);
+            let wc = next(&crew.received);
+            assert_eq!((wc.wr_id, wc.qp_num), (round * 6 + i, crew.pairs[pair].1.qpn()));
+            assert_eq!(next(&crew.sent).status, WC_SUCCESS);
+        }
+    }
+    assert_eq!(crew.room(), 8);
+    assert_eq!(crew.srq.post(0, &[Sge::default(); 3]), Err(Errno::INVAL));
+    assert_eq!(crew.pairs[0].1.post_recv(0, &[]), Err(Errno::INVAL), "it has none of its own");
+}
+
+#[test]
+fn an_empty_queue_makes_all_senders_wait() {
+    let crew = Crew::new(4, 3);
+    (0..3).for_each(|pair| crew.send(pair));
+    std::thread::sleep(Duration::from_millis(30));
+    assert!(is_empty(&crew.received) && is_empty(&crew.sent));
+    let mut served: Vec<u32> = (0..3)
+        .map(|i| {
+            crew.srq.post(i, &[]).expect("room");
+            let wc = next(&crew.received);
+            assert_eq!(wc.wr_id, i);
+            assert_eq!(next(&crew.sent).status, WC_SUCCESS);
+            wc.qp_num
+        })
+        .collect();
+    served.sort_unstable();
+    let mut expected: Vec<u32> = crew.pairs.iter().map(|(_, receiver)| receiver.qpn()).collect();
+    expected.sort_unstable();
+    assert_eq!(served, expected, "each of them once");
+}
+
+#[test]
+fn a_queue_pair_that_goes_gives_back_what_nobody_polled() {
+    let mut crew = Crew::new(4, 2);
+    for ends in ["destroyed", "dropped", "reset"] {
+        assert_eq!(crew.room(), 4, "before {ends}");
+        (0..3).for_each(|_| crew.send(1));
+        crew.send(0);
+        (0..4).for_each(|_| assert_eq!(next(&crew.sent).status, WC_SUCCESS));
+        let (_, receiver) = &crew.pairs[1];
+        match ends {
+            "destroyed" => receiver.destroy(),
+            "dropped" => {}
+            _ => {
+                let reset = attributes(&Setup::default(), State::Reset, 0);
+                receiver.modify(&reset, attr::STATE).expect("to RESET");
+            }
+        }
+        if ends != "reset" {
+            crew.pairs.pop();
+        }
+        // The other's is still there.
+        let wc = next(&crew.received);
+        assert_eq!(wc.qp_num, crew.pairs[0].1.qpn());
+        assert!(is_empty(&crew.received), "completions of a queue pair that was {ends}");
+        assert_eq!(crew.room(), 4, "after {ends}");
+        // Used up again, so that the next round can begin.
+        for _ in 0..4 {
+            crew.send(0);
+            assert_eq!(next(&crew.sent).status, WC_SUCCESS);
+            next(&crew.received);
+        }
+        if ends != "reset" {
+            crew.hire();
+        }
+    }
+}
+
+#[test]
+fn a_limit_is_reported_once() {
+    let crew = Crew::new(8, 1);
+    assert_eq!(crew.srq.set_limit(9), Err(Errno::INVAL));
+    assert_eq!(crew.room(), 8);
+    crew.srq.set_limit(6).expect("within the size");
+    assert_eq!(crew.srq.limit(), 6);
+    (0..2).for_each(|_| crew.send(0));
+    assert_eq!(event(&crew.adapter.context, Duration::from_millis(30)), None, "six are left");
+    (0..2).for_each(|_| crew.send(0));
+    assert_eq!(event(&crew.adapter.context, Duration::from_secs(5)), Some(LIMIT_REACHED));
+    assert_eq!(crew.srq.limit(), 0);
+    (0..2).for_each(|_| crew.send(0));
+    assert_eq!(event(&crew.adapter.context, Duration::from_millis(30)), None, "not armed again");
+    // Below it already.
+    crew.srq.set_limit(3).expect("within the size");
+    assert_eq!(event(&crew.adapter.context, Duration::from_secs(5)), Some(LIMIT_REACHED));
+}
+
+#[test]
+fn a_failing_queue_pair_leaves_the_queue_to_the_others() {
+    let crew = Crew::new(4, 2);
+    assert_eq!(crew.room(), 4);
+    let mut memory = vec![0u8; 64];
+    let mr = crew.adapter.register(&mut memory);
+    let sges = [element(&memory, &mr)];
+    let wrong = SendWr { opcode: WR_RDMA_WRITE, sges: &sges, rkey: mr.key() ^ 1, ..SendWr::default() };
+    crew.pairs[1].0.post_send(&wrong).expect("room");
+    assert_eq!(next(&crew.sent).status, WC_REM_ACCESS_ERR);
+    let mut events = [(); 2].map(|()| event(&crew.adapter.context, Duration::from_secs(5)));
+    events.sort_unstable();
+    assert_eq!(events, [Some(ACCESS_ERR), Some(LAST_WQE_REACHED)]);
+    // Its requests are not its own: nothing is flushed. And it has failed once, however often it is told.
+    let error = attributes(&Setup::default(), State::Err, 0);
+    crew.pairs[1].1.modify(&error, attr::STATE).expect("to ERR");
+    assert!(is_empty(&crew.received));
+    assert_eq!(event(&crew.adapter.context, Duration::from_millis(30)), None);
+    (0..4).for_each(|_| crew.send(0));
+    (0..4).for_each(|_| assert_eq!(next(&crew.received).status, WC_SUCCESS));
+}
+
+#[test]
+fn a_request_that_a_dead_sender_took_comes_back() {
+    const LEN: usize = 256 << 20;
+    let adapter = Adapter::open();
+    let setup = Setup::default();
+    for ends in ["error", "reset", "destroyed"] {
+        let (cq, srq) = (adapter.cq(), Srq::new(&adapter.pd, 2, 1).expect("a shared queue"));
+        let shared = Receives::Shared(srq.clone());
+        let receiver = adapter.qp_with(&cq, Transport::Rc, shared).expect("a queue pair");
+        let mut sender = End::new(Place::Elsewhere);
+        let to = sender.open(&setup);
+        connect_queue_pair(&receiver, to, &setup);
+        sender.connect_to(receiver.qpn(), &setup);
+        let source = sender.register(Kind::Anonymous, LEN, 0);
+        let mut memory = vec![1u8; LEN];
+        let mr = adapter.register(&mut memory);
+        srq.post(1, &[element(&memory, &mr)]).expect("room");
+        srq.post(2, &[]).expect("room");
+        sender.begin(&Command::Send(request(1, WR_SEND, &[source.all()], (0, 0))));
+        wait_for("the message", || has_begun(&memory, 0));
+        sender.process().kill();
+        match ends {
+            "error" => receiver.modify(&attributes(&setup, State::Err, 0), attr::STATE).expect("to ERR"),
+            "reset" => receiver.modify(&attributes(&setup, State::Reset, 0), attr::STATE).expect("to RESET"),
+            _ => receiver.destroy(),
+        }
+        assert_eq!(cq.poll(&mut [Wc::default()]), Ok(0), "the message was not whole");
+        assert_eq!(srq.post(3, &[]), Ok(()), "the place of the request, when the receiver is {ends}");
+        assert_eq!(srq.post(4, &[]), Err(Errno::NOMEM));
+    }
+}

@@ -1,0 +1,93 @@
+//! The device's own objects, for tests that need more than the two ends of a connection.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millstream_device::qp::{Capacity, Kind, Receives};
+use millstream_device::types::{Sge, Wc};
+use millstream_device::{Context, Cq, Errno, Mr, Pd, Qp};
+
+use super::actor::readable;
+use super::process::Process;
+use super::wait_for;
+
+/// Runs a role that ends by itself.
+pub(crate) fn in_a_process_of_its_own(role: &str) {
+    let mut process = Process::start(role);
+    assert!(process.finish().success(), "{role}");
+}
+
+/// The device in this process, without intermediary.
+pub(crate) struct Adapter {
+    pub(crate) context: Arc<Context>,
+    pub(crate) pd: Arc<Pd>,
+}
+
+impl Adapter {
+    pub(crate) fn open() -> Self {
+        let context = Context::open().expect("the device opens");
+        Self { pd: Pd::new(&context), context }
+    }
+
+    pub(crate) fn cq(&self) -> Arc<Cq> {
+        Cq::new(&self.context, 64, None).expect("a queue")
+    }
+
+    /// A reliable connected queue pair with its own receive queue.
+    pub(crate) fn qp(&self, cq: &Arc<Cq>) -> Result<Arc<Qp>, Errno> {
+        self.qp_with(cq, Kind::Rc, Receives::Own)
+    }
+
+    pub(crate) fn qp_with(&self, cq: &Arc<Cq>, kind: Kind, receives: Receives) -> Result<Arc<Qp>, Errno> {
+        let capacity =
+            Capacity { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+        Qp::new(&self.pd, cq, cq, capacity, true, kind, receives)
+    }
+
+    pub(crate) fn register(&self, memory: &mut [u8]) -> Mr {
+        let start = memory.as_mut_ptr() as u64;
+        Mr::register(&self.pd, start, memory.len() as u64, start, 7).expect("registered")
+    }
+}
+
+pub(crate) fn element(memory: &[u8], mr: &Mr) -> Sge {
+    Sge { addr: memory.as_ptr() as u64, length: memory.len() as u32, lkey: mr.key() }
+}
+
+/// The next asynchronous event's kind, if one comes within the time.
+pub(crate) fn event(context: &Context, within: Duration) -> Option<u32> {
+    readable(context, within).then(|| context.next_event().expect("it is readable").kind())
+}
+
+/// No completion waits.
+pub(crate) fn is_empty(cq: &Cq) -> bool {
+    cq.poll(&mut [Wc::default()]).expect("no overflow") == 0
+}
+
+/// The next completion.
+pub(crate) fn next(cq: &Cq) -> Wc {
+    let mut out = [Wc::default()];
+    wait_for("a completion", || cq.poll(&mut out).expect("no overflow") == 1);
+    out[0]
+}
+
+/// Reads a byte that others may be writing.
+pub(crate) fn peek(memory: &[u8], at: usize) -> u8 {
+    // SAFETY: inside the slice.
+    unsafe { memory.as_ptr().add(at).read_volatile() }
+}
+
+/// What memory is filled with when nobody may touch it any more.
+pub(crate) const POISON: u8 = 0xee;
+
+/// Poisons the ends first: whoever is still copying, from whichever end, comes to one of them last.
+pub(crate) fn poison(memory: &mut [u8]) {
+    let page = memory.len().min(4096);
+    memory[..page].fill(POISON);
+    memory.rchunks_mut(4096).for_each(|page| page.fill(POISON));
+}
+
+/// Whether somebody who copies bytes of this value, in whatever order, has begun.
+pub(crate) fn has_begun(memory: &[u8], value: u8) -> bool {
+    (0..64).any(|i| peek(memory, memory.len() / 64 * i + 2048) == value)
+}
