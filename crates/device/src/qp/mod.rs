@@ -346,9 +346,10 @@ impl Qp {
         })
     }
 
-    fn quiesce(&self) {
+    /// The same for one that began before the call; false if the peer stayed inside (a stopped process).
+    fn quiesce(&self) -> bool {
         barrier::heavy();
-        self.wait_until_untouched(Instant::now() + crate::greeting::PATIENCE);
+        self.wait_until_untouched(Instant::now() + crate::greeting::PATIENCE)
     }
 
     /// Goes to the error state and flushes both queues, in order.
@@ -425,7 +426,10 @@ impl Qp {
 
     fn reset(&self) {
         self.set_state(State::Reset);
-        self.quiesce();
+        if self.quiesce() {
+            // A peer that died inside will not withdraw, and the next one is not to be blamed for it.
+            self.entry.busy.store(0, Ordering::Release);
+        }
         let mut send = self.send.lock();
         *send = SendQueue::default();
         self.entry.dest_qpn.store(0, Ordering::Release);

@@ -67,6 +67,9 @@ impl SendQueue {
         if !peer.alive() {
             return Err(failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE));
         }
+        // Looked at once more below. But the announcement of a queue pair that is not, or no longer,
+        // the target's peer would get into the way of the true one's.
+        target.readiness(qp.qpn).check()?;
         let busy = &target.entry.busy;
         self.announced = self.announced.wrapping_add(1) | 1;
         busy.store(self.announced, Ordering::Relaxed);
@@ -108,6 +111,17 @@ impl SendQueue {
     }
 }
 
+impl Readiness {
+    #[inline]
+    fn check(self) -> Result<(), Stop> {
+        match self {
+            Self::Ready => Ok(()),
+            Self::NotYet => Err(Stop::NotReady),
+            Self::Gone => Err(failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE)),
+        }
+    }
+}
+
 struct Transfer<'a> {
     qp: &'a Qp,
     peer: &'a Arc<Peer>,
@@ -120,11 +134,7 @@ impl Transfer<'_> {
     /// True if the receiver's channel must be signalled.
     #[inline]
     fn run(&mut self, wr: &SendWr<'_>) -> Result<bool, Stop> {
-        match self.target.readiness(self.qp.qpn) {
-            Readiness::Ready => {}
-            Readiness::NotYet => return Err(Stop::NotReady),
-            Readiness::Gone => return Err(failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE)),
-        }
+        self.target.readiness(self.qp.qpn).check()?;
         match wr.opcode {
             WR_RDMA_WRITE => self.write(wr).map(|()| false),
             WR_RDMA_WRITE_WITH_IMM => self.write_with_imm(wr),

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use millstream_device::qp::state::State;
+use millstream_device::qp::state::{State, attr};
 use millstream_device::types::{
     SendWr, WC_LOC_PROT_ERR, WC_REM_ACCESS_ERR, WC_RETRY_EXC_ERR, WC_SUCCESS, WR_RDMA_READ, WR_RDMA_WRITE,
     WR_SEND, Wc,
@@ -10,8 +10,8 @@ use millstream_device::types::{
 use millstream_device::{Errno, MAX_MR, MAX_QP, Mr};
 
 use crate::support::{
-    Adapter, Command, End, Kind, POISON, Place, Reply, SOON, Setup, connect_queue_pair, element, has_begun,
-    in_a_process_of_its_own, next, pair, peek, poison, request, wait_for,
+    Adapter, Command, End, Kind, POISON, Place, Reply, SOON, Setup, attributes, connect_queue_pair, element,
+    has_begun, in_a_process_of_its_own, next, pair, peek, poison, request, wait_for,
 };
 
 #[test]
@@ -83,6 +83,63 @@ pub(crate) fn keys() {
 }
 
 #[test]
+fn a_number_that_comes_back_has_nothing_of_its_former_life() {
+    in_a_process_of_its_own("reborn");
+}
+
+/// In a process of its own: a queue pair's number is given out again.
+pub(crate) fn reborn() {
+    const LEN: usize = 96 << 20;
+    let setup = Setup::default();
+    let adapter = Adapter::open();
+    let (cq, sender_cq) = (adapter.cq(), adapter.cq());
+    let former = adapter.qp(&cq).expect("a queue pair");
+    let number = former.qpn();
+    let sender = adapter.qp(&sender_cq).expect("a queue pair");
+    connect_queue_pair(&sender, number, &setup);
+    connect_queue_pair(&former, sender.qpn(), &setup);
+    // Its sender knows it, and it leaves a completion that nobody has polled.
+    former.post_recv(77, &[]).expect("room");
+    sender.post_send(&SendWr { opcode: WR_SEND, ..SendWr::default() }).expect("room");
+    assert_eq!(next(&sender_cq).status, WC_SUCCESS);
+    former.destroy();
+    let mut others = Vec::new();
+    let reborn = loop {
+        let qp = adapter.qp(&cq).expect("at the latest when all others are taken");
+        if qp.qpn() == number {
+            break qp;
+        }
+        others.push(qp);
+    };
+    let friend = others.pop().expect("numbers rest as long as possible");
+    connect_queue_pair(&reborn, friend.qpn(), &setup);
+    connect_queue_pair(&friend, number, &setup);
+    reborn.post_recv(88, &[]).expect("room");
+    assert_eq!(cq.poll(&mut [Wc::default()]), Ok(0), "the completion of a former life");
+
+    // The former sender comes again while the friend is in the middle of a long transfer: the owner
+    // must not take that for its end.
+    let (mut from, mut to) = (vec![1u8; LEN], vec![2u8; LEN]);
+    let (source, mut target) = (adapter.register(&mut from), adapter.register(&mut to));
+    let (remote_addr, rkey) = (to.as_ptr() as u64, target.key());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let sges = [element(&from, &source)];
+            let wr = SendWr { opcode: WR_RDMA_WRITE, sges: &sges, remote_addr, rkey, ..SendWr::default() };
+            friend.post_send(&wr).expect("room");
+        });
+        while !has_begun(&to, 1) {}
+        sender.post_send(&SendWr { opcode: WR_SEND, ..SendWr::default() }).expect("room");
+        assert_eq!(target.deregister(), Ok(()));
+        poison(&mut to);
+    });
+    assert!((0..LEN).all(|i| peek(&to, i) == POISON), "written after its deregistration");
+    assert_eq!(next(&sender_cq).status, WC_RETRY_EXC_ERR);
+    assert_eq!(next(&cq).status, WC_SUCCESS);
+    assert_eq!(cq.poll(&mut [Wc::default()]), Ok(0), "the former sender's message");
+}
+
+#[test]
 fn nobody_writes_after_deregistration_or_destruction() {
     // Whole pages, which peers map, and the inside of a page, which they reach through the kernel.
     for (len, skew) in [(64 * 4096, 0), (2000, 100)] {
@@ -132,4 +189,29 @@ fn deregistration_does_not_wait_for_transfers_to_come() {
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     a.deregister(&target);
     assert!(matches!(b.answer(), Reply::Completions(_)));
+}
+
+#[test]
+fn a_peer_that_died_inside_is_no_reason_to_wait_for_the_next() {
+    const LEN: usize = 256 << 20;
+    let adapter = Adapter::open();
+    let setup = Setup::default();
+    let cq = adapter.cq();
+    let receiver = adapter.qp(&cq).expect("a queue pair");
+    let mut memory = vec![1u8; LEN];
+    let mut mr = adapter.register(&mut memory);
+    let mut dying = End::new(Place::Elsewhere);
+    connect_queue_pair(&receiver, dying.open(&setup), &setup);
+    dying.connect_to(receiver.qpn(), &setup);
+    let source = dying.register(Kind::Anonymous, LEN, 0);
+    let to = (memory.as_ptr() as u64, mr.key());
+    dying.begin(&Command::Send(request(1, WR_RDMA_WRITE, &[source.all()], to)));
+    wait_for("the transfer", || has_begun(&memory, 0));
+    dying.process().kill();
+
+    let mut next = End::new(Place::Elsewhere);
+    let number = next.open(&setup);
+    receiver.modify(&attributes(&setup, State::Reset, 0), attr::STATE).expect("to RESET");
+    connect_queue_pair(&receiver, number, &setup);
+    assert_eq!(mr.deregister(), Ok(()));
 }

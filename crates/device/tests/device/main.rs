@@ -18,6 +18,7 @@ fn other_process() {
         Ok("actor") => support::serve(),
         Ok("crowd") => lifetime::crowd(),
         Ok("keys") => lifetime::keys(),
+        Ok("reborn") => lifetime::reborn(),
         role => panic!("{role:?} is no role"),
     }
 }
