@@ -11,6 +11,7 @@ use millstream_evb::process::{AcceptedEvent, Launcher, Sink, SinkError};
 use std::error::Error;
 use std::fs::File;
 use std::io::{BufWriter, Write};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -37,8 +38,9 @@ pub(crate) fn run(config: &Path) -> Result<bool, Box<dyn Error>> {
     let launcher = Launcher { program: std::env::current_exe()?, arguments: vec!["child".into()] };
     let outcome = launcher.run(&setup, &mut |happening| {
         if let Happening::Spawned { part, process } = happening {
-            eprintln!("{part:?} is process {process}");
+            eprintln!("process {process}: {part:?}");
         }
+        ControlFlow::Continue(())
     })?;
     if let Some(account) = &outcome.account {
         println!("{account}");

@@ -75,7 +75,7 @@ pub struct SlotLayout {
 pub struct PacketTooLong {
     /// The source.
     pub id: SourceId,
-    /// Its longest fragment [bytes].
+    /// Its longest fragment, in bytes.
     pub max_len: u32,
     /// Events per batch.
     pub batch: u16,
@@ -109,7 +109,7 @@ impl SlotLayout {
         &self.places[start..end]
     }
 
-    /// Where a slot starts in landing memory [bytes].
+    /// Where a slot starts in landing memory, in bytes.
     pub fn slot_offset(&self, slot: SlotIndex) -> u64 {
         u64::from(slot.0) * self.slot_bytes.0
     }
@@ -131,11 +131,11 @@ pub struct KernelAreas {
 pub struct SlotAreas {
     /// Arguments of the kernel.
     pub args: u64,
-    /// Room for them [bytes].
+    /// Room for them, in bytes.
     pub args_len: u64,
     /// One summary per event.
     pub summaries: u64,
-    /// Room for them [bytes].
+    /// Room for them, in bytes.
     pub summaries_len: u64,
     /// One decision map per event.
     pub decisions: u64,

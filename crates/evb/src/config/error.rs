@@ -116,9 +116,9 @@ pub enum Problem {
         memory: super::Size,
         /// Slots of its builder unit.
         slots: u16,
-        /// Size of one [bytes].
+        /// Size of one, in bytes.
         slot: u64,
-        /// What is needed [bytes].
+        /// What is needed, in bytes.
         needed: u64,
     },
     /// The run's numbers do not fit their types.

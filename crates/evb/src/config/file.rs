@@ -12,9 +12,9 @@ use toml::Spanned;
 const MAX_BATCH: u64 = millstream_card::kernel::slot::MAX_EVENTS as u64;
 /// The most slots of a builder unit: more than that is a mistake, not a buffer.
 const MAX_SLOTS: u64 = 16_384;
-/// The longest time-out that can be set [ms].
+/// The longest time-out that can be set, in ms.
 const MAX_MILLISECONDS: u64 = 600_000;
-/// The longest look for work before blocking that can be set [µs].
+/// The longest look for work before blocking that can be set, in µs.
 const MAX_SPIN: u64 = 1_000_000;
 
 /// A configuration that was read and is consistent in itself.

@@ -5,7 +5,7 @@ use serde::de::{self, Deserializer, Visitor};
 use std::fmt;
 use std::str::FromStr;
 
-/// An amount of memory [bytes].
+/// An amount of memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Size(pub u64);
 

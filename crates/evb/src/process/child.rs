@@ -137,13 +137,13 @@ impl Child {
                 Ok(finished.account.is_success())
             }
             Child::Readout { index, manager } => {
-                let report = readout::run(manager, *index)?;
+                let report = readout::run(manager, *index, Some(std::io::stdin().as_fd()))?;
                 let good = report.cause.is_success();
                 tell(&Told::Readout(report));
                 Ok(good)
             }
             Child::Builder { index, manager } => {
-                let (end, sink) = builder::run(manager, *index, make_sink)?;
+                let (end, sink) = builder::run(manager, *index, make_sink, Some(std::io::stdin().as_fd()))?;
                 let good = end.report.cause.is_success() && end.statistics.agreement.is_full();
                 tell(&Told::Builder { end: Box::new(end), sink });
                 Ok(good)

@@ -1,6 +1,8 @@
 //! Starts all processes of a run on this host, and sees to it that they end.
 //!
 //! Every child's standard input is a pipe of the launcher, so that children end with it, however it ends.
+//! Children are in process groups of their own: a Ctrl-C is the launcher's to handle, by asking the run to
+//! stop, and the run still ends with its account.
 //! If the manager dies, the launcher closes the account from the units' reports.
 
 use super::builder::{BuilderEnd, BuilderStatistics};
@@ -15,6 +17,8 @@ use crate::core::{Account, BuIndex, Ledger, RuIndex, StopCause, Unit};
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
+use std::ops::ControlFlow;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -100,6 +104,9 @@ impl RunOutcome {
     }
 }
 
+/// Hears what happens, and may ask the run to stop; progress comes every tenth of a second.
+pub type Watch<'a> = dyn FnMut(&Happening) -> ControlFlow<()> + 'a;
+
 /// What reaches the launcher from its children.
 enum Heard {
     Told(Part, Box<Told>),
@@ -119,10 +126,10 @@ struct Running {
 }
 
 /// The state of a launched run.
-struct Run<'a> {
+struct Run<'a, 'w> {
     launcher: &'a Launcher,
     setup: &'a Setup,
-    watch: &'a mut dyn FnMut(&Happening),
+    watch: &'a mut Watch<'w>,
     running: HashMap<Part, Running>,
     heard: Receiver<Heard>,
     speaker: Sender<Heard>,
@@ -138,7 +145,7 @@ impl Launcher {
     ///
     /// # Errors
     /// A process could not be started. What goes wrong afterwards is in the outcome.
-    pub fn run(&self, setup: &Setup, watch: &mut dyn FnMut(&Happening)) -> Result<RunOutcome, ProcessError> {
+    pub fn run(&self, setup: &Setup, watch: &mut Watch<'_>) -> Result<RunOutcome, ProcessError> {
         let mut setup = setup.clone();
         setup.instance = format!("{}-{}", setup.name, std::process::id());
         let (speaker, heard) = mpsc::channel();
@@ -169,7 +176,7 @@ impl Launcher {
     }
 }
 
-impl Run<'_> {
+impl Run<'_, '_> {
     /// Starts the cards and the manager; the units follow when it listens.
     fn start(&mut self) -> Result<(), ProcessError> {
         for unit in &self.setup.builders {
@@ -196,9 +203,10 @@ impl Run<'_> {
         if self.setup.device != "auto" {
             command.env(millstream_rdma::loader::ENV_DEVICE, &self.setup.device);
         }
+        command.process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = command.spawn().doing("start a process of the run")?;
-        (self.watch)(&Happening::Spawned { part: part.clone(), process: process.id() });
+        let spawned = Happening::Spawned { part: part.clone(), process: process.id() };
         let (errors_in, errors) = mpsc::channel();
         if let Some(stderr) = process.stderr.take() {
             std::thread::spawn(move || {
@@ -220,7 +228,17 @@ impl Run<'_> {
         }
         let lifeline = process.stdin.take();
         self.running.insert(part, Running { process, lifeline, errors, ended: None, failure: None });
+        self.show(&spawned);
         Ok(())
+    }
+
+    /// Shows what happens; closes the manager's standard input, which stops the run, if asked to.
+    fn show(&mut self, happening: &Happening) {
+        if (self.watch)(happening).is_break()
+            && let Some(manager) = self.running.get_mut(&Part::Unit(Unit::Manager))
+        {
+            manager.lifeline = None;
+        }
     }
 
     /// Takes what children tell until all units have ended, or had the time to.
@@ -268,11 +286,11 @@ impl Run<'_> {
                 Event::Listening { address } => self.spawn_units(&address)?,
                 Event::Started => {
                     self.started = true;
-                    (self.watch)(&Happening::Started);
+                    self.show(&Happening::Started);
                 }
                 Event::Progress(sample) => {
                     self.outcome.samples.push(sample);
-                    (self.watch)(&Happening::Progress(sample));
+                    self.show(&Happening::Progress(sample));
                 }
                 Event::Finished(finished) => {
                     self.outcome.account = Some(finished.account);

@@ -14,7 +14,7 @@
 //! - Each unit's TCP stream to the manager stays open: its end is the unit's death. Control messages go
 //!   over a reliable connection of their own.
 //!
-//! Read [`wire_up`] for the order in which they find each other.
+//! `wire_up.rs` has the order in which they find each other.
 
 pub mod builder;
 pub mod card;

@@ -18,13 +18,14 @@ use crate::layout::Place;
 use millstream_fragment::batch::{Batcher, Replay, Run};
 use millstream_fragment::stream::Stream;
 use millstream_fragment::{SourceId, mfp};
-use millstream_rdma::connect::{RcOptions, dial};
+use millstream_rdma::connect::RcOptions;
 use millstream_rdma::message::{MessengerOptions, PreparedMessenger};
 use millstream_rdma::queue::{SendList, Signal};
 use millstream_rdma::wait::{WaitOptions, Waiter};
 use millstream_rdma::{
     Access, Completion, CompletionQueue, Device, Prepared, QueuePair, Region, RemoteMemory, Sge, Wait, WrId,
 };
+use std::os::fd::BorrowedFd;
 
 /// Completions taken at a time.
 const POLL: usize = 32;
@@ -33,10 +34,16 @@ const MAX_ELEMENTS: u32 = 16;
 
 /// Runs a readout unit from joining the manager to the end of the run.
 ///
+/// While the manager is not there, the unit waits; if `lifeline` is readable or closed then, it ends.
+///
 /// # Errors
 /// The unit could not start, or its RDMA device failed. Everything else ends with a report.
-pub fn run(manager: &str, ru: RuIndex) -> Result<ReadoutReport, ProcessError> {
-    let mut joined = wire_up::join(manager, Unit::Readout(ru), None)?;
+pub fn run(
+    manager: &str,
+    ru: RuIndex,
+    lifeline: Option<BorrowedFd<'_>>,
+) -> Result<ReadoutReport, ProcessError> {
+    let mut joined = wire_up::join(manager, Unit::Readout(ru), None, lifeline)?;
     let local = Local::open(&joined.setup, ru);
     let local = wire_up::tell_prepared(&mut joined.channel, local)?;
     let (process, queues) = Process::connect(local, &mut joined, ru)?;
@@ -103,7 +110,7 @@ struct Process {
     sources: Vec<Source>,
     input: Region,
     headers: Region,
-    /// A batch's part of the pool of headers [bytes].
+    /// A batch's part of the pool of headers, in bytes.
     headers_per_batch: u64,
     /// Batches that the pool holds per builder unit.
     window: u64,
@@ -137,10 +144,11 @@ impl Process {
         let mut peers = Vec::with_capacity(builders.len());
         for (index, address) in builders.iter().enumerate() {
             let prepared = Prepared::new(&device, &data_queue, &data_queue, &connection)?;
-            let mut to_builder = dial(address, deadline)?;
+            let unit = Unit::Builder(BuIndex(index as u16));
+            let mut to_builder = wire_up::reach(unit, address, deadline)?;
             let connected = prepared.connect(&mut to_builder, &ru.0.to_be_bytes(), deadline)?;
             let landing = connected.extra.as_slice().try_into().map_err(|_| ProcessError::WireUp {
-                unit: Unit::Builder(BuIndex(index as u16)),
+                unit,
                 what: format!("sent {} bytes about its landing memory", connected.extra.len()),
             })?;
             peers.push(Peer {

@@ -21,13 +21,15 @@ use super::ProcessError;
 use super::builder::BuilderEnd;
 use super::error::Doing;
 use crate::config::Setup;
-use crate::core::Unit;
 use crate::core::report::ReadoutReport;
+use crate::core::{StopCause, Unit};
 use millstream_rdma::Deadline;
+use millstream_rdma::connect::{ConnectError, ConnectErrorKind};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
@@ -184,7 +186,7 @@ impl Channel {
         }
     }
 
-    /// Length of the frame under way, as far as it is known [bytes].
+    /// Length of the frame under way, as far as it is known, in bytes.
     fn frame_len(&self) -> io::Result<usize> {
         let Some(length) = self.buffer.first_chunk::<LENGTH_BYTES>() else { return Ok(LENGTH_BYTES) };
         let length = u32::from_be_bytes(*length) as usize;
@@ -221,10 +223,16 @@ pub(super) struct Joined {
     pub(super) deadline: Deadline,
 }
 
-/// Finds the manager and waits for the setup.
-pub(super) fn join(manager: &str, unit: Unit, data: Option<String>) -> Result<Joined, ProcessError> {
+/// Finds the manager and waits for the setup. The manager may come later than the unit; if `lifeline` is
+/// readable or closed meanwhile, whoever started the unit is gone.
+pub(super) fn join(
+    manager: &str,
+    unit: Unit,
+    data: Option<String>,
+    lifeline: Option<BorrowedFd<'_>>,
+) -> Result<Joined, ProcessError> {
     let deadline = Deadline::after(PATIENCE);
-    let mut channel = Channel::new(millstream_rdma::connect::dial(manager, deadline)?);
+    let mut channel = Channel::new(find(manager, deadline, lifeline)?);
     channel.send(&ToManager::join(unit, data)).doing("join the manager")?;
     match channel.receive(deadline).map_err(manager_gone)? {
         FromManager::Welcome { setup, builders } => {
@@ -233,6 +241,45 @@ pub(super) fn join(manager: &str, unit: Unit, data: Option<String>) -> Result<Jo
         }
         FromManager::Start => Err(out_of_turn(Unit::Manager)),
     }
+}
+
+fn find(
+    manager: &str,
+    deadline: Deadline,
+    lifeline: Option<BorrowedFd<'_>>,
+) -> Result<TcpStream, ProcessError> {
+    loop {
+        let turn = deadline.earlier(Deadline::after(Duration::from_millis(200)));
+        match millstream_rdma::connect::dial(manager, turn) {
+            Err(error) if deadline.passed() || !is_timeout(&error) => return Err(error.into()),
+            Err(_) if lifeline.is_some_and(has_ended) => {
+                return Err(ProcessError::Stopped(StopCause::Requested));
+            }
+            Err(_) => {}
+            Ok(stream) => return Ok(stream),
+        }
+    }
+}
+
+fn is_timeout(error: &ConnectError) -> bool {
+    matches!(error.kind, ConnectErrorKind::TimedOut { .. })
+}
+
+/// Whether there is something to read, or nothing ever will be.
+fn has_ended(descriptor: BorrowedFd<'_>) -> bool {
+    let mut polled = [PollFd::new(&descriptor, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut polled, Some(&now)).is_ok_and(|ready| ready > 0)
+}
+
+/// Connects to a unit that listens already: if it does not, it is gone.
+pub(super) fn reach(unit: Unit, address: &str, deadline: Deadline) -> Result<TcpStream, ProcessError> {
+    let failed = |what: String| ProcessError::WireUp { unit, what };
+    let socket: SocketAddr = address.parse().map_err(|_| failed(format!("has the address {address:?}")))?;
+    let left = deadline.remaining().unwrap_or(PATIENCE).max(Duration::from_millis(1));
+    let stream = TcpStream::connect_timeout(&socket, left);
+    let stream = stream.and_then(|stream| stream.set_nodelay(true).map(|()| stream));
+    stream.map_err(|cause| failed(format!("does not answer at {address}: {cause}")))
 }
 
 /// Says whether the unit has what it needs on its host.

@@ -6,8 +6,11 @@ use millstream_evb::config::Setup;
 use millstream_evb::core::{Account, BuIndex, RuIndex, StopCause, Unit};
 use millstream_evb::process::RunOutcome;
 use millstream_evb::process::launcher::{Happening, Part};
-use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use rustix::process::{Pid, Signal, kill_process};
+use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
+use std::ops::ControlFlow;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// By name.
@@ -17,6 +20,8 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_killed_card_is_accounted_for", a_killed_card_is_accounted_for),
     ("a_killed_manager_is_accounted_for", a_killed_manager_is_accounted_for),
     ("a_stopped_builder_unit_is_accounted_for", a_stopped_builder_unit_is_accounted_for),
+    ("a_run_that_is_asked_to_stop_closes_its_account", a_run_that_is_asked_to_stop_closes_its_account),
+    ("a_killed_launcher_leaves_nothing_behind", a_killed_launcher_leaves_nothing_behind),
     ("a_unit_that_does_not_come_up_is_named", a_unit_that_does_not_come_up_is_named),
     ("a_port_taken_after_the_check_is_named", a_port_taken_after_the_check_is_named),
 ];
@@ -24,24 +29,31 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
 /// Within which the others have to end.
 const BOUND: Duration = Duration::from_secs(5);
 
+fn pid(process: u32) -> Pid {
+    i32::try_from(process).ok().and_then(Pid::from_raw).expect("a process id")
+}
+
+/// Whether the process runs. One that waits for somebody to ask for its exit status does not.
 fn is_there(process: u32) -> bool {
-    let process = i32::try_from(process).ok().and_then(Pid::from_raw);
-    process.is_some_and(|process| test_kill_process(process).is_ok())
+    let status = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    status.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
 }
 
 /// Runs until some batches are done, sends the signal to one process, and waits for the end.
 fn strike(setup: &Setup, victim: &Part, signal: Signal) -> RunOutcome {
     let mut processes = Vec::new();
     let mut struck: Option<Instant> = None;
-    let outcome = launcher().run(setup, &mut |happening| match happening {
-        Happening::Spawned { part, process } => processes.push((part.clone(), *process)),
-        Happening::Progress(sample) if struck.is_none() && sample.done.batches > 0 => {
-            let (_, process) = processes.iter().find(|(part, _)| part == victim).expect("it was started");
-            let process = i32::try_from(*process).ok().and_then(Pid::from_raw);
-            kill_process(process.expect("a process id"), signal).expect("it runs");
-            struck = Some(Instant::now());
+    let outcome = launcher().run(setup, &mut |happening| {
+        match happening {
+            Happening::Spawned { part, process } => processes.push((part.clone(), *process)),
+            Happening::Progress(sample) if struck.is_none() && sample.done.batches > 0 => {
+                let (_, process) = processes.iter().find(|(part, _)| part == victim).expect("it was started");
+                kill_process(pid(*process), signal).expect("it runs");
+                struck = Some(Instant::now());
+            }
+            _ => {}
         }
-        _ => {}
+        ControlFlow::Continue(())
     });
     let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
     let took = struck.expect("the run went on for long enough").elapsed();
@@ -108,6 +120,46 @@ fn a_stopped_builder_unit_is_accounted_for() {
     let (account, _) = struck(&Part::Unit(unit), Signal::STOP);
     assert!(matches!(account.cause, StopCause::TimedOut { by: Unit::Manager, .. }), "{account}");
     assert_eq!(account.lost, [unit], "{account}");
+}
+
+fn a_run_that_is_asked_to_stop_closes_its_account() {
+    let site = Site::camera();
+    let setup = site.setup(3, &["host", "host"], "batch = 8\nreplay = 1000000", "", "");
+    let outcome = launcher().run(&setup, &mut |happening| match happening {
+        Happening::Progress(sample) if sample.done.batches > 0 => ControlFlow::Break(()),
+        _ => ControlFlow::Continue(()),
+    });
+    let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
+    let account = outcome.account.as_ref().unwrap();
+    assert_eq!((account.cause, account.lost.len()), (StopCause::Requested, 0));
+    assert!(account.is_closed() && account.built.events > 0, "{account}");
+    assert!(!outcome.is_success());
+}
+
+fn a_killed_launcher_leaves_nothing_behind() {
+    let site = Site::camera();
+    let kernel = "kernel = \"verify\"";
+    site.setup(3, &["card", "host"], "batch = 8\nreplay = 1000000", kernel, "");
+    let mut launcher = Command::new(std::env::current_exe().unwrap())
+        .arg("launch")
+        .arg(site.folder.path().join("run.toml"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(launcher.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let started = lines.filter_map(|line| line.strip_prefix("process ")?.split(':').next()?.parse().ok());
+    // A card, the manager, three readout units and two builder units.
+    let processes: Vec<u32> = started.take(7).collect();
+    assert_eq!(processes.len(), 7);
+    // Whatever they are at, in wire-up or in the run.
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
+    let until = Instant::now() + BOUND;
+    while let Some(left) = processes.iter().find(|process| is_there(**process)) {
+        assert!(Instant::now() < until, "{left} of {processes:?} is still there");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 fn a_unit_that_does_not_come_up_is_named() {

@@ -10,12 +10,18 @@ mod input;
 mod runs;
 
 use libtest_mimic::{Arguments, Failed, Trial};
+use std::path::Path;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    if words.first().is_some_and(|word| word == "child") {
-        return match example::child(&words[1..]) {
+    let part = match words.first().map(String::as_str) {
+        Some("child") => Some(example::child(&words[1..])),
+        Some("launch") => Some(example::run(Path::new(&words[1]))),
+        _ => None,
+    };
+    if let Some(done) = part {
+        return match done {
             Ok(true) => ExitCode::SUCCESS,
             Ok(false) => ExitCode::FAILURE,
             Err(error) => {

@@ -8,8 +8,8 @@ use millstream_card::{Card, Span};
 use millstream_rdma::{Access, Device, Region, RemoteMemory};
 use std::time::Duration;
 
-/// How long a card may take to come up.
-const CARD_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a card may take to come up. Short of the time in which a run has to end that lost its launcher.
+const CARD_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Landing memory, registered for the readout units.
 pub(super) struct Landing {

@@ -36,6 +36,7 @@ use millstream_rdma::{
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 use truth::Truth;
 
@@ -68,6 +69,7 @@ pub struct BuilderStatistics {
 
 /// Runs a builder unit from joining the manager to its report; then closes the sink.
 ///
+/// While the manager is not there, the unit waits; if `lifeline` is readable or closed then, it ends.
 /// Returns the report and what the sink has to tell people.
 ///
 /// # Errors
@@ -77,10 +79,11 @@ pub fn run(
     manager: &str,
     bu: BuIndex,
     make_sink: &MakeSink<'_>,
+    lifeline: Option<BorrowedFd<'_>>,
 ) -> Result<(BuilderEnd, Option<String>), ProcessError> {
     let listener = listen(&own_address(manager))?;
     let data = listener.address().to_string();
-    let mut joined = wire_up::join(manager, Unit::Builder(bu), Some(data))?;
+    let mut joined = wire_up::join(manager, Unit::Builder(bu), Some(data), lifeline)?;
     let local = Local::open(&joined.setup, bu, make_sink);
     let local = wire_up::tell_prepared(&mut joined.channel, local)?;
     let (process, queues) = Process::connect(local, &mut joined, bu, &listener)?;
