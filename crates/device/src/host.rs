@@ -199,12 +199,15 @@ impl Host {
         list.values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Waits until no peer is inside an operation that began before the call; false if one stayed
-    /// inside for [`greeting::PATIENCE`] (a stopped process).
+    /// Waits until nobody is inside an operation that began before the call: no peer in our memory, and
+    /// none of our own threads. False if a peer stayed inside for [`greeting::PATIENCE`] (a stopped
+    /// process).
     pub(crate) fn quiesce(&'static self) -> bool {
         barrier::heavy();
+        let qps = self.all_qps();
+        qps.iter().for_each(|qp| qp.wait_for_own_requests());
         let deadline = Instant::now() + greeting::PATIENCE;
-        self.all_qps().iter().all(|qp| qp.wait_until_untouched(deadline))
+        qps.iter().all(|qp| qp.wait_until_untouched(deadline))
     }
 }
 

@@ -329,6 +329,11 @@ impl Qp {
         self.me.upgrade().expect("a method runs on a live queue pair")
     }
 
+    /// Waits until a send request that is being carried out, perhaps by the device's own thread, is over.
+    pub(crate) fn wait_for_own_requests(&self) {
+        drop(self.send.lock());
+    }
+
     /// Waits until the peer is not inside an operation that it began before.
     pub(crate) fn wait_until_untouched(&self, deadline: Instant) -> bool {
         if self.kind == Kind::Ud {

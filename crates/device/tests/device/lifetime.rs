@@ -174,6 +174,40 @@ fn nobody_writes_after_deregistration_or_destruction() {
 }
 
 #[test]
+fn nobody_reads_into_local_memory_after_its_deregistration() {
+    const LEN: usize = 64 << 20;
+    let adapter = Adapter::open();
+    let setup = Setup::default();
+    let mut to = vec![0u8; LEN];
+    let mut far = End::new(Place::Elsewhere);
+    let source = far.register(Kind::Anonymous, LEN, 0);
+    for _ in 0..4 {
+        to.fill(1);
+        let mut target = adapter.register(&mut to);
+        let cq = adapter.cq();
+        let near = adapter.qp(&cq).expect("a queue pair");
+        connect_queue_pair(&near, far.open(&setup), &setup);
+        far.modify(State::Init, &setup);
+        let sges = [element(&to, &target)];
+        let (remote_addr, rkey) = (source.addr, source.key);
+        let wr = SendWr { opcode: WR_RDMA_READ, sges: &sges, remote_addr, rkey, ..SendWr::default() };
+        near.post_send(&wr).expect("room");
+        // When the peer is ready, the device's own thread carries it out.
+        far.attempt(Command::Connect(near.qpn(), setup.clone())).expect("to RTR");
+        let deadline = Instant::now() + SOON;
+        while !has_begun(&to, 0) {
+            assert!(Instant::now() < deadline, "the READ does not begin");
+        }
+        target.deregister().expect("nobody is stopped");
+        poison(&mut to);
+        let done = next(&cq);
+        assert!(matches!(done.status, WC_SUCCESS | WC_LOC_PROT_ERR), "{done:?}");
+        assert!((0..LEN).all(|i| peek(&to, i) == POISON), "read into after its deregistration");
+        far.destroy();
+    }
+}
+
+#[test]
 fn deregistration_does_not_wait_for_transfers_to_come() {
     let (mut a, mut b) = pair(Place::Elsewhere, &Setup { send_wr: 1, send_cqe: 1, ..Setup::default() });
     let len = 1 << 20;
