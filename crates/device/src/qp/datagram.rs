@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::keys::RemoteKeys;
-use super::target::{Readiness, Target};
+use super::target::{Left, Readiness, Target};
 use super::transfer::{self, Stop};
 use super::{Kind, Qp};
 use crate::caps::MAX_SGE;
+use crate::greeting::{Message, Op};
 use crate::layout::Cqe;
 use crate::peer::Peer;
 use crate::types::{
@@ -72,7 +73,7 @@ pub(super) unsafe fn deliver(receivers: &mut Receivers, qp: &Qp, wr: &SendWr<'_>
     {
         return;
     }
-    let Some((receive, _)) = target.take_receive(qp.host.pid) else { return };
+    let Some((receive, left)) = target.take_receive(qp.host.pid) else { return };
     let mut elements = [Sge::default(); MAX_SGE as usize];
     let n = target.read_receive(receive, &mut elements);
     let elements = &elements[..n];
@@ -103,6 +104,9 @@ pub(super) unsafe fn deliver(receivers: &mut Receivers, qp: &Qp, wr: &SendWr<'_>
     let solicited = wr.flags & SEND_SOLICITED != 0 || status != 0;
     let signal = target.complete_receive(qp.host.pid, receive, cqe, solicited).unwrap_or(false);
     drop(guard);
+    if left == Left::BelowLimit {
+        peer.tell(qp.host, Message::new(Op::LimitReached, [to.qpn]));
+    }
     if signal {
         peer.signal(target.cq.ring.channel.load(Ordering::Relaxed));
     }

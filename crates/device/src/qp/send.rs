@@ -389,9 +389,15 @@ impl Qp {
                 }
             }
         }
-        self.set_state(State::Err);
         send.with_cq &= who != Retrier::Poller;
         send.with_progress &= who != Retrier::Thread;
+        if self.kind != Kind::Rc {
+            // Only the send queue fails (10.3.1.7).
+            self.set_state(State::Sqe);
+            send.flush(self);
+            return None;
+        }
+        self.set_state(State::Err);
         drop(send);
         self.fail();
         None

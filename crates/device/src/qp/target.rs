@@ -154,6 +154,11 @@ impl Target {
         }
     }
 
+    /// Whether a receive request is gone once it is taken.
+    pub(super) fn shares_receives(&self) -> bool {
+        self.srq.is_some()
+    }
+
     /// Asks the receiver to say when it has posted again.
     pub(super) fn ask_for_notice(&self) {
         let wait = self.srq.as_ref().map_or(&self.entry.rnr_wait, |srq| &srq.ring.rnr_wait);

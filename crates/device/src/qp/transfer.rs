@@ -10,11 +10,11 @@ use std::sync::atomic::{Ordering, fence};
 use millstream_shm::barrier;
 use millstream_shm::vm::{self, Direction};
 
-use super::Qp;
 use super::datagram::{self, Piece};
 use super::keys::{LocalKeys, Window};
 use super::send::SendQueue;
 use super::target::{Left, Readiness, Receive, Target};
+use super::{Kind, Qp};
 use crate::caps::MAX_SGE;
 use crate::cq::CqFull;
 use crate::event::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR};
@@ -86,7 +86,11 @@ impl SendQueue {
                 Ok(())
             }
             Err(stop) => {
-                if let Stop::Failed { peer_event: Some(event), .. } = stop {
+                if let Stop::Failed { peer_event: Some(event), status, .. } = stop
+                    // Over an unreliable connection the far end drops what it does not allow, and fails
+                    // only by its own fault (9.9.3.2).
+                    && (qp.kind == Kind::Rc || status == WC_REM_OP_ERR)
+                {
                     peer.tell(qp.host, Message::new(Op::Fault, [self.dest_qpn, qp.qpn, event]));
                 }
                 Err(stop)
@@ -270,7 +274,9 @@ impl Transfer<'_> {
         let elements = &elements[..n];
         let len = total_len(wr.sges);
         if len > total_len(elements) {
-            self.fail_receive(receive, WC_LOC_LEN_ERR, vendor::BOUNDS);
+            if self.qp.kind == Kind::Rc || self.target.shares_receives() {
+                self.fail_receive(receive, WC_LOC_LEN_ERR, vendor::BOUNDS);
+            }
             return Err(refused(WC_REM_INV_REQ_ERR, vendor::BOUNDS, NO_EVENT));
         }
         let message = pieces[..count].iter().copied();

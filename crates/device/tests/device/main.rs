@@ -9,6 +9,7 @@ mod shared;
 mod states;
 mod support;
 mod transfers;
+mod unreliable;
 
 /// Not a test: the other process of tests here starts in this function.
 #[test]

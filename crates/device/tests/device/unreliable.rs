@@ -1,0 +1,211 @@
+//! Unreliable connections and datagrams: what cannot be delivered is dropped, and nobody is told.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millstream_device::qp::state::{Attributes, State, attr};
+use millstream_device::qp::{Kind, Qp, Receives};
+use millstream_device::types::{
+    Destination, SendWr, WC_FLAG_GRH, WC_FLAG_WITH_IMM, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR, WC_OP_RECV,
+    WC_SUCCESS, WC_WR_FLUSH_ERR, WR_RDMA_READ, WR_RDMA_WRITE, WR_SEND, WR_SEND_WITH_IMM,
+};
+use millstream_device::{Errno, Srq};
+
+use crate::support::{Adapter, Setup, attributes, element, event, is_empty, next, pattern};
+
+const QKEY: u32 = 0x1234;
+
+fn ready(qp: &Qp, dest: u32) {
+    let setup = Setup::default();
+    let ud = qp.kind() == Kind::Ud;
+    for (state, needs) in [
+        (State::Init, attr::PKEY_INDEX | attr::PORT | if ud { attr::QKEY } else { attr::ACCESS_FLAGS }),
+        (State::Rtr, if ud { 0 } else { attr::AV | attr::PATH_MTU | attr::DEST_QPN | attr::RQ_PSN }),
+        (State::Rts, attr::SQ_PSN),
+    ] {
+        let all = Attributes { qkey: QKEY, ..attributes(&setup, state, dest) };
+        qp.modify(&all, attr::STATE | needs).expect("the usual way");
+    }
+}
+
+/// Two unreliably connected queue pairs.
+fn connected(adapter: &Adapter) -> [(Arc<Qp>, Arc<millstream_device::Cq>); 2] {
+    let [near, far] = [(); 2].map(|()| {
+        let cq = adapter.cq();
+        (adapter.qp_with(&cq, Kind::Uc, Receives::Own).expect("a queue pair"), cq)
+    });
+    ready(&near.0, far.0.qpn());
+    ready(&far.0, near.0.qpn());
+    [near, far]
+}
+
+#[test]
+fn an_unreliable_connection_carries_messages_and_writes() {
+    let adapter = Adapter::open();
+    let [(near, sent), (far, received)] = connected(&adapter);
+    let (mut from, mut to) = (pattern(1, 6000), vec![0; 6000]);
+    let (source, target) = (adapter.register(&mut from), adapter.register(&mut to));
+    let sges = [element(&from, &source)];
+    far.post_recv(7, &[element(&to, &target)]).expect("room");
+    near.post_send(&SendWr { opcode: WR_SEND, sges: &sges, ..SendWr::default() }).expect("room");
+    assert_eq!((next(&sent).status, next(&received).byte_len), (WC_SUCCESS, 6000));
+    assert_eq!(to, from);
+    to.fill(0);
+    let (remote_addr, rkey) = (to.as_ptr() as u64, target.key());
+    let write = SendWr { opcode: WR_RDMA_WRITE, sges: &sges, remote_addr, rkey, ..SendWr::default() };
+    near.post_send(&write).expect("room");
+    assert_eq!(next(&sent).status, WC_SUCCESS);
+    assert_eq!(to, from);
+    assert_eq!(near.post_send(&SendWr { opcode: WR_RDMA_READ, ..write }), Err(Errno::NOTSUP));
+}
+
+#[test]
+fn what_the_far_end_cannot_take_is_dropped() {
+    let adapter = Adapter::open();
+    let [(near, sent), (far, received)] = connected(&adapter);
+    let (mut from, mut to) = (vec![1u8; 64], vec![0u8; 64]);
+    let (source, target) = (adapter.register(&mut from), adapter.register(&mut to));
+    let sges = [element(&from, &source)];
+    let send = SendWr { opcode: WR_SEND, sges: &sges, ..SendWr::default() };
+    let (remote_addr, rkey) = (to.as_ptr() as u64, target.key());
+    let write = SendWr { opcode: WR_RDMA_WRITE, sges: &sges, remote_addr, rkey, ..SendWr::default() };
+    let dropped = [
+        ("no receive", send),
+        ("wrong key", SendWr { rkey: rkey ^ 1, ..write }),
+        ("out of bounds", SendWr { remote_addr: remote_addr + 1, ..write }),
+    ];
+    for (what, wr) in dropped {
+        near.post_send(&wr).expect("room");
+        assert_eq!(next(&sent).status, WC_SUCCESS, "{what}");
+        assert_eq!((near.state(), far.state()), (State::Rts, State::Rts), "{what}");
+        assert!(is_empty(&received), "{what}");
+    }
+    // Too long for the receive, which stays for the next message.
+    far.post_recv(7, &[millstream_device::types::Sge { length: 63, ..element(&to, &target) }]).expect("room");
+    near.post_send(&send).expect("room");
+    assert_eq!(next(&sent).status, WC_SUCCESS);
+    assert!(is_empty(&received));
+    near.post_send(&SendWr { opcode: WR_SEND, ..SendWr::default() }).expect("room");
+    assert_eq!((next(&received).wr_id, next(&sent).status), (7, WC_SUCCESS));
+    assert_eq!(event(&adapter.context, Duration::from_millis(30)), None);
+    assert_eq!(to, [0; 64]);
+    far.destroy();
+    near.post_send(&send).expect("room");
+    assert_eq!(next(&sent).status, WC_SUCCESS);
+}
+
+#[test]
+fn the_senders_own_fault_stops_its_send_queue_only() {
+    let adapter = Adapter::open();
+    let [(near, sent), (far, received)] = connected(&adapter);
+    let mut from = vec![1u8; 64];
+    let source = adapter.register(&mut from);
+    let mut bad = element(&from, &source);
+    bad.lkey ^= 1;
+    near.post_send(&SendWr { opcode: WR_SEND, sges: &[bad], ..SendWr::default() }).expect("room");
+    assert_eq!((next(&sent).status, near.state()), (WC_LOC_PROT_ERR, State::Sqe));
+    near.post_send(&SendWr { opcode: WR_SEND, ..SendWr::default() }).expect("room");
+    assert_eq!(next(&sent).status, WC_WR_FLUSH_ERR);
+    // It still receives.
+    near.post_recv(7, &[]).expect("room");
+    far.post_send(&SendWr { opcode: WR_SEND, ..SendWr::default() }).expect("room");
+    assert_eq!((next(&sent).wr_id, next(&received).status), (7, WC_SUCCESS));
+    near.modify(&attributes(&Setup::default(), State::Rts, 0), attr::STATE).expect("SQE to RTS");
+    far.post_recv(8, &[]).expect("room");
+    near.post_send(&SendWr { opcode: WR_SEND, ..SendWr::default() }).expect("room");
+    assert_eq!((next(&sent).status, next(&received).wr_id), (WC_SUCCESS, 8));
+}
+
+fn to(qp: &Qp) -> Option<Destination> {
+    Some(Destination { on_this_host: true, qpn: qp.qpn(), qkey: QKEY, grh: [0x60; 40] })
+}
+
+#[test]
+fn datagrams_arrive_with_their_header_from_many_senders() {
+    let adapter = Adapter::open();
+    let received = adapter.cq();
+    let receiver = adapter.qp_with(&received, Kind::Ud, Receives::Own).expect("a queue pair");
+    ready(&receiver, 0);
+    let mut memory = vec![0u8; 200];
+    let target = adapter.register(&mut memory);
+    for i in 0..8u8 {
+        let sent = adapter.cq();
+        let sender = adapter.qp_with(&sent, Kind::Ud, Receives::Own).expect("a queue pair");
+        ready(&sender, 0);
+        let mut data = pattern(u64::from(i), 100);
+        let source = adapter.register(&mut data);
+        let sges = [element(&data, &source)];
+        let imm = u32::from(i);
+        let wr =
+            SendWr { opcode: WR_SEND_WITH_IMM, imm, sges: &sges, to: to(&receiver), ..SendWr::default() };
+        receiver.post_recv(u64::from(i), &[element(&memory, &target)]).expect("room");
+        sender.post_send(&wr).expect("room");
+        assert_eq!(next(&sent).status, WC_SUCCESS);
+        let wc = next(&received);
+        assert_eq!((wc.wr_id, wc.opcode, wc.byte_len), (u64::from(i), WC_OP_RECV, 140));
+        assert_eq!((wc.imm, wc.src_qp), (imm, sender.qpn()));
+        assert_eq!(wc.wc_flags, WC_FLAG_GRH | WC_FLAG_WITH_IMM);
+        assert_eq!(memory[..40], [0x60; 40]);
+        assert_eq!(memory[40..140], data);
+    }
+}
+
+#[test]
+fn datagrams_that_cannot_be_delivered_are_dropped() {
+    let adapter = Adapter::open();
+    let [(receiver, received), (sender, sent)] = [(); 2].map(|()| {
+        let cq = adapter.cq();
+        (adapter.qp_with(&cq, Kind::Ud, Receives::Own).expect("a queue pair"), cq)
+    });
+    ready(&sender, 0);
+    let wr = SendWr { opcode: WR_SEND, to: to(&receiver), ..SendWr::default() };
+    let nowhere = Destination { on_this_host: false, ..to(&receiver).expect("somewhere") };
+    let wrong_key = Destination { qkey: QKEY + 1, ..nowhere };
+    let post = |wr: &SendWr<'_>, what: &str| {
+        sender.post_send(wr).expect("room");
+        assert_eq!(next(&sent).status, WC_SUCCESS, "{what}");
+        assert!(is_empty(&received), "{what}");
+    };
+    post(&wr, "not ready");
+    ready(&receiver, 0);
+    post(&wr, "no receive");
+    receiver.post_recv(7, &[]).expect("room");
+    post(&SendWr { to: Some(nowhere), ..wr }, "another host");
+    post(&SendWr { to: Some(Destination { on_this_host: true, ..wrong_key }), ..wr }, "wrong key");
+    assert_eq!(sender.post_send(&SendWr { to: None, ..wr }), Err(Errno::INVAL));
+    // No room even for the header.
+    sender.post_send(&wr).expect("room");
+    assert_eq!((next(&sent).status, next(&received).status), (WC_SUCCESS, WC_LOC_LEN_ERR));
+    assert_eq!(receiver.state(), State::Rts);
+    receiver.destroy();
+    post(&wr, "destroyed");
+}
+
+#[test]
+fn datagrams_count_towards_the_limit_of_a_shared_queue() {
+    const LIMIT_REACHED: u32 = 15;
+    let adapter = Adapter::open();
+    let (cq, srq) = (adapter.cq(), Srq::new(&adapter.pd, 4, 1).expect("a shared queue"));
+    let receiver = adapter.qp_with(&cq, Kind::Ud, Receives::Shared(srq.clone())).expect("a queue pair");
+    ready(&receiver, 0);
+    (0..4).for_each(|i| srq.post(i, &[]).expect("room"));
+    srq.set_limit(4).expect("within the size");
+    receiver.post_send(&SendWr { opcode: WR_SEND, to: to(&receiver), ..SendWr::default() }).expect("room");
+    assert_eq!(event(&adapter.context, Duration::from_secs(5)), Some(LIMIT_REACHED));
+}
+
+#[test]
+fn a_fault_of_a_held_back_request_stops_the_send_queue_only() {
+    let adapter = Adapter::open();
+    let [(near, sent), (far, _)] = connected(&adapter);
+    let mut from = vec![1u8; 64];
+    let source = adapter.register(&mut from);
+    let mut bad = element(&from, &source);
+    bad.lkey ^= 1;
+    near.modify(&attributes(&Setup::default(), State::Sqd, 0), attr::STATE).expect("to SQD");
+    near.post_send(&SendWr { wr_id: 1, opcode: WR_SEND, sges: &[bad], ..SendWr::default() }).expect("room");
+    near.post_send(&SendWr { wr_id: 2, opcode: WR_SEND, ..SendWr::default() }).expect("room");
+    near.modify(&attributes(&Setup::default(), State::Rts, 0), attr::STATE).expect("to RTS");
+    assert_eq!((next(&sent).status, next(&sent).status), (WC_LOC_PROT_ERR, WC_WR_FLUSH_ERR));
+    assert_eq!((near.state(), far.state()), (State::Sqe, State::Rts));
+}
