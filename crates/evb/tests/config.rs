@@ -6,7 +6,6 @@ use millstream_fragment::stream::StreamWriter;
 use millstream_fragment::{Alignment, SourceId, SourceKind};
 use std::fmt::Write as _;
 use std::net::TcpListener;
-use std::num::NonZeroU64;
 use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
@@ -112,7 +111,7 @@ fn a_whole_configuration_becomes_a_setup() {
     assert!(setup.landing_bytes(0).0 > 4 * setup.layout.slot_bytes.0 + 4 * 8 * 2700);
 
     let mut config = Config::load(&folder.path().join("run.toml")).unwrap();
-    config.set_replay(NonZeroU64::new(7).unwrap());
+    config.set_replay(7);
     assert_eq!(config.check().unwrap().plan.events.get(), 7 * 32);
 
     let json = serde_json::to_string(&setup).unwrap();

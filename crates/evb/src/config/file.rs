@@ -4,7 +4,6 @@ use super::error::{ConfigError, Problem};
 use super::size::Size;
 use serde::Deserialize;
 use std::collections::HashMap;
-use std::num::NonZeroU64;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use toml::Spanned;
@@ -133,12 +132,6 @@ impl Config {
     pub fn set_replay(&mut self, passes: u64) {
         let span = self.tables.run.replay.as_ref().map_or(0..0, Spanned::span);
         self.tables.run.replay = Some(Spanned::new(span, passes));
-    }
-
-    /// Repeats the inputs `replay` times, whatever the file says.
-    pub fn set_replay(&mut self, replay: NonZeroU64) {
-        let said = self.tables.run.replay.as_ref().map_or(0..0, Spanned::span);
-        self.tables.run.replay = Some(Spanned::new(said, replay.get()));
     }
 
     /// An error about a value of the file.
