@@ -3,14 +3,21 @@
 use std::error::Error;
 use std::process::ExitCode;
 
-use millstream_rdma::device::{DeviceInfo, devices};
+use millstream_rdma::device::{Choice, DeviceInfo, devices};
 use millstream_rdma::loader;
 use serde_json::json;
 
 use crate::args::DevicesOptions;
 
-pub(crate) fn run(options: &DevicesOptions) -> Result<ExitCode, Box<dyn Error>> {
-    let devices = devices()?;
+pub(crate) fn run(options: &DevicesOptions, choice: Option<&Choice>) -> Result<ExitCode, Box<dyn Error>> {
+    let mut devices = devices()?;
+    if let Some(Choice::Named(name)) = choice {
+        let existing: Vec<_> = devices.iter().map(|device| device.name.clone()).collect();
+        devices.retain(|device| device.name == *name);
+        if devices.is_empty() {
+            return Err(format!("no RDMA device {name:?}; there are: {}", existing.join(", ")).into());
+        }
+    }
     if options.json {
         let list: Vec<_> = devices.iter().map(to_json).collect();
         println!("{}", serde_json::to_string_pretty(&list)?);

@@ -27,7 +27,7 @@ fn main() -> ExitCode {
     let result: Result<ExitCode, Box<dyn std::error::Error>> = match arguments.command {
         Command::Demo(options) => demo::run(&options),
         Command::Evb(command) => evb::run(&command),
-        Command::Devices(options) => devices::run(&options),
+        Command::Devices(options) => devices::run(&options, arguments.device.as_ref()),
         Command::Run(options) => run::run(&options),
         Command::Env => run::print_environment(),
         Command::Stream(command) => stream::run(&command),

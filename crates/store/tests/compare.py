@@ -1,6 +1,8 @@
 """Compares an event file with the stream files that its fragments came from, byte by byte.
 
-usage: compare.py EVENTS.h5 REPLAY STREAM.mfs...
+usage: compare.py [--some BATCH] EVENTS.h5 REPLAY STREAM.mfs...
+
+All events of all passes have to be there in order; with --some, any of them, built in batches of BATCH.
 
 Shares no code with the writer: stream files are read as docs/formats.md says, the event file with h5py as
 docs/output.md says. Fragments of kind 1 and 2 are a camera's, of kind 3 what its trigger decided; others
@@ -89,7 +91,7 @@ def compare_flat(file, name, fragments, originals):
     return end
 
 
-def compare(file, replay, streams):
+def compare(file, replay, streams, batch=None):
     sources, events = {}, None
     for path in streams:
         more, events = read_stream(path)
@@ -98,6 +100,13 @@ def compare(file, replay, streams):
     sources = {source: found for source, found in sources.items() if found[0] != 3}
     ids = sorted(sources)
     originals = list(events) * replay
+    numbers = events.start + np.arange(len(originals), dtype=np.uint64)
+    batches = numbers // 8
+    if batch:
+        some = file["events/number"][:]
+        assert len(set(some)) == len(some) and set(some) <= set(numbers), some
+        originals = [originals[int(number) - events.start] for number in some]
+        numbers, batches = some, (some - np.uint64(events.start)) // np.uint64(batch)
 
     assert file.attrs["format"] == "millstream events" and file.attrs["version"] == 1
     run = file["run"].attrs
@@ -108,8 +117,8 @@ def compare(file, replay, streams):
         data = Path(path).read_bytes()
         assert (length, checksum.decode()) == (len(data), f"crc32:{zlib.crc32(data):08x}"), path
 
-    equal("numbers", file["events/number"], events.start + np.arange(len(originals), dtype=np.uint64))
-    equal("batches", file["events/batch"], file["events/number"][:] // 8)
+    equal("numbers", file["events/number"], numbers)
+    equal("batches", file["events/batch"], batches)
     equal("ids", file["sources/id"], ids)
     equal("kinds", file["sources/kind"], [sources[source][0] for source in ids])
     equal("names", file["sources/name"].asstr()[:], [sources[source][1] for source in ids])
@@ -142,5 +151,8 @@ def compare(file, replay, streams):
 
 
 if __name__ == "__main__":
-    with h5py.File(sys.argv[1], "r") as file:
-        compare(file, int(sys.argv[2]), sys.argv[3:])
+    arguments = sys.argv[1:]
+    some = int(arguments[1]) if arguments[0] == "--some" else None
+    path, replay, *streams = arguments[2:] if some else arguments
+    with h5py.File(path, "r") as file:
+        compare(file, int(replay), streams, some)

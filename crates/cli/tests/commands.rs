@@ -1,0 +1,150 @@
+//! The program as people use it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const PYTHON: &str = "/usr/bin/python3";
+
+fn millstream(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_millstream")).args(arguments).output().expect("the program starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn succeeds(arguments: &[&str]) -> String {
+    let output = millstream(arguments);
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{arguments:?}: {}\n{out}\n{err}", output.status);
+    out
+}
+
+/// The words on standard error of a command that must fail.
+fn fails(arguments: &[&str]) -> String {
+    let output = millstream(arguments);
+    assert!(!output.status.success(), "{arguments:?} must fail:\n{}", text(&output.stdout));
+    text(&output.stderr)
+}
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("crates/cli is two deep")
+}
+
+fn json(path: &Path) -> serde_json::Value {
+    let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    serde_json::from_str(&text).expect("JSON")
+}
+
+#[test]
+fn the_demo_reproduces_every_decision_and_stores_every_byte() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path();
+    let data = repository().join("data/sst1m");
+    let shown = succeeds(&[
+        "demo",
+        "--data",
+        data.to_str().unwrap(),
+        "--out",
+        out.to_str().unwrap(),
+        "--replay",
+        "3",
+    ]);
+    assert!(shown.contains("691,200"), "{shown}");
+
+    let report = json(&out.join("camera.json"));
+    assert_eq!(report["trigger"]["compared"], 691_200);
+    assert_eq!(report["trigger"]["agreeing"], 691_200);
+    assert_eq!(report["trigger"]["set"], 56);
+    assert_eq!(report["events"], 32);
+    assert_eq!(report["conservation"]["fragments_read"], 960);
+    assert_eq!(report["payload_bytes"], 32 * 158_400);
+    assert_eq!((&report["accepted_events"], &report["stored_events"]), (&30.into(), &30.into()));
+    let replayed = json(&out.join("replay.json"));
+    assert_eq!(replayed["trigger"]["agreeing"], 3 * 691_200);
+    assert_eq!(replayed["counted_only_events"], 90);
+
+    // Somebody else's reader, and a second implementation of the input format.
+    let mut rows = 0;
+    for unit in ["bu0", "bu1"] {
+        let mut compare = Command::new(PYTHON);
+        compare.arg(repository().join("crates/store/tests/compare.py")).args(["--some", "4"]);
+        compare.arg(out.join(format!("camera.{unit}.h5"))).arg("1");
+        for stream in ["crate1.mfs", "crate2.mfs", "crate3.mfs", "truth.mfs"] {
+            compare.arg(out.join("data").join(stream));
+        }
+        let output = compare.output().expect("python3 starts; apt-get install python3-h5py");
+        assert!(output.status.success(), "{unit}: {}", text(&output.stderr));
+        let mut count = Command::new(PYTHON);
+        count.arg("-c").arg("import h5py, sys; print(len(h5py.File(sys.argv[1])['events/number']))");
+        let output = count.arg(out.join(format!("camera.{unit}.h5"))).output().unwrap();
+        rows += text(&output.stdout).trim().parse::<u32>().expect("a number of rows");
+    }
+    assert_eq!(rows, 30);
+
+    let names: Vec<String> = std::fs::read_dir(out)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    assert!(names.iter().any(|name| name.starts_with("event-") && name.ends_with(".svg")), "{names:?}");
+    assert!(names.contains(&"replay.svg".to_owned()), "{names:?}");
+    assert!(!names.iter().any(|name| name.ends_with(".partial")), "{names:?}");
+}
+
+#[test]
+fn a_wrong_decision_fails_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().to_str().unwrap().to_owned();
+    let data = repository().join("data/sst1m");
+    succeeds(&["demo", "--data", data.to_str().unwrap(), "--out", &out, "--replay", "1"]);
+    let path = folder.path().join("camera.toml");
+    let wrong = std::fs::read_to_string(&path).unwrap().replace("threshold = 336", "threshold = 300");
+    std::fs::write(&path, wrong).unwrap();
+    let output = millstream(&["evb", "run", path.to_str().unwrap()]);
+    assert!(!output.status.success());
+    assert!(text(&output.stdout).contains("decisions disagree"), "{}", text(&output.stdout));
+}
+
+#[test]
+fn a_configuration_is_refused_by_line_and_field() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.toml");
+    std::fs::write(&path, "[run]\nname = \"x\"\nbatch = 8\nbatches = 9\n").unwrap();
+    let path = path.to_str().unwrap();
+    for command in ["check", "run"] {
+        let error = fails(&["evb", command, path]);
+        assert!(error.contains("run.toml") && error.contains("batches"), "{error}");
+    }
+    let error = fails(&["evb", "check", "/nowhere/run.toml"]);
+    assert!(error.contains("/nowhere/run.toml"), "{error}");
+}
+
+#[test]
+fn the_soft_device_is_listed_and_given_to_programs() {
+    let shown = succeeds(&["--device", "soft", "devices", "--json"]);
+    let devices: serde_json::Value = serde_json::from_str(&shown).expect("JSON");
+    assert_eq!(devices[0]["soft"], true);
+    let shown = succeeds(&["run", "--", "ibv_devinfo"]);
+    assert!(shown.contains("mill0"), "{shown}");
+    let shown = succeeds(&["env"]);
+    assert!(shown.contains("export LD_LIBRARY_PATH="), "{shown}");
+    let error = fails(&["run", "--", "/nowhere/program"]);
+    assert!(error.contains("/nowhere/program"), "{error}");
+    let error = fails(&["--device", "mlx5_7", "devices"]);
+    assert!(error.contains("mlx5_7"), "{error}");
+}
+
+#[test]
+fn a_truncated_stream_file_is_refused_by_offset_and_field() {
+    let folder = tempfile::tempdir().unwrap();
+    let packed = repository().join("data/sst1m");
+    succeeds(&["stream", "unpack", packed.to_str().unwrap(), folder.path().to_str().unwrap()]);
+    let whole = folder.path().join("crate1.mfs");
+    let shown = succeeds(&["stream", "check", whole.to_str().unwrap()]);
+    assert!(shown.contains("320 fragments"), "{shown}");
+    let cut = folder.path().join("cut.mfs");
+    let bytes = std::fs::read(&whole).unwrap();
+    std::fs::write(&cut, &bytes[..bytes.len() / 2]).unwrap();
+    let error = fails(&["stream", "check", cut.to_str().unwrap()]);
+    assert!(error.contains("cut.mfs") && error.contains("byte") && error.contains("file_len"), "{error}");
+}
