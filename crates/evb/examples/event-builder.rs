@@ -11,7 +11,6 @@ use millstream_evb::process::{AcceptedEvent, Launcher, Sink, SinkError};
 use std::error::Error;
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -40,7 +39,6 @@ pub(crate) fn run(config: &Path) -> Result<bool, Box<dyn Error>> {
         if let Happening::Spawned { part, process } = happening {
             eprintln!("process {process}: {part:?}");
         }
-        ControlFlow::Continue(())
     })?;
     if let Some(account) = &outcome.account {
         println!("{account}");

@@ -104,7 +104,7 @@ impl RunOutcome {
     }
 }
 
-/// Hears what happens, and may ask the run to stop; progress comes every tenth of a second.
+/// Hears what happens, and may ask the run to stop.
 pub type Watch<'a> = dyn FnMut(&Happening) -> ControlFlow<()> + 'a;
 
 /// What reaches the launcher from its children.
@@ -145,7 +145,19 @@ impl Launcher {
     ///
     /// # Errors
     /// A process could not be started. What goes wrong afterwards is in the outcome.
-    pub fn run(&self, setup: &Setup, watch: &mut Watch<'_>) -> Result<RunOutcome, ProcessError> {
+    pub fn run(&self, setup: &Setup, watch: &mut dyn FnMut(&Happening)) -> Result<RunOutcome, ProcessError> {
+        self.run_while(setup, &mut |happening| {
+            watch(happening);
+            ControlFlow::Continue(())
+        })
+    }
+
+    /// As [`run`](Self::run); `watch` may also ask the run to stop, which then ends with its account. It hears
+    /// of progress every tenth of a second.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn run_while(&self, setup: &Setup, watch: &mut Watch<'_>) -> Result<RunOutcome, ProcessError> {
         let mut setup = setup.clone();
         setup.instance = format!("{}-{}", setup.name, std::process::id());
         let (speaker, heard) = mpsc::channel();

@@ -43,17 +43,14 @@ fn is_there(process: u32) -> bool {
 fn strike(setup: &Setup, victim: &Part, signal: Signal) -> RunOutcome {
     let mut processes = Vec::new();
     let mut struck: Option<Instant> = None;
-    let outcome = launcher().run(setup, &mut |happening| {
-        match happening {
-            Happening::Spawned { part, process } => processes.push((part.clone(), *process)),
-            Happening::Progress(sample) if struck.is_none() && sample.done.batches > 0 => {
-                let (_, process) = processes.iter().find(|(part, _)| part == victim).expect("it was started");
-                kill_process(pid(*process), signal).expect("it runs");
-                struck = Some(Instant::now());
-            }
-            _ => {}
+    let outcome = launcher().run(setup, &mut |happening| match happening {
+        Happening::Spawned { part, process } => processes.push((part.clone(), *process)),
+        Happening::Progress(sample) if struck.is_none() && sample.done.batches > 0 => {
+            let (_, process) = processes.iter().find(|(part, _)| part == victim).expect("it was started");
+            kill_process(pid(*process), signal).expect("it runs");
+            struck = Some(Instant::now());
         }
-        ControlFlow::Continue(())
+        _ => {}
     });
     let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
     let took = struck.expect("the run went on for long enough").elapsed();
@@ -125,7 +122,7 @@ fn a_stopped_builder_unit_is_accounted_for() {
 fn a_run_that_is_asked_to_stop_closes_its_account() {
     let site = Site::camera();
     let setup = site.setup(3, &["host", "host"], "batch = 8\nreplay = 1000000", "", "");
-    let outcome = launcher().run(&setup, &mut |happening| match happening {
+    let outcome = launcher().run_while(&setup, &mut |happening| match happening {
         Happening::Progress(sample) if sample.done.batches > 0 => ControlFlow::Break(()),
         _ => ControlFlow::Continue(()),
     });

@@ -5,7 +5,6 @@ use crate::input::{Site, launcher};
 use millstream_evb::config::Setup;
 use millstream_evb::core::account::Tally;
 use millstream_evb::process::RunOutcome;
-use std::ops::ControlFlow;
 
 /// By name.
 pub(crate) const TESTS: &[(&str, fn())] = &[
@@ -24,7 +23,7 @@ const CLUSTER7: &str = "kernel = \"cluster7\"\npatches = \"patches.csv\"";
 const TRUTH: &str = "[check]\ntruth = \"truth.mfs\"\n";
 
 pub(crate) fn run(setup: &Setup) -> RunOutcome {
-    launcher().run(setup, &mut |_| ControlFlow::Continue(())).unwrap_or_else(|error| panic!("{error}"))
+    launcher().run(setup, &mut |_| {}).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// The run's account, which has to be that of a whole run.
