@@ -293,7 +293,7 @@ impl Cq {
                 }
             }
             Ok(false) => {}
-            Err(CqFull) => self.overflow(),
+            Err(_) => self.overflow(),
         }
     }
 
@@ -421,11 +421,20 @@ pub(crate) struct RemoteCq {
 #[derive(Debug)]
 pub(crate) struct CqFull;
 
+/// Why a completion could not be added to somebody's queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotAdded {
+    /// There was no room.
+    Full,
+    /// Another producer was stopped while it held the lease, or the word is forged.
+    Locked,
+}
+
 impl RemoteCq {
     /// Adds a completion; true if the consumer's channel must be signalled.
     #[inline]
-    pub(crate) fn push(&self, me: u32, cqe: Cqe, solicited: bool) -> std::result::Result<bool, CqFull> {
-        let guard = self.ring.lock.lock(me);
+    pub(crate) fn push(&self, me: u32, cqe: Cqe, solicited: bool) -> std::result::Result<bool, NotAdded> {
+        let guard = self.ring.lock.lock(me).ok_or(NotAdded::Locked)?;
         let ring = self.ring;
         let mut tail = ring.tail.load(Ordering::Relaxed);
         // SAFETY: the index is masked to entries that exist, here and below.
@@ -440,7 +449,7 @@ impl RemoteCq {
             ring.seen_head.store(head, Ordering::Relaxed);
             if tail.wrapping_sub(head) > self.mask {
                 ring.overrun.store(1, Ordering::Release);
-                return Err(CqFull);
+                return Err(NotAdded::Full);
             }
         }
         // The old stamp stays until the rest is written: the consumer of this lap waits for the new one.

@@ -182,7 +182,7 @@ impl Srq {
 
     /// Takes back a request that a peer took and will not complete.
     pub(crate) fn reclaim(&self, slot: u32) {
-        let guard = self.ring.lock.lock(self.host.pid);
+        let Some(guard) = self.ring.lock.lock(self.host.pid) else { return };
         let (head, tail) = (self.ring.head.load(Ordering::Relaxed), self.poster.lock().tail);
         // A peer that died in the middle of taking it may have left it for the next.
         let waiting = tail.wrapping_sub(head).min(self.notes.len() as u32);

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::poll;
 
@@ -13,24 +13,27 @@ use crate::poll;
 /// still runs and takes the lock over if not: whatever the lock guards must be written so that a
 /// half-done change is invisible (the last store publishes).
 ///
-/// The word lives in memory that a hostile peer can overwrite. Such a peer can stall the others'
-/// producers, which is its right within one user's trust; it cannot make them touch memory wrongly.
+/// The word lives in memory that a hostile peer can overwrite, and a holder may have been stopped.
+/// Neither can make the others wait for ever: who has waited for [`LeaseLock::PATIENCE`] gives up.
 #[repr(transparent)]
 #[derive(Debug, Default)]
 pub struct LeaseLock(AtomicU32);
 
 impl LeaseLock {
-    /// Takes the lock for the calling process `me`.
+    /// How long to wait for a holder that runs but does not release. What is done under the lock takes
+    /// less than a microsecond, or as long as one message where it says so.
+    pub const PATIENCE: Duration = Duration::from_secs(2);
+
+    /// Takes the lock for the calling process `me`; None if its holder does not release it.
     #[inline]
-    pub fn lock(&self, me: u32) -> LeaseGuard<'_> {
-        if self.0.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            self.wait(me);
-        }
-        LeaseGuard(&self.0)
+    pub fn lock(&self, me: u32) -> Option<LeaseGuard<'_>> {
+        let free = self.0.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        (free || self.wait(me, Self::PATIENCE)).then_some(LeaseGuard(&self.0))
     }
 
     #[cold]
-    fn wait(&self, me: u32) {
+    fn wait(&self, me: u32, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
         let mut turns = 0u32;
         loop {
             let owner = self.0.load(Ordering::Relaxed);
@@ -39,9 +42,12 @@ impl LeaseLock {
             if (owner == 0 || stale)
                 && self.0.compare_exchange(expected, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
             {
-                return;
+                return true;
             }
             turns = turns.wrapping_add(1);
+            if turns.is_multiple_of(1024) && Instant::now() > deadline {
+                return false;
+            }
             if turns.is_multiple_of(64) {
                 std::thread::yield_now();
             } else {
@@ -71,13 +77,15 @@ impl Drop for LeaseGuard<'_> {
     }
 }
 
-/// Whether the process `pid` has ended, counting one that its parent has not yet reaped.
+/// Whether no process `pid` runs, counting one as gone that its parent has not yet reaped.
 #[must_use]
 pub fn process_is_gone(pid: u32) -> bool {
     // SAFETY: a plain system call.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     if fd < 0 {
-        return std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
+        // The latter two for numbers that no process can have, and for those of mere threads.
+        let number = std::io::Error::last_os_error().raw_os_error();
+        return matches!(number, Some(libc::ESRCH | libc::EINVAL | libc::ENOENT));
     }
     // SAFETY: the call above returned a new descriptor.
     let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
@@ -97,7 +105,28 @@ mod tests {
         assert!(!process_is_gone(child.id()));
         child.kill().unwrap();
         // Not reaped yet: a zombie holds nothing.
-        drop(lock.lock(std::process::id()));
+        assert!(lock.lock(std::process::id()).is_some());
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn taken_from_who_cannot_be() {
+        // SAFETY: a plain system call.
+        let thread = unsafe { libc::gettid() } as u32;
+        assert_ne!(thread, std::process::id(), "tests run on threads of their own");
+        for nobody in [u32::MAX, 1 << 31, i32::MAX as u32, thread] {
+            let lock = LeaseLock(AtomicU32::new(nobody));
+            assert!(lock.lock(std::process::id()).is_some(), "{nobody}");
+        }
+    }
+
+    #[test]
+    fn not_waited_for_without_end() {
+        let lock = LeaseLock::default();
+        let _held = lock.lock(std::process::id()).unwrap();
+        assert!(!lock.wait(std::process::id(), Duration::from_millis(20)));
+        // The parent runs, and holds nothing in truth.
+        let forged = LeaseLock(AtomicU32::new(std::os::unix::process::parent_id()));
+        assert!(!forged.wait(std::process::id(), Duration::from_millis(20)));
     }
 }

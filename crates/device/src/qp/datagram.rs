@@ -67,13 +67,13 @@ pub(super) unsafe fn deliver(receivers: &mut Receivers, qp: &Qp, wr: &SendWr<'_>
     let Some(receiver) = receivers.find(qp, &to) else { return };
     let Receiver { target, keys, peer } = receiver;
     let entry = target.entry;
-    let guard = entry.delivery.lock(qp.host.pid);
+    let Some(guard) = entry.delivery.lock(qp.host.pid) else { return };
     let right_kind = entry.kind.load(Ordering::Relaxed) == Kind::Ud as u32;
     if target.readiness(0) != Readiness::Ready || !right_kind || entry.qkey.load(Ordering::Relaxed) != to.qkey
     {
         return;
     }
-    let Some((receive, left)) = target.take_receive(qp.host.pid) else { return };
+    let Ok((receive, left)) = target.take_receive(qp.host.pid) else { return };
     let mut elements = [Sge::default(); MAX_SGE as usize];
     let n = target.read_receive(receive, &mut elements);
     let elements = &elements[..n];

@@ -338,8 +338,7 @@ impl Qp {
     pub(crate) fn wait_until_untouched(&self, deadline: Instant) -> bool {
         if self.kind == Kind::Ud {
             // Many initiators, one at a time: the one inside holds the lease.
-            drop(self.entry.delivery.lock(self.host.pid));
-            return true;
+            return self.entry.delivery.lock(self.host.pid).is_some();
         }
         let busy = self.entry.busy.load(Ordering::SeqCst);
         if busy & 1 == 0 {

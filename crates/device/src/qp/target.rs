@@ -4,8 +4,9 @@ use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
+use super::transfer::{Stop, UNRESPONSIVE};
 use crate::caps::{MAX_CQE, MAX_QP, MAX_QP_WR, MAX_SGE};
-use crate::cq::{CqFull, RemoteCq};
+use crate::cq::{NotAdded, RemoteCq};
 use crate::layout::{CqRing, Cqe, QpEntry, RecvSlot, SrqRing, cq_ring_len, qp_state, recv_slot_len, srq_len};
 use crate::peer::Peer;
 use crate::types::Sge;
@@ -168,19 +169,19 @@ impl Target {
     /// Takes the oldest receive request. One of the queue pair's own stays until it is completed;
     /// one of a shared queue is noted in the entry, so that its owner gets it back if we die.
     #[inline]
-    pub(super) fn take_receive(&self, me: u32) -> Option<(Receive, Left)> {
+    pub(super) fn take_receive(&self, me: u32) -> Result<(Receive, Left), Stop> {
         let Some(srq) = &self.srq else {
             let head = self.entry.rq_head.load(Ordering::Relaxed);
             let waits = self.own_receive_waits(head);
             let receive = Receive { sequence: head, slot: head & self.slots.mask };
-            return waits.then_some((receive, Left::Enough));
+            return if waits { Ok((receive, Left::Enough)) } else { Err(Stop::NoReceive) };
         };
         let ring = srq.ring;
-        let guard = ring.lock.lock(me);
+        let guard = ring.lock.lock(me).ok_or(UNRESPONSIVE)?;
         let head = ring.head.load(Ordering::Relaxed);
         let tail = ring.tail.load(Ordering::Acquire);
         if head == tail {
-            return None;
+            return Err(Stop::NoReceive);
         }
         // SAFETY: the place is masked to those that exist; the value is checked below.
         let slot = unsafe { srq.order.as_ptr().add((head & self.slots.mask) as usize).read_volatile() };
@@ -191,7 +192,7 @@ impl Target {
         let below =
             limit != 0 && tail.wrapping_sub(head) - 1 < limit && ring.limit.swap(0, Ordering::AcqRel) != 0;
         let slot = slot & self.slots.mask;
-        Some((Receive { sequence: slot, slot }, if below { Left::BelowLimit } else { Left::Enough }))
+        Ok((Receive { sequence: slot, slot }, if below { Left::BelowLimit } else { Left::Enough }))
     }
 
     /// Copies a receive request's elements out of shared memory.
@@ -218,17 +219,18 @@ impl Target {
         receive: Receive,
         cqe: Cqe,
         solicited: bool,
-    ) -> Result<bool, CqFull> {
+    ) -> Result<bool, NotAdded> {
         let cqe = Cqe { qpn: self.qpn, sequence: receive.sequence, ..cqe };
         let result = self.cq.push(me, cqe, solicited);
         // Only now: a receive that was used up but not completed would be lost if we died between.
         match &self.srq {
-            None if result.is_ok() => {
+            // Its owner takes it back.
+            _ if result.is_err() => {}
+            None => {
                 self.entry.rq_head.store(receive.sequence.wrapping_add(1), Ordering::Release);
                 // The next one was posted by another core, probably long ago.
                 self.slots.prefetch(receive.slot.wrapping_add(1));
             }
-            None => {}
             Some(_) => self.entry.srq_taken.store(0, Ordering::Release),
         }
         result

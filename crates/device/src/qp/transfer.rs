@@ -16,7 +16,7 @@ use super::send::SendQueue;
 use super::target::{Left, Readiness, Receive, Target};
 use super::{Kind, Qp};
 use crate::caps::MAX_SGE;
-use crate::cq::CqFull;
+use crate::cq::NotAdded;
 use crate::event::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR};
 use crate::greeting::{Message, Op};
 use crate::layout::Cqe;
@@ -47,6 +47,10 @@ pub(super) enum Stop {
 
 /// The peer's queue pair fails without an event; its completion tells the story.
 pub(super) const NO_EVENT: u32 = u32::MAX;
+
+/// A lease in the peer's memory is not to be had.
+pub(super) const UNRESPONSIVE: Stop =
+    Stop::Failed { status: WC_RETRY_EXC_ERR, vendor: vendor::PEER_NOT_READY, peer_event: None };
 
 fn failed(status: u32, vendor: u32) -> Stop {
     Stop::Failed { status, vendor, peer_event: None }
@@ -182,7 +186,7 @@ impl Transfer<'_> {
 
     #[inline]
     fn take_receive(&self) -> Result<Receive, Stop> {
-        let (receive, left) = self.target.take_receive(self.qp.host.pid).ok_or(Stop::NoReceive)?;
+        let (receive, left) = self.target.take_receive(self.qp.host.pid)?;
         if left == Left::BelowLimit {
             let qpn = self.target.entry.qpn.load(Ordering::Relaxed);
             self.peer.tell(self.qp.host, Message::new(Op::LimitReached, [qpn]));
@@ -228,7 +232,7 @@ impl Transfer<'_> {
         let gone = failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE);
         let window = self.remote.find(self.peer, wr.rkey).map_err(|_| gone)?;
         let lock = self.peer.atomics().ok_or(gone)?;
-        let _guard = lock.lock(self.qp.host.pid);
+        let _guard = lock.lock(self.qp.host.pid).ok_or(UNRESPONSIVE)?;
         let mut old = [0u8; 8];
         load(window, self.peer, wr.remote_addr, old.as_mut_ptr(), 8)?;
         let old = u64::from_ne_bytes(old);
@@ -299,9 +303,12 @@ impl Transfer<'_> {
             wc_flags: if with_imm { WC_FLAG_WITH_IMM } else { 0 },
             ..Cqe::default()
         };
-        self.target
-            .complete_receive(self.qp.host.pid, receive, cqe, wr.flags & SEND_SOLICITED != 0)
-            .map_err(|CqFull| refused(WC_REM_OP_ERR, vendor::CQ_FULL, EVENT_QP_FATAL))
+        self.target.complete_receive(self.qp.host.pid, receive, cqe, wr.flags & SEND_SOLICITED != 0).map_err(
+            |why| match why {
+                NotAdded::Full => refused(WC_REM_OP_ERR, vendor::CQ_FULL, EVENT_QP_FATAL),
+                NotAdded::Locked => UNRESPONSIVE,
+            },
+        )
     }
 
     /// The receiver's own request was at fault: it completes with an error, and its queue pair fails.

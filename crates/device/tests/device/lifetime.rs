@@ -175,13 +175,13 @@ fn nobody_writes_after_deregistration_or_destruction() {
 
 #[test]
 fn nobody_reads_into_local_memory_after_its_deregistration() {
-    const LEN: usize = 64 << 20;
+    const LEN: usize = 48 << 20;
     let adapter = Adapter::open();
     let setup = Setup::default();
     let mut to = vec![0u8; LEN];
     let mut far = End::new(Place::Elsewhere);
     let source = far.register(Kind::Anonymous, LEN, 0);
-    for _ in 0..4 {
+    for _ in 0..3 {
         to.fill(1);
         let mut target = adapter.register(&mut to);
         let cq = adapter.cq();
@@ -227,7 +227,7 @@ fn deregistration_does_not_wait_for_transfers_to_come() {
 
 #[test]
 fn a_peer_that_died_inside_is_no_reason_to_wait_for_the_next() {
-    const LEN: usize = 256 << 20;
+    const LEN: usize = 96 << 20;
     let adapter = Adapter::open();
     let setup = Setup::default();
     let cq = adapter.cq();
