@@ -22,6 +22,15 @@ pub(crate) const EVENT_SRQ_LIMIT_REACHED: u32 = 15;
 /// `IBV_EVENT_QP_LAST_WQE_REACHED`
 pub(crate) const EVENT_QP_LAST_WQE_REACHED: u32 = 16;
 
+/// The peer's queue pair fails without an event; its completion tells the story.
+pub(crate) const NO_EVENT: u32 = u32::MAX;
+
+/// Whether a peer can have caused this event in a queue pair of ours. Others belong to other kinds of
+/// objects, which programs would take the queue pair for.
+pub(crate) fn may_be_reported(event: u32) -> bool {
+    matches!(event, EVENT_QP_FATAL | EVENT_QP_REQ_ERR | EVENT_QP_ACCESS_ERR | NO_EVENT)
+}
+
 /// Something that happened outside any work request.
 #[derive(Clone, Debug)]
 pub enum AsyncEvent {

@@ -24,7 +24,7 @@ pub(crate) fn name(block: u32) -> String {
 
 pub(crate) const LEN: usize = 24;
 
-/// A message: an operation and four words.
+/// A message: an operation and five words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
     pub(crate) op: Op,
@@ -44,10 +44,12 @@ pub(crate) enum Op {
     Fault = 4,
     /// Words: your queue pair: its peer has posted receives again. Not answered.
     Refilled = 5,
-    /// The answer "no such thing".
+    /// The answer "no such thing", with the words of the request.
     Refused = 6,
     /// Words: your queue pair: its shared receive queue fell below its limit. Not answered.
     LimitReached = 7,
+    /// Words: channel, to be signalled by its owner. Not answered.
+    Signal = 8,
 }
 
 impl Message {
@@ -79,6 +81,7 @@ impl Message {
             5 => Op::Refilled,
             6 => Op::Refused,
             7 => Op::LimitReached,
+            8 => Op::Signal,
             _ => return None,
         };
         Some(Self { op, words: [word(1), word(2), word(3), word(4), word(5)] })
@@ -91,7 +94,16 @@ mod tests {
 
     #[test]
     fn messages_survive_the_way() {
-        for op in [Op::Hello, Op::File, Op::Channel, Op::Fault, Op::Refilled, Op::Refused, Op::LimitReached] {
+        for op in [
+            Op::Hello,
+            Op::File,
+            Op::Channel,
+            Op::Fault,
+            Op::Refilled,
+            Op::Refused,
+            Op::LimitReached,
+            Op::Signal,
+        ] {
             let message = Message::new(op, [1, 2, u32::MAX]);
             assert_eq!(Message::decode(&message.encode()), Some(message));
         }

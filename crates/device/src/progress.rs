@@ -14,7 +14,7 @@ use crate::peer::Peer;
 use crate::qp::Qp;
 
 /// Something to do, from the server thread.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     /// A peer's operation broke the rules of our queue pair `qpn`.
     Fault { qpn: u32, from: u32, event: u32 },
@@ -58,9 +58,13 @@ impl Progress {
         })
     }
 
+    /// Adds something to do. Twice is once: a peer that repeats itself does not fill our memory.
     pub(crate) fn add(&self, work: Work) {
-        self.work.lock().expect("no panic under this lock").push(work);
-        self.wake.signal();
+        let mut list = self.work.lock().expect("no panic under this lock");
+        if !list.contains(&work) {
+            list.push(work);
+            self.wake.signal();
+        }
     }
 
     /// Notices the end of `peer`.

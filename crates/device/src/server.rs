@@ -1,12 +1,17 @@
 //! The thread that answers peers. It never waits for anybody: what needs a queue pair's lock goes
 //! to the progress thread.
 
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use millstream_shm::socket::{Connection, Listener};
 
+use crate::event;
 use crate::files::FileId;
-use crate::greeting::{LEN, Message, Op, PATIENCE, VERSION};
+use crate::greeting::{LEN, Message, Op, VERSION};
 use crate::host::Host;
 use crate::progress::Work;
 
@@ -22,23 +27,35 @@ pub(crate) fn run(host: &'static Host, listener: &Listener) {
         }
         let mut ready = fds[1..].iter().map(|fd| fd.revents != 0);
         connections.retain(|connection| !ready.next().unwrap_or(false) || answer(host, connection));
-        if fds[0].revents != 0
-            && let Ok(connection) = listener.accept()
-            && connection.set_timeout(PATIENCE).is_ok()
-        {
-            connections.push(connection);
+        if fds[0].revents != 0 {
+            match listener.accept() {
+                // Who does not read his answers is hung up on rather than waited for.
+                Ok(connection) if connection.set_nonblocking().is_ok() => connections.push(connection),
+                Ok(_) => {}
+                Err(error) => rest_after(&error),
+            }
         }
+    }
+}
+
+/// Without a descriptor to spare, who called is still waiting, and would be noticed again at once.
+fn rest_after(error: &io::Error) {
+    if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)) {
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
 /// Serves one request; false when the connection is over.
 fn answer(host: &'static Host, connection: &Connection) -> bool {
     let mut buffer = [0; LEN];
-    let Ok((n, _)) = connection.receive(&mut buffer) else { return false };
+    let (n, _) = match connection.receive(&mut buffer) {
+        Ok(received) => received,
+        Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
+    };
     let Some(message) = Message::decode(&buffer[..n]) else { return false };
     let [a, b, c, ..] = message.words;
     let reply = |message: Message, fds: &[BorrowedFd<'_>]| connection.send(&message.encode(), fds).is_ok();
-    let refused = Message::new(Op::Refused, [0]);
+    let refused = Message { op: Op::Refused, ..message };
     match message.op {
         Op::Hello if a == VERSION => {
             let hello = Message::new(Op::Hello, [VERSION, host.pid, u32::from(host.asymmetric)]);
@@ -52,18 +69,32 @@ fn answer(host: &'static Host, connection: &Connection) -> bool {
             Some(event) => reply(message, &[event.as_fd()]),
             None => reply(refused, &[]),
         },
-        Op::Fault => {
-            host.progress.add(Work::Fault { qpn: a, from: b, event: c });
-            true
-        }
-        Op::Refilled => {
-            host.progress.add(Work::Retry { qpn: a });
-            true
-        }
-        Op::LimitReached => {
-            host.progress.add(Work::LimitReached { qpn: a });
+        Op::Fault => report(host, Work::Fault { qpn: a, from: b, event: c }),
+        Op::Refilled => report(host, Work::Retry { qpn: a }),
+        Op::LimitReached => report(host, Work::LimitReached { qpn: a }),
+        Op::Signal => {
+            if let Some(event) = host.channel(a) {
+                event.signal();
+            }
             true
         }
         Op::Hello | Op::Refused => false,
     }
+}
+
+/// Passes a peer's report on, if it can be true.
+fn report(host: &'static Host, work: Work) -> bool {
+    let (Work::Fault { qpn, .. } | Work::Retry { qpn } | Work::LimitReached { qpn } | Work::Fatal { qpn }) =
+        work;
+    let entry = host.qp_entry(qpn);
+    let from_peer = match work {
+        Work::Fault { from, event, .. } => {
+            entry.dest_qpn.load(Ordering::Acquire) == from && event::may_be_reported(event)
+        }
+        _ => true,
+    };
+    if entry.qpn.load(Ordering::Acquire) == qpn && from_peer {
+        host.progress.add(work);
+    }
+    true
 }

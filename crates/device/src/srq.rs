@@ -29,6 +29,8 @@ pub struct Srq {
     poster: SpinLock<Poster>,
     notes: Box<[Note]>,
     posted: Box<[AtomicBool]>,
+    /// Whether an event was asked for and not raised yet.
+    awaits_limit: AtomicBool,
     /// Queue pairs that use this queue.
     users: AtomicU32,
     /// The caller's handle, for events about this queue.
@@ -72,6 +74,7 @@ impl Srq {
             poster: SpinLock::new(Poster { tail: 0, free: (0..max_wr).rev().collect() }),
             notes: (0..count).map(|_| Note::default()).collect(),
             posted: (0..count).map(|_| AtomicBool::new(false)).collect(),
+            awaits_limit: AtomicBool::new(false),
             users: AtomicU32::new(0),
             user: AtomicU64::new(0),
         }))
@@ -109,6 +112,7 @@ impl Srq {
         if limit > self.max_wr {
             return Err(Errno::INVAL);
         }
+        self.awaits_limit.store(limit != 0, Ordering::Release);
         self.ring.limit.store(limit, Ordering::SeqCst);
         let left = self.poster.lock().tail.wrapping_sub(self.ring.head.load(Ordering::Acquire));
         if left < limit && self.ring.limit.swap(0, Ordering::AcqRel) != 0 {
@@ -117,8 +121,11 @@ impl Srq {
         Ok(())
     }
 
-    /// A consumer left fewer requests than the limit.
+    /// A consumer left fewer requests than the limit, or says so.
     pub(crate) fn limit_reached(self: &Arc<Self>) {
+        if !self.awaits_limit.swap(false, Ordering::AcqRel) {
+            return;
+        }
         self.pd.context.raise(AsyncEvent::Srq(self.clone(), EVENT_SRQ_LIMIT_REACHED));
     }
 

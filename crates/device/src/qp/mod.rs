@@ -21,7 +21,7 @@ use millstream_shm::{Block, SpinLock, barrier};
 use crate::caps::{MAX_INLINE, MAX_QP_WR, MAX_RD_ATOMIC, MAX_SGE};
 use crate::cq::Cq;
 use crate::errno::{Errno, Result};
-use crate::event::{AsyncEvent, EVENT_QP_FATAL, EVENT_QP_LAST_WQE_REACHED, EVENT_SQ_DRAINED};
+use crate::event::{self, AsyncEvent, EVENT_QP_FATAL, EVENT_QP_LAST_WQE_REACHED, EVENT_SQ_DRAINED};
 use crate::gid;
 use crate::host::{Host, wait_until};
 use crate::layout::{Cqe, QpEntry, qp_state, recv_slot_len};
@@ -444,14 +444,18 @@ impl Qp {
         *self.attributes.lock().expect("no panic under this lock") = Attributes::default();
     }
 
-    /// The peer reports that an operation of its broke our rules.
+    /// The peer reports that an operation of its broke our rules. Only the first report counts.
     pub(crate) fn fault_from_peer(&self, from: u32, event: u32) {
-        if self.entry.dest_qpn.load(Ordering::Acquire) != from || self.state() == State::Reset {
+        let believed = self.entry.dest_qpn.load(Ordering::Acquire) == from && event::may_be_reported(event);
+        if !believed {
             return;
         }
         self.recv_cq.check_overrun();
+        if matches!(self.state(), State::Reset | State::Err) {
+            return;
+        }
         self.fail();
-        if event != transfer::NO_EVENT {
+        if event != event::NO_EVENT {
             self.pd.context.raise(AsyncEvent::Qp(self.strong(), event));
         }
     }

@@ -17,7 +17,7 @@ use super::target::{Left, Readiness, Receive, Target};
 use super::{Kind, Qp};
 use crate::caps::MAX_SGE;
 use crate::cq::NotAdded;
-use crate::event::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR};
+use crate::event::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR, NO_EVENT};
 use crate::greeting::{Message, Op};
 use crate::layout::Cqe;
 use crate::peer::Peer;
@@ -44,9 +44,6 @@ pub(super) enum Stop {
         peer_event: Option<u32>,
     },
 }
-
-/// The peer's queue pair fails without an event; its completion tells the story.
-pub(super) const NO_EVENT: u32 = u32::MAX;
 
 /// A lease in the peer's memory is not to be had.
 pub(super) const UNRESPONSIVE: Stop =

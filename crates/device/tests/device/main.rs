@@ -2,6 +2,7 @@
 //! processes, which is this program again in another role.
 
 mod errors;
+mod hostile_socket;
 mod lifetime;
 mod queues;
 mod retries;
@@ -19,6 +20,7 @@ fn other_process() {
         Ok("actor") => support::serve(),
         Ok("crowd") => lifetime::crowd(),
         Ok("keys") => lifetime::keys(),
+        Ok("stranger") => hostile_socket::stranger(),
         Ok("reborn") => lifetime::reborn(),
         role => panic!("{role:?} is no role"),
     }

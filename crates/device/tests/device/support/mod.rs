@@ -5,6 +5,7 @@ mod adapter;
 mod end;
 mod memory;
 mod process;
+pub(crate) mod wire;
 
 pub(crate) use actor::{
     Command, Completion, Reply, Request, Setup, Which, attributes, connect_queue_pair, mask, serve,
@@ -14,7 +15,7 @@ pub(crate) use adapter::{
 };
 pub(crate) use end::{End, Place, Region, connect, pair, request};
 pub(crate) use memory::{GUARD, Kind};
-pub(crate) use process::Process;
+pub(crate) use process::{Process, listen, tell};
 
 use std::time::{Duration, Instant};
 

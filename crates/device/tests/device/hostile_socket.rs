@@ -1,0 +1,203 @@
+//! Programs of the same user that say strange things to the device's socket. The device goes on.
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use millstream_device::qp::state::State;
+use millstream_device::types::WC_OP_RDMA_WRITE;
+use millstream_shm::socket::Connection;
+
+use crate::support::wire::{
+    self, CHANNEL, FAULT, FILE, HELLO, LIMIT_REACHED, REFUSED, ask, dial, greet, message,
+};
+use crate::support::{Completion, End, Kind, Place, Setup, connect, pair, pattern};
+
+/// The device behind this end still greets strangers and moves data to whom it knows and whom not.
+fn still_works(victim: &mut End) {
+    greet(&dial(victim.number()));
+    victim.keep();
+    let mut friend = End::new(Place::Here);
+    connect(&mut friend, victim, &Setup::default());
+    let (source, target) = (friend.hold(&pattern(1, 5000)), victim.register(Kind::Anonymous, 5000, 0));
+    friend.write(1, &[source.all()], (target.addr, target.key));
+    assert_eq!(friend.sent(1), [Completion::ok(1, WC_OP_RDMA_WRITE, 0)]);
+    assert_eq!(victim.load(&target, 0, 5000), pattern(1, 5000));
+    victim.deregister(&target);
+}
+
+/// Whether the device hung up.
+fn is_over(connection: &Connection) -> bool {
+    let mut buffer = [0; 64];
+    loop {
+        match connection.receive(&mut buffer) {
+            Ok((0, _)) | Err(_) => return true,
+            Ok(_) => {}
+        }
+    }
+}
+
+#[test]
+fn messages_that_mean_nothing_end_their_connection_only() {
+    let (_near, mut victim) = pair(Place::Elsewhere, &Setup::default());
+    let number = victim.number();
+    let mut seeds = 0..;
+    for len in [1, 3, 4, 20, 23, 25, 64, 1000, 60_000].into_iter().chain([24; 40]) {
+        let connection = dial(number);
+        let nonsense = pattern(seeds.next().expect("endless"), len);
+        // Which word says what is left to chance; an operation that exists is one in a billion.
+        connection.send(&nonsense, &[]).expect("the device listens");
+        assert!(is_over(&connection), "{len} bytes");
+    }
+    for op in [0, 9, REFUSED, u32::MAX] {
+        let connection = dial(number);
+        connection.send(&message(op, &[]), &[]).expect("the device listens");
+        assert!(is_over(&connection), "operation {op}");
+    }
+    let connection = dial(number);
+    connection.send(&message(HELLO, &[0xdead_beef]), &[]).expect("the device listens");
+    assert!(is_over(&connection), "another version");
+    still_works(&mut victim);
+}
+
+#[test]
+fn descriptors_that_nobody_asked_for_are_closed() {
+    let (_near, mut victim) = pair(Place::Elsewhere, &Setup::default());
+    let open = |victim: &mut End| {
+        let folder = format!("/proc/{}/fd", victim.process().id());
+        std::fs::read_dir(folder).expect("our child").count()
+    };
+    let connection = dial(victim.number());
+    let arena = greet(&connection);
+    let before = open(&mut victim);
+    for _ in 0..50 {
+        connection.send(&message(CHANNEL, &[12345]), &[arena.as_fd(); 4]).expect("the device listens");
+        let (n, _) = connection.receive(&mut [0; 64]).expect("the device answers");
+        assert_ne!(n, 0);
+    }
+    assert_eq!(open(&mut victim), before);
+}
+
+#[test]
+fn what_does_not_exist_is_refused() {
+    let (_near, mut victim) = pair(Place::Elsewhere, &Setup::default());
+    victim.register(Kind::Anonymous, 1 << 16, 0);
+    let connection = dial(victim.number());
+    for (op, request) in [
+        (FILE, [0, 0]),
+        (FILE, [0, 2]),
+        (FILE, [1 << 16, 1]),
+        (FILE, [u32::MAX, u32::MAX]),
+        (CHANNEL, [0, 0]),
+        (CHANNEL, [u32::MAX, 0]),
+    ] {
+        let (answer, fds) = ask(&connection, op, &request);
+        assert_eq!((answer[0], fds.len()), (REFUSED, 0), "{op} {request:?}");
+    }
+    still_works(&mut victim);
+}
+
+#[test]
+fn forged_reports_raise_no_impossible_events() {
+    let (mut near, mut victim) = pair(Place::Elsewhere, &Setup::default());
+    let (theirs, ours) = (victim.number(), near.number());
+    let connection = dial(theirs);
+    let tell = |op, words: &[u32]| connection.send(&message(op, words), &[]).expect("the device listens");
+    // Not from its peer; of no queue pair; events of other kinds of objects, which programs would
+    // take the queue pair for.
+    tell(FAULT, &[theirs, ours ^ 1, 3]);
+    tell(FAULT, &[theirs ^ 1, ours, 3]);
+    for event in [0, 4, 8, 9, 15, 17, 1000, u32::MAX - 1] {
+        tell(FAULT, &[theirs, ours, event]);
+    }
+    for qpn in [theirs, 0, u32::MAX] {
+        tell(LIMIT_REACHED, &[qpn]);
+    }
+    // The device reads in order: with this answer, all that is said.
+    ask(&connection, CHANNEL, &[0]);
+    assert_eq!(victim.async_event(Duration::from_millis(50)), None);
+    assert_eq!(victim.state(), State::Rts);
+    // One that could be true is believed, once.
+    (0..1000).for_each(|_| tell(FAULT, &[theirs, ours, 3]));
+    ask(&connection, CHANNEL, &[0]);
+    assert_eq!(victim.async_event(Duration::from_secs(5)), Some(3));
+    assert_eq!(victim.async_event(Duration::from_millis(50)), None);
+    assert_eq!(victim.state(), State::Err);
+    still_works(&mut victim);
+    near.destroy();
+}
+
+#[test]
+fn who_does_not_read_the_answers_keeps_nobody_waiting() {
+    let (_near, mut victim) = pair(Place::Elsewhere, &Setup::default());
+    let number = victim.number();
+    let rude = dial(number);
+    rude.set_timeout(Duration::from_millis(100)).expect("our own socket");
+    // Until both directions are full, or the device has had enough.
+    let question = message(CHANNEL, &[1]);
+    while rude.send(&question, &[]).is_ok() {}
+    let start = Instant::now();
+    still_works(&mut victim);
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    assert!(is_over(&rude), "the device hangs up on it");
+}
+
+/// Processor time that a process has used.
+fn processor_time(id: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).expect("our child");
+    let (_, rest) = stat.rsplit_once(") ").expect("a name in parentheses");
+    let ticks = |i| rest.split(' ').nth(i).and_then(|t| t.parse::<u64>().ok()).expect("a number");
+    Duration::from_millis((ticks(11) + ticks(12)) * 10)
+}
+
+#[test]
+fn more_connections_than_descriptors_are_waited_out() {
+    let (_near, mut victim) = pair(Place::Elsewhere, &Setup::default());
+    let (id, number) = (victim.process().id(), victim.number());
+    let limit = libc::rlimit { rlim_cur: 60, rlim_max: 60 };
+    // SAFETY: limits our own child; the struct is on the stack.
+    let done =
+        unsafe { libc::prlimit(id as i32, libc::RLIMIT_NOFILE, &raw const limit, std::ptr::null_mut()) };
+    assert_eq!(done, 0);
+    let mut crowd: Vec<_> = (0..200).map(|_| dial(number)).collect();
+    std::thread::sleep(Duration::from_millis(100));
+    let before = processor_time(id);
+    std::thread::sleep(Duration::from_millis(500));
+    let burnt = processor_time(id) - before;
+    assert!(burnt < Duration::from_millis(200), "{burnt:?} of 500 ms spent on nothing");
+    // Those who got in are served.
+    greet(&crowd[0]);
+    crowd.clear();
+    still_works(&mut victim);
+}
+
+#[test]
+fn another_user_is_refused() {
+    // SAFETY: a plain system call.
+    if unsafe { libc::geteuid() } != 0 {
+        eprintln!("not run: becoming another user takes root");
+        return;
+    }
+    let (_near, mut victim) = pair(Place::Elsewhere, &Setup::default());
+    let name = wire::socket_name(victim.number());
+    let mut stranger = crate::support::Process::start("stranger");
+    stranger.say(&name);
+    assert_eq!(stranger.hear(), "hung up on");
+    assert!(stranger.finish().success());
+    still_works(&mut victim);
+}
+
+/// In a process of its own: becomes another user and calls.
+pub(crate) fn stranger() {
+    let name = crate::support::listen().expect("a name");
+    // SAFETY: all threads of this process become nobody (the C library sees to it).
+    assert_eq!(unsafe { libc::setuid(65534) }, 0);
+    let timeout = Duration::from_secs(5);
+    let refused = Connection::open(&name, timeout).expect_err("our side looks at the user, too");
+    assert_eq!(refused.kind(), std::io::ErrorKind::PermissionDenied);
+    // Without our own side's check.
+    let connection = Connection::open_anyone(&name, timeout).expect("the socket itself is open to all");
+    // It may have hung up already.
+    let _ = connection.send(&message(HELLO, &[0]), &[]);
+    let end = if is_over(&connection) { "hung up on" } else { "answered" };
+    crate::support::tell(end);
+}
