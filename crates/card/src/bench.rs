@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use millstream_fragment::mfp::{self, MfpError, Repr};
 use millstream_fragment::{Alignment, Fragment, SourceId, SourceKind};
+use millstream_shm::PAGE;
 
 use crate::command::{FLAG_VERIFY, Fault, Tally};
 use crate::geometry::{GEOMETRY_BYTES, Geometry};
@@ -16,7 +17,6 @@ use crate::kernel::slot::{Place, Summary};
 use crate::kernel::{Job, Kernel as _, Pulse};
 use crate::memory::{Memory, OutOfRange, PrefaultError, Span};
 use crate::os::OsError;
-use crate::os::mapping::PAGE;
 
 /// Boards with waveforms per crate, and the length of their fragments [bytes], as in the camera.
 const BOARDS: u32 = 9;

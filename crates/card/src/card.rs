@@ -1,21 +1,26 @@
 //! The user's side of a card: find it by name, map it, watch it.
 
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use millstream_shm::socket::{Connection, own_uid};
+use millstream_shm::{EventFd, Mapping, Memfd, futex, is_sealed};
+
 use crate::command::KernelId;
-use crate::handshake::{Answer, Refusal, Request, Role};
+use crate::handshake::{Answer, Received, Refusal, Request, Role, receive};
 use crate::memory::{Memory, Span};
 use crate::name::CardName;
-use crate::os::mapping::{Mapping, is_sealed};
-use crate::os::socket::{self, Received};
-use crate::os::{OsError, futex};
+use crate::os::{Doing, OsError};
 use crate::registers::{BAR0_BYTES, MAGIC, Registers, VERSION};
 
 /// Time between two looks for a card that is not there yet.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// Time within which a card that runs answers even on a busy machine.
+const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
 /// Why a card cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -80,10 +85,10 @@ struct Parts {
     name: CardName,
     registers: Registers,
     memory: Memory,
-    bar0_fd: OwnedFd,
-    memory_fd: OwnedFd,
-    interrupt_fd: OwnedFd,
-    socket: OwnedFd,
+    bar0_fd: Memfd,
+    memory_fd: Memfd,
+    interrupt_fd: EventFd,
+    connection: Connection,
 }
 
 impl Card {
@@ -100,31 +105,10 @@ impl Card {
 
     fn open_as(name: &CardName, role: Role, patience: Duration) -> Result<Card, OpenError> {
         let deadline = Instant::now() + patience;
-        let uid = socket::own_uid();
-        let address = name.address(uid);
-        let socket = loop {
-            if let Some(socket) = socket::connect(&address)? {
-                break socket;
-            }
-            if Instant::now() >= deadline {
-                return Err(OpenError::NotFound(name.clone()));
-            }
-            std::thread::sleep(LOOK_AGAIN);
-        };
-        let served_by = socket::peer_uid(&socket)?;
-        if served_by != uid {
-            return Err(OpenError::Impostor { name: name.clone(), uid: served_by });
-        }
+        let connection = connect(name, deadline)?;
         // If this fails the card has closed; then the receive below says so, or why.
-        socket::send(&socket, &Request::new(role).to_bytes(), &[]);
-        let left = deadline
-            .saturating_duration_since(Instant::now())
-            // A card that runs answers within this even on a busy machine.
-            .max(Duration::from_secs(1));
-        if !socket::poll_readable(&[socket.as_fd()], Some(left))?[0] {
-            return Err(OpenError::NoAnswer(name.clone()));
-        }
-        let (bytes, fds) = match socket::receive(&socket) {
+        let _ = connection.send(&Request::new(role).to_bytes(), &[]);
+        let (bytes, fds) = match receive(&connection) {
             Received::Message(bytes, fds) => (bytes, fds),
             Received::Malformed => return Err(malformed(name, "answer has the wrong length")),
             Received::Nothing => return Err(OpenError::NoAnswer(name.clone())),
@@ -135,9 +119,9 @@ impl Card {
             .map_err(|refusal| OpenError::Refused { name: name.clone(), refusal })?;
         let [bar0_fd, memory_fd, interrupt_fd]: [OwnedFd; 3] =
             fds.try_into().map_err(|_| malformed(name, "answer does not carry three descriptors"))?;
-        check_size(name, &bar0_fd, BAR0_BYTES as u64)?;
-        check_size(name, &memory_fd, memory_bytes)?;
-        let registers = Registers::new(Mapping::new(&bar0_fd, BAR0_BYTES)?);
+        let (bar0_fd, bar0) = map(name, bar0_fd, BAR0_BYTES as u64)?;
+        let (memory_fd, memory) = map(name, memory_fd, memory_bytes)?;
+        let registers = Registers::new(bar0);
         if registers.magic().load(Ordering::Acquire) != MAGIC
             || registers.version().load(Ordering::Relaxed) != VERSION
         {
@@ -147,11 +131,11 @@ impl Card {
             parts: Arc::new(Parts {
                 name: name.clone(),
                 registers,
-                memory: Memory::new(Mapping::new(&memory_fd, memory_bytes as usize)?),
+                memory: Memory::new(memory),
                 bar0_fd,
                 memory_fd,
-                interrupt_fd,
-                socket,
+                interrupt_fd: EventFd::from_fd(interrupt_fd),
+                connection,
             }),
         })
     }
@@ -188,15 +172,20 @@ impl Card {
         self.parts.interrupt_fd.as_fd()
     }
 
+    /// Makes [`Card::interrupt_fd`] unreadable until the next interrupt.
+    pub(crate) fn clear_interrupt(&self) {
+        self.parts.interrupt_fd.clear();
+    }
+
     /// Descriptor that hangs up (`POLLHUP`, `POLLIN`) when the card ends or dies; the card sends
     /// nothing on it. Poll it, never read it.
     pub fn liveness_fd(&self) -> BorrowedFd<'_> {
-        self.parts.socket.as_fd()
+        self.parts.connection.as_fd()
     }
 
     /// False once the card has ended or died.
     pub fn is_alive(&self) -> bool {
-        !socket::is_hung_up(&self.parts.socket)
+        !self.parts.connection.is_hung_up()
     }
 
     /// Memory bank `index`, if the card has it.
@@ -231,18 +220,45 @@ impl Card {
     }
 }
 
+/// Connects to the card `name` of this user, waiting until `deadline` for it to appear. Its answer
+/// may take until then as well, and at least [`ANSWER_WITHIN`].
+fn connect(name: &CardName, deadline: Instant) -> Result<Connection, OpenError> {
+    let uid = own_uid();
+    let address = name.address(uid);
+    let connection = loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match Connection::open_anyone(&address, left.max(ANSWER_WITHIN)) {
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
+            // More connections wait for the card already than the system allows.
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                return Err(OpenError::NoAnswer(name.clone()));
+            }
+            other => break other.doing("connect to the card's socket")?,
+        }
+        if left.is_zero() {
+            return Err(OpenError::NotFound(name.clone()));
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    };
+    match connection.peer().uid {
+        served_by if served_by == uid => Ok(connection),
+        served_by => Err(OpenError::Impostor { name: name.clone(), uid: served_by }),
+    }
+}
+
 fn malformed(name: &CardName, what: &'static str) -> OpenError {
     OpenError::Malformed { name: name.clone(), what }
 }
 
-/// Makes sure that touching a mapping of `bytes` bytes can never raise SIGBUS.
-fn check_size(name: &CardName, fd: &OwnedFd, bytes: u64) -> Result<(), OpenError> {
-    let size = rustix::fs::fstat(fd).map(|stat| stat.st_size as u64);
-    if bytes == 0 || size != Ok(bytes) {
-        return Err(malformed(name, "memory has another size than announced"));
-    }
-    if !is_sealed(fd) {
+/// Maps memory of `bytes` bytes that came with the answer, if touching it can never raise SIGBUS.
+fn map(name: &CardName, fd: OwnedFd, bytes: u64) -> Result<(Memfd, Mapping), OpenError> {
+    if !is_sealed(fd.as_fd()) {
         return Err(malformed(name, "size of the memory is not sealed"));
     }
-    Ok(())
+    let memory = Memfd::from_peer(fd).doing("look at the size of card memory")?;
+    if bytes == 0 || memory.len() as u64 != bytes {
+        return Err(malformed(name, "memory has another size than announced"));
+    }
+    let mapping = memory.map().doing("map card memory")?;
+    Ok((memory, mapping))
 }

@@ -1,5 +1,10 @@
 //! The two messages that open a card: a request from the user, an answer with the card's memory.
 
+use std::io;
+use std::os::fd::OwnedFd;
+
+use millstream_shm::socket::Connection;
+
 use crate::layout::layout;
 use crate::registers::{MAGIC, VERSION};
 
@@ -94,9 +99,63 @@ impl Answer {
     }
 }
 
+/// What a look for a message found.
+#[derive(Debug)]
+pub(crate) enum Received<const N: usize> {
+    /// A whole message of exactly `N` bytes, and the descriptors that came with it.
+    Message([u8; N], Vec<OwnedFd>),
+    /// A message of another length, or one whose descriptors did not fit.
+    Malformed,
+    /// Nothing there yet.
+    Nothing,
+    /// The peer closed its end or died.
+    Closed,
+}
+
+/// Receives one message of `N` bytes and its descriptors.
+pub(crate) fn receive<const N: usize>(connection: &Connection) -> Received<N> {
+    let mut bytes = [0; N];
+    match connection.receive(&mut bytes) {
+        Ok((0, _)) => Received::Closed,
+        Ok((len, fds)) if len == N => Received::Message(bytes, fds),
+        Ok(_) => Received::Malformed,
+        Err(error) => match error.kind() {
+            io::ErrorKind::InvalidData => Received::Malformed,
+            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Received::Nothing,
+            _ => Received::Closed,
+        },
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+    use std::time::Duration;
+
+    use millstream_shm::socket::Listener;
+
     use super::*;
+
+    #[test]
+    fn a_message_is_whole_malformed_missing_or_the_last() {
+        let address = format!("millstream-card-test/{}/receive", std::process::id());
+        let listener = Listener::bind(&address).unwrap();
+        let client = Connection::open(&address, Duration::from_secs(1)).unwrap();
+        let server = listener.accept().unwrap();
+        server.set_nonblocking().unwrap();
+        assert!(matches!(receive::<4>(&server), Received::Nothing));
+        client.send(b"take", &[listener.as_fd(), client.as_fd()]).unwrap();
+        let Received::Message(bytes, fds) = receive::<4>(&server) else {
+            panic!("expected a message");
+        };
+        assert_eq!((&bytes, fds.len()), (b"take", 2));
+        for other_length in [&b"too long"[..], b"no"] {
+            client.send(other_length, &[]).unwrap();
+            assert!(matches!(receive::<4>(&server), Received::Malformed));
+        }
+        drop((client, fds));
+        assert!(matches!(receive::<4>(&server), Received::Closed));
+    }
 
     #[test]
     fn requests_and_answers_come_back() {

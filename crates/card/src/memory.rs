@@ -7,8 +7,9 @@
 use std::fmt;
 use std::ptr;
 
-use crate::os::OsError;
-use crate::os::mapping::{Mapping, sealed_memfd};
+use millstream_shm::{Mapping, Memfd};
+
+use crate::os::{Doing, OsError};
 
 /// A range of card memory [bytes].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,8 +69,8 @@ impl Memory {
 
     /// Card memory of `bytes` bytes without a card, for running kernels by themselves.
     pub(crate) fn anonymous(bytes: u64) -> Result<Memory, OsError> {
-        let fd = sealed_memfd("millstream-card-memory", bytes)?;
-        Ok(Memory::new(Mapping::new(&fd, bytes as usize)?))
+        let memory = Memfd::sealed("millstream-card-memory", bytes as usize).doing("make card memory")?;
+        Ok(Memory::new(memory.map().doing("map card memory")?))
     }
 
     /// Size [bytes].
@@ -80,7 +81,7 @@ impl Memory {
     /// Address of the first byte, for calls that take a pointer (`ibv_reg_mr`). Valid as long as
     /// this value lives; other processes write behind it.
     pub fn as_ptr(&self) -> *mut u8 {
-        self.mapping.as_ptr()
+        self.mapping.base()
     }
 
     /// Checks that `span` lies inside the memory.
@@ -99,7 +100,7 @@ impl Memory {
         // SAFETY: the range was checked; `out` is private memory, so the two do not overlap. A
         // writer elsewhere can tear the bytes, which are plain data to the caller.
         unsafe {
-            let from = self.mapping.as_ptr().add(offset as usize);
+            let from = self.mapping.base().add(offset as usize);
             ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len());
         }
         Ok(())
@@ -118,7 +119,7 @@ impl Memory {
         // SAFETY: the range was checked; `bytes` cannot overlap the window, to which no reference
         // exists.
         unsafe {
-            let to = self.mapping.as_ptr().add(offset as usize);
+            let to = self.mapping.base().add(offset as usize);
             ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
         }
         Ok(())
@@ -130,7 +131,8 @@ impl Memory {
     /// machine), so do this for landing memory before a run.
     pub fn prefault(&self, span: Span) -> Result<(), PrefaultError> {
         self.check(span)?;
-        Ok(self.mapping.populate(span.offset as usize, span.len as usize)?)
+        let populated = self.mapping.prefault(span.offset as usize, span.len as usize);
+        Ok(populated.doing("give memory to the pages of a card")?)
     }
 }
 

@@ -11,7 +11,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::os::mapping::Mapping;
+use millstream_shm::Mapping;
 
 /// Size of BAR0 [bytes].
 pub const BAR0_BYTES: usize = 64 << 10;
@@ -223,7 +223,7 @@ impl Registers {
 
     /// Address of the first byte, for calls that take a pointer. Valid as long as this value lives.
     pub fn as_ptr(&self) -> *mut u8 {
-        self.mapping.as_ptr()
+        self.mapping.base()
     }
 
     /// Reads the register at `offset`, widened to 64 bits.
@@ -294,8 +294,8 @@ impl Registers {
 /// A register file without a card, for tests of what runs inside one.
 #[cfg(test)]
 pub(crate) fn detached() -> Registers {
-    let fd = crate::os::mapping::sealed_memfd("millstream-card-test", BAR0_BYTES as u64).unwrap();
-    Registers::new(Mapping::new(&fd, BAR0_BYTES).unwrap())
+    let bar0 = millstream_shm::Memfd::sealed("millstream-card-test", BAR0_BYTES).unwrap();
+    Registers::new(bar0.map().unwrap())
 }
 
 #[cfg(test)]

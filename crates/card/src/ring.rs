@@ -3,10 +3,12 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use millstream_shm::futex;
+
 use crate::card::Card;
 use crate::command::{Cause, Completion, Descriptor, ENTRY_BYTES};
 use crate::memory::OutOfRange;
-use crate::os::{OsError, futex};
+use crate::os::{Doing, OsError};
 
 /// Longest sleep between two looks whether the card is alive.
 const LIVENESS_PERIOD: Duration = Duration::from_millis(50);
@@ -180,9 +182,8 @@ impl Ring {
     /// Arms [`Card::interrupt_fd`]: it becomes readable at the next completion. Poll the ring once
     /// more after this and before waiting on the descriptor.
     pub fn arm(&self) {
-        let mut counter = [0u8; 8];
-        // Clears what an earlier interrupt left; the descriptor does not block.
-        let _ = rustix::io::read(self.card.interrupt_fd(), &mut counter);
+        // What an earlier interrupt left.
+        self.card.clear_interrupt();
         self.card.registers().interrupt_arm().store(1, Ordering::SeqCst);
     }
 
@@ -228,7 +229,7 @@ impl Ring {
             if left.is_zero() {
                 return Err(RingError::TimedOut(timeout));
             }
-            futex::wait(interrupt, seen, left.min(LIVENESS_PERIOD))?;
+            futex::wait(interrupt, seen, left.min(LIVENESS_PERIOD)).doing("wait for an interrupt")?;
         }
     }
 }

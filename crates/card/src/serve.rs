@@ -4,24 +4,23 @@
 //! Everything that a card has is held by file descriptors, so a card that is killed leaves nothing
 //! behind, and its users notice by the end of their connection.
 
+use std::io::{self, ErrorKind, PipeReader};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::event::EventfdFlags;
-use rustix::pipe::PipeFlags;
+use millstream_shm::socket::{Connection, Listener, own_uid};
+use millstream_shm::{EventFd, Memfd, PAGE, futex, poll_readable};
 
 use crate::command::{CAPABILITY_INTERRUPT_FD, CAPABILITY_VECTOR};
 use crate::engine::{Engine, Idle};
-use crate::handshake::{Answer, Refusal, Request, Role};
+use crate::handshake::{Answer, Received, Refusal, Request, Role, receive};
 use crate::kernel::Registry;
 use crate::memory::Memory;
 use crate::name::CardName;
-use crate::os::mapping::{Mapping, PAGE, sealed_memfd};
-use crate::os::socket::{self, Received};
-use crate::os::{Doing, OsError, futex};
+use crate::os::{Doing, OsError};
 use crate::registers::{BAR0_BYTES, MAGIC, Registers, VERSION};
 
 /// Most connections that a card serves at a time.
@@ -140,11 +139,16 @@ pub enum End {
 
 /// Runs a card in this process until its [`Lifetime`] ends.
 pub fn serve(config: Config) -> Result<End, ServeError> {
-    let uid = socket::own_uid();
+    let uid = own_uid();
     // Listening comes first, it reserves the name; users who connect now wait for an answer until
     // the memory is there.
-    let listener = socket::listen(&config.name.address(uid))?
-        .ok_or_else(|| ServeError::NameTaken(config.name.clone()))?;
+    let listener = match Listener::bind(&config.name.address(uid)) {
+        Err(error) if error.kind() == ErrorKind::AddrInUse => {
+            return Err(ServeError::NameTaken(config.name));
+        }
+        other => other.doing("listen on the card's socket")?,
+    };
+    listener.set_nonblocking().doing("listen on the card's socket")?;
     let hardware = Hardware::new(&config)?;
     let stop = Arc::new(AtomicBool::new(false));
     let mut engine = Engine::new(
@@ -156,8 +160,7 @@ pub fn serve(config: Config) -> Result<End, ServeError> {
     );
     let idle = Idle { spin: config.spin, heartbeat: config.heartbeat };
     // The write end lives in the engine's thread: however that ends, the read end notices.
-    let (engine_alive, engine_holds) =
-        rustix::pipe::pipe_with(PipeFlags::CLOEXEC).doing("watch the engine")?;
+    let (engine_alive, engine_holds) = io::pipe().doing("watch the engine")?;
     let thread = thread::Builder::new()
         .name(format!("card {}", config.name))
         .spawn(move || {
@@ -172,7 +175,7 @@ pub fn serve(config: Config) -> Result<End, ServeError> {
         engine_alive,
         lifetime: config.lifetime,
         claim_before: Instant::now(),
-        connections: Vec::new(),
+        users: Vec::new(),
         hardware: &hardware,
     };
     let ended = desk.attend();
@@ -191,26 +194,26 @@ pub fn serve(config: Config) -> Result<End, ServeError> {
 struct Hardware {
     registers: Arc<Registers>,
     memory: Arc<Memory>,
-    bar0_fd: OwnedFd,
-    memory_fd: OwnedFd,
-    interrupt_fd: Arc<OwnedFd>,
+    bar0_fd: Memfd,
+    memory_fd: Memfd,
+    interrupt_fd: Arc<EventFd>,
 }
 
 impl Hardware {
     fn new(config: &Config) -> Result<Hardware, ServeError> {
         let memory_bytes = config.memory_bytes()?;
-        let bar0_fd = sealed_memfd("millstream-card-bar0", BAR0_BYTES as u64)?;
-        let memory_fd = sealed_memfd("millstream-card-memory", memory_bytes)?;
-        let mapping = Mapping::new(&memory_fd, memory_bytes as usize)?;
+        let bar0_fd = Memfd::sealed("millstream-card-bar0", BAR0_BYTES).doing("make the registers")?;
+        let memory_fd =
+            Memfd::sealed("millstream-card-memory", memory_bytes as usize).doing("make card memory")?;
+        let mapping = memory_fd.map().doing("map card memory")?;
         if config.huge_pages {
             mapping.advise_huge_pages();
         }
         if config.prefault {
-            mapping.populate(0, mapping.len())?;
+            mapping.prefault(0, mapping.len()).doing("give memory to the pages of a card")?;
         }
-        let registers = Registers::new(Mapping::new(&bar0_fd, BAR0_BYTES)?);
-        let interrupt_fd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .doing("create the interrupt descriptor")?;
+        let registers = Registers::new(bar0_fd.map().doing("map the registers")?);
+        let interrupt_fd = EventFd::latch().doing("create the interrupt descriptor")?;
         let mut capabilities = CAPABILITY_INTERRUPT_FD;
         if crate::kernel::vectorised() {
             capabilities |= CAPABILITY_VECTOR;
@@ -240,9 +243,9 @@ impl Hardware {
     }
 }
 
-/// One connection of a user.
-struct Connection {
-    socket: OwnedFd,
+/// A user of the card.
+struct User {
+    connection: Connection,
     /// Nothing until the user has made its request.
     role: Option<Role>,
 }
@@ -250,12 +253,12 @@ struct Connection {
 /// The card's side of all connections.
 struct Desk<'a> {
     uid: u32,
-    listener: OwnedFd,
-    engine_alive: OwnedFd,
+    listener: Listener,
+    engine_alive: PipeReader,
     lifetime: Lifetime,
     /// Meaningful while the card waits for its owner.
     claim_before: Instant,
-    connections: Vec<Connection>,
+    users: Vec<User>,
     hardware: &'a Hardware,
 }
 
@@ -279,20 +282,20 @@ impl Desk<'_> {
             if let Lifetime::Launcher(fd) = &self.lifetime {
                 watched.push(fd.as_fd());
             }
-            let first_connection = watched.len();
-            watched.extend(self.connections.iter().map(|one| one.socket.as_fd()));
-            let ready = socket::poll_readable(&watched, timeout)?;
+            let first_user = watched.len();
+            watched.extend(self.users.iter().map(|user| user.connection.as_fd()));
+            let ready = poll_readable(&watched, timeout).doing("wait for users")?;
 
             if ready[0] {
                 return Ok(None);
             }
-            if first_connection == 3 && ready[2] {
+            if first_user == 3 && ready[2] {
                 return Ok(Some(End::LauncherGone));
             }
-            // Backwards, because a connection that ends leaves the list.
-            for index in (0..self.connections.len()).rev() {
-                if ready[first_connection + index] && !self.hear(index) {
-                    let gone = self.connections.swap_remove(index);
+            // Backwards, because a user whose connection ends leaves the list.
+            for index in (0..self.users.len()).rev() {
+                if ready[first_user + index] && !self.hear(index) {
+                    let gone = self.users.swap_remove(index);
                     if gone.role == Some(Role::Owner) {
                         return Ok(Some(End::OwnerGone));
                     }
@@ -309,37 +312,40 @@ impl Desk<'_> {
     }
 
     fn is_owned(&self) -> bool {
-        self.connections.iter().any(|one| one.role == Some(Role::Owner))
+        self.users.iter().any(|user| user.role == Some(Role::Owner))
     }
 
     /// Takes a new connection, if it is one for us.
     fn welcome(&mut self) -> Result<(), OsError> {
-        let Some(socket) = socket::accept(&self.listener)? else {
+        let accepted = self.listener.accept_anyone();
+        let gone = [ErrorKind::WouldBlock, ErrorKind::ConnectionAborted, ErrorKind::Interrupted];
+        if accepted.as_ref().is_err_and(|error| gone.contains(&error.kind())) {
+            // The peer has given up between the poll and the accept.
             return Ok(());
-        };
-        let refusal = if socket::peer_uid(&socket)? != self.uid {
+        }
+        let connection = accepted.doing("accept a connection")?;
+        connection.set_nonblocking().doing("accept a connection")?;
+        let refusal = if connection.peer().uid != self.uid {
             Some(Refusal::OtherUser)
-        } else if self.connections.len() == MAX_CONNECTIONS {
+        } else if self.users.len() == MAX_CONNECTIONS {
             Some(Refusal::TooMany)
         } else {
             None
         };
         match refusal {
-            Some(refusal) => {
-                socket::send(&socket, &Answer::new(Err(refusal)).to_bytes(), &[]);
-            }
-            None => self.connections.push(Connection { socket, role: None }),
+            Some(refusal) => refuse(&connection, refusal),
+            None => self.users.push(User { connection, role: None }),
         }
         Ok(())
     }
 
-    /// Handles what a connection has to say; false if it is over.
+    /// Handles what a user has to say; false if its connection is over.
     fn hear(&mut self, index: usize) -> bool {
         let claimable = self.is_unclaimed();
-        let connection = &mut self.connections[index];
-        let request = match socket::receive(&connection.socket) {
+        let user = &mut self.users[index];
+        let request = match receive(&user.connection) {
             Received::Nothing => return true,
-            Received::Message(bytes, _) if connection.role.is_none() => bytes,
+            Received::Message(bytes, _) if user.role.is_none() => bytes,
             // There is one request per connection; afterwards it only shows who is alive.
             Received::Message(..) | Received::Malformed | Received::Closed => return false,
         };
@@ -349,18 +355,22 @@ impl Desk<'_> {
         };
         match role {
             Ok(role) => {
-                connection.role = Some(role);
+                user.role = Some(role);
                 let hardware = self.hardware;
-                socket::send(
-                    &connection.socket,
-                    &Answer::new(Ok(hardware.memory.size())).to_bytes(),
-                    &[hardware.bar0_fd.as_fd(), hardware.memory_fd.as_fd(), hardware.interrupt_fd.as_fd()],
-                )
+                let fds =
+                    [hardware.bar0_fd.as_fd(), hardware.memory_fd.as_fd(), hardware.interrupt_fd.as_fd()];
+                let answer = Answer::new(Ok(hardware.memory.size()));
+                user.connection.send(&answer.to_bytes(), &fds).is_ok()
             }
             Err(refusal) => {
-                socket::send(&connection.socket, &Answer::new(Err(refusal)).to_bytes(), &[]);
+                refuse(&user.connection, refusal);
                 false
             }
         }
     }
+}
+
+fn refuse(connection: &Connection, refusal: Refusal) {
+    // Who has gone already need not be told.
+    let _ = connection.send(&Answer::new(Err(refusal)).to_bytes(), &[]);
 }

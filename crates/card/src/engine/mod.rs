@@ -6,18 +6,19 @@
 //! a user writes can make it panic, reach outside card memory or stop serving the next generation
 //! of the rings.
 
-use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+use millstream_shm::{EventFd, futex};
 
 use crate::command::{
     Cause, Completion, Descriptor, ENTRY_BYTES, Fault, KernelId, MAX_RING_SLOTS, Status, Tally, nanos,
 };
 use crate::kernel::{Job, Pulse, Registry, outside};
 use crate::memory::{Memory, Span};
-use crate::os::{OsError, futex};
+use crate::os::{Doing, OsError};
 use crate::registers::Registers;
 
 /// How an idle engine waits.
@@ -85,7 +86,7 @@ pub(crate) struct Engine {
     registers: Arc<Registers>,
     memory: Arc<Memory>,
     registry: Registry,
-    interrupt_fd: Arc<OwnedFd>,
+    interrupt_fd: Arc<EventFd>,
     stop: Arc<AtomicBool>,
     generation: u32,
     rings: Option<Rings>,
@@ -99,7 +100,7 @@ impl Engine {
         registers: Arc<Registers>,
         memory: Arc<Memory>,
         registry: Registry,
-        interrupt_fd: Arc<OwnedFd>,
+        interrupt_fd: Arc<EventFd>,
         stop: Arc<AtomicBool>,
     ) -> Engine {
         Engine {
@@ -317,8 +318,7 @@ impl Engine {
         if registers.interrupt_arm().load(Ordering::SeqCst) != 0
             && registers.interrupt_arm().swap(0, Ordering::SeqCst) != 0
         {
-            // The descriptor does not block; if its counter is full, it is readable already.
-            let _ = rustix::io::write(self.interrupt_fd.as_fd(), &1u64.to_ne_bytes());
+            self.interrupt_fd.signal();
         }
     }
 
@@ -331,7 +331,7 @@ impl Engine {
         // one of the two sees the other, and no ring is slept through.
         registers.sleeping().store(1, Ordering::SeqCst);
         let slept = if registers.doorbell().load(Ordering::SeqCst) == self.doorbell {
-            futex::wait(registers.doorbell(), self.doorbell, heartbeat)
+            futex::wait(registers.doorbell(), self.doorbell, heartbeat).doing("wait for the doorbell")
         } else {
             Ok(())
         };

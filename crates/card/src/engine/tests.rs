@@ -25,12 +25,11 @@ const FIRST_EVENT: u64 = 500;
 const N_EVENTS: u64 = 3;
 
 fn engine() -> Engine {
-    let interrupt = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
     Engine::new(
         Arc::new(registers::detached()),
         Arc::new(Memory::anonymous(MEMORY).unwrap()),
         Registry::builtin(),
-        Arc::new(interrupt),
+        Arc::new(EventFd::latch().unwrap()),
         Arc::new(AtomicBool::new(false)),
     )
 }

@@ -1,6 +1,6 @@
 //! Card processes for tests: the test binary starts itself again as a card.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -47,7 +47,7 @@ pub(crate) fn be_a_card() {
 }
 
 fn stdin() -> OwnedFd {
-    rustix::io::dup(std::io::stdin()).unwrap()
+    std::io::stdin().as_fd().try_clone_to_owned().unwrap()
 }
 
 /// Adds the 64-bit words of its arguments.

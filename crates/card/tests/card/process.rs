@@ -1,6 +1,6 @@
 //! A card in a process of its own: commands, sleep, death, owners, strangers.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -10,7 +10,8 @@ use millstream_card::command::{Cause, Descriptor, Fault, KernelId};
 use millstream_card::{
     Card, Config, OpenError, Refusal, Ring, RingError, RingPlaces, ServeError, Span, kernel, serve,
 };
-use rustix::event::{PollFd, PollFlags, Timespec};
+use millstream_shm::poll_readable;
+use millstream_shm::socket::{Connection, own_uid};
 
 const INPUT: u64 = 64 << 10;
 const OUTPUT: u64 = 128 << 10;
@@ -30,11 +31,8 @@ fn open_ring(card: &Card, slots: u32) -> Ring {
 }
 
 /// True if a descriptor becomes readable or hangs up within the time.
-fn is_ready(fd: impl std::os::fd::AsFd, within: Duration) -> bool {
-    let timeout = Timespec::try_from(within).unwrap();
-    let fd = fd.as_fd();
-    let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
-    rustix::event::poll(&mut polled, Some(&timeout)).unwrap() == 1
+fn is_ready(fd: impl AsFd, within: Duration) -> bool {
+    poll_readable(&[fd.as_fd()], Some(within)).unwrap()[0]
 }
 
 #[test]
@@ -331,23 +329,19 @@ fn be_a_stranger() {
     let Ok(address) = std::env::var(BE_A_STRANGER) else {
         return;
     };
-    use rustix::net::{AddressFamily, RecvFlags, SocketAddrUnix, SocketType};
-    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
-    let address = SocketAddrUnix::new_abstract_name(address.as_bytes()).unwrap();
-    rustix::net::connect(&socket, &address).unwrap();
+    let card = Connection::open_anyone(&address, PATIENCE).unwrap();
     let mut answer = [0u8; 64];
-    let (len, _) = rustix::net::recv(&socket, &mut answer, RecvFlags::empty()).unwrap();
-    assert_eq!(len, 32);
+    let (len, fds) = card.receive(&mut answer).unwrap();
+    assert_eq!((len, fds.len()), (32, 0));
     assert_eq!(answer[12..16], 1u32.to_le_bytes(), "refused as another user");
     assert_eq!(answer[16..24], [0; 8], "and told nothing");
-    let (len, _) = rustix::net::recv(&socket, &mut answer, RecvFlags::empty()).unwrap();
-    assert_eq!(len, 0, "and disconnected");
+    assert_eq!(card.receive(&mut answer).unwrap().0, 0, "and disconnected");
     std::process::exit(REFUSED);
 }
 
 #[test]
 fn another_user_is_refused() {
-    if !rustix::process::geteuid().is_root() {
+    if own_uid() != 0 {
         // Only root can become somebody else; the check itself is the same for everybody.
         eprintln!("skipped: needs root to act as another user");
         return;

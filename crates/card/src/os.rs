@@ -1,12 +1,7 @@
-//! What the card needs from Linux, each mechanism in one small file: sealed memfds and their
-//! mappings, words that processes wait on, and sockets that carry file descriptors.
+//! Failed system calls, with what the card was doing.
 //!
-//! Together with [`crate::memory`] and the vector code of the kernels this is the only place with
-//! unsafe code.
-
-pub(crate) mod futex;
-pub(crate) mod mapping;
-pub(crate) mod socket;
+//! The mechanisms themselves (memory, sockets, waiting) are those of [`millstream_shm`]. The unsafe
+//! code of this crate is in [`crate::memory`] and in the vector code of the kernels.
 
 use std::io;
 
@@ -25,8 +20,8 @@ pub(crate) trait Doing<T> {
     fn doing(self, doing: &'static str) -> Result<T, OsError>;
 }
 
-impl<T, E: Into<io::Error>> Doing<T> for Result<T, E> {
+impl<T> Doing<T> for io::Result<T> {
     fn doing(self, doing: &'static str) -> Result<T, OsError> {
-        self.map_err(|source| OsError { doing, source: source.into() })
+        self.map_err(|source| OsError { doing, source })
     }
 }
