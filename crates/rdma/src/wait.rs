@@ -216,7 +216,7 @@ impl Waiter {
         self.poll(others, Some(Duration::ZERO)).map(drop)
     }
 
-    /// `poll(2)` on the channel and the other descriptors: how many are ready, `None` when a signal came
+    /// Polls the channel and the other descriptors: how many are ready, `None` when a signal came
     /// first.
     fn poll(
         &mut self,
@@ -231,27 +231,12 @@ impl Waiter {
             events: other.events,
             revents: 0,
         }));
-        let timeout = timeout.map(|left| libc::timespec {
-            tv_sec: libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX),
-            tv_nsec: left.subsec_nanos().into(),
-        });
-        // SAFETY: the descriptors are as many as given; a null time-out waits for ever and a null mask
-        // changes none.
-        let ready = unsafe {
-            libc::ppoll(
-                self.descriptors.as_mut_ptr(),
-                self.descriptors.len() as libc::nfds_t,
-                timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref),
-                std::ptr::null(),
-            )
-        };
+        let polled = millstream_shm::poll(&mut self.descriptors, timeout);
         self.looked_at_descriptors = Instant::now();
-        let Ok(ready) = usize::try_from(ready) else {
-            let cause = io::Error::last_os_error();
-            return match cause.kind() {
-                io::ErrorKind::Interrupted => Ok(None),
-                _ => Err(WaitError { what: "poll descriptors", cause }),
-            };
+        let ready = match polled {
+            Ok(ready) => ready,
+            Err(cause) if cause.kind() == io::ErrorKind::Interrupted => return Ok(None),
+            Err(cause) => return Err(WaitError { what: "poll descriptors", cause }),
         };
         for (other, polled) in others.iter_mut().zip(&self.descriptors[1..]) {
             other.ready = polled.revents;

@@ -302,14 +302,8 @@ fn options_beyond_the_device_name_the_field() {
 
 /// A memfd with these contents: what an emulated card hands out.
 fn tempfile_of(contents: &[u8]) -> OwnedFd {
-    use std::os::fd::FromRawFd;
-    // SAFETY: a valid name; a non-negative result is a new descriptor that nothing else owns.
-    let fd = unsafe {
-        let fd = libc::memfd_create(c"test-card".as_ptr(), libc::MFD_CLOEXEC);
-        assert!(fd >= 0);
-        OwnedFd::from_raw_fd(fd)
-    };
-    let mut file = std::fs::File::from(fd);
+    let memory = millstream_shm::Memfd::sealed("test-card", contents.len()).unwrap();
+    let mut file = std::fs::File::from(memory.into_fd());
     file.write_all(contents).unwrap();
     file.into()
 }

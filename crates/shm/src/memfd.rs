@@ -151,6 +151,7 @@ impl Mapping {
     }
 
     /// First byte of the mapping.
+    #[inline]
     #[must_use]
     pub fn base(&self) -> *mut u8 {
         self.base.as_ptr()

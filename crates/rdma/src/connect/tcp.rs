@@ -115,18 +115,11 @@ fn resolve(address: &str) -> Result<Vec<SocketAddr>, ConnectError> {
 
 /// Waits until there is something to read; a time-out is an error.
 fn wait_readable(descriptor: BorrowedFd<'_>, deadline: Deadline) -> io::Result<()> {
-    let mut polled = libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // Rounded up, so as not to wake just before the time.
-    let milliseconds =
-        deadline.remaining().map_or(-1, |left| i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX));
-    // SAFETY: one descriptor, as given.
-    match unsafe { libc::poll(&mut polled, 1, if deadline.passed() { 0 } else { milliseconds }) } {
-        0 => Err(io::ErrorKind::TimedOut.into()),
-        1.. => Ok(()),
-        _ => match io::Error::last_os_error() {
-            interrupted if interrupted.kind() == io::ErrorKind::Interrupted => Ok(()),
-            cause => Err(cause),
-        },
+    let mut polled = [libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
+    match millstream_shm::poll(&mut polled, deadline.remaining()) {
+        Ok(0) => Err(io::ErrorKind::TimedOut.into()),
+        Err(cause) if cause.kind() != io::ErrorKind::Interrupted => Err(cause),
+        _ => Ok(()),
     }
 }
 

@@ -5,7 +5,6 @@
 //! against the region's bounds where they are made, and by the device again where they are used.
 
 mod keys;
-mod mapping;
 mod region;
 
 pub use keys::{Access, Lkey, OutOfBounds, RemoteAddress, RemoteMemory, Rkey};

@@ -8,12 +8,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use millstream_shm::{Mapping, Memfd};
 use rdma_mummy_sys::ibv_sge;
 use sideway::ibverbs::AccessFlags;
 use sideway::ibverbs::memory_region::{MemoryRegion, RegisterMemoryRegionErrorKind};
 
 use super::keys::{Access, Lkey, OutOfBounds, RemoteMemory, Rkey};
-use super::mapping::Mapping;
 use crate::device::Device;
 use crate::error::os_error;
 
@@ -134,8 +134,8 @@ pub struct Region {
 }
 
 enum Memory {
-    /// Made here: a shared mapping.
-    Landing(Mapping),
+    /// Made here, and mapped as a whole.
+    Landing(Memfd, Mapping),
     /// Someone's bytes, only read.
     Source(Box<dyn StableBytes>),
     /// Not in this address space: a card's memory.
@@ -155,22 +155,24 @@ impl Region {
         if len == 0 {
             return Err(MemoryError::Empty);
         }
-        let mapping = Mapping::new(name, len).map_err(|cause| MemoryError::Allocate { len, cause })?;
-        let addr = mapping.start().as_ptr() as u64;
+        let (memory, mapping) = Memfd::sealed(&name.to_string_lossy(), len)
+            .and_then(|memory| memory.map().map(|mapping| (memory, mapping)))
+            .map_err(|cause| MemoryError::Allocate { len, cause })?;
+        let addr = mapping.base() as u64;
         let failed = |cause| refused(device, len, "landing memory", access, cause);
         let by_descriptor = match device.is_soft() {
-            true => register_descriptor(device, mapping.as_fd(), 0, len, addr, access),
+            true => register_descriptor(device, memory.as_fd(), 0, len, addr, access),
             false => Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
         };
         let registration = match by_descriptor {
             Err(cause) if cause.raw_os_error() == Some(libc::EOPNOTSUPP) => {
                 // SAFETY: the mapping is `len` bytes and outlives the registration (see the order of the
                 // fields).
-                unsafe { register_memory(device, mapping.start().as_ptr(), len, access) }.map_err(failed)?
+                unsafe { register_memory(device, mapping.base(), len, access) }.map_err(failed)?
             }
             other => other.map_err(failed)?,
         };
-        Ok(Region { registration, memory: Memory::Landing(mapping), addr, len, access })
+        Ok(Region { registration, memory: Memory::Landing(memory, mapping), addr, len, access })
     }
 
     /// Memory that exists already and is only read: a mapped stream file, for example.
@@ -260,7 +262,7 @@ impl Region {
     /// The descriptor of landing or foreign memory; a source has none.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self.memory {
-            Memory::Landing(mapping) => Some(mapping.as_fd()),
+            Memory::Landing(memory, _) => Some(memory.as_fd()),
             Memory::Foreign(descriptor) => Some(descriptor.as_fd()),
             Memory::Source(_) => None,
         }
@@ -269,7 +271,7 @@ impl Region {
     /// Its first byte, where this process can reach it; foreign memory has no address here.
     pub fn as_ptr(&self) -> Option<NonNull<u8>> {
         match &self.memory {
-            Memory::Landing(mapping) => Some(mapping.start()),
+            Memory::Landing(_, mapping) => NonNull::new(mapping.base()),
             // Only ever read: `copy_from_slice` asks for landing memory.
             Memory::Source(owner) => NonNull::new(owner.bytes().as_ptr().cast_mut()),
             Memory::Foreign(_) => None,
@@ -283,7 +285,7 @@ impl Region {
     /// The error of the system call.
     pub fn populate(&self) -> io::Result<()> {
         match &self.memory {
-            Memory::Landing(mapping) => mapping.populate(),
+            Memory::Landing(_, mapping) => mapping.prefault(0, self.len),
             Memory::Source(_) | Memory::Foreign(_) => Ok(()),
         }
     }
@@ -308,7 +310,7 @@ impl Region {
     /// [`OutOfBounds`] if the part does not lie within, or this is not landing memory.
     pub fn copy_from_slice(&self, offset: u64, from: &[u8]) -> Result<(), OutOfBounds> {
         let writable = match &self.memory {
-            Memory::Landing(mapping) => Some(mapping.start()),
+            Memory::Landing(_, mapping) => NonNull::new(mapping.base()),
             Memory::Source(_) | Memory::Foreign(_) => None,
         };
         let to = self.reachable(offset, from.len(), writable)?;
@@ -366,7 +368,7 @@ impl Region {
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match &self.memory {
-            Memory::Landing(_) => "landing",
+            Memory::Landing(..) => "landing",
             Memory::Source(_) => "source",
             Memory::Foreign(_) => "foreign",
         };
