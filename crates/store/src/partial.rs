@@ -5,13 +5,10 @@
 //! HDF5's own lock would not do. It is on a descriptor that child processes inherit, so it could outlive
 //! the writer, and it stays on the finished file for as long.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-
-use rustix::fs::FlockOperation;
-use rustix::io::Errno;
 
 use crate::FileError;
 
@@ -98,16 +95,15 @@ fn is_named(file: &File, path: &Path) -> bool {
 }
 
 fn lock(file: &File, path: &Path) -> Result<(), FileError> {
-    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(()),
-        Err(Errno::WOULDBLOCK) => Err(FileError::Busy(path.to_owned())),
-        Err(errno) => Err(FileError::io(path, "lock", errno.into())),
-    }
+    file.try_lock().map_err(|refused| match refused {
+        TryLockError::WouldBlock => FileError::Busy(path.to_owned()),
+        TryLockError::Error(cause) => FileError::io(path, "lock", cause),
+    })
 }
 
 /// Ends the lock, also for copies of the descriptor in processes that are just being started.
 fn unlock(file: &File) {
-    let _ = rustix::fs::flock(file, FlockOperation::Unlock);
+    let _ = file.unlock();
 }
 
 fn refuse_existing(path: &Path, replace: bool) -> Result<(), FileError> {
