@@ -1,6 +1,6 @@
 //! Lists of work requests: many posted by one call.
 
-use rdma_mummy_sys::{ibv_recv_wr, ibv_send_wr};
+use rdma_mummy_sys::{ibv_recv_wr, ibv_send_wr, ibv_sge};
 
 use super::request::{Operation, Signal, WrId, recv_request, send_request};
 use crate::memory::{RemoteAddress, Sge};
@@ -10,15 +10,16 @@ use crate::memory::{RemoteAddress, Sge};
 #[error("the list of work requests is full")]
 pub struct ListFull;
 
-/// A list of requests for the send queue, filled and posted again and again without allocation.
+/// Requests for the send queue, filled and posted again and again without allocation.
 ///
 /// Posting a list costs one call (on an adapter: one doorbell).
-pub struct SendList(List<ibv_send_wr>);
+pub type SendList = List<ibv_send_wr>;
 
-/// A list of receives.
-pub struct RecvList(List<ibv_recv_wr>);
+/// Receives, filled and posted like a [`SendList`].
+pub type RecvList = List<ibv_recv_wr>;
 
-struct List<R> {
+/// A list of work requests: a [`SendList`] or a [`RecvList`].
+pub struct List<R> {
     requests: Vec<R>,
     elements: Vec<Sge>,
     /// The first element of each request; as many as there are requests.
@@ -33,15 +34,53 @@ unsafe impl<R> Send for List<R> {}
 // SAFETY: nothing can be reached through a shared borrow but lengths.
 unsafe impl<R> Sync for List<R> {}
 
-impl<R> List<R> {
-    fn new(max_requests: usize, max_elements: usize) -> List<R> {
+/// A work request of either queue.
+pub trait Linked {
+    /// Sets the request's successor and its first element.
+    fn link(&mut self, next: *mut Self, elements: *mut ibv_sge);
+}
+
+impl Linked for ibv_send_wr {
+    fn link(&mut self, next: *mut Self, elements: *mut ibv_sge) {
+        self.next = next;
+        self.sg_list = elements;
+    }
+}
+
+impl Linked for ibv_recv_wr {
+    fn link(&mut self, next: *mut Self, elements: *mut ibv_sge) {
+        self.next = next;
+        self.sg_list = elements;
+    }
+}
+
+impl<R: Linked> List<R> {
+    /// Room for `max_requests` requests with `max_sges` elements in all.
+    pub fn new(max_requests: usize, max_sges: usize) -> List<R> {
         List {
             requests: Vec::with_capacity(max_requests),
-            elements: Vec::with_capacity(max_elements),
+            elements: Vec::with_capacity(max_sges),
             first: Vec::with_capacity(max_requests),
             max_requests,
-            max_elements,
+            max_elements: max_sges,
         }
+    }
+
+    /// Requests in the list.
+    pub fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    /// Forgets the requests.
+    pub fn clear(&mut self) {
+        self.requests.clear();
+        self.elements.clear();
+        self.first.clear();
     }
 
     fn push(&mut self, request: R, elements: &[Sge]) -> Result<(), ListFull> {
@@ -56,14 +95,9 @@ impl<R> List<R> {
         Ok(())
     }
 
-    fn clear(&mut self) {
-        self.requests.clear();
-        self.elements.clear();
-        self.first.clear();
-    }
-
-    /// Points every request to its elements and its successor, and returns the first.
-    fn link(&mut self, set: impl Fn(&mut R, *mut R, *mut Sge)) -> *mut R {
+    /// Points every request to its elements and its successor, and returns the first; null when the list is
+    /// empty.
+    pub(super) fn link(&mut self) -> *mut R {
         let count = self.requests.len();
         let (requests, elements) = (self.requests.as_mut_ptr(), self.elements.as_mut_ptr());
         for (index, first) in self.first.iter().enumerate() {
@@ -72,40 +106,25 @@ impl<R> List<R> {
             // posted.
             unsafe {
                 let next = if index + 1 < count { requests.add(index + 1) } else { std::ptr::null_mut() };
-                set(&mut *requests.add(index), next, elements.add(*first));
+                (*requests.add(index)).link(next, elements.add(*first).cast());
             }
         }
         if count == 0 { std::ptr::null_mut() } else { requests }
     }
+
+    /// How many requests come before `request`, which is one of the list.
+    pub(super) fn position(&self, request: *const R) -> usize {
+        self.requests.iter().position(|each| std::ptr::eq(each, request)).unwrap_or(0)
+    }
 }
 
 impl SendList {
-    /// Room for `max_requests` requests with `max_sges` elements in all.
-    pub fn new(max_requests: usize, max_sges: usize) -> SendList {
-        SendList(List::new(max_requests, max_sges))
-    }
-
-    /// Requests in the list.
-    pub fn len(&self) -> usize {
-        self.0.requests.len()
-    }
-
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.0.requests.is_empty()
-    }
-
-    /// Forgets the requests.
-    pub fn clear(&mut self) {
-        self.0.clear();
-    }
-
     /// Adds a SEND.
     ///
     /// # Errors
     /// [`ListFull`].
     pub fn send(&mut self, from: &[Sge], signal: Signal, wr_id: WrId) -> Result<(), ListFull> {
-        self.push(Operation::Send, from, signal, wr_id)
+        self.operation(Operation::Send, from, signal, wr_id)
     }
 
     /// Adds an RDMA WRITE.
@@ -119,7 +138,7 @@ impl SendList {
         signal: Signal,
         wr_id: WrId,
     ) -> Result<(), ListFull> {
-        self.push(Operation::Write(to), from, signal, wr_id)
+        self.operation(Operation::Write(to), from, signal, wr_id)
     }
 
     /// Adds an RDMA WRITE with immediate data, which uses up a receive of the peer.
@@ -134,7 +153,7 @@ impl SendList {
         signal: Signal,
         wr_id: WrId,
     ) -> Result<(), ListFull> {
-        self.push(Operation::WriteImm(to, imm), from, signal, wr_id)
+        self.operation(Operation::WriteImm(to, imm), from, signal, wr_id)
     }
 
     /// Adds an RDMA READ.
@@ -148,85 +167,33 @@ impl SendList {
         signal: Signal,
         wr_id: WrId,
     ) -> Result<(), ListFull> {
-        self.push(Operation::Read(from), to, signal, wr_id)
+        self.operation(Operation::Read(from), to, signal, wr_id)
     }
 
-    fn push(
+    fn operation(
         &mut self,
         operation: Operation,
         sges: &[Sge],
         signal: Signal,
         wr_id: WrId,
     ) -> Result<(), ListFull> {
-        self.0.push(send_request(operation, sges, wr_id, signal), sges)
-    }
-
-    /// Null when the list is empty.
-    pub(super) fn link(&mut self) -> *mut ibv_send_wr {
-        self.0.link(|request, next, elements| {
-            request.next = next;
-            request.sg_list = elements.cast();
-        })
-    }
-
-    /// How many requests come before `request`, which is one of the list.
-    pub(super) fn position(&self, request: *const ibv_send_wr) -> usize {
-        self.0.requests.iter().position(|each| std::ptr::eq(each, request)).unwrap_or(0)
+        self.push(send_request(operation, sges, wr_id, signal), sges)
     }
 }
 
 impl RecvList {
-    /// Room for `max_requests` receives with `max_sges` elements in all.
-    pub fn new(max_requests: usize, max_sges: usize) -> RecvList {
-        RecvList(List::new(max_requests, max_sges))
-    }
-
-    /// Receives in the list.
-    pub fn len(&self) -> usize {
-        self.0.requests.len()
-    }
-
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.0.requests.is_empty()
-    }
-
-    /// Forgets the receives.
-    pub fn clear(&mut self) {
-        self.0.clear();
-    }
-
     /// Adds a receive; without elements it can only take immediate data.
     ///
     /// # Errors
     /// [`ListFull`].
     pub fn recv(&mut self, to: &[Sge], wr_id: WrId) -> Result<(), ListFull> {
-        self.0.push(recv_request(to, wr_id), to)
-    }
-
-    /// Null when the list is empty.
-    pub(super) fn link(&mut self) -> *mut ibv_recv_wr {
-        self.0.link(|request, next, elements| {
-            request.next = next;
-            request.sg_list = elements.cast();
-        })
-    }
-
-    /// How many receives come before `request`, which is one of the list.
-    pub(super) fn position(&self, request: *const ibv_recv_wr) -> usize {
-        self.0.requests.iter().position(|each| std::ptr::eq(each, request)).unwrap_or(0)
+        self.push(recv_request(to, wr_id), to)
     }
 }
 
-impl std::fmt::Debug for SendList {
+impl<R> std::fmt::Debug for List<R> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "SendList({} of {})", self.len(), self.0.max_requests)
-    }
-}
-
-impl std::fmt::Debug for RecvList {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "RecvList({} of {})", self.len(), self.0.max_requests)
+        write!(f, "List({} of {} requests)", self.requests.len(), self.max_requests)
     }
 }
 
@@ -251,7 +218,7 @@ mod tests {
                 list.write(&sges(*count), to, Signal::No, WrId(index as u64)).unwrap();
             }
             prop_assert_eq!(list.send(&[], Signal::No, WrId(0)), Err(ListFull));
-            let start = list.0.elements.as_mut_ptr();
+            let start = list.elements.as_mut_ptr();
             let mut request = list.link();
             let (mut seen, mut element) = (0, 0);
             while !request.is_null() {
