@@ -8,7 +8,7 @@
 use millstream_fragment::Alignment;
 use millstream_fragment::mfp::{self, Entry, Header, MfpError};
 
-use crate::command::{Cause, Fault, bits};
+use crate::command::{Cause, Fault, Tally, bits};
 use crate::kernel::{Job, outside};
 use crate::layout::layout;
 use crate::memory::{Memory, Span};
@@ -60,14 +60,25 @@ impl Summary {
         Summary { event, first_sample: u16::MAX, first_patch: u16::MAX, ..Summary::default() }
     }
 
-    pub(crate) fn note_missing(&mut self, bad_packet: bool) {
+    fn note_missing(&mut self, bad_packet: bool) {
         self.missing = self.missing.saturating_add(1);
         self.status |= STATUS_MISSING | if bad_packet { STATUS_BAD_PACKET } else { 0 };
     }
 
-    pub(crate) fn note_corrupt(&mut self) {
+    pub(crate) fn note_corrupt(&mut self, tally: &mut Tally) {
         self.corrupt = self.corrupt.saturating_add(1);
         self.status |= STATUS_CORRUPT;
+        tally.corrupt_fragments += 1;
+    }
+
+    /// Counts the event, which is the batch's `index`th, and writes this to its place among the
+    /// batch's `summaries`.
+    pub(crate) fn publish(&self, job: &mut Job<'_>, summaries: Span, index: u64) -> Result<(), Fault> {
+        job.tally.events += 1;
+        job.memory
+            .write(summaries.offset + index * Summary::BYTES as u64, &self.to_bytes())
+            .map_err(outside(Cause::ResultOutsideMemory))?;
+        job.beat()
     }
 }
 
@@ -188,13 +199,22 @@ impl Source {
         self.place.source
     }
 
-    /// True if the packet cannot be read, so that all its fragments are missing.
-    pub(crate) fn is_bad(&self) -> bool {
-        !self.readable
+    /// The fragment of the summary's event, counted; the summary notes one that is missing. Events
+    /// have to be asked for in ascending order.
+    pub(crate) fn fragment(&mut self, summary: &mut Summary, tally: &mut Tally) -> Option<Found> {
+        let found = self.find(summary.event);
+        match found {
+            Some(found) => {
+                tally.fragments += 1;
+                tally.payload_bytes += found.payload.len;
+            }
+            // A packet that cannot be read lacks all its fragments.
+            None => summary.note_missing(!self.readable),
+        }
+        found
     }
 
-    /// The fragment of `event`. Events have to be asked for in ascending order.
-    pub(crate) fn fragment(&mut self, event: u64) -> Option<Found> {
+    fn find(&mut self, event: u64) -> Option<Found> {
         while let Some(entry) = self.entries.get(self.next) {
             if entry.event > event {
                 return None;

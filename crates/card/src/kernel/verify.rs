@@ -3,9 +3,9 @@
 //! Arguments: [`VerifyArgs`], followed by one [`Place`] per source. Result: one
 //! [`Summary`] per event, in order.
 
-use crate::command::{Cause, Fault};
+use crate::command::Fault;
 use crate::kernel::slot::{Batch, Checker, Places, Slot, Summary, check_apart};
-use crate::kernel::{Job, Kernel, append_places, outside};
+use crate::kernel::{Job, Kernel, append_places};
 use crate::layout::layout;
 
 use super::slot::Place;
@@ -58,22 +58,14 @@ impl Kernel for Verify {
         for (index, event) in batch.events() {
             let mut summary = Summary::of(event);
             for source in sources.iter_mut() {
-                let Some(found) = source.fragment(event) else {
-                    summary.note_missing(source.is_bad());
+                let Some(found) = source.fragment(&mut summary, &mut job.tally) else {
                     continue;
                 };
-                job.tally.fragments += 1;
-                job.tally.payload_bytes += found.payload.len;
                 if !self.checker.is_intact(job, found)? {
-                    job.tally.corrupt_fragments += 1;
-                    summary.note_corrupt();
+                    summary.note_corrupt(&mut job.tally);
                 }
             }
-            job.tally.events += 1;
-            job.memory
-                .write(summaries.offset + index * Summary::BYTES as u64, &summary.to_bytes())
-                .map_err(outside(Cause::ResultOutsideMemory))?;
-            job.beat()?;
+            summary.publish(job, summaries, index)?;
         }
         Ok(())
     }

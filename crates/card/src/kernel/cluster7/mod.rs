@@ -134,12 +134,9 @@ impl Kernel for Cluster7 {
             let mut summary = Summary::of(event);
             let mut traces_found = 0;
             for source in sources.iter_mut() {
-                let Some(found) = source.fragment(event) else {
-                    summary.note_missing(source.is_bad());
+                let Some(found) = source.fragment(&mut summary, &mut job.tally) else {
                     continue;
                 };
-                job.tally.fragments += 1;
-                job.tally.payload_bytes += found.payload.len;
                 let intact = match crate_of(source.id()) {
                     Some(crate_index) if found.payload.len == TRACE_BYTES as u64 => {
                         let traces = self.traces.of_crate(crate_index);
@@ -153,8 +150,7 @@ impl Kernel for Cluster7 {
                     _ => !verify || self.checker.is_intact(job, found)?,
                 };
                 if !intact {
-                    job.tally.corrupt_fragments += 1;
-                    summary.note_corrupt();
+                    summary.note_corrupt(&mut job.tally);
                 }
             }
 
@@ -171,14 +167,10 @@ impl Kernel for Cluster7 {
             } else {
                 summary.status |= STATUS_UNDECIDED;
             }
-            job.tally.events += 1;
             job.memory
                 .write(decisions.offset + index * DECISION_BYTES as u64, &map)
                 .map_err(outside(Cause::DecisionsOutsideMemory))?;
-            job.memory
-                .write(summaries.offset + index * Summary::BYTES as u64, &summary.to_bytes())
-                .map_err(outside(Cause::ResultOutsideMemory))?;
-            job.beat()?;
+            summary.publish(job, summaries, index)?;
         }
         Ok(())
     }
