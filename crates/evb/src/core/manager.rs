@@ -79,14 +79,52 @@ struct Builder {
     missing: Vec<u64>,
     /// `Short` messages that wait for their `Done`.
     shorts: Vec<(RuIndex, u32)>,
-    report: Option<BuilderReport>,
-    lost: bool,
+    answer: Answer<BuilderReport>,
 }
 
-#[derive(Debug, Default)]
-struct Readout {
-    report: Option<ReadoutReport>,
-    lost: bool,
+/// Whether a unit has reported, which it does at its end.
+#[derive(Debug)]
+enum Answer<Report> {
+    Awaited,
+    Given(Report),
+    /// Never: the unit died, or its time was up.
+    Lost,
+}
+
+impl<Report> Answer<Report> {
+    fn is_awaited(&self) -> bool {
+        matches!(self, Answer::Awaited)
+    }
+
+    fn is_lost(&self) -> bool {
+        matches!(self, Answer::Lost)
+    }
+
+    /// Takes a report, unless the unit counts as lost already.
+    fn give(&mut self, report: Report) -> bool {
+        if self.is_lost() {
+            return false;
+        }
+        *self = Answer::Given(report);
+        true
+    }
+
+    /// The report, if there is one. Nobody asks again.
+    fn take(&mut self) -> Option<Report> {
+        match std::mem::replace(self, Answer::Lost) {
+            Answer::Given(report) => Some(report),
+            Answer::Awaited | Answer::Lost => None,
+        }
+    }
+
+    /// Gives the unit up, unless it has reported.
+    fn lose(&mut self) -> bool {
+        if matches!(self, Answer::Given(_)) {
+            return false;
+        }
+        *self = Answer::Lost;
+        true
+    }
 }
 
 /// The event manager.
@@ -99,7 +137,7 @@ pub struct Manager {
     slots: Vec<(Life, Slot)>,
     deadlines: Deadlines,
     builders: Vec<Builder>,
-    readouts: Vec<Readout>,
+    readouts: Vec<Answer<ReadoutReport>>,
     rotation: Rotation,
     phase: Phase,
     cause: StopCause,
@@ -124,8 +162,7 @@ impl Manager {
                     done: Totals::default(),
                     missing: vec![0; plan.readouts()],
                     shorts: Vec::with_capacity(plan.readouts()),
-                    report: None,
-                    lost: false,
+                    answer: Answer::Awaited,
                 };
                 base += slots;
                 builder
@@ -139,7 +176,7 @@ impl Manager {
             deadlines: Deadlines::new(base),
             rotation: Rotation::new(builders.len(), 0),
             builders,
-            readouts: (0..plan.readouts()).map(|_| Readout::default()).collect(),
+            readouts: (0..plan.readouts()).map(|_| Answer::Awaited).collect(),
             phase: Phase::Running,
             cause: StopCause::EndOfRun,
             next_alive: now,
@@ -184,21 +221,17 @@ impl Manager {
 
     /// A unit died. Losing one that has reported is nothing: it was free to go.
     pub fn handle_lost(&mut self, unit: Unit, now: Nanos) {
-        let (lost, reported) = match unit {
-            Unit::Manager => return,
-            Unit::Readout(ru) => {
-                let unit = &mut self.readouts[ru.index()];
-                (&mut unit.lost, unit.report.is_some())
-            }
-            Unit::Builder(bu) => {
-                let unit = &mut self.builders[bu.index()];
-                (&mut unit.lost, unit.report.is_some())
-            }
-        };
-        if reported || self.phase == Phase::Finished {
+        if self.phase == Phase::Finished {
             return;
         }
-        *lost = true;
+        let lost = match unit {
+            Unit::Manager => false,
+            Unit::Readout(ru) => self.readouts[ru.index()].lose(),
+            Unit::Builder(bu) => self.builders[bu.index()].answer.lose(),
+        };
+        if !lost {
+            return;
+        }
         if matches!((self.cause, unit), (StopCause::Unreachable { peer, .. }, Unit::Builder(bu)) if peer == bu)
         {
             // The failed write was the first symptom of this death.
@@ -215,26 +248,20 @@ impl Manager {
 
     /// A readout unit's report; it may go.
     pub fn handle_readout_report(&mut self, ru: RuIndex, report: ReadoutReport, now: Nanos) {
-        let unit = &mut self.readouts[ru.index()];
-        if unit.lost || self.phase == Phase::Finished {
-            return;
-        }
         let cause = report.cause;
-        unit.report = Some(report);
-        self.stop(cause, now);
-        self.advance(now);
+        if self.phase != Phase::Finished && self.readouts[ru.index()].give(report) {
+            self.stop(cause, now);
+            self.advance(now);
+        }
     }
 
     /// A builder unit's report; it may go.
     pub fn handle_builder_report(&mut self, bu: BuIndex, report: BuilderReport, now: Nanos) {
-        let unit = &mut self.builders[bu.index()];
-        if unit.lost || self.phase == Phase::Finished {
-            return;
-        }
         let cause = report.cause;
-        unit.report = Some(report);
-        self.stop(cause, now);
-        self.advance(now);
+        if self.phase != Phase::Finished && self.builders[bu.index()].answer.give(report) {
+            self.stop(cause, now);
+            self.advance(now);
+        }
     }
 
     /// What there is to send: a stop before anything else, then as many assignments as credits allow.
@@ -292,11 +319,11 @@ impl Manager {
                 }
             }
             Phase::StoppingReadouts { until } if until <= now => {
-                self.readouts.iter_mut().for_each(|unit| unit.lost |= unit.report.is_none());
+                self.readouts.iter_mut().for_each(|answer| _ = answer.lose());
                 self.advance(now);
             }
             Phase::StoppingBuilders { until } if until <= now => {
-                self.builders.iter_mut().for_each(|unit| unit.lost |= unit.report.is_none());
+                self.builders.iter_mut().for_each(|unit| _ = unit.answer.lose());
                 self.advance(now);
             }
             _ => {}
@@ -316,8 +343,8 @@ impl Manager {
     fn is_lost(&self, unit: Unit) -> bool {
         match unit {
             Unit::Manager => false,
-            Unit::Readout(ru) => self.readouts.get(ru.index()).is_none_or(|unit| unit.lost),
-            Unit::Builder(bu) => self.builders.get(bu.index()).is_none_or(|unit| unit.lost),
+            Unit::Readout(ru) => self.readouts.get(ru.index()).is_none_or(Answer::is_lost),
+            Unit::Builder(bu) => self.builders.get(bu.index()).is_none_or(|unit| unit.answer.is_lost()),
         }
     }
 
@@ -418,13 +445,13 @@ impl Manager {
     /// Goes on with the stopping sequence when all whom it waits for have reported or are lost.
     fn advance(&mut self, now: Nanos) {
         if matches!(self.phase, Phase::StoppingReadouts { .. })
-            && self.readouts.iter().all(|unit| unit.lost || unit.report.is_some())
+            && !self.readouts.iter().any(Answer::is_awaited)
         {
             self.phase = Phase::StoppingBuilders { until: now + 2 * self.plan.drain };
             self.outbox.push_back(Transmit { to: To::Builders, message: Message::Settle });
         }
         if matches!(self.phase, Phase::StoppingBuilders { .. })
-            && self.builders.iter().all(|unit| unit.lost || unit.report.is_some())
+            && !self.builders.iter().any(|unit| unit.answer.is_awaited())
         {
             self.phase = Phase::Finished;
             self.account = Some(self.close());
@@ -453,13 +480,13 @@ impl Manager {
     fn close(&mut self) -> Account {
         let mut ledger = Ledger::new(self.plan.clone());
         ledger.manager(self.report());
-        for (i, unit) in self.readouts.iter_mut().enumerate() {
-            if let Some(report) = unit.report.take() {
+        for (i, answer) in self.readouts.iter_mut().enumerate() {
+            if let Some(report) = answer.take() {
                 ledger.readout(RuIndex(i as u16), report);
             }
         }
         for (b, unit) in self.builders.iter_mut().enumerate() {
-            if let Some(report) = unit.report.take() {
+            if let Some(report) = unit.answer.take() {
                 ledger.builder(BuIndex(b as u16), report);
             }
         }
