@@ -12,6 +12,7 @@ use millstream_fragment::SourceId;
 use millstream_fragment::stream::Stream;
 use std::net::TcpListener;
 use std::num::{NonZeroU16, NonZeroU64};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use toml::Spanned;
@@ -36,6 +37,22 @@ struct Inputs {
     sources: Vec<SourceShape>,
     /// By readout unit.
     counts: Vec<NonZeroU16>,
+}
+
+impl Inputs {
+    /// Refuses the stream file `second` if its events are not those of the inputs, of which `first` is one.
+    fn check_events(&self, first: &Path, second: &Path, events: Range<u64>) -> Result<(), Problem> {
+        let expected = self.first..self.first + self.events;
+        if events == expected {
+            return Ok(());
+        }
+        Err(Problem::DifferentEvents {
+            first: first.to_owned(),
+            first_events: (expected.start, expected.end - 1),
+            second: second.to_owned(),
+            second_events: (events.start, events.end - 1),
+        })
+    }
 }
 
 impl Config {
@@ -106,18 +123,9 @@ impl Config {
             let path = self.locate(unit.input.get_ref());
             let stream = Stream::open(&path).map_err(|error| refuse(error.into()))?;
             let range = stream.events();
-            let events = range.end - range.start;
-            if let Some(first) = paths.first() {
-                if (range.start, events) != (inputs.first, inputs.events) {
-                    return Err(refuse(Problem::DifferentEvents {
-                        first: first.clone(),
-                        first_events: (inputs.first, inputs.first + inputs.events - 1),
-                        second: path,
-                        second_events: (range.start, range.end - 1),
-                    }));
-                }
-            } else {
-                (inputs.first, inputs.events) = (range.start, events);
+            match paths.first() {
+                Some(first) => inputs.check_events(first, &path, range).map_err(refuse)?,
+                None => (inputs.first, inputs.events) = (range.start, range.end - range.start),
             }
             let count = u64::try_from(stream.sources().len()).unwrap_or(u64::MAX);
             let limit = Problem::OutOfRange { value: count, least: 1, most: u16::MAX.into() };
@@ -302,16 +310,8 @@ impl Config {
         let conflict = |what: &str| refuse(Problem::Conflict(what.to_owned()));
         let path = self.locate(check.truth.get_ref());
         let stream = Stream::open(&path).map_err(|error| refuse(error.into()))?;
-        let range = stream.events();
-        if (range.start, range.end - range.start) != (inputs.first, inputs.events) {
-            let input = self.tables.readout.first().map(|unit| self.locate(unit.input.get_ref()));
-            return Err(refuse(Problem::DifferentEvents {
-                first: input.unwrap_or_default(),
-                first_events: (inputs.first, inputs.first + inputs.events - 1),
-                second: path,
-                second_events: (range.start, range.end - 1),
-            }));
-        }
+        let first = self.tables.readout.first().map(|unit| self.locate(unit.input.get_ref()));
+        inputs.check_events(&first.unwrap_or_default(), &path, stream.events()).map_err(refuse)?;
         let mut sources = stream.sources();
         let (Some(source), None) = (sources.next(), sources.next()) else {
             return Err(conflict("the truth has one source, the decisions"));
