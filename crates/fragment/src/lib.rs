@@ -6,7 +6,8 @@
 //! - [`stream`]: a file of fragments, source by source, that is mapped and sent without a copy;
 //! - [`mfp`]: a multi-fragment packet, one source's fragments of one batch of events;
 //! - [`batch`]: which byte runs of a mapped stream file make up the packet of a batch;
-//! - [`unpack`]: stream files that the repository carries compressed.
+//! - [`unpack`]: stream files that the repository carries compressed;
+//! - [`file`]: files that get their name when they are complete.
 //!
 //! Both layouts space fragments by the same rule ([`Alignment`]), so that neighbours in a file are
 //! neighbours in a packet and travel as one run. Read `docs/formats.md` first: it is the
@@ -14,6 +15,7 @@
 
 pub mod batch;
 mod bytes;
+pub mod file;
 mod fragment;
 mod layout;
 pub mod mfp;

@@ -5,11 +5,12 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use flate2::read::GzDecoder;
 use sha2::{Digest, Sha256};
+
+use crate::file::{self, IoError};
 
 /// Name of the list of files and checksums in a packed data set.
 pub const MANIFEST: &str = "MANIFEST";
@@ -18,15 +19,8 @@ pub const MANIFEST: &str = "MANIFEST";
 #[derive(Debug, thiserror::Error)]
 pub enum UnpackError {
     /// The operating system refused, or a file is no gzip file.
-    #[error("{}: cannot {doing}: {cause}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What was being done.
-        doing: &'static str,
-        /// What the operating system or the decompressor said.
-        cause: io::Error,
-    },
+    #[error(transparent)]
+    Io(#[from] IoError),
     /// A line of the manifest is none.
     #[error("{}: line {line}: found {found:?}, expected a SHA-256, two spaces and a file name", path.display())]
     Manifest {
@@ -55,10 +49,6 @@ pub enum UnpackError {
     },
 }
 
-fn failed<'a>(path: &'a Path, doing: &'static str) -> impl FnOnce(io::Error) -> UnpackError + use<'a> {
-    move |cause| UnpackError::Io { path: path.to_owned(), doing, cause }
-}
-
 /// Unpacks the data set in the folder `packed` into the folder `unpacked`, which is made if it is not
 /// there. Returns its files in the manifest's order.
 ///
@@ -66,7 +56,7 @@ fn failed<'a>(path: &'a Path, doing: &'static str) -> impl FnOnce(io::Error) -> 
 /// is complete, so several processes may do this at the same time.
 pub fn unpack(packed: &Path, unpacked: &Path) -> Result<Vec<PathBuf>, UnpackError> {
     let manifest = packed.join(MANIFEST);
-    let text = fs::read_to_string(&manifest).map_err(failed(&manifest, "read"))?;
+    let text = fs::read_to_string(&manifest).map_err(IoError::of(&manifest, "read"))?;
     let mut entries = Vec::new();
     for (number, line) in (1..).zip(text.lines()) {
         let entry = parse_line(line).ok_or_else(|| UnpackError::Manifest {
@@ -79,7 +69,7 @@ pub fn unpack(packed: &Path, unpacked: &Path) -> Result<Vec<PathBuf>, UnpackErro
     if entries.is_empty() {
         return Err(UnpackError::Empty { path: manifest });
     }
-    fs::create_dir_all(unpacked).map_err(failed(unpacked, "create"))?;
+    fs::create_dir_all(unpacked).map_err(IoError::of(unpacked, "create"))?;
     entries
         .into_iter()
         .map(|(expected, name)| {
@@ -104,39 +94,31 @@ fn is_unpacked(target: &Path, expected: &str) -> Result<bool, UnpackError> {
     let file = match File::open(target) {
         Ok(file) => file,
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(false),
-        Err(cause) => return Err(failed(target, "open")(cause)),
+        Err(cause) => return Err(IoError::of(target, "open")(cause).into()),
     };
-    let sum = copy(file, failed(target, "read"), |_| Ok(()))?;
+    let sum = copy(file, IoError::of(target, "read"), |_| Ok(()))?;
     Ok(sum == expected)
 }
 
 fn unpack_file(packed: &Path, target: &Path, expected: &str) -> Result<(), UnpackError> {
-    let folder = target.parent().expect("a name in a folder");
-    let source = File::open(packed).map_err(failed(packed, "open"))?;
-    let mut file = tempfile::Builder::new()
-        .prefix(target.file_name().unwrap_or_default())
-        .suffix(".partial")
-        .permissions(fs::Permissions::from_mode(0o666))
-        .tempfile_in(folder)
-        .map_err(failed(target, "create"))?;
-    let found = copy(GzDecoder::new(source), failed(packed, "unpack"), |bytes| {
-        file.write_all(bytes).map_err(failed(target, "write"))
+    let source = File::open(packed).map_err(IoError::of(packed, "open"))?;
+    let mut file = file::create(target)?;
+    let found = copy(GzDecoder::new(source), IoError::of(packed, "unpack"), |bytes| {
+        file.write_all(bytes).map_err(IoError::of(target, "write"))
     })?;
     if found != expected {
         let expected = expected.to_owned();
         return Err(UnpackError::Checksum { path: packed.to_owned(), found, expected });
     }
-    file.as_file().sync_all().map_err(failed(target, "sync"))?;
-    file.persist(target).map_err(|error| failed(target, "rename")(error.error))?;
-    Ok(())
+    Ok(file::commit(file, target)?)
 }
 
 /// Hands `content` to `take` piece by piece and returns its SHA-256.
 fn copy(
     mut content: impl Read,
-    failed: impl FnOnce(io::Error) -> UnpackError,
-    mut take: impl FnMut(&[u8]) -> Result<(), UnpackError>,
-) -> Result<String, UnpackError> {
+    failed: impl FnOnce(io::Error) -> IoError,
+    mut take: impl FnMut(&[u8]) -> Result<(), IoError>,
+) -> Result<String, IoError> {
     let mut hash = Sha256::new();
     let mut buffer = vec![0; 1 << 16];
     loop {

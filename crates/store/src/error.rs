@@ -1,9 +1,9 @@
 //! What can go wrong, and whose fault it is: the schema's, one event's, or the file's.
 
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use millstream_fragment::SourceId;
+use millstream_fragment::file::IoError;
 
 /// A schema that describes no file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,15 +33,8 @@ pub enum FileError {
         cause: SchemaError,
     },
     /// The operating system refused.
-    #[error("{}: cannot {doing}: {cause}", path.display())]
-    Io {
-        /// The file or folder.
-        path: PathBuf,
-        /// What was being done.
-        doing: &'static str,
-        /// What the operating system said.
-        cause: io::Error,
-    },
+    #[error(transparent)]
+    Io(#[from] IoError),
     /// The HDF5 library refused.
     #[error("{}: cannot {doing} {object}: {cause}", path.display())]
     Hdf5 {
@@ -91,12 +84,6 @@ pub enum FileError {
         /// The number of rows.
         rows: usize,
     },
-}
-
-impl FileError {
-    pub(crate) fn io(path: &Path, doing: &'static str, cause: io::Error) -> Self {
-        Self::Io { path: path.to_owned(), doing, cause }
-    }
 }
 
 /// An event that does not fit the schema. It was not stored, not even in part, and the writer is as it

@@ -10,6 +10,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use millstream_fragment::file::{IoError, sync_name};
+
 use crate::FileError;
 
 const EXTENSION: &str = "h5";
@@ -36,11 +38,8 @@ impl Partial {
         path.push(".partial");
         let path = PathBuf::from(path);
         remove_stale(&path)?;
-        let file = File::options()
-            .write(true)
-            .create_new(true)
-            .open(&path)
-            .map_err(|cause| FileError::io(&path, "create", cause))?;
+        let file =
+            File::options().write(true).create_new(true).open(&path).map_err(IoError::of(&path, "create"))?;
         let partial = Self { path, final_path: final_path.to_owned(), file, replace };
         lock(&partial.file, &partial.path)?;
         if !partial.is_ours() {
@@ -57,18 +56,14 @@ impl Partial {
     /// Gives the file its own name, once it and the name are on the disk. The HDF5 library must have
     /// closed it.
     pub(crate) fn commit(self) -> Result<PathBuf, FileError> {
-        self.file.sync_all().map_err(|cause| FileError::io(&self.path, "sync", cause))?;
+        self.file.sync_all().map_err(IoError::of(&self.path, "sync"))?;
         if !self.is_ours() {
             return Err(FileError::Lost(self.path.clone()));
         }
         refuse_existing(&self.final_path, self.replace)?;
-        fs::rename(&self.path, &self.final_path)
-            .map_err(|cause| FileError::io(&self.path, "rename", cause))?;
+        fs::rename(&self.path, &self.final_path).map_err(IoError::of(&self.path, "rename"))?;
         unlock(&self.file);
-        let folder = folder(&self.final_path);
-        File::open(folder)
-            .and_then(|folder| folder.sync_all())
-            .map_err(|cause| FileError::io(folder, "sync", cause))?;
+        sync_name(&self.final_path)?;
         Ok(self.final_path.clone())
     }
 
@@ -97,7 +92,7 @@ fn is_named(file: &File, path: &Path) -> bool {
 fn lock(file: &File, path: &Path) -> Result<(), FileError> {
     file.try_lock().map_err(|refused| match refused {
         TryLockError::WouldBlock => FileError::Busy(path.to_owned()),
-        TryLockError::Error(cause) => FileError::io(path, "lock", cause),
+        TryLockError::Error(cause) => IoError::of(path, "lock")(cause).into(),
     })
 }
 
@@ -113,31 +108,24 @@ fn refuse_existing(path: &Path, replace: bool) -> Result<(), FileError> {
     Ok(())
 }
 
-fn folder(path: &Path) -> &Path {
-    match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    }
-}
-
 /// Removes the partial file, if there is one and nobody writes it.
 fn remove_stale(path: &Path) -> Result<(), FileError> {
     let file = match File::open(path) {
         Ok(file) => file,
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(cause) => return Err(FileError::io(path, "open", cause)),
+        Err(cause) => return Err(IoError::of(path, "open")(cause).into()),
     };
     lock(&file, path)?;
     // Only who has the lock removes a file, so the name cannot change hands from here on.
     let removed = if is_named(&file, path) { fs::remove_file(path) } else { Ok(()) };
     unlock(&file);
-    removed.map_err(|cause| FileError::io(path, "remove", cause))
+    Ok(removed.map_err(IoError::of(path, "remove"))?)
 }
 
 /// Removes what killed writers left in the folder: files that end in `.h5.partial` and that nobody
 /// writes any more. Returns their names.
 pub fn clean_partials(folder: &Path) -> Result<Vec<PathBuf>, FileError> {
-    let unreadable = |cause| FileError::io(folder, "list", cause);
+    let unreadable = IoError::of(folder, "list");
     let mut removed = Vec::new();
     for entry in fs::read_dir(folder).map_err(unreadable)? {
         let entry = entry.map_err(unreadable)?;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use hdf5_metno::types::VarLenUnicode;
 use hdf5_metno::{File, H5Type, Hyperslab, SliceOrIndex};
+use millstream_fragment::file::IoError;
 use ndarray::IxDyn;
 
 use crate::error::{FileError, said};
@@ -41,7 +42,7 @@ impl EventReader {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, FileError> {
         let path = path.as_ref().to_owned();
         // The library's own message for a missing file is half a page.
-        std::fs::metadata(&path).map_err(|cause| FileError::io(&path, "open", cause))?;
+        std::fs::metadata(&path).map_err(IoError::of(&path, "open"))?;
         let fail = |object: &str, cause: hdf5_metno::Error| read_error(&path, object, &cause);
         // A file that has its name does not change any more.
         let file = File::with_options().with_fapl(|access| access.file_locking(false)).open(&path);

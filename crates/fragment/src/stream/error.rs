@@ -1,25 +1,18 @@
 //! Why a stream file cannot be read or written.
 
 use std::fmt;
-use std::io;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::SourceId;
+use crate::file::IoError;
 
 /// A stream file that was not opened, or whose payload is damaged.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// The operating system refused.
-    #[error("{}: cannot {doing}: {cause}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What was being done.
-        doing: &'static str,
-        /// What the operating system said.
-        cause: io::Error,
-    },
+    #[error(transparent)]
+    Io(#[from] IoError),
     /// The file is truncated, damaged, or no stream file at all.
     #[error("{}: {what}", path.display())]
     Malformed {
@@ -28,12 +21,6 @@ pub enum ReadError {
         /// The place and what is wrong with it.
         what: Malformed,
     },
-}
-
-impl ReadError {
-    pub(super) fn io(path: &Path, doing: &'static str, cause: io::Error) -> Self {
-        Self::Io { path: path.to_owned(), doing, cause }
-    }
 }
 
 /// The first field of a file that is not what it has to be.
@@ -73,15 +60,8 @@ impl std::error::Error for Malformed {}
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
     /// The operating system refused.
-    #[error("{}: cannot {doing}: {cause}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What was being done.
-        doing: &'static str,
-        /// What the operating system said.
-        cause: io::Error,
-    },
+    #[error(transparent)]
+    Io(#[from] IoError),
     /// A file has to hold events.
     #[error("events {} to {}: the range is empty", .0.start, .0.end)]
     NoEvents(Range<u64>),
@@ -134,10 +114,4 @@ pub enum WriteError {
         /// The length that was refused, in bytes.
         len: usize,
     },
-}
-
-impl WriteError {
-    pub(super) fn io(path: &Path, doing: &'static str, cause: io::Error) -> Self {
-        Self::Io { path: path.to_owned(), doing, cause }
-    }
 }

@@ -10,6 +10,7 @@ use super::error::{Malformed, ReadError};
 use super::format::{IndexEntry, SourceRepr, index};
 use super::layout::Layout;
 use crate::bytes::wide;
+use crate::file::IoError;
 use crate::{Alignment, Fragment, SourceId, SourceKind};
 
 /// An open stream file, checked: every offset, length and count in it is sound.
@@ -34,15 +35,15 @@ impl Stream {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, ReadError> {
         let path = path.as_ref();
         // Before opening: that would wait for a writer if the path were a pipe.
-        let kind = fs::metadata(path).map_err(|cause| ReadError::io(path, "open", cause))?.file_type();
+        let kind = fs::metadata(path).map_err(IoError::of(path, "open"))?.file_type();
         if !kind.is_file() {
-            return Err(ReadError::io(path, "map", std::io::Error::other("not a regular file")));
+            let cause = std::io::Error::other("not a regular file");
+            return Err(IoError::of(path, "map")(cause).into());
         }
-        let file = fs::File::open(path).map_err(|cause| ReadError::io(path, "open", cause))?;
+        let file = fs::File::open(path).map_err(IoError::of(path, "open"))?;
         // SAFETY: the mapping is read-only, and that nobody changes the file below it is the condition
         // that this function states.
-        let bytes =
-            unsafe { MmapOptions::new().map(&file) }.map_err(|cause| ReadError::io(path, "map", cause))?;
+        let bytes = unsafe { MmapOptions::new().map(&file) }.map_err(IoError::of(path, "map"))?;
         Self::parse(path, bytes)
     }
 }

@@ -1,15 +1,14 @@
 //! Writing: sources one after the other, then the tables, then the header, then the name.
 
-use std::fs;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::ops::Range;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use tempfile::NamedTempFile;
 
 use super::error::WriteError;
 use super::format::{self, HeaderRepr, IndexEntry, SourceRepr};
+use crate::file::{self, IoError};
 use crate::{Alignment, SourceId, SourceKind};
 
 /// A stream file in the making.
@@ -43,12 +42,7 @@ impl StreamWriter {
         if events.is_empty() {
             return Err(WriteError::NoEvents(events));
         }
-        let file = tempfile::Builder::new()
-            .prefix(path.file_name().unwrap_or_default())
-            .suffix(".partial")
-            .permissions(fs::Permissions::from_mode(0o666))
-            .tempfile_in(folder(&path))
-            .map_err(|cause| WriteError::io(&path, "create", cause))?;
+        let file = file::create(&path)?;
         let offset = format::payload_start(alignment);
         let mut writer = Self {
             path,
@@ -100,7 +94,7 @@ impl StreamWriter {
         }
         if self.broken {
             let cause = io::Error::other("an earlier write failed");
-            return Err(WriteError::io(&self.path, "finish", cause));
+            return Err(IoError::of(&self.path, "finish")(cause).into());
         }
         let tables: Vec<u8> =
             self.sources.iter().flat_map(SourceRepr::emit).chain(std::mem::take(&mut self.index)).collect();
@@ -114,27 +108,18 @@ impl StreamWriter {
             tables_crc: crc32fast::hash(&tables),
         };
         self.write(&tables)?;
-        self.out.seek(SeekFrom::Start(0)).map_err(|cause| WriteError::io(&self.path, "seek", cause))?;
+        self.out.seek(SeekFrom::Start(0)).map_err(IoError::of(&self.path, "seek"))?;
         self.write(&header.emit())?;
 
         let Self { path, out, .. } = self;
-        let failed = |doing| {
-            let path = &path;
-            move |cause| WriteError::io(path, doing, cause)
-        };
-        let file = out.into_inner().map_err(io::IntoInnerError::into_error).map_err(failed("write"))?;
-        file.as_file().sync_all().map_err(failed("sync"))?;
-        file.persist(&path).map_err(|error| error.error).map_err(failed("rename"))?;
-        // The name is part of the folder.
-        fs::File::open(folder(&path))
-            .and_then(|folder| folder.sync_all())
-            .map_err(failed("sync the folder of"))
+        let file = out.into_inner().map_err(|error| IoError::of(&path, "write")(error.into_error()))?;
+        Ok(file::commit(file, &path)?)
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
         self.out.write_all(bytes).map_err(|cause| {
             self.broken = true;
-            WriteError::io(&self.path, "write", cause)
+            IoError::of(&self.path, "write")(cause).into()
         })
     }
 
@@ -142,13 +127,6 @@ impl StreamWriter {
     fn zeros(&mut self, count: u64) -> Result<(), WriteError> {
         const ZEROS: [u8; Alignment::MAX.get() as usize] = [0; Alignment::MAX.get() as usize];
         self.write(&ZEROS[..count as usize])
-    }
-}
-
-fn folder(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
     }
 }
 

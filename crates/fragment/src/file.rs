@@ -1,0 +1,94 @@
+//! Files that get their name when they are complete, and what the operating system says about files.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
+
+/// The operating system refused to do something with a file or folder.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: cannot {doing}: {cause}", path.display())]
+pub struct IoError {
+    /// The file or folder.
+    pub path: PathBuf,
+    /// What was being done.
+    pub doing: &'static str,
+    /// What the operating system said.
+    pub cause: io::Error,
+}
+
+impl IoError {
+    /// What a cause has to become when it was met while `doing` something with `path`.
+    pub fn of<'a>(path: &'a Path, doing: &'static str) -> impl Fn(io::Error) -> IoError + Copy + use<'a> {
+        move |cause| IoError { path: path.to_owned(), doing, cause }
+    }
+}
+
+/// A file that will be called `path`: until then it has a temporary name, `….partial` in the same
+/// folder. Dropped before [`commit`], it leaves nothing behind.
+pub(crate) fn create(path: &Path) -> Result<NamedTempFile, IoError> {
+    tempfile::Builder::new()
+        .prefix(path.file_name().unwrap_or_default())
+        .suffix(".partial")
+        .permissions(fs::Permissions::from_mode(0o666))
+        .tempfile_in(folder(path))
+        .map_err(IoError::of(path, "create"))
+}
+
+/// Waits until the file is on the disk, and gives it its name, replacing what had it.
+pub(crate) fn commit(file: NamedTempFile, path: &Path) -> Result<(), IoError> {
+    file.as_file().sync_all().map_err(IoError::of(path, "sync"))?;
+    file.persist(path).map_err(|error| error.error).map_err(IoError::of(path, "rename"))?;
+    sync_name(path)
+}
+
+/// Waits until the name of a file is on the disk: a name is part of the folder.
+///
+/// # Errors
+/// What opening or syncing the folder reports.
+pub fn sync_name(path: &Path) -> Result<(), IoError> {
+    let folder = folder(path);
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(IoError::of(folder, "sync"))
+}
+
+fn folder(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn a_file_is_whole_or_not_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("name");
+        fs::write(&path, "old").unwrap();
+        let names = || fs::read_dir(folder.path()).unwrap().count();
+        let mut dropped = create(&path).unwrap();
+        dropped.write_all(b"new").unwrap();
+        assert_eq!(names(), 2);
+        drop(dropped);
+        assert_eq!((names(), fs::read_to_string(&path).unwrap()), (1, "old".to_owned()));
+
+        let mut file = create(&path).unwrap();
+        file.write_all(b"new").unwrap();
+        commit(file, &path).unwrap();
+        assert_eq!((names(), fs::read_to_string(&path).unwrap()), (1, "new".to_owned()));
+    }
+
+    #[test]
+    fn an_error_names_the_file_and_what_was_done() {
+        let error = create(Path::new("/nowhere/name")).unwrap_err().to_string();
+        assert!(error.starts_with("/nowhere/name: cannot create: "), "{error}");
+        let error = sync_name(Path::new("/nowhere/name")).unwrap_err().to_string();
+        assert!(error.starts_with("/nowhere: cannot sync: "), "{error}");
+        assert_eq!(folder(Path::new("name")), Path::new("."));
+    }
+}
