@@ -1,6 +1,9 @@
 //! Ports: their attributes, GID table and P_Key table.
 
-use std::{ffi::c_int, mem};
+use std::{
+    ffi::{c_int, c_uint},
+    mem,
+};
 
 use millstream_device::{self as device, gid};
 
@@ -109,6 +112,25 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
     // SAFETY: the caller's struct has at least `len` bytes.
     unsafe { entry.cast::<u8>().copy_from_nonoverlapping((&raw const found).cast(), len) };
     0
+}
+
+/// The type of an entry of the GID table as sysfs shows it: 0 for RoCE v1, 1 for RoCE v2. Of the private
+/// symbols the one that programs use themselves (`ibv_devinfo`). Returns 0, or -1 with errno.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_query_gid_type(
+    _context: *mut ibv_context,
+    port_num: u8,
+    index: c_uint,
+    kind: *mut c_uint,
+) -> c_int {
+    match gid::table().get(index as usize) {
+        Some(entry) if port_num == 1 => {
+            // SAFETY: the caller passes a writable enum, which is an int.
+            unsafe { kind.write(c_uint::from(entry.kind == gid::GidKind::RoceV2)) };
+            0
+        }
+        _ => errno::index(Err(Errno::INVALID)),
+    }
 }
 
 /// The valid entries of the GID tables of all ports. Returns their number or a negative error number.

@@ -87,7 +87,6 @@ kernel_commands! {
     ibv_cmd_req_notify_cq
     ibv_cmd_rereg_mr
     ibv_cmd_resize_cq
-    ibv_query_gid_type
 }
 
 /// Calls that a driver makes for their effect; without a driver there is none.

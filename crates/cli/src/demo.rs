@@ -37,7 +37,7 @@ pub(crate) fn run(options: &DemoOptions) -> Result<ExitCode, Box<dyn Error>> {
 
     println!("1. All 32 recorded events of the SST-1M camera, once: every checksum compared, the camera's");
     println!("   trigger computed in card memory and compared with what the camera's own trigger decided.\n");
-    let first = Pass { name: "camera", replay: 1, batch: 4, slots: 8, verify: true, keep: 32 };
+    let first = Pass { name: "camera", replay: 1, batch: 2, slots: 3, verify: true, keep: 32 };
     let (setup, report) = first.run(&out)?;
     let compared = report.trigger.as_ref().map_or(0, |trigger| trigger.compared);
     if report.derived().success && compared != DECISIONS {

@@ -130,6 +130,8 @@ pub struct UnitReport {
     pub payload_bytes: Bytes,
     /// The most memory that it had at any time, if known.
     pub peak_memory_bytes: Option<Bytes>,
+    /// Processor time that it took, if known.
+    pub cpu_s: Option<Seconds>,
     /// How it ended, as in `done` or `killed by signal 9`.
     pub end: String,
 }

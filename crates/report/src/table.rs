@@ -145,15 +145,16 @@ fn whole(rate: f64) -> String {
 
 fn units(report: &RunReport) -> Grid {
     use Side::{Left, Right};
-    let mut grid = Grid::new(&[Left, Right, Right, Right, Right, Right, Left]);
-    let head = ["unit", "events", "fragments", "payload", "rate", "memory", "end"];
+    let mut grid = Grid::new(&[Left, Right, Right, Right, Right, Right, Right, Left]);
+    let head = ["unit", "events", "fragments", "payload", "rate", "memory", "cpu", "end"];
     grid.inked(head, Ink::Faint);
     for unit in &report.units {
-        let UnitReport { name, events, fragments, payload_bytes, peak_memory_bytes, end } = unit;
+        let UnitReport { name, events, fragments, payload_bytes, peak_memory_bytes, cpu_s, end } = unit;
         let rate = payload_bytes.per(report.duration_s).map_or(String::new(), |rate| rate.to_string());
         let memory = peak_memory_bytes.map_or(String::new(), |bytes| bytes.to_string());
+        let cpu = cpu_s.map_or(String::new(), |time| time.to_string());
         let [events, fragments] = [*events, *fragments].map(count);
-        grid.row([name, &events, &fragments, &payload_bytes.to_string(), &rate, &memory, end]);
+        grid.row([name, &events, &fragments, &payload_bytes.to_string(), &rate, &memory, &cpu, end]);
     }
     grid
 }

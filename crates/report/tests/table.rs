@@ -16,6 +16,7 @@ fn report() -> RunReport {
         fragments,
         payload_bytes: Bytes(fragments * 5280),
         peak_memory_bytes: name.starts_with("builder").then_some(Bytes(68_000_000)),
+        cpu_s: name.starts_with("builder").then_some(Seconds(0.25)),
         end: end.into(),
     };
     RunReport {
@@ -259,6 +260,7 @@ prop_compose! {
                 fragments: unit.2,
                 payload_bytes: Bytes(unit.3),
                 peak_memory_bytes: unit.4.map(Bytes),
+                cpu_s: None,
                 end: "done".into(),
             }],
             ..RunReport::default()

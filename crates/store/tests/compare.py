@@ -126,7 +126,7 @@ def compare(file, replay, streams, batch=None):
     lacking = 0
     for column, source in enumerate(ids):
         payloads = [sources[source][2].get(event) for event in originals]
-        present = np.array([payload is not None for payload in payloads])
+        present = np.array([payload is not None for payload in payloads], dtype=bool)
         lacking |= ~present
         equal("state", file["events/fragment_state"][:, column], present.astype(np.uint8))
         equal("length", file["events/fragment_length"][:, column], [len(payload or b"") for payload in payloads])

@@ -110,6 +110,20 @@ fn table_rows(
         let peaks = last.units.iter().filter(|unit| unit.name.starts_with(what));
         peaks.filter_map(|unit| unit.peak_memory_bytes).map(|bytes| bytes.0).max()
     };
+    if case.batch == 16 && case.kernel == Kernel::Off {
+        // One copy costs one memcpy's time; whoever does not copy takes far less.
+        let copy = 1.0 / baseline;
+        let gigabytes = last.payload_bytes.0 as f64 / 1e9;
+        for what in ["readout", "builder", "card", "event manager"] {
+            let units = last.units.iter().filter(|unit| unit.name.starts_with(what));
+            let time: f64 = units.filter_map(|unit| unit.cpu_s).map(|time| time.0).sum();
+            let name = format!(
+                "{}→{} batch {:3} processor time of {what}s",
+                case.readouts, case.builders, case.batch
+            );
+            table.push(Figure::against(name, time / gigabytes, "s/GB", copy));
+        }
+    }
     if case.batch == 64 && case.kernel == Kernel::On {
         for what in ["readout", "builder", "card"] {
             if let Some(bytes) = peak(what) {

@@ -1,11 +1,12 @@
 //! `millstream evb`: runs of the event builder.
 
 mod outcome;
-mod peak;
 mod sink;
+mod usage;
 
 use std::error::Error;
 use std::ffi::OsString;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -18,8 +19,8 @@ use millstream_report::{Bytes, BytesPerSecond, Memcpy, Progress, RunReport, Styl
 
 use crate::args::{EvbCommand, EvbRunOptions};
 
-use peak::Peaks;
 pub(crate) use sink::event_file;
+use usage::Usages;
 
 pub(crate) fn run(command: &EvbCommand) -> Result<ExitCode, Box<dyn Error>> {
     match command {
@@ -64,26 +65,27 @@ pub(crate) fn run_setup(setup: &Setup) -> Result<RunReport, Box<dyn Error>> {
     }
     let baseline = baseline(setup)?;
     let progress = Progress::new(&setup.name, setup.plan.events.get());
-    let mut peaks = Peaks::default();
+    let mut usages = Usages::default();
     let launcher = Launcher {
         program: std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?,
         arguments: ["evb", "unit"].map(OsString::from).to_vec(),
     };
     let bytes_per_event = outcome::payload_per_event(setup);
     let result = launcher.run(setup, &mut |happening| {
-        peaks.watch(happening);
+        usages.watch(happening);
         if let Happening::Progress(sample) = happening {
             let events = sample.done.events();
             let payload = (events as f64 * bytes_per_event) as u64;
             progress.update(events, Bytes(payload), sample.elapsed);
         }
+        ControlFlow::Continue(())
     });
     drop(progress);
     if let Some(output) = &setup.output {
         // What a killed builder unit was writing is not whole.
         millstream_store::clean_partials(&output.directory)?;
     }
-    Ok(outcome::report(setup, &result?, &peaks, baseline))
+    Ok(outcome::report(setup, &result?, &usages, baseline))
 }
 
 /// What a plain copy reaches here: blocks as long as one source's part of a batch, from memory as

@@ -10,7 +10,7 @@ use millstream_report::{
     Bytes, Conservation, Fate, Memcpy, RunReport, Sample, Seconds, Term, TriggerCheck, UnitReport,
 };
 
-use super::peak::Peaks;
+use super::usage::Usages;
 
 /// Payload of all inputs. Inputs were checked before; one that is gone now counts nothing here and
 /// fails the run elsewhere.
@@ -28,7 +28,7 @@ pub(super) fn payload_per_event(setup: &Setup) -> f64 {
     input_bytes(setup) as f64 / setup.file_events.max(1) as f64
 }
 
-pub(super) fn report(setup: &Setup, outcome: &RunOutcome, peaks: &Peaks, memcpy: Memcpy) -> RunReport {
+pub(super) fn report(setup: &Setup, outcome: &RunOutcome, usages: &Usages, memcpy: Memcpy) -> RunReport {
     let per_event = payload_per_event(setup);
     let statistics: Vec<_> = outcome.builders.iter().flatten().collect();
     let mut report = RunReport {
@@ -48,7 +48,7 @@ pub(super) fn report(setup: &Setup, outcome: &RunOutcome, peaks: &Peaks, memcpy:
                 payload_bytes: Bytes((sample.done.events() as f64 * per_event) as u64),
             })
             .collect(),
-        units: units(setup, outcome, peaks),
+        units: units(setup, outcome, usages),
         ..RunReport::default()
     };
     if let (Some(kernel), Some(_)) = (kernel_name(setup), &setup.truth) {
@@ -133,7 +133,7 @@ fn name(setup: &Setup, part: &Part) -> String {
     }
 }
 
-fn units(setup: &Setup, outcome: &RunOutcome, peaks: &Peaks) -> Vec<UnitReport> {
+fn units(setup: &Setup, outcome: &RunOutcome, usages: &Usages) -> Vec<UnitReport> {
     let readouts = (0..setup.readouts.len()).map(|i| Part::Unit(Unit::Readout(RuIndex(i as u16))));
     let builders = (0..setup.builders.len()).map(|i| Part::Unit(Unit::Builder(BuIndex(i as u16))));
     let cards = setup.builders.iter().filter_map(|builder| match &builder.landing {
@@ -152,7 +152,8 @@ fn units(setup: &Setup, outcome: &RunOutcome, peaks: &Peaks) -> Vec<UnitReport> 
                 events,
                 fragments,
                 payload_bytes: Bytes(bytes),
-                peak_memory_bytes: peaks.of(part),
+                peak_memory_bytes: usages.of(part).map(|usage| usage.peak),
+                cpu_s: usages.of(part).map(|usage| usage.cpu),
                 end: trouble.map_or_else(|| "done".to_owned(), |trouble| trouble.status.to_string()),
             }
         })

@@ -1,0 +1,70 @@
+//! What each process of a run used: memory at its highest, and processor time.
+
+use std::collections::HashMap;
+
+use millstream_evb::process::launcher::{Happening, Part};
+use millstream_report::{Bytes, Seconds};
+
+/// Read from `/proc` with every sign of progress.
+#[derive(Debug, Default)]
+pub(crate) struct Usages {
+    processes: HashMap<Part, u32>,
+    usages: HashMap<Part, Usage>,
+}
+
+/// What one process used so far.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Usage {
+    /// Resident pages at their highest, shared ones included.
+    pub(crate) peak: Bytes,
+    /// User and system time.
+    pub(crate) cpu: Seconds,
+}
+
+impl Usages {
+    pub(crate) fn watch(&mut self, happening: &Happening) {
+        if let Happening::Spawned { part, process } = happening {
+            self.processes.insert(part.clone(), *process);
+        }
+        for (part, process) in &self.processes {
+            if let (Some(peak), Some(cpu)) = (high_water_mark(*process), cpu_time(*process)) {
+                self.usages.insert(part.clone(), Usage { peak, cpu });
+            }
+        }
+    }
+
+    pub(crate) fn of(&self, part: &Part) -> Option<Usage> {
+        self.usages.get(part).copied()
+    }
+}
+
+/// Fields 14 and 15 of `/proc/PID/stat`, in ticks of a hundredth of a second on every Linux.
+fn cpu_time(process: u32) -> Option<Seconds> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The name in the second field may hold anything, also spaces and brackets.
+    let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
+    let user: u64 = fields.next()?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    Some(Seconds((user + system) as f64 / 100.0))
+}
+
+/// `VmHWM` of `/proc/PID/status`.
+fn high_water_mark(process: u32) -> Option<Bytes> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(Bytes(kibibytes * 1024))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn this_process_uses_something() {
+        assert!(super::high_water_mark(std::process::id()).is_some_and(|peak| peak.0 > 1 << 16));
+        assert!(super::high_water_mark(u32::MAX).is_none());
+        let busy = std::time::Instant::now();
+        while super::cpu_time(std::process::id()).is_some_and(|time| time.0 < 0.02) {
+            assert!(busy.elapsed().as_secs() < 60, "no processor time in a minute");
+        }
+    }
+}

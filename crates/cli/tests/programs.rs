@@ -1,0 +1,163 @@
+//! Debian's unmodified verbs programs on the soft device, started by `millstream run`.
+//!
+//! Each runs as two processes, server and client. They need the packages perftest and ibverbs-utils;
+//! without them the tests fail and say so.
+
+use std::net::TcpListener;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn start(program: &[&str]) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_millstream"))
+        .args(["--device", "soft", "run", "--"])
+        .args(program)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts")
+}
+
+fn finish(mut child: Child) -> Result<String, String> {
+    let deadline = Instant::now() + LIMIT;
+    while child.try_wait().expect("our own child").is_none() {
+        if Instant::now() > deadline {
+            child.kill().expect("our own child");
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let Output { status, stdout, stderr } = child.wait_with_output().expect("our own child");
+    let text = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    if status.success() { Ok(text) } else { Err(format!("{status}\n{text}")) }
+}
+
+fn free_port() -> String {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
+}
+
+/// Waits until somebody listens, without connecting: the programs serve the first who does.
+fn wait_for_listener(port: &str) {
+    let needle = format!(":{:04X}", port.parse::<u16>().unwrap());
+    let listens = |table: &str| {
+        std::fs::read_to_string(table).is_ok_and(|text| {
+            text.lines().any(|line| {
+                let fields: Vec<&str> = line.split_whitespace().collect();
+                fields.get(1).is_some_and(|local| local.ends_with(&needle)) && fields.get(3) == Some(&"0A")
+            })
+        })
+    };
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !listens("/proc/net/tcp") && !listens("/proc/net/tcp6") && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Server and client of a program; what the client printed.
+fn pair(program: &[&str]) -> String {
+    let port = free_port();
+    let with_port = [program, &["-p", &port]].concat();
+    let server = start(&with_port);
+    wait_for_listener(&port);
+    let client = finish(start(&[&with_port[..], &["localhost"]].concat()));
+    let server = finish(server);
+    match (client, server) {
+        (Ok(client), Ok(_)) => client,
+        (client, server) => panic!(
+            "{program:?} (apt-get install perftest ibverbs-utils if they are missing)\nclient: {client:?}\nserver: {server:?}"
+        ),
+    }
+}
+
+/// Perftest's rows of results.
+fn rows(output: &str) -> Vec<Vec<f64>> {
+    let below = output.lines().skip_while(|line| !line.trim_start().starts_with("#bytes"));
+    below
+        .filter_map(|line| line.split_whitespace().map(|word| word.parse().ok()).collect())
+        .filter(|row: &Vec<f64>| row.len() >= 4)
+        .collect()
+}
+
+#[test]
+fn ibv_devinfo_lists_the_device() {
+    let shown = finish(start(&["ibv_devinfo", "-v"])).unwrap_or_else(|error| panic!("{error}"));
+    for words in ["hca_id:\tmill0", "PORT_ACTIVE (4)", "Ethernet", "GID[  0]"] {
+        assert!(shown.contains(words), "{words:?} is missing:\n{shown}");
+    }
+}
+
+#[test]
+fn pingpongs_run_and_validate_what_they_receive() {
+    for program in [
+        &["ibv_rc_pingpong", "-g", "1", "-c"][..],
+        &["ibv_rc_pingpong", "-g", "1", "-c", "-e", "-n", "500"],
+        &["ibv_rc_pingpong", "-g", "3", "-c", "-s", "1000000", "-n", "200"],
+        &["ibv_uc_pingpong", "-g", "1", "-c"],
+        &["ibv_ud_pingpong", "-g", "1", "-c", "-s", "1024"],
+        &["ibv_srq_pingpong", "-g", "1", "-c"],
+    ] {
+        let shown = pair(program);
+        assert!(shown.contains("usec/iter"), "{program:?}:\n{shown}");
+    }
+}
+
+#[test]
+fn perftest_moves_every_size_by_every_operation() {
+    for tool in ["ib_write_bw", "ib_read_bw", "ib_send_bw"] {
+        let all = rows(&pair(&[tool, "-a", "-n", "100"]));
+        let sizes: Vec<f64> = all.iter().map(|row| row[0]).collect();
+        let expected: Vec<f64> = (1..=23).map(|power| f64::from(1 << power)).collect();
+        assert_eq!(sizes, expected, "{tool}");
+        assert!(all.iter().all(|row| row[3] > 0.0), "{tool}: {all:?}");
+    }
+    for tool in ["ib_write_lat", "ib_read_lat", "ib_send_lat", "ib_atomic_lat"] {
+        let row = rows(&pair(&[tool, "-n", "1000"]));
+        assert_eq!((row.len(), row[0][1]), (1, 1000.0), "{tool}");
+    }
+}
+
+#[test]
+fn perftest_runs_with_its_options() {
+    for program in [
+        &["ib_write_bw", "-q", "16", "-n", "200"][..],
+        &["ib_write_bw", "-b", "-s", "4096"],
+        &["ib_send_bw", "-b", "-s", "4096"],
+        &["ib_send_bw", "-e", "-s", "4096"],
+        &["ib_read_bw", "-e", "-s", "65536", "-n", "500"],
+        &["ib_write_bw", "-I", "220", "-s", "128"],
+        &["ib_send_bw", "-c", "UD", "-s", "2048"],
+        &["ib_write_bw", "-c", "UC"],
+        &["ib_send_bw", "-r", "256", "--use-srq"],
+        &["ib_atomic_bw", "-A", "CMP_AND_SWAP"],
+        &["ib_atomic_bw", "-A", "FETCH_AND_ADD"],
+    ] {
+        let shown = pair(program);
+        assert_eq!(rows(&shown).len(), 1, "{program:?}:\n{shown}");
+    }
+}
+
+/// A killed side: the other ends within the retry time, not as if all were well, and nothing is left.
+#[test]
+fn the_other_side_of_a_killed_program_ends() {
+    for kill_server in [true, false] {
+        let port = free_port();
+        let program = ["ib_write_bw", "-s", "65536", "-D", "30", "-p", &port];
+        let mut server = start(&program);
+        wait_for_listener(&port);
+        let mut client = start(&[&program[..], &["localhost"]].concat());
+        std::thread::sleep(Duration::from_secs(2));
+        let began = Instant::now();
+        let (mut killed, survivor) = if kill_server { (server, client) } else { (client, server) };
+        killed.kill().unwrap();
+        killed.wait().unwrap();
+        let end = finish(survivor);
+        assert!(end.is_err(), "kill_server = {kill_server}: {end:?}");
+        assert!(began.elapsed() < Duration::from_secs(20), "it took {:?}", began.elapsed());
+        // Both are gone; the variables keep their names for the next round.
+        server = start(&["true"]);
+        client = start(&["true"]);
+        assert!(finish(server).is_ok() && finish(client).is_ok());
+    }
+}
