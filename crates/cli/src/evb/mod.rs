@@ -6,7 +6,6 @@ mod usage;
 
 use std::error::Error;
 use std::ffi::OsString;
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -78,7 +77,6 @@ pub(crate) fn run_setup(setup: &Setup) -> Result<RunReport, Box<dyn Error>> {
             let payload = (events as f64 * bytes_per_event) as u64;
             progress.update(events, Bytes(payload), sample.elapsed);
         }
-        ControlFlow::Continue(())
     });
     drop(progress);
     if let Some(output) = &setup.output {
