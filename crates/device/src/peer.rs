@@ -57,7 +57,8 @@ impl Peer {
     pub(crate) fn connect(host: &'static Host, block: u32) -> io::Result<Self> {
         let connection = Connection::open(&greeting::name(block), greeting::PATIENCE)?;
         let hello = Message::new(Op::Hello, [VERSION, host.pid, u32::from(host.asymmetric)]);
-        let (answer, fd) = ask(&connection, hello)?;
+        connection.send(&hello.encode(), &[])?;
+        let (answer, fd) = receive(&connection)?;
         let [version, _, asymmetric, ..] = answer.words;
         let invalid = |what: &'static str| io::Error::new(io::ErrorKind::InvalidData, what);
         let fd = fd.ok_or_else(|| invalid("the peer sent no arena"))?;
@@ -183,12 +184,18 @@ impl Peer {
         }
         let Some(connection) = &self.connection else { return };
         let connection = connection.lock().expect("no panic under this lock");
-        if let Ok((answer, Some(fd))) = ask(&connection, Message::new(Op::Channel, [channel]))
-            && answer.op == Op::Channel
-        {
-            let event = Arc::new(EventFd::from_fd(fd));
-            event.signal();
-            channels.insert(channel, event);
+        match ask(&connection, Message::new(Op::Channel, [channel])) {
+            Ok((answer, Some(fd))) if answer.op == Op::Channel => {
+                let event = Arc::new(EventFd::from_fd(fd));
+                event.signal();
+                channels.insert(channel, event);
+            }
+            // The channel is gone.
+            Ok(_) => {}
+            // A stopped process. It sleeps twice, and somebody must wake it when it is continued.
+            Err(_) => {
+                let _ = connection.send(&Message::new(Op::Signal, [channel]).encode(), &[]);
+            }
         }
     }
 
@@ -211,12 +218,23 @@ impl Peer {
     }
 }
 
+/// Asks for something, and returns the answer: what was asked for, or [`Op::Refused`].
 fn ask(connection: &Connection, message: Message) -> io::Result<(Message, Option<OwnedFd>)> {
     connection.send(&message.encode(), &[])?;
+    loop {
+        let (answer, fd) = receive(connection)?;
+        if answer.words == message.words && (answer.op == message.op || answer.op == Op::Refused) {
+            return Ok((answer, fd));
+        }
+        // The answer to an earlier request that was not waited for.
+    }
+}
+
+fn receive(connection: &Connection) -> io::Result<(Message, Option<OwnedFd>)> {
     let mut buffer = [0; LEN];
     let (n, fds) = connection.receive(&mut buffer)?;
-    let answer = Message::decode(&buffer[..n]).ok_or(io::ErrorKind::UnexpectedEof)?;
-    Ok((answer, fds.into_iter().next()))
+    let message = Message::decode(&buffer[..n]).ok_or(io::ErrorKind::UnexpectedEof)?;
+    Ok((message, fds.into_iter().next()))
 }
 
 /// Maps a peer's file, provided that touching it can never fault.

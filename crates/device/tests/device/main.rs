@@ -1,6 +1,7 @@
 //! The soft device through its public interface: between the ends of one process, and between two
 //! processes, which is this program again in another role.
 
+mod death;
 mod errors;
 mod hostile_socket;
 mod lifetime;

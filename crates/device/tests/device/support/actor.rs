@@ -154,6 +154,8 @@ pub(crate) enum Command {
     },
     /// Posts the same request again and again until it fails; answers with that completion.
     Hammer(Request),
+    /// Forks a child that does nothing, for half a minute; its process id.
+    ForkSleeper,
     /// The queue pair's state.
     State,
     /// The queue pair's number.
@@ -372,6 +374,18 @@ impl Actor {
                     return Ok(Reply::Completions(found));
                 }
             },
+            Command::ForkSleeper => {
+                // SAFETY: the child makes system calls only.
+                let child = unsafe { libc::fork() };
+                while child == 0 {
+                    // SAFETY: plain system calls. Should it be forgotten, the alarm ends it.
+                    unsafe {
+                        libc::alarm(30);
+                        libc::pause();
+                    }
+                }
+                return Ok(Reply::Number(child as u32));
+            }
             Command::Number => return Ok(Reply::Number(self.qp().qpn())),
             Command::Keep => self.kept.extend(self.queues.take()),
             Command::State => return Ok(Reply::Number(self.qp().state() as u32)),

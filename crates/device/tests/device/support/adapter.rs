@@ -39,8 +39,18 @@ impl Adapter {
     }
 
     pub(crate) fn qp_with(&self, cq: &Arc<Cq>, kind: Kind, receives: Receives) -> Result<Arc<Qp>, Errno> {
+        self.qp_sized(cq, 8, kind, receives)
+    }
+
+    pub(crate) fn qp_sized(
+        &self,
+        cq: &Arc<Cq>,
+        max_recv_wr: u32,
+        kind: Kind,
+        receives: Receives,
+    ) -> Result<Arc<Qp>, Errno> {
         let capacity =
-            Capacity { max_send_wr: 8, max_recv_wr: 8, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+            Capacity { max_send_wr: 8, max_recv_wr, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
         Qp::new(&self.pd, cq, cq, capacity, true, kind, receives)
     }
 

@@ -72,6 +72,18 @@ impl Process {
         assert_eq!(unsafe { libc::kill(self.id() as i32, signal) }, 0);
     }
 
+    /// Stops the process, all of it, until a [`libc::SIGCONT`].
+    pub(crate) fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+        let tasks = format!("/proc/{}/task", self.id());
+        super::wait_for("the stop", || {
+            std::fs::read_dir(&tasks).expect("our own child").flatten().all(|task| {
+                let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+                stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+            })
+        });
+    }
+
     /// Kills the process and waits for its end.
     pub(crate) fn kill(&mut self) {
         self.child.kill().expect("our own child");

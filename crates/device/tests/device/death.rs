@@ -1,0 +1,158 @@
+//! Processes that are killed, stopped or forked: the survivors get errors, not silence.
+
+use std::io::{PipeReader, PipeWriter, Read, Write};
+use std::time::{Duration, Instant};
+
+use millstream_device::Cq;
+use millstream_device::qp::state::State;
+use millstream_device::qp::{Kind as Transport, Receives};
+use millstream_device::types::{
+    SendWr, WC_OP_RDMA_WRITE, WC_OP_RECV, WC_RETRY_EXC_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR, WR_RDMA_READ,
+    WR_RDMA_WRITE, WR_SEND,
+};
+
+use crate::support::{
+    Adapter, Command, Completion, End, Kind, Place, Reply, SOON, Setup, Which, connect, connect_queue_pair,
+    element, in_a_process_of_its_own, next, pair, pattern, peek, request, wait_for,
+};
+
+fn statuses(found: &[Completion]) -> Vec<(u64, u32)> {
+    found.iter().map(|c| (c.wr_id, c.status)).collect()
+}
+
+/// Requests to the dead peer complete in order: the first says why.
+fn ends_in_order(a: &mut End, first: u64, count: usize) {
+    let expected: Vec<_> = (0..count as u64)
+        .map(|i| (first + i, if i == 0 { WC_RETRY_EXC_ERR } else { WC_WR_FLUSH_ERR }))
+        .collect();
+    assert_eq!(statuses(&a.sent(count)), expected);
+    assert_eq!(a.state(), State::Err);
+}
+
+#[test]
+fn waiting_requests_end_when_the_peer_is_killed() {
+    // Timers that would take minutes.
+    let setup = Setup { timeout: 24, ..Setup::default() };
+    let (mut a, mut b) = pair(Place::Elsewhere, &setup);
+    let source = a.hold(&pattern(1, 64));
+    a.recv(10, &[source.all()]);
+    a.recv(11, &[source.all()]);
+    (0..5).for_each(|wr_id| a.send(wr_id, &[source.all()]));
+    // The sender sleeps: nobody but the device itself can notice.
+    a.arm(Which::Send, false);
+    std::thread::sleep(Duration::from_millis(20));
+    let start = Instant::now();
+    b.process().kill();
+    assert!(a.event(Which::Send, SOON));
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    ends_in_order(&mut a, 0, 5);
+    assert_eq!(statuses(&a.received(2)), [(10, WC_WR_FLUSH_ERR), (11, WC_WR_FLUSH_ERR)]);
+    // What is posted now is flushed too.
+    a.send(5, &[source.all()]);
+    a.recv(12, &[source.all()]);
+    assert_eq!(statuses(&a.sent(1)), [(5, WC_WR_FLUSH_ERR)]);
+    assert_eq!(statuses(&a.received(1)), [(12, WC_WR_FLUSH_ERR)]);
+}
+
+#[test]
+fn a_peer_that_dies_or_leaves_in_mid_stream_ends_the_stream() {
+    for (killed, opcode) in
+        [(true, WR_RDMA_WRITE), (true, WR_RDMA_READ), (true, WR_SEND), (false, WR_RDMA_WRITE)]
+    {
+        for (kind, len) in [(Kind::Anonymous, 1 << 16), (Kind::Data, 3000)] {
+            let setup = Setup { send_wr: 8, send_cqe: 8, timeout: 24, ..Setup::default() };
+            let (mut a, mut b) = pair(Place::Elsewhere, &setup);
+            let source = a.register(Kind::Anonymous, len, 0);
+            let target = b.register(kind, len, 0);
+            let stream = request(7, opcode, &[source.all()], (target.addr, target.key));
+            (0..100).for_each(|wr_id| b.recv(wr_id, &[target.all()]));
+            let process = b.process();
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    std::thread::sleep(Duration::from_millis(5));
+                    if killed {
+                        process.kill();
+                    } else {
+                        // Ends without a word to its peers.
+                        assert!(process.finish().success());
+                    }
+                });
+                let Ok(Reply::Completions(last)) = a.attempt(Command::Hammer(stream.clone())) else {
+                    panic!("no completion")
+                };
+                assert_eq!(statuses(&last), [(7, WC_RETRY_EXC_ERR)]);
+            });
+            a.post(stream);
+            assert_eq!(a.sent(1)[0].status, WC_WR_FLUSH_ERR);
+        }
+    }
+}
+
+#[test]
+fn what_a_killed_producer_held_does_not_stop_the_others() {
+    let adapter = Adapter::open();
+    let cq = Cq::new(&adapter.context, 8192, None).expect("a queue");
+    let setup = Setup::default();
+    let mut survivor = End::new(Place::Elsewhere);
+    let from_survivor = adapter.qp_sized(&cq, 64, Transport::Rc, Receives::Own).expect("a queue pair");
+    connect_queue_pair(&from_survivor, survivor.open(&setup), &setup);
+    survivor.connect_to(from_survivor.qpn(), &setup);
+    for round in 0..10u64 {
+        // Somebody else completes into the same queue, all the time, until its end.
+        let mut dying = End::new(Place::Elsewhere);
+        let from_dying = adapter.qp_sized(&cq, 4096, Transport::Rc, Receives::Own).expect("a queue pair");
+        connect_queue_pair(&from_dying, dying.open(&setup), &setup);
+        dying.connect_to(from_dying.qpn(), &setup);
+        (0..4096).for_each(|wr_id| from_dying.post_recv(wr_id, &[]).expect("room"));
+        dying.begin(&Command::Hammer(request(1, WR_SEND, &[], (0, 0))));
+        assert_eq!(next(&cq).wr_id, 0);
+        std::thread::sleep(Duration::from_micros(round * 100));
+        dying.process().kill();
+
+        from_survivor.post_recv(9999, &[]).expect("room");
+        survivor.send(1, &[]);
+        assert_eq!(survivor.sent(1)[0].status, WC_SUCCESS);
+        let mut came = 1;
+        loop {
+            let wc = next(&cq);
+            if wc.wr_id == 9999 {
+                break;
+            }
+            assert_eq!(wc.wr_id, came, "in order, without gaps");
+            came += 1;
+        }
+        from_dying.destroy();
+    }
+}
+
+#[test]
+fn a_stopped_peer_is_served_late_and_nothing_is_mixed_up() {
+    let (mut a, mut b) = pair(Place::Elsewhere, &Setup::default());
+    let source = a.hold(&pattern(1, 1 << 16));
+    let [first, second] = [(); 2].map(|()| b.register(Kind::Anonymous, 1 << 16, 0));
+    b.process().stop();
+    // Its memory cannot be mapped as long as it does not answer; it is reached all the same.
+    a.write(1, &[source.all()], (first.addr, first.key));
+    assert_eq!(a.sent(1), [Completion::ok(1, WC_OP_RDMA_WRITE, 0)]);
+    b.process().signal(libc::SIGCONT);
+    // Now the answer comes, late, and is not one to the next question.
+    a.write(2, &[source.part(0, 1000)], (second.addr, second.key));
+    assert_eq!(a.sent(1), [Completion::ok(2, WC_OP_RDMA_WRITE, 0)]);
+    assert!(b.load(&first, 0, 1 << 16) == pattern(1, 1 << 16), "what was written while it was stopped");
+    assert!(b.load(&second, 0, 1000) == pattern(1, 1000), "what was written afterwards");
+}
+
+#[test]
+fn a_stopped_sleeper_is_woken_when_it_goes_on() {
+    let (mut a, mut b) = pair(Place::Elsewhere, &Setup::default());
+    let (source, target) = (a.hold(&pattern(1, 64)), b.register(Kind::Anonymous, 64, 0));
+    b.recv(1, &[target.all()]);
+    b.arm(Which::Recv, false);
+    b.process().stop();
+    // Nobody has signalled this channel before: the sender would have to ask for it.
+    a.send(2, &[source.all()]);
+    assert_eq!(a.sent(1)[0].status, WC_SUCCESS);
+    b.process().signal(libc::SIGCONT);
+    assert!(b.event(Which::Recv, SOON), "the wake-up is lost");
+    assert_eq!(b.received(1), [Completion::ok(1, WC_OP_RECV, 64)]);
+}
