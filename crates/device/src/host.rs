@@ -113,6 +113,11 @@ impl Host {
         Ok(peer)
     }
 
+    /// Lets go of a dead process; queue pairs that were connected to it let go when they are reset.
+    pub(crate) fn forget_peer(&self, peer: &Arc<Peer>) {
+        self.peers.lock().expect("no panic under this lock").retain(|_, known| !Arc::ptr_eq(known, peer));
+    }
+
     /// A number for an object that peers may name.
     pub(crate) fn next_id(&self) -> u32 {
         self.next_id.fetch_add(1, Ordering::Relaxed)

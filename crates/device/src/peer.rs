@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use millstream_shm::socket::Connection;
-use millstream_shm::{EventFd, Mapping, Memfd};
+use millstream_shm::{EventFd, Mapping, Memfd, process_handle, process_is_gone};
 
 use crate::files::FileId;
 use crate::greeting::{self, LEN, Message, Op, VERSION};
@@ -22,6 +22,8 @@ pub(crate) struct Peer {
     pub(crate) asymmetric: bool,
     arena: ArenaView,
     alive: AtomicBool,
+    /// Readable once the process has ended. Its sockets may outlive it in a forked child.
+    process: Option<OwnedFd>,
     /// None for this process itself.
     connection: Option<Mutex<Connection>>,
     files: Mutex<HashMap<u32, MappedFile>>,
@@ -48,6 +50,7 @@ impl Peer {
             asymmetric: host.asymmetric,
             arena: ArenaView::Own(host),
             alive: AtomicBool::new(true),
+            process: None,
             connection: None,
             files: Mutex::default(),
             channels: Mutex::default(),
@@ -56,6 +59,12 @@ impl Peer {
 
     pub(crate) fn connect(host: &'static Host, block: u32) -> io::Result<Self> {
         let connection = Connection::open(&greeting::name(block), greeting::PATIENCE)?;
+        let pid = connection.peer().pid;
+        if process_is_gone(pid) {
+            // The name is held by a child of the process that took it.
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        }
+        let process = process_handle(pid).ok();
         let hello = Message::new(Op::Hello, [VERSION, host.pid, u32::from(host.asymmetric)]);
         connection.send(&hello.encode(), &[])?;
         let (answer, fd) = receive(&connection)?;
@@ -76,10 +85,11 @@ impl Peer {
             return Err(invalid("the peer's arena has another layout"));
         }
         Ok(Self {
-            pid: connection.peer().pid,
+            pid,
             asymmetric: host.asymmetric && asymmetric == 1,
             arena: ArenaView::Mapped(mapping),
             alive: AtomicBool::new(true),
+            process,
             connection: Some(Mutex::new(connection)),
             files: Mutex::default(),
             channels: Mutex::default(),
@@ -102,11 +112,18 @@ impl Peer {
         matches!(self.arena, ArenaView::Own(_))
     }
 
-    /// The descriptor that reports a hang-up when the process ends.
-    pub(crate) fn liveness(&self) -> Option<BorrowedFd<'_>> {
-        let connection = self.connection.as_ref()?.lock().expect("no panic under this lock");
-        // SAFETY: the descriptor lives as long as this peer, not as long as the lock.
-        Some(unsafe { BorrowedFd::borrow_raw(std::os::fd::AsRawFd::as_raw_fd(&connection.as_fd())) })
+    /// The descriptors that have an event when the process ends: of its connection a hang-up, of the
+    /// process itself that it is readable. Negative where there is none.
+    pub(crate) fn liveness(&self) -> [libc::pollfd; 2] {
+        let connection = self.connection.as_ref().map_or(-1, |connection| {
+            connection.lock().expect("no panic under this lock").as_fd().as_raw_fd()
+        });
+        let process = self.process.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        [(connection, libc::POLLRDHUP), (process, libc::POLLIN)].map(|(fd, events)| libc::pollfd {
+            fd,
+            events,
+            revents: 0,
+        })
     }
 
     /// Address of the byte at `offset` of the arena, if `len` bytes from there are inside.

@@ -104,11 +104,7 @@ impl Progress {
                 libc::pollfd { fd: self.wake.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 },
                 libc::pollfd { fd: self.timer.as_raw_fd(), events: libc::POLLIN, revents: 0 },
             ];
-            fds.extend(watched.iter().map(|peer| libc::pollfd {
-                fd: peer.liveness().map_or(-1, |fd| fd.as_raw_fd()),
-                events: libc::POLLRDHUP,
-                revents: 0,
-            }));
+            fds.extend(watched.iter().flat_map(|peer| peer.liveness()));
             // SAFETY: an array of pollfd of the given length.
             unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, -1) };
             if fds[0].revents != 0 {
@@ -120,8 +116,10 @@ impl Progress {
                 unsafe { libc::read(self.timer.as_raw_fd(), expirations.as_mut_ptr().cast(), 8) };
                 self.armed.store(0, Ordering::Release);
             }
-            for (peer, _) in watched.iter().zip(&fds[2..]).filter(|(_, fd)| fd.revents != 0) {
-                self.bury(host, peer);
+            for (peer, signs) in watched.iter().zip(fds[2..].chunks(2)) {
+                if signs.iter().any(|sign| sign.revents != 0) {
+                    self.bury(host, peer);
+                }
             }
             self.retry(host);
             for work in std::mem::take(&mut *self.work.lock().expect("no panic under this lock")) {
@@ -163,6 +161,7 @@ impl Progress {
 
     fn bury(&self, host: &'static Host, peer: &Arc<Peer>) {
         peer.mark_dead();
+        host.forget_peer(peer);
         self.watched.lock().expect("no panic under this lock").retain(|p| !Arc::ptr_eq(p, peer));
         for qp in host.all_qps() {
             qp.peer_died(peer);

@@ -1,10 +1,11 @@
 //! A lock in shared memory that survives the death of its holder.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::poll;
+use crate::poll_readable;
 
 /// A lock word holding its owner's process id, zero when free.
 ///
@@ -77,20 +78,32 @@ impl Drop for LeaseGuard<'_> {
     }
 }
 
-/// Whether no process `pid` runs, counting one as gone that its parent has not yet reaped.
-#[must_use]
-pub fn process_is_gone(pid: u32) -> bool {
+/// A handle to the process `pid` that is readable from its end on, reaped or not.
+///
+/// # Errors
+/// What `pidfd_open` reports; ESRCH if there is no such process.
+pub fn process_handle(pid: u32) -> io::Result<OwnedFd> {
     // SAFETY: a plain system call.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     if fd < 0 {
-        // The latter two for numbers that no process can have, and for those of mere threads.
-        let number = std::io::Error::last_os_error().raw_os_error();
-        return matches!(number, Some(libc::ESRCH | libc::EINVAL | libc::ENOENT));
+        return Err(io::Error::last_os_error());
     }
     // SAFETY: the call above returned a new descriptor.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
-    let mut polled = [libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
-    poll(&mut polled, Some(Duration::ZERO)).is_ok_and(|ready| ready == 1)
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// Whether no process `pid` runs, counting one as gone that its parent has not yet reaped.
+#[must_use]
+pub fn process_is_gone(pid: u32) -> bool {
+    match process_handle(pid) {
+        Ok(handle) => {
+            poll_readable(&[handle.as_fd()], Some(Duration::ZERO)).is_ok_and(|ended| ended == [true])
+        }
+        // The latter two for numbers that no process can have, and for those of mere threads.
+        Err(error) => {
+            matches!(error.raw_os_error(), Some(libc::ESRCH | libc::EINVAL | libc::ENOENT))
+        }
+    }
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ pub mod vm;
 
 pub use arena::{Arena, Block};
 pub use event::EventFd;
-pub use lease::{LeaseLock, process_is_gone};
+pub use lease::{LeaseLock, process_handle, process_is_gone};
 pub use memfd::{Mapping, Memfd, cannot_shrink, file_len, is_sealed};
 pub use poll::{poll, poll_readable};
 pub use spin::{SpinGuard, SpinLock};

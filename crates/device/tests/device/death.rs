@@ -126,6 +126,52 @@ fn what_a_killed_producer_held_does_not_stop_the_others() {
 }
 
 #[test]
+fn a_child_does_not_keep_its_dead_parent_alive() {
+    let setup = Setup { timeout: 24, ..Setup::default() };
+    let (mut a, mut b) = pair(Place::Elsewhere, &setup);
+    let number = b.number();
+    let source = a.hold(&[1; 64]);
+    a.send(0, &[source.all()]);
+    // It holds all descriptors of the dead, the ends of our connections among them.
+    let Ok(Reply::Number(child)) = b.attempt(Command::ForkSleeper) else { panic!("no child") };
+    b.process().kill();
+    let start = Instant::now();
+    ends_in_order(&mut a, 0, 1);
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    // Its socket is still there, but nobody answers: that is found out at once, too.
+    let mut late = End::new(Place::Here);
+    let short = Setup { timeout: 8, retry_cnt: 1, ..Setup::default() };
+    late.open(&short);
+    let start = Instant::now();
+    late.connect_to(number, &short);
+    late.send(1, &[source.all()]);
+    assert_eq!(late.sent(1)[0].status, WC_RETRY_EXC_ERR);
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    // SAFETY: the child that was started for this.
+    unsafe { libc::kill(child as i32, libc::SIGKILL) };
+}
+
+#[test]
+fn the_dead_are_forgotten() {
+    let mut a = End::new(Place::Elsewhere);
+    let arenas = |a: &mut End| {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", a.process().id())).expect("our child");
+        maps.matches("/memfd:millstream-arena").count()
+    };
+    let setup = Setup::default();
+    for round in 0..6 {
+        a.keep();
+        let mut b = End::new(Place::Elsewhere);
+        connect(&mut a, &mut b, &setup);
+        assert!(arenas(&mut a) >= 2);
+        b.process().kill();
+        a.destroy();
+        wait_for("the dead process's arena to go", || arenas(&mut a) <= 1);
+        assert!(round < 6);
+    }
+}
+
+#[test]
 fn a_stopped_peer_is_served_late_and_nothing_is_mixed_up() {
     let (mut a, mut b) = pair(Place::Elsewhere, &Setup::default());
     let source = a.hold(&pattern(1, 1 << 16));
