@@ -20,7 +20,7 @@ pub(crate) struct AhObject {
     on_this_host: bool,
     /// What receivers find in front of datagrams that were sent with it.
     grh: [u8; 40],
-    _domain: Arc<Pd>,
+    domain: Arc<Pd>,
 }
 
 impl AhObject {
@@ -97,8 +97,9 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) 
         // SAFETY: as above.
         on_this_host: gid::is_local(unsafe { &attr.grh.dgid.raw }),
         grh: route_header(&source.raw, &attr.grh, source.kind),
-        _domain: domain.clone(),
+        domain: domain.clone(),
     };
+    domain.attach();
     Box::into_raw(Box::new(object)).cast()
 }
 
@@ -165,7 +166,8 @@ pub unsafe extern "C" fn ibv_create_ah_from_wc(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
     // SAFETY: boxed by `ibv_create_ah`; the caller gives it up.
-    drop(unsafe { Box::from_raw(ah.cast::<AhObject>()) });
+    let object = unsafe { Box::from_raw(ah.cast::<AhObject>()) };
+    object.domain.detach();
     0
 }
 

@@ -39,8 +39,7 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: the caller passes an allocated domain.
-    let users = Arc::strong_count(&unsafe { PdObject::of(pd) }.inner) - 1;
-    if users != 0 {
+    if unsafe { PdObject::of(pd) }.inner.in_use() {
         return errno::status(Err(Errno::BUSY));
     }
     // SAFETY: boxed by `ibv_alloc_pd`; the caller gives it up.

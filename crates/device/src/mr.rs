@@ -207,6 +207,7 @@ impl Mr {
         entry.file_offset.store(window.offset, Ordering::Relaxed);
         host.mrs.insert(local);
         entry.key.store(key, Ordering::Release);
+        pd.attach();
         Ok(Self { taken_back: false, pd: pd.clone(), local, file, shared, view })
     }
 
@@ -250,6 +251,7 @@ impl Mr {
         self.shared = None;
         host.mrs.free(self.local.key);
         self.taken_back = true;
+        self.pd.detach();
         Ok(())
     }
 }

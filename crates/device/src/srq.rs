@@ -18,6 +18,8 @@ use crate::types::Sge;
 /// A shared receive queue.
 #[derive(Debug)]
 pub struct Srq {
+    /// Its domain no longer counts it.
+    ended: AtomicBool,
     pd: Arc<Pd>,
     host: &'static Host,
     block: Block,
@@ -63,7 +65,9 @@ impl Srq {
         ring.pd.store(pd.id, Ordering::Relaxed);
         ring.number.store(host.next_id(), Ordering::Relaxed);
         ring.mask.store(count - 1, Ordering::Release);
+        pd.attach();
         Ok(Arc::new(Self {
+            ended: AtomicBool::new(false),
             pd: pd.clone(),
             host,
             block,
@@ -229,12 +233,22 @@ impl Srq {
             return Err(Errno::BUSY);
         }
         self.pd.context.forget(|event| matches!(event, AsyncEvent::Srq(srq, _) if Arc::ptr_eq(srq, self)));
+        self.leave_domain();
         Ok(())
+    }
+}
+
+impl Srq {
+    fn leave_domain(&self) {
+        if !self.ended.swap(true, Ordering::AcqRel) {
+            self.pd.detach();
+        }
     }
 }
 
 impl Drop for Srq {
     fn drop(&mut self) {
+        self.leave_domain();
         self.host.arena.release(self.block);
     }
 }

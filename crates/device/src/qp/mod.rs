@@ -166,6 +166,7 @@ impl Qp {
             destroyed: AtomicBool::new(false),
             user: AtomicU64::new(0),
         });
+        pd.attach();
         send_cq.attach();
         recv_cq.attach();
         if let Some(srq) = &qp.srq {
@@ -501,6 +502,7 @@ impl Qp {
         if let Some(srq) = &self.srq {
             srq.detach();
         }
+        self.pd.detach();
         self.send_cq.detach();
         self.recv_cq.detach();
     }
