@@ -17,8 +17,10 @@
 //! - *The kernel stores into the pages while they move* (`read(2)` by another thread): that system
 //!   call answers EFAULT. Nobody reads into a buffer in the same instant in which it is registered
 //!   or deregistered; who does can set `MILLSTREAM_MOVE=0`.
-//! - *fork*: the child would share the pages. A fork handler gives the child private copies. A raw
-//!   `clone` without handlers is not seen.
+//! - *fork*: the child would share the pages. Fork handlers give the child private copies, and let the
+//!   forking thread go on only when that is done, so that the child has what was there at the fork.
+//!   (What other threads and peers store at that time is in the copy or not.) A raw `clone` without
+//!   handlers is not seen.
 //! - *mlock*, huge pages and NUMA placement of the moved pages are lost.
 
 use std::fs::File;
@@ -26,7 +28,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Once};
 
 use crate::memfd::stat;
@@ -279,12 +281,44 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
     }
 }
 
+/// The ends of the connection by which a child says that it has copied; negative for none. Guarded by the
+/// registry's lock, which is held across a fork.
+static COPIED: [AtomicI32; 2] = [AtomicI32::new(-1), AtomicI32::new(-1)];
+
+fn close(end: &AtomicI32) {
+    let fd = end.swap(-1, Ordering::Relaxed);
+    if fd >= 0 {
+        // SAFETY: opened in `before_fork` and known to nobody else.
+        unsafe { libc::close(fd) };
+    }
+}
+
 extern "C" fn before_fork() {
     // No move may be under way, and the child must find the list whole.
-    std::mem::forget(REGISTRY.lock());
+    let registry = REGISTRY.lock();
+    if !registry.is_empty() {
+        let mut ends = [-1; 2];
+        let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+        // SAFETY: fills in two descriptors. Without them the parent does not wait.
+        if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) } == 0 {
+            COPIED.iter().zip(ends).for_each(|(end, fd)| end.store(fd, Ordering::Relaxed));
+        }
+    }
+    std::mem::forget(registry);
 }
 
 extern "C" fn after_fork_parent() {
+    let [reader, writer] = &COPIED;
+    close(writer);
+    let fd = reader.load(Ordering::Relaxed);
+    if fd >= 0 {
+        let mut byte = 0u8;
+        // SAFETY: reads one byte into a local.
+        let mut read = || unsafe { libc::read(fd, (&raw mut byte).cast(), 1) };
+        // The end of the child, or that there is none, ends the wait as well.
+        while read() < 0 && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted {}
+    }
+    close(reader);
     // SAFETY: taken in `before_fork` by this thread.
     unsafe { REGISTRY.force_unlock() };
 }
@@ -299,6 +333,14 @@ extern "C" fn after_fork_child() {
         // The parent's bookkeeping is not ours to undo.
         std::mem::forget(moved);
     }
+    let [reader, writer] = &COPIED;
+    let fd = writer.load(Ordering::Relaxed);
+    if fd >= 0 {
+        // SAFETY: sends one byte of a constant. A parent that is gone needs no answer.
+        unsafe { libc::send(fd, c"".as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
+    }
+    close(reader);
+    close(writer);
 }
 
 #[cfg(test)]
@@ -398,14 +440,16 @@ mod tests {
             let _shared = share(base as usize..base as usize + 2 * PAGE).unwrap();
             let child = libc::fork();
             if child == 0 {
+                libc::usleep(20_000);
                 let seen = base.read_volatile();
-                base.write_volatile(2);
+                base.write_volatile(3);
                 libc::_exit(i32::from(seen != 1));
             }
+            base.write_volatile(2);
             let mut status = 0;
             libc::waitpid(child, &raw mut status, 0);
-            assert_eq!(status, 0, "the child sees the contents");
-            assert_eq!(base.read_volatile(), 1, "the child's store stays in the child");
+            assert_eq!(status, 0, "the child sees the contents as they were at the fork");
+            assert_eq!(base.read_volatile(), 2, "the child's store stays in the child");
         }
     }
 

@@ -152,6 +152,74 @@ fn a_child_does_not_keep_its_dead_parent_alive() {
 }
 
 #[test]
+fn a_forked_child_has_a_device_of_its_own() {
+    in_a_process_of_its_own("family");
+}
+
+/// In a process of its own: a family, of which both generations use the device.
+pub(crate) fn family() {
+    let adapter = Adapter::open();
+    let setup = Setup::default();
+    let mut inherited = vec![1u8; 3 << 20];
+    let _registered = adapter.register(&mut inherited);
+    let cq = adapter.cq();
+    let parent = adapter.qp(&cq).expect("a queue pair");
+    let (mut from_child, to_parent) = std::io::pipe().expect("a pipe");
+    let (from_parent, mut to_child) = std::io::pipe().expect("a pipe");
+    // SAFETY: the child uses what the C library and the device keep usable, and leaves by _exit.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let good = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            be_a_child(parent.qpn(), &inherited, from_parent, to_parent);
+        }));
+        // SAFETY: ends the child without its parent's destructors.
+        unsafe { libc::_exit(i32::from(good.is_err())) };
+    }
+    drop(to_parent);
+    inherited.fill(2);
+    let mut message = [0u8; 16];
+    from_child.read_exact(&mut message).expect("the child says where it is");
+    let (addr, rest) = message.split_first_chunk::<8>().expect("sixteen bytes");
+    let (key, number) = rest.split_first_chunk::<4>().expect("eight bytes");
+    let number = u32::from_ne_bytes(number.try_into().expect("four bytes"));
+    assert_ne!(number >> 12, parent.qpn() >> 12, "a device of its own");
+    connect_queue_pair(&parent, number, &setup);
+    let mut data = pattern(1, 10_000);
+    let source = adapter.register(&mut data);
+    let sges = [element(&data, &source)];
+    let write = SendWr {
+        opcode: WR_RDMA_WRITE,
+        sges: &sges,
+        remote_addr: u64::from_ne_bytes(*addr),
+        rkey: u32::from_ne_bytes(*key),
+        ..SendWr::default()
+    };
+    parent.post_send(&write).expect("room");
+    assert_eq!(next(&cq).status, WC_SUCCESS);
+    to_child.write_all(b"!").expect("the child listens");
+    let mut status = 0;
+    // SAFETY: waits for our own child.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "the child's findings are above");
+}
+
+fn be_a_child(parent: u32, inherited: &[u8], mut from_parent: PipeReader, mut to_parent: PipeWriter) {
+    let adapter = Adapter::open();
+    let cq = adapter.cq();
+    let qp = adapter.qp(&cq).expect("a queue pair");
+    let mut memory = vec![0u8; 10_000];
+    let target = adapter.register(&mut memory);
+    connect_queue_pair(&qp, parent, &Setup::default());
+    let mut message = (memory.as_ptr() as u64).to_ne_bytes().to_vec();
+    message.extend(target.key().to_ne_bytes());
+    message.extend(qp.qpn().to_ne_bytes());
+    to_parent.write_all(&message).expect("the parent listens");
+    from_parent.read_exact(&mut [0]).expect("the parent has written");
+    assert_eq!(memory, pattern(1, 10_000));
+    assert!((0..inherited.len()).all(|i| peek(inherited, i) == 1), "memory as it was at the fork");
+}
+
+#[test]
 fn the_dead_are_forgotten() {
     let mut a = End::new(Place::Elsewhere);
     let arenas = |a: &mut End| {

@@ -21,6 +21,7 @@ fn other_process() {
         Ok("actor") => support::serve(),
         Ok("crowd") => lifetime::crowd(),
         Ok("keys") => lifetime::keys(),
+        Ok("family") => death::family(),
         Ok("stranger") => hostile_socket::stranger(),
         Ok("reborn") => lifetime::reborn(),
         role => panic!("{role:?} is no role"),

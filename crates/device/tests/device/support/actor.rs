@@ -377,11 +377,13 @@ impl Actor {
             Command::ForkSleeper => {
                 // SAFETY: the child makes system calls only.
                 let child = unsafe { libc::fork() };
-                while child == 0 {
+                if child == 0 {
                     // SAFETY: plain system calls. Should it be forgotten, the alarm ends it.
                     unsafe {
                         libc::alarm(30);
-                        libc::pause();
+                        loop {
+                            libc::pause();
+                        }
                     }
                 }
                 return Ok(Reply::Number(child as u32));

@@ -307,12 +307,6 @@ impl Request {
         self
     }
 
-    /// Asking the receiver for an event.
-    pub(crate) fn solicited(mut self) -> Self {
-        self.flags |= SEND_SOLICITED;
-        self
-    }
-
     /// With its data copied at once.
     pub(crate) fn inline(mut self) -> Self {
         self.flags |= SEND_INLINE;
