@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use millstream_device::qp::state::State;
 use millstream_device::types::{
-    SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED, WC_SUCCESS, WR_RDMA_READ, WR_RDMA_WRITE,
-    WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM,
+    SEND_INLINE, SEND_SIGNALED, WC_SUCCESS, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND,
+    WR_SEND_WITH_IMM,
 };
 
 use super::SOON;
