@@ -138,7 +138,12 @@ fn from_verbs(attr: &ibv_qp_attr, mask: u32) -> Result<Attributes, Errno> {
         state: state(attr.qp_state, IBV_QP_STATE)?,
         cur_state: state(attr.cur_qp_state, IBV_QP_CUR_STATE)?,
         en_sqd_async_notify: attr.en_sqd_async_notify != 0,
-        path_mtu: u8::try_from(attr.path_mtu).map_err(|_| Errno::INVALID)?,
+        // Fields that the mask does not name may hold anything.
+        path_mtu: if named(IBV_QP_PATH_MTU) {
+            u8::try_from(attr.path_mtu).map_err(|_| Errno::INVALID)?
+        } else {
+            0
+        },
         path_mig_state: attr.path_mig_state as u8,
         qkey: attr.qkey,
         rq_psn: attr.rq_psn,
