@@ -5,7 +5,7 @@ use std::{
     mem,
     os::fd::{AsFd, AsRawFd},
     slice,
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
 };
 
 use millstream_device::{Channel, Cq, types::Wc};
@@ -94,7 +94,7 @@ pub unsafe extern "C" fn ibv_create_cq(
             ibv_cq { context, channel, cq_context, cqe: inner.capacity() as c_int, ..ibv_cq::default() };
         let object = Box::leak(Box::new(CqObject { verbs, inner }));
         let address = std::ptr::from_mut(object).addr() as u64;
-        object.inner.user.store(address, Ordering::Release);
+        object.inner.handle().set_pointer(address);
         std::ptr::from_mut(object).cast()
     }))
 }
@@ -129,7 +129,7 @@ pub unsafe extern "C" fn ibv_get_cq_event(
     let event = unsafe { &*channel.cast::<ChannelObject>() }.inner.next_event();
     match event {
         Ok(queue) => {
-            let object = queue.user.load(Ordering::Acquire) as *mut ibv_cq;
+            let object = queue.handle().pointer() as *mut ibv_cq;
             // SAFETY: the queue is alive: its destruction waits for this event's acknowledgement. The
             // caller passes writable pointers.
             unsafe {

@@ -1,10 +1,34 @@
 //! Asynchronous events of an opened device.
 
-use std::{ffi::c_int, sync::atomic::Ordering};
+use std::ffi::c_int;
 
-use millstream_device::AsyncEvent;
+use crate::{context::Context, cq::CqObject, errno, qp::QpObject, srq::SrqObject, sys::*};
 
-use crate::{context::Context, errno, sys::*};
+/// What an event is about: one of the pointers of `ibv_async_event::element`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum About {
+    Qp,
+    Cq,
+    Srq,
+    /// The port or the device.
+    Other,
+}
+
+fn about(event: ibv_event_type) -> About {
+    match event {
+        IBV_EVENT_CQ_ERR => About::Cq,
+        IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => About::Srq,
+        IBV_EVENT_QP_FATAL
+        | IBV_EVENT_QP_REQ_ERR
+        | IBV_EVENT_QP_ACCESS_ERR
+        | IBV_EVENT_COMM_EST
+        | IBV_EVENT_SQ_DRAINED
+        | IBV_EVENT_PATH_MIG
+        | IBV_EVENT_PATH_MIG_ERR
+        | IBV_EVENT_QP_LAST_WQE_REACHED => About::Qp,
+        _ => About::Other,
+    }
+}
 
 /// Takes the next asynchronous event, waiting for one unless the context's `async_fd` is non-blocking.
 /// Returns 0, or -1 with errno.
@@ -19,17 +43,30 @@ pub unsafe extern "C" fn ibv_get_async_event(
         Err(error) => return errno::index(Err(error.into())),
     };
     let mut out = ibv_async_event { event_type: next.kind(), ..ibv_async_event::default() };
-    match &next {
-        AsyncEvent::Qp(qp, _) => out.element.qp = qp.user.load(Ordering::Acquire) as *mut ibv_qp,
-        AsyncEvent::Srq(srq, _) => out.element.srq = srq.user.load(Ordering::Acquire) as *mut ibv_srq,
-        AsyncEvent::Cq(cq, _) => out.element.cq = cq.user.load(Ordering::Acquire) as *mut ibv_cq,
+    match about(next.kind()) {
+        About::Qp => out.element.qp = next.pointer() as *mut ibv_qp,
+        About::Srq => out.element.srq = next.pointer() as *mut ibv_srq,
+        About::Cq => out.element.cq = next.pointer() as *mut ibv_cq,
+        About::Other => out.element.port_num = 1,
     }
     // SAFETY: the caller passes a writable event.
     unsafe { event.write(out) };
+    next.leave_unacknowledged();
     0
 }
 
-/// Acknowledges an asynchronous event. Nothing waits for it: an event of a destroyed object is not
-/// handed out.
+/// Acknowledges an asynchronous event: the end of the object that it is about waits for it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_ack_async_event(_event: *mut ibv_async_event) {}
+pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
+    // SAFETY: the caller passes an event of `ibv_get_async_event`. Its object is alive, because its
+    // destruction waits for this call.
+    unsafe {
+        let event = &*event;
+        match about(event.event_type) {
+            About::Qp => QpObject::of(event.element.qp).inner.handle().acknowledge(),
+            About::Srq => SrqObject::of(event.element.srq).inner.handle().acknowledge(),
+            About::Cq => CqObject::of(event.element.cq).inner.handle().acknowledge(),
+            About::Other => {}
+        }
+    }
+}

@@ -1,10 +1,6 @@
 //! Queue pairs: creation, state, posting, multicast membership.
 
-use std::{
-    ffi::c_int,
-    mem, ptr, slice,
-    sync::{Arc, atomic::Ordering},
-};
+use std::{ffi::c_int, mem, ptr, slice, sync::Arc};
 
 use millstream_device::{
     Qp,
@@ -26,16 +22,16 @@ use crate::{
 
 /// A queue pair as programs see it, and ours behind it.
 #[repr(C)]
-struct QpObject {
+pub(crate) struct QpObject {
     verbs: ibv_qp,
-    inner: Arc<Qp>,
+    pub(crate) inner: Arc<Qp>,
 }
 
 impl QpObject {
     /// # Safety
     /// `qp` comes from [`ibv_create_qp`] and is alive.
     #[inline]
-    unsafe fn of<'a>(qp: *mut ibv_qp) -> &'a Self {
+    pub(crate) unsafe fn of<'a>(qp: *mut ibv_qp) -> &'a Self {
         // SAFETY: `verbs` is the first field; the caller vouches for the pointer.
         unsafe { &*qp.cast() }
     }
@@ -112,7 +108,7 @@ fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp, E
     };
     let object = Box::leak(Box::new(QpObject { verbs, inner }));
     let address = std::ptr::from_mut(object).addr() as u64;
-    object.inner.user.store(address, Ordering::Release);
+    object.inner.handle().set_pointer(address);
     Ok(std::ptr::from_mut(object).cast())
 }
 

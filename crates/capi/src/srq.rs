@@ -1,9 +1,6 @@
 //! Shared receive queues.
 
-use std::{
-    ffi::c_int,
-    sync::{Arc, atomic::Ordering},
-};
+use std::{ffi::c_int, sync::Arc};
 
 use millstream_device::Srq;
 
@@ -53,7 +50,7 @@ pub unsafe extern "C" fn ibv_create_srq(
         };
         let object = Box::leak(Box::new(SrqObject { verbs, inner }));
         let address = std::ptr::from_mut(object).addr() as u64;
-        object.inner.user.store(address, Ordering::Release);
+        object.inner.handle().set_pointer(address);
         std::ptr::from_mut(object).cast()
     }))
 }

@@ -88,6 +88,21 @@ fn ibv_devinfo_lists_the_device() {
     }
 }
 
+/// It watches for ever; that it found the device and did not give up is what there is to see.
+#[test]
+fn ibv_asyncwatch_waits_for_events() {
+    let mut watch = start(&["stdbuf", "-oL", "ibv_asyncwatch"]);
+    let mut first = String::new();
+    let output = watch.stdout.take().expect("piped");
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut first).expect("a line");
+    std::thread::sleep(Duration::from_millis(200));
+    let running = watch.try_wait().expect("our own child").is_none();
+    watch.kill().expect("our own child");
+    watch.wait().expect("our own child");
+    assert!(first.starts_with("mill0: async event FD"), "{first:?}");
+    assert!(running);
+}
+
 #[test]
 fn pingpongs_run_and_validate_what_they_receive() {
     for program in [

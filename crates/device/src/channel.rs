@@ -35,11 +35,14 @@ impl Channel {
         self.queues.lock().expect("no panic under this lock").push(Arc::downgrade(cq));
     }
 
+    /// Lets go of a queue, and of what it has signalled.
     pub(crate) fn remove(&self, cq: &Cq) {
         self.queues
             .lock()
             .expect("no panic under this lock")
             .retain(|other| other.as_ptr() != std::ptr::from_ref(cq));
+        // Whoever waits for the descriptor would find nothing behind it.
+        (0..cq.forget_events()).take_while(|_| self.event.try_take()).for_each(drop);
     }
 
     /// True while completion queues use the channel.

@@ -5,7 +5,7 @@
 //! survives the death of its holder; the last store publishes, so a half-written one is never seen.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 
 use millstream_shm::{Block, SpinLock};
@@ -14,7 +14,7 @@ use crate::caps::MAX_CQE;
 use crate::channel::Channel;
 use crate::context::Context;
 use crate::errno::{Errno, Result};
-use crate::event::{AsyncEvent, EVENT_CQ_ERR};
+use crate::event::{EVENT_CQ_ERR, Handle};
 use crate::layout::{ARM_ANY, ARM_NONE, ARM_SOLICITED, CqRing, Cqe, cq_ring_len};
 use crate::qp::Qp;
 use crate::types::{WC_GENERAL_ERR, WC_OP_RECV, WC_SUCCESS, Wc};
@@ -37,8 +37,7 @@ pub struct Cq {
     users: AtomicU32,
     events: Mutex<Events>,
     acknowledged: Condvar,
-    /// The caller's handle, for events about this queue.
-    pub user: AtomicU64,
+    handle: Arc<Handle>,
 }
 
 #[derive(Debug, Default)]
@@ -92,7 +91,7 @@ impl Cq {
             users: AtomicU32::new(0),
             events: Mutex::default(),
             acknowledged: Condvar::new(),
-            user: AtomicU64::new(0),
+            handle: Arc::default(),
         });
         if let Some(channel) = &channel {
             channel.add(&cq);
@@ -112,7 +111,13 @@ impl Cq {
         self.channel.as_ref()
     }
 
-    /// Ends the queue's life; waits until all events that were fetched are acknowledged.
+    /// The queue as its program knows it.
+    #[must_use]
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// Ends the queue's life; waits until all events that were fetched, of either kind, are acknowledged.
     ///
     /// # Errors
     /// EBUSY while queue pairs use it.
@@ -126,7 +131,7 @@ impl Cq {
         if let Some(channel) = &self.channel {
             channel.remove(self);
         }
-        self.context.forget(|event| matches!(event, AsyncEvent::Cq(cq, _) if Arc::ptr_eq(cq, self)));
+        self.context.end_events(&self.handle);
         let mut events = self.events.lock().expect("no panic under this lock");
         while events.acknowledged != events.delivered {
             events = self.acknowledged.wait(events).expect("no panic under this lock");
@@ -308,8 +313,12 @@ impl Cq {
     /// The queue was full: a completion is lost, which is an error of the queue (IBTA volume 1, 11.6.3.1).
     pub(crate) fn overflow(self: &Arc<Self>) {
         if !self.overrun.swap(true, Ordering::AcqRel) {
-            self.context.raise(AsyncEvent::Cq(self.clone(), EVENT_CQ_ERR));
+            self.context.raise(EVENT_CQ_ERR, &self.handle);
         }
+    }
+
+    pub(crate) fn has_overrun(&self) -> bool {
+        self.overrun.load(Ordering::Acquire)
     }
 
     /// Reports an overflow that a peer ran into.
@@ -328,6 +337,12 @@ impl Cq {
         }
         // Producers publish, then look at the wish; the consumer wishes, then polls once more.
         fence(Ordering::SeqCst);
+    }
+
+    /// Takes back events that were signalled and not yet fetched; how many.
+    pub(crate) fn forget_events(&self) -> u32 {
+        // Peers can write this word, too: each entry caused one event at most.
+        self.ring.events.swap(0, Ordering::AcqRel).min(2 * self.capacity as u32)
     }
 
     pub(crate) fn take_event(&self) -> bool {

@@ -1,10 +1,10 @@
-//! Asynchronous events.
+//! Asynchronous events: what happens to an object outside any work request (IBTA volume 1, 11.6.3).
+//!
+//! Events wait in their context. Who fetches one acknowledges it later, and the end of the object waits
+//! for that: until then the program may be looking at the object through the event.
 
-use std::sync::Arc;
-
-use crate::cq::Cq;
-use crate::qp::Qp;
-use crate::srq::Srq;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 
 /// `IBV_EVENT_CQ_ERR`
 pub(crate) const EVENT_CQ_ERR: u32 = 0;
@@ -14,6 +14,8 @@ pub(crate) const EVENT_QP_FATAL: u32 = 1;
 pub(crate) const EVENT_QP_REQ_ERR: u32 = 2;
 /// `IBV_EVENT_QP_ACCESS_ERR`
 pub(crate) const EVENT_QP_ACCESS_ERR: u32 = 3;
+/// `IBV_EVENT_COMM_EST`
+pub(crate) const EVENT_COMM_EST: u32 = 4;
 /// `IBV_EVENT_SQ_DRAINED`
 pub(crate) const EVENT_SQ_DRAINED: u32 = 5;
 
@@ -31,23 +33,98 @@ pub(crate) fn may_be_reported(event: u32) -> bool {
     matches!(event, EVENT_QP_FATAL | EVENT_QP_REQ_ERR | EVENT_QP_ACCESS_ERR | NO_EVENT)
 }
 
-/// Something that happened outside any work request.
-#[derive(Clone, Debug)]
-pub enum AsyncEvent {
-    /// To a queue pair.
-    Qp(Arc<Qp>, u32),
-    /// To a completion queue.
-    Cq(Arc<Cq>, u32),
-    /// To a shared receive queue.
-    Srq(Arc<Srq>, u32),
+/// An object as its program knows it: the program's pointer, and the events about it that were fetched.
+#[derive(Debug, Default)]
+pub struct Handle {
+    pointer: AtomicU64,
+    events: Mutex<Events>,
+    acknowledged: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Events {
+    /// Fetched and not yet acknowledged.
+    held: u32,
+    /// The object has ended: nothing more is said about it.
+    ended: bool,
+}
+
+impl Handle {
+    /// The program's pointer to the object.
+    #[must_use]
+    pub fn pointer(&self) -> u64 {
+        self.pointer.load(Ordering::Acquire)
+    }
+
+    /// Notes the program's pointer to the object.
+    pub fn set_pointer(&self, pointer: u64) {
+        self.pointer.store(pointer, Ordering::Release);
+    }
+
+    /// Acknowledges an event that was fetched.
+    ///
+    /// # Panics
+    /// Only if another thread panicked while it held the counts.
+    pub fn acknowledge(&self) {
+        let mut events = self.events.lock().expect("no panic under this lock");
+        // A program may acknowledge more than it got.
+        events.held = events.held.saturating_sub(1);
+        self.acknowledged.notify_all();
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.events.lock().expect("no panic under this lock").ended
+    }
+
+    pub(crate) fn hand_out(&self) {
+        self.events.lock().expect("no panic under this lock").held += 1;
+    }
+
+    pub(crate) fn end(&self) {
+        self.events.lock().expect("no panic under this lock").ended = true;
+    }
+
+    pub(crate) fn wait_for_acknowledgements(&self) {
+        let mut events = self.events.lock().expect("no panic under this lock");
+        while events.held != 0 {
+            events = self.acknowledged.wait(events).expect("no panic under this lock");
+        }
+    }
+}
+
+/// Something that happened, fetched from its context. Acknowledged when dropped.
+#[derive(Debug)]
+pub struct AsyncEvent {
+    kind: u32,
+    handle: Arc<Handle>,
 }
 
 impl AsyncEvent {
-    /// `IBV_EVENT_*`
+    pub(crate) fn fetched(kind: u32, handle: Arc<Handle>) -> Self {
+        handle.hand_out();
+        Self { kind, handle }
+    }
+
+    /// `IBV_EVENT_*`; says what kind of object the event is about.
     #[must_use]
     pub fn kind(&self) -> u32 {
-        match self {
-            Self::Qp(_, kind) | Self::Cq(_, kind) | Self::Srq(_, kind) => *kind,
-        }
+        self.kind
+    }
+
+    /// The program's pointer to the object.
+    #[must_use]
+    pub fn pointer(&self) -> u64 {
+        self.handle.pointer()
+    }
+
+    /// Leaves the event for the program to acknowledge, by [`Handle::acknowledge`] of the object.
+    pub fn leave_unacknowledged(self) {
+        self.handle.hand_out();
+    }
+}
+
+impl Drop for AsyncEvent {
+    fn drop(&mut self) {
+        self.handle.acknowledge();
     }
 }

@@ -50,6 +50,10 @@ pub(crate) enum Op {
     LimitReached = 7,
     /// Words: channel, to be signalled by its owner. Not answered.
     Signal = 8,
+    /// Words: your queue pair, mine: our first request found yours in RTR. Not answered.
+    Contact = 9,
+    /// Words: your queue pair: a datagram found its completion queue full. Not answered.
+    Overrun = 10,
 }
 
 impl Message {
@@ -82,6 +86,8 @@ impl Message {
             6 => Op::Refused,
             7 => Op::LimitReached,
             8 => Op::Signal,
+            9 => Op::Contact,
+            10 => Op::Overrun,
             _ => return None,
         };
         Some(Self { op, words: [word(1), word(2), word(3), word(4), word(5)] })
@@ -103,6 +109,8 @@ mod tests {
             Op::Refused,
             Op::LimitReached,
             Op::Signal,
+            Op::Contact,
+            Op::Overrun,
         ] {
             let message = Message::new(op, [1, 2, u32::MAX]);
             assert_eq!(Message::decode(&message.encode()), Some(message));

@@ -40,7 +40,7 @@ pub use channel::Channel;
 pub use context::Context;
 pub use cq::Cq;
 pub use errno::{Errno, Result};
-pub use event::AsyncEvent;
+pub use event::{AsyncEvent, Handle};
 pub use mr::Mr;
 pub use pd::Pd;
 pub use qp::Qp;

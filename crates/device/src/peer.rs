@@ -230,6 +230,13 @@ impl Peer {
             (None, Op::LimitReached) => {
                 host.progress.add(crate::progress::Work::LimitReached { qpn: message.words[0] });
             }
+            (None, Op::Contact) => {
+                let [qpn, from, ..] = message.words;
+                host.progress.add(crate::progress::Work::Contact { qpn, from });
+            }
+            (None, Op::Overrun) => {
+                host.progress.add(crate::progress::Work::Overrun { qpn: message.words[0] });
+            }
             (None, _) => host.progress.add(crate::progress::Work::Retry { qpn: message.words[0] }),
         }
     }

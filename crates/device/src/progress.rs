@@ -24,6 +24,10 @@ pub(crate) enum Work {
     Retry { qpn: u32 },
     /// The shared receive queue of our queue pair `qpn` fell below its limit.
     LimitReached { qpn: u32 },
+    /// The first request of a peer found our queue pair `qpn` in RTR.
+    Contact { qpn: u32, from: u32 },
+    /// A datagram for our queue pair `qpn` found its completion queue full.
+    Overrun { qpn: u32 },
 }
 
 #[derive(Debug)]
@@ -137,6 +141,16 @@ impl Progress {
                     Work::LimitReached { qpn } => {
                         if let Some(srq) = host.qp(qpn).as_ref().and_then(|qp| qp.srq()) {
                             srq.limit_reached();
+                        }
+                    }
+                    Work::Contact { qpn, from } => {
+                        if let Some(qp) = host.qp(qpn) {
+                            qp.contacted(from);
+                        }
+                    }
+                    Work::Overrun { qpn } => {
+                        if let Some(qp) = host.qp(qpn) {
+                            qp.completion_lost();
                         }
                     }
                     Work::Retry { qpn } => {

@@ -72,6 +72,8 @@ fn answer(host: &'static Host, connection: &Connection) -> bool {
         Op::Fault => report(host, Work::Fault { qpn: a, from: b, event: c }),
         Op::Refilled => report(host, Work::Retry { qpn: a }),
         Op::LimitReached => report(host, Work::LimitReached { qpn: a }),
+        Op::Contact => report(host, Work::Contact { qpn: a, from: b }),
+        Op::Overrun => report(host, Work::Overrun { qpn: a }),
         Op::Signal => {
             if let Some(event) = host.channel(a) {
                 event.signal();
@@ -84,13 +86,18 @@ fn answer(host: &'static Host, connection: &Connection) -> bool {
 
 /// Passes a peer's report on, if it can be true.
 fn report(host: &'static Host, work: Work) -> bool {
-    let (Work::Fault { qpn, .. } | Work::Retry { qpn } | Work::LimitReached { qpn } | Work::Fatal { qpn }) =
-        work;
+    let (Work::Fault { qpn, .. }
+    | Work::Contact { qpn, .. }
+    | Work::Retry { qpn }
+    | Work::LimitReached { qpn }
+    | Work::Overrun { qpn }
+    | Work::Fatal { qpn }) = work;
     let entry = host.qp_entry(qpn);
     let from_peer = match work {
         Work::Fault { from, event, .. } => {
             entry.dest_qpn.load(Ordering::Acquire) == from && event::may_be_reported(event)
         }
+        Work::Contact { from, .. } => entry.dest_qpn.load(Ordering::Acquire) == from,
         _ => true,
     };
     if entry.qpn.load(Ordering::Acquire) == qpn && from_peer {

@@ -1,13 +1,13 @@
 //! Shared receive queues: requests that the peers of many queue pairs take from, each once.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use millstream_shm::{Block, SpinLock};
 
 use crate::caps::{MAX_QP_WR, MAX_SGE};
 use crate::errno::{Errno, Result};
-use crate::event::{AsyncEvent, EVENT_SRQ_LIMIT_REACHED};
+use crate::event::{EVENT_SRQ_LIMIT_REACHED, Handle};
 use crate::greeting::{Message, Op};
 use crate::host::Host;
 use crate::layout::{RecvSlot, SrqRing, recv_slot_len, srq_len};
@@ -35,8 +35,7 @@ pub struct Srq {
     awaits_limit: AtomicBool,
     /// Queue pairs that use this queue.
     users: AtomicU32,
-    /// The caller's handle, for events about this queue.
-    pub user: AtomicU64,
+    handle: Arc<Handle>,
 }
 
 #[derive(Debug)]
@@ -80,8 +79,14 @@ impl Srq {
             posted: (0..count).map(|_| AtomicBool::new(false)).collect(),
             awaits_limit: AtomicBool::new(false),
             users: AtomicU32::new(0),
-            user: AtomicU64::new(0),
+            handle: Arc::default(),
         }))
+    }
+
+    /// The queue as its program knows it.
+    #[must_use]
+    pub fn handle(&self) -> &Handle {
+        &self.handle
     }
 
     /// Requests that may be outstanding.
@@ -130,7 +135,7 @@ impl Srq {
         if !self.awaits_limit.swap(false, Ordering::AcqRel) {
             return;
         }
-        self.pd.context.raise(AsyncEvent::Srq(self.clone(), EVENT_SRQ_LIMIT_REACHED));
+        self.pd.context.raise(EVENT_SRQ_LIMIT_REACHED, &self.handle);
     }
 
     /// Posts a receive request.
@@ -224,7 +229,7 @@ impl Srq {
         self.users.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Ends the queue's life.
+    /// Ends the queue's life; waits until all events that were fetched are acknowledged.
     ///
     /// # Errors
     /// EBUSY while queue pairs use it.
@@ -232,7 +237,7 @@ impl Srq {
         if self.users.load(Ordering::Acquire) != 0 {
             return Err(Errno::BUSY);
         }
-        self.pd.context.forget(|event| matches!(event, AsyncEvent::Srq(srq, _) if Arc::ptr_eq(srq, self)));
+        self.pd.context.end_events(&self.handle);
         self.leave_domain();
         Ok(())
     }

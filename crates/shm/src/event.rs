@@ -59,6 +59,25 @@ impl EventFd {
         if n == 8 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
+    /// Takes one if there is one, and does not wait even if the descriptor would. False also where the
+    /// kernel cannot do that (Linux before 5.8).
+    pub fn try_take(&self) -> bool {
+        let mut count = 0u64;
+        let into = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: 8 };
+        // SAFETY: reads eight bytes into a local.
+        unsafe { libc::preadv2(self.0.as_raw_fd(), &raw const into, 1, -1, libc::RWF_NOWAIT) == 8 }
+    }
+
+    /// Whether somebody made the descriptor non-blocking.
+    ///
+    /// # Errors
+    /// What `fcntl` reports.
+    pub fn is_nonblocking(&self) -> io::Result<bool> {
+        // SAFETY: a plain system call on a descriptor that we own.
+        let flags = unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_GETFL) };
+        if flags < 0 { Err(io::Error::last_os_error()) } else { Ok(flags & libc::O_NONBLOCK != 0) }
+    }
+
     /// Takes back what was signalled to a latch, if anything was.
     pub fn clear(&self) {
         // An empty latch is what was asked for.
@@ -91,6 +110,10 @@ mod tests {
         assert!(is_readable(&event));
         event.take().unwrap();
         assert!(!is_readable(&event));
+        assert!(!event.try_take());
+        event.signal();
+        assert!(event.try_take());
+        assert!(!is_readable(&event));
     }
 
     #[test]
@@ -98,6 +121,8 @@ mod tests {
         let event = EventFd::latch().unwrap();
         event.clear();
         assert_eq!(event.take().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert!(event.is_nonblocking().unwrap());
+        assert!(!EventFd::new().unwrap().is_nonblocking().unwrap());
         event.signal();
         event.signal();
         assert!(is_readable(&event));

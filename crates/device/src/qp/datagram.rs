@@ -13,6 +13,7 @@ use super::target::{Left, Readiness, Target};
 use super::transfer::{self, Stop};
 use super::{Kind, Qp};
 use crate::caps::MAX_SGE;
+use crate::cq::NotAdded;
 use crate::greeting::{Message, Op};
 use crate::layout::Cqe;
 use crate::peer::Peer;
@@ -102,8 +103,12 @@ pub(super) unsafe fn deliver(receivers: &mut Receivers, qp: &Qp, wr: &SendWr<'_>
         ..Cqe::default()
     };
     let solicited = wr.flags & SEND_SOLICITED != 0 || status != 0;
-    let signal = target.complete_receive(qp.host.pid, receive, cqe, solicited).unwrap_or(false);
+    let completed = target.complete_receive(qp.host.pid, receive, cqe, solicited);
     drop(guard);
+    if completed == Err(NotAdded::Full) {
+        peer.tell(qp.host, Message::new(Op::Overrun, [to.qpn]));
+    }
+    let signal = completed.unwrap_or(false);
     if left == Left::BelowLimit {
         peer.tell(qp.host, Message::new(Op::LimitReached, [to.qpn]));
     }

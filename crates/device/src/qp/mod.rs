@@ -12,7 +12,7 @@ pub mod state;
 mod target;
 mod transfer;
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
@@ -21,7 +21,9 @@ use millstream_shm::{Block, SpinLock, barrier};
 use crate::caps::{MAX_INLINE, MAX_QP_WR, MAX_RD_ATOMIC, MAX_SGE};
 use crate::cq::Cq;
 use crate::errno::{Errno, Result};
-use crate::event::{self, AsyncEvent, EVENT_QP_FATAL, EVENT_QP_LAST_WQE_REACHED, EVENT_SQ_DRAINED};
+use crate::event::{
+    self, EVENT_COMM_EST, EVENT_QP_FATAL, EVENT_QP_LAST_WQE_REACHED, EVENT_SQ_DRAINED, Handle,
+};
 use crate::gid;
 use crate::host::{Host, wait_until};
 use crate::layout::{Cqe, QpEntry, qp_state, recv_slot_len};
@@ -112,9 +114,10 @@ pub struct Qp {
     reclaimed: AtomicU32,
     /// Whether the end of its receives from a shared queue was reported.
     last_wqe_reported: AtomicBool,
+    /// Whether the peer's first request was reported.
+    contact_reported: AtomicBool,
     destroyed: AtomicBool,
-    /// The caller's handle, for events about this queue pair.
-    pub user: AtomicU64,
+    handle: Arc<Handle>,
 }
 
 impl Qp {
@@ -163,8 +166,9 @@ impl Qp {
             recv: RecvQueue::new(host.arena.at(rq_block.offset), slots, slot_len),
             reclaimed: AtomicU32::new(0),
             last_wqe_reported: AtomicBool::new(false),
+            contact_reported: AtomicBool::new(false),
             destroyed: AtomicBool::new(false),
-            user: AtomicU64::new(0),
+            handle: Arc::default(),
         });
         pd.attach();
         send_cq.attach();
@@ -203,6 +207,12 @@ impl Qp {
     #[must_use]
     pub fn qpn(&self) -> u32 {
         self.qpn
+    }
+
+    /// The queue pair as its program knows it.
+    #[must_use]
+    pub fn handle(&self) -> &Handle {
+        &self.handle
     }
 
     /// The transport service.
@@ -289,7 +299,7 @@ impl Qp {
         self.apply(current, next, &merged, mask);
         let notify = mask & attr::EN_SQD_ASYNC_NOTIFY != 0 && new.en_sqd_async_notify;
         if notify && next == State::Sqd && current != State::Sqd {
-            self.pd.context.raise(AsyncEvent::Qp(self.strong(), EVENT_SQ_DRAINED));
+            self.raise(EVENT_SQ_DRAINED);
         }
         Ok(())
     }
@@ -326,8 +336,8 @@ impl Qp {
         self.entry.state.store(state as u32, Ordering::SeqCst);
     }
 
-    fn strong(&self) -> Arc<Self> {
-        self.me.upgrade().expect("a method runs on a live queue pair")
+    fn raise(&self, event: u32) {
+        self.pd.context.raise(event, &self.handle);
     }
 
     /// Waits until a send request that is being carried out, perhaps by the device's own thread, is over.
@@ -371,7 +381,7 @@ impl Qp {
     /// The same for a queue pair one of whose completions was lost.
     pub(crate) fn fail_fatally(&self) {
         self.fail();
-        self.pd.context.raise(AsyncEvent::Qp(self.strong(), EVENT_QP_FATAL));
+        self.raise(EVENT_QP_FATAL);
     }
 
     fn flush_receives(&self) {
@@ -379,7 +389,7 @@ impl Qp {
             // The shared queue goes on serving others.
             self.give_back_taken();
             if !self.last_wqe_reported.swap(true, Ordering::AcqRel) {
-                self.pd.context.raise(AsyncEvent::Qp(self.strong(), EVENT_QP_LAST_WQE_REACHED));
+                self.raise(EVENT_QP_LAST_WQE_REACHED);
             }
             return;
         }
@@ -442,6 +452,7 @@ impl Qp {
         self.forget_completions(|| self.recv.clear(self.entry));
         self.reclaimed.store(0, Ordering::Release);
         self.last_wqe_reported.store(false, Ordering::Release);
+        self.contact_reported.store(false, Ordering::Release);
         *self.attributes.lock().expect("no panic under this lock") = Attributes::default();
     }
 
@@ -457,7 +468,25 @@ impl Qp {
         }
         self.fail();
         if event != event::NO_EVENT {
-            self.pd.context.raise(AsyncEvent::Qp(self.strong(), event));
+            self.raise(event);
+        }
+    }
+
+    /// The peer says that its first request came while we were in RTR (11.6.3.3). Only the first
+    /// report counts.
+    pub(crate) fn contacted(&self, from: u32) {
+        let believed = self.entry.dest_qpn.load(Ordering::Acquire) == from
+            && matches!(self.state(), State::Rtr | State::Rts | State::Sqd);
+        if believed && !self.contact_reported.swap(true, Ordering::AcqRel) {
+            self.raise(EVENT_COMM_EST);
+        }
+    }
+
+    /// A datagram found the completion queue full.
+    pub(crate) fn completion_lost(&self) {
+        self.recv_cq.check_overrun();
+        if self.recv_cq.has_overrun() && !matches!(self.state(), State::Reset | State::Err) {
+            self.fail_fatally();
         }
     }
 
@@ -486,8 +515,9 @@ impl Qp {
         }
     }
 
-    /// Ends the queue pair's life. When this returns, no peer is inside its queues, and its
-    /// completions that were not polled are gone. A second call does nothing.
+    /// Ends the queue pair's life. When this returns, no peer is inside its queues, its completions
+    /// that were not polled are gone, and all events that were fetched are acknowledged. A second call
+    /// does nothing.
     pub fn destroy(&self) {
         if self.destroyed.swap(true, Ordering::AcqRel) {
             return;
@@ -498,13 +528,13 @@ impl Qp {
         *self.send.lock() = SendQueue::default();
         self.give_back_taken();
         self.forget_completions(|| self.host.remove_qp(self.qpn));
-        self.pd.context.forget(|event| matches!(event, AsyncEvent::Qp(qp, _) if qp.qpn == self.qpn));
         if let Some(srq) = &self.srq {
             srq.detach();
         }
         self.pd.detach();
         self.send_cq.detach();
         self.recv_cq.detach();
+        self.pd.context.end_events(&self.handle);
     }
 }
 

@@ -119,6 +119,11 @@ impl Target {
             && self.entry.life.load(Ordering::Relaxed) == self.life
     }
 
+    /// Whether the queue pair's owner has not yet gone on to RTS, and wants to know of the first request.
+    pub(super) fn awaits_contact(&self) -> bool {
+        self.entry.state.load(Ordering::Relaxed) == qp_state::RTR
+    }
+
     /// Whether requests from the queue pair `me` can be carried out; `me` is zero for datagrams,
     /// which may come from anybody.
     #[inline]

@@ -49,6 +49,13 @@ pub(super) enum Stop {
 pub(super) const UNRESPONSIVE: Stop =
     Stop::Failed { status: WC_RETRY_EXC_ERR, vendor: vendor::PEER_NOT_READY, peer_event: None };
 
+/// The target's queue pair is not set up for this operation (table 58, "unsupported or reserved opcode").
+const NOT_OFFERED: Stop = Stop::Failed {
+    status: WC_REM_INV_REQ_ERR,
+    vendor: vendor::PERMISSION,
+    peer_event: Some(EVENT_QP_REQ_ERR),
+};
+
 fn failed(status: u32, vendor: u32) -> Stop {
     Stop::Failed { status, vendor, peer_event: None }
 }
@@ -110,6 +117,11 @@ impl SendQueue {
         let peer = self.peer.as_ref().expect("just set");
         let gone = failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE);
         let target = Target::bind(peer, self.dest_qpn).ok_or(gone)?;
+        // Bound only when a packet would be taken, so that this is the first that arrives.
+        target.readiness(qp.qpn).check()?;
+        if target.awaits_contact() {
+            peer.tell(qp.host, Message::new(Op::Contact, [self.dest_qpn, qp.qpn]));
+        }
         self.announced = target.entry.busy.load(Ordering::Relaxed) & !1;
         self.target = Some(target);
         Ok(())
@@ -153,7 +165,7 @@ impl Transfer<'_> {
     fn write(&mut self, wr: &SendWr<'_>) -> Result<(), Stop> {
         let denied = |cause| refused(WC_REM_ACCESS_ERR, cause, EVENT_QP_ACCESS_ERR);
         if self.target.entry.access.load(Ordering::Relaxed) & ACCESS_REMOTE_WRITE == 0 {
-            return Err(denied(vendor::PERMISSION));
+            return Err(NOT_OFFERED);
         }
         let len = total_len(wr.sges);
         if len == 0 {
@@ -195,7 +207,7 @@ impl Transfer<'_> {
     fn atomic(&mut self, wr: &SendWr<'_>) -> Result<(), Stop> {
         let denied = |cause| refused(WC_REM_ACCESS_ERR, cause, EVENT_QP_ACCESS_ERR);
         if self.target.entry.access.load(Ordering::Relaxed) & ACCESS_REMOTE_ATOMIC == 0 {
-            return Err(denied(vendor::PERMISSION));
+            return Err(NOT_OFFERED);
         }
         if !wr.remote_addr.is_multiple_of(8) {
             return Err(refused(WC_REM_INV_REQ_ERR, vendor::BOUNDS, EVENT_QP_REQ_ERR));
@@ -245,7 +257,7 @@ impl Transfer<'_> {
     fn read(&mut self, wr: &SendWr<'_>) -> Result<(), Stop> {
         let denied = |cause| refused(WC_REM_ACCESS_ERR, cause, EVENT_QP_ACCESS_ERR);
         if self.target.entry.access.load(Ordering::Relaxed) & ACCESS_REMOTE_READ == 0 {
-            return Err(denied(vendor::PERMISSION));
+            return Err(NOT_OFFERED);
         }
         let len = total_len(wr.sges);
         if len == 0 {

@@ -176,7 +176,7 @@ fn access_that_was_not_granted() {
             let setup = Setup { access: lacking & !L, ..Setup::default() };
             let scene = Scene::new(place, &setup);
             let denied = request(1, opcode, &[scene.source.part(0, 8)], scene.to(0));
-            scene.fails("by the queue pair", denied, WC_REM_ACCESS_ERR, There::Fails(ACCESS_ERR));
+            scene.fails("by the queue pair", denied, WC_REM_INV_REQ_ERR, There::Fails(REQ_ERR));
 
             // And just enough is enough.
             let setup = Setup { access: enough & !L, ..Setup::default() };

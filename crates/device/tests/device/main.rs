@@ -3,6 +3,7 @@
 
 mod death;
 mod errors;
+mod events;
 mod hostile_socket;
 mod lifetime;
 mod queues;

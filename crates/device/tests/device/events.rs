@@ -1,0 +1,264 @@
+//! Asynchronous events: when they come, how they are waited for, and that objects outlive them.
+
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use millstream_device::qp::state::{Attributes, State, attr};
+use millstream_device::qp::{Kind as Transport, Qp, Receives};
+use millstream_device::types::{
+    Destination, SendWr, WC_OP_RECV, WC_OP_SEND, WC_SUCCESS, WR_RDMA_WRITE, WR_SEND, Wc,
+};
+use millstream_device::{Channel, Cq, Handle, Srq};
+use millstream_shm::poll_readable;
+
+use crate::support::{
+    Adapter, Command, Completion, End, Kind, Place, Setup, attributes, connect_queue_pair, element, event,
+    next, pattern, request, wait_for,
+};
+
+/// `IBV_EVENT_*`
+const CQ_ERR: u32 = 0;
+const QP_FATAL: u32 = 1;
+const COMM_EST: u32 = 4;
+const SQ_DRAINED: u32 = 5;
+const LIMIT_REACHED: u32 = 15;
+
+/// Long enough for something wrong to happen.
+const A_WHILE: Duration = Duration::from_millis(50);
+
+/// The wait for an event that must come.
+const SOON: Duration = Duration::from_secs(10);
+
+fn readable(fd: &impl AsFd) -> bool {
+    poll_readable(&[fd.as_fd()], Some(Duration::ZERO)).expect("a descriptor")[0]
+}
+
+fn make_nonblocking(fd: BorrowedFd<'_>) {
+    // SAFETY: plain system calls on a live descriptor.
+    unsafe {
+        let flags = libc::fcntl(fd.as_raw_fd(), libc::F_GETFL);
+        assert_eq!(libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK), 0);
+    }
+}
+
+/// A queue pair on the way to SQD, which it reports.
+fn drains(adapter: &Adapter, cq: &Arc<Cq>) -> Arc<Qp> {
+    let qp = adapter.qp(cq).expect("a queue pair");
+    connect_queue_pair(&qp, qp.qpn(), &Setup::default());
+    drain(&qp);
+    qp
+}
+
+fn drain(qp: &Qp) {
+    let sqd = Attributes { en_sqd_async_notify: true, ..attributes(&Setup::default(), State::Sqd, 0) };
+    qp.modify(&sqd, attr::STATE | attr::EN_SQD_ASYNC_NOTIFY).expect("to SQD");
+}
+
+/// Fetches the next event as a C program does, ends the object in another thread, and sees that this
+/// waits for the acknowledgement.
+fn ends_after_the_acknowledgement(adapter: &Adapter, kind: u32, handle: &Handle, end: impl FnOnce() + Send) {
+    handle.set_pointer(0x1000 + u64::from(kind));
+    let fetched = adapter.context.next_event().expect("it waits");
+    assert_eq!((fetched.kind(), fetched.pointer()), (kind, handle.pointer()));
+    fetched.leave_unacknowledged();
+    std::thread::scope(|scope| {
+        let ending = scope.spawn(end);
+        std::thread::sleep(A_WHILE);
+        assert!(!ending.is_finished(), "event {kind} is still held");
+        handle.acknowledge();
+        wait_for("the end", || ending.is_finished());
+    });
+}
+
+#[test]
+fn objects_end_after_their_events_are_acknowledged() {
+    let adapter = Adapter::open();
+    let cq = adapter.cq();
+    let qp = drains(&adapter, &cq);
+    ends_after_the_acknowledgement(&adapter, SQ_DRAINED, qp.handle(), || qp.destroy());
+
+    let srq = Srq::new(&adapter.pd, 4, 1).expect("a shared queue");
+    srq.set_limit(1).expect("within the size");
+    ends_after_the_acknowledgement(&adapter, LIMIT_REACHED, srq.handle(), || srq.destroy().expect("unused"));
+
+    let small = Cq::new(&adapter.context, 1, None).expect("a queue");
+    let qp = adapter.qp(&small).expect("a queue pair");
+    connect_queue_pair(&qp, qp.qpn(), &Setup::default());
+    let nothing = SendWr { opcode: WR_RDMA_WRITE, ..SendWr::default() };
+    (0..2).for_each(|_| qp.post_send(&nothing).expect("room"));
+    wait_for("the failure", || qp.state() == State::Err);
+    let first = event(&adapter.context, SOON);
+    assert_eq!(first, Some(CQ_ERR), "the queue that caused it comes first");
+    assert_eq!(event(&adapter.context, SOON), Some(QP_FATAL));
+    qp.destroy();
+    // Its only event was acknowledged.
+    small.destroy().expect("unused");
+}
+
+#[test]
+fn a_queue_that_overflowed_ends_after_the_acknowledgement() {
+    let adapter = Adapter::open();
+    let small = Cq::new(&adapter.context, 1, None).expect("a queue");
+    let qp = adapter.qp(&small).expect("a queue pair");
+    connect_queue_pair(&qp, qp.qpn(), &Setup::default());
+    let nothing = SendWr { opcode: WR_RDMA_WRITE, ..SendWr::default() };
+    (0..2).for_each(|_| qp.post_send(&nothing).expect("room"));
+    wait_for("the failure", || qp.state() == State::Err);
+    qp.destroy();
+    ends_after_the_acknowledgement(&adapter, CQ_ERR, small.handle(), || small.destroy().expect("unused"));
+}
+
+#[test]
+fn an_event_goes_with_its_object() {
+    let adapter = Adapter::open();
+    let cq = adapter.cq();
+    let (first, second) = (drains(&adapter, &cq), drains(&adapter, &cq));
+    second.handle().set_pointer(2);
+    assert!(readable(&*adapter.context));
+    first.destroy();
+    assert!(readable(&*adapter.context), "one is left");
+    let fetched = adapter.context.next_event().expect("it waits");
+    assert_eq!((fetched.kind(), fetched.pointer()), (SQ_DRAINED, 2));
+    drop(fetched);
+    assert!(!readable(&*adapter.context));
+    // The last one that waits: nobody is called to an event that is not there.
+    let third = drains(&adapter, &cq);
+    assert!(readable(&*adapter.context));
+    third.destroy();
+    assert!(!readable(&*adapter.context));
+}
+
+#[test]
+fn a_nonblocking_descriptor_answers_at_once() {
+    let adapter = Adapter::open();
+    let cq = adapter.cq();
+    make_nonblocking(adapter.context.as_fd());
+    let none = |adapter: &Adapter| adapter.context.next_event().expect_err("none waits").kind();
+    assert_eq!(none(&adapter), ErrorKind::WouldBlock);
+    let qps: Vec<_> = (0..3).map(|_| drains(&adapter, &cq)).collect();
+    for _ in &qps {
+        assert!(readable(&*adapter.context));
+        assert_eq!(adapter.context.next_event().expect("it waits").kind(), SQ_DRAINED);
+    }
+    assert!(!readable(&*adapter.context));
+    assert_eq!(none(&adapter), ErrorKind::WouldBlock);
+}
+
+#[test]
+fn a_thread_that_waits_is_woken() {
+    let adapter = Adapter::open();
+    let cq = adapter.cq();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| adapter.context.next_event().expect("it comes").kind());
+        std::thread::sleep(A_WHILE);
+        assert!(!waiting.is_finished());
+        let _qp = drains(&adapter, &cq);
+        assert_eq!(waiting.join().expect("no panic"), SQ_DRAINED);
+    });
+}
+
+#[test]
+fn an_event_that_waits_is_not_repeated() {
+    let adapter = Adapter::open();
+    let cq = adapter.cq();
+    let qp = drains(&adapter, &cq);
+    for _ in 0..3 {
+        qp.modify(&attributes(&Setup::default(), State::Rts, 0), attr::STATE).expect("to RTS");
+        drain(&qp);
+    }
+    assert_eq!(event(&adapter.context, SOON), Some(SQ_DRAINED));
+    assert_eq!(event(&adapter.context, A_WHILE), None);
+    qp.modify(&attributes(&Setup::default(), State::Rts, 0), attr::STATE).expect("to RTS");
+    drain(&qp);
+    assert_eq!(event(&adapter.context, SOON), Some(SQ_DRAINED), "another one, after the first was fetched");
+}
+
+#[test]
+fn the_first_request_to_a_queue_pair_in_rtr_is_reported_once() {
+    for place in Place::BOTH {
+        let setup = Setup::default();
+        let (mut a, mut b) = (End::new(Place::Here), End::new(place));
+        let (to_b, to_a) = (b.open(&setup), a.open(&setup));
+        a.connect_to(to_b, &setup);
+        b.modify(State::Init, &setup);
+        let source = a.hold(&pattern(1, 64));
+        let target = b.register(Kind::Anonymous, 64, 0);
+        b.recv(1, &[target.all()]);
+        // Too early: it is tried again, and counts when it arrives.
+        a.send(1, &[source.all()]);
+        assert_eq!(b.async_event(A_WHILE), None);
+        b.attempt(Command::Connect(to_a, setup.clone())).expect("to RTR");
+        assert_eq!(a.sent(1), [Completion::ok(1, WC_OP_SEND, 0)]);
+        assert_eq!(b.received(1), [Completion::ok(1, WC_OP_RECV, 64)]);
+        assert_eq!(b.async_event(SOON), Some(COMM_EST), "{place:?}");
+        a.post(request(2, WR_RDMA_WRITE, &[source.all()], (target.addr, target.key)));
+        assert_eq!(a.sent(1)[0].status, WC_SUCCESS);
+        assert_eq!(b.async_event(A_WHILE), None, "{place:?}");
+        b.modify(State::Rts, &setup);
+        // The way back: its peer is in RTS since long.
+        b.post(request(3, WR_RDMA_WRITE, &[target.all()], (source.addr, source.key)));
+        assert_eq!(b.sent(1)[0].status, WC_SUCCESS);
+        assert_eq!(a.async_event(A_WHILE), None, "{place:?}");
+    }
+}
+
+#[test]
+fn a_datagram_that_overflows_the_completion_queue_is_reported() {
+    let adapter = Adapter::open();
+    let (sent, received) = (adapter.cq(), Cq::new(&adapter.context, 1, None).expect("a queue"));
+    let [sender, receiver] =
+        [&sent, &received].map(|cq| adapter.qp_with(cq, Transport::Ud, Receives::Own).expect("a queue pair"));
+    for qp in [&sender, &receiver] {
+        let all = |state| Attributes { qkey: 7, ..attributes(&Setup::default(), state, 0) };
+        qp.modify(&all(State::Init), attr::STATE | attr::PKEY_INDEX | attr::PORT | attr::QKEY)
+            .expect("to INIT");
+        qp.modify(&all(State::Rtr), attr::STATE).expect("to RTR");
+        qp.modify(&all(State::Rts), attr::STATE | attr::SQ_PSN).expect("to RTS");
+    }
+    let mut memory = vec![0u8; 64];
+    let mr = adapter.register(&mut memory);
+    let to = Destination { on_this_host: true, qpn: receiver.qpn(), qkey: 7, grh: [0; 40] };
+    for i in 0..2 {
+        receiver.post_recv(i, &[element(&memory, &mr)]).expect("room");
+        sender.post_send(&SendWr { opcode: WR_SEND, to: Some(to), ..SendWr::default() }).expect("room");
+        assert_eq!(next(&sent).status, WC_SUCCESS);
+    }
+    let mut events = [(); 2].map(|()| event(&adapter.context, SOON));
+    events.sort_unstable();
+    assert_eq!(events, [Some(CQ_ERR), Some(QP_FATAL)]);
+    assert_eq!((receiver.state(), sender.state()), (State::Err, State::Rts));
+    assert_eq!(received.poll(&mut [Wc::default()]), Ok(1), "what fitted is still there");
+}
+
+#[test]
+fn a_destroyed_completion_queue_leaves_no_signal_behind() {
+    let adapter = Adapter::open();
+    let channel = Channel::new(&adapter.context).expect("a channel");
+    let [gone, stays] =
+        [(); 2].map(|()| Cq::new(&adapter.context, 8, Some(channel.clone())).expect("a queue"));
+    let nothing = SendWr { opcode: WR_RDMA_WRITE, ..SendWr::default() };
+    let complete = |cq: &Arc<Cq>| {
+        let qp = adapter.qp(cq).expect("a queue pair");
+        connect_queue_pair(&qp, qp.qpn(), &Setup::default());
+        cq.arm(false);
+        qp.post_send(&nothing).expect("room");
+        qp.destroy();
+    };
+    complete(&gone);
+    assert!(readable(&*channel));
+    gone.destroy().expect("unused");
+    assert!(!readable(&*channel));
+    complete(&stays);
+    assert!(readable(&*channel));
+    let fetched = channel.next_event().expect("it waits");
+    assert!(Arc::ptr_eq(&fetched, &stays));
+    std::thread::scope(|scope| {
+        let ending = scope.spawn(|| stays.destroy());
+        std::thread::sleep(A_WHILE);
+        assert!(!ending.is_finished(), "the event is still held");
+        fetched.acknowledge(1);
+        assert_eq!(ending.join().expect("no panic"), Ok(()));
+    });
+}
