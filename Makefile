@@ -15,14 +15,14 @@ LIB_LDFLAGS := -shared -Wl,--whole-archive $(CAPI_ARCHIVE) -Wl,--no-whole-archiv
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test bench lint build lib FORCE
+.PHONY: help setup demo test bench conformance lint build lib FORCE
 
 # Debian packages: what building needs, then what tests and benchmarks run or read results with.
 PACKAGES := gcc libc6-dev pkg-config cmake libclang-dev libibverbs-dev libhdf5-dev \
 	perftest ibverbs-utils librdmacm1 python3 python3-h5py python3-venv binutils
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: build ## build real camera events into the memory of emulated cards, and check every byte
 	$(TARGET_DIR)/release/millstream demo
@@ -33,6 +33,15 @@ test: setup lib ## pass all tests
 bench: build ## measure beside memcpy in the same run; tables, and target/bench/NAME.jsonl
 	$(TARGET_DIR)/release/millstream bench verbs
 	$(TARGET_DIR)/release/millstream bench evb
+
+conformance: build ## run other people's verbs programs; docs/conformance.md
+	$(CARGO) build --release -p millstream-conformance
+	$(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance --document docs/conformance.md
+
+# One client: conformance-perftest and so on.
+conformance-%: build
+	$(CARGO) build --release -p millstream-conformance
+	$(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance $*
 
 lint: setup ## formatting and clippy, warnings denied
 	$(CARGO) fmt --all --check

@@ -1,0 +1,92 @@
+//! The document: program × transport × result of all clients.
+
+use std::error::Error;
+use std::fs;
+use std::path::Path;
+
+use crate::client::Client;
+use crate::verdict::{Record, Verdict, counts};
+
+const HEAD: &str = "\
+# Other people's programs on the soft device
+
+`make conformance` runs them and writes this page; `make conformance-CLIENT` runs one client. They are Debian's
+packages, unmodified, started by `millstream run`, server and client in processes of their own on one host. A
+cell is how many cases passed of how many there are; what does not pass is listed with its reason. A case that
+fails, passes against its exception, or cannot be run makes the command fail.
+`conformance/CLIENT/cases.toml` has the cases, each as it would be typed.
+";
+
+/// Writes the latest results of all clients into the file.
+pub(crate) fn write(path: &Path, clients: &[Client], results: &Path) -> Result<(), Box<dyn Error>> {
+    let mut text = HEAD.to_owned();
+    let mut sections = String::new();
+    text += "\n| client | Debian package | cases |\n|---|---|---|\n";
+    for client in clients {
+        let file = results.join(format!("{}.jsonl", client.name));
+        let lines = fs::read_to_string(&file)
+            .map_err(|cause| format!("{}: {cause}; run the client {} first", file.display(), client.name))?;
+        let records: Vec<Record> = lines.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+        let packages: Vec<String> =
+            client.packages.iter().map(|(name, version)| format!("{name} {version}")).collect();
+        text += &format!(
+            "| [{}](#{}) | {} | {} |\n",
+            client.title,
+            anchor(&client.title),
+            packages.join(", "),
+            counts(&records)
+        );
+        sections += &section(client, &records);
+    }
+    text += &sections;
+    Ok(millstream_report::save(path, &text)?)
+}
+
+/// What the title's link is called.
+fn anchor(title: &str) -> String {
+    let kept = |c: &char| c.is_alphanumeric() || [' ', '-'].contains(c);
+    title.to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-")
+}
+
+fn section(client: &Client, records: &[Record]) -> String {
+    let mut text = format!("\n## {}\n\n{}\n\n", client.title, client.about.trim());
+    let mut transports: Vec<&str> = Vec::new();
+    let mut programs: Vec<&str> = Vec::new();
+    for record in records.iter().filter(|record| record.verdict != Verdict::Stale) {
+        if !transports.contains(&record.transport.as_str()) {
+            transports.push(&record.transport);
+        }
+        if !programs.contains(&record.program.as_str()) {
+            programs.push(&record.program);
+        }
+    }
+    text += &format!("| program | {} |\n|---|{}\n", transports.join(" | "), "--:|".repeat(transports.len()));
+    for program in programs {
+        text += &format!("| `{program}` |");
+        for transport in &transports {
+            let of_both = |record: &&Record| record.program == program && record.transport == *transport;
+            let all = records.iter().filter(of_both).count();
+            let passed = records.iter().filter(of_both).filter(|r| r.verdict == Verdict::Pass).count();
+            let cell = if all == 0 { "–".to_owned() } else { format!("{passed} of {all}") };
+            text += &format!(" {cell} |");
+        }
+        text.push('\n');
+    }
+    for exception in &client.exceptions {
+        let here =
+            |case: &&String| records.iter().any(|r| r.case == **case && r.verdict == Verdict::Excepted);
+        let cases: Vec<String> =
+            exception.cases.iter().filter(here).map(|case| format!("`{case}`")).collect();
+        if !cases.is_empty() {
+            let word = match exception.result {
+                crate::client::Excepted::Fail => "Fails",
+                crate::client::Excepted::Skip => "Skipped",
+            };
+            text += &format!("\n{word}: {} ({})\n", exception.reason, cases.join(", "));
+        }
+    }
+    for record in records.iter().filter(|record| !record.good(false)) {
+        text += &format!("\n**Wrong**: `{}`: {}\n", record.case, record.what);
+    }
+    text
+}
