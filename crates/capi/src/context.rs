@@ -18,7 +18,7 @@ use millstream_device as device;
 use crate::{
     cq,
     errno::{self, Errno},
-    mw, port, qp, srq,
+    mw, port, qp, qp_ex, srq,
     sys::*,
 };
 
@@ -48,6 +48,9 @@ impl Context {
         let verbs = verbs_context {
             sz: mem::size_of::<verbs_context>(),
             query_port: Some(port::query_port),
+            query_rt_values: Some(crate::device::query_rt_values),
+            query_device_ex: Some(crate::device::query_device_ex),
+            create_qp_ex: Some(qp_ex::create_qp_ex),
             context: ibv_context {
                 device,
                 ops: OPERATIONS,

@@ -2,7 +2,7 @@
 
 use std::{
     ffi::{c_char, c_int, c_void},
-    ptr,
+    mem, ptr,
     sync::OnceLock,
 };
 
@@ -127,6 +127,12 @@ pub unsafe extern "C" fn ibv_query_device(
     _context: *mut ibv_context,
     device_attr: *mut ibv_device_attr,
 ) -> c_int {
+    // SAFETY: the caller passes a writable struct.
+    unsafe { device_attr.write(attributes()) };
+    0
+}
+
+fn attributes() -> ibv_device_attr {
     let guid = device::gid::node_guid().to_be();
     let mut attr = ibv_device_attr {
         node_guid: guid,
@@ -163,14 +169,58 @@ pub unsafe extern "C" fn ibv_query_device(
     for (place, byte) in attr.fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
         *place = byte.cast_signed();
     }
-    // SAFETY: the caller passes a writable struct.
-    unsafe { device_attr.write(attr) };
+    attr
+}
+
+/// The limits of an opened device with all extensions; writes only the first `size` bytes of `attr`, the size
+/// of the struct that the caller was compiled with. Returns 0 or an error number.
+pub(crate) unsafe extern "C" fn query_device_ex(
+    _context: *mut ibv_context,
+    input: *const ibv_query_device_ex_input,
+    attr: *mut ibv_device_attr_ex,
+    size: usize,
+) -> c_int {
+    // SAFETY: the caller passes NULL or a readable struct.
+    let asks = unsafe { input.as_ref() }.map_or(0, |input| input.comp_mask);
+    if asks != 0 || size < mem::size_of::<ibv_device_attr>() {
+        return errno::status(Err(Errno::INVALID));
+    }
+    let orig_attr = attributes();
+    let answer = ibv_device_attr_ex {
+        orig_attr,
+        hca_core_clock: device::CLOCK_KHZ,
+        device_cap_flags_ex: u64::from(orig_attr.device_cap_flags),
+        phys_port_cnt_ex: u32::from(orig_attr.phys_port_cnt),
+        ..ibv_device_attr_ex::default()
+    };
+    let len = size.min(mem::size_of::<ibv_device_attr_ex>());
+    // SAFETY: the caller's struct has `size` bytes, and what we do not know of it is zero.
+    unsafe {
+        attr.cast::<u8>().write_bytes(0, size);
+        attr.cast::<u8>().copy_from_nonoverlapping((&raw const answer).cast(), len);
+    }
+    0
+}
+
+/// The device's clock now, as completions are stamped with it: ticks in `tv_nsec`, as other devices answer.
+/// Returns 0 or an error number.
+pub(crate) unsafe extern "C" fn query_rt_values(
+    _context: *mut ibv_context,
+    values: *mut ibv_values_ex,
+) -> c_int {
+    // SAFETY: the caller passes a struct with a filled mask.
+    unsafe {
+        (*values).comp_mask &= IBV_VALUES_MASK_RAW_CLOCK;
+        if (*values).comp_mask != 0 {
+            (*values).raw_clock = libc::timespec { tv_sec: 0, tv_nsec: device::Stamp::now().0.cast_signed() };
+        }
+    }
     0
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{ffi::CStr, mem};
+    use std::ffi::CStr;
 
     use super::*;
 

@@ -38,6 +38,12 @@ impl From<millstream_device::Errno> for Errno {
     }
 }
 
+impl From<Errno> for millstream_device::Errno {
+    fn from(error: Errno) -> Self {
+        Self(error.number())
+    }
+}
+
 impl From<io::Error> for Errno {
     fn from(error: io::Error) -> Self {
         Self::new(error.raw_os_error().unwrap_or(libc::EIO))

@@ -29,6 +29,7 @@ pub mod pd;
 pub mod port;
 pub mod private;
 pub mod qp;
+pub mod qp_ex;
 pub mod rate;
 pub mod srq;
 pub mod strings;

@@ -133,7 +133,8 @@ pub unsafe extern "C" fn ibv_query_gid_type(
     }
 }
 
-/// The valid entries of the GID tables of all ports. Returns their number or a negative error number.
+/// The valid entries of the GID tables of all ports, which must fit. Returns their number or a negative
+/// error number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _ibv_query_gid_table(
     _context: *mut ibv_context,
@@ -146,9 +147,11 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
         return errno::count(Err(Errno::INVALID));
     }
     let table = gid::table();
+    if table.len() > max_entries {
+        return errno::count(Err(Errno::INVALID));
+    }
     let len = entry_size.min(mem::size_of::<ibv_gid_entry>());
-    let count = table.len().min(max_entries);
-    for (index, entry) in table.iter().take(count).enumerate() {
+    for (index, entry) in table.iter().enumerate() {
         let entry = verbs_entry(index, entry);
         // SAFETY: the caller's array has `max_entries` structs of `entry_size` bytes.
         unsafe {
@@ -156,7 +159,7 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
             place.copy_from_nonoverlapping((&raw const entry).cast(), len);
         }
     }
-    errno::count(Ok(count))
+    errno::count(Ok(table.len()))
 }
 
 /// An entry of the P_Key table, in network byte order. Returns 0, or -1 with errno.

@@ -5,7 +5,7 @@ use std::{ffi::c_int, mem, ptr, slice, sync::Arc};
 use millstream_device::{
     Qp,
     qp::{
-        Capacity, Kind, Receives,
+        Capacity, Kind, Operations, Receives, Section,
         state::{Attributes, Path, State},
     },
     types::{SendWr, Sge},
@@ -16,6 +16,7 @@ use crate::{
     cq::CqObject,
     errno::{self, Errno},
     pd::PdObject,
+    qp_ex,
     srq::SrqObject,
     sys::*,
 };
@@ -23,8 +24,10 @@ use crate::{
 /// A queue pair as programs see it, and ours behind it.
 #[repr(C)]
 pub(crate) struct QpObject {
-    verbs: ibv_qp,
+    verbs: ibv_qp_ex,
     pub(crate) inner: Arc<Qp>,
+    /// Where batches are prepared, if it was made for that.
+    pub(crate) section: Option<Section>,
 }
 
 impl QpObject {
@@ -32,7 +35,7 @@ impl QpObject {
     /// `qp` comes from [`ibv_create_qp`] and is alive.
     #[inline]
     pub(crate) unsafe fn of<'a>(qp: *mut ibv_qp) -> &'a Self {
-        // SAFETY: `verbs` is the first field; the caller vouches for the pointer.
+        // SAFETY: `verbs` is the first field, and the `ibv_qp` its first; the caller vouches for the pointer.
         unsafe { &*qp.cast() }
     }
 }
@@ -60,10 +63,15 @@ pub(crate) unsafe fn elements<'a>(list: *mut ibv_sge, count: c_int) -> &'a [Sge]
 pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, qp_init_attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: the caller passes a filled, writable struct.
     let init = unsafe { &mut *qp_init_attr };
-    errno::pointer(create(pd, init))
+    errno::pointer(create(pd, init, None))
 }
 
-fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp, Errno> {
+/// A new queue pair, with the `ibv_wr_*` interface if it is to be used for `operations`.
+pub(crate) fn create(
+    pd: *mut ibv_pd,
+    init: &mut ibv_qp_init_attr,
+    operations: Option<Operations>,
+) -> Result<*mut ibv_qp, Errno> {
     let kind = match init.qp_type {
         IBV_QPT_RC => Kind::Rc,
         IBV_QPT_UC => Kind::Uc,
@@ -91,6 +99,7 @@ fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp, E
         max_inline_data: init.cap.max_inline_data,
     };
     let inner = Qp::new(domain, send_cq, recv_cq, asked, init.sq_sig_all != 0, kind, receives)?;
+    let section = operations.map(|bits| Section::new(kind, inner.capacity(), bits)).transpose()?;
     init.cap = verbs_capacity(&inner);
     let verbs = ibv_qp {
         // SAFETY: the caller's live domain.
@@ -106,7 +115,8 @@ fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp, E
         qp_type: init.qp_type,
         ..ibv_qp::default()
     };
-    let object = Box::leak(Box::new(QpObject { verbs, inner }));
+    let verbs = qp_ex::interface(verbs);
+    let object = Box::leak(Box::new(QpObject { verbs, inner, section }));
     let address = std::ptr::from_mut(object).addr() as u64;
     object.inner.handle().set_pointer(address);
     Ok(std::ptr::from_mut(object).cast())
@@ -211,10 +221,11 @@ fn to_verbs(qp: &Qp) -> ibv_qp_attr {
     }
 }
 
-/// The `ibv_wr_*` interface of a queue pair: NULL, since none is created with it.
+/// The `ibv_wr_*` interface of a queue pair; NULL if it was not made with it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_qp_to_qp_ex(_qp: *mut ibv_qp) -> *mut ibv_qp_ex {
-    ptr::null_mut()
+pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
+    // SAFETY: the caller passes a live queue pair.
+    if unsafe { QpObject::of(qp) }.section.is_some() { qp.cast() } else { ptr::null_mut() }
 }
 
 /// Changes the attributes that `attr_mask` selects. Returns 0 or an error number.

@@ -2,14 +2,16 @@
 //! the programs and providers that are linked against them, struct layouts, and the answers of the pure
 //! functions. `make lib` builds it first; without it these tests fail.
 
+mod support;
+
 use std::{
     collections::BTreeSet,
-    env,
-    ffi::OsStr,
-    fs,
+    env, fs,
     path::{Path, PathBuf},
     process::Command,
 };
+
+use support::{compile, library_dir, output};
 
 /// Programs of `perftest` and `ibverbs-utils` that must start on the library unchanged. perftest links
 /// libmlx5, libefa and librdmacm, bound at load time.
@@ -27,23 +29,6 @@ const PROGRAMS: [&str; 9] = [
 
 /// Libraries that come with those programs and import from libibverbs themselves.
 const LIBRARIES: [&str; 3] = ["libefa.so.1", "libmlx5.so.1", "librdmacm.so.1"];
-
-/// The folder of the library that `make lib` left in the build directory of this test.
-fn library_dir() -> PathBuf {
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("lib");
-    let library = dir.join("libibverbs.so.1");
-    assert!(library.is_file(), "{} is missing: run `make lib`", library.display());
-    dir
-}
-
-/// Runs `command` and returns what it printed; anything but success is a failure that shows all of it.
-fn output(command: &mut Command, needs: &str) -> String {
-    let done = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}; {needs}"));
-    let text = String::from_utf8_lossy(&done.stdout).into_owned();
-    let errors = String::from_utf8_lossy(&done.stderr);
-    assert!(done.status.success(), "{command:?}: {}\n{text}{errors}{needs}", done.status);
-    text + &errors
-}
 
 /// `node type name` of each symbol that `library` defines.
 fn exported(library: &Path) -> BTreeSet<String> {
@@ -125,14 +110,10 @@ fn programs_providers_and_rdma_cm_resolve_every_symbol() {
 }
 
 /// Compiles `source` as a program against the installed verbs headers and library.
-fn compile(dir: &Path, name: &str, source: &str) -> PathBuf {
+fn compile_source(dir: &Path, name: &str, source: &str) -> PathBuf {
     let file = dir.join(name).with_extension("c");
     fs::write(&file, source).expect("source written");
-    let program = dir.join(name);
-    let mut cc = Command::new("cc");
-    cc.args([OsStr::new("-o"), program.as_os_str(), file.as_os_str(), OsStr::new("-libverbs")]);
-    output(&mut cc, "apt-get install gcc libibverbs-dev");
-    program
+    compile(&file, &dir.join(name))
 }
 
 /// Compares size and field offsets of a struct as the C compiler and as this crate sees it.
@@ -188,7 +169,7 @@ fn structs_lie_in_memory_as_the_c_compiler_lays_them() {
     }
     source += "return 0;\n}\n";
     let dir = tempfile::tempdir().expect("temporary directory");
-    let printed = output(&mut Command::new(compile(dir.path(), "layout", &source)), "");
+    let printed = output(&mut Command::new(compile_source(dir.path(), "layout", &source)), "");
     assert_eq!(printed, expected);
 }
 
@@ -214,7 +195,7 @@ int main(void) {
 #[test]
 fn pure_functions_answer_as_the_installed_library_does() {
     let dir = tempfile::tempdir().expect("temporary directory");
-    let program = compile(dir.path(), "pure", PURE_FUNCTIONS);
+    let program = compile_source(dir.path(), "pure", PURE_FUNCTIONS);
     let installed = output(Command::new(&program).env_remove("LD_LIBRARY_PATH"), "");
     assert!(installed.contains("ibv_wc_status_str 12 transport retry counter exceeded"));
     let ours = output(Command::new(&program).env("LD_LIBRARY_PATH", library_dir()), "");

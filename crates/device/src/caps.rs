@@ -1,7 +1,8 @@
 //! What the device offers. Only what is accepted is advertised.
 
-/// Vendor id. Zero is assigned to nobody; programs tune themselves to known vendors, which we are not.
-pub const VENDOR_ID: u32 = 0;
+/// Vendor id, a locally administered OUI (`02-4D-53`): nobody's, and not zero, which some programs take for
+/// a device that did not answer. Programs tune themselves to known vendors, which we are not.
+pub const VENDOR_ID: u32 = 0x02_4d53;
 /// Part id.
 pub const VENDOR_PART_ID: u32 = 0x4d53;
 /// Name of the device.

@@ -17,6 +17,7 @@
 
 mod caps;
 mod channel;
+mod clock;
 mod context;
 mod cq;
 mod errno;
@@ -37,6 +38,7 @@ pub mod types;
 
 pub use caps::*;
 pub use channel::Channel;
+pub use clock::{CLOCK_KHZ, Stamp, WallClock};
 pub use context::Context;
 pub use cq::Cq;
 pub use errno::{Errno, Result};

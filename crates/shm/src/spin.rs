@@ -37,10 +37,17 @@ impl<T> SpinLock<T> {
             .then_some(SpinGuard { lock: self })
     }
 
+    /// Where the value lies, for who took the lock and forgot the guard.
+    #[inline]
+    pub const fn as_ptr(&self) -> *mut T {
+        self.value.get()
+    }
+
     /// Releases the lock without its guard.
     ///
     /// # Safety
     /// The caller must have taken the lock and forgotten the guard.
+    #[inline]
     pub unsafe fn force_unlock(&self) {
         self.held.store(false, Ordering::Release);
     }

@@ -1,9 +1,10 @@
 //! Queue pairs.
 //!
-//! [`state`] says which transitions exist and what they need; `send` takes requests, `transfer`
-//! carries them out in the peer's memory, `recv` keeps receive requests; `keys` remembers checked
-//! memory keys.
+//! [`state`] says which transitions exist and what they need; `send` takes requests, `batch` many at
+//! once, `transfer` carries them out in the peer's memory, `recv` keeps receive requests; `keys`
+//! remembers checked memory keys.
 
+mod batch;
 mod datagram;
 mod keys;
 mod recv;
@@ -35,6 +36,7 @@ use crate::types::{
     ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, WC_OP_RECV, WC_WR_FLUSH_ERR,
 };
 
+pub use batch::{Batch, Operations, Section};
 use recv::RecvQueue;
 pub(crate) use recv::{Note, Received};
 use send::SendQueue;

@@ -112,6 +112,28 @@ impl Parked {
     }
 }
 
+impl Kind {
+    /// What each transport can do (IBTA volume 1, 9.2.1, table 35).
+    #[inline]
+    pub(super) fn offers(self, opcode: u32) -> bool {
+        match opcode {
+            WR_SEND | WR_SEND_WITH_IMM => true,
+            WR_RDMA_WRITE | WR_RDMA_WRITE_WITH_IMM => self != Self::Ud,
+            WR_RDMA_READ | WR_ATOMIC_CMP_AND_SWP | WR_ATOMIC_FETCH_AND_ADD => self == Self::Rc,
+            _ => false,
+        }
+    }
+}
+
+/// What became of a request that was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Admitted {
+    /// Nothing that concerns others.
+    Well,
+    /// The queue pair failed with it: [`Qp::fail`] is due as soon as the send queue is let go.
+    Fatally,
+}
+
 /// Who tries parked requests again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Retrier {
@@ -178,37 +200,45 @@ impl Qp {
         let mut send = self.send.lock();
         let state = self.state.load(Ordering::Relaxed);
         if state != State::Rts as u8 {
-            return self.post_elsewhere(&mut send, wr, state);
+            return self.post_elsewhere(&mut send, wr);
         }
         self.check(&send, wr)?;
+        if self.admit(&mut send, wr) == Admitted::Fatally {
+            drop(send);
+            self.fail();
+        }
+        Ok(())
+    }
+
+    /// Carries out a request that was checked, in state RTS, or parks it.
+    #[inline(always)]
+    pub(super) fn admit(&self, send: &mut SendQueue, wr: &SendWr<'_>) -> Admitted {
         send.posted = send.posted.wrapping_add(1);
         let posted = send.posted;
         if send.parked.is_empty() {
-            match self.carry_out(&mut send, wr) {
+            match self.carry_out(send, wr) {
                 Ok(()) => {
                     if self.signal_all || wr.flags & SEND_SIGNALED != 0 {
                         self.complete_send(wr, posted, WC_SUCCESS, 0);
                     }
-                    return Ok(());
+                    return Admitted::Well;
                 }
                 Err(Stop::Failed { status, vendor, .. }) => {
                     self.complete_send(wr, posted, status, vendor);
                     if self.kind != Kind::Rc {
                         // Only the send queue fails (10.3.1.7).
                         self.set_state(State::Sqe);
-                        return Ok(());
+                        return Admitted::Well;
                     }
                     self.set_state(State::Err);
-                    drop(send);
-                    self.fail();
-                    return Ok(());
+                    return Admitted::Fatally;
                 }
                 Err(Stop::NoReceive | Stop::NotReady) => {}
             }
         }
         send.parked.push_back(Parked::new(wr, posted));
-        self.look_after(&mut send);
-        Ok(())
+        self.look_after(send);
+        Admitted::Well
     }
 
     /// Carries a request out as the transport does it.
@@ -231,19 +261,19 @@ impl Qp {
         }
     }
 
-    /// What each transport can do (IBTA volume 1, 9.2.1, table 35).
-    fn offers(&self, opcode: u32) -> bool {
-        match opcode {
-            WR_SEND | WR_SEND_WITH_IMM => true,
-            WR_RDMA_WRITE | WR_RDMA_WRITE_WITH_IMM => self.kind != Kind::Ud,
-            WR_RDMA_READ | WR_ATOMIC_CMP_AND_SWP | WR_ATOMIC_FETCH_AND_ADD => self.kind == Kind::Rc,
-            _ => false,
-        }
-    }
-
     #[inline]
     fn check(&self, send: &SendQueue, wr: &SendWr<'_>) -> Result<()> {
-        if !self.offers(wr.opcode) {
+        self.check_form(wr)?;
+        if self.send_room(send) == 0 {
+            return Err(Errno::NOMEM);
+        }
+        Ok(())
+    }
+
+    /// Whether the queue pair takes such requests, if it has room for them.
+    #[inline(always)]
+    pub(super) fn check_form(&self, wr: &SendWr<'_>) -> Result<()> {
+        if !self.kind.offers(wr.opcode) {
             return Err(Errno::NOTSUP);
         }
         let len = total_len(wr.sges);
@@ -260,27 +290,47 @@ impl Qp {
         {
             return Err(Errno::INVAL);
         }
-        if send.posted.wrapping_sub(self.reclaimed.load(Ordering::Acquire)) >= self.capacity.max_send_wr {
-            return Err(Errno::NOMEM);
-        }
         Ok(())
     }
 
-    /// In SQD requests wait, in ERR they are flushed, elsewhere they are refused (11.4.1.1).
+    /// Requests that can be posted now.
+    #[inline(always)]
+    pub(super) fn send_room(&self, send: &SendQueue) -> u32 {
+        let outstanding = send.posted.wrapping_sub(self.reclaimed.load(Ordering::Acquire));
+        self.capacity.max_send_wr.saturating_sub(outstanding)
+    }
+
+    /// Whether send requests may be posted in the state now (11.4.1.1).
+    #[inline]
+    pub(super) fn takes_sends(&self) -> Result<()> {
+        match self.state() {
+            State::Rts | State::Sqd | State::Sqe | State::Err => Ok(()),
+            State::Reset | State::Init | State::Rtr => Err(Errno::INVAL),
+        }
+    }
+
     #[cold]
-    fn post_elsewhere(&self, send: &mut SendQueue, wr: &SendWr<'_>, state: u8) -> Result<()> {
-        let fails = state == State::Err as u8 || state == State::Sqe as u8;
-        if state != State::Sqd as u8 && !fails {
-            return Err(Errno::INVAL);
-        }
+    fn post_elsewhere(&self, send: &mut SendQueue, wr: &SendWr<'_>) -> Result<()> {
+        self.takes_sends()?;
         self.check(send, wr)?;
-        send.posted = send.posted.wrapping_add(1);
-        if fails {
-            self.complete_send(wr, send.posted, WC_WR_FLUSH_ERR, 0);
-        } else {
-            send.parked.push_back(Parked::new(wr, send.posted));
-        }
+        self.admit_elsewhere(send, wr);
         Ok(())
+    }
+
+    /// In SQD requests wait, in ERR and SQE they are flushed (11.4.1.1). After a RESET there are none.
+    #[cold]
+    pub(super) fn admit_elsewhere(&self, send: &mut SendQueue, wr: &SendWr<'_>) {
+        send.posted = send.posted.wrapping_add(1);
+        match self.state() {
+            State::Err | State::Sqe => self.complete_send(wr, send.posted, WC_WR_FLUSH_ERR, 0),
+            State::Sqd => send.parked.push_back(Parked::new(wr, send.posted)),
+            State::Rts => {
+                // It was changed back in this moment: in its turn.
+                send.parked.push_back(Parked::new(wr, send.posted));
+                self.look_after(send);
+            }
+            State::Reset | State::Init | State::Rtr => {}
+        }
     }
 
     #[inline]

@@ -1,0 +1,26 @@
+//! C programs against the built library: what `verbs.h` makes of its inline functions can only be called
+//! from C. Each checks itself and says on which line it failed.
+
+mod support;
+
+use std::{path::Path, process::Command};
+
+use support::{compile, library_dir, output};
+
+fn run(name: &str) {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(name).with_extension("c");
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let program = compile(&source, &dir.path().join(name));
+    let shown = output(Command::new(program).env("LD_LIBRARY_PATH", library_dir()), "");
+    assert_eq!(shown, "done\n");
+}
+
+#[test]
+fn queue_pairs() {
+    run("qp_ex");
+}
+
+#[test]
+fn queries() {
+    run("queries");
+}
