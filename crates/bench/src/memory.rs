@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use millstream_shm::{Mapping, Memfd};
 
-/// `len` bytes of the kind of memory that transfers land in, touched: the first touch is slow and must
-/// not be measured.
+/// `len` bytes of the kind of memory that transfers land in, prepared like it and touched: the first
+/// touch is slow and must not be measured.
 fn landing(len: usize) -> io::Result<Mapping> {
     let mapping = Memfd::new("millstream-bench", len)?.map()?;
+    mapping.prefault(0, len)?;
     // SAFETY: the mapping has `len` bytes, and nobody else has it.
     unsafe { mapping.base().write_bytes(1, len) };
     Ok(mapping)
