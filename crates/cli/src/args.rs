@@ -82,7 +82,7 @@ pub(crate) struct DemoOptions {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum EvbCommand {
-    /// Run a configuration on this host, every unit a process
+    /// Run a configuration on this host, every unit a process; Ctrl-C stops it with its account
     Run(EvbRunOptions),
     /// Say what is wrong with a configuration, and what it would take, without starting anything
     Check {

@@ -7,6 +7,7 @@ mod bench;
 mod demo;
 mod devices;
 mod evb;
+mod interrupt;
 mod run;
 mod stream;
 

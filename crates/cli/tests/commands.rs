@@ -1,7 +1,8 @@
 //! The program as people use it.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 const PYTHON: &str = "/usr/bin/python3";
 
@@ -89,6 +90,55 @@ fn the_demo_reproduces_every_decision_and_stores_every_byte() {
     assert!(names.iter().any(|name| name.starts_with("event-") && name.ends_with(".svg")), "{names:?}");
     assert!(names.contains(&"replay.svg".to_owned()), "{names:?}");
     assert!(!names.iter().any(|name| name.ends_with(".partial")), "{names:?}");
+}
+
+#[test]
+fn an_interrupted_run_closes_its_account() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().to_str().unwrap().to_owned();
+    let data = repository().join("data/sst1m");
+    succeeds(&["demo", "--data", data.to_str().unwrap(), "--out", &out, "--replay", "1"]);
+    let (config, account) = (folder.path().join("replay.toml"), folder.path().join("stopped.json"));
+    let run = Command::new(env!("CARGO_BIN_EXE_millstream"))
+        .args(["evb", "run", "--replay", "100000000", "--json"])
+        .args([&account, &config])
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("the program starts");
+    let running = || children(run.id()).into_iter().any(|unit| processor_ticks(unit) > 30);
+    let patience = Instant::now() + Duration::from_secs(60);
+    while !running() {
+        assert!(Instant::now() < patience, "the run does not start");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let interrupt = Command::new("kill").args(["-INT", &run.id().to_string()]).status();
+    assert!(interrupt.expect("kill starts").success());
+    let output = run.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "a run that was stopped is no success");
+    let report = json(&account);
+    assert!(report["error"].as_str().is_some_and(|cause| cause.contains("stop requested")), "{report}");
+    let law = &report["conservation"];
+    let terms = law["terms"].as_array().expect("a list by fate and cause");
+    let fragments = |term: &serde_json::Value| term["fragments"].as_u64().expect("a count");
+    let built: u64 = terms.iter().filter(|term| term["fate"] == "built").map(fragments).sum();
+    assert!(built > 0, "{report}");
+    assert_eq!(law["fragments_read"], terms.iter().map(fragments).sum::<u64>(), "{report}");
+    assert!(law["violations"].as_array().is_some_and(Vec::is_empty), "{report}");
+}
+
+/// The processes that a process has started.
+fn children(of: u32) -> Vec<u32> {
+    let path = format!("/proc/{of}/task/{of}/children");
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.split_whitespace().map(|pid| pid.parse().expect("a process number")).collect()
+}
+
+/// Ticks of a hundredth of a second that a process has spent in its own code.
+fn processor_ticks(of: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{of}/stat")).unwrap_or_default();
+    // The fields after the name, which may hold anything but ends with the last parenthesis.
+    let fields = text.rsplit(')').next().unwrap_or_default();
+    fields.split_whitespace().nth(11).map_or(0, |ticks| ticks.parse().expect("a number of ticks"))
 }
 
 #[test]

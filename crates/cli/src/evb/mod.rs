@@ -17,6 +17,7 @@ use millstream_evb::process::launcher::{Happening, Launcher};
 use millstream_report::{Bytes, BytesPerSecond, Memcpy, Progress, RunReport, Style, save, table, throughput};
 
 use crate::args::{EvbCommand, EvbRunOptions};
+use crate::interrupt::Interrupt;
 
 pub(crate) use sink::event_file;
 use usage::Usages;
@@ -70,13 +71,15 @@ pub(crate) fn run_setup(setup: &Setup) -> Result<RunReport, Box<dyn Error>> {
         arguments: ["evb", "unit"].map(OsString::from).to_vec(),
     };
     let bytes_per_event = outcome::payload_per_event(setup);
-    let result = launcher.run(setup, &mut |happening| {
+    let interrupt = Interrupt::listen().map_err(|error| format!("cannot listen for signals: {error}"))?;
+    let result = launcher.run_while(setup, &mut |happening| {
         usages.watch(happening);
         if let Happening::Progress(sample) = happening {
             let events = sample.done.events();
             let payload = (events as f64 * bytes_per_event) as u64;
             progress.update(events, Bytes(payload), sample.elapsed);
         }
+        interrupt.flow()
     });
     drop(progress);
     if let Some(output) = &setup.output {
