@@ -15,7 +15,7 @@ LIB_LDFLAGS := -shared -Wl,--whole-archive $(CAPI_ARCHIVE) -Wl,--no-whole-archiv
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test bench conformance lint build lib FORCE
+.PHONY: help setup demo test soak bench conformance lint build lib FORCE
 
 # Debian packages: what building needs, then what tests and benchmarks run or read results with.
 PACKAGES := gcc libc6-dev pkg-config cmake libclang-dev libibverbs-dev libhdf5-dev \
@@ -29,6 +29,9 @@ demo: build ## build real camera events into the memory of emulated cards, and c
 
 test: setup lib ## pass all tests
 	$(CARGO) test --workspace
+
+soak: setup ## kill processes under load, MILLSTREAM_KILLS (1,000) times, as MILLSTREAM_SEED (1) has it
+	$(CARGO) test --release -p millstream-device --test device -- --ignored --exact --nocapture kills::a_thousand_times
 
 bench: build ## measure beside memcpy in the same run; tables, and target/bench/NAME.jsonl
 	$(TARGET_DIR)/release/millstream bench verbs

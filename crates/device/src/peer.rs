@@ -5,9 +5,10 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use millstream_shm::socket::Connection;
-use millstream_shm::{EventFd, Mapping, Memfd, process_handle, process_is_gone};
+use millstream_shm::{EventFd, Mapping, Memfd, poll_readable, process_handle, process_is_gone};
 
 use crate::files::FileId;
 use crate::greeting::{self, LEN, Message, Op, VERSION};
@@ -101,15 +102,25 @@ impl Peer {
         self.alive.load(Ordering::Relaxed)
     }
 
+    /// Whether the process has ended, noticed or not.
+    pub(crate) fn has_ended(&self) -> bool {
+        let ended = |process: &OwnedFd| poll_readable(&[process.as_fd()], Some(Duration::ZERO));
+        !self.alive()
+            || self.process.as_ref().is_some_and(|process| ended(process).is_ok_and(|is| is == [true]))
+    }
+
     pub(crate) fn mark_dead(&self) {
         self.alive.store(false, Ordering::Release);
         // Nothing of a dead process is worth keeping; transfers under way hold their own reference.
         self.files.lock().expect("no panic under this lock").clear();
     }
 
-    #[inline]
-    pub(crate) fn is_self(&self) -> bool {
-        matches!(self.arena, ArenaView::Own(_))
+    /// This process, if it is its own peer.
+    pub(crate) fn own_host(&self) -> Option<&'static Host> {
+        match &self.arena {
+            ArenaView::Own(host) => Some(host),
+            ArenaView::Mapped(_) => None,
+        }
     }
 
     /// The descriptors that have an event when the process ends: of its connection a hang-up, of the

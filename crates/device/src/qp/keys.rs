@@ -81,8 +81,13 @@ impl Window {
         if file.generation != 0 {
             window.common = map_start..map_end;
         }
-        if peer.is_self() {
-            (window.map_start, window.map_end, window.base) = (start, start + len, va as *mut u8);
+        if let Some(host) = peer.own_host() {
+            // Of our own memory nothing is believed that peers could have written.
+            let own = host.mrs.find(key)?;
+            (window.access, window.pd) = (own.access, own.pd);
+            (window.start, window.len, window.va) = (own.start, own.len, own.va);
+            (window.map_start, window.map_end, window.base) =
+                (own.start, own.start + own.len, own.va as *mut u8);
             return Some(window);
         }
         let offset = entry.file_offset.load(Ordering::Relaxed);

@@ -13,6 +13,7 @@ pub mod state;
 mod target;
 mod transfer;
 
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
@@ -357,9 +358,24 @@ impl Qp {
         if busy & 1 == 0 {
             return true;
         }
-        let peer = self.send.lock().peer.clone();
+        let (peer, dest_qpn) = {
+            let send = self.send.lock();
+            (send.peer.clone(), send.dest_qpn)
+        };
+        let peer = match peer {
+            Some(peer) => peer,
+            // Whoever came to us, we had not come to him yet.
+            None => match self.host.peer_of(dest_qpn) {
+                Ok(peer) => peer,
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return true,
+                Err(_) => return wait_until(deadline, || self.entry.busy.load(Ordering::Acquire) != busy),
+            },
+        };
+        // This may be the thread that notices deaths.
+        let mut turns = 0;
         wait_until(deadline, || {
-            self.entry.busy.load(Ordering::Acquire) != busy || peer.as_ref().is_some_and(|p| !p.alive())
+            turns += 1;
+            self.entry.busy.load(Ordering::Acquire) != busy || (turns > 1000 && peer.has_ended())
         })
     }
 

@@ -322,7 +322,11 @@ impl Qp {
     pub(super) fn admit_elsewhere(&self, send: &mut SendQueue, wr: &SendWr<'_>) {
         send.posted = send.posted.wrapping_add(1);
         match self.state() {
-            State::Err | State::Sqe => self.complete_send(wr, send.posted, WC_WR_FLUSH_ERR, 0),
+            State::Err | State::Sqe => {
+                // Whoever brought the queue pair down may not have come to what waits: that is first.
+                send.flush(self);
+                self.complete_send(wr, send.posted, WC_WR_FLUSH_ERR, 0);
+            }
             State::Sqd => send.parked.push_back(Parked::new(wr, send.posted)),
             State::Rts => {
                 // It was changed back in this moment: in its turn.

@@ -5,6 +5,7 @@ mod death;
 mod errors;
 mod events;
 mod hostile_socket;
+mod kills;
 mod lifetime;
 mod queues;
 mod retries;
@@ -22,6 +23,7 @@ fn other_process() {
         Ok("actor") => support::serve(),
         Ok("crowd") => lifetime::crowd(),
         Ok("keys") => lifetime::keys(),
+        Ok("load") => kills::load::serve(),
         Ok("family") => death::family(),
         Ok("stranger") => hostile_socket::stranger(),
         Ok("reborn") => lifetime::reborn(),

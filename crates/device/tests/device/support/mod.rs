@@ -5,6 +5,7 @@ mod adapter;
 mod end;
 mod memory;
 mod process;
+mod random;
 pub(crate) mod wire;
 
 pub(crate) use actor::{
@@ -14,8 +15,9 @@ pub(crate) use adapter::{
     Adapter, POISON, element, event, has_begun, in_a_process_of_its_own, is_empty, next, peek, poison,
 };
 pub(crate) use end::{End, Place, Region, connect, pair, request};
-pub(crate) use memory::{GUARD, Kind};
+pub(crate) use memory::{GUARD, Kind, Memory};
 pub(crate) use process::{Process, listen, tell};
+pub(crate) use random::{Random, from_environment};
 
 use std::time::{Duration, Instant};
 

@@ -1,0 +1,507 @@
+//! A process under load: three reliable connections that carry every operation both ways, check what they
+//! carry, and end with their peer.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use millstream_device::qp::{Capacity, Kind as Transport, Qp, Receives};
+use millstream_device::types::{
+    SEND_INLINE, SendWr, Sge, WC_FLAG_WITH_IMM, WC_RETRY_EXC_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR,
+    WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM,
+    WR_SEND, Wc,
+};
+use millstream_device::{Channel, Cq, Errno, Mr, Srq};
+use millstream_shm::poll_readable;
+use serde::{Deserialize, Serialize};
+
+use crate::support::{Adapter, Kind, Memory, Random, SOON, Setup, connect_queue_pair, listen, tell};
+
+pub(super) const LANES: usize = 3;
+/// The lane that receives from a shared queue.
+const SHARED: usize = 1;
+
+/// Requests of a lane that wait for their completion, at most.
+const DEPTH: usize = 16;
+/// Receives of a queue, and bytes in each.
+const RECEIVES: u64 = 32;
+const RECEIVE_LEN: u64 = 256;
+
+/// Memory that peers can map: counters, a place to write to, and bytes that never change.
+const BIG: usize = (2 << 20) + 8192;
+const BIG_LANDING: u64 = 4096;
+const BIG_CONSTANT: u64 = MIB + 8192;
+const MIB: u64 = 1 << 20;
+/// Bytes that travel inside a request, at most.
+const INLINE: u64 = 64;
+
+/// Memory that they reach through the kernel, laid out alike.
+const SMALL: usize = 3000;
+const SMALL_LANDING: u64 = 100;
+const SMALL_CONSTANT: u64 = 2000;
+
+/// How long a peer that does not answer is waited for: 67 ms, eight times.
+const TIMEOUT: u8 = 14;
+
+/// What the peer has to know.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Card {
+    pub(super) numbers: [u32; LANES],
+    big: (u64, u32),
+    small: (u64, u32),
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) enum Order {
+    /// Makes everything; answers with a card.
+    Open { seed: u64 },
+    /// Connects to the owner of this card, and exchanges data with it until it is gone; then ends
+    /// everything that was made.
+    Go(Card),
+    /// What the process has.
+    Usage,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) enum Answer {
+    Card(Card),
+    Ended { sent: u64, received: u64 },
+    Usage(Usage),
+}
+
+/// What a process has of the system.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Usage {
+    /// Descriptors by what they stand for.
+    pub(super) descriptors: BTreeMap<String, usize>,
+    /// Mappings of memory that was or could be shared, by name.
+    pub(super) mappings: BTreeMap<String, usize>,
+    pub(super) threads: usize,
+    pub(super) resident_kib: u64,
+}
+
+impl Usage {
+    pub(super) fn now() -> Self {
+        let entries = |path| std::fs::read_dir(path).expect("this is Linux").flatten();
+        let read = |path| std::fs::read_to_string(path).expect("this is Linux");
+        let status = read("/proc/self/status");
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line of it");
+        let mut usage = Self {
+            descriptors: BTreeMap::new(),
+            mappings: BTreeMap::new(),
+            threads: entries("/proc/self/task").count(),
+            resident_kib: resident.trim().trim_end_matches(" kB").parse().expect("a number"),
+        };
+        for descriptor in entries("/proc/self/fd") {
+            // The one that lists them is gone.
+            let Ok(what) = std::fs::read_link(descriptor.path()) else { continue };
+            let what = what.to_string_lossy().replace(|c: char| c.is_ascii_digit(), "");
+            *usage.descriptors.entry(what).or_default() += 1;
+        }
+        for line in read("/proc/self/maps").lines() {
+            if let Some((_, name)) = line.split_once("/memfd:") {
+                *usage.mappings.entry(name.to_owned()).or_default() += 1;
+            }
+        }
+        usage
+    }
+
+    /// The same apart from how much memory was touched so far.
+    pub(super) fn same(&self, other: &Self) -> bool {
+        let shared = |usage: &Self| (usage.descriptors.clone(), usage.mappings.clone(), usage.threads);
+        shared(self) == shared(other)
+    }
+}
+
+/// In a process of its own: does what the parent says, until it is killed.
+pub(crate) fn serve() {
+    let adapter = Adapter::open();
+    let memory = [Memory::new(Kind::Anonymous, BIG, 0), Memory::new(Kind::Data, SMALL, 0)];
+    let scratch = Memory::new(Kind::Anonymous, SCRATCH, 0);
+    let mut open = None;
+    while let Some(line) = listen() {
+        let answer = match serde_json::from_str(&line).expect("an order") {
+            Order::Usage => Answer::Usage(Usage::now()),
+            Order::Open { seed } => {
+                let load = Load::open(&adapter, &memory, &scratch, seed);
+                let card = load.card();
+                open = Some(load);
+                Answer::Card(card)
+            }
+            Order::Go(peer) => open.take().expect("opened first").run(&peer),
+        };
+        tell(&serde_json::to_string(&answer).expect("plain data"));
+    }
+}
+
+fn constant(at: u64) -> u8 {
+    (at.wrapping_mul(31) + 7) as u8
+}
+
+/// What a request that was posted has to bring.
+#[derive(Clone, Copy, Debug)]
+enum Brings {
+    Nothing,
+    /// Constant bytes of the peer, from this place.
+    Constant {
+        at: u64,
+        len: u64,
+    },
+    /// The value of a counter.
+    Count(u64),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Posted {
+    wr_id: u64,
+    brings: Brings,
+    /// Its place in the scratch memory.
+    local: u64,
+}
+
+/// The scratch memory: receives, then a slot for each request, then a large area for each lane.
+const SLOT: u64 = 4096;
+const SLOTS: u64 = 2 * DEPTH as u64;
+const SLOTS_AT: u64 = 64 << 10;
+const LARGE_AT: u64 = SLOTS_AT + LANES as u64 * SLOTS * SLOT;
+const SCRATCH: usize = (LARGE_AT + LANES as u64 * MIB) as usize;
+
+fn received_at(lane: usize, receive: u64) -> u64 {
+    (lane as u64 * RECEIVES + receive) * RECEIVE_LEN
+}
+
+fn slot_at(lane: usize, request: u64) -> u64 {
+    SLOTS_AT + (lane as u64 * SLOTS + request % SLOTS) * SLOT
+}
+
+fn large_at(lane: usize) -> u64 {
+    LARGE_AT + lane as u64 * MIB
+}
+
+/// One connection.
+struct Lane {
+    qp: Arc<Qp>,
+    posted: VecDeque<Posted>,
+    next_id: u64,
+    /// Messages sent and received so far.
+    sent: u64,
+    received: u64,
+    /// What the peer's two counters of this lane hold.
+    counters: [u64; 2],
+    /// Receive requests of its own that wait.
+    waiting: u64,
+    /// A READ into the large area is under way.
+    reads_large: bool,
+    /// Its first error has come.
+    over: bool,
+    /// A receive of it was flushed.
+    flushed: bool,
+}
+
+struct Load<'a> {
+    scratch: &'a Memory,
+    mrs: [Mr; 3],
+    memory: &'a [Memory; 2],
+    send: (Arc<Cq>, Arc<Channel>),
+    recv: (Arc<Cq>, Arc<Channel>),
+    srq: Arc<Srq>,
+    lanes: Vec<Lane>,
+    random: Random,
+    /// Receives that wait in the shared queue.
+    shared_waiting: u64,
+    /// Waits for events instead of polling.
+    sleeps: bool,
+    /// Found nothing after it had asked for events.
+    tired: bool,
+}
+
+impl<'a> Load<'a> {
+    fn open(adapter: &Adapter, memory: &'a [Memory; 2], scratch: &'a Memory, seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let queue = || {
+            let channel = Channel::new(&adapter.context).expect("a channel");
+            (Cq::new(&adapter.context, 1024, Some(channel.clone())).expect("a queue"), channel)
+        };
+        let (send, recv) = (queue(), queue());
+        let srq = Srq::new(&adapter.pd, RECEIVES as u32, 1).expect("a shared queue");
+        let capacity = Capacity {
+            max_send_wr: 2 * DEPTH as u32,
+            max_recv_wr: RECEIVES as u32,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: INLINE as u32,
+        };
+        let lane = |i| {
+            let receives = if i == SHARED { Receives::Shared(srq.clone()) } else { Receives::Own };
+            let qp = Qp::new(&adapter.pd, &send.0, &recv.0, capacity, true, Transport::Rc, receives);
+            Lane {
+                qp: qp.expect("a queue pair"),
+                posted: VecDeque::new(),
+                next_id: 0,
+                sent: 0,
+                received: 0,
+                counters: [0; 2],
+                waiting: 0,
+                reads_large: false,
+                over: false,
+                flushed: false,
+            }
+        };
+        let lanes = (0..LANES).map(lane).collect();
+        let register = |memory: &Memory| {
+            let start = memory.start as u64;
+            Mr::register(&adapter.pd, start, memory.len as u64, start, 15).expect("registered")
+        };
+        for (memory, constants) in memory.iter().zip([BIG_CONSTANT, SMALL_CONSTANT]) {
+            memory.store(0, &[0; 64]);
+            let bytes: Vec<u8> = (constants..memory.len as u64).map(constant).collect();
+            memory.store(constants as isize, &bytes);
+        }
+        let mrs = [register(&memory[0]), register(&memory[1]), register(scratch)];
+        let sleeps = random.once_in(2);
+        Self { scratch, mrs, memory, send, recv, srq, lanes, random, shared_waiting: 0, sleeps, tired: false }
+    }
+
+    fn card(&self) -> Card {
+        let place = |i: usize| (self.memory[i].start as u64, self.mrs[i].key());
+        Card { numbers: std::array::from_fn(|i| self.lanes[i].qp.qpn()), big: place(0), small: place(1) }
+    }
+
+    fn element(&self, at: u64, len: u64) -> Sge {
+        assert!(at + len <= self.scratch.len as u64);
+        Sge { addr: self.scratch.start as u64 + at, length: len as u32, lkey: self.mrs[2].key() }
+    }
+
+    fn receive(&mut self, lane: usize, slot: u64) {
+        let at = received_at(lane, slot);
+        let sges = [self.element(at, RECEIVE_LEN)];
+        if lane == SHARED {
+            self.srq.post(slot, &sges).expect("room for a receive");
+            self.shared_waiting += 1;
+        } else {
+            self.lanes[lane].qp.post_recv(slot, &sges).expect("room for a receive");
+            self.lanes[lane].waiting += 1;
+        }
+    }
+
+    fn run(mut self, peer: &Card) -> Answer {
+        let setup = Setup { timeout: TIMEOUT, ..Setup::default() };
+        for (lane, number) in self.lanes.iter().zip(peer.numbers) {
+            connect_queue_pair(&lane.qp, number, &setup);
+        }
+        for lane in 0..LANES {
+            (0..RECEIVES).for_each(|slot| self.receive(lane, slot));
+        }
+        while self.lanes.iter().any(|lane| !lane.over || !lane.posted.is_empty() || lane.waiting != 0) {
+            for lane in 0..LANES {
+                // One more after the end: it is flushed, too.
+                while !self.lanes[lane].over && self.lanes[lane].posted.len() < DEPTH {
+                    self.post(lane, peer);
+                }
+            }
+            if self.poll() {
+                self.tired = false;
+            } else if self.sleeps {
+                self.sleep();
+            } else {
+                std::thread::yield_now();
+            }
+        }
+        // The shared lane's last messages.
+        while self.poll() {}
+        self.end()
+    }
+
+    /// Takes what is complete; false if nothing is.
+    fn poll(&mut self) -> bool {
+        let mut out = [Wc::default(); 32];
+        let mut some = false;
+        for received in [false, true] {
+            let cq = if received { &self.recv.0 } else { &self.send.0 };
+            let n = cq.poll(&mut out).expect("no overflow");
+            some |= n != 0;
+            for wc in &out[..n] {
+                let lane = self.lanes.iter().position(|lane| lane.qp.qpn() == wc.qp_num);
+                let lane = lane.expect("a completion of one of our queue pairs");
+                if received { self.received(lane, wc) } else { self.sent(lane, wc) }
+            }
+        }
+        some
+    }
+
+    /// Posts a request that chance chooses.
+    fn post(&mut self, lane: usize, peer: &Card) {
+        let random = &mut self.random;
+        let id = self.lanes[lane].next_id;
+        let mut local = slot_at(lane, id);
+        let mut flags = 0;
+        let mut brings = Brings::Nothing;
+        let big = !random.once_in(4);
+        let (base, key) = if big { peer.big } else { peer.small };
+        let landing = if big { BIG_LANDING } else { SMALL_LANDING };
+        let most = if big { SLOT } else { 900 };
+        let (opcode, len, at) = match random.below(10) {
+            0..3 => {
+                let mut len = 1 + random.below(most);
+                if random.once_in(3) {
+                    len = 1 + random.below(INLINE);
+                    flags = SEND_INLINE;
+                } else if big && random.once_in(4) {
+                    (local, len) = (large_at(lane), 1 + random.below(MIB));
+                }
+                (WR_RDMA_WRITE, len, landing)
+            }
+            3 => (WR_RDMA_WRITE_WITH_IMM, random.below(most), landing),
+            4..6 => {
+                // A message begins with its number.
+                let number = self.lanes[lane].sent;
+                self.scratch.store(local as isize, &number.to_ne_bytes());
+                let inline = random.once_in(2);
+                flags = if inline { SEND_INLINE } else { 0 };
+                let room = if inline { INLINE } else { RECEIVE_LEN };
+                (WR_SEND, 8 + random.below(room - 7), 0)
+            }
+            6..8 => {
+                let (start, end) = if big { (BIG_CONSTANT, BIG) } else { (SMALL_CONSTANT, SMALL) };
+                let mut len = 1 + random.below(most);
+                let large = &mut self.lanes[lane].reads_large;
+                if big && random.once_in(4) && !*large {
+                    *large = true;
+                    (local, len) = (large_at(lane), SLOT + 1 + random.below(MIB - SLOT));
+                }
+                let at = start + random.below(end as u64 - start - len + 1);
+                brings = Brings::Constant { at, len };
+                (WR_RDMA_READ, len, at)
+            }
+            n => {
+                let count = &mut self.lanes[lane].counters[usize::from(big)];
+                brings = Brings::Count(*count);
+                *count += 1;
+                (if n == 8 { WR_ATOMIC_CMP_AND_SWP } else { WR_ATOMIC_FETCH_AND_ADD }, 8, lane as u64 * 8)
+            }
+        };
+        let sges = [self.element(local, len)];
+        let lane = &mut self.lanes[lane];
+        let imm = lane.sent as u32;
+        lane.sent += u64::from(matches!(opcode, WR_SEND | WR_RDMA_WRITE_WITH_IMM));
+        let count = if let Brings::Count(count) = brings { count } else { 0 };
+        let wr = SendWr {
+            wr_id: id,
+            opcode,
+            flags,
+            imm,
+            sges: &sges,
+            remote_addr: base + at,
+            rkey: key,
+            compare_add: if opcode == WR_ATOMIC_CMP_AND_SWP { count } else { 1 },
+            swap: count + 1,
+            to: None,
+        };
+        lane.qp.post_send(&wr).expect("room for a request");
+        lane.posted.push_back(Posted { wr_id: id, brings, local });
+        lane.next_id += 1;
+    }
+
+    /// A request of ours is complete.
+    fn sent(&mut self, lane: usize, wc: &Wc) {
+        let lane = &mut self.lanes[lane];
+        let posted = lane.posted.pop_front().expect("as many completions as requests");
+        assert_eq!(wc.wr_id, posted.wr_id, "completions in the order of requests");
+        let expected: &[u32] = if lane.over { &[WC_WR_FLUSH_ERR] } else { &[WC_SUCCESS, WC_RETRY_EXC_ERR] };
+        assert!(expected.contains(&wc.status), "{wc:?}, not one of {expected:?}");
+        if wc.status != WC_SUCCESS {
+            lane.over = true;
+            return;
+        }
+        match posted.brings {
+            Brings::Nothing => {}
+            Brings::Constant { at, len } => {
+                lane.reads_large &= len <= SLOT;
+                let bytes = self.scratch.load(posted.local as isize, len as usize);
+                let good = bytes.iter().zip(at..).all(|(byte, at)| *byte == constant(at));
+                assert!(good, "{len} bytes from {at} are not what they were");
+            }
+            Brings::Count(count) => {
+                let bytes = self.scratch.load(posted.local as isize, 8);
+                assert_eq!(bytes, count.to_ne_bytes(), "each atomic operation once");
+            }
+        }
+    }
+
+    /// A message of the peer is here, or a receive was flushed.
+    fn received(&mut self, lane: usize, wc: &Wc) {
+        let own = lane != SHARED;
+        let it = &mut self.lanes[lane];
+        if own {
+            it.waiting -= 1;
+        } else {
+            self.shared_waiting -= 1;
+        }
+        if wc.status == WC_WR_FLUSH_ERR {
+            assert!(own, "nothing is flushed from a shared queue");
+            it.flushed = true;
+            return;
+        }
+        assert_eq!(wc.status, WC_SUCCESS, "{wc:?}");
+        assert!(!it.flushed, "a message after the end");
+        if wc.wc_flags & WC_FLAG_WITH_IMM != 0 {
+            assert_eq!(wc.imm, it.received as u32, "messages in order, each once");
+        } else {
+            let bytes = self.scratch.load(received_at(lane, wc.wr_id) as isize, 8);
+            assert_eq!(bytes, it.received.to_ne_bytes(), "messages in order, each once");
+        }
+        it.received += 1;
+        if !it.over || !own {
+            self.receive(lane, wc.wr_id);
+        }
+    }
+
+    /// Waits for an event, as a program that does not poll does.
+    fn sleep(&mut self) {
+        let sides = [&self.send, &self.recv];
+        sides.iter().for_each(|(cq, _)| cq.arm(false));
+        // What came before that is found by polling once more; it may be an event as well.
+        let fds = sides.map(|(_, channel)| channel.as_fd());
+        if self.tired {
+            self.tired = false;
+            let events = poll_readable(&fds, Some(SOON)).expect("two descriptors");
+            assert!(events.contains(&true), "no event within {SOON:?}: the requests hang");
+        } else {
+            self.tired = true;
+        }
+        for (cq, channel) in sides {
+            while poll_readable(&[channel.as_fd()], Some(Duration::ZERO)).expect("a descriptor")[0] {
+                channel.next_event().expect("it is readable");
+                cq.acknowledge(1);
+            }
+        }
+    }
+
+    /// Ends everything; what is left of it is in nobody's way.
+    fn end(mut self) -> Answer {
+        let sum = |count: fn(&Lane) -> u64| self.lanes.iter().map(count).sum();
+        let ended = Answer::Ended { sent: sum(|lane| lane.next_id), received: sum(|lane| lane.received) };
+        let keys_first = self.random.once_in(2);
+        for last in [false, true] {
+            if keys_first != last {
+                self.mrs.iter_mut().for_each(|mr| mr.deregister().expect("nobody is inside"));
+            } else {
+                self.lanes.iter().for_each(|lane| lane.qp.destroy());
+            }
+        }
+        // What the dead peer had taken from the shared queue, one at most, is back.
+        let taken = (0..).take_while(|_| self.srq.post(0, &[]) != Err(Errno::NOMEM)).count() as u64;
+        let all = taken + self.shared_waiting;
+        assert!((RECEIVES..=RECEIVES + 1).contains(&all), "{all} receives of the shared queue");
+        self.srq.destroy().expect("no queue pair is left");
+        for (cq, channel) in [&self.send, &self.recv] {
+            while poll_readable(&[channel.as_fd()], Some(Duration::ZERO)).expect("a descriptor")[0] {
+                channel.next_event().expect("it is readable");
+                cq.acknowledge(1);
+            }
+            cq.destroy().expect("no queue pair is left");
+        }
+        ended
+    }
+}

@@ -1,0 +1,151 @@
+//! Processes that are killed at random moments under load. Whoever is left gets the error completions that
+//! the specification names, loses nothing else, keeps nothing, and goes on with the next peer.
+//!
+//! `make soak` runs the long form. `MILLSTREAM_KILLS` says how many, `MILLSTREAM_SEED` which.
+
+pub(crate) mod load;
+
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use crate::support::{Process, Random, SOON, from_environment, wire};
+use load::{Answer, Card, Order, Usage};
+
+#[test]
+fn whoever_is_left_gets_errors_and_goes_on() {
+    soak(from_environment("MILLSTREAM_KILLS", 40), from_environment("MILLSTREAM_SEED", 1));
+}
+
+#[test]
+#[ignore = "takes minutes: make soak"]
+fn a_thousand_times() {
+    soak(from_environment("MILLSTREAM_KILLS", 1000), from_environment("MILLSTREAM_SEED", 1));
+}
+
+/// A process under load and what it had before its first connection.
+struct Loaded {
+    process: Process,
+    born: Usage,
+    peers: u32,
+}
+
+impl Loaded {
+    fn start(folder: &TempDir) -> Self {
+        let process = Process::start_with("load", |command| {
+            // Whatever a process leaves in a file system, it leaves here.
+            command.env("TMPDIR", folder.path()).env("XDG_RUNTIME_DIR", folder.path())
+        });
+        let mut loaded = Self { process, born: Usage::now(), peers: 0 };
+        loaded.born = loaded.usage();
+        loaded
+    }
+
+    fn order(&mut self, order: &Order) {
+        self.process.say(&serde_json::to_string(order).expect("plain data"));
+    }
+
+    fn answer(&mut self) -> Answer {
+        serde_json::from_str(&self.process.hear()).expect("an answer")
+    }
+
+    fn usage(&mut self) -> Usage {
+        self.order(&Order::Usage);
+        let Answer::Usage(usage) = self.answer() else { panic!("no usage") };
+        usage
+    }
+
+    fn open(&mut self, seed: u64) -> Card {
+        self.order(&Order::Open { seed });
+        let Answer::Card(card) = self.answer() else { panic!("no card") };
+        card
+    }
+}
+
+/// What a run has seen.
+#[derive(Default)]
+struct Tally {
+    /// From the kill to the survivor's last completion, by whether data was flowing already.
+    waits: [Vec<Duration>; 2],
+    sent: u64,
+    received: u64,
+    /// Most peers that one process has outlived.
+    outlived: u32,
+    /// Resident memory of the process that has outlived most, after its third peer and at its end, KiB.
+    resident: [u64; 2],
+}
+
+fn soak(kills: u64, seed: u64) {
+    println!("seed {seed}, {kills} kills");
+    let mut random = Random::new(seed);
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut tally = Tally::default();
+    let mut survivor = Loaded::start(&folder);
+    let mut early = 0;
+    for round in 0..kills {
+        let mut pair = [survivor, Loaded::start(&folder)];
+        let cards = pair.each_mut().map(|loaded| loaded.open(random.next()));
+        let [first, second] = &cards;
+        // Sometimes while they connect, mostly under load.
+        let connecting = random.once_in(4);
+        let after = random.below(if connecting { 2_000 } else { 30_000 });
+        pair[0].order(&Order::Go(second.clone()));
+        pair[1].order(&Order::Go(first.clone()));
+        std::thread::sleep(Duration::from_micros(after));
+        // The elder lives on more often: only he would notice what adds up.
+        let victim = usize::from(!random.once_in(50));
+        let [elder, younger] = pair;
+        let (mut dead, mut left) = if victim == 0 { (elder, younger) } else { (younger, elder) };
+        dead.process.kill();
+        let killed = Instant::now();
+        let Answer::Ended { sent, received } = left.answer() else { panic!("round {round}: no end") };
+        tally.waits[usize::from(!connecting)].push(killed.elapsed());
+        tally.sent += sent;
+        tally.received += received;
+        left.peers += 1;
+
+        let mut now = left.usage();
+        while !now.same(&left.born) {
+            assert!(killed.elapsed() < SOON, "round {round}: {now:#?} is left of {:#?}", left.born);
+            std::thread::sleep(Duration::from_millis(1));
+            now = left.usage();
+        }
+        if left.peers == 3 {
+            early = now.resident_kib;
+        }
+        if left.peers > tally.outlived {
+            tally.outlived = left.peers;
+            tally.resident = [early, now.resident_kib];
+        }
+        let name = wire::socket_name(cards[victim].numbers[0]);
+        let sockets = std::fs::read_to_string("/proc/net/unix").expect("this is Linux");
+        assert!(!sockets.contains(&name), "round {round}: the dead process's socket");
+        survivor = left;
+    }
+    let left = std::fs::read_dir(folder.path()).expect("our own folder").count();
+    assert_eq!(left, 0, "files of the dead");
+    let [early, late] = tally.resident;
+    // Tables of the arena fill up to some MiB once; a leak would go on.
+    assert!(late < early + (24 << 10), "{early} KiB after three peers, {late} KiB after {}", tally.outlived);
+    report(&mut tally, &survivor);
+}
+
+fn report(tally: &mut Tally, survivor: &Loaded) {
+    println!("  requests of survivors      {:>12}", tally.sent);
+    println!("  messages to survivors      {:>12}", tally.received);
+    println!("  peers outlived by one      {:>12}", tally.outlived);
+    println!("  its memory, MiB            {:>5} -> {:>3}", tally.resident[0] >> 10, tally.resident[1] >> 10);
+    println!(
+        "  descriptors, mappings      {:>5}, {:>5}   as at its start",
+        survivor.born.descriptors.values().sum::<usize>(),
+        survivor.born.mappings.values().sum::<usize>()
+    );
+    println!("  {:<20}{:>7}{:>12}{:>12}{:>12}", "to the last error", "kills", "median", "99 %", "longest");
+    for (what, waits) in ["while connecting", "under load"].iter().zip(&mut tally.waits) {
+        waits.sort_unstable();
+        let part = |n: usize, of: usize| waits.get((waits.len() * n / of).min(waits.len().max(1) - 1));
+        let text = |wait: Option<&Duration>| wait.map_or("-".into(), |wait| format!("{wait:.1?}"));
+        let [median, most, longest] = [part(1, 2), part(99, 100), waits.last()].map(text);
+        println!("  {what:<20}{:>7}{median:>12}{most:>12}{longest:>12}", waits.len());
+    }
+}
