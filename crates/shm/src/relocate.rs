@@ -6,9 +6,9 @@
 //! ordinary memory again (trimmed pages read as zero, a later fork copies on write).
 //!
 //! The rule: only **whole pages that lie entirely inside the registered range**, and only where
-//! all of the range is plain anonymous read-write memory. Such pages hold nothing but the
-//! application's buffer: no allocator header, no neighbouring object. Partial pages at the ends
-//! stay where they are, and whatever does not fit the rule is left to [`crate::vm`].
+//! all of the range is plain anonymous read-write memory. Where an application registers its own
+//! buffer, such pages hold nothing else: no allocator header, no neighbouring object. Partial pages at
+//! the ends stay where they are, and whatever does not fit the rule is left to [`crate::vm`].
 //!
 //! Hazards, and what is done about each:
 //! - *A thread stores into the pages while they move.* They are read-only for that time; the store
@@ -17,6 +17,9 @@
 //! - *The kernel stores into the pages while they move* (`read(2)` by another thread): that system
 //!   call answers EFAULT. Nobody reads into a buffer in the same instant in which it is registered
 //!   or deregistered; who does can set `MILLSTREAM_MOVE=0`.
+//! - *The range holds more than the application's buffer*: caches of registrations (UCX has one) register
+//!   whole pages, with whatever shares them, and keep registered what was freed. So the thread that moves
+//!   uses no heap meanwhile, and the stack that it runs on never moves.
 //! - *fork*: the child would share the pages. Fork handlers give the child private copies, and let the
 //!   forking thread go on only when that is done, so that the child has what was there at the fork.
 //!   (What other threads and peers store at that time is in the copy or not.) A raw `clone` without
@@ -87,12 +90,15 @@ pub fn share(range: Range<usize>) -> Option<Shared> {
         return Some(Shared { moved: moved.clone(), range: part, offset });
     }
     let areas = maps::areas(inner.clone()).ok()?;
-    if !maps::covers(&areas, &inner) || !areas.iter().all(|a| a.rw && a.plain && !a.shared) {
+    let on_the_stack = 0u8;
+    let stack = (&raw const on_the_stack).addr();
+    let fits = |a: &maps::Area| a.rw && a.plain && !a.shared && !a.range.contains(&stack);
+    if !maps::covers(&areas, &inner) || !areas.iter().all(fits) {
         return None;
     }
     let memory = Memfd::new("millstream-moved", inner.len()).ok()?;
     let fresh = memory.map().ok()?;
-    replace(&inner, fresh, Pages::touched(&inner)).ok()?;
+    replace(&inner, fresh, &touched(&inner)).ok()?;
     let moved = Arc::new(Moved { memory, range: inner.clone() });
     registry.push(moved.clone());
     Some(Shared { moved, range: inner, offset: 0 })
@@ -119,7 +125,7 @@ impl Drop for Shared {
             }
             let part = area.range.start.max(self.moved.range.start)..area.range.end.min(self.moved.range.end);
             // On failure the pages stay shared: correct, if slower to fork.
-            let _ = private(part.len()).and_then(|fresh| replace(&part, fresh, Pages::All));
+            let _ = private(part.len()).and_then(|fresh| replace(&part, fresh, &[whole(&part)]));
         }
     }
 }
@@ -138,43 +144,39 @@ fn private(len: usize) -> io::Result<Mapping> {
     Ok(Mapping::from_raw(address as *mut u8, len))
 }
 
-/// Which pages of a range hold something.
-enum Pages {
-    All,
-    Some(Vec<bool>),
+/// All of a range, as offsets in it.
+fn whole(range: &Range<usize>) -> Range<usize> {
+    0..range.len()
 }
 
-impl Pages {
-    /// Pages that were ever written, so that a large fresh buffer is not filled by moving it.
-    fn touched(range: &Range<usize>) -> Self {
-        let mut entries = vec![0u8; range.len() / PAGE * 8];
-        let read = File::open("/proc/self/pagemap")
-            .and_then(|f| f.read_exact_at(&mut entries, (range.start / PAGE * 8) as u64));
-        if read.is_err() {
-            return Self::All;
-        }
-        // Bits 63 and 62 of an entry: present, swapped.
-        Self::Some(entries.as_chunks::<8>().0.iter().map(|e| u64::from_ne_bytes(*e) >> 62 != 0).collect())
+/// The stretches of a range that were ever written, as offsets in it, so that a large fresh buffer is not
+/// filled by moving it.
+fn touched(range: &Range<usize>) -> Vec<Range<usize>> {
+    let mut entries = vec![0u8; range.len() / PAGE * 8];
+    let read = File::open("/proc/self/pagemap")
+        .and_then(|f| f.read_exact_at(&mut entries, (range.start / PAGE * 8) as u64));
+    if read.is_err() {
+        return vec![whole(range)];
     }
-
-    fn runs(self, len: usize) -> Vec<Range<usize>> {
-        let pages = match self {
-            Self::All => return Vec::from([Range { start: 0, end: len }]),
-            Self::Some(pages) => pages,
-        };
-        let mut runs: Vec<Range<usize>> = Vec::new();
-        for (i, _) in pages.iter().enumerate().filter(|(_, touched)| **touched) {
-            match runs.last_mut() {
-                Some(run) if run.end == i * PAGE => run.end += PAGE,
-                _ => runs.push(i * PAGE..(i + 1) * PAGE),
-            }
-        }
-        runs
-    }
+    // Bits 63 and 62 of an entry: present, swapped.
+    runs(entries.as_chunks::<8>().0.iter().map(|e| u64::from_ne_bytes(*e) >> 62 != 0))
 }
 
-/// Copies `range` into `fresh` and puts `fresh` in its place. Called under the registry's lock.
-fn replace(range: &Range<usize>, fresh: Mapping, pages: Pages) -> io::Result<()> {
+/// The stretches of pages that hold something, in bytes.
+fn runs(pages: impl Iterator<Item = bool>) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for (i, _) in pages.enumerate().filter(|(_, touched)| *touched) {
+        match runs.last_mut() {
+            Some(run) if run.end == i * PAGE => run.end += PAGE,
+            _ => runs.push(i * PAGE..(i + 1) * PAGE),
+        }
+    }
+    runs
+}
+
+/// Copies the parts of `range` that hold something into `fresh` and puts `fresh` in its place. Called under the
+/// registry's lock. Nothing here may use the heap: this thread would wait for itself to move it.
+fn replace(range: &Range<usize>, fresh: Mapping, runs: &[Range<usize>]) -> io::Result<()> {
     MOVING_END.store(range.end, Ordering::Relaxed);
     MOVING_START.store(range.start, Ordering::SeqCst);
     // SAFETY: the range is mapped memory of this process; it stays readable and its contents do
@@ -182,7 +184,7 @@ fn replace(range: &Range<usize>, fresh: Mapping, pages: Pages) -> io::Result<()>
     let result = unsafe {
         let protect = |prot: i32| libc::syscall(libc::SYS_mprotect, range.start, range.len(), prot);
         if protect(libc::PROT_READ) == 0 {
-            for run in pages.runs(range.len()) {
+            for run in runs {
                 let from = (range.start + run.start) as *const u8;
                 fresh.base().add(run.start).copy_from_nonoverlapping(from, run.len());
             }
@@ -328,7 +330,7 @@ extern "C" fn after_fork_child() {
     unsafe { REGISTRY.force_unlock() };
     for moved in REGISTRY.lock().drain(..) {
         if let Ok(fresh) = private(moved.range.len()) {
-            let _ = replace(&moved.range, fresh, Pages::All);
+            let _ = replace(&moved.range, fresh, &[whole(&moved.range)]);
         }
         // The parent's bookkeeping is not ours to undo.
         std::mem::forget(moved);
@@ -455,7 +457,45 @@ mod tests {
 
     #[test]
     fn runs_join_touched_pages() {
-        let pages = Pages::Some(vec![true, true, false, true]);
-        assert_eq!(pages.runs(4 * PAGE), [0..2 * PAGE, 3 * PAGE..4 * PAGE]);
+        assert_eq!(runs([true, true, false, true].into_iter()), [0..2 * PAGE, 3 * PAGE..4 * PAGE]);
+    }
+
+    /// Runs it in a thread of its own, whose end is awaited for so long.
+    fn ends(test: impl FnOnce() + Send + 'static) {
+        let (end, ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            test();
+            end.send(()).unwrap();
+        });
+        ended.recv_timeout(std::time::Duration::from_secs(60)).expect("the move ends");
+    }
+
+    #[test]
+    fn pages_of_the_heap_move_with_what_moving_them_uses() {
+        ends(|| {
+            // Chunks of these sizes, freed, are what the allocator hands to the next who asks.
+            let around = || vec![7u8; 16 * PAGE];
+            let (before, inside, after) = (around(), (1..400).map(|n| vec![0u8; n]), around());
+            let inside: Vec<Vec<u8>> = inside.collect();
+            let last = around();
+            let starts = [&before, &after, &last].map(|block| block.as_ptr().addr());
+            let start = *starts.iter().min().unwrap();
+            let end = *starts.iter().max().unwrap() + 16 * PAGE;
+            drop(inside);
+            for _ in 0..20 {
+                assert!(share(start..end).is_some());
+            }
+            assert!([before, after, last].iter().flatten().all(|byte| *byte == 7));
+        });
+    }
+
+    #[test]
+    fn a_stack_that_is_in_use_stays() {
+        ends(|| {
+            let block = [7u8; 8 * PAGE];
+            let start = block.as_ptr().addr();
+            assert!(share(start..start + block.len()).is_none());
+            assert!(block.iter().all(|byte| *byte == 7));
+        });
     }
 }
