@@ -8,9 +8,13 @@ CAPI_ARCHIVE := $(TARGET_DIR)/device/libmillstream_capi.a
 CAPI_MAP     := crates/capi/libibverbs.map
 LIBIBVERBS   := $(TARGET_DIR)/lib/libibverbs.so.1
 
-# The library is bound at load time and stays loaded: its threads outlive a dlclose. Calls inside it do
-# not go through symbols that a program could replace.
-LIB_LDFLAGS := -shared -Wl,--whole-archive $(CAPI_ARCHIVE) -Wl,--no-whole-archive -Wl,--gc-sections \
+PRELOAD_ARCHIVE := $(TARGET_DIR)/device/libmillstream_preload.a
+PRELOAD_MAP     := crates/preload/exports.map
+PRELOAD         := $(TARGET_DIR)/lib/libmillstream_preload.so
+
+# The libraries are bound at load time and stay loaded: their threads outlive a dlclose. Calls inside them
+# do not go through symbols that a program could replace.
+LIB_LDFLAGS := -shared -Wl,--gc-sections -Wl,--no-undefined-version \
 	-Wl,-z,defs -Wl,-z,now -Wl,-z,relro -Wl,-z,noexecstack -Wl,-z,nodelete -Wl,-Bsymbolic-functions
 
 .DEFAULT_GOAL := help
@@ -19,7 +23,7 @@ LIB_LDFLAGS := -shared -Wl,--whole-archive $(CAPI_ARCHIVE) -Wl,--no-whole-archiv
 
 # Debian packages: what building needs, then what tests and benchmarks run or read results with.
 PACKAGES := gcc libc6-dev pkg-config cmake libclang-dev libibverbs-dev libhdf5-dev \
-	perftest ibverbs-utils librdmacm1 python3 python3-h5py python3-venv binutils
+	perftest ibverbs-utils librdmacm1 rdmacm-utils python3 python3-h5py python3-venv binutils
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,14 +66,22 @@ setup: ## install the Debian packages that are missing (as root), or say which
 	echo "installing" $$missing; \
 	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing
 
-lib: setup $(LIBIBVERBS) ## build the verbs library, lib/libibverbs.so.1 under the build directory
+lib: setup $(LIBIBVERBS) $(PRELOAD) ## build lib/libibverbs.so.1 and lib/libmillstream_preload.so under the build directory
 
-# Cargo knows whether the archive is out of date; an archive that it leaves alone keeps its time, and
+# Cargo knows whether an archive is out of date; an archive that it leaves alone keeps its time, and
 # then nothing is linked.
 $(CAPI_ARCHIVE): FORCE | setup
 	$(CARGO) build --profile device -p millstream-capi
 
+$(PRELOAD_ARCHIVE): FORCE | setup
+	$(CARGO) build --profile device -p millstream-preload
+
 $(LIBIBVERBS): $(CAPI_ARCHIVE) $(CAPI_MAP) Makefile
 	@mkdir -p $(@D)
-	$(CC) -o $@ $(LIB_LDFLAGS) -Wl,-soname=libibverbs.so.1 -Wl,--version-script=$(CAPI_MAP) \
+	$(CC) -o $@ -Wl,--whole-archive $(CAPI_ARCHIVE) -Wl,--no-whole-archive $(LIB_LDFLAGS) -Wl,-soname=libibverbs.so.1 -Wl,--version-script=$(CAPI_MAP) \
 		-lgcc_s -lpthread -ldl -lm -lc
+
+$(PRELOAD): $(PRELOAD_ARCHIVE) $(PRELOAD_MAP) Makefile
+	@mkdir -p $(@D)
+	$(CC) -o $@ -Wl,--whole-archive $(PRELOAD_ARCHIVE) -Wl,--no-whole-archive $(LIB_LDFLAGS) \
+		-Wl,-soname=libmillstream_preload.so -Wl,--version-script=$(PRELOAD_MAP) -lgcc_s -lpthread -ldl -lm -lc

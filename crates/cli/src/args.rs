@@ -37,7 +37,8 @@ pub(crate) enum Command {
     Devices(DevicesOptions),
     /// Run any verbs program on the soft device
     ///
-    /// The program finds Millstream's libibverbs.so.1 in place of the system's; it needs no change.
+    /// The program finds Millstream's libibverbs.so.1 in place of the system's; it needs no change. So that
+    /// programs also find the device's files and rdma_cm, a library is preloaded (docs/rdma-cm.md).
     /// Both ends of a connection must run this way, as the same user:
     ///
     ///     millstream run -- ib_write_bw &
@@ -45,7 +46,7 @@ pub(crate) enum Command {
     #[command(verbatim_doc_comment)]
     Run(RunOptions),
     /// Print shell commands that put later programs on the soft device: eval "$(millstream env)"
-    Env,
+    Env(EnvOptions),
     /// Look at fragment stream files (docs/formats.md)
     #[command(subcommand)]
     Stream(StreamCommand),
@@ -61,7 +62,17 @@ pub(crate) struct DevicesOptions {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct EnvOptions {
+    /// Leave out what answers for the device's files and rdma_cm: verbs only
+    #[arg(long)]
+    pub(crate) no_preload: bool,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct RunOptions {
+    /// Leave out what answers for the device's files and rdma_cm: verbs only
+    #[arg(long)]
+    pub(crate) no_preload: bool,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     pub(crate) program: Vec<OsString>,

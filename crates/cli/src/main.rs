@@ -30,7 +30,7 @@ fn main() -> ExitCode {
         Command::Evb(command) => evb::run(&command),
         Command::Devices(options) => devices::run(&options, arguments.device.as_ref()),
         Command::Run(options) => run::run(&options),
-        Command::Env => run::print_environment(),
+        Command::Env(options) => run::print_environment(&options),
         Command::Stream(command) => stream::run(&command),
         Command::Bench(options) => bench::run(&options),
     };

@@ -1,29 +1,49 @@
 //! `millstream run` and `millstream env`: other people's programs on the soft device.
 
 use std::error::Error;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use millstream_rdma::loader;
 
-use crate::args::RunOptions;
+use crate::args::{EnvOptions, RunOptions};
+
+/// What answers for the device's files (docs/rdma-cm.md); beside the verbs library.
+const PRELOAD: &str = "libmillstream_preload.so";
 
 pub(crate) fn run(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
     let (program, arguments) = options.program.split_first().ok_or("no program given")?;
     let mut command = std::process::Command::new(program);
-    command.args(arguments).env("LD_LIBRARY_PATH", library_path(library_dir()?));
+    command.args(arguments).envs(environment(options.no_preload)?);
     // Only returns if the program cannot be started.
     let cause = command.exec();
     Err(format!("cannot start {}: {cause}", program.display()).into())
 }
 
-pub(crate) fn print_environment() -> Result<ExitCode, Box<dyn Error>> {
-    let path = library_path(library_dir()?);
-    let path = path.to_str().ok_or("the library's path is not text")?;
-    println!("export LD_LIBRARY_PATH='{}'", path.replace('\'', "'\\''"));
+pub(crate) fn print_environment(options: &EnvOptions) -> Result<ExitCode, Box<dyn Error>> {
+    for (name, value) in environment(options.no_preload)? {
+        let value = value.to_str().ok_or("the library's path is not text")?;
+        println!("export {name}='{}'", value.replace('\'', "'\\''"));
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The variables that put a program on the soft device.
+fn environment(no_preload: bool) -> Result<Vec<(&'static str, OsString)>, Box<dyn Error>> {
+    let libraries = library_dir()?;
+    let mut variables = Vec::new();
+    if !no_preload {
+        let preload = libraries.join(PRELOAD);
+        if !preload.is_file() {
+            return Err(format!("{} is missing (`make lib` builds it)", preload.display()).into());
+        }
+        // Last: some libraries insist on being first.
+        variables.push(("LD_PRELOAD", joined(std::env::var_os("LD_PRELOAD"), Some(preload.into()))));
+    }
+    variables.push(("LD_LIBRARY_PATH", joined(Some(libraries.into()), std::env::var_os("LD_LIBRARY_PATH"))));
+    Ok(variables)
 }
 
 pub(crate) fn library_dir() -> Result<PathBuf, Box<dyn Error>> {
@@ -37,12 +57,8 @@ pub(crate) fn library_dir() -> Result<PathBuf, Box<dyn Error>> {
     })
 }
 
-/// Our folder before whatever the caller had.
-fn library_path(ours: PathBuf) -> OsString {
-    let mut path = ours.into_os_string();
-    if let Some(theirs) = std::env::var_os("LD_LIBRARY_PATH").filter(|theirs| !theirs.is_empty()) {
-        path.push(":");
-        path.push(theirs);
-    }
-    path
+/// Two lists of paths as one.
+fn joined(first: Option<OsString>, second: Option<OsString>) -> OsString {
+    let parts: Vec<_> = [first, second].into_iter().flatten().filter(|part| !part.is_empty()).collect();
+    parts.join(OsStr::new(":"))
 }

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use millstream_shm::socket::Listener;
+use millstream_shm::thread::spawn;
 use millstream_shm::{Arena, EventFd, barrier, random_u64};
 
 use crate::caps::MAX_QP;
@@ -243,24 +244,6 @@ fn claim_block() -> io::Result<(u32, Listener)> {
         }
     }
     Err(last)
-}
-
-/// Starts a thread that takes none of the application's signals.
-fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    // SAFETY: signal sets are plain data; the mask of this thread is restored below.
-    unsafe {
-        let mut all: libc::sigset_t = std::mem::zeroed();
-        let mut old: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&raw mut all);
-        // Faults of the thread itself must still be seen.
-        for signal in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL] {
-            libc::sigdelset(&raw mut all, signal);
-        }
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
-        let result = std::thread::Builder::new().name(name.into()).stack_size(256 << 10).spawn(run);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
-        result.map(drop)
-    }
 }
 
 /// Spins briefly, then sleeps in small steps, until `done` or the deadline.

@@ -35,6 +35,8 @@ pub const ENV_LIBRARY: &str = "MILLSTREAM_LIB";
 const ENV_REEXEC: &str = "MILLSTREAM_REEXEC";
 
 const SYSFS: &str = "/sys/class/infiniband";
+/// The entry that programs on the soft device see there (docs/rdma-cm.md).
+const SOFT: &str = "mill0";
 /// Where the soft device is looked for, relative to the directory of the executable: beside it, `target/lib`
 /// as seen from `target/<profile>` and from `target/<profile>/{deps,examples}`, and an installation's private
 /// directory.
@@ -147,7 +149,7 @@ pub fn hardware_devices() -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(SYSFS) else { return Vec::new() };
     let mut names: Vec<String> = entries
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .filter(|name| !name.starts_with('.'))
+        .filter(|name| !name.starts_with('.') && name != SOFT)
         .collect();
     names.sort();
     names

@@ -11,6 +11,7 @@
 //! - [`LeaseLock`]: a lock in shared memory that a survivor can take from a dead holder;
 //! - [`barrier`]: an asymmetric fence, free for the fast side;
 //! - [`relocate`]: private pages become shared pages, in place;
+//! - [`thread`]: threads that stay out of the application's way;
 //! - [`vm`]: copies between address spaces where memory cannot be mapped.
 
 mod arena;
@@ -24,6 +25,7 @@ mod poll;
 pub mod relocate;
 pub mod socket;
 mod spin;
+pub mod thread;
 pub mod vm;
 
 pub use arena::{Arena, Block};

@@ -1,0 +1,180 @@
+//! Debian's unmodified librdmacm with its programs on the soft device, started by `millstream run`.
+//!
+//! `conformance/rdmacm` runs all of them with all their options; here is one of each kind, and what happens when
+//! things go wrong. They need the packages rdmacm-utils and perftest; without them the tests fail and say so.
+
+use std::net::TcpListener;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn start(words: &[&str]) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_millstream"))
+        .args(["--device", "soft", "run", "--"])
+        .args(words)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts")
+}
+
+fn finish(mut child: Child) -> Result<String, String> {
+    let deadline = Instant::now() + LIMIT;
+    while child.try_wait().expect("our own child").is_none() {
+        if Instant::now() > deadline {
+            child.kill().expect("our own child");
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let Output { status, stdout, stderr } = child.wait_with_output().expect("our own child");
+    let text = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    if status.success() { Ok(text) } else { Err(format!("{status}\n{text}")) }
+}
+
+fn succeeds(words: &[&str]) -> String {
+    finish(start(words)).unwrap_or_else(|error| panic!("{words:?}: {error}"))
+}
+
+/// A port that is free for TCP, and so most likely for the connection manager.
+fn free_port() -> String {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
+}
+
+/// Waits until a process owns the port. A server that has bound listens a moment later, and who comes before
+/// that is refused, so a little more.
+fn wait_for_owner(port: &str) {
+    let name = format!("/{port}/");
+    let owned = || {
+        let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+        sockets
+            .lines()
+            .any(|line| line.contains("@millstream/") && line.contains("/cm/") && line.contains(&name))
+    };
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !owned() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::thread::sleep(Duration::from_millis(100));
+}
+
+/// What both sides of a program said; both must have ended well.
+fn pair(server: &[&str], client: &[&str]) -> (String, String) {
+    let port = free_port();
+    let with_port = |words: &[&str]| words.iter().map(|word| word.replace("PORT", &port)).collect::<Vec<_>>();
+    let (server, client) = (with_port(server), with_port(client));
+    let words = |words: &[String]| start(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    let serving = words(&server);
+    wait_for_owner(&port);
+    let asked = finish(words(&client));
+    match (asked, finish(serving)) {
+        (Ok(client), Ok(server)) => (server, client),
+        (asked, served) => panic!(
+            "{client:?} (apt-get install rdmacm-utils perftest if they are missing)\nclient: {asked:?}\nserver: {served:?}"
+        ),
+    }
+}
+
+#[test]
+fn rping_validates_what_it_reads_and_writes() {
+    let (server, client) = pair(
+        &["rping", "-s", "-a", "127.0.0.1", "-p", "PORT", "-C", "10", "-v", "-V"],
+        &["rping", "-c", "-a", "127.0.0.1", "-p", "PORT", "-C", "10", "-v", "-V"],
+    );
+    assert_eq!(client.matches("ping data: rdma-ping-").count(), 10, "{client}");
+    assert!(server.contains("rdma-ping-9"), "{server}");
+}
+
+#[test]
+fn many_connections_at_once() {
+    let (server, client) = pair(
+        &["ucmatose", "-p", "PORT", "-c", "20", "-C", "10"],
+        &["ucmatose", "-p", "PORT", "-c", "20", "-C", "10", "-s", "127.0.0.1"],
+    );
+    for said in [server, client] {
+        assert!(said.contains("test complete") && said.contains("return status 0"), "{said}");
+    }
+}
+
+#[test]
+fn perftest_connects_by_rdma_cm() {
+    for tool in ["ib_write_bw", "ib_read_lat", "ib_send_bw"] {
+        let (_, client) = pair(
+            &[tool, "-R", "-p", "PORT", "-n", "1000"],
+            &[tool, "-R", "-p", "PORT", "-n", "1000", "127.0.0.1"],
+        );
+        let rows = client.lines().skip_while(|line| !line.trim_start().starts_with("#bytes")).skip(1);
+        let counts: Vec<_> =
+            rows.filter_map(|row| row.split_whitespace().nth(1)?.parse::<u32>().ok()).collect();
+        assert_eq!(counts, [1000], "{tool}:\n{client}");
+    }
+}
+
+#[test]
+fn nobody_there_is_a_rejection() {
+    let port = free_port();
+    let said = finish(start(&["rping", "-c", "-a", "127.0.0.1", "-p", &port, "-C", "1"]));
+    let said = said.expect_err("nobody serves");
+    assert!(said.contains("REJECTED") || said.contains("connect error"), "{said}");
+}
+
+#[test]
+fn a_port_has_one_owner() {
+    let port = free_port();
+    let mut server = start(&["rping", "-s", "-a", "127.0.0.1", "-p", &port]);
+    wait_for_owner(&port);
+    let second = finish(start(&["rping", "-s", "-a", "127.0.0.1", "-p", &port])).expect_err("taken");
+    assert!(second.contains("Address already in use"), "{second}");
+    server.kill().unwrap();
+    server.wait().unwrap();
+    // A killed owner owns nothing.
+    let third = start(&["rping", "-s", "-a", "127.0.0.1", "-p", &port, "-C", "1"]);
+    wait_for_owner(&port);
+    succeeds(&["rping", "-c", "-a", "127.0.0.1", "-p", &port, "-C", "1"]);
+    finish(third).expect("it served");
+}
+
+/// The other side of a killed program hears of it at once.
+#[test]
+fn the_other_side_of_a_killed_program_ends() {
+    let port = free_port();
+    let server = start(&["rping", "-s", "-a", "127.0.0.1", "-p", &port]);
+    wait_for_owner(&port);
+    let mut client = start(&["rping", "-c", "-a", "127.0.0.1", "-p", &port, "-S", "4096"]);
+    std::thread::sleep(Duration::from_secs(1));
+    let began = Instant::now();
+    client.kill().unwrap();
+    client.wait().unwrap();
+    // It says DISCONNECT, or that its last request failed.
+    let end = finish(server);
+    assert!(began.elapsed() < Duration::from_secs(20), "it took {:?}: {end:?}", began.elapsed());
+}
+
+#[test]
+fn programs_find_the_devices_files() {
+    let device = "/sys/class/infiniband/mill0";
+    assert_eq!(succeeds(&["cat", "/sys/class/misc/rdma_cm/abi_version"]), "4\n");
+    assert_eq!(succeeds(&["ls", "/sys/class/infiniband"]), "mill0\n");
+    assert_eq!(succeeds(&["cat", &format!("{device}/ports/1/state")]), "4: ACTIVE\n");
+    assert_eq!(succeeds(&["realpath", &format!("{device}/ports")]), format!("{device}/ports\n"));
+    assert!(succeeds(&["ls", "-l", "/dev/infiniband/uverbs0"]).starts_with("crw-rw-rw-"));
+    let globbed = succeeds(&["bash", "-c", &format!("echo {device}/ports/1/gid_attrs/types/0*")]);
+    assert!(globbed.ends_with("types/0\n"), "{globbed}");
+    let written = finish(start(&["bash", "-c", &format!("echo x > {device}/node_guid")]));
+    assert!(written.is_err_and(|error| error.contains("Permission denied")));
+    // What the verbs library says, and what the files say, is one device.
+    let guid = succeeds(&["cat", &format!("{device}/node_guid")]);
+    assert!(succeeds(&["ibv_devinfo"]).contains(guid.trim()), "{guid}");
+}
+
+#[test]
+fn without_the_preload_there_are_no_files() {
+    let shown = Command::new(env!("CARGO_BIN_EXE_millstream"))
+        .args(["--device", "soft", "run", "--no-preload", "--", "sh", "-c", "echo $LD_PRELOAD"])
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8_lossy(&shown.stdout), "\n");
+    assert!(succeeds(&["sh", "-c", "echo $LD_PRELOAD"]).trim().ends_with("libmillstream_preload.so"));
+}

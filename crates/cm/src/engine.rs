@@ -1,0 +1,502 @@
+//! The process's manager with its sockets and its thread.
+//!
+//! Commands run in the program's threads, under one lock that nobody holds while waiting. One thread watches
+//! the sockets and the clock; it makes connections progress while the program does something else.
+//!
+//! A channel is one end of a socket pair. It holds a byte while events wait, so that it can be polled like the
+//! device it stands for, however it was duplicated or inherited; and it is recognised by its inode, so nobody
+//! has to follow what programs do with descriptors. The other end hangs up when the program has closed all.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::time::{Duration, Instant};
+
+use millstream_device::gid::{self, GidKind};
+use millstream_shm::socket::{Connection, Listener, own_uid};
+use millstream_shm::thread::spawn;
+use millstream_shm::{EventFd, random_u64};
+
+use crate::command::Command;
+use crate::manager::Manager;
+use crate::message::{MAX_LEN, Message};
+use crate::wire::{ChannelId, ClaimId, LinkId, Name, Wire};
+use crate::{Errno, Result};
+
+/// Bounds the wait for a listener whose queue of connections is full, because its process was stopped.
+const CONNECT_PATIENCE: Duration = Duration::from_millis(100);
+
+/// What an event of the poll set is about.
+#[derive(Debug)]
+enum Watched {
+    Listener(Listener),
+    Link(Connection),
+    Channel(OwnedFd),
+}
+
+/// The world of [`Wire`].
+#[derive(Debug)]
+struct Sockets {
+    uid: u32,
+    epoll: OwnedFd,
+    /// Tells the thread that a deadline may have changed.
+    wake: EventFd,
+    watched: HashMap<u64, Watched>,
+    next: u64,
+}
+
+/// Token of the wake-up; others count from one.
+const WAKE: u64 = 0;
+
+impl Sockets {
+    fn new() -> io::Result<Self> {
+        // SAFETY: creates a descriptor that nobody else owns.
+        let epoll = unsafe {
+            match libc::epoll_create1(libc::EPOLL_CLOEXEC) {
+                -1 => return Err(io::Error::last_os_error()),
+                fd => OwnedFd::from_raw_fd(fd),
+            }
+        };
+        let sockets =
+            Self { uid: own_uid(), epoll, wake: EventFd::latch()?, watched: HashMap::new(), next: 1 };
+        sockets.watch(WAKE, sockets.wake.as_fd(), libc::EPOLLIN)?;
+        Ok(sockets)
+    }
+
+    fn watch(&self, token: u64, fd: BorrowedFd<'_>, events: i32) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: events.cast_unsigned(), u64: token };
+        // SAFETY: two live descriptors and an event on the stack.
+        let failed = unsafe {
+            libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &raw mut event)
+        };
+        if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    fn add(&mut self, watched: Watched) -> io::Result<u64> {
+        let token = self.next;
+        self.next += 1;
+        let (fd, events) = match &watched {
+            Watched::Listener(listener) => (listener.as_fd(), libc::EPOLLIN),
+            Watched::Link(link) => (link.as_fd(), libc::EPOLLIN),
+            // Only that it hangs up.
+            Watched::Channel(end) => (end.as_fd(), libc::EPOLLRDHUP),
+        };
+        self.watch(token, fd, events)?;
+        self.watched.insert(token, watched);
+        Ok(token)
+    }
+
+    fn address(&self, name: Name) -> String {
+        format!("millstream/{}/cm/{name}", self.uid)
+    }
+}
+
+impl Wire for Sockets {
+    fn claim(&mut self, name: Name) -> io::Result<ClaimId> {
+        let listener = Listener::bind(&self.address(name))?;
+        listener.set_nonblocking()?;
+        self.add(Watched::Listener(listener)).map(ClaimId)
+    }
+
+    fn release(&mut self, claim: ClaimId) {
+        self.watched.remove(&claim.0);
+    }
+
+    fn is_claimed(&mut self, name: Name) -> bool {
+        Connection::open_anyone(&self.address(name), CONNECT_PATIENCE).is_ok()
+    }
+
+    fn connect(&mut self, name: Name) -> io::Result<LinkId> {
+        let link = Connection::open(&self.address(name), CONNECT_PATIENCE)?;
+        link.set_nonblocking()?;
+        self.add(Watched::Link(link)).map(LinkId)
+    }
+
+    fn send(&mut self, link: LinkId, message: &Message) {
+        if let Some(Watched::Link(link)) = self.watched.get(&link.0) {
+            // Few messages travel on a link, so it has room; else the peer is gone, and it hangs up.
+            let _ = link.send(&message.encode(), &[]);
+        }
+    }
+
+    fn close(&mut self, link: LinkId) {
+        self.watched.remove(&link.0);
+    }
+
+    fn ready(&mut self, channel: ChannelId) {
+        if let Some(Watched::Channel(end)) = self.watched.get(&channel.0) {
+            // SAFETY: writes one byte from a static. The socket is empty, so there is room.
+            unsafe { libc::send(end.as_raw_fd(), [1u8].as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
+        }
+    }
+
+    fn addresses(&mut self) -> Vec<IpAddr> {
+        let own = gid::table().into_iter().filter(|entry| entry.kind == GidKind::RoceV2);
+        own.map(|entry| std::net::Ipv6Addr::from(entry.raw).to_canonical()).collect()
+    }
+
+    fn gid_index(&mut self, gid: &[u8; 16]) -> Option<u8> {
+        let table = gid::table();
+        let found = table.iter().position(|entry| entry.kind == GidKind::RoceV2 && entry.raw == *gid)?;
+        u8::try_from(found).ok()
+    }
+
+    fn node_guid(&mut self) -> u64 {
+        gid::node_guid()
+    }
+
+    fn random(&mut self) -> u32 {
+        random_u64() as u32
+    }
+
+    fn now(&mut self) -> Instant {
+        Instant::now()
+    }
+}
+
+/// The manager and its world.
+#[derive(Debug)]
+struct Engine {
+    pid: u32,
+    manager: Manager,
+    sockets: Sockets,
+}
+
+/// The process's manager, and the channels that it or the process it was forked from has made.
+#[derive(Debug)]
+struct Process {
+    engine: Option<Engine>,
+    /// By inode; with the process whose manager answers.
+    channels: Vec<(u64, u32, ChannelId)>,
+}
+
+static PROCESS: Mutex<Process> = Mutex::new(Process { engine: None, channels: Vec::new() });
+/// How many channels there are: without any, nobody's calls need a second look.
+static CHANNELS: AtomicUsize = AtomicUsize::new(0);
+
+fn process() -> MutexGuard<'static, Process> {
+    PROCESS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Process {
+    /// The manager, made at first use; a forked child makes its own.
+    fn engine(&mut self) -> io::Result<&mut Engine> {
+        if self.engine.is_none() {
+            prepare_for_forks();
+            let sockets = Sockets::new()?;
+            let epoll = sockets.epoll.as_raw_fd();
+            let engine = Engine { pid: std::process::id(), manager: Manager::default(), sockets };
+            spawn("mill-cm", move || watch(epoll))?;
+            self.engine = Some(engine);
+        }
+        self.engine.as_mut().ok_or_else(|| io::ErrorKind::Other.into())
+    }
+}
+
+/// Whether a descriptor may be a channel: cheap, and almost always false.
+#[must_use]
+#[inline]
+pub fn has_channels() -> bool {
+    CHANNELS.load(Ordering::Relaxed) != 0
+}
+
+/// Opens a channel, with `O_CLOEXEC` and `O_NONBLOCK` as in `flags`.
+///
+/// # Errors
+/// What making sockets and threads reports.
+pub fn open(flags: i32) -> io::Result<OwnedFd> {
+    let mut kind = libc::SOCK_STREAM;
+    kind |= if flags & libc::O_CLOEXEC != 0 { libc::SOCK_CLOEXEC } else { 0 };
+    kind |= if flags & libc::O_NONBLOCK != 0 { libc::SOCK_NONBLOCK } else { 0 };
+    let mut ends = [-1; 2];
+    // SAFETY: fills in two new descriptors, which nobody else owns.
+    let (theirs, ours) = unsafe {
+        if libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        libc::fcntl(ends[1], libc::F_SETFD, libc::FD_CLOEXEC);
+        (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]))
+    };
+    let inode = socket_inode(theirs.as_raw_fd()).ok_or(io::ErrorKind::Other)?;
+    let mut process = process();
+    let engine = process.engine()?;
+    let pid = engine.pid;
+    let channel = ChannelId(engine.sockets.add(Watched::Channel(ours))?);
+    engine.manager.open(channel);
+    process.channels.push((inode, pid, channel));
+    CHANNELS.store(process.channels.len(), Ordering::Relaxed);
+    Ok(theirs)
+}
+
+/// The inode behind a descriptor, if it is a socket.
+fn socket_inode(fd: RawFd) -> Option<u64> {
+    // SAFETY: fills in a structure on the stack.
+    unsafe {
+        let mut stat: libc::stat = std::mem::zeroed();
+        // By number: the library's function may be the one that asks us.
+        let failed = libc::syscall(libc::SYS_fstat, fd, &raw mut stat);
+        (failed == 0 && stat.st_mode & libc::S_IFMT == libc::S_IFSOCK).then_some(stat.st_ino)
+    }
+}
+
+/// Whether `fd` is a channel.
+#[must_use]
+pub fn is_channel(fd: RawFd) -> bool {
+    has_channels()
+        && socket_inode(fd).is_some_and(|inode| process().channels.iter().any(|(other, ..)| *other == inode))
+}
+
+impl Process {
+    /// The channel behind `fd`, with the manager that has it.
+    fn channel(&self, fd: RawFd) -> Option<Result<ChannelId>> {
+        let inode = socket_inode(fd)?;
+        let (_, pid, channel) = self.channels.iter().find(|(other, ..)| *other == inode)?;
+        let alive = self.engine.as_ref().is_some_and(|engine| engine.pid == *pid);
+        // A forked child has its parent's channels but not its parent's manager.
+        Some(if alive { Ok(*channel) } else { Err(Errno(libc::EIO)) })
+    }
+}
+
+/// What became of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Done,
+    /// There is no event yet.
+    Empty,
+}
+
+/// A command written to `fd`. None if that is not a channel.
+///
+/// The call is a point where threads may be cancelled, as a write to the device is, while it waits for an
+/// event. Then nothing is held.
+///
+/// # Safety
+/// The addresses in the command are valid as the command means them.
+pub unsafe fn write(fd: RawFd, written: &[u8]) -> Option<Result<usize>> {
+    loop {
+        // SAFETY: the caller vouches for the addresses.
+        let outcome = without_cancellation(|| unsafe { once(fd, written) });
+        match outcome? {
+            Ok(Outcome::Done) => return Some(Ok(written.len())),
+            Ok(Outcome::Empty) => {
+                if let Err(error) = wait(fd) {
+                    return Some(Err(error));
+                }
+            }
+            Err(error) => return Some(Err(error)),
+        }
+    }
+}
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: i32, old: *mut i32) -> i32;
+}
+
+/// Runs what must not be left in the middle, because it holds the lock.
+fn without_cancellation<R>(run: impl FnOnce() -> R) -> R {
+    const DISABLE: i32 = 1;
+    let (mut before, mut unused) = (0, 0);
+    // SAFETY: changes a state of this thread, and changes it back.
+    unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
+    let result = run();
+    // SAFETY: as above.
+    unsafe { pthread_setcancelstate(before, &raw mut unused) };
+    result
+}
+
+unsafe extern "C-unwind" {
+    fn recv(fd: i32, to: *mut libc::c_void, len: usize, flags: i32) -> isize;
+}
+
+/// Waits until the channel has an event, as a blocking or non-blocking device does.
+fn wait(fd: RawFd) -> Result<()> {
+    let mut byte = 0u8;
+    // SAFETY: one byte on the stack.
+    let n = unsafe { recv(fd, (&raw mut byte).cast(), 1, libc::MSG_PEEK) };
+    if n < 0 { Err(io::Error::last_os_error().into()) } else { Ok(()) }
+}
+
+/// # Safety
+/// As for [`write`].
+unsafe fn once(fd: RawFd, written: &[u8]) -> Option<Result<Outcome>> {
+    let mut process = process();
+    let channel = match process.channel(fd)? {
+        Ok(channel) => channel,
+        Err(error) => return Some(Err(error)),
+    };
+    let command = match Command::parse(written) {
+        Ok(command) => command,
+        Err(error) => return Some(Err(error)),
+    };
+    let from = command.moves_from().and_then(|fd| Some((fd, process.channel(fd)?.ok()?)));
+    let Engine { manager, sockets, .. } = process.engine.as_mut()?;
+    // SAFETY: the caller vouches for the addresses.
+    Some(unsafe {
+        if command.is_get_event() {
+            command.get_event(manager, channel).map(|more| {
+                if more == Some(false) {
+                    drain(fd);
+                }
+                if more.is_some() { Outcome::Done } else { Outcome::Empty }
+            })
+        } else {
+            let before = manager.deadline();
+            let done = command.run(manager, sockets, channel, from.map(|(_, channel)| channel));
+            let nearer = manager.deadline().is_some_and(|new| before.is_none_or(|old| new < old));
+            if nearer {
+                sockets.wake.signal();
+            }
+            // Events that went with their identifier.
+            for (fd, channel) in [(fd, channel)].into_iter().chain(from) {
+                if !manager.has_event(channel) {
+                    drain(fd);
+                }
+            }
+            done.map(|()| Outcome::Done)
+        }
+    })
+}
+
+/// Takes the byte that says that events wait.
+fn drain(fd: RawFd) {
+    let mut byte = 0u8;
+    // SAFETY: one byte on the stack.
+    unsafe { libc::recv(fd, (&raw mut byte).cast(), 1, libc::MSG_DONTWAIT) };
+}
+
+/// The thread: watches until the process ends.
+fn watch(epoll: RawFd) {
+    let mut timeout = -1;
+    loop {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
+        // SAFETY: an array of the given length.
+        let n = unsafe { libc::epoll_wait(epoll, events.as_mut_ptr(), events.len() as i32, timeout) };
+        let interrupted = || io::Error::last_os_error().kind() == io::ErrorKind::Interrupted;
+        if n < 0 && !interrupted() {
+            // Somebody closed our descriptor: a program that closes everything. Nothing works from here on.
+            return;
+        }
+        let mut process = process();
+        let Some(engine) = process.engine.as_mut() else { return };
+        let mut closed = Vec::new();
+        for event in &events[..usize::try_from(n).unwrap_or(0)] {
+            if let Some(channel) = engine.handle(event.u64) {
+                closed.push(channel);
+            }
+        }
+        engine.manager.expire(&mut engine.sockets);
+        timeout = engine.manager.deadline().map_or(-1, |time| {
+            let left = time.saturating_duration_since(Instant::now());
+            // Up, so that it has passed when the wait ends.
+            i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX)
+        });
+        if !closed.is_empty() {
+            process.channels.retain(|(_, _, channel)| !closed.contains(channel));
+            CHANNELS.store(process.channels.len(), Ordering::Relaxed);
+        }
+    }
+}
+
+impl Engine {
+    /// Something happened to the descriptor behind `token`; returns a channel that was closed.
+    fn handle(&mut self, token: u64) -> Option<ChannelId> {
+        if token == WAKE {
+            self.sockets.wake.clear();
+            return None;
+        }
+        match self.sockets.watched.get(&token)? {
+            Watched::Listener(listener) => {
+                match listener.accept().and_then(|link| link.set_nonblocking().map(|()| link)) {
+                    Ok(link) => {
+                        if let Ok(id) = self.sockets.add(Watched::Link(link)) {
+                            self.manager.accepted(ClaimId(token), LinkId(id));
+                        }
+                    }
+                    Err(error) => rest_after(&error),
+                }
+            }
+            Watched::Link(_) => self.receive(LinkId(token)),
+            Watched::Channel(_) => {
+                let channel = ChannelId(token);
+                self.manager.close(&mut self.sockets, channel);
+                self.sockets.watched.remove(&token);
+                return Some(channel);
+            }
+        }
+        None
+    }
+
+    /// Takes all messages of a link, and its end.
+    fn receive(&mut self, id: LinkId) {
+        let mut buffer = [0; MAX_LEN];
+        loop {
+            // A message may end the link.
+            let Some(Watched::Link(link)) = self.sockets.watched.get(&id.0) else { return };
+            match link.receive(&mut buffer) {
+                Ok((0, _)) => return self.manager.hung_up(&mut self.sockets, id),
+                Ok((n, _)) => match Message::decode(&buffer[..n]) {
+                    Some(message) => self.manager.message(&mut self.sockets, id, message),
+                    // Another version's, or nonsense.
+                    None => return self.manager.hung_up(&mut self.sockets, id),
+                },
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // The other end closed with something of ours unread; what it sent before is still there.
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::ConnectionReset | io::ErrorKind::Interrupted
+                    ) => {}
+                Err(_) => return self.manager.hung_up(&mut self.sockets, id),
+            }
+        }
+    }
+}
+
+/// Without a descriptor to spare, who called is still waiting, and would be noticed again at once.
+fn rest_after(error: &io::Error) {
+    if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The lock, held by the forking thread from before the fork until after it.
+static FORKING: Mutex<Forking> = Mutex::new(Forking(None));
+struct Forking(Option<MutexGuard<'static, Process>>);
+// SAFETY: put in and taken out by the same thread, the one that forks; its child's copy of that thread is the only
+// thread of the child.
+unsafe impl Send for Forking {}
+static REGISTERED: Once = Once::new();
+
+/// A child must hold none of the sockets: names would outlive the process that owns them.
+fn prepare_for_forks() {
+    REGISTERED.call_once(|| {
+        // Without memory for the registration, children keep copies of what they do not use.
+        // SAFETY: the handlers only take and release locks and close descriptors.
+        let _ = unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) };
+    });
+}
+
+fn forking() -> MutexGuard<'static, Forking> {
+    FORKING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+extern "C" fn before_fork() {
+    let held = process();
+    forking().0 = Some(held);
+}
+
+extern "C" fn after_fork() {
+    let held = forking().0.take();
+    drop(held);
+}
+
+extern "C" fn in_child() {
+    let held = forking().0.take();
+    if let Some(mut process) = held {
+        // Closes the child's copies; the thread that watched them is not here.
+        process.engine = None;
+    }
+}

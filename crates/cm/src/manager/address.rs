@@ -1,0 +1,214 @@
+//! Identifiers and their addresses: making, ending, binding, resolving.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::queue::{Event, failure};
+use super::{EINVAL, Id, Manager, State};
+use crate::abi::{QPT_RC, QPT_UD, event, ps, reason};
+use crate::address::Address;
+use crate::message::Message;
+use crate::wire::{ChannelId, Wire};
+use crate::{Errno, Result};
+
+impl Manager {
+    /// Makes an identifier and returns its number.
+    ///
+    /// # Errors
+    /// EINVAL for a port space or a type of queue pair that there is not; ENOMEM.
+    pub fn create(
+        &mut self,
+        wire: &mut dyn Wire,
+        channel: ChannelId,
+        uid: u64,
+        space: u16,
+        qp_type: u8,
+    ) -> Result<u32> {
+        let qp_type = match space {
+            ps::TCP => QPT_RC,
+            ps::UDP | ps::IPOIB => QPT_UD,
+            ps::IB => qp_type,
+            _ => return Err(EINVAL),
+        };
+        if !self.channels.contains_key(&channel) {
+            return Err(EINVAL);
+        }
+        self.ids.add(Id::new(channel, uid, space, qp_type, wire.random()))
+    }
+
+    /// Ends an identifier; says how many of its events the program has taken and must give back.
+    ///
+    /// # Errors
+    /// ENOENT and EINVAL for identifiers that are not there.
+    pub fn destroy(&mut self, wire: &mut dyn Wire, channel: ChannelId, number: u32) -> Result<u32> {
+        let id = self.id(channel, number)?;
+        let (reported, link) = (id.reported, id.link);
+        // What the specification has an ended side say (the kernel: destroying in each state).
+        let farewell = match id.state {
+            State::ReqSent => Some(Message::Rej { reason: reason::TIMEOUT, private: Vec::new() }),
+            State::ReqRcvd | State::RepSent | State::RepRcvd => {
+                Some(Message::Rej { reason: reason::CONSUMER, private: Vec::new() })
+            }
+            State::Established => Some(Message::Dreq),
+            State::DreqRcvd => Some(Message::Drep),
+            _ => None,
+        };
+        if let (Some(farewell), Some(link)) = (farewell, link) {
+            wire.send(link, &farewell);
+        }
+        self.unlink(wire, number);
+        self.set_deadline(number, None);
+        let groups: Vec<u32> =
+            self.groups.iter().filter(|(_, group)| group.id == number).map(|(group, _)| group).collect();
+        for group in groups {
+            self.groups.remove(group);
+        }
+        for child in self.forget_events(channel, |event| event.owner == number) {
+            self.destroy(wire, channel, child)?;
+        }
+        if let Some(port) = self.ids.remove(number).and_then(|id| id.port) {
+            self.ports.release(wire, port);
+        }
+        Ok(reported)
+    }
+
+    /// Gives an identifier an address of this host, or all of them.
+    ///
+    /// # Errors
+    /// EINVAL if it has one, EADDRNOTAVAIL for an address of another host, or beside a wildcard;
+    /// EADDRINUSE.
+    pub fn bind(
+        &mut self,
+        wire: &mut dyn Wire,
+        channel: ChannelId,
+        number: u32,
+        address: Address,
+    ) -> Result<()> {
+        if self.id(channel, number)?.state != State::Idle {
+            return Err(EINVAL);
+        }
+        if !address.is_wildcard() && !is_here(wire, address.ip) {
+            return Err(Errno(libc::EADDRNOTAVAIL));
+        }
+        self.own(wire, number, address)?;
+        self.id(channel, number)?.state = State::Bound;
+        Ok(())
+    }
+
+    /// Finds the way to an address; an event tells the outcome.
+    ///
+    /// # Errors
+    /// EINVAL in the wrong state or for addresses of two families; what binding to `src` reports.
+    pub fn resolve_addr(
+        &mut self,
+        wire: &mut dyn Wire,
+        channel: ChannelId,
+        number: u32,
+        src: Option<Address>,
+        mut dst: Address,
+    ) -> Result<()> {
+        let state = self.id(channel, number)?.state;
+        if !matches!(state, State::Idle | State::Bound) {
+            return Err(EINVAL);
+        }
+        if dst.is_wildcard() {
+            dst.ip = match dst.ip {
+                IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+                IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+            };
+        }
+        let given = src.filter(|src| !src.is_wildcard() || src.port != 0);
+        if given.is_some_and(|src| src.ip.is_ipv4() != dst.ip.is_ipv4()) {
+            return Err(EINVAL);
+        }
+        if !is_here(wire, dst.ip) {
+            self.tell(wire, number, Event::new(event::ADDR_ERROR, failure(libc::EHOSTUNREACH)));
+            return Ok(());
+        }
+        // The way to an address of one's own host starts at that address.
+        let from = Address { ip: dst.ip, port: 0, scope: dst.scope };
+        if state == State::Idle {
+            let mut wanted = given.unwrap_or(from);
+            if wanted.is_wildcard() {
+                wanted.ip = dst.ip;
+            } else if !is_here(wire, wanted.ip) {
+                return Err(Errno(libc::EADDRNOTAVAIL));
+            }
+            self.own(wire, number, wanted)?;
+        }
+        let id = self.id(channel, number)?;
+        if let Some(src) = id.src.as_mut().filter(|src| src.is_wildcard()) {
+            src.ip = from.ip;
+        }
+        id.dst = Some(dst);
+        id.state = State::AddrResolved;
+        self.tell(wire, number, Event::new(event::ADDR_RESOLVED, 0));
+        Ok(())
+    }
+
+    /// Finds the path; an event tells that it did.
+    ///
+    /// # Errors
+    /// EINVAL in the wrong state.
+    pub fn resolve_route(&mut self, wire: &mut dyn Wire, channel: ChannelId, number: u32) -> Result<()> {
+        let id = self.id(channel, number)?;
+        if id.state != State::AddrResolved {
+            return Err(EINVAL);
+        }
+        id.state = State::RouteResolved;
+        self.tell(wire, number, Event::new(event::ROUTE_RESOLVED, 0));
+        Ok(())
+    }
+
+    /// Sets the type of service.
+    ///
+    /// # Errors
+    /// ENOENT and EINVAL for identifiers that are not there.
+    pub fn set_tos(&mut self, channel: ChannelId, number: u32, tos: u8) -> Result<()> {
+        self.id(channel, number)?.tos = tos;
+        Ok(())
+    }
+
+    /// Allows others that allow it too to bind to the same address.
+    ///
+    /// # Errors
+    /// EINVAL when it is too late.
+    pub fn set_reuse(&mut self, channel: ChannelId, number: u32, reuse: bool) -> Result<()> {
+        let id = self.id(channel, number)?;
+        if id.state != State::Idle && (!reuse || id.state == State::Listening) {
+            return Err(EINVAL);
+        }
+        id.reuse = reuse;
+        Ok(())
+    }
+
+    /// Keeps a wildcard to its own family.
+    ///
+    /// # Errors
+    /// EINVAL once bound.
+    pub fn set_only_own_family(&mut self, channel: ChannelId, number: u32, only: bool) -> Result<()> {
+        let id = self.id(channel, number)?;
+        if !matches!(id.state, State::Idle) {
+            return Err(EINVAL);
+        }
+        id.only_own_family = Some(only);
+        Ok(())
+    }
+
+    /// Sets the code of the time after which a request is repeated.
+    ///
+    /// # Errors
+    /// EINVAL for a code that there is not.
+    pub fn set_ack_timeout(&mut self, channel: ChannelId, number: u32, code: u8) -> Result<()> {
+        let id = self.id(channel, number)?;
+        if code > 31 || id.is_datagram() {
+            return Err(EINVAL);
+        }
+        id.ack_timeout = Some(code);
+        Ok(())
+    }
+}
+
+/// Whether the address is one of this host's.
+fn is_here(wire: &mut dyn Wire, ip: IpAddr) -> bool {
+    ip.is_loopback() || wire.addresses().contains(&ip)
+}

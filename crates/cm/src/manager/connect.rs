@@ -1,0 +1,284 @@
+//! Connections as programs make and end them.
+
+use super::queue::{Event, failure, private_only};
+use super::{EINVAL, MAX_BACKLOG, Manager, PATIENCE, State, TIME_WAIT, Use};
+use crate::abi::{ConnParam, Ece, event, reason, sidr};
+use crate::address::Address;
+use crate::message::{Message, Parameters, private};
+use crate::wire::{ChannelId, LinkId, Name, Wire};
+use crate::{Errno, Result};
+
+/// `IBV_EVENT_COMM_EST`
+const COMM_EST: u32 = 4;
+
+/// The program's private data, if the message has room for it.
+fn private_of(param: &ConnParam, room: usize) -> Result<Vec<u8>> {
+    let given = &param.private_data[..usize::from(param.private_data_len)];
+    if given.len() <= room { Ok(given.to_vec()) } else { Err(EINVAL) }
+}
+
+fn parameters(param: &ConnParam, ece: Ece, psn: u32, timeout: u8, room: usize) -> Result<Parameters> {
+    Ok(Parameters {
+        qpn: param.qp_num & 0xff_ffff,
+        psn,
+        responder_resources: param.responder_resources,
+        initiator_depth: param.initiator_depth,
+        flow_control: u8::from(param.flow_control != 0),
+        retry_count: param.retry_count.min(7),
+        rnr_retry_count: param.rnr_retry_count.min(7),
+        srq: u8::from(param.srq != 0),
+        timeout,
+        ece: [ece.vendor_id, ece.attr_mod],
+        private: private_of(param, room)?,
+    })
+}
+
+impl Manager {
+    /// Waits for connections, `backlog` of them at most before the program takes the first.
+    ///
+    /// # Errors
+    /// EINVAL in the wrong state; EADDRINUSE if the port is shared.
+    pub fn listen(
+        &mut self,
+        wire: &mut dyn Wire,
+        channel: ChannelId,
+        number: u32,
+        backlog: u32,
+    ) -> Result<()> {
+        if self.id(channel, number)?.state == State::Idle {
+            self.bind(wire, channel, number, Address::ANY)?;
+        }
+        if self.id(channel, number)?.state != State::Bound {
+            return Err(EINVAL);
+        }
+        if !self.owns_alone(number) {
+            return Err(Errno(libc::EADDRINUSE));
+        }
+        let id = self.id(channel, number)?;
+        id.backlog = if (1..MAX_BACKLOG).contains(&backlog) { backlog } else { MAX_BACKLOG };
+        id.state = State::Listening;
+        Ok(())
+    }
+
+    /// Asks whoever listens at the resolved address for a connection, or for a datagram service; an event
+    /// tells the outcome.
+    ///
+    /// # Errors
+    /// EINVAL in the wrong state or for private data that is too long.
+    pub fn connect(
+        &mut self,
+        wire: &mut dyn Wire,
+        channel: ChannelId,
+        number: u32,
+        param: &ConnParam,
+        ece: Ece,
+    ) -> Result<()> {
+        let id = self.id(channel, number)?;
+        let (State::RouteResolved, Some(src), Some(dst)) = (id.state, id.src, id.dst) else {
+            return Err(EINVAL);
+        };
+        let (request, sent) = if id.is_datagram() {
+            let private = private_of(param, private::SIDR_REQ)?;
+            (Message::SidrReq { src, dst, private }, State::SidrSent)
+        } else {
+            let parameters = parameters(param, ece, id.connection.psn, id.timeout(), private::REQ)?;
+            let connection = &mut id.connection;
+            connection.local = parameters.clone();
+            connection.responder_resources = parameters.responder_resources;
+            connection.initiator_depth = parameters.initiator_depth;
+            connection.retry_count = parameters.retry_count;
+            connection.timeout = parameters.timeout;
+            (Message::Req { src, dst, parameters }, State::ReqSent)
+        };
+        let name = Name { space: id.space, ip: dst.ip, port: dst.port };
+        id.state = sent;
+        match wire.connect(name).or_else(|_| wire.connect(name.wildcard())) {
+            Ok(link) => {
+                self.link(number, link);
+                wire.send(link, &request);
+                self.set_deadline(number, Some(wire.now() + PATIENCE));
+            }
+            // What the manager at the other end would answer.
+            Err(_) if sent == State::SidrSent => self.unreachable(wire, number, i32::from(sidr::UNSUPPORTED)),
+            Err(_) => self.rejected(wire, number, reason::INVALID_SERVICE_ID, &[]),
+        }
+        Ok(())
+    }
+
+    pub(super) fn link(&mut self, number: u32, link: LinkId) {
+        self.links.insert(link, Use::Of(number));
+        if let Some(id) = self.ids.get_mut(number) {
+            id.link = Some(link);
+        }
+    }
+
+    /// Agrees: to a request with parameters, to an answer without. From now on the program calls it `uid`.
+    ///
+    /// # Errors
+    /// EINVAL in the wrong state (the peer may have given up) or for private data that is too long.
+    pub fn accept(
+        &mut self,
+        wire: &mut dyn Wire,
+        channel: ChannelId,
+        number: u32,
+        uid: u64,
+        param: Option<(&ConnParam, Ece)>,
+    ) -> Result<()> {
+        let id = self.id(channel, number)?;
+        let link = id.link.ok_or(EINVAL)?;
+        match (id.state, param) {
+            (State::RepRcvd, _) => {
+                id.state = State::Established;
+                let ending = std::mem::take(&mut id.ending);
+                wire.send(link, &Message::Rtu);
+                if ending {
+                    self.message(wire, link, Message::Dreq);
+                }
+            }
+            (State::ReqRcvd, Some((param, ece))) => {
+                let timeout = id.connection.timeout;
+                let reply = parameters(param, ece, id.connection.psn, timeout, private::REP)?;
+                id.connection.local = reply.clone();
+                id.connection.responder_resources = reply.responder_resources;
+                id.connection.initiator_depth = reply.initiator_depth;
+                id.state = State::RepSent;
+                id.uid = uid;
+                wire.send(link, &Message::Rep(reply));
+                self.set_deadline(number, Some(wire.now() + PATIENCE));
+            }
+            (State::SidrRcvd, Some((param, _))) => {
+                let private = private_of(param, private::SIDR_REP)?;
+                let qpn = param.qp_num & 0xff_ffff;
+                let reply = Message::SidrRep { status: sidr::VALID, qpn, qkey: id.qkey, private };
+                id.state = State::Established;
+                id.uid = uid;
+                wire.send(link, &reply);
+                self.unlink(wire, number);
+            }
+            _ => return Err(EINVAL),
+        }
+        Ok(())
+    }
+
+    /// Refuses a request or an answer.
+    ///
+    /// # Errors
+    /// EINVAL in the wrong state, for private data that is too long, or for a reason that programs cannot
+    /// have.
+    pub fn reject(
+        &mut self,
+        wire: &mut dyn Wire,
+        channel: ChannelId,
+        number: u32,
+        why: u8,
+        data: &[u8],
+    ) -> Result<()> {
+        let why = match why {
+            0 | reason::CONSUMER => reason::CONSUMER,
+            reason::VENDOR_OPTION => why,
+            _ => return Err(EINVAL),
+        };
+        let id = self.id(channel, number)?;
+        let (message, room) = match id.state {
+            State::ReqRcvd | State::RepRcvd => {
+                (Message::Rej { reason: why, private: data.to_vec() }, private::REJ)
+            }
+            State::SidrRcvd => {
+                let private = data.to_vec();
+                (Message::SidrRep { status: sidr::REJECTED, qpn: 0, qkey: 0, private }, private::SIDR_REP)
+            }
+            _ => return Err(EINVAL),
+        };
+        let link = id.link.ok_or(EINVAL)?;
+        if data.len() > room {
+            return Err(EINVAL);
+        }
+        id.state = State::Closed;
+        wire.send(link, &message);
+        self.unlink(wire, number);
+        self.set_deadline(number, None);
+        Ok(())
+    }
+
+    /// Ends a connection, or agrees that the peer does. The event comes when both have agreed.
+    ///
+    /// # Errors
+    /// EINVAL for what never was a connection.
+    pub fn disconnect(&mut self, wire: &mut dyn Wire, channel: ChannelId, number: u32) -> Result<()> {
+        let id = self.id(channel, number)?;
+        match (id.state, id.link) {
+            (State::RepSent | State::Established, Some(link)) => {
+                id.state = State::DreqSent;
+                wire.send(link, &Message::Dreq);
+                self.set_deadline(number, Some(wire.now() + PATIENCE));
+            }
+            (State::DreqRcvd, link) => {
+                if let Some(link) = link {
+                    wire.send(link, &Message::Drep);
+                }
+                self.linger(wire, number);
+            }
+            // The kernel takes it too, and does nothing.
+            (State::DreqSent | State::TimeWait | State::Closed, _) => {}
+            _ => return Err(EINVAL),
+        }
+        Ok(())
+    }
+
+    /// The program has seen traffic on a connection that waits for its last message.
+    ///
+    /// # Errors
+    /// EISCONN if it has come, EINVAL for other events and states.
+    pub fn notify(&mut self, wire: &mut dyn Wire, channel: ChannelId, number: u32, event: u32) -> Result<()> {
+        let state = self.id(channel, number)?.state;
+        match (event, state) {
+            (COMM_EST, State::RepSent) => {
+                self.established(wire, number);
+                Ok(())
+            }
+            (COMM_EST, State::Established) => Err(Errno(libc::EISCONN)),
+            _ => Err(EINVAL),
+        }
+    }
+
+    pub(super) fn established(&mut self, wire: &mut dyn Wire, number: u32) {
+        self.set_deadline(number, None);
+        if let Some(id) = self.ids.get_mut(number) {
+            id.state = State::Established;
+        }
+        self.tell(wire, number, Event::new(event::ESTABLISHED, 0));
+    }
+
+    pub(super) fn rejected(&mut self, wire: &mut dyn Wire, number: u32, why: u8, data: &[u8]) {
+        self.give_up(wire, number);
+        let event = Event::new(event::REJECTED, i32::from(why)).with(&private_only(data, private::REJ));
+        self.tell(wire, number, event);
+    }
+
+    pub(super) fn unreachable(&mut self, wire: &mut dyn Wire, number: u32, status: i32) {
+        self.give_up(wire, number);
+        self.tell(wire, number, Event::new(event::UNREACHABLE, status));
+    }
+
+    fn give_up(&mut self, wire: &mut dyn Wire, number: u32) {
+        self.unlink(wire, number);
+        self.set_deadline(number, None);
+        if let Some(id) = self.ids.get_mut(number) {
+            id.state = State::Closed;
+        }
+    }
+
+    /// The connection is over; an event follows when it will be forgotten.
+    pub(super) fn linger(&mut self, wire: &mut dyn Wire, number: u32) {
+        self.unlink(wire, number);
+        if let Some(id) = self.ids.get_mut(number) {
+            id.state = State::TimeWait;
+        }
+        self.set_deadline(number, Some(wire.now() + TIME_WAIT));
+    }
+
+    pub(super) fn disconnected(&mut self, wire: &mut dyn Wire, number: u32, errno: i32, room: usize) {
+        let event = Event::new(event::DISCONNECTED, failure(errno)).with(&private_only(&[], room));
+        self.tell(wire, number, event);
+    }
+}

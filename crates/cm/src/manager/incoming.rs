@@ -1,0 +1,244 @@
+//! What peers and time do to connections.
+
+use super::queue::{Event, conn_param, ud_param};
+use super::{Id, Manager, State, Use};
+use crate::abi::{AhAttr, event, ps, reason, sidr};
+use crate::address::Address;
+use crate::message::{Message, Parameters, private};
+use crate::wire::{ClaimId, LinkId, Wire};
+
+impl Manager {
+    /// Somebody has opened a link to a port of ours.
+    pub fn accepted(&mut self, claim: ClaimId, link: LinkId) {
+        self.links.insert(link, Use::Unknown(claim));
+    }
+
+    /// A message has come.
+    pub fn message(&mut self, wire: &mut dyn Wire, link: LinkId, message: Message) {
+        match self.links.get(&link) {
+            Some(Use::Unknown(claim)) => {
+                let claim = *claim;
+                self.first(wire, claim, link, message);
+            }
+            Some(Use::Of(number)) => {
+                let number = *number;
+                self.next(wire, number, link, message);
+            }
+            None => {}
+        }
+    }
+
+    /// The first message of a link: a request.
+    fn first(&mut self, wire: &mut dyn Wire, claim: ClaimId, link: LinkId, message: Message) {
+        let made = match message {
+            Message::Req { src, dst, parameters } => {
+                self.requested(claim, src, dst, parameters, wire.random())
+            }
+            Message::SidrReq { src, dst, private } => self.asked(claim, src, dst, &private, wire.random()),
+            // Nothing else makes sense, and there is nobody to tell.
+            _ => {
+                self.links.remove(&link);
+                return wire.close(link);
+            }
+        };
+        match made {
+            Ok((listener, child, event)) => {
+                self.link(child, link);
+                self.tell(wire, listener, event);
+            }
+            Err(refusal) => {
+                wire.send(link, &refusal);
+                self.links.remove(&link);
+                wire.close(link);
+            }
+        }
+    }
+
+    /// A new identifier for what a listener was asked; how to refuse if there cannot be one.
+    fn child(&mut self, claim: ClaimId, datagram: bool, make: impl FnOnce(&Id) -> Id) -> Asked {
+        let refuse = |reason, status| {
+            if datagram {
+                Message::SidrRep { status, qpn: 0, qkey: 0, private: Vec::new() }
+            } else {
+                Message::Rej { reason, private: Vec::new() }
+            }
+        };
+        let nobody = refuse(reason::INVALID_SERVICE_ID, sidr::UNSUPPORTED);
+        let Some(listener) = self.listener(claim) else { return Err(nobody) };
+        let full = refuse(reason::CONSUMER, sidr::REJECTED);
+        let id = self.ids.get_mut(listener).ok_or_else(|| full.clone())?;
+        if id.is_datagram() != datagram {
+            return Err(nobody);
+        }
+        if id.waiting >= id.backlog {
+            return Err(full);
+        }
+        let child = make(id);
+        id.waiting += 1;
+        let child = self.ids.add(child).map_err(|_| full)?;
+        Ok((listener, child))
+    }
+
+    fn requested(
+        &mut self,
+        claim: ClaimId,
+        src: Address,
+        dst: Address,
+        parameters: Parameters,
+        psn: u32,
+    ) -> Result<(u32, u32, Event), Message> {
+        let answer = conn_param(&parameters, private::REQ);
+        let ece = parameters.ece;
+        let (listener, child) = self.child(claim, false, |listener| {
+            let mut id = Id::new(listener.channel, 0, listener.space, listener.qp_type, psn);
+            (id.src, id.dst, id.tos) = (Some(dst), Some(src), listener.tos);
+            id.state = State::ReqRcvd;
+            let connection = &mut id.connection;
+            connection.responder_resources = parameters.initiator_depth;
+            connection.initiator_depth = parameters.responder_resources;
+            connection.retry_count = parameters.retry_count;
+            connection.rnr_retry_count = parameters.rnr_retry_count;
+            connection.timeout = parameters.timeout;
+            connection.remote = parameters;
+            id
+        })?;
+        let event = Event::new(event::CONNECT_REQUEST, 0).with(&answer).with_ece(ece);
+        Ok((listener, child, Event { child: Some(child), ..event }))
+    }
+
+    fn asked(
+        &mut self,
+        claim: ClaimId,
+        src: Address,
+        dst: Address,
+        data: &[u8],
+        psn: u32,
+    ) -> Result<(u32, u32, Event), Message> {
+        let (listener, child) = self.child(claim, true, |listener| {
+            let mut id = Id::new(listener.channel, 0, listener.space, listener.qp_type, psn);
+            (id.src, id.dst, id.tos) = (Some(dst), Some(src), listener.tos);
+            id.state = State::SidrRcvd;
+            id
+        })?;
+        let answer = ud_param(0, 0, AhAttr::ZERO, data, private::SIDR_REQ);
+        let event = Event::new(event::CONNECT_REQUEST, 0).with(&answer);
+        Ok((listener, child, Event { child: Some(child), ..event }))
+    }
+
+    /// A later message. What does not fit the state is late or wrong, and means nothing.
+    fn next(&mut self, wire: &mut dyn Wire, number: u32, link: LinkId, message: Message) {
+        let Some(id) = self.ids.get_mut(number) else { return };
+        match (id.state, message) {
+            (State::ReqSent, Message::Rep(parameters)) => {
+                id.state = State::RepRcvd;
+                let connection = &mut id.connection;
+                connection.responder_resources = parameters.initiator_depth;
+                connection.initiator_depth = parameters.responder_resources;
+                connection.rnr_retry_count = parameters.rnr_retry_count;
+                let event = Event::new(event::CONNECT_RESPONSE, 0)
+                    .with(&conn_param(&parameters, private::REP))
+                    .with_ece(parameters.ece);
+                connection.remote = parameters;
+                // From here on it is the program that takes its time.
+                self.set_deadline(number, None);
+                self.tell(wire, number, event);
+            }
+            (State::RepSent, Message::Rtu) => self.established(wire, number),
+            (State::ReqSent | State::ReqRcvd | State::RepSent, Message::Rej { reason, private }) => {
+                self.rejected(wire, number, reason, &private);
+            }
+            // The peer took our acceptance back.
+            (State::RepRcvd | State::Established, Message::Rej { reason, private }) => {
+                self.rejected(wire, number, reason, &private);
+            }
+            (State::RepRcvd, Message::Dreq) => id.ending = true,
+            (State::RepSent | State::Established, Message::Dreq) => {
+                id.state = State::DreqRcvd;
+                self.set_deadline(number, None);
+                self.disconnected(wire, number, 0, private::DREQ);
+            }
+            // Both at once: each has said what it wanted, and nothing is left to wait for.
+            (State::DreqSent, Message::Dreq) => {
+                wire.send(link, &Message::Drep);
+                self.linger(wire, number);
+                self.disconnected(wire, number, 0, private::DREQ);
+            }
+            (State::DreqSent, Message::Drep) => {
+                self.linger(wire, number);
+                self.disconnected(wire, number, 0, private::DREP);
+            }
+            (State::SidrSent, Message::SidrRep { status: sidr::VALID, qpn, qkey, private }) => {
+                let way = self.way(wire, number);
+                let answer = ud_param(qpn, qkey, way, &private, private::SIDR_REP);
+                self.unlink(wire, number);
+                self.set_deadline(number, None);
+                if let Some(id) = self.ids.get_mut(number) {
+                    id.state = State::Established;
+                }
+                self.tell(wire, number, Event::new(event::ESTABLISHED, 0).with(&answer));
+            }
+            (State::SidrSent, Message::SidrRep { status, .. }) => {
+                self.unreachable(wire, number, i32::from(status));
+            }
+            _ => {}
+        }
+    }
+
+    /// A link's other end was closed, or its last holder died.
+    pub fn hung_up(&mut self, wire: &mut dyn Wire, link: LinkId) {
+        let Some(used) = self.links.remove(&link) else { return };
+        wire.close(link);
+        let Use::Of(number) = used else { return };
+        let Some(id) = self.ids.get_mut(number) else { return };
+        id.link = None;
+        match id.state {
+            // What the manager of a dead process says for it.
+            State::ReqSent | State::ReqRcvd | State::RepSent | State::RepRcvd => {
+                self.rejected(wire, number, reason::CONSUMER, &[]);
+            }
+            State::SidrSent => self.unreachable(wire, number, i32::from(sidr::REJECTED)),
+            State::SidrRcvd => id.state = State::Closed,
+            State::Established if id.space != ps::UDP && id.space != ps::IPOIB => {
+                id.state = State::DreqRcvd;
+                self.disconnected(wire, number, 0, private::DREQ);
+            }
+            State::DreqSent => {
+                self.linger(wire, number);
+                self.disconnected(wire, number, 0, private::DREP);
+            }
+            _ => {}
+        }
+    }
+
+    /// Does what was to be done by now.
+    pub fn expire(&mut self, wire: &mut dyn Wire) {
+        let now = wire.now();
+        while let Some((time, number)) = self.timers.first().copied()
+            && time <= now
+        {
+            self.set_deadline(number, None);
+            let Some(id) = self.ids.get_mut(number) else { continue };
+            match id.state {
+                State::ReqSent | State::RepSent => {
+                    if let Some(link) = id.link {
+                        wire.send(link, &Message::Rej { reason: reason::TIMEOUT, private: Vec::new() });
+                    }
+                    self.unreachable(wire, number, -libc::ETIMEDOUT);
+                }
+                State::SidrSent => self.unreachable(wire, number, -libc::ETIMEDOUT),
+                State::DreqSent => {
+                    self.linger(wire, number);
+                    self.disconnected(wire, number, libc::ETIMEDOUT, private::DREP);
+                }
+                State::TimeWait => {
+                    id.state = State::Closed;
+                    self.tell(wire, number, Event::new(event::TIMEWAIT_EXIT, 0));
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// The listener and its new identifier, or what to answer.
+type Asked = Result<(u32, u32), Message>;

@@ -1,0 +1,160 @@
+//! Who owns which port.
+//!
+//! A port is owned by holding its name, which a process loses with its life. A wildcard address and an address
+//! of its family exclude each other; each side takes its own name first and looks for the other then, so of two
+//! that do so at once at most one succeeds.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::{Id, Manager, State};
+use crate::address::Address;
+use crate::wire::{ClaimId, Name, Wire};
+use crate::{Errno, Result};
+
+/// Ports for those who do not choose one, as the kernel has them.
+const EPHEMERAL: std::ops::Range<u16> = 32768..61000;
+
+/// An identifier's part in the ownership of a port: the names, two where both families are meant.
+#[derive(Clone, Debug)]
+pub(super) struct Port(Vec<ClaimId>);
+
+#[derive(Debug)]
+struct Held {
+    name: Name,
+    owners: u32,
+    /// All owners have agreed to share.
+    shared: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Ports(HashMap<ClaimId, Held>);
+
+impl Ports {
+    fn find(&mut self, name: Name) -> Option<(ClaimId, &mut Held)> {
+        self.0.iter_mut().find(|(_, held)| held.name == name).map(|(claim, held)| (*claim, held))
+    }
+
+    fn is_claimed(&mut self, wire: &mut dyn Wire, name: Name, share: bool) -> bool {
+        match self.find(name) {
+            Some((_, held)) => !(share && held.shared),
+            None => wire.is_claimed(name),
+        }
+    }
+
+    /// Takes `name`, or a share in it.
+    fn take(&mut self, wire: &mut dyn Wire, name: Name, share: bool) -> Result<ClaimId> {
+        if let Some((claim, held)) = self.find(name) {
+            if !(share && held.shared) {
+                return Err(Errno(libc::EADDRINUSE));
+            }
+            held.owners += 1;
+            return Ok(claim);
+        }
+        let claim = wire.claim(name)?;
+        self.0.insert(claim, Held { name, owners: 1, shared: share });
+        let against: Vec<Name> = if name.ip.is_unspecified() {
+            let family = wire.addresses().into_iter().filter(|ip| ip.is_ipv4() == name.ip.is_ipv4());
+            family.map(|ip| Name { ip, ..name }).collect()
+        } else {
+            vec![name.wildcard()]
+        };
+        if against.into_iter().any(|other| self.is_claimed(wire, other, share)) {
+            self.give_back(wire, claim);
+            return Err(Errno(libc::EADDRNOTAVAIL));
+        }
+        Ok(claim)
+    }
+
+    fn give_back(&mut self, wire: &mut dyn Wire, claim: ClaimId) {
+        let Some(held) = self.0.get_mut(&claim) else { return };
+        held.owners -= 1;
+        if held.owners == 0 {
+            self.0.remove(&claim);
+            wire.release(claim);
+        }
+    }
+
+    fn take_all(&mut self, wire: &mut dyn Wire, names: &[Name], share: bool) -> Result<Port> {
+        let mut port = Port(Vec::new());
+        for name in names {
+            match self.take(wire, *name, share) {
+                Ok(claim) => port.0.push(claim),
+                Err(error) => {
+                    self.release(wire, port);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(port)
+    }
+
+    pub(super) fn release(&mut self, wire: &mut dyn Wire, port: Port) {
+        for claim in port.0 {
+            self.give_back(wire, claim);
+        }
+    }
+
+    fn is_shared(&self, port: &Port) -> bool {
+        port.0.iter().any(|claim| self.0.get(claim).is_some_and(|held| held.owners > 1))
+    }
+}
+
+impl Port {
+    pub(super) fn includes(&self, claim: ClaimId) -> bool {
+        self.0.contains(&claim)
+    }
+}
+
+/// The hosts that an identifier bound to `address` answers for.
+fn hosts(id: &Id, address: Address) -> Vec<IpAddr> {
+    let both = address.is_wildcard() && address.ip.is_ipv6() && id.only_own_family != Some(true);
+    if both { vec![Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()] } else { vec![address.ip] }
+}
+
+impl Manager {
+    /// Makes `address` the identifier's own, choosing a port if it names none.
+    pub(super) fn own(&mut self, wire: &mut dyn Wire, number: u32, mut address: Address) -> Result<()> {
+        let id = self.ids.get(number).ok_or(Errno(libc::ENOENT))?;
+        let (space, share, hosts) = (id.space, id.reuse, hosts(id, address));
+        let names = |port| hosts.iter().map(|ip| Name { space, ip: *ip, port }).collect::<Vec<_>>();
+        let port = if address.port != 0 {
+            self.ports.take_all(wire, &names(address.port), share)?
+        } else {
+            let span = u32::from(EPHEMERAL.end - EPHEMERAL.start);
+            let start = wire.random() % span;
+            let candidates = (0..span).map(|step| EPHEMERAL.start + ((start + step) % span) as u16);
+            let mut last = Err(Errno(libc::EADDRNOTAVAIL));
+            for candidate in candidates {
+                last = self.ports.take_all(wire, &names(candidate), false);
+                match last {
+                    Ok(_) => {
+                        address.port = candidate;
+                        break;
+                    }
+                    Err(Errno(libc::EADDRINUSE | libc::EADDRNOTAVAIL)) => {}
+                    // Without descriptors, for example, no other port is better.
+                    Err(error) => return Err(error),
+                }
+            }
+            last?
+        };
+        let id = self.ids.get_mut(number).ok_or(Errno(libc::ENOENT))?;
+        (id.src, id.port) = (Some(address), Some(port));
+        Ok(())
+    }
+
+    /// Whether the identifier is the only owner of its port, as a listener must be.
+    pub(super) fn owns_alone(&self, number: u32) -> bool {
+        let port = self.ids.get(number).and_then(|id| id.port.as_ref());
+        port.is_some_and(|port| !self.ports.is_shared(port))
+    }
+
+    /// Who listens on the port.
+    pub(super) fn listener(&self, claim: ClaimId) -> Option<u32> {
+        let listens = |id: &Id| {
+            id.state == State::Listening && id.port.as_ref().is_some_and(|port| port.includes(claim))
+        };
+        self.ids.iter().find(|(_, id)| listens(id)).map(|(number, _)| number)
+    }
+}

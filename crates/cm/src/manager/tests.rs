@@ -1,0 +1,686 @@
+//! Managers of several processes in one world, in virtual time.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use super::Manager;
+use super::{PATIENCE, TIME_WAIT};
+use crate::abi::{ConnParam, Ece, EventAnswer, Plain, QPT_UD, UdParam, event, ps, reason, sidr};
+use crate::address::Address;
+use crate::message::{Message, private};
+use crate::wire::{ChannelId, ClaimId, LinkId, Name, Wire};
+use crate::{Errno, Result};
+
+const CHANNEL: ChannelId = ChannelId(1);
+const OTHER: ChannelId = ChannelId(2);
+
+/// What happens to a process.
+#[derive(Debug)]
+enum Happening {
+    Accepted(ClaimId, LinkId),
+    Message(LinkId, Message),
+    HungUp(LinkId),
+}
+
+#[derive(Debug)]
+struct Shared {
+    now: Instant,
+    next: u64,
+    names: HashMap<Name, (usize, ClaimId)>,
+    /// The other end of each link, and its process.
+    links: HashMap<LinkId, (LinkId, usize)>,
+    happenings: Vec<VecDeque<Happening>>,
+}
+
+/// One process's view of it.
+struct World {
+    process: usize,
+    shared: Rc<RefCell<Shared>>,
+    ready: Vec<ChannelId>,
+}
+
+impl Wire for World {
+    fn claim(&mut self, name: Name) -> io::Result<ClaimId> {
+        let mut shared = self.shared.borrow_mut();
+        if shared.names.contains_key(&name) {
+            return Err(io::Error::from_raw_os_error(libc::EADDRINUSE));
+        }
+        shared.next += 1;
+        let claim = ClaimId(shared.next);
+        shared.names.insert(name, (self.process, claim));
+        Ok(claim)
+    }
+
+    fn release(&mut self, claim: ClaimId) {
+        self.shared.borrow_mut().names.retain(|_, (_, held)| *held != claim);
+    }
+
+    fn is_claimed(&mut self, name: Name) -> bool {
+        self.shared.borrow().names.contains_key(&name)
+    }
+
+    fn connect(&mut self, name: Name) -> io::Result<LinkId> {
+        let mut shared = self.shared.borrow_mut();
+        let (process, claim) = *shared.names.get(&name).ok_or(io::ErrorKind::ConnectionRefused)?;
+        shared.next += 2;
+        let (mine, theirs) = (LinkId(shared.next - 1), LinkId(shared.next));
+        shared.links.insert(mine, (theirs, process));
+        shared.links.insert(theirs, (mine, self.process));
+        shared.happenings[process].push_back(Happening::Accepted(claim, theirs));
+        Ok(mine)
+    }
+
+    fn send(&mut self, link: LinkId, message: &Message) {
+        let mut shared = self.shared.borrow_mut();
+        let Some((other, process)) = shared.links.get(&link).copied() else { return };
+        let message = Message::decode(&message.encode()).expect("well-formed");
+        shared.happenings[process].push_back(Happening::Message(other, message));
+    }
+
+    fn close(&mut self, link: LinkId) {
+        let mut shared = self.shared.borrow_mut();
+        if let Some((other, process)) = shared.links.remove(&link) {
+            shared.happenings[process].push_back(Happening::HungUp(other));
+        }
+    }
+
+    fn ready(&mut self, channel: ChannelId) {
+        self.ready.push(channel);
+    }
+
+    fn addresses(&mut self) -> Vec<IpAddr> {
+        ["127.0.0.1", "10.0.0.1", "::1"].map(|ip| ip.parse().unwrap()).into()
+    }
+
+    fn gid_index(&mut self, gid: &[u8; 16]) -> Option<u8> {
+        Some(gid[15] + 40)
+    }
+
+    fn node_guid(&mut self) -> u64 {
+        0x1122
+    }
+
+    fn random(&mut self) -> u32 {
+        let mut shared = self.shared.borrow_mut();
+        shared.next += 1;
+        shared.next as u32 * 7919
+    }
+
+    fn now(&mut self) -> Instant {
+        self.shared.borrow().now
+    }
+}
+
+/// A process: its manager and its world.
+struct Process {
+    manager: Manager,
+    world: World,
+}
+
+impl Process {
+    fn create(&mut self, uid: u64, space: u16) -> u32 {
+        self.manager.create(&mut self.world, CHANNEL, uid, space, 0).unwrap()
+    }
+
+    fn event(&mut self) -> Option<EventAnswer> {
+        self.manager.next_event(CHANNEL).map(|(event, _)| event)
+    }
+
+    /// The next event, which must be this one.
+    fn expect(&mut self, kind: u32, status: i32) -> EventAnswer {
+        let event = self.event().unwrap_or_else(|| panic!("event {kind} is missing"));
+        assert_eq!((event.event, event.status.cast_signed()), (kind, status));
+        event
+    }
+
+    fn expect_nothing(&mut self) {
+        assert!(self.event().is_none());
+    }
+
+    fn bind(&mut self, id: u32, address: &str) -> Result<()> {
+        self.manager.bind(&mut self.world, CHANNEL, id, at(address))
+    }
+
+    fn listen(&mut self, uid: u64, space: u16, address: &str) -> u32 {
+        let id = self.create(uid, space);
+        self.bind(id, address).unwrap();
+        self.manager.listen(&mut self.world, CHANNEL, id, 2).unwrap();
+        id
+    }
+
+    fn resolve(&mut self, id: u32, address: &str) {
+        self.manager.resolve_addr(&mut self.world, CHANNEL, id, None, at(address)).unwrap();
+        self.expect(event::ADDR_RESOLVED, 0);
+        self.manager.resolve_route(&mut self.world, CHANNEL, id).unwrap();
+        self.expect(event::ROUTE_RESOLVED, 0);
+    }
+
+    fn connect(&mut self, uid: u64, space: u16, address: &str, param: &ConnParam) -> u32 {
+        let id = self.create(uid, space);
+        self.resolve(id, address);
+        self.manager.connect(&mut self.world, CHANNEL, id, param, Ece::ZERO).unwrap();
+        id
+    }
+
+    fn accept(&mut self, id: u32, uid: u64, param: Option<&ConnParam>) -> Result<()> {
+        let param = param.map(|param| (param, Ece::ZERO));
+        self.manager.accept(&mut self.world, CHANNEL, id, uid, param)
+    }
+
+    fn disconnect(&mut self, id: u32) {
+        self.manager.disconnect(&mut self.world, CHANNEL, id).unwrap();
+    }
+
+    fn destroy(&mut self, id: u32) -> Result<u32> {
+        self.manager.destroy(&mut self.world, CHANNEL, id)
+    }
+}
+
+fn at(address: &str) -> Address {
+    let socket: std::net::SocketAddr = address.parse().unwrap();
+    Address { ip: socket.ip(), port: socket.port(), scope: 0 }
+}
+
+/// Two processes.
+struct Pair {
+    shared: Rc<RefCell<Shared>>,
+    server: Process,
+    client: Process,
+}
+
+fn pair() -> Pair {
+    let shared = Rc::new(RefCell::new(Shared {
+        now: Instant::now(),
+        next: 0,
+        names: HashMap::new(),
+        links: HashMap::new(),
+        happenings: vec![VecDeque::new(), VecDeque::new()],
+    }));
+    let process = |process| {
+        let mut manager = Manager::default();
+        manager.open(CHANNEL);
+        manager.open(OTHER);
+        Process { manager, world: World { process, shared: shared.clone(), ready: Vec::new() } }
+    };
+    Pair { server: process(0), client: process(1), shared: shared.clone() }
+}
+
+impl Pair {
+    /// Lets everything happen that is under way.
+    fn settle(&mut self) {
+        loop {
+            let mut quiet = true;
+            for (number, process) in [&mut self.server, &mut self.client].into_iter().enumerate() {
+                let happening = self.shared.borrow_mut().happenings[number].pop_front();
+                let Some(happening) = happening else { continue };
+                quiet = false;
+                let Process { manager, world } = process;
+                match happening {
+                    Happening::Accepted(claim, link) => manager.accepted(claim, link),
+                    Happening::Message(link, message) => manager.message(world, link, message),
+                    Happening::HungUp(link) => manager.hung_up(world, link),
+                }
+            }
+            if quiet {
+                return;
+            }
+        }
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.shared.borrow_mut().now += time;
+        for process in [&mut self.server, &mut self.client] {
+            process.manager.expire(&mut process.world);
+        }
+        self.settle();
+    }
+
+    /// A connection; the server's and the client's identifiers.
+    fn connected(&mut self) -> (u32, u32) {
+        self.server.listen(1, ps::TCP, "127.0.0.1:7471");
+        let client = self.client.connect(2, ps::TCP, "127.0.0.1:7471", &request());
+        self.settle();
+        let server = self.server.expect(event::CONNECT_REQUEST, 0).id;
+        self.server.accept(server, 3, Some(&reply())).unwrap();
+        self.settle();
+        self.client.expect(event::CONNECT_RESPONSE, 0);
+        self.client.accept(client, 0, None).unwrap();
+        self.settle();
+        assert_eq!(self.server.expect(event::ESTABLISHED, 0).uid, 3);
+        (server, client)
+    }
+
+    /// The client ends without a word.
+    fn kill_client(&mut self) {
+        let links: Vec<LinkId> = {
+            let shared = self.shared.borrow();
+            shared.links.iter().filter(|(_, (_, other))| *other == 0).map(|(link, _)| *link).collect()
+        };
+        for link in links {
+            self.client.world.close(link);
+        }
+        self.shared.borrow_mut().happenings[1].clear();
+        self.settle();
+    }
+}
+
+fn param(qp_num: u32, private: &[u8]) -> ConnParam {
+    let mut param = ConnParam { qp_num, valid: 1, private_data_len: private.len() as u8, ..ConnParam::ZERO };
+    param.private_data[..private.len()].copy_from_slice(private);
+    param
+}
+
+fn request() -> ConnParam {
+    let sizes = ConnParam { responder_resources: 5, initiator_depth: 6, ..param(0x111, b"please") };
+    ConnParam { retry_count: 3, rnr_retry_count: 4, srq: 1, ..sizes }
+}
+
+fn reply() -> ConnParam {
+    let sizes = ConnParam { responder_resources: 7, initiator_depth: 8, ..param(0x222, b"welcome") };
+    ConnParam { retry_count: 1, rnr_retry_count: 2, ..sizes }
+}
+
+fn conn(event: &EventAnswer) -> ConnParam {
+    ConnParam::from_prefix(&event.param)
+}
+
+#[test]
+fn parameters_reach_the_queue_pairs() {
+    let mut pair = pair();
+    pair.server.listen(1, ps::TCP, "127.0.0.1:7471");
+    let client = pair.client.connect(2, ps::TCP, "127.0.0.1:7471", &request());
+    pair.settle();
+    let asked = pair.server.expect(event::CONNECT_REQUEST, 0);
+    assert_eq!(asked.uid, 1, "the listener's");
+    let seen = conn(&asked);
+    // What one side may send is what the other takes.
+    assert_eq!((seen.qp_num, seen.responder_resources, seen.initiator_depth), (0x111, 6, 5));
+    assert_eq!((seen.retry_count, seen.rnr_retry_count, seen.srq), (3, 4, 1));
+    assert_eq!(usize::from(seen.private_data_len), private::REQ, "the whole field, as in the kernel");
+    assert_eq!(&seen.private_data[..7], b"please\0");
+
+    let attributes = |process: &mut Process, id, state| {
+        process.manager.qp_attributes(&mut process.world, CHANNEL, id, state).unwrap()
+    };
+    let server = asked.id;
+    let passive = attributes(&mut pair.server, server, 2);
+    assert_eq!((passive.dest_qp_num, passive.max_dest_rd_atomic), (0x111, 6));
+    pair.server.accept(server, 3, Some(&reply())).unwrap();
+    pair.settle();
+    let answered = pair.client.expect(event::CONNECT_RESPONSE, 0);
+    assert_eq!(usize::from(conn(&answered).private_data_len), private::REP);
+    assert_eq!((conn(&answered).qp_num, conn(&answered).responder_resources), (0x222, 8));
+
+    let active = [1, 2, 3].map(|state| attributes(&mut pair.client, client, state));
+    let passive = [1, 2, 3].map(|state| attributes(&mut pair.server, server, state));
+    assert_eq!(active[0].access, 0b1110);
+    assert_eq!((active[1].dest_qp_num, active[1].max_dest_rd_atomic), (0x222, 8));
+    assert_eq!((active[2].max_rd_atomic, active[2].retry_cnt, active[2].rnr_retry), (7, 3, 2));
+    assert_eq!((passive[2].max_rd_atomic, passive[2].retry_cnt, passive[2].rnr_retry), (8, 3, 4));
+    // Each starts with the number that the other expects.
+    assert_eq!(active[1].rq_psn, passive[2].sq_psn);
+    assert_eq!(passive[1].rq_psn, active[2].sq_psn);
+    assert_ne!(active[1].rq_psn, passive[1].rq_psn);
+    assert_eq!(active[1].ah.sgid_index, 41, "where the device has 127.0.0.1");
+    assert_eq!(active[1].ah.dgid, at("127.0.0.1:0").gid());
+}
+
+#[test]
+fn both_sides_hear_of_the_end_once() {
+    let mut pair = pair();
+    let (server, client) = pair.connected();
+    pair.client.disconnect(client);
+    pair.settle();
+    pair.server.expect(event::DISCONNECTED, 0);
+    // The other end has yet to agree.
+    pair.client.expect_nothing();
+    pair.server.disconnect(server);
+    pair.settle();
+    pair.client.expect(event::DISCONNECTED, 0);
+    pair.pass(TIME_WAIT);
+    pair.client.expect(event::TIMEWAIT_EXIT, 0);
+    pair.server.expect(event::TIMEWAIT_EXIT, 0);
+    assert_eq!(pair.client.destroy(client), Ok(5), "the events that the program took");
+    pair.server.expect_nothing();
+}
+
+#[test]
+fn both_may_end_it_at_once() {
+    let mut pair = pair();
+    let (server, client) = pair.connected();
+    pair.client.disconnect(client);
+    pair.server.disconnect(server);
+    pair.settle();
+    pair.server.expect(event::DISCONNECTED, 0);
+    pair.client.expect(event::DISCONNECTED, 0);
+    pair.server.expect_nothing();
+    pair.client.expect_nothing();
+}
+
+#[test]
+fn an_end_that_nobody_answers_comes_anyway() {
+    let mut pair = pair();
+    let (_, client) = pair.connected();
+    pair.client.disconnect(client);
+    pair.settle();
+    pair.pass(PATIENCE);
+    pair.client.expect(event::DISCONNECTED, -libc::ETIMEDOUT);
+}
+
+#[test]
+fn destroying_a_connection_ends_it() {
+    let mut pair = pair();
+    let (server, client) = pair.connected();
+    pair.client.destroy(client).unwrap();
+    pair.settle();
+    pair.server.expect(event::DISCONNECTED, 0);
+    pair.server.disconnect(server);
+    assert_eq!(pair.client.destroy(client), Err(Errno(libc::ENOENT)));
+}
+
+#[test]
+fn an_end_before_the_program_knew_of_the_beginning_waits() {
+    let mut pair = pair();
+    pair.server.listen(1, ps::TCP, "127.0.0.1:7471");
+    let client = pair.client.connect(2, ps::TCP, "127.0.0.1:7471", &request());
+    pair.settle();
+    let server = pair.server.expect(event::CONNECT_REQUEST, 0).id;
+    pair.server.accept(server, 3, Some(&reply())).unwrap();
+    pair.server.disconnect(server);
+    pair.settle();
+    pair.client.expect(event::CONNECT_RESPONSE, 0);
+    pair.client.expect_nothing();
+    pair.client.accept(client, 0, None).unwrap();
+    pair.client.expect(event::DISCONNECTED, 0);
+}
+
+#[test]
+fn nobody_there_is_a_rejection() {
+    let mut pair = pair();
+    pair.client.connect(2, ps::TCP, "127.0.0.1:7471", &request());
+    pair.client.expect(event::REJECTED, i32::from(reason::INVALID_SERVICE_ID));
+    // Bound is not listening.
+    let bound = pair.server.create(1, ps::TCP);
+    pair.server.bind(bound, "127.0.0.1:7472").unwrap();
+    pair.client.connect(3, ps::TCP, "127.0.0.1:7472", &request());
+    pair.settle();
+    pair.client.expect(event::REJECTED, i32::from(reason::INVALID_SERVICE_ID));
+    pair.client.connect(4, ps::UDP, "127.0.0.1:7471", &request());
+    pair.client.expect(event::UNREACHABLE, i32::from(sidr::UNSUPPORTED));
+}
+
+#[test]
+fn a_listener_says_no_with_a_reason() {
+    let mut pair = pair();
+    pair.server.listen(1, ps::TCP, "0.0.0.0:7471");
+    pair.client.connect(2, ps::TCP, "10.0.0.1:7471", &request());
+    pair.settle();
+    let server = pair.server.expect(event::CONNECT_REQUEST, 0).id;
+    let Process { manager, world } = &mut pair.server;
+    assert_eq!(manager.reject(world, CHANNEL, server, 5, b""), Err(Errno(libc::EINVAL)));
+    manager.reject(world, CHANNEL, server, 0, b"busy").unwrap();
+    pair.settle();
+    let said = pair.client.expect(event::REJECTED, i32::from(reason::CONSUMER));
+    assert_eq!(&conn(&said).private_data[..5], b"busy\0");
+    assert_eq!(usize::from(conn(&said).private_data_len), private::REJ);
+    pair.server.expect_nothing();
+}
+
+#[test]
+fn requests_beyond_the_backlog_are_refused() {
+    let mut pair = pair();
+    pair.server.listen(1, ps::TCP, "127.0.0.1:7471");
+    for uid in 2..5 {
+        pair.client.connect(uid, ps::TCP, "127.0.0.1:7471", &request());
+    }
+    pair.settle();
+    pair.client.expect(event::REJECTED, i32::from(reason::CONSUMER));
+    pair.client.expect_nothing();
+    pair.server.expect(event::CONNECT_REQUEST, 0);
+    // One was taken, so one more may wait.
+    pair.client.connect(5, ps::TCP, "127.0.0.1:7471", &request());
+    pair.settle();
+    pair.client.expect_nothing();
+}
+
+#[test]
+fn a_listener_that_ends_refuses_who_waits() {
+    let mut pair = pair();
+    let listener = pair.server.listen(1, ps::TCP, "127.0.0.1:7471");
+    pair.client.connect(2, ps::TCP, "127.0.0.1:7471", &request());
+    pair.settle();
+    pair.server.destroy(listener).unwrap();
+    pair.settle();
+    pair.client.expect(event::REJECTED, i32::from(reason::CONSUMER));
+    pair.server.expect_nothing();
+}
+
+#[test]
+fn a_server_that_never_answers_is_unreachable() {
+    let mut pair = pair();
+    pair.server.listen(1, ps::TCP, "127.0.0.1:7471");
+    pair.client.connect(2, ps::TCP, "127.0.0.1:7471", &request());
+    pair.settle();
+    pair.pass(PATIENCE - Duration::from_millis(1));
+    pair.client.expect_nothing();
+    pair.pass(Duration::from_millis(1));
+    pair.client.expect(event::UNREACHABLE, -libc::ETIMEDOUT);
+    // Too late.
+    let server = pair.server.expect(event::CONNECT_REQUEST, 0).id;
+    assert_eq!(pair.server.accept(server, 3, Some(&reply())), Err(Errno(libc::EINVAL)));
+}
+
+#[test]
+fn a_dead_client_is_noticed_in_every_state() {
+    let mut waiting = pair();
+    waiting.server.listen(1, ps::TCP, "127.0.0.1:7471");
+    waiting.client.connect(2, ps::TCP, "127.0.0.1:7471", &request());
+    waiting.settle();
+    waiting.kill_client();
+    let server = waiting.server.expect(event::CONNECT_REQUEST, 0).id;
+    waiting.server.expect_nothing();
+    assert_eq!(waiting.server.accept(server, 3, Some(&reply())), Err(Errno(libc::EINVAL)));
+
+    let mut accepted = pair();
+    accepted.server.listen(1, ps::TCP, "127.0.0.1:7471");
+    accepted.client.connect(2, ps::TCP, "127.0.0.1:7471", &request());
+    accepted.settle();
+    let server = accepted.server.expect(event::CONNECT_REQUEST, 0).id;
+    accepted.server.accept(server, 3, Some(&reply())).unwrap();
+    accepted.settle();
+    accepted.kill_client();
+    accepted.server.expect(event::REJECTED, i32::from(reason::CONSUMER));
+
+    let mut established = pair();
+    established.connected();
+    established.kill_client();
+    established.server.expect(event::DISCONNECTED, 0);
+    established.server.expect_nothing();
+}
+
+#[test]
+fn ports_have_one_owner() {
+    const IN_USE: Result<()> = Err(Errno(libc::EADDRINUSE));
+    const NOT_AVAILABLE: Result<()> = Err(Errno(libc::EADDRNOTAVAIL));
+    let mut pair = pair();
+    let bound = pair.server.create(1, ps::TCP);
+    pair.server.bind(bound, "127.0.0.1:7471").unwrap();
+    let mut try_all = |expected: [(&str, Result<()>); 4], space| {
+        for process in [&mut pair.server, &mut pair.client] {
+            for (address, expected) in expected {
+                let id = process.create(2, space);
+                assert_eq!(process.bind(id, address), expected, "{address}");
+                process.destroy(id).unwrap();
+            }
+        }
+    };
+    let (same, any) = ("127.0.0.1:7471", "0.0.0.0:7471");
+    // Another address of this host is another place; an address of another host is none of ours.
+    let other = ("10.0.0.1:7471", Ok(()));
+    let foreign = ("192.0.2.1:7471", NOT_AVAILABLE);
+    try_all([(same, IN_USE), (any, NOT_AVAILABLE), other, foreign], ps::TCP);
+    try_all([(same, Ok(())), (any, Ok(())), other, foreign], ps::UDP);
+    pair.server.destroy(bound).unwrap();
+    let id = pair.client.create(3, ps::TCP);
+    assert_eq!(pair.client.bind(id, any), Ok(()), "given back");
+    let id = pair.server.create(4, ps::TCP);
+    assert_eq!(pair.server.bind(id, same), NOT_AVAILABLE, "a wildcard means every address");
+    // Both families, unless told otherwise.
+    assert_eq!(pair.server.bind(id, "[::]:7471"), IN_USE);
+    pair.server.manager.set_only_own_family(CHANNEL, id, true).unwrap();
+    assert_eq!(pair.server.bind(id, "[::]:7471"), Ok(()));
+}
+
+#[test]
+fn who_does_not_choose_a_port_gets_one() {
+    let mut pair = pair();
+    let mut ports = Vec::new();
+    for _ in 0..50 {
+        let id = pair.server.create(1, ps::TCP);
+        pair.server.bind(id, "127.0.0.1:0").unwrap();
+        let Process { manager, world } = &mut pair.server;
+        let route = manager.query_route(world, CHANNEL, id).unwrap();
+        ports.push(Address::parse(&route.src).unwrap().port);
+        assert_eq!(route.node_guid.to_be(), 0x1122);
+    }
+    ports.sort_unstable();
+    assert!(ports[0] >= 32768);
+    ports.dedup();
+    assert_eq!(ports.len(), 50);
+}
+
+#[test]
+fn ports_may_be_shared_by_agreement_but_not_for_listening() {
+    let mut pair = pair();
+    let ids = [1, 2].map(|uid| {
+        let id = pair.server.create(uid, ps::TCP);
+        pair.server.manager.set_reuse(CHANNEL, id, true).unwrap();
+        pair.server.bind(id, "127.0.0.1:7471").unwrap();
+        id
+    });
+    let Process { manager, world } = &mut pair.server;
+    assert_eq!(manager.listen(world, CHANNEL, ids[0], 1), Err(Errno(libc::EADDRINUSE)));
+    manager.destroy(world, CHANNEL, ids[1]).unwrap();
+    manager.listen(world, CHANNEL, ids[0], 1).unwrap();
+}
+
+#[test]
+fn datagram_services_are_found() {
+    let mut pair = pair();
+    pair.server.listen(1, ps::UDP, "127.0.0.1:7471");
+    let client = pair.client.connect(2, ps::UDP, "127.0.0.1:7471", &param(0, b"where?"));
+    pair.settle();
+    let asked = pair.server.expect(event::CONNECT_REQUEST, 0);
+    let seen = UdParam::from_prefix(&asked.param);
+    assert_eq!(&seen.private_data[..7], b"where?\0");
+    assert_eq!(usize::from(seen.private_data_len), private::SIDR_REQ);
+    pair.server.accept(asked.id, 3, Some(&param(0x333, b"here"))).unwrap();
+    pair.settle();
+    let found = UdParam::from_prefix(&pair.client.expect(event::ESTABLISHED, 0).param);
+    assert_eq!((found.qp_num, found.qkey), (0x333, 0x0123_4567));
+    assert_eq!((found.ah_attr.dgid, found.ah_attr.is_global), (at("127.0.0.1:0").gid(), 1));
+    // The server's end means nothing to who has its address.
+    pair.server.destroy(asked.id).unwrap();
+    pair.settle();
+    pair.client.expect_nothing();
+    let Process { manager, world } = &mut pair.client;
+    let attributes = manager.qp_attributes(world, CHANNEL, client, 1).unwrap();
+    assert_eq!((attributes.mask, attributes.qkey), (1 | 16 | 32 | 64, 0x0123_4567));
+}
+
+#[test]
+fn datagram_services_may_be_refused_or_lost() {
+    let mut pair = pair();
+    pair.server.listen(1, ps::UDP, "127.0.0.1:7471");
+    pair.client.connect(2, ps::UDP, "127.0.0.1:7471", &param(0, b""));
+    pair.settle();
+    let server = pair.server.expect(event::CONNECT_REQUEST, 0).id;
+    let Process { manager, world } = &mut pair.server;
+    manager.reject(world, CHANNEL, server, 0, b"no").unwrap();
+    pair.settle();
+    pair.client.expect(event::UNREACHABLE, i32::from(sidr::REJECTED));
+    pair.client.connect(3, ps::UDP, "127.0.0.1:7471", &param(0, b""));
+    pair.settle();
+    pair.pass(PATIENCE);
+    pair.client.expect(event::UNREACHABLE, -libc::ETIMEDOUT);
+}
+
+#[test]
+fn a_moved_identifier_takes_its_events_along() {
+    let mut pair = pair();
+    let listener = pair.server.listen(1, ps::TCP, "127.0.0.1:7471");
+    pair.client.connect(2, ps::TCP, "127.0.0.1:7471", &request());
+    pair.settle();
+    let Process { manager, world } = &mut pair.server;
+    world.ready.clear();
+    assert_eq!(manager.migrate(world, CHANNEL, listener, OTHER), Ok(0));
+    assert_eq!(world.ready, [OTHER], "whoever polls it learns of the event");
+    assert!(manager.next_event(CHANNEL).is_none());
+    let (asked, last) = manager.next_event(OTHER).unwrap();
+    assert!(last && asked.event == event::CONNECT_REQUEST);
+    let reply = reply();
+    assert_eq!(manager.accept(world, OTHER, asked.id, 3, Some((&reply, Ece::ZERO))), Ok(()));
+    assert_eq!(manager.destroy(world, CHANNEL, listener), Err(Errno(libc::EINVAL)), "not there any more");
+}
+
+#[test]
+fn the_end_of_a_channel_is_the_end_of_its_identifiers() {
+    let mut pair = pair();
+    pair.connected();
+    let Process { manager, world } = &mut pair.server;
+    manager.close(world, CHANNEL);
+    pair.settle();
+    pair.client.expect(event::DISCONNECTED, 0);
+    pair.client.connect(9, ps::TCP, "127.0.0.1:7471", &request());
+    pair.client.expect(event::REJECTED, i32::from(reason::INVALID_SERVICE_ID));
+}
+
+#[test]
+fn groups_are_joined_and_left() {
+    let mut pair = pair();
+    let id = pair.client.create(2, ps::UDP);
+    let Process { manager, world } = &mut pair.client;
+    let group = at("239.1.2.3:0");
+    assert_eq!(manager.join(world, CHANNEL, id, 7, group), Err(Errno(libc::EINVAL)), "no device yet");
+    pair.client.resolve(id, "127.0.0.1:7471");
+    let Process { manager, world } = &mut pair.client;
+    assert_eq!(manager.join(world, CHANNEL, id, 7, at("10.0.0.1:0")), Err(Errno(libc::EINVAL)));
+    let membership = manager.join(world, CHANNEL, id, 7, group).unwrap();
+    let joined = pair.client.expect(event::MULTICAST_JOIN, 0);
+    assert_eq!(joined.uid, 7);
+    let way = UdParam::from_prefix(&joined.param);
+    assert_eq!((way.qp_num, way.qkey, way.ah_attr.dgid), (0xff_ffff, 0x0123_4567, group.gid()));
+    let Process { manager, world } = &mut pair.client;
+    assert_eq!(manager.join(world, CHANNEL, id, 8, group), Err(Errno(libc::EADDRINUSE)));
+    assert_eq!(manager.leave(CHANNEL, membership), Ok(1));
+    assert_eq!(manager.leave(CHANNEL, membership), Err(Errno(libc::ENOENT)));
+}
+
+#[test]
+fn what_is_wrong_is_refused() {
+    const INVALID: Result<()> = Err(Errno(libc::EINVAL));
+    let mut pair = pair();
+    let id = pair.client.create(2, ps::TCP);
+    let Process { manager, world } = &mut pair.client;
+    assert!(manager.create(world, CHANNEL, 2, 0x999, QPT_UD).is_err());
+    assert_eq!(manager.connect(world, CHANNEL, id, &request(), Ece::ZERO), INVALID, "not resolved");
+    assert_eq!(manager.resolve_route(world, CHANNEL, id), INVALID);
+    assert_eq!(manager.disconnect(world, CHANNEL, id), INVALID);
+    assert_eq!(manager.qp_attributes(world, CHANNEL, id, 1).err(), Some(Errno(libc::EINVAL)));
+    assert_eq!(manager.disconnect(world, CHANNEL, 99), Err(Errno(libc::ENOENT)));
+    manager.resolve_addr(world, CHANNEL, id, None, at("192.0.2.7:1")).unwrap();
+    pair.client.expect(event::ADDR_ERROR, -libc::EHOSTUNREACH);
+    pair.client.resolve(id, "127.0.0.1:7471");
+    let Process { manager, world } = &mut pair.client;
+    let long = param(1, &[1; private::REQ + 1]);
+    assert_eq!(manager.connect(world, CHANNEL, id, &long, Ece::ZERO), INVALID, "no room in the message");
+    assert_eq!(
+        manager.qp_attributes(world, CHANNEL, id, 2).err(),
+        Some(Errno(libc::EINVAL)),
+        "no answer yet"
+    );
+}

@@ -1,0 +1,313 @@
+//! What two processes say to each other about one connection (IBTA volume 1, 12.6 and 12.11).
+//!
+//! Every message travels on the link of its connection, so it names no identifiers, and a link that ends
+//! says what a lost peer can no longer say. Integers are in host order: both ends are on one host.
+
+use crate::address::{self, Address};
+
+/// First byte of every message; changes with their format.
+const VERSION: u8 = 1;
+/// No message is longer.
+pub const MAX_LEN: usize = 512;
+
+/// Private data of each kind of message that is left to programs: what the specification gives, less the 36
+/// bytes that annex A11 puts in front of a request's.
+pub mod private {
+    /// In a REQ.
+    pub const REQ: usize = 92 - 36;
+    /// In a REP.
+    pub const REP: usize = 196;
+    /// In a REJ.
+    pub const REJ: usize = 148;
+    /// In a DREQ.
+    pub const DREQ: usize = 220;
+    /// In a DREP.
+    pub const DREP: usize = 224;
+    /// In a SIDR_REQ.
+    pub const SIDR_REQ: usize = 216 - 36;
+    /// In a SIDR_REP.
+    pub const SIDR_REP: usize = 136;
+}
+
+/// What each side of a connection tells the other about its queue pair.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Parameters {
+    /// Its queue pair.
+    pub qpn: u32,
+    /// The packet sequence number that the other side starts sending with.
+    pub psn: u32,
+    /// READs that it takes at once.
+    pub responder_resources: u8,
+    /// READs that it wants to send at once.
+    pub initiator_depth: u8,
+    /// Whether it signals credits.
+    pub flow_control: u8,
+    /// How often the other side shall repeat a request that got no answer.
+    pub retry_count: u8,
+    /// How often after an RNR NAK.
+    pub rnr_retry_count: u8,
+    /// Whether it receives from a shared queue.
+    pub srq: u8,
+    /// Code of the ACK timeout on the path.
+    pub timeout: u8,
+    /// Vendor and options of enhanced connection establishment.
+    pub ece: [u32; 2],
+    /// The program's.
+    pub private: Vec<u8>,
+}
+
+/// A message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// Wants a connection.
+    Req {
+        /// Who asks.
+        src: Address,
+        /// Who is asked.
+        dst: Address,
+        /// About the asker's queue pair.
+        parameters: Parameters,
+    },
+    /// Agrees.
+    Rep(Parameters),
+    /// Is ready.
+    Rtu,
+    /// Does not agree, or gives up.
+    Rej {
+        /// Why.
+        reason: u8,
+        /// The program's.
+        private: Vec<u8>,
+    },
+    /// Wants to end it.
+    Dreq,
+    /// Agrees to that.
+    Drep,
+    /// Asks for a datagram service.
+    SidrReq {
+        /// Who asks.
+        src: Address,
+        /// Who is asked.
+        dst: Address,
+        /// The program's.
+        private: Vec<u8>,
+    },
+    /// Says where it is.
+    SidrRep {
+        /// Zero if there is one.
+        status: u8,
+        /// Its queue pair.
+        qpn: u32,
+        /// Its key.
+        qkey: u32,
+        /// The program's.
+        private: Vec<u8>,
+    },
+}
+
+impl Message {
+    /// As bytes.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut to = vec![VERSION];
+        match self {
+            Self::Req { src, dst, parameters } => {
+                to.push(1);
+                to.extend(src.encode());
+                to.extend(dst.encode());
+                parameters.encode(&mut to);
+            }
+            Self::Rep(parameters) => {
+                to.push(2);
+                parameters.encode(&mut to);
+            }
+            Self::Rtu => to.push(3),
+            Self::Rej { reason, private } => {
+                to.extend([4, *reason]);
+                put_private(&mut to, private);
+            }
+            Self::Dreq => to.push(5),
+            Self::Drep => to.push(6),
+            Self::SidrReq { src, dst, private } => {
+                to.push(7);
+                to.extend(src.encode());
+                to.extend(dst.encode());
+                put_private(&mut to, private);
+            }
+            Self::SidrRep { status, qpn, qkey, private } => {
+                to.extend([8, *status]);
+                to.extend(qpn.to_ne_bytes());
+                to.extend(qkey.to_ne_bytes());
+                put_private(&mut to, private);
+            }
+        }
+        to
+    }
+
+    /// From bytes; None unless they are one whole message.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut from = Reader(bytes);
+        if from.byte()? != VERSION {
+            return None;
+        }
+        let message = match from.byte()? {
+            1 => Self::Req {
+                src: from.address()?,
+                dst: from.address()?,
+                parameters: Parameters::decode(&mut from)?,
+            },
+            2 => Self::Rep(Parameters::decode(&mut from)?),
+            3 => Self::Rtu,
+            4 => Self::Rej { reason: from.byte()?, private: from.private()? },
+            5 => Self::Dreq,
+            6 => Self::Drep,
+            7 => Self::SidrReq { src: from.address()?, dst: from.address()?, private: from.private()? },
+            8 => Self::SidrRep {
+                status: from.byte()?,
+                qpn: from.word()?,
+                qkey: from.word()?,
+                private: from.private()?,
+            },
+            _ => return None,
+        };
+        from.0.is_empty().then_some(message)
+    }
+}
+
+impl Parameters {
+    fn encode(&self, to: &mut Vec<u8>) {
+        for word in [self.qpn, self.psn, self.ece[0], self.ece[1]] {
+            to.extend(word.to_ne_bytes());
+        }
+        to.extend([
+            self.responder_resources,
+            self.initiator_depth,
+            self.flow_control,
+            self.retry_count,
+            self.rnr_retry_count,
+            self.srq,
+            self.timeout,
+        ]);
+        put_private(to, &self.private);
+    }
+
+    fn decode(from: &mut Reader<'_>) -> Option<Self> {
+        let [qpn, psn] = [from.word()? & 0xff_ffff, from.word()? & 0xff_ffff];
+        Some(Self {
+            qpn,
+            psn,
+            ece: [from.word()?, from.word()?],
+            responder_resources: from.byte()?,
+            initiator_depth: from.byte()?,
+            flow_control: from.byte()?,
+            retry_count: from.byte()? & 7,
+            rnr_retry_count: from.byte()? & 7,
+            srq: from.byte()?,
+            timeout: from.byte()? & 31,
+            private: from.private()?,
+        })
+    }
+}
+
+fn put_private(to: &mut Vec<u8>, private: &[u8]) {
+    // Checked against the limit of its kind of message when the program gave it.
+    to.push(private.len() as u8);
+    to.extend(private);
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn byte(&mut self) -> Option<u8> {
+        let (first, rest) = self.0.split_first()?;
+        self.0 = rest;
+        Some(*first)
+    }
+
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (first, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*first)
+    }
+
+    fn word(&mut self) -> Option<u32> {
+        self.array().map(u32::from_ne_bytes)
+    }
+
+    fn address(&mut self) -> Option<Address> {
+        let bytes: [u8; address::LEN] = self.array()?;
+        Address::parse(&bytes).ok()
+    }
+
+    fn private(&mut self) -> Option<Vec<u8>> {
+        let len = usize::from(self.byte()?);
+        let (private, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(private.to_vec())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all() -> Vec<Message> {
+        let src = Address { ip: "127.0.0.1".parse().unwrap(), port: 40000, scope: 0 };
+        let dst = Address { ip: "::1".parse().unwrap(), port: 7471, scope: 0 };
+        let parameters = Parameters {
+            qpn: 0xabcdef,
+            psn: 0x123456,
+            responder_resources: 1,
+            initiator_depth: 2,
+            flow_control: 1,
+            retry_count: 7,
+            rnr_retry_count: 6,
+            srq: 1,
+            timeout: 19,
+            ece: [3, 4],
+            private: b"hello".to_vec(),
+        };
+        vec![
+            Message::Req { src, dst, parameters: parameters.clone() },
+            Message::Rep(Parameters { private: vec![9; private::REP], ..parameters }),
+            Message::Rtu,
+            Message::Rej { reason: 28, private: Vec::new() },
+            Message::Dreq,
+            Message::Drep,
+            Message::SidrReq { src: dst, dst: src, private: vec![1; private::SIDR_REQ] },
+            Message::SidrRep { status: 1, qpn: 5, qkey: 6, private: vec![2] },
+        ]
+    }
+
+    #[test]
+    fn messages_survive_the_way() {
+        for message in all() {
+            let bytes = message.encode();
+            assert!(bytes.len() <= MAX_LEN);
+            assert_eq!(Message::decode(&bytes), Some(message));
+        }
+    }
+
+    #[test]
+    fn cut_and_lengthened_messages_are_refused() {
+        for message in all() {
+            let mut bytes = message.encode();
+            for len in 0..bytes.len() {
+                assert_eq!(Message::decode(&bytes[..len]), None, "{message:?} cut to {len}");
+            }
+            bytes.push(0);
+            assert_eq!(Message::decode(&bytes), None, "{message:?} and more");
+        }
+    }
+
+    #[test]
+    fn numbers_are_cut_to_their_width() {
+        let parameters =
+            Parameters { qpn: u32::MAX, retry_count: 255, timeout: 255, ..Parameters::default() };
+        let Some(Message::Rep(seen)) = Message::decode(&Message::Rep(parameters).encode()) else {
+            panic!("no REP")
+        };
+        assert_eq!((seen.qpn, seen.retry_count, seen.timeout), (0xff_ffff, 7, 31));
+    }
+}

@@ -1,0 +1,228 @@
+//! Opening, listing, testing, reading links; and writing, for channels.
+
+#![allow(missing_docs, reason = "named after the C library's functions")]
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::os::fd::IntoRawFd as _;
+use std::ptr;
+
+use libc::{DIR, FILE, mode_t, size_t, ssize_t};
+use millstream_cm::{Errno, engine};
+
+use crate::next::through;
+use crate::place::{self, Device, Place};
+use crate::{failed, set_errno};
+
+/// What opening one of our paths means.
+enum Opened {
+    /// Done: a descriptor, or -1 with errno.
+    Done(c_int),
+    /// Open this instead.
+    Instead(Place),
+    /// Not ours.
+    Other,
+}
+
+unsafe fn opened(path: *const c_char, flags: c_int) -> Opened {
+    // SAFETY: the caller of `open` passes a C string.
+    match unsafe { place::of(path) } {
+        None => Opened::Other,
+        Some(Place { device: None, .. }) if flags & (libc::O_CREAT | libc::O_WRONLY | libc::O_RDWR) != 0 => {
+            Opened::Done(failed(libc::EACCES))
+        }
+        Some(place @ Place { device: None, .. }) => Opened::Instead(place),
+        // The verbs library does not go through the kernel's device, and nobody else can make use of it.
+        Some(Place { device: Some(Device::Verbs), .. }) => Opened::Done(failed(libc::ENXIO)),
+        Some(Place { device: Some(Device::Manager), .. }) => Opened::Done(match engine::open(flags) {
+            Ok(channel) => channel.into_raw_fd(),
+            Err(error) => failed(Errno::from(error).0),
+        }),
+    }
+}
+
+/// Functions like `open(path, flags, mode)`. The C functions take the mode only when they create a file; both
+/// calling conventions put it where a third argument goes, and what lies there otherwise is not looked at.
+macro_rules! open {
+    ($($name:ident;)*) => {$(
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        pub unsafe extern "C-unwind" fn $name(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+            // SAFETY: the caller passes a C string.
+            let opened = unsafe { opened(path, flags) };
+            let path = match &opened {
+                Opened::Done(fd) => return *fd,
+                Opened::Instead(place) => place.path.as_ptr(),
+                Opened::Other => path,
+            };
+            through!($name(path: *const c_char, flags: c_int, mode: mode_t) -> c_int, missing -1)
+        }
+    )*};
+}
+
+open! { open; open64; }
+
+macro_rules! openat {
+    ($($name:ident;)*) => {$(
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        pub unsafe extern "C-unwind" fn $name(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+            // SAFETY: the caller passes a C string.
+            let opened = unsafe { opened(path, flags) };
+            let path = match &opened {
+                Opened::Done(fd) => return *fd,
+                Opened::Instead(place) => place.path.as_ptr(),
+                Opened::Other => path,
+            };
+            through!($name(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int, missing -1)
+        }
+    )*};
+}
+
+openat! { openat; openat64; }
+
+/// What fortified programs call when the flags are not known at compile time.
+macro_rules! open_2 {
+    ($($name:ident;)*) => {$(
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        #[allow(non_snake_case, reason = "the C library's name")]
+        pub unsafe extern "C-unwind" fn $name(path: *const c_char, flags: c_int) -> c_int {
+            // SAFETY: the caller passes a C string.
+            let opened = unsafe { opened(path, flags) };
+            let path = match &opened {
+                Opened::Done(fd) => return *fd,
+                Opened::Instead(place) => place.path.as_ptr(),
+                Opened::Other => path,
+            };
+            through!($name(path: *const c_char, flags: c_int) -> c_int, missing -1)
+        }
+    )*};
+}
+
+open_2! { __open_2; __open64_2; }
+
+macro_rules! openat_2 {
+    ($($name:ident;)*) => {$(
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        #[allow(non_snake_case, reason = "the C library's name")]
+        pub unsafe extern "C-unwind" fn $name(dir: c_int, path: *const c_char, flags: c_int) -> c_int {
+            // SAFETY: the caller passes a C string.
+            let opened = unsafe { opened(path, flags) };
+            let path = match &opened {
+                Opened::Done(fd) => return *fd,
+                Opened::Instead(place) => place.path.as_ptr(),
+                Opened::Other => path,
+            };
+            through!($name(dir: c_int, path: *const c_char, flags: c_int) -> c_int, missing -1)
+        }
+    )*};
+}
+
+openat_2! { __openat_2; __openat64_2; }
+
+/// Functions that take a path and only look: the path is replaced, the rest passed on.
+macro_rules! look {
+    ($($name:ident($($before:ident: $btype:ty,)* @path $(, $after:ident: $atype:ty)*) -> $ret:ty, $missing:expr;)*) => {$(
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        #[allow(non_snake_case, reason = "the C library's name")]
+        pub unsafe extern "C-unwind" fn $name($($before: $btype,)* path: *const c_char $(, $after: $atype)*) -> $ret {
+            // SAFETY: the caller passes a C string.
+            let place = unsafe { place::of(path) };
+            let path = place.as_ref().map_or(path, |place| place.path.as_ptr());
+            through!($name($($before: $btype,)* path: *const c_char $(, $after: $atype)*) -> $ret, missing $missing)
+        }
+    )*};
+}
+
+/// As `scandir` takes them.
+type Filter = *const c_void;
+
+look! {
+    fopen(@path, mode: *const c_char) -> *mut FILE, ptr::null_mut();
+    fopen64(@path, mode: *const c_char) -> *mut FILE, ptr::null_mut();
+    opendir(@path) -> *mut DIR, ptr::null_mut();
+    scandir(@path, list: *mut c_void, filter: Filter, compare: Filter) -> c_int, -1;
+    scandir64(@path, list: *mut c_void, filter: Filter, compare: Filter) -> c_int, -1;
+    access(@path, mode: c_int) -> c_int, -1;
+    eaccess(@path, mode: c_int) -> c_int, -1;
+    euidaccess(@path, mode: c_int) -> c_int, -1;
+    faccessat(dir: c_int, @path, mode: c_int, flags: c_int) -> c_int, -1;
+    readlink(@path, to: *mut c_char, len: size_t) -> ssize_t, -1;
+    __readlink_chk(@path, to: *mut c_char, len: size_t, room: size_t) -> ssize_t, -1;
+    readlinkat(dir: c_int, @path, to: *mut c_char, len: size_t) -> ssize_t, -1;
+    __readlinkat_chk(dir: c_int, @path, to: *mut c_char, len: size_t, room: size_t) -> ssize_t, -1;
+    getxattr(@path, name: *const c_char, value: *mut c_void, size: size_t) -> ssize_t, -1;
+    lgetxattr(@path, name: *const c_char, value: *mut c_void, size: size_t) -> ssize_t, -1;
+    listxattr(@path, list: *mut c_char, size: size_t) -> ssize_t, -1;
+    llistxattr(@path, list: *mut c_char, size: size_t) -> ssize_t, -1;
+}
+
+/// Programs see the path that they asked for, not where it leads.
+unsafe fn renamed(found: *mut c_char) -> *mut c_char {
+    if !found.is_null() {
+        // SAFETY: a C string that was just made, and a shorter one in its place.
+        unsafe {
+            let bytes = CStr::from_ptr(found).to_bytes();
+            if let Some(known) = place::known_as(bytes) {
+                let known = known.to_vec();
+                found.cast::<u8>().copy_from_nonoverlapping(known.as_ptr(), known.len());
+                *found.add(known.len()) = 0;
+            }
+        }
+    }
+    found
+}
+
+macro_rules! resolve {
+    ($($name:ident(@path $(, $after:ident: $atype:ty)*);)*) => {$(
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        #[allow(non_snake_case, reason = "the C library's name")]
+        pub unsafe extern "C-unwind" fn $name(path: *const c_char $(, $after: $atype)*) -> *mut c_char {
+            // SAFETY: the caller passes a C string.
+            let place = unsafe { place::of(path) };
+            let ours = place.is_some();
+            let path = place.as_ref().map_or(path, |place| place.path.as_ptr());
+            let found =
+                through!($name(path: *const c_char $(, $after: $atype)*) -> *mut c_char, missing ptr::null_mut());
+            // SAFETY: what the function returned.
+            if ours { unsafe { renamed(found) } } else { found }
+        }
+    )*};
+}
+
+resolve! {
+    realpath(@path, to: *mut c_char);
+    __realpath_chk(@path, to: *mut c_char, room: size_t);
+    canonicalize_file_name(@path);
+}
+
+/// Whether these bytes may be a command: a program writes nothing else to a channel, and hardly anything like
+/// it elsewhere. Cheap, because every write of the program asks. The engine's own wake-ups (a number in eight
+/// bytes, without a body) are none, so the engine can write while it holds its lock.
+#[inline]
+unsafe fn may_be_command(from: *const c_void, len: size_t) -> bool {
+    const HEADER: usize = 8;
+    const SHORTEST_BODY: usize = 4;
+    if !engine::has_channels() || !(HEADER + SHORTEST_BODY..=512).contains(&len) || from.is_null() {
+        return false;
+    }
+    // SAFETY: the program's buffer has `len` bytes.
+    let [cmd, lengths] = unsafe { from.cast::<[u32; 2]>().read_unaligned() };
+    let body = (lengths & 0xffff) as usize;
+    cmd < millstream_cm::abi::cmd::COUNT && body >= SHORTEST_BODY && HEADER + body <= len
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C-unwind" fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
+    // SAFETY: the program's buffer has `len` bytes; a command's addresses are the program's too.
+    let answered = unsafe {
+        may_be_command(from, len)
+            .then(|| engine::write(fd, std::slice::from_raw_parts(from.cast(), len)))
+            .flatten()
+    };
+    match answered {
+        Some(Ok(written)) => written.cast_signed(),
+        Some(Err(error)) => {
+            set_errno(error.0);
+            -1
+        }
+        None => through!(write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t, missing -1),
+    }
+}

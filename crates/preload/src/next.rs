@@ -1,0 +1,52 @@
+//! The definitions that would have been called without this library.
+
+use std::ffi::{CStr, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// A function of the next library that defines it.
+pub(crate) struct Next {
+    name: &'static CStr,
+    found: AtomicPtr<c_void>,
+}
+
+impl Next {
+    pub(crate) const fn new(name: &'static CStr) -> Self {
+        Self { name, found: AtomicPtr::new(std::ptr::null_mut()) }
+    }
+
+    /// Its address; null if there is none.
+    #[inline]
+    pub(crate) fn get(&self) -> *mut c_void {
+        let found = self.found.load(Ordering::Relaxed);
+        if found.is_null() { self.find() } else { found }
+    }
+
+    #[cold]
+    fn find(&self) -> *mut c_void {
+        // SAFETY: a C string; the search starts after this library, so it cannot find ourselves.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        self.found.store(found, Ordering::Relaxed);
+        found
+    }
+}
+
+/// Calls the next definition of the function with the arguments of these names; where there is none, returns
+/// `$missing` with ENOSYS from the function around it.
+macro_rules! through {
+    ($name:ident($($arg:ident: $type:ty),*) -> $ret:ty, missing $missing:expr) => {{
+        static NEXT: $crate::next::Next = $crate::next::Next::new(
+            // SAFETY: ends in the one NUL that `concat` adds.
+            unsafe { std::ffi::CStr::from_bytes_with_nul_unchecked(concat!(stringify!($name), "\0").as_bytes()) },
+        );
+        let next = NEXT.get();
+        if next.is_null() {
+            $crate::set_errno(libc::ENOSYS);
+            return $missing;
+        }
+        // SAFETY: the C library's function of this name has this signature.
+        let next: unsafe extern "C-unwind" fn($($type),*) -> $ret = unsafe { std::mem::transmute(next) };
+        // SAFETY: the caller's arguments, or a path of ours in place of the caller's.
+        unsafe { next($($arg),*) }
+    }};
+}
+pub(crate) use through;

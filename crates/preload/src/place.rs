@@ -1,0 +1,122 @@
+//! Which paths are ours.
+
+use std::ffi::{CStr, CString, c_char};
+
+use crate::view;
+
+/// One of our paths.
+pub(crate) struct Place {
+    /// Where it leads.
+    pub(crate) path: CString,
+    pub(crate) device: Option<Device>,
+}
+
+/// A character device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Device {
+    /// `/dev/infiniband/uverbs0`
+    Verbs,
+    /// `/dev/infiniband/rdma_cm`
+    Manager,
+}
+
+impl Device {
+    /// Major and minor number, as `dev` in sysfs names them.
+    pub(crate) fn numbers(self) -> (u32, u32) {
+        match self {
+            Self::Verbs => (231, 192),
+            Self::Manager => (10, 120),
+        }
+    }
+}
+
+/// What is ours, each with everything below it.
+const OURS: [&CStr; 4] = [
+    c"/sys/class/infiniband",
+    c"/sys/class/infiniband_verbs",
+    c"/sys/class/misc/rdma_cm",
+    c"/dev/infiniband",
+];
+
+/// Whether `path` is `root` or below it.
+unsafe fn is_below(path: *const c_char, root: &CStr) -> bool {
+    for (at, expected) in root.to_bytes().iter().enumerate() {
+        // SAFETY: everything before `at` was not the string's end.
+        if unsafe { *path.add(at) }.cast_unsigned() != *expected {
+            return false;
+        }
+    }
+    // SAFETY: as above.
+    matches!(unsafe { *path.add(root.count_bytes()) }.cast_unsigned(), 0 | b'/')
+}
+
+/// Where `path` leads, if it is one of ours.
+///
+/// # Safety
+/// A C string, or null.
+pub(crate) unsafe fn of(path: *const c_char) -> Option<Place> {
+    // SAFETY: the caller vouches for the string.
+    if path.is_null() || !OURS.iter().any(|root| unsafe { is_below(path, root) }) {
+        return None;
+    }
+    // SAFETY: as above.
+    let path = unsafe { CStr::from_ptr(path) };
+    let device = match path.to_bytes() {
+        b"/dev/infiniband/uverbs0" => Some(Device::Verbs),
+        b"/dev/infiniband/rdma_cm" => Some(Device::Manager),
+        _ => None,
+    };
+    let mut led = view::root()?.as_bytes().to_vec();
+    led.extend(path.to_bytes());
+    Some(Place { path: CString::new(led).ok()?, device })
+}
+
+/// The path that programs know for one inside the view.
+pub(crate) fn known_as(path: &[u8]) -> Option<&[u8]> {
+    let below = path.strip_prefix(view::root_if_used()?.as_bytes())?;
+    below.starts_with(b"/").then_some(below)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_these_paths_are_ours() {
+        // SAFETY: C strings.
+        let ours = |path: &CStr| OURS.iter().any(|root| unsafe { is_below(path.as_ptr(), root) });
+        for path in [
+            c"/sys/class/infiniband",
+            c"/sys/class/infiniband/",
+            c"/sys/class/infiniband/mill0/ports/1/state",
+            c"/sys/class/infiniband_verbs/abi_version",
+            c"/sys/class/misc/rdma_cm/abi_version",
+            c"/dev/infiniband/rdma_cm",
+        ] {
+            assert!(ours(path), "{path:?}");
+        }
+        for path in [
+            c"",
+            c"/",
+            c"/sys/class",
+            c"/sys/class/infiniband_mad/abi_version",
+            c"/sys/class/misc/rdma_cmx",
+            c"/dev/infiniban",
+            c"/dev/null",
+            c"sys/class/infiniband",
+        ] {
+            assert!(!ours(path), "{path:?}");
+        }
+    }
+
+    #[test]
+    fn places_lead_into_the_view_and_back() {
+        // SAFETY: C strings.
+        let place = unsafe { of(c"/dev/infiniband/rdma_cm".as_ptr()) }.expect("ours");
+        assert_eq!(place.device, Some(Device::Manager));
+        assert_eq!(known_as(place.path.to_bytes()), Some(&b"/dev/infiniband/rdma_cm"[..]));
+        assert_eq!(known_as(b"/dev/infiniband/rdma_cm"), None);
+        // SAFETY: as above.
+        assert!(unsafe { of(std::ptr::null()) }.is_none());
+    }
+}
