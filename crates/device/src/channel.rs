@@ -72,7 +72,12 @@ impl Channel {
             if let Some(cq) = queues.iter().filter_map(Weak::upgrade).find(|cq| cq.take_event()) {
                 return Ok(cq);
             }
-            // The event of a queue that is gone.
+            // The event of a queue that is gone, or a peer's idea of one. Who does not want to wait is not
+            // kept until all of these are taken.
+            drop(queues);
+            if self.event.is_nonblocking()? {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
         }
     }
 }

@@ -76,6 +76,11 @@ impl Cq {
         // SAFETY: a fresh zeroed block of the right size, released only when this queue is dropped,
         // by when no reference is left; all fields are atomics.
         let ring: &'static CqRing = unsafe { host.arena.at(block.offset).cast::<CqRing>().as_ref() };
+        // Zero already, unless a peer stored into memory that was free.
+        for word in [&ring.tail, &ring.seen_head, &ring.armed, &ring.events, &ring.overrun, &ring.head] {
+            word.store(0, Ordering::Relaxed);
+        }
+        ring.lock.reset();
         ring.mask.store(capacity as u32 - 1, Ordering::Relaxed);
         ring.channel.store(channel.as_ref().map_or(0, |c| c.id), Ordering::Release);
         let cq = Arc::new(Self {
@@ -222,7 +227,8 @@ impl Cq {
         }
         let mut head = consumer.head;
         let before = head;
-        while n < out.len() {
+        // A peer that breaks the rules can publish entries for ever; one lap of them is enough for a call.
+        while n < out.len() && (head.wrapping_sub(before) as usize) < self.capacity {
             let Some(cqe) = self.read(head) else { break };
             head = head.wrapping_add(1);
             // Completions of queue pairs that are gone, or that no request matches, are dropped.
@@ -289,7 +295,8 @@ impl Cq {
     }
 
     /// Adds to the shared half, as the process that owns it (for flushed receives).
-    pub(crate) fn push_shared(self: &Arc<Self>, cqe: Cqe) {
+    /// False if it cannot take more.
+    pub(crate) fn push_shared(self: &Arc<Self>, cqe: Cqe) -> bool {
         let remote = RemoteCq { ring: self.ring, mask: self.capacity as u32 - 1 };
         match remote.push(self.context.host.pid, cqe, true) {
             Ok(true) => {
@@ -298,8 +305,12 @@ impl Cq {
                 }
             }
             Ok(false) => {}
-            Err(_) => self.overflow(),
+            Err(_) => {
+                self.overflow();
+                return false;
+            }
         }
+        true
     }
 
     fn notify(&self, solicited: bool) {

@@ -23,6 +23,8 @@ pub(crate) struct Files(Mutex<Slots>);
 #[derive(Debug, Default)]
 struct Slots {
     files: Vec<Option<(u32, OwnedFd)>>,
+    /// Last generation of each slot: not read back from where peers can write.
+    generations: Vec<u32>,
     free: Vec<u32>,
 }
 
@@ -40,13 +42,15 @@ impl Files {
             Some(slot) => slot,
             None if slots.files.len() < MAX_MR => {
                 slots.files.push(None);
+                slots.generations.push(0);
                 slots.files.len() as u32 - 1
             }
             None => return None,
         };
         let shared = entry(arena, slot);
         shared.len.store(len as u64, Ordering::Relaxed);
-        let generation = shared.generation.load(Ordering::Relaxed).wrapping_add(1) | 1;
+        let generation = slots.generations[slot as usize].wrapping_add(1) | 1;
+        slots.generations[slot as usize] = generation;
         shared.generation.store(generation, Ordering::Release);
         slots.files[slot as usize] = Some((generation, fd));
         Some(FileId { slot, generation })
@@ -55,7 +59,9 @@ impl Files {
     /// Withdraws a file. Who mapped it keeps its pages, which are nobody's any more.
     pub(crate) fn remove(&self, arena: &Arena, id: FileId) {
         let mut slots = self.0.lock().expect("no panic under this lock");
-        entry(arena, id.slot).generation.store(id.generation.wrapping_add(1), Ordering::Release);
+        let over = id.generation.wrapping_add(1);
+        slots.generations[id.slot as usize] = over;
+        entry(arena, id.slot).generation.store(over, Ordering::Release);
         slots.files[id.slot as usize] = None;
         slots.free.push(id.slot);
     }

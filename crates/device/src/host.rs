@@ -73,8 +73,6 @@ impl Host {
     fn start() -> io::Result<&'static Self> {
         let asymmetric = barrier::register();
         let arena = Arena::new("millstream-arena", ARENA_LEN, HEAP)?;
-        // SAFETY: the arena starts with its header, and all zeroes is a valid one.
-        unsafe { arena.at(0).cast::<Header>().as_ref() }.magic.store(MAGIC, Ordering::Release);
         let (block, listener) = claim_block()?;
         let host = Box::leak(Box::new(Self {
             arena,
@@ -92,10 +90,17 @@ impl Host {
             peers: Mutex::default(),
         }));
         let host: &'static Self = host;
+        host.mark_arena();
         host.peers.lock().expect("new").insert(block, Arc::new(Peer::myself(host)));
         spawn("mill-server", move || crate::server::run(host, &listener))?;
         spawn("mill-progress", move || host.progress.run(host))?;
         Ok(host)
+    }
+
+    /// Says what the arena is.
+    pub(crate) fn mark_arena(&self) {
+        // SAFETY: the arena starts with its header, and all zeroes is a valid one.
+        unsafe { self.arena.at(0).cast::<Header>().as_ref() }.magic.store(MAGIC, Ordering::Release);
     }
 
     /// The process that owns `qpn`, connecting to it if need be.

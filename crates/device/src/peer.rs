@@ -5,11 +5,12 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use millstream_shm::socket::Connection;
 use millstream_shm::{EventFd, Mapping, Memfd, poll_readable, process_handle, process_is_gone};
 
+use crate::caps::MAX_MR;
 use crate::files::FileId;
 use crate::greeting::{self, LEN, Message, Op, VERSION};
 use crate::host::Host;
@@ -179,6 +180,9 @@ impl Peer {
 
     /// Maps one of the peer's files whole, once. None where that is not possible.
     pub(crate) fn map(&self, id: FileId) -> Option<Arc<Mapping>> {
+        if id.slot as usize >= MAX_MR {
+            return None;
+        }
         let mut files = self.files.lock().expect("no panic under this lock");
         if let Some((generation, mapping)) = files.get(&id.slot)
             && *generation == id.generation
@@ -214,9 +218,10 @@ impl Peer {
         let connection = connection.lock().expect("no panic under this lock");
         match ask(&connection, Message::new(Op::Channel, [channel])) {
             Ok((answer, Some(fd))) if answer.op == Op::Channel => {
-                let event = Arc::new(EventFd::from_fd(fd));
-                event.signal();
-                channels.insert(channel, event);
+                if let Ok(event) = EventFd::from_peer(fd) {
+                    event.signal();
+                    channels.insert(channel, Arc::new(event));
+                }
             }
             // The channel is gone.
             Ok(_) => {}
@@ -256,13 +261,15 @@ impl Peer {
 /// Asks for something, and returns the answer: what was asked for, or [`Op::Refused`].
 fn ask(connection: &Connection, message: Message) -> io::Result<(Message, Option<OwnedFd>)> {
     connection.send(&message.encode(), &[])?;
-    loop {
+    let deadline = Instant::now() + greeting::PATIENCE;
+    while Instant::now() < deadline {
         let (answer, fd) = receive(connection)?;
         if answer.words == message.words && (answer.op == message.op || answer.op == Op::Refused) {
             return Ok((answer, fd));
         }
         // The answer to an earlier request that was not waited for.
     }
+    Err(io::ErrorKind::TimedOut.into())
 }
 
 fn receive(connection: &Connection) -> io::Result<(Message, Option<OwnedFd>)> {

@@ -59,6 +59,8 @@ fn answer(host: &'static Host, connection: &Connection) -> bool {
     match message.op {
         Op::Hello if a == VERSION => {
             let hello = Message::new(Op::Hello, [VERSION, host.pid, u32::from(host.asymmetric)]);
+            // Should somebody have stored over it: newcomers look at it once.
+            host.mark_arena();
             reply(hello, &[host.as_fd()])
         }
         Op::File => {

@@ -60,6 +60,11 @@ impl Srq {
         let block = host.arena.alloc(len).ok_or(Errno::NOMEM)?;
         // SAFETY: a fresh zeroed block, released only when this queue is dropped; all atomics.
         let ring: &'static SrqRing = unsafe { host.arena.at(block.offset).cast::<SrqRing>().as_ref() };
+        // Zero already, unless a peer stored into memory that was free.
+        for word in [&ring.head, &ring.rnr_wait, &ring.tail, &ring.limit] {
+            word.store(0, Ordering::Relaxed);
+        }
+        ring.lock.reset();
         ring.sges.store(max_sge, Ordering::Relaxed);
         ring.pd.store(pd.id, Ordering::Relaxed);
         ring.number.store(host.next_id(), Ordering::Relaxed);

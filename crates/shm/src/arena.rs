@@ -36,7 +36,8 @@ impl Arena {
     /// # Errors
     /// What creating or mapping the memory reports.
     pub fn new(name: &str, len: usize, reserved: usize) -> io::Result<Self> {
-        let memory = Memfd::new(name, len)?;
+        // Peers get the descriptor: none of them can seal it against the others.
+        let memory = Memfd::sealed(name, len)?;
         let mapping = memory.map()?;
         let start = round_up(reserved, PAGE);
         Ok(Self { memory, mapping, free: Mutex::new(BTreeMap::from([(start, len - start)])) })

@@ -2,6 +2,10 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use crate::memfd::stat;
+use crate::poll;
 
 /// A count behind a descriptor, which is readable while the count is not zero.
 #[derive(Debug)]
@@ -40,11 +44,28 @@ impl EventFd {
         Self(fd)
     }
 
-    /// Adds one.
+    /// Wraps a descriptor from somebody who is not trusted.
+    ///
+    /// # Errors
+    /// InvalidData for what is certainly no event descriptor: a write to a pipe, a socket or a file may wait
+    /// for ever.
+    pub fn from_peer(fd: OwnedFd) -> io::Result<Self> {
+        if stat(fd.as_fd())?.st_mode & libc::S_IFMT != 0 {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the peer's descriptor is no event"));
+        }
+        Ok(Self(fd))
+    }
+
+    /// Adds one. Where another holder of the descriptor has brought the count to its limit, at which a write
+    /// waits, there is nothing to add: it is readable.
     pub fn signal(&self) {
+        let mut polled = [libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLOUT, revents: 0 }];
+        if poll(&mut polled, Some(Duration::ZERO)).is_ok_and(|ready| ready == 0) {
+            return;
+        }
         let one = 1u64;
-        // SAFETY: writes eight bytes from a local. The count cannot reach its limit of 2^64 - 2,
-        // and a failed write to a peer's descriptor has nobody left to tell.
+        // SAFETY: writes eight bytes from a local. A failed write to a peer's descriptor has nobody left
+        // to tell.
         unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
     }
 
@@ -114,6 +135,29 @@ mod tests {
         event.signal();
         assert!(event.try_take());
         assert!(!is_readable(&event));
+    }
+
+    #[test]
+    fn a_full_count_makes_nobody_wait() {
+        let event = EventFd::new().unwrap();
+        let most = u64::MAX - 1;
+        // SAFETY: writes eight bytes from a local.
+        assert_eq!(unsafe { libc::write(event.0.as_raw_fd(), (&raw const most).cast(), 8) }, 8);
+        event.signal();
+        assert!(is_readable(&event));
+    }
+
+    #[test]
+    fn what_is_no_event_is_refused() {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let file = std::fs::File::open("/dev/null").unwrap();
+        for fd in [OwnedFd::from(reader), writer.into(), socket.into(), file.into()] {
+            assert!(EventFd::from_peer(fd).is_err());
+        }
+        let event = EventFd::from_peer(EventFd::new().unwrap().0).unwrap();
+        event.signal();
+        assert!(is_readable(&event));
     }
 
     #[test]

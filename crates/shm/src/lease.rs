@@ -32,6 +32,17 @@ impl LeaseLock {
         (free || self.wait(me, Self::PATIENCE)).then_some(LeaseGuard(&self.0))
     }
 
+    /// The same with another limit; a free lock is taken even without any patience.
+    pub fn lock_within(&self, me: u32, patience: Duration) -> Option<LeaseGuard<'_>> {
+        let free = self.0.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        (free || self.wait(me, patience)).then_some(LeaseGuard(&self.0))
+    }
+
+    /// Makes the lock free, whoever holds it: for the owner of memory that begins a new life.
+    pub fn reset(&self) {
+        self.0.store(0, Ordering::Release);
+    }
+
     #[cold]
     fn wait(&self, me: u32, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;

@@ -339,10 +339,19 @@ impl Drop for Mapping {
     }
 }
 
-/// Whether nobody can shrink the file behind `fd`, so that touching a mapping of it cannot fault.
+/// Whether nobody can shrink the file behind `fd`, so that touching a mapping of it cannot fault. Pages of
+/// the system's pool of huge pages can be taken out of the middle, and the pool may have no others.
 #[must_use]
 pub fn cannot_shrink(fd: BorrowedFd<'_>) -> bool {
-    has_seals(fd, libc::F_SEAL_SHRINK)
+    has_seals(fd, libc::F_SEAL_SHRINK) && !from_huge_page_pool(fd)
+}
+
+fn from_huge_page_pool(fd: BorrowedFd<'_>) -> bool {
+    // SAFETY: statfs is plain data and the call fills it.
+    unsafe {
+        let mut stat: libc::statfs = std::mem::zeroed();
+        libc::fstatfs(fd.as_raw_fd(), &raw mut stat) != 0 || stat.f_type == libc::HUGETLBFS_MAGIC
+    }
 }
 
 /// Whether the file behind `fd` is sealed as by [`Memfd::sealed`]: nobody can change its size, or
@@ -501,6 +510,23 @@ mod tests {
         assert_eq!(too_large.raw_os_error(), Some(libc::EFBIG));
         let empty = Memfd::new("test", 0).unwrap().map().unwrap_err();
         assert_eq!(empty.raw_os_error(), Some(libc::EINVAL));
+    }
+
+    #[test]
+    fn memory_from_the_huge_page_pool_is_refused() {
+        // SAFETY: a new descriptor that nobody else owns.
+        let fd = unsafe {
+            let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | libc::MFD_HUGETLB;
+            let raw = libc::memfd_create(c"test".as_ptr(), flags);
+            if raw < 0 {
+                eprintln!("not run: this kernel has no pool of huge pages");
+                return;
+            }
+            assert_eq!(libc::fcntl(raw, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK), 0);
+            OwnedFd::from_raw_fd(raw)
+        };
+        assert!(!cannot_shrink(fd.as_fd()));
+        assert!(Memfd::from_peer(fd).is_err());
     }
 
     #[test]

@@ -96,7 +96,8 @@ pub fn share(range: Range<usize>) -> Option<Shared> {
     if !maps::covers(&areas, &inner) || !areas.iter().all(fits) {
         return None;
     }
-    let memory = Memfd::new("millstream-moved", inner.len()).ok()?;
+    // Peers get the descriptor: none of them can seal it against the others.
+    let memory = Memfd::sealed("millstream-moved", inner.len()).ok()?;
     let fresh = memory.map().ok()?;
     replace(&inner, fresh, &touched(&inner)).ok()?;
     let moved = Arc::new(Moved { memory, range: inner.clone() });

@@ -199,6 +199,7 @@ impl Qp {
         entry.srq.store(self.srq.as_ref().map_or(0, |srq| srq.arena_offset()), Ordering::Relaxed);
         entry.srq_taken.store(0, Ordering::Relaxed);
         entry.busy.store(0, Ordering::Relaxed);
+        entry.delivery.reset();
         entry.rnr_wait.store(0, Ordering::Relaxed);
         entry.rq_tail.store(0, Ordering::Relaxed);
         entry.rq_head.store(0, Ordering::Relaxed);
@@ -352,7 +353,8 @@ impl Qp {
     pub(crate) fn wait_until_untouched(&self, deadline: Instant) -> bool {
         if self.kind == Kind::Ud {
             // Many initiators, one at a time: the one inside holds the lease.
-            return self.entry.delivery.lock(self.host.pid).is_some();
+            let patience = deadline.saturating_duration_since(Instant::now());
+            return self.entry.delivery.lock_within(self.host.pid, patience).is_some();
         }
         let busy = self.entry.busy.load(Ordering::SeqCst);
         if busy & 1 == 0 {
@@ -417,8 +419,8 @@ impl Qp {
         let (done, tail) = (recv.done(), recv.tail());
         let from = if tail.wrapping_sub(head) <= tail.wrapping_sub(done) { head } else { done };
         let mut sequence = from;
-        while sequence != tail {
-            self.recv_cq.push_shared(self.flushed_receive(sequence));
+        // A queue that is full, or whose lease is not to be had, takes none of the rest either.
+        while sequence != tail && self.recv_cq.push_shared(self.flushed_receive(sequence)) {
             sequence = sequence.wrapping_add(1);
         }
         self.entry.rq_head.store(tail, Ordering::Release);

@@ -10,6 +10,7 @@ mod lifetime;
 mod queues;
 mod retries;
 mod shared;
+mod siege;
 mod states;
 mod support;
 mod transfers;
@@ -23,6 +24,8 @@ fn other_process() {
         Ok("actor") => support::serve(),
         Ok("crowd") => lifetime::crowd(),
         Ok("keys") => lifetime::keys(),
+        Ok("besieged") => siege::besieged(),
+        Ok("vandal") => siege::vandal(),
         Ok("load") => kills::load::serve(),
         Ok("family") => death::family(),
         Ok("stranger") => hostile_socket::stranger(),

@@ -9,7 +9,7 @@ mod random;
 pub(crate) mod wire;
 
 pub(crate) use actor::{
-    Command, Completion, Reply, Request, Setup, Which, attributes, connect_queue_pair, mask, serve,
+    Command, Completion, Reply, Request, Setup, Which, attributes, connect_queue_pair, mask, readable, serve,
 };
 pub(crate) use adapter::{
     Adapter, POISON, element, event, has_begun, in_a_process_of_its_own, is_empty, next, peek, poison,

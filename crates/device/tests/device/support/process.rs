@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
 
 use super::SOON;
 
@@ -60,7 +61,12 @@ impl Process {
 
     /// Waits for the next line.
     pub(crate) fn hear(&mut self) -> String {
-        self.lines.recv_timeout(SOON).unwrap_or_else(|error| {
+        self.hear_within(SOON)
+    }
+
+    /// Waits for the next line, and not longer than this.
+    pub(crate) fn hear_within(&mut self, time: Duration) -> String {
+        self.lines.recv_timeout(time).unwrap_or_else(|error| {
             let status = self.child.try_wait();
             panic!("no answer from process {}: {error}; exit: {status:?}", self.id())
         })

@@ -1,0 +1,518 @@
+//! A process of the same user maps everything that the device shows to its peers, and stores garbage over it
+//! while data flows. The device may answer with errors. It does not crash, touch memory that it was not
+//! given, or wait without end; and when the siege is over, it works.
+//!
+//! `MILLSTREAM_SIEGE` says how many rounds, `MILLSTREAM_SEED` which.
+
+use std::collections::HashSet;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use millstream_device::qp::state::{Attributes, State, attr};
+use millstream_device::qp::{Kind as Transport, Qp, Receives};
+use millstream_device::types::{
+    Destination, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED, SendWr, Sge, WR_ATOMIC_CMP_AND_SWP,
+    WR_ATOMIC_FETCH_AND_ADD, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM,
+    Wc,
+};
+use millstream_device::{Channel, Cq, Errno, Mr, Srq};
+use millstream_shm::Mapping;
+use serde::{Deserialize, Serialize};
+
+use crate::support::wire::{CHANNEL, FILE, ask, dial, greet};
+use crate::support::{
+    Adapter, End, GUARD, Kind, Memory, Place, Process, Random, Setup, attributes, connect,
+    connect_queue_pair, from_environment, listen, next, pattern, readable, tell,
+};
+
+/// A round's data traffic. What it ends with may have to wait for leases that are held by the living.
+const ROUND: Duration = Duration::from_millis(200);
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+enum Order {
+    /// Makes everything; answers with a card.
+    Open,
+    /// Connects to the owner of this card.
+    Connect(Card),
+    /// Does everything, for a while, whatever becomes of it; answers with what came of it.
+    Endure(u64),
+    /// Moves data, all of which has to arrive.
+    Prove,
+    /// Ends everything.
+    Close,
+}
+
+/// What the peer has to know.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Card {
+    numbers: Vec<u32>,
+    /// Address, length and key of each region.
+    regions: Vec<(u64, u32, u32)>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+enum Answer {
+    Card(Card),
+    Done,
+    /// Completions: good ones, errors.
+    Endured(u64, u64),
+}
+
+fn say(process: &mut Process, order: &Order) {
+    process.say(&serde_json::to_string(order).expect("plain data"));
+}
+
+fn heard(process: &mut Process) -> Answer {
+    serde_json::from_str(&process.hear_within(Duration::from_secs(120))).expect("an answer")
+}
+
+fn card(process: &mut Process) -> Card {
+    say(process, &Order::Open);
+    let Answer::Card(card) = heard(process) else { panic!("no card") };
+    card
+}
+
+#[test]
+fn garbage_in_everything_that_peers_can_write_costs_errors_only() {
+    let seed = from_environment("MILLSTREAM_SEED", 1);
+    let mut random = Random::new(seed);
+    let mut besieged = Process::start("besieged");
+    let mut totals = [0, 0];
+    for round in 0..from_environment("MILLSTREAM_SIEGE", 8) {
+        // The peer's own arena is stored over, too: what the besieged finds there is as bad. The peer may
+        // fall: others could be made to write into it.
+        let mut peer = Process::start("besieged");
+        let cards = [card(&mut besieged), card(&mut peer)];
+        let [ours, theirs] = &cards;
+        say(&mut besieged, &Order::Connect(theirs.clone()));
+        say(&mut peer, &Order::Connect(ours.clone()));
+        assert!(matches!(heard(&mut besieged), Answer::Done), "seed {seed}, round {round}");
+        let vandals = [ours, theirs].map(|card| {
+            let mut vandal = Process::start("vandal");
+            vandal.say(&format!("{} {}", card.numbers[0], random.next()));
+            vandal
+        });
+        say(&mut besieged, &Order::Endure(random.next()));
+        let Answer::Endured(good, bad) = heard(&mut besieged) else { panic!("no result") };
+        totals = [totals[0] + good, totals[1] + bad];
+        // Mostly it also ends everything under siege.
+        let mut vandals = Vec::from(vandals);
+        if random.once_in(4) {
+            vandals.clear();
+        }
+        say(&mut besieged, &Order::Close);
+        assert!(matches!(heard(&mut besieged), Answer::Done), "seed {seed}, round {round}");
+    }
+    println!("seed {seed}: {} good completions, {} errors", totals[0], totals[1]);
+    assert!(totals.iter().all(|&n| n != 0), "both: {totals:?}");
+    // New objects know nothing of it.
+    let mut peer = Process::start("besieged");
+    let cards = [card(&mut besieged), card(&mut peer)];
+    say(&mut besieged, &Order::Connect(cards[1].clone()));
+    say(&mut peer, &Order::Connect(cards[0].clone()));
+    assert!(matches!((heard(&mut besieged), heard(&mut peer)), (Answer::Done, Answer::Done)));
+    say(&mut besieged, &Order::Prove);
+    assert!(matches!(heard(&mut besieged), Answer::Done));
+    say(&mut besieged, &Order::Close);
+    assert!(matches!(heard(&mut besieged), Answer::Done));
+    assert!(besieged.finish().success());
+    // And this process, which has its own device, has not noticed anything.
+    let (mut a, mut b) = (End::new(Place::Here), End::new(Place::Elsewhere));
+    connect(&mut a, &mut b, &Setup::default());
+    let (source, target) = (a.hold(&pattern(1, 5000)), b.register(Kind::Anonymous, 5000, 0));
+    a.write(1, &[source.all()], (target.addr, target.key));
+    assert_eq!(a.sent(1)[0].status, 0);
+}
+
+/// In a process of its own: maps what a device shows to its peers, and stores garbage over it until it is
+/// killed.
+pub(crate) fn vandal() {
+    let line = listen().expect("whom, and the seed");
+    let mut words = line.split(' ').map(|word| word.parse::<u64>().expect("a number"));
+    let (number, seed) = (words.next().expect("whom") as u32, words.next().expect("the seed"));
+    let mut random = Random::new(seed);
+    let connection = dial(number);
+    let arena = greet(&connection);
+    let len = millstream_shm::file_len(arena.as_fd()).expect("a file");
+    let all = Mapping::new(arena.as_fd(), 0, len, true).expect("room");
+    let mut others = Vec::new();
+    for slot in 0..8 {
+        for (op, request) in [(FILE, [slot, 1]), (FILE, [slot, 3]), (CHANNEL, [slot, 0])] {
+            let (_, fds) = ask(&connection, op, &request);
+            for fd in fds {
+                match millstream_shm::file_len(fd.as_fd()) {
+                    Ok(len @ 1..) => others.push(Mapping::new(fd.as_fd(), 0, len, true).expect("room")),
+                    // An event: now and then its count is full.
+                    _ if random.once_in(4) => fill(fd.as_fd()),
+                    _ => {}
+                }
+            }
+        }
+    }
+    let pids = [std::process::id(), connection.peer().pid];
+    loop {
+        let used = used(arena.as_fd(), len);
+        let whole: usize = used.iter().map(|(start, end)| end - start).sum();
+        let place = |random: &mut Random| {
+            let mut at = random.below(whole as u64 / 4) as usize * 4;
+            for (start, end) in &used {
+                if at < end - start {
+                    return start + at;
+                }
+                at -= end - start;
+            }
+            unreachable!("inside one of them")
+        };
+        for _ in 0..2000 {
+            let at = place(&mut random);
+            let from = place(&mut random);
+            let words = if random.once_in(4) { 1 + random.below(32) as usize } else { 1 };
+            for i in (0..words).filter(|i| at + i * 4 + 4 <= len && from + i * 4 + 4 <= len) {
+                let word = all.word32(at + i * 4);
+                let old = word.load(Ordering::Relaxed);
+                let new = match random.below(10) {
+                    0 => 0,
+                    1 => u32::MAX,
+                    2 => random.below(4096) as u32,
+                    3 => random.next() as u32,
+                    4 => old.wrapping_add(1),
+                    5 => old.wrapping_sub(1),
+                    6 => old ^ 1 << random.below(32),
+                    // A lease that somebody holds who lives.
+                    7 if random.once_in(200) => pids[random.below(2) as usize],
+                    _ => all.word32(from + i * 4).load(Ordering::Relaxed),
+                };
+                word.store(new, Ordering::Relaxed);
+            }
+        }
+        for other in &others {
+            let at = random.below(other.len() as u64 / 4) as usize * 4;
+            other.word32(at).store(random.next() as u32, Ordering::Relaxed);
+        }
+        std::thread::yield_now();
+    }
+}
+
+fn fill(event: BorrowedFd<'_>) {
+    let most = u64::MAX - 1;
+    // SAFETY: writes eight bytes from a local. If there was a count already it would wait, and this
+    // process has other things to do.
+    unsafe {
+        let mut polled = libc::pollfd { fd: event.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        if libc::poll(&raw mut polled, 1, 0) == 0 {
+            libc::write(event.as_raw_fd(), (&raw const most).cast(), 8);
+        }
+    }
+}
+
+/// The parts of a file that have memory.
+fn used(file: BorrowedFd<'_>, len: usize) -> Vec<(usize, usize)> {
+    let mut parts = Vec::new();
+    let mut at = 0;
+    loop {
+        // SAFETY: plain system calls on a descriptor.
+        let (start, end) = unsafe {
+            let start = libc::lseek(file.as_raw_fd(), at, libc::SEEK_DATA);
+            if start < 0 {
+                return parts;
+            }
+            (start, libc::lseek(file.as_raw_fd(), start, libc::SEEK_HOLE))
+        };
+        parts.push((start as usize, (end as usize).min(len)));
+        at = end;
+    }
+}
+
+/// In a process of its own: does what the parent says.
+pub(crate) fn besieged() {
+    let adapter = Adapter::open();
+    // Nobody was given this.
+    let secret = pattern(99, 4 << 20);
+    let memory = [
+        Memory::new(Kind::Anonymous, 1 << 20, 0),
+        Memory::new(Kind::Data, 3000, 0),
+        Memory::new(Kind::Anonymous, 5000, 100),
+    ];
+    let guard = [0x5a; GUARD];
+    let guards = memory.each_ref().map(|memory| [-(GUARD as isize), memory.len as isize]);
+    for (memory, places) in memory.iter().zip(&guards) {
+        places.iter().for_each(|at| memory.store(*at, &guard));
+    }
+    let mut objects = None;
+    while let Some(line) = listen() {
+        let answer = match serde_json::from_str(&line).expect("an order") {
+            Order::Open => {
+                let made = Objects::new(&adapter, &memory);
+                let card = made.card();
+                objects = Some(made);
+                Answer::Card(card)
+            }
+            Order::Connect(peer) => {
+                objects.as_mut().expect("open").connect(peer);
+                Answer::Done
+            }
+            Order::Endure(seed) => objects.as_mut().expect("open").endure(seed),
+            Order::Prove => {
+                objects.as_mut().expect("open").prove();
+                Answer::Done
+            }
+            Order::Close => {
+                objects.take().expect("open").close();
+                Answer::Done
+            }
+        };
+        assert!(secret == pattern(99, secret.len()), "memory that was not registered");
+        for (memory, places) in memory.iter().zip(&guards) {
+            for at in places {
+                assert_eq!(memory.load(*at, GUARD), guard, "memory beside what was registered");
+            }
+        }
+        tell(&serde_json::to_string(&answer).expect("plain data"));
+    }
+}
+
+/// Queue pairs to the peer; after them come those that end in this process.
+const ABROAD: usize = 4;
+const QKEY: u32 = 7;
+
+struct Objects<'a> {
+    adapter: &'a Adapter,
+    memory: &'a [Memory],
+    mrs: Vec<Mr>,
+    channel: Arc<Channel>,
+    cqs: [Arc<Cq>; 2],
+    srq: Arc<Srq>,
+    qps: Vec<Arc<Qp>>,
+    peer: Option<Card>,
+}
+
+impl<'a> Objects<'a> {
+    fn new(adapter: &'a Adapter, memory: &'a [Memory]) -> Self {
+        let channel = Channel::new(&adapter.context).expect("a channel");
+        // SAFETY: a plain system call on a descriptor that lives.
+        assert_eq!(unsafe { libc::fcntl(channel.as_fd().as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) }, 0);
+        let cqs = [(); 2].map(|()| Cq::new(&adapter.context, 256, Some(channel.clone())).expect("a queue"));
+        let srq = Srq::new(&adapter.pd, 64, 1).expect("a shared queue");
+        let mut objects =
+            Self { adapter, memory, mrs: Vec::new(), channel, cqs, srq, qps: Vec::new(), peer: None };
+        objects.mrs = memory.iter().map(|memory| objects.register(memory)).collect();
+        objects.qps = (0..ABROAD + 4).map(|i| objects.qp(i)).collect();
+        objects.connect_home();
+        objects
+    }
+
+    fn register(&self, memory: &Memory) -> Mr {
+        let start = memory.start as u64;
+        Mr::register(&self.adapter.pd, start, memory.len as u64, start, 15).expect("registered")
+    }
+
+    /// The second and the sixth receive from the shared queue, the fourth and the last are for datagrams.
+    fn qp(&self, i: usize) -> Arc<Qp> {
+        let kind = if i % 4 == 3 { Transport::Ud } else { Transport::Rc };
+        let receives = if i % 4 == 1 { Receives::Shared(self.srq.clone()) } else { Receives::Own };
+        let capacity = millstream_device::qp::Capacity {
+            max_send_wr: 16,
+            max_recv_wr: 16,
+            max_send_sge: 2,
+            max_recv_sge: 2,
+            max_inline_data: 64,
+        };
+        let [send, recv] = &self.cqs;
+        Qp::new(&self.adapter.pd, send, recv, capacity, false, kind, receives).expect("a queue pair")
+    }
+
+    fn connect_home(&self) {
+        let home = &self.qps[ABROAD..];
+        // To itself; to the third of them, and back.
+        for (from, to) in [(0, 0), (1, 2), (2, 1), (3, 3)] {
+            ready(&home[from], home[to].qpn());
+        }
+    }
+
+    fn card(&self) -> Card {
+        let region = |(memory, mr): (&Memory, &Mr)| (memory.start as u64, memory.len as u32, mr.key());
+        Card {
+            numbers: self.qps[..ABROAD].iter().map(|qp| qp.qpn()).collect(),
+            regions: self.memory.iter().zip(&self.mrs).map(region).collect(),
+        }
+    }
+
+    fn connect(&mut self, peer: Card) {
+        for (qp, number) in self.qps.iter().zip(&peer.numbers) {
+            ready(qp, *number);
+            (0..16).for_each(|wr_id| _ = qp.post_recv(wr_id, &[]));
+        }
+        self.peer = Some(peer);
+    }
+
+    fn element(&self, random: &mut Random, most: u64) -> Sge {
+        let i = random.below(self.mrs.len() as u64) as usize;
+        let len = random.below(most.min(self.memory[i].len as u64) + 1);
+        let at = random.below(self.memory[i].len as u64 - len + 1);
+        Sge { addr: self.memory[i].start as u64 + at, length: len as u32, lkey: self.mrs[i].key() }
+    }
+
+    fn endure(&mut self, seed: u64) -> Answer {
+        let mut random = Random::new(seed);
+        let peer = self.peer.clone().expect("connected");
+        let (mut good, mut bad) = (0, 0);
+        let mut posted = HashSet::new();
+        let end = Instant::now() + ROUND;
+        for wr_id in 100u64.. {
+            if Instant::now() > end {
+                break;
+            }
+            let i = random.below(self.qps.len() as u64) as usize;
+            let abroad = i < ABROAD;
+            let own = self.card();
+            let theirs = if abroad { &peer } else { &own };
+            let (start, len, key) = theirs.regions[random.below(theirs.regions.len() as u64) as usize];
+            let opcode = [
+                WR_RDMA_WRITE,
+                WR_RDMA_WRITE_WITH_IMM,
+                WR_SEND,
+                WR_SEND_WITH_IMM,
+                WR_RDMA_READ,
+                WR_ATOMIC_CMP_AND_SWP,
+                WR_ATOMIC_FETCH_AND_ADD,
+            ][random.below(7) as usize];
+            let mut sge = self.element(&mut random, 4096);
+            if opcode >= WR_ATOMIC_CMP_AND_SWP {
+                sge = Sge { addr: self.memory[0].start as u64, length: 8, lkey: self.mrs[0].key() };
+            }
+            let inline = sge.length <= 64 && opcode < WR_RDMA_READ && random.once_in(2);
+            let room = u64::from(len).saturating_sub(u64::from(sge.length));
+            let to = Destination {
+                on_this_host: true,
+                qpn: if abroad { peer.numbers[3] } else { self.qps[ABROAD + 3].qpn() },
+                qkey: QKEY,
+                grh: [0; 40],
+            };
+            let wr = SendWr {
+                wr_id,
+                opcode,
+                flags: SEND_SIGNALED | if inline { SEND_INLINE } else { SEND_SOLICITED },
+                sges: &[sge],
+                remote_addr: start + random.below(room + 1) / 8 * 8,
+                rkey: key,
+                to: Some(to),
+                ..SendWr::default()
+            };
+            if self.qps[i].post_send(&wr) == Ok(()) {
+                posted.insert(wr_id);
+            }
+            // Receives everywhere; what has no room for one says so.
+            for qp in &self.qps {
+                let _ =
+                    qp.post_recv(wr_id, &[self.element(&mut random, 4096), self.element(&mut random, 4096)]);
+            }
+            let _ = self.srq.post(wr_id, &[self.element(&mut random, 4096)]);
+            if random.once_in(16) {
+                self.cqs.iter().for_each(|cq| cq.arm(random.once_in(2)));
+            }
+            if random.once_in(50) {
+                let other = random.below(self.mrs.len() as u64) as usize;
+                // A peer may seem to be inside, for two seconds.
+                let _ = self.mrs[other].deregister();
+                self.mrs[other] = self.register(&self.memory[other]);
+            }
+            let [of_sends, of_receives] = self.cqs.each_ref().map(|cq| {
+                let mut out = [Wc::default(); 16];
+                // An overflow is an error like others.
+                let n = cq.poll(&mut out).unwrap_or(0);
+                Vec::from(&out[..n])
+            });
+            for wc in of_sends.iter().chain(&of_receives) {
+                if wc.status == 0 { good += 1 } else { bad += 1 }
+            }
+            for wc in of_sends {
+                assert!(posted.remove(&wc.wr_id), "completed without having been posted, or twice: {wc:?}");
+            }
+            for wc in of_receives {
+                assert!(wc.wr_id <= wr_id && self.qps.iter().any(|qp| qp.qpn() == wc.qp_num), "{wc:?}");
+            }
+            if i >= ABROAD && self.qps[i].state() == State::Err {
+                self.begin_again();
+            }
+        }
+        while readable(&*self.channel, Duration::ZERO) {
+            if let Ok(cq) = self.channel.next_event() {
+                cq.acknowledge(1);
+            }
+            if random.once_in(1000) {
+                // There may be any number of them.
+                break;
+            }
+        }
+        Answer::Endured(good, bad)
+    }
+
+    /// Writes into each region of the peer, and of this process, and reads it back.
+    fn prove(&mut self) {
+        let abroad = self.peer.clone().expect("connected");
+        let home = self.card();
+        for (qp, card) in [(0, &abroad), (ABROAD, &home)] {
+            for &(start, len, key) in &card.regions[1..] {
+                let bytes = pattern(u64::from(key), len as usize / 2);
+                let local = |at: usize| Sge {
+                    addr: self.memory[0].start as u64 + at as u64,
+                    length: bytes.len() as u32,
+                    lkey: self.mrs[0].key(),
+                };
+                self.memory[0].store(0, &bytes);
+                for (opcode, at) in [(WR_RDMA_WRITE, 0), (WR_RDMA_READ, 8192)] {
+                    let sges = [local(at)];
+                    let flags = SEND_SIGNALED;
+                    let wr = SendWr {
+                        opcode,
+                        flags,
+                        sges: &sges,
+                        remote_addr: start,
+                        rkey: key,
+                        ..SendWr::default()
+                    };
+                    self.qps[qp].post_send(&wr).expect("room");
+                    assert_eq!(next(&self.cqs[0]).status, 0);
+                }
+                assert!(self.memory[0].load(8192, bytes.len()) == bytes);
+            }
+        }
+    }
+
+    /// New queue pairs that end in this process, in place of those that have failed.
+    fn begin_again(&mut self) {
+        self.qps.drain(ABROAD..).for_each(|qp| qp.destroy());
+        self.qps.extend((ABROAD..ABROAD + 4).map(|i| self.qp(i)).collect::<Vec<_>>());
+        self.connect_home();
+    }
+
+    fn close(mut self) {
+        self.qps.iter().for_each(|qp| qp.destroy());
+        self.srq.destroy().expect("no queue pair is left");
+        self.cqs.iter().for_each(|cq| cq.destroy().expect("no queue pair is left"));
+        for mr in &mut self.mrs {
+            // No queue pair is left that anybody could be inside of.
+            assert_ne!(mr.deregister(), Err(Errno::BUSY));
+        }
+    }
+}
+
+fn ready(qp: &Qp, dest: u32) {
+    if qp.kind() == Transport::Rc {
+        return connect_queue_pair(
+            qp,
+            dest,
+            &Setup { timeout: 8, retry_cnt: 1, rnr_retry: 1, ..Setup::default() },
+        );
+    }
+    for (state, needs) in [
+        (State::Init, attr::PKEY_INDEX | attr::PORT | attr::QKEY),
+        (State::Rtr, 0),
+        (State::Rts, attr::SQ_PSN),
+    ] {
+        let all = Attributes { qkey: QKEY, ..attributes(&Setup::default(), state, dest) };
+        qp.modify(&all, attr::STATE | needs).expect("the usual way");
+    }
+}
