@@ -40,7 +40,7 @@ fn generate() -> Result<bindgen::Bindings, bindgen::BindgenError> {
         .rust_edition(bindgen::RustEdition::Edition2024)
         .ignore_functions()
         .allowlist_type("ibv_.*|_ibv_.*|__ibv_.*|verbs_.*")
-        .allowlist_type("ib_uverbs_ah_attr|ib_uverbs_qp_attr|ib_user_path_rec")
+        .allowlist_type("ib_uverbs_advise_mr_flag|ib_uverbs_ah_attr|ib_uverbs_qp_attr|ib_user_path_rec")
         .allowlist_var("IBV_.*|ETHERNET_LL_SIZE|IB_GRH_.*|IB_ROCE_.*")
         // Pthread and time types are libc's, so that the functions of libc take them.
         .blocklist_type("pthread_mutex_t|pthread_cond_t|timespec|__pthread.*")

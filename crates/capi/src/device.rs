@@ -146,12 +146,14 @@ fn attributes() -> ibv_device_attr {
         max_qp_wr: device::MAX_QP_WR as c_int,
         device_cap_flags: IBV_DEVICE_RC_RNR_NAK_GEN
             | IBV_DEVICE_SYS_IMAGE_GUID
-            | IBV_DEVICE_CURR_QP_STATE_MOD,
+            | IBV_DEVICE_CURR_QP_STATE_MOD
+            | device::MEMORY_CAPS,
         max_sge: device::MAX_SGE as c_int,
         max_sge_rd: device::MAX_SGE as c_int,
         max_cq: device::MAX_CQ as c_int,
         max_cqe: device::MAX_CQE as c_int,
         max_mr: device::MAX_MR as c_int,
+        max_mw: device::MAX_MW as c_int,
         max_pd: device::MAX_PD as c_int,
         max_qp_rd_atom: c_int::from(device::MAX_RD_ATOMIC),
         max_res_rd_atom: c_int::from(device::MAX_RD_ATOMIC) * device::MAX_QP as c_int,
@@ -188,6 +190,15 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     let orig_attr = attributes();
     let answer = ibv_device_attr_ex {
         orig_attr,
+        odp_caps: ibv_odp_caps {
+            general_caps: device::ODP_CAPS,
+            per_transport_caps: ibv_odp_caps__bindgen_ty_1 {
+                rc_odp_caps: device::ODP_RC_CAPS,
+                uc_odp_caps: device::ODP_UC_CAPS,
+                ud_odp_caps: device::ODP_UD_CAPS,
+            },
+        },
+        max_dm_size: device::MAX_DM,
         hca_core_clock: device::CLOCK_KHZ,
         device_cap_flags_ex: u64::from(orig_attr.device_cap_flags),
         phys_port_cnt_ex: u32::from(orig_attr.phys_port_cnt),

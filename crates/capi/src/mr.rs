@@ -3,11 +3,18 @@
 use std::{
     ffi::{c_int, c_uint, c_void},
     os::fd::BorrowedFd,
+    slice,
+    sync::Arc,
 };
 
-use millstream_device::Mr;
+use millstream_device::{
+    Dm, Mr,
+    mr::{Advice, Change, NotChanged},
+    types::Sge,
+};
 
 use crate::{
+    context::Context,
     errno::{self, Errno},
     pd::PdObject,
     sys::*,
@@ -15,9 +22,16 @@ use crate::{
 
 /// A memory region as programs see it, and ours behind it.
 #[repr(C)]
-struct MrObject {
+pub(crate) struct MrObject {
     verbs: ibv_mr,
     inner: Mr,
+}
+
+/// Device memory as programs see it, and ours behind it.
+#[repr(C)]
+struct DmObject {
+    verbs: ibv_dm,
+    inner: Arc<Dm>,
 }
 
 fn publish(
@@ -95,19 +109,155 @@ pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
     publish(pd, std::ptr::null_mut(), length, made)
 }
 
-/// Changes a memory region in place. Returns 0 or an `IBV_REREG_MR_ERR_*`, with errno;
-/// `IBV_REREG_MR_ERR_INPUT` says that the region is as it was.
+/// Changes a memory region in place; its keys stay. Returns 0 or an `IBV_REREG_MR_ERR_*`, with errno:
+/// `IBV_REREG_MR_ERR_INPUT` says that the region is as it was, `IBV_REREG_MR_ERR_CMD` that it can only be
+/// deregistered.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_rereg_mr(
-    _mr: *mut ibv_mr,
-    _flags: c_int,
-    _pd: *mut ibv_pd,
-    _addr: *mut c_void,
-    _length: usize,
-    _access: c_int,
+    mr: *mut ibv_mr,
+    flags: c_int,
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
 ) -> c_int {
-    Errno::UNSUPPORTED.set();
-    IBV_REREG_MR_ERR_INPUT
+    let flags = flags.cast_unsigned();
+    let has = |flag| flags & flag != 0;
+    let moves = has(IBV_REREG_MR_CHANGE_TRANSLATION);
+    let changes_pd = has(IBV_REREG_MR_CHANGE_PD);
+    if flags & !IBV_REREG_MR_FLAGS_SUPPORTED != 0
+        || (moves && (addr.is_null() || length == 0))
+        || (changes_pd && pd.is_null())
+        || (access != 0 && !has(IBV_REREG_MR_CHANGE_ACCESS))
+    {
+        Errno::INVALID.set();
+        return IBV_REREG_MR_ERR_INPUT;
+    }
+    let change = Change {
+        memory: moves.then(|| (addr.addr() as u64, length as u64)),
+        // SAFETY: the caller passes an allocated domain with this flag.
+        pd: changes_pd.then(|| unsafe { PdObject::of(pd) }.inner.clone()),
+        access: has(IBV_REREG_MR_CHANGE_ACCESS).then_some(access.cast_unsigned()),
+    };
+    // SAFETY: the caller passes a registered region and uses it nowhere else now.
+    let object = unsafe { &mut *mr.cast::<MrObject>() };
+    match object.inner.change(&change) {
+        Ok(()) => {
+            if moves {
+                (object.verbs.addr, object.verbs.length) = (addr, length);
+            }
+            if changes_pd {
+                object.verbs.pd = pd;
+            }
+            0
+        }
+        Err(NotChanged::AsItWas(error)) => {
+            Errno::from(error).set();
+            IBV_REREG_MR_ERR_INPUT
+        }
+        Err(NotChanged::Lost(error)) => {
+            Errno::from(error).set();
+            IBV_REREG_MR_ERR_CMD
+        }
+    }
+}
+
+/// A region that holds nothing: reads as zero, forgets what is written. Only its local key is valid. NULL
+/// and errno on failure.
+pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    // SAFETY: the caller passes an allocated domain.
+    let mr = publish(pd, std::ptr::null_mut(), usize::MAX, Mr::null(&unsafe { PdObject::of(pd) }.inner));
+    if !mr.is_null() {
+        // SAFETY: just made.
+        unsafe { (*mr).rkey = 0 };
+    }
+    mr
+}
+
+/// Gets pages of on-demand regions ready. Returns 0 or an error number.
+pub(crate) unsafe extern "C" fn advise_mr(
+    pd: *mut ibv_pd,
+    advice: ib_uverbs_advise_mr_advice,
+    flags: u32,
+    sg_list: *mut ibv_sge,
+    num_sges: u32,
+) -> c_int {
+    let advice = match advice {
+        IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH => Advice::Read,
+        IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE => Advice::Write,
+        IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT => Advice::NoFault,
+        _ => return errno::status(Err(Errno::UNSUPPORTED)),
+    };
+    if flags & !IB_UVERBS_ADVISE_MR_FLAG_FLUSH != 0 || num_sges == 0 || sg_list.is_null() {
+        return errno::status(Err(Errno::INVALID));
+    }
+    // SAFETY: the caller passes an allocated domain and an array of `num_sges` elements.
+    let (domain, ranges) =
+        unsafe { (&PdObject::of(pd).inner, slice::from_raw_parts(sg_list.cast::<Sge>(), num_sges as usize)) };
+    let wait = flags & IB_UVERBS_ADVISE_MR_FLAG_FLUSH != 0;
+    errno::status(Mr::advise(domain, advice, wait, ranges).map_err(Errno::from))
+}
+
+/// New device memory; NULL and errno on failure.
+pub(crate) unsafe extern "C" fn alloc_dm(
+    context: *mut ibv_context,
+    attr: *mut ibv_alloc_dm_attr,
+) -> *mut ibv_dm {
+    // SAFETY: the caller passes an open context and a readable struct.
+    let (device, attr) = unsafe { (Context::device(context), &*attr) };
+    if attr.comp_mask != 0 {
+        return errno::pointer(Err(Errno::INVALID));
+    }
+    let made = Dm::new(device, attr.length as u64, attr.log_align_req);
+    errno::pointer(made.map_err(Errno::from).map(|inner| {
+        let verbs = ibv_dm {
+            context,
+            memcpy_to_dm: Some(memcpy_to_dm),
+            memcpy_from_dm: Some(memcpy_from_dm),
+            ..ibv_dm::default()
+        };
+        Box::into_raw(Box::new(DmObject { verbs, inner })).cast()
+    }))
+}
+
+/// Frees device memory. Returns 0 or an error number.
+pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
+    let object = dm.cast::<DmObject>();
+    // SAFETY: the caller passes allocated device memory and uses it nowhere else now.
+    let result = unsafe { (*object).inner.free() };
+    if result.is_ok() {
+        // SAFETY: boxed by `alloc_dm`; the caller gives it up.
+        drop(unsafe { Box::from_raw(object) });
+    }
+    errno::status(result.map_err(Errno::from))
+}
+
+/// Copies into device memory. Returns 0 or an error number.
+unsafe extern "C" fn memcpy_to_dm(dm: *mut ibv_dm, offset: u64, from: *const c_void, length: usize) -> c_int {
+    // SAFETY: the caller passes allocated device memory and `length` readable bytes.
+    let result = unsafe { (*dm.cast::<DmObject>()).inner.store(offset, from.cast(), length) };
+    errno::status(result.map_err(Errno::from))
+}
+
+/// Copies out of device memory. Returns 0 or an error number.
+unsafe extern "C" fn memcpy_from_dm(to: *mut c_void, dm: *mut ibv_dm, offset: u64, length: usize) -> c_int {
+    // SAFETY: the caller passes allocated device memory and `length` writable bytes.
+    let result = unsafe { (*dm.cast::<DmObject>()).inner.load(offset, to.cast(), length) };
+    errno::status(result.map_err(Errno::from))
+}
+
+/// Registers a part of device memory, addressed from zero on; NULL and errno on failure.
+pub(crate) unsafe extern "C" fn reg_dm_mr(
+    pd: *mut ibv_pd,
+    dm: *mut ibv_dm,
+    offset: u64,
+    length: usize,
+    access: c_uint,
+) -> *mut ibv_mr {
+    // SAFETY: the caller passes an allocated domain and allocated device memory.
+    let (domain, dm) = unsafe { (&PdObject::of(pd).inner, &(*dm.cast::<DmObject>()).inner) };
+    let made = Mr::register_dm(domain, dm, offset, length as u64, access);
+    publish(pd, std::ptr::null_mut(), length, made)
 }
 
 /// Deregisters a memory region. Returns 0 or an error number.

@@ -1,27 +1,127 @@
 //! Memory windows. Programs reach them through the context's operations only.
 
-use std::ffi::c_int;
+use std::{ffi::c_int, sync::Arc};
+
+use millstream_device::{
+    self as device, Mw,
+    mr::window::{Bind, Kind},
+};
 
 use crate::{
     errno::{self, Errno},
+    pd::PdObject,
+    qp::QpObject,
     sys::*,
 };
 
+/// A memory window as programs see it, and ours behind it.
+#[repr(C)]
+pub(crate) struct MwObject {
+    verbs: ibv_mw,
+    inner: Arc<Mw>,
+}
+
 /// A new memory window; NULL and errno on failure.
-pub(crate) unsafe extern "C" fn alloc_mw(_pd: *mut ibv_pd, _kind: ibv_mw_type) -> *mut ibv_mw {
-    errno::pointer(Err(Errno::UNSUPPORTED))
+pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
+    let made = Kind::from_raw(kind).ok_or(Errno::INVALID).and_then(|kind| {
+        // SAFETY: the caller passes an allocated domain.
+        Ok(Mw::new(&unsafe { PdObject::of(pd) }.inner, kind)?)
+    });
+    errno::pointer(made.map(|inner| {
+        let key = inner.key();
+        // SAFETY: as above.
+        let context = unsafe { (*pd).context };
+        let verbs = ibv_mw { context, pd, rkey: key, handle: key, type_: kind };
+        Box::into_raw(Box::new(MwObject { verbs, inner })).cast()
+    }))
 }
 
-/// Posts the binding of a type-1 window. Returns 0 or an error number.
+/// What `info` asks for under the key `key`; EINVAL for a window that is not of type 2.
+///
+/// # Safety
+/// `mw` is NULL or allocated, and `info.mr` is NULL or registered.
+pub(crate) unsafe fn bind_type_2(
+    mw: *mut ibv_mw,
+    info: &ibv_mw_bind_info,
+    key: u32,
+) -> Result<Bind, device::Errno> {
+    // SAFETY: the caller vouches for both pointers.
+    unsafe {
+        match mw.cast::<MwObject>().as_ref() {
+            Some(window) if window.inner.kind() == Kind::Two => Ok(bind(mw, info, key)),
+            _ => Err(device::Errno::INVAL),
+        }
+    }
+}
+
+/// What `info` asks for under the key `key`.
+///
+/// # Safety
+/// `mw` is allocated, and `info.mr` is NULL or registered.
+unsafe fn bind(mw: *mut ibv_mw, info: &ibv_mw_bind_info, key: u32) -> Bind {
+    // SAFETY: the caller vouches for both pointers.
+    unsafe {
+        Bind {
+            mw: (*mw.cast::<MwObject>()).inner.clone(),
+            key,
+            // Key 0 is no region's; a bind of nothing needs none.
+            region: info.mr.as_ref().map_or(0, |mr| mr.lkey),
+            addr: info.addr,
+            len: info.length,
+            access: info.mw_access_flags,
+        }
+    }
+}
+
+/// Posts the binding of a type-1 window, whose new key is in the window afterwards. Returns 0 or an error
+/// number.
 pub(crate) unsafe extern "C" fn bind_mw(
-    _qp: *mut ibv_qp,
-    _mw: *mut ibv_mw,
-    _mw_bind: *mut ibv_mw_bind,
+    qp: *mut ibv_qp,
+    mw: *mut ibv_mw,
+    mw_bind: *mut ibv_mw_bind,
 ) -> c_int {
-    errno::status(Err(Errno::UNSUPPORTED))
+    // SAFETY: the caller passes a live queue pair, an allocated window and a complete request.
+    let (queue_pair, window, request) =
+        unsafe { (&QpObject::of(qp).inner, &(*mw.cast::<MwObject>()).inner, &*mw_bind) };
+    if window.kind() != Kind::One {
+        return errno::status(Err(Errno::INVALID));
+    }
+    // SAFETY: as above; a region that is named is registered.
+    let bind = unsafe { bind(mw, &request.bind_info, window.next_key()) };
+    let result = queue_pair.post_bind(request.wr_id, request.send_flags, &bind);
+    if result.is_ok() {
+        // SAFETY: as above.
+        unsafe { (*mw).rkey = bind.key };
+    }
+    errno::status(result.map_err(Errno::from))
 }
 
-/// Frees a memory window. Returns 0 or an error number.
-pub(crate) unsafe extern "C" fn dealloc_mw(_mw: *mut ibv_mw) -> c_int {
-    errno::status(Err(Errno::UNSUPPORTED))
+/// Posts the binding of a type-2 window, as a send request asks for it. Returns an error number, or
+/// updates the window's key.
+///
+/// # Safety
+/// The request is complete, and its window and region are alive.
+#[cold]
+pub(crate) unsafe fn post_bind(qp: &QpObject, request: &ibv_send_wr) -> Result<(), Errno> {
+    // SAFETY: the caller vouches for a complete request.
+    let (asked, bind) = unsafe {
+        let asked = request.__bindgen_anon_2.bind_mw;
+        (asked, bind_type_2(asked.mw, &asked.bind_info, asked.rkey)?)
+    };
+    qp.inner.post_bind(request.wr_id, request.send_flags, &bind)?;
+    // SAFETY: as above.
+    unsafe { (*asked.mw).rkey = asked.rkey };
+    Ok(())
+}
+
+/// Frees a memory window, bound or not. Returns 0 or an error number.
+pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
+    let object = mw.cast::<MwObject>();
+    // SAFETY: the caller passes an allocated window and uses it nowhere else now.
+    let result = unsafe { (*object).inner.deallocate() };
+    if result.is_ok() {
+        // SAFETY: boxed by `alloc_mw`; the caller gives it up.
+        drop(unsafe { Box::from_raw(object) });
+    }
+    errno::status(result.map_err(Errno::from))
 }

@@ -15,6 +15,7 @@ use crate::{
     ah::AhObject,
     cq::CqObject,
     errno::{self, Errno},
+    mw,
     pd::PdObject,
     qp_ex,
     srq::SrqObject,
@@ -334,6 +335,7 @@ pub(crate) unsafe extern "C" fn post_send(
                 compare_add: 0,
                 swap: 0,
                 to: None,
+                bind: None,
             };
             if queue_pair.kind() == Kind::Ud {
                 let ud = request.wr.ud;
@@ -344,6 +346,13 @@ pub(crate) unsafe extern "C" fn post_send(
                 let atomic = request.wr.atomic;
                 (ours.remote_addr, ours.rkey) = (atomic.remote_addr, atomic.rkey);
                 (ours.compare_add, ours.swap) = (atomic.compare_add, atomic.swap);
+            } else if request.opcode == IBV_WR_BIND_MW {
+                if let Err(error) = mw::post_bind(QpObject::of(qp), request) {
+                    bad_wr.write(wr);
+                    return errno::status(Err(error));
+                }
+                wr = request.next;
+                continue;
             }
             if let Err(error) = queue_pair.post_send(&ours) {
                 bad_wr.write(wr);

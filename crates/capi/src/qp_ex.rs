@@ -9,14 +9,15 @@ use std::{ffi::c_int, slice};
 use millstream_device::{
     qp::{Batch, Operations},
     types::{
-        SendWr, Sge, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_RDMA_READ, WR_RDMA_WRITE,
-        WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM,
+        SendWr, Sge, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_BIND_MW, WR_LOCAL_INV, WR_RDMA_READ,
+        WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM, WR_SEND_WITH_INV,
     },
 };
 
 use crate::{
     ah::AhObject,
     errno::{self, Errno},
+    mw,
     qp::{self, QpObject},
     sys::*,
 };
@@ -165,34 +166,36 @@ requests! {
     /// Fetch and add
     wr_atomic_fetch_add(rkey: u32, remote_addr: u64, add: u64) =>
         SendWr { opcode: WR_ATOMIC_FETCH_AND_ADD, rkey, remote_addr, compare_add: add, ..SendWr::default() };
+    /// Local invalidation
+    wr_local_inv(key: u32) => SendWr { opcode: WR_LOCAL_INV, imm: key, ..SendWr::default() };
+    /// SEND with invalidation
+    wr_send_inv(key: u32) => SendWr { opcode: WR_SEND_WITH_INV, imm: key, ..SendWr::default() };
 }
 
-/// Binding of a memory window.
+/// Binding of a memory window of type 2, whose key is the new one at once, as other devices do it.
 unsafe extern "C" fn wr_bind_mw(
     qp: *mut ibv_qp_ex,
-    _mw: *mut ibv_mw,
-    _rkey: u32,
-    _bind: *const ibv_mw_bind_info,
+    window: *mut ibv_mw,
+    rkey: u32,
+    info: *const ibv_mw_bind_info,
 ) {
-    // SAFETY: the caller passes a live queue pair, inside its critical section.
-    unsafe { unsupported(qp) };
-}
-
-/// Local invalidation.
-unsafe extern "C" fn wr_local_inv(qp: *mut ibv_qp_ex, _rkey: u32) {
-    // SAFETY: as above.
-    unsafe { unsupported(qp) };
-}
-
-/// SEND with invalidation.
-unsafe extern "C" fn wr_send_inv(qp: *mut ibv_qp_ex, _rkey: u32) {
-    // SAFETY: as above.
-    unsafe { unsupported(qp) };
+    // SAFETY: the caller passes a live queue pair, inside its critical section, an allocated window and a
+    // readable struct.
+    unsafe {
+        request(qp, SendWr { opcode: WR_BIND_MW, ..SendWr::default() });
+        prepare(qp, |batch| match mw::bind_type_2(window, &*info, rkey) {
+            Ok(bind) => {
+                batch.set_bind(bind);
+                (*window).rkey = rkey;
+            }
+            Err(error) => batch.fail(error),
+        });
+    }
 }
 
 /// TCP segmentation, which only Ethernet adapters do.
 unsafe extern "C" fn wr_send_tso(qp: *mut ibv_qp_ex, _header: *mut std::ffi::c_void, _len: u16, _mss: u16) {
-    // SAFETY: as above.
+    // SAFETY: the caller passes a live queue pair, inside its critical section.
     unsafe { unsupported(qp) };
 }
 

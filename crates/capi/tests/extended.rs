@@ -24,3 +24,8 @@ fn queue_pairs() {
 fn queries() {
     run("queries");
 }
+
+#[test]
+fn memory_objects() {
+    run("memory");
+}

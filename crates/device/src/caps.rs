@@ -23,7 +23,26 @@ pub const MAX_CQ: u32 = 65536;
 pub const MAX_CQE: u32 = 1 << 22;
 /// Memory regions in one process.
 pub const MAX_MR: usize = 65536;
+/// Memory windows in one process; windows and regions share one table.
+pub const MAX_MW: usize = MAX_MR;
+/// Device memory in one process, bytes.
+pub const MAX_DM: u64 = 256 << 20;
 /// Protection domains in one process.
 pub const MAX_PD: u32 = 1 << 20;
 /// Outstanding RDMA READs of one queue pair, as initiator or target.
 pub const MAX_RD_ATOMIC: u8 = 128;
+
+/// What `device_cap_flags` says about memory: windows of type 1 (`IBV_DEVICE_MEM_WINDOW`) and of type 2
+/// that belong to a queue pair and a domain (`_MEM_WINDOW_TYPE_2B`), local and remote invalidation
+/// (`_MEM_MGT_EXTENSIONS`).
+pub const MEMORY_CAPS: u32 = 1 << 17 | 1 << 21 | 1 << 24;
+/// `IBV_DEVICE_ATOMIC_WRITE` in `device_cap_flags_ex`.
+pub const ATOMIC_WRITE_CAP: u64 = 1 << 40;
+/// `odp_caps.general_caps`: on-demand paging, also of the whole address space.
+pub const ODP_CAPS: u64 = 1 | 1 << 1;
+/// `IBV_ODP_SUPPORT_*` of reliable connections: SEND, RECV, WRITE, READ, ATOMIC, SRQ_RECV.
+pub const ODP_RC_CAPS: u32 = 0x3f;
+/// Of unreliable connections: SEND, RECV, WRITE, SRQ_RECV.
+pub const ODP_UC_CAPS: u32 = 0x27;
+/// Of datagrams: SEND, RECV, SRQ_RECV.
+pub const ODP_UD_CAPS: u32 = 0x23;

@@ -12,6 +12,7 @@ use millstream_shm::thread::spawn;
 use millstream_shm::{Arena, EventFd, barrier, random_u64};
 
 use crate::caps::MAX_QP;
+use crate::dm::Allocated;
 use crate::errno::{Errno, Result};
 use crate::files::Files;
 use crate::greeting;
@@ -34,6 +35,7 @@ pub(crate) struct Host {
     pub(crate) asymmetric: bool,
     pub(crate) files: Files,
     pub(crate) mrs: MrTable,
+    pub(crate) device_memory: Allocated,
     pub(crate) progress: Progress,
     /// By index; valid while registered, see [`Host::remove_qp`].
     qps: Box<[Registered]>,
@@ -81,6 +83,7 @@ impl Host {
             asymmetric,
             files: Files::default(),
             mrs: MrTable::default(),
+            device_memory: Allocated::default(),
             progress: Progress::new()?,
             qps: (0..MAX_QP).map(|_| Registered::default()).collect(),
             qp_list: Mutex::default(),
@@ -217,8 +220,13 @@ impl Host {
         barrier::heavy();
         let qps = self.all_qps();
         qps.iter().for_each(|qp| qp.wait_for_own_requests());
-        let deadline = Instant::now() + greeting::PATIENCE;
-        qps.iter().all(|qp| qp.wait_until_untouched(deadline))
+        wait_for_peers(&qps)
+    }
+
+    /// The same for operations of peers only; the caller may hold a send queue.
+    pub(crate) fn quiesce_peers(&'static self) -> bool {
+        barrier::heavy();
+        wait_for_peers(&self.all_qps())
     }
 }
 
@@ -226,6 +234,11 @@ impl AsFd for Host {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.arena.as_fd()
     }
+}
+
+fn wait_for_peers(qps: &[Arc<Qp>]) -> bool {
+    let deadline = Instant::now() + greeting::PATIENCE;
+    qps.iter().all(|qp| qp.wait_until_untouched(deadline))
 }
 
 /// The numbers below `n` in random order (Fisher and Yates).

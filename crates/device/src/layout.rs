@@ -19,7 +19,7 @@ use millstream_shm::LeaseLock;
 use crate::caps::{MAX_MR, MAX_QP};
 
 /// Marks an arena; changes with every change of this layout.
-pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLARN1");
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLARN2");
 /// Bytes of address space that an arena takes.
 pub(crate) const ARENA_LEN: usize = 1 << 30;
 pub(crate) const QP_TABLE: usize = 4096;
@@ -100,18 +100,20 @@ pub(crate) struct QpEntry {
     _pad4: [u32; 15],
 }
 
-/// One memory region as peers see it. All fields are the owner's.
+/// One memory region or bound memory window as peers see it. All fields are the owner's, except that an
+/// initiator may end a window's life.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct MrEntry {
-    /// The key, zero while the entry is free or being taken back.
-    pub(crate) key: AtomicU32,
+    /// Low half: the key. High half: rises whenever the other fields change, because the same key may
+    /// come back. Zero while the entry is free or being changed.
+    pub(crate) name: AtomicU64,
     pub(crate) access: AtomicU32,
+    /// Zero for a window that belongs to a queue pair instead.
     pub(crate) pd: AtomicU32,
     /// Where peers can map the region: slot and generation in the file table; generation zero if not.
     pub(crate) file: AtomicU32,
     pub(crate) file_generation: AtomicU32,
-    _pad0: u32,
     /// First address of the region as work requests name it (iova).
     pub(crate) start: AtomicU64,
     /// Bytes.
@@ -123,7 +125,10 @@ pub(crate) struct MrEntry {
     pub(crate) map_end: AtomicU64,
     /// Offset in the file of `map_start`.
     pub(crate) file_offset: AtomicU64,
-    _pad1: [u64; 7],
+    /// The queue pair that a window of type 2 belongs to, else zero.
+    pub(crate) qpn: AtomicU32,
+    _pad0: u32,
+    _pad1: [u64; 6],
 }
 
 /// A file that peers may ask for.

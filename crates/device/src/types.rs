@@ -1,5 +1,7 @@
 //! Work requests, completions and the values in them, laid out as in `infiniband/verbs.h`.
 
+use crate::mr::window::Bind;
+
 /// One scatter/gather element.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,6 +51,8 @@ pub struct SendWr<'a> {
     pub swap: u64,
     /// Where a datagram goes.
     pub to: Option<Destination>,
+    /// What a window shall show.
+    pub bind: Option<&'a Bind>,
 }
 
 /// Where a datagram goes.
@@ -114,6 +118,8 @@ pub mod vendor {
     pub const COPY: u32 = 7;
     /// The receiver's completion queue was full.
     pub const CQ_FULL: u32 = 8;
+    /// The memory window is not in a state for this.
+    pub const WINDOW: u32 = 9;
 }
 
 macro_rules! constants {
@@ -138,6 +144,14 @@ constants! {
     WR_ATOMIC_CMP_AND_SWP = 5;
     /// `IBV_WR_ATOMIC_FETCH_AND_ADD`
     WR_ATOMIC_FETCH_AND_ADD = 6;
+    /// `IBV_WR_LOCAL_INV`
+    WR_LOCAL_INV = 7;
+    /// `IBV_WR_BIND_MW`
+    WR_BIND_MW = 8;
+    /// `IBV_WR_SEND_WITH_INV`
+    WR_SEND_WITH_INV = 9;
+    /// `IBV_WR_ATOMIC_WRITE`
+    WR_ATOMIC_WRITE = 15;
 
     /// `IBV_SEND_FENCE`
     SEND_FENCE = 1;
@@ -158,6 +172,8 @@ constants! {
     WC_LOC_PROT_ERR = 4;
     /// `IBV_WC_WR_FLUSH_ERR`
     WC_WR_FLUSH_ERR = 5;
+    /// `IBV_WC_MW_BIND_ERR`
+    WC_MW_BIND_ERR = 6;
     /// `IBV_WC_REM_INV_REQ_ERR`
     WC_REM_INV_REQ_ERR = 9;
     /// `IBV_WC_REM_ACCESS_ERR`
@@ -181,6 +197,12 @@ constants! {
     WC_OP_COMP_SWAP = 3;
     /// `IBV_WC_FETCH_ADD`
     WC_OP_FETCH_ADD = 4;
+    /// `IBV_WC_BIND_MW`
+    WC_OP_BIND_MW = 5;
+    /// `IBV_WC_LOCAL_INV`
+    WC_OP_LOCAL_INV = 6;
+    /// `IBV_WC_ATOMIC_WRITE`
+    WC_OP_ATOMIC_WRITE = 9;
     /// `IBV_WC_RECV`
     WC_OP_RECV = 128;
     /// `IBV_WC_RECV_RDMA_WITH_IMM`
@@ -190,6 +212,8 @@ constants! {
     WC_FLAG_GRH = 1;
     /// `IBV_WC_WITH_IMM`
     WC_FLAG_WITH_IMM = 2;
+    /// `IBV_WC_WITH_INV`
+    WC_FLAG_WITH_INV = 8;
 
     /// `IBV_ACCESS_LOCAL_WRITE`
     ACCESS_LOCAL_WRITE = 1;
@@ -219,6 +243,9 @@ pub fn completion_opcode(opcode: u32) -> u32 {
         WR_RDMA_READ => WC_OP_RDMA_READ,
         WR_ATOMIC_CMP_AND_SWP => WC_OP_COMP_SWAP,
         WR_ATOMIC_FETCH_AND_ADD => WC_OP_FETCH_ADD,
+        WR_LOCAL_INV => WC_OP_LOCAL_INV,
+        WR_BIND_MW => WC_OP_BIND_MW,
+        WR_ATOMIC_WRITE => WC_OP_ATOMIC_WRITE,
         _ => WC_OP_SEND,
     }
 }

@@ -12,6 +12,7 @@
 //! - [`barrier`]: an asymmetric fence, free for the fast side;
 //! - [`relocate`]: private pages become shared pages, in place;
 //! - [`thread`]: threads that stay out of the application's way;
+//! - [`Null`] and [`present()`]: memory that holds nothing, and pages that are made ready;
 //! - [`vm`]: copies between address spaces where memory cannot be mapped.
 
 mod arena;
@@ -21,7 +22,9 @@ pub mod futex;
 mod lease;
 pub mod maps;
 mod memfd;
+mod null;
 mod poll;
+mod present;
 pub mod relocate;
 pub mod socket;
 mod spin;
@@ -32,7 +35,9 @@ pub use arena::{Arena, Block};
 pub use event::EventFd;
 pub use lease::{LeaseLock, process_handle, process_is_gone};
 pub use memfd::{Mapping, Memfd, cannot_shrink, file_len, is_sealed};
+pub use null::Null;
 pub use poll::{poll, poll_readable};
+pub use present::present;
 pub use spin::{SpinGuard, SpinLock};
 
 use std::time::Duration;

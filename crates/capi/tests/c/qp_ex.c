@@ -205,7 +205,7 @@ static void a_batch_is_posted_whole_or_not_at_all(void)
 		if (wrong == 3)
 			ibv_wr_rdma_read(ex, mr->rkey, at(64));
 		if (wrong == 4)
-			ibv_wr_local_inv(ex, mr->rkey);
+			ibv_wr_send_tso(ex, memory, 14, 1000);
 		if (wrong == 5)
 			for (int i = 0; i < 7; i++)
 				ibv_wr_rdma_write(ex, mr->rkey, at(64));

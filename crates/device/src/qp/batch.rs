@@ -13,9 +13,11 @@ use super::send::Admitted;
 use super::state::State;
 use super::{Capacity, Kind, Qp};
 use crate::errno::{Errno, Result};
+use crate::mr::window::Bind;
 use crate::types::{
-    Destination, SEND_INLINE, SendWr, Sge, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_RDMA_READ,
-    WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM,
+    Destination, SEND_INLINE, SendWr, Sge, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_BIND_MW,
+    WR_LOCAL_INV, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM,
+    WR_SEND_WITH_INV,
 };
 
 /// Operations that a queue pair was made for: `IBV_QP_EX_WITH_*` bits.
@@ -37,7 +39,7 @@ impl Operations {
 }
 
 /// The operation of each bit, from the lowest on.
-const OPCODES: [u32; 7] = [
+const OPCODES: [u32; 10] = [
     WR_RDMA_WRITE,
     WR_RDMA_WRITE_WITH_IMM,
     WR_SEND,
@@ -45,6 +47,9 @@ const OPCODES: [u32; 7] = [
     WR_RDMA_READ,
     WR_ATOMIC_CMP_AND_SWP,
     WR_ATOMIC_FETCH_AND_ADD,
+    WR_LOCAL_INV,
+    WR_BIND_MW,
+    WR_SEND_WITH_INV,
 ];
 
 /// Requests that were prepared and not posted yet.
@@ -64,6 +69,7 @@ struct Prepared {
     /// Everything but its elements.
     wr: SendWr<'static>,
     data: Data,
+    bind: Option<Box<Bind>>,
 }
 
 #[derive(Clone, Debug)]
@@ -86,7 +92,15 @@ impl Batch {
         self.requests.push(Prepared {
             wr: SendWr { flags: wr.flags & !SEND_INLINE, ..wr },
             data: Data::Elements(at..at),
+            bind: None,
         });
+    }
+
+    /// What the last request, a [`WR_BIND_MW`], shall bind.
+    pub fn set_bind(&mut self, bind: Bind) {
+        if let Some(last) = self.last() {
+            last.bind = Some(Box::new(bind));
+        }
     }
 
     /// The last request's memory.
@@ -160,7 +174,9 @@ impl Prepared {
     #[inline]
     fn complete<'a>(&'a self, batch: &'a Batch, inline: &'a mut [Sge; 1]) -> SendWr<'a> {
         match &self.data {
-            Data::Elements(range) => SendWr { sges: &batch.elements[range.clone()], ..self.wr },
+            Data::Elements(range) => {
+                SendWr { sges: &batch.elements[range.clone()], bind: self.bind.as_deref(), ..self.wr }
+            }
             Data::Inline(range) => {
                 let data = &batch.inline[range.clone()];
                 *inline = [Sge { addr: data.as_ptr() as u64, length: data.len() as u32, lkey: 0 }];
@@ -256,6 +272,9 @@ impl Qp {
         let mut failed = false;
         for prepared in &batch.requests {
             let wr = prepared.complete(batch, &mut room);
+            if let Some(bind) = wr.bind {
+                bind.mw.set_key(bind.key);
+            }
             // A request may fail the queue pair, and then those behind it are flushed.
             if self.state.load(Ordering::Relaxed) == State::Rts as u8 {
                 failed |= self.admit(&mut send, &wr) == Admitted::Fatally;

@@ -1,16 +1,16 @@
 //! Checked memory keys, remembered: a table look-up and a mapping are paid once a region.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use millstream_shm::Mapping;
+use millstream_shm::{Mapping, Null, present};
 
 use crate::files::FileId;
 use crate::host::Host;
 use crate::layout::MrEntry;
-use crate::mr::LocalMr;
+use crate::mr::{ACCESS_NULL, LocalMr};
 use crate::peer::Peer;
-use crate::types::vendor;
+use crate::types::{ACCESS_LOCAL_WRITE, ACCESS_ON_DEMAND, vendor};
 
 const SLOTS: usize = 8;
 
@@ -18,13 +18,19 @@ fn slot(key: u32) -> usize {
     (key >> 16) as usize % SLOTS
 }
 
-/// A peer's memory region, checked.
+/// Access bits of regions that this process does not simply copy from and to.
+const UNUSUAL: u32 = ACCESS_ON_DEMAND | ACCESS_NULL;
+
+/// A peer's memory region or window, checked.
 #[derive(Debug)]
 pub(super) struct Window {
-    pub(super) key: u32,
+    /// The entry's name when it was read: the key, and which life of it.
+    name: u64,
     entry: &'static MrEntry,
     pub(super) access: u32,
+    /// Zero for a memory window of type 2, which belongs to the queue pair `qpn`.
     pub(super) pd: u32,
+    qpn: u32,
     start: u64,
     len: u64,
     /// Address of `start` in the peer.
@@ -47,7 +53,8 @@ impl Window {
     /// Reads the peer's entry once and checks the copy.
     fn look_up(peer: &Arc<Peer>, key: u32) -> Option<Self> {
         let entry = peer.mr_entry(key)?;
-        if key == 0 || entry.key.load(Ordering::Acquire) != key {
+        let name = entry.name.load(Ordering::Acquire);
+        if key == 0 || name as u32 != key {
             return None;
         }
         let start = entry.start.load(Ordering::Relaxed);
@@ -56,12 +63,13 @@ impl Window {
         start.checked_add(len)?;
         va.checked_add(len)?;
         let mut window = Self {
-            key,
+            name,
             // SAFETY: the entry lies in the peer's arena, which lives as long as the peer; a
             // window is kept beside a reference to its peer and dropped before it.
             entry: unsafe { &*std::ptr::from_ref(entry) },
             access: entry.access.load(Ordering::Relaxed),
             pd: entry.pd.load(Ordering::Relaxed),
+            qpn: entry.qpn.load(Ordering::Relaxed),
             start,
             len,
             va,
@@ -78,19 +86,31 @@ impl Window {
         };
         let map_start = entry.map_start.load(Ordering::Relaxed);
         let map_end = entry.map_end.load(Ordering::Relaxed);
+        let offset = entry.file_offset.load(Ordering::Relaxed);
+        // All of it was of one life, if the name is still the same.
+        fence(Ordering::Acquire);
+        if entry.name.load(Ordering::Relaxed) != name {
+            return None;
+        }
         if file.generation != 0 {
             window.common = map_start..map_end;
         }
-        if let Some(host) = peer.own_host() {
+        let own = peer.own_host();
+        if let Some(host) = own {
             // Of our own memory nothing is believed that peers could have written.
-            let own = host.mrs.find(key)?;
-            (window.access, window.pd) = (own.access, own.pd);
-            (window.start, window.len, window.va) = (own.start, own.len, own.va);
-            (window.map_start, window.map_end, window.base) =
-                (own.start, own.start + own.len, own.va as *mut u8);
+            let (shown, qpn) = host.mrs.find_shown(name)?;
+            (window.access, window.pd, window.qpn) = (shown.access, shown.pd, qpn);
+            (window.start, window.len, window.va) = (shown.start, shown.len, shown.va);
+        }
+        if window.access & UNUSUAL != 0 {
+            // Nothing that could be mapped for longer than a moment.
             return Some(window);
         }
-        let offset = entry.file_offset.load(Ordering::Relaxed);
+        if own.is_some() {
+            (window.map_start, window.map_end) = (window.start, window.start + window.len);
+            window.base = window.va as *mut u8;
+            return Some(window);
+        }
         if file.generation == 0 || map_start < start || map_end > start + len || map_start >= map_end {
             return Some(window);
         }
@@ -108,7 +128,22 @@ impl Window {
 
     #[inline]
     fn valid(&self, key: u32) -> bool {
-        self.key == key && self.entry.key.load(Ordering::Acquire) == key
+        self.name as u32 == key && self.entry.name.load(Ordering::Acquire) == self.name
+    }
+
+    /// Whether it is a memory window of type 2 of the queue pair `qpn`.
+    pub(super) fn belongs_to(&self, qpn: u32) -> bool {
+        self.pd == 0 && self.qpn != 0 && self.qpn == qpn
+    }
+
+    /// Ends its life, as a peer may do with a memory window; false if that was over already.
+    pub(super) fn invalidate(&self) -> bool {
+        self.entry.name.compare_exchange(self.name, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Whether what is stored into it is forgotten.
+    pub(super) fn forgets(&self) -> bool {
+        self.access & ACCESS_NULL != 0
     }
 
     /// Whether `len` bytes from `at` lie inside the region, without sums that could overflow.
@@ -187,21 +222,32 @@ impl LocalKeys {
             self.epoch = epoch;
         }
         let cached = &mut self.regions[slot(lkey)];
-        if !cached.is_some_and(|mr| mr.key == lkey) {
-            *cached = host.mrs.find(lkey);
-        }
-        let mr = cached.as_ref().ok_or(vendor::NO_KEY)?;
-        if mr.pd != pd {
-            return Err(vendor::DOMAIN);
-        }
-        if mr.access & access != access {
-            return Err(vendor::PERMISSION);
-        }
-        let inside =
-            addr >= mr.start && addr - mr.start <= mr.len && mr.len - (addr - mr.start) >= u64::from(len);
-        if !inside {
-            return Err(vendor::BOUNDS);
-        }
+        let mr = match cached {
+            Some(mr) if mr.key == lkey => mr,
+            _ => {
+                let found = host.mrs.find(lkey).ok_or(vendor::NO_KEY)?;
+                if found.access & UNUSUAL != 0 {
+                    return unusual(&found, pd, addr, len, access);
+                }
+                cached.insert(found)
+            }
+        };
+        mr.check(pd, addr, u64::from(len), access)?;
         Ok((mr.va + (addr - mr.start)) as *mut u8)
     }
+}
+
+/// Address of memory that stands for a part of a region without lasting memory of its own.
+#[cold]
+fn unusual(mr: &LocalMr, pd: u32, addr: u64, len: u32, access: u32) -> Result<*mut u8, u32> {
+    mr.check(pd, addr, u64::from(len), access)?;
+    let write = access & ACCESS_LOCAL_WRITE != 0;
+    if mr.access & ACCESS_NULL != 0 {
+        let null = Null::get().ok_or(vendor::NO_KEY)?;
+        return Ok(if write { null.sink() } else { null.zeros() });
+    }
+    // On-demand paging: what is not there is an error of the request, not of the process.
+    let start = (mr.va + (addr - mr.start)) as usize;
+    present(start..start + len as usize, write).map_err(|_| vendor::BOUNDS)?;
+    Ok(start as *mut u8)
 }

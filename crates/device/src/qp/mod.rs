@@ -7,6 +7,7 @@
 mod batch;
 mod datagram;
 mod keys;
+mod local;
 mod recv;
 mod send;
 pub mod state;
@@ -356,28 +357,45 @@ impl Qp {
             let patience = deadline.saturating_duration_since(Instant::now());
             return self.entry.delivery.lock_within(self.host.pid, patience).is_some();
         }
+        // Who calls may hold this or another send queue: only a look is taken at who the peer is.
+        self.wait_while_busy(deadline, || self.send.try_lock().map(|send| (send.peer.clone(), send.dest_qpn)))
+    }
+
+    /// Waits until the peer is not inside an operation that it began before, or is gone. `peer` says who
+    /// it is, if that can be seen now, and the queue pair that would tell.
+    fn wait_while_busy(
+        &self,
+        deadline: Instant,
+        mut peer: impl FnMut() -> Option<(Option<Arc<Peer>>, u32)>,
+    ) -> bool {
         let busy = self.entry.busy.load(Ordering::SeqCst);
         if busy & 1 == 0 {
             return true;
         }
-        let (peer, dest_qpn) = {
-            let send = self.send.lock();
-            (send.peer.clone(), send.dest_qpn)
-        };
-        let peer = match peer {
-            Some(peer) => peer,
-            // Whoever came to us, we had not come to him yet.
-            None => match self.host.peer_of(dest_qpn) {
-                Ok(peer) => peer,
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return true,
-                Err(_) => return wait_until(deadline, || self.entry.busy.load(Ordering::Acquire) != busy),
-            },
-        };
-        // This may be the thread that notices deaths.
+        let mut known = None;
         let mut turns = 0;
         wait_until(deadline, || {
             turns += 1;
-            self.entry.busy.load(Ordering::Acquire) != busy || (turns > 1000 && peer.has_ended())
+            if self.entry.busy.load(Ordering::Acquire) != busy {
+                return true;
+            }
+            if turns < 1000 {
+                return false;
+            }
+            if known.is_none() {
+                known = match peer() {
+                    None => None,
+                    Some((Some(peer), _)) => Some(Ok(peer)),
+                    // Whoever came to us, we had not come to him yet.
+                    Some((None, dest_qpn)) => Some(self.host.peer_of(dest_qpn)),
+                };
+            }
+            // This may be the thread that notices deaths.
+            match &known {
+                Some(Ok(peer)) => peer.has_ended(),
+                Some(Err(error)) => error.kind() == io::ErrorKind::ConnectionRefused,
+                None => false,
+            }
         })
     }
 
@@ -544,6 +562,7 @@ impl Qp {
         }
         self.entry.qpn.store(0, Ordering::SeqCst);
         self.set_state(State::Reset);
+        self.host.mrs.unbind_all_of(self.host, self.qpn);
         self.quiesce();
         *self.send.lock() = SendQueue::default();
         self.give_back_taken();

@@ -13,13 +13,14 @@ use super::transfer::Stop;
 use super::{Kind, Qp};
 use crate::caps::{MAX_MSG, MAX_SGE};
 use crate::errno::{Errno, Result};
+use crate::mr::window::Bind;
 use crate::peer::Peer;
 use crate::progress::{Work, retry_delay};
 use crate::types::{
     Destination, SEND_INLINE, SEND_SIGNALED, SendWr, Sge, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR, WC_RETRY_EXC_ERR,
     WC_RNR_RETRY_EXC_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD,
-    WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM, Wc, completion_opcode,
-    total_len, vendor,
+    WR_BIND_MW, WR_LOCAL_INV, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM,
+    WR_SEND_WITH_INV, Wc, completion_opcode, total_len, vendor,
 };
 
 /// How soon the progress thread looks after a request that was just parked. An application that
@@ -62,6 +63,7 @@ struct Parked {
     compare_add: u64,
     swap: u64,
     to: Option<Destination>,
+    bind: Option<Bind>,
     posted: u32,
     sges: Vec<Sge>,
     /// Inline data; `sges` then has one element that points here.
@@ -90,6 +92,7 @@ impl Parked {
             compare_add: wr.compare_add,
             swap: wr.swap,
             to: wr.to,
+            bind: wr.bind.cloned(),
             posted,
             sges,
             _inline: inline,
@@ -108,6 +111,7 @@ impl Parked {
             compare_add: self.compare_add,
             swap: self.swap,
             to: self.to,
+            bind: self.bind.as_ref(),
         }
     }
 }
@@ -118,8 +122,10 @@ impl Kind {
     pub(super) fn offers(self, opcode: u32) -> bool {
         match opcode {
             WR_SEND | WR_SEND_WITH_IMM => true,
-            WR_RDMA_WRITE | WR_RDMA_WRITE_WITH_IMM => self != Self::Ud,
-            WR_RDMA_READ | WR_ATOMIC_CMP_AND_SWP | WR_ATOMIC_FETCH_AND_ADD => self == Self::Rc,
+            WR_RDMA_WRITE | WR_RDMA_WRITE_WITH_IMM | WR_LOCAL_INV | WR_BIND_MW => self != Self::Ud,
+            WR_RDMA_READ | WR_ATOMIC_CMP_AND_SWP | WR_ATOMIC_FETCH_AND_ADD | WR_SEND_WITH_INV => {
+                self == Self::Rc
+            }
             _ => false,
         }
     }
@@ -244,6 +250,9 @@ impl Qp {
     /// Carries a request out as the transport does it.
     #[inline]
     fn carry_out(&self, send: &mut SendQueue, wr: &SendWr<'_>) -> std::result::Result<(), Stop> {
+        if matches!(wr.opcode, WR_LOCAL_INV | WR_BIND_MW) {
+            return self.carry_out_here(send, wr);
+        }
         match self.kind {
             Kind::Rc => send.execute(self, wr),
             Kind::Uc => match send.execute(self, wr) {
@@ -284,9 +293,14 @@ impl Qp {
                 && (len > u64::from(self.capacity.max_inline_data)
                     || !matches!(
                         wr.opcode,
-                        WR_SEND | WR_SEND_WITH_IMM | WR_RDMA_WRITE | WR_RDMA_WRITE_WITH_IMM
+                        WR_SEND
+                            | WR_SEND_WITH_IMM
+                            | WR_SEND_WITH_INV
+                            | WR_RDMA_WRITE
+                            | WR_RDMA_WRITE_WITH_IMM
                     )))
             || (self.kind == Kind::Ud && wr.to.is_none())
+            || (wr.opcode == WR_BIND_MW && !wr.bind.is_some_and(|bind| bind.is_well_formed(self.pd.id)))
         {
             return Err(Errno::INVAL);
         }

@@ -112,6 +112,11 @@ impl Target {
         })
     }
 
+    /// Its number.
+    pub(super) fn qpn(&self) -> u32 {
+        self.qpn
+    }
+
     /// Whether the queue pair is still the one that was bound.
     #[inline]
     pub(super) fn is_same(&self) -> bool {

@@ -23,10 +23,10 @@ use crate::layout::Cqe;
 use crate::peer::Peer;
 use crate::types::{
     ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SEND_INLINE,
-    SEND_SOLICITED, SendWr, Sge, WC_FLAG_WITH_IMM, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR, WC_OP_RECV,
-    WC_OP_RECV_RDMA_WITH_IMM, WC_REM_ACCESS_ERR, WC_REM_INV_REQ_ERR, WC_REM_OP_ERR, WC_RETRY_EXC_ERR,
-    WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM,
-    WR_SEND_WITH_IMM, total_len, vendor,
+    SEND_SOLICITED, SendWr, Sge, WC_FLAG_WITH_IMM, WC_FLAG_WITH_INV, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR,
+    WC_OP_RECV, WC_OP_RECV_RDMA_WITH_IMM, WC_REM_ACCESS_ERR, WC_REM_INV_REQ_ERR, WC_REM_OP_ERR,
+    WC_RETRY_EXC_ERR, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_RDMA_READ, WR_RDMA_WRITE,
+    WR_RDMA_WRITE_WITH_IMM, WR_SEND_WITH_IMM, WR_SEND_WITH_INV, total_len, vendor,
 };
 
 /// Why a request was not carried out.
@@ -56,7 +56,7 @@ const NOT_OFFERED: Stop = Stop::Failed {
     peer_event: Some(EVENT_QP_REQ_ERR),
 };
 
-fn failed(status: u32, vendor: u32) -> Stop {
+pub(super) fn failed(status: u32, vendor: u32) -> Stop {
     Stop::Failed { status, vendor, peer_event: None }
 }
 
@@ -173,7 +173,7 @@ impl Transfer<'_> {
             return Ok(());
         }
         let window = self.remote.find(self.peer, wr.rkey).map_err(denied)?;
-        check(window, self.target.pd, wr.remote_addr, len, ACCESS_REMOTE_WRITE).map_err(denied)?;
+        admit(window, self.target, wr.remote_addr, len, ACCESS_REMOTE_WRITE).map_err(denied)?;
         let mut at = wr.remote_addr;
         for sge in wr.sges {
             let from = source(self.local, self.qp, wr, sge)?;
@@ -221,7 +221,7 @@ impl Transfer<'_> {
             .find(self.qp.host, self.qp.pd.id, sge.addr, 8, sge.lkey, ACCESS_LOCAL_WRITE)
             .map_err(|cause| failed(WC_LOC_PROT_ERR, cause))?;
         let window = self.remote.find(self.peer, wr.rkey).map_err(denied)?;
-        check(window, self.target.pd, wr.remote_addr, 8, ACCESS_REMOTE_ATOMIC).map_err(denied)?;
+        admit(window, self.target, wr.remote_addr, 8, ACCESS_REMOTE_ATOMIC).map_err(denied)?;
         let word = window.map_word(wr.remote_addr);
         let old = match (word, wr.opcode) {
             (Some(word), WR_ATOMIC_CMP_AND_SWP) => word
@@ -264,7 +264,7 @@ impl Transfer<'_> {
             return Ok(());
         }
         let window = self.remote.find(self.peer, wr.rkey).map_err(denied)?;
-        check(window, self.target.pd, wr.remote_addr, len, ACCESS_REMOTE_READ).map_err(denied)?;
+        admit(window, self.target, wr.remote_addr, len, ACCESS_REMOTE_READ).map_err(denied)?;
         let mut at = wr.remote_addr;
         for sge in wr.sges {
             let to = self
@@ -299,25 +299,41 @@ impl Transfer<'_> {
             self.fail_receive(receive, WC_LOC_PROT_ERR, cause);
             return Err(fault.into());
         }
+        if wr.opcode == WR_SEND_WITH_INV
+            && let Err(cause) = self.invalidate(wr.imm)
+        {
+            // The receiver's error, of class J (IBTA volume 1, 9.9.3).
+            self.fail_receive(receive, WC_REM_INV_REQ_ERR, cause);
+            return Err(refused(WC_REM_ACCESS_ERR, cause, EVENT_QP_ACCESS_ERR));
+        }
         self.complete(wr, receive, WC_OP_RECV, len as u32)
     }
 
     #[inline]
     fn complete(&self, wr: &SendWr<'_>, receive: Receive, opcode: u32, byte_len: u32) -> Result<bool, Stop> {
-        let with_imm = matches!(wr.opcode, WR_RDMA_WRITE_WITH_IMM | WR_SEND_WITH_IMM);
-        let cqe = Cqe {
-            opcode: opcode as u16,
-            byte_len,
-            imm: if with_imm { wr.imm } else { 0 },
-            wc_flags: if with_imm { WC_FLAG_WITH_IMM } else { 0 },
-            ..Cqe::default()
+        let (imm, wc_flags) = match wr.opcode {
+            WR_RDMA_WRITE_WITH_IMM | WR_SEND_WITH_IMM => (wr.imm, WC_FLAG_WITH_IMM),
+            WR_SEND_WITH_INV => (wr.imm, WC_FLAG_WITH_INV),
+            _ => (0, 0),
         };
+        let cqe = Cqe { opcode: opcode as u16, byte_len, imm, wc_flags, ..Cqe::default() };
         self.target.complete_receive(self.qp.host.pid, receive, cqe, wr.flags & SEND_SOLICITED != 0).map_err(
             |why| match why {
                 NotAdded::Full => refused(WC_REM_OP_ERR, vendor::CQ_FULL, EVENT_QP_FATAL),
                 NotAdded::Locked => UNRESPONSIVE,
             },
         )
+    }
+
+    /// Ends the life of a memory window of type 2 of the target queue pair; nothing else can be
+    /// invalidated (10.6.7.2.6).
+    #[cold]
+    fn invalidate(&mut self, key: u32) -> Result<(), u32> {
+        let window = self.remote.find(self.peer, key)?;
+        if !window.belongs_to(self.target.qpn()) {
+            return Err(vendor::DOMAIN);
+        }
+        if window.invalidate() { Ok(()) } else { Err(vendor::NO_KEY) }
     }
 
     /// The receiver's own request was at fault: it completes with an error, and its queue pair fails.
@@ -392,6 +408,26 @@ pub(super) fn source(local: &mut LocalKeys, qp: &Qp, wr: &SendWr<'_>, sge: &Sge)
         .map_err(|cause| failed(WC_LOC_PROT_ERR, cause))
 }
 
+/// Whether the target's queue pair lets its peer use a part of a region or window.
+#[inline]
+fn admit(window: &Window, target: &Target, at: u64, len: u64, access: u32) -> Result<(), u32> {
+    check(window, target.pd, at, len, access)
+        .or_else(|cause| admit_window(window, target, at, len, access, cause))
+}
+
+/// A memory window of type 2 asks for its queue pair rather than for a domain.
+#[cold]
+fn admit_window(
+    window: &Window,
+    target: &Target,
+    at: u64,
+    len: u64,
+    access: u32,
+    cause: u32,
+) -> Result<(), u32> {
+    if window.belongs_to(target.qpn()) { check(window, 0, at, len, access) } else { Err(cause) }
+}
+
 #[inline]
 fn check(window: &Window, pd: u32, at: u64, len: u64, access: u32) -> Result<(), u32> {
     if window.pd != pd {
@@ -438,6 +474,9 @@ fn partly(
     len: usize,
     direction: Direction,
 ) -> Result<(), Stop> {
+    if window.forgets() && direction == Direction::Write {
+        return Ok(());
+    }
     let end = at + len as u64;
     let (from, to) = (window.map_start.clamp(at, end), window.map_end.clamp(at, end));
     let usable = from < to && (window.writable || direction == Direction::Read);

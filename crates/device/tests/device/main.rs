@@ -8,6 +8,7 @@ mod hostile_socket;
 mod kills;
 mod lifetime;
 mod queues;
+mod regions;
 mod retries;
 mod shared;
 mod siege;
@@ -15,6 +16,7 @@ mod states;
 mod support;
 mod transfers;
 mod unreliable;
+mod windows;
 
 /// Not a test: the other process of tests here starts in this function.
 #[test]
@@ -27,6 +29,7 @@ fn other_process() {
         Ok("besieged") => siege::besieged(),
         Ok("vandal") => siege::vandal(),
         Ok("load") => kills::load::serve(),
+        Ok("device memory") => regions::all_device_memory(),
         Ok("family") => death::family(),
         Ok("stranger") => hostile_socket::stranger(),
         Ok("reborn") => lifetime::reborn(),

@@ -396,7 +396,7 @@ impl<'a> Load<'a> {
             rkey: key,
             compare_add: if opcode == WR_ATOMIC_CMP_AND_SWP { count } else { 1 },
             swap: count + 1,
-            to: None,
+            ..SendWr::default()
         };
         lane.qp.post_send(&wr).expect("room for a request");
         lane.posted.push_back(Posted { wr_id: id, brings, local });

@@ -8,7 +8,7 @@ use millstream_device::qp::state::{Attributes, Path, State, attr};
 use millstream_device::qp::{Capacity, Kind as Transport, Receives};
 use millstream_device::types::{
     ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SendWr, Sge,
-    WC_FLAG_WITH_IMM, WC_SUCCESS, Wc,
+    WC_FLAG_WITH_IMM, WC_FLAG_WITH_INV, WC_SUCCESS, Wc,
 };
 use millstream_device::{Channel, Context, Cq, Errno, Mr, Pd, Qp};
 use serde::{Deserialize, Serialize};
@@ -75,6 +75,8 @@ pub(crate) struct Completion {
     pub(crate) opcode: u32,
     pub(crate) byte_len: u32,
     pub(crate) imm: Option<u32>,
+    /// The key that the sender has invalidated.
+    pub(crate) invalidated: Option<u32>,
 }
 
 impl From<&Wc> for Completion {
@@ -85,6 +87,7 @@ impl From<&Wc> for Completion {
             opcode: wc.opcode,
             byte_len: wc.byte_len,
             imm: (wc.wc_flags & WC_FLAG_WITH_IMM != 0).then_some(wc.imm),
+            invalidated: (wc.wc_flags & WC_FLAG_WITH_INV != 0).then_some(wc.imm),
         }
     }
 }
@@ -297,6 +300,21 @@ impl Actor {
         Self { context, pd, foreign_pd, queues: None, kept: Vec::new(), regions: Vec::new() }
     }
 
+    /// The open device.
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// The domain of its queue pairs.
+    pub(crate) fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
+    /// A domain that none of its queue pairs is in.
+    pub(crate) fn foreign_pd(&self) -> &Arc<Pd> {
+        &self.foreign_pd
+    }
+
     /// The queue pair.
     pub(crate) fn qp(&self) -> &Arc<Qp> {
         &self.queues().qp
@@ -439,7 +457,7 @@ impl Actor {
             rkey: request.rkey,
             compare_add: request.compare_add,
             swap: request.swap,
-            to: None,
+            ..SendWr::default()
         })
     }
 

@@ -317,7 +317,7 @@ impl Request {
 impl Completion {
     /// A good one.
     pub(crate) fn ok(wr_id: u64, opcode: u32, byte_len: usize) -> Self {
-        Self { wr_id, status: WC_SUCCESS, opcode, byte_len: byte_len as u32, imm: None }
+        Self { wr_id, status: WC_SUCCESS, opcode, byte_len: byte_len as u32, imm: None, invalidated: None }
     }
 
     /// With immediate data.

@@ -1,0 +1,67 @@
+//! Requests that never leave this process: binding and invalidating memory windows.
+
+use std::time::Instant;
+
+use millstream_shm::barrier;
+
+use super::Qp;
+use super::send::SendQueue;
+use super::transfer::{Stop, UNRESPONSIVE, failed};
+use crate::errno::Result;
+use crate::greeting::PATIENCE;
+use crate::mr::window::{Bind, Kind};
+use crate::types::{SendWr, WC_LOC_QP_OP_ERR, WC_MW_BIND_ERR, WR_BIND_MW, vendor};
+
+type Carried = std::result::Result<(), Stop>;
+
+impl Qp {
+    /// Posts the binding of a window, whose key is the new one from then on.
+    ///
+    /// # Errors
+    /// As [`Qp::post_send`]; EINVAL for a window of another domain, a key that is not the window's, or
+    /// access flags that a window of its type cannot have.
+    pub fn post_bind(&self, wr_id: u64, flags: u32, bind: &Bind) -> Result<()> {
+        let wr = SendWr { wr_id, opcode: WR_BIND_MW, flags, bind: Some(bind), ..SendWr::default() };
+        self.post_send(&wr)?;
+        bind.mw.set_key(bind.key);
+        Ok(())
+    }
+
+    /// Carries out a request that concerns this process's own memory keys only.
+    #[cold]
+    pub(super) fn carry_out_here(&self, send: &SendQueue, wr: &SendWr<'_>) -> Carried {
+        match wr.bind {
+            Some(bind) if wr.opcode == WR_BIND_MW => self.bind_window(bind),
+            _ => self.invalidate_window(send, wr.imm),
+        }
+    }
+
+    fn bind_window(&self, bind: &Bind) -> Carried {
+        let (host, pd, kind) = (self.host, self.pd.id, bind.mw.kind());
+        let refused = |cause| failed(WC_MW_BIND_ERR, cause);
+        if bind.mw.is_taken_back() {
+            return Err(refused(vendor::WINDOW));
+        }
+        // A bind that fails leaves the old one as it is (IBTA volume 1, 11.2.8.2).
+        host.mrs.check_bind(host, kind, pd, bind).map_err(refused)?;
+        if kind == Kind::Two {
+            return host.mrs.bind(host, pd, bind, Some(self.qpn)).map_err(refused);
+        }
+        host.mrs.unbind(host, bind.key >> 16);
+        // Nobody is inside the window through its old key when the new one is valid.
+        if !host.quiesce_peers() {
+            return Err(UNRESPONSIVE);
+        }
+        if bind.len == 0 { Ok(()) } else { host.mrs.bind(host, pd, bind, None).map_err(refused) }
+    }
+
+    /// Only a window of type 2 can be invalidated, and only through its queue pair (10.6.7.2.6).
+    fn invalidate_window(&self, send: &SendQueue, key: u32) -> Carried {
+        let refused = |cause| failed(WC_LOC_QP_OP_ERR, cause);
+        self.host.mrs.invalidate(self.host, key, self.qpn).map_err(refused)?;
+        // Its peer is the only one who can be inside.
+        barrier::heavy();
+        let peer = || Some((send.peer.clone(), send.dest_qpn));
+        if self.wait_while_busy(Instant::now() + PATIENCE, peer) { Ok(()) } else { Err(UNRESPONSIVE) }
+    }
+}

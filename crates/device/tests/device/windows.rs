@@ -1,0 +1,526 @@
+//! Memory windows: what they show and to whom, what binds and unbinds them, and what they hold on to.
+
+use std::sync::Arc;
+
+use millstream_device::mr::window::{Bind, Kind};
+use millstream_device::mr::{Change, NotChanged};
+use millstream_device::qp::state::State;
+use millstream_device::qp::{Kind as Transport, Receives};
+use millstream_device::types::{
+    ACCESS_LOCAL_WRITE, ACCESS_MW_BIND, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE,
+    ACCESS_ZERO_BASED, SEND_SIGNALED, SendWr, WC_LOC_QP_OP_ERR, WC_MW_BIND_ERR, WC_OP_BIND_MW,
+    WC_OP_LOCAL_INV, WC_OP_RECV, WC_OP_SEND, WC_REM_ACCESS_ERR, WC_REM_INV_REQ_ERR, WC_SUCCESS, WR_LOCAL_INV,
+    WR_RDMA_READ, WR_RDMA_WRITE, WR_SEND_WITH_INV,
+};
+use millstream_device::{Errno, Mr, Mw, Qp};
+use millstream_shm::PAGE;
+
+use crate::support::{
+    Adapter, Command, Completion, End, Place, Region, Reply, Request, Setup, Which, connect, has_begun, next,
+    pair, pattern, poison, request,
+};
+
+const LEN: usize = 5 * PAGE;
+/// Where windows start and how long they are: from the middle of a page to the middle of another.
+const AT: usize = PAGE + 1000;
+const SHOWN: usize = 2 * PAGE + 17;
+
+const BINDABLE: u32 = ACCESS_LOCAL_WRITE | ACCESS_MW_BIND;
+const REMOTE: u32 = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC;
+
+/// The owner of windows, in this process, and its peer.
+struct Scene {
+    owner: End,
+    peer: End,
+    mr: Mr,
+    memory: Vec<u8>,
+    /// The peer's.
+    local: Region,
+    /// Windows end with their last reference.
+    windows: Vec<Arc<Mw>>,
+}
+
+impl Scene {
+    fn new(place: Place) -> Self {
+        Self::with_access(place, BINDABLE)
+    }
+
+    fn with_access(place: Place, access: u32) -> Self {
+        let (owner, mut peer) = pair(place, &Setup::default());
+        let mut memory = pattern(9, LEN + PAGE);
+        // On a page's start, so that inner pages can be mapped.
+        let start = memory.as_ptr().align_offset(PAGE);
+        memory.drain(..start % PAGE);
+        let addr = memory.as_mut_ptr() as u64;
+        let mr = Mr::register(owner.actor().pd(), addr, LEN as u64, addr, access).expect("registered");
+        let local = peer.hold(&pattern(3, LEN));
+        Self { owner, peer, mr, memory, local, windows: Vec::new() }
+    }
+
+    fn addr(&self) -> u64 {
+        self.memory.as_ptr() as u64
+    }
+
+    fn qp(&self) -> &Arc<Qp> {
+        self.owner.actor().qp()
+    }
+
+    fn window(&self, kind: Kind) -> Arc<Mw> {
+        Mw::new(self.owner.actor().pd(), kind).expect("room")
+    }
+
+    /// What shows `SHOWN` bytes from `AT` under the window's next key.
+    fn part(&self, mw: &Arc<Mw>, access: u32) -> Bind {
+        let (key, region) = (mw.next_key(), self.mr.key());
+        Bind { mw: mw.clone(), key, region, addr: self.addr() + AT as u64, len: SHOWN as u64, access }
+    }
+
+    fn bind(&mut self, bind: &Bind) -> u32 {
+        self.qp().post_bind(77, SEND_SIGNALED, bind).expect("room");
+        let completion = self.owner.sent(1)[0];
+        assert_eq!((completion.wr_id, completion.opcode), (77, WC_OP_BIND_MW));
+        completion.status
+    }
+
+    /// A window that shows the usual part.
+    fn bound(&mut self, kind: Kind, access: u32) -> Arc<Mw> {
+        let mw = self.window(kind);
+        let bind = self.part(&mw, access);
+        assert_eq!(self.bind(&bind), WC_SUCCESS);
+        assert_eq!(mw.key(), bind.key);
+        self.windows.push(mw.clone());
+        mw
+    }
+
+    /// Posts an operation of the peer's on `len` bytes at `addr`; its status.
+    fn try_op(&mut self, opcode: u32, key: u32, addr: u64, len: usize) -> u32 {
+        let sge = self.local.part(0, len);
+        self.peer.post(request(5, opcode, &[sge], (addr, key)));
+        self.peer.sent(1)[0].status
+    }
+
+    /// The same, which is refused; then the two are connected anew.
+    fn denied(&mut self, what: &str, opcode: u32, key: u32, addr: u64, len: usize) {
+        let before = self.memory.clone();
+        assert_eq!(self.try_op(opcode, key, addr, len), WC_REM_ACCESS_ERR, "{what}");
+        assert!(self.memory == before, "{what}: nothing is written");
+        self.reconnect();
+    }
+
+    /// New queue pairs; windows of type 2 are lost with the old ones.
+    fn reconnect(&mut self) {
+        connect(&mut self.owner, &mut self.peer, &Setup::default());
+    }
+
+    /// Invalidates a key as its owner; the status.
+    fn invalidate(&mut self, key: u32) -> u32 {
+        let wr =
+            SendWr { wr_id: 8, opcode: WR_LOCAL_INV, flags: SEND_SIGNALED, imm: key, ..SendWr::default() };
+        self.qp().post_send(&wr).expect("room");
+        let completion = self.owner.sent(1)[0];
+        assert_eq!((completion.wr_id, completion.opcode), (8, WC_OP_LOCAL_INV));
+        completion.status
+    }
+}
+
+fn send_with_inv(key: u32) -> Request {
+    Request { imm: key, ..request(6, WR_SEND_WITH_INV, &[], (0, 0)) }
+}
+
+#[test]
+fn a_window_shows_its_part_and_no_more() {
+    for place in Place::BOTH {
+        for (kind, based) in [(Kind::One, 0), (Kind::Two, 0), (Kind::Two, ACCESS_ZERO_BASED)] {
+            let mut scene = Scene::new(place);
+            let start = if based == 0 { scene.addr() + AT as u64 } else { 0 };
+            let mut key = scene.bound(kind, REMOTE | based).key();
+            // Ends, whole, and pages with what is around them.
+            for (at, len) in [(0, 1), (SHOWN - 1, 1), (0, SHOWN), (PAGE - 1000, PAGE), (5, 0), (SHOWN, 0)] {
+                let bytes = pattern(at as u64 + 50, len);
+                scene.peer.store(&scene.local, 0, &bytes);
+                assert_eq!(scene.try_op(WR_RDMA_WRITE, key, start + at as u64, len), WC_SUCCESS);
+                assert_eq!(scene.memory[AT + at..AT + at + len], bytes, "{kind:?} {at} {len}");
+                scene.peer.store(&scene.local, 0, &vec![0; len]);
+                assert_eq!(scene.try_op(WR_RDMA_READ, key, start + at as u64, len), WC_SUCCESS);
+                assert_eq!(scene.peer.load(&scene.local, 0, len), bytes);
+            }
+            for (what, offset, len) in [
+                ("before", -1i64, 1),
+                ("after", SHOWN as i64, 1),
+                ("over the end", SHOWN as i64 - 7, 8),
+                ("over the start", -7, 8),
+                ("longer", 0, SHOWN + 1),
+                ("the end of the address space", -(start as i64) - 1, 1),
+            ] {
+                scene.denied(what, WR_RDMA_WRITE, key, start.wrapping_add_signed(offset), len);
+                if kind == Kind::Two {
+                    key = scene.bound(kind, REMOTE | based).key();
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_window_allows_what_it_was_bound_for() {
+    for place in Place::BOTH {
+        for kind in [Kind::One, Kind::Two] {
+            for (access, opcode, allowed) in [
+                (ACCESS_REMOTE_READ, WR_RDMA_READ, true),
+                (ACCESS_REMOTE_READ, WR_RDMA_WRITE, false),
+                (ACCESS_REMOTE_WRITE, WR_RDMA_WRITE, true),
+                (ACCESS_REMOTE_WRITE, WR_RDMA_READ, false),
+                (ACCESS_REMOTE_ATOMIC, WR_RDMA_WRITE, false),
+                // Programs pass it, though it means nothing to a peer.
+                (ACCESS_LOCAL_WRITE, WR_RDMA_WRITE, false),
+                (0, WR_RDMA_READ, false),
+            ] {
+                let mut scene = Scene::new(place);
+                let key = scene.bound(kind, access).key();
+                let addr = scene.addr() + AT as u64;
+                let expected = if allowed { WC_SUCCESS } else { WC_REM_ACCESS_ERR };
+                assert_eq!(scene.try_op(opcode, key, addr, 8), expected, "{kind:?} {access:#x} {opcode}");
+            }
+            // Windows are for peers only, and so are their keys.
+            let mut scene = Scene::new(place);
+            let key = scene.bound(kind, REMOTE).key();
+            let sge = (scene.addr() + AT as u64, 8, key);
+            scene.owner.recv(1, &[sge]);
+            let source = scene.local.part(0, 8);
+            scene.peer.send(2, &[source]);
+            assert_ne!(scene.peer.sent(1)[0].status, WC_SUCCESS, "a receive cannot use a window");
+        }
+    }
+}
+
+#[test]
+fn only_the_queue_pair_that_bound_it_serves_a_window_of_type_2() {
+    for place in Place::BOTH {
+        for (kind, status) in [(Kind::One, WC_SUCCESS), (Kind::Two, WC_REM_ACCESS_ERR)] {
+            let mut scene = Scene::new(place);
+            let key = scene.bound(kind, REMOTE).key();
+            let addr = scene.addr() + AT as u64;
+            assert_eq!(scene.try_op(WR_RDMA_WRITE, key, addr, 8), WC_SUCCESS);
+            scene.owner.keep();
+            scene.peer.keep();
+            scene.reconnect();
+            assert_eq!(scene.try_op(WR_RDMA_WRITE, key, addr, 8), status, "another of the domain, {kind:?}");
+        }
+    }
+}
+
+/// All ways to end what a window shows, and the kinds for which they work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    BindNothing,
+    BindOther,
+    LocalInvalidate,
+    SendWithInvalidate,
+    Deallocate,
+    DestroyQueuePair,
+}
+
+#[test]
+fn a_region_stays_while_a_window_shows_it() {
+    use Way::*;
+    for place in Place::BOTH {
+        for (kind, way) in [
+            (Kind::One, BindNothing),
+            (Kind::One, BindOther),
+            (Kind::One, Deallocate),
+            (Kind::Two, LocalInvalidate),
+            (Kind::Two, SendWithInvalidate),
+            (Kind::Two, Deallocate),
+            (Kind::Two, DestroyQueuePair),
+        ] {
+            let what = format!("{kind:?} {way:?}");
+            let mut scene = Scene::new(place);
+            let other = Scene::new(Place::Here);
+            let mw = scene.bound(kind, REMOTE);
+            let (key, addr) = (mw.key(), scene.addr() + AT as u64);
+            assert_eq!(scene.try_op(WR_RDMA_WRITE, key, addr, SHOWN), WC_SUCCESS, "{what}");
+            assert_eq!(scene.mr.deregister(), Err(Errno::BUSY), "{what}");
+            let change = Change { access: Some(BINDABLE | REMOTE), ..Change::default() };
+            assert_eq!(scene.mr.change(&change), Err(NotChanged::AsItWas(Errno::BUSY)), "{what}");
+            assert_eq!(scene.try_op(WR_RDMA_WRITE, key, addr, SHOWN), WC_SUCCESS, "{what}: not disturbed");
+            match way {
+                BindNothing => {
+                    let nothing = Bind { len: 0, ..scene.part(&mw, 0) };
+                    assert_eq!(scene.bind(&nothing), WC_SUCCESS);
+                }
+                BindOther => {
+                    // Of the same domain, elsewhere.
+                    let addr = other.addr();
+                    let pd = scene.owner.actor().pd();
+                    let mr = Mr::register(pd, addr, LEN as u64, addr, BINDABLE).expect("registered");
+                    let bind = Bind { region: mr.key(), addr, ..scene.part(&mw, REMOTE) };
+                    assert_eq!(scene.bind(&bind), WC_SUCCESS);
+                    assert_eq!(scene.try_op(WR_RDMA_WRITE, mw.key(), addr, 8), WC_SUCCESS);
+                    mw.deallocate().expect("nobody is inside");
+                }
+                LocalInvalidate => assert_eq!(scene.invalidate(key), WC_SUCCESS),
+                SendWithInvalidate => {
+                    scene.owner.recv(40, &[]);
+                    scene.peer.post(send_with_inv(key));
+                    assert_eq!(scene.peer.sent(1), [Completion::ok(6, WC_OP_SEND, 0)]);
+                    let got = scene.owner.received(1)[0];
+                    assert_eq!((got.wr_id, got.status, got.opcode), (40, WC_SUCCESS, WC_OP_RECV), "{what}");
+                    assert_eq!(got.invalidated, Some(key), "{what}");
+                }
+                Deallocate => mw.deallocate().expect("nobody is inside"),
+                DestroyQueuePair => scene.owner.destroy(),
+            }
+            if way == DestroyQueuePair {
+                scene.reconnect();
+            }
+            scene.denied(&what, WR_RDMA_WRITE, key, addr, 8);
+            scene.mr.deregister().unwrap_or_else(|error| panic!("{what}: {error:?}"));
+            assert_eq!(mw.deallocate(), Ok(()), "{what}: bound or not");
+        }
+    }
+}
+
+#[test]
+fn binds_that_are_refused_when_they_are_carried_out() {
+    let mut case = 0;
+    let mut refused = |access: u32, kind: Kind, wanted: u32, change: &dyn Fn(&Scene, &mut Bind)| {
+        case += 1;
+        let mut scene = Scene::with_access(Place::Here, access);
+        let mw = scene.window(kind);
+        let mut bind = scene.part(&mw, wanted);
+        change(&scene, &mut bind);
+        assert_eq!(scene.bind(&bind), WC_MW_BIND_ERR, "case {case}");
+        assert_eq!(scene.owner.state(), State::Err);
+        assert_eq!(scene.peer.state(), State::Rts, "the peer has done nothing");
+        scene.mr.deregister().expect("not bound");
+    };
+    for kind in [Kind::One, Kind::Two] {
+        let same = |_: &Scene, _: &mut Bind| {};
+        refused(ACCESS_LOCAL_WRITE | REMOTE, kind, ACCESS_REMOTE_READ, &same);
+        refused(ACCESS_MW_BIND, kind, ACCESS_REMOTE_WRITE, &same);
+        refused(ACCESS_MW_BIND, kind, ACCESS_REMOTE_ATOMIC, &same);
+        refused(BINDABLE, kind, REMOTE, &|scene, bind| bind.addr = scene.addr() - 1);
+        refused(BINDABLE, kind, REMOTE, &|scene, bind| bind.addr = scene.addr() + LEN as u64);
+        refused(BINDABLE, kind, REMOTE, &|_, bind| bind.len = (LEN - AT) as u64 + 1);
+        // Sums that wrap to something inside.
+        refused(BINDABLE, kind, REMOTE, &|_, bind| bind.len = u64::MAX);
+        refused(BINDABLE, kind, REMOTE, &|_, bind| bind.len = u64::MAX - bind.addr + 2);
+        refused(BINDABLE, kind, REMOTE, &|_, bind| bind.addr = u64::MAX);
+        refused(BINDABLE, kind, REMOTE, &|_, bind| bind.region ^= 1);
+        refused(BINDABLE, kind, REMOTE, &|_, bind| bind.region = 0);
+        refused(BINDABLE | ACCESS_ZERO_BASED, kind, REMOTE, &|_, bind| (bind.addr, bind.len) = (0, 8));
+        let kept = std::cell::RefCell::new(Vec::new());
+        refused(BINDABLE, kind, REMOTE, &|scene, bind| {
+            let pd = scene.owner.actor().foreign_pd();
+            let mr = Mr::register(pd, scene.addr(), 4096, scene.addr(), BINDABLE).expect("registered");
+            (bind.region, bind.addr, bind.len) = (mr.key(), scene.addr(), 8);
+            kept.borrow_mut().push(mr);
+        });
+    }
+    refused(BINDABLE, Kind::Two, REMOTE, &|_, bind| bind.len = 0);
+
+    // A window of type 2 is not moved while it is bound, and stays where it was.
+    let mut scene = Scene::new(Place::Here);
+    let mw = scene.bound(Kind::Two, REMOTE);
+    let again = scene.part(&mw, REMOTE);
+    assert_eq!(scene.bind(&again), WC_MW_BIND_ERR);
+    assert_eq!(scene.mr.deregister(), Err(Errno::BUSY));
+}
+
+#[test]
+fn binds_that_are_refused_when_they_are_posted() {
+    let scene = Scene::new(Place::Here);
+    let refused = |bind: Bind, what: &str| {
+        assert_eq!(scene.qp().post_bind(1, SEND_SIGNALED, &bind), Err(Errno::INVAL), "{what}");
+    };
+    let one = scene.window(Kind::One);
+    let two = scene.window(Kind::Two);
+    refused(scene.part(&one, REMOTE | ACCESS_ZERO_BASED), "type 1 is never zero-based");
+    refused(scene.part(&two, REMOTE | ACCESS_MW_BIND), "windows of windows");
+    refused(Bind { key: one.key(), ..scene.part(&two, REMOTE) }, "another's key");
+    refused(Bind { key: two.key() ^ 0x100, ..scene.part(&two, REMOTE) }, "only the low byte is the owner's");
+    let foreign = Mw::new(scene.owner.actor().foreign_pd(), Kind::Two).expect("room");
+    refused(scene.part(&foreign, REMOTE), "another domain's window");
+    let gone = scene.window(Kind::Two);
+    gone.deallocate().expect("not bound");
+    refused(scene.part(&gone, REMOTE), "a window that is gone");
+    let bare = SendWr { opcode: millstream_device::types::WR_BIND_MW, ..SendWr::default() };
+    assert_eq!(scene.qp().post_send(&bare), Err(Errno::INVAL), "no window");
+
+    let adapter = Adapter::open();
+    let cq = adapter.cq();
+    for kind in [Transport::Uc, Transport::Ud] {
+        let qp = adapter.qp_with(&cq, kind, Receives::Own).expect("room");
+        let near = adapter.qp_with(&cq, kind, Receives::Own).expect("room");
+        if kind == Transport::Uc {
+            let mask_less = |qp: &Qp, to| {
+                use millstream_device::qp::state::attr;
+                let reliable = attr::MAX_DEST_RD_ATOMIC
+                    | attr::MIN_RNR_TIMER
+                    | attr::TIMEOUT
+                    | attr::RETRY_CNT
+                    | attr::RNR_RETRY
+                    | attr::MAX_QP_RD_ATOMIC;
+                for state in [State::Init, State::Rtr, State::Rts] {
+                    let all = crate::support::attributes(&Setup::default(), state, to);
+                    qp.modify(&all, crate::support::mask(state) & !reliable).expect("the usual way");
+                }
+            };
+            mask_less(&qp, near.qpn());
+            mask_less(&near, qp.qpn());
+            let mw = Mw::new(&adapter.pd, Kind::One).expect("room");
+            let nothing = Bind { mw: mw.clone(), key: mw.next_key(), region: 0, addr: 0, len: 0, access: 0 };
+            qp.post_bind(3, SEND_SIGNALED, &nothing).expect("unreliable connections have windows");
+            assert_eq!(next(&cq).status, WC_SUCCESS);
+            let send = SendWr { opcode: WR_SEND_WITH_INV, ..SendWr::default() };
+            assert_eq!(qp.post_send(&send), Err(Errno::NOTSUP));
+        }
+    }
+}
+
+#[test]
+fn only_windows_of_type_2_can_be_invalidated_by_their_queue_pairs() {
+    for place in Place::BOTH {
+        type Make = fn(&mut Scene) -> u32;
+        let keys: [(&str, Make); 6] = [
+            ("a region", |scene| scene.mr.key()),
+            ("no key at all", |_| 0),
+            ("nobody's", |scene| scene.mr.key() ^ 1),
+            ("a window of type 1", |scene| scene.bound(Kind::One, REMOTE).key()),
+            ("one that is not bound", |scene| {
+                let mw = scene.window(Kind::Two);
+                scene.windows.push(mw.clone());
+                mw.key()
+            }),
+            ("another queue pair's", |scene| {
+                let key = scene.bound(Kind::Two, REMOTE).key();
+                scene.owner.keep();
+                scene.peer.keep();
+                scene.reconnect();
+                key
+            }),
+        ];
+        for (what, make) in keys {
+            let mut scene = Scene::with_access(place, BINDABLE | REMOTE);
+            let key = make(&mut scene);
+            assert_eq!(scene.invalidate(key), WC_LOC_QP_OP_ERR, "{what}, by its owner");
+
+            let mut scene = Scene::with_access(place, BINDABLE | REMOTE);
+            let key = make(&mut scene);
+            scene.owner.recv(40, &[]);
+            scene.owner.recv(41, &[]);
+            scene.peer.post(send_with_inv(key));
+            assert_eq!(scene.peer.sent(1)[0].status, WC_REM_ACCESS_ERR, "{what}");
+            assert_eq!(scene.owner.received(1)[0].status, WC_REM_INV_REQ_ERR, "{what}");
+            scene.reconnect();
+            let (addr, key) = (scene.addr(), scene.mr.key());
+            assert_eq!(scene.try_op(WR_RDMA_WRITE, key, addr, LEN), WC_SUCCESS, "{what}: the region lives");
+        }
+    }
+}
+
+#[test]
+fn a_key_that_comes_back_shows_what_it_shows_now() {
+    for place in Place::BOTH {
+        // The same key at once, chosen by the owner.
+        let mut scene = Scene::new(place);
+        let mw = scene.window(Kind::Two);
+        let first = scene.part(&mw, REMOTE);
+        let there = Bind { addr: scene.addr() + 4 * PAGE as u64, len: 64, ..first.clone() };
+        assert_eq!(scene.bind(&first), WC_SUCCESS);
+        assert_eq!(scene.try_op(WR_RDMA_WRITE, first.key, first.addr, 8), WC_SUCCESS, "remembered");
+        assert_eq!(scene.invalidate(first.key), WC_SUCCESS);
+        assert_eq!(scene.bind(&there), WC_SUCCESS);
+        assert_eq!(scene.try_op(WR_RDMA_WRITE, first.key, there.addr, 8), WC_SUCCESS);
+        assert_eq!(scene.memory[4 * PAGE..4 * PAGE + 8], pattern(3, LEN)[..8]);
+        scene.denied("where it was", WR_RDMA_WRITE, first.key, first.addr, 8);
+
+        // After all others, chosen by the device.
+        let mut scene = Scene::new(place);
+        let mw = scene.bound(Kind::One, REMOTE);
+        let (key, mut keys) = (mw.key(), std::collections::HashSet::new());
+        assert_eq!(scene.try_op(WR_RDMA_WRITE, key, scene.addr() + AT as u64, 8), WC_SUCCESS);
+        for _ in 0..256 {
+            let bind = Bind { addr: scene.addr(), len: 8, ..scene.part(&mw, REMOTE) };
+            assert_eq!(scene.bind(&bind), WC_SUCCESS);
+            assert!(keys.insert(mw.key()), "each bind has its own");
+        }
+        assert_eq!(mw.key(), key);
+        assert_eq!(scene.try_op(WR_RDMA_WRITE, key, scene.addr(), 8), WC_SUCCESS);
+        scene.denied("where it was", WR_RDMA_WRITE, key, scene.addr() + AT as u64, 8);
+    }
+}
+
+#[test]
+fn an_invalidation_waits_for_its_receive_like_any_send() {
+    let mut scene = Scene::new(Place::Elsewhere);
+    let key = scene.bound(Kind::Two, REMOTE).key();
+    let local = scene.local.part(0, 100);
+    scene.peer.post(Request { sges: vec![local], ..send_with_inv(key) });
+    scene.peer.has_nothing(Which::Send);
+    let room = scene.owner.register(crate::support::Kind::Anonymous, 100, 0);
+    scene.owner.recv(1, &[room.all()]);
+    assert_eq!(scene.peer.sent(1), [Completion::ok(6, WC_OP_SEND, 0)]);
+    let got = scene.owner.received(1)[0];
+    assert_eq!((got.byte_len, got.invalidated), (100, Some(key)));
+    assert_eq!(scene.owner.load(&room, 0, 100), pattern(3, LEN)[..100]);
+}
+
+/// The peer writes and writes through a window; what happens when it is taken away is that writes fail
+/// and, from then on, none arrives.
+#[test]
+fn nothing_arrives_through_a_window_that_is_gone() {
+    for way in [Way::BindNothing, Way::LocalInvalidate, Way::Deallocate] {
+        let mut scene = Scene::new(Place::Elsewhere);
+        let kind = if way == Way::BindNothing { Kind::One } else { Kind::Two };
+        let mw = scene.bound(kind, REMOTE);
+        let bytes = vec![0xabu8; LEN];
+        scene.peer.store(&scene.local, 0, &bytes);
+        scene.memory.fill(0);
+        let wr =
+            request(1, WR_RDMA_WRITE, &[scene.local.part(0, SHOWN)], (scene.addr() + AT as u64, mw.key()));
+        scene.peer.begin(&Command::Hammer(wr));
+        let shown = |scene: &Scene| has_begun(&scene.memory[AT..AT + SHOWN], 0xab);
+        crate::support::wait_for("the first write", || shown(&scene));
+        match way {
+            Way::BindNothing => {
+                let nothing = Bind { len: 0, ..scene.part(&mw, 0) };
+                assert_eq!(scene.bind(&nothing), WC_SUCCESS);
+            }
+            Way::LocalInvalidate => assert_eq!(scene.invalidate(mw.key()), WC_SUCCESS),
+            _ => mw.deallocate().expect("the peer is quick"),
+        }
+        poison(&mut scene.memory);
+        let Reply::Completions(failed) = scene.peer.answer() else { panic!("{way:?}") };
+        assert_eq!(failed.last().map(|c| c.status), Some(WC_REM_ACCESS_ERR), "{way:?}");
+        let poisoned = scene.memory.iter().all(|byte| *byte == crate::support::POISON);
+        assert!(poisoned, "{way:?}: a write arrived late");
+    }
+}
+
+#[test]
+fn a_failed_window_request_flushes_those_behind_it() {
+    let mut scene = Scene::new(Place::Here);
+    let mw = scene.window(Kind::Two);
+    let bad = Bind { region: 0, ..scene.part(&mw, REMOTE) };
+    scene.qp().post_bind(1, 0, &bad).expect("room");
+    scene.qp().post_bind(2, 0, &scene.part(&mw, REMOTE)).expect("flushed");
+    let sent: Vec<_> = scene.owner.sent(2).iter().map(|c| (c.wr_id, c.status, c.opcode)).collect();
+    let flushed = millstream_device::types::WC_WR_FLUSH_ERR;
+    assert_eq!(sent, [(1, WC_MW_BIND_ERR, WC_OP_BIND_MW), (2, flushed, WC_OP_BIND_MW)]);
+    assert_eq!(scene.mr.deregister(), Ok(()), "a flushed bind binds nothing");
+}
+
+#[test]
+fn a_bind_keeps_its_place_in_the_queue() {
+    let mut scene = Scene::new(Place::Here);
+    let mw = scene.window(Kind::Two);
+    let bind = scene.part(&mw, REMOTE);
+    scene.owner.modify(State::Sqd, &Setup::default());
+    scene.qp().post_bind(1, SEND_SIGNALED, &bind).expect("kept while the queue is drained");
+    scene.owner.has_nothing(Which::Send);
+    scene.mr.change(&Change { access: Some(BINDABLE | REMOTE), ..Change::default() }).expect("not bound yet");
+    scene.owner.modify(State::Rts, &Setup::default());
+    assert_eq!(scene.owner.sent(1), [Completion::ok(1, WC_OP_BIND_MW, 0)]);
+    assert_eq!(scene.try_op(WR_RDMA_WRITE, bind.key, bind.addr, 8), WC_SUCCESS);
+}
