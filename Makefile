@@ -19,7 +19,7 @@ LIB_LDFLAGS := -shared -Wl,--gc-sections -Wl,--no-undefined-version \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test soak bench conformance lint build lib FORCE
+.PHONY: help setup demo test soak bench bench-scale conformance lint build lib FORCE
 
 # Debian packages: what building needs, then what tests and benchmarks run or read results with.
 PACKAGES := gcc libc6-dev pkg-config cmake libclang-dev libibverbs-dev libhdf5-dev \
@@ -49,6 +49,9 @@ conformance: build ## run other people's verbs programs; docs/conformance.md
 conformance-%: build
 	$(CARGO) build --release -p millstream-conformance
 	$(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance $*
+
+bench-scale: build ## measure what more connections and more processes cost
+	$(TARGET_DIR)/release/millstream bench scale
 
 lint: setup ## formatting and clippy, warnings denied
 	$(CARGO) fmt --all --check

@@ -158,6 +158,20 @@ pub(crate) enum BenchWhat {
         #[arg(long, default_value_t = 5)]
         rounds: usize,
     },
+    /// What the device costs as it grows: queue pairs, processes
+    Scale {
+        /// Interleaved rounds; medians are printed
+        #[arg(long, default_value_t = 3)]
+        rounds: usize,
+    },
+    /// One process of `scale`, started by it
+    #[command(hide = true)]
+    ScaleClient {
+        /// Where the other side listens
+        address: String,
+        /// Queue pairs
+        pairs: usize,
+    },
     /// The event builder, by number of units, batch size and kernel
     Evb {
         /// Runs of each case; medians are printed
