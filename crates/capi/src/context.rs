@@ -16,7 +16,7 @@ use std::{
 use millstream_device as device;
 
 use crate::{
-    cq,
+    cq, cq_ex,
     errno::{self, Errno},
     mr, mw, port, qp, qp_ex, srq,
     sys::*,
@@ -56,6 +56,8 @@ impl Context {
             reg_dm_mr: Some(mr::reg_dm_mr),
             alloc_dm: Some(mr::alloc_dm),
             free_dm: Some(mr::free_dm),
+            create_cq_ex: Some(cq_ex::create_cq_ex),
+            modify_cq: Some(cq::modify_cq),
             context: ibv_context {
                 device,
                 ops: OPERATIONS,

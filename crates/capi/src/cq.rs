@@ -6,12 +6,14 @@ use std::{
     os::fd::{AsFd, AsRawFd},
     slice,
     sync::Arc,
+    time::Duration,
 };
 
-use millstream_device::{Channel, Cq, types::Wc};
+use millstream_device::{Channel, Cq, Cursor, types::Wc};
 
 use crate::{
     context::{COMP_VECTORS, Context},
+    cq_ex,
     errno::{self, Errno},
     sys::*,
 };
@@ -26,8 +28,10 @@ struct ChannelObject {
 /// A completion queue as programs see it, and ours behind it.
 #[repr(C)]
 pub(crate) struct CqObject {
-    verbs: ibv_cq,
+    verbs: ibv_cq_ex,
     pub(crate) inner: Arc<Cq>,
+    /// The completion that is looked at.
+    pub(crate) cursor: Cursor,
 }
 
 impl CqObject {
@@ -35,7 +39,7 @@ impl CqObject {
     /// `cq` comes from [`ibv_create_cq`] and is alive.
     #[inline]
     pub(crate) unsafe fn of<'a>(cq: *mut ibv_cq) -> &'a Self {
-        // SAFETY: `verbs` is the first field; the caller vouches for the pointer.
+        // SAFETY: `verbs` is the first field and starts as an `ibv_cq`; the caller vouches for the pointer.
         unsafe { &*cq.cast() }
     }
 }
@@ -81,28 +85,80 @@ pub unsafe extern "C" fn ibv_create_cq(
     channel: *mut ibv_comp_channel,
     comp_vector: c_int,
 ) -> *mut ibv_cq {
-    let (Ok(entries), 0..COMP_VECTORS) = (u32::try_from(cqe), comp_vector) else {
+    let (Ok(entries), Ok(vector)) = (u32::try_from(cqe), u32::try_from(comp_vector)) else {
         return errno::pointer(Err(Errno::INVALID));
     };
     // SAFETY: the caller passes an open context, and NULL or a live channel.
+    errno::pointer(unsafe {
+        create(context, &Options { entries, cq_context, channel, vector, timed: false })
+    })
+}
+
+/// What a completion queue is made with.
+pub(crate) struct Options {
+    pub(crate) entries: u32,
+    pub(crate) cq_context: *mut c_void,
+    pub(crate) channel: *mut ibv_comp_channel,
+    pub(crate) vector: u32,
+    pub(crate) timed: bool,
+}
+
+/// # Safety
+/// The context is open, and the channel NULL or live.
+pub(crate) unsafe fn create(context: *mut ibv_context, options: &Options) -> Result<*mut ibv_cq, Errno> {
+    if options.vector >= COMP_VECTORS as u32 {
+        return Err(Errno::INVALID);
+    }
+    let channel = options.channel;
+    // SAFETY: the caller vouches for both.
     let (device, events) = unsafe {
         let events = channel.cast::<ChannelObject>().as_ref().map(|object| object.inner.clone());
         (Context::device(context), events)
     };
-    errno::pointer(Cq::new(device, entries, events).map_err(Errno::from).map(|inner| {
-        let verbs =
-            ibv_cq { context, channel, cq_context, cqe: inner.capacity() as c_int, ..ibv_cq::default() };
-        let object = Box::leak(Box::new(CqObject { verbs, inner }));
-        let address = std::ptr::from_mut(object).addr() as u64;
-        object.inner.handle().set_pointer(address);
-        std::ptr::from_mut(object).cast()
-    }))
+    let make = if options.timed { Cq::timed } else { Cq::new };
+    let inner = make(device, options.entries, events)?;
+    let verbs = ibv_cq {
+        context,
+        channel,
+        cq_context: options.cq_context,
+        cqe: inner.capacity() as c_int,
+        ..ibv_cq::default()
+    };
+    let verbs = cq_ex::interface(verbs);
+    let object = Box::leak(Box::new(CqObject { verbs, inner, cursor: Cursor::default() }));
+    let address = std::ptr::from_mut(object).addr() as u64;
+    object.inner.handle().set_pointer(address);
+    Ok(std::ptr::from_mut(object).cast())
 }
 
-/// Changes the capacity of a completion queue. Returns 0 or an error number.
+/// Changes the capacity of a completion queue to at least `cqe`. Returns 0 or an error number.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_resize_cq(_cq: *mut ibv_cq, _cqe: c_int) -> c_int {
-    errno::status(Err(Errno::UNSUPPORTED))
+pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
+    // SAFETY: the caller passes a live queue.
+    let inner = unsafe { &CqObject::of(cq).inner };
+    let entries = u32::try_from(cqe).map_err(|_| Errno::INVALID);
+    let result = entries.and_then(|entries| Ok(inner.resize(entries)?));
+    if result.is_ok() {
+        // SAFETY: as above; programs read the capacity here.
+        unsafe { (&raw mut (*cq).cqe).write_volatile(inner.capacity() as c_int) };
+    }
+    errno::status(result)
+}
+
+/// Changes the moderation of a completion queue's events. Returns 0 or an error number.
+pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
+    // SAFETY: the caller passes a live queue and a struct that is filled as far as its mask says.
+    unsafe {
+        let mask = (*attr).attr_mask;
+        if mask & !IBV_CQ_ATTR_MODERATE != 0 {
+            return errno::status(Err(Errno::INVALID));
+        }
+        if mask & IBV_CQ_ATTR_MODERATE != 0 {
+            let (count, period) = ((*attr).moderate.cq_count, (*attr).moderate.cq_period);
+            CqObject::of(cq).inner.moderate(count, Duration::from_micros(period.into()));
+        }
+    }
+    0
 }
 
 /// Destroys a completion queue. Returns 0 or an error number.

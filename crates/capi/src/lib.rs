@@ -18,6 +18,7 @@
 pub mod ah;
 pub mod context;
 pub mod cq;
+pub mod cq_ex;
 pub mod device;
 pub mod errno;
 pub mod event;

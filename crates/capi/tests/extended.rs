@@ -21,6 +21,11 @@ fn queue_pairs() {
 }
 
 #[test]
+fn completion_queues() {
+    run("cq_ex");
+}
+
+#[test]
 fn queries() {
     run("queries");
 }

@@ -7,6 +7,7 @@
 pub const CLOCK_KHZ: u64 = 1_000_000;
 
 /// A reading of the clock, or the time of a completion: nanoseconds since some moment of this boot.
+#[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Stamp(pub u64);
 

@@ -12,23 +12,32 @@ use millstream_shm::{Block, SpinLock};
 
 use crate::caps::MAX_CQE;
 use crate::channel::Channel;
+use crate::clock::Stamp;
 use crate::context::Context;
 use crate::errno::{Errno, Result};
 use crate::event::{EVENT_CQ_ERR, Handle};
-use crate::layout::{ARM_ANY, ARM_NONE, ARM_SOLICITED, CqRing, Cqe, cq_ring_len};
+use crate::host::{Host, TIMER_CHANNEL};
+use crate::layout::{ARM_ANY, ARM_SOLICITED, CqRing, Cqe, cq_entries_len};
+use crate::moderation::Moderation;
 use crate::qp::Qp;
+use crate::ring::{Entries, RemoteCq, to_signal};
 use crate::types::{WC_GENERAL_ERR, WC_OP_RECV, WC_SUCCESS, Wc};
 
 /// A completion queue.
 #[derive(Debug)]
 pub struct Cq {
-    context: Arc<Context>,
+    pub(crate) context: Arc<Context>,
     channel: Option<Arc<Channel>>,
-    capacity: usize,
+    /// Entries, for those who do not hold the consumer's lock.
+    capacity: AtomicU32,
+    /// Where the header of the shared half lies.
     block: Block,
-    ring: &'static CqRing,
+    pub(crate) ring: &'static CqRing,
+    /// Whether completions are stamped with the time.
+    timed: bool,
     /// Guards both halves' consumer side and the private half.
     consumer: SpinLock<Consumer>,
+    pub(crate) moderation: Mutex<Moderation>,
     /// Queue pairs with parked requests that complete here.
     parked: SpinLock<Vec<Weak<Qp>>>,
     has_parked: AtomicBool,
@@ -49,8 +58,16 @@ struct Events {
 #[derive(Debug)]
 pub(crate) struct Consumer {
     own: VecDeque<OwnCompletion>,
+    /// The times of our own completions, if they are kept.
+    own_times: VecDeque<Stamp>,
+    /// The shared half.
+    entries: Entries,
+    /// Where they lie.
+    block: Block,
     /// Completions of peers ever consumed. The shared word is for peers to read.
     head: u32,
+    /// When the last completion that was taken was added, if times are kept.
+    time: Stamp,
 }
 
 /// A completion of one of our own send requests.
@@ -67,29 +84,60 @@ impl Cq {
     /// # Errors
     /// EINVAL for zero or more entries than the device offers, ENOMEM when the arena is full.
     pub fn new(context: &Arc<Context>, entries: u32, channel: Option<Arc<Channel>>) -> Result<Arc<Self>> {
-        if entries == 0 || entries > MAX_CQE {
-            return Err(Errno::INVAL);
-        }
-        let capacity = entries.next_power_of_two() as usize;
+        Self::make(context, entries, channel, false)
+    }
+
+    /// The same; every completion is stamped with the time at which it was added.
+    ///
+    /// # Errors
+    /// As [`Cq::new`].
+    pub fn timed(context: &Arc<Context>, entries: u32, channel: Option<Arc<Channel>>) -> Result<Arc<Self>> {
+        Self::make(context, entries, channel, true)
+    }
+
+    fn make(
+        context: &Arc<Context>,
+        entries: u32,
+        channel: Option<Arc<Channel>>,
+        timed: bool,
+    ) -> Result<Arc<Self>> {
         let host = context.host;
-        let block = host.arena.alloc(cq_ring_len(capacity)).ok_or(Errno::NOMEM)?;
+        let (memory, entries) = allocate(host, entries, timed)?;
+        let header = host.arena.alloc(size_of::<CqRing>());
+        let block = header.ok_or(Errno::NOMEM).inspect_err(|_| host.arena.release(memory))?;
         // SAFETY: a fresh zeroed block of the right size, released only when this queue is dropped,
         // by when no reference is left; all fields are atomics.
         let ring: &'static CqRing = unsafe { host.arena.at(block.offset).cast::<CqRing>().as_ref() };
         // Zero already, unless a peer stored into memory that was free.
-        for word in [&ring.tail, &ring.seen_head, &ring.armed, &ring.events, &ring.overrun, &ring.head] {
+        let counts = [&ring.tail, &ring.seen_head, &ring.events, &ring.pending, &ring.head];
+        let states = [&ring.armed, &ring.overrun, &ring.generation, &ring.moderation];
+        for word in counts.into_iter().chain(states) {
             word.store(0, Ordering::Relaxed);
         }
         ring.lock.reset();
-        ring.mask.store(capacity as u32 - 1, Ordering::Relaxed);
+        ring.entries.store((memory.offset / 64) as u32, Ordering::Relaxed);
+        ring.mask.store(entries.capacity() - 1, Ordering::Relaxed);
+        ring.timed.store(u32::from(timed), Ordering::Relaxed);
+        ring.timer.store(TIMER_CHANNEL, Ordering::Relaxed);
         ring.channel.store(channel.as_ref().map_or(0, |c| c.id), Ordering::Release);
+        let room = entries.capacity().min(4096) as usize;
+        let consumer = Consumer {
+            own: VecDeque::with_capacity(room),
+            own_times: VecDeque::with_capacity(if timed { room } else { 0 }),
+            entries,
+            block: memory,
+            head: 0,
+            time: Stamp::default(),
+        };
         let cq = Arc::new(Self {
             context: context.clone(),
             channel: channel.clone(),
-            capacity,
+            capacity: AtomicU32::new(entries.capacity()),
             block,
             ring,
-            consumer: SpinLock::new(Consumer { own: VecDeque::with_capacity(capacity.min(4096)), head: 0 }),
+            timed,
+            consumer: SpinLock::new(consumer),
+            moderation: Mutex::default(),
             parked: SpinLock::new(Vec::new()),
             has_parked: AtomicBool::new(false),
             overrun: AtomicBool::new(false),
@@ -107,7 +155,46 @@ impl Cq {
     /// Entries, at least as many as asked for.
     #[must_use]
     pub fn capacity(&self) -> u32 {
-        self.capacity as u32
+        self.capacity.load(Ordering::Relaxed)
+    }
+
+    /// Makes room for at least `entries` completions, more or fewer than now. Completions that wait stay,
+    /// and others may be added meanwhile.
+    ///
+    /// # Errors
+    /// EINVAL for more entries than the device offers, or fewer than wait; ENOMEM when the arena is full;
+    /// EBUSY if a peer was stopped while it added a completion.
+    pub fn resize(&self, entries: u32) -> Result<()> {
+        let host = self.context.host;
+        let (block, new) = allocate(host, entries, self.timed)?;
+        let replaced = self.replace(block, new);
+        // Whoever adds a completion from now on finds the new entries.
+        host.arena.release(*replaced.as_ref().unwrap_or(&block));
+        replaced.map(drop)
+    }
+
+    /// Puts new entries in place of the old, and returns where those were.
+    fn replace(&self, block: Block, new: Entries) -> Result<Block> {
+        let mut consumer = self.consumer.lock();
+        let lease = self.ring.lock.lock(self.context.host.pid).ok_or(Errno::BUSY)?;
+        let old = consumer.entries;
+        let head = consumer.head;
+        let waiting = (0..old.capacity()).take_while(|i| old.read(head.wrapping_add(*i)).is_some()).count();
+        if waiting.max(consumer.own.len()) > new.capacity() as usize {
+            return Err(Errno::INVAL);
+        }
+        let tail = head.wrapping_add(waiting as u32);
+        old.move_to(&new, head, tail);
+        let ring = self.ring;
+        ring.entries.store((block.offset / 64) as u32, Ordering::Relaxed);
+        ring.mask.store(new.capacity() - 1, Ordering::Relaxed);
+        ring.tail.store(tail, Ordering::Relaxed);
+        ring.seen_head.store(head, Ordering::Relaxed);
+        ring.generation.fetch_add(1, Ordering::Release);
+        drop(lease);
+        consumer.entries = new;
+        self.capacity.store(new.capacity(), Ordering::Relaxed);
+        Ok(std::mem::replace(&mut consumer.block, block))
     }
 
     /// The channel given at creation.
@@ -180,13 +267,12 @@ impl Cq {
     /// `lost` as [`Cqe::sequence`] does.
     pub(crate) fn forget_received(&self, consumer: &Consumer, qpn: u32, mut lost: impl FnMut(u32)) {
         let mut at = consumer.head;
-        for _ in 0..self.capacity {
-            let Some(cqe) = self.read(at) else { break };
+        for _ in 0..consumer.entries.capacity() {
+            let Some(cqe) = consumer.entries.read(at) else { break };
             if cqe.qpn == qpn {
                 lost(cqe.sequence);
-                let index = at as usize & (self.capacity - 1);
-                // SAFETY: inside the block; a published entry is the consumer's until it is consumed.
-                unsafe { (&raw mut (*entries(self.ring).add(index)).qpn).write_volatile(0) };
+                // SAFETY: inside the entries; a published one is the consumer's until it is consumed.
+                unsafe { (&raw mut (*consumer.entries.place(at)).qpn).write_volatile(0) };
             }
             at = at.wrapping_add(1);
         }
@@ -198,27 +284,60 @@ impl Cq {
     /// EIO after the queue has overflowed and everything that fit has been taken.
     #[inline]
     pub fn poll(&self, out: &mut [Wc]) -> Result<usize> {
-        let n = self.take(out);
-        if n != 0 {
-            return Ok(n);
+        let n = self.take(&mut self.consumer.lock(), out);
+        if n != 0 || self.is_calm() { Ok(n) } else { self.poll_late(out) }
+    }
+
+    #[cold]
+    fn poll_late(&self, out: &mut [Wc]) -> Result<usize> {
+        self.attend(!out.is_empty())?;
+        Ok(self.take(&mut self.consumer.lock(), out))
+    }
+
+    /// Takes the next completion, with the time at which it was added if times are kept.
+    ///
+    /// # Errors
+    /// As [`Cq::poll`].
+    #[inline]
+    pub fn poll_one(&self) -> Result<Option<(Wc, Stamp)>> {
+        let found = self.take_one();
+        if found.is_some() || self.is_calm() {
+            return Ok(found);
         }
-        if self.overrun.load(Ordering::Relaxed) && !out.is_empty() {
+        self.attend(true)?;
+        Ok(self.take_one())
+    }
+
+    fn take_one(&self) -> Option<(Wc, Stamp)> {
+        let mut out = [Wc::default()];
+        let mut consumer = self.consumer.lock();
+        (self.take(&mut consumer, &mut out) == 1).then_some((out[0], consumer.time))
+    }
+
+    /// Whether an empty queue is just that: nothing was lost, and nothing waits to be tried again.
+    #[inline]
+    fn is_calm(&self) -> bool {
+        !self.overrun.load(Ordering::Relaxed) && !self.has_parked.load(Ordering::Relaxed)
+    }
+
+    #[cold]
+    fn attend(&self, asked: bool) -> Result<()> {
+        if asked && self.overrun.load(Ordering::Relaxed) {
             return Err(Errno(libc::EIO));
         }
-        if !self.has_parked.load(Ordering::Relaxed) {
-            return Ok(0);
-        }
         self.progress();
-        Ok(self.take(out))
+        Ok(())
     }
 
     #[inline]
-    fn take(&self, out: &mut [Wc]) -> usize {
+    fn take(&self, consumer: &mut Consumer, out: &mut [Wc]) -> usize {
         let host = self.context.host;
-        let mut consumer = self.consumer.lock();
         let mut n = 0;
         while n < out.len() {
             let Some(own) = consumer.own.pop_front() else { break };
+            if self.timed {
+                consumer.time = consumer.own_times.pop_front().unwrap_or_default();
+            }
             if let Some(qp) = host.sender_for_poller(own.wc.qp_num) {
                 qp.reclaim(own.posted);
             }
@@ -228,8 +347,11 @@ impl Cq {
         let mut head = consumer.head;
         let before = head;
         // A peer that breaks the rules can publish entries for ever; one lap of them is enough for a call.
-        while n < out.len() && (head.wrapping_sub(before) as usize) < self.capacity {
-            let Some(cqe) = self.read(head) else { break };
+        while n < out.len() && head.wrapping_sub(before) < consumer.entries.capacity() {
+            let Some(cqe) = consumer.entries.read(head) else { break };
+            if self.timed {
+                consumer.time = consumer.entries.read_time(head);
+            }
             head = head.wrapping_add(1);
             // Completions of queue pairs that are gone, or that no request matches, are dropped.
             if let Some(qp) = host.receiver_for_poller(cqe.qpn, self.arena_offset())
@@ -260,17 +382,6 @@ impl Cq {
         n
     }
 
-    #[inline]
-    fn read(&self, at: u32) -> Option<Cqe> {
-        let index = at as usize & (self.capacity - 1);
-        // SAFETY: the entry lies inside the block. A producer may be overwriting it only if it
-        // breaks the protocol; the copy is then garbage, and is checked as such.
-        unsafe {
-            let entry = entries(self.ring).add(index);
-            (stamp(entry).load(Ordering::Acquire) == at.wrapping_add(1)).then(|| entry.read_volatile())
-        }
-    }
-
     /// Adds a completion of one of our own send requests.
     #[inline]
     pub(crate) fn push_own(
@@ -280,12 +391,15 @@ impl Cq {
         solicited: bool,
     ) -> std::result::Result<(), CqFull> {
         let mut consumer = self.consumer.lock();
-        if consumer.own.len() >= self.capacity {
+        if consumer.own.len() >= consumer.entries.capacity() as usize {
             drop(consumer);
             self.overflow();
             return Err(CqFull);
         }
         consumer.own.push_back(OwnCompletion { wc, posted });
+        if self.timed {
+            consumer.keep_time();
+        }
         drop(consumer);
         if self.channel.is_some() {
             fence(Ordering::SeqCst);
@@ -297,13 +411,9 @@ impl Cq {
     /// Adds to the shared half, as the process that owns it (for flushed receives).
     /// False if it cannot take more.
     pub(crate) fn push_shared(self: &Arc<Self>, cqe: Cqe) -> bool {
-        let remote = RemoteCq { ring: self.ring, mask: self.capacity as u32 - 1 };
+        let remote = self.remote();
         match remote.push(self.context.host.pid, cqe, true) {
-            Ok(true) => {
-                if let Some(channel) = &self.channel {
-                    channel.signal();
-                }
-            }
+            Ok(true) => self.signal(remote.channel()),
             Ok(false) => {}
             Err(_) => {
                 self.overflow();
@@ -313,11 +423,21 @@ impl Cq {
         true
     }
 
+    /// The shared half as peers see it.
+    fn remote(&self) -> RemoteCq {
+        // SAFETY: our own arena, which is never unmapped.
+        unsafe { RemoteCq::new(self.context.host.arena.at(0), self.ring) }
+    }
+
     fn notify(&self, solicited: bool) {
-        if wants_event(self.ring, solicited)
-            && let Some(channel) = &self.channel
-        {
-            channel.signal();
+        self.signal(to_signal(self.ring, solicited));
+    }
+
+    fn signal(&self, number: u32) {
+        match &self.channel {
+            _ if number == 0 => {}
+            Some(channel) if number == channel.id => channel.signal(),
+            _ => self.context.host.progress.wake(),
         }
     }
 
@@ -342,6 +462,9 @@ impl Cq {
     /// Asks for an event with the next completion, or the next solicited one or error.
     pub fn arm(&self, solicited_only: bool) {
         let wish = if solicited_only { ARM_SOLICITED } else { ARM_ANY };
+        if self.ring.moderation.load(Ordering::Relaxed) > 1 {
+            self.begin_moderation();
+        }
         // A request for any completion is not weakened by a later one for solicited ones.
         if !(solicited_only && self.ring.armed.load(Ordering::Relaxed) == ARM_ANY) {
             self.ring.armed.store(wish, Ordering::Relaxed);
@@ -353,7 +476,7 @@ impl Cq {
     /// Takes back events that were signalled and not yet fetched; how many.
     pub(crate) fn forget_events(&self) -> u32 {
         // Peers can write this word, too: each entry caused one event at most.
-        self.ring.events.swap(0, Ordering::AcqRel).min(2 * self.capacity as u32)
+        self.ring.events.swap(0, Ordering::AcqRel).min(2 * self.capacity())
     }
 
     pub(crate) fn take_event(&self) -> bool {
@@ -397,104 +520,49 @@ impl Cq {
 }
 
 impl Consumer {
+    /// Notes that our own last completion is added now.
+    #[cold]
+    #[inline(never)]
+    fn keep_time(&mut self) {
+        self.own_times.push_back(Stamp::now());
+    }
+
     /// Drops the undelivered completions of a queue pair's send requests.
     pub(crate) fn forget(&mut self, qpn: u32) {
-        self.own.retain(|own| own.wc.qp_num != qpn);
+        let mut times = std::mem::take(&mut self.own_times).into_iter();
+        let mut kept = VecDeque::new();
+        self.own.retain(|own| {
+            let keep = own.wc.qp_num != qpn;
+            kept.extend(times.next().filter(|_| keep));
+            keep
+        });
+        self.own_times = kept;
     }
 }
 
 impl Drop for Cq {
     fn drop(&mut self) {
-        self.context.host.arena.release(self.block);
+        let arena = &self.context.host.arena;
+        arena.release(self.consumer.lock().block);
+        arena.release(self.block);
     }
 }
 
-fn entries(ring: &CqRing) -> *mut Cqe {
-    // SAFETY: the entries follow the header in the same block.
-    unsafe { std::ptr::from_ref(ring).add(1).cast_mut().cast::<Cqe>() }
-}
-
-/// # Safety
-/// The pointer is to an entry of a ring that outlives the result.
-#[inline]
-unsafe fn stamp<'a>(entry: *mut Cqe) -> &'a AtomicU32 {
-    // SAFETY: the caller vouches for the entry; its last word is only accessed so.
-    unsafe { AtomicU32::from_ptr(&raw mut (*entry).stamp) }
-}
-
-/// Whether the consumer waits for a completion like this one; the wish is used up.
-fn wants_event(ring: &CqRing, solicited: bool) -> bool {
-    let wish = ring.armed.load(Ordering::Relaxed);
-    if wish == ARM_NONE || (wish == ARM_SOLICITED && !solicited) {
-        return false;
+/// Takes memory for at least this many completions.
+fn allocate(host: &Host, entries: u32, timed: bool) -> Result<(Block, Entries)> {
+    if entries == 0 || entries > MAX_CQE {
+        return Err(Errno::INVAL);
     }
-    if ring.armed.swap(ARM_NONE, Ordering::AcqRel) == ARM_NONE {
-        return false;
-    }
-    ring.events.fetch_add(1, Ordering::AcqRel);
-    true
-}
-
-/// The shared half of somebody's completion queue, as a producer sees it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RemoteCq {
-    pub(crate) ring: &'static CqRing,
-    /// Checked once against the memory that is there.
-    pub(crate) mask: u32,
+    let capacity = entries.next_power_of_two();
+    let block = host.arena.alloc(cq_entries_len(capacity as usize, timed)).ok_or(Errno::NOMEM)?;
+    // SAFETY: of that length; released when a queue has let go of them.
+    let entries = unsafe { Entries::of(host.arena.at(block.offset), capacity, timed) };
+    Ok((block, entries))
 }
 
 /// There was no room.
 #[derive(Debug)]
 pub(crate) struct CqFull;
-
-/// Why a completion could not be added to somebody's queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NotAdded {
-    /// There was no room.
-    Full,
-    /// Another producer was stopped while it held the lease, or the word is forged.
-    Locked,
-}
-
-impl RemoteCq {
-    /// Adds a completion; true if the consumer's channel must be signalled.
-    #[inline]
-    pub(crate) fn push(&self, me: u32, cqe: Cqe, solicited: bool) -> std::result::Result<bool, NotAdded> {
-        let guard = self.ring.lock.lock(me).ok_or(NotAdded::Locked)?;
-        let ring = self.ring;
-        let mut tail = ring.tail.load(Ordering::Relaxed);
-        // SAFETY: the index is masked to entries that exist, here and below.
-        let place = |tail: u32| unsafe { entries(ring).add((tail & self.mask) as usize) };
-        // SAFETY: as above.
-        if unsafe { stamp(place(tail)) }.load(Ordering::Relaxed) == tail.wrapping_add(1) {
-            // A producer died between publishing this entry and counting it.
-            tail = tail.wrapping_add(1);
-        }
-        if tail.wrapping_sub(ring.seen_head.load(Ordering::Relaxed)) > self.mask {
-            let head = ring.head.load(Ordering::Acquire);
-            ring.seen_head.store(head, Ordering::Relaxed);
-            if tail.wrapping_sub(head) > self.mask {
-                ring.overrun.store(1, Ordering::Release);
-                return Err(NotAdded::Full);
-            }
-        }
-        // The old stamp stays until the rest is written: the consumer of this lap waits for the new one.
-        // SAFETY: as above; the entry belongs to the holder of the lease until it is stamped.
-        unsafe {
-            let entry = place(tail);
-            let old = stamp(entry).load(Ordering::Relaxed);
-            entry.write_volatile(Cqe { stamp: old, ..cqe });
-            stamp(entry).store(tail.wrapping_add(1), Ordering::Release);
-        }
-        ring.tail.store(tail.wrapping_add(1), Ordering::Release);
-        if ring.channel.load(Ordering::Relaxed) == 0 {
-            drop(guard);
-            return Ok(false);
-        }
-        guard.release_fenced();
-        Ok(wants_event(ring, solicited))
-    }
-}
 
 #[cfg(test)]
 mod tests {
@@ -515,8 +583,7 @@ mod tests {
 
     /// What a peer that writes whatever it likes would do.
     fn forge(cq: &Cq, cqe: Cqe) {
-        let ring = RemoteCq { ring: cq.ring, mask: cq.capacity as u32 - 1 };
-        ring.push(cq.context.host.pid, cqe, false).unwrap();
+        cq.remote().push(cq.context.host.pid, cqe, false).unwrap();
     }
 
     #[test]

@@ -14,6 +14,8 @@ impl Errno {
     pub const INVAL: Self = Self(libc::EINVAL);
     /// A queue, a table or memory is full.
     pub const NOMEM: Self = Self(libc::ENOMEM);
+    /// There is nothing.
+    pub const NOENT: Self = Self(libc::ENOENT);
     /// The object is still in use by another.
     pub const BUSY: Self = Self(libc::EBUSY);
     /// The device does not offer this.

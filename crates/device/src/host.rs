@@ -56,6 +56,9 @@ struct Registered {
     recv_cq: AtomicU32,
 }
 
+/// The channel that wakes the progress thread.
+pub(crate) const TIMER_CHANNEL: u32 = 1;
+
 static HOST: Mutex<Option<&'static Host>> = Mutex::new(None);
 
 impl Host {
@@ -89,11 +92,12 @@ impl Host {
             qp_list: Mutex::default(),
             free_qpns: Mutex::new(shuffled(MAX_QP as u32)),
             channels: Mutex::default(),
-            next_id: AtomicU32::new(1),
+            next_id: AtomicU32::new(TIMER_CHANNEL + 1),
             peers: Mutex::default(),
         }));
         let host: &'static Self = host;
         host.mark_arena();
+        host.add_channel(TIMER_CHANNEL, host.progress.waker());
         host.peers.lock().expect("new").insert(block, Arc::new(Peer::myself(host)));
         spawn("mill-server", move || crate::server::run(host, &listener))?;
         spawn("mill-progress", move || host.progress.run(host))?;

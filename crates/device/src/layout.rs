@@ -185,7 +185,7 @@ pub(crate) const fn recv_slot_len(sges: u32) -> usize {
     size_of::<RecvSlot>() + sges as usize * 16
 }
 
-/// A completion queue's shared half: completions that peers produce. `mask + 1` entries follow.
+/// The header of a completion queue's shared half: completions that peers produce.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct CqRing {
@@ -200,13 +200,27 @@ pub(crate) struct CqRing {
     pub(crate) armed: AtomicU32,
     /// Events signalled and not yet fetched.
     pub(crate) events: AtomicU32,
-    // Owner.
-    pub(crate) mask: AtomicU32,
-    /// The completion channel, zero for none.
-    pub(crate) channel: AtomicU32,
+    /// Completions that the consumer waits for and has not been told of, if events are moderated.
+    pub(crate) pending: AtomicU32,
     /// Set by a producer that found the queue full.
     pub(crate) overrun: AtomicU32,
-    _pad0: [u32; 8],
+    // Owner, under the lease.
+    /// Rises whenever the entries have moved.
+    pub(crate) generation: AtomicU32,
+    /// Offset of the entries in the arena, in units of 64 bytes.
+    pub(crate) entries: AtomicU32,
+    /// Entries less one; a power of two less one.
+    pub(crate) mask: AtomicU32,
+    /// Whether the time of each completion is kept, behind the entries.
+    pub(crate) timed: AtomicU32,
+    // Owner.
+    /// The completion channel, zero for none.
+    pub(crate) channel: AtomicU32,
+    /// Completions for one event; not more than one: events are not moderated.
+    pub(crate) moderation: AtomicU32,
+    /// The channel to signal when the first of them has come.
+    pub(crate) timer: AtomicU32,
+    _pad0: [u32; 2],
     // Consumer.
     /// Completions ever consumed.
     pub(crate) head: AtomicU32,
@@ -238,9 +252,9 @@ pub(crate) struct Cqe {
     pub(crate) stamp: u32,
 }
 
-/// Bytes of a completion queue's shared half.
-pub(crate) const fn cq_ring_len(entries: usize) -> usize {
-    size_of::<CqRing>() + entries * size_of::<Cqe>()
+/// Bytes of a completion queue's entries, with their times if these are kept.
+pub(crate) const fn cq_entries_len(entries: usize, timed: bool) -> usize {
+    entries * (size_of::<Cqe>() + if timed { size_of::<crate::clock::Stamp>() } else { 0 })
 }
 
 const _: () = {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use millstream_shm::EventFd;
 
+use crate::cq::Cq;
 use crate::errno::{Errno, Result};
 use crate::host::Host;
 use crate::peer::Peer;
@@ -32,7 +33,7 @@ pub(crate) enum Work {
 
 #[derive(Debug)]
 pub(crate) struct Progress {
-    wake: EventFd,
+    wake: Arc<EventFd>,
     timer: OwnedFd,
     start: Instant,
     /// When the timer fires, nanoseconds since `start`; zero if it is not set.
@@ -40,6 +41,8 @@ pub(crate) struct Progress {
     work: Mutex<Vec<Work>>,
     parked: Mutex<Vec<Weak<Qp>>>,
     watched: Mutex<Vec<Arc<Peer>>>,
+    /// Completion queues whose events are moderated.
+    moderated: Mutex<Vec<Weak<Cq>>>,
 }
 
 impl Progress {
@@ -51,7 +54,7 @@ impl Progress {
             return Err(std::io::Error::last_os_error());
         }
         Ok(Self {
-            wake: EventFd::new()?,
+            wake: Arc::new(EventFd::new()?),
             // SAFETY: as above.
             timer: unsafe { OwnedFd::from_raw_fd(timer) },
             start: Instant::now(),
@@ -59,6 +62,7 @@ impl Progress {
             work: Mutex::default(),
             parked: Mutex::default(),
             watched: Mutex::default(),
+            moderated: Mutex::default(),
         })
     }
 
@@ -69,6 +73,21 @@ impl Progress {
             list.push(work);
             self.wake.signal();
         }
+    }
+
+    /// Looks after everything once.
+    pub(crate) fn wake(&self) {
+        self.wake.signal();
+    }
+
+    /// What wakes the thread, for peers to signal.
+    pub(crate) fn waker(&self) -> Arc<EventFd> {
+        self.wake.clone()
+    }
+
+    /// Takes charge of a completion queue whose events are moderated.
+    pub(crate) fn moderate(&self, cq: Weak<Cq>) {
+        self.moderated.lock().expect("no panic under this lock").push(cq);
     }
 
     /// Notices the end of `peer`.
@@ -126,6 +145,7 @@ impl Progress {
                 }
             }
             self.retry(host);
+            self.end_moderation();
             for work in std::mem::take(&mut *self.work.lock().expect("no panic under this lock")) {
                 match work {
                     Work::Fault { qpn, from, event } => {
@@ -170,6 +190,17 @@ impl Progress {
             if let Some(delay) = qp.upgrade().and_then(|qp| qp.retry()) {
                 self.park(qp, delay);
             }
+        }
+    }
+
+    fn end_moderation(&self) {
+        let queues: Vec<_> = {
+            let mut list = self.moderated.lock().expect("no panic under this lock");
+            list.retain(|cq| cq.strong_count() != 0);
+            list.iter().filter_map(Weak::upgrade).collect()
+        };
+        for delay in queues.iter().filter_map(|cq| cq.end_moderation()) {
+            self.arm(delay);
         }
     }
 

@@ -13,10 +13,10 @@ use super::target::{Left, Readiness, Target};
 use super::transfer::{self, Stop};
 use super::{Kind, Qp};
 use crate::caps::MAX_SGE;
-use crate::cq::NotAdded;
 use crate::greeting::{Message, Op};
 use crate::layout::Cqe;
 use crate::peer::Peer;
+use crate::ring::NotAdded;
 use crate::types::{
     Destination, SEND_SOLICITED, SendWr, Sge, WC_FLAG_GRH, WC_FLAG_WITH_IMM, WC_OP_RECV, WR_SEND_WITH_IMM,
     total_len,
@@ -113,7 +113,7 @@ pub(super) unsafe fn deliver(receivers: &mut Receivers, qp: &Qp, wr: &SendWr<'_>
         peer.tell(qp.host, Message::new(Op::LimitReached, [to.qpn]));
     }
     if signal {
-        peer.signal(target.cq.ring.channel.load(Ordering::Relaxed));
+        peer.signal(target.cq.channel());
     }
 }
 

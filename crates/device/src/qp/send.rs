@@ -248,7 +248,7 @@ impl Qp {
     }
 
     /// Carries a request out as the transport does it.
-    #[inline]
+    #[inline(always)]
     fn carry_out(&self, send: &mut SendQueue, wr: &SendWr<'_>) -> std::result::Result<(), Stop> {
         if matches!(wr.opcode, WR_LOCAL_INV | WR_BIND_MW) {
             return self.carry_out_here(send, wr);
@@ -374,6 +374,13 @@ impl Qp {
         }
     }
 
+    /// The same for a request that was parked.
+    #[cold]
+    #[inline(never)]
+    fn carry_out_late(&self, send: &mut SendQueue, wr: &SendWr<'_>) -> std::result::Result<(), Stop> {
+        self.carry_out(send, wr)
+    }
+
     /// Sees to it that parked requests are tried again, by whoever comes first.
     #[cold]
     fn look_after(&self, send: &mut SendQueue) {
@@ -424,7 +431,7 @@ impl Qp {
                 return Some(Duration::from_millis(10));
             }
             let wr = parked.request();
-            let mut result = self.carry_out(&mut send, &wr);
+            let mut result = self.carry_out_late(&mut send, &wr);
             if result == Err(Stop::NoReceive)
                 && who == Retrier::Thread
                 && let Some(target) = &send.target
@@ -432,7 +439,7 @@ impl Qp {
                 // From here on the receiver tells us; look once more for what it posted before.
                 target.ask_for_notice();
                 fence(Ordering::SeqCst);
-                result = self.carry_out(&mut send, &wr);
+                result = self.carry_out_late(&mut send, &wr);
             }
             match result {
                 Ok(()) => {

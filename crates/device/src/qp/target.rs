@@ -5,10 +5,10 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
 use super::transfer::{Stop, UNRESPONSIVE};
-use crate::caps::{MAX_CQE, MAX_QP, MAX_QP_WR, MAX_SGE};
-use crate::cq::{NotAdded, RemoteCq};
-use crate::layout::{CqRing, Cqe, QpEntry, RecvSlot, SrqRing, cq_ring_len, qp_state, recv_slot_len, srq_len};
+use crate::caps::{MAX_QP, MAX_QP_WR, MAX_SGE};
+use crate::layout::{ARENA_LEN, CqRing, Cqe, QpEntry, RecvSlot, SrqRing, qp_state, recv_slot_len, srq_len};
 use crate::peer::Peer;
+use crate::ring::{NotAdded, RemoteCq};
 use crate::types::Sge;
 
 /// Whether a request can be carried out now.
@@ -95,11 +95,9 @@ impl Target {
         let at = entry.recv_cq.load(Ordering::Relaxed) as usize * 64;
         // SAFETY: in the arena, aligned to a line, and made of atomics.
         let ring: &'static CqRing = unsafe { &*peer.at(at, size_of::<CqRing>())?.cast::<CqRing>() };
-        let cq_mask = ring.mask.load(Ordering::Acquire);
-        if !power_of_two_mask(cq_mask, MAX_CQE) {
-            return None;
-        }
-        peer.at(at, cq_ring_len(cq_mask as usize + 1))?;
+        let arena = NonNull::new(peer.at(0, ARENA_LEN)?)?;
+        // SAFETY: the whole arena, which outlives the result with the peer.
+        let cq = unsafe { RemoteCq::new(arena, ring) };
         Some(Self {
             entry,
             qpn,
@@ -107,7 +105,7 @@ impl Target {
             srq,
             slots,
             seen_tail: Cell::new(entry.rq_head.load(Ordering::Relaxed)),
-            cq: RemoteCq { ring, mask: cq_mask },
+            cq,
             pd: entry.pd.load(Ordering::Relaxed),
         })
     }

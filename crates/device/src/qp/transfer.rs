@@ -16,11 +16,11 @@ use super::send::SendQueue;
 use super::target::{Left, Readiness, Receive, Target};
 use super::{Kind, Qp};
 use crate::caps::MAX_SGE;
-use crate::cq::NotAdded;
 use crate::event::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR, NO_EVENT};
 use crate::greeting::{Message, Op};
 use crate::layout::Cqe;
 use crate::peer::Peer;
+use crate::ring::NotAdded;
 use crate::types::{
     ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SEND_INLINE,
     SEND_SOLICITED, SendWr, Sge, WC_FLAG_WITH_IMM, WC_FLAG_WITH_INV, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR,
@@ -90,7 +90,7 @@ impl SendQueue {
         match result {
             Ok(false) => Ok(()),
             Ok(true) => {
-                peer.signal(target.cq.ring.channel.load(Ordering::Relaxed));
+                peer.signal(target.cq.channel());
                 Ok(())
             }
             Err(stop) => {
@@ -340,7 +340,7 @@ impl Transfer<'_> {
     fn fail_receive(&self, receive: Receive, status: u32, detail: u32) {
         let cqe = Cqe { status: status as u16, opcode: WC_OP_RECV as u16, detail, ..Cqe::default() };
         if let Ok(true) = self.target.complete_receive(self.qp.host.pid, receive, cqe, true) {
-            self.peer.signal(self.target.cq.ring.channel.load(Ordering::Relaxed));
+            self.peer.signal(self.target.cq.channel());
         }
     }
 }

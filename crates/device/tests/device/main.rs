@@ -9,6 +9,7 @@ mod kills;
 mod lifetime;
 mod queues;
 mod regions;
+mod resize;
 mod retries;
 mod shared;
 mod siege;

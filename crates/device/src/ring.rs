@@ -1,0 +1,252 @@
+//! The half of a completion queue that peers fill: a ring in the arena of the queue's owner.
+//!
+//! The header stays where it is for the life of the queue; the entries move when the queue is resized.
+//! Whoever adds a completion holds the header's lease, and looks there which entries are the right ones.
+
+use std::cell::Cell;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::caps::MAX_CQE;
+use crate::clock::Stamp;
+use crate::layout::{ARENA_LEN, ARM_NONE, ARM_SOLICITED, CqRing, Cqe, cq_entries_len};
+
+/// The entries of a ring, and the times of their completions if they are kept.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entries {
+    base: NonNull<Cqe>,
+    mask: u32,
+    timed: bool,
+}
+
+// SAFETY: points into an arena, where everything is accessed by atomics or raw copies.
+unsafe impl Send for Entries {}
+
+impl Entries {
+    /// The entries at `offset` of an arena, if they lie inside.
+    fn check(arena: NonNull<u8>, offset: usize, mask: u32, timed: bool) -> Option<Self> {
+        let count = mask.checked_add(1).filter(|n| n.is_power_of_two() && *n <= MAX_CQE)?;
+        let fits = offset <= ARENA_LEN && ARENA_LEN - offset >= cq_entries_len(count as usize, timed);
+        // SAFETY: inside the arena, as just checked.
+        fits.then(|| Self { base: unsafe { arena.add(offset) }.cast(), mask, timed })
+    }
+
+    /// `capacity` entries in a block of our own.
+    ///
+    /// # Safety
+    /// The block has room for them, and they are not used after it was released.
+    pub(crate) unsafe fn of(block: NonNull<u8>, capacity: u32, timed: bool) -> Self {
+        Self { base: block.cast(), mask: capacity - 1, timed }
+    }
+
+    #[inline]
+    pub(crate) fn capacity(&self) -> u32 {
+        self.mask + 1
+    }
+
+    /// Where the completion number `at` has its place.
+    #[inline]
+    pub(crate) fn place(&self, at: u32) -> *mut Cqe {
+        // SAFETY: masked to entries that exist.
+        unsafe { self.base.as_ptr().add((at & self.mask) as usize) }
+    }
+
+    /// Where its time is.
+    #[inline]
+    fn time(&self, at: u32) -> *mut Stamp {
+        // SAFETY: the times follow the entries.
+        unsafe {
+            let times = self.base.as_ptr().add(self.mask as usize + 1).cast::<Stamp>();
+            times.add((at & self.mask) as usize)
+        }
+    }
+
+    /// The completion number `at`, if it is there. The copy may be garbage if a peer breaks the protocol.
+    #[inline]
+    pub(crate) fn read(&self, at: u32) -> Option<Cqe> {
+        let place = self.place(at);
+        // SAFETY: inside the entries.
+        unsafe { (stamp(place).load(Ordering::Acquire) == at.wrapping_add(1)).then(|| place.read_volatile()) }
+    }
+
+    /// When it was added; zero if times are not kept.
+    #[inline]
+    pub(crate) fn read_time(&self, at: u32) -> Stamp {
+        if !self.timed {
+            return Stamp::default();
+        }
+        // SAFETY: inside the times.
+        unsafe { self.time(at).read_volatile() }
+    }
+
+    /// Notes that it is added now. The place belongs to who adds it.
+    #[cold]
+    #[inline(never)]
+    fn keep_time(&self, at: u32) {
+        // SAFETY: inside the times.
+        unsafe { self.time(at).write_volatile(Stamp::now()) };
+    }
+
+    /// Copies the completions from `head` up to `tail`, which fit, to fresh entries, and makes sure that
+    /// those which are not there do not seem to be.
+    pub(crate) fn move_to(&self, new: &Self, head: u32, tail: u32) {
+        // Empty entries are zero, which is the stamp of one number only.
+        // SAFETY: inside the new entries, which nobody else uses yet.
+        unsafe { stamp(new.place(u32::MAX)) }.store(tail, Ordering::Relaxed);
+        let mut at = head;
+        while at != tail {
+            // SAFETY: as above, and inside the old ones.
+            unsafe {
+                new.place(at).write_volatile(self.place(at).read_volatile());
+                if self.timed && new.timed {
+                    new.time(at).write_volatile(self.time(at).read_volatile());
+                }
+            }
+            at = at.wrapping_add(1);
+        }
+    }
+}
+
+/// # Safety
+/// The pointer is to an entry of a ring that outlives the result.
+#[inline]
+unsafe fn stamp<'a>(entry: *mut Cqe) -> &'a AtomicU32 {
+    // SAFETY: the caller vouches for the entry; its last word is only accessed so.
+    unsafe { AtomicU32::from_ptr(&raw mut (*entry).stamp) }
+}
+
+/// Whom a completion concerns: the number of the channel to signal, zero for none. A wish is used up by
+/// the completion that fulfils it.
+#[inline]
+pub(crate) fn to_signal(ring: &CqRing, solicited: bool) -> u32 {
+    let wish = ring.armed.load(Ordering::Relaxed);
+    if wish == ARM_NONE || (wish == ARM_SOLICITED && !solicited) {
+        return 0;
+    }
+    let enough = ring.moderation.load(Ordering::Relaxed);
+    if enough > 1 { moderated(ring, enough) } else { fulfilled(ring) }
+}
+
+/// The same while events are for several completions.
+#[cold]
+#[inline(never)]
+fn moderated(ring: &CqRing, enough: u32) -> u32 {
+    let pending = ring.pending.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
+    match pending {
+        _ if pending >= enough => fulfilled(ring),
+        // With the first one the time begins that the others have.
+        1 => ring.timer.load(Ordering::Relaxed),
+        _ => 0,
+    }
+}
+
+#[inline]
+fn fulfilled(ring: &CqRing) -> u32 {
+    if fulfil(ring) { ring.channel.load(Ordering::Relaxed) } else { 0 }
+}
+
+/// Uses the wish up; true if it was there, and the channel must be signalled.
+#[inline]
+pub(crate) fn fulfil(ring: &CqRing) -> bool {
+    if ring.armed.swap(ARM_NONE, Ordering::AcqRel) == ARM_NONE {
+        return false;
+    }
+    ring.events.fetch_add(1, Ordering::AcqRel);
+    true
+}
+
+/// A ring as those who add to it see it.
+#[derive(Debug)]
+pub(crate) struct RemoteCq {
+    pub(crate) ring: &'static CqRing,
+    arena: NonNull<u8>,
+    /// The entries as they were last looked up, and the header's generation then.
+    seen: Cell<Option<(u32, Entries)>>,
+    /// The channel to signal for the last completion that asked for it.
+    signal: Cell<u32>,
+}
+
+/// Why a completion could not be added to somebody's queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotAdded {
+    /// There was no room.
+    Full,
+    /// Another producer was stopped while it held the lease, or the word is forged.
+    Locked,
+}
+
+impl RemoteCq {
+    /// The ring in the arena that starts at `arena`.
+    ///
+    /// # Safety
+    /// That is [`ARENA_LEN`] bytes, and outlives the result.
+    pub(crate) unsafe fn new(arena: NonNull<u8>, ring: &'static CqRing) -> Self {
+        Self { ring, arena, seen: Cell::new(None), signal: Cell::new(0) }
+    }
+
+    /// Whom to tell, after [`push`](Self::push) has said that somebody must be told.
+    pub(crate) fn channel(&self) -> u32 {
+        self.signal.get()
+    }
+
+    /// The entries, under the lease. What the header says is checked.
+    #[inline]
+    fn entries(&self) -> Option<Entries> {
+        let generation = self.ring.generation.load(Ordering::Relaxed);
+        match self.seen.get() {
+            Some((seen, entries)) if seen == generation => Some(entries),
+            _ => self.look_up(generation),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn look_up(&self, generation: u32) -> Option<Entries> {
+        let offset = self.ring.entries.load(Ordering::Relaxed) as usize * 64;
+        let timed = self.ring.timed.load(Ordering::Relaxed) != 0;
+        let entries = Entries::check(self.arena, offset, self.ring.mask.load(Ordering::Relaxed), timed)?;
+        self.seen.set(Some((generation, entries)));
+        Some(entries)
+    }
+
+    /// Adds a completion; true if somebody must be told.
+    #[inline]
+    pub(crate) fn push(&self, me: u32, cqe: Cqe, solicited: bool) -> std::result::Result<bool, NotAdded> {
+        let guard = self.ring.lock.lock(me).ok_or(NotAdded::Locked)?;
+        let ring = self.ring;
+        let entries = self.entries().ok_or(NotAdded::Locked)?;
+        let mut tail = ring.tail.load(Ordering::Relaxed);
+        // SAFETY: inside the entries, here and below.
+        if unsafe { stamp(entries.place(tail)) }.load(Ordering::Relaxed) == tail.wrapping_add(1) {
+            // A producer died between publishing this entry and counting it.
+            tail = tail.wrapping_add(1);
+        }
+        if tail.wrapping_sub(ring.seen_head.load(Ordering::Relaxed)) > entries.mask {
+            let head = ring.head.load(Ordering::Acquire);
+            ring.seen_head.store(head, Ordering::Relaxed);
+            if tail.wrapping_sub(head) > entries.mask {
+                ring.overrun.store(1, Ordering::Release);
+                return Err(NotAdded::Full);
+            }
+        }
+        if entries.timed {
+            entries.keep_time(tail);
+        }
+        // The old stamp stays until the rest is written: the consumer of this lap waits for the new one.
+        // SAFETY: as above; the entry belongs to the holder of the lease until it is stamped.
+        unsafe {
+            let entry = entries.place(tail);
+            let old = stamp(entry).load(Ordering::Relaxed);
+            entry.write_volatile(Cqe { stamp: old, ..cqe });
+            stamp(entry).store(tail.wrapping_add(1), Ordering::Release);
+        }
+        ring.tail.store(tail.wrapping_add(1), Ordering::Release);
+        if ring.channel.load(Ordering::Relaxed) == 0 {
+            drop(guard);
+            return Ok(false);
+        }
+        guard.release_fenced();
+        self.signal.set(to_signal(ring, solicited));
+        Ok(self.signal.get() != 0)
+    }
+}

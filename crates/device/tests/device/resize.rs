@@ -1,0 +1,316 @@
+//! Completion queues that change while they are used: their size, the moderation of their events; and the
+//! times in them.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use millstream_device::types::{
+    SEND_SIGNALED, WC_OP_RECV, WC_OP_SEND, WC_REM_OP_ERR, WC_SUCCESS, WR_SEND, WR_SEND_WITH_IMM, Wc,
+};
+use millstream_device::{Channel, Cq, Errno, MAX_CQE, Stamp, WallClock};
+
+use crate::support::{
+    Adapter, Command, Completion, End, Kind, Place, Region, Setup, Which, connect_queue_pair, pair, readable,
+    request, wait_for,
+};
+
+/// Sends messages 0 … `count` from `from` to `to`, whose immediate data are their numbers.
+fn exchange(from: &mut End, to: &mut End, source: &Region, target: &Region, numbers: std::ops::Range<u64>) {
+    for number in numbers {
+        to.recv(number, &[target.all()]);
+        let wr = request(number, WR_SEND, &[source.part(0, 8)], (0, 0)).with_imm(number as u32);
+        from.post(wr);
+    }
+}
+
+fn received(numbers: std::ops::Range<u64>) -> Vec<Completion> {
+    numbers.map(|n| Completion::ok(n, WC_OP_RECV, 8).with_imm(n as u32)).collect()
+}
+
+fn sent(numbers: std::ops::Range<u64>) -> Vec<Completion> {
+    numbers.map(|n| Completion::ok(n, WC_OP_SEND, 0)).collect()
+}
+
+#[test]
+fn waiting_completions_stay_when_the_queue_grows_and_shrinks() {
+    for place in Place::BOTH {
+        let setup = Setup { send_cqe: 8, recv_cqe: 8, ..Setup::default() };
+        let (mut here, mut there) = pair(place, &setup);
+        let [ours, theirs] = [here.register(Kind::Anonymous, 64, 0), there.register(Kind::Anonymous, 64, 0)];
+        let mut next = 0;
+        // The odd counts move the place at which the rings begin.
+        for (waiting, sizes) in [(5, &[8, 16, 5, 1024][..]), (8, &[8, 64, 16, 9, 32]), (0, &[1, 2, 8])] {
+            for (which, taken) in [(Which::Recv, 3), (Which::Send, 1)] {
+                let cq = here.actor().cq(which).clone();
+                let mut take = |here: &mut End, there: &mut End, count: u64| {
+                    let numbers = next..next + count;
+                    next += count;
+                    if which == Which::Recv {
+                        exchange(there, here, &theirs, &ours, numbers.clone());
+                        there.sent(count as usize);
+                        received(numbers)
+                    } else {
+                        exchange(here, there, &ours, &theirs, numbers.clone());
+                        there.received(count as usize);
+                        sent(numbers)
+                    }
+                };
+                let before = take(&mut here, &mut there, taken);
+                assert_eq!(here.completions(which, before.len()), before);
+                let mut expected = take(&mut here, &mut there, waiting);
+                for &size in sizes {
+                    cq.resize(size).unwrap_or_else(|error| panic!("{size}: {error:?}"));
+                    assert!(cq.capacity() >= size);
+                    if (expected.len() as u32) < cq.capacity() {
+                        expected.extend(take(&mut here, &mut there, 1));
+                    }
+                }
+                assert_eq!(here.completions(which, expected.len()), expected);
+                here.has_nothing(which);
+                cq.resize(8).expect("as it was");
+            }
+        }
+    }
+}
+
+#[test]
+fn no_size_is_taken_that_would_lose_a_completion() {
+    for place in Place::BOTH {
+        let (mut here, mut there) = pair(place, &Setup::default());
+        let [ours, theirs] = [here.register(Kind::Anonymous, 64, 0), there.register(Kind::Anonymous, 64, 0)];
+        for which in [Which::Recv, Which::Send] {
+            let cq = here.actor().cq(which).clone();
+            match which {
+                Which::Recv => exchange(&mut there, &mut here, &theirs, &ours, 0..5),
+                Which::Send => exchange(&mut here, &mut there, &ours, &theirs, 0..5),
+            }
+            let capacity = cq.capacity();
+            for refused in [0, 1, 4, MAX_CQE + 1, u32::MAX] {
+                assert_eq!(cq.resize(refused), Err(Errno::INVAL), "{refused}");
+            }
+            assert_eq!(cq.capacity(), capacity);
+            let expected = if which == Which::Recv { received(0..5) } else { sent(0..5) };
+            assert_eq!(here.completions(which, 5), expected);
+            assert_eq!(cq.resize(1), Ok(()));
+            assert_eq!(cq.capacity(), 1);
+        }
+    }
+}
+
+/// A smaller queue overflows sooner: its size is true for peers, too.
+#[test]
+fn a_peer_keeps_to_the_new_size() {
+    for place in Place::BOTH {
+        let (mut here, mut there) = pair(place, &Setup::default());
+        let [ours, theirs] = [here.register(Kind::Anonymous, 64, 0), there.register(Kind::Anonymous, 64, 0)];
+        exchange(&mut there, &mut here, &theirs, &ours, 0..3);
+        assert_eq!(here.received(3), received(0..3));
+        here.actor().cq(Which::Recv).resize(4).expect("empty");
+        exchange(&mut there, &mut here, &theirs, &ours, 3..7);
+        here.recv(7, &[ours.all()]);
+        there.post(request(7, WR_SEND, &[theirs.part(0, 8)], (0, 0)));
+        assert_eq!(there.sent(8)[7].status, WC_REM_OP_ERR);
+        assert_eq!(here.received(4), received(3..7));
+    }
+}
+
+#[test]
+fn nothing_is_lost_while_peers_send_and_the_size_changes() {
+    let (mut here, mut there) = pair(Place::Elsewhere, &Setup { recv_cqe: 64, ..Setup::default() });
+    let target = here.register(Kind::Anonymous, 64, 0);
+    let source = there.register(Kind::Anonymous, 64, 0);
+    let (qp, cq) = (here.actor().qp().clone(), here.actor().cq(Which::Recv).clone());
+    let sge = millstream_device::types::Sge { addr: target.addr, length: 64, lkey: target.key };
+    let mut posted = 0u64;
+    let mut post = |count| {
+        for _ in 0..count {
+            qp.post_recv(posted, &[sge]).expect("room for what was polled");
+            posted += 1;
+        }
+    };
+    post(32);
+    there.begin(&Command::Hammer(request(0, WR_SEND_WITH_IMM, &[source.part(0, 8)], (0, 0))));
+    let ended = AtomicBool::new(false);
+    let resizes = std::thread::scope(|scope| {
+        let resizer = scope.spawn(|| {
+            let mut done = 0;
+            while !ended.load(Ordering::Acquire) {
+                for size in [32, 4096, 64, 128] {
+                    cq.resize(size).expect("no more than the receives can wait");
+                    done += 1;
+                }
+            }
+            done
+        });
+        let mut expected = 0;
+        wait_for("the messages", || {
+            let mut out = [Wc::default(); 16];
+            for _ in 0..100 {
+                let n = cq.poll(&mut out).expect("no overflow");
+                for wc in &out[..n] {
+                    assert_eq!((wc.wr_id, wc.status, wc.byte_len), (expected, WC_SUCCESS, 8));
+                    expected += 1;
+                }
+                post(n);
+            }
+            expected > 100_000
+        });
+        ended.store(true, Ordering::Release);
+        resizer.join().expect("it went well")
+    });
+    assert!(resizes > 100, "{resizes} changes of size");
+    here.destroy();
+    assert!(matches!(there.answer(), crate::support::Reply::Completions(_)));
+}
+
+/// Two connected queue pairs in this process, and a queue with a channel for what they receive.
+struct Loop {
+    adapter: Adapter,
+    channel: std::sync::Arc<Channel>,
+    cq: std::sync::Arc<Cq>,
+    sends: std::sync::Arc<Cq>,
+    qps: [std::sync::Arc<millstream_device::Qp>; 2],
+}
+
+impl Loop {
+    fn new() -> Self {
+        use millstream_device::qp::{Capacity, Kind as Transport, Receives};
+        let adapter = Adapter::open();
+        let channel = Channel::new(&adapter.context).expect("a channel");
+        let cq = Cq::timed(&adapter.context, 64, Some(channel.clone())).expect("a queue");
+        let sends = Cq::timed(&adapter.context, 64, None).expect("a queue");
+        let capacity = Capacity { max_send_wr: 32, max_recv_wr: 32, ..Capacity::default() };
+        let qps = [(); 2].map(|()| {
+            let make = Qp::new(&adapter.pd, &sends, &cq, capacity, true, Transport::Rc, Receives::Own);
+            make.expect("a queue pair")
+        });
+        use millstream_device::Qp;
+        for (qp, peer) in [(&qps[0], &qps[1]), (&qps[1], &qps[0])] {
+            connect_queue_pair(qp, peer.qpn(), &Setup::default());
+        }
+        Self { adapter, channel, cq, sends, qps }
+    }
+
+    fn send(&self, wr_id: u64) {
+        self.qps[1].post_recv(wr_id, &[]).expect("room");
+        let wr = millstream_device::types::SendWr {
+            wr_id,
+            opcode: WR_SEND,
+            flags: SEND_SIGNALED,
+            ..Default::default()
+        };
+        self.qps[0].post_send(&wr).expect("room");
+    }
+
+    fn drain(&self) {
+        for cq in [&self.cq, &self.sends] {
+            while cq.poll(&mut [Wc::default(); 32]).expect("no overflow") != 0 {}
+        }
+    }
+
+    /// Whether there is an event, now or within the time.
+    fn event(&self, within: Duration) -> bool {
+        let there = readable(&*self.channel, within);
+        if there {
+            self.channel.next_event().expect("it is readable");
+            self.cq.acknowledge(1);
+        }
+        there
+    }
+}
+
+#[test]
+fn moderated_events_come_for_many_completions_or_after_their_time() {
+    let test = Loop::new();
+    let soon = Duration::from_secs(20);
+    // As long as verbs can say it.
+    test.cq.moderate(4, Duration::from_micros(u16::MAX.into()));
+    for _ in 0..3 {
+        test.cq.arm(false);
+        (0..4).for_each(|i| test.send(i));
+        assert!(test.event(soon), "the count is reached");
+        test.drain();
+        // Fewer have to wait for their time.
+        test.cq.arm(false);
+        test.send(4);
+        assert!(test.event(soon), "the time is over");
+        test.drain();
+    }
+    // With an hour to wait only the count can be it.
+    test.cq.moderate(3, Duration::from_secs(3600));
+    test.cq.arm(false);
+    (0..2).for_each(|i| test.send(i));
+    assert!(!test.event(Duration::from_millis(100)), "it is too early");
+    test.send(2);
+    assert!(test.event(soon));
+    test.drain();
+    // Those that wait when moderation ends have waited long enough.
+    test.cq.arm(false);
+    test.send(0);
+    assert!(!test.event(Duration::from_millis(50)));
+    test.cq.moderate(0, Duration::ZERO);
+    assert!(test.event(soon));
+    test.drain();
+    test.cq.arm(false);
+    test.send(0);
+    assert!(test.event(Duration::ZERO), "each is an event again");
+    assert!(!test.event(Duration::ZERO));
+}
+
+#[test]
+fn a_peer_counts_for_moderated_events() {
+    let (mut here, mut there) = pair(Place::Elsewhere, &Setup::default());
+    let [ours, theirs] = [here.register(Kind::Anonymous, 64, 0), there.register(Kind::Anonymous, 64, 0)];
+    let cq = here.actor().cq(Which::Recv).clone();
+    let soon = Duration::from_secs(20);
+    cq.moderate(3, Duration::from_secs(3600));
+    here.arm(Which::Recv, false);
+    exchange(&mut there, &mut here, &theirs, &ours, 0..2);
+    assert!(!here.event(Which::Recv, Duration::from_millis(100)));
+    exchange(&mut there, &mut here, &theirs, &ours, 2..3);
+    assert!(here.event(Which::Recv, soon));
+    assert_eq!(here.received(3), received(0..3));
+    cq.moderate(100, Duration::from_millis(5));
+    here.arm(Which::Recv, false);
+    exchange(&mut there, &mut here, &theirs, &ours, 3..4);
+    assert!(here.event(Which::Recv, soon));
+    assert_eq!(here.received(1), received(3..4));
+}
+
+#[test]
+fn completions_are_stamped_when_they_are_added() {
+    let test = Loop::new();
+    let start = Stamp::now();
+    test.send(1);
+    let between = Stamp::now();
+    // Not when they are polled, and not when the queue is resized.
+    std::thread::sleep(Duration::from_millis(5));
+    test.cq.resize(128).expect("room");
+    test.send(2);
+    let end = Stamp::now();
+    for cq in [&test.cq, &test.sends] {
+        let next = || cq.poll_one().expect("no overflow").expect("it is there");
+        let ((first, early), (second, late)) = (next(), next());
+        assert_eq!((first.wr_id, second.wr_id), (1, 2));
+        assert!(start <= early && early <= between, "{start:?} {early:?} {between:?}");
+        assert!(between < late && late <= end, "{between:?} {late:?} {end:?}");
+        assert_eq!(cq.poll_one(), Ok(None));
+    }
+    let seconds = |time| WallClock::read().at(time) / 1_000_000_000;
+    let now =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_secs();
+    assert!(now - seconds(end) < 60);
+    // Polled in the ordinary way, times go with their completions.
+    (3..6).for_each(|i| test.send(i));
+    assert_eq!(test.sends.poll(&mut [Wc::default(); 2]), Ok(2));
+    let before = Stamp::now();
+    test.send(6);
+    assert!(test.sends.poll_one().expect("no overflow").expect("it is there").1 < before);
+    assert!(test.sends.poll_one().expect("no overflow").expect("it is there").1 >= before);
+    test.drain();
+    // And those of a queue pair that is gone go with it.
+    (7..9).for_each(|i| test.send(i));
+    test.qps[0].destroy();
+    assert_eq!(test.sends.poll_one(), Ok(None));
+    drop(test.adapter);
+}
