@@ -146,7 +146,10 @@ impl Progress {
             }
             self.retry(host);
             self.end_moderation();
-            for work in std::mem::take(&mut *self.work.lock().expect("no panic under this lock")) {
+            // Not in the head of the loop: the list would be locked until its end, and who adds to it may hold
+            // the send queue that a piece of work needs.
+            let list = std::mem::take(&mut *self.work.lock().expect("no panic under this lock"));
+            for work in list {
                 match work {
                     Work::Fault { qpn, from, event } => {
                         if let Some(qp) = host.qp(qpn) {
