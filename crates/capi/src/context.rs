@@ -20,6 +20,7 @@ use crate::{
     errno::{self, Errno},
     mr, mw, port, qp, qp_ex, srq,
     sys::*,
+    xrc,
 };
 
 /// An opened device: what programs see of it.
@@ -58,6 +59,11 @@ impl Context {
             free_dm: Some(mr::free_dm),
             create_cq_ex: Some(cq_ex::create_cq_ex),
             modify_cq: Some(cq::modify_cq),
+            open_qp: Some(xrc::open_qp),
+            open_xrcd: Some(xrc::open_xrcd),
+            close_xrcd: Some(xrc::close_xrcd),
+            create_srq_ex: Some(srq::create_srq_ex),
+            get_srq_num: Some(srq::get_srq_num),
             context: ibv_context {
                 device,
                 ops: OPERATIONS,

@@ -146,6 +146,7 @@ fn attributes() -> ibv_device_attr {
         max_qp_wr: device::MAX_QP_WR as c_int,
         device_cap_flags: IBV_DEVICE_RC_RNR_NAK_GEN
             | IBV_DEVICE_SYS_IMAGE_GUID
+            | IBV_DEVICE_XRC
             | IBV_DEVICE_CURR_QP_STATE_MOD
             | device::MEMORY_CAPS,
         max_sge: device::MAX_SGE as c_int,

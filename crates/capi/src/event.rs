@@ -63,7 +63,7 @@ pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
     unsafe {
         let event = &*event;
         match about(event.event_type) {
-            About::Qp => QpObject::of(event.element.qp).inner.handle().acknowledge(),
+            About::Qp => QpObject::of(event.element.qp).handle.acknowledge(),
             About::Srq => SrqObject::of(event.element.srq).inner.handle().acknowledge(),
             About::Cq => CqObject::of(event.element.cq).inner.handle().acknowledge(),
             About::Other => {}

@@ -36,3 +36,4 @@ pub mod srq;
 pub mod strings;
 pub mod sys;
 pub mod sysfs;
+pub mod xrc;

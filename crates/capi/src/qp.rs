@@ -3,7 +3,7 @@
 use std::{ffi::c_int, mem, ptr, slice, sync::Arc};
 
 use millstream_device::{
-    Qp,
+    Handle, Qp,
     qp::{
         Capacity, Kind, Operations, Receives, Section,
         state::{Attributes, Path, State},
@@ -29,6 +29,8 @@ pub(crate) struct QpObject {
     pub(crate) inner: Arc<Qp>,
     /// Where batches are prepared, if it was made for that.
     pub(crate) section: Option<Section>,
+    /// What the program holds of it: the queue pair of an XRC domain can be opened more than once.
+    pub(crate) handle: Arc<Handle>,
 }
 
 impl QpObject {
@@ -77,6 +79,9 @@ pub(crate) fn create(
         IBV_QPT_RC => Kind::Rc,
         IBV_QPT_UC => Kind::Uc,
         IBV_QPT_UD => Kind::Ud,
+        IBV_QPT_XRC_SEND => Kind::XrcSend,
+        // It belongs to a domain, which only `ibv_create_qp_ex` names.
+        IBV_QPT_XRC_RECV => return Err(Errno::INVALID),
         _ => return Err(Errno::UNSUPPORTED),
     };
     let receives = if init.srq.is_null() {
@@ -85,6 +90,10 @@ pub(crate) fn create(
         // SAFETY: the caller of the verb passes a live queue.
         Receives::Shared(unsafe { SrqObject::of(init.srq) }.inner.clone())
     };
+    if kind == Kind::XrcSend {
+        // It receives nothing.
+        init.recv_cq = init.send_cq;
+    }
     if init.send_cq.is_null() || init.recv_cq.is_null() {
         return Err(Errno::INVALID);
     }
@@ -108,19 +117,28 @@ pub(crate) fn create(
         qp_context: init.qp_context,
         pd,
         send_cq: init.send_cq,
-        recv_cq: init.recv_cq,
+        recv_cq: if kind == Kind::XrcSend { ptr::null_mut() } else { init.recv_cq },
         srq: init.srq,
-        handle: inner.qpn(),
-        qp_num: inner.qpn(),
         state: IBV_QPS_RESET,
         qp_type: init.qp_type,
         ..ibv_qp::default()
     };
-    let verbs = qp_ex::interface(verbs);
-    let object = Box::leak(Box::new(QpObject { verbs, inner, section }));
+    Ok(publish(verbs, inner, section, None))
+}
+
+/// Makes a queue pair, or a further `handle` of one, a program's.
+pub(crate) fn publish(
+    base: ibv_qp,
+    inner: Arc<Qp>,
+    section: Option<Section>,
+    handle: Option<Arc<Handle>>,
+) -> *mut ibv_qp {
+    let base = ibv_qp { handle: inner.qpn(), qp_num: inner.qpn(), ..base };
+    let handle = handle.unwrap_or_else(|| inner.handle().clone());
+    let object = Box::leak(Box::new(QpObject { verbs: qp_ex::interface(base), inner, section, handle }));
     let address = std::ptr::from_mut(object).addr() as u64;
-    object.inner.handle().set_pointer(address);
-    Ok(std::ptr::from_mut(object).cast())
+    object.handle.set_pointer(address);
+    std::ptr::from_mut(object).cast()
 }
 
 fn verbs_capacity(qp: &Qp) -> ibv_qp_cap {
@@ -285,7 +303,7 @@ pub unsafe extern "C" fn ibv_query_qp_data_in_order(
 pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: boxed by `create`; the caller gives it up.
     let object = unsafe { Box::from_raw(qp.cast::<QpObject>()) };
-    object.inner.destroy();
+    object.inner.close(&object.handle);
     0
 }
 
@@ -336,6 +354,7 @@ pub(crate) unsafe extern "C" fn post_send(
                 swap: 0,
                 to: None,
                 bind: None,
+                remote_srqn: 0,
             };
             if queue_pair.kind() == Kind::Ud {
                 let ud = request.wr.ud;
@@ -353,6 +372,9 @@ pub(crate) unsafe extern "C" fn post_send(
                 }
                 wr = request.next;
                 continue;
+            }
+            if queue_pair.kind() == Kind::XrcSend {
+                ours.remote_srqn = request.qp_type.xrc.remote_srqn;
             }
             if let Err(error) = queue_pair.post_send(&ours) {
                 bad_wr.write(wr);

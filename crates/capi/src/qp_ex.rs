@@ -20,6 +20,7 @@ use crate::{
     mw,
     qp::{self, QpObject},
     sys::*,
+    xrc,
 };
 
 /// Attributes beyond those of `ibv_create_qp` that `verbs.h` names.
@@ -33,7 +34,10 @@ const KNOWN: u32 = IBV_QP_INIT_ATTR_PD
 
 /// Those that the device can do something with. Of the creation flags there is none: they are about
 /// Ethernet frames, multicast loopback and PCI writes.
-const OFFERED: u32 = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+const OFFERED: u32 = IBV_QP_INIT_ATTR_PD
+    | IBV_QP_INIT_ATTR_XRCD
+    | IBV_QP_INIT_ATTR_CREATE_FLAGS
+    | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
 
 /// A new queue pair in state RESET; NULL and errno on failure.
 pub(crate) unsafe extern "C" fn create_qp_ex(
@@ -56,6 +60,9 @@ unsafe fn create(context: *mut ibv_context, init: *mut ibv_qp_init_attr_ex) -> R
         }
         if mask & !OFFERED != 0 || (mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && (*init).create_flags != 0) {
             return Err(Errno::UNSUPPORTED);
+        }
+        if (*init).qp_type == IBV_QPT_XRC_RECV {
+            return xrc::create_receiver(context, &*init);
         }
         if mask & IBV_QP_INIT_ATTR_PD == 0 || (*init).pd.is_null() || (*(*init).pd).context != context {
             return Err(Errno::INVALID);
@@ -211,9 +218,9 @@ unsafe extern "C" fn wr_atomic_write(
 }
 
 /// The shared receive queue of an XRC request.
-unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, _number: u32) {
+unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, number: u32) {
     // SAFETY: as above.
-    unsafe { unsupported(qp) };
+    unsafe { prepare(qp, |batch| batch.set_remote_srqn(number)) };
 }
 
 /// Where the request's datagram goes.

@@ -118,6 +118,20 @@ fn pingpongs_run_and_validate_what_they_receive() {
     }
 }
 
+/// The server runs until it is told not to; the client ends, and both check what they receive.
+#[test]
+fn ibv_xsrq_pingpong_serves_several_clients() {
+    let port = free_port();
+    let server = start(&["ibv_xsrq_pingpong", "-g", "1", "-c", "2", "-p", &port]);
+    wait_for_listener(&port);
+    let client = ["ibv_xsrq_pingpong", "-g", "1", "-p", &port, "localhost"];
+    let clients = [start(&client), start(&client)].map(finish);
+    let server = finish(server);
+    for end in [server].iter().chain(&clients) {
+        assert!(end.as_ref().is_ok_and(|shown| shown.contains("success")), "{end:?}");
+    }
+}
+
 #[test]
 fn perftest_moves_every_size_by_every_operation() {
     for tool in ["ib_write_bw", "ib_read_bw", "ib_send_bw"] {
@@ -143,6 +157,10 @@ fn perftest_runs_with_its_options() {
         &["ib_read_bw", "-e", "-s", "65536", "-n", "500"],
         &["ib_write_bw", "-I", "220", "-s", "128"],
         &["ib_send_bw", "-c", "UD", "-s", "2048"],
+        &["ib_send_bw", "-c", "XRC", "-q", "2", "-n", "500"],
+        &["ib_write_bw", "-c", "XRC", "-n", "500"],
+        &["ib_read_bw", "-c", "XRC", "-n", "500"],
+        &["ib_atomic_bw", "-c", "XRC", "-n", "500"],
         &["ib_write_bw", "-c", "UC"],
         &["ib_send_bw", "-r", "256", "--use-srq"],
         &["ib_atomic_bw", "-A", "CMP_AND_SWAP"],

@@ -19,9 +19,10 @@ use crate::event::{EVENT_CQ_ERR, Handle};
 use crate::host::{Host, TIMER_CHANNEL};
 use crate::layout::{ARM_ANY, ARM_SOLICITED, CqRing, Cqe, cq_entries_len};
 use crate::moderation::Moderation;
-use crate::qp::Qp;
+use crate::qp::{Qp, Received};
 use crate::ring::{Entries, RemoteCq, to_signal};
 use crate::types::{WC_GENERAL_ERR, WC_OP_RECV, WC_SUCCESS, Wc};
+use crate::xrc;
 
 /// A completion queue.
 #[derive(Debug)]
@@ -266,13 +267,26 @@ impl Cq {
     /// Drops the undelivered completions of a queue pair's receive requests, and names each request to
     /// `lost` as [`Cqe::sequence`] does.
     pub(crate) fn forget_received(&self, consumer: &Consumer, qpn: u32, mut lost: impl FnMut(u32)) {
+        self.forget_matching(consumer, |cqe| {
+            let matches = cqe.qpn == qpn;
+            if matches {
+                lost(cqe.sequence);
+            }
+            matches
+        });
+    }
+
+    fn forget_matching(&self, consumer: &Consumer, mut matches: impl FnMut(&Cqe) -> bool) {
         let mut at = consumer.head;
         for _ in 0..consumer.entries.capacity() {
             let Some(cqe) = consumer.entries.read(at) else { break };
-            if cqe.qpn == qpn {
-                lost(cqe.sequence);
+            if matches(&cqe) {
                 // SAFETY: inside the entries; a published one is the consumer's until it is consumed.
-                unsafe { (&raw mut (*consumer.entries.place(at)).qpn).write_volatile(0) };
+                unsafe {
+                    let entry = consumer.entries.place(at);
+                    (&raw mut (*entry).qpn).write_volatile(0);
+                    (&raw mut (*entry).sequence).write_volatile(0);
+                }
             }
             at = at.wrapping_add(1);
         }
@@ -353,10 +367,12 @@ impl Cq {
                 consumer.time = consumer.entries.read_time(head);
             }
             head = head.wrapping_add(1);
+            let receive = match host.receiver_for_poller(cqe.qpn, self.arena_offset()) {
+                Some(qp) => qp.received(cqe.sequence),
+                None => self.received_for_domain(cqe.sequence),
+            };
             // Completions of queue pairs that are gone, or that no request matches, are dropped.
-            if let Some(qp) = host.receiver_for_poller(cqe.qpn, self.arena_offset())
-                && let Some(receive) = qp.received(cqe.sequence)
-            {
+            if let Some(receive) = receive {
                 // What a peer wrote is passed on as far as it is possible: programs rely on the rest.
                 let opcode = WC_OP_RECV | u32::from(cqe.opcode) & 1;
                 let room = if opcode == WC_OP_RECV { receive.room } else { u32::MAX };
@@ -380,6 +396,25 @@ impl Cq {
             self.ring.head.store(head, Ordering::Release);
         }
         n
+    }
+
+    /// The receive request of a shared queue of an XRC domain; the queue pair may be another process's.
+    #[cold]
+    fn received_for_domain(&self, sequence: u32) -> Option<Received> {
+        self.context.host.xrc.for_poller(sequence, self.arena_offset())?.complete(xrc::slot(sequence))
+    }
+
+    /// Runs `work` while no poller looks at what is registered as completing here; the completions of a
+    /// shared queue of an XRC domain are dropped.
+    pub(crate) fn forget_shared(&self, number: u32, work: impl FnOnce()) {
+        let consumer = self.consumer.lock();
+        self.forget_matching(&consumer, |cqe| xrc::is_of(cqe.sequence, number) && self.is_foreign(cqe.qpn));
+        work();
+    }
+
+    /// Whether the queue pair receives through an XRC domain, or not at all.
+    fn is_foreign(&self, qpn: u32) -> bool {
+        self.context.host.receiver_for_poller(qpn, self.arena_offset()).is_none()
     }
 
     /// Adds a completion of one of our own send requests.

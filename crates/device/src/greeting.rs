@@ -54,6 +54,18 @@ pub(crate) enum Op {
     Contact = 9,
     /// Words: your queue pair: a datagram found its completion queue full. Not answered.
     Overrun = 10,
+    /// Words: your XRC shared receive queue, what happened to it ([`shared`]). Not answered.
+    Shared = 11,
+}
+
+/// What can happen to an XRC shared receive queue.
+pub(crate) mod shared {
+    /// It fell below its limit.
+    pub(crate) const LIMIT: u32 = 1;
+    /// Its completion queue was full.
+    pub(crate) const OVERRUN: u32 = 2;
+    /// An initiator died that had taken a request, which waits in the entry.
+    pub(crate) const ABANDONED: u32 = 3;
 }
 
 impl Message {
@@ -88,6 +100,7 @@ impl Message {
             8 => Op::Signal,
             9 => Op::Contact,
             10 => Op::Overrun,
+            11 => Op::Shared,
             _ => return None,
         };
         Some(Self { op, words: [word(1), word(2), word(3), word(4), word(5)] })
@@ -111,6 +124,7 @@ mod tests {
             Op::Signal,
             Op::Contact,
             Op::Overrun,
+            Op::Shared,
         ] {
             let message = Message::new(op, [1, 2, u32::MAX]);
             assert_eq!(Message::decode(&message.encode()), Some(message));

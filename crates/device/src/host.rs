@@ -21,6 +21,7 @@ use crate::mr::MrTable;
 use crate::peer::Peer;
 use crate::progress::Progress;
 use crate::qp::Qp;
+use crate::xrc::XrcTable;
 
 /// Everything that the process has once, however many contexts it opens. Never freed: other
 /// processes may be looking at it until this one ends.
@@ -37,6 +38,8 @@ pub(crate) struct Host {
     pub(crate) mrs: MrTable,
     pub(crate) device_memory: Allocated,
     pub(crate) progress: Progress,
+    /// Shared receive queues of XRC domains.
+    pub(crate) xrc: XrcTable,
     /// By index; valid while registered, see [`Host::remove_qp`].
     qps: Box<[Registered]>,
     qp_list: Mutex<HashMap<u32, Weak<Qp>>>,
@@ -88,6 +91,7 @@ impl Host {
             mrs: MrTable::default(),
             device_memory: Allocated::default(),
             progress: Progress::new()?,
+            xrc: XrcTable::default(),
             qps: (0..MAX_QP).map(|_| Registered::default()).collect(),
             qp_list: Mutex::default(),
             free_qpns: Mutex::new(shuffled(MAX_QP as u32)),
@@ -224,13 +228,18 @@ impl Host {
         barrier::heavy();
         let qps = self.all_qps();
         qps.iter().for_each(|qp| qp.wait_for_own_requests());
-        wait_for_peers(&qps)
+        self.wait_for_peers(&qps)
     }
 
     /// The same for operations of peers only; the caller may hold a send queue.
     pub(crate) fn quiesce_peers(&'static self) -> bool {
         barrier::heavy();
-        wait_for_peers(&self.all_qps())
+        self.wait_for_peers(&self.all_qps())
+    }
+
+    fn wait_for_peers(&self, qps: &[Arc<Qp>]) -> bool {
+        let deadline = Instant::now() + greeting::PATIENCE;
+        qps.iter().all(|qp| qp.wait_until_untouched(deadline)) && self.xrc.wait_until_untouched(self.pid)
     }
 }
 
@@ -240,13 +249,8 @@ impl AsFd for Host {
     }
 }
 
-fn wait_for_peers(qps: &[Arc<Qp>]) -> bool {
-    let deadline = Instant::now() + greeting::PATIENCE;
-    qps.iter().all(|qp| qp.wait_until_untouched(deadline))
-}
-
 /// The numbers below `n` in random order (Fisher and Yates).
-fn shuffled(n: u32) -> VecDeque<u32> {
+pub(crate) fn shuffled(n: u32) -> VecDeque<u32> {
     let mut numbers: VecDeque<u32> = (0..n).collect();
     for i in (1..n as usize).rev() {
         numbers.swap(i, random_u64() as usize % (i + 1));

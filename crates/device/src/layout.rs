@@ -5,6 +5,7 @@
 //! QP_TABLE  4,096 × QpEntry       index = low 12 bits of the queue pair number
 //! MR_TABLE  65,536 × MrEntry      index = high 16 bits of the key
 //! FILES     65,536 × FileEntry    memory that peers may map
+//! XRC_TABLE 4,096 × XrcEntry      index = low 12 bits of the number of an XRC shared receive queue
 //! HEAP      receive queues and completion queues
 //! ```
 //!
@@ -16,7 +17,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use millstream_shm::LeaseLock;
 
-use crate::caps::{MAX_MR, MAX_QP};
+use crate::caps::{MAX_MR, MAX_QP, MAX_XRC_SRQ};
 
 /// Marks an arena; changes with every change of this layout.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLARN2");
@@ -25,7 +26,8 @@ pub(crate) const ARENA_LEN: usize = 1 << 30;
 pub(crate) const QP_TABLE: usize = 4096;
 pub(crate) const MR_TABLE: usize = QP_TABLE + MAX_QP * size_of::<QpEntry>();
 pub(crate) const FILES: usize = MR_TABLE + MAX_MR * size_of::<MrEntry>();
-pub(crate) const HEAP: usize = FILES + MAX_MR * size_of::<FileEntry>();
+pub(crate) const XRC_TABLE: usize = FILES + MAX_MR * size_of::<FileEntry>();
+pub(crate) const HEAP: usize = XRC_TABLE + MAX_XRC_SRQ * size_of::<XrcEntry>();
 
 /// Low bits of a queue pair number: place in the owner's table. High bits: the owner.
 pub(crate) const QPN_INDEX_BITS: u32 = 12;
@@ -77,7 +79,8 @@ pub(crate) struct QpEntry {
     pub(crate) qkey: AtomicU32,
     /// Offset of the shared receive queue, in units of 64 bytes; zero if the queue pair has its own.
     pub(crate) srq: AtomicU32,
-    _pad0: [u32; 2],
+    /// The XRC domain of a receiving XRC queue pair, else zero.
+    pub(crate) domain: AtomicU64,
     // Initiator.
     /// Odd while an operation touches the owner's memory; rises by one at its start and end.
     pub(crate) busy: AtomicU32,
@@ -141,6 +144,33 @@ pub(crate) struct FileEntry {
     pub(crate) len: AtomicU64,
 }
 
+/// One shared receive queue of an XRC domain, as the senders that name it see it.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct XrcEntry {
+    // Owner.
+    /// Number, zero while the entry is free. Published last, when everything else is complete.
+    pub(crate) number: AtomicU32,
+    /// Offset of the queue, in units of 64 bytes.
+    pub(crate) ring: AtomicU32,
+    /// Offset of its completion queue, in units of 64 bytes.
+    pub(crate) cq: AtomicU32,
+    /// Requests to it reach memory of this protection domain.
+    pub(crate) pd: AtomicU32,
+    /// Requests come through queue pairs of this XRC domain.
+    pub(crate) domain: AtomicU64,
+    // Initiators.
+    /// Held by the one of many initiators that carries a request out.
+    pub(crate) delivery: LeaseLock,
+    /// One more than the slot that the initiator has taken and not yet completed.
+    pub(crate) taken: AtomicU32,
+    /// The same of one that died; its owner takes it back.
+    pub(crate) abandoned: AtomicU32,
+    /// Queue pairs that sleep because the queue was empty; zero where there is none.
+    pub(crate) waiters: [AtomicU32; 6],
+    _pad: u32,
+}
+
 /// Start of a receive slot; `rq_sges` elements of type `Sge` follow.
 #[repr(C)]
 pub(crate) struct RecvSlot {
@@ -168,9 +198,7 @@ pub(crate) struct SrqRing {
     /// An event is due when fewer requests than this are left; zero for none. Reset by who raises it.
     pub(crate) limit: AtomicU32,
     pub(crate) pd: AtomicU32,
-    /// Its number, for other hosts and for XRC.
-    pub(crate) number: AtomicU32,
-    _pad1: [u32; 10],
+    _pad1: [u32; 11],
 }
 
 /// Offset of the slots behind a shared receive queue's header, and bytes in all.
@@ -260,6 +288,7 @@ pub(crate) const fn cq_entries_len(entries: usize, timed: bool) -> usize {
 const _: () = {
     assert!(size_of::<QpEntry>() == 320);
     assert!(size_of::<MrEntry>() == 128);
+    assert!(size_of::<XrcEntry>() == 64);
     assert!(size_of::<CqRing>() == 128);
     assert!(size_of::<Cqe>() == 32);
     assert!(HEAP < 1 << 24);

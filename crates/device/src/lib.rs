@@ -39,6 +39,7 @@ mod ring;
 mod server;
 mod srq;
 pub mod types;
+mod xrc;
 
 pub use caps::*;
 pub use channel::Channel;
@@ -54,3 +55,4 @@ pub use mr::window::Mw;
 pub use pd::Pd;
 pub use qp::Qp;
 pub use srq::Srq;
+pub use xrc::{Opening, Xrcd};

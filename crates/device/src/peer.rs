@@ -10,11 +10,13 @@ use std::time::{Duration, Instant};
 use millstream_shm::socket::Connection;
 use millstream_shm::{EventFd, Mapping, Memfd, poll_readable, process_handle, process_is_gone};
 
-use crate::caps::MAX_MR;
+use crate::caps::{MAX_MR, MAX_XRC_SRQ};
 use crate::files::FileId;
 use crate::greeting::{self, LEN, Message, Op, VERSION};
 use crate::host::Host;
-use crate::layout::{ARENA_LEN, FILES, FileEntry, Header, MAGIC, MR_TABLE, MrEntry, QP_TABLE, QpEntry};
+use crate::layout::{
+    ARENA_LEN, FILES, FileEntry, Header, MAGIC, MR_TABLE, MrEntry, QP_TABLE, QpEntry, XRC_TABLE, XrcEntry,
+};
 
 /// A process with queue pairs that ours are connected to; possibly this one.
 #[derive(Debug)]
@@ -164,6 +166,13 @@ impl Peer {
         Some(unsafe { &*at.cast::<QpEntry>() })
     }
 
+    pub(crate) fn xrc_entry(&self, number: u32) -> Option<&XrcEntry> {
+        let index = number as usize % MAX_XRC_SRQ;
+        let at = self.at(XRC_TABLE + index * size_of::<XrcEntry>(), size_of::<XrcEntry>())?;
+        // SAFETY: as above.
+        Some(unsafe { &*at.cast::<XrcEntry>() })
+    }
+
     #[inline]
     pub(crate) fn mr_entry(&self, key: u32) -> Option<&MrEntry> {
         let at = self.at(MR_TABLE + (key >> 16) as usize * size_of::<MrEntry>(), size_of::<MrEntry>())?;
@@ -249,6 +258,10 @@ impl Peer {
             (None, Op::Contact) => {
                 let [qpn, from, ..] = message.words;
                 host.progress.add(crate::progress::Work::Contact { qpn, from });
+            }
+            (None, Op::Shared) => {
+                let [number, what, ..] = message.words;
+                host.progress.add(crate::progress::Work::Shared { number, what });
             }
             (None, Op::Overrun) => {
                 host.progress.add(crate::progress::Work::Overrun { qpn: message.words[0] });

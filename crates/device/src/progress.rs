@@ -10,6 +10,7 @@ use millstream_shm::EventFd;
 
 use crate::cq::Cq;
 use crate::errno::{Errno, Result};
+use crate::greeting::{Message, Op};
 use crate::host::Host;
 use crate::peer::Peer;
 use crate::qp::Qp;
@@ -29,6 +30,10 @@ pub(crate) enum Work {
     Contact { qpn: u32, from: u32 },
     /// A datagram for our queue pair `qpn` found its completion queue full.
     Overrun { qpn: u32 },
+    /// A queue pair of somebody waits for what we have posted.
+    Wake { qpn: u32 },
+    /// Something happened to our XRC shared receive queue `number`, see [`crate::greeting::shared`].
+    Shared { number: u32, what: u32 },
 }
 
 #[derive(Debug)]
@@ -174,6 +179,16 @@ impl Progress {
                     Work::Overrun { qpn } => {
                         if let Some(qp) = host.qp(qpn) {
                             qp.completion_lost();
+                        }
+                    }
+                    Work::Wake { qpn } => {
+                        if let Ok(peer) = host.peer_of(qpn) {
+                            peer.tell(host, Message::new(Op::Refilled, [qpn]));
+                        }
+                    }
+                    Work::Shared { number, what } => {
+                        if let Some(srq) = host.xrc.find(number) {
+                            srq.happened(what);
                         }
                     }
                     Work::Retry { qpn } => {

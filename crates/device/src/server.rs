@@ -11,7 +11,7 @@ use millstream_shm::socket::{Connection, Listener};
 
 use crate::event;
 use crate::files::FileId;
-use crate::greeting::{LEN, Message, Op, VERSION};
+use crate::greeting::{LEN, Message, Op, VERSION, shared};
 use crate::host::Host;
 use crate::progress::Work;
 
@@ -76,6 +76,12 @@ fn answer(host: &'static Host, connection: &Connection) -> bool {
         Op::LimitReached => report(host, Work::LimitReached { qpn: a }),
         Op::Contact => report(host, Work::Contact { qpn: a, from: b }),
         Op::Overrun => report(host, Work::Overrun { qpn: a }),
+        Op::Shared => {
+            if (shared::LIMIT..=shared::ABANDONED).contains(&b) && host.xrc.find(a).is_some() {
+                host.progress.add(Work::Shared { number: a, what: b });
+            }
+            true
+        }
         Op::Signal => {
             if let Some(event) = host.channel(a) {
                 event.signal();
@@ -86,14 +92,17 @@ fn answer(host: &'static Host, connection: &Connection) -> bool {
     }
 }
 
-/// Passes a peer's report on, if it can be true.
+/// Passes a peer's report on a queue pair on, if it can be true.
 fn report(host: &'static Host, work: Work) -> bool {
     let (Work::Fault { qpn, .. }
     | Work::Contact { qpn, .. }
     | Work::Retry { qpn }
     | Work::LimitReached { qpn }
     | Work::Overrun { qpn }
-    | Work::Fatal { qpn }) = work;
+    | Work::Fatal { qpn }) = work
+    else {
+        return true;
+    };
     let entry = host.qp_entry(qpn);
     let from_peer = match work {
         Work::Fault { from, event, .. } => {

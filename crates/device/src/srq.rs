@@ -6,14 +6,16 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use millstream_shm::{Block, SpinLock};
 
 use crate::caps::{MAX_QP_WR, MAX_SGE};
+use crate::cq::Cq;
 use crate::errno::{Errno, Result};
 use crate::event::{EVENT_SRQ_LIMIT_REACHED, Handle};
-use crate::greeting::{Message, Op};
+use crate::greeting::{Message, Op, shared};
 use crate::host::Host;
 use crate::layout::{RecvSlot, SrqRing, recv_slot_len, srq_len};
 use crate::pd::Pd;
 use crate::qp::{Note, Received};
 use crate::types::Sge;
+use crate::xrc::{Membership, Xrcd};
 
 /// A shared receive queue.
 #[derive(Debug)]
@@ -36,6 +38,9 @@ pub struct Srq {
     /// Queue pairs that use this queue.
     users: AtomicU32,
     handle: Arc<Handle>,
+    number: u32,
+    /// If it belongs to an XRC domain.
+    xrc: Option<Membership>,
 }
 
 #[derive(Debug)]
@@ -50,6 +55,25 @@ impl Srq {
     /// # Errors
     /// EINVAL for sizes beyond the device's, ENOMEM when the arena is full.
     pub fn new(pd: &Arc<Pd>, max_wr: u32, max_sge: u32) -> Result<Arc<Self>> {
+        Self::make(pd, max_wr, max_sge, None)
+    }
+
+    /// The same for the queue pairs of an XRC domain, of whichever process; its requests complete in `cq`.
+    ///
+    /// # Errors
+    /// As [`Srq::new`]; ENOMEM also when the process has too many of them.
+    pub fn for_domain(
+        pd: &Arc<Pd>,
+        domain: &Arc<Xrcd>,
+        cq: &Arc<Cq>,
+        max_wr: u32,
+        max_sge: u32,
+    ) -> Result<Arc<Self>> {
+        let membership = Membership::new(pd.context.host, domain, cq)?;
+        Self::make(pd, max_wr, max_sge, Some(membership))
+    }
+
+    fn make(pd: &Arc<Pd>, max_wr: u32, max_sge: u32, xrc: Option<Membership>) -> Result<Arc<Self>> {
         if max_wr == 0 || max_wr > MAX_QP_WR || max_sge > MAX_SGE {
             return Err(Errno::INVAL);
         }
@@ -67,10 +91,9 @@ impl Srq {
         ring.lock.reset();
         ring.sges.store(max_sge, Ordering::Relaxed);
         ring.pd.store(pd.id, Ordering::Relaxed);
-        ring.number.store(host.next_id(), Ordering::Relaxed);
         ring.mask.store(count - 1, Ordering::Release);
         pd.attach();
-        Ok(Arc::new(Self {
+        let srq = Arc::new(Self {
             ended: AtomicBool::new(false),
             pd: pd.clone(),
             host,
@@ -85,7 +108,42 @@ impl Srq {
             awaits_limit: AtomicBool::new(false),
             users: AtomicU32::new(0),
             handle: Arc::default(),
-        }))
+            number: xrc.as_ref().map_or_else(|| host.next_id(), Membership::number),
+            xrc,
+        });
+        if let Some(membership) = &srq.xrc {
+            membership.publish(&srq);
+        }
+        Ok(srq)
+    }
+
+    /// The XRC domain that it belongs to, if it does.
+    #[must_use]
+    pub fn domain(&self) -> Option<&Arc<Xrcd>> {
+        self.xrc.as_ref().map(Membership::domain)
+    }
+
+    pub(crate) fn protection_domain(&self) -> u32 {
+        self.pd.id
+    }
+
+    pub(crate) fn membership(&self) -> Option<&Membership> {
+        self.xrc.as_ref()
+    }
+
+    /// What a sender of an XRC domain says about the queue.
+    pub(crate) fn happened(self: &Arc<Self>, what: u32) {
+        let Some(membership) = &self.xrc else { return };
+        match what {
+            shared::LIMIT => self.limit_reached(),
+            shared::OVERRUN => membership.cq().check_overrun(),
+            shared::ABANDONED => {
+                if let Some(slot) = membership.take_abandoned() {
+                    self.reclaim(slot);
+                }
+            }
+            _ => {}
+        }
     }
 
     /// The queue as its program knows it.
@@ -106,10 +164,11 @@ impl Srq {
         self.max_sge
     }
 
-    /// A number that no other queue of the process has.
+    /// A number that no other queue of the process has; that of a queue of an XRC domain tells senders
+    /// everywhere which one it is.
     #[must_use]
     pub fn number(&self) -> u32 {
-        self.ring.number.load(Ordering::Relaxed)
+        self.number
     }
 
     /// The limit below which an event is raised; zero once it was.
@@ -181,6 +240,9 @@ impl Srq {
         if self.ring.rnr_wait.swap(0, Ordering::AcqRel) == 0 {
             return;
         }
+        if let Some(membership) = &self.xrc {
+            return membership.wake_senders();
+        }
         for qp in self.host.all_qps() {
             if qp.uses_srq(self)
                 && let Some((peer, sender)) = qp.sender()
@@ -243,14 +305,17 @@ impl Srq {
             return Err(Errno::BUSY);
         }
         self.pd.context.end_events(&self.handle);
-        self.leave_domain();
+        self.end();
         Ok(())
     }
 }
 
 impl Srq {
-    fn leave_domain(&self) {
+    fn end(&self) {
         if !self.ended.swap(true, Ordering::AcqRel) {
+            if let Some(membership) = &self.xrc {
+                membership.withdraw(self.number);
+            }
             self.pd.detach();
         }
     }
@@ -258,7 +323,7 @@ impl Srq {
 
 impl Drop for Srq {
     fn drop(&mut self) {
-        self.leave_domain();
+        self.end();
         self.host.arena.release(self.block);
     }
 }

@@ -53,6 +53,8 @@ pub struct SendWr<'a> {
     pub to: Option<Destination>,
     /// What a window shall show.
     pub bind: Option<&'a Bind>,
+    /// The shared receive queue that an XRC request goes through.
+    pub remote_srqn: u32,
 }
 
 /// Where a datagram goes.
@@ -120,6 +122,8 @@ pub mod vendor {
     pub const CQ_FULL: u32 = 8;
     /// The memory window is not in a state for this.
     pub const WINDOW: u32 = 9;
+    /// The XRC domain has no such shared receive queue.
+    pub const NO_QUEUE: u32 = 10;
 }
 
 macro_rules! constants {

@@ -55,6 +55,27 @@ fn new_socket() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Abstract names of this host that somebody listens under now and that start with `prefix`; none where the
+/// kernel does not tell.
+pub fn names_with(prefix: &str) -> impl Iterator<Item = String> {
+    // Names may hold any bytes; ours are text.
+    let table = std::fs::read("/proc/net/unix").unwrap_or_default();
+    let table = String::from_utf8_lossy(&table);
+    let names: Vec<String> = table
+        .lines()
+        .filter_map(|line| {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let listens = u32::from_str_radix(fields.get(3)?, 16).is_ok_and(|flags| flags & ACCEPTS != 0);
+            let name = fields.get(7)?.strip_prefix('@')?;
+            (listens && name.starts_with(prefix)).then(|| name.to_owned())
+        })
+        .collect();
+    names.into_iter()
+}
+
+/// `__SO_ACCEPTCON`: the flag of listening sockets in the kernel's table.
+const ACCEPTS: u32 = 1 << 16;
+
 /// Accepts connections under an abstract name.
 #[derive(Debug)]
 pub struct Listener(OwnedFd);

@@ -143,6 +143,14 @@ impl Batch {
         }
     }
 
+    /// The shared receive queue that the last request goes through.
+    #[inline]
+    pub fn set_remote_srqn(&mut self, number: u32) {
+        if let Some(last) = self.last() {
+            last.wr.remote_srqn = number;
+        }
+    }
+
     /// Something was asked for that cannot be: nothing of the batch will be posted.
     #[cold]
     pub fn fail(&mut self, error: Errno) {

@@ -13,6 +13,7 @@ mod send;
 pub mod state;
 mod target;
 mod transfer;
+mod xrc;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
@@ -22,6 +23,7 @@ use std::time::Instant;
 use millstream_shm::{Block, SpinLock, barrier};
 
 use crate::caps::{MAX_INLINE, MAX_QP_WR, MAX_RD_ATOMIC, MAX_SGE};
+use crate::context::Context;
 use crate::cq::Cq;
 use crate::errno::{Errno, Result};
 use crate::event::{
@@ -29,7 +31,7 @@ use crate::event::{
 };
 use crate::gid;
 use crate::host::{Host, wait_until};
-use crate::layout::{Cqe, QpEntry, qp_state, recv_slot_len};
+use crate::layout::{Cqe, QPN_INDEX_BITS, QpEntry, qp_state, recv_slot_len};
 use crate::pd::Pd;
 use crate::peer::Peer;
 use crate::progress;
@@ -37,6 +39,7 @@ use crate::srq::Srq;
 use crate::types::{
     ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, WC_OP_RECV, WC_WR_FLUSH_ERR,
 };
+use crate::xrc::Xrcd;
 
 pub use batch::{Batch, Operations, Section};
 use recv::RecvQueue;
@@ -83,6 +86,26 @@ pub enum Kind {
     Uc = 2,
     /// Unreliable datagrams.
     Ud = 3,
+    /// The sending end of an extended reliable connection (an XRC initiator).
+    XrcSend = 4,
+    /// The receiving end (an XRC target): it passes on to the shared receive queues of its domain.
+    XrcRecv = 5,
+}
+
+impl Kind {
+    /// Whether errors are told back, and end the queue pair.
+    pub(crate) fn is_reliable(self) -> bool {
+        matches!(self, Self::Rc | Self::XrcSend | Self::XrcRecv)
+    }
+
+    /// What takes the requests of this kind.
+    fn receiver(self) -> Self {
+        if self == Self::XrcSend { Self::XrcRecv } else { self }
+    }
+
+    fn has_receive_queue(self) -> bool {
+        !matches!(self, Self::XrcSend | Self::XrcRecv)
+    }
 }
 
 /// Where receive requests come from.
@@ -92,6 +115,8 @@ pub enum Receives {
     Own,
     /// A shared one.
     Shared(Arc<Srq>),
+    /// Those of an XRC domain, as senders name them.
+    Domain(Arc<Xrcd>),
 }
 
 /// A queue pair.
@@ -99,6 +124,7 @@ pub enum Receives {
 pub struct Qp {
     kind: Kind,
     srq: Option<Arc<Srq>>,
+    domain: Option<Arc<Xrcd>>,
     qpn: u32,
     me: Weak<Self>,
     host: &'static Host,
@@ -122,6 +148,10 @@ pub struct Qp {
     contact_reported: AtomicBool,
     destroyed: AtomicBool,
     handle: Arc<Handle>,
+    /// Further handles, see [`Qp::open`].
+    others: Mutex<Vec<(Arc<Context>, Arc<Handle>)>>,
+    /// Handles that were not closed.
+    open: AtomicU32,
 }
 
 impl Qp {
@@ -139,13 +169,23 @@ impl Qp {
         receives: Receives,
     ) -> Result<Arc<Self>> {
         let mut capacity = capacity.granted()?;
-        let srq = match receives {
-            Receives::Own => None,
-            Receives::Shared(srq) => {
-                (capacity.max_recv_wr, capacity.max_recv_sge) = (0, 1);
-                Some(srq)
-            }
+        let (srq, domain) = match receives {
+            Receives::Own => (None, None),
+            Receives::Shared(srq) => (Some(srq), None),
+            Receives::Domain(domain) => (None, Some(domain)),
         };
+        // An XRC target receives through a domain, and nothing else does. What belongs to a domain takes
+        // from no other queue pair.
+        let of_domain = srq.as_ref().is_some_and(|srq| srq.domain().is_some());
+        if (kind == Kind::XrcRecv) != domain.is_some() || of_domain {
+            return Err(Errno::INVAL);
+        }
+        if srq.is_some() || !kind.has_receive_queue() {
+            (capacity.max_recv_wr, capacity.max_recv_sge) = (0, 1);
+        }
+        if kind == Kind::XrcRecv {
+            capacity = Capacity { max_send_wr: 0, max_inline_data: 0, ..capacity };
+        }
         let host = pd.context.host;
         let slots = capacity.max_recv_wr.max(1).next_power_of_two();
         let slot_len = recv_slot_len(capacity.max_recv_sge);
@@ -154,6 +194,7 @@ impl Qp {
         let qp = Arc::new_cyclic(|me| Self {
             kind,
             srq,
+            domain,
             qpn,
             me: me.clone(),
             host,
@@ -173,6 +214,8 @@ impl Qp {
             contact_reported: AtomicBool::new(false),
             destroyed: AtomicBool::new(false),
             handle: Arc::default(),
+            others: Mutex::default(),
+            open: AtomicU32::new(1),
         });
         pd.attach();
         send_cq.attach();
@@ -180,9 +223,22 @@ impl Qp {
         if let Some(srq) = &qp.srq {
             srq.attach();
         }
+        if let Some(domain) = &qp.domain {
+            domain.attach();
+        }
         host.add_qp(&qp);
         qp.publish(slots);
         Ok(qp)
+    }
+
+    /// The receiving end of an extended reliable connection.
+    ///
+    /// # Errors
+    /// ENOMEM when the process has no number or memory left.
+    pub fn for_domain(domain: &Arc<Xrcd>) -> Result<Arc<Self>> {
+        let (pd, cq) = domain.substitutes();
+        let receives = Receives::Domain(domain.clone());
+        Self::new(pd, cq, cq, Capacity::default(), false, Kind::XrcRecv, receives)
     }
 
     fn publish(&self, slots: u32) {
@@ -198,6 +254,7 @@ impl Qp {
         entry.kind.store(self.kind as u32, Ordering::Relaxed);
         entry.qkey.store(0, Ordering::Relaxed);
         entry.srq.store(self.srq.as_ref().map_or(0, |srq| srq.arena_offset()), Ordering::Relaxed);
+        entry.domain.store(self.domain.as_ref().map_or(0, |domain| domain.id()), Ordering::Relaxed);
         entry.srq_taken.store(0, Ordering::Relaxed);
         entry.busy.store(0, Ordering::Relaxed);
         entry.delivery.reset();
@@ -216,8 +273,56 @@ impl Qp {
 
     /// The queue pair as its program knows it.
     #[must_use]
-    pub fn handle(&self) -> &Handle {
+    pub fn handle(&self) -> &Arc<Handle> {
         &self.handle
+    }
+
+    /// Another handle of the receiving end of an extended reliable connection, with events of its own.
+    ///
+    /// # Errors
+    /// EINVAL if there is no such queue pair in the domain; EOPNOTSUPP for one of another process.
+    ///
+    /// # Panics
+    /// Only if another thread panicked while it held the list of handles.
+    pub fn open(domain: &Xrcd, qpn: u32) -> Result<(Arc<Self>, Arc<Handle>)> {
+        let context = domain.context();
+        if qpn >> QPN_INDEX_BITS != context.host.block {
+            return Err(Errno::NOTSUP);
+        }
+        let qp = context.host.qp(qpn).ok_or(Errno::INVAL)?;
+        if !qp.domain.as_ref().is_some_and(|own| own.is_same(domain)) {
+            return Err(Errno::INVAL);
+        }
+        let handle = Arc::<Handle>::default();
+        let mut others = qp.others.lock().expect("no panic under this lock");
+        if qp.open.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n != 0).then_some(n + 1)).is_err() {
+            return Err(Errno::INVAL);
+        }
+        others.push((context.clone(), handle.clone()));
+        drop(others);
+        Ok((qp, handle))
+    }
+
+    /// Ends a handle when its events are acknowledged; the last one takes the queue pair with it.
+    ///
+    /// # Panics
+    /// Only if another thread panicked while it held the list of handles.
+    pub fn close(&self, handle: &Arc<Handle>) {
+        let is_last = self.open.fetch_sub(1, Ordering::AcqRel) == 1;
+        if is_last {
+            self.destroy();
+        }
+        if Arc::ptr_eq(handle, &self.handle) {
+            return self.pd.context.end_events(handle);
+        }
+        let found = {
+            let mut others = self.others.lock().expect("no panic under this lock");
+            let at = others.iter().position(|(_, other)| Arc::ptr_eq(other, handle));
+            at.map(|at| others.swap_remove(at))
+        };
+        if let Some((context, handle)) = found {
+            context.end_events(&handle);
+        }
     }
 
     /// The transport service.
@@ -284,6 +389,7 @@ impl Qp {
     /// # Panics
     /// Only if another thread panicked while it changed them.
     pub fn modify(&self, new: &Attributes, mask: u32) -> Result<()> {
+        let mask = mask & !state::meant_for_the_other_end(self.kind);
         let mut attributes = self.attributes.lock().expect("no panic under this lock");
         let current = self.state();
         if mask & attr::CUR_STATE != 0 && new.cur_state != current {
@@ -343,6 +449,9 @@ impl Qp {
 
     fn raise(&self, event: u32) {
         self.pd.context.raise(event, &self.handle);
+        for (context, handle) in &*self.others.lock().expect("no panic under this lock") {
+            context.raise(event, handle);
+        }
     }
 
     /// Waits until a send request that is being carried out, perhaps by the device's own thread, is over.
@@ -569,6 +678,9 @@ impl Qp {
         self.forget_completions(|| self.host.remove_qp(self.qpn));
         if let Some(srq) = &self.srq {
             srq.detach();
+        }
+        if let Some(domain) = &self.domain {
+            domain.detach();
         }
         self.pd.detach();
         self.send_cq.detach();

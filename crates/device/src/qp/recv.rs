@@ -141,7 +141,7 @@ impl Qp {
         }
         let tail = self.recv.tail.load(Ordering::Relaxed);
         if tail.wrapping_sub(poster.done()) >= self.capacity.max_recv_wr {
-            return Err(Errno::NOMEM);
+            return Err(if self.kind.has_receive_queue() { Errno::NOMEM } else { Errno::INVAL });
         }
         // SAFETY: locked, and there is room.
         unsafe { self.recv.write(tail, sges) };

@@ -10,6 +10,7 @@ use super::keys::{LocalKeys, RemoteKeys};
 use super::state::{Attributes, State};
 use super::target::Target;
 use super::transfer::Stop;
+use super::xrc::Queues;
 use super::{Kind, Qp};
 use crate::caps::{MAX_MSG, MAX_SGE};
 use crate::errno::{Errno, Result};
@@ -31,6 +32,7 @@ const FIRST_LOOK: Duration = Duration::from_micros(50);
 pub(crate) struct SendQueue {
     // Order matters: what points into the peer's arena goes before the peer.
     pub(super) target: Option<Target>,
+    pub(super) queues: Queues,
     pub(super) remote_keys: RemoteKeys,
     pub(super) peer: Option<Arc<Peer>>,
     pub(super) local_keys: LocalKeys,
@@ -64,6 +66,7 @@ struct Parked {
     swap: u64,
     to: Option<Destination>,
     bind: Option<Bind>,
+    remote_srqn: u32,
     posted: u32,
     sges: Vec<Sge>,
     /// Inline data; `sges` then has one element that points here.
@@ -93,6 +96,7 @@ impl Parked {
             swap: wr.swap,
             to: wr.to,
             bind: wr.bind.cloned(),
+            remote_srqn: wr.remote_srqn,
             posted,
             sges,
             _inline: inline,
@@ -112,6 +116,7 @@ impl Parked {
             swap: self.swap,
             to: self.to,
             bind: self.bind.as_ref(),
+            remote_srqn: self.remote_srqn,
         }
     }
 }
@@ -121,10 +126,12 @@ impl Kind {
     #[inline]
     pub(super) fn offers(self, opcode: u32) -> bool {
         match opcode {
+            // The receiving end of an extended reliable connection sends nothing.
+            _ if self == Self::XrcRecv => false,
             WR_SEND | WR_SEND_WITH_IMM => true,
             WR_RDMA_WRITE | WR_RDMA_WRITE_WITH_IMM | WR_LOCAL_INV | WR_BIND_MW => self != Self::Ud,
             WR_RDMA_READ | WR_ATOMIC_CMP_AND_SWP | WR_ATOMIC_FETCH_AND_ADD | WR_SEND_WITH_INV => {
-                self == Self::Rc
+                self.is_reliable()
             }
             _ => false,
         }
@@ -152,9 +159,18 @@ impl SendQueue {
     pub(super) fn connect(&mut self, qp: &Qp, dest_qpn: u32, on_this_host: bool) {
         self.target = None;
         self.remote_keys = RemoteKeys::default();
+        self.queues = Queues::default();
         self.dest_qpn = dest_qpn;
         self.on_this_host = on_this_host;
         self.peer = if on_this_host { qp.host.peer_of(dest_qpn).ok() } else { None };
+    }
+
+    fn ask_for_notice(&self, qp: &Qp, wr: &SendWr<'_>) {
+        match (&self.target, qp.kind) {
+            (_, Kind::XrcSend) => self.queues.ask_for_notice(wr.remote_srqn, qp.qpn),
+            (Some(target), _) => target.ask_for_notice(),
+            (None, _) => {}
+        }
     }
 
     pub(super) fn has_parked(&self) -> bool {
@@ -231,7 +247,7 @@ impl Qp {
                 }
                 Err(Stop::Failed { status, vendor, .. }) => {
                     self.complete_send(wr, posted, status, vendor);
-                    if self.kind != Kind::Rc {
+                    if !self.kind.is_reliable() {
                         // Only the send queue fails (10.3.1.7).
                         self.set_state(State::Sqe);
                         return Admitted::Well;
@@ -255,6 +271,7 @@ impl Qp {
         }
         match self.kind {
             Kind::Rc => send.execute(self, wr),
+            Kind::XrcSend | Kind::XrcRecv => send.execute_xrc(self, wr),
             Kind::Uc => match send.execute(self, wr) {
                 // Our own faults are reported; what happens at the far end is nobody's to tell.
                 Err(stop @ Stop::Failed { status: WC_LOC_PROT_ERR | WC_LOC_LEN_ERR, .. }) => Err(stop),
@@ -432,12 +449,9 @@ impl Qp {
             }
             let wr = parked.request();
             let mut result = self.carry_out_late(&mut send, &wr);
-            if result == Err(Stop::NoReceive)
-                && who == Retrier::Thread
-                && let Some(target) = &send.target
-            {
+            if result == Err(Stop::NoReceive) && who == Retrier::Thread {
                 // From here on the receiver tells us; look once more for what it posted before.
-                target.ask_for_notice();
+                send.ask_for_notice(self, &wr);
                 fence(Ordering::SeqCst);
                 result = self.carry_out_late(&mut send, &wr);
             }
@@ -466,7 +480,7 @@ impl Qp {
         }
         send.with_cq &= who != Retrier::Poller;
         send.with_progress &= who != Retrier::Thread;
-        if self.kind != Kind::Rc {
+        if !self.kind.is_reliable() {
             // Only the send queue fails (10.3.1.7).
             self.set_state(State::Sqe);
             send.flush(self);

@@ -210,6 +210,10 @@ type Kinds = u8;
 const RC: Kinds = 1 << Kind::Rc as u8;
 const UC: Kinds = 1 << Kind::Uc as u8;
 const UD: Kinds = 1 << Kind::Ud as u8;
+/// Sending and receiving end of an extended reliable connection: a reliable connection's attributes are
+/// shared out between them (annex A14).
+const XS: Kinds = 1 << Kind::XrcSend as u8;
+const XR: Kinds = 1 << Kind::XrcRecv as u8;
 
 struct Transition {
     kinds: Kinds,
@@ -230,26 +234,33 @@ const TRANSITIONS: &[Transition] = {
     }
     const PATH: u32 = ALT_PATH | PATH_MIG_STATE;
     &[
-        row(RC | UC, Reset, Init, PKEY_INDEX | PORT | ACCESS_FLAGS, 0),
+        row(RC | UC | XS | XR, Reset, Init, PKEY_INDEX | PORT | ACCESS_FLAGS, 0),
         row(UD,      Reset, Init, PKEY_INDEX | PORT | QKEY, 0),
-        row(RC | UC, Init, Init, 0, PKEY_INDEX | PORT | ACCESS_FLAGS),
+        row(RC | UC | XS | XR, Init, Init, 0, PKEY_INDEX | PORT | ACCESS_FLAGS),
         row(UD,      Init, Init, 0, PKEY_INDEX | PORT | QKEY),
-        row(RC,      Init, Rtr, AV | PATH_MTU | DEST_QPN | RQ_PSN | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER,
+        row(RC | XR, Init, Rtr, AV | PATH_MTU | DEST_QPN | RQ_PSN | MAX_DEST_RD_ATOMIC | MIN_RNR_TIMER,
                                 ALT_PATH | ACCESS_FLAGS | PKEY_INDEX),
-        row(UC,      Init, Rtr, AV | PATH_MTU | DEST_QPN | RQ_PSN, ALT_PATH | ACCESS_FLAGS | PKEY_INDEX),
+        row(UC | XS, Init, Rtr, AV | PATH_MTU | DEST_QPN | RQ_PSN, ALT_PATH | ACCESS_FLAGS | PKEY_INDEX),
         row(UD,      Init, Rtr, 0, PKEY_INDEX | QKEY),
         row(RC,      Rtr, Rts, TIMEOUT | RETRY_CNT | RNR_RETRY | SQ_PSN | MAX_QP_RD_ATOMIC,
                                CUR_STATE | ACCESS_FLAGS | MIN_RNR_TIMER | PATH),
+        row(XS,      Rtr, Rts, TIMEOUT | RETRY_CNT | RNR_RETRY | SQ_PSN | MAX_QP_RD_ATOMIC,
+                               CUR_STATE | ACCESS_FLAGS | PATH),
+        row(XR,      Rtr, Rts, TIMEOUT | SQ_PSN, CUR_STATE | ACCESS_FLAGS | MIN_RNR_TIMER | PATH),
         row(UC,      Rtr, Rts, SQ_PSN, CUR_STATE | ACCESS_FLAGS | PATH),
         row(UD,      Rtr, Rts, SQ_PSN, CUR_STATE | QKEY),
-        row(RC,      Rts, Rts, 0, CUR_STATE | ACCESS_FLAGS | MIN_RNR_TIMER | PATH),
-        row(UC,      Rts, Rts, 0, CUR_STATE | ACCESS_FLAGS | PATH),
+        row(RC | XR, Rts, Rts, 0, CUR_STATE | ACCESS_FLAGS | MIN_RNR_TIMER | PATH),
+        row(UC | XS, Rts, Rts, 0, CUR_STATE | ACCESS_FLAGS | PATH),
         row(UD,      Rts, Rts, 0, CUR_STATE | QKEY),
-        row(RC | UC | UD, Rts, Sqd, 0, EN_SQD_ASYNC_NOTIFY),
-        row(RC,      Sqd, Rts, 0, CUR_STATE | ACCESS_FLAGS | MIN_RNR_TIMER | PATH),
-        row(UC,      Sqd, Rts, 0, CUR_STATE | ACCESS_FLAGS | PATH),
+        row(RC | UC | UD | XS | XR, Rts, Sqd, 0, EN_SQD_ASYNC_NOTIFY),
+        row(RC | XR, Sqd, Rts, 0, CUR_STATE | ACCESS_FLAGS | MIN_RNR_TIMER | PATH),
+        row(UC | XS, Sqd, Rts, 0, CUR_STATE | ACCESS_FLAGS | PATH),
         row(UD,      Sqd, Rts, 0, CUR_STATE | QKEY),
         row(RC,      Sqd, Sqd, 0, PORT | AV | TIMEOUT | RETRY_CNT | RNR_RETRY | MAX_QP_RD_ATOMIC | MAX_DEST_RD_ATOMIC
+                                | CUR_STATE | ACCESS_FLAGS | PKEY_INDEX | MIN_RNR_TIMER | PATH),
+        row(XS,      Sqd, Sqd, 0, PORT | AV | TIMEOUT | RETRY_CNT | RNR_RETRY | MAX_QP_RD_ATOMIC
+                                | CUR_STATE | ACCESS_FLAGS | PKEY_INDEX | PATH),
+        row(XR,      Sqd, Sqd, 0, PORT | AV | TIMEOUT | MAX_DEST_RD_ATOMIC
                                 | CUR_STATE | ACCESS_FLAGS | PKEY_INDEX | MIN_RNR_TIMER | PATH),
         row(UC,      Sqd, Sqd, 0, AV | CUR_STATE | ACCESS_FLAGS | PKEY_INDEX | PATH),
         row(UD,      Sqd, Sqd, 0, PKEY_INDEX | QKEY),
@@ -257,6 +268,16 @@ const TRANSITIONS: &[Transition] = {
         row(UD,      Sqe, Rts, 0, CUR_STATE | QKEY),
     ]
 };
+
+/// Attributes of a reliable connection that only the other end of an extended one has. Programs set all of
+/// them at both ends, and Linux overlooks these.
+pub(super) fn meant_for_the_other_end(kind: Kind) -> u32 {
+    match kind {
+        Kind::XrcSend => attr::MAX_DEST_RD_ATOMIC | attr::MIN_RNR_TIMER,
+        Kind::XrcRecv => attr::MAX_QP_RD_ATOMIC | attr::RETRY_CNT | attr::RNR_RETRY,
+        Kind::Rc | Kind::Uc | Kind::Ud => 0,
+    }
+}
 
 /// EINVAL unless the transition exists for the transport and `mask` names all that it needs and
 /// nothing that it does not allow.
@@ -281,7 +302,7 @@ pub(super) fn check_transition(kind: Kind, from: State, to: State, mask: u32) ->
 mod tests {
     use super::*;
 
-    const KINDS: [Kind; 3] = [Kind::Rc, Kind::Uc, Kind::Ud];
+    const KINDS: [Kind; 5] = [Kind::Rc, Kind::Uc, Kind::Ud, Kind::XrcSend, Kind::XrcRecv];
     const STATES: [State; 7] =
         [State::Reset, State::Init, State::Rtr, State::Rts, State::Sqd, State::Sqe, State::Err];
 

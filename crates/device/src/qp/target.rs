@@ -2,14 +2,19 @@
 
 use std::cell::Cell;
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::Kind;
 use super::transfer::{Stop, UNRESPONSIVE};
 use crate::caps::{MAX_QP, MAX_QP_WR, MAX_SGE};
-use crate::layout::{ARENA_LEN, CqRing, Cqe, QpEntry, RecvSlot, SrqRing, qp_state, recv_slot_len, srq_len};
+use crate::greeting::{Message, Op, shared};
+use crate::layout::{
+    ARENA_LEN, CqRing, Cqe, QpEntry, RecvSlot, SrqRing, XrcEntry, qp_state, recv_slot_len, srq_len,
+};
 use crate::peer::Peer;
 use crate::ring::{NotAdded, RemoteCq};
 use crate::types::Sge;
+use crate::xrc;
 
 /// Whether a request can be carried out now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +68,35 @@ struct Slots {
 struct SharedReceives {
     ring: &'static SrqRing,
     order: NonNull<u32>,
+    /// Where the request that an initiator has taken is noted.
+    taken: &'static AtomicU32,
+    /// Its number if it belongs to an XRC domain, else zero.
+    number: u32,
+    /// Joined to slots in completions: says which queue of a domain it is.
+    tag: u32,
+}
+
+impl SharedReceives {
+    /// Finds the queue at `at` of the peer's arena.
+    fn bind(peer: &Peer, at: usize, taken: &'static AtomicU32, number: u32) -> Option<(Self, Slots)> {
+        // SAFETY: in the arena, aligned to a line, and made of atomics.
+        let ring: &'static SrqRing = unsafe { &*peer.at(at, size_of::<SrqRing>())?.cast::<SrqRing>() };
+        let (mask, sges) = (ring.mask.load(Ordering::Acquire), ring.sges.load(Ordering::Relaxed));
+        let (slots_at, _) = srq_len(mask.checked_add(1)? as usize, sges.min(MAX_SGE));
+        let order = peer.at(at + size_of::<SrqRing>(), (mask as usize + 1) * 4)?;
+        let slots = Slots::check(peer, at + slots_at, mask, sges)?;
+        let tag = if number == 0 { 0 } else { xrc::tag(number) };
+        Some((Self { ring, order: NonNull::new(order.cast())?, taken, number, tag }, slots))
+    }
+}
+
+/// Finds the completion queue at `at` of the peer's arena.
+fn bind_cq(peer: &Peer, at: usize) -> Option<RemoteCq> {
+    // SAFETY: in the arena, aligned to a line, and made of atomics.
+    let ring: &'static CqRing = unsafe { &*peer.at(at, size_of::<CqRing>())?.cast::<CqRing>() };
+    let arena = NonNull::new(peer.at(0, ARENA_LEN)?)?;
+    // SAFETY: the whole arena, which outlives the result with the peer.
+    Some(unsafe { RemoteCq::new(arena, ring) })
 }
 
 // SAFETY: points into the peer's arena, where everything is atomics or raw copies.
@@ -83,21 +117,10 @@ impl Target {
             let (mask, sges) = (entry.rq_mask.load(Ordering::Relaxed), entry.rq_sges.load(Ordering::Relaxed));
             (None, Slots::check(peer, entry.rq.load(Ordering::Relaxed) as usize * 64, mask, sges)?)
         } else {
-            // SAFETY: in the arena, aligned to a line, and made of atomics.
-            let ring: &'static SrqRing =
-                unsafe { &*peer.at(srq_at, size_of::<SrqRing>())?.cast::<SrqRing>() };
-            let (mask, sges) = (ring.mask.load(Ordering::Acquire), ring.sges.load(Ordering::Relaxed));
-            let (slots_at, _) = srq_len(mask.checked_add(1)? as usize, sges.min(MAX_SGE));
-            let order = peer.at(srq_at + size_of::<SrqRing>(), (mask as usize + 1) * 4)?;
-            let slots = Slots::check(peer, srq_at + slots_at, mask, sges)?;
-            (Some(SharedReceives { ring, order: NonNull::new(order.cast())? }), slots)
+            let (srq, slots) = SharedReceives::bind(peer, srq_at, &entry.srq_taken, 0)?;
+            (Some(srq), slots)
         };
-        let at = entry.recv_cq.load(Ordering::Relaxed) as usize * 64;
-        // SAFETY: in the arena, aligned to a line, and made of atomics.
-        let ring: &'static CqRing = unsafe { &*peer.at(at, size_of::<CqRing>())?.cast::<CqRing>() };
-        let arena = NonNull::new(peer.at(0, ARENA_LEN)?)?;
-        // SAFETY: the whole arena, which outlives the result with the peer.
-        let cq = unsafe { RemoteCq::new(arena, ring) };
+        let cq = bind_cq(peer, entry.recv_cq.load(Ordering::Relaxed) as usize * 64)?;
         Some(Self {
             entry,
             qpn,
@@ -115,11 +138,42 @@ impl Target {
         self.qpn
     }
 
+    /// The same queue pair with another place for messages: a shared receive queue of its XRC domain,
+    /// which may be another process's. The result must outlive neither of the two.
+    pub(super) fn with_receives(&self, peer: &Peer, entry: &'static XrcEntry, number: u32) -> Option<Self> {
+        let at = entry.ring.load(Ordering::Relaxed) as usize * 64;
+        let (srq, slots) = SharedReceives::bind(peer, at, &entry.taken, number)?;
+        Some(Self {
+            entry: self.entry,
+            qpn: self.qpn,
+            life: self.life,
+            srq: Some(srq),
+            slots,
+            seen_tail: Cell::new(0),
+            cq: bind_cq(peer, entry.cq.load(Ordering::Relaxed) as usize * 64)?,
+            pd: entry.pd.load(Ordering::Relaxed),
+        })
+    }
+
+    /// What to tell the owner of a shared receive queue that fell below its limit.
+    #[cold]
+    pub(super) fn below_limit(&self) -> Message {
+        match &self.srq {
+            Some(srq) if srq.number != 0 => Message::new(Op::Shared, [srq.number, shared::LIMIT]),
+            _ => Message::new(Op::LimitReached, [self.qpn]),
+        }
+    }
+
     /// Whether the queue pair is still the one that was bound.
     #[inline]
     pub(super) fn is_same(&self) -> bool {
         self.entry.qpn.load(Ordering::Relaxed) == self.qpn
             && self.entry.life.load(Ordering::Relaxed) == self.life
+    }
+
+    /// Whether the queue pair is of the kind that takes what one of kind `sender` sends.
+    pub(super) fn is_peer_of(&self, sender: Kind) -> bool {
+        self.entry.kind.load(Ordering::Relaxed) == sender.receiver() as u32
     }
 
     /// Whether the queue pair's owner has not yet gone on to RTS, and wants to know of the first request.
@@ -193,14 +247,14 @@ impl Target {
         }
         // SAFETY: the place is masked to those that exist; the value is checked below.
         let slot = unsafe { srq.order.as_ptr().add((head & self.slots.mask) as usize).read_volatile() };
-        self.entry.srq_taken.store(slot.wrapping_add(1), Ordering::Relaxed);
+        srq.taken.store(slot.wrapping_add(1), Ordering::Relaxed);
         ring.head.store(head.wrapping_add(1), Ordering::Release);
         drop(guard);
         let limit = ring.limit.load(Ordering::Relaxed);
         let below =
             limit != 0 && tail.wrapping_sub(head) - 1 < limit && ring.limit.swap(0, Ordering::AcqRel) != 0;
         let slot = slot & self.slots.mask;
-        Ok((Receive { sequence: slot, slot }, if below { Left::BelowLimit } else { Left::Enough }))
+        Ok((Receive { sequence: srq.tag | slot, slot }, if below { Left::BelowLimit } else { Left::Enough }))
     }
 
     /// Copies a receive request's elements out of shared memory.
@@ -239,7 +293,7 @@ impl Target {
                 // The next one was posted by another core, probably long ago.
                 self.slots.prefetch(receive.slot.wrapping_add(1));
             }
-            Some(_) => self.entry.srq_taken.store(0, Ordering::Release),
+            Some(srq) => srq.taken.store(0, Ordering::Release),
         }
         result
     }

@@ -60,7 +60,7 @@ pub(super) fn failed(status: u32, vendor: u32) -> Stop {
     Stop::Failed { status, vendor, peer_event: None }
 }
 
-fn refused(status: u32, vendor: u32, event: u32) -> Stop {
+pub(super) fn refused(status: u32, vendor: u32, event: u32) -> Stop {
     Stop::Failed { status, vendor, peer_event: Some(event) }
 }
 
@@ -107,7 +107,7 @@ impl SendQueue {
     }
 
     #[cold]
-    fn bind(&mut self, qp: &Qp) -> Result<(), Stop> {
+    pub(super) fn bind(&mut self, qp: &Qp) -> Result<(), Stop> {
         if self.peer.is_none() {
             if !self.on_this_host {
                 return Err(Stop::NotReady);
@@ -117,6 +117,9 @@ impl SendQueue {
         let peer = self.peer.as_ref().expect("just set");
         let gone = failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE);
         let target = Target::bind(peer, self.dest_qpn).ok_or(gone)?;
+        if !target.is_peer_of(qp.kind) {
+            return Err(gone);
+        }
         // Bound only when a packet would be taken, so that this is the first that arrives.
         target.readiness(qp.qpn).check()?;
         if target.awaits_contact() {
@@ -130,7 +133,7 @@ impl SendQueue {
 
 impl Readiness {
     #[inline]
-    fn check(self) -> Result<(), Stop> {
+    pub(super) fn check(self) -> Result<(), Stop> {
         match self {
             Self::Ready => Ok(()),
             Self::NotYet => Err(Stop::NotReady),
@@ -139,18 +142,18 @@ impl Readiness {
     }
 }
 
-struct Transfer<'a> {
-    qp: &'a Qp,
-    peer: &'a Arc<Peer>,
-    target: &'a Target,
-    remote: &'a mut super::keys::RemoteKeys,
-    local: &'a mut LocalKeys,
+pub(super) struct Transfer<'a> {
+    pub(super) qp: &'a Qp,
+    pub(super) peer: &'a Arc<Peer>,
+    pub(super) target: &'a Target,
+    pub(super) remote: &'a mut super::keys::RemoteKeys,
+    pub(super) local: &'a mut LocalKeys,
 }
 
 impl Transfer<'_> {
     /// True if the receiver's channel must be signalled.
     #[inline]
-    fn run(&mut self, wr: &SendWr<'_>) -> Result<bool, Stop> {
+    pub(super) fn run(&mut self, wr: &SendWr<'_>) -> Result<bool, Stop> {
         self.target.readiness(self.qp.qpn).check()?;
         match wr.opcode {
             WR_RDMA_WRITE => self.write(wr).map(|()| false),
@@ -197,8 +200,7 @@ impl Transfer<'_> {
     fn take_receive(&self) -> Result<Receive, Stop> {
         let (receive, left) = self.target.take_receive(self.qp.host.pid)?;
         if left == Left::BelowLimit {
-            let qpn = self.target.entry.qpn.load(Ordering::Relaxed);
-            self.peer.tell(self.qp.host, Message::new(Op::LimitReached, [qpn]));
+            self.peer.tell(self.qp.host, self.target.below_limit());
         }
         Ok(receive)
     }
@@ -287,7 +289,7 @@ impl Transfer<'_> {
         let elements = &elements[..n];
         let len = total_len(wr.sges);
         if len > total_len(elements) {
-            if self.qp.kind == Kind::Rc || self.target.shares_receives() {
+            if self.qp.kind.is_reliable() || self.target.shares_receives() {
                 self.fail_receive(receive, WC_LOC_LEN_ERR, vendor::BOUNDS);
             }
             return Err(refused(WC_REM_INV_REQ_ERR, vendor::BOUNDS, NO_EVENT));

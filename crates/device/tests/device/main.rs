@@ -18,6 +18,7 @@ mod support;
 mod transfers;
 mod unreliable;
 mod windows;
+mod xrc;
 
 /// Not a test: the other process of tests here starts in this function.
 #[test]
@@ -33,6 +34,7 @@ fn other_process() {
         Ok("device memory") => regions::all_device_memory(),
         Ok("family") => death::family(),
         Ok("stranger") => hostile_socket::stranger(),
+        Ok("xrc_member") => xrc::member(),
         Ok("reborn") => lifetime::reborn(),
         role => panic!("{role:?} is no role"),
     }

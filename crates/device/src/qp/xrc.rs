@@ -1,0 +1,166 @@
+//! Requests over extended reliable connections: through one queue pair to any shared receive queue of its
+//! domain.
+//!
+//! As over a reliable connection, the initiator announces itself in the queue pair's entry, whose owner
+//! waits for the withdrawal. The receive queue, its memory and its completions may belong to another
+//! process, and many senders may name the same queue, so whoever carries a request out also holds a lease
+//! in the queue's entry: that is what the queue's owner waits for.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use millstream_shm::barrier;
+
+use super::Qp;
+use super::keys::RemoteKeys;
+use super::send::SendQueue;
+use super::target::Target;
+use super::transfer::{Stop, Transfer, UNRESPONSIVE, failed, refused};
+use crate::event::EVENT_QP_REQ_ERR;
+use crate::greeting::{Message, Op, shared};
+use crate::layout::XrcEntry;
+use crate::peer::Peer;
+use crate::types::{SendWr, WC_REM_INV_REQ_ERR, WC_RETRY_EXC_ERR, vendor};
+
+/// Shared receive queues that a queue pair has sent to, by number.
+#[derive(Debug, Default)]
+pub(super) struct Queues(HashMap<u32, Queue>);
+
+/// More are forgotten, all at once: finding one again costs a microsecond.
+const REMEMBERED: usize = 1024;
+
+#[derive(Debug)]
+struct Queue {
+    // Order matters: what points into the peer's arena goes before the peer.
+    /// The queue pair of our peer, with this queue as its place for messages.
+    target: Target,
+    entry: &'static XrcEntry,
+    keys: RemoteKeys,
+    peer: Arc<Peer>,
+}
+
+/// The domain has no such queue: an invalid request, as an invalid queue number in an XRCETH is (A14).
+const NO_QUEUE: Stop =
+    Stop::Failed { status: WC_REM_INV_REQ_ERR, vendor: vendor::NO_QUEUE, peer_event: Some(EVENT_QP_REQ_ERR) };
+
+impl Queues {
+    fn find(&mut self, qp: &Qp, through: &Target, number: u32) -> Result<&mut Queue, Stop> {
+        let known = self.0.get(&number).is_some_and(Queue::is_alive);
+        if !known {
+            self.0.remove(&number);
+            if self.0.len() >= REMEMBERED {
+                self.0.clear();
+            }
+            self.0.insert(number, Queue::find(qp, through, number).ok_or(NO_QUEUE)?);
+        }
+        self.0.get_mut(&number).ok_or(NO_QUEUE)
+    }
+
+    /// Asks the owner of a queue to say when it has posted again. If too many ask, the last ones look again
+    /// by themselves.
+    pub(super) fn ask_for_notice(&self, number: u32, me: u32) {
+        let Some(queue) = self.0.get(&number) else { return };
+        let waiters = &queue.entry.waiters;
+        let waits = waiters.iter().any(|waiter| waiter.load(Ordering::Relaxed) == me)
+            || waiters
+                .iter()
+                .any(|waiter| waiter.compare_exchange(0, me, Ordering::AcqRel, Ordering::Relaxed).is_ok());
+        if waits {
+            queue.target.ask_for_notice();
+        }
+    }
+}
+
+impl Queue {
+    fn find(qp: &Qp, through: &Target, number: u32) -> Option<Self> {
+        let peer = qp.host.peer_of(number).ok()?;
+        let entry = peer.xrc_entry(number)?;
+        // SAFETY: the entry lies in the peer's arena, which lives as long as the peer, held beside it.
+        let entry: &'static XrcEntry = unsafe { &*std::ptr::from_ref(entry) };
+        if number == 0 || entry.number.load(Ordering::Acquire) != number {
+            return None;
+        }
+        let target = through.with_receives(&peer, entry, number)?;
+        Some(Self { target, entry, keys: RemoteKeys::default(), peer })
+    }
+
+    fn is_alive(&self) -> bool {
+        self.peer.alive()
+    }
+}
+
+impl SendQueue {
+    /// Carries out one request, whole.
+    #[inline(never)]
+    pub(super) fn execute_xrc(&mut self, qp: &Qp, wr: &SendWr<'_>) -> Result<(), Stop> {
+        if self.target.is_none() {
+            self.bind(qp)?;
+        }
+        let (Some(peer), Some(through)) = (&self.peer, &self.target) else { return Err(Stop::NotReady) };
+        if !peer.alive() {
+            return Err(failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE));
+        }
+        through.readiness(qp.qpn).check()?;
+        let busy = &through.entry.busy;
+        self.announced = self.announced.wrapping_add(1) | 1;
+        busy.store(self.announced, Ordering::Relaxed);
+        barrier::light(peer.asymmetric);
+        let queue = self.queues.find(qp, through, wr.remote_srqn);
+        let result = queue.and_then(|queue| queue.carry_out(qp, wr, &mut self.local_keys));
+        self.announced = self.announced.wrapping_add(1);
+        busy.store(self.announced, Ordering::Release);
+        if let Err(Stop::Failed { peer_event, vendor, .. }) = result {
+            if vendor == vendor::NO_QUEUE {
+                self.queues.0.remove(&wr.remote_srqn);
+            }
+            if let Some(event) = peer_event {
+                peer.tell(qp.host, Message::new(Op::Fault, [self.dest_qpn, qp.qpn, event]));
+            }
+        }
+        result
+    }
+}
+
+impl Queue {
+    fn carry_out(
+        &mut self,
+        qp: &Qp,
+        wr: &SendWr<'_>,
+        local: &mut super::keys::LocalKeys,
+    ) -> Result<(), Stop> {
+        let (entry, number) = (self.entry, wr.remote_srqn);
+        let tell = |peer: &Peer, what| peer.tell(qp.host, Message::new(Op::Shared, [number, what]));
+        let lease = entry.delivery.lock(qp.host.pid).ok_or(UNRESPONSIVE)?;
+        // Withdrawn before the lease was taken, it is seen here; afterwards, its owner waits for us.
+        fence(Ordering::SeqCst);
+        if entry.number.load(Ordering::Acquire) != number {
+            return Err(NO_QUEUE);
+        }
+        if entry.domain.load(Ordering::Relaxed) != self.target.entry.domain.load(Ordering::Relaxed) {
+            return Err(refused(WC_REM_INV_REQ_ERR, vendor::DOMAIN, EVENT_QP_REQ_ERR));
+        }
+        let left = entry.taken.swap(0, Ordering::Relaxed);
+        if left != 0 && entry.abandoned.compare_exchange(0, left, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        {
+            tell(&self.peer, shared::ABANDONED);
+        }
+        let keys = &mut self.keys;
+        let result = Transfer { qp, peer: &self.peer, target: &self.target, remote: keys, local }.run(wr);
+        drop(lease);
+        match result {
+            Ok(signal) => {
+                if signal {
+                    self.peer.signal(self.target.cq.ring.channel.load(Ordering::Relaxed));
+                }
+                Ok(())
+            }
+            Err(stop) => {
+                if let Stop::Failed { vendor: vendor::CQ_FULL, .. } = stop {
+                    tell(&self.peer, shared::OVERRUN);
+                }
+                Err(stop)
+            }
+        }
+    }
+}

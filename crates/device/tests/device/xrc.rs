@@ -1,0 +1,488 @@
+//! Extended reliable connections: one queue pair, many shared receive queues, several processes.
+
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use millstream_device::qp::state::{Attributes, State, attr};
+use millstream_device::qp::{Capacity, Kind, Qp, Receives};
+use millstream_device::types::{
+    SendWr, Sge, WC_LOC_LEN_ERR, WC_OP_RECV, WC_REM_INV_REQ_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR,
+    WR_ATOMIC_FETCH_AND_ADD, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM,
+};
+use millstream_device::{Context, Cq, Errno, Mr, Opening, Srq, Xrcd};
+
+use crate::support::{
+    Adapter, Process, Setup, attributes, element, event, is_empty, listen, next, pattern, tell, wait_for,
+};
+
+/// `IBV_EVENT_*`
+const CQ_ERR: u32 = 0;
+const REQ_ERR: u32 = 2;
+const COMM_EST: u32 = 4;
+const SQ_DRAINED: u32 = 5;
+const LIMIT_REACHED: u32 = 15;
+
+const SOON: Duration = Duration::from_secs(10);
+const A_WHILE: Duration = Duration::from_millis(30);
+
+/// From RESET to RTS with what each of the two kinds needs.
+fn connect(qp: &Qp, dest: u32) {
+    connect_with(qp, dest, &Setup::default());
+}
+
+fn connect_with(qp: &Qp, dest: u32, setup: &Setup) {
+    let sends = qp.kind() == Kind::XrcSend;
+    let rtr = attr::AV | attr::PATH_MTU | attr::DEST_QPN | attr::RQ_PSN;
+    let rts = attr::TIMEOUT | attr::SQ_PSN;
+    for (state, needs) in [
+        (State::Init, attr::PKEY_INDEX | attr::PORT | attr::ACCESS_FLAGS),
+        (State::Rtr, rtr | if sends { 0 } else { attr::MAX_DEST_RD_ATOMIC | attr::MIN_RNR_TIMER }),
+        (
+            State::Rts,
+            rts | if sends { attr::RETRY_CNT | attr::RNR_RETRY | attr::MAX_QP_RD_ATOMIC } else { 0 },
+        ),
+    ] {
+        qp.modify(&attributes(setup, state, dest), attr::STATE | needs).expect("the usual way");
+    }
+}
+
+fn sender(adapter: &Adapter, cq: &Arc<Cq>) -> Arc<Qp> {
+    let capacity = Capacity { max_send_wr: 16, max_send_sge: 1, ..Capacity::default() };
+    Qp::new(&adapter.pd, cq, cq, capacity, true, Kind::XrcSend, Receives::Own).expect("a queue pair")
+}
+
+/// A sending and a receiving queue pair, connected, and the domain of the latter.
+struct Scene {
+    adapter: Adapter,
+    domain: Arc<Xrcd>,
+    sent: Arc<Cq>,
+    sender: Arc<Qp>,
+    receiver: Arc<Qp>,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let adapter = Adapter::open();
+        let domain = Xrcd::private(&adapter.context).expect("a domain");
+        let sent = adapter.cq();
+        let (sender, receiver) = (sender(&adapter, &sent), Qp::for_domain(&domain).expect("a queue pair"));
+        connect(&sender, receiver.qpn());
+        connect(&receiver, sender.qpn());
+        Self { adapter, domain, sent, sender, receiver }
+    }
+
+    fn queue(&self) -> Queue {
+        Queue::new(&self.adapter, &self.domain, &self.adapter.cq())
+    }
+
+    /// Posts a request and returns how it ended.
+    fn status(&self, wr: &SendWr<'_>) -> u32 {
+        self.sender.post_send(wr).expect("room");
+        next(&self.sent).status
+    }
+}
+
+/// A shared receive queue with memory.
+struct Queue {
+    srq: Arc<Srq>,
+    cq: Arc<Cq>,
+    memory: Vec<u8>,
+    mr: Mr,
+}
+
+impl Queue {
+    fn new(adapter: &Adapter, domain: &Arc<Xrcd>, cq: &Arc<Cq>) -> Self {
+        let srq = Srq::for_domain(&adapter.pd, domain, cq, 4, 1).expect("a shared queue");
+        let mut memory = vec![0; 4096];
+        let start = memory.as_mut_ptr() as u64;
+        let mr = Mr::register(&adapter.pd, start, memory.len() as u64, start, 15).expect("registered");
+        Self { srq, cq: cq.clone(), memory, mr }
+    }
+
+    fn post(&self, wr_id: u64) {
+        self.srq.post(wr_id, &[element(&self.memory, &self.mr)]).expect("room");
+    }
+
+    /// How many more requests it takes.
+    fn room(&self) -> usize {
+        (0..).take_while(|i| self.srq.post(1000 + i, &[]) != Err(Errno::NOMEM)).count()
+    }
+
+    fn send(&self) -> SendWr<'static> {
+        SendWr { opcode: WR_SEND, remote_srqn: self.srq.number(), ..SendWr::default() }
+    }
+}
+
+#[test]
+fn messages_reach_the_queue_that_they_name() {
+    let scene = Scene::new();
+    let queues = [scene.queue(), scene.queue(), scene.queue()];
+    let mut data = pattern(1, 4096);
+    let source = scene.adapter.register(&mut data);
+    for round in 0..10u64 {
+        for (queue, len) in queues.iter().zip([100, 0, 4096]) {
+            queue.post(round);
+            let sges = [Sge { length: len, ..element(&data, &source) }];
+            let wr = SendWr { opcode: WR_SEND_WITH_IMM, imm: round as u32, sges: &sges, ..queue.send() };
+            assert_eq!(scene.status(&wr), WC_SUCCESS);
+            let wc = next(&queue.cq);
+            assert_eq!(
+                (wc.wr_id, wc.status, wc.opcode, wc.imm),
+                (round, WC_SUCCESS, WC_OP_RECV, round as u32)
+            );
+            assert_eq!((wc.qp_num, wc.byte_len), (scene.receiver.qpn(), len));
+            assert_eq!(queue.memory[..len as usize], data[..len as usize]);
+            assert!(queues.iter().all(|queue| is_empty(&queue.cq)));
+        }
+    }
+    assert!(queues.iter().all(|queue| queue.room() == 4));
+}
+
+#[test]
+fn one_sided_operations_reach_memory_of_the_queues_domain() {
+    let scene = Scene::new();
+    let mut queue = scene.queue();
+    let mut data = pattern(1, 64);
+    let source = scene.adapter.register(&mut data);
+    let sges = [element(&data, &source)];
+    let (remote_addr, rkey) = (queue.memory.as_ptr() as u64, queue.mr.key());
+    let wr = SendWr { sges: &sges, remote_addr, rkey, ..queue.send() };
+    assert_eq!(scene.status(&SendWr { opcode: WR_RDMA_WRITE, ..wr }), WC_SUCCESS);
+    assert_eq!(queue.memory[..64], data);
+    queue.memory[..64].fill(7);
+    assert_eq!(scene.status(&SendWr { opcode: WR_RDMA_READ, ..wr }), WC_SUCCESS);
+    assert_eq!(data, [7; 64]);
+    let word = [Sge { length: 8, ..sges[0] }];
+    let add = SendWr { opcode: WR_ATOMIC_FETCH_AND_ADD, sges: &word, compare_add: 1, ..wr };
+    assert_eq!(scene.status(&add), WC_SUCCESS);
+    assert_eq!(queue.memory[..8], [8, 7, 7, 7, 7, 7, 7, 7]);
+    queue.post(5);
+    let imm = SendWr { opcode: WR_RDMA_WRITE_WITH_IMM, imm: 9, ..wr };
+    assert_eq!(scene.status(&imm), WC_SUCCESS);
+    let wc = next(&queue.cq);
+    assert_eq!((wc.wr_id, wc.imm, wc.byte_len, wc.qp_num), (5, 9, 64, scene.receiver.qpn()));
+    // Memory of another protection domain is out of reach, though the sender's.
+    let other = Adapter::open();
+    let mut foreign = vec![0u8; 64];
+    let mr = other.register(&mut foreign);
+    let wrong = SendWr { remote_addr: foreign.as_ptr() as u64, rkey: mr.key(), opcode: WR_RDMA_WRITE, ..wr };
+    assert_ne!(scene.status(&wrong), WC_SUCCESS);
+    assert_eq!(foreign, [0; 64]);
+}
+
+#[test]
+fn a_queue_that_is_not_of_the_domain_is_an_invalid_request() {
+    for which in ["another domain", "an ordinary queue", "none", "destroyed"] {
+        let scene = Scene::new();
+        let elsewhere = Xrcd::private(&scene.adapter.context).expect("a domain");
+        let cq = scene.adapter.cq();
+        let foreign = Queue::new(&scene.adapter, &elsewhere, &cq);
+        let ordinary = Srq::new(&scene.adapter.pd, 4, 1).expect("a shared queue");
+        let gone = scene.queue();
+        gone.post(1);
+        assert_eq!(scene.status(&gone.send()), WC_SUCCESS);
+        gone.srq.destroy().expect("unused");
+        let remote_srqn = match which {
+            "another domain" => foreign.srq.number(),
+            "an ordinary queue" => ordinary.number(),
+            "none" => 0,
+            _ => gone.srq.number(),
+        };
+        foreign.post(1);
+        ordinary.post(1, &[]).expect("room");
+        let wr = SendWr { opcode: WR_SEND, remote_srqn, ..SendWr::default() };
+        assert_eq!(scene.status(&wr), WC_REM_INV_REQ_ERR, "{which}");
+        assert_eq!(event(&scene.adapter.context, SOON), Some(REQ_ERR), "{which}");
+        assert_eq!((scene.sender.state(), scene.receiver.state()), (State::Err, State::Err), "{which}");
+        assert_eq!(scene.status(&wr), WC_WR_FLUSH_ERR, "{which}");
+        assert!(is_empty(&cq), "{which}");
+        // Queues live on without the queue pair.
+        foreign.srq.destroy().expect("unused");
+    }
+}
+
+#[test]
+fn many_queue_pairs_use_one_queue() {
+    let scene = Scene::new();
+    let queue = scene.queue();
+    let others: Vec<_> = (0..3)
+        .map(|_| {
+            let cq = scene.adapter.cq();
+            let (from, to) =
+                (sender(&scene.adapter, &cq), Qp::for_domain(&scene.domain).expect("a queue pair"));
+            connect(&from, to.qpn());
+            connect(&to, from.qpn());
+            (from, to, cq)
+        })
+        .collect();
+    std::thread::scope(|scope| {
+        for (from, _, cq) in &others {
+            let queue = &queue;
+            scope.spawn(move || {
+                for _ in 0..200 {
+                    from.post_send(&queue.send()).expect("room");
+                    assert_eq!(next(cq).status, WC_SUCCESS);
+                }
+            });
+        }
+        let mut counts = vec![0; others.len()];
+        (0..4).for_each(|i| queue.post(i));
+        for i in 0..600 {
+            let wc = next(&queue.cq);
+            assert_eq!(wc.status, WC_SUCCESS);
+            counts[others.iter().position(|(_, to, _)| to.qpn() == wc.qp_num).expect("one of them")] += 1;
+            if i < 596 {
+                queue.post(i);
+            }
+        }
+        assert_eq!(counts, [200; 3]);
+    });
+    assert_eq!(queue.room(), 4);
+}
+
+#[test]
+fn an_empty_queue_makes_its_senders_wait_and_no_others() {
+    let scene = Scene::new();
+    let (empty, full) = (scene.queue(), scene.queue());
+    let sent = scene.adapter.cq();
+    let (second, target) =
+        (sender(&scene.adapter, &sent), Qp::for_domain(&scene.domain).expect("a queue pair"));
+    connect(&second, target.qpn());
+    connect(&target, second.qpn());
+    full.post(1);
+    scene.sender.post_send(&empty.send()).expect("room");
+    second.post_send(&full.send()).expect("room");
+    assert_eq!(next(&sent).status, WC_SUCCESS);
+    assert_eq!(next(&full.cq).qp_num, target.qpn());
+    std::thread::sleep(A_WHILE);
+    assert!(is_empty(&empty.cq) && is_empty(&scene.sent));
+    empty.post(2);
+    // The sender sleeps.
+    assert_eq!(next(&empty.cq).wr_id, 2);
+    assert_eq!(next(&scene.sent).status, WC_SUCCESS);
+}
+
+#[test]
+fn a_limit_is_reported_and_an_overflow_too() {
+    let scene = Scene::new();
+    let small = Cq::new(&scene.adapter.context, 2, None).expect("a queue");
+    let queue = Queue::new(&scene.adapter, &scene.domain, &small);
+    (0..4).for_each(|i| queue.post(i));
+    queue.srq.set_limit(3).expect("within the size");
+    assert_eq!(scene.status(&queue.send()), WC_SUCCESS);
+    assert_eq!(event(&scene.adapter.context, A_WHILE), None);
+    assert_eq!(scene.status(&queue.send()), WC_SUCCESS);
+    assert_eq!(event(&scene.adapter.context, SOON), Some(LIMIT_REACHED));
+    assert_ne!(scene.status(&queue.send()), WC_SUCCESS);
+    let mut events = [(); 2].map(|()| event(&scene.adapter.context, SOON).expect("one each"));
+    events.sort_unstable();
+    assert_eq!(events, [CQ_ERR, 1], "of the completion queue, of the queue pair");
+}
+
+#[test]
+fn a_message_that_is_too_long_fails_both_ends() {
+    let scene = Scene::new();
+    let queue = scene.queue();
+    let mut data = pattern(1, 64);
+    let source = scene.adapter.register(&mut data);
+    let sges = [element(&data, &source)];
+    queue.srq.post(1, &[Sge { length: 63, ..element(&queue.memory, &queue.mr) }]).expect("room");
+    assert_eq!(scene.status(&SendWr { sges: &sges, ..queue.send() }), WC_REM_INV_REQ_ERR);
+    let wc = next(&queue.cq);
+    assert_eq!((wc.wr_id, wc.status, wc.qp_num), (1, WC_LOC_LEN_ERR, scene.receiver.qpn()));
+    wait_for("the failure", || scene.receiver.state() == State::Err);
+}
+
+#[test]
+fn what_others_use_does_not_end() {
+    let scene = Scene::new();
+    let queue = scene.queue();
+    assert!(scene.domain.in_use());
+    assert_eq!(queue.cq.destroy(), Err(Errno::BUSY));
+    let capacity = Capacity::default();
+    let ordinary = |kind, receives| {
+        let cq = &scene.sent;
+        Qp::new(&scene.adapter.pd, cq, cq, capacity, true, kind, receives).err()
+    };
+    let shared = || Receives::Shared(queue.srq.clone());
+    assert_eq!(ordinary(Kind::Rc, shared()), Some(Errno::INVAL), "a queue of a domain is for its targets");
+    assert_eq!(ordinary(Kind::Rc, Receives::Domain(scene.domain.clone())), Some(Errno::INVAL));
+    assert_eq!(ordinary(Kind::XrcRecv, Receives::Own), Some(Errno::INVAL));
+    assert_eq!(scene.receiver.post_send(&queue.send()), Err(Errno::NOTSUP));
+    assert_eq!(scene.receiver.post_recv(1, &[]), Err(Errno::INVAL));
+    assert_eq!(scene.sender.post_recv(1, &[]), Err(Errno::INVAL));
+    // Completions go with the queue, but not with the queue pair.
+    queue.post(1);
+    queue.post(2);
+    (0..2).for_each(|_| assert_eq!(scene.status(&queue.send()), WC_SUCCESS));
+    scene.receiver.destroy();
+    assert_eq!(next(&queue.cq).wr_id, 1);
+    let Queue { srq, cq, .. } = queue;
+    srq.destroy().expect("unused");
+    assert!(is_empty(&cq));
+    drop(srq);
+    assert_eq!(cq.destroy(), Ok(()));
+    assert!(!scene.domain.in_use());
+}
+
+#[test]
+fn a_queue_pair_has_as_many_lives_as_handles() {
+    let scene = Scene::new();
+    let again = Context::open().expect("the device opens");
+    let same = Xrcd::private(&again).expect("a domain");
+    let qpn = scene.receiver.qpn();
+    assert_eq!(Qp::open(&same, qpn).err(), Some(Errno::INVAL), "another domain");
+    assert_eq!(Qp::open(&scene.domain, scene.sender.qpn()).err(), Some(Errno::INVAL), "not of a domain");
+    assert_eq!(Qp::open(&scene.domain, qpn ^ 1 << 23).err(), Some(Errno::NOTSUP), "another process");
+    let (opened, handle) = Qp::open(&scene.domain, qpn).expect("it is there");
+    handle.set_pointer(2);
+    scene.receiver.handle().set_pointer(1);
+    let notify = attr::STATE | attr::EN_SQD_ASYNC_NOTIFY;
+    let sqd = Attributes { en_sqd_async_notify: true, ..attributes(&Setup::default(), State::Sqd, 0) };
+    opened.modify(&sqd, notify).expect("to SQD");
+    let mut told = [(); 2].map(|()| {
+        let event = scene.adapter.context.next_event().expect("one for each handle");
+        (event.kind(), event.pointer())
+    });
+    told.sort_unstable();
+    assert_eq!(told, [(SQ_DRAINED, 1), (SQ_DRAINED, 2)]);
+    scene.receiver.close(scene.receiver.handle());
+    let queue = scene.queue();
+    queue.post(1);
+    assert_eq!(scene.status(&queue.send()), WC_SUCCESS, "the other handle keeps it");
+    opened.close(&handle);
+    assert_ne!(scene.status(&queue.send()), WC_SUCCESS);
+}
+
+#[test]
+fn the_domain_of_a_file_exists_while_it_is_open() {
+    let context = Context::open().expect("the device opens");
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let metadata = file.as_file().metadata().expect("it is there");
+    let open = |create, exclusive| {
+        Xrcd::of_inode(&context, metadata.dev(), metadata.ino(), Opening { create, exclusive })
+    };
+    assert_eq!(open(false, false).err(), Some(Errno(libc::EAGAIN)));
+    let first = open(true, true).expect("nobody has it open");
+    let second = open(false, false).expect("it exists");
+    let third = open(true, false).expect("it exists");
+    assert_eq!(open(true, true).err(), Some(Errno::INVAL));
+    assert!(first.is_same(&second) && first.is_same(&third));
+    assert!(!first.is_same(&Xrcd::private(&context).expect("a domain")));
+    drop((first, second, third));
+    assert_eq!(open(false, false).err(), Some(Errno(libc::EAGAIN)));
+}
+
+/// Another process with a queue in the domain of a file, and an idle queue pair that it may be told of.
+struct Member {
+    process: Process,
+    /// Of its receiving queue pair, of its queue.
+    qpn: u32,
+    srqn: u32,
+}
+
+impl Member {
+    fn start(path: &std::path::Path) -> Self {
+        let mut process = Process::start("xrc_member");
+        process.say(path.to_str().expect("text"));
+        let mut number = || process.hear().parse().expect("a number");
+        let (qpn, srqn) = (number(), number());
+        Self { process, qpn, srqn }
+    }
+
+    /// Connects its queue pair.
+    fn connect(&mut self, sender: &Qp) {
+        self.process.say(&format!("connect {}", sender.qpn()));
+        assert_eq!(self.process.hear(), "done");
+    }
+
+    /// The next message in its queue: the queue pair that it came through, and its text.
+    fn received(&mut self) -> (u32, String) {
+        self.process.say("receive");
+        let line = self.process.hear();
+        let (qpn, text) = line.split_once(' ').expect("two words");
+        (qpn.parse().expect("a number"), text.to_owned())
+    }
+}
+
+/// The other side of [`Member`].
+pub(crate) fn member() {
+    let adapter = Adapter::open();
+    let path = listen().expect("a path");
+    let metadata = std::fs::metadata(path).expect("it is there");
+    let opening = Opening { create: true, exclusive: false };
+    let domain = Xrcd::of_inode(&adapter.context, metadata.dev(), metadata.ino(), opening).expect("a domain");
+    let receiver = Qp::for_domain(&domain).expect("a queue pair");
+    let queue = Queue::new(&adapter, &domain, &adapter.cq());
+    queue.post(1);
+    tell(&receiver.qpn().to_string());
+    tell(&queue.srq.number().to_string());
+    while let Some(line) = listen() {
+        if let Some(qpn) = line.strip_prefix("connect ") {
+            connect(&receiver, qpn.parse().expect("a number"));
+            tell("done");
+        } else {
+            let wc = next(&queue.cq);
+            let text = String::from_utf8_lossy(&queue.memory[..wc.byte_len as usize]).into_owned();
+            queue.post(1);
+            tell(&format!("{} {text}", wc.qp_num));
+        }
+    }
+}
+
+#[test]
+fn one_connection_serves_the_processes_of_a_domain() {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let mut members = [(); 3].map(|()| Member::start(file.path()));
+    let adapter = Adapter::open();
+    let sent = adapter.cq();
+    let sender = sender(&adapter, &sent);
+    connect(&sender, members[0].qpn);
+    members[0].connect(&sender);
+    let qpn = members[0].qpn;
+    let mut text = b"to number ?".to_vec();
+    let mr = adapter.register(&mut text);
+    for round in 0..3 {
+        for (i, member) in members.iter_mut().enumerate() {
+            text[10] = b'0' + i as u8;
+            let sges = [element(&text, &mr)];
+            let wr = SendWr { opcode: WR_SEND, sges: &sges, remote_srqn: member.srqn, ..SendWr::default() };
+            sender.post_send(&wr).expect("room");
+            assert_eq!(next(&sent).status, WC_SUCCESS);
+            assert_eq!(member.received(), (qpn, format!("to number {i}")), "round {round}");
+        }
+    }
+    // The end of the one is not the end of the others.
+    members[2].process.kill();
+    let to = |member: &Member| SendWr { opcode: WR_SEND, remote_srqn: member.srqn, ..SendWr::default() };
+    sender.post_send(&to(&members[1])).expect("room");
+    assert_eq!(next(&sent).status, WC_SUCCESS);
+    assert_eq!(members[1].received(), (qpn, String::new()));
+    // But who sends to it all the same names a queue that does not exist.
+    wait_for("the end to be noticed", || {
+        sender.post_send(&to(&members[2])).expect("room");
+        next(&sent).status == WC_REM_INV_REQ_ERR
+    });
+    assert_eq!(sender.state(), State::Err);
+}
+
+#[test]
+fn the_first_message_is_reported_to_the_receiver_in_rtr() {
+    let adapter = Adapter::open();
+    let domain = Xrcd::private(&adapter.context).expect("a domain");
+    let sent = adapter.cq();
+    let (from, to) = (sender(&adapter, &sent), Qp::for_domain(&domain).expect("a queue pair"));
+    let queue = Queue::new(&adapter, &domain, &adapter.cq());
+    queue.post(1);
+    connect(&from, to.qpn());
+    let setup = Setup::default();
+    let init = attr::PKEY_INDEX | attr::PORT | attr::ACCESS_FLAGS;
+    to.modify(&attributes(&setup, State::Init, 0), attr::STATE | init).expect("to INIT");
+    let rtr = attr::AV | attr::PATH_MTU | attr::DEST_QPN | attr::RQ_PSN;
+    let rtr = rtr | attr::MAX_DEST_RD_ATOMIC | attr::MIN_RNR_TIMER;
+    to.modify(&attributes(&setup, State::Rtr, from.qpn()), attr::STATE | rtr).expect("to RTR");
+    from.post_send(&queue.send()).expect("room");
+    assert_eq!((next(&sent).status, next(&queue.cq).status), (WC_SUCCESS, WC_SUCCESS));
+    assert_eq!(event(&adapter.context, SOON), Some(COMM_EST));
+}
