@@ -8,7 +8,7 @@ CAPI_ARCHIVE := $(TARGET_DIR)/device/libmillstream_capi.a
 CAPI_MAP     := crates/capi/libibverbs.map
 LIBIBVERBS   := $(TARGET_DIR)/lib/libibverbs.so.1
 
-PRELOAD_ARCHIVE := $(TARGET_DIR)/device/libmillstream_preload.a
+PRELOAD_ARCHIVE := $(TARGET_DIR)/preload/libmillstream_preload.a
 PRELOAD_MAP     := crates/preload/exports.map
 PRELOAD         := $(TARGET_DIR)/lib/libmillstream_preload.so
 
@@ -77,7 +77,7 @@ $(CAPI_ARCHIVE): FORCE | setup
 	$(CARGO) build --profile device -p millstream-capi
 
 $(PRELOAD_ARCHIVE): FORCE | setup
-	$(CARGO) build --profile device -p millstream-preload
+	$(CARGO) build --profile preload -p millstream-preload
 
 $(LIBIBVERBS): $(CAPI_ARCHIVE) $(CAPI_MAP) Makefile
 	@mkdir -p $(@D)

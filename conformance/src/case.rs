@@ -173,17 +173,25 @@ fn ready(server: &mut Program, when: Ready, port: u16) -> io::Result<bool> {
             let time = Duration::from_millis(time);
             Ok(server.wait_until(Instant::now() + time)?.is_none())
         }
-        Ready::Listens => {
-            let deadline = Instant::now() + GRACE;
-            while !process::listens(port) {
-                if Instant::now() > deadline || server.ended()?.is_some() {
-                    return Ok(false);
-                }
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            Ok(true)
+        Ready::Listens => once(server, || process::listens(port)),
+        Ready::Owns => {
+            let owns = once(server, || process::owns(port))?;
+            std::thread::sleep(Duration::from_millis(50));
+            Ok(owns)
         }
     }
+}
+
+/// Waits until it is so; false if the server has ended or takes too long.
+fn once(server: &mut Program, so: impl Fn() -> bool) -> io::Result<bool> {
+    let deadline = Instant::now() + GRACE;
+    while !so() {
+        if Instant::now() > deadline || server.ended()?.is_some() {
+            return Ok(false);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(true)
 }
 
 /// Whether the programs, which have ended well, said what they should.

@@ -113,6 +113,8 @@ pub(crate) enum Ready {
     /// As soon as it listens on its TCP port.
     #[default]
     Listens,
+    /// As soon as it owns its port of rdma_cm (and, since owning comes just before listening, a moment more).
+    Owns,
     /// After so many milliseconds, for servers that listen elsewhere.
     Milliseconds(u64),
 }

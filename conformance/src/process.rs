@@ -149,6 +149,15 @@ pub(crate) fn listens(port: u16) -> bool {
     })
 }
 
+/// Whether somebody owns the port of rdma_cm: a name in docs/rdma-cm.md.
+pub(crate) fn owns(port: u16) -> bool {
+    let port = format!("/{port}/");
+    fs::read_to_string("/proc/net/unix").is_ok_and(|text| {
+        text.lines()
+            .any(|line| line.contains("@millstream/") && line.contains("/cm/") && line.contains(&port))
+    })
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use std::sync::Mutex;

@@ -19,8 +19,10 @@ use crate::args::{Arguments, Command};
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    // A program to run brings its own device; everything else needs the chosen one from here on.
-    if let Some(choice) = arguments.device.as_ref()
+    // A program to run gets its own device; everything else needs the chosen one from here on.
+    let own = !matches!(arguments.command, Command::Run(_) | Command::Env(_));
+    if own
+        && let Some(choice) = arguments.device.as_ref()
         && let Err(error) = millstream_rdma::loader::ensure(choice)
     {
         return failed(&error);

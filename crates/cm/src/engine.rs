@@ -344,16 +344,16 @@ unsafe fn once(fd: RawFd, written: &[u8]) -> Option<Result<Outcome>> {
             })
         } else {
             let before = manager.deadline();
+            let channels = [(fd, channel)].into_iter().chain(from);
+            let waiting: Vec<_> = channels.filter(|(_, channel)| manager.has_event(*channel)).collect();
             let done = command.run(manager, sockets, channel, from.map(|(_, channel)| channel));
             let nearer = manager.deadline().is_some_and(|new| before.is_none_or(|old| new < old));
             if nearer {
                 sockets.wake.signal();
             }
             // Events that went with their identifier.
-            for (fd, channel) in [(fd, channel)].into_iter().chain(from) {
-                if !manager.has_event(channel) {
-                    drain(fd);
-                }
+            for (fd, _) in waiting.into_iter().filter(|(_, channel)| !manager.has_event(*channel)) {
+                drain(fd);
             }
             done.map(|()| Outcome::Done)
         }

@@ -19,6 +19,9 @@ pub const MAX_QP_WR: u32 = 32768;
 pub const MAX_SGE: u32 = 32;
 /// Inline data in one work request, bytes.
 pub const MAX_INLINE: u32 = 1024;
+/// Inline data that every queue pair takes, asked for or not, bytes. Programs count on it: adapters have at least a
+/// work request's room.
+pub(crate) const MIN_INLINE: u32 = 64;
 /// Completion queues in one process.
 pub const MAX_CQ: u32 = 65536;
 /// Entries in one completion queue.

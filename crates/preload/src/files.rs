@@ -11,7 +11,7 @@ use millstream_cm::{Errno, engine};
 
 use crate::next::through;
 use crate::place::{self, Device, Place};
-use crate::{failed, set_errno};
+use crate::{errno, failed, set_errno};
 
 /// What opening one of our paths means.
 enum Opened {
@@ -211,6 +211,7 @@ unsafe fn may_be_command(from: *const c_void, len: size_t) -> bool {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C-unwind" fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
+    let before = errno();
     // SAFETY: the program's buffer has `len` bytes; a command's addresses are the program's too.
     let answered = unsafe {
         may_be_command(from, len)
@@ -218,7 +219,10 @@ pub unsafe extern "C-unwind" fn write(fd: c_int, from: *const c_void, len: size_
             .flatten()
     };
     match answered {
-        Some(Ok(written)) => written.cast_signed(),
+        Some(Ok(written)) => {
+            set_errno(before);
+            written.cast_signed()
+        }
         Some(Err(error)) => {
             set_errno(error.0);
             -1

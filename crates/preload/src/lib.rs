@@ -30,6 +30,12 @@ mod view;
 
 use std::ffi::c_int;
 
+/// What a success leaves as it was: programs report the first error that they saw after cleaning up.
+fn errno() -> c_int {
+    // SAFETY: the thread's own errno.
+    unsafe { *libc::__errno_location() }
+}
+
 fn set_errno(errno: c_int) {
     // SAFETY: the thread's own errno.
     unsafe { *libc::__errno_location() = errno };

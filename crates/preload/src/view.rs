@@ -22,7 +22,13 @@ static ROOT: OnceLock<Option<CString>> = OnceLock::new();
 
 /// The folder, made at first use. None where none can be made.
 pub(crate) fn root() -> Option<&'static CString> {
-    ROOT.get_or_init(|| make().and_then(|path| CString::new(path.into_os_string().into_vec()).ok())).as_ref()
+    ROOT.get_or_init(|| {
+        let before = crate::errno();
+        let made = make().and_then(|path| CString::new(path.into_os_string().into_vec()).ok());
+        crate::set_errno(before);
+        made
+    })
+    .as_ref()
 }
 
 /// The folder, if anybody has needed it.

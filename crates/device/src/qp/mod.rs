@@ -22,7 +22,7 @@ use std::time::Instant;
 
 use millstream_shm::{Block, SpinLock, barrier};
 
-use crate::caps::{MAX_INLINE, MAX_QP_WR, MAX_RD_ATOMIC, MAX_SGE};
+use crate::caps::{MAX_INLINE, MAX_QP_WR, MAX_RD_ATOMIC, MAX_SGE, MIN_INLINE};
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::errno::{Errno, Result};
@@ -72,7 +72,12 @@ impl Capacity {
         if !fits {
             return Err(Errno::INVAL);
         }
-        Ok(Self { max_send_sge: self.max_send_sge.max(1), max_recv_sge: self.max_recv_sge.max(1), ..self })
+        Ok(Self {
+            max_send_sge: self.max_send_sge.max(1),
+            max_recv_sge: self.max_recv_sge.max(1),
+            max_inline_data: self.max_inline_data.max(MIN_INLINE),
+            ..self
+        })
     }
 }
 

@@ -1,0 +1,291 @@
+// A program that uses the connection manager's device by itself, as librdmacm does: commands are written, answers
+// come at an address in the command. Each test is one function, named on the command line; it prints what was wrong and
+// ends with 1, or prints nothing.
+
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+// The header's own view of IPv6 addresses, without the kernel's second definition of them.
+#define _UAPI_LINUX_IN6_H
+#include <rdma/rdma_user_cm.h>
+
+#define CHECK(what) do { if (!(what)) { \
+	printf("%s:%d: %s (errno %s)\n", __func__, __LINE__, #what, strerror(errno)); exit(1); } } while (0)
+
+struct command { struct rdma_ucm_cmd_hdr header; char body[400]; };
+
+// Writes one command; zero, or errno.
+static int command(int fd, int number, const void *body, size_t len, size_t room)
+{
+	struct command command = { { number, len, room }, { 0 } };
+	memcpy(command.body, body, len);
+	ssize_t written = write(fd, &command, sizeof command.header + len);
+	if (written < 0)
+		return errno;
+	return written == (ssize_t)(sizeof command.header + len) ? 0 : EIO;
+}
+
+static int open_channel(int flags)
+{
+	int fd = open("/dev/infiniband/rdma_cm", O_RDWR | O_CLOEXEC | flags);
+	CHECK(fd >= 0);
+	return fd;
+}
+
+static uint32_t create(int fd, uint64_t uid)
+{
+	struct rdma_ucm_create_id_resp answer = { ~0u };
+	struct rdma_ucm_create_id body = { .uid = uid, .response = (uintptr_t)&answer, .ps = RDMA_PS_TCP };
+	CHECK(command(fd, RDMA_USER_CM_CMD_CREATE_ID, &body, sizeof body, sizeof answer) == 0);
+	CHECK(answer.id != ~0u);
+	return answer.id;
+}
+
+static int destroy(int fd, uint32_t id)
+{
+	struct rdma_ucm_destroy_id_resp answer;
+	struct rdma_ucm_destroy_id body = { .response = (uintptr_t)&answer, .id = id };
+	return command(fd, RDMA_USER_CM_CMD_DESTROY_ID, &body, sizeof body, sizeof answer);
+}
+
+static struct sockaddr_in6 loopback(int port)
+{
+	struct sockaddr_in6 address = { 0 };
+	struct sockaddr_in *in = (struct sockaddr_in *)&address;
+	in->sin_family = AF_INET;
+	in->sin_port = htons(port);
+	in->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	return address;
+}
+
+static int bind_to(int fd, uint32_t id, int port)
+{
+	struct rdma_ucm_bind_ip body = { .addr = loopback(port), .id = id };
+	return command(fd, RDMA_USER_CM_CMD_BIND_IP, &body, sizeof body, 0);
+}
+
+static void resolve(int fd, uint32_t id, int port)
+{
+	struct rdma_ucm_resolve_ip body = { .dst_addr = loopback(port), .id = id, .timeout_ms = 2000 };
+	CHECK(command(fd, RDMA_USER_CM_CMD_RESOLVE_IP, &body, sizeof body, 0) == 0);
+}
+
+// The next event's number, or minus errno.
+static int next_event(int fd, struct rdma_ucm_event_resp *event)
+{
+	struct rdma_ucm_get_event body = { (uintptr_t)event };
+	int failed = command(fd, RDMA_USER_CM_CMD_GET_EVENT, &body, sizeof body, sizeof *event);
+	return failed ? -failed : (int)event->event;
+}
+
+static int is_readable(int fd)
+{
+	struct pollfd polled = { fd, POLLIN, 0 };
+	CHECK(poll(&polled, 1, 0) >= 0);
+	return polled.revents & POLLIN;
+}
+
+// A port that nobody has: one that the manager chose before.
+static int free_port(int fd)
+{
+	uint32_t id = create(fd, 1);
+	struct rdma_ucm_query_route_resp route;
+	struct rdma_ucm_query query = { .response = (uintptr_t)&route, .id = id };
+	CHECK(bind_to(fd, id, 0) == 0);
+	CHECK(command(fd, RDMA_USER_CM_CMD_QUERY_ROUTE, &query, sizeof query, sizeof route) == 0);
+	CHECK(destroy(fd, id) == 0);
+	int port = ntohs(((struct sockaddr_in *)&route.src_addr)->sin_port);
+	CHECK(port != 0 && route.node_guid != 0);
+	return port;
+}
+
+static void is_a_device(void)
+{
+	struct stat stat;
+	int fd = open_channel(0);
+	CHECK(fstat(fd, &stat) == 0 && S_ISCHR(stat.st_mode));
+	dev_t device = stat.st_rdev;
+	CHECK(fcntl(fd, F_GETFD) == FD_CLOEXEC);
+	CHECK(lstat("/dev/infiniband/rdma_cm", &stat) == 0 && S_ISCHR(stat.st_mode) && stat.st_rdev == device);
+	CHECK(access("/dev/infiniband/rdma_cm", R_OK | W_OK) == 0);
+	CHECK(open("/dev/infiniband/uverbs0", O_RDWR) == -1 && errno == ENXIO);
+	CHECK(open("/dev/infiniband/other", O_RDWR) == -1);
+	// What is no device stays what it is.
+	CHECK(fstat(0, &stat) == 0 && stat.st_rdev != device);
+	int pipes[2];
+	CHECK(pipe(pipes) == 0 && write(pipes[1], "\0\0\0\0\1\0\0\0x", 9) == 9);
+}
+
+static void wrong_commands_are_refused(void)
+{
+	int fd = open_channel(0);
+	struct rdma_ucm_disconnect nobody = { 4711 };
+	CHECK(command(fd, RDMA_USER_CM_CMD_DISCONNECT, &nobody, sizeof nobody, 0) == ENOENT);
+	CHECK(command(fd, RDMA_USER_CM_CMD_GET_OPTION, &nobody, sizeof nobody, 0) == ENOSYS);
+	struct rdma_ucm_event_resp event;
+	struct rdma_ucm_get_event body = { (uintptr_t)&event };
+	CHECK(command(fd, RDMA_USER_CM_CMD_GET_EVENT, &body, sizeof body, 100) == ENOSPC);
+	// An identifier belongs to its channel.
+	uint32_t id = create(fd, 1);
+	int other = open_channel(0);
+	CHECK(destroy(other, id) == EINVAL);
+	CHECK(destroy(fd, id) == 0 && destroy(fd, id) == ENOENT);
+}
+
+static void can_be_polled_however_it_was_copied(void)
+{
+	struct rdma_ucm_event_resp event;
+	int fd = open_channel(O_NONBLOCK);
+	int copy = dup(fd), set = epoll_create1(0);
+	struct epoll_event wanted = { EPOLLIN, { 0 } }, got;
+	CHECK(copy >= 0 && set >= 0 && epoll_ctl(set, EPOLL_CTL_ADD, copy, &wanted) == 0);
+	CHECK(next_event(fd, &event) == -EAGAIN && !is_readable(fd) && epoll_wait(set, &got, 1, 0) == 0);
+	uint32_t id = create(fd, 77);
+	resolve(fd, id, 7);
+	CHECK(is_readable(fd) && is_readable(copy) && epoll_wait(set, &got, 1, 0) == 1);
+	CHECK(close(fd) == 0);
+	CHECK(next_event(copy, &event) == 0 && event.uid == 77 && event.id == id && event.status == 0);
+	CHECK(!is_readable(copy) && next_event(copy, &event) == -EAGAIN);
+	// An event that goes with its identifier is not waited for.
+	uint32_t second = create(copy, 78);
+	resolve(copy, second, 7);
+	CHECK(is_readable(copy) && destroy(copy, second) == 0 && !is_readable(copy));
+}
+
+static void *get_event(void *fd)
+{
+	struct rdma_ucm_event_resp event;
+	return (void *)(intptr_t)next_event((int)(intptr_t)fd, &event);
+}
+
+static void waiting_ends_with_an_event_or_the_thread(void)
+{
+	pthread_t waiter;
+	void *got;
+	int fd = open_channel(0);
+	uint32_t id = create(fd, 1);
+	CHECK(pthread_create(&waiter, NULL, get_event, (void *)(intptr_t)fd) == 0);
+	usleep(50000);
+	resolve(fd, id, 7);
+	CHECK(pthread_join(waiter, &got) == 0 && got == NULL);
+	for (int i = 0; i < 100; i++) {
+		CHECK(pthread_create(&waiter, NULL, get_event, (void *)(intptr_t)fd) == 0);
+		if (i % 2)
+			usleep(2000);
+		CHECK(pthread_cancel(waiter) == 0 && pthread_join(waiter, &got) == 0 && got == PTHREAD_CANCELED);
+	}
+	// Nothing is held by those that are gone.
+	CHECK(destroy(fd, id) == 0);
+}
+
+static void interrupt(int signal) { (void)signal; }
+
+static void a_signal_ends_waiting(void)
+{
+	struct sigaction action = { .sa_handler = interrupt };
+	struct rdma_ucm_event_resp event;
+	int fd = open_channel(0);
+	sigaction(SIGALRM, &action, NULL);
+	alarm(1);
+	CHECK(next_event(fd, &event) == -EINTR);
+}
+
+// A child neither keeps its parent's ports nor uses its channels, and can have its own.
+static void children_start_afresh(void)
+{
+	int fd = open_channel(0), port = free_port(fd), to_parent[2], to_us[2], status;
+	CHECK(pipe(to_parent) == 0 && pipe(to_us) == 0);
+	pid_t owner = fork(), grandchild;
+	CHECK(owner >= 0);
+	if (owner == 0) {
+		int mine = open_channel(0);
+		uint32_t id = create(mine, 1);
+		CHECK(bind_to(mine, id, port) == 0);
+		grandchild = fork();
+		CHECK(grandchild >= 0);
+		if (grandchild == 0) {
+			struct rdma_ucm_disconnect body = { id };
+			CHECK(command(mine, RDMA_USER_CM_CMD_DISCONNECT, &body, sizeof body, 0) == EIO);
+			create(open_channel(0), 2);
+			pid_t self = getpid();
+			CHECK(write(to_us[1], &self, sizeof self) == sizeof self);
+			CHECK(write(to_parent[1], "x", 1) == 1);
+			// Outlives its parent.
+			pause();
+		}
+		char ready;
+		CHECK(read(to_parent[0], &ready, 1) == 1);
+		_exit(0);
+	}
+	CHECK(waitpid(owner, &status, 0) == owner && status == 0);
+	CHECK(read(to_us[0], &grandchild, sizeof grandchild) == sizeof grandchild);
+	uint32_t id = create(fd, 3);
+	int bound = bind_to(fd, id, port);
+	kill(grandchild, SIGKILL);
+	CHECK(bound == 0);
+}
+
+static void ports_are_given_back(void)
+{
+	int fd = open_channel(0), port = free_port(fd);
+	uint32_t first = create(fd, 1), second = create(fd, 2);
+	CHECK(bind_to(fd, first, port) == 0);
+	CHECK(bind_to(fd, second, port) == EADDRINUSE);
+	CHECK(destroy(fd, first) == 0);
+	CHECK(bind_to(fd, second, port) == 0);
+	// A channel that is closed gives back what its identifiers had, a moment later.
+	int other = open_channel(0);
+	CHECK(close(fd) == 0);
+	uint32_t third = create(other, 3);
+	for (int i = 0; i < 500 && bind_to(other, third, port) != 0; i++)
+		usleep(10000);
+	CHECK(bind_to(other, third, port) == EINVAL);
+}
+
+// What daemons do on their way. The manager cannot go on, and nothing else may suffer.
+static void everything_can_be_closed(void)
+{
+	open_channel(0);
+	for (int fd = 3; fd < 256; fd++)
+		close(fd);
+	int pipes[2];
+	char got = 0;
+	CHECK(pipe(pipes) == 0);
+	CHECK(write(pipes[1], "x", 1) == 1 && read(pipes[0], &got, 1) == 1 && got == 'x');
+	usleep(100000);
+	CHECK(write(pipes[1], "y", 1) == 1 && read(pipes[0], &got, 1) == 1 && got == 'y');
+}
+
+#define TEST(name) { #name, name }
+static const struct { const char *name; void (*run)(void); } tests[] = {
+	TEST(is_a_device), TEST(wrong_commands_are_refused), TEST(can_be_polled_however_it_was_copied),
+	TEST(waiting_ends_with_an_event_or_the_thread), TEST(a_signal_ends_waiting), TEST(children_start_afresh),
+	TEST(ports_are_given_back), TEST(everything_can_be_closed),
+};
+
+int main(int count, char **words)
+{
+	for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
+		if (count < 2)
+			puts(tests[i].name);
+		else if (!strcmp(words[1], tests[i].name)) {
+			tests[i].run();
+			return 0;
+		}
+	}
+	return count < 2 ? 0 : 2;
+}

@@ -1,0 +1,53 @@
+//! The built library under a program that uses the connection manager's device by itself (`channel.c`), as the
+//! kernel's header describes it. `make lib` builds the library first; without it these tests fail.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn library() -> PathBuf {
+    let library = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("lib/libmillstream_preload.so");
+    assert!(library.is_file(), "{} is missing: run `make lib`", library.display());
+    library
+}
+
+fn output(command: &mut Command) -> String {
+    let done = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let said = String::from_utf8_lossy(&done.stdout).into_owned() + &String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{command:?}: {}\n{said}", done.status);
+    said
+}
+
+#[test]
+fn the_device_is_what_the_kernels_header_says() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = folder.path().join("channel");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/channel.c");
+    output(Command::new("cc").args(["-O2", "-Wall", "-Wextra", "-pthread", "-o"]).args([&program, &source]));
+    let listed = output(&mut Command::new(&program));
+    let names: Vec<&str> = listed.lines().collect();
+    assert!(names.len() >= 8, "{names:?}");
+    for name in names {
+        // One that hangs is ended, and fails.
+        let mut test = Command::new("timeout");
+        test.args(["--kill-after=1", "60"]).arg(&program).arg(name).env("LD_PRELOAD", library());
+        assert_eq!(output(&mut test), "", "{name}");
+    }
+}
+
+/// The library stands before other people's functions only where its source says so.
+#[test]
+fn it_exports_what_the_map_says() {
+    let map = include_str!("../exports.map");
+    let mut expected: Vec<&str> = map
+        .lines()
+        .filter_map(|line| line.strip_prefix("    ")?.strip_suffix(';'))
+        .filter(|name| *name != "*")
+        .collect();
+    let mut nm = Command::new("nm");
+    let table = output(nm.args(["--dynamic", "--defined-only"]).arg(library()));
+    let mut found: Vec<&str> = table.lines().filter_map(|line| line.split_whitespace().nth(2)).collect();
+    expected.sort_unstable();
+    found.sort_unstable();
+    assert!(expected.contains(&"open64"), "the map is read");
+    assert_eq!(found, expected);
+}
