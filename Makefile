@@ -34,8 +34,10 @@ demo: build ## build real camera events into the memory of emulated cards, and c
 test: setup lib ## pass all tests
 	$(CARGO) test --workspace
 
-soak: setup ## kill processes under load, MILLSTREAM_KILLS (1,000) times, as MILLSTREAM_SEED (1) has it
-	$(CARGO) test --release -p millstream-device --test device -- --ignored --exact --nocapture kills::a_thousand_times
+soak: setup ## the long forms of what makes processes and objects come and go (docs/faults.md)
+	$(CARGO) test --release -p millstream-device --test device -- --ignored --exact --nocapture --test-threads 1 \
+		kills::a_thousand_times cycles::ten_thousand_connections_come_and_go \
+		cycles::threads_and_forks_on_one_context_for_long
 
 bench: build ## measure beside memcpy in the same run; tables, and target/bench/NAME.jsonl
 	$(TARGET_DIR)/release/millstream bench verbs

@@ -4,12 +4,12 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, Once, Weak};
 use std::time::{Duration, Instant};
 
 use millstream_shm::socket::Listener;
 use millstream_shm::thread::spawn;
-use millstream_shm::{Arena, EventFd, barrier, random_u64};
+use millstream_shm::{Arena, EventFd, SpinLock, barrier, random_u64};
 
 use crate::caps::MAX_QP;
 use crate::dm::Allocated;
@@ -62,12 +62,27 @@ struct Registered {
 /// The channel that wakes the progress thread.
 pub(crate) const TIMER_CHANNEL: u32 = 1;
 
-static HOST: Mutex<Option<&'static Host>> = Mutex::new(None);
+static HOST: SpinLock<Option<&'static Host>> = SpinLock::new(None);
+static FORKS: Once = Once::new();
+
+/// A child that is forked while another thread opens the device must find the lock free.
+extern "C" fn before_fork() {
+    std::mem::forget(HOST.lock());
+}
+
+extern "C" fn after_fork() {
+    // SAFETY: taken in `before_fork` by this thread, or by its parent's.
+    unsafe { HOST.force_unlock() };
+}
 
 impl Host {
     /// The process's adapter, made at first use. A forked child makes its own.
     pub(crate) fn get() -> Result<&'static Self> {
-        let mut host = HOST.lock().expect("no panic under this lock");
+        FORKS.call_once(|| {
+            // SAFETY: handlers that touch one lock only. Without room for them a child takes its chances.
+            unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork)) };
+        });
+        let mut host = HOST.lock();
         match *host {
             Some(h) if h.pid == std::process::id() => Ok(h),
             _ => {

@@ -1,6 +1,7 @@
 //! The soft device through its public interface: between the ends of one process, and between two
 //! processes, which is this program again in another role.
 
+mod cycles;
 mod death;
 mod errors;
 mod events;
@@ -30,6 +31,7 @@ fn other_process() {
         Ok("keys") => lifetime::keys(),
         Ok("besieged") => siege::besieged(),
         Ok("vandal") => siege::vandal(),
+        Ok("bustle") => cycles::bustle(),
         Ok("load") => kills::load::serve(),
         Ok("device memory") => regions::all_device_memory(),
         Ok("family") => death::family(),

@@ -1,7 +1,7 @@
 //! A process under load: three reliable connections that carry every operation both ways, check what they
 //! carry, and end with their peer.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use millstream_device::{Channel, Cq, Errno, Mr, Srq};
 use millstream_shm::poll_readable;
 use serde::{Deserialize, Serialize};
 
-use crate::support::{Adapter, Kind, Memory, Random, SOON, Setup, connect_queue_pair, listen, tell};
+use crate::support::{Adapter, Kind, Memory, Random, SOON, Setup, Usage, connect_queue_pair, listen, tell};
 
 pub(super) const LANES: usize = 3;
 /// The lane that receives from a shared queue.
@@ -70,50 +70,6 @@ pub(super) enum Answer {
     Usage(Usage),
 }
 
-/// What a process has of the system.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Usage {
-    /// Descriptors by what they stand for.
-    pub(super) descriptors: BTreeMap<String, usize>,
-    /// Mappings of memory that was or could be shared, by name.
-    pub(super) mappings: BTreeMap<String, usize>,
-    pub(super) threads: usize,
-    pub(super) resident_kib: u64,
-}
-
-impl Usage {
-    pub(super) fn now() -> Self {
-        let entries = |path| std::fs::read_dir(path).expect("this is Linux").flatten();
-        let read = |path| std::fs::read_to_string(path).expect("this is Linux");
-        let status = read("/proc/self/status");
-        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line of it");
-        let mut usage = Self {
-            descriptors: BTreeMap::new(),
-            mappings: BTreeMap::new(),
-            threads: entries("/proc/self/task").count(),
-            resident_kib: resident.trim().trim_end_matches(" kB").parse().expect("a number"),
-        };
-        for descriptor in entries("/proc/self/fd") {
-            // The one that lists them is gone.
-            let Ok(what) = std::fs::read_link(descriptor.path()) else { continue };
-            let what = what.to_string_lossy().replace(|c: char| c.is_ascii_digit(), "");
-            *usage.descriptors.entry(what).or_default() += 1;
-        }
-        for line in read("/proc/self/maps").lines() {
-            if let Some((_, name)) = line.split_once("/memfd:") {
-                *usage.mappings.entry(name.to_owned()).or_default() += 1;
-            }
-        }
-        usage
-    }
-
-    /// The same apart from how much memory was touched so far.
-    pub(super) fn same(&self, other: &Self) -> bool {
-        let shared = |usage: &Self| (usage.descriptors.clone(), usage.mappings.clone(), usage.threads);
-        shared(self) == shared(other)
-    }
-}
-
 /// In a process of its own: does what the parent says, until it is killed.
 pub(crate) fn serve() {
     let adapter = Adapter::open();
@@ -122,7 +78,7 @@ pub(crate) fn serve() {
     let mut open = None;
     while let Some(line) = listen() {
         let answer = match serde_json::from_str(&line).expect("an order") {
-            Order::Usage => Answer::Usage(Usage::now()),
+            Order::Usage => Answer::Usage(Usage::of(std::process::id())),
             Order::Open { seed } => {
                 let load = Load::open(&adapter, &memory, &scratch, seed);
                 let card = load.card();

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::support::{Process, Random, SOON, from_environment, wire};
-use load::{Answer, Card, Order, Usage};
+use crate::support::{Process, Random, SOON, Usage, from_environment, wire};
+use load::{Answer, Card, Order};
 
 #[test]
 fn whoever_is_left_gets_errors_and_goes_on() {
@@ -36,7 +36,7 @@ impl Loaded {
             // Whatever a process leaves in a file system, it leaves here.
             command.env("TMPDIR", folder.path()).env("XDG_RUNTIME_DIR", folder.path())
         });
-        let mut loaded = Self { process, born: Usage::now(), peers: 0 };
+        let mut loaded = Self { process, born: Usage::of(std::process::id()), peers: 0 };
         loaded.born = loaded.usage();
         loaded
     }

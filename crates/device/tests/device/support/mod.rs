@@ -6,6 +6,7 @@ mod end;
 mod memory;
 mod process;
 mod random;
+mod usage;
 pub(crate) mod wire;
 
 pub(crate) use actor::{
@@ -18,6 +19,7 @@ pub(crate) use end::{End, Place, Region, connect, pair, request};
 pub(crate) use memory::{GUARD, Kind, Memory};
 pub(crate) use process::{Process, listen, tell};
 pub(crate) use random::{Random, from_environment};
+pub(crate) use usage::Usage;
 
 use std::time::{Duration, Instant};
 

@@ -1,0 +1,226 @@
+//! Objects that come and go: thousands of connections, threads that make, use and end objects of one context
+//! at once, and forks in the middle of it. Afterwards there is exactly what was there before.
+//!
+//! `make soak` runs the long forms; `MILLSTREAM_CYCLES` says how many.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use millstream_device::qp::{Kind as Transport, Receives};
+use millstream_device::types::{SendWr, WC_SUCCESS, WR_RDMA_WRITE, WR_SEND, Wc};
+use millstream_device::{Channel, Context, Cq, Srq};
+use millstream_shm::poll_readable;
+
+use crate::support::{
+    Adapter, End, Kind, Place, Random, SOON, Setup, Usage, connect, connect_queue_pair, element,
+    from_environment, in_a_process_of_its_own, next, wait_for,
+};
+
+#[test]
+fn connections_come_and_go() {
+    come_and_go(from_environment("MILLSTREAM_CYCLES", 200));
+}
+
+#[test]
+#[ignore = "takes a minute: make soak"]
+fn ten_thousand_connections_come_and_go() {
+    come_and_go(from_environment("MILLSTREAM_CYCLES", 10_000));
+}
+
+/// Two processes connect and disconnect; one of them is replaced now and then.
+fn come_and_go(cycles: u64) {
+    let setup = Setup::default();
+    let [mut a, mut b] = [(); 2].map(|()| End::new(Place::Elsewhere));
+    let source = a.register(Kind::Anonymous, 1 << 16, 0);
+    let mut target = b.register(Kind::Anonymous, 1 << 16, 0);
+    let a_id = a.process().id();
+    let born = Usage::of(a_id);
+    let mut early = 0;
+    for cycle in 0..cycles {
+        connect(&mut a, &mut b, &setup);
+        b.recv(1, &[target.part(0, 64)]);
+        a.send(2, &[source.part(0, 64)]);
+        a.write(3, &[source.all()], (target.addr, target.key));
+        assert!(a.sent(2).iter().all(|sent| sent.status == WC_SUCCESS), "cycle {cycle}");
+        assert_eq!(b.received(1)[0].status, WC_SUCCESS, "cycle {cycle}");
+        // Either end may be the first to leave.
+        if cycle % 2 == 0 {
+            a.destroy();
+            b.destroy();
+        } else {
+            b.destroy();
+            a.destroy();
+        }
+        if cycle % 50 == 49 {
+            b = End::new(Place::Elsewhere);
+            target = b.register(Kind::Anonymous, 1 << 16, 0);
+        }
+        if cycle == cycles / 4 {
+            early = Usage::of(a_id).resident_kib;
+        }
+    }
+    drop(b);
+    Usage::is_again(a_id, &born);
+    let late = Usage::of(a_id).resident_kib;
+    println!("{cycles} cycles: {early} KiB after a quarter of them, {late} KiB after all");
+    // The queue pair table is touched up to its 1.25 MiB.
+    assert!(late < early + (4 << 10), "{early} KiB after a quarter of the cycles, {late} KiB after all");
+}
+
+#[test]
+fn threads_and_forks_on_one_context() {
+    in_a_process_of_its_own("bustle");
+}
+
+#[test]
+#[ignore = "takes a minute: make soak"]
+fn threads_and_forks_on_one_context_for_long() {
+    let mut process = crate::support::Process::start_with("bustle", |command| {
+        command.env("MILLSTREAM_BUSTLE", from_environment("MILLSTREAM_CYCLES", 10_000).to_string())
+    });
+    assert!(process.finish().success());
+}
+
+/// In a process of its own: threads make, use and end everything; others poll; one forks.
+pub(crate) fn bustle() {
+    const MAKERS: u64 = 3;
+    let cycles = from_environment("MILLSTREAM_BUSTLE", 300);
+    let adapter = Adapter::open();
+    let shared = Cq::new(&adapter.context, 4096, None).expect("a queue");
+    let srq = Srq::new(&adapter.pd, 256, 1).expect("a shared queue");
+    let over = AtomicBool::new(false);
+    // Once round, so that what is made at first use is there.
+    make_and_end(&adapter, &shared, &srq, &mut Random::new(0));
+    let me = std::process::id();
+    let born = Usage::of(me);
+    std::thread::scope(|scope| {
+        let makers: Vec<_> = (0..MAKERS)
+            .map(|seed| {
+                let (adapter, shared, srq) = (&adapter, &shared, &srq);
+                scope.spawn(move || {
+                    let mut random = Random::new(seed);
+                    (0..cycles).for_each(|_| make_and_end(adapter, shared, srq, &mut random));
+                })
+            })
+            .collect();
+        // Polls what completes on behalf of queue pairs that others end meanwhile.
+        scope.spawn(|| {
+            let mut out = [Wc::default(); 32];
+            while !over.load(Ordering::Relaxed) {
+                let n = shared.poll(&mut out).expect("no overflow");
+                assert!(out[..n].iter().all(|wc| wc.status == WC_SUCCESS), "{:?}", &out[..n]);
+                std::thread::yield_now();
+            }
+        });
+        // Contexts come and go, too.
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                drop(Context::open().expect("the device opens"));
+                std::thread::yield_now();
+            }
+        });
+        scope.spawn(|| {
+            // Each kind twice at least, however quick the makers are.
+            let mut turn = 0;
+            while turn < 6 || !over.load(Ordering::Relaxed) {
+                fork(turn);
+                turn += 1;
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        // A failed one ends all.
+        let results: Vec<_> = makers.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
+        over.store(true, Ordering::Relaxed);
+        results.into_iter().for_each(|result| result.expect("a maker failed"));
+    });
+    // What was left to be polled belongs to queue pairs that have ended.
+    Usage::is_again(me, &born);
+}
+
+/// A queue pair with its own queue and channel, one on the shared queues, memory; used and ended.
+fn make_and_end(
+    adapter: &Adapter,
+    shared: &std::sync::Arc<Cq>,
+    srq: &std::sync::Arc<Srq>,
+    random: &mut Random,
+) {
+    let channel = Channel::new(&adapter.context).expect("a channel");
+    let cq = Cq::new(&adapter.context, 64, Some(channel.clone())).expect("a queue");
+    let own = adapter.qp(&cq).expect("a queue pair");
+    let other = adapter.qp_with(shared, Transport::Rc, Receives::Shared(srq.clone())).expect("a queue pair");
+    let setup = Setup::default();
+    connect_queue_pair(&own, other.qpn(), &setup);
+    connect_queue_pair(&other, own.qpn(), &setup);
+    let mut memory = vec![1u8; 4096 * (1 + random.below(4) as usize)];
+    let mut mr = adapter.register(&mut memory);
+    let sges = [element(&memory, &mr)];
+    let write = SendWr {
+        opcode: WR_RDMA_WRITE,
+        sges: &sges,
+        remote_addr: memory.as_ptr() as u64,
+        rkey: mr.key(),
+        ..SendWr::default()
+    };
+    // To the shared queues, if there is a receive; the other way with an event.
+    let _ = srq.post(1, &[]);
+    cq.arm(false);
+    own.post_recv(2, &[]).expect("room");
+    other.post_send(&SendWr { opcode: WR_SEND, ..SendWr::default() }).expect("room");
+    assert_eq!(poll_readable(&[channel.as_fd()], Some(SOON)).expect("a descriptor"), [true], "no event");
+    channel.next_event().expect("it is readable");
+    cq.acknowledge(1);
+    assert_eq!(next(&cq).wr_id, 2);
+    own.post_send(&write).expect("room");
+    assert_eq!(next(&cq).status, WC_SUCCESS);
+    if random.once_in(2) {
+        own.post_send(&SendWr { opcode: WR_SEND, ..SendWr::default() }).expect("room");
+        assert_eq!(next(&cq).status, WC_SUCCESS);
+    }
+    if random.once_in(2) {
+        mr.deregister().expect("nobody is inside");
+    }
+    own.destroy();
+    other.destroy();
+    cq.destroy().expect("no queue pair is left");
+}
+
+/// Forks a child that leaves at once, becomes another program, or uses a device of its own.
+fn fork(turn: u32) {
+    // SAFETY: the child uses what the C library and the device keep usable, and leaves by _exit.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "no room for a child");
+    if child == 0 {
+        // SAFETY: plain system calls; the arguments are C strings that end with a null.
+        unsafe {
+            // Should it hang, it does not do so for ever.
+            libc::alarm(SOON.as_secs() as u32);
+            match turn % 3 {
+                0 => libc::_exit(0),
+                1 => {
+                    let arguments = [c"true".as_ptr(), std::ptr::null()];
+                    libc::execv(c"/bin/true".as_ptr(), arguments.as_ptr());
+                    libc::_exit(1);
+                }
+                _ => {
+                    let good = std::panic::catch_unwind(|| {
+                        let adapter = Adapter::open();
+                        let cq = adapter.cq();
+                        let qp = adapter.qp(&cq).expect("a queue pair");
+                        connect_queue_pair(&qp, qp.qpn(), &Setup::default());
+                        qp.post_recv(1, &[]).expect("room");
+                        qp.post_send(&SendWr { opcode: WR_SEND, ..SendWr::default() }).expect("room");
+                        assert_eq!((next(&cq).status, next(&cq).status), (WC_SUCCESS, WC_SUCCESS));
+                    });
+                    libc::_exit(i32::from(good.is_err()));
+                }
+            }
+        }
+    }
+    let mut status = 0;
+    wait_for("the end of a child", || {
+        // SAFETY: our own child; the status is a local.
+        unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) == child }
+    });
+    assert_eq!(status, 0, "child of kind {}", turn % 3);
+}
