@@ -18,7 +18,7 @@ use millstream_device as device;
 use crate::{
     cq, cq_ex,
     errno::{self, Errno},
-    mr, mw, port, qp, qp_ex, srq,
+    mr, mw, pd, port, qp, qp_ex, srq,
     sys::*,
     xrc,
 };
@@ -57,6 +57,9 @@ impl Context {
             reg_dm_mr: Some(mr::reg_dm_mr),
             alloc_dm: Some(mr::alloc_dm),
             free_dm: Some(mr::free_dm),
+            alloc_td: Some(pd::alloc_td),
+            dealloc_td: Some(pd::dealloc_td),
+            alloc_parent_domain: Some(pd::alloc_parent_domain),
             create_cq_ex: Some(cq_ex::create_cq_ex),
             modify_cq: Some(cq::modify_cq),
             open_qp: Some(xrc::open_qp),

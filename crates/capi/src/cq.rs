@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use millstream_device::{Channel, Cq, Cursor, types::Wc};
+use millstream_device::{Channel, Cq, Cursor, Pd, types::Wc};
 
 use crate::{
     context::{COMP_VECTORS, Context},
@@ -32,6 +32,8 @@ pub(crate) struct CqObject {
     pub(crate) inner: Arc<Cq>,
     /// The completion that is looked at.
     pub(crate) cursor: Cursor,
+    /// The parent domain that it was made in.
+    domain: Option<Arc<Pd>>,
 }
 
 impl CqObject {
@@ -90,7 +92,7 @@ pub unsafe extern "C" fn ibv_create_cq(
     };
     // SAFETY: the caller passes an open context, and NULL or a live channel.
     errno::pointer(unsafe {
-        create(context, &Options { entries, cq_context, channel, vector, timed: false })
+        create(context, &Options { entries, cq_context, channel, vector, timed: false, domain: None })
     })
 }
 
@@ -101,6 +103,7 @@ pub(crate) struct Options {
     pub(crate) channel: *mut ibv_comp_channel,
     pub(crate) vector: u32,
     pub(crate) timed: bool,
+    pub(crate) domain: Option<Arc<Pd>>,
 }
 
 /// # Safety
@@ -125,7 +128,11 @@ pub(crate) unsafe fn create(context: *mut ibv_context, options: &Options) -> Res
         ..ibv_cq::default()
     };
     let verbs = cq_ex::interface(verbs);
-    let object = Box::leak(Box::new(CqObject { verbs, inner, cursor: Cursor::default() }));
+    let domain = options.domain.clone();
+    if let Some(domain) = &domain {
+        domain.attach();
+    }
+    let object = Box::leak(Box::new(CqObject { verbs, inner, cursor: Cursor::default(), domain }));
     let address = std::ptr::from_mut(object).addr() as u64;
     object.inner.handle().set_pointer(address);
     Ok(std::ptr::from_mut(object).cast())
@@ -168,7 +175,10 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     let result = unsafe { CqObject::of(cq) }.inner.destroy();
     if result.is_ok() {
         // SAFETY: boxed by `ibv_create_cq`; the caller gives it up.
-        drop(unsafe { Box::from_raw(cq.cast::<CqObject>()) });
+        let object = unsafe { Box::from_raw(cq.cast::<CqObject>()) };
+        if let Some(domain) = &object.domain {
+            domain.detach();
+        }
     }
     errno::status(result.map_err(Errno::from))
 }

@@ -6,6 +6,7 @@ use std::ffi::c_int;
 use crate::{
     cq::{self, CqObject, Options},
     errno::{self, Errno},
+    pd::PdObject,
     sys::*,
 };
 
@@ -42,13 +43,20 @@ unsafe fn create(context: *mut ibv_context, init: *mut ibv_cq_init_attr_ex) -> R
         }
         // A queue of one thread is locked all the same: the lock costs nothing while nobody waits for it.
         // One that forgets completions when it is full is not offered: this device loses none in silence.
-        if mask & IBV_CQ_INIT_ATTR_MASK_PD != 0
-            || fields & !u64::from(FIELDS) != 0
-            || flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0
-        {
+        if fields & !u64::from(FIELDS) != 0 || flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0 {
             return Err(Errno::UNSUPPORTED);
         }
+        let domain = if mask & IBV_CQ_INIT_ATTR_MASK_PD == 0 {
+            None
+        } else {
+            let pd = (*init).parent_domain;
+            if pd.is_null() || (*pd).context != context || !PdObject::of(pd).inner.is_parent() {
+                return Err(Errno::INVALID);
+            }
+            Some(PdObject::of(pd).inner.clone())
+        };
         let options = Options {
+            domain,
             entries: (*init).cqe,
             cq_context: (*init).cq_context,
             channel: (*init).channel,

@@ -1,8 +1,8 @@
-//! Protection domains.
+//! Protection domains, thread domains and parent domains.
 
 use std::{ffi::c_int, sync::Arc};
 
-use millstream_device::Pd;
+use millstream_device::{Pd, Td};
 
 use crate::{
     context::Context,
@@ -39,12 +39,72 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: the caller passes an allocated domain.
-    if unsafe { PdObject::of(pd) }.inner.in_use() {
+    let result = unsafe { PdObject::of(pd) }.inner.deallocate();
+    if result.is_ok() {
+        // SAFETY: boxed when it was allocated; the caller gives it up.
+        drop(unsafe { Box::from_raw(pd.cast::<PdObject>()) });
+    }
+    errno::status(result.map_err(Errno::from))
+}
+
+/// A thread domain as programs see it, and ours behind it.
+#[repr(C)]
+struct TdObject {
+    verbs: ibv_td,
+    inner: Arc<Td>,
+}
+
+/// A new thread domain; NULL and errno on failure.
+pub(crate) unsafe extern "C" fn alloc_td(
+    context: *mut ibv_context,
+    init: *mut ibv_td_init_attr,
+) -> *mut ibv_td {
+    // SAFETY: the caller passes a readable struct.
+    if unsafe { (*init).comp_mask } != 0 {
+        return errno::pointer(Err(Errno::INVALID));
+    }
+    Box::into_raw(Box::new(TdObject { verbs: ibv_td { context }, inner: Td::new() })).cast()
+}
+
+/// Frees a thread domain. Returns 0 or an error number.
+pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
+    let object = td.cast::<TdObject>();
+    // SAFETY: the caller passes an allocated domain.
+    if unsafe { (*object).inner.in_use() } {
         return errno::status(Err(Errno::BUSY));
     }
-    // SAFETY: boxed by `ibv_alloc_pd`; the caller gives it up.
-    drop(unsafe { Box::from_raw(pd.cast::<PdObject>()) });
+    // SAFETY: boxed by `alloc_td`; the caller gives it up.
+    drop(unsafe { Box::from_raw(object) });
     0
+}
+
+/// A parent domain: another name of a protection domain, perhaps with a thread domain; NULL and errno on
+/// failure. Allocators are accepted and not called: the queues lie in memory that is shared with peers, which
+/// programs do not have.
+pub(crate) unsafe extern "C" fn alloc_parent_domain(
+    context: *mut ibv_context,
+    attr: *mut ibv_parent_domain_init_attr,
+) -> *mut ibv_pd {
+    const KNOWN: u32 = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
+    // SAFETY: the caller passes a readable struct with live objects.
+    errno::pointer(unsafe {
+        let attr = &*attr;
+        let half = attr.comp_mask & IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS != 0
+            && (attr.alloc.is_none() || attr.free.is_none());
+        let td = attr.td.cast::<TdObject>().as_ref();
+        if attr.comp_mask & !KNOWN != 0
+            || half
+            || attr.pd.is_null()
+            || (*attr.pd).context != context
+            || td.is_some_and(|td| td.verbs.context != context)
+        {
+            Err(Errno::INVALID)
+        } else {
+            let inner = Pd::parent(&PdObject::of(attr.pd).inner, td.map(|td| &td.inner));
+            let verbs = ibv_pd { context, handle: inner.id() };
+            Ok(Box::into_raw(Box::new(PdObject { verbs, inner })).cast())
+        }
+    })
 }
 
 /// The protection domain that another process made; NULL and errno on failure.

@@ -52,7 +52,7 @@ pub use errno::{Errno, Result};
 pub use event::{AsyncEvent, Handle};
 pub use mr::Mr;
 pub use mr::window::Mw;
-pub use pd::Pd;
+pub use pd::{Pd, Td};
 pub use qp::Qp;
 pub use srq::Srq;
 pub use xrc::{Opening, Xrcd};

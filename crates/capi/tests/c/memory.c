@@ -336,6 +336,72 @@ static void device_memory(void)
     CHECK(!ibv_alloc_dm(context, &attr) && errno == EINVAL);
 }
 
+static void *never_called(struct ibv_pd *of, void *with, size_t size, size_t alignment, uint64_t type)
+{
+    (void)of, (void)with, (void)size, (void)alignment, (void)type;
+    return NULL;
+}
+
+static void never_called_either(struct ibv_pd *of, void *with, void *what, uint64_t type)
+{
+    (void)of, (void)with, (void)what, (void)type;
+}
+
+static void parent_domains(void)
+{
+    struct ibv_td_init_attr td_attr = { 0 };
+    struct ibv_td *td = ibv_alloc_td(context, &td_attr);
+    CHECK(td && td->context == context);
+    td_attr.comp_mask = 1;
+    CHECK(!ibv_alloc_td(context, &td_attr) && errno == EINVAL);
+
+    struct ibv_pd *base = ibv_alloc_pd(context);
+    struct ibv_parent_domain_init_attr attr = {
+        .pd = base,
+        .td = td,
+        .comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT,
+        .alloc = never_called,
+        .free = never_called_either,
+        .pd_context = memory,
+    };
+    struct ibv_pd *parent = ibv_alloc_parent_domain(context, &attr);
+    CHECK(base && parent && parent != base && parent->context == context);
+    CHECK(ibv_dealloc_td(td) == EBUSY && ibv_dealloc_pd(base) == EBUSY);
+    attr.free = NULL;
+    CHECK(!ibv_alloc_parent_domain(context, &attr) && errno == EINVAL);
+    attr.comp_mask = 4;
+    CHECK(!ibv_alloc_parent_domain(context, &attr) && errno == EINVAL);
+    attr.comp_mask = 0, attr.pd = NULL;
+    CHECK(!ibv_alloc_parent_domain(context, &attr) && errno == EINVAL);
+
+    /* Objects of the two meet: a queue pair of the parent, a region of the domain. */
+    struct ibv_pd *saved = pd;
+    struct ibv_cq_init_attr_ex cq_attr = {
+        .cqe = 16, .comp_mask = IBV_CQ_INIT_ATTR_MASK_PD, .parent_domain = parent,
+    };
+    struct ibv_cq_ex *of_parent = ibv_create_cq_ex(context, &cq_attr);
+    CHECK(of_parent);
+    cq_attr.parent_domain = base;
+    CHECK(!ibv_create_cq_ex(context, &cq_attr) && errno == EINVAL);
+    pd = parent;
+    struct ibv_qp *first = near, *second = far;
+    connect_both();
+    struct ibv_mr *mr = ibv_reg_mr(base, memory, LEN, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+    struct ibv_mr *source = ibv_reg_mr(parent, other, LEN, 0), *old = local;
+    CHECK(mr && source);
+    local = source;
+    memset(memory, 0, LEN);
+    far_writes((uintptr_t)memory, mr->rkey, IBV_WC_SUCCESS);
+    CHECK(!memcmp(memory, other, 8));
+    CHECK(ibv_dealloc_pd(parent) == EBUSY);
+    CHECK(!ibv_destroy_qp(near) && !ibv_destroy_qp(far) && !ibv_dereg_mr(source));
+    CHECK(ibv_dealloc_pd(parent) == EBUSY);
+    CHECK(!ibv_destroy_cq(ibv_cq_ex_to_cq(of_parent)));
+    CHECK(!ibv_dealloc_pd(parent) && ibv_dealloc_pd(base) == EBUSY && !ibv_dealloc_td(td));
+    CHECK(!ibv_dereg_mr(mr) && !ibv_dealloc_pd(base));
+    near = first, far = second, local = old, pd = saved;
+}
+
 int main(void)
 {
     struct ibv_device **list = ibv_get_device_list(NULL);
@@ -368,6 +434,7 @@ int main(void)
     changed_regions();
     regions_without_memory_of_their_own();
     device_memory();
+    parent_domains();
 
     CHECK(!ibv_destroy_qp(near) && !ibv_destroy_qp(far) && !ibv_dereg_mr(local));
     CHECK(!ibv_destroy_cq(cq) && !ibv_dealloc_pd(pd) && !ibv_close_device(context));
