@@ -9,7 +9,7 @@ use std::{
     cell::UnsafeCell,
     ffi::{c_int, c_void},
     mem,
-    os::fd::{AsFd, AsRawFd, RawFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd, RawFd},
     sync::Arc,
 };
 
@@ -28,6 +28,8 @@ use crate::{
 pub struct Context {
     /// The device behind it; None only in tests of the table.
     pub(crate) inner: Option<Arc<device::Context>>,
+    /// What programs pass on to others, who cannot do anything with it yet.
+    _command: Option<OwnedFd>,
     /// In a cell because programs hold a mutable pointer to it.
     verbs: UnsafeCell<verbs_context>,
 }
@@ -36,13 +38,13 @@ pub struct Context {
 const TO_VERBS: usize = mem::offset_of!(Context, verbs) + mem::offset_of!(verbs_context, context);
 
 impl Context {
-    /// A context on `device`. `cmd_fd` is the descriptor that another process would import the device by
-    /// (-1: none), `async_fd` becomes readable when an asynchronous event waits, `comp_vectors` counts the
-    /// values that a completion queue's vector may take. The context owns none of them.
+    /// A context on `device`. `command` is the descriptor that another process would import the device by,
+    /// `async_fd`, which the context does not own, becomes readable when an asynchronous event waits,
+    /// `comp_vectors` counts the values that a completion queue's vector may take.
     pub fn new(
         inner: Option<Arc<device::Context>>,
         device: *mut ibv_device,
-        cmd_fd: RawFd,
+        command: Option<OwnedFd>,
         async_fd: RawFd,
         comp_vectors: c_int,
     ) -> Box<Self> {
@@ -70,7 +72,7 @@ impl Context {
             context: ibv_context {
                 device,
                 ops: OPERATIONS,
-                cmd_fd,
+                cmd_fd: command.as_ref().map_or(-1, AsRawFd::as_raw_fd),
                 async_fd,
                 num_comp_vectors: comp_vectors,
                 mutex: libc::PTHREAD_MUTEX_INITIALIZER,
@@ -78,7 +80,7 @@ impl Context {
             },
             ..verbs_context::default()
         };
-        Box::new(Self { inner, verbs: UnsafeCell::new(verbs) })
+        Box::new(Self { inner, _command: command, verbs: UnsafeCell::new(verbs) })
     }
 
     /// The pointer that programs hold.
@@ -160,10 +162,16 @@ unsafe extern "C" fn no_status() -> *mut c_void {
 /// Opens a device; NULL and errno on failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
-    errno::pointer(device::Context::open().map_err(Errno::from).map(|inner| {
-        let async_fd = inner.as_fd().as_raw_fd();
-        Context::as_verbs(Box::into_raw(Context::new(Some(inner), device, -1, async_fd, COMP_VECTORS)))
-    }))
+    errno::pointer(open(device))
+}
+
+fn open(device: *mut ibv_device) -> Result<*mut ibv_context, Errno> {
+    let inner = device::Context::open()?;
+    let async_fd = inner.as_fd().as_raw_fd();
+    // Programs duplicate the command descriptor before they ask whether it can be imported.
+    let command = inner.as_fd().try_clone_to_owned()?;
+    let context = Context::new(Some(inner), device, Some(command), async_fd, COMP_VECTORS);
+    Ok(Context::as_verbs(Box::into_raw(context)))
 }
 
 /// Completion vectors: there is one.
@@ -190,7 +198,7 @@ mod tests {
     use super::*;
 
     fn with_context(check: impl FnOnce(*mut Context, &verbs_context)) {
-        let context = Box::into_raw(Context::new(None, ptr::null_mut(), -1, 7, 2));
+        let context = Box::into_raw(Context::new(None, ptr::null_mut(), None, 7, 2));
         let verbs = Context::as_verbs(context);
         // The step back that `verbs_get_ctx` of verbs.h takes.
         let extended = verbs.wrapping_byte_sub(mem::offset_of!(verbs_context, context));

@@ -143,6 +143,12 @@ layouts! {
     ibv_qp_init_attr { send_cq, cap, qp_type, sq_sig_all }
     ibv_qp_attr { qp_state, qkey, cap, ah_attr, alt_ah_attr, pkey_index, timeout, rate_limit }
     ibv_qp { context, pd, send_cq, qp_num, state, mutex, events_completed }
+    ibv_qp_ex { qp_base, comp_mask, wr_id, wr_flags, wr_atomic_cmp_swp, wr_set_sge, wr_abort, wr_atomic_write }
+    ibv_cq_ex { cqe, async_events_completed, comp_mask, status, wr_id, start_poll, read_completion_wallclock_ns }
+    ibv_qp_init_attr_ex { send_cq, cap, comp_mask, pd, create_flags, source_qpn, send_ops_flags }
+    ibv_cq_init_attr_ex { cqe, channel, comp_vector, wc_flags, comp_mask, flags, parent_domain }
+    ibv_device_attr_ex { odp_caps, completion_timestamp_mask, cq_mod_caps, max_dm_size, phys_port_cnt_ex }
+    ibv_values_ex { comp_mask, raw_clock }
     ibv_srq { context, pd, mutex, cond, events_completed }
     ibv_sge { addr, length, lkey }
     ibv_send_wr { wr_id, next, sg_list, num_sge, opcode, send_flags, wr, qp_type }

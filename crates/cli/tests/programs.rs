@@ -108,6 +108,9 @@ fn pingpongs_run_and_validate_what_they_receive() {
     for program in [
         &["ibv_rc_pingpong", "-g", "1", "-c"][..],
         &["ibv_rc_pingpong", "-g", "1", "-c", "-e", "-n", "500"],
+        &["ibv_rc_pingpong", "-g", "1", "-c", "-t"],
+        &["ibv_rc_pingpong", "-g", "1", "-c", "-N"],
+        &["ibv_rc_pingpong", "-g", "1", "-c", "-N", "-t", "-n", "5000"],
         &["ibv_rc_pingpong", "-g", "3", "-c", "-s", "1000000", "-n", "200"],
         &["ibv_uc_pingpong", "-g", "1", "-c"],
         &["ibv_ud_pingpong", "-g", "1", "-c", "-s", "1024"],
