@@ -18,6 +18,7 @@ mod states;
 mod support;
 mod transfers;
 mod unreliable;
+mod users;
 mod windows;
 mod xrc;
 
@@ -32,6 +33,9 @@ fn other_process() {
         Ok("besieged") => siege::besieged(),
         Ok("vandal") => siege::vandal(),
         Ok("bustle") => cycles::bustle(),
+        Ok("owner") => users::owner(),
+        Ok("trespasser") => users::trespasser(),
+        Ok("squatter") => users::squatter(),
         Ok("load") => kills::load::serve(),
         Ok("device memory") => regions::all_device_memory(),
         Ok("family") => death::family(),

@@ -1,0 +1,198 @@
+//! Another user of the same host: can reach nothing, learn nothing, and keep nobody from working.
+//!
+//! Both users are made here, which takes root; without it these tests say that they were not run.
+
+use std::io::ErrorKind;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use millstream_device::types::{WC_OP_RDMA_WRITE, WC_RETRY_EXC_ERR};
+use millstream_shm::poll_readable;
+use millstream_shm::socket::{Connection, Listener};
+use serde::{Deserialize, Serialize};
+
+use crate::support::wire::{HELLO, message};
+use crate::support::{Adapter, Completion, End, Kind, Process, Setup, connect, connect_queue_pair, next};
+use crate::support::{listen, pattern, serve, tell};
+
+/// The users that the two processes become; neither has a name on most systems.
+const OWNER: u32 = 65533;
+const STRANGER: u32 = 65532;
+
+fn is_root(test: &str) -> bool {
+    // SAFETY: a plain system call.
+    let root = unsafe { libc::geteuid() } == 0;
+    if !root {
+        eprintln!("{test} was not run: becoming another user takes root");
+    }
+    root
+}
+
+fn become_user(uid: u32) {
+    // SAFETY: all threads of this process become the user (the C library sees to it). That makes the
+    // process undumpable, which would protect it from more than its user's other processes are.
+    unsafe {
+        assert_eq!(libc::setgroups(0, std::ptr::null()), 0);
+        assert_eq!(libc::setgid(uid), 0);
+        assert_eq!(libc::setuid(uid), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_DUMPABLE, 1), 0);
+    }
+}
+
+/// In a process of its own: an end of a connection, of a user of its own.
+pub(crate) fn owner() {
+    become_user(OWNER);
+    serve();
+}
+
+/// What a stranger tries.
+#[derive(Serialize, Deserialize)]
+struct Aim {
+    process: u32,
+    number: u32,
+    /// Of a registered region.
+    addr: u64,
+    key: u32,
+}
+
+fn of_owner() -> End {
+    End::Elsewhere(Box::new(Process::start("owner")))
+}
+
+#[test]
+fn another_user_reaches_nothing() {
+    if !is_root("another_user_reaches_nothing") {
+        return;
+    }
+    let (mut near, mut owner) = (of_owner(), of_owner());
+    let setup = Setup::default();
+    connect(&mut near, &mut owner, &setup);
+    let bytes = pattern(1, 10_000);
+    let (source, target) = (near.hold(&bytes), owner.register(Kind::Anonymous, 10_000, 0));
+    let write = |near: &mut End| {
+        near.write(1, &[source.all()], (target.addr, target.key));
+        assert_eq!(near.sent(1), [Completion::ok(1, WC_OP_RDMA_WRITE, 0)]);
+    };
+    write(&mut near);
+    let (process, number) = (owner.process().id(), owner.number());
+    let aim = Aim { process, number, addr: target.addr, key: target.key };
+    let mut stranger = Process::start("trespasser");
+    stranger.say(&serde_json::to_string(&aim).expect("plain data"));
+    assert_eq!(stranger.hear(), "nothing");
+    assert!(stranger.finish().success());
+    assert!(owner.load(&target, 0, bytes.len()) == bytes, "as it was");
+    write(&mut near);
+}
+
+/// In a process of its own: another user who tries every way that the system has.
+pub(crate) fn trespasser() {
+    become_user(STRANGER);
+    let aim: Aim = serde_json::from_str(&listen().expect("an aim")).expect("an aim");
+    let denied = |what: &str, done: bool| {
+        let error = std::io::Error::last_os_error();
+        assert!(!done && matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES)), "{what}: {error}");
+    };
+    // Files, memory and descriptors through /proc.
+    let proc = format!("/proc/{}", aim.process);
+    for folder in ["fd", "map_files"] {
+        let error = std::fs::read_dir(format!("{proc}/{folder}")).expect_err(folder);
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{folder}");
+    }
+    for file in (0..64).map(|fd| format!("fd/{fd}")).chain(["mem", "maps", "environ"].map(str::to_owned)) {
+        let error = std::fs::OpenOptions::new().read(true).open(format!("{proc}/{file}")).expect_err(&file);
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{file}");
+    }
+    let mut byte = 0u8;
+    let here = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    let there = libc::iovec { iov_base: aim.addr as *mut _, iov_len: 1 };
+    let pid = aim.process as i32;
+    // SAFETY: system calls with locals of ours, all of which are refused.
+    unsafe {
+        let (here, there) = (&raw const here, &raw const there);
+        denied("reading its memory", libc::process_vm_readv(pid, here, 1, there, 1, 0) >= 0);
+        denied("writing its memory", libc::process_vm_writev(pid, here, 1, there, 1, 0) >= 0);
+        denied("tracing it", libc::ptrace(libc::PTRACE_SEIZE, pid, 0, 0) >= 0);
+        denied("killing it", libc::kill(pid, libc::SIGKILL) >= 0);
+        let handle = libc::syscall(libc::SYS_pidfd_open, pid, 0);
+        assert!(handle >= 0, "that it is there is no secret");
+        for fd in 0..64 {
+            denied("taking a descriptor", libc::syscall(libc::SYS_pidfd_getfd, handle, fd, 0) >= 0);
+        }
+    }
+    // Its socket, whose name is no secret. Our own side would not even speak.
+    let name = format!("millstream/{OWNER}/{:03x}", aim.number >> 12);
+    let timeout = Duration::from_secs(5);
+    let refused = Connection::open(&name, timeout).expect_err("our side looks at the user, too");
+    assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
+    let connection = Connection::open_anyone(&name, timeout).expect("the socket itself is open to all");
+    let _ = connection.send(&message(HELLO, &[crate::support::wire::VERSION, std::process::id(), 1]), &[]);
+    assert!(matches!(connection.receive(&mut [0; 64]), Ok((0, _)) | Err(_)), "an answer");
+    // With a device of its own, and everything that it would have to know.
+    let adapter = Adapter::open();
+    let cq = adapter.cq();
+    let qp = adapter.qp(&cq).expect("a queue pair");
+    let setup = Setup { timeout: 8, retry_cnt: 1, ..Setup::default() };
+    connect_queue_pair(&qp, aim.number, &setup);
+    let mut memory = vec![0xffu8; 8];
+    let mr = adapter.register(&mut memory);
+    let sges = [crate::support::element(&memory, &mr)];
+    let wr = millstream_device::types::SendWr {
+        sges: &sges,
+        remote_addr: aim.addr,
+        rkey: aim.key,
+        ..millstream_device::types::SendWr::default()
+    };
+    qp.post_send(&wr).expect("room");
+    assert_eq!(next(&cq).status, WC_RETRY_EXC_ERR);
+    tell("nothing");
+}
+
+#[test]
+fn names_that_another_user_took_hold_nobody_up() {
+    if !is_root("names_that_another_user_took_hold_nobody_up") {
+        return;
+    }
+    let mut squatter = Process::start("squatter");
+    squatter.say("take");
+    let taken: u32 = squatter.hear().parse().expect("a number");
+    // New devices find other names.
+    let (mut a, mut b) = (of_owner(), of_owner());
+    let setup = Setup { timeout: 10, retry_cnt: 2, ..Setup::default() };
+    connect(&mut a, &mut b, &setup);
+    let (source, target) = (a.hold(&[1; 64]), b.register(Kind::Anonymous, 64, 0));
+    a.write(1, &[source.all()], (target.addr, target.key));
+    assert_eq!(a.sent(1), [Completion::ok(1, WC_OP_RDMA_WRITE, 0)]);
+    // Who is sent to one of the squatter's numbers tells him nothing.
+    let mut lost = of_owner();
+    lost.open(&setup);
+    let start = Instant::now();
+    lost.connect_to(taken << 12 | 1, &setup);
+    let source = lost.hold(&[1; 64]);
+    lost.send(1, &[source.all()]);
+    assert_eq!(lost.sent(1)[0].status, WC_RETRY_EXC_ERR);
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    squatter.say("what did you hear?");
+    assert_eq!(squatter.hear(), "calls without a word");
+    assert!(squatter.finish().success());
+}
+
+/// In a process of its own: another user who holds names of the owner's.
+pub(crate) fn squatter() {
+    become_user(STRANGER);
+    listen().expect("the word");
+    let name = |block: u32| format!("millstream/{OWNER}/{block:03x}");
+    let held: Vec<_> =
+        (1..800).filter_map(|block| Some((block, Listener::bind(&name(block)).ok()?))).collect();
+    let (block, listener) = held.last().expect("some are free");
+    tell(&block.to_string());
+    listen().expect("a question");
+    let mut calls = 0;
+    while poll_readable(&[listener.as_fd()], Some(Duration::ZERO)).expect("a descriptor") == [true] {
+        let call = listener.accept_anyone().expect("somebody called");
+        let mut buffer = [0; 64];
+        assert!(matches!(call.receive(&mut buffer), Ok((0, _)) | Err(_)), "the caller said something");
+        calls += 1;
+    }
+    assert_ne!(calls, 0);
+    tell("calls without a word");
+}
