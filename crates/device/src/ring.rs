@@ -7,6 +7,8 @@ use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use millstream_shm::cache;
+
 use crate::caps::MAX_CQE;
 use crate::clock::Stamp;
 use crate::layout::{ARENA_LEN, ARM_NONE, ARM_SOLICITED, CqRing, Cqe, cq_entries_len};
@@ -241,6 +243,7 @@ impl RemoteCq {
             stamp(entry).store(tail.wrapping_add(1), Ordering::Release);
         }
         ring.tail.store(tail.wrapping_add(1), Ordering::Release);
+        cache::expect_store(entries.place(tail.wrapping_add(cache::AHEAD)));
         if ring.channel.load(Ordering::Relaxed) == 0 {
             drop(guard);
             return Ok(false);

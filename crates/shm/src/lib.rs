@@ -17,6 +17,7 @@
 
 mod arena;
 pub mod barrier;
+pub mod cache;
 mod event;
 pub mod futex;
 mod lease;

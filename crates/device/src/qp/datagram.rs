@@ -8,6 +8,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use arrayvec::ArrayVec;
+
 use super::keys::RemoteKeys;
 use super::target::{Left, Readiness, Target};
 use super::transfer::{self, Stop};
@@ -58,6 +60,10 @@ impl Receivers {
 
 /// One local piece of a message.
 pub(super) type Piece = (*const u8, u32);
+/// All of them.
+pub(super) type Pieces = ArrayVec<Piece, { MAX_SGE as usize }>;
+/// The elements of one request.
+pub(super) type Elements = ArrayVec<Sge, { MAX_SGE as usize }>;
 
 /// Delivers a datagram, or drops it.
 ///
@@ -75,12 +81,11 @@ pub(super) unsafe fn deliver(receivers: &mut Receivers, qp: &Qp, wr: &SendWr<'_>
         return;
     }
     let Ok((receive, left)) = target.take_receive(qp.host.pid) else { return };
-    let mut elements = [Sge::default(); MAX_SGE as usize];
-    let n = target.read_receive(receive, &mut elements);
-    let elements = &elements[..n];
+    let mut elements = Elements::new();
+    target.read_receive(receive, &mut elements);
     let len = total_len(wr.sges);
     let mut status = 0;
-    if len + to.grh.len() as u64 > total_len(elements) {
+    if len + to.grh.len() as u64 > total_len(&elements) {
         // The message is dropped, and the request with it would be lost silently: it completes in
         // error and the queue pair lives (9.8.3.2 leaves this to the adapter).
         status = crate::types::WC_LOC_LEN_ERR;
@@ -88,7 +93,7 @@ pub(super) unsafe fn deliver(receivers: &mut Receivers, qp: &Qp, wr: &SendWr<'_>
         let header: Piece = (to.grh.as_ptr(), to.grh.len() as u32);
         let message = std::iter::once(header).chain(pieces.iter().copied());
         // SAFETY: the header is ours and the caller vouches for the pieces.
-        if unsafe { transfer::scatter(keys, peer, target.pd, message, elements) }.is_err() {
+        if unsafe { transfer::scatter(keys, peer, target.pd, message, &elements) }.is_err() {
             status = crate::types::WC_LOC_PROT_ERR;
         }
     }
@@ -122,10 +127,10 @@ pub(super) fn pieces(
     local: &mut super::keys::LocalKeys,
     qp: &Qp,
     wr: &SendWr<'_>,
-    out: &mut [Piece; MAX_SGE as usize],
-) -> Result<usize, Stop> {
-    for (sge, piece) in wr.sges.iter().zip(out.iter_mut()) {
-        *piece = (transfer::source(local, qp, wr, sge)?.cast_const(), sge.length);
+    out: &mut Pieces,
+) -> Result<(), Stop> {
+    for sge in wr.sges.iter().take(out.capacity()) {
+        out.push((transfer::source(local, qp, wr, sge)?.cast_const(), sge.length));
     }
-    Ok(wr.sges.len().min(out.len()))
+    Ok(())
 }

@@ -213,7 +213,7 @@ impl Qp {
             state: AtomicU8::new(State::Reset as u8),
             attributes: Mutex::default(),
             send: SpinLock::new(SendQueue::default()),
-            recv: RecvQueue::new(host.arena.at(rq_block.offset), slots, slot_len),
+            recv: RecvQueue::new(host.arena.at(rq_block.offset), slots, slot_len, capacity.max_recv_wr),
             reclaimed: AtomicU32::new(0),
             last_wqe_reported: AtomicBool::new(false),
             contact_reported: AtomicBool::new(false),

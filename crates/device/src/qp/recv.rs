@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use millstream_shm::{SpinGuard, SpinLock};
+use millstream_shm::{SpinGuard, SpinLock, cache};
 
 use super::Qp;
 use super::state::State;
@@ -17,6 +17,8 @@ pub(super) struct RecvQueue {
     slots: NonNull<u8>,
     slot_len: usize,
     mask: u32,
+    /// The most requests at a time.
+    depth: u32,
     /// One poster at a time.
     poster: SpinLock<()>,
     /// Requests ever posted.
@@ -77,8 +79,9 @@ impl Poster<'_> {
 }
 
 impl RecvQueue {
-    pub(super) fn new(slots: NonNull<u8>, count: u32, slot_len: usize) -> Self {
+    pub(super) fn new(slots: NonNull<u8>, count: u32, slot_len: usize, depth: u32) -> Self {
         Self {
+            depth,
             slots,
             slot_len,
             mask: count - 1,
@@ -103,6 +106,8 @@ impl RecvQueue {
         }
         let received = self.notes[(done & self.mask) as usize].read();
         self.done.store(done.wrapping_add(1), Ordering::Release);
+        // Where the request goes that replaces this one.
+        cache::expect_store(self.slot(done.wrapping_add(self.depth)));
         Some(received)
     }
 
@@ -114,12 +119,17 @@ impl RecvQueue {
         entry.rq_head.store(tail, Ordering::Release);
     }
 
+    #[inline]
+    fn slot(&self, at: u32) -> *mut u8 {
+        self.slots.as_ptr().wrapping_add((at & self.mask) as usize * self.slot_len)
+    }
+
     /// # Safety
     /// The caller holds the poster's lock and the slot is free.
     unsafe fn write(&self, at: u32, sges: &[Sge]) {
         // SAFETY: the index is masked to slots that exist, and the slot has room for the elements.
         unsafe {
-            let slot = self.slots.as_ptr().add((at & self.mask) as usize * self.slot_len);
+            let slot = self.slot(at);
             let elements = slot.add(size_of::<RecvSlot>()).cast::<Sge>();
             elements.copy_from_nonoverlapping(sges.as_ptr(), sges.len());
             (*slot.cast::<RecvSlot>()).n_sge.store(sges.len() as u32, Ordering::Relaxed);

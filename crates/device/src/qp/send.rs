@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-use super::datagram::{self, MAX_DATAGRAM, Piece, Receivers};
+use super::datagram::{self, MAX_DATAGRAM, Pieces, Receivers};
 use super::keys::{LocalKeys, RemoteKeys};
 use super::state::{Attributes, State};
 use super::target::Target;
 use super::transfer::Stop;
 use super::xrc::Queues;
 use super::{Kind, Qp};
-use crate::caps::{MAX_MSG, MAX_SGE};
+use crate::caps::MAX_MSG;
 use crate::errno::{Errno, Result};
 use crate::mr::window::Bind;
 use crate::peer::Peer;
@@ -278,10 +278,10 @@ impl Qp {
                 _ => Ok(()),
             },
             Kind::Ud => {
-                let mut pieces: [Piece; MAX_SGE as usize] = [(std::ptr::null(), 0); MAX_SGE as usize];
-                let count = datagram::pieces(&mut send.local_keys, self, wr, &mut pieces)?;
+                let mut pieces = Pieces::new();
+                datagram::pieces(&mut send.local_keys, self, wr, &mut pieces)?;
                 // SAFETY: the pieces are the application's registered (or inline) memory.
-                unsafe { datagram::deliver(&mut send.receivers, self, wr, &pieces[..count]) };
+                unsafe { datagram::deliver(&mut send.receivers, self, wr, &pieces) };
                 Ok(())
             }
         }

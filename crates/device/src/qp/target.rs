@@ -4,7 +4,10 @@ use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use millstream_shm::cache;
+
 use super::Kind;
+use super::datagram::Elements;
 use super::transfer::{Stop, UNRESPONSIVE};
 use crate::caps::{MAX_QP, MAX_QP_WR, MAX_SGE};
 use crate::greeting::{Message, Op, shared};
@@ -259,17 +262,14 @@ impl Target {
 
     /// Copies a receive request's elements out of shared memory.
     #[inline]
-    pub(super) fn read_receive(&self, receive: Receive, out: &mut [Sge; MAX_SGE as usize]) -> usize {
+    pub(super) fn read_receive(&self, receive: Receive, out: &mut Elements) {
         // SAFETY: the slot exists and the count is bounded by its size; the copy may be garbage if
         // the owner misbehaves, and is checked like any other.
         unsafe {
             let slot = self.slots.base.as_ptr().add(receive.slot as usize * self.slots.len);
             let n = (*slot.cast::<RecvSlot>()).n_sge.load(Ordering::Relaxed).min(self.slots.sges) as usize;
             let from = slot.add(size_of::<RecvSlot>()).cast::<Sge>();
-            for (i, to) in out.iter_mut().take(n).enumerate() {
-                *to = from.add(i).read_volatile();
-            }
-            n
+            out.extend((0..n).map(|i| from.add(i).read_volatile()));
         }
     }
 
@@ -290,8 +290,7 @@ impl Target {
             _ if result.is_err() => {}
             None => {
                 self.entry.rq_head.store(receive.sequence.wrapping_add(1), Ordering::Release);
-                // The next one was posted by another core, probably long ago.
-                self.slots.prefetch(receive.slot.wrapping_add(1));
+                self.slots.expect(receive.slot.wrapping_add(cache::AHEAD));
             }
             Some(srq) => srq.taken.store(0, Ordering::Release),
         }
@@ -300,16 +299,10 @@ impl Target {
 }
 
 impl Slots {
+    /// A request that comes soon, so as to have it here by then: another core posted it.
     #[inline]
-    fn prefetch(&self, slot: u32) {
-        let at = self.base.as_ptr().wrapping_add((slot & self.mask) as usize * self.len);
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: a hint; it accesses nothing.
-        unsafe {
-            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast::<i8>());
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = at;
+    fn expect(&self, slot: u32) {
+        cache::expect_load(self.base.as_ptr().wrapping_add((slot & self.mask) as usize * self.len));
     }
 
     fn check(peer: &Peer, at: usize, mask: u32, sges: u32) -> Option<Self> {

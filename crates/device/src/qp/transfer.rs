@@ -10,12 +10,11 @@ use std::sync::atomic::{Ordering, fence};
 use millstream_shm::barrier;
 use millstream_shm::vm::{self, Direction};
 
-use super::datagram::{self, Piece};
+use super::datagram::{self, Elements, Piece, Pieces};
 use super::keys::{LocalKeys, Window};
 use super::send::SendQueue;
 use super::target::{Left, Readiness, Receive, Target};
 use super::{Kind, Qp};
-use crate::caps::MAX_SGE;
 use crate::event::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR, NO_EVENT};
 use crate::greeting::{Message, Op};
 use crate::layout::Cqe;
@@ -281,22 +280,21 @@ impl Transfer<'_> {
 
     fn send(&mut self, wr: &SendWr<'_>) -> Result<bool, Stop> {
         // Our own faults are found before a request is taken that others could use.
-        let mut pieces: [Piece; MAX_SGE as usize] = [(std::ptr::null(), 0); MAX_SGE as usize];
-        let count = datagram::pieces(self.local, self.qp, wr, &mut pieces)?;
+        let mut pieces = Pieces::new();
+        datagram::pieces(self.local, self.qp, wr, &mut pieces)?;
         let receive = self.take_receive()?;
-        let mut elements = [Sge::default(); MAX_SGE as usize];
-        let n = self.target.read_receive(receive, &mut elements);
-        let elements = &elements[..n];
+        let mut elements = Elements::new();
+        self.target.read_receive(receive, &mut elements);
         let len = total_len(wr.sges);
-        if len > total_len(elements) {
+        if len > total_len(&elements) {
             if self.qp.kind.is_reliable() || self.target.shares_receives() {
                 self.fail_receive(receive, WC_LOC_LEN_ERR, vendor::BOUNDS);
             }
             return Err(refused(WC_REM_INV_REQ_ERR, vendor::BOUNDS, NO_EVENT));
         }
-        let message = pieces[..count].iter().copied();
+        let message = pieces.iter().copied();
         // SAFETY: the pieces are the application's registered (or inline) memory.
-        if let Err(fault) = unsafe { scatter(self.remote, self.peer, self.target.pd, message, elements) } {
+        if let Err(fault) = unsafe { scatter(self.remote, self.peer, self.target.pd, message, &elements) } {
             let cause = if let Fault::Receiver(cause) = fault { cause } else { vendor::COPY };
             self.fail_receive(receive, WC_LOC_PROT_ERR, cause);
             return Err(fault.into());
