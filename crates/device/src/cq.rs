@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 
-use millstream_shm::{Block, SpinLock};
+use millstream_shm::{BiasedGuard, BiasedLock, Block, SpinLock};
 
 use crate::caps::MAX_CQE;
 use crate::channel::Channel;
@@ -37,7 +37,7 @@ pub struct Cq {
     /// Whether completions are stamped with the time.
     timed: bool,
     /// Guards both halves' consumer side and the private half.
-    consumer: SpinLock<Consumer>,
+    consumer: BiasedLock<Consumer>,
     pub(crate) moderation: Mutex<Moderation>,
     /// Queue pairs with parked requests that complete here.
     parked: SpinLock<Vec<Weak<Qp>>>,
@@ -137,7 +137,7 @@ impl Cq {
             block,
             ring,
             timed,
-            consumer: SpinLock::new(consumer),
+            consumer: BiasedLock::new(consumer),
             moderation: Mutex::default(),
             parked: SpinLock::new(Vec::new()),
             has_parked: AtomicBool::new(false),
@@ -250,7 +250,7 @@ impl Cq {
     pub(crate) fn lock_consumers<'a>(
         a: &'a Self,
         b: &'a Self,
-    ) -> (millstream_shm::SpinGuard<'a, Consumer>, Option<millstream_shm::SpinGuard<'a, Consumer>>) {
+    ) -> (BiasedGuard<'a, Consumer>, Option<BiasedGuard<'a, Consumer>>) {
         match a.block.offset.cmp(&b.block.offset) {
             std::cmp::Ordering::Equal => (a.consumer.lock(), None),
             std::cmp::Ordering::Less => {

@@ -193,7 +193,7 @@ impl Progress {
                     }
                     Work::Retry { qpn } => {
                         if let Some(qp) = host.qp(qpn) {
-                            qp.retry();
+                            qp.retry_now();
                         }
                     }
                 }

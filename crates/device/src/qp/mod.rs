@@ -1,10 +1,11 @@
 //! Queue pairs.
 //!
 //! [`state`] says which transitions exist and what they need; `send` takes requests, `batch` many at
-//! once, `transfer` carries them out in the peer's memory, `recv` keeps receive requests; `keys`
-//! remembers checked memory keys.
+//! once, `care` looks after those that wait; `transfer` carries them out in the peer's memory, `recv` keeps
+//! receive requests; `keys` remembers checked memory keys.
 
 mod batch;
+mod care;
 mod datagram;
 mod keys;
 mod local;
@@ -20,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
-use millstream_shm::{Block, SpinLock, barrier};
+use millstream_shm::{BiasedLock, Block, barrier};
 
 use crate::caps::{MAX_INLINE, MAX_QP_WR, MAX_RD_ATOMIC, MAX_SGE, MIN_INLINE};
 use crate::context::Context;
@@ -42,6 +43,7 @@ use crate::types::{
 use crate::xrc::Xrcd;
 
 pub use batch::{Batch, Operations, Section};
+use care::Care;
 use recv::RecvQueue;
 pub(crate) use recv::{Note, Received};
 use send::SendQueue;
@@ -143,7 +145,8 @@ pub struct Qp {
     rq_block: Block,
     state: AtomicU8,
     attributes: Mutex<Attributes>,
-    send: SpinLock<SendQueue>,
+    send: BiasedLock<SendQueue>,
+    care: Care,
     recv: RecvQueue,
     /// Send requests that the application has taken back by polling, ever.
     reclaimed: AtomicU32,
@@ -212,7 +215,8 @@ impl Qp {
             rq_block,
             state: AtomicU8::new(State::Reset as u8),
             attributes: Mutex::default(),
-            send: SpinLock::new(SendQueue::default()),
+            send: BiasedLock::new(SendQueue::default()),
+            care: Care::default(),
             recv: RecvQueue::new(host.arena.at(rq_block.offset), slots, slot_len, capacity.max_recv_wr),
             reclaimed: AtomicU32::new(0),
             last_wqe_reported: AtomicBool::new(false),
@@ -649,7 +653,7 @@ impl Qp {
             send.peer.as_ref().is_some_and(|p| Arc::ptr_eq(p, peer)) && send.has_parked()
         };
         if waits {
-            self.retry();
+            self.retry_now();
         }
     }
 

@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use millstream_shm::{SpinGuard, SpinLock, cache};
+use millstream_shm::{BiasedGuard, BiasedLock, cache};
 
 use super::Qp;
 use super::state::State;
@@ -20,7 +20,7 @@ pub(super) struct RecvQueue {
     /// The most requests at a time.
     depth: u32,
     /// One poster at a time.
-    poster: SpinLock<()>,
+    poster: BiasedLock<()>,
     /// Requests ever posted.
     tail: AtomicU32,
     /// Requests ever completed towards the application.
@@ -65,7 +65,7 @@ unsafe impl Sync for RecvQueue {}
 /// The posting side, locked.
 pub(super) struct Poster<'a> {
     queue: &'a RecvQueue,
-    _guard: SpinGuard<'a, ()>,
+    _guard: BiasedGuard<'a, ()>,
 }
 
 impl Poster<'_> {
@@ -85,7 +85,7 @@ impl RecvQueue {
             slots,
             slot_len,
             mask: count - 1,
-            poster: SpinLock::new(()),
+            poster: BiasedLock::new(()),
             tail: AtomicU32::new(0),
             done: AtomicU32::new(0),
             notes: (0..count).map(|_| Note::default()).collect(),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
+use super::care::Found;
 use super::datagram::{self, MAX_DATAGRAM, Pieces, Receivers};
 use super::keys::{LocalKeys, RemoteKeys};
 use super::state::{Attributes, State};
@@ -26,7 +27,9 @@ use crate::types::{
 
 /// How soon the progress thread looks after a request that was just parked. An application that
 /// polls is much earlier.
-const FIRST_LOOK: Duration = Duration::from_micros(50);
+const FIRST_LOOK: Duration = Duration::from_micros(100);
+/// How soon it looks again when an application was polling.
+const LATER_LOOK: Duration = Duration::from_millis(1);
 
 #[derive(Debug, Default)]
 pub(crate) struct SendQueue {
@@ -49,7 +52,6 @@ pub(crate) struct SendQueue {
     parked: VecDeque<Parked>,
     /// Since when the oldest parked request waits, and for what.
     waits: Option<(Stop, Instant)>,
-    with_progress: bool,
     with_cq: bool,
 }
 
@@ -404,7 +406,7 @@ impl Qp {
         if !std::mem::replace(&mut send.with_cq, true) {
             self.send_cq.add_parked(self.me.clone());
         }
-        if !std::mem::replace(&mut send.with_progress, true) {
+        if self.care.begin() {
             self.host.progress.park(self.me.clone(), FIRST_LOOK);
         }
     }
@@ -418,17 +420,27 @@ impl Qp {
                 self.look_after(&mut send);
             }
         }
-        self.retry();
+        self.retry_now();
     }
 
     /// Tries parked requests again for an application that polls; false when none is left.
     pub(crate) fn retry_for_poller(&self) -> bool {
+        self.care.polled();
         self.retry_as(Retrier::Poller).is_some()
     }
 
     /// Tries parked requests again for an application that sleeps; says when to come back.
     pub(crate) fn retry(&self) -> Option<Duration> {
-        self.retry_as(Retrier::Thread)
+        match self.care.look() {
+            Found::Nothing => None,
+            Found::Poller => Some(LATER_LOOK),
+            Found::Nobody => Some(self.retry_as(Retrier::Thread).unwrap_or(LATER_LOOK)),
+        }
+    }
+
+    /// Tries parked requests again because what they wait for may have happened.
+    pub(crate) fn retry_now(&self) {
+        let _ = self.retry_as(Retrier::Thread);
     }
 
     fn retry_as(&self, who: Retrier) -> Option<Duration> {
@@ -436,10 +448,8 @@ impl Qp {
         loop {
             let Some(parked) = send.parked.pop_front() else {
                 send.waits = None;
-                match who {
-                    Retrier::Poller => send.with_cq = false,
-                    Retrier::Thread => send.with_progress = false,
-                }
+                send.with_cq &= who != Retrier::Poller;
+                self.care.end();
                 return None;
             };
             if self.state.load(Ordering::Relaxed) != State::Rts as u8 {
@@ -479,7 +489,6 @@ impl Qp {
             }
         }
         send.with_cq &= who != Retrier::Poller;
-        send.with_progress &= who != Retrier::Thread;
         if !self.kind.is_reliable() {
             // Only the send queue fails (10.3.1.7).
             self.set_state(State::Sqe);

@@ -1,0 +1,60 @@
+//! Who looks after parked requests: an application that polls, or the progress thread.
+//!
+//! A poller is there at once and costs nothing. The thread would take the processor from it, and the send
+//! queue's lock from its owner; so it keeps away while somebody polls, and finds out without the lock.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// See the module's description.
+#[derive(Debug, Default)]
+pub(super) struct Care {
+    /// Something may be parked. Set under the send queue's lock before the thread is told.
+    parked: AtomicBool,
+    /// The thread comes back by itself.
+    with_thread: AtomicBool,
+    /// How often a poller has looked, and what the thread saw of that.
+    polled: AtomicU32,
+    seen: AtomicU32,
+}
+
+/// What the thread finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// Nothing is parked; the thread will be told when something is.
+    Nothing,
+    /// Somebody polls.
+    Poller,
+    /// Nobody does.
+    Nobody,
+}
+
+impl Care {
+    /// Something is parked, as the holder of the send queue's lock says; true if the thread must be told.
+    pub(super) fn begin(&self) -> bool {
+        self.parked.store(true, Ordering::SeqCst);
+        !self.with_thread.swap(true, Ordering::SeqCst)
+    }
+
+    /// Nothing is parked, as the holder of the send queue's lock says.
+    pub(super) fn end(&self) {
+        self.parked.store(false, Ordering::SeqCst);
+    }
+
+    /// A poller looks.
+    pub(super) fn polled(&self) {
+        self.polled.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The thread looks.
+    pub(super) fn look(&self) -> Found {
+        if !self.parked.load(Ordering::SeqCst) {
+            self.with_thread.store(false, Ordering::SeqCst);
+            // What was parked in between told nobody, if it still saw the thread in charge.
+            let missed = self.parked.load(Ordering::SeqCst) && !self.with_thread.swap(true, Ordering::SeqCst);
+            return if missed { Found::Nobody } else { Found::Nothing };
+        }
+        let polled = self.polled.load(Ordering::Relaxed);
+        let before = self.seen.swap(polled, Ordering::Relaxed);
+        if polled == before { Found::Nobody } else { Found::Poller }
+    }
+}

@@ -1,0 +1,296 @@
+//! A lock for what one thread uses nearly always.
+//!
+//! A locked instruction waits for all stores before it, and on the data path those are stores to lines
+//! that the peer's core holds: taking a free lock would cost more than the work under it. So a lock that
+//! the same thread takes again and again becomes that thread's own, to be taken with plain stores.
+//! The first other thread to come takes this away for good, with a fence in the owner's stead
+//! ([`barrier::heavy`]); from then on the lock is an ordinary spin lock.
+//!
+//! ```text
+//! for all ──64 times in a row by one thread──► that thread's own ──another thread comes──► for all, for good
+//! ```
+
+use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+
+use crate::barrier;
+
+/// Nobody's own; may become somebody's.
+const NOBODY: usize = 0;
+/// Nobody's own, and never again.
+const EVERYBODYS: usize = 1;
+
+/// So often in a row the same thread takes the lock before it becomes its own: threads that set things
+/// up for others are not the ones to favour.
+const STREAK: u32 = 64;
+
+/// See the module's description.
+#[derive(Debug, Default)]
+pub struct BiasedLock<T> {
+    /// The thread whose own the lock is.
+    owner: AtomicUsize,
+    /// That thread holds it.
+    inside: AtomicBool,
+    /// A thread holds it that took it as everybody does.
+    held: AtomicBool,
+    // Of whoever set `held`.
+    /// The last thread that took it so, and how often in a row.
+    last: AtomicUsize,
+    streak: AtomicU32,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the lock hands the value to one thread at a time.
+unsafe impl<T: Send> Sync for BiasedLock<T> {}
+
+impl<T> BiasedLock<T> {
+    /// A free lock around `value`.
+    pub const fn new(value: T) -> Self {
+        Self {
+            owner: AtomicUsize::new(NOBODY),
+            inside: AtomicBool::new(false),
+            held: AtomicBool::new(false),
+            last: AtomicUsize::new(NOBODY),
+            streak: AtomicU32::new(0),
+            value: UnsafeCell::new(value),
+        }
+    }
+
+    /// Takes the lock.
+    ///
+    /// # Panics
+    /// If it is the calling thread's own and that thread holds it already.
+    #[inline]
+    pub fn lock(&self) -> BiasedGuard<'_, T> {
+        let me = this_thread();
+        if self.owner.load(Ordering::Relaxed) == me {
+            assert!(!self.inside.load(Ordering::Relaxed), "a thread takes a lock that it holds");
+            self.inside.store(true, Ordering::Relaxed);
+            barrier::light(true);
+            if self.owner.load(Ordering::Relaxed) == me {
+                return BiasedGuard { lock: self, held: &self.inside };
+            }
+            self.inside.store(false, Ordering::Release);
+        }
+        self.lock_as_all(me);
+        BiasedGuard { lock: self, held: &self.held }
+    }
+
+    /// Takes the lock if it is free.
+    pub fn try_lock(&self) -> Option<BiasedGuard<'_, T>> {
+        let me = this_thread();
+        if self.owner.load(Ordering::Relaxed) == me {
+            let free = !self.inside.load(Ordering::Relaxed);
+            return free.then(|| self.lock());
+        }
+        if self.held.swap(true, Ordering::Acquire) {
+            return None;
+        }
+        self.claim(me);
+        if self.inside.load(Ordering::Acquire) {
+            self.held.store(false, Ordering::Release);
+            return None;
+        }
+        Some(BiasedGuard { lock: self, held: &self.held })
+    }
+
+    fn lock_as_all(&self, me: usize) {
+        let mut turns = 0;
+        while self.held.swap(true, Ordering::Acquire) {
+            while self.held.load(Ordering::Relaxed) {
+                wait(&mut turns);
+            }
+        }
+        self.claim(me);
+        while self.inside.load(Ordering::Acquire) {
+            wait(&mut turns);
+        }
+    }
+
+    /// Sees to it that no thread comes in any more that does not look at `held`, which the caller has set.
+    fn claim(&self, me: usize) {
+        match self.owner.load(Ordering::Relaxed) {
+            EVERYBODYS => {}
+            NOBODY => self.count(me),
+            _ => self.take_away(),
+        }
+    }
+
+    /// Makes the lock this thread's own if it has taken it often enough. For this time it is held as
+    /// everybody holds it.
+    fn count(&self, me: usize) {
+        if self.last.swap(me, Ordering::Relaxed) != me {
+            self.streak.store(0, Ordering::Relaxed);
+        }
+        let streak = self.streak.load(Ordering::Relaxed) + 1;
+        self.streak.store(streak, Ordering::Relaxed);
+        if streak >= STREAK {
+            let own = me > EVERYBODYS && barrier::register();
+            self.owner.store(if own { me } else { EVERYBODYS }, Ordering::Release);
+        }
+    }
+
+    #[cold]
+    fn take_away(&self) {
+        self.owner.store(EVERYBODYS, Ordering::SeqCst);
+        // Now the owner either sees that, or is seen inside.
+        barrier::heavy();
+    }
+}
+
+/// Gives the core away after a while, because the holder may have lost it.
+fn wait(turns: &mut u32) {
+    *turns = turns.wrapping_add(1);
+    if turns.is_multiple_of(128) {
+        std::thread::yield_now();
+    } else {
+        std::hint::spin_loop();
+    }
+}
+
+/// A number that no other living thread has, above [`EVERYBODYS`]; [`EVERYBODYS`] where there is no cheap
+/// one: the address of the thread's control block.
+#[inline(always)]
+fn this_thread() -> usize {
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    {
+        let block: usize;
+        // SAFETY: the x86-64 ABI for thread-local storage keeps the block's own address there.
+        unsafe {
+            std::arch::asm!("mov {}, fs:0", out(reg) block, options(nostack, preserves_flags, readonly, pure));
+        }
+        block
+    }
+    #[cfg(all(target_arch = "aarch64", target_os = "linux"))]
+    {
+        let block: usize;
+        // SAFETY: reads a register.
+        unsafe { std::arch::asm!("mrs {}, tpidr_el0", out(reg) block, options(nostack, nomem, pure)) };
+        block
+    }
+    #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), target_os = "linux")))]
+    {
+        EVERYBODYS
+    }
+}
+
+/// Holds a [`BiasedLock`]. It stays with the thread that took it.
+#[derive(Debug)]
+pub struct BiasedGuard<'a, T> {
+    lock: &'a BiasedLock<T>,
+    held: &'a AtomicBool,
+}
+
+impl<T> Deref for BiasedGuard<'_, T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: the guard is proof that this thread holds the lock.
+        unsafe { &*self.lock.value.get() }
+    }
+}
+
+impl<T> DerefMut for BiasedGuard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: the guard is proof that this thread holds the lock.
+        unsafe { &mut *self.lock.value.get() }
+    }
+}
+
+impl<T> Drop for BiasedGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        self.held.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+
+    const TURNS: u64 = 20_000;
+
+    #[test]
+    fn becomes_the_own_of_who_uses_it_alone() {
+        let lock = BiasedLock::new(0);
+        (0..TURNS).for_each(|_| *lock.lock() += 1);
+        let owner = lock.owner.load(Ordering::Relaxed);
+        assert_eq!(owner, if barrier::register() { this_thread() } else { EVERYBODYS });
+        assert_eq!(*lock.lock(), TURNS);
+    }
+
+    #[test]
+    fn counts_are_not_lost_when_others_come() {
+        for round in 0..200 {
+            let lock = BiasedLock::new(0u64);
+            let started = AtomicUsize::new(0);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    for turn in 0..TURNS {
+                        *lock.lock() += 1;
+                        if turn == round {
+                            started.store(1, Ordering::Release);
+                        }
+                    }
+                });
+                for _ in 0..2 {
+                    scope.spawn(|| {
+                        while started.load(Ordering::Acquire) == 0 {
+                            std::hint::spin_loop();
+                        }
+                        (0..100).for_each(|_| *lock.lock() += 1);
+                    });
+                }
+            });
+            assert_eq!(*lock.lock(), TURNS + 200);
+            assert_eq!(lock.owner.load(Ordering::Relaxed), EVERYBODYS);
+        }
+    }
+
+    #[test]
+    fn the_owner_is_waited_for() {
+        let lock = BiasedLock::new(0);
+        (0..=STREAK).for_each(|_| *lock.lock() += 1);
+        let mut guard = lock.lock();
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| *lock.lock());
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            *guard = 1000;
+            drop(guard);
+            assert_eq!(other.join().unwrap(), 1000);
+        });
+    }
+
+    #[test]
+    fn a_try_does_not_wait() {
+        for setting_up in [0, STREAK] {
+            let lock = BiasedLock::new(());
+            (0..setting_up).for_each(|_| drop(lock.lock()));
+            let guard = lock.lock();
+            assert!(lock.try_lock().is_none());
+            std::thread::scope(|scope| {
+                assert!(scope.spawn(|| lock.try_lock().is_none()).join().unwrap());
+                // The first try has made the lock everybody's.
+                assert!(scope.spawn(|| lock.try_lock().is_none()).join().unwrap());
+            });
+            drop(guard);
+            assert!(std::thread::scope(|scope| scope.spawn(|| lock.try_lock().is_some()).join().unwrap()));
+            assert!(lock.try_lock().is_some());
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "that it holds")]
+    fn is_not_taken_twice() {
+        let lock = BiasedLock::new(());
+        (0..=STREAK).for_each(|_| drop(lock.lock()));
+        if lock.owner.load(Ordering::Relaxed) == EVERYBODYS {
+            panic!("not biased here; an ordinary lock would be waited for: that it holds");
+        }
+        let _guard = lock.lock();
+        let _again = lock.lock();
+    }
+}
