@@ -120,16 +120,15 @@ impl Manager {
         if given.is_some_and(|src| src.ip.is_ipv4() != dst.ip.is_ipv4()) {
             return Err(EINVAL);
         }
-        if !is_here(wire, dst.ip) {
+        let Some(ip) = way_out(wire, dst.ip) else {
             self.tell(wire, number, Event::new(event::ADDR_ERROR, failure(libc::EHOSTUNREACH)));
             return Ok(());
-        }
-        // The way to an address of one's own host starts at that address.
-        let from = Address { ip: dst.ip, port: 0, scope: dst.scope };
+        };
+        let from = Address { ip, port: 0, scope: dst.scope };
         if state == State::Idle {
             let mut wanted = given.unwrap_or(from);
             if wanted.is_wildcard() {
-                wanted.ip = dst.ip;
+                wanted.ip = from.ip;
             } else if !is_here(wire, wanted.ip) {
                 return Err(Errno(libc::EADDRNOTAVAIL));
             }
@@ -206,6 +205,18 @@ impl Manager {
         id.ack_timeout = Some(code);
         Ok(())
     }
+}
+
+/// The address of this host from which packets for `dst` would leave. The way to an address of its own starts there;
+/// a group is reached from any, not the loopback one if there is another. None if `dst` is elsewhere.
+fn way_out(wire: &mut dyn Wire, dst: IpAddr) -> Option<IpAddr> {
+    if !dst.is_multicast() {
+        return is_here(wire, dst).then_some(dst);
+    }
+    let mut own = wire.addresses();
+    own.retain(|ip| ip.is_ipv4() == dst.is_ipv4());
+    own.sort_by_key(IpAddr::is_loopback);
+    own.first().copied()
 }
 
 /// Whether the address is one of this host's.

@@ -646,8 +646,11 @@ fn groups_are_joined_and_left() {
     let Process { manager, world } = &mut pair.client;
     let group = at("239.1.2.3:0");
     assert_eq!(manager.join(world, CHANNEL, id, 7, group), Err(Errno(libc::EINVAL)), "no device yet");
-    pair.client.resolve(id, "127.0.0.1:7471");
+    // The way to a group is the way to an address.
+    pair.client.resolve(id, "239.1.2.3:0");
     let Process { manager, world } = &mut pair.client;
+    let route = manager.query_route(world, CHANNEL, id).unwrap();
+    assert_eq!(Address::parse(&route.src).unwrap().ip, at("10.0.0.1:0").ip, "not the loopback one");
     assert_eq!(manager.join(world, CHANNEL, id, 7, at("10.0.0.1:0")), Err(Errno(libc::EINVAL)));
     let membership = manager.join(world, CHANNEL, id, 7, group).unwrap();
     let joined = pair.client.expect(event::MULTICAST_JOIN, 0);
