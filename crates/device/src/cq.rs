@@ -657,4 +657,72 @@ mod tests {
         assert_eq!(first.byte_len, 128);
         assert_eq!((second.wr_id, second.status, second.byte_len), (8, WC_SUCCESS, u32::MAX));
     }
+    /// Wherever the numbers of completions are, and whatever an empty entry seems to say.
+    #[test]
+    fn sizes_change_where_numbers_wrap_around() {
+        let context = Context::open().unwrap();
+        let mut out = [Wc::default(); 4];
+        for start in [0, u32::MAX - 9, u32::MAX - 2, u32::MAX - 1, u32::MAX] {
+            let cq = Cq::timed(&context, 8, None).unwrap();
+            let qp = queue_pair(&context, &cq);
+            cq.consumer.lock().head = start;
+            for word in [&cq.ring.head, &cq.ring.tail, &cq.ring.seen_head] {
+                word.store(start, Ordering::Relaxed);
+            }
+            cq.consumer.lock().entries.begin_at(start);
+            let mut sequence = 0;
+            for (size, count) in [(16, 1), (4, 4), (2, 0), (8, 2), (8, 3), (4, 1), (1, 1), (64, 4)] {
+                cq.resize(size).unwrap();
+                assert_eq!(cq.poll(&mut out), Ok(0), "nothing was added at {start}");
+                let first = sequence;
+                for _ in 0..count {
+                    qp.post_recv(sequence.into(), &[]).unwrap();
+                    forge(&cq, Cqe { qpn: qp.qpn(), sequence, ..Cqe::default() });
+                    sequence += 1;
+                }
+                cq.resize(size + count).unwrap();
+                assert_eq!(cq.poll(&mut out), Ok(count as usize), "from {start}, {size} entries");
+                assert!(out.iter().zip(first..sequence).all(|(wc, n)| wc.wr_id == u64::from(n)));
+            }
+        }
+    }
+
+    #[test]
+    fn a_completion_that_its_dead_producer_did_not_count_survives_a_change_of_size() {
+        let context = Context::open().unwrap();
+        let cq = Cq::new(&context, 8, None).unwrap();
+        let qp = queue_pair(&context, &cq);
+        for sequence in 0..2 {
+            qp.post_recv(sequence.into(), &[]).unwrap();
+            forge(&cq, Cqe { qpn: qp.qpn(), sequence, ..Cqe::default() });
+            cq.ring.tail.store(sequence, Ordering::Relaxed);
+            cq.resize(16 << sequence).unwrap();
+        }
+        let mut out = [Wc::default(); 4];
+        assert_eq!(cq.poll(&mut out), Ok(2));
+        assert_eq!((out[0].wr_id, out[1].wr_id), (0, 1));
+    }
+
+    #[test]
+    fn entries_outside_the_arena_are_not_believed() {
+        let context = Context::open().unwrap();
+        let cq = Cq::new(&context, 8, None).unwrap();
+        let (entries, mask) = (&cq.ring.entries, &cq.ring.mask);
+        let remote = cq.remote();
+        let push = || remote.push(cq.context.host.pid, Cqe::default(), false);
+        assert_eq!(push(), Ok(false));
+        let honest = (entries.load(Ordering::Relaxed), mask.load(Ordering::Relaxed));
+        let end = (crate::layout::ARENA_LEN / 64) as u32;
+        for (place, size) in
+            [(u32::MAX, 7), (end, 0), (end - 1, 7), (0, u32::MAX), (0, 6), (0, MAX_CQE * 2 - 1)]
+        {
+            entries.store(place, Ordering::Relaxed);
+            mask.store(size, Ordering::Relaxed);
+            cq.ring.generation.fetch_add(1, Ordering::Relaxed);
+            assert_eq!(push(), Err(crate::ring::NotAdded::Locked), "{place} {size}");
+        }
+        entries.store(honest.0, Ordering::Relaxed);
+        mask.store(honest.1, Ordering::Relaxed);
+        assert_eq!(push(), Ok(false));
+    }
 }

@@ -89,12 +89,17 @@ impl Entries {
         unsafe { self.time(at).write_volatile(Stamp::now()) };
     }
 
+    /// Prepares fresh entries for completions from `first` on. Empty entries are zero, which is the stamp
+    /// of one number only: its place gets another one.
+    pub(crate) fn begin_at(&self, first: u32) {
+        // SAFETY: inside the entries.
+        unsafe { stamp(self.place(u32::MAX)) }.store(first, Ordering::Relaxed);
+    }
+
     /// Copies the completions from `head` up to `tail`, which fit, to fresh entries, and makes sure that
     /// those which are not there do not seem to be.
     pub(crate) fn move_to(&self, new: &Self, head: u32, tail: u32) {
-        // Empty entries are zero, which is the stamp of one number only.
-        // SAFETY: inside the new entries, which nobody else uses yet.
-        unsafe { stamp(new.place(u32::MAX)) }.store(tail, Ordering::Relaxed);
+        new.begin_at(tail);
         let mut at = head;
         while at != tail {
             // SAFETY: as above, and inside the old ones.

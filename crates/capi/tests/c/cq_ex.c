@@ -1,6 +1,7 @@
 /* Extended completion queues: creation, the calls that look at completions in place, resizing, moderation. */
 #include "verbs.h"
 #include <poll.h>
+#include <pthread.h>
 
 enum { TIMES = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK };
 
@@ -186,6 +187,53 @@ static void queues_change_their_size_with_completions_in_them(void)
 	destroy();
 }
 
+enum { MESSAGES = 10000 };
+
+static int found[2];
+
+/* Looks at completions until all have been seen, some batches long, some short. */
+static void *poller(void *argument)
+{
+	int *mine = argument;
+	struct ibv_poll_cq_attr attr = { 0 };
+	while (__atomic_load_n(&found[0], __ATOMIC_ACQUIRE) + __atomic_load_n(&found[1], __ATOMIC_ACQUIRE) <
+	       MESSAGES) {
+		if (ibv_start_poll(cq, &attr) != 0)
+			continue;
+		do {
+			CHECK(cq->status == IBV_WC_SUCCESS && ibv_wc_read_opcode(cq) == IBV_WC_RDMA_WRITE);
+			CHECK(ibv_wc_read_qp_num(cq) == qp[0]->qp_num);
+			__atomic_add_fetch(mine, 1, __ATOMIC_ACQ_REL);
+		} while (cq->wr_id % 3 && ibv_next_poll(cq) == 0);
+		ibv_end_poll(cq);
+	}
+	return NULL;
+}
+
+static void threads_share_a_queue_whose_size_changes(void)
+{
+	pthread_t threads[2];
+	make(IBV_WC_STANDARD_FLAGS | TIMES);
+	for (int i = 0; i < 2; i++)
+		CHECK(pthread_create(&threads[i], NULL, poller, &found[i]) == 0);
+	for (int i = 0; i < MESSAGES; i++) {
+		struct ibv_send_wr wr = { .wr_id = i, .opcode = IBV_WR_RDMA_WRITE,
+					  .send_flags = IBV_SEND_SIGNALED,
+					  .wr.rdma = { .remote_addr = at(0), .rkey = mr->rkey } }, *bad;
+		int error;
+		while ((error = ibv_post_send(qp[0], &wr, &bad)) == ENOMEM)
+			;
+		CHECK(error == 0);
+		if (i % 16 == 0)
+			CHECK(ibv_resize_cq(ibv_cq_ex_to_cq(cq), i % 32 ? 16 : 512) == 0);
+	}
+	for (int i = 0; i < 2; i++)
+		CHECK(pthread_join(threads[i], NULL) == 0);
+	CHECK(found[0] + found[1] == MESSAGES);
+	empty(ibv_cq_ex_to_cq(cq));
+	destroy();
+}
+
 static int event(int timeout)
 {
 	struct pollfd fd = { .fd = channel->fd, .events = POLLIN };
@@ -240,6 +288,7 @@ int main(void)
 	completions_are_read_field_by_field();
 	completions_know_their_time();
 	queues_change_their_size_with_completions_in_them();
+	threads_share_a_queue_whose_size_changes();
 	events_are_moderated();
 	close_device();
 	puts("done");
