@@ -301,6 +301,10 @@ pub unsafe extern "C" fn ibv_query_qp_data_in_order(
 /// Destroys a queue pair. Returns 0 or an error number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
+    // SAFETY: the caller passes a live queue pair.
+    if unsafe { QpObject::of(qp) }.inner.is_attached() {
+        return errno::status(Err(Errno::BUSY));
+    }
     // SAFETY: boxed by `create`; the caller gives it up.
     let object = unsafe { Box::from_raw(qp.cast::<QpObject>()) };
     object.inner.close(&object.handle);
@@ -319,16 +323,22 @@ pub unsafe extern "C" fn ibv_query_ece(_qp: *mut ibv_qp, _ece: *mut ibv_ece) -> 
     errno::status(Err(Errno::UNSUPPORTED))
 }
 
-/// Joins a datagram queue pair to a multicast group. Returns 0 or an error number.
+/// Joins a datagram queue pair to a multicast group. The local identifier counts on InfiniBand only (RoCE
+/// annex A16.5.2). Returns 0 or an error number.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_attach_mcast(_qp: *mut ibv_qp, _gid: *const ibv_gid, _lid: u16) -> c_int {
-    errno::status(Err(Errno::UNSUPPORTED))
+pub unsafe extern "C" fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
+    // SAFETY: the caller passes a live queue pair and a readable address, sixteen bytes whichever way it was
+    // written.
+    let result = unsafe { QpObject::of(qp).inner.attach((*gid).raw) };
+    errno::status(result.map_err(Errno::from))
 }
 
 /// Takes a datagram queue pair out of a multicast group. Returns 0 or an error number.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_detach_mcast(_qp: *mut ibv_qp, _gid: *const ibv_gid, _lid: u16) -> c_int {
-    errno::status(Err(Errno::UNSUPPORTED))
+pub unsafe extern "C" fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
+    // SAFETY: as above.
+    let result = unsafe { QpObject::of(qp).inner.detach((*gid).raw) };
+    errno::status(result.map_err(Errno::from))
 }
 
 /// Posts a list of send requests. Returns 0, or an error number with the first refused request in

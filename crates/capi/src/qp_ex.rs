@@ -32,8 +32,8 @@ const KNOWN: u32 = IBV_QP_INIT_ATTR_PD
     | IBV_QP_INIT_ATTR_RX_HASH
     | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
 
-/// Those that the device can do something with. Of the creation flags there is none: they are about
-/// Ethernet frames, multicast loopback and PCI writes.
+/// Those that the device can do something with. Of the creation flags that is the one about multicast
+/// loopback: the others are about Ethernet frames and PCI writes.
 const OFFERED: u32 = IBV_QP_INIT_ATTR_PD
     | IBV_QP_INIT_ATTR_XRCD
     | IBV_QP_INIT_ATTR_CREATE_FLAGS
@@ -58,7 +58,9 @@ unsafe fn create(context: *mut ibv_context, init: *mut ibv_qp_init_attr_ex) -> R
         if mask & !KNOWN != 0 {
             return Err(Errno::INVALID);
         }
-        if mask & !OFFERED != 0 || (mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && (*init).create_flags != 0) {
+        let flags = if mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 { (*init).create_flags } else { 0 };
+        let no_loopback = flags == IBV_QP_CREATE_BLOCK_SELF_MCAST_LB && (*init).qp_type == IBV_QPT_UD;
+        if mask & !OFFERED != 0 || (flags != 0 && !no_loopback) {
             return Err(Errno::UNSUPPORTED);
         }
         if (*init).qp_type == IBV_QPT_XRC_RECV {
@@ -69,7 +71,11 @@ unsafe fn create(context: *mut ibv_context, init: *mut ibv_qp_init_attr_ex) -> R
         }
         let operations =
             (mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0).then(|| Operations((*init).send_ops_flags));
-        qp::create((*init).pd, &mut *init.cast(), operations)
+        let made = qp::create((*init).pd, &mut *init.cast(), operations)?;
+        if no_loopback {
+            QpObject::of(made).inner.block_loopback();
+        }
+        Ok(made)
     }
 }
 

@@ -11,6 +11,8 @@ pub const DEVICE_NAME: &str = "mill0";
 pub const MAX_MSG: u64 = 1 << 31;
 /// Queue pairs in one process.
 pub const MAX_QP: usize = 4096;
+/// Attachments of queue pairs to multicast groups in one process.
+pub const MAX_MULTICAST: usize = 1024;
 /// Shared receive queues of XRC domains in one process.
 pub const MAX_XRC_SRQ: usize = 4096;
 /// Work requests in one queue.

@@ -17,9 +17,12 @@ pub(crate) const VERSION: u32 = layout::MAGIC as u32 ^ 1;
 
 /// Socket name of the process that owns queue pair numbers starting with `block`.
 pub(crate) fn name(block: u32) -> String {
-    // SAFETY: a plain system call.
-    let uid = unsafe { libc::geteuid() };
-    format!("millstream/{uid}/{block:03x}")
+    format!("{}{block:03x}", name_prefix())
+}
+
+/// What the socket names of all this user's processes start with.
+pub(crate) fn name_prefix() -> String {
+    format!("millstream/{}/", millstream_shm::socket::own_uid())
 }
 
 pub(crate) const LEN: usize = 24;
@@ -56,6 +59,8 @@ pub(crate) enum Op {
     Overrun = 10,
     /// Words: your XRC shared receive queue, what happened to it ([`shared`]). Not answered.
     Shared = 11,
+    /// Words: my number: I have queue pairs in multicast groups. Answered alike.
+    Member = 12,
 }
 
 /// What can happen to an XRC shared receive queue.
@@ -101,6 +106,7 @@ impl Message {
             9 => Op::Contact,
             10 => Op::Overrun,
             11 => Op::Shared,
+            12 => Op::Member,
             _ => return None,
         };
         Some(Self { op, words: [word(1), word(2), word(3), word(4), word(5)] })
@@ -125,6 +131,7 @@ mod tests {
             Op::Contact,
             Op::Overrun,
             Op::Shared,
+            Op::Member,
         ] {
             let message = Message::new(op, [1, 2, u32::MAX]);
             assert_eq!(Message::decode(&message.encode()), Some(message));

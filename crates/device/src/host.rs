@@ -18,6 +18,7 @@ use crate::files::Files;
 use crate::greeting;
 use crate::layout::{ARENA_LEN, HEAP, Header, MAGIC, QP_TABLE, QPN_INDEX_BITS, QpEntry};
 use crate::mr::MrTable;
+use crate::multicast::Multicast;
 use crate::peer::Peer;
 use crate::progress::Progress;
 use crate::qp::Qp;
@@ -40,6 +41,7 @@ pub(crate) struct Host {
     pub(crate) progress: Progress,
     /// Shared receive queues of XRC domains.
     pub(crate) xrc: XrcTable,
+    pub(crate) multicast: Multicast,
     /// By index; valid while registered, see [`Host::remove_qp`].
     qps: Box<[Registered]>,
     qp_list: Mutex<HashMap<u32, Weak<Qp>>>,
@@ -107,6 +109,7 @@ impl Host {
             device_memory: Allocated::default(),
             progress: Progress::new()?,
             xrc: XrcTable::default(),
+            multicast: Multicast::default(),
             qps: (0..MAX_QP).map(|_| Registered::default()).collect(),
             qp_list: Mutex::default(),
             free_qpns: Mutex::new(shuffled(MAX_QP as u32)),
@@ -171,6 +174,11 @@ impl Host {
     pub(crate) fn take_qpn(&self) -> Result<u32> {
         let index = self.free_qpns.lock().expect("no panic under this lock").pop_front();
         index.map(|index| self.block << QPN_INDEX_BITS | index).ok_or(Errno::NOMEM)
+    }
+
+    pub(crate) fn header(&'static self) -> &'static Header {
+        // SAFETY: the arena starts with its header, which is made of atomics, and lives for ever.
+        unsafe { self.arena.at(0).cast::<Header>().as_ref() }
     }
 
     /// The shared entry of one of our own queue pairs.

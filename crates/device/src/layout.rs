@@ -6,6 +6,7 @@
 //! MR_TABLE  65,536 × MrEntry      index = high 16 bits of the key
 //! FILES     65,536 × FileEntry    memory that peers may map
 //! XRC_TABLE 4,096 × XrcEntry      index = low 12 bits of the number of an XRC shared receive queue
+//! MULTICAST 1,024 × MulticastEntry  queue pairs in groups
 //! HEAP      receive queues and completion queues
 //! ```
 //!
@@ -17,17 +18,18 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use millstream_shm::LeaseLock;
 
-use crate::caps::{MAX_MR, MAX_QP, MAX_XRC_SRQ};
+use crate::caps::{MAX_MR, MAX_MULTICAST, MAX_QP, MAX_XRC_SRQ};
 
 /// Marks an arena; changes with every change of this layout.
-pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLARN2");
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLARN3");
 /// Bytes of address space that an arena takes.
 pub(crate) const ARENA_LEN: usize = 1 << 30;
 pub(crate) const QP_TABLE: usize = 4096;
 pub(crate) const MR_TABLE: usize = QP_TABLE + MAX_QP * size_of::<QpEntry>();
 pub(crate) const FILES: usize = MR_TABLE + MAX_MR * size_of::<MrEntry>();
 pub(crate) const XRC_TABLE: usize = FILES + MAX_MR * size_of::<FileEntry>();
-pub(crate) const HEAP: usize = XRC_TABLE + MAX_XRC_SRQ * size_of::<XrcEntry>();
+pub(crate) const MULTICAST_TABLE: usize = XRC_TABLE + MAX_XRC_SRQ * size_of::<XrcEntry>();
+pub(crate) const HEAP: usize = MULTICAST_TABLE + MAX_MULTICAST * size_of::<MulticastEntry>();
 
 /// Low bits of a queue pair number: place in the owner's table. High bits: the owner.
 pub(crate) const QPN_INDEX_BITS: u32 = 12;
@@ -37,6 +39,8 @@ pub(crate) struct Header {
     pub(crate) magic: AtomicU64,
     /// Held by whoever changes memory that not all initiators can map by an atomic operation.
     pub(crate) atomics: LeaseLock,
+    /// Places of the multicast table that were ever used.
+    pub(crate) multicast_len: AtomicU32,
 }
 
 /// Queue pair states as their owner publishes them, in the order of `enum ibv_qp_state`.
@@ -171,6 +175,17 @@ pub(crate) struct XrcEntry {
     _pad: u32,
 }
 
+/// A queue pair in a multicast group. All fields are the owner's.
+#[derive(Debug)]
+#[repr(C, align(32))]
+pub(crate) struct MulticastEntry {
+    /// The group's address, as two numbers.
+    pub(crate) group: [AtomicU64; 2],
+    /// The queue pair, zero while the entry is free. Published last.
+    pub(crate) qpn: AtomicU32,
+    _pad: [u32; 3],
+}
+
 /// Start of a receive slot; `rq_sges` elements of type `Sge` follow.
 #[repr(C)]
 pub(crate) struct RecvSlot {
@@ -289,6 +304,7 @@ const _: () = {
     assert!(size_of::<QpEntry>() == 320);
     assert!(size_of::<MrEntry>() == 128);
     assert!(size_of::<XrcEntry>() == 64);
+    assert!(size_of::<MulticastEntry>() == 32);
     assert!(size_of::<CqRing>() == 128);
     assert!(size_of::<Cqe>() == 32);
     assert!(HEAP < 1 << 24);

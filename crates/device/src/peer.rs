@@ -241,6 +241,21 @@ impl Peer {
         }
     }
 
+    /// Says that the process `block` has queue pairs in multicast groups, and waits until that is known.
+    pub(crate) fn introduce(&self, block: u32) {
+        if let Some(connection) = &self.connection {
+            let connection = connection.lock().expect("no panic under this lock");
+            // A stopped process will look for us, or has lost nothing that it waits for.
+            let _ = ask(&connection, Message::new(Op::Member, [block]));
+        }
+    }
+
+    pub(crate) fn header(&self) -> Option<&Header> {
+        let at = self.at(0, size_of::<Header>())?;
+        // SAFETY: the arena starts with its header, which is made of atomics.
+        Some(unsafe { &*at.cast::<Header>() })
+    }
+
     /// Tells the peer something that needs no answer. A peer that cannot be told is dying.
     pub(crate) fn tell(&self, host: &Host, message: Message) {
         match (&self.connection, message.op) {

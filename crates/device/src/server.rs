@@ -76,6 +76,10 @@ fn answer(host: &'static Host, connection: &Connection) -> bool {
         Op::LimitReached => report(host, Work::LimitReached { qpn: a }),
         Op::Contact => report(host, Work::Contact { qpn: a, from: b }),
         Op::Overrun => report(host, Work::Overrun { qpn: a }),
+        Op::Member => {
+            host.multicast.mention(a);
+            reply(message, &[])
+        }
         Op::Shared => {
             if (shared::LIMIT..=shared::ABANDONED).contains(&b) && host.xrc.find(a).is_some() {
                 host.progress.add(Work::Shared { number: a, what: b });

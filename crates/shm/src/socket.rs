@@ -57,11 +57,12 @@ fn new_socket() -> io::Result<OwnedFd> {
 
 /// Abstract names of this host that somebody listens under now and that start with `prefix`; none where the
 /// kernel does not tell.
-pub fn names_with(prefix: &str) -> impl Iterator<Item = String> {
+#[must_use]
+pub fn names_with(prefix: &str) -> Vec<String> {
     // Names may hold any bytes; ours are text.
     let table = std::fs::read("/proc/net/unix").unwrap_or_default();
     let table = String::from_utf8_lossy(&table);
-    let names: Vec<String> = table
+    table
         .lines()
         .filter_map(|line| {
             let fields: Vec<&str> = line.split_whitespace().collect();
@@ -69,8 +70,7 @@ pub fn names_with(prefix: &str) -> impl Iterator<Item = String> {
             let name = fields.get(7)?.strip_prefix('@')?;
             (listens && name.starts_with(prefix)).then(|| name.to_owned())
         })
-        .collect();
-    names.into_iter()
+        .collect()
 }
 
 /// `__SO_ACCEPTCON`: the flag of listening sockets in the kernel's table.

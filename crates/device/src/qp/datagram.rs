@@ -17,6 +17,7 @@ use super::{Kind, Qp};
 use crate::caps::MAX_SGE;
 use crate::greeting::{Message, Op};
 use crate::layout::Cqe;
+use crate::multicast;
 use crate::peer::Peer;
 use crate::ring::NotAdded;
 use crate::types::{
@@ -70,7 +71,45 @@ pub(super) type Elements = ArrayVec<Sge, { MAX_SGE as usize }>;
 /// # Safety
 /// The pieces are readable memory.
 pub(super) unsafe fn deliver(receivers: &mut Receivers, qp: &Qp, wr: &SendWr<'_>, pieces: &[Piece]) {
-    let Some(to) = wr.to.filter(|to| to.on_this_host) else { return };
+    let Some(to) = wr.to else { return };
+    // With the highest bit set, the sender's own key is meant (10.2.5).
+    let qkey = if to.qkey >> 31 == 0 { to.qkey } else { qp.entry.qkey.load(Ordering::Relaxed) };
+    let to = Destination { qkey, ..to };
+    if to.qpn == multicast::EVERYBODY {
+        // SAFETY: passed on.
+        return unsafe { deliver_to_group(receivers, qp, wr, &to, pieces) };
+    }
+    if to.on_this_host {
+        // SAFETY: passed on.
+        unsafe { deliver_to(receivers, qp, wr, to, pieces) };
+    }
+}
+
+/// Delivers a copy to each member of a group, the sender's own queue pair included if it is one.
+///
+/// # Safety
+/// The pieces are readable memory.
+#[cold]
+unsafe fn deliver_to_group(
+    receivers: &mut Receivers,
+    qp: &Qp,
+    wr: &SendWr<'_>,
+    to: &Destination,
+    pieces: &[Piece],
+) {
+    let Some(group) = multicast::group_of(&to.grh) else { return };
+    for qpn in qp.host.multicast.members(qp.host, &group) {
+        if qpn != qp.qpn || !qp.blocks_loopback() {
+            // SAFETY: the caller vouches for the pieces.
+            unsafe { deliver_to(receivers, qp, wr, Destination { qpn, ..*to }, pieces) };
+        }
+    }
+}
+
+/// # Safety
+/// The pieces are readable memory.
+#[inline]
+unsafe fn deliver_to(receivers: &mut Receivers, qp: &Qp, wr: &SendWr<'_>, to: Destination, pieces: &[Piece]) {
     let Some(receiver) = receivers.find(qp, &to) else { return };
     let Receiver { target, keys, peer } = receiver;
     let entry = target.entry;

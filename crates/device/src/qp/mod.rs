@@ -33,6 +33,7 @@ use crate::event::{
 use crate::gid;
 use crate::host::{Host, wait_until};
 use crate::layout::{Cqe, QPN_INDEX_BITS, QpEntry, qp_state, recv_slot_len};
+use crate::multicast;
 use crate::pd::Pd;
 use crate::peer::Peer;
 use crate::progress;
@@ -155,6 +156,8 @@ pub struct Qp {
     /// Whether the peer's first request was reported.
     contact_reported: AtomicBool,
     destroyed: AtomicBool,
+    /// Whether its own datagrams to groups do not come back.
+    no_loopback: AtomicBool,
     handle: Arc<Handle>,
     /// Further handles, see [`Qp::open`].
     others: Mutex<Vec<(Arc<Context>, Arc<Handle>)>>,
@@ -222,6 +225,7 @@ impl Qp {
             last_wqe_reported: AtomicBool::new(false),
             contact_reported: AtomicBool::new(false),
             destroyed: AtomicBool::new(false),
+            no_loopback: AtomicBool::new(false),
             handle: Arc::default(),
             others: Mutex::default(),
             open: AtomicU32::new(1),
@@ -332,6 +336,41 @@ impl Qp {
         if let Some((context, handle)) = found {
             context.end_events(&handle);
         }
+    }
+
+    /// Joins a datagram queue pair to a multicast group. Twice is once.
+    ///
+    /// # Errors
+    /// EINVAL for another kind of queue pair or an address that is no group's, ENOMEM when the process has
+    /// too many attachments.
+    pub fn attach(&self, group: [u8; 16]) -> Result<()> {
+        if self.kind != Kind::Ud || !multicast::is_group(&group) {
+            return Err(Errno::INVAL);
+        }
+        self.host.multicast.attach(self.host, group, self.qpn)
+    }
+
+    /// Takes it out of a multicast group.
+    ///
+    /// # Errors
+    /// EINVAL if it is not in it.
+    pub fn detach(&self, group: [u8; 16]) -> Result<()> {
+        self.host.multicast.detach(self.host, group, self.qpn)
+    }
+
+    /// Whether it belongs to a multicast group. Verbs does not let such a queue pair be destroyed.
+    #[must_use]
+    pub fn is_attached(&self) -> bool {
+        self.kind == Kind::Ud && self.host.multicast.has(self.qpn)
+    }
+
+    /// From now on it does not get what it sends itself to its groups.
+    pub fn block_loopback(&self) {
+        self.no_loopback.store(true, Ordering::Release);
+    }
+
+    fn blocks_loopback(&self) -> bool {
+        self.no_loopback.load(Ordering::Acquire)
     }
 
     /// The transport service.
@@ -677,6 +716,9 @@ impl Qp {
     pub fn destroy(&self) {
         if self.destroyed.swap(true, Ordering::AcqRel) {
             return;
+        }
+        if self.kind == Kind::Ud {
+            self.host.multicast.detach_all(self.host, self.qpn);
         }
         self.entry.qpn.store(0, Ordering::SeqCst);
         self.set_state(State::Reset);

@@ -151,7 +151,7 @@ impl Queue {
         match result {
             Ok(signal) => {
                 if signal {
-                    self.peer.signal(self.target.cq.ring.channel.load(Ordering::Relaxed));
+                    self.peer.signal(self.target.cq.channel());
                 }
                 Ok(())
             }

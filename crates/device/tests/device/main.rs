@@ -8,6 +8,7 @@ mod events;
 mod hostile_socket;
 mod kills;
 mod lifetime;
+mod multicast;
 mod queues;
 mod regions;
 mod resize;
@@ -40,6 +41,8 @@ fn other_process() {
         Ok("device memory") => regions::all_device_memory(),
         Ok("family") => death::family(),
         Ok("stranger") => hostile_socket::stranger(),
+        Ok("joiner") => multicast::joiner(),
+        Ok("mcast_listener") => multicast::listener(),
         Ok("xrc_member") => xrc::member(),
         Ok("reborn") => lifetime::reborn(),
         role => panic!("{role:?} is no role"),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use millstream_shm::socket::Connection;
 
 /// Version of the messages, as a device says it in its greeting.
-pub(crate) const VERSION: u32 = u64::from_le_bytes(*b"MILLARN2") as u32 ^ 1;
+pub(crate) const VERSION: u32 = u64::from_le_bytes(*b"MILLARN3") as u32 ^ 1;
 
 pub(crate) const HELLO: u32 = 1;
 pub(crate) const FILE: u32 = 2;

@@ -1,0 +1,262 @@
+//! Multicast groups: every member of the host gets a copy, whoever it belongs to and whenever it joined.
+
+use std::sync::Arc;
+
+use millstream_device::qp::state::{Attributes, State, attr};
+use millstream_device::qp::{Kind, Qp, Receives};
+use millstream_device::types::{Destination, SendWr, WC_FLAG_GRH, WC_SUCCESS, WR_SEND, Wc};
+use millstream_device::{Cq, Errno, MAX_MULTICAST, Mr};
+
+use crate::support::{
+    Adapter, Process, Setup, attributes, element, in_a_process_of_its_own, is_empty, listen, next, pattern,
+    tell,
+};
+
+const QKEY: u32 = 0x1234;
+
+/// Names the process whose groups these are, for others that it starts.
+const RUN: &str = "MILLSTREAM_TEST_RUN";
+
+/// A group of this run: other programs of this user are on the host, too.
+fn group(last: u8) -> [u8; 16] {
+    let run = std::env::var(RUN).map_or_else(|_| std::process::id(), |run| run.parse().expect("a number"));
+    let mut gid = [0; 16];
+    (gid[0], gid[1], gid[15]) = (0xff, 0x0e, last);
+    gid[4..8].copy_from_slice(&run.to_be_bytes());
+    gid
+}
+
+/// Where datagrams for a group go, with the route header that receivers find.
+fn to(group: [u8; 16], qkey: u32) -> Option<Destination> {
+    let mut grh = [0; 40];
+    grh[0] = 0x60;
+    grh[24..].copy_from_slice(&group);
+    Some(Destination { on_this_host: false, qpn: 0xff_ffff, qkey, grh })
+}
+
+/// A datagram queue pair that is ready, with memory to receive into.
+struct Member {
+    qp: Arc<Qp>,
+    cq: Arc<Cq>,
+    memory: Vec<u8>,
+    mr: Mr,
+}
+
+impl Member {
+    fn new(adapter: &Adapter, qkey: u32) -> Self {
+        let cq = adapter.cq();
+        let qp = adapter.qp_with(&cq, Kind::Ud, Receives::Own).expect("a queue pair");
+        for (state, needs) in [
+            (State::Init, attr::PKEY_INDEX | attr::PORT | attr::QKEY),
+            (State::Rtr, 0),
+            (State::Rts, attr::SQ_PSN),
+        ] {
+            let all = Attributes { qkey, ..attributes(&Setup::default(), state, 0) };
+            qp.modify(&all, attr::STATE | needs).expect("the usual way");
+        }
+        let mut memory = vec![0; 256];
+        let mr = adapter.register(&mut memory);
+        Self { qp, cq, memory, mr }
+    }
+
+    fn of(adapter: &Adapter, group: [u8; 16]) -> Self {
+        let member = Self::new(adapter, QKEY);
+        member.qp.attach(group).expect("a group");
+        member.post();
+        member
+    }
+
+    fn post(&self) {
+        self.qp.post_recv(7, &[element(&self.memory, &self.mr)]).expect("room");
+    }
+
+    fn send(&self, to: Option<Destination>) {
+        self.qp.post_send(&SendWr { opcode: WR_SEND, to, ..SendWr::default() }).expect("room");
+        assert_eq!(next(&self.cq).status, WC_SUCCESS);
+    }
+
+    fn has_nothing(&self, what: &str) {
+        assert!(is_empty(&self.cq), "{what}");
+    }
+}
+
+#[test]
+fn every_member_gets_a_copy_and_nobody_else() {
+    let adapter = Adapter::open();
+    let members = [(); 3].map(|()| Member::of(&adapter, group(1)));
+    let stranger = Member::of(&adapter, group(2));
+    let outsider = Member::new(&adapter, QKEY);
+    outsider.post();
+    let other_key = Member::new(&adapter, QKEY + 1);
+    other_key.qp.attach(group(1)).expect("a group");
+    other_key.post();
+    let sender = Member::new(&adapter, QKEY);
+    let mut data = pattern(1, 100);
+    let source = adapter.register(&mut data);
+    for round in 0..3 {
+        let sges = [element(&data, &source)];
+        let wr = SendWr { opcode: WR_SEND, sges: &sges, to: to(group(1), QKEY), ..SendWr::default() };
+        sender.qp.post_send(&wr).expect("room");
+        assert_eq!(next(&sender.cq).status, WC_SUCCESS);
+        for member in &members {
+            let wc = next(&member.cq);
+            assert_eq!((wc.wr_id, wc.status, wc.byte_len), (7, WC_SUCCESS, 140), "round {round}");
+            assert_eq!((wc.src_qp, wc.wc_flags & WC_FLAG_GRH), (sender.qp.qpn(), WC_FLAG_GRH));
+            assert_eq!(member.memory[24..40], group(1));
+            assert_eq!(member.memory[40..140], data);
+            member.post();
+        }
+    }
+    for (who, member) in [("another group", &stranger), ("none", &outsider), ("another key", &other_key)] {
+        member.has_nothing(who);
+    }
+    // To the number of a member by the group's address, and to everybody by a member's address: to nobody.
+    sender.send(to(group(1), QKEY).map(|to| Destination { qpn: members[0].qp.qpn(), ..to }));
+    sender.send(to(group(1), QKEY).map(|to| Destination { grh: [0x60; 40], ..to }));
+    // With the highest bit the sender's own key is meant.
+    sender.send(to(group(2), 1 << 31));
+    assert_eq!(next(&stranger.cq).status, WC_SUCCESS);
+    members.iter().for_each(|member| member.has_nothing("no message of the group"));
+}
+
+#[test]
+fn a_member_hears_itself_unless_it_does_not_want_to() {
+    let adapter = Adapter::open();
+    let [one, other] = [(); 2].map(|()| Member::of(&adapter, group(3)));
+    one.qp.post_send(&SendWr { opcode: WR_SEND, to: to(group(3), QKEY), ..SendWr::default() }).expect("room");
+    let mut own = [next(&one.cq), next(&one.cq)].map(|wc| wc.byte_len);
+    own.sort_unstable();
+    assert_eq!(own, [0, 40], "the send request and the copy");
+    assert_eq!(next(&other.cq).byte_len, 40);
+    one.post();
+    other.post();
+    one.qp.block_loopback();
+    one.send(to(group(3), QKEY));
+    assert_eq!(next(&other.cq).byte_len, 40);
+    one.has_nothing("its own copy");
+}
+
+#[test]
+fn queue_pairs_come_and_go() {
+    let adapter = Adapter::open();
+    let sender = Member::new(&adapter, QKEY);
+    let member = Member::of(&adapter, group(4));
+    assert_eq!(member.qp.attach(group(4)), Ok(()), "twice is once");
+    assert!(member.qp.is_attached());
+    sender.send(to(group(4), QKEY));
+    assert_eq!(next(&member.cq).status, WC_SUCCESS);
+    member.post();
+    member.has_nothing("a second copy");
+    assert_eq!(member.qp.detach(group(5)), Err(Errno::INVAL));
+    assert_eq!(member.qp.detach(group(4)), Ok(()));
+    assert_eq!(member.qp.detach(group(4)), Err(Errno::INVAL));
+    assert!(!member.qp.is_attached());
+    sender.send(to(group(4), QKEY));
+    member.has_nothing("it has left");
+    // IPv4 groups are mapped.
+    let mut v4 = [0; 16];
+    v4[10..].copy_from_slice(&[0xff, 0xff, 239, 1, 2, 3]);
+    assert_eq!(member.qp.attach(v4), Ok(()));
+    let mut grh = [0; 40];
+    grh[20] = 0x45;
+    grh[36..].copy_from_slice(&v4[12..]);
+    sender.send(to(v4, QKEY).map(|to| Destination { grh, ..to }));
+    assert_eq!(next(&member.cq).status, WC_SUCCESS);
+    v4[12] = 192;
+    assert_eq!(member.qp.attach(v4), Err(Errno::INVAL), "no group");
+    assert_eq!(adapter.qp(&member.cq).expect("a queue pair").attach(group(4)), Err(Errno::INVAL), "RC");
+    member.post();
+    member.qp.destroy();
+    sender.send(to(group(4), QKEY));
+}
+
+#[test]
+fn the_table_is_bounded() {
+    in_a_process_of_its_own("joiner");
+}
+
+/// In a process of its own, whose table it fills.
+pub(crate) fn joiner() {
+    let adapter = Adapter::open();
+    let member = Member::new(&adapter, QKEY);
+    let group_of = |i: usize| {
+        let mut gid = group(0);
+        gid[12..14].copy_from_slice(&(i as u16 + 1).to_be_bytes());
+        gid
+    };
+    (0..MAX_MULTICAST).for_each(|i| assert_eq!(member.qp.attach(group_of(i)), Ok(())));
+    assert_eq!(member.qp.attach(group_of(MAX_MULTICAST)), Err(Errno::NOMEM));
+    assert_eq!(member.qp.detach(group_of(17)), Ok(()));
+    assert_eq!(member.qp.attach(group_of(MAX_MULTICAST)), Ok(()));
+    member.post();
+    member
+        .qp
+        .post_send(&SendWr { opcode: WR_SEND, to: to(group_of(MAX_MULTICAST), QKEY), ..SendWr::default() })
+        .expect("room");
+    (0..2).for_each(|_| assert_eq!(next(&member.cq).status, WC_SUCCESS));
+    member.qp.destroy();
+    let next_one = Member::new(&adapter, QKEY);
+    (0..MAX_MULTICAST).for_each(|i| assert_eq!(next_one.qp.attach(group_of(i)), Ok(())));
+}
+
+/// Another process with a queue pair in the group.
+fn start_listener() -> Process {
+    let run = std::process::id().to_string();
+    let mut process = Process::start_with("mcast_listener", |command| command.env(RUN, run));
+    assert_eq!(process.hear(), "ready");
+    process
+}
+
+/// The other side of it: says what arrives.
+pub(crate) fn listener() {
+    let adapter = Adapter::open();
+    let member = Member::of(&adapter, group(6));
+    tell("ready");
+    while let Some(line) = listen() {
+        match line.as_str() {
+            "leave" => {
+                member.qp.detach(group(6)).expect("it is in it");
+                tell("gone");
+            }
+            "count" => tell(&member.cq.poll(&mut [Wc::default()]).expect("no overflow").to_string()),
+            _ => {
+                tell(&next(&member.cq).byte_len.to_string());
+                member.post();
+            }
+        }
+    }
+}
+
+fn hears(listener: &mut Process) {
+    listener.say("listen");
+    assert_eq!(listener.hear(), "40");
+}
+
+#[test]
+fn members_of_other_processes_get_copies_too() {
+    let adapter = Adapter::open();
+    let sender = Member::new(&adapter, QKEY);
+    let mut early = start_listener();
+    sender.send(to(group(6), QKEY));
+    hears(&mut early);
+    // It joins after the sender has looked for everybody.
+    let (mut late, mut killed) = (start_listener(), start_listener());
+    let local = Member::of(&adapter, group(6));
+    sender.send(to(group(6), QKEY));
+    for process in [&mut early, &mut late, &mut killed] {
+        hears(process);
+    }
+    assert_eq!(next(&local.cq).byte_len, 40);
+    killed.kill();
+    early.say("leave");
+    assert_eq!(early.hear(), "gone");
+    for _ in 0..10 {
+        local.post();
+        sender.send(to(group(6), QKEY));
+        hears(&mut late);
+        assert_eq!(next(&local.cq).byte_len, 40);
+    }
+    // The one that left has nothing but what it heard of before.
+    early.say("count");
+    assert_eq!(early.hear(), "0");
+}
