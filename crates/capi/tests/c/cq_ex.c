@@ -198,8 +198,10 @@ static void *poller(void *argument)
 	struct ibv_poll_cq_attr attr = { 0 };
 	while (__atomic_load_n(&found[0], __ATOMIC_ACQUIRE) + __atomic_load_n(&found[1], __ATOMIC_ACQUIRE) <
 	       MESSAGES) {
-		if (ibv_start_poll(cq, &attr) != 0)
+		if (ibv_start_poll(cq, &attr) != 0) {
+			sched_yield();
 			continue;
+		}
 		do {
 			CHECK(cq->status == IBV_WC_SUCCESS && ibv_wc_read_opcode(cq) == IBV_WC_RDMA_WRITE);
 			CHECK(ibv_wc_read_qp_num(cq) == qp[0]->qp_num);
@@ -222,7 +224,7 @@ static void threads_share_a_queue_whose_size_changes(void)
 					  .wr.rdma = { .remote_addr = at(0), .rkey = mr->rkey } }, *bad;
 		int error;
 		while ((error = ibv_post_send(qp[0], &wr, &bad)) == ENOMEM)
-			;
+			sched_yield();
 		CHECK(error == 0);
 		if (i % 16 == 0)
 			CHECK(ibv_resize_cq(ibv_cq_ex_to_cq(cq), i % 32 ? 16 : 512) == 0);
