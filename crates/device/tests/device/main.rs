@@ -13,6 +13,7 @@ mod queues;
 mod regions;
 mod resize;
 mod retries;
+mod semantics;
 mod shared;
 mod siege;
 mod states;

@@ -1,0 +1,266 @@
+//! Rules of the specification that drivers of the kernel and of vendors have broken in the past, and the tests
+//! that keep this device to them. Of the rules about packets those are missing that only matter on a wire,
+//! which the device does not have yet: lengths, pads and checksums, duplicates and acknowledgements, sequence
+//! numbers, resources of a responder.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use millstream_device::qp::state::State;
+use millstream_device::types::{
+    SEND_INLINE, WC_LOC_PROT_ERR, WC_REM_ACCESS_ERR, WC_RETRY_EXC_ERR, WC_SUCCESS, WR_RDMA_READ,
+    WR_RDMA_WRITE, WR_SEND,
+};
+use millstream_device::{MAX_MSG, MAX_SGE};
+
+use crate::support::{Command, End, Kind, Place, Setup, Which, pair, request};
+
+/// Each rule with its tests, as `file::test` of this crate's tests, or a path below `crates`.
+const RULES: &[(&str, &[&str])] = &[
+    (
+        "over-long datagrams are dropped and the queue pair lives",
+        &[
+            "unreliable::datagrams_that_cannot_be_delivered_are_dropped",
+            "events::a_datagram_that_overflows_the_completion_queue_is_reported",
+        ],
+    ),
+    (
+        "bounds by subtraction, never by addition",
+        &[
+            "errors::a_range_that_leaves_the_region",
+            "semantics::ranges_at_the_end_of_the_address_space_do_not_wrap",
+        ],
+    ),
+    ("atomic operations on eight aligned bytes only", &["errors::an_atomic_operation_on_no_word"]),
+    (
+        "what lies in shared memory is copied first, then checked",
+        &[
+            "siege::garbage_in_everything_that_peers_can_write_costs_errors_only",
+            "../../src/cq.rs::a_completion_says_nothing_impossible",
+            "../../src/cq.rs::a_completion_in_the_wrong_queue_is_dropped",
+        ],
+    ),
+    (
+        "indices are acquired and released",
+        &[
+            "queues::completions_come_once_and_in_order_around_the_rings",
+            "resize::nothing_is_lost_while_peers_send_and_the_size_changes",
+            "cycles::threads_and_forks_on_one_context",
+        ],
+    ),
+    ("lengths are summed in 64 bits", &["semantics::sums_of_lengths_do_not_wrap"]),
+    (
+        "functions return positive errno",
+        &[
+            "../../../capi/src/errno.rs::each_convention_reports_the_same_error",
+            "../../../capi/src/errno.rs::an_error_is_never_zero",
+        ],
+    ),
+    (
+        "the retransmit timer never ends an RNR wait",
+        &[
+            "retries::seven_rnr_retries_are_for_ever_and_nobody_needs_to_poll",
+            "retries::rnr_retries_take_the_receivers_time",
+        ],
+    ),
+    (
+        "retry_cnt 7 is 7, rnr_retry 7 is for ever",
+        &[
+            "semantics::seven_retries_are_seven_and_not_for_ever",
+            "retries::seven_rnr_retries_are_for_ever_and_nobody_needs_to_poll",
+        ],
+    ),
+    (
+        "after an error everything later is flushed, in order",
+        &[
+            "queues::err_flushes_both_queues_in_order",
+            "errors::what_was_posted_before_the_failing_request_completes_before_it",
+            "kills/mod::whoever_is_left_gets_errors_and_goes_on",
+        ],
+    ),
+    (
+        "a full completion queue is an error of the queue pair and an event",
+        &[
+            "queues::a_full_completion_queue_of_the_sender_is_fatal",
+            "queues::a_full_completion_queue_of_the_receiver_is_fatal",
+        ],
+    ),
+    (
+        "invalidate only what may be invalidated",
+        &["windows::only_windows_of_type_2_can_be_invalidated_by_their_queue_pairs"],
+    ),
+    ("a region with bound windows stays", &["windows::a_region_stays_while_a_window_shows_it"]),
+    ("timers die with their queue pair", &["semantics::timers_die_with_their_queue_pair"]),
+    (
+        "a queue pair is published only when it is complete",
+        &[
+            "lifetime::queue_pairs_that_threads_make_at_once_have_nothing_in_common",
+            "lifetime::a_number_that_comes_back_has_nothing_of_its_former_life",
+        ],
+    ),
+    (
+        "only what is accepted is advertised",
+        &[
+            "queues::sizes_beyond_the_devices_are_refused",
+            "states::values_out_of_range_are_refused",
+            "semantics::the_longest_message_is_accepted_and_no_longer_one",
+        ],
+    ),
+    (
+        "keys and numbers are random, and checked for each queue pair",
+        &[
+            "queues::numbers_and_keys_differ_and_cannot_be_guessed",
+            "errors::a_key_that_is_not_valid",
+            "errors::memory_of_another_protection_domain",
+            "errors::access_that_was_not_granted",
+        ],
+    ),
+    (
+        "an entry of a shared table has one owner",
+        &[
+            "lifetime::queue_pairs_that_threads_make_at_once_have_nothing_in_common",
+            "lifetime::a_full_key_table_refuses_and_keys_do_not_come_back",
+        ],
+    ),
+    (
+        "requests that wait make progress by themselves",
+        &[
+            "retries::a_sleeping_sender_is_woken_by_its_channel",
+            "retries::requests_that_were_held_back_are_looked_after_when_the_queue_runs_again",
+        ],
+    ),
+    (
+        "a killed holder's lock goes to the next",
+        &[
+            "death::what_a_killed_producer_held_does_not_stop_the_others",
+            "../../../shm/src/lease.rs::taken_from_a_dead_holder",
+        ],
+    ),
+];
+
+#[test]
+fn each_rule_has_its_tests() {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/device");
+    for (rule, tests) in RULES {
+        assert!(!tests.is_empty(), "{rule}");
+        for test in *tests {
+            let (file, name) = test.rsplit_once("::").expect("a file and a test");
+            let file = if file.ends_with(".rs") { file.to_owned() } else { format!("{file}.rs") };
+            let source = std::fs::read_to_string(here.join(&file)).expect(&file);
+            let declared = format!("fn {name}() {{\n");
+            let at = source.find(&declared).unwrap_or_else(|| panic!("{rule}: no {test}"));
+            let before = source[..at].trim_end();
+            assert!(before.ends_with("#[test]"), "{rule}: {test} is no test that always runs");
+        }
+    }
+}
+
+#[test]
+fn ranges_at_the_end_of_the_address_space_do_not_wrap() {
+    for place in Place::BOTH {
+        for (opcode, at, len) in [
+            (WR_RDMA_WRITE, u64::MAX, 1),
+            (WR_RDMA_WRITE, u64::MAX - 7, 8),
+            (WR_RDMA_READ, u64::MAX - 62, 64),
+            (WR_RDMA_READ, 0u64.wrapping_sub(32), 64),
+        ] {
+            let (mut a, mut b) = pair(place, &Setup::default());
+            let (source, target) = (a.register(Kind::Anonymous, 64, 0), b.register(Kind::Anonymous, 64, 0));
+            a.post(request(1, opcode, &[source.part(0, len)], (at, target.key)));
+            assert_eq!(a.sent(1)[0].status, WC_REM_ACCESS_ERR, "{len} bytes at {at:#x}");
+        }
+        // The same for local memory.
+        let (mut a, mut b) = pair(place, &Setup::default());
+        let (source, target) = (a.register(Kind::Anonymous, 64, 0), b.register(Kind::Anonymous, 64, 0));
+        a.write(1, &[(u64::MAX - 7, 8, source.key)], (target.addr, target.key));
+        assert_eq!(a.sent(1)[0].status, WC_LOC_PROT_ERR);
+    }
+}
+
+#[test]
+fn sums_of_lengths_do_not_wrap() {
+    let (mut a, mut b) = pair(Place::Here, &Setup::default());
+    let (source, target) = (a.register(Kind::Anonymous, 64, 0), b.register(Kind::Anonymous, 64, 0));
+    b.recv(7, &[target.all()]);
+    // 2^32 and 2^32 + 32 bytes: in 32 bits nothing, and few enough for inline data and the receive.
+    for second in [1 << 31, (1 << 31) + 32] {
+        let sges = [(source.addr, 1 << 31, source.key), (source.addr, second, source.key)];
+        for opcode in [WR_SEND, WR_RDMA_WRITE] {
+            for flags in [0, SEND_INLINE] {
+                let mut wr = request(1, opcode, &sges, (target.addr, target.key));
+                wr.flags |= flags;
+                let refused = a.attempt(Command::Send(wr)).map(drop);
+                assert_eq!(refused, Err(libc::EINVAL), "operation {opcode}, flags {flags}");
+            }
+        }
+    }
+    b.has_nothing(Which::Recv);
+    a.send(2, &[source.all()]);
+    assert_eq!((a.sent(1)[0].status, b.received(1)[0].byte_len), (WC_SUCCESS, 64));
+}
+
+#[test]
+fn the_longest_message_is_accepted_and_no_longer_one() {
+    let setup = Setup { sges: MAX_SGE, ..Setup::default() };
+    let (mut a, _b) = pair(Place::Here, &setup);
+    let part = u32::try_from(MAX_MSG / u64::from(MAX_SGE)).expect("a part of it");
+    let source = a.register(Kind::Anonymous, part as usize + 1, 0);
+    let mut sges = vec![source.part(0, part as usize); MAX_SGE as usize];
+    // It waits for a receive.
+    a.send(1, &sges);
+    sges[0].1 += 1;
+    assert_eq!(a.attempt(Command::Send(request(2, WR_SEND, &sges, (0, 0)))).map(drop), Err(libc::EINVAL));
+    assert_eq!(a.state(), State::Rts);
+}
+
+#[test]
+fn timers_die_with_their_queue_pair() {
+    // 67 ms, once again.
+    let setup = Setup { timeout: 14, retry_cnt: 1, ..Setup::default() };
+    for destroyed in [false, true] {
+        let (mut a, mut b) = (End::new(Place::Here), End::new(Place::Elsewhere));
+        let (to_a, to_b) = (a.open(&setup), b.open(&setup));
+        a.connect_to(to_b, &setup);
+        let source = a.hold(&[1; 64]);
+        // Nobody is ready for it: it waits, and would end in an error.
+        a.send(1, &[source.all()]);
+        std::thread::sleep(Duration::from_millis(40));
+        if destroyed {
+            a.destroy();
+            assert_eq!(a.async_event(Duration::from_millis(250)), None);
+            continue;
+        }
+        a.modify(State::Reset, &setup);
+        // A new life, in which the timer of the former one would fire.
+        a.connect_to(to_b, &setup);
+        b.modify(State::Init, &setup);
+        b.attempt(Command::Connect(to_a, setup.clone())).expect("to RTR");
+        b.recv(2, &[]);
+        std::thread::sleep(Duration::from_millis(250));
+        a.has_nothing(Which::Send);
+        assert_eq!(a.state(), State::Rts);
+        a.send(3, &[]);
+        assert_eq!(a.sent(1)[0].wr_id, 3);
+        // And when it is due, it comes.
+        let mut lonely = End::new(Place::Here);
+        lonely.open(&setup);
+        let mut silent = End::new(Place::Elsewhere);
+        let number = silent.open(&setup);
+        lonely.connect_to(number, &setup);
+        lonely.send(4, &[]);
+        assert_eq!(lonely.sent(1)[0].status, WC_RETRY_EXC_ERR);
+    }
+}
+
+#[test]
+fn seven_retries_are_seven_and_not_for_ever() {
+    // 4.19 ms, and seven times more.
+    let setup = Setup { timeout: 10, retry_cnt: 7, ..Setup::default() };
+    let (mut a, mut b) = (End::new(Place::Here), End::new(Place::Elsewhere));
+    a.open(&setup);
+    a.connect_to(b.open(&setup), &setup);
+    let start = Instant::now();
+    a.send(1, &[]);
+    assert_eq!(a.sent(1)[0].status, WC_RETRY_EXC_ERR);
+    assert!(start.elapsed() >= Duration::from_micros(33_554), "{:?}", start.elapsed());
+}
