@@ -206,7 +206,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         completion_timestamp_mask: u64::MAX,
         hca_core_clock: device::CLOCK_KHZ,
         cq_mod_caps: ibv_cq_moderation_caps { max_cq_count: u16::MAX, max_cq_period: u16::MAX },
-        device_cap_flags_ex: u64::from(orig_attr.device_cap_flags),
+        device_cap_flags_ex: u64::from(orig_attr.device_cap_flags) | device::ATOMIC_WRITE_CAP,
         phys_port_cnt_ex: u32::from(orig_attr.phys_port_cnt),
         ..ibv_device_attr_ex::default()
     };

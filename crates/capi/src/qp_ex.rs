@@ -9,8 +9,9 @@ use std::{ffi::c_int, slice};
 use millstream_device::{
     qp::{Batch, Operations},
     types::{
-        SendWr, Sge, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_BIND_MW, WR_LOCAL_INV, WR_RDMA_READ,
-        WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM, WR_SEND_WITH_INV,
+        SendWr, Sge, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_ATOMIC_WRITE, WR_BIND_MW,
+        WR_LOCAL_INV, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM,
+        WR_SEND_WITH_INV,
     },
 };
 
@@ -212,15 +213,18 @@ unsafe extern "C" fn wr_send_tso(qp: *mut ibv_qp_ex, _header: *mut std::ffi::c_v
     unsafe { unsupported(qp) };
 }
 
-/// ATOMIC WRITE.
+/// ATOMIC WRITE of eight bytes, copied at once.
 unsafe extern "C" fn wr_atomic_write(
     qp: *mut ibv_qp_ex,
-    _rkey: u32,
-    _remote_addr: u64,
-    _value: *const std::ffi::c_void,
+    rkey: u32,
+    remote_addr: u64,
+    value: *const std::ffi::c_void,
 ) {
-    // SAFETY: as above.
-    unsafe { unsupported(qp) };
+    // SAFETY: the caller passes a live queue pair, inside its critical section, and eight readable bytes.
+    unsafe {
+        request(qp, SendWr { opcode: WR_ATOMIC_WRITE, rkey, remote_addr, ..SendWr::default() });
+        prepare(qp, |batch| batch.set_word(value.cast::<[u8; 8]>().read()));
+    }
 }
 
 /// The shared receive queue of an XRC request.

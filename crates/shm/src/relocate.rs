@@ -55,6 +55,15 @@ impl Shared {
     }
 }
 
+impl Shared {
+    /// Whether nobody else shares these pages, so that our end gives fresh ones to the application.
+    #[must_use]
+    pub fn is_last(&self) -> bool {
+        // Ours and the registry's.
+        Arc::strong_count(&self.moved) <= 2
+    }
+}
+
 impl AsFd for Shared {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.moved.memory.as_fd()
@@ -74,11 +83,21 @@ static REGISTRY: SpinLock<Vec<Arc<Moved>>> = SpinLock::new(Vec::new());
 #[must_use]
 pub fn share(range: Range<usize>) -> Option<Shared> {
     let inner = round_up(range.start, PAGE)..range.end & !(PAGE - 1);
-    if inner.start >= inner.end || !enabled() {
+    if range.is_empty() || !enabled() {
         return None;
     }
     install();
     let mut registry = REGISTRY.lock();
+    // All of it, to the byte, where its pages are shared already: whoever reaches the same word by another
+    // registration then reaches it in the same way, which atomic operations need.
+    let around = |moved: &&Arc<Moved>| moved.range.start <= range.start && range.end <= moved.range.end;
+    if let Some(moved) = registry.iter().find(around) {
+        let offset = range.start - moved.range.start;
+        return Some(Shared { moved: moved.clone(), range, offset });
+    }
+    if inner.start >= inner.end {
+        return None;
+    }
     let overlap = |moved: &Arc<Moved>| {
         let part = moved.range.start.max(inner.start)..moved.range.end.min(inner.end);
         (part.start < part.end).then_some(part)
@@ -389,6 +408,26 @@ mod tests {
         let view = Mapping::new(b.as_fd(), 0, 4 * PAGE, true).unwrap();
         // SAFETY: inside the view.
         assert_eq!(unsafe { view.base().add(PAGE).read_volatile() }, 3);
+    }
+
+    #[test]
+    fn a_part_of_a_shared_page_is_shared() {
+        let memory = pages(3);
+        let base = memory.base() as usize;
+        assert!(share(base + 8..base + 16).is_none(), "not for a part of a page");
+        let whole = share(base..base + 3 * PAGE).unwrap();
+        assert!(whole.is_last());
+        let part = share(base + PAGE + 8..base + PAGE + 16).unwrap();
+        assert_eq!((part.range.clone(), part.offset), (base + PAGE + 8..base + PAGE + 16, PAGE + 8));
+        assert!(!whole.is_last() && share(base..base).is_none());
+        let view = Mapping::new(whole.as_fd(), 0, 3 * PAGE, true).unwrap();
+        drop(whole);
+        assert!(part.is_last());
+        // SAFETY: inside the three pages and their view.
+        unsafe {
+            view.base().add(PAGE + 9).write_volatile(5);
+            assert_eq!(memory.base().add(PAGE + 9).read_volatile(), 5);
+        }
     }
 
     #[test]

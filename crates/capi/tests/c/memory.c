@@ -33,7 +33,7 @@ static struct ibv_qp *new_qp(void)
         .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
         .pd = pd,
         .send_ops_flags = IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_SEND_WITH_INV |
-                          IBV_QP_EX_WITH_RDMA_WRITE,
+                          IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_ATOMIC_WRITE,
     };
     struct ibv_qp *qp = ibv_create_qp_ex(context, &init);
     CHECK(qp);
@@ -239,6 +239,24 @@ static void windows_in_batches(void)
     CHECK(!ibv_dereg_mr(mr) && !ibv_dealloc_mw(mw) && !ibv_dealloc_mw(one));
 }
 
+static void atomic_writes(void)
+{
+    struct ibv_mr *mr = ibv_reg_mr(pd, memory, LEN, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+    CHECK(mr);
+    struct ibv_qp_ex *peer = ibv_qp_to_qp_ex(far);
+    memset(memory, 0, LEN);
+    char value[8] = "eight by";
+    ibv_wr_start(peer);
+    peer->wr_id = 1, peer->wr_flags = IBV_SEND_SIGNALED;
+    ibv_wr_atomic_write(peer, mr->rkey, (uintptr_t)memory + 8, value);
+    memset(value, 'x', sizeof(value));
+    CHECK(!ibv_wr_complete(peer));
+    struct ibv_wc wc = completion();
+    CHECK(wc.wr_id == 1 && wc.status == IBV_WC_SUCCESS && wc.opcode == IBV_WC_ATOMIC_WRITE);
+    CHECK(!memcmp(memory + 8, "eight by", 8) && !memory[7] && !memory[16]);
+    CHECK(!ibv_dereg_mr(mr));
+}
+
 static void changed_regions(void)
 {
     struct ibv_mr *mr = ibv_reg_mr(pd, memory, 4096, IBV_ACCESS_LOCAL_WRITE);
@@ -410,6 +428,7 @@ int main(void)
     CHECK(context);
     struct ibv_device_attr_ex ex;
     CHECK(!ibv_query_device_ex(context, NULL, &ex) && ex.orig_attr.max_mw > 0 && ex.max_dm_size >= 4096);
+    CHECK(ex.device_cap_flags_ex & (1ULL << 40)); /* atomic write */
     CHECK(ex.odp_caps.general_caps == (IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT));
     CHECK(ex.odp_caps.per_transport_caps.rc_odp_caps & IBV_ODP_SUPPORT_ATOMIC);
     CHECK(!(ex.odp_caps.per_transport_caps.ud_odp_caps & IBV_ODP_SUPPORT_WRITE));
@@ -431,6 +450,7 @@ int main(void)
     windows_of_type_1();
     windows_of_type_2();
     windows_in_batches();
+    atomic_writes();
     changed_regions();
     regions_without_memory_of_their_own();
     device_memory();

@@ -12,7 +12,7 @@ static void the_device_offers_what_it_has(void)
 	CHECK(ibv_query_device_ex(context, &input, &all) == 0);
 	CHECK(memcmp(&plain, &all.orig_attr, attributes) == 0);
 	CHECK(plain.vendor_id != 0 && plain.phys_port_cnt == all.phys_port_cnt_ex);
-	CHECK(all.device_cap_flags_ex == plain.device_cap_flags);
+	CHECK((uint32_t)all.device_cap_flags_ex == plain.device_cap_flags);
 	CHECK(all.comp_mask == 0);
 	/* Ethernet's and PCI's business, and other adapters'. */
 	CHECK(all.tso_caps.max_tso == 0 && all.rss_caps.supported_qpts == 0 && all.max_wq_type_rq == 0);

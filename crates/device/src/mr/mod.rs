@@ -283,7 +283,8 @@ impl Mr {
         }
         let host = self.pd.context.host;
         host.mrs.withdraw(host, self.local.key)?;
-        let moved = self.memory.shared.as_ref().is_some_and(|s| s.range.len() as u64 == self.local.len);
+        let all_of_it = |s: &Shared| s.range.len() as u64 == self.local.len && s.is_last();
+        let moved = self.memory.shared.as_ref().is_some_and(all_of_it);
         // Moved pages are replaced by fresh ones: a late store goes where nobody looks.
         if !host.quiesce() && !moved {
             return Err(Errno::BUSY);

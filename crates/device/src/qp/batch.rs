@@ -15,8 +15,8 @@ use super::{Capacity, Kind, Qp};
 use crate::errno::{Errno, Result};
 use crate::mr::window::Bind;
 use crate::types::{
-    Destination, SEND_INLINE, SendWr, Sge, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_BIND_MW,
-    WR_LOCAL_INV, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM,
+    Destination, SEND_INLINE, SendWr, Sge, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_ATOMIC_WRITE,
+    WR_BIND_MW, WR_LOCAL_INV, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM,
     WR_SEND_WITH_INV,
 };
 
@@ -39,7 +39,7 @@ impl Operations {
 }
 
 /// The operation of each bit, from the lowest on.
-const OPCODES: [u32; 10] = [
+const OPCODES: [u32; 13] = [
     WR_RDMA_WRITE,
     WR_RDMA_WRITE_WITH_IMM,
     WR_SEND,
@@ -50,7 +50,13 @@ const OPCODES: [u32; 10] = [
     WR_LOCAL_INV,
     WR_BIND_MW,
     WR_SEND_WITH_INV,
+    NONE,
+    NONE,
+    WR_ATOMIC_WRITE,
 ];
+
+/// No operation of this device.
+const NONE: u32 = u32::MAX;
 
 /// Requests that were prepared and not posted yet.
 #[derive(Debug)]
@@ -132,6 +138,15 @@ impl Batch {
         let end = self.inline.len();
         if let Some(last) = self.last() {
             last.data = Data::Inline(at..end);
+        }
+    }
+
+    /// What the last request, a [`WR_ATOMIC_WRITE`], shall write.
+    pub fn set_word(&mut self, value: [u8; 8]) {
+        let at = self.inline.len();
+        if let Some(last) = self.last() {
+            last.data = Data::Inline(at..at + value.len());
+            self.inline.extend_from_slice(&value);
         }
     }
 

@@ -21,8 +21,8 @@ use crate::progress::{Work, retry_delay};
 use crate::types::{
     Destination, SEND_INLINE, SEND_SIGNALED, SendWr, Sge, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR, WC_RETRY_EXC_ERR,
     WC_RNR_RETRY_EXC_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD,
-    WR_BIND_MW, WR_LOCAL_INV, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM,
-    WR_SEND_WITH_INV, Wc, completion_opcode, total_len, vendor,
+    WR_ATOMIC_WRITE, WR_BIND_MW, WR_LOCAL_INV, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND,
+    WR_SEND_WITH_IMM, WR_SEND_WITH_INV, Wc, completion_opcode, total_len, vendor,
 };
 
 /// How soon the progress thread looks after a request that was just parked. An application that
@@ -132,9 +132,11 @@ impl Kind {
             _ if self == Self::XrcRecv => false,
             WR_SEND | WR_SEND_WITH_IMM => true,
             WR_RDMA_WRITE | WR_RDMA_WRITE_WITH_IMM | WR_LOCAL_INV | WR_BIND_MW => self != Self::Ud,
-            WR_RDMA_READ | WR_ATOMIC_CMP_AND_SWP | WR_ATOMIC_FETCH_AND_ADD | WR_SEND_WITH_INV => {
-                self.is_reliable()
-            }
+            WR_RDMA_READ
+            | WR_ATOMIC_CMP_AND_SWP
+            | WR_ATOMIC_FETCH_AND_ADD
+            | WR_ATOMIC_WRITE
+            | WR_SEND_WITH_INV => self.is_reliable(),
             _ => false,
         }
     }
@@ -306,6 +308,11 @@ impl Qp {
         }
         let len = total_len(wr.sges);
         let inline = wr.flags & SEND_INLINE != 0;
+        if wr.opcode == WR_ATOMIC_WRITE {
+            // Its eight bytes have room in any request, inline or not.
+            let fits = wr.sges.len() <= self.capacity.max_send_sge as usize && len == 8;
+            return if fits { Ok(()) } else { Err(Errno::INVAL) };
+        }
         if wr.sges.len() > self.capacity.max_send_sge as usize
             || len > if self.kind == Kind::Ud { MAX_DATAGRAM } else { MAX_MSG }
             || (inline

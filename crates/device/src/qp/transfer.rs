@@ -24,8 +24,8 @@ use crate::types::{
     ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SEND_INLINE,
     SEND_SOLICITED, SendWr, Sge, WC_FLAG_WITH_IMM, WC_FLAG_WITH_INV, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR,
     WC_OP_RECV, WC_OP_RECV_RDMA_WITH_IMM, WC_REM_ACCESS_ERR, WC_REM_INV_REQ_ERR, WC_REM_OP_ERR,
-    WC_RETRY_EXC_ERR, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_RDMA_READ, WR_RDMA_WRITE,
-    WR_RDMA_WRITE_WITH_IMM, WR_SEND_WITH_IMM, WR_SEND_WITH_INV, total_len, vendor,
+    WC_RETRY_EXC_ERR, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_ATOMIC_WRITE, WR_RDMA_READ,
+    WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND_WITH_IMM, WR_SEND_WITH_INV, total_len, vendor,
 };
 
 /// Why a request was not carried out.
@@ -159,6 +159,7 @@ impl Transfer<'_> {
             WR_RDMA_WRITE_WITH_IMM => self.write_with_imm(wr),
             WR_RDMA_READ => self.read(wr).map(|()| false),
             WR_ATOMIC_CMP_AND_SWP | WR_ATOMIC_FETCH_AND_ADD => self.atomic(wr).map(|()| false),
+            WR_ATOMIC_WRITE => self.atomic_write(wr).map(|()| false),
             _ => self.send(wr),
         }
     }
@@ -236,7 +237,39 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    /// The same for memory that only some initiators can map: one initiator at a time.
+    /// Stores eight bytes at once, after all that was written before them (annex A19, 5.2.1).
+    #[cold]
+    fn atomic_write(&mut self, wr: &SendWr<'_>) -> Result<(), Stop> {
+        let denied = |cause| refused(WC_REM_ACCESS_ERR, cause, EVENT_QP_ACCESS_ERR);
+        if self.target.entry.access.load(Ordering::Relaxed) & ACCESS_REMOTE_WRITE == 0 {
+            return Err(NOT_OFFERED);
+        }
+        if !wr.remote_addr.is_multiple_of(8) {
+            return Err(refused(WC_REM_INV_REQ_ERR, vendor::BOUNDS, EVENT_QP_REQ_ERR));
+        }
+        let mut value = [0u8; 8];
+        let mut at = 0;
+        for sge in wr.sges {
+            let from = source(self.local, self.qp, wr, sge)?;
+            // Eight bytes in all were posted; what is counted here must be believed by nobody.
+            let n = (sge.length as usize).min(value.len() - at);
+            // SAFETY: the application's registered (or inline) memory, and inside the value.
+            unsafe { value.as_mut_ptr().add(at).copy_from(from, n) };
+            at += n;
+        }
+        let window = self.remote.find(self.peer, wr.rkey).map_err(denied)?;
+        admit(window, self.target, wr.remote_addr, 8, ACCESS_REMOTE_WRITE).map_err(denied)?;
+        if let Some(word) = window.map_word(wr.remote_addr) {
+            word.store(u64::from_ne_bytes(value), Ordering::Release);
+            return Ok(());
+        }
+        // Not between the two copies of an atomic operation of somebody else's.
+        let lock = self.peer.atomics().ok_or(failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE))?;
+        let _guard = lock.lock(self.qp.host.pid).ok_or(UNRESPONSIVE)?;
+        store(window, self.peer, wr.remote_addr, value.as_ptr(), 8)
+    }
+
+    /// An atomic operation on memory that only some initiators can map: one initiator at a time.
     #[cold]
     fn atomic_by_copies(&mut self, wr: &SendWr<'_>) -> Result<u64, Stop> {
         let gone = failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE);

@@ -1,14 +1,15 @@
 //! Bytes arrive, all of them and nothing else, from and into every kind of memory.
 
 use millstream_device::types::{
-    SEND_INLINE, WC_OP_COMP_SWAP, WC_OP_FETCH_ADD, WC_OP_RDMA_READ, WC_OP_RDMA_WRITE, WC_OP_RECV,
-    WC_OP_RECV_RDMA_WITH_IMM, WC_OP_SEND, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_RDMA_READ,
-    WR_RDMA_WRITE, WR_SEND,
+    SEND_INLINE, WC_OP_ATOMIC_WRITE, WC_OP_COMP_SWAP, WC_OP_FETCH_ADD, WC_OP_RDMA_READ, WC_OP_RDMA_WRITE,
+    WC_OP_RECV, WC_OP_RECV_RDMA_WITH_IMM, WC_OP_SEND, WC_REM_INV_REQ_ERR, WR_ATOMIC_CMP_AND_SWP,
+    WR_ATOMIC_FETCH_AND_ADD, WR_ATOMIC_WRITE, WR_RDMA_READ, WR_RDMA_WRITE, WR_SEND,
 };
 use millstream_shm::PAGE;
 
 use crate::support::{
-    Completion, End, GUARD, Kind, Place, Region, Request, Setup, Which, pair, pattern, request,
+    Command, Completion, End, GUARD, Kind, Place, Region, Reply, Request, Setup, Which, pair, pattern,
+    request,
 };
 
 /// A region that is compared with what it should contain, guards included.
@@ -385,6 +386,78 @@ fn atomic_operations_change_eight_bytes_and_return_what_was_there() {
                 far.check(&mut b, &format!("{kind:?} at {at}"));
             }
         }
+    }
+}
+
+#[test]
+fn an_atomic_write_stores_eight_bytes() {
+    for place in Place::BOTH {
+        let (mut a, mut b) = pair(place, &Setup { inline: 0, ..Setup::default() });
+        let source = a.hold(&pattern(5, 64));
+        for kind in [Kind::Anonymous, Kind::Dmabuf, Kind::SharedFile] {
+            let region = b.register(kind, LEN, 8);
+            let mut far = Mirror::new(&mut b, region, 1);
+            for at in [0, 2 * PAGE] {
+                let to = (region.addr + at as u64, region.key);
+                let parts = [source.part(9, 3), source.part(30, 0), source.part(1, 5)];
+                a.post(request(1, WR_ATOMIC_WRITE, &parts, to));
+                assert_eq!(a.sent(1), [Completion::ok(1, WC_OP_ATOMIC_WRITE, 0)]);
+                let bytes = pattern(5, 64);
+                far.part(at, 3).copy_from_slice(&bytes[9..12]);
+                far.part(at + 3, 5).copy_from_slice(&bytes[1..6]);
+                far.check(&mut b, &format!("{kind:?} at {at}"));
+            }
+        }
+        let target = b.register(Kind::Anonymous, 64, 0);
+        for len in [0, 7, 9] {
+            let wrong = request(1, WR_ATOMIC_WRITE, &[source.part(0, len)], (target.addr, target.key));
+            assert_eq!(a.attempt(Command::Send(wrong)).err(), Some(libc::EINVAL), "{len} bytes");
+        }
+        a.post(request(2, WR_ATOMIC_WRITE, &[source.part(0, 8)], (target.addr + 4, target.key)));
+        assert_eq!(a.sent(1)[0].status, WC_REM_INV_REQ_ERR);
+        assert_eq!(b.load(&target, 0, 64), vec![0; 64]);
+    }
+}
+
+/// Two processes count in the same words at the same time, by regions of every kind.
+#[test]
+fn no_count_is_lost_between_initiators() {
+    const EACH: u64 = 3000;
+    let (mut a, mut b) = pair(Place::Elsewhere, &Setup::default());
+    let old = a.register(Kind::Anonymous, 8, 0);
+    let theirs = b.register(Kind::Anonymous, 8, 0);
+    // The counters' owner is this process; both ends add to them.
+    let whole = a.register(Kind::Anonymous, 2 * PAGE, 0);
+    let partial = a.register(Kind::Anonymous, 64, 8);
+    let file = a.register(Kind::SharedFile, PAGE, 0);
+    let part = {
+        let actor = a.actor();
+        millstream_device::Mr::register(actor.pd(), whole.addr + 8, 8, whole.addr + 8, 15)
+            .expect("registered")
+    };
+    assert_eq!(part.mapped_len(), 8, "a part of what is mapped is mapped");
+    let itself = Setup::default();
+    a.keep();
+    let me = a.open(&itself);
+    a.connect_to(me, &itself);
+    let words = [
+        (whole.addr + 8, whole.key, part.key()),
+        (partial.addr, partial.key, partial.key),
+        (file.addr, file.key, file.key),
+    ];
+    for (word, by_us, by_them) in words {
+        let add = |region: &Region, key| Request {
+            compare_add: 1,
+            ..request(1, WR_ATOMIC_FETCH_AND_ADD, &[region.all()], (word, key))
+        };
+        b.begin(&Command::Repeat(add(&theirs, by_them), EACH));
+        for _ in 0..EACH {
+            a.post(add(&old, by_us));
+            assert_eq!(a.sent(1)[0].status, 0);
+        }
+        assert!(matches!(b.answer(), Reply::Done));
+        // SAFETY: a word of our own memory that nobody changes any more.
+        assert_eq!(unsafe { (word as *const u64).read_unaligned() }, 2 * EACH, "{word:#x}");
     }
 }
 

@@ -157,6 +157,8 @@ pub(crate) enum Command {
     },
     /// Posts the same request again and again until it fails; answers with that completion.
     Hammer(Request),
+    /// Posts the same request so many times, each after the one before has completed well.
+    Repeat(Request, u64),
     /// Forks a child that does nothing, for half a minute; its process id.
     ForkSleeper,
     /// The queue pair's state.
@@ -392,6 +394,15 @@ impl Actor {
                     return Ok(Reply::Completions(found));
                 }
             },
+            Command::Repeat(request, times) => {
+                for _ in 0..times {
+                    self.send(&request)?;
+                    let Reply::Completions(found) = self.poll(Which::Send, 1, super::SOON)? else {
+                        unreachable!("polling answers with completions")
+                    };
+                    assert_eq!(found.first().map(|completion| completion.status), Some(WC_SUCCESS));
+                }
+            }
             Command::ForkSleeper => {
                 // SAFETY: the child makes system calls only.
                 let child = unsafe { libc::fork() };
