@@ -142,7 +142,8 @@ fn perftest_moves_every_size_by_every_operation() {
         let sizes: Vec<f64> = all.iter().map(|row| row[0]).collect();
         let expected: Vec<f64> = (1..=23).map(|power| f64::from(1 << power)).collect();
         assert_eq!(sizes, expected, "{tool}");
-        assert!(all.iter().all(|row| row[3] > 0.0), "{tool}: {all:?}");
+        // The peak: a process that had to wait for a core can have an average that is printed as zero.
+        assert!(all.iter().all(|row| row[2] > 0.0), "{tool}: {all:?}");
     }
     for tool in ["ib_write_lat", "ib_read_lat", "ib_send_lat", "ib_atomic_lat"] {
         let row = rows(&pair(&[tool, "-n", "1000"]));

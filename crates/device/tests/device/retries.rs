@@ -85,6 +85,43 @@ fn a_sleeping_sender_is_woken_by_its_channel() {
     }
 }
 
+/// Nobody polls: the completion of the failed request wakes the sender, the failure of the rest goes with it.
+#[test]
+fn retries_come_to_their_end_while_both_sides_sleep() {
+    for place in Place::BOTH {
+        // No receive: three times 20.48 ms.
+        let setup = Setup { rnr_retry: 3, min_rnr_timer: 22, ..Setup::default() };
+        let (mut a, mut b) = pair(place, &setup);
+        let source = a.hold(&[1; 64]);
+        a.arm(Which::Send, false);
+        (1..=3).for_each(|wr_id| a.send(wr_id, &[source.all()]));
+        assert!(a.event(Which::Send, Duration::from_secs(20)));
+        let sent: Vec<_> = a.sent(3).iter().map(|c| (c.wr_id, c.status)).collect();
+        assert_eq!(sent[0], (1, WC_RNR_RETRY_EXC_ERR));
+        assert_eq!(sent[1..], [(2, WC_WR_FLUSH_ERR), (3, WC_WR_FLUSH_ERR)]);
+        assert_eq!((a.state(), b.state()), (State::Err, State::Rts));
+
+        // Not ready: 4.096 µs × 2¹², three times.
+        let setup = Setup { timeout: 12, retry_cnt: 2, ..Setup::default() };
+        let (mut a, _b, _) = not_ready(place, &setup);
+        let source = a.hold(&[1; 64]);
+        a.arm(Which::Send, false);
+        a.send(1, &[source.all()]);
+        assert!(a.event(Which::Send, Duration::from_secs(20)));
+        assert_eq!(a.sent(1)[0].status, WC_RETRY_EXC_ERR);
+
+        // Gone while it sleeps.
+        let setup = Setup { timeout: 21, ..Setup::default() };
+        let (mut a, mut b) = pair(place, &setup);
+        let source = a.hold(&[1; 64]);
+        a.arm(Which::Send, false);
+        a.send(1, &[source.all()]);
+        b.destroy();
+        assert!(a.event(Which::Send, Duration::from_secs(20)));
+        assert_eq!(a.sent(1)[0].status, WC_RETRY_EXC_ERR);
+    }
+}
+
 #[test]
 fn what_is_behind_a_waiting_request_waits_too() {
     for place in Place::BOTH {
