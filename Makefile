@@ -19,11 +19,11 @@ LIB_LDFLAGS := -shared -Wl,--gc-sections -Wl,--no-undefined-version \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test soak bench bench-scale conformance lint build lib FORCE
+.PHONY: help setup demo test soak bench bench-verbs bench-evb bench-scale conformance lint build lib FORCE
 
 # Debian packages: what building needs, then what tests and benchmarks run or read results with.
 PACKAGES := gcc libc6-dev pkg-config cmake libclang-dev libibverbs-dev libhdf5-dev \
-	perftest ibverbs-utils librdmacm1 rdmacm-utils python3 python3-h5py python3-venv binutils
+	perftest ibverbs-utils ucx-utils librdmacm1 rdmacm-utils python3 python3-h5py python3-venv binutils
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,8 +39,12 @@ soak: setup ## the long forms of what makes processes and objects come and go (d
 		kills::a_thousand_times cycles::ten_thousand_connections_come_and_go \
 		cycles::threads_and_forks_on_one_context_for_long
 
-bench: build ## measure beside memcpy in the same run; tables, and target/bench/NAME.jsonl
+bench: bench-verbs bench-evb ## measure beside memcpy in the same run; tables, and target/bench/NAME.jsonl
+
+bench-verbs: build ## measure the soft device by perftest and UCX
 	$(TARGET_DIR)/release/millstream bench verbs
+
+bench-evb: build ## measure the event builder
 	$(TARGET_DIR)/release/millstream bench evb
 
 conformance: build ## run other people's verbs programs; docs/conformance.md

@@ -11,9 +11,7 @@ use crate::run::library_dir;
 
 pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
     let (name, table) = match &options.what {
-        BenchWhat::Verbs { rounds } => {
-            ("verbs", millstream_bench::verbs::run(Some(library_dir()?), *rounds)?)
-        }
+        BenchWhat::Verbs { rounds } => ("verbs", millstream_bench::verbs::run(&library_dir()?, *rounds)?),
         BenchWhat::Evb { rounds, seconds } => ("evb", evb::run(&options.out, *rounds, *seconds)?),
         BenchWhat::Scale { rounds } => ("scale", scale::run(*rounds)?),
         BenchWhat::ScaleClient { address, pairs } => {

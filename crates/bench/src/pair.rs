@@ -1,18 +1,20 @@
-//! Debian's unmodified perftest over the soft device: two processes, one measurement.
+//! Other people's benchmark programs as they are: a server and a client, two processes, one measurement.
 
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// A measurement could not be made.
 #[derive(Debug, thiserror::Error)]
-pub enum PerftestError {
+pub enum PairError {
     /// The program is not there.
-    #[error("cannot start {program}: {cause}; apt-get install perftest")]
+    #[error("cannot start {program}: {cause}; apt-get install {package}")]
     Missing {
         /// The tool.
         program: String,
+        /// What has it.
+        package: &'static str,
         /// Why.
         cause: std::io::Error,
     },
@@ -38,41 +40,86 @@ pub enum PerftestError {
     },
 }
 
-/// How to run a tool.
+/// How to run a tool on both sides.
 #[derive(Clone, Debug)]
-pub struct Perftest {
+pub struct Pair {
     /// For example `ib_write_bw`.
     pub program: String,
-    /// Its arguments, the same on both sides.
+    /// The Debian package that has it.
+    pub package: &'static str,
+    /// Arguments of both sides.
     pub arguments: Vec<String>,
-    /// Where the verbs library is; None for the system's.
-    pub library_dir: Option<PathBuf>,
+    /// More arguments of the client.
+    pub client_arguments: Vec<String>,
+    /// Variables of both sides.
+    pub environment: Vec<(&'static str, String)>,
     /// For how long at most.
     pub limit: Duration,
 }
 
-/// One row that perftest printed, as numbers.
+/// One row that a tool printed, as numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row(pub Vec<f64>);
 
-impl Perftest {
-    /// A tool with its arguments, over the verbs library in `library_dir`.
+impl Pair {
+    /// One of perftest's tools over the verbs library in `library_dir`.
     #[must_use]
-    pub fn new(program: &str, arguments: &[&str], library_dir: Option<PathBuf>) -> Self {
+    pub fn perftest(program: &str, arguments: &[&str], library_dir: Option<&Path>) -> Self {
+        let mut pair = Self::new(program, "perftest", arguments, &[]);
+        pair.environment.extend(library_dir.map(|dir| ("LD_LIBRARY_PATH", dir.display().to_string())));
+        pair
+    }
+
+    /// A test of `ucx_perftest` on UCX's own shared memory.
+    #[must_use]
+    pub fn ucx_shared_memory(arguments: &[&str]) -> Self {
+        let mut pair = Self::new("ucx_perftest", "ucx-utils", &[], arguments);
+        pair.environment.push(("UCX_TLS", "posix,self".to_owned()));
+        pair
+    }
+
+    /// The same over reliable connections of the device in `library_dir`.
+    #[must_use]
+    pub fn ucx_verbs(arguments: &[&str], library_dir: &Path) -> Self {
+        let mut pair = Self::new("ucx_perftest", "ucx-utils", &[], arguments);
+        pair.environment = vec![
+            ("UCX_TLS", "rc_verbs,ud_verbs:aux,self".to_owned()),
+            ("LD_LIBRARY_PATH", library_dir.display().to_string()),
+            ("LD_PRELOAD", library_dir.join("libmillstream_preload.so").display().to_string()),
+        ];
+        pair
+    }
+
+    fn new(program: &str, package: &'static str, arguments: &[&str], client: &[&str]) -> Self {
+        let owned = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
         Self {
             program: program.to_owned(),
-            arguments: arguments.iter().map(|&a| a.to_owned()).collect(),
-            library_dir,
+            package,
+            arguments: owned(arguments),
+            client_arguments: owned(client),
+            environment: Vec::new(),
             limit: Duration::from_secs(60),
         }
     }
 
+    /// Each side on a core of its own, as far as there are two: where the scheduler moves them, a latency is
+    /// one of another pair of cores from run to run.
     fn command(&self, port: u16, server: Option<&str>) -> Command {
-        let mut command = Command::new(&self.program);
-        command.args(&self.arguments).arg("-p").arg(port.to_string()).args(server);
-        if let Some(dir) = &self.library_dir {
-            command.env("LD_LIBRARY_PATH", dir);
+        let cores = cores();
+        let mut command = match cores.get(usize::from(server.is_some())) {
+            Some(core) if cores.len() > 1 => {
+                let mut command = Command::new("taskset");
+                command.arg("-c").arg(core.to_string()).arg(&self.program);
+                command
+            }
+            _ => Command::new(&self.program),
+        };
+        command.args(&self.arguments);
+        if server.is_some() {
+            command.args(&self.client_arguments);
         }
+        command.arg("-p").arg(port.to_string()).args(server);
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
@@ -80,9 +127,13 @@ impl Perftest {
     /// Runs server and client; the client's rows of results.
     ///
     /// # Errors
-    /// [`PerftestError`] if a side does not start, fails, hangs or prints nothing.
-    pub fn run(&self) -> Result<Vec<Row>, PerftestError> {
-        let missing = |cause| PerftestError::Missing { program: self.program.clone(), cause };
+    /// [`PairError`] if a side does not start, fails, hangs or prints nothing.
+    pub fn run(&self) -> Result<Vec<Row>, PairError> {
+        let missing =
+            |cause| PairError::Missing { program: self.program.clone(), package: self.package, cause };
+        if !is_installed(&self.program) {
+            return Err(missing(std::io::ErrorKind::NotFound.into()));
+        }
         let port = free_port().map_err(missing)?;
         let mut server = self.command(port, None).spawn().map_err(missing)?;
         wait_for_listener(port);
@@ -98,19 +149,19 @@ impl Perftest {
         let output = text(&client);
         let rows = rows(&output);
         if rows.is_empty() {
-            return Err(PerftestError::NoResult { program: self.name(), output });
+            return Err(PairError::NoResult { program: self.name(), output });
         }
         Ok(rows)
     }
 
     fn name(&self) -> String {
-        format!("{} {}", self.program, self.arguments.join(" "))
+        format!("{} {} {}", self.program, self.arguments.join(" "), self.client_arguments.join(" "))
     }
 
-    fn finish(&self, mut child: std::process::Child, side: &'static str) -> Result<Output, PerftestError> {
+    fn finish(&self, mut child: std::process::Child, side: &'static str) -> Result<Output, PairError> {
         let deadline = Instant::now() + self.limit;
         let failed =
-            |what: String, output: String| PerftestError::Failed { program: self.name(), side, what, output };
+            |what: String, output: String| PairError::Failed { program: self.name(), side, what, output };
         loop {
             match child.try_wait() {
                 Ok(Some(_)) => break,
@@ -136,16 +187,35 @@ fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// Rows of numbers below the header that starts with `#bytes`.
+/// Rows of numbers: below the header that starts with `#bytes`, or all, where there is no header.
 fn rows(output: &str) -> Vec<Row> {
+    let table = |line: &&str| line.trim_start().starts_with("#bytes");
+    let headed = output.lines().any(|line| table(&line));
     output
         .lines()
-        .skip_while(|line| !line.trim_start().starts_with("#bytes"))
+        .skip_while(|line| headed && !table(line))
         .filter_map(|line| {
             let numbers: Option<Vec<f64>> = line.split_whitespace().map(|word| word.parse().ok()).collect();
             numbers.filter(|numbers| numbers.len() >= 4).map(Row)
         })
         .collect()
+}
+
+fn is_installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
+
+/// The processors that this process may use.
+fn cores() -> Vec<usize> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or_default();
+    let number = |text: &str| text.trim().parse::<usize>().ok();
+    let range = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(number(first)?..=number(last)?)
+    };
+    list.split(',').filter_map(range).flatten().collect()
 }
 
 fn free_port() -> std::io::Result<u16> {
@@ -184,11 +254,19 @@ mod tests {
             " #bytes #iterations    t_min[usec]\n 8       20000          0.17           41.44        0.18\n";
         assert_eq!(rows(latency)[0].0[4], 0.18);
         assert!(rows("nothing here 1 2 3 4").is_empty());
+        let ucx = "   1000000   0.045  0.046  0.046  165.90  165.90  21745271  21745271\n";
+        assert_eq!(rows(ucx)[0].0[2], 0.046);
+    }
+
+    #[test]
+    fn there_is_a_core_to_run_on() {
+        let most = std::thread::available_parallelism().unwrap().get();
+        assert!(cores().len() >= most, "{:?}", cores());
     }
 
     #[test]
     fn a_missing_tool_says_what_to_install() {
-        let error = Perftest::new("ib_no_such_tool", &[], None).run().unwrap_err();
+        let error = Pair::perftest("ib_no_such_tool", &[], None).run().unwrap_err();
         assert!(error.to_string().contains("apt-get install perftest"), "{error}");
     }
 }
