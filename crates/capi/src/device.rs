@@ -203,6 +203,8 @@ pub(crate) unsafe extern "C" fn query_device_ex(
             },
         },
         max_dm_size: device::MAX_DM,
+        // Extended connections deliver as the others do.
+        xrc_odp_caps: device::ODP_RC_CAPS,
         completion_timestamp_mask: u64::MAX,
         hca_core_clock: device::CLOCK_KHZ,
         cq_mod_caps: ibv_cq_moderation_caps { max_cq_count: u16::MAX, max_cq_period: u16::MAX },

@@ -431,6 +431,7 @@ int main(void)
     CHECK(ex.device_cap_flags_ex & (1ULL << 40)); /* atomic write */
     CHECK(ex.odp_caps.general_caps == (IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT));
     CHECK(ex.odp_caps.per_transport_caps.rc_odp_caps & IBV_ODP_SUPPORT_ATOMIC);
+    CHECK(ex.xrc_odp_caps == ex.odp_caps.per_transport_caps.rc_odp_caps);
     CHECK(!(ex.odp_caps.per_transport_caps.ud_odp_caps & IBV_ODP_SUPPORT_WRITE));
     const unsigned caps =
         IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B | IBV_DEVICE_MEM_MGT_EXTENSIONS;
