@@ -8,7 +8,8 @@ use millstream_device::types::WC_OP_RDMA_WRITE;
 use millstream_shm::socket::Connection;
 
 use crate::support::wire::{
-    self, CHANNEL, FAULT, FILE, HELLO, LIMIT_REACHED, REFUSED, ask, dial, greet, message,
+    self, CHANNEL, CONTACT, FAULT, FILE, HELLO, LIMIT_REACHED, MEMBER, OVERRUN, REFUSED, SHARED, ask, dial,
+    greet, message,
 };
 use crate::support::{Completion, End, Kind, Place, Setup, connect, pair, pattern};
 
@@ -111,6 +112,16 @@ fn forged_reports_raise_no_impossible_events() {
     }
     for qpn in [theirs, 0, u32::MAX] {
         tell(LIMIT_REACHED, &[qpn]);
+        // No completion was lost, and there is no XRC queue of any number.
+        tell(OVERRUN, &[qpn]);
+        (0..5).for_each(|what| tell(SHARED, &[qpn, what]));
+    }
+    // The first request is not a stranger's.
+    tell(CONTACT, &[theirs, ours ^ 1]);
+    tell(CONTACT, &[theirs ^ 1, ours]);
+    // Processes that are not there have no queue pairs in groups.
+    for block in [0, 0xfff, 0x1000, u32::MAX] {
+        assert_eq!(ask(&connection, MEMBER, &[block]).0[..2], [MEMBER, block]);
     }
     // The device reads in order: with this answer, all that is said.
     ask(&connection, CHANNEL, &[0]);

@@ -14,6 +14,10 @@ pub(crate) const CHANNEL: u32 = 3;
 pub(crate) const FAULT: u32 = 4;
 pub(crate) const REFUSED: u32 = 6;
 pub(crate) const LIMIT_REACHED: u32 = 7;
+pub(crate) const CONTACT: u32 = 9;
+pub(crate) const OVERRUN: u32 = 10;
+pub(crate) const SHARED: u32 = 11;
+pub(crate) const MEMBER: u32 = 12;
 
 /// Name of the socket of the process that owns this queue pair.
 pub(crate) fn socket_name(qpn: u32) -> String {
