@@ -174,11 +174,7 @@ fn ready(server: &mut Program, when: Ready, port: u16) -> io::Result<bool> {
             Ok(server.wait_until(Instant::now() + time)?.is_none())
         }
         Ready::Listens => once(server, || process::listens(port)),
-        Ready::Owns => {
-            let owns = once(server, || process::owns(port))?;
-            std::thread::sleep(Duration::from_millis(50));
-            Ok(owns)
-        }
+        Ready::Manages => once(server, || process::listens_by_rdma_cm(port)),
     }
 }
 

@@ -113,8 +113,8 @@ pub(crate) enum Ready {
     /// As soon as it listens on its TCP port.
     #[default]
     Listens,
-    /// As soon as it owns its port of rdma_cm (and, since owning comes just before listening, a moment more).
-    Owns,
+    /// As soon as it listens on its port of rdma_cm.
+    Manages,
     /// After so many milliseconds, for servers that listen elsewhere.
     Milliseconds(u64),
 }

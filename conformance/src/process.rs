@@ -149,12 +149,15 @@ pub(crate) fn listens(port: u16) -> bool {
     })
 }
 
-/// Whether somebody owns the port of rdma_cm: a name in docs/rdma-cm.md.
-pub(crate) fn owns(port: u16) -> bool {
+/// Whether somebody listens on the port of rdma_cm: a name in docs/rdma-cm.md.
+pub(crate) fn listens_by_rdma_cm(port: u16) -> bool {
     let port = format!("/{port}/");
     fs::read_to_string("/proc/net/unix").is_ok_and(|text| {
-        text.lines()
-            .any(|line| line.contains("@millstream/") && line.contains("/cm/") && line.contains(&port))
+        text.lines().any(|line| {
+            // Address, references, protocol, flags (00010000 for a listener), and the name at the end.
+            let accepts = line.split_whitespace().nth(3) == Some("00010000");
+            accepts && line.contains("@millstream/") && line.contains("/cm/") && line.contains(&port)
+        })
     })
 }
 

@@ -43,21 +43,20 @@ fn free_port() -> String {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
 }
 
-/// Waits until a process owns the port. A server that has bound listens a moment later, and who comes before
-/// that is refused, so a little more.
-fn wait_for_owner(port: &str) {
+/// Waits until a process listens on the port: its flags say so (docs/rdma-cm.md has the name).
+fn wait_for_listener(port: &str) {
     let name = format!("/{port}/");
-    let owned = || {
+    let listens = || {
         let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
-        sockets
-            .lines()
-            .any(|line| line.contains("@millstream/") && line.contains("/cm/") && line.contains(&name))
+        sockets.lines().any(|line| {
+            let accepts = line.split_whitespace().nth(3) == Some("00010000");
+            accepts && line.contains("@millstream/") && line.contains("/cm/") && line.contains(&name)
+        })
     };
     let deadline = Instant::now() + Duration::from_secs(20);
-    while !owned() && Instant::now() < deadline {
+    while !listens() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
     }
-    std::thread::sleep(Duration::from_millis(100));
 }
 
 /// What both sides of a program said; both must have ended well.
@@ -67,7 +66,7 @@ fn pair(server: &[&str], client: &[&str]) -> (String, String) {
     let (server, client) = (with_port(server), with_port(client));
     let words = |words: &[String]| start(&words.iter().map(String::as_str).collect::<Vec<_>>());
     let serving = words(&server);
-    wait_for_owner(&port);
+    wait_for_listener(&port);
     let asked = finish(words(&client));
     match (asked, finish(serving)) {
         (Ok(client), Ok(server)) => (server, client),
@@ -124,14 +123,14 @@ fn nobody_there_is_a_rejection() {
 fn a_port_has_one_owner() {
     let port = free_port();
     let mut server = start(&["rping", "-s", "-a", "127.0.0.1", "-p", &port]);
-    wait_for_owner(&port);
+    wait_for_listener(&port);
     let second = finish(start(&["rping", "-s", "-a", "127.0.0.1", "-p", &port])).expect_err("taken");
     assert!(second.contains("Address already in use"), "{second}");
     server.kill().unwrap();
     server.wait().unwrap();
     // A killed owner owns nothing.
     let third = start(&["rping", "-s", "-a", "127.0.0.1", "-p", &port, "-C", "1"]);
-    wait_for_owner(&port);
+    wait_for_listener(&port);
     succeeds(&["rping", "-c", "-a", "127.0.0.1", "-p", &port, "-C", "1"]);
     finish(third).expect("it served");
 }
@@ -141,7 +140,7 @@ fn a_port_has_one_owner() {
 fn the_other_side_of_a_killed_program_ends() {
     let port = free_port();
     let server = start(&["rping", "-s", "-a", "127.0.0.1", "-p", &port]);
-    wait_for_owner(&port);
+    wait_for_listener(&port);
     let mut client = start(&["rping", "-c", "-a", "127.0.0.1", "-p", &port, "-S", "4096"]);
     std::thread::sleep(Duration::from_secs(1));
     let began = Instant::now();

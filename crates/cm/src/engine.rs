@@ -16,7 +16,7 @@ use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use millstream_device::gid::{self, GidKind};
-use millstream_shm::socket::{Connection, Listener, own_uid};
+use millstream_shm::socket::{Bound, Connection, Listener, own_uid};
 use millstream_shm::thread::spawn;
 use millstream_shm::{EventFd, random_u64};
 
@@ -32,6 +32,8 @@ const CONNECT_PATIENCE: Duration = Duration::from_millis(100);
 /// What an event of the poll set is about.
 #[derive(Debug)]
 enum Watched {
+    /// Held, and nothing to see.
+    Name(Bound),
     Listener(Listener),
     Link(Connection),
     Channel(OwnedFd),
@@ -78,15 +80,20 @@ impl Sockets {
     fn add(&mut self, watched: Watched) -> io::Result<u64> {
         let token = self.next;
         self.next += 1;
-        let (fd, events) = match &watched {
-            Watched::Listener(listener) => (listener.as_fd(), libc::EPOLLIN),
-            Watched::Link(link) => (link.as_fd(), libc::EPOLLIN),
-            // Only that it hangs up.
-            Watched::Channel(end) => (end.as_fd(), libc::EPOLLRDHUP),
-        };
-        self.watch(token, fd, events)?;
-        self.watched.insert(token, watched);
+        self.put(token, watched)?;
         Ok(token)
+    }
+
+    fn put(&mut self, token: u64, watched: Watched) -> io::Result<()> {
+        match &watched {
+            Watched::Name(_) => {}
+            Watched::Listener(listener) => self.watch(token, listener.as_fd(), libc::EPOLLIN)?,
+            Watched::Link(link) => self.watch(token, link.as_fd(), libc::EPOLLIN)?,
+            // Only that it hangs up.
+            Watched::Channel(end) => self.watch(token, end.as_fd(), libc::EPOLLRDHUP)?,
+        }
+        self.watched.insert(token, watched);
+        Ok(())
     }
 
     fn address(&self, name: Name) -> String {
@@ -96,9 +103,18 @@ impl Sockets {
 
 impl Wire for Sockets {
     fn claim(&mut self, name: Name) -> io::Result<ClaimId> {
-        let listener = Listener::bind(&self.address(name))?;
-        listener.set_nonblocking()?;
-        self.add(Watched::Listener(listener)).map(ClaimId)
+        self.add(Watched::Name(Bound::bind(&self.address(name))?)).map(ClaimId)
+    }
+
+    fn listen(&mut self, claim: ClaimId) -> io::Result<()> {
+        match self.watched.remove(&claim.0) {
+            Some(Watched::Name(bound)) => {
+                let listener = bound.listen()?;
+                listener.set_nonblocking()?;
+                self.put(claim.0, Watched::Listener(listener))
+            }
+            _ => Err(io::ErrorKind::NotFound.into()),
+        }
     }
 
     fn release(&mut self, claim: ClaimId) {
@@ -106,7 +122,9 @@ impl Wire for Sockets {
     }
 
     fn is_claimed(&mut self, name: Name) -> bool {
-        Connection::open_anyone(&self.address(name), CONNECT_PATIENCE).is_ok()
+        // Taken for a moment, if it can be: a name that is held and does not listen shows no other way.
+        let taken = Bound::bind(&self.address(name));
+        taken.is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
     }
 
     fn connect(&mut self, name: Name) -> io::Result<LinkId> {
@@ -419,6 +437,7 @@ impl Engine {
                 }
             }
             Watched::Link(_) => self.receive(LinkId(token)),
+            Watched::Name(_) => {}
             Watched::Channel(_) => {
                 let channel = ChannelId(token);
                 self.manager.close(&mut self.sockets, channel);

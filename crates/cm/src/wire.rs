@@ -50,19 +50,24 @@ impl fmt::Display for Name {
 
 /// The world, as the core sees it. Nothing here waits.
 pub trait Wire {
-    /// Takes a port name, and reports connections to it from now on.
+    /// Takes a port name.
     ///
     /// # Errors
     /// EADDRINUSE if a live process holds it.
     fn claim(&mut self, name: Name) -> io::Result<ClaimId>;
+    /// Lets others connect to it, and reports that they did.
+    ///
+    /// # Errors
+    /// What the system reports.
+    fn listen(&mut self, claim: ClaimId) -> io::Result<()>;
     /// Gives it back.
     fn release(&mut self, claim: ClaimId);
     /// Whether any live process holds the name.
     fn is_claimed(&mut self, name: Name) -> bool;
-    /// Opens a link to the holder of the name.
+    /// Opens a link to the holder of the name, if it listens.
     ///
     /// # Errors
-    /// ECONNREFUSED if there is none.
+    /// ECONNREFUSED if nobody does.
     fn connect(&mut self, name: Name) -> io::Result<LinkId>;
     /// Sends a message; a peer that cannot be told is dying, which is reported elsewhere.
     fn send(&mut self, link: LinkId, message: &Message);

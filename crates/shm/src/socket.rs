@@ -76,27 +76,49 @@ pub fn names_with(prefix: &str) -> Vec<String> {
 /// `__SO_ACCEPTCON`: the flag of listening sockets in the kernel's table.
 const ACCEPTS: u32 = 1 << 16;
 
+/// An abstract name that is held. Who connects to it is refused until it listens.
+#[derive(Debug)]
+pub struct Bound(OwnedFd);
+
+impl Bound {
+    /// Takes the name; EADDRINUSE if a live process holds it.
+    ///
+    /// # Errors
+    /// What `bind` reports.
+    pub fn bind(name: &str) -> io::Result<Self> {
+        let socket = new_socket()?;
+        let (address, len) = address(name)?;
+        // SAFETY: the address is valid for `len` bytes.
+        if unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self(socket))
+    }
+
+    /// Accepts connections from now on.
+    ///
+    /// # Errors
+    /// What `listen` reports.
+    pub fn listen(self) -> io::Result<Listener> {
+        // SAFETY: a plain system call on a descriptor that we own.
+        if unsafe { libc::listen(self.0.as_raw_fd(), 1024) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Listener(self.0))
+    }
+}
+
 /// Accepts connections under an abstract name.
 #[derive(Debug)]
 pub struct Listener(OwnedFd);
 
 impl Listener {
-    /// Takes the name; EADDRINUSE if a live process holds it.
+    /// Takes the name and listens; EADDRINUSE if a live process holds it.
     ///
     /// # Errors
     /// What `bind` and `listen` report.
     pub fn bind(name: &str) -> io::Result<Self> {
-        let socket = new_socket()?;
-        let (address, len) = address(name)?;
-        // SAFETY: the address is valid for `len` bytes.
-        unsafe {
-            if libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len) != 0
-                || libc::listen(socket.as_raw_fd(), 1024) != 0
-            {
-                return Err(io::Error::last_os_error());
-            }
-        }
-        Ok(Self(socket))
+        Bound::bind(name)?.listen()
     }
 
     /// Waits for the next connection, unless the listener was made non-blocking.

@@ -54,6 +54,9 @@ impl Manager {
         if !self.owns_alone(number) {
             return Err(Errno(libc::EADDRINUSE));
         }
+        if let Some(port) = self.ids.get(number).and_then(|id| id.port.as_ref()) {
+            self.ports.listen(wire, port)?;
+        }
         let id = self.id(channel, number)?;
         id.backlog = if (1..MAX_BACKLOG).contains(&backlog) { backlog } else { MAX_BACKLOG };
         id.state = State::Listening;

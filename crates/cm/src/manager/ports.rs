@@ -95,6 +95,10 @@ impl Ports {
         }
     }
 
+    pub(super) fn listen(&self, wire: &mut dyn Wire, port: &Port) -> Result<()> {
+        port.0.iter().try_for_each(|claim| Ok(wire.listen(*claim)?))
+    }
+
     fn is_shared(&self, port: &Port) -> bool {
         port.0.iter().any(|claim| self.0.get(claim).is_some_and(|held| held.owners > 1))
     }

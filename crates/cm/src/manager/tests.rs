@@ -1,7 +1,7 @@
 //! Managers of several processes in one world, in virtual time.
 
 use std::cell::RefCell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -31,6 +31,7 @@ struct Shared {
     now: Instant,
     next: u64,
     names: HashMap<Name, (usize, ClaimId)>,
+    listening: HashSet<ClaimId>,
     /// The other end of each link, and its process.
     links: HashMap<LinkId, (LinkId, usize)>,
     happenings: Vec<VecDeque<Happening>>,
@@ -55,6 +56,11 @@ impl Wire for World {
         Ok(claim)
     }
 
+    fn listen(&mut self, claim: ClaimId) -> io::Result<()> {
+        assert!(self.shared.borrow_mut().listening.insert(claim));
+        Ok(())
+    }
+
     fn release(&mut self, claim: ClaimId) {
         self.shared.borrow_mut().names.retain(|_, (_, held)| *held != claim);
     }
@@ -66,6 +72,9 @@ impl Wire for World {
     fn connect(&mut self, name: Name) -> io::Result<LinkId> {
         let mut shared = self.shared.borrow_mut();
         let (process, claim) = *shared.names.get(&name).ok_or(io::ErrorKind::ConnectionRefused)?;
+        if !shared.listening.contains(&claim) {
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        }
         shared.next += 2;
         let (mine, theirs) = (LinkId(shared.next - 1), LinkId(shared.next));
         shared.links.insert(mine, (theirs, process));
@@ -197,6 +206,7 @@ fn pair() -> Pair {
         now: Instant::now(),
         next: 0,
         names: HashMap::new(),
+        listening: HashSet::new(),
         links: HashMap::new(),
         happenings: vec![VecDeque::new(), VecDeque::new()],
     }));
