@@ -114,10 +114,10 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
     ah_attr: *mut ibv_ah_attr,
 ) -> c_int {
     // SAFETY: the caller passes a completion, and the header that it says is there.
-    let (flags, sl, header) = unsafe {
+    let (flags, header) = unsafe {
         let flags = (*wc).wc_flags;
         let there = flags & WC_FLAG_GRH != 0 && !grh.is_null();
-        (flags, (*wc).sl, there.then(|| grh.cast::<[u8; 40]>().read_unaligned()))
+        (flags, there.then(|| grh.cast::<[u8; 40]>().read_unaligned()))
     };
     let Some(header) = header.filter(|_| flags & WC_FLAG_GRH != 0) else {
         return errno::index(Err(Errno::INVALID));
@@ -134,7 +134,8 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
             hop_limit: 0xff,
             traffic_class,
         },
-        sl,
+        // Of a datagram's completion it is the kind of its header.
+        sl: 0,
         is_global: 1,
         port_num,
         ..ibv_ah_attr::default()

@@ -384,8 +384,9 @@ impl Cq {
                     byte_len: cqe.byte_len.min(room),
                     imm: cqe.imm,
                     qp_num: cqe.qpn,
-                    src_qp: if cqe.status == WC_SUCCESS as u16 { cqe.detail } else { 0 },
+                    src_qp: if cqe.status == WC_SUCCESS as u16 { cqe.detail & 0xff_ffff } else { 0 },
                     wc_flags: cqe.wc_flags,
+                    sl: if cqe.status == WC_SUCCESS as u16 { (cqe.detail >> 24) as u8 } else { 0 },
                     ..Wc::default()
                 };
                 n += 1;

@@ -289,7 +289,7 @@ pub(crate) struct Cqe {
     pub(crate) byte_len: u32,
     pub(crate) imm: u32,
     pub(crate) wc_flags: u32,
-    /// The sender of a datagram; the cause of an error.
+    /// The sender of a datagram and, in the high byte, what stands for its service level; the cause of an error.
     pub(crate) detail: u32,
     /// One more than the number of completions produced before this one, modulo 2^32.
     pub(crate) stamp: u32,

@@ -143,7 +143,7 @@ unsafe fn deliver_to(receivers: &mut Receivers, qp: &Qp, wr: &SendWr<'_>, to: De
         byte_len: (len + to.grh.len() as u64) as u32,
         imm: if with_imm { wr.imm } else { 0 },
         wc_flags: WC_FLAG_GRH | if with_imm { WC_FLAG_WITH_IMM } else { 0 },
-        detail: if status == 0 { qp.qpn } else { 0 },
+        detail: if status == 0 { qp.qpn | u32::from(packet_type(&to.grh)) << 24 } else { 0 },
         ..Cqe::default()
     };
     let solicited = wr.flags & SEND_SOLICITED != 0 || status != 0;
@@ -158,6 +158,17 @@ unsafe fn deliver_to(receivers: &mut Receivers, qp: &Qp, wr: &SendWr<'_>, to: De
     }
     if signal {
         peer.signal(target.cq.channel());
+    }
+}
+
+/// What kind of header a datagram came with. RoCE wants the completion to say so (annex A17.4.5.1), `struct ibv_wc`
+/// has no field for it, and Ethernet no service level: so adapters put it there, and programs such as UCX look
+/// for it there. 8 for a UDP header, and 1 for IPv6 or 2 for IPv4; 0 for RoCE v1.
+fn packet_type(header: &[u8; 40]) -> u8 {
+    match (header[0] >> 4, i32::from(header[6])) {
+        (6, libc::IPPROTO_UDP) => 8 | 1,
+        (6, _) => 0,
+        _ => 8 | 2,
     }
 }
 

@@ -151,6 +151,32 @@ fn datagrams_arrive_with_their_header_from_many_senders() {
 }
 
 #[test]
+fn the_completion_of_a_datagram_says_what_kind_of_header_it_had() {
+    let adapter = Adapter::open();
+    let (sent, received) = (adapter.cq(), adapter.cq());
+    let sender = adapter.qp_with(&sent, Kind::Ud, Receives::Own).expect("a queue pair");
+    let receiver = adapter.qp_with(&received, Kind::Ud, Receives::Own).expect("a queue pair");
+    ready(&sender, 0);
+    ready(&receiver, 0);
+    let mut memory = vec![0u8; 40];
+    let target = adapter.register(&mut memory);
+    let mut global = [0; 40];
+    (global[0], global[6]) = (0x60, 0x1b);
+    let mut ipv6 = global;
+    ipv6[6] = 17;
+    let mut ipv4 = [0; 40];
+    ipv4[20] = 0x45;
+    for (grh, kind) in [(global, 0), (ipv6, 9), (ipv4, 10)] {
+        let to = to(&receiver).map(|to| Destination { grh, ..to });
+        receiver.post_recv(1, &[element(&memory, &target)]).expect("room");
+        sender.post_send(&SendWr { opcode: WR_SEND, to, ..SendWr::default() }).expect("room");
+        assert_eq!(next(&sent).status, WC_SUCCESS);
+        let wc = next(&received);
+        assert_eq!((wc.status, wc.sl, wc.src_qp), (WC_SUCCESS, kind, sender.qpn()));
+    }
+}
+
+#[test]
 fn datagrams_that_cannot_be_delivered_are_dropped() {
     let adapter = Adapter::open();
     let [(receiver, received), (sender, sent)] = [(); 2].map(|()| {
