@@ -46,7 +46,15 @@ impl From<Errno> for millstream_device::Errno {
 
 impl From<io::Error> for Errno {
     fn from(error: io::Error) -> Self {
-        Self::new(error.raw_os_error().unwrap_or(libc::EIO))
+        // Errors of our own have a kind and no number.
+        let number = error.raw_os_error().unwrap_or(match error.kind() {
+            io::ErrorKind::WouldBlock => libc::EAGAIN,
+            io::ErrorKind::TimedOut => libc::ETIMEDOUT,
+            io::ErrorKind::ConnectionRefused => libc::ECONNREFUSED,
+            io::ErrorKind::InvalidInput => libc::EINVAL,
+            _ => libc::EIO,
+        });
+        Self::new(number)
     }
 }
 
@@ -113,5 +121,7 @@ mod tests {
         assert_eq!(Errno::new(0).number(), libc::EIO);
         assert_eq!(Errno::new(-5).number(), libc::EIO);
         assert_eq!(Errno::from(io::Error::other("no number")).number(), libc::EIO);
+        // Programs read events until this.
+        assert_eq!(Errno::from(io::Error::from(io::ErrorKind::WouldBlock)).number(), libc::EAGAIN);
     }
 }
