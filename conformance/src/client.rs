@@ -158,7 +158,7 @@ fn no_arguments() -> Vec<String> {
 
 /// Generous: machines are shared.
 fn limit_s() -> u64 {
-    90
+    240
 }
 
 impl Client {

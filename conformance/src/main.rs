@@ -88,7 +88,8 @@ fn run(arguments: &Arguments) -> Result<bool, Box<dyn Error>> {
 
     process::adopt_orphans()?;
     let millstream = match &arguments.millstream {
-        Some(path) => path.clone(),
+        // Programs are started in another folder.
+        Some(path) => path.canonicalize()?,
         None => std::env::current_exe()?.with_file_name("millstream"),
     };
     let mut good = true;
