@@ -6,11 +6,21 @@ use std::time::{Duration, Instant};
 
 use millstream_shm::{Mapping, Memfd, vm};
 
-/// `len` bytes of the kind of memory that transfers land in, prepared like it and touched: the first
-/// touch is slow and must not be measured.
-fn landing(len: usize) -> io::Result<Mapping> {
+/// Kinds of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// As programs have it: small pages.
+    Ordinary,
+    /// As landing memory is prepared: huge pages where the system has them.
+    Landing,
+}
+
+/// `len` bytes of memory that can be shared, touched: the first touch is slow and must not be measured.
+fn memory(kind: Kind, len: usize) -> io::Result<Mapping> {
     let mapping = Memfd::new("millstream-bench", len)?.map()?;
-    mapping.prefault(0, len)?;
+    if kind == Kind::Landing {
+        mapping.prefault(0, len)?;
+    }
     // SAFETY: the mapping has `len` bytes, and nobody else has it.
     unsafe { mapping.base().write_bytes(1, len) };
     Ok(mapping)
@@ -26,9 +36,9 @@ fn landing(len: usize) -> io::Result<Mapping> {
 ///
 /// # Panics
 /// If `block` is zero or larger than `source` or `window`.
-pub fn memcpy(block: usize, source: usize, window: usize, time: Duration) -> io::Result<f64> {
+pub fn memcpy(kind: Kind, block: usize, source: usize, window: usize, time: Duration) -> io::Result<f64> {
     assert!(block > 0 && block <= window && block <= source);
-    let (from, to) = (landing(source)?, landing(window)?);
+    let (from, to) = (memory(kind, source)?, memory(kind, window)?);
     let (sources, places) = (source / block, window / block);
     let copy = |turn: usize| {
         // SAFETY: whole blocks inside both buffers, which do not overlap.
@@ -79,8 +89,10 @@ mod tests {
 
     #[test]
     fn a_copy_takes_time() {
-        let speed = memcpy(4096, 8192, 1 << 20, Duration::from_millis(5)).unwrap();
-        assert!(speed > 0.01 && speed < 10_000.0, "{speed}");
+        for kind in [Kind::Ordinary, Kind::Landing] {
+            let speed = memcpy(kind, 4096, 8192, 1 << 20, Duration::from_millis(5)).unwrap();
+            assert!(speed > 0.01 && speed < 10_000.0, "{speed}");
+        }
         let speed = system_copy(4096, Duration::from_millis(5)).unwrap();
         assert!(speed > 0.01 && speed < 10_000.0, "{speed}");
     }

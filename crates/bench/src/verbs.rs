@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use crate::memory::{memcpy, system_copy};
+use crate::memory::{Kind, memcpy, system_copy};
 use crate::pair::{Pair, PairError};
 use crate::{Figure, Table, median};
 
@@ -92,7 +92,7 @@ fn bandwidth(
     let mut baselines = Vec::new();
     let mut values = vec![Vec::new(); pairs.len()];
     for _ in 0..rounds {
-        baselines.push(memcpy(size, size, size, BASELINE_TIME)?);
+        baselines.push(memcpy(Kind::Ordinary, size, size, size, BASELINE_TIME)?);
         for (value, values) in medians(&pairs, 1)?.into_iter().zip(&mut values) {
             values.push(value * MIB / 1e9);
         }

@@ -8,7 +8,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use millstream_bench::{Figure, Table, median, memory::memcpy};
+use millstream_bench::memory::{Kind, memcpy};
+use millstream_bench::{Figure, Table, median};
 use millstream_rdma::connect::{Listener, dial, listen};
 use millstream_rdma::queue::{Completion, Signal};
 use millstream_rdma::{
@@ -57,7 +58,7 @@ pub(super) fn run(rounds: usize) -> Result<Table, Failure> {
     let mut baseline = Vec::new();
     let mut found: Vec<Vec<Found>> = cases.iter().map(|_| Vec::new()).collect();
     for _ in 0..rounds {
-        baseline.push(memcpy(BLOCK as usize, BLOCK as usize, BLOCK as usize, TIME)?);
+        baseline.push(memcpy(Kind::Ordinary, BLOCK as usize, BLOCK as usize, BLOCK as usize, TIME)?);
         for ((processes, pairs), found) in cases.iter().zip(&mut found) {
             found.push(case(*processes, *pairs)?);
         }
