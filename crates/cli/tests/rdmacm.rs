@@ -3,44 +3,15 @@
 //! `conformance/rdmacm` runs all of them with all their options; here is one of each kind, and what happens when
 //! things go wrong. They need the packages rdmacm-utils and perftest; without them the tests fail and say so.
 
-use std::net::TcpListener;
-use std::process::{Child, Command, Output, Stdio};
+mod common;
+
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-const LIMIT: Duration = Duration::from_secs(60);
-
-fn start(words: &[&str]) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_millstream"))
-        .args(["--device", "soft", "run", "--"])
-        .args(words)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the program starts")
-}
-
-fn finish(mut child: Child) -> Result<String, String> {
-    let deadline = Instant::now() + LIMIT;
-    while child.try_wait().expect("our own child").is_none() {
-        if Instant::now() > deadline {
-            child.kill().expect("our own child");
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    let Output { status, stdout, stderr } = child.wait_with_output().expect("our own child");
-    let text = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
-    if status.success() { Ok(text) } else { Err(format!("{status}\n{text}")) }
-}
+use common::{finish, free_port, start};
 
 fn succeeds(words: &[&str]) -> String {
     finish(start(words)).unwrap_or_else(|error| panic!("{words:?}: {error}"))
-}
-
-/// A port that is free for TCP, and so most likely for the connection manager.
-fn free_port() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
 }
 
 /// Waits until a process listens on the port: its flags say so (docs/rdma-cm.md has the name).
