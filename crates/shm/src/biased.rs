@@ -61,7 +61,7 @@ impl<T> BiasedLock<T> {
     ///
     /// # Panics
     /// If it is the calling thread's own and that thread holds it already.
-    #[inline]
+    #[inline(always)]
     pub fn lock(&self) -> BiasedGuard<'_, T> {
         let me = this_thread();
         if self.owner.load(Ordering::Relaxed) == me {
@@ -95,6 +95,7 @@ impl<T> BiasedLock<T> {
         Some(BiasedGuard { lock: self, held: &self.held })
     }
 
+    #[inline(never)]
     fn lock_as_all(&self, me: usize) {
         let mut turns = 0;
         while self.held.swap(true, Ordering::Acquire) {
