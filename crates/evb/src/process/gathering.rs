@@ -3,7 +3,7 @@
 //! Whatever it waits for, it hears of a unit that is gone or cannot start, and of being told to stop.
 
 use super::ProcessError;
-use super::wire_up::{self, Channel, Look, PATIENCE, ToManager};
+use super::wire_up::{self, Channel, Look, ToManager};
 use crate::config::Setup;
 use crate::core::{BuIndex, RuIndex, StopCause, Unit};
 use millstream_rdma::connect::Listener;
@@ -19,6 +19,7 @@ pub(super) struct Gathering<'a> {
     /// Each unit's stream, and where it takes connections.
     pub(super) joined: Vec<Option<(Channel, Option<String>)>>,
     pub(super) deadline: Deadline,
+    patience: Duration,
 }
 
 impl<'a> Gathering<'a> {
@@ -26,7 +27,8 @@ impl<'a> Gathering<'a> {
     pub(super) fn new(setup: &'a Setup, waiter: Waiter) -> Gathering<'a> {
         let units = setup.plan.readouts() + setup.plan.builders();
         let joined = (0..units).map(|_| None).collect();
-        Gathering { setup, waiter, joined, deadline: Deadline::after(PATIENCE) }
+        let patience = wire_up::patience(setup);
+        Gathering { setup, waiter, joined, deadline: Deadline::after(patience), patience }
     }
 
     /// The unit at a position.
@@ -76,7 +78,7 @@ impl<'a> Gathering<'a> {
             if comes {
                 self.admit(listener)?;
             } else if self.deadline.passed() {
-                let what = format!("has not joined within {PATIENCE:?}");
+                let what = format!("has not joined within {:?}", self.patience);
                 return Err(ProcessError::WireUp { unit: missing, what });
             }
         }
@@ -143,7 +145,7 @@ impl<'a> Gathering<'a> {
             }
             waiting = still;
             if self.deadline.passed() {
-                let what = format!("is not {what} within {PATIENCE:?}");
+                let what = format!("is not {what} within {:?}", self.patience);
                 return Err(ProcessError::WireUp { unit: self.unit(first), what });
             }
         }

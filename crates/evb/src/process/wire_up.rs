@@ -33,8 +33,10 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-/// For the whole wire-up.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+/// For the whole wire-up, but for the landing memory.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Bytes of landing memory that get their pages in a second on a slow virtual machine, all of them together.
+const PAGES_PER_SECOND: u64 = 200_000_000;
 /// Both ends must be of one version; they are one program.
 const VERSION: &str = concat!("millstream-evb ", env!("CARGO_PKG_VERSION"));
 /// In front of each frame.
@@ -223,6 +225,12 @@ pub(super) struct Joined {
     pub(super) deadline: Deadline,
 }
 
+/// For the whole wire-up of a run.
+pub(super) fn patience(setup: &Setup) -> Duration {
+    let landing: u64 = (0..setup.plan.builders()).map(|builder| setup.landing_bytes(builder).0).sum();
+    PATIENCE + Duration::from_secs(landing / PAGES_PER_SECOND)
+}
+
 /// Finds the manager and waits for the setup. The manager may come later than the unit; if `lifeline` is
 /// readable or closed meanwhile, whoever started the unit is gone.
 pub(super) fn join(
@@ -237,6 +245,7 @@ pub(super) fn join(
     match channel.receive(deadline).map_err(manager_gone)? {
         FromManager::Welcome { setup, builders } => {
             setup.plan.check()?;
+            let deadline = Deadline::after(patience(&setup));
             Ok(Joined { channel, setup: *setup, builders, deadline })
         }
         FromManager::Start => Err(out_of_turn(Unit::Manager)),
