@@ -28,14 +28,14 @@ impl LeaseLock {
     /// Takes the lock for the calling process `me`; None if its holder does not release it.
     #[inline]
     pub fn lock(&self, me: u32) -> Option<LeaseGuard<'_>> {
-        let free = self.0.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        (free || self.wait(me, Self::PATIENCE)).then_some(LeaseGuard(&self.0))
+        self.lock_within(me, Self::PATIENCE)
     }
 
     /// The same with another limit; a free lock is taken even without any patience.
+    #[inline]
     pub fn lock_within(&self, me: u32, patience: Duration) -> Option<LeaseGuard<'_>> {
         let free = self.0.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        (free || self.wait(me, patience)).then_some(LeaseGuard(&self.0))
+        (free || self.wait(me, patience)).then(|| LeaseGuard(&self.0))
     }
 
     /// Makes the lock free, whoever holds it: for the owner of memory that begins a new life.
@@ -149,6 +149,8 @@ mod tests {
         let lock = LeaseLock::default();
         let _held = lock.lock(std::process::id()).unwrap();
         assert!(!lock.wait(std::process::id(), Duration::from_millis(20)));
+        assert!(lock.lock_within(std::process::id(), Duration::from_millis(20)).is_none());
+        assert_eq!(lock.0.load(Ordering::Relaxed), std::process::id(), "it stays with its holder");
         // The parent runs, and holds nothing in truth.
         let forged = LeaseLock(AtomicU32::new(std::os::unix::process::parent_id()));
         assert!(!forged.wait(std::process::id(), Duration::from_millis(20)));
