@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 
-use millstream_shm::{BiasedGuard, BiasedLock, Block, SpinLock};
+use millstream_shm::{BiasedLock, Block, SpinGuard, SpinLock};
 
 use crate::caps::MAX_CQE;
 use crate::channel::Channel;
@@ -250,7 +250,7 @@ impl Cq {
     pub(crate) fn lock_consumers<'a>(
         a: &'a Self,
         b: &'a Self,
-    ) -> (BiasedGuard<'a, Consumer>, Option<BiasedGuard<'a, Consumer>>) {
+    ) -> (SpinGuard<'a, Consumer>, Option<SpinGuard<'a, Consumer>>) {
         match a.block.offset.cmp(&b.block.offset) {
             std::cmp::Ordering::Equal => (a.consumer.lock(), None),
             std::cmp::Ordering::Less => {

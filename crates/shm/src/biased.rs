@@ -11,10 +11,10 @@
 //! ```
 
 use std::cell::UnsafeCell;
-use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use crate::barrier;
+use crate::spin::{self, SpinGuard};
 
 /// Nobody's own; may become somebody's.
 const NOBODY: usize = 0;
@@ -62,23 +62,23 @@ impl<T> BiasedLock<T> {
     /// # Panics
     /// If it is the calling thread's own and that thread holds it already.
     #[inline(always)]
-    pub fn lock(&self) -> BiasedGuard<'_, T> {
+    pub fn lock(&self) -> SpinGuard<'_, T> {
         let me = this_thread();
         if self.owner.load(Ordering::Relaxed) == me {
             assert!(!self.inside.load(Ordering::Relaxed), "a thread takes a lock that it holds");
             self.inside.store(true, Ordering::Relaxed);
             barrier::light(true);
             if self.owner.load(Ordering::Relaxed) == me {
-                return BiasedGuard { lock: self, held: &self.inside };
+                return SpinGuard::new(&self.inside, &self.value);
             }
             self.inside.store(false, Ordering::Release);
         }
         self.lock_as_all(me);
-        BiasedGuard { lock: self, held: &self.held }
+        SpinGuard::new(&self.held, &self.value)
     }
 
     /// Takes the lock if it is free.
-    pub fn try_lock(&self) -> Option<BiasedGuard<'_, T>> {
+    pub fn try_lock(&self) -> Option<SpinGuard<'_, T>> {
         let me = this_thread();
         if self.owner.load(Ordering::Relaxed) == me {
             let free = !self.inside.load(Ordering::Relaxed);
@@ -92,21 +92,14 @@ impl<T> BiasedLock<T> {
             self.held.store(false, Ordering::Release);
             return None;
         }
-        Some(BiasedGuard { lock: self, held: &self.held })
+        Some(SpinGuard::new(&self.held, &self.value))
     }
 
     #[inline(never)]
     fn lock_as_all(&self, me: usize) {
-        let mut turns = 0;
-        while self.held.swap(true, Ordering::Acquire) {
-            while self.held.load(Ordering::Relaxed) {
-                wait(&mut turns);
-            }
-        }
+        spin::acquire(&self.held);
         self.claim(me);
-        while self.inside.load(Ordering::Acquire) {
-            wait(&mut turns);
-        }
+        spin::wait_while(&self.inside);
     }
 
     /// Sees to it that no thread comes in any more that does not look at `held`, which the caller has set.
@@ -140,16 +133,6 @@ impl<T> BiasedLock<T> {
     }
 }
 
-/// Gives the core away after a while, because the holder may have lost it.
-fn wait(turns: &mut u32) {
-    *turns = turns.wrapping_add(1);
-    if turns.is_multiple_of(128) {
-        std::thread::yield_now();
-    } else {
-        std::hint::spin_loop();
-    }
-}
-
 /// A number that no other living thread has, above [`EVERYBODYS`]; [`EVERYBODYS`] where there is no cheap
 /// one: the address of the thread's control block.
 #[inline(always)]
@@ -173,37 +156,6 @@ fn this_thread() -> usize {
     #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), target_os = "linux")))]
     {
         EVERYBODYS
-    }
-}
-
-/// Holds a [`BiasedLock`]. It stays with the thread that took it.
-#[derive(Debug)]
-pub struct BiasedGuard<'a, T> {
-    lock: &'a BiasedLock<T>,
-    held: &'a AtomicBool,
-}
-
-impl<T> Deref for BiasedGuard<'_, T> {
-    type Target = T;
-    #[inline]
-    fn deref(&self) -> &T {
-        // SAFETY: the guard is proof that this thread holds the lock.
-        unsafe { &*self.lock.value.get() }
-    }
-}
-
-impl<T> DerefMut for BiasedGuard<'_, T> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: the guard is proof that this thread holds the lock.
-        unsafe { &mut *self.lock.value.get() }
-    }
-}
-
-impl<T> Drop for BiasedGuard<'_, T> {
-    #[inline]
-    fn drop(&mut self) {
-        self.held.store(false, Ordering::Release);
     }
 }
 

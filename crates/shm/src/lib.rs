@@ -34,7 +34,7 @@ pub mod thread;
 pub mod vm;
 
 pub use arena::{Arena, Block};
-pub use biased::{BiasedGuard, BiasedLock};
+pub use biased::BiasedLock;
 pub use event::EventFd;
 pub use lease::{LeaseLock, process_handle, process_is_gone};
 pub use memfd::{Mapping, Memfd, cannot_shrink, file_len, is_sealed};

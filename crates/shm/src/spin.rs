@@ -24,17 +24,15 @@ impl<T> SpinLock<T> {
     /// Takes the lock.
     #[inline]
     pub fn lock(&self) -> SpinGuard<'_, T> {
-        if self.held.swap(true, Ordering::Acquire) {
-            self.wait();
-        }
-        SpinGuard { lock: self }
+        acquire(&self.held);
+        SpinGuard::new(&self.held, &self.value)
     }
 
     /// Takes the lock if it is free.
     #[inline]
     pub fn try_lock(&self) -> Option<SpinGuard<'_, T>> {
         (!self.held.load(Ordering::Relaxed) && !self.held.swap(true, Ordering::Acquire))
-            .then_some(SpinGuard { lock: self })
+            .then(|| SpinGuard::new(&self.held, &self.value))
     }
 
     /// Where the value lies, for who took the lock and forgot the guard.
@@ -51,30 +49,52 @@ impl<T> SpinLock<T> {
     pub unsafe fn force_unlock(&self) {
         self.held.store(false, Ordering::Release);
     }
+}
 
-    #[cold]
-    fn wait(&self) {
-        let mut turns = 0u32;
-        loop {
-            while self.held.load(Ordering::Relaxed) {
-                turns += 1;
-                if turns.is_multiple_of(128) {
-                    std::thread::yield_now();
-                } else {
-                    std::hint::spin_loop();
-                }
-            }
-            if !self.held.swap(true, Ordering::Acquire) {
-                return;
-            }
+/// Takes a lock's flag.
+#[inline]
+pub(crate) fn acquire(held: &AtomicBool) {
+    if held.swap(true, Ordering::Acquire) {
+        wait_and_acquire(held);
+    }
+}
+
+#[cold]
+fn wait_and_acquire(held: &AtomicBool) {
+    loop {
+        wait_while(held);
+        if !held.swap(true, Ordering::Acquire) {
+            return;
         }
     }
 }
 
-/// Holds a [`SpinLock`].
+/// Waits until a flag is cleared. Gives the core away after a while, because the holder may have lost it.
+pub(crate) fn wait_while(held: &AtomicBool) {
+    let mut turns = 0u32;
+    while held.load(Ordering::Acquire) {
+        turns = turns.wrapping_add(1);
+        if turns.is_multiple_of(128) {
+            std::thread::yield_now();
+        } else {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+/// Holds a lock. It stays with the thread that took it.
 #[derive(Debug)]
 pub struct SpinGuard<'a, T> {
-    lock: &'a SpinLock<T>,
+    held: &'a AtomicBool,
+    value: &'a UnsafeCell<T>,
+}
+
+impl<'a, T> SpinGuard<'a, T> {
+    /// For a thread that holds the lock around `value` until it clears `held`.
+    #[inline(always)]
+    pub(crate) fn new(held: &'a AtomicBool, value: &'a UnsafeCell<T>) -> Self {
+        Self { held, value }
+    }
 }
 
 impl<T> Deref for SpinGuard<'_, T> {
@@ -82,7 +102,7 @@ impl<T> Deref for SpinGuard<'_, T> {
     #[inline]
     fn deref(&self) -> &T {
         // SAFETY: the guard is proof that this thread holds the lock.
-        unsafe { &*self.lock.value.get() }
+        unsafe { &*self.value.get() }
     }
 }
 
@@ -90,14 +110,14 @@ impl<T> DerefMut for SpinGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: the guard is proof that this thread holds the lock.
-        unsafe { &mut *self.lock.value.get() }
+        unsafe { &mut *self.value.get() }
     }
 }
 
 impl<T> Drop for SpinGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        self.lock.held.store(false, Ordering::Release);
+        self.held.store(false, Ordering::Release);
     }
 }
 
@@ -105,6 +125,13 @@ impl<T> Drop for SpinGuard<'_, T> {
 mod tests {
     use super::*;
     use std::sync::Arc;
+
+    #[test]
+    fn a_try_that_fails_leaves_the_lock_with_its_holder() {
+        let lock = SpinLock::new(());
+        let _guard = lock.lock();
+        (0..2).for_each(|_| assert!(lock.try_lock().is_none()));
+    }
 
     #[test]
     fn counts_are_not_lost() {

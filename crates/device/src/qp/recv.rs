@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use millstream_shm::{BiasedGuard, BiasedLock, cache};
+use millstream_shm::{BiasedLock, SpinGuard, cache};
 
 use super::Qp;
 use super::state::State;
@@ -65,7 +65,7 @@ unsafe impl Sync for RecvQueue {}
 /// The posting side, locked.
 pub(super) struct Poster<'a> {
     queue: &'a RecvQueue,
-    _guard: BiasedGuard<'a, ()>,
+    _guard: SpinGuard<'a, ()>,
 }
 
 impl Poster<'_> {
