@@ -17,6 +17,7 @@ use crate::host::Host;
 use crate::layout::{
     ARENA_LEN, FILES, FileEntry, Header, MAGIC, MR_TABLE, MrEntry, QP_TABLE, QpEntry, XRC_TABLE, XrcEntry,
 };
+use crate::progress::Work;
 
 /// A process with queue pairs that ours are connected to; possibly this one.
 #[derive(Debug)]
@@ -258,30 +259,11 @@ impl Peer {
 
     /// Tells the peer something that needs no answer. A peer that cannot be told is dying.
     pub(crate) fn tell(&self, host: &Host, message: Message) {
-        match (&self.connection, message.op) {
-            (Some(connection), _) => {
-                let connection = connection.lock().expect("no panic under this lock");
-                let _ = connection.send(&message.encode(), &[]);
-            }
-            (None, Op::Fault) => {
-                let [qpn, from, event, ..] = message.words;
-                host.progress.add(crate::progress::Work::Fault { qpn, from, event });
-            }
-            (None, Op::LimitReached) => {
-                host.progress.add(crate::progress::Work::LimitReached { qpn: message.words[0] });
-            }
-            (None, Op::Contact) => {
-                let [qpn, from, ..] = message.words;
-                host.progress.add(crate::progress::Work::Contact { qpn, from });
-            }
-            (None, Op::Shared) => {
-                let [number, what, ..] = message.words;
-                host.progress.add(crate::progress::Work::Shared { number, what });
-            }
-            (None, Op::Overrun) => {
-                host.progress.add(crate::progress::Work::Overrun { qpn: message.words[0] });
-            }
-            (None, _) => host.progress.add(crate::progress::Work::Retry { qpn: message.words[0] }),
+        if let Some(connection) = &self.connection {
+            let connection = connection.lock().expect("no panic under this lock");
+            let _ = connection.send(&message.encode(), &[]);
+        } else if let Some(work) = Work::of(&message) {
+            host.progress.add(work);
         }
     }
 }

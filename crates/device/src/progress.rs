@@ -36,6 +36,22 @@ pub(crate) enum Work {
     Shared { number: u32, what: u32 },
 }
 
+impl Work {
+    /// What a message asks for; None for those that are answered instead.
+    pub(crate) fn of(message: &Message) -> Option<Self> {
+        let [a, b, c, ..] = message.words;
+        Some(match message.op {
+            Op::Fault => Self::Fault { qpn: a, from: b, event: c },
+            Op::Refilled => Self::Retry { qpn: a },
+            Op::LimitReached => Self::LimitReached { qpn: a },
+            Op::Contact => Self::Contact { qpn: a, from: b },
+            Op::Overrun => Self::Overrun { qpn: a },
+            Op::Shared => Self::Shared { number: a, what: b },
+            Op::Hello | Op::File | Op::Channel | Op::Member | Op::Signal | Op::Refused => return None,
+        })
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Progress {
     wake: Arc<EventFd>,

@@ -53,7 +53,7 @@ fn answer(host: &'static Host, connection: &Connection) -> bool {
         Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
     };
     let Some(message) = Message::decode(&buffer[..n]) else { return false };
-    let [a, b, c, ..] = message.words;
+    let [a, b, ..] = message.words;
     let reply = |message: Message, fds: &[BorrowedFd<'_>]| connection.send(&message.encode(), fds).is_ok();
     let refused = Message { op: Op::Refused, ..message };
     match message.op {
@@ -71,20 +71,9 @@ fn answer(host: &'static Host, connection: &Connection) -> bool {
             Some(event) => reply(message, &[event.as_fd()]),
             None => reply(refused, &[]),
         },
-        Op::Fault => report(host, Work::Fault { qpn: a, from: b, event: c }),
-        Op::Refilled => report(host, Work::Retry { qpn: a }),
-        Op::LimitReached => report(host, Work::LimitReached { qpn: a }),
-        Op::Contact => report(host, Work::Contact { qpn: a, from: b }),
-        Op::Overrun => report(host, Work::Overrun { qpn: a }),
         Op::Member => {
             host.multicast.mention(a);
             reply(message, &[])
-        }
-        Op::Shared => {
-            if (shared::LIMIT..=shared::ABANDONED).contains(&b) && host.xrc.find(a).is_some() {
-                host.progress.add(Work::Shared { number: a, what: b });
-            }
-            true
         }
         Op::Signal => {
             if let Some(event) = host.channel(a) {
@@ -93,30 +82,32 @@ fn answer(host: &'static Host, connection: &Connection) -> bool {
             true
         }
         Op::Hello | Op::Refused => false,
+        Op::Fault | Op::Refilled | Op::LimitReached | Op::Contact | Op::Overrun | Op::Shared => {
+            if let Some(work) = Work::of(&message) {
+                report(host, work);
+            }
+            true
+        }
     }
 }
 
-/// Passes a peer's report on a queue pair on, if it can be true.
-fn report(host: &'static Host, work: Work) -> bool {
-    let (Work::Fault { qpn, .. }
-    | Work::Contact { qpn, .. }
-    | Work::Retry { qpn }
-    | Work::LimitReached { qpn }
-    | Work::Overrun { qpn }
-    | Work::Fatal { qpn }) = work
-    else {
-        return true;
-    };
-    let entry = host.qp_entry(qpn);
-    let from_peer = match work {
-        Work::Fault { from, event, .. } => {
-            entry.dest_qpn.load(Ordering::Acquire) == from && event::may_be_reported(event)
+/// Passes a peer's report on, if it can be true.
+fn report(host: &'static Host, work: Work) {
+    let alive = |qpn: u32| host.qp_entry(qpn).qpn.load(Ordering::Acquire) == qpn;
+    let peer_of = |qpn: u32| host.qp_entry(qpn).dest_qpn.load(Ordering::Acquire);
+    let possible = match work {
+        Work::Fault { qpn, from, event } => {
+            alive(qpn) && peer_of(qpn) == from && event::may_be_reported(event)
         }
-        Work::Contact { from, .. } => entry.dest_qpn.load(Ordering::Acquire) == from,
-        _ => true,
+        Work::Contact { qpn, from } => alive(qpn) && peer_of(qpn) == from,
+        Work::Retry { qpn } | Work::LimitReached { qpn } | Work::Overrun { qpn } => alive(qpn),
+        Work::Shared { number, what } => {
+            (shared::LIMIT..=shared::ABANDONED).contains(&what) && host.xrc.find(number).is_some()
+        }
+        // What only this process asks of itself.
+        Work::Fatal { .. } | Work::Wake { .. } => false,
     };
-    if entry.qpn.load(Ordering::Acquire) == qpn && from_peer {
+    if possible {
         host.progress.add(work);
     }
-    true
 }
