@@ -276,6 +276,14 @@ impl Cq {
         });
     }
 
+    /// Whether a completion of a receive request waits to be polled.
+    pub(crate) fn has_received(&self, mut matches: impl FnMut(&Cqe) -> bool) -> bool {
+        let consumer = self.consumer.lock();
+        let waiting =
+            (0..consumer.entries.capacity()).map(|i| consumer.entries.read(consumer.head.wrapping_add(i)));
+        waiting.map_while(|cqe| cqe).any(|cqe| matches(&cqe))
+    }
+
     fn forget_matching(&self, consumer: &Consumer, mut matches: impl FnMut(&Cqe) -> bool) {
         let mut at = consumer.head;
         for _ in 0..consumer.entries.capacity() {

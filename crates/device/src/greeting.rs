@@ -12,8 +12,11 @@ use crate::layout;
 /// so only a stopped process takes longer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 
+/// Version of these messages.
+const MESSAGES: u32 = 2;
+
 /// Version of these messages and of the arena's layout together.
-pub(crate) const VERSION: u32 = layout::MAGIC as u32 ^ 1;
+pub(crate) const VERSION: u32 = (layout::MAGIC ^ layout::MAGIC >> 32) as u32 ^ MESSAGES;
 
 /// Socket name of the process that owns queue pair numbers starting with `block`.
 pub(crate) fn name(block: u32) -> String {
@@ -61,6 +64,8 @@ pub(crate) enum Op {
     Shared = 11,
     /// Words: my number: I have queue pairs in multicast groups. Answered alike.
     Member = 12,
+    /// Words: your queue pair: a datagram's sender died that had taken a request. Not answered.
+    Abandoned = 13,
 }
 
 /// What can happen to an XRC shared receive queue.
@@ -69,7 +74,7 @@ pub(crate) mod shared {
     pub(crate) const LIMIT: u32 = 1;
     /// Its completion queue was full.
     pub(crate) const OVERRUN: u32 = 2;
-    /// An initiator died that had taken a request, which waits in the entry.
+    /// An initiator died that had taken a request, whose note waits in the entry.
     pub(crate) const ABANDONED: u32 = 3;
 }
 
@@ -107,6 +112,7 @@ impl Message {
             10 => Op::Overrun,
             11 => Op::Shared,
             12 => Op::Member,
+            13 => Op::Abandoned,
             _ => return None,
         };
         Some(Self { op, words: [word(1), word(2), word(3), word(4), word(5)] })
@@ -132,6 +138,7 @@ mod tests {
             Op::Overrun,
             Op::Shared,
             Op::Member,
+            Op::Abandoned,
         ] {
             let message = Message::new(op, [1, 2, u32::MAX]);
             assert_eq!(Message::decode(&message.encode()), Some(message));

@@ -21,7 +21,7 @@ use millstream_shm::LeaseLock;
 use crate::caps::{MAX_MR, MAX_MULTICAST, MAX_QP, MAX_XRC_SRQ};
 
 /// Marks an arena; changes with every change of this layout.
-pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLARN3");
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLARN4");
 /// Bytes of address space that an arena takes.
 pub(crate) const ARENA_LEN: usize = 1 << 30;
 pub(crate) const QP_TABLE: usize = 4096;
@@ -90,7 +90,8 @@ pub(crate) struct QpEntry {
     pub(crate) busy: AtomicU32,
     /// Held by the one of many initiators that delivers a datagram.
     pub(crate) delivery: LeaseLock,
-    /// One more than the shared receive slot that the initiator has taken and not yet completed.
+    /// The shared receive request that the initiator has taken and not yet completed ([`taken`]). Who finds
+    /// a note where it is alone to write one finds that of a dead initiator, and leaves it to the owner.
     pub(crate) srq_taken: AtomicU32,
     _pad1: [u32; 13],
     // Owner.
@@ -166,13 +167,11 @@ pub(crate) struct XrcEntry {
     // Initiators.
     /// Held by the one of many initiators that carries a request out.
     pub(crate) delivery: LeaseLock,
-    /// One more than the slot that the initiator has taken and not yet completed.
+    /// The request that the initiator has taken and not yet completed, as in [`QpEntry::srq_taken`].
     pub(crate) taken: AtomicU32,
-    /// The same of one that died; its owner takes it back.
-    pub(crate) abandoned: AtomicU32,
     /// Queue pairs that sleep because the queue was empty; zero where there is none.
     pub(crate) waiters: [AtomicU32; 6],
-    _pad: u32,
+    _pad: [u32; 2],
 }
 
 /// A queue pair in a multicast group. All fields are the owner's.
@@ -214,6 +213,23 @@ pub(crate) struct SrqRing {
     pub(crate) limit: AtomicU32,
     pub(crate) pd: AtomicU32,
     _pad1: [u32; 11],
+}
+
+/// How a request that was taken from a shared receive queue is noted: when it was posted, which tells it from
+/// a later one in the same slot, and one more than the slot. Zero where there is none.
+pub(crate) mod taken {
+    /// The note of the request that was the `at`th to be posted.
+    pub(crate) const fn note(at: u32, slot: u32) -> u32 {
+        at << 16 | (slot.wrapping_add(1) & 0xffff)
+    }
+
+    /// Its slot, and the low half of when it was posted.
+    pub(crate) const fn read(note: u32) -> Option<(u32, u16)> {
+        match (note & 0xffff).checked_sub(1) {
+            Some(slot) => Some((slot, (note >> 16) as u16)),
+            None => None,
+        }
+    }
 }
 
 /// Offset of the slots behind a shared receive queue's header, and bytes in all.
@@ -308,4 +324,6 @@ const _: () = {
     assert!(size_of::<CqRing>() == 128);
     assert!(size_of::<Cqe>() == 32);
     assert!(HEAP < 1 << 24);
+    // One more than a slot fits half a note.
+    assert!(crate::caps::MAX_QP_WR < 1 << 16);
 };

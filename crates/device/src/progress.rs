@@ -30,6 +30,8 @@ pub(crate) enum Work {
     Contact { qpn: u32, from: u32 },
     /// A datagram for our queue pair `qpn` found its completion queue full.
     Overrun { qpn: u32 },
+    /// The sender of a datagram for our queue pair `qpn` died when it had taken a request.
+    Abandoned { qpn: u32 },
     /// A queue pair of somebody waits for what we have posted.
     Wake { qpn: u32 },
     /// Something happened to our XRC shared receive queue `number`, see [`crate::greeting::shared`].
@@ -46,6 +48,7 @@ impl Work {
             Op::LimitReached => Self::LimitReached { qpn: a },
             Op::Contact => Self::Contact { qpn: a, from: b },
             Op::Overrun => Self::Overrun { qpn: a },
+            Op::Abandoned => Self::Abandoned { qpn: a },
             Op::Shared => Self::Shared { number: a, what: b },
             Op::Hello | Op::File | Op::Channel | Op::Member | Op::Signal | Op::Refused => return None,
         })
@@ -195,6 +198,11 @@ impl Progress {
                     Work::Overrun { qpn } => {
                         if let Some(qp) = host.qp(qpn) {
                             qp.completion_lost();
+                        }
+                    }
+                    Work::Abandoned { qpn } => {
+                        if let Some(qp) = host.qp(qpn) {
+                            qp.take_back_abandoned();
                         }
                     }
                     Work::Wake { qpn } => {

@@ -82,7 +82,13 @@ fn answer(host: &'static Host, connection: &Connection) -> bool {
             true
         }
         Op::Hello | Op::Refused => false,
-        Op::Fault | Op::Refilled | Op::LimitReached | Op::Contact | Op::Overrun | Op::Shared => {
+        Op::Fault
+        | Op::Refilled
+        | Op::LimitReached
+        | Op::Contact
+        | Op::Overrun
+        | Op::Shared
+        | Op::Abandoned => {
             if let Some(work) = Work::of(&message) {
                 report(host, work);
             }
@@ -100,7 +106,10 @@ fn report(host: &'static Host, work: Work) {
             alive(qpn) && peer_of(qpn) == from && event::may_be_reported(event)
         }
         Work::Contact { qpn, from } => alive(qpn) && peer_of(qpn) == from,
-        Work::Retry { qpn } | Work::LimitReached { qpn } | Work::Overrun { qpn } => alive(qpn),
+        Work::Retry { qpn }
+        | Work::LimitReached { qpn }
+        | Work::Overrun { qpn }
+        | Work::Abandoned { qpn } => alive(qpn),
         Work::Shared { number, what } => {
             (shared::LIMIT..=shared::ABANDONED).contains(&what) && host.xrc.find(number).is_some()
         }

@@ -11,11 +11,11 @@ use crate::errno::{Errno, Result};
 use crate::event::{EVENT_SRQ_LIMIT_REACHED, Handle};
 use crate::greeting::{Message, Op, shared};
 use crate::host::Host;
-use crate::layout::{RecvSlot, SrqRing, recv_slot_len, srq_len};
+use crate::layout::{RecvSlot, SrqRing, recv_slot_len, srq_len, taken};
 use crate::pd::Pd;
 use crate::qp::{Note, Received};
 use crate::types::Sge;
-use crate::xrc::{Membership, Xrcd};
+use crate::xrc::{self, Membership, Xrcd};
 
 /// A shared receive queue.
 #[derive(Debug)]
@@ -32,7 +32,8 @@ pub struct Srq {
     max_sge: u32,
     poster: SpinLock<Poster>,
     notes: Box<[Note]>,
-    posted: Box<[AtomicBool]>,
+    /// By slot: see [`when_posted`].
+    posted: Box<[AtomicU32]>,
     /// Whether an event was asked for and not raised yet.
     awaits_limit: AtomicBool,
     /// Queue pairs that use this queue.
@@ -41,6 +42,14 @@ pub struct Srq {
     number: u32,
     /// If it belongs to an XRC domain.
     xrc: Option<Membership>,
+}
+
+/// In [`Srq::posted`]: the slot is free.
+const NOT_POSTED: u32 = 0;
+
+/// In [`Srq::posted`]: the slot's request was posted as this one, modulo 2^16.
+const fn when_posted(at: u16) -> u32 {
+    1 << 16 | at as u32
 }
 
 #[derive(Debug)]
@@ -104,7 +113,7 @@ impl Srq {
             max_sge,
             poster: SpinLock::new(Poster { tail: 0, free: (0..max_wr).rev().collect() }),
             notes: (0..count).map(|_| Note::default()).collect(),
-            posted: (0..count).map(|_| AtomicBool::new(false)).collect(),
+            posted: (0..count).map(|_| AtomicU32::new(NOT_POSTED)).collect(),
             awaits_limit: AtomicBool::new(false),
             users: AtomicU32::new(0),
             handle: Arc::default(),
@@ -137,11 +146,7 @@ impl Srq {
         match what {
             shared::LIMIT => self.limit_reached(),
             shared::OVERRUN => membership.cq().check_overrun(),
-            shared::ABANDONED => {
-                if let Some(slot) = membership.take_abandoned() {
-                    self.reclaim(slot);
-                }
-            }
+            shared::ABANDONED => self.reclaim(membership.take_abandoned()),
             _ => {}
         }
     }
@@ -224,7 +229,7 @@ impl Srq {
             order.add((poster.tail & mask) as usize).write_volatile(slot);
         }
         self.notes[slot as usize].write(wr_id, sges);
-        self.posted[slot as usize].store(true, Ordering::Release);
+        self.posted[slot as usize].store(when_posted(poster.tail as u16), Ordering::Release);
         poster.tail = poster.tail.wrapping_add(1);
         self.ring.tail.store(poster.tail, Ordering::Release);
         drop(poster);
@@ -255,25 +260,45 @@ impl Srq {
     /// Takes the request in `slot` as completed, once.
     #[inline]
     pub(crate) fn complete(&self, slot: u32) -> Option<Received> {
-        if !self.posted.get(slot as usize)?.swap(false, Ordering::AcqRel) {
+        if self.posted.get(slot as usize)?.swap(NOT_POSTED, Ordering::AcqRel) == NOT_POSTED {
             return None;
         }
-        let received = self.notes[slot as usize].read();
-        self.poster.lock().free.push(slot);
-        Some(received)
+        Some(self.give_back(slot))
     }
 
-    /// Takes back a request that a peer took and will not complete.
-    pub(crate) fn reclaim(&self, slot: u32) {
+    fn give_back(&self, slot: u32) -> Received {
+        let received = self.notes[slot as usize].read();
+        self.poster.lock().free.push(slot);
+        received
+    }
+
+    /// Takes back a request that a peer took, as it noted, and will not complete. The note is old news if the
+    /// peer died before it had taken the request, or after it had completed it.
+    pub(crate) fn reclaim(&self, note: u32) {
+        let Some((slot, at)) = taken::read(note) else { return };
+        let Some(posted) = self.posted.get(slot as usize) else { return };
         let Some(guard) = self.ring.lock.lock(self.host.pid) else { return };
-        let (head, tail) = (self.ring.head.load(Ordering::Relaxed), self.poster.lock().tail);
-        // A peer that died in the middle of taking it may have left it for the next.
+        let (head, tail) = (self.ring.head.load(Ordering::Acquire), self.poster.lock().tail);
         let waiting = tail.wrapping_sub(head).min(self.notes.len() as u32);
         let waits = (0..waiting).any(|i| self.order_at(tail.wrapping_sub(i + 1)) == slot);
         drop(guard);
-        if !waits {
-            let _ = self.complete(slot);
+        // If not, and another peer has taken it meanwhile, that one's note was there before the request was gone.
+        if waits || self.is_in_use(note, slot) {
+            return;
         }
+        let same = posted.compare_exchange(when_posted(at), NOT_POSTED, Ordering::AcqRel, Ordering::Relaxed);
+        if same.is_ok() {
+            let _ = self.give_back(slot);
+        }
+    }
+
+    /// Whether somebody is about to complete a request, or has.
+    fn is_in_use(&self, note: u32, slot: u32) -> bool {
+        if let Some(membership) = &self.xrc {
+            let sequence = xrc::tag(self.number) | slot;
+            return membership.cq().has_received(|cqe| cqe.sequence == sequence);
+        }
+        self.host.all_qps().iter().any(|qp| qp.uses_srq(self) && qp.uses_request(note, slot))
     }
 
     /// The slot that was the `at`th to be posted.

@@ -8,9 +8,10 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
 
 use millstream_shm::socket::{self, Listener};
-use millstream_shm::{barrier, random_u64};
+use millstream_shm::{LeaseLock, barrier, random_u64};
 
 use crate::caps::MAX_XRC_SRQ;
 use crate::context::Context;
@@ -187,7 +188,6 @@ impl Membership {
         entry.pd.store(srq.protection_domain(), Ordering::Relaxed);
         entry.domain.store(self.domain.id, Ordering::Relaxed);
         entry.taken.store(0, Ordering::Relaxed);
-        entry.abandoned.store(0, Ordering::Relaxed);
         entry.waiters.iter().for_each(|waiter| waiter.store(0, Ordering::Relaxed));
         entry.number.store(self.number, Ordering::Release);
     }
@@ -210,10 +210,17 @@ impl Membership {
         }
     }
 
-    /// The slot that a dead sender took.
-    pub(crate) fn take_abandoned(&self) -> Option<u32> {
-        self.entry.abandoned.swap(0, Ordering::AcqRel).checked_sub(1)
+    /// The note of what a dead sender took; zero for none.
+    pub(crate) fn take_abandoned(&self) -> u32 {
+        take_abandoned(&self.entry.delivery, &self.entry.taken, self.host.pid)
     }
+}
+
+/// Takes the note of a request that an initiator took and did not complete; zero for none. Who holds the lease
+/// is inside, and the note is its own: it is not waited for long, because whoever comes next says it again.
+pub(crate) fn take_abandoned(delivery: &LeaseLock, taken: &AtomicU32, me: u32) -> u32 {
+    let lease = delivery.lock_within(me, Duration::from_millis(100));
+    if lease.is_some() { taken.swap(0, Ordering::AcqRel) } else { 0 }
 }
 
 impl Drop for Membership {

@@ -119,6 +119,11 @@ unsafe fn deliver_to(receivers: &mut Receivers, qp: &Qp, wr: &SendWr<'_>, to: De
     {
         return;
     }
+    if target.has_abandoned() {
+        // The note must not be lost, so this datagram is.
+        drop(guard);
+        return peer.tell(qp.host, Message::new(Op::Abandoned, [to.qpn]));
+    }
     let Ok((receive, left)) = target.take_receive(qp.host.pid) else { return };
     let mut elements = Elements::new();
     target.read_receive(receive, &mut elements);

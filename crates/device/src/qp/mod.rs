@@ -41,7 +41,7 @@ use crate::srq::Srq;
 use crate::types::{
     ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, WC_OP_RECV, WC_WR_FLUSH_ERR,
 };
-use crate::xrc::Xrcd;
+use crate::xrc::{Xrcd, take_abandoned};
 
 pub use batch::{Batch, Operations, Section};
 use care::Care;
@@ -604,11 +604,21 @@ impl Qp {
     /// What a dead peer took from the shared receive queue comes back.
     fn give_back_taken(&self) {
         if let Some(srq) = &self.srq {
-            let taken = self.entry.srq_taken.swap(0, Ordering::AcqRel);
-            if taken != 0 {
-                srq.reclaim(taken - 1);
-            }
+            srq.reclaim(self.entry.srq_taken.swap(0, Ordering::AcqRel));
         }
+    }
+
+    /// The same for the sender of a datagram, while others go on sending.
+    pub(crate) fn take_back_abandoned(&self) {
+        if let (Kind::Ud, Some(srq)) = (self.kind, &self.srq) {
+            srq.reclaim(take_abandoned(&self.entry.delivery, &self.entry.srq_taken, self.host.pid));
+        }
+    }
+
+    /// Whether a request of its shared queue is in use here: taken by a peer, or completed and not yet polled.
+    pub(crate) fn uses_request(&self, note: u32, slot: u32) -> bool {
+        self.entry.srq_taken.load(Ordering::Acquire) == note
+            || self.recv_cq.has_received(|cqe| cqe.qpn == self.qpn && cqe.sequence == slot)
     }
 
     /// Drops completions that nobody polled, this queue pair's own and its peer's. Runs `with_lock`

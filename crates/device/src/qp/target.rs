@@ -12,7 +12,7 @@ use super::transfer::{Stop, UNRESPONSIVE};
 use crate::caps::{MAX_QP, MAX_QP_WR, MAX_SGE};
 use crate::greeting::{Message, Op, shared};
 use crate::layout::{
-    ARENA_LEN, CqRing, Cqe, QpEntry, RecvSlot, SrqRing, XrcEntry, qp_state, recv_slot_len, srq_len,
+    ARENA_LEN, CqRing, Cqe, QpEntry, RecvSlot, SrqRing, XrcEntry, qp_state, recv_slot_len, srq_len, taken,
 };
 use crate::peer::Peer;
 use crate::ring::{NotAdded, RemoteCq};
@@ -220,6 +220,13 @@ impl Target {
         }
     }
 
+    /// Whether an initiator died, or failed, that had taken a receive request. Only where initiators note
+    /// what they take one at a time, for who is that one.
+    #[inline]
+    pub(super) fn has_abandoned(&self) -> bool {
+        self.srq.as_ref().is_some_and(|srq| srq.taken.load(Ordering::Relaxed) != 0)
+    }
+
     /// Whether a receive request is gone once it is taken.
     pub(super) fn shares_receives(&self) -> bool {
         self.srq.is_some()
@@ -250,7 +257,7 @@ impl Target {
         }
         // SAFETY: the place is masked to those that exist; the value is checked below.
         let slot = unsafe { srq.order.as_ptr().add((head & self.slots.mask) as usize).read_volatile() };
-        srq.taken.store(slot.wrapping_add(1), Ordering::Relaxed);
+        srq.taken.store(taken::note(head, slot), Ordering::Relaxed);
         ring.head.store(head.wrapping_add(1), Ordering::Release);
         drop(guard);
         let limit = ring.limit.load(Ordering::Relaxed);

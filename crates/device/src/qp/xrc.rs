@@ -140,10 +140,10 @@ impl Queue {
         if entry.domain.load(Ordering::Relaxed) != self.target.entry.domain.load(Ordering::Relaxed) {
             return Err(refused(WC_REM_INV_REQ_ERR, vendor::DOMAIN, EVENT_QP_REQ_ERR));
         }
-        let left = entry.taken.swap(0, Ordering::Relaxed);
-        if left != 0 && entry.abandoned.compare_exchange(0, left, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        {
+        if self.target.has_abandoned() {
+            drop(lease);
             tell(&self.peer, shared::ABANDONED);
+            return Err(Stop::NotReady);
         }
         let keys = &mut self.keys;
         let result = Transfer { qp, peer: &self.peer, target: &self.target, remote: keys, local }.run(wr);

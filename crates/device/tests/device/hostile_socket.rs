@@ -8,8 +8,8 @@ use millstream_device::types::WC_OP_RDMA_WRITE;
 use millstream_shm::socket::Connection;
 
 use crate::support::wire::{
-    self, CHANNEL, CONTACT, FAULT, FILE, HELLO, LIMIT_REACHED, MEMBER, OVERRUN, REFUSED, SHARED, ask, dial,
-    greet, message,
+    self, ABANDONED, CHANNEL, CONTACT, FAULT, FILE, HELLO, LIMIT_REACHED, MEMBER, OVERRUN, REFUSED, SHARED,
+    ask, dial, greet, message,
 };
 use crate::support::{Completion, End, Kind, Place, Setup, connect, pair, pattern};
 
@@ -114,6 +114,7 @@ fn forged_reports_raise_no_impossible_events() {
         tell(LIMIT_REACHED, &[qpn]);
         // No completion was lost, and there is no XRC queue of any number.
         tell(OVERRUN, &[qpn]);
+        tell(ABANDONED, &[qpn]);
         (0..5).for_each(|what| tell(SHARED, &[qpn, what]));
     }
     // The first request is not a stranger's.

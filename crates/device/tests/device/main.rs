@@ -1,6 +1,7 @@
 //! The soft device through its public interface: between the ends of one process, and between two
 //! processes, which is this program again in another role.
 
+mod abandoned;
 mod cycles;
 mod death;
 mod errors;
@@ -45,6 +46,7 @@ fn other_process() {
         Ok("joiner") => multicast::joiner(),
         Ok("mcast_listener") => multicast::listener(),
         Ok("xrc_member") => xrc::member(),
+        Ok("doomed") => abandoned::doomed(),
         Ok("reborn") => lifetime::reborn(),
         role => panic!("{role:?} is no role"),
     }

@@ -1,6 +1,7 @@
 //! Another process: this test program again, in a role of its own, spoken to in lines.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -100,6 +101,13 @@ impl Process {
     pub(crate) fn finish(&mut self) -> ExitStatus {
         self.stdin = None;
         self.child.wait().expect("our own child")
+    }
+}
+
+impl Process {
+    /// Waits for its end; the signal that killed it, if one did.
+    pub(crate) fn signal_of_death(&mut self) -> Option<i32> {
+        self.child.wait().expect("our own child").signal()
     }
 }
 

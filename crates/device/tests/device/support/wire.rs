@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use millstream_shm::socket::Connection;
 
-/// Version of the messages, as a device says it in its greeting.
-pub(crate) const VERSION: u32 = u64::from_le_bytes(*b"MILLARN3") as u32 ^ 1;
+/// Version of the messages and of what is in an arena, as a device says it in its greeting.
+pub(crate) const VERSION: u32 = u32::from_le_bytes(*b"MILL") ^ u32::from_le_bytes(*b"ARN4") ^ 2;
 
 pub(crate) const HELLO: u32 = 1;
 pub(crate) const FILE: u32 = 2;
@@ -18,6 +18,7 @@ pub(crate) const CONTACT: u32 = 9;
 pub(crate) const OVERRUN: u32 = 10;
 pub(crate) const SHARED: u32 = 11;
 pub(crate) const MEMBER: u32 = 12;
+pub(crate) const ABANDONED: u32 = 13;
 
 /// Name of the socket of the process that owns this queue pair.
 pub(crate) fn socket_name(qpn: u32) -> String {

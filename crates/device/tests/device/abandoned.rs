@@ -1,0 +1,208 @@
+//! Senders that die in the middle of a message, with a request of a shared receive queue in hand: it comes back,
+//! once, however many die before anybody looks.
+//!
+//! What kills them is their own memory: the message lies in a file that has become shorter, so that copying it
+//! raises SIGBUS. That is after the request was taken, each time.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use millstream_device::qp::state::{Attributes, State, attr};
+use millstream_device::qp::{Capacity, Kind, Qp, Receives};
+use millstream_device::types::{Destination, SendWr, Sge, WC_SUCCESS, WR_SEND, Wc};
+use millstream_device::{Cq, Errno, Mr, Srq, Xrcd};
+use millstream_shm::{Mapping, PAGE, round_up};
+
+use crate::support::{Adapter, Process, Setup, attributes, listen, mask, next, tell, wait_for};
+
+const QKEY: u32 = 0x1234;
+/// A message, and what the receiver has room for: with the header of a datagram.
+const MESSAGE: u32 = 64;
+const ROOM: u32 = MESSAGE + 40;
+const REQUESTS: usize = 4;
+
+fn ready(qp: &Qp, dest: u32) {
+    for state in [State::Init, State::Rtr, State::Rts] {
+        let needed = match (qp.kind(), state) {
+            (Kind::Ud, State::Init) => attr::PKEY_INDEX | attr::PORT | attr::QKEY,
+            (Kind::Ud, State::Rtr) => 0,
+            (Kind::Ud, _) => attr::SQ_PSN,
+            // What the far end of an extended connection needs is ignored at the near one.
+            _ => mask(state),
+        };
+        let all = Attributes { qkey: QKEY, ..attributes(&Setup::default(), state, dest) };
+        qp.modify(&all, attr::STATE | needed).expect("the usual way");
+    }
+}
+
+fn datagram(qpn: u32) -> SendWr<'static> {
+    let to = Destination { on_this_host: true, qpn, qkey: QKEY, grh: [0x60; 40] };
+    SendWr { opcode: WR_SEND, to: Some(to), ..SendWr::default() }
+}
+
+fn sender(adapter: &Adapter, cq: &Arc<Cq>, kind: Kind) -> Arc<Qp> {
+    let capacity = Capacity { max_send_wr: 16, max_send_sge: 1, ..Capacity::default() };
+    Qp::new(&adapter.pd, cq, cq, capacity, true, kind, Receives::Own).expect("a queue pair")
+}
+
+/// A shared receive queue with memory for all its requests, which are posted.
+struct Queue {
+    srq: Arc<Srq>,
+    cq: Arc<Cq>,
+    memory: Vec<u8>,
+    mr: Mr,
+}
+
+impl Queue {
+    fn new(adapter: &Adapter, domain: Option<&Arc<Xrcd>>) -> Self {
+        let cq = adapter.cq();
+        let srq = match domain {
+            None => Srq::new(&adapter.pd, REQUESTS as u32, 1),
+            Some(domain) => Srq::for_domain(&adapter.pd, domain, &cq, REQUESTS as u32, 1),
+        };
+        // Whole pages, which senders map: through the kernel a copy would fail and kill nobody.
+        let mut memory = vec![0; (REQUESTS + 1) * PAGE];
+        let mr = adapter.register(&mut memory);
+        let queue = Self { srq: srq.expect("a shared queue"), cq, memory, mr };
+        (0..REQUESTS).for_each(|i| queue.post(i).expect("room"));
+        queue
+    }
+
+    fn post(&self, i: usize) -> Result<(), Errno> {
+        let addr = (round_up(self.memory.as_ptr() as usize, PAGE) + i * PAGE) as u64;
+        self.srq.post(i as u64, &[Sge { addr, length: ROOM, lkey: self.mr.key() }])
+    }
+
+    /// All places are free again but for `waiting` requests, and no place is free twice.
+    fn is_whole(&self, waiting: usize) {
+        (waiting..REQUESTS).for_each(|i| wait_for("a place", || self.post(i) != Err(Errno::NOMEM)));
+        assert_eq!(self.post(0), Err(Errno::NOMEM), "a place came back twice");
+    }
+}
+
+/// Another process, which dies when it sends.
+fn dies(process: &mut Process) {
+    assert_eq!(process.signal_of_death(), Some(libc::SIGBUS));
+}
+
+/// The other process.
+pub(crate) fn doomed() {
+    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: plain system calls. It dies by its own memory, and leaves no core file.
+    unsafe {
+        libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
+        libc::signal(libc::SIGBUS, libc::SIG_DFL);
+    }
+    let file = tempfile::tempfile().expect("a file");
+    file.set_len(PAGE as u64).expect("room");
+    let mapping = Mapping::new(file.as_fd(), 0, PAGE, true).expect("room");
+    let adapter = Adapter::open();
+    let start = mapping.base() as u64;
+    let mr = Mr::register(&adapter.pd, start, u64::from(MESSAGE), start, 0).expect("registered");
+    let sges = [Sge { addr: start, length: MESSAGE, lkey: mr.key() }];
+    let cq = adapter.cq();
+    let line = listen().expect("to whom");
+    let numbers: Vec<u32> = line.split(' ').map(|word| word.parse().expect("a number")).collect();
+    let (qp, wr) = match numbers[..] {
+        [qpn] => {
+            let qp = sender(&adapter, &cq, Kind::Ud);
+            ready(&qp, 0);
+            (qp, datagram(qpn))
+        }
+        [qpn, srqn] => {
+            let qp = sender(&adapter, &cq, Kind::XrcSend);
+            tell(&qp.qpn().to_string());
+            listen().expect("the far end is connected");
+            ready(&qp, qpn);
+            (qp, SendWr { opcode: WR_SEND, remote_srqn: srqn, ..SendWr::default() })
+        }
+        _ => panic!("{line}"),
+    };
+    file.set_len(0).expect("shorter");
+    // A datagram may be dropped.
+    loop {
+        qp.post_send(&SendWr { sges: &sges, ..wr }).expect("room");
+        assert_eq!(next(&cq).status, WC_SUCCESS);
+    }
+}
+
+#[test]
+fn what_senders_of_datagrams_took_comes_back() {
+    let adapter = Adapter::open();
+    let queue = Queue::new(&adapter, None);
+    let shared = Receives::Shared(queue.srq.clone());
+    let receiver = adapter.qp_with(&queue.cq, Kind::Ud, shared).expect("a queue pair");
+    ready(&receiver, 0);
+    for _ in 1..REQUESTS {
+        let mut process = Process::start("doomed");
+        process.say(&receiver.qpn().to_string());
+        dies(&mut process);
+    }
+    let sent = adapter.cq();
+    let sender = sender(&adapter, &sent, Kind::Ud);
+    ready(&sender, 0);
+    let mut found = [Wc::default()];
+    wait_for("a datagram that is not dropped", || {
+        sender.post_send(&datagram(receiver.qpn())).expect("room");
+        assert_eq!(next(&sent).status, WC_SUCCESS);
+        queue.cq.poll(&mut found) == Ok(1)
+    });
+    assert_eq!(found[0].wr_id, REQUESTS as u64 - 1, "the one request that was left");
+    queue.is_whole(0);
+    for i in 0..REQUESTS as u64 {
+        sender.post_send(&datagram(receiver.qpn())).expect("room");
+        assert_eq!(next(&sent).status, WC_SUCCESS);
+        let wc = next(&queue.cq);
+        assert_eq!((wc.wr_id, wc.status, wc.byte_len), (i, WC_SUCCESS, 40));
+    }
+}
+
+#[test]
+fn what_senders_of_a_domain_took_comes_back() {
+    let adapter = Adapter::open();
+    let domain = Xrcd::private(&adapter.context).expect("a domain");
+    let queue = Queue::new(&adapter, Some(&domain));
+    for _ in 1..REQUESTS {
+        let receiver = Qp::for_domain(&domain).expect("a queue pair");
+        let mut process = Process::start("doomed");
+        process.say(&format!("{} {}", receiver.qpn(), queue.srq.number()));
+        ready(&receiver, process.hear().parse().expect("a number"));
+        process.say("connected");
+        dies(&mut process);
+    }
+    let sent = adapter.cq();
+    let (sender, receiver) =
+        (sender(&adapter, &sent, Kind::XrcSend), Qp::for_domain(&domain).expect("a queue pair"));
+    ready(&receiver, sender.qpn());
+    ready(&sender, receiver.qpn());
+    let message = SendWr { opcode: WR_SEND, remote_srqn: queue.srq.number(), ..SendWr::default() };
+    sender.post_send(&message).expect("room");
+    assert_eq!(next(&sent).status, WC_SUCCESS);
+    assert_eq!(next(&queue.cq).wr_id, REQUESTS as u64 - 1, "the one request that was left");
+    queue.is_whole(0);
+    for i in 0..REQUESTS as u64 {
+        sender.post_send(&message).expect("room");
+        assert_eq!((next(&sent).status, next(&queue.cq).wr_id), (WC_SUCCESS, i));
+    }
+}
+
+#[test]
+fn what_was_completed_does_not_come_back() {
+    let adapter = Adapter::open();
+    let queue = Queue::new(&adapter, None);
+    let shared = Receives::Shared(queue.srq.clone());
+    let receiver = adapter.qp_with(&queue.cq, Kind::Ud, shared).expect("a queue pair");
+    ready(&receiver, 0);
+    let sent = adapter.cq();
+    let sender = sender(&adapter, &sent, Kind::Ud);
+    ready(&sender, 0);
+    // Two messages that nobody has polled, when the queue pair fails.
+    for _ in 0..2 {
+        sender.post_send(&datagram(receiver.qpn())).expect("room");
+        assert_eq!(next(&sent).status, WC_SUCCESS);
+    }
+    receiver.modify(&attributes(&Setup::default(), State::Err, 0), attr::STATE).expect("to ERR");
+    assert_eq!(queue.post(0), Err(Errno::NOMEM));
+    assert_eq!([next(&queue.cq).wr_id, next(&queue.cq).wr_id], [0, 1]);
+    queue.is_whole(2);
+}
