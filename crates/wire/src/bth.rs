@@ -1,0 +1,210 @@
+//! Base transport header (9.2): the first header of every packet.
+//!
+//! ```text
+//!  0        1                     2        4          5         8   9        12
+//! ├────────┼─────────────────────┼────────┼──────────┼─────────┼───┼────────┤
+//! │ opcode │ S │ M │ pad │ tver  │ P_Key  │ F │ B │0 │ dest QP │A│0│  PSN   │
+//! ```
+
+use crate::field::Field;
+use crate::number::{Pkey, Psn, Qpn};
+use crate::opcode::Opcode;
+use crate::{Error, Result};
+
+/// Bytes of the header.
+pub const LEN: usize = 12;
+
+mod at {
+    use core::ops::Range;
+
+    pub(super) const OPCODE: usize = 0;
+    pub(super) const FLAGS: usize = 1;
+    pub(super) const PKEY: Range<usize> = 2..4;
+    pub(super) const CONGESTION: usize = 4;
+    pub(super) const DEST_QP: Range<usize> = 5..8;
+    pub(super) const ACK_REQ: usize = 8;
+    pub(super) const PSN: Range<usize> = 9..12;
+}
+
+/// The byte that a switch may change and the ICRC therefore takes for all ones (annex A17, 17.3).
+pub(crate) const VARIANT: usize = at::CONGESTION;
+
+/// A view of the header at the start of a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packet<T: AsRef<[u8]>> {
+    buffer: T,
+}
+
+impl<T: AsRef<[u8]>> Packet<T> {
+    /// A view of a buffer that may be too short: accessors would panic.
+    #[inline]
+    pub const fn new_unchecked(buffer: T) -> Self {
+        Self { buffer }
+    }
+
+    /// A view of a buffer.
+    ///
+    /// # Errors
+    /// [`Error::Truncated`] if the header does not fit into it.
+    #[inline]
+    pub fn new_checked(buffer: T) -> Result<Self> {
+        let packet = Self { buffer };
+        packet.check_len()?;
+        Ok(packet)
+    }
+
+    /// Whether no accessor can panic.
+    ///
+    /// # Errors
+    /// [`Error::Truncated`] if one would.
+    #[inline]
+    pub fn check_len(&self) -> Result<()> {
+        match self.buffer.as_ref().len() {
+            has if has < LEN => Err(Error::Truncated { header: "BTH", wants: LEN, has }),
+            _ => Ok(()),
+        }
+    }
+
+    #[inline]
+    fn byte(&self, at: usize) -> u8 {
+        self.buffer.as_ref()[at]
+    }
+
+    /// The operation, known or not.
+    #[inline]
+    pub fn opcode(&self) -> u8 {
+        self.byte(at::OPCODE)
+    }
+
+    /// Solicited event: the receiver's completion shall wake who waits for such.
+    #[inline]
+    pub fn solicited(&self) -> bool {
+        self.byte(at::FLAGS) & 0x80 != 0
+    }
+
+    /// Migration state. Adapters set it, rxe does not; it says nothing without alternate paths.
+    #[inline]
+    pub fn migrated(&self) -> bool {
+        self.byte(at::FLAGS) & 0x40 != 0
+    }
+
+    /// Bytes that fill the payload up to a multiple of four.
+    #[inline]
+    pub fn pad(&self) -> u8 {
+        (self.byte(at::FLAGS) >> 4) & 3
+    }
+
+    /// Transport header version.
+    #[inline]
+    pub fn version(&self) -> u8 {
+        self.byte(at::FLAGS) & 15
+    }
+
+    /// The partition.
+    #[inline]
+    pub fn pkey(&self) -> Pkey {
+        Field::get(&self.buffer.as_ref()[at::PKEY])
+    }
+
+    /// Forward explicit congestion notification.
+    #[inline]
+    pub fn fecn(&self) -> bool {
+        self.byte(at::CONGESTION) & 0x80 != 0
+    }
+
+    /// Backward explicit congestion notification.
+    #[inline]
+    pub fn becn(&self) -> bool {
+        self.byte(at::CONGESTION) & 0x40 != 0
+    }
+
+    /// The queue pair that it is for.
+    #[inline]
+    pub fn dest_qp(&self) -> Qpn {
+        Field::get(&self.buffer.as_ref()[at::DEST_QP])
+    }
+
+    /// Whether the responder shall acknowledge at once.
+    #[inline]
+    pub fn ack_req(&self) -> bool {
+        self.byte(at::ACK_REQ) & 0x80 != 0
+    }
+
+    /// The packet sequence number.
+    #[inline]
+    pub fn psn(&self) -> Psn {
+        Field::get(&self.buffer.as_ref()[at::PSN])
+    }
+}
+
+/// The header's value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Repr {
+    /// The operation.
+    pub opcode: Opcode,
+    /// Solicited event.
+    pub solicited: bool,
+    /// Migration state; both values are accepted.
+    pub migrated: bool,
+    /// Bytes that fill the payload up to a multiple of four: 0 to 3.
+    pub pad: u8,
+    /// The partition.
+    pub pkey: Pkey,
+    /// Forward explicit congestion notification.
+    pub fecn: bool,
+    /// Backward explicit congestion notification.
+    pub becn: bool,
+    /// The queue pair that it is for.
+    pub dest_qp: Qpn,
+    /// Whether the responder shall acknowledge at once.
+    pub ack_req: bool,
+    /// The packet sequence number.
+    pub psn: Psn,
+}
+
+impl Repr {
+    /// From a view.
+    ///
+    /// # Errors
+    /// [`Error::Truncated`], [`Error::Version`] or [`Error::Opcode`].
+    #[inline]
+    pub fn parse<T: AsRef<[u8]>>(packet: &Packet<T>) -> Result<Self> {
+        packet.check_len()?;
+        if packet.version() != 0 {
+            return Err(Error::Version(packet.version()));
+        }
+        Ok(Self {
+            opcode: Opcode::from_byte(packet.opcode()).ok_or(Error::Opcode(packet.opcode()))?,
+            solicited: packet.solicited(),
+            migrated: packet.migrated(),
+            pad: packet.pad(),
+            pkey: packet.pkey(),
+            fecn: packet.fecn(),
+            becn: packet.becn(),
+            dest_qp: packet.dest_qp(),
+            ack_req: packet.ack_req(),
+            psn: packet.psn(),
+        })
+    }
+
+    /// Bytes that it takes.
+    #[inline]
+    #[must_use]
+    pub const fn buffer_len(&self) -> usize {
+        LEN
+    }
+
+    /// Into a view whose buffer is long enough. Reserved bits become zero.
+    #[inline]
+    pub fn emit<T: AsRef<[u8]> + AsMut<[u8]>>(&self, packet: &mut Packet<T>) {
+        let bit = |set: bool, bit: u8| if set { bit } else { 0 };
+        let to = &mut packet.buffer.as_mut()[..LEN];
+        to[at::OPCODE] = self.opcode.to_byte();
+        to[at::FLAGS] = bit(self.solicited, 0x80) | bit(self.migrated, 0x40) | (self.pad & 3) << 4;
+        self.pkey.put(&mut to[at::PKEY]);
+        to[at::CONGESTION] = bit(self.fecn, 0x80) | bit(self.becn, 0x40);
+        self.dest_qp.put(&mut to[at::DEST_QP]);
+        to[at::ACK_REQ] = bit(self.ack_req, 0x80);
+        self.psn.put(&mut to[at::PSN]);
+    }
+}

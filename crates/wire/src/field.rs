@@ -1,0 +1,201 @@
+//! Fields at fixed places of a header, in network byte order.
+
+use crate::number::{Msn, Pkey, Psn, Qkey, Qpn, Rkey};
+
+/// A value with a fixed number of bytes in a header. Callers give slices of exactly that length.
+pub(crate) trait Field: Sized {
+    /// Bytes.
+    const LEN: usize;
+    fn get(from: &[u8]) -> Self;
+    fn put(self, to: &mut [u8]);
+}
+
+macro_rules! integers {
+    ($($int:ty)*) => {$(
+        impl Field for $int {
+            const LEN: usize = size_of::<$int>();
+
+            #[inline]
+            fn get(from: &[u8]) -> Self {
+                let mut bytes = [0; size_of::<$int>()];
+                bytes.copy_from_slice(from);
+                <$int>::from_be_bytes(bytes)
+            }
+
+            #[inline]
+            fn put(self, to: &mut [u8]) {
+                to.copy_from_slice(&self.to_be_bytes());
+            }
+        }
+    )*};
+}
+integers!(u8 u16 u32 u64 u128);
+
+impl<const N: usize> Field for [u8; N] {
+    const LEN: usize = N;
+
+    #[inline]
+    fn get(from: &[u8]) -> Self {
+        let mut bytes = [0; N];
+        bytes.copy_from_slice(from);
+        bytes
+    }
+
+    #[inline]
+    fn put(self, to: &mut [u8]) {
+        to.copy_from_slice(&self);
+    }
+}
+
+/// 24 bits.
+macro_rules! three_bytes {
+    ($($name:ty)*) => {$(
+        impl Field for $name {
+            const LEN: usize = 3;
+
+            #[inline]
+            fn get(from: &[u8]) -> Self {
+                Self::new(u32::from_be_bytes([0, from[0], from[1], from[2]]))
+            }
+
+            #[inline]
+            fn put(self, to: &mut [u8]) {
+                to.copy_from_slice(&self.get().to_be_bytes()[1..]);
+            }
+        }
+    )*};
+}
+three_bytes!(Psn Qpn Msn);
+
+macro_rules! wrapped {
+    ($($name:ty: $int:ty),*) => {$(
+        impl Field for $name {
+            const LEN: usize = size_of::<$int>();
+
+            #[inline]
+            fn get(from: &[u8]) -> Self {
+                Self::new(<$int as Field>::get(from))
+            }
+
+            #[inline]
+            fn put(self, to: &mut [u8]) {
+                self.get().put(to);
+            }
+        }
+    )*};
+}
+wrapped!(Qkey: u32, Rkey: u32, Pkey: u16);
+
+/// Declares a header whose fields are whole bytes: `Packet`, a view of it, and `Repr`, its value.
+macro_rules! header {
+    (
+        $(#[$meta:meta])*
+        mod $name:ident, $long:literal, $len:literal bytes {
+            $($(#[$field_meta:meta])* $field:ident / $set:ident: $ty:ty = $at:literal,)+
+        }
+    ) => {
+        $(#[$meta])*
+        pub mod $name {
+            #[allow(unused_imports)]
+            use super::*;
+            use $crate::field::Field;
+            use $crate::{Error, Result};
+
+            /// Bytes of the header.
+            pub const LEN: usize = $len;
+
+            /// A view of the header at the start of a buffer.
+            #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+            pub struct Packet<T: AsRef<[u8]>> {
+                buffer: T,
+            }
+
+            impl<T: AsRef<[u8]>> Packet<T> {
+                /// A view of a buffer that may be too short: accessors would panic.
+                #[inline]
+                pub const fn new_unchecked(buffer: T) -> Self {
+                    Self { buffer }
+                }
+
+                /// A view of a buffer.
+                ///
+                /// # Errors
+                /// [`Error::Truncated`] if the header does not fit into it.
+                #[inline]
+                pub fn new_checked(buffer: T) -> Result<Self> {
+                    let packet = Self { buffer };
+                    packet.check_len()?;
+                    Ok(packet)
+                }
+
+                /// Whether no accessor can panic.
+                ///
+                /// # Errors
+                /// [`Error::Truncated`] if one would.
+                #[inline]
+                pub fn check_len(&self) -> Result<()> {
+                    match self.buffer.as_ref().len() {
+                        has if has < LEN => Err(Error::Truncated { header: $long, wants: LEN, has }),
+                        _ => Ok(()),
+                    }
+                }
+
+                /// What follows the header.
+                #[inline]
+                pub fn rest(&self) -> &[u8] {
+                    &self.buffer.as_ref()[LEN..]
+                }
+
+                $(
+                    $(#[$field_meta])*
+                    #[inline]
+                    pub fn $field(&self) -> $ty {
+                        Field::get(&self.buffer.as_ref()[$at..$at + <$ty as Field>::LEN])
+                    }
+                )+
+            }
+
+            impl<T: AsRef<[u8]> + AsMut<[u8]>> Packet<T> {
+                $(
+                    /// Sets the field.
+                    #[inline]
+                    pub fn $set(&mut self, value: $ty) {
+                        value.put(&mut self.buffer.as_mut()[$at..$at + <$ty as Field>::LEN]);
+                    }
+                )+
+            }
+
+            /// The header's value.
+            #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+            pub struct Repr {
+                $($(#[$field_meta])* pub $field: $ty,)+
+            }
+
+            impl Repr {
+                /// From a view.
+                ///
+                /// # Errors
+                /// [`Error::Truncated`] if the view's buffer is too short.
+                #[inline]
+                pub fn parse<T: AsRef<[u8]>>(packet: &Packet<T>) -> Result<Self> {
+                    packet.check_len()?;
+                    Ok(Self { $($field: packet.$field(),)+ })
+                }
+
+                /// Bytes that it takes.
+                #[inline]
+                #[must_use]
+                pub const fn buffer_len(&self) -> usize {
+                    LEN
+                }
+
+                /// Into a view whose buffer is long enough. Reserved bits become zero.
+                #[inline]
+                pub fn emit<T: AsRef<[u8]> + AsMut<[u8]>>(&self, packet: &mut Packet<T>) {
+                    packet.buffer.as_mut()[..LEN].fill(0);
+                    $(packet.$set(self.$field);)+
+                }
+            }
+        }
+    };
+}

@@ -1,0 +1,324 @@
+//! Which operations there are, and which headers follow the base transport header in each (9.2, table 38).
+
+use core::fmt;
+
+use crate::{aeth, atomic_ack_eth, atomic_eth, deth, ieth, imm_dt, reth};
+
+/// A transport service: the high three bits of an opcode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// Reliable connection.
+    Rc,
+    /// Unreliable connection.
+    Uc,
+    /// Unreliable datagram.
+    Ud,
+    /// Congestion notification (annex A17, 17.9).
+    Cnp,
+}
+
+/// What a packet is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// A message for a receive request.
+    Send,
+    /// Into remote memory.
+    Write,
+    /// Asks for remote memory.
+    ReadRequest,
+    /// Remote memory's content.
+    ReadResponse,
+    /// Positive or negative acknowledgement.
+    Acknowledge,
+    /// An atomic operation's result.
+    AtomicAcknowledge,
+    /// Store if equal.
+    CompareSwap,
+    /// Add.
+    FetchAdd,
+    /// Store eight bytes at once (annex A19).
+    AtomicWrite,
+    /// The network was congested where the other side's packets came by.
+    Congestion,
+}
+
+/// Where in its message a packet stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Position {
+    /// More follow.
+    First,
+    /// Between.
+    Middle,
+    /// The end of several.
+    Last,
+    /// All of it.
+    Only,
+}
+
+impl Position {
+    /// Whether a message begins.
+    #[inline]
+    #[must_use]
+    pub const fn begins(self) -> bool {
+        matches!(self, Self::First | Self::Only)
+    }
+
+    /// Whether a message ends.
+    #[inline]
+    #[must_use]
+    pub const fn ends(self) -> bool {
+        matches!(self, Self::Last | Self::Only)
+    }
+}
+
+/// A set of extended headers. They always follow each other in the order of the constants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Headers(u8);
+
+impl Headers {
+    /// None.
+    pub const NONE: Self = Self(0);
+    /// Datagram.
+    pub const DETH: Self = Self(1);
+    /// RDMA.
+    pub const RETH: Self = Self(2);
+    /// Atomic operation.
+    pub const ATOMIC_ETH: Self = Self(4);
+    /// Acknowledgement.
+    pub const AETH: Self = Self(8);
+    /// Atomic result.
+    pub const ATOMIC_ACK_ETH: Self = Self(16);
+    /// Immediate data.
+    pub const IMM_DT: Self = Self(32);
+    /// Key to invalidate.
+    pub const IETH: Self = Self(64);
+
+    /// Each with its length.
+    const LENGTHS: [(Self, usize); 7] = [
+        (Self::DETH, deth::LEN),
+        (Self::RETH, reth::LEN),
+        (Self::ATOMIC_ETH, atomic_eth::LEN),
+        (Self::AETH, aeth::LEN),
+        (Self::ATOMIC_ACK_ETH, atomic_ack_eth::LEN),
+        (Self::IMM_DT, imm_dt::LEN),
+        (Self::IETH, ieth::LEN),
+    ];
+
+    /// Whether all of `other` are among them.
+    #[inline]
+    #[must_use]
+    pub const fn contain(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// These and those.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Bytes of those that come before `other`.
+    const fn len_before(self, other: Self) -> usize {
+        let (mut sum, mut i) = (0, 0);
+        while i < Self::LENGTHS.len() {
+            let (header, len) = Self::LENGTHS[i];
+            if header.0 < other.0 && self.contain(header) {
+                sum += len;
+            }
+            i += 1;
+        }
+        sum
+    }
+
+    /// Bytes of all of them.
+    const fn len(self) -> usize {
+        self.len_before(Self(128))
+    }
+
+    /// How far behind the base transport header `header` begins, if it is there.
+    #[inline]
+    #[must_use]
+    pub const fn offset_of(self, header: Self) -> Option<usize> {
+        if self.contain(header) { Some(self.len_before(header)) } else { None }
+    }
+}
+
+/// What the table says of an opcode.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    name: &'static str,
+    service: Service,
+    operation: Operation,
+    position: Position,
+    headers: Headers,
+    headers_len: usize,
+    payload: bool,
+}
+
+/// An operation that is known, together with the transport service.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Opcode(u8);
+
+macro_rules! opcodes {
+    ($($value:literal $name:ident: $service:ident $operation:ident $position:ident [$($header:ident)*] $payload:literal;)*) => {
+        static TABLE: [Option<Entry>; 256] = {
+            let mut table = [None; 256];
+            $({
+                let headers = Headers::NONE$(.and(Headers::$header))*;
+                table[$value] = Some(Entry {
+                    name: stringify!($name),
+                    service: Service::$service,
+                    operation: Operation::$operation,
+                    position: Position::$position,
+                    headers,
+                    headers_len: headers.len(),
+                    payload: $payload,
+                });
+            })*
+            table
+        };
+
+        #[allow(missing_docs)]
+        impl Opcode {
+            $(pub const $name: Self = Self($value);)*
+
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$name),*];
+        }
+    };
+}
+
+// Opcode, name, service, operation, position, extended headers, whether payload may follow.
+opcodes! {
+    0x00 RC_SEND_FIRST:             Rc Send First [] true;
+    0x01 RC_SEND_MIDDLE:            Rc Send Middle [] true;
+    0x02 RC_SEND_LAST:              Rc Send Last [] true;
+    0x03 RC_SEND_LAST_IMM:          Rc Send Last [IMM_DT] true;
+    0x04 RC_SEND_ONLY:              Rc Send Only [] true;
+    0x05 RC_SEND_ONLY_IMM:          Rc Send Only [IMM_DT] true;
+    0x06 RC_WRITE_FIRST:            Rc Write First [RETH] true;
+    0x07 RC_WRITE_MIDDLE:           Rc Write Middle [] true;
+    0x08 RC_WRITE_LAST:             Rc Write Last [] true;
+    0x09 RC_WRITE_LAST_IMM:         Rc Write Last [IMM_DT] true;
+    0x0a RC_WRITE_ONLY:             Rc Write Only [RETH] true;
+    0x0b RC_WRITE_ONLY_IMM:         Rc Write Only [RETH IMM_DT] true;
+    0x0c RC_READ_REQUEST:           Rc ReadRequest Only [RETH] false;
+    0x0d RC_READ_RESPONSE_FIRST:    Rc ReadResponse First [AETH] true;
+    0x0e RC_READ_RESPONSE_MIDDLE:   Rc ReadResponse Middle [] true;
+    0x0f RC_READ_RESPONSE_LAST:     Rc ReadResponse Last [AETH] true;
+    0x10 RC_READ_RESPONSE_ONLY:     Rc ReadResponse Only [AETH] true;
+    0x11 RC_ACKNOWLEDGE:            Rc Acknowledge Only [AETH] false;
+    0x12 RC_ATOMIC_ACKNOWLEDGE:     Rc AtomicAcknowledge Only [AETH ATOMIC_ACK_ETH] false;
+    0x13 RC_COMPARE_SWAP:           Rc CompareSwap Only [ATOMIC_ETH] false;
+    0x14 RC_FETCH_ADD:              Rc FetchAdd Only [ATOMIC_ETH] false;
+    0x16 RC_SEND_LAST_INV:          Rc Send Last [IETH] true;
+    0x17 RC_SEND_ONLY_INV:          Rc Send Only [IETH] true;
+    0x1d RC_ATOMIC_WRITE:           Rc AtomicWrite Only [RETH] true;
+    0x20 UC_SEND_FIRST:             Uc Send First [] true;
+    0x21 UC_SEND_MIDDLE:            Uc Send Middle [] true;
+    0x22 UC_SEND_LAST:              Uc Send Last [] true;
+    0x23 UC_SEND_LAST_IMM:          Uc Send Last [IMM_DT] true;
+    0x24 UC_SEND_ONLY:              Uc Send Only [] true;
+    0x25 UC_SEND_ONLY_IMM:          Uc Send Only [IMM_DT] true;
+    0x26 UC_WRITE_FIRST:            Uc Write First [RETH] true;
+    0x27 UC_WRITE_MIDDLE:           Uc Write Middle [] true;
+    0x28 UC_WRITE_LAST:             Uc Write Last [] true;
+    0x29 UC_WRITE_LAST_IMM:         Uc Write Last [IMM_DT] true;
+    0x2a UC_WRITE_ONLY:             Uc Write Only [RETH] true;
+    0x2b UC_WRITE_ONLY_IMM:         Uc Write Only [RETH IMM_DT] true;
+    0x64 UD_SEND_ONLY:              Ud Send Only [DETH] true;
+    0x65 UD_SEND_ONLY_IMM:          Ud Send Only [DETH IMM_DT] true;
+    0x81 CNP:                       Cnp Congestion Only [] true;
+}
+
+impl Opcode {
+    /// The opcode, if it is known.
+    #[inline]
+    #[must_use]
+    pub const fn from_byte(byte: u8) -> Option<Self> {
+        if TABLE[byte as usize].is_some() { Some(Self(byte)) } else { None }
+    }
+
+    /// As the header's byte.
+    #[inline]
+    #[must_use]
+    pub const fn to_byte(self) -> u8 {
+        self.0
+    }
+
+    /// A connection's opcode: the service, and the low five bits, which mean the same in each.
+    #[inline]
+    #[must_use]
+    pub const fn on(self, service: Service) -> Option<Self> {
+        let high = match service {
+            Service::Rc => 0x00,
+            Service::Uc => 0x20,
+            Service::Ud => 0x60,
+            Service::Cnp => 0x80,
+        };
+        Self::from_byte(high | (self.0 & 0x1f))
+    }
+
+    #[inline]
+    const fn entry(self) -> &'static Entry {
+        TABLE[self.0 as usize].as_ref().expect("an Opcode is only made of what the table has")
+    }
+
+    /// The transport service.
+    #[inline]
+    #[must_use]
+    pub const fn service(self) -> Service {
+        self.entry().service
+    }
+
+    /// What the packet is about.
+    #[inline]
+    #[must_use]
+    pub const fn operation(self) -> Operation {
+        self.entry().operation
+    }
+
+    /// Where in its message the packet stands.
+    #[inline]
+    #[must_use]
+    pub const fn position(self) -> Position {
+        self.entry().position
+    }
+
+    /// The extended headers.
+    #[inline]
+    #[must_use]
+    pub const fn headers(self) -> Headers {
+        self.entry().headers
+    }
+
+    /// Their length together.
+    #[inline]
+    #[must_use]
+    pub const fn headers_len(self) -> usize {
+        self.entry().headers_len
+    }
+
+    /// Whether payload may follow.
+    #[inline]
+    #[must_use]
+    pub const fn has_payload(self) -> bool {
+        self.entry().payload
+    }
+
+    /// Whether the packet goes from responder to requester.
+    #[inline]
+    #[must_use]
+    pub const fn is_response(self) -> bool {
+        matches!(
+            self.operation(),
+            Operation::ReadResponse | Operation::Acknowledge | Operation::AtomicAcknowledge
+        )
+    }
+}
+
+impl fmt::Debug for Opcode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.entry().name)
+    }
+}

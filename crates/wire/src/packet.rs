@@ -1,0 +1,226 @@
+//! A whole packet: base transport header, extended headers, payload, padding, invariant CRC.
+
+use crate::opcode::{Headers, Opcode, Service};
+use crate::{Error, ICRC_LEN, Result, aeth, atomic_ack_eth, atomic_eth, bth, deth, ieth, imm_dt, reth};
+
+/// Bytes between a congestion notification's base transport header and its ICRC; they are reserved.
+pub const CNP_PADDING: usize = 16;
+
+/// A view of a packet: what a UDP datagram carries. All accessors are safe once [`Packet::new_checked`] agreed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packet<T: AsRef<[u8]>> {
+    buffer: T,
+    opcode: Opcode,
+}
+
+impl<T: AsRef<[u8]>> Packet<T> {
+    /// Checks the version, that the operation is known, and that headers, padding and ICRC fit, in this order.
+    /// Nothing is said about the ICRC's value: see [`icrc`](crate::icrc).
+    ///
+    /// # Errors
+    /// What is wrong first.
+    #[inline]
+    pub fn new_checked(buffer: T) -> Result<Self> {
+        let bytes = buffer.as_ref();
+        let bth = bth::Packet::new_checked(bytes)?;
+        if bth.version() != 0 {
+            return Err(Error::Version(bth.version()));
+        }
+        let opcode = Opcode::from_byte(bth.opcode()).ok_or(Error::Opcode(bth.opcode()))?;
+        let fixed = bth::LEN + opcode.headers_len() + ICRC_LEN;
+        let Some(payload) = bytes.len().checked_sub(fixed) else {
+            return Err(Error::Truncated { header: "packet", wants: fixed, has: bytes.len() });
+        };
+        let pad = bth.pad();
+        let fits = match opcode.service() {
+            Service::Cnp => pad == 0 && payload == CNP_PADDING,
+            // The payload is filled up to a multiple of four (9.4.1, "pad count").
+            _ if opcode.has_payload() => payload >= usize::from(pad) && payload.is_multiple_of(4),
+            _ => payload == 0 && pad == 0,
+        };
+        if !fits {
+            return Err(Error::Payload { opcode: opcode.to_byte(), payload, pad });
+        }
+        Ok(Self { buffer, opcode })
+    }
+
+    /// The operation.
+    #[inline]
+    pub fn opcode(&self) -> Opcode {
+        self.opcode
+    }
+
+    /// The base transport header.
+    #[inline]
+    pub fn bth(&self) -> bth::Packet<&[u8]> {
+        bth::Packet::new_unchecked(self.buffer.as_ref())
+    }
+
+    #[inline]
+    fn extension(&self, header: Headers) -> Option<&[u8]> {
+        let offset = self.opcode.headers().offset_of(header)?;
+        Some(&self.buffer.as_ref()[bth::LEN + offset..])
+    }
+
+    /// The datagram header, if the operation has one.
+    #[inline]
+    pub fn deth(&self) -> Option<deth::Packet<&[u8]>> {
+        self.extension(Headers::DETH).map(deth::Packet::new_unchecked)
+    }
+
+    /// The RDMA header, if the operation has one.
+    #[inline]
+    pub fn reth(&self) -> Option<reth::Packet<&[u8]>> {
+        self.extension(Headers::RETH).map(reth::Packet::new_unchecked)
+    }
+
+    /// The atomic operation, if it is one.
+    #[inline]
+    pub fn atomic_eth(&self) -> Option<atomic_eth::Packet<&[u8]>> {
+        self.extension(Headers::ATOMIC_ETH).map(atomic_eth::Packet::new_unchecked)
+    }
+
+    /// The acknowledgement, if the operation has one.
+    #[inline]
+    pub fn aeth(&self) -> Option<aeth::Packet<&[u8]>> {
+        self.extension(Headers::AETH).map(aeth::Packet::new_unchecked)
+    }
+
+    /// The atomic operation's result, if it is one.
+    #[inline]
+    pub fn atomic_ack_eth(&self) -> Option<atomic_ack_eth::Packet<&[u8]>> {
+        self.extension(Headers::ATOMIC_ACK_ETH).map(atomic_ack_eth::Packet::new_unchecked)
+    }
+
+    /// The immediate data, if there is any.
+    #[inline]
+    pub fn imm_dt(&self) -> Option<imm_dt::Packet<&[u8]>> {
+        self.extension(Headers::IMM_DT).map(imm_dt::Packet::new_unchecked)
+    }
+
+    /// The key to invalidate, if there is one.
+    #[inline]
+    pub fn ieth(&self) -> Option<ieth::Packet<&[u8]>> {
+        self.extension(Headers::IETH).map(ieth::Packet::new_unchecked)
+    }
+
+    /// The payload, without padding.
+    #[inline]
+    pub fn payload(&self) -> &[u8] {
+        let bytes = self.buffer.as_ref();
+        let end = bytes.len() - ICRC_LEN - usize::from(self.bth().pad());
+        &bytes[bth::LEN + self.opcode.headers_len()..end]
+    }
+
+    /// The four bytes of the invariant CRC.
+    #[inline]
+    pub fn icrc(&self) -> [u8; ICRC_LEN] {
+        let bytes = self.buffer.as_ref();
+        let mut icrc = [0; ICRC_LEN];
+        icrc.copy_from_slice(&bytes[bytes.len() - ICRC_LEN..]);
+        icrc
+    }
+
+    /// What the invariant CRC covers: everything before it.
+    #[inline]
+    pub fn covered(&self) -> &[u8] {
+        let bytes = self.buffer.as_ref();
+        &bytes[..bytes.len() - ICRC_LEN]
+    }
+}
+
+/// A packet as a value. Its operation says which of the extended headers travel; the others are ignored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Repr<'a> {
+    /// Base transport header; its pad count follows from the payload when it is emitted.
+    pub bth: bth::Repr,
+    /// Datagram.
+    pub deth: Option<deth::Repr>,
+    /// Remote memory.
+    pub reth: Option<reth::Repr>,
+    /// Atomic operation.
+    pub atomic_eth: Option<atomic_eth::Repr>,
+    /// Acknowledgement.
+    pub aeth: Option<aeth::Repr>,
+    /// Atomic result.
+    pub atomic_ack_eth: Option<atomic_ack_eth::Repr>,
+    /// Immediate data.
+    pub imm_dt: Option<imm_dt::Repr>,
+    /// Key to invalidate.
+    pub ieth: Option<ieth::Repr>,
+    /// Payload without padding.
+    pub payload: &'a [u8],
+}
+
+impl<'a> Repr<'a> {
+    /// A packet without extended headers.
+    #[must_use]
+    pub const fn new(bth: bth::Repr, payload: &'a [u8]) -> Self {
+        Self {
+            bth,
+            deth: None,
+            reth: None,
+            atomic_eth: None,
+            aeth: None,
+            atomic_ack_eth: None,
+            imm_dt: None,
+            ieth: None,
+            payload,
+        }
+    }
+
+    /// From a view.
+    ///
+    /// # Errors
+    /// None that [`Packet::new_checked`] would not have reported.
+    pub fn parse<T: AsRef<[u8]>>(packet: &'a Packet<T>) -> Result<Self> {
+        Ok(Self {
+            bth: bth::Repr::parse(&packet.bth())?,
+            deth: packet.deth().map(|h| deth::Repr::parse(&h)).transpose()?,
+            reth: packet.reth().map(|h| reth::Repr::parse(&h)).transpose()?,
+            atomic_eth: packet.atomic_eth().map(|h| atomic_eth::Repr::parse(&h)).transpose()?,
+            aeth: packet.aeth().map(|h| aeth::Repr::parse(&h)).transpose()?,
+            atomic_ack_eth: packet.atomic_ack_eth().map(|h| atomic_ack_eth::Repr::parse(&h)).transpose()?,
+            imm_dt: packet.imm_dt().map(|h| imm_dt::Repr::parse(&h)).transpose()?,
+            ieth: packet.ieth().map(|h| ieth::Repr::parse(&h)).transpose()?,
+            payload: packet.payload(),
+        })
+    }
+
+    /// Bytes of the packet with padding and ICRC.
+    #[must_use]
+    pub const fn buffer_len(&self) -> usize {
+        bth::LEN + self.bth.opcode.headers_len() + self.payload.len().next_multiple_of(4) + ICRC_LEN
+    }
+
+    /// Writes the packet, with an ICRC of zero, into the first [`buffer_len`](Self::buffer_len) bytes. A header
+    /// that the operation needs and that is not given is zero.
+    ///
+    /// # Panics
+    /// If the buffer is shorter.
+    pub fn emit(&self, buffer: &mut [u8]) {
+        let buffer = &mut buffer[..self.buffer_len()];
+        buffer.fill(0);
+        let pad = (self.payload.len().next_multiple_of(4) - self.payload.len()) as u8;
+        bth::Repr { pad, ..self.bth }.emit(&mut bth::Packet::new_unchecked(&mut *buffer));
+        let headers = self.bth.opcode.headers();
+        macro_rules! emit {
+            ($($field:ident $set:ident;)*) => {$(
+                if let (Some(at), Some(repr)) = (headers.offset_of(Headers::$set), &self.$field) {
+                    repr.emit(&mut $field::Packet::new_unchecked(&mut buffer[bth::LEN + at..]));
+                }
+            )*};
+        }
+        emit! {
+            deth DETH;
+            reth RETH;
+            atomic_eth ATOMIC_ETH;
+            aeth AETH;
+            atomic_ack_eth ATOMIC_ACK_ETH;
+            imm_dt IMM_DT;
+            ieth IETH;
+        }
+        let start = bth::LEN + self.bth.opcode.headers_len();
+        buffer[start..start + self.payload.len()].copy_from_slice(self.payload);
+    }
+}
