@@ -286,34 +286,78 @@ causes! {
     21 EventNumberOverflow = "event numbers exceed 64 bits", "first event";
     22 Interrupted = "card was stopped while the command ran", "zero";
     23 KernelFailed = "kernel failed by a fault of its own", "the kernel";
+    24 KernelTrapped = "kernel trapped", "number of the trap; see the kernels' documentation";
+    25 FuelExhausted = "kernel used up its fuel", "the fuel given";
+    26 DeadlineExceeded = "kernel ran longer than its deadline", "the deadline [ns]";
+    27 ForeignMemory = "kernel reached for memory outside its banks", "offset of the access";
+    28 KernelTooLarge = "kernel, or the memory that it wants, is too large", "its size [bytes]";
+    29 KernelFormat = "image is no kernel that this card can load", "its first 8 bytes, or zero";
+    30 KernelHash = "image has another hash than its control registers say", "hash of the image";
+    31 ImageOutsideMemory = "kernel image is outside card memory", "offset of the image";
+    32 NoSuchBank = "banks name one that the card does not have", "the banks";
+    33 RegionBusy = "region is running", "state of the region";
+    34 RegionEmpty = "region has no kernel loaded", "state of the region";
+    35 UnknownCommand = "command has no meaning", "the doorbell";
+    36 Argument = "kernel refuses an argument", "number of the argument word";
+    37 NoSuchRegion = "card does not have the region", "number of the region";
+    38 KernelUnresumable = "kernel cannot go on from these state words", "the first of them";
+    39 CopyOperation = "copy descriptor has an unknown operation", "the operation";
+    40 CopyOutsideMemory = "copy leaves card memory", "offset of the local range";
+    41 CopyPeer = "copy names a peer that is not connected", "number of the peer";
+    42 CopyRefused = "the other card refused the copy: its key has ended or the range is not the key's", "status of the work completion";
+    43 CopyPeerLost = "the other card does not answer", "status of the work completion";
+    44 CopyRingOverrun = "copy producer is further ahead than the ring has slots", "`copy_producer`";
+    45 PeerAddress = "address of a peer is not `host:port`", "number of the peer";
+    46 PeerUnreachable = "other card could not be reached or refused", "number of the peer";
+    47 LeaseExpired = "holder of the lease did not renew it", "epoch of the lease";
+    48 LeaseRevoked = "lease was revoked", "epoch of the lease";
+    49 HolderLost = "connection of the holder of the lease ended", "epoch of the lease";
+    50 LeaseWord = "lease word was written by somebody who may not", "the word";
+    51 WindowRefused = "device refused to register a window", "error number of the system";
+    52 BanksRefused = "banks are not granted to the region", "the banks";
 }
 
-macro_rules! statuses {
-    ($($code:literal $name:ident = $doc:literal;)+) => {
-        /// What a card does now.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Defines an enumeration whose values stand in registers or messages, and its table.
+macro_rules! numbered {
+    ($(#[$meta:meta])* $enum:ident $table:ident { $($code:literal $name:ident = $doc:literal;)+ }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u32)]
-        pub enum Status {
+        pub enum $enum {
             $(#[doc = $doc] $name = $code,)+
         }
 
-        /// Every status, for the documentation.
-        pub const STATUSES: &[Code] = &[$(Code {
+        #[doc = concat!("Every value of [`", stringify!($enum), "`], for the documentation.")]
+        pub const $table: &[$crate::command::Code] = &[$($crate::command::Code {
             code: $code,
             name: stringify!($name),
             doc: $doc,
         }),+];
+
+        impl $enum {
+            /// The value with this number, if there is one.
+            pub const fn from_code(code: u32) -> Option<$enum> {
+                match code {
+                    $($code => Some($enum::$name),)+
+                    _ => None,
+                }
+            }
+        }
     };
 }
 
-statuses! {
+pub(crate) use numbered;
+
+numbered! {
+    /// What a card does now.
+    Status STATUSES {
     0 Starting = "not ready yet";
     1 Closed = "running, with no rings open";
     2 Idle = "waiting for commands";
     3 Busy = "running a kernel";
     4 Faulted = "the rings failed, see `ring_fault`; a new configuration recovers";
     5 Stopped = "ended";
-}
+}}
 
 /// Defines the bits of a register or field, one constant each, and their table.
 macro_rules! bits {
@@ -339,6 +383,9 @@ bits! {
     CAPABILITIES: u64 {
         0 CAPABILITY_INTERRUPT_FD = "completions can signal a file descriptor (`interrupt_arm`)";
         1 CAPABILITY_VECTOR = "the kernels use the vector unit of the processor";
+        2 CAPABILITY_NETWORK = "the card has a verbs device of its own and serves nodes over the network";
+        3 CAPABILITY_SPINS = "the card looks at its doorbells all the time; without it, a doorbell that is rung by RDMA needs immediate data";
+        4 CAPABILITY_LEASE_ONLY = "kernels run for the holder of the lease only";
     }
 }
 

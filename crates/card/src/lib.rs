@@ -62,6 +62,7 @@ mod memory;
 mod name;
 mod os;
 pub mod reference;
+pub mod region;
 pub mod registers;
 mod ring;
 mod serve;

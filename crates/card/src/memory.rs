@@ -68,7 +68,7 @@ impl Memory {
     }
 
     /// Card memory of `bytes` bytes without a card, for running kernels by themselves.
-    pub(crate) fn anonymous(bytes: u64) -> Result<Memory, OsError> {
+    pub fn anonymous(bytes: u64) -> Result<Memory, OsError> {
         let memory = Memfd::sealed("millstream-card-memory", bytes as usize).doing("make card memory")?;
         Ok(Memory::new(memory.map().doing("map card memory")?))
     }

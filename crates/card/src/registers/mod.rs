@@ -1,17 +1,25 @@
 //! The register file of a card, BAR0, written down once.
 //!
-//! `register_map!` below is the only list of registers. It generates the accessors of
-//! [`Registers`], the table [`REGISTERS`] and, through [`crate::reference`], the page
-//! `docs/registers.md`.
+//! [`map`] is the only list of registers. It generates the accessors of [`Registers`] and [`Region`],
+//! the offsets that remote nodes use ([`at`], [`region_at`]) and, through [`crate::reference`], the page
+//! `docs/registers.md` and the header `include/millstream_card.h`.
 //!
 //! A register is a 32- or 64-bit little-endian word in a page that card and users share. Registers
 //! of one writer share cache lines with each other and with nobody else's. The card keeps its own
 //! state privately and only publishes it here: whatever a user scribbles over the card's registers
 //! misleads that user, never the card.
 
+mod map;
+
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use millstream_shm::Mapping;
+
+pub use map::{
+    BLOCKS, CONTROL_WINDOW, COPY_RING, COPY_SLOTS, LEASE_PAGE, MAX_BANKS, MAX_CHUNKS, MAX_PEERS, MAX_REGIONS,
+    PEER_BYTES, PEER_TABLE, REGION_CONTROL, REGION_CONTROL_REGISTERS, REGION_STATE, REGION_STATE_REGISTERS,
+    REGION_STRIDE, REGISTERS, WORDS, at, control_at, region_at, state_at,
+};
 
 /// Size of BAR0 [bytes].
 pub const BAR0_BYTES: usize = 64 << 10;
@@ -29,7 +37,7 @@ pub const MAX_KERNELS: usize = 64;
 pub const MAGIC: u64 = u64::from_le_bytes(*b"MSTRCARD");
 
 /// Version of the register map, the command format and the connection messages.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Width of a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,12 +76,21 @@ pub struct Register {
     pub offset: usize,
     /// Name, as in the accessor and the documentation.
     pub name: &'static str,
-    /// Width.
+    /// Width of one word.
     pub width: Width,
+    /// Words, one after the other.
+    pub count: usize,
     /// Who writes it.
     pub writer: Writer,
     /// What it holds.
     pub doc: &'static str,
+}
+
+impl Register {
+    /// Its size, all words [bytes].
+    pub const fn bytes(&self) -> usize {
+        self.width.bytes() * self.count
+    }
 }
 
 /// A group of registers with one purpose.
@@ -83,101 +100,6 @@ pub struct Group {
     pub title: &'static str,
     /// The registers, by offset.
     pub registers: &'static [Register],
-}
-
-macro_rules! register_map {
-    ($($title:literal { $(
-        $offset:literal $name:ident: $width:ident $writer:ident = $($doc:literal)+;
-    )+ })+) => {
-        /// Every register, by group.
-        pub const REGISTERS: &[Group] = &[$(Group {
-            title: $title,
-            registers: &[$(Register {
-                offset: $offset,
-                name: stringify!($name),
-                width: Width::$width,
-                writer: Writer::$writer,
-                doc: concat!($($doc),+),
-            }),+],
-        }),+];
-
-        impl Registers {
-            $($(
-                #[doc = concat!($($doc),+)]
-                pub fn $name(&self) -> register_map!(@type $width) {
-                    register_map!(@word self, $width, $offset)
-                }
-            )+)+
-        }
-    };
-    (@type U32) => { &AtomicU32 };
-    (@type U64) => { &AtomicU64 };
-    (@word $self:ident, U32, $offset:literal) => { $self.mapping.word32($offset) };
-    (@word $self:ident, U64, $offset:literal) => { $self.mapping.word64($offset) };
-}
-
-register_map! {
-    "Identity" {
-        0x000 magic: U64 Card = "The bytes `MSTRCARD`, written last: a card whose magic is right "
-            "is complete.";
-        0x008 version: U32 Card = "Version of this map and of the command format.";
-        0x00c process: U32 Card = "Process id of an emulated card.";
-        0x010 capabilities: U64 Card = "What this card can do, one bit each; see Capabilities.";
-        0x018 memory_bytes: U64 Card = "Size of card memory [bytes].";
-        0x020 bank_bytes: U64 Card = "Size of one memory bank [bytes].";
-        0x028 bank_count: U32 Card = "Number of memory banks; bank `i` starts at `i` × `bank_bytes`.";
-        0x02c kernel_count: U32 Card = "Entries of the kernel directory.";
-    }
-    "State" {
-        0x040 status: U32 Card = "What the card does now; see Status.";
-        0x044 error_cause: U32 Card = "Cause of the latest error; see Causes.";
-        0x048 error_detail: U64 Card = "The offending value of the latest error.";
-        0x050 errors: U64 Card = "Errors since the card started.";
-        0x058 heartbeat: U64 Card = "Grows while the card is alive: with each event that a kernel "
-            "handles and at least every heartbeat period while it waits.";
-    }
-    "Ring configuration" {
-        0x080 command_base: U64 User = "Place of the command ring in card memory [bytes], a "
-            "multiple of 64.";
-        0x088 completion_base: U64 User = "Place of the completion ring in card memory [bytes], a "
-            "multiple of 64.";
-        0x090 ring_slots: U32 User = "Entries of each of the two rings, a power of two.";
-        0x094 ring_generation: U32 User = "Any new non-zero value makes the card read this "
-            "configuration and start over with empty rings; zero closes the rings. Ring the "
-            "doorbell afterwards.";
-    }
-    "Doorbell" {
-        0x0c0 producer: U64 User = "Commands written since the ring was opened.";
-        0x0c8 doorbell: U32 User = "Add one after each change of `producer` or of the "
-            "configuration; then, if `sleeping` is set, wake the word as a shared futex.";
-        0x0cc interrupt_waiters: U32 Both = "Number of processes that sleep on `interrupt`; zero "
-            "saves the card a system call per completion.";
-        0x0d0 interrupt_arm: U32 Both = "Set to one for one signal on the interrupt descriptor at "
-            "the next completion; the card clears it.";
-    }
-    "Ring progress" {
-        0x100 ring_active: U32 Card = "The `ring_generation` that the card has taken up.";
-        0x104 ring_fault: U32 Card = "Why the rings of `ring_active` do not run, zero if they do; "
-            "see Causes.";
-        0x108 consumer: U64 Card = "Commands fetched since the ring was opened.";
-        0x110 completed: U64 Card = "Completion entries written since the ring was opened; entry "
-            "`n` is at `n` modulo `ring_slots`.";
-        0x118 interrupt: U32 Card = "Changes with every completion and every change of the rings; "
-            "wait on it as a shared futex.";
-        0x11c sleeping: U32 Card = "One while the card sleeps on `doorbell`.";
-    }
-    "Performance counters" {
-        0x140 commands: U64 Card = "Commands completed, failed ones included.";
-        0x148 failed_commands: U64 Card = "Commands completed with an error.";
-        0x150 events: U64 Card = "Events that kernels have handled.";
-        0x158 fragments: U64 Card = "Fragments that kernels have found for them.";
-        0x160 payload_bytes: U64 Card = "Payload of the fragments that kernels have read [bytes].";
-        0x168 corrupt_fragments: U64 Card = "Fragments whose checksum was wrong.";
-        0x170 decisions_set: U64 Card = "Decision bits that kernels have set.";
-        0x178 kernel_busy_ns: U64 Card = "Time that kernels ran [ns].";
-        0x180 doorbells: U64 Card = "Rings of the doorbell that the card has noticed.";
-        0x188 interrupts: U64 Card = "Interrupts raised.";
-    }
 }
 
 /// Accesses to registers that the map does not have.
@@ -199,14 +121,56 @@ pub enum RegisterError {
     },
 }
 
-/// Finds a register by its offset.
-pub fn find(offset: usize) -> Option<&'static Register> {
-    all().find(|register| register.offset == offset)
+/// Groups of registers that occur once or several times at equal distances.
+#[derive(Clone, Copy, Debug)]
+pub struct Block {
+    /// Title in the documentation.
+    pub title: &'static str,
+    /// What one occurrence is called, if there are several.
+    pub name: &'static str,
+    /// Where the first one starts in BAR0 [bytes].
+    pub base: usize,
+    /// From one to the next [bytes].
+    pub stride: usize,
+    /// How many there are.
+    pub count: usize,
+    /// The registers; their offsets count from the start of an occurrence.
+    pub groups: &'static [Group],
 }
 
-/// Every register in the order of the map.
+/// A word of BAR0: its register, and which one of its words and of its block it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Word {
+    /// The register.
+    pub register: &'static Register,
+    /// Which occurrence of the block.
+    pub instance: usize,
+    /// Which word of the register.
+    pub index: usize,
+}
+
+/// Finds the register that has a word at this offset of BAR0.
+pub fn find(offset: usize) -> Option<Word> {
+    words().find(|(at, _)| *at == offset).map(|(_, word)| word)
+}
+
+/// Every register in the order of the map, once.
 pub fn all() -> impl Iterator<Item = &'static Register> {
-    REGISTERS.iter().flat_map(|group| group.registers)
+    BLOCKS.iter().flat_map(|block| block.groups).flat_map(|group| group.registers)
+}
+
+/// Every word of BAR0 that the map knows, with its offset.
+pub fn words() -> impl Iterator<Item = (usize, Word)> {
+    BLOCKS.iter().flat_map(|block| {
+        (0..block.count).flat_map(move |instance| {
+            block.groups.iter().flat_map(|group| group.registers).flat_map(move |register| {
+                (0..register.count).map(move |index| {
+                    let within = register.offset + index * register.width.bytes();
+                    (block.base + instance * block.stride + within, Word { register, instance, index })
+                })
+            })
+        })
+    })
 }
 
 /// BAR0 of one card, mapped.
@@ -221,6 +185,33 @@ impl Registers {
         Registers { mapping }
     }
 
+    pub(crate) fn word32(&self, offset: usize) -> &AtomicU32 {
+        self.mapping.word32(offset)
+    }
+
+    pub(crate) fn word64(&self, offset: usize) -> &AtomicU64 {
+        self.mapping.word64(offset)
+    }
+
+    /// The registers of a region.
+    ///
+    /// # Panics
+    /// If there can be no such region.
+    pub fn region(&self, index: usize) -> Region<'_> {
+        assert!(index < MAX_REGIONS, "a card has at most {MAX_REGIONS} regions");
+        Region { registers: self, base: REGION_CONTROL + index * REGION_STRIDE }
+    }
+
+    /// Copies bytes out of BAR0, word by word.
+    ///
+    /// # Panics
+    /// If the range is not in BAR0 or not of whole words of 8 bytes.
+    pub fn read_bytes(&self, offset: usize, out: &mut [u8]) {
+        for (index, bytes) in out.chunks_exact_mut(8).enumerate() {
+            bytes.copy_from_slice(&self.word64(offset + 8 * index).load(Ordering::Relaxed).to_le_bytes());
+        }
+    }
+
     /// Address of the first byte, for calls that take a pointer. Valid as long as this value lives.
     pub fn as_ptr(&self) -> *mut u8 {
         self.mapping.base()
@@ -228,7 +219,7 @@ impl Registers {
 
     /// Reads the register at `offset`, widened to 64 bits.
     pub fn reg_read(&self, offset: usize) -> Result<u64, RegisterError> {
-        let register = find(offset).ok_or(RegisterError::NoSuchRegister(offset))?;
+        let Word { register, .. } = find(offset).ok_or(RegisterError::NoSuchRegister(offset))?;
         Ok(match register.width {
             Width::U32 => self.mapping.word32(offset).load(Ordering::Acquire).into(),
             Width::U64 => self.mapping.word64(offset).load(Ordering::Acquire),
@@ -237,7 +228,7 @@ impl Registers {
 
     /// Writes the register at `offset` as a user may: registers of the card are refused.
     pub fn reg_write(&self, offset: usize, value: u64) -> Result<(), RegisterError> {
-        let register = find(offset).ok_or(RegisterError::NoSuchRegister(offset))?;
+        let Word { register, .. } = find(offset).ok_or(RegisterError::NoSuchRegister(offset))?;
         if register.writer == Writer::Card {
             return Err(RegisterError::ReadOnly(register.name));
         }
@@ -291,6 +282,23 @@ impl Registers {
     }
 }
 
+/// The registers of one region of a card.
+#[derive(Clone, Copy, Debug)]
+pub struct Region<'a> {
+    registers: &'a Registers,
+    base: usize,
+}
+
+impl Region<'_> {
+    fn word32(&self, offset: usize) -> &AtomicU32 {
+        self.registers.word32(self.base + offset)
+    }
+
+    fn word64(&self, offset: usize) -> &AtomicU64 {
+        self.registers.word64(self.base + offset)
+    }
+}
+
 /// A register file without a card, for tests of what runs inside one.
 #[cfg(test)]
 pub(crate) fn detached() -> Registers {
@@ -304,17 +312,41 @@ mod tests {
 
     #[test]
     fn registers_are_aligned_apart_and_one_writer_to_a_cache_line() {
-        let mut end = 0;
+        let mut taken = std::collections::HashSet::new();
         let mut line_owner = std::collections::HashMap::new();
-        for register in all() {
-            assert!(register.offset >= end, "{} overlaps", register.name);
-            assert_eq!(register.offset % register.width.bytes(), 0, "{}", register.name);
-            end = register.offset + register.width.bytes();
+        for (offset, Word { register, .. }) in words() {
+            let (width, name) = (register.width.bytes(), register.name);
+            assert_eq!(offset % width, 0, "{name}");
+            assert!(offset + width <= BAR0_BYTES, "{name}");
+            assert!((offset..offset + width).all(|byte| taken.insert(byte)), "{name} overlaps");
             let by_card = register.writer == Writer::Card;
-            let owner = *line_owner.entry(register.offset / 64).or_insert(by_card);
-            assert_eq!(owner, by_card, "{} shares a line with the other side", register.name);
+            let owner = *line_owner.entry(offset / 64).or_insert(by_card);
+            assert_eq!(owner, by_card, "{name} shares a line with the other side");
         }
-        assert!(end <= KERNEL_DIRECTORY);
+        for table in [
+            KERNEL_DIRECTORY..KERNEL_DIRECTORY + MAX_KERNELS * KERNEL_ENTRY_BYTES,
+            PEER_TABLE..PEER_TABLE + MAX_PEERS * PEER_BYTES,
+            COPY_RING..COPY_RING + COPY_SLOTS * 64,
+        ] {
+            assert!(table.clone().all(|byte| taken.insert(byte)), "a register lies in the table {table:x?}");
+        }
+    }
+
+    /// The holder of a lease writes what is the user's in the control window and nothing else; everybody
+    /// writes the lease words only.
+    #[test]
+    fn rights_follow_pages() {
+        for (offset, Word { register, .. }) in words() {
+            match register.writer {
+                Writer::Card => {
+                    assert!(!CONTROL_WINDOW.contains(&offset) && !LEASE_PAGE.contains(&offset));
+                }
+                Writer::User if offset >= KERNEL_DIRECTORY => assert!(CONTROL_WINDOW.contains(&offset)),
+                Writer::Both if offset >= KERNEL_DIRECTORY => assert!(LEASE_PAGE.contains(&offset)),
+                // The rings of local users, which map BAR0 as a whole.
+                Writer::User | Writer::Both => {}
+            }
+        }
     }
 
     #[test]
@@ -325,6 +357,11 @@ mod tests {
         assert_eq!(registers.producer().load(Ordering::Relaxed), 7);
         assert_eq!(registers.reg_read(producer), Ok(7));
         assert_eq!(registers.reg_read(0x004), Err(RegisterError::NoSuchRegister(4)));
+        registers.region(1).arguments(2).store(9, Ordering::Relaxed);
+        let second = REGION_CONTROL + REGION_STRIDE + region_at::arguments + 16;
+        assert_eq!(registers.reg_read(second), Ok(9));
+        let word = find(second).unwrap();
+        assert_eq!((word.register.name, word.instance, word.index), ("arguments", 1, 2));
         assert_eq!(registers.reg_write(0, 1), Err(RegisterError::ReadOnly("magic")));
         assert!(matches!(
             registers.reg_write(0x0c8, 1 << 32),

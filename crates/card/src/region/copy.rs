@@ -1,0 +1,123 @@
+//! Copy descriptors: what a card's own engine moves, inside its memory or to and from another card.
+
+use crate::command::{Cause, Fault, numbered};
+use crate::layout::layout;
+use crate::memory::Span;
+
+layout! {
+    /// A copy descriptor as it stands in the ring in BAR0.
+    pub struct RawCopy[64] {
+        0 operation: u32 = "see Copy operations";
+        4 peer: u32 = "number of the other card in the table of peers";
+        8 local: u64 = "offset in this card's memory [bytes]";
+        16 remote: u64 = "address in the other card's terms, or offset in this card's memory [bytes]";
+        24 bytes: u64 = "length [bytes]";
+        32 key: u32 = "key of the other card's window";
+        36 flags: u32 = "1: send a message when this copy is complete";
+        40 reserved: [u64; 3] = "zero";
+    }
+}
+
+numbered! {
+    /// What a copy does.
+    CopyOperation COPY_OPERATIONS {
+        1 Write = "from this card's memory to the other card's";
+        2 Read = "from the other card's memory to this card's";
+        3 Within = "from `local` to `remote`, both in this card's memory; they may not overlap";
+    }
+}
+
+/// Flag: send a message when the copy is complete.
+pub const COPY_NOTIFY: u32 = 1;
+
+/// A copy to be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copy {
+    /// What it does.
+    pub operation: CopyOperation,
+    /// The other card's number in the table of peers.
+    pub peer: u32,
+    /// The range in this card's memory.
+    pub local: Span,
+    /// Where the other end is.
+    pub remote: u64,
+    /// Key of the other card's window.
+    pub key: u32,
+    /// Whether a message is sent when it is complete.
+    pub notify: bool,
+}
+
+impl Copy {
+    /// The descriptor as it stands in the ring.
+    pub fn to_bytes(self) -> [u8; RawCopy::BYTES] {
+        RawCopy {
+            operation: self.operation as u32,
+            peer: self.peer,
+            local: self.local.offset,
+            remote: self.remote,
+            bytes: self.local.len,
+            key: self.key,
+            flags: if self.notify { COPY_NOTIFY } else { 0 },
+            reserved: [0; 3],
+        }
+        .to_bytes()
+    }
+
+    /// Reads a descriptor and checks it against a memory of `memory` bytes.
+    pub fn from_bytes(bytes: &[u8; RawCopy::BYTES], memory: u64) -> Result<Copy, Fault> {
+        let raw = RawCopy::from_bytes(bytes);
+        let operation = CopyOperation::from_code(raw.operation)
+            .ok_or(Fault::new(Cause::CopyOperation, raw.operation.into()))?;
+        if let Some(&reserved) = raw.reserved.iter().find(|&&word| word != 0) {
+            return Err(Fault::new(Cause::ReservedNotZero, reserved));
+        }
+        if raw.flags & !COPY_NOTIFY != 0 {
+            return Err(Fault::new(Cause::UnknownFlags, raw.flags.into()));
+        }
+        let local = Span::new(raw.local, raw.bytes);
+        if !local.fits(memory) {
+            return Err(Fault::new(Cause::CopyOutsideMemory, raw.local));
+        }
+        if operation == CopyOperation::Within {
+            let to = Span::new(raw.remote, raw.bytes);
+            if !to.fits(memory) || to.overlaps(local) {
+                return Err(Fault::new(Cause::CopyOutsideMemory, raw.remote));
+            }
+        }
+        Ok(Copy {
+            operation,
+            peer: raw.peer,
+            local,
+            remote: raw.remote,
+            key: raw.key,
+            notify: raw.flags & COPY_NOTIFY != 0,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn whatever_stands_in_the_ring_is_refused_or_lies_in_memory(
+            bytes: [u8; 40], operation in 0u32..5, memory in 0u64..1 << 40,
+        ) {
+            let mut raw = [0; 64];
+            raw[..40].copy_from_slice(&bytes);
+            raw[..4].copy_from_slice(&operation.to_le_bytes());
+            match Copy::from_bytes(&raw, memory) {
+                Ok(copy) => {
+                    prop_assert!(copy.local.fits(memory));
+                    prop_assert_eq!(copy.to_bytes(), raw);
+                }
+                Err(fault) => prop_assert!(matches!(
+                    fault.cause,
+                    Cause::CopyOperation | Cause::CopyOutsideMemory | Cause::UnknownFlags
+                )),
+            }
+        }
+    }
+}
