@@ -3,8 +3,10 @@
 //! Every figure stands beside a baseline that the same run measured, taken in turns with it, because
 //! machines are shared and noisy: a ratio travels, a number does not. [`Table`] prints what people
 //! read and writes what programs read; [`memory`] measures the copies that everything is held
-//! against; [`pair`] runs other people's unmodified benchmark programs over the soft device.
+//! against; [`pair`] runs other people's unmodified benchmark programs over the soft device, and [`lean`] one of
+//! our own that does as little as possible besides.
 
+pub mod lean;
 pub mod memory;
 pub mod pair;
 mod table;

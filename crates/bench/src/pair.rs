@@ -90,6 +90,19 @@ impl Pair {
         pair
     }
 
+    /// The program `millstream` at `program` as [`lean`](crate::lean) wants to be run, over the device in
+    /// `library_dir`.
+    #[must_use]
+    pub fn lean(program: &Path, arguments: &[&str], library_dir: &Path) -> Self {
+        let words = [&["bench", "lean"], arguments].concat();
+        let mut pair = Self::new(&program.display().to_string(), "nothing: it is this program", &words, &[]);
+        pair.environment = vec![
+            ("MILLSTREAM_DEVICE", "soft".to_owned()),
+            ("MILLSTREAM_LIB", library_dir.display().to_string()),
+        ];
+        pair
+    }
+
     fn new(program: &str, package: &'static str, arguments: &[&str], client: &[&str]) -> Self {
         let owned = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
         Self {

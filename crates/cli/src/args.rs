@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use millstream_bench::lean::Operation;
 use millstream_rdma::device::Choice;
 
 /// Build detector events across nodes with one-sided RDMA, straight into accelerator memory.
@@ -152,7 +153,7 @@ pub(crate) struct BenchOptions {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchWhat {
-    /// The soft device, by Debian's perftest
+    /// The soft device, by Debian's perftest, UCX and a loop that only posts and polls
     Verbs {
         /// Interleaved rounds; medians are printed
         #[arg(long, default_value_t = 5)]
@@ -172,6 +173,9 @@ pub(crate) enum BenchWhat {
         /// Queue pairs
         pairs: usize,
     },
+    /// One side of a loop that only posts and polls, started by `verbs`; without HOST it lends its memory
+    #[command(hide = true)]
+    Lean(LeanOptions),
     /// The event builder, by number of units, batch size and kernel
     Evb {
         /// Runs of each case; medians are printed
@@ -181,4 +185,32 @@ pub(crate) enum BenchWhat {
         #[arg(long, default_value_t = 0.7, value_name = "SECONDS")]
         seconds: f64,
     },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LeanOptions {
+    /// write, read, send or latency
+    #[arg(value_parser = operation)]
+    pub(crate) operation: Operation,
+    /// Where the other side listens
+    pub(crate) host: Option<String>,
+    /// On which port
+    #[arg(short, long)]
+    pub(crate) port: u16,
+    /// Bytes of a request
+    #[arg(short, long, default_value_t = 8)]
+    pub(crate) size: u32,
+    /// Requests of one call, a power of two
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub(crate) list: usize,
+    /// Copy the data while it is posted
+    #[arg(long)]
+    pub(crate) inline: bool,
+}
+
+fn operation(name: &str) -> Result<Operation, String> {
+    let known = Operation::NAMES.iter().find(|(known, _)| *known == name);
+    known
+        .map(|(_, operation)| *operation)
+        .ok_or_else(|| format!("one of {}", Operation::NAMES.map(|(known, _)| known).join(", ")))
 }

@@ -6,14 +6,20 @@ mod scale;
 use std::error::Error;
 use std::process::ExitCode;
 
-use crate::args::{BenchOptions, BenchWhat};
+use millstream_bench::lean::{self, Loop};
+use millstream_bench::verbs;
+
+use crate::args::{BenchOptions, BenchWhat, LeanOptions};
 use crate::run::library_dir;
 
 pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
     let (name, table) = match &options.what {
-        BenchWhat::Verbs { rounds } => ("verbs", millstream_bench::verbs::run(&library_dir()?, *rounds)?),
+        BenchWhat::Verbs { rounds } => {
+            ("verbs", verbs::run(&std::env::current_exe()?, &library_dir()?, *rounds)?)
+        }
         BenchWhat::Evb { rounds, seconds } => ("evb", evb::run(&options.out, *rounds, *seconds)?),
         BenchWhat::Scale { rounds } => ("scale", scale::run(*rounds)?),
+        BenchWhat::Lean(options) => return lean(options).map(|()| ExitCode::SUCCESS),
         BenchWhat::ScaleClient { address, pairs } => {
             return scale::client(address, *pairs).map(|()| ExitCode::SUCCESS);
         }
@@ -23,4 +29,13 @@ pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
     table.write(&path)?;
     println!("written to {}", path.display());
     Ok(ExitCode::SUCCESS)
+}
+
+fn lean(options: &LeanOptions) -> Result<(), Box<dyn Error>> {
+    let LeanOptions { operation, size, list, inline, port, .. } = *options;
+    let what = Loop { operation, size, list, inline };
+    match &options.host {
+        None => lean::serve(port, &what),
+        Some(host) => lean::measure(host, port, &what),
+    }
 }

@@ -72,6 +72,12 @@ impl QueuePair {
         self.number
     }
 
+    /// The queue pair as the C interface knows it, valid while this lives: for programs that make their requests
+    /// themselves.
+    pub fn as_raw(&self) -> NonNull<ibv_qp> {
+        self.raw
+    }
+
     /// The peer, for messages.
     pub fn peer(&self) -> &str {
         &self.peer
