@@ -19,7 +19,7 @@ LIB_LDFLAGS := -shared -Wl,--gc-sections -Wl,--no-undefined-version \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test soak bench bench-verbs bench-evb bench-scale conformance lint build lib FORCE
+.PHONY: help setup demo test soak bench bench-verbs bench-evb bench-card bench-scale conformance lint build lib FORCE
 
 # Debian packages: what building needs, then what tests and benchmarks run or read results with.
 PACKAGES := gcc libc6-dev pkg-config cmake libclang-dev libibverbs-dev libhdf5-dev \
@@ -46,6 +46,14 @@ bench-verbs: build ## measure the soft device by perftest and UCX
 
 bench-evb: build ## measure the event builder
 	$(TARGET_DIR)/release/millstream bench evb
+
+bench-card: build target/bench/venv/ready ## measure the cards and the stencil kernel, beside C, numba and numpy
+	$(TARGET_DIR)/release/millstream bench stencil
+
+# Without an index to install from, the benchmark runs without the Python programs and says so.
+target/bench/venv/ready: crates/bench/src/stencil/requirements.txt
+	@mkdir -p $(@D)
+	-python3 -m venv target/bench/venv && target/bench/venv/bin/pip install --quiet --requirement $< && touch $@
 
 conformance: build ## run other people's verbs programs; docs/conformance.md
 	$(CARGO) build --release -p millstream-conformance

@@ -9,6 +9,7 @@
 pub mod lean;
 pub mod memory;
 pub mod pair;
+pub mod stencil;
 mod table;
 pub mod verbs;
 

@@ -159,6 +159,18 @@ pub(crate) enum BenchWhat {
         #[arg(long, default_value_t = 5)]
         rounds: usize,
     },
+    /// The stencil kernel, beside C, numba and numpy
+    Stencil {
+        /// Rows and columns of the grid
+        #[arg(long, default_value_t = 8192)]
+        side: usize,
+        /// Interleaved rounds; medians are printed
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+        /// A Python with numpy and numba [default: venv/bin/python in the results' folder, if it is there]
+        #[arg(long, value_name = "PROGRAM")]
+        python: Option<PathBuf>,
+    },
     /// What the device costs as it grows: queue pairs, processes
     Scale {
         /// Interleaved rounds; medians are printed
