@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
+use millstream_shm::ports;
+
 use crate::client::{Case, Client, Ready};
 use crate::process::{self, Program};
 
@@ -80,7 +82,7 @@ impl<'a> Bench<'a> {
 
     /// Starts the processes and waits until they have ended: by themselves, or with the case's time.
     fn processes(&self, case: &Case, server_log: &Path, client_log: &Path) -> io::Result<Outcome> {
-        let port = process::free_port()?;
+        let port = ports::free()?;
         let mut env = case.template.env.clone();
         env.extend(case.env.clone());
         for value in env.values_mut() {
@@ -173,7 +175,7 @@ fn ready(server: &mut Program, when: Ready, port: u16) -> io::Result<bool> {
             let time = Duration::from_millis(time);
             Ok(server.wait_until(Instant::now() + time)?.is_none())
         }
-        Ready::Listens => once(server, || process::listens(port)),
+        Ready::Listens => once(server, || ports::is_listened_to(port)),
         Ready::Manages => once(server, || process::listens_by_rdma_cm(port)),
     }
 }

@@ -6,12 +6,12 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
-use std::net::TcpListener;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use millstream_shm::socket;
 use rustix::process::{
     Pid, Signal, WaitOptions, getpid, kill_process, kill_process_group, set_child_subreaper, wait,
 };
@@ -130,35 +130,10 @@ fn descendants() -> io::Result<Vec<Pid>> {
     Ok(family[1..].iter().filter_map(|pid| Pid::from_raw(*pid)).collect())
 }
 
-/// A TCP port that nobody uses now.
-pub(crate) fn free_port() -> io::Result<u16> {
-    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
-}
-
-/// Whether somebody listens on the port. Nobody is connected to: most servers serve the first who comes.
-pub(crate) fn listens(port: u16) -> bool {
-    let needle = format!(":{port:04X}");
-    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
-        fs::read_to_string(table).is_ok_and(|text| {
-            text.lines().any(|line| {
-                let mut fields = line.split_whitespace().skip(1);
-                // Local address, remote address, state; 0A is LISTEN.
-                fields.next().is_some_and(|local| local.ends_with(&needle)) && fields.nth(1) == Some("0A")
-            })
-        })
-    })
-}
-
 /// Whether somebody listens on the port of rdma_cm: a name in docs/rdma-cm.md.
 pub(crate) fn listens_by_rdma_cm(port: u16) -> bool {
     let port = format!("/{port}/");
-    fs::read_to_string("/proc/net/unix").is_ok_and(|text| {
-        text.lines().any(|line| {
-            // Address, references, protocol, flags (00010000 for a listener), and the name at the end.
-            let accepts = line.split_whitespace().nth(3) == Some("00010000");
-            accepts && line.contains("@millstream/") && line.contains("/cm/") && line.contains(&port)
-        })
-    })
+    socket::names_with("millstream/").iter().any(|name| name.contains("/cm/") && name.contains(&port))
 }
 
 #[cfg(test)]
@@ -192,14 +167,5 @@ pub(crate) mod tests {
         assert!(program.wait_until(Instant::now()).unwrap().is_none());
         program.kill();
         assert!(!program.ended().unwrap().unwrap().success());
-    }
-
-    #[test]
-    fn a_listener_is_seen() {
-        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        let port = listener.local_addr().unwrap().port();
-        assert!(listens(port));
-        drop(listener);
-        assert!(!listens(port));
     }
 }

@@ -1,9 +1,10 @@
 //! Other people's benchmark programs as they are: a server and a client, two processes, one measurement.
 
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
+
+use millstream_shm::ports;
 
 /// A measurement could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -147,9 +148,10 @@ impl Pair {
         if !is_installed(&self.program) {
             return Err(missing(std::io::ErrorKind::NotFound.into()));
         }
-        let port = free_port().map_err(missing)?;
+        let port = ports::free().map_err(missing)?;
         let mut server = self.command(port, None).spawn().map_err(missing)?;
-        wait_for_listener(port);
+        // A server that ended instead is found when the client is done.
+        let _ = ports::wait_for_listener(port, Duration::from_secs(10));
         let client = self.command(port, Some("localhost")).spawn().map_err(missing)?;
         let client = self.finish(client, "client");
         if client.is_err() {
@@ -229,29 +231,6 @@ fn cores() -> Vec<usize> {
         Some(number(first)?..=number(last)?)
     };
     list.split(',').filter_map(range).flatten().collect()
-}
-
-fn free_port() -> std::io::Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
-}
-
-/// Waits until somebody listens on the port, without connecting: perftest takes its first
-/// connection for the client.
-fn wait_for_listener(port: u16) {
-    let needle = format!(":{port:04X} 00000000");
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while Instant::now() < deadline {
-        let listening = ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
-            std::fs::read_to_string(table).is_ok_and(|text| {
-                text.lines()
-                    .any(|line| line.contains(&needle) && line.split_whitespace().nth(3) == Some("0A"))
-            })
-        });
-        if listening {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 #[cfg(test)]

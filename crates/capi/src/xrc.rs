@@ -99,7 +99,10 @@ pub(crate) unsafe fn create_receiver(
     }
     // SAFETY: the caller vouches for the domain.
     let inner = Qp::for_domain(unsafe { &XrcdObject::of(init.xrcd).inner })?;
-    Ok(qp::publish(base(context, init.qp_context), inner, None, None))
+    // It belongs to no protection domain, but shows the one that was named: librdmacm makes the shared receive
+    // queue of the connection in it.
+    let pd = if init.comp_mask & IBV_QP_INIT_ATTR_PD != 0 { init.pd } else { ptr::null_mut() };
+    Ok(qp::publish(ibv_qp { pd, ..base(context, init.qp_context) }, inner, None, None))
 }
 
 fn base(context: *mut ibv_context, qp_context: *mut std::ffi::c_void) -> ibv_qp {

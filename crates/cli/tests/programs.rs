@@ -8,22 +8,12 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::{finish, free_port, start};
+use millstream_shm::ports;
 
-/// Waits until somebody listens, without connecting: the programs serve the first who does.
+/// Waits until somebody listens on the port.
 fn wait_for_listener(port: &str) {
-    let needle = format!(":{:04X}", port.parse::<u16>().unwrap());
-    let listens = |table: &str| {
-        std::fs::read_to_string(table).is_ok_and(|text| {
-            text.lines().any(|line| {
-                let fields: Vec<&str> = line.split_whitespace().collect();
-                fields.get(1).is_some_and(|local| local.ends_with(&needle)) && fields.get(3) == Some(&"0A")
-            })
-        })
-    };
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !listens("/proc/net/tcp") && !listens("/proc/net/tcp6") && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let port = port.parse().expect("a port");
+    assert!(ports::wait_for_listener(port, Duration::from_secs(20)), "nobody listens on port {port}");
 }
 
 /// Server and client of a program; what the client printed.

@@ -9,6 +9,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use common::{finish, free_port, start};
+use millstream_shm::socket;
 
 fn succeeds(words: &[&str]) -> String {
     finish(start(words)).unwrap_or_else(|error| panic!("{words:?}: {error}"))
@@ -18,11 +19,8 @@ fn succeeds(words: &[&str]) -> String {
 fn wait_for_listener(port: &str) {
     let name = format!("/{port}/");
     let listens = || {
-        let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
-        sockets.lines().any(|line| {
-            let accepts = line.split_whitespace().nth(3) == Some("00010000");
-            accepts && line.contains("@millstream/") && line.contains("/cm/") && line.contains(&name)
-        })
+        let names = socket::names_with("millstream/");
+        names.iter().any(|held| held.contains("/cm/") && held.contains(&name))
     };
     let deadline = Instant::now() + Duration::from_secs(20);
     while !listens() && Instant::now() < deadline {
@@ -80,6 +78,17 @@ fn perftest_connects_by_rdma_cm() {
             rows.filter_map(|row| row.split_whitespace().nth(1)?.parse::<u32>().ok()).collect();
         assert_eq!(counts, [1000], "{tool}:\n{client}");
     }
+}
+
+/// Both ends of an extended connection, with the shared receive queue's number in the private data.
+#[test]
+fn extended_connections_carry_messages() {
+    let (server, client) = pair(
+        &["rdma_xserver", "-c", "x", "-p", "PORT"],
+        &["rdma_xclient", "-c", "x", "-s", "127.0.0.1", "-p", "PORT"],
+    );
+    assert!(server.contains("rdma_xserver: end 0"), "{server}");
+    assert!(client.contains("rdma_xclient: end 0"), "{client}");
 }
 
 #[test]

@@ -11,6 +11,7 @@
 //! - [`LeaseLock`]: a lock in shared memory that a survivor can take from a dead holder;
 //! - [`barrier`]: an asymmetric fence, free for the fast side;
 //! - [`relocate`]: private pages become shared pages, in place;
+//! - [`ports`]: who listens on TCP;
 //! - [`thread`]: threads that stay out of the application's way;
 //! - [`Null`] and [`present()`]: memory that holds nothing, and pages that are made ready;
 //! - [`vm`]: copies between address spaces where memory cannot be mapped.
@@ -26,6 +27,7 @@ pub mod maps;
 mod memfd;
 mod null;
 mod poll;
+pub mod ports;
 mod present;
 pub mod relocate;
 pub mod socket;

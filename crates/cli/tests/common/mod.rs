@@ -1,8 +1,10 @@
 //! Programs started by `millstream run`.
 
-use std::net::TcpListener;
-use std::process::{Child, Command, Output, Stdio};
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+use millstream_shm::ports;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -17,7 +19,20 @@ pub(crate) fn start(program: &[&str]) -> Child {
         .expect("the program starts")
 }
 
+/// Waits for the end, and says what was printed; after a minute the program is killed.
 pub(crate) fn finish(mut child: Child) -> Result<String, String> {
+    // Read all the time: a program that has filled a pipe waits.
+    let printed = [
+        child.stdout.take().map(|from| Box::new(from) as Box<dyn Read + Send>),
+        child.stderr.take().map(|from| Box::new(from) as Box<dyn Read + Send>),
+    ]
+    .map(|from| {
+        std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            from.map(|mut from| from.read_to_end(&mut bytes));
+            String::from_utf8_lossy(&bytes).into_owned()
+        })
+    });
     let deadline = Instant::now() + LIMIT;
     while child.try_wait().expect("our own child").is_none() {
         if Instant::now() > deadline {
@@ -26,12 +41,12 @@ pub(crate) fn finish(mut child: Child) -> Result<String, String> {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    let Output { status, stdout, stderr } = child.wait_with_output().expect("our own child");
-    let text = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    let status = child.wait().expect("our own child");
+    let text: String = printed.map(|text| text.join().expect("a reader does not panic")).concat();
     if status.success() { Ok(text) } else { Err(format!("{status}\n{text}")) }
 }
 
 /// A port that is free for TCP, and so most likely for the connection manager.
 pub(crate) fn free_port() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
+    ports::free().expect("a port").to_string()
 }

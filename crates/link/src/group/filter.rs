@@ -1,0 +1,135 @@
+//! The program that tells the kernel which process a datagram is for.
+//!
+//! A classic BPF program (bpf(2) calls it cBPF; Documentation/networking/filter.rst) at a group of sockets on one port
+//! is given the UDP payload and answers with a place in the group. It reads the destination
+//! queue pair number from the base transport header, whose high bits say which process it belongs to, and
+//! finds the process's place by binary search.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use crate::QPN_INDEX_BITS;
+
+/// Where the base transport header has the word with the destination queue pair number.
+const QPN_WORD: u32 = 4;
+
+const LOAD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
+const SHIFT_RIGHT: u16 = (libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K) as u16;
+const JUMP: u16 = (libc::BPF_JMP | libc::BPF_JA) as u16;
+const IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+const IF_AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
+const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+
+/// The kernel's limit, `BPF_MAXINSNS`.
+const LONGEST: usize = 4096;
+
+fn instruction(code: u16, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
+    libc::sock_filter { code, jt, jf, k }
+}
+
+/// Steers datagrams for each `(block, place)`, in the order of blocks; everything else goes to place zero, as do
+/// datagrams that are too short (a load beyond the end answers zero).
+fn program(places: &[(u16, u16)]) -> Vec<libc::sock_filter> {
+    let mut program = vec![
+        instruction(LOAD_WORD, QPN_WORD, 0, 0),
+        instruction(AND, 0xff_ffff, 0, 0),
+        instruction(SHIFT_RIGHT, QPN_INDEX_BITS, 0, 0),
+    ];
+    search(places, &mut program);
+    program
+}
+
+fn search(places: &[(u16, u16)], program: &mut Vec<libc::sock_filter>) {
+    if places.len() <= 2 {
+        for &(block, place) in places {
+            program.push(instruction(IF_EQUAL, block.into(), 0, 1));
+            program.push(instruction(RETURN, place.into(), 0, 0));
+        }
+        program.push(instruction(RETURN, 0, 0, 0));
+        return;
+    }
+    let (low, high) = places.split_at(places.len() / 2);
+    let mut below = Vec::new();
+    search(low, &mut below);
+    // Conditional jumps reach 255 instructions, unconditional ones any.
+    program.push(instruction(IF_AT_LEAST, high[0].0.into(), 0, 1));
+    program.push(instruction(JUMP, below.len() as u32, 0, 0));
+    program.append(&mut below);
+    search(high, program);
+}
+
+/// Replaces the program of the socket's group.
+pub(super) fn attach(socket: BorrowedFd<'_>, places: &mut [(u16, u16)]) -> io::Result<()> {
+    places.sort_unstable();
+    let mut program = program(places);
+    if program.len() > LONGEST {
+        return Err(io::Error::other(format!(
+            "{} processes share the port, which is too many",
+            places.len()
+        )));
+    }
+    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: the kernel reads the program, which lives on.
+    let failed = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_REUSEPORT_CBPF,
+            (&raw const program).cast(),
+            size_of::<libc::sock_fprog>() as u32,
+        )
+    };
+    if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    /// What the kernel would do.
+    fn run(program: &[libc::sock_filter], payload: &[u8]) -> u32 {
+        let (mut a, mut at) = (0u32, 0);
+        loop {
+            let i = program[at];
+            at += 1;
+            match i.code {
+                LOAD_WORD => match payload.get(i.k as usize..i.k as usize + 4) {
+                    Some(word) => a = u32::from_be_bytes(word.try_into().unwrap()),
+                    None => return 0,
+                },
+                AND => a &= i.k,
+                SHIFT_RIGHT => a >>= i.k,
+                JUMP => at += i.k as usize,
+                IF_EQUAL => at += usize::from(if a == i.k { i.jt } else { i.jf }),
+                IF_AT_LEAST => at += usize::from(if a >= i.k { i.jt } else { i.jf }),
+                RETURN => return i.k,
+                code => panic!("instruction {code:#x}"),
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn finds_every_process(map: BTreeMap<u16, u16>, qpn in 0u32..1 << 24) {
+            let places: Vec<_> = map.iter().map(|(b, p)| (b & 0xfff, *p)).collect::<BTreeMap<_, _>>().into_iter().collect();
+            let program = program(&places);
+            let known = places.iter().map(|(block, place)| (u32::from(*block) << 12 | 0x123, u32::from(*place)));
+            let unknown = places.iter().all(|(b, _)| u32::from(*b) != qpn >> 12).then_some((qpn, 0));
+            for (qpn, place) in known.chain(unknown) {
+                let mut bth = [0xff; 12];
+                bth[5..8].copy_from_slice(&qpn.to_be_bytes()[1..]);
+                prop_assert_eq!(run(&program, &bth), place);
+            }
+            prop_assert_eq!(run(&program, &[1; 7]), 0);
+        }
+    }
+
+    #[test]
+    fn a_thousand_processes_fit() {
+        let places: Vec<_> = (1..1024).map(|i| (i, i)).collect();
+        assert!(program(&places).len() <= LONGEST);
+    }
+}

@@ -1,0 +1,173 @@
+//! Packets that came to the wrong process, passed on to the right one.
+
+use std::io;
+use std::mem::{offset_of, size_of};
+use std::net::Ipv6Addr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+use millstream_shm::socket::own_uid;
+
+use super::name;
+use crate::datagram::{Origin, SLOT};
+
+/// Marks what processes pass on, and its form.
+const MAGIC: [u8; 4] = *b"MLP1";
+/// Magic, type of service, a zero, source port, interface, addresses.
+const HEADER: usize = 44;
+
+/// A datagram socket to the other processes of this host and user.
+#[derive(Clone, Debug)]
+pub(crate) struct Neighbours {
+    socket: Arc<OwnedFd>,
+    port: u16,
+}
+
+fn address(name: &str) -> (libc::sockaddr_un, u32) {
+    // SAFETY: plain data.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    // Abstract: the first byte stays zero. Our names are short.
+    for (to, from) in address.sun_path[1..].iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    (address, (offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len()) as u32)
+}
+
+fn inbox_name(port: u16, block: u16) -> String {
+    format!("{}/in", name(port, block))
+}
+
+impl Neighbours {
+    /// Sends only, until [`listen`](Neighbours::listen).
+    pub(crate) fn new(port: u16) -> io::Result<Self> {
+        let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: creates a descriptor that nobody else owns.
+        let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: as above.
+        Ok(Self { socket: Arc::new(unsafe { OwnedFd::from_raw_fd(fd) }), port })
+    }
+
+    /// Receives what others pass on to `block`.
+    pub(crate) fn listen(&self, block: u16) -> io::Result<()> {
+        let on: libc::c_int = 1;
+        let (address, len) = address(&inbox_name(self.port, block));
+        // SAFETY: option and address are valid for the lengths given.
+        let failed = unsafe {
+            libc::setsockopt(
+                self.socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PASSCRED,
+                (&raw const on).cast(),
+                size_of::<libc::c_int>() as u32,
+            ) != 0
+                || libc::bind(self.socket.as_raw_fd(), (&raw const address).cast(), len) != 0
+        };
+        if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Gives a packet to a process; whether it could take it.
+    pub(crate) fn pass_on(&self, block: u16, origin: &Origin, packet: &[u8]) -> bool {
+        let mut message = [0; HEADER];
+        message[..4].copy_from_slice(&MAGIC);
+        message[4] = origin.tos;
+        message[6..8].copy_from_slice(&origin.source_port.to_be_bytes());
+        message[8..12].copy_from_slice(&origin.interface.to_be_bytes());
+        message[12..28].copy_from_slice(&mapped(origin.source));
+        message[28..44].copy_from_slice(&mapped(origin.destination));
+        let (mut address, len) = address(&inbox_name(self.port, block));
+        let mut parts = [&message[..], packet]
+            .map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
+        // SAFETY: plain data, and the message refers to what outlives the call.
+        let sent = unsafe {
+            let mut header: libc::msghdr = std::mem::zeroed();
+            header.msg_name = (&raw mut address).cast();
+            header.msg_namelen = len;
+            header.msg_iov = parts.as_mut_ptr();
+            header.msg_iovlen = parts.len();
+            let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+            libc::sendmsg(self.socket.as_raw_fd(), &raw const header, flags)
+        };
+        sent >= 0
+    }
+
+    /// Takes the next packet that somebody passed on, into `buffer`; None if there is none. What other users
+    /// send is not one.
+    pub(crate) fn receive<'a>(&self, buffer: &'a mut [u8]) -> Option<(Origin, &'a [u8])> {
+        loop {
+            let (len, uid) = self.receive_from_anyone(buffer)?;
+            if uid != Some(own_uid()) || len < HEADER || buffer[..4] != MAGIC {
+                continue;
+            }
+            let (head, packet) = buffer[..len].split_at(HEADER);
+            let word = |at: usize| u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+            let address = |at: usize| {
+                let octets: [u8; 16] = head[at..at + 16].try_into().expect("sixteen of 44 bytes");
+                Ipv6Addr::from(octets).to_canonical()
+            };
+            let origin = Origin {
+                source: address(12),
+                source_port: word(4) as u16,
+                destination: address(28),
+                interface: word(8),
+                tos: head[4],
+            };
+            return Some((origin, packet));
+        }
+    }
+
+    /// Length, and the sender's user.
+    fn receive_from_anyone(&self, buffer: &mut [u8]) -> Option<(usize, Option<u32>)> {
+        let mut data = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+        let mut control = [0u64; 8];
+        // SAFETY: the message refers to `buffer` and `control`, which outlive the call.
+        unsafe {
+            let mut message: libc::msghdr = std::mem::zeroed();
+            message.msg_iov = &raw mut data;
+            message.msg_iovlen = 1;
+            message.msg_control = control.as_mut_ptr().cast();
+            message.msg_controllen = size_of_val(&control);
+            let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+            let n = libc::recvmsg(self.socket.as_raw_fd(), &raw mut message, flags);
+            let len = usize::try_from(n).ok()?;
+            let mut uid = None;
+            let mut header = libc::CMSG_FIRSTHDR(&raw const message);
+            while !header.is_null() {
+                match ((*header).cmsg_level, (*header).cmsg_type) {
+                    (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) => {
+                        uid = Some(libc::CMSG_DATA(header).cast::<libc::ucred>().read_unaligned().uid);
+                    }
+                    // Nobody was asked for descriptors.
+                    (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
+                        let count = ((*header).cmsg_len - libc::CMSG_LEN(0) as usize) / size_of::<i32>();
+                        for i in 0..count {
+                            libc::close(libc::CMSG_DATA(header).cast::<i32>().add(i).read_unaligned());
+                        }
+                    }
+                    _ => {}
+                }
+                header = libc::CMSG_NXTHDR(&raw const message, header);
+            }
+            Some((len, uid))
+        }
+    }
+}
+
+impl AsFd for Neighbours {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+fn mapped(address: std::net::IpAddr) -> [u8; 16] {
+    match address {
+        std::net::IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        std::net::IpAddr::V6(address) => address.octets(),
+    }
+}
+
+/// The longest message: a packet cannot be longer than a slot.
+pub(super) const LONGEST: usize = HEADER + SLOT;

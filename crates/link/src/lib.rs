@@ -1,0 +1,78 @@
+//! Carries RoCEv2 packets between hosts (InfiniBand Architecture Specification, annex A17): UDP port 4791.
+//!
+//! A [`Link`] takes batches of packets and gives batches of packets; what they mean is not its business. Read
+//! in this order:
+//!
+//! - [`datagram`](Outgoing): packets on their way out and in;
+//! - [`Udp`]: the sockets, and one port for all processes of a host without a daemon (docs/wire-link.md);
+//! - [`icrc`]: the checksum over a packet and the IP header that it will have;
+//! - [`Port`]: a link with its checksums, as a device uses it.
+
+mod counters;
+mod datagram;
+mod group;
+pub mod icrc;
+mod port;
+mod udp;
+
+use std::io;
+use std::sync::Arc;
+
+pub use counters::Counts;
+pub use datagram::{Inbox, Origin, Outgoing, Received, destination_qpn};
+pub use group::JoinError;
+pub use port::Port;
+pub use udp::{MAX_BATCH, MAX_SEGMENTS, MULTICAST_QPN, Udp};
+
+/// UDP port of RoCEv2 (IANA: roce; annex A17.3).
+pub const ROCE_PORT: u16 = 4791;
+
+/// Low bits of a queue pair number, a place in its process's table. The high bits are the process's *block*.
+pub const QPN_INDEX_BITS: u32 = 12;
+
+/// Something that carries packets. All methods may be called from any thread, and none waits.
+pub trait Link: Send + Sync + std::fmt::Debug {
+    /// Sends batches in order; says how many were taken. One that the network cannot carry counts as taken
+    /// and as refused; fewer than all are taken only when there is no room.
+    ///
+    /// # Errors
+    /// What makes the link unusable.
+    fn send(&self, batches: &mut [Outgoing<'_>]) -> io::Result<usize>;
+
+    /// Empties the inbox and receives what is there; says how many datagrams.
+    ///
+    /// # Errors
+    /// What makes the link unusable.
+    fn receive(&self, inbox: &mut Inbox) -> io::Result<usize>;
+
+    /// UDP port that packets leave from.
+    fn source_port(&self) -> u16;
+
+    /// IPv4 identification that packet `index` of a batch leaves with.
+    fn identification(&self, index: usize) -> u16;
+
+    /// What happened so far, here and below.
+    fn counts(&self) -> Counts;
+}
+
+impl<L: Link + ?Sized> Link for Arc<L> {
+    fn send(&self, batches: &mut [Outgoing<'_>]) -> io::Result<usize> {
+        (**self).send(batches)
+    }
+
+    fn receive(&self, inbox: &mut Inbox) -> io::Result<usize> {
+        (**self).receive(inbox)
+    }
+
+    fn source_port(&self) -> u16 {
+        (**self).source_port()
+    }
+
+    fn identification(&self, index: usize) -> u16 {
+        (**self).identification(index)
+    }
+
+    fn counts(&self) -> Counts {
+        (**self).counts()
+    }
+}

@@ -1,0 +1,101 @@
+//! A link with its checksums.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use crate::counters::Counters;
+use crate::icrc::{Cover, MIN_PACKET};
+use crate::{Counts, Inbox, JoinError, Link, Origin, Outgoing, Udp};
+
+/// What a device sends and receives by: packets leave with their ICRC, and only those arrive whose ICRC can be
+/// right. See [`icrc`](crate::icrc) for what "can be" means.
+#[derive(Debug)]
+pub struct Port {
+    /// The socket, wrapped or not.
+    link: Box<dyn Link>,
+    udp: Arc<Udp>,
+    counters: Counters,
+}
+
+impl Port {
+    /// Joins the processes of this host on the RoCEv2 port, as the one whose queue pair numbers start with `block`.
+    ///
+    /// # Errors
+    /// [`JoinError`] says who is in the way.
+    pub fn join(block: u16) -> Result<Self, JoinError> {
+        let udp = Arc::new(Udp::join(block)?);
+        Ok(Self { link: Box::new(udp.clone()), udp, counters: Counters::default() })
+    }
+
+    /// Seals the packets and sends them; says how many batches were taken. The others found no room and may be sent
+    /// again.
+    ///
+    /// # Errors
+    /// What makes the port unusable.
+    ///
+    /// # Panics
+    /// If a packet is shorter than a base transport header with its ICRC.
+    pub fn send(&self, batches: &mut [Outgoing<'_>]) -> io::Result<usize> {
+        let source_port = self.link.source_port();
+        for batch in &mut *batches {
+            let cover = Cover { source: batch.source, destination: batch.destination, source_port };
+            let several = batch.count() > 1;
+            for (i, packet) in batch.bytes.chunks_mut(batch.segment.max(1)).enumerate() {
+                cover.seal(if several { self.link.identification(i) } else { 0 }, packet);
+            }
+        }
+        self.link.send(batches)
+    }
+
+    /// Receives what is there; says how many datagrams. Packets with a wrong ICRC are counted and not shown.
+    ///
+    /// # Errors
+    /// What makes the port unusable.
+    pub fn receive(&self, inbox: &mut Inbox) -> io::Result<usize> {
+        let received = self.link.receive(inbox)?;
+        inbox.retain(|origin, place, packet| {
+            if packet.len() < MIN_PACKET {
+                self.counters.too_short.add(1);
+                return false;
+            }
+            let cover = Cover {
+                source: origin.source,
+                destination: origin.destination,
+                source_port: origin.source_port,
+            };
+            // Senders like this one count from zero in what was sent, and so received, as one.
+            let right = cover.check(place as u16, packet);
+            if !right {
+                self.counters.bad_icrc.add(1);
+            }
+            right
+        });
+        Ok(received)
+    }
+
+    /// The sockets: for multicast groups, and for packets that another process is to have.
+    #[must_use]
+    pub fn udp(&self) -> &Udp {
+        &self.udp
+    }
+
+    /// Gives a packet to another process of this host, as if it had received it. False if there is none, or it
+    /// has no room.
+    pub fn pass_on(&self, block: u16, origin: &Origin, packet: &[u8]) -> bool {
+        self.udp.pass_on(block, origin, packet)
+    }
+
+    /// What happened so far.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.link.counts().plus(&self.counters.snapshot())
+    }
+}
+
+/// Readable when something has been received.
+impl AsFd for Port {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        (*self.udp).as_fd()
+    }
+}

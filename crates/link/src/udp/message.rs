@@ -1,0 +1,233 @@
+//! `sendmmsg` and `recvmmsg` with their control messages.
+
+use std::io;
+use std::mem::{MaybeUninit, size_of};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
+
+use crate::datagram::{Filled, Inbox, Origin, Outgoing, SLOT};
+
+const UDP_SEGMENT: libc::c_int = 103;
+const UDP_GRO: libc::c_int = 104;
+
+/// Batches in one system call, at most.
+const BATCHES: usize = 32;
+
+/// Room for the control messages of one batch: packet info of IPv6, type of service, segment size.
+type Control = [MaybeUninit<u64>; 16];
+
+/// An address as the kernel takes it, and its length.
+pub(super) fn socket_address(
+    address: IpAddr,
+    port: u16,
+    scope: u32,
+) -> (libc::sockaddr_in6, libc::socklen_t) {
+    // SAFETY: plain data.
+    let mut v6: libc::sockaddr_in6 = unsafe { std::mem::zeroed() };
+    match address {
+        IpAddr::V6(address) => {
+            v6.sin6_family = libc::AF_INET6 as libc::sa_family_t;
+            v6.sin6_port = port.to_be();
+            v6.sin6_addr.s6_addr = address.octets();
+            v6.sin6_scope_id = scope;
+            (v6, size_of::<libc::sockaddr_in6>() as u32)
+        }
+        IpAddr::V4(address) => {
+            let v4 = libc::sockaddr_in {
+                sin_family: libc::AF_INET as libc::sa_family_t,
+                sin_port: port.to_be(),
+                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(address.octets()) },
+                sin_zero: [0; 8],
+            };
+            // SAFETY: the larger structure holds the smaller one; both are plain data of the same alignment or more.
+            unsafe { ptr::from_mut(&mut v6).cast::<libc::sockaddr_in>().write(v4) };
+            (v6, size_of::<libc::sockaddr_in>() as u32)
+        }
+    }
+}
+
+/// Appends control messages to a buffer.
+struct Writer<'a> {
+    buffer: &'a mut Control,
+    used: usize,
+}
+
+impl Writer<'_> {
+    fn put<T>(&mut self, level: libc::c_int, kind: libc::c_int, value: &T) {
+        let len = size_of::<T>() as u32;
+        // SAFETY: plain arithmetic.
+        let (space, head) = unsafe { (libc::CMSG_SPACE(len) as usize, libc::CMSG_LEN(len) as usize) };
+        assert!(self.used + space <= size_of::<Control>());
+        // SAFETY: the space was checked; the buffer is aligned for headers, whose sizes keep it so.
+        unsafe {
+            let at = self.buffer.as_mut_ptr().cast::<u8>().add(self.used);
+            ptr::write_bytes(at, 0, space);
+            at.cast::<libc::cmsghdr>().write(libc::cmsghdr {
+                cmsg_len: head as _,
+                cmsg_level: level,
+                cmsg_type: kind,
+            });
+            at.add(libc::CMSG_LEN(0) as usize).cast::<T>().write_unaligned(ptr::read(value));
+        }
+        self.used += space;
+    }
+}
+
+fn write_control(batch: &Outgoing<'_>, buffer: &mut Control) -> usize {
+    let mut control = Writer { buffer, used: 0 };
+    let tos = libc::c_int::from(batch.tos);
+    match batch.source {
+        IpAddr::V4(source) => {
+            let info = libc::in_pktinfo {
+                ipi_ifindex: batch.interface as libc::c_int,
+                ipi_spec_dst: libc::in_addr { s_addr: u32::from_ne_bytes(source.octets()) },
+                ipi_addr: libc::in_addr { s_addr: 0 },
+            };
+            control.put(libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
+            control.put(libc::IPPROTO_IP, libc::IP_TOS, &tos);
+        }
+        IpAddr::V6(source) => {
+            let info = libc::in6_pktinfo {
+                ipi6_addr: libc::in6_addr { s6_addr: source.octets() },
+                ipi6_ifindex: batch.interface,
+            };
+            control.put(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
+            control.put(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &tos);
+        }
+    }
+    if batch.count() > 1 {
+        control.put(libc::SOL_UDP, UDP_SEGMENT, &(batch.segment as u16));
+    }
+    control.used
+}
+
+/// Sends the first batches with one system call; says how many, at least one.
+pub(super) fn send(socket: BorrowedFd<'_>, port: u16, batches: &mut [Outgoing<'_>]) -> io::Result<usize> {
+    let n = batches.len().min(BATCHES);
+    let mut messages: [MaybeUninit<libc::mmsghdr>; BATCHES] = [const { MaybeUninit::uninit() }; BATCHES];
+    let mut names: [MaybeUninit<libc::sockaddr_in6>; BATCHES] = [const { MaybeUninit::uninit() }; BATCHES];
+    let mut vectors: [MaybeUninit<libc::iovec>; BATCHES] = [const { MaybeUninit::uninit() }; BATCHES];
+    let mut controls: [Control; BATCHES] = [[const { MaybeUninit::uninit() }; 16]; BATCHES];
+    for (i, batch) in batches[..n].iter_mut().enumerate() {
+        let (address, len) = socket_address(batch.destination, port, batch.interface);
+        let used = write_control(batch, &mut controls[i]);
+        let iov = libc::iovec { iov_base: batch.bytes.as_mut_ptr().cast(), iov_len: batch.bytes.len() };
+        // SAFETY: plain data; all zeroes is valid.
+        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+        header.msg_name = names[i].write(address) as *mut _ as *mut _;
+        header.msg_namelen = len;
+        header.msg_iov = vectors[i].write(iov);
+        header.msg_iovlen = 1;
+        header.msg_control = controls[i].as_mut_ptr().cast();
+        header.msg_controllen = used as _;
+        messages[i].write(libc::mmsghdr { msg_hdr: header, msg_len: 0 });
+    }
+    // SAFETY: the first `n` messages were written, and refer to what outlives the call.
+    let sent = unsafe {
+        libc::sendmmsg(
+            socket.as_raw_fd(),
+            messages.as_mut_ptr().cast(),
+            n as libc::c_uint,
+            libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+        )
+    };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+/// Fills the inbox's vacant slots with what waits at the socket.
+pub(crate) fn receive(socket: BorrowedFd<'_>, inbox: &mut Inbox) -> io::Result<()> {
+    let n = inbox.vacant().min(BATCHES);
+    if n == 0 {
+        return Ok(());
+    }
+    let mut messages: [MaybeUninit<libc::mmsghdr>; BATCHES] = [const { MaybeUninit::uninit() }; BATCHES];
+    let mut names: [MaybeUninit<libc::sockaddr_in6>; BATCHES] = [const { MaybeUninit::uninit() }; BATCHES];
+    let mut vectors: [MaybeUninit<libc::iovec>; BATCHES] = [const { MaybeUninit::uninit() }; BATCHES];
+    let mut controls: [Control; BATCHES] = [[const { MaybeUninit::uninit() }; 16]; BATCHES];
+    let first = inbox.filled.len();
+    for (i, memory) in inbox.memory[first * SLOT..].chunks_mut(SLOT).take(n).enumerate() {
+        // SAFETY: plain data; all zeroes is valid.
+        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+        header.msg_name = names[i].as_mut_ptr().cast();
+        header.msg_namelen = size_of::<libc::sockaddr_in6>() as u32;
+        header.msg_iov =
+            vectors[i].write(libc::iovec { iov_base: memory.as_mut_ptr().cast(), iov_len: SLOT });
+        header.msg_iovlen = 1;
+        header.msg_control = controls[i].as_mut_ptr().cast();
+        header.msg_controllen = size_of::<Control>() as _;
+        messages[i].write(libc::mmsghdr { msg_hdr: header, msg_len: 0 });
+    }
+    // SAFETY: the first `n` messages were written, and refer to what outlives the call.
+    let received = unsafe {
+        libc::recvmmsg(
+            socket.as_raw_fd(),
+            messages.as_mut_ptr().cast(),
+            n as libc::c_uint,
+            libc::MSG_DONTWAIT,
+            ptr::null_mut(),
+        )
+    };
+    let Ok(received) = usize::try_from(received) else {
+        let error = io::Error::last_os_error();
+        return match error.raw_os_error() {
+            // The latter is what a router said of a packet sent before.
+            Some(libc::EAGAIN | libc::EINTR | libc::ECONNREFUSED) => Ok(()),
+            _ => Err(error),
+        };
+    };
+    for i in 0..received {
+        // SAFETY: written above, and then by the kernel.
+        let message = unsafe { messages[i].assume_init_ref() };
+        // SAFETY: the kernel wrote the sender's address, which is of the socket's family.
+        let filled = unsafe { read_control(message, names[i].as_ptr()) };
+        inbox.filled.push(filled);
+    }
+    Ok(())
+}
+
+/// # Safety
+/// The message was filled in by the kernel, and `name` with the sender's address.
+unsafe fn read_control(message: &libc::mmsghdr, name: *const libc::sockaddr_in6) -> Filled {
+    let len = message.msg_len as usize;
+    let unknown = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+    let mut origin = Origin { source: unknown, source_port: 0, destination: unknown, interface: 0, tos: 0 };
+    let mut segment = len;
+    // SAFETY: the caller's promise; values are read as the types that the kernel's manual gives for them.
+    unsafe {
+        if i32::from((*name).sin6_family) == libc::AF_INET6 {
+            origin.source = Ipv6Addr::from((*name).sin6_addr.s6_addr).to_canonical();
+            origin.source_port = u16::from_be((*name).sin6_port);
+        } else {
+            let v4 = name.cast::<libc::sockaddr_in>();
+            origin.source = Ipv4Addr::from((*v4).sin_addr.s_addr.to_ne_bytes()).into();
+            origin.source_port = u16::from_be((*v4).sin_port);
+        }
+        let mut header = libc::CMSG_FIRSTHDR(&raw const message.msg_hdr);
+        while !header.is_null() {
+            let data = libc::CMSG_DATA(header);
+            match ((*header).cmsg_level, (*header).cmsg_type) {
+                (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                    let info = data.cast::<libc::in6_pktinfo>().read_unaligned();
+                    origin.destination = Ipv6Addr::from(info.ipi6_addr.s6_addr).to_canonical();
+                    origin.interface = info.ipi6_ifindex;
+                }
+                (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                    let info = data.cast::<libc::in_pktinfo>().read_unaligned();
+                    origin.destination = Ipv4Addr::from(info.ipi_addr.s_addr.to_ne_bytes()).into();
+                    origin.interface = info.ipi_ifindex as u32;
+                }
+                (libc::IPPROTO_IP, libc::IP_TOS) => origin.tos = *data,
+                (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                    origin.tos = data.cast::<libc::c_int>().read_unaligned() as u8;
+                }
+                (libc::SOL_UDP, UDP_GRO) => {
+                    segment = data.cast::<libc::c_int>().read_unaligned() as usize;
+                }
+                _ => {}
+            }
+            header = libc::CMSG_NXTHDR(&raw const message.msg_hdr, header);
+        }
+    }
+    Filled { origin, len, segment: segment.max(1), skip: 0 }
+}
