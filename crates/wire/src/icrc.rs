@@ -47,6 +47,32 @@ impl Flow {
         }
     }
 
+    /// Where packets come from.
+    #[must_use]
+    pub const fn source(&self) -> IpAddr {
+        match self {
+            Self::V4 { addresses, .. } => IpAddr::V4(addresses[0]),
+            Self::V6 { addresses, .. } => IpAddr::V6(addresses[0]),
+        }
+    }
+
+    /// Where packets go to.
+    #[must_use]
+    pub const fn destination(&self) -> IpAddr {
+        match self {
+            Self::V4 { addresses, .. } => IpAddr::V4(addresses[1]),
+            Self::V6 { addresses, .. } => IpAddr::V6(addresses[1]),
+        }
+    }
+
+    /// Source and destination port.
+    #[must_use]
+    pub const fn ports(&self) -> [u16; 2] {
+        match self {
+            Self::V4 { ports, .. } | Self::V6 { ports, .. } => *ports,
+        }
+    }
+
     /// The ICRC's state after the IP and UDP headers of a packet of `len` bytes, ICRC included. The
     /// identification is IPv4's; IPv6 has none.
     #[inline]

@@ -1,0 +1,473 @@
+//! Two endpoints in virtual time, with a network between them that loses, repeats, reorders and corrupts.
+
+#![allow(dead_code, unreachable_pub, missing_docs)]
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use millstream_proto::{
+    Access, Atomic, Config, Connection, DeliveryFault, Disposition, Event, Identification, Instant, Limits,
+    Memory, Mtu, ReceiveId, Received, Refusal, Request, SendConfig, Service, Status, Trailer, Work, WorkId,
+};
+use millstream_wire::icrc::Flow;
+use millstream_wire::{Packet, Pkey, Psn, Qpn, Rkey};
+
+/// Random numbers that are the same for the same seed (SplitMix64).
+#[derive(Clone, Debug)]
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    pub fn happens(&mut self, probability: f64) -> bool {
+        ((self.next() >> 11) as f64) < probability * (1_u64 << 53) as f64
+    }
+
+    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(len + 8);
+        while bytes.len() < len {
+            bytes.extend(self.next().to_ne_bytes());
+        }
+        bytes.truncate(len);
+        bytes
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Region {
+    pub va: u64,
+    pub bytes: Vec<u8>,
+    pub allowed: Vec<Access>,
+    pub may_be_invalidated: bool,
+}
+
+/// An application's memory and receive queue.
+#[derive(Debug, Default)]
+pub struct World {
+    /// Memory of send requests: what is sent, or where data comes to.
+    pub work: HashMap<WorkId, Vec<u8>>,
+    /// Send requests whose memory is gone.
+    pub unreadable: HashSet<WorkId>,
+    pub receives: VecDeque<(ReceiveId, Vec<u8>)>,
+    pub taken: HashMap<ReceiveId, Vec<u8>>,
+    pub unwritable: HashSet<ReceiveId>,
+    pub regions: HashMap<Rkey, Region>,
+    /// Bytes read and written for the peer, operations done, so that tests see what was repeated.
+    pub reads: u64,
+    pub writes: u64,
+    pub atomics: u64,
+    pub local: Vec<WorkId>,
+}
+
+impl World {
+    pub fn region(&mut self, rkey: u32, va: u64, len: usize) -> &mut Region {
+        let region = Region {
+            va,
+            bytes: vec![0; len],
+            allowed: vec![Access::Read, Access::Write, Access::Atomic],
+            may_be_invalidated: true,
+        };
+        self.regions.insert(Rkey::new(rkey), region);
+        self.regions.get_mut(&Rkey::new(rkey)).unwrap()
+    }
+
+    pub fn receive(&mut self, id: u64, len: usize) {
+        self.receives.push_back((ReceiveId(id), vec![0xee; len]));
+    }
+
+    fn find(&mut self, rkey: Rkey, va: u64, len: usize, access: Access) -> Result<&mut [u8], Refusal> {
+        let region = self.regions.get_mut(&rkey).ok_or(Refusal::Access)?;
+        let offset = va.checked_sub(region.va).ok_or(Refusal::Access)?;
+        let room = (region.bytes.len() as u64).checked_sub(offset).ok_or(Refusal::Access)?;
+        if len as u64 > room || !region.allowed.contains(&access) {
+            return Err(Refusal::Access);
+        }
+        Ok(&mut region.bytes[offset as usize..offset as usize + len])
+    }
+}
+
+impl Memory for World {
+    fn gather(&mut self, id: WorkId, offset: u32, into: &mut [u8]) -> Result<(), Status> {
+        if self.unreadable.contains(&id) {
+            return Err(Status::LocalProtection);
+        }
+        let offset = offset as usize;
+        into.copy_from_slice(&self.work[&id][offset..offset + into.len()]);
+        Ok(())
+    }
+
+    fn scatter(&mut self, id: WorkId, offset: u32, from: &[u8]) -> Result<(), Status> {
+        if self.unreadable.contains(&id) {
+            return Err(Status::LocalProtection);
+        }
+        let offset = offset as usize;
+        self.work.get_mut(&id).unwrap()[offset..offset + from.len()].copy_from_slice(from);
+        Ok(())
+    }
+
+    fn local(&mut self, id: WorkId) -> Result<(), Status> {
+        if self.unreadable.contains(&id) {
+            return Err(Status::Bind);
+        }
+        self.local.push(id);
+        Ok(())
+    }
+
+    fn take_receive(&mut self) -> Option<ReceiveId> {
+        let (id, memory) = self.receives.pop_front()?;
+        self.taken.insert(id, memory);
+        Some(id)
+    }
+
+    fn deliver(&mut self, id: ReceiveId, offset: u32, from: &[u8]) -> Result<(), DeliveryFault> {
+        if self.unwritable.contains(&id) {
+            return Err(DeliveryFault::Protection);
+        }
+        let memory = self.taken.get_mut(&id).expect("taken, and not completed");
+        let room = memory.len().checked_sub(offset as usize).ok_or(DeliveryFault::TooLong)?;
+        if from.len() > room {
+            return Err(DeliveryFault::TooLong);
+        }
+        memory[offset as usize..offset as usize + from.len()].copy_from_slice(from);
+        Ok(())
+    }
+
+    fn check(&mut self, rkey: Rkey, va: u64, len: u32, access: Access) -> Result<(), Refusal> {
+        assert!(len > 0);
+        self.find(rkey, va, len as usize, access).map(|_| ())
+    }
+
+    fn write(&mut self, rkey: Rkey, va: u64, from: &[u8]) -> Result<(), Refusal> {
+        self.find(rkey, va, from.len(), Access::Write)?.copy_from_slice(from);
+        self.writes += from.len() as u64;
+        Ok(())
+    }
+
+    fn write_atomically(&mut self, rkey: Rkey, va: u64, bytes: [u8; 8]) -> Result<(), Refusal> {
+        assert_eq!(va % 8, 0);
+        self.find(rkey, va, 8, Access::Write)?.copy_from_slice(&bytes);
+        self.atomics += 1;
+        Ok(())
+    }
+
+    fn read(&mut self, rkey: Rkey, va: u64, into: &mut [u8]) -> Result<(), Refusal> {
+        into.copy_from_slice(self.find(rkey, va, into.len(), Access::Read)?);
+        self.reads += into.len() as u64;
+        Ok(())
+    }
+
+    fn atomic(&mut self, rkey: Rkey, va: u64, operation: Atomic) -> Result<u64, Refusal> {
+        assert_eq!(va % 8, 0);
+        let word = self.find(rkey, va, 8, Access::Atomic)?;
+        let original = u64::from_ne_bytes((&*word).try_into().unwrap());
+        let new = match operation {
+            Atomic::FetchAdd(add) => original.wrapping_add(add),
+            Atomic::CompareSwap { compare, swap } if original == compare => swap,
+            Atomic::CompareSwap { .. } => original,
+        };
+        word.copy_from_slice(&new.to_ne_bytes());
+        self.atomics += 1;
+        Ok(original)
+    }
+
+    fn invalidate(&mut self, rkey: Rkey) -> Result<(), Refusal> {
+        match self.regions.get(&rkey) {
+            Some(region) if region.may_be_invalidated => {
+                self.regions.remove(&rkey);
+                Ok(())
+            }
+            _ => Err(Refusal::Access),
+        }
+    }
+}
+
+/// What the network does to packets, each with a probability.
+#[derive(Clone, Copy, Debug)]
+pub struct Network {
+    pub loss: f64,
+    pub duplication: f64,
+    /// Arrives later than what was sent after it.
+    pub reordering: f64,
+    pub corruption: f64,
+    pub latency: Duration,
+}
+
+impl Network {
+    pub const PERFECT: Self = Self {
+        loss: 0.0,
+        duplication: 0.0,
+        reordering: 0.0,
+        corruption: 0.0,
+        latency: Duration::from_micros(5),
+    };
+}
+
+/// Which end.
+pub const A: usize = 0;
+pub const B: usize = 1;
+
+pub struct Endpoint {
+    pub connection: Connection,
+    pub world: World,
+    pub events: Vec<Event>,
+    /// Receive requests that came back, with their memory.
+    pub received: Vec<(Received, Vec<u8>)>,
+}
+
+impl Endpoint {
+    /// How send requests ended, in the order in which that was told.
+    pub fn completions(&self) -> Vec<(u64, Status)> {
+        let completed = |event: &Event| match event {
+            Event::Completed { id, status } => Some((id.0, *status)),
+            _ => None,
+        };
+        self.events.iter().filter_map(completed).collect()
+    }
+}
+
+/// Whether a packet from an end goes on.
+pub type Filter = Box<dyn FnMut(usize, &Packet<&[u8]>) -> bool>;
+
+pub struct Pair {
+    pub ends: [Endpoint; 2],
+    pub network: Network,
+    pub now: Instant,
+    pub random: Random,
+    in_flight: BTreeMap<(Instant, u64), (usize, Vec<u8>)>,
+    sent: u64,
+    /// Looks at each packet on its way and says whether it goes on.
+    pub filter: Option<Filter>,
+    pub limits: Limits,
+    pub buffer: usize,
+    pub dispositions: Vec<(usize, Disposition)>,
+}
+
+pub const ADDRESSES: [&str; 2] = ["10.0.0.1", "10.0.0.2"];
+pub const QPNS: [u32; 2] = [0x11, 0xfffff2];
+
+pub fn address(end: usize) -> IpAddr {
+    ADDRESSES[end].parse().unwrap()
+}
+
+pub fn flow(from: usize) -> Flow {
+    Flow::new((address(from), 50000 + from as u16), (address(1 - from), 4791)).unwrap()
+}
+
+/// How the ends are set up; tests change what they are about.
+pub fn config(end: usize, mtu: Mtu) -> Config {
+    Config {
+        service: Service::Reliable,
+        flow: flow(end),
+        local_qp: Qpn::new(QPNS[end]),
+        remote_qp: Qpn::new(QPNS[1 - end]),
+        pkey: Pkey::DEFAULT,
+        mtu,
+        receive_psn: psn(1 - end),
+        remote_read: true,
+        remote_write: true,
+        remote_atomic: true,
+        max_dest_rd_atomic: 4,
+        min_rnr_timer: 12,
+    }
+}
+
+/// Where an end begins: so that numbers wrap soon.
+pub fn psn(end: usize) -> Psn {
+    [Psn::new(0xff_ffe0), Psn::new(0x7f_fff0)][end]
+}
+
+pub fn send_config(end: usize) -> SendConfig {
+    SendConfig {
+        send_psn: psn(end),
+        max_rd_atomic: 4,
+        ack_timeout: 8,
+        retry_count: 7,
+        rnr_retry: 7,
+        window: 256,
+        probe: None,
+    }
+}
+
+impl Pair {
+    pub fn new(mtu: Mtu, seed: u64) -> Self {
+        Self::with([config(A, mtu), config(B, mtu)], [send_config(A), send_config(B)], seed)
+    }
+
+    pub fn with(configs: [Config; 2], sends: [SendConfig; 2], seed: u64) -> Self {
+        let end = |end: usize| {
+            let mut connection = Connection::new(configs[end]);
+            connection.start(sends[end]);
+            Endpoint { connection, world: World::default(), events: Vec::new(), received: Vec::new() }
+        };
+        Self {
+            ends: [end(A), end(B)],
+            network: Network::PERFECT,
+            now: Instant::from_nanos(1_000_000),
+            random: Random(seed),
+            in_flight: BTreeMap::new(),
+            sent: 0,
+            filter: None,
+            limits: Limits { packets: u32::MAX, allowance: u64::MAX, identification: Identification::Zero },
+            buffer: 65536,
+            dispositions: Vec::new(),
+        }
+    }
+
+    pub fn post(&mut self, end: usize, id: u64, work: Work, memory: Vec<u8>) {
+        self.post_with(end, id, work, memory, false);
+    }
+
+    pub fn post_with(&mut self, end: usize, id: u64, work: Work, memory: Vec<u8>, fence: bool) {
+        let end = &mut self.ends[end];
+        let (id, len) = (WorkId(id), memory.len() as u32);
+        end.world.work.insert(id, memory);
+        end.connection
+            .post(Request { id, work, len, fence, solicited: false })
+            .expect("a request that can be posted");
+    }
+
+    pub fn send(&mut self, end: usize, id: u64, message: Vec<u8>) {
+        self.post(end, id, Work::Send(Trailer::None), message);
+    }
+
+    /// Puts a packet on its way to an end, past all faults.
+    pub fn inject(&mut self, to: usize, packet: Vec<u8>) {
+        self.sent += 1;
+        self.in_flight.insert((self.now, self.sent), (to, packet));
+    }
+
+    fn collect(&mut self, end: usize) {
+        let end = &mut self.ends[end];
+        while let Some(event) = end.connection.poll_event() {
+            end.events.push(event);
+            if let Event::Received(received) = event {
+                let memory = end.world.taken.remove(&received.id).expect("a receive request comes back once");
+                end.received.push((received, memory));
+            }
+        }
+    }
+
+    /// Sends what there is.
+    pub fn transmit(&mut self) {
+        let mut buffer = vec![0xdd; self.buffer];
+        for from in [A, B] {
+            loop {
+                let end = &mut self.ends[from];
+                let Some(sent) =
+                    end.connection.poll_transmit(self.now, &mut end.world, self.limits, &mut buffer)
+                else {
+                    break;
+                };
+                assert_eq!(sent.packets as usize, sent.len.div_ceil(sent.segment));
+                for (nth, packet) in buffer[..sent.len].chunks(sent.segment).enumerate() {
+                    self.carry(from, packet, nth as u16);
+                }
+                self.collect(from);
+            }
+            self.collect(from);
+        }
+    }
+
+    fn carry(&mut self, from: usize, bytes: &[u8], nth: u16) {
+        let packet = Packet::new_checked(bytes).expect("a packet that was built is one");
+        let identification = if self.limits.identification == Identification::Counted { nth } else { 0 };
+        assert!(flow(from).verify(&packet, identification), "the ICRC of {packet:x?}");
+        let mtu = self.ends[from].connection.config().mtu.bytes() as usize;
+        assert!(packet.payload().len() <= mtu);
+        if let Some(filter) = &mut self.filter
+            && !filter(from, &packet)
+        {
+            return;
+        }
+        let network = self.network;
+        let copies = if self.random.happens(network.duplication) { 2 } else { 1 };
+        for _ in 0..copies {
+            if self.random.happens(network.loss) {
+                continue;
+            }
+            let mut bytes = bytes.to_vec();
+            if self.random.happens(network.corruption) {
+                let at = self.random.below(bytes.len() as u64) as usize;
+                bytes[at] ^= 1 << self.random.below(8);
+            }
+            let mut latency = network.latency;
+            if self.random.happens(network.reordering) {
+                latency += latency * (1 + self.random.below(30) as u32) / 10;
+            }
+            self.sent += 1;
+            self.in_flight.insert((self.now + latency, self.sent), (1 - from, bytes));
+        }
+    }
+
+    fn arrive(&mut self, to: usize, bytes: &[u8], check: bool) {
+        let Ok(packet) = Packet::new_checked(bytes) else { return };
+        if check && !flow(1 - to).verify(&packet, 0) && self.limits.identification == Identification::Zero {
+            return;
+        }
+        let end = &mut self.ends[to];
+        let disposition = end.connection.handle_datagram(self.now, address(1 - to), &packet, &mut end.world);
+        self.dispositions.push((to, disposition));
+        self.collect(to);
+    }
+
+    /// Goes on to the next thing that happens; false if nothing will.
+    pub fn step(&mut self) -> bool {
+        self.transmit();
+        let timeouts = self.ends.iter().filter_map(|end| end.connection.poll_timeout());
+        let arrival = self.in_flight.first_key_value().map(|(key, _)| key.0);
+        let Some(next) = timeouts.chain(arrival).min() else { return false };
+        self.now = self.now.max(next);
+        while let Some(first) = self.in_flight.first_entry()
+            && first.key().0 <= self.now
+        {
+            let (to, bytes) = first.remove();
+            self.arrive(to, &bytes, true);
+        }
+        for end in [A, B] {
+            if self.ends[end].connection.poll_timeout().is_some_and(|at| at <= self.now) {
+                self.ends[end].connection.handle_timeout(self.now);
+                self.collect(end);
+            }
+        }
+        true
+    }
+
+    /// Until nothing happens any more.
+    ///
+    /// # Panics
+    /// After many steps: that is a stuck state.
+    pub fn run(&mut self) {
+        for _ in 0..2_000_000 {
+            if !self.step() {
+                return;
+            }
+        }
+        panic!("no end");
+    }
+
+    /// For a time.
+    pub fn run_for(&mut self, time: Duration) {
+        let end = self.now + time;
+        loop {
+            self.transmit();
+            let timeouts = self.ends.iter().filter_map(|end| end.connection.poll_timeout());
+            let arrival = self.in_flight.first_key_value().map(|(key, _)| key.0);
+            match timeouts.chain(arrival).min() {
+                Some(next) if next <= end => self.step(),
+                _ => break,
+            };
+        }
+        self.now = end;
+    }
+}
