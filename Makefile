@@ -23,7 +23,7 @@ LIB_LDFLAGS := -shared -Wl,--gc-sections -Wl,--no-undefined-version \
 
 # Debian packages: what building needs, then what tests and benchmarks run or read results with.
 PACKAGES := gcc libc6-dev pkg-config cmake libclang-dev libibverbs-dev libhdf5-dev \
-	perftest ibverbs-utils ucx-utils librdmacm1 rdmacm-utils python3 python3-h5py python3-venv binutils
+	perftest ibverbs-utils ucx-utils librdmacm1 rdmacm-utils python3 python3-h5py python3-venv binutils clang lld
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,7 +74,7 @@ lint: setup ## formatting and clippy, warnings denied
 build: setup lib ## the millstream program and the verbs library, optimised
 	$(CARGO) build --release -p millstream
 
-setup: ## install the Debian packages that are missing (as root), or say which
+setup: ## install what is missing: Debian packages (as root, or say which), Rust for WebAssembly
 	@missing=$$(for package in $(PACKAGES); do \
 		dpkg-query -W -f '$${Status}' $$package 2>/dev/null | grep -q 'ok installed' || echo $$package; done); \
 	if [ -z "$$missing" ]; then exit 0; fi; \
@@ -82,6 +82,7 @@ setup: ## install the Debian packages that are missing (as root), or say which
 		echo "These Debian packages are missing. As root: apt-get install --no-install-recommends" $$missing; exit 1; fi; \
 	echo "installing" $$missing; \
 	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing
+	@[ -d "$$(rustc --print target-libdir --target wasm32-unknown-unknown)" ] || rustup target add wasm32-unknown-unknown
 
 lib: setup $(LIBIBVERBS) $(PRELOAD) ## build lib/libibverbs.so.1 and lib/libmillstream_preload.so under the build directory
 

@@ -1,0 +1,192 @@
+//! A module, compiled, and one run of it.
+
+use std::sync::Arc;
+
+use millstream_card::command::{Cause, Fault};
+use millstream_card::region::kernel::{RegionKernel, Run};
+use wasmtime::{Config, Engine, ExternType, InstancePre, Module, OptLevel, Store, Trap, UpdateDeadline};
+
+use crate::host::{self, Ended, Host};
+use crate::ticker::Ticking;
+use crate::window::{GUARD_BYTES, Sill, WASM_PAGE, bank_bytes};
+use crate::{ADDRESSABLE_BYTES, ImageError, MAX_IMAGE_BYTES, MAX_OWN_BYTES};
+
+/// Stack of a module [bytes].
+const STACK_BYTES: usize = 512 << 10;
+
+/// A kernel that is a WebAssembly module.
+pub(crate) struct WasmKernel {
+    image: Vec<u8>,
+    name: String,
+    plain: Compiled,
+    /// The module compiled once more, to count its work; made when a run wants it.
+    counting: Option<Compiled>,
+}
+
+/// A module compiled in one of two ways.
+struct Compiled {
+    engine: Engine,
+    sill: Arc<Sill>,
+    module: InstancePre<Host>,
+    own: usize,
+    resumes: bool,
+}
+
+impl WasmKernel {
+    pub(crate) fn new(image: &[u8]) -> Result<WasmKernel, ImageError> {
+        if image.len() > MAX_IMAGE_BYTES {
+            return Err(ImageError::TooLarge(image.len()));
+        }
+        let plain = Compiled::new(image, false)?;
+        let name = plain.module.module().name().unwrap_or("wasm").to_owned();
+        Ok(WasmKernel { image: image.to_vec(), name, plain, counting: None })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl RegionKernel for WasmKernel {
+    fn run(&mut self, run: &mut Run<'_>) -> Result<(), Fault> {
+        let compiled = match (run.fuel(), &mut self.counting) {
+            (None, _) => &self.plain,
+            (Some(_), Some(compiled)) => compiled,
+            (Some(_), slot) => {
+                let compiled = Compiled::new(&self.image, true);
+                // What compiled in one way does in the other.
+                slot.insert(compiled.map_err(|_| Fault::new(Cause::KernelFormat, 0))?)
+            }
+        };
+        compiled.run(run)
+    }
+}
+
+impl Compiled {
+    fn new(image: &[u8], counts: bool) -> Result<Compiled, ImageError> {
+        let sill = Arc::new(Sill::default());
+        let words = |error: wasmtime::Error| ImageError::Module(format!("{error:#}"));
+        let engine = Engine::new(&config(sill.clone(), counts)).map_err(words)?;
+        let module = Module::new(&engine, image).map_err(words)?;
+        let own = own_bytes(&module)?;
+        match module.get_export("run") {
+            Some(ExternType::Func(run)) if run.params().len() == 0 && run.results().len() == 0 => {}
+            _ => {
+                let text = "module exports no function `run` without parameters and results";
+                return Err(ImageError::Module(text.to_owned()));
+            }
+        }
+        let imports = |import: wasmtime::ImportType<'_>| {
+            import.module() == host::MODULE && import.name() == host::RESUME
+        };
+        let resumes = module.imports().any(imports);
+        let linker = host::linker(&engine).map_err(words)?;
+        let module = linker.instantiate_pre(&module).map_err(words)?;
+        Ok(Compiled { engine, sill, module, own, resumes })
+    }
+
+    fn run(&self, run: &mut Run<'_>) -> Result<(), Fault> {
+        if let Some(state) = run.resume()
+            && !self.resumes
+        {
+            return Err(Fault::new(Cause::KernelUnresumable, state[0]));
+        }
+        let banks = run.banks();
+        let total = bank_bytes(&banks).ok_or(Fault::new(Cause::NoSuchBank, banks.mask()))?;
+        if total.saturating_add(self.own + WASM_PAGE) > ADDRESSABLE_BYTES {
+            return Err(Fault::new(Cause::KernelTooLarge, total as u64));
+        }
+        let window = self.sill.prepare(self.own, &banks);
+        let window = window.map_err(|_| Fault::new(Cause::KernelTooLarge, total as u64))?;
+        let fuel = run.fuel();
+        // SAFETY: the store, and the host in it, end before this function does; until then `run` is not used
+        // here.
+        let host = unsafe { Host::new(run, window.clone()) };
+        let mut store = Store::new(&self.engine, host);
+        store.set_epoch_deadline(1);
+        store.epoch_deadline_callback(|mut context| {
+            context.data_mut().look()?;
+            Ok(UpdateDeadline::Continue(1))
+        });
+        if let Some(fuel) = fuel {
+            store.set_fuel(fuel).expect("this engine counts");
+        }
+        let ticking = Ticking::start(&self.engine);
+        let grow = (window.size() - window.own()) / WASM_PAGE;
+        let outcome = self.call(&mut store, grow as u64);
+        drop(ticking);
+        let left = fuel.map(|_| store.get_fuel().unwrap_or(0));
+        drop(store);
+        if let (Some(fuel), Some(left)) = (fuel, left) {
+            run.note_fuel(fuel - left);
+        }
+        outcome.map_err(|error| fault(&error, fuel.unwrap_or(0)))
+    }
+
+    fn call(&self, store: &mut Store<Host>, grow: u64) -> wasmtime::Result<()> {
+        let instance = self.module.instantiate(&mut *store)?;
+        let memory = instance.get_memory(&mut *store, "memory");
+        memory.expect("the export was checked").grow(&mut *store, grow)?;
+        instance.get_typed_func::<(), ()>(&mut *store, "run")?.call(&mut *store, ())
+    }
+}
+
+fn config(sill: Arc<Sill>, counts: bool) -> Config {
+    let mut config = Config::new();
+    config
+        .with_host_memory(sill)
+        .memory_reservation(ADDRESSABLE_BYTES as u64)
+        .memory_guard_size(GUARD_BYTES as u64)
+        .guard_before_linear_memory(false)
+        .memory_may_move(false)
+        .memory_init_cow(false)
+        .max_wasm_stack(STACK_BYTES)
+        .epoch_interruption(true)
+        .consume_fuel(counts)
+        .cranelift_opt_level(OptLevel::Speed)
+        .wasm_multi_memory(false)
+        .wasm_memory64(false)
+        // The same result on every processor.
+        .wasm_relaxed_simd(false);
+    config
+}
+
+/// The size of the one memory, which is the module's own.
+fn own_bytes(module: &Module) -> Result<usize, ImageError> {
+    let problem = |text: &str| Err(ImageError::Module(text.to_owned()));
+    let Some(ExternType::Memory(memory)) = module.get_export("memory") else {
+        return problem("module exports no memory `memory`");
+    };
+    if module.imports().any(|import| matches!(import.ty(), ExternType::Memory(_))) {
+        return problem("module imports its memory instead of having one");
+    }
+    if memory.maximum().is_some() {
+        return problem("memory has a maximum, which leaves no place for banks");
+    }
+    let bytes = memory.minimum().saturating_mul(WASM_PAGE as u64);
+    if bytes > MAX_OWN_BYTES as u64 {
+        return Err(ImageError::MemoryTooLarge(bytes));
+    }
+    Ok(bytes as usize)
+}
+
+/// The cause of a run's end, for the registers.
+fn fault(error: &wasmtime::Error, fuel: u64) -> Fault {
+    if let Some(Ended(fault)) = error.downcast_ref() {
+        return *fault;
+    }
+    let number = match error.downcast_ref::<Trap>() {
+        Some(Trap::OutOfFuel) => return Fault::new(Cause::FuelExhausted, fuel),
+        Some(Trap::MemoryOutOfBounds) => return Fault::new(Cause::ForeignMemory, 0),
+        Some(Trap::UnreachableCodeReached) => 1,
+        Some(Trap::StackOverflow) => 2,
+        Some(Trap::IntegerDivisionByZero) => 3,
+        Some(Trap::IntegerOverflow) => 4,
+        Some(Trap::BadConversionToInteger) => 5,
+        Some(Trap::TableOutOfBounds) => 6,
+        Some(Trap::IndirectCallToNull) => 7,
+        Some(Trap::BadSignature) => 8,
+        _ => 0,
+    };
+    Fault::new(Cause::KernelTrapped, number)
+}

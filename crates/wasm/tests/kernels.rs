@@ -1,0 +1,366 @@
+//! Modules as kernels: what they can do, what they cannot, and the examples of examples/kernels.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use millstream_card::Memory;
+use millstream_card::command::{Cause, Fault};
+use millstream_card::region::kernel::{Banks, Control, Loader as _, RegionKernel, Run, Unattended, Words};
+use millstream_wasm::{MAX_IMAGE_BYTES, Wasm, check};
+
+const BANK: u64 = 1 << 20;
+
+fn kernel(text: &str) -> Box<dyn RegionKernel> {
+    assert!(Wasm.recognises(text.as_bytes()));
+    Wasm.load(text.as_bytes()).expect(text).kernel
+}
+
+/// A module with one page of its own and this body of `run`.
+fn module(body: &str) -> String {
+    format!(
+        r#"(module $test
+            (import "millstream_1" "argument" (func $argument (param i32) (result i64)))
+            (import "millstream_1" "address" (func $address (param i64 i64) (result i32)))
+            (import "millstream_1" "result" (func $result (param i32 i64)))
+            (import "millstream_1" "progress" (func $progress (param i64)))
+            (import "millstream_1" "traffic" (func $traffic (param i64 i64)))
+            (import "millstream_1" "safe_point" (func $safe_point (param i32)))
+            (import "millstream_1" "refuse" (func $refuse (param i32)))
+            (memory (export "memory") 1)
+            (data (i32.const 8) "own")
+            (func $deep (call $deep) (call $deep))
+            (func (export "run") {body}))"#
+    )
+}
+
+fn arguments(words: &[u64]) -> Words {
+    std::array::from_fn(|index| words.get(index).copied().unwrap_or(0))
+}
+
+/// Runs a kernel on banks 1 and 3 of four.
+fn run(kernel: &mut dyn RegionKernel, memory: &Memory, words: &[u64]) -> Result<Words, Fault> {
+    let control = Unattended::default();
+    let mut run = Run::new(Banks::new(memory, BANK, 0b1010), arguments(words), &control);
+    kernel.run(&mut run)?;
+    Ok(*run.results())
+}
+
+fn cause(body: &str) -> Cause {
+    let memory = Memory::anonymous(4 * BANK).unwrap();
+    run(&mut *kernel(&module(body)), &memory, &[]).unwrap_err().cause
+}
+
+#[test]
+fn a_kernel_reads_and_writes_its_banks_in_place() {
+    let memory = Memory::anonymous(4 * BANK).unwrap();
+    // Adds 1 to the word at argument 0 and leaves it in result 2.
+    let mut kernel = kernel(&module(
+        "(local $at i32)
+         (local.set $at (call $address (call $argument (i32.const 0)) (i64.const 8)))
+         (i64.store (local.get $at) (i64.add (i64.load (local.get $at)) (i64.const 1)))
+         (call $result (i32.const 2) (i64.load (local.get $at)))",
+    ));
+    for offset in [BANK, 2 * BANK - 8, 3 * BANK, 4 * BANK - 8] {
+        for value in [41u64, 42] {
+            if value == 41 {
+                memory.write(offset, &value.to_le_bytes()).unwrap();
+            }
+            assert_eq!(run(&mut *kernel, &memory, &[offset]).unwrap()[2], value + 1);
+        }
+        assert_eq!(memory.read_array(offset).unwrap(), 43u64.to_le_bytes());
+    }
+    for offset in [0, BANK - 8, BANK - 1, 2 * BANK - 7, 2 * BANK, 4 * BANK, u64::MAX] {
+        let refused = run(&mut *kernel, &memory, &[offset]).unwrap_err();
+        assert_eq!(refused, Fault::new(Cause::ForeignMemory, offset));
+    }
+}
+
+#[test]
+fn a_range_over_two_banks_is_in_one_piece() {
+    let memory = Memory::anonymous(4 * BANK).unwrap();
+    let mut kernel = kernel(&module(
+        "(memory.fill (call $address (i64.const 1048570) (i64.const 12)) (i32.const 7) (i32.const 12))",
+    ));
+    let control = Unattended::default();
+    let mut run = Run::new(Banks::new(&memory, BANK, 0b0011), arguments(&[]), &control);
+    kernel.run(&mut run).unwrap();
+    assert_eq!(memory.read_array::<14>(BANK - 7).unwrap(), [0, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 0]);
+}
+
+#[test]
+fn every_run_starts_from_the_module_as_it_was_made() {
+    let memory = Memory::anonymous(4 * BANK).unwrap();
+    let mut kernel = kernel(&module(
+        "(call $result (i32.const 0) (i64.load (i32.const 8)))
+         (call $result (i32.const 1) (i64.load (i32.const 4096)))
+         (i64.store (i32.const 8) (i64.const -1))
+         (i64.store (i32.const 4096) (i64.const -1))",
+    ));
+    for _ in 0..3 {
+        let results = run(&mut *kernel, &memory, &[]).unwrap();
+        assert_eq!(results[..2], [u64::from_le_bytes(*b"own\0\0\0\0\0"), 0]);
+    }
+}
+
+#[test]
+fn traps_end_the_run_and_say_which() {
+    let memory = Memory::anonymous(4 * BANK).unwrap();
+    let trapping = |body: &str| run(&mut *kernel(&module(body)), &memory, &[]).unwrap_err();
+    let trap = |number| Fault::new(Cause::KernelTrapped, number);
+    assert_eq!(trapping("(unreachable)"), trap(1));
+    assert_eq!(trapping("(call $deep)"), trap(2));
+    let by_zero = "(call $result (i32.const 0) (i64.div_u (i64.const 1) (i64.const 0)))";
+    assert_eq!(trapping(by_zero), trap(3));
+    assert_eq!(trapping("(call $refuse (i32.const 5))"), Fault::new(Cause::Argument, 5));
+    assert_eq!(trapping("(call $result (i32.const 16) (i64.const 0))"), Fault::new(Cause::Argument, 16));
+}
+
+#[test]
+fn reaching_out_of_the_banks_ends_the_run() {
+    // Own page, two banks, and nothing behind them.
+    let end = 65536 + 2 * BANK;
+    let load = |at: u64| format!("(drop (i32.load (i32.const {})))", at as u32 as i32);
+    let memory = Memory::anonymous(4 * BANK).unwrap();
+    run(&mut *kernel(&module(&load(end - 4))), &memory, &[]).unwrap();
+    for at in [end - 3, end, 1 << 31, u64::from(u32::MAX)] {
+        assert_eq!(cause(&load(at)), Cause::ForeignMemory, "{at}");
+    }
+    assert_eq!(cause("(i32.store offset=4294967295 (i32.const -1) (i32.const 7))"), Cause::ForeignMemory);
+    assert_eq!(cause("(memory.fill (i32.const 0) (i32.const 7) (i32.const -1))"), Cause::ForeignMemory);
+    assert_eq!(cause("(call $safe_point (i32.const -8))"), Cause::ForeignMemory);
+    // Memory does not grow, and says so as WebAssembly does.
+    run(
+        &mut *kernel(&module("(if (i32.ne (memory.grow (i32.const 1)) (i32.const -1)) (then unreachable))")),
+        &memory,
+        &[],
+    )
+    .unwrap();
+}
+
+/// A control that wants the kernel from some time on.
+#[derive(Default)]
+struct Wanting {
+    wanted: AtomicBool,
+    progress: AtomicU64,
+    points: AtomicU64,
+    stop: AtomicBool,
+}
+
+impl Control for Wanting {
+    fn safe_point(&self, state: &Words) -> Result<(), Fault> {
+        self.points.fetch_add(1, Ordering::Relaxed);
+        self.progress.store(state[0], Ordering::Relaxed);
+        if self.stop.load(Ordering::Relaxed) { Err(Fault::new(Cause::Interrupted, 0)) } else { Ok(()) }
+    }
+
+    fn wanted(&self) -> &AtomicBool {
+        &self.wanted
+    }
+
+    fn progress(&self) -> &AtomicU64 {
+        &self.progress
+    }
+}
+
+#[test]
+fn loops_are_ended_by_fuel_by_the_deadline_and_by_a_stop() {
+    let memory = Memory::anonymous(4 * BANK).unwrap();
+    let banks = Banks::new(&memory, BANK, 0b1010);
+    let mut kernel = kernel(&module("(loop $for_ever (br $for_ever))"));
+    let control = Unattended::default();
+    let mut run = Run::new(banks, arguments(&[]), &control).bounded(Some(100_000), None);
+    assert_eq!(kernel.run(&mut run), Err(Fault::new(Cause::FuelExhausted, 100_000)));
+    assert_eq!(run.fuel_used(), 100_000);
+
+    let deadline = Instant::now() + Duration::from_millis(30);
+    let mut run = Run::new(banks, arguments(&[]), &control).bounded(None, Some(deadline));
+    assert_eq!(kernel.run(&mut run).unwrap_err().cause, Cause::DeadlineExceeded);
+
+    let control = Wanting::default();
+    control.stop.store(true, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(30));
+            control.wanted.store(true, Ordering::Relaxed);
+        });
+        let mut run = Run::new(banks, arguments(&[]), &control);
+        assert_eq!(kernel.run(&mut run).unwrap_err().cause, Cause::Interrupted);
+    });
+    // And the kernel can be run again.
+    let mut run = Run::new(banks, arguments(&[]), &control).bounded(Some(10), None);
+    assert_eq!(kernel.run(&mut run).unwrap_err().cause, Cause::FuelExhausted);
+}
+
+#[test]
+fn images_that_are_no_kernels_are_refused_in_words_and_by_cause() {
+    let refused = |image: &[u8]| (check(image).unwrap_err().to_string(), Wasm.load(image).unwrap_err().cause);
+    for (image, words) in [
+        ("(module)", "exports no memory"),
+        ("(module (memory (export \"memory\") 1))", "no function `run`"),
+        ("(module (memory (export \"memory\") 1 2) (func (export \"run\")))", "has a maximum"),
+        ("(module (memory (export \"memory\") 1) (func (export \"run\") (param i32)))", "no function `run`"),
+        (
+            "(module (import \"env\" \"puts\" (func)) (memory (export \"memory\") 1) (func (export \"run\")))",
+            "env::puts",
+        ),
+        (
+            "(module (import \"millstream_1\" \"result\" (func)) (memory (export \"memory\") 1) \
+             (func (export \"run\")))",
+            "millstream_1::result",
+        ),
+        ("(module (func (export \"run\") (i32.add)))", "type mismatch"),
+    ] {
+        let (text, cause) = refused(image.as_bytes());
+        assert!(text.contains(words), "{text}");
+        assert_eq!(cause, Cause::KernelFormat, "{image}");
+    }
+    let (_, cause) = refused(b"\0asm and then something else");
+    assert_eq!(cause, Cause::KernelFormat);
+    let large = [b"\0asm".as_slice(), &vec![0; MAX_IMAGE_BYTES]].concat();
+    assert_eq!(refused(&large).1, Cause::KernelTooLarge);
+    let (text, cause) = refused(b"(module (memory (export \"memory\") 2000) (func (export \"run\")))");
+    assert_eq!(cause, Cause::KernelTooLarge, "{text}");
+    assert!(!Wasm.recognises(b"\x7fELF"));
+}
+
+#[test]
+fn banks_beyond_what_a_module_can_address_are_refused() {
+    // Sparse: none of it is touched.
+    let memory = Memory::anonymous(8 << 30).unwrap();
+    let control = Unattended::default();
+    let mut kernel = kernel(&module("(drop (call $address (i64.const 0) (i64.const 1)))"));
+    let mut with = |mask| {
+        let mut run = Run::new(Banks::new(&memory, 256 << 20, mask), arguments(&[]), &control);
+        kernel.run(&mut run)
+    };
+    assert_eq!(with(0x7fff), Ok(()));
+    assert_eq!(with(0xffff), Err(Fault::new(Cause::KernelTooLarge, 4 << 30)));
+    assert_eq!(with(1 << 32), Err(Fault::new(Cause::NoSuchBank, 1 << 32)));
+    assert_eq!(with(0), Err(Fault::new(Cause::ForeignMemory, 0)));
+}
+
+fn examples() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/kernels")
+}
+
+/// Compiles an example by the command in its first lines.
+fn example(name: &str) -> Vec<u8> {
+    let source = examples().join(name);
+    let text = std::fs::read_to_string(&source).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let comment = |line: &str| line.trim_start_matches("//!").trim_start_matches(" *").trim().to_owned();
+    let mut words = Vec::new();
+    for line in text.lines().map(comment) {
+        let command = line.starts_with("rustc ") || line.starts_with("clang ") || !words.is_empty();
+        if command {
+            let more = line.ends_with('\\');
+            words.extend(line.trim_end_matches('\\').split_whitespace().map(str::to_owned));
+            if !more {
+                break;
+            }
+        }
+    }
+    let output = words.iter().position(|word| word == "-o").unwrap() + 1;
+    let image = folder.path().join(&words[output]);
+    words[output] = image.display().to_string();
+    let ran = Command::new(&words[0]).args(&words[1..]).current_dir(examples()).output();
+    let ran = ran.unwrap_or_else(|error| panic!("{}: {error}; `make setup` installs it", words[0]));
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success(), "{words:?} (`make setup` installs what it needs): {said}");
+    std::fs::read(image).unwrap()
+}
+
+#[test]
+fn the_template_in_rust_adds_a_number() {
+    let memory = Memory::anonymous(4 * BANK).unwrap();
+    memory.write(BANK + 64, &[1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0]).unwrap();
+    let mut kernel = Wasm.load(&example("template.rs")).unwrap().kernel;
+    assert_eq!(run(&mut *kernel, &memory, &[BANK + 64, 2, 5]).unwrap()[0], 2);
+    assert_eq!(memory.read_array(BANK + 64).unwrap(), [6, 0, 0, 0, 7, 0, 0, 0, 3, 0, 0, 0]);
+    let too_much = run(&mut *kernel, &memory, &[BANK, 2, 1 << 32]);
+    assert_eq!(too_much, Err(Fault::new(Cause::Argument, 2)));
+    let foreign = run(&mut *kernel, &memory, &[0, 2, 5]);
+    assert_eq!(foreign, Err(Fault::new(Cause::ForeignMemory, 0)));
+}
+
+#[test]
+fn the_histogram_in_c_counts() {
+    let memory = Memory::anonymous(4 * BANK).unwrap();
+    let samples: Vec<u16> = (0..50_000u32).map(|at| (at * at % 977) as u16).collect();
+    let bytes: Vec<u8> = samples.iter().flat_map(|sample| sample.to_le_bytes()).collect();
+    memory.write(BANK, &bytes).unwrap();
+    let mut kernel = Wasm.load(&example("histogram.c")).unwrap().kernel;
+    let results = run(&mut *kernel, &memory, &[BANK, 50_000, 3 * BANK]).unwrap();
+    let count = |value: u16| samples.iter().filter(|&&sample| sample == value).count() as u32;
+    let most = results[1] as u16;
+    assert_eq!(results[0], 50_000);
+    for value in [0, 1, 976, most] {
+        let counted = memory.read_array(3 * BANK + 4 * u64::from(value)).unwrap();
+        assert_eq!(u32::from_le_bytes(counted), count(value));
+        assert!(count(value) <= count(most));
+    }
+}
+
+/// Ends the run at some safe point, and keeps its state.
+struct Ending {
+    left: AtomicU64,
+    state: std::sync::Mutex<Words>,
+    none: (AtomicBool, AtomicU64),
+}
+
+impl Control for Ending {
+    fn safe_point(&self, state: &Words) -> Result<(), Fault> {
+        *self.state.lock().unwrap() = *state;
+        match self.left.fetch_sub(1, Ordering::Relaxed) {
+            0 => Err(Fault::new(Cause::Interrupted, 0)),
+            _ => Ok(()),
+        }
+    }
+
+    fn wanted(&self) -> &AtomicBool {
+        &self.none.0
+    }
+
+    fn progress(&self) -> &AtomicU64 {
+        &self.none.1
+    }
+}
+
+#[test]
+fn the_sweeps_in_rust_go_on_elsewhere_from_any_safe_point() {
+    let (rows, columns, sweeps) = (200u64, 70u64, 9u64);
+    let cells: Vec<f32> = (0..rows * columns).map(|at| (at * at % 1009) as f32 / 7.0).collect();
+    let expected = millstream_stencil::reference(&cells, rows as usize, columns as usize, sweeps as usize);
+    let bytes: Vec<u8> = cells.iter().flat_map(|cell| cell.to_le_bytes()).collect();
+    let words = arguments(&[rows, columns, BANK, 3 * BANK, sweeps]);
+    let image = example("jacobi.rs");
+    for points in [0, 1, 3, 4, 17, 38] {
+        let memory = Memory::anonymous(4 * BANK).unwrap();
+        memory.write(BANK, &bytes).unwrap();
+        let control = Ending { left: points.into(), state: Default::default(), none: Default::default() };
+        let mut run = Run::new(Banks::new(&memory, BANK, 0b1010), words, &control);
+        let mut kernel = Wasm.load(&image).unwrap().kernel;
+        assert_eq!(kernel.run(&mut run).unwrap_err().cause, Cause::Interrupted);
+
+        let elsewhere = Memory::anonymous(4 * BANK).unwrap();
+        let mut all = vec![0; 4 * BANK as usize];
+        memory.read(0, &mut all).unwrap();
+        elsewhere.write(0, &all).unwrap();
+        let state = *control.state.lock().unwrap();
+        let control = Unattended::default();
+        let mut run = Run::new(Banks::new(&elsewhere, BANK, 0b1010), words, &control).resuming(state);
+        Wasm.load(&image).unwrap().kernel.run(&mut run).unwrap();
+        let mut result = vec![0; bytes.len()];
+        elsewhere.read(run.results()[0], &mut result).unwrap();
+        let (result, _) = result.as_chunks::<4>();
+        let result: Vec<f32> = result.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        assert!(result == expected, "stopped after {points} safe points");
+    }
+    let memory = Memory::anonymous(4 * BANK).unwrap();
+    let control = Unattended::default();
+    let mut run = Run::new(Banks::new(&memory, BANK, 2), arguments(&[]), &control).resuming([1; 16]);
+    let plain = kernel(&module("")).run(&mut run);
+    assert_eq!(plain, Err(Fault::new(Cause::KernelUnresumable, 1)));
+}

@@ -1,0 +1,89 @@
+//! What a kernel can ask of its region; docs/kernels.md says more. Put this file beside your kernel.
+
+#![allow(dead_code)]
+
+#[link(wasm_import_module = "millstream_1")]
+unsafe extern "C" {
+    #[link_name = "argument"]
+    safe fn import_argument(index: u32) -> u64;
+    #[link_name = "address"]
+    safe fn import_address(offset: u64, bytes: u64) -> u32;
+    #[link_name = "result"]
+    safe fn import_result(index: u32, value: u64);
+    #[link_name = "progress"]
+    safe fn import_progress(done: u64);
+    #[link_name = "traffic"]
+    safe fn import_traffic(read: u64, written: u64);
+    #[link_name = "safe_point"]
+    fn import_safe_point(state: *const [u64; 16]);
+    #[link_name = "resume"]
+    fn import_resume(state: *mut [u64; 16]) -> u32;
+    #[link_name = "refuse"]
+    safe fn import_refuse(argument: u32);
+}
+
+/// Argument word `index`, 0 to 15.
+pub fn argument(index: u32) -> u64 {
+    import_argument(index)
+}
+
+/// Ends the run because of this argument.
+pub fn refuse(index: u32) -> ! {
+    import_refuse(index);
+    core::arch::wasm32::unreachable()
+}
+
+/// Card memory from `offset` on as `count` values of `T`. Ends the run if it is not all in banks that the run
+/// was given, or not aligned.
+///
+/// # Safety
+/// No other slice of the same memory is in use. `T` has no invalid values.
+pub unsafe fn memory<T>(offset: u64, count: u64) -> &'static mut [T] {
+    let Some(bytes) = count.checked_mul(size_of::<T>() as u64) else { core::arch::wasm32::unreachable() };
+    if bytes == 0 {
+        return &mut [];
+    }
+    let address = import_address(offset, bytes) as *mut T;
+    if !address.is_aligned() {
+        core::arch::wasm32::unreachable()
+    }
+    // SAFETY: the region has checked the range, and the caller promises the rest.
+    unsafe { core::slice::from_raw_parts_mut(address, count as usize) }
+}
+
+/// Sets result word `index`, 0 to 15.
+pub fn result(index: u32, value: u64) {
+    import_result(index, value);
+}
+
+/// Shows how far the run has come, in your own measure.
+pub fn progress(done: u64) {
+    import_progress(done);
+}
+
+/// Counts bytes read and written, for the card's performance counters.
+pub fn traffic(read: u64, written: u64) {
+    import_traffic(read, written);
+}
+
+/// A place where the run may be stopped or held; with the banks, these words must suffice to go on from here.
+/// Reach one at least every 100 ms.
+pub fn safe_point(state: &[u64; 16]) {
+    // SAFETY: the region reads sixteen words.
+    unsafe { import_safe_point(state) }
+}
+
+/// The state to go on from, if the run is to continue another one.
+pub fn resume() -> Option<[u64; 16]> {
+    let mut state = [0; 16];
+    // SAFETY: the region writes sixteen words.
+    match unsafe { import_resume(&mut state) } {
+        0 => None,
+        _ => Some(state),
+    }
+}
+
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    core::arch::wasm32::unreachable()
+}
