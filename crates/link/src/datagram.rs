@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use millstream_wire::bth;
+
 /// Packets to one destination, in one buffer: each of [`segment`](Outgoing::segment) bytes, the last perhaps
 /// shorter. A packet is what follows the UDP header: BTH, extended headers, payload, padding and four bytes
 /// for the ICRC, which [`Port`](crate::Port) fills in.
@@ -147,10 +149,8 @@ impl Inbox {
     }
 }
 
-/// Destination queue pair number in a packet's base transport header (IBTA volume 1, 9.2.5); None if the
-/// packet is shorter than that header.
+/// Destination queue pair number in a packet's base transport header; None if the packet is shorter than that.
 #[must_use]
 pub fn destination_qpn(packet: &[u8]) -> Option<u32> {
-    let header = packet.first_chunk::<12>()?;
-    Some(u32::from_be_bytes([0, header[5], header[6], header[7]]))
+    bth::Packet::new_checked(packet).ok().map(|header| header.dest_qp().get())
 }

@@ -24,9 +24,6 @@ pub use group::JoinError;
 pub use port::Port;
 pub use udp::{MAX_BATCH, MAX_SEGMENTS, MULTICAST_QPN, Udp};
 
-/// UDP port of RoCEv2 (IANA: roce; annex A17.3).
-pub const ROCE_PORT: u16 = 4791;
-
 /// Low bits of a queue pair number, a place in its process's table. The high bits are the process's *block*.
 pub const QPN_INDEX_BITS: u32 = 12;
 

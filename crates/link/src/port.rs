@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use crate::counters::Counters;
-use crate::icrc::{Cover, MIN_PACKET};
+use crate::icrc;
 use crate::{Counts, Inbox, JoinError, Link, Origin, Outgoing, Udp};
 
 /// What a device sends and receives by: packets leave with their ICRC, and only those arrive whose ICRC can be
@@ -32,17 +32,19 @@ impl Port {
     /// again.
     ///
     /// # Errors
-    /// What makes the port unusable.
+    /// What makes the port unusable; InvalidInput for addresses of two families.
     ///
     /// # Panics
     /// If a packet is shorter than a base transport header with its ICRC.
     pub fn send(&self, batches: &mut [Outgoing<'_>]) -> io::Result<usize> {
         let source_port = self.link.source_port();
         for batch in &mut *batches {
-            let cover = Cover { source: batch.source, destination: batch.destination, source_port };
+            let Some(flow) = icrc::flow(batch.source, source_port, batch.destination) else {
+                return Err(io::ErrorKind::InvalidInput.into());
+            };
             let several = batch.count() > 1;
             for (i, packet) in batch.bytes.chunks_mut(batch.segment.max(1)).enumerate() {
-                cover.seal(if several { self.link.identification(i) } else { 0 }, packet);
+                icrc::seal(&flow, if several { self.link.identification(i) } else { 0 }, packet);
             }
         }
         self.link.send(batches)
@@ -55,17 +57,13 @@ impl Port {
     pub fn receive(&self, inbox: &mut Inbox) -> io::Result<usize> {
         let received = self.link.receive(inbox)?;
         inbox.retain(|origin, place, packet| {
-            if packet.len() < MIN_PACKET {
+            if packet.len() < icrc::MIN_PACKET {
                 self.counters.too_short.add(1);
                 return false;
             }
-            let cover = Cover {
-                source: origin.source,
-                destination: origin.destination,
-                source_port: origin.source_port,
-            };
             // Senders like this one count from zero in what was sent, and so received, as one.
-            let right = cover.check(place as u16, packet);
+            let right = icrc::flow(origin.source, origin.source_port, origin.destination)
+                .is_some_and(|flow| icrc::identification(&flow, place as u16, packet).is_some());
             if !right {
                 self.counters.bad_icrc.add(1);
             }

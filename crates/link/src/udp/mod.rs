@@ -20,8 +20,8 @@ use millstream_shm::EventFd;
 use crate::counters::Counters;
 use crate::datagram::{Inbox, Origin, Outgoing, destination_qpn};
 use crate::group::{self, JoinError, Member, Neighbours};
-use crate::icrc::{Cover, MIN_PACKET};
-use crate::{Counts, Link, QPN_INDEX_BITS, ROCE_PORT};
+use crate::{Counts, Link, QPN_INDEX_BITS, icrc};
+use millstream_wire::UDP_PORT;
 
 pub(crate) use message::receive;
 pub(crate) use options::{bind_shared, holders};
@@ -133,7 +133,7 @@ impl Udp {
     /// # Errors
     /// [`JoinError`] says who is in the way.
     pub fn join(block: u16) -> Result<Self, JoinError> {
-        Self::join_port(block, ROCE_PORT)
+        Self::join_port(block, UDP_PORT)
     }
 
     /// The same on another port, for tests.
@@ -204,13 +204,12 @@ impl Udp {
     /// Sends every packet of a batch by itself. For those that find no room the batch counts as taken: networks
     /// lose packets.
     fn send_separately(&self, batch: &mut Outgoing<'_>) -> io::Result<()> {
-        let cover =
-            Cover { source: batch.source, destination: batch.destination, source_port: self.source_port };
+        let flow = icrc::flow(batch.source, self.source_port, batch.destination);
         let Outgoing { source, destination, interface, tos, segment, .. } = *batch;
         for packet in batch.bytes.chunks_mut(segment.max(1)) {
-            if packet.len() >= MIN_PACKET {
+            if let Some(flow) = flow.as_ref().filter(|_| packet.len() >= icrc::MIN_PACKET) {
                 // It was sealed as part of a batch.
-                cover.seal(0, packet);
+                icrc::seal(flow, 0, packet);
             }
             let one = Outgoing { source, destination, interface, tos, segment: packet.len(), bytes: packet };
             let _ = self.send_some(&mut [one])?;
