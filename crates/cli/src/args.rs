@@ -67,6 +67,39 @@ pub(crate) struct EnvOptions {
     /// Leave out what answers for the device's files and rdma_cm: verbs only
     #[arg(long)]
     pub(crate) no_preload: bool,
+    #[command(flatten)]
+    pub(crate) link: LinkOptions,
+}
+
+/// Faults and captures on the wire between hosts (docs/wire-link.md). WHICH is a probability, such as 0.01, or packets by
+/// number, such as '#3+17'.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "On the wire (docs/wire-link.md)")]
+pub(crate) struct LinkOptions {
+    /// Do not send these packets; WHICH: a probability (0.01), or packets by number ('#3+17')
+    #[arg(long, value_name = "WHICH")]
+    pub(crate) drop: Option<String>,
+    /// Send these packets twice
+    #[arg(long, value_name = "WHICH")]
+    pub(crate) duplicate: Option<String>,
+    /// Send these packets after the one that follows
+    #[arg(long, value_name = "WHICH")]
+    pub(crate) reorder: Option<String>,
+    /// Send these packets with one wrong bit
+    #[arg(long, value_name = "WHICH")]
+    pub(crate) corrupt: Option<String>,
+    /// Send these packets late: WHICH:TIME, such as 0.01:2ms
+    #[arg(long, value_name = "WHICH:TIME")]
+    pub(crate) delay: Option<String>,
+    /// Start of the random numbers [default: 1]
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<String>,
+    /// Whether these faults happen to what is sent, received, or both [default: send]
+    #[arg(long, value_name = "SIDE")]
+    pub(crate) side: Option<String>,
+    /// Write what passes into this capture file, `%p` being the process id
+    #[arg(long, value_name = "FILE")]
+    pub(crate) pcap: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -74,6 +107,8 @@ pub(crate) struct RunOptions {
     /// Leave out what answers for the device's files and rdma_cm: verbs only
     #[arg(long)]
     pub(crate) no_preload: bool,
+    #[command(flatten)]
+    pub(crate) link: LinkOptions,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     pub(crate) program: Vec<OsString>,

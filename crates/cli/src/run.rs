@@ -8,7 +8,8 @@ use std::process::ExitCode;
 
 use millstream_rdma::loader;
 
-use crate::args::{EnvOptions, RunOptions};
+use crate::args::{EnvOptions, LinkOptions, RunOptions};
+use millstream_link::config::{Faults, LINK_VARIABLE, PCAP_VARIABLE};
 
 /// What answers for the device's files (docs/rdma-cm.md); beside the verbs library.
 const PRELOAD: &str = "libmillstream_preload.so";
@@ -16,24 +17,27 @@ const PRELOAD: &str = "libmillstream_preload.so";
 pub(crate) fn run(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
     let (program, arguments) = options.program.split_first().ok_or("no program given")?;
     let mut command = std::process::Command::new(program);
-    command.args(arguments).envs(environment(options.no_preload)?);
+    command.args(arguments).envs(environment(options.no_preload, &options.link)?);
     // Only returns if the program cannot be started.
     let cause = command.exec();
     Err(format!("cannot start {}: {cause}", program.display()).into())
 }
 
 pub(crate) fn print_environment(options: &EnvOptions) -> Result<ExitCode, Box<dyn Error>> {
-    for (name, value) in environment(options.no_preload)? {
-        let value = value.to_str().ok_or("the library's path is not text")?;
+    for (name, value) in environment(options.no_preload, &options.link)? {
+        let value = value.to_str().ok_or_else(|| format!("{name} would not be text"))?;
         println!("export {name}='{}'", value.replace('\'', "'\\''"));
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// The variables that put a program on the soft device.
-fn environment(no_preload: bool) -> Result<Vec<(&'static str, OsString)>, Box<dyn Error>> {
+fn environment(
+    no_preload: bool,
+    link: &LinkOptions,
+) -> Result<Vec<(&'static str, OsString)>, Box<dyn Error>> {
     let libraries = library_dir()?;
-    let mut variables = Vec::new();
+    let mut variables = link_variables(link)?;
     if !no_preload {
         let preload = libraries.join(PRELOAD);
         if !preload.is_file() {
@@ -43,6 +47,33 @@ fn environment(no_preload: bool) -> Result<Vec<(&'static str, OsString)>, Box<dy
         variables.push(("LD_PRELOAD", joined(std::env::var_os("LD_PRELOAD"), Some(preload.into()))));
     }
     variables.push(("LD_LIBRARY_PATH", joined(Some(libraries.into()), std::env::var_os("LD_LIBRARY_PATH"))));
+    Ok(variables)
+}
+
+/// What asks for faults and captures; checked, so that nothing runs without them unnoticed.
+fn link_variables(link: &LinkOptions) -> Result<Vec<(&'static str, OsString)>, Box<dyn Error>> {
+    let fields = [
+        ("drop", &link.drop),
+        ("duplicate", &link.duplicate),
+        ("reorder", &link.reorder),
+        ("corrupt", &link.corrupt),
+        ("delay", &link.delay),
+        ("seed", &link.seed),
+        ("side", &link.side),
+    ];
+    let given: Vec<_> =
+        fields.iter().filter_map(|(field, value)| Some(format!("{field}={}", value.as_ref()?))).collect();
+    let mut variables = Vec::new();
+    if !given.is_empty() {
+        let text = given.join(",");
+        text.parse::<Faults>()
+            .map_err(|error| format!("--{}={:?}: {}", error.field, error.value, error.reason))?;
+        variables.push((LINK_VARIABLE, text.into()));
+    }
+    if let Some(path) = &link.pcap {
+        // The program may change its folder.
+        variables.push((PCAP_VARIABLE, std::path::absolute(path)?.into()));
+    }
     Ok(variables)
 }
 

@@ -38,6 +38,17 @@ fn json(path: &Path) -> serde_json::Value {
 }
 
 #[test]
+fn faults_on_the_wire_are_checked_before_anything_runs() {
+    let printed =
+        succeeds(&["env", "--no-preload", "--drop", "0.01", "--delay", "#3:2ms", "--pcap", "a-%p.pcap"]);
+    assert!(printed.contains("export MILLSTREAM_LINK='drop=0.01,delay=#3:2ms'"), "{printed}");
+    let capture = std::path::absolute("a-%p.pcap").unwrap();
+    assert!(printed.contains(&format!("export MILLSTREAM_PCAP='{}'", capture.display())), "{printed}");
+    let refused = fails(&["run", "--corrupt", "2", "--", "true"]);
+    assert!(refused.contains("--corrupt=\"2\""), "{refused}");
+}
+
+#[test]
 fn the_demo_reproduces_every_decision_and_stores_every_byte() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path();

@@ -6,18 +6,25 @@
 //! - [`datagram`](Outgoing): packets on their way out and in;
 //! - [`Udp`]: the sockets, and one port for all processes of a host without a daemon (docs/wire-link.md);
 //! - [`icrc`]: the checksum over a packet and the IP header that it will have;
-//! - [`Port`]: a link with its checksums, as a device uses it.
+//! - [`Port`]: a link with its checksums, as a device uses it;
+//! - [`config`]: faults and captures, by the environment of any program.
 
+pub mod config;
 mod counters;
 mod datagram;
+mod faulty;
 mod group;
 pub mod icrc;
+#[cfg(test)]
+mod memory;
+mod pcap;
 mod port;
 mod udp;
 
 use std::io;
 use std::sync::Arc;
 
+pub use config::Config;
 pub use counters::Counts;
 pub use datagram::{Inbox, Origin, Outgoing, Received, destination_qpn};
 pub use group::JoinError;
@@ -52,24 +59,29 @@ pub trait Link: Send + Sync + std::fmt::Debug {
     fn counts(&self) -> Counts;
 }
 
-impl<L: Link + ?Sized> Link for Arc<L> {
-    fn send(&self, batches: &mut [Outgoing<'_>]) -> io::Result<usize> {
-        (**self).send(batches)
-    }
+macro_rules! forward {
+    ($($pointer:ident)*) => {$(
+        impl<L: Link + ?Sized> Link for $pointer<L> {
+            fn send(&self, batches: &mut [Outgoing<'_>]) -> io::Result<usize> {
+                (**self).send(batches)
+            }
 
-    fn receive(&self, inbox: &mut Inbox) -> io::Result<usize> {
-        (**self).receive(inbox)
-    }
+            fn receive(&self, inbox: &mut Inbox) -> io::Result<usize> {
+                (**self).receive(inbox)
+            }
 
-    fn source_port(&self) -> u16 {
-        (**self).source_port()
-    }
+            fn source_port(&self) -> u16 {
+                (**self).source_port()
+            }
 
-    fn identification(&self, index: usize) -> u16 {
-        (**self).identification(index)
-    }
+            fn identification(&self, index: usize) -> u16 {
+                (**self).identification(index)
+            }
 
-    fn counts(&self) -> Counts {
-        (**self).counts()
-    }
+            fn counts(&self) -> Counts {
+                (**self).counts()
+            }
+        }
+    )*};
 }
+forward! { Arc Box }

@@ -4,8 +4,11 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
+use crate::config::Config;
 use crate::counters::Counters;
+use crate::faulty::Faulty;
 use crate::icrc;
+use crate::pcap::Pcap;
 use crate::{Counts, Inbox, JoinError, Link, Origin, Outgoing, Udp};
 
 /// What a device sends and receives by: packets leave with their ICRC, and only those arrive whose ICRC can be
@@ -19,13 +22,30 @@ pub struct Port {
 }
 
 impl Port {
-    /// Joins the processes of this host on the RoCEv2 port, as the one whose queue pair numbers start with `block`.
+    /// Joins the processes of this host on the RoCEv2 port, as the one whose queue pair numbers start with `block`,
+    /// with what the environment asks for.
+    ///
+    /// # Errors
+    /// [`JoinError`] says who is in the way, or what is wrong with the environment.
+    pub fn join(block: u16) -> Result<Self, JoinError> {
+        Self::join_with(block, &Config::from_environment()?)
+    }
+
+    /// The same with settings of the caller's.
     ///
     /// # Errors
     /// [`JoinError`] says who is in the way.
-    pub fn join(block: u16) -> Result<Self, JoinError> {
+    pub fn join_with(block: u16, config: &Config) -> Result<Self, JoinError> {
         let udp = Arc::new(Udp::join(block)?);
-        Ok(Self { link: Box::new(udp.clone()), udp, counters: Counters::default() })
+        // Faults come first, so that a capture shows what the other side sees.
+        let mut link: Box<dyn Link> = Box::new(udp.clone());
+        if let Some(path) = &config.capture {
+            link = Box::new(Pcap::new(link, path)?);
+        }
+        if config.faults.any() {
+            link = Box::new(Faulty::new(link, &config.faults));
+        }
+        Ok(Self { link, udp, counters: Counters::default() })
     }
 
     /// Seals the packets and sends them; says how many batches were taken. The others found no room and may be sent

@@ -82,6 +82,9 @@ pub enum JoinError {
         /// Their high bits.
         block: u16,
     },
+    /// A setting is wrong.
+    #[error(transparent)]
+    Config(#[from] crate::config::ConfigError),
     /// The system refused something.
     #[error(transparent)]
     System(#[from] io::Error),

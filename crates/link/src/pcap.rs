@@ -1,0 +1,229 @@
+//! A link that writes what passes into a capture file.
+//!
+//! A UDP socket shows no link layer, so Ethernet, IP and UDP headers are made up from what is known: addresses,
+//! ports, type of service and IPv4's identification (a received packet's from its ICRC) are true; hardware
+//! addresses, time to live and flow label are not, and UDP checksums are left out. Every packet is written by itself, even
+//! where the kernel carried several as one.
+//!
+//! The format is pcap with nanoseconds (draft-ietf-opsawg-pcap), link type Ethernet.
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::SystemTime;
+
+use millstream_wire::UDP_PORT;
+
+use crate::datagram::{Inbox, Outgoing};
+use crate::{Counts, Link, icrc};
+
+const MAGIC: u32 = 0xa1b2_3c4d;
+const LINKTYPE_ETHERNET: u32 = 1;
+/// Time to live of the made-up headers.
+const HOPS: u8 = 64;
+
+/// Wraps a link.
+#[derive(Debug)]
+pub(crate) struct Pcap<L> {
+    inner: L,
+    /// None after it could not be written to.
+    file: Mutex<Option<File>>,
+    path: PathBuf,
+}
+
+/// The name with `%p` replaced by the process id.
+fn expand(path: &Path) -> PathBuf {
+    match path.to_str() {
+        Some(text) => text.replace("%p", &std::process::id().to_string()).into(),
+        None => path.into(),
+    }
+}
+
+impl<L: Link> Pcap<L> {
+    /// Begins a capture. The file must not be in use by another process's: `%p` in its name keeps them apart.
+    pub(crate) fn new(inner: L, path: &Path) -> io::Result<Self> {
+        let path = expand(path);
+        let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        let mut file = File::options().write(true).create(true).truncate(false).open(&path).map_err(named)?;
+        file.try_lock().map_err(|_| {
+            let message = "another process writes to it; put %p into the name, which becomes the process id";
+            named(io::Error::new(io::ErrorKind::ResourceBusy, message))
+        })?;
+        file.set_len(0).map_err(named)?;
+        let mut header = Vec::with_capacity(24);
+        for word in [MAGIC, 2 | 4 << 16, 0, 0, 1 << 18, LINKTYPE_ETHERNET] {
+            header.extend(word.to_ne_bytes());
+        }
+        file.write_all(&header).map_err(named)?;
+        Ok(Self { inner, file: Mutex::new(Some(file)), path })
+    }
+
+    fn write(&self, records: &[u8]) {
+        let mut file = self.file.lock().expect("no panic under this lock");
+        if let Some(Err(error)) = file.as_mut().map(|file| file.write_all(records)) {
+            // The program under test goes on without its capture.
+            eprintln!("millstream: capture ends: {}: {error}", self.path.display());
+            *file = None;
+        }
+    }
+}
+
+/// What a made-up header says.
+struct Frame {
+    source: (IpAddr, u16),
+    destination: IpAddr,
+    tos: u8,
+    identification: u16,
+}
+
+/// Appends one packet with its headers.
+fn record(to: &mut Vec<u8>, frame: &Frame, packet: &[u8]) {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let udp = 8 + packet.len();
+    let ip = if frame.destination.is_ipv4() { 20 } else { 40 };
+    let len = (14 + ip + udp) as u32;
+    for word in [now.as_secs() as u32, now.subsec_nanos(), len, len] {
+        to.extend(word.to_ne_bytes());
+    }
+    to.extend(hardware_address(frame.destination));
+    to.extend(hardware_address(frame.source.0));
+    match (frame.source.0, frame.destination) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            to.extend([0x08, 0x00]);
+            let start = to.len();
+            to.extend([0x45, frame.tos]);
+            to.extend(((20 + udp) as u16).to_be_bytes());
+            to.extend(frame.identification.to_be_bytes());
+            to.extend([0x40, 0, HOPS, libc::IPPROTO_UDP as u8, 0, 0]);
+            to.extend(source.octets());
+            to.extend(destination.octets());
+            let checksum = checksum(&to[start..]);
+            to[start + 10..start + 12].copy_from_slice(&checksum.to_be_bytes());
+        }
+        (source, destination) => {
+            let octets = |address| match address {
+                IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+                IpAddr::V6(address) => address.octets(),
+            };
+            to.extend([0x86, 0xdd, 0x60 | frame.tos >> 4, frame.tos << 4, 0, 0]);
+            to.extend((udp as u16).to_be_bytes());
+            to.extend([libc::IPPROTO_UDP as u8, HOPS]);
+            to.extend(octets(source));
+            to.extend(octets(destination));
+        }
+    }
+    to.extend(frame.source.1.to_be_bytes());
+    to.extend(UDP_PORT.to_be_bytes());
+    to.extend((udp as u16).to_be_bytes());
+    to.extend([0, 0]);
+    to.extend_from_slice(packet);
+}
+
+/// Locally administered, from the address's last four bytes.
+fn hardware_address(address: IpAddr) -> [u8; 6] {
+    let last = match address {
+        IpAddr::V4(address) => address.octets(),
+        IpAddr::V6(address) => *address.octets().last_chunk().expect("sixteen bytes"),
+    };
+    [2, 0, last[0], last[1], last[2], last[3]]
+}
+
+/// The Internet checksum (RFC 1071).
+fn checksum(header: &[u8]) -> u16 {
+    let sum: u32 = header.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    !((sum & 0xffff) + (sum >> 16)) as u16
+}
+
+impl<L: Link> Link for Pcap<L> {
+    fn send(&self, batches: &mut [Outgoing<'_>]) -> io::Result<usize> {
+        let sent = self.inner.send(batches)?;
+        let mut records = Vec::new();
+        for batch in &batches[..sent] {
+            let several = batch.count() > 1;
+            for (i, packet) in batch.bytes.chunks(batch.segment.max(1)).enumerate() {
+                let frame = Frame {
+                    source: (batch.source, self.source_port()),
+                    destination: batch.destination,
+                    tos: batch.tos,
+                    identification: if several { self.identification(i) } else { 0 },
+                };
+                record(&mut records, &frame, packet);
+            }
+        }
+        self.write(&records);
+        Ok(sent)
+    }
+
+    fn receive(&self, inbox: &mut Inbox) -> io::Result<usize> {
+        let received = self.inner.receive(inbox)?;
+        let mut records = Vec::new();
+        for received in inbox.received() {
+            let origin = received.origin;
+            let flow = icrc::flow(origin.source, origin.source_port, origin.destination);
+            for (i, packet) in received.packets() {
+                let identification = flow.and_then(|flow| icrc::identification(&flow, i as u16, packet));
+                let frame = Frame {
+                    source: (origin.source, origin.source_port),
+                    destination: origin.destination,
+                    tos: origin.tos,
+                    identification: identification.unwrap_or(0),
+                };
+                record(&mut records, &frame, packet);
+            }
+        }
+        if !records.is_empty() {
+            self.write(&records);
+        }
+        Ok(received)
+    }
+
+    fn source_port(&self) -> u16 {
+        self.inner.source_port()
+    }
+
+    fn identification(&self, index: usize) -> u16 {
+        self.inner.identification(index)
+    }
+
+    fn counts(&self) -> Counts {
+        self.inner.counts()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{Memory, batch, send};
+
+    #[test]
+    fn wireshark_reads_it() {
+        let path = std::env::temp_dir().join(format!("millstream-{}.pcap", millstream_shm::random_u64()));
+        let link = Pcap::new(Memory::default(), &path).unwrap();
+        assert!(Pcap::new(Memory::default(), &path).unwrap_err().to_string().contains("%p"));
+        send(&link, &mut batch(0, 2));
+        link.inner.coming.lock().unwrap().push_back((40, batch(2, 3)));
+        assert_eq!(link.receive(&mut Inbox::new(1)).unwrap(), 1);
+        let fields = ["ip.src", "ip.dst", "ip.id", "ip.checksum.status", "ip.dsfield.ecn", "udp.dstport"];
+        let roce = ["infiniband.bth.opcode", "infiniband.bth.destqp", "infiniband.invariant.crc"];
+        let output = std::process::Command::new("tshark")
+            .args(["-o", "ip.check_checksum:TRUE", "-T", "fields", "-r"])
+            .arg(&path)
+            .args(fields.iter().chain(&roce).flat_map(|field| ["-e", field]))
+            .output()
+            .expect("tshark runs (Debian package tshark)");
+        std::fs::remove_file(&path).unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split('\t').collect()).collect();
+        assert_eq!(lines.len(), 5, "{text}{}", String::from_utf8_lossy(&output.stderr));
+        let packets = batch(0, 2).into_iter().chain(batch(2, 3)).collect::<Vec<_>>();
+        for (i, (line, packet)) in lines.iter().zip(packets.chunks(40)).enumerate() {
+            let identification = format!("0x{:04x}", if i < 2 { i } else { i - 2 });
+            let ecn = if i < 2 { "2" } else { "0" };
+            assert_eq!(line[..6], ["10.0.0.1", "10.0.0.2", &identification, "1", ecn, "4791"]);
+            let icrc = u32::from_be_bytes(packet[36..].try_into().unwrap());
+            assert_eq!(line[6..], ["4", "0x456789", &format!("0x{icrc:08x}")]);
+        }
+    }
+}
