@@ -10,6 +10,7 @@
 //! - [`socket`]: abstract UNIX sockets that carry descriptors, so nothing is left in a file system;
 //! - [`LeaseLock`]: a lock in shared memory that a survivor can take from a dead holder;
 //! - [`barrier`]: an asymmetric fence, free for the fast side;
+//! - [`copy_in_order`]: copies into memory that others look at meanwhile;
 //! - [`relocate`]: private pages become shared pages, in place;
 //! - [`ports`]: who listens on TCP;
 //! - [`thread`]: threads that stay out of the application's way;
@@ -20,6 +21,7 @@ mod arena;
 pub mod barrier;
 mod biased;
 pub mod cache;
+mod copy;
 mod event;
 pub mod futex;
 mod lease;
@@ -37,6 +39,7 @@ pub mod vm;
 
 pub use arena::{Arena, Block};
 pub use biased::BiasedLock;
+pub use copy::{copy_in_order, store_word};
 pub use event::EventFd;
 pub use lease::{LeaseLock, process_handle, process_is_gone};
 pub use memfd::{Mapping, Memfd, cannot_shrink, file_len, is_sealed};

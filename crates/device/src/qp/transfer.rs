@@ -5,10 +5,10 @@
 //! `ibv_dereg_mr` or `ibv_destroy_qp` returned.
 
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
-use millstream_shm::barrier;
 use millstream_shm::vm::{self, Direction};
+use millstream_shm::{barrier, copy_in_order, store_word};
 
 use super::datagram::{self, Elements, Piece, Pieces};
 use super::keys::{LocalKeys, Window};
@@ -233,7 +233,7 @@ impl Transfer<'_> {
             (None, _) => self.atomic_by_copies(wr)?,
         };
         // SAFETY: eight bytes of the application's registered memory.
-        unsafe { to.cast::<u64>().write_volatile_unaligned(old) };
+        unsafe { store_word(to, old) };
         Ok(())
     }
 
@@ -544,47 +544,4 @@ fn partly(
         })?;
     }
     Ok(())
-}
-
-/// Copies so that the last bytes become visible last: receivers that watch the end of a buffer
-/// rely on it with every adapter, though the specification (9.5, o9-20) does not promise it.
-///
-/// # Safety
-/// Both ranges must be valid for `len` bytes.
-#[inline]
-unsafe fn copy_in_order(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: all accesses lie in the two ranges.
-    unsafe {
-        match len {
-            8 => to.cast::<u64>().write_volatile_unaligned(from.cast::<u64>().read_unaligned()),
-            0..8 => {
-                for i in 0..len {
-                    to.add(i).write_volatile(from.add(i).read());
-                }
-            }
-            _ => {
-                let body = len - 8;
-                let last = from.add(body).cast::<u64>().read_unaligned();
-                std::ptr::copy(from, to, body);
-                fence(Ordering::Release);
-                to.add(body).cast::<u64>().write_volatile_unaligned(last);
-            }
-        }
-    }
-}
-
-trait WriteVolatileUnaligned {
-    /// # Safety
-    /// The pointer must be valid for writes.
-    unsafe fn write_volatile_unaligned(self, value: u64);
-}
-
-impl WriteVolatileUnaligned for *mut u64 {
-    #[inline(always)]
-    unsafe fn write_volatile_unaligned(self, value: u64) {
-        #[repr(C, packed)]
-        struct Unaligned(u64);
-        // SAFETY: the caller vouches for the range; the packed type needs no alignment.
-        unsafe { self.cast::<Unaligned>().write_volatile(Unaligned(value)) }
-    }
 }
