@@ -3,11 +3,14 @@
 //! A locked instruction waits for all stores before it, and on the data path those are stores to lines
 //! that the peer's core holds: taking a free lock would cost more than the work under it. So a lock that
 //! the same thread takes again and again becomes that thread's own, to be taken with plain stores.
-//! The first other thread to come takes this away for good, with a fence in the owner's stead
-//! ([`barrier::heavy`]); from then on the lock is an ordinary spin lock.
+//! The first other thread to come takes this away, with a fence in the owner's stead ([`barrier::heavy`]), and
+//! the lock is an ordinary spin lock. It can become a thread's own again, but each time that takes longer: a
+//! fence for all costs as much as some hundred locked instructions.
 //!
 //! ```text
-//! for all ──64 times in a row by one thread──► that thread's own ──another thread comes──► for all, for good
+//! for all ──64 times in a row by one thread──► that thread's own ──another thread comes──► for all
+//!    ▲                                                                                        │
+//!    └──────────────────────────────── eight times as often in a row ◄────────────────────────┘
 //! ```
 
 use std::cell::UnsafeCell;
@@ -18,12 +21,15 @@ use crate::spin::{self, SpinGuard};
 
 /// Nobody's own; may become somebody's.
 const NOBODY: usize = 0;
-/// Nobody's own, and never again.
+/// Nobody's own, and never will be.
 const EVERYBODYS: usize = 1;
 
 /// So often in a row the same thread takes the lock before it becomes its own: threads that set things
 /// up for others are not the ones to favour.
 const STREAK: u32 = 64;
+/// How much longer it takes every time, and how long at most.
+const LONGER: u32 = 8;
+const LONGEST: u32 = 1 << 24;
 
 /// See the module's description.
 #[derive(Debug, Default)]
@@ -38,6 +44,8 @@ pub struct BiasedLock<T> {
     /// The last thread that took it so, and how often in a row.
     last: AtomicUsize,
     streak: AtomicU32,
+    /// How often it takes; zero stands for [`STREAK`].
+    needed: AtomicU32,
     value: UnsafeCell<T>,
 }
 
@@ -53,6 +61,7 @@ impl<T> BiasedLock<T> {
             held: AtomicBool::new(false),
             last: AtomicUsize::new(NOBODY),
             streak: AtomicU32::new(0),
+            needed: AtomicU32::new(0),
             value: UnsafeCell::new(value),
         }
     }
@@ -114,12 +123,13 @@ impl<T> BiasedLock<T> {
     /// Makes the lock this thread's own if it has taken it often enough. For this time it is held as
     /// everybody holds it.
     fn count(&self, me: usize) {
-        if self.last.swap(me, Ordering::Relaxed) != me {
+        if self.last.load(Ordering::Relaxed) != me {
+            self.last.store(me, Ordering::Relaxed);
             self.streak.store(0, Ordering::Relaxed);
         }
         let streak = self.streak.load(Ordering::Relaxed) + 1;
         self.streak.store(streak, Ordering::Relaxed);
-        if streak >= STREAK {
+        if streak >= self.needed.load(Ordering::Relaxed).max(STREAK) {
             let own = me > EVERYBODYS && barrier::register();
             self.owner.store(if own { me } else { EVERYBODYS }, Ordering::Release);
         }
@@ -127,9 +137,12 @@ impl<T> BiasedLock<T> {
 
     #[cold]
     fn take_away(&self) {
-        self.owner.store(EVERYBODYS, Ordering::SeqCst);
+        self.owner.store(NOBODY, Ordering::SeqCst);
         // Now the owner either sees that, or is seen inside.
         barrier::heavy();
+        self.streak.store(0, Ordering::Relaxed);
+        let needed = self.needed.load(Ordering::Relaxed).max(STREAK);
+        self.needed.store(needed.saturating_mul(LONGER).min(LONGEST), Ordering::Relaxed);
     }
 }
 
@@ -199,8 +212,47 @@ mod tests {
                 }
             });
             assert_eq!(*lock.lock(), TURNS + 200);
-            assert_eq!(lock.owner.load(Ordering::Relaxed), EVERYBODYS);
+            assert_ne!(lock.owner.load(Ordering::Relaxed), this_thread(), "the main thread took it once");
         }
+    }
+
+    #[test]
+    fn who_uses_it_alone_again_gets_it_back() {
+        let lock = BiasedLock::new(0u32);
+        let turns = |n: u32| (0..n).for_each(|_| *lock.lock() += 1);
+        let mine = || lock.owner.load(Ordering::Relaxed) == this_thread() && this_thread() != EVERYBODYS;
+        turns(STREAK);
+        let had_it = mine();
+        assert_eq!(had_it, barrier::register());
+        for streak in [STREAK * LONGER, STREAK * LONGER * LONGER] {
+            std::thread::scope(|scope| scope.spawn(|| turns(1)).join().unwrap());
+            assert!(!mine());
+            turns(streak - 1);
+            assert!(!mine(), "it takes longer every time");
+            turns(1);
+            assert_eq!(mine(), had_it);
+        }
+        assert_eq!(*lock.lock(), STREAK * (1 + LONGER + LONGER * LONGER) + 2);
+    }
+
+    /// Threads that each use it for a while, so that it changes hands in all ways.
+    #[test]
+    fn counts_are_not_lost_when_it_comes_and_goes() {
+        let lock = BiasedLock::new(0u64);
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                let lock = &lock;
+                scope.spawn(move || {
+                    for turn in 0..30 {
+                        (0..STREAK * LONGER * 2).for_each(|_| *lock.lock() += 1);
+                        if turn % 3 == thread {
+                            std::thread::sleep(std::time::Duration::from_millis(2));
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(*lock.lock(), 3 * 30 * u64::from(STREAK * LONGER * 2));
     }
 
     #[test]
@@ -226,7 +278,7 @@ mod tests {
             assert!(lock.try_lock().is_none());
             std::thread::scope(|scope| {
                 assert!(scope.spawn(|| lock.try_lock().is_none()).join().unwrap());
-                // The first try has made the lock everybody's.
+                // The first try has taken it away.
                 assert!(scope.spawn(|| lock.try_lock().is_none()).join().unwrap());
             });
             drop(guard);
