@@ -5,7 +5,7 @@ use std::{ffi::c_int, mem, ptr, slice, sync::Arc};
 use millstream_device::{
     Handle, Qp,
     qp::{
-        Capacity, Kind, Operations, Receives, Section,
+        Capacity, Kind, Operations, Plain, Receives, Requests, Section,
         state::{Attributes, Path, State},
     },
     types::{SendWr, Sge},
@@ -341,59 +341,99 @@ pub unsafe extern "C" fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, 
     errno::status(result.map_err(Errno::from))
 }
 
+/// What is left of a list of send requests: where the next one is, or NULL.
+struct Rest(*mut ibv_send_wr);
+
+impl Requests for Rest {
+    #[inline(always)]
+    fn plain(&self) -> Option<Plain> {
+        // SAFETY: made by `post_send` from a list of complete requests; the element is read only if there is
+        // one, and so is what WRITEs and READs have.
+        unsafe {
+            let request = self.0.as_ref()?;
+            if request.num_sge != 1 || !matches!(request.opcode, IBV_WR_RDMA_WRITE | IBV_WR_RDMA_READ) {
+                return None;
+            }
+            Some(Plain {
+                wr_id: request.wr_id,
+                opcode: request.opcode,
+                flags: request.send_flags,
+                sge: request.sg_list.cast::<Sge>().read(),
+                remote_addr: request.wr.rdma.remote_addr,
+                rkey: request.wr.rdma.rkey,
+            })
+        }
+    }
+
+    #[inline(always)]
+    fn advance(&mut self) {
+        // SAFETY: as above, and there was a next one.
+        self.0 = unsafe { (*self.0).next };
+    }
+}
+
 /// Posts a list of send requests. Returns 0, or an error number with the first refused request in
 /// `bad_wr`.
 pub(crate) unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
-    mut wr: *mut ibv_send_wr,
+    wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
+    let mut rest = Rest(wr);
     // SAFETY: the caller passes a live queue pair, a list of complete requests and a writable `bad_wr`.
     unsafe {
-        let queue_pair = &QpObject::of(qp).inner;
-        while let Some(request) = wr.as_ref() {
-            let mut ours = SendWr {
-                wr_id: request.wr_id,
-                opcode: request.opcode,
-                flags: request.send_flags,
-                imm: request.__bindgen_anon_1.imm_data,
-                sges: elements(request.sg_list, request.num_sge),
-                remote_addr: request.wr.rdma.remote_addr,
-                rkey: request.wr.rdma.rkey,
-                compare_add: 0,
-                swap: 0,
-                to: None,
-                bind: None,
-                remote_srqn: 0,
-            };
-            if queue_pair.kind() == Kind::Ud {
-                let ud = request.wr.ud;
-                if !ud.ah.is_null() {
-                    ours.to = Some(AhObject::destination(ud.ah, ud.remote_qpn, ud.remote_qkey));
-                }
-            } else if matches!(request.opcode, IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD) {
-                let atomic = request.wr.atomic;
-                (ours.remote_addr, ours.rkey) = (atomic.remote_addr, atomic.rkey);
-                (ours.compare_add, ours.swap) = (atomic.compare_add, atomic.swap);
-            } else if request.opcode == IBV_WR_BIND_MW {
-                if let Err(error) = mw::post_bind(QpObject::of(qp), request) {
-                    bad_wr.write(wr);
-                    return errno::status(Err(error));
-                }
-                wr = request.next;
-                continue;
+        let object = QpObject::of(qp);
+        loop {
+            object.inner.post_plain(&mut rest);
+            let Some(request) = rest.0.as_ref() else { return 0 };
+            if let Err(error) = post_any(object, request) {
+                bad_wr.write(rest.0);
+                return errno::status(Err(error));
             }
-            if queue_pair.kind() == Kind::XrcSend {
-                ours.remote_srqn = request.qp_type.xrc.remote_srqn;
-            }
-            if let Err(error) = queue_pair.post_send(&ours) {
-                bad_wr.write(wr);
-                return errno::status(Err(error.into()));
-            }
-            wr = request.next;
+            rest.advance();
         }
     }
-    0
+}
+
+/// Posts one request of whatever kind.
+///
+/// # Safety
+/// The request is complete.
+unsafe fn post_any(object: &QpObject, request: &ibv_send_wr) -> Result<(), Errno> {
+    let queue_pair = &object.inner;
+    // SAFETY: the unions hold what the kinds of queue pair and request say.
+    unsafe {
+        let mut ours = SendWr {
+            wr_id: request.wr_id,
+            opcode: request.opcode,
+            flags: request.send_flags,
+            imm: request.__bindgen_anon_1.imm_data,
+            sges: elements(request.sg_list, request.num_sge),
+            remote_addr: request.wr.rdma.remote_addr,
+            rkey: request.wr.rdma.rkey,
+            compare_add: 0,
+            swap: 0,
+            to: None,
+            bind: None,
+            remote_srqn: 0,
+        };
+        if queue_pair.kind() == Kind::Ud {
+            let ud = request.wr.ud;
+            if !ud.ah.is_null() {
+                ours.to = Some(AhObject::destination(ud.ah, ud.remote_qpn, ud.remote_qkey));
+            }
+        } else if matches!(request.opcode, IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD) {
+            let atomic = request.wr.atomic;
+            (ours.remote_addr, ours.rkey) = (atomic.remote_addr, atomic.rkey);
+            (ours.compare_add, ours.swap) = (atomic.compare_add, atomic.swap);
+        } else if request.opcode == IBV_WR_BIND_MW {
+            return mw::post_bind(object, request);
+        }
+        if queue_pair.kind() == Kind::XrcSend {
+            ours.remote_srqn = request.qp_type.xrc.remote_srqn;
+        }
+        Ok(queue_pair.post_send(&ours)?)
+    }
 }
 
 /// Posts a list of receive requests. Returns 0, or an error number with the first refused request in

@@ -21,7 +21,7 @@ use millstream_shm::LeaseLock;
 use crate::caps::{MAX_MR, MAX_MULTICAST, MAX_QP, MAX_XRC_SRQ};
 
 /// Marks an arena; changes with every change of this layout.
-pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLARN4");
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLARN5");
 /// Bytes of address space that an arena takes.
 pub(crate) const ARENA_LEN: usize = 1 << 30;
 pub(crate) const QP_TABLE: usize = 4096;
@@ -83,10 +83,13 @@ pub(crate) struct QpEntry {
     pub(crate) qkey: AtomicU32,
     /// Offset of the shared receive queue, in units of 64 bytes; zero if the queue pair has its own.
     pub(crate) srq: AtomicU32,
-    /// The XRC domain of a receiving XRC queue pair, else zero.
-    pub(crate) domain: AtomicU64,
+    /// Rises after every change of what initiators look at before each request: number, life, state, peer and
+    /// access.
+    pub(crate) revision: AtomicU32,
+    _pad0: u32,
     // Initiator.
-    /// Odd while an operation touches the owner's memory; rises by one at its start and end.
+    /// Odd while an operation touches the owner's memory; rises by one at its start and at its end, or by two
+    /// where the next one follows at once.
     pub(crate) busy: AtomicU32,
     /// Held by the one of many initiators that delivers a datagram.
     pub(crate) delivery: LeaseLock,
@@ -105,7 +108,11 @@ pub(crate) struct QpEntry {
     // Initiator, rarely; the owner looks with every receive that it posts.
     /// Set while the initiator sleeps because the receive queue was empty.
     pub(crate) rnr_wait: AtomicU32,
-    _pad4: [u32; 15],
+    _pad4: u32,
+    // Owner.
+    /// The XRC domain of a receiving XRC queue pair, else zero.
+    pub(crate) domain: AtomicU64,
+    _pad5: [u32; 12],
 }
 
 /// One memory region or bound memory window as peers see it. All fields are the owner's, except that an

@@ -10,7 +10,7 @@ use crate::host::Host;
 use crate::layout::MrEntry;
 use crate::mr::{ACCESS_NULL, LocalMr};
 use crate::peer::Peer;
-use crate::types::{ACCESS_LOCAL_WRITE, ACCESS_ON_DEMAND, vendor};
+use crate::types::{ACCESS_LOCAL_WRITE, ACCESS_ON_DEMAND, ACCESS_REMOTE_READ, vendor};
 
 const SLOTS: usize = 8;
 
@@ -177,11 +177,30 @@ impl Window {
     }
 }
 
+impl Window {
+    /// Address here of `len` mapped bytes at `at`, if the domain `pd` gives that access to them.
+    #[inline(always)]
+    pub(super) fn mapped(&self, pd: u32, at: u64, len: u64, access: u32) -> Option<*mut u8> {
+        // The mapped part lies inside the region. A place before it is as far behind as can be.
+        let (from, room) = (at.wrapping_sub(self.map_start), self.map_end - self.map_start);
+        let stores = access & ACCESS_REMOTE_READ == 0;
+        let admitted =
+            self.pd == pd && self.access & access == access && (self.writable || !stores) && from <= room;
+        (admitted && room - from >= len).then(|| self.base.wrapping_add(from as usize))
+    }
+}
+
 /// Windows of one peer, by key.
 #[derive(Debug, Default)]
 pub(super) struct RemoteKeys([Option<Window>; SLOTS]);
 
 impl RemoteKeys {
+    /// The region with this key, if it is known and as it was.
+    #[inline(always)]
+    pub(super) fn known(&self, key: u32) -> Option<&Window> {
+        self.0[slot(key)].as_ref().filter(|window| window.valid(key))
+    }
+
     /// The region with this key, as it is now.
     #[inline]
     pub(super) fn find(&mut self, peer: &Arc<Peer>, key: u32) -> Result<&Window, u32> {

@@ -1,7 +1,8 @@
 //! Queue pairs.
 //!
 //! [`state`] says which transitions exist and what they need; `send` takes requests, `batch` many at
-//! once, `care` looks after those that wait; `transfer` carries them out in the peer's memory, `recv` keeps
+//! once, `care` looks after those that wait; `transfer` carries them out in the peer's memory, `plain` the
+//! simplest of them with the fewest instructions; `recv` keeps
 //! receive requests; `keys` remembers checked memory keys.
 
 mod batch;
@@ -9,6 +10,7 @@ mod care;
 mod datagram;
 mod keys;
 mod local;
+mod plain;
 mod recv;
 mod send;
 pub mod state;
@@ -45,6 +47,7 @@ use crate::xrc::{Xrcd, take_abandoned};
 
 pub use batch::{Batch, Operations, Section};
 use care::Care;
+pub use plain::{Plain, Requests};
 use recv::RecvQueue;
 pub(crate) use recv::{Note, Received};
 use send::SendQueue;
@@ -276,6 +279,7 @@ impl Qp {
         entry.rq_head.store(0, Ordering::Relaxed);
         entry.life.fetch_add(1, Ordering::Relaxed);
         entry.qpn.store(self.qpn, Ordering::Release);
+        self.entry_changed();
     }
 
     /// The queue pair number.
@@ -466,6 +470,7 @@ impl Qp {
     fn apply(&self, current: State, next: State, attributes: &Attributes, mask: u32) {
         let remote = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC;
         self.entry.access.store(attributes.access & remote, Ordering::Release);
+        self.entry_changed();
         self.entry.qkey.store(attributes.qkey, Ordering::Release);
         self.entry.min_rnr_timer.store(u32::from(attributes.min_rnr_timer), Ordering::Release);
         match next {
@@ -493,6 +498,12 @@ impl Qp {
     fn set_state(&self, state: State) {
         self.state.store(state as u8, Ordering::Release);
         self.entry.state.store(state as u32, Ordering::SeqCst);
+        self.entry_changed();
+    }
+
+    /// Makes initiators look anew at what they have checked.
+    fn entry_changed(&self) {
+        self.entry.revision.fetch_add(1, Ordering::SeqCst);
     }
 
     fn raise(&self, event: u32) {
@@ -653,6 +664,7 @@ impl Qp {
         let mut send = self.send.lock();
         *send = SendQueue::default();
         self.entry.dest_qpn.store(0, Ordering::Release);
+        self.entry_changed();
         self.give_back_taken();
         self.forget_completions(|| self.recv.clear(self.entry));
         self.reclaimed.store(0, Ordering::Release);

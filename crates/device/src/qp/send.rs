@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::care::Found;
 use super::datagram::{self, MAX_DATAGRAM, Pieces, Receivers};
 use super::keys::{LocalKeys, RemoteKeys};
+use super::plain::One;
 use super::state::{Attributes, State};
 use super::target::Target;
 use super::transfer::Stop;
@@ -48,7 +49,7 @@ pub(crate) struct SendQueue {
     pub(super) retries: u32,
     pub(super) rnr_retries: u32,
     /// Requests ever posted.
-    posted: u32,
+    pub(super) posted: u32,
     parked: VecDeque<Parked>,
     /// Since when the oldest parked request waits, and for what.
     waits: Option<(Stop, Instant)>,
@@ -223,6 +224,11 @@ impl Qp {
     /// many elements or too much inline data; ENOMEM when the queue is full.
     #[inline]
     pub fn post_send(&self, wr: &SendWr<'_>) -> Result<()> {
+        let mut one = One(Some(wr));
+        self.post_plain(&mut one);
+        if one.0.is_none() {
+            return Ok(());
+        }
         let mut send = self.send.lock();
         let state = self.state.load(Ordering::Relaxed);
         if state != State::Rts as u8 {

@@ -50,6 +50,9 @@ pub(super) struct Target {
     pub(super) entry: &'static QpEntry,
     qpn: u32,
     life: u32,
+    /// The revision of the entry at which it was found ready, if it was, and the access that it gave then.
+    ready_at: Cell<Option<u32>>,
+    access: Cell<u32>,
     srq: Option<SharedReceives>,
     slots: Slots,
     /// A value of the receive queue's tail that was seen: its owner's line is only looked at when
@@ -128,6 +131,8 @@ impl Target {
             entry,
             qpn,
             life: entry.life.load(Ordering::Acquire),
+            ready_at: Cell::new(None),
+            access: Cell::new(0),
             srq,
             slots,
             seen_tail: Cell::new(entry.rq_head.load(Ordering::Relaxed)),
@@ -150,6 +155,8 @@ impl Target {
             entry: self.entry,
             qpn: self.qpn,
             life: self.life,
+            ready_at: Cell::new(None),
+            access: Cell::new(0),
             srq: Some(srq),
             slots,
             seen_tail: Cell::new(0),
@@ -200,6 +207,29 @@ impl Target {
             qp_state::RESET | qp_state::INIT => Readiness::NotYet,
             _ => Readiness::Gone,
         }
+    }
+
+    /// The same, remembered for [`still_ready`](Self::still_ready).
+    #[inline]
+    pub(super) fn note_readiness(&self, me: u32) -> Readiness {
+        // Of what changes after this, the revision tells.
+        let revision = self.entry.revision.load(Ordering::Acquire);
+        let readiness = self.readiness(me);
+        self.access.set(self.entry.access.load(Ordering::Acquire));
+        self.ready_at.set((readiness == Readiness::Ready).then_some(revision));
+        readiness
+    }
+
+    /// Whether the queue pair is as it was when it was found ready, at one glance.
+    #[inline(always)]
+    pub(super) fn still_ready(&self) -> bool {
+        self.ready_at.get() == Some(self.entry.revision.load(Ordering::Acquire))
+    }
+
+    /// Whether it allowed that when it was found ready.
+    #[inline(always)]
+    pub(super) fn allows(&self, access: u32) -> bool {
+        self.access.get() & access == access
     }
 
     /// Whether a receive request waits.

@@ -76,7 +76,7 @@ impl SendQueue {
         }
         // Looked at once more below. But the announcement of a queue pair that is not, or no longer,
         // the target's peer would get into the way of the true one's.
-        target.readiness(qp.qpn).check()?;
+        target.note_readiness(qp.qpn).check()?;
         let busy = &target.entry.busy;
         self.announced = self.announced.wrapping_add(1) | 1;
         busy.store(self.announced, Ordering::Relaxed);
