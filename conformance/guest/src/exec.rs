@@ -1,0 +1,42 @@
+//! Running a program in a guest, from the network namespace of `run`.
+
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use crate::error::Error;
+
+/// Where a guest's init serves commands.
+const PORT: u16 = 77;
+
+/// Sends the command, prints what comes back, and returns its exit status.
+pub(crate) fn run(guest: u8, command: &[String]) -> Result<ExitCode, Error> {
+    let address = SocketAddr::from(([10, 77, 0, guest + 1], PORT));
+    let reach = |cause| Error::Reach { guest, address: address.to_string(), cause };
+    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(20)).map_err(reach)?;
+    stream.write_all(format!("{}\n", command.join(" ")).as_bytes()).map_err(reach)?;
+
+    // After what the program prints come a NUL, which programs do not print, and a line with its exit status.
+    let mut out = io::stdout().lock();
+    let mut lines = BufReader::new(stream);
+    loop {
+        let got = lines.fill_buf().map_err(reach)?;
+        if got.is_empty() {
+            return Err(Error::Lost(guest));
+        }
+        let end = got.iter().position(|byte| *byte == 0);
+        let shown = end.unwrap_or(got.len());
+        // If nobody reads any more, the program ends with this process.
+        if out.write_all(&got[..shown]).and_then(|()| out.flush()).is_err() {
+            return Ok(ExitCode::FAILURE);
+        }
+        lines.consume(shown + usize::from(end.is_some()));
+        if end.is_some() {
+            break;
+        }
+    }
+    let mut status = String::new();
+    lines.read_line(&mut status).map_err(reach)?;
+    status.trim().parse::<u8>().map(ExitCode::from).map_err(|_| Error::Lost(guest))
+}
