@@ -114,8 +114,8 @@ pub enum PostError {
         /// What there is.
         most: u32,
     },
-    /// Not what the operation is about: atomic operations have 8 bytes and a word's address, local work none.
-    #[error("an operation of this kind does not have {len} bytes at this address")]
+    /// Not what the operation is about: atomic operations have 8 bytes, local work none.
+    #[error("an operation of this kind does not have {len} bytes")]
     Length {
         /// What was asked for.
         len: u32,

@@ -206,9 +206,7 @@ impl Requester {
             return Err(PostError::NoResources);
         }
         let fits = match work {
-            Work::CompareSwap { va, .. } | Work::FetchAdd { va, .. } | Work::AtomicWrite { va, .. } => {
-                len == 8 && va.is_multiple_of(8)
-            }
+            Work::CompareSwap { .. } | Work::FetchAdd { .. } | Work::AtomicWrite { .. } => len == 8,
             Work::Local => len == 0,
             _ => true,
         };

@@ -94,7 +94,7 @@ impl Requester {
             }
             Syndrome::Nak(NakCode::SequenceError) => {
                 if self.settle(at, now, events) {
-                    self.missing(now, events)?;
+                    self.missing();
                 }
             }
             Syndrome::Nak(code) => {
@@ -149,18 +149,14 @@ impl Requester {
     }
 
     /// The oldest packet did not arrive, later ones did.
-    fn missing(&mut self, now: Instant, events: &mut VecDeque<Event>) -> Result<(), Fault> {
-        // The same NAK again, before anything was sent again.
-        if self.timers.rnr_wait.is_some() || self.next == self.una {
-            return Ok(());
+    ///
+    /// That alone uses up no retry, and does not start the retransmit timer anew: in a network that reorders, many
+    /// such NAKs come within one round trip. What ends the attempts is time without progress.
+    fn missing(&mut self) {
+        // Nothing was sent again since: the same NAK once more.
+        if self.timers.rnr_wait.is_none() && self.next != self.una {
+            self.go_back(self.una);
         }
-        if self.retries_left == 0 {
-            return self.fail_head(Status::RetryExceeded, events);
-        }
-        self.retries_left -= 1;
-        self.go_back(self.una);
-        self.restart_timers(now);
-        Ok(())
     }
 
     /// Data of a READ or of an atomic operation.
