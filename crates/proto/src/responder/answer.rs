@@ -17,14 +17,16 @@ pub(super) enum Answer {
     /// Everything before a packet was carried out, and it was not: RNR NAK or NAK.
     Refuse { at: Sequence, syndrome: Syndrome, msn: Msn },
     /// The rest of a READ's data.
-    Read { next: Sequence, va: u64, rkey: Rkey, left: u32, begun: bool, msn: Msn },
+    Read { next: Sequence, va: u64, rkey: Rkey, left: u32, begun: bool, again: bool, msn: Msn },
     /// The result of an operation with a response of one packet.
-    One { at: Sequence, what: Kept, msn: Msn },
+    One { at: Sequence, what: Kept, again: bool, msn: Msn },
 }
 
 impl Answer {
+    /// Whether the peer waits for it as one of the operations that it may have under way. What is said again
+    /// may have been answered by now.
     pub(super) const fn uses_resource(&self) -> bool {
-        matches!(self, Self::Read { .. } | Self::One { .. })
+        matches!(self, Self::Read { again: false, .. } | Self::One { again: false, .. })
     }
 }
 
@@ -68,7 +70,7 @@ impl Responder {
                     }
                     self.answers.pop_front();
                 }
-                Answer::One { at, what, msn } => {
+                Answer::One { at, what, msn, .. } => {
                     let (opcode, original) = match what {
                         Kept::Atomic(original) => (Opcode::RC_ATOMIC_ACKNOWLEDGE, Some(original)),
                         // An atomic write is answered like a READ of nothing (annex A19).
@@ -79,7 +81,7 @@ impl Responder {
                     }
                     self.answers.pop_front();
                 }
-                Answer::Read { next, va, rkey, left, begun, msn } => {
+                Answer::Read { next, va, rkey, left, begun, again, msn } => {
                     let len = left.min(self.mtu);
                     let opcode = match (begun, len == left) {
                         (false, true) => Opcode::RC_READ_RESPONSE_ONLY,
@@ -99,6 +101,7 @@ impl Responder {
                                 rkey,
                                 left: left - len,
                                 begun: true,
+                                again,
                                 msn,
                             };
                         }

@@ -29,7 +29,7 @@ impl Responder {
                     .iter()
                     .any(|answer| matches!(answer, Answer::One { at: waiting, .. } if *waiting == at));
                 if let Some(what) = kept.filter(|_| is_same && !waits && self.has_room()) {
-                    self.answers.push_back(Answer::One { at, what, msn: self.msn });
+                    self.answers.push_back(Answer::One { at, what, again: true, msn: self.msn });
                 }
             }
             _ => {}
@@ -70,6 +70,7 @@ impl Responder {
                 rkey,
                 left: reth.length(),
                 begun: false,
+                again: true,
                 msn: self.msn,
             });
         }

@@ -178,7 +178,15 @@ impl Responder {
         self.keep(Resource { start: at, end, what: Kept::Read { va, rkey, len } });
         self.msn = self.msn.next();
         self.expected = end;
-        self.answers.push_back(Answer::Read { next: at, va, rkey, left: len, begun: false, msn: self.msn });
+        self.answers.push_back(Answer::Read {
+            next: at,
+            va,
+            rkey,
+            left: len,
+            begun: false,
+            again: false,
+            msn: self.msn,
+        });
         Ok(())
     }
 
@@ -225,7 +233,7 @@ impl Responder {
         self.msn = self.msn.next();
         self.expected = at.plus(1);
         self.keep(Resource { start: at, end: self.expected, what });
-        self.answers.push_back(Answer::One { at, what, msn: self.msn });
+        self.answers.push_back(Answer::One { at, what, again: false, msn: self.msn });
     }
 
     /// The peer keeps to the number of READs and atomic operations that it was told (9.7.4.1.4, table 58).
