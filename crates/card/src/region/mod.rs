@@ -9,3 +9,5 @@ pub mod codes;
 pub mod copy;
 pub mod kernel;
 pub mod message;
+pub mod plain;
+pub mod stencil;
