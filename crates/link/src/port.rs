@@ -70,6 +70,27 @@ impl Port {
         self.link.send(batches)
     }
 
+    /// Sends packets that bear their ICRC already: for [`source_port`](Self::source_port), and for the identifications
+    /// that [`counts_identifications`](Self::counts_identifications) says. Otherwise as [`send`](Self::send).
+    ///
+    /// # Errors
+    /// What makes the port unusable.
+    pub fn send_sealed(&self, batches: &mut [Outgoing<'_>]) -> io::Result<usize> {
+        self.link.send(batches)
+    }
+
+    /// UDP port that packets leave from.
+    #[must_use]
+    pub fn source_port(&self) -> u16 {
+        self.link.source_port()
+    }
+
+    /// Whether the IPv4 identifications of a batch's packets count from zero, rather than all being zero.
+    #[must_use]
+    pub fn counts_identifications(&self) -> bool {
+        self.link.identification(1) == 1
+    }
+
     /// Receives what is there; says how many datagrams. Packets with a wrong ICRC are counted and not shown.
     ///
     /// # Errors
