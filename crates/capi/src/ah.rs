@@ -4,6 +4,7 @@ use std::{ffi::c_int, sync::Arc};
 
 use millstream_device::{
     Pd, gid,
+    path::{self, Way},
     types::{Destination, WC_FLAG_GRH},
 };
 
@@ -91,11 +92,15 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) 
     let (Some(source), true, 1) = (source, attr.is_global != 0, attr.port_num) else {
         return errno::pointer(Err(Errno::INVALID));
     };
+    let preference = match path::preference() {
+        Ok(preference) => preference,
+        Err(error) => return errno::pointer(Err(error.into())),
+    };
     let object = AhObject {
         // SAFETY: the caller's allocated domain; a GID is sixteen bytes whichever way it was written.
         verbs: ibv_ah { context: unsafe { (*pd).context }, pd, handle: 0 },
         // SAFETY: as above.
-        on_this_host: gid::is_local(unsafe { &attr.grh.dgid.raw }),
+        on_this_host: preference.way_to(unsafe { &attr.grh.dgid.raw }) == Way::Shm,
         grh: route_header(&source.raw, &attr.grh, source.kind),
         domain: domain.clone(),
     };

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use millstream_bench::lean::Operation;
 use millstream_rdma::device::Choice;
 
@@ -76,6 +76,9 @@ pub(crate) struct EnvOptions {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "On the wire (docs/wire-link.md)")]
 pub(crate) struct LinkOptions {
+    /// The way to peers: shared memory on this host and packets to others (auto), only memory, or only packets
+    #[arg(long, value_name = "auto|shm|wire")]
+    pub(crate) path: Option<PathWord>,
     /// Do not send these packets; WHICH: a probability (0.01), or packets by number ('#3+17')
     #[arg(long, value_name = "WHICH")]
     pub(crate) drop: Option<String>,
@@ -100,6 +103,14 @@ pub(crate) struct LinkOptions {
     /// Write what passes into this capture file, `%p` being the process id
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
+}
+
+/// See `millstream_device::path`: the words of `MILLSTREAM_PATH`.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum PathWord {
+    Auto,
+    Shm,
+    Wire,
 }
 
 #[derive(Debug, Args)]

@@ -6,9 +6,10 @@ use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::ValueEnum as _;
 use millstream_rdma::loader;
 
-use crate::args::{EnvOptions, LinkOptions, RunOptions};
+use crate::args::{EnvOptions, LinkOptions, PathWord, RunOptions};
 use millstream_link::config::{Faults, LINK_VARIABLE, PCAP_VARIABLE};
 
 /// What answers for the device's files (docs/rdma-cm.md); beside the verbs library.
@@ -50,7 +51,7 @@ fn environment(
     Ok(variables)
 }
 
-/// What asks for faults and captures; checked, so that nothing runs without them unnoticed.
+/// What says which way packets go, and asks for faults and captures; checked, so that nothing runs without them unnoticed.
 fn link_variables(link: &LinkOptions) -> Result<Vec<(&'static str, OsString)>, Box<dyn Error>> {
     let fields = [
         ("drop", &link.drop),
@@ -69,6 +70,9 @@ fn link_variables(link: &LinkOptions) -> Result<Vec<(&'static str, OsString)>, B
         text.parse::<Faults>()
             .map_err(|error| format!("--{}={:?}: {}", error.field, error.value, error.reason))?;
         variables.push((LINK_VARIABLE, text.into()));
+    }
+    if let Some(word) = link.path.as_ref().and_then(PathWord::to_possible_value) {
+        variables.push(("MILLSTREAM_PATH", word.get_name().to_owned().into()));
     }
     if let Some(path) = &link.pcap {
         // The program may change its folder.

@@ -41,7 +41,10 @@ pub struct Cq {
     pub(crate) moderation: Mutex<Moderation>,
     /// Queue pairs with parked requests that complete here.
     parked: SpinLock<Vec<Weak<Qp>>>,
+    /// Something may wait to be looked after by who polls: parked requests, or packets.
     has_parked: AtomicBool,
+    /// Queue pairs that complete here and whose packets a poller takes in.
+    wired: AtomicU32,
     overrun: AtomicBool,
     /// Queue pairs that use this queue.
     users: AtomicU32,
@@ -141,6 +144,7 @@ impl Cq {
             moderation: Mutex::default(),
             parked: SpinLock::new(Vec::new()),
             has_parked: AtomicBool::new(false),
+            wired: AtomicU32::new(0),
             overrun: AtomicBool::new(false),
             users: AtomicU32::new(0),
             events: Mutex::default(),
@@ -515,6 +519,20 @@ impl Cq {
         }
         // Producers publish, then look at the wish; the consumer wishes, then polls once more.
         fence(Ordering::SeqCst);
+        if self.wired.load(Ordering::Relaxed) != 0 {
+            // Who sleeps takes no packets in.
+            self.context.host.wire.hand_over(self.context.host);
+        }
+    }
+
+    /// From now on, or no longer, who polls this queue takes in packets.
+    pub(crate) fn set_wired(&self, wired: bool) {
+        if wired {
+            self.wired.fetch_add(1, Ordering::SeqCst);
+            self.has_parked.store(true, Ordering::SeqCst);
+        } else {
+            self.wired.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 
     /// Takes back events that were signalled and not yet fetched; how many.
@@ -552,9 +570,13 @@ impl Cq {
     fn progress(&self) {
         let parked = {
             let mut list = self.parked.lock();
-            self.has_parked.store(false, Ordering::Release);
+            self.has_parked.store(false, Ordering::SeqCst);
             std::mem::take(&mut *list)
         };
+        if self.wired.load(Ordering::SeqCst) != 0 {
+            self.has_parked.store(true, Ordering::SeqCst);
+            self.context.host.wire.poll(self.context.host);
+        }
         for qp in parked {
             if qp.upgrade().is_some_and(|qp| qp.retry_for_poller()) {
                 self.add_parked(qp);

@@ -51,6 +51,63 @@ pub fn table() -> Vec<GidEntry> {
         .collect()
 }
 
+/// `IBV_MTU_*`: the code of the longest path MTU.
+pub const MTU_4096: u8 = 5;
+
+/// What a packet takes besides its payload, at most: IPv6 and UDP headers, the longest transport headers (BTH, RETH
+/// and immediate data with those of extended connections and atomics, as Linux counts them) and the ICRC.
+const OVERHEAD: u32 = 40 + 8 + 12 + 4 + 28 + 4;
+
+/// The longest path MTU that fits into an interface's, as a code; None if not even 256 bytes do.
+#[must_use]
+pub fn path_mtu(interface_mtu: u32) -> Option<u8> {
+    let room = interface_mtu.checked_sub(OVERHEAD)?;
+    (1..=MTU_4096).rev().find(|code| room >= mtu_bytes(*code))
+}
+
+/// Bytes of payload for the code of a path MTU.
+#[must_use]
+pub fn mtu_bytes(code: u8) -> u32 {
+    128 << code.clamp(1, MTU_4096)
+}
+
+/// The path MTU that the port offers for every peer that [`preference`](crate::path::Preference) lets it have: where
+/// packets may leave the host, what fits through all interfaces.
+#[must_use]
+pub fn active_mtu(preference: crate::path::Preference) -> u8 {
+    if preference == crate::path::Preference::Shm {
+        return MTU_4096;
+    }
+    let mut interfaces: Vec<u32> = table().iter().map(|entry| entry.ifindex).collect();
+    interfaces.dedup();
+    interfaces.into_iter().filter_map(interface_mtu).filter_map(path_mtu).min().unwrap_or(MTU_4096)
+}
+
+/// The MTU of a network interface.
+#[must_use]
+pub fn interface_mtu(ifindex: u32) -> Option<u32> {
+    // SAFETY: the request is on the stack, and the descriptor is closed again.
+    unsafe {
+        let mut request: libc::ifreq = std::mem::zeroed();
+        if libc::if_indextoname(ifindex, request.ifr_name.as_mut_ptr()).is_null() {
+            return None;
+        }
+        let fd = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
+        if fd < 0 {
+            return None;
+        }
+        let failed = libc::ioctl(fd, libc::SIOCGIFMTU as _, &raw mut request);
+        libc::close(fd);
+        (failed == 0).then(|| request.ifr_ifru.ifru_mtu.try_into().ok()).flatten()
+    }
+}
+
+/// The network interface that has the address `gid`.
+#[must_use]
+pub fn interface_of(gid: &[u8; 16]) -> Option<u32> {
+    table().into_iter().find(|entry| entry.raw == *gid).map(|entry| entry.ifindex)
+}
+
 /// Whether `gid` is an address of this host.
 #[must_use]
 pub fn is_local(gid: &[u8; 16]) -> bool {
@@ -137,6 +194,20 @@ mod tests {
         assert_eq!(kinds, [GidKind::RoceV1, GidKind::RoceV2]);
         assert!(is_local(&lo));
         assert!(!is_local(&std::net::Ipv4Addr::new(192, 0, 2, 1).to_ipv6_mapped().octets()));
+    }
+
+    #[test]
+    fn path_mtus_leave_room_for_headers() {
+        let codes = [300, 352, 1500, 4192, 4191, 9000, 65536, 96].map(path_mtu);
+        assert_eq!(codes, [None, Some(1), Some(3), Some(5), Some(4), Some(5), Some(5), None]);
+        assert_eq!([1, 3, 5].map(mtu_bytes), [256, 1024, 4096]);
+    }
+
+    #[test]
+    fn loopback_takes_the_longest_path_mtu() {
+        let lo = table().into_iter().find(|entry| entry.interface == "lo").expect("a loopback interface");
+        assert_eq!(interface_mtu(lo.ifindex).and_then(path_mtu), Some(MTU_4096));
+        assert_eq!(interface_mtu(u32::MAX), None);
     }
 
     #[test]

@@ -22,6 +22,7 @@ use crate::multicast::Multicast;
 use crate::peer::Peer;
 use crate::progress::Progress;
 use crate::qp::Qp;
+use crate::wire::Wire;
 use crate::xrc::XrcTable;
 
 /// Everything that the process has once, however many contexts it opens. Never freed: other
@@ -42,6 +43,8 @@ pub(crate) struct Host {
     /// Shared receive queues of XRC domains.
     pub(crate) xrc: XrcTable,
     pub(crate) multicast: Multicast,
+    /// The way to other hosts.
+    pub(crate) wire: Wire,
     /// By index; valid while registered, see [`Host::remove_qp`].
     qps: Box<[Registered]>,
     qp_list: Mutex<HashMap<u32, Weak<Qp>>>,
@@ -110,6 +113,7 @@ impl Host {
             progress: Progress::new()?,
             xrc: XrcTable::default(),
             multicast: Multicast::default(),
+            wire: Wire::default(),
             qps: (0..MAX_QP).map(|_| Registered::default()).collect(),
             qp_list: Mutex::default(),
             free_qpns: Mutex::new(shuffled(MAX_QP as u32)),

@@ -32,6 +32,7 @@ mod layout;
 mod moderation;
 pub mod mr;
 mod multicast;
+pub mod path;
 mod pd;
 mod peer;
 mod progress;
@@ -40,6 +41,7 @@ mod ring;
 mod server;
 mod srq;
 pub mod types;
+mod wire;
 mod xrc;
 
 pub use caps::*;

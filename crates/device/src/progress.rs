@@ -147,13 +147,17 @@ impl Progress {
     pub(crate) fn run(&self, host: &'static Host) {
         loop {
             let watched = self.watched.lock().expect("no panic under this lock").clone();
-            let mut fds = vec![
-                libc::pollfd { fd: self.wake.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 },
-                libc::pollfd { fd: self.timer.as_raw_fd(), events: libc::POLLIN, revents: 0 },
-            ];
+            let (port, patience) = host.wire.turn();
+            let own = [self.wake.as_fd().as_raw_fd(), self.timer.as_raw_fd(), port.unwrap_or(-1)];
+            let mut fds: Vec<_> = own.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).into();
             fds.extend(watched.iter().flat_map(|peer| peer.liveness()));
-            // SAFETY: an array of pollfd of the given length.
-            unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, -1) };
+            let patience = patience.map(|time| libc::timespec {
+                tv_sec: time.as_secs() as i64,
+                tv_nsec: i64::from(time.subsec_nanos()),
+            });
+            let patience = patience.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+            // SAFETY: an array of pollfd of the given length, and a time on the stack or none.
+            unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, patience, std::ptr::null()) };
             if fds[0].revents != 0 {
                 let _ = self.wake.take();
             }
@@ -163,7 +167,8 @@ impl Progress {
                 unsafe { libc::read(self.timer.as_raw_fd(), expirations.as_mut_ptr().cast(), 8) };
                 self.armed.store(0, Ordering::Release);
             }
-            for (peer, signs) in watched.iter().zip(fds[2..].chunks(2)) {
+            host.wire.attend(host, fds[2].revents != 0);
+            for (peer, signs) in watched.iter().zip(fds[3..].chunks(2)) {
                 if signs.iter().any(|sign| sign.revents != 0) {
                     self.bury(host, peer);
                 }

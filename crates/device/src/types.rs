@@ -124,6 +124,8 @@ pub mod vendor {
     pub const WINDOW: u32 = 9;
     /// The XRC domain has no such shared receive queue.
     pub const NO_QUEUE: u32 = 10;
+    /// The peer answered a packet with a negative acknowledgement; it knows why.
+    pub const REFUSED: u32 = 11;
 }
 
 macro_rules! constants {

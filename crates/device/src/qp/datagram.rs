@@ -11,8 +11,10 @@ use std::sync::atomic::Ordering;
 use arrayvec::ArrayVec;
 
 use super::keys::RemoteKeys;
+use super::send::SendQueue;
 use super::target::{Left, Readiness, Target};
 use super::transfer::{self, Stop};
+use super::wire::Lane;
 use super::{Kind, Qp};
 use crate::caps::MAX_SGE;
 use crate::greeting::{Message, Op};
@@ -70,7 +72,8 @@ pub(super) type Elements = ArrayVec<Sge, { MAX_SGE as usize }>;
 ///
 /// # Safety
 /// The pieces are readable memory.
-pub(super) unsafe fn deliver(receivers: &mut Receivers, qp: &Qp, wr: &SendWr<'_>, pieces: &[Piece]) {
+pub(super) unsafe fn deliver(send: &mut SendQueue, qp: &Qp, wr: &SendWr<'_>, pieces: &[Piece]) {
+    let receivers = &mut send.receivers;
     let Some(to) = wr.to else { return };
     // With the highest bit set, the sender's own key is meant (10.2.5).
     let qkey = if to.qkey >> 31 == 0 { to.qkey } else { qp.entry.qkey.load(Ordering::Relaxed) };
@@ -82,6 +85,9 @@ pub(super) unsafe fn deliver(receivers: &mut Receivers, qp: &Qp, wr: &SendWr<'_>
     if to.on_this_host {
         // SAFETY: passed on.
         unsafe { deliver_to(receivers, qp, wr, to, pieces) };
+    } else if let Lane::Datagrams(lane) = &mut send.lane {
+        // SAFETY: passed on.
+        unsafe { lane.send(qp, wr, &to, pieces) };
     }
 }
 
@@ -169,7 +175,7 @@ unsafe fn deliver_to(receivers: &mut Receivers, qp: &Qp, wr: &SendWr<'_>, to: De
 /// What kind of header a datagram came with. RoCE wants the completion to say so (annex A17.4.5.1), `struct ibv_wc`
 /// has no field for it, and Ethernet no service level: so adapters put it there, and programs such as UCX look
 /// for it there. 8 for a UDP header, and 1 for IPv6 or 2 for IPv4; 0 for RoCE v1.
-fn packet_type(header: &[u8; 40]) -> u8 {
+pub(super) fn packet_type(header: &[u8; 40]) -> u8 {
     match (header[0] >> 4, i32::from(header[6])) {
         (6, libc::IPPROTO_UDP) => 8 | 1,
         (6, _) => 0,

@@ -7,6 +7,7 @@ use millstream_shm::barrier;
 use super::Qp;
 use super::send::SendQueue;
 use super::transfer::{Stop, UNRESPONSIVE, failed};
+use super::wire::Lane;
 use crate::errno::Result;
 use crate::greeting::PATIENCE;
 use crate::mr::window::{Bind, Kind};
@@ -30,9 +31,26 @@ impl Qp {
     /// Carries out a request that concerns this process's own memory keys only.
     #[cold]
     pub(super) fn carry_out_here(&self, send: &SendQueue, wr: &SendWr<'_>) -> Carried {
+        if matches!(send.lane, Lane::Connected(_)) {
+            // Behind what was posted before it and is not complete.
+            return Err(Stop::Elsewhere);
+        }
         match wr.bind {
             Some(bind) if wr.opcode == WR_BIND_MW => self.bind_window(bind),
             _ => self.invalidate_window(send, wr.imm),
+        }
+    }
+
+    /// The same for a queue pair whose peer is reached by packets: nobody but the caller, who holds the send queue,
+    /// can be inside.
+    #[cold]
+    pub(super) fn carry_out_locally(&self, wr: &SendWr<'_>) -> Carried {
+        match wr.bind {
+            Some(bind) if wr.opcode == WR_BIND_MW => self.bind_window(bind),
+            _ => {
+                let done = self.host.mrs.invalidate(self.host, wr.imm, self.qpn);
+                done.map_err(|cause| failed(WC_LOC_QP_OP_ERR, cause))
+            }
         }
     }
 

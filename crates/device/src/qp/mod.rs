@@ -16,6 +16,7 @@ mod send;
 pub mod state;
 mod target;
 mod transfer;
+mod wire;
 mod xrc;
 
 use std::io;
@@ -32,7 +33,6 @@ use crate::errno::{Errno, Result};
 use crate::event::{
     self, EVENT_COMM_EST, EVENT_QP_FATAL, EVENT_QP_LAST_WQE_REACHED, EVENT_SQ_DRAINED, Handle,
 };
-use crate::gid;
 use crate::host::{Host, wait_until};
 use crate::layout::{Cqe, QPN_INDEX_BITS, QpEntry, qp_state, recv_slot_len};
 use crate::multicast;
@@ -52,6 +52,7 @@ use recv::RecvQueue;
 pub(crate) use recv::{Note, Received};
 use send::SendQueue;
 use state::{Attributes, State, attr};
+use wire::{Alarm, Plan};
 
 /// Sizes of a queue pair; what is asked for is rounded up to what is given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -151,6 +152,7 @@ pub struct Qp {
     attributes: Mutex<Attributes>,
     send: BiasedLock<SendQueue>,
     care: Care,
+    alarm: Alarm,
     recv: RecvQueue,
     /// Send requests that the application has taken back by polling, ever.
     reclaimed: AtomicU32,
@@ -223,6 +225,7 @@ impl Qp {
             attributes: Mutex::default(),
             send: BiasedLock::new(SendQueue::default()),
             care: Care::default(),
+            alarm: Alarm::default(),
             recv: RecvQueue::new(host.arena.at(rq_block.offset), slots, slot_len, capacity.max_recv_wr),
             reclaimed: AtomicU32::new(0),
             last_wqe_reported: AtomicBool::new(false),
@@ -457,17 +460,19 @@ impl Qp {
             // Ethernet has no other addresses (RoCE annex A17.4.2).
             return Err(Errno::INVAL);
         }
+        let plan =
+            if next == State::Rtr && current == State::Init { self.plan(&merged)? } else { Plan::Stay };
         *attributes = merged.clone();
         drop(attributes);
-        self.apply(current, next, &merged, mask);
+        self.apply(current, next, &merged, mask, plan);
         let notify = mask & attr::EN_SQD_ASYNC_NOTIFY != 0 && new.en_sqd_async_notify;
-        if notify && next == State::Sqd && current != State::Sqd {
+        if next == State::Sqd && current != State::Sqd && !self.drain_on_wire(notify) && notify {
             self.raise(EVENT_SQ_DRAINED);
         }
         Ok(())
     }
 
-    fn apply(&self, current: State, next: State, attributes: &Attributes, mask: u32) {
+    fn apply(&self, current: State, next: State, attributes: &Attributes, mask: u32, plan: Plan) {
         let remote = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC;
         self.entry.access.store(attributes.access & remote, Ordering::Release);
         self.entry_changed();
@@ -483,9 +488,11 @@ impl Qp {
                     send.retries = u32::from(attributes.retry_cnt);
                     send.rnr_retries = u32::from(attributes.rnr_retry);
                 }
-                if next == State::Rtr && current == State::Init && self.kind != Kind::Ud {
-                    send.connect(self, attributes.dest_qpn, gid::is_local(&attributes.path.dgid));
-                    self.entry.dest_qpn.store(attributes.dest_qpn, Ordering::Release);
+                if next == State::Rtr && current == State::Init {
+                    self.connect(&mut send, attributes, plan);
+                }
+                if next == State::Rts {
+                    self.start_on_wire(&mut send, attributes);
                 }
                 self.set_state(next);
             }

@@ -12,6 +12,7 @@ use super::plain::One;
 use super::state::{Attributes, State};
 use super::target::Target;
 use super::transfer::Stop;
+use super::wire::{Aftermath, Lane};
 use super::xrc::Queues;
 use super::{Kind, Qp};
 use crate::caps::MAX_MSG;
@@ -34,6 +35,8 @@ const LATER_LOOK: Duration = Duration::from_millis(1);
 
 #[derive(Debug, Default)]
 pub(crate) struct SendQueue {
+    /// What it has of the wire, if that is the way to its peers.
+    pub(super) lane: Lane,
     // Order matters: what points into the peer's arena goes before the peer.
     pub(super) target: Option<Target>,
     pub(super) queues: Queues,
@@ -58,7 +61,7 @@ pub(crate) struct SendQueue {
 
 /// A request that waits, with its own copy of everything.
 #[derive(Debug)]
-struct Parked {
+pub(super) struct Parked {
     wr_id: u64,
     opcode: u32,
     flags: u32,
@@ -70,14 +73,14 @@ struct Parked {
     to: Option<Destination>,
     bind: Option<Bind>,
     remote_srqn: u32,
-    posted: u32,
+    pub(super) posted: u32,
     sges: Vec<Sge>,
     /// Inline data; `sges` then has one element that points here.
     _inline: Vec<u8>,
 }
 
 impl Parked {
-    fn new(wr: &SendWr<'_>, posted: u32) -> Self {
+    pub(super) fn new(wr: &SendWr<'_>, posted: u32) -> Self {
         let mut sges = wr.sges.to_vec();
         let mut inline = Vec::new();
         if wr.flags & SEND_INLINE != 0 {
@@ -106,7 +109,7 @@ impl Parked {
         }
     }
 
-    fn request(&self) -> SendWr<'_> {
+    pub(super) fn request(&self) -> SendWr<'_> {
         SendWr {
             wr_id: self.wr_id,
             opcode: self.opcode,
@@ -184,6 +187,7 @@ impl SendQueue {
 
     /// Completes everything that waits as flushed (IBTA volume 1, 10.8.1).
     pub(super) fn flush(&mut self, qp: &Qp) {
+        qp.flush_on_wire(&mut self.lane);
         while let Some(parked) = self.parked.pop_front() {
             qp.complete_send(&parked.request(), parked.posted, WC_WR_FLUSH_ERR, 0);
         }
@@ -265,12 +269,28 @@ impl Qp {
                     self.set_state(State::Err);
                     return Admitted::Fatally;
                 }
+                Err(Stop::Elsewhere) => return self.admit_on_wire(send, wr, posted),
                 Err(Stop::NoReceive | Stop::NotReady) => {}
             }
         }
         send.parked.push_back(Parked::new(wr, posted));
         self.look_after(send);
         Admitted::Well
+    }
+
+    /// Takes a request that goes by packets.
+    #[cold]
+    #[inline(never)]
+    fn admit_on_wire(&self, send: &mut SendQueue, wr: &SendWr<'_>, posted: u32) -> Admitted {
+        match self.send_on_wire(send, Parked::new(wr, posted)) {
+            Aftermath::Nothing => Admitted::Well,
+            Aftermath::Failed(event) => {
+                if let Some(event) = event {
+                    self.raise(event);
+                }
+                Admitted::Fatally
+            }
+        }
     }
 
     /// Carries a request out as the transport does it.
@@ -285,13 +305,14 @@ impl Qp {
             Kind::Uc => match send.execute(self, wr) {
                 // Our own faults are reported; what happens at the far end is nobody's to tell.
                 Err(stop @ Stop::Failed { status: WC_LOC_PROT_ERR | WC_LOC_LEN_ERR, .. }) => Err(stop),
+                Err(Stop::Elsewhere) => Err(Stop::Elsewhere),
                 _ => Ok(()),
             },
             Kind::Ud => {
                 let mut pieces = Pieces::new();
                 datagram::pieces(&mut send.local_keys, self, wr, &mut pieces)?;
                 // SAFETY: the pieces are the application's registered (or inline) memory.
-                unsafe { datagram::deliver(&mut send.receivers, self, wr, &pieces) };
+                unsafe { datagram::deliver(send, self, wr, &pieces) };
                 Ok(())
             }
         }
@@ -490,6 +511,10 @@ impl Qp {
                     self.complete_send(&wr, parked.posted, status, vendor);
                     break;
                 }
+                Err(Stop::Elsewhere) => match self.send_on_wire(&mut send, parked) {
+                    Aftermath::Nothing if self.state.load(Ordering::Relaxed) == State::Rts as u8 => continue,
+                    _ => break,
+                },
                 Err(stop) => {
                     if let Some(Stop::Failed { status, vendor, .. }) = send.expired(stop) {
                         self.complete_send(&wr, parked.posted, status, vendor);

@@ -14,6 +14,7 @@ use super::datagram::{self, Elements, Piece, Pieces};
 use super::keys::{LocalKeys, Window};
 use super::send::SendQueue;
 use super::target::{Left, Readiness, Receive, Target};
+use super::wire::Lane;
 use super::{Kind, Qp};
 use crate::event::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR, NO_EVENT};
 use crate::greeting::{Message, Op};
@@ -35,6 +36,8 @@ pub(super) enum Stop {
     NoReceive,
     /// The peer is not ready to receive, or not there yet.
     NotReady,
+    /// It is not on this host: the request goes by packets.
+    Elsewhere,
     /// The request completes with an error.
     Failed {
         status: u32,
@@ -107,6 +110,9 @@ impl SendQueue {
 
     #[cold]
     pub(super) fn bind(&mut self, qp: &Qp) -> Result<(), Stop> {
+        if matches!(self.lane, Lane::Connected(_)) {
+            return Err(Stop::Elsewhere);
+        }
         if self.peer.is_none() {
             if !self.on_this_host {
                 return Err(Stop::NotReady);
@@ -224,14 +230,7 @@ impl Transfer<'_> {
             .map_err(|cause| failed(WC_LOC_PROT_ERR, cause))?;
         let window = self.remote.find(self.peer, wr.rkey).map_err(denied)?;
         admit(window, self.target, wr.remote_addr, 8, ACCESS_REMOTE_ATOMIC).map_err(denied)?;
-        let word = window.map_word(wr.remote_addr);
-        let old = match (word, wr.opcode) {
-            (Some(word), WR_ATOMIC_CMP_AND_SWP) => word
-                .compare_exchange(wr.compare_add, wr.swap, Ordering::AcqRel, Ordering::Acquire)
-                .unwrap_or_else(|old| old),
-            (Some(word), _) => word.fetch_add(wr.compare_add, Ordering::AcqRel),
-            (None, _) => self.atomic_by_copies(wr)?,
-        };
+        let old = change_word(window, self.peer, self.qp.host.pid, wr)?;
         // SAFETY: eight bytes of the application's registered memory.
         unsafe { store_word(to, old) };
         Ok(())
@@ -259,33 +258,7 @@ impl Transfer<'_> {
         }
         let window = self.remote.find(self.peer, wr.rkey).map_err(denied)?;
         admit(window, self.target, wr.remote_addr, 8, ACCESS_REMOTE_WRITE).map_err(denied)?;
-        if let Some(word) = window.map_word(wr.remote_addr) {
-            word.store(u64::from_ne_bytes(value), Ordering::Release);
-            return Ok(());
-        }
-        // Not between the two copies of an atomic operation of somebody else's.
-        let lock = self.peer.atomics().ok_or(failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE))?;
-        let _guard = lock.lock(self.qp.host.pid).ok_or(UNRESPONSIVE)?;
-        store(window, self.peer, wr.remote_addr, value.as_ptr(), 8)
-    }
-
-    /// An atomic operation on memory that only some initiators can map: one initiator at a time.
-    #[cold]
-    fn atomic_by_copies(&mut self, wr: &SendWr<'_>) -> Result<u64, Stop> {
-        let gone = failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE);
-        let window = self.remote.find(self.peer, wr.rkey).map_err(|_| gone)?;
-        let lock = self.peer.atomics().ok_or(gone)?;
-        let _guard = lock.lock(self.qp.host.pid).ok_or(UNRESPONSIVE)?;
-        let mut old = [0u8; 8];
-        load(window, self.peer, wr.remote_addr, old.as_mut_ptr(), 8)?;
-        let old = u64::from_ne_bytes(old);
-        let new = match wr.opcode {
-            WR_ATOMIC_CMP_AND_SWP if old != wr.compare_add => return Ok(old),
-            WR_ATOMIC_CMP_AND_SWP => wr.swap,
-            _ => old.wrapping_add(wr.compare_add),
-        };
-        store(window, self.peer, wr.remote_addr, new.to_ne_bytes().as_ptr(), 8)?;
-        Ok(old)
+        set_word(window, self.peer, self.qp.host.pid, wr.remote_addr, value)
     }
 
     fn read(&mut self, wr: &SendWr<'_>) -> Result<(), Stop> {
@@ -441,9 +414,51 @@ pub(super) fn source(local: &mut LocalKeys, qp: &Qp, wr: &SendWr<'_>, sge: &Sge)
         .map_err(|cause| failed(WC_LOC_PROT_ERR, cause))
 }
 
+/// Changes the aligned eight bytes at `wr.remote_addr`, which were checked, as the request says; what was there
+/// before. `me` is this process.
+pub(super) fn change_word(window: &Window, peer: &Peer, me: u32, wr: &SendWr<'_>) -> Result<u64, Stop> {
+    let word = window.map_word(wr.remote_addr);
+    Ok(match (word, wr.opcode) {
+        (Some(word), WR_ATOMIC_CMP_AND_SWP) => word
+            .compare_exchange(wr.compare_add, wr.swap, Ordering::AcqRel, Ordering::Acquire)
+            .unwrap_or_else(|old| old),
+        (Some(word), _) => word.fetch_add(wr.compare_add, Ordering::AcqRel),
+        (None, _) => change_by_copies(window, peer, me, wr)?,
+    })
+}
+
+/// The same in memory that only some initiators can map: one initiator at a time.
+#[cold]
+fn change_by_copies(window: &Window, peer: &Peer, me: u32, wr: &SendWr<'_>) -> Result<u64, Stop> {
+    let lock = peer.atomics().ok_or(failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE))?;
+    let _guard = lock.lock(me).ok_or(UNRESPONSIVE)?;
+    let mut old = [0u8; 8];
+    load(window, peer, wr.remote_addr, old.as_mut_ptr(), 8)?;
+    let old = u64::from_ne_bytes(old);
+    let new = match wr.opcode {
+        WR_ATOMIC_CMP_AND_SWP if old != wr.compare_add => return Ok(old),
+        WR_ATOMIC_CMP_AND_SWP => wr.swap,
+        _ => old.wrapping_add(wr.compare_add),
+    };
+    store(window, peer, wr.remote_addr, new.to_ne_bytes().as_ptr(), 8)?;
+    Ok(old)
+}
+
+/// Stores the aligned eight bytes at `at`, which were checked, at once. `me` is this process.
+pub(super) fn set_word(window: &Window, peer: &Peer, me: u32, at: u64, value: [u8; 8]) -> Result<(), Stop> {
+    if let Some(word) = window.map_word(at) {
+        word.store(u64::from_ne_bytes(value), Ordering::Release);
+        return Ok(());
+    }
+    // Not between the two copies of an atomic operation of somebody else's.
+    let lock = peer.atomics().ok_or(failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE))?;
+    let _guard = lock.lock(me).ok_or(UNRESPONSIVE)?;
+    store(window, peer, at, value.as_ptr(), 8)
+}
+
 /// Whether the target's queue pair lets its peer use a part of a region or window.
 #[inline]
-fn admit(window: &Window, target: &Target, at: u64, len: u64, access: u32) -> Result<(), u32> {
+pub(super) fn admit(window: &Window, target: &Target, at: u64, len: u64, access: u32) -> Result<(), u32> {
     check(window, target.pd, at, len, access)
         .or_else(|cause| admit_window(window, target, at, len, access, cause))
 }
@@ -476,7 +491,7 @@ fn check(window: &Window, pd: u32, at: u64, len: u64, access: u32) -> Result<(),
 
 /// Copies `len` bytes from this process to `at` in the region; the range was checked.
 #[inline]
-fn store(window: &Window, peer: &Peer, at: u64, from: *const u8, len: usize) -> Result<(), Stop> {
+pub(super) fn store(window: &Window, peer: &Peer, at: u64, from: *const u8, len: usize) -> Result<(), Stop> {
     if window.writable && window.maps(at, len as u64) {
         // SAFETY: the destination is mapped for stores and cannot shrink; the source is the application's
         // registered (or inline) memory.
@@ -488,7 +503,7 @@ fn store(window: &Window, peer: &Peer, at: u64, from: *const u8, len: usize) -> 
 
 /// Copies `len` bytes from `at` in the region to this process; the range was checked.
 #[inline]
-fn load(window: &Window, peer: &Peer, at: u64, to: *mut u8, len: usize) -> Result<(), Stop> {
+pub(super) fn load(window: &Window, peer: &Peer, at: u64, to: *mut u8, len: usize) -> Result<(), Stop> {
     if window.maps(at, len as u64) {
         // SAFETY: as in `store`.
         unsafe { copy_in_order(to, window.base.add((at - window.map_start) as usize), len) };

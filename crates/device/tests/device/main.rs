@@ -23,6 +23,7 @@ mod transfers;
 mod unreliable;
 mod users;
 mod windows;
+mod wire;
 mod xrc;
 
 /// Not a test: the other process of tests here starts in this function.

@@ -10,7 +10,7 @@ use millstream_device::types::{
     ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SendWr, Sge,
     WC_FLAG_WITH_IMM, WC_FLAG_WITH_INV, WC_SUCCESS, Wc,
 };
-use millstream_device::{Channel, Context, Cq, Errno, Mr, Pd, Qp};
+use millstream_device::{Channel, Context, Cq, Errno, Mr, Pd, Qp, gid};
 use serde::{Deserialize, Serialize};
 
 use super::memory::{self, Kind, Memory};
@@ -249,12 +249,22 @@ pub(crate) fn attributes(setup: &Setup, state: State, dest_qpn: u32) -> Attribut
         rnr_retry: setup.rnr_retry,
         path: Path {
             is_global: true,
-            dgid: std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets(),
+            dgid: LOOPBACK,
+            sgid_index: loopback_index(),
             port: 1,
             ..Path::default()
         },
         ..Attributes::default()
     }
+}
+
+/// The address that all ends have in common, mapped.
+pub(crate) const LOOPBACK: [u8; 16] = std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
+
+/// Where the GID table has it.
+pub(crate) fn loopback_index() -> u8 {
+    let is_it = |entry: &gid::GidEntry| entry.raw == LOOPBACK && entry.kind == gid::GidKind::RoceV2;
+    gid::table().iter().position(is_it).expect("a loopback interface") as u8
 }
 
 /// What each state needs to be reached.

@@ -1,0 +1,102 @@
+//! Which way a queue pair's requests take: through shared memory, or over the wire.
+//!
+//! A peer whose address is this host's is reached through shared memory, every other one by packets.
+//! `MILLSTREAM_PATH` forces one of the two for all of a process: `wire` also to addresses of this host, `shm` to none
+//! but these. Both ends of a connection take the same way, so both must be told the same.
+
+use std::env;
+use std::sync::OnceLock;
+
+use crate::errno::{Errno, Result};
+use crate::gid;
+
+/// The environment variable.
+pub const VARIABLE: &str = "MILLSTREAM_PATH";
+
+/// What the user wants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Preference {
+    /// As the peer's address says.
+    #[default]
+    Auto,
+    /// Shared memory only.
+    Shm,
+    /// The wire only.
+    Wire,
+}
+
+/// The way to one peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Shared memory.
+    Shm,
+    /// RoCE v2 packets.
+    Wire,
+    /// None: the peer is elsewhere, and the wire is forbidden.
+    Nowhere,
+}
+
+impl Preference {
+    /// From the word that the environment or a flag has for it.
+    #[must_use]
+    pub fn parse(word: &str) -> Option<Self> {
+        match word {
+            "" | "auto" => Some(Self::Auto),
+            "shm" => Some(Self::Shm),
+            "wire" => Some(Self::Wire),
+            _ => None,
+        }
+    }
+
+    /// The way to the address `gid`.
+    #[must_use]
+    pub fn way_to(self, gid: &[u8; 16]) -> Way {
+        match self {
+            Self::Wire => Way::Wire,
+            Self::Auto | Self::Shm if gid::is_local(gid) => Way::Shm,
+            Self::Auto => Way::Wire,
+            Self::Shm => Way::Nowhere,
+        }
+    }
+}
+
+/// What the environment says, looked up once.
+///
+/// # Errors
+/// EINVAL for a word that is none of these; the first caller is told on standard error which.
+pub fn preference() -> Result<Preference> {
+    static PREFERENCE: OnceLock<Option<Preference>> = OnceLock::new();
+    let look_up = || {
+        let word = env::var(VARIABLE).unwrap_or_default();
+        let found = Preference::parse(&word);
+        if found.is_none() {
+            eprintln!("millstream: {VARIABLE}={word}: the path is one of auto, shm, wire");
+        }
+        found
+    };
+    PREFERENCE.get_or_init(look_up).ok_or(Errno::INVAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[test]
+    fn the_way_follows_the_address_unless_it_is_forced() {
+        let here = Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
+        let elsewhere = Ipv4Addr::new(192, 0, 2, 250).to_ipv6_mapped().octets();
+        let ways = |preference: Preference| [preference.way_to(&here), preference.way_to(&elsewhere)];
+        assert_eq!(ways(Preference::Auto), [Way::Shm, Way::Wire]);
+        assert_eq!(ways(Preference::Shm), [Way::Shm, Way::Nowhere]);
+        assert_eq!(ways(Preference::Wire), [Way::Wire, Way::Wire]);
+    }
+
+    #[test]
+    fn only_known_words_are_taken() {
+        assert_eq!(Preference::parse("wire"), Some(Preference::Wire));
+        assert_eq!(Preference::parse(""), Some(Preference::Auto));
+        assert_eq!(Preference::parse("Wire"), None);
+    }
+}

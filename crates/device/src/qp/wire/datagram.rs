@@ -1,0 +1,204 @@
+//! Datagrams over the wire: each packet a message, nothing told back (IBTA volume 1, 9.8.2).
+
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::atomic::Ordering;
+
+use millstream_link::Origin;
+use millstream_proto::DeliveryFault;
+use millstream_wire::{Opcode, Packet, Pkey, Psn, Qkey, Qpn, Repr, bth, deth, imm_dt};
+
+use super::Wired;
+use super::landing::Landing;
+use super::route::Route;
+use crate::layout::Cqe;
+use crate::qp::Qp;
+use crate::qp::datagram::{Piece, packet_type};
+use crate::types::{
+    Destination, SEND_SOLICITED, SendWr, WC_FLAG_GRH, WC_FLAG_WITH_IMM, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR,
+    WC_OP_RECV, WR_SEND_WITH_IMM, total_len,
+};
+use crate::wire::Arrived;
+
+/// What a datagram queue pair has of the wire.
+#[derive(Debug)]
+pub(in crate::qp) struct Datagrams {
+    landing: Landing,
+    packet: Vec<u8>,
+    psn: Psn,
+    /// Somebody elsewhere was heard of: who polls takes in packets from now on.
+    wired: Option<Wired>,
+}
+
+impl Datagrams {
+    pub(in crate::qp) fn new(qp: &Qp) -> Option<Self> {
+        let landing = Landing::new(qp)?;
+        Some(Self { landing, packet: Vec::new(), psn: Psn::default(), wired: None })
+    }
+
+    /// From now on who polls takes in packets.
+    pub(in crate::qp) fn begin(&mut self, qp: &Qp) {
+        self.wired.get_or_insert_with(|| Wired::new(qp));
+    }
+
+    /// Where numbers begin.
+    pub(in crate::qp) fn start(&mut self, psn: u32) {
+        self.psn = Psn::new(psn);
+    }
+
+    /// Sends a datagram, or loses it.
+    ///
+    /// # Safety
+    /// The pieces are readable memory.
+    pub(in crate::qp) unsafe fn send(
+        &mut self,
+        qp: &Qp,
+        wr: &SendWr<'_>,
+        to: &Destination,
+        pieces: &[Piece],
+    ) {
+        let (Some(port), Some(route)) = (qp.host.wire.port(), route_of(&to.grh)) else { return };
+        self.begin(qp);
+        let with_imm = wr.opcode == WR_SEND_WITH_IMM;
+        let header = bth::Repr {
+            opcode: if with_imm { Opcode::UD_SEND_ONLY_IMM } else { Opcode::UD_SEND_ONLY },
+            solicited: wr.flags & SEND_SOLICITED != 0,
+            migrated: true,
+            pad: 0,
+            pkey: Pkey::DEFAULT,
+            fecn: false,
+            becn: false,
+            dest_qp: Qpn::new(to.qpn),
+            ack_req: false,
+            psn: self.psn,
+        };
+        self.psn = self.psn.plus(1);
+        let len = total_len(wr.sges) as usize;
+        let packet = Repr {
+            deth: Some(deth::Repr { qkey: Qkey::new(to.qkey), src_qp: Qpn::new(qp.qpn) }),
+            imm_dt: Some(imm_dt::Repr { data: wr.imm.to_ne_bytes() }),
+            ..Repr::new(header, &[])
+        };
+        let mut payload = Vec::with_capacity(len);
+        for (from, len) in pieces {
+            // SAFETY: the caller vouches for the pieces.
+            payload.extend_from_slice(unsafe { std::slice::from_raw_parts(*from, *len as usize) });
+        }
+        let packet = Repr { payload: &payload, ..packet };
+        let len = packet.buffer_len();
+        self.packet.resize(len, 0);
+        packet.emit(&mut self.packet);
+        // A datagram that finds no room is lost.
+        let _ = port.send(&mut [route.outgoing(&mut self.packet, len)]);
+    }
+
+    /// Takes datagrams in.
+    pub(in crate::qp) fn arrived(&mut self, qp: &Qp, packets: &[Arrived<'_>]) {
+        // Initiators of this host deliver under the same lease.
+        let Some(_lease) = qp.entry.delivery.lock(qp.host.pid) else { return };
+        for (origin, bytes) in packets {
+            if let Ok(packet) = Packet::new_checked(*bytes) {
+                self.take(qp, origin, &packet);
+            }
+        }
+    }
+
+    fn take(&mut self, qp: &Qp, origin: &Origin, packet: &Packet<&[u8]>) {
+        let (Some(deth), header) = (packet.deth(), packet.bth()) else { return };
+        let wrong = !header.pkey().matches(Pkey::DEFAULT)
+            || deth.qkey().get() != qp.entry.qkey.load(Ordering::Relaxed)
+            || !self.landing.takes_datagrams();
+        if wrong || !self.landing.take_receive() {
+            return;
+        }
+        self.begin(qp);
+        let payload = packet.payload();
+        let route_header = route_header(origin, payload.len());
+        let placed = self.landing.fill(0, &route_header).and_then(|()| self.landing.fill(40, payload));
+        if let Err(fault) = placed {
+            // Dropped; its receive would be lost silently. The queue pair lives (9.8.3.2).
+            let status = if fault == DeliveryFault::TooLong { WC_LOC_LEN_ERR } else { WC_LOC_PROT_ERR };
+            let cqe = Cqe { status: status as u16, opcode: WC_OP_RECV as u16, ..Cqe::default() };
+            return self.landing.complete_or_overrun(cqe, true);
+        }
+        let imm = packet.imm_dt().map(|imm| u32::from_ne_bytes(imm.data()));
+        let cqe = Cqe {
+            opcode: WC_OP_RECV as u16,
+            byte_len: (payload.len() + route_header.len()) as u32,
+            imm: imm.unwrap_or(0),
+            wc_flags: WC_FLAG_GRH | if imm.is_some() { WC_FLAG_WITH_IMM } else { 0 },
+            detail: deth.src_qp().get() | u32::from(packet_type(&route_header)) << 24,
+            ..Cqe::default()
+        };
+        self.landing.complete_or_overrun(cqe, header.solicited());
+    }
+}
+
+/// The way that a route header describes.
+fn route_of(header: &[u8; 40]) -> Option<Route> {
+    let gid = |bytes: &[u8]| -> [u8; 16] { bytes.try_into().expect("sixteen bytes") };
+    if header[0] >> 4 != 6 {
+        let mapped = |bytes: &[u8; 4]| std::net::Ipv4Addr::from(*bytes).to_ipv6_mapped().octets();
+        let [source, destination] =
+            [32, 36].map(|at| mapped(header[at..at + 4].try_into().expect("four bytes")));
+        return Route::new(&source, &destination, 0, header[21]);
+    }
+    let first = u32::from_be_bytes([header[0], header[1], header[2], header[3]]);
+    let (source, destination) = (gid(&header[8..24]), gid(&header[24..40]));
+    let ambiguous = Ipv6Addr::from(destination).is_unicast_link_local();
+    let interface = if ambiguous { crate::gid::interface_of(&source).unwrap_or(0) } else { 0 };
+    Route::new(&source, &destination, interface, (first >> 20) as u8)
+}
+
+/// What the receiver finds in front of the data: the packet's IP header, as far as a socket shows it (annex
+/// A17.4.5.2).
+fn route_header(origin: &Origin, len: usize) -> [u8; 40] {
+    let mut header = [0; 40];
+    let udp_len = (8 + bth::LEN + deth::LEN + len + millstream_wire::ICRC_LEN) as u16;
+    match (origin.source, origin.destination) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            let ip = &mut header[20..];
+            ip[0] = 0x45;
+            ip[1] = origin.tos;
+            ip[2..4].copy_from_slice(&(20 + udp_len).to_be_bytes());
+            ip[6] = 0x40;
+            ip[8] = 64;
+            ip[9] = libc::IPPROTO_UDP as u8;
+            ip[12..16].copy_from_slice(&source.octets());
+            ip[16..20].copy_from_slice(&destination.octets());
+        }
+        (source, destination) => {
+            let v6 = |ip: IpAddr| match ip {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                IpAddr::V6(ip) => ip,
+            };
+            header[..4].copy_from_slice(&(6u32 << 28 | u32::from(origin.tos) << 20).to_be_bytes());
+            header[4..6].copy_from_slice(&udp_len.to_be_bytes());
+            header[6] = libc::IPPROTO_UDP as u8;
+            header[7] = 64;
+            header[8..24].copy_from_slice(&Ipv6Addr::octets(&v6(source)));
+            header[24..40].copy_from_slice(&Ipv6Addr::octets(&v6(destination)));
+        }
+    }
+    header
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_route_header_leads_back() {
+        for (source, destination) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
+            let origin = Origin {
+                source: source.parse().unwrap(),
+                source_port: 50000,
+                destination: destination.parse().unwrap(),
+                interface: 0,
+                tos: 0x28,
+            };
+            let route = route_of(&route_header(&origin, 100)).unwrap();
+            assert_eq!((route.source, route.destination), (origin.source, origin.destination));
+            assert_eq!(route.tos & !3, 0x28);
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! The application's memory and receive queue, as the transport's machine asks for them.
+
+use std::collections::VecDeque;
+
+use millstream_proto::{Access, Atomic, DeliveryFault, Memory, ReceiveId, Refusal, Status, WorkId};
+use millstream_shm::copy_in_order;
+use millstream_wire::Rkey;
+
+use super::landing::{Landing, skip};
+use crate::qp::Qp;
+use crate::qp::keys::LocalKeys;
+use crate::qp::send::Parked;
+use crate::qp::transfer::Stop;
+use crate::types::{
+    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SEND_INLINE, SendWr,
+    WC_LOC_PROT_ERR, WC_LOC_QP_OP_ERR, WC_MW_BIND_ERR, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD,
+};
+
+/// Requests that were posted and are not complete, the oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Requests {
+    list: VecDeque<Parked>,
+    /// The name of the oldest.
+    first: u64,
+}
+
+impl Requests {
+    /// Keeps a request; its name.
+    pub(super) fn add(&mut self, request: Parked) -> WorkId {
+        self.list.push_back(request);
+        WorkId(self.first + self.list.len() as u64 - 1)
+    }
+
+    /// Takes back the one that was kept last.
+    pub(super) fn take_last(&mut self) -> Option<Parked> {
+        self.list.pop_back()
+    }
+
+    /// Requests complete in the order in which they were posted.
+    pub(super) fn finish(&mut self, id: WorkId) -> Option<Parked> {
+        debug_assert_eq!(id.0, self.first);
+        self.first += 1;
+        self.list.pop_front()
+    }
+
+    fn get(&self, id: WorkId) -> Option<&Parked> {
+        self.list.get(id.0.checked_sub(self.first)? as usize)
+    }
+}
+
+/// See the module's description.
+pub(super) struct View<'a> {
+    pub(super) qp: &'a Qp,
+    pub(super) landing: &'a mut Landing,
+    pub(super) keys: &'a mut LocalKeys,
+    pub(super) requests: &'a Requests,
+}
+
+fn status(stop: Stop) -> Status {
+    match stop {
+        Stop::Failed { status: WC_LOC_PROT_ERR, .. } => Status::LocalProtection,
+        Stop::Failed { status: WC_MW_BIND_ERR, .. } => Status::Bind,
+        Stop::Failed { status: WC_LOC_QP_OP_ERR, .. } => Status::LocalOperation,
+        _ => Status::LocalLength,
+    }
+}
+
+impl View<'_> {
+    /// Runs `copy` on each piece of a request's memory from `offset` on: its address, and which part of the `len` bytes
+    /// it is.
+    #[inline]
+    fn pieces(
+        &mut self,
+        id: WorkId,
+        offset: u32,
+        len: usize,
+        access: u32,
+        mut copy: impl FnMut(*mut u8, usize, usize),
+    ) -> Result<(), Status> {
+        let request = self.requests.get(id).ok_or(Status::LocalOperation)?.request();
+        let mut done = 0;
+        let one = [crate::types::Sge::default()];
+        let rest;
+        let elements = match request.sges {
+            // One element, as almost always, needs no list.
+            [element] if u64::from(offset) < u64::from(element.length) => {
+                let mut one = one;
+                one[0] = crate::types::Sge {
+                    addr: element.addr.wrapping_add(u64::from(offset)),
+                    length: element.length - offset,
+                    ..*element
+                };
+                rest = one.into_iter().collect();
+                &rest
+            }
+            elements => {
+                rest = skip(elements, u64::from(offset));
+                &rest
+            }
+        };
+        for element in elements {
+            let n = (element.length as usize).min(len - done);
+            if n == 0 {
+                break;
+            }
+            let at = if request.flags & SEND_INLINE != 0 {
+                element.addr as *mut u8
+            } else {
+                let (host, pd) = (self.qp.host, self.qp.pd.id);
+                let found = self.keys.find(host, pd, element.addr, n as u32, element.lkey, access);
+                found.map_err(|_| Status::LocalProtection)?
+            };
+            copy(at, done, n);
+            done += n;
+        }
+        if done == len { Ok(()) } else { Err(Status::LocalLength) }
+    }
+}
+
+impl Memory for View<'_> {
+    #[inline]
+    fn gather(&mut self, id: WorkId, offset: u32, into: &mut [u8]) -> Result<(), Status> {
+        let (to, len) = (into.as_mut_ptr(), into.len());
+        self.pieces(id, offset, len, 0, |from, at, n| {
+            // SAFETY: the application's registered (or inline) memory, and inside `into`.
+            unsafe { to.add(at).copy_from_nonoverlapping(from, n) };
+        })
+    }
+
+    #[inline]
+    fn scatter(&mut self, id: WorkId, offset: u32, from: &[u8]) -> Result<(), Status> {
+        let (from, len) = (from.as_ptr(), from.len());
+        self.pieces(id, offset, len, ACCESS_LOCAL_WRITE, |to, at, n| {
+            // SAFETY: the application's registered memory, and inside `from`.
+            unsafe { copy_in_order(to, from.add(at), n) };
+        })
+    }
+
+    fn local(&mut self, id: WorkId) -> Result<(), Status> {
+        let request = self.requests.get(id).ok_or(Status::LocalOperation)?;
+        self.qp.carry_out_locally(&request.request()).map_err(status)
+    }
+
+    #[inline]
+    fn take_receive(&mut self) -> Option<ReceiveId> {
+        self.landing.take_receive().then_some(ReceiveId(0))
+    }
+
+    #[inline]
+    fn deliver(&mut self, _id: ReceiveId, offset: u32, from: &[u8]) -> Result<(), DeliveryFault> {
+        self.landing.fill(offset.into(), from)
+    }
+
+    fn check(&mut self, rkey: Rkey, va: u64, len: u32, access: Access) -> Result<(), Refusal> {
+        let access = match access {
+            Access::Read => ACCESS_REMOTE_READ,
+            Access::Write => ACCESS_REMOTE_WRITE,
+            Access::Atomic => ACCESS_REMOTE_ATOMIC,
+        };
+        self.landing.check(access, rkey.get(), va, len.into())
+    }
+
+    #[inline]
+    fn write(&mut self, rkey: Rkey, va: u64, from: &[u8]) -> Result<(), Refusal> {
+        self.landing.write(rkey.get(), va, from)
+    }
+
+    fn write_atomically(&mut self, rkey: Rkey, va: u64, bytes: [u8; 8]) -> Result<(), Refusal> {
+        self.landing.write_word(rkey.get(), va, bytes)
+    }
+
+    #[inline]
+    fn read(&mut self, rkey: Rkey, va: u64, into: &mut [u8]) -> Result<(), Refusal> {
+        self.landing.read(rkey.get(), va, into)
+    }
+
+    fn atomic(&mut self, rkey: Rkey, va: u64, operation: Atomic) -> Result<u64, Refusal> {
+        let wr = SendWr { remote_addr: va, rkey: rkey.get(), ..SendWr::default() };
+        self.landing.change(&match operation {
+            Atomic::CompareSwap { compare, swap } => {
+                SendWr { opcode: WR_ATOMIC_CMP_AND_SWP, compare_add: compare, swap, ..wr }
+            }
+            Atomic::FetchAdd(add) => SendWr { opcode: WR_ATOMIC_FETCH_AND_ADD, compare_add: add, ..wr },
+        })
+    }
+
+    fn invalidate(&mut self, rkey: Rkey) -> Result<(), Refusal> {
+        self.landing.invalidate(rkey.get())
+    }
+}

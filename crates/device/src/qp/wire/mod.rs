@@ -1,0 +1,512 @@
+//! Queue pairs whose peer is reached by packets.
+//!
+//! A connected queue pair drives one machine of the transport ([`millstream_proto`]); this module is what is
+//! around it: the application's requests and memory (`memory`, `landing`), completions and events, packets on
+//! their way out (`outbox`), and the machine's timers. Whoever posts also sends; whoever takes packets in
+//! (`crate::wire`) answers them. All of it happens under the send queue's lock.
+
+mod datagram;
+mod landing;
+mod memory;
+mod route;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use millstream_proto::{
+    Config, Connection, Event, Fault, Identification, Instant, Limits, Mtu, PostError, Received,
+    ReceivedKind, Request, SendConfig, Service, Status, Trailer, Work,
+};
+use millstream_wire::icrc::Flow;
+use millstream_wire::{Packet, Pkey, Psn, Qpn, Rkey};
+
+use super::send::{Parked, SendQueue};
+use super::state::{Attributes, State};
+use super::{Kind, Qp};
+use crate::cq::Cq;
+use crate::errno::{Errno, Result};
+use crate::event::{EVENT_COMM_EST, EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR, EVENT_SQ_DRAINED};
+use crate::gid::{self, GidKind};
+use crate::layout::Cqe;
+use crate::path::{self, Preference, Way};
+use crate::types::{
+    SEND_FENCE, SEND_SIGNALED, SEND_SOLICITED, SendWr, WC_FLAG_WITH_IMM, WC_FLAG_WITH_INV, WC_LOC_LEN_ERR,
+    WC_LOC_PROT_ERR, WC_LOC_QP_OP_ERR, WC_MW_BIND_ERR, WC_OP_RECV, WC_OP_RECV_RDMA_WITH_IMM,
+    WC_REM_ACCESS_ERR, WC_REM_INV_REQ_ERR, WC_REM_OP_ERR, WC_RETRY_EXC_ERR, WC_RNR_RETRY_EXC_ERR, WC_SUCCESS,
+    WC_WR_FLUSH_ERR, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_ATOMIC_WRITE, WR_BIND_MW,
+    WR_LOCAL_INV, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND_WITH_IMM, WR_SEND_WITH_INV,
+    total_len, vendor,
+};
+use crate::wire::Arrived;
+
+pub(super) use datagram::Datagrams;
+use landing::Landing;
+use memory::{Requests, View};
+use route::Route;
+
+/// How a queue pair that goes to RTR will reach its peers; everything that can be refused was looked at.
+#[derive(Debug)]
+pub(super) enum Plan {
+    /// No peer yet.
+    Stay,
+    /// Through shared memory; false if the peer is not on this host, and nothing else is allowed.
+    Shm(bool),
+    /// By packets.
+    Wire(Route),
+    /// Datagrams both ways.
+    Datagrams,
+}
+
+/// What a send queue has of the wire.
+#[derive(Debug, Default)]
+pub(super) enum Lane {
+    /// Nothing: its peer is on this host.
+    #[default]
+    None,
+    Connected(Box<Connected>),
+    Datagrams(Box<Datagrams>),
+}
+
+/// A connected queue pair's machine with what it works on.
+#[derive(Debug)]
+pub(super) struct Connected {
+    // Order matters: the landing points into the arena and holds its peer.
+    machine: Connection,
+    requests: Requests,
+    landing: Landing,
+    route: Route,
+    /// Packets that are being sent.
+    buffer: Vec<u8>,
+    /// Those of them that found no room.
+    unsent: Option<(usize, usize)>,
+    /// Whether the program wants to know when the send queue is drained.
+    reports_drained: bool,
+    _wired: Wired,
+}
+
+/// Makes pollers of two queues take packets in, as long as it lives.
+#[derive(Debug)]
+struct Wired([Arc<Cq>; 2]);
+
+impl Wired {
+    fn new(qp: &Qp) -> Self {
+        let queues = [qp.send_cq.clone(), qp.recv_cq.clone()];
+        queues.iter().for_each(|cq| cq.set_wired(true));
+        Self(queues)
+    }
+}
+
+impl Drop for Wired {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|cq| cq.set_wired(false));
+    }
+}
+
+/// When a queue pair's machine wants to be looked at, for those who do not hold its lock.
+#[derive(Debug)]
+pub(super) struct Alarm(AtomicU64);
+
+impl Default for Alarm {
+    fn default() -> Self {
+        Self(AtomicU64::new(u64::MAX))
+    }
+}
+
+/// Bytes of packets that are built at a time: what the kernel takes as one.
+const BURST: usize = millstream_link::MAX_BATCH;
+/// Packets under way without an answer: what a socket's memory takes on the other side.
+const WINDOW: u32 = 128;
+/// How long to wait for an answer to the last packets of a burst before asking for one.
+const PROBE: Duration = Duration::from_millis(4);
+/// How long to wait when the network has no room for a packet.
+const CONGESTED: u64 = 100_000;
+
+impl Qp {
+    /// How a queue pair with these attributes will reach its peers.
+    pub(super) fn plan(&self, attributes: &Attributes) -> Result<Plan> {
+        let preference = path::preference()?;
+        if self.kind == Kind::Ud {
+            if preference == Preference::Shm {
+                return Ok(Plan::Stay);
+            }
+            return match self.host.wire.open(self.host) {
+                Ok(_) => Ok(Plan::Datagrams),
+                // Then it reaches this host only.
+                Err(_) if preference == Preference::Auto => Ok(Plan::Stay),
+                Err(error) => Err(error),
+            };
+        }
+        match preference.way_to(&attributes.path.dgid) {
+            Way::Shm => return Ok(Plan::Shm(true)),
+            Way::Nowhere => return Ok(Plan::Shm(false)),
+            Way::Wire => {}
+        }
+        if matches!(self.kind, Kind::XrcSend | Kind::XrcRecv) {
+            // The transport's machines do not have extended connections.
+            return Err(Errno::NOTSUP);
+        }
+        let source = gid::table().into_iter().nth(usize::from(attributes.path.sgid_index));
+        let source = source.filter(|source| source.kind == GidKind::RoceV2).ok_or(Errno::INVAL)?;
+        let fits = gid::interface_mtu(source.ifindex).and_then(gid::path_mtu).unwrap_or(gid::MTU_4096);
+        let path = &attributes.path;
+        let route = Route::new(&source.raw, &path.dgid, source.ifindex, path.traffic_class);
+        let route = route.filter(|_| attributes.path_mtu <= fits).ok_or(Errno::INVAL)?;
+        self.host.wire.open(self.host)?;
+        Ok(Plan::Wire(route))
+    }
+
+    /// Connects a queue pair that goes to RTR.
+    pub(super) fn connect(&self, send: &mut SendQueue, attributes: &Attributes, plan: Plan) {
+        send.lane = Lane::None;
+        let mut dest_qpn = attributes.dest_qpn;
+        match plan {
+            Plan::Stay => return,
+            Plan::Shm(on_this_host) => send.connect(self, dest_qpn, on_this_host),
+            Plan::Wire(route) => {
+                send.connect(self, dest_qpn, false);
+                // Who touches our memory for the peer is this process.
+                send.peer = self.host.peer_of(self.qpn).ok();
+                send.lane = self.connected(attributes, route).map_or(Lane::None, Lane::Connected);
+                // Nobody who maps the arena is its peer.
+                dest_qpn = 0;
+            }
+            Plan::Datagrams => {
+                let mut datagrams = Datagrams::new(self);
+                if path::preference() == Ok(Preference::Wire)
+                    && let Some(datagrams) = &mut datagrams
+                {
+                    datagrams.begin(self);
+                }
+                send.lane = datagrams.map_or(Lane::None, |datagrams| Lane::Datagrams(Box::new(datagrams)));
+                return;
+            }
+        }
+        self.entry.dest_qpn.store(dest_qpn, Ordering::Release);
+    }
+
+    fn connected(&self, attributes: &Attributes, route: Route) -> Option<Box<Connected>> {
+        let port = self.host.wire.port()?;
+        let ports = [port.source_port(), millstream_wire::UDP_PORT];
+        let flow = Flow::new((route.source, ports[0]), (route.destination, ports[1]))?;
+        let config = Config {
+            service: if self.kind == Kind::Rc { Service::Reliable } else { Service::Unreliable },
+            flow,
+            local_qp: Qpn::new(self.qpn),
+            remote_qp: Qpn::new(attributes.dest_qpn),
+            pkey: Pkey::DEFAULT,
+            mtu: Mtu::from_code(attributes.path_mtu)?,
+            receive_psn: Psn::new(attributes.rq_psn),
+            // They can change; the landing looks at what they are.
+            remote_read: true,
+            remote_write: true,
+            remote_atomic: true,
+            max_dest_rd_atomic: attributes.max_dest_rd_atomic,
+            min_rnr_timer: attributes.min_rnr_timer,
+        };
+        let landing = Landing::new(self)?;
+        self.host.wire.add_timed(self.me.clone());
+        Some(Box::new(Connected {
+            machine: Connection::new(config),
+            requests: Requests::default(),
+            landing,
+            route,
+            buffer: Vec::new(),
+            unsent: None,
+            reports_drained: false,
+            _wired: Wired::new(self),
+        }))
+    }
+}
+
+/// What has to be done once the send queue is let go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Aftermath {
+    Nothing,
+    /// The queue pair has failed, with this asynchronous event if there is one.
+    Failed(Option<u32>),
+}
+
+impl Qp {
+    /// A connected queue pair that goes to RTS begins to send, or takes new attributes.
+    pub(super) fn start_on_wire(&self, send: &mut SendQueue, attributes: &Attributes) {
+        match &mut send.lane {
+            Lane::None => {}
+            Lane::Datagrams(datagrams) => datagrams.start(attributes.sq_psn),
+            Lane::Connected(lane) => {
+                lane.machine.start(SendConfig {
+                    send_psn: Psn::new(attributes.sq_psn),
+                    max_rd_atomic: attributes.max_rd_atomic,
+                    ack_timeout: attributes.timeout,
+                    retry_count: attributes.retry_cnt,
+                    rnr_retry: attributes.rnr_retry,
+                    window: WINDOW,
+                    probe: Some(PROBE),
+                });
+                lane.machine.resume();
+            }
+        }
+    }
+
+    /// Begins nothing new, and reports when all is done if it is wanted; false if the way is not by packets.
+    pub(super) fn drain_on_wire(&self, report: bool) -> bool {
+        let mut send = self.send.lock();
+        let Lane::Connected(lane) = &mut send.lane else { return false };
+        lane.reports_drained = report;
+        lane.machine.drain();
+        let failed = self.attend_on_wire(&mut send, Instant::from_nanos(self.host.wire.now()));
+        drop(send);
+        self.suffer(failed);
+        true
+    }
+
+    /// Takes a request whose way is by packets, sends what can be sent of it, and keeps it until it is answered.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn send_on_wire(&self, send: &mut SendQueue, request: Parked) -> Aftermath {
+        let now = Instant::from_nanos(self.host.wire.now());
+        let Lane::Connected(lane) = &mut send.lane else { return Aftermath::Nothing };
+        let wr = request.request();
+        let (work, len) = (work(&wr), total_len(wr.sges) as u32);
+        let local = work == Work::Local;
+        let (fence, solicited) = (wr.flags & SEND_FENCE != 0, wr.flags & SEND_SOLICITED != 0);
+        let id = lane.requests.add(request);
+        let request = Request { id, work, len: if local { 0 } else { len }, fence, solicited };
+        let Err(error) = lane.machine.post(request) else { return self.attend_on_wire(send, now) };
+        // What the machine does not take is a mistake of the request's, found late.
+        let refused = lane.requests.take_last();
+        lane.machine.fail();
+        let _ = self.attend_on_wire(send, now);
+        if let Some(refused) = refused {
+            let wr = refused.request();
+            let status = match error {
+                // As if the other side had said so.
+                PostError::Length { len: 8 } => WC_REM_INV_REQ_ERR,
+                PostError::Length { .. } | PostError::TooLong { .. } => WC_LOC_LEN_ERR,
+                PostError::NotOffered | PostError::NoResources | PostError::NotSending => WC_LOC_QP_OP_ERR,
+            };
+            self.complete_send(&wr, refused.posted, status, vendor::BOUNDS);
+        }
+        Aftermath::Failed(None)
+    }
+
+    /// Takes packets in, and answers them.
+    pub(crate) fn arrived(&self, packets: &[Arrived<'_>]) {
+        let mut send = self.send.lock();
+        let now = Instant::from_nanos(self.host.wire.now());
+        let SendQueue { lane, local_keys, .. } = &mut *send;
+        let mut failed = Aftermath::Nothing;
+        match lane {
+            Lane::None => return,
+            Lane::Datagrams(datagrams) => return datagrams.arrived(self, packets),
+            Lane::Connected(lane) => {
+                for (origin, bytes) in packets {
+                    let Ok(packet) = Packet::new_checked(*bytes) else { continue };
+                    let Connected { machine, requests, landing, .. } = &mut **lane;
+                    let mut view = View { qp: self, landing, keys: local_keys, requests };
+                    machine.handle_datagram(now, origin.source, &packet, &mut view);
+                    // Completions take effect at once: the next message needs the next receive.
+                    failed = failed.max(self.take_events(lane));
+                }
+            }
+        }
+        let failed = failed.max(self.attend_on_wire(&mut send, now));
+        drop(send);
+        self.suffer(failed);
+    }
+
+    /// Does what the machine wanted to do by now; says when it wants to be called again.
+    pub(crate) fn expire_on_wire(&self, now: u64) -> Option<u64> {
+        let due = self.alarm.0.load(Ordering::Acquire);
+        if due > now {
+            return (due != u64::MAX).then_some(due);
+        }
+        let mut send = self.send.lock();
+        let now = Instant::from_nanos(now);
+        if let Lane::Connected(lane) = &mut send.lane {
+            lane.machine.handle_timeout(now);
+        }
+        let failed = self.attend_on_wire(&mut send, now);
+        drop(send);
+        self.suffer(failed);
+        let due = self.alarm.0.load(Ordering::Acquire);
+        (due != u64::MAX).then_some(due)
+    }
+
+    /// A failure that was found while the send queue was held.
+    pub(super) fn suffer(&self, failed: Aftermath) {
+        if let Aftermath::Failed(event) = failed {
+            self.fail();
+            if let Some(event) = event {
+                self.raise(event);
+            }
+        }
+    }
+
+    /// Sends what the machine has to send, reports what it has to report, and sets its alarm.
+    pub(super) fn attend_on_wire(&self, send: &mut SendQueue, now: Instant) -> Aftermath {
+        let SendQueue { lane, local_keys, .. } = send;
+        let Lane::Connected(lane) = lane else { return Aftermath::Nothing };
+        let mut failed = self.take_events(lane);
+        let congested = self.transmit(lane, local_keys, now);
+        failed = failed.max(self.take_events(lane));
+        let mut alarm = lane.machine.poll_timeout().map_or(u64::MAX, Instant::as_nanos);
+        if congested {
+            alarm = alarm.min(now.as_nanos() + CONGESTED);
+        }
+        self.alarm.0.store(alarm, Ordering::Release);
+        if alarm != u64::MAX {
+            self.host.wire.schedule(self.host, alarm);
+        }
+        if failed != Aftermath::Nothing {
+            self.set_state(State::Err);
+        } else if lane.machine.state() == millstream_proto::State::SendFailed && self.state() == State::Rts {
+            // Only the send queue fails (10.3.1.7).
+            self.set_state(State::Sqe);
+        }
+        failed
+    }
+
+    /// Builds packets and gives them to the network; true if that has no room for more.
+    fn transmit(&self, lane: &mut Connected, keys: &mut super::keys::LocalKeys, now: Instant) -> bool {
+        let Some(port) = self.host.wire.port() else { return false };
+        let counted = port.counts_identifications();
+        let limits = Limits {
+            packets: millstream_link::MAX_SEGMENTS as u32,
+            identification: if counted { Identification::Counted } else { Identification::Zero },
+            ..Limits::NONE
+        };
+        lane.buffer.resize(BURST, 0);
+        loop {
+            let Connected { machine, requests, landing, buffer, unsent, route, .. } = lane;
+            let (len, segment) = match unsent.take() {
+                Some(unsent) => unsent,
+                None => {
+                    let mut view = View { qp: self, landing, keys, requests };
+                    let Some(burst) = machine.poll_transmit(now, &mut view, limits, buffer) else {
+                        return false;
+                    };
+                    (burst.len, burst.segment)
+                }
+            };
+            match port.send_sealed(&mut [route.outgoing(&mut buffer[..len], segment)]) {
+                Ok(1..) => {}
+                Ok(0) => {
+                    *unsent = Some((len, segment));
+                    return true;
+                }
+                // As if they were lost.
+                Err(_) => return true,
+            }
+        }
+    }
+
+    /// Reports completions and events.
+    fn take_events(&self, lane: &mut Connected) -> Aftermath {
+        let mut after = Aftermath::Nothing;
+        while let Some(event) = lane.machine.poll_event() {
+            match event {
+                Event::Completed { id, status } => {
+                    let Some(request) = lane.requests.finish(id) else { continue };
+                    let wr = request.request();
+                    let (status, vendor) = completion(status);
+                    if status != WC_SUCCESS || self.signal_all || wr.flags & SEND_SIGNALED != 0 {
+                        self.complete_send(&wr, request.posted, status, vendor);
+                    }
+                }
+                Event::Received(received) => {
+                    let (cqe, solicited) = received_completion(&received);
+                    if lane.landing.complete(cqe, solicited).is_err() {
+                        after = after.max(Aftermath::Failed(Some(EVENT_QP_FATAL)));
+                        self.recv_cq.check_overrun();
+                    }
+                }
+                Event::Established => {
+                    if !self.contact_reported.swap(true, Ordering::AcqRel) {
+                        self.raise(EVENT_COMM_EST);
+                    }
+                }
+                Event::Drained if lane.reports_drained => self.raise(EVENT_SQ_DRAINED),
+                Event::Drained => {}
+                Event::Failed(fault) => {
+                    after = after.max(Aftermath::Failed(match fault {
+                        // Its completion says what was wrong.
+                        Fault::Request | Fault::Asked | Fault::Receive => None,
+                        Fault::PeerRequest => Some(EVENT_QP_REQ_ERR),
+                        Fault::PeerAccess => Some(EVENT_QP_ACCESS_ERR),
+                    }));
+                }
+            }
+        }
+        after
+    }
+
+    /// Completes all requests that wait for answers as flushed.
+    pub(super) fn flush_on_wire(&self, lane: &mut Lane) {
+        if let Lane::Connected(lane) = lane {
+            // If only the send queue has failed, the machine has flushed it and goes on to receive.
+            if self.state() == State::Err {
+                lane.machine.fail();
+                self.alarm.0.store(u64::MAX, Ordering::Release);
+            }
+            let _ = self.take_events(lane);
+        }
+    }
+}
+
+/// The status of a completion, and its cause.
+fn completion(status: Status) -> (u32, u32) {
+    match status {
+        Status::Success => (WC_SUCCESS, 0),
+        Status::LocalLength => (WC_LOC_LEN_ERR, vendor::BOUNDS),
+        Status::LocalOperation => (WC_LOC_QP_OP_ERR, vendor::WINDOW),
+        Status::LocalProtection => (WC_LOC_PROT_ERR, vendor::PERMISSION),
+        Status::Flushed => (WC_WR_FLUSH_ERR, 0),
+        Status::Bind => (WC_MW_BIND_ERR, vendor::WINDOW),
+        Status::RemoteInvalidRequest => (WC_REM_INV_REQ_ERR, vendor::REFUSED),
+        Status::RemoteAccess => (WC_REM_ACCESS_ERR, vendor::REFUSED),
+        Status::RemoteOperation => (WC_REM_OP_ERR, vendor::REFUSED),
+        Status::RetryExceeded => (WC_RETRY_EXC_ERR, vendor::PEER_NOT_READY),
+        Status::RnrRetryExceeded => (WC_RNR_RETRY_EXC_ERR, vendor::PEER_NOT_READY),
+    }
+}
+
+fn received_completion(received: &Received) -> (Cqe, bool) {
+    let opcode = match received.kind {
+        ReceivedKind::Send => WC_OP_RECV,
+        ReceivedKind::Write => WC_OP_RECV_RDMA_WITH_IMM,
+    };
+    if received.status != Status::Success {
+        let (status, detail) = match received.status {
+            // A key that it was to invalidate: an error of class J (9.9.3).
+            Status::LocalOperation => (WC_REM_INV_REQ_ERR, vendor::NO_KEY),
+            status => completion(status),
+        };
+        let cqe = Cqe { status: status as u16, opcode: WC_OP_RECV as u16, detail, ..Cqe::default() };
+        return (cqe, true);
+    }
+    let (imm, wc_flags) = match (received.immediate, received.invalidated) {
+        (Some(data), _) => (u32::from_ne_bytes(data), WC_FLAG_WITH_IMM),
+        (None, Some(key)) => (key.get(), WC_FLAG_WITH_INV),
+        (None, None) => (0, 0),
+    };
+    let cqe = Cqe { opcode: opcode as u16, byte_len: received.len, imm, wc_flags, ..Cqe::default() };
+    (cqe, received.solicited)
+}
+
+/// What a request asks of the transport.
+fn work(wr: &SendWr<'_>) -> Work {
+    let (va, rkey) = (wr.remote_addr, Rkey::new(wr.rkey));
+    match wr.opcode {
+        WR_RDMA_WRITE => Work::Write { va, rkey, immediate: None },
+        WR_RDMA_WRITE_WITH_IMM => Work::Write { va, rkey, immediate: Some(wr.imm.to_ne_bytes()) },
+        WR_RDMA_READ => Work::Read { va, rkey },
+        WR_ATOMIC_CMP_AND_SWP => Work::CompareSwap { va, rkey, compare: wr.compare_add, swap: wr.swap },
+        WR_ATOMIC_FETCH_AND_ADD => Work::FetchAdd { va, rkey, add: wr.compare_add },
+        WR_ATOMIC_WRITE => Work::AtomicWrite { va, rkey },
+        WR_LOCAL_INV | WR_BIND_MW => Work::Local,
+        WR_SEND_WITH_IMM => Work::Send(Trailer::Immediate(wr.imm.to_ne_bytes())),
+        WR_SEND_WITH_INV => Work::Send(Trailer::Invalidate(Rkey::new(wr.imm))),
+        _ => Work::Send(Trailer::None),
+    }
+}
