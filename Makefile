@@ -19,7 +19,7 @@ LIB_LDFLAGS := -shared -Wl,--gc-sections -Wl,--no-undefined-version \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test soak bench bench-verbs bench-evb bench-card bench-scale conformance lint build lib FORCE
+.PHONY: help setup demo test soak bench bench-verbs bench-evb bench-card bench-scale conformance conformance-wire lint build lib FORCE
 
 # Debian packages: what building needs, then what tests and benchmarks run or read results with.
 PACKAGES := gcc libc6-dev pkg-config cmake libclang-dev libibverbs-dev libhdf5-dev \
@@ -59,6 +59,11 @@ target/bench/venv/ready: crates/bench/src/stencil/requirements.txt
 conformance: build ## run other people's verbs programs; docs/conformance.md
 	$(CARGO) build --release -p millstream-conformance
 	$(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance --document docs/conformance.md
+
+conformance-wire: build ## the same over RoCE v2 packets; results go into the table of the next `make conformance`
+	$(CARGO) build --release -p millstream-conformance
+	$(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance --path wire \
+		ibverbs-utils perftest pyverbs rdmacm ucx
 
 # One client: conformance-perftest and so on.
 conformance-%: build

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use millstream_shm::ports;
 
-use crate::client::{Case, Client, Ready};
+use crate::client::{Case, Client, Ready, Way};
 use crate::process::{self, Program};
 
 /// How a case ended.
@@ -36,14 +36,15 @@ pub(crate) struct Bench<'a> {
     client: &'a Client,
     millstream: PathBuf,
     scratch: PathBuf,
+    way: Way,
 }
 
 /// For a server to get ready, and for either side to end once the other has failed.
 const GRACE: Duration = Duration::from_secs(30);
 
 impl<'a> Bench<'a> {
-    pub(crate) fn new(client: &'a Client, millstream: &Path, scratch: &Path) -> Self {
-        Self { client, millstream: millstream.to_owned(), scratch: scratch.to_owned() }
+    pub(crate) fn new(client: &'a Client, millstream: &Path, scratch: &Path, way: Way) -> Self {
+        Self { client, millstream: millstream.to_owned(), scratch: scratch.to_owned(), way }
     }
 
     /// Runs the client's build commands. The error is the outcome of all of its cases.
@@ -89,7 +90,8 @@ impl<'a> Bench<'a> {
             *value = self.fill(value, &case.words, port);
         }
         let start = |command: &str, log: &Path| {
-            let mut words: Vec<String> = ["--device", "soft", "run", "--"].map(str::to_owned).to_vec();
+            let start = ["--device", "soft", "run", "--path", self.way.word(), "--"];
+            let mut words: Vec<String> = start.map(str::to_owned).to_vec();
             words.insert(0, self.millstream.display().to_string());
             words.extend(self.words(command, &case.words, port));
             Program::start(&words, &env, &self.scratch, log)

@@ -42,6 +42,29 @@ pub(crate) struct Exception {
     pub(crate) result: Excepted,
     pub(crate) reason: String,
     pub(crate) cases: Vec<String>,
+    /// On one path only.
+    path: Option<Way>,
+}
+
+/// How the two sides of a case reach each other.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Way {
+    /// Through shared memory.
+    #[default]
+    Shm,
+    /// By packets, over the loopback interface.
+    Wire,
+}
+
+impl Way {
+    /// As `millstream run --path` calls it.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Shm => "shm",
+            Self::Wire => "wire",
+        }
+    }
 }
 
 /// How a case of an exception ends.
@@ -170,8 +193,9 @@ impl Client {
         self.exceptions.iter().find(|exception| exception.cases.iter().any(|name| name == case))
     }
 
-    fn parse(name: &str, folder: &Path, text: &str) -> Result<Self, String> {
-        let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
+    fn parse(name: &str, folder: &Path, text: &str, way: Way) -> Result<Self, String> {
+        let mut file: File = toml::from_str(text).map_err(|error| error.to_string())?;
+        file.exception.retain(|exception| exception.path.is_none_or(|path| path == way));
         let mut cases: Vec<Case> = Vec::new();
         for group in &file.group {
             let template = file
@@ -241,8 +265,8 @@ impl Group {
     }
 }
 
-/// The clients in this folder, by name.
-pub(crate) fn all(folder: &Path) -> Result<Vec<Client>, ClientError> {
+/// The clients in this folder, by name, with the exceptions of one path.
+pub(crate) fn all(folder: &Path, way: Way) -> Result<Vec<Client>, ClientError> {
     let failed = |path: &Path, what: String| ClientError { path: path.to_owned(), what };
     let entries = fs::read_dir(folder).map_err(|cause| failed(folder, cause.to_string()))?;
     let mut clients = Vec::new();
@@ -256,7 +280,7 @@ pub(crate) fn all(folder: &Path) -> Result<Vec<Client>, ClientError> {
         let name = entry.file_name().to_string_lossy().into_owned();
         // Programs are started elsewhere, so names of files have to be absolute.
         let folder = entry.path().canonicalize().map_err(|cause| failed(&path, cause.to_string()))?;
-        clients.push(Client::parse(&name, &folder, &text).map_err(|what| failed(&path, what))?);
+        clients.push(Client::parse(&name, &folder, &text, way).map_err(|what| failed(&path, what))?);
     }
     clients.sort_by(|a, b| a.name.cmp(&b.name));
     if clients.is_empty() {
@@ -271,7 +295,7 @@ mod tests {
 
     #[test]
     fn the_clients_of_this_folder_can_be_used() {
-        let clients = all(Path::new(env!("CARGO_MANIFEST_DIR"))).unwrap();
+        let clients = all(Path::new(env!("CARGO_MANIFEST_DIR")), Way::Shm).unwrap();
         for client in &clients {
             assert!(!client.cases().is_empty() && !client.packages.is_empty(), "{}", client.name);
         }
@@ -294,16 +318,26 @@ mod tests {
 
     #[test]
     fn a_group_is_each_program_with_each_of_the_arguments() {
-        let client = Client::parse("some", Path::new("/"), FILE).unwrap();
+        let client = Client::parse("some", Path::new("/"), FILE, Way::Shm).unwrap();
         let names: Vec<String> = client.cases().into_iter().map(|case| case.name).collect();
         assert_eq!(names, ["E=2 a", "E=2 a -x 1", "E=2 b", "E=2 b -x 1"]);
+    }
+
+    #[test]
+    fn an_exception_can_be_of_one_path() {
+        let text = format!(
+            "{FILE}\n[[exception]]\nresult = 'fail'\nreason = 'why'\npath = 'wire'\ncases = ['E=2 a']"
+        );
+        let excepted =
+            |way| Client::parse("some", Path::new("/"), &text, way).unwrap().exception("E=2 a").is_some();
+        assert!(excepted(Way::Wire) && !excepted(Way::Shm));
     }
 
     #[test]
     fn an_exception_names_a_case_that_is_there_and_once() {
         let with = |cases: &str| {
             let text = format!("{FILE}\n[[exception]]\nresult = 'fail'\nreason = 'why'\ncases = {cases}");
-            Client::parse("some", Path::new("/"), &text)
+            Client::parse("some", Path::new("/"), &text, Way::Shm)
         };
         assert!(with("['E=2 a']").is_ok());
         assert!(with("['E=2 c']").unwrap_err().contains("no case \"E=2 c\""));

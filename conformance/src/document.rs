@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fs;
 use std::path::Path;
 
-use crate::client::Client;
+use crate::client::{Client, Way};
 use crate::verdict::{Record, Verdict, counts};
 
 const HEAD: &str = "\
@@ -14,32 +14,58 @@ const HEAD: &str = "\
 packages, unmodified, started by `millstream run`, server and client in processes of their own on one host. A
 cell is how many cases passed of how many there are; what does not pass is listed with its reason. A case that
 fails, passes against its exception, or cannot be run makes the command fail.
-`conformance/CLIENT/cases.toml` has the cases, each as it would be typed.
+`conformance/CLIENT/cases.toml` has the cases, each as it would be typed. *Wire*: the same cases over RoCE v2 packets
+between the two processes (`make conformance-wire`) instead of shared memory.
 ";
 
 /// Writes the latest results of all clients into the file.
 pub(crate) fn write(path: &Path, clients: &[Client], results: &Path) -> Result<(), Box<dyn Error>> {
     let mut text = HEAD.to_owned();
     let mut sections = String::new();
-    text += "\n| client | Debian package | cases |\n|---|---|---|\n";
+    text += "\n| client | Debian package | cases | wire |\n|---|---|---|---|\n";
     for client in clients {
         let file = results.join(format!("{}.jsonl", client.name));
-        let lines = fs::read_to_string(&file)
+        let records = read(&file)
             .map_err(|cause| format!("{}: {cause}; run the client {} first", file.display(), client.name))?;
-        let records: Vec<Record> = lines.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+        let wire = read(&crate::results(results, Way::Wire).join(format!("{}.jsonl", client.name))).ok();
         let packages: Vec<String> =
             client.packages.iter().map(|(name, version)| format!("{name} {version}")).collect();
         text += &format!(
-            "| [{}](#{}) | {} | {} |\n",
+            "| [{}](#{}) | {} | {} | {} |\n",
             client.title,
             anchor(&client.title),
             packages.join(", "),
-            counts(&records)
+            counts(&records),
+            wire.as_ref().map_or("–".to_owned(), |records| counts(records))
         );
         sections += &section(client, &records);
+        sections += &wire.map_or(String::new(), |records| over_the_wire(&records));
     }
     text += &sections;
     Ok(millstream_report::save(path, &text)?)
+}
+
+fn read(file: &Path) -> Result<Vec<Record>, Box<dyn Error>> {
+    Ok(fs::read_to_string(file)?.lines().map(serde_json::from_str).collect::<Result<_, _>>()?)
+}
+
+/// What does not pass over the wire.
+fn over_the_wire(records: &[Record]) -> String {
+    let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
+    for record in records.iter().filter(|record| record.verdict == Verdict::Excepted) {
+        match reasons.iter_mut().find(|(reason, _)| *reason == record.reason) {
+            Some((_, cases)) => cases.push(&record.case),
+            None => reasons.push((&record.reason, vec![&record.case])),
+        }
+    }
+    let mut text = String::new();
+    for (reason, cases) in reasons {
+        text += &format!("\nNot over the wire: {reason} (`{}`)\n", cases.join("`, `"));
+    }
+    for record in records.iter().filter(|record| !record.good(false)) {
+        text += &format!("\n**Wrong over the wire**: `{}`: {}\n", record.case, record.what);
+    }
+    text
 }
 
 /// What the title's link is called.

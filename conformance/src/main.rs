@@ -22,7 +22,7 @@ use std::time::Instant;
 use clap::Parser;
 
 use crate::case::{Bench, Outcome, Ran};
-use crate::client::Client;
+use crate::client::{Client, Way};
 use crate::verdict::Record;
 
 /// Run other people's verbs programs on the soft device
@@ -44,6 +44,9 @@ struct Arguments {
     /// A case that cannot be run (a package is missing, or has another version) does not fail the run
     #[arg(long)]
     allow_not_run: bool,
+    /// How the two sides reach each other; results of the wire go to OUT/wire
+    #[arg(long, value_enum, default_value_t, value_name = "PATH")]
+    path: Way,
     /// Write the table of all clients' latest results here; refused if a client has none
     #[arg(long, value_name = "FILE")]
     document: Option<PathBuf>,
@@ -70,7 +73,7 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<bool, Box<dyn Error>> {
-    let all = client::all(&arguments.folder)?;
+    let all = client::all(&arguments.folder, arguments.path)?;
     if let Some(name) = arguments.clients.iter().find(|name| all.iter().all(|client| client.name != **name)) {
         let known: Vec<&str> = all.iter().map(|client| client.name.as_str()).collect();
         return Err(format!("no client {name:?}; there are {}", known.join(", ")).into());
@@ -105,13 +108,22 @@ fn run(arguments: &Arguments) -> Result<bool, Box<dyn Error>> {
     Ok(good)
 }
 
+/// Where the results of a path are.
+fn results(out: &Path, way: Way) -> PathBuf {
+    match way {
+        Way::Shm => out.to_owned(),
+        Way::Wire => out.join("wire"),
+    }
+}
+
 /// Runs a client's cases, says how each ends, and stores the records.
 fn run_client(
     client: &Client,
     millstream: &Path,
     arguments: &Arguments,
 ) -> Result<Vec<Record>, Box<dyn Error>> {
-    let logs = arguments.out.join("logs").join(&client.name);
+    let out = results(&arguments.out, arguments.path);
+    let logs = out.join("logs").join(&client.name);
     if logs.exists() {
         fs::remove_dir_all(&logs)?;
     }
@@ -122,7 +134,7 @@ fn run_client(
     }
 
     let scratch = tempfile::Builder::new().prefix("conformance-").tempdir()?;
-    let bench = Bench::new(client, millstream, scratch.path());
+    let bench = Bench::new(client, millstream, scratch.path(), arguments.path);
     let prevented = match packages::ensure(&client.packages) {
         Ok(()) => bench.build(&logs.join("build")).err(),
         Err(missing) => Some(Outcome::NotRun(missing)),
@@ -165,6 +177,6 @@ fn run_client(
     } else {
         format!("{}.part.jsonl", client.name)
     };
-    millstream_report::save(&arguments.out.join(name), &lines)?;
+    millstream_report::save(&out.join(name), &lines)?;
     Ok(records)
 }
