@@ -304,8 +304,8 @@ causes! {
     39 CopyOperation = "copy descriptor has an unknown operation", "the operation";
     40 CopyOutsideMemory = "copy leaves card memory", "offset of the local range";
     41 CopyPeer = "copy names a peer that is not connected", "number of the peer";
-    42 CopyRefused = "the other card refused the copy: its key has ended or the range is not the key's", "status of the work completion";
-    43 CopyPeerLost = "the other card does not answer", "status of the work completion";
+    42 CopyRefused = "the other card refused the copy: its key has ended or the range is not the key's", "zero";
+    43 CopyPeerLost = "the other card does not answer", "zero";
     44 CopyRingOverrun = "copy producer is further ahead than the ring has slots", "`copy_producer`";
     45 PeerAddress = "address of a peer is not `host:port`", "number of the peer";
     46 PeerUnreachable = "other card could not be reached or refused", "number of the peer";

@@ -25,7 +25,8 @@ layout! {
         8 version: u32 = "as in the registers";
         12 refusal: u32 = "why the card refuses the connection, or 0";
         16 memory_bytes: u64 = "size of card memory [bytes]";
-        24 reserved: u64 = "zero";
+        24 node: u32 = "number of the user, to be written into the lease word";
+        28 reserved: u32 = "zero";
     }
 }
 
@@ -82,7 +83,7 @@ impl Answer {
             Err(Refusal::NotForOwning) => (3, 0),
             Err(Refusal::TooMany) => (4, 0),
         };
-        Answer { magic: MAGIC, version: VERSION, refusal, memory_bytes, reserved: 0 }
+        Answer { magic: MAGIC, version: VERSION, refusal, memory_bytes, node: 0, reserved: 0 }
     }
 
     pub(crate) fn outcome(&self) -> Result<u64, Refusal> {

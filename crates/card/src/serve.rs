@@ -5,23 +5,33 @@
 //! behind, and its users notice by the end of their connection.
 
 use std::io::{self, ErrorKind, PipeReader};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use millstream_rdma::Device;
 use millstream_shm::socket::{Connection, Listener, own_uid};
-use millstream_shm::{EventFd, Memfd, PAGE, futex, poll_readable};
+use millstream_shm::{EventFd, PAGE, futex, poll_readable};
 
-use crate::command::{CAPABILITY_INTERRUPT_FD, CAPABILITY_VECTOR};
+use crate::command::{CAPABILITY_NETWORK, CAPABILITY_SPINS};
 use crate::engine::{Engine, Idle};
 use crate::handshake::{Answer, Received, Refusal, Request, Role, receive};
+use crate::hardware::{Hardware, Make, duplicate};
 use crate::kernel::Registry;
-use crate::memory::Memory;
 use crate::name::CardName;
+use crate::net::copies::{Copies, CopyDesk};
+use crate::net::crowd::Crowd;
+use crate::net::port::Port;
+use crate::net::{Greeting, PortError};
 use crate::os::{Doing, OsError};
-use crate::registers::{BAR0_BYTES, MAGIC, Registers, VERSION};
+use crate::region::builtin::BUILTINS;
+use crate::region::kernel::{Builtin, Loader};
+use crate::region::worker::{Desk as RegionDesk, Shop, Worker};
+use crate::registers::{MAGIC, MAX_BANKS, MAX_REGIONS, Registers, VERSION};
+use crate::warden::{Parts, Warden};
 
 /// Most connections that a card serves at a time.
 const MAX_CONNECTIONS: usize = 64;
@@ -41,6 +51,18 @@ pub enum Lifetime {
         claim_within: Duration,
     },
 }
+
+/// Where a card is on the network.
+#[derive(Debug)]
+pub struct Network {
+    /// Its verbs device.
+    pub device: Device,
+    /// Where it listens for nodes, for example `[::]:7480`; port 0 takes any free one.
+    pub address: String,
+}
+
+/// A spin time from which on a card counts as one that never sleeps.
+const ALWAYS: Duration = Duration::from_secs(3600);
 
 /// What an emulated card is made of.
 #[derive(Debug)]
@@ -66,6 +88,18 @@ pub struct Config {
     pub heartbeat: Duration,
     /// When the card ends by itself.
     pub lifetime: Lifetime,
+    /// Size of the DMA window, BAR2 [bytes], a multiple of 4096.
+    pub dma_bytes: u64,
+    /// Regions that kernels can be loaded into, 1 to 8.
+    pub regions: usize,
+    /// What can be loaded into them by name, beyond what every card has.
+    pub region_kernels: Vec<Builtin>,
+    /// Formats of images that can be loaded into them.
+    pub loaders: Vec<Arc<dyn Loader>>,
+    /// Time from a heartbeat to the end of a lease unless its holder asks for another.
+    pub lease: Duration,
+    /// Its place on the network, if it has one.
+    pub network: Option<Network>,
 }
 
 impl Config {
@@ -82,22 +116,33 @@ impl Config {
             spin: Duration::from_micros(20),
             heartbeat: Duration::from_millis(100),
             lifetime: Lifetime::Unbound,
+            dma_bytes: 16 << 20,
+            regions: 2,
+            region_kernels: Vec::new(),
+            loaders: Vec::new(),
+            lease: Duration::from_secs(5),
+            network: None,
         }
     }
 
-    fn memory_bytes(&self) -> Result<u64, ServeError> {
+    fn check(&self) -> Result<(), ServeError> {
         let bad = ServeError::BankSize { bank_bytes: self.bank_bytes, bank_count: self.bank_count };
         let bytes = self.bank_bytes.checked_mul(self.bank_count.into());
         match bytes {
             Some(bytes)
                 if bytes != 0
                     && bytes <= isize::MAX as u64
-                    && self.bank_bytes.is_multiple_of(PAGE as u64) =>
-            {
-                Ok(bytes)
-            }
-            _ => Err(bad),
+                    && self.bank_count <= MAX_BANKS
+                    && self.bank_bytes.is_multiple_of(PAGE as u64) => {}
+            _ => return Err(bad),
         }
+        if self.dma_bytes == 0 || !self.dma_bytes.is_multiple_of(PAGE as u64) || self.dma_bytes >= 1 << 40 {
+            return Err(ServeError::DmaSize(self.dma_bytes));
+        }
+        if !(1..=MAX_REGIONS).contains(&self.regions) {
+            return Err(ServeError::Regions(self.regions));
+        }
+        Ok(())
     }
 }
 
@@ -107,7 +152,7 @@ pub enum ServeError {
     /// The size of the banks makes no sense.
     #[error(
         "card memory of {bank_count} banks of {bank_bytes} bytes: \
-         expected at least one bank of a multiple of {PAGE} bytes"
+         expected 1 to {MAX_BANKS} banks of a multiple of {PAGE} bytes"
     )]
     BankSize {
         /// Size of a bank [bytes].
@@ -115,6 +160,15 @@ pub enum ServeError {
         /// Number of banks.
         bank_count: u32,
     },
+    /// The size of the DMA window makes no sense.
+    #[error("DMA window of {0} bytes: expected a multiple of {PAGE} bytes below 1 TiB")]
+    DmaSize(u64),
+    /// So many regions there cannot be.
+    #[error("card of {0} regions: expected 1 to {MAX_REGIONS}")]
+    Regions(usize),
+    /// The card cannot be on the network.
+    #[error("network of the card: {0}")]
+    Network(#[from] PortError),
     /// Another card of this user has the name.
     #[error("card {0} is running already")]
     NameTaken(CardName),
@@ -139,7 +193,13 @@ pub enum End {
 
 /// Runs a card in this process until its [`Lifetime`] ends.
 pub fn serve(config: Config) -> Result<End, ServeError> {
+    serve_with(config, |_| {})
+}
+
+/// As [`serve`]; calls `ready` once the card can be opened, with the address at which it listens for nodes.
+pub fn serve_with(config: Config, ready: impl FnOnce(Option<SocketAddr>)) -> Result<End, ServeError> {
     let uid = own_uid();
+    config.check()?;
     // Listening comes first, it reserves the name; users who connect now wait for an answer until
     // the memory is there.
     let listener = match Listener::bind(&config.name.address(uid)) {
@@ -149,9 +209,12 @@ pub fn serve(config: Config) -> Result<End, ServeError> {
         other => other.doing("listen on the card's socket")?,
     };
     listener.set_nonblocking().doing("listen on the card's socket")?;
-    let hardware = Hardware::new(&config)?;
-    let stop = Arc::new(AtomicBool::new(false));
-    let mut engine = Engine::new(
+    let mut inside = Inside::new(&config)?;
+    ready(inside.warden.port.as_ref().map(Port::address));
+    let (hardware, crowd) = (inside.hardware.clone(), inside.warden.crowd.clone());
+    let (stop, shop, copies) = (inside.stop.clone(), inside.shop.clone(), inside.warden.copies.clone());
+    let wake = inside.warden.wake.clone();
+    let engine = Engine::new(
         hardware.registers.clone(),
         hardware.memory.clone(),
         config.kernels,
@@ -159,88 +222,213 @@ pub fn serve(config: Config) -> Result<End, ServeError> {
         stop.clone(),
     );
     let idle = Idle { spin: config.spin, heartbeat: config.heartbeat };
-    // The write end lives in the engine's thread: however that ends, the read end notices.
-    let (engine_alive, engine_holds) = io::pipe().doing("watch the engine")?;
-    let thread = thread::Builder::new()
-        .name(format!("card {}", config.name))
-        .spawn(move || {
-            let _held = engine_holds;
-            engine.run(idle)
-        })
-        .doing("start the engine")?;
+    // The write end lives in the threads: however one of them ends, the read end notices.
+    let (thread_ended, alive) = io::pipe().doing("watch the card's threads")?;
+    let mut threads = Vec::new();
+    let start = |what: &str, run: Box<dyn FnOnce() -> Result<(), ServeError> + Send>| {
+        let mut held = alive.try_clone().doing("watch the card's threads")?;
+        thread::Builder::new()
+            .name(format!("{what} {}", config.name))
+            .spawn(move || {
+                let ended = run();
+                use std::io::Write as _;
+                // Nobody reads it any more if the card is ending.
+                let _ = held.write_all(b"!");
+                ended
+            })
+            .doing("start a thread of the card")
+    };
+    let nudge = {
+        let (shop, wake, copies) = (shop.clone(), wake.clone(), copies.clone());
+        move || {
+            if is_anything_new(&shop.registers, shop.desks.len()) {
+                shop.desks.iter().for_each(RegionDesk::nudge);
+                copies.nudge();
+                wake.signal();
+            }
+        }
+    };
+    let mut engine = engine.nudging(Box::new(nudge));
+    threads.push(start("card", Box::new(move || Ok(engine.run(idle)?)))?);
+    for mut worker in std::mem::take(&mut inside.workers) {
+        threads.push(start(
+            "region",
+            Box::new(move || {
+                worker.serve();
+                Ok(())
+            }),
+        )?);
+    }
+    let Inside { mut warden, copies: mut copier, .. } = inside;
+    threads.push(start("warden", Box::new(move || Ok(warden.serve()?)))?);
+    threads.push(start(
+        "copies",
+        Box::new(move || {
+            copier.serve();
+            Ok(())
+        }),
+    )?);
 
     let mut desk = Desk {
         uid,
         listener,
-        engine_alive,
+        thread_ended,
         lifetime: config.lifetime,
         claim_before: Instant::now(),
         users: Vec::new(),
         hardware: &hardware,
+        crowd: &crowd,
+        wake: &wake,
     };
     let ended = desk.attend();
-    stop.store(true, Ordering::Relaxed);
+    stop.store(true, Ordering::SeqCst);
     // The stop flag is not the futex word, so this wake can come too early; then the engine sleeps
     // one heartbeat longer.
     futex::wake_all(hardware.registers.doorbell());
-    match thread.join() {
-        Ok(engine_ended) => engine_ended?,
-        Err(_) => return Err(ServeError::EngineFailed(config.name)),
+    shop.desks.iter().for_each(|desk| {
+        desk.want();
+        desk.nudge();
+    });
+    copies.nudge();
+    wake.signal();
+    for thread in threads {
+        match thread.join() {
+            Ok(ended) => ended?,
+            Err(_) => return Err(ServeError::EngineFailed(config.name)),
+        }
     }
     ended?.ok_or(ServeError::EngineFailed(config.name))
 }
 
-/// What users of the card get.
-struct Hardware {
-    registers: Arc<Registers>,
-    memory: Arc<Memory>,
-    bar0_fd: Memfd,
-    memory_fd: Memfd,
-    interrupt_fd: Arc<EventFd>,
+/// Whether a local user has written anything that is not for the rings. The same doorbell serves both, and a
+/// busy ring must not wake the rest of the card again and again.
+fn is_anything_new(registers: &Registers, regions: usize) -> bool {
+    let get = |word: &std::sync::atomic::AtomicU64| word.load(Ordering::Acquire);
+    let epoch = get(registers.lease_epoch());
+    let holder = registers.lease_holder().load(Ordering::Acquire);
+    get(registers.lease_word()) != crate::lease::word(epoch as u32, holder)
+        || get(registers.lease_release()) == epoch
+        || get(registers.lease_revoke()) == epoch
+        || get(registers.card_command()) != get(registers.card_taken())
+        || get(registers.copy_producer()) != get(registers.copy_consumer())
+        || (0..regions).any(|index| {
+            let region = registers.region(index);
+            get(region.doorbell()) != get(region.taken())
+        })
 }
 
-impl Hardware {
-    fn new(config: &Config) -> Result<Hardware, ServeError> {
-        let memory_bytes = config.memory_bytes()?;
-        let bar0_fd = Memfd::sealed("millstream-card-bar0", BAR0_BYTES).doing("make the registers")?;
-        let memory_fd =
-            Memfd::sealed("millstream-card-memory", memory_bytes as usize).doing("make card memory")?;
-        let mapping = memory_fd.map().doing("map card memory")?;
-        if config.huge_pages {
-            mapping.advise_huge_pages();
-        }
-        if config.prefault {
-            mapping.prefault(0, mapping.len()).doing("give memory to the pages of a card")?;
-        }
-        let registers = Registers::new(bar0_fd.map().doing("map the registers")?);
-        let interrupt_fd = EventFd::latch().doing("create the interrupt descriptor")?;
-        let mut capabilities = CAPABILITY_INTERRUPT_FD;
-        if crate::kernel::vectorised() {
-            capabilities |= CAPABILITY_VECTOR;
+/// The threads of a card, before they start.
+struct Inside {
+    hardware: Arc<Hardware>,
+    shop: Arc<Shop>,
+    stop: Arc<AtomicBool>,
+    workers: Vec<Worker>,
+    warden: Warden,
+    copies: Copies,
+}
+
+impl Inside {
+    fn new(config: &Config) -> Result<Inside, ServeError> {
+        let hardware = Arc::new(Hardware::new(Make {
+            bank_bytes: config.bank_bytes,
+            bank_count: config.bank_count,
+            dma_bytes: config.dma_bytes,
+            prefault: config.prefault,
+            huge_pages: config.huge_pages,
+        })?);
+        let registers = hardware.registers.clone();
+        let stop = Arc::new(AtomicBool::new(false));
+        let wake = Arc::new(EventFd::latch().doing("create a wake-up")?);
+        let card = random();
+        let crowd = Arc::new(Crowd::new(card, registers.clone()));
+
+        // Kernels of the rings first, under their own numbers; a region knows the event kernels by the same.
+        let mut directory: Vec<(u32, String)> =
+            config.kernels.names().map(|(id, name)| (id.0, name.to_owned())).collect();
+        let mut builtins = Vec::new();
+        for builtin in BUILTINS.iter().chain(&config.region_kernels) {
+            let known = directory.iter().find(|(_, name)| name == builtin.name).map(|(id, _)| *id);
+            let id = known.unwrap_or(directory.len() as u32 + 1);
+            if known.is_none() {
+                directory.push((id, builtin.name.to_owned()));
+            }
+            builtins.push((id, *builtin));
         }
 
         let set = Ordering::Relaxed;
-        registers.version().store(VERSION, set);
-        registers.process().store(std::process::id(), set);
-        registers.capabilities().store(capabilities, set);
-        registers.memory_bytes().store(memory_bytes, set);
-        registers.bank_bytes().store(config.bank_bytes, set);
-        registers.bank_count().store(config.bank_count, set);
-        let mut kernel_count = 0;
-        for (id, name) in config.kernels.names() {
-            registers.set_kernel(kernel_count, id.0, name);
-            kernel_count += 1;
+        let mut capabilities = registers.capabilities().load(set);
+        if config.network.is_some() {
+            capabilities |= CAPABILITY_NETWORK;
         }
-        registers.kernel_count().store(kernel_count as u32, set);
-        registers.magic().store(MAGIC, Ordering::Release);
-        Ok(Hardware {
-            registers: Arc::new(registers),
-            memory: Arc::new(Memory::new(mapping)),
-            bar0_fd,
-            memory_fd,
-            interrupt_fd: Arc::new(interrupt_fd),
-        })
+        if config.spin >= ALWAYS {
+            capabilities |= CAPABILITY_SPINS;
+        }
+        registers.capabilities().store(capabilities, set);
+        registers.region_count().store(config.regions as u32, set);
+        registers.card_id().store(card, set);
+        let greeting = Greeting {
+            magic: MAGIC,
+            version: VERSION,
+            card,
+            memory_bytes: hardware.memory.size(),
+            bank_bytes: config.bank_bytes,
+            bank_count: config.bank_count,
+            region_count: config.regions as u32,
+            capabilities,
+            dma_bytes: config.dma_bytes,
+            ..Greeting::default()
+        };
+        let port = match &config.network {
+            None => None,
+            Some(Network { device, address }) => {
+                let bar0 = || duplicate(&hardware.bar0_fd);
+                Some(Port::open(device, address, bar0, greeting, &crowd, wake.clone())?)
+            }
+        };
+        let shop = Arc::new(Shop {
+            registers: registers.clone(),
+            memory: hardware.memory.clone(),
+            bank_bytes: config.bank_bytes,
+            bank_count: config.bank_count,
+            builtins,
+            loaders: config.loaders.clone(),
+            stop: stop.clone(),
+            desks: (0..config.regions).map(|_| RegionDesk::default()).collect(),
+            spin: config.spin,
+            heartbeat: config.heartbeat,
+            wake: wake.clone(),
+        });
+        let workers =
+            (0..config.regions).map(|index| Worker::new(index, shop.clone(), crowd.clone())).collect();
+        let desk = Arc::new(CopyDesk::default());
+        let device = config.network.as_ref().map(|network| &network.device);
+        let copies = Copies::new(
+            hardware.clone(),
+            desk.clone(),
+            crowd.clone(),
+            stop.clone(),
+            config.heartbeat,
+            device,
+        )?;
+        let warden = Warden::new(Parts {
+            hardware: hardware.clone(),
+            shop: shop.clone(),
+            crowd,
+            copies: desk,
+            port,
+            wake,
+            stop: stop.clone(),
+            lease: config.lease,
+        });
+        hardware.complete(directory.iter().map(|(id, name)| (*id, name.as_str())));
+        Ok(Inside { hardware, shop, stop, workers, warden, copies })
     }
+}
+
+/// Unpredictable; the standard library's hash keys come from the operating system.
+fn random() -> u64 {
+    use std::hash::{BuildHasher as _, Hasher as _};
+    std::hash::RandomState::new().build_hasher().finish()
 }
 
 /// A user of the card.
@@ -248,22 +436,26 @@ struct User {
     connection: Connection,
     /// Nothing until the user has made its request.
     role: Option<Role>,
+    /// Its number for the lease word, with the role.
+    node: u32,
 }
 
 /// The card's side of all connections.
 struct Desk<'a> {
     uid: u32,
     listener: Listener,
-    engine_alive: PipeReader,
+    thread_ended: PipeReader,
     lifetime: Lifetime,
     /// Meaningful while the card waits for its owner.
     claim_before: Instant,
     users: Vec<User>,
     hardware: &'a Hardware,
+    crowd: &'a Crowd,
+    wake: &'a EventFd,
 }
 
 impl Desk<'_> {
-    /// Serves connections until the card's life ends; `None` if the engine ended first.
+    /// Serves connections until the card's life ends; `None` if one of its threads ended first.
     fn attend(&mut self) -> Result<Option<End>, OsError> {
         if let Lifetime::Owner { claim_within } = self.lifetime {
             self.claim_before = Instant::now() + claim_within;
@@ -278,7 +470,7 @@ impl Desk<'_> {
             } else {
                 None
             };
-            let mut watched: Vec<BorrowedFd<'_>> = vec![self.engine_alive.as_fd(), self.listener.as_fd()];
+            let mut watched: Vec<BorrowedFd<'_>> = vec![self.thread_ended.as_fd(), self.listener.as_fd()];
             if let Lifetime::Launcher(fd) = &self.lifetime {
                 watched.push(fd.as_fd());
             }
@@ -296,6 +488,10 @@ impl Desk<'_> {
             for index in (0..self.users.len()).rev() {
                 if ready[first_user + index] && !self.hear(index) {
                     let gone = self.users.swap_remove(index);
+                    if gone.role.is_some() {
+                        self.crowd.leave_local(gone.node);
+                        self.wake.signal();
+                    }
                     if gone.role == Some(Role::Owner) {
                         return Ok(Some(End::OwnerGone));
                     }
@@ -334,7 +530,7 @@ impl Desk<'_> {
         };
         match refusal {
             Some(refusal) => refuse(&connection, refusal),
-            None => self.users.push(User { connection, role: None }),
+            None => self.users.push(User { connection, role: None, node: 0 }),
         }
         Ok(())
     }
@@ -356,10 +552,11 @@ impl Desk<'_> {
         match role {
             Ok(role) => {
                 user.role = Some(role);
+                user.node = self.crowd.join_local();
                 let hardware = self.hardware;
                 let fds =
                     [hardware.bar0_fd.as_fd(), hardware.memory_fd.as_fd(), hardware.interrupt_fd.as_fd()];
-                let answer = Answer::new(Ok(hardware.memory.size()));
+                let answer = Answer { node: user.node, ..Answer::new(Ok(hardware.memory.size())) };
                 user.connection.send(&answer.to_bytes(), &fds).is_ok()
             }
             Err(refusal) => {

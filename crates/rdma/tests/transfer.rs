@@ -249,6 +249,40 @@ fn what_the_peer_does_not_allow_fails_and_flushes_the_rest() {
 }
 
 #[test]
+fn atomic_operations_change_the_word_and_return_what_it_was() {
+    let access = Access::REMOTE_ATOMIC | Access::REMOTE_READ;
+    let options = RcOptions { access, ..RcOptions::default() };
+    let (initiator, target) = both(
+        |stream| End::connect(stream, RcOptions::default(), |_, _| Vec::new()),
+        |stream| {
+            let mut landing = None;
+            let end = End::connect(stream, options, |device, _| {
+                let region = Region::landing(device, c"test-words", 4096, access).unwrap();
+                let extra = region.remote().encode().to_vec();
+                landing = Some(region);
+                extra
+            });
+            (end, landing.unwrap())
+        },
+    );
+    let word = remote(&initiator.extra).at(16, 8).unwrap();
+    let previous = Region::landing(&initiator.device, c"test-previous", 8, Access::LOCAL_WRITE).unwrap();
+    let result = previous.sge(0, 8).unwrap();
+    let was = || u64::from_ne_bytes(contents(&previous).try_into().unwrap());
+    initiator.pair.post_fetch_add(result, word, 5, WrId(1)).unwrap();
+    let completion = initiator.completion();
+    assert_eq!((completion.status(), completion.opcode(), was()), (Status::Success, Opcode::FetchAdd, 0));
+    // A wrong guess changes nothing, and tells what was there.
+    for (guess, was_there) in [(4, 5), (5, 5), (5, 9)] {
+        initiator.pair.post_compare_swap(result, word, (guess, 9), WrId(2)).unwrap();
+        let completion = initiator.completion();
+        assert_eq!((completion.status(), completion.opcode()), (Status::Success, Opcode::CompareSwap));
+        assert_eq!(was(), was_there);
+    }
+    assert_eq!(contents(&target.1)[16..24], 9u64.to_ne_bytes());
+}
+
+#[test]
 fn shutting_down_flushes_what_is_posted() {
     let (initiator, (target, _landing)) = initiator_and_target(Access::REMOTE_WRITE);
     target.pair.shut_down().unwrap();

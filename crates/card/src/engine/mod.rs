@@ -93,6 +93,16 @@ pub(crate) struct Engine {
     doorbell: u32,
     interrupt: u32,
     counters: Counters,
+    nudge: Nudge,
+}
+
+/// Tells the rest of the card that somebody rang a doorbell which is none of the rings'.
+struct Nudge(Box<dyn Fn() + Send>);
+
+impl std::fmt::Debug for Nudge {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Nudge")
+    }
 }
 
 impl Engine {
@@ -114,7 +124,13 @@ impl Engine {
             doorbell: 0,
             interrupt: 0,
             counters: Counters::default(),
+            nudge: Nudge(Box::new(|| {})),
         }
+    }
+
+    /// Calls `nudge` when the doorbell rings and there is nothing in the rings.
+    pub(crate) fn nudging(self, nudge: Box<dyn Fn() + Send>) -> Engine {
+        Engine { nudge: Nudge(nudge), ..self }
     }
 
     /// Serves until told to stop.
@@ -137,18 +153,25 @@ impl Engine {
 
     /// Does the next piece of work; false if there is none.
     pub(crate) fn step(&mut self) -> bool {
-        self.notice_doorbell();
+        let rung = self.notice_doorbell();
         let generation = self.registers.ring_generation().load(Ordering::Acquire);
         if generation != self.generation {
             self.take_up(generation);
             return true;
         }
         let Some(rings) = self.rings else {
+            if rung {
+                (self.nudge.0)();
+            }
             return false;
         };
         let producer = self.registers.producer().load(Ordering::Acquire);
         let waiting = producer.wrapping_sub(rings.consumer);
         if waiting == 0 {
+            // Perhaps one that a command has answered already; then nobody minds.
+            if rung {
+                (self.nudge.0)();
+            }
             return false;
         }
         if waiting > rings.slots {
@@ -159,7 +182,7 @@ impl Engine {
         true
     }
 
-    fn notice_doorbell(&mut self) {
+    fn notice_doorbell(&mut self) -> bool {
         let doorbell = self.registers.doorbell().load(Ordering::SeqCst);
         let rings = doorbell.wrapping_sub(self.doorbell);
         if rings != 0 {
@@ -167,6 +190,7 @@ impl Engine {
             self.counters.doorbells += u64::from(rings);
             self.registers.doorbells().store(self.counters.doorbells, Ordering::Relaxed);
         }
+        rings != 0
     }
 
     /// Starts over with the rings that the user has configured.

@@ -9,8 +9,8 @@ layout! {
     pub struct RawCopy[64] {
         0 operation: u32 = "see Copy operations";
         4 peer: u32 = "number of the other card in the table of peers";
-        8 local: u64 = "offset in this card's memory [bytes]";
-        16 remote: u64 = "address in the other card's terms, or offset in this card's memory [bytes]";
+        8 local: u64 = "offset in this card's memory, or with bit 63 set in its DMA window (BAR2) [bytes]";
+        16 remote: u64 = "address in the other card's terms; of a copy within this card like `local` [bytes]";
         24 bytes: u64 = "length [bytes]";
         32 key: u32 = "key of the other card's window";
         36 flags: u32 = "1: send a message when this copy is complete";
@@ -26,6 +26,9 @@ numbered! {
         3 Within = "from `local` to `remote`, both in this card's memory; they may not overlap";
     }
 }
+
+/// Bit of an address that means the DMA window instead of card memory.
+pub const IN_DMA_WINDOW: u64 = 1 << 63;
 
 /// Flag: send a message when the copy is complete.
 pub const COPY_NOTIFY: u32 = 1;
@@ -63,8 +66,8 @@ impl Copy {
         .to_bytes()
     }
 
-    /// Reads a descriptor and checks it against a memory of `memory` bytes.
-    pub fn from_bytes(bytes: &[u8; RawCopy::BYTES], memory: u64) -> Result<Copy, Fault> {
+    /// Reads a descriptor and checks it against a memory of `memory` bytes and a DMA window of `dma`.
+    pub fn from_bytes(bytes: &[u8; RawCopy::BYTES], memory: u64, dma: u64) -> Result<Copy, Fault> {
         let raw = RawCopy::from_bytes(bytes);
         let operation = CopyOperation::from_code(raw.operation)
             .ok_or(Fault::new(Cause::CopyOperation, raw.operation.into()))?;
@@ -75,12 +78,16 @@ impl Copy {
             return Err(Fault::new(Cause::UnknownFlags, raw.flags.into()));
         }
         let local = Span::new(raw.local, raw.bytes);
-        if !local.fits(memory) {
+        let fits = |span: Span| match span.offset & IN_DMA_WINDOW {
+            0 => span.fits(memory),
+            _ => Span::new(span.offset & !IN_DMA_WINDOW, span.len).fits(dma),
+        };
+        if !fits(local) {
             return Err(Fault::new(Cause::CopyOutsideMemory, raw.local));
         }
         if operation == CopyOperation::Within {
             let to = Span::new(raw.remote, raw.bytes);
-            if !to.fits(memory) || to.overlaps(local) {
+            if !fits(to) || to.overlaps(local) {
                 return Err(Fault::new(Cause::CopyOutsideMemory, raw.remote));
             }
         }
@@ -103,14 +110,16 @@ mod tests {
     proptest! {
         #[test]
         fn whatever_stands_in_the_ring_is_refused_or_lies_in_memory(
-            bytes: [u8; 40], operation in 0u32..5, memory in 0u64..1 << 40,
+            bytes: [u8; 40], operation in 0u32..5, memory in 0u64..1 << 40, dma in 0u64..1 << 30,
         ) {
             let mut raw = [0; 64];
             raw[..40].copy_from_slice(&bytes);
             raw[..4].copy_from_slice(&operation.to_le_bytes());
-            match Copy::from_bytes(&raw, memory) {
+            match Copy::from_bytes(&raw, memory, dma) {
                 Ok(copy) => {
-                    prop_assert!(copy.local.fits(memory));
+                    let within = Span::new(copy.local.offset & !IN_DMA_WINDOW, copy.local.len);
+                    let size = if within == copy.local { memory } else { dma };
+                    prop_assert!(within.fits(size));
                     prop_assert_eq!(copy.to_bytes(), raw);
                 }
                 Err(fault) => prop_assert!(matches!(

@@ -35,6 +35,12 @@ pub trait Loader: Send + Sync {
     fn load(&self, image: &[u8]) -> Result<LoadedKernel, Fault>;
 }
 
+impl fmt::Debug for dyn Loader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Loader({})", self.format())
+    }
+}
+
 /// A kernel with its name.
 pub struct LoadedKernel {
     /// Name for the region's registers; what exceeds 32 bytes is cut.
@@ -86,6 +92,13 @@ impl<'a> Banks<'a> {
     /// Size of a bank [bytes].
     pub fn bank_bytes(&self) -> u64 {
         self.bank_bytes
+    }
+
+    /// All of card memory, if every bank was given.
+    pub fn whole(&self) -> Option<&'a Memory> {
+        let banks = self.memory.size() / self.bank_bytes;
+        let all = if banks >= 64 { u64::MAX } else { (1 << banks) - 1 };
+        (self.mask & all == all).then_some(self.memory)
     }
 
     /// Checks that a range lies in banks that were given.
@@ -225,6 +238,11 @@ impl<'a> Run<'a> {
     /// Shows how far the run has come, in the kernel's own measure.
     pub fn progress(&self, done: u64) {
         self.control.progress().store(done, Ordering::Relaxed);
+    }
+
+    /// The register that shows progress, for kernels that count in it themselves.
+    pub fn progress_word(&self) -> &'a AtomicU64 {
+        self.control.progress()
     }
 
     /// Sets a result word.

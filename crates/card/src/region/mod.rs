@@ -5,9 +5,13 @@
 //! kernels and says in its state registers, and by a [`message`], what came of it. Read first: [`kernel`]
 //! (what a kernel is), then `docs/cards.md`.
 
+pub mod builtin;
 pub mod codes;
 pub mod copy;
 pub mod kernel;
 pub mod message;
 pub mod plain;
 pub mod stencil;
+pub(crate) mod worker;
+
+pub use worker::{MAX_IMAGE_BYTES, image_hash};

@@ -1,11 +1,20 @@
 //! Cards in processes of their own.
 
 mod camera;
+mod cards;
 mod host;
+mod lease;
 mod process;
+mod regions;
 
 /// Not a test: turns a copy of this program into a card.
 #[test]
 fn be_a_card() {
     host::be_a_card();
+}
+
+/// Not a test: turns a copy of this program into a card on the network.
+#[test]
+fn be_a_card_on_the_network() {
+    cards::be_a_card();
 }

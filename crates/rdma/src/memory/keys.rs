@@ -29,6 +29,9 @@ impl Access {
     pub const REMOTE_READ: Access = Access(AccessFlags::RemoteRead.bits());
     /// Peers write it. The verbs demand local write access with it, so it is included.
     pub const REMOTE_WRITE: Access = Access(AccessFlags::RemoteWrite.bits() | AccessFlags::LocalWrite.bits());
+    /// Peers change words of it by atomic operations. As for writes, local write access is included.
+    pub const REMOTE_ATOMIC: Access =
+        Access(AccessFlags::RemoteAtomic.bits() | AccessFlags::LocalWrite.bits());
     /// Peers read and write it: landing memory.
     pub const REMOTE: Access = Access(Access::REMOTE_READ.0 | Access::REMOTE_WRITE.0);
 
@@ -57,6 +60,7 @@ impl fmt::Debug for Access {
             (AccessFlags::LocalWrite, "local write"),
             (AccessFlags::RemoteRead, "remote read"),
             (AccessFlags::RemoteWrite, "remote write"),
+            (AccessFlags::RemoteAtomic, "remote atomics"),
         ] {
             if self.0 & right.bits() != 0 {
                 write!(f, ", {name}")?;

@@ -185,6 +185,37 @@ impl QueuePair {
         self.post_one("an RDMA READ", Operation::Read(from), to, signal, wr_id)
     }
 
+    /// Posts an atomic compare-and-swap of a word of 8 bytes: `swap` takes the place of `compare`. What the
+    /// word was before comes to `previous`, 8 bytes.
+    ///
+    /// # Errors
+    /// As [`post_write`](QueuePair::post_write).
+    pub fn post_compare_swap(
+        &self,
+        previous: Sge,
+        word: RemoteAddress,
+        (compare, swap): (u64, u64),
+        wr_id: WrId,
+    ) -> Result<(), PostError> {
+        let operation = Operation::CompareSwap(word, compare, swap);
+        self.post_one("an atomic compare-and-swap", operation, &[previous], Signal::Yes, wr_id)
+    }
+
+    /// Posts an atomic addition to a word of 8 bytes. What the word was before comes to `previous`, 8 bytes.
+    ///
+    /// # Errors
+    /// As [`post_write`](QueuePair::post_write).
+    pub fn post_fetch_add(
+        &self,
+        previous: Sge,
+        word: RemoteAddress,
+        add: u64,
+        wr_id: WrId,
+    ) -> Result<(), PostError> {
+        let operation = Operation::FetchAdd(word, add);
+        self.post_one("an atomic fetch-and-add", operation, &[previous], Signal::Yes, wr_id)
+    }
+
     /// Posts a receive; without elements it can only take immediate data.
     ///
     /// # Errors

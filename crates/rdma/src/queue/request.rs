@@ -3,8 +3,8 @@
 use std::fmt;
 
 use rdma_mummy_sys::{
-    bind_mw_t, bind_mw_tso_union_t, ibv_mw_bind_info, ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge,
-    ibv_wr_opcode, imm_data_invalidated_rkey_union_t, qp_type_t, rdma_t, wr_t, xrc_t,
+    atomic_t, bind_mw_t, bind_mw_tso_union_t, ibv_mw_bind_info, ibv_recv_wr, ibv_send_flags, ibv_send_wr,
+    ibv_sge, ibv_wr_opcode, imm_data_invalidated_rkey_union_t, qp_type_t, rdma_t, wr_t, xrc_t,
 };
 
 use crate::memory::{RemoteAddress, Sge};
@@ -52,6 +52,10 @@ pub(super) enum Operation {
     Write(RemoteAddress),
     WriteImm(RemoteAddress, u32),
     Read(RemoteAddress),
+    /// Swaps in `.2` if the word is `.1`.
+    CompareSwap(RemoteAddress, u64, u64),
+    /// Adds.
+    FetchAdd(RemoteAddress, u64),
 }
 
 /// A request without a successor. It points to `sges`, which therefore must live until it is posted.
@@ -64,6 +68,18 @@ pub(super) fn send_request(operation: Operation, sges: &[Sge], wr_id: WrId, sign
         Operation::Write(remote) => (ibv_wr_opcode::IBV_WR_RDMA_WRITE, remote, 0),
         Operation::WriteImm(remote, imm) => (ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM, remote, imm),
         Operation::Read(remote) => (ibv_wr_opcode::IBV_WR_RDMA_READ, remote, 0),
+        Operation::CompareSwap(remote, ..) => (ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP, remote, 0),
+        Operation::FetchAdd(remote, _) => (ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, remote, 0),
+    };
+    let (remote_addr, rkey) = (remote.addr, remote.rkey.0);
+    let wr = match operation {
+        Operation::CompareSwap(_, compare_add, swap) => {
+            wr_t { atomic: atomic_t { remote_addr, compare_add, swap, rkey } }
+        }
+        Operation::FetchAdd(_, compare_add) => {
+            wr_t { atomic: atomic_t { remote_addr, compare_add, swap: 0, rkey } }
+        }
+        _ => wr_t { rdma: rdma_t { remote_addr, rkey } },
     };
     ibv_send_wr {
         wr_id: wr_id.0,
@@ -74,7 +90,7 @@ pub(super) fn send_request(operation: Operation, sges: &[Sge], wr_id: WrId, sign
         opcode,
         send_flags: signal.flags(),
         imm_data_invalidated_rkey_union: imm_data_invalidated_rkey_union_t { imm_data: imm.to_be() },
-        wr: wr_t { rdma: rdma_t { remote_addr: remote.addr, rkey: remote.rkey.0 } },
+        wr,
         qp_type: qp_type_t { xrc: xrc_t { remote_srqn: 0 } },
         bind_mw_tso_union: bind_mw_tso_union_t { bind_mw: NO_WINDOW },
     }

@@ -1,0 +1,401 @@
+//! The part of a card that decides: who holds the lease, which windows are open, whether regions run.
+//!
+//! One thread. It sleeps until a doorbell with immediate data, a node or its own wake-up comes, and at least
+//! every [`TICK`]; commands that come without any of these are seen then.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use millstream_rdma::{Access, Deadline, Region};
+use millstream_shm::{EventFd, poll_readable};
+
+use crate::command::{Cause, Fault, nanos};
+use crate::hardware::{Hardware, duplicate};
+use crate::lease::{Action, Inputs, Lease};
+use crate::net::copies::CopyDesk;
+use crate::net::crowd::Crowd;
+use crate::net::port::{Port, PortError};
+use crate::net::{IMM_CONTROL, IMM_COPIES};
+use crate::region::codes::{CardCommand, CardState, LeaseState, MessageKind, RegionCommand};
+use crate::region::worker::{News, Outlet, Shop};
+use crate::registers::{CONTROL_WINDOW, MAX_BANKS, MAX_REGIONS};
+use crate::sensors::Sensors;
+
+/// Longest time between two looks at the registers.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Time between two looks while something is on its way: a pause, the end of a lease, a deadline.
+const SOON: Duration = Duration::from_millis(1);
+
+/// Time between two looks at the sensors.
+const SENSE: Duration = Duration::from_secs(1);
+
+/// What the holder of a lease has keys for. They end when this is dropped.
+struct Windows {
+    control: Region,
+    dma: Region,
+    memory: Region,
+}
+
+/// A lease that has ended and whose traces are being removed.
+struct Ending {
+    node: u32,
+    epoch: u32,
+    cause: Option<Fault>,
+}
+
+/// See the module.
+pub(crate) struct Warden {
+    pub(crate) hardware: Arc<Hardware>,
+    pub(crate) shop: Arc<Shop>,
+    pub(crate) crowd: Arc<Crowd>,
+    pub(crate) copies: Arc<CopyDesk>,
+    pub(crate) port: Option<Port>,
+    pub(crate) wake: Arc<EventFd>,
+    pub(crate) stop: Arc<AtomicBool>,
+    lease: Lease,
+    started: Instant,
+    windows: Option<Windows>,
+    ending: Option<Ending>,
+    state: CardState,
+    taken: u64,
+    /// The pause that is under way.
+    pausing: Option<u64>,
+    reported: [[u64; MAX_BANKS as usize]; 2],
+    sensors: Sensors,
+    sensed: Option<Instant>,
+}
+
+/// Parts of a warden, by name.
+pub(crate) struct Parts {
+    pub(crate) hardware: Arc<Hardware>,
+    pub(crate) shop: Arc<Shop>,
+    pub(crate) crowd: Arc<Crowd>,
+    pub(crate) copies: Arc<CopyDesk>,
+    pub(crate) port: Option<Port>,
+    pub(crate) wake: Arc<EventFd>,
+    pub(crate) stop: Arc<AtomicBool>,
+    pub(crate) lease: Duration,
+}
+
+impl Warden {
+    pub(crate) fn new(parts: Parts) -> Warden {
+        let Parts { hardware, shop, crowd, copies, port, wake, stop, lease } = parts;
+        let warden = Warden {
+            hardware,
+            shop,
+            crowd,
+            copies,
+            port,
+            wake,
+            stop,
+            lease: Lease::new(lease),
+            started: Instant::now(),
+            windows: None,
+            ending: None,
+            state: CardState::Running,
+            taken: 0,
+            pausing: None,
+            reported: [[0; MAX_BANKS as usize]; 2],
+            sensors: Sensors::find(),
+            sensed: None,
+        };
+        let registers = &warden.hardware.registers;
+        registers.lease_default_ns().store(nanos(lease), Ordering::Relaxed);
+        registers.lease_word().store(warden.lease.word(), Ordering::Release);
+        warden.publish();
+        warden
+    }
+
+    /// Serves until the card stops.
+    pub(crate) fn serve(&mut self) -> Result<(), PortError> {
+        while !self.stop.load(Ordering::Relaxed) {
+            self.look();
+            let patience = self.patience();
+            match &mut self.port {
+                Some(port) => {
+                    let rung = port.wait(&self.crowd, Deadline::after(patience))?;
+                    rung.into_iter().for_each(|imm| self.answer(imm));
+                }
+                None => {
+                    // Whatever is the matter with the descriptor, the next look comes in time.
+                    let _ = poll_readable(&[std::os::fd::AsFd::as_fd(&*self.wake)], Some(patience));
+                    self.wake.clear();
+                }
+            }
+        }
+        // Nodes learn that the card is gone by the end of their connections.
+        self.windows = None;
+        Ok(())
+    }
+
+    fn answer(&mut self, imm: u32) {
+        let count = self.hardware.registers.doorbells_by_message();
+        count.fetch_add(1, Ordering::Relaxed);
+        match imm {
+            IMM_CONTROL => {}
+            IMM_COPIES => self.copies.nudge(),
+            region => {
+                if let Some(desk) = self.shop.desks.get(region as usize) {
+                    desk.nudge();
+                }
+            }
+        }
+    }
+
+    fn patience(&self) -> Duration {
+        let deadline_set = self.shop.desks.iter().any(|desk| desk.deadline_ns.load(Ordering::Relaxed) != 0);
+        if self.ending.is_some() || self.pausing.is_some() || deadline_set {
+            return SOON;
+        }
+        match self.lease.expires() {
+            Some(expires) => expires.saturating_sub(self.started.elapsed()).clamp(SOON, TICK),
+            None => TICK,
+        }
+    }
+
+    /// Looks at everything that nodes write, and at the time.
+    fn look(&mut self) {
+        let registers = self.hardware.registers.clone();
+        let now = self.started.elapsed();
+        registers.clock_ns().store(nanos(now), Ordering::Relaxed);
+        let get = Ordering::Acquire;
+        let inputs = Inputs {
+            word: registers.lease_word().load(get),
+            revoke: registers.lease_revoke().load(get),
+            heartbeat: registers.lease_heartbeat().load(get),
+            duration_ns: registers.lease_duration_ns().load(get),
+            release: registers.lease_release().load(get),
+        };
+        let crowd = self.crowd.clone();
+        let taken_by_arriving = crowd.is_arriving(crate::lease::unpack(inputs.word).1);
+        let action = match taken_by_arriving {
+            // Its connection will be complete in a moment; then this is judged.
+            true => None,
+            false => self.lease.look(now, inputs, |node| crowd.is_node(node)),
+        };
+        match action {
+            Some(Action::Grant { node, epoch }) => self.grant(node, epoch),
+            Some(Action::End { node, epoch, cause }) => self.end(node, epoch, cause),
+            Some(Action::Restore { seen, to }) => {
+                let swapped =
+                    registers.lease_word().compare_exchange(seen, to, Ordering::SeqCst, Ordering::Relaxed);
+                if swapped.is_ok() {
+                    registers.lease_refusals().fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            None => {}
+        }
+        if self.ending.is_some() {
+            self.finish_ending();
+        }
+        self.attend_regions(nanos(now));
+        if self.lease.holder().is_some() {
+            self.obey();
+            self.add_reports();
+        }
+        self.finish_pausing();
+        if self.sensed.is_none_or(|at| at.elapsed() >= SENSE) {
+            self.sensed = Some(Instant::now());
+            self.sensors.publish(&registers);
+        }
+        self.publish();
+    }
+
+    fn publish(&self) {
+        let registers = &self.hardware.registers;
+        let state = match (&self.ending, self.lease.holder()) {
+            (Some(_), _) => LeaseState::Clearing,
+            (None, Some(_)) => LeaseState::Held,
+            (None, None) => LeaseState::Free,
+        };
+        registers.lease_epoch().store(self.lease.epoch().into(), Ordering::Relaxed);
+        registers.lease_holder().store(self.lease.holder().unwrap_or(0), Ordering::Relaxed);
+        let expires = self.lease.expires().map_or(0, nanos);
+        registers.lease_expires_ns().store(expires, Ordering::Relaxed);
+        registers.card_state().store(self.state as u32, Ordering::Relaxed);
+        registers.lease_state().store(state as u32, Ordering::Release);
+    }
+
+    fn grant(&mut self, node: u32, epoch: u32) {
+        let opened = match &self.port {
+            Some(port) if node < crate::net::crowd::FIRST_LOCAL => {
+                Windows::open(&port.device, &self.hardware).map(Some)
+            }
+            // Local nodes map BAR0 and memory.
+            _ => Ok(None),
+        };
+        let registers = self.hardware.registers.clone();
+        registers.leases().fetch_add(1, Ordering::Relaxed);
+        match opened {
+            Ok(windows) => {
+                let left = nanos(self.lease.duration().unwrap_or_default());
+                let values = windows.as_ref().map_or([left, 0, 0, 0], |windows| windows.values(left));
+                self.windows = windows;
+                self.crowd.set_holder(Some((node, epoch)));
+                self.publish();
+                self.crowd.send(node, epoch, News::of_card(MessageKind::LeaseGranted, epoch.into(), values));
+            }
+            Err(error) => {
+                let detail = error.raw_os_error().unwrap_or(0);
+                registers.lease_revoke().store(epoch.into(), Ordering::Release);
+                let fault = Fault::new(Cause::WindowRefused, detail as u64);
+                registers.card_cause().store(fault.cause.code(), Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Keys first: from here on nothing of the former holder arrives any more.
+    fn end(&mut self, node: u32, epoch: u32, cause: Option<Fault>) {
+        self.windows = None;
+        self.crowd.set_holder(None);
+        self.add_reports();
+        for bank in 0..MAX_BANKS as usize {
+            let registers = &self.hardware.registers;
+            self.reported[0][bank] += registers.report_written(bank).load(Ordering::Relaxed);
+            self.reported[1][bank] += registers.report_read(bank).load(Ordering::Relaxed);
+        }
+        for desk in &self.shop.desks {
+            desk.start_reset();
+        }
+        self.copies.start_reset();
+        self.ending = Some(Ending { node, epoch, cause });
+    }
+
+    /// Frees the card when nothing of the lease that has ended runs any more.
+    fn finish_ending(&mut self) {
+        let quiet = self.shop.desks.iter().all(|desk| desk.is_reset()) && self.copies.is_reset();
+        if !quiet {
+            return;
+        }
+        let Some(Ending { node, epoch, cause }) = self.ending.take() else { return };
+        let registers = self.hardware.registers.clone();
+        for at in CONTROL_WINDOW.step_by(8) {
+            registers.word64(at).store(0, Ordering::Relaxed);
+        }
+        self.hardware.clear();
+        for desk in &self.shop.desks {
+            desk.set_hold(false);
+        }
+        (self.state, self.taken, self.pausing) = (CardState::Running, 0, None);
+        registers.card_taken().store(0, Ordering::Relaxed);
+        registers.card_cause().store(0, Ordering::Relaxed);
+        registers.lease_end_cause().store(cause.map_or(0, |fault| fault.cause.code()), Ordering::Relaxed);
+        let word = self.lease.cleared();
+        self.publish();
+        // Released last: who takes the card finds it clear.
+        registers.lease_word().store(word, Ordering::SeqCst);
+        let news = News::of_card(MessageKind::LeaseEnded, epoch.into(), [0; 4]);
+        self.crowd.send(node, epoch, News { cause: cause.map(|fault| fault.cause), ..news });
+    }
+
+    /// Interrupts kernels that are to stop or have run for too long.
+    fn attend_regions(&self, now: u64) {
+        for (index, desk) in self.shop.desks.iter().enumerate() {
+            let region = self.hardware.registers.region(index);
+            let deadline = desk.deadline_ns.load(Ordering::Relaxed);
+            let late = deadline != 0 && now > deadline;
+            let doorbell = region.doorbell().load(Ordering::Acquire);
+            let stop = doorbell & 0xff == RegionCommand::Stop as u64
+                && doorbell != region.taken().load(Ordering::Acquire);
+            if late || stop {
+                desk.want();
+            }
+        }
+    }
+
+    /// Carries out a command for the card as a whole.
+    fn obey(&mut self) {
+        let registers = self.hardware.registers.clone();
+        let command = registers.card_command().load(Ordering::Acquire);
+        if command == self.taken || self.pausing == Some(command) {
+            return;
+        }
+        match CardCommand::from_code(command as u32 & 0xff) {
+            Some(CardCommand::Pause) => {
+                self.state = CardState::Pausing;
+                self.pausing = Some(command);
+                self.shop.desks.iter().for_each(|desk| desk.set_hold(true));
+            }
+            Some(CardCommand::Resume) => {
+                self.shop.desks.iter().for_each(|desk| desk.set_hold(false));
+                self.state = CardState::Running;
+                self.settle(command, None);
+            }
+            Some(CardCommand::Clear) => {
+                self.hardware.clear();
+                self.settle(command, None);
+            }
+            None => self.settle(command, Some(Fault::new(Cause::UnknownCommand, command))),
+        }
+    }
+
+    fn settle(&mut self, command: u64, fault: Option<Fault>) {
+        let registers = &self.hardware.registers;
+        self.taken = command;
+        self.pausing = None;
+        registers.card_cause().store(fault.map_or(0, |fault| fault.cause.code()), Ordering::Relaxed);
+        registers.card_state().store(self.state as u32, Ordering::Relaxed);
+        registers.card_taken().store(command, Ordering::Release);
+        if let Some(fault) = fault {
+            let news = News::of_card(MessageKind::CardFault, command, [fault.detail, 0, 0, 0]);
+            self.crowd.tell(News { cause: Some(fault.cause), ..news });
+        }
+    }
+
+    fn finish_pausing(&mut self) {
+        let Some(command) = self.pausing else { return };
+        if !self.shop.desks.iter().all(|desk| desk.is_held()) {
+            return;
+        }
+        let bytes = self.hardware.show_written();
+        self.state = CardState::Paused;
+        self.settle(command, None);
+        self.crowd.tell(News::of_card(MessageKind::CardPaused, command, [bytes, 0, 0, 0]));
+    }
+
+    /// Adds what the holder reports to what its predecessors did.
+    fn add_reports(&self) {
+        let registers = &self.hardware.registers;
+        let banks = registers.bank_count().load(Ordering::Relaxed).min(MAX_BANKS) as usize;
+        for bank in 0..banks {
+            let written = registers.report_written(bank).load(Ordering::Relaxed);
+            let read = registers.report_read(bank).load(Ordering::Relaxed);
+            let before = (self.reported[0][bank], self.reported[1][bank]);
+            registers.window_written(bank).store(before.0.wrapping_add(written), Ordering::Relaxed);
+            registers.window_read(bank).store(before.1.wrapping_add(read), Ordering::Relaxed);
+        }
+    }
+}
+
+impl Windows {
+    fn open(device: &millstream_rdma::Device, hardware: &Hardware) -> io::Result<Windows> {
+        let refused = |error: millstream_rdma::memory::MemoryError| match error {
+            millstream_rdma::memory::MemoryError::Register { cause, .. } => cause,
+            other => io::Error::other(other),
+        };
+        let rights = Access::REMOTE | Access::REMOTE_ATOMIC;
+        let window =
+            |fd, offset, len, rights| Region::foreign(device, fd, offset, len, rights).map_err(refused);
+        Ok(Windows {
+            control: window(
+                duplicate(&hardware.bar0_fd)?,
+                CONTROL_WINDOW.start as u64,
+                CONTROL_WINDOW.len(),
+                Access::REMOTE,
+            )?,
+            dma: window(duplicate(&hardware.dma_fd)?, 0, hardware.dma.size() as usize, rights)?,
+            memory: window(duplicate(&hardware.memory_fd)?, 0, hardware.memory.size() as usize, rights)?,
+        })
+    }
+
+    /// As they travel in the message to the new holder.
+    fn values(&self, left: u64) -> [u64; 4] {
+        let keys = u64::from(self.control.rkey().0) | u64::from(self.dma.rkey().0) << 32;
+        [left, keys, self.memory.rkey().0.into(), self.memory.remote().addr]
+    }
+}
+
+const _: () = assert!(MAX_REGIONS as u32 <= IMM_COPIES);

@@ -1,0 +1,115 @@
+//! Cards on the network for tests: processes with their own verbs devices.
+
+use std::io::Write as _;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use millstream_card::command::{Cause, Fault};
+use millstream_card::kernel::Registry;
+use millstream_card::net::{RemoteCard, RemoteOptions};
+use millstream_card::region::kernel::{Builtin, RegionKernel, Run};
+use millstream_card::{Config, Lifetime, Network, serve_with};
+use millstream_rdma::{Choice, Device, device};
+
+use crate::host::{PATIENCE, again};
+
+/// Environment of a test binary that is to be a card on the network: where to write its address.
+const BE_ON_THE_NETWORK: &str = "MILLSTREAM_TEST_NETWORK_CARD";
+
+/// Banks of a test card.
+pub(crate) const BANK: u64 = 4 << 20;
+pub(crate) const BANKS: u32 = 4;
+
+pub(crate) fn device() -> Device {
+    device::open(&Choice::from_environment()).unwrap_or_else(|error| panic!("run `make lib` first: {error}"))
+}
+
+/// Serves a card if this process was started for that.
+pub(crate) fn be_a_card() {
+    let Ok(file) = std::env::var(BE_ON_THE_NETWORK) else { return };
+    let name = format!("net-{}", std::process::id()).parse().unwrap();
+    let mut config = Config::new(name, BANK, Registry::builtin());
+    config.bank_count = BANKS;
+    config.lease = Duration::from_millis(500);
+    config.region_kernels = vec![Builtin { name: "spin", make: || Box::new(Spin) }];
+    config.network = Some(Network { device: device(), address: "127.0.0.1:0".to_owned() });
+    let stdin = std::os::fd::AsFd::as_fd(&std::io::stdin()).try_clone_to_owned().unwrap();
+    config.lifetime = Lifetime::Launcher(stdin);
+    serve_with(config, |address| {
+        let address = address.unwrap().to_string();
+        let partial = format!("{file}.partial");
+        std::fs::File::create(&partial).unwrap().write_all(address.as_bytes()).unwrap();
+        std::fs::rename(partial, &file).unwrap();
+    })
+    .expect("card");
+    std::process::exit(0);
+}
+
+/// Runs until it is stopped; a safe point every moment. Panics if its first argument says so.
+struct Spin;
+
+impl RegionKernel for Spin {
+    fn run(&mut self, run: &mut Run<'_>) -> Result<(), Fault> {
+        assert_ne!(run.arguments()[0], 13, "told to panic");
+        if run.arguments()[0] == 14 {
+            return Err(Fault::new(Cause::KernelTrapped, 14));
+        }
+        let mut rounds = 0;
+        loop {
+            rounds += 1;
+            run.progress(rounds);
+            std::thread::sleep(Duration::from_micros(100));
+            let mut state = [0; 16];
+            state[0] = rounds;
+            run.safe_point(&state)?;
+        }
+    }
+}
+
+/// A card on the network in a process of its own, which ends with this.
+pub(crate) struct NetworkCard {
+    pub(crate) process: Child,
+    pub(crate) address: String,
+}
+
+impl NetworkCard {
+    pub(crate) fn start() -> NetworkCard {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("address");
+        let mut command = again("be_a_card_on_the_network");
+        let process =
+            command.env(BE_ON_THE_NETWORK, &file).stdin(Stdio::piped()).spawn().expect("start a card");
+        let until = Instant::now() + PATIENCE;
+        while !file.exists() {
+            assert!(Instant::now() < until, "card does not come up");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        NetworkCard { process, address: std::fs::read_to_string(&file).unwrap() }
+    }
+
+    pub(crate) fn connect(&self) -> RemoteCard {
+        RemoteCard::connect(&device(), &self.address, RemoteOptions::default()).unwrap()
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+impl Drop for NetworkCard {
+    fn drop(&mut self) {
+        drop(self.process.stdin.take());
+        let until = Instant::now() + PATIENCE;
+        while self.process.try_wait().unwrap().is_none() {
+            if Instant::now() > until {
+                let _ = self.process.kill();
+                let _ = self.process.wait();
+                if !std::thread::panicking() {
+                    panic!("card does not end with its launcher");
+                }
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}

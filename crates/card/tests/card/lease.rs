@@ -1,0 +1,277 @@
+//! Leases of cards on the network: who gets in, who is kept out, what is left behind.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use millstream_card::command::Cause;
+use millstream_card::net::control::{KernelSource, Start};
+use millstream_card::net::{RemoteErrorKind, RemoteOptions};
+use millstream_card::region::codes::MessageKind;
+use millstream_card::registers::{LEASE_PAGE, at};
+use millstream_card::{Span, lease};
+use millstream_rdma::queue::Signal;
+use millstream_rdma::{
+    Access, Completion, CompletionQueue, Deadline, Prepared, RcOptions, Region, RemoteMemory, Rkey, Status,
+    WrId, connect,
+};
+
+use crate::cards::{BANK, BANKS, NetworkCard, device};
+use crate::host::PATIENCE;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[test]
+fn memory_is_the_holders_and_is_clear_for_the_next_one() {
+    let card = NetworkCard::start();
+    let (one, other) = (card.connect(), card.connect());
+    assert!(matches!(one.write(0, b"early").unwrap_err().kind, RemoteErrorKind::NotHeld(None)));
+    let held = one.acquire(SECOND, PATIENCE).unwrap();
+    let secret: Vec<u8> = (0..3 * BANK).map(|at| (at % 251) as u8 + 1).collect();
+    one.write(BANK / 2, &secret).unwrap();
+    let mut back = vec![0; secret.len()];
+    one.read(BANK / 2, &mut back).unwrap();
+    assert!(back == secret);
+
+    let refused = other.acquire(SECOND, Duration::from_millis(30)).unwrap_err();
+    let RemoteErrorKind::Held { holder, epoch } = refused.kind else { panic!("{refused}") };
+    assert_eq!((holder, epoch), (one.greeting().node, held.epoch));
+    let end = Span::new(BANK * u64::from(BANKS) - 4, 5);
+    assert!(matches!(one.write(end.offset, &[0; 5]).unwrap_err().kind, RemoteErrorKind::OutOfRange { .. }));
+
+    one.release().unwrap();
+    assert!(matches!(one.read(0, &mut [0]).unwrap_err().kind, RemoteErrorKind::NotHeld(None)));
+    let second = other.acquire(SECOND, PATIENCE).unwrap();
+    assert!(second.epoch > held.epoch);
+    let mut all = vec![1; (u64::from(BANKS) * BANK) as usize];
+    other.read(0, &mut all).unwrap();
+    assert!(all.iter().all(|byte| *byte == 0), "the former holder's data");
+    // What moved is counted by bank.
+    other.release().unwrap();
+    let bar0 = one.snapshot().unwrap();
+    assert_eq!(bar0.word(at::window_written), BANK / 2);
+    assert_eq!(bar0.word(at::window_written + 8), BANK);
+    assert_eq!(bar0.word(at::window_read + 3 * 8), BANK + BANK / 2);
+}
+
+#[test]
+fn keys_of_a_lease_that_has_ended_open_nothing() {
+    let card = NetworkCard::start();
+    let (one, other) = (card.connect(), card.connect());
+    let old = one.acquire(SECOND, PATIENCE).unwrap();
+    one.release().unwrap();
+    other.acquire(SECOND, PATIENCE).unwrap();
+    other.write(0, b"not for everybody").unwrap();
+
+    for (memory, write) in [(old.memory, true), (old.memory, false), (old.dma, true)] {
+        let stranger = Stranger::connect(&card.address);
+        assert_eq!(stranger.touch(memory, write), Status::RemoteAccessError);
+    }
+    // Nor does a key that was never given; and the registers of the card take no writes.
+    let stranger = Stranger::connect(&card.address);
+    let lease_words = RemoteMemory {
+        addr: LEASE_PAGE.start as u64,
+        rkey: Rkey(other.greeting().lease_key),
+        len: LEASE_PAGE.len() as u64,
+    };
+    assert_eq!(stranger.touch(lease_words, true), Status::RemoteAccessError);
+    let bar0 = RemoteMemory { addr: 0, rkey: Rkey(other.greeting().bar0_key), len: 4096 };
+    assert_eq!(Stranger::connect(&card.address).touch(bar0, false), Status::Success);
+    assert_eq!(Stranger::connect(&card.address).touch(bar0, true), Status::RemoteAccessError);
+    let mut text = [0; 17];
+    other.read(0, &mut text).unwrap();
+    assert_eq!(&text, b"not for everybody");
+}
+
+#[test]
+fn a_lease_can_be_revoked_and_its_holder_learns_why() {
+    let card = NetworkCard::start();
+    let (one, other) = (card.connect(), card.connect());
+    assert_eq!(other.revoke().unwrap(), None);
+    let held = one.acquire(SECOND, PATIENCE).unwrap();
+    one.load(0, KernelSource::Named("spin")).unwrap();
+    one.start(0, &Start::new(&[])).unwrap();
+    assert_eq!(other.revoke().unwrap(), Some(held.epoch));
+    // The running kernel is stopped before the next holder gets in.
+    let next = other.acquire(SECOND, PATIENCE).unwrap();
+    assert!(next.epoch > held.epoch);
+    assert_eq!(
+        other.run(0, &Start::new(&[]), PATIENCE).unwrap_err().to_string().split(": ").nth(1).unwrap(),
+        "region 0"
+    );
+    while let Some(message) = one.message(PATIENCE).unwrap() {
+        if message.kind == MessageKind::LeaseEnded {
+            assert_eq!((message.cause, message.epoch), (Some(Cause::LeaseRevoked), held.epoch));
+            break;
+        }
+    }
+    let refused = one.write(0, &[1]).unwrap_err();
+    assert!(matches!(refused.kind, RemoteErrorKind::NotHeld(Some(Cause::LeaseRevoked))), "{refused}");
+}
+
+#[test]
+fn a_holder_that_dies_or_falls_silent_leaves_a_clear_card() {
+    let card = NetworkCard::start();
+    let other = card.connect();
+    // Dies: its connection ends.
+    let dying = card.connect();
+    dying.acquire(Duration::from_secs(600), PATIENCE).unwrap();
+    dying.write(5, b"last words").unwrap();
+    drop(dying);
+    other.acquire(SECOND, PATIENCE).unwrap();
+    let mut bytes = [1; 20];
+    other.read(0, &mut bytes).unwrap();
+    assert_eq!(bytes, [0; 20]);
+    assert_eq!(other.register(at::lease_end_cause).unwrap() as u32, Cause::HolderLost.code());
+    other.release().unwrap();
+
+    // Falls silent: connected, and no heartbeat.
+    let silent = Stranger::connect(&card.address);
+    silent.take_lease();
+    let taken = other.acquire(SECOND, Duration::ZERO).unwrap_err();
+    assert!(matches!(taken.kind, RemoteErrorKind::Held { .. }), "{taken}");
+    other.acquire(SECOND, PATIENCE).unwrap();
+    assert_eq!(other.register(at::lease_end_cause).unwrap() as u32, Cause::LeaseExpired.code());
+}
+
+#[test]
+fn a_lease_outlives_its_duration_while_its_holder_lives() {
+    let card = NetworkCard::start();
+    let (one, other) = (card.connect(), card.connect());
+    let held = one.acquire(Duration::from_millis(200), PATIENCE).unwrap();
+    let refused = other.acquire(SECOND, Duration::from_millis(900)).unwrap_err();
+    assert!(matches!(refused.kind, RemoteErrorKind::Held { .. }), "{refused}");
+    one.write(0, &[1]).unwrap();
+    assert_eq!(one.held().unwrap().epoch, held.epoch);
+}
+
+#[test]
+fn a_word_that_nobody_may_write_is_taken_back() {
+    let card = NetworkCard::start();
+    let one = card.connect();
+    let stranger = Stranger::connect(&card.address);
+    let word = one.register(at::lease_word).unwrap();
+    let (epoch, _) = lease::unpack(word);
+    // A node that does not exist, and an epoch that is not now.
+    for forged in [lease::word(epoch, 4711), lease::word(epoch + 1, one.greeting().node), u64::MAX] {
+        assert_eq!(stranger.swap(at::lease_word, word, forged), word);
+        let until = std::time::Instant::now() + PATIENCE;
+        while one.register(at::lease_word).unwrap() != word {
+            assert!(std::time::Instant::now() < until, "the word stays forged");
+        }
+    }
+    assert_eq!(one.register(at::lease_refusals).unwrap(), 3);
+    one.acquire(SECOND, PATIENCE).unwrap();
+}
+
+/// Two nodes take, use and give back one card, 10,000 times between them: never both, and never each other's
+/// data.
+#[test]
+fn two_nodes_race_for_one_card() {
+    race(10_000);
+}
+
+fn race(times: u32) {
+    let card = NetworkCard::start();
+    let (inside, done) = (AtomicU32::new(0), AtomicU32::new(0));
+    std::thread::scope(|scope| {
+        for number in 1..=2u8 {
+            let (card, inside, done) = (&card, &inside, &done);
+            scope.spawn(move || {
+                let node = card.connect();
+                let mut latest = 0;
+                while done.fetch_add(1, Ordering::Relaxed) < times {
+                    let held = node.acquire(SECOND, PATIENCE).unwrap();
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two holders");
+                    assert!(held.epoch > latest);
+                    latest = held.epoch;
+                    let mut bytes = [7; 64];
+                    node.read(BANK - 32, &mut bytes).unwrap();
+                    assert_eq!(bytes, [0; 64], "the other node's data");
+                    node.write(BANK - 32, &[number; 64]).unwrap();
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    node.release().unwrap();
+                }
+            });
+        }
+    });
+    let leases = card.connect().register(at::leases).unwrap();
+    assert_eq!(leases, times.into());
+}
+
+/// A node that speaks plain verbs, without the manners of `RemoteCard`.
+struct Stranger {
+    pair: millstream_rdma::QueuePair,
+    queue: CompletionQueue,
+    local: Region,
+    greeting: millstream_card::net::Greeting,
+    _stream: std::net::TcpStream,
+}
+
+impl Stranger {
+    fn connect(address: &str) -> Stranger {
+        let (device, deadline) = (device(), Deadline::after(RemoteOptions::default().patience));
+        let queue = CompletionQueue::new(&device, 64).unwrap();
+        let options = RcOptions { send_depth: 16, recv_depth: 16, ..RcOptions::default() };
+        let prepared = Prepared::new(&device, &queue, &queue, &options).unwrap();
+        let local = Region::landing(&device, c"stranger", 4096, Access::LOCAL_WRITE).unwrap();
+        for slot in 0..16 {
+            prepared.post_recv(&[local.sge(1024 + 64 * slot, 64).unwrap()], WrId(slot)).unwrap();
+        }
+        let mut stream = connect::dial(address, deadline).unwrap();
+        let visit = millstream_card::net::Visit::of(false).to_bytes();
+        let connected = prepared.connect(&mut stream, &visit, deadline).unwrap();
+        let greeting = millstream_card::net::Greeting::from_extra(&connected.extra).unwrap();
+        let stranger = Stranger { pair: connected.pair, queue, local, greeting, _stream: stream };
+        // The card knows us once it has answered something.
+        while stranger.word(at::lease_nodes) == 0 {}
+        stranger
+    }
+
+    fn status(&self) -> Status {
+        let mut buffer = [Completion::EMPTY];
+        let deadline = Deadline::after(PATIENCE);
+        loop {
+            if let [completion] = self.queue.poll(&mut buffer).unwrap()
+                && completion.wr_id() == WrId(99)
+            {
+                return completion.status();
+            }
+            assert!(!deadline.passed(), "no completion");
+        }
+    }
+
+    fn touch(&self, memory: RemoteMemory, write: bool) -> Status {
+        let local = [self.local.sge(0, 64).unwrap()];
+        match write {
+            true => self.pair.post_write(&local, memory.start(), Signal::Yes, WrId(99)).unwrap(),
+            false => self.pair.post_read(&local, memory.start(), Signal::Yes, WrId(99)).unwrap(),
+        }
+        self.status()
+    }
+
+    fn word(&self, offset: usize) -> u64 {
+        let from = RemoteMemory { addr: 0, rkey: Rkey(self.greeting.bar0_key), len: 65536 };
+        let local = [self.local.sge(0, 4).unwrap()];
+        self.pair.post_read(&local, from.at(offset as u64, 4).unwrap(), Signal::Yes, WrId(99)).unwrap();
+        assert_eq!(self.status(), Status::Success);
+        let mut word = [0; 4];
+        self.local.copy_to_slice(0, &mut word).unwrap();
+        u32::from_le_bytes(word).into()
+    }
+
+    fn swap(&self, offset: usize, compare: u64, swap: u64) -> u64 {
+        let words = RemoteMemory { addr: 0, rkey: Rkey(self.greeting.lease_key), len: 65536 };
+        let word = words.at(offset as u64, 8).unwrap();
+        self.pair.post_compare_swap(self.local.sge(8, 8).unwrap(), word, (compare, swap), WrId(99)).unwrap();
+        assert_eq!(self.status(), Status::Success);
+        let mut was = [0; 8];
+        self.local.copy_to_slice(8, &mut was).unwrap();
+        u64::from_ne_bytes(was)
+    }
+
+    fn take_lease(&self) {
+        let epoch = self.word(at::lease_word + 4) as u32;
+        let free = lease::word(epoch, 0);
+        assert_eq!(self.swap(at::lease_word, free, lease::word(epoch, self.greeting.node)), free);
+    }
+}

@@ -1,0 +1,268 @@
+//! Regions and copies of cards on the network: kernels, interrupts, faults.
+
+use std::time::{Duration, Instant};
+
+use millstream_card::Span;
+use millstream_card::command::Cause;
+use millstream_card::net::control::{KernelSource, Start};
+use millstream_card::net::{RemoteCard, RemoteError, RemoteErrorKind};
+use millstream_card::region::codes::{MessageKind, RegionState};
+use millstream_card::region::copy::{Copy, CopyOperation, IN_DMA_WINDOW};
+use millstream_card::region::image_hash;
+use millstream_card::registers::{REGION_CONTROL, REGION_STRIDE, at, region_at};
+
+use crate::cards::{BANK, NetworkCard};
+use crate::host::PATIENCE;
+
+const LEASE: Duration = Duration::from_secs(20);
+
+fn leased() -> (NetworkCard, RemoteCard) {
+    let card = NetworkCard::start();
+    let node = card.connect();
+    node.acquire(LEASE, PATIENCE).unwrap();
+    (card, node)
+}
+
+#[track_caller]
+fn cause(outcome: Result<impl std::fmt::Debug, RemoteError>) -> (u32, Cause, u64) {
+    match outcome.unwrap_err().kind {
+        RemoteErrorKind::Refused { region, cause, detail } => (region, cause, detail),
+        other => panic!("{other}"),
+    }
+}
+
+fn region_word(node: &RemoteCard, region: usize, register: usize) -> u64 {
+    node.register(REGION_CONTROL + region * REGION_STRIDE + register).unwrap()
+}
+
+#[test]
+fn a_kernel_is_loaded_run_and_replaced_while_the_other_region_runs() {
+    let (_card, node) = leased();
+    let hash = node.load(0, KernelSource::Named("null")).unwrap();
+    assert_eq!(hash, image_hash(b"null"));
+    node.load(1, KernelSource::Named("spin")).unwrap();
+    let spinning = node.start(1, &Start::new(&[])).unwrap();
+    for run in 0..50 {
+        let results = node.run(0, &Start::new(&[run, 2, 3, 4]), PATIENCE).unwrap();
+        assert_eq!(results, [run, 2, 3, 4]);
+    }
+    node.write(0, &[1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
+    node.load(0, KernelSource::Named("mix")).unwrap();
+    let [sweeps, last, ..] = node.run(0, &Start::new(&[0, 8, 3]), PATIENCE).unwrap();
+    let mut word = [0; 8];
+    node.read(0, &mut word).unwrap();
+    assert_eq!((sweeps, u64::from_le_bytes(word)), (3, last));
+    // The other region has not noticed.
+    assert_eq!(region_word(&node, 1, region_at::status) as u32, RegionState::Running as u32);
+    let progress = region_word(&node, 1, region_at::progress);
+    let until = Instant::now() + PATIENCE;
+    while region_word(&node, 1, region_at::progress) == progress {
+        assert!(Instant::now() < until, "it has stopped");
+    }
+    assert!(node.stop(1).unwrap());
+    assert_eq!(cause(node.wait(spinning, PATIENCE)).1, Cause::Interrupted);
+    assert!(!node.stop(1).unwrap(), "nothing runs any more");
+    assert_eq!(region_word(&node, 0, region_at::runs), 51);
+    node.unload(0).unwrap();
+    assert_eq!(cause(node.run(0, &Start::new(&[]), PATIENCE)), (0, Cause::RegionEmpty, 0));
+}
+
+#[test]
+fn what_a_card_cannot_load_or_run_ends_with_its_cause_and_the_card_lives() {
+    let (_card, node) = leased();
+    let unknown = node.load(0, KernelSource::Named("nonsense")).unwrap_err();
+    assert!(unknown.to_string().contains("it has: verify, cluster7"), "{unknown}");
+    assert!(matches!(
+        node.load(7, KernelSource::Named("null")).unwrap_err().kind,
+        RemoteErrorKind::NoSuchRegion { region: 7, regions: 2 }
+    ));
+    let at = BANK;
+    let image = KernelSource::Image { image: b"not a kernel", at };
+    assert_eq!(cause(node.load(0, image)), (0, Cause::KernelFormat, u64::from_le_bytes(*b"not a ke")));
+    for (span, hash, expected) in [
+        (Span::new(at, 12), 7, (Cause::KernelHash, image_hash(b"not a kernel"))),
+        (Span::new(at, 17 << 20), 0, (Cause::KernelTooLarge, 17 << 20)),
+        (Span::new(4 * BANK - 4, 12), 0, (Cause::ImageOutsideMemory, 4 * BANK - 4)),
+        (Span::new(u64::MAX, 1), 0, (Cause::ImageOutsideMemory, u64::MAX)),
+    ] {
+        let (region, cause, detail) = cause(node.load(1, KernelSource::InPlace { span, hash }));
+        assert_eq!((region, (cause, detail)), (1, expected));
+    }
+
+    node.load(0, KernelSource::Named("mix")).unwrap();
+    // Outside the banks that it was given, outside memory, and banks that do not exist.
+    let only_bank_1 = Start { banks: 0b10, ..Start::new(&[BANK - 8, 16, 1]) };
+    assert_eq!(cause(node.run(0, &only_bank_1, PATIENCE)), (0, Cause::ForeignMemory, BANK - 8));
+    assert_eq!(
+        cause(node.run(0, &Start::new(&[u64::MAX - 7, 8, 1]), PATIENCE)),
+        (0, Cause::ForeignMemory, u64::MAX - 7)
+    );
+    let too_many = Start { banks: 0b1_0000, ..Start::new(&[]) };
+    assert_eq!(cause(node.run(0, &too_many, PATIENCE)), (0, Cause::NoSuchBank, 0b1_0000));
+    assert_eq!(cause(node.run(0, &Start::new(&[0, 9, 1]), PATIENCE)), (0, Cause::Argument, 1));
+    let endless = Start { deadline: Some(Duration::from_millis(30)), ..Start::new(&[0, BANK, u64::MAX]) };
+    assert_eq!(cause(node.run(0, &endless, PATIENCE)), (0, Cause::DeadlineExceeded, 30_000_000));
+    assert_eq!(region_word(&node, 0, region_at::failed_runs), 4);
+
+    node.load(1, KernelSource::Named("spin")).unwrap();
+    assert_eq!(cause(node.run(1, &Start::new(&[13]), PATIENCE)).1, Cause::KernelFailed);
+    assert_eq!(cause(node.run(1, &Start::new(&[14]), PATIENCE)), (1, Cause::KernelTrapped, 14));
+    assert_eq!(node.run(0, &Start::new(&[0, 8, 1]), PATIENCE).unwrap()[0], 1);
+}
+
+#[test]
+fn cards_copy_between_each_other_and_within_themselves() {
+    let (first, one) = leased();
+    let (second, other) = leased();
+    let data: Vec<u8> = (0..3_000_000u32).map(|at| (at / 7) as u8).collect();
+    one.write(100, &data).unwrap();
+    one.connect_peer(2, &second.address).unwrap();
+    let there = other.held().unwrap().memory;
+    let write = Copy {
+        operation: CopyOperation::Write,
+        peer: 2,
+        local: Span::new(100, data.len() as u64),
+        remote: there.addr + BANK,
+        key: there.rkey.0,
+        notify: false,
+    };
+    one.copy(&[write], PATIENCE).unwrap();
+    let mut back = vec![0; data.len()];
+    other.read(BANK, &mut back).unwrap();
+    assert!(back == data);
+    // Back again to another place, through the DMA window, in one list of three.
+    let len = 1000;
+    let read = Copy {
+        operation: CopyOperation::Read,
+        local: Span::new(3 * BANK, len),
+        remote: there.addr + BANK + 7,
+        ..write
+    };
+    let into = Copy {
+        operation: CopyOperation::Within,
+        local: Span::new(3 * BANK, len),
+        remote: IN_DMA_WINDOW | 64,
+        ..write
+    };
+    let out = Copy { local: Span::new(IN_DMA_WINDOW | 64, len), remote: 2 * BANK, ..into };
+    one.copy(&[read, into, out], PATIENCE).unwrap();
+    let mut back = vec![0; len as usize];
+    one.read(2 * BANK, &mut back).unwrap();
+    assert!(back == data[7..7 + len as usize]);
+    assert_eq!(one.register(at::copy_completed).unwrap(), 4);
+    assert_eq!(one.register(at::bank_written + 3 * 8).unwrap(), len);
+
+    // Descriptors that make no sense are refused one by one, and the engine goes on.
+    for (bad, expected) in [
+        (Copy { peer: 1, ..write }, Cause::CopyPeer),
+        (Copy { peer: 77, ..write }, Cause::CopyPeer),
+        (Copy { local: Span::new(4 * BANK, 1), ..write }, Cause::CopyOutsideMemory),
+        (Copy { remote: 4 * BANK, ..into }, Cause::CopyOutsideMemory),
+        (Copy { remote: 3 * BANK + 1, ..into }, Cause::CopyOutsideMemory),
+        (Copy { local: Span::new(IN_DMA_WINDOW | 1 << 40, 1), ..into }, Cause::CopyOutsideMemory),
+        (Copy { remote: there.addr + 4 * BANK - 1, ..write }, Cause::CopyRefused),
+    ] {
+        assert_eq!(cause(one.copy(&[bad], PATIENCE)).1, expected, "{bad:?}");
+    }
+    // The last one has cost the connection; a new one works until the other card's lease ends.
+    assert_eq!(cause(one.copy(&[write], PATIENCE)).1, Cause::CopyPeer);
+    one.connect_peer(2, &second.address).unwrap();
+    one.copy(&[write], PATIENCE).unwrap();
+    other.release().unwrap();
+    assert_eq!(cause(one.copy(&[write], PATIENCE)).1, Cause::CopyRefused);
+    let refused = one.connect_peer(0, "nobody").unwrap_err();
+    assert!(refused.to_string().contains("host:port"), "{refused}");
+    drop(first);
+}
+
+#[test]
+fn a_card_that_dies_in_the_middle_is_noticed() {
+    // In the middle of a kernel.
+    let (mut card, node) = leased();
+    node.load(0, KernelSource::Named("spin")).unwrap();
+    let running = node.start(0, &Start::new(&[])).unwrap();
+    card.kill();
+    let started = Instant::now();
+    assert!(node.wait(running, PATIENCE).unwrap_err().is_fatal());
+    assert!(started.elapsed() < PATIENCE / 2);
+    assert!(node.read(0, &mut [0]).is_err());
+
+    // In the middle of a transfer, and of a copy from another card.
+    let (mut card, node) = leased();
+    let (_other_card, other) = leased();
+    other.connect_peer(0, &card.address).unwrap();
+    let there = node.held().unwrap().memory;
+    let copy = Copy {
+        operation: CopyOperation::Write,
+        peer: 0,
+        local: Span::new(0, 4 * BANK),
+        remote: there.addr,
+        key: there.rkey.0,
+        notify: false,
+    };
+    std::thread::scope(|scope| {
+        let transfers = scope.spawn(|| {
+            let bytes = vec![7; BANK as usize];
+            loop {
+                if let Err(error) = node.write(0, &bytes) {
+                    return error;
+                }
+            }
+        });
+        let copies = scope.spawn(|| {
+            loop {
+                if let Err(error) = other.copy(&[copy], PATIENCE) {
+                    return error;
+                }
+            }
+        });
+        std::thread::sleep(Duration::from_millis(50));
+        card.kill();
+        assert!(transfers.join().unwrap().is_fatal());
+        let (_, cause, _) = cause(Err::<(), _>(copies.join().unwrap()));
+        assert!(matches!(cause, Cause::CopyPeerLost | Cause::CopyPeer), "{cause}");
+    });
+    // The card that survived goes on.
+    other.write(0, &[1]).unwrap();
+}
+
+#[test]
+fn a_holder_that_dies_in_the_middle_of_a_kernel_leaves_a_card_that_works() {
+    let (card, node) = leased();
+    node.load(0, KernelSource::Named("spin")).unwrap();
+    node.start(0, &Start::new(&[])).unwrap();
+    drop(node);
+    let next = card.connect();
+    next.acquire(LEASE, PATIENCE).unwrap();
+    assert_eq!(region_word(&next, 0, region_at::status) as u32, RegionState::Empty as u32);
+    next.load(0, KernelSource::Named("null")).unwrap();
+    assert_eq!(next.run(0, &Start::new(&[5]), PATIENCE).unwrap()[0], 5);
+    assert_eq!(next.message(Duration::ZERO).unwrap().map(|message| message.kind), None::<MessageKind>);
+}
+
+#[test]
+fn a_paused_card_stands_still_and_goes_on() {
+    let (_card, node) = leased();
+    node.write(0, &[9; 64]).unwrap();
+    node.load(0, KernelSource::Named("spin")).unwrap();
+    node.start(0, &Start::new(&[])).unwrap();
+    let written = node.pause().unwrap();
+    assert_eq!(written, 4096);
+    let state = |node: &RemoteCard| region_word(node, 0, region_at::status) as u32;
+    assert_eq!(state(&node), RegionState::Parked as u32);
+    let points = region_word(&node, 0, region_at::safe_points);
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(region_word(&node, 0, region_at::safe_points), points);
+    node.resume().unwrap();
+    let until = Instant::now() + PATIENCE;
+    while region_word(&node, 0, region_at::safe_points) == points {
+        assert!(Instant::now() < until, "it does not go on");
+    }
+    // A lease can end while the card is paused.
+    node.pause().unwrap();
+    node.release().unwrap();
+    node.acquire(LEASE, PATIENCE).unwrap();
+    node.load(0, KernelSource::Named("null")).unwrap();
+    node.run(0, &Start::new(&[]), PATIENCE).unwrap();
+    assert_eq!(node.clear().unwrap(), ());
+}
