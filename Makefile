@@ -70,6 +70,13 @@ conformance-%: build
 	$(CARGO) build --release -p millstream-conformance
 	$(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance $*
 
+bench-proto: ## measure what building and taking a RoCEv2 packet costs, beside memcpy, without sockets
+	$(CARGO) build --release -p millstream-proto --example packets
+	$(TARGET_DIR)/release/examples/packets
+
+proto-long: ## millions of packets between two state machines over a faulty network (docs/wire.md)
+	$(CARGO) test --release -p millstream-proto --test storm -- --ignored --nocapture
+
 bench-scale: build ## measure what more connections and more processes cost
 	$(TARGET_DIR)/release/millstream bench scale
 

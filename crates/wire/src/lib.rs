@@ -14,9 +14,11 @@
 mod field;
 
 pub mod bth;
+pub mod cm;
 mod error;
 mod extension;
 pub mod icrc;
+pub mod mad;
 mod number;
 mod opcode;
 mod packet;
