@@ -69,11 +69,16 @@ impl LeaseLock {
     }
 }
 
-/// Holds a [`LeaseLock`].
+/// Holds a [`LeaseLock`] or an [`OwnLease`](crate::OwnLease).
 #[derive(Debug)]
 pub struct LeaseGuard<'a>(&'a AtomicU32);
 
-impl LeaseGuard<'_> {
+impl<'a> LeaseGuard<'a> {
+    /// For a word that is not zero as long as the lease is held.
+    pub(crate) fn new(word: &'a AtomicU32) -> Self {
+        Self(word)
+    }
+
     /// Releases with a full fence: what follows is ordered after everything before.
     #[inline]
     pub fn release_fenced(self) {

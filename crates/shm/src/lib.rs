@@ -8,7 +8,8 @@
 //! - [`EventFd`] and [`poll`]: a count, and anything else with a descriptor, that can be waited for;
 //! - [`Arena`]: one process's shared objects, allocated in one memfd that peers map whole;
 //! - [`socket`]: abstract UNIX sockets that carry descriptors, so nothing is left in a file system;
-//! - [`LeaseLock`]: a lock in shared memory that a survivor can take from a dead holder;
+//! - [`LeaseLock`]: a lock in shared memory that a survivor can take from a dead holder; [`OwnLease`]: the same for
+//!   what one party uses nearly always;
 //! - [`barrier`]: an asymmetric fence, free for the fast side;
 //! - [`copy_in_order`]: copies into memory that others look at meanwhile;
 //! - [`relocate`]: private pages become shared pages, in place;
@@ -28,6 +29,7 @@ mod lease;
 pub mod maps;
 mod memfd;
 mod null;
+mod own;
 mod poll;
 pub mod ports;
 mod present;
@@ -44,6 +46,7 @@ pub use event::EventFd;
 pub use lease::{LeaseLock, process_handle, process_is_gone};
 pub use memfd::{Mapping, Memfd, cannot_shrink, file_len, is_sealed};
 pub use null::Null;
+pub use own::{OwnLease, Party, Taken};
 pub use poll::{poll, poll_readable};
 pub use present::present;
 pub use spin::{SpinGuard, SpinLock};
