@@ -351,7 +351,8 @@ impl Requests for Rest {
         // one, and so is what WRITEs and READs have.
         unsafe {
             let request = self.0.as_ref()?;
-            if request.num_sge != 1 || !matches!(request.opcode, IBV_WR_RDMA_WRITE | IBV_WR_RDMA_READ) {
+            let may_be = matches!(request.opcode, IBV_WR_RDMA_WRITE | IBV_WR_RDMA_READ | IBV_WR_SEND);
+            if request.num_sge != 1 || !may_be {
                 return None;
             }
             Some(Plain {

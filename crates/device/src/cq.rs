@@ -181,7 +181,7 @@ impl Cq {
     /// Puts new entries in place of the old, and returns where those were.
     fn replace(&self, block: Block, new: Entries) -> Result<Block> {
         let mut consumer = self.consumer.lock();
-        let lease = self.ring.lock.lock(self.context.host.pid).ok_or(Errno::BUSY)?;
+        let lease = self.ring.lock.lock(self.context.host.party()).ok_or(Errno::BUSY)?;
         let old = consumer.entries;
         let head = consumer.head;
         let waiting = (0..old.capacity()).take_while(|i| old.read(head.wrapping_add(*i)).is_some()).count();
@@ -460,7 +460,7 @@ impl Cq {
     /// False if it cannot take more.
     pub(crate) fn push_shared(self: &Arc<Self>, cqe: Cqe) -> bool {
         let remote = self.remote();
-        match remote.push(self.context.host.pid, cqe, true) {
+        match remote.push(self.context.host.party(), cqe, true) {
             Ok(true) => self.signal(remote.channel()),
             Ok(false) => {}
             Err(_) => {
@@ -649,7 +649,7 @@ mod tests {
 
     /// What a peer that writes whatever it likes would do.
     fn forge(cq: &Cq, cqe: Cqe) {
-        cq.remote().push(cq.context.host.pid, cqe, false).unwrap();
+        cq.remote().push(cq.context.host.party(), cqe, false).unwrap();
     }
 
     #[test]
@@ -740,7 +740,7 @@ mod tests {
         let cq = Cq::new(&context, 8, None).unwrap();
         let (entries, mask) = (&cq.ring.entries, &cq.ring.mask);
         let remote = cq.remote();
-        let push = || remote.push(cq.context.host.pid, Cqe::default(), false);
+        let push = || remote.push(cq.context.host.party(), Cqe::default(), false);
         assert_eq!(push(), Ok(false));
         let honest = (entries.load(Ordering::Relaxed), mask.load(Ordering::Relaxed));
         let end = (crate::layout::ARENA_LEN / 64) as u32;

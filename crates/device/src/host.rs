@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use millstream_shm::socket::Listener;
 use millstream_shm::thread::spawn;
-use millstream_shm::{Arena, EventFd, SpinLock, barrier, random_u64};
+use millstream_shm::{Arena, EventFd, Party, SpinLock, barrier, random_u64};
 
 use crate::caps::MAX_QP;
 use crate::dm::Allocated;
@@ -128,6 +128,11 @@ impl Host {
         spawn("mill-server", move || crate::server::run(host, &listener))?;
         spawn("mill-progress", move || host.progress.run(host))?;
         Ok(host)
+    }
+
+    /// This process, where it takes leases for more than one queue pair.
+    pub(crate) fn party(&self) -> Party {
+        Party { pid: self.pid, number: 0 }
     }
 
     /// Says what the arena is.

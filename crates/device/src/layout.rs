@@ -16,12 +16,12 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use millstream_shm::LeaseLock;
+use millstream_shm::{LeaseLock, OwnLease};
 
 use crate::caps::{MAX_MR, MAX_MULTICAST, MAX_QP, MAX_XRC_SRQ};
 
 /// Marks an arena; changes with every change of this layout.
-pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLARN5");
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLARN6");
 /// Bytes of address space that an arena takes.
 pub(crate) const ARENA_LEN: usize = 1 << 30;
 pub(crate) const QP_TABLE: usize = 4096;
@@ -256,7 +256,7 @@ pub(crate) const fn recv_slot_len(sges: u32) -> usize {
 #[repr(C, align(64))]
 pub(crate) struct CqRing {
     // Producers, under the lease.
-    pub(crate) lock: LeaseLock,
+    pub(crate) lock: OwnLease,
     /// Completions ever produced.
     pub(crate) tail: AtomicU32,
     /// A value of `head` that some producer saw: the consumer's own line is only looked at when the
@@ -270,27 +270,28 @@ pub(crate) struct CqRing {
     pub(crate) pending: AtomicU32,
     /// Set by a producer that found the queue full.
     pub(crate) overrun: AtomicU32,
-    // Owner, under the lease.
-    /// Rises whenever the entries have moved.
+    // Owner.
+    /// Rises, under the lease, whenever the entries have moved.
     pub(crate) generation: AtomicU32,
+    /// The completion channel, zero for none.
+    pub(crate) channel: AtomicU32,
+    // Consumer.
+    /// Completions ever consumed.
+    pub(crate) head: AtomicU32,
+    _pad0: [u32; 15],
+    // Owner, under the lease; looked at when the generation has changed.
     /// Offset of the entries in the arena, in units of 64 bytes.
     pub(crate) entries: AtomicU32,
     /// Entries less one; a power of two less one.
     pub(crate) mask: AtomicU32,
     /// Whether the time of each completion is kept, behind the entries.
     pub(crate) timed: AtomicU32,
-    // Owner.
-    /// The completion channel, zero for none.
-    pub(crate) channel: AtomicU32,
+    // Owner; looked at by those who signal.
     /// Completions for one event; not more than one: events are not moderated.
     pub(crate) moderation: AtomicU32,
     /// The channel to signal when the first of them has come.
     pub(crate) timer: AtomicU32,
-    _pad0: [u32; 2],
-    // Consumer.
-    /// Completions ever consumed.
-    pub(crate) head: AtomicU32,
-    _pad1: [u32; 15],
+    _pad1: [u32; 11],
 }
 
 pub(crate) const ARM_NONE: u32 = 0;
@@ -328,7 +329,8 @@ const _: () = {
     assert!(size_of::<MrEntry>() == 128);
     assert!(size_of::<XrcEntry>() == 64);
     assert!(size_of::<MulticastEntry>() == 32);
-    assert!(size_of::<CqRing>() == 128);
+    assert!(size_of::<CqRing>() == 192);
+    assert!(std::mem::offset_of!(CqRing, head) == 64);
     assert!(size_of::<Cqe>() == 32);
     assert!(HEAP < 1 << 24);
     // One more than a slot fits half a note.

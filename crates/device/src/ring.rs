@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use millstream_shm::cache;
+use millstream_shm::{Party, Taken, cache};
 
 use crate::caps::MAX_CQE;
 use crate::clock::Stamp;
@@ -110,6 +110,28 @@ impl Entries {
                 }
             }
             at = at.wrapping_add(1);
+        }
+    }
+}
+
+impl Cqe {
+    /// Writes all but the stamp, which stays as it was: the consumer waits for the new one. Then that.
+    ///
+    /// # Safety
+    /// The pointer is to an entry of a ring, which is the caller's to write.
+    #[inline(always)]
+    unsafe fn write_stamped(self, entry: *mut Self, new: u32) {
+        // SAFETY: passed on.
+        unsafe {
+            (&raw mut (*entry).qpn).write_volatile(self.qpn);
+            (&raw mut (*entry).sequence).write_volatile(self.sequence);
+            (&raw mut (*entry).status).write_volatile(self.status);
+            (&raw mut (*entry).opcode).write_volatile(self.opcode);
+            (&raw mut (*entry).byte_len).write_volatile(self.byte_len);
+            (&raw mut (*entry).imm).write_volatile(self.imm);
+            (&raw mut (*entry).wc_flags).write_volatile(self.wc_flags);
+            (&raw mut (*entry).detail).write_volatile(self.detail);
+            stamp(entry).store(new, Ordering::Release);
         }
     }
 }
@@ -217,15 +239,16 @@ impl RemoteCq {
     }
 
     /// Adds a completion; true if somebody must be told.
-    #[inline]
-    pub(crate) fn push(&self, me: u32, cqe: Cqe, solicited: bool) -> std::result::Result<bool, NotAdded> {
-        let guard = self.ring.lock.lock(me).ok_or(NotAdded::Locked)?;
+    #[inline(always)]
+    pub(crate) fn push(&self, me: Party, cqe: Cqe, solicited: bool) -> std::result::Result<bool, NotAdded> {
+        let Taken { guard, again } = self.ring.lock.lock(me).ok_or(NotAdded::Locked)?;
         let ring = self.ring;
         let entries = self.entries().ok_or(NotAdded::Locked)?;
         let mut tail = ring.tail.load(Ordering::Relaxed);
-        // SAFETY: inside the entries, here and below.
-        if unsafe { stamp(entries.place(tail)) }.load(Ordering::Relaxed) == tail.wrapping_add(1) {
-            // A producer died between publishing this entry and counting it.
+        // A producer may have died between publishing this entry and counting it. (The consumer's core has the
+        // line: to look there takes as long as all the rest.)
+        // SAFETY: inside the entries.
+        if !again && unsafe { stamp(entries.place(tail)) }.load(Ordering::Relaxed) == tail.wrapping_add(1) {
             tail = tail.wrapping_add(1);
         }
         if tail.wrapping_sub(ring.seen_head.load(Ordering::Relaxed)) > entries.mask {
@@ -239,14 +262,8 @@ impl RemoteCq {
         if entries.timed {
             entries.keep_time(tail);
         }
-        // The old stamp stays until the rest is written: the consumer of this lap waits for the new one.
-        // SAFETY: as above; the entry belongs to the holder of the lease until it is stamped.
-        unsafe {
-            let entry = entries.place(tail);
-            let old = stamp(entry).load(Ordering::Relaxed);
-            entry.write_volatile(Cqe { stamp: old, ..cqe });
-            stamp(entry).store(tail.wrapping_add(1), Ordering::Release);
-        }
+        // SAFETY: inside the entries; this one belongs to the holder of the lease until it is stamped.
+        unsafe { cqe.write_stamped(entries.place(tail), tail.wrapping_add(1)) };
         ring.tail.store(tail.wrapping_add(1), Ordering::Release);
         cache::expect_store(entries.place(tail.wrapping_add(cache::AHEAD)));
         if ring.channel.load(Ordering::Relaxed) == 0 {

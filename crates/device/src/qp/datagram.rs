@@ -158,7 +158,7 @@ unsafe fn deliver_to(receivers: &mut Receivers, qp: &Qp, wr: &SendWr<'_>, to: De
         ..Cqe::default()
     };
     let solicited = wr.flags & SEND_SOLICITED != 0 || status != 0;
-    let completed = target.complete_receive(qp.host.pid, receive, cqe, solicited);
+    let completed = target.complete_receive(qp.party(), receive, cqe, solicited);
     drop(guard);
     if completed == Err(NotAdded::Full) {
         peer.tell(qp.host, Message::new(Op::Overrun, [to.qpn]));

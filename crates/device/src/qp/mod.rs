@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
-use millstream_shm::{BiasedLock, Block, barrier};
+use millstream_shm::{BiasedLock, Block, Party, barrier};
 
 use crate::caps::{MAX_INLINE, MAX_QP_WR, MAX_RD_ATOMIC, MAX_SGE, MIN_INLINE};
 use crate::context::Context;
@@ -378,6 +378,12 @@ impl Qp {
 
     fn blocks_loopback(&self) -> bool {
         self.no_loopback.load(Ordering::Acquire)
+    }
+
+    /// Who takes leases for its requests: they are carried out under the send queue's lock, one at a time.
+    #[inline]
+    fn party(&self) -> Party {
+        Party { pid: self.host.pid, number: self.qpn }
     }
 
     /// The transport service.

@@ -1,6 +1,6 @@
 //! Plain requests, with the fewest instructions.
 //!
-//! Nearly all requests of nearly all programs are RDMA WRITEs and READs of one element, over a reliable
+//! Nearly all requests of nearly all programs are RDMA WRITEs, READs and SENDs of one element, over a reliable
 //! connection that was used before, into memory that is mapped. What such a request needs to know was looked
 //! up by the ones before it, and two words tell whether it still holds: the revision of the target's entry and
 //! the name of its memory key. A whole list of them is carried out under one lock.
@@ -17,23 +17,24 @@ use super::state::State;
 use super::target::Target;
 use super::{Kind, Qp};
 use crate::caps::MAX_MSG;
+use crate::layout::Cqe;
 use crate::types::{
-    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SEND_INLINE, SEND_SIGNALED, SendWr, Sge,
-    WC_SUCCESS, WR_RDMA_READ, WR_RDMA_WRITE,
+    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED,
+    SendWr, Sge, WC_OP_RECV, WC_SUCCESS, WR_RDMA_READ, WR_RDMA_WRITE, WR_SEND,
 };
 
-/// An RDMA WRITE or READ of one element.
+/// An RDMA WRITE, READ or SEND of one element.
 #[derive(Clone, Copy, Debug)]
 pub struct Plain {
     /// The request's name.
     pub wr_id: u64,
-    /// [`WR_RDMA_WRITE`] or [`WR_RDMA_READ`].
+    /// [`WR_RDMA_WRITE`], [`WR_RDMA_READ`] or [`WR_SEND`].
     pub opcode: u32,
     /// `IBV_SEND_*`
     pub flags: u32,
     /// Local memory.
     pub sge: Sge,
-    /// Remote memory.
+    /// Remote memory, but for a SEND.
     pub remote_addr: u64,
     /// Its key.
     pub rkey: u32,
@@ -54,7 +55,7 @@ impl Requests for One<'_> {
     #[inline(always)]
     fn plain(&self) -> Option<Plain> {
         let wr = self.0?;
-        let ([sge], WR_RDMA_WRITE | WR_RDMA_READ) = (wr.sges, wr.opcode) else { return None };
+        let ([sge], WR_RDMA_WRITE | WR_RDMA_READ | WR_SEND) = (wr.sges, wr.opcode) else { return None };
         let SendWr { wr_id, opcode, flags, remote_addr, rkey, .. } = *wr;
         Some(Plain { wr_id, opcode, flags, sge: *sge, remote_addr, rkey })
     }
@@ -63,6 +64,13 @@ impl Requests for One<'_> {
     fn advance(&mut self) {
         self.0 = None;
     }
+}
+
+/// Who must be told of a request that was carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Notify {
+    Nobody,
+    Receiver,
 }
 
 impl Qp {
@@ -87,6 +95,7 @@ impl Qp {
         let busy = &target.entry.busy;
         let mut announced = send.announced.wrapping_add(1) | 1;
         let mut room = self.send_room(send);
+        let mut signal = false;
         loop {
             // One request's end is the next one's beginning.
             busy.store(announced, Ordering::Release);
@@ -95,10 +104,15 @@ impl Qp {
                 break;
             }
             let keys = (&send.remote_keys, &mut send.local_keys);
-            let Some((to, from)) = self.places(target, keys, &next) else { break };
-            // SAFETY: one range is mapped shared memory that was checked, the other one the application's
-            // registered (or inline) memory.
-            unsafe { copy_in_order(to, from, next.sge.length as usize) };
+            let done = match next.opcode {
+                WR_SEND => self.send_plain(target, keys, &next),
+                _ => self.copy_plain(target, keys, &next),
+            };
+            match done {
+                None => break,
+                Some(Notify::Nobody) => {}
+                Some(Notify::Receiver) => signal = true,
+            }
             send.posted = send.posted.wrapping_add(1);
             if self.signal_all || next.flags & SEND_SIGNALED != 0 {
                 self.complete_plain(&next, send.posted);
@@ -106,44 +120,82 @@ impl Qp {
             list.advance();
             room -= 1;
             match list.plain() {
-                Some(plain) if room != 0 => next = plain,
+                Some(plain) if room != 0 && !signal => next = plain,
                 _ => break,
             }
             announced = announced.wrapping_add(2);
         }
         send.announced = announced.wrapping_add(1);
         busy.store(send.announced, Ordering::Release);
+        if signal {
+            peer.signal(target.cq.channel());
+        }
     }
 
-    /// Where a plain request's data goes and comes from; none if it is not that simple.
+    /// Carries out a WRITE or READ; none if it is not that simple.
     #[inline(always)]
-    fn places(
+    fn copy_plain(
         &self,
         target: &Target,
         (remote, local): (&RemoteKeys, &mut LocalKeys),
         plain: &Plain,
-    ) -> Option<(*mut u8, *const u8)> {
-        let Plain { sge, opcode, flags, .. } = *plain;
-        let writes = opcode == WR_RDMA_WRITE;
-        let access = match opcode {
+    ) -> Option<Notify> {
+        let writes = plain.opcode == WR_RDMA_WRITE;
+        let access = match plain.opcode {
             WR_RDMA_WRITE => ACCESS_REMOTE_WRITE,
-            WR_RDMA_READ => ACCESS_REMOTE_READ,
+            WR_RDMA_READ if plain.flags & SEND_INLINE == 0 => ACCESS_REMOTE_READ,
             _ => return None,
         };
         // A transfer of nothing checks no key.
-        if sge.length == 0 || u64::from(sge.length) > MAX_MSG || !target.allows(access) {
+        if plain.sge.length == 0 || !target.allows(access) {
             return None;
         }
-        let window = remote.known(plain.rkey)?;
-        let there = window.mapped(target.pd, plain.remote_addr, u64::from(sge.length), access)?;
-        let here = if flags & SEND_INLINE != 0 {
-            let fits = writes && sge.length <= self.capacity.max_inline_data;
-            fits.then_some(sge.addr as *mut u8)?
-        } else {
-            let access = if writes { 0 } else { ACCESS_LOCAL_WRITE };
-            local.find(self.host, self.pd.id, sge.addr, sge.length, sge.lkey, access).ok()?
-        };
-        Some(if writes { (there, here) } else { (here, there) })
+        let len = u64::from(plain.sge.length);
+        let there = remote.known(plain.rkey)?.mapped(target.pd, plain.remote_addr, len, access)?;
+        let here = self.local_place(local, plain, if writes { 0 } else { ACCESS_LOCAL_WRITE })?;
+        let (to, from) = if writes { (there, here) } else { (here, there) };
+        // SAFETY: one range is mapped shared memory that was checked, the other one the application's
+        // registered (or inline) memory.
+        unsafe { copy_in_order(to, from, len as usize) };
+        Some(Notify::Nobody)
+    }
+
+    /// Carries out a SEND; none if it is not that simple.
+    #[inline(always)]
+    fn send_plain(
+        &self,
+        target: &Target,
+        (remote, local): (&RemoteKeys, &mut LocalKeys),
+        plain: &Plain,
+    ) -> Option<Notify> {
+        let here = self.local_place(local, plain, 0)?;
+        let (receive, room) = target.plain_receive()?;
+        let len = plain.sge.length;
+        if len == 0 || len > room.length {
+            return None;
+        }
+        let there =
+            remote.known(room.lkey)?.mapped(target.pd, room.addr, u64::from(len), ACCESS_LOCAL_WRITE)?;
+        // SAFETY: as above.
+        unsafe { copy_in_order(there, here, len as usize) };
+        let cqe = Cqe { opcode: WC_OP_RECV as u16, byte_len: len, ..Cqe::default() };
+        let solicited = plain.flags & SEND_SOLICITED != 0;
+        // A queue that takes no more is found out, and told of, by the long way.
+        let signal = target.complete_receive(self.party(), receive, cqe, solicited).ok()?;
+        Some(if signal { Notify::Receiver } else { Notify::Nobody })
+    }
+
+    /// Where a plain request's data is in this process; none if that is not so simple, or not right.
+    #[inline(always)]
+    fn local_place(&self, local: &mut LocalKeys, plain: &Plain, access: u32) -> Option<*mut u8> {
+        let Sge { addr, length, lkey } = plain.sge;
+        if plain.flags & SEND_INLINE != 0 {
+            return (length <= self.capacity.max_inline_data).then_some(addr as *mut u8);
+        }
+        if u64::from(length) > MAX_MSG {
+            return None;
+        }
+        local.find(self.host, self.pd.id, addr, length, lkey, access).ok()
     }
 
     #[inline(never)]

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use millstream_shm::cache;
+use millstream_shm::{Party, cache};
 
 use super::Kind;
 use super::datagram::Elements;
@@ -297,6 +297,22 @@ impl Target {
         Ok((Receive { sequence: srq.tag | slot, slot }, if below { Left::BelowLimit } else { Left::Enough }))
     }
 
+    /// The oldest receive request of the queue pair's own and its element, if it has one only.
+    #[inline(always)]
+    pub(super) fn plain_receive(&self) -> Option<(Receive, Sge)> {
+        let head = self.entry.rq_head.load(Ordering::Relaxed);
+        if self.srq.is_some() || !self.own_receive_waits(head) {
+            return None;
+        }
+        let receive = Receive { sequence: head, slot: head & self.slots.mask };
+        // SAFETY: the slot exists and has room for an element; the copy is checked like any other.
+        unsafe {
+            let slot = self.slots.base.as_ptr().add(receive.slot as usize * self.slots.len);
+            let alone = (*slot.cast::<RecvSlot>()).n_sge.load(Ordering::Relaxed) == 1;
+            alone.then(|| (receive, slot.add(size_of::<RecvSlot>()).cast::<Sge>().read_volatile()))
+        }
+    }
+
     /// Copies a receive request's elements out of shared memory.
     #[inline]
     pub(super) fn read_receive(&self, receive: Receive, out: &mut Elements) {
@@ -311,10 +327,10 @@ impl Target {
     }
 
     /// Completes a receive request and uses it up; true if the receiver's channel must be signalled.
-    #[inline]
+    #[inline(always)]
     pub(super) fn complete_receive(
         &self,
-        me: u32,
+        me: Party,
         receive: Receive,
         cqe: Cqe,
         solicited: bool,

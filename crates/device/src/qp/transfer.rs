@@ -323,7 +323,7 @@ impl Transfer<'_> {
             _ => (0, 0),
         };
         let cqe = Cqe { opcode: opcode as u16, byte_len, imm, wc_flags, ..Cqe::default() };
-        self.target.complete_receive(self.qp.host.pid, receive, cqe, wr.flags & SEND_SOLICITED != 0).map_err(
+        self.target.complete_receive(self.qp.party(), receive, cqe, wr.flags & SEND_SOLICITED != 0).map_err(
             |why| match why {
                 NotAdded::Full => refused(WC_REM_OP_ERR, vendor::CQ_FULL, EVENT_QP_FATAL),
                 NotAdded::Locked => UNRESPONSIVE,
@@ -345,7 +345,7 @@ impl Transfer<'_> {
     /// The receiver's own request was at fault: it completes with an error, and its queue pair fails.
     fn fail_receive(&self, receive: Receive, status: u32, detail: u32) {
         let cqe = Cqe { status: status as u16, opcode: WC_OP_RECV as u16, detail, ..Cqe::default() };
-        if let Ok(true) = self.target.complete_receive(self.qp.host.pid, receive, cqe, true) {
+        if let Ok(true) = self.target.complete_receive(self.qp.party(), receive, cqe, true) {
             self.peer.signal(self.target.cq.channel());
         }
     }

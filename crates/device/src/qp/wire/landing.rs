@@ -133,7 +133,7 @@ impl Landing {
     /// Completes the receive request of the message that ends.
     pub(super) fn complete(&mut self, cqe: Cqe, solicited: bool) -> Result<(), NotAdded> {
         let Some((receive, _)) = self.receive.take() else { return Ok(()) };
-        if self.target.complete_receive(self.host.pid, receive, cqe, solicited)? {
+        if self.target.complete_receive(self.host.party(), receive, cqe, solicited)? {
             self.peer.signal(self.target.cq.channel());
         }
         Ok(())
