@@ -7,11 +7,13 @@
 //! - [`Udp`]: the sockets, and one port for all processes of a host without a daemon (docs/wire-link.md);
 //! - [`icrc`]: the checksum over a packet and the IP header that it will have;
 //! - [`Port`]: a link with its checksums, as a device uses it;
+//! - [`dcqcn`]: rates of senders that share a network;
 //! - [`config`]: faults and captures, by the environment of any program.
 
 pub mod config;
 mod counters;
 mod datagram;
+pub mod dcqcn;
 mod faulty;
 mod group;
 pub mod icrc;

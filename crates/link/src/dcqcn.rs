@@ -1,0 +1,425 @@
+//! Congestion control: a sender slows down when switches on the way mark its packets.
+//!
+//! DCQCN (Zhu et al., "Congestion Control for Large-Scale RDMA Deployments", SIGCOMM 2015; sections and equations
+//! below are that paper's). A switch marks packets (ECN); the receiver, the *notification point*, answers marked packets
+//! with congestion notification packets (CNP, annex A17.9.3); the sender, the *reaction point*, lowers its rate at
+//! each, and raises it again as long as none comes. No sockets and no clock: time is an argument,
+//! counted from any moment.
+
+use std::time::Duration;
+
+/// A rate in bytes a second.
+pub type Rate = f64;
+
+/// The parameters of a reaction point.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Parameters {
+    /// The rate of a flow that nothing slows down, R_max; the paper's line rate.
+    pub line_rate: Rate,
+    /// No flow is slowed down below this.
+    pub least_rate: Rate,
+    /// Weight of news in the estimate of congestion.
+    pub g: f64,
+    /// The estimate falls after each such time without a CNP.
+    pub alpha_timer: Duration,
+    /// The rate rises after each such time, T.
+    pub rate_timer: Duration,
+    /// And after each so many bytes, B.
+    pub byte_counter: u64,
+    /// Steps of fast recovery, F.
+    pub fast_recovery: u32,
+    /// Step of additive increase, R_AI.
+    pub additive: Rate,
+    /// Step of hyper increase, R_HAI.
+    pub hyper: Rate,
+}
+
+impl Parameters {
+    /// The paper's (section 5.2, figure 14) for a line rate: g = 1/256, T = 55 µs, B = 10 MB, F = 5,
+    /// R_AI = 40 Mb/s at 40 Gb/s. The paper gives no R_HAI; ten times R_AI.
+    #[must_use]
+    pub fn of_paper(line_rate: Rate) -> Self {
+        let additive = line_rate / 1000.0;
+        Self {
+            line_rate,
+            least_rate: line_rate / 1000.0,
+            g: 1.0 / 256.0,
+            alpha_timer: Duration::from_micros(55),
+            rate_timer: Duration::from_micros(55),
+            byte_counter: 10_000_000,
+            fast_recovery: 5,
+            additive,
+            hyper: 10.0 * additive,
+        }
+    }
+}
+
+/// When something is to happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Timer {
+    /// When no CNP came for a while: congestion is estimated lower.
+    Alpha,
+    /// When the rate has been constant for a while: it rises.
+    Rate,
+}
+
+/// A sender's rate towards one destination (section 3.1, the RP algorithm).
+#[derive(Clone, Debug)]
+pub struct ReactionPoint {
+    parameters: Parameters,
+    /// R_C, at which is sent.
+    current: Rate,
+    /// R_T, to which it recovers.
+    target: Rate,
+    /// The estimate of congestion, from 0 to 1.
+    alpha: f64,
+    /// None as long as nothing has slowed the flow down, and once it has recovered.
+    slowed: Option<Slowed>,
+    /// When a recovered flow's estimate of congestion last fell.
+    recovered: Option<Duration>,
+    /// From when on the next byte may leave.
+    free: Duration,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slowed {
+    next_alpha: Duration,
+    next_rate: Duration,
+    /// Bytes since the byte counter last expired.
+    bytes: u64,
+    /// How often the timer and the byte counter have expired since the last CNP.
+    timer_steps: u32,
+    byte_steps: u32,
+}
+
+impl ReactionPoint {
+    /// A flow that starts at the line rate (section 3.1: "flows start at line rate").
+    #[must_use]
+    pub fn new(parameters: Parameters) -> Self {
+        let line = parameters.line_rate;
+        Self {
+            parameters,
+            current: line,
+            target: line,
+            alpha: 1.0,
+            slowed: None,
+            recovered: None,
+            free: Duration::ZERO,
+        }
+    }
+
+    /// The rate at present.
+    #[must_use]
+    pub fn rate(&self) -> Rate {
+        self.current
+    }
+
+    /// The estimate of congestion, from 0 to 1.
+    #[must_use]
+    pub fn alpha(&self) -> f64 {
+        self.alpha
+    }
+
+    /// A CNP came: equation 1.
+    pub fn handle_cnp(&mut self, now: Duration) {
+        self.handle_timeout(now);
+        let p = &self.parameters;
+        if let Some(since) = self.recovered.take() {
+            // Equation 2, as often as it was due without a timer.
+            let times = now.saturating_sub(since).as_nanos() / p.alpha_timer.as_nanos().max(1);
+            self.alpha *= (1.0 - p.g).powi(i32::try_from(times).unwrap_or(i32::MAX));
+        }
+        self.target = self.current;
+        self.current = (self.current * (1.0 - self.alpha / 2.0)).max(p.least_rate);
+        self.alpha = (1.0 - p.g) * self.alpha + p.g;
+        self.slowed = Some(Slowed {
+            next_alpha: now + p.alpha_timer,
+            next_rate: now + p.rate_timer,
+            bytes: 0,
+            timer_steps: 0,
+            byte_steps: 0,
+        });
+    }
+
+    /// Bytes were sent. They take their time at the present rate, see [`ReactionPoint::poll_send`].
+    pub fn handle_sent(&mut self, bytes: usize, now: Duration) {
+        self.handle_timeout(now);
+        self.free = self.free.max(now) + Duration::from_secs_f64(bytes as f64 / self.current);
+        let every = self.parameters.byte_counter;
+        let Some(slowed) = &mut self.slowed else { return };
+        slowed.bytes += bytes as u64;
+        let steps = slowed.bytes / every;
+        slowed.bytes %= every;
+        for _ in 0..steps {
+            if let Some(slowed) = &mut self.slowed {
+                slowed.byte_steps = slowed.byte_steps.saturating_add(1);
+            }
+            self.increase();
+        }
+    }
+
+    /// When the next bytes may be sent. Who waits for many small packets may send ahead by a burst and wait after it.
+    #[must_use]
+    pub fn poll_send(&self) -> Duration {
+        self.free
+    }
+
+    /// When [`handle_timeout`](ReactionPoint::handle_timeout) has something to do; None while nothing slows the
+    /// flow down.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Duration> {
+        self.next().map(|(time, _)| time)
+    }
+
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, now: Duration) {
+        while let Some((_, timer)) = self.next().filter(|(time, _)| *time <= now) {
+            let Some(slowed) = &mut self.slowed else { return };
+            match timer {
+                // Equation 2.
+                Timer::Alpha => {
+                    slowed.next_alpha += self.parameters.alpha_timer;
+                    self.alpha *= 1.0 - self.parameters.g;
+                }
+                Timer::Rate => {
+                    slowed.next_rate += self.parameters.rate_timer;
+                    slowed.timer_steps = slowed.timer_steps.saturating_add(1);
+                    self.increase();
+                }
+            }
+        }
+    }
+
+    fn next(&self) -> Option<(Duration, Timer)> {
+        let slowed = self.slowed?;
+        Some(if slowed.next_alpha <= slowed.next_rate {
+            (slowed.next_alpha, Timer::Alpha)
+        } else {
+            (slowed.next_rate, Timer::Rate)
+        })
+    }
+
+    /// One step up (section 3.1, figure 7): fast recovery while both counts are below F, hyper increase once both are
+    /// above, additive increase between.
+    fn increase(&mut self) {
+        let Some(slowed) = self.slowed else { return };
+        let p = &self.parameters;
+        let (least, most) =
+            (slowed.timer_steps.min(slowed.byte_steps), slowed.timer_steps.max(slowed.byte_steps));
+        if least > p.fast_recovery {
+            // Equation 4: by the count of hyper steps.
+            self.target += p.hyper * f64::from(least - p.fast_recovery);
+        } else if most >= p.fast_recovery {
+            self.target += p.additive;
+        }
+        self.target = self.target.min(p.line_rate);
+        // Equation 3.
+        self.current = f64::midpoint(self.target, self.current).min(p.line_rate);
+        if self.current > p.line_rate * 0.9999 {
+            self.recovered = Some(slowed.next_alpha.saturating_sub(p.alpha_timer));
+            (self.current, self.target, self.slowed) = (p.line_rate, p.line_rate, None);
+        }
+    }
+}
+
+/// A receiver's side of one flow: when marked packets are to be answered (section 3.1, the NP algorithm).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NotificationPoint {
+    last: Option<Duration>,
+}
+
+impl NotificationPoint {
+    /// At most one CNP leaves in such a time, N.
+    pub const INTERVAL: Duration = Duration::from_micros(50);
+
+    /// A packet came; whether to send a CNP to its sender.
+    #[must_use]
+    pub fn handle_packet(&mut self, congestion_experienced: bool, now: Duration) -> bool {
+        let due = self.last.is_none_or(|last| now.saturating_sub(last) >= Self::INTERVAL);
+        let send = congestion_experienced && due;
+        if send {
+            self.last = Some(now);
+        }
+        send
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const LINE: Rate = 5e9;
+
+    fn micros(n: u64) -> Duration {
+        Duration::from_micros(n)
+    }
+
+    fn flow() -> ReactionPoint {
+        ReactionPoint::new(Parameters::of_paper(LINE))
+    }
+
+    #[test]
+    fn the_first_notification_halves_the_rate() {
+        let mut flow = flow();
+        assert_eq!((flow.rate(), flow.poll_timeout()), (LINE, None));
+        flow.handle_cnp(micros(1));
+        assert_eq!(flow.rate(), LINE / 2.0);
+        assert_eq!(flow.alpha(), 1.0);
+    }
+
+    #[test]
+    fn five_steps_of_fast_recovery_come_close_to_the_old_rate() {
+        let mut flow = flow();
+        flow.handle_cnp(Duration::ZERO);
+        let mut expected = LINE / 2.0;
+        for step in 1..=4 {
+            flow.handle_timeout(micros(55 * step));
+            expected = f64::midpoint(expected, LINE);
+            assert_eq!(flow.rate(), expected, "step {step}");
+        }
+    }
+
+    #[test]
+    fn additive_then_hyper_increase() {
+        let mut flow = flow();
+        // Slowed down far, so that the target is far from the line.
+        (0..20).for_each(|_| flow.handle_cnp(Duration::ZERO));
+        let target = flow.target;
+        // Both events, so that their lesser count passes F.
+        let mut now = Duration::ZERO;
+        let mut targets = Vec::new();
+        for _ in 0..8 {
+            now += micros(55);
+            flow.handle_timeout(now);
+            flow.handle_sent(10_000_000, now);
+            targets.push(((flow.target - target) / flow.parameters.additive).round());
+        }
+        // Steps 5 (two events, the first of which leaves the other count at 4), 6, then hyper: 10, 20 …
+        assert_eq!(targets, [0.0, 0.0, 0.0, 0.0, 2.0, 13.0, 43.0, 93.0]);
+    }
+
+    #[test]
+    fn a_flow_that_recovers_needs_no_timer() {
+        let mut flow = flow();
+        flow.handle_cnp(Duration::ZERO);
+        flow.handle_timeout(Duration::from_secs(1));
+        assert_eq!((flow.rate(), flow.poll_timeout()), (LINE, None));
+    }
+
+    #[test]
+    fn congestion_is_forgotten_with_time() {
+        let mut flow = flow();
+        flow.handle_cnp(Duration::ZERO);
+        let late = Duration::from_secs(1);
+        flow.handle_timeout(late);
+        flow.handle_cnp(late);
+        // 18,181 times 255/256: what is left of the estimate before this notification is nothing.
+        assert!(flow.rate() > LINE * 0.999);
+        assert!((flow.alpha() - 1.0 / 256.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn two_flows_come_to_share_fairly() {
+        // A switch that marks as in the paper's section 5.2 (K_min 5 KB, K_max 200 KB, P_max 1 %), and two flows of which
+        // one has had it all.
+        let (mut a, mut b) = (flow(), flow());
+        (0..8).for_each(|_| b.handle_cnp(Duration::ZERO));
+        let (mut queue, mut points) = (0.0_f64, [NotificationPoint::default(); 2]);
+        let (mut sums, mut random) = ([0.0; 2], 1u64);
+        let step = micros(5);
+        let seconds = step.as_secs_f64();
+        for turn in 0..200_000u32 {
+            let now = step * turn;
+            queue = (queue + (a.rate() + b.rate() - LINE) * seconds).max(0.0);
+            let marks = if queue > 200e3 { 1.0 } else { ((queue - 5e3) / 195e3 * 0.01).max(0.0) };
+            for (i, flow) in [&mut a, &mut b].into_iter().enumerate() {
+                random =
+                    random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                let drawn = (random >> 11) as f64 / (1u64 << 53) as f64;
+                let packets = flow.rate() * seconds / 4096.0;
+                if points[i].handle_packet(drawn > (1.0_f64 - marks).powf(packets), now) {
+                    flow.handle_cnp(now);
+                }
+                flow.handle_sent((flow.rate() * seconds) as usize, now);
+                if turn > 100_000 {
+                    sums[i] += flow.rate() * seconds;
+                }
+            }
+        }
+        let total = (sums[0] + sums[1]) / (LINE * 0.5);
+        assert!((0.7..1.1).contains(&total), "utilisation {total}");
+        assert!((0.6..1.7).contains(&(sums[0] / sums[1])), "shares {sums:?}");
+    }
+
+    #[derive(Clone, Debug)]
+    enum Event {
+        Cnp,
+        Sent(usize),
+        Nothing,
+    }
+
+    fn events() -> impl Strategy<Value = Vec<(u64, Event)>> {
+        let event =
+            prop_oneof![Just(Event::Cnp), (0usize..30_000_000).prop_map(Event::Sent), Just(Event::Nothing)];
+        proptest::collection::vec((0u64..2_000, event), 1..300)
+    }
+
+    proptest! {
+        #[test]
+        fn rates_stay_in_bounds_and_only_notifications_lower_them(events in events()) {
+            let mut flow = flow();
+            let mut now = Duration::ZERO;
+            for (gap, event) in events {
+                now += micros(gap);
+                flow.handle_timeout(now);
+                let before = flow.rate();
+                match event {
+                    Event::Cnp => {
+                        flow.handle_cnp(now);
+                        prop_assert!(flow.rate() <= before);
+                        prop_assert!(flow.rate() >= before / 2.0);
+                    }
+                    Event::Sent(bytes) => {
+                        flow.handle_sent(bytes, now);
+                        prop_assert!(flow.rate() >= before);
+                    }
+                    Event::Nothing => {}
+                }
+                let p = flow.parameters;
+                prop_assert!((p.least_rate..=p.line_rate).contains(&flow.rate()), "{}", flow.rate());
+                prop_assert!((0.0..=1.0).contains(&flow.alpha()));
+                prop_assert!(flow.poll_timeout().is_none_or(|time| time > now));
+            }
+            flow.handle_timeout(now + Duration::from_secs(60));
+            prop_assert_eq!(flow.rate(), LINE);
+        }
+
+        #[test]
+        fn notifications_keep_their_distance(gaps in proptest::collection::vec(0u64..100, 1..500)) {
+            let mut point = NotificationPoint::default();
+            let (mut now, mut last) = (Duration::ZERO, None);
+            for gap in gaps {
+                now += micros(gap);
+                prop_assert!(!point.handle_packet(false, now));
+                let due = last.is_none_or(|last| now - last >= NotificationPoint::INTERVAL);
+                prop_assert_eq!(point.handle_packet(true, now), due);
+                if due {
+                    last = Some(now);
+                }
+            }
+        }
+
+        #[test]
+        fn what_is_sent_takes_its_time(sizes in proptest::collection::vec(1usize..100_000, 1..100)) {
+            let mut flow = flow();
+            let total: usize = sizes.iter().sum();
+            for size in sizes {
+                let now = flow.poll_send();
+                flow.handle_sent(size, now);
+            }
+            let expected = total as f64 / LINE;
+            prop_assert!((flow.poll_send().as_secs_f64() - expected).abs() < 1e-6);
+        }
+    }
+}
