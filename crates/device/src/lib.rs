@@ -16,11 +16,14 @@
 //! - a peer known to be gone is reported as RETRY_EXC_ERR when the first ACK timer expires, without waiting out the
 //!   retries.
 
+#![cfg(not(loom))]
+
 mod caps;
 mod channel;
 mod clock;
 mod context;
 mod cq;
+mod cqe;
 mod cursor;
 mod dm;
 mod errno;

@@ -16,9 +16,9 @@ use super::send::SendQueue;
 use super::target::{Left, Readiness, Receive, Target};
 use super::wire::Lane;
 use super::{Kind, Qp};
+use crate::cqe::Cqe;
 use crate::event::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR, NO_EVENT};
 use crate::greeting::{Message, Op};
-use crate::layout::Cqe;
 use crate::peer::Peer;
 use crate::ring::NotAdded;
 use crate::types::{
