@@ -19,7 +19,7 @@ LIB_LDFLAGS := -shared -Wl,--gc-sections -Wl,--no-undefined-version \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test loom soak bench bench-verbs bench-evb bench-card bench-scale conformance conformance-wire lint build lib FORCE
+.PHONY: help setup demo test soak bench bench-verbs bench-evb bench-card bench-scale conformance conformance-wire conformance-rxe lint build lib FORCE
 
 # Debian packages: what building needs, then what tests and benchmarks run or read results with.
 PACKAGES := gcc libc6-dev pkg-config cmake libclang-dev libibverbs-dev libhdf5-dev \
@@ -34,10 +34,9 @@ demo: build ## build real camera events into the memory of emulated cards, and c
 
 test: setup lib ## pass all tests
 	$(CARGO) test --workspace
-
-loom: ## try all orders in which the threads of lock-free code can run (docs/faults.md)
-	CARGO_TARGET_DIR=$(TARGET_DIR)/loom RUSTFLAGS="--cfg loom" \
-		$(CARGO) test --release -p millstream-shm -p millstream-device --test loom
+	$(CARGO) build -p millstream -p millstream-conformance -p millstream-guest
+	@# Linux as the peer, briefly; `make conformance-rxe` is the whole of it.
+	$(TARGET_DIR)/debug/millstream-conformance --out $(TARGET_DIR)/conformance/test --allow-not-run --only faults rxe
 
 soak: setup ## the long forms of what makes processes and objects come and go (docs/faults.md)
 	$(CARGO) test --release -p millstream-device --test device -- --ignored --exact --nocapture --test-threads 1 \
@@ -61,17 +60,22 @@ target/bench/venv/ready: crates/bench/src/stencil/requirements.txt
 	-python3 -m venv target/bench/venv && target/bench/venv/bin/pip install --quiet --requirement $< && touch $@
 
 conformance: build ## run other people's verbs programs; docs/conformance.md
-	$(CARGO) build --release -p millstream-conformance
+	$(CARGO) build --release -p millstream-conformance -p millstream-guest
 	$(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance --document docs/conformance.md
 
 conformance-wire: build ## the same over RoCE v2 packets; results go into the table of the next `make conformance`
-	$(CARGO) build --release -p millstream-conformance
+	$(CARGO) build --release -p millstream-conformance -p millstream-guest
 	$(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance --path wire \
 		ibverbs-utils perftest pyverbs rdmacm ucx
 
+conformance-rxe: build ## the device against the Linux kernel's own RoCE adapter in guests under QEMU, 6.12 and 6.1
+	$(CARGO) build --release -p millstream-conformance -p millstream-guest
+	$(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance rxe
+	MILLSTREAM_GUEST_KERNEL=6.1 $(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance/linux-6.1 rxe
+
 # One client: conformance-perftest and so on.
 conformance-%: build
-	$(CARGO) build --release -p millstream-conformance
+	$(CARGO) build --release -p millstream-conformance -p millstream-guest
 	$(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance $*
 
 bench-proto: ## measure what building and taking a RoCEv2 packet costs, beside memcpy, without sockets

@@ -71,7 +71,7 @@ impl<'a> Bench<'a> {
             PathBuf::from(name)
         };
         let (server, client) = (log("server"), log("client"));
-        let outcome = self.processes(case, &server, &client)?;
+        let outcome = self.processes(case, &server, &client, &log("ready"))?;
         process::kill_everything_left()?;
         let shown = read(&client);
         if let Some(suite) = case.suite {
@@ -82,7 +82,13 @@ impl<'a> Bench<'a> {
     }
 
     /// Starts the processes and waits until they have ended: by themselves, or with the case's time.
-    fn processes(&self, case: &Case, server_log: &Path, client_log: &Path) -> io::Result<Outcome> {
+    fn processes(
+        &self,
+        case: &Case,
+        server_log: &Path,
+        client_log: &Path,
+        ready_log: &Path,
+    ) -> io::Result<Outcome> {
         let port = ports::free()?;
         let mut env = case.template.env.clone();
         env.extend(case.env.clone());
@@ -101,7 +107,8 @@ impl<'a> Bench<'a> {
         let mut server = None;
         if let Some(command) = case.template.server() {
             let mut program = start(command, server_log)?;
-            if !ready(&mut program, case.template.ready, port)? {
+            let asks = |command: &str| start(command, ready_log);
+            if !ready(&mut program, &case.template.ready, port, asks)? {
                 let ended = program.ended()?;
                 program.kill();
                 return Ok(Outcome::Fail(format!("the server does not serve: {}", blame(ended, server_log))));
@@ -163,7 +170,9 @@ impl<'a> Bench<'a> {
     }
 
     fn fill(&self, text: &str, case: &str, port: u16) -> String {
+        let programs = self.millstream.parent().unwrap_or(Path::new(""));
         text.replace("{case}", case)
+            .replace("{bin}", &programs.display().to_string())
             .replace("{port}", &port.to_string())
             .replace("{scratch}", &self.scratch.display().to_string())
             .replace("{client}", &self.client.folder.display().to_string())
@@ -171,21 +180,30 @@ impl<'a> Bench<'a> {
 }
 
 /// Waits until the server serves; false if it has ended or takes too long.
-fn ready(server: &mut Program, when: Ready, port: u16) -> io::Result<bool> {
+fn ready(
+    server: &mut Program,
+    when: &Ready,
+    port: u16,
+    start: impl Fn(&str) -> io::Result<Program>,
+) -> io::Result<bool> {
     match when {
         Ready::Milliseconds(time) => {
-            let time = Duration::from_millis(time);
+            let time = Duration::from_millis(*time);
             Ok(server.wait_until(Instant::now() + time)?.is_none())
         }
-        Ready::Listens => once(server, || ports::is_listened_to(port)),
-        Ready::Manages => once(server, || process::listens_by_rdma_cm(port)),
+        Ready::Listens => once(server, || Ok(ports::is_listened_to(port))),
+        Ready::Manages => once(server, || Ok(process::listens_by_rdma_cm(port))),
+        Ready::Asked(command) => once(server, || {
+            let end = start(command)?.wait_until(Instant::now() + GRACE)?;
+            Ok(end.is_some_and(|status| status.success()))
+        }),
     }
 }
 
 /// Waits until it is so; false if the server has ended or takes too long.
-fn once(server: &mut Program, so: impl Fn() -> bool) -> io::Result<bool> {
+fn once(server: &mut Program, so: impl Fn() -> io::Result<bool>) -> io::Result<bool> {
     let deadline = Instant::now() + GRACE;
-    while !so() {
+    while !so()? {
         if Instant::now() > deadline || server.ended()?.is_some() {
             return Ok(false);
         }

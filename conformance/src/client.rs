@@ -29,6 +29,8 @@ pub(crate) struct Client {
     pub(crate) about: String,
     /// Debian packages and their versions.
     pub(crate) packages: BTreeMap<String, String>,
+    /// The command that this runner is run by for this client, if it is not to run where it is.
+    pub(crate) within: Option<String>,
     /// Commands that are run once, before the first case.
     pub(crate) build: Vec<String>,
     pub(crate) exceptions: Vec<Exception>,
@@ -130,7 +132,7 @@ impl Template {
 }
 
 /// When a server serves.
-#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Ready {
     /// As soon as it listens on its TCP port.
@@ -138,6 +140,8 @@ pub(crate) enum Ready {
     Listens,
     /// As soon as it listens on its port of rdma_cm.
     Manages,
+    /// As soon as this command succeeds.
+    Asked(String),
     /// After so many milliseconds, for servers that listen elsewhere.
     Milliseconds(u64),
 }
@@ -149,6 +153,7 @@ struct File {
     title: String,
     about: String,
     packages: BTreeMap<String, String>,
+    within: Option<String>,
     #[serde(default)]
     build: Vec<String>,
     template: BTreeMap<String, Template>,
@@ -234,6 +239,7 @@ impl Client {
             title: file.title,
             about: file.about,
             packages: file.packages,
+            within: file.within,
             build: file.build,
             exceptions: file.exception,
             cases,

@@ -1,11 +1,10 @@
 //! The document: program × transport × result of all clients.
 
 use std::error::Error;
-use std::fs;
 use std::path::Path;
 
 use crate::client::{Client, Way};
-use crate::verdict::{Record, Verdict, counts};
+use crate::verdict::{self, Record, Verdict, counts};
 
 const HEAD: &str = "\
 # Other people's programs on the soft device
@@ -25,9 +24,9 @@ pub(crate) fn write(path: &Path, clients: &[Client], results: &Path) -> Result<(
     text += "\n| client | Debian package | cases | wire |\n|---|---|---|---|\n";
     for client in clients {
         let file = results.join(format!("{}.jsonl", client.name));
-        let records = read(&file)
+        let records = verdict::load(&file)
             .map_err(|cause| format!("{}: {cause}; run the client {} first", file.display(), client.name))?;
-        let wire = read(&crate::results(results, Way::Wire).join(format!("{}.jsonl", client.name))).ok();
+        let wire = verdict::load(&crate::results(results, Way::Wire).join(format!("{}.jsonl", client.name))).ok();
         let packages: Vec<String> =
             client.packages.iter().map(|(name, version)| format!("{name} {version}")).collect();
         text += &format!(
@@ -43,10 +42,6 @@ pub(crate) fn write(path: &Path, clients: &[Client], results: &Path) -> Result<(
     }
     text += &sections;
     Ok(millstream_report::save(path, &text)?)
-}
-
-fn read(file: &Path) -> Result<Vec<Record>, Box<dyn Error>> {
-    Ok(fs::read_to_string(file)?.lines().map(serde_json::from_str).collect::<Result<_, _>>()?)
 }
 
 /// What does not pass over the wire.

@@ -12,6 +12,7 @@ mod packages;
 mod process;
 mod suite;
 mod verdict;
+mod within;
 
 use std::error::Error;
 use std::fs;
@@ -56,6 +57,9 @@ struct Arguments {
     /// Where results go
     #[arg(long, default_value = "target/conformance", value_name = "OUT")]
     out: PathBuf,
+    /// This process was started by the command that its client names as `within`
+    #[arg(long, hide = true)]
+    within: bool,
     /// The program `millstream` [default: the one beside this program]
     #[arg(long, value_name = "FILE")]
     millstream: Option<PathBuf>,
@@ -97,7 +101,14 @@ fn run(arguments: &Arguments) -> Result<bool, Box<dyn Error>> {
     };
     let mut good = true;
     for client in clients {
-        let records = run_client(client, &millstream, arguments)?;
+        let records = match &client.within {
+            Some(command) if !arguments.within => within::run(client, command, &millstream, arguments)?,
+            _ => run_client(client, &millstream, arguments)?,
+        };
+        if arguments.within {
+            // The process outside sums up.
+            continue;
+        }
         print!("{}", verdict::summary(client, &records));
         good &= records.iter().all(|record| record.good(arguments.allow_not_run));
     }
@@ -134,7 +145,9 @@ fn run_client(
     }
 
     let scratch = tempfile::Builder::new().prefix("conformance-").tempdir()?;
-    let bench = Bench::new(client, millstream, scratch.path(), arguments.path);
+    // What runs inside of something speaks to what is outside of this machine.
+    let way = if client.within.is_some() { Way::Wire } else { arguments.path };
+    let bench = Bench::new(client, millstream, scratch.path(), way);
     let prevented = match packages::ensure(&client.packages) {
         Ok(()) => bench.build(&logs.join("build")).err(),
         Err(missing) => Some(Outcome::NotRun(missing)),
@@ -167,16 +180,12 @@ fn run_client(
             records.push(record);
         }
     }
-    let mut lines = String::new();
-    for record in &records {
-        lines += &serde_json::to_string(record)?;
-        lines.push('\n');
-    }
-    let name = if arguments.only.is_none() {
-        format!("{}.jsonl", client.name)
-    } else {
-        format!("{}.part.jsonl", client.name)
-    };
-    millstream_report::save(&out.join(name), &lines)?;
+    verdict::save(&records, &file(client, arguments))?;
     Ok(records)
+}
+
+/// The file of a client's records; those of a selection have their own.
+fn file(client: &Client, arguments: &Arguments) -> PathBuf {
+    let part = if arguments.only.is_some() { ".part" } else { "" };
+    results(&arguments.out, arguments.path).join(format!("{}{part}.jsonl", client.name))
 }

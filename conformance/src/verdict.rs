@@ -1,7 +1,9 @@
 //! Whether a case ended as it should, and what is said about it.
 
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::fmt::Write as _;
+use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -68,6 +70,22 @@ pub(crate) fn judge(client: &Client, case: &Case, ran: Ran, seconds: f64, log: &
         seconds: (seconds * 1e3).round() / 1e3,
         log: log.display().to_string(),
     }
+}
+
+/// Writes records, a line each.
+pub(crate) fn save(records: &[Record], path: &Path) -> Result<(), Box<dyn Error>> {
+    let mut lines = String::new();
+    for record in records {
+        lines += &serde_json::to_string(record)?;
+        lines.push('\n');
+    }
+    Ok(millstream_report::save(path, &lines)?)
+}
+
+/// Reads what [`save`] wrote.
+pub(crate) fn load(path: &Path) -> Result<Vec<Record>, Box<dyn Error>> {
+    let lines = fs::read_to_string(path)?;
+    Ok(lines.lines().map(serde_json::from_str).collect::<Result<_, _>>()?)
 }
 
 /// The exceptions whose cases were not seen in a whole run.

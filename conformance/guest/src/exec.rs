@@ -2,10 +2,11 @@
 
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::process::ExitCode;
+use std::path::Path;
+use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use crate::error::Error;
+use crate::error::{Error, output};
 
 /// Where a guest's init serves commands.
 const PORT: u16 = 77;
@@ -39,4 +40,18 @@ pub(crate) fn run(guest: u8, command: &[String]) -> Result<ExitCode, Error> {
     let mut status = String::new();
     lines.read_line(&mut status).map_err(reach)?;
     status.trim().parse::<u8>().map(ExitCode::from).map_err(|_| Error::Lost(guest))
+}
+
+/// Writes a file to the guests' /bin.
+pub(crate) fn put(file: &Path, guests: u8) -> Result<ExitCode, Error> {
+    let text = output(Command::new("base64").arg("-w0").arg(file))?;
+    let name = file.file_name().unwrap_or(file.as_os_str()).display();
+    let command = format!("echo {text} | base64 -d >/bin/{name} && chmod +x /bin/{name}");
+    for guest in 1..=guests {
+        let code = run(guest, std::slice::from_ref(&command))?;
+        if code != ExitCode::SUCCESS {
+            return Ok(code);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
 }

@@ -25,6 +25,8 @@ pub(crate) struct Image {
 /// The first process of a guest, and what serves commands in it.
 const INIT: &str = include_str!("init.sh");
 const SERVE: &str = include_str!("serve.sh");
+/// What asks whether a server listens.
+const LISTENS: &str = include_str!("listens.sh");
 
 /// In this order, each after what it depends on. Modules that are part of the kernel are passed over.
 const MODULES: &[&str] =
@@ -47,7 +49,7 @@ const LIBRARIES: &[&str] = &["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"]
 /// The image, from the cache or built now.
 pub(crate) fn ready(kernel: Kernel, cache: &Path) -> Result<Image, Error> {
     let packages = Packages::find(kernel)?;
-    let rules = [INIT, SERVE, &MODULES.join(" "), &PROGRAMS.join(" "), LOADED].concat();
+    let rules = [INIT, SERVE, LISTENS, &MODULES.join(" "), &PROGRAMS.join(" "), LOADED].concat();
     let folder = cache.join(packages.key(&rules));
     let image = Image { kernel: folder.join("vmlinuz"), initramfs: folder.join("initramfs") };
     if folder.exists() {
@@ -68,6 +70,7 @@ pub(crate) fn ready(kernel: Kernel, cache: &Path) -> Result<Image, Error> {
     }
     archive.file("init", INIT.as_bytes());
     archive.file("serve", SERVE.as_bytes());
+    archive.file("listens", LISTENS.as_bytes());
     programs(&root, &mut archive)?;
     let vmlinuz = modules(&kernel_root, &mut archive)?;
     fs::copy(&vmlinuz, made.join("vmlinuz")).map_err(Error::file(vmlinuz))?;

@@ -20,6 +20,6 @@ ip address add "fd77::$number/64" dev eth0
 rdma link add rxe0 type rxe netdev eth0
 until [ -e /dev/infiniband/uverbs0 ]; do sleep 0.05; done
 nc -ll -p 77 -e /serve &
-until grep -q ":004D 0*:0000 0A" /proc/net/tcp*; do sleep 0.05; done
+until /listens 77; do sleep 0.05; done
 echo "guest $number: $(uname -r) ready"
 while :; do wait; sleep 1; done

@@ -53,6 +53,14 @@ enum Action {
         #[arg(required = true, last = true)]
         command: Vec<String>,
     },
+    /// Put a program into all guests' /bin; for use inside of `run`
+    Put {
+        /// The program
+        file: PathBuf,
+        /// How many guests there are
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=4))]
+        guests: u8,
+    },
     /// Run a program in a guest; for use inside of `run`
     ///
     /// What it prints is printed here and its exit status is this one's. It is killed when this process ends.
@@ -69,10 +77,10 @@ enum Action {
 #[derive(Debug, Args)]
 struct Of {
     /// The guest's kernel, of Debian's packages for this release
-    #[arg(long, value_enum, default_value_t = Kernel::V6_12)]
+    #[arg(long, value_enum, default_value_t = Kernel::V6_12, env = "MILLSTREAM_GUEST_KERNEL")]
     kernel: Kernel,
     /// Where packages and images are kept for the next time
-    #[arg(long, default_value = "target/guest", value_name = "FOLDER")]
+    #[arg(long, default_value = "target/guest", env = "MILLSTREAM_GUEST_CACHE", value_name = "FOLDER")]
     cache: PathBuf,
 }
 
@@ -111,6 +119,7 @@ fn run(action: Action) -> Result<ExitCode, Error> {
             }
             guest::run(&command, &mut all)
         }
+        Action::Put { file, guests } => exec::put(&file, guests),
         Action::Exec { guest, command } => exec::run(guest, &command),
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! The namespace belongs to this process and is gone with its last process; nothing is left on the machine.
 
+use std::fs;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -58,6 +59,9 @@ pub(crate) fn build(guests: u8) -> Result<Vec<Tap>, Error> {
     for guest in 1..=guests {
         let name = format!("tap{guest}");
         ip(&format!("tuntap add dev {name} mode tap"))?;
+        // Part of the bridge: it needs no address, and would show one in this side's GID table.
+        let file = format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6");
+        fs::write(&file, "1").map_err(Error::file(file))?;
         ip(&format!("link set {name} mtu {MTU} master br0 up"))?;
         taps.push(Tap { guest, name });
     }

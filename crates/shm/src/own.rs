@@ -8,12 +8,11 @@
 //! A party is whoever takes one turn at a time by itself (a queue pair): it has a number that no other living
 //! party has, in any process.
 
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::barrier;
-use crate::lease::{LeaseGuard, LeaseLock, TURNS, process_is_gone};
-use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use crate::sync::{hint, thread};
+use crate::lease::{LeaseGuard, LeaseLock, process_is_gone};
+use crate::{PAGE, barrier};
 
 /// Who wants a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,8 +31,8 @@ impl Party {
 
 /// So often in a row a party takes the lease before it becomes its own; how much longer it takes every time,
 /// and how long at most.
-const STREAK: u32 = if cfg!(loom) { 1 } else { 64 };
-const LONGER: u32 = if cfg!(loom) { 1 } else { 8 };
+const STREAK: u32 = 64;
+const LONGER: u32 = 8;
 const LONGEST: u32 = 1 << 24;
 
 /// An [`OwnLease`] that was taken.
@@ -63,8 +62,7 @@ pub struct OwnLease {
     needed: AtomicU32,
 }
 
-#[cfg(not(loom))]
-const _: () = assert!(size_of::<OwnLease>() == 32 && crate::PAGE.is_multiple_of(size_of::<OwnLease>()));
+const _: () = assert!(size_of::<OwnLease>() == 32 && PAGE.is_multiple_of(size_of::<OwnLease>()));
 
 impl OwnLease {
     /// Takes the lease; None if its holder does not release it ([`LeaseLock::PATIENCE`]).
@@ -133,18 +131,13 @@ impl OwnLease {
                 return true;
             }
             match turns {
-                _ if !turns.is_multiple_of(TURNS) => {
-                    if turns.is_multiple_of(64) {
-                        thread::yield_now();
-                    } else {
-                        hint::spin_loop();
-                    }
-                }
+                _ if !turns.is_multiple_of(64) => std::hint::spin_loop(),
+                _ if !turns.is_multiple_of(1024) => std::thread::yield_now(),
                 _ if process_is_gone(holder) => {
                     // What it had not published is not there.
                     let _ = self.inside.compare_exchange(holder, 0, Ordering::AcqRel, Ordering::Relaxed);
                 }
-                _ if !cfg!(loom) && Instant::now() > deadline => return false,
+                _ if Instant::now() > deadline => return false,
                 _ => {}
             }
         }
@@ -163,7 +156,7 @@ impl OwnLease {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -1,9 +1,8 @@
 //! A spin lock for short sections inside one process.
 
+use std::cell::UnsafeCell;
 use std::ops::{Deref, DerefMut};
-
-use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{UnsafeCell, hint, thread};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// One atomic exchange to take, one plain store to release. Waiters give the core away after a
 /// while, because the holder may have lost it.
@@ -18,14 +17,7 @@ unsafe impl<T: Send> Sync for SpinLock<T> {}
 
 impl<T> SpinLock<T> {
     /// A free lock around `value`.
-    #[cfg(not(loom))]
     pub const fn new(value: T) -> Self {
-        Self { held: AtomicBool::new(false), value: UnsafeCell::new(value) }
-    }
-
-    /// The same for the model checker, whose atomics are not made by constant functions.
-    #[cfg(loom)]
-    pub fn new(value: T) -> Self {
         Self { held: AtomicBool::new(false), value: UnsafeCell::new(value) }
     }
 
@@ -39,12 +31,11 @@ impl<T> SpinLock<T> {
     /// Takes the lock if it is free.
     #[inline]
     pub fn try_lock(&self) -> Option<SpinGuard<'_, T>> {
-        (!self.held.load(Ordering::Relaxed) && take(&self.held))
+        (!self.held.load(Ordering::Relaxed) && !self.held.swap(true, Ordering::Acquire))
             .then(|| SpinGuard::new(&self.held, &self.value))
     }
 
     /// Where the value lies, for who took the lock and forgot the guard.
-    #[cfg(not(loom))]
     #[inline]
     pub const fn as_ptr(&self) -> *mut T {
         self.value.get()
@@ -60,22 +51,10 @@ impl<T> SpinLock<T> {
     }
 }
 
-/// Takes a lock's flag if it is clear.
-#[inline(always)]
-pub(crate) fn take(held: &AtomicBool) -> bool {
-    // A set flag that is set again looks the same to all. But the model checker orders that store freely among
-    // others, even after the holder's release.
-    if cfg!(loom) {
-        held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
-    } else {
-        !held.swap(true, Ordering::Acquire)
-    }
-}
-
 /// Takes a lock's flag.
 #[inline]
 pub(crate) fn acquire(held: &AtomicBool) {
-    if !take(held) {
+    if held.swap(true, Ordering::Acquire) {
         wait_and_acquire(held);
     }
 }
@@ -84,7 +63,7 @@ pub(crate) fn acquire(held: &AtomicBool) {
 fn wait_and_acquire(held: &AtomicBool) {
     loop {
         wait_while(held);
-        if take(held) {
+        if !held.swap(true, Ordering::Acquire) {
             return;
         }
     }
@@ -96,9 +75,9 @@ pub(crate) fn wait_while(held: &AtomicBool) {
     while held.load(Ordering::Acquire) {
         turns = turns.wrapping_add(1);
         if turns.is_multiple_of(128) {
-            thread::yield_now();
+            std::thread::yield_now();
         } else {
-            hint::spin_loop();
+            std::hint::spin_loop();
         }
     }
 }
@@ -123,7 +102,7 @@ impl<T> Deref for SpinGuard<'_, T> {
     #[inline]
     fn deref(&self) -> &T {
         // SAFETY: the guard is proof that this thread holds the lock.
-        self.value.with(|value| unsafe { &*value })
+        unsafe { &*self.value.get() }
     }
 }
 
@@ -131,7 +110,7 @@ impl<T> DerefMut for SpinGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: the guard is proof that this thread holds the lock.
-        self.value.with_mut(|value| unsafe { &mut *value })
+        unsafe { &mut *self.value.get() }
     }
 }
 
@@ -142,7 +121,7 @@ impl<T> Drop for SpinGuard<'_, T> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use std::sync::Arc;
