@@ -1,0 +1,420 @@
+//! Grids in files: numpy's `.npy` and HDF5.
+
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use hdf5_metno as hdf5;
+use ndarray::{Array2, s};
+
+use crate::grid::{Grid, Shape};
+
+/// Dataset of an HDF5 file unless another is named.
+const DATASET: &str = "grid";
+
+/// Rows of an HDF5 dataset are moved in pieces of about this size [bytes].
+const PIECE: u64 = 16 << 20;
+
+/// A file that holds a grid: `NAME.npy`, or `NAME.h5` or `NAME.hdf5`, with `:DATASET` behind it unless the
+/// dataset is called `grid`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GridFile {
+    path: PathBuf,
+    format: Format,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Format {
+    Npy,
+    Hdf5 { dataset: String },
+}
+
+/// A grid file that cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {problem}", path.display())]
+pub struct FileError {
+    path: PathBuf,
+    problem: Problem,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Problem {
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("{0}")]
+    Hdf5(#[from] hdf5::Error),
+    #[error("not a .npy file: {0}")]
+    NotNpy(&'static str),
+    #[error("header of the .npy file, field {field}: {found}, expected {expected}")]
+    Header { field: &'static str, found: String, expected: &'static str },
+    #[error("dataset {dataset}, {field}: {found}, expected {expected}")]
+    Dataset { dataset: String, field: &'static str, found: String, expected: &'static str },
+    #[error("has {has} bytes of data, its header says {says}")]
+    Length { has: u64, says: u64 },
+}
+
+/// A name that is not one of a grid file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0}: expected a name that ends with .npy, .h5 or .hdf5, or one of the latter with :DATASET behind it"
+)]
+pub struct NoGridFile(String);
+
+impl FromStr for GridFile {
+    type Err = NoGridFile;
+
+    fn from_str(text: &str) -> Result<GridFile, NoGridFile> {
+        let extension = |path: &str| {
+            Path::new(path).extension().and_then(|ending| ending.to_str()).map(str::to_ascii_lowercase)
+        };
+        let is_hdf5 = |path: &str| matches!(extension(path).as_deref(), Some("h5" | "hdf5"));
+        if extension(text).as_deref() == Some("npy") {
+            return Ok(GridFile { path: text.into(), format: Format::Npy });
+        }
+        let (path, dataset) = match text.rsplit_once(':') {
+            Some((path, dataset)) if is_hdf5(path) && !dataset.is_empty() => (path, dataset),
+            _ if is_hdf5(text) => (text, DATASET),
+            _ => return Err(NoGridFile(text.to_owned())),
+        };
+        Ok(GridFile { path: path.into(), format: Format::Hdf5 { dataset: dataset.to_owned() } })
+    }
+}
+
+impl GridFile {
+    /// The shape of the grid in the file.
+    ///
+    /// # Errors
+    /// [`FileError`].
+    pub fn shape(&self) -> Result<Shape, FileError> {
+        self.named(match &self.format {
+            Format::Npy => npy_open(&self.path).map(|(shape, _)| shape),
+            Format::Hdf5 { dataset } => hdf5_open(&self.path, dataset).map(|(shape, _)| shape),
+        })
+    }
+
+    /// Reads the grid, whose shape is the file's.
+    ///
+    /// # Errors
+    /// [`FileError`].
+    ///
+    /// # Panics
+    /// If the grid has another shape than the file had.
+    pub fn read(&self, grid: &mut Grid) -> Result<(), FileError> {
+        self.named(match &self.format {
+            Format::Npy => npy_read(&self.path, grid),
+            Format::Hdf5 { dataset } => hdf5_read(&self.path, dataset, grid),
+        })
+    }
+
+    /// Writes the grid: the file is the old one or the whole new one.
+    ///
+    /// # Errors
+    /// [`FileError`].
+    pub fn write(&self, grid: &Grid) -> Result<(), FileError> {
+        let mut partial = self.path.clone().into_os_string();
+        partial.push(".partial");
+        let partial = PathBuf::from(partial);
+        let written = match &self.format {
+            Format::Npy => npy_write(&partial, grid),
+            Format::Hdf5 { dataset } => hdf5_write(&partial, dataset, grid),
+        };
+        let moved = written.and_then(|()| Ok(std::fs::rename(&partial, &self.path)?));
+        if moved.is_err() {
+            let _ = std::fs::remove_file(&partial);
+        }
+        self.named(moved)
+    }
+
+    fn named<T>(&self, outcome: Result<T, Problem>) -> Result<T, FileError> {
+        outcome.map_err(|problem| FileError { path: self.path.clone(), problem })
+    }
+}
+
+const MAGIC: &[u8; 6] = b"\x93NUMPY";
+
+/// Most bytes of a header that describes two dimensions.
+const HEADER_BYTES: usize = 64 << 10;
+
+/// The shape, and the file at its first element. The format is that of numpy's `numpy.lib.format`, versions 1
+/// to 3: magic, version, length of the header, header (a Python literal), elements.
+fn npy_open(path: &Path) -> Result<(Shape, BufReader<File>), Problem> {
+    let file = File::open(path)?;
+    let size = file.metadata()?.len();
+    let mut file = BufReader::new(file);
+    let short = |error: io::Error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => Problem::NotNpy("it ends in its header"),
+        _ => error.into(),
+    };
+    let mut start = [0; 8];
+    file.read_exact(&mut start).map_err(short)?;
+    if start[..6] != *MAGIC {
+        return Err(Problem::NotNpy("it does not begin with \\x93NUMPY"));
+    }
+    let (len, before) = match start[6] {
+        1 => {
+            let mut len = [0; 2];
+            file.read_exact(&mut len).map_err(short)?;
+            (usize::from(u16::from_le_bytes(len)), 10)
+        }
+        2 | 3 => {
+            let mut len = [0; 4];
+            file.read_exact(&mut len).map_err(short)?;
+            (u32::from_le_bytes(len) as usize, 12)
+        }
+        _ => return Err(Problem::NotNpy("its version is not 1, 2 or 3")),
+    };
+    if len > HEADER_BYTES {
+        return Err(Problem::NotNpy("its header is too long"));
+    }
+    let mut header = vec![0; len];
+    file.read_exact(&mut header).map_err(short)?;
+    let header = String::from_utf8(header).map_err(|_| Problem::NotNpy("its header is no text"))?;
+    let shape = npy_header(&header)?;
+    let (has, says) = (size - (before + len as u64), shape.bytes());
+    if has != says {
+        return Err(Problem::Length { has, says });
+    }
+    Ok((shape, file))
+}
+
+/// The value behind a key of the header's dictionary.
+fn npy_field<'a>(header: &'a str, field: &'static str) -> Result<&'a str, Problem> {
+    let key = format!("'{field}':");
+    let (_, rest) = header.split_once(&key).ok_or(Problem::Header {
+        field,
+        found: "missing".to_owned(),
+        expected: "one",
+    })?;
+    let rest = rest.trim_start();
+    // A tuple ends with its bracket, everything else with a comma.
+    let end = match rest.starts_with('(') {
+        true => rest.find(')').map(|at| at + 1),
+        false => rest.find([',', '}']),
+    };
+    Ok(rest[..end.unwrap_or(rest.len())].trim())
+}
+
+fn npy_header(header: &str) -> Result<Shape, Problem> {
+    let wrong = |field, found: &str, expected| Problem::Header { field, found: found.to_owned(), expected };
+    let double = match npy_field(header, "descr")? {
+        "'<f4'" => false,
+        "'<f8'" => true,
+        other => return Err(wrong("descr", other, "'<f4' or '<f8'")),
+    };
+    match npy_field(header, "fortran_order")? {
+        "False" => {}
+        other => return Err(wrong("fortran_order", other, "False")),
+    }
+    let text = npy_field(header, "shape")?;
+    let numbers = text.trim_start_matches('(').trim_end_matches(')').split(',');
+    let numbers: Option<Vec<u64>> = numbers.map(|number| number.trim().parse().ok()).collect();
+    let refused = || wrong("shape", text, "two numbers, neither zero, of a grid that memory can hold");
+    match numbers.as_deref() {
+        Some(&[rows, columns]) => checked(Shape { rows, columns, double }).ok_or_else(refused),
+        _ => Err(refused()),
+    }
+}
+
+/// The shape, if its size is one.
+fn checked(shape: Shape) -> Option<Shape> {
+    let bytes = shape.rows.checked_mul(shape.columns)?.checked_mul(shape.element_bytes())?;
+    (bytes > 0 && bytes <= isize::MAX as u64).then_some(shape)
+}
+
+fn npy_read(path: &Path, grid: &mut Grid) -> Result<(), Problem> {
+    let (shape, mut file) = npy_open(path)?;
+    assert_eq!(shape, grid.shape());
+    Ok(file.read_exact(grid.bytes_mut())?)
+}
+
+fn npy_write(path: &Path, grid: &Grid) -> Result<(), Problem> {
+    let shape = grid.shape();
+    let descr = if shape.double { "<f8" } else { "<f4" };
+    let (rows, columns) = (shape.rows, shape.columns);
+    let mut header =
+        format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({rows}, {columns}), }}");
+    // Elements begin at a multiple of 64; the header ends with a line feed.
+    let padding = (10 + header.len() + 1).next_multiple_of(64) - (10 + header.len() + 1);
+    header.extend(std::iter::repeat_n(' ', padding));
+    header.push('\n');
+    let mut file = BufWriter::new(File::create(path)?);
+    file.write_all(MAGIC)?;
+    file.write_all(&[1, 0])?;
+    file.write_all(&(header.len() as u16).to_le_bytes())?;
+    file.write_all(header.as_bytes())?;
+    file.write_all(grid.bytes())?;
+    file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
+    Ok(())
+}
+
+fn hdf5_open(path: &Path, name: &str) -> Result<(Shape, hdf5::Dataset), Problem> {
+    // The library's own message for a file that is not there is long and says little.
+    File::open(path)?;
+    let dataset = hdf5::File::open(path)?.dataset(name)?;
+    let wrong = |field, found: String, expected| Problem::Dataset {
+        dataset: name.to_owned(),
+        field,
+        found,
+        expected,
+    };
+    let element = dataset.dtype()?;
+    let double = match (element.is::<f32>(), element.is::<f64>()) {
+        (true, _) => false,
+        (_, true) => true,
+        _ => return Err(wrong("type", format!("{:?}", element.to_descriptor()?), "float32 or float64")),
+    };
+    let shape = dataset.shape();
+    let refused = || wrong("shape", format!("{shape:?}"), "two numbers, neither zero");
+    match shape[..] {
+        [rows, columns] => {
+            let shape = checked(Shape { rows: rows as u64, columns: columns as u64, double });
+            Ok((shape.ok_or_else(refused)?, dataset))
+        }
+        _ => Err(refused()),
+    }
+}
+
+/// Ranges of rows that together are about a piece.
+fn pieces(shape: Shape) -> impl Iterator<Item = (usize, usize)> {
+    let step = (PIECE / shape.row_bytes()).max(1);
+    (0..shape.rows)
+        .step_by(step as usize)
+        .map(move |row| (row as usize, (row + step).min(shape.rows) as usize))
+}
+
+fn hdf5_read(path: &Path, name: &str, grid: &mut Grid) -> Result<(), Problem> {
+    let (shape, dataset) = hdf5_open(path, name)?;
+    assert_eq!(shape, grid.shape());
+    for (first, end) in pieces(shape) {
+        let bytes = grid.span(&(first as u64..end as u64));
+        let to = &mut grid.bytes_mut()[bytes.start as usize..bytes.end as usize];
+        if shape.double {
+            let rows: Array2<f64> = dataset.read_slice_2d(s![first..end, ..])?;
+            to.as_chunks_mut().0.iter_mut().zip(&rows).for_each(|(to, cell)| *to = cell.to_le_bytes());
+        } else {
+            let rows: Array2<f32> = dataset.read_slice_2d(s![first..end, ..])?;
+            to.as_chunks_mut().0.iter_mut().zip(&rows).for_each(|(to, cell)| *to = cell.to_le_bytes());
+        }
+    }
+    Ok(())
+}
+
+fn hdf5_write(path: &Path, name: &str, grid: &Grid) -> Result<(), Problem> {
+    let shape = grid.shape();
+    let (rows, columns) = (shape.rows as usize, shape.columns as usize);
+    let file = hdf5::File::create(path)?;
+    let dataset = match shape.double {
+        true => file.new_dataset::<f64>().shape((rows, columns)).create(name)?,
+        false => file.new_dataset::<f32>().shape((rows, columns)).create(name)?,
+    };
+    for (first, end) in pieces(shape) {
+        let bytes = grid.span(&(first as u64..end as u64));
+        let from = &grid.bytes()[bytes.start as usize..bytes.end as usize];
+        let dimensions = (end - first, columns);
+        let fits = "as many cells as rows times columns";
+        if shape.double {
+            let cells = from.as_chunks().0.iter().map(|cell| f64::from_le_bytes(*cell)).collect();
+            let rows = Array2::from_shape_vec(dimensions, cells).expect(fits);
+            dataset.write_slice(&rows, s![first..end, ..])?;
+        } else {
+            let cells = from.as_chunks().0.iter().map(|cell| f32::from_le_bytes(*cell)).collect();
+            let rows = Array2::from_shape_vec(dimensions, cells).expect(fits);
+            dataset.write_slice(&rows, s![first..end, ..])?;
+        }
+    }
+    file.close()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn grid(double: bool) -> Grid {
+        let mut grid = Grid::zeros(Shape { rows: 37, columns: 19, double }, None).unwrap();
+        grid.generate(5);
+        grid
+    }
+
+    #[test]
+    fn grids_come_back_from_both_kinds_of_files() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["a.npy", "b.h5", "c.hdf5:run7"] {
+            for double in [false, true] {
+                let file: GridFile = format!("{}/{name}", folder.path().display()).parse().unwrap();
+                let grid = grid(double);
+                file.write(&grid).unwrap();
+                assert_eq!(file.shape().unwrap(), grid.shape());
+                let mut back = Grid::zeros(grid.shape(), None).unwrap();
+                file.read(&mut back).unwrap();
+                back.compare(grid.bytes()).unwrap();
+            }
+        }
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3);
+    }
+
+    #[test]
+    fn names_say_the_format() {
+        for bad in ["grid", "grid.txt", "grid.txt:npy", "grid.h5:", ""] {
+            let error = bad.parse::<GridFile>().unwrap_err().to_string();
+            assert!(error.contains(".npy"), "{error}");
+        }
+        let file: GridFile = "run:7.h5".parse().unwrap();
+        assert_eq!(file.path, Path::new("run:7.h5"));
+        let file: GridFile = "run:7.h5:a/b".parse().unwrap();
+        assert_eq!(
+            (file.path.to_str(), file.format),
+            (Some("run:7.h5"), Format::Hdf5 { dataset: "a/b".into() })
+        );
+    }
+
+    fn npy(header: &str, data: usize) -> Vec<u8> {
+        let mut bytes = [MAGIC.as_slice(), &[1, 0], &(header.len() as u16).to_le_bytes()].concat();
+        bytes.extend(header.as_bytes());
+        bytes.resize(bytes.len() + data, 0);
+        bytes
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_file_is_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("bad.npy");
+        let file: GridFile = path.display().to_string().parse().unwrap();
+        assert!(file.shape().unwrap_err().to_string().contains("bad.npy: No such file"));
+        let good = "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }\n";
+        std::fs::write(&path, npy(good, 48)).unwrap();
+        assert_eq!(file.shape().unwrap(), Shape { rows: 3, columns: 4, double: false });
+        let change = |from: &str, to: &str| npy(&good.replace(from, to), 48);
+        for (bytes, said) in [
+            (b"\x93NUMP".to_vec(), "ends in its header"),
+            (b"\x93NUMPX\x01\x00aa".to_vec(), "does not begin"),
+            (b"\x93NUMPY\x04\x00aaaa".to_vec(), "version"),
+            (b"\x93NUMPY\x02\x00\xff\xff\xff\xff".to_vec(), "too long"),
+            (npy(good, 47), "has 47 bytes of data, its header says 48"),
+            (change("<f4", ">f4"), "descr: '>f4', expected '<f4' or '<f8'"),
+            (change("False", "True"), "fortran_order: True, expected False"),
+            (change("3, 4", "12,"), "shape: (12,), expected two numbers"),
+            (change("3, 4", "0, 4"), "shape: (0, 4)"),
+            (change("3, 4", "9999999999999, 9999999999999"), "shape"),
+            (change("'shape'", "'form'"), "shape: missing"),
+        ] {
+            std::fs::write(&path, bytes).unwrap();
+            let error = file.shape().unwrap_err().to_string();
+            assert!(error.contains(said), "{error}");
+        }
+        let path = folder.path().join("bad.h5");
+        let file = |dataset: &str| format!("{}:{dataset}", path.display()).parse::<GridFile>().unwrap();
+        assert!(file("grid").shape().unwrap_err().to_string().contains("bad.h5: No such file"));
+        let hdf5 = hdf5::File::create(&path).unwrap();
+        hdf5.new_dataset::<i32>().shape((2, 2)).create("whole").unwrap();
+        hdf5.new_dataset::<f32>().shape((2, 2, 2)).create("deep").unwrap();
+        hdf5.close().unwrap();
+        for (dataset, said) in
+            [("whole", "expected float32 or float64"), ("deep", "shape: [2, 2, 2]"), ("none", "none")]
+        {
+            let error = file(dataset).shape().unwrap_err().to_string();
+            assert!(error.contains(said), "{error}");
+        }
+    }
+}

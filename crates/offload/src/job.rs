@@ -1,0 +1,378 @@
+//! The order of things: what each card does, and what overlaps.
+//!
+//! ```text
+//!   first block        write rows of band 1, 2, …   while band 0, 1, … is computed
+//!   blocks between     compute the edges; then the rest, while the edges travel to the neighbours
+//!   last block         read band 0, 1, …            while band 1, 2, … is computed
+//! ```
+//!
+//! After each block the cards wait for each other: a card's next block needs its neighbours' edges. Each card has
+//! a thread here that tells it what to do; the data goes between this host's memory and the cards, and from card
+//! to card. If one card fails, the others end, and the job says which one it was and why.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use millstream_card::Span;
+use millstream_card::region::stencil::StencilArguments;
+
+use crate::OffloadError;
+use crate::grid::Grid;
+use crate::plan::{Plan, Tile};
+use crate::timeline::{JobReport, Kind, Step};
+use crate::worker::{Lane, Neighbour, Parcel, Worker, WorkerError};
+
+/// Computes the grid, in place, on the cards; one worker for each tile of the plan.
+///
+/// `progress` hears how many blocks are over. `stop` ends the job at the next step.
+///
+/// # Errors
+/// [`OffloadError::Card`] with the first failure; [`OffloadError::Stopped`].
+///
+/// # Panics
+/// If there are not as many workers as tiles.
+pub fn run<W: Worker>(
+    plan: &Plan,
+    grid: &mut Grid,
+    workers: &mut [W],
+    progress: &(dyn Fn(usize) + Sync),
+    stop: &AtomicBool,
+) -> Result<JobReport, OffloadError> {
+    assert_eq!(workers.len(), plan.tiles.len());
+    assert_eq!(grid.shape(), plan.shape);
+    let cards: Vec<_> = workers.iter().map(W::name).collect();
+    let gate = Gate::new(workers.len());
+    let start = Instant::now();
+    let grid = &*grid;
+    let outcomes: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = workers
+            .iter_mut()
+            .enumerate()
+            .map(|(card, worker)| {
+                let gate = &gate;
+                scope.spawn(move || {
+                    let clerk =
+                        Clerk { plan, grid, card, worker, gate, start, progress, stop, steps: Vec::new() };
+                    clerk.work()
+                })
+            })
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    });
+    let wall = start.elapsed();
+    let mut steps = Vec::new();
+    let mut broken = None;
+    for outcome in outcomes {
+        match outcome {
+            Ok(more) => steps.extend(more),
+            // Those that ended because another one did have nothing to say.
+            Err(None) => {}
+            Err(Some(error)) => broken = broken.or(Some(error)),
+        }
+    }
+    match broken {
+        Some(error) => Err(error),
+        None => Ok(JobReport::new(plan, cards, wall, steps)),
+    }
+}
+
+/// Where cards wait for each other.
+struct Gate {
+    cards: usize,
+    state: Mutex<GateState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct GateState {
+    waiting: usize,
+    opened: u64,
+    broken: bool,
+}
+
+/// Another card has failed.
+struct Broken;
+
+impl Gate {
+    fn new(cards: usize) -> Gate {
+        Gate { cards, state: Mutex::default(), changed: Condvar::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, GateState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until every card is here. True for one of them.
+    fn pass(&self) -> Result<bool, Broken> {
+        let mut state = self.lock();
+        let opened = state.opened;
+        state.waiting += 1;
+        let last = state.waiting == self.cards;
+        if last {
+            state.waiting = 0;
+            state.opened += 1;
+            self.changed.notify_all();
+        }
+        let waits = |state: &mut GateState| state.opened == opened && !state.broken;
+        state = self.changed.wait_while(state, waits).unwrap_or_else(PoisonError::into_inner);
+        if state.broken { Err(Broken) } else { Ok(last) }
+    }
+
+    fn shatter(&self) {
+        self.lock().broken = true;
+        self.changed.notify_all();
+    }
+
+    fn is_broken(&self) -> bool {
+        self.lock().broken
+    }
+}
+
+/// Who tells one card what to do.
+struct Clerk<'a, W> {
+    plan: &'a Plan,
+    grid: &'a Grid,
+    card: usize,
+    worker: &'a mut W,
+    gate: &'a Gate,
+    start: Instant,
+    progress: &'a (dyn Fn(usize) + Sync),
+    stop: &'a AtomicBool,
+    steps: Vec<Step>,
+}
+
+/// A failure, or none of one's own.
+type Ended = Option<OffloadError>;
+
+impl From<Broken> for Ended {
+    fn from(_: Broken) -> Ended {
+        None
+    }
+}
+
+impl<W: Worker> Clerk<'_, W> {
+    fn work(mut self) -> Result<Vec<Step>, Ended> {
+        let outcome = self.blocks();
+        if outcome.is_err() {
+            self.gate.shatter();
+        }
+        outcome.map(|()| self.steps)
+    }
+
+    fn tile(&self) -> &Tile {
+        &self.plan.tiles[self.card]
+    }
+
+    fn blocks(&mut self) -> Result<(), Ended> {
+        let count = self.plan.blocks.len();
+        for block in 0..count {
+            let (first, last) = (block == 0, block + 1 == count);
+            if first || last {
+                self.in_bands(block, first, last)?;
+            } else {
+                self.in_parts(block)?;
+            }
+            if !last {
+                if first {
+                    self.exchange(block)?;
+                }
+                let began = self.start.elapsed();
+                let told = self.gate.pass()?;
+                self.note(Kind::Wait, block, began, 0);
+                if told {
+                    (self.progress)(block + 1);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A block band by band: rows come before their band is computed, or go after it was.
+    fn in_bands(&mut self, block: usize, comes: bool, goes: bool) -> Result<(), Ended> {
+        let bands = self.plan.bands(self.tile());
+        let sweeps = self.plan.blocks[block];
+        let held = self.tile().held.clone();
+        // Another card's rows must not come back to this host before all cards have got theirs.
+        let at_once = goes && !(comes && self.plan.tiles.len() > 1);
+        let mut written = held.start;
+        let mut before: Option<(Range<u64>, Duration)> = None;
+        for band in &bands {
+            if comes {
+                let until = if band.end == self.tile().own.end {
+                    held.end
+                } else {
+                    (band.end + sweeps).min(held.end)
+                };
+                self.write(block, written..until.max(written))?;
+                written = until.max(written);
+            }
+            let done = self.settle(block, &mut before)?;
+            before = Some((band.clone(), self.begin(block, Lane::Inner, &[band.clone(), 0..0])?));
+            if let Some(done) = done.filter(|_| at_once) {
+                self.read(block, &done)?;
+            }
+        }
+        let done = self.settle(block, &mut before)?;
+        if at_once {
+            if let Some(done) = done {
+                self.read(block, &done)?;
+            }
+        } else if goes {
+            self.gate.pass()?;
+            for band in &bands {
+                self.read(block, band)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A block in two parts: the edges, and the rest while they travel.
+    fn in_parts(&mut self, block: usize) -> Result<(), Ended> {
+        let next = self.plan.blocks[block + 1];
+        let (edges, between) = self.plan.edges(self.card, next).split(&self.tile().own);
+        if edges.iter().any(|range| !range.is_empty()) {
+            let began = self.begin(block, Lane::Edges, &edges)?;
+            self.end(block, Lane::Edges, began)?;
+        }
+        let began = match between.is_empty() {
+            true => None,
+            false => Some(self.begin(block, Lane::Inner, &[between, 0..0])?),
+        };
+        self.exchange(block)?;
+        if let Some(began) = began {
+            self.end(block, Lane::Inner, began)?;
+        }
+        Ok(())
+    }
+
+    /// Sends what the neighbours need of this block's result for the next.
+    fn exchange(&mut self, block: usize) -> Result<(), Ended> {
+        let plane = (block as u64 + 1) % 2;
+        let edges = self.plan.edges(self.card, self.plan.blocks[block + 1]);
+        let mut parcels = Vec::new();
+        for (rows, to, other) in [
+            (edges.upper, Neighbour::Above, self.card.wrapping_sub(1)),
+            (edges.lower, Neighbour::Below, self.card + 1),
+        ] {
+            let (Some(rows), Some(there)) = (rows, self.plan.tiles.get(other)) else { continue };
+            let from = self.plan.place(self.tile(), plane, rows.start);
+            let len = (rows.end - rows.start) * self.plan.shape.row_bytes();
+            let offset = self.plan.place(there, plane, rows.start);
+            parcels.push(Parcel { to, from: Span::new(from, len), offset });
+        }
+        if parcels.is_empty() {
+            return Ok(());
+        }
+        let bytes = parcels.iter().map(|parcel| parcel.from.len).sum();
+        self.go_on()?;
+        let began = self.start.elapsed();
+        let sent = self.worker.send(&parcels);
+        self.check(sent, || "sending rows to its neighbours".to_owned())?;
+        self.note(Kind::Halo, block, began, bytes);
+        Ok(())
+    }
+
+    /// Starts rows of a block; when that was.
+    fn begin(&mut self, block: usize, lane: Lane, rows: &[Range<u64>; 2]) -> Result<Duration, Ended> {
+        self.go_on()?;
+        let (plan, tile) = (self.plan, self.tile());
+        let block_plane = block as u64 % 2;
+        let local = |rows: &Range<u64>| if rows.is_empty() { 0..0 } else { tile.local(rows) };
+        let arguments = StencilArguments {
+            double: plan.shape.double,
+            rows: tile.held.end - tile.held.start,
+            columns: plan.shape.columns,
+            pitch: plan.shape.columns,
+            source: plan.plane(tile, block_plane),
+            destination: plan.plane(tile, 1 - block_plane),
+            sweeps: plan.blocks[block],
+            ranges: [local(&rows[0]), local(&rows[1])],
+        };
+        let began = self.start.elapsed();
+        let started = self.worker.start(lane, &arguments);
+        self.check(started, || format!("starting block {block}"))?;
+        Ok(began)
+    }
+
+    fn end(&mut self, block: usize, lane: Lane, began: Duration) -> Result<(), Ended> {
+        let waited = self.worker.wait(lane);
+        let took = self.check(waited, || format!("computing block {block}"))?;
+        // When it ended the card does not say; that it took so long, it does.
+        let end = (began + took).min(self.start.elapsed());
+        let step = Step {
+            card: self.card,
+            kind: Kind::Compute,
+            block,
+            start_s: began.as_secs_f64(),
+            end_s: end.as_secs_f64(),
+            bytes: 0,
+        };
+        self.steps.push(step);
+        self.go_on()
+    }
+
+    /// Waits for the band that is being computed, if one is.
+    fn settle(
+        &mut self,
+        block: usize,
+        before: &mut Option<(Range<u64>, Duration)>,
+    ) -> Result<Option<Range<u64>>, Ended> {
+        match before.take() {
+            None => Ok(None),
+            Some((band, began)) => {
+                self.end(block, Lane::Inner, began)?;
+                Ok(Some(band))
+            }
+        }
+    }
+
+    fn write(&mut self, block: usize, rows: Range<u64>) -> Result<(), Ended> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        self.go_on()?;
+        let bytes = self.grid.span(&rows);
+        let to = self.plan.place(self.tile(), 0, rows.start);
+        let began = self.start.elapsed();
+        let written = self.worker.write(self.grid, bytes.clone(), to);
+        self.check(written, || format!("writing rows {} to {}", rows.start, rows.end))?;
+        self.note(Kind::Write, block, began, bytes.end - bytes.start);
+        Ok(())
+    }
+
+    fn read(&mut self, block: usize, rows: &Range<u64>) -> Result<(), Ended> {
+        self.go_on()?;
+        let bytes = self.grid.span(rows);
+        let from = self.plan.place(self.tile(), (block as u64 + 1) % 2, rows.start);
+        let began = self.start.elapsed();
+        // SAFETY: a card reads its own rows, and only after all have written theirs.
+        let read = unsafe { self.worker.read(self.grid, bytes.clone(), from) };
+        self.check(read, || format!("reading rows {} to {}", rows.start, rows.end))?;
+        self.note(Kind::Read, block, began, bytes.end - bytes.start);
+        Ok(())
+    }
+
+    fn note(&mut self, kind: Kind, block: usize, began: Duration, bytes: u64) {
+        let (start_s, end_s) = (began.as_secs_f64(), self.start.elapsed().as_secs_f64());
+        self.steps.push(Step { card: self.card, kind, block, start_s, end_s, bytes });
+    }
+
+    fn go_on(&self) -> Result<(), Ended> {
+        if self.gate.is_broken() {
+            return Err(None);
+        }
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(Some(OffloadError::Stopped));
+        }
+        Ok(())
+    }
+
+    fn check<T>(&self, outcome: Result<T, WorkerError>, doing: impl Fn() -> String) -> Result<T, Ended> {
+        outcome.map_err(|cause| Some(OffloadError::Card { card: self.worker.name(), doing: doing(), cause }))
+    }
+}
