@@ -3,8 +3,8 @@
 //! The port is opened when the first queue pair needs it. Packets are taken in by whoever polls a completion queue
 //! of such a queue pair: nobody is quicker, and nobody else is in the way. The progress thread watches the port, too,
 //! so that a process that sleeps, or watches its memory instead of its completions, still answers. When it is woken
-//! a few times for packets that a poller has taken meanwhile, it goes off duty for a moment; so it costs pollers
-//! next to nothing. It is back at once when a queue is armed, which is what programs do before they sleep. Timers are
+//! a few times for packets that a poller has taken meanwhile, it goes off duty and only looks now and then; so it costs
+//! pollers next to nothing. It is back when it finds something that nobody took, and at once when a queue is armed, which is what programs do before they sleep. Timers are
 //! the thread's.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -25,11 +25,10 @@ const DATAGRAMS: usize = 16;
 const VISIT: usize = 4;
 /// Packets that a queue pair takes at a time.
 pub(crate) const BATCH: usize = 64;
-/// How long the thread is off duty.
-const OFF_DUTY: Duration = Duration::from_millis(2);
-/// How often in a row it is woken in vain before that, and how many of these times are forgotten then.
+/// How long the thread is off duty. It bounds how late an acknowledgement can be.
+const OFF_DUTY: Duration = Duration::from_micros(250);
+/// How often in a row it is woken in vain before that.
 const IN_VAIN: u32 = 4;
-const FORGIVEN: u32 = 2;
 
 /// See the module's description.
 #[derive(Debug)]
@@ -44,6 +43,9 @@ pub(crate) struct Wire {
     in_vain: AtomicU32,
     /// The thread sees packets come.
     watching: AtomicBool,
+    /// Queue pairs that owe an acknowledgement, and whether there are any.
+    owing: Mutex<Vec<Weak<Qp>>>,
+    owes: AtomicBool,
     /// Queue pairs with timers.
     timed: Mutex<Vec<Weak<Qp>>>,
     start: Instant,
@@ -55,6 +57,14 @@ pub(crate) struct Wire {
 struct Opened {
     port: Port,
     inbox: Mutex<Inbox>,
+}
+
+/// Who takes packets in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Who {
+    /// A program that polls, and will again, or post.
+    Poller,
+    Thread,
 }
 
 /// A packet, and where it came from.
@@ -69,6 +79,8 @@ impl Default for Wire {
             handed: AtomicBool::new(false),
             in_vain: AtomicU32::new(0),
             watching: AtomicBool::new(false),
+            owing: Mutex::default(),
+            owes: AtomicBool::new(false),
             timed: Mutex::default(),
             start: Instant::now(),
             next: AtomicU64::new(u64::MAX),
@@ -105,12 +117,23 @@ impl Wire {
     /// Takes packets in for an application that polls.
     pub(crate) fn poll(&self, host: &'static Host) {
         self.polled.store(self.polled.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-        if self.next.load(Ordering::Relaxed) <= self.now() {
-            self.expire();
-        }
+        self.pay();
         let Some(opened) = self.opened() else { return };
         if let Ok(mut inbox) = opened.inbox.try_lock() {
-            take_in(host, &opened.port, &mut inbox);
+            take_in(host, &opened.port, &mut inbox, Who::Poller);
+        }
+    }
+
+    /// A queue pair will acknowledge with the next request that it sends, or when somebody polls, or soon.
+    pub(crate) fn owe(&self, qp: Weak<Qp>) {
+        self.owing.lock().unwrap_or_else(PoisonError::into_inner).push(qp);
+        self.owes.store(true, Ordering::Release);
+    }
+
+    fn pay(&self) {
+        if self.owes.load(Ordering::Relaxed) && self.owes.swap(false, Ordering::AcqRel) {
+            let owing = std::mem::take(&mut *self.owing.lock().unwrap_or_else(PoisonError::into_inner));
+            owing.iter().filter_map(Weak::upgrade).for_each(|qp| qp.pay_on_wire());
         }
     }
 
@@ -130,9 +153,6 @@ impl Wire {
         let handed = self.handed.swap(false, Ordering::SeqCst);
         let in_vain = self.in_vain.load(Ordering::Relaxed);
         let watch = calm || handed || in_vain < IN_VAIN;
-        if !watch {
-            self.in_vain.store(in_vain - FORGIVEN, Ordering::Relaxed);
-        }
         self.watching.store(watch, Ordering::SeqCst);
         let fd = watch.then(|| opened.port.as_fd().as_raw_fd());
         let timer = match self.next.load(Ordering::Relaxed) {
@@ -144,13 +164,14 @@ impl Wire {
 
     /// For the thread: packets may have come, timers may have expired.
     pub(crate) fn attend(&self, host: &'static Host, readable: bool) {
-        if readable {
+        self.pay();
+        if readable || !self.watching.load(Ordering::Relaxed) {
             let Some(opened) = self.opened() else { return };
             // Who is at it will be done soon, and may have overlooked what has come since.
             let mut inbox = opened.inbox.lock().unwrap_or_else(PoisonError::into_inner);
-            if take_in(host, &opened.port, &mut inbox) {
+            if take_in(host, &opened.port, &mut inbox, Who::Thread) {
                 self.in_vain.store(0, Ordering::Relaxed);
-            } else {
+            } else if readable {
                 self.in_vain.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -193,38 +214,38 @@ impl Wire {
 }
 
 /// Takes in what has come; whether there was anything.
-fn take_in(host: &'static Host, port: &Port, inbox: &mut Inbox) -> bool {
+fn take_in(host: &'static Host, port: &Port, inbox: &mut Inbox, who: Who) -> bool {
     for visit in 0..VISIT {
         match port.receive(inbox) {
             Ok(0) | Err(_) => return visit != 0,
-            Ok(_) => deliver(host, inbox),
+            Ok(_) => deliver(host, inbox, who),
         }
     }
     true
 }
 
 /// Gives packets to their queue pairs, as many at a time as follow each other.
-fn deliver(host: &'static Host, inbox: &Inbox) {
+fn deliver(host: &'static Host, inbox: &Inbox, who: Who) {
     let mut run: ArrayVec<Arrived<'_>, BATCH> = ArrayVec::new();
     let mut to = 0;
     for received in inbox.received() {
         for (_, packet) in received.packets() {
             let Some(qpn) = millstream_link::destination_qpn(packet) else { continue };
             if qpn != to || run.is_full() {
-                hand_out(host, to, &run);
+                hand_out(host, to, &run, who);
                 run.clear();
                 to = qpn;
             }
             run.push((received.origin, packet));
         }
     }
-    hand_out(host, to, &run);
+    hand_out(host, to, &run, who);
 }
 
-fn hand_out(host: &'static Host, qpn: u32, packets: &[Arrived<'_>]) {
+fn hand_out(host: &'static Host, qpn: u32, packets: &[Arrived<'_>], who: Who) {
     if !packets.is_empty()
         && let Some(qp) = host.qp(qpn)
     {
-        qp.arrived(packets);
+        qp.arrived(packets, who);
     }
 }

@@ -156,6 +156,14 @@ impl Connection {
         self.requester.as_ref().is_none_or(Requester::is_idle) && !self.responder.has_answers()
     }
 
+    /// Whether all that could be sent now is one positive acknowledgement. It does no harm to send that a little later,
+    /// with a request that follows perhaps (9.7.5.1.2).
+    #[must_use]
+    pub fn has_only_acknowledgement(&self) -> bool {
+        self.responder.has_only_acknowledgement()
+            && self.requester.as_ref().is_none_or(Requester::has_sent_all)
+    }
+
     /// Takes a send request. In the error states it is flushed at once (10.8.1).
     ///
     /// # Errors
@@ -318,8 +326,8 @@ impl Connection {
     ) -> Option<Transmit> {
         let flow = self.config.flow;
         let mut burst = Burst::new(out, &flow, limits);
-        // Responses and requests take turns.
-        self.requests_next ^= true;
+        // Responses and requests take turns; but an acknowledgement is short, and can end a burst of anything.
+        self.requests_next = !self.requests_next || self.responder.has_only_acknowledgement();
         for requests in [self.requests_next, !self.requests_next] {
             let result = match (&mut self.requester, requests) {
                 (Some(requester), true) if self.state != State::Failed => {
@@ -330,9 +338,6 @@ impl Connection {
             };
             if let Err(fault) = result {
                 self.failed(fault);
-            }
-            if !burst.is_empty() {
-                break;
             }
         }
         let transmit = burst.finish()?;

@@ -396,4 +396,9 @@ impl Requester {
     pub(crate) fn is_idle(&self) -> bool {
         self.queue.is_empty()
     }
+
+    /// Whether everything that was posted has been sent, and nothing is to be repeated.
+    pub(crate) fn has_sent_all(&self) -> bool {
+        self.cursor == self.queue.len() && !self.probe_due
+    }
 }

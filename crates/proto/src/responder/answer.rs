@@ -54,6 +54,11 @@ impl Responder {
         !self.answers.is_empty()
     }
 
+    /// Whether that is one acknowledgement.
+    pub(crate) fn has_only_acknowledgement(&self) -> bool {
+        self.answers.len() == 1 && matches!(self.answers[0], Answer::Acknowledge { .. })
+    }
+
     /// Fills the burst with answers.
     pub(crate) fn transmit<M: Memory>(&mut self, memory: &mut M, burst: &mut Burst<'_>) -> Result<(), Fault> {
         while let Some(answer) = self.answers.front().copied() {

@@ -10,10 +10,12 @@ mod landing;
 mod memory;
 mod route;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use arrayvec::ArrayVec;
 use millstream_proto::{
     Config, Connection, Event, Fault, Identification, Instant, Limits, Mtu, PostError, Received,
     ReceivedKind, Request, SendConfig, Service, Status, Trailer, Work,
@@ -38,7 +40,7 @@ use crate::types::{
     WR_LOCAL_INV, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND_WITH_IMM, WR_SEND_WITH_INV,
     total_len, vendor,
 };
-use crate::wire::Arrived;
+use crate::wire::{Arrived, Who};
 
 pub(super) use datagram::Datagrams;
 use landing::Landing;
@@ -78,8 +80,10 @@ pub(super) struct Connected {
     route: Route,
     /// Packets that are being sent.
     buffer: Vec<u8>,
-    /// Those of them that found no room.
-    unsent: Option<(usize, usize)>,
+    /// Where they are in it, and bytes of each but the last.
+    bursts: ArrayVec<(Range<usize>, usize), BURSTS>,
+    /// An acknowledgement will go with what is sent next.
+    owes: bool,
     /// Whether the program wants to know when the send queue is drained.
     reports_drained: bool,
     _wired: Wired,
@@ -115,12 +119,14 @@ impl Default for Alarm {
 
 /// Bytes of packets that are built at a time: what the kernel takes as one.
 const BURST: usize = millstream_link::MAX_BATCH;
+/// Bursts that one system call sends.
+const BURSTS: usize = 4;
 /// Packets under way without an answer: what a socket's memory takes on the other side.
 const WINDOW: u32 = 128;
 /// How long to wait for an answer to the last packets of a burst before asking for one.
 const PROBE: Duration = Duration::from_millis(4);
 /// How long to wait when the network has no room for a packet.
-const CONGESTED: u64 = 100_000;
+const CONGESTED: Duration = Duration::from_micros(100);
 
 impl Qp {
     /// How a queue pair with these attributes will reach its peers.
@@ -212,7 +218,8 @@ impl Qp {
             landing,
             route,
             buffer: Vec::new(),
-            unsent: None,
+            bursts: ArrayVec::new(),
+            owes: false,
             reports_drained: false,
             _wired: Wired::new(self),
         }))
@@ -291,7 +298,7 @@ impl Qp {
     }
 
     /// Takes packets in, and answers them.
-    pub(crate) fn arrived(&self, packets: &[Arrived<'_>]) {
+    pub(crate) fn arrived(&self, packets: &[Arrived<'_>], who: Who) {
         let mut send = self.send.lock();
         let now = Instant::from_nanos(self.host.wire.now());
         let SendQueue { lane, local_keys, .. } = &mut *send;
@@ -308,11 +315,40 @@ impl Qp {
                     // Completions take effect at once: the next message needs the next receive.
                     failed = failed.max(self.take_events(lane));
                 }
+                if who == Who::Poller
+                    && failed == Aftermath::Nothing
+                    && lane.machine.has_only_acknowledgement()
+                {
+                    if !std::mem::replace(&mut lane.owes, true) {
+                        self.host.wire.owe(self.me.clone());
+                    }
+                    return self.set_alarm(lane.machine.poll_timeout());
+                }
             }
         }
         let failed = failed.max(self.attend_on_wire(&mut send, now));
         drop(send);
         self.suffer(failed);
+    }
+
+    /// Sends an acknowledgement that is still owed.
+    pub(crate) fn pay_on_wire(&self) {
+        let mut send = self.send.lock();
+        if let Lane::Connected(lane) = &send.lane
+            && lane.owes
+        {
+            let failed = self.attend_on_wire(&mut send, Instant::from_nanos(self.host.wire.now()));
+            drop(send);
+            self.suffer(failed);
+        }
+    }
+
+    fn set_alarm(&self, time: Option<Instant>) {
+        let time = time.map_or(u64::MAX, Instant::as_nanos);
+        self.alarm.0.store(time, Ordering::Release);
+        if time != u64::MAX {
+            self.host.wire.schedule(self.host, time);
+        }
     }
 
     /// Does what the machine wanted to do by now; says when it wants to be called again.
@@ -350,14 +386,8 @@ impl Qp {
         let mut failed = self.take_events(lane);
         let congested = self.transmit(lane, local_keys, now);
         failed = failed.max(self.take_events(lane));
-        let mut alarm = lane.machine.poll_timeout().map_or(u64::MAX, Instant::as_nanos);
-        if congested {
-            alarm = alarm.min(now.as_nanos() + CONGESTED);
-        }
-        self.alarm.0.store(alarm, Ordering::Release);
-        if alarm != u64::MAX {
-            self.host.wire.schedule(self.host, alarm);
-        }
+        let again = congested.then_some(now + CONGESTED);
+        self.set_alarm([lane.machine.poll_timeout(), again].into_iter().flatten().min());
         if failed != Aftermath::Nothing {
             self.set_state(State::Err);
         } else if lane.machine.state() == millstream_proto::State::SendFailed && self.state() == State::Rts {
@@ -377,26 +407,42 @@ impl Qp {
             ..Limits::NONE
         };
         lane.buffer.resize(BURST, 0);
+        lane.owes = false;
+        let least = lane.machine.config().mtu.bytes() as usize + 128;
         loop {
-            let Connected { machine, requests, landing, buffer, unsent, route, .. } = lane;
-            let (len, segment) = match unsent.take() {
-                Some(unsent) => unsent,
-                None => {
-                    let mut view = View { qp: self, landing, keys, requests };
-                    let Some(burst) = machine.poll_transmit(now, &mut view, limits, buffer) else {
-                        return false;
-                    };
-                    (burst.len, burst.segment)
+            let Connected { machine, requests, landing, buffer, bursts, route, .. } = lane;
+            if bursts.is_empty() {
+                let mut view = View { qp: self, landing, keys, requests };
+                let mut at = 0;
+                while !bursts.is_full() && buffer.len() - at >= least {
+                    let next = machine.poll_transmit(now, &mut view, limits, &mut buffer[at..]);
+                    let Some(burst) = next else { break };
+                    bursts.push((at..at + burst.len, burst.segment));
+                    at += burst.len;
                 }
-            };
-            match port.send_sealed(&mut [route.outgoing(&mut buffer[..len], segment)]) {
-                Ok(1..) => {}
-                Ok(0) => {
-                    *unsent = Some((len, segment));
-                    return true;
+                if bursts.is_empty() {
+                    return false;
+                }
+            }
+            let (mut batches, mut rest, mut at) = (ArrayVec::<_, BURSTS>::new(), &mut buffer[..], 0);
+            for (range, segment) in &*bursts {
+                let (bytes, behind) = rest[range.start - at..].split_at_mut(range.len());
+                batches.push(route.outgoing(bytes, *segment));
+                (rest, at) = (behind, range.end);
+            }
+            let all = batches.len();
+            match port.send_sealed(&mut batches) {
+                Ok(sent) => {
+                    bursts.drain(..sent);
+                    if sent < all {
+                        return true;
+                    }
                 }
                 // As if they were lost.
-                Err(_) => return true,
+                Err(_) => {
+                    bursts.clear();
+                    return true;
+                }
             }
         }
     }
