@@ -49,6 +49,8 @@ fn other_process() {
         Ok("xrc_member") => xrc::member(),
         Ok("doomed") => abandoned::doomed(),
         Ok("reborn") => lifetime::reborn(),
+        Ok("wire_widow") => wire::widow(),
+        Ok("wire_target") => wire::target(),
         role => panic!("{role:?} is no role"),
     }
 }

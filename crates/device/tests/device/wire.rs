@@ -4,7 +4,19 @@
 //! Whether a process uses the wire is said by its environment. So the tests here start this program again, with
 //! `MILLSTREAM_PATH=wire`, either to run the tests of the other modules once more, or in a role.
 
+use std::net::{Ipv4Addr, UdpSocket};
 use std::process::Command;
+use std::time::{Duration, Instant};
+
+use millstream_device::qp::state::State;
+use millstream_device::types::{WC_RETRY_EXC_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR};
+use millstream_wire::icrc::Flow;
+use millstream_wire::{
+    ICRC_LEN, Msn, Opcode, Pkey, Psn, Qkey, Qpn, Repr, Rkey, UDP_PORT, aeth, atomic_ack_eth, atomic_eth, bth,
+    deth, ieth, imm_dt, reth,
+};
+
+use crate::support::{Kind, Place, Process, Setup, Which, pair, pattern};
 
 /// Modules whose tests say nothing of how a request travels.
 const MODULES: [&str; 8] = [
@@ -46,10 +58,10 @@ const OTHERWISE: [(&str, &str); 12] = [
     ),
 ];
 
-/// Runs the modules' tests with these variables set.
-fn once_more(modules: &[&str], variables: &[(&str, &str)]) {
+/// Runs the tests with these words in their names, at least so many, with these variables set.
+fn once_more(filters: &[&str], least: usize, variables: &[(&str, &str)]) {
     let mut command = Command::new(std::env::current_exe().expect("a test program has a path"));
-    command.args(modules).args(["--test-threads", "3"]);
+    command.args(filters).args(["--test-threads", "3"]);
     for (test, reason) in OTHERWISE {
         println!("not over the wire: {test}: {reason}");
         command.args(["--skip", test]);
@@ -59,10 +71,142 @@ fn once_more(modules: &[&str], variables: &[(&str, &str)]) {
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
     let passed = text.lines().filter(|line| line.starts_with("test ") && line.ends_with(" ok")).count();
-    assert!(passed >= 10 * modules.len().min(4), "only {passed} tests ran:\n{text}");
+    assert!(passed >= least, "only {passed} tests ran:\n{text}");
 }
 
 #[test]
 fn what_holds_in_shared_memory_holds_over_the_wire() {
-    once_more(&MODULES, &[]);
+    once_more(&MODULES, 60, &[]);
+}
+
+#[test]
+fn a_network_that_loses_doubles_mixes_up_and_damages_costs_time_only() {
+    let tests = ["gathered_and_scattered", "immediate_data", "receivers_memory", "writes_and_reads_reach"];
+    let faults = "drop=0.02,duplicate=0.02,reorder=0.02,corrupt=0.01,delay=0.01:1ms,side=both,seed=7";
+    once_more(&tests, tests.len(), &[("MILLSTREAM_LINK", faults)]);
+}
+
+/// Runs a role on the wire that ends by itself.
+fn on_the_wire(role: &str) {
+    let mut process = Process::start_with(role, |command| command.env("MILLSTREAM_PATH", "wire"));
+    assert!(process.finish().success(), "{role}");
+}
+
+#[test]
+fn a_peer_that_was_killed_does_not_answer_and_its_retries_run_out() {
+    on_the_wire("wire_widow");
+}
+
+/// In a process of its own.
+pub(crate) fn widow() {
+    // 16.8 ms, four times.
+    let setup = Setup { timeout: 12, retry_cnt: 3, ..Setup::default() };
+    let (mut a, mut b) = pair(Place::Elsewhere, &setup);
+    let source = a.hold(&pattern(1, 10_000));
+    let target = b.register(Kind::Anonymous, 10_000, 0);
+    a.write(1, &[source.all()], (target.addr, target.key));
+    assert_eq!(a.sent(1)[0].status, WC_SUCCESS);
+    assert_eq!(b.load(&target, 0, 10_000), pattern(1, 10_000));
+    b.process().kill();
+    let killed = Instant::now();
+    (2..4).for_each(|wr_id| a.write(wr_id, &[source.all()], (target.addr, target.key)));
+    let ends: Vec<_> = a.sent(2).iter().map(|c| (c.wr_id, c.status)).collect();
+    assert_eq!(ends, [(2, WC_RETRY_EXC_ERR), (3, WC_WR_FLUSH_ERR)]);
+    assert!(killed.elapsed() >= Duration::from_millis(60), "{:?}", killed.elapsed());
+    assert_eq!(a.state(), State::Err);
+}
+
+#[test]
+fn datagrams_that_nobody_should_send_change_nothing() {
+    on_the_wire("wire_target");
+}
+
+/// Packets of every operation for this queue pair, none of which it can expect.
+fn impossible(qpn: u32, psn: u32) -> impl Iterator<Item = Vec<u8>> {
+    let payloads: [&'static [u8]; 3] = [&[], &[0x5a; 8], &[0x5a; 1027]];
+    Opcode::ALL.iter().flat_map(move |opcode| payloads.map(|payload| (*opcode, payload))).map(
+        move |(opcode, payload)| {
+            let bth = bth::Repr {
+                opcode,
+                solicited: true,
+                migrated: false,
+                pad: 0,
+                pkey: Pkey::DEFAULT,
+                fecn: false,
+                becn: true,
+                dest_qp: Qpn::new(qpn),
+                ack_req: true,
+                psn: Psn::new(psn),
+            };
+            let (va, rkey) = (u64::MAX - 3, Rkey::new(u32::MAX));
+            let repr = Repr {
+                bth,
+                deth: Some(deth::Repr { qkey: Qkey::new(u32::MAX), src_qp: Qpn::new(qpn) }),
+                reth: Some(reth::Repr { va, rkey, length: u32::MAX }),
+                atomic_eth: Some(atomic_eth::Repr { va, rkey, swap_or_add: 1, compare: 2 }),
+                aeth: Some(aeth::Repr { syndrome: 0x62, msn: Msn::new(0xff_ffff) }),
+                atomic_ack_eth: Some(atomic_ack_eth::Repr { original: 3 }),
+                imm_dt: Some(imm_dt::Repr { data: [4; 4] }),
+                ieth: Some(ieth::Repr { rkey }),
+                payload: if opcode.has_payload() { payload } else { &[] },
+            };
+            let mut packet = vec![0; repr.buffer_len()];
+            repr.emit(&mut packet);
+            packet
+        },
+    )
+}
+
+/// In a process of its own.
+pub(crate) fn target() {
+    let setup = Setup::default();
+    let (mut a, mut b) = pair(Place::Here, &setup);
+    let source = a.hold(&pattern(1, 3000));
+    let target = b.register(Kind::Anonymous, 3000, 0);
+    b.store(&target, 0, &pattern(2, 3000));
+    (0..3).for_each(|wr_id| b.recv(wr_id, &[target.all()]));
+
+    // From the very address that the peer has.
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a socket");
+    let port = socket.local_addr().expect("bound").port();
+    let here = |port| (Ipv4Addr::LOCALHOST.into(), port);
+    let flow = Flow::new(here(port), here(UDP_PORT)).expect("one family");
+    let send = |packet: &[u8]| {
+        // The kernel's buffer is not endless, and what it drops tests nothing.
+        std::thread::sleep(Duration::from_micros(20));
+        socket.send_to(packet, here(UDP_PORT)).expect("sent");
+    };
+    let sealed = |packet: &[u8]| {
+        let covered = &packet[..packet.len() - ICRC_LEN];
+        [covered, &flow.icrc(covered, 0)].concat()
+    };
+    let (near, far) = (a.number(), b.number());
+    for (qpn, psn) in [(near, 0x12_3456), (far, 0x12_3456), (far ^ 1, 0), (0, 0), (1, 0), (0xff_ffff, 0)] {
+        for packet in impossible(qpn, psn) {
+            send(&sealed(&packet));
+            send(&packet);
+            // Cut in and behind every header, with a check sum that is right.
+            for len in (bth::LEN + ICRC_LEN..packet.len().min(80)).chain([packet.len().max(17) - 1]) {
+                send(&sealed(&packet[..len]));
+            }
+            for (at, bits) in [(1, 0x3f), (1, 0x30), (2, 0xff), (0, 0xff)] {
+                let mut odd = packet.clone();
+                odd[at] ^= bits;
+                send(&sealed(&odd));
+            }
+        }
+    }
+    (0..20).for_each(|len| send(&vec![0; len]));
+    send(&vec![0xff; 60_000]);
+
+    assert_eq!(b.load(&target, 0, 3000), pattern(2, 3000), "memory");
+    for end in [&mut a, &mut b] {
+        end.has_nothing(Which::Send);
+        end.has_nothing(Which::Recv);
+        assert_eq!(end.state(), State::Rts);
+        assert_eq!(end.async_event(Duration::ZERO), None);
+    }
+    a.send(9, &[source.all()]);
+    assert_eq!((a.sent(1)[0].status, b.received(1)[0].wr_id), (WC_SUCCESS, 0));
+    assert_eq!(b.load(&target, 0, 3000), pattern(1, 3000));
 }

@@ -34,7 +34,9 @@ impl Loaded {
     fn start(folder: &TempDir) -> Self {
         let process = Process::start_with("load", |command| {
             // Whatever a process leaves in a file system, it leaves here.
-            command.env("TMPDIR", folder.path()).env("XDG_RUNTIME_DIR", folder.path())
+            command.env("TMPDIR", folder.path()).env("XDG_RUNTIME_DIR", folder.path());
+            // Programs of others on the wire's port would come and go among its descriptors.
+            command.env("MILLSTREAM_PATH", "shm")
         });
         let mut loaded = Self { process, born: Usage::of(std::process::id()), peers: 0 };
         loaded.born = loaded.usage();
