@@ -4,17 +4,18 @@ use crate::quantity::prefix;
 
 /// Marks at round numbers on an axis.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Ticks {
+pub struct Ticks {
     /// Where the axis starts and ends; both are marks unless the axis was given as exact.
-    pub(crate) low: f64,
-    pub(crate) high: f64,
+    pub low: f64,
+    /// The other end.
+    pub high: f64,
     step: f64,
     decimals: usize,
 }
 
 impl Ticks {
     /// An axis from at most `low` to at least `high`, both at round numbers, with about `marks` marks.
-    pub(crate) fn around(low: f64, high: f64, marks: usize) -> Self {
+    pub fn around(low: f64, high: f64, marks: usize) -> Self {
         let mut ticks = Self::between(low, high, marks);
         ticks.low = (ticks.low / ticks.step + 1e-9).floor() * ticks.step;
         ticks.high = (ticks.high / ticks.step - 1e-9).ceil() * ticks.step;
@@ -22,7 +23,7 @@ impl Ticks {
     }
 
     /// An axis from exactly `low` to exactly `high`.
-    pub(crate) fn between(low: f64, high: f64, marks: usize) -> Self {
+    pub fn between(low: f64, high: f64, marks: usize) -> Self {
         let sound = |value: f64| if value.is_finite() { value.clamp(-1e100, 1e100) } else { 0.0 };
         let (low, mut high) = (sound(low), sound(high));
         // An axis has to have a length that its numbers can resolve.
@@ -39,13 +40,13 @@ impl Ticks {
     }
 
     /// Position of a value on the axis: 0 at `low`, 1 at `high`.
-    pub(crate) fn position(&self, value: f64) -> f64 {
+    pub fn position(&self, value: f64) -> f64 {
         let position = (value - self.low) / (self.high - self.low);
         if position.is_finite() { position.clamp(0.0, 1.0) } else { 0.0 }
     }
 
     /// The marks, with their labels.
-    pub(crate) fn marks(&self) -> impl Iterator<Item = (f64, String)> {
+    pub fn marks(&self) -> impl Iterator<Item = (f64, String)> {
         let first = (self.low / self.step - 1e-9).ceil();
         let last = (self.high / self.step + 1e-9).floor();
         // The step makes these few; the bound is for numbers that an f64 cannot count.
@@ -59,7 +60,7 @@ impl Ticks {
 }
 
 /// A unit in which values up to `high` are easy to read, as a factor and a prefix.
-pub(crate) fn unit_for(high: f64) -> (f64, &'static str) {
+pub fn unit_for(high: f64) -> (f64, &'static str) {
     prefix(if high.is_finite() { high } else { 0.0 }, 1e3)
 }
 

@@ -1,17 +1,17 @@
 //! Colours of pictures.
 
 /// Text.
-pub(crate) const TEXT: &str = "#1f2328";
+pub const TEXT: &str = "#1f2328";
 /// Text beside the point, axes.
-pub(crate) const FAINT: &str = "#59636e";
+pub const FAINT: &str = "#59636e";
 /// Lines of a grid.
-pub(crate) const GRID: &str = "#e3e7eb";
+pub const GRID: &str = "#e3e7eb";
 /// What is measured.
-pub(crate) const MEASURED: &str = "#0969da";
+pub const MEASURED: &str = "#0969da";
 /// What it is compared with.
-pub(crate) const BASELINE: &str = "#57606a";
+pub const BASELINE: &str = "#57606a";
 /// What to look at.
-pub(crate) const MARK: &str = "#ff3b1f";
+pub const MARK: &str = "#ff3b1f";
 
 /// The colour map viridis at equal steps, dark to bright: even to the eye, also without colour vision.
 /// By S. van der Walt and N. Smith, CC0.
@@ -36,7 +36,7 @@ const VIRIDIS: [[u8; 3]; 17] = [
 ];
 
 /// The colour of a position from 0 to 1 on the scale, as `#rrggbb`.
-pub(crate) fn scale(position: f64) -> String {
+pub fn scale(position: f64) -> String {
     let last = VIRIDIS.len() - 1;
     let place = if position.is_finite() { position.clamp(0.0, 1.0) * last as f64 } else { 0.0 };
     let below = (place as usize).min(last - 1);

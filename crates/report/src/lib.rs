@@ -9,14 +9,14 @@
 //! `docs/output.md` lists the fields of the JSON.
 #![forbid(unsafe_code)]
 
-mod axis;
+pub mod axis;
 pub mod camera;
-mod colour;
+pub mod colour;
 mod progress;
 mod quantity;
 mod run;
 mod save;
-mod svg;
+pub mod svg;
 pub mod table;
 pub mod throughput;
 

@@ -6,17 +6,17 @@ use crate::colour::TEXT;
 
 /// An SVG document in the making. Coordinates are pixels at the natural size, y downwards.
 #[derive(Debug)]
-pub(crate) struct Svg {
+pub struct Svg {
     out: String,
     open: Vec<&'static str>,
 }
 
 /// A value of an attribute.
-pub(crate) type Attribute<'a> = (&'static str, &'a dyn Display);
+pub type Attribute<'a> = (&'static str, &'a dyn Display);
 
 /// A coordinate: at most two decimals, as no screen shows more.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct At(pub(crate) f64);
+pub struct At(pub f64);
 
 impl Display for At {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -28,33 +28,41 @@ impl Display for At {
 
 /// Where a text stands relative to its point.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Anchor {
+pub enum Anchor {
+    /// The text begins at the point.
     Start,
+    /// The text's middle is at the point.
     Middle,
+    /// The text ends at the point.
     End,
 }
 
 /// Size, colour and weight of a text.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Font {
-    pub(crate) size: f64,
-    pub(crate) colour: &'static str,
-    pub(crate) bold: bool,
+pub struct Font {
+    /// Height in pixels.
+    pub size: f64,
+    /// As SVG writes it.
+    pub colour: &'static str,
+    /// Weight.
+    pub bold: bool,
 }
 
 impl Font {
-    pub(crate) const fn new(size: f64, colour: &'static str) -> Self {
+    /// An ordinary font.
+    pub const fn new(size: f64, colour: &'static str) -> Self {
         Self { size, colour, bold: false }
     }
 
-    pub(crate) const fn bold(size: f64) -> Self {
+    /// A bold font in the colour of text.
+    pub const fn bold(size: f64) -> Self {
         Self { size, colour: TEXT, bold: true }
     }
 }
 
 impl Svg {
     /// A white page. `title` is for those who cannot see it.
-    pub(crate) fn new(width: f64, height: f64, title: &str) -> Self {
+    pub fn new(width: f64, height: f64, title: &str) -> Self {
         let mut svg = Self { out: String::new(), open: Vec::new() };
         let view = format!("0 0 {} {}", At(width), At(height));
         svg.begin(
@@ -74,21 +82,21 @@ impl Svg {
     }
 
     /// Starts an element that has others inside.
-    pub(crate) fn begin(&mut self, name: &'static str, attributes: &[Attribute<'_>]) {
+    pub fn begin(&mut self, name: &'static str, attributes: &[Attribute<'_>]) {
         self.tag(name, attributes);
         self.out.push_str(">\n");
         self.open.push(name);
     }
 
     /// Ends the element started last.
-    pub(crate) fn end(&mut self) {
+    pub fn end(&mut self) {
         if let Some(name) = self.open.pop() {
             self.out.push_str(&format!("</{name}>\n"));
         }
     }
 
     /// An element without others inside.
-    pub(crate) fn element(&mut self, name: &'static str, attributes: &[Attribute<'_>], text: Option<&str>) {
+    pub fn element(&mut self, name: &'static str, attributes: &[Attribute<'_>], text: Option<&str>) {
         self.tag(name, attributes);
         match text {
             None => self.out.push_str("/>\n"),
@@ -100,14 +108,16 @@ impl Svg {
         }
     }
 
-    pub(crate) fn line(&mut self, from: (f64, f64), to: (f64, f64), attributes: &[Attribute<'_>]) {
+    /// A straight line.
+    pub fn line(&mut self, from: (f64, f64), to: (f64, f64), attributes: &[Attribute<'_>]) {
         let [x1, y1, x2, y2] = [from.0, from.1, to.0, to.1].map(At);
         let mut all: Vec<Attribute<'_>> = vec![("x1", &x1), ("y1", &y1), ("x2", &x2), ("y2", &y2)];
         all.extend(attributes);
         self.element("line", &all, None);
     }
 
-    pub(crate) fn text(&mut self, at: (f64, f64), anchor: Anchor, font: Font, text: &str) {
+    /// A line of text.
+    pub fn text(&mut self, at: (f64, f64), anchor: Anchor, font: Font, text: &str) {
         let anchor = match anchor {
             Anchor::Start => "start",
             Anchor::Middle => "middle",
@@ -126,7 +136,7 @@ impl Svg {
     }
 
     /// The document.
-    pub(crate) fn finish(mut self) -> String {
+    pub fn finish(mut self) -> String {
         while !self.open.is_empty() {
             self.end();
         }
@@ -147,7 +157,7 @@ impl Svg {
 }
 
 /// Points as the data of a path: `M x y L x y …`.
-pub(crate) fn path(points: impl IntoIterator<Item = (f64, f64)>) -> String {
+pub fn path(points: impl IntoIterator<Item = (f64, f64)>) -> String {
     let mut data = String::new();
     for (k, (x, y)) in points.into_iter().enumerate() {
         data.push_str(&format!("{}{} {}", if k == 0 { "M" } else { "L" }, At(x), At(y)));

@@ -1,0 +1,37 @@
+//! What is wrong with a site file, and where.
+
+use std::ops::Range;
+use std::path::Path;
+
+/// A site file that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{file}:{}{message}", line.map_or_else(|| " ".to_owned(), |line| format!("{line}: ")))]
+pub struct SiteError {
+    /// The file's name.
+    pub file: String,
+    /// The line, counted from 1, where the file itself was readable.
+    pub line: Option<usize>,
+    /// Which field, which value, and why not.
+    pub message: String,
+}
+
+impl SiteError {
+    pub(crate) fn unreadable(path: &Path, cause: &std::io::Error) -> Self {
+        Self { file: path.display().to_string(), line: None, message: format!("cannot read: {cause}") }
+    }
+
+    pub(crate) fn syntax(file: &str, text: &str, error: &toml::de::Error) -> Self {
+        let line = error.span().map(|span| line_of(text, &span));
+        Self { file: file.to_owned(), line, message: error.message().to_owned() }
+    }
+
+    pub(crate) fn at(file: &str, text: &str, span: &Range<usize>, message: String) -> Self {
+        Self { file: file.to_owned(), line: Some(line_of(text, span)), message }
+    }
+}
+
+/// The line in which a span starts, counted from 1.
+fn line_of(text: &str, span: &Range<usize>) -> usize {
+    let before = &text.as_bytes()[..span.start.min(text.len())];
+    1 + before.iter().filter(|&&byte| byte == b'\n').count()
+}

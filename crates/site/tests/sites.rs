@@ -1,0 +1,138 @@
+//! Site files through the public interface: those that ship, and those that must be refused.
+
+use millstream_site::check::{End, Parent};
+use millstream_site::{DeviceKind, draw, load, parse};
+use proptest::prelude::*;
+use std::path::{Path, PathBuf};
+
+fn shipped() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../sites");
+    let mut files: Vec<PathBuf> =
+        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn every_shipped_site_is_sound_and_draws() {
+    let files = shipped();
+    assert!(files.len() >= 9, "{files:?}");
+    for file in files {
+        let site = load(&file).unwrap();
+        let picture = draw::draw(&site);
+        roxmltree::Document::parse(&picture).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        assert!(picture.contains(&site.name));
+    }
+}
+
+#[test]
+fn names_become_indices() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../sites");
+    let site = load(&folder.join("recipe-backplane.toml")).unwrap();
+    let (host, card) = site.device("server.u280").unwrap();
+    let devices = &site.hosts[host.0].devices;
+    let Parent::Switch(switch) = devices[card.0].parent else { panic!("the card is below the switch") };
+    assert!(matches!(devices[switch.0].kind, DeviceKind::Switch(Some(_))));
+    assert!(switch < card, "parents come first");
+
+    let torus = load(&folder.join("apenet-torus.toml")).unwrap();
+    assert_eq!((torus.hosts.len(), torus.wires.len()), (64, 3 * 64));
+    let degree = |node| {
+        torus.wires.iter().flat_map(|w| [w.from, w.to]).filter(|e| matches!(e, End::Adapter(h, _) if *h == node)).count()
+    };
+    assert!(torus.tori[0].nodes.iter().all(|(host, _)| degree(*host) == 6));
+}
+
+const SOUND: &str = r#"name = "s"
+[[host]]
+name = "a"
+count = 2
+[[host.socket]]
+processor = "p"
+cores = 4
+clock = "2 GHz"
+[[host.pcie-switch]]
+name = "sw"
+model = "m"
+parent = "socket0"
+pcie = { generation = 3, lanes = 16 }
+[[host.adapter]]
+name = "hca"
+model = "m"
+parent = "sw"
+pcie = { generation = 3, lanes = 8 }
+[[link]]
+from = "a0.hca"
+to = "a1.hca"
+rate = "FDR"
+"#;
+
+fn refused(old: &str, new: &str) -> (usize, String) {
+    assert!(SOUND.contains(old), "{old}");
+    let error = parse("site.toml", &SOUND.replace(old, new)).unwrap_err();
+    let shown = error.to_string();
+    let line = error.line.unwrap_or_else(|| panic!("no line: {shown}"));
+    assert!(shown.starts_with(&format!("site.toml:{line}: ")), "{shown}");
+    (line, error.message)
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_its_line() {
+    parse("site.toml", SOUND).unwrap();
+    for (old, new, line, why) in [
+        ("to = \"a1.hca\"", "to = \"a2.hca\"", 21, "no such adapter"),
+        ("to = \"a1.hca\"", "to = \"a1.sw\"", 21, "no such adapter"),
+        ("to = \"a1.hca\"", "to = \"core\"", 21, "no switch"),
+        ("to = \"a1.hca\"", "to = \"a0.hca\"", 19, "to itself"),
+        ("parent = \"socket0\"", "parent = \"sw\"", 12, "cycle"),
+        ("parent = \"sw\"", "parent = \"hca\"", 17, "no PCIe switch"),
+        ("parent = \"sw\"", "parent = \"socket1\"", 17, "no socket"),
+        ("lanes = 8", "lanes = 7", 18, "7 lanes"),
+        ("generation = 3, lanes = 8", "generation = 9, lanes = 8", 18, "generation 9"),
+        ("lanes = 8 }", "lanes = 8, max-payload = 300 }", 18, "300 B"),
+        ("lanes = 8 }", "lanes = 8, max-payload = 1024 }", 15, "less than max-payload"),
+        ("\"2 GHz\"", "\"2 furlongs\"", 8, "unknown unit"),
+        ("\"2 GHz\"", "\"0 GHz\"", 8, "more than zero"),
+        ("\"2 GHz\"", "2", 8, "with its unit"),
+        ("cores = 4", "cores = 0", 7, "nonzero"),
+        ("count = 2", "count = 0", 4, "nonzero"),
+        ("rate = \"FDR\"", "rate = \"XDR\"", 22, "QDR, FDR"),
+        ("name = \"hca\"", "name = \"sw\"", 15, "two devices"),
+        ("cores = 4", "kernels = 4", 7, "kernels"),
+    ] {
+        let (at, message) = refused(old, new);
+        assert!(message.contains(why), "{new}: {message}");
+        assert_eq!(at, line, "{new}: {message}");
+    }
+}
+
+#[test]
+fn a_torus_needs_its_nodes_and_a_switch_its_ports() {
+    let torus = format!(
+        "{SOUND}[[torus]]\nname = \"t\"\nadapters = \"a*.hca\"\ndimensions = [2, 2]\nrate = \"7 Gb/s\"\nbuffer = \"40 KB\"\n"
+    );
+    let error = parse("t", &torus).unwrap_err();
+    assert!(error.message.contains("need 4 adapters") && error.line == Some(26), "{error}");
+    let torus = torus.replace("[2, 2]", "[2]").replace("40 KB", "4 KB");
+    let error = parse("t", &torus).unwrap_err();
+    assert!(error.message.contains("two packets"), "{error}");
+
+    let fabric = SOUND.replace("to = \"a1.hca\"", "to = \"core\"").replace("a0.hca", "a*.hca")
+        + "[[switch]]\nname = \"core\"\nports = 1\nlatency = \"200 ns\"\n";
+    let error = parse("t", &fabric).unwrap_err();
+    assert!(error.message.contains("has 1 ports") && error.line == Some(19), "{error}");
+}
+
+proptest! {
+    #[test]
+    fn no_text_panics(text: String) {
+        let _ = parse("any", &text);
+    }
+
+    #[test]
+    fn no_damage_panics(at in 0..SOUND.len(), byte in any::<u8>()) {
+        let mut bytes = SOUND.as_bytes().to_vec();
+        bytes[at] = byte;
+        let _ = parse("any", &String::from_utf8_lossy(&bytes));
+    }
+}
