@@ -51,8 +51,79 @@ pub(crate) enum Command {
     /// Look at fragment stream files (docs/formats.md)
     #[command(subcommand)]
     Stream(StreamCommand),
+    /// Site files: check them, draw them (docs/site.md)
+    #[command(subcommand)]
+    Site(SiteCommand),
+    /// Model what a site will reach, and what published systems measured (docs/model.md)
+    #[command(subcommand)]
+    Model(ModelCommand),
     /// Measure, beside memcpy in the same run
     Bench(BenchOptions),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SiteCommand {
+    /// Say in which line a site file is wrong, or what it holds
+    Check {
+        /// Site files
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+    },
+    /// Draw a site as SVG
+    Show {
+        /// The site file
+        file: PathBuf,
+        /// Where the picture goes [default: the site file's name with .svg, in this folder]
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Settings {
+    /// Another value for a parameter, as `u280.reads=16`; `model calibrate` lists all
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    pub(crate) set: Vec<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ModelCommand {
+    /// Print every parameter with its range, and how far every published row is off
+    Calibrate {
+        #[command(flatten)]
+        settings: Settings,
+        /// Fit anew instead of taking the values that ship
+        #[arg(long)]
+        fit: bool,
+    },
+    /// Answer questions about published measurements, with intervals
+    Predict {
+        /// Table with the columns id, system, quantity, unit
+        #[arg(long, value_name = "FILE")]
+        questions: PathBuf,
+        /// Where the answers go: id, value, unit, low, high, how
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
+        /// Draws of the parameters from their ranges
+        #[arg(long, default_value_t = 48, value_name = "N")]
+        samples: u64,
+        #[command(flatten)]
+        settings: Settings,
+    },
+    /// Say what a flow reaches on a site, where its bottleneck is, and what would come next
+    ///
+    /// A flow is VERB CLIENT SERVER [BYTES]; client and server are hosts, or cards as host.card:
+    ///
+    ///     millstream model explain sites/recipe-baseline.toml "write client server.u280"
+    #[command(verbatim_doc_comment)]
+    Explain {
+        /// The site file
+        site: PathBuf,
+        /// The flow
+        flow: String,
+        #[command(flatten)]
+        settings: Settings,
+    },
 }
 
 #[derive(Debug, Args)]

@@ -8,7 +8,9 @@ mod demo;
 mod devices;
 mod evb;
 mod interrupt;
+mod model;
 mod run;
+mod site;
 mod stream;
 
 use std::process::ExitCode;
@@ -20,7 +22,10 @@ use crate::args::{Arguments, Command};
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     // A program to run gets its own device; everything else needs the chosen one from here on.
-    let own = !matches!(arguments.command, Command::Run(_) | Command::Env(_));
+    let own = !matches!(
+        arguments.command,
+        Command::Run(_) | Command::Env(_) | Command::Site(_) | Command::Model(_)
+    );
     if own
         && let Some(choice) = arguments.device.as_ref()
         && let Err(error) = millstream_rdma::loader::ensure(choice)
@@ -34,6 +39,8 @@ fn main() -> ExitCode {
         Command::Run(options) => run::run(&options),
         Command::Env(options) => run::print_environment(&options),
         Command::Stream(command) => stream::run(&command),
+        Command::Site(command) => site::run(&command),
+        Command::Model(command) => model::run(&command),
         Command::Bench(options) => bench::run(&options),
     };
     result.unwrap_or_else(|error| failed(&*error))

@@ -217,9 +217,13 @@ impl Check<'_> {
 
     fn name(&self, field: &str, name: &Spanned<String>) -> Result<(), SiteError> {
         let text = name.get_ref();
-        let good = !text.is_empty()
-            && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_');
-        if good { Ok(()) } else { self.fail(&name.span(), format!("{field} {text:?}: letters, digits, - and _")) }
+        let good =
+            !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_');
+        if good {
+            Ok(())
+        } else {
+            self.fail(&name.span(), format!("{field} {text:?}: letters, digits, - and _"))
+        }
     }
 
     /// The host's devices, parents first, or what makes that impossible.
@@ -231,16 +235,20 @@ impl Check<'_> {
             Card,
         }
         let name = host.name.get_ref();
-        let all: Vec<(Kind, &schema::Pluggable)> = (host.pcie_switch.iter().map(|d| (Kind::Switch, d.get_ref())))
-            .chain(host.adapter.iter().map(|d| (Kind::Adapter, d.get_ref())))
-            .chain(host.card.iter().map(|d| (Kind::Card, d.get_ref())))
-            .collect();
+        let all: Vec<(Kind, &schema::Pluggable)> =
+            (host.pcie_switch.iter().map(|d| (Kind::Switch, d.get_ref())))
+                .chain(host.adapter.iter().map(|d| (Kind::Adapter, d.get_ref())))
+                .chain(host.card.iter().map(|d| (Kind::Card, d.get_ref())))
+                .collect();
         let mut index: HashMap<&str, usize> = HashMap::new();
         for (i, (_, device)) in all.iter().enumerate() {
             self.name("device name", &device.name)?;
             let device_name = device.name.get_ref();
             if index.insert(device_name, i).is_some() {
-                return self.fail(&device.name.span(), format!("host {name:?} has two devices named {device_name:?}"));
+                return self.fail(
+                    &device.name.span(),
+                    format!("host {name:?} has two devices named {device_name:?}"),
+                );
             }
         }
         let socket_of = |parent: &str| {
@@ -361,7 +369,9 @@ impl Check<'_> {
             (a, b) if a == b => from.into_iter().zip(to).collect(),
             (_, 1) => from.into_iter().map(|end| (end, to[0])).collect(),
             (1, _) => to.into_iter().map(|end| (from[0], end)).collect(),
-            (a, b) => return self.fail(&at, format!("link from {a} ends to {b}: as many on both sides, or one")),
+            (a, b) => {
+                return self.fail(&at, format!("link from {a} ends to {b}: as many on both sides, or one"));
+            }
         };
         if let Some((end, _)) = pairs.iter().find(|(a, b)| a == b) {
             return self.fail(&at, format!("link from {} to itself", end_name(site, *end)));
@@ -387,21 +397,32 @@ impl Check<'_> {
         if dimensions.is_empty() || dimensions.len() > 3 {
             return self.fail(&torus.dimensions.span(), "a torus has one to three dimensions");
         }
-        let nodes: Vec<(HostId, DeviceId)> = (self.ends("torus.adapters", &torus.adapters, site)?.into_iter())
-            .filter_map(|end| if let End::Adapter(host, device) = end { Some((host, device)) } else { None })
-            .collect();
+        let nodes: Vec<(HostId, DeviceId)> = (self
+            .ends("torus.adapters", &torus.adapters, site)?
+            .into_iter())
+        .filter_map(|end| if let End::Adapter(host, device) = end { Some((host, device)) } else { None })
+        .collect();
         let product: u64 = dimensions.iter().map(|&d| u64::from(d)).product();
         if nodes.len() as u64 != product {
             return self.fail(
                 &torus.dimensions.span(),
-                format!("dimensions {dimensions:?} need {product} adapters, {:?} are {}", torus.adapters.get_ref(), nodes.len()),
+                format!(
+                    "dimensions {dimensions:?} need {product} adapters, {:?} are {}",
+                    torus.adapters.get_ref(),
+                    nodes.len()
+                ),
             );
         }
         let rate = data_rate(torus.rate, torus.encoding, torus.lanes);
         if torus.buffer.0 < f64::from(torus.mtu.0) * 2.0 {
             return self.fail(
                 &torus.name.span(),
-                format!("torus {:?}: buffer of {} B must hold two packets of {} B", torus.name.get_ref(), torus.buffer.0, torus.mtu.0),
+                format!(
+                    "torus {:?}: buffer of {} B must hold two packets of {} B",
+                    torus.name.get_ref(),
+                    torus.buffer.0,
+                    torus.mtu.0
+                ),
             );
         }
         let mut wires = Vec::new();
@@ -482,7 +503,8 @@ pub fn check(name: &str, text: &str, file: &File) -> Result<Site, SiteError> {
     let mut names: HashMap<&str, ()> = HashMap::new();
     for host in &site.hosts {
         if names.insert(&host.name, ()).is_some() {
-            let at = file.host.iter().rev().find(|h| host.name.starts_with(h.get_ref().name.get_ref().as_str()));
+            let at =
+                file.host.iter().rev().find(|h| host.name.starts_with(h.get_ref().name.get_ref().as_str()));
             let span = at.map_or(0..0, |h| h.get_ref().name.span());
             return check.fail(&span, format!("two hosts are named {:?}", host.name));
         }
@@ -491,7 +513,8 @@ pub fn check(name: &str, text: &str, file: &File) -> Result<Site, SiteError> {
         let switch = switch.get_ref();
         check.name("switch.name", &switch.name)?;
         if site.switches.iter().any(|s| s.name == *switch.name.get_ref()) {
-            return check.fail(&switch.name.span(), format!("two switches are named {:?}", switch.name.get_ref()));
+            return check
+                .fail(&switch.name.span(), format!("two switches are named {:?}", switch.name.get_ref()));
         }
         site.switches.push(Network {
             name: switch.name.get_ref().clone(),

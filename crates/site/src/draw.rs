@@ -47,7 +47,13 @@ pub fn draw(site: &Site) -> String {
         for (s, socket) in host.sockets.iter().enumerate() {
             let at = Placed { x: left, y: TOP + row * (BOX.1 + GAP) };
             let memory = socket.memory.map_or(String::new(), |m| format!(", {m}"));
-            block(&mut svg, &at, "#ddf4ff", &socket.processor, &format!("socket{s}, {} cores{memory}", socket.cores));
+            block(
+                &mut svg,
+                &at,
+                "#ddf4ff",
+                &socket.processor,
+                &format!("socket{s}, {} cores{memory}", socket.cores),
+            );
             row += 1.0;
             // Children below their parents, indented once for each level.
             let mut stack: Vec<(usize, Placed, f64)> = children(host, Parent::Socket(crate::SocketId(s)))
@@ -97,7 +103,15 @@ fn children(host: &Host, parent: Parent) -> Vec<usize> {
 fn frame(svg: &mut Svg, x: f64, y: f64, width: f64, height: f64, host: &Host, count: usize) {
     svg.element(
         "rect",
-        &[("x", &x), ("y", &y), ("width", &width), ("height", &height), ("rx", &6), ("fill", &"none"), ("stroke", &"#d0d7de")],
+        &[
+            ("x", &x),
+            ("y", &y),
+            ("width", &width),
+            ("height", &height),
+            ("rx", &6),
+            ("fill", &"none"),
+            ("stroke", &"#d0d7de"),
+        ],
         None,
     );
     let title = if count > 1 { format!("{} × {count}", host.kind) } else { host.name.clone() };
@@ -107,7 +121,15 @@ fn frame(svg: &mut Svg, x: f64, y: f64, width: f64, height: f64, host: &Host, co
 fn block(svg: &mut Svg, at: &Placed, fill: &str, title: &str, note: &str) {
     svg.element(
         "rect",
-        &[("x", &at.x), ("y", &at.y), ("width", &BOX.0), ("height", &BOX.1), ("rx", &4), ("fill", &fill), ("stroke", &"#57606a")],
+        &[
+            ("x", &at.x),
+            ("y", &at.y),
+            ("width", &BOX.0),
+            ("height", &BOX.1),
+            ("rx", &4),
+            ("fill", &fill),
+            ("stroke", &"#57606a"),
+        ],
         None,
     );
     svg.text((at.x + 8.0, at.y + 19.0), Anchor::Start, Font::bold(12.0), title);
@@ -117,16 +139,29 @@ fn block(svg: &mut Svg, at: &Placed, fill: &str, title: &str, note: &str) {
 fn networks_below(svg: &mut Svg, site: &Site, adapters: &[(usize, usize, Placed)], bottom: f64) {
     let place = |i: usize| Placed { x: MARGIN + i as f64 * (COLUMN + MARGIN), y: bottom + 20.0 };
     for (i, switch) in site.switches.iter().enumerate() {
-        block(svg, &place(i), "#ffebe9", &switch.name, &format!("{} ports, {}", switch.ports, switch.latency));
+        block(
+            svg,
+            &place(i),
+            "#ffebe9",
+            &switch.name,
+            &format!("{} ports, {}", switch.ports, switch.latency),
+        );
     }
     for (i, torus) in site.tori.iter().enumerate() {
         let size = torus.dimensions.iter().map(u32::to_string).collect::<Vec<_>>().join(" × ");
-        block(svg, &place(site.switches.len() + i), "#ffebe9", &torus.name, &format!("torus {size}, {} a link", torus.rate));
+        block(
+            svg,
+            &place(site.switches.len() + i),
+            "#ffebe9",
+            &torus.name,
+            &format!("torus {size}, {} a link", torus.rate),
+        );
     }
     let stroke: (&'static str, &dyn std::fmt::Display) = ("stroke", &"#0969da");
     for (host, device, at) in adapters {
         let edge = (at.x + BOX.0, at.y + BOX.1 / 2.0);
-        let torus = site.tori.iter().position(|t| t.nodes.iter().any(|(h, d)| h.0 == *host && d.0 == *device));
+        let torus =
+            site.tori.iter().position(|t| t.nodes.iter().any(|(h, d)| h.0 == *host && d.0 == *device));
         if let Some(torus) = torus {
             let to = place(site.switches.len() + torus);
             svg.line(edge, (to.x + BOX.0 / 2.0, to.y), &[stroke]);
@@ -134,7 +169,11 @@ fn networks_below(svg: &mut Svg, site: &Site, adapters: &[(usize, usize, Placed)
         let mine = site.wires.iter().filter(|w| w.dimension.is_none());
         for wire in mine {
             let other = match (wire.from, wire.to) {
-                (End::Adapter(h, d), other) | (other, End::Adapter(h, d)) if h.0 == *host && d.0 == *device => other,
+                (End::Adapter(h, d), other) | (other, End::Adapter(h, d))
+                    if h.0 == *host && d.0 == *device =>
+                {
+                    other
+                }
                 _ => continue,
             };
             match other {
@@ -149,7 +188,12 @@ fn networks_below(svg: &mut Svg, site: &Site, adapters: &[(usize, usize, Placed)
                     let end = to.map_or((low.0 + 60.0, low.1), |(_, _, p)| (p.x + BOX.0, p.y + BOX.1 / 2.0));
                     svg.line(edge, low, &[stroke]);
                     svg.line(low, end, &[stroke]);
-                    svg.text((low.0 + 4.0, low.1 + 14.0), Anchor::Start, Font::new(10.0, "#0969da"), &format!("{}", wire.rate));
+                    svg.text(
+                        (low.0 + 4.0, low.1 + 14.0),
+                        Anchor::Start,
+                        Font::new(10.0, "#0969da"),
+                        &format!("{}", wire.rate),
+                    );
                 }
             }
         }

@@ -38,7 +38,6 @@ pub fn load(path: &Path) -> Result<Site, SiteError> {
 /// # Errors
 /// [`SiteError`] says in which line what is wrong.
 pub fn parse(name: &str, text: &str) -> Result<Site, SiteError> {
-    let file: schema::File =
-        toml::from_str(text).map_err(|error| SiteError::syntax(name, text, &error))?;
+    let file: schema::File = toml::from_str(text).map_err(|error| SiteError::syntax(name, text, &error))?;
     check::check(name, text, &file)
 }

@@ -180,7 +180,9 @@ impl<'de> Deserialize<'de> for PayloadSize {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         match u32::deserialize(deserializer)? {
             bytes @ (128 | 256 | 512 | 1024 | 2048 | 4096) => Ok(Self(bytes)),
-            other => Err(de::Error::custom(format!("{other} B: PCIe knows 128, 256, 512, 1024, 2048 and 4096"))),
+            other => {
+                Err(de::Error::custom(format!("{other} B: PCIe knows 128, 256, 512, 1024, 2048 and 4096")))
+            }
         }
     }
 }
@@ -223,9 +225,11 @@ impl<'de> Deserialize<'de> for Signalling {
             "FDR" => Self::Fdr,
             "EDR" => Self::Edr,
             "HDR" => Self::Hdr,
-            other => Self::Lane(other.parse().map_err(|error| {
-                de::Error::custom(format!("{error}; or one of QDR, FDR, EDR, HDR"))
-            })?),
+            other => Self::Lane(
+                other
+                    .parse()
+                    .map_err(|error| de::Error::custom(format!("{error}; or one of QDR, FDR, EDR, HDR")))?,
+            ),
         })
     }
 }
@@ -342,7 +346,6 @@ pub struct Torus {
     /// Receive buffer of a channel, which its credits stand for.
     pub buffer: Size,
 }
-
 
 /// What a signalling and its encoding bring, in bytes a second over all lanes.
 #[must_use]

@@ -99,8 +99,10 @@ impl Size {
 }
 
 fn metric(f: &mut fmt::Formatter<'_>, value: f64, unit: &str) -> fmt::Result {
-    let steps = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n")];
-    let (scale, prefix) = steps.into_iter().find(|(scale, _)| value >= *scale * 0.9995).unwrap_or((1e-12, "p"));
+    let steps =
+        [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n")];
+    let (scale, prefix) =
+        steps.into_iter().find(|(scale, _)| value >= *scale * 0.9995).unwrap_or((1e-12, "p"));
     let shown = (value / scale * 1000.0).round() / 1000.0;
     write!(f, "{shown} {prefix}{unit}")
 }
@@ -125,7 +127,8 @@ impl fmt::Display for Frequency {
 
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let steps = [(1_099_511_627_776.0, "TiB"), (1_073_741_824.0, "GiB"), (1_048_576.0, "MiB"), (1024.0, "KiB")];
+        let steps =
+            [(1_099_511_627_776.0, "TiB"), (1_073_741_824.0, "GiB"), (1_048_576.0, "MiB"), (1024.0, "KiB")];
         match steps.into_iter().find(|(scale, _)| self.0 >= *scale) {
             Some((scale, unit)) => write!(f, "{} {unit}", (self.0 / scale * 100.0).round() / 100.0),
             None => write!(f, "{} B", self.0),
@@ -148,9 +151,12 @@ mod tests {
 
     #[test]
     fn what_is_no_quantity_says_why() {
-        for (text, why) in
-            [("12", "unknown unit \"\""), ("12 parsec", "unknown unit \"parsec\""), ("0 B", "more than zero"), ("fast", "expected a number")]
-        {
+        for (text, why) in [
+            ("12", "unknown unit \"\""),
+            ("12 parsec", "unknown unit \"parsec\""),
+            ("0 B", "more than zero"),
+            ("fast", "expected a number"),
+        ] {
             let error = text.parse::<Size>().unwrap_err();
             assert!(error.contains(why), "{error}");
         }

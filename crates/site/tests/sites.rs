@@ -38,7 +38,12 @@ fn names_become_indices() {
     let torus = load(&folder.join("apenet-torus.toml")).unwrap();
     assert_eq!((torus.hosts.len(), torus.wires.len()), (64, 3 * 64));
     let degree = |node| {
-        torus.wires.iter().flat_map(|w| [w.from, w.to]).filter(|e| matches!(e, End::Adapter(h, _) if *h == node)).count()
+        torus
+            .wires
+            .iter()
+            .flat_map(|w| [w.from, w.to])
+            .filter(|e| matches!(e, End::Adapter(h, _) if *h == node))
+            .count()
     };
     assert!(torus.tori[0].nodes.iter().all(|(host, _)| degree(*host) == 6));
 }

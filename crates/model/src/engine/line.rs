@@ -11,8 +11,8 @@ pub struct Line {
     pub name: String,
     /// Rate of payload and overhead.
     pub rate: Rate,
-    /// Bytes that every packet brings beside its payload.
-    pub overhead: u32,
+    /// Bytes that a packet brings beside its payload, by the low two bits of its kind.
+    pub overhead: [u32; 4],
     /// Time that every packet takes beside its bytes.
     pub gap: Picos,
     /// Mean of an exponentially distributed time on top of `gap`.
@@ -32,7 +32,7 @@ impl Line {
         Line {
             name: name.into(),
             rate,
-            overhead: 0,
+            overhead: [0; 4],
             gap: Picos::ZERO,
             jitter: Picos::ZERO,
             latency: Picos::ZERO,
@@ -50,7 +50,7 @@ impl Line {
     /// With bytes per packet.
     #[must_use]
     pub fn overhead(self, bytes: u32) -> Line {
-        Line { overhead: bytes, ..self }
+        Line { overhead: [bytes; 4], ..self }
     }
 
     /// With a latency behind it.
@@ -77,10 +77,10 @@ impl Line {
         Line { jitter: mean, ..self }
     }
 
-    /// How long a payload takes on it, without its random part.
+    /// How long a payload of that kind takes on it, without its random part.
     #[must_use]
-    pub fn time(&self, payload: u64) -> Picos {
-        self.gap + self.rate.time(payload + u64::from(self.overhead))
+    pub fn time(&self, kind: u16, payload: u64) -> Picos {
+        self.gap + self.rate.time(payload + u64::from(self.overhead[usize::from(kind & 3)]))
     }
 }
 
@@ -97,8 +97,8 @@ pub struct LineReport {
     pub busy: Picos,
     /// Time in which its first packet waited for room behind it.
     pub blocked: Picos,
-    /// Payload a second that it can carry at most, at the packet sizes that it saw.
-    pub rate: f64,
+    /// From the simulation's start until the report.
+    pub span: Picos,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,12 +119,12 @@ pub(super) struct LineState {
     busy: Picos,
     blocked: Picos,
     /// The last size's time, as most packets are of one size.
-    cached: (u32, Picos),
+    cached: (u32, u16, Picos),
 }
 
 impl LineState {
     pub(super) fn new(line: Line, buffer: u32) -> LineState {
-        let cached = (0, line.time(0));
+        let cached = (0, 0, line.time(0, 0));
         LineState {
             line,
             buffer,
@@ -165,10 +165,11 @@ impl LineState {
     #[inline]
     pub(super) fn begin(&mut self, now: Picos, packet: Packet, random: &mut Random) -> Picos {
         self.activity = Activity::Busy(now);
-        if self.cached.0 != packet.size {
-            self.cached = (packet.size, self.line.time(u64::from(packet.size)));
+        if (self.cached.0, self.cached.1) != (packet.size, packet.kind) {
+            let span = self.line.time(packet.kind, u64::from(packet.size));
+            self.cached = (packet.size, packet.kind, span);
         }
-        let span = self.cached.1;
+        let span = self.cached.2;
         if self.line.jitter == Picos::ZERO {
             span
         } else {
@@ -195,14 +196,13 @@ impl LineState {
             Activity::Busy(at) => (self.busy + since(at), self.blocked),
             Activity::Waiting(at) => (self.busy, self.blocked + since(at)),
         };
-        let rate = if busy == Picos::ZERO { 0.0 } else { self.payload as f64 / busy.seconds() };
         LineReport {
             name: self.line.name.clone(),
             packets: self.packets,
             payload: self.payload,
             busy,
             blocked,
-            rate,
+            span: now,
         }
     }
 }

@@ -200,7 +200,8 @@ impl Simulation {
                 lines: Vec::new(),
                 buffers: Vec::new(),
                 hops: Vec::new(),
-                routes: Vec::new(),
+                // Route 0 is none: packets without a way back have it.
+                routes: vec![0],
                 random: Random::new(seed),
                 stopped: false,
             },
@@ -282,7 +283,9 @@ impl Simulation {
             self.events += 1;
             match event {
                 Event::Departed(line) => self.core.departed(line),
-                Event::Wake(endpoint, token) => self.call(endpoint, |code, context| code.wake(token, context)),
+                Event::Wake(endpoint, token) => {
+                    self.call(endpoint, |code, context| code.wake(token, context))
+                }
                 Event::Arrived(packet) => match self.core.hop(&packet) {
                     Hop::Line { line, .. } => self.core.enqueue(line, packet),
                     Hop::Port { endpoint, port, .. } => {

@@ -104,7 +104,8 @@ impl<T: Copy> Queue<T> {
         }
         let bit = self.filled.trailing_zeros();
         self.filled &= !(1 << bit);
-        let mut entries = std::mem::replace(&mut self.buckets[bit as usize + 1], std::mem::take(&mut self.spare));
+        let mut entries =
+            std::mem::replace(&mut self.buckets[bit as usize + 1], std::mem::take(&mut self.spare));
         self.last = entries.iter().map(|(at, _)| *at).min()?;
         for &(at, entry) in &entries {
             self.place(at, entry);

@@ -1,0 +1,174 @@
+//! Fitting parameters to the rows that were published for it, and how far every row is off.
+
+use crate::parameters::Parameters;
+use crate::rows::{Answer, Family, Row, answer};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// One row beside what the model says.
+#[derive(Clone, Debug)]
+pub struct Residual {
+    /// The row.
+    pub row: Row,
+    /// The model.
+    pub answer: Answer,
+    /// Relative: 0.05 is 5 % above what was published. Of several values the worst.
+    pub relative: Option<f64>,
+}
+
+/// The numbers of a published value: `230400 / 460800` are two.
+#[must_use]
+pub fn numbers(text: &str) -> Option<Vec<f64>> {
+    text.split('/').map(|part| part.trim().parse().ok()).collect()
+}
+
+/// How far the model is off a row.
+#[must_use]
+pub fn residual(row: &Row, p: &Parameters) -> Residual {
+    let answer = answer(row, p);
+    let relative = match (&answer, numbers(&row.value)) {
+        (Answer::Values { values, .. }, Some(published)) if values.len() == published.len() => {
+            let each = values.iter().zip(&published).map(|(model, value)| model / value - 1.0);
+            each.max_by(|a, b| a.abs().total_cmp(&b.abs()))
+        }
+        _ => None,
+    };
+    Residual { row: row.clone(), answer, relative }
+}
+
+/// All rows, side by side on as many threads as there are processors.
+#[must_use]
+pub fn residuals(rows: &[Row], p: &Parameters) -> Vec<Residual> {
+    spread(rows, |row| residual(row, p))
+}
+
+/// Maps over a slice on all processors; the order of results is that of the slice.
+pub fn spread<T: Sync, R: Send>(items: &[T], f: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(items.len().max(1));
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        loop {
+            let i = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            let Some(item) = items.get(i) else { return done };
+            done.push((i, f(item)));
+        }
+    };
+    let mut all: Vec<(usize, R)> = std::thread::scope(|scope| {
+        let handles: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        handles.into_iter().flat_map(|handle| handle.join().expect("the work does not panic")).collect()
+    });
+    all.sort_by_key(|(i, _)| *i);
+    all.into_iter().map(|(_, result)| result).collect()
+}
+
+/// Fits every parameter that lists rows, one after the other, within its range.
+#[must_use]
+pub fn fit(start: &Parameters, rows: &[Row], passes: u32, mut progress: impl FnMut(&str)) -> Parameters {
+    let mut best = start.clone();
+    let fitted: Vec<(String, f64, f64, Vec<String>)> = (start.iter())
+        .filter(|(_, q)| !q.fit.is_empty() && q.low < q.high)
+        .map(|(name, q)| (name.to_owned(), q.low, q.high, q.fit.clone()))
+        .collect();
+    for pass in 1..=passes {
+        for (name, low, high, ids) in &fitted {
+            progress(&format!("pass {pass} of {passes}: {name}"));
+            let mine: Vec<Row> = rows.iter().filter(|row| ids.contains(&row.id)).cloned().collect();
+            let cost = |value: f64| {
+                let trial = best.with(name, value);
+                let each = spread(&mine, |row| residual(row, &trial).relative.unwrap_or(0.0));
+                each.iter().map(|r| (1.0 + r).ln().powi(2)).sum::<f64>()
+            };
+            let value = least(*low, *high, best.get(name), cost);
+            best = best.with(name, value);
+        }
+    }
+    best
+}
+
+/// Where a function of one variable is least: five points, then twice closer in. The old value stays if
+/// nothing is better, so that a fit of a fit is the same.
+fn least(low: f64, high: f64, old: f64, cost: impl Fn(f64) -> f64) -> f64 {
+    const POINTS: u32 = 6;
+    let (mut best, mut best_cost) = (old, cost(old) * 0.98);
+    let (mut from, mut to) = (low, high);
+    for _ in 0..3 {
+        let step = (to - from) / f64::from(POINTS);
+        for i in 0..=POINTS {
+            let value = from + step * f64::from(i);
+            let now = cost(value);
+            if now < best_cost {
+                (best, best_cost) = (value, now);
+            }
+        }
+        (from, to) = ((best - step).max(low), (best + step).min(high));
+    }
+    // Three digits say all that such rows can.
+    let digits = 10f64.powi(2 - best.abs().max(1e-9).log10().floor() as i32);
+    let round = (best * digits).round() / digits;
+    round.clamp(low, high)
+}
+
+/// How far each family's rows are off: the root of the mean square.
+#[must_use]
+pub fn spread_by_family(residuals: &[Residual]) -> BTreeMap<Family, f64> {
+    let mut sums: BTreeMap<Family, (f64, u32)> = BTreeMap::new();
+    for (family, relative) in residuals.iter().filter_map(|r| Some((r.row.family(), r.relative?))) {
+        let sum = sums.entry(family).or_default();
+        *sum = (sum.0 + relative * relative, sum.1 + 1);
+    }
+    sums.into_iter().map(|(family, (sum, n))| (family, (sum / f64::from(n)).sqrt())).collect()
+}
+
+/// A calibration for people.
+#[derive(Debug)]
+pub struct Report<'a> {
+    /// The parameters.
+    pub parameters: &'a Parameters,
+    /// All rows.
+    pub residuals: &'a [Residual],
+}
+
+impl fmt::Display for Report<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "parameter                                  value        range              unit  rows it is fitted to"
+        )?;
+        for (name, p) in self.parameters.iter() {
+            let fit = match p.fit.as_slice() {
+                [] => String::new(),
+                [one] => format!("{one} alone"),
+                [first, .., last] => format!("{} from {first} to {last}", p.fit.len()),
+            };
+            let range = format!("{} to {}", p.low, p.high);
+            writeln!(f, "{name:<40}  {:<10}  {range:<18}  {:<4}  {fit}", p.value, p.unit)?;
+        }
+        writeln!(f, "\nrow   published         model             off      what")?;
+        let mut exceptions = 0;
+        for r in self.residuals {
+            let shown = |v: &f64| if v.abs() >= 100.0 { format!("{v:.1}") } else { format!("{v:.3}") };
+            let (model, how) = match &r.answer {
+                Answer::Values { values, how } => {
+                    (values.iter().map(shown).collect::<Vec<_>>().join(" / "), *how)
+                }
+                Answer::BuiltIn(place) => ("built in".to_owned(), *place),
+                Answer::Silent(why) => ("silent".to_owned(), *why),
+            };
+            let off = r.relative.map_or(String::new(), |v| format!("{:+.1} %", 100.0 * v));
+            let mark = if r.relative.is_some_and(|v| v.abs() > 0.05) { " *" } else { "" };
+            exceptions += u32::from(!mark.is_empty());
+            let value: String = r.row.value.chars().take(16).collect();
+            writeln!(
+                f,
+                "{:<4}  {value:<16}  {model:<16}  {off:>7}{mark:<2} {} [{}]; {how}",
+                r.row.id, r.row.quantity, r.row.unit
+            )?;
+        }
+        let with = self.residuals.iter().filter(|r| r.relative.is_some()).count();
+        writeln!(
+            f,
+            "\n{with} rows with numbers; {exceptions} are off by more than 5 % (*), docs/model.md says why"
+        )
+    }
+}

@@ -1,0 +1,4 @@
+//! Parts of a site as lines and endpoints.
+
+pub mod memory;
+pub mod pcie;
