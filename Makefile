@@ -19,7 +19,8 @@ LIB_LDFLAGS := -shared -Wl,--gc-sections -Wl,--no-undefined-version \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test soak bench bench-verbs bench-evb bench-card bench-scale conformance conformance-wire conformance-rxe lint build lib FORCE
+.PHONY: help setup demo test loom soak bench bench-verbs bench-evb bench-card bench-scale conformance conformance-wire \
+	conformance-rxe lint build lib FORCE
 
 # Debian packages: what building needs, then what tests and benchmarks run or read results with.
 PACKAGES := gcc libc6-dev pkg-config cmake libclang-dev libibverbs-dev libhdf5-dev \
@@ -37,6 +38,10 @@ test: setup lib ## pass all tests
 	$(CARGO) build -p millstream -p millstream-conformance -p millstream-guest
 	@# Linux as the peer, briefly; `make conformance-rxe` is the whole of it.
 	$(TARGET_DIR)/debug/millstream-conformance --out $(TARGET_DIR)/conformance/test --allow-not-run --only faults rxe
+
+loom: ## try all orders in which the threads of lock-free code can run (docs/faults.md)
+	CARGO_TARGET_DIR=$(TARGET_DIR)/loom RUSTFLAGS="--cfg loom" \
+		$(CARGO) test --release -p millstream-shm -p millstream-device --test loom
 
 soak: setup ## the long forms of what makes processes and objects come and go (docs/faults.md)
 	$(CARGO) test --release -p millstream-device --test device -- --ignored --exact --nocapture --test-threads 1 \

@@ -14,10 +14,11 @@ use crate::caps::MAX_CQE;
 use crate::channel::Channel;
 use crate::clock::Stamp;
 use crate::context::Context;
+use crate::cqe::Cqe;
 use crate::errno::{Errno, Result};
 use crate::event::{EVENT_CQ_ERR, Handle};
 use crate::host::{Host, TIMER_CHANNEL};
-use crate::layout::{ARM_ANY, ARM_SOLICITED, CqRing, Cqe, cq_entries_len};
+use crate::layout::{ARM_ANY, ARM_SOLICITED, CqRing, cq_entries_len};
 use crate::moderation::Moderation;
 use crate::qp::{Qp, Received};
 use crate::ring::{Entries, RemoteCq, to_signal};
@@ -293,12 +294,8 @@ impl Cq {
         for _ in 0..consumer.entries.capacity() {
             let Some(cqe) = consumer.entries.read(at) else { break };
             if matches(&cqe) {
-                // SAFETY: inside the entries; a published one is the consumer's until it is consumed.
-                unsafe {
-                    let entry = consumer.entries.place(at);
-                    (&raw mut (*entry).qpn).write_volatile(0);
-                    (&raw mut (*entry).sequence).write_volatile(0);
-                }
+                // A published one is the consumer's until it is consumed.
+                consumer.entries.place(at).forget();
             }
             at = at.wrapping_add(1);
         }

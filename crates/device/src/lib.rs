@@ -13,13 +13,17 @@
 //! chapter 10.3; completion codes: 10.10 and 11.6; reliable connection: 9.7), as the verbs manual
 //! pages render them. Departures:
 //! - a work request to a peer on this host completes before `post_send` returns;
-//! - a peer known to be dead is reported at once as RETRY_EXC_ERR, without waiting out the retries.
+//! - a peer known to be gone is reported as RETRY_EXC_ERR when the first ACK timer expires, without waiting out the
+//!   retries.
+
+#![cfg(not(loom))]
 
 mod caps;
 mod channel;
 mod clock;
 mod context;
 mod cq;
+mod cqe;
 mod cursor;
 mod dm;
 mod errno;

@@ -5,18 +5,19 @@
 
 use std::cell::Cell;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
 
+use millstream_shm::sync::atomic::{AtomicU64, Ordering};
 use millstream_shm::{Party, Taken, cache};
 
 use crate::caps::MAX_CQE;
 use crate::clock::Stamp;
-use crate::layout::{ARENA_LEN, ARM_NONE, ARM_SOLICITED, CqRing, Cqe, cq_entries_len};
+use crate::cqe::{Cqe, Place};
+use crate::layout::{ARENA_LEN, ARM_NONE, ARM_SOLICITED, CqRing, cq_entries_len};
 
 /// The entries of a ring, and the times of their completions if they are kept.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entries {
-    base: NonNull<Cqe>,
+    base: NonNull<Place>,
     mask: u32,
     timed: bool,
 }
@@ -48,52 +49,44 @@ impl Entries {
 
     /// Where the completion number `at` has its place.
     #[inline]
-    pub(crate) fn place(&self, at: u32) -> *mut Cqe {
-        // SAFETY: masked to entries that exist.
-        unsafe { self.base.as_ptr().add((at & self.mask) as usize) }
+    pub(crate) fn place(&self, at: u32) -> &Place {
+        // SAFETY: masked to entries that exist, and which are made of atomics.
+        unsafe { self.base.add((at & self.mask) as usize).as_ref() }
     }
 
     /// Where its time is.
     #[inline]
-    fn time(&self, at: u32) -> *mut Stamp {
+    fn time(&self, at: u32) -> &AtomicU64 {
         // SAFETY: the times follow the entries.
         unsafe {
-            let times = self.base.as_ptr().add(self.mask as usize + 1).cast::<Stamp>();
-            times.add((at & self.mask) as usize)
+            let times = self.base.add(self.mask as usize + 1).cast::<AtomicU64>();
+            times.add((at & self.mask) as usize).as_ref()
         }
     }
 
     /// The completion number `at`, if it is there. The copy may be garbage if a peer breaks the protocol.
     #[inline]
     pub(crate) fn read(&self, at: u32) -> Option<Cqe> {
-        let place = self.place(at);
-        // SAFETY: inside the entries.
-        unsafe { (stamp(place).load(Ordering::Acquire) == at.wrapping_add(1)).then(|| place.read_volatile()) }
+        self.place(at).read(at.wrapping_add(1))
     }
 
     /// When it was added; zero if times are not kept.
     #[inline]
     pub(crate) fn read_time(&self, at: u32) -> Stamp {
-        if !self.timed {
-            return Stamp::default();
-        }
-        // SAFETY: inside the times.
-        unsafe { self.time(at).read_volatile() }
+        if self.timed { Stamp(self.time(at).load(Ordering::Relaxed)) } else { Stamp::default() }
     }
 
     /// Notes that it is added now. The place belongs to who adds it.
     #[cold]
     #[inline(never)]
     fn keep_time(&self, at: u32) {
-        // SAFETY: inside the times.
-        unsafe { self.time(at).write_volatile(Stamp::now()) };
+        self.time(at).store(Stamp::now().0, Ordering::Relaxed);
     }
 
     /// Prepares fresh entries for completions from `first` on. Empty entries are zero, which is the stamp
     /// of one number only: its place gets another one.
     pub(crate) fn begin_at(&self, first: u32) {
-        // SAFETY: inside the entries.
-        unsafe { stamp(self.place(u32::MAX)) }.store(first, Ordering::Relaxed);
+        self.place(u32::MAX).clear(first);
     }
 
     /// Copies the completions from `head` up to `tail`, which fit, to fresh entries, and makes sure that
@@ -102,46 +95,13 @@ impl Entries {
         new.begin_at(tail);
         let mut at = head;
         while at != tail {
-            // SAFETY: as above, and inside the old ones.
-            unsafe {
-                new.place(at).write_volatile(self.place(at).read_volatile());
-                if self.timed && new.timed {
-                    new.time(at).write_volatile(self.time(at).read_volatile());
-                }
+            new.place(at).copy(self.place(at));
+            if self.timed && new.timed {
+                new.time(at).store(self.time(at).load(Ordering::Relaxed), Ordering::Relaxed);
             }
             at = at.wrapping_add(1);
         }
     }
-}
-
-impl Cqe {
-    /// Writes all but the stamp, which stays as it was: the consumer waits for the new one. Then that.
-    ///
-    /// # Safety
-    /// The pointer is to an entry of a ring, which is the caller's to write.
-    #[inline(always)]
-    unsafe fn write_stamped(self, entry: *mut Self, new: u32) {
-        // SAFETY: passed on.
-        unsafe {
-            (&raw mut (*entry).qpn).write_volatile(self.qpn);
-            (&raw mut (*entry).sequence).write_volatile(self.sequence);
-            (&raw mut (*entry).status).write_volatile(self.status);
-            (&raw mut (*entry).opcode).write_volatile(self.opcode);
-            (&raw mut (*entry).byte_len).write_volatile(self.byte_len);
-            (&raw mut (*entry).imm).write_volatile(self.imm);
-            (&raw mut (*entry).wc_flags).write_volatile(self.wc_flags);
-            (&raw mut (*entry).detail).write_volatile(self.detail);
-            stamp(entry).store(new, Ordering::Release);
-        }
-    }
-}
-
-/// # Safety
-/// The pointer is to an entry of a ring that outlives the result.
-#[inline]
-unsafe fn stamp<'a>(entry: *mut Cqe) -> &'a AtomicU32 {
-    // SAFETY: the caller vouches for the entry; its last word is only accessed so.
-    unsafe { AtomicU32::from_ptr(&raw mut (*entry).stamp) }
 }
 
 /// Whom a completion concerns: the number of the channel to signal, zero for none. A wish is used up by
@@ -247,8 +207,7 @@ impl RemoteCq {
         let mut tail = ring.tail.load(Ordering::Relaxed);
         // A producer may have died between publishing this entry and counting it. (The consumer's core has the
         // line: to look there takes as long as all the rest.)
-        // SAFETY: inside the entries.
-        if !again && unsafe { stamp(entries.place(tail)) }.load(Ordering::Relaxed) == tail.wrapping_add(1) {
+        if !again && entries.place(tail).stamp() == tail.wrapping_add(1) {
             tail = tail.wrapping_add(1);
         }
         if tail.wrapping_sub(ring.seen_head.load(Ordering::Relaxed)) > entries.mask {
@@ -262,8 +221,8 @@ impl RemoteCq {
         if entries.timed {
             entries.keep_time(tail);
         }
-        // SAFETY: inside the entries; this one belongs to the holder of the lease until it is stamped.
-        unsafe { cqe.write_stamped(entries.place(tail), tail.wrapping_add(1)) };
+        // The place belongs to the holder of the lease until it is stamped.
+        entries.place(tail).publish(cqe, tail.wrapping_add(1));
         ring.tail.store(tail.wrapping_add(1), Ordering::Release);
         cache::expect_store(entries.place(tail.wrapping_add(cache::AHEAD)));
         if ring.channel.load(Ordering::Relaxed) == 0 {

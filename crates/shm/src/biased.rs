@@ -13,11 +13,10 @@
 //!    └──────────────────────────────── eight times as often in a row ◄────────────────────────┘
 //! ```
 
-use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-
 use crate::barrier;
 use crate::spin::{self, SpinGuard};
+use crate::sync::UnsafeCell;
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 /// Nobody's own; may become somebody's.
 const NOBODY: usize = 0;
@@ -26,9 +25,9 @@ const EVERYBODYS: usize = 1;
 
 /// So often in a row the same thread takes the lock before it becomes its own: threads that set things
 /// up for others are not the ones to favour.
-const STREAK: u32 = 64;
+const STREAK: u32 = if cfg!(loom) { 1 } else { 64 };
 /// How much longer it takes every time, and how long at most.
-const LONGER: u32 = 8;
+const LONGER: u32 = if cfg!(loom) { 1 } else { 8 };
 const LONGEST: u32 = 1 << 24;
 
 /// See the module's description.
@@ -54,7 +53,7 @@ unsafe impl<T: Send> Sync for BiasedLock<T> {}
 
 impl<T> BiasedLock<T> {
     /// A free lock around `value`.
-    pub const fn new(value: T) -> Self {
+    pub fn new(value: T) -> Self {
         Self {
             owner: AtomicUsize::new(NOBODY),
             inside: AtomicBool::new(false),
@@ -93,7 +92,7 @@ impl<T> BiasedLock<T> {
             let free = !self.inside.load(Ordering::Relaxed);
             return free.then(|| self.lock());
         }
-        if self.held.swap(true, Ordering::Acquire) {
+        if !spin::take(&self.held) {
             return None;
         }
         self.claim(me);
@@ -150,7 +149,11 @@ impl<T> BiasedLock<T> {
 /// one: the address of the thread's control block.
 #[inline(always)]
 fn this_thread() -> usize {
-    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    #[cfg(loom)]
+    {
+        crate::model::this_thread()
+    }
+    #[cfg(all(target_arch = "x86_64", target_os = "linux", not(loom)))]
     {
         let block: usize;
         // SAFETY: the x86-64 ABI for thread-local storage keeps the block's own address there.
@@ -159,20 +162,20 @@ fn this_thread() -> usize {
         }
         block
     }
-    #[cfg(all(target_arch = "aarch64", target_os = "linux"))]
+    #[cfg(all(target_arch = "aarch64", target_os = "linux", not(loom)))]
     {
         let block: usize;
         // SAFETY: reads a register.
         unsafe { std::arch::asm!("mrs {}, tpidr_el0", out(reg) block, options(nostack, nomem, pure)) };
         block
     }
-    #[cfg(not(all(any(target_arch = "x86_64", target_arch = "aarch64"), target_os = "linux")))]
+    #[cfg(not(any(loom, all(any(target_arch = "x86_64", target_arch = "aarch64"), target_os = "linux"))))]
     {
         EVERYBODYS
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use std::sync::atomic::AtomicUsize;

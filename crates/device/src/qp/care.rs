@@ -3,7 +3,7 @@
 //! A poller is there at once and costs nothing. The thread would take the processor from it, and the send
 //! queue's lock from its owner; so it keeps away while somebody polls, and finds out without the lock.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use millstream_shm::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 
 /// See the module's description.
 #[derive(Debug, Default)]
@@ -31,13 +31,20 @@ pub(super) enum Found {
 impl Care {
     /// Something is parked, as the holder of the send queue's lock says; true if the thread must be told.
     pub(super) fn begin(&self) -> bool {
-        self.parked.store(true, Ordering::SeqCst);
-        !self.with_thread.swap(true, Ordering::SeqCst)
+        self.parked.store(true, Ordering::Release);
+        // Either this sees that the thread has gone, or the thread sees, before it goes, what is parked.
+        fence(Ordering::SeqCst);
+        self.hand_over()
+    }
+
+    /// True if this puts the thread in charge.
+    fn hand_over(&self) -> bool {
+        self.with_thread.compare_exchange(false, true, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     /// Nothing is parked, as the holder of the send queue's lock says.
     pub(super) fn end(&self) {
-        self.parked.store(false, Ordering::SeqCst);
+        self.parked.store(false, Ordering::Release);
     }
 
     /// A poller looks.
@@ -47,10 +54,11 @@ impl Care {
 
     /// The thread looks.
     pub(super) fn look(&self) -> Found {
-        if !self.parked.load(Ordering::SeqCst) {
-            self.with_thread.store(false, Ordering::SeqCst);
+        if !self.parked.load(Ordering::Acquire) {
+            self.with_thread.store(false, Ordering::Release);
+            fence(Ordering::SeqCst);
             // What was parked in between told nobody, if it still saw the thread in charge.
-            let missed = self.parked.load(Ordering::SeqCst) && !self.with_thread.swap(true, Ordering::SeqCst);
+            let missed = self.parked.load(Ordering::Acquire) && self.hand_over();
             return if missed { Found::Nobody } else { Found::Nothing };
         }
         let polled = self.polled.load(Ordering::Relaxed);

@@ -29,12 +29,13 @@ use millstream_shm::{BiasedLock, Block, Party, barrier};
 use crate::caps::{MAX_INLINE, MAX_QP_WR, MAX_RD_ATOMIC, MAX_SGE, MIN_INLINE};
 use crate::context::Context;
 use crate::cq::Cq;
+use crate::cqe::Cqe;
 use crate::errno::{Errno, Result};
 use crate::event::{
     self, EVENT_COMM_EST, EVENT_QP_FATAL, EVENT_QP_LAST_WQE_REACHED, EVENT_SQ_DRAINED, Handle,
 };
 use crate::host::{Host, wait_until};
-use crate::layout::{Cqe, QPN_INDEX_BITS, QpEntry, qp_state, recv_slot_len};
+use crate::layout::{QPN_INDEX_BITS, QpEntry, qp_state, recv_slot_len};
 use crate::multicast;
 use crate::pd::Pd;
 use crate::peer::Peer;

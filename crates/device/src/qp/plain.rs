@@ -17,7 +17,7 @@ use super::state::State;
 use super::target::Target;
 use super::{Kind, Qp};
 use crate::caps::MAX_MSG;
-use crate::layout::Cqe;
+use crate::cqe::Cqe;
 use crate::types::{
     ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED,
     SendWr, Sge, WC_OP_RECV, WC_SUCCESS, WR_RDMA_READ, WR_RDMA_WRITE, WR_SEND,

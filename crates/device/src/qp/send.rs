@@ -30,6 +30,10 @@ use crate::types::{
 /// How soon the progress thread looks after a request that was just parked. An application that
 /// polls is much earlier.
 const FIRST_LOOK: Duration = Duration::from_micros(100);
+/// A request to a peer that is gone fails when its first ACK timer expires, or after this if that takes longer.
+/// On a wire it could not fail earlier; and two programs that end together, each when it has counted enough,
+/// may still post to each other while one of them ends.
+const FAREWELL: Duration = Duration::from_millis(100);
 /// How soon it looks again when an application was polling.
 const LATER_LOOK: Duration = Duration::from_millis(1);
 
@@ -205,6 +209,7 @@ impl SendQueue {
             }
         };
         let (limit, status) = match stop {
+            Stop::Gone => (self.ack_timeout.map_or(FAREWELL, |time| time.min(FAREWELL)), WC_RETRY_EXC_ERR),
             Stop::NoReceive if self.rnr_retries == 7 => return None,
             Stop::NoReceive => {
                 let code = self.target.as_ref().map_or(0, |t| t.entry.min_rnr_timer.load(Ordering::Relaxed));
@@ -214,7 +219,7 @@ impl SendQueue {
         };
         (now - since >= limit).then_some(Stop::Failed {
             status,
-            vendor: vendor::PEER_NOT_READY,
+            vendor: if stop == Stop::Gone { vendor::PEER_GONE } else { vendor::PEER_NOT_READY },
             peer_event: None,
         })
     }
@@ -270,7 +275,7 @@ impl Qp {
                     return Admitted::Fatally;
                 }
                 Err(Stop::Elsewhere) => return self.admit_on_wire(send, wr, posted),
-                Err(Stop::NoReceive | Stop::NotReady) => {}
+                Err(Stop::NoReceive | Stop::NotReady | Stop::Gone) => {}
             }
         }
         send.parked.push_back(Parked::new(wr, posted));

@@ -10,9 +10,10 @@ use super::Kind;
 use super::datagram::Elements;
 use super::transfer::{Stop, UNRESPONSIVE};
 use crate::caps::{MAX_QP, MAX_QP_WR, MAX_SGE};
+use crate::cqe::Cqe;
 use crate::greeting::{Message, Op, shared};
 use crate::layout::{
-    ARENA_LEN, CqRing, Cqe, QpEntry, RecvSlot, SrqRing, XrcEntry, qp_state, recv_slot_len, srq_len, taken,
+    ARENA_LEN, CqRing, QpEntry, RecvSlot, SrqRing, XrcEntry, qp_state, recv_slot_len, srq_len, taken,
 };
 use crate::peer::Peer;
 use crate::ring::{NotAdded, RemoteCq};

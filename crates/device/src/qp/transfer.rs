@@ -16,9 +16,9 @@ use super::send::SendQueue;
 use super::target::{Left, Readiness, Receive, Target};
 use super::wire::Lane;
 use super::{Kind, Qp};
+use crate::cqe::Cqe;
 use crate::event::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR, NO_EVENT};
 use crate::greeting::{Message, Op};
-use crate::layout::Cqe;
 use crate::peer::Peer;
 use crate::ring::NotAdded;
 use crate::types::{
@@ -36,6 +36,8 @@ pub(super) enum Stop {
     NoReceive,
     /// The peer is not ready to receive, or not there yet.
     NotReady,
+    /// The peer's queue pair or its process is gone.
+    Gone,
     /// It is not on this host: the request goes by packets.
     Elsewhere,
     /// The request completes with an error.
@@ -75,7 +77,7 @@ impl SendQueue {
         }
         let (Some(peer), Some(target)) = (&self.peer, &self.target) else { return Err(Stop::NotReady) };
         if !peer.alive() {
-            return Err(failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE));
+            return Err(Stop::Gone);
         }
         // Looked at once more below. But the announcement of a queue pair that is not, or no longer,
         // the target's peer would get into the way of the true one's.
@@ -120,10 +122,9 @@ impl SendQueue {
             self.peer = Some(qp.host.peer_of(self.dest_qpn).map_err(|_| Stop::NotReady)?);
         }
         let peer = self.peer.as_ref().expect("just set");
-        let gone = failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE);
-        let target = Target::bind(peer, self.dest_qpn).ok_or(gone)?;
+        let target = Target::bind(peer, self.dest_qpn).ok_or(Stop::Gone)?;
         if !target.is_peer_of(qp.kind) {
-            return Err(gone);
+            return Err(Stop::Gone);
         }
         // Bound only when a packet would be taken, so that this is the first that arrives.
         target.readiness(qp.qpn).check()?;
@@ -142,7 +143,7 @@ impl Readiness {
         match self {
             Self::Ready => Ok(()),
             Self::NotYet => Err(Stop::NotReady),
-            Self::Gone => Err(failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE)),
+            Self::Gone => Err(Stop::Gone),
         }
     }
 }

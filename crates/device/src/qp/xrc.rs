@@ -16,12 +16,12 @@ use super::Qp;
 use super::keys::RemoteKeys;
 use super::send::SendQueue;
 use super::target::Target;
-use super::transfer::{Stop, Transfer, UNRESPONSIVE, failed, refused};
+use super::transfer::{Stop, Transfer, UNRESPONSIVE, refused};
 use crate::event::EVENT_QP_REQ_ERR;
 use crate::greeting::{Message, Op, shared};
 use crate::layout::XrcEntry;
 use crate::peer::Peer;
-use crate::types::{SendWr, WC_REM_INV_REQ_ERR, WC_RETRY_EXC_ERR, vendor};
+use crate::types::{SendWr, WC_REM_INV_REQ_ERR, vendor};
 
 /// Shared receive queues that a queue pair has sent to, by number.
 #[derive(Debug, Default)]
@@ -99,7 +99,7 @@ impl SendQueue {
         }
         let (Some(peer), Some(through)) = (&self.peer, &self.target) else { return Err(Stop::NotReady) };
         if !peer.alive() {
-            return Err(failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE));
+            return Err(Stop::Gone);
         }
         through.readiness(qp.qpn).check()?;
         let busy = &through.entry.busy;

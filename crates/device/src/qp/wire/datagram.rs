@@ -10,7 +10,7 @@ use millstream_wire::{Opcode, Packet, Pkey, Psn, Qkey, Qpn, Repr, bth, deth, imm
 use super::Wired;
 use super::landing::Landing;
 use super::route::Route;
-use crate::layout::Cqe;
+use crate::cqe::Cqe;
 use crate::qp::Qp;
 use crate::qp::datagram::{Piece, packet_type};
 use crate::types::{

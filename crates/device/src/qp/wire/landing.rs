@@ -11,9 +11,9 @@ use std::sync::atomic::Ordering;
 use millstream_proto::{DeliveryFault, Refusal};
 use millstream_shm::barrier;
 
+use crate::cqe::Cqe;
 use crate::greeting::{Message, Op};
 use crate::host::Host;
-use crate::layout::Cqe;
 use crate::peer::Peer;
 use crate::qp::Qp;
 use crate::qp::datagram::{Elements, Piece};

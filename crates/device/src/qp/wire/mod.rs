@@ -27,10 +27,10 @@ use super::send::{Parked, SendQueue};
 use super::state::{Attributes, State};
 use super::{Kind, Qp};
 use crate::cq::Cq;
+use crate::cqe::Cqe;
 use crate::errno::{Errno, Result};
 use crate::event::{EVENT_COMM_EST, EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR, EVENT_SQ_DRAINED};
 use crate::gid::{self, GidKind};
-use crate::layout::Cqe;
 use crate::path::{self, Preference, Way};
 use crate::types::{
     SEND_FENCE, SEND_SIGNALED, SEND_SOLICITED, SendWr, WC_FLAG_WITH_IMM, WC_FLAG_WITH_INV, WC_LOC_LEN_ERR,

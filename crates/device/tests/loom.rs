@@ -1,0 +1,223 @@
+//! The lock-free parts of the device under a model checker: the files below with the checker's atomics, and nothing
+//! else of the device. `make loom` runs this; otherwise there is nothing here.
+#![cfg(loom)]
+#![allow(dead_code, missing_docs, unreachable_pub, reason = "the files are also parts of the device")]
+
+#[path = "../src/caps.rs"]
+mod caps;
+#[path = "../src/qp/care.rs"]
+mod care;
+#[path = "../src/clock.rs"]
+mod clock;
+#[path = "../src/cqe.rs"]
+mod cqe;
+#[path = "../src/layout.rs"]
+mod layout;
+#[path = "../src/ring.rs"]
+mod ring;
+
+use std::ptr::NonNull;
+
+use loom::thread;
+use millstream_shm::sync::Arc;
+use millstream_shm::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use millstream_shm::{Party, model};
+
+use care::{Care, Found};
+use cqe::{Cqe, Place};
+use layout::{ARM_ANY, ARM_NONE, CqRing};
+use ring::{Entries, NotAdded, RemoteCq};
+
+/// All orders with at most so many changes of thread where the running one could have gone on.
+const PREEMPTIONS: usize = 5;
+
+fn check(model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(PREEMPTIONS);
+    builder.check(model);
+}
+
+/// The shared half of a completion queue. It is never freed, as an arena is not.
+#[derive(Clone, Copy)]
+struct Queue {
+    ring: &'static CqRing,
+    places: &'static [Place],
+}
+
+impl Queue {
+    fn new(entries: usize) -> Self {
+        let ring = CqRing::default();
+        ring.mask.store(entries as u32 - 1, Ordering::Relaxed);
+        let places: Vec<Place> = (0..entries).map(|_| Place::default()).collect();
+        Self { ring: Box::leak(Box::new(ring)), places: places.leak() }
+    }
+
+    fn base(&self) -> NonNull<u8> {
+        NonNull::from(&self.places[0]).cast()
+    }
+
+    /// As a producer sees it.
+    fn remote(&self) -> RemoteCq {
+        // SAFETY: the entries, whose number the ring tells, live for ever; nothing else is looked at.
+        unsafe { RemoteCq::new(self.base(), self.ring) }
+    }
+
+    /// As the consumer sees it.
+    fn entries(&self) -> Entries {
+        // SAFETY: the entries live for ever.
+        unsafe { Entries::of(self.base(), self.places.len() as u32, false) }
+    }
+}
+
+/// A completion each of whose parts says which it is.
+fn completion(n: u32) -> Cqe {
+    Cqe {
+        qpn: n,
+        sequence: n,
+        byte_len: n,
+        imm: n,
+        wc_flags: n,
+        detail: n,
+        status: n as u16,
+        opcode: n as u16,
+    }
+}
+
+/// A producer that is a process of its own, which may get the lease as its own.
+fn party(n: u32) -> Party {
+    Party { pid: n, number: n }
+}
+
+/// What a consumer takes: whole completions, each once.
+fn take(entries: &Entries, ring: &CqRing, head: &mut u32) -> Option<u32> {
+    let cqe = entries.read(*head)?;
+    assert_eq!(cqe, completion(cqe.qpn), "torn");
+    *head += 1;
+    ring.head.store(*head, Ordering::Release);
+    Some(cqe.qpn)
+}
+
+#[test]
+fn completions_of_two_producers_come_whole_and_once() {
+    check(|| {
+        let queue = Queue::new(2);
+        let producer = thread::spawn(move || queue.remote().push(party(2), completion(2), false));
+        let entries = queue.entries();
+        let (mut head, mut found) = (0, 0);
+        assert_eq!(queue.remote().push(party(1), completion(1), false), Ok(false));
+        for _ in 0..2 {
+            found += take(&entries, queue.ring, &mut head).unwrap_or(0);
+        }
+        assert_eq!(producer.join().unwrap(), Ok(false));
+        while let Some(n) = take(&entries, queue.ring, &mut head) {
+            found += n;
+        }
+        assert_eq!((head, found), (2, 3));
+    });
+}
+
+/// A ring of one entry, so that every completion needs the consumer: what is not taken is not stored over.
+#[test]
+fn a_full_ring_takes_nothing() {
+    check(|| {
+        let queue = Queue::new(1);
+        let producer = thread::spawn(move || {
+            let remote = queue.remote();
+            (1..=2)
+                .map(|n| u32::from(remote.push(party(1), completion(n), false) != Err(NotAdded::Full)))
+                .sum::<u32>()
+        });
+        let entries = queue.entries();
+        let (mut head, mut found) = (0, 0);
+        (0..2).for_each(|_| found += u32::from(take(&entries, queue.ring, &mut head).is_some()));
+        let added = producer.join().unwrap();
+        found += u32::from(take(&entries, queue.ring, &mut head).is_some());
+        assert_eq!(found, added);
+        assert_eq!(queue.ring.overrun.load(Ordering::Relaxed), u32::from(added == 1));
+    });
+}
+
+/// A producer ends after it has published a completion, and before it has counted it.
+#[test]
+fn a_completion_that_a_dead_producer_published_is_not_stored_over() {
+    check(|| {
+        let queue = Queue::new(2);
+        let dying = thread::spawn(move || {
+            std::mem::forget(queue.ring.lock.lock(party(1)));
+            let tail = queue.ring.tail.load(Ordering::Relaxed);
+            queue.places[(tail & 1) as usize].publish(completion(1), tail + 1);
+            model::end_process(1);
+        });
+        assert_eq!(queue.remote().push(party(2), completion(2), false), Ok(false));
+        dying.join().unwrap();
+        let entries = queue.entries();
+        let mut head = 0;
+        let found = [(); 2].map(|()| take(&entries, queue.ring, &mut head));
+        assert!(matches!(found, [Some(1), Some(2)] | [Some(2), Some(1)]), "{found:?}");
+    });
+}
+
+/// The consumer says that it wants to be told, looks once more, and sleeps; the producer adds, and looks whether it
+/// has to tell. Never does one sleep over what the other has added without a word.
+#[test]
+fn a_wish_is_seen_or_the_completion_is() {
+    check(|| {
+        let queue = Queue::new(1);
+        queue.ring.channel.store(7, Ordering::Relaxed);
+        let producer = thread::spawn(move || queue.remote().push(party(1), completion(1), false));
+        // As `Cq::arm` and the poll after it.
+        queue.ring.armed.store(ARM_ANY, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let seen = queue.entries().read(0).is_some();
+        let told = producer.join().unwrap() == Ok(true);
+        assert!(seen || told);
+        assert_eq!(queue.ring.armed.load(Ordering::Relaxed) == ARM_NONE, told);
+        assert_eq!(queue.ring.events.load(Ordering::Relaxed), u32::from(told));
+    });
+}
+
+/// Moderated events: two producers, one event for two completions, and the first one starts the clock.
+#[test]
+fn moderated_events_are_counted_once() {
+    check(|| {
+        let queue = Queue::new(2);
+        queue.ring.channel.store(7, Ordering::Relaxed);
+        queue.ring.timer.store(1, Ordering::Relaxed);
+        queue.ring.moderation.store(2, Ordering::Relaxed);
+        queue.ring.armed.store(ARM_ANY, Ordering::Relaxed);
+        let push = move |me: u32| {
+            let remote = queue.remote();
+            remote.push(party(me), completion(me), false).unwrap().then(|| remote.channel())
+        };
+        let other = thread::spawn(move || push(2));
+        let mut told = [push(1), other.join().unwrap()];
+        told.sort_unstable();
+        assert_eq!(told, [Some(1), Some(7)]);
+        assert_eq!(queue.ring.events.load(Ordering::Relaxed), 1);
+    });
+}
+
+/// Who parks a request, under the send queue's lock, and the thread that looks after it: a request that is parked is
+/// looked after, or the thread is told.
+#[test]
+fn what_is_parked_is_looked_after() {
+    check(|| {
+        let shared = Arc::new((Care::default(), AtomicU32::new(0), AtomicBool::new(false)));
+        // Parked, and with the thread.
+        assert!(shared.0.begin());
+        let owner = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                // The first request is done, and another one is parked.
+                shared.0.end();
+                if shared.0.begin() {
+                    shared.1.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        };
+        let comes_back = shared.0.look() != Found::Nothing;
+        owner.join().unwrap();
+        let told = shared.1.load(Ordering::Relaxed);
+        assert_eq!(u32::from(comes_back) + told, 1, "by exactly one");
+    });
+}
