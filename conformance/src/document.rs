@@ -26,7 +26,8 @@ pub(crate) fn write(path: &Path, clients: &[Client], results: &Path) -> Result<(
         let file = results.join(format!("{}.jsonl", client.name));
         let records = verdict::load(&file)
             .map_err(|cause| format!("{}: {cause}; run the client {} first", file.display(), client.name))?;
-        let wire = verdict::load(&crate::results(results, Way::Wire).join(format!("{}.jsonl", client.name))).ok();
+        let wire =
+            verdict::load(&crate::results(results, Way::Wire).join(format!("{}.jsonl", client.name))).ok();
         let packages: Vec<String> =
             client.packages.iter().map(|(name, version)| format!("{name} {version}")).collect();
         text += &format!(
