@@ -162,6 +162,9 @@ pub(crate) struct LinkOptions {
     /// Send these packets with one wrong bit
     #[arg(long, value_name = "WHICH")]
     pub(crate) corrupt: Option<String>,
+    /// Send these packets with the mark of a congested switch (ECN), which slows the sender down
+    #[arg(long, value_name = "WHICH")]
+    pub(crate) mark: Option<String>,
     /// Send these packets late: WHICH:TIME, such as 0.01:2ms
     #[arg(long, value_name = "WHICH:TIME")]
     pub(crate) delay: Option<String>,

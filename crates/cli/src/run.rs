@@ -58,6 +58,7 @@ fn link_variables(link: &LinkOptions) -> Result<Vec<(&'static str, OsString)>, B
         ("duplicate", &link.duplicate),
         ("reorder", &link.reorder),
         ("corrupt", &link.corrupt),
+        ("mark", &link.mark),
         ("delay", &link.delay),
         ("seed", &link.seed),
         ("side", &link.side),

@@ -69,6 +69,8 @@ pub struct Faults {
     pub reorder: Chosen,
     /// Packets that are delivered with one wrong bit.
     pub corrupt: Chosen,
+    /// Packets that are delivered with a mark, as by a congested switch (ECN).
+    pub mark: Chosen,
     /// Packets that are delivered late.
     pub delay: Chosen,
     /// By how much.
@@ -95,7 +97,7 @@ impl Faults {
     /// Whether there is anything to do.
     #[must_use]
     pub fn any(&self) -> bool {
-        [&self.drop, &self.duplicate, &self.reorder, &self.corrupt, &self.delay]
+        [&self.drop, &self.duplicate, &self.reorder, &self.corrupt, &self.mark, &self.delay]
             .into_iter()
             .any(|chosen| *chosen != Chosen::Never)
     }
@@ -113,6 +115,7 @@ impl FromStr for Faults {
                 "duplicate" => value.parse().map(|chosen| faults.duplicate = chosen),
                 "reorder" => value.parse().map(|chosen| faults.reorder = chosen),
                 "corrupt" => value.parse().map(|chosen| faults.corrupt = chosen),
+                "mark" => value.parse().map(|chosen| faults.mark = chosen),
                 "delay" => parse_delay(value).map(|(chosen, by)| {
                     (faults.delay, faults.delay_by) = (chosen, by);
                 }),
@@ -126,7 +129,7 @@ impl FromStr for Faults {
                     _ => Err("send, receive or both"),
                 }
                 .map(|side| faults.side = side),
-                _ => Err("fields are drop, duplicate, reorder, corrupt, delay, seed and side"),
+                _ => Err("fields are drop, duplicate, reorder, corrupt, mark, delay, seed and side"),
             };
             set.map_err(|reason| ConfigError {
                 variable: LINK_VARIABLE,
@@ -192,7 +195,7 @@ mod tests {
     #[test]
     fn reads_every_field() {
         let faults: Faults =
-            "drop=0.25, duplicate=#1,reorder=#3+17,corrupt=1,delay=0.5:20ms,seed=9,side=both"
+            "drop=0.25, duplicate=#1,reorder=#3+17,corrupt=1,mark=#2,delay=0.5:20ms,seed=9,side=both"
                 .parse()
                 .unwrap();
         assert_eq!(
@@ -201,6 +204,7 @@ mod tests {
                 drop: Chosen::Probability(0.25),
                 duplicate: Chosen::Numbered(vec![1]),
                 reorder: Chosen::Numbered(vec![3, 17]),
+                mark: Chosen::Numbered(vec![2]),
                 corrupt: Chosen::Probability(1.0),
                 delay: Chosen::Probability(0.5),
                 delay_by: Duration::from_millis(20),

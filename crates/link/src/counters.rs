@@ -75,6 +75,8 @@ counters! {
     fault_reordered,
     /// Delivered with a wrong bit.
     fault_corrupted,
+    /// Marked as by a congested switch.
+    fault_marked,
     /// Delivered late.
     fault_delayed,
 }

@@ -46,11 +46,14 @@ pub struct Origin {
     pub tos: u8,
 }
 
+/// The mark of a congested switch in a type of service (RFC 3168).
+pub(crate) const CONGESTION_EXPERIENCED: u8 = 0b11;
+
 impl Origin {
     /// Whether a switch on the way marked it: congestion experienced (RFC 3168).
     #[must_use]
     pub fn congestion_experienced(&self) -> bool {
-        self.tos & 0b11 == 0b11
+        self.tos & CONGESTION_EXPERIENCED == CONGESTION_EXPERIENCED
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::config::{self, Chosen, Side};
 use crate::counters::Counters;
-use crate::datagram::{Inbox, Origin, Outgoing};
+use crate::datagram::{CONGESTION_EXPERIENCED, Inbox, Origin, Outgoing};
 use crate::{Counts, Link, icrc};
 
 /// A packet that is overtaken leaves after this time even if none follows.
@@ -36,6 +36,8 @@ struct Fate {
     twice: bool,
     /// Which bit is wrong, modulo the packet's.
     wrong_bit: Option<u64>,
+    /// As a congested switch does.
+    marked: bool,
     hold: Option<Hold>,
 }
 
@@ -88,6 +90,7 @@ impl Dice {
         let reorder = self.hits(|f| &f.reorder);
         let delay = self.hits(|f| &f.delay);
         let bit = self.next();
+        let marked = self.hits(|f| &f.mark);
         if dropped {
             return Fate { dropped, ..Fate::default() };
         }
@@ -96,7 +99,7 @@ impl Dice {
             (_, true) => Some(Hold::Overtaken),
             _ => None,
         };
-        Fate { dropped, twice, wrong_bit: corrupt.then_some(bit), hold }
+        Fate { dropped, twice, wrong_bit: corrupt.then_some(bit), marked, hold }
     }
 }
 
@@ -116,6 +119,7 @@ fn count(counters: &Counters, fate: Fate) {
     counters.fault_dropped.add(fate.dropped.into());
     counters.fault_duplicated.add(fate.twice.into());
     counters.fault_corrupted.add(fate.wrong_bit.is_some().into());
+    counters.fault_marked.add(fate.marked.into());
     counters.fault_reordered.add((fate.hold == Some(Hold::Overtaken)).into());
     counters.fault_delayed.add((fate.hold == Some(Hold::Delayed)).into());
 }
@@ -233,6 +237,7 @@ impl<L: Link> Faulty<L> {
                 if let Some(bit) = fate.wrong_bit {
                     damage(bytes, bit);
                 }
+                let tos = if fate.marked { tos | CONGESTION_EXPERIENCED } else { tos };
                 let mut packet = Owned { source, destination, interface, tos, bytes: bytes.to_vec() };
                 if fate.twice || fate.hold.is_none() {
                     packet.send(&self.inner)?;
@@ -322,6 +327,8 @@ impl Receiving {
                     let bytes = run.concat();
                     ready.push_back((origin, first.len(), bytes));
                 } else if !fate.dropped {
+                    let tos = if fate.marked { origin.tos | CONGESTION_EXPERIENCED } else { origin.tos };
+                    let origin = Origin { tos, ..origin };
                     let mut packet = first.to_vec();
                     if let Some(bit) = fate.wrong_bit {
                         damage(&mut packet, bit);

@@ -86,6 +86,12 @@ fn a_network_that_loses_doubles_mixes_up_and_damages_costs_time_only() {
     once_more(&tests, tests.len(), &[("MILLSTREAM_LINK", faults)]);
 }
 
+#[test]
+fn a_network_that_says_it_is_congested_costs_time_only() {
+    let tests = ["gathered_and_scattered", "immediate_data", "receivers_memory", "writes_and_reads_reach"];
+    once_more(&tests, tests.len(), &[("MILLSTREAM_LINK", "mark=0.5,side=both")]);
+}
+
 /// Runs a role on the wire that ends by itself.
 fn on_the_wire(role: &str) {
     let mut process = Process::start_with(role, |command| command.env("MILLSTREAM_PATH", "wire"));

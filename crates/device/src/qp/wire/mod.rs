@@ -8,6 +8,7 @@
 mod datagram;
 mod landing;
 mod memory;
+mod pace;
 mod route;
 
 use std::ops::Range;
@@ -17,7 +18,7 @@ use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use millstream_proto::{
-    Config, Connection, Event, Fault, Identification, Instant, Limits, Mtu, PostError, Received,
+    Config, Connection, Disposition, Event, Fault, Identification, Instant, Limits, Mtu, PostError, Received,
     ReceivedKind, Request, SendConfig, Service, Status, Trailer, Work,
 };
 use millstream_wire::icrc::Flow;
@@ -45,6 +46,7 @@ use crate::wire::{Arrived, Who};
 pub(super) use datagram::Datagrams;
 use landing::Landing;
 use memory::{Requests, View};
+use pace::Pace;
 use route::Route;
 
 /// How a queue pair that goes to RTR will reach its peers; everything that can be refused was looked at.
@@ -78,6 +80,7 @@ pub(super) struct Connected {
     requests: Requests,
     landing: Landing,
     route: Route,
+    pace: Pace,
     /// Packets that are being sent.
     buffer: Vec<u8>,
     /// Where they are in it, and bytes of each but the last.
@@ -217,6 +220,7 @@ impl Qp {
             requests: Requests::default(),
             landing,
             route,
+            pace: Pace::default(),
             buffer: Vec::new(),
             bursts: ArrayVec::new(),
             owes: false,
@@ -311,13 +315,18 @@ impl Qp {
                     let Ok(packet) = Packet::new_checked(*bytes) else { continue };
                     let Connected { machine, requests, landing, .. } = &mut **lane;
                     let mut view = View { qp: self, landing, keys: local_keys, requests };
-                    machine.handle_datagram(now, origin.source, &packet, &mut view);
+                    match machine.handle_datagram(now, origin.source, &packet, &mut view) {
+                        Disposition::Dropped(_) => {}
+                        Disposition::Congestion => lane.pace.cnp_came(now),
+                        _ => lane.pace.packet_came(origin.congestion_experienced(), now),
+                    }
                     // Completions take effect at once: the next message needs the next receive.
                     failed = failed.max(self.take_events(lane));
                 }
                 if who == Who::Poller
                     && failed == Aftermath::Nothing
                     && lane.machine.has_only_acknowledgement()
+                    && !lane.pace.owes_cnp
                 {
                     if !std::mem::replace(&mut lane.owes, true) {
                         self.host.wire.owe(self.me.clone());
@@ -387,7 +396,8 @@ impl Qp {
         let congested = self.transmit(lane, local_keys, now);
         failed = failed.max(self.take_events(lane));
         let again = congested.then_some(now + CONGESTED);
-        self.set_alarm([lane.machine.poll_timeout(), again].into_iter().flatten().min());
+        let paced = lane.pace.free(now);
+        self.set_alarm([lane.machine.poll_timeout(), again, paced].into_iter().flatten().min());
         if failed != Aftermath::Nothing {
             self.set_state(State::Err);
         } else if lane.machine.state() == millstream_proto::State::SendFailed && self.state() == State::Rts {
@@ -406,17 +416,24 @@ impl Qp {
             identification: if counted { Identification::Counted } else { Identification::Zero },
             ..Limits::NONE
         };
+        if std::mem::take(&mut lane.pace.owes_cnp) {
+            let mut packet = pace::cnp(lane.machine.config().remote_qp);
+            // As if it were lost, if the network has no room: the next marked packet brings the next one.
+            let _ = port.send(&mut [lane.route.outgoing(&mut packet, pace::CNP_LEN)]);
+        }
         lane.buffer.resize(BURST, 0);
         lane.owes = false;
         let least = lane.machine.config().mtu.bytes() as usize + 128;
         loop {
-            let Connected { machine, requests, landing, buffer, bursts, route, .. } = lane;
+            let Connected { machine, requests, landing, buffer, bursts, route, pace, .. } = lane;
             if bursts.is_empty() {
                 let mut view = View { qp: self, landing, keys, requests };
                 let mut at = 0;
                 while !bursts.is_full() && buffer.len() - at >= least {
+                    let limits = Limits { allowance: pace.allowance(now), ..limits };
                     let next = machine.poll_transmit(now, &mut view, limits, &mut buffer[at..]);
                     let Some(burst) = next else { break };
+                    pace.sent(burst.request_bytes, now);
                     bursts.push((at..at + burst.len, burst.segment));
                     at += burst.len;
                 }

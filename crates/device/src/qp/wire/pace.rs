@@ -1,0 +1,160 @@
+//! How fast a queue pair sends into a network that says it is congested: DCQCN around the transport's machine.
+//!
+//! Packets leave marked as ECN-capable. The receiving side answers packets that a switch has marked with congestion
+//! notification packets (CNP, annex A17.9.3); the sending side lowers its rate at each and recovers by itself
+//! ([`millstream_link::dcqcn`]). What is limited are packets with requests: acknowledgements and responses go
+//! out at once. A CNP has no key but addresses and the queue pair's number; who can forge these can slow a queue pair
+//! down to the least rate, not stop it.
+
+use std::time::Duration;
+
+use millstream_link::dcqcn::{NotificationPoint, Parameters, Rate, ReactionPoint};
+use millstream_proto::Instant;
+use millstream_wire::{CNP_PADDING, ICRC_LEN, Opcode, Pkey, Psn, Qpn, Repr, bth};
+
+/// Bytes of a CNP.
+pub(super) const CNP_LEN: usize = bth::LEN + CNP_PADDING + ICRC_LEN;
+
+/// The rate that nothing has lowered: the paper's line rate, 40 Gb/s. Only the first reaction depends on it.
+const LINE_RATE: Rate = 5e9;
+/// Bytes that leave at once are those of such a time at the present rate, so that few wake-ups are needed.
+const QUANTUM: Duration = Duration::from_micros(50);
+
+/// Both ends of one flow.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    /// None as long as no CNP has come.
+    reaction: Option<Box<ReactionPoint>>,
+    notification: NotificationPoint,
+    /// A CNP is to be sent.
+    pub(super) owes_cnp: bool,
+}
+
+impl Pace {
+    /// A packet of this flow came.
+    pub(super) fn packet_came(&mut self, congestion_experienced: bool, now: Instant) {
+        self.owes_cnp |= self.notification.handle_packet(congestion_experienced, time(now));
+    }
+
+    /// A CNP came.
+    pub(super) fn cnp_came(&mut self, now: Instant) {
+        let new = || Box::new(ReactionPoint::new(Parameters::of_paper(LINE_RATE)));
+        self.reaction.get_or_insert_with(new).handle_cnp(time(now));
+    }
+
+    /// Bytes of requests that may leave now.
+    pub(super) fn allowance(&mut self, now: Instant) -> u64 {
+        let Some(reaction) = &mut self.reaction else { return u64::MAX };
+        reaction.handle_timeout(time(now));
+        if reaction.poll_timeout().is_none() {
+            // It has recovered.
+            return u64::MAX;
+        }
+        if reaction.poll_send() > time(now) {
+            return 0;
+        }
+        (reaction.rate() * QUANTUM.as_secs_f64()).max(1.0) as u64
+    }
+
+    /// So many bytes of requests left.
+    pub(super) fn sent(&mut self, bytes: u64, now: Instant) {
+        // A flow that has recovered is not counted.
+        if let Some(reaction) = self.reaction.as_mut().filter(|reaction| reaction.poll_timeout().is_some()) {
+            reaction.handle_sent(bytes as usize, time(now));
+        }
+    }
+
+    /// When more may leave; None if nothing is held back.
+    pub(super) fn free(&self, now: Instant) -> Option<Instant> {
+        let reaction = self.reaction.as_ref().filter(|reaction| reaction.poll_timeout().is_some())?;
+        let free = reaction.poll_send();
+        (free > time(now)).then(|| Instant::from_nanos(free.as_nanos() as u64))
+    }
+}
+
+/// Time as DCQCN counts it.
+fn time(now: Instant) -> Duration {
+    Duration::from_nanos(now.as_nanos())
+}
+
+/// A congestion notification for the peer's queue pair, but for its ICRC (annex A17.9.3).
+pub(super) fn cnp(to: Qpn) -> [u8; CNP_LEN] {
+    let header = bth::Repr {
+        opcode: Opcode::CNP,
+        solicited: false,
+        migrated: true,
+        pad: 0,
+        pkey: Pkey::DEFAULT,
+        fecn: false,
+        becn: true,
+        dest_qp: to,
+        ack_req: false,
+        psn: Psn::new(0),
+    };
+    let mut packet = [0; CNP_LEN];
+    Repr::new(header, &[0; CNP_PADDING]).emit(&mut packet);
+    packet
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use millstream_wire::{Packet, Service};
+
+    fn micros(n: u64) -> Instant {
+        Instant::from_nanos(n * 1000)
+    }
+
+    #[test]
+    fn nothing_is_held_back_before_a_notification_and_after_recovery() {
+        let mut pace = Pace::default();
+        assert_eq!((pace.allowance(micros(1)), pace.free(micros(1))), (u64::MAX, None));
+        pace.cnp_came(micros(2));
+        assert!(pace.allowance(micros(2)) < u64::MAX);
+        assert_eq!(pace.allowance(micros(1_000_000)), u64::MAX, "a second without congestion");
+    }
+
+    #[test]
+    fn what_leaves_keeps_to_the_rate() {
+        let mut pace = Pace::default();
+        for n in 0..4 {
+            pace.cnp_came(micros(50 * n));
+        }
+        // Four notifications at full estimate: a sixteenth of the line rate, and what it recovers in 5 ms.
+        let (mut sent, mut now) = (0, micros(200));
+        let rate = pace.reaction.as_ref().unwrap().rate();
+        assert!(rate < LINE_RATE / 10.0);
+        let end = micros(700);
+        while now < end {
+            let allowed = pace.allowance(now);
+            assert!(allowed > 0 && allowed < 1 << 20, "{allowed} bytes at once");
+            pace.sent(allowed, now);
+            sent += allowed;
+            assert_eq!(pace.allowance(now), 0, "not before its time");
+            now = pace.free(now).expect("what was sent takes time");
+        }
+        assert!((sent as f64) < LINE_RATE * 0.5e-3, "{sent} bytes in half a millisecond");
+        assert!((sent as f64) > rate * 0.4e-3, "{sent} bytes in half a millisecond");
+    }
+
+    #[test]
+    fn marked_packets_are_answered_once_in_a_while() {
+        let mut pace = Pace::default();
+        pace.packet_came(false, micros(0));
+        assert!(!pace.owes_cnp);
+        pace.packet_came(true, micros(1));
+        assert!(std::mem::take(&mut pace.owes_cnp));
+        pace.packet_came(true, micros(49));
+        assert!(!pace.owes_cnp);
+        pace.packet_came(true, micros(52));
+        assert!(pace.owes_cnp);
+    }
+
+    #[test]
+    fn a_notification_is_one() {
+        let bytes = cnp(Qpn::new(0x1234));
+        let packet = Packet::new_checked(&bytes[..]).unwrap();
+        assert_eq!((packet.opcode().service(), packet.bth().dest_qp()), (Service::Cnp, Qpn::new(0x1234)));
+        assert!(packet.bth().becn());
+    }
+}
