@@ -19,13 +19,13 @@ LIB_LDFLAGS := -shared -Wl,--gc-sections -Wl,--no-undefined-version \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test loom soak bench bench-verbs bench-evb bench-card bench-scale conformance conformance-wire \
+.PHONY: help setup demo test loom soak bench bench-verbs bench-evb bench-card bench-scale bench-wire conformance conformance-wire \
 	conformance-rxe lint build lib FORCE
 
 # Debian packages: what building needs, then what tests and benchmarks run or read results with.
 PACKAGES := gcc libc6-dev pkg-config cmake libclang-dev libibverbs-dev libhdf5-dev \
 	perftest ibverbs-utils ucx-utils librdmacm1 rdmacm-utils python3 python3-h5py python3-venv binutils clang lld \
-	tshark qemu-system-x86 cpio kmod xz-utils tcpdump iproute2
+	tshark qemu-system-x86 cpio kmod xz-utils tcpdump iproute2 iperf3 libfabric-bin
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -89,6 +89,9 @@ bench-proto: ## measure what building and taking a RoCEv2 packet costs, beside m
 
 proto-long: ## millions of packets between two state machines over a faulty network (docs/wire.md)
 	$(CARGO) test --release -p millstream-proto --test storm -- --ignored --nocapture
+
+bench-wire: build ## measure the device between two hosts, beside bare UDP and TCP (as root)
+	$(TARGET_DIR)/release/millstream bench wire --long
 
 bench-scale: build ## measure what more connections and more processes cost
 	$(TARGET_DIR)/release/millstream bench scale

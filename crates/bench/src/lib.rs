@@ -12,6 +12,7 @@ pub mod pair;
 pub mod stencil;
 mod table;
 pub mod verbs;
+pub mod wire;
 
 pub use table::{Figure, Table, TableError};
 

@@ -203,7 +203,7 @@ fn text(output: &Output) -> String {
 }
 
 /// Rows of numbers: below the header that starts with `#bytes`, or all, where there is no header.
-fn rows(output: &str) -> Vec<Row> {
+pub(crate) fn rows(output: &str) -> Vec<Row> {
     let table = |line: &&str| line.trim_start().starts_with("#bytes");
     let headed = output.lines().any(|line| table(&line));
     output

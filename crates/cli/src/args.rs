@@ -142,6 +142,34 @@ pub(crate) struct EnvOptions {
     pub(crate) link: LinkOptions,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct DatagramsOptions {
+    /// Serve, or measure against who does
+    pub(crate) what: Datagrams,
+    /// Payload of each packet
+    #[arg(long, default_value_t = 1024)]
+    pub(crate) payload: usize,
+    /// Let the kernel split buffers into packets
+    #[arg(long)]
+    pub(crate) offload: bool,
+    /// Seal packets with their ICRC, and check it
+    #[arg(long)]
+    pub(crate) seal: bool,
+    /// Own address
+    #[arg(long, default_value = "127.0.0.1")]
+    pub(crate) from: std::net::IpAddr,
+    /// The server's
+    #[arg(long, default_value = "127.0.0.1")]
+    pub(crate) to: std::net::IpAddr,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(crate) enum Datagrams {
+    Serve,
+    Bandwidth,
+    Latency,
+}
+
 /// Faults and captures on the wire between hosts (docs/wire-link.md). WHICH is a probability, such as 0.01, or packets by
 /// number, such as '#3+17'.
 #[derive(Debug, Args)]
@@ -243,6 +271,11 @@ pub(crate) struct EvbRunOptions {
     /// Draw the throughput over time
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,
+    /// Start every process of the run by this program, which gets the process's command line and may run it on another
+    /// host: `PROGRAM millstream evb unit readout 0 ADDRESS`. Standard input and output must pass through it, and
+    /// `listen` in the configuration must be an address that all hosts reach (docs/event-builder.md)
+    #[arg(long, value_name = "PROGRAM")]
+    pub(crate) through: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -291,6 +324,21 @@ pub(crate) enum BenchWhat {
         #[arg(long, value_name = "PROGRAM")]
         python: Option<PathBuf>,
     },
+    /// The device between two hosts (network namespaces on this one; as root), beside bare UDP and TCP
+    Wire {
+        /// Interleaved rounds; medians are printed
+        #[arg(long, default_value_t = 3)]
+        rounds: usize,
+        /// MTUs of the cable
+        #[arg(long, value_delimiter = ',', default_values_t = [1500, 9000], value_name = "BYTES")]
+        mtu: Vec<u32>,
+        /// Also under loss, with 64 queue pairs, and processor time
+        #[arg(long)]
+        long: bool,
+    },
+    /// One side of the bare link, started by `wire`
+    #[command(hide = true)]
+    Datagrams(DatagramsOptions),
     /// What the device costs as it grows: queue pairs, processes
     Scale {
         /// Interleaved rounds; medians are printed

@@ -6,11 +6,13 @@ mod scale;
 use std::error::Error;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use millstream_bench::lean::{self, Loop};
-use millstream_bench::{Table, verbs};
+use millstream_bench::wire::bare::{self, Manner};
+use millstream_bench::{Table, verbs, wire};
 
-use crate::args::{BenchOptions, BenchWhat, LeanOptions};
+use crate::args::{BenchOptions, BenchWhat, Datagrams, DatagramsOptions, LeanOptions};
 use crate::run::library_dir;
 
 pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
@@ -23,6 +25,17 @@ pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
             ("stencil", stencil(&options.out, *side, *rounds, python.as_deref())?)
         }
         BenchWhat::Scale { rounds } => ("scale", scale::run(*rounds)?),
+        BenchWhat::Wire { rounds, mtu, long } => {
+            let options = wire::Options {
+                program: std::env::current_exe()?,
+                library_dir: library_dir()?,
+                rounds: *rounds,
+                mtus: mtu.clone(),
+                long: *long,
+            };
+            ("wire", wire::run(&options)?)
+        }
+        BenchWhat::Datagrams(options) => return datagrams(options).map(|()| ExitCode::SUCCESS),
         BenchWhat::Lean(options) => return lean(options).map(|()| ExitCode::SUCCESS),
         BenchWhat::ScaleClient { address, pairs } => {
             return scale::client(address, *pairs).map(|()| ExitCode::SUCCESS);
@@ -33,6 +46,20 @@ pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
     table.write(&path)?;
     println!("written to {}", path.display());
     Ok(ExitCode::SUCCESS)
+}
+
+/// One side of the bare link; a result is a line that starts with that word.
+fn datagrams(options: &DatagramsOptions) -> Result<(), Box<dyn Error>> {
+    let DatagramsOptions { what, payload, offload, seal, from, to } = *options;
+    let manner = Manner { payload, offload, seal };
+    match what {
+        Datagrams::Serve => bare::serve(manner)?,
+        Datagrams::Bandwidth => {
+            println!("result {}", bare::bandwidth(from, to, manner, Duration::from_secs(1))? / 1e9);
+        }
+        Datagrams::Latency => println!("result {}", bare::latency(from, to, manner, 20_000)? * 1e6),
+    }
+    Ok(())
 }
 
 fn lean(options: &LeanOptions) -> Result<(), Box<dyn Error>> {
