@@ -26,7 +26,7 @@ pub(crate) fn run(command: &EvbCommand) -> Result<ExitCode, Box<dyn Error>> {
     match command {
         EvbCommand::Run(options) => {
             let setup = load(&options.config, options.replay)?;
-            let report = run_setup(&setup)?;
+            let report = run_through(&setup, options.through.as_deref())?;
             print!("{}", table::render(&report, Style::of(&std::io::stdout())));
             write_results(&report, options)?;
             Ok(exit_code(&report))
@@ -59,6 +59,11 @@ pub(crate) fn load(path: &Path, replay: Option<u64>) -> Result<Setup, Box<dyn Er
 
 /// Runs a checked configuration on this host and reports on it.
 pub(crate) fn run_setup(setup: &Setup) -> Result<RunReport, Box<dyn Error>> {
+    run_through(setup, None)
+}
+
+/// The same with every process started by `through`.
+fn run_through(setup: &Setup, through: Option<&Path>) -> Result<RunReport, Box<dyn Error>> {
     if let Some(output) = &setup.output {
         std::fs::create_dir_all(&output.directory)
             .map_err(|error| format!("cannot create {}: {error}", output.directory.display()))?;
@@ -66,10 +71,13 @@ pub(crate) fn run_setup(setup: &Setup) -> Result<RunReport, Box<dyn Error>> {
     let baseline = baseline(setup)?;
     let progress = Progress::new(&setup.name, setup.plan.events.get());
     let mut usages = Usages::default();
-    let launcher = Launcher {
-        program: std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?,
-        arguments: ["evb", "unit"].map(OsString::from).to_vec(),
-    };
+    let mut program =
+        std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
+    let mut arguments = ["evb", "unit"].map(OsString::from).to_vec();
+    if let Some(through) = through {
+        arguments.insert(0, std::mem::replace(&mut program, through.to_owned()).into());
+    }
+    let launcher = Launcher { program, arguments };
     let bytes_per_event = outcome::payload_per_event(setup);
     let interrupt = Interrupt::listen().map_err(|error| format!("cannot listen for signals: {error}"))?;
     let result = launcher.run_while(setup, &mut |happening| {
