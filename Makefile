@@ -20,7 +20,7 @@ LIB_LDFLAGS := -shared -Wl,--gc-sections -Wl,--no-undefined-version \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test loom soak bench bench-verbs bench-evb bench-card bench-scale bench-wire conformance conformance-wire \
-	conformance-rxe lint build lib FORCE
+	conformance-rxe bench-proto proto-long proto-mutants lint build lib FORCE
 
 # Debian packages: what building needs, then what tests and benchmarks run or read results with.
 PACKAGES := gcc libc6-dev pkg-config cmake libclang-dev libibverbs-dev libhdf5-dev \
@@ -86,6 +86,9 @@ conformance-%: build
 bench-proto: ## measure what building and taking a RoCEv2 packet costs, beside memcpy, without sockets
 	$(CARGO) build --release -p millstream-proto --example packets
 	$(TARGET_DIR)/release/examples/packets
+
+proto-mutants: ## break the transport's rules one by one; a test must notice each
+	$(CARGO) test -p millstream-proto --test mutants -- --ignored --nocapture
 
 proto-long: ## millions of packets between two state machines over a faulty network (docs/wire.md)
 	$(CARGO) test --release -p millstream-proto --test storm -- --ignored --nocapture

@@ -338,6 +338,8 @@ impl Connection {
             };
             if let Err(fault) = result {
                 self.failed(fault);
+                // If the responder failed, there is a refusal to be sent; there is nothing else to fail over.
+                let _ = self.responder.transmit(memory, &mut burst);
             }
         }
         let transmit = burst.finish()?;

@@ -94,6 +94,7 @@ impl Requester {
         if self.timers.rnr_wait.is_some() {
             return Ok(());
         }
+        self.probe(now, memory, burst);
         let before = self.next;
         while self.stopped.is_none() {
             let Some(posted) = self.queue.get(self.cursor).copied() else { break };
@@ -127,7 +128,6 @@ impl Requester {
             self.restart_probe(now);
             self.start_timers(now);
         }
-        self.probe(memory, burst, now);
         match self.stopped {
             // Those before it are complete.
             Some(status) if self.cursor == 0 => self.fail_head(status, events),
@@ -266,16 +266,15 @@ impl Requester {
         }
     }
 
-    /// Sends the last packet once more if it is time to.
-    fn probe<M: Memory>(&mut self, memory: &mut M, burst: &mut Burst<'_>, now: Instant) {
+    /// Sends the last packet once more if it is time to, or begins again where a READ's data broke off.
+    fn probe<M: Memory>(&mut self, now: Instant, memory: &mut M, burst: &mut Burst<'_>) {
         if !self.probe_due || !burst.is_empty() || self.next != self.max || !self.in_flight() {
             return;
         }
         let last = self.max.before();
-        let index = self.find(last);
-        let Some(posted) = self.queue.get(index).copied() else { return };
+        let Some(posted) = self.queue.get(self.find(last)).copied() else { return };
         if posted.work.awaits_response() {
-            // It costs little to ask again, from where the data broke off.
+            // It costs little to ask again.
             self.go_back(self.una.max(posted.start));
             self.went_back = None;
             return;

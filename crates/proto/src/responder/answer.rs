@@ -36,7 +36,7 @@ impl Responder {
         let answer = Answer::Acknowledge { at, msn: self.msn };
         if let Some(last @ Answer::Acknowledge { .. }) = self.answers.back_mut() {
             *last = answer;
-        } else {
+        } else if self.has_room() {
             self.answers.push_back(answer);
         }
     }
@@ -46,7 +46,16 @@ impl Responder {
         if matches!(self.answers.back(), Some(Answer::Refuse { at: same, .. }) if *same == at) {
             self.answers.pop_back();
         }
-        self.answers.push_back(Answer::Refuse { at, syndrome, msn: self.msn });
+        let is_fatal = self.refusal.is_some();
+        if is_fatal || self.has_room() {
+            self.answers.push_back(Answer::Refuse { at, syndrome, msn: self.msn });
+        }
+    }
+
+    /// Whether another answer may wait. The operations that the peer may have under way, and an acknowledgement
+    /// between any two, always have room; more are the work of duplicates, and those of a broken or hostile peer.
+    pub(super) fn has_room(&self) -> bool {
+        self.answers.len() < 2 * usize::from(self.config.max_dest_rd_atomic) + 16
     }
 
     /// Whether there is something to be sent.

@@ -75,10 +75,4 @@ impl Responder {
             });
         }
     }
-
-    /// Whether another answer to a duplicate may wait. More of them than this are the work of a broken or
-    /// hostile peer.
-    fn has_room(&self) -> bool {
-        self.answers.len() < 2 * usize::from(self.config.max_dest_rd_atomic) + 16
-    }
 }

@@ -11,7 +11,10 @@ use millstream_proto::{
     Memory, Mtu, ReceiveId, Received, Refusal, Request, SendConfig, Service, Status, Trailer, Work, WorkId,
 };
 use millstream_wire::icrc::Flow;
-use millstream_wire::{Packet, Pkey, Psn, Qpn, Rkey};
+use millstream_wire::{
+    Msn, Opcode, Packet, Pkey, Psn, Qkey, Qpn, Repr, Rkey, Syndrome, aeth, atomic_eth, bth, deth, ieth,
+    imm_dt, reth,
+};
 
 /// Random numbers that are the same for the same seed (SplitMix64).
 #[derive(Clone, Debug)]
@@ -469,5 +472,144 @@ impl Pair {
             };
         }
         self.now = end;
+    }
+}
+
+/// A packet from an end, for tests that play one side themselves.
+#[derive(Clone, Debug)]
+pub struct Craft {
+    pub opcode: Opcode,
+    pub psn: Psn,
+    pub ack_req: bool,
+    pub va: u64,
+    pub rkey: Rkey,
+    pub length: u32,
+    pub syndrome: Syndrome,
+    pub msn: u32,
+    pub words: [u64; 2],
+    pub payload: Vec<u8>,
+}
+
+impl Craft {
+    pub fn new(opcode: Opcode, psn: Psn) -> Self {
+        Self {
+            opcode,
+            psn,
+            ack_req: true,
+            va: 0,
+            rkey: Rkey::new(0),
+            length: 0,
+            syndrome: Syndrome::ACK_UNLIMITED,
+            msn: 0,
+            words: [0; 2],
+            payload: Vec::new(),
+        }
+    }
+
+    pub fn remote(self, va: u64, rkey: Rkey, length: u32) -> Self {
+        Self { va, rkey, length, ..self }
+    }
+
+    pub fn payload(self, payload: Vec<u8>) -> Self {
+        Self { payload, ..self }
+    }
+
+    pub fn says(self, syndrome: Syndrome) -> Self {
+        Self { syndrome, ..self }
+    }
+
+    /// The packet as `from` would send it.
+    pub fn from(&self, from: usize) -> Vec<u8> {
+        self.to_qp(from, Qpn::new(QPNS[1 - from]))
+    }
+
+    pub fn to_qp(&self, from: usize, dest_qp: Qpn) -> Vec<u8> {
+        let bth = bth::Repr {
+            opcode: self.opcode,
+            solicited: false,
+            migrated: false,
+            pad: 0,
+            pkey: Pkey::DEFAULT,
+            fecn: false,
+            becn: false,
+            dest_qp,
+            ack_req: self.ack_req,
+            psn: self.psn,
+        };
+        let repr = Repr {
+            deth: Some(deth::Repr { qkey: Qkey::new(self.length), src_qp: Qpn::new(QPNS[from]) }),
+            reth: Some(reth::Repr { va: self.va, rkey: self.rkey, length: self.length }),
+            atomic_eth: Some(atomic_eth::Repr {
+                va: self.va,
+                rkey: self.rkey,
+                swap_or_add: self.words[0],
+                compare: self.words[1],
+            }),
+            aeth: Some(aeth::Repr { syndrome: self.syndrome.to_byte(), msn: Msn::new(self.msn) }),
+            imm_dt: Some(imm_dt::Repr { data: [1, 2, 3, 4] }),
+            ieth: Some(ieth::Repr { rkey: self.rkey }),
+            ..Repr::new(bth, &self.payload)
+        };
+        let mut bytes = vec![0; repr.buffer_len()];
+        repr.emit(&mut bytes);
+        let covered = bytes.len() - 4;
+        let icrc = flow(from).icrc(&bytes[..covered], 0);
+        bytes[covered..].copy_from_slice(&icrc);
+        bytes
+    }
+}
+
+/// What a test looks at of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sent {
+    pub opcode: Opcode,
+    pub psn: Psn,
+    pub ack_req: bool,
+    pub syndrome: Option<Syndrome>,
+    pub msn: Option<u32>,
+    pub length: Option<u32>,
+    pub payload: usize,
+}
+
+impl Pair {
+    /// Hands an end a packet of the other one at once.
+    pub fn give(&mut self, to: usize, bytes: &[u8]) -> Disposition {
+        self.arrive(to, bytes, true);
+        self.dispositions.pop().expect("a packet with the right ICRC").1
+    }
+
+    /// What an end sends now; it goes nowhere.
+    pub fn take(&mut self, from: usize) -> Vec<Sent> {
+        let mut sent = Vec::new();
+        let mut buffer = vec![0; self.buffer];
+        loop {
+            let end = &mut self.ends[from];
+            let Some(burst) =
+                end.connection.poll_transmit(self.now, &mut end.world, self.limits, &mut buffer)
+            else {
+                break;
+            };
+            for packet in buffer[..burst.len].chunks(burst.segment) {
+                let packet = Packet::new_checked(packet).expect("a packet");
+                sent.push(Sent {
+                    opcode: packet.opcode(),
+                    psn: packet.bth().psn(),
+                    ack_req: packet.bth().ack_req(),
+                    syndrome: packet.aeth().map(|header| Syndrome::from_byte(header.syndrome())),
+                    msn: packet.aeth().map(|header| header.msn().get()),
+                    length: packet.reth().map(|header| header.length()),
+                    payload: packet.payload().len(),
+                });
+            }
+        }
+        self.collect(from);
+        sent
+    }
+
+    /// Lets time go by.
+    pub fn wait(&mut self, end: usize, time: Duration) {
+        self.now = self.now + time;
+        self.ends[end].connection.handle_timeout(self.now);
+        self.collect(end);
     }
 }

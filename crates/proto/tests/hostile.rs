@@ -1,0 +1,170 @@
+//! Datagrams of strangers, broken peers and attackers: what must not change, does not.
+
+mod common;
+
+use common::{A, B, Craft, Pair, Random, config, psn, send_config};
+use millstream_proto::{Disposition, Mtu, SendConfig, State, Status, Work, WorkId};
+use millstream_wire::{NakCode, Opcode, Packet, Psn, Rkey, Syndrome};
+use proptest::prelude::*;
+
+const KEY: Rkey = Rkey::new(0x77);
+
+/// Two ends in the middle of work in both directions.
+fn busy() -> Pair {
+    let send = |end| SendConfig { window: 16, ..send_config(end) };
+    let mut pair = Pair::with([config(A, Mtu::B256), config(B, Mtu::B256)], [send(A), send(B)], 3);
+    for end in [A, B] {
+        pair.ends[end].world.region(KEY.get(), 0, 1 << 16);
+        for id in 0..200 {
+            pair.ends[end].world.receive(1000 + id, 4096);
+        }
+        for id in 0..20 {
+            let bytes = Random(id + 100 * end as u64).bytes(2000);
+            match id % 3 {
+                0 => pair.send(end, id, bytes),
+                1 => pair.post(end, id, Work::Write { va: id * 2000, rkey: KEY, immediate: None }, bytes),
+                _ => pair.post(end, id, Work::Read { va: 50_000, rkey: KEY }, vec![0; 2000]),
+            }
+        }
+    }
+    for _ in 0..6 {
+        pair.step();
+    }
+    pair
+}
+
+/// Everything that was asked for has happened in spite of it.
+fn finish(mut pair: Pair) {
+    pair.run();
+    for end in [A, B] {
+        let done: Vec<_> = (0..20).map(|id| (id, Status::Success)).collect();
+        assert_eq!(pair.ends[end].completions(), done);
+        for id in (1..20).step_by(3) {
+            let at = id as usize * 2000;
+            let bytes = &pair.ends[1 - end].world.regions[&KEY].bytes[at..at + 2000];
+            assert!(bytes == Random(id + 100 * end as u64).bytes(2000), "WRITE {id}");
+        }
+        for (nth, (received, memory)) in pair.ends[1 - end].received.iter().enumerate() {
+            assert_eq!(received.status, Status::Success);
+            assert!(memory[..2000] == Random(3 * nth as u64 + 100 * end as u64).bytes(2000), "SEND {nth}");
+        }
+    }
+}
+
+/// What an attacker without sight of the connection sends: right addresses and queue pair, any number that is
+/// not the very next one.
+fn forged(random: &mut Random, to: usize, far: bool) -> Vec<u8> {
+    let opcodes: Vec<_> = Opcode::ALL.iter().copied().filter(|opcode| opcode.to_byte() < 0x20).collect();
+    let opcode = opcodes[random.below(opcodes.len() as u64) as usize];
+    // Numbers that nobody in this connection comes near.
+    let number = if far { 0x20_0000 + random.below(0x1000) as u32 } else { random.next() as u32 };
+    let start = if opcode.is_response() { psn(to) } else { psn(1 - to) };
+    let naks = [NakCode::RemoteAccess, NakCode::InvalidRequest, NakCode::RemoteOperational];
+    let mut craft = Craft::new(opcode, start.plus(number))
+        .remote(random.below(1 << 16), KEY, random.below(4096) as u32)
+        .says(Syndrome::Nak(naks[random.below(3) as usize]));
+    if opcode.has_payload() {
+        craft = craft.payload(random.bytes(256));
+    }
+    craft.from(1 - to)
+}
+
+#[test]
+fn forged_packets_from_outside_the_window_change_nothing() {
+    for seed in 0..30 {
+        let mut pair = busy();
+        let mut random = Random(seed);
+        for _ in 0..200 {
+            for to in [A, B] {
+                let bytes = forged(&mut random, to, true);
+                let disposition = pair.give(to, &bytes);
+                assert!(
+                    matches!(disposition, Disposition::Dropped(_) | Disposition::OutOfSequence),
+                    "{disposition:?}"
+                );
+            }
+            pair.step();
+        }
+        finish(pair);
+    }
+}
+
+#[test]
+fn replayed_packets_change_nothing() {
+    let mut pair = busy();
+    // Everything that B ever sees comes again, at once and much later.
+    let seen = std::rc::Rc::new(std::cell::RefCell::new(Vec::new()));
+    let keep = seen.clone();
+    pair.filter = Some(Box::new(move |from, packet: &Packet<&[u8]>| {
+        if from == A {
+            let bytes = [packet.covered(), &packet.icrc()].concat();
+            keep.borrow_mut().push(bytes);
+        }
+        true
+    }));
+    for _ in 0..40 {
+        pair.step();
+        let replayed: Vec<_> = seen.borrow().iter().step_by(3).cloned().collect();
+        for bytes in replayed {
+            pair.give(B, &bytes);
+        }
+    }
+    pair.run();
+    let atomics = pair.ends[B].world.writes;
+    for bytes in seen.borrow().iter() {
+        pair.give(B, bytes);
+    }
+    assert_eq!(pair.ends[B].world.writes, atomics, "nothing is written once more");
+    pair.filter = None;
+    finish(pair);
+}
+
+#[test]
+fn a_guess_must_hit_the_very_number_to_do_harm() {
+    // All that differs from the real next packet is the number.
+    for off in [1_u32, 2, 100, 0x7f_ffff, 0x80_0000, 0xff_fffe] {
+        let mut pair = Pair::new(Mtu::B256, 1);
+        let bad = Craft::new(Opcode::RC_WRITE_ONLY, psn(A).plus(off))
+            .remote(0, Rkey::new(1), 8)
+            .payload(vec![0; 8]);
+        pair.give(B, &bad.from(A));
+        assert_eq!(pair.ends[B].connection.state(), State::Sending, "{off:#x}");
+    }
+    let mut pair = Pair::new(Mtu::B256, 1);
+    let bad = Craft::new(Opcode::RC_WRITE_ONLY, psn(A)).remote(0, Rkey::new(1), 8).payload(vec![0; 8]);
+    pair.give(B, &bad.from(A));
+    assert_eq!(pair.ends[B].connection.state(), State::Failed);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Any packets at all, also with the right numbers: nothing panics, nothing is done outside of the rules, and
+    /// every request ends.
+    #[test]
+    fn nothing_makes_an_end_lose_its_mind(seed: u64, near in 0_u32..64) {
+        let mut pair = busy();
+        let mut random = Random(seed);
+        for _ in 0..100 {
+            for to in [A, B] {
+                let mut bytes = forged(&mut random, to, false);
+                let start = if Packet::new_checked(&bytes[..]).unwrap().opcode().is_response() { psn(to) } else { psn(1 - to) };
+                let number: Psn = start.plus(near + random.below(40) as u32);
+                bytes[9..12].copy_from_slice(&number.get().to_be_bytes()[1..]);
+                let end = &mut pair.ends[to];
+                let packet = Packet::new_checked(&bytes[..]).unwrap();
+                end.connection.handle_datagram(pair.now, common::address(1 - to), &packet, &mut end.world);
+            }
+            pair.step();
+        }
+        pair.run();
+        for end in &pair.ends {
+            prop_assert_eq!(end.completions().len(), 20);
+            let mut order: Vec<_> = end.completions().into_iter().map(|(id, _)| id).collect();
+            order.sort_unstable();
+            prop_assert_eq!(order, (0..20).collect::<Vec<_>>());
+            prop_assert!(end.world.work.contains_key(&WorkId(0)));
+            prop_assert_eq!(end.connection.poll_timeout(), None);
+        }
+    }
+}

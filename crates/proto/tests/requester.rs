@@ -1,0 +1,488 @@
+//! The requester, packet by packet: what it sends, what it takes for an answer, and how it gives up.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{A, B, Craft, Network, Pair, Sent, config, psn, send_config};
+use millstream_proto::{
+    Config, Connection, Disposition, DropReason, Event, Fault, Limits, Mtu, PostError, Request, SendConfig,
+    Service, State, Status, Trailer, Work, WorkId, ack_timeout,
+};
+use millstream_wire::{NakCode, Opcode, Psn, Rkey, Syndrome};
+
+const KEY: Rkey = Rkey::new(0x77);
+const VA: u64 = 0x1000;
+const READ: Work = Work::Read { va: VA, rkey: KEY };
+const GAP: Syndrome = Syndrome::Nak(NakCode::SequenceError);
+
+/// A asks, the test plays B.
+fn requester(change: impl FnOnce(&mut SendConfig)) -> Pair {
+    let mut sends = [send_config(A), send_config(B)];
+    change(&mut sends[A]);
+    Pair::with([config(A, Mtu::B256), config(B, Mtu::B256)], sends, 1)
+}
+
+fn at(n: u32) -> Psn {
+    psn(A).plus(n)
+}
+
+fn numbers(sent: &[Sent]) -> Vec<u32> {
+    sent.iter().map(|sent| sent.psn.ahead_of(psn(A)) as u32).collect()
+}
+
+impl Pair {
+    fn answer(&mut self, n: u32, syndrome: Syndrome) -> Disposition {
+        let bytes = Craft::new(Opcode::RC_ACKNOWLEDGE, at(n)).says(syndrome).from(B);
+        self.give(A, &bytes)
+    }
+
+    fn ack(&mut self, n: u32) -> Disposition {
+        self.answer(n, Syndrome::ACK_UNLIMITED)
+    }
+
+    fn data(&mut self, opcode: Opcode, n: u32, payload: Vec<u8>) -> Disposition {
+        let bytes = Craft::new(opcode, at(n)).payload(payload).from(B);
+        self.give(A, &bytes)
+    }
+
+    fn asks(&mut self) -> Vec<u32> {
+        let sent = self.take(A);
+        numbers(&sent)
+    }
+}
+
+/// The ACK timeout of the tests' configuration.
+fn timeout() -> Duration {
+    ack_timeout(8).unwrap()
+}
+
+#[test]
+fn a_message_is_cut_at_the_path_mtu() {
+    let mut pair = requester(|_| ());
+    pair.post(A, 1, Work::Write { va: VA, rkey: KEY, immediate: Some([1; 4]) }, vec![0; 600]);
+    let sent = pair.take(A);
+    let seen: Vec<_> =
+        sent.iter().map(|sent| (sent.opcode, sent.payload, sent.length, sent.ack_req)).collect();
+    assert_eq!(
+        seen,
+        [
+            (Opcode::RC_WRITE_FIRST, 256, Some(600), false),
+            (Opcode::RC_WRITE_MIDDLE, 256, None, false),
+            (Opcode::RC_WRITE_LAST_IMM, 88, None, true),
+        ]
+    );
+}
+
+#[test]
+fn seven_retries_are_seven() {
+    let mut pair = requester(|_| ());
+    pair.send(A, 1, vec![1]);
+    pair.send(A, 2, vec![2]);
+    assert_eq!(pair.asks(), [0, 1]);
+    for retry in 0..7 {
+        pair.wait(A, timeout());
+        assert_eq!(pair.asks(), [0, 1], "retry {retry}");
+        assert_eq!(pair.ends[A].completions(), []);
+    }
+    pair.wait(A, timeout());
+    assert_eq!(pair.ends[A].completions(), [(1, Status::RetryExceeded), (2, Status::Flushed)]);
+    assert_eq!(pair.ends[A].connection.state(), State::Failed);
+    assert_eq!(pair.ends[A].connection.poll_timeout(), None);
+    assert_eq!(pair.asks(), []);
+    assert!(matches!(pair.ends[A].events.last(), Some(Event::Failed(Fault::Request))));
+}
+
+#[test]
+fn progress_brings_the_retries_back() {
+    let mut pair = requester(|config| config.retry_count = 1);
+    pair.send(A, 1, vec![1]);
+    pair.send(A, 2, vec![2]);
+    pair.asks();
+    pair.wait(A, timeout());
+    assert_eq!(pair.asks(), [0, 1]);
+    pair.ack(0);
+    pair.wait(A, timeout());
+    assert_eq!(pair.asks(), [1]);
+    pair.wait(A, timeout());
+    assert_eq!(pair.ends[A].completions(), [(1, Status::Success), (2, Status::RetryExceeded)]);
+}
+
+#[test]
+fn a_timeout_of_zero_is_for_ever() {
+    let mut pair = requester(|config| config.ack_timeout = 0);
+    pair.send(A, 1, vec![1]);
+    pair.asks();
+    assert_eq!(pair.ends[A].connection.poll_timeout(), None);
+}
+
+#[test]
+fn seven_rnr_retries_are_for_ever_and_six_are_six() {
+    for (count, last) in [(7, 200), (6, 6), (0, 0)] {
+        let mut pair = requester(|config| config.rnr_retry = count);
+        pair.send(A, 1, vec![1]);
+        for _ in 0..last {
+            assert_eq!(pair.asks(), [0]);
+            pair.answer(0, Syndrome::RnrNak { timer_code: 1 });
+            pair.wait(A, Duration::from_micros(10));
+        }
+        assert_eq!(pair.ends[A].completions(), []);
+        assert_eq!(pair.asks(), [0]);
+        pair.answer(0, Syndrome::RnrNak { timer_code: 1 });
+        let failed = pair.ends[A].completions() == [(1, Status::RnrRetryExceeded)];
+        assert_eq!(failed, count != 7, "{count}");
+    }
+}
+
+#[test]
+fn the_retransmit_timer_does_not_end_an_rnr_wait() {
+    let mut pair = requester(|config| config.probe = Some(Duration::from_micros(50)));
+    pair.send(A, 1, vec![1]);
+    pair.send(A, 2, vec![2]);
+    pair.asks();
+    // 655 ms, hundreds of ACK timeouts.
+    pair.answer(0, Syndrome::RnrNak { timer_code: 0 });
+    for _ in 0..600 {
+        pair.wait(A, timeout());
+        assert_eq!(pair.asks(), []);
+    }
+    assert_eq!(pair.answer(0, GAP), Disposition::Accepted, "nor does a NAK about what came after");
+    assert_eq!(pair.asks(), []);
+    pair.wait(A, Duration::from_millis(30));
+    assert_eq!(pair.asks(), [0, 1]);
+    assert_eq!(pair.ends[A].completions(), []);
+}
+
+#[test]
+fn a_nak_acknowledges_what_is_before_it() {
+    let mut pair = requester(|_| ());
+    (0..5).for_each(|id| pair.send(A, id, vec![1]));
+    pair.asks();
+    pair.answer(3, GAP);
+    assert_eq!(pair.ends[A].completions().len(), 3);
+    assert_eq!(pair.asks(), [3, 4], "from the missing one on");
+    pair.answer(3, GAP);
+    assert_eq!(pair.asks(), [3, 4]);
+}
+
+#[test]
+fn refusals_complete_their_request_and_flush_the_rest() {
+    let causes = [
+        (NakCode::InvalidRequest, Status::RemoteInvalidRequest),
+        (NakCode::RemoteAccess, Status::RemoteAccess),
+        (NakCode::RemoteOperational, Status::RemoteOperation),
+    ];
+    for (code, status) in causes {
+        let mut pair = requester(|_| ());
+        (0..4).for_each(|id| pair.send(A, id, vec![1]));
+        pair.asks();
+        pair.answer(1, Syndrome::Nak(code));
+        let flushed = [(2, Status::Flushed), (3, Status::Flushed)];
+        assert_eq!(pair.ends[A].completions(), [&[(0, Status::Success), (1, status)][..], &flushed].concat());
+        pair.send(A, 4, vec![1]);
+        pair.asks();
+        assert_eq!(pair.ends[A].completions()[4..], [(4, Status::Flushed)], "and what is posted later");
+    }
+}
+
+#[test]
+fn only_answers_to_what_was_asked_count() {
+    let mut pair = requester(|_| ());
+    (0..3).for_each(|id| pair.send(A, id, vec![1]));
+    let unexpected = Disposition::Dropped(DropReason::Unexpected);
+    assert_eq!(pair.ack(0), unexpected, "nothing was sent yet");
+    pair.asks();
+    assert_eq!(pair.ack(3), unexpected, "beyond what was sent");
+    assert_eq!(pair.answer(3, Syndrome::Nak(NakCode::RemoteAccess)), unexpected);
+    assert_eq!(pair.answer(0x80_0000, Syndrome::Nak(NakCode::RemoteAccess)), Disposition::Duplicate);
+    assert_eq!(pair.answer(1, Syndrome::Reserved(0x7f)), unexpected);
+    assert_eq!(pair.data(Opcode::RC_READ_RESPONSE_ONLY, 1, vec![0; 8]), unexpected, "no READ");
+    assert_eq!(pair.data(Opcode::RC_ATOMIC_ACKNOWLEDGE, 1, vec![]), unexpected, "no atomic operation");
+    assert_eq!(pair.ends[A].completions(), []);
+    pair.ack(2);
+    assert_eq!(
+        pair.answer(2, Syndrome::Nak(NakCode::RemoteAccess)),
+        Disposition::Duplicate,
+        "answered already"
+    );
+    assert_eq!(pair.ends[A].completions().len(), 3);
+    assert_eq!(pair.ends[A].connection.state(), State::Sending);
+}
+
+#[test]
+fn what_is_not_from_the_peer_is_dropped() {
+    let mut pair = requester(|_| ());
+    pair.send(A, 1, vec![1]);
+    pair.asks();
+    let nak = Craft::new(Opcode::RC_ACKNOWLEDGE, at(0)).says(Syndrome::Nak(NakCode::RemoteAccess));
+    let end = &mut pair.ends[A];
+    let bytes = nak.from(B);
+    let packet = millstream_wire::Packet::new_checked(&bytes[..]).unwrap();
+    let from = "10.0.0.3".parse().unwrap();
+    let disposition = end.connection.handle_datagram(pair.now, from, &packet, &mut end.world);
+    assert_eq!(disposition, Disposition::Dropped(DropReason::Source));
+    let mapped = "::ffff:10.0.0.2".parse().unwrap();
+    let other = nak.to_qp(B, millstream_wire::Qpn::new(0x12));
+    let packet = millstream_wire::Packet::new_checked(&other[..]).unwrap();
+    let disposition = end.connection.handle_datagram(pair.now, mapped, &packet, &mut end.world);
+    assert_eq!(disposition, Disposition::Dropped(DropReason::Destination));
+    let unreliable = Craft::new(Opcode::UC_SEND_ONLY, psn(B)).from(B);
+    assert_eq!(pair.give(A, &unreliable), Disposition::Dropped(DropReason::Destination));
+    let congestion = Craft::new(Opcode::CNP, psn(B)).payload(vec![0; 16]).from(B);
+    assert_eq!(pair.give(A, &congestion), Disposition::Congestion);
+    assert_eq!(pair.ends[A].completions(), []);
+}
+
+#[test]
+fn a_read_is_asked_for_again_from_where_its_data_broke_off() {
+    let mut pair = requester(|_| ());
+    pair.post(A, 1, READ, vec![0; 1000]);
+    let first = pair.take(A);
+    assert_eq!((first.len(), first[0].length), (1, Some(1000)));
+    pair.data(Opcode::RC_READ_RESPONSE_FIRST, 0, vec![1; 256]);
+    // The second packet is lost.
+    pair.data(Opcode::RC_READ_RESPONSE_MIDDLE, 2, vec![3; 256]);
+    let again = pair.take(A);
+    assert_eq!((numbers(&again), again[0].length), (vec![1], Some(744)));
+    pair.data(Opcode::RC_READ_RESPONSE_LAST, 3, vec![4; 232]);
+    assert_eq!(pair.asks(), [], "once is enough");
+    pair.data(Opcode::RC_READ_RESPONSE_FIRST, 1, vec![2; 256]);
+    pair.data(Opcode::RC_READ_RESPONSE_MIDDLE, 2, vec![3; 256]);
+    pair.data(Opcode::RC_READ_RESPONSE_LAST, 3, vec![4; 232]);
+    assert_eq!(pair.ends[A].completions(), [(1, Status::Success)]);
+    let expected: Vec<u8> = [1, 2, 3, 4].into_iter().flat_map(|n| [n; 256]).take(1000).collect();
+    assert_eq!(pair.ends[A].world.work[&WorkId(1)], expected);
+}
+
+#[test]
+fn data_of_a_read_is_exactly_what_was_asked_for() {
+    let mut pair = requester(|_| ());
+    pair.post(A, 1, READ, vec![0; 300]);
+    pair.take(A);
+    let unexpected = Disposition::Dropped(DropReason::Unexpected);
+    assert_eq!(pair.data(Opcode::RC_READ_RESPONSE_FIRST, 0, vec![1; 255]), unexpected);
+    assert_eq!(pair.data(Opcode::RC_READ_RESPONSE_FIRST, 0, vec![1; 300]), unexpected);
+    pair.data(Opcode::RC_READ_RESPONSE_FIRST, 0, vec![1; 256]);
+    assert_eq!(pair.data(Opcode::RC_READ_RESPONSE_LAST, 1, vec![1; 45]), unexpected, "one byte more");
+    assert_eq!(pair.data(Opcode::RC_READ_RESPONSE_LAST, 1, vec![1; 43]), unexpected, "one byte less");
+    assert_eq!(pair.data(Opcode::RC_READ_RESPONSE_LAST, 2, vec![1; 44]), unexpected, "beyond the end");
+    assert_eq!(pair.data(Opcode::RC_READ_RESPONSE_LAST, 1, vec![1; 44]), Disposition::Accepted);
+    assert_eq!(pair.ends[A].completions(), [(1, Status::Success)]);
+}
+
+#[test]
+fn an_acknowledgement_from_beyond_a_read_says_that_its_data_was_lost() {
+    let mut pair = requester(|_| ());
+    pair.send(A, 1, vec![1]);
+    pair.post(A, 2, READ, vec![0; 8]);
+    pair.send(A, 3, vec![1]);
+    assert_eq!(pair.asks(), [0, 1, 2]);
+    pair.ack(2);
+    assert_eq!(pair.ends[A].completions(), [(1, Status::Success)], "only what is before the READ");
+    assert_eq!(pair.asks(), [1, 2]);
+    pair.data(Opcode::RC_READ_RESPONSE_ONLY, 1, vec![9; 8]);
+    assert_eq!(pair.ends[A].completions().len(), 2);
+    pair.ack(2);
+    assert_eq!(pair.ends[A].completions().len(), 3);
+}
+
+#[test]
+fn data_acknowledges_what_is_before_it() {
+    let mut pair = requester(|_| ());
+    pair.send(A, 1, vec![1]);
+    pair.post(A, 2, READ, vec![0; 8]);
+    pair.asks();
+    pair.data(Opcode::RC_READ_RESPONSE_ONLY, 1, vec![9; 8]);
+    assert_eq!(pair.ends[A].completions(), [(1, Status::Success), (2, Status::Success)]);
+}
+
+#[test]
+fn operations_under_way_are_limited() {
+    let mut pair = requester(|config| config.max_rd_atomic = 2);
+    (0..5).for_each(|id| pair.post(A, id, READ, vec![0; 8]));
+    pair.send(A, 5, vec![1]);
+    assert_eq!(pair.asks(), [0, 1]);
+    pair.data(Opcode::RC_READ_RESPONSE_ONLY, 0, vec![9; 8]);
+    assert_eq!(pair.asks(), [2]);
+    pair.data(Opcode::RC_READ_RESPONSE_ONLY, 1, vec![9; 8]);
+    pair.data(Opcode::RC_READ_RESPONSE_ONLY, 2, vec![9; 8]);
+    assert_eq!(pair.asks(), [3, 4, 5]);
+    let mut none = requester(|config| config.max_rd_atomic = 0);
+    none.ends[A].world.work.insert(WorkId(1), vec![0; 8]);
+    let request = Request { id: WorkId(1), work: READ, len: 8, fence: false, solicited: false };
+    assert_eq!(none.ends[A].connection.post(request), Err(PostError::NoResources));
+}
+
+#[test]
+fn a_fence_waits_for_reads_and_atomic_operations() {
+    let mut pair = requester(|_| ());
+    pair.post(A, 1, READ, vec![0; 8]);
+    pair.send(A, 2, vec![1]);
+    pair.post_with(A, 3, Work::Send(Trailer::None), vec![1], true);
+    pair.send(A, 4, vec![1]);
+    assert_eq!(pair.asks(), [0, 1]);
+    pair.data(Opcode::RC_READ_RESPONSE_ONLY, 0, vec![9; 8]);
+    assert_eq!(pair.asks(), [2, 3], "the SEND before it need not be acknowledged");
+}
+
+#[test]
+fn the_window_is_kept_and_its_last_packet_asks_for_an_answer() {
+    let mut pair = requester(|config| config.window = 10);
+    pair.post(A, 1, Work::Write { va: VA, rkey: KEY, immediate: None }, vec![0; 256 * 30]);
+    let sent = pair.take(A);
+    assert_eq!(numbers(&sent), (0..10).collect::<Vec<_>>());
+    assert!(sent[9].ack_req && !sent[8].ack_req);
+    pair.ack(4);
+    assert_eq!(pair.asks(), [10, 11, 12, 13, 14]);
+}
+
+#[test]
+fn no_more_is_sent_than_is_allowed() {
+    let mut pair = requester(|_| ());
+    pair.post(A, 1, Work::Write { va: VA, rkey: KEY, immediate: None }, vec![0; 256 * 30]);
+    pair.limits = Limits { allowance: 0, ..Limits::NONE };
+    assert_eq!(pair.asks(), []);
+    let end = &mut pair.ends[A];
+    let limits = Limits { allowance: 600, ..Limits::NONE };
+    let mut buffer = vec![0; 10_000];
+    let mut sum = 0;
+    let mut left = limits.allowance;
+    while let Some(sent) = end.connection.poll_transmit(
+        pair.now,
+        &mut end.world,
+        Limits { allowance: left, ..limits },
+        &mut buffer,
+    ) {
+        sum += sent.packets;
+        left = left.saturating_sub(sent.request_bytes);
+    }
+    assert_eq!(sum, 3, "288 and two of 272 bytes: one more packet while there is any allowance");
+}
+
+#[test]
+fn credits_of_the_responder_are_obeyed() {
+    let mut pair = requester(|_| ());
+    (1..=6).for_each(|id| pair.send(A, id, vec![1]));
+    let limits = Limits { packets: 1, ..Limits::NONE };
+    let mut buffer = vec![0; 1000];
+    let end = &mut pair.ends[A];
+    end.connection.poll_transmit(pair.now, &mut end.world, limits, &mut buffer).unwrap();
+    // One message done, two receive requests more.
+    let done =
+        Craft { msn: 1, ..Craft::new(Opcode::RC_ACKNOWLEDGE, at(0)).says(Syndrome::Ack { credit_code: 2 }) };
+    pair.give(A, &done.from(B));
+    assert_eq!(pair.asks(), [1, 2]);
+    // Done, and no receive request left: one message may try.
+    let done =
+        Craft { msn: 3, ..Craft::new(Opcode::RC_ACKNOWLEDGE, at(2)).says(Syndrome::Ack { credit_code: 0 }) };
+    pair.give(A, &done.from(B));
+    assert_eq!(pair.asks(), [3]);
+    let done = Craft { msn: 4, ..Craft::new(Opcode::RC_ACKNOWLEDGE, at(3)) };
+    pair.give(A, &done.from(B));
+    assert_eq!(pair.asks(), [4, 5], "no limit any more");
+}
+
+#[test]
+fn memory_that_is_gone_fails_its_request_after_those_before_it() {
+    let mut pair = requester(|_| ());
+    (1..=3).for_each(|id| pair.send(A, id, vec![1]));
+    pair.ends[A].world.unreadable.insert(WorkId(2));
+    assert_eq!(pair.asks(), [0]);
+    assert_eq!(pair.ends[A].completions(), []);
+    pair.ack(0);
+    pair.asks();
+    let expected = [(1, Status::Success), (2, Status::LocalProtection), (3, Status::Flushed)];
+    assert_eq!(pair.ends[A].completions(), expected);
+}
+
+#[test]
+fn data_that_cannot_be_stored_fails_its_read() {
+    let mut pair = requester(|_| ());
+    pair.send(A, 1, vec![1]);
+    pair.post(A, 2, READ, vec![0; 8]);
+    pair.asks();
+    pair.ends[A].world.unreadable.insert(WorkId(2));
+    pair.data(Opcode::RC_READ_RESPONSE_ONLY, 1, vec![9; 8]);
+    assert_eq!(pair.ends[A].completions(), [(1, Status::Success), (2, Status::LocalProtection)]);
+}
+
+#[test]
+fn a_drained_queue_has_finished_what_it_began() {
+    let mut pair = requester(|config| config.window = 2);
+    pair.send(A, 1, vec![1; 1000]);
+    pair.send(A, 2, vec![1]);
+    assert_eq!(pair.asks(), [0, 1]);
+    pair.ends[A].connection.drain();
+    let drained = |pair: &Pair| pair.ends[A].events.contains(&Event::Drained);
+    pair.ack(1);
+    assert_eq!(pair.asks(), [2, 3]);
+    assert!(!drained(&pair));
+    pair.ack(3);
+    assert_eq!(pair.asks(), []);
+    assert!(drained(&pair));
+    assert_eq!(pair.ends[A].completions(), [(1, Status::Success)]);
+    pair.ends[A].connection.resume();
+    assert_eq!(pair.asks(), [4]);
+    pair.ends[A].connection.fail();
+    let _ = pair.take(A);
+    assert_eq!(pair.ends[A].completions()[1..], [(2, Status::Flushed)]);
+}
+
+#[test]
+fn a_lost_end_is_found_out_by_a_probe() {
+    let mut pair = requester(|config| config.probe = Some(Duration::from_micros(100)));
+    (0..3).for_each(|id| pair.send(A, id, vec![1]));
+    assert_eq!(pair.asks(), [0, 1, 2]);
+    pair.wait(A, Duration::from_micros(100));
+    let probe = pair.take(A);
+    assert_eq!((numbers(&probe), probe[0].ack_req), (vec![2], true), "the last packet once more");
+    pair.wait(A, Duration::from_micros(100));
+    assert_eq!(pair.asks(), [], "the next one waits longer");
+    pair.wait(A, Duration::from_micros(100));
+    assert_eq!(pair.asks(), [2]);
+    pair.answer(1, GAP);
+    assert_eq!(pair.asks(), [1, 2]);
+}
+
+#[test]
+fn long_reads_travel_as_several_requests() {
+    let mut pair = requester(|config| (config.window, config.max_rd_atomic) = (20, 2));
+    pair.post(A, 1, READ, vec![0; 256 * 25 + 10]);
+    let sent = pair.take(A);
+    let seen: Vec<_> = sent.iter().map(|sent| sent.length.unwrap()).collect();
+    assert_eq!((numbers(&sent), seen), (vec![0, 10], vec![2560, 2560]));
+    (0..10).for_each(|n| {
+        assert_eq!(pair.data(Opcode::RC_READ_RESPONSE_MIDDLE, n, vec![1; 256]), Disposition::Accepted)
+    });
+    let rest = pair.take(A);
+    assert_eq!((numbers(&rest), rest[0].length), (vec![20], Some(1290)));
+}
+
+#[test]
+fn requests_that_are_none_are_not_taken() {
+    let mut pair = requester(|_| ());
+    let connection = &mut pair.ends[A].connection;
+    let request = |work, len| Request { id: WorkId(1), work, len, fence: false, solicited: false };
+    let add = Work::FetchAdd { va: VA, rkey: KEY, add: 1 };
+    assert_eq!(connection.post(request(add, 7)), Err(PostError::Length { len: 7 }));
+    assert_eq!(connection.post(request(Work::Local, 1)), Err(PostError::Length { len: 1 }));
+    assert!(matches!(connection.post(request(READ, (1 << 31) + 1)), Err(PostError::TooLong { .. })));
+    let mut receiving = Connection::new(config(A, Mtu::B256));
+    assert_eq!(receiving.post(request(READ, 8)), Err(PostError::NotSending));
+    let unreliable = Config { service: Service::Unreliable, ..config(A, Mtu::B256) };
+    let mut unreliable = Connection::new(unreliable);
+    unreliable.start(send_config(A));
+    assert_eq!(unreliable.post(request(READ, 8)), Err(PostError::NotOffered));
+    let invalidate = Work::Send(Trailer::Invalidate(KEY));
+    assert_eq!(unreliable.post(request(invalidate, 8)), Err(PostError::NotOffered));
+}
+
+#[test]
+fn a_peer_that_answers_nothing_is_given_up_in_time() {
+    let mut pair = requester(|_| ());
+    pair.network = Network { loss: 1.0, ..Network::PERFECT };
+    (0..20).for_each(|id| pair.send(A, id, vec![1; 3000]));
+    pair.run();
+    assert_eq!(pair.ends[A].completions().len(), 20);
+    assert_eq!(pair.now.as_nanos() - 1_000_000, 8 * timeout().as_nanos() as u64);
+}

@@ -1,0 +1,442 @@
+//! The responder, packet by packet: what it answers, and what it must not do.
+
+mod common;
+
+use common::{A, B, Craft, Pair, config, psn, send_config};
+use millstream_proto::{
+    Access, Config, Disposition, DropReason, Event, Fault, Mtu, ReceivedKind, State, Status, WorkId,
+};
+use millstream_wire::{NakCode, Opcode, Psn, Rkey, Syndrome};
+
+const KEY: Rkey = Rkey::new(0x77);
+const VA: u64 = 0x1000;
+
+/// B answers, the test plays A.
+fn responder() -> Pair {
+    let mut pair = Pair::new(Mtu::B256, 1);
+    pair.ends[B].world.region(KEY.get(), VA, 4096).bytes = (0..4096_u32).map(|n| n as u8).collect();
+    pair
+}
+
+/// The nth packet number that A uses.
+fn at(n: u32) -> Psn {
+    psn(A).plus(n)
+}
+
+fn send(n: u32) -> Craft {
+    Craft::new(Opcode::RC_SEND_ONLY, at(n)).payload(vec![n as u8; 8])
+}
+
+fn write(n: u32, len: usize) -> Craft {
+    Craft::new(Opcode::RC_WRITE_ONLY, at(n)).remote(VA, KEY, len as u32).payload(vec![0xaa; len])
+}
+
+fn read(n: u32, length: u32) -> Craft {
+    Craft::new(Opcode::RC_READ_REQUEST, at(n)).remote(VA, KEY, length)
+}
+
+fn add(n: u32) -> Craft {
+    Craft { words: [1, 0], ..Craft::new(Opcode::RC_FETCH_ADD, at(n)).remote(VA, KEY, 0) }
+}
+
+impl Pair {
+    /// Gives a packet from A to B.
+    fn hand(&mut self, craft: Craft) -> Disposition {
+        let bytes = craft.from(A);
+        self.give(B, &bytes)
+    }
+
+    /// What B says: packet numbers counted from A's first, and syndromes.
+    fn said(&mut self) -> Vec<(u32, Syndrome)> {
+        let first = psn(A);
+        let relative = |psn: Psn| psn.ahead_of(first) as u32;
+        self.take(B)
+            .into_iter()
+            .map(|sent| (relative(sent.psn), sent.syndrome.unwrap_or(Syndrome::Reserved(0))))
+            .collect()
+    }
+
+    fn failed(&self, end: usize) -> Option<Fault> {
+        self.ends[end].events.iter().find_map(|event| match event {
+            Event::Failed(fault) => Some(*fault),
+            _ => None,
+        })
+    }
+}
+
+const ACK: Syndrome = Syndrome::ACK_UNLIMITED;
+const GAP: Syndrome = Syndrome::Nak(NakCode::SequenceError);
+
+fn refused(craft: Craft) -> (Vec<(u32, Syndrome)>, Pair) {
+    let mut pair = responder();
+    pair.ends[B].world.receive(1, 64);
+    assert_eq!(pair.hand(craft), Disposition::Refused);
+    (pair.said(), pair)
+}
+
+#[test]
+fn a_gap_is_told_once_until_it_is_closed() {
+    let mut pair = responder();
+    (0..10).for_each(|id| pair.ends[B].world.receive(id, 64));
+    pair.hand(send(0));
+    assert_eq!(pair.said(), [(0, ACK)]);
+    for n in [2, 3, 4, 7] {
+        assert_eq!(pair.hand(send(n)), Disposition::OutOfSequence);
+    }
+    assert_eq!(pair.said(), [(1, GAP)], "named by the packet that is missing");
+    pair.hand(send(5));
+    assert_eq!(pair.said(), [(1, GAP)], "the requester began again, and the packet was lost again");
+    pair.hand(send(1));
+    assert_eq!(pair.said(), [(1, ACK)]);
+    pair.hand(send(3));
+    assert_eq!(pair.said(), [(2, GAP)], "a new gap");
+    assert_eq!(pair.ends[B].received.len(), 2);
+}
+
+#[test]
+fn packet_numbers_are_compared_in_a_circle_of_24_bits() {
+    let mut pair = responder();
+    // A's numbers begin 32 before the end of the circle.
+    for n in 0..64 {
+        pair.ends[B].world.receive(n.into(), 64);
+        assert_eq!(pair.hand(send(n)), Disposition::Accepted, "{n}");
+        assert_eq!(pair.hand(send(n)), Disposition::Duplicate, "{n}");
+    }
+    assert_eq!(pair.hand(send(64 + 0x7f_ffff)), Disposition::OutOfSequence, "just ahead of half a turn");
+    assert_eq!(pair.hand(send(64 + 0x80_0000)), Disposition::Duplicate, "half a turn away is behind");
+    assert_eq!(pair.ends[B].received.len(), 64);
+}
+
+#[test]
+fn a_duplicate_is_acknowledged_with_the_number_of_the_last_acknowledgement() {
+    let mut pair = responder();
+    (0..3).for_each(|id| pair.ends[B].world.receive(id, 64));
+    pair.hand(send(0));
+    pair.hand(send(1));
+    // Two packets of data, numbers 2 and 3.
+    pair.hand(read(2, 512));
+    assert_eq!(pair.said().len(), 3);
+    assert_eq!(pair.hand(send(0)), Disposition::Duplicate);
+    assert_eq!(pair.said(), [(1, ACK)], "not 3, which would say that the READ's data had come");
+    pair.hand(send(4));
+    assert_eq!(pair.said(), [(4, ACK)]);
+    pair.hand(send(1));
+    assert_eq!(pair.said(), [(4, ACK)]);
+    assert_eq!(pair.ends[B].received.len(), 3, "delivered once");
+}
+
+#[test]
+fn a_duplicate_read_is_carried_out_again_and_changes_nothing() {
+    let mut pair = responder();
+    pair.ends[B].world.receive(1, 64);
+    pair.hand(read(0, 1024));
+    pair.hand(send(4));
+    let first = pair.take(B);
+    assert_eq!(first.len(), 5);
+    assert_eq!(pair.hand(read(0, 1024)), Disposition::Duplicate);
+    let again = pair.take(B);
+    assert_eq!(
+        again.iter().map(|sent| (sent.opcode, sent.psn)).collect::<Vec<_>>(),
+        first[..4].iter().map(|sent| (sent.opcode, sent.psn)).collect::<Vec<_>>()
+    );
+    // The next request is what it would have been.
+    assert_eq!(pair.hand(write(5, 8)), Disposition::Accepted);
+    let after = pair.take(B);
+    assert_eq!((after[0].psn, after[0].msn), (at(5), Some(3)), "messages are not counted twice");
+}
+
+#[test]
+fn a_read_again_from_the_middle_brings_the_rest() {
+    let mut pair = responder();
+    pair.hand(read(0, 1000));
+    pair.take(B);
+    let middle = Craft::new(Opcode::RC_READ_REQUEST, at(2)).remote(VA + 512, KEY, 488);
+    assert_eq!(pair.hand(middle), Disposition::Duplicate);
+    let sent = pair.take(B);
+    let opcodes: Vec<_> = sent.iter().map(|sent| (sent.opcode, sent.psn, sent.payload)).collect();
+    assert_eq!(
+        opcodes,
+        [(Opcode::RC_READ_RESPONSE_FIRST, at(2), 256), (Opcode::RC_READ_RESPONSE_LAST, at(3), 232)]
+    );
+}
+
+#[test]
+fn a_repeated_read_gets_no_more_than_the_first_one_asked_for() {
+    let mut pair = responder();
+    pair.hand(read(0, 1000));
+    pair.take(B);
+    let others = [
+        Craft::new(Opcode::RC_READ_REQUEST, at(2)).remote(VA + 512, KEY, 489),
+        Craft::new(Opcode::RC_READ_REQUEST, at(2)).remote(VA + 513, KEY, 100),
+        Craft::new(Opcode::RC_READ_REQUEST, at(0)).remote(VA, Rkey::new(0x78), 1000),
+        Craft::new(Opcode::RC_READ_REQUEST, at(0)).remote(VA, KEY, u32::MAX),
+        Craft::new(Opcode::RC_READ_REQUEST, at(0)).remote(u64::MAX, KEY, 1000),
+    ];
+    for other in others {
+        pair.hand(other.clone());
+        assert_eq!(pair.take(B), [], "{other:?}");
+    }
+}
+
+#[test]
+fn a_duplicate_atomic_operation_is_answered_and_not_done_again() {
+    let mut pair = responder();
+    let before = u64::from_ne_bytes([0, 1, 2, 3, 4, 5, 6, 7]);
+    pair.hand(add(0));
+    pair.hand(add(0));
+    pair.hand(add(1));
+    pair.hand(add(0));
+    let sent = pair.take(B);
+    assert_eq!(
+        sent.iter().filter(|sent| sent.psn == at(0)).count(),
+        1,
+        "an answer that waits is not said twice"
+    );
+    pair.hand(add(0));
+    assert_eq!(pair.take(B)[0].psn, at(0));
+    assert_eq!(pair.ends[B].world.atomics, 2);
+    assert_eq!(pair.ends[B].world.regions[&KEY].bytes[..8], (before + 2).to_ne_bytes());
+}
+
+#[test]
+fn what_is_remembered_of_operations_is_bounded() {
+    let mut pair = responder();
+    for n in 0..10 {
+        pair.hand(add(n));
+        pair.take(B);
+    }
+    for n in 0..10 {
+        pair.hand(add(n));
+        let answers = pair.take(B).len();
+        assert_eq!(answers, usize::from(n >= 6), "four of them, as max_dest_rd_atomic says: {n}");
+    }
+    assert_eq!(pair.ends[B].world.atomics, 10);
+}
+
+#[test]
+fn more_operations_at_a_time_than_agreed_are_refused() {
+    let mut pair = responder();
+    for n in 0..4 {
+        assert_eq!(pair.hand(read(n, 100)), Disposition::Accepted);
+    }
+    assert_eq!(pair.hand(read(4, 100)), Disposition::Refused);
+    let said = pair.said();
+    assert_eq!(said.len(), 5);
+    assert_eq!(said[4], (4, Syndrome::Nak(NakCode::InvalidRequest)));
+}
+
+#[test]
+fn a_flood_of_duplicates_does_not_pile_up_answers() {
+    let mut pair = responder();
+    pair.ends[B].world.receive(1, 64);
+    pair.hand(read(0, 1024));
+    pair.hand(add(4));
+    pair.hand(send(5));
+    pair.take(B);
+    for _ in 0..10_000 {
+        pair.hand(read(0, 1024));
+        pair.hand(add(4));
+        pair.hand(send(5));
+        pair.hand(send(100));
+    }
+    assert!(pair.take(B).len() < 200);
+}
+
+#[test]
+fn without_a_receive_request_the_sender_is_told_to_wait() {
+    let mut pair = responder();
+    assert_eq!(pair.hand(send(0)), Disposition::NotReady);
+    assert_eq!(pair.said(), [(0, Syndrome::RnrNak { timer_code: 12 })]);
+    pair.hand(send(1));
+    pair.hand(send(2));
+    assert_eq!(pair.said(), [], "what follows is not a gap");
+    pair.ends[B].world.receive(1, 64);
+    assert_eq!(pair.hand(send(0)), Disposition::Accepted);
+    assert_eq!(pair.said(), [(0, ACK)]);
+}
+
+#[test]
+fn a_write_with_immediate_data_waits_for_a_receive_request() {
+    let mut pair = responder();
+    let craft = Craft { opcode: Opcode::RC_WRITE_ONLY_IMM, ..write(0, 100) };
+    assert_eq!(pair.hand(craft.clone()), Disposition::NotReady);
+    pair.ends[B].world.receive(1, 0);
+    assert_eq!(pair.hand(craft), Disposition::Accepted);
+    let (received, _) = &pair.ends[B].received[0];
+    assert_eq!((received.kind, received.len), (ReceivedKind::Write, 100));
+    assert_eq!(received.immediate, Some([1, 2, 3, 4]));
+}
+
+#[test]
+fn keys_lengths_and_places_are_checked() {
+    let access = Syndrome::Nak(NakCode::RemoteAccess);
+    let invalid = Syndrome::Nak(NakCode::InvalidRequest);
+    let at0 = |opcode| Craft::new(opcode, at(0));
+    let cases = [
+        ("another key", access, Craft { rkey: Rkey::new(0x78), ..write(0, 8) }),
+        ("before the region", access, Craft { va: VA - 1, ..write(0, 8) }),
+        ("behind the region", access, Craft { va: VA + 4089, ..write(0, 8) }),
+        ("around the end of all addresses", access, Craft { va: u64::MAX - 3, ..write(0, 8) }),
+        ("longer than the region", access, read(0, 4097)),
+        ("longer than any message", invalid, read(0, (1 << 31) + 1)),
+        ("shorter than announced", invalid, Craft { length: 9, ..write(0, 8) }),
+        ("longer than announced", invalid, Craft { length: 7, ..write(0, 8) }),
+        ("a first packet that is not full", invalid, at0(Opcode::RC_SEND_FIRST).payload(vec![0; 255])),
+        ("a packet longer than the path MTU", invalid, at0(Opcode::RC_SEND_ONLY).payload(vec![0; 257])),
+        ("a middle without a beginning", invalid, at0(Opcode::RC_SEND_MIDDLE).payload(vec![0; 256])),
+        ("an end without a beginning", invalid, at0(Opcode::RC_WRITE_LAST).payload(vec![0; 8])),
+        ("a word at an odd address", invalid, Craft { va: VA + 4, ..add(0) }),
+        (
+            "an atomic write of 4 bytes",
+            invalid,
+            at0(Opcode::RC_ATOMIC_WRITE).remote(VA, KEY, 8).payload(vec![0; 4]),
+        ),
+        (
+            "an atomic write of 16 bytes",
+            invalid,
+            at0(Opcode::RC_ATOMIC_WRITE).remote(VA, KEY, 16).payload(vec![0; 16]),
+        ),
+        (
+            "an atomic write that says 16",
+            invalid,
+            at0(Opcode::RC_ATOMIC_WRITE).remote(VA, KEY, 16).payload(vec![0; 8]),
+        ),
+        (
+            "an atomic write at an odd address",
+            invalid,
+            at0(Opcode::RC_ATOMIC_WRITE).remote(VA + 1, KEY, 8).payload(vec![0; 8]),
+        ),
+        (
+            "a key that may not be invalidated",
+            access,
+            Craft { rkey: Rkey::new(1), ..at0(Opcode::RC_SEND_ONLY_INV) },
+        ),
+    ];
+    for (what, syndrome, craft) in cases {
+        let (said, pair) = refused(craft);
+        assert_eq!(said, [(0, syndrome)], "{what}");
+        assert_eq!(pair.ends[B].connection.state(), State::Failed, "{what}");
+        assert_eq!(pair.ends[B].world.regions[&KEY].bytes[..16], (0..16).collect::<Vec<u8>>(), "{what}");
+        let fault = if syndrome == access { Fault::PeerAccess } else { Fault::PeerRequest };
+        assert_eq!(pair.failed(B), Some(fault), "{what}");
+    }
+}
+
+#[test]
+fn a_transfer_of_nothing_checks_no_key() {
+    let mut pair = responder();
+    let none = Rkey::new(0xbad);
+    assert_eq!(pair.hand(Craft { rkey: none, ..write(0, 0) }), Disposition::Accepted);
+    assert_eq!(pair.hand(Craft { rkey: none, ..read(1, 0) }), Disposition::Accepted);
+    let sent = pair.take(B);
+    assert_eq!((sent[1].opcode, sent[1].payload), (Opcode::RC_READ_RESPONSE_ONLY, 0));
+}
+
+#[test]
+fn operations_that_the_queue_pair_does_not_offer_are_refused() {
+    let offers =
+        |pair: &mut Pair, config: Config| pair.ends[B].connection = millstream_proto::Connection::new(config);
+    for (n, craft) in [write(0, 8), read(0, 8), add(0)].into_iter().enumerate() {
+        let mut pair = responder();
+        let all = config(B, Mtu::B256);
+        offers(&mut pair, Config { remote_write: n != 0, remote_read: n != 1, remote_atomic: n != 2, ..all });
+        assert_eq!(pair.hand(craft), Disposition::Refused);
+        assert_eq!(pair.said(), [(0, Syndrome::Nak(NakCode::InvalidRequest))]);
+    }
+    let mut pair = responder();
+    offers(&mut pair, Config { max_dest_rd_atomic: 0, ..config(B, Mtu::B256) });
+    assert_eq!(pair.hand(read(0, 8)), Disposition::Refused);
+}
+
+#[test]
+fn a_message_that_does_not_fit_ends_its_receive_request_with_a_length_error() {
+    let mut pair = responder();
+    pair.ends[B].world.receive(1, 300);
+    pair.hand(Craft::new(Opcode::RC_SEND_FIRST, at(0)).payload(vec![1; 256]));
+    assert_eq!(pair.hand(Craft::new(Opcode::RC_SEND_LAST, at(1)).payload(vec![1; 45])), Disposition::Refused);
+    assert_eq!(pair.said(), [(0, ACK), (1, Syndrome::Nak(NakCode::InvalidRequest))]);
+    assert_eq!(pair.ends[B].received[0].0.status, Status::LocalLength);
+    assert_eq!(pair.failed(B), Some(Fault::Receive));
+}
+
+#[test]
+fn memory_of_a_receive_request_that_is_gone_fails_both_sides() {
+    let mut pair = responder();
+    pair.ends[B].world.receive(1, 64);
+    pair.ends[B].world.unwritable.insert(millstream_proto::ReceiveId(1));
+    assert_eq!(pair.hand(send(0)), Disposition::Refused);
+    assert_eq!(pair.said(), [(0, Syndrome::Nak(NakCode::RemoteOperational))]);
+    assert_eq!(pair.ends[B].received[0].0.status, Status::LocalProtection);
+}
+
+#[test]
+fn a_message_that_breaks_off_gives_its_receive_request_back() {
+    let mut pair = responder();
+    pair.ends[B].world.receive(1, 1000);
+    pair.hand(Craft::new(Opcode::RC_SEND_FIRST, at(0)).payload(vec![1; 256]));
+    // Another message begins in the middle.
+    assert_eq!(pair.hand(write(1, 8)), Disposition::Refused);
+    assert_eq!(pair.ends[B].received[0].0.status, Status::Flushed);
+    assert_eq!(pair.failed(B), Some(Fault::PeerRequest));
+    let events = &pair.ends[B].events;
+    assert!(matches!(events[..], [Event::Received(_), Event::Failed(_)]), "{events:?}");
+}
+
+#[test]
+fn a_key_taken_away_in_the_middle_of_a_message_is_not_used_any_more() {
+    let mut pair = responder();
+    pair.hand(Craft::new(Opcode::RC_WRITE_FIRST, at(0)).remote(VA, KEY, 512).payload(vec![1; 256]));
+    pair.ends[B].world.regions.get_mut(&KEY).unwrap().allowed = vec![Access::Read];
+    assert_eq!(
+        pair.hand(Craft::new(Opcode::RC_WRITE_LAST, at(1)).payload(vec![1; 256])),
+        Disposition::Refused
+    );
+    let mut pair = responder();
+    pair.hand(read(0, 1024));
+    pair.limits.packets = 1;
+    let end = &mut pair.ends[B];
+    let mut buffer = vec![0; 1000];
+    end.connection.poll_transmit(pair.now, &mut end.world, pair.limits, &mut buffer).unwrap();
+    end.world.regions.clear();
+    assert_eq!(pair.said(), [(1, Syndrome::Nak(NakCode::RemoteAccess))]);
+    assert_eq!(pair.failed(B), Some(Fault::PeerAccess));
+}
+
+#[test]
+fn a_refusal_is_said_again_when_it_was_lost() {
+    let mut pair = responder();
+    pair.hand(write(0, 8));
+    pair.hand(Craft { rkey: Rkey::new(0), ..write(1, 8) });
+    let access = Syndrome::Nak(NakCode::RemoteAccess);
+    assert_eq!(pair.said(), [(0, ACK), (1, access)]);
+    let dropped = Disposition::Dropped(DropReason::State);
+    assert_eq!(pair.hand(write(0, 8)), dropped);
+    assert_eq!(pair.said(), [(1, access)]);
+    assert_eq!(pair.hand(write(2, 8)), dropped);
+    assert_eq!(pair.said(), [], "what comes after is not answered");
+    assert_eq!(pair.ends[B].world.writes, 8);
+}
+
+#[test]
+fn packets_without_a_wish_for_an_answer_get_none() {
+    let mut pair = responder();
+    for n in 0..5 {
+        pair.hand(Craft { ack_req: n == 4, ..write(n, 8) });
+    }
+    assert_eq!(pair.said(), [(4, ACK)]);
+}
+
+#[test]
+fn a_requester_that_fails_leaves_nothing_behind() {
+    let mut pair = responder();
+    pair.ends[B].connection.start(send_config(B));
+    pair.send(B, 1, vec![1; 100]);
+    pair.send(B, 2, vec![1; 100]);
+    pair.hand(Craft { rkey: Rkey::new(0), ..write(0, 8) });
+    assert_eq!(pair.ends[B].completions(), [(1, Status::Flushed), (2, Status::Flushed)]);
+    assert_eq!(pair.ends[B].connection.poll_timeout(), None, "timers die with it");
+    pair.send(B, 3, vec![1]);
+    pair.take(B);
+    assert_eq!(pair.ends[B].completions()[2], (3, Status::Flushed));
+    assert!(pair.ends[B].world.work.contains_key(&WorkId(3)));
+}

@@ -1,0 +1,184 @@
+//! Unreliable connections and datagrams.
+
+mod common;
+
+use common::{A, B, Craft, Network, Pair, Random, World, address, config, flow, psn, send_config};
+use millstream_proto::{
+    Config, Datagram, Datagrams, DatagramsConfig, Destination, Disposition, DropReason, Envelope, Event,
+    Limits, Mtu, PostError, Service, State, Status, Trailer, Work, WorkId,
+};
+use millstream_wire::{Opcode, Packet, Pkey, Psn, Qkey, Qpn, Rkey};
+
+fn pair() -> Pair {
+    let unreliable = |end| Config { service: Service::Unreliable, ..config(end, Mtu::B256) };
+    Pair::with([unreliable(A), unreliable(B)], [send_config(A), send_config(B)], 1)
+}
+
+#[test]
+fn messages_of_an_unreliable_connection_arrive_whole_or_not_at_all() {
+    for seed in 0..20 {
+        let mut pair = pair();
+        pair.random = Random(seed);
+        pair.network = Network { loss: 0.1, duplication: 0.1, reordering: 0.1, ..Network::PERFECT };
+        for id in 0..100_u64 {
+            pair.ends[B].world.receive(id, 2000);
+            let immediate = Trailer::Immediate((id as u32).to_be_bytes());
+            pair.post(A, id, Work::Send(immediate), vec![id as u8; (id as usize * 37) % 1500]);
+        }
+        pair.run();
+        let all: Vec<_> = (0..100).map(|id| (id, Status::Success)).collect();
+        assert_eq!(pair.ends[A].completions(), all, "complete when sent");
+        let received = &pair.ends[B].received;
+        assert!((10..100).contains(&received.len()), "{} of 100", received.len());
+        let mut last = None;
+        for (nth, (received, memory)) in received.iter().enumerate() {
+            let number = u32::from_be_bytes(received.immediate.unwrap());
+            assert!(last < Some(number), "in order, and not twice");
+            last = Some(number);
+            assert_eq!(received.id.0, nth as u64, "receive requests are not lost with messages");
+            assert_eq!(received.len, number * 37 % 1500);
+            assert!(memory[..received.len as usize].iter().all(|byte| *byte == number as u8));
+        }
+        assert_eq!(pair.ends[B].connection.counters().sent, 0, "nothing is answered");
+        assert_eq!(pair.ends[A].connection.poll_timeout(), None);
+    }
+}
+
+#[test]
+fn what_an_unreliable_connection_refuses_is_dropped() {
+    let mut pair = pair();
+    pair.ends[B].world.region(1, 0, 100);
+    let write = |n, rkey| {
+        Craft::new(Opcode::UC_WRITE_ONLY, psn(A).plus(n))
+            .remote(0, Rkey::new(rkey), 8)
+            .payload(vec![1; 8])
+            .from(A)
+    };
+    let dropped = Disposition::Dropped(DropReason::State);
+    assert_eq!(pair.give(B, &write(0, 2)), dropped, "another key");
+    assert_eq!(pair.give(B, &write(1, 1)), Disposition::Accepted);
+    assert_eq!(pair.ends[B].connection.state(), State::Sending);
+    let send = Craft::new(Opcode::UC_SEND_ONLY, psn(A).plus(2)).payload(vec![1; 8]).from(A);
+    assert_eq!(pair.give(B, &send), Disposition::NotReady, "without a receive request");
+    assert_eq!(pair.take(B), []);
+    let middle = Craft::new(Opcode::UC_SEND_MIDDLE, psn(A).plus(3)).payload(vec![1; 256]).from(A);
+    pair.ends[B].world.receive(1, 1000);
+    assert_eq!(pair.give(B, &middle), Disposition::OutOfSequence);
+    assert_eq!(pair.ends[B].world.receives.len(), 1);
+}
+
+#[test]
+fn only_the_send_queue_fails_over_memory_that_is_gone() {
+    let mut pair = pair();
+    pair.send(A, 1, vec![1]);
+    pair.send(A, 2, vec![1]);
+    pair.send(A, 3, vec![1]);
+    pair.ends[A].world.unreadable.insert(WorkId(2));
+    pair.take(A);
+    let expected = [(1, Status::Success), (2, Status::LocalProtection), (3, Status::Flushed)];
+    assert_eq!(pair.ends[A].completions(), expected);
+    assert_eq!(pair.ends[A].connection.state(), State::SendFailed);
+    pair.ends[A].world.receive(1, 10);
+    let send = Craft::new(Opcode::UC_SEND_ONLY, psn(B)).payload(vec![1; 8]).from(B);
+    assert_eq!(pair.give(A, &send), Disposition::Accepted, "it still receives");
+    pair.ends[A].connection.resume();
+    pair.send(A, 4, vec![1]);
+    assert_eq!(pair.take(A).len(), 1);
+}
+
+const QKEY: Qkey = Qkey::new(0x1111_1111);
+
+fn datagrams(qpn: u32) -> Datagrams {
+    Datagrams::new(DatagramsConfig {
+        local_qp: Qpn::new(qpn),
+        qkey: QKEY,
+        pkey: Pkey::DEFAULT,
+        mtu: Mtu::B1024,
+        send_psn: Psn::new(0xff_ffff),
+    })
+}
+
+fn datagram(id: u64, len: u32) -> Datagram {
+    let to = Destination { flow: flow(A), qp: Qpn::new(0x22), qkey: QKEY };
+    Datagram { id: WorkId(id), to, len, immediate: Some([4, 3, 2, 1]), solicited: true }
+}
+
+fn carry(from: &mut Datagrams, world: &mut World, to: &mut Datagrams, other: &mut World) -> Vec<Disposition> {
+    let mut buffer = vec![0; 65_000];
+    let mut all = Vec::new();
+    while let Some((flow, sent)) = from.poll_transmit(world, Limits::NONE, &mut buffer) {
+        for packet in buffer[..sent.len].chunks(sent.segment) {
+            let packet = Packet::new_checked(packet).unwrap();
+            assert!(flow.verify(&packet, 0));
+            let envelope = Envelope { from: address(A), headers: [0x77; 40] };
+            all.push(to.handle_datagram(&envelope, &packet, other));
+        }
+    }
+    all
+}
+
+#[test]
+fn datagrams_arrive_with_the_headers_in_front() {
+    let (mut a, mut b) = (datagrams(0x11), datagrams(0x22));
+    let (mut world, mut other) = (World::default(), World::default());
+    for id in 0..4 {
+        world.work.insert(WorkId(id), vec![id as u8; id as usize * 300]);
+        a.post(datagram(id, id as u32 * 300)).unwrap();
+        other.receive(id, 40 + id as usize * 300);
+    }
+    assert_eq!(carry(&mut a, &mut world, &mut b, &mut other), [Disposition::Accepted; 4]);
+    for id in 0..4 {
+        let Some(Event::Received(received)) = b.poll_event() else { panic!() };
+        assert_eq!((received.id.0, received.len, received.status), (id, id as u32 * 300, Status::Success));
+        assert_eq!((received.immediate, received.solicited), (Some([4, 3, 2, 1]), true));
+        assert_eq!(received.source, Some((address(A), Qpn::new(0x11))));
+        let memory = &other.taken[&received.id];
+        assert_eq!(memory[..40], [0x77; 40]);
+        assert!(memory[40..].iter().all(|byte| *byte == id as u8));
+        assert_eq!(a.poll_event(), Some(Event::Completed { id: WorkId(id), status: Status::Success }));
+    }
+}
+
+#[test]
+fn datagrams_that_do_not_fit_or_show_another_key_are_dropped_and_the_queue_pair_lives() {
+    let (mut a, mut b) = (datagrams(0x11), datagrams(0x22));
+    let (mut world, mut other) = (World::default(), World::default());
+    world.work.insert(WorkId(1), vec![1; 100]);
+    world.work.insert(WorkId(2), vec![2; 60]);
+    other.receive(1, 100);
+    a.post(datagram(1, 100)).unwrap();
+    let wrong = Destination { qkey: Qkey::new(2), ..datagram(2, 60).to };
+    a.post(Datagram { to: wrong, ..datagram(2, 60) }).unwrap();
+    a.post(datagram(2, 60)).unwrap();
+    let expected = [
+        Disposition::Dropped(DropReason::State),
+        Disposition::Dropped(DropReason::Destination),
+        Disposition::Accepted,
+    ];
+    assert_eq!(carry(&mut a, &mut world, &mut b, &mut other), expected);
+    let Some(Event::Received(received)) = b.poll_event() else { panic!() };
+    assert_eq!((received.id.0, received.len), (1, 60), "the receive request is still there");
+    assert_eq!(b.poll_event(), None);
+    let most = 1024;
+    assert_eq!(a.post(datagram(3, 1025)), Err(PostError::TooLong { len: 1025, most }));
+    // Longer than the port's MTU, from somebody who does not care.
+    let long = Craft { length: QKEY.get(), ..Craft::new(Opcode::UD_SEND_ONLY, Psn::new(0)) };
+    let bytes = long.payload(vec![0; 4096]).to_qp(A, Qpn::new(0x22));
+    other.receive(9, 8192);
+    let envelope = Envelope { from: address(A), headers: [0; 40] };
+    let disposition = b.handle_datagram(&envelope, &Packet::new_checked(&bytes[..]).unwrap(), &mut other);
+    assert_eq!(disposition, Disposition::Dropped(DropReason::State));
+    assert_eq!(other.receives.len(), 1);
+}
+
+#[test]
+fn a_failed_datagram_queue_pair_flushes() {
+    let mut a = datagrams(0x11);
+    a.post(datagram(1, 1)).unwrap();
+    a.fail();
+    a.post(datagram(2, 1)).unwrap();
+    let flushed = |id| Some(Event::Completed { id: WorkId(id), status: Status::Flushed });
+    assert_eq!(a.poll_event(), flushed(1));
+    assert!(matches!(a.poll_event(), Some(Event::Failed(_))));
+    assert_eq!(a.poll_event(), flushed(2));
+}
