@@ -3,7 +3,7 @@
 mod common;
 
 use common::{A, B, Pair, Random};
-use millstream_proto::{Event, Mtu, ReceivedKind, Status, Trailer, Work};
+use millstream_proto::{Event, Identification, Limits, Mtu, ReceivedKind, Status, Trailer, Work};
 use millstream_wire::Rkey;
 
 const KEY: Rkey = Rkey::new(0x1234_5678);
@@ -167,4 +167,15 @@ fn the_first_packet_is_told_to_who_only_receives() {
     pair.run();
     let told = pair.ends[B].events.iter().filter(|event| matches!(event, Event::Established)).count();
     assert_eq!(told, 1);
+}
+
+#[test]
+fn the_icrc_covers_the_identification_that_segmentation_gives() {
+    let mut pair = pair(Mtu::B1024);
+    // The network of the tests checks each packet's ICRC with its number in the burst.
+    pair.limits = Limits { identification: Identification::Counted, ..Limits::NONE };
+    pair.post(A, 1, Work::Write { va: VA, rkey: KEY, immediate: None }, vec![7; 20_000]);
+    pair.post(A, 2, Work::Read { va: VA, rkey: KEY }, vec![0; 20_000]);
+    pair.run();
+    assert_eq!(pair.ends[A].completions(), [(1, Status::Success), (2, Status::Success)]);
 }

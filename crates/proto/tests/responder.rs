@@ -432,6 +432,8 @@ fn a_requester_that_fails_leaves_nothing_behind() {
     pair.ends[B].connection.start(send_config(B));
     pair.send(B, 1, vec![1; 100]);
     pair.send(B, 2, vec![1; 100]);
+    assert_eq!(pair.take(B).len(), 2);
+    assert!(pair.ends[B].connection.poll_timeout().is_some());
     pair.hand(Craft { rkey: Rkey::new(0), ..write(0, 8) });
     assert_eq!(pair.ends[B].completions(), [(1, Status::Flushed), (2, Status::Flushed)]);
     assert_eq!(pair.ends[B].connection.poll_timeout(), None, "timers die with it");

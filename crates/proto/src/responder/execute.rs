@@ -244,7 +244,7 @@ impl Responder {
     }
 
     fn keep(&mut self, resource: Resource) {
-        while self.resources.len() >= usize::from(self.config.max_dest_rd_atomic) {
+        while self.resources.len() >= usize::from(self.config.max_dest_rd_atomic).max(1) {
             self.resources.pop_front();
         }
         self.resources.push_back(resource);
