@@ -5,7 +5,10 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use millstream_bench::lean::Operation;
+use millstream_offload::file::GridFile;
 use millstream_rdma::device::Choice;
+
+use crate::stencil::GridSize;
 
 /// Build detector events across nodes with one-sided RDMA, straight into accelerator memory.
 ///
@@ -48,6 +51,16 @@ pub(crate) enum Command {
     Run(RunOptions),
     /// Print shell commands that put later programs on the soft device: eval "$(millstream env)"
     Env(EnvOptions),
+    /// Compute sweeps of the five-point stencil on leased cards (docs/stencil.md)
+    ///
+    /// The grid is cut into tiles of rows, one a card. Rows travel while others are computed, between cards
+    /// without passing a host. Prints where the time went, block by block; `--svg` draws it.
+    ///
+    ///     millstream stencil --grid 4096x4096 --iterations 100 --local 2 --verify
+    ///     millstream stencil --input before.npy --iterations 100 --output after.h5 \
+    ///         --cards node7:7480,node8:7480 --svg timeline.svg
+    #[command(verbatim_doc_comment)]
+    Stencil(StencilOptions),
     /// Look at fragment stream files (docs/formats.md)
     #[command(subcommand)]
     Stream(StreamCommand),
@@ -225,6 +238,49 @@ pub(crate) struct RunOptions {
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     pub(crate) program: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StencilOptions {
+    /// Size of a generated grid
+    #[arg(long, value_name = "ROWSxCOLUMNS", conflicts_with = "input")]
+    pub(crate) grid: Option<GridSize>,
+    /// The grid to start from: a .npy file, or an HDF5 file with `:DATASET` behind it [default dataset: grid]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) input: Option<GridFile>,
+    /// Where to write the result, in the same formats
+    #[arg(long, value_name = "FILE")]
+    pub(crate) output: Option<GridFile>,
+    /// Sweeps
+    #[arg(long, default_value_t = 100, value_name = "N")]
+    pub(crate) iterations: u64,
+    /// Where cards listen, in the order of their tiles
+    #[arg(long, value_delimiter = ',', value_name = "HOST:PORT,…")]
+    pub(crate) cards: Vec<String>,
+    /// Without --cards: start so many emulated cards on this host
+    #[arg(long, default_value_t = 2, value_name = "N", conflicts_with = "cards")]
+    pub(crate) local: usize,
+    /// Sweeps between two exchanges of rows, 1 to 16 [default: as many as the tiles allow]
+    #[arg(long, value_name = "N")]
+    pub(crate) depth: Option<u64>,
+    /// Generate float64 instead of float32
+    #[arg(long, conflicts_with = "input")]
+    pub(crate) float64: bool,
+    /// What to generate differently
+    #[arg(long, default_value_t = 0, value_name = "NUMBER")]
+    pub(crate) seed: u64,
+    /// Compute the same on this host, point by point, and compare every bit
+    #[arg(long)]
+    pub(crate) verify: bool,
+    /// Write the report as JSON; `-` for standard output
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Draw what each card did when
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+    /// Be a card with so many bytes of memory until standard input ends; a job starts these
+    #[arg(long, hide = true)]
+    pub(crate) be_a_card: Option<u64>,
 }
 
 #[derive(Debug, Args)]

@@ -11,6 +11,7 @@ mod interrupt;
 mod model;
 mod run;
 mod site;
+mod stencil;
 mod stream;
 
 use std::process::ExitCode;
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         Command::Devices(options) => devices::run(&options, arguments.device.as_ref()),
         Command::Run(options) => run::run(&options),
         Command::Env(options) => run::print_environment(&options),
+        Command::Stencil(options) => stencil::run(&options),
         Command::Stream(command) => stream::run(&command),
         Command::Site(command) => site::run(&command),
         Command::Model(command) => model::run(&command),

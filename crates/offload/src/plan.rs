@@ -136,7 +136,7 @@ impl Plan {
         }
         let plan = Plan { shape, tiles, blocks };
         for (card, (tile, &has)) in plan.tiles.iter().zip(memories).enumerate() {
-            let needs = plan.plane(tile, 1) + plan.plane_bytes(tile);
+            let needs = plan.memory(tile);
             if needs > has {
                 let rows = tile.held.end - tile.held.start;
                 return Err(PlanError::CardTooSmall { card, has, rows, needs });
@@ -153,6 +153,12 @@ impl Plan {
 
     fn plane_bytes(&self, tile: &Tile) -> u64 {
         (tile.held.end - tile.held.start) * self.shape.row_bytes()
+    }
+
+    /// Card memory that a tile takes: two grids of the rows that it holds [bytes].
+    #[must_use]
+    pub fn memory(&self, tile: &Tile) -> u64 {
+        self.plane(tile, 1) + self.plane_bytes(tile)
     }
 
     /// Offset of a plane, 0 or 1, in card memory.

@@ -3,7 +3,8 @@
 //! - [`RunReport`] holds the numbers of one run; what follows from them (rates, agreement, whether the
 //!   run is a success) is computed in one place, [`RunReport::derived`], and shown everywhere alike.
 //! - [`table`] prints them for a terminal, [`RunReport::to_json`] writes them for programs.
-//! - [`throughput`] draws the rate over time, [`camera`] one event of a camera, both as SVG.
+//! - [`throughput`] draws the rate over time, [`camera`] one event of a camera, [`timeline`] what was done
+//!   when, all as SVG.
 //! - [`Progress`] shows how far a run is.
 //!
 //! `docs/output.md` lists the fields of the JSON.
@@ -19,6 +20,7 @@ mod save;
 pub mod svg;
 pub mod table;
 pub mod throughput;
+pub mod timeline;
 
 pub use progress::Progress;
 pub use quantity::{Bytes, BytesPerSecond, Seconds, count};

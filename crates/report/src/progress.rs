@@ -28,6 +28,11 @@ impl Progress {
         Self { bar }
     }
 
+    /// How many events, or whatever the bar counts, are done.
+    pub fn set(&self, done: u64) {
+        self.bar.set_position(done);
+    }
+
     /// What has been done after `elapsed`. Cheap: call it as often as there is news.
     pub fn update(&self, events: u64, payload: Bytes, elapsed: Duration) {
         let rate = payload.per(Seconds(elapsed.as_secs_f64()));

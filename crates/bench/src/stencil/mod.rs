@@ -231,6 +231,30 @@ impl<E: Element> Native<E> {
     }
 }
 
+/// The kernel as a loop by itself would be: one thread, every sweep through memory.
+pub struct OneThread(Native<f32>);
+
+impl std::fmt::Debug for OneThread {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OneThread").finish_non_exhaustive()
+    }
+}
+
+impl OneThread {
+    /// On a grid of this side, so many sweeps a measurement.
+    ///
+    /// # Errors
+    /// [`StencilError::Memory`].
+    pub fn new(side: usize, sweeps: usize) -> Result<OneThread, StencilError> {
+        Native::new(side, 1, sweeps, 1).map(OneThread)
+    }
+
+    /// Measures.
+    pub fn points_per_second(&mut self) -> f64 {
+        self.0.points_per_second()
+    }
+}
+
 /// The Python of the virtual environment that the Makefile makes beside the benchmark's results.
 #[must_use]
 pub fn python_in(folder: &Path) -> Option<PathBuf> {

@@ -2,15 +2,15 @@
 
 mod evb;
 mod scale;
+mod stencil;
 
 use std::error::Error;
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use millstream_bench::lean::{self, Loop};
 use millstream_bench::wire::bare::{self, Manner};
-use millstream_bench::{Table, verbs, wire};
+use millstream_bench::{verbs, wire};
 
 use crate::args::{BenchOptions, BenchWhat, Datagrams, DatagramsOptions, LeanOptions};
 use crate::run::library_dir;
@@ -22,7 +22,7 @@ pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
         }
         BenchWhat::Evb { rounds, seconds } => ("evb", evb::run(&options.out, *rounds, *seconds)?),
         BenchWhat::Stencil { side, rounds, python } => {
-            ("stencil", stencil(&options.out, *side, *rounds, python.as_deref())?)
+            ("stencil", stencil::run(&options.out, *side, *rounds, python.as_deref())?)
         }
         BenchWhat::Scale { rounds } => ("scale", scale::run(*rounds)?),
         BenchWhat::Wire { rounds, mtu, long } => {
@@ -69,18 +69,4 @@ fn lean(options: &LeanOptions) -> Result<(), Box<dyn Error>> {
         None => lean::serve(port, &what),
         Some(host) => lean::measure(host, port, &what),
     }
-}
-
-fn stencil(
-    out: &Path,
-    side: usize,
-    rounds: usize,
-    python: Option<&Path>,
-) -> Result<Table, millstream_bench::stencil::StencilError> {
-    let python = python.map(Path::to_owned).or_else(|| millstream_bench::stencil::python_in(out));
-    let folder = out.join("stencil");
-    let (table, notes) =
-        millstream_bench::stencil::run(&millstream_bench::stencil::Options { side, rounds, folder, python })?;
-    notes.iter().for_each(|note| println!("{note}"));
-    Ok(table)
 }

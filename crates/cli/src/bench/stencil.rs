@@ -1,0 +1,195 @@
+//! `millstream bench stencil`: the kernel beside C, numba and numpy; whole jobs, and the kernel as WebAssembly,
+//! beside the bare kernel.
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use millstream_bench::stencil::{Options, python_in};
+use millstream_bench::{Figure, Table, median};
+use millstream_card::region::kernel::{Banks, Loader as _, RegionKernel, Run, Unattended, Words};
+use millstream_card::region::stencil::{BUILTIN, StencilArguments};
+use millstream_card::{Memory, Span};
+use millstream_offload::grid::{Grid, Shape};
+use millstream_offload::job;
+use millstream_offload::plan::Plan;
+use millstream_offload::remote::LeasedCard;
+use millstream_offload::worker::Worker as _;
+use millstream_rdma::device::{self, Choice};
+
+use crate::stencil::{OwnCard, start_cards};
+
+type Outcome<T> = Result<T, Box<dyn Error>>;
+
+/// Sweeps of a job; with so many, transfers can hide.
+const ITERATIONS: u64 = 100;
+
+/// Sides of the grid that WebAssembly computes, and its sweeps: it makes each through memory.
+const WASM_SIDE: u64 = 1024;
+const WASM_SWEEPS: u64 = 100;
+
+const LEASE: Duration = Duration::from_secs(20);
+
+/// The example, as it stands in the repository, and what it needs beside it.
+const EXAMPLE: [(&str, &str); 2] = [
+    ("jacobi.rs", include_str!("../../../../examples/kernels/jacobi.rs")),
+    ("millstream.rs", include_str!("../../../../examples/kernels/millstream.rs")),
+];
+
+pub(super) fn run(out: &Path, side: usize, rounds: usize, python: Option<&Path>) -> Outcome<Table> {
+    let python = python.map(Path::to_owned).or_else(|| python_in(out));
+    let folder = out.join("stencil");
+    let options = Options { side, rounds, folder: folder.clone(), python };
+    let (mut table, notes) = millstream_bench::stencil::run(&options)?;
+    notes.iter().for_each(|note| println!("{note}"));
+    jobs(&mut table, side as u64, rounds)?;
+    match compile(&folder) {
+        Ok(image) => as_wasm(&mut table, &image, rounds)?,
+        Err(why) => println!("WebAssembly: not run, {why}"),
+    }
+    Ok(table)
+}
+
+/// The kernel by itself, on memory as cards have it.
+struct Bare {
+    memory: Memory,
+    kernel: Box<dyn RegionKernel>,
+    words: Words,
+    points: f64,
+}
+
+impl Bare {
+    fn new(
+        kernel: Box<dyn RegionKernel>,
+        side: u64,
+        sweeps: u64,
+        words: &dyn Fn(u64) -> Words,
+    ) -> Outcome<Bare> {
+        let plane = (side * side * 4).next_multiple_of(2 << 20);
+        let memory = Memory::anonymous(2 * plane)?;
+        memory.prefault(Span::new(0, 2 * plane))?;
+        Ok(Bare { memory, kernel, words: words(plane), points: (side * side * sweeps) as f64 })
+    }
+
+    /// The built-in kernel, all rows and sweeps in one run.
+    fn native(side: u64, sweeps: u64) -> Outcome<Bare> {
+        let words = |plane| {
+            let arguments = StencilArguments {
+                double: false,
+                rows: side,
+                columns: side,
+                pitch: side,
+                source: 0,
+                destination: plane,
+                sweeps,
+                ranges: [0..0, 0..0],
+            };
+            arguments.to_words()
+        };
+        Bare::new((BUILTIN.make)(), side, sweeps, &words)
+    }
+
+    fn points_per_second(&mut self) -> Outcome<f64> {
+        let control = Unattended::default();
+        let banks = Banks::new(&self.memory, self.memory.size(), 1);
+        let start = Instant::now();
+        self.kernel.run(&mut Run::new(banks, self.words, &control))?;
+        Ok(self.points / start.elapsed().as_secs_f64())
+    }
+}
+
+/// Cards in processes of their own, and a grid here.
+struct Whole {
+    plan: Plan,
+    grid: Grid,
+    // Before the processes: a lease goes before its card.
+    workers: Vec<LeasedCard>,
+    _processes: Vec<OwnCard>,
+}
+
+impl Whole {
+    fn new(side: u64, cards: usize) -> Outcome<Whole> {
+        let shape = Shape { rows: side, columns: side, double: false };
+        let device = device::open(&Choice::from_environment())?;
+        let plan = Plan::new(shape, ITERATIONS, &vec![u64::MAX; cards], None)?;
+        let processes = start_cards(&plan)?;
+        let addresses: Vec<_> = processes.iter().map(|card| card.address().to_owned()).collect();
+        let workers = LeasedCard::row(&device, &addresses, LEASE, LEASE)?;
+        let memories: Vec<_> = workers.iter().map(|worker| worker.memory_bytes()).collect();
+        let plan = Plan::new(shape, ITERATIONS, &memories, None)?;
+        let mut grid = Grid::zeros(shape, Some(&device))?;
+        grid.generate(0);
+        Ok(Whole { plan, grid, workers, _processes: processes })
+    }
+
+    fn points_per_second(&mut self) -> Outcome<f64> {
+        let never = AtomicBool::new(false);
+        let report = job::run(&self.plan, &mut self.grid, &mut self.workers, &|_| {}, &never)?;
+        Ok(report.points_per_s)
+    }
+}
+
+/// Whole jobs, from the first byte written to the last one read, beside the bare kernel.
+fn jobs(table: &mut Table, side: u64, rounds: usize) -> Outcome<()> {
+    let mut bare = Bare::native(side, ITERATIONS)?;
+    let mut whole = [Whole::new(side, 1)?, Whole::new(side, 2)?];
+    let mut rates = [Vec::new(), Vec::new(), Vec::new()];
+    for round in 0..=rounds {
+        let measured =
+            [bare.points_per_second()?, whole[0].points_per_second()?, whole[1].points_per_second()?];
+        // The first round warms up.
+        if round > 0 {
+            rates.iter_mut().zip(measured).for_each(|(rates, rate)| rates.push(rate));
+        }
+    }
+    let [bare, one, two] = rates.map(|rates| median(&rates).unwrap_or(0.0) / 1e9);
+    let name = |cards| format!("whole job, {ITERATIONS} sweeps, {cards}, beside the bare kernel");
+    table.push(Figure::against(name("1 card"), one, "G points/s", bare));
+    table.push(Figure::against(name("2 cards"), two, "G points/s", bare));
+    Ok(())
+}
+
+/// The example kernel beside the built-in one.
+fn as_wasm(table: &mut Table, image: &[u8], rounds: usize) -> Outcome<()> {
+    let kernel = millstream_wasm::Wasm.load(image)?.kernel;
+    let words = |plane| {
+        let mut words = Words::default();
+        words[..5].copy_from_slice(&[WASM_SIDE, WASM_SIDE, 0, plane, WASM_SWEEPS]);
+        words
+    };
+    let mut wasm = Bare::new(kernel, WASM_SIDE, WASM_SWEEPS, &words)?;
+    let mut bare = Bare::native(WASM_SIDE, WASM_SWEEPS)?;
+    let mut plain = millstream_bench::stencil::OneThread::new(WASM_SIDE as usize, WASM_SWEEPS as usize)?;
+    let mut rates = [Vec::new(), Vec::new(), Vec::new()];
+    for round in 0..=rounds {
+        let measured = [wasm.points_per_second()?, plain.points_per_second(), bare.points_per_second()?];
+        if round > 0 {
+            rates.iter_mut().zip(measured).for_each(|(rates, rate)| rates.push(rate));
+        }
+    }
+    let [wasm, plain, bare] = rates.map(|rates| median(&rates).unwrap_or(0.0) / 1e9);
+    let name = |beside| format!("WebAssembly, {WASM_SIDE}x{WASM_SIDE}, beside native {beside}");
+    table.push(Figure::against(name("sweep by sweep on 1 thread"), wasm, "G points/s", plain));
+    table.push(Figure::against(name("as it is"), wasm, "G points/s", bare));
+    Ok(())
+}
+
+/// Compiles the example as its first lines say.
+fn compile(folder: &Path) -> Result<Vec<u8>, String> {
+    let write = |(name, text): (&str, &str)| std::fs::write(folder.join(name), text);
+    EXAMPLE.into_iter().try_for_each(write).map_err(|error| error.to_string())?;
+    let image: PathBuf = folder.join("jacobi.wasm");
+    let output = Command::new("rustc")
+        .args(["--edition", "2024", "--target", "wasm32-unknown-unknown", "-O", "-C", "panic=abort"])
+        .args(["-C", "strip=debuginfo", "-C", "target-feature=+simd128", "--crate-type", "cdylib", "-o"])
+        .arg(&image)
+        .arg(folder.join("jacobi.rs"))
+        .output()
+        .map_err(|error| format!("rustc: {error}"))?;
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+    }
+    std::fs::read(image).map_err(|error| error.to_string())
+}

@@ -1,0 +1,276 @@
+//! `millstream stencil`.
+
+use std::error::Error;
+use std::fmt::Write as _;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use millstream_card::kernel::Registry;
+use millstream_card::{Config, Lifetime, Network, serve_with};
+use millstream_offload::grid::{Grid, Shape};
+use millstream_offload::job;
+use millstream_offload::plan::Plan;
+use millstream_offload::remote::LeasedCard;
+use millstream_offload::timeline::{Breakdown, JobReport, Kind};
+use millstream_offload::worker::Worker as _;
+use millstream_rdma::device::{self, Choice};
+use millstream_report::timeline::{Bar, Kind as Ink, Timeline};
+use millstream_report::{Progress, save};
+
+use crate::args::StencilOptions;
+use crate::interrupt::Interrupt;
+
+/// Time from this process's death to the end of its leases.
+const LEASE: Duration = Duration::from_secs(5);
+
+/// How long to wait for cards that somebody else has.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Banks of a card that is started for a job.
+const BANKS: u32 = 4;
+
+/// Rows and columns, as people write them: `ROWSxCOLUMNS`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GridSize {
+    rows: u64,
+    columns: u64,
+}
+
+impl FromStr for GridSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<GridSize, String> {
+        let number = |text: &str| text.parse().ok().filter(|&number: &u64| number > 0);
+        let sides = text.split_once(['x', 'X', '×']);
+        match sides.map(|(rows, columns)| (number(rows), number(columns))) {
+            Some((Some(rows), Some(columns))) => {
+                let bytes = rows.checked_mul(columns).and_then(|points| points.checked_mul(8));
+                match bytes.filter(|&bytes| bytes <= isize::MAX as u64) {
+                    Some(_) => Ok(GridSize { rows, columns }),
+                    None => Err("no memory can hold it".to_owned()),
+                }
+            }
+            _ => Err("expected ROWSxCOLUMNS, for example 16384x16384".to_owned()),
+        }
+    }
+}
+
+pub(crate) fn run(options: &StencilOptions) -> Result<ExitCode, Box<dyn Error>> {
+    if let Some(bytes) = options.be_a_card {
+        return be_a_card(bytes);
+    }
+    let shape = match (&options.input, options.grid) {
+        (Some(file), _) => file.shape()?,
+        (None, Some(GridSize { rows, columns })) => Shape { rows, columns, double: options.float64 },
+        (None, None) => return Err("--grid ROWSxCOLUMNS or --input FILE says what to compute on".into()),
+    };
+    let device = device::open(&Choice::from_environment())?;
+    eprintln!("grid of {}x{}, {} MiB", shape.rows, shape.columns, shape.bytes() >> 20);
+    let mut grid = Grid::zeros(shape, Some(&device))?;
+    match &options.input {
+        Some(file) => file.read(&mut grid)?,
+        None => grid.generate(options.seed),
+    }
+    // As a card gets it, before it is overwritten.
+    let reference = options.verify.then(|| {
+        eprintln!("computing the reference on this host");
+        grid.reference(options.iterations)
+    });
+
+    let own = if options.cards.is_empty() {
+        let memories = vec![u64::MAX; options.local];
+        start_cards(&Plan::new(shape, options.iterations, &memories, options.depth)?)?
+    } else {
+        Vec::new()
+    };
+    let addresses = match own.is_empty() {
+        true => options.cards.clone(),
+        false => own.iter().map(|card| card.address.clone()).collect(),
+    };
+    let mut workers = LeasedCard::row(&device, &addresses, LEASE, PATIENCE)?;
+    let memories: Vec<_> = workers.iter().map(|worker| worker.memory_bytes()).collect();
+    let plan = Plan::new(shape, options.iterations, &memories, options.depth)?;
+
+    let report = compute(&plan, &mut grid, &mut workers)?;
+    for worker in workers {
+        worker.release()?;
+    }
+    drop(own);
+    if let Some(reference) = &reference {
+        grid.compare(reference)?;
+    }
+    if let Some(file) = &options.output {
+        file.write(&grid)?;
+    }
+    if let Some(path) = &options.svg {
+        save(path, &picture(&report).draw())?;
+    }
+    match &options.json {
+        Some(path) if path.as_os_str() == "-" => println!("{}", serde_json::to_string_pretty(&report)?),
+        path => {
+            if let Some(path) = path {
+                save(path, &serde_json::to_string_pretty(&report)?)?;
+            }
+            print!("{}", table(&report, reference.is_some()));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The job, with a bar, until it is over or Ctrl-C.
+fn compute(plan: &Plan, grid: &mut Grid, workers: &mut [LeasedCard]) -> Result<JobReport, Box<dyn Error>> {
+    let interrupt = Interrupt::listen()?;
+    let (stop, over) = (AtomicBool::new(false), AtomicBool::new(false));
+    let bar = Progress::new("stencil", plan.blocks.len() as u64);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                if interrupt.flow().is_break() {
+                    stop.store(true, Ordering::Relaxed);
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let outcome = job::run(plan, grid, workers, &|blocks| bar.set(blocks as u64), &stop);
+        over.store(true, Ordering::Relaxed);
+        Ok(outcome?)
+    })
+}
+
+/// A card that was started for this job; it ends with this.
+pub(crate) struct OwnCard {
+    process: Child,
+    address: String,
+}
+
+impl OwnCard {
+    /// Where it listens.
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+}
+
+impl Drop for OwnCard {
+    fn drop(&mut self) {
+        // It ends when its standard input does.
+        drop(self.process.stdin.take());
+        let _ = self.process.wait();
+    }
+}
+
+/// Starts a card for each tile, with as much memory as the tile takes.
+pub(crate) fn start_cards(plan: &Plan) -> Result<Vec<OwnCard>, Box<dyn Error>> {
+    let count = plan.tiles.len();
+    eprintln!("starting {count} emulated card{}", if count == 1 { "" } else { "s" });
+    let mut cards = Vec::new();
+    for tile in &plan.tiles {
+        let bytes = plan.memory(tile).to_string();
+        let mut process = Command::new(std::env::current_exe()?)
+            .args(["stencil", "--be-a-card", &bytes])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let out = process.stdout.take().expect("it was piped");
+        let mut card = OwnCard { process, address: String::new() };
+        BufReader::new(out).read_line(&mut card.address)?;
+        card.address.truncate(card.address.trim_end().len());
+        if card.address.is_empty() {
+            return Err("an emulated card did not start".into());
+        }
+        cards.push(card);
+    }
+    Ok(cards)
+}
+
+/// Serves one card until standard input ends.
+fn be_a_card(bytes: u64) -> Result<ExitCode, Box<dyn Error>> {
+    let name = format!("stencil-{}", std::process::id()).parse()?;
+    let bank = bytes.div_ceil(u64::from(BANKS)).next_multiple_of(2 << 20);
+    let mut config = Config::new(name, bank, Registry::empty());
+    config.bank_count = BANKS;
+    config.prefault = true;
+    config.huge_pages = true;
+    config.network = Some(Network {
+        device: device::open(&Choice::from_environment())?,
+        address: "127.0.0.1:0".to_owned(),
+    });
+    let stdin = std::os::fd::AsFd::as_fd(&std::io::stdin()).try_clone_to_owned()?;
+    config.lifetime = Lifetime::Launcher(stdin);
+    serve_with(config, |address| {
+        if let Some(address) = address {
+            println!("{address}");
+            let _ = std::io::stdout().flush();
+        }
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn table(report: &JobReport, verified: bool) -> String {
+    let mut out = String::new();
+    let [rows, columns] = report.grid;
+    let cards = report.cards.len();
+    let plural = if cards == 1 { "" } else { "s" };
+    // Writing to a string does not fail.
+    let _ = writeln!(
+        out,
+        "stencil  {rows}x{columns} {}, {} sweeps on {cards} card{plural}, {} between exchanges\n",
+        report.element, report.iterations, report.depth
+    );
+    let kinds = Kind::ALL.map(|kind| format!("{:>10}", kind.name())).concat();
+    let _ = writeln!(out, "  {:>7}{:>8}{:>12}{:>12}{kinds}   [ms]", "block", "sweeps", "wall", "per sweep");
+    let line = |out: &mut String, name: &str, sweeps: u64, wall: f64, mean: &Breakdown| {
+        let per = if sweeps == 0 { 0.0 } else { wall / sweeps as f64 };
+        let times = Kind::ALL.map(|kind| format!("{:>10.2}", mean.of(kind) * 1e3)).concat();
+        let _ = writeln!(out, "  {name:>7}{sweeps:>8}{:>12.2}{:>12.3}{times}", wall * 1e3, per * 1e3);
+    };
+    for (index, block) in report.blocks.iter().enumerate() {
+        line(&mut out, &index.to_string(), block.sweeps, block.wall_s, &block.mean);
+    }
+    line(&mut out, "total", report.iterations, report.wall_s, &report.mean);
+    let gigabytes = report.bytes.map(|bytes| bytes as f64 / 1e9);
+    let _ = writeln!(
+        out,
+        "\n  {:.2} G points/s; written {:.3} GB, between cards {:.3} GB, read {:.3} GB",
+        report.points_per_s / 1e9,
+        gigabytes[0],
+        gigabytes[1],
+        gigabytes[2]
+    );
+    let _ = writeln!(out, "  times of work are means over the cards; what overlaps counts in full");
+    if verified {
+        let _ = writeln!(out, "  every point equals the reference, bit for bit");
+    }
+    out
+}
+
+fn picture(report: &JobReport) -> Timeline {
+    let colour = |kind| match kind {
+        Kind::Write => "#1a7f37",
+        Kind::Compute => "#0969da",
+        Kind::Halo => "#bf3989",
+        Kind::Read => "#bc4c00",
+        Kind::Wait => "#afb8c1",
+    };
+    let bar = |step: &millstream_offload::timeline::Step| Bar {
+        lane: step.card,
+        kind: Kind::ALL.iter().position(|&kind| kind == step.kind).unwrap_or(0),
+        start: step.start_s,
+        end: step.end_s,
+    };
+    let [rows, columns] = report.grid;
+    Timeline {
+        title: format!("Stencil, {rows}×{columns} {}, {} sweeps", report.element, report.iterations),
+        subtitle: format!(
+            "{:.2} G points/s on {} cards, {} sweeps between two exchanges",
+            report.points_per_s / 1e9,
+            report.cards.len(),
+            report.depth
+        ),
+        lanes: report.cards.clone(),
+        kinds: Kind::ALL.map(|kind| Ink { name: kind.name(), colour: colour(kind) }).to_vec(),
+        bars: report.steps.iter().map(bar).collect(),
+    }
+}
