@@ -2,6 +2,7 @@
 
 use std::hint::black_box;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use millstream_shm::{Mapping, Memfd, vm};
@@ -62,6 +63,31 @@ pub fn memcpy(kind: Kind, block: usize, source: usize, window: usize, time: Dura
     Ok((copies * block) as f64 / start.elapsed().as_secs_f64() / 1e9)
 }
 
+/// The same while another thread looks at a word all the time, on another core if there is one: what a copy
+/// can reach when the receiver polls. Two cores of a virtual machine may be two threads of one real one.
+///
+/// # Errors
+/// As [`memcpy`].
+///
+/// # Panics
+/// As [`memcpy`].
+pub fn memcpy_beside_poller(kind: Kind, block: usize, time: Duration) -> io::Result<f64> {
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // Like a program that polls, without a pause.
+            let mut looks = 0u64;
+            while !over.load(Ordering::Acquire) {
+                looks = looks.wrapping_add(1);
+            }
+            black_box(looks);
+        });
+        let result = memcpy(kind, block, block, block, time);
+        over.store(true, Ordering::Release);
+        result
+    })
+}
+
 /// GB/s of the kernel's copy between address spaces (`process_vm_writev`) in blocks of `block` bytes of
 /// private memory, for about `time`: what is left where a peer cannot map memory.
 ///
@@ -93,6 +119,8 @@ mod tests {
             let speed = memcpy(kind, 4096, 8192, 1 << 20, Duration::from_millis(5)).unwrap();
             assert!(speed > 0.01 && speed < 10_000.0, "{speed}");
         }
+        let speed = memcpy_beside_poller(Kind::Ordinary, 4096, Duration::from_millis(5)).unwrap();
+        assert!(speed > 0.01 && speed < 10_000.0, "{speed}");
         let speed = system_copy(4096, Duration::from_millis(5)).unwrap();
         assert!(speed > 0.01 && speed < 10_000.0, "{speed}");
     }

@@ -1,9 +1,10 @@
 //! The soft device by other people's programs and by a lean loop of our own, beside memcpy and UCX's own shared memory in the same run.
 
+use std::cell::RefCell;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::memory::{Kind, memcpy, system_copy};
+use crate::memory::{Kind, memcpy, memcpy_beside_poller, system_copy};
 use crate::pair::{Pair, PairError};
 use crate::{Figure, Table, median};
 
@@ -123,11 +124,28 @@ impl Bench<'_> {
         let size_text = size.to_string();
         let pairs =
             BANDWIDTH.map(|(_, what)| self.lean(&[what, "--size", &size_text], column::LEAN_BANDWIDTH));
-        let copy = || memcpy(Kind::Landing, size, size, size, BASELINE_TIME);
+        let beside_poller = RefCell::new(Vec::new());
+        let copy = || {
+            let speed = memcpy_beside_poller(Kind::Landing, size, BASELINE_TIME)?;
+            beside_poller.borrow_mut().push(speed);
+            memcpy(Kind::Landing, size, size, size, BASELINE_TIME)
+        };
         let (baseline, values) = self.medians(copy, &pairs)?;
         for ((_, what), value) in BANDWIDTH.iter().zip(&values) {
             self.table.push(Figure::against(format!("{what} {name}, lean loop"), *value, "GB/s", baseline));
         }
+        // Whoever receives polls, and that alone may slow a copy down.
+        let beside_poller = median(&beside_poller.borrow()).unwrap_or(0.0);
+        let rows = [
+            Figure::against(
+                format!("memcpy {name} while another core polls"),
+                beside_poller,
+                "GB/s",
+                baseline,
+            ),
+            Figure::against(format!("send {name}, lean loop, beside that"), values[2], "GB/s", beside_poller),
+        ];
+        rows.into_iter().for_each(|figure| self.table.push(figure));
         Ok(())
     }
 
