@@ -20,7 +20,7 @@ LIB_LDFLAGS := -shared -Wl,--gc-sections -Wl,--no-undefined-version \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test loom soak bench bench-verbs bench-evb bench-card bench-scale bench-wire conformance conformance-wire \
-	conformance-rxe bench-proto proto-long proto-mutants lint build lib FORCE
+	conformance-rxe bench-proto proto-long proto-mutants conformance-asan fuzz lint build lib FORCE
 
 # Debian packages: what building needs, then what tests and benchmarks run or read results with.
 PACKAGES := gcc libc6-dev pkg-config cmake libclang-dev libibverbs-dev libhdf5-dev \
@@ -95,6 +95,28 @@ proto-long: ## millions of packets between two state machines over a faulty netw
 
 bench-wire: build ## measure the device between two hosts, beside bare UDP and TCP (as root)
 	$(TARGET_DIR)/release/millstream bench wire --long
+# The verbs library under AddressSanitizer, which comes first in every process (a nightly compiler, and gcc's runtime).
+ASAN_TARGET  := x86_64-unknown-linux-gnu
+ASAN_DIR     := $(TARGET_DIR)/asan
+ASAN_CLIENTS ?= ibverbs-utils perftest pyverbs
+
+conformance-asan: build ## run other people's programs with AddressSanitizer in the verbs library (docs/faults.md)
+	CARGO_TARGET_DIR=$(ASAN_DIR) RUSTFLAGS="-Zsanitizer=address -Zexternal-clangrt" CARGO_PROFILE_DEVICE_LTO=off \
+		CARGO_PROFILE_DEVICE_DEBUG=line-tables-only CARGO_PROFILE_DEVICE_CODEGEN_UNITS=16 \
+		$(CARGO) +nightly build --target $(ASAN_TARGET) --profile device -p millstream-capi
+	@mkdir -p $(ASAN_DIR)/lib
+	gcc -o $(ASAN_DIR)/lib/libibverbs.so.1 -Wl,--whole-archive $(ASAN_DIR)/$(ASAN_TARGET)/device/libmillstream_capi.a \
+		-Wl,--no-whole-archive $(LIB_LDFLAGS) -Wl,-soname=libibverbs.so.1 -Wl,--version-script=$(CAPI_MAP) \
+		-lasan -lgcc_s -lpthread -ldl -lm -lc
+	cp $(PRELOAD) $(ASAN_DIR)/lib/
+	$(CARGO) build --release -p millstream-conformance
+	LD_PRELOAD=$$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0:handle_segv=0 MILLSTREAM_LIB=$(abspath $(ASAN_DIR))/lib \
+		$(TARGET_DIR)/release/millstream-conformance --out $(ASAN_DIR)/conformance $(ASAN_CLIENTS)
+
+fuzz: setup ## let a fuzzer play against the device for FUZZ_SECONDS (cargo-fuzz, a nightly compiler; fuzz/README.md)
+	@mkdir -p $(TARGET_DIR)/corpus
+	ASAN_OPTIONS=detect_leaks=0:handle_segv=0 CARGO_TARGET_DIR=$(TARGET_DIR)/fuzz $(CARGO) +nightly fuzz run device \
+		$(abspath $(TARGET_DIR))/corpus fuzz/seeds/device -- -max_total_time=$(or $(FUZZ_SECONDS),300) -max_len=600 -timeout=60
 
 bench-scale: build ## measure what more connections and more processes cost
 	$(TARGET_DIR)/release/millstream bench scale

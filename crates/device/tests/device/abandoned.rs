@@ -49,8 +49,9 @@ fn sender(adapter: &Adapter, cq: &Arc<Cq>, kind: Kind) -> Arc<Qp> {
 struct Queue {
     srq: Arc<Srq>,
     cq: Arc<Cq>,
-    memory: Vec<u8>,
     mr: Mr,
+    // Last: it is registered until then.
+    memory: Vec<u8>,
 }
 
 impl Queue {

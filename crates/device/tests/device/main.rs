@@ -10,6 +10,8 @@ mod hostile_socket;
 mod kills;
 mod lifetime;
 mod multicast;
+mod operations;
+mod plays;
 mod queues;
 mod regions;
 mod resize;
@@ -47,6 +49,7 @@ fn other_process() {
         Ok("joiner") => multicast::joiner(),
         Ok("mcast_listener") => multicast::listener(),
         Ok("xrc_member") => xrc::member(),
+        Ok("partner") => operations::partner(support::tell, support::listen),
         Ok("doomed") => abandoned::doomed(),
         Ok("reborn") => lifetime::reborn(),
         Ok("wire_widow") => wire::widow(),

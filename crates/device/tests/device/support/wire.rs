@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use millstream_shm::socket::Connection;
 
-/// Version of the messages and of what is in an arena, as a device says it in its greeting.
-pub(crate) const VERSION: u32 = u32::from_le_bytes(*b"MILL") ^ u32::from_le_bytes(*b"ARN6") ^ 2;
+pub(crate) use crate::operations::VERSION;
 
 pub(crate) const HELLO: u32 = 1;
 pub(crate) const FILE: u32 = 2;

@@ -1,0 +1,376 @@
+//! Operations on a device and against it, spelled by bytes: what a fuzzer varies (`fuzz/`), and what a test plays
+//! again from the seeds.
+//!
+//! There are two processes, each with a device. One plays: it posts requests of any form, stores into its own arena
+//! and into its partner's as any process of the user can, and says anything to its own device's socket. The partner
+//! only makes what requests lead to. Whatever the bytes say, both devices live on, and nothing is touched that was
+//! not registered.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use millstream_device::qp::state::{Attributes, Path, State, attr};
+use millstream_device::qp::{Capacity, Kind, Qp, Receives};
+use millstream_device::types::{Destination, SendWr, Sge, Wc};
+use millstream_device::{Channel, Context, Cq, Mr, Pd, Srq};
+use millstream_shm::Mapping;
+use millstream_shm::socket::Connection;
+
+/// Version of the messages and of what is in an arena, as a device says it in its greeting.
+pub(crate) const VERSION: u32 = u32::from_le_bytes(*b"MILL") ^ u32::from_le_bytes(*b"ARN6") ^ 2;
+/// Bytes of the memory that is registered, and of what lies around it.
+const LEN: usize = 16 << 10;
+const GUARD: usize = 4096;
+const UNTOUCHED: u8 = 0x5a;
+const QKEY: u32 = 7;
+/// All that peers may be allowed.
+const ACCESS: u32 = 15;
+
+/// The queue pairs of each side: own receives, shared receives, datagrams.
+const KINDS: [(Kind, bool); 3] = [(Kind::Rc, false), (Kind::Rc, true), (Kind::Ud, false)];
+
+/// What one side makes for one play.
+struct Objects {
+    cq: Arc<Cq>,
+    srq: Arc<Srq>,
+    qps: Vec<Arc<Qp>>,
+    mr: Mr,
+    // Last: it is registered until then.
+    memory: Vec<u8>,
+}
+
+impl Objects {
+    fn new(context: &Arc<Context>, pd: &Arc<Pd>) -> Self {
+        let mut memory = vec![UNTOUCHED; LEN + 2 * GUARD];
+        let start = memory[GUARD..].as_mut_ptr() as u64;
+        let mr = Mr::register(pd, start, LEN as u64, start, ACCESS).expect("registered");
+        let channel = Channel::new(context).expect("a channel");
+        let cq = Cq::new(context, 32, Some(channel)).expect("a queue");
+        let srq = Srq::new(pd, 8, 1).expect("a shared queue");
+        let qps = KINDS.map(|(kind, shared)| {
+            let receives = if shared { Receives::Shared(srq.clone()) } else { Receives::Own };
+            let capacity = Capacity {
+                max_send_wr: 16,
+                max_recv_wr: 8,
+                max_send_sge: 2,
+                max_recv_sge: 1,
+                max_inline_data: 64,
+            };
+            Qp::new(pd, &cq, &cq, capacity, false, kind, receives).expect("a queue pair")
+        });
+        Self { cq, srq, qps: qps.into(), mr, memory }
+    }
+
+    fn start(&self) -> u64 {
+        self.memory[GUARD..].as_ptr() as u64
+    }
+
+    fn connect(&self, numbers: &[u32]) {
+        for (qp, dest) in self.qps.iter().zip(numbers) {
+            connect(qp, *dest);
+        }
+        for i in 0..4 {
+            let sges = [Sge { addr: self.start() + 1024 * i, length: 1024, lkey: self.mr.key() }];
+            let _ = self.srq.post(i, &sges);
+            let _ = self.qps[0].post_recv(i, &sges);
+            let _ = self.qps[2].post_recv(i, &sges);
+        }
+    }
+
+    fn card(&self) -> String {
+        let numbers: Vec<String> = self.qps.iter().map(|qp| qp.qpn().to_string()).collect();
+        format!("{} {} {}", numbers.join(" "), self.mr.key(), self.start())
+    }
+
+    /// Nothing beside the registered memory was touched.
+    fn check(&self) {
+        let (before, rest) = self.memory.split_at(GUARD);
+        let around = before.iter().chain(&rest[LEN..]);
+        assert!(around.into_iter().all(|byte| *byte == UNTOUCHED), "memory that was not registered");
+    }
+}
+
+impl Drop for Objects {
+    fn drop(&mut self) {
+        self.qps.drain(..).for_each(|qp| qp.destroy());
+    }
+}
+
+fn connect(qp: &Qp, dest: u32) {
+    let ud = qp.kind() == Kind::Ud;
+    let rtr = attr::AV | attr::PATH_MTU | attr::DEST_QPN | attr::RQ_PSN;
+    let rts = attr::TIMEOUT | attr::RETRY_CNT | attr::RNR_RETRY | attr::MAX_QP_RD_ATOMIC;
+    for (state, needs) in [
+        (State::Init, attr::PKEY_INDEX | attr::PORT | if ud { attr::QKEY } else { attr::ACCESS_FLAGS }),
+        (State::Rtr, if ud { 0 } else { rtr | attr::MAX_DEST_RD_ATOMIC | attr::MIN_RNR_TIMER }),
+        (State::Rts, attr::SQ_PSN | if ud { 0 } else { rts }),
+    ] {
+        let dgid = std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
+        let attributes = Attributes {
+            state,
+            access: ACCESS,
+            port: 1,
+            path_mtu: 5,
+            dest_qpn: dest,
+            max_rd_atomic: 4,
+            max_dest_rd_atomic: 4,
+            min_rnr_timer: 1,
+            timeout: 1,
+            retry_cnt: 1,
+            rnr_retry: 1,
+            qkey: QKEY,
+            path: Path { is_global: true, dgid, port: 1, ..Path::default() },
+            ..Attributes::default()
+        };
+        // What a play has done to the arena may stand in the way.
+        let _ = qp.modify(&attributes, attr::STATE | needs);
+    }
+}
+
+fn numbers(line: &str) -> Vec<u64> {
+    line.split(' ').map(|word| word.parse().expect("a number")).collect()
+}
+
+/// The partner, until it hears nothing more: makes everything anew for each play.
+pub(crate) fn partner(tell: impl Fn(&str), hear: impl Fn() -> Option<String>) {
+    let context = Context::open().expect("the device opens");
+    let pd = Pd::new(&context);
+    while let Some(line) = hear() {
+        let theirs: Vec<u32> = numbers(&line).iter().map(|n| *n as u32).collect();
+        let objects = Objects::new(&context, &pd);
+        objects.connect(&theirs);
+        tell(&objects.card());
+        hear();
+        objects.check();
+        drop(objects);
+        tell("done");
+    }
+}
+
+/// What the player keeps from play to play.
+pub(crate) struct Stage<T> {
+    context: Arc<Context>,
+    pd: Arc<Pd>,
+    /// To the partner: says a line, and hears one.
+    talk: T,
+    own: Option<Seen>,
+    partners: Option<Seen>,
+}
+
+/// A device as any process of the user sees it.
+struct Seen {
+    arena: OwnedFd,
+    mapping: Mapping,
+}
+
+/// Calls the device that owns this queue pair.
+fn dial(qpn: u32) -> Connection {
+    // SAFETY: a plain system call.
+    let user = unsafe { libc::geteuid() };
+    let name = format!("millstream/{user}/{:03x}", qpn >> 12);
+    Connection::open(&name, Duration::from_secs(5)).expect("somebody listens")
+}
+
+impl Seen {
+    fn new(qpn: u32) -> Self {
+        let connection = dial(qpn);
+        let hello = [1u32, VERSION, std::process::id(), 1, 0, 0].map(u32::to_ne_bytes).concat();
+        connection.send(&hello, &[]).expect("the device listens");
+        let (_, fds) = connection.receive(&mut [0; 64]).expect("the device answers");
+        let arena = fds.into_iter().next().expect("its arena");
+        let len = millstream_shm::file_len(arena.as_fd()).expect("a file");
+        let mapping = Mapping::new(arena.as_fd(), 0, len, true).expect("room");
+        Self { arena, mapping }
+    }
+
+    /// Offsets of the words that have memory.
+    fn words(&self) -> Vec<usize> {
+        let (mut found, mut at) = (Vec::new(), 0);
+        loop {
+            // SAFETY: plain system calls on a descriptor.
+            let (start, end) = unsafe {
+                let start = libc::lseek(self.arena.as_raw_fd(), at, libc::SEEK_DATA);
+                if start < 0 {
+                    return found;
+                }
+                (start, libc::lseek(self.arena.as_raw_fd(), start, libc::SEEK_HOLE))
+            };
+            // A table's unused entries are much, and say nothing.
+            let used = (start as usize..(end as usize).min(self.mapping.len())).step_by(4);
+            found.extend(used.filter(|at| self.mapping.word32(*at).load(Ordering::Relaxed) != 0));
+            at = end;
+        }
+    }
+
+    /// Stores one of the values that are worth a try.
+    fn store(&self, words: &[usize], bytes: &mut Bytes<'_>) {
+        if words.is_empty() {
+            return;
+        }
+        // The words behind those that say something, too.
+        let at = words[bytes.short() as usize % words.len()] + 4 * (bytes.byte() as usize % 4);
+        let other = words[bytes.byte() as usize % words.len()];
+        if at + 4 > self.mapping.len() {
+            return;
+        }
+        let word = self.mapping.word32(at);
+        let old = word.load(Ordering::Relaxed);
+        let new = match bytes.byte() % 8 {
+            0 => 0,
+            1 => u32::MAX,
+            2 => bytes.byte().into(),
+            3 => bytes.word(),
+            4 => old.wrapping_add(1),
+            5 => old.wrapping_sub(1),
+            6 => old ^ 1 << (bytes.byte() % 32),
+            _ => self.mapping.word32(other).load(Ordering::Relaxed),
+        };
+        // Who pretends that somebody who lives holds a lease makes others wait for two seconds, and finds nothing.
+        if new != std::process::id() {
+            word.store(new, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Bytes that are taken one after the other; zeroes when there are none left.
+struct Bytes<'a>(&'a [u8]);
+
+impl Bytes<'_> {
+    fn byte(&mut self) -> u8 {
+        match self.0.split_first() {
+            Some((first, rest)) => {
+                self.0 = rest;
+                *first
+            }
+            None => 0,
+        }
+    }
+
+    fn short(&mut self) -> u16 {
+        u16::from(self.byte()) | u16::from(self.byte()) << 8
+    }
+
+    fn word(&mut self) -> u32 {
+        u32::from(self.short()) | u32::from(self.short()) << 16
+    }
+}
+
+impl<T: FnMut(&str) -> String> Stage<T> {
+    /// With a partner to talk to: one line there, one line back.
+    pub(crate) fn new(talk: T) -> Self {
+        let context = Context::open().expect("the device opens");
+        Self { pd: Pd::new(&context), context, talk, own: None, partners: None }
+    }
+
+    /// Plays what the bytes say.
+    pub(crate) fn play(&mut self, bytes: &[u8]) {
+        let objects = Objects::new(&self.context, &self.pd);
+        let home = Objects::new(&self.context, &self.pd);
+        let own: Vec<String> = objects.qps.iter().map(|qp| qp.qpn().to_string()).collect();
+        let card = numbers(&(self.talk)(&own.join(" ")));
+        let (theirs, &[key, start]) = card.split_at(KINDS.len()) else { panic!("{card:?} is no card") };
+        let theirs: Vec<u32> = theirs.iter().map(|n| *n as u32).collect();
+        objects.connect(&theirs);
+        // One to itself, and two to each other in a way that cannot be: both kinds of mistakes are welcome.
+        let at_home: Vec<u32> = home.qps.iter().map(|qp| qp.qpn()).collect();
+        home.connect(&at_home);
+        let here = self.own.get_or_insert_with(|| Seen::new(at_home[0]));
+        let there = self.partners.get_or_insert_with(|| Seen::new(theirs[0]));
+        let seen = [(here.words(), &*here), (there.words(), &*there)];
+        let regions = [(key as u32, start), (home.mr.key(), home.start())];
+        let mut bytes = Bytes(bytes);
+        let mut out = [Wc::default(); 8];
+        let mut line = None;
+        while !bytes.0.is_empty() {
+            let side = usize::from(bytes.byte() % 2);
+            let (from, receivers) = [(&objects, &theirs), (&home, &at_home)][side];
+            match bytes.byte() % 12 {
+                0..=2 => seen[1].1.store(&seen[1].0, &mut bytes),
+                3 => seen[0].1.store(&seen[0].0, &mut bytes),
+                4..=7 => send(from, receivers, &regions, &mut bytes),
+                8 => {
+                    let length = bytes.short().into();
+                    let sges = [Sge { addr: from.start(), length, lkey: from.mr.key() }];
+                    let qp = usize::from(bytes.byte()) % KINDS.len();
+                    let _ = from.qps[qp].post_recv(9, &sges);
+                    let _ = from.srq.post(9, &sges);
+                }
+                9 => drop(from.cq.poll(&mut out)),
+                10 => {
+                    let connection = line.take().unwrap_or_else(|| dial(at_home[0]));
+                    // Who talks nonsense is hung up on.
+                    line = say(&connection, &at_home, &mut bytes).then_some(connection);
+                }
+                _ => match bytes.byte() % 4 {
+                    0 => drop(from.cq.resize(bytes.byte().into())),
+                    1 => from.cq.arm(bytes.byte() % 2 == 0),
+                    2 => drop(from.srq.set_limit(bytes.byte().into())),
+                    _ => {
+                        let qp = usize::from(bytes.byte()) % KINDS.len();
+                        let state = [State::Reset, State::Err, State::Sqd][usize::from(bytes.byte()) % 3];
+                        let _ =
+                            from.qps[qp].modify(&Attributes { state, ..Attributes::default() }, attr::STATE);
+                    }
+                },
+            }
+        }
+        for side in [&objects, &home] {
+            let _ = side.cq.poll(&mut out);
+            side.check();
+        }
+        drop((objects, home));
+        assert_eq!((self.talk)("over"), "done");
+    }
+}
+
+/// Posts a request of any form.
+fn send(from: &Objects, receivers: &[u32], regions: &[(u32, u64)], bytes: &mut Bytes<'_>) {
+    let i = usize::from(bytes.byte()) % KINDS.len();
+    let (opcode, flags) = (u32::from(bytes.byte()) % 20, u32::from(bytes.byte()));
+    let inline = flags & 8 != 0;
+    let piece = |bytes: &mut Bytes<'_>| {
+        // What a program says about memory of its own process for inline data must be true.
+        let (skip, length) = (bytes.short() % LEN as u16, u32::from(bytes.short()));
+        let length = if inline { length % 256 } else { length };
+        let lkey = from.mr.key() ^ u32::from(!inline && bytes.byte() == 1);
+        Sge { addr: from.start() + u64::from(skip), length, lkey }
+    };
+    let sges = [piece(bytes), piece(bytes)];
+    let count = usize::from(bytes.byte()) % 3;
+    let (key, start) = regions[usize::from(bytes.byte()) % 2];
+    let to = Destination { on_this_host: true, qpn: receivers[2], qkey: QKEY, grh: [0x60; 40] };
+    let wr = SendWr {
+        wr_id: 1,
+        opcode,
+        flags,
+        imm: bytes.word(),
+        sges: &sges[..count],
+        remote_addr: start.wrapping_add_signed(i64::from(bytes.short() as i16)),
+        rkey: key ^ u32::from(bytes.byte() == 1),
+        compare_add: 1,
+        swap: 2,
+        to: (i == 2).then_some(to),
+        bind: None,
+        remote_srqn: bytes.short().into(),
+    };
+    let _ = from.qps[i].post_send(&wr);
+}
+
+/// Says anything to the device's socket; false if nobody listens any more.
+fn say(connection: &Connection, numbers: &[u32], bytes: &mut Bytes<'_>) -> bool {
+    let mut words = [u32::from(bytes.byte() % 16), 0, 0, 0, 0, 0];
+    for word in &mut words[1..4] {
+        *word = match bytes.byte() % 4 {
+            0 => numbers[usize::from(bytes.byte()) % numbers.len()],
+            1 => bytes.byte().into(),
+            2 => bytes.word(),
+            _ => 0,
+        };
+    }
+    let message = words.map(u32::to_ne_bytes).concat();
+    let len = if bytes.byte() == 1 { usize::from(bytes.byte()) % message.len() } else { message.len() };
+    // Answers are left in the socket until it is full; then the device hangs up.
+    connection.send(&message[..len], &[]).is_ok()
+}
