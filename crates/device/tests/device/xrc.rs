@@ -87,8 +87,9 @@ impl Scene {
 struct Queue {
     srq: Arc<Srq>,
     cq: Arc<Cq>,
-    memory: Vec<u8>,
     mr: Mr,
+    // Last: it is registered until then.
+    memory: Vec<u8>,
 }
 
 impl Queue {
