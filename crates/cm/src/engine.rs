@@ -9,20 +9,26 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use millstream_device::gid::{self, GidKind};
+use millstream_device::gsi;
+use millstream_device::path::{self, Preference, Way};
 use millstream_shm::socket::{Bound, Connection, Listener, own_uid};
 use millstream_shm::thread::spawn;
 use millstream_shm::{EventFd, random_u64};
+use millstream_wire::UDP_PORT;
 
+use crate::address::Address;
 use crate::command::Command;
+use crate::hosts::Hosts;
 use crate::manager::Manager;
 use crate::message::{MAX_LEN, Message};
+use crate::remote::Heard;
 use crate::wire::{ChannelId, ClaimId, LinkId, Name, Wire};
 use crate::{Errno, Result};
 
@@ -47,11 +53,17 @@ struct Sockets {
     /// Tells the thread that a deadline may have changed.
     wake: EventFd,
     watched: HashMap<u64, Watched>,
+    /// The names that this process holds; those that it listens on, with what tells other hosts' requests so.
+    names: HashMap<u64, Name>,
+    listening: HashMap<Name, (ClaimId, Option<Listener>)>,
+    /// Queue pair 1, once somebody has needed it.
+    hosts: Option<Hosts>,
     next: u64,
 }
 
-/// Token of the wake-up; others count from one.
+/// Tokens of the wake-up and of queue pair 1; others count on.
 const WAKE: u64 = 0;
+const HOSTS: u64 = 1;
 
 impl Sockets {
     fn new() -> io::Result<Self> {
@@ -62,8 +74,16 @@ impl Sockets {
                 fd => OwnedFd::from_raw_fd(fd),
             }
         };
-        let sockets =
-            Self { uid: own_uid(), epoll, wake: EventFd::latch()?, watched: HashMap::new(), next: 1 };
+        let sockets = Self {
+            uid: own_uid(),
+            epoll,
+            wake: EventFd::latch()?,
+            watched: HashMap::new(),
+            names: HashMap::new(),
+            listening: HashMap::new(),
+            hosts: None,
+            next: HOSTS + 1,
+        };
         sockets.watch(WAKE, sockets.wake.as_fd(), libc::EPOLLIN)?;
         Ok(sockets)
     }
@@ -96,14 +116,65 @@ impl Sockets {
         Ok(())
     }
 
+    /// Queue pair 1, opened now if it was not.
+    fn hosts(&mut self) -> io::Result<&mut Hosts> {
+        if self.hosts.is_none() {
+            let hosts = Hosts::open()?;
+            self.watch(HOSTS, hosts.as_fd(), libc::EPOLLIN)?;
+            self.hosts = Some(hosts);
+        }
+        self.hosts.as_mut().ok_or_else(|| io::ErrorKind::Other.into())
+    }
+
+    /// The other hosts, if the link leads there.
+    fn hosts_of(&mut self, link: LinkId) -> Option<&mut Hosts> {
+        self.hosts.as_mut().filter(|hosts| hosts.remote.has(link))
+    }
+
     fn address(&self, name: Name) -> String {
         format!("millstream/{}/cm/{name}", self.uid)
     }
 }
 
+fn gid_of(ip: IpAddr) -> [u8; 16] {
+    Address { ip, port: 0, scope: 0 }.gid()
+}
+
+/// The way to an address; a wildcard is this host.
+fn way_to(ip: IpAddr) -> Way {
+    let preference = path::preference().unwrap_or_default();
+    if ip.is_unspecified() { Way::Shm } else { preference.way_to(&gid_of(ip)) }
+}
+
+impl Sockets {
+    /// Tells other hosts' requests that this process listens here, if they can come here.
+    fn offer(&mut self, name: Name) -> io::Result<Option<Listener>> {
+        let offered = match path::preference().unwrap_or_default() {
+            Preference::Shm => false,
+            Preference::Wire => true,
+            Preference::Auto => !name.ip.is_loopback(),
+        };
+        if !offered {
+            return Ok(None);
+        }
+        let block = self.hosts()?.block;
+        let service = u64::from(name.space) << 16 | u64::from(name.port);
+        // Only names of sockets that listen are found.
+        Listener::bind(&gsi::service_name(service, block)).map(Some)
+    }
+
+    /// Who listens on a port of an address.
+    fn listener(&self, name: Name) -> Option<ClaimId> {
+        let found = self.listening.get(&name).or_else(|| self.listening.get(&name.wildcard()));
+        found.map(|(claim, _)| *claim)
+    }
+}
+
 impl Wire for Sockets {
     fn claim(&mut self, name: Name) -> io::Result<ClaimId> {
-        self.add(Watched::Name(Bound::bind(&self.address(name))?)).map(ClaimId)
+        let token = self.add(Watched::Name(Bound::bind(&self.address(name))?))?;
+        self.names.insert(token, name);
+        Ok(ClaimId(token))
     }
 
     fn listen(&mut self, claim: ClaimId) -> io::Result<()> {
@@ -111,7 +182,13 @@ impl Wire for Sockets {
             Some(Watched::Name(bound)) => {
                 let listener = bound.listen()?;
                 listener.set_nonblocking()?;
-                self.put(claim.0, Watched::Listener(listener))
+                self.put(claim.0, Watched::Listener(listener))?;
+                if let Some(name) = self.names.get(&claim.0).copied() {
+                    // Without the port, and if it is offered already on another address: as it is.
+                    let service = self.offer(name).unwrap_or(None);
+                    self.listening.insert(name, (claim, service));
+                }
+                Ok(())
             }
             _ => Err(io::ErrorKind::NotFound.into()),
         }
@@ -119,6 +196,9 @@ impl Wire for Sockets {
 
     fn release(&mut self, claim: ClaimId) {
         self.watched.remove(&claim.0);
+        if let Some(name) = self.names.remove(&claim.0) {
+            self.listening.remove(&name);
+        }
     }
 
     fn is_claimed(&mut self, name: Name) -> bool {
@@ -127,13 +207,24 @@ impl Wire for Sockets {
         taken.is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
     }
 
-    fn connect(&mut self, name: Name) -> io::Result<LinkId> {
+    fn connect(&mut self, own: IpAddr, name: Name) -> io::Result<LinkId> {
+        if way_to(name.ip) == Way::Wire {
+            let link = LinkId(self.next);
+            self.next += 1;
+            self.hosts()?.remote.connect(link, own, name);
+            return Ok(link);
+        }
         let link = Connection::open(&self.address(name), CONNECT_PATIENCE)?;
         link.set_nonblocking()?;
         self.add(Watched::Link(link)).map(LinkId)
     }
 
     fn send(&mut self, link: LinkId, message: &Message) {
+        if let Some(hosts) = self.hosts_of(link) {
+            hosts.remote.send(link, message, Instant::now());
+            hosts.flush();
+            return self.wake.signal();
+        }
         if let Some(Watched::Link(link)) = self.watched.get(&link.0) {
             // Few messages travel on a link, so it has room; else the peer is gone, and it hangs up.
             let _ = link.send(&message.encode(), &[]);
@@ -141,6 +232,9 @@ impl Wire for Sockets {
     }
 
     fn close(&mut self, link: LinkId) {
+        if let Some(hosts) = self.hosts_of(link) {
+            return hosts.remote.close(link, Instant::now());
+        }
         self.watched.remove(&link.0);
     }
 
@@ -149,6 +243,26 @@ impl Wire for Sockets {
             // SAFETY: writes one byte from a static. The socket is empty, so there is room.
             unsafe { libc::send(end.as_raw_fd(), [1u8].as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
         }
+    }
+
+    fn way_out(&mut self, to: IpAddr) -> Option<IpAddr> {
+        if way_to(to) != Way::Wire {
+            return None;
+        }
+        let any: IpAddr =
+            if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        // Nothing is sent: the kernel says which address it would take.
+        let socket = UdpSocket::bind((any, 0)).ok()?;
+        socket.connect((to, UDP_PORT)).ok()?;
+        socket.local_addr().ok().map(|address| address.ip())
+    }
+
+    fn path_mtu(&mut self, own: IpAddr, to: IpAddr) -> u8 {
+        if way_to(to) != Way::Wire {
+            return gid::MTU_4096;
+        }
+        let interface = gid::interface_of(&gid_of(own)).and_then(gid::interface_mtu);
+        interface.and_then(gid::path_mtu).unwrap_or(gid::MTU_4096)
     }
 
     fn addresses(&mut self) -> Vec<IpAddr> {
@@ -405,8 +519,7 @@ fn watch(epoll: RawFd) {
                 closed.push(channel);
             }
         }
-        engine.manager.expire(&mut engine.sockets);
-        timeout = engine.manager.deadline().map_or(-1, |time| {
+        timeout = engine.expire().map_or(-1, |time| {
             let left = time.saturating_duration_since(Instant::now());
             // Up, so that it has passed when the wait ends.
             i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX)
@@ -423,6 +536,10 @@ impl Engine {
     fn handle(&mut self, token: u64) -> Option<ChannelId> {
         if token == WAKE {
             self.sockets.wake.clear();
+            return None;
+        }
+        if token == HOSTS {
+            self.receive_from_hosts();
             return None;
         }
         match self.sockets.watched.get(&token)? {
@@ -446,6 +563,43 @@ impl Engine {
             }
         }
         None
+    }
+
+    /// Takes what other hosts' managers say.
+    fn receive_from_hosts(&mut self) {
+        let heard = self.sockets.hosts.as_mut().map(Hosts::receive).unwrap_or_default();
+        for heard in heard {
+            match heard {
+                Heard::Message(link, message) => self.manager.message(&mut self.sockets, link, message),
+                Heard::Request(asked) => {
+                    let claim = self.sockets.listener(asked.name);
+                    let link = LinkId(self.sockets.next);
+                    self.sockets.next += 1;
+                    let Some(hosts) = &mut self.sockets.hosts else { return };
+                    let Some(claim) = claim else {
+                        hosts.remote.refuse(&asked);
+                        continue;
+                    };
+                    hosts.remote.adopt(link, &asked);
+                    self.manager.accepted(claim, link);
+                    self.manager.message(&mut self.sockets, link, asked.message);
+                }
+            }
+        }
+        if let Some(hosts) = &mut self.sockets.hosts {
+            hosts.flush();
+        }
+    }
+
+    /// What is due by now; when to come back.
+    fn expire(&mut self) -> Option<Instant> {
+        self.manager.expire(&mut self.sockets);
+        let remote = self.sockets.hosts.as_mut().and_then(|hosts| {
+            hosts.remote.expire(Instant::now());
+            hosts.flush();
+            hosts.remote.deadline()
+        });
+        [self.manager.deadline(), remote].into_iter().flatten().min()
     }
 
     /// Takes all messages of a link, and its end.
@@ -515,7 +669,10 @@ extern "C" fn after_fork() {
 extern "C" fn in_child() {
     let held = forking().0.take();
     if let Some(mut process) = held {
-        // Closes the child's copies; the thread that watched them is not here.
-        process.engine = None;
+        // Closes the child's copies; the thread that watched them is not here. Nor is that of the port, for which
+        // the end of its membership would wait.
+        if let Some(hosts) = process.engine.take().and_then(|engine| engine.sockets.hosts) {
+            std::mem::forget(hosts);
+        }
     }
 }

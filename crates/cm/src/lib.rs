@@ -17,8 +17,10 @@ pub mod abi;
 pub mod address;
 pub mod command;
 pub mod engine;
+mod hosts;
 pub mod manager;
 pub mod message;
+pub mod remote;
 pub mod wire;
 
 /// A positive errno value.

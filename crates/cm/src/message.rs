@@ -6,7 +6,7 @@
 use crate::address::{self, Address};
 
 /// First byte of every message; changes with their format.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// No message is longer.
 pub const MAX_LEN: usize = 512;
 
@@ -50,6 +50,8 @@ pub struct Parameters {
     pub srq: u8,
     /// Code of the ACK timeout on the path.
     pub timeout: u8,
+    /// Code of the path MTU; zero says nothing.
+    pub mtu: u8,
     /// Vendor and options of enhanced connection establishment.
     pub ece: [u32; 2],
     /// The program's.
@@ -188,6 +190,7 @@ impl Parameters {
             self.rnr_retry_count,
             self.srq,
             self.timeout,
+            self.mtu,
         ]);
         put_private(to, &self.private);
     }
@@ -205,6 +208,7 @@ impl Parameters {
             rnr_retry_count: from.byte()? & 7,
             srq: from.byte()?,
             timeout: from.byte()? & 31,
+            mtu: from.byte()? & 7,
             private: from.private()?,
         })
     }
@@ -265,6 +269,7 @@ mod tests {
             rnr_retry_count: 6,
             srq: 1,
             timeout: 19,
+            mtu: 3,
             ece: [3, 4],
             private: b"hello".to_vec(),
         };

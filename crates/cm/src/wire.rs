@@ -64,17 +64,23 @@ pub trait Wire {
     fn release(&mut self, claim: ClaimId);
     /// Whether any live process holds the name.
     fn is_claimed(&mut self, name: Name) -> bool;
-    /// Opens a link to the holder of the name, if it listens.
+    /// Opens a link from the address `own` to the holder of the name, if it listens. On another host that shows
+    /// later.
     ///
     /// # Errors
     /// ECONNREFUSED if nobody does.
-    fn connect(&mut self, name: Name) -> io::Result<LinkId>;
+    fn connect(&mut self, own: IpAddr, name: Name) -> io::Result<LinkId>;
     /// Sends a message; a peer that cannot be told is dying, which is reported elsewhere.
     fn send(&mut self, link: LinkId, message: &Message);
     /// Ends a link; the other side is told.
     fn close(&mut self, link: LinkId);
     /// An event was added to a channel that had none.
     fn ready(&mut self, channel: ChannelId);
+    /// From which of this host's addresses packets for another host leave; None if there is no way there, or
+    /// it is not to be used.
+    fn way_out(&mut self, to: IpAddr) -> Option<IpAddr>;
+    /// Code of the path MTU between an address of this host and `to`.
+    fn path_mtu(&mut self, own: IpAddr, to: IpAddr) -> u8;
     /// This host's addresses.
     fn addresses(&mut self) -> Vec<IpAddr>;
     /// Where the device's GID table holds `gid` for RoCE v2.

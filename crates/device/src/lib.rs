@@ -31,6 +31,7 @@ mod event;
 mod files;
 pub mod gid;
 mod greeting;
+pub mod gsi;
 mod host;
 mod layout;
 mod moderation;

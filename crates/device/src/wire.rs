@@ -16,6 +16,7 @@ use arrayvec::ArrayVec;
 use millstream_link::{Inbox, Origin, Port};
 
 use crate::errno::{Errno, Result};
+use crate::gsi;
 use crate::host::Host;
 use crate::qp::Qp;
 
@@ -231,6 +232,12 @@ fn deliver(host: &'static Host, inbox: &Inbox, who: Who) {
     for received in inbox.received() {
         for (_, packet) in received.packets() {
             let Some(qpn) = millstream_link::destination_qpn(packet) else { continue };
+            if qpn == gsi::QPN {
+                if let Some(port) = host.wire.port() {
+                    gsi::forward(port, &received.origin, packet);
+                }
+                continue;
+            }
             if qpn != to || run.is_full() {
                 hand_out(host, to, &run, who);
                 run.clear();

@@ -208,10 +208,10 @@ impl Manager {
 }
 
 /// The address of this host from which packets for `dst` would leave. The way to an address of its own starts there;
-/// a group is reached from any, not the loopback one if there is another. None if `dst` is elsewhere.
+/// a group is reached from any, not the loopback one if there is another. None if there is no way.
 fn way_out(wire: &mut dyn Wire, dst: IpAddr) -> Option<IpAddr> {
     if !dst.is_multicast() {
-        return is_here(wire, dst).then_some(dst);
+        return if is_here(wire, dst) { Some(dst) } else { wire.way_out(dst) };
     }
     let mut own = wire.addresses();
     own.retain(|ip| ip.is_ipv4() == dst.is_ipv4());

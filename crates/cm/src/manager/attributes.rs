@@ -86,7 +86,7 @@ impl Manager {
                     | mask::RQ_PSN
                     | mask::MAX_DEST_RD_ATOMIC
                     | mask::MIN_RNR_TIMER;
-                attr.path_mtu = MTU_4096.into();
+                attr.path_mtu = mtu(connection).into();
                 attr.dest_qp_num = connection.remote.qpn;
                 attr.rq_psn = connection.psn;
                 attr.max_dest_rd_atomic = connection.responder_resources;
@@ -205,7 +205,7 @@ impl Manager {
             tclass: path.traffic_class,
             reversible_numpath: 1 << 7 | 1,
             pkey: DEFAULT_PKEY.to_be(),
-            mtu: EXACTLY | MTU_4096,
+            mtu: EXACTLY | mtu(&id.connection),
             rate: EXACTLY | path.rate,
             life_time: EXACTLY | path.packet_life_time,
             ..WirePath::ZERO
@@ -235,6 +235,11 @@ fn with_device(wire: &mut dyn Wire, id: &Id, answer: &mut AddrAnswer) {
     }
 }
 
+/// Code of the connection's path MTU.
+fn mtu(connection: &super::Connection) -> u8 {
+    if connection.mtu == 0 { MTU_4096 } else { connection.mtu }
+}
+
 /// Whether the route is known: from its resolution on, or because a request came over it.
 fn has_path(id: &Id) -> bool {
     id.dst.is_some() && !matches!(id.state, State::Idle | State::Bound | State::AddrResolved)
@@ -246,7 +251,7 @@ fn path(id: &Id) -> PathRecord {
         dgid: gid(id.dst),
         sgid: gid(id.src),
         reversible: 1,
-        mtu: MTU_4096.into(),
+        mtu: mtu(&id.connection).into(),
         pkey: DEFAULT_PKEY.to_be(),
         hop_limit: HOP_LIMIT,
         traffic_class: id.tos,

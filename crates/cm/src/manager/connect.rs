@@ -28,6 +28,7 @@ fn parameters(param: &ConnParam, ece: Ece, psn: u32, timeout: u8, room: usize) -
         rnr_retry_count: param.rnr_retry_count.min(7),
         srq: u8::from(param.srq != 0),
         timeout,
+        mtu: 0,
         ece: [ece.vendor_id, ece.attr_mod],
         private: private_of(param, room)?,
     })
@@ -84,7 +85,10 @@ impl Manager {
             let private = private_of(param, private::SIDR_REQ)?;
             (Message::SidrReq { src, dst, private }, State::SidrSent)
         } else {
+            let mtu = wire.path_mtu(src.ip, dst.ip);
             let parameters = parameters(param, ece, id.connection.psn, id.timeout(), private::REQ)?;
+            let parameters = Parameters { mtu, ..parameters };
+            id.connection.mtu = mtu;
             let connection = &mut id.connection;
             connection.local = parameters.clone();
             connection.responder_resources = parameters.responder_resources;
@@ -95,7 +99,7 @@ impl Manager {
         };
         let name = Name { space: id.space, ip: dst.ip, port: dst.port };
         id.state = sent;
-        match wire.connect(name).or_else(|_| wire.connect(name.wildcard())) {
+        match wire.connect(src.ip, name).or_else(|_| wire.connect(src.ip, name.wildcard())) {
             Ok(link) => {
                 self.link(number, link);
                 wire.send(link, &request);

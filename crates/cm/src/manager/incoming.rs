@@ -32,7 +32,9 @@ impl Manager {
     fn first(&mut self, wire: &mut dyn Wire, claim: ClaimId, link: LinkId, message: Message) {
         let made = match message {
             Message::Req { src, dst, parameters } => {
-                self.requested(claim, src, dst, parameters, wire.random())
+                let mtu = wire.path_mtu(dst.ip, src.ip);
+                let mtu = if parameters.mtu == 0 { mtu } else { mtu.min(parameters.mtu) };
+                self.requested(claim, src, dst, Parameters { mtu, ..parameters }, wire.random())
             }
             Message::SidrReq { src, dst, private } => self.asked(claim, src, dst, &private, wire.random()),
             // Nothing else makes sense, and there is nobody to tell.
@@ -99,6 +101,7 @@ impl Manager {
             connection.retry_count = parameters.retry_count;
             connection.rnr_retry_count = parameters.rnr_retry_count;
             connection.timeout = parameters.timeout;
+            connection.mtu = parameters.mtu;
             connection.remote = parameters;
             id
         })?;

@@ -107,6 +107,8 @@ struct Connection {
     responder_resources: u8,
     initiator_depth: u8,
     timeout: u8,
+    /// Code of the path MTU; zero until it is known.
+    mtu: u8,
     retry_count: u8,
     rnr_retry_count: u8,
 }

@@ -69,7 +69,7 @@ impl Wire for World {
         self.shared.borrow().names.contains_key(&name)
     }
 
-    fn connect(&mut self, name: Name) -> io::Result<LinkId> {
+    fn connect(&mut self, _own: IpAddr, name: Name) -> io::Result<LinkId> {
         let mut shared = self.shared.borrow_mut();
         let (process, claim) = *shared.names.get(&name).ok_or(io::ErrorKind::ConnectionRefused)?;
         if !shared.listening.contains(&claim) {
@@ -99,6 +99,14 @@ impl Wire for World {
 
     fn ready(&mut self, channel: ChannelId) {
         self.ready.push(channel);
+    }
+
+    fn way_out(&mut self, _to: IpAddr) -> Option<IpAddr> {
+        None
+    }
+
+    fn path_mtu(&mut self, _own: IpAddr, _to: IpAddr) -> u8 {
+        5
     }
 
     fn addresses(&mut self) -> Vec<IpAddr> {

@@ -1,0 +1,100 @@
+//! Queue pair 1 of this process: how its manager speaks to other hosts.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
+
+use millstream_device::{gid, gsi};
+use millstream_link::{Inbox, Outgoing, Port, destination_qpn};
+use millstream_shm::random_u64;
+use millstream_shm::socket::Bound;
+use millstream_wire::{Packet, cm};
+
+use crate::remote::{Heard, Remote};
+
+/// Datagrams of one system call.
+const DATAGRAMS: usize = 4;
+
+/// See the module's description.
+#[derive(Debug)]
+pub(crate) struct Hosts {
+    pub(crate) remote: Remote,
+    /// The number under which this process takes part on the port.
+    pub(crate) block: u16,
+    port: Port,
+    inbox: Inbox,
+    psn: u32,
+    /// Keeps the number from queue pairs.
+    _claim: Bound,
+}
+
+impl Hosts {
+    pub(crate) fn open() -> io::Result<Self> {
+        let (block, claim) = gsi::claim()?;
+        let port = Port::join(block).map_err(|error| {
+            eprintln!("millstream: no connections to or from other hosts: {error}");
+            io::Error::from_raw_os_error(libc::EHOSTUNREACH)
+        })?;
+        Ok(Self {
+            remote: Remote::new(block, gid::node_guid(), random_u64() as u32),
+            block,
+            port,
+            inbox: Inbox::new(DATAGRAMS),
+            psn: random_u64() as u32,
+            _claim: claim,
+        })
+    }
+
+    /// Sends what waits to be sent. What finds no room is lost, and repeated.
+    pub(crate) fn flush(&mut self) {
+        for sent in self.remote.take_sent() {
+            self.psn = self.psn.wrapping_add(1);
+            let mut bytes = gsi::packet(self.psn, &sent.bytes);
+            let outgoing = Outgoing {
+                source: sent.from,
+                destination: sent.to,
+                interface: 0,
+                tos: 0,
+                segment: bytes.len(),
+                bytes: &mut bytes,
+            };
+            let _ = self.port.send(&mut [outgoing]);
+        }
+    }
+
+    /// Takes what has come: messages for this process are returned, others passed on.
+    pub(crate) fn receive(&mut self) -> Vec<Heard> {
+        let mut heard = Vec::new();
+        let now = Instant::now();
+        while self.port.receive(&mut self.inbox).is_ok_and(|n| n != 0) {
+            for received in self.inbox.received() {
+                for (_, bytes) in received.packets() {
+                    if destination_qpn(bytes) != Some(gsi::QPN) {
+                        continue;
+                    }
+                    let Ok(packet) = Packet::new_checked(bytes) else { continue };
+                    let Some(datagram) = gsi::payload(&packet) else { continue };
+                    let Ok((_, message)) = cm::Message::parse(datagram) else { continue };
+                    let origin = received.origin;
+                    match gsi::receiver(&message) {
+                        Some(block) if block != self.block => {
+                            self.port.pass_on(block, &origin, bytes);
+                        }
+                        // What is for nobody is for whoever has it: a request is refused.
+                        _ => {
+                            let (own, peer) = (origin.destination, origin.source);
+                            heard.extend(self.remote.receive(own, peer, datagram, now));
+                        }
+                    }
+                }
+            }
+        }
+        heard
+    }
+}
+
+impl AsFd for Hosts {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.port.as_fd()
+    }
+}
