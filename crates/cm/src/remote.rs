@@ -74,6 +74,8 @@ struct Conversation {
     transaction: u64,
     /// The peer's last request's.
     answered: u64,
+    /// That of the peer's wish to disconnect, once it came.
+    ended: Option<u64>,
     service: u64,
     /// The peer's queue pair.
     qpn: u32,
@@ -147,6 +149,7 @@ impl Remote {
             remote_id: 0,
             transaction: u64::from(local_id),
             answered: 0,
+            ended: None,
             service: u64::from(name.space) << 16 | u64::from(name.port),
             qpn: 0,
             stage: Stage::Asking,
@@ -306,6 +309,7 @@ impl Remote {
             remote_id,
             transaction,
             answered: transaction,
+            ended: None,
             service,
             qpn,
             stage: Stage::Asked,
@@ -485,11 +489,12 @@ impl Conversation {
                 Hearing::Nothing
             }
             cm::Message::Dreq { .. } => {
-                if self.answered == transaction {
+                // Its transaction may be that of the request before: Linux has one for a connection's life.
+                if self.ended == Some(transaction) {
                     return Hearing::Repetition;
                 }
                 // Whoever replied and never got an RTU learns that it was agreed to.
-                self.answered = transaction;
+                (self.answered, self.ended) = (transaction, Some(transaction));
                 self.answer = None;
                 if self.over.is_some() {
                     let agreed = Message::Drep;
@@ -669,6 +674,34 @@ mod tests {
         pair.carry(&[]);
         assert_eq!(std::mem::take(&mut pair.heard[0]), news(Message::Drep, 1));
         assert!(pair.heard[1].is_empty());
+    }
+
+    /// As Linux does: all that one side asks for on a connection is one transaction.
+    #[test]
+    fn a_wish_to_disconnect_in_the_transaction_of_the_request_is_news() {
+        let mut pair = Pair::new();
+        pair.ask();
+        pair.carry(&[]);
+        let asked = pair.asked();
+        pair.ends[1].adopt(LinkId(8), &asked);
+        pair.say(1, 8, &Message::Rep(Parameters::default()));
+        pair.carry(&[]);
+        pair.say(0, 1, &Message::Rtu);
+        pair.carry(&[]);
+        pair.heard[1].clear();
+
+        let (link, conversation) = pair.ends[1].conversations.iter().next().expect("it is connected");
+        let (link, transaction, from) = (*link, conversation.answered, conversation.peer);
+        let wish = cm::Message::Dreq {
+            local_id: conversation.remote_id,
+            remote_id: conversation.local_id,
+            remote_qpn: Qpn::new(6),
+            private: &[],
+        };
+        let (bytes, own, now) = (wish.emit(transaction), conversation.own, pair.now);
+        let heard = pair.ends[1].receive(own, from, &bytes, now);
+        assert_eq!(heard, Some(Heard::Message(link, Message::Dreq)));
+        assert_eq!(pair.ends[1].receive(own, from, &bytes, now), None, "it came again");
     }
 
     #[test]
