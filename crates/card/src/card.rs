@@ -9,11 +9,13 @@ use std::time::{Duration, Instant};
 use millstream_shm::socket::{Connection, own_uid};
 use millstream_shm::{EventFd, Mapping, Memfd, futex, is_sealed};
 
-use crate::command::KernelId;
+use crate::command::{Cause, Fault, KernelId};
 use crate::handshake::{Answer, Received, Refusal, Request, Role, receive};
+use crate::lease;
 use crate::memory::{Memory, Span};
 use crate::name::CardName;
 use crate::os::{Doing, OsError};
+use crate::region::codes::RegionCommand;
 use crate::registers::{BAR0_BYTES, MAGIC, Registers, VERSION};
 
 /// Time between two looks for a card that is not there yet.
@@ -89,6 +91,39 @@ struct Parts {
     memory_fd: Memfd,
     interrupt_fd: EventFd,
     connection: Connection,
+    node: u32,
+}
+
+/// Why a card of this host could not be leased, or a kernel not be loaded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum UseError {
+    /// Another node has it.
+    #[error("card {card} is leased to node {holder:#x} (epoch {epoch})")]
+    Held {
+        /// The card.
+        card: CardName,
+        /// The holder.
+        holder: u32,
+        /// Its epoch.
+        epoch: u32,
+    },
+    /// It does not answer in time.
+    #[error("card {0} does not carry out a command")]
+    NoAnswer(CardName),
+    /// It has no such kernel.
+    #[error(transparent)]
+    NoSuchKernel(#[from] NoSuchKernel),
+    /// It refused.
+    #[error("card {card}: region {region}: {fault}")]
+    Refused {
+        /// The card.
+        card: CardName,
+        /// The region.
+        region: usize,
+        /// Why.
+        fault: Fault,
+    },
 }
 
 impl Card {
@@ -114,9 +149,9 @@ impl Card {
             Received::Nothing => return Err(OpenError::NoAnswer(name.clone())),
             Received::Closed => return Err(OpenError::Closed(name.clone())),
         };
-        let memory_bytes = Answer::from_bytes(&bytes)
-            .outcome()
-            .map_err(|refusal| OpenError::Refused { name: name.clone(), refusal })?;
+        let answer = Answer::from_bytes(&bytes);
+        let memory_bytes =
+            answer.outcome().map_err(|refusal| OpenError::Refused { name: name.clone(), refusal })?;
         let [bar0_fd, memory_fd, interrupt_fd]: [OwnedFd; 3] =
             fds.try_into().map_err(|_| malformed(name, "answer does not carry three descriptors"))?;
         let (bar0_fd, bar0) = map(name, bar0_fd, BAR0_BYTES as u64)?;
@@ -136,8 +171,74 @@ impl Card {
                 memory_fd,
                 interrupt_fd: EventFd::from_fd(interrupt_fd),
                 connection,
+                node: answer.node,
             }),
         })
+    }
+
+    /// Takes the card's lease, waiting up to `patience` while another node holds it. It ends with the
+    /// connection; no heartbeats are needed. Returns its epoch.
+    ///
+    /// # Errors
+    /// [`UseError`] if the card is not free, or does not answer.
+    pub fn lease(&self, patience: Duration) -> Result<u32, UseError> {
+        let (registers, node) = (self.registers(), self.parts.node);
+        let deadline = Instant::now() + patience;
+        let epoch = loop {
+            let word = registers.lease_word().load(Ordering::Acquire);
+            let (epoch, holder) = lease::unpack(word);
+            if holder != 0 {
+                if Instant::now() >= deadline {
+                    return Err(UseError::Held { card: self.name().clone(), holder, epoch });
+                }
+                std::thread::sleep(LOOK_AGAIN);
+                continue;
+            }
+            let mine = lease::word(epoch, node);
+            let swapped =
+                registers.lease_word().compare_exchange(word, mine, Ordering::SeqCst, Ordering::Relaxed);
+            if swapped.is_ok() {
+                break epoch;
+            }
+        };
+        self.ring_doorbell();
+        self.until(|| registers.lease_holder().load(Ordering::Acquire) == node)?;
+        Ok(epoch)
+    }
+
+    /// Loads a kernel of the directory into a region.
+    ///
+    /// # Errors
+    /// [`UseError`] with the cause that the card names.
+    pub fn load(&self, region: usize, kernel: &str) -> Result<(), UseError> {
+        let number = self.kernel(kernel)?.0;
+        let shown = self.registers().region(region);
+        shown.kernel().store(number.into(), Ordering::Relaxed);
+        shown.image_hash().store(0, Ordering::Relaxed);
+        let word =
+            (shown.doorbell().load(Ordering::Relaxed) >> 8).wrapping_add(1) << 8 | RegionCommand::Load as u64;
+        shown.doorbell().store(word, Ordering::Release);
+        self.ring_doorbell();
+        self.until(|| shown.taken().load(Ordering::Acquire) == word)?;
+        match shown.cause().load(Ordering::Acquire) {
+            0 => Ok(()),
+            code => {
+                let fault = Fault::new(Cause::from_code(code), shown.detail().load(Ordering::Relaxed));
+                Err(UseError::Refused { card: self.name().clone(), region, fault })
+            }
+        }
+    }
+
+    /// Waits until the card has done something; what it sleeps through, it notices after its heartbeat.
+    fn until(&self, done: impl Fn() -> bool) -> Result<(), UseError> {
+        let deadline = Instant::now() + 10 * ANSWER_WITHIN;
+        while !done() {
+            if Instant::now() >= deadline || !self.is_alive() {
+                return Err(UseError::NoAnswer(self.name().clone()));
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        Ok(())
     }
 
     /// The card's name.

@@ -315,6 +315,7 @@ causes! {
     50 LeaseWord = "lease word was written by somebody who may not", "the word";
     51 WindowRefused = "device refused to register a window", "error number of the system";
     52 BanksRefused = "banks are not granted to the region", "the banks";
+    53 KernelNotLoaded = "kernel is loaded into no region of a card that is leased", "the kernel";
 }
 
 /// Defines an enumeration whose values stand in registers or messages, and its table.
@@ -385,7 +386,6 @@ bits! {
         1 CAPABILITY_VECTOR = "the kernels use the vector unit of the processor";
         2 CAPABILITY_NETWORK = "the card has a verbs device of its own and serves nodes over the network";
         3 CAPABILITY_SPINS = "the card looks at its doorbells all the time; without it, a doorbell that is rung by RDMA needs immediate data";
-        4 CAPABILITY_LEASE_ONLY = "kernels run for the holder of the lease only";
     }
 }
 

@@ -44,6 +44,12 @@ pub struct Inputs {
     pub duration_ns: u64,
     /// `lease_release`.
     pub release: u64,
+    /// `lease_hand_over`.
+    pub hand_over: u64,
+    /// `lease_detached`.
+    pub detached: u64,
+    /// The holder is on this host and known to live: its connection is its heartbeat.
+    pub alive: bool,
 }
 
 /// What the card has to do.
@@ -55,6 +61,15 @@ pub enum Action {
         node: u32,
         /// Epoch of its lease.
         epoch: u32,
+    },
+    /// Another node holds the same lease from now on: write the new word, send messages there.
+    HandOver {
+        /// The new holder.
+        node: u32,
+        /// Epoch of the lease, which stays.
+        epoch: u32,
+        /// The word seen, to be swapped out.
+        seen: u64,
     },
     /// Take the windows back, stop everything, clear memory; then call [`Lease::cleared`].
     End {
@@ -165,11 +180,18 @@ impl Lease {
                 if inputs.revoke == epoch {
                     return self.end(Some(Cause::LeaseRevoked));
                 }
-                if !is_node(node) {
+                let wished = u32::try_from(inputs.hand_over).unwrap_or(0);
+                if wished != 0 && wished != node && is_node(wished) {
+                    let duration = self.asked(inputs.duration_ns);
+                    let heartbeat = inputs.heartbeat;
+                    self.state = State::Held { node: wished, heartbeat, renewed: now, duration };
+                    return Some(Action::HandOver { node: wished, epoch: self.epoch, seen: inputs.word });
+                }
+                if !is_node(node) && inputs.detached == 0 {
                     return self.end(Some(Cause::HolderLost));
                 }
                 let duration = self.asked(inputs.duration_ns);
-                let renewed = if inputs.heartbeat == heartbeat { renewed } else { now };
+                let renewed = if inputs.heartbeat == heartbeat && !inputs.alive { renewed } else { now };
                 self.state = State::Held { node, heartbeat: inputs.heartbeat, renewed, duration };
                 if now > renewed + duration {
                     return self.end(Some(Cause::LeaseExpired));
@@ -267,6 +289,22 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_detached_lease_outlives_its_holder_and_is_handed_over() {
+        let (mut lease, inputs) = taken(1);
+        let gone = |number: u32| number == 2;
+        let detached = Inputs { detached: 1, ..inputs };
+        assert_eq!(lease.look(SECOND / 2, detached, gone), None);
+        // To a node that is not there, it is not handed over.
+        assert_eq!(lease.look(SECOND / 2, Inputs { hand_over: 3, ..detached }, gone), None);
+        let handed = lease.look(SECOND / 2, Inputs { hand_over: 2, ..detached }, gone);
+        assert_eq!(handed, Some(Action::HandOver { node: 2, epoch: 1, seen: word(1, 1) }));
+        assert_eq!((lease.holder(), lease.word()), (Some(2), word(1, 2)));
+        let inputs = Inputs { word: word(1, 2), hand_over: 2, ..detached };
+        assert_eq!(lease.look(SECOND, inputs, gone), None);
+        assert!(matches!(lease.look(2 * SECOND, inputs, gone), Some(Action::End { node: 2, .. })));
+    }
+
     proptest! {
         /// Whatever is written into the registers: at any time at most one node holds the card, it is a
         /// connected one, the epoch grows with each lease, and a holder keeps the card unless one of the four
@@ -283,7 +321,7 @@ mod tests {
                     register = word(epoch, node_number);
                 }
                 let held = lease.holder();
-                let inputs = Inputs { word: register, revoke, heartbeat, duration_ns: 0, release };
+                let inputs = Inputs { word: register, revoke, heartbeat, release, ..Inputs::default() };
                 match lease.look(now, inputs, node) {
                     Some(Action::Grant { node: holder, epoch }) => {
                         prop_assert!(held.is_none() && node(holder) && epoch > latest);
@@ -295,6 +333,7 @@ mod tests {
                         prop_assert!(cause.is_some() || release == u64::from(epoch));
                         register = lease.cleared();
                     }
+                    Some(Action::HandOver { .. }) => prop_assert!(false, "nobody wished it"),
                     Some(Action::Restore { seen, to }) => {
                         prop_assert_eq!(seen, register);
                         register = to;

@@ -72,7 +72,7 @@ mod sensors;
 mod serve;
 mod warden;
 
-pub use card::{Card, NoSuchKernel, OpenError};
+pub use card::{Card, NoSuchKernel, OpenError, UseError};
 pub use handshake::Refusal;
 pub use memory::{Memory, OutOfRange, PrefaultError, Span};
 pub use name::{BadCardName, CardName};

@@ -248,7 +248,7 @@ pub fn serve_with(config: Config, ready: impl FnOnce(Option<SocketAddr>)) -> Res
             }
         }
     };
-    let mut engine = engine.nudging(Box::new(nudge));
+    let mut engine = engine.nudging(Box::new(nudge)).with_regions(shop.clone());
     threads.push(start("card", Box::new(move || Ok(engine.run(idle)?)))?);
     for mut worker in std::mem::take(&mut inside.workers) {
         threads.push(start(

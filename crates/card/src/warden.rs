@@ -168,6 +168,12 @@ impl Warden {
             heartbeat: registers.lease_heartbeat().load(get),
             duration_ns: registers.lease_duration_ns().load(get),
             release: registers.lease_release().load(get),
+            hand_over: registers.lease_hand_over().load(get),
+            detached: registers.lease_detached().load(get),
+            alive: self
+                .lease
+                .holder()
+                .is_some_and(|node| node >= crate::net::crowd::FIRST_LOCAL && self.crowd.is_node(node)),
         };
         let crowd = self.crowd.clone();
         let taken_by_arriving = crowd.is_arriving(crate::lease::unpack(inputs.word).1);
@@ -179,6 +185,13 @@ impl Warden {
         match action {
             Some(Action::Grant { node, epoch }) => self.grant(node, epoch),
             Some(Action::End { node, epoch, cause }) => self.end(node, epoch, cause),
+            Some(Action::HandOver { node, epoch, seen }) => {
+                self.crowd.set_holder(Some((node, epoch)));
+                let word = crate::lease::word(epoch, node);
+                // A word that somebody scribbles at this moment is put right at the next look.
+                let _ =
+                    registers.lease_word().compare_exchange(seen, word, Ordering::SeqCst, Ordering::Relaxed);
+            }
             Some(Action::Restore { seen, to }) => {
                 let swapped =
                     registers.lease_word().compare_exchange(seen, to, Ordering::SeqCst, Ordering::Relaxed);

@@ -19,6 +19,7 @@ use crate::command::{
 use crate::kernel::{Job, Pulse, Registry, outside};
 use crate::memory::{Memory, Span};
 use crate::os::{Doing, OsError};
+use crate::region::worker::Shop;
 use crate::registers::Registers;
 
 /// How an idle engine waits.
@@ -94,6 +95,7 @@ pub(crate) struct Engine {
     interrupt: u32,
     counters: Counters,
     nudge: Nudge,
+    shop: Option<Arc<Shop>>,
 }
 
 /// Tells the rest of the card that somebody rang a doorbell which is none of the rings'.
@@ -125,7 +127,13 @@ impl Engine {
             interrupt: 0,
             counters: Counters::default(),
             nudge: Nudge(Box::new(|| {})),
+            shop: None,
         }
+    }
+
+    /// While somebody holds the card's lease, runs only kernels that are loaded into one of these regions.
+    pub(crate) fn with_regions(self, shop: Arc<Shop>) -> Engine {
+        Engine { shop: Some(shop), ..self }
     }
 
     /// Calls `nudge` when the doorbell rings and there is nothing in the rings.
@@ -265,6 +273,12 @@ impl Engine {
             .registry
             .get(descriptor.kernel)
             .ok_or_else(|| Fault::new(Cause::UnknownKernel, descriptor.kernel.0.into()))?;
+        if let Some(shop) = &self.shop
+            && self.registers.lease_holder().load(Ordering::Relaxed) != 0
+            && !shop.has_loaded(descriptor.kernel.0)
+        {
+            return Err(Fault::new(Cause::KernelNotLoaded, descriptor.kernel.0.into()));
+        }
         let unknown = descriptor.flags & !kernel.flags();
         if unknown != 0 {
             return Err(Fault::new(Cause::UnknownFlags, unknown.into()));

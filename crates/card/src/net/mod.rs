@@ -1,14 +1,19 @@
 //! Cards on the network: what a card with a verbs device of its own and the nodes that use it say to each
 //! other. Everything after the connection is made is RDMA.
 
+pub mod checkpoint;
 pub mod control;
 pub(crate) mod copies;
 pub(crate) mod crowd;
+pub mod info;
+pub mod map;
 pub(crate) mod port;
 pub mod remote;
+pub mod site;
 
+pub use map::RemoteMap;
 pub use port::PortError;
-pub use remote::{Held, RemoteCard, RemoteError, RemoteErrorKind, RemoteOptions, Snapshot};
+pub use remote::{Held, LeaseToken, RemoteCard, RemoteError, RemoteErrorKind, RemoteOptions, Snapshot};
 
 use crate::layout::layout;
 use crate::registers::{MAGIC, VERSION};

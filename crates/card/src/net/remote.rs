@@ -182,6 +182,21 @@ pub struct Held {
     duration: Duration,
 }
 
+/// A lease in a form that another process can go on with; who has it has the card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LeaseToken {
+    /// `card_id`.
+    pub card: u64,
+    /// Epoch of the lease.
+    pub epoch: u32,
+    control_key: u32,
+    dma_key: u32,
+    memory_key: u32,
+    memory_addr: u64,
+    duration_ms: u64,
+}
+
 pub(super) struct Inner {
     // First: the queue pair goes before its queues and memory.
     pub(super) pair: QueuePair,
@@ -357,6 +372,39 @@ impl RemoteCard {
         Ok(held)
     }
 
+    /// Makes the lease outlive this connection and says what another process needs to go on with it, by
+    /// [`RemoteCard::attach`]. Without heartbeats it lasts for its duration.
+    pub fn detach(&self) -> std::result::Result<LeaseToken, RemoteError> {
+        self.with(|inner| {
+            let held = inner.lease()?;
+            let ticket = inner.control(at::lease_detached, &1u64.to_le_bytes(), Signal::Yes)?;
+            inner.finish(ticket)?;
+            inner.report()?;
+            Ok(LeaseToken {
+                card: inner.greeting.card,
+                epoch: held.epoch,
+                control_key: held.control.rkey.0,
+                dma_key: held.dma.rkey.0,
+                memory_key: held.memory.rkey.0,
+                memory_addr: held.memory.addr,
+                duration_ms: held.duration.as_millis() as u64,
+            })
+        })
+    }
+
+    /// Goes on with a lease that another process has detached: messages come here from now on.
+    ///
+    /// # Errors
+    /// [`RemoteErrorKind::NotHeld`] if it has ended.
+    pub fn attach(&self, token: &LeaseToken) -> std::result::Result<Held, RemoteError> {
+        let held = self.with(|inner| inner.attach(token))?;
+        let inner = Arc::downgrade(&self.inner);
+        let _ = std::thread::Builder::new()
+            .name("card lease".to_owned())
+            .spawn(move || keep(&inner, held.epoch, held.duration));
+        Ok(held)
+    }
+
     /// Gives the lease back and waits until the card is free for others: keys invalid, memory clear.
     pub fn release(&self) -> std::result::Result<(), RemoteError> {
         self.with(Inner::release)
@@ -410,6 +458,17 @@ impl RemoteCard {
     /// Copies from card memory into registered memory of this process, without another copy.
     pub fn read_into(&self, region: &Region, at: u64, from: Span) -> std::result::Result<(), RemoteError> {
         self.with(|inner| inner.transfer(Direction::Read, Some(region), at, from))
+    }
+
+    /// As [`RemoteCard::write_from`] for many ranges, given with their places in `region`: requests follow each
+    /// other without waiting.
+    pub fn write_many(&self, region: &Region, parts: &[(u64, Span)]) -> std::result::Result<(), RemoteError> {
+        self.with(|inner| inner.transfer_many(Direction::Write, region, parts))
+    }
+
+    /// As [`RemoteCard::read_into`] for many ranges.
+    pub fn read_many(&self, region: &Region, parts: &[(u64, Span)]) -> std::result::Result<(), RemoteError> {
+        self.with(|inner| inner.transfer_many(Direction::Read, region, parts))
     }
 
     /// Writes words of the control window, whose registers have `offset` in BAR0.
@@ -701,6 +760,44 @@ impl Inner {
         Ok(held)
     }
 
+    fn attach(&mut self, token: &LeaseToken) -> Result<Held> {
+        let (epoch, holder) = lease::unpack(self.register(at::lease_word)?);
+        if token.card != self.greeting.card || epoch != token.epoch || holder == 0 {
+            return Err(RemoteErrorKind::NotHeld(None));
+        }
+        let window = |addr, key, len| RemoteMemory { addr, rkey: Rkey(key), len };
+        let held = Held {
+            epoch,
+            memory: window(token.memory_addr, token.memory_key, self.greeting.memory_bytes),
+            dma: window(0, token.dma_key, self.greeting.dma_bytes),
+            control: window(CONTROL_WINDOW.start as u64, token.control_key, CONTROL_WINDOW.len() as u64),
+            duration: Duration::from_millis(token.duration_ms),
+        };
+        self.held = Some(held);
+        self.beaten = Instant::now();
+        // Any value that differs from the latest one is a heartbeat.
+        self.beats = u64::from(self.greeting.node) << 32;
+        let node = u64::from(self.greeting.node);
+        // What the former holder reported stays counted: go on from it.
+        let bar0 = self.snapshot()?;
+        for (table, offset) in self.traffic.iter_mut().zip([at::report_written, at::report_read]) {
+            for (bank, count) in table.iter_mut().enumerate() {
+                *count = bar0.word(offset + 8 * bank);
+            }
+        }
+        let ticket = self.control(at::lease_hand_over, &node.to_le_bytes(), Signal::Yes)?;
+        self.finish(ticket)?;
+        self.kick()?;
+        let deadline = self.patience();
+        while self.register(at::lease_word)? != lease::word(epoch, self.greeting.node) {
+            if deadline.passed() {
+                return Err(RemoteErrorKind::TimedOut(self.options.patience, "handing over a lease"));
+            }
+            self.wait_until(Deadline::after(Duration::from_micros(50)), |_| false)?;
+        }
+        Ok(held)
+    }
+
     pub(super) fn lease(&self) -> Result<Held> {
         self.held.ok_or(RemoteErrorKind::NotHeld(self.ended))
     }
@@ -831,6 +928,46 @@ impl Inner {
         let table = &mut self.traffic[usize::from(direction == Direction::Read)];
         for (bank, part) in by_bank(span, self.greeting.bank_bytes) {
             table[bank] += part;
+        }
+        Ok(())
+    }
+}
+
+impl Inner {
+    fn transfer_many(&mut self, direction: Direction, region: &Region, parts: &[(u64, Span)]) -> Result<()> {
+        /// Requests from one that is signaled to the next, and signaled ones under way.
+        const EVERY: usize = 16;
+        const TICKETS: usize = 8;
+        let memory = self.lease()?.memory;
+        let mut under_way = VecDeque::new();
+        for (index, (at, span)) in parts.iter().enumerate() {
+            if span.len > PIECE {
+                self.transfer(direction, Some(region), *at, *span)?;
+                continue;
+            }
+            let signaled = index % EVERY == EVERY - 1 || index + 1 == parts.len();
+            let ticket = if signaled { self.ticket() } else { WrId(0) };
+            let signal = if signaled { Signal::Yes } else { Signal::No };
+            let remote = memory.at(span.offset, span.len)?;
+            let local = [region.sge(*at, span.len as u32)?];
+            match direction {
+                Direction::Write => self.pair.post_write(&local, remote, signal, ticket)?,
+                Direction::Read => self.pair.post_read(&local, remote, signal, ticket)?,
+            }
+            if signaled {
+                under_way.push_back(ticket);
+            }
+            if under_way.len() == TICKETS {
+                let oldest = under_way.pop_front().expect("full");
+                self.finish(oldest)?;
+            }
+            let table = &mut self.traffic[usize::from(direction == Direction::Read)];
+            for (bank, part) in by_bank(*span, self.greeting.bank_bytes) {
+                table[bank] += part;
+            }
+        }
+        for ticket in under_way {
+            self.finish(ticket)?;
         }
         Ok(())
     }

@@ -55,6 +55,19 @@ pub(crate) struct Shop {
     pub(crate) wake: Arc<EventFd>,
 }
 
+impl Shop {
+    /// Whether a region has this kernel loaded.
+    pub(crate) fn has_loaded(&self, kernel: u32) -> bool {
+        self.desks.iter().any(|desk| desk.loaded.load(Ordering::Relaxed) == u64::from(kernel))
+    }
+}
+
+impl std::fmt::Debug for Shop {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Shop({} regions)", self.desks.len())
+    }
+}
+
 /// What the card wants of one region, and what it is told.
 #[derive(Debug, Default)]
 pub(crate) struct Desk {

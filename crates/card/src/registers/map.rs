@@ -255,6 +255,9 @@ register_map! { REGISTERS for Registers, at {
         0x7008 lease_duration_ns: U64 User = "Time from a heartbeat to the end of the lease that the "
             "holder wishes, zero: the card's default; at most an hour.";
         0x7010 lease_release: U64 User = "Write the epoch of the lease to give it back.";
+        0x7018 lease_hand_over: U64 User = "Number of the node that is to hold the lease from now on, zero: as it "
+            "is. Whoever has the key may write it; messages go to the new holder.";
+        0x7020 lease_detached: U64 User = "Non-zero: the lease does not end with the connection of its holder.";
         0x7040 card_command: U64 User = "Low 8 bits: see Card commands; the rest: a number that was not "
             "used before. The card answers in `card_taken`.";
         0x7080 copy_producer: U64 User = "Copy descriptors written.";

@@ -195,7 +195,7 @@ fn race(times: u32) {
         }
     });
     let leases = card.connect().register(at::leases).unwrap();
-    assert_eq!(leases, times.into());
+    assert_eq!(leases, u64::from(times));
 }
 
 /// A node that speaks plain verbs, without the manners of `RemoteCard`.
@@ -274,4 +274,41 @@ impl Stranger {
         let free = lease::word(epoch, 0);
         assert_eq!(self.swap(at::lease_word, free, lease::word(epoch, self.greeting.node)), free);
     }
+}
+
+/// The same lease, taken by a user of the same host who maps BAR0: rings run what is loaded into a region.
+#[test]
+fn a_local_user_leases_a_card_and_loads_a_kernel() {
+    use millstream_card::command::{Descriptor, Fault};
+    use millstream_card::kernel::{Registry, verify};
+    use millstream_card::{Card, Config, End, Lifetime, Ring, RingPlaces, UseError, serve};
+
+    let name: millstream_card::CardName = format!("local-{}", std::process::id()).parse().unwrap();
+    let mut config = Config::new(name.clone(), 1 << 20, Registry::builtin());
+    config.lifetime = Lifetime::Owner { claim_within: PATIENCE };
+    let card = std::thread::spawn(|| serve(config));
+    let owner = Card::open_as_owner(&name, PATIENCE).unwrap();
+    let user = Card::open(&name, PATIENCE).unwrap();
+    let epoch = user.lease(PATIENCE).unwrap();
+    let refused = owner.lease(Duration::from_millis(20)).unwrap_err();
+    assert!(matches!(refused, UseError::Held { epoch: held, .. } if held == epoch), "{refused}");
+
+    let mut ring = Ring::open(&user, RingPlaces::at(0, 16)).unwrap();
+    let kernel = user.kernel(verify::NAME).unwrap();
+    let nothing = Span::new(0x4000, 0);
+    let descriptor = Descriptor { kernel, flags: 0, args: nothing, result: nothing, cookie: 1 };
+    let mut outcome = || {
+        ring.submit(&descriptor).unwrap();
+        ring.wait(PATIENCE).unwrap().outcome
+    };
+    assert_eq!(outcome(), Err(Fault::new(Cause::KernelNotLoaded, kernel.0.into())));
+    assert!(matches!(user.load(0, "nonsense"), Err(UseError::NoSuchKernel(_))));
+    user.load(1, verify::NAME).unwrap();
+    assert_eq!(outcome(), Err(Fault::new(Cause::ArgsLength, 0)), "it runs, and finds no arguments");
+    drop((ring, user));
+    // Without its user the card is free, and clear.
+    owner.lease(PATIENCE).unwrap();
+    assert_eq!(owner.memory().read_array::<64>(0).unwrap(), [0; 64]);
+    drop(owner);
+    assert_eq!(card.join().unwrap().unwrap(), End::OwnerGone);
 }

@@ -2,8 +2,10 @@
 
 mod camera;
 mod cards;
+mod checkpoint;
 mod host;
 mod lease;
+mod map;
 mod process;
 mod regions;
 
