@@ -63,6 +63,7 @@ impl Kernel {
                 cluster7::NAME
             }
         };
+        card.load(0, kernel_name).map_err(|error| unfit(error.to_string()))?;
         let id = card.kernel(kernel_name).map_err(|error| unfit(error.to_string()))?;
         let batch = usize::from(setup.plan.batch.get());
         let mut kernel = Kernel {

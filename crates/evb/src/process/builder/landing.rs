@@ -44,6 +44,8 @@ impl Landing {
             }
             Where::Card(wanted) => {
                 let card = Card::open(&card::name(setup, wanted)?, CARD_PATIENCE)?;
+                // From here on the card is this unit's alone; the lease ends with this process.
+                card.lease(CARD_PATIENCE).map_err(|error| card::unfit(&wanted.name, error.to_string()))?;
                 let needed = setup.landing_bytes(bu.index()).0;
                 check_memory(wanted, &card, needed)?;
                 card.memory()
