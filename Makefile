@@ -57,6 +57,7 @@ bench-evb: build ## measure the event builder
 	$(TARGET_DIR)/release/millstream bench evb
 
 bench-card: build target/bench/venv/ready ## measure the cards and the stencil kernel, beside C, numba and numpy
+	$(TARGET_DIR)/release/millstream bench card
 	$(TARGET_DIR)/release/millstream bench stencil
 
 # Without an index to install from, the benchmark runs without the Python programs and says so.

@@ -8,6 +8,7 @@ use millstream_bench::lean::Operation;
 use millstream_offload::file::GridFile;
 use millstream_rdma::device::Choice;
 
+use crate::card::CardOptions;
 use crate::stencil::GridSize;
 
 /// Build detector events across nodes with one-sided RDMA, straight into accelerator memory.
@@ -37,6 +38,8 @@ pub(crate) enum Command {
     /// The event builder: check and run configurations (docs/event-builder.md)
     #[command(subcommand)]
     Evb(EvbCommand),
+    /// Accelerator cards on the network: be one, use them, watch them (docs/cards.md)
+    Card(CardOptions),
     /// List the RDMA devices that this machine offers
     Devices(DevicesOptions),
     /// Run any verbs program on the soft device
@@ -395,6 +398,12 @@ pub(crate) enum BenchWhat {
     /// One side of the bare link, started by `wire`
     #[command(hide = true)]
     Datagrams(DatagramsOptions),
+    /// Cards on the network: their memory, doorbell to interrupt, what waiting costs
+    Card {
+        /// Interleaved rounds; medians are printed
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+    },
     /// What the device costs as it grows: queue pairs, processes
     Scale {
         /// Interleaved rounds; medians are printed

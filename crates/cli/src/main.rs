@@ -4,6 +4,7 @@
 
 mod args;
 mod bench;
+mod card;
 mod demo;
 mod devices;
 mod evb;
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
     let result: Result<ExitCode, Box<dyn std::error::Error>> = match arguments.command {
         Command::Demo(options) => demo::run(&options),
         Command::Evb(command) => evb::run(&command),
+        Command::Card(options) => card::run(&options, arguments.device.as_ref()),
         Command::Devices(options) => devices::run(&options, arguments.device.as_ref()),
         Command::Run(options) => run::run(&options),
         Command::Env(options) => run::print_environment(&options),

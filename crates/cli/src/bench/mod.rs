@@ -1,5 +1,6 @@
 //! `millstream bench`.
 
+mod card;
 mod evb;
 mod scale;
 mod stencil;
@@ -24,6 +25,7 @@ pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
         BenchWhat::Stencil { side, rounds, python } => {
             ("stencil", stencil::run(&options.out, *side, *rounds, python.as_deref())?)
         }
+        BenchWhat::Card { rounds } => ("card", card::run(*rounds)?),
         BenchWhat::Scale { rounds } => ("scale", scale::run(*rounds)?),
         BenchWhat::Wire { rounds, mtu, long } => {
             let options = wire::Options {

@@ -1,0 +1,202 @@
+//! `millstream bench card`: cards in processes of their own, used by this one as a node.
+
+use std::error::Error;
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use millstream_bench::memory::{Kind, memcpy};
+use millstream_bench::{Figure, Table, median};
+use millstream_card::Span;
+use millstream_card::net::control::{KernelSource, Start};
+use millstream_card::net::{RemoteCard, RemoteOptions};
+use millstream_card::region::copy::{Copy, CopyOperation};
+use millstream_rdma::device::{self, Choice};
+use millstream_rdma::{Access, Device, Region};
+
+type Outcome<T> = Result<T, Box<dyn Error>>;
+
+const MEMORY: u64 = 256 << 20;
+const PATIENCE: Duration = Duration::from_secs(20);
+const SIZES: [usize; 5] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20];
+
+/// Each measurement of a throughput moves about so much.
+const MOVED: usize = 192 << 20;
+
+pub(super) fn run(rounds: usize) -> Outcome<Table> {
+    let device = device::open(&Choice::from_environment())?;
+    let mut table =
+        Table::new("Cards on the network", "memcpy between mapped buffers, or what was asked for");
+    eprintln!("two cards of {} MiB, prefaulted", MEMORY >> 20);
+    let (first, second) = (Served::start("20")?, Served::start("20")?);
+    let (one, other) = (first.connect(&device)?, second.connect(&device)?);
+    memory(&mut table, &device, (&one, &other, &second.address), rounds)?;
+    drop(one);
+    drop(other);
+    drop(second);
+    idle(&mut table, &device, &first)?;
+    drop(first);
+    round_trip(&mut table, &device)?;
+    Ok(table)
+}
+
+/// A card process, which ends with this.
+struct Served {
+    process: Child,
+    address: String,
+}
+
+impl Served {
+    fn start(spin: &str) -> Outcome<Served> {
+        let mut process = Command::new(std::env::current_exe()?)
+            .args(["card", "--json", "serve", &format!("bench-{}-{}", std::process::id(), next())])
+            .args(["--memory", &MEMORY.to_string(), "--banks", "4", "--listen", "127.0.0.1:0", "--prefault"])
+            .args(["--spin", spin])
+            .stdout(Stdio::piped())
+            .stdin(Stdio::null())
+            .spawn()?;
+        let out = process.stdout.take().ok_or("the card has no standard output")?;
+        let mut line = String::new();
+        BufReader::new(out).read_line(&mut line)?;
+        let said: serde_json::Value = serde_json::from_str(&line)?;
+        let address = said["address"].as_str().ok_or("the card did not say its address")?.to_owned();
+        Ok(Served { process, address })
+    }
+
+    fn connect(&self, device: &Device) -> Outcome<RemoteCard> {
+        let options = RemoteOptions { spin: Duration::from_millis(1), ..RemoteOptions::default() };
+        let card = RemoteCard::connect(device, &self.address, options)?;
+        card.acquire(Duration::from_secs(30), PATIENCE)?;
+        Ok(card)
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn next() -> usize {
+    static NEXT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+    NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
+}
+
+/// Write, read, card to card, by size, in turns with memcpy of the same blocks.
+fn memory(
+    table: &mut Table,
+    device: &Device,
+    (one, other, address): (&RemoteCard, &RemoteCard, &str),
+    rounds: usize,
+) -> Outcome<()> {
+    let buffer = Region::landing(device, c"bench-card", 64 << 20, Access::LOCAL_WRITE)?;
+    buffer.populate()?;
+    one.connect_peer(0, address)?;
+    let there = other.held().ok_or("no lease")?.memory;
+    for size in SIZES {
+        // The same places again and again where a cache holds them, as memcpy has it.
+        let window = size.max(4 << 20);
+        let parts: Vec<(u64, Span)> = (0..MOVED / size)
+            .map(|turn| (turn * size % window) as u64)
+            .map(|at| (at, Span::new(at, size as u64)))
+            .collect();
+        let bytes = (parts.len() * size) as f64;
+        let copies = (MOVED / size).min(64);
+        let copy = |turn: usize| Copy {
+            operation: CopyOperation::Write,
+            peer: 0,
+            local: Span::new((turn * size % window) as u64, size as u64),
+            remote: there.addr + (turn * size % window) as u64,
+            key: there.rkey.0,
+            notify: false,
+        };
+        let copies: Vec<_> = (0..copies).map(copy).collect();
+        one.write_many(&buffer, &parts)?;
+        one.copy(&copies, PATIENCE)?;
+        let (mut copied, mut written, mut read, mut between) = (vec![], vec![], vec![], vec![]);
+        for _ in 0..rounds {
+            copied.push(memcpy(Kind::Landing, size, window, window, Duration::from_millis(40))?);
+            let started = Instant::now();
+            one.write_many(&buffer, &parts)?;
+            written.push(bytes / started.elapsed().as_secs_f64() / 1e9);
+            let started = Instant::now();
+            one.read_many(&buffer, &parts)?;
+            read.push(bytes / started.elapsed().as_secs_f64() / 1e9);
+            if size >= 1 << 20 {
+                let started = Instant::now();
+                one.copy(&copies, PATIENCE)?;
+                between.push((copies.len() * size) as f64 / started.elapsed().as_secs_f64() / 1e9);
+            }
+        }
+        let memcpy = median(&copied).unwrap_or(0.0);
+        let name = if size < 1 << 20 { format!("{} KiB", size >> 10) } else { format!("{} MiB", size >> 20) };
+        for (what, values) in [("write", &written), ("read", &read), ("card to card", &between)] {
+            if let Some(value) = median(values) {
+                table.push(Figure::against(format!("{what} {name}"), value, "GB/s", memcpy));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Processor time of a card that waits, with a lease held and its heartbeats coming.
+fn idle(table: &mut Table, device: &Device, card: &Served) -> Outcome<()> {
+    let options = RemoteOptions::default();
+    let node = RemoteCard::connect(device, &card.address, options)?;
+    node.acquire(Duration::from_secs(5), PATIENCE)?;
+    node.load(0, KernelSource::Named("null"))?;
+    node.run(0, &Start::new(&[]), PATIENCE)?;
+    std::thread::sleep(Duration::from_millis(200));
+    let before = processor_time(card.process.id())?;
+    let started = Instant::now();
+    std::thread::sleep(Duration::from_secs(4));
+    let used = processor_time(card.process.id())? - before;
+    let percent = 100.0 * used / started.elapsed().as_secs_f64();
+    table.push(Figure::against("waiting card", percent, "% of a core", 1.0));
+    Ok(())
+}
+
+/// Seconds of processor time that a process has used, from the scheduler's account in nanoseconds.
+fn processor_time(process: u32) -> Outcome<f64> {
+    let mut total = 0.0;
+    for task in std::fs::read_dir(format!("/proc/{process}/task"))? {
+        let text = std::fs::read_to_string(task?.path().join("schedstat"))?;
+        let nanos: f64 = text.split_whitespace().next().ok_or("no schedstat")?.parse()?;
+        total += nanos / 1e9;
+    }
+    Ok(total)
+}
+
+/// Doorbell by RDMA, kernel, interrupt by message.
+fn round_trip(table: &mut Table, device: &Device) -> Outcome<()> {
+    for (spin, name, asked) in [("always", "spinning", Some(5.0)), ("0", "sleeping", None)] {
+        let card = Served::start(spin)?;
+        let options = RemoteOptions { spin: Duration::from_secs(1), ..RemoteOptions::default() };
+        let node = RemoteCard::connect(device, &card.address, options)?;
+        node.acquire(Duration::from_secs(30), PATIENCE)?;
+        node.load(0, KernelSource::Named("null"))?;
+        let start = Start::new(&[1, 2, 3, 4]);
+        let trips = if asked.is_some() { 20_000 } else { 2000 };
+        for _ in 0..trips / 10 {
+            node.run(0, &start, PATIENCE)?;
+        }
+        let mut times = Vec::with_capacity(trips);
+        for _ in 0..trips {
+            let started = Instant::now();
+            node.run(0, &start, PATIENCE)?;
+            times.push(started.elapsed().as_secs_f64() * 1e6);
+        }
+        times.sort_by(f64::total_cmp);
+        let middle = times[times.len() / 2];
+        table.push(match asked {
+            Some(asked) => {
+                Figure::against(format!("doorbell to interrupt, {name} card"), middle, "µs", asked)
+            }
+            None => Figure::alone(format!("doorbell to interrupt, {name} card"), middle, "µs"),
+        });
+        let far = times[times.len() * 99 / 100];
+        table.push(Figure::alone(format!("99 % of them, {name} card"), far, "µs"));
+    }
+    Ok(())
+}

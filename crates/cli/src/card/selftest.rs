@@ -1,0 +1,152 @@
+//! `millstream card selftest`: what a site runs to see that a card works.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use millstream_card::Span;
+use millstream_card::net::control::{KernelSource, Start};
+use millstream_card::net::{RemoteCard, RemoteError};
+use millstream_card::region::copy::{Copy, CopyOperation, IN_DMA_WINDOW};
+use serde_json::json;
+
+use super::args::CardName;
+use super::{Outcome, Place};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Bytes that are moved to and from each bank.
+const SAMPLE: usize = 256 << 10;
+
+type Step = (&'static str, fn(&RemoteCard) -> Result<String, String>);
+
+const STEPS: &[Step] = &[
+    ("lease", |card| {
+        let held = card.acquire(Duration::from_secs(10), PATIENCE).map_err(text)?;
+        Ok(format!("epoch {}", held.epoch))
+    }),
+    ("every bank takes and gives bytes", banks),
+    ("a range outside memory is refused", |card| match card.write(card.memory_bytes() - 4, &[0; 8]) {
+        Err(error) if !error.is_fatal() => Ok(error.to_string()),
+        other => Err(format!("{other:?}")),
+    }),
+    ("the DMA window, by copies of the card", |card| {
+        let len = 4096.min(card.greeting().dma_bytes);
+        let sample = pattern(7, len as usize);
+        card.write(0, &sample).map_err(text)?;
+        let there = copy(Span::new(0, len), IN_DMA_WINDOW);
+        let back = copy(Span::new(IN_DMA_WINDOW, len), 8192);
+        card.copy(&[there, back], PATIENCE).map_err(text)?;
+        check(card, 8192, &sample)
+    }),
+    ("a kernel in each region, and its interrupt", |card| {
+        for region in 0..card.greeting().region_count {
+            card.load(region, KernelSource::Named("null")).map_err(text)?;
+            let results =
+                card.run(region, &Start::new(&[1, 2, 3, u64::from(region)]), PATIENCE).map_err(text)?;
+            if results != [1, 2, 3, u64::from(region)] {
+                return Err(format!("region {region}: results {results:?}"));
+            }
+        }
+        Ok(format!("{} regions", card.greeting().region_count))
+    }),
+    ("round trip of a doorbell and its interrupt", |card| {
+        let mut times: Vec<_> = (0..200)
+            .map(|_| {
+                let started = Instant::now();
+                card.run(0, &Start::new(&[]), PATIENCE).map(|_| started.elapsed())
+            })
+            .collect::<Result<_, _>>()
+            .map_err(text)?;
+        times.sort();
+        Ok(format!("median {:.1} µs", times[times.len() / 2].as_secs_f64() * 1e6))
+    }),
+    ("a run is stopped at a safe point", |card| {
+        card.load(0, KernelSource::Named("mix")).map_err(text)?;
+        card.start(0, &Start::new(&[0, 65536, u64::MAX])).map_err(text)?;
+        if card.stop(0).map_err(text)? { Ok(String::new()) } else { Err("nothing ran".to_owned()) }
+    }),
+    ("a kernel that reaches outside its banks is ended", |card| {
+        if card.greeting().bank_count < 2 {
+            return Ok("not tried: the card has one bank".to_owned());
+        }
+        let start = Start { banks: 2, ..Start::new(&[0, 8, 1]) };
+        match card.run(0, &start, PATIENCE) {
+            Err(error) if !error.is_fatal() => Ok(error.to_string()),
+            other => Err(format!("{other:?}")),
+        }
+    }),
+    ("memory is clear for the next holder", |card| {
+        card.release().map_err(text)?;
+        card.acquire(Duration::from_secs(10), PATIENCE).map_err(text)?;
+        for bank in 0..u64::from(card.greeting().bank_count) {
+            check(card, bank * card.greeting().bank_bytes, &vec![0; sample_of(card)])?;
+        }
+        card.release().map_err(text)?;
+        Ok(String::new())
+    }),
+];
+
+pub(super) fn run(name: &CardName, place: &Place) -> Outcome {
+    let card = place.connect(&name.card)?;
+    let mut steps = Vec::new();
+    let mut failed = 0;
+    for (what, step) in STEPS {
+        // What comes after a failure would only fail by it.
+        let outcome = if failed > 0 { None } else { Some(step(&card)) };
+        let (mark, detail) = match &outcome {
+            Some(Ok(detail)) => ("ok", detail.as_str()),
+            Some(Err(error)) => ("FAILED", error.as_str()),
+            None => ("not run", ""),
+        };
+        failed += u32::from(matches!(outcome, Some(Err(_))));
+        if place.json {
+            steps.push(json!({ "step": what, "outcome": mark, "detail": detail }));
+        } else {
+            println!("{mark:<8} {what}{}{detail}", if detail.is_empty() { "" } else { ": " });
+        }
+    }
+    if place.json {
+        println!("{}", json!({ "card": name.card, "passed": failed == 0, "steps": steps }));
+    }
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn text(error: RemoteError) -> String {
+    error.to_string()
+}
+
+fn sample_of(card: &RemoteCard) -> usize {
+    SAMPLE.min(card.greeting().bank_bytes as usize)
+}
+
+fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64).map(|at| ((at ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
+}
+
+fn copy(local: Span, remote: u64) -> Copy {
+    Copy { operation: CopyOperation::Within, peer: 0, local, remote, key: 0, notify: true }
+}
+
+fn check(card: &RemoteCard, offset: u64, expected: &[u8]) -> Result<String, String> {
+    let mut found = vec![0; expected.len()];
+    card.read(offset, &mut found).map_err(text)?;
+    match found.iter().zip(expected).position(|(found, expected)| found != expected) {
+        None => Ok(String::new()),
+        Some(at) => {
+            Err(format!("byte {:#x} is {:#x} instead of {:#x}", offset + at as u64, found[at], expected[at]))
+        }
+    }
+}
+
+fn banks(card: &RemoteCard) -> Result<String, String> {
+    let greeting = *card.greeting();
+    let place = |bank: u64| bank * greeting.bank_bytes + greeting.bank_bytes - sample_of(card) as u64;
+    for bank in 0..greeting.bank_count.into() {
+        card.write(place(bank), &pattern(bank, sample_of(card))).map_err(text)?;
+    }
+    for bank in 0..greeting.bank_count.into() {
+        check(card, place(bank), &pattern(bank, sample_of(card)))
+            .map_err(|error| format!("bank {bank}: {error}"))?;
+    }
+    Ok(format!("{} banks", greeting.bank_count))
+}

@@ -1,0 +1,126 @@
+//! `millstream card watch`: cards, again and again.
+
+use std::collections::HashMap;
+use std::io::{IsTerminal as _, Write as _};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use millstream_card::net::RemoteCard;
+use millstream_card::net::info::CardInfo;
+use serde_json::json;
+
+use super::args::WatchOptions;
+use super::{Outcome, Place, connect, show};
+use crate::interrupt::Interrupt;
+
+struct Watched {
+    name: String,
+    address: String,
+    card: Option<RemoteCard>,
+    before: Option<(Instant, CardInfo)>,
+}
+
+pub(super) fn run(options: &WatchOptions, place: &Place) -> Outcome {
+    let device = place.device()?;
+    let mut cards = Vec::new();
+    if options.cards.is_empty() {
+        let site = place.site()?;
+        cards.extend(site.cards.into_iter().map(|entry| (entry.name, entry.address)));
+    }
+    for card in &options.cards {
+        cards.push((card.clone(), place.address(card)?));
+    }
+    let mut cards: Vec<_> = cards
+        .into_iter()
+        .map(|(name, address)| Watched { name, address, card: None, before: None })
+        .collect();
+    let interrupt = Interrupt::listen()?;
+    let live = !options.once && !place.json && std::io::stdout().is_terminal();
+    loop {
+        let mut screen = String::new();
+        let mut reached = true;
+        for watched in &mut cards {
+            let info = watched.look(&device);
+            reached &= info.is_ok();
+            if place.json {
+                let line = match &info {
+                    Ok((info, _)) => json!({ "name": watched.name, "info": info }),
+                    Err(error) => json!({ "name": watched.name, "error": error.to_string() }),
+                };
+                println!("{line}");
+                continue;
+            }
+            match info {
+                Ok((info, rates)) => {
+                    screen += &format!("{} at {}\n{}", watched.name, watched.address, show::whole(&info));
+                    for rate in rates {
+                        screen += &format!("  {rate}\n");
+                    }
+                }
+                Err(error) => screen += &format!("{} at {}\n  {error}\n", watched.name, watched.address),
+            }
+            screen.push('\n');
+        }
+        if live {
+            // Home, draw, and clear what is left of the picture before: nothing flickers.
+            let drawn: String = screen.lines().map(|line| format!("{line}\x1b[K\n")).collect();
+            print!("\x1b[H{drawn}\x1b[J");
+        } else {
+            print!("{screen}");
+        }
+        std::io::stdout().flush()?;
+        if options.once {
+            return Ok(if reached { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
+        let until = Instant::now() + options.every;
+        while Instant::now() < until {
+            if interrupt.flow().is_break() {
+                return Ok(ExitCode::SUCCESS);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            std::thread::sleep(left.min(std::time::Duration::from_millis(50)));
+        }
+    }
+}
+
+impl Watched {
+    /// The card as it is, and what it did since the latest look.
+    fn look(&mut self, device: &millstream_rdma::Device) -> Outcome<(CardInfo, Vec<String>)> {
+        let card = match self.card.take() {
+            Some(card) => card,
+            None => connect(device, &self.address)?,
+        };
+        // A card that does not answer is connected anew at the next look.
+        let info = CardInfo::of(&card.snapshot()?);
+        self.card = Some(card);
+        let now = Instant::now();
+        let mut rates = Vec::new();
+        if let Some((then, before)) = self.before.replace((now, info.clone())) {
+            let seconds = now.duration_since(then).as_secs_f64().max(1e-6);
+            let per_second = |now: &[u64], then: &[u64]| {
+                let sum = |table: &[u64]| table.iter().sum::<u64>();
+                show::bytes((sum(now).saturating_sub(sum(then)) as f64 / seconds) as u64)
+            };
+            rates.push(format!(
+                "rates       windows {}/s in, {}/s out; banks {}/s in, {}/s out",
+                per_second(&info.window_written, &before.window_written),
+                per_second(&info.window_read, &before.window_read),
+                per_second(&info.bank_written, &before.bank_written),
+                per_second(&info.bank_read, &before.bank_read),
+            ));
+            let busy: HashMap<usize, f64> = info
+                .regions
+                .iter()
+                .zip(&before.regions)
+                .enumerate()
+                .map(|(index, (now, then))| (index, (now.busy_s - then.busy_s) / seconds))
+                .collect();
+            let mut busy: Vec<_> = busy.into_iter().collect();
+            busy.sort_by_key(|(index, _)| *index);
+            let text: Vec<_> =
+                busy.iter().map(|(index, share)| format!("region {index} {:.0} %", 100.0 * share)).collect();
+            rates.push(format!("ended runs  {}", text.join(", ")));
+        }
+        Ok((info, rates))
+    }
+}

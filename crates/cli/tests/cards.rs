@@ -1,0 +1,143 @@
+//! `millstream card` as people use it, on cards in processes of their own.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+
+struct Card {
+    process: Child,
+    address: String,
+}
+
+impl Card {
+    fn serve(name: &str) -> Card {
+        let mut process = Command::new(env!("CARGO_BIN_EXE_millstream"))
+            .args(["card", "--json", "serve", &format!("{name}-{}", std::process::id())])
+            .args(["--memory", "32MiB", "--banks", "8", "--listen", "127.0.0.1:0"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let said: Value = serde_json::from_str(&line).unwrap();
+        Card { process, address: said["address"].as_str().unwrap().to_owned() }
+    }
+}
+
+impl Drop for Card {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Commands of one user, with a site file of two cards.
+struct User<'a> {
+    home: &'a Path,
+}
+
+impl User<'_> {
+    fn card(&self, words: &[&str]) -> (bool, String, String) {
+        let output = Command::new(env!("CARGO_BIN_EXE_millstream"))
+            .arg("card")
+            .args(words)
+            .current_dir(self.home)
+            .env("XDG_STATE_HOME", self.home)
+            .env_remove("MILLSTREAM_SITE")
+            .output()
+            .unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.success(), text(&output.stdout), text(&output.stderr))
+    }
+
+    #[track_caller]
+    fn does(&self, words: &[&str]) -> String {
+        let (success, out, err) = self.card(words);
+        assert!(success, "{words:?}: {out}{err}");
+        out
+    }
+
+    #[track_caller]
+    fn json(&self, words: &[&str]) -> Value {
+        let words: Vec<_> = words.iter().copied().chain(["--json"]).collect();
+        serde_json::from_str(&self.does(&words)).unwrap()
+    }
+
+    #[track_caller]
+    fn fails(&self, words: &[&str]) -> String {
+        let (success, out, err) = self.card(words);
+        assert!(!success, "{words:?} must fail: {out}");
+        err + &out
+    }
+}
+
+#[test]
+fn a_session_from_lease_to_restore() {
+    let (first, second) = (Card::serve("first"), Card::serve("second"));
+    let home = tempfile::tempdir().unwrap();
+    let user = User { home: home.path() };
+    assert!(user.fails(&["list"]).contains("no site file"));
+    let site = format!(
+        "[[card]]\nname = \"one\"\naddress = \"{}\"\n[[card]]\nname = \"two\"\naddress = \"{}\"\n",
+        first.address, second.address
+    );
+    std::fs::write(home.path().join("site.toml"), site).unwrap();
+    let list = user.json(&["list"]);
+    assert_eq!(list[1]["info"]["bank_count"], 8);
+    assert!(user.does(&["list"]).contains("32 MiB"));
+    assert!(user.fails(&["info", "three"]).contains("there are: one, two"));
+    assert!(user.fails(&["load", "one", "0", "mix"]).contains("take its lease first"));
+
+    user.does(&["lease", "one", "--for", "60"]);
+    assert!(user.fails(&["lease", "one"]).contains("you hold lease"));
+    std::fs::write(home.path().join("input"), [5; 4096]).unwrap();
+    user.does(&["put", "one", "4MiB", "input"]);
+    user.does(&["load", "one", "0", "mix"]);
+    let done = user.json(&["start", "one", "0", "4MiB", "4096", "3", "--wait", "20"]);
+    assert_eq!(done["results"][0], 3);
+    user.does(&["get", "one", "4MiB", "4KiB", "output"]);
+    let output = std::fs::read(home.path().join("output")).unwrap();
+    let last = u64::from_le_bytes(*output.last_chunk().unwrap());
+    assert_eq!(done["results"][1], last);
+    let refused = user.fails(&["start", "one", "0", "4MiB", "4096", "3", "--banks", "1", "--wait", "20"]);
+    assert!(refused.contains("outside its banks"), "{refused}");
+    assert!(user.fails(&["load", "one", "0", "nonsense"]).contains("it has: "));
+    assert!(user.fails(&["load", "one", "5", "mix"]).contains("no region 5"));
+
+    // A run that does not end by itself goes on in a checkpoint, and on the other card.
+    user.does(&["start", "one", "0", "4MiB", "4096", "0xffffffff"]);
+    let watched = user.does(&["watch", "one", "--once"]);
+    assert!(watched.contains("mix: running"), "{watched}");
+    let saved = user.json(&["checkpoint", "one", "state"]);
+    assert_eq!(saved["saved"]["running"][0][1], "mix");
+    user.does(&["stop", "one", "0"]);
+    user.does(&["lease", "two"]);
+    user.does(&["restore", "two", "state"]);
+    let info = user.json(&["info", "two"]);
+    assert_eq!(info["regions"][0]["state"], "Running");
+    assert!(user.fails(&["selftest", "two"]).contains("is leased to node"));
+    user.does(&["stop", "two", "0"]);
+    assert!(user.fails(&["restore", "two", "input"]).contains("magic"));
+
+    for card in ["one", "two"] {
+        user.does(&["lease", card, "--release"]);
+    }
+    assert!(user.fails(&["lease", "one", "--release"]).contains("take its lease first"));
+    // A module of WebAssembly, as text.
+    user.does(&["lease", "one"]);
+    let module = r#"(module $seven
+        (import "millstream_1" "result" (func $result (param i32 i64)))
+        (memory (export "memory") 1)
+        (func (export "run") (call $result (i32.const 0) (i64.const 7))))"#;
+    std::fs::write(home.path().join("seven.wat"), module).unwrap();
+    user.does(&["load", "one", "1", "seven.wat"]);
+    assert_eq!(user.json(&["start", "one", "1", "--wait", "20"])["results"][0], 7);
+    // Somebody else's lease is ended, and then the card passes its test.
+    user.does(&["lease", "one", "--revoke"]);
+    let tested = user.json(&["selftest", "one"]);
+    assert_eq!(tested["passed"], true, "{tested}");
+    drop(first);
+    assert!(user.fails(&["list"]).contains("one"));
+}
