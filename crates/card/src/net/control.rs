@@ -117,6 +117,9 @@ impl RemoteCard {
     pub fn stop(&self, region: u32) -> Outcome<bool> {
         self.with(|inner| {
             inner.check_region(region)?;
+            // A start that the region has not seen yet would be lost under the word of the stop.
+            let latest = inner.register(control_of(region, region_at::doorbell))?;
+            inner.taken(control_of(region, region_at::taken), latest)?;
             let rung = inner.command(region, RegionCommand::Stop, true)?;
             inner.taken(control_of(region, region_at::taken), rung)?;
             let bar0 = inner.snapshot()?;

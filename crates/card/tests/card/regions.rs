@@ -62,6 +62,12 @@ fn a_kernel_is_loaded_run_and_replaced_while_the_other_region_runs() {
     assert!(node.stop(1).unwrap());
     assert_eq!(cause(node.wait(spinning, PATIENCE)).1, Cause::Interrupted);
     assert!(!node.stop(1).unwrap(), "nothing runs any more");
+    // A stop that follows at once does not hide the start before it.
+    for _ in 0..50 {
+        let started = node.start(1, &Start::new(&[])).unwrap();
+        assert!(node.stop(1).unwrap());
+        assert_eq!(cause(node.wait(started, PATIENCE)).1, Cause::Interrupted);
+    }
     assert_eq!(region_word(&node, 0, region_at::runs), 51);
     node.unload(0).unwrap();
     assert_eq!(cause(node.run(0, &Start::new(&[]), PATIENCE)), (0, Cause::RegionEmpty, 0));
