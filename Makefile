@@ -19,13 +19,13 @@ LIB_LDFLAGS := -shared -Wl,--gc-sections -Wl,--no-undefined-version \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test loom soak bench bench-verbs bench-evb bench-card bench-scale bench-wire conformance conformance-wire \
+.PHONY: help setup demo test loom soak bench bench-verbs bench-evb bench-card bench-scale bench-wire bench-model conformance conformance-wire \
 	conformance-rxe bench-proto proto-long proto-mutants conformance-asan fuzz lint build lib FORCE
 
 # Debian packages: what building needs, then what tests and benchmarks run or read results with.
 PACKAGES := gcc libc6-dev pkg-config cmake libclang-dev libibverbs-dev libhdf5-dev \
 	perftest ibverbs-utils ucx-utils librdmacm1 rdmacm-utils python3 python3-h5py python3-venv binutils clang lld \
-	tshark qemu-system-x86 cpio kmod xz-utils tcpdump iproute2 iperf3 libfabric-bin
+	tshark qemu-system-x86 cpio kmod xz-utils tcpdump iproute2 iperf3 libfabric-bin libsimgrid-dev g++
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -118,6 +118,9 @@ fuzz: setup ## let a fuzzer play against the device for FUZZ_SECONDS (cargo-fuzz
 	@mkdir -p $(TARGET_DIR)/corpus
 	ASAN_OPTIONS=detect_leaks=0:handle_segv=0 CARGO_TARGET_DIR=$(TARGET_DIR)/fuzz $(CARGO) +nightly fuzz run device \
 		$(abspath $(TARGET_DIR))/corpus fuzz/seeds/device -- -max_total_time=$(or $(FUZZ_SECONDS),300) -max_len=600 -timeout=60
+
+bench-model: build ## measure the model: its engine beside other queues, its flow level beside SimGrid
+	$(TARGET_DIR)/release/millstream bench model
 
 bench-scale: build ## measure what more connections and more processes cost
 	$(TARGET_DIR)/release/millstream bench scale

@@ -126,6 +126,14 @@ pub(crate) enum ModelCommand {
         #[command(flatten)]
         settings: Settings,
     },
+    /// Draw figures as SVG, each with its data as CSV
+    Figures {
+        /// Where they go
+        #[arg(long, default_value = "target/figures", value_name = "FOLDER")]
+        out: PathBuf,
+        #[command(flatten)]
+        settings: Settings,
+    },
     /// Say what a flow reaches on a site, where its bottleneck is, and what would come next
     ///
     /// A flow is VERB CLIENT SERVER [BYTES]; client and server are hosts, or cards as host.card:
@@ -402,6 +410,12 @@ pub(crate) enum BenchWhat {
     Card {
         /// Interleaved rounds; medians are printed
         #[arg(long, default_value_t = 5)]
+        rounds: usize,
+    },
+    /// The model's engine beside other queues of events, its flow level beside SimGrid
+    Model {
+        /// Interleaved rounds; medians are printed
+        #[arg(long, default_value_t = 3)]
         rounds: usize,
     },
     /// What the device costs as it grows: queue pairs, processes

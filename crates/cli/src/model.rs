@@ -45,6 +45,15 @@ pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
             millstream_report::save(out, &to_csv(&answers))?;
             println!("{} questions, {silent} without an answer: {}", answers.len(), out.display());
         }
+        ModelCommand::Figures { out, settings } => {
+            let parameters = parameters(settings)?;
+            std::fs::create_dir_all(out)?;
+            for (name, chart) in millstream_model::figures::all(&parameters, |name| println!("{name}")) {
+                millstream_report::save(&out.join(name).with_extension("svg"), &chart.svg())?;
+                millstream_report::save(&out.join(name).with_extension("csv"), &chart.csv())?;
+            }
+            println!("written to {}", out.display());
+        }
         ModelCommand::Explain { site, flow, settings } => {
             let site = millstream_site::load(site)?;
             let flow: Flow = flow.parse()?;

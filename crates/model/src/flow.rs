@@ -154,6 +154,16 @@ impl Fluid {
                     self.ends.pop();
                     self.now = at;
                     self.finish(way);
+                    // All that end together leave before rates are shared out again.
+                    while let Some(&Reverse((other, way, version))) = self.ends.peek() {
+                        if other > at {
+                            break;
+                        }
+                        self.ends.pop();
+                        if self.ways[way as usize].version == version {
+                            self.finish(way);
+                        }
+                    }
                 }
                 _ => {
                     let Reverse((at, _, tag)) = self.arrivals.pop()?;

@@ -15,6 +15,7 @@
 pub mod calibrate;
 pub mod engine;
 pub mod explain;
+pub mod figures;
 pub mod flow;
 pub mod parameters;
 pub mod part;

@@ -12,6 +12,7 @@
 
 pub mod axis;
 pub mod camera;
+pub mod chart;
 pub mod colour;
 mod progress;
 mod quantity;

@@ -2,6 +2,7 @@
 
 mod card;
 mod evb;
+mod model;
 mod scale;
 mod stencil;
 
@@ -26,6 +27,7 @@ pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
             ("stencil", stencil::run(&options.out, *side, *rounds, python.as_deref())?)
         }
         BenchWhat::Card { rounds } => ("card", card::run(*rounds)?),
+        BenchWhat::Model { rounds } => ("model", model::run(&options.out, *rounds)?),
         BenchWhat::Scale { rounds } => ("scale", scale::run(*rounds)?),
         BenchWhat::Wire { rounds, mtu, long } => {
             let options = wire::Options {

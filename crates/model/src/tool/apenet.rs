@@ -81,19 +81,26 @@ impl Endpoint for Pass {
 struct Burst {
     to: crate::engine::Route<Network>,
     packets: u32,
+    size: u32,
 }
 
 impl Endpoint for Burst {
     fn receive(&mut self, _port: u16, _packet: Packet, _context: &mut Context<'_>) {}
 
     fn wake(&mut self, _token: u64, context: &mut Context<'_>) {
-        (0..self.packets).for_each(|i| context.send(self.to, Packet::new(0, PACKET, u64::from(i))));
+        (0..self.packets).for_each(|i| context.send(self.to, Packet::new(0, self.size, u64::from(i))));
     }
 }
 
 /// Bandwidth into a node whose receive path spends that time on each packet's translation.
 #[must_use]
 pub fn receive(p: &Parameters, translation: Picos) -> Rate {
+    receive_packets(p, translation, PACKET)
+}
+
+/// The same with packets of that payload.
+#[must_use]
+pub fn receive_packets(p: &Parameters, translation: Picos, size: u32) -> Rate {
     const PACKETS: u32 = 500;
     let mut simulation = Simulation::new(1);
     let wire = simulation.line(Line::new("torus link", link_rate(p)));
@@ -104,10 +111,10 @@ pub fn receive(p: &Parameters, translation: Picos) -> Rate {
     let pass = simulation.endpoint(Pass { to });
     let port = simulation.bounded_port(pass, 0, 40_000);
     let to = simulation.route(&[wire], port);
-    let burst = simulation.endpoint(Burst { to, packets: PACKETS });
+    let burst = simulation.endpoint(Burst { to, packets: PACKETS, size });
     simulation.wake(burst, Picos::ZERO, 0);
     simulation.run(Picos(u64::MAX));
-    Rate(f64::from(PACKETS * PACKET) / simulation.get::<Sink>(sink).end.seconds())
+    Rate(f64::from(PACKETS * size) / simulation.get::<Sink>(sink).end.seconds())
 }
 
 /// By what part translation in hardware raises the bandwidth of large packets.

@@ -1,0 +1,241 @@
+//! Pictures from predictions, each with its data.
+
+use crate::calibrate::spread;
+use crate::engine::{Picos, Rate};
+use crate::flow::Fluid;
+use crate::parameters::Parameters;
+use crate::rows::stencil_rate;
+use crate::setup::setup;
+use crate::sites::{shipped, shipped_with};
+use crate::tool::apenet;
+use crate::tool::torus::{Torus, all_to_all, small};
+use crate::tool::verbs::{Verb, bandwidth};
+use millstream_report::chart::{Chart, Series};
+
+/// A picture's file name, without ending, and the picture.
+pub type Figure = (&'static str, Chart);
+
+fn chart(title: &str, x: &str, y: &str, powers: bool, series: Vec<Series>) -> Chart {
+    Chart { title: title.to_owned(), x: x.to_owned(), y: y.to_owned(), powers, series }
+}
+
+/// A series, its points computed side by side.
+fn series(name: impl Into<String>, xs: &[f64], y: impl Fn(f64) -> f64 + Sync) -> Series {
+    let points = spread(xs, |&x| (x, y(x)));
+    Series { name: name.into(), points }
+}
+
+fn powers(from: u32, to: u32) -> Vec<f64> {
+    (from..=to).map(|bit| f64::from(bit).exp2()).collect()
+}
+
+fn verb_bandwidth(p: &Parameters, site: (&str, &str), server: &str, verb: Verb, size: f64) -> f64 {
+    let site = shipped_with(site.0, "450 MHz", site.1);
+    let client = site.hosts[0].name.clone();
+    let setup =
+        setup(&site, p, &client, server).unwrap_or_else(|error| panic!("shipped sites carry flows: {error}"));
+    bandwidth(&setup, verb, size as u32, 128, false).rate.as_gigabytes()
+}
+
+fn paths(p: &Parameters, verb: Verb) -> Chart {
+    let sizes = powers(8, 22);
+    let line = |name: &str, site: &'static str, clock: &'static str, server: &'static str| {
+        series(name, &sizes, move |size| verb_bandwidth(p, (site, clock), server, verb, size))
+    };
+    let title = if verb == Verb::Read { "RDMA READ by path" } else { "RDMA WRITE by path" };
+    let lines = vec![
+        line("host to host", "recipe-baseline", "450 MHz", "server"),
+        line("root complex, 450 MHz", "recipe-baseline", "450 MHz", "server.u280"),
+        line("root complex, 250 MHz", "recipe-baseline", "250 MHz", "server.u280"),
+        line("switch, 450 MHz", "recipe-backplane", "450 MHz", "server.u280"),
+        line("switch, 250 MHz", "recipe-backplane", "250 MHz", "server.u280"),
+    ];
+    chart(title, "message size [B]", "bandwidth [GB/s]", true, lines)
+}
+
+fn stencil(p: &Parameters) -> Chart {
+    let card = ("recipe-baseline", "450 MHz");
+    let write = verb_bandwidth(p, card, "server.u280", Verb::Write, f64::from(1 << 20));
+    let read = verb_bandwidth(p, card, "server.u280", Verb::Read, f64::from(1 << 20));
+    let compute = stencil_rate(p).as_gigabytes();
+    let tiles = [0.25, 0.5, 1.0, 2.0, 4.0];
+    let lines = vec![
+        series("write to the card", &tiles, |gb| gb / write),
+        series("one sweep", &tiles, |gb| gb / compute),
+        series("read back", &tiles, |gb| gb / read),
+        series("all", &tiles, |gb| gb / write + gb / compute + gb / read),
+    ];
+    chart("Stencil on one card through the root complex", "tile [GB]", "time [s]", false, lines)
+}
+
+/// The shipped torus.
+#[must_use]
+pub fn torus(p: &Parameters) -> Torus {
+    let site = shipped("apenet-torus");
+    let hop = Picos::from_nanos(p.get("apenet.hop.latency"));
+    Torus {
+        dimensions: site.tori[0].dimensions.clone(),
+        rate: apenet::link_rate(p),
+        packet: apenet::PACKET,
+        buffer: 40_000,
+        hop,
+        ends: Picos::from_nanos(p.get("apenet.latency") * 1e3) - hop,
+    }
+}
+
+/// An event builder at flow level: every node sends one chunk to every node, over and over. Shaped, node i
+/// sends to i + phase; unshaped, all send to the same node first. `window` chunks of a node are under way at once.
+/// Returns a node's rate.
+#[must_use]
+pub fn event_builder(nodes: u32, shaped: bool, window: u32, chunk: u64, rate: Rate) -> Rate {
+    const ROUNDS: u32 = 4;
+    let mut fluid = Fluid::new();
+    let up: Vec<_> = (0..nodes).map(|_| fluid.link(rate)).collect();
+    let down: Vec<_> = (0..nodes).map(|_| fluid.link(rate)).collect();
+    let ways: Vec<_> = (0..nodes * nodes)
+        .map(|k| fluid.way(&[up[(k / nodes) as usize], down[(k % nodes) as usize]], Picos::from_nanos(500.0)))
+        .collect();
+    let mut sent = vec![0u32; nodes as usize];
+    let start = |fluid: &mut Fluid, node: u32, sent: &mut Vec<u32>| {
+        let turn = sent[node as usize];
+        if turn < nodes * ROUNDS {
+            sent[node as usize] += 1;
+            let to = if shaped { (node + turn) % nodes } else { turn % nodes };
+            fluid.start(ways[(node * nodes + to) as usize], chunk, u64::from(node));
+        }
+    };
+    for node in 0..nodes {
+        (0..window).for_each(|_| start(&mut fluid, node, &mut sent));
+    }
+    let mut last = Picos::ZERO;
+    while let Some((at, node)) = fluid.next_end() {
+        last = at;
+        start(&mut fluid, node as u32, &mut sent);
+    }
+    Rate(f64::from(nodes * ROUNDS) * chunk as f64 / last.seconds())
+}
+
+fn builder() -> Chart {
+    let nodes = powers(1, 6);
+    let rate = Rate::gigabits(97.0);
+    let line = |name: &str, shaped, window| {
+        series(name, &nodes, move |n| event_builder(n as u32, shaped, window, 120_000, rate).as_gigabits())
+    };
+    let lines = vec![
+        line("shaped, 1 chunk under way", true, 1),
+        line("unshaped, 1 chunk under way", false, 1),
+        line("unshaped, 4 chunks under way", false, 4),
+    ];
+    chart("Event builder by number of nodes", "nodes", "each node receives [Gb/s]", true, lines)
+}
+
+fn watchdog(p: &Parameters) -> Chart {
+    // Host and adapter write a register each period and read the other's each period: a death just after a write is
+    // seen at the second read after it. The neighbour hears one hop later.
+    let hop = (p.get("apenet.latency") + p.get("apenet.hop.latency") * 1e-3) * 1e-3;
+    let periods = powers(0, 10);
+    let lines = vec![
+        series("seen by the other half, at the latest", &periods, |t| 2.0 * t),
+        series("seen by the other half, on average", &periods, |t| 1.5 * t),
+        series("known at a neighbour, at the latest", &periods, move |t| 3.0 * t + hop),
+    ];
+    chart("Watchdog: period against detection", "period [ms]", "time to detection [ms]", true, lines)
+}
+
+/// All figures. `progress` hears each one's name before it is drawn.
+#[must_use]
+pub fn all(p: &Parameters, mut progress: impl FnMut(&str)) -> Vec<Figure> {
+    let sizes = powers(9, 12);
+    let ends = [
+        ("host to host", false, false),
+        ("host to GPU", false, true),
+        ("GPU to host", true, false),
+        ("GPU to GPU", true, true),
+    ];
+    let mut figures = Vec::new();
+    let mut draw = |name: &'static str, make: &dyn Fn() -> Chart| {
+        progress(name);
+        figures.push((name, make()));
+    };
+    draw("paths-write", &|| paths(p, Verb::Write));
+    draw("paths-read", &|| paths(p, Verb::Read));
+    draw("stencil", &|| stencil(p));
+    draw("dma-engines", &|| {
+        let line = |n: u32| {
+            series(format!("{n} engine{}", if n > 1 { "s" } else { "" }), &sizes, move |size| {
+                apenet::engines(p, n, size as u32).as_gigabytes()
+            })
+        };
+        chart(
+            "DMA engines, reads of host memory",
+            "packet of a long message [B]",
+            "bandwidth [GB/s]",
+            true,
+            vec![line(1), line(2)],
+        )
+    });
+    draw("translation", &|| {
+        let sizes = powers(7, 12);
+        let software = p.get("apenet.translate.software") / p.get("apenet.processor.share");
+        let line = |name: &str, nanos: f64| {
+            series(name, &sizes, move |size| {
+                apenet::receive_packets(p, Picos::from_nanos(nanos), size as u32).as_gigabytes()
+            })
+        };
+        let lines = vec![line("hardware", p.get("apenet.translate.hardware")), line("software", software)];
+        chart("Address translation on the receive path", "packet [B]", "bandwidth [GB/s]", true, lines)
+    });
+    draw("round-trip", &|| {
+        let lines = (ends.iter())
+            .map(|&(name, from, to)| {
+                series(name, &powers(5, 12), move |size| {
+                    let transfer = size / apenet::link_rate(p).0 * 1e6;
+                    // There and back: each end is source once and destination once.
+                    apenet::small_latency(p, from, to) + apenet::small_latency(p, to, from) + 2.0 * transfer
+                })
+            })
+            .collect();
+        chart("Round trip between neighbours of the torus", "message [B]", "time [us]", true, lines)
+    });
+    draw("torus-hops", &|| {
+        let torus = torus(p);
+        // 0 to 42 are six hops; nodes on the way are fewer.
+        let far = [1usize, 2, 6, 10, 26, 42];
+        let line = Series {
+            name: "small message".to_owned(),
+            points: far
+                .iter()
+                .map(|&to| (torus.steps(0, to).len() as f64, small(&torus, 0, to).nanos() * 1e-3))
+                .collect(),
+        };
+        chart("Torus: latency by hops", "hops", "one way [us]", false, vec![line])
+    });
+    draw("torus-all-to-all", &|| {
+        let torus = torus(p);
+        let sizes = powers(12, 17);
+        let ceiling = torus.bisection().as_gigabytes() * 63.0 / 32.0;
+        let lines = vec![
+            series("all-to-all, 64 nodes", &sizes, |size| {
+                all_to_all(&torus, size as u64).rate.as_gigabytes()
+            }),
+            series("bisection allows", &sizes, |_| ceiling),
+        ];
+        chart("Torus 4 × 4 × 4: all-to-all", "message [B]", "all nodes [GB/s]", true, lines)
+    });
+    draw("ib-write-bw", &|| {
+        let line = |name: &str, site: &'static str| {
+            series(name, &powers(6, 20), move |size| {
+                verb_bandwidth(p, (site, "450 MHz"), "node1", Verb::Write, size) * 8.0
+            })
+        };
+        let lines = vec![
+            line("FDR, E5-2683 v3", "lhcb-pair-fdr-e5"),
+            line("QDR, E5-2683 v3", "lhcb-pair-qdr-e5"),
+            line("EDR", "edr-pair"),
+        ];
+        chart("ib_write_bw by buffer size", "buffer [B]", "bandwidth [Gb/s]", true, lines)
+    });
+    draw("event-builder", &builder);
+    draw("watchdog", &|| watchdog(p));
+    figures
+}
