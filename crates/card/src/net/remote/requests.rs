@@ -1,0 +1,149 @@
+//! Requests and their completions, messages, and waiting for either.
+
+use std::time::Instant;
+
+use millstream_rdma::queue::Opcode;
+use millstream_rdma::wait::{Wait, WaitError};
+use millstream_rdma::{Completion, Deadline, WrId};
+
+use super::{Inner, RECEIVE, RemoteErrorKind, Result};
+use crate::net::MESSAGE_BYTES;
+use crate::region::codes::MessageKind;
+use crate::region::message::Message;
+
+impl Inner {
+    pub(in crate::net) fn patience(&self) -> Deadline {
+        Deadline::after(self.options.patience)
+    }
+
+    /// Takes what has completed and the messages that came.
+    pub(super) fn drain(&mut self) -> Result<usize> {
+        let mut buffer = [Completion::EMPTY; 16];
+        let queue = self.queue.clone();
+        let completions = queue
+            .poll(&mut buffer)
+            .map_err(|error| WaitError { what: "poll the completion queue", cause: error.cause })?;
+        for completion in completions {
+            self.note(*completion)?;
+        }
+        Ok(completions.len())
+    }
+
+    pub(super) fn note(&mut self, completion: Completion) -> Result<()> {
+        let id = completion.wr_id().0;
+        if id < RECEIVE {
+            if self.waited_for.remove(&id).is_some() {
+                self.finished.insert(id, completion);
+            } else if let Err(error) = completion.check() {
+                self.lost = true;
+                return Err(error.into());
+            }
+            return Ok(());
+        }
+        if !completion.is_success() {
+            self.lost = true;
+            return Ok(());
+        }
+        let slot = id - RECEIVE;
+        let mut bytes = [0; MESSAGE_BYTES];
+        if completion.opcode() == Opcode::Receive && completion.len() as usize == MESSAGE_BYTES {
+            self.scratch.copy_to_slice(slot * MESSAGE_BYTES as u64, &mut bytes)?;
+            if let Some(message) = Message::from_bytes(&bytes) {
+                self.hear(message);
+            }
+        }
+        let sge = self.scratch.sge(slot * MESSAGE_BYTES as u64, MESSAGE_BYTES as u32)?;
+        self.pair.post_recv(&[sge], WrId(id))?;
+        Ok(())
+    }
+
+    pub(super) fn hear(&mut self, message: Message) {
+        if message.kind == MessageKind::LeaseEnded
+            && self.held.is_some_and(|held| held.epoch == message.epoch)
+        {
+            self.held = None;
+            self.ended = message.cause;
+        }
+        self.messages.push_back(message);
+    }
+
+    /// Waits until `done`; false if the deadline came first.
+    pub(in crate::net) fn wait_until(
+        &mut self,
+        deadline: Deadline,
+        mut done: impl FnMut(&mut Inner) -> bool,
+    ) -> Result<bool> {
+        let mut spin_until = None;
+        let mut rounds = 0u32;
+        loop {
+            self.drain()?;
+            if done(self) {
+                return Ok(true);
+            }
+            if self.lost {
+                return Err(RemoteErrorKind::Lost);
+            }
+            rounds = rounds.wrapping_add(1);
+            if !rounds.is_multiple_of(64) {
+                std::hint::spin_loop();
+                continue;
+            }
+            self.beat_if_due()?;
+            if deadline.passed() {
+                return Ok(false);
+            }
+            let now = Instant::now();
+            if now < *spin_until.get_or_insert(now + self.options.spin) {
+                continue;
+            }
+            self.sleep(deadline)?;
+        }
+    }
+
+    pub(super) fn sleep(&mut self, deadline: Deadline) -> Result<()> {
+        let until = match self.held {
+            Some(held) if !self.releasing => deadline.earlier(Deadline::at(self.beaten + held.duration / 4)),
+            _ => deadline,
+        };
+        let mut taken = Vec::new();
+        let queue = self.queue.clone();
+        let mut others = [Wait::readable(&self.stream)];
+        self.waiter.wait(&[&queue], &mut others, until, || {
+            let mut buffer = [Completion::EMPTY; 16];
+            let completions = queue
+                .poll(&mut buffer)
+                .map_err(|error| WaitError { what: "poll the completion queue", cause: error.cause })?;
+            taken.extend_from_slice(completions);
+            Ok::<_, RemoteErrorKind>(!completions.is_empty())
+        })?;
+        let closed = others[0].is_ready();
+        for completion in taken {
+            self.note(completion)?;
+        }
+        // Nothing is ever sent over the stream after the connection is made.
+        self.lost |= closed;
+        Ok(())
+    }
+
+    /// A number for a request whose completion will be waited for.
+    pub(in crate::net) fn ticket(&mut self) -> WrId {
+        self.next = (self.next + 1) % RECEIVE;
+        self.waited_for.insert(self.next, ());
+        WrId(self.next)
+    }
+
+    /// Waits for a request.
+    pub(in crate::net) fn finish(&mut self, ticket: WrId) -> Result<()> {
+        let deadline = self.patience();
+        if !self.wait_until(deadline, |inner| inner.finished.contains_key(&ticket.0))? {
+            self.waited_for.remove(&ticket.0);
+            return Err(RemoteErrorKind::TimedOut(self.options.patience, "an RDMA request"));
+        }
+        let completion = self.finished.remove(&ticket.0).expect("just found");
+        if let Err(error) = completion.check() {
+            self.lost = true;
+            return Err(error.into());
+        }
+        Ok(())
+    }
+}
