@@ -20,7 +20,7 @@ LIB_LDFLAGS := -shared -Wl,--gc-sections -Wl,--no-undefined-version \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test loom soak bench bench-verbs bench-evb bench-card bench-scale bench-wire bench-model conformance conformance-wire \
-	conformance-rxe bench-proto proto-long proto-mutants conformance-asan fuzz lint build lib FORCE
+	conformance-rxe bench-proto proto-long proto-mutants conformance-asan fuzz lint build runner lib FORCE
 
 # Debian packages: what building needs, then what tests and benchmarks run or read results with.
 PACKAGES := gcc libc6-dev pkg-config cmake libclang-dev libibverbs-dev libhdf5-dev \
@@ -65,23 +65,22 @@ target/bench/venv/ready: crates/bench/src/stencil/requirements.txt
 	@mkdir -p $(@D)
 	-python3 -m venv target/bench/venv && target/bench/venv/bin/pip install --quiet --requirement $< && touch $@
 
-conformance: build ## run other people's verbs programs; docs/conformance.md
+runner: build ## the program that runs other people's programs on the device, and the one that boots Linux for it
 	$(CARGO) build --release -p millstream-conformance -p millstream-guest
+
+conformance: runner ## run other people's verbs programs; docs/conformance.md
 	$(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance --document docs/conformance.md
 
-conformance-wire: build ## the same over RoCE v2 packets; results go into the table of the next `make conformance`
-	$(CARGO) build --release -p millstream-conformance -p millstream-guest
+conformance-wire: runner ## the same over RoCE v2 packets; results go into the table of the next `make conformance`
 	$(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance --path wire \
 		ibverbs-utils perftest pyverbs rdmacm ucx
 
-conformance-rxe: build ## the device against the Linux kernel's own RoCE adapter in guests under QEMU, 6.12 and 6.1
-	$(CARGO) build --release -p millstream-conformance -p millstream-guest
+conformance-rxe: runner ## the device against the Linux kernel's own RoCE adapter in guests under QEMU, 6.12 and 6.1
 	$(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance rxe
 	MILLSTREAM_GUEST_KERNEL=6.1 $(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance/linux-6.1 rxe
 
 # One client: conformance-perftest and so on.
-conformance-%: build
-	$(CARGO) build --release -p millstream-conformance -p millstream-guest
+conformance-%: runner
 	$(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance $*
 
 bench-proto: ## measure what building and taking a RoCEv2 packet costs, beside memcpy, without sockets
@@ -101,7 +100,7 @@ ASAN_TARGET  := x86_64-unknown-linux-gnu
 ASAN_DIR     := $(TARGET_DIR)/asan
 ASAN_CLIENTS ?= ibverbs-utils perftest pyverbs
 
-conformance-asan: build ## run other people's programs with AddressSanitizer in the verbs library (docs/faults.md)
+conformance-asan: runner ## run other people's programs with AddressSanitizer in the verbs library (docs/faults.md)
 	CARGO_TARGET_DIR=$(ASAN_DIR) RUSTFLAGS="-Zsanitizer=address -Zexternal-clangrt" CARGO_PROFILE_DEVICE_LTO=off \
 		CARGO_PROFILE_DEVICE_DEBUG=line-tables-only CARGO_PROFILE_DEVICE_CODEGEN_UNITS=16 \
 		$(CARGO) +nightly build --target $(ASAN_TARGET) --profile device -p millstream-capi
@@ -110,14 +109,20 @@ conformance-asan: build ## run other people's programs with AddressSanitizer in 
 		-Wl,--no-whole-archive $(LIB_LDFLAGS) -Wl,-soname=libibverbs.so.1 -Wl,--version-script=$(CAPI_MAP) \
 		-lasan -lgcc_s -lpthread -ldl -lm -lc
 	cp $(PRELOAD) $(ASAN_DIR)/lib/
-	$(CARGO) build --release -p millstream-conformance
 	LD_PRELOAD=$$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0:handle_segv=0 MILLSTREAM_LIB=$(abspath $(ASAN_DIR))/lib \
 		$(TARGET_DIR)/release/millstream-conformance --out $(ASAN_DIR)/conformance $(ASAN_CLIENTS)
 
-fuzz: setup ## let a fuzzer play against the device for FUZZ_SECONDS (cargo-fuzz, a nightly compiler; fuzz/README.md)
-	@mkdir -p $(TARGET_DIR)/corpus
-	ASAN_OPTIONS=detect_leaks=0:handle_segv=0 CARGO_TARGET_DIR=$(TARGET_DIR)/fuzz $(CARGO) +nightly fuzz run device \
-		$(abspath $(TARGET_DIR))/corpus fuzz/seeds/device -- -max_total_time=$(or $(FUZZ_SECONDS),300) -max_len=600 -timeout=60
+FUZZ_TARGETS ?= stream mfp packet cm connection device
+FUZZ_SECONDS ?= 300
+
+fuzz: setup ## let a fuzzer try each of FUZZ_TARGETS for FUZZ_SECONDS (cargo-fuzz, a nightly compiler; fuzz/README.md)
+	@for target in $(FUZZ_TARGETS); do \
+		echo "fuzzing $$target for $(FUZZ_SECONDS) s"; \
+		mkdir -p $(TARGET_DIR)/corpus/$$target; \
+		ASAN_OPTIONS=detect_leaks=0:handle_segv=0 CARGO_TARGET_DIR=$(TARGET_DIR)/fuzz $(CARGO) +nightly fuzz run $$target \
+			$(abspath $(TARGET_DIR))/corpus/$$target fuzz/seeds/$$target -- \
+			-max_total_time=$(FUZZ_SECONDS) -max_len=600 -timeout=60 -print_final_stats=1 || exit 1; \
+	done
 
 bench-model: build ## measure the model: its engine beside other queues, its flow level beside SimGrid
 	$(TARGET_DIR)/release/millstream bench model
@@ -140,7 +145,9 @@ setup: ## install what is missing: Debian packages (as root, or say which), Rust
 		echo "These Debian packages are missing. As root: apt-get install --no-install-recommends" $$missing; exit 1; fi; \
 	echo "installing" $$missing; \
 	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$missing
-	@[ -d "$$(rustc --print target-libdir --target wasm32-unknown-unknown)" ] || rustup target add wasm32-unknown-unknown
+	@[ -d "$$(rustc --print target-libdir --target wasm32-unknown-unknown)" ] || rustup target add wasm32-unknown-unknown || { \
+		echo "Rust's target wasm32-unknown-unknown is missing, and 'rustup target add' cannot install it: kernels of cards" \
+			"are built for it. Install the target's standard library for $$(rustc --version)." >&2; exit 1; }
 
 lib: setup $(LIBIBVERBS) $(PRELOAD) ## build lib/libibverbs.so.1 and lib/libmillstream_preload.so under the build directory
 
