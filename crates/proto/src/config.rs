@@ -12,6 +12,30 @@ pub enum Service {
     Reliable,
     /// Unreliable: at most once, in order.
     Unreliable,
+    /// The sending end of an extended reliable connection (annex A14): its requests name a shared receive queue.
+    Initiator,
+    /// The receiving end of one: it only answers.
+    Target,
+}
+
+impl Service {
+    /// Whether messages arrive or fail.
+    #[inline]
+    #[must_use]
+    pub const fn is_reliable(self) -> bool {
+        !matches!(self, Self::Unreliable)
+    }
+
+    /// As packets name it.
+    #[inline]
+    #[must_use]
+    pub const fn on_the_wire(self) -> millstream_wire::Service {
+        match self {
+            Self::Reliable => millstream_wire::Service::Rc,
+            Self::Unreliable => millstream_wire::Service::Uc,
+            Self::Initiator | Self::Target => millstream_wire::Service::Xrc,
+        }
+    }
 }
 
 /// Payload of a packet that is not a message's last.

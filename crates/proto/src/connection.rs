@@ -248,10 +248,17 @@ impl Connection {
         if bth.dest_qp() != self.config.local_qp || !bth.pkey().matches(self.config.pkey) {
             return Disposition::Dropped(DropReason::Destination);
         }
-        match (opcode.service(), self.config.service) {
-            (WireService::Cnp, _) => return Disposition::Congestion,
-            (WireService::Rc, Service::Reliable) | (WireService::Uc, Service::Unreliable) => {}
-            _ => return Disposition::Dropped(DropReason::Destination),
+        if opcode.service() == WireService::Cnp {
+            return Disposition::Congestion;
+        }
+        // The ends of an extended connection send requests one way, and answers the other.
+        let right_way = match self.config.service {
+            Service::Reliable | Service::Unreliable => true,
+            Service::Initiator => opcode.is_response(),
+            Service::Target => !opcode.is_response(),
+        };
+        if opcode.service() != self.config.service.on_the_wire() || !right_way {
+            return Disposition::Dropped(DropReason::Destination);
         }
         if opcode.is_response() {
             return self.dispose_response(now, packet, memory);
@@ -261,8 +268,8 @@ impl Connection {
             return Disposition::Dropped(DropReason::State);
         }
         let result = match self.config.service {
-            Service::Reliable => self.responder.handle_request(packet, memory, &mut self.events),
             Service::Unreliable => self.responder.handle_unreliable(packet, memory, &mut self.events),
+            _ => self.responder.handle_request(packet, memory, &mut self.events),
         };
         match result {
             Ok(Outcome::Executed) => {

@@ -118,6 +118,16 @@ impl Datagrams {
         Ok(())
     }
 
+    /// Whether a packet is a datagram for this queue pair or a group, of its partition, with its key (9.6.1.4). For
+    /// callers that deliver by themselves; [`handle_datagram`](Self::handle_datagram) asks it first.
+    #[must_use]
+    pub fn admits(&self, packet: &Packet<&[u8]>) -> bool {
+        let bth = packet.bth();
+        (bth.dest_qp() == self.config.local_qp || bth.dest_qp() == MULTICAST)
+            && bth.pkey().matches(self.config.pkey)
+            && packet.deth().is_some_and(|deth| deth.qkey() == self.config.qkey)
+    }
+
     /// Takes a packet, whose ICRC was right or could not be checked. What is not for this queue pair, shows the
     /// wrong key, or does not fit, is dropped, and the queue pair lives on (9.8.3.2).
     pub fn handle_datagram<M: Memory>(
@@ -129,10 +139,7 @@ impl Datagrams {
         let (bth, Some(deth)) = (packet.bth(), packet.deth()) else {
             return Disposition::Dropped(DropReason::Destination);
         };
-        let is_for_us = (bth.dest_qp() == self.config.local_qp || bth.dest_qp() == MULTICAST)
-            && bth.pkey().matches(self.config.pkey)
-            && deth.qkey() == self.config.qkey;
-        if !is_for_us {
+        if !self.admits(packet) {
             return Disposition::Dropped(DropReason::Destination);
         }
         let payload = packet.payload();
@@ -222,7 +229,8 @@ impl Datagrams {
                 }
                 // Complete when it is sent; one that cannot be read has failed alone (10.3.1.7 lets the send
                 // queue fail; those behind it were not wrong).
-                let status = match self.build(&datagram, memory, &mut burst) {
+                let gather = |into: &mut [u8]| memory.gather(datagram.id, 0, into);
+                let status = match self.build(&datagram, &mut burst, gather) {
                     Ok(()) => Status::Success,
                     Err(status) => status,
                 };
@@ -239,26 +247,53 @@ impl Datagrams {
         }
     }
 
-    fn build<M: Memory>(
+    /// Makes a datagram's packet at once, for callers that send and complete by themselves: nothing is queued, and
+    /// no event comes of it. `gather` copies the payload.
+    ///
+    /// # Errors
+    /// [`PostError::TooLong`] if it is longer than a packet's payload.
+    ///
+    /// # Panics
+    /// If `out` has no room for the packet: [`Datagram::packet_len`].
+    pub fn packet(
         &mut self,
         datagram: &Datagram,
-        memory: &mut M,
+        out: &mut [u8],
+        gather: impl FnOnce(&mut [u8]),
+    ) -> Result<(), PostError> {
+        let most = self.config.mtu.bytes();
+        if datagram.len > most {
+            return Err(PostError::TooLong { len: datagram.len, most });
+        }
+        let mut burst = Burst::new(out, &datagram.to.flow, Limits::NONE);
+        assert!(
+            burst.has_room(datagram.packet_len()),
+            "room for a packet of {} bytes",
+            datagram.packet_len()
+        );
+        let gathered = self.build(datagram, &mut burst, |into| {
+            gather(into);
+            Ok(())
+        });
+        gathered.expect("the payload is there");
+        burst.finish();
+        Ok(())
+    }
+
+    fn build(
+        &mut self,
+        datagram: &Datagram,
         burst: &mut Burst<'_>,
+        gather: impl FnOnce(&mut [u8]) -> Result<(), Status>,
     ) -> Result<(), Status> {
         let (payload, opcode) = (datagram.len as usize, datagram.opcode());
         let pad = payload.next_multiple_of(4) - payload;
         let len = datagram.packet_len();
         let bth = bth::Repr {
-            opcode,
             solicited: datagram.solicited,
-            migrated: true,
             pad: pad as u8,
             pkey: self.config.pkey,
-            fecn: false,
-            becn: false,
-            dest_qp: datagram.to.qp,
-            ack_req: false,
-            psn: self.psn,
+            ..bth::Repr::new(opcode, datagram.to.qp, self.psn)
         };
         let packet = burst.begin(&bth, len);
         deth::Repr { qkey: datagram.to.qkey, src_qp: self.config.local_qp }
@@ -268,7 +303,7 @@ impl Datagrams {
         }
         let start = bth::LEN + opcode.headers_len();
         if payload > 0 {
-            memory.gather(datagram.id, 0, &mut packet[start..start + payload])?;
+            gather(&mut packet[start..start + payload])?;
             packet[start + payload..start + payload + pad].fill(0);
         }
         burst.commit(len, true);
@@ -287,7 +322,9 @@ impl Datagram {
         if self.immediate.is_some() { Opcode::UD_SEND_ONLY_IMM } else { Opcode::UD_SEND_ONLY }
     }
 
-    fn packet_len(&self) -> usize {
+    /// Bytes of its packet, the ICRC's included.
+    #[must_use]
+    pub fn packet_len(&self) -> usize {
         bth::LEN + self.opcode().headers_len() + (self.len as usize).next_multiple_of(4) + ICRC_LEN
     }
 }

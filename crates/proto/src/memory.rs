@@ -1,6 +1,6 @@
 //! What the machines need of the world: the application's memory and the receive queue.
 
-use millstream_wire::{NakCode, Rkey};
+use millstream_wire::{NakCode, Rkey, Srqn};
 
 use crate::event::Status;
 use crate::request::{ReceiveId, WorkId};
@@ -78,6 +78,20 @@ pub trait Memory {
     /// # Errors
     /// The status that the request completes with, usually [`Status::LocalProtection`].
     fn scatter(&mut self, id: WorkId, offset: u32, from: &[u8]) -> Result<(), Status>;
+
+    /// The shared receive queue that a send request over an extended connection is for.
+    fn shared_queue(&mut self, _id: WorkId) -> Srqn {
+        Srqn::new(0)
+    }
+
+    /// What follows is about this shared receive queue: its receives, completions, memory and protection domain. Called
+    /// for each request that comes over an extended connection, and again before data is read for it later.
+    ///
+    /// # Errors
+    /// If there is no such queue in the connection's domain (annex A14).
+    fn select(&mut self, _queue: Srqn) -> Result<(), Refusal> {
+        Err(Refusal::Invalid)
+    }
 
     /// Carries out [`Work::Local`](crate::Work::Local).
     ///

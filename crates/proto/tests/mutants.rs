@@ -1,6 +1,7 @@
 //! Breaks one rule at a time in a copy of the crate, and expects a test to notice: `make proto-mutants`.
 //!
-//! A text that is not in the source exactly once fails too, so the list cannot go stale.
+//! A text that is not in the source exactly once fails too, so the list cannot go stale. `ONLY=requester` takes the
+//! rules whose file or description contains that text.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -112,8 +113,10 @@ fn copy(from: &Path, to: &Path) {
     std::fs::write(to.join("Cargo.toml"), manifest).unwrap();
     std::fs::copy(from.join("Cargo.lock"), to.join("Cargo.lock")).unwrap();
     std::fs::create_dir_all(to.join("crates")).unwrap();
-    for name in ["wire", "proto"] {
-        let (from, to) = (from.join("crates").join(name), to.join("crates"));
+    // Tests play the fuzzers' seeds.
+    std::fs::create_dir_all(to.join("fuzz")).unwrap();
+    for name in ["crates/wire", "crates/proto", "fuzz/seeds"] {
+        let (from, to) = (from.join(name), to.join(name));
         assert!(Command::new("cp").arg("-r").arg(from).arg(to).status().unwrap().success());
     }
 }
@@ -135,8 +138,12 @@ fn every_broken_rule_is_noticed() {
     let target = folder.path().join("target");
     copy(&root, folder.path());
     assert!(cargo(folder.path(), &target, &[]), "the tests pass without a broken rule");
+    let only = std::env::var("ONLY").unwrap_or_default();
+    let chosen = |mutant: &&Mutant| mutant.file.contains(&only) || mutant.rule.contains(&only);
+    let mutants: Vec<_> = MUTANTS.iter().filter(chosen).collect();
+    assert!(!mutants.is_empty(), "ONLY={only}: no rule is called so");
     let mut wrong = Vec::new();
-    for mutant in MUTANTS {
+    for mutant in &mutants {
         let path = folder.path().join("crates/proto/src").join(mutant.file);
         let source = std::fs::read_to_string(&path).unwrap();
         if source.matches(mutant.from).count() != 1 {
@@ -155,5 +162,6 @@ fn every_broken_rule_is_noticed() {
         }
         std::fs::write(&path, source).unwrap();
     }
+    println!("{} of {} rules broken, {} noticed", mutants.len(), MUTANTS.len(), mutants.len() - wrong.len());
     assert!(wrong.is_empty(), "{wrong:#?}");
 }

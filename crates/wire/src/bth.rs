@@ -163,6 +163,24 @@ pub struct Repr {
 }
 
 impl Repr {
+    /// Of a packet in the default partition, as adapters send it, with nothing asked for or told besides.
+    #[inline]
+    #[must_use]
+    pub const fn new(opcode: Opcode, dest_qp: Qpn, psn: Psn) -> Self {
+        Self {
+            opcode,
+            solicited: false,
+            migrated: true,
+            pad: 0,
+            pkey: Pkey::DEFAULT,
+            fecn: false,
+            becn: false,
+            dest_qp,
+            ack_req: false,
+            psn,
+        }
+    }
+
     /// From a view.
     ///
     /// # Errors

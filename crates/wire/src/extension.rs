@@ -1,7 +1,16 @@
 //! Extended transport headers, which follow the base transport header as its operation says (9.3), and the
 //! global route header that datagrams are delivered with.
 
-use crate::number::{Msn, Qkey, Qpn, Rkey};
+use crate::number::{Msn, Qkey, Qpn, Rkey, Srqn};
+
+header! {
+    /// XRC extended transport header (annex A14): the shared receive queue whose receives, memory and completions a
+    /// request is about.
+    mod xrceth, "XRCETH", 4 bytes {
+        /// The receiver's queue.
+        srq / set_srq: Srqn = 1,
+    }
+}
 
 header! {
     /// RDMA extended transport header (9.3.3): remote memory.

@@ -1,6 +1,6 @@
 //! Fields at fixed places of a header, in network byte order.
 
-use crate::number::{Msn, Pkey, Psn, Qkey, Qpn, Rkey};
+use crate::number::{Msn, Pkey, Psn, Qkey, Qpn, Rkey, Srqn};
 
 /// A value with a fixed number of bytes in a header. Callers give slices of exactly that length.
 pub(crate) trait Field: Sized {
@@ -65,7 +65,7 @@ macro_rules! three_bytes {
         }
     )*};
 }
-three_bytes!(Psn Qpn Msn);
+three_bytes!(Psn Qpn Msn Srqn);
 
 macro_rules! wrapped {
     ($($name:ty: $int:ty),*) => {$(

@@ -7,8 +7,9 @@
 //! in little-endian order.
 //!
 //! IPv4's identification is covered. Who sends through a socket cannot choose it and must know it: it is 0 where
-//! fragmentation is forbidden and each datagram is sent on its own. Who receives through a socket does not see
-//! it, and cannot verify the ICRC of a sender that counts it.
+//! fragmentation is forbidden and each datagram is sent on its own, and counts from 0 where the kernel cuts one
+//! datagram into segments. Who receives through a socket does not see it: for a sender that counts otherwise it can only ask
+//! whether some identification explains the ICRC, which checks 16 of the 32 bits (`millstream_link::icrc`).
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

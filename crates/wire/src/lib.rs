@@ -26,8 +26,9 @@ mod packet;
 pub use error::{Error, Result};
 pub use extension::{
     NakCode, Syndrome, aeth, atomic_ack_eth, atomic_eth, credits, deth, grh, ieth, imm_dt, reth, rnr_nanos,
+    xrceth,
 };
-pub use number::{Msn, Pkey, Psn, Qkey, Qpn, Rkey};
+pub use number::{Msn, Pkey, Psn, Qkey, Qpn, Rkey, Srqn};
 pub use opcode::{Headers, Opcode, Operation, Position, Service};
 pub use packet::{CNP_PADDING, Packet, Repr};
 

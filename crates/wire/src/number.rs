@@ -81,6 +81,10 @@ number! {
     Qpn(u32), mask 0xff_ffff
 }
 number! {
+    /// The number of a shared receive queue of an XRC domain: 24 bits (annex A14).
+    Srqn(u32), mask 0xff_ffff
+}
+number! {
     /// A message sequence number: 24 bits, how many messages a responder has completed (9.7.7.1).
     Msn(u32), mask 0xff_ffff
 }

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use crate::{aeth, atomic_ack_eth, atomic_eth, deth, ieth, imm_dt, reth};
+use crate::{aeth, atomic_ack_eth, atomic_eth, deth, ieth, imm_dt, reth, xrceth};
 
 /// A transport service: the high three bits of an opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,6 +13,8 @@ pub enum Service {
     Uc,
     /// Unreliable datagram.
     Ud,
+    /// Extended reliable connection (annex A14).
+    Xrc,
     /// Congestion notification (annex A17, 17.9).
     Cnp,
 }
@@ -73,28 +75,31 @@ impl Position {
 
 /// A set of extended headers. They always follow each other in the order of the constants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Headers(u8);
+pub struct Headers(u16);
 
 impl Headers {
     /// None.
     pub const NONE: Self = Self(0);
+    /// Extended reliable connection.
+    pub const XRCETH: Self = Self(1);
     /// Datagram.
-    pub const DETH: Self = Self(1);
+    pub const DETH: Self = Self(2);
     /// RDMA.
-    pub const RETH: Self = Self(2);
+    pub const RETH: Self = Self(4);
     /// Atomic operation.
-    pub const ATOMIC_ETH: Self = Self(4);
+    pub const ATOMIC_ETH: Self = Self(8);
     /// Acknowledgement.
-    pub const AETH: Self = Self(8);
+    pub const AETH: Self = Self(16);
     /// Atomic result.
-    pub const ATOMIC_ACK_ETH: Self = Self(16);
+    pub const ATOMIC_ACK_ETH: Self = Self(32);
     /// Immediate data.
-    pub const IMM_DT: Self = Self(32);
+    pub const IMM_DT: Self = Self(64);
     /// Key to invalidate.
-    pub const IETH: Self = Self(64);
+    pub const IETH: Self = Self(128);
 
     /// Each with its length.
-    const LENGTHS: [(Self, usize); 7] = [
+    const LENGTHS: [(Self, usize); 8] = [
+        (Self::XRCETH, xrceth::LEN),
         (Self::DETH, deth::LEN),
         (Self::RETH, reth::LEN),
         (Self::ATOMIC_ETH, atomic_eth::LEN),
@@ -132,7 +137,7 @@ impl Headers {
 
     /// Bytes of all of them.
     const fn len(self) -> usize {
-        self.len_before(Self(128))
+        self.len_before(Self(256))
     }
 
     /// How far behind the base transport header `header` begins, if it is there.
@@ -229,6 +234,30 @@ opcodes! {
     0x64 UD_SEND_ONLY:              Ud Send Only [DETH] true;
     0x65 UD_SEND_ONLY_IMM:          Ud Send Only [DETH IMM_DT] true;
     0x81 CNP:                       Cnp Congestion Only [] true;
+    0xa0 XRC_SEND_FIRST:             Xrc Send First [XRCETH] true;
+    0xa1 XRC_SEND_MIDDLE:            Xrc Send Middle [XRCETH] true;
+    0xa2 XRC_SEND_LAST:              Xrc Send Last [XRCETH] true;
+    0xa3 XRC_SEND_LAST_IMM:          Xrc Send Last [XRCETH IMM_DT] true;
+    0xa4 XRC_SEND_ONLY:              Xrc Send Only [XRCETH] true;
+    0xa5 XRC_SEND_ONLY_IMM:          Xrc Send Only [XRCETH IMM_DT] true;
+    0xa6 XRC_WRITE_FIRST:            Xrc Write First [XRCETH RETH] true;
+    0xa7 XRC_WRITE_MIDDLE:           Xrc Write Middle [XRCETH] true;
+    0xa8 XRC_WRITE_LAST:             Xrc Write Last [XRCETH] true;
+    0xa9 XRC_WRITE_LAST_IMM:         Xrc Write Last [XRCETH IMM_DT] true;
+    0xaa XRC_WRITE_ONLY:             Xrc Write Only [XRCETH RETH] true;
+    0xab XRC_WRITE_ONLY_IMM:         Xrc Write Only [XRCETH RETH IMM_DT] true;
+    0xac XRC_READ_REQUEST:           Xrc ReadRequest Only [XRCETH RETH] false;
+    0xad XRC_READ_RESPONSE_FIRST:    Xrc ReadResponse First [AETH] true;
+    0xae XRC_READ_RESPONSE_MIDDLE:   Xrc ReadResponse Middle [] true;
+    0xaf XRC_READ_RESPONSE_LAST:     Xrc ReadResponse Last [AETH] true;
+    0xb0 XRC_READ_RESPONSE_ONLY:     Xrc ReadResponse Only [AETH] true;
+    0xb1 XRC_ACKNOWLEDGE:            Xrc Acknowledge Only [AETH] false;
+    0xb2 XRC_ATOMIC_ACKNOWLEDGE:     Xrc AtomicAcknowledge Only [AETH ATOMIC_ACK_ETH] false;
+    0xb3 XRC_COMPARE_SWAP:           Xrc CompareSwap Only [XRCETH ATOMIC_ETH] false;
+    0xb4 XRC_FETCH_ADD:              Xrc FetchAdd Only [XRCETH ATOMIC_ETH] false;
+    0xb6 XRC_SEND_LAST_INV:          Xrc Send Last [XRCETH IETH] true;
+    0xb7 XRC_SEND_ONLY_INV:          Xrc Send Only [XRCETH IETH] true;
+    0xbd XRC_ATOMIC_WRITE:           Xrc AtomicWrite Only [XRCETH RETH] true;
 }
 
 impl Opcode {
@@ -255,6 +284,7 @@ impl Opcode {
             Service::Uc => 0x20,
             Service::Ud => 0x60,
             Service::Cnp => 0x80,
+            Service::Xrc => 0xa0,
         };
         Self::from_byte(high | (self.0 & 0x1f))
     }

@@ -1,7 +1,9 @@
 //! A whole packet: base transport header, extended headers, payload, padding, invariant CRC.
 
 use crate::opcode::{Headers, Opcode, Service};
-use crate::{Error, ICRC_LEN, Result, aeth, atomic_ack_eth, atomic_eth, bth, deth, ieth, imm_dt, reth};
+use crate::{
+    Error, ICRC_LEN, Result, aeth, atomic_ack_eth, atomic_eth, bth, deth, ieth, imm_dt, reth, xrceth,
+};
 
 /// Bytes between a congestion notification's base transport header and its ICRC; they are reserved.
 pub const CNP_PADDING: usize = 16;
@@ -60,6 +62,12 @@ impl<T: AsRef<[u8]>> Packet<T> {
     fn extension(&self, header: Headers) -> Option<&[u8]> {
         let offset = self.opcode.headers().offset_of(header)?;
         Some(&self.buffer.as_ref()[bth::LEN + offset..])
+    }
+
+    /// The extended connection's header, if the operation has one.
+    #[inline]
+    pub fn xrceth(&self) -> Option<xrceth::Packet<&[u8]>> {
+        self.extension(Headers::XRCETH).map(xrceth::Packet::new_unchecked)
     }
 
     /// The datagram header, if the operation has one.
@@ -134,6 +142,8 @@ impl<T: AsRef<[u8]>> Packet<T> {
 pub struct Repr<'a> {
     /// Base transport header; its pad count follows from the payload when it is emitted.
     pub bth: bth::Repr,
+    /// Extended connection.
+    pub xrceth: Option<xrceth::Repr>,
     /// Datagram.
     pub deth: Option<deth::Repr>,
     /// Remote memory.
@@ -158,6 +168,7 @@ impl<'a> Repr<'a> {
     pub const fn new(bth: bth::Repr, payload: &'a [u8]) -> Self {
         Self {
             bth,
+            xrceth: None,
             deth: None,
             reth: None,
             atomic_eth: None,
@@ -176,6 +187,7 @@ impl<'a> Repr<'a> {
     pub fn parse<T: AsRef<[u8]>>(packet: &'a Packet<T>) -> Result<Self> {
         Ok(Self {
             bth: bth::Repr::parse(&packet.bth())?,
+            xrceth: packet.xrceth().map(|h| xrceth::Repr::parse(&h)).transpose()?,
             deth: packet.deth().map(|h| deth::Repr::parse(&h)).transpose()?,
             reth: packet.reth().map(|h| reth::Repr::parse(&h)).transpose()?,
             atomic_eth: packet.atomic_eth().map(|h| atomic_eth::Repr::parse(&h)).transpose()?,
@@ -212,6 +224,7 @@ impl<'a> Repr<'a> {
             )*};
         }
         emit! {
+            xrceth XRCETH;
             deth DETH;
             reth RETH;
             atomic_eth ATOMIC_ETH;

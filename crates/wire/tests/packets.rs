@@ -1,8 +1,8 @@
 //! Whole packets: what is emitted is read again, what is not a packet is refused, and nothing panics.
 
 use millstream_wire::{
-    Error, Msn, Opcode, Packet, Pkey, Psn, Qkey, Qpn, Repr, Rkey, Service, aeth, atomic_ack_eth, atomic_eth,
-    bth, deth, ieth, imm_dt, reth,
+    Error, Msn, Opcode, Packet, Pkey, Psn, Qkey, Qpn, Repr, Rkey, Service, Srqn, aeth, atomic_ack_eth,
+    atomic_eth, bth, deth, ieth, imm_dt, reth, xrceth,
 };
 use proptest::prelude::*;
 
@@ -28,6 +28,7 @@ fn any_bth() -> impl Strategy<Value = bth::Repr> {
 fn with_headers(bth: bth::Repr, long: [u64; 3], short: [u32; 2], payload: &[u8]) -> Repr<'_> {
     let mut all = [0; 256];
     let full = Repr {
+        xrceth: Some(xrceth::Repr { srq: Srqn::new(short[1]) }),
         deth: Some(deth::Repr { qkey: Qkey::new(short[0]), src_qp: Qpn::new(short[1]) }),
         reth: Some(reth::Repr { va: long[0], rkey: Rkey::new(short[0]), length: short[1] }),
         atomic_eth: Some(atomic_eth::Repr {
@@ -48,6 +49,7 @@ fn with_headers(bth: bth::Repr, long: [u64; 3], short: [u32; 2], payload: &[u8])
     let seen = Repr::parse(&packet).expect("emitted");
     Repr {
         bth: seen.bth,
+        xrceth: seen.xrceth,
         deth: seen.deth,
         reth: seen.reth,
         atomic_eth: seen.atomic_eth,

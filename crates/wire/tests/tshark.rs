@@ -9,8 +9,8 @@ use std::process::Command;
 use millstream_wire::cm::{Addresses, Message};
 use millstream_wire::icrc::Flow;
 use millstream_wire::{
-    CNP_PADDING, Headers, Msn, Opcode, Pkey, Psn, Qkey, Qpn, Repr, Rkey, Syndrome, UDP_PORT, aeth,
-    atomic_ack_eth, atomic_eth, bth, deth, ieth, imm_dt, reth,
+    CNP_PADDING, Headers, Msn, Opcode, Operation, Psn, Qkey, Qpn, Repr, Rkey, Service, Syndrome, UDP_PORT,
+    aeth, atomic_ack_eth, atomic_eth, bth, deth, ieth, imm_dt, reth,
 };
 use serde_json::Value;
 
@@ -109,20 +109,15 @@ const PAYLOAD: &[u8] = b"seven b";
 fn packet(opcode: Opcode) -> Vec<u8> {
     let nth = u32::from(opcode.to_byte());
     let bth = bth::Repr {
-        opcode,
         solicited: nth.is_multiple_of(2),
         migrated: nth.is_multiple_of(3),
-        pad: 0,
-        pkey: Pkey::DEFAULT,
-        fecn: false,
         becn: opcode == Opcode::CNP,
-        dest_qp: Qpn::new(0x10_0000 + nth),
         ack_req: nth.is_multiple_of(5),
-        psn: Psn::new(0xabcd00 + nth),
+        ..bth::Repr::new(opcode, Qpn::new(0x10_0000 + nth), Psn::new(0xabcd00 + nth))
     };
     let payload = match opcode {
         Opcode::CNP => &[0; CNP_PADDING][..],
-        Opcode::RC_ATOMIC_WRITE => &[7; 8],
+        opcode if opcode.operation() == Operation::AtomicWrite => &[7; 8],
         opcode if opcode.has_payload() => PAYLOAD,
         _ => &[],
     };
@@ -173,7 +168,9 @@ fn every_transport_header() {
             is(
                 "bth.padcnt",
                 u64::from(
-                    opcode.has_payload() && *opcode != Opcode::CNP && *opcode != Opcode::RC_ATOMIC_WRITE,
+                    opcode.has_payload()
+                        && *opcode != Opcode::CNP
+                        && opcode.operation() != Operation::AtomicWrite,
                 ),
             );
             is("bth.tver", 0);
@@ -181,7 +178,11 @@ fn every_transport_header() {
             is("bth.destqp", 0x10_0000 + nth);
             is("bth.a", u64::from(nth.is_multiple_of(5)));
             is("bth.psn", 0xabcd00 + nth);
-            // tshark 4.0 does not know atomic writes, and shows their header as payload.
+            if opcode.service() == Service::Xrc {
+                // tshark 4.0 knows the names of these, and takes their headers for payload.
+                continue;
+            }
+            // It does not know atomic writes, either.
             let headers = opcode.headers();
             if headers.contain(Headers::RETH) && *opcode != Opcode::RC_ATOMIC_WRITE {
                 is("reth.va", 0x7f01_0203_0405_0607);
@@ -217,18 +218,7 @@ fn every_transport_header() {
 
 /// A connection manager's message as a packet.
 fn managed(message: &Message<'_>) -> Vec<u8> {
-    let bth = bth::Repr {
-        opcode: Opcode::UD_SEND_ONLY,
-        solicited: false,
-        migrated: true,
-        pad: 0,
-        pkey: Pkey::DEFAULT,
-        fecn: false,
-        becn: false,
-        dest_qp: Qpn::GSI,
-        ack_req: false,
-        psn: Psn::new(0),
-    };
+    let bth = bth::Repr::new(Opcode::UD_SEND_ONLY, Qpn::GSI, Psn::new(0));
     let mad = message.emit(0x1122_3344_5566_7788);
     let deth = Some(deth::Repr { qkey: Qkey::new(0x8001_0000), src_qp: Qpn::GSI });
     let repr = Repr { deth, ..Repr::new(bth, &mad) };

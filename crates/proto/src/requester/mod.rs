@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 
 use millstream_wire::Msn;
 
-use crate::config::{Config, SendConfig, Service};
+use crate::config::{Config, SendConfig};
 use crate::event::{Event, Fault, Status};
 use crate::request::{PostError, Request, Work};
 use crate::sequence::Sequence;
@@ -130,7 +130,7 @@ impl Requester {
         Self {
             config,
             connection: *connection,
-            reliable: connection.service == Service::Reliable,
+            reliable: connection.service.is_reliable(),
             mtu: connection.mtu.bytes(),
             read_packets: (config.window / 2).clamp(1, READ_PACKETS),
             queue: VecDeque::new(),

@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 
-use millstream_wire::{Headers, ICRC_LEN, Opcode, Position, Rkey, atomic_eth, bth, ieth, imm_dt, reth};
+use millstream_wire::{
+    Headers, ICRC_LEN, Opcode, Operation, Position, Rkey, atomic_eth, bth, ieth, imm_dt, reth, xrceth,
+};
 
 use super::{Failed, Posted, Requester};
 use crate::burst::Burst;
@@ -171,7 +173,13 @@ impl Requester {
         // Below 2³¹, as the request's length is not greater.
         let offset = (u64::from(index) * u64::from(self.mtu)) as u32;
         let left = posted.len - offset.min(posted.len);
-        let plan = |opcode, span, len| Plan { at, span, opcode, offset, len, solicited: false };
+        let plan = |opcode: Opcode, span, len| {
+            let opcode = match self.connection.service {
+                Service::Reliable => opcode,
+                service => opcode.on(service.on_the_wire()).expect("posted only if the service offers it"),
+            };
+            Plan { at, span, opcode, offset, len, solicited: false }
+        };
         if let Work::Read { .. } = posted.work {
             // Requests begin and end where they did the first time, but for where the data broke off: the
             // responder takes a repeated request only for a part of the original one (9.7.5.1.5).
@@ -208,28 +216,23 @@ impl Requester {
         let pad = payload.next_multiple_of(4) - payload;
         let ends = plan.at.plus(plan.span) == posted.end;
         let ask = self.reliable && (ends || is_full || self.ask || self.unasked >= ASK_EVERY);
-        let opcode = match self.connection.service {
-            Service::Reliable => plan.opcode,
-            Service::Unreliable => {
-                plan.opcode.on(millstream_wire::Service::Uc).expect("posted only if the service offers it")
-            }
-        };
+        let opcode = plan.opcode;
         let bth = bth::Repr {
-            opcode,
             solicited: plan.solicited,
-            migrated: true,
             pad: pad as u8,
             pkey: self.connection.pkey,
-            fecn: false,
-            becn: false,
-            dest_qp: self.connection.remote_qp,
             ack_req: ask,
-            psn: plan.at.psn(),
+            ..bth::Repr::new(opcode, self.connection.remote_qp, plan.at.psn())
         };
         let packet = burst.begin(&bth, len);
         let start = bth::LEN + opcode.headers_len();
         if opcode.headers() != Headers::NONE {
-            extensions(posted, plan, &mut packet[bth::LEN..start]);
+            let to = &mut packet[bth::LEN..start];
+            if opcode.headers().contain(Headers::XRCETH) {
+                let srq = memory.shared_queue(posted.id);
+                xrceth::Repr { srq }.emit(&mut xrceth::Packet::new_unchecked(&mut *to));
+            }
+            extensions(posted, plan, to);
         }
         if payload > 0 {
             memory.gather(posted.id, plan.offset, &mut packet[start..start + payload])?;
@@ -295,10 +298,11 @@ impl Requester {
 /// Writes the extended headers, which fill `to` (9.3, in the order of the opcode's table).
 fn extensions(posted: &Posted, plan: &Plan, to: &mut [u8]) {
     let headers = plan.opcode.headers();
-    if headers.contain(Headers::RETH) {
+    if let Some(at) = headers.offset_of(Headers::RETH) {
         let (va, rkey) = posted.remote(plan.offset);
-        let length = if plan.opcode == Opcode::RC_READ_REQUEST { plan.len } else { posted.len };
-        reth::Repr { va, rkey, length }.emit(&mut reth::Packet::new_unchecked(&mut *to));
+        let is_part = plan.opcode.operation() == Operation::ReadRequest;
+        let length = if is_part { plan.len } else { posted.len };
+        reth::Repr { va, rkey, length }.emit(&mut reth::Packet::new_unchecked(&mut to[at..]));
     }
     let atomic = match posted.work {
         Work::CompareSwap { va, rkey, compare, swap } => {
@@ -307,8 +311,8 @@ fn extensions(posted: &Posted, plan: &Plan, to: &mut [u8]) {
         Work::FetchAdd { va, rkey, add } => Some(atomic_eth::Repr { va, rkey, swap_or_add: add, compare: 0 }),
         _ => None,
     };
-    if let Some(atomic) = atomic {
-        atomic.emit(&mut atomic_eth::Packet::new_unchecked(&mut *to));
+    if let (Some(at), Some(atomic)) = (headers.offset_of(Headers::ATOMIC_ETH), atomic) {
+        atomic.emit(&mut atomic_eth::Packet::new_unchecked(&mut to[at..]));
     }
     if let (Some(at), Work::Send(Trailer::Immediate(data)) | Work::Write { immediate: Some(data), .. }) =
         (headers.offset_of(Headers::IMM_DT), posted.work)

@@ -1,10 +1,11 @@
 //! Acknowledgements and responses to be sent. They go out in the order of their requests, so that none says
 //! that data was sent which was not.
 
-use millstream_wire::{ICRC_LEN, Msn, NakCode, Opcode, Rkey, Syndrome, aeth, atomic_ack_eth, bth};
+use millstream_wire::{ICRC_LEN, Msn, NakCode, Opcode, Rkey, Srqn, Syndrome, aeth, atomic_ack_eth, bth};
 
 use super::{Kept, Responder};
 use crate::burst::Burst;
+use crate::config::Service;
 use crate::event::Fault;
 use crate::memory::Memory;
 use crate::sequence::Sequence;
@@ -17,7 +18,7 @@ pub(super) enum Answer {
     /// Everything before a packet was carried out, and it was not: RNR NAK or NAK.
     Refuse { at: Sequence, syndrome: Syndrome, msn: Msn },
     /// The rest of a READ's data.
-    Read { next: Sequence, va: u64, rkey: Rkey, left: u32, begun: bool, again: bool, msn: Msn },
+    Read { next: Sequence, queue: Srqn, va: u64, rkey: Rkey, left: u32, begun: bool, again: bool, msn: Msn },
     /// The result of an operation with a response of one packet.
     One { at: Sequence, what: Kept, again: bool, msn: Msn },
 }
@@ -95,7 +96,7 @@ impl Responder {
                     }
                     self.answers.pop_front();
                 }
-                Answer::Read { next, va, rkey, left, begun, again, msn } => {
+                Answer::Read { next, queue, va, rkey, left, begun, again, msn } => {
                     let len = left.min(self.mtu);
                     let opcode = match (begun, len == left) {
                         (false, true) => Opcode::RC_READ_RESPONSE_ONLY,
@@ -103,7 +104,7 @@ impl Responder {
                         (true, false) => Opcode::RC_READ_RESPONSE_MIDDLE,
                         (true, true) => Opcode::RC_READ_RESPONSE_LAST,
                     };
-                    match self.build_data(burst, opcode, next, msn, (va, rkey, len), memory) {
+                    match self.build_data(burst, opcode, next, msn, (queue, va, rkey, len), memory) {
                         Ok(false) => return Ok(()),
                         Ok(true) if len == left => {
                             self.answers.pop_front();
@@ -111,6 +112,7 @@ impl Responder {
                         Ok(true) => {
                             self.answers[0] = Answer::Read {
                                 next: next.plus(1),
+                                queue,
                                 va: va.wrapping_add(u64::from(len)),
                                 rkey,
                                 left: left - len,
@@ -134,18 +136,12 @@ impl Responder {
     }
 
     fn bth(&self, opcode: Opcode, at: Sequence, pad: u8) -> bth::Repr {
-        bth::Repr {
-            opcode,
-            solicited: false,
-            migrated: true,
-            pad,
-            pkey: self.config.pkey,
-            fecn: false,
-            becn: false,
-            dest_qp: self.config.remote_qp,
-            ack_req: false,
-            psn: at.psn(),
-        }
+        let opcode = match self.config.service {
+            Service::Reliable => opcode,
+            service => opcode.on(service.on_the_wire()).expect("reliable services have the same responses"),
+        };
+        let bth = bth::Repr::new(opcode, self.config.remote_qp, at.psn());
+        bth::Repr { pad, pkey: self.config.pkey, ..bth }
     }
 
     /// A packet without payload; false if there is no room.
@@ -180,7 +176,7 @@ impl Responder {
         opcode: Opcode,
         at: Sequence,
         msn: Msn,
-        (va, rkey, payload): (u64, Rkey, u32),
+        (queue, va, rkey, payload): (Srqn, u64, Rkey, u32),
         memory: &mut M,
     ) -> Result<bool, NakCode> {
         let payload = payload as usize;
@@ -196,6 +192,9 @@ impl Responder {
             header.emit(&mut aeth::Packet::new_unchecked(&mut packet[bth::LEN..]));
         }
         if payload > 0 {
+            if self.config.service == Service::Target {
+                memory.select(queue).map_err(|refusal| refusal.nak())?;
+            }
             memory.read(rkey, va, &mut packet[start..start + payload]).map_err(|refusal| refusal.nak())?;
             packet[start + payload..start + payload + pad].fill(0);
         }

@@ -44,7 +44,7 @@ impl Responder {
     /// A READ again, whole or from the middle. Its data is read anew; the key is checked when it is.
     fn read_again(&mut self, at: Sequence, packet: &Packet<&[u8]>) {
         let (Some(kept), Some(reth)) = (self.resource_of(at), packet.reth()) else { return };
-        let Kept::Read { va, rkey, len } = kept.what else { return };
+        let Kept::Read { queue, va, rkey, len } = kept.what else { return };
         let skipped = u64::from(at.since(kept.start)) * u64::from(self.mtu);
         let left = u64::from(len) - skipped.min(u64::from(len));
         // Only a part of what was asked for the first time.
@@ -66,6 +66,7 @@ impl Responder {
         if !waits && self.has_room() {
             self.answers.push_back(Answer::Read {
                 next: at,
+                queue,
                 va: reth.va(),
                 rkey,
                 left: reth.length(),

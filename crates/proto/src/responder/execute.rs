@@ -7,6 +7,7 @@ use millstream_wire::{NakCode, Operation, Packet};
 use super::answer::Answer;
 use super::{Kept, Progress, Refused, Resource, Responder, Stop};
 use crate::MAX_MESSAGE;
+use crate::config::Service;
 use crate::event::{Event, Received, ReceivedKind, Status};
 use crate::memory::{Access, Atomic, DeliveryFault, Memory, Refusal};
 use crate::request::ReceiveId;
@@ -39,6 +40,7 @@ impl Responder {
         let operation = packet.opcode().operation();
         self.check_position(packet)?;
         self.check_operation(operation)?;
+        self.select(packet, memory)?;
         match operation {
             Operation::Send => self.send(packet, memory, events)?,
             Operation::Write => self.write(packet, memory, events)?,
@@ -55,6 +57,20 @@ impl Responder {
         if packet.bth().ack_req() {
             self.acknowledge(at);
         }
+        Ok(())
+    }
+
+    /// Over an extended connection each request names its queue, all packets of a message the same one (annex A14).
+    fn select<M: Memory>(&mut self, packet: &Packet<&[u8]>, memory: &mut M) -> Result<(), Stop> {
+        if self.config.service != Service::Target {
+            return Ok(());
+        }
+        let queue = packet.xrceth().ok_or(NakCode::InvalidRequest)?.srq();
+        if self.progress.is_some() && queue != self.queue {
+            return Err(NakCode::InvalidRequest.into());
+        }
+        memory.select(queue)?;
+        self.queue = queue;
         Ok(())
     }
 
@@ -175,11 +191,12 @@ impl Responder {
             memory.check(rkey, va, len, Access::Read)?;
         }
         let end = at.plus(self.config.mtu.packets(len));
-        self.keep(Resource { start: at, end, what: Kept::Read { va, rkey, len } });
+        self.keep(Resource { start: at, end, what: Kept::Read { queue: self.queue, va, rkey, len } });
         self.msn = self.msn.next();
         self.expected = end;
         self.answers.push_back(Answer::Read {
             next: at,
+            queue: self.queue,
             va,
             rkey,
             left: len,

@@ -12,7 +12,7 @@ mod unreliable;
 
 use std::collections::VecDeque;
 
-use millstream_wire::{Msn, NakCode, Operation, Packet, Position, Rkey, Syndrome};
+use millstream_wire::{Msn, NakCode, Operation, Packet, Position, Rkey, Srqn, Syndrome};
 
 use crate::config::Config;
 use crate::event::{Event, Fault, Received, ReceivedKind, Status};
@@ -63,6 +63,7 @@ struct Resource {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kept {
     Read {
+        queue: Srqn,
         va: u64,
         rkey: Rkey,
         len: u32,
@@ -104,6 +105,8 @@ pub(crate) struct Responder {
     expected: Sequence,
     msn: Msn,
     progress: Option<Progress>,
+    /// The shared receive queue of the message under way (extended connections).
+    queue: Srqn,
     /// The last packet that came too early, if that was told: once is enough until the expected one comes.
     early: Option<Sequence>,
     /// The last packet carried out that an acknowledgement may name: none of a READ or atomic operation, which
@@ -124,6 +127,7 @@ impl Responder {
             expected: Sequence::first(config.receive_psn),
             msn: Msn::new(0),
             progress: None,
+            queue: Srqn::new(0),
             early: None,
             acknowledgeable: None,
             answers: VecDeque::new(),

@@ -12,8 +12,8 @@ use millstream_proto::{
 };
 use millstream_wire::icrc::Flow;
 use millstream_wire::{
-    Msn, Opcode, Packet, Pkey, Psn, Qkey, Qpn, Repr, Rkey, Syndrome, aeth, atomic_eth, bth, deth, ieth,
-    imm_dt, reth,
+    Msn, Opcode, Packet, Pkey, Psn, Qkey, Qpn, Repr, Rkey, Srqn, Syndrome, aeth, atomic_eth, bth, deth, ieth,
+    imm_dt, reth, xrceth,
 };
 
 /// Random numbers that are the same for the same seed (SplitMix64).
@@ -71,6 +71,12 @@ pub struct World {
     pub writes: u64,
     pub atomics: u64,
     pub local: Vec<WorkId>,
+    /// Shared receive queues that exist, which one requests name, and which one was selected last.
+    pub queues: HashSet<Srqn>,
+    pub names: Srqn,
+    pub selected: Srqn,
+    /// Which queue each receive request was taken from.
+    pub taken_from: Vec<(ReceiveId, Srqn)>,
 }
 
 impl World {
@@ -119,6 +125,15 @@ impl Memory for World {
         Ok(())
     }
 
+    fn shared_queue(&mut self, _: WorkId) -> Srqn {
+        self.names
+    }
+
+    fn select(&mut self, queue: Srqn) -> Result<(), Refusal> {
+        self.selected = queue;
+        if self.queues.contains(&queue) { Ok(()) } else { Err(Refusal::Invalid) }
+    }
+
     fn local(&mut self, id: WorkId) -> Result<(), Status> {
         if self.unreadable.contains(&id) {
             return Err(Status::Bind);
@@ -130,6 +145,7 @@ impl Memory for World {
     fn take_receive(&mut self) -> Option<ReceiveId> {
         let (id, memory) = self.receives.pop_front()?;
         self.taken.insert(id, memory);
+        self.taken_from.push((id, self.selected));
         Some(id)
     }
 
@@ -486,6 +502,7 @@ pub struct Craft {
     pub length: u32,
     pub syndrome: Syndrome,
     pub msn: u32,
+    pub queue: u32,
     pub words: [u64; 2],
     pub payload: Vec<u8>,
 }
@@ -502,6 +519,7 @@ impl Craft {
             syndrome: Syndrome::ACK_UNLIMITED,
             msn: 0,
             words: [0; 2],
+            queue: 0,
             payload: Vec::new(),
         }
     }
@@ -525,18 +543,12 @@ impl Craft {
 
     pub fn to_qp(&self, from: usize, dest_qp: Qpn) -> Vec<u8> {
         let bth = bth::Repr {
-            opcode: self.opcode,
-            solicited: false,
             migrated: false,
-            pad: 0,
-            pkey: Pkey::DEFAULT,
-            fecn: false,
-            becn: false,
-            dest_qp,
             ack_req: self.ack_req,
-            psn: self.psn,
+            ..bth::Repr::new(self.opcode, dest_qp, self.psn)
         };
         let repr = Repr {
+            xrceth: Some(xrceth::Repr { srq: Srqn::new(self.queue) }),
             deth: Some(deth::Repr { qkey: Qkey::new(self.length), src_qp: Qpn::new(QPNS[from]) }),
             reth: Some(reth::Repr { va: self.va, rkey: self.rkey, length: self.length }),
             atomic_eth: Some(atomic_eth::Repr {

@@ -1,0 +1,152 @@
+//! Any packets, at any times, for a connection with work to do. Each packet is a byte of its length, a byte of time, and
+//! its bytes; source and queue pair are made right, so that what is behind those checks is reached.
+
+use millstream_proto::{
+    Access, Atomic, Config, Connection, DeliveryFault, Event, Instant, Limits, Memory, Mtu, ReceiveId,
+    Refusal, Request, SendConfig, Service, Status, Trailer, Work, WorkId,
+};
+use millstream_wire::icrc::Flow;
+use millstream_wire::{Packet, Pkey, Psn, Qpn, Rkey, Srqn};
+
+const KEY: Rkey = Rkey::new(1);
+const WORK: u64 = 6;
+
+/// 4 KiB at address 0, receive requests of 1,000 bytes.
+struct World {
+    memory: Vec<u8>,
+    taken: u64,
+}
+
+impl World {
+    fn find(&mut self, rkey: Rkey, va: u64, len: usize) -> Result<&mut [u8], Refusal> {
+        let room = (self.memory.len() as u64).checked_sub(va).ok_or(Refusal::Access)?;
+        if rkey != KEY || len as u64 > room {
+            return Err(Refusal::Access);
+        }
+        Ok(&mut self.memory[va as usize..][..len])
+    }
+}
+
+impl Memory for World {
+    fn gather(&mut self, _: WorkId, offset: u32, into: &mut [u8]) -> Result<(), Status> {
+        assert!(offset as usize + into.len() <= 1000);
+        into.fill(7);
+        Ok(())
+    }
+    fn scatter(&mut self, _: WorkId, offset: u32, from: &[u8]) -> Result<(), Status> {
+        assert!(offset as usize + from.len() <= 1000, "no more than was asked for");
+        Ok(())
+    }
+    fn select(&mut self, queue: Srqn) -> Result<(), Refusal> {
+        if queue.get() < 2 { Ok(()) } else { Err(Refusal::Invalid) }
+    }
+    fn local(&mut self, _: WorkId) -> Result<(), Status> {
+        Ok(())
+    }
+    fn take_receive(&mut self) -> Option<ReceiveId> {
+        self.taken += 1;
+        (!self.taken.is_multiple_of(4)).then_some(ReceiveId(self.taken))
+    }
+    fn deliver(&mut self, _: ReceiveId, offset: u32, from: &[u8]) -> Result<(), DeliveryFault> {
+        let room = 1000_usize.checked_sub(offset as usize).ok_or(DeliveryFault::TooLong)?;
+        if from.len() <= room { Ok(()) } else { Err(DeliveryFault::TooLong) }
+    }
+    fn check(&mut self, rkey: Rkey, va: u64, len: u32, _: Access) -> Result<(), Refusal> {
+        self.find(rkey, va, len as usize).map(|_| ())
+    }
+    fn write(&mut self, rkey: Rkey, va: u64, from: &[u8]) -> Result<(), Refusal> {
+        self.find(rkey, va, from.len())?.copy_from_slice(from);
+        Ok(())
+    }
+    fn write_atomically(&mut self, rkey: Rkey, va: u64, bytes: [u8; 8]) -> Result<(), Refusal> {
+        self.write(rkey, va, &bytes)
+    }
+    fn read(&mut self, rkey: Rkey, va: u64, into: &mut [u8]) -> Result<(), Refusal> {
+        into.copy_from_slice(self.find(rkey, va, into.len())?);
+        Ok(())
+    }
+    fn atomic(&mut self, rkey: Rkey, va: u64, _: Atomic) -> Result<u64, Refusal> {
+        assert!(va.is_multiple_of(8));
+        self.find(rkey, va, 8).map(|_| 0)
+    }
+    fn invalidate(&mut self, _: Rkey) -> Result<(), Refusal> {
+        Err(Refusal::Access)
+    }
+}
+
+fn connection(service: Service) -> Connection {
+    let addresses = ["10.0.0.1", "10.0.0.2"].map(|text| text.parse().expect("an address"));
+    let mut connection = Connection::new(Config {
+        service,
+        flow: Flow::new((addresses[0], 50_000), (addresses[1], 4791)).expect("one family"),
+        local_qp: Qpn::new(0x11),
+        remote_qp: Qpn::new(0x22),
+        pkey: Pkey::DEFAULT,
+        mtu: Mtu::B256,
+        receive_psn: Psn::new(0),
+        remote_read: true,
+        remote_write: true,
+        remote_atomic: true,
+        max_dest_rd_atomic: 2,
+        min_rnr_timer: 1,
+    });
+    connection.start(SendConfig {
+        send_psn: Psn::new(0),
+        max_rd_atomic: 2,
+        ack_timeout: 1,
+        retry_count: 7,
+        rnr_retry: 7,
+        window: 8,
+        probe: Some(std::time::Duration::from_micros(3)),
+    });
+    connection
+}
+
+/// Plays the bytes; panics if a rule is broken.
+pub(crate) fn play(bytes: &[u8]) {
+    let Some((first, mut rest)) = bytes.split_first() else { return };
+    let service = match first % 4 {
+        0 => Service::Reliable,
+        1 => Service::Unreliable,
+        2 => Service::Initiator,
+        _ => Service::Target,
+    };
+    let mut connection = connection(service);
+    let mut world = World { memory: vec![0; 4096], taken: 0 };
+    let mut posted = 0;
+    for id in 0..WORK {
+        let (work, len) = match id % 3 {
+            0 => (Work::Send(Trailer::None), 1000),
+            1 => (Work::Read { va: 0, rkey: KEY }, 1000),
+            _ => (Work::FetchAdd { va: 0, rkey: KEY, add: 1 }, 8),
+        };
+        posted += u64::from(
+            connection.post(Request { id: WorkId(id), work, len, fence: id == 4, solicited: false }).is_ok(),
+        );
+    }
+    let mut now = Instant::from_nanos(0);
+    let mut buffer = vec![0; 2000];
+    while let [len, time, after @ ..] = rest {
+        while connection.poll_transmit(now, &mut world, Limits::NONE, &mut buffer).is_some() {}
+        let (packet, behind) = after.split_at(after.len().min(usize::from(*len) * 2));
+        rest = behind;
+        now = now + std::time::Duration::from_micros((*time).into());
+        let mut packet = packet.to_vec();
+        if let Some(fixed) = packet.get_mut(1..8) {
+            fixed[0] &= 0xf0;
+            fixed[1..3].fill(0xff);
+            fixed[4..].copy_from_slice(&[0, 0, 0x11]);
+        }
+        if let Ok(packet) = Packet::new_checked(&packet[..]) {
+            connection.handle_datagram(now, "10.0.0.2".parse().expect("an address"), &packet, &mut world);
+        }
+        connection.handle_timeout(now);
+    }
+    connection.fail();
+    let mut completed = 0;
+    while let Some(event) = connection.poll_event() {
+        completed += u64::from(matches!(event, Event::Completed { .. }));
+    }
+    assert_eq!(completed, posted, "each request ends once");
+    assert_eq!(connection.poll_timeout(), None);
+}

@@ -1,0 +1,46 @@
+//! The fuzzers' seeds (`fuzz/README.md`), held to what the fuzzers hold any bytes to: with any compiler, in `make test`.
+
+use std::path::Path;
+
+use millstream_wire::cm::{Addresses, Message};
+use millstream_wire::icrc::begin_received;
+use millstream_wire::{Packet, Repr};
+
+fn seeds(target: &str) -> Vec<Vec<u8>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds").join(target);
+    let files = std::fs::read_dir(folder).unwrap();
+    files.map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect()
+}
+
+#[test]
+fn packets_are_refused_or_say_the_same_again() {
+    let (mut accepted, mut refused) = (0, 0);
+    for bytes in seeds("packet") {
+        let _ = begin_received(&bytes);
+        let Ok(packet) = Packet::new_checked(&bytes[..]) else {
+            refused += 1;
+            continue;
+        };
+        accepted += 1;
+        let repr = Repr::parse(&packet).expect("an accepted packet has its headers");
+        assert!(repr.buffer_len() <= bytes.len());
+        let mut again = vec![0; repr.buffer_len()];
+        repr.emit(&mut again);
+        let again = Packet::new_checked(&again[..]).expect("what is emitted is a packet");
+        let seen = Repr::parse(&again).unwrap();
+        assert_eq!((seen.bth.psn, seen.payload), (repr.bth.psn, repr.payload));
+    }
+    assert!(accepted >= 10 && refused >= 3, "{accepted} accepted, {refused} refused");
+}
+
+#[test]
+fn messages_are_refused_or_say_the_same_again() {
+    let mut accepted = 0;
+    for bytes in seeds("cm") {
+        let _ = Addresses::parse(&bytes);
+        let Ok((transaction, message)) = Message::parse(&bytes) else { continue };
+        accepted += 1;
+        assert_eq!(Message::parse(&message.emit(transaction)), Ok((transaction, message)));
+    }
+    assert!(accepted >= 9, "{accepted} accepted");
+}
