@@ -15,6 +15,7 @@ mod counters;
 mod datagram;
 pub mod dcqcn;
 mod faulty;
+mod fork;
 mod group;
 pub mod icrc;
 #[cfg(test)]

@@ -7,7 +7,7 @@
 //!
 //! The format is pcap with nanoseconds (draft-ietf-opsawg-pcap), link type Ethernet.
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io::{self, Write as _};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -33,25 +33,52 @@ pub(crate) struct Pcap<L> {
     path: PathBuf,
 }
 
-/// The name with `%p` replaced by the process id.
-fn expand(path: &Path) -> PathBuf {
+/// The name with `%p` replaced by the process id. A process may have several members on the port, of different
+/// libraries (the device and the connection manager): the second one's files are called `ID-2`, and so on.
+fn expand(path: &Path, nth: u32) -> PathBuf {
+    let id = match nth {
+        1 => std::process::id().to_string(),
+        nth => format!("{}-{nth}", std::process::id()),
+    };
     match path.to_str() {
-        Some(text) => text.replace("%p", &std::process::id().to_string()).into(),
+        Some(text) => text.replace("%p", &id).into(),
         None => path.into(),
     }
+}
+
+/// Members of one process, at most: there are two libraries.
+const MEMBERS: u32 = 8;
+
+/// Opens the capture file of this member of the port.
+fn open(path: &Path) -> io::Result<(File, PathBuf)> {
+    let several = path.to_str().is_some_and(|text| text.contains("%p"));
+    for nth in 1..=MEMBERS {
+        let path = expand(path, nth);
+        let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        let file = File::options().write(true).create(true).truncate(false).open(&path).map_err(named)?;
+        match file.try_lock() {
+            Ok(()) => {
+                file.set_len(0).map_err(named)?;
+                return Ok((file, path));
+            }
+            Err(TryLockError::WouldBlock) if several => {}
+            Err(TryLockError::WouldBlock) => {
+                let message =
+                    "another process writes to it; put %p into the name, which becomes the process id";
+                return Err(named(io::Error::new(io::ErrorKind::ResourceBusy, message)));
+            }
+            Err(TryLockError::Error(error)) => return Err(named(error)),
+        }
+    }
+    let message = format!("{}: {MEMBERS} captures of this process are being written", path.display());
+    Err(io::Error::new(io::ErrorKind::ResourceBusy, message))
 }
 
 impl<L: Link> Pcap<L> {
     /// Begins a capture. The file must not be in use by another process's: `%p` in its name keeps them apart.
     pub(crate) fn new(inner: L, path: &Path) -> io::Result<Self> {
-        let path = expand(path);
+        let (mut file, path) = open(path)?;
         let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-        let mut file = File::options().write(true).create(true).truncate(false).open(&path).map_err(named)?;
-        file.try_lock().map_err(|_| {
-            let message = "another process writes to it; put %p into the name, which becomes the process id";
-            named(io::Error::new(io::ErrorKind::ResourceBusy, message))
-        })?;
-        file.set_len(0).map_err(named)?;
         let mut header = Vec::with_capacity(24);
         for word in [MAGIC, 2 | 4 << 16, 0, 0, 1 << 18, LINKTYPE_ETHERNET] {
             header.extend(word.to_ne_bytes());
@@ -196,6 +223,24 @@ impl<L: Link> Link for Pcap<L> {
 mod tests {
     use super::*;
     use crate::memory::{Memory, batch, send};
+
+    #[test]
+    fn each_member_of_a_process_has_its_file() {
+        let folder = std::env::temp_dir().join(format!("millstream-pcap-{}", millstream_shm::random_u64()));
+        std::fs::create_dir(&folder).unwrap();
+        let members = [(); 3].map(|()| Pcap::new(Memory::default(), &folder.join("wire-%p.pcap")).unwrap());
+        for (i, member) in members.iter().enumerate() {
+            (0..=i).for_each(|_| send(member, &mut batch(0, 1)));
+        }
+        let id = std::process::id();
+        let len = |name: String| std::fs::metadata(folder.join(name)).map(|data| data.len() as usize);
+        let lens =
+            [format!("wire-{id}.pcap"), format!("wire-{id}-2.pcap"), format!("wire-{id}-3.pcap")].map(len);
+        // The headers of the file and of each packet, Ethernet, IPv4 and UDP, and 40 bytes.
+        let of = |packets: usize| 24 + packets * (16 + 14 + 20 + 8 + 40);
+        assert_eq!(lens.map(Result::unwrap), [of(1), of(2), of(3)]);
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[test]
     fn wireshark_reads_it() {

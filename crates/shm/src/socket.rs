@@ -60,7 +60,7 @@ fn new_socket() -> io::Result<OwnedFd> {
 #[must_use]
 pub fn names_with(prefix: &str) -> Vec<String> {
     // Names may hold any bytes; ours are text.
-    let table = std::fs::read("/proc/net/unix").unwrap_or_default();
+    let table = std::fs::read("/proc/thread-self/net/unix").unwrap_or_default();
     let table = String::from_utf8_lossy(&table);
     table
         .lines()

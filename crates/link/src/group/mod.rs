@@ -23,6 +23,7 @@ use millstream_shm::thread::spawn;
 use millstream_shm::{EventFd, poll_readable, process_is_gone};
 
 use crate::datagram::Inbox;
+use crate::fork::Ours;
 use crate::udp::{Shared, bind_shared, holders, receive};
 pub(crate) use neighbours::Neighbours;
 
@@ -102,7 +103,7 @@ fn name(port: u16, block: u16) -> String {
 /// One socket of the group.
 #[derive(Debug)]
 struct Seat {
-    socket: Arc<OwnedFd>,
+    socket: Arc<Ours>,
     /// Who reads it; zero for the one that all read.
     block: u16,
     /// Rises each time that it changes hands.
@@ -161,7 +162,7 @@ fn learn(seats: &mut Seats, place: u16, block: u16, generation: u32, socket: Own
         Some(seat) if seat.generation >= generation => {}
         Some(seat) => (seat.block, seat.generation) = (block, generation),
         None => {
-            seats.insert(place, Seat { socket: Arc::new(socket), block, generation });
+            seats.insert(place, Seat { socket: Arc::new(socket.into()), block, generation });
         }
     }
 }
@@ -186,7 +187,7 @@ pub(crate) fn join(
     port: u16,
     shared: Arc<Shared>,
     neighbours: Neighbours,
-) -> Result<(Member, Arc<OwnedFd>), JoinError> {
+) -> Result<(Member, Arc<Ours>), JoinError> {
     let block = shared.block;
     assert!(block != 0 && block < 0xfff, "block {block:#x} belongs to nobody");
     // From here on nobody else joins; the name is free again when this process ends.
@@ -325,7 +326,7 @@ fn add_seats(port: u16, seats: &mut Seats, block: u16) -> Result<u16, JoinError>
     };
     for block in [0, block].into_iter().skip(usize::from(!seats.is_empty())) {
         let place = seats.len() as u16;
-        let socket = Arc::new(bind()?);
+        let socket: Arc<Ours> = Arc::new(bind()?.into());
         if place == 0 {
             filter::attach(socket.as_fd(), &mut [])?;
         }

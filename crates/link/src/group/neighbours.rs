@@ -10,6 +10,7 @@ use millstream_shm::socket::own_uid;
 
 use super::name;
 use crate::datagram::{Origin, SLOT};
+use crate::fork::Ours;
 
 /// Marks what processes pass on, and its form.
 const MAGIC: [u8; 4] = *b"MLP1";
@@ -19,7 +20,7 @@ const HEADER: usize = 44;
 /// A datagram socket to the other processes of this host and user.
 #[derive(Clone, Debug)]
 pub(crate) struct Neighbours {
-    socket: Arc<OwnedFd>,
+    socket: Arc<Ours>,
     port: u16,
 }
 
@@ -48,7 +49,7 @@ impl Neighbours {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: as above.
-        Ok(Self { socket: Arc::new(unsafe { OwnedFd::from_raw_fd(fd) }), port })
+        Ok(Self { socket: Arc::new(unsafe { OwnedFd::from_raw_fd(fd) }.into()), port })
     }
 
     /// Receives what others pass on to `block`.

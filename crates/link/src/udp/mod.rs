@@ -11,7 +11,7 @@ mod options;
 use std::collections::VecDeque;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -19,6 +19,7 @@ use millstream_shm::EventFd;
 
 use crate::counters::Counters;
 use crate::datagram::{Inbox, Origin, Outgoing, destination_qpn};
+use crate::fork::Ours;
 use crate::group::{self, JoinError, Member, Neighbours};
 use crate::{Counts, Link, QPN_INDEX_BITS, icrc};
 use millstream_wire::UDP_PORT;
@@ -39,12 +40,12 @@ pub const MULTICAST_QPN: u32 = 0xff_ffff;
 #[derive(Debug)]
 pub struct Udp {
     /// Sends, from a port of its own: so networks see a flow for each process.
-    outward: OwnedFd,
+    outward: Ours,
     source_port: u16,
     /// Where everybody receives.
     port: u16,
-    inward: Arc<OwnedFd>,
-    waiting: OwnedFd,
+    inward: Arc<Ours>,
+    waiting: Ours,
     offload: AtomicBool,
     /// What the kernel had dropped at the socket for its former owner.
     dropped_before: u64,
@@ -154,11 +155,11 @@ impl Udp {
         let dropped_before = options::dropped(inward.as_fd());
         let waiting = options::wait_for_either(inward.as_fd(), shared.arrived.as_fd())?;
         Ok(Self {
-            outward,
+            outward: outward.into(),
             source_port,
             port,
             inward,
-            waiting,
+            waiting: waiting.into(),
             offload: AtomicBool::new(true),
             dropped_before,
             shared,
@@ -187,6 +188,14 @@ impl Udp {
     /// What `setsockopt` reports.
     pub fn leave_multicast(&self, group: IpAddr, interface: u32) -> io::Result<()> {
         options::membership(self.inward.as_fd(), group, interface, false)
+    }
+
+    /// Whether what is sent to multicast groups reaches members on this host, too. It does if this is never called.
+    ///
+    /// # Errors
+    /// What `setsockopt` reports.
+    pub fn set_multicast_loop(&self, on: bool) -> io::Result<()> {
+        options::set_multicast_loop(self.outward.as_fd(), on)
     }
 
     /// Bytes that the kernel keeps for this process until it reads them, as far as it granted them.

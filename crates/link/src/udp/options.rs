@@ -146,7 +146,7 @@ pub(super) fn outward() -> io::Result<(OwnedFd, u16)> {
     let _ = set(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, 0);
     let discover = (libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO);
     set_families(fd, both, discover, (libc::IPV6_MTU_DISCOVER, libc::IP_PMTUDISC_DO))?;
-    set_families(fd, both, (libc::IP_MULTICAST_LOOP, 1), (libc::IPV6_MULTICAST_LOOP, 1))?;
+    set_multicast_loop(fd, true)?;
     for _ in 0..64 {
         let port = ENTROPY | random_u64() as u16;
         match bind(&socket, both, port) {
@@ -156,6 +156,16 @@ pub(super) fn outward() -> io::Result<(OwnedFd, u16)> {
         }
     }
     Err(io::Error::from_raw_os_error(libc::EADDRINUSE))
+}
+
+/// Whether own datagrams to groups come back to this host.
+pub(super) fn set_multicast_loop(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
+    set(socket, libc::IPPROTO_IP, libc::IP_MULTICAST_LOOP, on.into())?;
+    match set(socket, libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_LOOP, on.into()) {
+        // A socket of IPv4 only.
+        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => Ok(()),
+        done => done,
+    }
 }
 
 /// Something to wait for two descriptors with.
@@ -222,7 +232,7 @@ pub(super) fn dropped(socket: BorrowedFd<'_>) -> u64 {
 /// The users of the sockets that are bound to a UDP port here, in the kernel's tables.
 pub(crate) fn holders(port: u16) -> Vec<u32> {
     let mut users = Vec::new();
-    for table in ["/proc/net/udp", "/proc/net/udp6"] {
+    for table in ["/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"] {
         let table = std::fs::read_to_string(table).unwrap_or_default();
         users.extend(table.lines().skip(1).filter_map(|line| {
             let fields: Vec<&str> = line.split_whitespace().collect();
