@@ -102,6 +102,15 @@ pub fn interface_mtu(ifindex: u32) -> Option<u32> {
     }
 }
 
+/// An address as the table has it.
+#[must_use]
+pub fn mapped(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    }
+}
+
 /// The network interface that has the address `gid`.
 #[must_use]
 pub fn interface_of(gid: &[u8; 16]) -> Option<u32> {

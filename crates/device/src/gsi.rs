@@ -81,18 +81,7 @@ pub fn payload<'a>(packet: &'a Packet<&'a [u8]>) -> Option<&'a [u8]> {
 /// A packet from queue pair 1 to queue pair 1, without its ICRC.
 #[must_use]
 pub fn packet(psn: u32, datagram: &[u8]) -> Vec<u8> {
-    let header = bth::Repr {
-        opcode: Opcode::UD_SEND_ONLY,
-        solicited: false,
-        migrated: true,
-        pad: 0,
-        pkey: Pkey::DEFAULT,
-        fecn: false,
-        becn: false,
-        dest_qp: Qpn::new(QPN),
-        ack_req: false,
-        psn: Psn::new(psn),
-    };
+    let header = bth::Repr::new(Opcode::UD_SEND_ONLY, Qpn::new(QPN), Psn::new(psn));
     let deth = deth::Repr { qkey: Qkey::new(QKEY), src_qp: Qpn::new(QPN) };
     let repr = Repr { deth: Some(deth), ..Repr::new(header, datagram) };
     let mut bytes = vec![0; repr.buffer_len()];

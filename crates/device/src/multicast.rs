@@ -4,18 +4,27 @@
 //! be told of a change, and nothing is left of a process that ends. A sender walks the tables of all
 //! processes that it knows. It finds those that exist when it sends to a group for the first time; one that
 //! attaches its first queue pair later introduces itself.
+//!
+//! Other hosts are reached by packets to the group's IP address (annex A17.4.4). Each process joins the groups of its
+//! queue pairs at its own socket, so each gets its own copy. Members on the sender's host already have theirs, so
+//! such packets do not come back to it, unless everything is to go by packets.
 
 use std::collections::HashMap;
+use std::io;
+use std::net::Ipv6Addr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 
+use millstream_link::Port;
 use millstream_shm::socket;
 
 use crate::caps::MAX_MULTICAST;
 use crate::errno::{Errno, Result};
+use crate::gid;
 use crate::greeting;
 use crate::host::Host;
 use crate::layout::{MULTICAST_TABLE, MulticastEntry, QPN_INDEX_BITS};
+use crate::path::{self, Preference};
 use crate::peer::Peer;
 
 /// The queue pair number that all datagrams to groups carry (10.5.1).
@@ -29,6 +38,11 @@ pub(crate) type Group = [u8; 16];
 pub fn is_group(gid: &Group) -> bool {
     let mapped = gid[..10] == [0; 10] && gid[10..12] == [0xff; 2];
     gid[0] == 0xff || (mapped && gid[12] & 0xf0 == 0xe0)
+}
+
+/// Whether members on this host, too, are to be reached by packets.
+pub(crate) fn is_by_packets_only() -> bool {
+    path::preference() == Ok(Preference::Wire)
 }
 
 /// The group that a datagram with this route header is for.
@@ -71,6 +85,78 @@ struct Attachments {
     introduced: bool,
 }
 
+impl Attachments {
+    fn has_members(&self, group: &Group) -> bool {
+        self.places.keys().any(|(of, _)| of == group)
+    }
+
+    /// Frees the place of an attachment that is no more.
+    fn release(&mut self, host: &'static Host, place: usize, group: &Group) {
+        entry(host, place).qpn.store(0, Ordering::Release);
+        self.free.push(place);
+        if !self.has_members(group)
+            && let Some(port) = host.wire.port()
+        {
+            for interface in interfaces() {
+                // It may be one that was not joined.
+                let _ = port.udp().leave_multicast(Ipv6Addr::from(*group).to_canonical(), interface);
+            }
+        }
+    }
+}
+
+/// The interfaces that packets of groups come by. Over loopback they come from this host only.
+fn interfaces() -> Vec<u32> {
+    let table = gid::table();
+    let here = |entry: &gid::GidEntry| {
+        let address = Ipv6Addr::from(entry.raw).to_canonical();
+        address.is_loopback()
+    };
+    let mut interfaces: Vec<u32> = table
+        .iter()
+        .filter(|entry| is_by_packets_only() || !here(entry))
+        .map(|entry| entry.ifindex)
+        .collect();
+    interfaces.sort_unstable();
+    interfaces.dedup();
+    interfaces
+}
+
+/// Has the packets of a group come to this process, by all interfaces that can.
+fn join(port: &Port, group: &Group) -> Result<()> {
+    let address = Ipv6Addr::from(*group).to_canonical();
+    let (mut joined, mut refused) = (false, None);
+    for interface in interfaces() {
+        match port.udp().join_multicast(address, interface) {
+            Ok(()) => joined = true,
+            // By a former owner of the socket, or by `port_opened` a moment ago.
+            Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) => joined = true,
+            // The interface has no addresses of this family.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::EADDRNOTAVAIL)) => {}
+            Err(error) => refused = Some(error),
+        }
+    }
+    match refused {
+        Some(error) if !joined => refuse(address, &error),
+        _ => Ok(()),
+    }
+}
+
+/// Usually `net.ipv4.igmp_max_memberships`, 20 for each socket.
+fn refuse(group: std::net::IpAddr, error: &io::Error) -> Result<()> {
+    static TOLD: Once = Once::new();
+    TOLD.call_once(|| {
+        let more = if error.raw_os_error() == Some(libc::ENOBUFS) {
+            " (sysctl net.ipv4.igmp_max_memberships)"
+        } else {
+            ""
+        };
+        eprintln!("millstream: no packets of multicast group {group} from other hosts: {error}{more}");
+    });
+    // Then it is a group of this host.
+    if is_by_packets_only() { Err(Errno(error.raw_os_error().unwrap_or(libc::EIO))) } else { Ok(()) }
+}
+
 impl Default for Multicast {
     fn default() -> Self {
         Self {
@@ -100,6 +186,13 @@ impl Multicast {
                 }
                 None => return Err(Errno::NOMEM),
             };
+            if !own.has_members(&group)
+                && let Some(port) = host.wire.port()
+                && let Err(error) = join(port, &group)
+            {
+                own.free.push(place);
+                return Err(error);
+            }
             own.places.insert((group, qpn), place);
             let entry = entry(host, place);
             let [high, low] = halves(&group);
@@ -124,9 +217,28 @@ impl Multicast {
     pub(crate) fn detach(&self, host: &'static Host, group: Group, qpn: u32) -> Result<()> {
         let mut own = self.own.lock().expect("no panic under this lock");
         let place = own.places.remove(&(group, qpn)).ok_or(Errno::INVAL)?;
-        entry(host, place).qpn.store(0, Ordering::Release);
-        own.free.push(place);
+        own.release(host, place, &group);
         Ok(())
+    }
+
+    /// The port was opened: it gets the packets of groups that queue pairs belong to already. One that it cannot join
+    /// was told.
+    pub(crate) fn port_opened(&self, port: &Port) {
+        // Nothing but multicast: that it cannot be set is told by copies that come twice.
+        let _ = port.udp().set_multicast_loop(is_by_packets_only());
+        let own = self.own.lock().expect("no panic under this lock");
+        let mut groups: Vec<Group> = own.places.keys().map(|(group, _)| *group).collect();
+        groups.sort_unstable();
+        groups.dedup();
+        for group in groups {
+            let _ = join(port, &group);
+        }
+    }
+
+    /// This process's queue pairs in a group.
+    pub(crate) fn own_members(&self, group: &Group) -> Vec<u32> {
+        let own = self.own.lock().expect("no panic under this lock");
+        own.places.keys().filter(|(of, _)| of == group).map(|(_, qpn)| *qpn).collect()
     }
 
     /// Whether a queue pair belongs to any group.
@@ -139,9 +251,8 @@ impl Multicast {
     pub(crate) fn detach_all(&self, host: &'static Host, qpn: u32) {
         let mut own = self.own.lock().expect("no panic under this lock");
         let places: Vec<_> = own.places.extract_if(|(_, member), _| *member == qpn).collect();
-        for (_, place) in places {
-            entry(host, place).qpn.store(0, Ordering::Release);
-            own.free.push(place);
+        for ((group, _), place) in places {
+            own.release(host, place, &group);
         }
     }
 

@@ -16,8 +16,10 @@ use arrayvec::ArrayVec;
 use millstream_link::{Inbox, Origin, Port};
 
 use crate::errno::{Errno, Result};
+use crate::gid::mapped;
 use crate::gsi;
 use crate::host::Host;
+use crate::multicast;
 use crate::qp::Qp;
 
 /// Datagrams of one system call. With receive offload each may hold dozens of packets.
@@ -95,13 +97,18 @@ impl Wire {
     /// # Errors
     /// What opening it reported; it is not tried again.
     pub(crate) fn open(&self, host: &'static Host) -> Result<&Port> {
+        let mut new = false;
         let opened = self.opened.get_or_init(|| {
+            new = true;
             let port = Port::join(host.block as u16).map_err(|error| {
                 eprintln!("millstream: no packets to or from other hosts: {error}");
                 Errno(libc::EADDRINUSE)
             })?;
             Ok(Opened { port, inbox: Mutex::new(Inbox::new(DATAGRAMS)) })
         });
+        if let (true, Ok(opened)) = (new, opened) {
+            host.multicast.port_opened(&opened.port);
+        }
         host.progress.wake();
         opened.as_ref().map(|opened| &opened.port).map_err(|errno| *errno)
     }
@@ -140,6 +147,8 @@ impl Wire {
 
     /// Nobody will poll for a while.
     pub(crate) fn hand_over(&self, host: &'static Host) {
+        // What it owes nobody would send before the next packet comes: the thread may sleep.
+        self.pay();
         self.handed.store(true, Ordering::SeqCst);
         if !self.watching.load(Ordering::SeqCst) {
             host.progress.wake();
@@ -160,7 +169,9 @@ impl Wire {
             u64::MAX => None,
             next => Some(Duration::from_nanos(next.saturating_sub(self.now()))),
         };
-        (fd, [timer, (!watch).then_some(OFF_DUTY)].into_iter().flatten().min())
+        // Whoever polled meanwhile may owe an acknowledgement by now, and not poll again.
+        let look = (!watch || !calm).then_some(OFF_DUTY);
+        (fd, [timer, look].into_iter().flatten().min())
     }
 
     /// For the thread: packets may have come, timers may have expired.
@@ -230,11 +241,22 @@ fn deliver(host: &'static Host, inbox: &Inbox, who: Who) {
     let mut run: ArrayVec<Arrived<'_>, BATCH> = ArrayVec::new();
     let mut to = 0;
     for received in inbox.received() {
+        let group = Some(mapped(received.origin.destination)).filter(multicast::is_group);
         for (_, packet) in received.packets() {
             let Some(qpn) = millstream_link::destination_qpn(packet) else { continue };
+            // What is for a group is for everybody in it, and nothing else is (10.5.1).
+            if group.is_some() != (qpn == multicast::EVERYBODY) {
+                continue;
+            }
             if qpn == gsi::QPN {
                 if let Some(port) = host.wire.port() {
                     gsi::forward(port, &received.origin, packet);
+                }
+                continue;
+            }
+            if let Some(group) = &group {
+                for member in host.multicast.own_members(group) {
+                    hand_out(host, member, &[(received.origin, packet)], who);
                 }
                 continue;
             }

@@ -79,8 +79,16 @@ pub(super) unsafe fn deliver(send: &mut SendQueue, qp: &Qp, wr: &SendWr<'_>, pie
     let qkey = if to.qkey >> 31 == 0 { to.qkey } else { qp.entry.qkey.load(Ordering::Relaxed) };
     let to = Destination { qkey, ..to };
     if to.qpn == multicast::EVERYBODY {
-        // SAFETY: passed on.
-        return unsafe { deliver_to_group(receivers, qp, wr, &to, pieces) };
+        if !multicast::is_by_packets_only() {
+            // SAFETY: passed on.
+            unsafe { deliver_to_group(receivers, qp, wr, &to, pieces) };
+        }
+        // To other hosts; and if all packets shall, to this one.
+        if let (Lane::Datagrams(lane), Some(_)) = (&mut send.lane, multicast::group_of(&to.grh)) {
+            // SAFETY: passed on.
+            unsafe { lane.send(qp, wr, &to, pieces) };
+        }
+        return;
     }
     if to.on_this_host {
         // SAFETY: passed on.

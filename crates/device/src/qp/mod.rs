@@ -670,6 +670,7 @@ impl Qp {
     }
 
     fn reset(&self) {
+        self.pay_on_wire();
         self.set_state(State::Reset);
         if self.quiesce() {
             // A peer that died inside will not withdraw, and the next one is not to be blamed for it.
@@ -756,6 +757,8 @@ impl Qp {
         if self.kind == Kind::Ud {
             self.host.multicast.detach_all(self.host, self.qpn);
         }
+        // The peer waits for the acknowledgement of what the program may have seen already.
+        self.pay_on_wire();
         self.entry.qpn.store(0, Ordering::SeqCst);
         self.set_state(State::Reset);
         self.host.mrs.unbind_all_of(self.host, self.qpn);

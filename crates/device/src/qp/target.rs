@@ -149,9 +149,18 @@ impl Target {
 
     /// The same queue pair with another place for messages: a shared receive queue of its XRC domain,
     /// which may be another process's. The result must outlive neither of the two.
-    pub(super) fn with_receives(&self, peer: &Peer, entry: &'static XrcEntry, number: u32) -> Option<Self> {
+    ///
+    /// What is taken from it is noted at `taken`: in the queue's entry by who then completes it before others come, in the
+    /// queue pair's by who takes longer.
+    pub(super) fn with_receives(
+        &self,
+        peer: &Peer,
+        entry: &'static XrcEntry,
+        number: u32,
+        taken: &'static AtomicU32,
+    ) -> Option<Self> {
         let at = entry.ring.load(Ordering::Relaxed) as usize * 64;
-        let (srq, slots) = SharedReceives::bind(peer, at, &entry.taken, number)?;
+        let (srq, slots) = SharedReceives::bind(peer, at, taken, number)?;
         Some(Self {
             entry: self.entry,
             qpn: self.qpn,

@@ -19,6 +19,7 @@ use super::target::Target;
 use super::transfer::{Stop, Transfer, UNRESPONSIVE, refused};
 use crate::event::EVENT_QP_REQ_ERR;
 use crate::greeting::{Message, Op, shared};
+use crate::host::Host;
 use crate::layout::XrcEntry;
 use crate::peer::Peer;
 use crate::types::{SendWr, WC_REM_INV_REQ_ERR, vendor};
@@ -28,7 +29,16 @@ use crate::types::{SendWr, WC_REM_INV_REQ_ERR, vendor};
 pub(super) struct Queues(HashMap<u32, Queue>);
 
 /// More are forgotten, all at once: finding one again costs a microsecond.
-const REMEMBERED: usize = 1024;
+pub(super) const REMEMBERED: usize = 1024;
+
+/// The entry of a queue, and whose it is. The entry must not outlive the process.
+pub(super) fn find_entry(host: &'static Host, number: u32) -> Option<(Arc<Peer>, &'static XrcEntry)> {
+    let peer = host.peer_of(number).ok()?;
+    let entry = peer.xrc_entry(number)?;
+    // SAFETY: the entry lies in the peer's arena, which lives as long as the peer, held beside it.
+    let entry: &'static XrcEntry = unsafe { &*std::ptr::from_ref(entry) };
+    (number != 0 && entry.number.load(Ordering::Acquire) == number).then_some((peer, entry))
+}
 
 #[derive(Debug)]
 struct Queue {
@@ -74,14 +84,8 @@ impl Queues {
 
 impl Queue {
     fn find(qp: &Qp, through: &Target, number: u32) -> Option<Self> {
-        let peer = qp.host.peer_of(number).ok()?;
-        let entry = peer.xrc_entry(number)?;
-        // SAFETY: the entry lies in the peer's arena, which lives as long as the peer, held beside it.
-        let entry: &'static XrcEntry = unsafe { &*std::ptr::from_ref(entry) };
-        if number == 0 || entry.number.load(Ordering::Acquire) != number {
-            return None;
-        }
-        let target = through.with_receives(&peer, entry, number)?;
+        let (peer, entry) = find_entry(qp.host, number)?;
+        let target = through.with_receives(&peer, entry, number, &entry.taken)?;
         Some(Self { target, entry, keys: RemoteKeys::default(), peer })
     }
 

@@ -12,6 +12,7 @@ mod lifetime;
 mod multicast;
 mod operations;
 mod plays;
+mod port;
 mod queues;
 mod regions;
 mod resize;
@@ -54,6 +55,11 @@ fn other_process() {
         Ok("reborn") => lifetime::reborn(),
         Ok("wire_widow") => wire::widow(),
         Ok("wire_target") => wire::target(),
+        Ok("port_survivors") => port::survivors(),
+        Ok("port_users") => port::users(),
+        Ok("other_user") => port::other_user(),
+        Ok("port_parent") => port::parent(),
+        Ok("port_forker") => port::forker(),
         role => panic!("{role:?} is no role"),
     }
 }

@@ -1,7 +1,5 @@
 //! Rules of the specification that drivers of the kernel and of vendors have broken in the past, and the tests
-//! that keep this device to them. Of the rules about packets those are missing that only matter on a wire,
-//! which the device does not have yet: lengths, pads and checksums, duplicates and acknowledgements, sequence
-//! numbers, resources of a responder.
+//! that keep this device to them, in shared memory and on the wire.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -134,6 +132,83 @@ const RULES: &[(&str, &[&str])] = &[
         &[
             "death::what_a_killed_producer_held_does_not_stop_the_others",
             "../../../shm/src/lease.rs::taken_from_a_dead_holder",
+        ],
+    ),
+    (
+        "length and padding are checked before there is a payload",
+        &[
+            "../../../wire/tests/packets.rs::what_is_wrong_is_named",
+            "wire::datagrams_that_nobody_should_send_change_nothing",
+        ],
+    ),
+    (
+        "opcodes that are not known are dropped",
+        &[
+            "../../../wire/tests/packets.rs::what_is_wrong_is_named",
+            "wire::datagrams_that_nobody_should_send_change_nothing",
+        ],
+    ),
+    (
+        "an atomic write has exactly eight bytes",
+        &["../../../proto/tests/responder.rs::keys_lengths_and_places_are_checked"],
+    ),
+    (
+        "datagrams on the wire that are too long are dropped and the queue pair lives",
+        &[
+            "../../../proto/tests/unreliable.rs::datagrams_that_do_not_fit_or_show_another_key_are_dropped_and_the_queue_pair_lives",
+        ],
+    ),
+    (
+        "a READ brings no more than it asked for",
+        &["../../../proto/tests/requester.rs::data_of_a_read_is_exactly_what_was_asked_for"],
+    ),
+    (
+        "a duplicate READ does not reset the responder",
+        &[
+            "../../../proto/tests/responder.rs::a_duplicate_read_is_carried_out_again_and_changes_nothing",
+            "../../../proto/tests/responder.rs::a_repeated_read_gets_no_more_than_the_first_one_asked_for",
+        ],
+    ),
+    (
+        "a duplicate is acknowledged with the number of the last acknowledgement, never of a READ",
+        &[
+            "../../../proto/tests/responder.rs::a_duplicate_is_acknowledged_with_the_number_of_the_last_acknowledgement",
+        ],
+    ),
+    (
+        "a READ is repeated from the middle",
+        &[
+            "../../../proto/tests/requester.rs::a_read_is_asked_for_again_from_where_its_data_broke_off",
+            "../../../proto/tests/responder.rs::a_read_again_from_the_middle_brings_the_rest",
+        ],
+    ),
+    (
+        "what a responder remembers is bounded, and freed",
+        &[
+            "../../../proto/tests/responder.rs::what_is_remembered_of_operations_is_bounded",
+            "../../../proto/tests/responder.rs::more_operations_at_a_time_than_agreed_are_refused",
+            "../../../proto/tests/responder.rs::a_flood_of_duplicates_does_not_pile_up_answers",
+        ],
+    ),
+    (
+        "packet numbers are compared in a circle of 24 bits",
+        &["../../../proto/tests/responder.rs::packet_numbers_are_compared_in_a_circle_of_24_bits"],
+    ),
+    (
+        "timers on the wire keep to their rules",
+        &[
+            "../../../proto/tests/requester.rs::the_retransmit_timer_does_not_end_an_rnr_wait",
+            "../../../proto/tests/requester.rs::seven_retries_are_seven",
+            "../../../proto/tests/requester.rs::seven_rnr_retries_are_for_ever_and_six_are_six",
+        ],
+    ),
+    (
+        "strangers who guess do not end a connection",
+        &[
+            "../../../proto/tests/hostile.rs::forged_packets_from_outside_the_window_change_nothing",
+            "../../../proto/tests/hostile.rs::a_guess_must_hit_the_very_number_to_do_harm",
+            "../../../proto/tests/hostile.rs::replayed_packets_change_nothing",
+            "../../../proto/tests/requester.rs::what_is_not_from_the_peer_is_dropped",
         ],
     ),
 ];

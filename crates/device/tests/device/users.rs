@@ -16,8 +16,8 @@ use crate::support::{Adapter, Completion, End, Kind, Process, Setup, connect, co
 use crate::support::{listen, pattern, serve, tell};
 
 /// The users that the two processes become; neither has a name on most systems.
-const OWNER: u32 = 65533;
-const STRANGER: u32 = 65532;
+pub(crate) const OWNER: u32 = 65533;
+pub(crate) const STRANGER: u32 = 65532;
 
 fn is_root(test: &str) -> bool {
     // SAFETY: a plain system call.
@@ -28,7 +28,7 @@ fn is_root(test: &str) -> bool {
     root
 }
 
-fn become_user(uid: u32) {
+pub(crate) fn become_user(uid: u32) {
     // SAFETY: all threads of this process become the user (the C library sees to it). That makes the
     // process undumpable, which would protect it from more than its user's other processes are.
     unsafe {

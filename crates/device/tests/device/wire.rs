@@ -12,14 +12,14 @@ use millstream_device::qp::state::State;
 use millstream_device::types::{WC_RETRY_EXC_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR};
 use millstream_wire::icrc::Flow;
 use millstream_wire::{
-    ICRC_LEN, Msn, Opcode, Pkey, Psn, Qkey, Qpn, Repr, Rkey, UDP_PORT, aeth, atomic_ack_eth, atomic_eth, bth,
-    deth, ieth, imm_dt, reth,
+    ICRC_LEN, Msn, Opcode, Psn, Qkey, Qpn, Repr, Rkey, Srqn, UDP_PORT, aeth, atomic_ack_eth, atomic_eth, bth,
+    deth, ieth, imm_dt, reth, xrceth,
 };
 
 use crate::support::{Kind, Place, Process, Setup, Which, pair, pattern};
 
 /// Modules whose tests say nothing of how a request travels.
-const MODULES: [&str; 8] = [
+const MODULES: [&str; 9] = [
     "errors::",
     "events::",
     "queues::",
@@ -28,16 +28,18 @@ const MODULES: [&str; 8] = [
     "transfers::",
     "unreliable::",
     "windows::",
+    "xrc::",
 ];
 
 /// Tests that are about something that the wire does not have, with the reason.
-const OTHERWISE: [(&str, &str); 12] = [
+const OTHERWISE: [(&str, &str); 13] = [
     (
         "a_destroyed_completion_queue_leaves_no_signal",
         "requests complete when they are answered, not when posted",
     ),
     ("a_fault_of_a_held_back_request", "as above"),
     ("a_full_completion_queue_of", "as above, and what was acknowledged is not taken back"),
+    ("a_limit_is_reported_and_an_overflow", "as above"),
     ("an_unreliable_connection_carries", "as above: a WRITE is complete when it has left"),
     ("destruction_takes_completions_along", "as above"),
     ("reset_forgets_everything", "numbers begin again at zero: packets of the former life fit the new one"),
@@ -92,6 +94,17 @@ fn a_network_that_says_it_is_congested_costs_time_only() {
     once_more(&tests, tests.len(), &[("MILLSTREAM_LINK", "mark=0.5,side=both")]);
 }
 
+#[test]
+fn groups_are_reached_by_packets() {
+    let tests = [
+        "every_member_gets_a_copy",
+        "a_member_hears_itself",
+        "queue_pairs_come_and_go",
+        "members_of_other_processes",
+    ];
+    once_more(&tests, tests.len(), &[]);
+}
+
 /// Runs a role on the wire that ends by itself.
 fn on_the_wire(role: &str) {
     let mut process = Process::start_with(role, |command| command.env("MILLSTREAM_PATH", "wire"));
@@ -133,20 +146,16 @@ fn impossible(qpn: u32, psn: u32) -> impl Iterator<Item = Vec<u8>> {
     Opcode::ALL.iter().flat_map(move |opcode| payloads.map(|payload| (*opcode, payload))).map(
         move |(opcode, payload)| {
             let bth = bth::Repr {
-                opcode,
                 solicited: true,
                 migrated: false,
-                pad: 0,
-                pkey: Pkey::DEFAULT,
-                fecn: false,
                 becn: true,
-                dest_qp: Qpn::new(qpn),
                 ack_req: true,
-                psn: Psn::new(psn),
+                ..bth::Repr::new(opcode, Qpn::new(qpn), Psn::new(psn))
             };
             let (va, rkey) = (u64::MAX - 3, Rkey::new(u32::MAX));
             let repr = Repr {
                 bth,
+                xrceth: Some(xrceth::Repr { srq: Srqn::new(0xff_ffff) }),
                 deth: Some(deth::Repr { qkey: Qkey::new(u32::MAX), src_qp: Qpn::new(qpn) }),
                 reth: Some(reth::Repr { va, rkey, length: u32::MAX }),
                 atomic_eth: Some(atomic_eth::Repr { va, rkey, swap_or_add: 1, compare: 2 }),

@@ -4,13 +4,16 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::Ordering;
 
 use millstream_link::Origin;
-use millstream_proto::DeliveryFault;
-use millstream_wire::{Opcode, Packet, Pkey, Psn, Qkey, Qpn, Repr, bth, deth, imm_dt};
+use millstream_proto::{Datagram, DatagramsConfig, DeliveryFault, Destination as Addressee, Mtu, WorkId};
+use millstream_wire::icrc::Flow;
+use millstream_wire::{Packet, Pkey, Psn, Qkey, Qpn, UDP_PORT, bth, deth};
 
 use super::Wired;
 use super::landing::Landing;
 use super::route::Route;
 use crate::cqe::Cqe;
+use crate::gid::{self, mapped};
+use crate::multicast;
 use crate::qp::Qp;
 use crate::qp::datagram::{Piece, packet_type};
 use crate::types::{
@@ -19,20 +22,31 @@ use crate::types::{
 };
 use crate::wire::Arrived;
 
-/// What a datagram queue pair has of the wire.
+/// What a datagram queue pair has of the wire. The transport's machine makes its packets and says which ones it
+/// takes; they are delivered as those from this host are, whose sender does it ([`crate::qp::datagram`]).
 #[derive(Debug)]
 pub(in crate::qp) struct Datagrams {
+    machine: millstream_proto::Datagrams,
     landing: Landing,
     packet: Vec<u8>,
-    psn: Psn,
     /// Somebody elsewhere was heard of: who polls takes in packets from now on.
     wired: Option<Wired>,
+}
+
+fn machine(qp: &Qp, psn: u32) -> millstream_proto::Datagrams {
+    millstream_proto::Datagrams::new(DatagramsConfig {
+        local_qp: Qpn::new(qp.qpn),
+        qkey: Qkey::new(qp.entry.qkey.load(Ordering::Relaxed)),
+        pkey: Pkey::DEFAULT,
+        mtu: Mtu::B4096,
+        send_psn: Psn::new(psn),
+    })
 }
 
 impl Datagrams {
     pub(in crate::qp) fn new(qp: &Qp) -> Option<Self> {
         let landing = Landing::new(qp)?;
-        Some(Self { landing, packet: Vec::new(), psn: Psn::default(), wired: None })
+        Some(Self { machine: machine(qp, 0), landing, packet: Vec::new(), wired: None })
     }
 
     /// From now on who polls takes in packets.
@@ -41,8 +55,8 @@ impl Datagrams {
     }
 
     /// Where numbers begin.
-    pub(in crate::qp) fn start(&mut self, psn: u32) {
-        self.psn = Psn::new(psn);
+    pub(in crate::qp) fn start(&mut self, qp: &Qp, psn: u32) {
+        self.machine = machine(qp, psn);
     }
 
     /// Sends a datagram, or loses it.
@@ -57,38 +71,30 @@ impl Datagrams {
         pieces: &[Piece],
     ) {
         let (Some(port), Some(route)) = (qp.host.wire.port(), route_of(&to.grh)) else { return };
+        let ends = [(route.source, port.source_port()), (route.destination, UDP_PORT)];
+        let Some(flow) = Flow::new(ends[0], ends[1]) else { return };
         self.begin(qp);
-        let with_imm = wr.opcode == WR_SEND_WITH_IMM;
-        let header = bth::Repr {
-            opcode: if with_imm { Opcode::UD_SEND_ONLY_IMM } else { Opcode::UD_SEND_ONLY },
+        let datagram = Datagram {
+            id: WorkId(0),
+            to: Addressee { flow, qp: Qpn::new(to.qpn), qkey: Qkey::new(to.qkey) },
+            len: total_len(wr.sges) as u32,
+            immediate: (wr.opcode == WR_SEND_WITH_IMM).then(|| wr.imm.to_ne_bytes()),
             solicited: wr.flags & SEND_SOLICITED != 0,
-            migrated: true,
-            pad: 0,
-            pkey: Pkey::DEFAULT,
-            fecn: false,
-            becn: false,
-            dest_qp: Qpn::new(to.qpn),
-            ack_req: false,
-            psn: self.psn,
         };
-        self.psn = self.psn.plus(1);
-        let len = total_len(wr.sges) as usize;
-        let packet = Repr {
-            deth: Some(deth::Repr { qkey: Qkey::new(to.qkey), src_qp: Qpn::new(qp.qpn) }),
-            imm_dt: Some(imm_dt::Repr { data: wr.imm.to_ne_bytes() }),
-            ..Repr::new(header, &[])
-        };
-        let mut payload = Vec::with_capacity(len);
-        for (from, len) in pieces {
-            // SAFETY: the caller vouches for the pieces.
-            payload.extend_from_slice(unsafe { std::slice::from_raw_parts(*from, *len as usize) });
-        }
-        let packet = Repr { payload: &payload, ..packet };
-        let len = packet.buffer_len();
+        let len = datagram.packet_len();
         self.packet.resize(len, 0);
-        packet.emit(&mut self.packet);
-        // A datagram that finds no room is lost.
-        let _ = port.send(&mut [route.outgoing(&mut self.packet, len)]);
+        let made = self.machine.packet(&datagram, &mut self.packet, |mut payload| {
+            for (from, len) in pieces {
+                let (to, rest) = payload.split_at_mut(*len as usize);
+                // SAFETY: the caller vouches for the pieces.
+                to.copy_from_slice(unsafe { std::slice::from_raw_parts(*from, *len as usize) });
+                payload = rest;
+            }
+        });
+        if made.is_ok() {
+            // A datagram that finds no room is lost.
+            let _ = port.send_sealed(&mut [route.outgoing(&mut self.packet, len)]);
+        }
     }
 
     /// Takes datagrams in.
@@ -104,10 +110,13 @@ impl Datagrams {
 
     fn take(&mut self, qp: &Qp, origin: &Origin, packet: &Packet<&[u8]>) {
         let (Some(deth), header) = (packet.deth(), packet.bth()) else { return };
-        let wrong = !header.pkey().matches(Pkey::DEFAULT)
-            || deth.qkey().get() != qp.entry.qkey.load(Ordering::Relaxed)
-            || !self.landing.takes_datagrams();
-        if wrong || !self.landing.take_receive() {
+        // It can change at any time.
+        self.machine.set_qkey(Qkey::new(qp.entry.qkey.load(Ordering::Relaxed)));
+        let own = deth.src_qp().get() == qp.qpn && header.dest_qp().get() == multicast::EVERYBODY;
+        let wanted = self.machine.admits(packet)
+            && !(own && qp.blocks_loopback() && gid::is_local(&mapped(origin.source)))
+            && self.landing.takes_datagrams();
+        if !wanted || !self.landing.take_receive() {
             return;
         }
         self.begin(qp);
@@ -137,16 +146,21 @@ impl Datagrams {
 fn route_of(header: &[u8; 40]) -> Option<Route> {
     let gid = |bytes: &[u8]| -> [u8; 16] { bytes.try_into().expect("sixteen bytes") };
     if header[0] >> 4 != 6 {
-        let mapped = |bytes: &[u8; 4]| std::net::Ipv4Addr::from(*bytes).to_ipv6_mapped().octets();
-        let [source, destination] =
-            [32, 36].map(|at| mapped(header[at..at + 4].try_into().expect("four bytes")));
-        return Route::new(&source, &destination, 0, header[21]);
+        let [source, destination] = [32, 36].map(|at| {
+            let bytes: [u8; 4] = header[at..at + 4].try_into().expect("four bytes");
+            mapped(IpAddr::from(bytes))
+        });
+        return Route::new(&source, &destination, interface(&source, &destination), header[21]);
     }
     let first = u32::from_be_bytes([header[0], header[1], header[2], header[3]]);
     let (source, destination) = (gid(&header[8..24]), gid(&header[24..40]));
-    let ambiguous = Ipv6Addr::from(destination).is_unicast_link_local();
-    let interface = if ambiguous { crate::gid::interface_of(&source).unwrap_or(0) } else { 0 };
-    Route::new(&source, &destination, interface, (first >> 20) as u8)
+    Route::new(&source, &destination, interface(&source, &destination), (first >> 20) as u8)
+}
+
+/// By which interface packets leave, where their destination does not say.
+fn interface(source: &[u8; 16], destination: &[u8; 16]) -> u32 {
+    let ambiguous = Ipv6Addr::from(*destination).is_unicast_link_local() || multicast::is_group(destination);
+    if ambiguous { gid::interface_of(source).unwrap_or(0) } else { 0 }
 }
 
 /// What the receiver finds in front of the data: the packet's IP header, as far as a socket shows it (annex
@@ -167,16 +181,12 @@ fn route_header(origin: &Origin, len: usize) -> [u8; 40] {
             ip[16..20].copy_from_slice(&destination.octets());
         }
         (source, destination) => {
-            let v6 = |ip: IpAddr| match ip {
-                IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-                IpAddr::V6(ip) => ip,
-            };
             header[..4].copy_from_slice(&(6u32 << 28 | u32::from(origin.tos) << 20).to_be_bytes());
             header[4..6].copy_from_slice(&udp_len.to_be_bytes());
             header[6] = libc::IPPROTO_UDP as u8;
             header[7] = 64;
-            header[8..24].copy_from_slice(&Ipv6Addr::octets(&v6(source)));
-            header[24..40].copy_from_slice(&Ipv6Addr::octets(&v6(destination)));
+            header[8..24].copy_from_slice(&mapped(source));
+            header[24..40].copy_from_slice(&mapped(destination));
         }
     }
     header

@@ -5,35 +5,70 @@
 //! (`transfer`, `target`, `keys`). Everything happens under the send queue's lock, which is what whoever takes
 //! memory away waits for; the entry is announced as busy as well, for those who may not wait for that lock.
 
+use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use millstream_proto::{DeliveryFault, Refusal};
-use millstream_shm::barrier;
+use millstream_shm::{LeaseGuard, barrier};
 
+use super::Wired;
 use crate::cqe::Cqe;
-use crate::greeting::{Message, Op};
+use crate::greeting::{Message, Op, shared};
 use crate::host::Host;
+use crate::layout::XrcEntry;
 use crate::peer::Peer;
 use crate::qp::Qp;
 use crate::qp::datagram::{Elements, Piece};
 use crate::qp::keys::{RemoteKeys, Window};
 use crate::qp::target::{Left, Readiness, Receive, Target};
 use crate::qp::transfer::{Stop, admit, change_word, load, scatter, set_word, store};
+use crate::qp::xrc::{REMEMBERED, find_entry};
 use crate::ring::NotAdded;
-use crate::types::{ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SendWr, Sge, total_len};
+use crate::types::{
+    ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SendWr, Sge, WC_OP_RECV, WC_WR_FLUSH_ERR,
+    total_len,
+};
 
 /// See the module's description.
 #[derive(Debug)]
 pub(super) struct Landing {
+    /// The queue pair itself.
+    own: Place,
+    /// Shared receive queues that were named by the requests of an extended connection.
+    queues: HashMap<u32, Place>,
+    /// Which of them the request under way is about; zero for the queue pair itself.
+    selected: u32,
+    host: &'static Host,
+    /// The receive request that the message under way fills, and from which queue it is.
+    receive: Option<(u32, Receive, Elements)>,
+}
+
+/// Where messages and memory are: the queue pair's own, or those of a shared receive queue of its XRC domain, which may
+/// be another process's.
+#[derive(Debug)]
+struct Place {
     // Order matters: what points into the arena goes before the peer.
     target: Target,
     keys: RemoteKeys,
-    /// This process.
+    /// The queue's number and entry.
+    queue: Option<(u32, &'static XrcEntry)>,
     peer: Arc<Peer>,
-    host: &'static Host,
-    /// The receive request that the message under way fills.
-    receive: Option<(Receive, Elements)>,
+    /// Pollers of the queue's completions take in packets, if it is ours.
+    _wired: Option<Wired>,
+}
+
+impl Place {
+    /// Excludes those of this host who send to the queue, and the owner who takes memory away.
+    #[inline]
+    fn lease(&self, me: u32) -> Result<Option<LeaseGuard<'static>>, Refusal> {
+        let Some((number, entry)) = self.queue else { return Ok(None) };
+        let lease = entry.delivery.lock(me).ok_or(Refusal::Operational)?;
+        // Withdrawn before the lease was taken, it is seen here; afterwards, its owner waits for us.
+        fence(Ordering::SeqCst);
+        let is_there = entry.number.load(Ordering::Acquire) == number;
+        if is_there { Ok(Some(lease)) } else { Err(Refusal::Invalid) }
+    }
 }
 
 impl Landing {
@@ -41,12 +76,50 @@ impl Landing {
     pub(super) fn new(qp: &Qp) -> Option<Self> {
         let peer = qp.host.peer_of(qp.qpn).ok()?;
         let target = Target::bind(&peer, qp.qpn)?;
-        Some(Self { target, keys: RemoteKeys::default(), peer, host: qp.host, receive: None })
+        let own = Place { target, keys: RemoteKeys::default(), queue: None, peer, _wired: None };
+        Some(Self { own, queues: HashMap::new(), selected: 0, host: qp.host, receive: None })
+    }
+
+    /// What follows is about this shared receive queue.
+    pub(super) fn select(&mut self, number: u32) -> Result<(), Refusal> {
+        let known = self.queues.get(&number).is_some_and(|place| {
+            let there = place.queue.is_some_and(|(_, entry)| entry.number.load(Ordering::Acquire) == number);
+            there && place.peer.alive()
+        });
+        if !known {
+            self.queues.remove(&number);
+            if self.queues.len() >= REMEMBERED && self.receive.is_none() {
+                self.queues.clear();
+            }
+            let place = self.find(number).ok_or(Refusal::Invalid)?;
+            self.queues.insert(number, place);
+        }
+        self.selected = number;
+        Ok(())
+    }
+
+    fn find(&self, number: u32) -> Option<Place> {
+        let (peer, entry) = find_entry(self.host, number)?;
+        let through = &self.own.target;
+        if entry.domain.load(Ordering::Relaxed) != through.entry.domain.load(Ordering::Relaxed) {
+            return None;
+        }
+        // A message takes as long as its packets, and others use the queue meanwhile.
+        let target = through.with_receives(&peer, entry, number, &through.entry.srq_taken)?;
+        let srq = self.host.xrc.find(number);
+        let _wired = srq.and_then(|srq| Some(Wired::of(vec![srq.membership()?.cq().clone()])));
+        Some(Place { target, keys: RemoteKeys::default(), queue: Some((number, entry)), peer, _wired })
+    }
+
+    /// The place that requests are about now.
+    #[inline]
+    fn place(&mut self) -> Option<&mut Place> {
+        if self.selected == 0 { Some(&mut self.own) } else { self.queues.get_mut(&self.selected) }
     }
 
     #[inline]
     fn offers(&self, access: u32) -> Result<(), Refusal> {
-        let offered = self.target.entry.access.load(Ordering::Relaxed) & access == access;
+        let offered = self.own.target.entry.access.load(Ordering::Relaxed) & access == access;
         if offered { Ok(()) } else { Err(Refusal::Invalid) }
     }
 
@@ -61,7 +134,10 @@ impl Landing {
         work: impl FnOnce(&Window, &Peer) -> Result<R, Stop>,
     ) -> Result<R, Refusal> {
         self.offers(access)?;
-        let Self { target, keys, peer, .. } = self;
+        let me = self.host.pid;
+        let place = self.place().ok_or(Refusal::Invalid)?;
+        let _lease = place.lease(me)?;
+        let Place { target, keys, peer, .. } = place;
         let _announced = Announced::new(target, peer);
         let window = keys.find(peer, key).map_err(|_| Refusal::Access)?;
         admit(window, target, at, len, access).map_err(|_| Refusal::Access)?;
@@ -105,25 +181,33 @@ impl Landing {
 
     /// Takes a receive request for a message that begins; false if there is none.
     pub(super) fn take_receive(&mut self) -> bool {
-        let Ok((receive, left)) = self.target.take_receive(self.host.pid) else { return false };
-        if left == Left::BelowLimit {
-            self.peer.tell(self.host, self.target.below_limit());
-        }
+        let (host, selected) = (self.host, self.selected);
+        let Some(place) = self.place() else { return false };
+        let Ok(lease) = place.lease(host.pid) else { return false };
+        let Ok((receive, left)) = place.target.take_receive(host.pid) else { return false };
         let mut elements = Elements::new();
-        self.target.read_receive(receive, &mut elements);
-        self.receive = Some((receive, elements));
+        place.target.read_receive(receive, &mut elements);
+        drop(lease);
+        if left == Left::BelowLimit {
+            place.peer.tell(host, place.target.below_limit());
+        }
+        self.receive = Some((selected, receive, elements));
         true
     }
 
     /// Stores a part of the message, which lies `offset` bytes from its beginning, where the receive request says.
     pub(super) fn fill(&mut self, offset: u64, data: &[u8]) -> Result<(), DeliveryFault> {
-        let Self { target, keys, peer, receive, .. } = self;
-        let Some((_, elements)) = receive else { return Err(DeliveryFault::Protection) };
+        let me = self.host.pid;
+        let Self { own, queues, receive, .. } = self;
+        let Some((queue, _, elements)) = receive else { return Err(DeliveryFault::Protection) };
         if offset + data.len() as u64 > total_len(elements) {
             return Err(DeliveryFault::TooLong);
         }
         let rest = skip(elements, offset);
         let message: Piece = (data.as_ptr(), data.len() as u32);
+        let place = if *queue == 0 { own } else { queues.get_mut(queue).ok_or(DeliveryFault::Protection)? };
+        let _lease = place.lease(me).map_err(|_| DeliveryFault::Protection)?;
+        let Place { target, keys, peer, .. } = place;
         let _announced = Announced::new(target, peer);
         // SAFETY: the piece is a slice.
         let placed = unsafe { scatter(keys, peer, target.pd, std::iter::once(message), &rest) };
@@ -132,30 +216,53 @@ impl Landing {
 
     /// Completes the receive request of the message that ends.
     pub(super) fn complete(&mut self, cqe: Cqe, solicited: bool) -> Result<(), NotAdded> {
-        let Some((receive, _)) = self.receive.take() else { return Ok(()) };
-        if self.target.complete_receive(self.host.party(), receive, cqe, solicited)? {
-            self.peer.signal(self.target.cq.channel());
+        let Some((queue, receive, _)) = self.receive.take() else { return Ok(()) };
+        let place = if queue == 0 { Some(&self.own) } else { self.queues.get(&queue) };
+        // A queue that is gone has no completions.
+        let Some(place) = place else { return Ok(()) };
+        let Ok(_lease) = place.lease(self.host.pid) else { return Ok(()) };
+        match place.target.complete_receive(self.host.party(), receive, cqe, solicited) {
+            Ok(true) => place.peer.signal(place.target.cq.channel()),
+            Ok(false) => {}
+            Err(error) => {
+                if queue != 0 && error == NotAdded::Full {
+                    place.peer.tell(self.host, Message::new(Op::Shared, [queue, shared::OVERRUN]));
+                }
+                return Err(error);
+            }
         }
         Ok(())
     }
 
     /// Whether the queue pair is in a state to take datagrams.
     pub(super) fn takes_datagrams(&self) -> bool {
-        self.target.readiness(0) == Readiness::Ready
+        self.own.target.readiness(0) == Readiness::Ready
     }
 
     /// The same for a datagram, whose sender is not told if the completion is lost.
     pub(super) fn complete_or_overrun(&mut self, cqe: Cqe, solicited: bool) {
         if self.complete(cqe, solicited) == Err(NotAdded::Full) {
-            self.peer.tell(self.host, Message::new(Op::Overrun, [self.target.qpn()]));
+            self.own.peer.tell(self.host, Message::new(Op::Overrun, [self.own.target.qpn()]));
         }
     }
 
     /// Ends the life of a memory window of this queue pair, as the message under way asks.
     pub(super) fn invalidate(&mut self, key: u32) -> Result<(), Refusal> {
-        let found = self.keys.find(&self.peer, key);
-        let done = found.is_ok_and(|window| window.belongs_to(self.target.qpn()) && window.invalidate());
+        let place = self.place().ok_or(Refusal::Invalid)?;
+        let qpn = place.target.qpn();
+        let found = place.keys.find(&place.peer, key);
+        let done = found.is_ok_and(|window| window.belongs_to(qpn) && window.invalidate());
         if done { Ok(()) } else { Err(Refusal::Access) }
+    }
+}
+
+impl Drop for Landing {
+    /// A message over an extended connection that will not end: its receive request is not the queue pair's to keep.
+    fn drop(&mut self) {
+        if self.receive.as_ref().is_some_and(|(queue, ..)| *queue != 0) {
+            let flushed = Cqe { status: WC_WR_FLUSH_ERR as u16, opcode: WC_OP_RECV as u16, ..Cqe::default() };
+            let _ = self.complete(flushed, true);
+        }
     }
 }
 

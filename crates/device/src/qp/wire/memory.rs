@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use millstream_proto::{Access, Atomic, DeliveryFault, Memory, ReceiveId, Refusal, Status, WorkId};
 use millstream_shm::copy_in_order;
-use millstream_wire::Rkey;
+use millstream_wire::{Rkey, Srqn};
 
 use super::landing::{Landing, skip};
 use crate::qp::Qp;
@@ -134,6 +134,14 @@ impl Memory for View<'_> {
             // SAFETY: the application's registered memory, and inside `from`.
             unsafe { copy_in_order(to, from.add(at), n) };
         })
+    }
+
+    fn shared_queue(&mut self, id: WorkId) -> Srqn {
+        Srqn::new(self.requests.get(id).map_or(0, |request| request.request().remote_srqn))
+    }
+
+    fn select(&mut self, queue: Srqn) -> Result<(), Refusal> {
+        self.landing.select(queue.get())
     }
 
     fn local(&mut self, id: WorkId) -> Result<(), Status> {

@@ -92,13 +92,16 @@ pub(super) struct Connected {
     _wired: Wired,
 }
 
-/// Makes pollers of two queues take packets in, as long as it lives.
+/// Makes pollers of queues take packets in, as long as it lives.
 #[derive(Debug)]
-struct Wired([Arc<Cq>; 2]);
+struct Wired(Vec<Arc<Cq>>);
 
 impl Wired {
     fn new(qp: &Qp) -> Self {
-        let queues = [qp.send_cq.clone(), qp.recv_cq.clone()];
+        Self::of(vec![qp.send_cq.clone(), qp.recv_cq.clone()])
+    }
+
+    fn of(queues: Vec<Arc<Cq>>) -> Self {
         queues.iter().for_each(|cq| cq.set_wired(true));
         Self(queues)
     }
@@ -151,10 +154,6 @@ impl Qp {
             Way::Nowhere => return Ok(Plan::Shm(false)),
             Way::Wire => {}
         }
-        if matches!(self.kind, Kind::XrcSend | Kind::XrcRecv) {
-            // The transport's machines do not have extended connections.
-            return Err(Errno::NOTSUP);
-        }
         let source = gid::table().into_iter().nth(usize::from(attributes.path.sgid_index));
         let source = source.filter(|source| source.kind == GidKind::RoceV2).ok_or(Errno::INVAL)?;
         let fits = gid::interface_mtu(source.ifindex).and_then(gid::path_mtu).unwrap_or(gid::MTU_4096);
@@ -199,7 +198,13 @@ impl Qp {
         let ports = [port.source_port(), millstream_wire::UDP_PORT];
         let flow = Flow::new((route.source, ports[0]), (route.destination, ports[1]))?;
         let config = Config {
-            service: if self.kind == Kind::Rc { Service::Reliable } else { Service::Unreliable },
+            service: match self.kind {
+                Kind::Rc => Service::Reliable,
+                Kind::XrcSend => Service::Initiator,
+                Kind::XrcRecv => Service::Target,
+                // Datagrams have a lane of their own.
+                Kind::Uc | Kind::Ud => Service::Unreliable,
+            },
             flow,
             local_qp: Qpn::new(self.qpn),
             remote_qp: Qpn::new(attributes.dest_qpn),
@@ -243,7 +248,7 @@ impl Qp {
     pub(super) fn start_on_wire(&self, send: &mut SendQueue, attributes: &Attributes) {
         match &mut send.lane {
             Lane::None => {}
-            Lane::Datagrams(datagrams) => datagrams.start(attributes.sq_psn),
+            Lane::Datagrams(datagrams) => datagrams.start(self, attributes.sq_psn),
             Lane::Connected(lane) => {
                 lane.machine.start(SendConfig {
                     send_psn: Psn::new(attributes.sq_psn),

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use millstream_link::dcqcn::{NotificationPoint, Parameters, Rate, ReactionPoint};
 use millstream_proto::Instant;
-use millstream_wire::{CNP_PADDING, ICRC_LEN, Opcode, Pkey, Psn, Qpn, Repr, bth};
+use millstream_wire::{CNP_PADDING, ICRC_LEN, Opcode, Psn, Qpn, Repr, bth};
 
 /// Bytes of a CNP.
 pub(super) const CNP_LEN: usize = bth::LEN + CNP_PADDING + ICRC_LEN;
@@ -79,18 +79,7 @@ fn time(now: Instant) -> Duration {
 
 /// A congestion notification for the peer's queue pair, but for its ICRC (annex A17.9.3).
 pub(super) fn cnp(to: Qpn) -> [u8; CNP_LEN] {
-    let header = bth::Repr {
-        opcode: Opcode::CNP,
-        solicited: false,
-        migrated: true,
-        pad: 0,
-        pkey: Pkey::DEFAULT,
-        fecn: false,
-        becn: true,
-        dest_qp: to,
-        ack_req: false,
-        psn: Psn::new(0),
-    };
+    let header = bth::Repr { becn: true, ..bth::Repr::new(Opcode::CNP, to, Psn::new(0)) };
     let mut packet = [0; CNP_LEN];
     Repr::new(header, &[0; CNP_PADDING]).emit(&mut packet);
     packet

@@ -4,6 +4,7 @@ mod actor;
 mod adapter;
 mod end;
 mod memory;
+mod network;
 mod process;
 mod random;
 mod usage;
@@ -17,6 +18,7 @@ pub(crate) use adapter::{
 };
 pub(crate) use end::{End, Place, Region, connect, pair, request};
 pub(crate) use memory::{GUARD, Kind, Memory};
+pub(crate) use network::own_network;
 pub(crate) use process::{Process, listen, tell};
 pub(crate) use random::{Random, from_environment};
 pub(crate) use usage::Usage;

@@ -1,0 +1,171 @@
+//! Processes that share the UDP port: whoever of them dies, the others go on; and users who may not share it.
+//!
+//! Each test has a network of its own, which takes root; without it these tests say that they were not run.
+
+use std::fs::{self, File};
+use std::time::Duration;
+
+use millstream_device::types::WC_SUCCESS;
+
+use crate::support::{
+    Command, End, Kind, Place, Process, Region, Setup, Which, connect, own_network, pair, pattern, tell,
+};
+use crate::users::{OWNER, STRANGER, become_user};
+
+/// Runs a role on the wire in a process of its own.
+fn on_the_wire(role: &str) {
+    let mut process = Process::start_with(role, |command| command.env("MILLSTREAM_PATH", "wire"));
+    assert_eq!(process.hear_within(Duration::from_secs(60)), "done");
+    assert!(process.finish().success(), "{role}");
+}
+
+/// Two ends in processes of their own.
+fn elsewhere() -> [End; 2] {
+    let setup = Setup::default();
+    let [mut a, mut b] = [(); 2].map(|()| End::new(Place::Elsewhere));
+    connect(&mut a, &mut b, &setup);
+    [a, b]
+}
+
+/// Bytes of one WRITE.
+const LEN: usize = 1 << 18;
+
+/// Posts WRITEs, runs `meanwhile` while they are under way, and expects all of them to arrive.
+fn write_during(a: &mut End, b: &mut End, seed: u64, regions: &[Region; 2], meanwhile: impl FnOnce()) {
+    let (source, target) = (&regions[0], &regions[1]);
+    a.store(source, 0, &pattern(seed, LEN));
+    (0..16).for_each(|wr_id| a.write(wr_id, &[source.all()], (target.addr, target.key)));
+    meanwhile();
+    for (i, completion) in a.sent(16).into_iter().enumerate() {
+        assert_eq!((completion.wr_id, completion.status), (i as u64, WC_SUCCESS), "seed {seed}");
+    }
+    assert!(b.load(target, 0, LEN) == pattern(seed, LEN), "seed {seed}");
+    a.has_nothing(Which::Send);
+}
+
+#[test]
+fn whoever_dies_on_the_port_the_others_go_on() {
+    on_the_wire("port_survivors");
+}
+
+/// In a process of its own.
+pub(crate) fn survivors() {
+    if own_network("whoever_dies_on_the_port_the_others_go_on") {
+        let setup = Setup::default();
+        // The first one on the port binds the socket that all read, too.
+        let [mut first, mut second] = elsewhere();
+        let (mut a, mut b) = pair(Place::Elsewhere, &setup);
+        let [mut third, mut fourth] = elsewhere();
+        let regions = [a.register(Kind::Anonymous, LEN, 0), b.register(Kind::Anonymous, LEN, 0)];
+        write_during(&mut a, &mut b, 1, &regions, || first.process().kill());
+        write_during(&mut a, &mut b, 2, &regions, || third.process().kill());
+        // A stopped one keeps its place, and holds nobody up.
+        fourth.process().stop();
+        write_during(&mut a, &mut b, 3, &regions, || {});
+        // Newcomers take the places of the dead, one of them that of the first.
+        let newcomers = elsewhere();
+        write_during(&mut a, &mut b, 4, &regions, || second.process().kill());
+        fourth.process().signal(libc::SIGCONT);
+        let [mut c, mut d] = newcomers;
+        let theirs = [c.register(Kind::Anonymous, LEN, 0), d.register(Kind::Anonymous, LEN, 0)];
+        write_during(&mut c, &mut d, 5, &theirs, || fourth.process().kill());
+        write_during(&mut a, &mut b, 6, &regions, || {
+            c.process().kill();
+            d.process().kill();
+        });
+        // All that are left but this process.
+        b.process().kill();
+        let [mut c, mut d] = elsewhere();
+        let theirs = [c.register(Kind::Anonymous, LEN, 0), d.register(Kind::Anonymous, LEN, 0)];
+        write_during(&mut c, &mut d, 7, &theirs, || {});
+    }
+    tell("done");
+}
+
+#[test]
+fn ordinary_users_have_the_port_one_at_a_time() {
+    on_the_wire("port_users");
+}
+
+/// An end whose process becomes another user's.
+fn of(role: &str, errors: &std::path::Path) -> End {
+    let file = File::create(errors).expect("a file");
+    End::Elsewhere(Box::new(Process::start_with(role, |command| command.stderr(file))))
+}
+
+/// In a process of its own.
+pub(crate) fn users() {
+    if own_network("ordinary_users_have_the_port_one_at_a_time") {
+        let folder = tempfile::tempdir().expect("a folder");
+        let said = |name: &str| folder.path().join(name);
+        let [mut a, mut b] = ["a", "b"].map(|name| of("owner", &said(name)));
+        let setup = Setup::default();
+        connect(&mut a, &mut b, &setup);
+        let regions = [a.register(Kind::Anonymous, LEN, 0), b.register(Kind::Anonymous, LEN, 0)];
+        write_during(&mut a, &mut b, 1, &regions, || {});
+        // Another user learns who has it.
+        let mut other = of("other_user", &said("other"));
+        let number = other.open(&setup);
+        other.modify(millstream_device::qp::state::State::Init, &setup);
+        let refused = other.attempt(Command::Connect(number, setup.clone()));
+        assert_eq!(refused.err(), Some(libc::EADDRINUSE));
+        let words = fs::read_to_string(said("other")).expect("what it said");
+        let expected =
+            format!("UDP port 4791 is held by user {OWNER}, not by Millstream programs of user {STRANGER}");
+        assert!(words.contains(&expected), "{words}");
+        write_during(&mut a, &mut b, 2, &regions, || {});
+        // Then it is free for others.
+        a.process().kill();
+        b.process().kill();
+        let [mut c, mut d] = ["c", "d"].map(|name| of("other_user", &said(name)));
+        connect(&mut c, &mut d, &setup);
+        let regions = [c.register(Kind::Anonymous, LEN, 0), d.register(Kind::Anonymous, LEN, 0)];
+        write_during(&mut c, &mut d, 3, &regions, || {});
+    }
+    tell("done");
+}
+
+/// In a process of its own: an end of another user's.
+pub(crate) fn other_user() {
+    become_user(STRANGER);
+    crate::support::serve();
+}
+
+#[test]
+fn a_forked_child_keeps_no_place_on_the_port() {
+    on_the_wire("port_parent");
+}
+
+/// In a process of its own.
+pub(crate) fn parent() {
+    if own_network("a_forked_child_keeps_no_place_on_the_port") {
+        let mut member = Process::start("port_forker");
+        assert_eq!(member.hear(), "forked");
+        let child: i32 = member.hear().parse().expect("a process id");
+        member.kill();
+        // With the place of one that is gone, nobody could begin anew.
+        let [mut a, mut b] = elsewhere();
+        let regions = [a.register(Kind::Anonymous, LEN, 0), b.register(Kind::Anonymous, LEN, 0)];
+        write_during(&mut a, &mut b, 1, &regions, || {});
+        // SAFETY: a plain system call; the child sleeps until then.
+        assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0, "it was there all the time");
+    }
+    tell("done");
+}
+
+/// In a process of its own: has a child that outlives it.
+pub(crate) fn forker() {
+    let (mut a, _b) = pair(Place::Here, &Setup::default());
+    a.has_nothing(Which::Send);
+    // SAFETY: the child does nothing but sleep.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        loop {
+            // SAFETY: a plain system call.
+            unsafe { libc::pause() };
+        }
+    }
+    tell("forked");
+    tell(&child.to_string());
+    std::thread::sleep(Duration::from_secs(60));
+}
