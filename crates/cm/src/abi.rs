@@ -225,6 +225,10 @@ pub mod query {
 pub const QPT_RC: u8 = 2;
 /// `IBV_QPT_UD`
 pub const QPT_UD: u8 = 4;
+/// `IBV_QPT_XRC_SEND`
+pub const QPT_XRC_SEND: u8 = 9;
+/// `IBV_QPT_XRC_RECV`
+pub const QPT_XRC_RECV: u8 = 10;
 /// The key of datagram queue pairs that ask for no other.
 pub const UDP_QKEY: u32 = 0x0123_4567;
 /// The queue pair number that stands for a group.

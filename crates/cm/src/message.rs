@@ -6,7 +6,7 @@
 use crate::address::{self, Address};
 
 /// First byte of every message; changes with their format.
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 /// No message is longer.
 pub const MAX_LEN: usize = 512;
 
@@ -52,6 +52,8 @@ pub struct Parameters {
     pub timeout: u8,
     /// Code of the path MTU; zero says nothing.
     pub mtu: u8,
+    /// Whether it is one of an extended reliable connection.
+    pub extended: u8,
     /// Vendor and options of enhanced connection establishment.
     pub ece: [u32; 2],
     /// The program's.
@@ -191,6 +193,7 @@ impl Parameters {
             self.srq,
             self.timeout,
             self.mtu,
+            self.extended,
         ]);
         put_private(to, &self.private);
     }
@@ -209,6 +212,7 @@ impl Parameters {
             srq: from.byte()?,
             timeout: from.byte()? & 31,
             mtu: from.byte()? & 7,
+            extended: from.byte()?,
             private: from.private()?,
         })
     }
@@ -270,6 +274,7 @@ mod tests {
             srq: 1,
             timeout: 19,
             mtu: 3,
+            extended: 1,
             ece: [3, 4],
             private: b"hello".to_vec(),
         };

@@ -434,7 +434,7 @@ impl Conversation {
             initiator_depth: parameters.initiator_depth,
             remote_response_timeout: RESPONSE_TIMEOUT,
             local_response_timeout: RESPONSE_TIMEOUT,
-            transport: Transport::Rc,
+            transport: if parameters.extended != 0 { Transport::Xrc } else { Transport::Rc },
             flow_control: parameters.flow_control != 0,
             psn: Psn::new(parameters.psn),
             retry_count: parameters.retry_count,
@@ -533,6 +533,7 @@ fn of_request(request: &Req<'_>, private: Vec<u8>) -> Parameters {
         srq: request.srq.into(),
         timeout: request.path.ack_timeout,
         mtu: request.mtu,
+        extended: u8::from(request.transport == Transport::Xrc),
         ece: [0; 2],
         private,
     }

@@ -2,7 +2,7 @@
 
 use super::queue::{Event, failure, private_only};
 use super::{EINVAL, MAX_BACKLOG, Manager, PATIENCE, State, TIME_WAIT, Use};
-use crate::abi::{ConnParam, Ece, event, reason, sidr};
+use crate::abi::{ConnParam, Ece, QPT_XRC_RECV, QPT_XRC_SEND, event, reason, sidr};
 use crate::address::Address;
 use crate::message::{Message, Parameters, private};
 use crate::wire::{ChannelId, LinkId, Name, Wire};
@@ -17,7 +17,13 @@ fn private_of(param: &ConnParam, room: usize) -> Result<Vec<u8>> {
     if given.len() <= room { Ok(given.to_vec()) } else { Err(EINVAL) }
 }
 
-fn parameters(param: &ConnParam, ece: Ece, psn: u32, timeout: u8, room: usize) -> Result<Parameters> {
+fn parameters(
+    param: &ConnParam,
+    ece: Ece,
+    (qp_type, psn): (u8, u32),
+    timeout: u8,
+    room: usize,
+) -> Result<Parameters> {
     Ok(Parameters {
         qpn: param.qp_num & 0xff_ffff,
         psn,
@@ -29,6 +35,7 @@ fn parameters(param: &ConnParam, ece: Ece, psn: u32, timeout: u8, room: usize) -
         srq: u8::from(param.srq != 0),
         timeout,
         mtu: 0,
+        extended: u8::from(matches!(qp_type, QPT_XRC_SEND | QPT_XRC_RECV)),
         ece: [ece.vendor_id, ece.attr_mod],
         private: private_of(param, room)?,
     })
@@ -86,7 +93,8 @@ impl Manager {
             (Message::SidrReq { src, dst, private }, State::SidrSent)
         } else {
             let mtu = wire.path_mtu(src.ip, dst.ip);
-            let parameters = parameters(param, ece, id.connection.psn, id.timeout(), private::REQ)?;
+            let parameters =
+                parameters(param, ece, (id.qp_type, id.connection.psn), id.timeout(), private::REQ)?;
             let parameters = Parameters { mtu, ..parameters };
             id.connection.mtu = mtu;
             let connection = &mut id.connection;
@@ -144,7 +152,7 @@ impl Manager {
             }
             (State::ReqRcvd, Some((param, ece))) => {
                 let timeout = id.connection.timeout;
-                let reply = parameters(param, ece, id.connection.psn, timeout, private::REP)?;
+                let reply = parameters(param, ece, (id.qp_type, id.connection.psn), timeout, private::REP)?;
                 id.connection.local = reply.clone();
                 id.connection.responder_resources = reply.responder_resources;
                 id.connection.initiator_depth = reply.initiator_depth;

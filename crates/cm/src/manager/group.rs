@@ -1,6 +1,7 @@
 //! Multicast groups.
 //!
-//! Joining is between the program and its own queue pair: the device delivers to every member on the host, so
+//! Joining is between the program and its own queue pair, which the program attaches once it has the event: the
+//! device delivers to every member on the host, and has the packets of other hosts come by joining the IP group. So
 //! there is no manager of groups to ask, and the event comes at once.
 
 use super::attributes::way_to;
