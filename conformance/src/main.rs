@@ -8,6 +8,7 @@
 mod case;
 mod client;
 mod document;
+mod network;
 mod packages;
 mod process;
 mod suite;
@@ -60,6 +61,9 @@ struct Arguments {
     /// This process was started by the command that its client names as `within`
     #[arg(long, hide = true)]
     within: bool,
+    /// This process was started by itself, in a network of its own
+    #[arg(long, hide = true)]
+    own_network: bool,
     /// The program `millstream` [default: the one beside this program]
     #[arg(long, value_name = "FILE")]
     millstream: Option<PathBuf>,
@@ -93,6 +97,16 @@ fn run(arguments: &Arguments) -> Result<bool, Box<dyn Error>> {
         return Ok(true);
     }
 
+    if arguments.own_network {
+        network::set_up()?;
+    } else if arguments.path == Way::Wire && !arguments.within {
+        // What is missing is installed from outside, and said again by the client's cases.
+        for client in &clients {
+            let _ = packages::ensure(&client.packages);
+        }
+        let why = network::enter("--own-network");
+        eprintln!("on this host's own network, whose addresses and MTU decide which cases can pass: {why}");
+    }
     process::adopt_orphans()?;
     let millstream = match &arguments.millstream {
         // Programs are started in another folder.
