@@ -17,6 +17,7 @@
 use millstream_shm::sync::atomic::{AtomicU32, AtomicU64};
 use millstream_shm::{LeaseLock, OwnLease};
 
+use crate::announce::Announcement;
 use crate::caps::{MAX_MR, MAX_MULTICAST, MAX_QP, MAX_XRC_SRQ};
 use crate::cqe::Place;
 
@@ -88,9 +89,8 @@ pub(crate) struct QpEntry {
     pub(crate) revision: AtomicU32,
     _pad0: u32,
     // Initiator.
-    /// Odd while an operation touches the owner's memory; rises by one at its start and at its end, or by two
-    /// where the next one follows at once.
-    pub(crate) busy: AtomicU32,
+    /// Says whether an operation touches the owner's memory.
+    pub(crate) busy: Announcement,
     /// Held by the one of many initiators that delivers a datagram.
     pub(crate) delivery: LeaseLock,
     /// The shared receive request that the initiator has taken and not yet completed ([`taken`]). Who finds
@@ -117,7 +117,7 @@ pub(crate) struct QpEntry {
 
 /// One memory region or bound memory window as peers see it. All fields are the owner's, except that an
 /// initiator may end a window's life.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct MrEntry {
     /// Low half: the key. High half: rises whenever the other fields change, because the same key may

@@ -18,6 +18,7 @@
 
 #![cfg(not(loom))]
 
+mod announce;
 mod caps;
 mod channel;
 mod clock;

@@ -3,6 +3,8 @@
 #![cfg(loom)]
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "the files are also parts of the device")]
 
+#[path = "../src/announce.rs"]
+mod announce;
 #[path = "../src/caps.rs"]
 mod caps;
 #[path = "../src/qp/care.rs"]
@@ -11,6 +13,8 @@ mod care;
 mod clock;
 #[path = "../src/cqe.rs"]
 mod cqe;
+#[path = "../src/mr/entry.rs"]
+mod entry;
 #[path = "../src/layout.rs"]
 mod layout;
 #[path = "../src/ring.rs"]
@@ -21,19 +25,25 @@ use std::ptr::NonNull;
 use loom::thread;
 use millstream_shm::sync::Arc;
 use millstream_shm::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
-use millstream_shm::{Party, model};
+use millstream_shm::{Party, barrier, model};
 
+use announce::Announcement;
 use care::{Care, Found};
 use cqe::{Cqe, Place};
-use layout::{ARM_ANY, ARM_NONE, CqRing};
+use entry::Shown;
+use layout::{ARM_ANY, ARM_NONE, CqRing, MrEntry};
 use ring::{Entries, NotAdded, RemoteCq};
 
 /// All orders with at most so many changes of thread where the running one could have gone on.
 const PREEMPTIONS: usize = 5;
 
 fn check(model: impl Fn() + Sync + Send + 'static) {
+    check_with(PREEMPTIONS, model);
+}
+
+fn check_with(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(PREEMPTIONS);
+    builder.preemption_bound = Some(preemptions);
     builder.check(model);
 }
 
@@ -219,5 +229,99 @@ fn what_is_parked_is_looked_after() {
         owner.join().unwrap();
         let told = shared.1.load(Ordering::Relaxed);
         assert_eq!(u32::from(comes_back) + told, 1, "by exactly one");
+    });
+}
+
+/// What an entry shows in one life: each field says which.
+fn shown(life: u64) -> Shown {
+    let small = life as u32;
+    Shown {
+        access: small,
+        pd: small,
+        start: life,
+        len: life,
+        va: life,
+        file: (small, small),
+        mapped: life..life,
+        offset: life,
+        qpn: small,
+    }
+}
+
+/// The name of an entry whose key came back in another life.
+fn name(life: u64) -> u64 {
+    life << 32 | 7
+}
+
+/// A key comes back, so that only the count of lives tells the old region from the new one: who reads in that moment
+/// gets one of the two whole, or nothing.
+#[test]
+fn a_memory_key_is_read_whole_or_not_at_all() {
+    // Each of eleven fields is read in all its versions: fewer changes of thread suffice.
+    check_with(3, || {
+        let entry = Arc::new(MrEntry::default());
+        entry.show(name(1), &shown(1));
+        let reader = {
+            let entry = entry.clone();
+            thread::spawn(move || entry.read(7))
+        };
+        entry.hide();
+        entry.show(name(2), &shown(2));
+        if let Some((found, what)) = reader.join().unwrap() {
+            assert_eq!((found, what), (name(found >> 32), shown(found >> 32)), "torn");
+        }
+        assert_eq!(entry.read(7), Some((name(2), shown(2))));
+    });
+}
+
+/// Behind every WRITE: an initiator that knows a memory key announces itself, looks whether the key still has its name,
+/// and copies; the owner withdraws the key, and takes the memory away when nobody is inside.
+#[test]
+fn memory_is_not_touched_after_its_key_was_withdrawn() {
+    check(|| {
+        let shared = Arc::new((Announcement::default(), AtomicBool::new(false), MrEntry::default()));
+        shared.2.show(name(1), &shown(1));
+        let initiator = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                let (inside, taken_away, entry) = &*shared;
+                let mut said = inside.last();
+                // Two requests, of which the second begins where the first one ends.
+                for _ in 0..2 {
+                    inside.begin(&mut said, true);
+                    if entry.has(name(1)) {
+                        assert!(!taken_away.load(Ordering::Relaxed), "touched after it was taken away");
+                    }
+                }
+                inside.end(&mut said);
+            })
+        };
+        let (inside, taken_away, entry) = &*shared;
+        // As `MrTable::withdraw` and `Qp::wait_while_busy`.
+        entry.hide();
+        barrier::heavy();
+        if let Some(operation) = inside.under_way() {
+            while !inside.is_over(operation) {
+                thread::yield_now();
+            }
+        }
+        taken_away.store(true, Ordering::Relaxed);
+        initiator.join().unwrap();
+    });
+}
+
+/// Two peers and the owner end a window of type 2 at once: one of them does.
+#[test]
+fn a_window_is_invalidated_once() {
+    check(|| {
+        let entry = Arc::new(MrEntry::default());
+        entry.show(name(1), &shown(1));
+        let other = {
+            let entry = entry.clone();
+            thread::spawn(move || entry.end(name(1)))
+        };
+        let here = entry.end(name(1));
+        assert_ne!(here, other.join().unwrap());
+        assert!(!entry.has(name(1)));
     });
 }

@@ -161,8 +161,9 @@ fn an_own_lease_is_taken_from_the_dead_and_only_from_them() {
     });
 }
 
-/// The protocol behind every WRITE: who announces itself and then looks, against who withdraws and then looks for
-/// announcements. Never does the first find the thing there while the second finds nobody inside.
+/// What the two halves of the fence are for: who announces itself and then looks, against who withdraws and then looks
+/// for announcements. Never does the first find the thing there while the second finds nobody inside. (The device's own
+/// announcements are in its tests.)
 fn announcement(fence: impl Fn() + Clone + Send + Sync + 'static) {
     check(move || {
         let shared = Arc::new((AtomicBool::new(false), AtomicBool::new(true), AtomicBool::new(false)));

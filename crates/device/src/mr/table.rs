@@ -1,16 +1,16 @@
 //! The process's memory keys: the private truth behind the entries that peers look at.
 //!
 //! A key is the number of a place in the table (high half) and a random tag (low half). Memory regions
-//! and memory windows share the places. What a place shows is changed like this: its name is taken away,
-//! the fields are written, the new name is given; who reads it looks at the name before and after.
+//! and memory windows share the places. How a place is changed and read is in [`super::entry`].
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 use millstream_shm::random_u64;
 
+use super::entry::Shown;
 use super::window::{Bind, Kind};
 use crate::caps::MAX_MR;
 use crate::errno::{Errno, Result};
@@ -194,7 +194,7 @@ impl MrTable {
             return Err(Errno::BUSY);
         }
         slots.regions.remove(&key);
-        hide(host, key >> 16);
+        entry(host, key >> 16).hide();
         self.epoch.fetch_add(1, Ordering::AcqRel);
         Ok(())
     }
@@ -250,7 +250,7 @@ impl MrTable {
 
     /// Withdraws a window, whether it is bound or not; operations under way may still use it.
     pub(crate) fn unbind(&self, host: &Host, slot: u32) {
-        hide(host, slot);
+        entry(host, slot).hide();
         self.lock().forget_window(slot);
     }
 
@@ -265,7 +265,7 @@ impl MrTable {
         if bound.qpn != qpn {
             return Err(vendor::DOMAIN);
         }
-        hide(host, slot);
+        entry(host, slot).hide();
         slots.forget_window(slot);
         Ok(())
     }
@@ -275,7 +275,7 @@ impl MrTable {
         let mut slots = self.lock();
         let theirs: Vec<u32> = slots.windows.iter().filter(|(_, b)| b.qpn == qpn).map(|(s, _)| *s).collect();
         for slot in theirs {
-            hide(host, slot);
+            entry(host, slot).hide();
             slots.forget_window(slot);
         }
     }
@@ -283,7 +283,7 @@ impl MrTable {
 
 impl Binding {
     fn lives(&self, host: &Host, slot: u32) -> bool {
-        entry(host, slot).name.load(Ordering::Acquire) == self.name
+        entry(host, slot).has(self.name)
     }
 }
 
@@ -294,21 +294,18 @@ impl Slots {
         let life = &mut self.lives[slot as usize].1;
         *life = life.wrapping_add(1);
         let name = u64::from(*life) << 32 | u64::from(shown.key);
-        let entry = entry(host, slot);
-        // Whoever sees a field of this life sees that the last one is over.
-        fence(Ordering::Release);
-        entry.access.store(shown.access, Ordering::Relaxed);
-        entry.pd.store(shown.pd, Ordering::Relaxed);
-        entry.start.store(shown.start, Ordering::Relaxed);
-        entry.len.store(shown.len, Ordering::Relaxed);
-        entry.va.store(shown.va, Ordering::Relaxed);
-        entry.file.store(place.file.slot, Ordering::Relaxed);
-        entry.file_generation.store(place.file.generation, Ordering::Relaxed);
-        entry.map_start.store(place.range.start, Ordering::Relaxed);
-        entry.map_end.store(place.range.end, Ordering::Relaxed);
-        entry.file_offset.store(place.offset, Ordering::Relaxed);
-        entry.qpn.store(qpn, Ordering::Relaxed);
-        entry.name.store(name, Ordering::Release);
+        let shown = Shown {
+            access: shown.access,
+            pd: shown.pd,
+            start: shown.start,
+            len: shown.len,
+            va: shown.va,
+            file: (place.file.slot, place.file.generation),
+            mapped: place.range.clone(),
+            offset: place.offset,
+            qpn,
+        };
+        entry(host, slot).show(name, &shown);
         name
     }
 
@@ -336,10 +333,4 @@ fn entry(host: &Host, slot: u32) -> &MrEntry {
     let offset = MR_TABLE + slot as usize * size_of::<MrEntry>();
     // SAFETY: inside the arena, which lives as long as its host; all fields are atomics.
     unsafe { host.arena.at(offset).cast::<MrEntry>().as_ref() }
-}
-
-/// Takes an entry's name away, before anything else in it changes.
-fn hide(host: &Host, slot: u32) {
-    entry(host, slot).name.store(0, Ordering::SeqCst);
-    fence(Ordering::SeqCst);
 }

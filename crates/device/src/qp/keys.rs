@@ -1,7 +1,7 @@
 //! Checked memory keys, remembered: a table look-up and a mapping are paid once a region.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::AtomicU64;
 
 use millstream_shm::{Mapping, Null, present};
 
@@ -53,23 +53,20 @@ impl Window {
     /// Reads the peer's entry once and checks the copy.
     fn look_up(peer: &Arc<Peer>, key: u32) -> Option<Self> {
         let entry = peer.mr_entry(key)?;
-        let name = entry.name.load(Ordering::Acquire);
-        if key == 0 || name as u32 != key {
-            return None;
-        }
-        let start = entry.start.load(Ordering::Relaxed);
-        let len = entry.len.load(Ordering::Relaxed);
-        let va = entry.va.load(Ordering::Relaxed);
+        let (name, shown) = entry.read(key)?;
+        let (start, len, va) = (shown.start, shown.len, shown.va);
         start.checked_add(len)?;
         va.checked_add(len)?;
+        let file = FileId { slot: shown.file.0, generation: shown.file.1 };
+        let (map_start, map_end) = (shown.mapped.start, shown.mapped.end);
         let mut window = Self {
             name,
             // SAFETY: the entry lies in the peer's arena, which lives as long as the peer; a
             // window is kept beside a reference to its peer and dropped before it.
             entry: unsafe { &*std::ptr::from_ref(entry) },
-            access: entry.access.load(Ordering::Relaxed),
-            pd: entry.pd.load(Ordering::Relaxed),
-            qpn: entry.qpn.load(Ordering::Relaxed),
+            access: shown.access,
+            pd: shown.pd,
+            qpn: shown.qpn,
             start,
             len,
             va,
@@ -77,30 +74,15 @@ impl Window {
             map_end: 0,
             base: std::ptr::null_mut(),
             writable: true,
-            common: 0..0,
+            common: if file.generation == 0 { 0..0 } else { shown.mapped },
             _mapping: None,
         };
-        let file = FileId {
-            slot: entry.file.load(Ordering::Relaxed),
-            generation: entry.file_generation.load(Ordering::Relaxed),
-        };
-        let map_start = entry.map_start.load(Ordering::Relaxed);
-        let map_end = entry.map_end.load(Ordering::Relaxed);
-        let offset = entry.file_offset.load(Ordering::Relaxed);
-        // All of it was of one life, if the name is still the same.
-        fence(Ordering::Acquire);
-        if entry.name.load(Ordering::Relaxed) != name {
-            return None;
-        }
-        if file.generation != 0 {
-            window.common = map_start..map_end;
-        }
         let own = peer.own_host();
         if let Some(host) = own {
             // Of our own memory nothing is believed that peers could have written.
-            let (shown, qpn) = host.mrs.find_shown(name)?;
-            (window.access, window.pd, window.qpn) = (shown.access, shown.pd, qpn);
-            (window.start, window.len, window.va) = (shown.start, shown.len, shown.va);
+            let (ours, qpn) = host.mrs.find_shown(name)?;
+            (window.access, window.pd, window.qpn) = (ours.access, ours.pd, qpn);
+            (window.start, window.len, window.va) = (ours.start, ours.len, ours.va);
         }
         if window.access & UNUSUAL != 0 {
             // Nothing that could be mapped for longer than a moment.
@@ -115,10 +97,12 @@ impl Window {
             return Some(window);
         }
         if let Some(mapping) = peer.map(file)
-            && (mapping.len() as u64).checked_sub(offset).is_some_and(|room| room >= map_end - map_start)
+            && (mapping.len() as u64)
+                .checked_sub(shown.offset)
+                .is_some_and(|room| room >= map_end - map_start)
         {
             // SAFETY: inside the mapping, as just checked.
-            window.base = unsafe { mapping.base().add(offset as usize) };
+            window.base = unsafe { mapping.base().add(shown.offset as usize) };
             (window.map_start, window.map_end) = (map_start, map_end);
             window.writable = mapping.writable();
             window._mapping = Some(mapping);
@@ -128,7 +112,7 @@ impl Window {
 
     #[inline]
     fn valid(&self, key: u32) -> bool {
-        self.name as u32 == key && self.entry.name.load(Ordering::Acquire) == self.name
+        self.name as u32 == key && self.entry.has(self.name)
     }
 
     /// Whether it is a memory window of type 2 of the queue pair `qpn`.
@@ -138,7 +122,7 @@ impl Window {
 
     /// Ends its life, as a peer may do with a memory window; false if that was over already.
     pub(super) fn invalidate(&self) -> bool {
-        self.entry.name.compare_exchange(self.name, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        self.entry.end(self.name)
     }
 
     /// Whether what is stored into it is forgotten.

@@ -276,7 +276,7 @@ impl Qp {
         entry.srq.store(self.srq.as_ref().map_or(0, |srq| srq.arena_offset()), Ordering::Relaxed);
         entry.domain.store(self.domain.as_ref().map_or(0, |domain| domain.id()), Ordering::Relaxed);
         entry.srq_taken.store(0, Ordering::Relaxed);
-        entry.busy.store(0, Ordering::Relaxed);
+        entry.busy.clear();
         entry.delivery.reset();
         entry.rnr_wait.store(0, Ordering::Relaxed);
         entry.rq_tail.store(0, Ordering::Relaxed);
@@ -550,15 +550,12 @@ impl Qp {
         deadline: Instant,
         mut peer: impl FnMut() -> Option<(Option<Arc<Peer>>, u32)>,
     ) -> bool {
-        let busy = self.entry.busy.load(Ordering::SeqCst);
-        if busy & 1 == 0 {
-            return true;
-        }
+        let Some(operation) = self.entry.busy.under_way() else { return true };
         let mut known = None;
         let mut turns = 0;
         wait_until(deadline, || {
             turns += 1;
-            if self.entry.busy.load(Ordering::Acquire) != busy {
+            if self.entry.busy.is_over(operation) {
                 return true;
             }
             if turns < 1000 {
@@ -674,7 +671,7 @@ impl Qp {
         self.set_state(State::Reset);
         if self.quiesce() {
             // A peer that died inside will not withdraw, and the next one is not to be blamed for it.
-            self.entry.busy.store(0, Ordering::Release);
+            self.entry.busy.clear();
         }
         let mut send = self.send.lock();
         *send = SendQueue::default();

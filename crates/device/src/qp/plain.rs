@@ -10,7 +10,7 @@
 
 use std::sync::atomic::Ordering;
 
-use millstream_shm::{barrier, copy_in_order};
+use millstream_shm::copy_in_order;
 
 use super::keys::{LocalKeys, RemoteKeys};
 use super::state::State;
@@ -93,13 +93,12 @@ impl Qp {
             return;
         }
         let busy = &target.entry.busy;
-        let mut announced = send.announced.wrapping_add(1) | 1;
+        let mut announced = send.announced;
         let mut room = self.send_room(send);
         let mut signal = false;
         loop {
             // One request's end is the next one's beginning.
-            busy.store(announced, Ordering::Release);
-            barrier::light(peer.asymmetric);
+            busy.begin(&mut announced, peer.asymmetric);
             if !target.still_ready() || self.state.load(Ordering::Relaxed) != State::Rts as u8 {
                 break;
             }
@@ -123,10 +122,9 @@ impl Qp {
                 Some(plain) if room != 0 && !signal => next = plain,
                 _ => break,
             }
-            announced = announced.wrapping_add(2);
         }
-        send.announced = announced.wrapping_add(1);
-        busy.store(send.announced, Ordering::Release);
+        busy.end(&mut announced);
+        send.announced = announced;
         if signal {
             peer.signal(target.cq.channel());
         }

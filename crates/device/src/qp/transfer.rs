@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use millstream_shm::vm::{self, Direction};
-use millstream_shm::{barrier, copy_in_order, store_word};
+use millstream_shm::{copy_in_order, store_word};
 
 use super::datagram::{self, Elements, Piece, Pieces};
 use super::keys::{LocalKeys, Window};
@@ -82,15 +82,11 @@ impl SendQueue {
         // Looked at once more below. But the announcement of a queue pair that is not, or no longer,
         // the target's peer would get into the way of the true one's.
         target.note_readiness(qp.qpn).check()?;
-        let busy = &target.entry.busy;
-        self.announced = self.announced.wrapping_add(1) | 1;
-        busy.store(self.announced, Ordering::Relaxed);
-        barrier::light(peer.asymmetric);
+        target.entry.busy.begin(&mut self.announced, peer.asymmetric);
         let mut transfer =
             Transfer { qp, peer, target, remote: &mut self.remote_keys, local: &mut self.local_keys };
         let result = transfer.run(wr);
-        self.announced = self.announced.wrapping_add(1);
-        busy.store(self.announced, Ordering::Release);
+        target.entry.busy.end(&mut self.announced);
         match result {
             Ok(false) => Ok(()),
             Ok(true) => {
@@ -131,7 +127,7 @@ impl SendQueue {
         if target.awaits_contact() {
             peer.tell(qp.host, Message::new(Op::Contact, [self.dest_qpn, qp.qpn]));
         }
-        self.announced = target.entry.busy.load(Ordering::Relaxed) & !1;
+        self.announced = target.entry.busy.last();
         self.target = Some(target);
         Ok(())
     }

@@ -10,8 +10,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use millstream_shm::barrier;
-
 use super::Qp;
 use super::keys::RemoteKeys;
 use super::send::SendQueue;
@@ -106,14 +104,10 @@ impl SendQueue {
             return Err(Stop::Gone);
         }
         through.readiness(qp.qpn).check()?;
-        let busy = &through.entry.busy;
-        self.announced = self.announced.wrapping_add(1) | 1;
-        busy.store(self.announced, Ordering::Relaxed);
-        barrier::light(peer.asymmetric);
+        through.entry.busy.begin(&mut self.announced, peer.asymmetric);
         let queue = self.queues.find(qp, through, wr.remote_srqn);
         let result = queue.and_then(|queue| queue.carry_out(qp, wr, &mut self.local_keys));
-        self.announced = self.announced.wrapping_add(1);
-        busy.store(self.announced, Ordering::Release);
+        through.entry.busy.end(&mut self.announced);
         if let Err(Stop::Failed { peer_event, vendor, .. }) = result {
             if vendor == vendor::NO_QUEUE {
                 self.queues.0.remove(&wr.remote_srqn);

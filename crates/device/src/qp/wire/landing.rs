@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use millstream_proto::{DeliveryFault, Refusal};
-use millstream_shm::{LeaseGuard, barrier};
+use millstream_shm::LeaseGuard;
 
 use super::Wired;
 use crate::cqe::Cqe;
@@ -273,17 +273,16 @@ impl<'a> Announced<'a> {
     #[inline]
     fn new(target: &'a Target, peer: &Peer) -> Self {
         let busy = &target.entry.busy;
-        let before = busy.load(Ordering::Relaxed) & !1;
-        busy.store(before.wrapping_add(1), Ordering::Relaxed);
-        barrier::light(peer.asymmetric);
-        Self(target, before.wrapping_add(2))
+        let mut last = busy.last();
+        busy.begin(&mut last, peer.asymmetric);
+        Self(target, last)
     }
 }
 
 impl Drop for Announced<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.entry.busy.store(self.1, Ordering::Release);
+        self.0.entry.busy.end(&mut self.1);
     }
 }
 
