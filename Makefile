@@ -19,7 +19,7 @@ LIB_LDFLAGS := -shared -Wl,--gc-sections -Wl,--no-undefined-version \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test loom soak bench bench-verbs bench-evb bench-card bench-scale bench-wire bench-model conformance conformance-wire \
+.PHONY: help setup demo test loom tsan miri soak bench bench-verbs bench-evb bench-card bench-scale bench-wire bench-model conformance conformance-wire \
 	conformance-rxe bench-proto proto-long proto-mutants conformance-asan fuzz lint build runner lib FORCE
 
 # Debian packages: what building needs, then what tests and benchmarks run or read results with.
@@ -42,6 +42,21 @@ test: setup lib ## pass all tests
 loom: ## try all orders in which the threads of lock-free code can run (docs/faults.md)
 	CARGO_TARGET_DIR=$(TARGET_DIR)/loom RUSTFLAGS="--cfg loom" \
 		$(CARGO) test --release -p millstream-shm -p millstream-device --test loom
+
+# With an instrumented standard library: its source is a component of the nightly compiler (rust-src).
+TSAN_TESTS ?=
+tsan: setup ## the device's tests under ThreadSanitizer; TSAN_TESTS=cycles for some of them (docs/faults.md)
+	CARGO_TARGET_DIR=$(TARGET_DIR)/tsan RUSTFLAGS=-Zsanitizer=thread \
+		TSAN_OPTIONS="die_after_fork=0 handle_segv=0 history_size=4 suppressions=$(abspath crates/device/tests/tsan.supp)" \
+		$(CARGO) +nightly test -Zbuild-std --target $(ASAN_TARGET) -p millstream-device --test device -- \
+		--skip kills:: $(TSAN_TESTS)
+
+# What makes no system calls that Miri lacks: the transport, packets, the kernel's commands, the locks and copies.
+miri: setup ## look for undefined behaviour where Miri can run (a component of the nightly compiler; docs/faults.md)
+	CARGO_TARGET_DIR=$(TARGET_DIR)/miri $(CARGO) +nightly miri test -p millstream-shm --lib -- spin:: biased:: copy::
+	CARGO_TARGET_DIR=$(TARGET_DIR)/miri $(CARGO) +nightly miri test -p millstream-cm --lib
+	CARGO_TARGET_DIR=$(TARGET_DIR)/miri $(CARGO) +nightly miri test -p millstream-wire --lib --test packets --test icrc --test cm
+	CARGO_TARGET_DIR=$(TARGET_DIR)/miri $(CARGO) +nightly miri test -p millstream-proto --lib --test responder --test requester --test hostile
 
 soak: setup ## the long forms of what makes processes and objects come and go (docs/faults.md)
 	$(CARGO) test --release -p millstream-device --test device -- --ignored --exact --nocapture --test-threads 1 \

@@ -6,13 +6,13 @@
 //! execute a fence, and the fast side needs only to keep the compiler from reordering.
 
 //!
-//! The model checker knows no such system call. Under `cfg(loom)` both sides are full fences: that is what
+//! Loom and Miri know no such system call. For them both sides are full fences: that is what
 //! `membarrier(2)` says that a compiler barrier and the call are for each other, and it is what is done where
 //! there is no such call.
 
 pub use imp::{heavy, light, register};
 
-#[cfg(not(loom))]
+#[cfg(not(any(loom, miri)))]
 mod imp {
     use std::sync::atomic::{AtomicU8, Ordering, compiler_fence, fence};
 
@@ -60,8 +60,8 @@ mod imp {
     }
 }
 
-/// As the model checker sees it.
-#[cfg(loom)]
+/// As checkers see it.
+#[cfg(any(loom, miri))]
 mod imp {
     use crate::sync::atomic::{Ordering, fence};
 

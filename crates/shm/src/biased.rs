@@ -25,9 +25,21 @@ const EVERYBODYS: usize = 1;
 
 /// So often in a row the same thread takes the lock before it becomes its own: threads that set things
 /// up for others are not the ones to favour.
-const STREAK: u32 = if cfg!(loom) { 1 } else { 64 };
+const STREAK: u32 = if cfg!(loom) {
+    1
+} else if cfg!(miri) {
+    4
+} else {
+    64
+};
 /// How much longer it takes every time, and how long at most.
-const LONGER: u32 = if cfg!(loom) { 1 } else { 8 };
+const LONGER: u32 = if cfg!(loom) {
+    1
+} else if cfg!(miri) {
+    2
+} else {
+    8
+};
 const LONGEST: u32 = 1 << 24;
 
 /// See the module's description.
@@ -153,7 +165,13 @@ fn this_thread() -> usize {
     {
         crate::model::this_thread()
     }
-    #[cfg(all(target_arch = "x86_64", target_os = "linux", not(loom)))]
+    // Miri has no assembler.
+    #[cfg(miri)]
+    {
+        thread_local!(static BLOCK: u64 = const { 0 });
+        BLOCK.with(|block| std::ptr::from_ref(block).addr())
+    }
+    #[cfg(all(target_arch = "x86_64", target_os = "linux", not(any(loom, miri))))]
     {
         let block: usize;
         // SAFETY: the x86-64 ABI for thread-local storage keeps the block's own address there.
@@ -162,14 +180,18 @@ fn this_thread() -> usize {
         }
         block
     }
-    #[cfg(all(target_arch = "aarch64", target_os = "linux", not(loom)))]
+    #[cfg(all(target_arch = "aarch64", target_os = "linux", not(any(loom, miri))))]
     {
         let block: usize;
         // SAFETY: reads a register.
         unsafe { std::arch::asm!("mrs {}, tpidr_el0", out(reg) block, options(nostack, nomem, pure)) };
         block
     }
-    #[cfg(not(any(loom, all(any(target_arch = "x86_64", target_arch = "aarch64"), target_os = "linux"))))]
+    #[cfg(not(any(
+        loom,
+        miri,
+        all(any(target_arch = "x86_64", target_arch = "aarch64"), target_os = "linux")
+    )))]
     {
         EVERYBODYS
     }
@@ -180,7 +202,9 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicUsize;
 
-    const TURNS: u64 = 20_000;
+    // Miri takes a thousand times as long.
+    const TURNS: u64 = if cfg!(miri) { 300 } else { 20_000 };
+    const ROUNDS: u64 = if cfg!(miri) { 5 } else { 200 };
 
     #[test]
     fn becomes_the_own_of_who_uses_it_alone() {
@@ -193,7 +217,7 @@ mod tests {
 
     #[test]
     fn counts_are_not_lost_when_others_come() {
-        for round in 0..200 {
+        for round in 0..ROUNDS {
             let lock = BiasedLock::new(0u64);
             let started = AtomicUsize::new(0);
             std::thread::scope(|scope| {
