@@ -196,6 +196,23 @@ fn the_soft_device_is_listed_and_given_to_programs() {
 }
 
 #[test]
+fn a_shell_that_evaluates_the_environment_has_the_device() {
+    let program = env!("CARGO_BIN_EXE_millstream");
+    // What it had in these variables before stays.
+    let script = format!(
+        "LD_LIBRARY_PATH=/kept; export LD_LIBRARY_PATH; eval \"$('{program}' env)\"; ibv_devinfo && printenv"
+    );
+    let output = std::process::Command::new("sh").args(["-c", &script]).output().expect("a shell");
+    let shown = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{shown}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(shown.contains("hca_id:\tmill0"), "{shown}");
+    let path = shown.lines().find(|line| line.starts_with("LD_LIBRARY_PATH=")).expect("exported");
+    assert!(path.ends_with(":/kept"), "{path}");
+    let preload = shown.lines().find(|line| line.starts_with("LD_PRELOAD=")).expect("exported");
+    assert!(preload.contains("libmillstream_preload.so"), "{preload}");
+}
+
+#[test]
 fn a_truncated_stream_file_is_refused_by_offset_and_field() {
     let folder = tempfile::tempdir().unwrap();
     let packed = repository().join("data/sst1m");
