@@ -51,12 +51,10 @@ tsan: setup ## the device's tests under ThreadSanitizer; TSAN_TESTS=cycles for s
 		$(CARGO) +nightly test -Zbuild-std --target $(ASAN_TARGET) -p millstream-device --test device -- \
 		--skip kills:: $(TSAN_TESTS)
 
-# What makes no system calls that Miri lacks: the transport, packets, the kernel's commands, the locks and copies.
+# Unsafe code that makes no system calls that Miri lacks: the locks and copies, the kernel's commands.
 miri: setup ## look for undefined behaviour where Miri can run (a component of the nightly compiler; docs/faults.md)
 	CARGO_TARGET_DIR=$(TARGET_DIR)/miri $(CARGO) +nightly miri test -p millstream-shm --lib -- spin:: biased:: copy::
 	CARGO_TARGET_DIR=$(TARGET_DIR)/miri $(CARGO) +nightly miri test -p millstream-cm --lib
-	CARGO_TARGET_DIR=$(TARGET_DIR)/miri $(CARGO) +nightly miri test -p millstream-wire --lib --test packets --test icrc --test cm
-	CARGO_TARGET_DIR=$(TARGET_DIR)/miri $(CARGO) +nightly miri test -p millstream-proto --lib --test responder --test requester --test hostile
 
 soak: setup ## the long forms of what makes processes and objects come and go (docs/faults.md)
 	$(CARGO) test --release -p millstream-device --test device -- --ignored --exact --nocapture --test-threads 1 \
