@@ -292,6 +292,7 @@ impl Warden {
         for desk in &self.shop.desks {
             desk.set_hold(false);
         }
+        self.copies.go_on();
         (self.state, self.taken, self.pausing) = (CardState::Running, 0, None);
         registers.card_taken().store(0, Ordering::Relaxed);
         registers.card_cause().store(0, Ordering::Relaxed);

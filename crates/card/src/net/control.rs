@@ -174,12 +174,7 @@ impl RemoteCard {
 
     /// Gives the card copies to make and waits for the last of them. The card moves the bytes by itself.
     pub fn copy(&self, copies: &[Copy], patience: Duration) -> Outcome<()> {
-        self.with(|inner| {
-            for batch in copies.chunks(COPY_SLOTS / 2) {
-                inner.copy(batch, patience)?;
-            }
-            Ok(())
-        })
+        self.with(|inner| inner.copy(copies, patience))
     }
 }
 
@@ -311,19 +306,38 @@ impl Inner {
         self.taken(at::card_taken, word)
     }
 
-    fn copy(&mut self, batch: &[Copy], patience: Duration) -> Result<(), RemoteErrorKind> {
-        let first = self.register(at::copy_consumer)?;
-        let mut slots = Vec::new();
-        for (index, copy) in batch.iter().enumerate() {
-            let slot = ((first + index as u64) % COPY_SLOTS as u64) as usize;
-            let last = index + 1 == batch.len();
-            let copy = Copy { notify: last, ..*copy };
-            self.control(COPY_RING + 64 * slot, &copy.to_bytes(), Signal::No)?;
-            slots.push(slot);
+    /// Half of the ring is filled while the card works on the other half.
+    fn copy(&mut self, copies: &[Copy], patience: Duration) -> Result<(), RemoteErrorKind> {
+        let mut end = self.register(at::copy_consumer)?;
+        let mut under_way = None;
+        for half in copies.chunks(COPY_SLOTS / 2) {
+            let before = end;
+            end = self.post_copies(before, half)?;
+            if under_way.replace(end).is_some() {
+                self.copies_done(before, patience)?;
+            }
         }
-        let end = first + batch.len() as u64;
+        match under_way {
+            Some(end) => self.copies_done(end, patience),
+            None => Ok(()),
+        }
+    }
+
+    /// Puts copies into the ring from entry `first`, of which the last one sends a message. Returns the entry after it.
+    fn post_copies(&mut self, first: u64, copies: &[Copy]) -> Result<u64, RemoteErrorKind> {
+        for (index, copy) in copies.iter().enumerate() {
+            let slot = ((first + index as u64) % COPY_SLOTS as u64) as usize;
+            let copy = Copy { notify: index + 1 == copies.len(), ..*copy };
+            self.control(COPY_RING + 64 * slot, &copy.to_bytes(), Signal::No)?;
+        }
+        let end = first + copies.len() as u64;
         let ticket = self.doorbell(at::copy_producer, end, IMM_COPIES, true)?;
         self.finish(ticket)?;
+        Ok(end)
+    }
+
+    /// Waits until the copies before entry `end` have ended; the first fault of those that have.
+    fn copies_done(&mut self, end: u64, patience: Duration) -> Result<(), RemoteErrorKind> {
         let of_copies =
             |message: &Message| matches!(message.kind, MessageKind::CopyDone | MessageKind::CopyFault);
         let ends = |message: &Message| of_copies(message) && message.sequence >= end;
@@ -334,16 +348,21 @@ impl Inner {
         if !there {
             return Err(RemoteErrorKind::TimedOut(patience, "a message that copies are complete"));
         }
-        let mut fault = None;
-        self.messages.retain(|message| {
-            if of_copies(message)
-                && let Some(cause) = message.cause
-            {
-                let detail = message.values[1];
-                fault.get_or_insert(RemoteErrorKind::Refused { region: message.region, cause, detail });
-            }
-            !of_copies(message)
+        let fault = self.messages.iter().filter(|message| of_copies(message)).find_map(|message| {
+            let (region, detail) = (message.region, message.values[1]);
+            message.cause.map(|cause| RemoteErrorKind::Refused { region, cause, detail })
         });
-        fault.map_or(Ok(()), Err)
+        let Some(fault) = fault else {
+            self.messages.retain(|message| !of_copies(message) || message.sequence > end);
+            return Ok(());
+        };
+        // What is in the ring behind it ends, too, before anybody uses the ring again.
+        let producer = self.register(at::copy_producer)?;
+        let all = |message: &Message| of_copies(message) && message.sequence >= producer;
+        self.wait_until(Deadline::after(patience), |inner| {
+            inner.held.is_none() || inner.messages.iter().any(all)
+        })?;
+        self.messages.retain(|message| !of_copies(message));
+        Err(fault)
     }
 }

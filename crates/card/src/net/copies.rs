@@ -24,8 +24,9 @@ use crate::region::copy::{Copy, CopyOperation, IN_DMA_WINDOW};
 use crate::region::worker::{News, Outlet};
 use crate::registers::{COPY_RING, COPY_SLOTS, MAX_BANKS, MAX_PEERS, PEER_BYTES, PEER_TABLE};
 
-/// A long copy travels in pieces, so that a card that is taken away stops soon.
-const PIECE: u64 = 4 << 20;
+/// A long copy travels in pieces, so that a card that is taken away stops soon. Not smaller: what is copied at once by
+/// a processor goes past its caches only if it is larger than they are.
+const PIECE: u64 = 16 << 20;
 
 /// Pieces under way.
 const DEPTH: u32 = 16;
@@ -37,6 +38,8 @@ const REACH: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub(crate) struct CopyDesk {
     attention: AtomicU32,
+    /// Nothing may begin: what stands in the ring is of a lease that has ended.
+    held: AtomicBool,
     /// Forget all peers and the ring; cleared when done.
     reset: AtomicBool,
     /// Something was done since the latest reset.
@@ -49,8 +52,10 @@ impl CopyDesk {
         futex::wake_all(&self.attention);
     }
 
-    /// True if there is nothing to forget.
+    /// From here on nothing begins, until [`CopyDesk::go_on`]. True if there is nothing to forget.
     pub(crate) fn start_reset(&self) -> bool {
+        self.held.store(true, Ordering::SeqCst);
+        // Either this sees that the engine began something, or the engine sees that it may not.
         if !self.used.load(Ordering::SeqCst) {
             return true;
         }
@@ -61,6 +66,17 @@ impl CopyDesk {
 
     pub(crate) fn is_reset(&self) -> bool {
         !self.reset.load(Ordering::SeqCst)
+    }
+
+    /// The registers are clear: what stands there from now on is of the next lease.
+    pub(crate) fn go_on(&self) {
+        self.held.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether something may begin.
+    fn begin(&self) -> bool {
+        self.used.store(true, Ordering::SeqCst);
+        !self.held.load(Ordering::SeqCst)
     }
 }
 
@@ -184,7 +200,9 @@ impl Copies {
         let registers = self.hardware.registers.clone();
         let command = registers.peer_command().load(Ordering::Acquire);
         if command != self.peer_command {
-            self.desk.used.store(true, Ordering::SeqCst);
+            if !self.desk.begin() {
+                return false;
+            }
             self.peer_command = command;
             self.reach(command);
             return true;
@@ -193,7 +211,9 @@ impl Copies {
         if producer == self.consumer {
             return false;
         }
-        self.desk.used.store(true, Ordering::SeqCst);
+        if !self.desk.begin() {
+            return false;
+        }
         if producer.wrapping_sub(self.consumer) > COPY_SLOTS as u64 {
             let fault = Fault::new(Cause::CopyRingOverrun, producer);
             self.consumer = producer;
@@ -268,9 +288,11 @@ impl Copies {
         if std::ptr::eq(from, to) {
             from.copy_within(Span::new(start, local.len), end).map_err(outside(local.offset))?;
         } else {
-            let mut piece = vec![0; local.len.min(PIECE) as usize];
-            for at in (0..local.len).step_by(PIECE as usize) {
-                let len = (local.len - at).min(PIECE) as usize;
+            /// Small enough to stay in a cache on the way.
+            const STEP: u64 = 256 << 10;
+            let mut piece = vec![0; local.len.min(STEP) as usize];
+            for at in (0..local.len).step_by(STEP as usize) {
+                let len = (local.len - at).min(STEP) as usize;
                 from.read(start + at, &mut piece[..len]).map_err(outside(local.offset))?;
                 to.write(end + at, &piece[..len]).map_err(outside(remote))?;
             }

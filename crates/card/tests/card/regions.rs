@@ -182,6 +182,42 @@ fn cards_copy_between_each_other_and_within_themselves() {
 }
 
 #[test]
+fn copies_of_a_lease_that_has_ended_are_not_made_again() {
+    let (_card, node) = leased();
+    let within = |from, to| Copy {
+        operation: CopyOperation::Within,
+        peer: 0,
+        local: Span::new(from, 4096),
+        remote: to,
+        key: 0,
+        notify: false,
+    };
+    // More than the ring has, fewer, and more again: the ring of every lease begins at its start.
+    for copies in [50u64, 3, 20] {
+        let input: Vec<u8> = (0..4096).map(|at| (at + copies as usize) as u8).collect();
+        node.write(0, &input).unwrap();
+        let list: Vec<_> = (1..=copies).map(|place| within(0, place * 8192)).collect();
+        node.copy(&list, PATIENCE).unwrap();
+        let mut output = vec![0; 4096];
+        node.read(copies * 8192, &mut output).unwrap();
+        assert!(output == input);
+        assert_eq!(node.register(at::copy_completed).unwrap(), copies);
+        node.release().unwrap();
+        node.acquire(LEASE, PATIENCE).unwrap();
+        assert_eq!(node.register(at::copy_completed).unwrap(), 0);
+        node.read(copies * 8192, &mut output).unwrap();
+        assert!(output.iter().all(|byte| *byte == 0));
+        assert_eq!(node.register(at::copies_failed).unwrap(), 0);
+    }
+    // One that fails does so by itself, and those behind it have been made when its error arrives.
+    let mut list: Vec<_> = (1..=30).map(|place| within(0, place * 8192)).collect();
+    list[10].remote = u64::MAX / 4;
+    let refused = cause(node.copy(&list, PATIENCE));
+    assert_eq!((refused.1, node.register(at::copies_failed).unwrap()), (Cause::CopyOutsideMemory, 1));
+    node.copy(&list[..10], PATIENCE).unwrap();
+}
+
+#[test]
 fn a_card_that_dies_in_the_middle_is_noticed() {
     // In the middle of a kernel.
     let (mut card, node) = leased();

@@ -102,7 +102,6 @@ fn memory(
             .map(|at| (at, Span::new(at, size as u64)))
             .collect();
         let bytes = (parts.len() * size) as f64;
-        let copies = (MOVED / size).min(64);
         let copy = |turn: usize| Copy {
             operation: CopyOperation::Write,
             peer: 0,
@@ -111,7 +110,7 @@ fn memory(
             key: there.rkey.0,
             notify: false,
         };
-        let copies: Vec<_> = (0..copies).map(copy).collect();
+        let copies: Vec<_> = (0..MOVED / size).map(copy).collect();
         one.write_many(&buffer, &parts)?;
         one.copy(&copies, PATIENCE)?;
         let (mut copied, mut written, mut read, mut between) = (vec![], vec![], vec![], vec![]);

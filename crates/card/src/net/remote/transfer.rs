@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use millstream_rdma::queue::Signal;
+use millstream_rdma::queue::{SendList, Signal};
 use millstream_rdma::{Region, WrId};
 
 use super::{Inner, RemoteCard, RemoteError, Result};
@@ -101,48 +101,74 @@ impl Inner {
         for ticket in under_way {
             self.finish(ticket)?;
         }
-        let table = &mut self.traffic[usize::from(direction == Direction::Read)];
-        for (bank, part) in by_bank(span, self.greeting.bank_bytes) {
-            table[bank] += part;
-        }
+        self.count(direction, std::iter::once(span));
         Ok(())
     }
 
     fn transfer_many(&mut self, direction: Direction, region: &Region, parts: &[(u64, Span)]) -> Result<()> {
-        /// Requests from one that is signaled to the next, and signaled ones under way.
-        const EVERY: usize = 16;
-        const TICKETS: usize = 8;
+        /// Requests of one call, the last of which is signaled, and calls under way.
+        const LIST: usize = 16;
+        const LISTS: usize = 8;
         let memory = self.lease()?.memory;
-        let mut under_way = VecDeque::new();
-        for (index, (at, span)) in parts.iter().enumerate() {
-            if span.len > PIECE {
+        let mut list = SendList::new(LIST, LIST);
+        let mut under_way = VecDeque::with_capacity(LISTS);
+        for parts in parts.chunk_by(|(_, one), (_, next)| one.len <= PIECE && next.len <= PIECE) {
+            if let [(at, span)] = parts
+                && span.len > PIECE
+            {
                 self.transfer(direction, Some(region), *at, *span)?;
                 continue;
             }
-            let signaled = index % EVERY == EVERY - 1 || index + 1 == parts.len();
-            let ticket = if signaled { self.ticket() } else { WrId(0) };
-            let signal = if signaled { Signal::Yes } else { Signal::No };
-            let remote = memory.at(span.offset, span.len)?;
-            let local = [region.sge(*at, span.len as u32)?];
-            match direction {
-                Direction::Write => self.pair.post_write(&local, remote, signal, ticket)?,
-                Direction::Read => self.pair.post_read(&local, remote, signal, ticket)?,
-            }
-            if signaled {
+            for parts in parts.chunks(LIST) {
+                let mut ticket = WrId(0);
+                for (index, (at, span)) in parts.iter().enumerate() {
+                    let remote = memory.at(span.offset, span.len)?;
+                    let local = [region.sge(*at, span.len as u32)?];
+                    let mut signal = Signal::No;
+                    if index + 1 == parts.len() {
+                        (signal, ticket) = (Signal::Yes, self.ticket());
+                    }
+                    let added = match direction {
+                        Direction::Write => list.write(&local, remote, signal, ticket),
+                        Direction::Read => list.read(&local, remote, signal, ticket),
+                    };
+                    added.expect("no more than a list's requests");
+                }
+                self.pair.post_list(&mut list)?;
                 under_way.push_back(ticket);
-            }
-            if under_way.len() == TICKETS {
-                let oldest = under_way.pop_front().expect("full");
-                self.finish(oldest)?;
-            }
-            let table = &mut self.traffic[usize::from(direction == Direction::Read)];
-            for (bank, part) in by_bank(*span, self.greeting.bank_bytes) {
-                table[bank] += part;
+                if under_way.len() == LISTS {
+                    let oldest = under_way.pop_front().expect("full");
+                    self.finish(oldest)?;
+                }
+                self.count(direction, parts.iter().map(|(_, span)| *span));
             }
         }
         for ticket in under_way {
             self.finish(ticket)?;
         }
         Ok(())
+    }
+
+    /// Counts bytes by bank.
+    fn count(&mut self, direction: Direction, spans: impl Iterator<Item = Span>) {
+        let table = &mut self.traffic[usize::from(direction == Direction::Read)];
+        let bank_bytes = self.greeting.bank_bytes;
+        // Most ranges lie in the bank of the one before, which saves two divisions.
+        let (mut bank, mut inside) = (0, 0..0);
+        for span in spans {
+            if span.offset < inside.start || span.offset + span.len > inside.end {
+                bank = (span.offset / bank_bytes) as usize;
+                inside = bank as u64 * bank_bytes..(bank as u64 + 1) * bank_bytes;
+            }
+            if span.offset + span.len <= inside.end
+                && let Some(count) = table.get_mut(bank)
+            {
+                *count += span.len;
+                continue;
+            }
+            for (bank, part) in by_bank(span, bank_bytes) {
+                table[bank] += part;
+            }
+        }
     }
 }
