@@ -15,13 +15,15 @@ pub(crate) fn run(command: &SiteCommand) -> Result<ExitCode, Box<dyn Error>> {
                 let site = load(file)?;
                 let devices: usize = site.hosts.iter().map(|host| host.devices.len()).sum();
                 println!(
-                    "{}: {}: {} hosts, {devices} devices in PCIe trees, {} switches, {} links, {} tori",
+                    "{}: {}: {} hosts, {devices} devices in PCIe trees, {} switches, {} links, {} tori, \
+                     {} cards on the network",
                     file.display(),
                     site.name,
                     site.hosts.len(),
                     site.switches.len(),
                     site.wires.len(),
                     site.tori.len(),
+                    site.cards.len(),
                 );
             }
         }

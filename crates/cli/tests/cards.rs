@@ -141,3 +141,35 @@ fn a_session_from_lease_to_restore() {
     drop(first);
     assert!(user.fails(&["list"]).contains("one"));
 }
+
+#[test]
+fn watch_is_a_live_view_of_the_terminals_size() {
+    let card = Card::serve("watched");
+    let home = tempfile::tempdir().unwrap();
+    let user = User { home: home.path() };
+    user.does(&["lease", &card.address]);
+    user.does(&["load", &card.address, "0", "mix"]);
+    user.does(&["start", &card.address, "0", "4MiB", "4096", "0xffffffff"]);
+    let watch = |rows: u32| {
+        let program = env!("CARGO_BIN_EXE_millstream");
+        let command = format!(
+            "stty rows {rows} cols 100; exec timeout -s INT 1 {program} card watch {} --every 0.1",
+            card.address
+        );
+        let output = Command::new("script")
+            .args(["-qec", &command, "/dev/null"])
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let seen = watch(60);
+    assert!(seen.contains("\x1b[?1049h") && seen.trim_end().ends_with("\x1b[?1049l"), "{seen:?}");
+    let pictures: Vec<_> = seen.split("\x1b[H").skip(1).collect();
+    assert!(pictures.len() > 3, "{seen:?}");
+    // The run goes on from picture to picture.
+    assert!(pictures[1].contains("mix: running") && pictures[1] != pictures[3], "{seen:?}");
+    let small = watch(5);
+    let picture = small.split("\x1b[H").nth(2).unwrap();
+    assert!(picture.lines().count() == 5 && picture.contains("more lines"), "{picture:?}");
+}

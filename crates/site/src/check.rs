@@ -1,5 +1,6 @@
 //! From names to indices: what a file says, once it is sure that it can be so.
 
+use crate::card::{self, NetworkCard};
 use crate::error::SiteError;
 use crate::schema::{self, File, Memory, Mtu, PcieLink, data_rate};
 use crate::unit::{Length, Rate, Size, Time};
@@ -166,6 +167,8 @@ pub struct Site {
     pub wires: Vec<Wire>,
     /// Tori.
     pub tori: Vec<Torus>,
+    /// Cards that nodes reach over the network.
+    pub cards: Vec<NetworkCard>,
 }
 
 impl Site {
@@ -487,6 +490,7 @@ pub fn check(name: &str, text: &str, file: &File) -> Result<Site, SiteError> {
         switches: Vec::new(),
         wires: Vec::new(),
         tori: Vec::new(),
+        cards: Vec::new(),
     };
     for host in &file.host {
         let one = check.host(host)?;
@@ -544,6 +548,11 @@ pub fn check(name: &str, text: &str, file: &File) -> Result<Site, SiteError> {
         let (torus, wires) = check.torus(torus, &site)?;
         site.tori.push(torus);
         site.wires.extend(wires);
+    }
+    for entry in &file.card {
+        check.name("card.name", &entry.name)?;
+        let fail = |at: &Spanned<String>, message| SiteError::at(name, text, &at.span(), message);
+        site.cards.push(card::check(entry, &site.cards, fail)?);
     }
     Ok(site)
 }

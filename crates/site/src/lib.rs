@@ -1,8 +1,8 @@
 //! Site files: hosts with their sockets and PCIe trees, adapters, cards, networks, links and tori.
 //!
-//! A site is described once. The model predicts what it will reach; the same file is meant to start
-//! emulated and real systems, so it holds what a person can read off an order, a data sheet or `lspci`,
-//! and nothing that only a model needs. `docs/site.md` is the reference of the format.
+//! A site is described once. The model predicts what it will reach, and nodes find cards on the network by the
+//! names that it gives them; so it holds what a person can read off an order, a data sheet or `lspci`, and
+//! nothing that only a model needs. `docs/site.md` is the reference of the format.
 //!
 //! ```text
 //!   text ──[schema]──► File ──[check]──► Site, indices instead of names ──[draw]──► SVG
@@ -13,12 +13,14 @@
 //! Every error names the file, the line and the value. Read [`schema`] first, then [`check`].
 #![forbid(unsafe_code)]
 
+pub mod card;
 pub mod check;
 pub mod draw;
 mod error;
 pub mod schema;
 pub mod unit;
 
+pub use card::{NetworkCard, NoSuchCard};
 pub use check::{Device, DeviceId, DeviceKind, Host, HostId, Network, Site, SocketId, Wire};
 pub use error::SiteError;
 

@@ -11,6 +11,7 @@ use toml::Spanned;
 #[serde(deny_unknown_fields)]
 pub struct File {
     /// What people call the site.
+    #[serde(default)]
     pub name: String,
     /// A sentence about it.
     #[serde(default)]
@@ -27,6 +28,22 @@ pub struct File {
     /// Tori of adapters with six links each.
     #[serde(default)]
     pub torus: Vec<Spanned<Torus>>,
+    /// Cards that nodes reach over the network.
+    #[serde(default)]
+    pub card: Vec<NetworkCard>,
+}
+
+/// A card that nodes reach over the network, whatever host it is in, if any.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NetworkCard {
+    /// Its name.
+    pub name: Spanned<String>,
+    /// Where it listens: `host:port`.
+    pub address: Spanned<String>,
+    /// Anything that people should know.
+    #[serde(default)]
+    pub note: String,
 }
 
 /// A host, or `count` alike.

@@ -141,3 +141,24 @@ proptest! {
         let _ = parse("any", &String::from_utf8_lossy(&bytes));
     }
 }
+
+#[test]
+fn cards_on_the_network_have_names_and_addresses() {
+    let parse = |text: &str| parse("site.toml", text);
+    let site = parse("[[card]]\nname = \"a\"\naddress = \"node3:7480\"\n").unwrap();
+    assert_eq!(site.card("a").unwrap().address, "node3:7480");
+    assert_eq!(site.card("b").unwrap_err().to_string(), "no card \"b\"; there are: a");
+    let two = "[[card]]\nname = \"a\"\naddress = \"h:1\"\n[[card]]\nname = \"a\"\naddress = \"h:2\"\n";
+    for (text, line, words) in [
+        ("[[card]]\nname = \"a\"\naddress = \"node3\"\n", 3, "address \"node3\": host:port"),
+        ("[[card]]\nname = \"a\"\naddress = \"node3:0\"\n", 3, "host:port"),
+        ("[[card]]\nname = \"a:b\"\naddress = \"h:1\"\n", 2, "card.name \"a:b\""),
+        (two, 5, "two cards are named \"a\""),
+        ("\n[[card]]\nname = \"a\"\n", 2, "address"),
+        ("[[card]]\nname = \"a\"\naddress = \"h:1\"\nbanks = 3\n", 4, "banks"),
+        ("nonsense", 1, "="),
+    ] {
+        let error = parse(text).unwrap_err();
+        assert!(error.line == Some(line) && error.message.contains(words), "{error}");
+    }
+}

@@ -9,7 +9,6 @@ pub mod info;
 pub mod map;
 pub(crate) mod port;
 pub mod remote;
-pub mod site;
 
 pub use map::RemoteMap;
 pub use port::PortError;

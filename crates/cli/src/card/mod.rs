@@ -1,6 +1,7 @@
 //! `millstream card`: be a card, use cards, look at them.
 
 mod args;
+mod names;
 mod selftest;
 mod session;
 mod show;
@@ -8,7 +9,7 @@ mod watch;
 
 use std::error::Error;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,10 +18,10 @@ use millstream_card::kernel::Registry;
 use millstream_card::net::checkpoint::{self, Summary};
 use millstream_card::net::control::{KernelSource, Start};
 use millstream_card::net::info::CardInfo;
-use millstream_card::net::site::{Site, is_address};
 use millstream_card::net::{RemoteCard, RemoteError, RemoteOptions};
 use millstream_card::{Config, Lifetime, Network, serve_with};
 use millstream_rdma::device::{self, Choice};
+use millstream_site::Site;
 use serde_json::json;
 
 pub(crate) use self::args::CardOptions;
@@ -28,6 +29,7 @@ use self::args::{
     CardCommand, CheckpointOptions, GetOptions, LeaseOptions, LoadOptions, PutOptions, ServeOptions,
     StartOptions,
 };
+pub(crate) use self::names::Names;
 use self::session::Session;
 use crate::interrupt::Interrupt;
 
@@ -69,45 +71,30 @@ pub(crate) fn run(options: &CardOptions, choice: Option<&Choice>) -> Outcome {
 
 /// What commands need to find and reach cards.
 struct Place {
-    site: PathBuf,
-    site_is_asked_for: bool,
+    names: Names,
     json: bool,
     choice: Choice,
 }
 
 impl Place {
     fn new(options: &CardOptions, choice: Option<&Choice>) -> Place {
-        let asked = options.site.clone().or_else(|| std::env::var_os("MILLSTREAM_SITE").map(PathBuf::from));
         Place {
-            site_is_asked_for: asked.is_some(),
-            site: asked.unwrap_or_else(|| PathBuf::from("site.toml")),
+            names: Names::new(options.site.as_deref()),
             json: options.json,
             choice: choice.cloned().unwrap_or_else(Choice::from_environment),
         }
     }
 
     fn site(&self) -> Outcome<Site> {
-        if !self.site_is_asked_for && !self.site.exists() {
-            return Err("no site file: write one (docs/cards.md), name it with --site, or name cards as \
-                        host:port"
-                .into());
-        }
-        Ok(Site::load(&self.site)?)
+        self.names.site()
     }
 
     fn device(&self) -> Outcome<device::Device> {
         Ok(device::open(&self.choice)?)
     }
 
-    fn address(&self, card: &str) -> Outcome<String> {
-        if is_address(card) {
-            return Ok(card.to_owned());
-        }
-        Ok(self.site()?.find(&self.site, card)?.address)
-    }
-
     fn connect(&self, card: &str) -> Outcome<RemoteCard> {
-        let address = self.address(card)?;
+        let address = self.names.address(card)?;
         Ok(connect(&self.device()?, &address)?)
     }
 

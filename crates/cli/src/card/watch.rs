@@ -28,14 +28,14 @@ pub(super) fn run(options: &WatchOptions, place: &Place) -> Outcome {
         cards.extend(site.cards.into_iter().map(|entry| (entry.name, entry.address)));
     }
     for card in &options.cards {
-        cards.push((card.clone(), place.address(card)?));
+        cards.push((card.clone(), place.names.address(card)?));
     }
     let mut cards: Vec<_> = cards
         .into_iter()
         .map(|(name, address)| Watched { name, address, card: None, before: None })
         .collect();
     let interrupt = Interrupt::listen()?;
-    let live = !options.once && !place.json && std::io::stdout().is_terminal();
+    let live = (!options.once && !place.json && std::io::stdout().is_terminal()).then(Terminal::take);
     loop {
         let mut screen = String::new();
         let mut reached = true;
@@ -61,10 +61,8 @@ pub(super) fn run(options: &WatchOptions, place: &Place) -> Outcome {
             }
             screen.push('\n');
         }
-        if live {
-            // Home, draw, and clear what is left of the picture before: nothing flickers.
-            let drawn: String = screen.lines().map(|line| format!("{line}\x1b[K\n")).collect();
-            print!("\x1b[H{drawn}\x1b[J");
+        if let Some(terminal) = &live {
+            terminal.draw(&screen);
         } else {
             print!("{screen}");
         }
@@ -80,6 +78,40 @@ pub(super) fn run(options: &WatchOptions, place: &Place) -> Outcome {
             let left = until.saturating_duration_since(Instant::now());
             std::thread::sleep(left.min(std::time::Duration::from_millis(50)));
         }
+    }
+}
+
+/// The terminal's other screen, until this is dropped: what stood there comes back.
+struct Terminal;
+
+impl Terminal {
+    fn take() -> Terminal {
+        // Without a cursor, and without wrapping what is too wide.
+        print!("\x1b[?1049h\x1b[?25l\x1b[?7l");
+        Terminal
+    }
+
+    /// Home, draw what fits, and clear what is left of the picture before: nothing flickers or scrolls.
+    fn draw(&self, picture: &str) {
+        let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok();
+        let rows = size.map(|size| usize::from(size.ws_row)).filter(|&rows| rows > 1).unwrap_or(usize::MAX);
+        let lines: Vec<_> = picture.trim_end().lines().collect();
+        let shown = if lines.len() > rows { rows - 1 } else { lines.len() };
+        let mut drawn: Vec<_> = lines[..shown].iter().map(|line| format!("{line}\x1b[K")).collect();
+        if shown < lines.len() {
+            drawn.push(format!(
+                "… {} more lines; watch fewer cards, or take a larger window\x1b[K",
+                lines.len() - shown
+            ));
+        }
+        print!("\x1b[H{}\x1b[J", drawn.join("\r\n"));
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        print!("\x1b[?7h\x1b[?25h\x1b[?1049l");
+        let _ = std::io::stdout().flush();
     }
 }
 

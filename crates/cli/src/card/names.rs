@@ -1,0 +1,42 @@
+//! Names of cards: from a site file, or addresses.
+
+use std::path::{Path, PathBuf};
+
+use millstream_site::Site;
+use millstream_site::card::is_address;
+
+use super::Outcome;
+
+/// Where the names of cards stand.
+pub(crate) struct Names {
+    file: PathBuf,
+    is_asked_for: bool,
+}
+
+impl Names {
+    /// The file that the user names, by an option or by MILLSTREAM_SITE, or site.toml.
+    pub(crate) fn new(option: Option<&Path>) -> Names {
+        let asked =
+            option.map(Path::to_owned).or_else(|| std::env::var_os("MILLSTREAM_SITE").map(PathBuf::from));
+        Names { is_asked_for: asked.is_some(), file: asked.unwrap_or_else(|| PathBuf::from("site.toml")) }
+    }
+
+    pub(crate) fn site(&self) -> Outcome<Site> {
+        if !self.is_asked_for && !self.file.exists() {
+            return Err("no site file: write one (docs/cards.md), name it with --site, or name cards as \
+                        host:port"
+                .into());
+        }
+        Ok(millstream_site::load(&self.file)?)
+    }
+
+    /// Where a card listens that is named, or given by its address.
+    pub(crate) fn address(&self, card: &str) -> Outcome<String> {
+        if is_address(card) {
+            return Ok(card.to_owned());
+        }
+        let site = self.site()?;
+        let found = site.card(card).map_err(|error| format!("site file {}: {error}", self.file.display()))?;
+        Ok(found.address.clone())
+    }
+}
