@@ -265,15 +265,25 @@ pub(crate) struct StencilOptions {
     /// Sweeps
     #[arg(long, default_value_t = 100, value_name = "N")]
     pub(crate) iterations: u64,
-    /// Where cards listen, in the order of their tiles
-    #[arg(long, value_delimiter = ',', value_name = "HOST:PORT,…")]
+    /// Cards of the site file, or host:port, in the order of their tiles
+    #[arg(long, value_delimiter = ',', value_name = "CARD,…")]
     pub(crate) cards: Vec<String>,
+    /// Cards that take the places of those that are lost, one after the other
+    #[arg(long, value_delimiter = ',', value_name = "CARD,…", requires = "cards")]
+    pub(crate) spares: Vec<String>,
+    /// The site file that names cards [default: site.toml, or MILLSTREAM_SITE]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) site: Option<PathBuf>,
     /// Without --cards: start so many emulated cards on this host
     #[arg(long, default_value_t = 2, value_name = "N", conflicts_with = "cards")]
     pub(crate) local: usize,
     /// Sweeps between two exchanges of rows, 1 to 16 [default: as many as the tiles allow]
     #[arg(long, value_name = "N")]
     pub(crate) depth: Option<u64>,
+    /// Keep the grid's state on this host every so many sweeps; a job that loses a card goes on from there with the
+    /// others. 0: never, such a job begins anew
+    #[arg(long, default_value_t = 512, value_name = "SWEEPS")]
+    pub(crate) checkpoint: u64,
     /// Generate float64 instead of float32
     #[arg(long, conflicts_with = "input")]
     pub(crate) float64: bool,

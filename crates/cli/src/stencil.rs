@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::num::NonZeroU64;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,23 +12,20 @@ use std::time::Duration;
 use millstream_card::kernel::Registry;
 use millstream_card::{Config, Lifetime, Network, serve_with};
 use millstream_offload::grid::{Grid, Shape};
-use millstream_offload::job;
 use millstream_offload::plan::Plan;
-use millstream_offload::remote::LeasedCard;
+use millstream_offload::recovery::{self, Order};
+use millstream_offload::remote::{CardAddress, LeaseTerms, LeasedRow};
 use millstream_offload::timeline::{Breakdown, JobReport, Kind};
-use millstream_offload::worker::Worker as _;
 use millstream_rdma::device::{self, Choice};
 use millstream_report::timeline::{Bar, Kind as Ink, Timeline};
 use millstream_report::{Progress, save};
 
 use crate::args::StencilOptions;
+use crate::card::Names;
 use crate::interrupt::Interrupt;
 
-/// Time from this process's death to the end of its leases.
-const LEASE: Duration = Duration::from_secs(5);
-
-/// How long to wait for cards that somebody else has.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Time from this process's death to the end of its leases, and how long to wait for cards that somebody else has.
+const TERMS: LeaseTerms = LeaseTerms { duration: Duration::from_secs(5), patience: Duration::from_secs(5) };
 
 /// Banks of a card that is started for a job.
 const BANKS: u32 = 4;
@@ -86,18 +84,21 @@ pub(crate) fn run(options: &StencilOptions) -> Result<ExitCode, Box<dyn Error>> 
     } else {
         Vec::new()
     };
-    let addresses = match own.is_empty() {
-        true => options.cards.clone(),
-        false => own.iter().map(|card| card.address.clone()).collect(),
+    let names = Names::new(options.site.as_deref());
+    let places = match own.is_empty() {
+        true => find(&names, &options.cards)?,
+        false => own.iter().map(|card| CardAddress::from(card.address.as_str())).collect(),
     };
-    let mut workers = LeasedCard::row(&device, &addresses, LEASE, PATIENCE)?;
-    let memories: Vec<_> = workers.iter().map(|worker| worker.memory_bytes()).collect();
-    let plan = Plan::new(shape, options.iterations, &memories, options.depth)?;
-
-    let report = compute(&plan, &mut grid, &mut workers)?;
-    for worker in workers {
-        worker.release()?;
-    }
+    let spares = find(&names, &options.spares)?;
+    let mut spare = Grid::zeros(shape, Some(&device))?;
+    let mut row = LeasedRow::take(&device, &places, &spares, TERMS)?;
+    let order = Order {
+        iterations: options.iterations,
+        depth: options.depth,
+        checkpoint: NonZeroU64::new(options.checkpoint),
+    };
+    let report = compute(&order, &mut grid, &mut spare, &mut row)?;
+    row.release()?;
     drop(own);
     if let Some(reference) = &reference {
         grid.compare(reference)?;
@@ -120,11 +121,22 @@ pub(crate) fn run(options: &StencilOptions) -> Result<ExitCode, Box<dyn Error>> 
     Ok(ExitCode::SUCCESS)
 }
 
+/// Where cards listen that are named, or given by their addresses.
+fn find(names: &Names, cards: &[String]) -> Result<Vec<CardAddress>, Box<dyn Error>> {
+    let place = |card: &String| Ok(CardAddress { name: card.clone(), address: names.address(card)? });
+    cards.iter().map(place).collect()
+}
+
 /// The job, with a bar, until it is over or Ctrl-C.
-fn compute(plan: &Plan, grid: &mut Grid, workers: &mut [LeasedCard]) -> Result<JobReport, Box<dyn Error>> {
+fn compute(
+    order: &Order,
+    grid: &mut Grid,
+    spare: &mut Grid,
+    row: &mut LeasedRow,
+) -> Result<JobReport, Box<dyn Error>> {
     let interrupt = Interrupt::listen()?;
     let (stop, over) = (AtomicBool::new(false), AtomicBool::new(false));
-    let bar = Progress::new("stencil", plan.blocks.len() as u64);
+    let bar = Progress::new("stencil", order.iterations);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
@@ -134,7 +146,7 @@ fn compute(plan: &Plan, grid: &mut Grid, workers: &mut [LeasedCard]) -> Result<J
                 std::thread::sleep(Duration::from_millis(20));
             }
         });
-        let outcome = job::run(plan, grid, workers, &|blocks| bar.set(blocks as u64), &stop);
+        let outcome = recovery::run(row, grid, spare, order, &|sweeps| bar.set(sweeps), &stop);
         over.store(true, Ordering::Relaxed);
         Ok(outcome?)
     })
@@ -240,6 +252,16 @@ fn table(report: &JobReport, verified: bool) -> String {
         gigabytes[2]
     );
     let _ = writeln!(out, "  times of work are means over the cards; what overlaps counts in full");
+    for loss in &report.losses {
+        let _ = writeln!(
+            out,
+            "  {:.2} s: lost {}, went on after {} sweeps ({}); blocks and means are of the time after",
+            loss.at_s,
+            loss.cards.join(", "),
+            loss.sweeps,
+            loss.cause
+        );
+    }
     if verified {
         let _ = writeln!(out, "  every point equals the reference, bit for bit");
     }
@@ -252,6 +274,7 @@ fn picture(report: &JobReport) -> Timeline {
         Kind::Compute => "#0969da",
         Kind::Halo => "#bf3989",
         Kind::Read => "#bc4c00",
+        Kind::Save => "#8250df",
         Kind::Wait => "#afb8c1",
     };
     let bar = |step: &millstream_offload::timeline::Step| Bar {

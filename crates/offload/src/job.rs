@@ -9,7 +9,12 @@
 //! After each block the cards wait for each other: a card's next block needs its neighbours' edges. Each card has
 //! a thread here that tells it what to do; the data goes between this host's memory and the cards, and from card
 //! to card. If one card fails, the others end, and the job says which one it was and why.
+//!
+//! A job that keeps checkpoints reads the cards' own rows into a second grid now and then, while the next block is
+//! computed: that block reads them and writes elsewhere. Two grids take turns, so that one of them always holds a
+//! state of all cards after the same sweep ([`Saves`]); [`crate::recovery`] goes on from there.
 
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -24,38 +29,65 @@ use crate::plan::{Plan, Tile};
 use crate::timeline::{JobReport, Kind, Step};
 use crate::worker::{Lane, Neighbour, Parcel, Worker, WorkerError};
 
+/// What a job keeps for the case that a card fails.
+#[derive(Debug)]
+pub struct Saves<'a> {
+    /// A second grid of the same shape, and registered as the first one is.
+    pub spare: &'a mut Grid,
+    /// Sweeps from one checkpoint to the next, at least; a checkpoint is made between two blocks. None: only the
+    /// state at the start is kept.
+    pub every: Option<NonZeroU64>,
+}
+
+/// A job that failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct Failed {
+    /// Why.
+    #[source]
+    pub error: OffloadError,
+    /// The sweeps after which the grid is what it is now, if the job kept checkpoints.
+    pub saved: u64,
+}
+
 /// Computes the grid, in place, on the cards; one worker for each tile of the plan.
 ///
-/// `progress` hears how many blocks are over. `stop` ends the job at the next step.
+/// `progress` hears how many blocks are over. `stop` ends the job at the next step. With `saves` the grid is, after a
+/// failure, the state of the latest checkpoint; without, it may have parts of several.
 ///
 /// # Errors
 /// [`OffloadError::Card`] with the first failure; [`OffloadError::Stopped`].
 ///
 /// # Panics
-/// If there are not as many workers as tiles.
+/// If there are not as many workers as tiles, or the grids differ in shape.
 pub fn run<W: Worker>(
     plan: &Plan,
     grid: &mut Grid,
+    saves: Option<Saves<'_>>,
     workers: &mut [W],
     progress: &(dyn Fn(usize) + Sync),
     stop: &AtomicBool,
-) -> Result<JobReport, OffloadError> {
+) -> Result<JobReport, Failed> {
     assert_eq!(workers.len(), plan.tiles.len());
     assert_eq!(grid.shape(), plan.shape);
     let cards: Vec<_> = workers.iter().map(W::name).collect();
     let gate = Gate::new(workers.len());
     let start = Instant::now();
-    let grid = &*grid;
+    let checkpoints = saves.as_ref().and_then(|saves| saves.every);
+    let due = checkpoints.map_or_else(Vec::new, |every| plan.checkpoints(every.get()));
+    let spare = saves.map(|saves| saves.spare);
+    assert!(spare.as_ref().is_none_or(|spare| spare.shape() == plan.shape));
+    let grids = Grids { first: grid, second: spare.as_deref() };
     let outcomes: Vec<_> = std::thread::scope(|scope| {
         let threads: Vec<_> = workers
             .iter_mut()
             .enumerate()
             .map(|(card, worker)| {
-                let gate = &gate;
+                let (gate, due) = (&gate, &due[..]);
                 scope.spawn(move || {
-                    let clerk =
-                        Clerk { plan, grid, card, worker, gate, start, progress, stop, steps: Vec::new() };
-                    clerk.work()
+                    let steps = Vec::new();
+                    Clerk { plan, grids, due, saved: 0, card, worker, gate, start, progress, stop, steps }
+                        .work()
                 })
             })
             .collect();
@@ -75,9 +107,36 @@ pub fn run<W: Worker>(
             Err(Some(error)) => broken = broken.or(Some(error)),
         }
     }
+    let saved = gate.lock().saved;
+    // Checkpoints and the result take turns: what is wanted is in the other grid after an odd number of them.
+    let turns = if broken.is_some() { saved } else { due.len() + 1 };
+    if let Some(spare) = spare
+        && turns % 2 == 1
+    {
+        std::mem::swap(grid, spare);
+    }
     match broken {
-        Some(error) => Err(error),
+        Some(error) => {
+            let blocks = saved.checked_sub(1).map_or(0, |index| due[index]);
+            Err(Failed { error, saved: plan.blocks[..blocks].iter().sum() })
+        }
         None => Ok(JobReport::new(plan, cards, wall, steps)),
+    }
+}
+
+/// Where rows come from and go to.
+#[derive(Clone, Copy)]
+struct Grids<'a> {
+    /// The state at the start.
+    first: &'a Grid,
+    /// The grid that takes turns with it, if the job keeps states.
+    second: Option<&'a Grid>,
+}
+
+impl<'a> Grids<'a> {
+    /// Where the `turn`-th state goes, from 1.
+    fn target(&self, turn: usize) -> &'a Grid {
+        if turn % 2 == 1 { self.second.unwrap_or(self.first) } else { self.first }
     }
 }
 
@@ -93,6 +152,8 @@ struct GateState {
     waiting: usize,
     opened: u64,
     broken: bool,
+    /// Checkpoints that all cards have made.
+    saved: usize,
 }
 
 /// Another card has failed.
@@ -107,8 +168,8 @@ impl Gate {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until every card is here. True for one of them.
-    fn pass(&self) -> Result<bool, Broken> {
+    /// Waits until every card is here, each having made `saved` checkpoints. True for one of them.
+    fn pass(&self, saved: usize) -> Result<bool, Broken> {
         let mut state = self.lock();
         let opened = state.opened;
         state.waiting += 1;
@@ -116,6 +177,8 @@ impl Gate {
         if last {
             state.waiting = 0;
             state.opened += 1;
+            // Under the lock: nobody writes over the checkpoint before until this one counts.
+            state.saved = saved;
             self.changed.notify_all();
         }
         let waits = |state: &mut GateState| state.opened == opened && !state.broken;
@@ -136,7 +199,11 @@ impl Gate {
 /// Who tells one card what to do.
 struct Clerk<'a, W> {
     plan: &'a Plan,
-    grid: &'a Grid,
+    grids: Grids<'a>,
+    /// Blocks before which a checkpoint is made.
+    due: &'a [usize],
+    /// Checkpoints made.
+    saved: usize,
     card: usize,
     worker: &'a mut W,
     gate: &'a Gate,
@@ -182,7 +249,7 @@ impl<W: Worker> Clerk<'_, W> {
                     self.exchange(block)?;
                 }
                 let began = self.start.elapsed();
-                let told = self.gate.pass()?;
+                let told = self.gate.pass(self.saved)?;
                 self.note(Kind::Wait, block, began, 0);
                 if told {
                     (self.progress)(block + 1);
@@ -197,8 +264,9 @@ impl<W: Worker> Clerk<'_, W> {
         let bands = self.plan.bands(self.tile());
         let sweeps = self.plan.blocks[block];
         let held = self.tile().held.clone();
-        // Another card's rows must not come back to this host before all cards have got theirs.
-        let at_once = goes && !(comes && self.plan.tiles.len() > 1);
+        // Another card's rows must not come back to the grid that cards are still getting theirs from.
+        let at_once = goes && !(comes && self.plan.tiles.len() > 1 && self.grids.second.is_none());
+        let result = self.grids.target(self.due.len() + 1);
         let mut written = held.start;
         let mut before: Option<(Range<u64>, Duration)> = None;
         for band in &bands {
@@ -214,18 +282,18 @@ impl<W: Worker> Clerk<'_, W> {
             let done = self.settle(block, &mut before)?;
             before = Some((band.clone(), self.begin(block, Lane::Inner, &[band.clone(), 0..0])?));
             if let Some(done) = done.filter(|_| at_once) {
-                self.read(block, &done)?;
+                self.read(block, &done, result)?;
             }
         }
         let done = self.settle(block, &mut before)?;
         if at_once {
             if let Some(done) = done {
-                self.read(block, &done)?;
+                self.read(block, &done, result)?;
             }
         } else if goes {
-            self.gate.pass()?;
+            self.gate.pass(self.saved)?;
             for band in &bands {
-                self.read(block, band)?;
+                self.read(block, band, result)?;
             }
         }
         Ok(())
@@ -244,9 +312,28 @@ impl<W: Worker> Clerk<'_, W> {
             false => Some(self.begin(block, Lane::Inner, &[between, 0..0])?),
         };
         self.exchange(block)?;
+        if self.due.contains(&block) {
+            self.save(block)?;
+        }
         if let Some(began) = began {
             self.end(block, Lane::Inner, began)?;
         }
+        Ok(())
+    }
+
+    /// Reads the state before a block, which the block leaves as it is.
+    fn save(&mut self, block: usize) -> Result<(), Ended> {
+        self.go_on()?;
+        let target = self.grids.target(self.saved + 1);
+        let rows = self.tile().own.clone();
+        let (bytes, began) = (target.span(&rows), self.start.elapsed());
+        let from = self.plan.place(self.tile(), block as u64 % 2, rows.start);
+        // SAFETY: a card reads its own rows, into the grid that no state is taken from: what was written to cards came
+        // from another one, or the checkpoint after it is complete and all cards have passed the gate behind it.
+        let read = unsafe { self.worker.read(target, bytes.clone(), from) };
+        self.check(read, || format!("saving rows {} to {}", rows.start, rows.end))?;
+        self.note(Kind::Save, block, began, bytes.end - bytes.start);
+        self.saved += 1;
         Ok(())
     }
 
@@ -336,22 +423,23 @@ impl<W: Worker> Clerk<'_, W> {
             return Ok(());
         }
         self.go_on()?;
-        let bytes = self.grid.span(&rows);
+        let grid = self.grids.first;
+        let bytes = grid.span(&rows);
         let to = self.plan.place(self.tile(), 0, rows.start);
         let began = self.start.elapsed();
-        let written = self.worker.write(self.grid, bytes.clone(), to);
+        let written = self.worker.write(grid, bytes.clone(), to);
         self.check(written, || format!("writing rows {} to {}", rows.start, rows.end))?;
         self.note(Kind::Write, block, began, bytes.end - bytes.start);
         Ok(())
     }
 
-    fn read(&mut self, block: usize, rows: &Range<u64>) -> Result<(), Ended> {
+    fn read(&mut self, block: usize, rows: &Range<u64>, result: &Grid) -> Result<(), Ended> {
         self.go_on()?;
-        let bytes = self.grid.span(rows);
+        let bytes = result.span(rows);
         let from = self.plan.place(self.tile(), (block as u64 + 1) % 2, rows.start);
         let began = self.start.elapsed();
-        // SAFETY: a card reads its own rows, and only after all have written theirs.
-        let read = unsafe { self.worker.read(self.grid, bytes.clone(), from) };
+        // SAFETY: a card reads its own rows, and if this is the grid that rows come from, only after all have written theirs.
+        let read = unsafe { self.worker.read(result, bytes.clone(), from) };
         self.check(read, || format!("reading rows {} to {}", rows.start, rows.end))?;
         self.note(Kind::Read, block, began, bytes.end - bytes.start);
         Ok(())

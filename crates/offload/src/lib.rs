@@ -4,12 +4,13 @@
 //! cards send each other the rows at the edges, and so on ([`plan`] says which rows, [`job`] in which order).
 //! Rows travel while others are computed. What the job needs of a card is [`worker::Worker`]: a leased card
 //! over the network, or for tests one in this process. Grids come from files or are generated ([`grid`],
-//! [`file`]); every step is noted with its time ([`timeline`]).
+//! [`file`]); every step is noted with its time ([`timeline`]). A job outlives the loss of cards ([`recovery`]).
 
 pub mod file;
 pub mod grid;
 pub mod job;
 pub mod plan;
+pub mod recovery;
 pub mod remote;
 pub mod timeline;
 pub mod worker;
@@ -41,6 +42,16 @@ pub enum OffloadError {
         doing: String,
         /// What is wrong.
         cause: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// Cards are gone, and the others cannot do the job.
+    #[error("lost {}; no others can go on: {cause} (first: {why})", .gone.join(", "))]
+    Bereft {
+        /// The cards that are gone.
+        gone: Vec<String>,
+        /// How the latest loss was noticed.
+        why: String,
+        /// Why those that are left cannot do it.
+        cause: plan::PlanError,
     },
     /// Somebody asked it to stop.
     #[error("stopped")]

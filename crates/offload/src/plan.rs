@@ -151,6 +151,21 @@ impl Plan {
         self.blocks.iter().sum()
     }
 
+    /// The blocks before which a checkpoint is made: as few as there are at least `every` sweeps between two, none before
+    /// the first block or the last one, whose result is read anyway.
+    #[must_use]
+    pub fn checkpoints(&self, every: u64) -> Vec<usize> {
+        let (mut due, mut since) = (Vec::new(), 0);
+        for (block, sweeps) in self.blocks.iter().enumerate() {
+            if since >= every && block + 1 < self.blocks.len() {
+                due.push(block);
+                since = 0;
+            }
+            since += sweeps;
+        }
+        due
+    }
+
     fn plane_bytes(&self, tile: &Tile) -> u64 {
         (tile.held.end - tile.held.start) * self.shape.row_bytes()
     }
@@ -246,6 +261,12 @@ mod tests {
             };
             prop_assert_eq!(plan.iterations(), iterations);
             prop_assert!(plan.blocks.iter().all(|&sweeps| (1..=16).contains(&sweeps)));
+            for every in [1, 20, 64] {
+                let due = plan.checkpoints(every);
+                prop_assert!(due.iter().all(|&block| block > 0 && block + 1 < plan.blocks.len()));
+                let between = due.windows(2).map(|pair| plan.blocks[pair[0]..pair[1]].iter().sum::<u64>());
+                prop_assert!(between.into_iter().all(|sweeps| (every..every + 16).contains(&sweeps)));
+            }
             let mut next = 0;
             for (card, tile) in plan.tiles.iter().enumerate() {
                 prop_assert_eq!(tile.own.start, next);

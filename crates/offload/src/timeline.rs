@@ -18,13 +18,15 @@ pub enum Kind {
     Halo,
     /// Rows are read from a card.
     Read,
+    /// A checkpoint: rows are read from a card that goes on.
+    Save,
     /// A card waits for the others.
     Wait,
 }
 
 impl Kind {
     /// All of them, in the order in which they are listed.
-    pub const ALL: [Kind; 5] = [Kind::Write, Kind::Compute, Kind::Halo, Kind::Read, Kind::Wait];
+    pub const ALL: [Kind; 6] = [Kind::Write, Kind::Compute, Kind::Halo, Kind::Read, Kind::Save, Kind::Wait];
 
     /// Its name.
     #[must_use]
@@ -34,6 +36,7 @@ impl Kind {
             Kind::Compute => "compute",
             Kind::Halo => "halo",
             Kind::Read => "read",
+            Kind::Save => "save",
             Kind::Wait => "wait",
         }
     }
@@ -75,6 +78,8 @@ pub struct Breakdown {
     pub halo_s: f64,
     /// Reading rows from cards.
     pub read_s: f64,
+    /// Reading rows for checkpoints.
+    pub save_s: f64,
     /// Waiting for other cards.
     pub wait_s: f64,
 }
@@ -86,6 +91,7 @@ impl Breakdown {
             Kind::Compute => &mut self.compute_s,
             Kind::Halo => &mut self.halo_s,
             Kind::Read => &mut self.read_s,
+            Kind::Save => &mut self.save_s,
             Kind::Wait => &mut self.wait_s,
         } += seconds;
     }
@@ -98,6 +104,7 @@ impl Breakdown {
             Kind::Compute => self.compute_s,
             Kind::Halo => self.halo_s,
             Kind::Read => self.read_s,
+            Kind::Save => self.save_s,
             Kind::Wait => self.wait_s,
         }
     }
@@ -117,7 +124,21 @@ pub struct BlockReport {
     pub mean: Breakdown,
 }
 
-/// What came of a job.
+/// Cards that were lost on the way.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Loss {
+    /// Which cards.
+    pub cards: Vec<String>,
+    /// How it was noticed.
+    pub cause: String,
+    /// The sweeps of the checkpoint from which the job went on.
+    pub sweeps: u64,
+    /// When it went on, since the start of the job [s].
+    pub at_s: f64,
+}
+
+/// What came of a job. If cards were lost on the way, `depth`, `cards`, `rows`, `bytes`, `mean`, `blocks` and `steps` are
+/// of the time after the latest loss; the others are of the whole job.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct JobReport {
     /// Rows and columns.
@@ -144,6 +165,8 @@ pub struct JobReport {
     pub blocks: Vec<BlockReport>,
     /// Every step.
     pub steps: Vec<Step>,
+    /// Cards that were lost.
+    pub losses: Vec<Loss>,
 }
 
 impl JobReport {
@@ -180,6 +203,16 @@ impl JobReport {
             blocks: blocks.collect(),
             cards,
             steps,
+            losses: Vec::new(),
         }
+    }
+
+    /// The report of a job that took `wall` with everything before the latest loss.
+    pub(crate) fn after(self, losses: Vec<Loss>, wall: Duration) -> JobReport {
+        let Some(last) = losses.last() else { return self };
+        let iterations = last.sweeps + self.iterations;
+        let wall_s = wall.as_secs_f64();
+        let points = (self.grid[0] * self.grid[1] * iterations) as f64;
+        JobReport { iterations, wall_s, points_per_s: points / wall_s.max(1e-9), losses, ..self }
     }
 }

@@ -1,12 +1,15 @@
 //! Jobs on cards in this process: the result, what overlaps, and what happens when a card fails.
 
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use millstream_card::region::stencil::StencilArguments;
 use millstream_offload::grid::{Grid, Shape};
+use millstream_offload::job::Failed;
 use millstream_offload::plan::Plan;
+use millstream_offload::recovery::{self, Crew, Order};
 use millstream_offload::timeline::{JobReport, Kind};
 use millstream_offload::worker::{Lane, LocalCard, Parcel, Worker, WorkerError};
 use millstream_offload::{OffloadError, job};
@@ -27,7 +30,7 @@ fn compute(
     let memory = (2 * grid.shape().bytes() + (1 << 20)).next_multiple_of(4096);
     let mut workers = LocalCard::row(cards, memory).unwrap();
     let plan = Plan::new(grid.shape(), iterations, &vec![memory; cards], depth)?;
-    job::run(&plan, grid, &mut workers, &|_| {}, &AtomicBool::new(false))
+    job::run(&plan, grid, None, &mut workers, &|_| {}, &AtomicBool::new(false)).map_err(|failed| failed.error)
 }
 
 proptest! {
@@ -142,8 +145,8 @@ fn a_card_that_fails_at_any_step_ends_the_job_with_its_name() {
         let mut workers: Vec<_> = cards
             .map(|(number, card)| Failing { card, left: AtomicUsize::new(if number == 1 { at } else { 0 }) })
             .collect();
-        match job::run(&plan, &mut grid, &mut workers, &|_| {}, &AtomicBool::new(false)) {
-            Err(OffloadError::Card { card, cause, .. }) => {
+        match job::run(&plan, &mut grid, None, &mut workers, &|_| {}, &AtomicBool::new(false)) {
+            Err(Failed { error: OffloadError::Card { card, cause, .. }, .. }) => {
                 assert_eq!((card.as_str(), cause.to_string().as_str()), ("local 1", "it was killed"));
                 failures += 1;
             }
@@ -154,6 +157,56 @@ fn a_card_that_fails_at_any_step_ends_the_job_with_its_name() {
     assert!(failures < 50, "some step is the last");
 }
 
+/// Cards of which one fails; the others go on.
+struct Team(Vec<Failing>);
+
+impl Team {
+    fn new(count: usize, at: usize) -> Team {
+        let cards = LocalCard::row(count, 1 << 20).unwrap().into_iter().enumerate();
+        let left = |number| AtomicUsize::new(if number + 1 == count { at } else { 0 });
+        Team(cards.map(|(number, card)| Failing { card, left: left(number) }).collect())
+    }
+}
+
+impl Crew for Team {
+    type Worker = Failing;
+
+    fn workers(&mut self) -> &mut [Failing] {
+        &mut self.0
+    }
+
+    fn regroup(&mut self) -> Result<Vec<String>, OffloadError> {
+        let last = self.0.pop().unwrap();
+        *self = Team::new(self.0.len(), 0);
+        Ok(vec![last.name()])
+    }
+}
+
+#[test]
+fn a_job_that_loses_a_card_at_any_step_has_the_same_result() {
+    let shape = Shape { rows: 90, columns: 20, double: false };
+    let reference = generated(shape).reference(40);
+    let mut from = Vec::new();
+    for at in 1.. {
+        let [mut grid, mut spare] = [generated(shape), Grid::zeros(shape, None).unwrap()];
+        let order = Order { iterations: 40, depth: Some(5), checkpoint: NonZeroU64::new(8) };
+        let never = AtomicBool::new(false);
+        let report = recovery::run(&mut Team::new(3, at), &mut grid, &mut spare, &order, &|_| {}, &never);
+        let report = report.unwrap();
+        grid.compare(&reference).unwrap();
+        assert_eq!(report.iterations, 40);
+        match &report.losses[..] {
+            [loss] => from.push(loss.sweeps),
+            [] => break,
+            more => panic!("{more:?}"),
+        }
+    }
+    // Every checkpoint was gone on from, and the start.
+    assert!(from.is_sorted() && from.len() > 30, "{from:?}");
+    from.dedup();
+    assert_eq!(from, [0, 10, 20, 30]);
+}
+
 #[test]
 fn a_job_stops_when_told_to() {
     let shape = Shape { rows: 500, columns: 50, double: false };
@@ -161,6 +214,6 @@ fn a_job_stops_when_told_to() {
     let mut workers = LocalCard::row(2, 1 << 20).unwrap();
     let stop = AtomicBool::new(false);
     let progress = |blocks| stop.store(blocks >= 5, Ordering::Relaxed);
-    let outcome = job::run(&plan, &mut generated(shape), &mut workers, &progress, &stop);
-    assert!(matches!(outcome, Err(OffloadError::Stopped)), "{outcome:?}");
+    let outcome = job::run(&plan, &mut generated(shape), None, &mut workers, &progress, &stop);
+    assert!(matches!(outcome, Err(Failed { error: OffloadError::Stopped, .. })), "{outcome:?}");
 }

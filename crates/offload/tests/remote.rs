@@ -1,15 +1,19 @@
 //! Jobs on cards in processes of their own, over the network.
 
 use std::io::Write as _;
+use std::num::NonZeroU64;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::AtomicBool;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use millstream_card::kernel::Registry;
 use millstream_card::{Config, Lifetime, Network, serve_with};
 use millstream_offload::grid::{Grid, Shape};
 use millstream_offload::plan::Plan;
-use millstream_offload::remote::LeasedCard;
+use millstream_offload::recovery::{self, Crew as _, Order};
+use millstream_offload::remote::{CardAddress, LeaseTerms, LeasedRow};
+use millstream_offload::timeline::JobReport;
 use millstream_offload::worker::Worker as _;
 use millstream_offload::{OffloadError, job};
 use millstream_rdma::{Choice, Device, device};
@@ -83,8 +87,15 @@ fn cards(count: usize) -> (Vec<Card>, Vec<String>) {
     (cards, addresses)
 }
 
-fn row(device: &Device, addresses: &[String]) -> Result<Vec<LeasedCard>, OffloadError> {
-    LeasedCard::row(device, addresses, Duration::from_secs(2), Duration::from_millis(300))
+const TERMS: LeaseTerms =
+    LeaseTerms { duration: Duration::from_secs(2), patience: Duration::from_millis(300) };
+
+fn places(addresses: &[String]) -> Vec<CardAddress> {
+    addresses.iter().map(|address| CardAddress::from(address.as_str())).collect()
+}
+
+fn row(device: &Device, addresses: &[String]) -> Result<LeasedRow, OffloadError> {
+    LeasedRow::take(device, &places(addresses), &[], TERMS)
 }
 
 #[test]
@@ -92,49 +103,100 @@ fn the_result_is_the_reference_and_the_cards_are_free_afterwards() {
     let device = device();
     let (_processes, addresses) = cards(3);
     for (double, iterations) in [(false, 100), (true, 7)] {
-        let mut workers = row(&device, &addresses).unwrap();
+        let mut row = self::row(&device, &addresses).unwrap();
         let shape = Shape { rows: 1500, columns: 200, double };
         let mut grid = Grid::zeros(shape, Some(&device)).unwrap();
         grid.generate(3);
         let reference = grid.reference(iterations);
-        let memories: Vec<_> = workers.iter().map(|worker| worker.memory_bytes()).collect();
+        let memories: Vec<_> = row.cards().iter().map(|worker| worker.memory_bytes()).collect();
         let plan = Plan::new(shape, iterations, &memories, None).unwrap();
-        let report = job::run(&plan, &mut grid, &mut workers, &|_| {}, &AtomicBool::new(false)).unwrap();
+        let never = AtomicBool::new(false);
+        let report = job::run(&plan, &mut grid, None, row.workers(), &|_| {}, &never).unwrap();
         grid.compare(&reference).unwrap();
         assert_eq!((report.cards, report.bytes[2]), (addresses.clone(), shape.bytes()));
         assert!(iterations < 17 || report.bytes[1] > 0);
         // Another node cannot have them meanwhile.
-        let refused = row(&device, &addresses[..1]).unwrap_err().to_string();
+        let refused = self::row(&device, &addresses[..1]).unwrap_err().to_string();
         assert!(refused.contains(&addresses[0]) && refused.contains("is leased to node"), "{refused}");
-        for worker in workers {
-            worker.release().unwrap();
-        }
+        row.release().unwrap();
     }
 }
 
-#[test]
-fn a_card_that_is_killed_ends_the_job_with_its_name() {
+/// Runs a job on three cards and kills some of them when `when` says so; the report and the result.
+fn with_losses(
+    spares: usize,
+    order: Order,
+    shape: Shape,
+    when: impl Fn(u64, &mut Vec<Card>) + Send + Sync,
+) -> Result<(JobReport, Grid), OffloadError> {
     let device = device();
-    let (mut processes, addresses) = cards(2);
-    let mut workers = row(&device, &addresses).unwrap();
-    let shape = Shape { rows: 1000, columns: 500, double: false };
-    let mut grid = Grid::zeros(shape, Some(&device)).unwrap();
-    let plan = Plan::new(shape, 1_000_000, &[2 * BANK; 2], None).unwrap();
-    let outcome = std::thread::scope(|scope| {
-        let job = scope.spawn(|| job::run(&plan, &mut grid, &mut workers, &|_| {}, &AtomicBool::new(false)));
-        std::thread::sleep(Duration::from_millis(400));
-        processes[1].process.kill().unwrap();
-        job.join().unwrap()
-    });
-    match outcome {
-        // The one that died, or its neighbour that could not send to it any more.
-        Err(OffloadError::Card { card, .. }) => assert!(addresses.contains(&card)),
-        other => panic!("{other:?}"),
-    }
-    // The other card is free, or will be as soon as its lease ends.
-    drop(workers);
-    let again = LeasedCard::row(&device, &addresses[..1], Duration::from_secs(2), PATIENCE).unwrap();
-    again.into_iter().for_each(|card| card.release().unwrap());
+    let (processes, addresses) = cards(3 + spares);
+    let processes = Mutex::new(processes);
+    let (places, spares) = (places(&addresses[..3]), places(&addresses[3..]));
+    let mut row = LeasedRow::take(&device, &places, &spares, TERMS)?;
+    let [mut grid, mut spare] = [(), ()].map(|()| Grid::zeros(shape, Some(&device)).unwrap());
+    grid.generate(5);
+    let progress = |sweeps| when(sweeps, &mut processes.lock().unwrap());
+    let report = recovery::run(&mut row, &mut grid, &mut spare, &order, &progress, &AtomicBool::new(false))?;
+    spare.generate(5);
+    grid.compare(&spare.reference(order.iterations))?;
+    assert_eq!(report.iterations, order.iterations);
+    row.release()?;
+    Ok((report, grid))
+}
+
+#[test]
+fn tiles_of_killed_cards_are_computed_again_by_the_others() {
+    let shape = Shape { rows: 900, columns: 300, double: false };
+    let order = Order { iterations: 600, depth: Some(10), checkpoint: NonZeroU64::new(100) };
+    // One dies after 150 sweeps, another one after 400.
+    let left = AtomicUsize::new(3);
+    let kill = |sweeps, cards: &mut Vec<Card>| {
+        let alive = if sweeps < 150 {
+            3
+        } else if sweeps < 400 {
+            2
+        } else {
+            1
+        };
+        if left.fetch_min(alive, Ordering::Relaxed) > alive {
+            cards[alive].process.kill().unwrap();
+        }
+    };
+    let (report, _) = with_losses(0, order, shape, kill).unwrap();
+    assert_eq!(report.cards.len(), 1);
+    let from: Vec<_> = report.losses.iter().map(|loss| (loss.cards.len(), loss.sweeps)).collect();
+    assert_eq!(from, [(1, 100), (1, 300)], "{:?}", report.losses);
+    assert!(report.losses[0].cause.starts_with("card 127.0.0.1:"), "{:?}", report.losses);
+}
+
+#[test]
+fn a_spare_card_takes_the_place_of_a_killed_one_and_without_checkpoints_all_is_computed_again() {
+    let shape = Shape { rows: 500, columns: 300, double: true };
+    let order = Order { iterations: 300, depth: Some(10), checkpoint: None };
+    let left = AtomicUsize::new(3);
+    let kill = |sweeps, cards: &mut Vec<Card>| {
+        if sweeps > 100 && left.swap(2, Ordering::Relaxed) == 3 {
+            cards[1].process.kill().unwrap();
+        }
+    };
+    let (report, _) = with_losses(1, order, shape, kill).unwrap();
+    assert_eq!((report.cards.len(), report.losses.len(), report.losses[0].sweeps), (3, 1, 0));
+    assert!(!report.cards.contains(&report.losses[0].cards[0]));
+}
+
+#[test]
+fn when_all_cards_are_killed_the_error_names_them() {
+    let shape = Shape { rows: 300, columns: 100, double: false };
+    let order = Order { iterations: 1_000_000, depth: Some(10), checkpoint: NonZeroU64::new(100) };
+    let kill = |sweeps, cards: &mut Vec<Card>| {
+        if sweeps > 200 {
+            cards.drain(..).for_each(drop);
+        }
+    };
+    let lost = with_losses(0, order, shape, kill).unwrap_err();
+    assert!(matches!(&lost, OffloadError::Bereft { gone, .. } if gone.len() == 3), "{lost}");
+    assert!(lost.to_string().contains("no cards were given"), "{lost}");
 }
 
 #[test]

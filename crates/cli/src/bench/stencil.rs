@@ -15,7 +15,8 @@ use millstream_card::{Memory, Span};
 use millstream_offload::grid::{Grid, Shape};
 use millstream_offload::job;
 use millstream_offload::plan::Plan;
-use millstream_offload::remote::LeasedCard;
+use millstream_offload::recovery::Crew as _;
+use millstream_offload::remote::{CardAddress, LeaseTerms, LeasedRow};
 use millstream_offload::worker::Worker as _;
 use millstream_rdma::device::{self, Choice};
 
@@ -26,11 +27,14 @@ type Outcome<T> = Result<T, Box<dyn Error>>;
 /// Sweeps of a job; with so many, transfers can hide.
 const ITERATIONS: u64 = 100;
 
+/// What a whole job may take beyond the bare kernel's time [%].
+const MOST_OVERHEAD: f64 = 10.0;
+
 /// Sides of the grid that WebAssembly computes, and its sweeps: it makes each through memory.
 const WASM_SIDE: u64 = 1024;
 const WASM_SWEEPS: u64 = 100;
 
-const LEASE: Duration = Duration::from_secs(20);
+const TERMS: LeaseTerms = LeaseTerms { duration: Duration::from_secs(20), patience: Duration::from_secs(20) };
 
 /// The example, as it stands in the repository, and what it needs beside it.
 const EXAMPLE: [(&str, &str); 2] = [
@@ -105,7 +109,7 @@ struct Whole {
     plan: Plan,
     grid: Grid,
     // Before the processes: a lease goes before its card.
-    workers: Vec<LeasedCard>,
+    row: LeasedRow,
     _processes: Vec<OwnCard>,
 }
 
@@ -115,39 +119,51 @@ impl Whole {
         let device = device::open(&Choice::from_environment())?;
         let plan = Plan::new(shape, ITERATIONS, &vec![u64::MAX; cards], None)?;
         let processes = start_cards(&plan)?;
-        let addresses: Vec<_> = processes.iter().map(|card| card.address().to_owned()).collect();
-        let workers = LeasedCard::row(&device, &addresses, LEASE, LEASE)?;
-        let memories: Vec<_> = workers.iter().map(|worker| worker.memory_bytes()).collect();
+        let places: Vec<_> = processes.iter().map(|card| CardAddress::from(card.address())).collect();
+        let row = LeasedRow::take(&device, &places, &[], TERMS)?;
+        let memories: Vec<_> = row.cards().iter().map(|worker| worker.memory_bytes()).collect();
         let plan = Plan::new(shape, ITERATIONS, &memories, None)?;
         let mut grid = Grid::zeros(shape, Some(&device))?;
         grid.generate(0);
-        Ok(Whole { plan, grid, workers, _processes: processes })
+        Ok(Whole { plan, grid, row, _processes: processes })
     }
 
     fn points_per_second(&mut self) -> Outcome<f64> {
         let never = AtomicBool::new(false);
-        let report = job::run(&self.plan, &mut self.grid, &mut self.workers, &|_| {}, &never)?;
+        let report = job::run(&self.plan, &mut self.grid, None, self.row.workers(), &|_| {}, &never)?;
         Ok(report.points_per_s)
     }
 }
 
-/// Whole jobs, from the first byte written to the last one read, beside the bare kernel.
+/// Whole jobs, from the first byte written to the last one read, beside the bare kernel; and what they take more than it.
 fn jobs(table: &mut Table, side: u64, rounds: usize) -> Outcome<()> {
     let mut bare = Bare::native(side, ITERATIONS)?;
     let mut whole = [Whole::new(side, 1)?, Whole::new(side, 2)?];
-    let mut rates = [Vec::new(), Vec::new(), Vec::new()];
+    let (mut rates, mut overheads) = ([Vec::new(), Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
     for round in 0..=rounds {
         let measured =
             [bare.points_per_second()?, whole[0].points_per_second()?, whole[1].points_per_second()?];
         // The first round warms up.
-        if round > 0 {
-            rates.iter_mut().zip(measured).for_each(|(rates, rate)| rates.push(rate));
+        if round == 0 {
+            continue;
         }
+        rates.iter_mut().zip(measured).for_each(|(rates, rate)| rates.push(rate));
+        let [bare, whole @ ..] = measured;
+        overheads
+            .iter_mut()
+            .zip(whole)
+            .for_each(|(overheads, rate)| overheads.push(100.0 * (bare / rate - 1.0)));
     }
     let [bare, one, two] = rates.map(|rates| median(&rates).unwrap_or(0.0) / 1e9);
-    let name = |cards| format!("whole job, {ITERATIONS} sweeps, {cards}, beside the bare kernel");
-    table.push(Figure::against(name("1 card"), one, "G points/s", bare));
-    table.push(Figure::against(name("2 cards"), two, "G points/s", bare));
+    let cards = ["1 card", "2 cards"];
+    for (cards, rate) in cards.into_iter().zip([one, two]) {
+        let name = format!("whole job, {ITERATIONS} sweeps, {cards}, beside the bare kernel");
+        table.push(Figure::against(name, rate, "G points/s", bare));
+    }
+    for (cards, overhead) in cards.into_iter().zip(overheads) {
+        let name = format!("the same: time beyond the bare kernel's, {cards}, asked for {MOST_OVERHEAD} %");
+        table.push(Figure::against(name, median(&overhead).unwrap_or(0.0), "%", MOST_OVERHEAD));
+    }
     Ok(())
 }
 
