@@ -8,6 +8,7 @@ mod lease;
 mod map;
 mod process;
 mod regions;
+mod sharing;
 
 /// Not a test: turns a copy of this program into a card.
 #[test]

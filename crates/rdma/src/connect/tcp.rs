@@ -5,8 +5,16 @@ use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
+use rustix::net::sockopt;
+
 use super::error::{ConnectError, ConnectErrorKind};
 use crate::deadline::Deadline;
+
+/// A party that is cut off, so that not even the end of its process reaches us, is noticed after this silence: so long
+/// without a word, then so many unanswered questions at this interval.
+const SILENCE: Duration = Duration::from_secs(3);
+const ASK_EVERY: Duration = Duration::from_secs(1);
+const UNANSWERED: u32 = 3;
 
 /// Between two attempts to reach a party that does not listen yet.
 const RETRY: Duration = Duration::from_millis(20);
@@ -49,7 +57,7 @@ impl Listener {
             match self.listener.accept() {
                 Ok((stream, peer)) => {
                     stream.set_nonblocking(false).map_err(failed)?;
-                    stream.set_nodelay(true).map_err(failed)?;
+                    set_up(&stream).map_err(failed)?;
                     return Ok((stream, peer));
                 }
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => {
@@ -86,9 +94,7 @@ pub fn dial(address: &str, deadline: Deadline) -> Result<TcpStream, ConnectError
             }
             match TcpStream::connect_timeout(each, left) {
                 Ok(stream) => {
-                    stream
-                        .set_nodelay(true)
-                        .map_err(|cause| ConnectError::stream(address, "setting it up", cause))?;
+                    set_up(&stream).map_err(|cause| ConnectError::stream(address, "setting it up", cause))?;
                     return Ok(stream);
                 }
                 Err(cause) => last = Some(cause),
@@ -102,6 +108,15 @@ pub fn dial(address: &str, deadline: Deadline) -> Result<TcpStream, ConnectError
             None => {}
         }
     }
+}
+
+fn set_up(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, SILENCE)?;
+    sockopt::set_tcp_keepintvl(stream, ASK_EVERY)?;
+    sockopt::set_tcp_keepcnt(stream, UNANSWERED)?;
+    Ok(())
 }
 
 fn resolve(address: &str) -> Result<Vec<SocketAddr>, ConnectError> {

@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use millstream_rdma::connect;
+use millstream_rdma::queue::WorkError;
 use millstream_rdma::wait::{WaitOptions, Waiter};
 use millstream_rdma::{
     Access, Completion, CompletionQueue, Deadline, Device, Prepared, QueuePair, RcOptions, Region, WrId,
@@ -88,6 +89,8 @@ pub(in crate::net) struct Inner {
     options: RemoteOptions,
     pub(in crate::net) sequence: u64,
     lost: bool,
+    /// The heartbeat that failed, if one did: it tells more than the end of the connection.
+    fault: Option<WorkError>,
     /// The lease was given back and the card has not confirmed it: its keys may end at any moment.
     releasing: bool,
 }
@@ -168,6 +171,7 @@ impl RemoteCard {
                 // Numbers of commands differ from those of any earlier connection.
                 sequence: u64::from(greeting.node) << 24,
                 lost: false,
+                fault: None,
                 releasing: false,
             })
         };

@@ -36,6 +36,7 @@ impl Inner {
                 self.finished.insert(id, completion);
             } else if let Err(error) = completion.check() {
                 self.lost = true;
+                self.fault.get_or_insert(error);
                 return Err(error.into());
             }
             return Ok(());
@@ -81,7 +82,7 @@ impl Inner {
                 return Ok(true);
             }
             if self.lost {
-                return Err(RemoteErrorKind::Lost);
+                return Err(self.fault.map_or(RemoteErrorKind::Lost, RemoteErrorKind::Work));
             }
             rounds = rounds.wrapping_add(1);
             if !rounds.is_multiple_of(64) {

@@ -1,0 +1,305 @@
+//! Cards on hosts of their own: leases, kernels, interrupts, copies and a stencil over the network between three hosts, and
+//! what happens when a cable is cut in the middle.
+
+#[path = "common/network.rs"]
+mod network;
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use millstream_card::Span;
+use millstream_card::command::Cause;
+use millstream_card::net::control::{KernelSource, Start};
+use millstream_card::net::{RemoteCard, RemoteError, RemoteErrorKind, RemoteOptions};
+use millstream_card::region::codes::MessageKind;
+use millstream_card::region::copy::{Copy, CopyOperation};
+use millstream_rdma::{Choice, device};
+use network::{Network, is_root, run};
+
+const MILLSTREAM: &str = env!("CARGO_BIN_EXE_millstream");
+const PATIENCE: Duration = Duration::from_secs(20);
+const LEASE: Duration = Duration::from_millis(800);
+const MEGABYTE: usize = 1 << 20;
+
+/// Environment of a test program that is to be a node on the first host: the network.
+const BE_A_NODE: &str = "MILLSTREAM_TEST_NODE";
+
+/// A card on a host, which ends with this.
+struct Card {
+    // `ip netns exec` becomes the card.
+    process: Child,
+    address: String,
+}
+
+impl Card {
+    fn serve(network: &Network, host: usize) -> Card {
+        let mut process = network
+            .command(host, MILLSTREAM)
+            .args(["--device", "soft", "card", "--json", "serve", &format!("{}-{host}", network.name())])
+            .args(["--memory", "64MiB", "--banks", "4", "--listen", &format!("{}:0", network.address(host))])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let said: serde_json::Value = serde_json::from_str(&line).expect("the card says where it listens");
+        Card { process, address: said["address"].as_str().unwrap().to_owned() }
+    }
+
+    fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+impl Drop for Card {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Runs one of this program's own tests as a node on the first host.
+#[track_caller]
+fn as_a_node(test: &str) {
+    if !is_root() {
+        return;
+    }
+    let network = Network::new(test);
+    let this = std::env::current_exe().unwrap();
+    let output = network
+        .command(1, this.to_str().unwrap())
+        .args([&format!("{test}_on_a_node"), "--exact", "--nocapture"])
+        .env(BE_A_NODE, network.name())
+        .env("MILLSTREAM_DEVICE", "soft")
+        .output()
+        .unwrap();
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && said.contains("1 passed"), "{}: {said}", output.status);
+    println!("{said}");
+}
+
+/// The network, if this process was started on it; else there is nothing to do.
+fn network_around() -> Option<Network> {
+    std::env::var(BE_A_NODE).ok().map(Network::made_by_another)
+}
+
+fn connect(card: &Card) -> RemoteCard {
+    let device = device::open(&Choice::from_environment()).expect("run `make lib` first");
+    RemoteCard::connect(&device, &card.address, RemoteOptions::default()).unwrap()
+}
+
+fn leased(card: &Card) -> RemoteCard {
+    let node = connect(card);
+    node.acquire(LEASE, PATIENCE).unwrap();
+    node
+}
+
+fn pattern(seed: u8, bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|at| (at % 251) as u8 ^ seed).collect()
+}
+
+fn copy_to(from: Span, other: &RemoteCard, offset: u64) -> Copy {
+    let there = other.held().unwrap().memory.at(offset, from.len).unwrap();
+    let (remote, key) = (there.addr, there.rkey.0);
+    Copy { operation: CopyOperation::Write, peer: 0, local: from, remote, key, notify: false }
+}
+
+#[test]
+fn works() {
+    as_a_node("works");
+}
+
+#[test]
+fn works_on_a_node() {
+    let Some(network) = network_around() else { return };
+    let cards = [2, 3].map(|host| Card::serve(&network, host));
+    let [one, other] = [&cards[0], &cards[1]].map(leased);
+    let mine = pattern(3, 3 * MEGABYTE);
+    one.write(100, &mine).unwrap();
+    let mut back = vec![0; mine.len()];
+    one.read(100, &mut back).unwrap();
+    assert!(back == mine);
+
+    // A kernel, with its interrupt.
+    one.load(0, KernelSource::Named("mix")).unwrap();
+    let rung = one.start(0, &Start::new(&[100 << 20 >> 4, 4096, 3])).unwrap();
+    let message = loop {
+        let message = one.message(PATIENCE).unwrap().expect("an interrupt");
+        if message.sequence == rung {
+            break message;
+        }
+    };
+    assert_eq!((message.kind, message.region, message.cause), (MessageKind::RegionDone, 0, None));
+    assert_eq!((message.card, message.values[0]), (one.greeting().card, 3));
+
+    // From card to card, without this host.
+    let before = received(&network, 1);
+    one.connect_peer(0, &cards[1].address).unwrap();
+    one.copy(&[copy_to(Span::new(100, mine.len() as u64), &other, 4096)], PATIENCE).unwrap();
+    assert!(received(&network, 1) - before < MEGABYTE as u64);
+    other.read(4096, &mut back).unwrap();
+    assert!(back == mine);
+
+    // A key of a lease that has ended opens nothing, from another host either.
+    let stale = copy_to(Span::new(0, 64), &other, 0);
+    other.release().unwrap();
+    other.acquire(LEASE, PATIENCE).unwrap();
+    let refused = one.copy(&[stale], PATIENCE).unwrap_err();
+    assert!(matches!(refused.kind, RemoteErrorKind::Refused { cause: Cause::CopyRefused, .. }), "{refused}");
+    one.release().unwrap();
+    other.release().unwrap();
+    for card in &cards {
+        let tested = run(MILLSTREAM, &["card", "selftest", &card.address], &[]);
+        assert!(tested.status.success(), "{}", String::from_utf8_lossy(&tested.stdout));
+    }
+    let stencil = stencil(&cards, 1000).output().unwrap();
+    let said = String::from_utf8_lossy(&stencil.stdout);
+    assert!(stencil.status.success() && said.contains("every point equals the reference"), "{said}");
+}
+
+/// Bytes that came to a host over its cable.
+fn received(network: &Network, host: usize) -> u64 {
+    let links = run("ip", &["-n", &network.host(host), "-s", "-j", "link", "show", "wire0"], &[]);
+    let links: serde_json::Value = serde_json::from_slice(&links.stdout).unwrap();
+    links[0]["stats64"]["rx"]["bytes"].as_u64().unwrap()
+}
+
+fn stencil(cards: &[Card], iterations: u32) -> Command {
+    let mut command = Command::new(MILLSTREAM);
+    let addresses: Vec<_> = cards.iter().map(|card| card.address.as_str()).collect();
+    command.args(["stencil", "--grid", "1000x500", "--iterations", &iterations.to_string(), "--verify"]);
+    command.args(["--checkpoint", "100", "--cards", &addresses.join(",")]);
+    command
+}
+
+#[test]
+fn is_cut() {
+    as_a_node("is_cut");
+}
+
+/// Waits for an error of a cut network: soon, and fatal to the connection.
+fn ends<T: std::fmt::Debug>(doing: &str, started: Instant, outcome: Result<T, RemoteError>) {
+    let error = outcome.unwrap_err();
+    assert!(error.is_fatal(), "{doing}: {error}");
+    assert!(error.to_string().contains("retry") || error.to_string().contains("died"), "{doing}: {error}");
+    assert!(started.elapsed() < PATIENCE / 2, "{doing}: {:?}", started.elapsed());
+    println!("{doing}: after {:?}: {error}", started.elapsed());
+}
+
+#[test]
+fn is_cut_on_a_node() {
+    let Some(network) = network_around() else { return };
+    let mut cards = vec![Card::serve(&network, 2), Card::serve(&network, 3)];
+    let pause = || std::thread::sleep(Duration::from_millis(100));
+
+    // In the middle of a kernel, of a transfer, of a copy to the other card; that one goes on.
+    for (doing, host) in [("kernel", 2), ("transfer", 2), ("copy", 3), ("copy out", 2)] {
+        let [one, other] = [&cards[0], &cards[1]].map(leased);
+        let started = std::thread::scope(|scope| {
+            let cut = scope.spawn(|| {
+                pause();
+                network.cut(host);
+                Instant::now()
+            });
+            match doing {
+                "kernel" => {
+                    one.write(0, &pattern(1, MEGABYTE)).unwrap();
+                    one.load(0, KernelSource::Named("mix")).unwrap();
+                    let rung = one.start(0, &Start::new(&[0, 4096, u64::MAX])).unwrap();
+                    let outcome = one.wait(rung, PATIENCE);
+                    ends(doing, cut.join().unwrap(), outcome);
+                }
+                "transfer" => {
+                    let bytes = pattern(1, 4 * MEGABYTE);
+                    let outcome = loop {
+                        if let Err(error) = one.write(0, &bytes) {
+                            break Err::<(), _>(error);
+                        }
+                    };
+                    ends(doing, cut.join().unwrap(), outcome);
+                }
+                _ => {
+                    one.connect_peer(0, &cards[1].address).unwrap();
+                    let copy = copy_to(Span::new(0, 32 << 20), &other, 0);
+                    let error = loop {
+                        if let Err(error) = one.copy(&[copy], PATIENCE) {
+                            break error;
+                        }
+                    };
+                    let started = cut.join().unwrap();
+                    if host == 2 {
+                        ends(doing, started, Err::<(), _>(error));
+                    } else {
+                        let lost =
+                            matches!(error.kind, RemoteErrorKind::Refused { cause: Cause::CopyPeerLost, .. });
+                        assert!(lost, "{error}");
+                        println!("{doing}: after {:?}: {error}", started.elapsed());
+                        one.write(0, b"goes on").unwrap();
+                    }
+                }
+            }
+            Instant::now()
+        });
+        // The card that was cut off becomes free all by itself, and says why; seen from its own host.
+        let cut_off = &cards[host - 2];
+        let free = |info: &serde_json::Value| info["lease"]["holder"] == 0;
+        let info = until(&network, host, &cut_off.address, free);
+        assert_eq!(info["lease"]["latest_end"], "LeaseExpired", "{info}");
+        println!("{doing}: free {:?} later", started.elapsed());
+        if doing == "kernel" {
+            // And it forgets the node that it does not hear any more.
+            until(&network, host, &cut_off.address, |info| info["lease"]["nodes"] == 1);
+        }
+        network.mend(host);
+        let again = leased(cut_off);
+        let mut bytes = vec![1; MEGABYTE];
+        again.read(0, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 0), "{doing}: the former holder's data");
+    }
+
+    // A stencil goes on when one of its cards is cut off, and again when one is killed: here there is no other left.
+    let mut job = stencil(&cards, 1_000_000).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    network.cut(3);
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(job.try_wait().unwrap().is_none(), "the job goes on with one card");
+    cards[0].kill();
+    let until = Instant::now() + PATIENCE;
+    while job.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < until, "the job does not end");
+        pause();
+    }
+    let ended = job.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert!(!ended.status.success(), "{said}");
+    for card in &cards {
+        assert!(said.contains(&card.address), "{said}");
+    }
+}
+
+/// What a card says of itself to somebody on its own host, once that is as wanted.
+fn until(
+    network: &Network,
+    host: usize,
+    address: &str,
+    wanted: impl Fn(&serde_json::Value) -> bool,
+) -> serde_json::Value {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let output = network
+            .command(host, MILLSTREAM)
+            .args(["--device", "soft", "card", "info", address, "--json"])
+            .output()
+            .unwrap();
+        let info: serde_json::Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
+        if wanted(&info) {
+            return info;
+        }
+        assert!(Instant::now() < deadline, "{info:#}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
