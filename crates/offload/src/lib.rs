@@ -44,7 +44,7 @@ pub enum OffloadError {
         cause: Box<dyn std::error::Error + Send + Sync>,
     },
     /// Cards are gone, and the others cannot do the job.
-    #[error("lost {}; no others can go on: {cause} (first: {why})", .gone.join(", "))]
+    #[error("lost {}, the latest by this: {why}; the others cannot go on: {cause}", .gone.join(", "))]
     Bereft {
         /// The cards that are gone.
         gone: Vec<String>,

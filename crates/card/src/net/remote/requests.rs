@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use millstream_rdma::queue::Opcode;
+use millstream_rdma::queue::{Opcode, WorkError};
 use millstream_rdma::wait::{Wait, WaitError};
-use millstream_rdma::{Completion, Deadline, WrId};
+use millstream_rdma::{Completion, Deadline, Status, WrId};
 
 use super::{Inner, RECEIVE, RemoteErrorKind, Result};
 use crate::net::MESSAGE_BYTES;
@@ -35,9 +35,7 @@ impl Inner {
             if self.waited_for.remove(&id).is_some() {
                 self.finished.insert(id, completion);
             } else if let Err(error) = completion.check() {
-                self.lost = true;
-                self.fault.get_or_insert(error);
-                return Err(error.into());
+                return self.failed(error);
             }
             return Ok(());
         }
@@ -141,10 +139,22 @@ impl Inner {
             return Err(RemoteErrorKind::TimedOut(self.options.patience, "an RDMA request"));
         }
         let completion = self.finished.remove(&ticket.0).expect("just found");
-        if let Err(error) = completion.check() {
-            self.lost = true;
-            return Err(error.into());
+        match completion.check() {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                self.failed(error)?;
+                // Flushed, because another one failed.
+                Err(self.fault.unwrap_or(error).into())
+            }
         }
-        Ok(())
+    }
+
+    /// Notes that a request failed, which ends the connection; an error if it says why. A request that was flushed does not.
+    fn failed(&mut self, error: WorkError) -> Result<()> {
+        self.lost = true;
+        if error.status == Status::WorkRequestFlushedError {
+            return Ok(());
+        }
+        Err((*self.fault.get_or_insert(error)).into())
     }
 }
