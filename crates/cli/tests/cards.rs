@@ -153,7 +153,7 @@ fn watch_is_a_live_view_of_the_terminals_size() {
     let watch = |rows: u32| {
         let program = env!("CARGO_BIN_EXE_millstream");
         let command = format!(
-            "stty rows {rows} cols 100; exec timeout -s INT 1 {program} card watch {} --every 0.1",
+            "stty rows {rows} cols 100; exec timeout -s INT 2 {program} card watch {} --every 0.1",
             card.address
         );
         let output = Command::new("script")

@@ -104,7 +104,7 @@ impl Terminal {
                 lines.len() - shown
             ));
         }
-        print!("\x1b[H{}\x1b[J", drawn.join("\r\n"));
+        print!("\x1b[H{}\x1b[J", drawn.join("\n"));
     }
 }
 
