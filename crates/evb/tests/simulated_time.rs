@@ -4,11 +4,12 @@
 mod sim;
 
 use millstream_evb::core::account::Law;
+use millstream_evb::core::shape::Shape;
 use millstream_evb::core::types::Rule;
 use millstream_evb::core::{BuIndex, EventNumber, Plan, RuIndex, StopCause, Unit};
 use proptest::prelude::*;
 use sim::{Failure, Fault, Outcome, Sabotage, Scenario, run};
-use std::num::{NonZeroU16, NonZeroU64};
+use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
 use std::time::Duration;
 
 fn nonzero(n: u16) -> NonZeroU16 {
@@ -23,6 +24,8 @@ fn plan(sources: &[u16], slots: &[u16], events: u64, batch: u16, window: u16) ->
         sources: sources.iter().copied().map(nonzero).collect(),
         slots: slots.iter().copied().map(nonzero).collect(),
         window: nonzero(window),
+        under_way: NonZeroU32::MAX,
+        shape: Shape::Rotation,
         timeout: Duration::from_millis(100),
         drain: Duration::from_millis(20),
     }
@@ -39,10 +42,15 @@ fn any_scenario() -> impl Strategy<Value = Scenario> {
         1u64..400,
         prop_oneof![1u16..8, 1u16..=256],
         1u16..4,
+        (prop_oneof![Just(u32::MAX), 1u32..6], any::<bool>()),
     );
     (units, any::<u64>(), prop_oneof![Just(0u16), 0u16..300], prop_oneof![Just(0u16), 0u16..100]).prop_map(
-        |((sources, slots, events, batch, window), seed, missing, corrupt)| Scenario {
-            plan: plan(&sources, &slots, events, batch, window),
+        |((sources, slots, events, batch, window, (under_way, shaped)), seed, missing, corrupt)| Scenario {
+            plan: Plan {
+                under_way: NonZeroU32::new(under_way).expect("the range is positive"),
+                shape: if shaped { Shape::Rotation } else { Shape::Assignment },
+                ..plan(&sources, &slots, events, batch, window)
+            },
             missing,
             corrupt,
             seed,

@@ -3,6 +3,7 @@
 use super::error::{ConfigError, Problem};
 use super::file::{Builder, Card, Config};
 use super::setup::{BuilderSetup, CardSetup, Kernel, Landing, OutputSetup, ReadoutSetup, Setup};
+use crate::core::shape::Shape;
 use crate::core::{Bytes, EventNumber, Plan, RuIndex};
 use crate::layout::{KernelAreas, PacketTooLong, SlotLayout, SourceShape, landing_bytes};
 use millstream_card::geometry::Geometry;
@@ -11,7 +12,7 @@ use millstream_card::kernel::slot::MAX_SOURCES;
 use millstream_fragment::SourceId;
 use millstream_fragment::stream::Stream;
 use std::net::TcpListener;
-use std::num::{NonZeroU16, NonZeroU64};
+use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -174,6 +175,15 @@ impl Config {
             sources: inputs.counts.clone(),
             slots: slots.collect::<Result<_, _>>()?,
             window: NonZeroU16::new(u16::try_from(window).unwrap_or(u16::MAX)).unwrap_or(NonZeroU16::MIN),
+            // Whatever the windows allow, if nothing else is said.
+            under_way: u32::try_from(value(&run.under_way, u64::MAX))
+                .ok()
+                .and_then(NonZeroU32::new)
+                .unwrap_or(NonZeroU32::MAX),
+            shape: match run.shape.as_ref().map(|shape| shape.get_ref().as_str()) {
+                Some("assignment") => Shape::Assignment,
+                _ => Shape::Rotation,
+            },
             timeout: Duration::from_millis(value(&run.timeout_ms, DEFAULT_TIMEOUT_MS)),
             drain: Duration::from_millis(value(&run.drain_ms, DEFAULT_DRAIN_MS)),
         };

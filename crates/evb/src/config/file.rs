@@ -47,6 +47,8 @@ pub(super) struct Run {
     pub(super) replay: Option<Spanned<u64>>,
     pub(super) batch: Spanned<u64>,
     pub(super) window: Option<Spanned<u64>>,
+    pub(super) under_way: Option<Spanned<u64>>,
+    pub(super) shape: Option<Spanned<String>>,
     pub(super) timeout_ms: Option<Spanned<u64>>,
     pub(super) drain_ms: Option<Spanned<u64>>,
     pub(super) spin_us: Option<Spanned<u64>>,
@@ -161,6 +163,10 @@ impl Config {
         self.check_range("run.batch", Some(&run.batch), 1..=MAX_BATCH)?;
         self.check_range("run.replay", run.replay.as_ref(), 1..=u64::MAX)?;
         self.check_range("run.window", run.window.as_ref(), 1..=MAX_SLOTS)?;
+        self.check_range("run.under_way", run.under_way.as_ref(), 1..=u64::from(u32::MAX))?;
+        if let Some(shape) = &run.shape {
+            self.check_value("run.shape", shape, &["rotation", "assignment"])?;
+        }
         self.check_range("run.timeout_ms", run.timeout_ms.as_ref(), 1..=MAX_MILLISECONDS)?;
         self.check_range("run.drain_ms", run.drain_ms.as_ref(), 1..=MAX_MILLISECONDS)?;
         self.check_range("run.spin_us", run.spin_us.as_ref(), 0..=MAX_SPIN)?;

@@ -10,7 +10,7 @@ use super::ledger::Ledger;
 use super::message::{Assignment, Message};
 use super::plan::{Batch, Plan};
 use super::report::{BuilderReport, BuilderView, ManagerReport, OpenBatch, ReadoutReport};
-use super::shape::Rotation;
+use super::shape::{Rotation, Shape};
 use super::types::{BatchId, BuIndex, Life, Nanos, RuIndex, Rule, SlotIndex, StopCause, Unit};
 use std::collections::VecDeque;
 
@@ -132,6 +132,8 @@ impl<Report> Answer<Report> {
 pub struct Manager {
     plan: Plan,
     next_batch: BatchId,
+    /// Batches before this one may be assigned.
+    released: u64,
     batches_done: u64,
     done: Totals,
     slots: Vec<(Life, Slot)>,
@@ -170,6 +172,7 @@ impl Manager {
             .collect();
         Manager {
             next_batch: BatchId(0),
+            released: u64::MAX,
             batches_done: 0,
             done: Totals::default(),
             slots: vec![(Life(0), Slot::Busy); base],
@@ -241,6 +244,18 @@ impl Manager {
         self.advance(now);
     }
 
+    /// Data taking: the events of so many batches have been taken, no later ones. Whoever never says so has all
+    /// events at hand from the start.
+    ///
+    /// Where traffic is shaped, batches are given out in rounds, one for each builder unit (see [`shape`](super::shape)).
+    pub fn handle_taken(&mut self, batches: u64) {
+        let all = self.plan.batches().get();
+        self.released = match self.plan.shape {
+            Shape::Rotation if batches < all => batches - batches % self.builders.len() as u64,
+            _ => batches,
+        };
+    }
+
     /// Someone wants the run to end.
     pub fn handle_stop_request(&mut self, now: Nanos) {
         self.stop(StopCause::Requested, now);
@@ -269,7 +284,7 @@ impl Manager {
         if let Some(transmit) = self.outbox.pop_front() {
             return Some(transmit);
         }
-        if self.phase != Phase::Running {
+        if self.phase != Phase::Running || self.next_batch.0 >= self.released {
             return None;
         }
         let batch = self.plan.batch(self.next_batch)?;
@@ -540,6 +555,18 @@ mod tests {
         grant(&mut manager, 1, 0, 1);
         assert_eq!(assigned(&mut manager), [(0, 0, 1), (1, 1, 0), (2, 0, 0)]);
         assert_eq!(manager.progress().assigned, 3);
+    }
+
+    #[test]
+    fn what_has_been_taken_is_given_out_in_rounds_and_the_last_may_be_short() {
+        let mut manager = manager(&[3, 3]);
+        (0..3).for_each(|slot| (0..2).for_each(|builder| grant(&mut manager, builder, slot, 1)));
+        manager.handle_taken(1);
+        assert_eq!(assigned(&mut manager), []);
+        manager.handle_taken(2);
+        assert_eq!(assigned(&mut manager), [(0, 0, 0), (1, 1, 0)]);
+        manager.handle_taken(3);
+        assert_eq!(assigned(&mut manager), [(2, 0, 1)]);
     }
 
     fn rule_broken_by(messages: &[(u16, Message)]) -> Rule {

@@ -1,13 +1,13 @@
 //! A readout unit: which batch to send next, what was sent where, and when to stop.
 //!
-//! The unit's assignments wait in one queue per builder unit. [`Rotation`] decides whose queue is served
-//! next; within a queue the order is the manager's. A batch is sent by writing the packet of each source
+//! The unit's assignments wait in one queue per builder unit. The plan's [`Shape`](super::shape::Shape) decides
+//! whose queue is served next; within a queue the order is the manager's. A batch is sent by writing the packet of each source
 //! to its place in the slot, the last write carrying the batch's [`Immediate`].
 
 use super::message::{Assignment, Message};
 use super::plan::Plan;
 use super::report::{Posted, ReadoutReport, Sent};
-use super::shape::Rotation;
+use super::shape::Turns;
 use super::types::{BuIndex, Bytes, Immediate, Life, Nanos, RuIndex, Rule, SlotIndex, StopCause, Unit};
 use std::collections::VecDeque;
 
@@ -68,7 +68,7 @@ pub struct Readout {
     index: RuIndex,
     plan: Plan,
     peers: Vec<Peer>,
-    rotation: Rotation,
+    turns: Turns,
     outstanding: u32,
     fragments_read: u64,
     bytes_read: u64,
@@ -96,7 +96,7 @@ impl Readout {
         Readout {
             index,
             peers: peers.collect(),
-            rotation: Rotation::new(plan.builders(), index.index()),
+            turns: Turns::new(plan.shape, plan.builders(), index.index()),
             outstanding: 0,
             fragments_read: 0,
             bytes_read: 0,
@@ -138,12 +138,13 @@ impl Readout {
         self.stop(StopCause::Lost(Unit::Manager), now);
     }
 
-    /// The next batch to send, if there is one whose builder unit has room in its window.
+    /// The next batch to send, if there is one whose builder unit has room in its window, and fewer are under way
+    /// than may be.
     pub fn poll_send(&mut self) -> Option<Send> {
-        if self.phase != Phase::Running {
+        if self.phase != Phase::Running || self.outstanding >= self.plan.under_way.get() {
             return None;
         }
-        let turn = self.rotation.take_turn()?;
+        let turn = self.turns.take()?;
         let peer = &mut self.peers[turn];
         let assignment =
             peer.waiting.pop_front().expect("a builder unit is ready only while a batch waits for it");
@@ -247,6 +248,7 @@ impl Readout {
         }
         place.assigned = life;
         peer.waiting.push_back(assignment);
+        self.turns.add(builder.index());
         self.update_ready(builder);
         Ok(())
     }
@@ -254,7 +256,7 @@ impl Readout {
     fn update_ready(&mut self, builder: BuIndex) {
         let peer = &self.peers[builder.index()];
         let ready = peer.reachable && !peer.waiting.is_empty() && peer.outstanding < self.plan.window.get();
-        self.rotation.set_ready(builder.index(), ready);
+        self.turns.set_ready(builder.index(), ready);
     }
 
     /// The writes of one batch to that slot are no longer outstanding.
@@ -350,6 +352,30 @@ mod tests {
         assert_eq!([post(&mut readout), post(&mut readout)], [Some(2), None]);
         readout.handle_completed(BuIndex(1), SlotIndex(0));
         assert_eq!(post(&mut readout), Some(3));
+    }
+
+    #[test]
+    fn no_more_is_under_way_than_may_be() {
+        let mut readout = readout();
+        readout.plan.under_way = std::num::NonZeroU32::MIN;
+        assign(&mut readout, 0, 0, 0, 1);
+        assign(&mut readout, 1, 1, 0, 1);
+        assert_eq!([post(&mut readout), post(&mut readout)], [Some(1), None]);
+        readout.handle_completed(BuIndex(1), SlotIndex(0));
+        assert_eq!([post(&mut readout), post(&mut readout)], [Some(0), None]);
+    }
+
+    #[test]
+    fn without_a_shape_the_order_is_that_of_assignment_past_full_windows() {
+        let mut plan = small(&[2, 3], &[3, 2], 100, 4);
+        (plan.shape, plan.window) = (super::super::shape::Shape::Assignment, std::num::NonZeroU16::MIN);
+        let mut readout = Readout::new(RuIndex(1), plan, NOW);
+        for (batch, builder, slot) in [(0, 0, 0), (1, 0, 1), (2, 1, 0), (3, 0, 2)] {
+            assign(&mut readout, batch, builder, slot, 1);
+        }
+        assert_eq!([post(&mut readout), post(&mut readout), post(&mut readout)], [Some(0), Some(2), None]);
+        readout.handle_completed(BuIndex(0), SlotIndex(0));
+        assert_eq!([post(&mut readout), post(&mut readout)], [Some(1), None]);
     }
 
     #[test]

@@ -24,6 +24,7 @@
 //! conservation law. Every wait in it is bounded, and a unit that does not answer counts as lost.
 //!
 //! Read [`types`] and [`message`] first, then [`manager`], [`readout`], [`builder`], then [`ledger`].
+#![forbid(unsafe_code)]
 
 pub mod account;
 pub mod builder;

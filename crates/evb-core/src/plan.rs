@@ -1,5 +1,6 @@
 //! What all units of a run agree on before it starts.
 
+use super::shape::Shape;
 use super::types::{BatchId, BuIndex, EventNumber, RuIndex, SlotIndex};
 use serde::{Deserialize, Serialize};
 use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
@@ -20,6 +21,11 @@ pub struct Plan {
     pub slots: Vec<NonZeroU16>,
     /// Batches that a readout unit may have posted but not completed towards one builder unit.
     pub window: NonZeroU16,
+    /// Batches that a readout unit may have posted but not completed towards all builder units together:
+    /// what is posted is in the adapter's hands, and turns are only taken until then.
+    pub under_way: NonZeroU32,
+    /// Whose turn it is to get a batch.
+    pub shape: Shape,
     /// How long an assigned batch may take to arrive whole, and then to be processed. Also how long a
     /// unit believes in a silent manager.
     pub timeout: Duration,
@@ -137,6 +143,8 @@ pub(crate) fn small(sources: &[u16], slots: &[u16], events: u64, batch: u16) -> 
         sources: sources.iter().map(|&s| NonZeroU16::new(s).unwrap()).collect(),
         slots: slots.iter().map(|&s| NonZeroU16::new(s).unwrap()).collect(),
         window: NonZeroU16::new(4).unwrap(),
+        under_way: NonZeroU32::MAX,
+        shape: Shape::Rotation,
         timeout: Duration::from_millis(100),
         drain: Duration::from_millis(50),
     }

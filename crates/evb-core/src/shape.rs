@@ -6,6 +6,58 @@
 //! transfer of readout unit i goes to builder unit (i + s) mod M, a permutation at every step. Who has
 //! nothing to do is skipped, so no link waits for the shape, and everyone with work has a turn after at
 //! most M − 1 others.
+//!
+//! Turns stay apart only as long as readout units have work for all. If events come one batch after the other
+//! and all readout units were idle, all would send the next batch at once, and then, all at the same turn, the
+//! next. So the manager gives batches out in whole rounds when it is told [what has been taken](
+//! super::Manager::handle_taken).
+
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+
+/// The order in which a readout unit serves builder units.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Shape {
+    /// Shaped: in rotation, each readout unit from another start.
+    #[default]
+    Rotation,
+    /// Not shaped: in the order of assignment, which is the same for all readout units.
+    Assignment,
+}
+
+/// Whose turn it is, by a plan's [`Shape`].
+#[derive(Clone, Debug)]
+pub(crate) struct Turns {
+    rotation: Rotation,
+    /// Parties in the order in which work for them came, if that decides.
+    order: Option<VecDeque<u16>>,
+}
+
+impl Turns {
+    pub(crate) fn new(shape: Shape, len: usize, start: usize) -> Turns {
+        let order = (shape == Shape::Assignment).then(VecDeque::new);
+        Turns { rotation: Rotation::new(len, start), order }
+    }
+
+    /// There is one more piece of work for the party.
+    pub(crate) fn add(&mut self, party: usize) {
+        if let Some(order) = &mut self.order {
+            order.push_back(party as u16);
+        }
+    }
+
+    pub(crate) fn set_ready(&mut self, party: usize, ready: bool) {
+        self.rotation.set_ready(party, ready);
+    }
+
+    /// The party whose turn it is; one piece of work for it is taken.
+    pub(crate) fn take(&mut self) -> Option<usize> {
+        let Some(order) = &mut self.order else { return self.rotation.take_turn() };
+        let first = order.iter().position(|&party| self.rotation.is_ready(party.into()))?;
+        order.remove(first).map(usize::from)
+    }
+}
 
 /// Cyclic turns among `len` parties, some of which are ready.
 ///
@@ -32,6 +84,10 @@ impl Rotation {
         let bit = 1 << (party % 64);
         let word = &mut self.ready[party / 64];
         *word = if ready { *word | bit } else { *word & !bit };
+    }
+
+    fn is_ready(&self, party: usize) -> bool {
+        self.ready[party / 64] >> (party % 64) & 1 == 1
     }
 
     /// The party whose turn it is; the next turn goes to someone after it if anyone else is ready.
