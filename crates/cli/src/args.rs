@@ -134,6 +134,10 @@ pub(crate) enum ModelCommand {
         #[command(flatten)]
         settings: Settings,
     },
+    /// Run the event builder's own core on a site, in virtual time: assignment, credits, shaping, slots, the account
+    ///
+    /// Without a site it is LHCb's, 500 nodes for one second of data taking.
+    EventBuilder(ModelledEventBuilder),
     /// Say what a flow reaches on a site, where its bottleneck is, and what would come next
     ///
     /// A flow is VERB CLIENT SERVER [BYTES]; client and server are hosts, or cards as host.card:
@@ -148,6 +152,62 @@ pub(crate) enum ModelCommand {
         #[command(flatten)]
         settings: Settings,
     },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ModelledEventBuilder {
+    /// The site file
+    pub(crate) site: Option<PathBuf>,
+    /// The site's first nodes only
+    #[arg(long)]
+    pub(crate) nodes: Option<u16>,
+    /// Data taking
+    #[arg(long, default_value_t = 1.0)]
+    pub(crate) seconds: f64,
+    /// Events a second
+    #[arg(long, default_value_t = 40e6, value_name = "HZ")]
+    pub(crate) rate: f64,
+    /// All events are at hand from the start: how fast can it be?
+    #[arg(long)]
+    pub(crate) at_hand: bool,
+    /// Consecutive events per multi-fragment packet
+    #[arg(long, default_value_t = 600)]
+    pub(crate) batch: u16,
+    /// Mean payload of a fragment
+    #[arg(long, default_value_t = 200.0, value_name = "BYTES")]
+    pub(crate) fragment: f64,
+    /// Batches that a builder unit can hold at a time
+    #[arg(long, default_value_t = 20)]
+    pub(crate) slots: u16,
+    /// Batches under way from a readout unit to one builder unit
+    #[arg(long, default_value_t = 8)]
+    pub(crate) window: u16,
+    /// Batches under way from a readout unit
+    #[arg(long, default_value_t = 4)]
+    pub(crate) under_way: u32,
+    /// Do not shape traffic: every readout unit sends in the order of assignment
+    #[arg(long)]
+    pub(crate) unshaped: bool,
+    /// Packet by packet: for few nodes and milliseconds
+    #[arg(long)]
+    pub(crate) packets: bool,
+    /// A builder unit that is so many times slower, as 3=10
+    #[arg(long, value_name = "NODE=FACTOR")]
+    pub(crate) slow: Vec<String>,
+    /// Of so many batches one lacks a fragment at its source
+    #[arg(long, default_value_t = 0, value_name = "BATCHES")]
+    pub(crate) missing_every: u64,
+    /// Of so many batches one has a fragment with a wrong checksum
+    #[arg(long, default_value_t = 0, value_name = "BATCHES")]
+    pub(crate) corrupt_every: u64,
+    /// End the run at this time of it, whatever is under way
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) stop_at: Option<f64>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) settings: Settings,
 }
 
 #[derive(Debug, Args)]

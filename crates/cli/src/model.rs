@@ -11,6 +11,8 @@ use millstream_model::{Parameters, table};
 
 use crate::args::{ModelCommand, Settings};
 
+mod event_builder;
+
 fn parameters(settings: &Settings) -> Result<Parameters, Box<dyn Error>> {
     let mut parameters = Parameters::shipped();
     for setting in &settings.set {
@@ -53,6 +55,9 @@ pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
                 millstream_report::save(&out.join(name).with_extension("csv"), &chart.csv())?;
             }
             println!("written to {}", out.display());
+        }
+        ModelCommand::EventBuilder(options) => {
+            return event_builder::run(options, &parameters(&options.settings)?);
         }
         ModelCommand::Explain { site, flow, settings } => {
             let site = millstream_site::load(site)?;

@@ -2,12 +2,12 @@
 
 use crate::calibrate::spread;
 use crate::engine::{Picos, Rate};
-use crate::flow::Fluid;
 use crate::parameters::Parameters;
 use crate::rows::stencil_rate;
 use crate::setup::setup;
 use crate::sites::{shipped, shipped_with};
 use crate::tool::apenet;
+use crate::tool::event_builder::{self, Shape};
 use crate::tool::torus::{Torus, all_to_all, small};
 use crate::tool::verbs::{Verb, bandwidth};
 use millstream_report::chart::{Chart, Series};
@@ -83,48 +83,30 @@ pub fn torus(p: &Parameters) -> Torus {
     }
 }
 
-/// An event builder at flow level: every node sends one chunk to every node, over and over. Shaped, node i
-/// sends to i + phase; unshaped, all send to the same node first. `window` chunks of a node are under way at once.
-/// Returns a node's rate.
-#[must_use]
-pub fn event_builder(nodes: u32, shaped: bool, window: u32, chunk: u64, rate: Rate) -> Rate {
-    const ROUNDS: u32 = 4;
-    let mut fluid = Fluid::new();
-    let up: Vec<_> = (0..nodes).map(|_| fluid.link(rate)).collect();
-    let down: Vec<_> = (0..nodes).map(|_| fluid.link(rate)).collect();
-    let ways: Vec<_> = (0..nodes * nodes)
-        .map(|k| fluid.way(&[up[(k / nodes) as usize], down[(k % nodes) as usize]], Picos::from_nanos(500.0)))
-        .collect();
-    let mut sent = vec![0u32; nodes as usize];
-    let start = |fluid: &mut Fluid, node: u32, sent: &mut Vec<u32>| {
-        let turn = sent[node as usize];
-        if turn < nodes * ROUNDS {
-            sent[node as usize] += 1;
-            let to = if shaped { (node + turn) % nodes } else { turn % nodes };
-            fluid.start(ways[(node * nodes + to) as usize], chunk, u64::from(node));
-        }
-    };
-    for node in 0..nodes {
-        (0..window).for_each(|_| start(&mut fluid, node, &mut sent));
-    }
-    let mut last = Picos::ZERO;
-    while let Some((at, node)) = fluid.next_end() {
-        last = at;
-        start(&mut fluid, node as u32, &mut sent);
-    }
-    Rate(f64::from(nodes * ROUNDS) * chunk as f64 / last.seconds())
+/// What each node of LHCb's event builder gets over the network when all events are at hand.
+fn event_builder(p: &Parameters, nodes: u16, shape: Shape) -> Rate {
+    let mut setup = event_builder::Setup::of(&shipped("event-builder-500"), p, Some(nodes))
+        .unwrap_or_else(|error| panic!("the shipped site builds events: {error}"));
+    // So many batches for each builder unit that every slot is used several times.
+    setup.configuration.slots = 4;
+    setup.configuration.shape = shape;
+    (setup.load.rate, setup.load.events) = (None, 24 * u64::from(nodes) * u64::from(setup.load.batch));
+    let outcome = event_builder::run(&setup, event_builder::Level::Flows)
+        .unwrap_or_else(|error| panic!("the shipped site builds events: {error}"));
+    Rate(outcome.network_rate().0 / f64::from(nodes))
 }
 
-fn builder() -> Chart {
-    let nodes = powers(1, 6);
-    let rate = Rate::gigabits(97.0);
-    let line = |name: &str, shaped, window| {
-        series(name, &nodes, move |n| event_builder(n as u32, shaped, window, 120_000, rate).as_gigabits())
-    };
+fn builder(p: &Parameters) -> Chart {
+    let nodes = powers(1, 7);
+    let line =
+        |name: &str, shape| series(name, &nodes, move |n| event_builder(p, n as u16, shape).as_gigabits());
+    let load = event_builder::Load::lhcb(1.0);
+    let needed = 40e6 * load.fragment * 8e-9;
     let lines = vec![
-        line("shaped, 1 chunk under way", true, 1),
-        line("unshaped, 1 chunk under way", false, 1),
-        line("unshaped, 4 chunks under way", false, 4),
+        line("shaped: in rotation", Shape::Rotation),
+        line("not shaped: in the order of assignment", Shape::Assignment),
+        // What a node sends to itself does not travel.
+        series("40 MHz of events take", &nodes, |n| needed * (n - 1.0) / n),
     ];
     chart("Event builder by number of nodes", "nodes", "each node receives [Gb/s]", true, lines)
 }
@@ -235,7 +217,7 @@ pub fn all(p: &Parameters, mut progress: impl FnMut(&str)) -> Vec<Figure> {
         ];
         chart("ib_write_bw by buffer size", "buffer [B]", "bandwidth [Gb/s]", true, lines)
     });
-    draw("event-builder", &builder);
+    draw("event-builder", &|| builder(p));
     draw("watchdog", &|| watchdog(p));
     figures
 }

@@ -2,6 +2,7 @@
 
 mod card;
 mod evb;
+mod event_builder;
 mod model;
 mod scale;
 mod stencil;

@@ -109,6 +109,7 @@ pub(crate) fn run(out: &Path, rounds: usize) -> Result<Table, Box<dyn Error>> {
         let messages = f64::from(hosts * (hosts - 1) * 16);
         table.push(Figure::alone(format!("flows, {hosts} hosts × 16"), messages / time * 1e-6, "M/s"));
     }
+    super::event_builder::cost(&mut table)?;
     match compile(out) {
         Err(why) => println!("SimGrid is not beside the flow level: {why}"),
         Ok(program) => {

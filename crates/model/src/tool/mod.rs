@@ -2,6 +2,7 @@
 
 pub mod apenet;
 pub mod dma;
+pub mod event_builder;
 pub mod hbm;
 pub mod mic;
 pub mod torus;

@@ -1,0 +1,58 @@
+//! `millstream model event-builder`.
+
+use std::process::{Command, Output};
+
+fn model(arguments: &[&str]) -> Output {
+    let program = env!("CARGO_BIN_EXE_millstream");
+    let arguments = ["model", "event-builder"].iter().chain(arguments);
+    Command::new(program).args(arguments).output().expect("the program starts")
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&[output.stdout.as_slice(), output.stderr.as_slice()].concat()).into_owned()
+}
+
+#[test]
+fn it_prints_what_was_built_and_the_account() {
+    let output = model(&["--nodes", "8", "--seconds", "0.005", "--missing-every", "100"]);
+    let text = said(&output);
+    assert!(output.status.success(), "{text}");
+    for part in [
+        "8 nodes, shaped, flow level",
+        "events built",
+        "fragment missing at source",
+        "conservation law: holds",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
+fn programs_read_json() {
+    let output =
+        model(&["--nodes", "4", "--seconds", "0.002", "--packets", "--at-hand", "--unshaped", "--json"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let run: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one object");
+    assert_eq!(run["nodes"], 4);
+    assert_eq!(run["account"]["built"]["events"], 80_000);
+    assert!(run["built_bits_per_s"].as_f64() > Some(1e9) && run["busiest"].as_f64() <= Some(1.0), "{run}");
+    assert!(run["peak_bytes"].as_u64() > Some(1 << 20), "{run}");
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    for (arguments, why) in [
+        (vec!["--nodes", "501"], "the site has 500 hosts"),
+        (vec!["--nodes", "4", "--batch", "0"], "batch = 0: must be 1 or more"),
+        (vec!["--nodes", "4", "--seconds", "0"], "must be 1 to 10^15"),
+        (vec!["--nodes", "4", "--slow", "x"], "expected NODE=FACTOR"),
+        (vec!["no/such/site.toml"], "no/such/site.toml"),
+    ] {
+        let output = model(&arguments);
+        let text = said(&output);
+        assert!(
+            !output.status.success() && text.contains(why) && !text.contains("panicked"),
+            "{arguments:?}: {text}"
+        );
+    }
+}

@@ -1,0 +1,198 @@
+//! The event builder's own core on a modelled network.
+
+use millstream_model::Parameters;
+use millstream_model::engine::Picos;
+use millstream_model::sites::shipped;
+use millstream_model::tool::event_builder::{Level, Outcome, Setup, Shape, Slow, run};
+use proptest::prelude::*;
+
+/// LHCb's nodes, all events at hand.
+fn saturated(nodes: u16, batches_each: u64) -> Setup {
+    let mut setup = Setup::of(&shipped("event-builder-500"), &Parameters::shipped(), Some(nodes)).unwrap();
+    setup.load.rate = None;
+    setup.load.events = batches_each * u64::from(nodes) * u64::from(setup.load.batch);
+    setup
+}
+
+/// LHCb's nodes at 40 MHz for a while.
+fn taking(nodes: u16, seconds: f64) -> Setup {
+    let mut setup = Setup::of(&shipped("event-builder-500"), &Parameters::shipped(), Some(nodes)).unwrap();
+    setup.load.events = (40e6 * seconds) as u64;
+    setup
+}
+
+fn sound(setup: &Setup, level: Level) -> Outcome {
+    let outcome = run(setup, level).unwrap();
+    let account = &outcome.account;
+    assert!(account.is_closed(), "{account}");
+    let kept = account.built.fragments + account.incomplete_total().fragments;
+    assert_eq!(account.fragments_read(), kept + account.discarded_total().fragments, "{account}");
+    outcome
+}
+
+fn whole(setup: &Setup, level: Level) -> Outcome {
+    let outcome = sound(setup, level);
+    assert!(outcome.account.is_success(), "{}", outcome.account);
+    assert_eq!(outcome.account.assigned_events, Some(setup.load.events));
+    assert_eq!(outcome.account.fragments_read(), setup.load.events * u64::from(setup.nodes));
+    outcome
+}
+
+fn rate(outcome: &Outcome) -> f64 {
+    outcome.network_rate().as_gigabits()
+}
+
+#[test]
+fn a_run_is_a_function_of_its_setup() {
+    for level in [Level::Flows, Level::Packets] {
+        let setup = saturated(4, 10);
+        let first = run(&setup, level).unwrap();
+        assert_eq!(first, run(&setup, level).unwrap());
+        let other = run(&Setup { seed: 2, ..setup }, level).unwrap();
+        assert_ne!(first.end, other.end, "the seed draws the fragments' sizes");
+    }
+}
+
+#[test]
+fn both_levels_agree_shaped_and_not() {
+    let mut off = Vec::new();
+    for nodes in [4, 8] {
+        for shape in [Shape::Rotation, Shape::Assignment] {
+            let mut setup = saturated(nodes, 40);
+            setup.configuration.shape = shape;
+            let [packets, flows] = [Level::Packets, Level::Flows].map(|level| rate(&whole(&setup, level)));
+            off.push((nodes, shape, packets, flows, flows / packets - 1.0));
+        }
+    }
+    assert!(
+        off.iter().all(|(.., off)| off.abs() < 0.05),
+        "nodes, shape, Gb/s by packets, by flows, off: {off:#?}"
+    );
+}
+
+#[test]
+fn both_levels_agree_on_how_long_a_batch_takes() {
+    let setup = taking(8, 0.004);
+    let [packets, flows] = [Level::Packets, Level::Flows].map(|level| whole(&setup, level));
+    let off = flows.delay[0].seconds() / packets.delay[0].seconds() - 1.0;
+    assert!(off.abs() < 0.05, "{} by packets, {} by flows", packets.delay[0], flows.delay[0]);
+}
+
+#[test]
+fn a_shaped_event_builder_keeps_up_with_40_megahertz() {
+    let outcome = whole(&taking(32, 0.02), Level::Flows);
+    // It is as far behind at the end as at any time: a few rounds.
+    let late = outcome.end.seconds() - 0.02;
+    assert!((0.0..0.002).contains(&late), "{late} s after the last event");
+    assert!(outcome.most_held < 4 * 32, "{} batches held", outcome.most_held);
+}
+
+#[test]
+fn without_shaping_less_is_built() {
+    let shaped = whole(&saturated(16, 20), Level::Flows);
+    let mut setup = saturated(16, 20);
+    setup.configuration.shape = Shape::Assignment;
+    let unshaped = whole(&setup, Level::Flows);
+    assert!(rate(&unshaped) < 0.8 * rate(&shaped), "{} against {}", rate(&unshaped), rate(&shaped));
+}
+
+/// A builder unit whose kernel is slow keeps its slots longer, so it has fewer credits to give, and the manager gives
+/// its batches to others.
+#[test]
+fn credits_keep_batches_from_a_slow_builder_unit() {
+    let mut setup = saturated(8, 40);
+    setup.configuration.slots = 4;
+    let fast = whole(&setup, Level::Flows);
+    let batch = 8.0 * f64::from(setup.load.batch) * setup.load.fragment;
+    // Slow enough that a fair share would take ten times as long as the whole run does.
+    let span = 10.0 * fast.span.seconds() / 40.0;
+    setup.slow = vec![Slow { builder: 3, factor: span * setup.kernel.0 / batch }];
+    let slow = whole(&setup, Level::Flows);
+    let batches: Vec<u64> = slow.builders.iter().map(|builder| builder.batches).collect();
+    assert!(batches[3] < 12, "{batches:?}");
+    assert_eq!(batches.iter().sum::<u64>(), 320);
+    assert!(batches.iter().enumerate().all(|(at, &n)| at == 3 || n > 40), "{batches:?}");
+    assert!(slow.builders.iter().all(|builder| builder.most_slots <= 4));
+    // Far less than the time that a fair share would take.
+    assert!(slow.span.seconds() < 5.0 * fast.span.seconds(), "{} against {}", slow.span, fast.span);
+}
+
+#[test]
+fn flaws_of_events_are_in_the_account() {
+    let mut setup = saturated(4, 50);
+    (setup.load.missing_every, setup.load.corrupt_every) = (10, 25);
+    for level in [Level::Flows, Level::Packets] {
+        let outcome = sound(&setup, level);
+        let account = &outcome.account;
+        assert_eq!(account.incomplete.missing_at_source.events, 20, "{account}");
+        assert_eq!(account.incomplete.missing_at_source.fragments, 60, "{account}");
+        // Batches 24, 74 … lack none; 49, 99 … lack one, most likely of another event.
+        assert!((4..=8).contains(&account.discarded.corrupt.events), "{account}");
+        assert_eq!(account.built.fragments, 4 * account.built.events);
+    }
+}
+
+#[test]
+fn a_run_that_is_stopped_accounts_for_what_was_under_way() {
+    let mut setup = taking(8, 0.01);
+    setup.stop_at = Some(Picos::from_seconds(0.004_321));
+    for level in [Level::Flows, Level::Packets] {
+        let outcome = sound(&setup, level);
+        let account = &outcome.account;
+        assert!(!account.cause.is_success() && account.built.events > 0, "{account}");
+        assert!(account.assigned_events < Some(setup.load.events));
+        let lost = account.incomplete_total().fragments + account.discarded_total().fragments;
+        assert!(lost + account.withdrawn_events > 0, "{account}");
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_by_name() {
+    let p = Parameters::shipped();
+    let site = shipped("event-builder-500");
+    let refused = |change: fn(&mut Setup)| {
+        let mut setup = Setup::of(&site, &p, Some(4)).unwrap();
+        change(&mut setup);
+        run(&setup, Level::Flows).unwrap_err().to_string()
+    };
+    assert!(refused(|s| s.load.batch = 0).starts_with("batch = 0: must be"));
+    assert!(refused(|s| s.load.fragment = f64::NAN).starts_with("fragment = NaN: must be"));
+    assert!(refused(|s| s.load.rate = Some(-1.0)).starts_with("rate = -1: must be"));
+    assert!(refused(|s| s.configuration.slots = 0).starts_with("slots = 0: must be"));
+    assert!(
+        refused(|s| s.slow = vec![Slow { builder: 4, factor: 2.0 }]).contains("builder unit that there is")
+    );
+    assert!(Setup::of(&site, &p, Some(501)).unwrap_err().to_string().contains("the site has 500 hosts"));
+    assert!(Setup::of(&shipped("recipe-baseline"), &p, None).unwrap_err().to_string().contains("differ"));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Whatever the arrangement: no node takes more than its link, every batch is built once, no slot too many is used.
+    #[test]
+    fn no_flow_is_above_its_link(
+        nodes in 2u16..9,
+        batch in 1u16..400,
+        slots in 1u16..8,
+        under_way in 1u32..12,
+        shaped: bool,
+        fragment in 20.0f64..500.0,
+        packets: bool,
+        seed: u64,
+    ) {
+        let mut setup = saturated(nodes, 6);
+        setup.load.batch = batch;
+        setup.load.events = 6 * u64::from(nodes) * u64::from(batch) - u64::from(batch / 2);
+        (setup.load.fragment, setup.load.deviation) = (fragment, fragment / 10.0);
+        setup.configuration.slots = slots;
+        setup.configuration.under_way = under_way;
+        setup.configuration.shape = if shaped { Shape::Rotation } else { Shape::Assignment };
+        setup.seed = seed;
+        let outcome = whole(&setup, if packets { Level::Packets } else { Level::Flows });
+        prop_assert!(outcome.busiest <= 1.0, "{}", outcome.busiest);
+        prop_assert!(outcome.builders.iter().all(|builder| builder.most_slots <= slots));
+        prop_assert_eq!(outcome.builders.iter().map(|builder| builder.batches).sum::<u64>(), 6 * u64::from(nodes));
+        prop_assert_eq!(outcome.transfers, 6 * u64::from(nodes) * u64::from(nodes));
+    }
+}
