@@ -123,7 +123,7 @@ fn what_is_not_toml_or_has_unknown_keys_is_refused() {
     assert_eq!(
         refused("batch = 8", "batches = 8"),
         "run.toml:4: unknown field `batches`, expected one of `name`, `replay`, `batch`, `window`, \
-         `timeout_ms`, `drain_ms`, `spin_us`, `listen`, `device`"
+         `under_way`, `shape`, `timeout_ms`, `drain_ms`, `spin_us`, `listen`, `device`"
     );
     assert!(refused("[output]", "[outputs]").starts_with("run.toml:25: unknown field `outputs`"));
     assert!(refused("batch = 8", "batch = \"x\"").starts_with("run.toml:4: invalid type: string \"x\""));
