@@ -32,8 +32,16 @@ pub fn draw(site: &Site) -> String {
     let rows = kinds.iter().map(|(h, _, _)| h.sockets.len() + h.devices.len()).max().unwrap_or(1);
     let networks = site.switches.len() + site.tori.len();
     let bottom = TOP + rows as f64 * (BOX.1 + GAP) + 40.0;
-    let width = (kinds.len().max(networks).max(1) as f64 * (COLUMN + MARGIN) + MARGIN).max(560.0);
-    let height = bottom + if networks > 0 || !site.wires.is_empty() { BOX.1 + 60.0 } else { 0.0 };
+    // The last column's labels go on to its right.
+    let width = (kinds.len().max(networks).max(1) as f64 * (COLUMN + MARGIN) + MARGIN + 190.0).max(620.0);
+    let ports: Vec<(usize, usize)> = (kinds.iter())
+        .flat_map(|(host, first, _)| {
+            let adapters = (0..host.devices.len()).filter(|&d| host.devices[d].kind == DeviceKind::Adapter);
+            adapters.map(move |d| (*first, d))
+        })
+        .collect();
+    let cables = cables(site, &ports);
+    let height = bottom + height_below(site, cables.len());
     let mut svg = Svg::new(width, height, &site.name);
     svg.text((MARGIN, 30.0), Anchor::Start, Font::bold(18.0), &site.name);
     svg.text((MARGIN, 52.0), Anchor::Start, Font::new(12.0, "#59636e"), &site.description);
@@ -43,7 +51,6 @@ pub fn draw(site: &Site) -> String {
         let left = MARGIN + column as f64 * (COLUMN + MARGIN);
         frame(&mut svg, left - 8.0, TOP - 22.0, COLUMN, bottom - TOP, host, *count);
         let mut row = 0.0;
-        let mut places: Vec<Option<Placed>> = host.devices.iter().map(|_| None).collect();
         for (s, socket) in host.sockets.iter().enumerate() {
             let at = Placed { x: left, y: TOP + row * (BOX.1 + GAP) };
             let memory = socket.memory.map_or(String::new(), |m| format!(", {m}"));
@@ -88,11 +95,14 @@ pub fn draw(site: &Site) -> String {
                 if device.kind == DeviceKind::Adapter {
                     adapters.push((*first, d, Placed { x: here.x, y: here.y }));
                 }
-                places[d] = Some(here);
             }
         }
     }
-    networks_below(&mut svg, site, &adapters, bottom);
+    let places: Vec<&Placed> = (ports.iter())
+        .filter_map(|port| adapters.iter().find(|(host, device, _)| (*host, *device) == *port))
+        .map(|(_, _, place)| place)
+        .collect();
+    networks_below(&mut svg, site, &cables, &places, bottom);
     svg.finish()
 }
 
@@ -136,66 +146,108 @@ fn block(svg: &mut Svg, at: &Placed, fill: &str, title: &str, note: &str) {
     svg.text((at.x + 8.0, at.y + 35.0), Anchor::Start, Font::new(11.0, "#1f2328"), note);
 }
 
-fn networks_below(svg: &mut Svg, site: &Site, adapters: &[(usize, usize, Placed)], bottom: f64) {
-    let place = |i: usize| Placed { x: MARGIN + i as f64 * (COLUMN + MARGIN), y: bottom + 20.0 };
+/// A cable, or several alike, between what is drawn.
+struct Cable {
+    /// Adapters, as places in the list of those that are drawn.
+    adapters: Vec<usize>,
+    /// The box below that it leads to.
+    network: Option<usize>,
+    /// What is written along it.
+    label: String,
+}
+
+/// Cables of a site, each kind of host's once.
+fn cables(site: &Site, ports: &[(usize, usize)]) -> Vec<Cable> {
+    let kind = |host: usize| &site.hosts[host].kind;
+    // The adapter that is drawn for this one: the same of the first host of its kind.
+    let drawn =
+        |h: usize, d: usize| ports.iter().position(|&(host, device)| kind(host) == kind(h) && device == d);
+    let mut cables: Vec<Cable> = Vec::new();
+    let mut add = |cable: Cable| {
+        if !cables.iter().any(|known| known.adapters == cable.adapters && known.network == cable.network) {
+            cables.push(cable);
+        }
+    };
+    for wire in site.wires.iter().filter(|wire| wire.dimension.is_none()) {
+        let length = wire.length.map_or(String::new(), |length| format!(", {} m", length.0));
+        let rate = format!("{}{length}", wire.rate);
+        match (wire.from, wire.to) {
+            (End::Adapter(a, x), End::Adapter(b, y)) => {
+                let (Some(from), Some(to)) = (drawn(a.0, x.0), drawn(b.0, y.0)) else { continue };
+                let label = if from == to {
+                    format!("{} to {}: {rate}", site.hosts[a.0].name, site.hosts[b.0].name)
+                } else {
+                    rate
+                };
+                let mut ends = vec![from, to];
+                ends.sort_unstable();
+                ends.dedup();
+                add(Cable { adapters: ends, network: None, label });
+            }
+            (End::Adapter(host, device), End::Switch(switch))
+            | (End::Switch(switch), End::Adapter(host, device)) => {
+                let Some(from) = drawn(host.0, device.0) else { continue };
+                add(Cable { adapters: vec![from], network: Some(switch), label: rate });
+            }
+            (End::Switch(_), End::Switch(_)) => {}
+        }
+    }
+    for (i, torus) in site.tori.iter().enumerate() {
+        let mut ends: Vec<usize> = torus.nodes.iter().filter_map(|(h, d)| drawn(h.0, d.0)).collect();
+        ends.sort_unstable();
+        ends.dedup();
+        let label = format!("{} links a node, {} each", 2 * torus.dimensions.len(), torus.rate);
+        add(Cable { adapters: ends, network: Some(site.switches.len() + i), label });
+    }
+    cables
+}
+
+/// Room for one cable.
+const LANE: f64 = 22.0;
+
+/// Height of all that is below the hosts.
+fn height_below(site: &Site, cables: usize) -> f64 {
+    let boxes = if site.switches.is_empty() && site.tori.is_empty() { 0.0 } else { BOX.1 + 24.0 };
+    if cables == 0 { boxes } else { boxes + cables as f64 * LANE + 24.0 }
+}
+
+/// Cables go down beside their host's column, each on a lane of its own, then across below all hosts.
+fn networks_below(svg: &mut Svg, site: &Site, cables: &[Cable], places: &[&Placed], bottom: f64) {
+    let boxes = bottom + 10.0 + cables.len() as f64 * LANE;
+    let place = |i: usize| Placed { x: MARGIN + i as f64 * (COLUMN + MARGIN), y: boxes };
     for (i, switch) in site.switches.iter().enumerate() {
-        block(
-            svg,
-            &place(i),
-            "#ffebe9",
-            &switch.name,
-            &format!("{} ports, {}", switch.ports, switch.latency),
-        );
+        let note = format!("{} ports, {}", switch.ports, switch.latency);
+        block(svg, &place(i), "#ffebe9", &switch.name, &note);
     }
     for (i, torus) in site.tori.iter().enumerate() {
         let size = torus.dimensions.iter().map(u32::to_string).collect::<Vec<_>>().join(" × ");
-        block(
-            svg,
-            &place(site.switches.len() + i),
-            "#ffebe9",
-            &torus.name,
-            &format!("torus {size}, {} a link", torus.rate),
-        );
+        block(svg, &place(site.switches.len() + i), "#ffebe9", &torus.name, &format!("torus {size}"));
     }
-    let stroke: (&'static str, &dyn std::fmt::Display) = ("stroke", &"#0969da");
-    for (host, device, at) in adapters {
-        let edge = (at.x + BOX.0, at.y + BOX.1 / 2.0);
-        let torus =
-            site.tori.iter().position(|t| t.nodes.iter().any(|(h, d)| h.0 == *host && d.0 == *device));
-        if let Some(torus) = torus {
-            let to = place(site.switches.len() + torus);
-            svg.line(edge, (to.x + BOX.0 / 2.0, to.y), &[stroke]);
+    let stroke: [(&'static str, &dyn std::fmt::Display); 2] =
+        [("stroke", &"#0969da"), ("stroke-width", &"1.5")];
+    for (lane, cable) in cables.iter().enumerate() {
+        let across = bottom + 10.0 + lane as f64 * LANE;
+        let mut ends: Vec<f64> = Vec::new();
+        for &adapter in &cable.adapters {
+            let Some(at) = places.get(adapter) else { continue };
+            // The frame's right edge is where the column ends, whatever the depth of the tree.
+            let column = ((at.x - MARGIN) / (COLUMN + MARGIN)).floor();
+            let down = MARGIN + column * (COLUMN + MARGIN) + COLUMN - 16.0 - 7.0 * lane as f64;
+            svg.line((at.x + BOX.0, at.y + BOX.1 / 2.0), (down, at.y + BOX.1 / 2.0), &stroke);
+            svg.line((down, at.y + BOX.1 / 2.0), (down, across), &stroke);
+            ends.push(down);
         }
-        let mine = site.wires.iter().filter(|w| w.dimension.is_none());
-        for wire in mine {
-            let other = match (wire.from, wire.to) {
-                (End::Adapter(h, d), other) | (other, End::Adapter(h, d))
-                    if h.0 == *host && d.0 == *device =>
-                {
-                    other
-                }
-                _ => continue,
-            };
-            match other {
-                End::Switch(switch) => {
-                    let to = place(switch);
-                    svg.line(edge, (to.x + BOX.0 / 2.0, to.y), &[stroke]);
-                }
-                End::Adapter(h, d) => {
-                    // Both ends are drawn if they are of different kinds; else it is a cable within the kind.
-                    let low = (edge.0 + 6.0, bottom + 10.0);
-                    let to = adapters.iter().find(|(host, device, _)| (*host, *device) == (h.0, d.0));
-                    let end = to.map_or((low.0 + 60.0, low.1), |(_, _, p)| (p.x + BOX.0, p.y + BOX.1 / 2.0));
-                    svg.line(edge, low, &[stroke]);
-                    svg.line(low, end, &[stroke]);
-                    svg.text(
-                        (low.0 + 4.0, low.1 + 14.0),
-                        Anchor::Start,
-                        Font::new(10.0, "#0969da"),
-                        &format!("{}", wire.rate),
-                    );
-                }
-            }
+        if let Some(network) = cable.network {
+            let to = place(network);
+            let x = to.x + BOX.0 / 2.0;
+            svg.line((x, across), (x, to.y), &stroke);
+            ends.push(x);
         }
+        let left = ends.iter().copied().fold(f64::INFINITY, f64::min);
+        let right = ends.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        // A cable from a host to another of its kind has one end in the picture.
+        let left = if right - left < 1.0 { left - 60.0 } else { left };
+        svg.line((left, across), (right, across), &stroke);
+        svg.text((right + 6.0, across + 4.0), Anchor::Start, Font::new(10.0, "#0969da"), &cable.label);
     }
 }

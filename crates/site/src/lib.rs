@@ -16,6 +16,7 @@
 pub mod card;
 pub mod check;
 pub mod draw;
+pub mod edit;
 mod error;
 pub mod schema;
 pub mod unit;

@@ -104,6 +104,15 @@ fn what_cannot_be_is_refused_with_its_line() {
         ("rate = \"FDR\"", "rate = \"XDR\"", 22, "QDR, FDR"),
         ("name = \"hca\"", "name = \"sw\"", 15, "two devices"),
         ("cores = 4", "kernels = 4", 7, "kernels"),
+        ("lanes = 8", "lanes = 0", 18, "0 lanes"),
+        ("lanes = 8 }", "lanes = 8, max-payload = 0 }", 18, "0 B"),
+        ("clock = \"2 GHz\"", "clock = \"2 GHz\"\nmemory = \"0 GB\"", 9, "more than zero"),
+        ("clock = \"2 GHz\"", "clock = \"2 GHz\"\nmemory = \"4 GX\"", 9, "unknown unit"),
+        ("rate = \"FDR\"", "rate = \"0 Gb/s\"", 22, "more than zero"),
+        ("rate = \"FDR\"", "rate = \"FDR\"\nlength = \"1 mile\"", 23, "unknown unit"),
+        ("rate = \"FDR\"", "rate = \"FDR\"\nmtu = 1001", 23, "1001 B"),
+        ("rate = \"FDR\"", "rate = \"FDR\"\nlanes = 3", 23, "3 lanes"),
+        ("from = \"a0.hca\"", "from = \"b0.hca\"", 20, "b0.hca"),
     ] {
         let (at, message) = refused(old, new);
         assert!(message.contains(why), "{new}: {message}");
