@@ -28,7 +28,12 @@ pub struct Chart {
     pub series: Vec<Series>,
 }
 
+/// Least width, and height.
 const SIZE: (f64, f64) = (760.0, 420.0);
+/// Width of a letter of the legend, on the wide side: no font is asked.
+const LETTER: f64 = 6.6;
+/// Every second line is dashed, so that two which coincide are both seen.
+const DASHES: &str = "7 5";
 const PLOT: (f64, f64, f64, f64) = (70.0, 50.0, 520.0, 310.0);
 
 /// Colours that differ also without colour vision (Okabe and Ito).
@@ -48,7 +53,11 @@ impl Chart {
     /// As SVG.
     #[must_use]
     pub fn svg(&self) -> String {
-        let mut svg = Svg::new(SIZE.0, SIZE.1, &self.title);
+        let longest = self.series.iter().map(|series| series.name.chars().count()).max().unwrap_or(0);
+        let legend = PLOT.0 + PLOT.2 + 38.0;
+        let title = PLOT.0 + self.title.chars().count() as f64 * 9.0;
+        let width = SIZE.0.max(legend + longest.min(200) as f64 * LETTER + 10.0).max(title.min(2000.0));
+        let mut svg = Svg::new(width, SIZE.1, &self.title);
         svg.text((PLOT.0, 28.0), Anchor::Start, Font::bold(15.0), &self.title);
         let points = || self.series.iter().flat_map(|series| series.points.iter());
         let scaled = |x: f64| if self.powers { x.max(f64::MIN_POSITIVE).log2() } else { x };
@@ -82,8 +91,14 @@ impl Chart {
         for (i, series) in self.series.iter().enumerate() {
             let colour = COLOURS[i % COLOURS.len()];
             let line = path(series.points.iter().map(|&(x, y)| at(x, y)));
-            let attributes: [Attribute<'_>; 4] =
-                [("d", &line), ("fill", &"none"), ("stroke", &colour), ("stroke-width", &"2")];
+            let dashes = if i % 2 == 1 { DASHES } else { "none" };
+            let attributes: [Attribute<'_>; 5] = [
+                ("d", &line),
+                ("fill", &"none"),
+                ("stroke", &colour),
+                ("stroke-width", &"2"),
+                ("stroke-dasharray", &dashes),
+            ];
             svg.element("path", &attributes, None);
             for &(x, y) in &series.points {
                 let (x, y) = at(x, y);
@@ -92,7 +107,9 @@ impl Chart {
             }
             let y = PLOT.1 + 10.0 + 20.0 * i as f64;
             let x = PLOT.0 + PLOT.2 + 14.0;
-            svg.line((x, y - 4.0), (x + 18.0, y - 4.0), &[("stroke", &colour), ("stroke-width", &"3")]);
+            let sample: [Attribute<'_>; 3] =
+                [("stroke", &colour), ("stroke-width", &"3"), ("stroke-dasharray", &dashes)];
+            svg.line((x, y - 4.0), (x + 19.0, y - 4.0), &sample);
             svg.text((x + 24.0, y), Anchor::Start, Font::new(11.0, TEXT), &series.name);
         }
         svg.finish()
