@@ -1,10 +1,12 @@
 // The all-to-all of crates/model/src/flow.rs in SimGrid: HOSTS hosts around one switch of no limit, each sends
-// MESSAGES messages of BYTES bytes to each other, all started at once. Prints the virtual time of the last.
+// MESSAGES messages of BYTES bytes to each other, all started at once (together), or each host's one after the
+// other, first those to the next host (turns). Prints 0, the virtual time of the last, and peak memory in KiB.
 //
-//   g++ -O2 all_to_all.cpp -lsimgrid -o all_to_all && ./all_to_all 128 64 1000000 12.5e9 1e-6
+//   g++ -O2 all_to_all.cpp -lsimgrid -o all_to_all && ./all_to_all 128 64 1000000 12.5e9 1e-6 turns
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <sys/resource.h>
 #include <vector>
 
 #include <simgrid/s4u.hpp>
@@ -14,11 +16,12 @@ namespace sg4 = simgrid::s4u;
 int main(int argc, char** argv)
 {
   sg4::Engine engine(&argc, argv);
-  if (argc != 6) {
-    std::fprintf(stderr, "usage: all_to_all HOSTS MESSAGES BYTES RATE LATENCY\n");
+  if (argc != 7) {
+    std::fprintf(stderr, "usage: all_to_all HOSTS MESSAGES BYTES RATE LATENCY together|turns\n");
     return 2;
   }
   const int hosts = std::atoi(argv[1]), messages = std::atoi(argv[2]);
+  const bool turns = std::string(argv[6]) == "turns";
   const double bytes = std::atof(argv[3]), rate = std::atof(argv[4]), latency = std::atof(argv[5]);
   // Pure sharing, as in the model: no correction for TCP's windows or headers.
   sg4::Engine::set_config("network/model:CM02");
@@ -42,17 +45,27 @@ int main(int argc, char** argv)
                         {sg4::LinkInRoute(up[i]), sg4::LinkInRoute(down[k])}, false);
   zone->seal();
 
-  sg4::Actor::create("all", all[0], [&] {
-    std::vector<sg4::CommPtr> comms;
-    comms.reserve(static_cast<size_t>(hosts) * (hosts - 1) * messages);
+  if (turns)
     for (int i = 0; i < hosts; i++)
-      for (int k = 0; k < hosts; k++)
-        for (int m = 0; m < messages && i != k; m++)
-          comms.push_back(sg4::Comm::sendto_async(all[i], all[k], static_cast<uint64_t>(bytes)));
-    for (auto& comm : comms)
-      comm->wait();
-  });
+      sg4::Actor::create("sender", all[i], [&, i] {
+        for (int k = 1; k < hosts; k++)
+          for (int m = 0; m < messages; m++)
+            sg4::Comm::sendto(all[i], all[(i + k) % hosts], static_cast<uint64_t>(bytes));
+      });
+  else
+    sg4::Actor::create("all", all[0], [&] {
+      std::vector<sg4::CommPtr> comms;
+      comms.reserve(static_cast<size_t>(hosts) * (hosts - 1) * messages);
+      for (int i = 0; i < hosts; i++)
+        for (int k = 0; k < hosts; k++)
+          for (int m = 0; m < messages && i != k; m++)
+            comms.push_back(sg4::Comm::sendto_async(all[i], all[k], static_cast<uint64_t>(bytes)));
+      for (auto& comm : comms)
+        comm->wait();
+    });
   engine.run();
-  std::printf("%.9f\n", sg4::Engine::get_clock());
+  rusage used{};
+  getrusage(RUSAGE_SELF, &used);
+  std::printf("0 %.9f %ld\n", sg4::Engine::get_clock(), used.ru_maxrss);
   return 0;
 }

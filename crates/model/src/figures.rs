@@ -9,7 +9,7 @@ use crate::sites::{shipped, shipped_with};
 use crate::tool::apenet;
 use crate::tool::event_builder::{self, Shape};
 use crate::tool::torus::{Torus, all_to_all, small};
-use crate::tool::verbs::{Verb, bandwidth};
+use crate::tool::verbs::{Setup, Verb, bandwidth, latency};
 use millstream_report::chart::{Chart, Series};
 
 /// A picture's file name, without ending, and the picture.
@@ -111,33 +111,71 @@ fn builder(p: &Parameters) -> Chart {
     chart("Event builder by number of nodes", "nodes", "each node receives [Gb/s]", true, lines)
 }
 
+/// Two nodes of the shipped torus, next to each other.
+fn neighbours(p: &Parameters, client: &str, server: &str) -> Setup {
+    setup(&shipped("apenet-torus"), p, client, server)
+        .unwrap_or_else(|error| panic!("shipped sites carry flows: {error}"))
+}
+
+fn translation(p: &Parameters) -> Chart {
+    let sizes = powers(9, 22);
+    let line = |name: &str, entries: f64| {
+        let setup = neighbours(&p.with("apenet.translate.entries", entries), "node0", "node1");
+        series(name, &sizes, move |size| {
+            bandwidth(&setup, Verb::Write, size as u32, 128, false).rate.as_gigabytes()
+        })
+    };
+    let lines = vec![
+        line("hardware, 512 pages", 512.0),
+        line("hardware, 64 pages", 64.0),
+        line("software, no table", 0.0),
+    ];
+    chart(
+        "Address translation of RDMA WRITEs into one buffer",
+        "message and buffer [B]",
+        "bandwidth [GB/s]",
+        true,
+        lines,
+    )
+}
+
 fn watchdog(p: &Parameters) -> Chart {
     // Host and adapter write a register each period and read the other's each period: a death just after a write is
     // seen at the second read after it. The neighbour hears one hop later.
     let hop = (p.get("apenet.latency") + p.get("apenet.hop.latency") * 1e-3) * 1e-3;
-    let periods = powers(0, 10);
+    let periods = [10.0, 100.0, 200.0, 300.0, 400.0, 500.0, 600.0, 700.0, 800.0, 900.0, 1000.0];
     let lines = vec![
-        series("seen by the other half, at the latest", &periods, |t| 2.0 * t),
-        series("seen by the other half, on average", &periods, |t| 1.5 * t),
-        series("known at a neighbour, at the latest", &periods, move |t| 3.0 * t + hop),
+        series("other half, at the latest", &periods, |t| 2.0 * t),
+        series("other half, on average", &periods, |t| 1.5 * t),
+        series("neighbours, at the latest", &periods, move |t| 3.0 * t + hop),
     ];
-    chart("Watchdog: period against detection", "period [ms]", "time to detection [ms]", true, lines)
+    chart("Watchdog: period against detection", "period [ms]", "time to detection [ms]", false, lines)
 }
 
 /// All figures. `progress` hears each one's name before it is drawn.
 #[must_use]
 pub fn all(p: &Parameters, mut progress: impl FnMut(&str)) -> Vec<Figure> {
+    those(p, |name| {
+        progress(name);
+        true
+    })
+}
+
+/// The figures whose names are wanted; each name is asked for once.
+#[must_use]
+pub fn those(p: &Parameters, mut wanted: impl FnMut(&str) -> bool) -> Vec<Figure> {
     let sizes = powers(9, 12);
     let ends = [
-        ("host to host", false, false),
-        ("host to GPU", false, true),
-        ("GPU to host", true, false),
-        ("GPU to GPU", true, true),
+        ("host to host", "node0", "node1"),
+        ("host to GPU", "node0", "node1.gpu"),
+        ("GPU to host", "node0.gpu", "node1"),
+        ("GPU to GPU", "node0.gpu", "node1.gpu"),
     ];
     let mut figures = Vec::new();
     let mut draw = |name: &'static str, make: &dyn Fn() -> Chart| {
-        progress(name);
-        figures.push((name, make()));
+        if wanted(name) {
+            figures.push((name, make()));
+        }
     };
     draw("paths-write", &|| paths(p, Verb::Write));
     draw("paths-read", &|| paths(p, Verb::Read));
@@ -156,28 +194,18 @@ pub fn all(p: &Parameters, mut progress: impl FnMut(&str)) -> Vec<Figure> {
             vec![line(1), line(2)],
         )
     });
-    draw("translation", &|| {
-        let sizes = powers(7, 12);
-        let software = p.get("apenet.translate.software") / p.get("apenet.processor.share");
-        let line = |name: &str, nanos: f64| {
-            series(name, &sizes, move |size| {
-                apenet::receive_packets(p, Picos::from_nanos(nanos), size as u32).as_gigabytes()
-            })
-        };
-        let lines = vec![line("hardware", p.get("apenet.translate.hardware")), line("software", software)];
-        chart("Address translation on the receive path", "packet [B]", "bandwidth [GB/s]", true, lines)
-    });
+    draw("translation", &|| translation(p));
     draw("round-trip", &|| {
         let lines = (ends.iter())
-            .map(|&(name, from, to)| {
+            .map(|&(name, client, server)| {
+                let setup = neighbours(p, client, server);
+                // perftest halves; a round trip is the whole.
                 series(name, &powers(5, 12), move |size| {
-                    let transfer = size / apenet::link_rate(p).0 * 1e6;
-                    // There and back: each end is source once and destination once.
-                    apenet::small_latency(p, from, to) + apenet::small_latency(p, to, from) + 2.0 * transfer
+                    2.0 * latency(&setup, Verb::Write, size as u32).nanos() * 1e-3
                 })
             })
             .collect();
-        chart("Round trip between neighbours of the torus", "message [B]", "time [us]", true, lines)
+        chart("Round trip between neighbours of the torus", "message [B]", "time [µs]", true, lines)
     });
     draw("torus-hops", &|| {
         let torus = torus(p);
@@ -190,7 +218,7 @@ pub fn all(p: &Parameters, mut progress: impl FnMut(&str)) -> Vec<Figure> {
                 .map(|&to| (torus.steps(0, to).len() as f64, small(&torus, 0, to).nanos() * 1e-3))
                 .collect(),
         };
-        chart("Torus: latency by hops", "hops", "one way [us]", false, vec![line])
+        chart("Torus: latency by hops", "hops", "one way [µs]", false, vec![line])
     });
     draw("torus-all-to-all", &|| {
         let torus = torus(p);

@@ -8,7 +8,7 @@
 //! Rates are grouped: flows with the same links have the same rate, always, so that an all-to-all of many
 //! messages costs as much as its pairs.
 
-use crate::engine::{Picos, Rate};
+use crate::engine::{Picos, Queue, Rate};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -53,14 +53,23 @@ struct Way {
     fixed: bool,
 }
 
+/// What happens.
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// The first flow of a way has put its last byte out, unless the way's version is another by now.
+    End { way: u32, version: u32 },
+    /// A last byte has arrived.
+    Arrival { tag: u64 },
+}
+
 /// The simulation at flow level. Deterministic; time is [`Picos`].
 #[derive(Debug, Default)]
 pub struct Fluid {
     now: Picos,
     links: Vec<Link>,
     ways: Vec<Way>,
-    ends: BinaryHeap<Reverse<(Picos, u32, u32)>>,
-    arrivals: BinaryHeap<Reverse<(Picos, u64, u64)>>,
+    events: Queue<Event>,
+    /// Ways on which a flow has started or ended since rates were shared out.
     changed: Vec<u32>,
     round: u64,
     started: u64,
@@ -139,35 +148,23 @@ impl Fluid {
     /// The next end of a flow: its time and tag. The time moves there.
     pub fn next_end(&mut self) -> Option<(Picos, u64)> {
         loop {
-            self.settle();
-            while let Some(&Reverse((_, way, version))) = self.ends.peek() {
-                if self.ways[way as usize].version == version {
-                    break;
-                }
-                self.ends.pop();
+            // Rates are shared out once for all that happens at one time.
+            if !self.events.has_more_now() {
+                self.settle();
             }
-            let end = self.ends.peek().map(|Reverse((at, way, _))| (*at, *way));
-            let arrival = self.arrivals.peek().map(|Reverse((at, ..))| *at);
-            match (end, arrival) {
-                (None, None) => return None,
-                (Some((at, way)), arrival) if arrival.is_none_or(|arrival| at < arrival) => {
-                    self.ends.pop();
+            let Some((at, event)) = self.events.pop() else {
+                // What was popped last may have been out of date and late: time starts from now again.
+                self.events = Queue::new();
+                return None;
+            };
+            match event {
+                Event::End { way, version } if self.ways[way as usize].version == version => {
                     self.now = at;
                     self.finish(way);
-                    // All that end together leave before rates are shared out again.
-                    while let Some(&Reverse((other, way, version))) = self.ends.peek() {
-                        if other > at {
-                            break;
-                        }
-                        self.ends.pop();
-                        if self.ways[way as usize].version == version {
-                            self.finish(way);
-                        }
-                    }
                 }
-                _ => {
-                    let Reverse((at, _, tag)) = self.arrivals.pop()?;
-                    self.now = self.now.max(at);
+                Event::End { .. } => {}
+                Event::Arrival { tag } => {
+                    self.now = at;
                     return Some((at, tag));
                 }
             }
@@ -185,12 +182,12 @@ impl Fluid {
         if let Some(Reverse((first, ..))) = way.flows.peek() {
             due = due.max(*first);
         }
-        while let Some(&Reverse((end, id, tag))) = way.flows.peek() {
+        while let Some(&Reverse((end, _, tag))) = way.flows.peek() {
             if end > due {
                 break;
             }
             way.flows.pop();
-            self.arrivals.push(Reverse((now + way.latency, id, tag)));
+            self.events.push(now + way.latency, Event::Arrival { tag });
         }
         if way.flows.is_empty() {
             for i in 0..self.ways[index as usize].links.len() {
@@ -233,11 +230,29 @@ impl Fluid {
                 links.push(link);
             }
         };
-        for index in std::mem::take(&mut self.changed) {
-            for i in 0..self.ways[index as usize].links.len() {
-                reach(self.ways[index as usize].links[i], &mut links, &mut self.links);
+        let mut changed = std::mem::take(&mut self.changed);
+        for index in changed.drain(..) {
+            let way = &mut self.ways[index as usize];
+            if way.round == round {
+                continue;
+            }
+            let alone = way.links.iter().all(|&link| self.links[link as usize].ways.len() == 1);
+            if alone && !way.flows.is_empty() {
+                // Nobody shares its links: the narrowest of them is its own.
+                way.round = round;
+                way.advance(self.now);
+                let rates = way.links.iter().map(|&link| self.links[link as usize].rate);
+                way.rate = rates.fold(f64::INFINITY, f64::min) / way.flows.len() as f64;
+                self.schedule(index);
+                continue;
+            }
+            for &link in &way.links {
+                if !self.links[link as usize].ways.is_empty() {
+                    reach(link, &mut links, &mut self.links);
+                }
             }
         }
+        self.changed = changed;
         let mut next = 0;
         while next < links.len() {
             let link = links[next] as usize;
@@ -292,14 +307,19 @@ impl Fluid {
             }
         }
         for index in ways {
-            let way = &mut self.ways[index as usize];
-            way.version += 1;
-            if let Some(&Reverse((end, ..))) = way.flows.peek() {
-                let left = (end as f64 / SCALE - way.carried).max(0.0);
-                // Rounded up, so that it is over when the time has come.
-                let span = Picos((left / way.rate * 1e12).ceil() as u64);
-                self.ends.push(Reverse((self.now + span, index, way.version)));
-            }
+            self.schedule(index);
+        }
+    }
+
+    /// Notes when the first flow of a way ends at its rate.
+    fn schedule(&mut self, index: u32) {
+        let way = &mut self.ways[index as usize];
+        way.version += 1;
+        if let Some(&Reverse((end, ..))) = way.flows.peek() {
+            let left = (end as f64 / SCALE - way.carried).max(0.0);
+            // Rounded up, so that it is over when the time has come.
+            let span = Picos((left / way.rate * 1e12).ceil() as u64);
+            self.events.push(self.now + span, Event::End { way: index, version: way.version });
         }
     }
 }
@@ -341,6 +361,36 @@ pub fn all_to_all(hosts: u32, messages: u32, bytes: u64, rate: Rate, latency: Pi
     let mut last = Picos::ZERO;
     while let Some((at, _)) = fluid.next_end() {
         last = at;
+    }
+    last
+}
+
+/// The same with one message of each host under way: host i sends its messages to host i + 1, then those to
+/// host i + 2, and so on.
+#[must_use]
+pub fn all_to_all_in_turns(hosts: u32, messages: u32, bytes: u64, rate: Rate, latency: Picos) -> Picos {
+    let mut fluid = Fluid::new();
+    let up: Vec<LinkId> = (0..hosts).map(|_| fluid.link(rate)).collect();
+    let down: Vec<LinkId> = (0..hosts).map(|_| fluid.link(rate)).collect();
+    // A way to each peer of each host, in the order of its turns.
+    let peers = hosts.saturating_sub(1);
+    let ways: Vec<WayId> = (0..hosts)
+        .flat_map(|from| (1..hosts).map(move |k| (from, (from + k) % hosts)))
+        .map(|(from, to)| fluid.way(&[up[from as usize], down[to as usize]], latency))
+        .collect();
+    let mut sent = vec![0u32; hosts as usize];
+    let start = |fluid: &mut Fluid, sent: &mut [u32], host: u32| {
+        let turn = sent[host as usize];
+        if turn < peers * messages {
+            sent[host as usize] += 1;
+            fluid.start(ways[(host * peers + turn / messages) as usize], bytes, u64::from(host));
+        }
+    };
+    (0..hosts).for_each(|host| start(&mut fluid, &mut sent, host));
+    let mut last = Picos::ZERO;
+    while let Some((at, host)) = fluid.next_end() {
+        last = at;
+        start(&mut fluid, &mut sent, host as u32);
     }
     last
 }

@@ -17,14 +17,17 @@ pub mod engine;
 pub mod explain;
 pub mod figures;
 pub mod flow;
+pub mod measure;
 pub mod parameters;
 pub mod part;
 pub mod predict;
 pub mod rows;
 pub mod setup;
+pub mod sheet;
 pub mod sites;
 pub mod speed;
 pub mod table;
 pub mod tool;
+pub mod whatif;
 
 pub use parameters::Parameters;

@@ -24,6 +24,9 @@ pub struct Parameter {
     /// Rows that it is fitted to.
     #[serde(default)]
     pub fit: Vec<String>,
+    /// Whether it came after predictions had been filed.
+    #[serde(default)]
+    pub late: bool,
 }
 
 /// All parameters by name.
@@ -143,12 +146,14 @@ impl Parameters {
         Ok(())
     }
 
-    /// A draw from all ranges: below the value as often as above it, evenly on each side.
+    /// A draw from all ranges: below the value as often as above it, evenly on each side. Parameters that came
+    /// late have a sequence of their own: what was filed before is drawn as it was.
     #[must_use]
     pub fn sample(&self, seed: u64) -> Parameters {
-        let mut random = Random::new(seed);
+        let (mut random, mut late) = (Random::new(seed), Random::new(!seed));
         let mut other = self.clone();
         for parameter in other.all.values_mut() {
+            let random = if parameter.late { &mut late } else { &mut random };
             let end = if random.unit() < 0.5 { parameter.low } else { parameter.high };
             parameter.value += (end - parameter.value) * random.unit();
         }

@@ -22,6 +22,7 @@ sites!(
     "event-builder-500",
     "edr-pair",
     "hdr-gpu-pair",
+    "pcie-bench",
 );
 
 /// A shipped site.

@@ -211,9 +211,8 @@ proptest! {
         let measured = bandwidth(&setup, Verb::Write, 1 << bits, 64, both).rate.0 / if both { 2.0 } else { 1.0 };
         let link = setup.rate.0 * f64::from(setup.mtu) / f64::from(setup.mtu + 26);
         prop_assert!(measured <= link * 1.001, "{measured} over a link of {link}");
-        // What the adapter's buffer takes has left the link and has not gone over PCIe yet.
-        let buffered = 1.001 + setup.adapter.buffer as f64 / f64::from(6 << 20);
-        prop_assert!(measured <= millstream_model::setup::pcie_ceiling(&setup, 1).0 * buffered);
+        // The adapter's buffer may have taken a little that has not gone over PCIe yet.
+        prop_assert!(measured <= millstream_model::setup::pcie_ceiling(&setup, 1).0 * 1.02);
     }
 }
 

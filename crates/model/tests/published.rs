@@ -41,3 +41,38 @@ fn predictions_are_the_same_again_and_hold_their_values() {
     assert_eq!(text.lines().count(), 5);
     assert!(text.lines().last().unwrap().starts_with("Z99,,GB/s,,,"), "{text}");
 }
+
+/// What the documented command writes.
+const PREDICTIONS: &str = include_str!("../../../docs/predictions.csv");
+
+#[test]
+fn the_questions_that_ship_are_the_published_ones() {
+    let ours = include_str!("../data/questions.csv");
+    let published = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/published/questions.csv");
+    match std::fs::read_to_string(published) {
+        Ok(text) => assert_eq!(text, ours),
+        Err(error) => println!("not compared with {published}: {error}"),
+    }
+}
+
+/// docs/predictions.csv is what `millstream model predict` prints: every value, and for some rows of every kind,
+/// where it is cheap, the whole line with its interval.
+#[test]
+fn predictions_on_file_are_what_the_model_says() {
+    let questions = table::questions();
+    let p = Parameters::shipped();
+    let lines: Vec<&str> = PREDICTIONS.lines().collect();
+    assert_eq!(lines.len(), questions.len() + 1, "a line for each question");
+    let begin = |line: &str| line.splitn(4, ',').take(3).collect::<Vec<_>>().join(",");
+    // Values do not depend on draws: one is enough.
+    let quick = to_csv(&predict(&questions, &p, 1));
+    for (now, filed) in quick.lines().zip(&lines) {
+        assert_eq!(begin(now), begin(filed), "run the command of docs/model.md again");
+    }
+    let whole = ["A09", "A13", "P44", "P63", "H24", "I31"];
+    let some: Vec<_> = questions.into_iter().filter(|row| whole.contains(&row.id.as_str())).collect();
+    assert_eq!(some.len(), whole.len());
+    for line in to_csv(&predict(&some, &p, 48)).lines().skip(1) {
+        assert!(lines.contains(&line), "{line}: run the command of docs/model.md again");
+    }
+}

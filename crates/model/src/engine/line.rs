@@ -47,6 +47,14 @@ impl Line {
         Line { gap, ..Line::new(name, Rate(f64::INFINITY)) }
     }
 
+    /// A step whose time depends on the packet's kind (its low two bits), not on its size: packets have no payload.
+    #[must_use]
+    pub fn steps(name: impl Into<String>, times: [Picos; 4]) -> Line {
+        // At 10¹² B/s a byte of overhead is a picosecond.
+        let overhead = times.map(|time| u32::try_from(time.0).unwrap_or(u32::MAX));
+        Line { overhead, ..Line::new(name, Rate(1e12)) }
+    }
+
     /// With bytes per packet.
     #[must_use]
     pub fn overhead(self, bytes: u32) -> Line {

@@ -60,6 +60,12 @@ impl<T: Copy> Queue<T> {
         self.len == 0
     }
 
+    /// Whether another entry is at the time of the last one popped.
+    #[must_use]
+    pub fn has_more_now(&self) -> bool {
+        self.taken < self.now.len()
+    }
+
     /// Puts an entry in.
     ///
     /// # Panics

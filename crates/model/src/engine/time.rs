@@ -84,7 +84,7 @@ impl fmt::Display for Picos {
 }
 
 /// A rate of data, in bytes a second of virtual time.
-#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
 pub struct Rate(pub f64);
 
 impl Rate {

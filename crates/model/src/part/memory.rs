@@ -5,7 +5,7 @@ use crate::engine::{Context, Endpoint, Packet, Pcie, Picos, Rate, Route};
 use std::collections::VecDeque;
 
 /// How a completer answers.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timing {
     /// From a read's arrival to its first completion's start.
     pub read_latency: Picos,

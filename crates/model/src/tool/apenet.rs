@@ -22,11 +22,10 @@ pub fn link_rate(p: &Parameters) -> Rate {
     )
 }
 
-/// Bandwidth of reads from host memory by so many DMA engines, each with one packet's read at a time, fed
-/// from a prefetched queue.
+/// So many DMA engines, each with one packet's read at a time, fed from a prefetched queue.
 #[must_use]
-pub fn engines(p: &Parameters, engines: u32, size: u32) -> Rate {
-    let initiator = Initiator {
+pub fn engine(engines: u32) -> Initiator {
+    Initiator {
         workers: engines,
         tags: 32,
         read_issue: Picos::from_nanos(8.0),
@@ -36,14 +35,24 @@ pub fn engines(p: &Parameters, engines: u32, size: u32) -> Rate {
         write_rate: Rate(f64::INFINITY),
         internal: Rate::gigabytes(64.0),
         overhead: Picos::from_nanos(100.0),
-    };
-    let host = Host {
+    }
+}
+
+/// The host that they read from.
+#[must_use]
+pub fn host(p: &Parameters) -> Host {
+    Host {
         memory: Timing { read_latency: p.nanos("apenet.read.latency"), completion: 128, ..host_memory(p) },
         write_rate: Rate(f64::INFINITY),
         link_latency: p.nanos("pcie.link.latency"),
         efficiency: p.get("pcie.efficiency"),
-    };
-    dma::bandwidth(&initiator, &host, &link(2, 8, 128), Test::Read, size)
+    }
+}
+
+/// Bandwidth of reads from host memory by so many engines.
+#[must_use]
+pub fn engines(p: &Parameters, engines: u32, size: u32) -> Rate {
+    dma::bandwidth(&engine(engines), &host(p), &link(2, 8, 128), Test::Read, size)
 }
 
 /// By what part two engines shorten the time of messages of many packets: a message of one packet has

@@ -5,5 +5,8 @@ pub mod dma;
 pub mod event_builder;
 pub mod hbm;
 pub mod mic;
+mod nic;
+pub mod osu;
+pub mod perftest;
 pub mod torus;
 pub mod verbs;

@@ -10,7 +10,7 @@
 use crate::engine::{Context, Endpoint, Line, LineId, Network, Packet, Picos, Rate, Route, Simulation};
 
 /// A torus.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Torus {
     /// Nodes along each dimension.
     pub dimensions: Vec<u32>,
