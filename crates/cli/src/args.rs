@@ -98,8 +98,25 @@ pub(crate) enum SiteCommand {
 #[derive(Debug, Args)]
 pub(crate) struct Settings {
     /// Another value for a parameter, as `u280.reads=16`; `model calibrate` lists all
+    ///
+    /// `explain` and `measure` also take a path into the site file, as `host.server.adapter.hca.pcie.lanes=8` or
+    /// `link.0.rate=HDR`, and several values: a list `A,B,C` or a range `A..B`, `A..B+STEP`, `A..B*FACTOR`.
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub(crate) set: Vec<String>,
+}
+
+/// Where a table of results goes beside the terminal.
+#[derive(Debug, Args)]
+pub(crate) struct SheetOptions {
+    /// Also write the results as JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Also write the results as comma-separated values
+    #[arg(long, value_name = "FILE")]
+    pub(crate) csv: Option<PathBuf>,
+    /// Also draw the results
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -143,6 +160,11 @@ pub(crate) enum ModelCommand {
     /// A flow is VERB CLIENT SERVER [BYTES]; client and server are hosts, or cards as host.card:
     ///
     ///     millstream model explain sites/recipe-baseline.toml "write client server.u280"
+    ///     millstream model explain sites/apenet-torus.toml "write node0 node42" --set torus.torus.lanes=1,2,4
+    ///     millstream model explain sites/recipe-backplane.toml "read client server.u280" \
+    ///         --set u280.reads=1..32*2 --svg reads.svg
+    ///
+    /// With settings of several values, prints a row for each combination.
     #[command(verbatim_doc_comment)]
     Explain {
         /// The site file
@@ -151,6 +173,35 @@ pub(crate) enum ModelCommand {
         flow: String,
         #[command(flatten)]
         settings: Settings,
+        #[command(flatten)]
+        output: SheetOptions,
+    },
+    /// Run a modelled measuring program between two places of a site
+    ///
+    /// Places are hosts, or cards as host.card; DMA tests go from host.adapter to a host or host.socket1.
+    /// Tools: ib_write_bw, ib_read_bw, ib_send_bw, ib_write_lat, ib_read_lat, ib_send_lat, osu_latency,
+    /// osu_bw, osu_bibw, dma_read_bw, dma_write_bw, dma_rw_bw, dma_read_lat, stencil.
+    ///
+    ///     millstream model measure ib_write_bw sites/lhcb-pair-fdr-e5.toml node0 node1
+    ///     millstream model measure osu_bw sites/extoll-booster.toml booster0.mic booster1.mic --sizes 65536,1048576
+    ///     millstream model measure dma_read_bw sites/pcie-bench.toml haswell.nfp haswell
+    #[command(verbatim_doc_comment)]
+    Measure {
+        /// The tool
+        tool: millstream_model::measure::Tool,
+        /// The site file
+        site: PathBuf,
+        /// Where it starts
+        client: String,
+        /// The other side
+        server: String,
+        /// Sizes in bytes [default: the tool's own, powers of two]
+        #[arg(long, value_name = "BYTES", value_delimiter = ',')]
+        sizes: Vec<u64>,
+        #[command(flatten)]
+        settings: Settings,
+        #[command(flatten)]
+        output: SheetOptions,
     },
 }
 
@@ -488,6 +539,18 @@ pub(crate) enum BenchWhat {
         #[arg(long, default_value_t = 3)]
         rounds: usize,
     },
+    /// One simulation in a process of its own, started by `model`: prints events, virtual seconds and peak memory
+    #[command(hide = true)]
+    ModelCase {
+        /// Which
+        what: ModelCase,
+        /// Hosts, or nodes along each dimension of a torus
+        size: u32,
+        /// Messages from each host to each other
+        messages: u32,
+        /// Bytes of a message
+        bytes: u64,
+    },
     /// What the device costs as it grows: queue pairs, processes
     Scale {
         /// Interleaved rounds; medians are printed
@@ -514,6 +577,17 @@ pub(crate) enum BenchWhat {
         #[arg(long, default_value_t = 0.7, value_name = "SECONDS")]
         seconds: f64,
     },
+}
+
+/// Simulations whose cost is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ModelCase {
+    /// All-to-all packet by packet on a torus
+    Torus,
+    /// All-to-all at flow level, all messages started at once
+    Together,
+    /// All-to-all at flow level, each host's messages one after the other
+    Turns,
 }
 
 #[derive(Debug, Args)]

@@ -2,23 +2,22 @@
 
 use std::error::Error;
 use std::io::{IsTerminal as _, Write as _};
+use std::path::Path;
 use std::process::ExitCode;
 
 use millstream_model::calibrate::{Report, fit, residuals};
-use millstream_model::explain::{Flow, explain};
+use millstream_model::explain::{Flow, explain, sweep};
+use millstream_model::measure::{Tool, measure};
 use millstream_model::predict::{predict, to_csv};
-use millstream_model::{Parameters, table};
+use millstream_model::sheet::{Cell, Sheet};
+use millstream_model::{Parameters, table, whatif};
 
-use crate::args::{ModelCommand, Settings};
+use crate::args::{ModelCommand, Settings, SheetOptions};
 
 mod event_builder;
 
-fn parameters(settings: &Settings) -> Result<Parameters, Box<dyn Error>> {
-    let mut parameters = Parameters::shipped();
-    for setting in &settings.set {
-        parameters.set(setting)?;
-    }
-    Ok(parameters)
+fn parameters(settings: &Settings) -> Result<Parameters, whatif::WhatIfError> {
+    whatif::parameters(&whatif::settings(&settings.set)?)
 }
 
 pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
@@ -59,11 +58,106 @@ pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
         ModelCommand::EventBuilder(options) => {
             return event_builder::run(options, &parameters(&options.settings)?);
         }
-        ModelCommand::Explain { site, flow, settings } => {
-            let site = millstream_site::load(site)?;
+        ModelCommand::Explain { site, flow, settings, output } => {
+            let (name, text) = read(site)?;
             let flow: Flow = flow.parse()?;
-            print!("{}", explain(&site, &parameters(settings)?, &flow)?);
+            let settings = whatif::settings(&settings.set)?;
+            let points = whatif::combinations(&settings)?;
+            if let [point] = points.as_slice() {
+                let (site, parameters) = whatif::case(&name, &text, point)?;
+                print!("{}", explain(&site, &parameters, &flow)?);
+            }
+            let wanted =
+                points.len() > 1 || [&output.json, &output.csv, &output.svg].into_iter().any(Option::is_some);
+            if wanted {
+                let sheet = sweep((&name, &text), &points, &flow)?;
+                if points.len() > 1 {
+                    print!("{sheet}");
+                }
+                // The first setting with several values is along the axis, the others make lines.
+                let x = settings.iter().position(|setting| setting.values.len() > 1).unwrap_or(0);
+                let beside: Vec<usize> =
+                    (0..settings.len()).filter(|&i| i != x && settings[i].values.len() > 1).collect();
+                if output.svg.is_some() && points.len() < 2 {
+                    return Err("--svg draws a sweep: give --set several values, as u280.reads=1..16".into());
+                }
+                write(output, &sheet, (x, settings.len()), &beside)?;
+            }
+        }
+        ModelCommand::Measure { tool, site, client, server, sizes, settings, output } => {
+            let settings = whatif::settings(&settings.set)?;
+            let sheet = measured(*tool, site, (client, server), sizes, &settings)?;
+            print!("{sheet}");
+            let x = settings.len();
+            let beside: Vec<usize> = (0..x).filter(|&i| settings[i].values.len() > 1).collect();
+            // Of a stencil's parts the sum, of bandwidths what most people plot: the last but message rates.
+            let last = sheet.columns.len() - 1;
+            let y = if matches!(tool, Tool::Bandwidth(_)) { last - 1 } else { last };
+            write(output, &sheet, (x, y), &beside)?;
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A site file's name and text.
+fn read(site: &Path) -> Result<(String, String), Box<dyn Error>> {
+    // Loading it says what is wrong with it in the usual words, before anything is changed.
+    millstream_site::load(site)?;
+    Ok((site.display().to_string(), std::fs::read_to_string(site)?))
+}
+
+/// A tool's results for every combination of settings.
+fn measured(
+    tool: Tool,
+    site: &Path,
+    (client, server): (&str, &str),
+    sizes: &[u64],
+    settings: &[whatif::Setting],
+) -> Result<Sheet, Box<dyn Error>> {
+    let (name, text) = read(site)?;
+    let about = tool.description();
+    let sizes = if sizes.is_empty() { tool.sizes() } else { sizes.to_vec() };
+    let columns = (settings.iter().map(|setting| setting.name.clone()))
+        .chain(["bytes".to_owned()])
+        .chain(about.columns.iter().map(|&column| column.to_owned()));
+    let mut sheet = Sheet {
+        title: format!("{} {client} {server}, {name}: {}", about.name, about.definition),
+        columns: columns.collect(),
+        rows: Vec::new(),
+    };
+    for point in whatif::combinations(settings)? {
+        let (site, parameters) = whatif::case(&name, &text, &point)?;
+        let set: Vec<Cell> = point.iter().map(|(_, value)| Cell::Text((*value).to_owned())).collect();
+        let rows = measure(&site, &parameters, tool, (client, server), &sizes)?;
+        sheet.rows.extend(rows.into_iter().map(|row| [set.clone(), row].concat()));
+    }
+    Ok(sheet)
+}
+
+/// Writes a table of results where the options say; a picture has column `y` over column `x`.
+fn write(
+    output: &SheetOptions,
+    sheet: &Sheet,
+    (x, y): (usize, usize),
+    beside: &[usize],
+) -> Result<(), Box<dyn Error>> {
+    if let Some(file) = &output.json {
+        let cell = |cell: &Cell| match cell {
+            Cell::Text(text) => serde_json::Value::from(text.as_str()),
+            Cell::Number(value) => serde_json::Value::from(*value),
+        };
+        let row = |row: &Vec<Cell>| -> serde_json::Map<String, serde_json::Value> {
+            sheet.columns.iter().cloned().zip(row.iter().map(cell)).collect()
+        };
+        let rows: Vec<_> = sheet.rows.iter().map(row).collect();
+        let document = serde_json::json!({ "title": sheet.title, "columns": sheet.columns, "rows": rows });
+        millstream_report::save(file, &(serde_json::to_string_pretty(&document)? + "\n"))?;
+    }
+    if let Some(file) = &output.csv {
+        millstream_report::save(file, &sheet.csv())?;
+    }
+    if let Some(file) = &output.svg {
+        millstream_report::save(file, &sheet.chart(x, y, beside).svg())?;
+    }
+    Ok(())
 }

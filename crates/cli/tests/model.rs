@@ -1,0 +1,107 @@
+//! `millstream site` and `millstream model` as people use them.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn millstream(arguments: &[&str]) -> Output {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let program = env!("CARGO_BIN_EXE_millstream");
+    Command::new(program).current_dir(root).args(arguments).output().expect("the program starts")
+}
+
+fn succeeds(arguments: &[&str]) -> String {
+    let output = millstream(arguments);
+    let out = String::from_utf8_lossy(&output.stdout).into_owned();
+    let err = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{arguments:?}: {}\n{out}\n{err}", output.status);
+    out
+}
+
+/// The words on standard error of a command that must fail.
+fn fails(arguments: &[&str]) -> String {
+    let output = millstream(arguments);
+    assert!(!output.status.success(), "{arguments:?} must fail");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_flow_is_explained_and_swept() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let one = succeeds(&["model", "explain", "sites/apenet-torus.toml", "write node0 node42 65536"]);
+    assert!(one.contains("bottleneck: ") && one.contains("next: ") && one.contains("link +z"), "{one}");
+
+    let (json, csv, svg) = (file("a.json"), file("a.csv"), file("a.svg"));
+    let site = "sites/recipe-backplane.toml";
+    let card = "host.server.card.u280.memory.clock=350 MHz..450 MHz+100";
+    let flow = "read client server.u280 65536";
+    let words = ["--set", "u280.reads=4,8", "--set", card, "--json", &json, "--csv", &csv, "--svg", &svg];
+    let swept = succeeds(&[&["model", "explain", site, flow], words.as_slice()].concat());
+    assert!(
+        swept.contains("u280.reads") && swept.contains("450 MHz") && swept.contains("bottleneck"),
+        "{swept}"
+    );
+    let document: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
+    let rows = document["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 4);
+    let rate = |row: usize| rows[row]["GB/s"].as_f64().unwrap();
+    assert!(rate(2) > 1.5 * rate(0), "twice the reads under way: {rows:?}");
+    assert_eq!(std::fs::read_to_string(csv).unwrap().lines().count(), 5);
+    assert!(std::fs::read_to_string(svg).unwrap().contains("<svg"));
+
+    for (words, why) in [
+        (["--set", "u280.reads=8..4"], "goes down"),
+        (["--set", "u280.nothing=8"], "no parameter"),
+        (["--set", "host.server.card.u250.pcie.lanes=8"], "no \"u250\"; there are u280"),
+        (["--set", "host.server.card.u280.pcie.lanes=7"], "7 lanes"),
+        (["--svg", "x.svg"], "several values"),
+    ] {
+        let said = fails(&[&["model", "explain", site, flow], words.as_slice()].concat());
+        assert!(said.contains(why), "{words:?}: {said}");
+    }
+    assert!(fails(&["model", "explain", site, "push client server"]).contains("write, read or send"));
+}
+
+#[test]
+fn tools_measure_between_places_of_a_site() {
+    let pair = ["sites/lhcb-pair-fdr-e5.toml", "node0", "node1", "--sizes", "64,65536"];
+    for tool in ["ib_write_bw", "ib_read_bw", "ib_send_lat", "osu_latency", "osu_bw", "osu_bibw"] {
+        let out = succeeds(&[&["model", "measure", tool], pair.as_slice()].concat());
+        assert!(out.starts_with(tool) && out.lines().count() == 4, "{out}");
+    }
+    let bench = ["sites/pcie-bench.toml", "haswell.nfp", "haswell", "--sizes", "64"];
+    for tool in ["dma_read_bw", "dma_write_bw", "dma_rw_bw", "dma_read_lat"] {
+        let out = succeeds(&[&["model", "measure", tool], bench.as_slice()].concat());
+        assert!(out.contains("pcie-bench") && out.lines().count() == 3, "{out}");
+    }
+    let stencil =
+        succeeds(&["model", "measure", "stencil", "sites/recipe-baseline.toml", "client", "server.u280"]);
+    assert!(stencil.contains("sweep [s]"), "{stencil}");
+    let wrong = fails(&["model", "measure", "ib_fast_bw", "sites/edr-pair.toml", "node0", "node1"]);
+    assert!(wrong.contains("no tool \"ib_fast_bw\""), "{wrong}");
+    let nowhere = fails(&["model", "measure", "osu_bw", "sites/edr-pair.toml", "node0", "node9"]);
+    assert!(nowhere.contains("\"node9\" is no host"), "{nowhere}");
+}
+
+#[test]
+fn only_one_value_where_one_is_meant() {
+    let said = fails(&["model", "calibrate", "--set", "u280.reads=1..4"]);
+    assert!(said.contains("several values"), "{said}");
+    let said = fails(&["model", "figures", "--set", "link.0.rate=EDR"]);
+    assert!(said.contains("no site file"), "{said}");
+}
+
+#[test]
+fn sites_are_checked_with_the_line_and_drawn() {
+    let folder = tempfile::tempdir().unwrap();
+    let bad = folder.path().join("bad.toml");
+    let text = std::fs::read_to_string(
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../sites/recipe-backplane.toml"),
+    );
+    std::fs::write(&bad, text.unwrap().replacen("generation = 4", "generation = 9", 1)).unwrap();
+    let said = fails(&["site", "check", &bad.display().to_string()]);
+    assert!(said.contains("bad.toml:") && said.contains("generation 9"), "{said}");
+    let picture = folder.path().join("p.svg");
+    succeeds(&["site", "show", "sites/apenet-torus.toml", "--out", &picture.display().to_string()]);
+    assert!(std::fs::read_to_string(picture).unwrap().contains("4 × 4 × 4"));
+}
