@@ -29,6 +29,10 @@ pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
         }
         BenchWhat::Card { rounds } => ("card", card::run(*rounds)?),
         BenchWhat::Model { rounds } => ("model", model::run(&options.out, *rounds)?),
+        BenchWhat::ModelCase { what, size, messages, bytes } => {
+            model::case(*what, *size, *messages, *bytes);
+            return Ok(ExitCode::SUCCESS);
+        }
         BenchWhat::Scale { rounds } => ("scale", scale::run(*rounds)?),
         BenchWhat::Wire { rounds, mtu, long } => {
             let options = wire::Options {

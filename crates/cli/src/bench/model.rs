@@ -10,13 +10,15 @@ use std::time::Instant;
 use millstream_bench::{Figure, Table, median};
 use millstream_model::engine::{Picos, Queue, Rate};
 use millstream_model::speed::{Binary, Quaternary, hold, relay};
-use millstream_model::{Parameters, calibrate, figures, flow, table, tool};
+use millstream_model::tool::torus::{Torus, all_to_all};
+use millstream_model::{Parameters, calibrate, figures, flow, table};
+
+use crate::args::ModelCase;
 
 const PEER: &str = include_str!("../../../model/peer/all_to_all.cpp");
 const RATE: f64 = 12.5e9;
+const LATENCY: Picos = Picos(1_000_000);
 const MESSAGE: u64 = 1_000_000;
-/// Messages of each pair beside SimGrid.
-const BESIDE: u32 = 16;
 
 /// Seconds of a piece of work.
 fn timed<R>(work: impl FnOnce() -> R) -> (f64, R) {
@@ -40,17 +42,67 @@ fn compile(out: &Path) -> Result<PathBuf, String> {
     }
 }
 
-fn simgrid(program: &Path, hosts: u32, messages: u32) -> Result<f64, Box<dyn Error>> {
-    let output = Command::new(program)
-        .args([
-            hosts.to_string(),
-            messages.to_string(),
-            MESSAGE.to_string(),
-            RATE.to_string(),
-            "1e-6".to_owned(),
-        ])
-        .output()?;
-    Ok(String::from_utf8(output.stdout)?.trim().parse()?)
+/// What a simulation in a process of its own did and took.
+struct Run {
+    /// Of the whole process.
+    seconds: f64,
+    /// The simulation's events, where it counts them.
+    events: f64,
+    /// The last message's end in virtual time.
+    end: f64,
+    /// Peak of its memory.
+    megabytes: f64,
+}
+
+/// Runs a program that prints events, virtual seconds and KiB.
+fn run_case(program: &Path, arguments: &[String]) -> Result<Run, Box<dyn Error>> {
+    let (seconds, output) = timed(|| Command::new(program).args(arguments).output());
+    let output = output.map_err(|error| format!("{}: {error}", program.display()))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let numbers: Vec<f64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    match numbers.as_slice() {
+        [events, end, kib] if output.status.success() => {
+            Ok(Run { seconds, events: *events, end: *end, megabytes: kib * 1024e-6 })
+        }
+        _ => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            Err(format!("{} {}: {}: {text}{said}", program.display(), arguments.join(" "), output.status)
+                .into())
+        }
+    }
+}
+
+fn ours(what: &str, size: u32, messages: u32, bytes: u64) -> Result<Run, Box<dyn Error>> {
+    let words = ["bench", "model-case", what].map(str::to_owned).into_iter();
+    let numbers = [u64::from(size), u64::from(messages), bytes].map(|n| n.to_string());
+    run_case(&std::env::current_exe()?, &words.chain(numbers).collect::<Vec<_>>())
+}
+
+fn simgrid(program: &Path, hosts: u32, messages: u32, manner: &str) -> Result<Run, Box<dyn Error>> {
+    let numbers = [hosts.to_string(), messages.to_string(), MESSAGE.to_string(), RATE.to_string()];
+    let rest = [LATENCY.seconds().to_string(), manner.to_owned()];
+    run_case(program, &numbers.into_iter().chain(rest).collect::<Vec<_>>())
+}
+
+/// The work of `millstream bench model-case`.
+pub(crate) fn case(what: ModelCase, size: u32, messages: u32, bytes: u64) {
+    let (events, end) = match what {
+        ModelCase::Torus => {
+            let torus = Torus { dimensions: vec![size; 3], ..figures::torus(&Parameters::shipped()) };
+            let result = all_to_all(&torus, bytes * u64::from(messages));
+            (result.events, result.time)
+        }
+        ModelCase::Together => (0, flow::all_to_all(size, messages, bytes, Rate(RATE), LATENCY)),
+        ModelCase::Turns => (0, flow::all_to_all_in_turns(size, messages, bytes, Rate(RATE), LATENCY)),
+    };
+    println!("{events} {:.9} {}", end.seconds(), peak_kib());
+}
+
+/// The most memory that this process has had (proc_pid_status(5), VmHWM).
+fn peak_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
 pub(crate) fn run(out: &Path, rounds: usize) -> Result<Table, Box<dyn Error>> {
@@ -94,53 +146,68 @@ pub(crate) fn run(out: &Path, rounds: usize) -> Result<Table, Box<dyn Error>> {
         ));
     }
     let parameters = Parameters::shipped();
-    let torus = figures::torus(&parameters);
-    let (time, result) = timed(|| tool::torus::all_to_all(&torus, 1 << 20));
-    table.push(Figure::alone("torus of 64, all-to-all of 1 MiB", time, "s"));
-    table.push(Figure::alone("its packet events", result.events as f64 / time * 1e-6, "M/s"));
     let rows = table::calibration();
     table.push(Figure::alone(
         "all calibration rows",
         timed(|| calibrate::residuals(&rows, &parameters)).0,
         "s",
     ));
-    for hosts in [32u32, 128, 500] {
-        let (time, _) = timed(|| flow::all_to_all(hosts, 16, MESSAGE, Rate(RATE), Picos::from_nanos(1000.0)));
-        let messages = f64::from(hosts * (hosts - 1) * 16);
-        table.push(Figure::alone(format!("flows, {hosts} hosts × 16"), messages / time * 1e-6, "M/s"));
-    }
+    cost(&mut table)?;
     super::event_builder::cost(&mut table)?;
     match compile(out) {
         Err(why) => println!("SimGrid is not beside the flow level: {why}"),
-        Ok(program) => {
-            // SimGrid takes minutes for more flows at once than these.
-            for hosts in [16u32, 32] {
-                let (mut ours, mut theirs, mut ends) = (Vec::new(), Vec::new(), (0.0, 0.0));
-                for _ in 0..rounds {
-                    let latency = Picos::from_nanos(1000.0);
-                    let (time, end) = timed(|| flow::all_to_all(hosts, BESIDE, MESSAGE, Rate(RATE), latency));
-                    ours.push(time);
-                    ends.0 = end.seconds();
-                    let (time, end) = timed(|| simgrid(&program, hosts, BESIDE));
-                    theirs.push(time);
-                    ends.1 = end?;
-                }
-                let messages = f64::from(hosts * (hosts - 1) * BESIDE);
-                let speed = |times: &[f64]| messages / middle(times) * 1e-6;
-                table.push(Figure::against(
-                    format!("flows, {hosts} hosts × {BESIDE}, beside SimGrid"),
-                    speed(&ours),
-                    "M/s",
-                    speed(&theirs),
-                ));
-                table.push(Figure::against(
-                    format!("its virtual time, {hosts} hosts"),
-                    ends.0 * 1e3,
-                    "ms",
-                    ends.1 * 1e3,
-                ));
-            }
-        }
+        Ok(program) => beside_simgrid(&mut table, &program, rounds)?,
     }
     Ok(table)
+}
+
+/// What simulations cost by their size: time and memory of a process each.
+fn cost(table: &mut Table) -> Result<(), Box<dyn Error>> {
+    for side in [2u32, 3, 4, 5] {
+        let run = ours("torus", side, 1, 1 << 20)?;
+        let name = format!("torus of {}, all-to-all of 1 MiB", side.pow(3));
+        table.push(Figure::alone(name.clone(), run.seconds, "s"));
+        table.push(Figure::alone(format!("{name}: packet events"), run.events / run.seconds * 1e-6, "M/s"));
+        table.push(Figure::alone(format!("{name}: memory"), run.megabytes, "MB"));
+    }
+    for (what, hosts, messages) in [
+        ("together", 32u32, 16u32),
+        ("together", 128, 16),
+        ("together", 500, 16),
+        ("turns", 32, 64),
+        ("turns", 128, 64),
+        ("turns", 500, 8),
+    ] {
+        let run = ours(what, hosts, messages, MESSAGE)?;
+        let count = f64::from(hosts) * f64::from(hosts - 1) * f64::from(messages);
+        let name = format!("flows {what}, {hosts} hosts × {messages}");
+        table.push(Figure::alone(name.clone(), run.seconds, "s"));
+        table.push(Figure::alone(format!("{name}: messages"), count / run.seconds * 1e-6, "M/s"));
+        table.push(Figure::alone(format!("{name}: memory"), run.megabytes, "MB"));
+    }
+    Ok(())
+}
+
+/// The flow level beside SimGrid, both as processes from start to end.
+fn beside_simgrid(table: &mut Table, program: &Path, rounds: usize) -> Result<(), Box<dyn Error>> {
+    let middle = |values: &[f64]| median(values).unwrap_or(f64::NAN);
+    // All at once, SimGrid takes minutes for more hosts than these; in turns, 128 hosts are seconds.
+    for (what, hosts, messages) in
+        [("together", 16u32, 16u32), ("together", 32, 16), ("turns", 32, 64), ("turns", 128, 64)]
+    {
+        let (mut speed, mut memory, mut ends) = ([Vec::new(), Vec::new()], [0.0, 0.0], [0.0, 0.0]);
+        let count = f64::from(hosts) * f64::from(hosts - 1) * f64::from(messages);
+        for _ in 0..rounds {
+            let runs = [ours(what, hosts, messages, MESSAGE)?, simgrid(program, hosts, messages, what)?];
+            for (i, run) in runs.into_iter().enumerate() {
+                speed[i].push(count / run.seconds * 1e-6);
+                (memory[i], ends[i]) = (run.megabytes, run.end * 1e3);
+            }
+        }
+        let name = format!("beside SimGrid, {what}, {hosts} hosts × {messages}");
+        table.push(Figure::against(format!("{name}: messages"), middle(&speed[0]), "M/s", middle(&speed[1])));
+        table.push(Figure::against(format!("{name}: memory"), memory[0], "MB", memory[1]));
+        table.push(Figure::against(format!("{name}: virtual time"), ends[0], "ms", ends[1]));
+    }
+    Ok(())
 }
