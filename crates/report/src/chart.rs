@@ -88,7 +88,10 @@ impl Chart {
         let middle = PLOT.0 + PLOT.2 / 2.0;
         svg.text((middle, PLOT.1 + PLOT.3 + 42.0), Anchor::Middle, Font::new(12.0, TEXT), &self.x);
         svg.text((PLOT.0, PLOT.1 - 8.0), Anchor::Start, Font::new(12.0, FAINT), &self.y);
-        for (i, series) in self.series.iter().enumerate() {
+        // Dashed lines come last: they let a line below them be seen, others would hide them.
+        let count = self.series.len();
+        for i in (0..count).step_by(2).chain((1..count).step_by(2)) {
+            let series = &self.series[i];
             let colour = COLOURS[i % COLOURS.len()];
             let line = path(series.points.iter().map(|&(x, y)| at(x, y)));
             let dashes = if i % 2 == 1 { DASHES } else { "none" };
