@@ -17,13 +17,15 @@
 //! - [`ports`]: who listens on TCP;
 //! - [`thread`]: threads that stay out of the application's way;
 //! - [`Null`] and [`present()`]: memory that holds nothing, and pages that are made ready;
-//! - [`vm`]: copies between address spaces where memory cannot be mapped.
+//! - [`vm`]: copies between address spaces where memory cannot be mapped;
+//! - [`vfio`] and [`cuda`]: memory of PCIe devices and GPUs.
 
 mod arena;
 pub mod barrier;
 mod biased;
 pub mod cache;
 mod copy;
+pub mod cuda;
 mod event;
 pub mod futex;
 mod lease;
@@ -43,6 +45,7 @@ pub mod socket;
 mod spin;
 pub mod sync;
 pub mod thread;
+pub mod vfio;
 pub mod vm;
 
 pub use arena::{Arena, Block};
