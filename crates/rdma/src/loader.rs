@@ -20,6 +20,7 @@ use std::ffi::{CStr, CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
 use std::sync::OnceLock;
 
 use crate::device::Choice;
@@ -282,6 +283,13 @@ fn open_library(name: &OsStr, extra_flags: libc::c_int) -> Option<*mut libc::c_v
     // SAFETY: `name` is a C string; the libraries concerned have no constructors with preconditions.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL | extra_flags) };
     (!handle.is_null()).then_some(handle)
+}
+
+/// A function of the verbs library that this process uses.
+pub(crate) fn symbol(name: &CStr) -> Option<NonNull<libc::c_void>> {
+    let handle = open_library(OsStr::new(SONAME), libc::RTLD_NOLOAD)?;
+    // SAFETY: a live handle and a C string.
+    NonNull::new(unsafe { libc::dlsym(handle, name.as_ptr()) })
 }
 
 fn last_dl_error() -> String {

@@ -198,6 +198,37 @@ fn memory_of_a_descriptor_is_addressed_by_offset() {
 }
 
 #[test]
+fn a_mapping_is_registered_with_its_offsets_as_addresses() {
+    let memory = millstream_shm::Memfd::sealed("test-card", 16384).unwrap();
+    let mapping = Arc::new(memory.map().unwrap());
+    let (initiator, (target, region)) = both(
+        |stream| End::connect(stream, RcOptions::default(), |_, _| Vec::new()),
+        |stream| {
+            let mut mapped = None;
+            let end = End::connect(stream, RcOptions::default(), |device, prepared| {
+                prepared.post_recv(&[], WrId(0)).unwrap();
+                let region = Region::mapped(device, mapping.clone(), 4096, 8192, Access::REMOTE).unwrap();
+                let extra = region.remote().encode().to_vec();
+                mapped = Some(region);
+                extra
+            });
+            (end, mapped.unwrap())
+        },
+    );
+    assert_eq!((region.remote().addr, region.len()), (4096, 8192));
+    assert!(region.as_ptr().is_none() && region.descriptor().is_none());
+    assert_eq!(region.sge(100, 1).unwrap().addr(), 4196);
+    let source = Region::source(&initiator.device, Arc::<[u8]>::from(pattern(6)), false).unwrap();
+    let at = remote(&initiator.extra).at(100, 1000).unwrap();
+    initiator.pair.post_write_imm(&[source.sge(0, 1000).unwrap()], at, 1, Signal::Yes, WrId(1)).unwrap();
+    assert!(initiator.completion().is_success() && target.completion().is_success());
+    let mut seen = vec![0; 16384];
+    read_at(&memory.into_fd(), &mut seen);
+    assert!(seen[4196..5196] == pattern(6)[..1000]);
+    assert!(seen[..4196].iter().chain(&seen[5196..]).all(|byte| *byte == 0));
+}
+
+#[test]
 fn a_mapped_file_is_a_source() {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&pattern(7)).unwrap();

@@ -6,6 +6,7 @@
 
 mod keys;
 mod region;
+mod registration;
 
 pub use keys::{Access, Lkey, OutOfBounds, RemoteAddress, RemoteMemory, Rkey};
 pub use region::{MemoryError, Region, Sge, StableBytes};

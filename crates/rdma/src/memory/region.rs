@@ -14,6 +14,7 @@ use sideway::ibverbs::AccessFlags;
 use sideway::ibverbs::memory_region::{MemoryRegion, RegisterMemoryRegionErrorKind};
 
 use super::keys::{Access, Lkey, OutOfBounds, RemoteMemory, Rkey};
+use super::registration::{Registration, register_at};
 use crate::device::Device;
 use crate::error::os_error;
 
@@ -125,7 +126,7 @@ impl fmt::Debug for Sge {
 /// memory itself is [`Region::slice`], and says when it may be had.
 pub struct Region {
     // First, so that the device lets go of the memory before the memory goes.
-    registration: Arc<MemoryRegion>,
+    registration: Registration,
     memory: Memory,
     /// The address of the first byte in work requests and for peers.
     addr: u64,
@@ -140,6 +141,8 @@ enum Memory {
     Source(Box<dyn StableBytes>),
     /// Not in this address space: a card's memory.
     Foreign(OwnedFd),
+    /// Mapped by somebody who shares the mapping: a card's memory in the card's process.
+    Mapped { _mapping: Arc<Mapping> },
 }
 
 impl Region {
@@ -172,6 +175,7 @@ impl Region {
             }
             other => other.map_err(failed)?,
         };
+        let registration = Registration::Usual(registration);
         Ok(Region { registration, memory: Memory::Landing(memory, mapping), addr, len, access })
     }
 
@@ -197,6 +201,7 @@ impl Region {
         // write access the device only reads them.
         let registration = unsafe { register_memory(device, bytes.as_ptr(), len, access) }
             .map_err(|cause| refused(device, len, "source memory", access, cause))?;
+        let registration = Registration::Usual(registration);
         Ok(Region { registration, memory: Memory::Source(owner), addr, len, access })
     }
 
@@ -220,7 +225,38 @@ impl Region {
         }
         let registration = register_descriptor(device, descriptor.as_fd(), offset, len, offset, access)
             .map_err(|cause| refused(device, len, "memory behind a descriptor", access, cause))?;
+        let registration = Registration::Usual(registration);
         Ok(Region { registration, memory: Memory::Foreign(descriptor), addr: offset, len, access })
+    }
+
+    /// A part of a mapping, registered by its address for a device that cannot take the descriptor behind it.
+    ///
+    /// As with [`Region::foreign`], its addresses are offsets, here into the mapping, and bytes are reached
+    /// through the mapping and not through this.
+    ///
+    /// # Errors
+    /// [`MemoryError`] if it is empty, or the device refuses it: adapters cannot pin memory of other devices.
+    ///
+    /// # Panics
+    /// If the part is not inside the mapping.
+    pub fn mapped(
+        device: &Device,
+        mapping: Arc<Mapping>,
+        offset: u64,
+        len: usize,
+        access: Access,
+    ) -> Result<Region, MemoryError> {
+        if len == 0 {
+            return Err(MemoryError::Empty);
+        }
+        let inside = len <= mapping.len() && offset <= (mapping.len() - len) as u64;
+        assert!(inside, "{len} bytes at {offset:#x} of a mapping of {} bytes", mapping.len());
+        let start = mapping.base().wrapping_add(offset as usize);
+        // SAFETY: the range is the mapping's, which outlives the registration (see the order of the fields).
+        let registration = unsafe { register_at(device, start, len, offset, access) }
+            .map_err(|cause| refused(device, len, "mapped memory", access, cause))?;
+        let registration = Registration::AtOffset(registration);
+        Ok(Region { registration, memory: Memory::Mapped { _mapping: mapping }, addr: offset, len, access })
     }
 
     /// Its size in bytes.
@@ -264,7 +300,7 @@ impl Region {
         match &self.memory {
             Memory::Landing(memory, _) => Some(memory.as_fd()),
             Memory::Foreign(descriptor) => Some(descriptor.as_fd()),
-            Memory::Source(_) => None,
+            Memory::Source(_) | Memory::Mapped { .. } => None,
         }
     }
 
@@ -274,7 +310,7 @@ impl Region {
             Memory::Landing(_, mapping) => NonNull::new(mapping.base()),
             // Only ever read: `copy_from_slice` asks for landing memory.
             Memory::Source(owner) => NonNull::new(owner.bytes().as_ptr().cast_mut()),
-            Memory::Foreign(_) => None,
+            Memory::Foreign(_) | Memory::Mapped { .. } => None,
         }
     }
 
@@ -286,7 +322,7 @@ impl Region {
     pub fn populate(&self) -> io::Result<()> {
         match &self.memory {
             Memory::Landing(_, mapping) => mapping.prefault(0, self.len),
-            Memory::Source(_) | Memory::Foreign(_) => Ok(()),
+            Memory::Source(_) | Memory::Foreign(_) | Memory::Mapped { .. } => Ok(()),
         }
     }
 
@@ -311,7 +347,7 @@ impl Region {
     pub fn copy_from_slice(&self, offset: u64, from: &[u8]) -> Result<(), OutOfBounds> {
         let writable = match &self.memory {
             Memory::Landing(_, mapping) => NonNull::new(mapping.base()),
-            Memory::Source(_) | Memory::Foreign(_) => None,
+            Memory::Source(_) | Memory::Foreign(_) | Memory::Mapped { .. } => None,
         };
         let to = self.reachable(offset, from.len(), writable)?;
         // SAFETY: the range lies within the mapping, which lives as long as `self`. `from` may be a part of
@@ -371,6 +407,7 @@ impl fmt::Debug for Region {
             Memory::Landing(..) => "landing",
             Memory::Source(_) => "source",
             Memory::Foreign(_) => "foreign",
+            Memory::Mapped { .. } => "mapped",
         };
         write!(f, "Region({kind}, {:#x}+{}, {:?})", self.addr, self.len, self.access)
     }
