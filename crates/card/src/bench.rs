@@ -15,7 +15,7 @@ use crate::kernel::cluster7::{
 };
 use crate::kernel::slot::{Place, Summary};
 use crate::kernel::{Job, Kernel as _, Pulse};
-use crate::memory::{Memory, OutOfRange, PrefaultError, Span};
+use crate::memory::{AccessError, Memory, PrefaultError, Span};
 use crate::os::OsError;
 
 /// Boards with waveforms per crate, and the length of their fragments [bytes], as in the camera.
@@ -87,8 +87,8 @@ impl From<OsError> for BenchError {
     }
 }
 
-impl From<OutOfRange> for BenchError {
-    fn from(error: OutOfRange) -> BenchError {
+impl From<AccessError> for BenchError {
+    fn from(error: AccessError) -> BenchError {
         BenchError::Memory(error.into())
     }
 }
@@ -211,7 +211,7 @@ impl Bench {
         Ok(job.tally)
     }
 
-    fn copy(&self, slot: u32) -> Result<(), OutOfRange> {
+    fn copy(&self, slot: u32) -> Result<(), AccessError> {
         let mut buffer = [0; TRACE_BYTES];
         for fragment in &self.fragments[slot as usize] {
             self.memory.read(fragment.offset, &mut buffer[..fragment.len as usize])?;

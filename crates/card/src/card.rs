@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use millstream_shm::socket::{Connection, own_uid};
 use millstream_shm::{EventFd, Mapping, Memfd, futex, is_sealed};
 
+use crate::backing::Emulated;
 use crate::command::{Cause, Fault, KernelId};
 use crate::handshake::{Answer, Received, Refusal, Request, Role, receive};
 use crate::lease;
@@ -88,7 +89,6 @@ struct Parts {
     registers: Registers,
     memory: Memory,
     bar0_fd: Memfd,
-    memory_fd: Memfd,
     interrupt_fd: EventFd,
     connection: Connection,
     node: u32,
@@ -155,7 +155,7 @@ impl Card {
         let [bar0_fd, memory_fd, interrupt_fd]: [OwnedFd; 3] =
             fds.try_into().map_err(|_| malformed(name, "answer does not carry three descriptors"))?;
         let (bar0_fd, bar0) = map(name, bar0_fd, BAR0_BYTES as u64)?;
-        let (memory_fd, memory) = map(name, memory_fd, memory_bytes)?;
+        let (memory_fd, mapping) = map(name, memory_fd, memory_bytes)?;
         let registers = Registers::new(bar0);
         if registers.magic().load(Ordering::Acquire) != MAGIC
             || registers.version().load(Ordering::Relaxed) != VERSION
@@ -166,9 +166,8 @@ impl Card {
             parts: Arc::new(Parts {
                 name: name.clone(),
                 registers,
-                memory: Memory::new(memory),
+                memory: Memory::new(Box::new(Emulated::of_peer(memory_fd, mapping))),
                 bar0_fd,
-                memory_fd,
                 interrupt_fd: EventFd::from_fd(interrupt_fd),
                 connection,
                 node: answer.node,
@@ -259,7 +258,7 @@ impl Card {
     /// Descriptor of card memory, which stands for the dma-buf of a real card: register ranges of
     /// it with `ibv_reg_dmabuf_mr`. Byte `n` of the file is byte `n` of card memory.
     pub fn memory_fd(&self) -> BorrowedFd<'_> {
-        self.parts.memory_fd.as_fd()
+        self.parts.memory.backing().shared().expect("only such memory is mapped by other processes")
     }
 
     /// Descriptor of BAR0, to be registered like card memory for control from remote nodes.

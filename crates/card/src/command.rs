@@ -316,6 +316,9 @@ causes! {
     51 WindowRefused = "device refused to register a window", "error number of the system";
     52 BanksRefused = "banks are not granted to the region", "the banks";
     53 KernelNotLoaded = "kernel is loaded into no region of a card that is leased", "the kernel";
+    54 MemoryFailed = "card memory does not answer", "error number of its driver";
+    55 MemoryNotMapped = "kernel needs card memory at an address, and this kind of card has none", "the banks";
+    56 KernelStuck = "kernel does not reach a safe point; its region is out of service until it ends", "time waited [ns]";
 }
 
 /// Defines an enumeration whose values stand in registers or messages, and its table.

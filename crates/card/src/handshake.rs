@@ -54,6 +54,9 @@ pub enum Refusal {
     /// The card serves as many connections as it can.
     #[error("card has too many connections")]
     TooMany,
+    /// Its memory is a device's.
+    #[error("memory of this kind of card cannot be mapped by other processes; use the card over the network")]
+    NotMappable,
 }
 
 impl Request {
@@ -82,6 +85,7 @@ impl Answer {
             Err(Refusal::Version) => (2, 0),
             Err(Refusal::NotForOwning) => (3, 0),
             Err(Refusal::TooMany) => (4, 0),
+            Err(Refusal::NotMappable) => (5, 0),
         };
         Answer { magic: MAGIC, version: VERSION, refusal, memory_bytes, node: 0, reserved: 0 }
     }
@@ -95,6 +99,7 @@ impl Answer {
             1 => Err(Refusal::OtherUser),
             3 => Err(Refusal::NotForOwning),
             4 => Err(Refusal::TooMany),
+            5 => Err(Refusal::NotMappable),
             _ => Err(Refusal::Version),
         }
     }
@@ -169,6 +174,7 @@ mod tests {
             Err(Refusal::Version),
             Err(Refusal::NotForOwning),
             Err(Refusal::TooMany),
+            Err(Refusal::NotMappable),
         ] {
             assert_eq!(Answer::new(outcome).outcome(), outcome);
         }

@@ -1,19 +1,21 @@
-//! What an emulated card is made of: memory, registers, and the descriptors behind both.
+//! What a card is made of: memory of some kind, registers, and the descriptors behind both.
+//!
+//! Registers and the DMA window are memory of the host for every kind of card: the process plays them.
 
-use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{PoisonError, RwLock};
 
-use millstream_shm::{EventFd, Memfd};
-use rustix::fs::SeekFrom;
-use rustix::io::Errno;
+use millstream_shm::EventFd;
 
-use crate::command::{CAPABILITY_INTERRUPT_FD, CAPABILITY_VECTOR};
-use crate::memory::{Memory, Span};
-use crate::os::{Doing, OsError};
+use crate::backing::{self, Emulated, Kind, Roots, Wanted};
+use crate::command::{CAPABILITY_INTERRUPT_FD, CAPABILITY_VECTOR, Cause, Fault};
+use crate::kernel::outside;
+use crate::memory::Memory;
+use crate::os::Doing;
 use crate::registers::{BAR0_BYTES, MAGIC, MAX_CHUNKS, Registers, VERSION};
+use crate::serve::ServeError;
 
 /// Smallest chunk that `written_chunks` tells about [bytes].
 const CHUNK_BYTES: u64 = 2 << 20;
@@ -21,19 +23,22 @@ const CHUNK_BYTES: u64 = 2 << 20;
 /// Memory and registers of a card.
 pub(crate) struct Hardware {
     pub(crate) registers: Arc<Registers>,
-    pub(crate) memory: Arc<Memory>,
+    /// BAR0 once more, as something to register.
+    pub(crate) bar0: Emulated,
     pub(crate) dma: Arc<Memory>,
-    pub(crate) bar0_fd: Memfd,
-    pub(crate) memory_fd: Memfd,
-    pub(crate) dma_fd: Memfd,
     pub(crate) interrupt_fd: Arc<EventFd>,
-    /// Whether pages keep their memory when they are cleared.
-    keep_pages: bool,
+    memory: RwLock<Arc<Memory>>,
+    /// Grows when the memory is replaced.
+    generation: AtomicU32,
+    /// Tells those who keep descriptors of the memory.
+    pub(crate) replaced: EventFd,
 }
 
 /// Its size and make.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Make {
+#[derive(Clone, Debug)]
+pub(crate) struct Make<'a> {
+    pub(crate) kind: &'a Kind,
+    pub(crate) roots: &'a Roots,
     pub(crate) bank_bytes: u64,
     pub(crate) bank_count: u32,
     pub(crate) dma_bytes: u64,
@@ -42,22 +47,14 @@ pub(crate) struct Make {
 }
 
 impl Hardware {
-    pub(crate) fn new(make: Make) -> Result<Hardware, OsError> {
-        let memory_bytes = make.bank_bytes * u64::from(make.bank_count);
-        let bar0_fd = Memfd::sealed("millstream-card-bar0", BAR0_BYTES).doing("make the registers")?;
-        let memory_fd =
-            Memfd::sealed("millstream-card-memory", memory_bytes as usize).doing("make card memory")?;
-        let mapping = memory_fd.map().doing("map card memory")?;
-        if make.huge_pages {
-            mapping.advise_huge_pages();
-        }
-        if make.prefault {
-            mapping.prefault(0, mapping.len()).doing("give memory to the pages of a card")?;
-        }
-        let dma_fd =
-            Memfd::sealed("millstream-card-dma", make.dma_bytes as usize).doing("make the DMA window")?;
-        let dma = Memory::new(dma_fd.map().doing("map the DMA window")?);
-        let registers = Registers::new(bar0_fd.map().doing("map the registers")?);
+    pub(crate) fn new(make: &Make<'_>) -> Result<Hardware, ServeError> {
+        let Make { kind, roots, bank_bytes, bank_count, prefault, huge_pages, .. } = *make;
+        let memory_bytes = bank_bytes * u64::from(bank_count);
+        let memory = backing::open(kind, roots, Wanted { bytes: memory_bytes, prefault, huge_pages })?;
+        let small = |bytes| Wanted { bytes, prefault: false, huge_pages: false };
+        let dma = Emulated::new("millstream-card-dma", small(make.dma_bytes))?;
+        let bar0 = Emulated::new("millstream-card-bar0", small(BAR0_BYTES as u64))?;
+        let registers = Registers::new(bar0.map_again()?);
         let interrupt_fd = EventFd::latch().doing("create the interrupt descriptor")?;
         let set = Ordering::Relaxed;
         let mut capabilities = CAPABILITY_INTERRUPT_FD;
@@ -67,20 +64,40 @@ impl Hardware {
         registers.version().store(VERSION, set);
         registers.process().store(std::process::id(), set);
         registers.capabilities().store(capabilities, set);
+        registers.memory_kind().store(kind.number() as u32, set);
         registers.memory_bytes().store(memory_bytes, set);
-        registers.bank_bytes().store(make.bank_bytes, set);
-        registers.bank_count().store(make.bank_count, set);
+        registers.bank_bytes().store(bank_bytes, set);
+        registers.bank_count().store(bank_count, set);
         registers.chunk_bytes().store(chunk_bytes(memory_bytes), set);
         Ok(Hardware {
             registers: Arc::new(registers),
-            memory: Arc::new(Memory::new(mapping)),
-            dma: Arc::new(dma),
-            bar0_fd,
-            memory_fd,
-            dma_fd,
+            bar0,
+            dma: Arc::new(Memory::new(Box::new(dma))),
             interrupt_fd: Arc::new(interrupt_fd),
-            keep_pages: make.prefault,
+            memory: RwLock::new(Arc::new(Memory::new(memory))),
+            generation: AtomicU32::new(0),
+            replaced: EventFd::latch().doing("create a wake-up")?,
         })
+    }
+
+    /// Card memory, as it is now.
+    pub(crate) fn memory(&self) -> Arc<Memory> {
+        self.memory.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Changes when [`Hardware::memory`] does.
+    pub(crate) fn generation(&self) -> u32 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// Puts other memory, which is zero, in the place of card memory: whoever still uses the old one keeps it for
+    /// himself. False if this kind of card has no other.
+    pub(crate) fn replace_memory(&self) -> bool {
+        let Some(Ok(other)) = self.memory().backing().another() else { return false };
+        *self.memory.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(Memory::new(other));
+        self.generation.fetch_add(1, Ordering::Release);
+        self.replaced.signal();
+        true
     }
 
     /// Publishes the kernel directory and says that the card is complete.
@@ -94,25 +111,17 @@ impl Hardware {
         self.registers.magic().store(MAGIC, Ordering::Release);
     }
 
-    /// Zeros card memory and the DMA window. Memory that was never written costs nothing.
-    pub(crate) fn clear(&self) {
-        for (memory, fd) in [(&self.memory, &self.memory_fd), (&self.dma, &self.dma_fd)] {
-            if !self.keep_pages {
-                fd.punch(0, fd.len());
-                continue;
-            }
-            match written(fd) {
-                Ok(ranges) => ranges.into_iter().for_each(|range| memory.zero(range)),
-                Err(_) => memory.zero(Span::new(0, memory.size())),
-            }
-        }
+    /// Zeros card memory and the DMA window.
+    pub(crate) fn clear(&self) -> Result<(), Fault> {
+        self.memory().backing().clear().map_err(outside(Cause::MemoryFailed))?;
+        self.dma.backing().clear().map_err(outside(Cause::MemoryFailed))
     }
 
     /// Sets the bits of all chunks that were ever written and returns how many bytes those have.
     pub(crate) fn show_written(&self) -> u64 {
-        let chunk = chunk_bytes(self.memory.size());
-        let whole = vec![Span::new(0, self.memory.size())];
-        let ranges = written(&self.memory_fd).unwrap_or(whole);
+        let memory = self.memory();
+        let chunk = chunk_bytes(memory.size());
+        let ranges = memory.backing().written();
         let mut words = [0u64; MAX_CHUNKS / 64];
         let mut bytes = 0;
         for span in &ranges {
@@ -133,50 +142,53 @@ fn chunk_bytes(memory: u64) -> u64 {
     memory.div_ceil(MAX_CHUNKS as u64).next_power_of_two().max(CHUNK_BYTES)
 }
 
-/// Duplicates a descriptor for a registration.
-pub(crate) fn duplicate(fd: &impl AsFd) -> io::Result<OwnedFd> {
-    fd.as_fd().try_clone_to_owned()
-}
-
-/// The ranges that have memory: everything else reads as zeros.
-fn written(fd: &Memfd) -> io::Result<Vec<Span>> {
-    let mut ranges = Vec::new();
-    let mut at = 0;
-    loop {
-        let start = match rustix::fs::seek(fd, SeekFrom::Data(at)) {
-            Ok(start) => start,
-            Err(Errno::NXIO) => return Ok(ranges),
-            Err(error) => return Err(error.into()),
-        };
-        let end = rustix::fs::seek(fd, SeekFrom::Hole(start))?;
-        ranges.push(Span::new(start, end - start));
-        at = end;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
 
+    fn hardware(prefault: bool) -> Hardware {
+        let make = Make {
+            kind: &Kind::Emulated,
+            roots: &Roots::default(),
+            bank_bytes: 8 * MIB,
+            bank_count: 2,
+            dma_bytes: MIB,
+            prefault,
+            huge_pages: false,
+        };
+        Hardware::new(&make).unwrap()
+    }
+
+    #[test]
+    fn memory_that_is_replaced_is_zero_and_the_old_one_stays_with_who_has_it() {
+        let hardware = hardware(false);
+        let old = hardware.memory();
+        old.write(7, &[1; 9]).unwrap();
+        assert!(hardware.replace_memory());
+        assert_eq!(hardware.generation(), 1);
+        assert_eq!(hardware.memory().read_array::<9>(7).unwrap(), [0; 9]);
+        old.write(100, &[2; 9]).unwrap();
+        assert_eq!(hardware.memory().read_array::<9>(100).unwrap(), [0; 9]);
+        assert_eq!((hardware.memory().size(), old.read_array::<9>(7).unwrap()), (old.size(), [1; 9]));
+    }
+
     #[test]
     fn memory_that_was_written_is_found_and_cleared() {
         for prefault in [false, true] {
-            let make =
-                Make { bank_bytes: 8 * MIB, bank_count: 2, dma_bytes: MIB, prefault, huge_pages: false };
-            let hardware = Hardware::new(make).unwrap();
-            hardware.memory.write(5 * MIB, &[1; 10]).unwrap();
-            hardware.memory.write(16 * MIB - 1, &[1]).unwrap();
+            let hardware = hardware(prefault);
+            hardware.memory().write(5 * MIB, &[1; 10]).unwrap();
+            hardware.memory().write(16 * MIB - 1, &[1]).unwrap();
             hardware.dma.write(7, &[1]).unwrap();
             let bytes = hardware.show_written();
             let chunks = hardware.registers.written_chunks(0).load(Ordering::Relaxed);
             let (expected_chunks, expected) =
                 if prefault { (0xff, 16 * MIB) } else { (0b1000_0100, 2 * 4096) };
             assert_eq!((chunks, bytes), (expected_chunks, expected));
-            hardware.clear();
-            assert_eq!(hardware.memory.read_array::<10>(5 * MIB).unwrap(), [0; 10]);
-            assert_eq!(hardware.memory.read_array::<1>(16 * MIB - 1).unwrap(), [0]);
+            hardware.clear().unwrap();
+            assert_eq!(hardware.memory().read_array::<10>(5 * MIB).unwrap(), [0; 10]);
+            assert_eq!(hardware.memory().read_array::<1>(16 * MIB - 1).unwrap(), [0]);
             assert_eq!(hardware.dma.read_array::<1>(7).unwrap(), [0]);
         }
     }

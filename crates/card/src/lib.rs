@@ -50,6 +50,7 @@
 //! Read first: [`registers`] (the map), [`command`] (what stands in the rings), `docs/registers.md`
 //! (both, generated).
 
+pub mod backing;
 pub mod bench;
 mod card;
 pub mod command;
@@ -74,7 +75,7 @@ mod warden;
 
 pub use card::{Card, NoSuchKernel, OpenError, UseError};
 pub use handshake::Refusal;
-pub use memory::{Memory, OutOfRange, PrefaultError, Span};
+pub use memory::{AccessError, Memory, PrefaultError, Span};
 pub use name::{BadCardName, CardName};
 pub use os::OsError;
 pub use ring::{Ring, RingError, RingPlaces};

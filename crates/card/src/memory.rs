@@ -7,8 +7,10 @@
 use std::fmt;
 use std::ptr;
 
-use millstream_shm::{Mapping, Memfd};
+use millstream_shm::Mapping;
 
+use crate::backing::{Backing, Emulated, Wanted};
+use crate::command::{Cause, Fault};
 use crate::os::{Doing, OsError};
 
 /// A range of card memory [bytes].
@@ -46,114 +48,150 @@ impl fmt::Display for Span {
     }
 }
 
-/// A range that is not inside card memory.
+/// Why card memory was not read or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{span} is outside the card's memory of {memory} bytes")]
-pub struct OutOfRange {
-    /// The range asked for.
-    pub span: Span,
-    /// Size of the memory [bytes].
-    pub memory: u64,
+pub enum AccessError {
+    /// The range is not inside card memory.
+    #[error("{span} is outside the card's memory of {memory} bytes")]
+    OutOfRange {
+        /// The range asked for.
+        span: Span,
+        /// Size of the memory [bytes].
+        memory: u64,
+    },
+    /// The device whose memory it is does not give or take the bytes.
+    #[error("card memory at {offset:#x} does not answer (error {code} of its driver)")]
+    Device {
+        /// First byte of the range asked for.
+        offset: u64,
+        /// What the driver says.
+        code: i32,
+    },
 }
 
-/// The whole memory of one card, mapped.
+impl AccessError {
+    /// The fault with which an access ends a command: `outside` if the range was wrong.
+    pub fn fault(self, outside: Cause) -> Fault {
+        match self {
+            AccessError::OutOfRange { span, .. } => Fault::new(outside, span.offset),
+            AccessError::Device { code, .. } => {
+                Fault::new(Cause::MemoryFailed, u64::from(code.unsigned_abs()))
+            }
+        }
+    }
+}
+
+/// The whole memory of one card.
 #[derive(Debug)]
 pub struct Memory {
-    mapping: Mapping,
+    backing: Box<dyn Backing>,
 }
 
 impl Memory {
-    pub(crate) fn new(mapping: Mapping) -> Memory {
-        Memory { mapping }
+    pub(crate) fn new(backing: Box<dyn Backing>) -> Memory {
+        Memory { backing }
     }
 
     /// Card memory of `bytes` bytes without a card, for running kernels by themselves.
     pub fn anonymous(bytes: u64) -> Result<Memory, OsError> {
-        let memory = Memfd::sealed("millstream-card-memory", bytes as usize).doing("make card memory")?;
-        Ok(Memory::new(memory.map().doing("map card memory")?))
+        let wanted = Wanted { bytes, prefault: false, huge_pages: false };
+        Ok(Memory::new(Box::new(Emulated::new("millstream-card-memory", wanted)?)))
+    }
+
+    /// What it is made of.
+    pub(crate) fn backing(&self) -> &dyn Backing {
+        &*self.backing
     }
 
     /// Size [bytes].
     pub fn size(&self) -> u64 {
-        self.mapping.len() as u64
+        self.backing.size()
     }
 
-    /// Address of the first byte, for calls that take a pointer (`ibv_reg_mr`). Valid as long as
-    /// this value lives; other processes write behind it.
-    pub fn as_ptr(&self) -> *mut u8 {
-        self.mapping.base()
+    /// Address of the first byte, where this process has one: for calls that take a pointer. Valid as long as
+    /// this value lives; other processes and devices write behind it.
+    pub fn as_ptr(&self) -> Option<*mut u8> {
+        self.backing.mapping().map(Mapping::base)
     }
 
     /// Checks that `span` lies inside the memory.
-    pub fn check(&self, span: Span) -> Result<(), OutOfRange> {
+    pub fn check(&self, span: Span) -> Result<(), AccessError> {
         if span.fits(self.size()) {
             return Ok(());
         }
-        Err(OutOfRange { span, memory: self.size() })
+        Err(AccessError::OutOfRange { span, memory: self.size() })
     }
 
     /// Copies `out.len()` bytes at `offset` out of card memory.
     ///
     /// Bytes that somebody writes at the same moment may arrive half old, half new.
-    pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), OutOfRange> {
+    pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
         self.check(Span::new(offset, out.len() as u64))?;
+        let Some(mapping) = self.backing.mapping() else { return self.backing.read(offset, out) };
         // SAFETY: the range was checked; `out` is private memory, so the two do not overlap. A
         // writer elsewhere can tear the bytes, which are plain data to the caller.
         unsafe {
-            let from = self.mapping.base().add(offset as usize);
+            let from = mapping.base().add(offset as usize);
             ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len());
         }
         Ok(())
     }
 
     /// Copies an array of `N` bytes out of card memory.
-    pub fn read_array<const N: usize>(&self, offset: u64) -> Result<[u8; N], OutOfRange> {
+    pub fn read_array<const N: usize>(&self, offset: u64) -> Result<[u8; N], AccessError> {
         let mut bytes = [0; N];
         self.read(offset, &mut bytes)?;
         Ok(bytes)
     }
 
     /// Copies `bytes` into card memory at `offset`.
-    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), OutOfRange> {
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), AccessError> {
         self.check(Span::new(offset, bytes.len() as u64))?;
+        let Some(mapping) = self.backing.mapping() else { return self.backing.write(offset, bytes) };
         // SAFETY: the range was checked; `bytes` cannot overlap the window, to which no reference
         // exists.
         unsafe {
-            let to = self.mapping.base().add(offset as usize);
+            let to = mapping.base().add(offset as usize);
             ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
         }
+        self.backing.flush();
         Ok(())
-    }
-
-    /// Writes zeros to a range, which is cut to the memory.
-    pub(crate) fn zero(&self, span: Span) {
-        let start = span.offset.min(self.size());
-        let len = span.len.min(self.size() - start);
-        // SAFETY: the range was cut to the mapping, to which no reference exists.
-        unsafe { ptr::write_bytes(self.mapping.base().add(start as usize), 0, len as usize) };
     }
 
     /// Copies inside the memory; both ranges may overlap.
-    pub(crate) fn copy_within(&self, from: Span, to: u64) -> Result<(), OutOfRange> {
+    pub(crate) fn copy_within(&self, from: Span, to: u64) -> Result<(), AccessError> {
         self.check(from)?;
         self.check(Span::new(to, from.len))?;
+        let Some(mapping) = self.backing.mapping() else { return self.backing.copy_within(from, to) };
         // SAFETY: both ranges were checked, and no reference to the mapping exists.
         unsafe {
-            let base = self.mapping.base();
+            let base = mapping.base();
             ptr::copy(base.add(from.offset as usize), base.add(to as usize), from.len as usize);
         }
+        self.backing.flush();
         Ok(())
     }
 
-    /// Gives memory to the pages of `span` and maps them here, keeping what they hold.
+    /// Gives memory to the pages of `span` and maps them here, keeping what they hold; memory that is not
+    /// mapped has no pages.
     ///
     /// The first touch of a page costs far more than copying it (0.3 GB/s was seen on a virtual
     /// machine), so do this for landing memory before a run.
     pub fn prefault(&self, span: Span) -> Result<(), PrefaultError> {
         self.check(span)?;
-        let populated = self.mapping.prefault(span.offset as usize, span.len as usize);
+        let Some(mapping) = self.backing.mapping() else { return Ok(()) };
+        let populated = mapping.prefault(span.offset as usize, span.len as usize);
         Ok(populated.doing("give memory to the pages of a card")?)
     }
+}
+
+/// Writes zeros to a range, which is cut to the mapping.
+pub(crate) fn zero(mapping: &Mapping, span: Span) {
+    let size = mapping.len() as u64;
+    let start = span.offset.min(size);
+    let len = span.len.min(size - start);
+    // SAFETY: the range was cut to the mapping, to which no reference exists.
+    unsafe { ptr::write_bytes(mapping.base().add(start as usize), 0, len as usize) };
 }
 
 /// Why memory could not be prefaulted.
@@ -161,7 +199,7 @@ impl Memory {
 pub enum PrefaultError {
     /// The range is not card memory.
     #[error(transparent)]
-    OutOfRange(#[from] OutOfRange),
+    OutOfRange(#[from] AccessError),
     /// The system refused, usually for lack of memory.
     #[error(transparent)]
     Os(#[from] OsError),

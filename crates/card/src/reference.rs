@@ -9,8 +9,8 @@ use crate::kernel::slot::{EVENT_STATUSES, Place, Summary};
 use crate::kernel::verify::VerifyArgs;
 use crate::layout::Field;
 use crate::region::codes::{
-    CARD_COMMANDS, CARD_STATES, LEASE_STATES, MESSAGE_KINDS, PEER_STATES, REGION_COMMANDS, REGION_STATES,
-    SENSORS,
+    CARD_COMMANDS, CARD_STATES, LEASE_STATES, MEMORY_KINDS, MESSAGE_KINDS, PEER_STATES, REGION_COMMANDS,
+    REGION_STATES, SENSORS,
 };
 use crate::region::copy::{COPY_OPERATIONS, RawCopy};
 use crate::region::message::RawMessage;
@@ -99,6 +99,7 @@ connected node.
     codes(page, "Status", "value", STATUSES)?;
     codes(page, "Capabilities", "bit mask", CAPABILITIES)?;
     codes(page, "Causes", "value", CAUSES)?;
+    codes(page, "Kinds of memory", "value", MEMORY_KINDS)?;
     codes(page, "Lease states", "value", LEASE_STATES)?;
     codes(page, "Card states", "value", CARD_STATES)?;
     codes(page, "Card commands", "value", CARD_COMMANDS)?;
@@ -179,6 +180,7 @@ fn write_header(header: &mut String) -> std::fmt::Result {
     for (prefix, codes) in [
         ("CAUSE", CAUSES),
         ("STATUS", STATUSES),
+        ("MEMORY", MEMORY_KINDS),
         ("LEASE", LEASE_STATES),
         ("CARD", CARD_STATES),
         ("CARD_COMMAND", CARD_COMMANDS),

@@ -7,7 +7,7 @@ use millstream_shm::futex;
 
 use crate::card::Card;
 use crate::command::{Cause, Completion, Descriptor, ENTRY_BYTES};
-use crate::memory::OutOfRange;
+use crate::memory::AccessError;
 use crate::os::{Doing, OsError};
 
 /// Longest sleep between two looks whether the card is alive.
@@ -64,7 +64,7 @@ pub enum RingError {
     Superseded,
     /// The rings are not in card memory.
     #[error(transparent)]
-    OutOfRange(#[from] OutOfRange),
+    OutOfRange(#[from] AccessError),
     /// A system call failed.
     #[error(transparent)]
     Os(#[from] OsError),

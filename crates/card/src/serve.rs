@@ -16,10 +16,11 @@ use millstream_rdma::Device;
 use millstream_shm::socket::{Connection, Listener, own_uid};
 use millstream_shm::{EventFd, PAGE, futex, poll_readable};
 
+use crate::backing::{BackingError, Kind, Roots};
 use crate::command::{CAPABILITY_NETWORK, CAPABILITY_SPINS};
 use crate::engine::{Engine, Idle};
 use crate::handshake::{Answer, Received, Refusal, Request, Role, receive};
-use crate::hardware::{Hardware, Make, duplicate};
+use crate::hardware::{Hardware, Make};
 use crate::kernel::Registry;
 use crate::name::CardName;
 use crate::net::copies::{Copies, CopyDesk};
@@ -100,6 +101,12 @@ pub struct Config {
     pub lease: Duration,
     /// Its place on the network, if it has one.
     pub network: Option<Network>,
+    /// What its memory is made of.
+    pub kind: Kind,
+    /// Where that is looked for.
+    pub roots: Roots,
+    /// How long a kernel that has to end may take to its next safe point before its region is given up.
+    pub grace: Duration,
 }
 
 impl Config {
@@ -122,6 +129,9 @@ impl Config {
             loaders: Vec::new(),
             lease: Duration::from_secs(5),
             network: None,
+            kind: Kind::Emulated,
+            roots: Roots::default(),
+            grace: Duration::from_secs(5),
         }
     }
 
@@ -175,6 +185,9 @@ pub enum ServeError {
     /// The engine ended although nobody asked it to; its own message says why.
     #[error("engine of card {0} failed")]
     EngineFailed(CardName),
+    /// There is no memory of the kind asked for.
+    #[error(transparent)]
+    Backing(#[from] BackingError),
     /// A system call failed.
     #[error(transparent)]
     Os(#[from] OsError),
@@ -210,13 +223,13 @@ pub fn serve_with(config: Config, ready: impl FnOnce(Option<SocketAddr>)) -> Res
     };
     listener.set_nonblocking().doing("listen on the card's socket")?;
     let mut inside = Inside::new(&config)?;
-    ready(inside.warden.port.as_ref().map(Port::address));
-    let (hardware, crowd) = (inside.hardware.clone(), inside.warden.crowd.clone());
-    let (stop, shop, copies) = (inside.stop.clone(), inside.shop.clone(), inside.warden.copies.clone());
-    let wake = inside.warden.wake.clone();
+    ready(inside.warden.parts.port.as_ref().map(Port::address));
+    let (hardware, crowd) = (inside.hardware.clone(), inside.warden.parts.crowd.clone());
+    let (stop, shop, copies) = (inside.stop.clone(), inside.shop.clone(), inside.warden.parts.copies.clone());
+    let wake = inside.warden.parts.wake.clone();
     let engine = Engine::new(
         hardware.registers.clone(),
-        hardware.memory.clone(),
+        hardware.memory(),
         config.kernels,
         hardware.interrupt_fd.clone(),
         stop.clone(),
@@ -250,8 +263,9 @@ pub fn serve_with(config: Config, ready: impl FnOnce(Option<SocketAddr>)) -> Res
     };
     let mut engine = engine.nudging(Box::new(nudge)).with_regions(shop.clone());
     threads.push(start("card", Box::new(move || Ok(engine.run(idle)?)))?);
+    let mut regions = Vec::new();
     for mut worker in std::mem::take(&mut inside.workers) {
-        threads.push(start(
+        regions.push(start(
             "region",
             Box::new(move || {
                 worker.serve();
@@ -291,6 +305,16 @@ pub fn serve_with(config: Config, ready: impl FnOnce(Option<SocketAddr>)) -> Res
     });
     copies.nudge();
     wake.signal();
+    // A kernel that does not end has its thread until the process ends.
+    let patience = Instant::now() + config.grace;
+    for region in regions {
+        while !region.is_finished() && Instant::now() < patience {
+            thread::sleep(Duration::from_millis(1));
+        }
+        if region.is_finished() {
+            threads.push(region);
+        }
+    }
     for thread in threads {
         match thread.join() {
             Ok(ended) => ended?,
@@ -329,7 +353,9 @@ struct Inside {
 
 impl Inside {
     fn new(config: &Config) -> Result<Inside, ServeError> {
-        let hardware = Arc::new(Hardware::new(Make {
+        let hardware = Arc::new(Hardware::new(&Make {
+            kind: &config.kind,
+            roots: &config.roots,
             bank_bytes: config.bank_bytes,
             bank_count: config.bank_count,
             dma_bytes: config.dma_bytes,
@@ -370,7 +396,7 @@ impl Inside {
             magic: MAGIC,
             version: VERSION,
             card,
-            memory_bytes: hardware.memory.size(),
+            memory_bytes: hardware.memory().size(),
             bank_bytes: config.bank_bytes,
             bank_count: config.bank_count,
             region_count: config.regions as u32,
@@ -381,13 +407,12 @@ impl Inside {
         let port = match &config.network {
             None => None,
             Some(Network { device, address }) => {
-                let bar0 = || duplicate(&hardware.bar0_fd);
-                Some(Port::open(device, address, bar0, greeting, &crowd, wake.clone())?)
+                Some(Port::open(device, address, &hardware.bar0, greeting, &crowd, wake.clone())?)
             }
         };
         let shop = Arc::new(Shop {
             registers: registers.clone(),
-            memory: hardware.memory.clone(),
+            hardware: hardware.clone(),
             bank_bytes: config.bank_bytes,
             bank_count: config.bank_count,
             builtins,
@@ -419,6 +444,7 @@ impl Inside {
             wake,
             stop: stop.clone(),
             lease: config.lease,
+            grace: config.grace,
         });
         hardware.complete(directory.iter().map(|(id, name)| (*id, name.as_str())));
         Ok(Inside { hardware, shop, stop, workers, warden, copies })
@@ -470,7 +496,8 @@ impl Desk<'_> {
             } else {
                 None
             };
-            let mut watched: Vec<BorrowedFd<'_>> = vec![self.thread_ended.as_fd(), self.listener.as_fd()];
+            let mut watched: Vec<BorrowedFd<'_>> =
+                vec![self.thread_ended.as_fd(), self.listener.as_fd(), self.hardware.replaced.as_fd()];
             if let Lifetime::Launcher(fd) = &self.lifetime {
                 watched.push(fd.as_fd());
             }
@@ -481,12 +508,15 @@ impl Desk<'_> {
             if ready[0] {
                 return Ok(None);
             }
-            if first_user == 3 && ready[2] {
+            if first_user == 4 && ready[3] {
                 return Ok(Some(End::LauncherGone));
+            }
+            if ready[2] && !self.part() {
+                return Ok(Some(End::OwnerGone));
             }
             // Backwards, because a user whose connection ends leaves the list.
             for index in (0..self.users.len()).rev() {
-                if ready[first_user + index] && !self.hear(index) {
+                if ready.get(first_user + index) == Some(&true) && !self.hear(index) {
                     let gone = self.users.swap_remove(index);
                     if gone.role.is_some() {
                         self.crowd.leave_local(gone.node);
@@ -501,6 +531,20 @@ impl Desk<'_> {
                 self.welcome()?;
             }
         }
+    }
+
+    /// Ends all connections: what the users have mapped is not card memory any more. False if the owner's was
+    /// among them.
+    fn part(&mut self) -> bool {
+        self.hardware.replaced.clear();
+        let owned = self.is_owned();
+        for user in self.users.drain(..) {
+            if user.role.is_some() {
+                self.crowd.leave_local(user.node);
+            }
+        }
+        self.wake.signal();
+        !owned
     }
 
     fn is_unclaimed(&self) -> bool {
@@ -551,12 +595,15 @@ impl Desk<'_> {
         };
         match role {
             Ok(role) => {
+                let (hardware, memory) = (self.hardware, self.hardware.memory());
+                let Some(shared) = memory.backing().shared() else {
+                    refuse(&user.connection, Refusal::NotMappable);
+                    return false;
+                };
                 user.role = Some(role);
                 user.node = self.crowd.join_local();
-                let hardware = self.hardware;
-                let fds =
-                    [hardware.bar0_fd.as_fd(), hardware.memory_fd.as_fd(), hardware.interrupt_fd.as_fd()];
-                let answer = Answer { node: user.node, ..Answer::new(Ok(hardware.memory.size())) };
+                let fds = [hardware.bar0.fd(), shared, hardware.interrupt_fd.as_fd()];
+                let answer = Answer { node: user.node, ..Answer::new(Ok(memory.size())) };
                 user.connection.send(&answer.to_bytes(), &fds).is_ok()
             }
             Err(refusal) => {

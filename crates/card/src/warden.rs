@@ -12,14 +12,14 @@ use millstream_rdma::{Access, Deadline, Region};
 use millstream_shm::{EventFd, poll_readable};
 
 use crate::command::{Cause, Fault, nanos};
-use crate::hardware::{Hardware, duplicate};
+use crate::hardware::Hardware;
 use crate::lease::{Action, Inputs, Lease};
 use crate::net::copies::CopyDesk;
 use crate::net::crowd::Crowd;
 use crate::net::port::{Port, PortError};
 use crate::net::{IMM_CONTROL, IMM_COPIES};
-use crate::region::codes::{CardCommand, CardState, LeaseState, MessageKind, RegionCommand};
-use crate::region::worker::{News, Outlet, Shop};
+use crate::region::codes::{CardCommand, CardState, LeaseState, MessageKind, RegionCommand, RegionState};
+use crate::region::worker::{Desk, News, Outlet, Phase, Shop};
 use crate::registers::{CONTROL_WINDOW, MAX_BANKS, MAX_REGIONS};
 use crate::sensors::Sensors;
 
@@ -48,13 +48,7 @@ struct Ending {
 
 /// See the module.
 pub(crate) struct Warden {
-    pub(crate) hardware: Arc<Hardware>,
-    pub(crate) shop: Arc<Shop>,
-    pub(crate) crowd: Arc<Crowd>,
-    pub(crate) copies: Arc<CopyDesk>,
-    pub(crate) port: Option<Port>,
-    pub(crate) wake: Arc<EventFd>,
-    pub(crate) stop: Arc<AtomicBool>,
+    pub(crate) parts: Parts,
     lease: Lease,
     started: Instant,
     windows: Option<Windows>,
@@ -64,11 +58,13 @@ pub(crate) struct Warden {
     /// The pause that is under way.
     pausing: Option<u64>,
     reported: [[u64; MAX_BANKS as usize]; 2],
+    reported_dma: [u64; 2],
     sensors: Sensors,
     sensed: Option<Instant>,
+    regions: Vec<Watched>,
 }
 
-/// Parts of a warden, by name.
+/// What a warden works with.
 pub(crate) struct Parts {
     pub(crate) hardware: Arc<Hardware>,
     pub(crate) shop: Arc<Shop>,
@@ -77,21 +73,27 @@ pub(crate) struct Parts {
     pub(crate) port: Option<Port>,
     pub(crate) wake: Arc<EventFd>,
     pub(crate) stop: Arc<AtomicBool>,
+    /// Time from a heartbeat to the end of a lease, unless its holder asks for another.
     pub(crate) lease: Duration,
+    /// Time for a kernel that has to end to reach a safe point.
+    pub(crate) grace: Duration,
+}
+
+/// What the warden remembers of a region.
+#[derive(Clone, Copy, Default)]
+struct Watched {
+    /// Since when its kernel has been wanted at a safe point.
+    since: Option<Instant>,
+    /// Its kernel was given up and card memory replaced, so what it writes is its own.
+    apart: bool,
 }
 
 impl Warden {
     pub(crate) fn new(parts: Parts) -> Warden {
-        let Parts { hardware, shop, crowd, copies, port, wake, stop, lease } = parts;
+        let regions = vec![Watched::default(); parts.shop.desks.len()];
         let warden = Warden {
-            hardware,
-            shop,
-            crowd,
-            copies,
-            port,
-            wake,
-            stop,
-            lease: Lease::new(lease),
+            lease: Lease::new(parts.lease),
+            parts,
             started: Instant::now(),
             windows: None,
             ending: None,
@@ -99,11 +101,13 @@ impl Warden {
             taken: 0,
             pausing: None,
             reported: [[0; MAX_BANKS as usize]; 2],
+            reported_dma: [0; 2],
             sensors: Sensors::find(),
             sensed: None,
+            regions,
         };
-        let registers = &warden.hardware.registers;
-        registers.lease_default_ns().store(nanos(lease), Ordering::Relaxed);
+        let registers = &warden.parts.hardware.registers;
+        registers.lease_default_ns().store(nanos(warden.parts.lease), Ordering::Relaxed);
         registers.lease_word().store(warden.lease.word(), Ordering::Release);
         warden.publish();
         warden
@@ -111,18 +115,19 @@ impl Warden {
 
     /// Serves until the card stops.
     pub(crate) fn serve(&mut self) -> Result<(), PortError> {
-        while !self.stop.load(Ordering::Relaxed) {
+        while !self.parts.stop.load(Ordering::Relaxed) {
             self.look();
             let patience = self.patience();
-            match &mut self.port {
+            let Parts { port, crowd, .. } = &mut self.parts;
+            match port {
                 Some(port) => {
-                    let rung = port.wait(&self.crowd, Deadline::after(patience))?;
+                    let rung = port.wait(crowd, Deadline::after(patience))?;
                     rung.into_iter().for_each(|imm| self.answer(imm));
                 }
                 None => {
                     // Whatever is the matter with the descriptor, the next look comes in time.
-                    let _ = poll_readable(&[std::os::fd::AsFd::as_fd(&*self.wake)], Some(patience));
-                    self.wake.clear();
+                    let _ = poll_readable(&[std::os::fd::AsFd::as_fd(&*self.parts.wake)], Some(patience));
+                    self.parts.wake.clear();
                 }
             }
         }
@@ -132,13 +137,13 @@ impl Warden {
     }
 
     fn answer(&mut self, imm: u32) {
-        let count = self.hardware.registers.doorbells_by_message();
+        let count = self.parts.hardware.registers.doorbells_by_message();
         count.fetch_add(1, Ordering::Relaxed);
         match imm {
             IMM_CONTROL => {}
-            IMM_COPIES => self.copies.nudge(),
+            IMM_COPIES => self.parts.copies.nudge(),
             region => {
-                if let Some(desk) = self.shop.desks.get(region as usize) {
+                if let Some(desk) = self.parts.shop.desks.get(region as usize) {
                     desk.nudge();
                 }
             }
@@ -146,8 +151,11 @@ impl Warden {
     }
 
     fn patience(&self) -> Duration {
-        let deadline_set = self.shop.desks.iter().any(|desk| desk.deadline_ns.load(Ordering::Relaxed) != 0);
-        if self.ending.is_some() || self.pausing.is_some() || deadline_set {
+        let deadline_set =
+            self.parts.shop.desks.iter().any(|desk| desk.deadline_ns.load(Ordering::Relaxed) != 0);
+        let watched = self.regions.iter().any(|region| region.since.is_some())
+            || self.parts.shop.desks.iter().any(|desk| matches!(desk.phase(), Phase::Lost | Phase::Back));
+        if self.ending.is_some() || self.pausing.is_some() || deadline_set || watched {
             return SOON;
         }
         match self.lease.expires() {
@@ -158,7 +166,7 @@ impl Warden {
 
     /// Looks at everything that nodes write, and at the time.
     fn look(&mut self) {
-        let registers = self.hardware.registers.clone();
+        let registers = self.parts.hardware.registers.clone();
         let now = self.started.elapsed();
         registers.clock_ns().store(nanos(now), Ordering::Relaxed);
         let get = Ordering::Acquire;
@@ -173,9 +181,9 @@ impl Warden {
             alive: self
                 .lease
                 .holder()
-                .is_some_and(|node| node >= crate::net::crowd::FIRST_LOCAL && self.crowd.is_node(node)),
+                .is_some_and(|node| node >= crate::net::crowd::FIRST_LOCAL && self.parts.crowd.is_node(node)),
         };
-        let crowd = self.crowd.clone();
+        let crowd = self.parts.crowd.clone();
         let taken_by_arriving = crowd.is_arriving(crate::lease::unpack(inputs.word).1);
         let action = match taken_by_arriving {
             // Its connection will be complete in a moment; then this is judged.
@@ -186,7 +194,7 @@ impl Warden {
             Some(Action::Grant { node, epoch }) => self.grant(node, epoch),
             Some(Action::End { node, epoch, cause }) => self.end(node, epoch, cause),
             Some(Action::HandOver { node, epoch, seen }) => {
-                self.crowd.set_holder(Some((node, epoch)));
+                self.parts.crowd.set_holder(Some((node, epoch)));
                 let word = crate::lease::word(epoch, node);
                 // A word that somebody scribbles at this moment is put right at the next look.
                 let _ =
@@ -218,7 +226,7 @@ impl Warden {
     }
 
     fn publish(&self) {
-        let registers = &self.hardware.registers;
+        let registers = &self.parts.hardware.registers;
         let state = match (&self.ending, self.lease.holder()) {
             (Some(_), _) => LeaseState::Clearing,
             (None, Some(_)) => LeaseState::Held,
@@ -233,23 +241,27 @@ impl Warden {
     }
 
     fn grant(&mut self, node: u32, epoch: u32) {
-        let opened = match &self.port {
+        let opened = match &self.parts.port {
             Some(port) if node < crate::net::crowd::FIRST_LOCAL => {
-                Windows::open(&port.device, &self.hardware).map(Some)
+                Windows::open(&port.device, &self.parts.hardware).map(Some)
             }
             // Local nodes map BAR0 and memory.
             _ => Ok(None),
         };
-        let registers = self.hardware.registers.clone();
+        let registers = self.parts.hardware.registers.clone();
         registers.leases().fetch_add(1, Ordering::Relaxed);
         match opened {
             Ok(windows) => {
                 let left = nanos(self.lease.duration().unwrap_or_default());
                 let values = windows.as_ref().map_or([left, 0, 0, 0], |windows| windows.values(left));
                 self.windows = windows;
-                self.crowd.set_holder(Some((node, epoch)));
+                self.parts.crowd.set_holder(Some((node, epoch)));
                 self.publish();
-                self.crowd.send(node, epoch, News::of_card(MessageKind::LeaseGranted, epoch.into(), values));
+                self.parts.crowd.send(
+                    node,
+                    epoch,
+                    News::of_card(MessageKind::LeaseGranted, epoch.into(), values),
+                );
             }
             Err(error) => {
                 let detail = error.raw_os_error().unwrap_or(0);
@@ -263,36 +275,55 @@ impl Warden {
     /// Keys first: from here on nothing of the former holder arrives any more.
     fn end(&mut self, node: u32, epoch: u32, cause: Option<Fault>) {
         self.windows = None;
-        self.crowd.set_holder(None);
+        self.parts.crowd.set_holder(None);
         self.add_reports();
         for bank in 0..MAX_BANKS as usize {
-            let registers = &self.hardware.registers;
+            let registers = &self.parts.hardware.registers;
             self.reported[0][bank] += registers.report_written(bank).load(Ordering::Relaxed);
             self.reported[1][bank] += registers.report_read(bank).load(Ordering::Relaxed);
         }
-        for desk in &self.shop.desks {
+        let registers = &self.parts.hardware.registers;
+        self.reported_dma[0] += registers.report_dma_written().load(Ordering::Relaxed);
+        self.reported_dma[1] += registers.report_dma_read().load(Ordering::Relaxed);
+        for desk in &self.parts.shop.desks {
             desk.start_reset();
         }
-        self.copies.start_reset();
+        self.parts.copies.start_reset();
         self.ending = Some(Ending { node, epoch, cause });
     }
 
     /// Frees the card when nothing of the lease that has ended runs any more.
     fn finish_ending(&mut self) {
-        let quiet = self.shop.desks.iter().all(|desk| desk.is_reset()) && self.copies.is_reset();
+        let desks = &self.parts.shop.desks;
+        let lost = |desk: &Desk| desk.phase() == Phase::Lost;
+        let quiet = desks.iter().all(|desk| desk.is_reset() || lost(desk)) && self.parts.copies.is_reset();
         if !quiet {
             return;
         }
+        let registers = self.parts.hardware.registers.clone();
+        let mut writers = self.regions.iter().zip(desks).filter(|(region, desk)| lost(desk) && !region.apart);
+        if writers.next().is_some() && !self.parts.hardware.replace_memory() {
+            // Memory that a former holder's kernel still writes to is nobody's: the card stays as it is.
+            registers.card_cause().store(Cause::KernelStuck.code(), Ordering::Relaxed);
+            return;
+        }
+        if let Err(fault) = self.parts.hardware.clear() {
+            // What a former holder has left there must not be seen.
+            registers.card_cause().store(fault.cause.code(), Ordering::Relaxed);
+            return;
+        }
+        for (region, desk) in self.regions.iter_mut().zip(desks) {
+            region.apart = lost(desk);
+        }
         let Some(Ending { node, epoch, cause }) = self.ending.take() else { return };
-        let registers = self.hardware.registers.clone();
         for at in CONTROL_WINDOW.step_by(8) {
             registers.word64(at).store(0, Ordering::Relaxed);
         }
-        self.hardware.clear();
-        for desk in &self.shop.desks {
+        for (index, desk) in self.parts.shop.desks.iter().enumerate() {
             desk.set_hold(false);
+            registers.region(index).taken().store(0, Ordering::Relaxed);
         }
-        self.copies.go_on();
+        self.parts.copies.go_on();
         (self.state, self.taken, self.pausing) = (CardState::Running, 0, None);
         registers.card_taken().store(0, Ordering::Relaxed);
         registers.card_cause().store(0, Ordering::Relaxed);
@@ -302,27 +333,86 @@ impl Warden {
         // Released last: who takes the card finds it clear.
         registers.lease_word().store(word, Ordering::SeqCst);
         let news = News::of_card(MessageKind::LeaseEnded, epoch.into(), [0; 4]);
-        self.crowd.send(node, epoch, News { cause: cause.map(|fault| fault.cause), ..news });
+        self.parts.crowd.send(node, epoch, News { cause: cause.map(|fault| fault.cause), ..news });
     }
 
-    /// Interrupts kernels that are to stop or have run for too long.
-    fn attend_regions(&self, now: u64) {
-        for (index, desk) in self.shop.desks.iter().enumerate() {
-            let region = self.hardware.registers.region(index);
-            let deadline = desk.deadline_ns.load(Ordering::Relaxed);
-            let late = deadline != 0 && now > deadline;
-            let doorbell = region.doorbell().load(Ordering::Acquire);
-            let stop = doorbell & 0xff == RegionCommand::Stop as u64
-                && doorbell != region.taken().load(Ordering::Acquire);
-            if late || stop {
-                desk.want();
+    /// Interrupts kernels that are to stop or have run for too long, and gives up those that do not.
+    fn attend_regions(&mut self, now: u64) {
+        for index in 0..self.regions.len() {
+            let desk = &self.parts.shop.desks[index];
+            match desk.phase() {
+                Phase::Lost => self.refuse_for(index),
+                Phase::Back => {
+                    desk.take_back();
+                    self.regions[index] = Watched::default();
+                }
+                Phase::Idle => self.regions[index].since = None,
+                Phase::Running => {
+                    let region = self.parts.hardware.registers.region(index);
+                    let deadline = desk.deadline_ns.load(Ordering::Relaxed);
+                    let late = deadline != 0 && now > deadline;
+                    let doorbell = region.doorbell().load(Ordering::Acquire);
+                    let stop = doorbell & 0xff == RegionCommand::Stop as u64
+                        && doorbell != region.taken().load(Ordering::Acquire);
+                    if late || stop {
+                        desk.want();
+                    }
+                    // At a safe point, held by a pause, it is where it should be.
+                    if desk.is_held() || !(late || stop || desk.is_awaited()) {
+                        self.regions[index].since = None;
+                        continue;
+                    }
+                    let since = *self.regions[index].since.get_or_insert_with(Instant::now);
+                    if since.elapsed() >= self.parts.grace && desk.give_up() {
+                        self.regions[index].since = None;
+                        self.give_up(index, since.elapsed());
+                    }
+                }
             }
+        }
+    }
+
+    /// Says that a region is out of service.
+    fn give_up(&self, index: usize, waited: Duration) {
+        let registers = &self.parts.hardware.registers;
+        let region = registers.region(index);
+        let run = region.taken().load(Ordering::Acquire);
+        region.cause().store(Cause::KernelStuck.code(), Ordering::Relaxed);
+        region.detail().store(nanos(waited), Ordering::Relaxed);
+        region.status().store(RegionState::Lost as u32, Ordering::Release);
+        registers.regions_lost().fetch_add(1, Ordering::Relaxed);
+        self.parts.crowd.tell(News {
+            kind: MessageKind::RegionFault,
+            region: index as u32,
+            cause: Some(Cause::KernelStuck),
+            sequence: run,
+            values: [nanos(waited), 0, 0, 0],
+        });
+        self.refuse_for(index);
+    }
+
+    /// Answers what is rung at a region that cannot answer.
+    fn refuse_for(&self, index: usize) {
+        let region = self.parts.hardware.registers.region(index);
+        let doorbell = region.doorbell().load(Ordering::Acquire);
+        if doorbell == 0 || doorbell == region.taken().load(Ordering::Acquire) {
+            return;
+        }
+        region.taken().store(doorbell, Ordering::Release);
+        if doorbell & 0xff != RegionCommand::Stop as u64 {
+            self.parts.crowd.tell(News {
+                kind: MessageKind::RegionFault,
+                region: index as u32,
+                cause: Some(Cause::KernelStuck),
+                sequence: doorbell,
+                values: [region.detail().load(Ordering::Relaxed), 0, 0, 0],
+            });
         }
     }
 
     /// Carries out a command for the card as a whole.
     fn obey(&mut self) {
-        let registers = self.hardware.registers.clone();
+        let registers = self.parts.hardware.registers.clone();
         let command = registers.card_command().load(Ordering::Acquire);
         if command == self.taken || self.pausing == Some(command) {
             return;
@@ -331,23 +421,23 @@ impl Warden {
             Some(CardCommand::Pause) => {
                 self.state = CardState::Pausing;
                 self.pausing = Some(command);
-                self.shop.desks.iter().for_each(|desk| desk.set_hold(true));
+                self.parts.shop.desks.iter().for_each(|desk| desk.set_hold(true));
             }
             Some(CardCommand::Resume) => {
-                self.shop.desks.iter().for_each(|desk| desk.set_hold(false));
+                self.parts.shop.desks.iter().for_each(|desk| desk.set_hold(false));
                 self.state = CardState::Running;
                 self.settle(command, None);
             }
             Some(CardCommand::Clear) => {
-                self.hardware.clear();
-                self.settle(command, None);
+                let cleared = self.parts.hardware.clear();
+                self.settle(command, cleared.err());
             }
             None => self.settle(command, Some(Fault::new(Cause::UnknownCommand, command))),
         }
     }
 
     fn settle(&mut self, command: u64, fault: Option<Fault>) {
-        let registers = &self.hardware.registers;
+        let registers = &self.parts.hardware.registers;
         self.taken = command;
         self.pausing = None;
         registers.card_cause().store(fault.map_or(0, |fault| fault.cause.code()), Ordering::Relaxed);
@@ -355,24 +445,30 @@ impl Warden {
         registers.card_taken().store(command, Ordering::Release);
         if let Some(fault) = fault {
             let news = News::of_card(MessageKind::CardFault, command, [fault.detail, 0, 0, 0]);
-            self.crowd.tell(News { cause: Some(fault.cause), ..news });
+            self.parts.crowd.tell(News { cause: Some(fault.cause), ..news });
         }
     }
 
     fn finish_pausing(&mut self) {
         let Some(command) = self.pausing else { return };
-        if !self.shop.desks.iter().all(|desk| desk.is_held()) {
+        if self.parts.shop.desks.iter().any(|desk| desk.phase() == Phase::Lost) {
+            // There is no safe point to be had.
+            self.parts.shop.desks.iter().for_each(|desk| desk.set_hold(false));
+            self.state = CardState::Running;
+            return self.settle(command, Some(Fault::new(Cause::KernelStuck, 0)));
+        }
+        if !self.parts.shop.desks.iter().all(|desk| desk.is_held()) {
             return;
         }
-        let bytes = self.hardware.show_written();
+        let bytes = self.parts.hardware.show_written();
         self.state = CardState::Paused;
         self.settle(command, None);
-        self.crowd.tell(News::of_card(MessageKind::CardPaused, command, [bytes, 0, 0, 0]));
+        self.parts.crowd.tell(News::of_card(MessageKind::CardPaused, command, [bytes, 0, 0, 0]));
     }
 
     /// Adds what the holder reports to what its predecessors did.
     fn add_reports(&self) {
-        let registers = &self.hardware.registers;
+        let registers = &self.parts.hardware.registers;
         let banks = registers.bank_count().load(Ordering::Relaxed).min(MAX_BANKS) as usize;
         for bank in 0..banks {
             let written = registers.report_written(bank).load(Ordering::Relaxed);
@@ -380,6 +476,13 @@ impl Warden {
             let before = (self.reported[0][bank], self.reported[1][bank]);
             registers.window_written(bank).store(before.0.wrapping_add(written), Ordering::Relaxed);
             registers.window_read(bank).store(before.1.wrapping_add(read), Ordering::Relaxed);
+        }
+        let [written, read] = self.reported_dma;
+        for (shown, reported, before) in [
+            (registers.dma_window_written(), registers.report_dma_written(), written),
+            (registers.dma_window_read(), registers.report_dma_read(), read),
+        ] {
+            shown.store(before.wrapping_add(reported.load(Ordering::Relaxed)), Ordering::Relaxed);
         }
     }
 }
@@ -391,18 +494,11 @@ impl Windows {
             other => io::Error::other(other),
         };
         let rights = Access::REMOTE | Access::REMOTE_ATOMIC;
-        let window =
-            |fd, offset, len, rights| Region::foreign(device, fd, offset, len, rights).map_err(refused);
-        Ok(Windows {
-            control: window(
-                duplicate(&hardware.bar0_fd)?,
-                CONTROL_WINDOW.start as u64,
-                CONTROL_WINDOW.len(),
-                Access::REMOTE,
-            )?,
-            dma: window(duplicate(&hardware.dma_fd)?, 0, hardware.dma.size() as usize, rights)?,
-            memory: window(duplicate(&hardware.memory_fd)?, 0, hardware.memory.size() as usize, rights)?,
-        })
+        let (start, len) = (CONTROL_WINDOW.start as u64, CONTROL_WINDOW.len());
+        let control = hardware.bar0.register_part(device, start, len, Access::REMOTE).map_err(refused)?;
+        let dma = hardware.dma.backing().register(device, rights).map_err(refused)?;
+        let memory = hardware.memory().backing().register(device, rights).map_err(refused)?;
+        Ok(Windows { control, dma, memory })
     }
 
     /// As they travel in the message to the new holder.

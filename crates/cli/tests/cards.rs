@@ -73,6 +73,90 @@ impl User<'_> {
     }
 }
 
+/// Modules that trap, loop and reach for what is not theirs are loaded into one region of a leased card while the other
+/// region and memory are in use; every one ends with its cause, and the next one runs.
+#[track_caller]
+fn kernels_that_fail(user: &User<'_>) {
+    user.does(&["load", "one", "0", "mix"]);
+    user.does(&["start", "one", "0", "4MiB", "4096", "0xffffffff", "--banks", "2"]);
+    let module = |body: &str| {
+        format!(
+            r#"(module
+            (import "millstream_1" "address" (func $address (param i64 i64) (result i32)))
+            (import "millstream_1" "result" (func $result (param i32 i64)))
+            (memory (export "memory") 1)
+            (func (export "run") {body}))"#
+        )
+    };
+    let progress = || user.json(&["info", "one"])["regions"][0]["progress"].as_u64().unwrap();
+    for (name, body, words, expected) in [
+        ("trap", "unreachable", &[][..], "kernel trapped (0x1)"),
+        ("zero", "(drop (i32.div_u (i32.const 1) (i32.const 0)))", &[], "kernel trapped (0x3)"),
+        ("loop", "(loop $again (br $again))", &["--deadline", "0.05"], "longer than its deadline"),
+        ("fuel", "(loop $again (br $again))", &["--fuel", "100000"], "used up its fuel (0x186a0)"),
+        ("wild", "(i32.store (i32.const -8) (i32.const 1))", &[], "outside its banks"),
+        // The other region's bank.
+        (
+            "foreign",
+            "(drop (call $address (i64.const 4194304) (i64.const 8)))",
+            &[],
+            "outside its banks (0x400000)",
+        ),
+        ("fine", "(call $result (i32.const 0) (i64.const 9))", &[], ""),
+    ] {
+        let file = format!("{name}.wat");
+        std::fs::write(user.home.join(&file), module(body)).unwrap();
+        let before = progress();
+        user.does(&["load", "one", "1", &file]);
+        let start: Vec<_> =
+            ["start", "one", "1", "--banks", "1", "--wait", "20"].iter().chain(words).copied().collect();
+        if expected.is_empty() {
+            let words: Vec<_> = start.iter().copied().chain(["--json"]).collect();
+            let done: Value = serde_json::from_str(&user.does(&words)).unwrap();
+            assert_eq!(done["results"][0], 9);
+        } else {
+            let refused = user.fails(&start);
+            assert!(refused.contains(expected), "{name}: {refused}");
+            let region = &user.json(&["info", "one"])["regions"][1];
+            assert_eq!((&region["state"], region["cause"].is_null()), (&"Faulted".into(), false), "{region}");
+        }
+        // Memory takes and gives bytes meanwhile, and the other region has not noticed.
+        user.does(&["put", "one", "8MiB", &file]);
+        let len = std::fs::metadata(user.home.join(&file)).unwrap().len();
+        user.does(&["get", "one", "8MiB", &len.to_string(), "back"]);
+        assert_eq!(
+            std::fs::read(user.home.join("back")).unwrap(),
+            std::fs::read(user.home.join(&file)).unwrap()
+        );
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while progress() <= before {
+            assert!(std::time::Instant::now() < until, "the other region has stopped");
+        }
+    }
+    // Images that are too large, or no kernels.
+    std::fs::write(user.home.join("large.wasm"), vec![0; (1 << 20) + 1]).unwrap();
+    assert!(user.fails(&["load", "one", "1", "large.wasm"]).contains("no kernel"));
+    let mut large = b"\0asm\x01\0\0\0".to_vec();
+    large.resize((1 << 20) + 1, 0);
+    std::fs::write(user.home.join("large.wasm"), large).unwrap();
+    assert!(user.fails(&["load", "one", "1", "large.wasm"]).contains("too large (0x100001)"));
+    user.does(&["stop", "one", "0"]);
+}
+
+#[test]
+fn a_card_of_a_kind_that_is_not_here_says_so() {
+    let home = tempfile::tempdir().unwrap();
+    let user = User { home: home.path() };
+    for (kind, expected) in [
+        ("fpga", "is no kind of card: expected emulated, pci:DDDD:BB:DD.F"),
+        ("pci:ffff:ff:1f.7", "there is no PCI device ffff:ff:1f.7"),
+        ("cuda:4000000000", "cuda:4000000000: "),
+    ] {
+        let said = user.fails(&["serve", "not-here", "--listen", "127.0.0.1:0", "--kind", kind]);
+        assert!(said.contains(expected), "{kind}: {said}");
+    }
+}
+
 #[test]
 fn a_session_from_lease_to_restore() {
     let (first, second) = (Card::serve("first"), Card::serve("second"));
@@ -134,6 +218,7 @@ fn a_session_from_lease_to_restore() {
     std::fs::write(home.path().join("seven.wat"), module).unwrap();
     user.does(&["load", "one", "1", "seven.wat"]);
     assert_eq!(user.json(&["start", "one", "1", "--wait", "20"])["results"][0], 7);
+    kernels_that_fail(&user);
     // Somebody else's lease is ended, and then the card passes its test.
     user.does(&["lease", "one", "--revoke"]);
     let tested = user.json(&["selftest", "one"]);

@@ -11,6 +11,10 @@ use crate::ticker::Ticking;
 use crate::window::{GUARD_BYTES, Sill, WASM_PAGE, bank_bytes};
 use crate::{ADDRESSABLE_BYTES, ImageError, MAX_IMAGE_BYTES, MAX_OWN_BYTES};
 
+/// Error numbers of the system, the same on every architecture of Linux.
+const EFAULT: i32 = 14;
+const EINVAL: i32 = 22;
+
 /// Stack of a module [bytes].
 const STACK_BYTES: usize = 512 << 10;
 
@@ -97,7 +101,11 @@ impl Compiled {
             return Err(Fault::new(Cause::KernelTooLarge, total as u64));
         }
         let window = self.sill.prepare(self.own, &banks);
-        let window = window.map_err(|_| Fault::new(Cause::KernelTooLarge, total as u64))?;
+        // The system makes no second mapping of memory that is a device's.
+        let window = window.map_err(|error| match error.raw_os_error() {
+            None | Some(EFAULT | EINVAL) => Fault::new(Cause::MemoryNotMapped, banks.mask()),
+            Some(_) => Fault::new(Cause::KernelTooLarge, total as u64),
+        })?;
         let fuel = run.fuel();
         // SAFETY: the store, and the host in it, end before this function does; until then `run` is not used
         // here.

@@ -63,7 +63,8 @@ impl Window {
         window.clear()?;
         let mut at = own;
         for piece in pieces {
-            let from = banks.as_ptr(piece).expect("pieces are made of banks that were given");
+            // Pieces are made of banks that were given; what is left is memory that has no address.
+            let from = banks.as_ptr(piece).map_err(io::Error::other)?;
             // SAFETY: a shared mapping, of which a second one is made; what it takes the place of is address
             // space of the window, in which nobody has an interest yet.
             unsafe {

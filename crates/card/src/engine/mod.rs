@@ -203,9 +203,12 @@ impl Engine {
 
     /// Starts over with the rings that the user has configured.
     fn take_up(&mut self, generation: u32) {
-        let registers = &self.registers;
         self.generation = generation;
         self.rings = None;
+        if let Some(shop) = &self.shop {
+            self.memory = shop.hardware.memory();
+        }
+        let registers = &self.registers;
         registers.consumer().store(0, Ordering::Relaxed);
         registers.completed().store(0, Ordering::Relaxed);
         registers.ring_fault().store(0, Ordering::Relaxed);

@@ -12,7 +12,7 @@ pub mod verify;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::command::{Cause, Fault, KernelId, Tally};
-use crate::memory::{Memory, OutOfRange, Span};
+use crate::memory::{AccessError, Memory, Span};
 use crate::registers::{KERNEL_ENTRY_BYTES, MAX_KERNELS};
 
 /// Something a card can compute.
@@ -85,9 +85,9 @@ impl Pulse<'_> {
     }
 }
 
-/// Names the cause with which an access outside card memory ends a command.
-pub(crate) fn outside(cause: Cause) -> impl Fn(OutOfRange) -> Fault {
-    move |error| Fault::new(cause, error.span.offset)
+/// Names the cause with which an access outside card memory, or to memory that fails, ends a command.
+pub(crate) fn outside(cause: Cause) -> impl Fn(AccessError) -> Fault {
+    move |error| error.fault(cause)
 }
 
 /// The kernels of one card. A kernel's number is its position here, from 1.

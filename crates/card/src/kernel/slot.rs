@@ -269,8 +269,8 @@ impl From<MfpError> for Unreadable {
     }
 }
 
-impl From<crate::memory::OutOfRange> for Unreadable {
-    fn from(_: crate::memory::OutOfRange) -> Unreadable {
+impl From<crate::memory::AccessError> for Unreadable {
+    fn from(_: crate::memory::AccessError) -> Unreadable {
         Unreadable
     }
 }

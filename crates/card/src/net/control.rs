@@ -10,7 +10,7 @@ use super::remote::{Inner, RemoteCard, RemoteError, RemoteErrorKind};
 use crate::card::NoSuchKernel;
 use crate::command::{Cause, nanos};
 use crate::memory::Span;
-use crate::region::codes::{CardCommand, MessageKind, RegionCommand};
+use crate::region::codes::{CardCommand, MessageKind, RegionCommand, RegionState};
 use crate::region::copy::Copy;
 use crate::region::image_hash;
 use crate::region::kernel::Words;
@@ -123,7 +123,12 @@ impl RemoteCard {
             let rung = inner.command(region, RegionCommand::Stop, true)?;
             inner.taken(control_of(region, region_at::taken), rung)?;
             let bar0 = inner.snapshot()?;
-            Ok(bar0.half(control_of(region, region_at::cause)) == Cause::Interrupted.code())
+            let cause = bar0.half(control_of(region, region_at::cause));
+            if bar0.half(control_of(region, region_at::status)) == RegionState::Lost as u32 {
+                let detail = bar0.word(control_of(region, region_at::detail));
+                return Err(RemoteErrorKind::Refused { region, cause: Cause::from_code(cause), detail });
+            }
+            Ok(cause == Cause::Interrupted.code())
         })
     }
 
@@ -303,7 +308,11 @@ impl Inner {
         let ticket = self.control(at::card_command, &word.to_le_bytes(), Signal::Yes)?;
         self.finish(ticket)?;
         self.kick()?;
-        self.taken(at::card_taken, word)
+        self.taken(at::card_taken, word)?;
+        match self.register(at::card_cause)? as u32 {
+            0 => Ok(()),
+            code => Err(RemoteErrorKind::RefusedByCard(Cause::from_code(code))),
+        }
     }
 
     /// Half of the ring is filled while the card works on the other half.

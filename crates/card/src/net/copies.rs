@@ -17,7 +17,8 @@ use millstream_shm::futex;
 
 use super::{Greeting, Visit};
 use crate::command::{Cause, Fault, nanos};
-use crate::hardware::{Hardware, duplicate};
+use crate::hardware::Hardware;
+use crate::kernel::outside;
 use crate::memory::{Memory, Span};
 use crate::region::codes::{MessageKind, PeerState};
 use crate::region::copy::{Copy, CopyOperation, IN_DMA_WINDOW};
@@ -110,6 +111,8 @@ struct Net {
     queue: CompletionQueue,
     /// Card memory for this engine alone: no peer has a key to it.
     memory: Region,
+    /// Which of the card's memories that is.
+    memory_generation: u32,
     peers: [Option<Peer>; MAX_PEERS],
     reached: (Sender<Reached>, Receiver<Reached>),
     /// Grows with each reset, so that who was reached for an earlier lease is dropped.
@@ -128,13 +131,12 @@ impl Copies {
         let net = match device {
             None => None,
             Some(device) => {
-                let len = hardware.memory.size() as usize;
-                let fd = duplicate(&hardware.memory_fd)
-                    .map_err(|cause| millstream_rdma::memory::MemoryError::Allocate { len, cause })?;
+                let generation = hardware.generation();
                 Some(Net {
                     device: device.clone(),
                     queue: CompletionQueue::new(device, DEPTH * MAX_PEERS as u32)?,
-                    memory: Region::foreign(device, fd, 0, len, Access::LOCAL_WRITE)?,
+                    memory: hardware.memory().backing().register(device, Access::LOCAL_WRITE)?,
+                    memory_generation: generation,
                     peers: Default::default(),
                     reached: channel(),
                     generation: 0,
@@ -227,7 +229,7 @@ impl Copies {
         self.consumer += 1;
         registers.copy_consumer().store(self.consumer, Ordering::Release);
         let started = Instant::now();
-        let copy = Copy::from_bytes(&bytes, self.hardware.memory.size(), self.hardware.dma.size());
+        let copy = Copy::from_bytes(&bytes, self.hardware.memory().size(), self.hardware.dma.size());
         let outcome = copy.and_then(|copy| self.copy(&copy).map(|()| copy.local.len));
         self.busy_ns = self.busy_ns.saturating_add(nanos(started.elapsed()));
         self.completed += 1;
@@ -275,26 +277,27 @@ impl Copies {
 
     fn within(&mut self, copy: &Copy) -> Result<(), Fault> {
         let Copy { local, remote, .. } = *copy;
-        let outside = |at: u64| move |_| Fault::new(Cause::CopyOutsideMemory, at);
-        let hardware = &*self.hardware;
-        let window = |at: u64| -> (&Memory, u64) {
-            if at & IN_DMA_WINDOW == 0 {
-                (&hardware.memory, at)
-            } else {
-                (&hardware.dma, at & !IN_DMA_WINDOW)
+        let refused = |at: u64| {
+            move |error| match outside(Cause::CopyOutsideMemory)(error) {
+                fault if fault.cause == Cause::CopyOutsideMemory => Fault::new(fault.cause, at),
+                fault => fault,
             }
+        };
+        let (memory, hardware) = (self.hardware.memory(), &*self.hardware);
+        let window = |at: u64| -> (&Memory, u64) {
+            if at & IN_DMA_WINDOW == 0 { (&memory, at) } else { (&hardware.dma, at & !IN_DMA_WINDOW) }
         };
         let ((from, start), (to, end)) = (window(local.offset), window(remote));
         if std::ptr::eq(from, to) {
-            from.copy_within(Span::new(start, local.len), end).map_err(outside(local.offset))?;
+            from.copy_within(Span::new(start, local.len), end).map_err(refused(local.offset))?;
         } else {
             /// Small enough to stay in a cache on the way.
             const STEP: u64 = 256 << 10;
             let mut piece = vec![0; local.len.min(STEP) as usize];
             for at in (0..local.len).step_by(STEP as usize) {
                 let len = (local.len - at).min(STEP) as usize;
-                from.read(start + at, &mut piece[..len]).map_err(outside(local.offset))?;
-                to.write(end + at, &piece[..len]).map_err(outside(remote))?;
+                from.read(start + at, &mut piece[..len]).map_err(refused(local.offset))?;
+                to.write(end + at, &piece[..len]).map_err(refused(remote))?;
             }
         }
         self.count(local, true);
@@ -308,6 +311,12 @@ impl Copies {
             return Err(Fault::new(Cause::CopyOutsideMemory, copy.local.offset));
         }
         let net = self.net.as_mut().ok_or(no_peer)?;
+        let generation = self.hardware.generation();
+        if net.memory_generation != generation {
+            let memory = self.hardware.memory().backing().register(&net.device, Access::LOCAL_WRITE);
+            net.memory = memory.map_err(|_| Fault::new(Cause::WindowRefused, 0))?;
+            net.memory_generation = generation;
+        }
         let place = net.peers.get_mut(copy.peer as usize).ok_or(no_peer)?;
         let peer = place.as_ref().ok_or(no_peer)?;
         let outcome = transfer(net.queue.clone(), &net.memory, peer, copy, || {
@@ -327,10 +336,12 @@ impl Copies {
 
     /// Counts bytes by bank.
     fn count(&self, span: Span, read: bool) {
-        if span.offset & IN_DMA_WINDOW != 0 || span.len == 0 {
+        let registers = &self.hardware.registers;
+        if span.offset & IN_DMA_WINDOW != 0 {
+            let counter = if read { registers.dma_read() } else { registers.dma_written() };
+            counter.fetch_add(span.len, Ordering::Relaxed);
             return;
         }
-        let registers = &self.hardware.registers;
         let bank_bytes = registers.bank_bytes().load(Ordering::Relaxed);
         for (bank, part) in by_bank(span, bank_bytes) {
             let counter = if read { registers.bank_read(bank) } else { registers.bank_written(bank) };

@@ -5,7 +5,8 @@ use serde::Serialize;
 use super::remote::Snapshot;
 use crate::command::{CAPABILITIES, CAUSES, Cause, Code};
 use crate::region::codes::{
-    CARD_STATES, LEASE_STATES, PEER_STATES, REGION_STATES, SENSOR_OF_HOST, SENSOR_POWER, SENSOR_TEMPERATURE,
+    CARD_STATES, LEASE_STATES, MEMORY_KINDS, PEER_STATES, REGION_STATES, SENSOR_OF_HOST, SENSOR_POWER,
+    SENSOR_TEMPERATURE,
 };
 use crate::registers::{
     KERNEL_DIRECTORY, KERNEL_ENTRY_BYTES, MAX_KERNELS, MAX_PEERS, MAX_REGIONS, REGION_CONTROL, REGION_STRIDE,
@@ -19,6 +20,8 @@ pub struct CardInfo {
     pub card: String,
     /// Process id of an emulated card.
     pub process: u32,
+    /// What card memory is made of.
+    pub memory_kind: String,
     /// Size of card memory [bytes].
     pub memory_bytes: u64,
     /// Banks.
@@ -55,6 +58,12 @@ pub struct CardInfo {
     pub bank_written: Vec<u64>,
     /// Bytes read by kernels that count and copies, by bank.
     pub bank_read: Vec<u64>,
+    /// Bytes written and read through the DMA window by nodes, as they report.
+    pub dma_window: (u64, u64),
+    /// Bytes written to and read from the DMA window by copies.
+    pub dma: (u64, u64),
+    /// Kernels that were given up because they did not end.
+    pub regions_lost: u64,
     /// Copies.
     pub copies: CopyInfo,
     /// Messages sent and lost.
@@ -137,6 +146,7 @@ impl CardInfo {
         CardInfo {
             card: format!("{:016x}", bar0.word(at::card_id)),
             process: bar0.half(at::process),
+            memory_kind: name(MEMORY_KINDS, bar0.half(at::memory_kind)),
             memory_bytes: bar0.word(at::memory_bytes),
             bank_count: bar0.half(at::bank_count),
             bank_bytes: bar0.word(at::bank_bytes),
@@ -169,6 +179,9 @@ impl CardInfo {
             window_read: table(at::window_read),
             bank_written: table(at::bank_written),
             bank_read: table(at::bank_read),
+            dma_window: (bar0.word(at::dma_window_written), bar0.word(at::dma_window_read)),
+            dma: (bar0.word(at::dma_written), bar0.word(at::dma_read)),
+            regions_lost: bar0.word(at::regions_lost),
             copies: CopyInfo {
                 completed: bar0.word(at::copy_completed),
                 failed: bar0.word(at::copies_failed),

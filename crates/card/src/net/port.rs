@@ -2,7 +2,6 @@
 //! immediate data.
 
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
@@ -18,6 +17,7 @@ use millstream_shm::EventFd;
 
 use super::crowd::{Crowd, Link, MESSAGE_DEPTH};
 use super::{Greeting, Visit};
+use crate::backing::Emulated;
 use crate::registers::{BAR0_BYTES, LEASE_PAGE};
 
 /// Doorbells with immediate data that may be under way from one node.
@@ -80,17 +80,15 @@ impl Port {
     pub(crate) fn open(
         device: &Device,
         address: &str,
-        bar0_fd: impl Fn() -> std::io::Result<OwnedFd>,
+        bar0: &Emulated,
         greeting: Greeting,
         crowd: &Crowd,
         wake: Arc<EventFd>,
     ) -> Result<Port, PortError> {
         let listener = connect::listen(address)?;
-        let duplicate = || bar0_fd().map_err(|cause| MemoryError::Allocate { len: BAR0_BYTES, cause });
-        let bar0 = Region::foreign(device, duplicate()?, 0, BAR0_BYTES, Access::REMOTE_READ)?;
         let rights = Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        let lease_words =
-            Region::foreign(device, duplicate()?, LEASE_PAGE.start as u64, LEASE_PAGE.len(), rights)?;
+        let lease_words = bar0.register_part(device, LEASE_PAGE.start as u64, LEASE_PAGE.len(), rights)?;
+        let bar0 = bar0.register_part(device, 0, BAR0_BYTES, Access::REMOTE_READ)?;
         let waiter = Waiter::new(device, WaitOptions { spin: Duration::ZERO, ..WaitOptions::default() })?;
         let doorbells = waiter.completion_queue(DOORBELL_DEPTH * MAX_NODES)?;
         let sent = CompletionQueue::new(device, MESSAGE_DEPTH * MAX_NODES)?;

@@ -3,6 +3,15 @@
 use crate::command::{bits, numbered};
 
 numbered! {
+    /// What card memory is made of.
+    MemoryKind MEMORY_KINDS {
+        0 Emulated = "memory of the host";
+        1 Pci = "a BAR of a PCIe device";
+        2 Cuda = "memory of a GPU";
+    }
+}
+
+numbered! {
     /// Who may use the card.
     LeaseState LEASE_STATES {
         0 Free = "nobody holds the lease; the lease word can be taken";
@@ -39,6 +48,7 @@ numbered! {
         4 Done = "the latest run has reached its end";
         5 Faulted = "the latest command or run failed; see the region's cause";
         6 Parked = "it waits at a safe point because the card is paused";
+        7 Lost = "its kernel was to end and does not reach a safe point; the region refuses commands until it does";
     }
 }
 

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use crate::command::{Cause, Fault};
+use crate::kernel::outside;
 use crate::memory::{Memory, Span};
 use crate::registers::WORDS;
 
@@ -119,22 +120,23 @@ impl<'a> Banks<'a> {
     pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Fault> {
         let span = Span::new(offset, out.len() as u64);
         self.check(span)?;
-        self.memory.read(offset, out).map_err(|_| Fault::new(Cause::ForeignMemory, offset))
+        self.memory.read(offset, out).map_err(outside(Cause::ForeignMemory))
     }
 
     /// Copies bytes into the banks.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
         let span = Span::new(offset, bytes.len() as u64);
         self.check(span)?;
-        self.memory.write(offset, bytes).map_err(|_| Fault::new(Cause::ForeignMemory, offset))
+        self.memory.write(offset, bytes).map_err(outside(Cause::ForeignMemory))
     }
 
-    /// The address of a range, for native kernels. It is valid for the whole range as long as the memory
+    /// The address of a range, for native kernels; memory of some kinds of cards has none. It is valid for the whole range as long as the memory
     /// lives; other processes, and adapters, may write there at any time, so no reference may be made to it
     /// unless the user has promised to keep away.
     pub fn as_ptr(&self, span: Span) -> Result<*mut u8, Fault> {
         self.check(span)?;
-        Ok(self.memory.as_ptr().wrapping_add(span.offset as usize))
+        let base = self.memory.as_ptr().ok_or(Fault::new(Cause::MemoryNotMapped, self.mask))?;
+        Ok(base.wrapping_add(span.offset as usize))
     }
 }
 

@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use millstream_shm::{EventFd, futex};
 
 use crate::command::{Cause, Fault, nanos};
-use crate::kernel::Pulse;
-use crate::memory::{Memory, Span};
+use crate::hardware::Hardware;
+use crate::kernel::{Pulse, outside};
+use crate::memory::Span;
 use crate::region::codes::{MessageKind, RegionCommand, RegionState};
 use crate::region::kernel::{Banks, Builtin, Control, LoadedKernel, Loader, RegionKernel, Run, Words};
 use crate::registers::{REGION_CONTROL, REGION_STRIDE, Region, Registers, WORDS, region_at};
@@ -40,7 +41,7 @@ pub(crate) struct News {
 /// What all regions of a card share.
 pub(crate) struct Shop {
     pub(crate) registers: Arc<Registers>,
-    pub(crate) memory: Arc<Memory>,
+    pub(crate) hardware: Arc<Hardware>,
     pub(crate) bank_bytes: u64,
     pub(crate) bank_count: u32,
     /// Kernels by their numbers in the directory.
@@ -87,9 +88,60 @@ pub(crate) struct Desk {
     pub(crate) deadline_ns: AtomicU64,
     /// The number of the kernel loaded.
     pub(crate) loaded: AtomicU64,
+    /// Whether a kernel runs, and whether the card still counts on its end: a [`Phase`].
+    phase: AtomicU32,
+}
+
+/// Where a region and its kernel are with each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// No kernel runs.
+    Idle,
+    /// One runs.
+    Running,
+    /// One runs that was to end and did not: the card goes on without the region.
+    Lost,
+    /// It has ended after all: the card may take the region back.
+    Back,
+}
+
+impl Phase {
+    const ALL: [Phase; 4] = [Phase::Idle, Phase::Running, Phase::Lost, Phase::Back];
 }
 
 impl Desk {
+    pub(crate) fn phase(&self) -> Phase {
+        Phase::ALL[self.phase.load(Ordering::SeqCst) as usize]
+    }
+
+    /// Goes from one phase to another; false if it is in a third one.
+    fn turn(&self, from: Phase, to: Phase) -> bool {
+        let (order, relaxed) = (Ordering::SeqCst, Ordering::Relaxed);
+        self.phase.compare_exchange(from as u32, to as u32, order, relaxed).is_ok()
+    }
+
+    /// Gives up a kernel that does not end; false if it has just ended.
+    pub(crate) fn give_up(&self) -> bool {
+        self.turn(Phase::Running, Phase::Lost)
+    }
+
+    /// Takes back a region whose kernel has ended after it was given up: it becomes empty.
+    pub(crate) fn take_back(&self) -> bool {
+        if self.phase() != Phase::Back {
+            return false;
+        }
+        self.reset.store(true, Ordering::SeqCst);
+        self.turn(Phase::Back, Phase::Idle);
+        self.nudge();
+        true
+    }
+
+    /// Whether the region has not done yet what it is to do.
+    pub(crate) fn is_awaited(&self) -> bool {
+        let is = |flag: &AtomicBool| flag.load(Ordering::SeqCst);
+        is(&self.reset) || is(&self.hold) && !is(&self.held)
+    }
+
     /// Makes the region look up.
     pub(crate) fn nudge(&self) {
         self.attention.fetch_add(1, Ordering::SeqCst);
@@ -162,6 +214,13 @@ impl Worker {
         let mut latest_work = Instant::now();
         let mut rounds = 0u32;
         while !shop.stop.load(Ordering::Relaxed) {
+            if desk.phase() == Phase::Back {
+                let seen = desk.attention.load(Ordering::SeqCst);
+                if desk.phase() == Phase::Back {
+                    let _ = futex::wait(&desk.attention, seen, shop.heartbeat);
+                }
+                continue;
+            }
             if desk.reset.load(Ordering::SeqCst) {
                 self.reset();
             }
@@ -220,8 +279,8 @@ impl Worker {
 
     fn reset(&mut self) {
         self.loaded = None;
-        // What the former holder rang last is not to be obeyed any more; the register is zeroed when all
-        // regions are quiet.
+        // What was rung last is not to be obeyed any more; when a lease ends both registers are zeroed as soon as
+        // all regions are quiet.
         let rung = self.shown().doorbell().load(Ordering::Acquire);
         self.taken = rung;
         let shown = self.shown();
@@ -238,7 +297,7 @@ impl Worker {
         shown.cause().store(0, set);
         shown.detail().store(0, set);
         shown.progress().store(0, set);
-        shown.taken().store(0, set);
+        shown.taken().store(rung, set);
         shown.status().store(RegionState::Empty as u32, Ordering::Release);
         let desk = self.desk();
         desk.loaded.store(0, set);
@@ -296,9 +355,10 @@ impl Worker {
             if bytes > MAX_IMAGE_BYTES {
                 return Err(Fault::new(Cause::KernelTooLarge, bytes));
             }
-            shop.memory.check(span).map_err(|_| Fault::new(Cause::ImageOutsideMemory, base))?;
+            let memory = shop.hardware.memory();
+            memory.check(span).map_err(outside(Cause::ImageOutsideMemory))?;
             let mut image = vec![0; bytes as usize];
-            shop.memory.read(base, &mut image).map_err(|_| Fault::new(Cause::ImageOutsideMemory, base))?;
+            memory.read(base, &mut image).map_err(outside(Cause::ImageOutsideMemory))?;
             let hash = image_hash(&image);
             if wanted != 0 && wanted != hash {
                 return Err(Fault::new(Cause::KernelHash, hash));
@@ -353,7 +413,9 @@ impl Worker {
         let fuel = Some(get(control.fuel())).filter(|fuel| *fuel != 0);
         let limit = Some(get(control.deadline_ns())).filter(|limit| *limit != 0);
         let attendant = Attendant { shop: &shop, index: self.index, rung };
-        let granted = Banks::new(&shop.memory, shop.bank_bytes, banks);
+        // A run keeps the memory that it began with, even if the card goes on with another.
+        let memory = shop.hardware.memory();
+        let granted = Banks::new(&memory, shop.bank_bytes, banks);
         let started = Instant::now();
         let deadline = limit.and_then(|limit| started.checked_add(Duration::from_nanos(limit)));
         let mut run = Run::new(granted, arguments, &attendant).bounded(fuel, deadline);
@@ -370,7 +432,17 @@ impl Worker {
         control.progress().store(0, Ordering::Relaxed);
         control.status().store(RegionState::Running as u32, Ordering::Relaxed);
         control.taken().store(rung, Ordering::Release);
+        desk.phase.store(Phase::Running as u32, Ordering::SeqCst);
         let outcome = catch_unwind(AssertUnwindSafe(|| kernel.run(&mut run)));
+        memory.backing().flush();
+        if !desk.turn(Phase::Running, Phase::Idle) {
+            // Nobody waits for it any more; what it has left behind is nobody's.
+            self.runs += 1;
+            self.failed += 1;
+            desk.turn(Phase::Lost, Phase::Back);
+            shop.wake.signal();
+            return;
+        }
         let outcome = outcome.unwrap_or(Err(Fault::new(Cause::KernelFailed, get(control.loaded_kernel()))));
         // A deadline is told with what it was.
         let outcome = outcome.map_err(|fault| match fault.cause {
@@ -470,6 +542,9 @@ impl Control for Attendant<'_> {
     fn safe_point(&self, state: &Words) -> Result<(), Fault> {
         let shown = self.shop.registers.region(self.index);
         let desk = &self.shop.desks[self.index];
+        if desk.phase() == Phase::Lost {
+            return Err(Fault::new(Cause::Interrupted, 0));
+        }
         for (index, word) in state.iter().enumerate() {
             shown.state(index).store(*word, Ordering::Relaxed);
         }

@@ -138,6 +138,7 @@ register_map! { REGISTERS for Registers, at {
         0x028 bank_count: U32 Card = "Number of memory banks; bank `i` starts at `i` × `bank_bytes`.";
         0x02c kernel_count: U32 Card = "Entries of the kernel directory.";
         0x030 region_count: U32 Card = "Regions that kernels can be loaded into.";
+        0x034 memory_kind: U32 Card = "What card memory is made of; see Kinds of memory.";
         0x038 card_id: U64 Card = "Number that tells this card from all others, drawn at its start.";
     }
     "State" {
@@ -225,6 +226,7 @@ register_map! { REGISTERS for Registers, at {
         0x40d0 messages_lost: U64 Card = "Messages that could not be sent, because the node had gone or "
             "did not take them.";
         0x40d8 doorbells_by_message: U64 Card = "Doorbells that came with immediate data.";
+        0x40e0 regions_lost: U64 Card = "Kernels that were given up because they did not end.";
     }
     "Copies between cards" {
         0x4140 copy_consumer: U64 Card = "Copy descriptors fetched.";
@@ -242,9 +244,13 @@ register_map! { REGISTERS for Registers, at {
         0x4400 bank_written: [U64; MAX_BANKS] Card = "By bank: written by kernels that count and by copies "
             "[bytes].";
         0x4600 bank_read: [U64; MAX_BANKS] Card = "By bank: read by them [bytes].";
-        0x4800 window_written: [U64; MAX_BANKS] Card = "By bank: written through BAR4 and BAR2 by nodes, as "
-            "they report with their heartbeat [bytes].";
+        0x4800 window_written: [U64; MAX_BANKS] Card = "By bank: written through BAR4 by nodes, as they report "
+            "with their heartbeat [bytes].";
         0x4a00 window_read: [U64; MAX_BANKS] Card = "By bank: read by them [bytes].";
+        0x4c00 dma_written: U64 Card = "Written to the DMA window, BAR2, by copies [bytes].";
+        0x4c08 dma_read: U64 Card = "Read from it by them [bytes].";
+        0x4c10 dma_window_written: U64 Card = "Written through BAR2 by nodes, as they report [bytes].";
+        0x4c18 dma_window_read: U64 Card = "Read by them [bytes].";
     }
     "Written chunks" {
         0x5000 written_chunks: [U64; 512] Card = "A bit per chunk of memory, set if it was ever written; as "
@@ -266,6 +272,8 @@ register_map! { REGISTERS for Registers, at {
         0x7800 report_written: [U64; MAX_BANKS] User = "By bank: what the holder wrote since its lease began "
             "[bytes].";
         0x7a00 report_read: [U64; MAX_BANKS] User = "By bank: what the holder read [bytes].";
+        0x7c00 report_dma_written: U64 User = "What the holder wrote through BAR2 since its lease began [bytes].";
+        0x7c08 report_dma_read: U64 User = "What it read [bytes].";
     }
 }}
 

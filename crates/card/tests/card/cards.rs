@@ -4,6 +4,7 @@ use std::io::Write as _;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
+use millstream_card::backing::Roots;
 use millstream_card::command::{Cause, Fault};
 use millstream_card::kernel::Registry;
 use millstream_card::net::{RemoteCard, RemoteOptions};
@@ -16,9 +17,17 @@ use crate::host::{PATIENCE, again};
 /// Environment of a test binary that is to be a card on the network: where to write its address.
 const BE_ON_THE_NETWORK: &str = "MILLSTREAM_TEST_NETWORK_CARD";
 
+/// What its memory is to be made of, and where that is found.
+const KIND: &str = "MILLSTREAM_TEST_CARD_KIND";
+const SYSFS: &str = "MILLSTREAM_TEST_CARD_SYSFS";
+const CUDA: &str = "MILLSTREAM_TEST_CARD_CUDA";
+
 /// Banks of a test card.
 pub(crate) const BANK: u64 = 4 << 20;
 pub(crate) const BANKS: u32 = 4;
+
+/// Time for a kernel of a test card to reach a safe point.
+pub(crate) const GRACE: Duration = Duration::from_millis(300);
 
 pub(crate) fn device() -> Device {
     device::open(&Choice::from_environment()).unwrap_or_else(|error| panic!("run `make lib` first: {error}"))
@@ -31,7 +40,20 @@ pub(crate) fn be_a_card() {
     let mut config = Config::new(name, BANK, Registry::builtin());
     config.bank_count = BANKS;
     config.lease = Duration::from_millis(500);
-    config.region_kernels = vec![Builtin { name: "spin", make: || Box::new(Spin) }];
+    config.region_kernels = vec![
+        Builtin { name: "spin", make: || Box::new(Spin) },
+        Builtin { name: "deaf", make: || Box::new(Deaf) },
+    ];
+    config.grace = GRACE;
+    if let Ok(kind) = std::env::var(KIND) {
+        config.kind = kind.parse().unwrap();
+    }
+    if let Ok(sysfs) = std::env::var(SYSFS) {
+        config.roots.sysfs = sysfs.into();
+    }
+    if let Ok(cuda) = std::env::var(CUDA) {
+        config.roots.cuda = cuda;
+    }
     config.network = Some(Network { device: device(), address: "127.0.0.1:0".to_owned() });
     let stdin = std::os::fd::AsFd::as_fd(&std::io::stdin()).try_clone_to_owned().unwrap();
     config.lifetime = Lifetime::Launcher(stdin);
@@ -66,6 +88,22 @@ impl RegionKernel for Spin {
     }
 }
 
+/// Runs for as many milliseconds as its first argument says, without a safe point, and writes its second argument to
+/// the start of its banks all the time.
+struct Deaf;
+
+impl RegionKernel for Deaf {
+    fn run(&mut self, run: &mut Run<'_>) -> Result<(), Fault> {
+        let [time, word, ..] = *run.arguments();
+        let until = Instant::now() + Duration::from_millis(time);
+        while Instant::now() < until {
+            run.banks().write(0, &word.to_le_bytes())?;
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        run.safe_point(&[0; 16])
+    }
+}
+
 /// A card on the network in a process of its own, which ends with this.
 pub(crate) struct NetworkCard {
     pub(crate) process: Child,
@@ -74,9 +112,15 @@ pub(crate) struct NetworkCard {
 
 impl NetworkCard {
     pub(crate) fn start() -> NetworkCard {
+        NetworkCard::of("emulated", &Roots::default())
+    }
+
+    /// With memory of a kind.
+    pub(crate) fn of(kind: &str, roots: &Roots) -> NetworkCard {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("address");
         let mut command = again("be_a_card_on_the_network");
+        command.env(KIND, kind).env(SYSFS, &roots.sysfs).env(CUDA, &roots.cuda);
         let process =
             command.env(BE_ON_THE_NETWORK, &file).stdin(Stdio::piped()).spawn().expect("start a card");
         let until = Instant::now() + PATIENCE;

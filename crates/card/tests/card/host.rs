@@ -60,13 +60,13 @@ impl Kernel for Sum {
             let word = job
                 .memory
                 .read_array(job.args.offset + at)
-                .map_err(|error| Fault::new(Cause::ArgsOutsideMemory, error.span.offset))?;
+                .map_err(|error| error.fault(Cause::ArgsOutsideMemory))?;
             sum = sum.wrapping_add(u64::from_le_bytes(word));
         }
         job.tally.events += 1;
         job.memory
             .write(job.result.offset, &sum.to_le_bytes())
-            .map_err(|error| Fault::new(Cause::ResultOutsideMemory, error.span.offset))
+            .map_err(|error| error.fault(Cause::ResultOutsideMemory))
     }
 }
 

@@ -4,11 +4,13 @@ mod camera;
 mod cards;
 mod checkpoint;
 mod host;
+mod kinds;
 mod lease;
 mod map;
 mod process;
 mod regions;
 mod sharing;
+mod stuck;
 
 /// Not a test: turns a copy of this program into a card.
 #[test]

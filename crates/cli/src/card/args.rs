@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use millstream_card::backing::Kind;
 use millstream_evb::config::Size;
 
 #[derive(Debug, Args)]
@@ -27,6 +28,8 @@ pub(crate) enum CardCommand {
     ///
     ///     millstream card serve u280-0 --listen 127.0.0.1:7480 &
     ///     millstream card info 127.0.0.1:7480
+    ///     millstream card serve bar --kind pci:0000:01:00.0/bar4
+    ///     millstream card serve gpu --kind cuda:0 --memory 16GiB
     #[command(verbatim_doc_comment)]
     Serve(ServeOptions),
     /// Show the cards of the site, one line each
@@ -78,9 +81,13 @@ pub(crate) struct CardName {
 pub(crate) struct ServeOptions {
     /// Name for users of this host
     pub(crate) name: String,
-    /// All banks together
-    #[arg(long, default_value = "8GiB", value_parser = parse_bytes)]
-    pub(crate) memory: u64,
+    /// What its memory is: emulated, pci:DDDD:BB:DD.F or pci:DDDD:BB:DD.F/barN (a BAR of a PCIe device, else its
+    /// largest), cuda:N (memory of a GPU)
+    #[arg(long, default_value = "emulated", value_parser = kind)]
+    pub(crate) kind: Kind,
+    /// All banks together [default: 8GiB; of a PCIe device the whole BAR]
+    #[arg(long, value_parser = parse_bytes)]
+    pub(crate) memory: Option<u64>,
     /// Memory banks; the U280 has 32
     #[arg(long, default_value_t = 32)]
     pub(crate) banks: u32,
@@ -210,6 +217,10 @@ pub(crate) struct CheckpointOptions {
 
 fn parse_bytes(text: &str) -> Result<u64, String> {
     text.parse::<Size>().map(|size| size.0).map_err(|error| error.to_string())
+}
+
+fn kind(text: &str) -> Result<Kind, String> {
+    text.parse().map_err(|error: millstream_card::backing::BadKind| error.to_string())
 }
 
 fn spin(text: &str) -> Result<Duration, String> {

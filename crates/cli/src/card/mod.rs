@@ -14,6 +14,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use millstream_card::backing::{Roots, natural_size};
 use millstream_card::kernel::Registry;
 use millstream_card::net::checkpoint::{self, Summary};
 use millstream_card::net::control::{KernelSource, Start};
@@ -114,15 +115,21 @@ fn connect(device: &device::Device, address: &str) -> Result<RemoteCard, RemoteE
 
 fn be(options: &ServeOptions, place: &Place) -> Outcome {
     let name: millstream_card::CardName = options.name.parse()?;
-    if options.banks == 0 || !options.memory.is_multiple_of(u64::from(options.banks) * 4096) {
+    let roots = Roots::default();
+    let memory = match options.memory {
+        Some(memory) => memory,
+        None => natural_size(&options.kind, &roots)?.unwrap_or(8 << 30),
+    };
+    if options.banks == 0 || !memory.is_multiple_of(u64::from(options.banks) * 4096) {
         return Err(format!(
-            "--memory {} --banks {}: each bank must be a multiple of 4096 bytes",
-            options.memory, options.banks
+            "--memory {memory} --banks {}: each bank must be a multiple of 4096 bytes",
+            options.banks
         )
         .into());
     }
-    let mut config =
-        Config::new(name.clone(), options.memory / u64::from(options.banks), Registry::builtin());
+    let mut config = Config::new(name.clone(), memory / u64::from(options.banks), Registry::builtin());
+    config.kind = options.kind.clone();
+    config.roots = roots;
     config.bank_count = options.banks;
     config.dma_bytes = options.dma;
     config.regions = options.regions;

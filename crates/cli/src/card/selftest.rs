@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 
 use millstream_card::Span;
 use millstream_card::net::control::{KernelSource, Start};
+use millstream_card::net::info::CardInfo;
 use millstream_card::net::{RemoteCard, RemoteError};
 use millstream_card::region::copy::{Copy, CopyOperation, IN_DMA_WINDOW};
+use millstream_rdma::{Access, Region};
 use serde_json::json;
 
 use super::args::CardName;
@@ -25,6 +27,7 @@ const STEPS: &[Step] = &[
         Ok(format!("epoch {}", held.epoch))
     }),
     ("every bank takes and gives bytes", banks),
+    ("bandwidth of bank 0", bandwidth),
     ("a range outside memory is refused", |card| match card.write(card.memory_bytes() - 4, &[0; 8]) {
         Err(error) if !error.is_fatal() => Ok(error.to_string()),
         other => Err(format!("{other:?}")),
@@ -88,6 +91,10 @@ const STEPS: &[Step] = &[
 
 pub(super) fn run(name: &CardName, place: &Place) -> Outcome {
     let card = place.connect(&name.card)?;
+    let kind = CardInfo::of(&card.snapshot()?).memory_kind.to_lowercase();
+    if !place.json {
+        println!("card {}: {kind} memory, by {}", name.card, card.device().name());
+    }
     let mut steps = Vec::new();
     let mut failed = 0;
     for (what, step) in STEPS {
@@ -106,9 +113,41 @@ pub(super) fn run(name: &CardName, place: &Place) -> Outcome {
         }
     }
     if place.json {
-        println!("{}", json!({ "card": name.card, "passed": failed == 0, "steps": steps }));
+        println!("{}", json!({ "card": name.card, "kind": kind, "passed": failed == 0, "steps": steps }));
     }
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Bytes of a transfer, and time in which transfers are made one after the other, each way.
+const TRANSFER: usize = 16 << 20;
+const TRANSFERS: Duration = Duration::from_millis(200);
+
+fn bandwidth(card: &RemoteCard) -> Result<String, String> {
+    let len = TRANSFER.min(card.greeting().bank_bytes as usize);
+    let region = Region::landing(card.device(), c"millstream-selftest", len, Access::LOCAL_WRITE)
+        .map_err(|error| error.to_string())?;
+    region.populate().map_err(|error| error.to_string())?;
+    region.copy_from_slice(0, &pattern(5, len)).map_err(|error| error.to_string())?;
+    let span = Span::new(0, len as u64);
+    let rate = |transfer: &dyn Fn() -> Result<(), RemoteError>| {
+        // The first one gives memory to pages.
+        transfer().map_err(text)?;
+        let (started, mut moved) = (Instant::now(), 0u64);
+        while started.elapsed() < TRANSFERS {
+            transfer().map_err(text)?;
+            moved += span.len;
+        }
+        Ok::<_, String>(moved as f64 / started.elapsed().as_secs_f64() / 1e9)
+    };
+    let written = rate(&|| card.write_from(&region, 0, span))?;
+    region.copy_from_slice(0, &vec![0; len]).map_err(|error| error.to_string())?;
+    let read = rate(&|| card.read_into(&region, 0, span))?;
+    let mut found = vec![0; len];
+    region.copy_to_slice(0, &mut found).map_err(|error| error.to_string())?;
+    if found != pattern(5, len) {
+        return Err("what was read is not what was written".to_owned());
+    }
+    Ok(format!("{written:.2} GB/s written, {read:.2} GB/s read, {len} bytes at a time"))
 }
 
 fn text(error: RemoteError) -> String {

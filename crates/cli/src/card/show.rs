@@ -60,8 +60,9 @@ fn write_whole(out: &mut String, info: &CardInfo) -> std::fmt::Result {
     writeln!(out, "card {}  process {}  up {:.1} s", info.card, info.process, info.clock_s)?;
     writeln!(
         out,
-        "  memory      {} in {} banks of {}",
+        "  memory      {} ({}) in {} banks of {}",
         bytes(info.memory_bytes),
+        info.memory_kind.to_lowercase(),
         info.bank_count,
         bytes(info.bank_bytes)
     )?;
@@ -111,15 +112,19 @@ fn write_whole(out: &mut String, info: &CardInfo) -> std::fmt::Result {
     let sum = |table: &[u64]| bytes(table.iter().sum());
     writeln!(
         out,
-        "  windows     {} written, {} read (as nodes report)",
+        "  windows     {} written, {} read; BAR2 {} written, {} read (as nodes report)",
         sum(&info.window_written),
-        sum(&info.window_read)
+        sum(&info.window_read),
+        bytes(info.dma_window.0),
+        bytes(info.dma_window.1)
     )?;
     writeln!(
         out,
-        "  banks       {} written, {} read by kernels and copies",
+        "  banks       {} written, {} read by kernels and copies; BAR2 {} written, {} read",
         sum(&info.bank_written),
-        sum(&info.bank_read)
+        sum(&info.bank_read),
+        bytes(info.dma.0),
+        bytes(info.dma.1)
     )?;
     writeln!(
         out,

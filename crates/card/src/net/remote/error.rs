@@ -72,6 +72,9 @@ pub enum RemoteErrorKind {
         /// The offending value.
         detail: u64,
     },
+    /// The card as a whole refused a command.
+    #[error("{0}")]
+    RefusedByCard(Cause),
     /// It has no such kernel.
     #[error(transparent)]
     NoSuchKernel(#[from] crate::card::NoSuchKernel),

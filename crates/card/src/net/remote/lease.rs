@@ -169,6 +169,7 @@ impl Inner {
             duration: Duration::from_nanos(left),
         };
         self.traffic = [[0; MAX_BANKS as usize]; 2];
+        self.dma_traffic = [0; 2];
         self.ended = None;
         self.releasing = false;
         self.held = Some(held);
@@ -208,6 +209,7 @@ impl Inner {
                 *count = bar0.word(offset + 8 * bank);
             }
         }
+        self.dma_traffic = [at::report_dma_written, at::report_dma_read].map(|offset| bar0.word(offset));
         let ticket = self.control(at::lease_hand_over, &node.to_le_bytes(), Signal::Yes)?;
         self.finish(ticket)?;
         self.kick()?;
@@ -279,6 +281,9 @@ impl Inner {
             let to = control.at((offset - CONTROL_WINDOW.start) as u64, bytes.len() as u64)?;
             self.pair.post_write(&[sge], to, Signal::No, WrId(0))?;
         }
+        let [written, read] = self.dma_traffic.map(u64::to_le_bytes);
+        let to = control.at((at::report_dma_written - CONTROL_WINDOW.start) as u64, 16)?;
+        self.pair.post_write_inline(&[written, read].concat(), to, Signal::No, WrId(0))?;
         // Signaled, so that the send queue has room again; nobody waits for it.
         let to = control.at((at::lease_heartbeat - CONTROL_WINDOW.start) as u64, 8)?;
         self.pair.post_write_inline(&self.beats.to_le_bytes(), to, Signal::Yes, WrId(0))?;

@@ -85,6 +85,8 @@ pub(in crate::net) struct Inner {
     beats: u64,
     beaten: Instant,
     traffic: [[u64; MAX_BANKS as usize]; 2],
+    /// Bytes written and read through the DMA window.
+    dma_traffic: [u64; 2],
     pub(in crate::net) greeting: Greeting,
     options: RemoteOptions,
     pub(in crate::net) sequence: u64,
@@ -166,6 +168,7 @@ impl RemoteCard {
                 beats: 0,
                 beaten: Instant::now(),
                 traffic: [[0; MAX_BANKS as usize]; 2],
+                dma_traffic: [0; 2],
                 greeting,
                 options,
                 // Numbers of commands differ from those of any earlier connection.

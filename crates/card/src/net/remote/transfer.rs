@@ -47,6 +47,32 @@ impl RemoteCard {
         })
     }
 
+    /// Copies bytes into the card's DMA window, BAR2: where its copies take them from.
+    pub fn write_dma(&self, offset: u64, bytes: &[u8]) -> std::result::Result<(), RemoteError> {
+        self.with(|inner| {
+            let most = inner.staging.len();
+            for (index, piece) in bytes.chunks(most).enumerate() {
+                inner.staging.copy_from_slice(0, piece)?;
+                let span = Span::new(offset.wrapping_add((index * most) as u64), piece.len() as u64);
+                inner.transfer_dma(Direction::Write, span)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Copies bytes out of the card's DMA window.
+    pub fn read_dma(&self, offset: u64, out: &mut [u8]) -> std::result::Result<(), RemoteError> {
+        self.with(|inner| {
+            let most = inner.staging.len();
+            for (index, piece) in out.chunks_mut(most).enumerate() {
+                let span = Span::new(offset.wrapping_add((index * most) as u64), piece.len() as u64);
+                inner.transfer_dma(Direction::Read, span)?;
+                inner.staging.copy_to_slice(0, piece)?;
+            }
+            Ok(())
+        })
+    }
+
     /// Copies from registered memory of this process into card memory, without another copy.
     pub fn write_from(&self, region: &Region, at: u64, to: Span) -> std::result::Result<(), RemoteError> {
         self.with(|inner| inner.transfer(Direction::Write, Some(region), at, to))
@@ -102,6 +128,20 @@ impl Inner {
             self.finish(ticket)?;
         }
         self.count(direction, std::iter::once(span));
+        Ok(())
+    }
+
+    /// Moves bytes between the staging buffer and the DMA window.
+    fn transfer_dma(&mut self, direction: Direction, span: Span) -> Result<()> {
+        let remote = self.lease()?.dma.at(span.offset, span.len)?;
+        let local = [self.staging.sge(0, span.len as u32)?];
+        let ticket = self.ticket();
+        match direction {
+            Direction::Write => self.pair.post_write(&local, remote, Signal::Yes, ticket)?,
+            Direction::Read => self.pair.post_read(&local, remote, Signal::Yes, ticket)?,
+        }
+        self.finish(ticket)?;
+        self.dma_traffic[usize::from(direction == Direction::Read)] += span.len;
         Ok(())
     }
 

@@ -14,7 +14,7 @@ use millstream_card::geometry::Geometry;
 use millstream_card::kernel::cluster7::{self, Cluster7Args, DECISION_BYTES};
 use millstream_card::kernel::slot::{self, STATUS_BAD_PACKET, Summary};
 use millstream_card::kernel::verify::{self, VerifyArgs};
-use millstream_card::{Card, OutOfRange, Ring, RingError, Span};
+use millstream_card::{AccessError, Card, Ring, RingError, Span};
 use std::time::Duration;
 
 /// What a kernel found in a batch.
@@ -83,7 +83,7 @@ impl Kernel {
     }
 
     /// Writes a slot's arguments with its places; only their head changes from batch to batch.
-    fn write_args(&mut self, setup: &Setup, slot: SlotIndex) -> Result<(), OutOfRange> {
+    fn write_args(&mut self, setup: &Setup, slot: SlotIndex) -> Result<(), AccessError> {
         let start = setup.layout.slot_offset(slot);
         let places: Vec<_> = setup
             .layout
@@ -192,7 +192,7 @@ impl Kernel {
         judged.outcome.map_err(|fault| BadData::Kernel(fault.to_string()))?;
         let events = usize::from(batch.events);
         let areas = self.areas.of_slot(judged.slot);
-        let outside = |error: OutOfRange| BadData::Kernel(error.to_string());
+        let outside = |error: AccessError| BadData::Kernel(error.to_string());
         let memory = self.ring.card().memory();
         memory.read(areas.summaries, &mut self.summaries[..events * Summary::BYTES]).map_err(outside)?;
         if let Kind::Cluster7 { .. } = self.kind {

@@ -1,0 +1,83 @@
+//! Memory of a GPU. Adapters reach it by a dma-buf; the processor copies through the driver.
+
+use std::os::fd::OwnedFd;
+
+use millstream_rdma::memory::MemoryError;
+use millstream_rdma::{Access, Device, Region};
+use millstream_shm::Mapping;
+use millstream_shm::cuda::{CudaError, CudaMemory};
+
+use super::{Backing, BackingError, Roots};
+use crate::memory::{AccessError, Span};
+
+/// A piece of a copy whose ranges overlap [bytes].
+const PIECE: usize = 4 << 20;
+
+#[derive(Debug)]
+pub(crate) struct Gpu {
+    memory: CudaMemory,
+    dmabuf: OwnedFd,
+}
+
+impl Gpu {
+    pub(crate) fn open(index: u32, roots: &Roots, bytes: u64) -> Result<Gpu, BackingError> {
+        let wrong = |cause| BackingError::Cuda { index, cause };
+        let memory = CudaMemory::new(&roots.cuda, index, bytes as usize).map_err(wrong)?;
+        let dmabuf = memory.export().map_err(wrong)?;
+        let gpu = Gpu { memory, dmabuf };
+        // What another program left there is nobody's business.
+        gpu.memory.zero(0, bytes as usize).map_err(wrong)?;
+        Ok(gpu)
+    }
+}
+
+/// The driver refused an access to memory at an offset.
+fn failed(offset: u64) -> impl Fn(CudaError) -> AccessError {
+    move |error| AccessError::Device { offset, code: error.code() }
+}
+
+impl Backing for Gpu {
+    fn size(&self) -> u64 {
+        self.memory.len() as u64
+    }
+
+    fn mapping(&self) -> Option<&Mapping> {
+        None
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
+        self.memory.read(offset, out).map_err(failed(offset))
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), AccessError> {
+        self.memory.write(offset, bytes).map_err(failed(offset))
+    }
+
+    fn copy_within(&self, from: Span, to: u64) -> Result<(), AccessError> {
+        if !from.overlaps(Span::new(to, from.len)) {
+            let copied = self.memory.copy_within(from.offset, to, from.len as usize);
+            return copied.map_err(failed(from.offset));
+        }
+        // From the end that the other range does not reach into, over memory of the host.
+        let mut buffer = vec![0; PIECE.min(from.len as usize)];
+        let pieces = from.len.div_ceil(PIECE as u64);
+        for index in 0..pieces {
+            let piece = if to > from.offset { pieces - 1 - index } else { index };
+            let at = piece * PIECE as u64;
+            let part = &mut buffer[..(from.len - at).min(PIECE as u64) as usize];
+            self.read(from.offset + at, part)?;
+            self.write(to + at, part)?;
+        }
+        Ok(())
+    }
+
+    fn clear(&self) -> Result<(), AccessError> {
+        self.memory.zero(0, self.memory.len()).map_err(failed(0))
+    }
+
+    fn register(&self, device: &Device, access: Access) -> Result<Region, MemoryError> {
+        let len = self.memory.len();
+        let fd = self.dmabuf.try_clone().map_err(|cause| MemoryError::Allocate { len, cause })?;
+        Region::foreign(device, fd, 0, len, access)
+    }
+}

@@ -1,0 +1,231 @@
+//! Kinds of card memory: what holds for all of them, and what each refuses.
+//!
+//! Neither a spare PCIe device nor a GPU is needed. A BAR is a file in a folder that looks like sysfs; the CUDA
+//! driver is `cuda_driver.c`. What that leaves out is said in docs/cards.md, with the test for a site that has them.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use millstream_card::backing::{Kind, Roots, natural_size};
+use millstream_card::command::Cause;
+use millstream_card::kernel::Registry;
+use millstream_card::net::checkpoint::{restore, save};
+use millstream_card::net::control::{KernelSource, Start};
+use millstream_card::net::info::CardInfo;
+use millstream_card::net::{RemoteCard, RemoteError, RemoteErrorKind};
+use millstream_card::region::copy::{Copy, CopyOperation, IN_DMA_WINDOW};
+use millstream_card::{Card, Config, OpenError, Refusal, ServeError, Span, serve};
+use tempfile::TempDir;
+
+use crate::cards::{BANK, BANKS, NetworkCard};
+use crate::host::PATIENCE;
+
+const LEASE: Duration = Duration::from_secs(20);
+const MEMORY: u64 = BANK * BANKS as u64;
+
+/// A machine with a PCIe device at 0000:01:00.0 and a GPU.
+fn machine() -> (TempDir, Roots) {
+    let folder = tempfile::tempdir().unwrap();
+    let device = folder.path().join("bus/pci/devices/0000:01:00.0");
+    fs::create_dir_all(&device).unwrap();
+    let bar = |start: u64, size: u64, flags: u64| {
+        format!("{start:#018x} {:#018x} {flags:#018x}\n", start + size - 1)
+    };
+    let none = "0x0000000000000000 0x0000000000000000 0x0000000000000000\n";
+    let bars = bar(0xf000_0000, 64 << 10, 0x40200)
+        + none
+        + &bar(0xe000, 256, 0x40101)
+        + none
+        + &bar(0x20_0000_0000, MEMORY, 0x14_220c)
+        + none
+        + none;
+    fs::write(device.join("resource"), bars).unwrap();
+    fs::write(device.join("enable"), "0\n").unwrap();
+    // What its last user has left there.
+    fs::write(device.join("resource4"), vec![0xaa; MEMORY as usize]).unwrap();
+
+    let library = folder.path().join("libcuda.so.1");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/card/cuda_driver.c");
+    let built = Command::new("cc")
+        .args(["-shared", "-fPIC", "-Wall", "-Werror", "-o"])
+        .arg(&library)
+        .arg(source)
+        .status();
+    assert!(built.expect("run cc").success(), "cc cannot compile the driver");
+    let cuda = library.to_str().unwrap().to_owned();
+    let roots = Roots { sysfs: folder.path().to_owned(), cuda, ..Roots::default() };
+    (folder, roots)
+}
+
+fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64).map(|at| ((at + seed * 1000).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
+}
+
+#[track_caller]
+fn cause(outcome: Result<impl std::fmt::Debug, RemoteError>) -> Cause {
+    match outcome.unwrap_err().kind {
+        RemoteErrorKind::Refused { cause, .. } => cause,
+        other => panic!("{other}"),
+    }
+}
+
+#[track_caller]
+fn expect(node: &RemoteCard, offset: u64, expected: &[u8]) {
+    let mut found = vec![0; expected.len()];
+    node.read(offset, &mut found).unwrap();
+    assert!(found == expected, "{} bytes at {offset:#x}", expected.len());
+}
+
+/// What holds for a card of any kind.
+fn conforms(kind: &str, number: &str, mapped: bool) {
+    let (_folder, roots) = machine();
+    let (card, neighbour) = (NetworkCard::of(kind, &roots), NetworkCard::start());
+    let (node, other) = (card.connect(), neighbour.connect());
+    let info = CardInfo::of(&node.snapshot().unwrap());
+    assert_eq!((info.memory_kind.as_str(), info.memory_bytes), (number, MEMORY));
+    node.acquire(LEASE, PATIENCE).unwrap();
+    let held = other.acquire(LEASE, PATIENCE).unwrap();
+
+    // Zero at first, whatever was there; then every bank takes and gives bytes, at its edges and over them.
+    expect(&node, 0, &vec![0; MEMORY as usize]);
+    for bank in 0..u64::from(BANKS) {
+        node.write(bank * BANK + BANK - 3000, &pattern(bank, 3000)).unwrap();
+        node.write(bank * BANK, &pattern(bank + 7, 5)).unwrap();
+    }
+    for bank in 0..u64::from(BANKS) {
+        expect(&node, bank * BANK + BANK - 3000, &pattern(bank, 3000));
+        expect(&node, bank * BANK, &pattern(bank + 7, 5));
+    }
+    node.write(BANK - 50_000, &pattern(9, 100_000)).unwrap();
+    expect(&node, BANK - 50_000, &pattern(9, 100_000));
+    let outside = node.write(MEMORY - 4, &[0; 8]).unwrap_err();
+    assert!(matches!(outside.kind, RemoteErrorKind::OutOfRange { .. }), "{outside}");
+
+    // Kernels see what nodes have written, and the other way round; and no banks that are not theirs.
+    node.load(0, KernelSource::Named("fill")).unwrap();
+    let len = BANK + 4096;
+    node.run(0, &Start::new(&[0, 3, len]), PATIENCE).unwrap();
+    node.write(8, &5u64.to_le_bytes()).unwrap();
+    node.load(0, KernelSource::Named("copy")).unwrap();
+    node.run(0, &Start::new(&[0, 2 * BANK, len]), PATIENCE).unwrap();
+    node.load(0, KernelSource::Named("reduce")).unwrap();
+    let sums = node.run(0, &Start::new(&[2 * BANK, 0, len]), PATIENCE).unwrap();
+    assert_eq!(sums[..2], [len, 3 * len / 8 + 2]);
+    let foreign = Start { banks: 0b1, ..Start::new(&[BANK - 8, 0, 16]) };
+    assert_eq!(cause(node.run(0, &foreign, PATIENCE)), Cause::ForeignMemory);
+    // A kernel that works in place needs an address.
+    node.load(1, KernelSource::Named("stencil")).unwrap();
+    let stencil = node.run(1, &Start::new(&[0, 16, 16, 16, 0, 4096, 1]), PATIENCE);
+    match mapped {
+        true => assert_eq!(stencil.unwrap()[0], 1),
+        false => assert_eq!(cause(stencil), Cause::MemoryNotMapped),
+    }
+
+    // Copies: through the DMA window, within memory, to another card and back.
+    let copy = Copy {
+        operation: CopyOperation::Within,
+        peer: 0,
+        local: Span::new(BANK, 8192),
+        remote: IN_DMA_WINDOW,
+        key: 0,
+        notify: false,
+    };
+    node.write(BANK, &pattern(3, 8192)).unwrap();
+    let back = Copy { local: Span::new(IN_DMA_WINDOW, 8192), remote: 3 * BANK, ..copy };
+    let within = Copy { remote: 3 * BANK + 10_000, ..copy };
+    node.copy(&[copy, back, within], PATIENCE).unwrap();
+    expect(&node, 3 * BANK, &pattern(3, 8192));
+    expect(&node, 3 * BANK + 10_000, &pattern(3, 8192));
+    node.connect_peer(0, &neighbour.address).unwrap();
+    let there = held.memory;
+    let send = Copy { operation: CopyOperation::Write, remote: there.addr + 77, key: there.rkey.0, ..copy };
+    let fetch = Copy { operation: CopyOperation::Read, local: Span::new(77, 8192), ..send };
+    node.copy(&[send, fetch], PATIENCE).unwrap();
+    expect(&other, 77, &pattern(3, 8192));
+    expect(&node, 77, &pattern(3, 8192));
+
+    // Its state goes on on a card of another kind.
+    let file = tempfile::tempdir().unwrap();
+    let file = file.path().join("card.checkpoint");
+    save(&node, &file, |_, _| {}).unwrap();
+    restore(&other, &file, |_, _| {}).unwrap();
+    expect(&other, 3 * BANK + 10_000, &pattern(3, 8192));
+
+    // The next holder finds nothing, and the former one's keys open nothing.
+    let old = node.held().unwrap().memory;
+    node.release().unwrap();
+    let next = card.connect();
+    next.acquire(LEASE, PATIENCE).unwrap();
+    expect(&next, 0, &vec![0; MEMORY as usize]);
+    other.connect_peer(1, &card.address).unwrap();
+    let stale = Copy { operation: CopyOperation::Write, peer: 1, remote: old.addr, key: old.rkey.0, ..copy };
+    assert_eq!(cause(other.copy(&[stale], PATIENCE)), Cause::CopyRefused);
+
+    // Who sits beside it maps host memory only.
+    let name = format!("net-{}", card.process.id()).parse().unwrap();
+    match Card::open(&name, PATIENCE) {
+        Ok(open) => assert!(kind == "emulated" && open.memory().size() == MEMORY),
+        Err(OpenError::Refused { refusal, .. }) => {
+            assert!(kind != "emulated" && refusal == Refusal::NotMappable, "{refusal}");
+        }
+        Err(other) => panic!("{other}"),
+    }
+}
+
+#[test]
+fn host_memory_is_a_cards() {
+    conforms("emulated", "Emulated", true);
+}
+
+#[test]
+fn a_bar_is_a_cards_memory() {
+    conforms("pci:0000:01:00.0", "Pci", true);
+}
+
+#[test]
+fn gpu_memory_is_a_cards() {
+    conforms("cuda:0", "Cuda", false);
+}
+
+#[test]
+fn a_device_that_is_not_there_or_too_small_is_named() {
+    let (folder, roots) = machine();
+    let device = folder.path().join("bus/pci/devices/0000:01:00.0");
+    let refused = |kind: &str, memory: u64| {
+        let name = format!("kinds-{}", std::process::id()).parse().unwrap();
+        let mut config = Config::new(name, memory, Registry::builtin());
+        config.kind = kind.parse().unwrap();
+        config.roots = roots.clone();
+        match serve(config) {
+            Err(ServeError::Backing(error)) => error.to_string(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let size = |kind: &str| natural_size(&kind.parse::<Kind>().unwrap(), &roots);
+    assert_eq!(size("pci:0000:01:00.0").unwrap(), Some(MEMORY), "the largest BAR");
+    assert_eq!(size("pci:0000:01:00.0/bar0").unwrap(), Some(64 << 10));
+    for (kind, memory, expected) in [
+        ("pci:0000:02:00.0", 4096, "there is no PCI device 0000:02:00.0: "),
+        ("pci:0000:01:00.0/bar1", 4096, "BAR 1 of PCI device 0000:01:00.0 is not there"),
+        ("pci:0000:01:00.0/bar2", 4096, "BAR 2 of PCI device 0000:01:00.0 is I/O ports, not memory"),
+        (
+            "pci:0000:01:00.0",
+            MEMORY + 4096,
+            "BAR 4 of PCI device 0000:01:00.0 has 16777216 bytes, card memory of 16781312 bytes does not fit",
+        ),
+        ("pci:0000:01:00.0/bar0", 4096, "resource0: No such file or directory"),
+        ("cuda:3", 4096, "cuda:3: there is no GPU 3, the driver has 1"),
+        ("cuda:0", 2 << 30, "cuda:0: cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY (2)"),
+    ] {
+        let error = refused(kind, memory);
+        assert!(error.contains(expected), "{kind}: {error}");
+    }
+    assert_eq!(fs::read_to_string(device.join("enable")).unwrap(), "1", "it answers to its BARs");
+    fs::write(device.join("resource"), "no numbers\n").unwrap();
+    assert!(refused("pci:0000:01:00.0", 4096).contains("not three hexadecimal numbers a line"));
+    fs::write(device.join("resource"), "0xe000 0xe0ff 0x101\n").unwrap();
+    assert!(refused("pci:0000:01:00.0", 4096).contains("PCI device 0000:01:00.0 has no memory BAR"));
+    assert!(refused("pci:0000:01:00.0/bar5", 4096).contains("BAR 5"));
+}

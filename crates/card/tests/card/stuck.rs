@@ -1,0 +1,125 @@
+//! Native kernels that do not come to a safe point: the card goes on without their region.
+
+use std::time::{Duration, Instant};
+
+use millstream_card::command::Cause;
+use millstream_card::net::control::{KernelSource, Start};
+use millstream_card::net::{RemoteCard, RemoteError, RemoteErrorKind};
+use millstream_card::region::codes::RegionState;
+use millstream_card::registers::{REGION_CONTROL, REGION_STRIDE, at, region_at};
+
+use crate::cards::{GRACE, NetworkCard};
+use crate::host::PATIENCE;
+
+const LEASE: Duration = Duration::from_secs(20);
+
+/// How long the kernel does not hear, in milliseconds: longer than everything before the end of a test takes.
+const DEAF: u64 = 6000;
+
+fn deaf(node: &RemoteCard, start: Start) -> u64 {
+    node.load(0, KernelSource::Named("deaf")).unwrap();
+    node.start(0, &start).unwrap()
+}
+
+fn state(node: &RemoteCard, region: usize) -> u32 {
+    node.register(REGION_CONTROL + region * REGION_STRIDE + region_at::status).unwrap() as u32
+}
+
+#[track_caller]
+fn is_stuck(outcome: Result<impl std::fmt::Debug, RemoteError>) {
+    match outcome.unwrap_err().kind {
+        RemoteErrorKind::Refused { region: 0, cause: Cause::KernelStuck, detail } => {
+            assert!(u128::from(detail) >= GRACE.as_nanos());
+        }
+        other => panic!("{other}"),
+    }
+}
+
+/// Waits until the kernel has ended, and its region is as good as any other.
+#[track_caller]
+fn comes_back(node: &RemoteCard) {
+    let until = Instant::now() + PATIENCE;
+    while state(node, 0) != RegionState::Empty as u32 {
+        assert!(Instant::now() < until, "region is in state {}", state(node, 0));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    node.load(0, KernelSource::Named("null")).unwrap();
+    assert_eq!(node.run(0, &Start::new(&[5]), PATIENCE).unwrap()[0], 5);
+}
+
+#[test]
+fn a_kernel_that_passes_its_deadline_and_hears_nothing_loses_its_region_for_a_while() {
+    let card = NetworkCard::start();
+    let node = card.connect();
+    node.acquire(LEASE, PATIENCE).unwrap();
+    let deadline = Some(Duration::from_millis(20));
+    let started = Instant::now();
+    let run = deaf(&node, Start { deadline, ..Start::new(&[DEAF, 1]) });
+    is_stuck(node.wait(run, PATIENCE));
+    assert!(started.elapsed() < Duration::from_millis(DEAF));
+    assert_eq!(state(&node, 0), RegionState::Lost as u32);
+    // The region says so to everything, the other one and memory go on.
+    is_stuck(node.load(0, KernelSource::Named("null")));
+    is_stuck(node.run(0, &Start::new(&[]), PATIENCE));
+    is_stuck(node.stop(0));
+    let paused = node.pause().unwrap_err();
+    assert!(matches!(paused.kind, RemoteErrorKind::RefusedByCard(Cause::KernelStuck)), "{paused}");
+    node.load(1, KernelSource::Named("null")).unwrap();
+    assert_eq!(node.run(1, &Start::new(&[7]), PATIENCE).unwrap()[0], 7);
+    node.write(4096, &[1, 2, 3]).unwrap();
+    assert_eq!(node.register(at::regions_lost).unwrap(), 1);
+    comes_back(&node);
+    node.pause().unwrap();
+    node.resume().unwrap();
+}
+
+#[test]
+fn the_next_holder_does_not_wait_for_a_kernel_that_does_not_end_and_does_not_meet_it() {
+    let card = NetworkCard::start();
+    let node = card.connect();
+    node.acquire(LEASE, PATIENCE).unwrap();
+    let started = Instant::now();
+    deaf(&node, Start::new(&[DEAF, u64::MAX]));
+    let running = |node: &RemoteCard| {
+        let mut word = [0; 8];
+        node.read(0, &mut word).unwrap();
+        word == [0xff; 8]
+    };
+    while !running(&node) {
+        assert!(started.elapsed() < PATIENCE);
+    }
+    node.release().unwrap();
+
+    // Its writes go on for seconds, elsewhere.
+    for _ in 0..2 {
+        let next = card.connect();
+        next.acquire(LEASE, PATIENCE).unwrap();
+        assert!(started.elapsed() < Duration::from_millis(DEAF), "the kernel has ended meanwhile");
+        assert_eq!(state(&next, 0), RegionState::Lost as u32);
+        is_stuck(next.load(0, KernelSource::Named("null")));
+        next.load(1, KernelSource::Named("fill")).unwrap();
+        next.run(1, &Start::new(&[0, 9, 8192]), PATIENCE).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        let mut page = [0; 8192];
+        next.read(0, &mut page).unwrap();
+        assert!(page.as_chunks::<8>().0.iter().all(|word| u64::from_le_bytes(*word) == 9));
+        next.release().unwrap();
+    }
+    let last = card.connect();
+    last.acquire(LEASE, PATIENCE).unwrap();
+    comes_back(&last);
+}
+
+#[test]
+fn a_card_ends_although_a_kernel_does_not() {
+    let mut card = NetworkCard::start();
+    let node = card.connect();
+    node.acquire(LEASE, PATIENCE).unwrap();
+    deaf(&node, Start::new(&[3_600_000]));
+    drop(card.process.stdin.take());
+    let until = Instant::now() + PATIENCE;
+    while card.process.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < until, "card waits for its kernel");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
