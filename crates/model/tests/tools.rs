@@ -175,7 +175,8 @@ fn a_flow_over_a_torus_is_explained() {
         shown.contains("bottleneck: ") && shown.contains("\nnext: ") && shown.contains("link +z"),
         "{shown}"
     );
-    assert!(e.rate.0 <= apenet::link_rate(&p).0, "{shown}");
+    // Time is counted from completion to completion, which vary by less than a packet of the thousands.
+    assert!(e.rate.0 <= apenet::link_rate(&p).0 * 1.001, "{shown}");
     // With half the lanes, the links are what is full.
     let (site, p) = case("t", text("apenet-torus"), &[("torus.torus.lanes", "1")]).unwrap();
     let slow = explain(&site, &p, &flow).unwrap();
