@@ -59,9 +59,24 @@ pub(super) struct Target {
     /// A value of the receive queue's tail that was seen: its owner's line is only looked at when
     /// the queue seems empty.
     seen_tail: Cell<u32>,
+    ahead: ReadAhead,
     pub(super) cq: RemoteCq,
     pub(super) pd: u32,
 }
+
+/// Receive requests that were copied before their turn came. Of a queue that is kept full, the owner refills the
+/// line that the initiator reads next: each line is read once, and while the owner has no reason to store into it.
+#[derive(Debug, Default)]
+struct ReadAhead {
+    /// Sequence number of the first of them.
+    first: Cell<u32>,
+    count: Cell<u32>,
+    /// How many elements each has, and the first one.
+    requests: [Cell<(u32, Sge)>; READ_AHEAD],
+}
+
+/// Of requests with one element, two share a line.
+const READ_AHEAD: usize = 8;
 
 #[derive(Debug)]
 struct Slots {
@@ -137,6 +152,7 @@ impl Target {
             srq,
             slots,
             seen_tail: Cell::new(entry.rq_head.load(Ordering::Relaxed)),
+            ahead: ReadAhead::default(),
             cq,
             pd: entry.pd.load(Ordering::Relaxed),
         })
@@ -170,6 +186,7 @@ impl Target {
             srq: Some(srq),
             slots,
             seen_tail: Cell::new(0),
+            ahead: ReadAhead::default(),
             cq: bind_cq(peer, entry.cq.load(Ordering::Relaxed) as usize * 64)?,
             pd: entry.pd.load(Ordering::Relaxed),
         })
@@ -283,6 +300,8 @@ impl Target {
     #[inline]
     pub(super) fn take_receive(&self, me: u32) -> Result<(Receive, Left), Stop> {
         let Some(srq) = &self.srq else {
+            // These numbers are not to come round again while copies are kept.
+            self.ahead.count.set(0);
             let head = self.entry.rq_head.load(Ordering::Relaxed);
             let waits = self.own_receive_waits(head);
             let receive = Receive { sequence: head, slot: head & self.slots.mask };
@@ -310,16 +329,38 @@ impl Target {
     /// The oldest receive request of the queue pair's own and its element, if it has one only.
     #[inline(always)]
     pub(super) fn plain_receive(&self) -> Option<(Receive, Sge)> {
-        let head = self.entry.rq_head.load(Ordering::Relaxed);
-        if self.srq.is_some() || !self.own_receive_waits(head) {
+        if self.srq.is_some() {
             return None;
         }
+        let head = self.entry.rq_head.load(Ordering::Relaxed);
+        let mut at = head.wrapping_sub(self.ahead.first.get());
+        if at >= self.ahead.count.get() {
+            self.read_ahead(head);
+            at = 0;
+        }
+        let (elements, first) = self.ahead.requests[at as usize % READ_AHEAD].get();
         let receive = Receive { sequence: head, slot: head & self.slots.mask };
-        // SAFETY: the slot exists and has room for an element; the copy is checked like any other.
-        unsafe {
-            let slot = self.slots.base.as_ptr().add(receive.slot as usize * self.slots.len);
-            let alone = (*slot.cast::<RecvSlot>()).n_sge.load(Ordering::Relaxed) == 1;
-            alone.then(|| (receive, slot.add(size_of::<RecvSlot>()).cast::<Sge>().read_volatile()))
+        (self.ahead.count.get() != 0 && elements == 1).then_some((receive, first))
+    }
+
+    /// Copies the requests that wait from `head` on, and asks for those behind them. What waits stays as it is, and
+    /// a number is given once in the life of a queue: what was copied is right until that request is used up.
+    #[inline(never)]
+    fn read_ahead(&self, head: u32) {
+        let waiting = if self.own_receive_waits(head) { self.seen_tail.get().wrapping_sub(head) } else { 0 };
+        let count = waiting.min(READ_AHEAD as u32);
+        for (request, at) in self.ahead.requests.iter().zip(0..count) {
+            let slot = self.slots.at(head.wrapping_add(at));
+            // SAFETY: the slot exists and has room for an element; the copy is checked like any other.
+            request.set(unsafe {
+                let elements = (*slot.cast::<RecvSlot>()).n_sge.load(Ordering::Relaxed);
+                (elements, slot.add(size_of::<RecvSlot>()).cast::<Sge>().read_volatile())
+            });
+        }
+        self.ahead.first.set(head);
+        self.ahead.count.set(count);
+        if waiting > count {
+            (count..2 * count).for_each(|at| self.slots.expect(head.wrapping_add(at)));
         }
     }
 
@@ -329,11 +370,12 @@ impl Target {
         // SAFETY: the slot exists and the count is bounded by its size; the copy may be garbage if
         // the owner misbehaves, and is checked like any other.
         unsafe {
-            let slot = self.slots.base.as_ptr().add(receive.slot as usize * self.slots.len);
+            let slot = self.slots.at(receive.slot);
             let n = (*slot.cast::<RecvSlot>()).n_sge.load(Ordering::Relaxed).min(self.slots.sges) as usize;
             let from = slot.add(size_of::<RecvSlot>()).cast::<Sge>();
             out.extend((0..n).map(|i| from.add(i).read_volatile()));
         }
+        self.slots.expect(receive.slot.wrapping_add(cache::AHEAD));
     }
 
     /// Completes a receive request and uses it up; true if the receiver's channel must be signalled.
@@ -351,10 +393,7 @@ impl Target {
         match &self.srq {
             // Its owner takes it back.
             _ if result.is_err() => {}
-            None => {
-                self.entry.rq_head.store(receive.sequence.wrapping_add(1), Ordering::Release);
-                self.slots.expect(receive.slot.wrapping_add(cache::AHEAD));
-            }
+            None => self.entry.rq_head.store(receive.sequence.wrapping_add(1), Ordering::Release),
             Some(srq) => srq.taken.store(0, Ordering::Release),
         }
         result
@@ -362,10 +401,16 @@ impl Target {
 }
 
 impl Slots {
+    /// Where the request number `at` lies.
+    #[inline(always)]
+    fn at(&self, at: u32) -> *mut u8 {
+        self.base.as_ptr().wrapping_add((at & self.mask) as usize * self.len)
+    }
+
     /// A request that comes soon, so as to have it here by then: another core posted it.
     #[inline]
     fn expect(&self, slot: u32) {
-        cache::expect_load(self.base.as_ptr().wrapping_add((slot & self.mask) as usize * self.len));
+        cache::expect_load(self.at(slot));
     }
 
     fn check(peer: &Peer, at: usize, mask: u32, sges: u32) -> Option<Self> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use millstream_device::qp::state::State;
 use millstream_device::qp::{Capacity, Kind as Transport, Receives};
 use millstream_device::types::{
-    WC_OP_RDMA_WRITE, WC_OP_RECV, WC_OP_SEND, WC_REM_OP_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR,
+    WC_OP_RDMA_WRITE, WC_OP_RECV, WC_OP_SEND, WC_REM_OP_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR, WR_SEND,
 };
 use millstream_device::{Channel, Context, Cq, Errno, MAX_CQE, MAX_INLINE, MAX_QP_WR, MAX_SGE, Pd, Qp, Srq};
 
@@ -124,6 +124,60 @@ fn completions_come_once_and_in_order_around_the_rings() {
         }
         a.has_nothing(Which::Send);
         b.has_nothing(Which::Recv);
+    }
+}
+
+/// A sender looks at several receives at a time.
+#[test]
+fn each_message_meets_its_own_receive() {
+    for place in Place::BOTH {
+        let setup = Setup { send_wr: 64, recv_wr: 21, ..Setup::default() };
+        let (mut a, mut b) = pair(place, &setup);
+        let to_a = a.number();
+        let source = a.register(Kind::Anonymous, 4096, 0);
+        let target = b.register(Kind::Anonymous, 4096, 0);
+        let (mut posted, mut taken) = (0u64, 0u64);
+        // Each has a place of its own, and some have it in two parts.
+        let place_of = |id: u64| 64 * (id % 61) as usize;
+        let post = |b: &mut End, ids: std::ops::Range<u64>| {
+            for id in ids {
+                let at = place_of(id);
+                match id % 9 {
+                    4 => b.recv(id, &[target.part(at, 5), target.part(at + 5, 59)]),
+                    _ => b.recv(id, &[target.part(at, 64)]),
+                }
+            }
+        };
+        for (round, (more, messages)) in
+            [(21, 5), (5, 1), (1, 21), (21, 3), (3, 20), (1, 2), (9, 9), (21, 21)]
+                .into_iter()
+                .cycle()
+                .take(60)
+                .enumerate()
+        {
+            post(&mut b, posted..posted + more);
+            posted += more;
+            for id in taken..taken + messages {
+                a.store(&source, place_of(id) as isize, &pattern(id, 64));
+                let send = crate::support::request(id, WR_SEND, &[source.part(place_of(id), 64)], (0, 0));
+                a.post(if id % 13 == 6 { send.with_imm(7) } else { send });
+            }
+            assert!(b.received(messages as usize).iter().map(|c| c.wr_id).eq(taken..taken + messages));
+            for id in taken..taken + messages {
+                assert_eq!(b.load(&target, place_of(id) as isize, 64), pattern(id, 64), "message {id}");
+            }
+            taken += messages;
+            a.sent(messages as usize);
+            if round % 7 == 3 {
+                // What waits is gone, and the sender, which knows it already, stays as it is.
+                b.modify(State::Reset, &setup);
+                b.connect_to(to_a, &setup);
+                let waiting = posted - taken;
+                taken = posted;
+                post(&mut b, posted..posted + waiting);
+                posted += waiting;
+            }
+        }
     }
 }
 
