@@ -355,11 +355,19 @@ impl Requests for Rest {
             if request.num_sge != 1 || !may_be {
                 return None;
             }
+            // Programs often store the element just before they post. A load wider than those stores would wait until
+            // all of them have reached the cache; volatile ones are not joined.
+            let element = request.sg_list;
+            let sge = Sge {
+                addr: (&raw const (*element).addr).read_volatile(),
+                length: (&raw const (*element).length).read_volatile(),
+                lkey: (&raw const (*element).lkey).read_volatile(),
+            };
             Some(Plain {
                 wr_id: request.wr_id,
                 opcode: request.opcode,
                 flags: request.send_flags,
-                sge: request.sg_list.cast::<Sge>().read(),
+                sge,
                 remote_addr: request.wr.rdma.remote_addr,
                 rkey: request.wr.rdma.rkey,
             })
@@ -396,7 +404,7 @@ pub(crate) unsafe extern "C" fn post_send(
     }
 }
 
-/// Posts one request of whatever kind.
+/// Posts one request that is not plain.
 ///
 /// # Safety
 /// The request is complete.
@@ -433,7 +441,7 @@ unsafe fn post_any(object: &QpObject, request: &ibv_send_wr) -> Result<(), Errno
         if queue_pair.kind() == Kind::XrcSend {
             ours.remote_srqn = request.qp_type.xrc.remote_srqn;
         }
-        Ok(queue_pair.post_send(&ours)?)
+        Ok(queue_pair.post_any(&ours)?)
     }
 }
 

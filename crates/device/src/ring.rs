@@ -149,8 +149,11 @@ pub(crate) fn fulfil(ring: &CqRing) -> bool {
 pub(crate) struct RemoteCq {
     pub(crate) ring: &'static CqRing,
     arena: NonNull<u8>,
-    /// The entries as they were last looked up, and the header's generation then.
-    seen: Cell<Option<(u32, Entries)>>,
+    /// The entries as they were last looked up, if they were, and the header's generation then.
+    seen: Cell<Option<NonNull<Place>>>,
+    seen_mask: Cell<u32>,
+    seen_timed: Cell<bool>,
+    seen_generation: Cell<u32>,
     /// The channel to signal for the last completion that asked for it.
     signal: Cell<u32>,
 }
@@ -170,7 +173,15 @@ impl RemoteCq {
     /// # Safety
     /// That is [`ARENA_LEN`] bytes, and outlives the result.
     pub(crate) unsafe fn new(arena: NonNull<u8>, ring: &'static CqRing) -> Self {
-        Self { ring, arena, seen: Cell::new(None), signal: Cell::new(0) }
+        Self {
+            ring,
+            arena,
+            seen: Cell::new(None),
+            seen_mask: Cell::new(0),
+            seen_timed: Cell::new(false),
+            seen_generation: Cell::new(0),
+            signal: Cell::new(0),
+        }
     }
 
     /// Whom to tell, after [`push`](Self::push) has said that somebody must be told.
@@ -179,11 +190,13 @@ impl RemoteCq {
     }
 
     /// The entries, under the lease. What the header says is checked.
-    #[inline]
+    #[inline(always)]
     fn entries(&self) -> Option<Entries> {
         let generation = self.ring.generation.load(Ordering::Relaxed);
         match self.seen.get() {
-            Some((seen, entries)) if seen == generation => Some(entries),
+            Some(base) if self.seen_generation.get() == generation => {
+                Some(Entries { base, mask: self.seen_mask.get(), timed: self.seen_timed.get() })
+            }
             _ => self.look_up(generation),
         }
     }
@@ -194,7 +207,10 @@ impl RemoteCq {
         let offset = self.ring.entries.load(Ordering::Relaxed) as usize * 64;
         let timed = self.ring.timed.load(Ordering::Relaxed) != 0;
         let entries = Entries::check(self.arena, offset, self.ring.mask.load(Ordering::Relaxed), timed)?;
-        self.seen.set(Some((generation, entries)));
+        self.seen.set(Some(entries.base));
+        self.seen_mask.set(entries.mask);
+        self.seen_timed.set(entries.timed);
+        self.seen_generation.set(generation);
         Some(entries)
     }
 

@@ -204,9 +204,32 @@ pub(super) struct LocalKeys {
 }
 
 impl LocalKeys {
+    /// Address of `len` bytes at `addr` of the region `lkey`, if it is known and as it was, in the domain, and allows
+    /// what `access` asks.
+    #[inline(always)]
+    pub(super) fn known(
+        &self,
+        host: &Host,
+        pd: u32,
+        addr: u64,
+        len: u32,
+        lkey: u32,
+        access: u32,
+    ) -> Option<*mut u8> {
+        let mr = self.regions[slot(lkey)].as_ref()?;
+        let (from, len) = (addr.wrapping_sub(mr.start), u64::from(len));
+        // A place before the region is as far behind as can be.
+        let admitted = host.mrs.epoch() == self.epoch
+            && mr.key == lkey
+            && mr.pd == pd
+            && mr.access & access == access
+            && from <= mr.len
+            && mr.len - from >= len;
+        admitted.then(|| mr.va.wrapping_add(from) as *mut u8)
+    }
+
     /// Address of `len` bytes at `addr` of the region `lkey`, if it is ours, in the domain, and
     /// allows what `access` asks.
-    #[inline]
     pub(super) fn find(
         &mut self,
         host: &Host,

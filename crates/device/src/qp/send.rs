@@ -235,9 +235,15 @@ impl Qp {
     pub fn post_send(&self, wr: &SendWr<'_>) -> Result<()> {
         let mut one = One(Some(wr));
         self.post_plain(&mut one);
-        if one.0.is_none() {
-            return Ok(());
-        }
+        if one.0.is_none() { Ok(()) } else { self.post_any(wr) }
+    }
+
+    /// The same by the long way only, for a request that [`post_plain`](Self::post_plain) has left alone.
+    ///
+    /// # Errors
+    /// As [`post_send`](Self::post_send).
+    #[inline]
+    pub fn post_any(&self, wr: &SendWr<'_>) -> Result<()> {
         let mut send = self.send.lock();
         let state = self.state.load(Ordering::Relaxed);
         if state != State::Rts as u8 {
