@@ -7,7 +7,7 @@
 //! like perftest's.
 
 use std::error::Error;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -17,6 +17,7 @@ use millstream_rdma::{
     Access, Choice, Completion, CompletionQueue, Deadline, Device, Prepared, QueuePair, RcOptions, Region,
     RemoteMemory, device, loader,
 };
+use millstream_shm::vm::{self, Direction, Piece};
 use rdma_mummy_sys::{
     ibv_post_recv, ibv_post_send, ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode,
 };
@@ -32,14 +33,40 @@ pub enum Operation {
     Read,
     /// SENDs, as many as go.
     Send,
-    /// Eight bytes written to and fro: half the time of a round.
+    /// Eight bytes written to and fro: half the time of a round. Completions are taken as above: what a put of UCX
+    /// does, too.
     Latency,
+    /// The same, and the completion of every request is taken before the answer is waited for, as perftest does.
+    LatencyCompleted,
+    /// No device: the kernel's copy (`process_vm_writev`) into private memory of the other process.
+    SystemWrite,
+    /// The same out of it (`process_vm_readv`).
+    SystemRead,
 }
 
 impl Operation {
     /// All, by name.
-    pub const NAMES: [(&str, Self); 4] =
-        [("write", Self::Write), ("read", Self::Read), ("send", Self::Send), ("latency", Self::Latency)];
+    pub const NAMES: [(&str, Self); 7] = [
+        ("write", Self::Write),
+        ("read", Self::Read),
+        ("send", Self::Send),
+        ("latency", Self::Latency),
+        ("latency-completed", Self::LatencyCompleted),
+        ("system-write", Self::SystemWrite),
+        ("system-read", Self::SystemRead),
+    ];
+
+    fn system_call(self) -> Option<Direction> {
+        match self {
+            Self::SystemWrite => Some(Direction::Write),
+            Self::SystemRead => Some(Direction::Read),
+            _ => None,
+        }
+    }
+
+    fn is_latency(self) -> bool {
+        matches!(self, Self::Latency | Self::LatencyCompleted)
+    }
 }
 
 /// One measurement.
@@ -53,6 +80,9 @@ pub struct Loop {
     pub list: usize,
     /// Whether the data is copied while it is posted.
     pub inline: bool,
+    /// Whether the memory that is lent is private, so that a READ goes through the kernel
+    /// (with `MILLSTREAM_MOVE=0`).
+    pub private: bool,
 }
 
 /// One of so many requests is signalled.
@@ -74,11 +104,19 @@ struct Side {
 }
 
 impl Side {
-    fn new(stream: TcpStream, size: u32, receives: usize) -> Result<Self, Failure> {
+    fn new(stream: TcpStream, what: &Loop, lends: bool, receives: usize) -> Result<Self, Failure> {
+        let size = what.size;
         let device: Device = device::open(&Choice::from_environment())?;
         let queue = CompletionQueue::new(&device, (RECEIVES + WINDOW + 1) as u32)?;
-        let memory =
-            Region::landing(&device, c"millstream-bench", (size as usize).max(4096), Access::REMOTE)?;
+        let len = (size as usize).max(4096);
+        let memory = if lends && what.private {
+            if what.operation != Operation::Read {
+                return Err("private memory is lent to READs only".into());
+            }
+            Region::source(&device, vec![1u8; len].into_boxed_slice(), true)?
+        } else {
+            Region::landing(&device, c"millstream-bench", len, Access::REMOTE)?
+        };
         memory.populate()?;
         let options = RcOptions {
             send_depth: (BATCH * (WINDOW + 1)) as u32,
@@ -112,8 +150,11 @@ pub fn serve(port: u16, what: &Loop) -> Result<(), Failure> {
     loader::ensure(&Choice::from_environment())?;
     let listener = listen(&format!("127.0.0.1:{port}"))?;
     let (stream, _) = listener.accept(Deadline::after(PATIENCE))?;
+    if what.operation.system_call().is_some() {
+        return lend(stream, what.size);
+    }
     let receives = if what.operation == Operation::Send { RECEIVES } else { 0 };
-    let side = Side::new(stream, what.size, receives)?;
+    let side = Side::new(stream, what, true, receives)?;
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let end = || {
@@ -122,7 +163,7 @@ pub fn serve(port: u16, what: &Loop) -> Result<(), Failure> {
             over.store(true, Ordering::Relaxed);
         };
         match what.operation {
-            Operation::Write | Operation::Read => {
+            Operation::Write | Operation::Read | Operation::SystemWrite | Operation::SystemRead => {
                 end();
                 Ok(())
             }
@@ -130,12 +171,50 @@ pub fn serve(port: u16, what: &Loop) -> Result<(), Failure> {
                 scope.spawn(end);
                 receive(&side, what.size, &over)
             }
-            Operation::Latency => {
+            Operation::Latency | Operation::LatencyCompleted => {
                 scope.spawn(end);
-                echo(&side, &over)
+                echo(&side, what, &over)
             }
         }
     })
+}
+
+/// Says where private memory of this process is, until the other side hangs up.
+fn lend(mut stream: TcpStream, size: u32) -> Result<(), Failure> {
+    let mut memory = vec![1u8; size as usize];
+    stream.write_all(&std::process::id().to_be_bytes())?;
+    stream.write_all(&(memory.as_mut_ptr() as u64).to_be_bytes())?;
+    let _ = stream.read(&mut [0]);
+    std::hint::black_box(&mut memory);
+    Ok(())
+}
+
+/// Seconds a system call takes that copies `size` bytes between private memory here and there.
+fn system_calls(mut stream: TcpStream, size: u32, direction: Direction) -> Result<f64, Failure> {
+    let (mut pid, mut addr) = ([0; 4], [0; 8]);
+    stream.read_exact(&mut pid)?;
+    stream.read_exact(&mut addr)?;
+    let mut memory = vec![2u8; size as usize];
+    let here = Piece { base: memory.as_mut_ptr() as u64, len: u64::from(size) };
+    let there = Piece { base: u64::from_be_bytes(addr), len: u64::from(size) };
+    let (mut done, start) = (0u32, Instant::now());
+    let mut warm = None;
+    loop {
+        for _ in 0..(1u32 << 18).div_ceil(size) {
+            // SAFETY: the local piece is ours alone.
+            unsafe { vm::copy(u32::from_be_bytes(pid), &[here], there, direction)? };
+            done += 1;
+        }
+        let now = start.elapsed();
+        match warm {
+            None if now > TIME / 3 => warm = Some((done, now)),
+            Some((before, since)) if now > since + TIME => {
+                std::hint::black_box(&mut memory);
+                return Ok((now - since).as_secs_f64() / f64::from(done - before));
+            }
+            _ => {}
+        }
+    }
 }
 
 /// Posts as many receives as were used up, until it is over.
@@ -172,9 +251,8 @@ fn receive(side: &Side, size: u32, over: &AtomicBool) -> Result<(), Failure> {
 }
 
 /// Sends every word back that comes, until it is over.
-fn echo(side: &Side, over: &AtomicBool) -> Result<(), Failure> {
-    let mut requests =
-        Requests::new(side, &Loop { operation: Operation::Latency, size: 8, list: 1, inline: true })?;
+fn echo(side: &Side, what: &Loop, over: &AtomicBool) -> Result<(), Failure> {
+    let mut requests = Requests::new(side, what)?;
     let mut seen = 0;
     while !over.load(Ordering::Relaxed) {
         let word = side.word().load(Ordering::Acquire);
@@ -194,6 +272,8 @@ struct Requests {
     /// What inline requests carry.
     data: Box<[AtomicU64; 8]>,
     list: usize,
+    /// Whether each of them is signalled, and its completion taken at once.
+    each: bool,
     /// The next to be posted.
     at: usize,
     outstanding: usize,
@@ -206,7 +286,11 @@ impl Requests {
         }
         let data = Box::new([const { AtomicU64::new(1) }; 8]);
         // The word that is sent is not the one that is waited for.
-        let inline = what.inline || what.operation == Operation::Latency;
+        let inline = what.inline || what.operation.is_latency();
+        let each = what.operation == Operation::LatencyCompleted;
+        if what.operation.is_latency() && (what.list, what.size) != (1, 8) {
+            return Err("latency is that of single requests of 8 bytes".into());
+        }
         if inline && what.size as usize > size_of_val(&*data) {
             return Err(format!("{} bytes are too many for inline data", what.size).into());
         }
@@ -221,21 +305,21 @@ impl Requests {
         for (at, request) in requests.iter_mut().enumerate() {
             (request.sg_list, request.num_sge) = (&raw mut *element, 1);
             request.opcode = match what.operation {
-                Operation::Write | Operation::Latency => ibv_wr_opcode::IBV_WR_RDMA_WRITE,
                 Operation::Read => ibv_wr_opcode::IBV_WR_RDMA_READ,
                 Operation::Send => ibv_wr_opcode::IBV_WR_SEND,
+                _ => ibv_wr_opcode::IBV_WR_RDMA_WRITE,
             };
             request.wr.rdma.remote_addr = to.addr;
             request.wr.rdma.rkey = to.rkey.0;
             request.send_flags = if inline { ibv_send_flags::IBV_SEND_INLINE.0 } else { 0 };
-            let signalled = at + 1 == BATCH;
+            let signalled = each || at + 1 == BATCH;
             if signalled {
                 request.send_flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
             }
             let last_of_list = (at + 1) % what.list == 0;
             request.next = if last_of_list { std::ptr::null_mut() } else { first.wrapping_add(at + 1) };
         }
-        Ok(Self { requests, _element: element, data, list: what.list, at: 0, outstanding: 0 })
+        Ok(Self { requests, _element: element, data, list: what.list, each, at: 0, outstanding: 0 })
     }
 
     /// Posts the next list, and takes completions when the window is full.
@@ -249,7 +333,13 @@ impl Requests {
             code => return Err(std::io::Error::from_raw_os_error(code).into()),
         }
         self.at += self.list;
-        if self.at == BATCH {
+        if self.each {
+            self.at %= BATCH;
+            self.outstanding = 1;
+            while self.outstanding != 0 {
+                self.complete(side)?;
+            }
+        } else if self.at == BATCH {
             self.at = 0;
             self.outstanding += 1;
             while self.outstanding == WINDOW {
@@ -280,11 +370,14 @@ fn element(memory: &Region, size: u32) -> Result<ibv_sge, Failure> {
 pub fn measure(host: &str, port: u16, what: &Loop) -> Result<(), Failure> {
     loader::ensure(&Choice::from_environment())?;
     let stream = dial(&format!("{host}:{port}"), Deadline::after(PATIENCE))?;
-    let side = Side::new(stream, what.size, 0)?;
-    let mut requests = Requests::new(&side, what)?;
-    let each = match what.operation {
-        Operation::Latency => latency(&side, &mut requests)?,
-        _ => {
+    let each = if let Some(direction) = what.operation.system_call() {
+        system_calls(stream, what.size, direction)?
+    } else {
+        let side = Side::new(stream, what, false, 0)?;
+        let mut requests = Requests::new(&side, what)?;
+        if what.operation.is_latency() {
+            latency(&side, &mut requests)?
+        } else {
             // The first ones look everything up.
             rate(&side, &mut requests, TIME / 3)?;
             rate(&side, &mut requests, TIME)?

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use millstream_shm::{Mapping, Memfd, vm};
+use millstream_shm::{Mapping, Memfd};
 
 /// Kinds of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,27 +88,6 @@ pub fn memcpy_beside_poller(kind: Kind, block: usize, time: Duration) -> io::Res
     })
 }
 
-/// GB/s of the kernel's copy between address spaces (`process_vm_writev`) in blocks of `block` bytes of
-/// private memory, for about `time`: what is left where a peer cannot map memory.
-///
-/// # Errors
-/// What the system call reports.
-pub fn system_copy(block: usize, time: Duration) -> io::Result<f64> {
-    let (from, to) = (vec![1u8; block], vec![2u8; block]);
-    let piece = |bytes: &[u8]| vm::Piece { base: bytes.as_ptr() as u64, len: bytes.len() as u64 };
-    let start = Instant::now();
-    let mut copies = 0usize;
-    while copies == 0 || start.elapsed() < time {
-        for _ in 0..(1usize << 20).div_ceil(block) {
-            // SAFETY: the local piece is ours; nobody looks at the other one while it is written.
-            unsafe { vm::copy(std::process::id(), &[piece(&from)], piece(&to), vm::Direction::Write)? };
-            copies += 1;
-        }
-    }
-    black_box(&to);
-    Ok((copies * block) as f64 / start.elapsed().as_secs_f64() / 1e9)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,8 +99,6 @@ mod tests {
             assert!(speed > 0.01 && speed < 10_000.0, "{speed}");
         }
         let speed = memcpy_beside_poller(Kind::Ordinary, 4096, Duration::from_millis(5)).unwrap();
-        assert!(speed > 0.01 && speed < 10_000.0, "{speed}");
-        let speed = system_copy(4096, Duration::from_millis(5)).unwrap();
         assert!(speed > 0.01 && speed < 10_000.0, "{speed}");
     }
 }

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::memory::{Kind, memcpy, memcpy_beside_poller, system_copy};
+use crate::memory::{Kind, memcpy, memcpy_beside_poller};
 use crate::pair::{Pair, PairError};
 use crate::{Figure, Table, median};
 
@@ -26,6 +26,12 @@ const SIZES: [(usize, &str); 4] =
     [(4096, "4 KiB"), (65536, "64 KiB"), (1 << 20, "1 MiB"), (8 << 20, "8 MiB")];
 const BANDWIDTH: [(&str, &str); 3] =
     [("ib_write_bw", "write"), ("ib_read_bw", "read"), ("ib_send_bw", "send")];
+/// Of UCX on its own shared memory, beside WRITEs and beside SENDs.
+const UCX_BANDWIDTH: [(&str, &str); 3] = [
+    ("ucp_put_bw", "UCX put, its own"),
+    ("ucp_am_bw", "UCX active message, its own"),
+    ("tag_bw", "UCX tag message, its own"),
+];
 const BASELINE_TIME: Duration = Duration::from_millis(200);
 
 /// Columns of the tools' rows, as they print them.
@@ -98,17 +104,19 @@ impl Bench<'_> {
         let library_dir = self.library_dir;
         let iterations = ((4usize << 30) / size).clamp(500, 50_000).to_string();
         let size_text = size.to_string();
-        let ucx = ["-t", "ucp_put_bw", "-s", &size_text, "-n", &iterations, "-w", "100", "-f"];
+        let ucx = |test| ["-t", test, "-s", &size_text, "-n", &iterations, "-w", "100", "-f"];
         let mut pairs = Vec::from(BANDWIDTH.map(|(tool, _)| {
             let arguments = ["-s", &size_text, "-n", &iterations];
             (Pair::perftest(tool, &arguments, Some(library_dir)), column::BANDWIDTH)
         }));
-        pairs.push((Pair::ucx_verbs(&ucx, library_dir), column::UCX_BANDWIDTH));
-        pairs.push((Pair::ucx_shared_memory(&ucx), column::UCX_BANDWIDTH));
+        pairs.push((Pair::ucx_verbs(&ucx("ucp_put_bw"), library_dir), column::UCX_BANDWIDTH));
+        for (test, _) in UCX_BANDWIDTH {
+            pairs.push((Pair::ucx_shared_memory(&ucx(test)), column::UCX_BANDWIDTH));
+        }
         let copy = || memcpy(Kind::Ordinary, size, size, size, BASELINE_TIME);
         let (baseline, values) = self.medians(copy, &pairs)?;
-        let names =
-            BANDWIDTH.iter().map(|(_, name)| *name).chain(["UCX put over this device", "UCX put, its own"]);
+        let names = BANDWIDTH.iter().map(|(_, name)| *name).chain(["UCX put over this device"]);
+        let names = names.chain(UCX_BANDWIDTH.map(|(_, name)| name));
         for (what, value) in names.zip(&values) {
             self.table.push(Figure::against(format!("{what} {name}"), value * MIB / 1e9, "GB/s", baseline));
         }
@@ -149,16 +157,30 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Memory that a peer cannot map, beside the bare system call that is left then.
+    /// Memory that a peer cannot map, beside the bare system call that is left then, between the same two processes.
     fn unmappable(&mut self, size: usize, name: &str) -> Result<(), VerbsError> {
+        let size_text = size.to_string();
         let iterations = ((1usize << 30) / size).clamp(500, 20_000).to_string();
-        let arguments = ["-s", &size.to_string(), "-n", &iterations];
-        let mut pair = Pair::perftest("ib_write_bw", &arguments, Some(self.library_dir));
-        pair.environment.push(("MILLSTREAM_MOVE", "0".to_owned()));
-        let copy = || system_copy(size, BASELINE_TIME);
-        let (baseline, values) = self.medians(copy, &[(pair, column::BANDWIDTH)])?;
-        let name = format!("write {name} without mapping");
-        self.table.push(Figure::against(name, values[0] * MIB / 1e9, "GB/s", baseline));
+        let arguments = ["-s", &size_text, "-n", &iterations];
+        let mut write = Pair::perftest("ib_write_bw", &arguments, Some(self.library_dir));
+        let mut read = self.lean(&["read", "--private", "--size", &size_text], column::LEAN_BANDWIDTH).0;
+        for pair in [&mut write, &mut read] {
+            pair.environment.push(("MILLSTREAM_MOVE", "0".to_owned()));
+        }
+        let pairs = [
+            (write, column::BANDWIDTH),
+            (read, column::LEAN_BANDWIDTH),
+            self.lean(&["system-write", "--size", &size_text], column::LEAN_BANDWIDTH),
+            self.lean(&["system-read", "--size", &size_text], column::LEAN_BANDWIDTH),
+        ];
+        let (_, values) = self.medians(|| Ok(0.0), &pairs)?;
+        for (what, value, baseline) in [
+            ("write, beside process_vm_writev", values[0] * MIB / 1e9, values[2]),
+            ("read, lean loop, beside process_vm_readv", values[1], values[3]),
+        ] {
+            let name = format!("without mapping {name} {what}");
+            self.table.push(Figure::against(name, value, "GB/s", baseline));
+        }
         Ok(())
     }
 
@@ -183,6 +205,7 @@ impl Bench<'_> {
             (Pair::ucx_shared_memory(&put_rate), column::UCX_RATE),
             latency("ib_write_lat", &["-s", "8"]),
             self.lean(&["latency"], column::LEAN_LATENCY),
+            self.lean(&["latency-completed"], column::LEAN_LATENCY),
             latency("ib_read_lat", &["-s", "8"]),
             latency("ib_send_lat", &["-s", "8"]),
             latency("ib_atomic_lat", &[]),
@@ -198,13 +221,15 @@ impl Bench<'_> {
             (Pair::ucx_verbs(&put_rate, library_dir), column::UCX_RATE),
         ];
         let (_, values) = self.medians(|| Ok(0.0), &pairs)?;
-        let [put, tag, put_rate, write, lean, read, send, atomic, ucx_put, ucx_tag, rates @ ..] = &values[..]
+        let [put, tag, put_rate, write, lean, completed, read, send, atomic, ucx_put, ucx_tag, rates @ ..] =
+            &values[..]
         else {
             unreachable!("one value a pair");
         };
         for (name, value, baseline) in [
             ("write latency 8 B, beside UCX put", write, put),
             ("write latency 8 B, lean loop, beside UCX put", lean, put),
+            ("write latency 8 B, lean loop, every completion taken", completed, put),
             ("UCX put latency 8 B over this device", ucx_put, put),
             ("send latency 8 B, beside UCX tag", send, tag),
             ("UCX tag latency 8 B over this device", ucx_tag, tag),

@@ -589,7 +589,7 @@ pub(crate) enum ModelCase {
 
 #[derive(Debug, Args)]
 pub(crate) struct LeanOptions {
-    /// write, read, send or latency
+    /// write, read, send, latency, latency-completed, system-write or system-read
     #[arg(value_parser = operation)]
     pub(crate) operation: Operation,
     /// Where the other side listens
@@ -606,6 +606,9 @@ pub(crate) struct LeanOptions {
     /// Copy the data while it is posted
     #[arg(long)]
     pub(crate) inline: bool,
+    /// Lend private memory to READs
+    #[arg(long)]
+    pub(crate) private: bool,
 }
 
 fn operation(name: &str) -> Result<Operation, String> {

@@ -73,8 +73,8 @@ fn datagrams(options: &DatagramsOptions) -> Result<(), Box<dyn Error>> {
 }
 
 fn lean(options: &LeanOptions) -> Result<(), Box<dyn Error>> {
-    let LeanOptions { operation, size, list, inline, port, .. } = *options;
-    let what = Loop { operation, size, list, inline };
+    let LeanOptions { operation, size, list, inline, private, port, .. } = *options;
+    let what = Loop { operation, size, list, inline, private };
     match &options.host {
         None => lean::serve(port, &what),
         Some(host) => lean::measure(host, port, &what),
