@@ -355,19 +355,11 @@ impl Requests for Rest {
             if request.num_sge != 1 || !may_be {
                 return None;
             }
-            // Programs often store the element just before they post. A load wider than those stores would wait until
-            // all of them have reached the cache; volatile ones are not joined.
-            let element = request.sg_list;
-            let sge = Sge {
-                addr: (&raw const (*element).addr).read_volatile(),
-                length: (&raw const (*element).length).read_volatile(),
-                lkey: (&raw const (*element).lkey).read_volatile(),
-            };
             Some(Plain {
                 wr_id: request.wr_id,
                 opcode: request.opcode,
                 flags: request.send_flags,
-                sge,
+                sge: request.sg_list.cast::<Sge>().read(),
                 remote_addr: request.wr.rdma.remote_addr,
                 rkey: request.wr.rdma.rkey,
             })
