@@ -43,6 +43,10 @@ const OTHERWISE: [(&str, &str); 13] = [
     ("an_unreliable_connection_carries", "as above: a WRITE is complete when it has left"),
     ("destruction_takes_completions_along", "as above"),
     ("reset_forgets_everything", "numbers begin again at zero: packets of the former life fit the new one"),
+    (
+        "each_message_meets_its_own_receive",
+        "a receiver that is reset alone waits for another number than comes",
+    ),
     ("a_request_that_a_dead_sender_took", "packets take no receive before they are here"),
     (
         "an_atomic_operation_on_no_word",
