@@ -32,7 +32,7 @@ const MODULES: [&str; 9] = [
 ];
 
 /// Tests that are about something that the wire does not have, with the reason.
-const OTHERWISE: [(&str, &str); 13] = [
+const OTHERWISE: [(&str, &str); 14] = [
     (
         "a_destroyed_completion_queue_leaves_no_signal",
         "requests complete when they are answered, not when posted",
