@@ -3,14 +3,11 @@
 //! The port is opened when the first queue pair needs it. Packets are taken in by whoever polls a completion queue
 //! of such a queue pair: nobody is quicker, and nobody else is in the way. The progress thread watches the port, too,
 //! so that a process that sleeps, or watches its memory instead of its completions, still answers. When it is woken
-//! a few times although somebody polls without a pause, it goes off duty and only looks now and then whether that is
-//! still so; so it costs pollers next to nothing. It is back when nobody polls any more, and at once when a queue is
-//! armed, which is what programs do before they sleep. Timers are the thread's.
-//!
-//! An acknowledgement of what came while the program is at work goes with its next request, and by itself only if
-//! none follows soon: in a ping-pong a packet less each way, and each side finds answer and acknowledgement together.
+//! a few times for packets that a poller has taken meanwhile, it goes off duty and only looks now and then; so it costs
+//! pollers next to nothing. It is back when it finds something that nobody took, and at once when a queue is armed, which is what programs do before they sleep. Timers are
+//! the thread's.
 
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -27,36 +24,31 @@ use crate::qp::Qp;
 
 /// Datagrams of one system call. With receive offload each may hold dozens of packets.
 const DATAGRAMS: usize = 16;
-/// System calls of the thread's that receive, before it looks after other things.
+/// System calls of one visit, so that a poller comes back to its completions.
 const VISIT: usize = 4;
 /// Packets that a queue pair takes at a time.
 pub(crate) const BATCH: usize = 64;
-/// How long the thread is off duty, nanoseconds. It bounds how late an acknowledgement can be.
-const OFF_DUTY: u64 = 250_000;
-/// How often in a row it is woken beside a poller before that.
+/// How long the thread is off duty. It bounds how late an acknowledgement can be.
+const OFF_DUTY: Duration = Duration::from_micros(250);
+/// How often in a row it is woken in vain before that.
 const IN_VAIN: u32 = 4;
-/// Who polled less than this ago polls without a pause, nanoseconds.
-const POLLING: u64 = 20_000;
-/// How long an acknowledgement waits for a request to go with, nanoseconds.
-const OWING: u64 = 20_000;
 
 /// See the module's description.
 #[derive(Debug)]
 pub(crate) struct Wire {
     opened: OnceLock<std::result::Result<Opened, Errno>>,
-    /// When a program last polled, nanoseconds since `start`; zero if it never did.
-    polled: AtomicU64,
+    /// How often a poller has taken packets in, and what the thread saw of that.
+    polled: AtomicU32,
+    seen: AtomicU32,
     /// A queue was armed: the thread takes over.
     handed: AtomicBool,
-    /// How often in a row the thread was woken while a program polled.
+    /// How often in a row the thread was woken for nothing.
     in_vain: AtomicU32,
     /// The thread sees packets come.
     watching: AtomicBool,
     /// Queue pairs that owe an acknowledgement, and whether there are any.
     owing: Mutex<Vec<Weak<Qp>>>,
     owes: AtomicBool,
-    /// Since when, nanoseconds since `start`.
-    owes_since: AtomicU64,
     /// Queue pairs with timers.
     timed: Mutex<Vec<Weak<Qp>>>,
     start: Instant,
@@ -70,6 +62,14 @@ struct Opened {
     inbox: Mutex<Inbox>,
 }
 
+/// Who takes packets in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Who {
+    /// A program that polls, and will again, or post.
+    Poller,
+    Thread,
+}
+
 /// A packet, and where it came from.
 pub(crate) type Arrived<'a> = (Origin, &'a [u8]);
 
@@ -77,13 +77,13 @@ impl Default for Wire {
     fn default() -> Self {
         Self {
             opened: OnceLock::new(),
-            polled: AtomicU64::new(0),
+            polled: AtomicU32::new(0),
+            seen: AtomicU32::new(0),
             handed: AtomicBool::new(false),
             in_vain: AtomicU32::new(0),
             watching: AtomicBool::new(false),
             owing: Mutex::default(),
             owes: AtomicBool::new(false),
-            owes_since: AtomicU64::new(0),
             timed: Mutex::default(),
             start: Instant::now(),
             next: AtomicU64::new(u64::MAX),
@@ -124,67 +124,25 @@ impl Wire {
 
     /// Takes packets in for an application that polls.
     pub(crate) fn poll(&self, host: &'static Host) {
-        let now = self.now();
-        self.polled.store(now, Ordering::Relaxed);
+        self.polled.store(self.polled.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         self.pay();
         let Some(opened) = self.opened() else { return };
         if let Ok(mut inbox) = opened.inbox.try_lock() {
-            // Once: it will poll again, and sees its completions earlier.
-            if opened.port.receive(&mut inbox).is_ok_and(|received| received != 0) {
-                deliver(host, &inbox);
-            }
-        } else {
-            // The thread may have been interrupted at it, on this very core.
-            std::thread::yield_now();
+            take_in(host, &opened.port, &mut inbox, Who::Poller);
         }
-        if self.next.load(Ordering::Relaxed) <= now {
-            self.expire();
-        }
-    }
-
-    /// Whether a program polled a moment ago: then an acknowledgement may wait for a request to go with.
-    pub(crate) fn is_polled(&self, now: u64) -> bool {
-        let polled = self.polled.load(Ordering::Relaxed);
-        polled != 0 && now < polled + POLLING
     }
 
     /// A queue pair will acknowledge with the next request that it sends, or when somebody polls, or soon.
-    pub(crate) fn owe(&self, qp: Weak<Qp>, now: u64) {
-        let mut owing = self.owing.lock().unwrap_or_else(PoisonError::into_inner);
-        if owing.is_empty() {
-            self.owes_since.store(now, Ordering::Relaxed);
-        }
-        owing.push(qp);
+    pub(crate) fn owe(&self, qp: Weak<Qp>) {
+        self.owing.lock().unwrap_or_else(PoisonError::into_inner).push(qp);
         self.owes.store(true, Ordering::Release);
     }
 
-    /// It has acknowledged. Only who owed last, as almost always, is forgotten; for others nothing is left to do.
-    pub(crate) fn paid(&self, qp: &Weak<Qp>) {
-        let mut owing = self.owing.lock().unwrap_or_else(PoisonError::into_inner);
-        owing.pop_if(|last| last.ptr_eq(qp));
-        self.owes.store(!owing.is_empty(), Ordering::Release);
-    }
-
-    fn next_owing(&self) -> Option<Weak<Qp>> {
-        let mut owing = self.owing.lock().unwrap_or_else(PoisonError::into_inner);
-        let next = owing.pop();
-        self.owes.store(!owing.is_empty(), Ordering::Release);
-        next
-    }
-
     fn pay(&self) {
-        if self.owes.load(Ordering::Relaxed) {
-            while let Some(qp) = self.next_owing() {
-                if let Some(qp) = qp.upgrade() {
-                    qp.pay_on_wire();
-                }
-            }
+        if self.owes.load(Ordering::Relaxed) && self.owes.swap(false, Ordering::AcqRel) {
+            let owing = std::mem::take(&mut *self.owing.lock().unwrap_or_else(PoisonError::into_inner));
+            owing.iter().filter_map(Weak::upgrade).for_each(|qp| qp.pay_on_wire());
         }
-    }
-
-    /// When acknowledgements are to be sent by themselves.
-    fn payday(&self) -> Option<u64> {
-        self.owes.load(Ordering::Relaxed).then(|| self.owes_since.load(Ordering::Relaxed) + OWING)
     }
 
     /// Nobody will poll for a while.
@@ -197,52 +155,37 @@ impl Wire {
         }
     }
 
-    /// For the thread: the descriptors to watch, if it is its turn, and how long at most.
-    pub(crate) fn turn(&self) -> ([Option<RawFd>; 2], Option<Duration>) {
-        let Some(opened) = self.opened() else { return ([None; 2], None) };
-        let mut watch = self.in_vain.load(Ordering::Relaxed) < IN_VAIN;
+    /// For the thread: the descriptor to watch, if it is its turn, and how long at most.
+    pub(crate) fn turn(&self) -> (Option<RawFd>, Option<Duration>) {
+        let Some(opened) = self.opened() else { return (None, None) };
+        let polled = self.polled.load(Ordering::Relaxed);
+        let calm = self.seen.swap(polled, Ordering::Relaxed) == polled;
+        let handed = self.handed.swap(false, Ordering::SeqCst);
+        let in_vain = self.in_vain.load(Ordering::Relaxed);
+        let watch = calm || handed || in_vain < IN_VAIN;
         self.watching.store(watch, Ordering::SeqCst);
-        // Who arms a queue now sees that nobody watches; who did so before is seen here.
-        if self.handed.swap(false, Ordering::SeqCst) {
-            watch = true;
-            self.in_vain.store(0, Ordering::Relaxed);
-            self.watching.store(true, Ordering::SeqCst);
-        }
-        let now = self.now();
+        let fd = watch.then(|| opened.port.as_fd().as_raw_fd());
         let timer = match self.next.load(Ordering::Relaxed) {
             u64::MAX => None,
-            next => Some(next),
+            next => Some(Duration::from_nanos(next.saturating_sub(self.now()))),
         };
-        let (fds, look) = if watch {
-            // Who polls may owe an acknowledgement in a moment, and not poll again.
-            let look = self.is_polled(now).then_some(now + OFF_DUTY);
-            (opened.port.descriptors().map(|fd| Some(fd.as_raw_fd())), self.payday().or(look))
-        } else {
-            ([None; 2], Some(now + OFF_DUTY))
-        };
-        let next = timer.into_iter().chain(look).min();
-        (fds, next.map(|next| Duration::from_nanos(next.saturating_sub(now))))
+        // Whoever polled meanwhile may owe an acknowledgement by now, and not poll again.
+        let look = (!watch || !calm).then_some(OFF_DUTY);
+        (fd, [timer, look].into_iter().flatten().min())
     }
 
     /// For the thread: packets may have come, timers may have expired.
     pub(crate) fn attend(&self, host: &'static Host, readable: bool) {
-        let Some(opened) = self.opened() else { return };
-        let now = self.now();
-        let polled = self.is_polled(now);
-        if !polled {
-            self.in_vain.store(0, Ordering::Relaxed);
-        } else if readable {
-            self.in_vain.fetch_add(1, Ordering::Relaxed);
-        }
-        if readable || !polled {
+        self.pay();
+        if readable || !self.watching.load(Ordering::Relaxed) {
+            let Some(opened) = self.opened() else { return };
             // Who is at it will be done soon, and may have overlooked what has come since.
             let mut inbox = opened.inbox.lock().unwrap_or_else(PoisonError::into_inner);
-            take_in(host, &opened.port, &mut inbox);
-        }
-        // Who polls pays, unless it has stopped to.
-        let late = self.watching.load(Ordering::Relaxed) && self.payday().is_some_and(|at| at <= now);
-        if !polled || late {
-            self.pay();
+            if take_in(host, &opened.port, &mut inbox, Who::Thread) {
+                self.in_vain.store(0, Ordering::Relaxed);
+            } else if readable {
+                self.in_vain.fetch_add(1, Ordering::Relaxed);
+            }
         }
         if self.next.load(Ordering::Relaxed) <= self.now() {
             self.expire();
@@ -282,18 +225,19 @@ impl Wire {
     }
 }
 
-/// Takes in what has come.
-fn take_in(host: &'static Host, port: &Port, inbox: &mut Inbox) {
-    for _ in 0..VISIT {
+/// Takes in what has come; whether there was anything.
+fn take_in(host: &'static Host, port: &Port, inbox: &mut Inbox, who: Who) -> bool {
+    for visit in 0..VISIT {
         match port.receive(inbox) {
-            Ok(0) | Err(_) => return,
-            Ok(_) => deliver(host, inbox),
+            Ok(0) | Err(_) => return visit != 0,
+            Ok(_) => deliver(host, inbox, who),
         }
     }
+    true
 }
 
 /// Gives packets to their queue pairs, as many at a time as follow each other.
-fn deliver(host: &'static Host, inbox: &Inbox) {
+fn deliver(host: &'static Host, inbox: &Inbox, who: Who) {
     let mut run: ArrayVec<Arrived<'_>, BATCH> = ArrayVec::new();
     let mut to = 0;
     for received in inbox.received() {
@@ -312,25 +256,25 @@ fn deliver(host: &'static Host, inbox: &Inbox) {
             }
             if let Some(group) = &group {
                 for member in host.multicast.own_members(group) {
-                    hand_out(host, member, &[(received.origin, packet)]);
+                    hand_out(host, member, &[(received.origin, packet)], who);
                 }
                 continue;
             }
             if qpn != to || run.is_full() {
-                hand_out(host, to, &run);
+                hand_out(host, to, &run, who);
                 run.clear();
                 to = qpn;
             }
             run.push((received.origin, packet));
         }
     }
-    hand_out(host, to, &run);
+    hand_out(host, to, &run, who);
 }
 
-fn hand_out(host: &'static Host, qpn: u32, packets: &[Arrived<'_>]) {
+fn hand_out(host: &'static Host, qpn: u32, packets: &[Arrived<'_>], who: Who) {
     if !packets.is_empty()
         && let Some(qp) = host.qp(qpn)
     {
-        qp.arrived(packets);
+        qp.arrived(packets, who);
     }
 }

@@ -4,7 +4,7 @@ mod common;
 
 use common::{A, B, Craft, Pair, config, psn, send_config};
 use millstream_proto::{
-    Access, Config, Disposition, DropReason, Event, Fault, Limits, Mtu, ReceivedKind, State, Status, WorkId,
+    Access, Config, Disposition, DropReason, Event, Fault, Mtu, ReceivedKind, State, Status, WorkId,
 };
 use millstream_wire::{NakCode, Opcode, Psn, Rkey, Syndrome};
 
@@ -91,27 +91,6 @@ fn a_gap_is_told_once_until_it_is_closed() {
     pair.hand(send(3));
     assert_eq!(pair.said(), [(2, GAP)], "a new gap");
     assert_eq!(pair.ends[B].received.len(), 2);
-}
-
-#[test]
-fn data_of_a_read_keeps_to_the_allowance_and_acknowledgements_do_not_count() {
-    let mut pair = responder();
-    pair.hand(write(0, 8));
-    pair.limits = Limits { allowance: 0, ..Limits::NONE };
-    assert_eq!(pair.said(), [(0, ACK)]);
-    pair.hand(read(1, 1024));
-    pair.hand(write(5, 8));
-    assert_eq!(pair.said(), [], "what comes behind the data waits with it");
-    let (end, now) = (&mut pair.ends[B], pair.now);
-    let mut buffer = vec![0; 10_000];
-    let limits = Limits { allowance: 300, ..Limits::NONE };
-    let first = end.connection.poll_transmit(now, &mut end.world, limits, &mut buffer).unwrap();
-    assert_eq!(first.packets, 2, "one more while there is any allowance");
-    // Base header, 256 bytes and ICRC, the first with an acknowledgement.
-    assert_eq!(first.paced_bytes, 276 + 272);
-    pair.limits = Limits::NONE;
-    let said: Vec<_> = pair.said().into_iter().map(|(n, _)| n).collect();
-    assert_eq!(said, [3, 4, 5]);
 }
 
 #[test]

@@ -7,11 +7,9 @@
 //!  done   may be lost    to be sent again   never sent yet
 //! ```
 //!
-//! - [`flight`]: how many packets may be under way, and how long their answers take;
 //! - [`send`]: which packet is next, and building it;
 //! - [`receive`]: acknowledgements and responses.
 
-mod flight;
 mod receive;
 mod send;
 
@@ -25,7 +23,6 @@ use crate::request::{PostError, Request, Work};
 use crate::sequence::Sequence;
 use crate::time::{Instant, ack_timeout};
 use crate::{MAX_MESSAGE, WorkId};
-use flight::Flight;
 
 pub(crate) use receive::Taken;
 
@@ -93,7 +90,6 @@ pub(crate) struct Requester {
     /// Behind the last packet of the last request that was posted.
     tail: Sequence,
     next_ssn: Msn,
-    flight: Flight,
     /// READs and atomic operations that were begun and whose data did not come, by their packets. Going back
     /// forgets none.
     due: VecDeque<(Sequence, Sequence)>,
@@ -145,7 +141,6 @@ impl Requester {
             tail: first,
             // The first message is number 1, as MSNs count messages completed.
             next_ssn: Msn::new(1),
-            flight: Flight::new(config.window),
             due: VecDeque::new(),
             outstanding: VecDeque::new(),
             limit: None,
@@ -230,7 +225,6 @@ impl Requester {
 
     /// Answered up to `una`, which is after the old value: completes what that completes.
     fn advance(&mut self, una: Sequence, now: Instant, events: &mut VecDeque<Event>) {
-        self.flight.answered(una.since(self.una), una, now);
         self.una = una;
         while self.due.front().is_some_and(|due| due.1 <= una) {
             self.due.pop_front();
@@ -328,8 +322,7 @@ impl Requester {
     /// Each probe without progress waits twice as long as the one before.
     fn restart_probe(&mut self, now: Instant) {
         if self.reliable && self.in_flight() && self.timers.rnr_wait.is_none() {
-            let patience = |most| self.flight.patience(most) * (1 << self.probes.min(16));
-            self.timers.probe = self.config.probe.map(|most| now + patience(most));
+            self.timers.probe = self.config.probe.map(|after| now + after * (1 << self.probes.min(16)));
         }
     }
 
@@ -365,7 +358,6 @@ impl Requester {
                         return self.fail_head(Status::RetryExceeded, events);
                     }
                     self.retries_left -= 1;
-                    self.flight.lost();
                     self.go_back(self.una);
                     // One answer says how much had arrived.
                     self.ask = true;
@@ -373,7 +365,7 @@ impl Requester {
                     self.start_timers(now);
                 }
                 Timer::Probe => {
-                    self.probe_due = self.una < self.next;
+                    self.probe_due = self.next == self.max && self.in_flight();
                     self.probes = self.probes.saturating_add(1);
                     self.restart_probe(now);
                 }

@@ -124,7 +124,6 @@ impl Requester {
             return true;
         }
         if self.went_back != Some(settled) && self.timers.rnr_wait.is_none() {
-            self.flight.lost();
             self.go_back(settled);
         }
         false
@@ -156,7 +155,6 @@ impl Requester {
     fn missing(&mut self) {
         // Nothing was sent again since: the same NAK once more.
         if self.timers.rnr_wait.is_none() && self.next != self.una {
-            self.flight.lost();
             self.go_back(self.una);
         }
     }

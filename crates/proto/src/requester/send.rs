@@ -15,6 +15,9 @@ use crate::request::{Trailer, Work};
 use crate::sequence::Sequence;
 use crate::time::Instant;
 
+/// One packet in this many asks for an acknowledgement in the middle of a message.
+const ASK_EVERY: u32 = 64;
+
 /// A packet that is to be built.
 struct Plan {
     at: Sequence,
@@ -113,14 +116,13 @@ impl Requester {
             }
             let plan = self.plan(&posted, self.next);
             let in_flight = self.next.since(self.una);
-            let window = self.flight.window();
-            let fits = in_flight == 0 || in_flight + plan.span <= window;
+            let fits = in_flight == 0 || in_flight + plan.span <= self.config.window;
             if !fits || !burst.is_allowed() || !burst.has_room(plan.packet_len()) {
                 break;
             }
-            let is_full = in_flight + plan.span >= window;
+            let is_full = in_flight + plan.span >= self.config.window;
             match self.build(&posted, &plan, is_full, memory, burst) {
-                Ok(()) => self.sent(&posted, &plan, now, events),
+                Ok(()) => self.sent(&posted, &plan, events),
                 Err(status) => self.stopped = Some(status),
             }
         }
@@ -213,7 +215,7 @@ impl Requester {
         let (len, payload) = (plan.packet_len(), plan.payload());
         let pad = payload.next_multiple_of(4) - payload;
         let ends = plan.at.plus(plan.span) == posted.end;
-        let ask = self.reliable && (ends || is_full || self.ask || self.unasked >= self.flight.ask_every());
+        let ask = self.reliable && (ends || is_full || self.ask || self.unasked >= ASK_EVERY);
         let opcode = plan.opcode;
         let bth = bth::Repr {
             solicited: plan.solicited,
@@ -244,15 +246,11 @@ impl Requester {
 
     /// The packet is on its way.
     #[inline]
-    fn sent(&mut self, posted: &Posted, plan: &Plan, now: Instant, events: &mut VecDeque<Event>) {
+    fn sent(&mut self, posted: &Posted, plan: &Plan, events: &mut VecDeque<Event>) {
         self.next = plan.at.plus(plan.span);
-        let is_new = plan.at >= self.max;
-        self.retransmitted += u64::from(!is_new);
-        if is_new && self.unasked == 0 {
-            self.flight.sent(self.next, now);
-        }
-        if is_new
-            && plan.at == posted.start
+        if plan.at < self.max {
+            self.retransmitted += 1;
+        } else if plan.at == posted.start
             && matches!(posted.work, Work::Read { .. } | Work::CompareSwap { .. } | Work::FetchAdd { .. })
         {
             self.due.push_back((posted.start, posted.end));
@@ -273,11 +271,10 @@ impl Requester {
 
     /// Sends the last packet once more if it is time to, or begins again where a READ's data broke off.
     fn probe<M: Memory>(&mut self, now: Instant, memory: &mut M, burst: &mut Burst<'_>) {
-        if !self.probe_due || !burst.is_empty() || self.una >= self.next {
+        if !self.probe_due || !burst.is_empty() || self.next != self.max || !self.in_flight() {
             return;
         }
-        // Not the last one that ever was: a window that has shrunk may end before it.
-        let last = self.next.before();
+        let last = self.max.before();
         let Some(posted) = self.queue.get(self.find(last)).copied() else { return };
         if posted.work.awaits_response() {
             // It costs little to ask again.

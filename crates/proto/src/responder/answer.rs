@@ -168,7 +168,7 @@ impl Responder {
         true
     }
 
-    /// A packet with a READ's data; false if there is no room, or congestion control allows no more.
+    /// A packet with a READ's data; false if there is no room.
     #[inline]
     fn build_data<M: Memory>(
         &self,
@@ -183,7 +183,7 @@ impl Responder {
         let pad = payload.next_multiple_of(4) - payload;
         let start = bth::LEN + opcode.headers_len();
         let len = start + payload + pad + ICRC_LEN;
-        if !burst.is_allowed() || !burst.has_room(len) {
+        if !burst.has_room(len) {
             return Ok(false);
         }
         let packet = burst.begin(&self.bth(opcode, at, pad as u8), len);
@@ -198,7 +198,7 @@ impl Responder {
             memory.read(rkey, va, &mut packet[start..start + payload]).map_err(|refusal| refusal.nak())?;
             packet[start + payload..start + payload + pad].fill(0);
         }
-        burst.commit(len, true);
+        burst.commit(len, false);
         Ok(true)
     }
 }
