@@ -106,8 +106,9 @@ proto-mutants: ## break the transport's rules one by one; a test must notice eac
 proto-long: ## millions of packets between two state machines over a faulty network (docs/wire.md)
 	$(CARGO) test --release -p millstream-proto --test storm -- --ignored --nocapture
 
-bench-wire: build ## measure the device between two hosts, beside bare UDP and TCP (as root)
-	$(TARGET_DIR)/release/millstream bench wire --long
+bench-wire: build ## measure the device between two hosts, beside bare UDP and TCP (as root; minutes)
+	$(TARGET_DIR)/release/millstream bench wire
+
 # The verbs library under AddressSanitizer, which comes first in every process (a nightly compiler, and gcc's runtime).
 ASAN_TARGET  := x86_64-unknown-linux-gnu
 ASAN_DIR     := $(TARGET_DIR)/asan

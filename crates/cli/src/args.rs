@@ -520,9 +520,6 @@ pub(crate) enum BenchWhat {
         /// MTUs of the cable
         #[arg(long, value_delimiter = ',', default_values_t = [1500, 9000], value_name = "BYTES")]
         mtu: Vec<u32>,
-        /// Also under loss, with 64 queue pairs, and processor time
-        #[arg(long)]
-        long: bool,
     },
     /// One side of the bare link, started by `wire`
     #[command(hide = true)]
