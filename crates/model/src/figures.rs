@@ -87,10 +87,10 @@ pub fn torus(p: &Parameters) -> Torus {
 fn event_builder(p: &Parameters, nodes: u16, shape: Shape) -> Rate {
     let mut setup = event_builder::Setup::of(&shipped("event-builder-500"), p, Some(nodes))
         .unwrap_or_else(|error| panic!("the shipped site builds events: {error}"));
-    // So many batches for each builder unit that every slot is used several times.
-    setup.configuration.slots = 4;
     setup.configuration.shape = shape;
-    (setup.load.rate, setup.load.events) = (None, 24 * u64::from(nodes) * u64::from(setup.load.batch));
+    // So many batches for each builder unit that every slot is used several times.
+    let batches = 6 * u64::from(setup.configuration.slots) * u64::from(nodes);
+    (setup.load.rate, setup.load.events) = (None, batches * u64::from(setup.load.batch));
     let outcome = event_builder::run(&setup, event_builder::Level::Flows)
         .unwrap_or_else(|error| panic!("the shipped site builds events: {error}"));
     Rate(outcome.network_rate().0 / f64::from(nodes))
