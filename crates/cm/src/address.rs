@@ -86,10 +86,7 @@ impl Address {
     /// The address as the device's GID table holds it.
     #[must_use]
     pub fn gid(&self) -> [u8; 16] {
-        match self.ip {
-            IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-            IpAddr::V6(ip) => ip.octets(),
-        }
+        millstream_wire::gid(self.ip).octets()
     }
 
     /// The group's GID (RoCE v2: a mapped IPv4 address, or the IPv6 address itself).

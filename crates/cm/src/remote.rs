@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use millstream_device::gsi::ID_BITS;
 use millstream_wire::cm::{self, About, Addresses, Path, Rep, Req, Transport};
-use millstream_wire::{Pkey, Psn, Qkey, Qpn};
+use millstream_wire::{Pkey, Psn, Qkey, Qpn, gid};
 
 use crate::abi::{reason, sidr};
 use crate::address::Address;
@@ -420,10 +420,6 @@ impl Conversation {
     }
 
     fn request<'a>(&self, parameters: &Parameters, guid: u64, private: &'a [u8]) -> cm::Message<'a> {
-        let gid = |ip: IpAddr| match ip {
-            IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
-            IpAddr::V6(ip) => ip.to_bits(),
-        };
         cm::Message::Req(Req {
             local_id: self.local_id,
             service_id: self.service,
@@ -446,8 +442,8 @@ impl Conversation {
             path: Path {
                 local_lid: NO_LID,
                 remote_lid: NO_LID,
-                local_gid: gid(self.own),
-                remote_gid: gid(self.peer),
+                local_gid: gid(self.own).to_bits(),
+                remote_gid: gid(self.peer).to_bits(),
                 flow_label: 0,
                 packet_rate: RATE,
                 traffic_class: 0,

@@ -30,12 +30,13 @@ pub struct GidEntry {
 pub fn table() -> Vec<GidEntry> {
     let mut addresses: Vec<(u8, String, u32, Ipv6Addr)> = Vec::new();
     for (name, ifindex, loopback, address) in interface_addresses() {
-        let (class, mapped) = match address {
-            IpAddr::V6(a) if a.is_unicast_link_local() => (0, a),
-            IpAddr::V4(a) => (1, a.to_ipv6_mapped()),
-            IpAddr::V6(a) => (2, a),
+        let class = match address {
+            IpAddr::V6(a) if a.is_unicast_link_local() => 0,
+            IpAddr::V4(_) => 1,
+            IpAddr::V6(_) => 2,
         };
-        addresses.push((class + if loopback { 4 } else { 0 }, name, ifindex, mapped));
+        let gid = millstream_wire::gid(address);
+        addresses.push((class + if loopback { 4 } else { 0 }, name, ifindex, gid));
     }
     addresses.sort();
     addresses
@@ -102,15 +103,6 @@ pub fn interface_mtu(ifindex: u32) -> Option<u32> {
     }
 }
 
-/// An address as the table has it.
-#[must_use]
-pub fn mapped(address: IpAddr) -> [u8; 16] {
-    match address {
-        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
-        IpAddr::V6(address) => address.octets(),
-    }
-}
-
 /// The network interface that has the address `gid`.
 #[must_use]
 pub fn interface_of(gid: &[u8; 16]) -> Option<u32> {
@@ -124,10 +116,7 @@ pub fn is_local(gid: &[u8; 16]) -> bool {
     if address.is_loopback() || address.to_ipv4_mapped().is_some_and(|a| a.is_loopback()) {
         return true;
     }
-    interface_addresses().iter().any(|(_, _, _, a)| match a {
-        IpAddr::V4(a) => a.to_ipv6_mapped() == address,
-        IpAddr::V6(a) => *a == address,
-    })
+    interface_addresses().iter().any(|(_, _, _, a)| millstream_wire::gid(*a) == address)
 }
 
 /// A stable EUI-64 for the node: from the first interface's hardware address.

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
 use millstream_link::{Inbox, Origin, Port};
+use millstream_wire::gid;
 
 use crate::errno::{Errno, Result};
-use crate::gid::mapped;
 use crate::gsi;
 use crate::host::Host;
 use crate::multicast;
@@ -241,7 +241,7 @@ fn deliver(host: &'static Host, inbox: &Inbox, who: Who) {
     let mut run: ArrayVec<Arrived<'_>, BATCH> = ArrayVec::new();
     let mut to = 0;
     for received in inbox.received() {
-        let group = Some(mapped(received.origin.destination)).filter(multicast::is_group);
+        let group = Some(gid(received.origin.destination).octets()).filter(multicast::is_group);
         for (_, packet) in received.packets() {
             let Some(qpn) = millstream_link::destination_qpn(packet) else { continue };
             // What is for a group is for everybody in it, and nothing else is (10.5.1).

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::SystemTime;
 
-use millstream_wire::UDP_PORT;
+use millstream_wire::{UDP_PORT, gid};
 
 use crate::datagram::{Inbox, Outgoing};
 use crate::{Counts, Link, icrc};
@@ -130,15 +130,11 @@ fn record(to: &mut Vec<u8>, frame: &Frame, packet: &[u8]) {
             to[start + 10..start + 12].copy_from_slice(&checksum.to_be_bytes());
         }
         (source, destination) => {
-            let octets = |address| match address {
-                IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
-                IpAddr::V6(address) => address.octets(),
-            };
             to.extend([0x86, 0xdd, 0x60 | frame.tos >> 4, frame.tos << 4, 0, 0]);
             to.extend((udp as u16).to_be_bytes());
             to.extend([libc::IPPROTO_UDP as u8, HOPS]);
-            to.extend(octets(source));
-            to.extend(octets(destination));
+            to.extend(gid(source).octets());
+            to.extend(gid(destination).octets());
         }
     }
     to.extend(frame.source.1.to_be_bytes());

@@ -17,6 +17,7 @@ pub mod bth;
 pub mod cm;
 mod error;
 mod extension;
+mod gid;
 pub mod icrc;
 pub mod mad;
 mod number;
@@ -28,6 +29,7 @@ pub use extension::{
     NakCode, Syndrome, aeth, atomic_ack_eth, atomic_eth, credits, deth, grh, ieth, imm_dt, reth, rnr_nanos,
     xrceth,
 };
+pub use gid::gid;
 pub use number::{Msn, Pkey, Psn, Qkey, Qpn, Rkey, Srqn};
 pub use opcode::{Headers, Opcode, Operation, Position, Service};
 pub use packet::{CNP_PADDING, Packet, Repr};

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 use millstream_shm::socket::own_uid;
+use millstream_wire::gid;
 
 use super::name;
 use crate::datagram::{Origin, SLOT};
@@ -77,8 +78,8 @@ impl Neighbours {
         message[4] = origin.tos;
         message[6..8].copy_from_slice(&origin.source_port.to_be_bytes());
         message[8..12].copy_from_slice(&origin.interface.to_be_bytes());
-        message[12..28].copy_from_slice(&mapped(origin.source));
-        message[28..44].copy_from_slice(&mapped(origin.destination));
+        message[12..28].copy_from_slice(&gid(origin.source).octets());
+        message[28..44].copy_from_slice(&gid(origin.destination).octets());
         let (mut address, len) = address(&inbox_name(self.port, block));
         let mut parts = [&message[..], packet]
             .map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
@@ -160,13 +161,6 @@ impl Neighbours {
 impl AsFd for Neighbours {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
-    }
-}
-
-fn mapped(address: std::net::IpAddr) -> [u8; 16] {
-    match address {
-        std::net::IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
-        std::net::IpAddr::V6(address) => address.octets(),
     }
 }
 

@@ -12,7 +12,7 @@ use super::Wired;
 use super::landing::Landing;
 use super::route::Route;
 use crate::cqe::Cqe;
-use crate::gid::{self, mapped};
+use crate::gid;
 use crate::multicast;
 use crate::qp::Qp;
 use crate::qp::datagram::{Piece, packet_type};
@@ -114,7 +114,7 @@ impl Datagrams {
         self.machine.set_qkey(Qkey::new(qp.entry.qkey.load(Ordering::Relaxed)));
         let own = deth.src_qp().get() == qp.qpn && header.dest_qp().get() == multicast::EVERYBODY;
         let wanted = self.machine.admits(packet)
-            && !(own && qp.blocks_loopback() && gid::is_local(&mapped(origin.source)))
+            && !(own && qp.blocks_loopback() && gid::is_local(&millstream_wire::gid(origin.source).octets()))
             && self.landing.takes_datagrams();
         if !wanted || !self.landing.take_receive() {
             return;
@@ -148,7 +148,7 @@ fn route_of(header: &[u8; 40]) -> Option<Route> {
     if header[0] >> 4 != 6 {
         let [source, destination] = [32, 36].map(|at| {
             let bytes: [u8; 4] = header[at..at + 4].try_into().expect("four bytes");
-            mapped(IpAddr::from(bytes))
+            millstream_wire::gid(IpAddr::from(bytes)).octets()
         });
         return Route::new(&source, &destination, interface(&source, &destination), header[21]);
     }
@@ -185,8 +185,8 @@ fn route_header(origin: &Origin, len: usize) -> [u8; 40] {
             header[4..6].copy_from_slice(&udp_len.to_be_bytes());
             header[6] = libc::IPPROTO_UDP as u8;
             header[7] = 64;
-            header[8..24].copy_from_slice(&mapped(source));
-            header[24..40].copy_from_slice(&mapped(destination));
+            header[8..24].copy_from_slice(&millstream_wire::gid(source).octets());
+            header[24..40].copy_from_slice(&millstream_wire::gid(destination).octets());
         }
     }
     header
