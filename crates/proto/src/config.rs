@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use millstream_wire::icrc::Flow;
-use millstream_wire::{Pkey, Psn, Qpn};
+use millstream_wire::{Opcode, Pkey, Psn, Qpn};
 
 /// The connected transport services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +34,16 @@ impl Service {
             Self::Reliable => millstream_wire::Service::Rc,
             Self::Unreliable => millstream_wire::Service::Uc,
             Self::Initiator | Self::Target => millstream_wire::Service::Xrc,
+        }
+    }
+
+    /// What a packet of a reliable connection is called here. The machines plan in its opcodes, and only what the
+    /// service offers, so there always is one.
+    #[inline]
+    pub(crate) fn carried(self, opcode: Opcode) -> Opcode {
+        match self {
+            Self::Reliable => opcode,
+            other => opcode.on(other.on_the_wire()).expect("only what the service offers is planned"),
         }
     }
 }

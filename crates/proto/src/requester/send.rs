@@ -8,7 +8,6 @@ use millstream_wire::{
 
 use super::{Failed, Posted, Requester};
 use crate::burst::Burst;
-use crate::config::Service;
 use crate::event::{Event, Status};
 use crate::memory::Memory;
 use crate::request::{Trailer, Work};
@@ -173,13 +172,9 @@ impl Requester {
         // Below 2³¹, as the request's length is not greater.
         let offset = (u64::from(index) * u64::from(self.mtu)) as u32;
         let left = posted.len - offset.min(posted.len);
-        let plan = |opcode: Opcode, span, len| {
-            let opcode = match self.connection.service {
-                Service::Reliable => opcode,
-                service => opcode.on(service.on_the_wire()).expect("posted only if the service offers it"),
-            };
-            Plan { at, span, opcode, offset, len, solicited: false }
-        };
+        let carried = |opcode| self.connection.service.carried(opcode);
+        let plan =
+            |opcode, span, len| Plan { at, span, opcode: carried(opcode), offset, len, solicited: false };
         if let Work::Read { .. } = posted.work {
             // Requests begin and end where they did the first time, but for where the data broke off: the
             // responder takes a repeated request only for a part of the original one (9.7.5.1.5).

@@ -136,10 +136,7 @@ impl Responder {
     }
 
     fn bth(&self, opcode: Opcode, at: Sequence, pad: u8) -> bth::Repr {
-        let opcode = match self.config.service {
-            Service::Reliable => opcode,
-            service => opcode.on(service.on_the_wire()).expect("reliable services have the same responses"),
-        };
+        let opcode = self.config.service.carried(opcode);
         let bth = bth::Repr::new(opcode, self.config.remote_qp, at.psn());
         bth::Repr { pad, pkey: self.config.pkey, ..bth }
     }
