@@ -381,13 +381,7 @@ impl Warden {
         region.detail().store(nanos(waited), Ordering::Relaxed);
         region.status().store(RegionState::Lost as u32, Ordering::Release);
         registers.regions_lost().fetch_add(1, Ordering::Relaxed);
-        self.parts.crowd.tell(News {
-            kind: MessageKind::RegionFault,
-            region: index as u32,
-            cause: Some(Cause::KernelStuck),
-            sequence: run,
-            values: [nanos(waited), 0, 0, 0],
-        });
+        self.tell_stuck(index, run);
         self.refuse_for(index);
     }
 
@@ -400,14 +394,20 @@ impl Warden {
         }
         region.taken().store(doorbell, Ordering::Release);
         if doorbell & 0xff != RegionCommand::Stop as u64 {
-            self.parts.crowd.tell(News {
-                kind: MessageKind::RegionFault,
-                region: index as u32,
-                cause: Some(Cause::KernelStuck),
-                sequence: doorbell,
-                values: [region.detail().load(Ordering::Relaxed), 0, 0, 0],
-            });
+            self.tell_stuck(index, doorbell);
         }
+    }
+
+    /// Tells that a region that is out of service does not do what was rung for.
+    fn tell_stuck(&self, index: usize, sequence: u64) {
+        let detail = self.parts.hardware.registers.region(index).detail().load(Ordering::Relaxed);
+        self.parts.crowd.tell(News {
+            kind: MessageKind::RegionFault,
+            region: index as u32,
+            cause: Some(Cause::KernelStuck),
+            sequence,
+            values: [detail, 0, 0, 0],
+        });
     }
 
     /// Carries out a command for the card as a whole.

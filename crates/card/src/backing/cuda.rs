@@ -1,13 +1,13 @@
 //! Memory of a GPU. Adapters reach it by a dma-buf; the processor copies through the driver.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use millstream_rdma::memory::MemoryError;
 use millstream_rdma::{Access, Device, Region};
 use millstream_shm::Mapping;
 use millstream_shm::cuda::{CudaError, CudaMemory};
 
-use super::{Backing, BackingError, Roots};
+use super::{Backing, BackingError, Roots, register_descriptor};
 use crate::memory::{AccessError, Span};
 
 /// A piece of a copy whose ranges overlap [bytes].
@@ -76,8 +76,6 @@ impl Backing for Gpu {
     }
 
     fn register(&self, device: &Device, access: Access) -> Result<Region, MemoryError> {
-        let len = self.memory.len();
-        let fd = self.dmabuf.try_clone().map_err(|cause| MemoryError::Allocate { len, cause })?;
-        Region::foreign(device, fd, 0, len, access)
+        register_descriptor(device, self.dmabuf.as_fd(), 0, self.memory.len(), access)
     }
 }

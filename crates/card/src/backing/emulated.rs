@@ -10,7 +10,7 @@ use millstream_shm::{Mapping, Memfd};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-use super::{Backing, Wanted};
+use super::{Backing, Wanted, register_descriptor};
 use crate::memory::{AccessError, Span, zero};
 use crate::os::{Doing, OsError};
 
@@ -55,9 +55,7 @@ impl Emulated {
         if !device.is_soft() {
             return Region::mapped(device, self.mapping.clone(), offset, len, access);
         }
-        let fd = self.fd.as_fd().try_clone_to_owned();
-        let fd = fd.map_err(|cause| MemoryError::Allocate { len, cause })?;
-        Region::foreign(device, fd, offset, len, access)
+        register_descriptor(device, self.fd(), offset, len, access)
     }
 
     /// A mapping of one's own.

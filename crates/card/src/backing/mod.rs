@@ -167,6 +167,18 @@ fn advice(cause: &io::Error) -> &'static str {
     }
 }
 
+/// Registers memory behind a descriptor, which goes on being the caller's.
+fn register_descriptor(
+    device: &Device,
+    fd: BorrowedFd<'_>,
+    offset: u64,
+    len: usize,
+    access: Access,
+) -> Result<Region, MemoryError> {
+    let fd = fd.try_clone_to_owned().map_err(|cause| MemoryError::Allocate { len, cause })?;
+    Region::foreign(device, fd, offset, len, access)
+}
+
 /// How large card memory is to be, and how it is made.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {

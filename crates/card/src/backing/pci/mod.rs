@@ -17,7 +17,7 @@ use millstream_shm::vfio::VfioDevice;
 use millstream_shm::{Mapping, PAGE};
 
 use self::sysfs::Function;
-use super::{Backing, BackingError, PciBar, Roots};
+use super::{Backing, BackingError, PciBar, Roots, register_descriptor};
 use crate::memory::{AccessError, Span, zero};
 
 /// A mapped BAR, or the first part of one.
@@ -110,17 +110,13 @@ impl Backing for Bar {
     fn register(&self, device: &Device, access: Access) -> Result<Region, MemoryError> {
         let len = self.mapping.len();
         let by_descriptor = match &self.way {
-            Way::Vfio { dmabuf, .. } => dmabuf.as_ref().map(OwnedFd::try_clone),
+            Way::Vfio { dmabuf, .. } => dmabuf.as_ref().map(AsFd::as_fd),
             // A file of sysfs is no dma-buf: only the soft device takes it for one.
-            Way::Resource(file) => device.is_soft().then(|| file.try_clone().map(OwnedFd::from)),
+            Way::Resource(file) => device.is_soft().then(|| file.as_fd()),
         };
-        let by_mapping = |_| Region::mapped(device, self.mapping.clone(), 0, len, access);
         match by_descriptor {
-            None => by_mapping(()),
-            Some(fd) => {
-                let fd = fd.map_err(|cause| MemoryError::Allocate { len, cause })?;
-                Region::foreign(device, fd, 0, len, access)
-            }
+            None => Region::mapped(device, self.mapping.clone(), 0, len, access),
+            Some(fd) => register_descriptor(device, fd, 0, len, access),
         }
     }
 }

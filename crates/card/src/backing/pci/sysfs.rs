@@ -46,7 +46,7 @@ impl Function {
     pub(super) fn choose(&self, wanted: Option<u8>) -> Result<MemoryBar, BackingError> {
         let address = self.address;
         let memory = |index: usize| {
-            let (size, flags) = self.bars[index];
+            let (size, flags) = *self.bars.get(index)?;
             (size != 0 && flags & MEMORY != 0).then_some(MemoryBar { index: index as u8, size })
         };
         match wanted {
@@ -61,8 +61,7 @@ impl Function {
                     (_, 0) => "neither memory nor I/O ports",
                     _ => "I/O ports, not memory",
                 };
-                let there = self.bars.get(usize::from(bar)).and_then(|_| memory(bar.into()));
-                there.ok_or(BackingError::NotMemory { address, bar, what })
+                memory(bar.into()).ok_or(BackingError::NotMemory { address, bar, what })
             }
         }
     }
