@@ -1,7 +1,7 @@
 //! Breaks one rule at a time in a copy of the crate, and expects a test to notice: `make proto-mutants`.
 //!
-//! A text that is not in the source exactly once fails too, so the list cannot go stale. `ONLY=requester` takes the
-//! rules whose file or description contains that text.
+//! A text that is not in the source exactly once fails too, in every run of the tests, so the list cannot go stale.
+//! `ONLY=requester` takes the rules whose file or description contains that text.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -100,7 +100,7 @@ mutants! {
     "an unreliable message with a gap is lost" in "responder/unreliable.rs":
         "if at > self.expected || begins {" => "if begins {";
     "a datagram shows the key" in "datagrams.rs":
-        "&& deth.qkey() == self.config.qkey" => "";
+        "is_some_and(|deth| deth.qkey() == self.config.qkey)" => "is_some()";
     "a datagram that does not fit costs no receive request" in "datagrams.rs":
         "self.held = Some(id);" => "";
 }
@@ -132,6 +132,25 @@ fn cargo(folder: &Path, target: &Path, arguments: &[&str]) -> bool {
     command.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success()
 }
 
+impl Mutant {
+    /// Its file, and the text there; an error if the rule is not in it exactly once.
+    fn source(&self, sources: &Path) -> Result<(PathBuf, String), String> {
+        let path = sources.join(self.file);
+        let source = std::fs::read_to_string(&path).unwrap();
+        match source.matches(self.from).count() {
+            1 => Ok((path, source)),
+            times => Err(format!("{}: the text is {times} times in {}, not once", self.rule, self.file)),
+        }
+    }
+}
+
+#[test]
+fn every_rule_is_in_the_source_once() {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let stale: Vec<_> = MUTANTS.iter().filter_map(|mutant| mutant.source(&sources).err()).collect();
+    assert!(stale.is_empty(), "{stale:#?}");
+}
+
 #[test]
 #[ignore = "minutes: builds the crate once for each rule"]
 fn every_broken_rule_is_noticed() {
@@ -145,14 +164,16 @@ fn every_broken_rule_is_noticed() {
     let chosen = |mutant: &&Mutant| mutant.file.contains(&only) || mutant.rule.contains(&only);
     let mutants: Vec<_> = MUTANTS.iter().filter(chosen).collect();
     assert!(!mutants.is_empty(), "ONLY={only}: no rule is called so");
+    let sources = folder.path().join("crates/proto/src");
     let mut wrong = Vec::new();
     for mutant in &mutants {
-        let path = folder.path().join("crates/proto/src").join(mutant.file);
-        let source = std::fs::read_to_string(&path).unwrap();
-        if source.matches(mutant.from).count() != 1 {
-            wrong.push(format!("{}: the text is not in {} exactly once", mutant.rule, mutant.file));
-            continue;
-        }
+        let (path, source) = match mutant.source(&sources) {
+            Ok(found) => found,
+            Err(stale) => {
+                wrong.push(stale);
+                continue;
+            }
+        };
         std::fs::write(&path, source.replace(mutant.from, mutant.to)).unwrap();
         let outcome = match cargo(folder.path(), &target, &["--no-run"]) {
             false => "does not compile",
