@@ -107,6 +107,7 @@ impl Cq {
         timed: bool,
     ) -> Result<Arc<Self>> {
         let host = context.host;
+        host.wire.pay();
         let (memory, entries) = allocate(host, entries, timed)?;
         let header = host.arena.alloc(size_of::<CqRing>());
         let block = header.ok_or(Errno::NOMEM).inspect_err(|_| host.arena.release(memory))?;

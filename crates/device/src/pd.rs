@@ -50,6 +50,7 @@ impl Pd {
     /// Makes a protection domain.
     #[must_use]
     pub fn new(context: &Arc<Context>) -> Arc<Self> {
+        context.host.wire.pay();
         let id = context.host.next_id();
         Arc::new(Self { context: context.clone(), id, users: AtomicU32::new(0), parts: None })
     }

@@ -46,6 +46,8 @@ pub(crate) struct Wire {
     in_vain: AtomicU32,
     /// The thread sees packets come.
     watching: AtomicBool,
+    /// The thread sleeps no longer than [`OFF_DUTY`].
+    looks: AtomicBool,
     /// Queue pairs that owe an acknowledgement, and whether there are any.
     owing: Mutex<Vec<Weak<Qp>>>,
     owes: AtomicBool,
@@ -82,6 +84,7 @@ impl Default for Wire {
             handed: AtomicBool::new(false),
             in_vain: AtomicU32::new(0),
             watching: AtomicBool::new(false),
+            looks: AtomicBool::new(false),
             owing: Mutex::default(),
             owes: AtomicBool::new(false),
             timed: Mutex::default(),
@@ -133,12 +136,18 @@ impl Wire {
     }
 
     /// A queue pair will acknowledge with the next request that it sends, or when somebody polls, or soon.
-    pub(crate) fn owe(&self, qp: Weak<Qp>) {
+    pub(crate) fn owe(&self, host: &'static Host, qp: Weak<Qp>) {
         self.owing.lock().unwrap_or_else(PoisonError::into_inner).push(qp);
-        self.owes.store(true, Ordering::Release);
+        self.owes.store(true, Ordering::SeqCst);
+        // The packet does not end a sleep of the thread's if it is taken in before the thread has looked for it.
+        if !self.looks.load(Ordering::SeqCst) {
+            host.progress.wake();
+        }
     }
 
-    fn pay(&self) {
+    /// Sends the acknowledgements that wait for a request to go with. The program does something else than to post and
+    /// to poll, and who waits for them shall not wait for that.
+    pub(crate) fn pay(&self) {
         if self.owes.load(Ordering::Relaxed) && self.owes.swap(false, Ordering::AcqRel) {
             let owing = std::mem::take(&mut *self.owing.lock().unwrap_or_else(PoisonError::into_inner));
             owing.iter().filter_map(Weak::upgrade).for_each(|qp| qp.pay_on_wire());
@@ -169,8 +178,11 @@ impl Wire {
             u64::MAX => None,
             next => Some(Duration::from_nanos(next.saturating_sub(self.now()))),
         };
-        // Whoever polled meanwhile may owe an acknowledgement by now, and not poll again.
-        let look = (!watch || !calm).then_some(OFF_DUTY);
+        // Whoever polled meanwhile may owe an acknowledgement by now, and not poll again. Who begins to owe one after
+        // this looks whether the thread will.
+        let look = !watch || !calm;
+        self.looks.store(look, Ordering::SeqCst);
+        let look = (look || self.owes.load(Ordering::SeqCst)).then_some(OFF_DUTY);
         (fd, [timer, look].into_iter().flatten().min())
     }
 

@@ -101,6 +101,8 @@ impl Mr {
     /// EINVAL for impossible access flags or a range that wraps; EFAULT for memory that is not there;
     /// ENOMEM when the table is full.
     pub fn register(pd: &Arc<Pd>, addr: u64, len: u64, iova: u64, access: u32) -> Result<Self> {
+        // Pinning and mapping take their time.
+        pd.context.host.wire.pay();
         let memory = Memory::ordinary(pd.context.host, addr, len, iova, access)?;
         Self::publish(pd, memory, access)
     }

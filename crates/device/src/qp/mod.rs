@@ -204,6 +204,7 @@ impl Qp {
             capacity = Capacity { max_send_wr: 0, max_inline_data: 0, ..capacity };
         }
         let host = pd.context.host;
+        host.wire.pay();
         let slots = capacity.max_recv_wr.max(1).next_power_of_two();
         let slot_len = recv_slot_len(capacity.max_recv_sge);
         let rq_block = host.arena.alloc(slots as usize * slot_len).ok_or(Errno::NOMEM)?;
@@ -451,6 +452,7 @@ impl Qp {
     /// # Panics
     /// Only if another thread panicked while it changed them.
     pub fn modify(&self, new: &Attributes, mask: u32) -> Result<()> {
+        self.host.wire.pay();
         let mask = mask & !state::meant_for_the_other_end(self.kind);
         let mut attributes = self.attributes.lock().expect("no panic under this lock");
         let current = self.state();

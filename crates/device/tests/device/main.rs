@@ -54,6 +54,8 @@ fn other_process() {
         Ok("doomed") => abandoned::doomed(),
         Ok("reborn") => lifetime::reborn(),
         Ok("wire_widow") => wire::widow(),
+        Ok("wire_busy") => wire::busy(),
+        Ok("wire_taker") => wire::taker(),
         Ok("wire_target") => wire::target(),
         Ok("port_survivors") => port::survivors(),
         Ok("port_users") => port::users(),

@@ -9,14 +9,16 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use millstream_device::qp::state::State;
-use millstream_device::types::{WC_RETRY_EXC_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR};
+use millstream_device::types::{WC_RETRY_EXC_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR, WR_SEND, Wc};
 use millstream_wire::icrc::Flow;
 use millstream_wire::{
     ICRC_LEN, Msn, Opcode, Psn, Qkey, Qpn, Repr, Rkey, Srqn, UDP_PORT, aeth, atomic_ack_eth, atomic_eth, bth,
     deth, ieth, imm_dt, reth, xrceth,
 };
 
-use crate::support::{Kind, Place, Process, Setup, Which, pair, pattern};
+use crate::support::{
+    Command as Order, End, Kind, Place, Process, SOON, Setup, Which, pair, pattern, request,
+};
 
 /// Modules whose tests say nothing of how a request travels.
 const MODULES: [&str; 9] = [
@@ -137,6 +139,75 @@ pub(crate) fn widow() {
     assert_eq!(ends, [(2, WC_RETRY_EXC_ERR), (3, WC_WR_FLUSH_ERR)]);
     assert!(killed.elapsed() >= Duration::from_millis(60), "{:?}", killed.elapsed());
     assert_eq!(a.state(), State::Err);
+}
+
+/// How often something is tried of which the scheduler may spoil any one.
+const TIMES: u64 = 21;
+
+#[test]
+fn who_takes_a_message_and_polls_no_more_has_acknowledged_it() {
+    on_the_wire("wire_taker");
+}
+
+/// In a process of its own.
+pub(crate) fn taker() {
+    let (mut a, mut b) = pair(Place::Elsewhere, &Setup::default());
+    let (source, target) = (b.hold(&[1; 64]), a.register(Kind::Anonymous, 64, 0));
+    let mut waits: Vec<Duration> = (0..TIMES)
+        .map(|wr_id| {
+            a.recv(wr_id, &[target.all()]);
+            // Long enough that the library's thread expects nobody to poll.
+            std::thread::sleep(Duration::from_millis(5));
+            b.begin(&Order::Repeat(request(wr_id, WR_SEND, &[source.all()], (0, 0)), 1));
+            take(&a);
+            let taken = Instant::now();
+            b.answer();
+            taken.elapsed()
+        })
+        .collect();
+    // Otherwise the sender asks what is missing after 4 ms. Any one of the times may be the scheduler's.
+    waits.sort_unstable();
+    let median = waits[waits.len() / 2];
+    assert!(median < Duration::from_millis(2), "acknowledged after {waits:?}");
+}
+
+#[test]
+fn who_takes_a_message_and_does_something_else_acknowledges_it_first() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let capture = folder.path().join("%p.pcap");
+    let mut process = Process::start_with("wire_busy", |command| {
+        command.env("MILLSTREAM_PATH", "wire").env("MILLSTREAM_PCAP", &capture).current_dir(&folder)
+    });
+    assert!(process.finish().success());
+}
+
+/// In a process of its own, which captures its packets.
+pub(crate) fn busy() {
+    let (mut a, mut b) = pair(Place::Elsewhere, &Setup::default());
+    let (source, target) = (b.hold(&[1; 64]), a.register(Kind::Anonymous, 64, 0));
+    let capture = format!("{}.pcap", std::process::id());
+    let captured = || std::fs::metadata(&capture).expect("a capture").len();
+    let mut late = 0;
+    for wr_id in 0..TIMES {
+        a.recv(wr_id, &[target.all()]);
+        b.begin(&Order::Repeat(request(wr_id, WR_SEND, &[source.all()], (0, 0)), 1));
+        take(&a);
+        a.register(Kind::Anonymous, 64, 0);
+        let registered = captured();
+        b.answer();
+        late += u32::from(captured() != registered);
+    }
+    // On a loaded machine the sender may have asked what is missing, and is answered once more.
+    assert!(u64::from(late) < TIMES / 2, "acknowledged {late} times later than the next thing was done");
+}
+
+/// Polls without a pause until a message has come, and not once more.
+fn take(end: &End) {
+    let (queue, mut taken) = (end.actor().cq(Which::Recv), [Wc::default()]);
+    let deadline = Instant::now() + SOON;
+    while queue.poll(&mut taken).expect("a queue") == 0 {
+        assert!(Instant::now() < deadline, "no message comes");
+    }
 }
 
 #[test]

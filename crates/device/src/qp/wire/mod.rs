@@ -334,7 +334,7 @@ impl Qp {
                     && !lane.pace.owes_cnp
                 {
                     if !std::mem::replace(&mut lane.owes, true) {
-                        self.host.wire.owe(self.me.clone());
+                        self.host.wire.owe(self.host, self.me.clone());
                     }
                     return self.set_alarm(lane.machine.poll_timeout());
                 }
