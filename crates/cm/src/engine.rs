@@ -318,6 +318,7 @@ impl Process {
     fn engine(&mut self) -> io::Result<&mut Engine> {
         if self.engine.is_none() {
             prepare_for_forks();
+            prepare_for_the_end();
             let sockets = Sockets::new()?;
             let epoll = sockets.epoll.as_raw_fd();
             let engine = Engine { pid: std::process::id(), manager: Manager::default(), sockets };
@@ -625,6 +626,46 @@ impl Engine {
                 Err(_) => return self.manager.hung_up(&mut self.sockets, id),
             }
         }
+    }
+}
+
+/// How long a process that ends waits for answers to its last words: those that get lost are said three times.
+const PARTING: Duration = Duration::from_secs(1);
+/// How often it looks.
+const PARTING_STEP: Duration = Duration::from_millis(1);
+
+/// A process that ends takes leave of other hosts, where nothing else would tell.
+fn prepare_for_the_end() {
+    static REGISTERED: Once = Once::new();
+    REGISTERED.call_once(|| {
+        // Without memory for the registration, others learn of the end by retries that run out.
+        // SAFETY: the handler may run at any time from now on: the library stays loaded.
+        let _ = unsafe { libc::atexit(at_exit) };
+    });
+}
+
+/// Does what the kernel does when the descriptors of a process are closed, and waits until the others know: the
+/// messages and their repetitions come from the thread, which ends with the process.
+extern "C" fn at_exit() {
+    let deadline = Instant::now() + PARTING;
+    let mut said = false;
+    while Instant::now() < deadline {
+        // Who ends the process may have interrupted a thread that holds the lock, its own perhaps.
+        if let Ok(mut process) = PROCESS.try_lock() {
+            let Process { engine: Some(engine), channels } = &mut *process else { return };
+            if engine.sockets.hosts.is_none() {
+                return;
+            }
+            if !std::mem::replace(&mut said, true) {
+                for (_, _, channel) in channels.iter().filter(|(_, pid, _)| *pid == engine.pid) {
+                    engine.manager.close(&mut engine.sockets, *channel);
+                }
+            }
+            if !engine.sockets.hosts.as_ref().is_some_and(|hosts| hosts.remote.awaits_answers()) {
+                return;
+            }
+        }
+        std::thread::sleep(PARTING_STEP);
     }
 }
 

@@ -77,10 +77,10 @@ impl Hosts {
                     let Ok((_, message)) = cm::Message::parse(datagram) else { continue };
                     let origin = received.origin;
                     match gsi::receiver(&message) {
-                        Some(block) if block != self.block => {
-                            self.port.pass_on(block, &origin, bytes);
-                        }
-                        // What is for nobody is for whoever has it: a request is refused.
+                        Some(block)
+                            if block != self.block && gsi::pass_on(&self.port, block, &origin, bytes) => {}
+                        // What is for nobody is for whoever has it: a request is refused, and who wants to disconnect
+                        // from a process that has ended is agreed with.
                         _ => {
                             let (own, peer) = (origin.destination, origin.source);
                             heard.extend(self.remote.receive(own, peer, datagram, now));

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use millstream_device::gsi::ID_BITS;
+use millstream_device::gsi::{ID_BITS, agreement};
 use millstream_wire::cm::{self, About, Addresses, Path, Rep, Req, Transport};
 use millstream_wire::{Pkey, Psn, Qkey, Qpn, gid};
 
@@ -217,6 +217,12 @@ impl Remote {
         }
     }
 
+    /// Whether a message is repeated until it is answered.
+    #[must_use]
+    pub fn awaits_answers(&self) -> bool {
+        self.conversations.values().any(|conversation| conversation.pending.is_some())
+    }
+
     /// Takes a datagram that came from `peer` to our address `own`.
     pub fn receive(&mut self, own: IpAddr, peer: IpAddr, datagram: &[u8], now: Instant) -> Option<Heard> {
         let (transaction, message) = cm::Message::parse(datagram).ok()?;
@@ -250,11 +256,8 @@ impl Remote {
         };
         let found = self.conversations.iter_mut().find(|(_, c)| c.local_id == id && c.peer == peer);
         let Some((link, conversation)) = found else {
-            if let cm::Message::Dreq { local_id, remote_id, .. } = message {
-                // It was forgotten here; whoever asks shall not wait (12.9.8.3.3).
-                let agreed = cm::Message::Drep { local_id: remote_id, remote_id: local_id, private: &[] };
-                self.out.push(Sent { from: own, to: peer, bytes: agreed.emit(transaction) });
-            }
+            let agreed = agreement(transaction, &message);
+            self.out.extend(agreed.map(|bytes| Sent { from: own, to: peer, bytes }));
             return None;
         };
         let link = *link;

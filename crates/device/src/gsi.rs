@@ -6,11 +6,11 @@
 
 use std::io;
 
-use millstream_link::{Origin, Port};
+use millstream_link::{Origin, Outgoing, Port};
 use millstream_shm::random_u64;
 use millstream_shm::socket::{Bound, names_with};
 use millstream_wire::cm::Message;
-use millstream_wire::{Opcode, Packet, Pkey, Psn, Qkey, Qpn, Repr, bth, deth};
+use millstream_wire::{Opcode, Packet, Pkey, Psn, Qkey, Qpn, Repr, bth, deth, mad};
 
 use crate::greeting;
 
@@ -89,14 +89,43 @@ pub fn packet(psn: u32, datagram: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Passes a packet for queue pair 1 on to the manager that it is for. What is for none is lost: only managers
-/// answer.
+/// What answers a wish to end a connection that nobody here knows (any more): whoever asks shall not wait (IBTA
+/// volume 1, 12.9.8.3.3).
+#[must_use]
+pub fn agreement(transaction: u64, message: &Message<'_>) -> Option<[u8; mad::LEN]> {
+    let Message::Dreq { local_id, remote_id, .. } = *message else { return None };
+    let agreed = Message::Drep { local_id: remote_id, remote_id: local_id, private: &[] };
+    Some(agreed.emit(transaction))
+}
+
+/// Gives a packet for queue pair 1 to the manager of this host that it is for; false if that has ended.
+pub fn pass_on(port: &Port, block: u16, origin: &Origin, bytes: &[u8]) -> bool {
+    // One that has no room is there, and the sender repeats itself.
+    !port.pass_on(block, origin, bytes).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+}
+
+/// Passes a packet for queue pair 1 on to the manager that it is for. For one that has ended somebody else answers, as
+/// a kernel does for its processes.
 pub(crate) fn forward(port: &Port, origin: &Origin, bytes: &[u8]) {
     let Ok(packet) = Packet::new_checked(bytes) else { return };
-    let message = payload(&packet).and_then(|datagram| Message::parse(datagram).ok());
-    if let Some(block) = message.and_then(|(_, message)| receiver(&message).or_else(|| any_manager(&message)))
-    {
-        port.pass_on(block, origin, bytes);
+    let Some(Ok((transaction, message))) = payload(&packet).map(Message::parse) else { return };
+    if receiver(&message).is_some_and(|block| pass_on(port, block, origin, bytes)) {
+        return;
+    }
+    if any_manager(&message).is_some_and(|block| pass_on(port, block, origin, bytes)) {
+        return;
+    }
+    if let Some(agreed) = agreement(transaction, &message) {
+        let mut bytes = self::packet(random_u64() as u32, &agreed);
+        // If there is no room for it, the wish is repeated.
+        let _ = port.send(&mut [Outgoing {
+            source: origin.destination,
+            destination: origin.source,
+            interface: 0,
+            tos: 0,
+            segment: bytes.len(),
+            bytes: &mut bytes,
+        }]);
     }
 }
 

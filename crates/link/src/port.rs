@@ -119,9 +119,11 @@ impl Port {
         &self.udp
     }
 
-    /// Gives a packet to another process of this host, as if it had received it. False if there is none, or it
-    /// has no room.
-    pub fn pass_on(&self, block: u16, origin: &Origin, packet: &[u8]) -> bool {
+    /// Gives a packet to another process of this host, as if it had received it.
+    ///
+    /// # Errors
+    /// ECONNREFUSED if there is none, EAGAIN if it has no room.
+    pub fn pass_on(&self, block: u16, origin: &Origin, packet: &[u8]) -> io::Result<()> {
         self.udp.pass_on(block, origin, packet)
     }
 

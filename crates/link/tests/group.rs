@@ -159,8 +159,9 @@ fn passes_on_what_another_should_have() {
         interface: 3,
         tos: 1,
     };
-    assert!(a.pass_on(0x2, &origin, &packet(1, 5, 64)));
-    assert!(!a.pass_on(0x9, &origin, &packet(1, 5, 64)), "nobody there");
+    a.pass_on(0x2, &origin, &packet(1, 5, 64)).unwrap();
+    let nobody = a.pass_on(0x9, &origin, &packet(1, 5, 64)).unwrap_err();
+    assert_eq!(nobody.kind(), std::io::ErrorKind::ConnectionRefused);
     assert_eq!(receive(&b, 1), [5]);
     assert_eq!((b.counts().passed_in, a.counts().passed_on, a.counts().misdirected), (1, 1, 1));
 }

@@ -71,8 +71,11 @@ impl Neighbours {
         if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Gives a packet to a process; whether it could take it.
-    pub(crate) fn pass_on(&self, block: u16, origin: &Origin, packet: &[u8]) -> bool {
+    /// Gives a packet to a process.
+    ///
+    /// # Errors
+    /// ECONNREFUSED if there is none, EAGAIN if it has no room.
+    pub(crate) fn pass_on(&self, block: u16, origin: &Origin, packet: &[u8]) -> io::Result<()> {
         let mut message = [0; HEADER];
         message[..4].copy_from_slice(&MAGIC);
         message[4] = origin.tos;
@@ -93,7 +96,7 @@ impl Neighbours {
             let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
             libc::sendmsg(self.socket.as_raw_fd(), &raw const header, flags)
         };
-        sent >= 0
+        if sent >= 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
     /// Takes the next packet that somebody passed on, into `buffer`; None if there is none. What other users

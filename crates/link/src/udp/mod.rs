@@ -116,13 +116,14 @@ impl Shared {
         if block == self.block || block == 0 || qpn == MULTICAST_QPN {
             return true;
         }
-        self.pass_on(neighbours, block, origin, packet);
+        // What finds nobody, or no room, is lost and counted.
+        let _ = self.pass_on(neighbours, block, origin, packet);
         false
     }
 
-    fn pass_on(&self, neighbours: &Neighbours, block: u16, origin: &Origin, packet: &[u8]) -> bool {
+    fn pass_on(&self, neighbours: &Neighbours, block: u16, origin: &Origin, packet: &[u8]) -> io::Result<()> {
         let passed = neighbours.pass_on(block, origin, packet);
-        if passed { &self.counters.passed_on } else { &self.counters.misdirected }.add(1);
+        if passed.is_ok() { &self.counters.passed_on } else { &self.counters.misdirected }.add(1);
         passed
     }
 }
@@ -168,9 +169,11 @@ impl Udp {
         })
     }
 
-    /// Gives a packet to another process of this host, as if it had received it. False if there is none, or it
-    /// has no room.
-    pub fn pass_on(&self, block: u16, origin: &Origin, packet: &[u8]) -> bool {
+    /// Gives a packet to another process of this host, as if it had received it.
+    ///
+    /// # Errors
+    /// ECONNREFUSED if there is none, EAGAIN if it has no room.
+    pub fn pass_on(&self, block: u16, origin: &Origin, packet: &[u8]) -> io::Result<()> {
         self.shared.pass_on(&self.neighbours, block, origin, packet)
     }
 
