@@ -46,6 +46,9 @@ pub(crate) struct Exception {
     pub(crate) cases: Vec<String>,
     /// On one path only.
     path: Option<Way>,
+    /// What the failure's description must begin with.
+    #[serde(rename = "as", default)]
+    pub(crate) like: String,
 }
 
 /// How the two sides of a case reach each other.
@@ -75,6 +78,8 @@ impl Way {
 pub(crate) enum Excepted {
     Fail,
     Skip,
+    /// It fails or passes: the program has a race with itself.
+    Races,
 }
 
 /// One thing to run, everything about it in one place.

@@ -103,6 +103,7 @@ fn section(client: &Client, records: &[Record]) -> String {
             let word = match exception.result {
                 crate::client::Excepted::Fail => "Fails",
                 crate::client::Excepted::Skip => "Skipped",
+                crate::client::Excepted::Races => "Failed this time",
             };
             text += &format!("\n{word}: {} ({})\n", exception.reason, cases.join(", "));
         }

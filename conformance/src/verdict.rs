@@ -9,7 +9,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::case::{Outcome, Ran};
-use crate::client::{Case, Client, Excepted};
+use crate::client::{Case, Client, Excepted, Exception};
 
 /// How a case ended, beside what was expected of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,16 +50,7 @@ pub(crate) struct Record {
 /// Compares what happened with what the client expects.
 pub(crate) fn judge(client: &Client, case: &Case, ran: Ran, seconds: f64, log: &Path) -> Record {
     let exception = client.exception(&ran.name);
-    let excepted = exception.map(|exception| exception.result);
-    let (verdict, what) = match ran.outcome {
-        Outcome::NotRun(what) => (Verdict::NotRun, what),
-        Outcome::Pass if excepted.is_some() => (Verdict::Stale, "it passes and has an exception".into()),
-        Outcome::Pass => (Verdict::Pass, String::new()),
-        Outcome::Skip(what) if excepted == Some(Excepted::Skip) => (Verdict::Excepted, what),
-        Outcome::Skip(what) => (Verdict::Fail, format!("skipped: {what}")),
-        Outcome::Fail(what) if excepted == Some(Excepted::Fail) => (Verdict::Excepted, what),
-        Outcome::Fail(what) => (Verdict::Fail, what),
-    };
+    let (verdict, what) = weigh(ran.outcome, exception);
     Record {
         program: case.program.clone(),
         transport: case.transport.clone(),
@@ -69,6 +60,24 @@ pub(crate) fn judge(client: &Client, case: &Case, ran: Ran, seconds: f64, log: &
         reason: exception.map_or(String::new(), |exception| exception.reason.clone()),
         seconds: (seconds * 1e3).round() / 1e3,
         log: log.display().to_string(),
+    }
+}
+
+/// What an outcome is worth beside what is expected.
+fn weigh(outcome: Outcome, exception: Option<&Exception>) -> (Verdict, String) {
+    let expected = exception.map(|exception| exception.result);
+    match outcome {
+        Outcome::NotRun(what) => (Verdict::NotRun, what),
+        Outcome::Pass if matches!(expected, None | Some(Excepted::Races)) => (Verdict::Pass, String::new()),
+        Outcome::Pass => (Verdict::Stale, "it passes and has an exception".into()),
+        Outcome::Skip(what) if expected == Some(Excepted::Skip) => (Verdict::Excepted, what),
+        Outcome::Skip(what) => (Verdict::Fail, format!("skipped: {what}")),
+        Outcome::Fail(what) => match exception {
+            Some(exception) if exception.result != Excepted::Skip && what.starts_with(&exception.like) => {
+                (Verdict::Excepted, what)
+            }
+            _ => (Verdict::Fail, what),
+        },
     }
 }
 
@@ -167,4 +176,41 @@ pub(crate) fn summary(client: &Client, records: &[Record]) -> String {
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_exception_allows_what_it_says_and_nothing_else() {
+        let exception = |result: &str, like: &str| -> Exception {
+            toml::from_str(&format!("result = '{result}'\nreason = ''\ncases = []\nas = '{like}'")).unwrap()
+        };
+        let judged = |outcome: &Outcome, exception: &Exception| weigh(outcome.clone(), Some(exception)).0;
+        let [pass, skip, fail] =
+            [Outcome::Pass, Outcome::Skip("no".into()), Outcome::Fail("the client: exit status: 16".into())];
+        for (exception, verdicts) in [
+            (exception("skip", ""), [Verdict::Stale, Verdict::Excepted, Verdict::Fail]),
+            (exception("fail", ""), [Verdict::Stale, Verdict::Fail, Verdict::Excepted]),
+            (exception("races", ""), [Verdict::Pass, Verdict::Fail, Verdict::Excepted]),
+            (
+                exception("races", "the client: exit status: 16"),
+                [Verdict::Pass, Verdict::Fail, Verdict::Excepted],
+            ),
+            (
+                exception("races", "the client: exit status: 1,"),
+                [Verdict::Pass, Verdict::Fail, Verdict::Fail],
+            ),
+        ] {
+            assert_eq!(
+                [&pass, &skip, &fail].map(|outcome| judged(outcome, &exception)),
+                verdicts,
+                "{exception:?}"
+            );
+        }
+        assert_eq!(weigh(pass, None).0, Verdict::Pass);
+        assert_eq!(weigh(skip, None).0, Verdict::Fail);
+        assert_eq!(weigh(fail, None).0, Verdict::Fail);
+    }
 }
