@@ -55,6 +55,7 @@ fn other_process() {
         Ok("reborn") => lifetime::reborn(),
         Ok("wire_widow") => wire::widow(),
         Ok("wire_busy") => wire::busy(),
+        Ok("wire_heir") => wire::heir(),
         Ok("wire_taker") => wire::taker(),
         Ok("wire_target") => wire::target(),
         Ok("port_survivors") => port::survivors(),

@@ -5,19 +5,21 @@
 //! `MILLSTREAM_PATH=wire`, either to run the tests of the other modules once more, or in a role.
 
 use std::net::{Ipv4Addr, UdpSocket};
+use std::os::fd::{AsRawFd as _, FromRawFd as _};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use millstream_device::gsi;
 use millstream_device::qp::state::State;
 use millstream_device::types::{WC_RETRY_EXC_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR, WR_SEND, Wc};
 use millstream_wire::icrc::Flow;
 use millstream_wire::{
-    ICRC_LEN, Msn, Opcode, Psn, Qkey, Qpn, Repr, Rkey, Srqn, UDP_PORT, aeth, atomic_ack_eth, atomic_eth, bth,
-    deth, ieth, imm_dt, reth, xrceth,
+    ICRC_LEN, Msn, Opcode, Packet, Psn, Qkey, Qpn, Repr, Rkey, Srqn, UDP_PORT, aeth, atomic_ack_eth,
+    atomic_eth, bth, cm, deth, ieth, imm_dt, reth, xrceth,
 };
 
 use crate::support::{
-    Command as Order, End, Kind, Place, Process, SOON, Setup, Which, pair, pattern, request,
+    Command as Order, End, Kind, Place, Process, SOON, Setup, Which, own_network, pair, pattern, request,
 };
 
 /// Modules whose tests say nothing of how a request travels.
@@ -207,6 +209,64 @@ fn take(end: &End) {
     let deadline = Instant::now() + SOON;
     while queue.poll(&mut taken).expect("a queue") == 0 {
         assert!(Instant::now() < deadline, "no message comes");
+    }
+}
+
+#[test]
+fn who_disconnects_from_a_manager_that_is_gone_is_agreed_with() {
+    on_the_wire("wire_heir");
+}
+
+/// In a process of its own, which has no connection manager.
+pub(crate) fn heir() {
+    if !own_network("who_disconnects_from_a_manager_that_is_gone_is_agreed_with") {
+        return;
+    }
+    let (_a, _b) = pair(Place::Here, &Setup::default());
+    // Another host, by another address of the loopback interface.
+    let (here, there) = (Ipv4Addr::LOCALHOST, Ipv4Addr::new(127, 0, 0, 2));
+    let elsewhere = beside_the_port(there);
+    let wish = cm::Message::Dreq {
+        local_id: 0x123_00001,
+        remote_id: 0xabc_00002,
+        remote_qpn: Qpn::new(5),
+        private: &[],
+    };
+    let mut packet = gsi::packet(7, &wish.emit(9));
+    let flow = Flow::new((there.into(), UDP_PORT), (here.into(), UDP_PORT)).expect("one family");
+    let covered = packet.len() - ICRC_LEN;
+    let icrc = flow.icrc(&packet[..covered], 0);
+    packet[covered..].copy_from_slice(&icrc);
+    elsewhere.set_read_timeout(Some(SOON)).expect("a socket");
+    elsewhere.send_to(&packet, (here, UDP_PORT)).expect("sent");
+    let mut bytes = [0; 1024];
+    let len = elsewhere.recv(&mut bytes).expect("an answer");
+    let packet = Packet::new_checked(&bytes[..len]).expect("a packet");
+    let datagram = gsi::payload(&packet).expect("for queue pair 1");
+    let agreed = cm::Message::Drep { local_id: 0xabc_00002, remote_id: 0x123_00001, private: &[] };
+    assert_eq!(datagram, agreed.emit(9));
+}
+
+/// A socket on the port, beside those of this host's processes.
+fn beside_the_port(address: Ipv4Addr) -> UdpSocket {
+    let on: libc::c_int = 1;
+    let name = libc::sockaddr_in {
+        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_port: UDP_PORT.to_be(),
+        sin_addr: libc::in_addr { s_addr: u32::from(address).to_be() },
+        sin_zero: [0; 8],
+    };
+    // SAFETY: a new descriptor that nobody else owns; option and name are on the stack.
+    unsafe {
+        let socket =
+            UdpSocket::from_raw_fd(libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0));
+        let (fd, len) = (socket.as_raw_fd(), size_of_val(&on) as u32);
+        assert_eq!(
+            libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, (&raw const on).cast(), len),
+            0
+        );
+        assert_eq!(libc::bind(fd, (&raw const name).cast(), size_of_val(&name) as u32), 0);
+        socket
     }
 }
 
