@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use millstream_shm::{Mapping, Memfd};
@@ -50,6 +50,11 @@ pub fn memcpy(kind: Kind, block: usize, source: usize, window: usize, time: Dura
         }
     };
     (0..places).for_each(copy);
+    Ok(speed(block, time, copy))
+}
+
+/// GB/s of copies of `block` bytes each, for about `time`.
+fn speed(block: usize, time: Duration, mut copy: impl FnMut(usize)) -> f64 {
     // A call of the clock costs as much as copying some hundred bytes.
     let between_looks = (65536 / block).max(1);
     let start = Instant::now();
@@ -60,7 +65,7 @@ pub fn memcpy(kind: Kind, block: usize, source: usize, window: usize, time: Dura
             copies += 1;
         }
     }
-    Ok((copies * block) as f64 / start.elapsed().as_secs_f64() / 1e9)
+    (copies * block) as f64 / start.elapsed().as_secs_f64() / 1e9
 }
 
 /// The same while another thread looks at a word all the time, on another core if there is one: what a copy
@@ -88,6 +93,64 @@ pub fn memcpy_beside_poller(kind: Kind, block: usize, time: Duration) -> io::Res
     })
 }
 
+/// Two threads, and between them what a message needs at the very least: the sender reads a request of the
+/// receiver's, copies `block` bytes, and stores a completion; the receiver waits for each completion and posts its request
+/// again. No keys, no queues, no checks: what a SEND could reach here.
+///
+/// # Errors
+/// As [`memcpy`].
+///
+/// # Panics
+/// If `block` is zero.
+pub fn memcpy_told(kind: Kind, block: usize, time: Duration) -> io::Result<f64> {
+    assert!(block > 0);
+    let (from, to) = (memory(kind, block)?, memory(kind, block)?);
+    let [requests, completions] =
+        [(); 2].map(|()| (0..PLACES).map(|_| Place::default()).collect::<Box<[_]>>());
+    // The turn at which a request can be used, and the turn after the one that a completion tells of.
+    for (turn, request) in requests.iter().enumerate() {
+        request.0[3].store(turn, Ordering::Relaxed);
+    }
+    let over = AtomicBool::new(false);
+    let receive = || {
+        for turn in 0.. {
+            let completion = &completions[turn % PLACES];
+            while completion.0[3].load(Ordering::Acquire) != turn + 1 {
+                if over.load(Ordering::Relaxed) {
+                    return;
+                }
+            }
+            black_box(completion.0[0].load(Ordering::Relaxed));
+            requests[turn % PLACES].0[0].store(turn, Ordering::Relaxed);
+            requests[turn % PLACES].0[3].store(turn + PLACES, Ordering::Release);
+        }
+    };
+    let send = |turn: usize| {
+        let (request, completion) = (&requests[turn % PLACES], &completions[turn % PLACES]);
+        while request.0[3].load(Ordering::Acquire) != turn {
+            std::hint::spin_loop();
+        }
+        // SAFETY: `block` bytes of each, and nobody else touches either.
+        unsafe { black_box(to.base()).copy_from_nonoverlapping(black_box(from.base()), block) };
+        completion.0[0].store(request.0[0].load(Ordering::Relaxed), Ordering::Relaxed);
+        completion.0[3].store(turn + 1, Ordering::Release);
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(receive);
+        let result = speed(block, time, send);
+        over.store(true, Ordering::Relaxed);
+        Ok(result)
+    })
+}
+
+/// Requests and completions that two threads have for each other.
+const PLACES: usize = 512;
+
+/// A request or a completion, as large as the device's: two share a line.
+#[derive(Default)]
+#[repr(align(32))]
+struct Place([AtomicUsize; 4]);
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -98,7 +161,9 @@ mod tests {
             let speed = memcpy(kind, 4096, 8192, 1 << 20, Duration::from_millis(5)).unwrap();
             assert!(speed > 0.01 && speed < 10_000.0, "{speed}");
         }
-        let speed = memcpy_beside_poller(Kind::Ordinary, 4096, Duration::from_millis(5)).unwrap();
-        assert!(speed > 0.01 && speed < 10_000.0, "{speed}");
+        for copy in [memcpy_beside_poller, memcpy_told] {
+            let speed = copy(Kind::Ordinary, 4096, Duration::from_millis(5)).unwrap();
+            assert!(speed > 0.001 && speed < 10_000.0, "{speed}");
+        }
     }
 }
