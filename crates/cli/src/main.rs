@@ -23,6 +23,9 @@ use crate::args::{Arguments, Command};
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if prints_only(&arguments.command) {
+        end_with_the_reader();
+    }
     // A program to run gets its own device; everything else needs the chosen one from here on.
     let own = !matches!(
         arguments.command,
@@ -48,6 +51,18 @@ fn main() -> ExitCode {
         Command::Bench(options) => bench::run(&options),
     };
     result.unwrap_or_else(|error| failed(&*error))
+}
+
+/// Whether a command does nothing that must be finished once nobody reads what it prints.
+fn prints_only(command: &Command) -> bool {
+    matches!(command, Command::Devices(_) | Command::Env(_) | Command::Site(_) | Command::Model(_))
+}
+
+/// `millstream model calibrate | head` ends when `head` does, as other programs do; Rust's programs start with the signal
+/// ignored. What talks to other processes keeps it so: a unit whose peer is gone has an account to close.
+fn end_with_the_reader() {
+    // SAFETY: no other thread runs yet, and the default action is no code of ours.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
 /// Says what went wrong, with its causes, where errors belong.

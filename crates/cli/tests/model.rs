@@ -1,5 +1,6 @@
 //! `millstream site` and `millstream model` as people use them.
 
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -22,6 +23,18 @@ fn fails(arguments: &[&str]) -> String {
     let output = millstream(arguments);
     assert!(!output.status.success(), "{arguments:?} must fail");
     String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_reader_that_has_enough_ends_a_report_quietly() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let (reader, writer) = std::io::pipe().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_millstream"));
+    command.current_dir(root).args(["site", "check", "sites/apenet-torus.toml"]).stdout(writer);
+    drop(reader);
+    let output = command.stderr(std::process::Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
+    assert_eq!(output.status.signal(), Some(13), "SIGPIPE, not {}", output.status);
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
 }
 
 #[test]
