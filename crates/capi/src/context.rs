@@ -7,13 +7,16 @@
 
 use std::{
     cell::UnsafeCell,
+    collections::BTreeMap,
     ffi::{c_int, c_void},
-    mem,
-    os::fd::{AsFd, AsRawFd, OwnedFd, RawFd},
-    sync::Arc,
+    io, mem,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
+    ptr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use millstream_device as device;
+use millstream_shm::{Memfd, PAGE};
 
 use crate::{
     cq, cq_ex,
@@ -28,8 +31,8 @@ use crate::{
 pub struct Context {
     /// The device behind it; None only in tests of the table.
     pub(crate) inner: Option<Arc<device::Context>>,
-    /// What programs pass on to others, who cannot do anything with it yet.
-    _command: Option<OwnedFd>,
+    /// What programs import the device by.
+    command: Option<OwnedFd>,
     /// In a cell because programs hold a mutable pointer to it.
     verbs: UnsafeCell<verbs_context>,
 }
@@ -80,7 +83,7 @@ impl Context {
             },
             ..verbs_context::default()
         };
-        Box::new(Self { inner, _command: command, verbs: UnsafeCell::new(verbs) })
+        Box::new(Self { inner, command, verbs: UnsafeCell::new(verbs) })
     }
 
     /// The pointer that programs hold.
@@ -167,26 +170,85 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
 
 fn open(device: *mut ibv_device) -> Result<*mut ibv_context, Errno> {
     let inner = device::Context::open()?;
+    // Nothing is in it: all that counts is which file it is.
+    let command = Memfd::new("millstream-device", PAGE)?.into_fd();
+    Ok(publish(inner, device, command)?)
+}
+
+/// The devices that this process has open, by the files behind their command descriptors.
+static OPEN: Mutex<BTreeMap<FileId, Vec<Opened>>> = Mutex::new(BTreeMap::new());
+
+/// Device and inode.
+type FileId = (libc::dev_t, libc::ino_t);
+
+/// One of the contexts on an open device.
+struct Opened {
+    inner: Arc<device::Context>,
+    /// Addresses of the context and of what it was opened on.
+    context: usize,
+    device: usize,
+}
+
+fn open_devices() -> MutexGuard<'static, BTreeMap<FileId, Vec<Opened>>> {
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn file_id(fd: RawFd) -> io::Result<FileId> {
+    // SAFETY: fills in a structure on the stack.
+    unsafe {
+        let mut stat: libc::stat = mem::zeroed();
+        if libc::fstat(fd, &raw mut stat) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok((stat.st_dev, stat.st_ino))
+    }
+}
+
+/// A context on an open device, for programs.
+fn publish(
+    inner: Arc<device::Context>,
+    device: *mut ibv_device,
+    command: OwnedFd,
+) -> io::Result<*mut ibv_context> {
+    let file = file_id(command.as_raw_fd())?;
     let async_fd = inner.as_fd().as_raw_fd();
-    // Programs duplicate the command descriptor before they ask whether it can be imported.
-    let command = inner.as_fd().try_clone_to_owned()?;
-    let context = Context::new(Some(inner), device, Some(command), async_fd, COMP_VECTORS);
-    Ok(Context::as_verbs(Box::into_raw(context)))
+    let context = Context::new(Some(inner.clone()), device, Some(command), async_fd, COMP_VECTORS);
+    let context = Context::as_verbs(Box::into_raw(context));
+    let opened = Opened { inner, context: context.addr(), device: device.expose_provenance() };
+    open_devices().entry(file).or_default().push(opened);
+    Ok(context)
 }
 
 /// Completion vectors: there is one.
 pub(crate) const COMP_VECTORS: c_int = 1;
 
-/// The device that another process opened, by its `cmd_fd`; NULL and errno on failure.
+/// A further context on a device that this process has open, by the `cmd_fd` of another one; both report the same
+/// asynchronous events. NULL and errno on failure; what another process has opened is not supported.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_import_device(_cmd_fd: c_int) -> *mut ibv_context {
-    errno::pointer(Err(Errno::UNSUPPORTED))
+pub unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
+    errno::pointer(import(cmd_fd))
+}
+
+fn import(cmd_fd: c_int) -> Result<*mut ibv_context, Errno> {
+    let file = file_id(cmd_fd)?;
+    let known = open_devices().get(&file).and_then(|contexts| {
+        let first = contexts.first()?;
+        Some((first.inner.clone(), first.device))
+    });
+    let (inner, device) = known.ok_or(Errno::UNSUPPORTED)?;
+    // SAFETY: the caller passes an open descriptor.
+    let command = unsafe { BorrowedFd::borrow_raw(cmd_fd) }.try_clone_to_owned()?;
+    Ok(publish(inner, ptr::with_exposed_provenance_mut(device), command)?)
 }
 
 /// Closes an opened device. Returns 0, or -1 with errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
-    // SAFETY: boxed by `ibv_open_device`; the caller gives it up.
+    open_devices().retain(|_, contexts| {
+        contexts.retain(|opened| opened.context != context.addr());
+        !contexts.is_empty()
+    });
+    // SAFETY: boxed when it was published; the caller gives it up.
     drop(unsafe { Box::from_raw(Context::address(context)) });
     0
 }

@@ -24,7 +24,8 @@ use crate::{
 #[repr(C)]
 pub(crate) struct MrObject {
     verbs: ibv_mr,
-    inner: Mr,
+    /// None of an imported one: another object is the one that changes and ends the region.
+    inner: Option<Mr>,
 }
 
 /// Device memory as programs see it, and ours behind it.
@@ -32,6 +33,8 @@ pub(crate) struct MrObject {
 struct DmObject {
     verbs: ibv_dm,
     inner: Arc<Dm>,
+    /// Another object is the one that frees the memory.
+    imported: bool,
 }
 
 fn publish(
@@ -45,7 +48,7 @@ fn publish(
         // SAFETY: the caller of the verb passes an allocated domain.
         let context = unsafe { (*pd).context };
         let verbs = ibv_mr { context, pd, addr, length, handle: key, lkey: key, rkey: key };
-        Box::into_raw(Box::new(MrObject { verbs, inner })).cast()
+        Box::into_raw(Box::new(MrObject { verbs, inner: Some(inner) })).cast()
     }))
 }
 
@@ -141,7 +144,11 @@ pub unsafe extern "C" fn ibv_rereg_mr(
     };
     // SAFETY: the caller passes a registered region and uses it nowhere else now.
     let object = unsafe { &mut *mr.cast::<MrObject>() };
-    match object.inner.change(&change) {
+    let Some(inner) = &mut object.inner else {
+        Errno::INVALID.set();
+        return IBV_REREG_MR_ERR_INPUT;
+    };
+    match inner.change(&change) {
         Ok(()) => {
             if moves {
                 (object.verbs.addr, object.verbs.length) = (addr, length);
@@ -209,22 +216,30 @@ pub(crate) unsafe extern "C" fn alloc_dm(
         return errno::pointer(Err(Errno::INVALID));
     }
     let made = Dm::new(device, attr.length as u64, attr.log_align_req);
-    errno::pointer(made.map_err(Errno::from).map(|inner| {
-        let verbs = ibv_dm {
-            context,
-            memcpy_to_dm: Some(memcpy_to_dm),
-            memcpy_from_dm: Some(memcpy_from_dm),
-            ..ibv_dm::default()
-        };
-        Box::into_raw(Box::new(DmObject { verbs, inner })).cast()
-    }))
+    errno::pointer(made.map_err(Errno::from).map(|inner| name_dm(context, inner, false)))
+}
+
+fn name_dm(context: *mut ibv_context, inner: Arc<Dm>, imported: bool) -> *mut ibv_dm {
+    let verbs = ibv_dm {
+        context,
+        memcpy_to_dm: Some(memcpy_to_dm),
+        memcpy_from_dm: Some(memcpy_from_dm),
+        handle: inner.id(),
+        ..ibv_dm::default()
+    };
+    Box::into_raw(Box::new(DmObject { verbs, inner, imported })).cast()
 }
 
 /// Frees device memory. Returns 0 or an error number.
 pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
     let object = dm.cast::<DmObject>();
     // SAFETY: the caller passes allocated device memory and uses it nowhere else now.
-    let result = unsafe { (*object).inner.free() };
+    let result = unsafe {
+        if (*object).imported {
+            return errno::status(Err(Errno::INVALID));
+        }
+        (*object).inner.free()
+    };
     if result.is_ok() {
         // SAFETY: boxed by `alloc_dm`; the caller gives it up.
         drop(unsafe { Box::from_raw(object) });
@@ -265,7 +280,8 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     let object = mr.cast::<MrObject>();
     // SAFETY: the caller passes a registered region and uses it nowhere else now.
-    let result = unsafe { (*object).inner.deregister() };
+    let Some(inner) = (unsafe { &mut (*object).inner }) else { return errno::status(Err(Errno::INVALID)) };
+    let result = inner.deregister();
     if result.is_ok() {
         // SAFETY: boxed by `publish`; the caller gives it up.
         drop(unsafe { Box::from_raw(object) });
@@ -273,22 +289,43 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     errno::status(result.map_err(Errno::from))
 }
 
-/// The memory region that another process made; NULL and errno on failure.
+/// A further name of a memory region of the domain, without its address; NULL and errno on failure.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_import_mr(_pd: *mut ibv_pd, _mr_handle: u32) -> *mut ibv_mr {
-    errno::pointer(Err(Errno::UNSUPPORTED))
+pub unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, mr_handle: u32) -> *mut ibv_mr {
+    // SAFETY: the caller passes an allocated domain.
+    let (found, context) = unsafe { (Mr::find(&PdObject::of(pd).inner, mr_handle), (*pd).context) };
+    errno::pointer(found.ok_or(Errno::new(libc::ENOENT)).map(|len| {
+        let verbs = ibv_mr {
+            context,
+            pd,
+            addr: std::ptr::null_mut(),
+            length: len as usize,
+            handle: mr_handle,
+            lkey: mr_handle,
+            rkey: mr_handle,
+        };
+        Box::into_raw(Box::new(MrObject { verbs, inner: None })).cast()
+    }))
 }
 
-/// Lets go of an imported memory region; none has been imported.
+/// Lets go of an imported memory region, which lives on.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_unimport_mr(_mr: *mut ibv_mr) {}
-
-/// The device memory that another process made; NULL and errno on failure.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_import_dm(_context: *mut ibv_context, _dm_handle: u32) -> *mut ibv_dm {
-    errno::pointer(Err(Errno::UNSUPPORTED))
+pub unsafe extern "C" fn ibv_unimport_mr(mr: *mut ibv_mr) {
+    // SAFETY: boxed by `ibv_import_mr`; the caller gives it up.
+    drop(unsafe { Box::from_raw(mr.cast::<MrObject>()) });
 }
 
-/// Lets go of imported device memory; none has been imported.
+/// A further name of device memory of the device behind the context; NULL and errno on failure.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_unimport_dm(_dm: *mut ibv_dm) {}
+pub unsafe extern "C" fn ibv_import_dm(context: *mut ibv_context, dm_handle: u32) -> *mut ibv_dm {
+    // SAFETY: the caller passes an open context.
+    let found = Dm::find(unsafe { Context::device(context) }, dm_handle);
+    errno::pointer(found.ok_or(Errno::new(libc::ENOENT)).map(|inner| name_dm(context, inner, true)))
+}
+
+/// Lets go of imported device memory, which lives on.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_unimport_dm(dm: *mut ibv_dm) {
+    // SAFETY: boxed by `ibv_import_dm`; the caller gives it up.
+    drop(unsafe { Box::from_raw(dm.cast::<DmObject>()) });
+}

@@ -15,6 +15,8 @@ use crate::{
 pub(crate) struct PdObject {
     verbs: ibv_pd,
     pub(crate) inner: Arc<Pd>,
+    /// Another object is the one that ends the domain.
+    imported: bool,
 }
 
 impl PdObject {
@@ -32,14 +34,18 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
     // SAFETY: the caller passes an open context.
     let inner = Pd::new(unsafe { Context::device(context) });
     let verbs = ibv_pd { context, handle: inner.id() };
-    Box::into_raw(Box::new(PdObject { verbs, inner })).cast()
+    Box::into_raw(Box::new(PdObject { verbs, inner, imported: false })).cast()
 }
 
 /// Frees a protection domain. Returns 0 or an error number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: the caller passes an allocated domain.
-    let result = unsafe { PdObject::of(pd) }.inner.deallocate();
+    let object = unsafe { PdObject::of(pd) };
+    if object.imported {
+        return errno::status(Err(Errno::INVALID));
+    }
+    let result = object.inner.deallocate();
     if result.is_ok() {
         // SAFETY: boxed when it was allocated; the caller gives it up.
         drop(unsafe { Box::from_raw(pd.cast::<PdObject>()) });
@@ -102,17 +108,25 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
         } else {
             let inner = Pd::parent(&PdObject::of(attr.pd).inner, td.map(|td| &td.inner));
             let verbs = ibv_pd { context, handle: inner.id() };
-            Ok(Box::into_raw(Box::new(PdObject { verbs, inner })).cast())
+            Ok(Box::into_raw(Box::new(PdObject { verbs, inner, imported: false })).cast())
         }
     })
 }
 
-/// The protection domain that another process made; NULL and errno on failure.
+/// A further name of a protection domain of the device behind the context; NULL and errno on failure.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_import_pd(_context: *mut ibv_context, _pd_handle: u32) -> *mut ibv_pd {
-    errno::pointer(Err(Errno::UNSUPPORTED))
+pub unsafe extern "C" fn ibv_import_pd(context: *mut ibv_context, pd_handle: u32) -> *mut ibv_pd {
+    // SAFETY: the caller passes an open context.
+    let found = Pd::find(unsafe { Context::device(context) }, pd_handle);
+    errno::pointer(found.ok_or(Errno::new(libc::ENOENT)).map(|inner| {
+        let verbs = ibv_pd { context, handle: pd_handle };
+        Box::into_raw(Box::new(PdObject { verbs, inner, imported: true })).cast()
+    }))
 }
 
-/// Lets go of an imported protection domain; none has been imported.
+/// Lets go of an imported protection domain, which lives on.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_unimport_pd(_pd: *mut ibv_pd) {}
+pub unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
+    // SAFETY: boxed by `ibv_import_pd`; the caller gives it up.
+    drop(unsafe { Box::from_raw(pd.cast::<PdObject>()) });
+}

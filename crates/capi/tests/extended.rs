@@ -34,3 +34,8 @@ fn queries() {
 fn memory_objects() {
     run("memory");
 }
+
+#[test]
+fn objects_under_a_further_name() {
+    run("import");
+}

@@ -1,15 +1,17 @@
 //! An open device.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use millstream_shm::{EventFd, poll};
 
+use crate::dm::Dm;
 use crate::errno::Result;
 use crate::event::{AsyncEvent, Handle};
 use crate::host::Host;
+use crate::pd::Pd;
 
 /// An open device. Contexts of one process share its adapter and differ in their events.
 #[derive(Debug)]
@@ -18,6 +20,9 @@ pub struct Context {
     events: Mutex<VecDeque<(u32, Arc<Handle>)>>,
     /// Its count is one while events wait, and zero otherwise. Changed under the lock of `events`.
     event_fd: EventFd,
+    /// What can be found by its number.
+    pub(crate) pds: Mutex<HashMap<u32, Weak<Pd>>>,
+    pub(crate) dms: Mutex<HashMap<u32, Weak<Dm>>>,
 }
 
 impl Context {
@@ -26,7 +31,13 @@ impl Context {
     /// # Errors
     /// What creating shared memory, sockets or threads reports.
     pub fn open() -> Result<Arc<Self>> {
-        Ok(Arc::new(Self { host: Host::get()?, events: Mutex::default(), event_fd: EventFd::new()? }))
+        Ok(Arc::new(Self {
+            host: Host::get()?,
+            events: Mutex::default(),
+            event_fd: EventFd::new()?,
+            pds: Mutex::default(),
+            dms: Mutex::default(),
+        }))
     }
 
     /// Reports something about an object, unless it has ended. A program that fetches no events gets each

@@ -14,6 +14,7 @@ use crate::errno::{Errno, Result};
 #[derive(Debug)]
 pub struct Dm {
     context: Arc<Context>,
+    id: u32,
     file: Memfd,
     view: Mapping,
     /// Bytes that were asked for.
@@ -49,14 +50,33 @@ impl Dm {
         let (view, file) = made.inspect_err(|_| {
             used.fetch_sub(len, Ordering::AcqRel);
         })?;
-        Ok(Arc::new(Self {
+        let id = context.host.next_id();
+        let dm = Arc::new(Self {
             context: context.clone(),
+            id,
             file,
             view,
             len,
             users: Mutex::new(Some(0)),
             given_back: AtomicBool::new(false),
-        }))
+        });
+        context.dms.lock().expect("no panic under this lock").insert(id, Arc::downgrade(&dm));
+        Ok(dm)
+    }
+
+    /// The device memory that has this number; None if the context has none.
+    ///
+    /// # Panics
+    /// Only if another thread panicked while it looked.
+    #[must_use]
+    pub fn find(context: &Context, id: u32) -> Option<Arc<Self>> {
+        context.dms.lock().expect("no panic under this lock").get(&id)?.upgrade()
+    }
+
+    /// A number that nothing else of its context has.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.id
     }
 
     /// Address of `len` bytes from `offset`, both multiples of [`Dm::WORD`].
@@ -145,6 +165,7 @@ impl Drop for Dm {
     fn drop(&mut self) {
         // Regions hold references to it, so none is left.
         let _ = self.free();
+        self.context.dms.lock().expect("no panic under this lock").remove(&self.id);
     }
 }
 

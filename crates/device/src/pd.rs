@@ -52,7 +52,18 @@ impl Pd {
     pub fn new(context: &Arc<Context>) -> Arc<Self> {
         context.host.wire.pay();
         let id = context.host.next_id();
-        Arc::new(Self { context: context.clone(), id, users: AtomicU32::new(0), parts: None })
+        let pd = Arc::new(Self { context: context.clone(), id, users: AtomicU32::new(0), parts: None });
+        context.pds.lock().expect("no panic under this lock").insert(id, Arc::downgrade(&pd));
+        pd
+    }
+
+    /// The protection domain that has this number; None if the context has none.
+    ///
+    /// # Panics
+    /// Only if another thread panicked while it looked.
+    #[must_use]
+    pub fn find(context: &Context, id: u32) -> Option<Arc<Self>> {
+        context.pds.lock().expect("no panic under this lock").get(&id)?.upgrade()
     }
 
     /// Makes a parent domain: another name of `pd`, whose objects can use each other's memory.
@@ -109,5 +120,14 @@ impl Pd {
     #[must_use]
     pub fn id(&self) -> u32 {
         self.id
+    }
+}
+
+impl Drop for Pd {
+    fn drop(&mut self) {
+        // A parent domain has the number of the domain that it stands for.
+        if self.parts.is_none() {
+            self.context.pds.lock().expect("no panic under this lock").remove(&self.id);
+        }
     }
 }

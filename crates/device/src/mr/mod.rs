@@ -93,6 +93,13 @@ pub enum Advice {
 }
 
 impl Mr {
+    /// Bytes of the region of this domain that has this key; None if there is none.
+    #[must_use]
+    pub fn find(pd: &Pd, key: u32) -> Option<u64> {
+        let region = pd.context.host.mrs.find(key)?;
+        (region.pd == pd.id).then_some(region.len)
+    }
+
     /// Registers `len` bytes at `addr`, which work requests will name from `iova` on, or from zero on
     /// with `IBV_ACCESS_ZERO_BASED`. With `IBV_ACCESS_ON_DEMAND` the memory may come, go and change
     /// afterwards, and all 2^64 − 1 bytes from address zero stand for the whole process.
