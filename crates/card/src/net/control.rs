@@ -259,7 +259,7 @@ impl Inner {
 
     /// The message that answers a command, or the error that it tells of.
     fn answer(&mut self, rung: u64) -> Result<Message, RemoteErrorKind> {
-        self.answer_within(rung, super::remote::RemoteOptions::default().patience)
+        self.answer_within(rung, self.options.patience)
     }
 
     fn answer_within(&mut self, rung: u64, patience: Duration) -> Result<Message, RemoteErrorKind> {
@@ -294,8 +294,7 @@ impl Inner {
         while self.register(register)? != word {
             self.lease()?;
             if deadline.passed() {
-                let patience = super::remote::RemoteOptions::default().patience;
-                return Err(RemoteErrorKind::TimedOut(patience, "carrying out a command"));
+                return Err(RemoteErrorKind::TimedOut(self.options.patience, "carrying out a command"));
             }
             self.wait_until(Deadline::after(pause), |_| false)?;
             pause = (pause * 2).min(Duration::from_millis(5));

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 use millstream_card::Span;
 use millstream_card::command::Cause;
 use millstream_card::net::control::{KernelSource, Start};
-use millstream_card::net::{RemoteCard, RemoteError, RemoteErrorKind};
+use millstream_card::net::{RemoteCard, RemoteError, RemoteErrorKind, RemoteOptions};
 use millstream_card::region::codes::{MessageKind, RegionState};
 use millstream_card::region::copy::{Copy, CopyOperation, IN_DMA_WINDOW};
 use millstream_card::region::image_hash;
 use millstream_card::registers::{REGION_CONTROL, REGION_STRIDE, at, region_at};
 
-use crate::cards::{BANK, NetworkCard};
+use crate::cards::{BANK, NetworkCard, device};
 use crate::host::PATIENCE;
 
 const LEASE: Duration = Duration::from_secs(20);
@@ -114,6 +114,26 @@ fn what_a_card_cannot_load_or_run_ends_with_its_cause_and_the_card_lives() {
     assert_eq!(cause(node.run(1, &Start::new(&[13]), PATIENCE)).1, Cause::KernelFailed);
     assert_eq!(cause(node.run(1, &Start::new(&[14]), PATIENCE)), (1, Cause::KernelTrapped, 14));
     assert_eq!(node.run(0, &Start::new(&[0, 8, 1]), PATIENCE).unwrap()[0], 1);
+}
+
+#[test]
+fn a_command_that_is_not_answered_is_waited_for_as_long_as_the_node_said() {
+    let card = NetworkCard::start();
+    let patience = Duration::from_secs(1);
+    let options = RemoteOptions { patience, ..RemoteOptions::default() };
+    let node = RemoteCard::connect(&device(), &card.address, options).unwrap();
+    node.acquire(LEASE, PATIENCE).unwrap();
+    node.load(0, KernelSource::Named("spin")).unwrap();
+    let spinning = node.start(0, &Start::new(&[])).unwrap();
+    // The region looks at no doorbell but that of a stop before the run has ended.
+    for command in [node.load(0, KernelSource::Named("null")).map(drop), node.unload(0)] {
+        match command.unwrap_err().kind {
+            RemoteErrorKind::TimedOut(said, _) => assert_eq!(said, patience),
+            other => panic!("{other}"),
+        }
+    }
+    node.release().unwrap();
+    assert!(node.wait(spinning, PATIENCE).is_err());
 }
 
 #[test]

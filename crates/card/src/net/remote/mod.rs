@@ -88,7 +88,7 @@ pub(in crate::net) struct Inner {
     /// Bytes written and read through the DMA window.
     dma_traffic: [u64; 2],
     pub(in crate::net) greeting: Greeting,
-    options: RemoteOptions,
+    pub(in crate::net) options: RemoteOptions,
     pub(in crate::net) sequence: u64,
     lost: bool,
     /// The heartbeat that failed, if one did: it tells more than the end of the connection.
