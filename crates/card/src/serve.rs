@@ -29,8 +29,9 @@ use crate::net::port::Port;
 use crate::net::{Greeting, PortError};
 use crate::os::{Doing, OsError};
 use crate::region::builtin::BUILTINS;
+use crate::region::desk::Desk as RegionDesk;
 use crate::region::kernel::{Builtin, Loader};
-use crate::region::worker::{Desk as RegionDesk, Shop, Worker};
+use crate::region::worker::{Shop, Worker};
 use crate::registers::{MAGIC, MAX_BANKS, MAX_REGIONS, Registers, VERSION};
 use crate::warden::{Parts, Warden};
 

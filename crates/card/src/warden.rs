@@ -19,7 +19,8 @@ use crate::net::crowd::Crowd;
 use crate::net::port::{Port, PortError};
 use crate::net::{IMM_CONTROL, IMM_COPIES};
 use crate::region::codes::{CardCommand, CardState, LeaseState, MessageKind, RegionCommand, RegionState};
-use crate::region::worker::{Desk, News, Outlet, Phase, Shop};
+use crate::region::desk::{Desk, Phase};
+use crate::region::worker::{News, Outlet, Shop};
 use crate::registers::{CONTROL_WINDOW, MAX_BANKS, MAX_REGIONS};
 use crate::sensors::Sensors;
 
@@ -322,6 +323,7 @@ impl Warden {
         for (index, desk) in self.parts.shop.desks.iter().enumerate() {
             desk.set_hold(false);
             registers.region(index).taken().store(0, Ordering::Relaxed);
+            desk.go_on();
         }
         self.parts.copies.go_on();
         (self.state, self.taken, self.pausing) = (CardState::Running, 0, None);

@@ -8,6 +8,7 @@
 pub mod builtin;
 pub mod codes;
 pub mod copy;
+pub(crate) mod desk;
 pub mod kernel;
 pub mod message;
 pub mod plain;

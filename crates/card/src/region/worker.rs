@@ -6,7 +6,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use millstream_shm::{EventFd, futex};
@@ -16,6 +16,7 @@ use crate::hardware::Hardware;
 use crate::kernel::{Pulse, outside};
 use crate::memory::Span;
 use crate::region::codes::{MessageKind, RegionCommand, RegionState};
+use crate::region::desk::{Desk, Gate, Phase};
 use crate::region::kernel::{Banks, Builtin, Control, LoadedKernel, Loader, RegionKernel, Run, Words};
 use crate::registers::{REGION_CONTROL, REGION_STRIDE, Region, Registers, WORDS, region_at};
 
@@ -69,123 +70,14 @@ impl std::fmt::Debug for Shop {
     }
 }
 
-/// What the card wants of one region, and what it is told.
-#[derive(Debug, Default)]
-pub(crate) struct Desk {
-    /// Changes whenever there is something to look at; the region sleeps on it.
-    attention: AtomicU32,
-    /// Be at a safe point and stay there.
-    hold: AtomicBool,
-    /// It is.
-    held: AtomicBool,
-    /// End the run, forget the kernel.
-    reset: AtomicBool,
-    /// Whether there is anything to forget.
-    used: AtomicBool,
-    /// The kernel is wanted at a safe point.
-    wanted: AtomicBool,
-    /// When the run has to be over, in nanoseconds of the card's clock; 0: never.
-    pub(crate) deadline_ns: AtomicU64,
-    /// The number of the kernel loaded.
-    pub(crate) loaded: AtomicU64,
-    /// Whether a kernel runs, and whether the card still counts on its end: a [`Phase`].
-    phase: AtomicU32,
-}
-
-/// Where a region and its kernel are with each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
-    /// No kernel runs.
-    Idle,
-    /// One runs.
-    Running,
-    /// One runs that was to end and did not: the card goes on without the region.
-    Lost,
-    /// It has ended after all: the card may take the region back.
-    Back,
-}
-
-impl Phase {
-    const ALL: [Phase; 4] = [Phase::Idle, Phase::Running, Phase::Lost, Phase::Back];
-}
-
-impl Desk {
-    pub(crate) fn phase(&self) -> Phase {
-        Phase::ALL[self.phase.load(Ordering::SeqCst) as usize]
-    }
-
-    /// Goes from one phase to another; false if it is in a third one.
-    fn turn(&self, from: Phase, to: Phase) -> bool {
-        let (order, relaxed) = (Ordering::SeqCst, Ordering::Relaxed);
-        self.phase.compare_exchange(from as u32, to as u32, order, relaxed).is_ok()
-    }
-
-    /// Gives up a kernel that does not end; false if it has just ended.
-    pub(crate) fn give_up(&self) -> bool {
-        self.turn(Phase::Running, Phase::Lost)
-    }
-
-    /// Takes back a region whose kernel has ended after it was given up: it becomes empty.
-    pub(crate) fn take_back(&self) -> bool {
-        if self.phase() != Phase::Back {
-            return false;
-        }
-        self.reset.store(true, Ordering::SeqCst);
-        self.turn(Phase::Back, Phase::Idle);
-        self.nudge();
-        true
-    }
-
-    /// Whether the region has not done yet what it is to do.
-    pub(crate) fn is_awaited(&self) -> bool {
-        let is = |flag: &AtomicBool| flag.load(Ordering::SeqCst);
-        is(&self.reset) || is(&self.hold) && !is(&self.held)
-    }
-
-    /// Makes the region look up.
-    pub(crate) fn nudge(&self) {
-        self.attention.fetch_add(1, Ordering::SeqCst);
-        futex::wake_all(&self.attention);
-    }
-
-    /// Holds the region at its next safe point, or lets it go on.
-    pub(crate) fn set_hold(&self, hold: bool) {
-        self.hold.store(hold, Ordering::SeqCst);
-        self.wanted.store(hold, Ordering::SeqCst);
-        self.nudge();
-    }
-
-    pub(crate) fn is_held(&self) -> bool {
-        self.held.load(Ordering::SeqCst)
-    }
-
-    /// Ends whatever runs and forgets the kernel; true if there is nothing to wait for.
-    pub(crate) fn start_reset(&self) -> bool {
-        if !self.used.load(Ordering::SeqCst) {
-            return true;
-        }
-        self.reset.store(true, Ordering::SeqCst);
-        self.wanted.store(true, Ordering::SeqCst);
-        self.nudge();
-        false
-    }
-
-    pub(crate) fn is_reset(&self) -> bool {
-        !self.reset.load(Ordering::SeqCst)
-    }
-
-    /// Interrupts a kernel that has to end.
-    pub(crate) fn want(&self) {
-        self.wanted.store(true, Ordering::SeqCst);
-    }
-}
-
 /// One region.
 pub(crate) struct Worker {
     index: usize,
     shop: Arc<Shop>,
     outlet: Arc<dyn Outlet>,
     loaded: Option<Box<dyn RegionKernel>>,
+    /// The gate as it was when the doorbell was last looked at.
+    gate: Gate,
     taken: u64,
     runs: u64,
     failed: u64,
@@ -194,7 +86,17 @@ pub(crate) struct Worker {
 
 impl Worker {
     pub(crate) fn new(index: usize, shop: Arc<Shop>, outlet: Arc<dyn Outlet>) -> Worker {
-        Worker { index, shop, outlet, loaded: None, taken: 0, runs: 0, failed: 0, busy_ns: 0 }
+        Worker {
+            index,
+            shop,
+            outlet,
+            loaded: None,
+            gate: Gate::default(),
+            taken: 0,
+            runs: 0,
+            failed: 0,
+            busy_ns: 0,
+        }
     }
 
     fn desk(&self) -> &Desk {
@@ -214,15 +116,22 @@ impl Worker {
         let mut latest_work = Instant::now();
         let mut rounds = 0u32;
         while !shop.stop.load(Ordering::Relaxed) {
+            let seen = desk.attention.load(Ordering::SeqCst);
             if desk.phase() == Phase::Back {
-                let seen = desk.attention.load(Ordering::SeqCst);
-                if desk.phase() == Phase::Back {
-                    let _ = futex::wait(&desk.attention, seen, shop.heartbeat);
-                }
+                let _ = futex::wait(&desk.attention, seen, shop.heartbeat);
                 continue;
             }
             if desk.reset.load(Ordering::SeqCst) {
                 self.reset();
+            }
+            let gate = desk.gate();
+            if gate.is_closed() {
+                let _ = futex::wait(&desk.attention, seen, shop.heartbeat);
+                continue;
+            }
+            if gate != self.gate {
+                // The doorbell is a new lease's, whose numbers may be those of the one before.
+                (self.gate, self.taken) = (gate, 0);
             }
             // What was rung before the card is held, is begun before: a run then stands at its first safe point.
             let late = desk.held.load(Ordering::SeqCst) || doorbell.load(Ordering::Acquire) == self.taken;
@@ -244,7 +153,7 @@ impl Worker {
                     self.taken = 0;
                     continue;
                 }
-                self.obey(rung);
+                self.take_up(rung);
                 latest_work = Instant::now();
                 continue;
             }
@@ -270,6 +179,7 @@ impl Worker {
         let quiet = self.shown().doorbell().load(Ordering::SeqCst) == self.taken
             && !desk.hold.load(Ordering::SeqCst)
             && !desk.reset.load(Ordering::SeqCst)
+            && desk.gate() == self.gate
             && !self.shop.stop.load(Ordering::SeqCst);
         if quiet {
             let _ = futex::wait(&desk.attention, seen, self.shop.heartbeat);
@@ -277,8 +187,20 @@ impl Worker {
         sleeping.store(0, Ordering::Relaxed);
     }
 
+    /// Carries out what was rung, unless the lease in which it was rung has ended.
+    pub(super) fn take_up(&mut self, rung: u64) {
+        if self.desk().begin(self.gate) {
+            self.obey(rung);
+        }
+    }
+
     fn reset(&mut self) {
         self.loaded = None;
+        // Of a region that comes back in a later lease than it was lost in: what was rung was refused for it.
+        let gate = self.desk().gate();
+        if !gate.is_closed() {
+            self.gate = gate;
+        }
         // What was rung last is not to be obeyed any more; when a lease ends both registers are zeroed as soon as
         // all regions are quiet.
         let rung = self.shown().doorbell().load(Ordering::Acquire);
@@ -302,14 +224,11 @@ impl Worker {
         let desk = self.desk();
         desk.loaded.store(0, set);
         desk.deadline_ns.store(0, set);
-        desk.wanted.store(false, Ordering::SeqCst);
-        desk.used.store(false, Ordering::SeqCst);
-        desk.reset.store(false, Ordering::SeqCst);
+        desk.finish_reset();
         self.shop.wake.signal();
     }
 
     fn obey(&mut self, rung: u64) {
-        self.desk().used.store(true, Ordering::SeqCst);
         self.taken = rung;
         match RegionCommand::from_code(rung as u32 & 0xff) {
             Some(RegionCommand::Load) => {
@@ -583,3 +502,6 @@ impl Control for Attendant<'_> {
         self.shop.registers.word64(REGION_CONTROL + self.index * REGION_STRIDE + region_at::progress)
     }
 }
+
+#[cfg(test)]
+mod tests;
