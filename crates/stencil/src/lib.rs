@@ -23,6 +23,7 @@
 
 mod element;
 mod rows;
+mod scratch;
 mod tile;
 
 use std::ops::Range;
@@ -32,7 +33,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 pub use element::Element;
 
 use crate::rows::STEP;
-use crate::tile::{Pass, Scratch, Tile};
+use crate::scratch::Scratch;
+use crate::tile::{Pass, Tile};
 
 /// Most sweeps that a tile makes before it is written back.
 pub const MAX_DEPTH: usize = 16;

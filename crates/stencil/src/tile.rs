@@ -23,6 +23,7 @@ use std::ops::Range;
 
 use crate::element::Element;
 use crate::rows::{Pair, Rows, STEP, fence, single};
+use crate::scratch::Scratch;
 use crate::{Plane, Stopped};
 
 /// Rows that a level keeps.
@@ -39,12 +40,6 @@ pub(crate) struct Tile {
     pub(crate) sweeps: usize,
     /// Whether the result's stores may pass the caches by.
     pub(crate) stream: bool,
-}
-
-/// Rows between the levels, kept between tiles.
-#[derive(Debug, Default)]
-pub(crate) struct Scratch<E> {
-    cells: Vec<E>,
 }
 
 /// The part of a level that a tile needs, and where it lies.
@@ -202,17 +197,5 @@ impl<E: Element> Pass<E> {
                 unsafe { *to.row(row).wrapping_add(column) = *self.source.row(row).wrapping_add(column) };
             }
         }
-    }
-}
-
-impl<E: Element> Scratch<E> {
-    /// Memory for `cells` elements that begins at a cache line.
-    fn room(&mut self, cells: usize) -> *mut E {
-        let line = 64 / E::BYTES;
-        if self.cells.len() < cells + line {
-            self.cells.resize(cells + line, E::default());
-        }
-        let base = self.cells.as_mut_ptr();
-        base.wrapping_add(base.align_offset(64))
     }
 }
