@@ -14,6 +14,7 @@
 //! computed: that block reads them and writes elsewhere. Two grids take turns, so that one of them always holds a
 //! state of all cards after the same sweep ([`Saves`]); [`crate::recovery`] goes on from there.
 
+use std::collections::VecDeque;
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -85,9 +86,22 @@ pub fn run<W: Worker>(
             .map(|(card, worker)| {
                 let (gate, due) = (&gate, &due[..]);
                 scope.spawn(move || {
-                    let steps = Vec::new();
-                    Clerk { plan, grids, due, saved: 0, card, worker, gate, start, progress, stop, steps }
-                        .work()
+                    let (steps, computed) = (Vec::new(), Duration::ZERO);
+                    Clerk {
+                        plan,
+                        grids,
+                        due,
+                        saved: 0,
+                        card,
+                        worker,
+                        gate,
+                        start,
+                        progress,
+                        stop,
+                        steps,
+                        computed,
+                    }
+                    .work()
                 })
             })
             .collect();
@@ -211,7 +225,15 @@ struct Clerk<'a, W> {
     progress: &'a (dyn Fn(usize) + Sync),
     stop: &'a AtomicBool,
     steps: Vec<Step>,
+    /// When the latest run ended.
+    computed: Duration,
 }
+
+/// Where bands are computed in turn.
+const LANES: [Lane; 2] = [Lane::Inner, Lane::Edges];
+
+/// Bands that a card computes, the first one first: which, where, since when.
+type UnderWay = VecDeque<(Range<u64>, Lane, Duration)>;
 
 /// A failure, or none of one's own.
 type Ended = Option<OffloadError>;
@@ -259,7 +281,8 @@ impl<W: Worker> Clerk<'_, W> {
         Ok(())
     }
 
-    /// A block band by band: rows come before their band is computed, or go after it was.
+    /// A block band by band: rows come before their band is computed, or go after it was. Two bands are under way in
+    /// the card at a time, so that cores which have no more to do in the one go on with the other.
     fn in_bands(&mut self, block: usize, comes: bool, goes: bool) -> Result<(), Ended> {
         let bands = self.plan.bands(self.tile());
         let sweeps = self.plan.blocks[block];
@@ -268,8 +291,8 @@ impl<W: Worker> Clerk<'_, W> {
         let at_once = goes && !(comes && self.plan.tiles.len() > 1 && self.grids.second.is_none());
         let result = self.grids.target(self.due.len() + 1);
         let mut written = held.start;
-        let mut before: Option<(Range<u64>, Duration)> = None;
-        for band in &bands {
+        let mut under_way = VecDeque::new();
+        for (index, band) in bands.iter().enumerate() {
             if comes {
                 let until = if band.end == self.tile().own.end {
                     held.end
@@ -279,18 +302,21 @@ impl<W: Worker> Clerk<'_, W> {
                 self.write(block, written..until.max(written))?;
                 written = until.max(written);
             }
-            let done = self.settle(block, &mut before)?;
-            before = Some((band.clone(), self.begin(block, Lane::Inner, &[band.clone(), 0..0])?));
+            let done =
+                if under_way.len() == LANES.len() { self.settle(block, &mut under_way)? } else { None };
+            let lane = LANES[index % LANES.len()];
+            let began = self.begin(block, lane, &[band.clone(), 0..0])?;
+            under_way.push_back((band.clone(), lane, began));
             if let Some(done) = done.filter(|_| at_once) {
                 self.read(block, &done, result)?;
             }
         }
-        let done = self.settle(block, &mut before)?;
-        if at_once {
-            if let Some(done) = done {
+        while let Some(done) = self.settle(block, &mut under_way)? {
+            if at_once {
                 self.read(block, &done, result)?;
             }
-        } else if goes {
+        }
+        if goes && !at_once {
             self.gate.pass(self.saved)?;
             for band in &bands {
                 self.read(block, band, result)?;
@@ -389,30 +415,28 @@ impl<W: Worker> Clerk<'_, W> {
     fn end(&mut self, block: usize, lane: Lane, began: Duration) -> Result<(), Ended> {
         let waited = self.worker.wait(lane);
         let took = self.check(waited, || format!("computing block {block}"))?;
-        // When it ended the card does not say; that it took so long, it does.
-        let end = (began + took).min(self.start.elapsed());
+        // When it ended the card does not say; that it took so long, it does. Of two runs at once the second one counts
+        // from the end of the first.
+        let end = (began + took).min(self.start.elapsed()).max(self.computed);
         let step = Step {
             card: self.card,
             kind: Kind::Compute,
             block,
-            start_s: began.as_secs_f64(),
+            start_s: began.max(self.computed).as_secs_f64(),
             end_s: end.as_secs_f64(),
             bytes: 0,
         };
+        self.computed = end;
         self.steps.push(step);
         self.go_on()
     }
 
-    /// Waits for the band that is being computed, if one is.
-    fn settle(
-        &mut self,
-        block: usize,
-        before: &mut Option<(Range<u64>, Duration)>,
-    ) -> Result<Option<Range<u64>>, Ended> {
-        match before.take() {
+    /// Waits for the first of the bands that are being computed, if there is one.
+    fn settle(&mut self, block: usize, under_way: &mut UnderWay) -> Result<Option<Range<u64>>, Ended> {
+        match under_way.pop_front() {
             None => Ok(None),
-            Some((band, began)) => {
-                self.end(block, Lane::Inner, began)?;
+            Some((band, lane, began)) => {
+                self.end(block, lane, began)?;
                 Ok(Some(band))
             }
         }

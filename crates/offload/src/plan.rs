@@ -25,6 +25,9 @@ use crate::grid::Shape;
 /// Rows of a band: what is computed while the next rows are still being written, or the last ones read.
 const BAND_ROWS: u64 = 1024;
 
+/// Rows of the first bands of a tile, and of the last ones.
+const EDGE_BANDS: [u64; 2] = [128, 384];
+
 /// Planes start at such offsets in card memory.
 const ALIGNMENT: u64 = 4096;
 
@@ -188,13 +191,25 @@ impl Plan {
         self.plane(tile, plane) + (row - tile.held.start) * self.shape.row_bytes()
     }
 
-    /// A tile's own rows in bands, for what is computed while rows come or go.
+    /// A tile's own rows in bands, for what is computed while rows come or go. The first ones and the last ones are
+    /// smaller: nothing is computed before the first one is written, nor while the last one is read.
     #[must_use]
     pub fn bands(&self, tile: &Tile) -> Vec<Range<u64>> {
-        let rows = tile.own.end - tile.own.start;
-        let count = rows.div_ceil(BAND_ROWS).max(1);
-        let cut = |index: u64| tile.own.start + rows * index / count;
-        (0..count).map(|index| cut(index)..cut(index + 1)).collect()
+        let (mut from, mut to) = (tile.own.start, tile.own.end);
+        let (mut bands, mut last) = (Vec::new(), Vec::new());
+        for rows in EDGE_BANDS {
+            // Not where they would be all that there is.
+            if to - from > 4 * rows {
+                bands.push(from..from + rows);
+                last.push(to - rows..to);
+                (from, to) = (from + rows, to - rows);
+            }
+        }
+        let count = (to - from).div_ceil(BAND_ROWS).max(1);
+        let cut = |index: u64| from + (to - from) * index / count;
+        bands.extend((0..count).map(|index| cut(index)..cut(index + 1)));
+        bands.extend(last.into_iter().rev());
+        bands
     }
 
     /// What a block leaves for the neighbours of card `card`: the own rows that they need for the `next` sweeps.
