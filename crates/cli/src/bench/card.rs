@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::io::{BufRead as _, BufReader};
+use std::ops::Range;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -9,10 +10,11 @@ use millstream_bench::memory::{Kind, memcpy};
 use millstream_bench::{Figure, Table, median};
 use millstream_card::Span;
 use millstream_card::net::control::{KernelSource, Start};
-use millstream_card::net::{RemoteCard, RemoteOptions};
+use millstream_card::net::{RemoteCard, RemoteError, RemoteOptions};
 use millstream_card::region::copy::{Copy, CopyOperation};
 use millstream_rdma::device::{self, Choice};
 use millstream_rdma::{Access, Device, Region};
+use millstream_shm::thread;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -20,17 +22,22 @@ const MEMORY: u64 = 256 << 20;
 const PATIENCE: Duration = Duration::from_secs(20);
 const SIZES: [usize; 5] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20];
 
-/// Each measurement of a throughput moves about so much.
-const MOVED: usize = 192 << 20;
+/// Each measurement of a throughput moves about so much, after a pass over its places that brings into the caches what
+/// they can hold: as [`memcpy`] does.
+const MOVED: usize = 512 << 20;
 
 pub(super) fn run(rounds: usize) -> Outcome<Table> {
     let device = device::open(&Choice::from_environment())?;
     let mut table =
         Table::new("Cards on the network", "memcpy between mapped buffers, or what was asked for");
     eprintln!("two cards of {} MiB, prefaulted", MEMORY >> 20);
-    let (first, second) = (Served::start("20")?, Served::start("20")?);
+    // Cores of a shared machine differ: a copy is held against memcpy on the core that makes it.
+    let cores = thread::cores()?;
+    let (node, cards) = (&cores[..1], &cores[cores.len() - 1..]);
+    let (first, second) =
+        thread::on_cores(cards, || Outcome::Ok((Served::start("20")?, Served::start("20")?)))??;
     let (one, other) = (first.connect(&device)?, second.connect(&device)?);
-    memory(&mut table, &device, (&one, &other, &second.address), rounds)?;
+    thread::on_cores(node, || memory(&mut table, &device, (&one, &other, &second.address), cards, rounds))??;
     drop(one);
     drop(other);
     drop(second);
@@ -88,6 +95,7 @@ fn memory(
     table: &mut Table,
     device: &Device,
     (one, other, address): (&RemoteCard, &RemoteCard, &str),
+    cards: &[usize],
     rounds: usize,
 ) -> Outcome<()> {
     let buffer = Region::landing(device, c"bench-card", 64 << 20, Access::LOCAL_WRITE)?;
@@ -111,27 +119,36 @@ fn memory(
             notify: false,
         };
         let copies: Vec<_> = (0..MOVED / size).map(copy).collect();
-        one.write_many(&buffer, &parts)?;
-        one.copy(&copies, PATIENCE)?;
-        let (mut copied, mut written, mut read, mut between) = (vec![], vec![], vec![], vec![]);
-        for _ in 0..rounds {
-            copied.push(memcpy(Kind::Landing, size, window, window, Duration::from_millis(40))?);
+        let pass = window / size;
+        let rate = |transfer: &dyn Fn(Range<usize>) -> Result<(), RemoteError>| -> Outcome<f64> {
+            transfer(0..pass)?;
             let started = Instant::now();
-            one.write_many(&buffer, &parts)?;
-            written.push(bytes / started.elapsed().as_secs_f64() / 1e9);
-            let started = Instant::now();
-            one.read_many(&buffer, &parts)?;
-            read.push(bytes / started.elapsed().as_secs_f64() / 1e9);
+            transfer(0..parts.len())?;
+            Ok(bytes / started.elapsed().as_secs_f64() / 1e9)
+        };
+        let memcpy = || memcpy(Kind::Landing, size, window, window, Duration::from_millis(40));
+        let mut rates: [Vec<f64>; 5] = Default::default();
+        // The first round warms up.
+        for round in 0..=rounds {
+            let mut measured = vec![
+                memcpy()?,
+                rate(&|places| one.write_many(&buffer, &parts[places]))?,
+                rate(&|places| one.read_many(&buffer, &parts[places]))?,
+            ];
             if size >= 1 << 20 {
-                let started = Instant::now();
-                one.copy(&copies, PATIENCE)?;
-                between.push((copies.len() * size) as f64 / started.elapsed().as_secs_f64() / 1e9);
+                measured.push(thread::on_cores(cards, memcpy)??);
+                measured.push(rate(&|places| one.copy(&copies[places], PATIENCE))?);
+            }
+            if round > 0 {
+                rates.iter_mut().zip(measured).for_each(|(rates, rate)| rates.push(rate));
             }
         }
-        let memcpy = median(&copied).unwrap_or(0.0);
+        let [here, written, read, there, between] = &rates;
         let name = if size < 1 << 20 { format!("{} KiB", size >> 10) } else { format!("{} MiB", size >> 20) };
-        for (what, values) in [("write", &written), ("read", &read), ("card to card", &between)] {
-            if let Some(value) = median(values) {
+        for (what, values, memcpy) in
+            [("write", written, here), ("read", read, here), ("card to card", between, there)]
+        {
+            if let (Some(value), Some(memcpy)) = (median(values), median(memcpy)) {
                 table.push(Figure::against(format!("{what} {name}"), value, "GB/s", memcpy));
             }
         }

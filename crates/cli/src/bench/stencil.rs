@@ -7,6 +7,7 @@ use std::process::Command;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use millstream_bench::memory::{Kind, memcpy};
 use millstream_bench::stencil::{Options, python_in};
 use millstream_bench::{Figure, Table, median};
 use millstream_card::region::kernel::{Banks, Loader as _, RegionKernel, Run, Unattended, Words};
@@ -19,6 +20,7 @@ use millstream_offload::recovery::Crew as _;
 use millstream_offload::remote::{CardAddress, LeaseTerms, LeasedRow};
 use millstream_offload::worker::Worker as _;
 use millstream_rdma::device::{self, Choice};
+use millstream_shm::thread;
 
 use crate::stencil::{OwnCard, start_cards};
 
@@ -104,6 +106,36 @@ impl Bare {
     }
 }
 
+/// Which cores compute and which copy.
+struct Cores {
+    name: String,
+    /// Of the cards, and of the bare kernel.
+    compute: Vec<usize>,
+    /// Of this process while it writes and reads.
+    copy: Vec<usize>,
+}
+
+impl Cores {
+    /// Every core does both: what a transfer takes from a core, the kernel does not get.
+    fn shared() -> Outcome<Cores> {
+        let all = thread::cores()?;
+        Ok(Cores { name: format!("{} cores compute and copy", all.len()), compute: all.clone(), copy: all })
+    }
+
+    /// One core copies and the others compute, so that transfers can hide, as they do behind a card that is a device.
+    /// None if there is one core only.
+    fn apart() -> Outcome<Option<Cores>> {
+        let all = thread::cores()?;
+        let Some((&copy, compute)) = all.split_first().filter(|(_, others)| !others.is_empty()) else {
+            return Ok(None);
+        };
+        let (count, plural) = (compute.len(), if compute.len() == 1 { "" } else { "s" });
+        let verb = if count == 1 { "computes" } else { "compute" };
+        let name = format!("{count} core{plural} {verb}, another one copies");
+        Ok(Some(Cores { name, compute: compute.to_vec(), copy: vec![copy] }))
+    }
+}
+
 /// Cards in processes of their own, and a grid here.
 struct Whole {
     plan: Plan,
@@ -114,11 +146,11 @@ struct Whole {
 }
 
 impl Whole {
-    fn new(side: u64, cards: usize) -> Outcome<Whole> {
+    fn new(side: u64, cards: usize, cores: &Cores) -> Outcome<Whole> {
         let shape = Shape { rows: side, columns: side, double: false };
         let device = device::open(&Choice::from_environment())?;
         let plan = Plan::new(shape, ITERATIONS, &vec![u64::MAX; cards], None)?;
-        let processes = start_cards(&plan)?;
+        let processes = thread::on_cores(&cores.compute, || start_cards(&plan))??;
         let places: Vec<_> = processes.iter().map(|card| CardAddress::from(card.address())).collect();
         let row = LeasedRow::take(&device, &places, &[], TERMS)?;
         let memories: Vec<_> = row.cards().iter().map(|worker| worker.memory_bytes()).collect();
@@ -128,43 +160,79 @@ impl Whole {
         Ok(Whole { plan, grid, row, _processes: processes })
     }
 
-    fn points_per_second(&mut self) -> Outcome<f64> {
+    /// Seconds from the first byte written to the last one read.
+    fn seconds(&mut self, cores: &Cores) -> Outcome<f64> {
         let never = AtomicBool::new(false);
-        let report = job::run(&self.plan, &mut self.grid, None, self.row.workers(), &|_| {}, &never)?;
-        Ok(report.points_per_s)
+        let (plan, grid, workers) = (&self.plan, &mut self.grid, self.row.workers());
+        let report = thread::on_cores(&cores.copy, || job::run(plan, grid, None, workers, &|_| {}, &never))??;
+        Ok(report.wall_s)
     }
 }
 
 /// Whole jobs, from the first byte written to the last one read, beside the bare kernel; and what they take more than it.
 fn jobs(table: &mut Table, side: u64, rounds: usize) -> Outcome<()> {
-    let mut bare = Bare::native(side, ITERATIONS)?;
-    let mut whole = [Whole::new(side, 1)?, Whole::new(side, 2)?];
-    let (mut rates, mut overheads) = ([Vec::new(), Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
-    for round in 0..=rounds {
-        let measured =
-            [bare.points_per_second()?, whole[0].points_per_second()?, whole[1].points_per_second()?];
-        // The first round warms up.
-        if round == 0 {
-            continue;
+    jobs_on(table, side, rounds, &Cores::shared()?, &[1, 2])?;
+    match Cores::apart()? {
+        Some(cores) => jobs_on(table, side, rounds, &cores, &[1]),
+        None => {
+            println!("jobs with a core that only copies: not run, there is one core");
+            Ok(())
         }
-        rates.iter_mut().zip(measured).for_each(|(rates, rate)| rates.push(rate));
-        let [bare, whole @ ..] = measured;
-        overheads
-            .iter_mut()
-            .zip(whole)
-            .for_each(|(overheads, rate)| overheads.push(100.0 * (bare / rate - 1.0)));
     }
-    let [bare, one, two] = rates.map(|rates| median(&rates).unwrap_or(0.0) / 1e9);
-    let cards = ["1 card", "2 cards"];
-    for (cards, rate) in cards.into_iter().zip([one, two]) {
-        let name = format!("whole job, {ITERATIONS} sweeps, {cards}, beside the bare kernel");
-        table.push(Figure::against(name, rate, "G points/s", bare));
+}
+
+fn jobs_on(table: &mut Table, side: u64, rounds: usize, cores: &Cores, cards: &[usize]) -> Outcome<()> {
+    let points = (side * side * ITERATIONS) as f64;
+    let bare = || Bare::native(side, ITERATIONS);
+    let mut bare = thread::on_cores(&cores.compute, bare)??;
+    let mut wholes =
+        cards.iter().map(|&cards| Whole::new(side, cards, cores)).collect::<Outcome<Vec<_>>>()?;
+    let (mut bares, mut copies) = (Vec::new(), Vec::new());
+    let mut times = vec![Vec::new(); wholes.len()];
+    let mut overheads = times.clone();
+    // The first round warms up.
+    for round in 0..=rounds {
+        let alone = points / thread::on_cores(&cores.compute, || bare.points_per_second())??;
+        let jobs = wholes.iter_mut().map(|whole| whole.seconds(cores)).collect::<Outcome<Vec<_>>>()?;
+        let copied = thread::on_cores(&cores.copy, || copying(side))??;
+        if round > 0 {
+            bares.push(points / alone / 1e9);
+            copies.push(100.0 * copied / (alone * cores.compute.len() as f64));
+            for (index, job) in jobs.into_iter().enumerate() {
+                times[index].push(points / job / 1e9);
+                overheads[index].push(100.0 * (job / alone - 1.0));
+            }
+        }
     }
-    for (cards, overhead) in cards.into_iter().zip(overheads) {
-        let name = format!("the same: time beyond the bare kernel's, {cards}, asked for {MOST_OVERHEAD} %");
-        table.push(Figure::against(name, median(&overhead).unwrap_or(0.0), "%", MOST_OVERHEAD));
+    let middle = |values: &[f64]| median(values).unwrap_or(0.0);
+    let Cores { name, .. } = cores;
+    for (index, &cards) in cards.iter().enumerate() {
+        let plural = if cards == 1 { "" } else { "s" };
+        let job = format!("whole job, {ITERATIONS} sweeps, {cards} card{plural}, {name}");
+        let rate = middle(&times[index]);
+        table.push(Figure::against(
+            format!("{job}, beside the bare kernel"),
+            rate,
+            "G points/s",
+            middle(&bares),
+        ));
+        let more = format!("the same: time beyond the bare kernel's, asked for {MOST_OVERHEAD} %");
+        table.push(Figure::against(more, middle(&overheads[index]), "%", MOST_OVERHEAD));
+    }
+    if cores.copy == cores.compute {
+        let name =
+            "the same: time beyond the bare kernel's that copying the grid in and out takes from the cores";
+        table.push(Figure::alone(name, middle(&copies), "%"));
     }
     Ok(())
+}
+
+/// Seconds that one core takes to copy the grid twice, as often as a job does.
+fn copying(side: u64) -> Outcome<f64> {
+    // As large as requests of a transfer are, in more memory than caches hold.
+    const BLOCK: usize = 16 << 20;
+    let bytes = 2 * 4 * side * side;
+    Ok(bytes as f64 / 1e9 / memcpy(Kind::Landing, BLOCK, 8 * BLOCK, 8 * BLOCK, Duration::from_millis(60))?)
 }
 
 /// The example kernel beside the built-in one.
