@@ -18,6 +18,7 @@ use millstream_shm::{EventFd, PAGE, futex, poll_readable};
 
 use crate::backing::{BackingError, Kind, Roots};
 use crate::command::{CAPABILITY_NETWORK, CAPABILITY_SPINS};
+use crate::engine::desk::RingDesk;
 use crate::engine::{Engine, Idle};
 use crate::handshake::{Answer, Received, Refusal, Request, Role, receive};
 use crate::hardware::{Hardware, Make};
@@ -263,10 +264,10 @@ pub fn serve_with(config: Config, ready: impl FnOnce(Option<SocketAddr>)) -> Res
         }
     };
     let mut engine = engine.nudging(Box::new(nudge)).with_regions(shop.clone());
-    threads.push(start("card", Box::new(move || Ok(engine.run(idle)?)))?);
-    let mut regions = Vec::new();
+    // Threads that kernels run on.
+    let mut kernels = vec![start("card", Box::new(move || Ok(engine.run(idle)?)))?];
     for mut worker in std::mem::take(&mut inside.workers) {
-        regions.push(start(
+        kernels.push(start(
             "region",
             Box::new(move || {
                 worker.serve();
@@ -299,6 +300,7 @@ pub fn serve_with(config: Config, ready: impl FnOnce(Option<SocketAddr>)) -> Res
     stop.store(true, Ordering::SeqCst);
     // The stop flag is not the futex word, so this wake can come too early; then the engine sleeps
     // one heartbeat longer.
+    shop.rings.close();
     futex::wake_all(hardware.registers.doorbell());
     shop.desks.iter().for_each(|desk| {
         desk.want();
@@ -308,12 +310,12 @@ pub fn serve_with(config: Config, ready: impl FnOnce(Option<SocketAddr>)) -> Res
     wake.signal();
     // A kernel that does not end has its thread until the process ends.
     let patience = Instant::now() + config.grace;
-    for region in regions {
-        while !region.is_finished() && Instant::now() < patience {
+    for thread in kernels {
+        while !thread.is_finished() && Instant::now() < patience {
             thread::sleep(Duration::from_millis(1));
         }
-        if region.is_finished() {
-            threads.push(region);
+        if thread.is_finished() {
+            threads.push(thread);
         }
     }
     for thread in threads {
@@ -420,6 +422,7 @@ impl Inside {
             loaders: config.loaders.clone(),
             stop: stop.clone(),
             desks: (0..config.regions).map(|_| RegionDesk::default()).collect(),
+            rings: RingDesk::default(),
             spin: config.spin,
             heartbeat: config.heartbeat,
             wake: wake.clone(),

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use millstream_rdma::{Access, Deadline, Region};
-use millstream_shm::{EventFd, poll_readable};
+use millstream_shm::{EventFd, futex, poll_readable};
 
 use crate::command::{Cause, Fault, nanos};
 use crate::hardware::Hardware;
@@ -45,6 +45,7 @@ struct Ending {
     node: u32,
     epoch: u32,
     cause: Option<Fault>,
+    since: Instant,
 }
 
 /// See the module.
@@ -289,21 +290,27 @@ impl Warden {
         for desk in &self.parts.shop.desks {
             desk.start_reset();
         }
+        self.parts.shop.rings.close();
         self.parts.copies.start_reset();
-        self.ending = Some(Ending { node, epoch, cause });
+        self.ending = Some(Ending { node, epoch, cause, since: Instant::now() });
     }
 
     /// Frees the card when nothing of the lease that has ended runs any more.
     fn finish_ending(&mut self) {
         let desks = &self.parts.shop.desks;
         let lost = |desk: &Desk| desk.phase() == Phase::Lost;
-        let quiet = desks.iter().all(|desk| desk.is_reset() || lost(desk)) && self.parts.copies.is_reset();
+        let in_rings = self.parts.shop.rings.is_busy_on(self.parts.hardware.generation());
+        let patient = self.ending.as_ref().is_some_and(|ending| ending.since.elapsed() < self.parts.grace);
+        let quiet = desks.iter().all(|desk| desk.is_reset() || lost(desk))
+            && self.parts.copies.is_reset()
+            && !(in_rings && patient);
         if !quiet {
             return;
         }
         let registers = self.parts.hardware.registers.clone();
         let mut writers = self.regions.iter().zip(desks).filter(|(region, desk)| lost(desk) && !region.apart);
-        if writers.next().is_some() && !self.parts.hardware.replace_memory() {
+        let in_use = in_rings || writers.next().is_some();
+        if in_use && !self.parts.hardware.replace_memory() {
             // Memory that a former holder's kernel still writes to is nobody's: the card stays as it is.
             registers.card_cause().store(Cause::KernelStuck.code(), Ordering::Relaxed);
             return;
@@ -316,7 +323,10 @@ impl Warden {
         for (region, desk) in self.regions.iter_mut().zip(desks) {
             region.apart = lost(desk);
         }
-        let Some(Ending { node, epoch, cause }) = self.ending.take() else { return };
+        if in_rings {
+            registers.regions_lost().fetch_add(1, Ordering::Relaxed);
+        }
+        let Some(Ending { node, epoch, cause, .. }) = self.ending.take() else { return };
         for at in CONTROL_WINDOW.step_by(8) {
             registers.word64(at).store(0, Ordering::Relaxed);
         }
@@ -325,6 +335,8 @@ impl Warden {
             registers.region(index).taken().store(0, Ordering::Relaxed);
             desk.go_on();
         }
+        self.parts.shop.rings.open();
+        futex::wake_all(registers.doorbell());
         self.parts.copies.go_on();
         (self.state, self.taken, self.pausing) = (CardState::Running, 0, None);
         registers.card_taken().store(0, Ordering::Relaxed);

@@ -6,6 +6,8 @@
 //! a user writes can make it panic, reach outside card memory or stop serving the next generation
 //! of the rings.
 
+pub(crate) mod desk;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -186,7 +188,14 @@ impl Engine {
             self.close_rings(Fault::new(Cause::RingOverrun, producer));
             return true;
         }
+        // Between two leases nothing begins; that is over when the doorbell is woken.
+        if self.shop.as_ref().is_some_and(|shop| !shop.rings.begin()) {
+            return false;
+        }
         self.run_command(rings);
+        if let Some(shop) = &self.shop {
+            shop.rings.end();
+        }
         true
     }
 
@@ -207,6 +216,8 @@ impl Engine {
         self.rings = None;
         if let Some(shop) = &self.shop {
             self.memory = shop.hardware.memory();
+            // Afterwards: of a memory that is replaced at this moment it is better to say that it is used.
+            shop.rings.set_generation(shop.hardware.generation());
         }
         let registers = &self.registers;
         registers.consumer().store(0, Ordering::Relaxed);
@@ -288,7 +299,8 @@ impl Engine {
         }
         memory.check(descriptor.args).map_err(outside(Cause::ArgsOutsideMemory))?;
         memory.check(descriptor.result).map_err(outside(Cause::ResultOutsideMemory))?;
-        let pulse = Pulse { heartbeat: self.registers.heartbeat(), stop: &self.stop };
+        let stop = self.shop.as_ref().map_or(&*self.stop, |shop| shop.rings.closed());
+        let pulse = Pulse { heartbeat: self.registers.heartbeat(), stop };
         let mut job = Job {
             memory,
             flags: descriptor.flags,

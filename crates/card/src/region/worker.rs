@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use millstream_shm::{EventFd, futex};
 
 use crate::command::{Cause, Fault, nanos};
+use crate::engine::desk::RingDesk;
 use crate::hardware::Hardware;
 use crate::kernel::{Pulse, outside};
 use crate::memory::Span;
@@ -51,6 +52,8 @@ pub(crate) struct Shop {
     pub(crate) stop: Arc<AtomicBool>,
     /// What the card wants of each region.
     pub(crate) desks: Vec<Desk>,
+    /// What it wants of the rings.
+    pub(crate) rings: RingDesk,
     pub(crate) spin: Duration,
     pub(crate) heartbeat: Duration,
     /// Wakes the warden.

@@ -12,7 +12,7 @@ use millstream_card::region::kernel::{Builtin, RegionKernel, Run};
 use millstream_card::{Config, Lifetime, Network, serve_with};
 use millstream_rdma::{Choice, Device, device};
 
-use crate::host::{PATIENCE, again};
+use crate::host::{GRACE, PATIENCE, again};
 
 /// Environment of a test binary that is to be a card on the network: where to write its address.
 const BE_ON_THE_NETWORK: &str = "MILLSTREAM_TEST_NETWORK_CARD";
@@ -25,9 +25,6 @@ const CUDA: &str = "MILLSTREAM_TEST_CARD_CUDA";
 /// Banks of a test card.
 pub(crate) const BANK: u64 = 4 << 20;
 pub(crate) const BANKS: u32 = 4;
-
-/// Time for a kernel of a test card to reach a safe point.
-pub(crate) const GRACE: Duration = Duration::from_millis(300);
 
 pub(crate) fn device() -> Device {
     device::open(&Choice::from_environment()).unwrap_or_else(|error| panic!("run `make lib` first: {error}"))

@@ -18,6 +18,9 @@ pub(crate) const MEMORY: u64 = 16 << 20;
 /// Longest that anything in these tests should take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Time for a kernel of a test card to reach a safe point.
+pub(crate) const GRACE: Duration = Duration::from_millis(300);
+
 /// Exit status of a card that ended as its lifetime says.
 pub(crate) const ENDED: i32 = 7;
 
@@ -31,7 +34,9 @@ pub(crate) fn be_a_card() {
     kernels.add("sum", Sum).unwrap();
     kernels.add("slow", Slow).unwrap();
     kernels.add("broken", Broken).unwrap();
+    kernels.add("deaf", Deaf).unwrap();
     let mut config = Config::new(name.parse().unwrap(), MEMORY, kernels);
+    config.grace = GRACE;
     config.lifetime = match lifetime {
         "unbound" => Lifetime::Unbound,
         "launcher" => Lifetime::Launcher(stdin()),
@@ -79,6 +84,21 @@ impl Kernel for Slow {
         while Instant::now() < end {
             job.beat()?;
             std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+}
+
+/// As [`Slow`], but hears nothing, and writes to the place of its result all the time.
+struct Deaf;
+
+impl Kernel for Deaf {
+    fn run(&mut self, job: &mut Job<'_>) -> Result<(), Fault> {
+        let end = Instant::now() + Duration::from_millis(job.args.len);
+        while Instant::now() < end {
+            let written = job.memory.write(job.result.offset, &[0xff; 8]);
+            written.map_err(|error| error.fault(Cause::ResultOutsideMemory))?;
+            std::thread::sleep(Duration::from_micros(200));
         }
         Ok(())
     }

@@ -2,14 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use millstream_card::command::Cause;
+use millstream_card::command::{Cause, Descriptor};
 use millstream_card::net::control::{KernelSource, Start};
 use millstream_card::net::{RemoteCard, RemoteError, RemoteErrorKind};
 use millstream_card::region::codes::RegionState;
 use millstream_card::registers::{REGION_CONTROL, REGION_STRIDE, at, region_at};
+use millstream_card::{Card, Ring, RingPlaces, Span};
 
-use crate::cards::{GRACE, NetworkCard};
-use crate::host::PATIENCE;
+use crate::cards::NetworkCard;
+use crate::host::{ENDED, GRACE, PATIENCE, Process};
 
 const LEASE: Duration = Duration::from_secs(20);
 
@@ -122,4 +123,68 @@ fn a_card_ends_although_a_kernel_does_not() {
         assert!(Instant::now() < until, "card waits for its kernel");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Where a command of the rings writes.
+const RESULT: u64 = 1 << 20;
+
+/// Gives a command that hears nothing for so many milliseconds, and waits until it runs.
+fn deaf_command(card: &Card, milliseconds: u64) -> Ring {
+    let mut ring = Ring::open(card, RingPlaces::at(0, 8)).unwrap();
+    let descriptor = Descriptor {
+        kernel: card.kernel("deaf").unwrap(),
+        flags: 0,
+        args: Span::new(0, milliseconds),
+        result: Span::new(RESULT, 8),
+        cookie: 1,
+    };
+    ring.submit(&descriptor).unwrap();
+    let until = Instant::now() + PATIENCE;
+    while card.memory().read_array(RESULT).unwrap() != [0xff; 8] {
+        assert!(Instant::now() < until, "the command does not begin");
+    }
+    ring
+}
+
+#[test]
+fn a_card_ends_although_a_command_of_its_rings_does_not() {
+    let mut process = Process::start("deaf-end", "owner");
+    let card = Card::open_as_owner(&process.name, PATIENCE).unwrap();
+    let ring = deaf_command(&card, 3_600_000);
+    drop((ring, card));
+    assert_eq!(process.ended().code(), Some(ENDED));
+}
+
+#[test]
+fn the_next_holder_does_not_meet_a_command_of_the_rings_that_does_not_end() {
+    let process = Process::start("deaf-lease", "unbound");
+    let started = Instant::now();
+    let card = process.open();
+    // Nobody holds the lease yet, or the card would refuse a kernel that was not loaded.
+    let ring = deaf_command(&card, DEAF);
+    card.lease(PATIENCE).unwrap();
+    drop((ring, card));
+
+    // Who opens the card before it has other memory is disconnected.
+    let next = loop {
+        assert!(started.elapsed() < PATIENCE, "nobody gets the card");
+        let next = process.open();
+        if next.lease(PATIENCE).is_ok() {
+            break next;
+        }
+    };
+    assert!(started.elapsed() < Duration::from_millis(DEAF), "the command has ended meanwhile");
+    for _ in 0..20 {
+        assert_eq!(next.memory().read_array(RESULT).unwrap(), [0; 8]);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(next);
+    // When the command has ended the rings are as good as ever.
+    std::thread::sleep(Duration::from_millis(DEAF).saturating_sub(started.elapsed()));
+    let last = process.open();
+    let mut ring = Ring::open(&last, RingPlaces::at(0, 8)).unwrap();
+    let kernel = last.kernel("sum").unwrap();
+    let (args, result) = (Span::new(0, 0), Span::new(RESULT, 8));
+    ring.submit(&Descriptor { kernel, flags: 0, args, result, cookie: 2 }).unwrap();
+    assert_eq!(ring.wait(PATIENCE).unwrap().outcome, Ok(()));
 }

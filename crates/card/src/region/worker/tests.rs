@@ -40,6 +40,7 @@ fn shop() -> Arc<Shop> {
         loaders: Vec::new(),
         stop: Arc::default(),
         desks: vec![Desk::default()],
+        rings: RingDesk::default(),
         spin: Duration::ZERO,
         heartbeat: Duration::from_millis(100),
         wake: Arc::new(EventFd::latch().unwrap()),
