@@ -511,6 +511,9 @@ pub(crate) enum BenchWhat {
         /// A Python with numpy and numba [default: venv/bin/python in the results' folder, if it is there]
         #[arg(long, value_name = "PROGRAM")]
         python: Option<PathBuf>,
+        /// Only whole jobs beside the bare kernel
+        #[arg(long)]
+        jobs: bool,
     },
     /// The device between two hosts (network namespaces on this one; as root), beside bare UDP and TCP
     Wire {

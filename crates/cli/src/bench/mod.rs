@@ -25,7 +25,10 @@ pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
             ("verbs", verbs::run(&std::env::current_exe()?, &library_dir()?, *rounds)?)
         }
         BenchWhat::Evb { rounds, seconds } => ("evb", evb::run(&options.out, *rounds, *seconds)?),
-        BenchWhat::Stencil { side, rounds, python } => {
+        BenchWhat::Stencil { side, rounds, jobs: true, .. } => {
+            ("stencil-jobs", stencil::run_jobs(*side as u64, *rounds)?)
+        }
+        BenchWhat::Stencil { side, rounds, python, .. } => {
             ("stencil", stencil::run(&options.out, *side, *rounds, python.as_deref())?)
         }
         BenchWhat::Card { rounds } => ("card", card::run(*rounds)?),

@@ -58,6 +58,14 @@ pub(super) fn run(out: &Path, side: usize, rounds: usize, python: Option<&Path>)
     Ok(table)
 }
 
+/// Whole jobs alone.
+pub(super) fn run_jobs(side: u64, rounds: usize) -> Outcome<Table> {
+    let title = format!("Whole stencil jobs, {side}x{side} points (medians of {rounds} interleaved rounds)");
+    let mut table = Table::new(&title, "bare kernel, or what was asked for");
+    jobs(&mut table, side, rounds)?;
+    Ok(table)
+}
+
 /// The kernel by itself, on memory as cards have it.
 struct Bare {
     memory: Memory,
