@@ -130,8 +130,9 @@ impl Bench<'_> {
     /// The same by our own loop, whose memory is landing memory.
     fn lean_bandwidth(&mut self, size: usize, name: &str) -> Result<(), VerbsError> {
         let size_text = size.to_string();
+        let loops = [&["write"][..], &["read"], &["send"], &["send", "--list", "64"]];
         let pairs =
-            BANDWIDTH.map(|(_, what)| self.lean(&[what, "--size", &size_text], column::LEAN_BANDWIDTH));
+            loops.map(|what| self.lean(&[what, &["--size", &size_text]].concat(), column::LEAN_BANDWIDTH));
         let [beside_poller, told] = [(); 2].map(|()| RefCell::new(Vec::new()));
         let copy = || {
             let speed = memcpy_beside_poller(Kind::Landing, size, BASELINE_TIME)?;
@@ -140,8 +141,14 @@ impl Bench<'_> {
             memcpy(Kind::Landing, size, size, size, BASELINE_TIME)
         };
         let (baseline, values) = self.medians(copy, &pairs)?;
-        for ((_, what), value) in BANDWIDTH.iter().zip(&values) {
-            self.table.push(Figure::against(format!("{what} {name}, lean loop"), *value, "GB/s", baseline));
+        let names = [
+            "write {}, lean loop",
+            "read {}, lean loop",
+            "send {}, lean loop",
+            "send {}, lean loop, 64 a list",
+        ];
+        for (what, value) in names.iter().zip(&values) {
+            self.table.push(Figure::against(what.replace("{}", name), *value, "GB/s", baseline));
         }
         // Whoever receives polls, and that alone may slow a copy down; and each message is told of.
         let bounds = [(beside_poller, "while another core polls"), (told, "told of one by one")];

@@ -342,6 +342,7 @@ pub unsafe extern "C" fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, 
 }
 
 /// What is left of a list of send requests: where the next one is, or NULL.
+#[derive(Clone, Copy)]
 struct Rest(*mut ibv_send_wr);
 
 impl Requests for Rest {
@@ -437,24 +438,44 @@ unsafe fn post_any(object: &QpObject, request: &ibv_send_wr) -> Result<(), Errno
     }
 }
 
+/// A list of receive requests, one after the other.
+struct Receiving {
+    next: *mut ibv_recv_wr,
+    /// The one that was taken last.
+    last: *mut ibv_recv_wr,
+}
+
+impl Iterator for &mut Receiving {
+    type Item = (u64, &'static [Sge]);
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Self::Item> {
+        self.last = self.next;
+        // SAFETY: made by `post_recv` from a list of complete requests, and used up by it.
+        unsafe {
+            let request = self.next.as_ref()?;
+            self.next = request.next;
+            Some((request.wr_id, elements(request.sg_list, request.num_sge)))
+        }
+    }
+}
+
 /// Posts a list of receive requests. Returns 0, or an error number with the first refused request in
 /// `bad_wr`.
 pub(crate) unsafe extern "C" fn post_recv(
     qp: *mut ibv_qp,
-    mut wr: *mut ibv_recv_wr,
+    wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    // SAFETY: the caller passes a live queue pair, a list of complete requests and a writable `bad_wr`.
+    let mut list = Receiving { next: wr, last: wr };
+    // SAFETY: the caller passes a live queue pair and a writable `bad_wr`.
     unsafe {
-        let queue_pair = &QpObject::of(qp).inner;
-        while let Some(request) = wr.as_ref() {
-            let sges = elements(request.sg_list, request.num_sge);
-            if let Err(error) = queue_pair.post_recv(request.wr_id, sges) {
-                bad_wr.write(wr);
-                return errno::status(Err(error.into()));
+        match QpObject::of(qp).inner.post_recvs(&mut list) {
+            Ok(()) => 0,
+            Err(error) => {
+                bad_wr.write(list.last);
+                errno::status(Err(error.into()))
             }
-            wr = request.next;
         }
     }
-    0
 }

@@ -217,6 +217,18 @@ impl RemoteCq {
     /// Adds a completion; true if somebody must be told.
     #[inline(always)]
     pub(crate) fn push(&self, me: Party, cqe: Cqe, solicited: bool) -> std::result::Result<bool, NotAdded> {
+        self.push_all(me, 1, |_| cqe, solicited)
+    }
+
+    /// Adds `count` completions, all of them or none; true if somebody must be told.
+    #[inline(always)]
+    pub(crate) fn push_all(
+        &self,
+        me: Party,
+        count: u32,
+        cqe: impl Fn(u32) -> Cqe,
+        solicited: bool,
+    ) -> std::result::Result<bool, NotAdded> {
         let Taken { guard, again } = self.ring.lock.lock(me).ok_or(NotAdded::Locked)?;
         let ring = self.ring;
         let entries = self.entries().ok_or(NotAdded::Locked)?;
@@ -226,27 +238,37 @@ impl RemoteCq {
         if !again && entries.place(tail).stamp() == tail.wrapping_add(1) {
             tail = tail.wrapping_add(1);
         }
-        if tail.wrapping_sub(ring.seen_head.load(Ordering::Relaxed)) > entries.mask {
+        let fits = |head: u32| tail.wrapping_sub(head).saturating_add(count) <= entries.capacity();
+        if !fits(ring.seen_head.load(Ordering::Relaxed)) {
             let head = ring.head.load(Ordering::Acquire);
             ring.seen_head.store(head, Ordering::Relaxed);
-            if tail.wrapping_sub(head) > entries.mask {
-                ring.overrun.store(1, Ordering::Release);
+            if !fits(head) {
+                // Where there is room for some, the queue is not lost.
+                if tail.wrapping_sub(head) > entries.mask {
+                    ring.overrun.store(1, Ordering::Release);
+                }
                 return Err(NotAdded::Full);
             }
         }
-        if entries.timed {
-            entries.keep_time(tail);
+        for turn in 0..count {
+            if entries.timed {
+                entries.keep_time(tail);
+            }
+            // The place belongs to the holder of the lease until it is stamped.
+            entries.place(tail).publish(cqe(turn), tail.wrapping_add(1));
+            cache::expect_store(entries.place(tail.wrapping_add(count.max(cache::AHEAD))));
+            tail = tail.wrapping_add(1);
+            // One at a time: of those that are not counted, who comes next looks for one.
+            ring.tail.store(tail, Ordering::Release);
         }
-        // The place belongs to the holder of the lease until it is stamped.
-        entries.place(tail).publish(cqe, tail.wrapping_add(1));
-        ring.tail.store(tail.wrapping_add(1), Ordering::Release);
-        cache::expect_store(entries.place(tail.wrapping_add(cache::AHEAD)));
         if ring.channel.load(Ordering::Relaxed) == 0 {
             drop(guard);
             return Ok(false);
         }
         guard.release_fenced();
-        self.signal.set(to_signal(ring, solicited));
+        // A channel that is signalled makes up for the timer that was to be before it.
+        let signals = (0..count).map(|_| to_signal(ring, solicited)).filter(|channel| *channel != 0);
+        self.signal.set(signals.last().unwrap_or(0));
         Ok(self.signal.get() != 0)
     }
 }

@@ -147,6 +147,50 @@ fn a_full_ring_takes_nothing() {
     });
 }
 
+/// Two completions at once beside a third: all or none of them, next to each other.
+#[test]
+fn completions_that_are_added_together_stay_together() {
+    check(|| {
+        let queue = Queue::new(4);
+        let producer =
+            thread::spawn(move || queue.remote().push_all(party(1), 2, |turn| completion(1 + turn), false));
+        assert_eq!(queue.remote().push(party(2), completion(3), false), Ok(false));
+        let entries = queue.entries();
+        let (mut head, mut found) = (0, Vec::new());
+        (0..3).for_each(|_| found.extend(take(&entries, queue.ring, &mut head)));
+        assert_eq!(producer.join().unwrap(), Ok(false));
+        while let Some(n) = take(&entries, queue.ring, &mut head) {
+            found.push(n);
+        }
+        assert!(matches!(found[..], [1, 2, 3] | [3, 1, 2]), "{found:?}");
+    });
+}
+
+/// Room for one of two: the queue takes neither, and is not lost.
+#[test]
+fn a_ring_takes_all_or_none() {
+    check(|| {
+        let queue = Queue::new(2);
+        let producer = thread::spawn(move || {
+            let remote = queue.remote();
+            assert_eq!(remote.push(party(1), completion(1), false), Ok(false));
+            remote.push_all(party(1), 2, |turn| completion(2 + turn), false)
+        });
+        let entries = queue.entries();
+        let (mut head, mut found) = (0, Vec::new());
+        (0..2).for_each(|_| found.extend(take(&entries, queue.ring, &mut head)));
+        let added = producer.join().unwrap();
+        while let Some(n) = take(&entries, queue.ring, &mut head) {
+            found.push(n);
+        }
+        match added {
+            Ok(false) => assert_eq!(found, [1, 2, 3]),
+            other => assert_eq!((other, &found[..]), (Err(NotAdded::Full), &[1][..])),
+        }
+        assert_eq!(queue.ring.overrun.load(Ordering::Relaxed), 0);
+    });
+}
+
 /// A producer ends after it has published a completion, and before it has counted it.
 #[test]
 fn a_completion_that_a_dead_producer_published_is_not_stored_over() {

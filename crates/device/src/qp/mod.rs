@@ -428,6 +428,7 @@ impl Qp {
     }
 
     /// The state now.
+    #[inline]
     #[must_use]
     pub fn state(&self) -> State {
         State::from_raw(u32::from(self.state.load(Ordering::Acquire))).expect("only states are stored")

@@ -14,7 +14,7 @@ use millstream_shm::copy_in_order;
 
 use super::keys::{LocalKeys, RemoteKeys};
 use super::state::State;
-use super::target::Target;
+use super::target::{READ_AHEAD, Receive, Target};
 use super::{Kind, Qp};
 use crate::caps::MAX_MSG;
 use crate::cqe::Cqe;
@@ -40,21 +40,22 @@ pub struct Plain {
     pub rkey: u32,
 }
 
-/// A list of requests as it was posted.
-pub trait Requests {
+/// A list of requests as it was posted: a place in it.
+pub trait Requests: Copy {
     /// The next one, if it is plain.
     fn plain(&self) -> Option<Plain>;
     /// It was carried out.
     fn advance(&mut self);
 }
 
-/// A list of one.
-pub(super) struct One<'a>(pub(super) Option<&'a SendWr<'a>>);
+/// What is left of a list.
+#[derive(Clone, Copy)]
+pub(super) struct Rest<'a>(pub(super) &'a [SendWr<'a>]);
 
-impl Requests for One<'_> {
+impl Requests for Rest<'_> {
     #[inline(always)]
     fn plain(&self) -> Option<Plain> {
-        let wr = self.0?;
+        let wr = self.0.first()?;
         let ([sge], WR_RDMA_WRITE | WR_RDMA_READ | WR_SEND) = (wr.sges, wr.opcode) else { return None };
         let SendWr { wr_id, opcode, flags, remote_addr, rkey, .. } = *wr;
         Some(Plain { wr_id, opcode, flags, sge: *sge, remote_addr, rkey })
@@ -62,9 +63,26 @@ impl Requests for One<'_> {
 
     #[inline(always)]
     fn advance(&mut self) {
-        self.0 = None;
+        self.0 = self.0.split_first().map_or(&[], |(_, rest)| rest);
     }
 }
+
+/// SENDs of a list, but for the first, are told of together. A receiver that polls has the line of the next completion, and gives it up
+/// once for all of them instead of for each.
+const TOGETHER: u32 = READ_AHEAD as u32;
+/// When so many bytes are copied, the receiver waits no longer for the first of them.
+const BYTES_TOGETHER: u32 = 16 << 10;
+
+/// A SEND whose data is where it belongs, and which the receiver is not yet told of.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Placed {
+    wr_id: u64,
+    length: u32,
+    signalled: bool,
+}
+
+/// Those that the receiver is told of together. Kept with the queue: what is on the stack has to be cleared.
+pub(super) type Group = [Placed; TOGETHER as usize];
 
 /// Who must be told of a request that was carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,7 +113,7 @@ impl Qp {
         let busy = &target.entry.busy;
         let mut announced = send.announced;
         let mut room = self.send_room(send);
-        let mut signal = false;
+        let (mut signal, mut going_on) = (false, false);
         loop {
             // One request's end is the next one's beginning.
             busy.begin(&mut announced, peer.asymmetric);
@@ -103,25 +121,33 @@ impl Qp {
                 break;
             }
             let keys = (&send.remote_keys, &mut send.local_keys);
-            let done = match next.opcode {
-                WR_SEND => self.send_plain(target, keys, &next),
-                _ => self.copy_plain(target, keys, &next),
+            let notify = match next.opcode {
+                WR_SEND if going_on && next.flags & SEND_SOLICITED == 0 => {
+                    let accounts = (&mut room, &mut send.posted, &mut send.group);
+                    let Some(notify) = self.send_together(target, keys, list, accounts) else { break };
+                    notify
+                }
+                opcode => {
+                    let done = match opcode {
+                        WR_SEND => self.send_plain(target, keys, &next),
+                        _ => self.copy_plain(target, keys, &next),
+                    };
+                    let Some(notify) = done else { break };
+                    send.posted = send.posted.wrapping_add(1);
+                    if self.signal_all || next.flags & SEND_SIGNALED != 0 {
+                        self.complete_plain(next.wr_id, next.opcode, next.sge.length, send.posted);
+                    }
+                    list.advance();
+                    room -= 1;
+                    notify
+                }
             };
-            match done {
-                None => break,
-                Some(Notify::Nobody) => {}
-                Some(Notify::Receiver) => signal = true,
-            }
-            send.posted = send.posted.wrapping_add(1);
-            if self.signal_all || next.flags & SEND_SIGNALED != 0 {
-                self.complete_plain(next.wr_id, next.opcode, next.sge.length, send.posted);
-            }
-            list.advance();
-            room -= 1;
+            signal = notify == Notify::Receiver;
             match list.plain() {
                 Some(plain) if room != 0 && !signal => next = plain,
                 _ => break,
             }
+            going_on = true;
         }
         busy.end(&mut announced);
         send.announced = announced;
@@ -163,11 +189,29 @@ impl Qp {
     fn send_plain(
         &self,
         target: &Target,
-        (remote, local): (&RemoteKeys, &mut LocalKeys),
+        keys: (&RemoteKeys, &mut LocalKeys),
         plain: &Plain,
     ) -> Option<Notify> {
+        let receive = self.place_plain(target, keys, plain, 0)?;
+        let cqe = Cqe { opcode: WC_OP_RECV as u16, byte_len: plain.sge.length, ..Cqe::default() };
+        let solicited = plain.flags & SEND_SOLICITED != 0;
+        // A queue that takes no more is found out, and told of, by the long way.
+        let signal = target.complete_receive(self.party(), receive, cqe, solicited).ok()?;
+        Some(if signal { Notify::Receiver } else { Notify::Nobody })
+    }
+
+    /// Copies a SEND's data to where the receive request wants it that comes after the `before` oldest; none if it is not
+    /// that simple.
+    #[inline(always)]
+    fn place_plain(
+        &self,
+        target: &Target,
+        (remote, local): (&RemoteKeys, &mut LocalKeys),
+        plain: &Plain,
+        before: u32,
+    ) -> Option<Receive> {
         let here = self.local_place(local, plain, 0)?;
-        let (receive, room) = target.plain_receive()?;
+        let (receive, room) = target.plain_receive(before)?;
         let len = plain.sge.length;
         if len == 0 || len > room.length {
             return None;
@@ -176,10 +220,49 @@ impl Qp {
             remote.known(room.lkey)?.mapped(target.pd, room.addr, u64::from(len), ACCESS_LOCAL_WRITE)?;
         // SAFETY: as above.
         unsafe { copy_in_order(there, here, len as usize) };
-        let cqe = Cqe { opcode: WC_OP_RECV as u16, byte_len: len, ..Cqe::default() };
-        let solicited = plain.flags & SEND_SOLICITED != 0;
-        // A queue that takes no more is found out, and told of, by the long way.
-        let signal = target.complete_receive(self.party(), receive, cqe, solicited).ok()?;
+        Some(receive)
+    }
+
+    /// Carries out the SENDs at the front of a list, up to [`TOGETHER`] and what `room` there is, and goes on in the list
+    /// behind them; none if not even the first one is that simple, or the receiver's queue does not take them all. Then the
+    /// list is where it was, and what was copied will be once more.
+    ///
+    /// The caller's announcement stands for all of them: the receiver's queues stay while it does.
+    #[inline(never)]
+    fn send_together(
+        &self,
+        target: &Target,
+        (remote, local): (&RemoteKeys, &mut LocalKeys),
+        list: &mut impl Requests,
+        (room, posted, group): (&mut u32, &mut u32, &mut Group),
+    ) -> Option<Notify> {
+        let mut at = *list;
+        let (mut count, mut bytes) = (0, 0);
+        while count < TOGETHER.min(*room) && bytes < BYTES_TOGETHER {
+            let alike = |plain: &Plain| plain.opcode == WR_SEND && plain.flags & SEND_SOLICITED == 0;
+            let Some(plain) = at.plain().filter(alike) else { break };
+            if self.place_plain(target, (remote, &mut *local), &plain, count).is_none() {
+                break;
+            }
+            let Plain { wr_id, flags, sge: Sge { length, .. }, .. } = plain;
+            group[count as usize] = Placed { wr_id, length, signalled: flags & SEND_SIGNALED != 0 };
+            bytes += length;
+            count += 1;
+            at.advance();
+        }
+        if count == 0 {
+            return None;
+        }
+        let length = |at: u32| group[at as usize].length;
+        let signal = target.complete_receives(self.party(), count, length).ok()?;
+        *list = at;
+        *room -= count;
+        for placed in &group[..count as usize] {
+            *posted = posted.wrapping_add(1);
+            if self.signal_all || placed.signalled {
+                self.complete_plain(placed.wr_id, WR_SEND, placed.length, *posted);
+            }
+        }
         Some(if signal { Notify::Receiver } else { Notify::Nobody })
     }
 

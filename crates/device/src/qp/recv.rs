@@ -69,6 +69,7 @@ pub(super) struct Poster<'a> {
 }
 
 impl Poster<'_> {
+    #[inline]
     pub(super) fn done(&self) -> u32 {
         self.queue.done.load(Ordering::Acquire)
     }
@@ -92,6 +93,7 @@ impl RecvQueue {
         }
     }
 
+    #[inline]
     pub(super) fn lock(&self) -> Poster<'_> {
         Poster { queue: self, _guard: self.poster.lock() }
     }
@@ -126,12 +128,16 @@ impl RecvQueue {
 
     /// # Safety
     /// The caller holds the poster's lock and the slot is free.
+    #[inline]
     unsafe fn write(&self, at: u32, sges: &[Sge]) {
         // SAFETY: the index is masked to slots that exist, and the slot has room for the elements.
         unsafe {
             let slot = self.slot(at);
             let elements = slot.add(size_of::<RecvSlot>()).cast::<Sge>();
-            elements.copy_from_nonoverlapping(sges.as_ptr(), sges.len());
+            match sges {
+                [one] => elements.write(*one),
+                _ => elements.copy_from_nonoverlapping(sges.as_ptr(), sges.len()),
+            }
             (*slot.cast::<RecvSlot>()).n_sge.store(sges.len() as u32, Ordering::Relaxed);
         }
     }
@@ -144,27 +150,50 @@ impl Qp {
     /// EINVAL in state RESET or with too many elements, ENOMEM when the queue is full.
     #[inline]
     pub fn post_recv(&self, wr_id: u64, sges: &[Sge]) -> Result<()> {
+        self.post_recvs(std::iter::once((wr_id, sges)))
+    }
+
+    /// Posts receive requests, each with its name and its elements, up to the first that is refused. The peer sees
+    /// them all at once.
+    ///
+    /// # Errors
+    /// As [`Qp::post_recv`], of the request that was taken last.
+    #[inline]
+    pub fn post_recvs<'a>(&self, requests: impl Iterator<Item = (u64, &'a [Sge])>) -> Result<()> {
         let poster = self.recv.lock();
         let state = self.state();
-        if state == State::Reset || self.srq.is_some() || sges.len() > self.capacity.max_recv_sge as usize {
+        if state == State::Reset || self.srq.is_some() {
             return Err(Errno::INVAL);
         }
-        let tail = self.recv.tail.load(Ordering::Relaxed);
-        if tail.wrapping_sub(poster.done()) >= self.capacity.max_recv_wr {
-            return Err(if self.kind.has_receive_queue() { Errno::NOMEM } else { Errno::INVAL });
+        let first = self.recv.tail.load(Ordering::Relaxed);
+        let mut tail = first;
+        let mut result = Ok(());
+        for (wr_id, sges) in requests {
+            if sges.len() > self.capacity.max_recv_sge as usize {
+                result = Err(Errno::INVAL);
+                break;
+            }
+            if tail.wrapping_sub(poster.done()) >= self.capacity.max_recv_wr {
+                result = Err(if self.kind.has_receive_queue() { Errno::NOMEM } else { Errno::INVAL });
+                break;
+            }
+            // SAFETY: locked, and there is room.
+            unsafe { self.recv.write(tail, sges) };
+            self.recv.notes[(tail & self.recv.mask) as usize].write(wr_id, sges);
+            tail = tail.wrapping_add(1);
         }
-        // SAFETY: locked, and there is room.
-        unsafe { self.recv.write(tail, sges) };
-        self.recv.notes[(tail & self.recv.mask) as usize].write(wr_id, sges);
-        self.recv.tail.store(tail.wrapping_add(1), Ordering::Release);
-        self.entry.rq_tail.store(tail.wrapping_add(1), Ordering::Release);
+        if tail == first {
+            return result;
+        }
+        self.recv.tail.store(tail, Ordering::Release);
+        self.entry.rq_tail.store(tail, Ordering::Release);
         drop(poster);
         if state == State::Err {
             self.flush_receives();
         } else if self.entry.rnr_wait.load(Ordering::Relaxed) != 0 {
             self.wake_sender();
         }
-        Ok(())
+        result
     }
 
     /// The peer's application sleeps and its request waits for this receive.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::care::Found;
 use super::datagram::{self, MAX_DATAGRAM, Pieces, Receivers};
 use super::keys::{LocalKeys, RemoteKeys};
-use super::plain::One;
+use super::plain::{Group, Requests as _, Rest};
 use super::state::{Attributes, State};
 use super::target::Target;
 use super::transfer::Stop;
@@ -57,6 +57,8 @@ pub(crate) struct SendQueue {
     pub(super) rnr_retries: u32,
     /// Requests ever posted.
     pub(super) posted: u32,
+    /// Room for SENDs that are told of together.
+    pub(super) group: Group,
     parked: VecDeque<Parked>,
     /// Since when the oldest parked request waits, and for what.
     waits: Option<(Stop, Instant)>,
@@ -233,9 +235,24 @@ impl Qp {
     /// many elements or too much inline data; ENOMEM when the queue is full.
     #[inline]
     pub fn post_send(&self, wr: &SendWr<'_>) -> Result<()> {
-        let mut one = One(Some(wr));
-        self.post_plain(&mut one);
-        if one.0.is_none() { Ok(()) } else { self.post_any(wr) }
+        let mut list = Rest(std::slice::from_ref(wr));
+        self.post_plain(&mut list);
+        if list.0.is_empty() { Ok(()) } else { self.post_any(wr) }
+    }
+
+    /// Posts send requests, up to the first that is refused.
+    ///
+    /// # Errors
+    /// As [`Qp::post_send`], with the refused request's place in the list.
+    pub fn post_sends(&self, list: &[SendWr<'_>]) -> std::result::Result<(), (usize, Errno)> {
+        let mut rest = Rest(list);
+        self.post_plain(&mut rest);
+        while let Some(wr) = rest.0.first() {
+            self.post_any(wr).map_err(|error| (list.len() - rest.0.len(), error))?;
+            rest.advance();
+            self.post_plain(&mut rest);
+        }
+        Ok(())
     }
 
     /// The same by the long way only, for a request that [`post_plain`](Self::post_plain) has left alone.

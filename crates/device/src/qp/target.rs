@@ -17,7 +17,7 @@ use crate::layout::{
 };
 use crate::peer::Peer;
 use crate::ring::{NotAdded, RemoteCq};
-use crate::types::Sge;
+use crate::types::{Sge, WC_OP_RECV};
 use crate::xrc;
 
 /// Whether a request can be carried out now.
@@ -76,7 +76,7 @@ struct ReadAhead {
 }
 
 /// Of requests with one element, two share a line.
-const READ_AHEAD: usize = 8;
+pub(super) const READ_AHEAD: usize = 8;
 
 #[derive(Debug)]
 struct Slots {
@@ -326,13 +326,14 @@ impl Target {
         Ok((Receive { sequence: srq.tag | slot, slot }, if below { Left::BelowLimit } else { Left::Enough }))
     }
 
-    /// The oldest receive request of the queue pair's own and its element, if it has one only.
+    /// The receive request of the queue pair's own that comes after the `before` oldest, and its element, if it has
+    /// one only.
     #[inline(always)]
-    pub(super) fn plain_receive(&self) -> Option<(Receive, Sge)> {
+    pub(super) fn plain_receive(&self, before: u32) -> Option<(Receive, Sge)> {
         if self.srq.is_some() {
             return None;
         }
-        let head = self.entry.rq_head.load(Ordering::Relaxed);
+        let head = self.entry.rq_head.load(Ordering::Relaxed).wrapping_add(before);
         let mut at = head.wrapping_sub(self.ahead.first.get());
         if at >= self.ahead.count.get() {
             self.read_ahead(head);
@@ -397,6 +398,29 @@ impl Target {
             Some(srq) => srq.taken.store(0, Ordering::Release),
         }
         result
+    }
+
+    /// Completes the `count` oldest receive requests of the queue pair's own by unsolicited SENDs of so many bytes, all of
+    /// them or none; true if the receiver's channel must be signalled.
+    #[inline(always)]
+    pub(super) fn complete_receives(
+        &self,
+        me: Party,
+        count: u32,
+        byte_len: impl Fn(u32) -> u32,
+    ) -> Result<bool, NotAdded> {
+        let head = self.entry.rq_head.load(Ordering::Relaxed);
+        let cqe = |at: u32| Cqe {
+            qpn: self.qpn,
+            sequence: head.wrapping_add(at),
+            opcode: WC_OP_RECV as u16,
+            byte_len: byte_len(at),
+            ..Cqe::default()
+        };
+        let signal = self.cq.push_all(me, count, cqe, false)?;
+        // Only now, as above.
+        self.entry.rq_head.store(head.wrapping_add(count), Ordering::Release);
+        Ok(signal)
     }
 }
 

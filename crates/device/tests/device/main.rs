@@ -9,6 +9,7 @@ mod events;
 mod hostile_socket;
 mod kills;
 mod lifetime;
+mod lists;
 mod multicast;
 mod operations;
 mod plays;

@@ -132,6 +132,8 @@ pub(crate) enum Command {
     /// No mapping of the region's memory for writing from now on.
     ForbidNewWriters(usize),
     Send(Request),
+    /// Posts them as one list.
+    SendAll(Vec<Request>),
     Recv {
         wr_id: u64,
         sges: Vec<(u64, u32, u32)>,
@@ -374,7 +376,8 @@ impl Actor {
                 return Ok(Reply::Bytes(self.regions[region].0.load(at, len)));
             }
             Command::ForbidNewWriters(region) => memory::forbid_new_writers(&self.regions[region].0),
-            Command::Send(request) => self.send(&request)?,
+            Command::Send(request) => self.send(&[request])?,
+            Command::SendAll(requests) => self.send(&requests)?,
             Command::Recv { wr_id, sges } => self.qp().post_recv(wr_id, &elements(&sges))?,
             Command::Poll { which, count, within_ms } => {
                 return self.poll(which, count, Duration::from_millis(within_ms));
@@ -396,7 +399,7 @@ impl Actor {
                 return Ok(Reply::Event(event));
             }
             Command::Hammer(request) => loop {
-                self.send(&request)?;
+                self.send(std::slice::from_ref(&request))?;
                 let Reply::Completions(found) = self.poll(Which::Send, 1, super::SOON)? else {
                     unreachable!("polling answers with completions")
                 };
@@ -406,7 +409,7 @@ impl Actor {
             },
             Command::Repeat(request, times) => {
                 for _ in 0..times {
-                    self.send(&request)?;
+                    self.send(std::slice::from_ref(&request))?;
                     let Reply::Completions(found) = self.poll(Which::Send, 1, super::SOON)? else {
                         unreachable!("polling answers with completions")
                     };
@@ -467,19 +470,24 @@ impl Actor {
         Ok(reply)
     }
 
-    fn send(&self, request: &Request) -> Result<(), Errno> {
-        self.qp().post_send(&SendWr {
+    fn send(&self, requests: &[Request]) -> Result<(), Errno> {
+        let sges: Vec<_> = requests.iter().map(|request| elements(&request.sges)).collect();
+        let list = requests.iter().zip(&sges).map(|(request, sges)| SendWr {
             wr_id: request.wr_id,
             opcode: request.opcode,
             flags: request.flags,
             imm: request.imm,
-            sges: &elements(&request.sges),
+            sges,
             remote_addr: request.remote_addr,
             rkey: request.rkey,
             compare_add: request.compare_add,
             swap: request.swap,
             ..SendWr::default()
-        })
+        });
+        match &list.collect::<Vec<_>>()[..] {
+            [one] => self.qp().post_send(one),
+            list => self.qp().post_sends(list).map_err(|(_, error)| error),
+        }
     }
 
     fn poll(&self, which: Which, count: usize, within: Duration) -> Result<Reply, Errno> {

@@ -193,6 +193,11 @@ impl End {
         self.run(Command::Send(request));
     }
 
+    /// Posts requests as one list.
+    pub(crate) fn post_all(&mut self, requests: &[Request]) {
+        self.run(Command::SendAll(requests.to_vec()));
+    }
+
     /// SEND
     pub(crate) fn send(&mut self, wr_id: u64, sges: &[(u64, u32, u32)]) {
         self.post(request(wr_id, WR_SEND, sges, (0, 0)));
