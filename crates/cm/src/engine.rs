@@ -180,12 +180,14 @@ impl Wire for Sockets {
     fn listen(&mut self, claim: ClaimId) -> io::Result<()> {
         match self.watched.remove(&claim.0) {
             Some(Watched::Name(bound)) => {
+                let name = self.names.get(&claim.0).copied();
+                // First, so that whoever sees this process listen can connect by packets, too. Without the port, and if
+                // it is offered already on another address: as it is.
+                let service = name.and_then(|name| self.offer(name).unwrap_or(None));
                 let listener = bound.listen()?;
                 listener.set_nonblocking()?;
                 self.put(claim.0, Watched::Listener(listener))?;
-                if let Some(name) = self.names.get(&claim.0).copied() {
-                    // Without the port, and if it is offered already on another address: as it is.
-                    let service = self.offer(name).unwrap_or(None);
+                if let Some(name) = name {
                     self.listening.insert(name, (claim, service));
                 }
                 Ok(())
