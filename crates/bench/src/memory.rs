@@ -40,17 +40,35 @@ fn memory(kind: Kind, len: usize) -> io::Result<Mapping> {
 pub fn memcpy(kind: Kind, block: usize, source: usize, window: usize, time: Duration) -> io::Result<f64> {
     assert!(block > 0 && block <= window && block <= source);
     let (from, to) = (memory(kind, source)?, memory(kind, window)?);
+    // SAFETY: two mappings of ours, of these sizes.
+    Ok(unsafe { memcpy_between((from.base(), source), (to.base(), window), block, time) })
+}
+
+/// As [`memcpy`], between two ranges that are there already, given with their sizes.
+///
+/// # Panics
+/// As [`memcpy`].
+///
+/// # Safety
+/// The first range can be read, the second one written, and they do not overlap. Nobody else uses them meanwhile.
+pub unsafe fn memcpy_between(
+    (from, source): (*const u8, usize),
+    (to, window): (*mut u8, usize),
+    block: usize,
+    time: Duration,
+) -> f64 {
+    assert!(block > 0 && block <= window && block <= source);
     let (sources, places) = (source / block, window / block);
     let copy = |turn: usize| {
-        // SAFETY: whole blocks inside both buffers, which do not overlap.
+        // SAFETY: whole blocks inside both ranges, which do not overlap.
         unsafe {
-            let here = from.base().add(turn % sources * block);
-            let there = to.base().add(turn % places * block);
+            let here = from.add(turn % sources * block);
+            let there = to.add(turn % places * block);
             black_box(there).copy_from_nonoverlapping(black_box(here), block);
         }
     };
     (0..places).for_each(copy);
-    Ok(speed(block, time, copy))
+    speed(block, time, copy)
 }
 
 /// GB/s of copies of `block` bytes each, for about `time`.

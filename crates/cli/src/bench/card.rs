@@ -6,12 +6,12 @@ use std::ops::Range;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use millstream_bench::memory::{Kind, memcpy};
+use millstream_bench::memory::memcpy_between;
 use millstream_bench::{Figure, Table, median};
-use millstream_card::Span;
 use millstream_card::net::control::{KernelSource, Start};
 use millstream_card::net::{RemoteCard, RemoteError, RemoteOptions};
 use millstream_card::region::copy::{Copy, CopyOperation};
+use millstream_card::{Card, CardName, Span};
 use millstream_rdma::device::{self, Choice};
 use millstream_rdma::{Access, Device, Region};
 use millstream_shm::thread;
@@ -37,7 +37,10 @@ pub(super) fn run(rounds: usize) -> Outcome<Table> {
     let (first, second) =
         thread::on_cores(cards, || Outcome::Ok((Served::start("20")?, Served::start("20")?)))??;
     let (one, other) = (first.connect(&device)?, second.connect(&device)?);
-    thread::on_cores(node, || memory(&mut table, &device, (&one, &other, &second.address), cards, rounds))??;
+    let mapped = [Card::open(&first.name, PATIENCE)?, Card::open(&second.name, PATIENCE)?];
+    let places = (&one, &other, second.address.as_str());
+    thread::on_cores(node, || memory(&mut table, &device, places, &mapped, cards, rounds))??;
+    drop(mapped);
     drop(one);
     drop(other);
     drop(second);
@@ -50,13 +53,15 @@ pub(super) fn run(rounds: usize) -> Outcome<Table> {
 /// A card process, which ends with this.
 struct Served {
     process: Child,
+    name: CardName,
     address: String,
 }
 
 impl Served {
     fn start(spin: &str) -> Outcome<Served> {
+        let name = format!("bench-{}-{}", std::process::id(), next()).parse()?;
         let mut process = Command::new(std::env::current_exe()?)
-            .args(["card", "--json", "serve", &format!("bench-{}-{}", std::process::id(), next())])
+            .args(["card", "--json", "serve", &format!("{name}")])
             .args(["--memory", &MEMORY.to_string(), "--banks", "4", "--listen", "127.0.0.1:0", "--prefault"])
             .args(["--spin", spin])
             .stdout(Stdio::piped())
@@ -67,7 +72,7 @@ impl Served {
         BufReader::new(out).read_line(&mut line)?;
         let said: serde_json::Value = serde_json::from_str(&line)?;
         let address = said["address"].as_str().ok_or("the card did not say its address")?.to_owned();
-        Ok(Served { process, address })
+        Ok(Served { process, name, address })
     }
 
     fn connect(&self, device: &Device) -> Outcome<RemoteCard> {
@@ -90,12 +95,14 @@ fn next() -> usize {
     NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
 }
 
-/// Write, read, card to card, by size, in turns with memcpy of the same blocks.
+/// Write, read, card to card, by size, in turns with memcpy of the same blocks between the same places: how quick copies of
+/// about a cache's size are depends on where their pages lie.
 fn memory(
     table: &mut Table,
     device: &Device,
     (one, other, address): (&RemoteCard, &RemoteCard, &str),
-    cards: &[usize],
+    mapped: &[Card; 2],
+    cores_of_cards: &[usize],
     rounds: usize,
 ) -> Outcome<()> {
     let buffer = Region::landing(device, c"bench-card", 64 << 20, Access::LOCAL_WRITE)?;
@@ -126,17 +133,23 @@ fn memory(
             transfer(0..parts.len())?;
             Ok(bytes / started.elapsed().as_secs_f64() / 1e9)
         };
-        let memcpy = || memcpy(Kind::Landing, size, window, window, Duration::from_millis(40));
+        let bases = mapped.each_ref().map(|card| card.memory().as_ptr().expect("emulated memory is mapped"));
+        let local = buffer.as_ptr().expect("landing memory is mapped here").as_ptr();
+        let memcpy = |from: *const u8, to: *mut u8| {
+            // SAFETY: the buffer and the memories of both cards, of which each has a window and more. They are those that
+            // the transfers use, in turn with this.
+            unsafe { memcpy_between((from, window), (to, window), size, Duration::from_millis(40)) }
+        };
         let mut rates: [Vec<f64>; 5] = Default::default();
         // The first round warms up.
         for round in 0..=rounds {
             let mut measured = vec![
-                memcpy()?,
+                memcpy(local, bases[0]),
                 rate(&|places| one.write_many(&buffer, &parts[places]))?,
                 rate(&|places| one.read_many(&buffer, &parts[places]))?,
             ];
             if size >= 1 << 20 {
-                measured.push(thread::on_cores(cards, memcpy)??);
+                measured.push(thread::on_cores(cores_of_cards, || memcpy(bases[0], bases[1]))?);
                 measured.push(rate(&|places| one.copy(&copies[places], PATIENCE))?);
             }
             if round > 0 {
