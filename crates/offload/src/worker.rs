@@ -15,7 +15,7 @@ use crate::grid::Grid;
 /// Why a worker could not do something.
 pub type WorkerError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Where to compute: two runs can be under way at once.
+/// Where to compute: two runs can be under way at once. Bands of rows that come or go take both in turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
     /// Rows that neighbours wait for.
