@@ -523,6 +523,9 @@ pub(crate) enum BenchWhat {
         /// MTUs of the cable
         #[arg(long, value_delimiter = ',', default_values_t = [1500, 9000], value_name = "BYTES")]
         mtu: Vec<u32>,
+        /// Only rows with one of these words in their names, and what they are held against [default: all]
+        #[arg(long, value_delimiter = ',', value_name = "WORD")]
+        only: Vec<String>,
     },
     /// One side of the bare link, started by `wire`
     #[command(hide = true)]

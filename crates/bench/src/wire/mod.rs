@@ -35,6 +35,8 @@ pub struct Options {
     pub rounds: usize,
     /// MTUs of the cable.
     pub mtus: Vec<u32>,
+    /// Only rows with one of these words in their names, and what they are held against; all if there are none.
+    pub only: Vec<String>,
 }
 
 /// Where a result is in what a tool prints.
@@ -93,12 +95,28 @@ pub fn run(options: &Options) -> io::Result<(Table, Vec<String>)> {
             ("GB/s", under_difficulties(options, payload)),
             ("µs", latencies(options)),
         ];
-        for (unit, tools) in groups {
+        for (unit, mut tools) in groups {
+            options.choose(&mut tools);
             let measured = measure(&hosts, &tools, options.rounds, &mut failed);
             enter(&mut table, mtu, unit, &tools, &measured);
         }
     }
     Ok((table, failed))
+}
+
+impl Options {
+    /// Leaves the tools that are asked for, and the group's first if there are any.
+    fn choose(&self, tools: &mut Vec<Tool>) {
+        let wanted = |tool: &Tool| self.only.iter().any(|word| tool.name.contains(word.as_str()));
+        if self.only.is_empty() {
+            return;
+        }
+        if !tools.iter().any(wanted) {
+            tools.clear();
+        }
+        let mut place = 0..;
+        tools.retain(|tool| place.next() == Some(0) || wanted(tool));
+    }
 }
 
 /// Bare packets are the first of each group: what the others are held against.

@@ -38,9 +38,10 @@ pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
             return Ok(ExitCode::SUCCESS);
         }
         BenchWhat::Scale { rounds } => ("scale", scale::run(*rounds)?),
-        BenchWhat::Wire { rounds, mtu } => {
+        BenchWhat::Wire { rounds, mtu, only } => {
             let (program, library_dir) = (std::env::current_exe()?, library_dir()?);
-            let options = wire::Options { program, library_dir, rounds: *rounds, mtus: mtu.clone() };
+            let (mtus, only) = (mtu.clone(), only.clone());
+            let options = wire::Options { program, library_dir, rounds: *rounds, mtus, only };
             let (table, lacks) = wire::run(&options)?;
             failed = lacks;
             ("wire", table)
