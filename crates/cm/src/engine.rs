@@ -120,7 +120,7 @@ impl Sockets {
     fn hosts(&mut self) -> io::Result<&mut Hosts> {
         if self.hosts.is_none() {
             let hosts = Hosts::open()?;
-            self.watch(HOSTS, hosts.as_fd(), libc::EPOLLIN)?;
+            hosts.descriptors().into_iter().try_for_each(|fd| self.watch(HOSTS, fd, libc::EPOLLIN))?;
             self.hosts = Some(hosts);
         }
         self.hosts.as_mut().ok_or_else(|| io::ErrorKind::Other.into())

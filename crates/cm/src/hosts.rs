@@ -1,7 +1,7 @@
 //! Queue pair 1 of this process: how its manager speaks to other hosts.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use millstream_device::{gid, gsi};
@@ -43,6 +43,11 @@ impl Hosts {
             psn: random_u64() as u32,
             _claim: claim,
         })
+    }
+
+    /// One of them is readable when something has come.
+    pub(crate) fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        self.port.descriptors()
     }
 
     /// Sends what waits to be sent. What finds no room is lost, and repeated.
@@ -90,11 +95,5 @@ impl Hosts {
             }
         }
         heard
-    }
-}
-
-impl AsFd for Hosts {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.port.as_fd()
     }
 }

@@ -2,13 +2,17 @@
 //!
 //! The port is opened when the first queue pair needs it. Packets are taken in by whoever polls a completion queue
 //! of such a queue pair: nobody is quicker, and nobody else is in the way. The progress thread watches the port, too,
-//! so that a process that sleeps, or watches its memory instead of its completions, still answers. When it is woken
-//! a few times for packets that a poller has taken meanwhile, it goes off duty and only looks now and then; so it costs
-//! pollers next to nothing. It is back when it finds something that nobody took, and at once when a queue is armed, which is what programs do before they sleep. Timers are
-//! the thread's.
+//! so that a process that sleeps, or watches its memory instead of its completions, still answers. But to be woken beside a
+//! poller costs that one more than the packet: while a program polls, the thread is off duty, and looks now and then
+//! whether that is still so. It is back when nobody polls any more; for a while when it finds packets that a program, which
+//! does something else between its polls, has left; and at once when a queue is armed, which is what programs do before
+//! they sleep. Timers are the thread's, or a poller's if it is there first.
+//!
+//! An acknowledgement of what came while a program polls goes with its next request, and by itself only if
+//! none follows soon: in a ping-pong a packet less each way, and each side finds answer and acknowledgement together.
 
-use std::os::fd::{AsFd, AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -24,29 +28,29 @@ use crate::qp::Qp;
 
 /// Datagrams of one system call. With receive offload each may hold dozens of packets.
 const DATAGRAMS: usize = 16;
-/// System calls of one visit, so that a poller comes back to its completions.
+/// System calls of the thread's that receive, before it looks after other things.
 const VISIT: usize = 4;
 /// Packets that a queue pair takes at a time.
 pub(crate) const BATCH: usize = 64;
-/// How long the thread is off duty. It bounds how late an acknowledgement can be.
-const OFF_DUTY: Duration = Duration::from_micros(250);
-/// How often in a row it is woken in vain before that.
-const IN_VAIN: u32 = 4;
+/// How often the thread looks while it is off duty, nanoseconds. It bounds how late packets are taken in that a program
+/// leaves, and how late an acknowledgement can be.
+const LOOK: u64 = 250_000;
+/// Who did not poll for so long does something else, nanoseconds.
+const PAUSE: u64 = 50_000;
+/// How long the thread is on duty although a program polls, nanoseconds.
+const DUTY: u64 = 10_000_000;
 
 /// See the module's description.
 #[derive(Debug)]
 pub(crate) struct Wire {
     opened: OnceLock<std::result::Result<Opened, Errno>>,
-    /// How often a poller has taken packets in, and what the thread saw of that.
-    polled: AtomicU32,
-    seen: AtomicU32,
-    /// A queue was armed: the thread takes over.
-    handed: AtomicBool,
-    /// How often in a row the thread was woken for nothing.
-    in_vain: AtomicU32,
+    /// When a program last polled, nanoseconds since `start`; zero if it never did.
+    polled: AtomicU64,
+    /// Until when the thread is on duty although a program polls, nanoseconds since `start`.
+    duty: AtomicU64,
     /// The thread sees packets come.
     watching: AtomicBool,
-    /// The thread sleeps no longer than [`OFF_DUTY`].
+    /// The thread sleeps no longer than [`LOOK`].
     looks: AtomicBool,
     /// Queue pairs that owe an acknowledgement, and whether there are any.
     owing: Mutex<Vec<Weak<Qp>>>,
@@ -64,14 +68,6 @@ struct Opened {
     inbox: Mutex<Inbox>,
 }
 
-/// Who takes packets in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Who {
-    /// A program that polls, and will again, or post.
-    Poller,
-    Thread,
-}
-
 /// A packet, and where it came from.
 pub(crate) type Arrived<'a> = (Origin, &'a [u8]);
 
@@ -79,10 +75,8 @@ impl Default for Wire {
     fn default() -> Self {
         Self {
             opened: OnceLock::new(),
-            polled: AtomicU32::new(0),
-            seen: AtomicU32::new(0),
-            handed: AtomicBool::new(false),
-            in_vain: AtomicU32::new(0),
+            polled: AtomicU64::new(0),
+            duty: AtomicU64::new(0),
             watching: AtomicBool::new(false),
             looks: AtomicBool::new(false),
             owing: Mutex::default(),
@@ -127,12 +121,37 @@ impl Wire {
 
     /// Takes packets in for an application that polls.
     pub(crate) fn poll(&self, host: &'static Host) {
-        self.polled.store(self.polled.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        let now = self.now();
+        self.polled.store(now, Ordering::Relaxed);
         self.pay();
         let Some(opened) = self.opened() else { return };
         if let Ok(mut inbox) = opened.inbox.try_lock() {
-            take_in(host, &opened.port, &mut inbox, Who::Poller);
+            // Once: it will poll again, and sees its completions earlier.
+            if opened.port.receive(&mut inbox).is_ok_and(|received| received != 0) {
+                deliver(host, &inbox);
+                // With what it let be sent, that can take long.
+                self.polled.store(self.now(), Ordering::Relaxed);
+            }
+        } else {
+            // The thread may have been interrupted at it, on this very core.
+            std::thread::yield_now();
         }
+        if self.next.load(Ordering::Relaxed) <= now {
+            self.expire();
+        }
+    }
+
+    /// How long nobody has polled, nanoseconds.
+    fn pause(&self, now: u64) -> u64 {
+        match self.polled.load(Ordering::Relaxed) {
+            0 => u64::MAX,
+            polled => now.saturating_sub(polled),
+        }
+    }
+
+    /// Whether a program polled a moment ago: then an acknowledgement may wait for a request to go with.
+    pub(crate) fn is_polled(&self, now: u64) -> bool {
+        self.pause(now) < PAUSE
     }
 
     /// A queue pair will acknowledge with the next request that it sends, or when somebody polls, or soon.
@@ -145,12 +164,29 @@ impl Wire {
         }
     }
 
+    /// It has acknowledged. Only who owed last, as almost always, is forgotten; for others nothing is left to do.
+    pub(crate) fn paid(&self, qp: &Weak<Qp>) {
+        let mut owing = self.owing.lock().unwrap_or_else(PoisonError::into_inner);
+        owing.pop_if(|last| last.ptr_eq(qp));
+        self.owes.store(!owing.is_empty(), Ordering::SeqCst);
+    }
+
+    fn next_owing(&self) -> Option<Weak<Qp>> {
+        let mut owing = self.owing.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = owing.pop();
+        self.owes.store(!owing.is_empty(), Ordering::SeqCst);
+        next
+    }
+
     /// Sends the acknowledgements that wait for a request to go with. The program does something else than to post and
     /// to poll, and who waits for them shall not wait for that.
     pub(crate) fn pay(&self) {
-        if self.owes.load(Ordering::Relaxed) && self.owes.swap(false, Ordering::AcqRel) {
-            let owing = std::mem::take(&mut *self.owing.lock().unwrap_or_else(PoisonError::into_inner));
-            owing.iter().filter_map(Weak::upgrade).for_each(|qp| qp.pay_on_wire());
+        if self.owes.load(Ordering::Relaxed) {
+            while let Some(qp) = self.next_owing() {
+                if let Some(qp) = qp.upgrade() {
+                    qp.pay_on_wire();
+                }
+            }
         }
     }
 
@@ -158,45 +194,52 @@ impl Wire {
     pub(crate) fn hand_over(&self, host: &'static Host) {
         // What it owes nobody would send before the next packet comes: the thread may sleep.
         self.pay();
-        self.handed.store(true, Ordering::SeqCst);
+        self.duty.store(self.now() + DUTY, Ordering::SeqCst);
         if !self.watching.load(Ordering::SeqCst) {
             host.progress.wake();
         }
     }
 
-    /// For the thread: the descriptor to watch, if it is its turn, and how long at most.
-    pub(crate) fn turn(&self) -> (Option<RawFd>, Option<Duration>) {
-        let Some(opened) = self.opened() else { return (None, None) };
-        let polled = self.polled.load(Ordering::Relaxed);
-        let calm = self.seen.swap(polled, Ordering::Relaxed) == polled;
-        let handed = self.handed.swap(false, Ordering::SeqCst);
-        let in_vain = self.in_vain.load(Ordering::Relaxed);
-        let watch = calm || handed || in_vain < IN_VAIN;
+    /// For the thread: the descriptors to watch, if it is on duty, and how long at most.
+    pub(crate) fn turn(&self) -> ([Option<RawFd>; 2], Option<Duration>) {
+        let Some(opened) = self.opened() else { return ([None; 2], None) };
+        let now = self.now();
+        let polled = self.pause(now) < LOOK;
+        let on_duty = || !polled || self.duty.load(Ordering::SeqCst) > now;
+        let mut watch = on_duty();
         self.watching.store(watch, Ordering::SeqCst);
-        let fd = watch.then(|| opened.port.as_fd().as_raw_fd());
-        let timer = match self.next.load(Ordering::Relaxed) {
-            u64::MAX => None,
-            next => Some(Duration::from_nanos(next.saturating_sub(self.now()))),
-        };
-        // Whoever polled meanwhile may owe an acknowledgement by now, and not poll again. Who begins to owe one after
+        // Who arms a queue now sees that nobody watches; who did so before is seen here.
+        if !watch && on_duty() {
+            watch = true;
+            self.watching.store(true, Ordering::SeqCst);
+        }
+        let fds = opened.port.descriptors().map(|fd| watch.then(|| fd.as_raw_fd()));
+        // Who polls may owe an acknowledgement in a moment, and not poll again. Who begins to owe one after
         // this looks whether the thread will.
-        let look = !watch || !calm;
-        self.looks.store(look, Ordering::SeqCst);
-        let look = (look || self.owes.load(Ordering::SeqCst)).then_some(OFF_DUTY);
-        (fd, [timer, look].into_iter().flatten().min())
+        self.looks.store(polled, Ordering::SeqCst);
+        let look = (polled || self.owes.load(Ordering::SeqCst)).then_some(now + LOOK);
+        let timer = Some(self.next.load(Ordering::Relaxed)).filter(|next| *next != u64::MAX);
+        let next = look.into_iter().chain(timer).min();
+        (fds, next.map(|next| Duration::from_nanos(next.saturating_sub(now))))
     }
 
     /// For the thread: packets may have come, timers may have expired.
     pub(crate) fn attend(&self, host: &'static Host, readable: bool) {
-        self.pay();
-        if readable || !self.watching.load(Ordering::Relaxed) {
-            let Some(opened) = self.opened() else { return };
+        let Some(opened) = self.opened() else { return };
+        let now = self.now();
+        let paused = !self.is_polled(now);
+        if paused {
+            // What comes now may still wait for a request.
+            self.pay();
+        }
+        if readable {
             // Who is at it will be done soon, and may have overlooked what has come since.
             let mut inbox = opened.inbox.lock().unwrap_or_else(PoisonError::into_inner);
-            if take_in(host, &opened.port, &mut inbox, Who::Thread) {
-                self.in_vain.store(0, Ordering::Relaxed);
-            } else if readable {
-                self.in_vain.fetch_add(1, Ordering::Relaxed);
+            take_in(host, &opened.port, &mut inbox);
+        } else if paused && let Ok(mut inbox) = opened.inbox.try_lock() {
+            let found = take_in(host, &opened.port, &mut inbox);
+            if found && !self.watching.load(Ordering::Relaxed) {
+                self.duty.fetch_max(now + DUTY, Ordering::SeqCst);
             }
         }
         if self.next.load(Ordering::Relaxed) <= self.now() {
@@ -214,6 +257,11 @@ impl Wire {
         let mut timed = self.timed.lock().unwrap_or_else(PoisonError::into_inner);
         timed.retain(|qp| qp.strong_count() != 0);
         timed.push(qp);
+    }
+
+    /// How many queue pairs have.
+    pub(crate) fn timed(&self) -> usize {
+        self.timed.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
     /// Something is to be done at `time`.
@@ -238,18 +286,18 @@ impl Wire {
 }
 
 /// Takes in what has come; whether there was anything.
-fn take_in(host: &'static Host, port: &Port, inbox: &mut Inbox, who: Who) -> bool {
+fn take_in(host: &'static Host, port: &Port, inbox: &mut Inbox) -> bool {
     for visit in 0..VISIT {
         match port.receive(inbox) {
             Ok(0) | Err(_) => return visit != 0,
-            Ok(_) => deliver(host, inbox, who),
+            Ok(_) => deliver(host, inbox),
         }
     }
     true
 }
 
 /// Gives packets to their queue pairs, as many at a time as follow each other.
-fn deliver(host: &'static Host, inbox: &Inbox, who: Who) {
+fn deliver(host: &'static Host, inbox: &Inbox) {
     let mut run: ArrayVec<Arrived<'_>, BATCH> = ArrayVec::new();
     let mut to = 0;
     for received in inbox.received() {
@@ -268,25 +316,25 @@ fn deliver(host: &'static Host, inbox: &Inbox, who: Who) {
             }
             if let Some(group) = &group {
                 for member in host.multicast.own_members(group) {
-                    hand_out(host, member, &[(received.origin, packet)], who);
+                    hand_out(host, member, &[(received.origin, packet)]);
                 }
                 continue;
             }
             if qpn != to || run.is_full() {
-                hand_out(host, to, &run, who);
+                hand_out(host, to, &run);
                 run.clear();
                 to = qpn;
             }
             run.push((received.origin, packet));
         }
     }
-    hand_out(host, to, &run, who);
+    hand_out(host, to, &run);
 }
 
-fn hand_out(host: &'static Host, qpn: u32, packets: &[Arrived<'_>], who: Who) {
+fn hand_out(host: &'static Host, qpn: u32, packets: &[Arrived<'_>]) {
     if !packets.is_empty()
         && let Some(qp) = host.qp(qpn)
     {
-        qp.arrived(packets, who);
+        qp.arrived(packets);
     }
 }

@@ -99,6 +99,8 @@ pub struct Inbox {
     pub(crate) memory: Box<[u8]>,
     pub(crate) filled: Vec<Filled>,
     slots: usize,
+    /// How many datagrams the next call asks for.
+    ask: usize,
 }
 
 impl Inbox {
@@ -106,12 +108,28 @@ impl Inbox {
     #[must_use]
     pub fn new(slots: usize) -> Self {
         let slots = slots.max(1);
-        Self { memory: vec![0; slots * SLOT].into_boxed_slice(), filled: Vec::with_capacity(slots), slots }
+        Self {
+            memory: vec![0; slots * SLOT].into_boxed_slice(),
+            filled: Vec::with_capacity(slots),
+            slots,
+            ask: 1,
+        }
     }
 
     /// Slots that are empty.
     pub(crate) fn vacant(&self) -> usize {
         self.slots - self.filled.len()
+    }
+
+    /// Datagrams to ask for. To find that there is one more costs the kernel as much as finding nothing, so it is not
+    /// asked for one more than last time came, unless there were as many as were asked for.
+    pub(crate) fn to_ask_for(&self) -> usize {
+        self.ask.min(self.vacant())
+    }
+
+    /// So many of those that were asked for came.
+    pub(crate) fn came(&mut self, asked: usize, came: usize) {
+        self.ask = if came == asked { (2 * asked).min(self.slots) } else { came }.max(1);
     }
 
     /// Copies a datagram in; false if there is no room for it.

@@ -1,7 +1,7 @@
 //! A link with its checksums.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use crate::config::Config;
@@ -119,6 +119,12 @@ impl Port {
         &self.udp
     }
 
+    /// One of them is readable when something has been received, see [`Udp::descriptors`].
+    #[must_use]
+    pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        self.udp.descriptors()
+    }
+
     /// Gives a packet to another process of this host, as if it had received it.
     ///
     /// # Errors
@@ -131,12 +137,5 @@ impl Port {
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.link.counts().plus(&self.counters.snapshot())
-    }
-}
-
-/// Readable when something has been received.
-impl AsFd for Port {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        (*self.udp).as_fd()
     }
 }

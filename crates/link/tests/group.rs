@@ -1,7 +1,6 @@
 //! Several members on one port of this host, over its loopback interface.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use millstream_link::{Inbox, JoinError, Link, Outgoing, Udp};
@@ -49,7 +48,7 @@ fn receive(at: &Udp, count: usize) -> Vec<u32> {
         if numbers.len() >= count || now > deadline {
             return numbers;
         }
-        poll_readable(&[at.as_fd()], Some(deadline - now)).unwrap();
+        poll_readable(&at.descriptors(), Some(deadline - now)).unwrap();
     }
 }
 
@@ -82,7 +81,7 @@ fn a_batch_arrives_in_order_with_its_origin() {
     bytes.truncate(39 * 1040 + 100);
     send(&a, LOCALHOST, 1040, &mut bytes);
     let mut inbox = Inbox::new(64);
-    poll_readable(&[b.as_fd()], Some(Duration::from_secs(5))).unwrap();
+    poll_readable(&b.descriptors(), Some(Duration::from_secs(5))).unwrap();
     b.receive(&mut inbox).unwrap();
     let mut numbers = Vec::new();
     for received in inbox.received() {

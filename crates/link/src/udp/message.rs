@@ -137,7 +137,7 @@ pub(super) fn send(socket: BorrowedFd<'_>, port: u16, batches: &mut [Outgoing<'_
 
 /// Fills the inbox's vacant slots with what waits at the socket.
 pub(crate) fn receive(socket: BorrowedFd<'_>, inbox: &mut Inbox) -> io::Result<()> {
-    let n = inbox.vacant().min(BATCHES);
+    let n = inbox.to_ask_for().min(BATCHES);
     if n == 0 {
         return Ok(());
     }
@@ -170,12 +170,14 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, inbox: &mut Inbox) -> io::Result<(
     };
     let Ok(received) = usize::try_from(received) else {
         let error = io::Error::last_os_error();
+        inbox.came(n, 0);
         return match error.raw_os_error() {
             // The latter is what a router said of a packet sent before.
             Some(libc::EAGAIN | libc::EINTR | libc::ECONNREFUSED) => Ok(()),
             _ => Err(error),
         };
     };
+    inbox.came(n, received);
     for i in 0..received {
         // SAFETY: written above, and then by the kernel.
         let message = unsafe { messages[i].assume_init_ref() };

@@ -45,7 +45,6 @@ pub struct Udp {
     /// Where everybody receives.
     port: u16,
     inward: Arc<Ours>,
-    waiting: Ours,
     offload: AtomicBool,
     /// What the kernel had dropped at the socket for its former owner.
     dropped_before: u64,
@@ -154,13 +153,11 @@ impl Udp {
         let neighbours = Neighbours::new(port)?;
         let (member, inward) = group::join(port, shared.clone(), neighbours.clone())?;
         let dropped_before = options::dropped(inward.as_fd());
-        let waiting = options::wait_for_either(inward.as_fd(), shared.arrived.as_fd())?;
         Ok(Self {
             outward: outward.into(),
             source_port,
             port,
             inward,
-            waiting: waiting.into(),
             offload: AtomicBool::new(true),
             dropped_before,
             shared,
@@ -199,6 +196,14 @@ impl Udp {
     /// What `setsockopt` reports.
     pub fn set_multicast_loop(&self, on: bool) -> io::Result<()> {
         options::set_multicast_loop(self.outward.as_fd(), on)
+    }
+
+    /// One of them is readable when something has been received: the socket, or what says that packets came by way of
+    /// other processes. Not one descriptor for both: a set that watches the socket would be told of each packet, by the
+    /// sender's system call on the same machine, even while nobody waits.
+    #[must_use]
+    pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        [self.inward.as_fd(), self.shared.arrived.as_fd()]
     }
 
     /// Bytes that the kernel keeps for this process until it reads them, as far as it granted them.
@@ -323,12 +328,5 @@ impl Link for Udp {
         let dropped = options::dropped(self.inward.as_fd());
         self.shared.counters.receive_overflow.set(dropped.saturating_sub(self.dropped_before));
         self.shared.counters.snapshot()
-    }
-}
-
-/// Readable when something has been received.
-impl AsFd for Udp {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.waiting.as_fd()
     }
 }

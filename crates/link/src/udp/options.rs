@@ -169,28 +169,6 @@ pub(super) fn set_multicast_loop(socket: BorrowedFd<'_>, on: bool) -> io::Result
     }
 }
 
-/// Something to wait for two descriptors with.
-pub(super) fn wait_for_either(first: BorrowedFd<'_>, second: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    // SAFETY: creates a descriptor that nobody else owns.
-    let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-    if epoll < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: as above.
-    let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
-    for fd in [first, second] {
-        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
-        // SAFETY: the event is on the stack, both descriptors are open.
-        let failed = unsafe {
-            libc::epoll_ctl(epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &raw mut event)
-        };
-        if failed != 0 {
-            return Err(io::Error::last_os_error());
-        }
-    }
-    Ok(epoll)
-}
-
 pub(super) fn membership(
     socket: BorrowedFd<'_>,
     group: IpAddr,

@@ -41,7 +41,7 @@ use crate::types::{
     WR_LOCAL_INV, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND_WITH_IMM, WR_SEND_WITH_INV,
     total_len, vendor,
 };
-use crate::wire::{Arrived, Who};
+use crate::wire::Arrived;
 
 pub(super) use datagram::Datagrams;
 use landing::Landing;
@@ -307,7 +307,7 @@ impl Qp {
     }
 
     /// Takes packets in, and answers them.
-    pub(crate) fn arrived(&self, packets: &[Arrived<'_>], who: Who) {
+    pub(crate) fn arrived(&self, packets: &[Arrived<'_>]) {
         let mut send = self.send.lock();
         let now = Instant::from_nanos(self.host.wire.now());
         let SendQueue { lane, local_keys, .. } = &mut *send;
@@ -328,10 +328,10 @@ impl Qp {
                     // Completions take effect at once: the next message needs the next receive.
                     failed = failed.max(self.take_events(lane));
                 }
-                if who == Who::Poller
-                    && failed == Aftermath::Nothing
+                if failed == Aftermath::Nothing
                     && lane.machine.has_only_acknowledgement()
                     && !lane.pace.owes_cnp
+                    && self.host.wire.is_polled(now.as_nanos())
                 {
                     if !std::mem::replace(&mut lane.owes, true) {
                         self.host.wire.owe(self.host, self.me.clone());
@@ -427,7 +427,9 @@ impl Qp {
             let _ = port.send(&mut [lane.route.outgoing(&mut packet, pace::CNP_LEN)]);
         }
         lane.buffer.resize(BURST, 0);
-        lane.owes = false;
+        if std::mem::take(&mut lane.owes) {
+            self.host.wire.paid(&self.me);
+        }
         let least = lane.machine.config().mtu.bytes() as usize + 128;
         loop {
             let Connected { machine, requests, landing, buffer, bursts, route, pace, .. } = lane;
