@@ -131,6 +131,7 @@ fn carry(
                 for packet in buffer[..sent.len].chunks(sent.segment) {
                     let packet = Packet::new_checked(packet).expect("a packet");
                     ends[1 - from].handle_datagram(now, flow.source(), &packet, &mut memories[1 - from]);
+                    while ends[1 - from].handle_kept(&mut memories[1 - from]) {}
                 }
                 if from == data_from {
                     spent.build += (built - start).as_secs_f64();

@@ -18,8 +18,8 @@ pub enum Identification {
 pub struct Limits {
     /// Packets in the buffer.
     pub packets: u32,
-    /// Bytes of packets with requests: what congestion control allows. Acknowledgements and responses do not
-    /// count. One more packet is sent while there is any left.
+    /// Bytes of packets with requests or a READ's data: what congestion control allows. Acknowledgements and answers of
+    /// one word do not count. One more packet is sent while there is any left.
     pub allowance: u64,
     /// See there.
     pub identification: Identification,
@@ -41,7 +41,7 @@ pub struct Transmit {
     /// How many.
     pub packets: u32,
     /// Bytes of those that count against the allowance.
-    pub request_bytes: u64,
+    pub paced_bytes: u64,
 }
 
 /// A buffer that is being filled.
@@ -58,7 +58,7 @@ pub(crate) struct Burst<'a> {
 
 impl<'a> Burst<'a> {
     pub(crate) fn new(out: &'a mut [u8], flow: &'a Flow, limits: Limits) -> Self {
-        let filled = Transmit { len: 0, segment: 0, packets: 0, request_bytes: 0 };
+        let filled = Transmit { len: 0, segment: 0, packets: 0, paced_bytes: 0 };
         Self { out, flow, limits, filled, closed: false, begun: None }
     }
 
@@ -69,10 +69,10 @@ impl<'a> Burst<'a> {
         fits && self.filled.packets < self.limits.packets && self.out.len() - self.filled.len >= len
     }
 
-    /// Whether congestion control allows one more request.
+    /// Whether congestion control allows one more packet that counts.
     #[inline]
     pub(crate) fn is_allowed(&self) -> bool {
-        self.filled.request_bytes < self.limits.allowance
+        self.filled.paced_bytes < self.limits.allowance
     }
 
     /// Begins a packet of `len` bytes, for which there is [room](Self::has_room); it counts once it is
@@ -108,7 +108,7 @@ impl<'a> Burst<'a> {
         self.filled.len += len;
         self.filled.packets += 1;
         if counts {
-            self.filled.request_bytes += len as u64;
+            self.filled.paced_bytes += len as u64;
         }
     }
 

@@ -81,7 +81,8 @@ pub struct Counters {
 
 /// A queue pair of the reliable or unreliable connected service.
 ///
-/// After every call, take what [`poll_event`](Self::poll_event) has, send what
+/// After every call, take what [`poll_event`](Self::poll_event) has, let [`handle_kept`](Self::handle_kept) take what was
+/// kept, send what
 /// [`poll_transmit`](Self::poll_transmit) has, and see to it that [`handle_timeout`](Self::handle_timeout) is
 /// called at the time of [`poll_timeout`](Self::poll_timeout). Acknowledgements are put together if several
 /// datagrams are handled before anything is sent.
@@ -232,6 +233,19 @@ impl Connection {
             _ => {}
         }
         disposition
+    }
+
+    /// Takes the next packet that came before its turn, if that is now; whether there was anything to do. To be called
+    /// after each [`handle_datagram`](Self::handle_datagram) until there was not. What one packet tells is to be
+    /// [taken](Self::poll_event) before the next: at most one receive request is in use.
+    pub fn handle_kept<M: Memory>(&mut self, memory: &mut M) -> bool {
+        if self.state == State::Failed {
+            return false;
+        }
+        self.responder.handle_kept(memory, &mut self.events).unwrap_or_else(|fault| {
+            self.failed(fault);
+            true
+        })
     }
 
     fn dispose<M: Memory>(

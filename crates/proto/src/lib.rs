@@ -19,6 +19,7 @@ mod burst;
 mod config;
 mod connection;
 mod datagrams;
+mod early;
 mod event;
 mod memory;
 mod request;

@@ -28,7 +28,19 @@ mutants! {
     "a packet lost again is told again" in "responder/mod.rs":
         "self.early.is_none_or(|last| at <= last)" => "self.early.is_none()";
     "an RNR NAK is no gap" in "responder/mod.rs":
-        "self.early = Some(at);\n                self.answer_refused" => "self.answer_refused";
+        "self.early = Some(at);\n        self.answer_refused" => "self.answer_refused";
+    "what was lost is all that is missing" in "responder/mod.rs":
+        "self.keep_for_later(at, packet);" => "";
+    "what came early ends nothing" in "responder/kept.rs":
+        "Err(Stop::Refused(Refused { receive: None, .. })) => {" => "Err(Stop::Refused(Refused { receive: None, .. })) if false => {";
+    "what is kept is bounded" in "early.rs":
+        "at.since(expected) >= PACKETS" => "at.since(expected) >= 1 << 20";
+    "what was kept is acknowledged at once" in "responder/kept.rs":
+        "            self.acknowledge(last);" => "            let _ = last;";
+    "the next gap is told when it was lost again" in "responder/kept.rs":
+        "self.early = self.kept.last();" => "";
+    "a lost packet is not timed" in "requester/patience.rs":
+        "        self.timed = None;\n" => "";
     "a refusal is said again" in "responder/mod.rs":
         "if is_about && self.answers.is_empty()" => "if false && is_about";
     "packets have the length of their place" in "responder/mod.rs":
@@ -43,6 +55,8 @@ mutants! {
         "u64::from(reth.length()) <= left" => "true";
     "an answer that waits is not said twice" in "responder/duplicate.rs":
         "is_same && !waits && self.has_room()" => "is_same";
+    "a late double ends nothing" in "responder/answer.rs":
+        "Err(nak) if again => {" => "Err(nak) if again && false => {";
     "answers do not pile up" in "responder/answer.rs":
         "self.answers.len() < 2 * usize::from(self.config.max_dest_rd_atomic) + 16" => "true";
     "acknowledgements are put together" in "responder/answer.rs":
@@ -76,7 +90,13 @@ mutants! {
     "READs under way are limited" in "requester/send.rs":
         "self.outstanding.len() >= usize::from(self.config.max_rd_atomic)" => "self.outstanding.len() >= 1000";
     "the window is kept" in "requester/send.rs":
-        "in_flight + plan.span <= self.config.window" => "in_flight + plan.span <= u32::MAX";
+        "in_flight + plan.span <= window" => "in_flight + plan.span <= u32::MAX";
+    "what may be kept is not sent again at once" in "requester/mod.rs":
+        "recovery.room.min(self.config.window)" => "recovery.room.max(self.config.window)";
+    "data that came early is not asked for again" in "requester/receive.rs":
+        "self.kept.keep(expected, at, packet);" => "";
+    "recovery ends" in "requester/mod.rs":
+        "self.recovery = None;\n        } else {" => "} else {";
     "credits are obeyed" in "requester/send.rs":
         "if ahead <= 0 {" => "if ahead <= 1000 {";
     "a READ again ends where the first one did" in "requester/send.rs":

@@ -354,7 +354,7 @@ fn no_more_is_sent_than_is_allowed() {
         &mut buffer,
     ) {
         sum += sent.packets;
-        left = left.saturating_sub(sent.request_bytes);
+        left = left.saturating_sub(sent.paced_bytes);
     }
     assert_eq!(sum, 3, "288 and two of 272 bytes: one more packet while there is any allowance");
 }

@@ -4,7 +4,7 @@ mod common;
 
 use common::{A, B, Craft, Pair, config, psn, send_config};
 use millstream_proto::{
-    Access, Config, Disposition, DropReason, Event, Fault, Mtu, ReceivedKind, State, Status, WorkId,
+    Access, Config, Disposition, DropReason, Event, Fault, Limits, Mtu, ReceivedKind, State, Status, WorkId,
 };
 use millstream_wire::{NakCode, Opcode, Psn, Rkey, Syndrome};
 
@@ -87,10 +87,73 @@ fn a_gap_is_told_once_until_it_is_closed() {
     pair.hand(send(5));
     assert_eq!(pair.said(), [(1, GAP)], "the requester began again, and the packet was lost again");
     pair.hand(send(1));
+    assert_eq!(pair.said(), [(5, ACK)], "what was lost was all that was missing");
+    pair.hand(send(8));
+    assert_eq!(pair.said(), [], "the requester, which has begun again at 1, will come by 6");
+    pair.hand(send(7));
+    assert_eq!(pair.said(), [(6, GAP)], "it was lost once more");
+    pair.hand(send(6));
+    assert_eq!(pair.said(), [(8, ACK)]);
+    let ids: Vec<_> = pair.ends[B].received.iter().map(|(received, _)| received.id.0).collect();
+    assert_eq!(ids, (0..9).collect::<Vec<_>>());
+    pair.hand(send(12));
+    assert_eq!(pair.said(), [(9, GAP)], "a new gap");
+}
+
+#[test]
+fn a_late_double_of_a_read_whose_key_is_gone_ends_nothing() {
+    let mut pair = responder();
+    pair.hand(read(0, 8));
+    assert_eq!(pair.said(), [(0, ACK)]);
+    pair.ends[B].world.regions.clear();
+    assert_eq!(pair.hand(read(0, 8)), Disposition::Duplicate);
+    assert_eq!(pair.said(), [(0, Syndrome::Nak(NakCode::RemoteAccess))], "in case the data was lost");
+    assert_eq!(pair.failed(B), None);
+    pair.ends[B].world.receive(1, 64);
+    pair.hand(send(1));
     assert_eq!(pair.said(), [(1, ACK)]);
+}
+
+#[test]
+fn what_came_early_does_no_harm() {
+    let mut pair = responder();
+    (0..4).for_each(|id| pair.ends[B].world.receive(id, 64));
+    // Forged, with a key that nobody has: the very next packet with it would end the connection.
+    assert_eq!(pair.hand(Craft { rkey: Rkey::new(0x78), ..write(2, 8) }), Disposition::OutOfSequence);
+    pair.take(B);
+    pair.hand(send(0));
+    assert_eq!(pair.said(), [(0, ACK)]);
+    pair.hand(send(1));
+    assert_eq!((pair.said(), pair.failed(B)), (vec![(1, ACK), (2, GAP)], None), "as if it had not come");
+    assert_eq!(pair.hand(write(2, 8)), Disposition::Accepted);
+    // Too far ahead, and more than is kept.
+    for n in (3000..3100).chain(4..2200) {
+        pair.hand(write(n, 8));
+    }
+    pair.take(B);
     pair.hand(send(3));
-    assert_eq!(pair.said(), [(2, GAP)], "a new gap");
-    assert_eq!(pair.ends[B].received.len(), 2);
+    assert_eq!(pair.said(), [(2050, ACK)]);
+}
+
+#[test]
+fn data_of_a_read_keeps_to_the_allowance_and_acknowledgements_do_not_count() {
+    let mut pair = responder();
+    pair.hand(write(0, 8));
+    pair.limits = Limits { allowance: 0, ..Limits::NONE };
+    assert_eq!(pair.said(), [(0, ACK)]);
+    pair.hand(read(1, 1024));
+    pair.hand(write(5, 8));
+    assert_eq!(pair.said(), [], "what comes behind the data waits with it");
+    let (end, now) = (&mut pair.ends[B], pair.now);
+    let mut buffer = vec![0; 10_000];
+    let limits = Limits { allowance: 300, ..Limits::NONE };
+    let first = end.connection.poll_transmit(now, &mut end.world, limits, &mut buffer).unwrap();
+    assert_eq!(first.packets, 2, "one more while there is any allowance");
+    // Base header, 256 bytes and ICRC, the first with an acknowledgement.
+    assert_eq!(first.paced_bytes, 276 + 272);
+    pair.limits = Limits::NONE;
+    let said: Vec<_> = pair.said().into_iter().map(|(n, _)| n).collect();
+    assert_eq!(said, [3, 4, 5]);
 }
 
 #[test]
@@ -252,7 +315,12 @@ fn without_a_receive_request_the_sender_is_told_to_wait() {
     assert_eq!(pair.said(), [], "what follows is not a gap");
     pair.ends[B].world.receive(1, 64);
     assert_eq!(pair.hand(send(0)), Disposition::Accepted);
-    assert_eq!(pair.said(), [(0, ACK)]);
+    let not_ready = Syndrome::RnrNak { timer_code: 12 };
+    assert_eq!(pair.said(), [(0, ACK), (1, not_ready)], "the next one was kept");
+    pair.ends[B].world.receive(2, 64);
+    pair.ends[B].world.receive(3, 64);
+    pair.hand(send(1));
+    assert_eq!(pair.said(), [(2, ACK)]);
 }
 
 #[test]

@@ -7,9 +7,11 @@
 //!  done   may be lost    to be sent again   never sent yet
 //! ```
 //!
+//! - [`patience`]: how long to wait for an answer;
 //! - [`send`]: which packet is next, and building it;
 //! - [`receive`]: acknowledgements and responses.
 
+mod patience;
 mod receive;
 mod send;
 
@@ -18,16 +20,21 @@ use std::collections::VecDeque;
 use millstream_wire::Msn;
 
 use crate::config::{Config, SendConfig};
+use crate::early::Early;
 use crate::event::{Event, Fault, Status};
 use crate::request::{PostError, Request, Work};
 use crate::sequence::Sequence;
 use crate::time::{Instant, ack_timeout};
 use crate::{MAX_MESSAGE, WorkId};
+use patience::Patience;
 
 pub(crate) use receive::Taken;
 
 /// One READ request asks for at most this many packets: nothing but the request's length limits how fast they come.
 const READ_PACKETS: u32 = 128;
+/// So many requests share the window, if as many may be under way: the responder has the next ones when it has answered
+/// the first.
+const READS_AT_A_TIME: u8 = 4;
 
 /// A request that was posted and is not complete.
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +77,18 @@ struct Timers {
 /// What ends a queue pair.
 pub(crate) type Failed = Result<(), Fault>;
 
+/// What is known to have been sent in vain, perhaps, is not sent again all at once (see [`Requester::begin_recovery`]).
+#[derive(Clone, Copy, Debug)]
+struct Recovery {
+    /// Behind the last packet that was sent before the loss was told.
+    until: Sequence,
+    /// Packets that may be under way.
+    room: u32,
+}
+
+/// Packets that are sent again before the responder says what else it lacks.
+const RECOVERY_ROOM: u32 = 16;
+
 #[derive(Debug)]
 pub(crate) struct Requester {
     config: SendConfig,
@@ -93,6 +112,8 @@ pub(crate) struct Requester {
     /// READs and atomic operations that were begun and whose data did not come, by their packets. Going back
     /// forgets none.
     due: VecDeque<(Sequence, Sequence)>,
+    /// Data that came before what is missing.
+    kept: Early,
     /// Ends of READ and atomic requests that are under way (9.7.6.1.1, limit of outstanding READs).
     outstanding: VecDeque<Sequence>,
     /// Messages that the responder has receive requests for (limit sequence number, 9.7.7.2.2).
@@ -107,6 +128,8 @@ pub(crate) struct Requester {
     probes: u32,
     /// Where the last going back began; once is enough until there is progress.
     went_back: Option<Sequence>,
+    recovery: Option<Recovery>,
+    patience: Patience,
     retries_left: u8,
     rnr_left: u8,
     timers: Timers,
@@ -121,6 +144,7 @@ pub(crate) struct Requester {
 impl Requester {
     pub(crate) fn new(config: SendConfig, connection: &Config) -> Self {
         let first = Sequence::first(config.send_psn);
+        let reads = u32::from(config.max_rd_atomic.clamp(2, READS_AT_A_TIME));
         let config = SendConfig {
             window: config.window.clamp(1, SendConfig::MAX_WINDOW),
             retry_count: config.retry_count & 7,
@@ -132,7 +156,7 @@ impl Requester {
             connection: *connection,
             reliable: connection.service.is_reliable(),
             mtu: connection.mtu.bytes(),
-            read_packets: (config.window / 2).clamp(1, READ_PACKETS),
+            read_packets: (config.window / reads).clamp(1, READ_PACKETS),
             queue: VecDeque::new(),
             cursor: 0,
             una: first,
@@ -142,6 +166,7 @@ impl Requester {
             // The first message is number 1, as MSNs count messages completed.
             next_ssn: Msn::new(1),
             due: VecDeque::new(),
+            kept: Early::default(),
             outstanding: VecDeque::new(),
             limit: None,
             unasked: 0,
@@ -149,6 +174,8 @@ impl Requester {
             probe_due: false,
             probes: 0,
             went_back: None,
+            recovery: None,
+            patience: Patience::default(),
             retries_left: config.retry_count,
             rnr_left: config.rnr_retry,
             timers: Timers::default(),
@@ -225,6 +252,8 @@ impl Requester {
 
     /// Answered up to `una`, which is after the old value: completes what that completes.
     fn advance(&mut self, una: Sequence, now: Instant, events: &mut VecDeque<Event>) {
+        self.patience.answered(una.since(self.una), una, now);
+        self.recover(una);
         self.una = una;
         while self.due.front().is_some_and(|due| due.1 <= una) {
             self.due.pop_front();
@@ -277,9 +306,11 @@ impl Requester {
         }
         self.cursor = 0;
         self.due.clear();
+        self.kept.clear();
         self.outstanding.clear();
         self.timers = Timers::default();
         self.stopped = None;
+        self.recovery = None;
         self.probe_due = false;
         (self.una, self.next) = (self.tail, self.tail);
         self.max = self.tail;
@@ -297,8 +328,36 @@ impl Requester {
         self.stopped = None;
     }
 
+    /// Packets were lost. The responder may have the others all the same, or keep them: the first packets are sent
+    /// again, then as many more with each answer as went well. If an answer names more than was sent again, packets were
+    /// kept, and it is another gap that is next.
+    fn begin_recovery(&mut self) {
+        self.patience.lost();
+        self.recovery = Some(Recovery { until: self.max, room: RECOVERY_ROOM });
+    }
+
+    /// Everything before `una` is answered.
+    fn recover(&mut self, una: Sequence) {
+        let Some(recovery) = &mut self.recovery else { return };
+        if una >= recovery.until {
+            self.recovery = None;
+        } else {
+            recovery.room = if una > self.next { RECOVERY_ROOM } else { recovery.room.saturating_mul(2) };
+        }
+    }
+
+    /// Packets that may be under way.
+    fn window(&self) -> u32 {
+        self.recovery.map_or(self.config.window, |recovery| recovery.room.min(self.config.window))
+    }
+
     fn in_flight(&self) -> bool {
         self.una < self.max
+    }
+
+    /// Whether nothing more is sent before there is an answer.
+    fn waits_for_answer(&self) -> bool {
+        self.in_flight() && (self.next == self.max || (self.recovery.is_some() && self.next > self.una))
     }
 
     fn restart_timers(&mut self, now: Instant) {
@@ -322,7 +381,8 @@ impl Requester {
     /// Each probe without progress waits twice as long as the one before.
     fn restart_probe(&mut self, now: Instant) {
         if self.reliable && self.in_flight() && self.timers.rnr_wait.is_none() {
-            self.timers.probe = self.config.probe.map(|after| now + after * (1 << self.probes.min(16)));
+            let time = |most| self.patience.time(most) * (1 << self.probes.min(16));
+            self.timers.probe = self.config.probe.map(|most| now + time(most));
         }
     }
 
@@ -358,6 +418,7 @@ impl Requester {
                         return self.fail_head(Status::RetryExceeded, events);
                     }
                     self.retries_left -= 1;
+                    self.begin_recovery();
                     self.go_back(self.una);
                     // One answer says how much had arrived.
                     self.ask = true;
@@ -365,7 +426,7 @@ impl Requester {
                     self.start_timers(now);
                 }
                 Timer::Probe => {
-                    self.probe_due = self.next == self.max && self.in_flight();
+                    self.probe_due = self.waits_for_answer();
                     self.probes = self.probes.saturating_add(1);
                     self.restart_probe(now);
                 }

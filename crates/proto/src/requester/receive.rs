@@ -58,8 +58,11 @@ impl Requester {
                     return Ok(Taken::Unexpected);
                 }
                 let taken = self.response(at, packet, memory, now, events)?;
-                if taken == Taken::Well && msn.is_some() {
-                    self.take_credits(syndrome, msn);
+                if taken == Taken::Well {
+                    if msn.is_some() {
+                        self.take_credits(syndrome, msn);
+                    }
+                    self.catch_up(memory, now, events)?;
                 }
                 Ok(taken)
             }
@@ -124,6 +127,7 @@ impl Requester {
             return true;
         }
         if self.went_back != Some(settled) && self.timers.rnr_wait.is_none() {
+            self.begin_recovery();
             self.go_back(settled);
         }
         false
@@ -155,8 +159,26 @@ impl Requester {
     fn missing(&mut self) {
         // Nothing was sent again since: the same NAK once more.
         if self.timers.rnr_wait.is_none() && self.next != self.una {
+            self.begin_recovery();
             self.go_back(self.una);
         }
+    }
+
+    /// Takes data that was kept, and whose turn has come. What is no answer may be forged: it is asked for again.
+    fn catch_up<M: Memory>(
+        &mut self,
+        memory: &mut M,
+        now: Instant,
+        events: &mut VecDeque<Event>,
+    ) -> Result<(), Fault> {
+        while let Some(expected) = self.due.front().map(|due| due.0.max(self.una)) {
+            let Some(bytes) = self.kept.take(expected) else { break };
+            let Ok(packet) = Packet::new_checked(&bytes[..]) else { break };
+            if self.response(expected, &packet, memory, now, events)? != Taken::Well {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Data of a READ or of an atomic operation.
@@ -191,6 +213,7 @@ impl Requester {
             Some(expected) if at == expected => {}
             // Something before it is missing.
             Some(expected) if at > expected => {
+                self.kept.keep(expected, at, packet);
                 self.settle(at, now, events);
                 return Ok(Taken::Well);
             }

@@ -115,13 +115,14 @@ impl Requester {
             }
             let plan = self.plan(&posted, self.next);
             let in_flight = self.next.since(self.una);
-            let fits = in_flight == 0 || in_flight + plan.span <= self.config.window;
+            let window = self.window();
+            let fits = in_flight == 0 || in_flight + plan.span <= window;
             if !fits || !burst.is_allowed() || !burst.has_room(plan.packet_len()) {
                 break;
             }
-            let is_full = in_flight + plan.span >= self.config.window;
+            let is_full = in_flight + plan.span >= window;
             match self.build(&posted, &plan, is_full, memory, burst) {
-                Ok(()) => self.sent(&posted, &plan, events),
+                Ok(()) => self.sent(&posted, &plan, now, events),
                 Err(status) => self.stopped = Some(status),
             }
         }
@@ -241,8 +242,11 @@ impl Requester {
 
     /// The packet is on its way.
     #[inline]
-    fn sent(&mut self, posted: &Posted, plan: &Plan, events: &mut VecDeque<Event>) {
+    fn sent(&mut self, posted: &Posted, plan: &Plan, now: Instant, events: &mut VecDeque<Event>) {
         self.next = plan.at.plus(plan.span);
+        if self.unasked == 0 || plan.at == self.una {
+            self.patience.sent(self.next, now);
+        }
         if plan.at < self.max {
             self.retransmitted += 1;
         } else if plan.at == posted.start
@@ -266,10 +270,11 @@ impl Requester {
 
     /// Sends the last packet once more if it is time to, or begins again where a READ's data broke off.
     fn probe<M: Memory>(&mut self, now: Instant, memory: &mut M, burst: &mut Burst<'_>) {
-        if !self.probe_due || !burst.is_empty() || self.next != self.max || !self.in_flight() {
+        if !self.probe_due || !burst.is_empty() || !self.waits_for_answer() {
             return;
         }
-        let last = self.max.before();
+        // Of those that were sent since the last going back.
+        let last = self.next.before();
         let Some(posted) = self.queue.get(self.find(last)).copied() else { return };
         if posted.work.awaits_response() {
             // It costs little to ask again.

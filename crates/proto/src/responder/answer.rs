@@ -121,6 +121,11 @@ impl Responder {
                                 msn,
                             };
                         }
+                        // The requester may have the data, and the owner have taken the key away since: a network
+                        // that delays doubles must not end the connection. One that waits is told.
+                        Err(nak) if again => {
+                            self.answers[0] = Answer::Refuse { at: next, syndrome: Syndrome::Nak(nak), msn };
+                        }
                         Err(nak) => {
                             // The key was taken away meanwhile. What comes after is not answered any more.
                             self.answers.clear();
@@ -165,7 +170,7 @@ impl Responder {
         true
     }
 
-    /// A packet with a READ's data; false if there is no room.
+    /// A packet with a READ's data; false if there is no room, or congestion control allows no more.
     #[inline]
     fn build_data<M: Memory>(
         &self,
@@ -180,7 +185,7 @@ impl Responder {
         let pad = payload.next_multiple_of(4) - payload;
         let start = bth::LEN + opcode.headers_len();
         let len = start + payload + pad + ICRC_LEN;
-        if !burst.has_room(len) {
+        if !burst.is_allowed() || !burst.has_room(len) {
             return Ok(false);
         }
         let packet = burst.begin(&self.bth(opcode, at, pad as u8), len);
@@ -195,7 +200,7 @@ impl Responder {
             memory.read(rkey, va, &mut packet[start..start + payload]).map_err(|refusal| refusal.nak())?;
             packet[start + payload..start + payload + pad].fill(0);
         }
-        burst.commit(len, false);
+        burst.commit(len, true);
         Ok(true)
     }
 }

@@ -1,6 +1,7 @@
 //! The responder: takes requests, carries them out through [`Memory`], and answers (9.7.4, 9.7.5, 9.8.2).
 //!
 //! - [`execute`]: a request whose turn it is;
+//! - [`kept`]: one that comes before its turn;
 //! - [`duplicate`]: one that was carried out before;
 //! - [`answer`]: acknowledgements and responses to be sent;
 //! - [`unreliable`]: the same for unreliable connections, which answer nothing.
@@ -8,6 +9,7 @@
 mod answer;
 mod duplicate;
 mod execute;
+mod kept;
 mod unreliable;
 
 use std::collections::VecDeque;
@@ -15,6 +17,7 @@ use std::collections::VecDeque;
 use millstream_wire::{Msn, NakCode, Operation, Packet, Position, Rkey, Srqn, Syndrome};
 
 use crate::config::Config;
+use crate::early::Early;
 use crate::event::{Event, Fault, Received, ReceivedKind, Status};
 use crate::memory::Memory;
 use crate::request::ReceiveId;
@@ -109,6 +112,10 @@ pub(crate) struct Responder {
     queue: Srqn,
     /// The last packet that came too early, if that was told: once is enough until the expected one comes.
     early: Option<Sequence>,
+    /// Packets that came too early.
+    kept: Early,
+    /// Where a gap was closed: those behind it may have their turn.
+    catching_up: Option<Sequence>,
     /// The last packet carried out that an acknowledgement may name: none of a READ or atomic operation, which
     /// are answered by their responses only.
     acknowledgeable: Option<Sequence>,
@@ -129,6 +136,8 @@ impl Responder {
             progress: None,
             queue: Srqn::new(0),
             early: None,
+            kept: Early::default(),
+            catching_up: None,
             acknowledgeable: None,
             answers: VecDeque::new(),
             resources: VecDeque::new(),
@@ -148,6 +157,7 @@ impl Responder {
         let at = self.expected.nearest(packet.bth().psn());
         // The sequence number comes first: nothing else of a packet counts unless it is its turn (9.7.4.1.2).
         if at > self.expected {
+            self.keep_for_later(at, packet);
             return Ok(self.too_early(at));
         }
         if at < self.expected {
@@ -156,17 +166,24 @@ impl Responder {
         }
         match self.execute(at, packet, memory, events) {
             Ok(()) => {
-                self.early = None;
+                if self.early.take().is_some() {
+                    self.catching_up = Some(self.expected);
+                }
                 Ok(Outcome::Executed)
             }
             Err(Stop::NoReceive) => {
-                // What follows is early, and must not be told so: the requester knows where to begin again.
-                self.early = Some(at);
-                self.answer_refused(at, Syndrome::RnrNak { timer_code: self.config.min_rnr_timer });
+                self.not_ready(at);
                 Ok(Outcome::NotReady)
             }
             Err(Stop::Refused(refused)) => Err(self.refuse(at, refused, events)),
         }
+    }
+
+    /// No receive request for a packet.
+    fn not_ready(&mut self, at: Sequence) {
+        // What follows is early, and must not be told so: the requester knows where to begin again.
+        self.early = Some(at);
+        self.answer_refused(at, Syndrome::RnrNak { timer_code: self.config.min_rnr_timer });
     }
 
     /// A packet from beyond the next one: one before it was lost (9.7.5.2.8). Told once, and once more when the
@@ -183,6 +200,7 @@ impl Responder {
     /// Fails over a request. What it had taken comes back with an error, before the failure is told.
     fn refuse(&mut self, at: Sequence, refused: Refused, events: &mut VecDeque<Event>) -> Fault {
         self.refusal = Some((at, refused.nak));
+        self.kept.clear();
         let in_progress = match self.progress.take() {
             Some(Progress::Send { receive, .. }) => Some((receive, Status::Flushed)),
             _ => None,
@@ -211,6 +229,7 @@ impl Responder {
 
     /// The queue pair fails for another reason: gives back what was taken, and answers nothing any more.
     pub(crate) fn flush(&mut self, events: &mut VecDeque<Event>) {
+        self.kept.clear();
         let receive = match self.progress.take() {
             Some(Progress::Send { receive, .. }) => Some(receive),
             _ => None,

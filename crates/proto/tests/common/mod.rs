@@ -436,6 +436,7 @@ impl Pair {
         }
         let end = &mut self.ends[to];
         let disposition = end.connection.handle_datagram(self.now, address(1 - to), &packet, &mut end.world);
+        while end.connection.handle_kept(&mut end.world) {}
         self.dispositions.push((to, disposition));
         self.collect(to);
     }

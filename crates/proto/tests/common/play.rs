@@ -139,6 +139,7 @@ pub(crate) fn play(bytes: &[u8]) {
         }
         if let Ok(packet) = Packet::new_checked(&packet[..]) {
             connection.handle_datagram(now, "10.0.0.2".parse().expect("an address"), &packet, &mut world);
+            while connection.handle_kept(&mut world) {}
         }
         connection.handle_timeout(now);
     }

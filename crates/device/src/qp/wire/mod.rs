@@ -127,8 +127,14 @@ impl Default for Alarm {
 const BURST: usize = millstream_link::MAX_BATCH;
 /// Bursts that one system call sends.
 const BURSTS: usize = 4;
-/// Packets under way without an answer: what a socket's memory takes on the other side.
-const WINDOW: u32 = 128;
+/// Bytes of packets under way without an answer, at most: what keeps both sides busy where waking one up takes long.
+const WINDOW: usize = 2 << 20;
+/// The same, at least, where the other side's socket takes as much.
+const LEAST_WINDOW: usize = 256 << 10;
+/// Queue pairs that share a socket's memory when it is handed out.
+const SHARERS: usize = 8;
+/// Packets under way without an answer, at least and at most.
+const WINDOW_PACKETS: (usize, usize) = (32, 2048);
 /// How long to wait for an answer to the last packets of a burst before asking for one.
 const PROBE: Duration = Duration::from_millis(4);
 /// How long to wait when the network has no room for a packet.
@@ -256,12 +262,22 @@ impl Qp {
                     ack_timeout: attributes.timeout,
                     retry_count: attributes.retry_cnt,
                     rnr_retry: attributes.rnr_retry,
-                    window: WINDOW,
+                    window: self.window(lane.machine.config().mtu),
                     probe: Some(PROBE),
                 });
                 lane.machine.resume();
             }
         }
+    }
+
+    /// Packets that may be under way. The other side's socket is taken to have as much room as ours, and as many queue
+    /// pairs; what READs bring comes to ours.
+    fn window(&self, mtu: Mtu) -> u32 {
+        let room = self.host.wire.port().map_or(0, |port| port.udp().receive_room());
+        let share = room / self.host.wire.timed().max(SHARERS);
+        let bytes = share.max(LEAST_WINDOW.min(room)).min(WINDOW);
+        let (least, most) = WINDOW_PACKETS;
+        (bytes / mtu.bytes() as usize).clamp(least, most) as u32
     }
 
     /// Begins nothing new, and reports when all is done if it is wanted; false if the way is not by packets.
@@ -326,7 +342,13 @@ impl Qp {
                         _ => lane.pace.packet_came(origin.congestion_experienced(), now),
                     }
                     // Completions take effect at once: the next message needs the next receive.
-                    failed = failed.max(self.take_events(lane));
+                    loop {
+                        failed = failed.max(self.take_events(lane));
+                        let Connected { machine, requests, landing, .. } = &mut **lane;
+                        if !machine.handle_kept(&mut View { qp: self, landing, keys: local_keys, requests }) {
+                            break;
+                        }
+                    }
                 }
                 if failed == Aftermath::Nothing
                     && lane.machine.has_only_acknowledgement()
@@ -440,7 +462,7 @@ impl Qp {
                     let limits = Limits { allowance: pace.allowance(now), ..limits };
                     let next = machine.poll_transmit(now, &mut view, limits, &mut buffer[at..]);
                     let Some(burst) = next else { break };
-                    pace.sent(burst.request_bytes, now);
+                    pace.sent(burst.paced_bytes, now);
                     bursts.push((at..at + burst.len, burst.segment));
                     at += burst.len;
                 }

@@ -2,8 +2,9 @@
 //!
 //! Packets leave marked as ECN-capable. The receiving side answers packets that a switch has marked with congestion
 //! notification packets (CNP, annex A17.9.3); the sending side lowers its rate at each and recovers by itself
-//! ([`millstream_link::dcqcn`]). What is limited are packets with requests: acknowledgements and responses go
-//! out at once. A CNP has no key but addresses and the queue pair's number; who can forge these can slow a queue pair
+//! ([`millstream_link::dcqcn`]). What is limited are packets with requests and with READs' data, both at one rate, as a
+//! CNP names a queue pair and not a direction of work; acknowledgements and answers of one word go out at once, unless
+//! they are behind a READ's data. A CNP has no key but addresses and the queue pair's number; who can forge these can slow a queue pair
 //! down to the least rate, not stop it.
 
 use std::time::Duration;
@@ -42,7 +43,7 @@ impl Pace {
         self.reaction.get_or_insert_with(new).handle_cnp(time(now));
     }
 
-    /// Bytes of requests that may leave now.
+    /// Bytes of requests and READs' data that may leave now.
     pub(super) fn allowance(&mut self, now: Instant) -> u64 {
         let Some(reaction) = &mut self.reaction else { return u64::MAX };
         reaction.handle_timeout(time(now));
@@ -56,7 +57,7 @@ impl Pace {
         (reaction.rate() * QUANTUM.as_secs_f64()).max(1.0) as u64
     }
 
-    /// So many bytes of requests left.
+    /// So many bytes of requests and READs' data left.
     pub(super) fn sent(&mut self, bytes: u64, now: Instant) {
         // A flow that has recovered is not counted.
         if let Some(reaction) = self.reaction.as_mut().filter(|reaction| reaction.poll_timeout().is_some()) {
