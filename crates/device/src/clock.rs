@@ -47,6 +47,11 @@ impl WallClock {
     }
 }
 
+/// Nanoseconds on the clock that timers go by.
+pub(crate) fn monotonic() -> u64 {
+    read(libc::CLOCK_MONOTONIC)
+}
+
 fn read(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: a writable struct; these clocks exist on every Linux.

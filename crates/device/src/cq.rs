@@ -25,6 +25,10 @@ use crate::ring::{Entries, RemoteCq, to_signal};
 use crate::types::{WC_GENERAL_ERR, WC_OP_RECV, WC_SUCCESS, Wc};
 use crate::xrc;
 
+/// Bits of what waits for who polls.
+const PARKED: u32 = 1;
+const WIRED: u32 = 2;
+
 /// A completion queue.
 #[derive(Debug)]
 pub struct Cq {
@@ -42,8 +46,8 @@ pub struct Cq {
     pub(crate) moderation: Mutex<Moderation>,
     /// Queue pairs with parked requests that complete here.
     parked: SpinLock<Vec<Weak<Qp>>>,
-    /// Something may wait to be looked after by who polls: parked requests, or packets.
-    has_parked: AtomicBool,
+    /// What may wait to be looked after by who polls: [`PARKED`] requests, or packets for [`WIRED`] queue pairs.
+    waits: AtomicU32,
     /// Queue pairs that complete here and whose packets a poller takes in.
     wired: AtomicU32,
     overrun: AtomicBool,
@@ -145,7 +149,7 @@ impl Cq {
             consumer: BiasedLock::new(consumer),
             moderation: Mutex::default(),
             parked: SpinLock::new(Vec::new()),
-            has_parked: AtomicBool::new(false),
+            waits: AtomicU32::new(0),
             wired: AtomicU32::new(0),
             overrun: AtomicBool::new(false),
             users: AtomicU32::new(0),
@@ -341,7 +345,7 @@ impl Cq {
     /// Whether an empty queue is just that: nothing was lost, and nothing waits to be tried again.
     #[inline]
     fn is_calm(&self) -> bool {
-        !self.overrun.load(Ordering::Relaxed) && !self.has_parked.load(Ordering::Relaxed)
+        !self.overrun.load(Ordering::Relaxed) && self.waits.load(Ordering::Relaxed) == 0
     }
 
     #[cold]
@@ -531,7 +535,7 @@ impl Cq {
     pub(crate) fn set_wired(&self, wired: bool) {
         if wired {
             self.wired.fetch_add(1, Ordering::SeqCst);
-            self.has_parked.store(true, Ordering::SeqCst);
+            self.waits.fetch_or(WIRED, Ordering::SeqCst);
         } else {
             self.wired.fetch_sub(1, Ordering::AcqRel);
         }
@@ -564,21 +568,32 @@ impl Cq {
 
     pub(crate) fn add_parked(&self, qp: Weak<Qp>) {
         self.parked.lock().push(qp);
-        self.has_parked.store(true, Ordering::Release);
+        self.waits.fetch_or(PARKED, Ordering::Release);
     }
 
-    /// Tries parked requests again, on behalf of an application that polls.
+    /// Tries parked requests again, and takes packets in, on behalf of an application that polls.
     #[cold]
     fn progress(&self) {
+        let waits = self.waits.load(Ordering::Acquire);
+        if waits & WIRED != 0 {
+            if self.wired.load(Ordering::Relaxed) != 0 {
+                self.context.host.wire.poll(self.context.host);
+            } else {
+                self.waits.fetch_and(!WIRED, Ordering::SeqCst);
+                // Who has come meanwhile has counted itself before it set this.
+                if self.wired.load(Ordering::SeqCst) != 0 {
+                    self.waits.fetch_or(WIRED, Ordering::SeqCst);
+                }
+            }
+        }
+        if waits & PARKED == 0 {
+            return;
+        }
         let parked = {
             let mut list = self.parked.lock();
-            self.has_parked.store(false, Ordering::SeqCst);
+            self.waits.fetch_and(!PARKED, Ordering::SeqCst);
             std::mem::take(&mut *list)
         };
-        if self.wired.load(Ordering::SeqCst) != 0 {
-            self.has_parked.store(true, Ordering::SeqCst);
-            self.context.host.wire.poll(self.context.host);
-        }
         for qp in parked {
             if qp.upgrade().is_some_and(|qp| qp.retry_for_poller()) {
                 self.add_parked(qp);

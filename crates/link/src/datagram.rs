@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use millstream_wire::bth;
+use millstream_wire::icrc::Prepared;
 
 /// Packets to one destination, in one buffer: each of [`segment`](Outgoing::segment) bytes, the last perhaps
 /// shorter. A packet is what follows the UDP header: BTH, extended headers, payload, padding and four bytes
@@ -101,6 +102,8 @@ pub struct Inbox {
     slots: usize,
     /// How many datagrams the next call asks for.
     ask: usize,
+    /// Where the last packet came from, for its ICRC: mostly where the next one comes from.
+    pub(crate) last: Option<(Origin, Prepared)>,
 }
 
 impl Inbox {
@@ -113,6 +116,7 @@ impl Inbox {
             filled: Vec::with_capacity(slots),
             slots,
             ask: 1,
+            last: None,
         }
     }
 

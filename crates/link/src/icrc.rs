@@ -13,7 +13,7 @@
 use std::cell::Cell;
 use std::net::IpAddr;
 
-use millstream_wire::icrc::Flow;
+use millstream_wire::icrc::{Flow, Prepared};
 use millstream_wire::{ICRC_LEN, UDP_PORT, bth};
 
 /// Fewest bytes of a packet: base transport header and ICRC.
@@ -28,15 +28,15 @@ const BEHIND_IDENTIFICATION: usize = 14 + 8;
 
 /// The flow of packets to the RoCEv2 port; None if the addresses are of two families.
 #[must_use]
-pub fn flow(source: IpAddr, source_port: u16, destination: IpAddr) -> Option<Flow> {
-    Flow::new((source, source_port), (destination, UDP_PORT))
+pub fn flow(source: IpAddr, source_port: u16, destination: IpAddr) -> Option<Prepared> {
+    Some(Flow::new((source, source_port), (destination, UDP_PORT))?.prepare())
 }
 
 /// Computes a packet's ICRC and stores it in the packet's last four bytes.
 ///
 /// # Panics
 /// If the packet is shorter than [`MIN_PACKET`].
-pub fn seal(flow: &Flow, identification: u16, packet: &mut [u8]) {
+pub fn seal(flow: &Prepared, identification: u16, packet: &mut [u8]) {
     assert!(packet.len() >= MIN_PACKET, "a packet of {} bytes", packet.len());
     let (body, icrc) = packet.split_at_mut(packet.len() - ICRC_LEN);
     icrc.copy_from_slice(&flow.icrc(body, identification));
@@ -45,19 +45,17 @@ pub fn seal(flow: &Flow, identification: u16, packet: &mut [u8]) {
 /// The identification under which a packet's ICRC is right, zero for IPv6; None if there is none. `guess` is
 /// tried first.
 #[must_use]
-pub fn identification(flow: &Flow, guess: u16, packet: &[u8]) -> Option<u16> {
+pub fn identification(flow: &Prepared, guess: u16, packet: &[u8]) -> Option<u16> {
     if packet.len() < MIN_PACKET {
         return None;
     }
     let (body, icrc) = packet.split_at(packet.len() - ICRC_LEN);
     let number = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().expect("an ICRC has four bytes"));
     let difference = number(icrc) ^ number(&flow.icrc(body, guess));
-    match flow {
-        Flow::V6 { .. } => (difference == 0).then_some(0),
-        Flow::V4 { .. } if difference == 0 => Some(guess),
-        Flow::V4 { .. } => {
-            explain(difference, BEHIND_IDENTIFICATION + body.len()).map(|change| guess ^ change)
-        }
+    match (flow.is_v4(), difference) {
+        (false, difference) => (difference == 0).then_some(0),
+        (true, 0) => Some(guess),
+        (true, _) => explain(difference, BEHIND_IDENTIFICATION + body.len()).map(|change| guess ^ change),
     }
 }
 
@@ -124,7 +122,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn v4() -> Flow {
+    fn v4() -> Prepared {
         flow([10, 0, 0, 1].into(), 50_000, [10, 0, 0, 2].into()).unwrap()
     }
 

@@ -1,7 +1,7 @@
 //! Packets side by side in one buffer, as segmentation offload takes them: all of one length, but the last one may
 //! be shorter.
 
-use millstream_wire::icrc::{Begun, Flow};
+use millstream_wire::icrc::Prepared;
 use millstream_wire::{ICRC_LEN, bth};
 
 /// What the sender's IP identification will be. The ICRC covers it over IPv4.
@@ -47,19 +47,17 @@ pub struct Transmit {
 /// A buffer that is being filled.
 pub(crate) struct Burst<'a> {
     out: &'a mut [u8],
-    flow: &'a Flow,
+    flow: Prepared,
     limits: Limits,
     filled: Transmit,
     /// A shorter packet was the last one.
     closed: bool,
-    /// The ICRC's start for packets of one length.
-    begun: Option<((u16, u16), Begun)>,
 }
 
 impl<'a> Burst<'a> {
-    pub(crate) fn new(out: &'a mut [u8], flow: &'a Flow, limits: Limits) -> Self {
+    pub(crate) fn new(out: &'a mut [u8], flow: Prepared, limits: Limits) -> Self {
         let filled = Transmit { len: 0, segment: 0, packets: 0, paced_bytes: 0 };
-        Self { out, flow, limits, filled, closed: false, begun: None }
+        Self { out, flow, limits, filled, closed: false }
     }
 
     /// Whether a packet of that many bytes may follow.
@@ -92,15 +90,9 @@ impl<'a> Burst<'a> {
             Identification::Zero => 0,
             Identification::Counted => self.filled.packets as u16,
         };
-        let key = (len as u16, identification);
-        let begun = match self.begun {
-            Some((for_key, begun)) if for_key == key => begun,
-            _ => self.flow.begin(key.0, identification),
-        };
-        self.begun = Some((key, begun));
         let at = self.filled.len;
         let (covered, icrc) = self.out[at..at + len].split_at_mut(len - ICRC_LEN);
-        icrc.copy_from_slice(&begun.finish(covered));
+        icrc.copy_from_slice(&self.flow.icrc(covered, identification));
         if self.filled.packets == 0 {
             self.filled.segment = len;
         }

@@ -3,7 +3,7 @@
 use core::net::IpAddr;
 use std::collections::VecDeque;
 
-use millstream_wire::icrc::Flow;
+use millstream_wire::icrc::{Flow, Prepared};
 use millstream_wire::{Packet, Service as WireService};
 
 use crate::burst::{Burst, Limits, Transmit};
@@ -92,6 +92,7 @@ pub struct Counters {
 #[derive(Debug)]
 pub struct Connection {
     config: Config,
+    flow: Prepared,
     state: State,
     requester: Option<Requester>,
     responder: Responder,
@@ -108,6 +109,7 @@ impl Connection {
     pub fn new(config: Config) -> Self {
         Self {
             responder: Responder::new(config),
+            flow: config.flow.prepare(),
             config,
             state: State::Receiving,
             requester: None,
@@ -345,8 +347,7 @@ impl Connection {
         limits: Limits,
         out: &mut [u8],
     ) -> Option<Transmit> {
-        let flow = self.config.flow;
-        let mut burst = Burst::new(out, &flow, limits);
+        let mut burst = Burst::new(out, self.flow, limits);
         // Responses and requests take turns; but an acknowledgement is short, and can end a burst of anything.
         self.requests_next = !self.requests_next || self.responder.has_only_acknowledgement();
         for requests in [self.requests_next, !self.requests_next] {

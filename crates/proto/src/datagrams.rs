@@ -219,7 +219,7 @@ impl Datagrams {
     ) -> Option<(Flow, Transmit)> {
         loop {
             let flow = self.queue.front()?.to.flow;
-            let mut burst = Burst::new(out, &flow, limits);
+            let mut burst = Burst::new(out, flow.prepare(), limits);
             let mut removed = false;
             while let Some(datagram) = self.queue.front().copied().filter(|datagram| datagram.to.flow == flow)
             {
@@ -265,7 +265,7 @@ impl Datagrams {
         if datagram.len > most {
             return Err(PostError::TooLong { len: datagram.len, most });
         }
-        let mut burst = Burst::new(out, &datagram.to.flow, Limits::NONE);
+        let mut burst = Burst::new(out, datagram.to.flow.prepare(), Limits::NONE);
         assert!(
             burst.has_room(datagram.packet_len()),
             "room for a packet of {} bytes",

@@ -21,11 +21,11 @@ pub(crate) struct Early {
 }
 
 impl Early {
-    /// Keeps a packet if it is near enough, and there is room.
-    pub(crate) fn keep(&mut self, expected: Sequence, at: Sequence, packet: &Packet<&[u8]>) {
+    /// Keeps a packet if it is near enough, and there is room; whether it did.
+    pub(crate) fn keep(&mut self, expected: Sequence, at: Sequence, packet: &Packet<&[u8]>) -> bool {
         let len = packet.covered().len() + ICRC_LEN;
         if at.since(expected) >= PACKETS || self.bytes + len > BYTES {
-            return;
+            return false;
         }
         // What comes again is the same, or one of them is forged: the sender itself sends more than once.
         let bytes = [packet.covered(), &packet.icrc()].concat().into_boxed_slice();
@@ -33,6 +33,7 @@ impl Early {
         if let Some(former) = self.packets.insert(at, bytes) {
             self.bytes -= former.len();
         }
+        true
     }
 
     /// The packet whose turn it is; those whose turn is over are forgotten.
@@ -45,6 +46,16 @@ impl Early {
             }
         }
         None
+    }
+
+    /// Whether a packet is there.
+    pub(crate) fn has(&self, at: Sequence) -> bool {
+        self.packets.contains_key(&at)
+    }
+
+    /// The next packet from `at` on.
+    pub(crate) fn next(&self, at: Sequence) -> Option<Sequence> {
+        self.packets.range(at..).next().map(|(at, _)| *at)
     }
 
     /// The packet farthest ahead.

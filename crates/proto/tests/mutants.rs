@@ -33,6 +33,8 @@ mutants! {
         "self.keep_for_later(at, packet);" => "";
     "what came early ends nothing" in "responder/kept.rs":
         "Err(Stop::Refused(Refused { receive: None, .. })) => {" => "Err(Stop::Refused(Refused { receive: None, .. })) if false => {";
+    "kept messages take a receive request each" in "responder/kept.rs":
+        "Ok(()) => return Ok(true)," => "Ok(()) => return self.handle_kept(memory, events),";
     "what is kept is bounded" in "early.rs":
         "at.since(expected) >= PACKETS" => "at.since(expected) >= 1 << 20";
     "what was kept is acknowledged at once" in "responder/kept.rs":
@@ -92,9 +94,29 @@ mutants! {
     "the window is kept" in "requester/send.rs":
         "in_flight + plan.span <= window" => "in_flight + plan.span <= u32::MAX";
     "what may be kept is not sent again at once" in "requester/mod.rs":
-        "recovery.room.min(self.config.window)" => "recovery.room.max(self.config.window)";
+        "recovery.room.min(window)" => "recovery.room.max(window)";
     "data that came early is not asked for again" in "requester/receive.rs":
-        "self.kept.keep(expected, at, packet);" => "";
+        "if !self.kept.keep(expected, at, packet) {" => "{";
+    "of a READ only what is missing is asked for again" in "requester/send.rs":
+        "map_or(end, |kept| end.min(kept))" => "map_or(end, |_| end)";
+    "data that has come is passed over" in "requester/mod.rs":
+        "posted.work.awaits_response() && self.kept.has(self.next)" => "false";
+    "each gap is told at once" in "requester/receive.rs":
+        "self.mend(last.plus(1), at)," => "{}";
+    "what is lost again is asked for again" in "requester/receive.rs":
+        "Some(_) if self.went_back != Some(expected) => {" => "Some(_) if false => {";
+    "what is on its way is not asked for again" in "requester/receive.rs":
+        "self.leave_the_rest();" => "";
+    "a fence sent again waits for nothing" in "requester/send.rs":
+        "begins && posted.start >= self.max && !self.outstanding" => "begins && !self.outstanding";
+    "an operation asked for again is no further one" in "requester/send.rs":
+        "posted.work.awaits_response() && self.next > self.max {" => "posted.work.awaits_response() {";
+    "an operation asked for again need not wait" in "requester/send.rs":
+        "let is_new = self.next >= self.max;" => "let is_new = true;";
+    "no more is under way than a slow peer answers" in "requester/pace.rs":
+        "answers.clamp(fallen, risen)" => "answers.max(risen)";
+    "retries wait longer" in "requester/mod.rs":
+        "MOST_TIMEOUTS.min(1 << retries)" => "MOST_TIMEOUTS.min(1)";
     "recovery ends" in "requester/mod.rs":
         "self.recovery = None;\n        } else {" => "} else {";
     "credits are obeyed" in "requester/send.rs":

@@ -80,12 +80,15 @@ fn seven_retries_are_seven() {
     pair.send(A, 1, vec![1]);
     pair.send(A, 2, vec![2]);
     assert_eq!(pair.asks(), [0, 1]);
-    for retry in 0..7 {
-        pair.wait(A, timeout());
+    // A peer that does not come to run for a while is not given up for that: no retry waits longer than four timeouts.
+    for (retry, waits) in [1, 2, 4, 4, 4, 4, 4].into_iter().enumerate() {
+        pair.wait(A, timeout() * waits - Duration::from_nanos(1));
+        assert_eq!(pair.asks(), [], "retry {retry}");
+        pair.wait(A, Duration::from_nanos(1));
         assert_eq!(pair.asks(), [0, 1], "retry {retry}");
         assert_eq!(pair.ends[A].completions(), []);
     }
-    pair.wait(A, timeout());
+    pair.wait(A, timeout() * 4);
     assert_eq!(pair.ends[A].completions(), [(1, Status::RetryExceeded), (2, Status::Flushed)]);
     assert_eq!(pair.ends[A].connection.state(), State::Failed);
     assert_eq!(pair.ends[A].connection.poll_timeout(), None);
@@ -104,7 +107,7 @@ fn progress_brings_the_retries_back() {
     pair.ack(0);
     pair.wait(A, timeout());
     assert_eq!(pair.asks(), [1]);
-    pair.wait(A, timeout());
+    pair.wait(A, timeout() * 2);
     assert_eq!(pair.ends[A].completions(), [(1, Status::Success), (2, Status::RetryExceeded)]);
 }
 
@@ -243,15 +246,117 @@ fn a_read_is_asked_for_again_from_where_its_data_broke_off() {
     // The second packet is lost.
     pair.data(Opcode::RC_READ_RESPONSE_MIDDLE, 2, vec![3; 256]);
     let again = pair.take(A);
-    assert_eq!((numbers(&again), again[0].length), (vec![1], Some(744)));
+    assert_eq!((numbers(&again), again[0].length), (vec![1], Some(256)), "and nothing that has come");
     pair.data(Opcode::RC_READ_RESPONSE_LAST, 3, vec![4; 232]);
     assert_eq!(pair.asks(), [], "once is enough");
-    pair.data(Opcode::RC_READ_RESPONSE_FIRST, 1, vec![2; 256]);
-    pair.data(Opcode::RC_READ_RESPONSE_MIDDLE, 2, vec![3; 256]);
-    pair.data(Opcode::RC_READ_RESPONSE_LAST, 3, vec![4; 232]);
+    pair.data(Opcode::RC_READ_RESPONSE_ONLY, 1, vec![2; 256]);
     assert_eq!(pair.ends[A].completions(), [(1, Status::Success)]);
     let expected: Vec<u8> = [1, 2, 3, 4].into_iter().flat_map(|n| [n; 256]).take(1000).collect();
     assert_eq!(pair.ends[A].world.work[&WorkId(1)], expected);
+}
+
+#[test]
+fn all_that_is_missing_of_a_read_is_asked_for_at_once_and_again_if_it_was_lost_again() {
+    let mut pair = requester(|config| config.probe = Some(Duration::from_micros(100)));
+    pair.post(A, 1, READ, vec![0; 256 * 12]);
+    pair.asks();
+    let middle = |pair: &mut Pair, n| pair.data(Opcode::RC_READ_RESPONSE_MIDDLE, n, vec![n as u8; 256]);
+    pair.data(Opcode::RC_READ_RESPONSE_FIRST, 0, vec![0; 256]);
+    // 1, 2, 4 and 6 are lost, and what is behind 8 has not come yet.
+    for (n, expected) in [(3, vec![(1, 512)]), (5, vec![(4, 256)]), (7, vec![(6, 256)]), (8, vec![])] {
+        middle(&mut pair, n);
+        let sent = pair.take(A);
+        let asked: Vec<_> = sent.iter().map(|sent| (numbers(&[*sent])[0], sent.length.unwrap())).collect();
+        assert_eq!(asked, expected, "after {n}");
+    }
+    // What was asked for first was lost again: what was asked for behind it comes.
+    middle(&mut pair, 4);
+    assert_eq!(pair.asks(), [1]);
+    middle(&mut pair, 6);
+    assert_eq!(pair.asks(), [], "once");
+    // And again, with nothing behind it: a probe finds out.
+    for n in 9..12 {
+        middle(&mut pair, n);
+    }
+    assert_eq!(pair.asks(), []);
+    pair.wait(A, Duration::from_micros(400));
+    let probe = pair.take(A);
+    assert_eq!((numbers(&probe), probe[0].length), (vec![11], Some(256)), "one packet");
+    middle(&mut pair, 11);
+    let again = pair.take(A);
+    assert_eq!((numbers(&again), again[0].length), (vec![1], Some(512)));
+    middle(&mut pair, 1);
+    middle(&mut pair, 2);
+    assert_eq!(pair.ends[A].completions(), [(1, Status::Success)]);
+    let expected: Vec<u8> = (0..12).flat_map(|n| [n; 256]).collect();
+    assert_eq!(pair.ends[A].world.work[&WorkId(1)], expected);
+}
+
+#[test]
+fn a_fence_that_is_sent_again_waits_for_nothing() {
+    let mut pair = requester(|_| ());
+    pair.post_with(A, 1, Work::Send(Trailer::None), vec![1], true);
+    pair.post(A, 2, READ, vec![0; 8]);
+    assert_eq!(pair.asks(), [0, 1]);
+    pair.answer(0, GAP);
+    assert_eq!(pair.asks(), [0, 1]);
+}
+
+#[test]
+fn operations_that_are_asked_for_again_are_no_further_ones() {
+    let mut pair = requester(|config| config.max_rd_atomic = 2);
+    (0..4).for_each(|id| pair.post(A, id, READ, vec![0; 8]));
+    assert_eq!(pair.asks(), [0, 1]);
+    // The first one's data was lost.
+    pair.data(Opcode::RC_READ_RESPONSE_ONLY, 1, vec![1; 8]);
+    assert_eq!(pair.asks(), [0], "two are under way");
+    pair.data(Opcode::RC_READ_RESPONSE_ONLY, 0, vec![0; 8]);
+    assert_eq!(pair.asks(), [2, 3]);
+}
+
+/// A peer with little of a processor: it takes a packet in, or sends one, in 100 µs, and after each 30 ms it does not come
+/// to run for 50 ms. What comes meanwhile waits.
+#[test]
+fn a_slow_peer_is_not_made_slower_by_asking_again() {
+    let long = |end| SendConfig {
+        ack_timeout: 14,
+        max_rd_atomic: 16,
+        window: 512,
+        probe: Some(Duration::from_millis(4)),
+        ..send_config(end)
+    };
+    let answers = |end| Config { max_dest_rd_atomic: 16, ..config(end, Mtu::B256) };
+    let mut pair = Pair::with([answers(A), answers(B)], [long(A), long(B)], 1);
+    pair.ends[B].world.region(KEY.get(), VA, 1 << 20);
+    for id in 0..10 {
+        pair.post(A, id, READ, vec![0; 256 * 300]);
+    }
+    let mut waiting = std::collections::VecDeque::new();
+    let mut said = 0;
+    let limit = Limits { packets: 1, ..Limits::NONE };
+    let mut buffer = vec![0; 65536];
+    for tick in 0..40_000_u64 {
+        pair.now = pair.now + Duration::from_micros(100);
+        let now = pair.now;
+        pair.ends[A].connection.handle_timeout(now);
+        let end = &mut pair.ends[A];
+        while let Some(sent) = end.connection.poll_transmit(now, &mut end.world, Limits::NONE, &mut buffer) {
+            waiting.extend(buffer[..sent.len].chunks(sent.segment).map(<[u8]>::to_vec));
+        }
+        if tick % 800 >= 300 {
+            continue;
+        }
+        let end = &mut pair.ends[B];
+        if let Some(sent) = end.connection.poll_transmit(now, &mut end.world, limit, &mut buffer) {
+            said += 1;
+            pair.give(A, &buffer[..sent.len]);
+        } else if let Some(bytes) = waiting.pop_front() {
+            pair.give(B, &bytes);
+        }
+    }
+    let done: Vec<_> = (0..10).map(|id| (id, Status::Success)).collect();
+    assert_eq!(pair.ends[A].completions(), done);
+    assert!(said < 3100 + 500, "{said} packets for 3000");
 }
 
 #[test]
@@ -484,5 +589,5 @@ fn a_peer_that_answers_nothing_is_given_up_in_time() {
     (0..20).for_each(|id| pair.send(A, id, vec![1; 3000]));
     pair.run();
     assert_eq!(pair.ends[A].completions().len(), 20);
-    assert_eq!(pair.now.as_nanos() - 1_000_000, 8 * timeout().as_nanos() as u64);
+    assert_eq!(pair.now.as_nanos() - 1_000_000, (1 + 2 + 6 * 4) * timeout().as_nanos() as u64);
 }

@@ -101,6 +101,27 @@ fn a_gap_is_told_once_until_it_is_closed() {
 }
 
 #[test]
+fn messages_that_were_kept_take_a_receive_request_each() {
+    let mut pair = responder();
+    (0..3).for_each(|id| pair.ends[B].world.receive(id, 64));
+    for n in [1, 2, 3, 4] {
+        assert_eq!(pair.hand(send(n)), Disposition::OutOfSequence);
+    }
+    assert_eq!(pair.said(), [(0, GAP)]);
+    pair.hand(send(0));
+    assert!(matches!(pair.said()[..], [(2, ACK), (3, Syndrome::RnrNak { .. })]), "there are three");
+    let received = |pair: &Pair| -> Vec<_> {
+        pair.ends[B].received.iter().map(|(received, memory)| (received.id.0, memory[..8].to_vec())).collect()
+    };
+    assert_eq!(received(&pair), [0, 1, 2].map(|n: u8| (n.into(), vec![n; 8])));
+    (3..5).for_each(|id| pair.ends[B].world.receive(id, 64));
+    pair.hand(send(3));
+    pair.hand(send(4));
+    assert_eq!(pair.said(), [(4, ACK)]);
+    assert_eq!(received(&pair)[3..], [3, 4].map(|n: u8| (n.into(), vec![n; 8])));
+}
+
+#[test]
 fn a_late_double_of_a_read_whose_key_is_gone_ends_nothing() {
     let mut pair = responder();
     pair.hand(read(0, 8));

@@ -74,53 +74,151 @@ impl Flow {
         }
     }
 
-    /// The ICRC's state after the IP and UDP headers of a packet of `len` bytes, ICRC included. The
-    /// identification is IPv4's; IPv6 has none.
-    #[inline]
+    /// The CRC of what all packets of the flow have in common.
     #[must_use]
-    pub fn begin(&self, len: u16, identification: u16) -> Begun {
-        let udp_len = len.saturating_add(8);
+    pub fn prepare(&self) -> Prepared {
+        // Lengths and identification are zero here: `Prepared::begin` adds what they change.
         let mut bytes = [0xff; 8 + 40 + 8];
-        let (udp, ports) = match self {
+        let (udp, ports, v4) = match self {
             Self::V4 { addresses, ports } => {
                 let ip = &mut bytes[8..28];
                 ip[0] = 0x45;
-                ip[2..4].copy_from_slice(&udp_len.saturating_add(20).to_be_bytes());
-                ip[4..6].copy_from_slice(&identification.to_be_bytes());
-                // Do not fragment, offset 0.
-                ip[6..8].copy_from_slice(&[0x40, 0]);
+                // Length and identification; do not fragment, offset 0.
+                ip[2..8].copy_from_slice(&[0, 0, 0, 0, 0x40, 0]);
                 ip[9] = 17;
                 ip[12..16].copy_from_slice(&addresses[0].octets());
                 ip[16..20].copy_from_slice(&addresses[1].octets());
-                (28, ports)
+                (28, ports, true)
             }
             Self::V6 { addresses, ports } => {
                 let ip = &mut bytes[8..48];
                 ip[0] = 0x6f;
-                ip[4..6].copy_from_slice(&udp_len.to_be_bytes());
+                ip[4..6].copy_from_slice(&[0, 0]);
                 ip[6] = 17;
                 ip[8..24].copy_from_slice(&addresses[0].octets());
                 ip[24..40].copy_from_slice(&addresses[1].octets());
-                (48, ports)
+                (48, ports, false)
             }
         };
         bytes[udp..udp + 2].copy_from_slice(&ports[0].to_be_bytes());
         bytes[udp + 2..udp + 4].copy_from_slice(&ports[1].to_be_bytes());
-        bytes[udp + 4..udp + 6].copy_from_slice(&udp_len.to_be_bytes());
-        Begun::over(&bytes[..udp + 8])
+        bytes[udp + 4..udp + 6].copy_from_slice(&[0, 0]);
+        Prepared { crc: Begun::over(&bytes[..udp + 8]).0, v4 }
     }
 
     /// A sender's ICRC over a packet that is whole but for its last four bytes.
     #[must_use]
     pub fn icrc(&self, covered: &[u8], identification: u16) -> [u8; ICRC_LEN] {
-        let len = u16::try_from(covered.len() + ICRC_LEN).unwrap_or(u16::MAX);
-        self.begin(len, identification).finish(covered)
+        self.prepare().icrc(covered, identification)
     }
 
     /// Whether a packet's ICRC is what it must be.
     #[must_use]
     pub fn verify<T: AsRef<[u8]>>(&self, packet: &Packet<T>, identification: u16) -> bool {
         self.icrc(packet.covered(), identification) == packet.icrc()
+    }
+}
+
+/// What Ethernet's polynomial (IEEE 802.3, 3.2.9) is without its highest power, the next one in the lowest bit: the
+/// order in which a byte's bits are sent.
+const POLYNOMIAL: u32 = 0xedb8_8320;
+
+/// What each value of a byte changes in a CRC, beside zero in its place, when `behind` bytes follow it. A CRC is
+/// linear: what several bytes change adds up, whatever the others are.
+const fn changes(behind: u32) -> [u32; 256] {
+    let mut table = [0; 256];
+    let mut value = 1_usize;
+    while value < 256 {
+        let bit = value & value.wrapping_neg();
+        table[value] = if bit == value {
+            let (mut crc, mut steps) = (value as u32, 8 * (behind + 1));
+            while steps > 0 {
+                crc = (crc >> 1) ^ (POLYNOMIAL & (crc & 1).wrapping_neg());
+                steps -= 1;
+            }
+            crc
+        } else {
+            table[bit] ^ table[value ^ bit]
+        };
+        value += 1;
+    }
+    table
+}
+
+/// What a CRC must have begun with for a packet with this variant byte to end as one whose variant byte is all ones:
+/// the change of that byte, taken back over it and the four bytes before.
+const VARIANT: [u32; 256] = {
+    let mut table = [0; 256];
+    let mut value = 0_usize;
+    while value < 256 {
+        let (mut crc, mut steps) = (value as u32 ^ 0xff, 8 * bth::VARIANT);
+        while steps > 0 {
+            crc = if crc >> 31 == 1 { ((crc ^ POLYNOMIAL) << 1) | 1 } else { crc << 1 };
+            steps -= 1;
+        }
+        table[value] = crc;
+        value += 1;
+    }
+    table
+};
+
+/// A field of two bytes in network order with `behind` bytes behind it.
+struct Field([[u32; 256]; 2]);
+
+impl Field {
+    const fn new(behind: u32) -> Self {
+        Self([changes(behind + 1), changes(behind)])
+    }
+
+    #[inline]
+    fn changes(&self, value: u16) -> u32 {
+        let [high, low] = value.to_be_bytes();
+        self.0[0][usize::from(high)] ^ self.0[1][usize::from(low)]
+    }
+}
+
+/// UDP's length, then its checksum.
+static UDP_LENGTH: Field = Field::new(2);
+/// IPv4's length, then the rest of its header and UDP's.
+static V4_LENGTH: Field = Field::new(16 + 8);
+static V4_IDENTIFICATION: Field = Field::new(14 + 8);
+/// IPv6's payload length.
+static V6_LENGTH: Field = Field::new(34 + 8);
+
+/// A flow's headers but for lengths and identification, see [`Flow::prepare`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prepared {
+    crc: u32,
+    v4: bool,
+}
+
+impl Prepared {
+    /// Whether the packets have an identification.
+    #[must_use]
+    pub const fn is_v4(&self) -> bool {
+        self.v4
+    }
+
+    /// The ICRC's state after the IP and UDP headers of a packet of `len` bytes, ICRC included. The
+    /// identification is IPv4's; IPv6 has none.
+    #[inline]
+    #[must_use]
+    pub fn begin(self, len: u16, identification: u16) -> Begun {
+        let udp = len.saturating_add(8);
+        let ip = if self.v4 {
+            V4_LENGTH.changes(udp.saturating_add(20)) ^ V4_IDENTIFICATION.changes(identification)
+        } else {
+            V6_LENGTH.changes(udp)
+        };
+        Begun(self.crc ^ ip ^ UDP_LENGTH.changes(udp))
+    }
+
+    /// A sender's ICRC over a packet that is whole but for its last four bytes.
+    #[inline]
+    #[must_use]
+    pub fn icrc(self, covered: &[u8], identification: u16) -> [u8; ICRC_LEN] {
+        let len = u16::try_from(covered.len() + ICRC_LEN).unwrap_or(u16::MAX);
+        self.begin(len, identification).finish(covered)
     }
 }
 
@@ -177,12 +275,9 @@ impl Begun {
     #[inline]
     #[must_use]
     pub fn finish(self, covered: &[u8]) -> [u8; ICRC_LEN] {
-        let mut bth = [0; bth::LEN];
-        bth.copy_from_slice(&covered[..bth::LEN]);
-        bth[bth::VARIANT] = 0xff;
-        let mut hasher = Hasher::new_with_initial(self.0);
-        hasher.update(&bth);
-        hasher.update(&covered[bth::LEN..]);
+        assert!(covered.len() >= bth::LEN, "a packet of {} bytes", covered.len());
+        let mut hasher = Hasher::new_with_initial(self.0 ^ VARIANT[usize::from(covered[bth::VARIANT])]);
+        hasher.update(covered);
         hasher.finalize().to_le_bytes()
     }
 }

@@ -101,3 +101,44 @@ fn of_an_unreliable_connection() {
     assert_eq!((packet.opcode(), packet.bth().pad()), (Opcode::UC_SEND_ONLY, 2));
     assert!(flow("192.168.0.7", "192.168.0.7", 49152).verify(&packet, 1144));
 }
+
+/// Lengths and identifications are added to a flow's CRC, not computed over.
+#[test]
+fn each_length_and_identification_is_what_its_headers_say() {
+    let packet = hex("0430ffff000000118012345668656c6c6f000000");
+    let numbers = [0_u16, 1, 24, 0x80, 0xff, 0x100, 0x1234, 0x8000, 0xfeff];
+    for len in numbers {
+        for identification in numbers {
+            let mut headers = hex("45000000000040004011000000000000000000000000000000000000");
+            headers[2..4].copy_from_slice(&(len + 28).to_be_bytes());
+            headers[4..6].copy_from_slice(&identification.to_be_bytes());
+            headers[12..16].copy_from_slice(&[10, 0, 0, 1]);
+            headers[16..20].copy_from_slice(&[10, 0, 0, 2]);
+            headers[20..24].copy_from_slice(&[0xc0, 0x00, 0x12, 0xb7]);
+            headers[24..26].copy_from_slice(&(len + 8).to_be_bytes());
+            let begun = flow("10.0.0.1", "10.0.0.2", 49152).prepare().begin(len, identification);
+            let expected = begin_received(&headers).unwrap();
+            assert_eq!(begun, expected, "{len} bytes, {identification}");
+            assert_eq!(begun.finish(&packet), expected.finish(&packet));
+        }
+        let mut headers = hex("60000000000011400000000000000000000000000000000000");
+        headers.resize(48, 0);
+        headers[4..6].copy_from_slice(&(len + 8).to_be_bytes());
+        headers[8..24].copy_from_slice(&"fe80::1".parse::<std::net::Ipv6Addr>().unwrap().octets());
+        headers[24..40].copy_from_slice(&"fe80::2".parse::<std::net::Ipv6Addr>().unwrap().octets());
+        headers[40..44].copy_from_slice(&[0xc0, 0x00, 0x12, 0xb7]);
+        headers[44..46].copy_from_slice(&(len + 8).to_be_bytes());
+        let begun = flow("fe80::1", "fe80::2", 49152).prepare().begin(len, 7);
+        assert_eq!(begun, begin_received(&headers).unwrap(), "{len} bytes over IPv6");
+    }
+}
+
+#[test]
+fn no_value_of_the_congestion_byte_counts() {
+    let flow = flow("10.0.0.1", "10.0.0.2", 49152);
+    let mut send = hex("0430ffff000000118012345668656c6c6f000000");
+    for value in 0..=255 {
+        send[4] = value;
+        assert_eq!(flow.icrc(&send, 0), [0xb2, 0x22, 0xdc, 0xe0], "{value:#x}");
+    }
+}

@@ -167,10 +167,11 @@ pub(crate) fn taker() {
             taken.elapsed()
         })
         .collect();
-    // Otherwise the sender asks what is missing after 4 ms. Any one of the times may be the scheduler's.
+    // Otherwise every one of them lasts until the sender asks what is missing, after 4 ms. On a loaded machine many may be
+    // the scheduler's.
     waits.sort_unstable();
-    let median = waits[waits.len() / 2];
-    assert!(median < Duration::from_millis(2), "acknowledged after {waits:?}");
+    let quarter = waits[waits.len() / 4];
+    assert!(quarter < Duration::from_millis(3), "acknowledged after {waits:?}");
 }
 
 #[test]

@@ -1,4 +1,7 @@
-//! `sendmmsg` and `recvmmsg` with their control messages.
+//! `sendmmsg` and `recvmmsg` with their control messages; for one batch or datagram `sendmsg` and `recvmsg`, which do less.
+//!
+//! The C library's functions for them are cancellation points, which costs two locked instructions a call, and must not be:
+//! the calling thread, which may be the program's, holds locks. So the system is called without them.
 
 use std::io;
 use std::mem::{MaybeUninit, size_of};
@@ -6,6 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
+use super::options::OUTWARD_TOS;
 use crate::datagram::{Filled, Inbox, Origin, Outgoing, SLOT};
 
 const UDP_SEGMENT: libc::c_int = 103;
@@ -76,7 +80,8 @@ impl Writer<'_> {
 
 fn write_control(batch: &Outgoing<'_>, buffer: &mut Control) -> usize {
     let mut control = Writer { buffer, used: 0 };
-    let tos = libc::c_int::from(batch.tos);
+    // The socket's own needs no message.
+    let tos = Some(libc::c_int::from(batch.tos)).filter(|tos| *tos != OUTWARD_TOS);
     match batch.source {
         IpAddr::V4(source) => {
             let info = libc::in_pktinfo {
@@ -85,7 +90,7 @@ fn write_control(batch: &Outgoing<'_>, buffer: &mut Control) -> usize {
                 ipi_addr: libc::in_addr { s_addr: 0 },
             };
             control.put(libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
-            control.put(libc::IPPROTO_IP, libc::IP_TOS, &tos);
+            tos.iter().for_each(|tos| control.put(libc::IPPROTO_IP, libc::IP_TOS, tos));
         }
         IpAddr::V6(source) => {
             let info = libc::in6_pktinfo {
@@ -93,7 +98,7 @@ fn write_control(batch: &Outgoing<'_>, buffer: &mut Control) -> usize {
                 ipi6_ifindex: batch.interface,
             };
             control.put(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
-            control.put(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &tos);
+            tos.iter().for_each(|tos| control.put(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, tos));
         }
     }
     if batch.count() > 1 {
@@ -123,14 +128,17 @@ pub(super) fn send(socket: BorrowedFd<'_>, port: u16, batches: &mut [Outgoing<'_
         header.msg_controllen = used as _;
         messages[i].write(libc::mmsghdr { msg_hdr: header, msg_len: 0 });
     }
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    let (socket, messages) = (socket.as_raw_fd(), messages.as_ptr());
     // SAFETY: the first `n` messages were written, and refer to what outlives the call.
     let sent = unsafe {
-        libc::sendmmsg(
-            socket.as_raw_fd(),
-            messages.as_mut_ptr().cast(),
-            n as libc::c_uint,
-            libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
-        )
+        if n == 1 {
+            let message = &raw const (*messages.cast::<libc::mmsghdr>()).msg_hdr;
+            let len = libc::syscall(libc::SYS_sendmsg, socket, message, flags);
+            if len < 0 { len } else { 1 }
+        } else {
+            libc::syscall(libc::SYS_sendmmsg, socket, messages, n, flags)
+        }
     };
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
@@ -158,15 +166,17 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, inbox: &mut Inbox) -> io::Result<(
         header.msg_controllen = size_of::<Control>() as _;
         messages[i].write(libc::mmsghdr { msg_hdr: header, msg_len: 0 });
     }
+    let to = messages.as_mut_ptr().cast::<libc::mmsghdr>();
+    let (socket, flags) = (socket.as_raw_fd(), libc::MSG_DONTWAIT);
     // SAFETY: the first `n` messages were written, and refer to what outlives the call.
     let received = unsafe {
-        libc::recvmmsg(
-            socket.as_raw_fd(),
-            messages.as_mut_ptr().cast(),
-            n as libc::c_uint,
-            libc::MSG_DONTWAIT,
-            ptr::null_mut(),
-        )
+        if n == 1 {
+            let len = libc::syscall(libc::SYS_recvmsg, socket, &raw mut (*to).msg_hdr, flags);
+            (*to).msg_len = len.max(0) as libc::c_uint;
+            if len < 0 { len } else { 1 }
+        } else {
+            libc::syscall(libc::SYS_recvmmsg, socket, to, n, flags, ptr::null_mut::<libc::timespec>())
+        }
     };
     let Ok(received) = usize::try_from(received) else {
         let error = io::Error::last_os_error();

@@ -298,6 +298,9 @@ impl Link for Udp {
         self.shared.dequeue(inbox);
         let detoured = inbox.filled.len();
         message::receive(self.inward.as_fd(), inbox)?;
+        if inbox.filled.is_empty() {
+            return Ok(0);
+        }
         let counters = &self.shared.counters;
         counters.received_datagrams.add((inbox.filled.len() - detoured) as u64);
         let (mut packets, mut bytes, mut index) = (0, 0, 0);

@@ -25,6 +25,9 @@ const SO_MEMINFO: c_int = 55;
 /// Index of the drop counter in what SO_MEMINFO fills in.
 const MEMINFO_DROPS: usize = 8;
 
+/// Type of service of packets that ask for no other: ECN-capable transport (RFC 3168).
+pub(super) const OUTWARD_TOS: c_int = 0b10;
+
 /// Source ports that annex A17 recommends (the upper quarter), so that networks spread flows by them.
 const ENTROPY: u16 = 0xc000;
 
@@ -147,6 +150,7 @@ pub(super) fn outward() -> io::Result<(OwnedFd, u16)> {
     let _ = set(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, 0);
     let discover = (libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO);
     set_families(fd, both, discover, (libc::IPV6_MTU_DISCOVER, libc::IP_PMTUDISC_DO))?;
+    set_families(fd, both, (libc::IP_TOS, OUTWARD_TOS), (libc::IPV6_TCLASS, OUTWARD_TOS))?;
     set_multicast_loop(fd, true)?;
     for _ in 0..64 {
         let port = ENTROPY | random_u64() as u16;

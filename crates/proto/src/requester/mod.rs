@@ -7,10 +7,12 @@
 //!  done   may be lost    to be sent again   never sent yet
 //! ```
 //!
+//! - [`pace`]: how much may be under way;
 //! - [`patience`]: how long to wait for an answer;
 //! - [`send`]: which packet is next, and building it;
 //! - [`receive`]: acknowledgements and responses.
 
+mod pace;
 mod patience;
 mod receive;
 mod send;
@@ -26,6 +28,7 @@ use crate::request::{PostError, Request, Work};
 use crate::sequence::Sequence;
 use crate::time::{Instant, ack_timeout};
 use crate::{MAX_MESSAGE, WorkId};
+use pace::Pace;
 use patience::Patience;
 
 pub(crate) use receive::Taken;
@@ -77,6 +80,9 @@ struct Timers {
 /// What ends a queue pair.
 pub(crate) type Failed = Result<(), Fault>;
 
+/// Each retry waits twice as long as the one before, but no longer than so many ACK timeouts (9.7.6.1.3).
+const MOST_TIMEOUTS: u32 = 4;
+
 /// What is known to have been sent in vain, perhaps, is not sent again all at once (see [`Requester::begin_recovery`]).
 #[derive(Clone, Copy, Debug)]
 struct Recovery {
@@ -84,6 +90,15 @@ struct Recovery {
     until: Sequence,
     /// Packets that may be under way.
     room: u32,
+}
+
+/// What is missing among data that has come is asked for again by itself.
+#[derive(Clone, Copy, Debug)]
+struct Mending {
+    /// Behind the last that is known to be missing.
+    until: Sequence,
+    /// What is to be sent after it.
+    resume: Sequence,
 }
 
 /// Packets that are sent again before the responder says what else it lacks.
@@ -129,6 +144,8 @@ pub(crate) struct Requester {
     /// Where the last going back began; once is enough until there is progress.
     went_back: Option<Sequence>,
     recovery: Option<Recovery>,
+    mending: Option<Mending>,
+    pace: Pace,
     patience: Patience,
     retries_left: u8,
     rnr_left: u8,
@@ -175,6 +192,8 @@ impl Requester {
             probes: 0,
             went_back: None,
             recovery: None,
+            mending: None,
+            pace: Pace::new(config.ack_timeout, config.window),
             patience: Patience::default(),
             retries_left: config.retry_count,
             rnr_left: config.rnr_retry,
@@ -252,7 +271,9 @@ impl Requester {
 
     /// Answered up to `una`, which is after the old value: completes what that completes.
     fn advance(&mut self, una: Sequence, now: Instant, events: &mut VecDeque<Event>) {
-        self.patience.answered(una.since(self.una), una, now);
+        let packets = una.since(self.una);
+        self.patience.answered(packets, una, now);
+        self.pace.answered(packets, una == self.max, now);
         self.recover(una);
         self.una = una;
         while self.due.front().is_some_and(|due| due.1 <= una) {
@@ -311,6 +332,7 @@ impl Requester {
         self.timers = Timers::default();
         self.stopped = None;
         self.recovery = None;
+        self.mending = None;
         self.probe_due = false;
         (self.una, self.next) = (self.tail, self.tail);
         self.max = self.tail;
@@ -320,9 +342,7 @@ impl Requester {
     fn go_back(&mut self, at: Sequence) {
         self.next = at;
         self.cursor = self.find(at);
-        while self.outstanding.back().is_some_and(|end| *end > at) {
-            self.outstanding.pop_back();
-        }
+        self.mending = None;
         self.went_back = Some(at);
         self.probe_due = false;
         self.stopped = None;
@@ -346,9 +366,56 @@ impl Requester {
         }
     }
 
+    /// Asks again for the data that is missing in `from..until`, and then goes on where it was: everything else is
+    /// on its way, or asked for again already.
+    fn mend(&mut self, from: Sequence, until: Sequence) {
+        self.patience.lost();
+        if self.next <= from || self.timers.rnr_wait.is_some() {
+            return;
+        }
+        let resume = self.mending.map_or(self.next, |mending| mending.resume);
+        let until = self.mending.map_or(until, |mending| mending.until.max(until));
+        self.mending = Some(Mending { until, resume });
+        self.next = from;
+        self.cursor = self.find(from);
+        self.stopped = None;
+    }
+
+    /// Passes over what need not be sent again: data that has come, and what is not asked for while mending.
+    fn pass_over(&mut self) {
+        while self.next < self.max {
+            if let Some(Mending { resume, .. }) = self.mending.take_if(|mending| mending.until <= self.next) {
+                self.next = self.next.max(resume);
+                self.cursor = self.find(self.next);
+                continue;
+            }
+            let Some(posted) = self.queue.get(self.cursor) else { return };
+            if self.mending.is_some() && !posted.work.awaits_response() {
+                self.next = self.next.max(posted.end);
+            } else if posted.work.awaits_response() && self.kept.has(self.next) {
+                self.next = self.next.plus(1);
+            } else {
+                return;
+            }
+            if self.next >= posted.end {
+                self.cursor += 1;
+            }
+        }
+        self.mending = None;
+    }
+
+    /// What has not been sent again is on its way.
+    fn leave_the_rest(&mut self) {
+        self.recovery = None;
+        self.mending = None;
+        self.next = self.max;
+        self.cursor = self.find(self.max);
+    }
+
     /// Packets that may be under way.
     fn window(&self) -> u32 {
-        self.recovery.map_or(self.config.window, |recovery| recovery.room.min(self.config.window))
+        let window = self.pace.room().min(self.config.window);
+        self.recovery.map_or(window, |recovery| recovery.room.min(window))
     }
 
     fn in_flight(&self) -> bool {
@@ -371,7 +438,9 @@ impl Requester {
             return;
         }
         if self.timers.retransmit.is_none() {
-            self.timers.retransmit = ack_timeout(self.config.ack_timeout).map(|time| now + time);
+            let retries = self.config.retry_count - self.retries_left;
+            let time = |time| now + time * MOST_TIMEOUTS.min(1 << retries);
+            self.timers.retransmit = ack_timeout(self.config.ack_timeout).map(time);
         }
         if self.timers.probe.is_none() {
             self.restart_probe(now);

@@ -46,11 +46,12 @@ impl Patience {
         self.timed = None;
     }
 
-    /// How long to wait: `most`, or less where packets get lost.
+    /// How long to wait: `most`, or less where packets get lost; longer if answers take that long.
     pub(super) fn time(&self, most: Duration) -> Duration {
         match self.trip {
             Some(trip) if self.wary > 0 => (trip * TRIPS).max(LEAST).min(most),
-            _ => most,
+            Some(trip) => most.max(trip * 2),
+            None => most,
         }
     }
 }

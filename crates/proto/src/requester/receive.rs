@@ -213,8 +213,7 @@ impl Requester {
             Some(expected) if at == expected => {}
             // Something before it is missing.
             Some(expected) if at > expected => {
-                self.kept.keep(expected, at, packet);
-                self.settle(at, now, events);
+                self.early(expected, at, packet, now, events);
                 return Ok(Taken::Well);
             }
             _ => return Ok(Taken::Stale),
@@ -227,7 +226,40 @@ impl Requester {
             }
             self.fail_head(status, events)?;
         }
+        if at >= self.next {
+            // This was not asked for again: what was asked for the first time is still coming.
+            self.leave_the_rest();
+        }
         self.advance(at.plus(1), now, events);
         Ok(Taken::Well)
+    }
+
+    /// Data that came before its turn: all that is missing in front of it is asked for again, and nothing else.
+    fn early(
+        &mut self,
+        expected: Sequence,
+        at: Sequence,
+        packet: &Packet<&[u8]>,
+        now: Instant,
+        events: &mut VecDeque<Event>,
+    ) {
+        let last = self.kept.last().filter(|last| *last >= expected);
+        if !self.kept.keep(expected, at, packet) {
+            self.settle(at, now, events);
+            return;
+        }
+        if expected > self.una {
+            self.advance(expected, now, events);
+        }
+        match last {
+            None => self.mend(expected, at),
+            Some(last) if at > last => self.mend(last.plus(1), at),
+            // It was asked for again, and what was asked for before it did not come; or it was a probe.
+            Some(_) if self.went_back != Some(expected) => {
+                self.went_back = Some(expected);
+                self.mend(expected, at);
+            }
+            Some(_) => {}
+        }
     }
 }

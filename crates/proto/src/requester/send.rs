@@ -98,6 +98,7 @@ impl Requester {
         self.probe(now, memory, burst);
         let before = self.next;
         while self.stopped.is_none() {
+            self.pass_over();
             let Some(posted) = self.queue.get(self.cursor).copied() else { break };
             if self.must_wait(&posted) {
                 break;
@@ -145,11 +146,15 @@ impl Requester {
             return true;
         }
         // All READs and atomic operations before it are complete (10.8.3.3).
-        if posted.fence && begins && !self.outstanding.is_empty() {
+        if posted.fence && begins && posted.start >= self.max && !self.outstanding.is_empty() {
             return true;
         }
         // Outstanding READs and atomic operations are limited (9.7.6.1.1).
-        if posted.work.awaits_response() && self.outstanding.len() >= usize::from(self.config.max_rd_atomic) {
+        let is_new = self.next >= self.max;
+        if posted.work.awaits_response()
+            && is_new
+            && self.outstanding.len() >= usize::from(self.config.max_rd_atomic)
+        {
             return true;
         }
         self.lacks_credit(posted)
@@ -180,6 +185,8 @@ impl Requester {
             // Requests begin and end where they did the first time, but for where the data broke off: the
             // responder takes a repeated request only for a part of the original one (9.7.5.1.5).
             let end = posted.start.plus((index / self.read_packets + 1) * self.read_packets).min(posted.end);
+            // What is behind a gap has come.
+            let end = self.kept.next(at.plus(1)).map_or(end, |kept| end.min(kept));
             let span = end.since(at);
             return plan(
                 Opcode::RC_READ_REQUEST,
@@ -244,6 +251,7 @@ impl Requester {
     #[inline]
     fn sent(&mut self, posted: &Posted, plan: &Plan, now: Instant, events: &mut VecDeque<Event>) {
         self.next = plan.at.plus(plan.span);
+        self.pace.sent(now);
         if self.unasked == 0 || plan.at == self.una {
             self.patience.sent(self.next, now);
         }
@@ -254,7 +262,7 @@ impl Requester {
         {
             self.due.push_back((posted.start, posted.end));
         }
-        if posted.work.awaits_response() {
+        if posted.work.awaits_response() && self.next > self.max {
             self.outstanding.push_back(self.next);
         }
         self.max = self.max.max(self.next);
@@ -268,7 +276,7 @@ impl Requester {
         }
     }
 
-    /// Sends the last packet once more if it is time to, or begins again where a READ's data broke off.
+    /// Sends the last packet once more if it is time to; of a READ, asks for its last packet once more.
     fn probe<M: Memory>(&mut self, now: Instant, memory: &mut M, burst: &mut Burst<'_>) {
         if !self.probe_due || !burst.is_empty() || !self.waits_for_answer() {
             return;
@@ -276,12 +284,8 @@ impl Requester {
         // Of those that were sent since the last going back.
         let last = self.next.before();
         let Some(posted) = self.queue.get(self.find(last)).copied() else { return };
-        if posted.work.awaits_response() {
-            // It costs little to ask again.
-            self.go_back(self.una.max(posted.start));
-            self.went_back = None;
-            return;
-        }
+        // What was asked for again before may have been lost, too.
+        self.went_back = None;
         let plan = self.plan(&posted, last);
         if burst.has_room(plan.packet_len()) {
             self.ask = true;

@@ -19,7 +19,7 @@ use crate::sequence::Sequence;
 impl Responder {
     /// A request whose turn has not come.
     pub(super) fn keep_for_later(&mut self, at: Sequence, packet: &Packet<&[u8]>) {
-        self.kept.keep(self.expected, at, packet);
+        let _ = self.kept.keep(self.expected, at, packet);
     }
 
     /// Carries out the next request that was kept, if its turn has come; whether there was anything to do.

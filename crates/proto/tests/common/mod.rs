@@ -368,6 +368,7 @@ impl Pair {
 
     fn collect(&mut self, end: usize) {
         let end = &mut self.ends[end];
+        assert!(end.world.taken.len() <= 1, "one receive request is in use at a time");
         while let Some(event) = end.connection.poll_event() {
             end.events.push(event);
             if let Event::Received(received) = event {
@@ -436,9 +437,19 @@ impl Pair {
         }
         let end = &mut self.ends[to];
         let disposition = end.connection.handle_datagram(self.now, address(1 - to), &packet, &mut end.world);
-        while end.connection.handle_kept(&mut end.world) {}
         self.dispositions.push((to, disposition));
-        self.collect(to);
+        self.take_kept(to);
+    }
+
+    /// Lets an end take what it has kept, and takes its events after each packet, that of the last datagram first.
+    pub fn take_kept(&mut self, to: usize) {
+        loop {
+            self.collect(to);
+            let end = &mut self.ends[to];
+            if !end.connection.handle_kept(&mut end.world) {
+                break;
+            }
+        }
     }
 
     /// Goes on to the next thing that happens; false if nothing will.

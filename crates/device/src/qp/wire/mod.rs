@@ -322,10 +322,10 @@ impl Qp {
         Aftermath::Failed(None)
     }
 
-    /// Takes packets in, and answers them.
-    pub(crate) fn arrived(&self, packets: &[Arrived<'_>]) {
+    /// Takes packets in that came at `now`, and answers them.
+    pub(crate) fn arrived(&self, packets: &[Arrived<'_>], now: u64) {
         let mut send = self.send.lock();
-        let now = Instant::from_nanos(self.host.wire.now());
+        let now = Instant::from_nanos(now);
         let SendQueue { lane, local_keys, .. } = &mut *send;
         let mut failed = Aftermath::Nothing;
         match lane {
