@@ -222,6 +222,26 @@ static void windows_in_batches(void)
     ibv_wr_start(owner);
     ibv_wr_bind_mw(owner, one, one->rkey, &info);
     CHECK(ibv_wr_complete(owner) == EINVAL);
+    /* A destination means nothing here, and takes the place of nothing. */
+    struct ibv_ah_attr where = { .is_global = 1, .port_num = 1 };
+    CHECK(!ibv_query_gid(near->context, 1, 0, &where.grh.dgid));
+    struct ibv_ah *ah = ibv_create_ah(pd, &where);
+    CHECK(ah);
+    uint32_t third = ibv_inc_rkey(second);
+    ibv_wr_start(owner);
+    owner->wr_id = 6, owner->wr_flags = IBV_SEND_SIGNALED;
+    ibv_wr_local_inv(owner, second);
+    ibv_wr_set_ud_addr(owner, ah, 1, 2);
+    owner->wr_id = 7;
+    ibv_wr_bind_mw(owner, mw, third, &info);
+    ibv_wr_set_ud_addr(owner, ah, 1, 2);
+    CHECK(!ibv_wr_complete(owner) && mw->rkey == third);
+    for (unsigned i = 6; i <= 7; i++) {
+        struct ibv_wc bound = completion();
+        CHECK(bound.wr_id == i && bound.status == IBV_WC_SUCCESS);
+    }
+    CHECK(!ibv_destroy_ah(ah));
+    second = third;
 
     struct ibv_recv_wr recv = { .wr_id = 5 }, *bad = NULL;
     CHECK(!ibv_post_recv(near, &recv, &bad));

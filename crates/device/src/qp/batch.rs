@@ -4,12 +4,12 @@
 //! requests that [`Qp::post_send`] takes, so both ways lead to the same code; a batch only remembers them,
 //! with copies of their lists and inline data, until it is complete.
 
-use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use millstream_shm::SpinLock;
+use millstream_shm::{SpinGuard, SpinLock};
 
-use super::send::Admitted;
+use super::plain::{Plain, Requests};
+use super::send::{Admitted, SendQueue};
 use super::state::State;
 use super::{Capacity, Kind, Qp};
 use crate::errno::{Errno, Result};
@@ -32,9 +32,11 @@ impl Operations {
         Self(bits.map(|(_, bit)| 1 << bit).sum())
     }
 
-    #[inline]
-    fn include(self, opcode: u32) -> bool {
-        OPCODES.iter().zip(0..).any(|(known, bit)| *known == opcode && self.0 >> bit & 1 != 0)
+    /// The same by opcode: bit n is set if the operation n is among them.
+    fn opcodes(self) -> u32 {
+        let included =
+            OPCODES.iter().zip(0..).filter(|(opcode, bit)| **opcode != NONE && self.0 >> bit & 1 != 0);
+        included.map(|(opcode, _)| 1 << opcode).sum()
     }
 }
 
@@ -61,51 +63,72 @@ const NONE: u32 = u32::MAX;
 /// Requests that were prepared and not posted yet.
 #[derive(Debug)]
 pub struct Batch {
-    operations: Operations,
+    /// Those that the queue pair was made for, a bit each.
+    opcodes: u32,
     capacity: Capacity,
     requests: Vec<Prepared>,
     elements: Vec<Sge>,
     inline: Vec<u8>,
+    destinations: Vec<Destination>,
+    binds: Vec<Bind>,
     /// What the first wrong call did wrong.
     error: Option<Errno>,
 }
 
-#[derive(Debug)]
+/// A request without what few have.
+#[derive(Clone, Copy, Debug)]
 struct Prepared {
-    /// Everything but its elements.
-    wr: SendWr<'static>,
-    data: Data,
-    bind: Option<Box<Bind>>,
-}
-
-#[derive(Clone, Debug)]
-enum Data {
-    Elements(Range<usize>),
-    Inline(Range<usize>),
+    wr_id: u64,
+    opcode: u32,
+    /// With [`SEND_INLINE`] if its data is inline.
+    flags: u32,
+    imm: u32,
+    rkey: u32,
+    remote_addr: u64,
+    compare_add: u64,
+    swap: u64,
+    remote_srqn: u32,
+    /// Where its elements, or the bytes of its inline data, begin, and how many they are.
+    data: (u32, u32),
+    /// Its place among the destinations, if it was given one.
+    to: Option<u32>,
+    /// Its place among the binds.
+    bind: Option<u32>,
 }
 
 impl Batch {
-    /// Begins a request; its elements in `wr` are not looked at, the calls that follow set them.
+    /// Begins a request; its elements, destination and bind in `wr` are not looked at: the calls that follow set them.
     #[inline]
     pub fn request(&mut self, wr: SendWr<'static>) {
-        if !self.operations.include(wr.opcode) {
+        if self.opcodes.checked_shr(wr.opcode).unwrap_or(0) & 1 == 0 {
             return self.fail(Errno::INVAL);
         }
         if self.requests.len() >= self.capacity.max_send_wr as usize {
             return self.fail(Errno::NOMEM);
         }
-        let at = self.elements.len();
+        let SendWr { wr_id, opcode, flags, imm, rkey, remote_addr, compare_add, swap, remote_srqn, .. } = wr;
         self.requests.push(Prepared {
-            wr: SendWr { flags: wr.flags & !SEND_INLINE, ..wr },
-            data: Data::Elements(at..at),
+            wr_id,
+            opcode,
+            flags: flags & !SEND_INLINE,
+            imm,
+            rkey,
+            remote_addr,
+            compare_add,
+            swap,
+            remote_srqn,
+            data: (0, 0),
+            to: None,
             bind: None,
         });
     }
 
     /// What the last request, a [`WR_BIND_MW`], shall bind.
     pub fn set_bind(&mut self, bind: Bind) {
+        let place = self.binds.len() as u32;
         if let Some(last) = self.last() {
-            last.bind = Some(Box::new(bind));
+            last.bind = Some(place);
+            self.binds.push(bind);
         }
     }
 
@@ -115,9 +138,10 @@ impl Batch {
         if sges.len() > self.capacity.max_send_sge as usize {
             return self.fail(Errno::INVAL);
         }
-        let at = self.elements.len();
+        let at = self.elements.len() as u32;
         if let Some(last) = self.last() {
-            last.data = Data::Elements(at..at + sges.len());
+            last.flags &= !SEND_INLINE;
+            last.data = (at, sges.len() as u32);
             self.elements.extend_from_slice(sges);
         }
     }
@@ -135,26 +159,35 @@ impl Batch {
             }
             self.inline.extend_from_slice(piece);
         }
-        let end = self.inline.len();
-        if let Some(last) = self.last() {
-            last.data = Data::Inline(at..end);
-        }
+        self.end_inline(at);
     }
 
     /// What the last request, a [`WR_ATOMIC_WRITE`], shall write.
     pub fn set_word(&mut self, value: [u8; 8]) {
         let at = self.inline.len();
-        if let Some(last) = self.last() {
-            last.data = Data::Inline(at..at + value.len());
+        if self.last().is_some() {
             self.inline.extend_from_slice(&value);
+            self.end_inline(at);
+        }
+    }
+
+    /// The last request's data is what is inline from `at` on.
+    #[inline]
+    fn end_inline(&mut self, at: usize) {
+        let len = self.inline.len() - at;
+        if let Some(last) = self.last() {
+            last.flags |= SEND_INLINE;
+            last.data = (at as u32, len as u32);
         }
     }
 
     /// Where the last request's datagram goes.
     #[inline]
     pub fn set_destination(&mut self, to: Destination) {
+        let place = self.destinations.len() as u32;
         if let Some(last) = self.last() {
-            last.wr.to = Some(to);
+            last.to = Some(place);
+            self.destinations.push(to);
         }
     }
 
@@ -162,7 +195,7 @@ impl Batch {
     #[inline]
     pub fn set_remote_srqn(&mut self, number: u32) {
         if let Some(last) = self.last() {
-            last.wr.remote_srqn = number;
+            last.remote_srqn = number;
         }
     }
 
@@ -184,28 +217,84 @@ impl Batch {
         self.requests.last_mut()
     }
 
+    #[inline]
     fn clear(&mut self) {
         self.requests.clear();
         self.elements.clear();
         self.inline.clear();
+        self.destinations.clear();
+        self.binds.clear();
         self.error = None;
+    }
+
+    /// A request's inline data, as an element.
+    #[inline(always)]
+    fn inline(&self, prepared: &Prepared) -> Sge {
+        let (at, length) = prepared.data;
+        Sge { addr: self.inline[at as usize..].as_ptr() as u64, length, lkey: 0 }
+    }
+
+    /// A request's elements, if they are not inline data.
+    #[inline(always)]
+    fn elements(&self, prepared: &Prepared) -> &[Sge] {
+        let (at, count) = prepared.data;
+        &self.elements[at as usize..][..count as usize]
+    }
+
+    /// The request as it would have been posted by itself; `room` is for the element that points to inline data.
+    fn complete<'a>(&'a self, prepared: &Prepared, room: &'a mut [Sge; 1]) -> SendWr<'a> {
+        let &Prepared { wr_id, opcode, flags, imm, rkey, remote_addr, .. } = prepared;
+        let &Prepared { compare_add, swap, remote_srqn, .. } = prepared;
+        let sges = if flags & SEND_INLINE != 0 {
+            *room = [self.inline(prepared)];
+            &room[..]
+        } else {
+            self.elements(prepared)
+        };
+        let to = prepared.to.map(|at| self.destinations[at as usize]);
+        let bind = prepared.bind.map(|at| &self.binds[at as usize]);
+        SendWr {
+            wr_id,
+            opcode,
+            flags,
+            imm,
+            sges,
+            remote_addr,
+            rkey,
+            compare_add,
+            swap,
+            to,
+            bind,
+            remote_srqn,
+        }
     }
 }
 
-impl Prepared {
-    /// The request with its elements; `inline` is room for the one that points to inline data.
-    #[inline]
-    fn complete<'a>(&'a self, batch: &'a Batch, inline: &'a mut [Sge; 1]) -> SendWr<'a> {
-        match &self.data {
-            Data::Elements(range) => {
-                SendWr { sges: &batch.elements[range.clone()], bind: self.bind.as_deref(), ..self.wr }
-            }
-            Data::Inline(range) => {
-                let data = &batch.inline[range.clone()];
-                *inline = [Sge { addr: data.as_ptr() as u64, length: data.len() as u32, lkey: 0 }];
-                SendWr { sges: inline, flags: self.wr.flags | SEND_INLINE, ..self.wr }
-            }
-        }
+/// What is left of a batch.
+#[derive(Clone, Copy)]
+struct Rest<'a> {
+    batch: &'a Batch,
+    requests: &'a [Prepared],
+}
+
+impl Requests for Rest<'_> {
+    #[inline(always)]
+    fn plain(&self) -> Option<Plain> {
+        let prepared = self.requests.first()?;
+        let Prepared { wr_id, opcode, flags, remote_addr, rkey, .. } = *prepared;
+        let (WR_RDMA_WRITE | WR_RDMA_READ | WR_SEND) = opcode else { return None };
+        let sge = if flags & SEND_INLINE != 0 {
+            self.batch.inline(prepared)
+        } else {
+            let [sge] = self.batch.elements(prepared) else { return None };
+            *sge
+        };
+        Some(Plain { wr_id, opcode, flags, sge, remote_addr, rkey })
+    }
+
+    #[inline(always)]
+    fn advance(&mut self) {
+        self.requests = self.requests.split_first().map_or(&[], |(_, rest)| rest);
     }
 }
 
@@ -223,11 +312,13 @@ impl Section {
             return Err(Errno::NOTSUP);
         }
         Ok(Self(SpinLock::new(Batch {
-            operations,
+            opcodes: operations.opcodes(),
             capacity,
             requests: Vec::new(),
             elements: Vec::new(),
             inline: Vec::new(),
+            destinations: Vec::new(),
+            binds: Vec::new(),
             error: None,
         })))
     }
@@ -283,18 +374,44 @@ impl Qp {
         if let Some(error) = batch.error {
             return Err(error);
         }
-        let mut room = [Sge::default()];
+        let mut rest = Rest { batch, requests: &batch.requests };
         let mut send = self.send.lock();
+        // All or nothing: what is behind a request may not be found wrong when that is carried out already.
+        if batch.requests.len() > 1 {
+            self.check_batch(&send, rest)?;
+        }
+        self.post_plain_ones(&mut send, &mut rest);
+        if rest.requests.is_empty() { Ok(()) } else { self.post_rest(send, rest) }
+    }
+
+    /// Carries out requests from the front, up to the first that is not plain.
+    #[inline(always)]
+    fn post_plain_ones(&self, send: &mut SendQueue, rest: &mut Rest<'_>) {
+        if self.kind == Kind::Rc
+            && let Some(next) = rest.plain()
+        {
+            self.post_plain_locked(send, next.run(), rest);
+        }
+    }
+
+    /// Whether all of these would be taken now.
+    fn check_batch(&self, send: &SendQueue, rest: Rest<'_>) -> Result<()> {
         self.takes_sends()?;
-        for prepared in &batch.requests {
-            self.check_form(&prepared.complete(batch, &mut room))?;
+        for prepared in rest.requests {
+            self.check_form(&rest.batch.complete(prepared, &mut [Sge::default()]))?;
         }
-        if self.send_room(&send) < batch.requests.len() as u32 {
-            return Err(Errno::NOMEM);
+        if self.send_room(send) < rest.requests.len() as u32 { Err(Errno::NOMEM) } else { Ok(()) }
+    }
+
+    /// Posts what is not plain, and what follows it.
+    #[inline(never)]
+    fn post_rest(&self, mut send: SpinGuard<'_, SendQueue>, mut rest: Rest<'_>) -> Result<()> {
+        if rest.batch.requests.len() == 1 {
+            self.check_batch(&send, rest)?;
         }
-        let mut failed = false;
-        for prepared in &batch.requests {
-            let wr = prepared.complete(batch, &mut room);
+        let (mut room, mut failed) = ([Sge::default()], false);
+        while let Some(prepared) = rest.requests.first() {
+            let wr = rest.batch.complete(prepared, &mut room);
             if let Some(bind) = wr.bind {
                 bind.mw.set_key(bind.key);
             }
@@ -304,6 +421,8 @@ impl Qp {
             } else {
                 self.admit_elsewhere(&mut send, &wr);
             }
+            rest.advance();
+            self.post_plain_ones(&mut send, &mut rest);
         }
         drop(send);
         if failed {

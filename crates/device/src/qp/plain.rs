@@ -13,6 +13,7 @@ use std::sync::atomic::Ordering;
 use millstream_shm::copy_in_order;
 
 use super::keys::{LocalKeys, RemoteKeys};
+use super::send::SendQueue;
 use super::state::State;
 use super::target::{READ_AHEAD, Receive, Target};
 use super::{Kind, Qp};
@@ -91,6 +92,21 @@ enum Notify {
     Receiver,
 }
 
+/// Which requests one loop carries out. Each has a loop of its own, so that WRITEs and READs do not pay for what only
+/// SENDs need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Run {
+    Copies,
+    Sends,
+}
+
+impl Plain {
+    #[inline(always)]
+    pub(super) fn run(&self) -> Run {
+        if self.opcode == WR_SEND { Run::Sends } else { Run::Copies }
+    }
+}
+
 impl Qp {
     /// Carries out requests from the front of a list, up to the first that needs more attention: that one,
     /// and what follows it, is still to be posted.
@@ -99,54 +115,80 @@ impl Qp {
         if self.kind != Kind::Rc {
             return;
         }
-        let Some(mut next) = list.plain() else { return };
-        let mut send = self.send.lock();
-        let send = &mut *send;
-        if send.has_parked() || self.send_room(send) == 0 {
-            return;
+        let Some(next) = list.plain() else { return };
+        self.post_plain_locked(&mut self.send.lock(), next.run(), list);
+    }
+
+    /// The same for a reliable connection whose send queue is locked, where the next request is plain.
+    #[inline(always)]
+    pub(super) fn post_plain_locked(&self, send: &mut SendQueue, mut next: Run, list: &mut impl Requests) {
+        loop {
+            let rest = match next {
+                Run::Copies => self.post_copies_plain(send, *list),
+                Run::Sends => self.post_sends_plain(send, *list),
+            };
+            let Some(rest) = rest else { return };
+            *list = rest;
+            let Some(plain) = rest.plain() else { return };
+            next = plain.run();
         }
-        let (Some(peer), Some(target)) = (&send.peer, &send.target) else { return };
+    }
+
+    /// Carries out WRITEs and READs from the front of a list; what is left of it, nothing if not even the first one was.
+    #[inline(never)]
+    fn post_copies_plain<L: Requests>(&self, send: &mut SendQueue, list: L) -> Option<L> {
+        self.run(Run::Copies, send, list)
+    }
+
+    /// The same of SENDs.
+    #[inline(never)]
+    fn post_sends_plain<L: Requests>(&self, send: &mut SendQueue, list: L) -> Option<L> {
+        self.run(Run::Sends, send, list)
+    }
+
+    #[inline(always)]
+    fn run<L: Requests>(&self, run: Run, send: &mut SendQueue, mut list: L) -> Option<L> {
+        let mut room = self.send_room(send);
+        if send.has_parked() || room == 0 {
+            return None;
+        }
+        let (Some(peer), Some(target)) = (&send.peer, &send.target) else { return None };
         // As in `SendQueue::execute`: before the announcement, and after it.
         if !peer.alive() || !target.still_ready() {
-            return;
+            return None;
         }
         let busy = &target.entry.busy;
         let mut announced = send.announced;
-        let mut room = self.send_room(send);
         let (mut signal, mut going_on) = (false, false);
-        loop {
+        while let Some(next) = list.plain()
+            && next.run() == run
+            && room != 0
+            && !signal
+        {
             // One request's end is the next one's beginning.
             busy.begin(&mut announced, peer.asymmetric);
             if !target.still_ready() || self.state.load(Ordering::Relaxed) != State::Rts as u8 {
                 break;
             }
             let keys = (&send.remote_keys, &mut send.local_keys);
-            let notify = match next.opcode {
-                WR_SEND if going_on && next.flags & SEND_SOLICITED == 0 => {
-                    let accounts = (&mut room, &mut send.posted, &mut send.group);
-                    let Some(notify) = self.send_together(target, keys, list, accounts) else { break };
-                    notify
-                }
-                opcode => {
-                    let done = match opcode {
-                        WR_SEND => self.send_plain(target, keys, &next),
-                        _ => self.copy_plain(target, keys, &next),
-                    };
-                    let Some(notify) = done else { break };
-                    send.posted = send.posted.wrapping_add(1);
-                    if self.signal_all || next.flags & SEND_SIGNALED != 0 {
-                        self.complete_plain(next.wr_id, next.opcode, next.sge.length, send.posted);
-                    }
-                    list.advance();
-                    room -= 1;
-                    notify
-                }
-            };
-            signal = notify == Notify::Receiver;
-            match list.plain() {
-                Some(plain) if room != 0 && !signal => next = plain,
-                _ => break,
+            if run == Run::Sends && going_on && next.flags & SEND_SOLICITED == 0 {
+                let accounts = (&mut room, &mut send.posted, &mut send.group);
+                let Some(notify) = self.send_together(target, keys, &mut list, accounts) else { break };
+                signal = notify == Notify::Receiver;
+                continue;
             }
+            let done = match run {
+                Run::Copies => self.copy_plain(target, keys, &next),
+                Run::Sends => self.send_plain(target, keys, &next),
+            };
+            let Some(notify) = done else { break };
+            signal = notify == Notify::Receiver;
+            send.posted = send.posted.wrapping_add(1);
+            if self.signal_all || next.flags & SEND_SIGNALED != 0 {
+                self.complete_plain(next.wr_id, next.opcode, next.sge.length, send.posted);
+            }
+            list.advance();
+            room -= 1;
             going_on = true;
         }
         busy.end(&mut announced);
@@ -154,6 +196,7 @@ impl Qp {
         if signal {
             peer.signal(target.cq.channel());
         }
+        going_on.then_some(list)
     }
 
     /// Carries out a WRITE or READ; none if it is not that simple.
@@ -276,10 +319,17 @@ impl Qp {
         if u64::from(length) > MAX_MSG {
             return None;
         }
-        let (host, pd) = (self.host, self.pd.id);
-        local
-            .known(host, pd, addr, length, lkey, access)
-            .or_else(|| local.find(host, pd, addr, length, lkey, access).ok())
+        match local.known(self.host, self.pd.id, addr, length, lkey, access) {
+            Some(place) => Some(place),
+            None => self.find_local(local, plain.sge, access),
+        }
+    }
+
+    /// The same for a region that was not used before, or not lately.
+    #[cold]
+    #[inline(never)]
+    fn find_local(&self, local: &mut LocalKeys, sge: Sge, access: u32) -> Option<*mut u8> {
+        local.find(self.host, self.pd.id, sge.addr, sge.length, sge.lkey, access).ok()
     }
 
     /// By its parts: a request whose address nobody wants stays in registers.

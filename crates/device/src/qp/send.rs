@@ -80,14 +80,34 @@ pub(super) struct Parked {
     bind: Option<Bind>,
     remote_srqn: u32,
     pub(super) posted: u32,
-    sges: Vec<Sge>,
+    sges: Sges,
     /// Inline data; `sges` then has one element that points here.
     _inline: Vec<u8>,
 }
 
+/// Elements of a request: one, mostly.
+#[derive(Debug)]
+enum Sges {
+    One(Sge),
+    Other(Vec<Sge>),
+}
+
+impl Sges {
+    fn new(sges: &[Sge]) -> Self {
+        if let [one] = sges { Self::One(*one) } else { Self::Other(sges.to_vec()) }
+    }
+
+    fn as_slice(&self) -> &[Sge] {
+        match self {
+            Self::One(one) => std::slice::from_ref(one),
+            Self::Other(sges) => sges,
+        }
+    }
+}
+
 impl Parked {
     pub(super) fn new(wr: &SendWr<'_>, posted: u32) -> Self {
-        let mut sges = wr.sges.to_vec();
+        let mut sges = Sges::new(wr.sges);
         let mut inline = Vec::new();
         if wr.flags & SEND_INLINE != 0 {
             for sge in wr.sges {
@@ -95,7 +115,7 @@ impl Parked {
                 let data = unsafe { std::slice::from_raw_parts(sge.addr as *const u8, sge.length as usize) };
                 inline.extend_from_slice(data);
             }
-            sges = vec![Sge { addr: inline.as_ptr() as u64, length: inline.len() as u32, lkey: 0 }];
+            sges = Sges::One(Sge { addr: inline.as_ptr() as u64, length: inline.len() as u32, lkey: 0 });
         }
         Self {
             wr_id: wr.wr_id,
@@ -121,7 +141,7 @@ impl Parked {
             opcode: self.opcode,
             flags: self.flags,
             imm: self.imm,
-            sges: &self.sges,
+            sges: self.sges.as_slice(),
             remote_addr: self.remote_addr,
             rkey: self.rkey,
             compare_add: self.compare_add,

@@ -1,12 +1,12 @@
-//! Lists of send requests do what their requests would do one by one, however the device carries them out.
+//! Lists and batches of send requests do what their requests would do one by one, however the device carries them out.
 
 use millstream_device::types::{
-    SEND_SIGNALED, SEND_SOLICITED, WC_OP_RDMA_WRITE, WC_OP_RECV, WC_OP_SEND, WC_REM_OP_ERR, WC_SUCCESS,
-    WC_WR_FLUSH_ERR, WR_RDMA_WRITE, WR_SEND,
+    SEND_SIGNALED, SEND_SOLICITED, WC_OP_RDMA_WRITE, WC_OP_RECV, WC_OP_SEND, WC_REM_ACCESS_ERR,
+    WC_REM_OP_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR, WR_RDMA_READ, WR_RDMA_WRITE, WR_SEND,
 };
 
 use crate::support::{
-    Completion, Kind, Place, Random, Setup, Which, from_environment, pair, pattern, request,
+    Command, Completion, Kind, Place, Random, Setup, Which, from_environment, pair, pattern, request,
 };
 
 /// Requests of a list, at most.
@@ -64,7 +64,11 @@ fn everything_arrives_once_and_in_order() {
                     range.for_each(|at| b.recv(at as u64, &[places.part(slot(at).0, slot(at).1)]));
                 };
                 recv(0..waiting);
-                a.post_all(&list);
+                if random.once_in(2) {
+                    a.post_all(&list);
+                } else {
+                    a.post_batch(&list);
+                }
                 recv(waiting..sends.len());
                 let found: Vec<_> =
                     a.sent(sent.len()).iter().map(|c| (c.wr_id, c.status, c.opcode)).collect();
@@ -111,5 +115,61 @@ fn what_fits_into_a_full_completion_queue_is_delivered() {
             assert_eq!(found, (0..10).map(status).collect::<Vec<_>>(), "room for {room}");
             assert!(b.received(8).iter().all(|c| c.status == WC_SUCCESS));
         }
+    }
+}
+
+/// A batch with one wrong request, or with more than the queue has room for, leaves nothing behind, and the next one is posted.
+#[test]
+fn a_batch_is_posted_whole_or_not_at_all() {
+    for place in Place::BOTH {
+        let setup = Setup { send_wr: 16, sges: 8, signal_all: false, ..Setup::default() };
+        let (mut a, mut b) = pair(place, &setup);
+        let source = a.hold(&[7; 64]);
+        let target = b.hold(&[0; 64]);
+        let write =
+            |wr_id: u64| request(wr_id, WR_RDMA_WRITE, &[source.part(0, 8)], (target.addr, target.key));
+        // What is used is looked up, so that later requests go the shortest way.
+        a.post_batch(&[write(0)]);
+        a.sent(1);
+        b.store(&target, 0, &[0; 64]);
+        let list: Vec<_> = (0..3).map(write).collect();
+        let too_many = request(2, WR_SEND, &[source.part(0, 1); 9], (0, 0));
+        let contradicting =
+            request(2, WR_RDMA_READ, &[source.part(0, 8)], (target.addr, target.key)).inline();
+        for wrong in [too_many, contradicting] {
+            let list = [list[0].clone(), list[1].clone(), wrong];
+            assert_eq!(a.attempt(Command::Batch(list.to_vec())).err(), Some(libc::EINVAL));
+        }
+        // Fifteen unsignalled ones fill all but one place.
+        let mut filling: Vec<_> = (0..15).map(write).collect();
+        filling.iter_mut().for_each(|one| one.flags &= !SEND_SIGNALED);
+        assert_eq!(b.load(&target, 0, 64), [0; 64]);
+        a.post_batch(&filling);
+        b.store(&target, 0, &[0; 64]);
+        assert_eq!(a.attempt(Command::Batch(list[..2].to_vec())).err(), Some(libc::ENOMEM));
+        a.has_nothing(Which::Send);
+        assert_eq!(b.load(&target, 0, 64), [0; 64]);
+        a.post_batch(&[write(5)]);
+        assert_eq!(a.sent(1)[0].wr_id, 5);
+        assert_eq!(b.load(&target, 0, 8), [7; 8]);
+        assert_eq!(a.attempt(Command::Batch(list)).map(|_| ()), Ok(()));
+        a.sent(3);
+    }
+}
+
+/// The requests of a batch behind one that fails are flushed, in the same call.
+#[test]
+fn what_follows_a_failure_in_a_batch_is_flushed() {
+    for place in Place::BOTH {
+        let (mut a, mut b) = pair(place, &Setup::default());
+        let source = a.hold(&[7; 64]);
+        let target = b.hold(&[0; 64]);
+        let write = |wr_id, key| request(wr_id, WR_RDMA_WRITE, &[source.part(0, 8)], (target.addr, key));
+        let list = [0, 1, 0, 0].map(|off| target.key ^ off);
+        let list: Vec<_> = list.iter().zip(0..).map(|(&key, wr_id)| write(wr_id, key)).collect();
+        a.post_batch(&list);
+        let found: Vec<_> = a.sent(4).iter().map(|c| (c.wr_id, c.status)).collect();
+        let expected = [WC_SUCCESS, WC_REM_ACCESS_ERR, WC_WR_FLUSH_ERR, WC_WR_FLUSH_ERR];
+        assert_eq!(found, (0..).zip(expected).collect::<Vec<_>>());
     }
 }

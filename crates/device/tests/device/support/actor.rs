@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use millstream_device::qp::state::{Attributes, Path, State, attr};
-use millstream_device::qp::{Capacity, Kind as Transport, Receives};
+use millstream_device::qp::{Batch, Capacity, Kind as Transport, Operations, Receives, Section};
 use millstream_device::types::{
-    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SendWr, Sge,
-    WC_FLAG_WITH_IMM, WC_FLAG_WITH_INV, WC_SUCCESS, Wc,
+    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SEND_INLINE, SendWr,
+    Sge, WC_FLAG_WITH_IMM, WC_FLAG_WITH_INV, WC_SUCCESS, Wc,
 };
 use millstream_device::{Channel, Context, Cq, Errno, Mr, Pd, Qp, gid};
 use serde::{Deserialize, Serialize};
@@ -134,6 +134,8 @@ pub(crate) enum Command {
     Send(Request),
     /// Posts them as one list.
     SendAll(Vec<Request>),
+    /// Posts them as a batch is: all or none.
+    Batch(Vec<Request>),
     Recv {
         wr_id: u64,
         sges: Vec<(u64, u32, u32)>,
@@ -378,6 +380,7 @@ impl Actor {
             Command::ForbidNewWriters(region) => memory::forbid_new_writers(&self.regions[region].0),
             Command::Send(request) => self.send(&[request])?,
             Command::SendAll(requests) => self.send(&requests)?,
+            Command::Batch(requests) => self.batch(&requests)?,
             Command::Recv { wr_id, sges } => self.qp().post_recv(wr_id, &elements(&sges))?,
             Command::Poll { which, count, within_ms } => {
                 return self.poll(which, count, Duration::from_millis(within_ms));
@@ -487,6 +490,41 @@ impl Actor {
         match &list.collect::<Vec<_>>()[..] {
             [one] => self.qp().post_send(one),
             list => self.qp().post_sends(list).map_err(|(_, error)| error),
+        }
+    }
+
+    fn batch(&self, requests: &[Request]) -> Result<(), Errno> {
+        let (kind, capacity) = (self.qp().kind(), self.qp().capacity());
+        let section = Section::new(kind, capacity, Operations::of(kind))?;
+        let prepare = |batch: &mut Batch| {
+            for request in requests {
+                batch.request(SendWr {
+                    wr_id: request.wr_id,
+                    opcode: request.opcode,
+                    flags: request.flags,
+                    imm: request.imm,
+                    remote_addr: request.remote_addr,
+                    rkey: request.rkey,
+                    compare_add: request.compare_add,
+                    swap: request.swap,
+                    ..SendWr::default()
+                });
+                let sges = elements(&request.sges);
+                if request.flags & SEND_INLINE == 0 {
+                    batch.set_elements(&sges);
+                } else {
+                    // SAFETY: inline data of a test is memory of this process.
+                    batch.set_inline(sges.iter().map(|sge| unsafe {
+                        std::slice::from_raw_parts(sge.addr as *const u8, sge.length as usize)
+                    }));
+                }
+            }
+        };
+        section.enter();
+        // SAFETY: this thread is inside.
+        unsafe {
+            section.with(prepare);
+            section.complete(self.qp())
         }
     }
 

@@ -198,6 +198,11 @@ impl End {
         self.run(Command::SendAll(requests.to_vec()));
     }
 
+    /// Posts requests as a batch.
+    pub(crate) fn post_batch(&mut self, requests: &[Request]) {
+        self.run(Command::Batch(requests.to_vec()));
+    }
+
     /// SEND
     pub(crate) fn send(&mut self, wr_id: u64, sges: &[(u64, u32, u32)]) {
         self.post(request(wr_id, WR_SEND, sges, (0, 0)));
