@@ -14,7 +14,7 @@ mod table;
 pub mod verbs;
 pub mod wire;
 
-pub use table::{Figure, Table, TableError};
+pub use table::{Figure, Only, Table, TableError};
 
 /// The median of some measurements; None of none.
 #[must_use]

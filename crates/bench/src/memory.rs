@@ -59,15 +59,18 @@ pub unsafe fn memcpy_between(
 ) -> f64 {
     assert!(block > 0 && block <= window && block <= source);
     let (sources, places) = (source / block, window / block);
-    let copy = |turn: usize| {
+    let (mut here, mut there) = (0, 0);
+    let mut copy = |_| {
         // SAFETY: whole blocks inside both ranges, which do not overlap.
         unsafe {
-            let here = from.add(turn % sources * block);
-            let there = to.add(turn % places * block);
-            black_box(there).copy_from_nonoverlapping(black_box(here), block);
+            let (from, to) = (from.add(here * block), to.add(there * block));
+            black_box(to).copy_from_nonoverlapping(black_box(from), block);
         }
+        // Without divisions: on older processors two of them take as long as a copy of 4 KiB.
+        here = if here + 1 == sources { 0 } else { here + 1 };
+        there = if there + 1 == places { 0 } else { there + 1 };
     };
-    (0..places).for_each(copy);
+    (0..places).for_each(&mut copy);
     speed(block, time, copy)
 }
 

@@ -21,6 +21,18 @@ pub struct Figure {
     pub ratio: Option<f64>,
 }
 
+/// Rows that are asked for, by words in their names; without words all of them.
+#[derive(Clone, Copy, Debug)]
+pub struct Only<'a>(pub &'a [String]);
+
+impl Only<'_> {
+    /// Whether this row is.
+    #[must_use]
+    pub fn wants(self, row: &str) -> bool {
+        self.0.is_empty() || self.0.iter().any(|word| row.contains(word.as_str()))
+    }
+}
+
 impl Figure {
     /// A figure beside its baseline.
     #[must_use]

@@ -361,6 +361,7 @@ numbered! {
     3 Busy = "running a kernel";
     4 Faulted = "the rings failed, see `ring_fault`; a new configuration recovers";
     5 Stopped = "ended";
+    6 Stuck = "a command does not end and was given up; rings can be opened when it has ended";
 }}
 
 /// Defines the bits of a register or field, one constant each, and their table.

@@ -253,7 +253,7 @@ const NETWORK: &str = "
 
 A card sends messages (SEND) of fixed length to nodes: interrupts, and what a new holder of the lease needs.
 `docs/cards.md` tells when. Copy descriptors stand in the ring in BAR0; the holder writes them, then
-`copy_producer`.
+`copy_producer`, then reads `copy_watching`: if that is zero it rings, by a write with immediate data.
 ";
 
 const COMMANDS: &str = "

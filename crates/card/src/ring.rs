@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use millstream_shm::futex;
 
 use crate::card::Card;
-use crate::command::{Cause, Completion, Descriptor, ENTRY_BYTES};
+use crate::command::{Cause, Completion, Descriptor, ENTRY_BYTES, Status, nanos};
 use crate::memory::AccessError;
 use crate::os::{Doing, OsError};
 
@@ -88,6 +88,9 @@ pub struct Ring {
 
 impl Ring {
     /// Opens rings at `places`, after the card has finished the command it may be running.
+    ///
+    /// # Errors
+    /// [`RingError::Closed`] also if that command was given up and has not ended.
     pub fn open(card: &Card, places: RingPlaces) -> Result<Ring, RingError> {
         let registers = card.registers();
         let active = registers.ring_active().load(Ordering::Acquire);
@@ -95,6 +98,7 @@ impl Ring {
         registers.completion_base().store(places.completions, Ordering::Relaxed);
         registers.ring_slots().store(places.slots, Ordering::Relaxed);
         registers.producer().store(0, Ordering::Relaxed);
+        registers.command_deadline_ns().store(0, Ordering::Relaxed);
         let configured = registers.ring_generation().load(Ordering::Relaxed);
         let generation = [1, 2, 3]
             .map(|step| configured.max(active).wrapping_add(step))
@@ -114,7 +118,8 @@ impl Ring {
         ring.sleep_until(TAKE_UP_WITHIN, |ring| {
             let active = ring.card.registers().ring_active().load(Ordering::Acquire);
             if active != generation {
-                return Ok(None);
+                let stuck = ring.card.registers().status().load(Ordering::Acquire) == Status::Stuck as u32;
+                return if stuck { Err(RingError::Closed(Cause::KernelStuck)) } else { Ok(None) };
             }
             ring.check_running().map(Some)
         })?;
@@ -129,6 +134,14 @@ impl Ring {
     /// How long [`Ring::wait`] looks for a completion before it sleeps (20 µs unless set).
     pub fn set_spin(&mut self, spin: Duration) {
         self.spin = spin;
+    }
+
+    /// How long each command may run from now on, instead of what the card says in `command_limit_ns`. One that takes longer
+    /// ends with [`Cause::DeadlineExceeded`]; if it does not end then, the card closes the rings with
+    /// [`Cause::KernelStuck`].
+    pub fn set_deadline(&self, deadline: Duration) {
+        let deadline = nanos(deadline).max(1);
+        self.card.registers().command_deadline_ns().store(deadline, Ordering::Relaxed);
     }
 
     /// Commands whose completion was not taken yet.

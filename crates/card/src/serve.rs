@@ -17,7 +17,7 @@ use millstream_shm::socket::{Connection, Listener, own_uid};
 use millstream_shm::{EventFd, PAGE, futex, poll_readable};
 
 use crate::backing::{BackingError, Kind, Roots};
-use crate::command::{CAPABILITY_NETWORK, CAPABILITY_SPINS};
+use crate::command::{CAPABILITY_NETWORK, CAPABILITY_SPINS, nanos};
 use crate::engine::desk::RingDesk;
 use crate::engine::{Engine, Idle};
 use crate::handshake::{Answer, Received, Refusal, Request, Role, receive};
@@ -109,6 +109,8 @@ pub struct Config {
     pub roots: Roots,
     /// How long a kernel that has to end may take to its next safe point before its region is given up.
     pub grace: Duration,
+    /// How long a command of the rings may run unless their user sets another time.
+    pub command_limit: Duration,
 }
 
 impl Config {
@@ -134,6 +136,7 @@ impl Config {
             kind: Kind::Emulated,
             roots: Roots::default(),
             grace: Duration::from_secs(5),
+            command_limit: Duration::from_secs(60),
         }
     }
 
@@ -395,6 +398,7 @@ impl Inside {
         registers.capabilities().store(capabilities, set);
         registers.region_count().store(config.regions as u32, set);
         registers.card_id().store(card, set);
+        registers.command_limit_ns().store(nanos(config.command_limit), set);
         let greeting = Greeting {
             magic: MAGIC,
             version: VERSION,
@@ -423,6 +427,7 @@ impl Inside {
             stop: stop.clone(),
             desks: (0..config.regions).map(|_| RegionDesk::default()).collect(),
             rings: RingDesk::default(),
+            command_limit: config.command_limit,
             spin: config.spin,
             heartbeat: config.heartbeat,
             wake: wake.clone(),
@@ -436,7 +441,7 @@ impl Inside {
             desk.clone(),
             crowd.clone(),
             stop.clone(),
-            config.heartbeat,
+            Idle { spin: config.spin, heartbeat: config.heartbeat },
             device,
         )?;
         let warden = Warden::new(Parts {

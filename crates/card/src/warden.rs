@@ -12,6 +12,7 @@ use millstream_rdma::{Access, Deadline, Region};
 use millstream_shm::{EventFd, futex, poll_readable};
 
 use crate::command::{Cause, Fault, nanos};
+use crate::engine::show_stuck;
 use crate::hardware::Hardware;
 use crate::lease::{Action, Inputs, Lease};
 use crate::net::copies::CopyDesk;
@@ -215,6 +216,10 @@ impl Warden {
             self.finish_ending();
         }
         self.attend_regions(nanos(now));
+        if self.parts.shop.rings.attend(self.parts.grace).is_some() {
+            registers.regions_lost().fetch_add(1, Ordering::Relaxed);
+            show_stuck(&registers, &self.parts.hardware.interrupt_fd);
+        }
         if self.lease.holder().is_some() {
             self.obey();
             self.add_reports();
@@ -243,9 +248,17 @@ impl Warden {
     }
 
     fn grant(&mut self, node: u32, epoch: u32) {
+        let hardware = &self.parts.hardware;
         let opened = match &self.parts.port {
+            // A command that was given up while nobody held the card still writes to its memory.
+            _ if self.parts.shop.rings.is_lost_on(hardware.generation()) && !hardware.replace_memory() => {
+                Err(Fault::new(Cause::KernelStuck, 0))
+            }
             Some(port) if node < crate::net::crowd::FIRST_LOCAL => {
-                Windows::open(&port.device, &self.parts.hardware).map(Some)
+                let refused = |error: io::Error| {
+                    Fault::new(Cause::WindowRefused, error.raw_os_error().unwrap_or(0) as u64)
+                };
+                Windows::open(&port.device, hardware).map(Some).map_err(refused)
             }
             // Local nodes map BAR0 and memory.
             _ => Ok(None),
@@ -265,10 +278,8 @@ impl Warden {
                     News::of_card(MessageKind::LeaseGranted, epoch.into(), values),
                 );
             }
-            Err(error) => {
-                let detail = error.raw_os_error().unwrap_or(0);
+            Err(fault) => {
                 registers.lease_revoke().store(epoch.into(), Ordering::Release);
-                let fault = Fault::new(Cause::WindowRefused, detail as u64);
                 registers.card_cause().store(fault.cause.code(), Ordering::Relaxed);
             }
         }
@@ -299,8 +310,11 @@ impl Warden {
     fn finish_ending(&mut self) {
         let desks = &self.parts.shop.desks;
         let lost = |desk: &Desk| desk.phase() == Phase::Lost;
-        let in_rings = self.parts.shop.rings.is_busy_on(self.parts.hardware.generation());
-        let patient = self.ending.as_ref().is_some_and(|ending| ending.since.elapsed() < self.parts.grace);
+        let generation = self.parts.hardware.generation();
+        let in_rings = self.parts.shop.rings.is_busy_on(generation);
+        let counted = self.parts.shop.rings.is_lost_on(generation);
+        let patient =
+            !counted && self.ending.as_ref().is_some_and(|ending| ending.since.elapsed() < self.parts.grace);
         let quiet = desks.iter().all(|desk| desk.is_reset() || lost(desk))
             && self.parts.copies.is_reset()
             && !(in_rings && patient);
@@ -323,7 +337,7 @@ impl Warden {
         for (region, desk) in self.regions.iter_mut().zip(desks) {
             region.apart = lost(desk);
         }
-        if in_rings {
+        if in_rings && !counted {
             registers.regions_lost().fetch_add(1, Ordering::Relaxed);
         }
         let Some(Ending { node, epoch, cause, .. }) = self.ending.take() else { return };

@@ -535,6 +535,9 @@ pub(crate) enum BenchWhat {
         /// Interleaved rounds; medians are printed
         #[arg(long, default_value_t = 5)]
         rounds: usize,
+        /// Only rows whose name contains one of these words
+        #[arg(long, value_name = "WORD", num_args = 1..)]
+        only: Vec<String>,
     },
     /// The model's engine beside other queues of events, its flow level beside SimGrid
     Model {

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 pub use hosts::{ADDRESSES, Hosts, Ran};
 
 use crate::pair::rows;
-use crate::{Figure, Table, median};
+use crate::{Figure, Only, Table, median};
 
 const MIB: f64 = (1u64 << 20) as f64;
 const SIZE: usize = 1 << 20;
@@ -107,10 +107,7 @@ pub fn run(options: &Options) -> io::Result<(Table, Vec<String>)> {
 impl Options {
     /// Leaves the tools that are asked for, and the group's first if there are any.
     fn choose(&self, tools: &mut Vec<Tool>) {
-        let wanted = |tool: &Tool| self.only.iter().any(|word| tool.name.contains(word.as_str()));
-        if self.only.is_empty() {
-            return;
-        }
+        let wanted = |tool: &Tool| Only(&self.only).wants(&tool.name);
         if !tools.iter().any(wanted) {
             tools.clear();
         }

@@ -18,6 +18,7 @@ use millstream_shm::{EventFd, futex};
 use crate::command::{
     Cause, Completion, Descriptor, ENTRY_BYTES, Fault, KernelId, MAX_RING_SLOTS, Status, Tally, nanos,
 };
+use crate::engine::desk::Ended;
 use crate::kernel::{Job, Pulse, Registry, outside};
 use crate::memory::{Memory, Span};
 use crate::os::{Doing, OsError};
@@ -94,7 +95,6 @@ pub(crate) struct Engine {
     generation: u32,
     rings: Option<Rings>,
     doorbell: u32,
-    interrupt: u32,
     counters: Counters,
     nudge: Nudge,
     shop: Option<Arc<Shop>>,
@@ -126,7 +126,6 @@ impl Engine {
             generation: 0,
             rings: None,
             doorbell: 0,
-            interrupt: 0,
             counters: Counters::default(),
             nudge: Nudge(Box::new(|| {})),
             shop: None,
@@ -189,14 +188,19 @@ impl Engine {
             return true;
         }
         // Between two leases nothing begins; that is over when the doorbell is woken.
-        if self.shop.as_ref().is_some_and(|shop| !shop.rings.begin()) {
+        let limit = self.command_limit();
+        if self.shop.as_ref().is_some_and(|shop| !shop.rings.begin(limit)) {
             return false;
         }
-        self.run_command(rings);
-        if let Some(shop) = &self.shop {
-            shop.rings.end();
-        }
+        self.run_command(rings, limit);
         true
+    }
+
+    /// How long the next command may run.
+    fn command_limit(&self) -> Duration {
+        let asked = self.registers.command_deadline_ns().load(Ordering::Relaxed);
+        let own = || self.shop.as_ref().map_or(Duration::MAX, |shop| shop.command_limit);
+        if asked == 0 { own() } else { Duration::from_nanos(asked) }
     }
 
     fn notice_doorbell(&mut self) -> bool {
@@ -253,7 +257,7 @@ impl Engine {
         self.raise_interrupt();
     }
 
-    fn run_command(&mut self, rings: Rings) {
+    fn run_command(&mut self, rings: Rings, limit: Duration) {
         let index = rings.consumer;
         let place = rings.entry(rings.command_base, index);
         let bytes = self
@@ -271,8 +275,18 @@ impl Engine {
             Ok(descriptor) => (descriptor.kernel, descriptor.cookie, self.execute(&descriptor, &mut tally)),
             Err((fault, cookie)) => (KernelId(0), cookie, Err(fault)),
         };
+        let ended = self.shop.as_ref().map_or_else(Ended::default, |shop| shop.rings.end());
+        // What ends because its time is over says so.
+        let outcome = outcome.map_err(|fault| match fault.cause {
+            Cause::Interrupted if ended.late => Fault::new(Cause::DeadlineExceeded, nanos(limit)),
+            _ => fault,
+        });
         let completion = Completion { cookie, index, kernel, outcome, tally, busy: started.elapsed() };
         self.account(&completion);
+        if ended.lost {
+            // The rings were closed without it; nobody looks at its completion any more.
+            return self.close_rings(Fault::new(Cause::KernelStuck, nanos(completion.busy)));
+        }
         self.memory
             .write(rings.entry(rings.completion_base, index), &completion.to_bytes())
             .expect("rings were checked against the memory when they were taken up");
@@ -299,7 +313,7 @@ impl Engine {
         }
         memory.check(descriptor.args).map_err(outside(Cause::ArgsOutsideMemory))?;
         memory.check(descriptor.result).map_err(outside(Cause::ResultOutsideMemory))?;
-        let stop = self.shop.as_ref().map_or(&*self.stop, |shop| shop.rings.closed());
+        let stop = self.shop.as_ref().map_or(&*self.stop, |shop| shop.rings.wanted());
         let pulse = Pulse { heartbeat: self.registers.heartbeat(), stop };
         let mut job = Job {
             memory,
@@ -358,21 +372,9 @@ impl Engine {
 
     /// Tells everybody who waits that there is news.
     fn raise_interrupt(&mut self) {
-        self.interrupt = self.interrupt.wrapping_add(1);
         self.counters.interrupts += 1;
-        let registers = &self.registers;
-        registers.interrupts().store(self.counters.interrupts, Ordering::Relaxed);
-        // Sequentially consistent against the waiter, who announces itself first and looks at this
-        // word afterwards: one of the two sees the other.
-        registers.interrupt().store(self.interrupt, Ordering::SeqCst);
-        if registers.interrupt_waiters().load(Ordering::SeqCst) != 0 {
-            futex::wake_all(registers.interrupt());
-        }
-        if registers.interrupt_arm().load(Ordering::SeqCst) != 0
-            && registers.interrupt_arm().swap(0, Ordering::SeqCst) != 0
-        {
-            self.interrupt_fd.signal();
-        }
+        self.registers.interrupts().store(self.counters.interrupts, Ordering::Relaxed);
+        interrupt(&self.registers, &self.interrupt_fd);
     }
 
     /// Sleeps until the doorbell rings, at most one heartbeat period.
@@ -391,6 +393,28 @@ impl Engine {
         registers.sleeping().store(0, Ordering::Relaxed);
         slept
     }
+}
+
+/// Wakes whoever waits for news of the rings.
+fn interrupt(registers: &Registers, descriptor: &EventFd) {
+    // Sequentially consistent against the waiter, who announces itself first and looks at this word afterwards: one of
+    // the two sees the other.
+    registers.interrupt().fetch_add(1, Ordering::SeqCst);
+    if registers.interrupt_waiters().load(Ordering::SeqCst) != 0 {
+        futex::wake_all(registers.interrupt());
+    }
+    if registers.interrupt_arm().load(Ordering::SeqCst) != 0
+        && registers.interrupt_arm().swap(0, Ordering::SeqCst) != 0
+    {
+        descriptor.signal();
+    }
+}
+
+/// Says that the rings are out of service, while the engine is in the command that does not end.
+pub(crate) fn show_stuck(registers: &Registers, descriptor: &EventFd) {
+    registers.ring_fault().store(Cause::KernelStuck.code(), Ordering::Release);
+    registers.status().store(Status::Stuck as u32, Ordering::Release);
+    interrupt(registers, descriptor);
 }
 
 #[cfg(test)]

@@ -1,23 +1,24 @@
 //! Regions and copies of a remote card: commands by RDMA writes, answers by messages and registers.
 
+use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use millstream_rdma::Deadline;
 use millstream_rdma::queue::Signal;
 
-use super::IMM_COPIES;
 use super::remote::{Inner, RemoteCard, RemoteError, RemoteErrorKind};
+use super::{IMM_CONTROL, IMM_COPIES};
 use crate::card::NoSuchKernel;
 use crate::command::{Cause, nanos};
 use crate::memory::Span;
 use crate::region::codes::{CardCommand, MessageKind, RegionCommand, RegionState};
-use crate::region::copy::Copy;
+use crate::region::copy::{Copy, RawCopy};
 use crate::region::image_hash;
 use crate::region::kernel::Words;
 use crate::region::message::Message;
 use crate::registers::{
-    COPY_RING, COPY_SLOTS, KERNEL_DIRECTORY, KERNEL_ENTRY_BYTES, MAX_KERNELS, PEER_BYTES, PEER_TABLE,
-    REGION_CONTROL, REGION_STRIDE, WORDS, at, region_at,
+    COPY_RING, COPY_SLOTS, KERNEL_DIRECTORY, KERNEL_ENTRY_BYTES, MAX_KERNELS, MAX_REGIONS, PEER_BYTES,
+    PEER_TABLE, REGION_CONTROL, REGION_STRIDE, WORDS, at, region_at,
 };
 
 type Outcome<T> = std::result::Result<T, RemoteError>;
@@ -75,7 +76,7 @@ impl RemoteCard {
             self.write(at, image)?;
         }
         self.with(|inner| {
-            inner.check_region(region)?;
+            inner.turn_to(region)?;
             let (number, span, hash) = match source {
                 KernelSource::Named(name) => (inner.kernel_number(name)?, Span::default(), 0),
                 KernelSource::Image { image, at } => {
@@ -117,9 +118,13 @@ impl RemoteCard {
     pub fn stop(&self, region: u32) -> Outcome<bool> {
         self.with(|inner| {
             inner.check_region(region)?;
-            // A start that the region has not seen yet would be lost under the word of the stop.
+            // A start that the region has not seen yet would be lost under the word of the stop. Anything else waits for
+            // the end of the run, and is.
             let latest = inner.register(control_of(region, region_at::doorbell))?;
-            inner.taken(control_of(region, region_at::taken), latest)?;
+            let starts = [RegionCommand::Start, RegionCommand::Continue].map(|command| command as u64);
+            if starts.contains(&(latest & 0xff)) {
+                inner.taken(control_of(region, region_at::taken), latest)?;
+            }
             let rung = inner.command(region, RegionCommand::Stop, true)?;
             inner.taken(control_of(region, region_at::taken), rung)?;
             let bar0 = inner.snapshot()?;
@@ -135,7 +140,7 @@ impl RemoteCard {
     /// Forgets the kernel of a region.
     pub fn unload(&self, region: u32) -> Outcome<()> {
         self.with(|inner| {
-            inner.check_region(region)?;
+            inner.turn_to(region)?;
             let rung = inner.command(region, RegionCommand::Unload, false)?;
             inner.taken(control_of(region, region_at::taken), rung)
         })
@@ -190,7 +195,7 @@ pub(super) fn control_of(region: u32, register: usize) -> usize {
 
 impl Inner {
     pub(super) fn check_region(&self, region: u32) -> Result<(), RemoteErrorKind> {
-        let regions = self.greeting.region_count;
+        let regions = self.greeting.region_count.min(MAX_REGIONS as u32);
         if region >= regions {
             return Err(RemoteErrorKind::NoSuchRegion { region, regions });
         }
@@ -228,11 +233,22 @@ impl Inner {
         let word = self.numbered(command as u32);
         let ticket = self.doorbell(control_of(region, region_at::doorbell), word, region, always)?;
         self.finish(ticket)?;
+        self.rung[region as usize] = word;
         Ok(word)
     }
 
-    fn start(&mut self, region: u32, start: &Start) -> Result<u64, RemoteErrorKind> {
+    /// Waits until a region has taken up what this node rang last, or it would be lost under the next word, and its
+    /// arguments under the next ones.
+    fn turn_to(&mut self, region: u32) -> Result<(), RemoteErrorKind> {
         self.check_region(region)?;
+        match self.rung[region as usize] {
+            0 => Ok(()),
+            rung => self.taken(control_of(region, region_at::taken), rung),
+        }
+    }
+
+    fn start(&mut self, region: u32, start: &Start) -> Result<u64, RemoteErrorKind> {
+        self.turn_to(region)?;
         let banks = match start.banks {
             0 if self.greeting.bank_count >= 64 => u64::MAX,
             0 => (1 << self.greeting.bank_count) - 1,
@@ -279,6 +295,7 @@ impl Inner {
             return Err(RemoteErrorKind::TimedOut(patience, "a message that answers a command"));
         };
         let message = self.messages.remove(place).expect("just found");
+        self.rung.iter_mut().filter(|word| **word == rung).for_each(|word| *word = 0);
         match message.cause {
             None => Ok(message),
             Some(cause) => {
@@ -299,6 +316,7 @@ impl Inner {
             self.wait_until(Deadline::after(pause), |_| false)?;
             pause = (pause * 2).min(Duration::from_millis(5));
         }
+        self.rung.iter_mut().filter(|rung| **rung == word).for_each(|rung| *rung = 0);
         Ok(())
     }
 
@@ -306,7 +324,7 @@ impl Inner {
         let word = self.numbered(command as u32);
         let ticket = self.control(at::card_command, &word.to_le_bytes(), Signal::Yes)?;
         self.finish(ticket)?;
-        self.kick()?;
+        self.kick(IMM_CONTROL)?;
         self.taken(at::card_taken, word)?;
         match self.register(at::card_cause)? as u32 {
             0 => Ok(()),
@@ -333,13 +351,27 @@ impl Inner {
 
     /// Puts copies into the ring from entry `first`, of which the last one sends a message. Returns the entry after it.
     fn post_copies(&mut self, first: u64, copies: &[Copy]) -> Result<u64, RemoteErrorKind> {
-        for (index, copy) in copies.iter().enumerate() {
-            let slot = ((first + index as u64) % COPY_SLOTS as u64) as usize;
-            let copy = Copy { notify: index + 1 == copies.len(), ..*copy };
-            self.control(COPY_RING + 64 * slot, &copy.to_bytes(), Signal::No)?;
+        let descriptors: Vec<u8> = (copies.iter().enumerate())
+            .flat_map(|(index, copy)| Copy { notify: index + 1 == copies.len(), ..*copy }.to_bytes())
+            .collect();
+        // The ring's end may be between them.
+        let slot = (first % COPY_SLOTS as u64) as usize;
+        let (before, behind) =
+            descriptors.split_at(descriptors.len().min(RawCopy::BYTES * (COPY_SLOTS - slot)));
+        for (slot, descriptors) in [(slot, before), (0, behind)] {
+            if !descriptors.is_empty() {
+                let written = self.control(COPY_RING + RawCopy::BYTES * slot, descriptors, Signal::Yes)?;
+                self.finish(written)?;
+            }
         }
         let end = first + copies.len() as u64;
-        let ticket = self.doorbell(at::copy_producer, end, IMM_COPIES, true)?;
+        let ticket = self.control(at::copy_producer, &end.to_le_bytes(), Signal::Yes)?;
+        // The read comes after the write also where this processor makes both itself.
+        fence(Ordering::SeqCst);
+        // A card that works on copies already sees the word; waking it would take its processor from the copies.
+        if self.register(at::copy_watching)? as u32 == 0 {
+            self.kick(IMM_COPIES)?;
+        }
         self.finish(ticket)?;
         Ok(end)
     }

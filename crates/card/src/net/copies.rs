@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use millstream_rdma::memory::{RemoteAddress, Rkey};
-use millstream_rdma::queue::Signal;
+use millstream_rdma::memory::{RemoteAddress, Rkey, Sge};
+use millstream_rdma::queue::{SendList, Signal};
 use millstream_rdma::{
     Access, Completion, CompletionQueue, Deadline, Device, Prepared, QueuePair, RcOptions, Region, Status,
     WrId, connect,
@@ -17,11 +17,12 @@ use millstream_shm::futex;
 
 use super::{Greeting, Visit};
 use crate::command::{Cause, Fault, nanos};
+use crate::engine::Idle;
 use crate::hardware::Hardware;
 use crate::kernel::outside;
 use crate::memory::{Memory, Span};
 use crate::region::codes::{MessageKind, PeerState};
-use crate::region::copy::{Copy, CopyOperation, IN_DMA_WINDOW};
+use crate::region::copy::{Copy, CopyOperation, IN_DMA_WINDOW, RawCopy};
 use crate::region::worker::{News, Outlet};
 use crate::registers::{COPY_RING, COPY_SLOTS, MAX_BANKS, MAX_PEERS, PEER_BYTES, PEER_TABLE};
 
@@ -31,6 +32,10 @@ const PIECE: u64 = 16 << 20;
 
 /// Pieces under way.
 const DEPTH: u32 = 16;
+
+/// Longest time without work after which the engine sleeps, even on a card that never does: what that is for are
+/// kernels, and each thread that spins takes a processor from them.
+const LONGEST_SPIN: Duration = Duration::from_millis(1);
 
 /// Time to reach another card.
 const REACH: Duration = Duration::from_secs(5);
@@ -95,7 +100,9 @@ pub(crate) struct Copies {
     desk: Arc<CopyDesk>,
     outlet: Arc<dyn Outlet>,
     stop: Arc<AtomicBool>,
+    spin: Duration,
     heartbeat: Duration,
+    memory_bytes: u64,
     /// Nothing on a card without a network.
     net: Option<Net>,
     consumer: u64,
@@ -104,11 +111,14 @@ pub(crate) struct Copies {
     bytes: u64,
     busy_ns: u64,
     peer_command: u64,
+    /// Descriptors that are carried out together.
+    batch: Vec<Copy>,
 }
 
 struct Net {
     device: Device,
     queue: CompletionQueue,
+    list: SendList,
     /// Card memory for this engine alone: no peer has a key to it.
     memory: Region,
     /// Which of the card's memories that is.
@@ -125,7 +135,7 @@ impl Copies {
         desk: Arc<CopyDesk>,
         outlet: Arc<dyn Outlet>,
         stop: Arc<AtomicBool>,
-        heartbeat: Duration,
+        idle: Idle,
         device: Option<&Device>,
     ) -> Result<Copies, super::port::PortError> {
         let net = match device {
@@ -135,6 +145,7 @@ impl Copies {
                 Some(Net {
                     device: device.clone(),
                     queue: CompletionQueue::new(device, DEPTH * MAX_PEERS as u32)?,
+                    list: SendList::new(COPY_SLOTS, COPY_SLOTS),
                     memory: hardware.memory().backing().register(device, Access::LOCAL_WRITE)?,
                     memory_generation: generation,
                     peers: Default::default(),
@@ -144,11 +155,13 @@ impl Copies {
             }
         };
         Ok(Copies {
+            memory_bytes: hardware.memory().size(),
             hardware,
             desk,
             outlet,
             stop,
-            heartbeat,
+            spin: idle.spin.min(LONGEST_SPIN),
+            heartbeat: idle.heartbeat,
             net,
             consumer: 0,
             completed: 0,
@@ -156,20 +169,51 @@ impl Copies {
             bytes: 0,
             busy_ns: 0,
             peer_command: 0,
+            batch: Vec::with_capacity(COPY_SLOTS),
         })
     }
 
     /// Serves until the card stops.
     pub(crate) fn serve(&mut self) {
+        let hardware = self.hardware.clone();
+        let watching = hardware.registers.copy_watching();
         while !self.stop.load(Ordering::Relaxed) {
+            watching.store(1, Ordering::Relaxed);
+            self.work();
+            // Who writes `copy_producer` looks at this word afterwards, we do it the other way round: one of the two
+            // sees the other.
+            watching.store(0, Ordering::SeqCst);
             let seen = self.desk.attention.load(Ordering::SeqCst);
-            if self.desk.reset.load(Ordering::SeqCst) {
-                self.reset();
-            }
-            if !self.step() {
+            if !self.desk.reset.load(Ordering::SeqCst) && !self.is_rung() {
                 let _ = futex::wait(&self.desk.attention, seen, self.heartbeat);
             }
         }
+    }
+
+    /// Works until there has been nothing to do for a while.
+    fn work(&mut self) {
+        let mut latest_work = None;
+        while !self.stop.load(Ordering::Relaxed) {
+            if self.desk.reset.load(Ordering::SeqCst) {
+                self.reset();
+            }
+            if self.step() {
+                latest_work = Some(Instant::now());
+            } else if latest_work.is_some_and(|at| at.elapsed() < self.spin) {
+                std::hint::spin_loop();
+            } else {
+                return;
+            }
+        }
+    }
+
+    /// Whether there is something that may begin, or a peer has been reached.
+    fn is_rung(&mut self) -> bool {
+        self.note_reached();
+        let registers = &self.hardware.registers;
+        let command = registers.peer_command().load(Ordering::SeqCst);
+        let producer = registers.copy_producer().load(Ordering::SeqCst);
+        (command != self.peer_command || producer != self.consumer) && !self.desk.held.load(Ordering::SeqCst)
     }
 
     fn reset(&mut self) {
@@ -223,25 +267,95 @@ impl Copies {
             self.tell_fault(0, fault);
             return true;
         }
-        let slot = (self.consumer % COPY_SLOTS as u64) as usize;
-        let mut bytes = [0; 64];
-        registers.read_bytes(COPY_RING + 64 * slot, &mut bytes);
-        self.consumer += 1;
-        registers.copy_consumer().store(self.consumer, Ordering::Release);
         let started = Instant::now();
-        let copy = Copy::from_bytes(&bytes, self.hardware.memory().size(), self.hardware.dma.size());
+        self.gather(producer);
+        match self.batch.len() {
+            0 | 1 => self.carry_out_one(started),
+            _ => self.carry_out_batch(started),
+        }
+        true
+    }
+
+    /// Reads the descriptor at `index` of the ring's use.
+    fn descriptor(&self, index: u64) -> Result<Copy, Fault> {
+        let mut bytes = [0; RawCopy::BYTES];
+        self.hardware.registers.read_bytes(COPY_RING + RawCopy::BYTES * slot_of(index), &mut bytes);
+        Copy::from_bytes(&bytes, self.memory_bytes, self.hardware.dma.size())
+    }
+
+    /// Takes the descriptors that can be given to the device in one list: of one peer, no more bytes than a piece, and
+    /// none behind one whose end somebody wants to hear of.
+    fn gather(&mut self, producer: u64) {
+        self.batch.clear();
+        let mut bytes = 0;
+        for index in self.consumer..producer {
+            let Ok(copy) = self.descriptor(index) else { return };
+            bytes += copy.local.len;
+            let together = copy.operation != CopyOperation::Within
+                && copy.local.offset & IN_DMA_WINDOW == 0
+                && self.batch.first().is_none_or(|first| first.peer == copy.peer)
+                && bytes <= PIECE;
+            if !together {
+                return;
+            }
+            self.batch.push(copy);
+            if copy.notify {
+                return;
+            }
+        }
+    }
+
+    /// Carries out the next descriptor.
+    fn carry_out_one(&mut self, started: Instant) {
+        let index = self.consumer;
+        let copy = self.descriptor(index);
+        self.consumer += 1;
+        self.hardware.registers.copy_consumer().store(self.consumer, Ordering::Release);
         let outcome = copy.and_then(|copy| self.copy(&copy).map(|()| copy.local.len));
+        self.note_busy(started);
+        self.settle(index, outcome, copy.is_ok_and(|copy| copy.notify));
+    }
+
+    /// Carries out the descriptors that were gathered.
+    fn carry_out_batch(&mut self, started: Instant) {
+        let first = self.consumer;
+        let batch = std::mem::take(&mut self.batch);
+        self.consumer += batch.len() as u64;
+        self.hardware.registers.copy_consumer().store(self.consumer, Ordering::Release);
+        let (done, fault) = self.between(&batch);
+        self.note_busy(started);
+        for (at, copy) in batch.iter().enumerate() {
+            let outcome = match fault {
+                Some(fault) if at == done => Err(fault),
+                // Its peer is gone with the one that failed.
+                Some(_) if at > done => Err(Fault::new(Cause::CopyPeer, copy.peer.into())),
+                _ => Ok(copy.local.len),
+            };
+            self.settle(first + at as u64, outcome, copy.notify);
+        }
+        self.batch = batch;
+    }
+
+    fn note_busy(&mut self, started: Instant) {
         self.busy_ns = self.busy_ns.saturating_add(nanos(started.elapsed()));
+        self.hardware.registers.copy_busy_ns().store(self.busy_ns, Ordering::Relaxed);
+    }
+
+    /// Publishes the end of a copy, and tells of it if that was asked for, or it failed.
+    fn settle(&mut self, index: u64, outcome: Result<u64, Fault>, notify: bool) {
+        let registers = &self.hardware.registers;
+        let slot = slot_of(index);
         self.completed += 1;
         let (cause, detail) = outcome.err().map_or((0, 0), |fault| (fault.cause.code(), fault.detail));
         registers.copy_cause(slot).store(cause, Ordering::Relaxed);
         registers.copy_detail(slot).store(detail, Ordering::Relaxed);
         self.bytes += outcome.unwrap_or(0);
         registers.copy_bytes().store(self.bytes, Ordering::Relaxed);
-        registers.copy_busy_ns().store(self.busy_ns, Ordering::Relaxed);
+        self.failed += u64::from(outcome.is_err());
+        registers.copies_failed().store(self.failed, Ordering::Relaxed);
         registers.copy_completed().store(self.completed, Ordering::Release);
         match outcome {
-            Ok(_) if copy.is_ok_and(|copy| copy.notify) => {
+            Ok(_) if notify => {
                 let values = [self.completed, 0, 0, 0];
                 self.outlet.tell(News {
                     region: slot as u32,
@@ -249,13 +363,8 @@ impl Copies {
                 });
             }
             Ok(_) => {}
-            Err(fault) => {
-                self.failed += 1;
-                registers.copies_failed().store(self.failed, Ordering::Relaxed);
-                self.tell_fault(slot, fault);
-            }
+            Err(fault) => self.tell_fault(slot, fault),
         }
-        true
     }
 
     fn tell_fault(&self, slot: usize, fault: Fault) {
@@ -271,7 +380,10 @@ impl Copies {
     fn copy(&mut self, copy: &Copy) -> Result<(), Fault> {
         match copy.operation {
             CopyOperation::Within => self.within(copy),
-            CopyOperation::Write | CopyOperation::Read => self.between(copy),
+            CopyOperation::Write | CopyOperation::Read => match self.between(&[*copy]) {
+                (_, Some(fault)) => Err(fault),
+                (_, None) => Ok(()),
+            },
         }
     }
 
@@ -305,33 +417,43 @@ impl Copies {
         Ok(())
     }
 
-    fn between(&mut self, copy: &Copy) -> Result<(), Fault> {
-        let no_peer = Fault::new(Cause::CopyPeer, copy.peer.into());
-        if copy.local.offset & IN_DMA_WINDOW != 0 {
-            return Err(Fault::new(Cause::CopyOutsideMemory, copy.local.offset));
+    /// Makes copies with one peer: several in one list, or one of any length. Says how many were made, and what was
+    /// wrong with the next one.
+    fn between(&mut self, copies: &[Copy]) -> (usize, Option<Fault>) {
+        let peer = copies[0].peer;
+        let no_peer = Fault::new(Cause::CopyPeer, peer.into());
+        if copies[0].local.offset & IN_DMA_WINDOW != 0 {
+            return (0, Some(Fault::new(Cause::CopyOutsideMemory, copies[0].local.offset)));
         }
-        let net = self.net.as_mut().ok_or(no_peer)?;
+        let Some(net) = &mut self.net else { return (0, Some(no_peer)) };
         let generation = self.hardware.generation();
         if net.memory_generation != generation {
             let memory = self.hardware.memory().backing().register(&net.device, Access::LOCAL_WRITE);
-            net.memory = memory.map_err(|_| Fault::new(Cause::WindowRefused, 0))?;
+            let Ok(memory) = memory else { return (0, Some(Fault::new(Cause::WindowRefused, 0))) };
+            net.memory = memory;
             net.memory_generation = generation;
         }
-        let place = net.peers.get_mut(copy.peer as usize).ok_or(no_peer)?;
-        let peer = place.as_ref().ok_or(no_peer)?;
-        let outcome = transfer(net.queue.clone(), &net.memory, peer, copy, || {
-            self.stop.load(Ordering::Relaxed) || self.desk.reset.load(Ordering::SeqCst)
-        });
-        if let Err(fault) = outcome {
+        let Some(place) = net.peers.get_mut(peer as usize) else { return (0, Some(no_peer)) };
+        let Some(connected) = place else { return (0, Some(no_peer)) };
+        let interrupted = || self.stop.load(Ordering::Relaxed) || self.desk.reset.load(Ordering::SeqCst);
+        let (done, fault) = match copies {
+            [copy] => {
+                let outcome = transfer(&net.queue, &net.memory, connected, copy, interrupted);
+                (usize::from(outcome.is_ok()), outcome.err())
+            }
+            _ => transfer_list(&net.queue, &mut net.list, &net.memory, connected, copies, interrupted),
+        };
+        if let Some(fault) = fault {
             // A queue pair with an error takes nothing any more (IBTA volume 1, 10.3.1).
             *place = None;
             let registers = &self.hardware.registers;
-            registers.peer_cause(copy.peer as usize).store(fault.cause.code(), Ordering::Relaxed);
-            registers.peer_state(copy.peer as usize).store(PeerState::Failed as u32, Ordering::Release);
+            registers.peer_cause(peer as usize).store(fault.cause.code(), Ordering::Relaxed);
+            registers.peer_state(peer as usize).store(PeerState::Failed as u32, Ordering::Release);
         }
-        outcome?;
-        self.count(copy.local, copy.operation == CopyOperation::Write);
-        Ok(())
+        for copy in &copies[..done] {
+            self.count(copy.local, copy.operation == CopyOperation::Write);
+        }
+        (done, fault)
     }
 
     /// Counts bytes by bank.
@@ -432,58 +554,126 @@ fn reach(device: &Device, queue: &CompletionQueue, address: &str) -> Option<Peer
     Some(Peer { pair: connected.pair, _stream: stream })
 }
 
+/// Where in the ring a descriptor stands.
+fn slot_of(index: u64) -> usize {
+    (index % COPY_SLOTS as u64) as usize
+}
+
+/// Where a copy goes on from `at`, for the device.
+fn places(memory: &Region, copy: &Copy, at: u64, len: u64) -> Result<(Sge, RemoteAddress), Fault> {
+    let outside = Fault::new(Cause::CopyOutsideMemory, copy.local.offset);
+    let here = memory.sge(copy.local.offset + at, len as u32).map_err(|_| outside)?;
+    Ok((here, RemoteAddress { addr: copy.remote.wrapping_add(at), rkey: Rkey(copy.key) }))
+}
+
+/// What a request that failed says of the copy.
+fn fault_of(status: Status) -> Fault {
+    match status {
+        Status::RemoteAccessError | Status::RemoteInvalidRequestError => Fault::new(Cause::CopyRefused, 0),
+        _ => LOST,
+    }
+}
+
+const LOST: Fault = Fault::new(Cause::CopyPeerLost, 0);
+const INTERRUPTED: Fault = Fault::new(Cause::Interrupted, 0);
+
 /// Moves the pieces of a copy, several at a time.
 fn transfer(
-    queue: CompletionQueue,
+    queue: &CompletionQueue,
     memory: &Region,
     peer: &Peer,
     copy: &Copy,
     interrupted: impl Fn() -> bool,
 ) -> Result<(), Fault> {
-    let lost = Fault::new(Cause::CopyPeerLost, 0);
-    let outside = Fault::new(Cause::CopyOutsideMemory, copy.local.offset);
     let (mut posted, mut under_way) = (0, 0);
     let mut buffer = [Completion::EMPTY; DEPTH as usize];
     let mut rounds = 0u32;
     while posted < copy.local.len || under_way > 0 {
         while posted < copy.local.len && under_way < DEPTH {
             if interrupted() {
-                return Err(Fault::new(Cause::Interrupted, 0));
+                return Err(INTERRUPTED);
             }
             let len = (copy.local.len - posted).min(PIECE);
-            let sge = [memory.sge(copy.local.offset + posted, len as u32).map_err(|_| outside)?];
-            let remote = RemoteAddress { addr: copy.remote.wrapping_add(posted), rkey: Rkey(copy.key) };
+            let (here, there) = places(memory, copy, posted, len)?;
             let post = match copy.operation {
-                CopyOperation::Write => peer.pair.post_write(&sge, remote, Signal::Yes, WrId(0)),
+                CopyOperation::Write => peer.pair.post_write(&[here], there, Signal::Yes, WrId(0)),
                 CopyOperation::Read | CopyOperation::Within => {
-                    peer.pair.post_read(&sge, remote, Signal::Yes, WrId(0))
+                    peer.pair.post_read(&[here], there, Signal::Yes, WrId(0))
                 }
             };
-            post.map_err(|_| lost)?;
+            post.map_err(|_| LOST)?;
             posted += len;
             under_way += 1;
         }
-        for completion in queue.poll(&mut buffer).map_err(|_| lost)? {
+        for completion in queue.poll(&mut buffer).map_err(|_| LOST)? {
             // What a peer that failed earlier still had under way is flushed.
             if completion.qpn() != peer.pair.number() {
                 continue;
             }
             under_way -= 1;
-            match completion.status() {
-                Status::Success => {}
-                Status::RemoteAccessError | Status::RemoteInvalidRequestError => {
-                    return Err(Fault::new(Cause::CopyRefused, 0));
-                }
-                _ => return Err(lost),
+            if !completion.is_success() {
+                return Err(fault_of(completion.status()));
             }
         }
         rounds = rounds.wrapping_add(1);
         if rounds.is_multiple_of(256) {
             std::thread::yield_now();
             if interrupted() {
-                return Err(Fault::new(Cause::Interrupted, 0));
+                return Err(INTERRUPTED);
             }
         }
     }
     Ok(())
+}
+
+/// Makes several copies, each no longer than a piece, by one list of requests. Says how many were made, and what was
+/// wrong with the next one.
+fn transfer_list(
+    queue: &CompletionQueue,
+    list: &mut SendList,
+    memory: &Region,
+    peer: &Peer,
+    copies: &[Copy],
+    interrupted: impl Fn() -> bool,
+) -> (usize, Option<Fault>) {
+    list.clear();
+    let last = copies.len() - 1;
+    for (index, copy) in copies.iter().enumerate() {
+        let (here, there) = match places(memory, copy, 0, copy.local.len) {
+            Ok(places) => places,
+            Err(fault) => return (0, Some(fault)),
+        };
+        let (signal, id) = (if index == last { Signal::Yes } else { Signal::No }, WrId(index as u64));
+        let added = match copy.operation {
+            CopyOperation::Write => list.write(&[here], there, signal, id),
+            CopyOperation::Read | CopyOperation::Within => list.read(&[here], there, signal, id),
+        };
+        added.expect("a ring has no more descriptors than the list has room for");
+    }
+    if peer.pair.post_list(list).is_err() {
+        return (0, Some(LOST));
+    }
+    let mut buffer = [Completion::EMPTY; 4];
+    let mut rounds = 0u32;
+    loop {
+        let Ok(completions) = queue.poll(&mut buffer) else { return (0, Some(LOST)) };
+        for completion in completions {
+            if completion.qpn() != peer.pair.number() {
+                continue;
+            }
+            // Requests complete in order: those before it have been made.
+            let index = completion.wr_id().0 as usize;
+            if !completion.is_success() {
+                return (index, Some(fault_of(completion.status())));
+            }
+            return (copies.len(), None);
+        }
+        rounds = rounds.wrapping_add(1);
+        if rounds.is_multiple_of(256) {
+            std::thread::yield_now();
+            if interrupted() {
+                return (0, Some(INTERRUPTED));
+            }
+        }
+    }
 }

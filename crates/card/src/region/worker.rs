@@ -54,6 +54,8 @@ pub(crate) struct Shop {
     pub(crate) desks: Vec<Desk>,
     /// What it wants of the rings.
     pub(crate) rings: RingDesk,
+    /// Longest time of one of their commands, unless their user says another.
+    pub(crate) command_limit: Duration,
     pub(crate) spin: Duration,
     pub(crate) heartbeat: Duration,
     /// Wakes the warden.
@@ -199,15 +201,17 @@ impl Worker {
 
     fn reset(&mut self) {
         self.loaded = None;
-        // Of a region that comes back in a later lease than it was lost in: what was rung was refused for it.
         let gate = self.desk().gate();
-        if !gate.is_closed() {
+        let taken = if gate.is_closed() {
+            // What was rung last is not to be obeyed any more; both registers are zeroed as soon as all regions are
+            // quiet.
+            self.shown().doorbell().load(Ordering::Acquire)
+        } else {
             self.gate = gate;
-        }
-        // What was rung last is not to be obeyed any more; when a lease ends both registers are zeroed as soon as
-        // all regions are quiet.
-        let rung = self.shown().doorbell().load(Ordering::Acquire);
-        self.taken = rung;
+            // The card has refused for the region up to here; what was rung since is for it to answer.
+            self.shown().taken().load(Ordering::Acquire)
+        };
+        self.taken = taken;
         let shown = self.shown();
         let set = Ordering::Relaxed;
         for index in 0..WORDS {
@@ -222,7 +226,7 @@ impl Worker {
         shown.cause().store(0, set);
         shown.detail().store(0, set);
         shown.progress().store(0, set);
-        shown.taken().store(rung, set);
+        shown.taken().store(taken, set);
         shown.status().store(RegionState::Empty as u32, Ordering::Release);
         let desk = self.desk();
         desk.loaded.store(0, set);

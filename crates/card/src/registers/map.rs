@@ -148,6 +148,7 @@ register_map! { REGISTERS for Registers, at {
         0x050 errors: U64 Card = "Errors since the card started.";
         0x058 heartbeat: U64 Card = "Grows while the card is alive: with each event that a kernel "
             "handles and at least every heartbeat period while it waits.";
+        0x060 command_limit_ns: U64 Card = "Longest time of one command of the rings unless their user sets another [ns].";
     }
     "Ring configuration" {
         0x080 command_base: U64 User = "Place of the command ring in card memory [bytes], a "
@@ -158,6 +159,8 @@ register_map! { REGISTERS for Registers, at {
         0x094 ring_generation: U32 User = "Any new non-zero value makes the card read this "
             "configuration and start over with empty rings; zero closes the rings. Ring the "
             "doorbell afterwards.";
+        0x098 command_deadline_ns: U64 User = "Longest time of one command [ns], zero: `command_limit_ns`. Looked at when "
+            "a command begins.";
     }
     "Doorbell" {
         0x0c0 producer: U64 User = "Commands written since the ring was opened.";
@@ -234,6 +237,8 @@ register_map! { REGISTERS for Registers, at {
         0x4150 copies_failed: U64 Card = "Of them, with an error.";
         0x4158 copy_bytes: U64 Card = "Bytes copied.";
         0x4160 copy_busy_ns: U64 Card = "Time with a copy outstanding [ns].";
+        0x4168 copy_watching: U32 Card = "One while the card looks at `copy_producer` by itself. Read it after a "
+            "write of `copy_producer`: if it is zero, the card needs immediate data to notice at once.";
         0x4180 copy_cause: [U32; COPY_SLOTS] Card = "By slot: why the latest copy failed, zero if it did "
             "not; see Causes.";
         0x41c0 peer_state: [U32; MAX_PEERS] Card = "By peer; see Peer states.";

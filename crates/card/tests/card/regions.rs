@@ -132,8 +132,47 @@ fn a_command_that_is_not_answered_is_waited_for_as_long_as_the_node_said() {
             other => panic!("{other}"),
         }
     }
+    // A stop comes first, and the commands that nobody waits for any more are forgotten.
+    assert!(node.stop(0).unwrap());
+    assert_eq!(cause(node.wait(spinning, PATIENCE)).1, Cause::Interrupted);
+    let spinning = node.start(0, &Start::new(&[])).unwrap();
     node.release().unwrap();
     assert!(node.wait(spinning, PATIENCE).is_err());
+}
+
+#[test]
+fn commands_that_follow_each_other_at_once_are_all_carried_out() {
+    let (_card, node) = leased();
+    node.load(0, KernelSource::Named("null")).unwrap();
+    for round in 0..300 {
+        // The second one is rung while the region may not have seen the first.
+        let [first, second] = [1, 2].map(|turn| node.start(0, &Start::new(&[round, turn])).unwrap());
+        assert_eq!(node.wait(first, PATIENCE).unwrap()[..2], [round, 1]);
+        assert_eq!(node.wait(second, PATIENCE).unwrap()[..2], [round, 2]);
+        node.start(0, &Start::new(&[])).unwrap();
+        node.load(0, KernelSource::Named("null")).unwrap();
+    }
+    assert_eq!(region_word(&node, 0, region_at::runs), 3 * 300);
+}
+
+#[test]
+fn an_interrupt_says_which_card_which_region_and_why() {
+    let cards = [leased(), leased()];
+    let ids = cards.each_ref().map(|(_, node)| node.greeting().card);
+    assert_ne!(ids[0], ids[1]);
+    for (card, (_, node)) in cards.iter().enumerate() {
+        for region in [1, 0] {
+            node.load(region, KernelSource::Named("spin")).unwrap();
+            for (order, cause) in [(14, Cause::KernelTrapped), (13, Cause::KernelFailed)] {
+                let run = node.start(region, &Start::new(&[order])).unwrap();
+                let message = node.message(PATIENCE).unwrap().expect("an interrupt");
+                assert_eq!((message.card, message.epoch), (ids[card], node.held().unwrap().epoch));
+                assert_eq!((message.kind, message.region), (MessageKind::RegionFault, region));
+                assert_eq!((message.cause, message.sequence), (Some(cause), run));
+            }
+        }
+        assert!(node.message(Duration::from_millis(20)).unwrap().is_none());
+    }
 }
 
 #[test]
@@ -199,6 +238,65 @@ fn cards_copy_between_each_other_and_within_themselves() {
     let refused = one.connect_peer(0, "nobody").unwrap_err();
     assert!(refused.to_string().contains("host:port"), "{refused}");
     drop(first);
+}
+
+#[test]
+fn of_copies_that_travel_together_those_before_a_bad_one_are_made_and_those_behind_it_are_not() {
+    let (_first, one) = leased();
+    let (second, other) = leased();
+    one.connect_peer(0, &second.address).unwrap();
+    one.connect_peer(1, &second.address).unwrap();
+    let there = other.held().unwrap().memory;
+    let len = 5000;
+    let copy = |peer: u32, index: u64| Copy {
+        operation: CopyOperation::Write,
+        peer,
+        local: Span::new(index * len, len),
+        remote: there.addr + index * 8192,
+        key: there.rkey.0,
+        notify: false,
+    };
+    let sent = |index: u64| vec![index as u8 + 1; len as usize];
+    for index in 0..16 {
+        one.write(index * len, &sent(index)).unwrap();
+    }
+    let arrived = |index: u64| {
+        let mut bytes = vec![0; len as usize];
+        other.read(index * 8192, &mut bytes).unwrap();
+        bytes == sent(index)
+    };
+    // In one list for the card, of two peers, with a read and copies of nothing among them.
+    let mut list: Vec<_> = (0..8).map(|index| copy(0, index)).collect();
+    list[2].local.len = 0;
+    (list[5].peer, list[6].peer) = (1, 1);
+    list[7] = Copy {
+        operation: CopyOperation::Read,
+        local: Span::new(3 * BANK, len),
+        remote: there.addr,
+        ..list[7]
+    };
+    one.copy(&list, PATIENCE).unwrap();
+    assert_eq!([0, 1, 2, 3, 4, 5, 6, 7].map(arrived), [true, true, false, true, true, true, true, false]);
+    let mut back = vec![0; len as usize];
+    one.read(3 * BANK, &mut back).unwrap();
+    assert!(back == sent(0));
+    assert_eq!(one.register(at::copy_bytes).unwrap(), 7 * len);
+    assert_eq!(one.register(at::bank_read).unwrap(), 6 * len);
+
+    let mut list: Vec<_> = (8..16).map(|index| copy(0, index)).collect();
+    list[3].remote = there.addr + 4 * BANK - 1;
+    let (slot, refused, _) = cause(one.copy(&list, PATIENCE));
+    assert_eq!((slot, refused), (8 + 3, Cause::CopyRefused));
+    assert_eq!([8, 9, 10, 11, 12, 15].map(arrived), [true, true, true, false, false, false]);
+    assert_eq!(one.register(at::copy_completed).unwrap(), 16);
+    assert_eq!(one.register(at::copies_failed).unwrap(), 5);
+    assert_eq!(one.register(at::copy_bytes).unwrap(), 10 * len);
+    let causes = (8..16).map(|slot| one.snapshot().unwrap().half(at::copy_cause + 4 * slot));
+    let expected = [0, 0, 0, Cause::CopyRefused.code()].into_iter().chain([Cause::CopyPeer.code(); 4]);
+    assert!(causes.eq(expected));
+    // The other peer is as it was.
+    one.copy(&[copy(1, 15)], PATIENCE).unwrap();
+    assert!(arrived(15));
 }
 
 #[test]

@@ -1,13 +1,14 @@
 //! Native kernels that do not come to a safe point: the card goes on without their region.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use millstream_card::command::{Cause, Descriptor};
+use millstream_card::command::{Cause, Descriptor, Fault, Status};
 use millstream_card::net::control::{KernelSource, Start};
 use millstream_card::net::{RemoteCard, RemoteError, RemoteErrorKind};
 use millstream_card::region::codes::RegionState;
 use millstream_card::registers::{REGION_CONTROL, REGION_STRIDE, at, region_at};
-use millstream_card::{Card, Ring, RingPlaces, Span};
+use millstream_card::{Card, Ring, RingError, RingPlaces, Span};
 
 use crate::cards::NetworkCard;
 use crate::host::{ENDED, GRACE, PATIENCE, Process};
@@ -129,8 +130,8 @@ fn a_card_ends_although_a_kernel_does_not() {
 const RESULT: u64 = 1 << 20;
 
 /// Gives a command that hears nothing for so many milliseconds, and waits until it runs.
-fn deaf_command(card: &Card, milliseconds: u64) -> Ring {
-    let mut ring = Ring::open(card, RingPlaces::at(0, 8)).unwrap();
+fn begin_deaf(ring: &mut Ring, milliseconds: u64) {
+    let card = ring.card().clone();
     let descriptor = Descriptor {
         kernel: card.kernel("deaf").unwrap(),
         flags: 0,
@@ -143,7 +144,87 @@ fn deaf_command(card: &Card, milliseconds: u64) -> Ring {
     while card.memory().read_array(RESULT).unwrap() != [0xff; 8] {
         assert!(Instant::now() < until, "the command does not begin");
     }
+}
+
+/// Rings with such a command.
+fn deaf_command(card: &Card, milliseconds: u64) -> Ring {
+    let mut ring = Ring::open(card, RingPlaces::at(0, 8)).unwrap();
+    begin_deaf(&mut ring, milliseconds);
     ring
+}
+
+/// Gives a command that adds nothing up, and waits for its end.
+fn sum(ring: &mut Ring) -> Result<(), Fault> {
+    let kernel = ring.card().kernel("sum").unwrap();
+    let (args, result) = (Span::new(0, 0), Span::new(RESULT, 8));
+    ring.submit(&Descriptor { kernel, flags: 0, args, result, cookie: 2 }).unwrap();
+    ring.wait(PATIENCE).unwrap().outcome
+}
+
+#[test]
+fn a_command_of_the_rings_ends_when_its_time_is_over_and_the_next_one_has_its_own() {
+    let process = Process::start("late", "unbound");
+    let card = process.open();
+    assert_eq!(card.registers().command_limit_ns().load(Ordering::Relaxed), 60_000_000_000);
+    let mut ring = Ring::open(&card, RingPlaces::at(0, 8)).unwrap();
+    ring.set_deadline(Duration::from_millis(50));
+    let kernel = card.kernel("slow").unwrap();
+    let (args, result) = (Span::new(0, 3_600_000), Span::new(RESULT, 8));
+    for _ in 0..2 {
+        ring.submit(&Descriptor { kernel, flags: 0, args, result, cookie: 1 }).unwrap();
+        let outcome = ring.wait(PATIENCE).unwrap().outcome;
+        assert_eq!(outcome, Err(Fault::new(Cause::DeadlineExceeded, 50_000_000)));
+        assert_eq!(sum(&mut ring), Ok(()));
+    }
+    // Who opens the rings next starts with the card's own limit.
+    let mut next = Ring::open(&card, RingPlaces::at(0, 8)).unwrap();
+    assert_eq!(card.registers().command_deadline_ns().load(Ordering::Relaxed), 0);
+    let args = Span::new(0, 300);
+    next.submit(&Descriptor { kernel, flags: 0, args, result, cookie: 1 }).unwrap();
+    assert_eq!(next.wait(PATIENCE).unwrap().outcome, Ok(()));
+}
+
+#[test]
+fn a_command_without_a_lease_that_does_not_end_closes_the_rings_until_it_does() {
+    let process = Process::start("deaf-alone", "unbound");
+    let started = Instant::now();
+    let card = process.open();
+    let mut ring = Ring::open(&card, RingPlaces::at(0, 8)).unwrap();
+    ring.set_deadline(Duration::from_millis(50));
+    begin_deaf(&mut ring, DEAF);
+    let stuck = |error: RingError| matches!(error, RingError::Closed(Cause::KernelStuck));
+    // Whoever waits for it is told, and so is whoever wants the rings.
+    assert!(stuck(ring.wait(PATIENCE).unwrap_err()));
+    assert!(stuck(ring.poll().unwrap_err()));
+    assert!(stuck(Ring::open(&card, RingPlaces::at(0, 8)).unwrap_err()));
+    assert_eq!(card.registers().regions_lost().load(Ordering::Relaxed), 1);
+    assert_eq!(card.registers().status().load(Ordering::Relaxed), Status::Stuck as u32);
+
+    // A holder of the lease does not meet it.
+    let next = loop {
+        assert!(started.elapsed() < PATIENCE, "nobody gets the card");
+        let next = process.open();
+        if next.lease(PATIENCE).is_ok() && next.is_alive() {
+            break next;
+        }
+    };
+    for _ in 0..20 {
+        assert_eq!(next.memory().read_array(RESULT).unwrap(), [0; 8]);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(started.elapsed() < Duration::from_millis(DEAF), "the command has ended meanwhile");
+    drop((ring, next, card));
+    std::thread::sleep(Duration::from_millis(DEAF).saturating_sub(started.elapsed()));
+    let last = process.open();
+    let until = Instant::now() + PATIENCE;
+    let mut ring = loop {
+        match Ring::open(&last, RingPlaces::at(0, 8)) {
+            Ok(ring) => break ring,
+            Err(error) => assert!(stuck(error) && Instant::now() < until),
+        }
+    };
+    assert_eq!(sum(&mut ring), Ok(()));
+    assert_eq!(last.registers().regions_lost().load(Ordering::Relaxed), 1);
 }
 
 #[test]
@@ -183,8 +264,5 @@ fn the_next_holder_does_not_meet_a_command_of_the_rings_that_does_not_end() {
     std::thread::sleep(Duration::from_millis(DEAF).saturating_sub(started.elapsed()));
     let last = process.open();
     let mut ring = Ring::open(&last, RingPlaces::at(0, 8)).unwrap();
-    let kernel = last.kernel("sum").unwrap();
-    let (args, result) = (Span::new(0, 0), Span::new(RESULT, 8));
-    ring.submit(&Descriptor { kernel, flags: 0, args, result, cookie: 2 }).unwrap();
-    assert_eq!(ring.wait(PATIENCE).unwrap().outcome, Ok(()));
+    assert_eq!(sum(&mut ring), Ok(()));
 }

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use millstream_bench::memory::memcpy_between;
-use millstream_bench::{Figure, Table, median};
+use millstream_bench::{Figure, Only, Table, median};
 use millstream_card::net::control::{KernelSource, Start};
 use millstream_card::net::{RemoteCard, RemoteError, RemoteOptions};
 use millstream_card::region::copy::{Copy, CopyOperation};
@@ -26,7 +26,8 @@ const SIZES: [usize; 5] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20];
 /// they can hold: as [`memcpy`] does.
 const MOVED: usize = 512 << 20;
 
-pub(super) fn run(rounds: usize) -> Outcome<Table> {
+pub(super) fn run(rounds: usize, only: &[String]) -> Outcome<Table> {
+    let only = Only(only);
     let device = device::open(&Choice::from_environment())?;
     let mut table =
         Table::new("Cards on the network", "memcpy between mapped buffers, or what was asked for");
@@ -39,16 +40,20 @@ pub(super) fn run(rounds: usize) -> Outcome<Table> {
     let (one, other) = (first.connect(&device)?, second.connect(&device)?);
     let mapped = [Card::open(&first.name, PATIENCE)?, Card::open(&second.name, PATIENCE)?];
     let places = (&one, &other, second.address.as_str());
-    thread::on_cores(node, || memory(&mut table, &device, places, &mapped, cards, rounds))??;
+    thread::on_cores(node, || memory(&mut table, &device, places, &mapped, cards, (rounds, only)))??;
     drop(mapped);
     drop(one);
     drop(other);
     drop(second);
-    idle(&mut table, &device, &first)?;
+    if only.wants(WAITING) {
+        idle(&mut table, &device, &first)?;
+    }
     drop(first);
-    round_trip(&mut table, &device)?;
+    round_trip(&mut table, &device, only)?;
     Ok(table)
 }
+
+const WAITING: &str = "waiting card";
 
 /// A card process, which ends with this.
 struct Served {
@@ -103,29 +108,34 @@ fn memory(
     (one, other, address): (&RemoteCard, &RemoteCard, &str),
     mapped: &[Card; 2],
     cores_of_cards: &[usize],
-    rounds: usize,
+    (rounds, only): (usize, Only<'_>),
 ) -> Outcome<()> {
     let buffer = Region::landing(device, c"bench-card", 64 << 20, Access::LOCAL_WRITE)?;
     buffer.populate()?;
     one.connect_peer(0, address)?;
     let there = other.held().ok_or("no lease")?.memory;
     for size in SIZES {
+        let name = if size < 1 << 20 { format!("{} KiB", size >> 10) } else { format!("{} MiB", size >> 20) };
+        let names = ["write", "read", "card to card", "card to card, one at a time"]
+            .map(|what| format!("{what} {name}"));
+        let wanted = names.each_ref().map(|name| only.wants(name));
+        if wanted == [false; 4] {
+            continue;
+        }
         // The same places again and again where a cache holds them, as memcpy has it.
         let window = size.max(4 << 20);
-        let parts: Vec<(u64, Span)> = (0..MOVED / size)
-            .map(|turn| (turn * size % window) as u64)
-            .map(|at| (at, Span::new(at, size as u64)))
-            .collect();
+        let places: Vec<u64> = (0..MOVED / size).map(|turn| (turn * size % window) as u64).collect();
+        let parts: Vec<(u64, Span)> = places.iter().map(|at| (*at, Span::new(*at, size as u64))).collect();
         let bytes = (parts.len() * size) as f64;
-        let copy = |turn: usize| Copy {
+        let copy = |at: &u64| Copy {
             operation: CopyOperation::Write,
             peer: 0,
-            local: Span::new((turn * size % window) as u64, size as u64),
-            remote: there.addr + (turn * size % window) as u64,
+            local: Span::new(*at, size as u64),
+            remote: there.addr + at,
             key: there.rkey.0,
             notify: false,
         };
-        let copies: Vec<_> = (0..MOVED / size).map(copy).collect();
+        let copies: Vec<_> = places.iter().map(copy).collect();
         let pass = window / size;
         let rate = |transfer: &dyn Fn(Range<usize>) -> Result<(), RemoteError>| -> Outcome<f64> {
             transfer(0..pass)?;
@@ -140,29 +150,36 @@ fn memory(
             // the transfers use, in turn with this.
             unsafe { memcpy_between((from, window), (to, window), size, Duration::from_millis(40)) }
         };
-        let mut rates: [Vec<f64>; 5] = Default::default();
+        // Of each row and of what it is held against.
+        let mut rates: [(Vec<f64>, Vec<f64>); 4] = Default::default();
         // The first round warms up.
         for round in 0..=rounds {
-            let mut measured = vec![
-                memcpy(local, bases[0]),
-                rate(&|places| one.write_many(&buffer, &parts[places]))?,
-                rate(&|places| one.read_many(&buffer, &parts[places]))?,
-            ];
-            if size >= 1 << 20 {
-                measured.push(thread::on_cores(cores_of_cards, || memcpy(bases[0], bases[1]))?);
-                measured.push(rate(&|places| one.copy(&copies[places], PATIENCE))?);
-            }
-            if round > 0 {
-                rates.iter_mut().zip(measured).for_each(|(rates, rate)| rates.push(rate));
+            let [to, from] = [memcpy(local, bases[0]), memcpy(bases[0], local)];
+            let there = thread::on_cores(cores_of_cards, || memcpy(bases[0], bases[1]))?;
+            for (row, (rates, against)) in rates.iter_mut().enumerate() {
+                if !wanted[row] {
+                    continue;
+                }
+                let (rate, memcpy) = match row {
+                    0 => (rate(&|places| one.write_many(&buffer, &parts[places]))?, to),
+                    1 => (rate(&|places| one.read_many(&buffer, &parts[places]))?, from),
+                    2 => (rate(&|places| one.copy(&copies[places], PATIENCE))?, there),
+                    _ => (
+                        rate(&|places| {
+                            copies[places].iter().try_for_each(|copy| one.copy(&[*copy], PATIENCE))
+                        })?,
+                        there,
+                    ),
+                };
+                if round > 0 {
+                    rates.push(rate);
+                    against.push(memcpy);
+                }
             }
         }
-        let [here, written, read, there, between] = &rates;
-        let name = if size < 1 << 20 { format!("{} KiB", size >> 10) } else { format!("{} MiB", size >> 20) };
-        for (what, values, memcpy) in
-            [("write", written, here), ("read", read, here), ("card to card", between, there)]
-        {
-            if let (Some(value), Some(memcpy)) = (median(values), median(memcpy)) {
-                table.push(Figure::against(format!("{what} {name}"), value, "GB/s", memcpy));
+        for (name, (rates, against)) in names.iter().zip(&rates) {
+            if let (Some(rate), Some(memcpy)) = (median(rates), median(against)) {
+                table.push(Figure::against(name, rate, "GB/s", memcpy));
             }
         }
     }
@@ -182,7 +199,7 @@ fn idle(table: &mut Table, device: &Device, card: &Served) -> Outcome<()> {
     std::thread::sleep(Duration::from_secs(4));
     let used = processor_time(card.process.id())? - before;
     let percent = 100.0 * used / started.elapsed().as_secs_f64();
-    table.push(Figure::against("waiting card", percent, "% of a core", 1.0));
+    table.push(Figure::against(WAITING, percent, "% of a core", 1.0));
     Ok(())
 }
 
@@ -198,8 +215,11 @@ fn processor_time(process: u32) -> Outcome<f64> {
 }
 
 /// Doorbell by RDMA, kernel, interrupt by message.
-fn round_trip(table: &mut Table, device: &Device) -> Outcome<()> {
+fn round_trip(table: &mut Table, device: &Device, only: Only<'_>) -> Outcome<()> {
     for (spin, name, asked) in [("always", "spinning", Some(5.0)), ("0", "sleeping", None)] {
+        if !only.wants(&format!("doorbell to interrupt, {name} card")) {
+            continue;
+        }
         let card = Served::start(spin)?;
         let options = RemoteOptions { spin: Duration::from_secs(1), ..RemoteOptions::default() };
         let node = RemoteCard::connect(device, &card.address, options)?;

@@ -31,7 +31,7 @@ pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
         BenchWhat::Stencil { side, rounds, python, .. } => {
             ("stencil", stencil::run(&options.out, *side, *rounds, python.as_deref())?)
         }
-        BenchWhat::Card { rounds } => ("card", card::run(*rounds)?),
+        BenchWhat::Card { rounds, only } => ("card", card::run(*rounds, only)?),
         BenchWhat::Model { rounds } => ("model", model::run(&options.out, *rounds)?),
         BenchWhat::ModelCase { what, size, messages, bytes } => {
             model::case(*what, *size, *messages, *bytes);

@@ -106,6 +106,9 @@ pub(crate) struct ServeOptions {
     /// Seconds from a heartbeat to the end of a lease, unless its holder asks for another time
     #[arg(long, default_value = "5", value_parser = seconds, value_name = "SECONDS")]
     pub(crate) lease: Duration,
+    /// Longest time of one command of the rings that users of this host have, unless they set another
+    #[arg(long, default_value = "60", value_parser = seconds, value_name = "SECONDS")]
+    pub(crate) command_limit: Duration,
     /// Give memory to all banks now instead of at their first touch
     #[arg(long)]
     pub(crate) prefault: bool,

@@ -136,6 +136,7 @@ fn be(options: &ServeOptions, place: &Place) -> Outcome {
     config.prefault = options.prefault;
     config.spin = options.spin;
     config.lease = options.lease;
+    config.command_limit = options.command_limit;
     config.loaders = vec![Arc::new(millstream_wasm::Wasm)];
     config.network = Some(Network { device: place.device()?, address: options.listen.clone() });
     // The first Ctrl-C ends the card in order: nodes see their connections end.

@@ -86,6 +86,7 @@ pub struct OutOfBounds {
 
 impl OutOfBounds {
     /// Checks by subtraction, which cannot overflow.
+    #[inline]
     pub(crate) fn check(
         memory: &'static str,
         size: u64,

@@ -40,6 +40,7 @@ impl Drop for AtOffset {
 }
 
 impl Registration {
+    #[inline]
     pub(super) fn lkey(&self) -> u32 {
         match self {
             Registration::Usual(region) => region.lkey(),

@@ -1,8 +1,10 @@
 //! Lists of work requests: many posted by one call.
 
+use std::mem::MaybeUninit;
+
 use rdma_mummy_sys::{ibv_recv_wr, ibv_send_wr, ibv_sge};
 
-use super::request::{Operation, Signal, WrId, recv_request, send_request};
+use super::request::{Operation, Signal, WrId, put_send_request, recv_request};
 use crate::memory::{RemoteAddress, Sge};
 
 /// The list has no room for another request; post it first.
@@ -20,15 +22,14 @@ pub type RecvList = List<ibv_recv_wr>;
 
 /// A list of work requests: a [`SendList`] or a [`RecvList`].
 pub struct List<R> {
+    /// Neither grows beyond its first capacity, so what requests point to stays where it is.
     requests: Vec<R>,
     elements: Vec<Sge>,
-    /// The first element of each request; as many as there are requests.
-    first: Vec<usize>,
     max_requests: usize,
     max_elements: usize,
 }
 
-// SAFETY: the pointers within the requests are only followed after `link` has set them, under an exclusive
+// SAFETY: the pointers within the requests point into the list itself, and are only followed under an exclusive
 // borrow.
 unsafe impl<R> Send for List<R> {}
 // SAFETY: nothing can be reached through a shared borrow but lengths.
@@ -36,20 +37,33 @@ unsafe impl<R> Sync for List<R> {}
 
 /// A work request of either queue.
 pub trait Linked {
-    /// Sets the request's successor and its first element.
-    fn link(&mut self, next: *mut Self, elements: *mut ibv_sge);
+    /// Sets the request's successor.
+    fn set_next(&mut self, next: *mut Self);
+
+    /// Sets the request's first element.
+    fn set_elements(&mut self, elements: *mut ibv_sge);
 }
 
 impl Linked for ibv_send_wr {
-    fn link(&mut self, next: *mut Self, elements: *mut ibv_sge) {
+    #[inline]
+    fn set_next(&mut self, next: *mut Self) {
         self.next = next;
+    }
+
+    #[inline]
+    fn set_elements(&mut self, elements: *mut ibv_sge) {
         self.sg_list = elements;
     }
 }
 
 impl Linked for ibv_recv_wr {
-    fn link(&mut self, next: *mut Self, elements: *mut ibv_sge) {
+    #[inline]
+    fn set_next(&mut self, next: *mut Self) {
         self.next = next;
+    }
+
+    #[inline]
+    fn set_elements(&mut self, elements: *mut ibv_sge) {
         self.sg_list = elements;
     }
 }
@@ -60,7 +74,6 @@ impl<R: Linked> List<R> {
         List {
             requests: Vec::with_capacity(max_requests),
             elements: Vec::with_capacity(max_sges),
-            first: Vec::with_capacity(max_requests),
             max_requests,
             max_elements: max_sges,
         }
@@ -80,36 +93,40 @@ impl<R: Linked> List<R> {
     pub fn clear(&mut self) {
         self.requests.clear();
         self.elements.clear();
-        self.first.clear();
     }
 
-    fn push(&mut self, request: R, elements: &[Sge]) -> Result<(), ListFull> {
-        if self.requests.len() == self.max_requests
-            || elements.len() > self.max_elements - self.elements.len()
-        {
+    /// Adds the request that `put` makes of its elements, pointed to its place's successor.
+    #[inline(always)]
+    fn push(&mut self, elements: &[Sge], put: impl FnOnce(&mut MaybeUninit<R>)) -> Result<(), ListFull> {
+        let (count, first) = (self.requests.len(), self.elements.len());
+        if count == self.max_requests || elements.len() > self.max_elements - first {
             return Err(ListFull);
         }
-        self.first.push(self.elements.len());
         self.elements.extend_from_slice(elements);
-        self.requests.push(request);
+        // SAFETY: the vectors have room for `max_requests` and `max_elements`, of which fewer are used, and `put` makes a
+        // request; a place just behind the last one is only pointed to.
+        unsafe {
+            let place = self.requests.as_mut_ptr().add(count);
+            put(&mut *place.cast());
+            (*place).set_elements(self.elements.as_mut_ptr().add(first).cast());
+            (*place).set_next(place.wrapping_add(1));
+            self.requests.set_len(count + 1);
+        }
         Ok(())
     }
 
-    /// Points every request to its elements and its successor, and returns the first; null when the list is
-    /// empty.
+    /// Ends the list behind its last request, and returns the first; null when the list is empty.
     pub(super) fn link(&mut self) -> *mut R {
-        let count = self.requests.len();
-        let (requests, elements) = (self.requests.as_mut_ptr(), self.elements.as_mut_ptr());
-        for (index, first) in self.first.iter().enumerate() {
-            // SAFETY: `index` counts requests and `first` is at most the number of elements; the pointers
-            // stay within, or just behind, the two vectors, which are not touched while the list is being
-            // posted.
-            unsafe {
-                let next = if index + 1 < count { requests.add(index + 1) } else { std::ptr::null_mut() };
-                (*requests.add(index)).link(next, elements.add(*first).cast());
-            }
+        let first = self.requests.as_mut_ptr();
+        match self.requests.len() {
+            0 => std::ptr::null_mut(),
+            // SAFETY: the last of the requests. By a pointer, like all that is done to them: a borrow of the vector's
+            // slice would end what the requests know of each other.
+            count => unsafe {
+                (*first.add(count - 1)).set_next(std::ptr::null_mut());
+                first
+            },
         }
-        if count == 0 { std::ptr::null_mut() } else { requests }
     }
 
     /// How many requests come before `request`, which is one of the list.
@@ -123,6 +140,7 @@ impl SendList {
     ///
     /// # Errors
     /// [`ListFull`].
+    #[inline]
     pub fn send(&mut self, from: &[Sge], signal: Signal, wr_id: WrId) -> Result<(), ListFull> {
         self.operation(Operation::Send, from, signal, wr_id)
     }
@@ -131,6 +149,7 @@ impl SendList {
     ///
     /// # Errors
     /// [`ListFull`].
+    #[inline]
     pub fn write(
         &mut self,
         from: &[Sge],
@@ -145,6 +164,7 @@ impl SendList {
     ///
     /// # Errors
     /// [`ListFull`].
+    #[inline]
     pub fn write_imm(
         &mut self,
         from: &[Sge],
@@ -160,6 +180,7 @@ impl SendList {
     ///
     /// # Errors
     /// [`ListFull`].
+    #[inline]
     pub fn read(
         &mut self,
         to: &[Sge],
@@ -170,6 +191,18 @@ impl SendList {
         self.operation(Operation::Read(from), to, signal, wr_id)
     }
 
+    /// Has the last request of the list, if there is one, report its success under this name.
+    #[inline]
+    pub fn signal_last(&mut self, wr_id: WrId) {
+        if let Some(last) = self.requests.len().checked_sub(1) {
+            // SAFETY: the last of the requests; by a pointer, as in `link`.
+            let last = unsafe { &mut *self.requests.as_mut_ptr().add(last) };
+            last.wr_id = wr_id.0;
+            last.send_flags |= Signal::Yes.flags();
+        }
+    }
+
+    #[inline(always)]
     fn operation(
         &mut self,
         operation: Operation,
@@ -177,7 +210,7 @@ impl SendList {
         signal: Signal,
         wr_id: WrId,
     ) -> Result<(), ListFull> {
-        self.push(send_request(operation, sges, wr_id, signal), sges)
+        self.push(sges, |place| put_send_request(place, operation, sges, wr_id, signal))
     }
 }
 
@@ -186,8 +219,11 @@ impl RecvList {
     ///
     /// # Errors
     /// [`ListFull`].
+    #[inline]
     pub fn recv(&mut self, to: &[Sge], wr_id: WrId) -> Result<(), ListFull> {
-        self.push(recv_request(to, wr_id), to)
+        self.push(to, |place| {
+            place.write(recv_request(to, wr_id));
+        })
     }
 }
 

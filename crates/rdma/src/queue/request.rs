@@ -1,10 +1,11 @@
 //! Work requests in the form of the C interface.
 
 use std::fmt;
+use std::mem::MaybeUninit;
 
 use rdma_mummy_sys::{
-    atomic_t, bind_mw_t, bind_mw_tso_union_t, ibv_mw_bind_info, ibv_recv_wr, ibv_send_flags, ibv_send_wr,
-    ibv_sge, ibv_wr_opcode, imm_data_invalidated_rkey_union_t, qp_type_t, rdma_t, wr_t, xrc_t,
+    atomic_t, ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode,
+    imm_data_invalidated_rkey_union_t,
 };
 
 use crate::memory::{RemoteAddress, Sge};
@@ -36,7 +37,8 @@ pub enum Signal {
 }
 
 impl Signal {
-    fn flags(self) -> u32 {
+    #[inline]
+    pub(super) fn flags(self) -> u32 {
         match self {
             Signal::Yes => ibv_send_flags::IBV_SEND_SIGNALED.0,
             Signal::No => 0,
@@ -61,6 +63,23 @@ pub(super) enum Operation {
 /// A request without a successor. It points to `sges`, which therefore must live until it is posted.
 #[inline]
 pub(super) fn send_request(operation: Operation, sges: &[Sge], wr_id: WrId, signal: Signal) -> ibv_send_wr {
+    let mut request = MaybeUninit::uninit();
+    put_send_request(&mut request, operation, sges, wr_id, signal);
+    // SAFETY: just made.
+    unsafe { request.assume_init() }
+}
+
+/// Makes a [`send_request`] in its place, field by field: one that is put together elsewhere and then copied costs as
+/// much as all else that posting a request of a list takes.
+#[inline(always)]
+pub(super) fn put_send_request(
+    place: &mut MaybeUninit<ibv_send_wr>,
+    operation: Operation,
+    sges: &[Sge],
+    wr_id: WrId,
+    signal: Signal,
+) {
+    let place = place.as_mut_ptr();
     let nowhere = RemoteAddress { addr: 0, rkey: crate::memory::Rkey(0) };
     let (opcode, remote, imm) = match operation {
         Operation::Send => (ibv_wr_opcode::IBV_WR_SEND, nowhere, 0),
@@ -72,35 +91,32 @@ pub(super) fn send_request(operation: Operation, sges: &[Sge], wr_id: WrId, sign
         Operation::FetchAdd(remote, _) => (ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, remote, 0),
     };
     let (remote_addr, rkey) = (remote.addr, remote.rkey.0);
-    let wr = match operation {
-        Operation::CompareSwap(_, compare_add, swap) => {
-            wr_t { atomic: atomic_t { remote_addr, compare_add, swap, rkey } }
-        }
-        Operation::FetchAdd(_, compare_add) => {
-            wr_t { atomic: atomic_t { remote_addr, compare_add, swap: 0, rkey } }
-        }
-        _ => wr_t { rdma: rdma_t { remote_addr, rkey } },
-    };
-    ibv_send_wr {
-        wr_id: wr_id.0,
-        next: std::ptr::null_mut(),
+    // SAFETY: a place for a request; all of its fields are plain data of which zeros are valid, so that after the first
+    // statement there is one, and each variant of its unions can be written.
+    unsafe {
+        place.write_bytes(0, 1);
+        let request = &mut *place;
+        request.wr_id = wr_id.0;
         // The device reads the list and does not write it; the C interface has no `const` here.
-        sg_list: sges.as_ptr().cast::<ibv_sge>().cast_mut(),
-        num_sge: sges.len() as i32,
-        opcode,
-        send_flags: signal.flags(),
-        imm_data_invalidated_rkey_union: imm_data_invalidated_rkey_union_t { imm_data: imm.to_be() },
-        wr,
-        qp_type: qp_type_t { xrc: xrc_t { remote_srqn: 0 } },
-        bind_mw_tso_union: bind_mw_tso_union_t { bind_mw: NO_WINDOW },
+        request.sg_list = sges.as_ptr().cast::<ibv_sge>().cast_mut();
+        request.num_sge = sges.len() as i32;
+        request.opcode = opcode;
+        request.send_flags = signal.flags();
+        request.imm_data_invalidated_rkey_union = imm_data_invalidated_rkey_union_t { imm_data: imm.to_be() };
+        match operation {
+            Operation::CompareSwap(_, compare_add, swap) => {
+                request.wr.atomic = atomic_t { remote_addr, compare_add, swap, rkey };
+            }
+            Operation::FetchAdd(_, compare_add) => {
+                request.wr.atomic = atomic_t { remote_addr, compare_add, swap: 0, rkey };
+            }
+            _ => {
+                request.wr.rdma.remote_addr = remote_addr;
+                request.wr.rdma.rkey = rkey;
+            }
+        }
     }
 }
-
-const NO_WINDOW: bind_mw_t = bind_mw_t {
-    mw: std::ptr::null_mut(),
-    rkey: 0,
-    bind_info: ibv_mw_bind_info { mr: std::ptr::null_mut(), addr: 0, length: 0, mw_access_flags: 0 },
-};
 
 /// The element that makes `bytes` the inline data of a request: address and length, no key.
 ///

@@ -6,7 +6,7 @@ use millstream_rdma::{RemoteAddress, WrId};
 
 use super::{BAR0_AT, Inner, RemoteCard, RemoteError, Result, WORD_AT};
 use crate::command::CAPABILITY_SPINS;
-use crate::net::{Greeting, IMM_CONTROL};
+use crate::net::Greeting;
 use crate::registers::{BAR0_BYTES, CONTROL_WINDOW, LEASE_PAGE};
 
 impl RemoteCard {
@@ -74,12 +74,12 @@ impl Inner {
         Ok(u64::from_ne_bytes(was))
     }
 
-    /// Makes the card look at its lease words and control registers.
-    pub(in crate::net) fn kick(&mut self) -> Result<()> {
+    /// Makes the card look at its lease words and control registers, or at what else `imm` names.
+    pub(in crate::net) fn kick(&mut self, imm: u32) -> Result<()> {
         // Without bytes no key is looked at (IBTA volume 1, 9.7.4.1.5).
         let nowhere = RemoteAddress { addr: 0, rkey: Rkey(0) };
         let ticket = self.ticket();
-        self.pair.post_write_imm(&[], nowhere, IMM_CONTROL, Signal::Yes, ticket)?;
+        self.pair.post_write_imm(&[], nowhere, imm, Signal::Yes, ticket)?;
         self.finish(ticket)
     }
 

@@ -10,9 +10,10 @@ use millstream_rdma::{Deadline, WrId};
 use super::{Inner, REPORT_AT, REPORT_BYTES, RemoteCard, RemoteError, RemoteErrorKind, Result};
 use crate::command::nanos;
 use crate::lease;
+use crate::net::IMM_CONTROL;
 use crate::region::codes::MessageKind;
 use crate::region::message::Message;
-use crate::registers::{CONTROL_WINDOW, MAX_BANKS, at};
+use crate::registers::{CONTROL_WINDOW, MAX_BANKS, MAX_REGIONS, at};
 
 /// The lease that this node holds.
 #[derive(Clone, Copy, Debug)]
@@ -140,7 +141,7 @@ impl Inner {
             pause = (pause * 2).min(Duration::from_millis(20));
             guess = self.register(at::lease_word)?;
         };
-        self.kick()?;
+        self.kick(IMM_CONTROL)?;
         let patience = self.patience();
         let is_answer = |message: &Message| {
             message.epoch == epoch
@@ -170,6 +171,7 @@ impl Inner {
         };
         self.traffic = [[0; MAX_BANKS as usize]; 2];
         self.dma_traffic = [0; 2];
+        self.rung = [0; MAX_REGIONS];
         self.ended = None;
         self.releasing = false;
         self.held = Some(held);
@@ -177,7 +179,7 @@ impl Inner {
         if duration != held.duration {
             let ticket = self.control(at::lease_duration_ns, &nanos(duration).to_le_bytes(), Signal::Yes)?;
             self.finish(ticket)?;
-            self.kick()?;
+            self.kick(IMM_CONTROL)?;
         }
         let held = Held { duration, ..held };
         self.held = Some(held);
@@ -212,7 +214,7 @@ impl Inner {
         self.dma_traffic = [at::report_dma_written, at::report_dma_read].map(|offset| bar0.word(offset));
         let ticket = self.control(at::lease_hand_over, &node.to_le_bytes(), Signal::Yes)?;
         self.finish(ticket)?;
-        self.kick()?;
+        self.kick(IMM_CONTROL)?;
         let deadline = self.patience();
         while self.register(at::lease_word)? != lease::word(epoch, self.greeting.node) {
             if deadline.passed() {
@@ -233,7 +235,7 @@ impl Inner {
         self.releasing = true;
         let ticket = self.control(at::lease_release, &u64::from(held.epoch).to_le_bytes(), Signal::Yes)?;
         self.finish(ticket)?;
-        self.kick()?;
+        self.kick(IMM_CONTROL)?;
         let patience = self.patience();
         if !self.wait_until(patience, |inner| inner.held.is_none())? {
             return Err(RemoteErrorKind::TimedOut(self.options.patience, "ending a lease"));
@@ -254,7 +256,7 @@ impl Inner {
             }
             guess = was;
         }
-        self.kick()?;
+        self.kick(IMM_CONTROL)?;
         Ok(Some(epoch))
     }
 

@@ -14,7 +14,7 @@ mod lease;
 mod requests;
 mod transfer;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::net::TcpStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ use millstream_rdma::connect;
 use millstream_rdma::queue::WorkError;
 use millstream_rdma::wait::{WaitOptions, Waiter};
 use millstream_rdma::{
-    Access, Completion, CompletionQueue, Deadline, Device, Prepared, QueuePair, RcOptions, Region, WrId,
+    Access, CompletionQueue, Deadline, Device, Prepared, QueuePair, RcOptions, Region, WrId,
 };
 
 pub use self::bar0::Snapshot;
@@ -32,7 +32,7 @@ pub use self::lease::{Held, LeaseToken};
 use super::{Greeting, MESSAGE_BYTES, Visit};
 use crate::command::Cause;
 use crate::region::message::Message;
-use crate::registers::{BAR0_BYTES, MAX_BANKS};
+use crate::registers::{BAR0_BYTES, MAX_BANKS, MAX_REGIONS};
 
 /// How a node uses a card.
 #[derive(Clone, Copy, Debug)]
@@ -66,7 +66,7 @@ const WORD_AT: u64 = REPORT_AT + REPORT_BYTES;
 const SCRATCH: u64 = WORD_AT + 4096;
 
 /// Request numbers of receives start here.
-const RECEIVE: u64 = 1 << 32;
+const RECEIVE: u64 = 1 << 63;
 
 pub(in crate::net) struct Inner {
     // First: the queue pair goes before its queues and memory.
@@ -76,9 +76,10 @@ pub(in crate::net) struct Inner {
     stream: TcpStream,
     pub(in crate::net) scratch: Region,
     pub(in crate::net) staging: Region,
-    finished: HashMap<u64, Completion>,
-    waited_for: HashMap<u64, ()>,
-    next: u64,
+    /// Number of the latest request that is waited for.
+    ticket: u64,
+    /// Number of the latest one that has completed: they complete in order.
+    finished: u64,
     pub(in crate::net) messages: VecDeque<Message>,
     pub(in crate::net) held: Option<Held>,
     ended: Option<Cause>,
@@ -90,6 +91,8 @@ pub(in crate::net) struct Inner {
     pub(in crate::net) greeting: Greeting,
     pub(in crate::net) options: RemoteOptions,
     pub(in crate::net) sequence: u64,
+    /// By region: the latest word that this node has rung and not seen taken up.
+    pub(in crate::net) rung: [u64; MAX_REGIONS],
     lost: bool,
     /// The heartbeat that failed, if one did: it tells more than the end of the connection.
     fault: Option<WorkError>,
@@ -159,9 +162,8 @@ impl RemoteCard {
                 stream,
                 scratch,
                 staging,
-                finished: HashMap::new(),
-                waited_for: HashMap::new(),
-                next: 0,
+                ticket: 0,
+                finished: 0,
                 messages: VecDeque::new(),
                 held: None,
                 ended: None,
@@ -173,6 +175,7 @@ impl RemoteCard {
                 options,
                 // Numbers of commands differ from those of any earlier connection.
                 sequence: u64::from(greeting.node) << 24,
+                rung: [0; MAX_REGIONS],
                 lost: false,
                 fault: None,
                 releasing: false,

@@ -1,7 +1,5 @@
 //! Moving bytes to and from a card's memory.
 
-use std::collections::VecDeque;
-
 use millstream_rdma::queue::{SendList, Signal};
 use millstream_rdma::{Region, WrId};
 
@@ -18,7 +16,7 @@ pub(in crate::net) enum Direction {
 
 /// Largest request of a transfer, and how many are under way.
 const PIECE: u64 = 16 << 20;
-const PIECES: usize = 16;
+const PIECES: u64 = 16;
 
 impl RemoteCard {
     /// Copies bytes into card memory.
@@ -106,13 +104,9 @@ impl Inner {
     ) -> Result<()> {
         let memory = self.lease()?.memory;
         memory.at(span.offset, span.len)?;
-        let mut under_way = VecDeque::new();
         let mut posted = 0;
         while posted < span.len {
-            if under_way.len() == PIECES {
-                let oldest = under_way.pop_front().expect("full");
-                self.finish(oldest)?;
-            }
+            self.finish_but(PIECES - 1)?;
             let len = (span.len - posted).min(PIECE);
             let remote = memory.at(span.offset + posted, len)?;
             let local = region.unwrap_or(&self.staging).sge(at + posted, len as u32)?;
@@ -121,12 +115,9 @@ impl Inner {
                 Direction::Write => self.pair.post_write(&[local], remote, Signal::Yes, ticket)?,
                 Direction::Read => self.pair.post_read(&[local], remote, Signal::Yes, ticket)?,
             }
-            under_way.push_back(ticket);
             posted += len;
         }
-        for ticket in under_way {
-            self.finish(ticket)?;
-        }
+        self.finish_but(0)?;
         self.count(direction, std::iter::once(span));
         Ok(())
     }
@@ -146,47 +137,37 @@ impl Inner {
     }
 
     fn transfer_many(&mut self, direction: Direction, region: &Region, parts: &[(u64, Span)]) -> Result<()> {
-        /// Requests of one call, the last of which is signaled, and calls under way.
-        const LIST: usize = 16;
-        const LISTS: usize = 8;
+        /// Requests of one call, the last of which is signaled, and calls under way: together less than the send queue
+        /// holds.
+        const LIST: usize = 32;
+        const LISTS: u64 = 6;
         let memory = self.lease()?.memory;
         let mut list = SendList::new(LIST, LIST);
-        let mut under_way = VecDeque::with_capacity(LISTS);
-        for parts in parts.chunk_by(|(_, one), (_, next)| one.len <= PIECE && next.len <= PIECE) {
-            if let [(at, span)] = parts
-                && span.len > PIECE
-            {
+        let mut parts = parts;
+        while let Some((at, span)) = parts.first() {
+            if span.len > PIECE {
                 self.transfer(direction, Some(region), *at, *span)?;
+                parts = &parts[1..];
                 continue;
             }
-            for parts in parts.chunks(LIST) {
-                let mut ticket = WrId(0);
-                for (index, (at, span)) in parts.iter().enumerate() {
-                    let remote = memory.at(span.offset, span.len)?;
-                    let local = [region.sge(*at, span.len as u32)?];
-                    let mut signal = Signal::No;
-                    if index + 1 == parts.len() {
-                        (signal, ticket) = (Signal::Yes, self.ticket());
-                    }
-                    let added = match direction {
-                        Direction::Write => list.write(&local, remote, signal, ticket),
-                        Direction::Read => list.read(&local, remote, signal, ticket),
-                    };
-                    added.expect("no more than a list's requests");
-                }
-                self.pair.post_list(&mut list)?;
-                under_way.push_back(ticket);
-                if under_way.len() == LISTS {
-                    let oldest = under_way.pop_front().expect("full");
-                    self.finish(oldest)?;
-                }
-                self.count(direction, parts.iter().map(|(_, span)| *span));
+            let mut posted = 0;
+            for (at, span) in parts.iter().take(LIST).take_while(|(_, span)| span.len <= PIECE) {
+                let (remote, local) =
+                    (memory.at(span.offset, span.len)?, [region.sge(*at, span.len as u32)?]);
+                let added = match direction {
+                    Direction::Write => list.write(&local, remote, Signal::No, WrId(0)),
+                    Direction::Read => list.read(&local, remote, Signal::No, WrId(0)),
+                };
+                added.expect("no more than a list's requests");
+                posted += 1;
             }
+            list.signal_last(self.ticket());
+            self.pair.post_list(&mut list)?;
+            self.finish_but(LISTS - 1)?;
+            self.count(direction, parts[..posted].iter().map(|(_, span)| *span));
+            parts = &parts[posted..];
         }
-        for ticket in under_way {
-            self.finish(ticket)?;
-        }
-        Ok(())
+        self.finish_but(0)
     }
 
     /// Counts bytes by bank.

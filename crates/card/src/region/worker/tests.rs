@@ -1,4 +1,5 @@
-//! A region at the end of a lease: what was rung in the one is not done in the next.
+//! A region at the end of a lease: what was rung in the one is not done in the next. And one that comes back: what is
+//! rung then is done.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -41,6 +42,7 @@ fn shop() -> Arc<Shop> {
         stop: Arc::default(),
         desks: vec![Desk::default()],
         rings: RingDesk::default(),
+        command_limit: PATIENCE,
         spin: Duration::ZERO,
         heartbeat: Duration::from_millis(100),
         wake: Arc::new(EventFd::latch().unwrap()),
@@ -119,4 +121,40 @@ fn leases_end_while_regions_are_rung_and_every_doorbell_is_of_one_lease() {
     shop.stop.store(true, Ordering::SeqCst);
     shop.desks[0].nudge();
     serving.join().unwrap();
+}
+
+#[test]
+fn what_is_rung_while_a_lost_region_comes_back_is_answered() {
+    for answered in [false, true] {
+        let (shop, heard) = (shop(), Arc::new(Heard::default()));
+        let desk = &shop.desks[0];
+        let region = shop.registers.region(0);
+        // Its kernel was given up; the card refused what was rung meanwhile, and then the kernel has ended.
+        desk.phase.store(Phase::Lost as u32, Ordering::SeqCst);
+        let refused = load(&shop, 1);
+        region.taken().store(refused, Ordering::SeqCst);
+        assert!(desk.turn(Phase::Lost, Phase::Back));
+        let mut worker = Worker::new(0, shop.clone(), heard.clone());
+        worker.taken = refused;
+        // At this moment somebody rings, or not.
+        let rung = if answered { refused } else { load(&shop, 2) };
+        assert!(desk.take_back());
+        let serving = std::thread::spawn(move || worker.serve());
+        let until = Instant::now() + PATIENCE;
+        let told = |heard: &Heard| heard.0.lock().unwrap().clone();
+        while !desk.is_reset() || !answered && told(&heard).is_empty() {
+            assert!(Instant::now() < until, "the doorbell is swallowed");
+            std::thread::yield_now();
+        }
+        shop.stop.store(true, Ordering::SeqCst);
+        desk.nudge();
+        serving.join().unwrap();
+        match answered {
+            // What was refused is not done after all.
+            true => assert_eq!(told(&heard), []),
+            false => assert_eq!(told(&heard), [(MessageKind::RegionLoaded, rung)]),
+        }
+        assert_eq!(region.taken().load(Ordering::Relaxed), rung);
+        assert_eq!(region.loaded_kernel().load(Ordering::Relaxed), u64::from(!answered));
+    }
 }
