@@ -1,4 +1,5 @@
 //! Ctrl-C and SIGTERM: the first asks a run to stop with its account, the second ends the program.
+//! `timeout` and many shells send the second right behind the first.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -7,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
-use signal_hook::low_level::unregister;
+use signal_hook::low_level::{register, unregister};
 
 /// Listens as long as it lives.
 pub(crate) struct Interrupt {
@@ -17,10 +18,23 @@ pub(crate) struct Interrupt {
 
 impl Interrupt {
     pub(crate) fn listen() -> io::Result<Self> {
+        Self::listen_and_leave(b"")
+    }
+
+    /// The second signal writes `words` to the standard output before it ends the program.
+    pub(crate) fn listen_and_leave(words: &'static [u8]) -> io::Result<Self> {
         let asked = Arc::new(AtomicBool::new(false));
         let mut handlers = Vec::new();
         for signal in [SIGINT, SIGTERM] {
             // In this order: the first signal must not find the flag that it is about to set.
+            let again = Arc::clone(&asked);
+            let leave = move || {
+                if again.load(Ordering::Relaxed) {
+                    let _ = rustix::io::write(rustix::stdio::stdout(), words);
+                }
+            };
+            // SAFETY: a load and a system call are all that it does, which a signal handler may.
+            handlers.push(unsafe { register(signal, leave) }?);
             handlers.push(flag::register_conditional_default(signal, Arc::clone(&asked))?);
             handlers.push(flag::register(signal, Arc::clone(&asked))?);
         }

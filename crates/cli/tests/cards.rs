@@ -1,6 +1,6 @@
 //! `millstream card` as people use it, on cards in processes of their own.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -13,9 +13,14 @@ struct Card {
 
 impl Card {
     fn serve(name: &str) -> Card {
+        Card::serve_with(name, &["--memory", "32MiB", "--banks", "8"])
+    }
+
+    fn serve_with(name: &str, words: &[&str]) -> Card {
         let mut process = Command::new(env!("CARGO_BIN_EXE_millstream"))
             .args(["card", "--json", "serve", &format!("{name}-{}", std::process::id())])
-            .args(["--memory", "32MiB", "--banks", "8", "--listen", "127.0.0.1:0"])
+            .args(["--listen", "127.0.0.1:0"])
+            .args(words)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -228,6 +233,26 @@ fn a_session_from_lease_to_restore() {
 }
 
 #[test]
+fn unless_told_otherwise_a_card_has_the_banks_of_a_u280_and_no_memory_until_it_is_used() {
+    let card = Card::serve_with("u280", &[]);
+    let home = tempfile::tempdir().unwrap();
+    let user = User { home: home.path() };
+    let info = user.json(&["info", &card.address]);
+    assert_eq!((&info["bank_count"], &info["memory_bytes"]), (&Value::from(32), &Value::from(8u64 << 30)));
+    user.does(&["lease", &card.address]);
+    let (sent, back) = (home.path().join("sent"), home.path().join("back"));
+    std::fs::write(&sent, [0x5a; 100_000]).unwrap();
+    let last = ((8u64 << 30) - 100_000).to_string();
+    user.does(&["put", &card.address, &last, sent.to_str().unwrap()]);
+    user.does(&["get", &card.address, &last, "100000", back.to_str().unwrap()]);
+    assert!(std::fs::read(back).unwrap() == [0x5a; 100_000]);
+    let status = std::fs::read_to_string(format!("/proc/{}/status", card.process.id())).unwrap();
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    let kib: u64 = resident.split_whitespace().next().unwrap().parse().unwrap();
+    assert!(kib < 300 << 10, "{kib} KiB for 100 kB");
+}
+
+#[test]
 fn watch_is_a_live_view_of_the_terminals_size() {
     let card = Card::serve("watched");
     let home = tempfile::tempdir().unwrap();
@@ -235,26 +260,42 @@ fn watch_is_a_live_view_of_the_terminals_size() {
     user.does(&["lease", &card.address]);
     user.does(&["load", &card.address, "0", "mix"]);
     user.does(&["start", &card.address, "0", "4MiB", "4096", "0xffffffff"]);
-    let watch = |rows: u32| {
+    // However long a picture takes here: until there are five, then keys, as one would type them.
+    let watch = |rows: u32, keys: &[u8]| {
         let program = env!("CARGO_BIN_EXE_millstream");
-        let command = format!(
-            "stty rows {rows} cols 100; exec timeout -s INT 2 {program} card watch {} --every 0.1",
-            card.address
-        );
-        let output = Command::new("script")
-            .args(["-qec", &command, "/dev/null"])
-            .stdin(Stdio::null())
-            .output()
+        let command =
+            format!("stty rows {rows} cols 100; exec {program} card watch {} --every 0.1", card.address);
+        let mut terminal = Command::new("timeout")
+            .args(["60", "script", "-qec", &command, "/dev/null"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
             .unwrap();
-        String::from_utf8_lossy(&output.stdout).into_owned()
+        let (mut keyboard, mut shown) = (terminal.stdin.take(), terminal.stdout.take().unwrap());
+        let (mut seen, mut piece) = (Vec::new(), [0; 4096]);
+        loop {
+            let len = shown.read(&mut piece).unwrap();
+            if len == 0 {
+                break;
+            }
+            seen.extend_from_slice(&piece[..len]);
+            if seen.windows(3).filter(|home| home == b"\x1b[H").count() >= 5
+                && let Some(mut keyboard) = keyboard.take()
+            {
+                keyboard.write_all(keys).unwrap();
+            }
+        }
+        let seen = String::from_utf8_lossy(&seen).into_owned();
+        assert!(seen.contains("\x1b[?1049h") && seen.trim_end().ends_with("\x1b[?1049l"), "{seen:?}");
+        (seen, terminal.wait().unwrap())
     };
-    let seen = watch(60);
-    assert!(seen.contains("\x1b[?1049h") && seen.trim_end().ends_with("\x1b[?1049l"), "{seen:?}");
+    let (seen, status) = watch(60, b"\x03");
+    assert!(status.success(), "{status}: {seen:?}");
     let pictures: Vec<_> = seen.split("\x1b[H").skip(1).collect();
-    assert!(pictures.len() > 3, "{seen:?}");
     // The run goes on from picture to picture.
     assert!(pictures[1].contains("mix: running") && pictures[1] != pictures[3], "{seen:?}");
-    let small = watch(5);
+    // Twice at once: whether or not the second ends the program before the first, the terminal is as it was.
+    let (small, _) = watch(5, b"\x03\x03");
     let picture = small.split("\x1b[H").nth(2).unwrap();
     assert!(picture.lines().count() == 5 && picture.contains("more lines"), "{picture:?}");
 }

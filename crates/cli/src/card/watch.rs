@@ -34,8 +34,9 @@ pub(super) fn run(options: &WatchOptions, place: &Place) -> Outcome {
         .into_iter()
         .map(|(name, address)| Watched { name, address, card: None, before: None })
         .collect();
-    let interrupt = Interrupt::listen()?;
-    let live = (!options.once && !place.json && std::io::stdout().is_terminal()).then(Terminal::take);
+    let terminal = !options.once && !place.json && std::io::stdout().is_terminal();
+    let interrupt = Interrupt::listen_and_leave(if terminal { Terminal::LEAVE.as_bytes() } else { b"" })?;
+    let live = terminal.then(Terminal::take);
     loop {
         let mut screen = String::new();
         let mut reached = true;
@@ -85,6 +86,8 @@ pub(super) fn run(options: &WatchOptions, place: &Place) -> Outcome {
 struct Terminal;
 
 impl Terminal {
+    const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
+
     fn take() -> Terminal {
         // Without a cursor, and without wrapping what is too wide.
         print!("\x1b[?1049h\x1b[?25l\x1b[?7l");
@@ -110,7 +113,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        print!("\x1b[?7h\x1b[?25h\x1b[?1049l");
+        print!("{}", Self::LEAVE);
         let _ = std::io::stdout().flush();
     }
 }
