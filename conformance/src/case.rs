@@ -39,6 +39,9 @@ pub(crate) struct Bench<'a> {
     way: Way,
 }
 
+/// How often a case is run again that its program failed by a flaw of its own.
+const AGAIN: usize = 2;
+
 /// For a server to get ready, and for either side to end once the other has failed.
 const GRACE: Duration = Duration::from_secs(30);
 
@@ -71,8 +74,17 @@ impl<'a> Bench<'a> {
             PathBuf::from(name)
         };
         let (server, client) = (log("server"), log("client"));
-        let outcome = self.processes(case, &server, &client, &log("ready"))?;
-        process::kill_everything_left()?;
+        let mut again = 0;
+        let outcome = loop {
+            let outcome = self.processes(case, &server, &client, &log("ready"))?;
+            process::kill_everything_left()?;
+            if !matches!(outcome, Outcome::Fail(_)) || again == AGAIN {
+                break outcome;
+            }
+            let Some(flaw) = self.client.flaw(&[&read(&client), &read(&server)]) else { break outcome };
+            again += 1;
+            eprintln!("once more: {}: {}", case.name, flaw.reason);
+        };
         let shown = read(&client);
         if let Some(suite) = case.suite {
             return Ok(suite.cases(&case.name, &shown, outcome));

@@ -34,6 +34,7 @@ pub(crate) struct Client {
     /// Commands that are run once, before the first case.
     pub(crate) build: Vec<String>,
     pub(crate) exceptions: Vec<Exception>,
+    flaws: Vec<Flaw>,
     cases: Vec<Case>,
 }
 
@@ -49,6 +50,15 @@ pub(crate) struct Exception {
     /// What the failure's description must begin with.
     #[serde(rename = "as", default)]
     pub(crate) like: String,
+}
+
+/// By what a program shows that it failed by itself, whatever the device did: it is run again.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Flaw {
+    /// In the output of either side.
+    shows: String,
+    pub(crate) reason: String,
 }
 
 /// How the two sides of a case reach each other.
@@ -165,6 +175,8 @@ struct File {
     group: Vec<Group>,
     #[serde(default)]
     exception: Vec<Exception>,
+    #[serde(default)]
+    flaw: Vec<Flaw>,
 }
 
 /// Cases that have much in common: each program with each of the arguments.
@@ -201,6 +213,11 @@ impl Client {
 
     pub(crate) fn exception(&self, case: &str) -> Option<&Exception> {
         self.exceptions.iter().find(|exception| exception.cases.iter().any(|name| name == case))
+    }
+
+    /// The flaw that one of these outputs shows.
+    pub(crate) fn flaw(&self, outputs: &[&str]) -> Option<&Flaw> {
+        self.flaws.iter().find(|flaw| outputs.iter().any(|output| output.contains(&flaw.shows)))
     }
 
     fn parse(name: &str, folder: &Path, text: &str, way: Way) -> Result<Self, String> {
@@ -247,6 +264,7 @@ impl Client {
             within: file.within,
             build: file.build,
             exceptions: file.exception,
+            flaws: file.flaw,
             cases,
         })
     }
@@ -332,6 +350,14 @@ mod tests {
         let client = Client::parse("some", Path::new("/"), FILE, Way::Shm).unwrap();
         let names: Vec<String> = client.cases().into_iter().map(|case| case.name).collect();
         assert_eq!(names, ["E=2 a", "E=2 a -x 1", "E=2 b", "E=2 b -x 1"]);
+    }
+
+    #[test]
+    fn a_flaw_is_known_by_what_either_side_shows() {
+        let text = format!("{FILE}\n[[flaw]]\nshows = 'I gave up'\nreason = 'it gives up'");
+        let client = Client::parse("some", Path::new("/"), &text, Way::Shm).unwrap();
+        assert_eq!(client.flaw(&["", "so I gave up."]).map(|flaw| &flaw.reason[..]), Some("it gives up"));
+        assert!(client.flaw(&["I did not", "give up"]).is_none());
     }
 
     #[test]
