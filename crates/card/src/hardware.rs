@@ -30,6 +30,8 @@ pub(crate) struct Hardware {
     memory: RwLock<Arc<Memory>>,
     /// Grows when the memory is replaced.
     generation: AtomicU32,
+    /// Which of them those who mapped an earlier one were parted for.
+    parted: AtomicU32,
     /// Tells those who keep descriptors of the memory.
     pub(crate) replaced: EventFd,
 }
@@ -76,6 +78,7 @@ impl Hardware {
             interrupt_fd: Arc::new(interrupt_fd),
             memory: RwLock::new(Arc::new(Memory::new(memory))),
             generation: AtomicU32::new(0),
+            parted: AtomicU32::new(0),
             replaced: EventFd::latch().doing("create a wake-up")?,
         })
     }
@@ -98,6 +101,16 @@ impl Hardware {
         self.generation.fetch_add(1, Ordering::Release);
         self.replaced.signal();
         true
+    }
+
+    /// Nobody is connected any more who has mapped memory from before this generation.
+    pub(crate) fn set_parted(&self, generation: u32) {
+        self.parted.store(generation, Ordering::Release);
+    }
+
+    /// Whether nobody is connected who has mapped memory that was replaced.
+    pub(crate) fn is_parted(&self) -> bool {
+        self.parted.load(Ordering::Acquire) == self.generation()
     }
 
     /// Publishes the kernel directory and says that the card is complete.
@@ -168,6 +181,9 @@ mod tests {
         old.write(7, &[1; 9]).unwrap();
         assert!(hardware.replace_memory());
         assert_eq!(hardware.generation(), 1);
+        assert!(!hardware.is_parted());
+        hardware.set_parted(1);
+        assert!(hardware.is_parted());
         assert_eq!(hardware.memory().read_array::<9>(7).unwrap(), [0; 9]);
         old.write(100, &[2; 9]).unwrap();
         assert_eq!(hardware.memory().read_array::<9>(100).unwrap(), [0; 9]);

@@ -147,6 +147,11 @@ impl Lease {
         }
     }
 
+    /// Whether nobody has it, and whoever asks may.
+    pub fn is_free(&self) -> bool {
+        self.state == State::Free
+    }
+
     /// Whether it has ended and [`Lease::cleared`] is awaited.
     pub fn is_clearing(&self) -> bool {
         self.state == State::Clearing

@@ -546,12 +546,14 @@ impl Desk<'_> {
     /// among them.
     fn part(&mut self) -> bool {
         self.hardware.replaced.clear();
+        let generation = self.hardware.generation();
         let owned = self.is_owned();
         for user in self.users.drain(..) {
             if user.role.is_some() {
                 self.crowd.leave_local(user.node);
             }
         }
+        self.hardware.set_parted(generation);
         self.wake.signal();
         !owned
     }

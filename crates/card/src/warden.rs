@@ -158,7 +158,8 @@ impl Warden {
             self.parts.shop.desks.iter().any(|desk| desk.deadline_ns.load(Ordering::Relaxed) != 0);
         let watched = self.regions.iter().any(|region| region.since.is_some())
             || self.parts.shop.desks.iter().any(|desk| matches!(desk.phase(), Phase::Lost | Phase::Back));
-        if self.ending.is_some() || self.pausing.is_some() || deadline_set || watched {
+        let parting = !self.parts.hardware.is_parted();
+        if self.ending.is_some() || self.pausing.is_some() || deadline_set || watched || parting {
             return SOON;
         }
         match self.lease.expires() {
@@ -187,11 +188,15 @@ impl Warden {
                 .is_some_and(|node| node >= crate::net::crowd::FIRST_LOCAL && self.parts.crowd.is_node(node)),
         };
         let crowd = self.parts.crowd.clone();
-        let taken_by_arriving = crowd.is_arriving(crate::lease::unpack(inputs.word).1);
-        let action = match taken_by_arriving {
-            // Its connection will be complete in a moment; then this is judged.
-            true => None,
-            false => self.lease.look(now, inputs, |node| crowd.is_node(node)),
+        let (_, node) = crate::lease::unpack(inputs.word);
+        if node != 0 && self.lease.is_free() {
+            self.leave_memory_of_lost_command();
+        }
+        // Its connection will be complete, or end, in a moment; then this is judged.
+        let action = if crowd.is_arriving(node) || !self.parts.hardware.is_parted() {
+            None
+        } else {
+            self.lease.look(now, inputs, |node| crowd.is_node(node))
         };
         match action {
             Some(Action::Grant { node, epoch }) => self.grant(node, epoch),
@@ -247,11 +252,20 @@ impl Warden {
         registers.lease_state().store(state as u32, Ordering::Release);
     }
 
+    /// A command that was given up while nobody held the card still writes to its memory, which so is nothing for a
+    /// holder; nor is one who has mapped it.
+    fn leave_memory_of_lost_command(&self) {
+        let hardware = &self.parts.hardware;
+        if self.parts.shop.rings.is_lost_on(hardware.generation()) {
+            hardware.replace_memory();
+        }
+    }
+
     fn grant(&mut self, node: u32, epoch: u32) {
         let hardware = &self.parts.hardware;
         let opened = match &self.parts.port {
-            // A command that was given up while nobody held the card still writes to its memory.
-            _ if self.parts.shop.rings.is_lost_on(hardware.generation()) && !hardware.replace_memory() => {
+            // There is no other memory.
+            _ if self.parts.shop.rings.is_lost_on(hardware.generation()) => {
                 Err(Fault::new(Cause::KernelStuck, 0))
             }
             Some(port) if node < crate::net::crowd::FIRST_LOCAL => {
