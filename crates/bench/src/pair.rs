@@ -41,6 +41,16 @@ pub enum PairError {
     },
 }
 
+/// Whether perftest says that it could not measure the processor's clock because others disturbed that. It then fails, whatever the
+/// device did.
+#[must_use]
+pub fn clock_was_disturbed(output: &str) -> bool {
+    output.contains("Correlation coefficient r^2")
+}
+
+/// How often a tool is run whose clock was disturbed.
+pub const CLOCK_ATTEMPTS: usize = 3;
+
 /// How to run a tool on both sides.
 #[derive(Clone, Debug)]
 pub struct Pair {
@@ -143,6 +153,17 @@ impl Pair {
     /// # Errors
     /// [`PairError`] if a side does not start, fails, hangs or prints nothing.
     pub fn run(&self) -> Result<Vec<Row>, PairError> {
+        let disturbed = |error: &PairError| matches!(error, PairError::Failed { output, .. } if clock_was_disturbed(output));
+        let mut attempt = 1;
+        loop {
+            match self.run_once() {
+                Err(error) if disturbed(&error) && attempt < CLOCK_ATTEMPTS => attempt += 1,
+                ended => return ended,
+            }
+        }
+    }
+
+    fn run_once(&self) -> Result<Vec<Row>, PairError> {
         let missing =
             |cause| PairError::Missing { program: self.program.clone(), package: self.package, cause };
         if !is_installed(&self.program) {

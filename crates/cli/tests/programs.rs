@@ -7,7 +7,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{finish, free_port, start};
+use common::{both, finish, free_port, start};
 use millstream_shm::ports;
 
 /// Waits until somebody listens on the port.
@@ -18,18 +18,15 @@ fn wait_for_listener(port: &str) {
 
 /// Server and client of a program; what the client printed.
 fn pair(program: &[&str]) -> String {
-    let port = free_port();
-    let with_port = [program, &["-p", &port]].concat();
-    let server = start(&with_port);
-    wait_for_listener(&port);
-    let client = finish(start(&[&with_port[..], &["localhost"]].concat()));
-    let server = finish(server);
-    match (client, server) {
-        (Ok(client), Ok(_)) => client,
-        (client, server) => panic!(
-            "{program:?} (apt-get install perftest ibverbs-utils if they are missing)\nclient: {client:?}\nserver: {server:?}"
-        ),
-    }
+    let [_, client] = both(&format!("{program:?} (of perftest or ibverbs-utils)"), || {
+        let port = free_port();
+        let with_port = [program, &["-p", &port]].concat();
+        let server = start(&with_port);
+        wait_for_listener(&port);
+        let client = finish(start(&[&with_port[..], &["localhost"]].concat()));
+        [finish(server), client]
+    });
+    client
 }
 
 /// Perftest's rows of results.

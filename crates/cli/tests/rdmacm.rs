@@ -8,7 +8,7 @@ mod common;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{finish, free_port, start};
+use common::{both, finish, free_port, start};
 use millstream_shm::socket;
 
 fn succeeds(words: &[&str]) -> String {
@@ -29,25 +29,23 @@ fn wait_for_listener(port: &str) {
 }
 
 /// What both sides of a program said; both must have ended well.
-fn pair(server: &[&str], client: &[&str]) -> (String, String) {
-    let port = free_port();
-    let with_port = |words: &[&str]| words.iter().map(|word| word.replace("PORT", &port)).collect::<Vec<_>>();
-    let (server, client) = (with_port(server), with_port(client));
-    let words = |words: &[String]| start(&words.iter().map(String::as_str).collect::<Vec<_>>());
-    let serving = words(&server);
-    wait_for_listener(&port);
-    let asked = finish(words(&client));
-    match (asked, finish(serving)) {
-        (Ok(client), Ok(server)) => (server, client),
-        (asked, served) => panic!(
-            "{client:?} (apt-get install rdmacm-utils perftest if they are missing)\nclient: {asked:?}\nserver: {served:?}"
-        ),
-    }
+fn pair(server: &[&str], client: &[&str]) -> [String; 2] {
+    both(&format!("{client:?} (of rdmacm-utils or perftest)"), || {
+        let port = free_port();
+        let run = |words: &[&str]| {
+            let words: Vec<_> = words.iter().map(|word| word.replace("PORT", &port)).collect();
+            start(&words.iter().map(String::as_str).collect::<Vec<_>>())
+        };
+        let serving = run(server);
+        wait_for_listener(&port);
+        let client = finish(run(client));
+        [finish(serving), client]
+    })
 }
 
 #[test]
 fn rping_validates_what_it_reads_and_writes() {
-    let (server, client) = pair(
+    let [server, client] = pair(
         &["rping", "-s", "-a", "127.0.0.1", "-p", "PORT", "-C", "10", "-v", "-V"],
         &["rping", "-c", "-a", "127.0.0.1", "-p", "PORT", "-C", "10", "-v", "-V"],
     );
@@ -57,7 +55,7 @@ fn rping_validates_what_it_reads_and_writes() {
 
 #[test]
 fn many_connections_at_once() {
-    let (server, client) = pair(
+    let [server, client] = pair(
         &["ucmatose", "-p", "PORT", "-c", "20", "-C", "10"],
         &["ucmatose", "-p", "PORT", "-c", "20", "-C", "10", "-s", "127.0.0.1"],
     );
@@ -69,7 +67,7 @@ fn many_connections_at_once() {
 #[test]
 fn perftest_connects_by_rdma_cm() {
     for tool in ["ib_write_bw", "ib_read_lat", "ib_send_bw"] {
-        let (_, client) = pair(
+        let [_, client] = pair(
             &[tool, "-R", "-p", "PORT", "-n", "1000"],
             &[tool, "-R", "-p", "PORT", "-n", "1000", "127.0.0.1"],
         );
@@ -83,7 +81,7 @@ fn perftest_connects_by_rdma_cm() {
 /// Both ends of an extended connection, with the shared receive queue's number in the private data.
 #[test]
 fn extended_connections_carry_messages() {
-    let (server, client) = pair(
+    let [server, client] = pair(
         &["rdma_xserver", "-c", "x", "-p", "PORT"],
         &["rdma_xclient", "-c", "x", "-s", "127.0.0.1", "-p", "PORT"],
     );
