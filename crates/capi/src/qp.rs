@@ -356,11 +356,18 @@ impl Requests for Rest {
             if request.num_sge != 1 || !may_be {
                 return None;
             }
+            // Field by field: one wide load of what the program has just written in parts waits for all of its stores.
+            let sge = &raw const *request.sg_list;
+            let sge = Sge {
+                addr: (&raw const (*sge).addr).read_volatile(),
+                length: (&raw const (*sge).length).read_volatile(),
+                lkey: (&raw const (*sge).lkey).read_volatile(),
+            };
             Some(Plain {
                 wr_id: request.wr_id,
                 opcode: request.opcode,
                 flags: request.send_flags,
-                sge: request.sg_list.cast::<Sge>().read(),
+                sge,
                 remote_addr: request.wr.rdma.remote_addr,
                 rkey: request.wr.rdma.rkey,
             })
