@@ -375,6 +375,12 @@ impl Requests for Rest {
     }
 
     #[inline(always)]
+    fn opcode(&self) -> Option<u32> {
+        // SAFETY: as above.
+        unsafe { Some(self.0.as_ref()?.opcode) }
+    }
+
+    #[inline(always)]
     fn advance(&mut self) {
         // SAFETY: as above, and there was a next one.
         self.0 = unsafe { (*self.0).next };
@@ -408,6 +414,7 @@ pub(crate) unsafe extern "C" fn post_send(
 ///
 /// # Safety
 /// The request is complete.
+#[inline(never)]
 unsafe fn post_any(object: &QpObject, request: &ibv_send_wr) -> Result<(), Errno> {
     let queue_pair = &object.inner;
     // SAFETY: the unions hold what the kinds of queue pair and request say.

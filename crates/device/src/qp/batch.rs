@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use millstream_shm::{SpinGuard, SpinLock};
 
-use super::plain::{Plain, Requests};
+use super::plain::{Plain, Requests, Run};
 use super::send::{Admitted, SendQueue};
 use super::state::State;
 use super::{Capacity, Kind, Qp};
@@ -293,6 +293,11 @@ impl Requests for Rest<'_> {
     }
 
     #[inline(always)]
+    fn opcode(&self) -> Option<u32> {
+        Some(self.requests.first()?.opcode)
+    }
+
+    #[inline(always)]
     fn advance(&mut self) {
         self.requests = self.requests.split_first().map_or(&[], |(_, rest)| rest);
     }
@@ -388,9 +393,9 @@ impl Qp {
     #[inline(always)]
     fn post_plain_ones(&self, send: &mut SendQueue, rest: &mut Rest<'_>) {
         if self.kind == Kind::Rc
-            && let Some(next) = rest.plain()
+            && let Some(next) = Run::of(rest)
         {
-            self.post_plain_locked(send, next.run(), rest);
+            self.post_plain_locked(send, next, rest);
         }
     }
 

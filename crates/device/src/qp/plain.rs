@@ -45,6 +45,8 @@ pub struct Plain {
 pub trait Requests: Copy {
     /// The next one, if it is plain.
     fn plain(&self) -> Option<Plain>;
+    /// The opcode of the next one, plain or not.
+    fn opcode(&self) -> Option<u32>;
     /// It was carried out.
     fn advance(&mut self);
 }
@@ -60,6 +62,11 @@ impl Requests for Rest<'_> {
         let ([sge], WR_RDMA_WRITE | WR_RDMA_READ | WR_SEND) = (wr.sges, wr.opcode) else { return None };
         let SendWr { wr_id, opcode, flags, remote_addr, rkey, .. } = *wr;
         Some(Plain { wr_id, opcode, flags, sge: *sge, remote_addr, rkey })
+    }
+
+    #[inline(always)]
+    fn opcode(&self) -> Option<u32> {
+        Some(self.0.first()?.opcode)
     }
 
     #[inline(always)]
@@ -100,10 +107,20 @@ pub(super) enum Run {
     Sends,
 }
 
-impl Plain {
+impl Run {
+    /// By which the next request of a list would be carried out, if it is plain.
     #[inline(always)]
-    pub(super) fn run(&self) -> Run {
-        if self.opcode == WR_SEND { Run::Sends } else { Run::Copies }
+    pub(super) fn of(list: &impl Requests) -> Option<Self> {
+        match list.opcode()? {
+            WR_RDMA_WRITE | WR_RDMA_READ => Some(Run::Copies),
+            WR_SEND => Some(Run::Sends),
+            _ => None,
+        }
+    }
+
+    #[inline(always)]
+    fn is_for(self, plain: &Plain) -> bool {
+        (plain.opcode == WR_SEND) == (self == Run::Sends)
     }
 }
 
@@ -115,37 +132,33 @@ impl Qp {
         if self.kind != Kind::Rc {
             return;
         }
-        let Some(next) = list.plain() else { return };
-        self.post_plain_locked(&mut self.send.lock(), next.run(), list);
+        let Some(next) = Run::of(list) else { return };
+        self.post_plain_locked(&mut self.send.lock(), next, list);
     }
 
-    /// The same for a reliable connection whose send queue is locked, where the next request is plain.
+    /// The same for a reliable connection whose send queue is locked, and the loop that the next request is for.
     #[inline(always)]
     pub(super) fn post_plain_locked(&self, send: &mut SendQueue, mut next: Run, list: &mut impl Requests) {
         loop {
             let rest = match next {
-                Run::Copies => self.post_copies_plain(send, *list),
+                Run::Copies => self.run(Run::Copies, send, *list),
                 Run::Sends => self.post_sends_plain(send, *list),
             };
             let Some(rest) = rest else { return };
             *list = rest;
-            let Some(plain) = rest.plain() else { return };
-            next = plain.run();
+            let Some(behind) = Run::of(list) else { return };
+            next = behind;
         }
     }
 
-    /// Carries out WRITEs and READs from the front of a list; what is left of it, nothing if not even the first one was.
-    #[inline(never)]
-    fn post_copies_plain<L: Requests>(&self, send: &mut SendQueue, list: L) -> Option<L> {
-        self.run(Run::Copies, send, list)
-    }
-
-    /// The same of SENDs.
+    /// SENDs out of the way: within one function WRITEs and READs would pay for their registers.
     #[inline(never)]
     fn post_sends_plain<L: Requests>(&self, send: &mut SendQueue, list: L) -> Option<L> {
         self.run(Run::Sends, send, list)
     }
 
+    /// Carries out requests of one kind from the front of a list; what is left of it, nothing if not even the first one
+    /// was.
     #[inline(always)]
     fn run<L: Requests>(&self, run: Run, send: &mut SendQueue, mut list: L) -> Option<L> {
         let mut room = self.send_room(send);
@@ -161,7 +174,7 @@ impl Qp {
         let mut announced = send.announced;
         let (mut signal, mut going_on) = (false, false);
         while let Some(next) = list.plain()
-            && next.run() == run
+            && run.is_for(&next)
             && room != 0
             && !signal
         {
@@ -321,15 +334,22 @@ impl Qp {
         }
         match local.known(self.host, self.pd.id, addr, length, lkey, access) {
             Some(place) => Some(place),
-            None => self.find_local(local, plain.sge, access),
+            None => self.find_local(local, addr, length, lkey, access),
         }
     }
 
     /// The same for a region that was not used before, or not lately.
     #[cold]
     #[inline(never)]
-    fn find_local(&self, local: &mut LocalKeys, sge: Sge, access: u32) -> Option<*mut u8> {
-        local.find(self.host, self.pd.id, sge.addr, sge.length, sge.lkey, access).ok()
+    fn find_local(
+        &self,
+        local: &mut LocalKeys,
+        addr: u64,
+        length: u32,
+        lkey: u32,
+        access: u32,
+    ) -> Option<*mut u8> {
+        local.find(self.host, self.pd.id, addr, length, lkey, access).ok()
     }
 
     /// By its parts: a request whose address nobody wants stays in registers.
