@@ -30,8 +30,8 @@ use crate::registers::{COPY_RING, COPY_SLOTS, MAX_BANKS, MAX_PEERS, PEER_BYTES, 
 /// a processor goes past its caches only if it is larger than they are.
 const PIECE: u64 = 16 << 20;
 
-/// Pieces under way.
-const DEPTH: u32 = 16;
+/// Pieces of a copy, or copies of a list, under way.
+const DEPTH: u32 = COPY_SLOTS as u32;
 
 /// Longest time without work after which the engine sleeps, even on a card that never does: what that is for are
 /// kernels, and each thread that spins takes a processor from them.

@@ -33,7 +33,7 @@ pub const WORDS: usize = 16;
 pub const MAX_PEERS: usize = 8;
 
 /// Slots of the ring of copy descriptors in BAR0.
-pub const COPY_SLOTS: usize = 16;
+pub const COPY_SLOTS: usize = 32;
 
 /// First byte of the lease words in BAR0.
 pub const LEASE_PAGE: Range<usize> = 0x2000..0x3000;
@@ -48,7 +48,7 @@ pub const PEER_TABLE: usize = 0x7100;
 pub const PEER_BYTES: usize = 64;
 
 /// First byte of the ring of copy descriptors, each of 64 bytes.
-pub const COPY_RING: usize = 0x7400;
+pub const COPY_RING: usize = 0x7300;
 
 /// First byte of the control registers of region 0.
 pub const REGION_CONTROL: usize = 0x8000;
@@ -239,11 +239,11 @@ register_map! { REGISTERS for Registers, at {
         0x4160 copy_busy_ns: U64 Card = "Time with a copy outstanding [ns].";
         0x4168 copy_watching: U32 Card = "One while the card looks at `copy_producer` by itself. Read it after a "
             "write of `copy_producer`: if it is zero, the card needs immediate data to notice at once.";
-        0x4180 copy_cause: [U32; COPY_SLOTS] Card = "By slot: why the latest copy failed, zero if it did "
-            "not; see Causes.";
         0x41c0 peer_state: [U32; MAX_PEERS] Card = "By peer; see Peer states.";
         0x41e0 peer_cause: [U32; MAX_PEERS] Card = "By peer: why it could not be reached.";
-        0x4200 copy_detail: [U64; COPY_SLOTS] Card = "By slot: the offending value.";
+        0x4200 copy_cause: [U32; COPY_SLOTS] Card = "By slot: why the latest copy failed, zero if it did "
+            "not; see Causes.";
+        0x4300 copy_detail: [U64; COPY_SLOTS] Card = "By slot: the offending value.";
     }
     "Bytes by window and bank" {
         0x4400 bank_written: [U64; MAX_BANKS] Card = "By bank: written by kernels that count and by copies "
@@ -274,11 +274,11 @@ register_map! { REGISTERS for Registers, at {
         0x7080 copy_producer: U64 User = "Copy descriptors written.";
         0x7088 peer_command: U64 User = "Low 8 bits: connect the peer with this number by its address in the "
             "table; the rest: a number that was not used before.";
-        0x7800 report_written: [U64; MAX_BANKS] User = "By bank: what the holder wrote since its lease began "
+        0x7b00 report_written: [U64; MAX_BANKS] User = "By bank: what the holder wrote since its lease began "
             "[bytes].";
-        0x7a00 report_read: [U64; MAX_BANKS] User = "By bank: what the holder read [bytes].";
-        0x7c00 report_dma_written: U64 User = "What the holder wrote through BAR2 since its lease began [bytes].";
-        0x7c08 report_dma_read: U64 User = "What it read [bytes].";
+        0x7d00 report_read: [U64; MAX_BANKS] User = "By bank: what the holder read [bytes].";
+        0x7f00 report_dma_written: U64 User = "What the holder wrote through BAR2 since its lease began [bytes].";
+        0x7f08 report_dma_read: U64 User = "What it read [bytes].";
     }
 }}
 

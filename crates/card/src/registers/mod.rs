@@ -37,7 +37,7 @@ pub const MAX_KERNELS: usize = 64;
 pub const MAGIC: u64 = u64::from_le_bytes(*b"MSTRCARD");
 
 /// Version of the register map, the command format and the connection messages.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Width of a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
