@@ -357,7 +357,7 @@ impl Requests for Rest {
                 return None;
             }
             // Field by field: one wide load of what the program has just written in parts waits for all of its stores.
-            let sge = &raw const *request.sg_list;
+            let sge = request.sg_list;
             let sge = Sge {
                 addr: (&raw const (*sge).addr).read_volatile(),
                 length: (&raw const (*sge).length).read_volatile(),

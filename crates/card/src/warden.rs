@@ -221,7 +221,7 @@ impl Warden {
             self.finish_ending();
         }
         self.attend_regions(nanos(now));
-        if self.parts.shop.rings.attend(self.parts.grace).is_some() {
+        if self.parts.shop.rings.attend(self.parts.grace) {
             registers.regions_lost().fetch_add(1, Ordering::Relaxed);
             show_stuck(&registers, &self.parts.hardware.interrupt_fd);
         }

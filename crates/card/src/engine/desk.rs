@@ -104,21 +104,18 @@ impl RingDesk {
         ended.map_or_else(Ended::default, |Running { late, lost, .. }| Ended { late, lost })
     }
 
-    /// Has a command end whose time is over. Gives it up if it does not within the grace, and says once for how long it
-    /// was waited for.
-    pub(crate) fn attend(&self, grace: Duration) -> Option<Duration> {
+    /// Has a command end whose time is over. Gives it up if it does not within the grace; true once, when it does so.
+    pub(crate) fn attend(&self, grace: Duration) -> bool {
         let mut inside = self.inside();
-        let running = inside.running.as_mut()?;
-        let over = running.since.elapsed().checked_sub(running.limit)?;
+        let Some(running) = &mut inside.running else { return false };
+        let Some(over) = running.since.elapsed().checked_sub(running.limit) else { return false };
         if !running.late {
             running.late = true;
             self.wanted.store(true, Ordering::SeqCst);
         }
-        if over < grace || running.lost {
-            return None;
-        }
-        running.lost = true;
-        Some(over)
+        let given_up = over >= grace && !running.lost;
+        running.lost |= given_up;
+        given_up
     }
 }
 
@@ -150,16 +147,16 @@ mod tests {
     fn a_command_whose_time_is_over_is_to_end_and_then_given_up() {
         let desk = RingDesk::default();
         assert!(desk.begin(LONG));
-        assert_eq!(desk.attend(Duration::ZERO), None);
+        assert!(!desk.attend(Duration::ZERO));
         assert_eq!(desk.end(), Ended::default());
         assert!(desk.begin(Duration::ZERO));
-        assert_eq!(desk.attend(LONG), None);
+        assert!(!desk.attend(LONG));
         assert!(desk.wanted().load(Ordering::SeqCst) && !desk.is_lost_on(0));
-        assert!(desk.attend(Duration::ZERO).is_some() && desk.is_lost_on(0) && !desk.is_lost_on(1));
-        assert_eq!(desk.attend(Duration::ZERO), None, "that is said once");
+        assert!(desk.attend(Duration::ZERO) && desk.is_lost_on(0) && !desk.is_lost_on(1));
+        assert!(!desk.attend(Duration::ZERO), "that is said once");
         assert_eq!(desk.end(), Ended { late: true, lost: true });
         // The next one has its own time.
         assert!(desk.begin(LONG) && !desk.wanted().load(Ordering::SeqCst));
-        assert_eq!((desk.attend(Duration::ZERO), desk.end()), (None, Ended::default()));
+        assert_eq!((desk.attend(Duration::ZERO), desk.end()), (false, Ended::default()));
     }
 }

@@ -295,7 +295,7 @@ impl Inner {
             return Err(RemoteErrorKind::TimedOut(patience, "a message that answers a command"));
         };
         let message = self.messages.remove(place).expect("just found");
-        self.rung.iter_mut().filter(|word| **word == rung).for_each(|word| *word = 0);
+        self.forget_rung(rung);
         match message.cause {
             None => Ok(message),
             Some(cause) => {
@@ -316,8 +316,13 @@ impl Inner {
             self.wait_until(Deadline::after(pause), |_| false)?;
             pause = (pause * 2).min(Duration::from_millis(5));
         }
-        self.rung.iter_mut().filter(|rung| **rung == word).for_each(|rung| *rung = 0);
+        self.forget_rung(word);
         Ok(())
+    }
+
+    /// A region has taken this word up.
+    fn forget_rung(&mut self, word: u64) {
+        self.rung.iter_mut().filter(|rung| **rung == word).for_each(|rung| *rung = 0);
     }
 
     fn card_command(&mut self, command: CardCommand) -> Result<(), RemoteErrorKind> {

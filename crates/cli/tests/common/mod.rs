@@ -4,7 +4,7 @@ use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use millstream_bench::pair::{CLOCK_ATTEMPTS, clock_was_disturbed};
+use millstream_bench::pair::undisturbed;
 use millstream_shm::ports;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -47,17 +47,13 @@ pub(crate) fn finish(mut child: Child) -> Result<String, String> {
     if status.success() { Ok(text) } else { Err(format!("{status}\n{text}")) }
 }
 
-/// What server and client said, which must both end well. Perftest fails by itself where others disturb its clock, and is run again.
+/// What server and client said, which must both end well.
 pub(crate) fn both(what: &str, sides: impl Fn() -> [Result<String, String>; 2]) -> [String; 2] {
-    for attempt in 1.. {
-        let ends = sides();
-        if let [Ok(server), Ok(client)] = ends {
-            return [server, client];
-        }
-        let disturbed = ends.iter().any(|end| end.as_ref().is_err_and(|said| clock_was_disturbed(said)));
-        assert!(disturbed && attempt < CLOCK_ATTEMPTS, "{what}: server and client: {ends:?}");
-    }
-    unreachable!("one of the attempts was the last")
+    let ended = undisturbed(|| match sides() {
+        [Ok(server), Ok(client)] => Ok([server, client]),
+        ends => Err(format!("{what}: server and client: {ends:?}")),
+    });
+    ended.unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// A port that is free for TCP, and so most likely for the connection manager.
