@@ -33,6 +33,9 @@ pub unsafe fn copy_in_order(to: *mut u8, from: *const u8, len: usize) {
 unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: all accesses lie in the two ranges.
     unsafe {
+        if len <= WIDE && to.addr().abs_diff(from.addr()) >= len && wide(to, from, len) {
+            return;
+        }
         if len < 8 {
             for i in 0..len {
                 to.add(i).write_volatile(from.add(i).read());
@@ -41,60 +44,65 @@ unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
         }
         let body = len - 8;
         let last = from.add(body).cast::<u64>().read_unaligned();
-        let overlaps = to.addr().abs_diff(from.addr()) < len;
-        if body > WIDE || overlaps {
-            ptr::copy(from, to, body);
-        } else {
-            wide(to, from, body);
-        }
+        ptr::copy(from, to, body);
         fence(Ordering::Release);
         store_word(to.add(body), last);
     }
 }
 
-/// Copies upwards by the widest loads and stores that there are.
+/// Copies upwards by the widest loads and stores that there are; false if there are none for so few bytes.
 ///
 /// # Safety
 /// As [`copy_in_order`], and the ranges do not overlap.
 #[inline(always)]
-unsafe fn wide(to: *mut u8, from: *const u8, len: usize) {
+unsafe fn wide(to: *mut u8, from: *const u8, len: usize) -> bool {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: passed on; the processor has the instructions.
     unsafe {
         match len {
-            64.. if is_x86_feature_detected!("avx512f") => return x86::by_64(to, from, len),
-            32.. if is_x86_feature_detected!("avx2") => return x86::by_32(to, from, len),
-            _ => {}
+            64.. if is_x86_feature_detected!("avx512f") => x86::by_64(to, from, len),
+            32.. if is_x86_feature_detected!("avx2") => x86::by_32(to, from, len),
+            _ => return false,
         }
+        true
     }
-    // SAFETY: passed on.
-    unsafe { ptr::copy(from, to, len) };
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = (to, from, len);
+        false
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{
-        __m256i, __m512i, _mm256_loadu_si256, _mm256_storeu_si256, _mm512_loadu_si512, _mm512_storeu_si512,
+        __m128i, __m256i, __m512i, _mm_loadu_si128, _mm_storeu_si128, _mm256_loadu_si256,
+        _mm256_storeu_si256, _mm512_loadu_si512, _mm512_storeu_si512,
     };
+    use std::sync::atomic::{Ordering, fence};
+
+    use super::store_word;
 
     macro_rules! copy_by {
-        ($(#[$meta:meta])* $name:ident, $vector:ty, $load:ident, $store:ident, $feature:literal) => {
+        (
+            $(#[$meta:meta])* $name:ident, $feature:literal,
+            $vector:ty, $load:ident, $store:ident,
+            $half:ty, $load_half:ident, $store_half:ident
+        ) => {
             $(#[$meta])*
             #[target_feature(enable = $feature)]
             pub(super) unsafe fn $name(mut to: *mut u8, mut from: *const u8, mut len: usize) {
                 const SIZE: usize = size_of::<$vector>();
                 // SAFETY: all accesses lie in the two ranges.
                 unsafe {
-                    let load = |at: usize| $load(from.add(at).cast::<$vector>());
-                    // Of the last bytes, wherever they begin.
-                    let (end, tail) = (to.add(len - SIZE), load(len - SIZE));
+                    let (to_end, from_end) = (to.add(len), from.add(len));
                     // Stores that cross lines take twice as long.
                     let ahead = to.align_offset(SIZE);
-                    if ahead != 0 && len >= 4 * SIZE {
-                        $store(to.cast::<$vector>(), load(0));
+                    if ahead != 0 && len > SIZE {
+                        $store(to.cast::<$vector>(), $load(from.cast::<$vector>()));
                         (to, from, len) = (to.add(ahead), from.add(ahead), len - ahead);
                     }
-                    while len >= 4 * SIZE {
+                    while len > 4 * SIZE {
                         let load = |at: usize| $load(from.add(at * SIZE).cast::<$vector>());
                         let store = |at: usize, value| $store(to.add(at * SIZE).cast::<$vector>(), value);
                         let values = (load(0), load(1), load(2), load(3));
@@ -104,11 +112,24 @@ mod x86 {
                         store(3, values.3);
                         (to, from, len) = (to.add(4 * SIZE), from.add(4 * SIZE), len - 4 * SIZE);
                     }
-                    while len > SIZE {
+                    if len > 2 * SIZE {
+                        let second = $load(from.add(SIZE).cast::<$vector>());
                         $store(to.cast::<$vector>(), $load(from.cast::<$vector>()));
-                        (to, from, len) = (to.add(SIZE), from.add(SIZE), len - SIZE);
+                        $store(to.add(SIZE).cast::<$vector>(), second);
+                        (to, from, len) = (to.add(2 * SIZE), from.add(2 * SIZE), len - 2 * SIZE);
                     }
-                    $store(end.cast::<$vector>(), tail);
+                    if len > SIZE {
+                        $store(to.cast::<$vector>(), $load(from.cast::<$vector>()));
+                    }
+                    // The last bytes, wherever they begin, and of them the last eight on their own. They are read last: what
+                    // comes from the second or third cache comes sooner in order.
+                    for before in [SIZE, SIZE / 2 + 8] {
+                        let half = $load_half(from_end.sub(before).cast::<$half>());
+                        $store_half(to_end.sub(before).cast::<$half>(), half);
+                    }
+                    let last = from_end.sub(8).cast::<u64>().read_unaligned();
+                    fence(Ordering::Release);
+                    store_word(to_end.sub(8), last);
                 }
             }
         };
@@ -117,12 +138,16 @@ mod x86 {
     copy_by! {
         /// # Safety
         /// As [`super::wide`], for at least 64 bytes.
-        by_64, __m512i, _mm512_loadu_si512, _mm512_storeu_si512, "avx512f"
+        by_64, "avx512f",
+        __m512i, _mm512_loadu_si512, _mm512_storeu_si512,
+        __m256i, _mm256_loadu_si256, _mm256_storeu_si256
     }
     copy_by! {
         /// # Safety
         /// As [`super::wide`], for at least 32 bytes.
-        by_32, __m256i, _mm256_loadu_si256, _mm256_storeu_si256, "avx2"
+        by_32, "avx2",
+        __m256i, _mm256_loadu_si256, _mm256_storeu_si256,
+        __m128i, _mm_loadu_si128, _mm_storeu_si128
     }
 }
 
@@ -132,10 +157,19 @@ mod x86 {
 /// The pointer must be valid for eight bytes.
 #[inline(always)]
 pub unsafe fn store_word(at: *mut u8, value: u64) {
-    #[repr(C, packed)]
-    struct Unaligned(u64);
-    // SAFETY: the caller vouches for the range; the packed type needs no alignment.
-    unsafe { at.cast::<Unaligned>().write_volatile(Unaligned(value)) }
+    // What Rust makes of the other form here goes through the stack.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: the caller vouches for the range; the instruction needs no alignment.
+    unsafe {
+        std::arch::asm!("mov qword ptr [{}], {}", in(reg) at, in(reg) value, options(nostack, preserves_flags));
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    {
+        #[repr(C, packed)]
+        struct Unaligned(u64);
+        // SAFETY: the caller vouches for the range; the packed type needs no alignment.
+        unsafe { at.cast::<Unaligned>().write_volatile(Unaligned(value)) }
+    }
 }
 
 #[cfg(test)]
