@@ -347,13 +347,12 @@ struct Rest(*mut ibv_send_wr);
 
 impl Requests for Rest {
     #[inline(always)]
-    fn plain(&self) -> Option<Plain> {
+    fn plain(&self, opcode: u32) -> Option<Plain> {
         // SAFETY: made by `post_send` from a list of complete requests; the element is read only if there is
         // one, and so is what WRITEs and READs have.
         unsafe {
             let request = self.0.as_ref()?;
-            let may_be = matches!(request.opcode, IBV_WR_RDMA_WRITE | IBV_WR_RDMA_READ | IBV_WR_SEND);
-            if request.num_sge != 1 || !may_be {
+            if request.num_sge != 1 || request.opcode != opcode {
                 return None;
             }
             // Field by field: one wide load of what the program has just written in parts waits for all of its stores.
@@ -365,7 +364,6 @@ impl Requests for Rest {
             };
             Some(Plain {
                 wr_id: request.wr_id,
-                opcode: request.opcode,
                 flags: request.send_flags,
                 sge,
                 remote_addr: request.wr.rdma.remote_addr,

@@ -279,17 +279,16 @@ struct Rest<'a> {
 
 impl Requests for Rest<'_> {
     #[inline(always)]
-    fn plain(&self) -> Option<Plain> {
-        let prepared = self.requests.first()?;
-        let Prepared { wr_id, opcode, flags, remote_addr, rkey, .. } = *prepared;
-        let (WR_RDMA_WRITE | WR_RDMA_READ | WR_SEND) = opcode else { return None };
+    fn plain(&self, opcode: u32) -> Option<Plain> {
+        let prepared = self.requests.first().filter(|prepared| prepared.opcode == opcode)?;
+        let Prepared { wr_id, flags, remote_addr, rkey, .. } = *prepared;
         let sge = if flags & SEND_INLINE != 0 {
             self.batch.inline(prepared)
         } else {
             let [sge] = self.batch.elements(prepared) else { return None };
             *sge
         };
-        Some(Plain { wr_id, opcode, flags, sge, remote_addr, rkey })
+        Some(Plain { wr_id, flags, sge, remote_addr, rkey })
     }
 
     #[inline(always)]

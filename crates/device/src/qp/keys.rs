@@ -10,7 +10,7 @@ use crate::host::Host;
 use crate::layout::MrEntry;
 use crate::mr::{ACCESS_NULL, LocalMr};
 use crate::peer::Peer;
-use crate::types::{ACCESS_LOCAL_WRITE, ACCESS_ON_DEMAND, ACCESS_REMOTE_READ, vendor};
+use crate::types::{ACCESS_LOCAL_WRITE, ACCESS_ON_DEMAND, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, vendor};
 
 const SLOTS: usize = 8;
 
@@ -21,8 +21,38 @@ fn slot(key: u32) -> usize {
 /// Access bits of regions that this process does not simply copy from and to.
 const UNUSUAL: u32 = ACCESS_ON_DEMAND | ACCESS_NULL;
 
-/// A peer's memory region or window, checked.
+/// What a plain request does with memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    /// It takes data from there.
+    Read,
+    /// It stores there by the right of an RDMA WRITE.
+    Write,
+    /// It stores there as the memory's owner may: into a receive's memory, or for an RDMA READ into this process's.
+    Fill,
+}
+
+/// For each [`Use`], how many bytes from its start on a range of memory has for it: all that it has, or none.
+#[derive(Clone, Copy, Debug, Default)]
+struct Rooms([u64; 3]);
+
+impl Rooms {
+    fn new(len: u64, allows: impl Fn(Use) -> bool) -> Self {
+        Self([Use::Read, Use::Write, Use::Fill].map(|purpose| if allows(purpose) { len } else { 0 }))
+    }
+
+    /// Whether `len` bytes, at least one, from so many behind the start lie in it. A place before the start is as far behind as
+    /// can be.
+    #[inline(always)]
+    fn admit(&self, purpose: Use, from: u64, len: u64) -> bool {
+        let room = self.0[purpose as usize];
+        from < room && room - from >= len
+    }
+}
+
+/// A peer's memory region or window, checked. As large as lines of the cache, so that its place is a shift away.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(super) struct Window {
     /// The entry's name when it was read: the key, and which life of it.
     name: u64,
@@ -41,6 +71,8 @@ pub(super) struct Window {
     pub(super) base: *mut u8,
     /// Whether the mapped part can be stored into: its owner may have forbidden new writers.
     pub(super) writable: bool,
+    /// Of the mapped part, from `map_start` on.
+    rooms: Rooms,
     /// The part that every initiator can map, where processors' atomic operations suffice.
     common: std::ops::Range<u64>,
     _mapping: Option<Arc<Mapping>>,
@@ -52,6 +84,16 @@ unsafe impl Send for Window {}
 impl Window {
     /// Reads the peer's entry once and checks the copy.
     fn look_up(peer: &Arc<Peer>, key: u32) -> Option<Self> {
+        let mut window = Self::look_up_and_map(peer, key)?;
+        window.rooms = Rooms::new(window.map_end - window.map_start, |purpose| match purpose {
+            Use::Read => window.access & ACCESS_REMOTE_READ != 0,
+            Use::Write => window.writable && window.access & ACCESS_REMOTE_WRITE != 0,
+            Use::Fill => window.writable && window.access & ACCESS_LOCAL_WRITE != 0,
+        });
+        Some(window)
+    }
+
+    fn look_up_and_map(peer: &Arc<Peer>, key: u32) -> Option<Self> {
         let entry = peer.mr_entry(key)?;
         let (name, shown) = entry.read(key)?;
         let (start, len, va) = (shown.start, shown.len, shown.va);
@@ -74,6 +116,7 @@ impl Window {
             map_end: 0,
             base: std::ptr::null_mut(),
             writable: true,
+            rooms: Rooms::default(),
             common: if file.generation == 0 { 0..0 } else { shown.mapped },
             _mapping: None,
         };
@@ -162,15 +205,12 @@ impl Window {
 }
 
 impl Window {
-    /// Address here of `len` mapped bytes at `at`, if the domain `pd` gives that access to them.
+    /// Address here of `len` mapped bytes at `at`, at least one, if the domain `pd` may use them so.
     #[inline(always)]
-    pub(super) fn mapped(&self, pd: u32, at: u64, len: u64, access: u32) -> Option<*mut u8> {
-        // The mapped part lies inside the region. A place before it is as far behind as can be.
-        let (from, room) = (at.wrapping_sub(self.map_start), self.map_end - self.map_start);
-        let stores = access & ACCESS_REMOTE_READ == 0;
-        let admitted =
-            self.pd == pd && self.access & access == access && (self.writable || !stores) && from <= room;
-        (admitted && room - from >= len).then(|| self.base.wrapping_add(from as usize))
+    pub(super) fn mapped(&self, pd: u32, at: u64, len: u64, purpose: Use) -> Option<*mut u8> {
+        let from = at.wrapping_sub(self.map_start);
+        let admitted = self.pd == pd && self.rooms.admit(purpose, from, len);
+        admitted.then(|| self.base.wrapping_add(from as usize))
     }
 }
 
@@ -196,36 +236,45 @@ impl RemoteKeys {
     }
 }
 
-/// This process's own regions, by key.
+/// This process's own regions, by key, as the requests of one queue pair see them.
 #[derive(Debug, Default)]
 pub(super) struct LocalKeys {
     epoch: u64,
     regions: [Option<LocalMr>; SLOTS],
+    ranges: [LocalRange; SLOTS],
+}
+
+/// What plain requests have to know of one of the `regions`: nothing has room if there is none, or its domain is
+/// another one.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(align(64))]
+struct LocalRange {
+    key: u32,
+    start: u64,
+    va: u64,
+    rooms: Rooms,
+}
+
+impl LocalRange {
+    fn new(mr: &LocalMr, pd: u32) -> Self {
+        let rooms = Rooms::new(mr.len, |purpose| {
+            mr.pd == pd && (purpose == Use::Read || mr.access & ACCESS_LOCAL_WRITE != 0)
+        });
+        Self { key: mr.key, start: mr.start, va: mr.va, rooms }
+    }
 }
 
 impl LocalKeys {
-    /// Address of `len` bytes at `addr` of the region `lkey`, if it is known and as it was, in the domain, and allows
-    /// what `access` asks.
+    /// Address of `len` bytes at `addr` of the region `lkey`, at least one, if it is known and as it was, in the domain, and may
+    /// be used so.
     #[inline(always)]
-    pub(super) fn known(
-        &self,
-        host: &Host,
-        pd: u32,
-        addr: u64,
-        len: u32,
-        lkey: u32,
-        access: u32,
-    ) -> Option<*mut u8> {
-        let mr = self.regions[slot(lkey)].as_ref()?;
-        let (from, len) = (addr.wrapping_sub(mr.start), u64::from(len));
-        // A place before the region is as far behind as can be.
+    pub(super) fn known(&self, host: &Host, addr: u64, len: u32, lkey: u32, purpose: Use) -> Option<*mut u8> {
+        let range = &self.ranges[slot(lkey)];
+        let from = addr.wrapping_sub(range.start);
         let admitted = host.mrs.epoch() == self.epoch
-            && mr.key == lkey
-            && mr.pd == pd
-            && mr.access & access == access
-            && from <= mr.len
-            && mr.len - from >= len;
-        admitted.then(|| mr.va.wrapping_add(from) as *mut u8)
+            && range.key == lkey
+            && range.rooms.admit(purpose, from, u64::from(len));
+        admitted.then(|| range.va.wrapping_add(from) as *mut u8)
     }
 
     /// Address of `len` bytes at `addr` of the region `lkey`, if it is ours, in the domain, and
@@ -245,6 +294,7 @@ impl LocalKeys {
         let epoch = host.mrs.epoch();
         if epoch != self.epoch {
             self.regions = [None; SLOTS];
+            self.ranges = [LocalRange::default(); SLOTS];
             self.epoch = epoch;
         }
         let cached = &mut self.regions[slot(lkey)];
@@ -255,6 +305,7 @@ impl LocalKeys {
                 if found.access & UNUSUAL != 0 {
                     return unusual(&found, pd, addr, len, access);
                 }
+                self.ranges[slot(lkey)] = LocalRange::new(&found, pd);
                 cached.insert(found)
             }
         };

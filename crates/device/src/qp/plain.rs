@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 
 use millstream_shm::copy_in_order;
 
-use super::keys::{LocalKeys, RemoteKeys};
+use super::keys::{LocalKeys, RemoteKeys, Use};
 use super::send::SendQueue;
 use super::state::State;
 use super::target::{READ_AHEAD, Receive, Target};
@@ -29,8 +29,6 @@ use crate::types::{
 pub struct Plain {
     /// The request's name.
     pub wr_id: u64,
-    /// [`WR_RDMA_WRITE`], [`WR_RDMA_READ`] or [`WR_SEND`].
-    pub opcode: u32,
     /// `IBV_SEND_*`
     pub flags: u32,
     /// Local memory.
@@ -43,8 +41,8 @@ pub struct Plain {
 
 /// A list of requests as it was posted: a place in it.
 pub trait Requests: Copy {
-    /// The next one, if it is plain.
-    fn plain(&self) -> Option<Plain>;
+    /// The next one, if it is plain and has this opcode.
+    fn plain(&self, opcode: u32) -> Option<Plain>;
     /// The opcode of the next one, plain or not.
     fn opcode(&self) -> Option<u32>;
     /// It was carried out.
@@ -57,11 +55,11 @@ pub(super) struct Rest<'a>(pub(super) &'a [SendWr<'a>]);
 
 impl Requests for Rest<'_> {
     #[inline(always)]
-    fn plain(&self) -> Option<Plain> {
-        let wr = self.0.first()?;
-        let ([sge], WR_RDMA_WRITE | WR_RDMA_READ | WR_SEND) = (wr.sges, wr.opcode) else { return None };
-        let SendWr { wr_id, opcode, flags, remote_addr, rkey, .. } = *wr;
-        Some(Plain { wr_id, opcode, flags, sge: *sge, remote_addr, rkey })
+    fn plain(&self, opcode: u32) -> Option<Plain> {
+        let wr = self.0.first().filter(|wr| wr.opcode == opcode)?;
+        let [sge] = wr.sges else { return None };
+        let SendWr { wr_id, flags, remote_addr, rkey, .. } = *wr;
+        Some(Plain { wr_id, flags, sge: *sge, remote_addr, rkey })
     }
 
     #[inline(always)]
@@ -99,11 +97,11 @@ enum Notify {
     Receiver,
 }
 
-/// Which requests one loop carries out. Each has a loop of its own, so that WRITEs and READs do not pay for what only
-/// SENDs need.
+/// Which requests one loop carries out. Each has a loop of its own, so that none pays for what only others need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Run {
-    Copies,
+    Writes,
+    Reads,
     Sends,
 }
 
@@ -112,15 +110,30 @@ impl Run {
     #[inline(always)]
     pub(super) fn of(list: &impl Requests) -> Option<Self> {
         match list.opcode()? {
-            WR_RDMA_WRITE | WR_RDMA_READ => Some(Run::Copies),
+            WR_RDMA_WRITE => Some(Run::Writes),
+            WR_RDMA_READ => Some(Run::Reads),
             WR_SEND => Some(Run::Sends),
             _ => None,
         }
     }
 
     #[inline(always)]
-    fn is_for(self, plain: &Plain) -> bool {
-        (plain.opcode == WR_SEND) == (self == Run::Sends)
+    const fn opcode(self) -> u32 {
+        match self {
+            Run::Writes => WR_RDMA_WRITE,
+            Run::Reads => WR_RDMA_READ,
+            Run::Sends => WR_SEND,
+        }
+    }
+
+    /// What the target must allow.
+    #[inline(always)]
+    const fn access(self) -> u32 {
+        match self {
+            Run::Writes => ACCESS_REMOTE_WRITE,
+            Run::Reads => ACCESS_REMOTE_READ,
+            Run::Sends => 0,
+        }
     }
 }
 
@@ -141,7 +154,8 @@ impl Qp {
     pub(super) fn post_plain_locked(&self, send: &mut SendQueue, mut next: Run, list: &mut impl Requests) {
         loop {
             let rest = match next {
-                Run::Copies => self.run(Run::Copies, send, *list),
+                Run::Writes => self.run(Run::Writes, send, *list),
+                Run::Reads => self.run(Run::Reads, send, *list),
                 Run::Sends => self.post_sends_plain(send, *list),
             };
             let Some(rest) = rest else { return };
@@ -166,21 +180,22 @@ impl Qp {
             return None;
         }
         let (Some(peer), Some(target)) = (&send.peer, &send.target) else { return None };
-        // As in `SendQueue::execute`: before the announcement, and after it.
-        if !peer.alive() || !target.still_ready() {
+        // As in `SendQueue::execute`: before the announcement, and after it. What it allows is as it was then, too.
+        let revision = target.ready_at()?;
+        if !peer.alive() || target.revision() != revision || !target.allows(run.access()) {
             return None;
         }
-        let busy = &target.entry.busy;
+        let (busy, asymmetric) = (&target.entry.busy, peer.asymmetric);
+        let always = if self.signal_all { SEND_SIGNALED } else { 0 };
         let mut announced = send.announced;
         let (mut signal, mut going_on) = (false, false);
-        while let Some(next) = list.plain()
-            && run.is_for(&next)
+        while let Some(next) = list.plain(run.opcode())
             && room != 0
             && !signal
         {
             // One request's end is the next one's beginning.
-            busy.begin(&mut announced, peer.asymmetric);
-            if !target.still_ready() || self.state.load(Ordering::Relaxed) != State::Rts as u8 {
+            busy.begin(&mut announced, asymmetric);
+            if target.revision() != revision || self.state.load(Ordering::Relaxed) != State::Rts as u8 {
                 break;
             }
             let keys = (&send.remote_keys, &mut send.local_keys);
@@ -191,14 +206,15 @@ impl Qp {
                 continue;
             }
             let done = match run {
-                Run::Copies => self.copy_plain(target, keys, &next),
+                Run::Writes => self.write_plain(target, keys, &next),
+                Run::Reads => self.read_plain(target, keys, &next),
                 Run::Sends => self.send_plain(target, keys, &next),
             };
             let Some(notify) = done else { break };
             signal = notify == Notify::Receiver;
             send.posted = send.posted.wrapping_add(1);
-            if self.signal_all || next.flags & SEND_SIGNALED != 0 {
-                self.complete_plain(next.wr_id, next.opcode, next.sge.length, send.posted);
+            if (next.flags | always) & SEND_SIGNALED != 0 {
+                self.complete_plain(next.wr_id, run.opcode(), next.sge.length, send.posted);
             }
             list.advance();
             room -= 1;
@@ -212,32 +228,52 @@ impl Qp {
         going_on.then_some(list)
     }
 
-    /// Carries out a WRITE or READ; none if it is not that simple.
+    /// Carries out a WRITE; none if it is not that simple.
     #[inline(always)]
-    fn copy_plain(
+    fn write_plain(
         &self,
         target: &Target,
         (remote, local): (&RemoteKeys, &mut LocalKeys),
         plain: &Plain,
     ) -> Option<Notify> {
-        let writes = plain.opcode == WR_RDMA_WRITE;
-        let access = match plain.opcode {
-            WR_RDMA_WRITE => ACCESS_REMOTE_WRITE,
-            WR_RDMA_READ if plain.flags & SEND_INLINE == 0 => ACCESS_REMOTE_READ,
-            _ => return None,
-        };
-        // A transfer of nothing checks no key.
-        if plain.sge.length == 0 || !target.allows(access) {
+        let to = self.remote_place(target, remote, plain, Use::Write)?;
+        let from = self.local_place(local, plain, Use::Read)?;
+        // SAFETY: mapped shared memory that was checked, and the application's registered or inline memory.
+        unsafe { copy_in_order(to, from, plain.sge.length as usize) };
+        Some(Notify::Nobody)
+    }
+
+    /// Carries out a READ; none if it is not that simple.
+    #[inline(always)]
+    fn read_plain(
+        &self,
+        target: &Target,
+        (remote, local): (&RemoteKeys, &mut LocalKeys),
+        plain: &Plain,
+    ) -> Option<Notify> {
+        if plain.flags & SEND_INLINE != 0 {
             return None;
         }
-        let len = u64::from(plain.sge.length);
-        let there = remote.known(plain.rkey)?.mapped(target.pd, plain.remote_addr, len, access)?;
-        let here = self.local_place(local, plain, if writes { 0 } else { ACCESS_LOCAL_WRITE })?;
-        let (to, from) = if writes { (there, here) } else { (here, there) };
-        // SAFETY: one range is mapped shared memory that was checked, the other one the application's
-        // registered (or inline) memory.
-        unsafe { copy_in_order(to, from, len as usize) };
+        let from = self.remote_place(target, remote, plain, Use::Read)?;
+        let to = self.local_place(local, plain, Use::Fill)?;
+        // SAFETY: as above.
+        unsafe { copy_in_order(to, from, plain.sge.length as usize) };
         Some(Notify::Nobody)
+    }
+
+    /// Where a WRITE's or READ's remote memory is mapped; none if that is not so simple, or not right. A transfer of
+    /// nothing checks no key.
+    #[inline(always)]
+    fn remote_place(
+        &self,
+        target: &Target,
+        remote: &RemoteKeys,
+        plain: &Plain,
+        purpose: Use,
+    ) -> Option<*mut u8> {
+        let len = u64::from(plain.sge.length);
+        let some = (1..=MAX_MSG).contains(&len);
+        if some { remote.known(plain.rkey)?.mapped(target.pd, plain.remote_addr, len, purpose) } else { None }
     }
 
     /// Carries out a SEND; none if it is not that simple.
@@ -266,14 +302,16 @@ impl Qp {
         plain: &Plain,
         before: u32,
     ) -> Option<Receive> {
-        let here = self.local_place(local, plain, 0)?;
-        let (receive, room) = target.plain_receive(before)?;
         let len = plain.sge.length;
-        if len == 0 || len > room.length {
+        if !(1..=MAX_MSG).contains(&u64::from(len)) {
             return None;
         }
-        let there =
-            remote.known(room.lkey)?.mapped(target.pd, room.addr, u64::from(len), ACCESS_LOCAL_WRITE)?;
+        let here = self.local_place(local, plain, Use::Read)?;
+        let (receive, room) = target.plain_receive(before)?;
+        if len > room.length {
+            return None;
+        }
+        let there = remote.known(room.lkey)?.mapped(target.pd, room.addr, u64::from(len), Use::Fill)?;
         // SAFETY: as above.
         unsafe { copy_in_order(there, here, len as usize) };
         Some(receive)
@@ -295,8 +333,8 @@ impl Qp {
         let mut at = *list;
         let (mut count, mut bytes) = (0, 0);
         while count < TOGETHER.min(*room) && bytes < BYTES_TOGETHER {
-            let alike = |plain: &Plain| plain.opcode == WR_SEND && plain.flags & SEND_SOLICITED == 0;
-            let Some(plain) = at.plain().filter(alike) else { break };
+            let alike = |plain: &Plain| plain.flags & SEND_SOLICITED == 0;
+            let Some(plain) = at.plain(WR_SEND).filter(alike) else { break };
             if self.place_plain(target, (remote, &mut *local), &plain, count).is_none() {
                 break;
             }
@@ -322,19 +360,16 @@ impl Qp {
         Some(if signal { Notify::Receiver } else { Notify::Nobody })
     }
 
-    /// Where a plain request's data is in this process; none if that is not so simple, or not right.
+    /// Where the data of a plain request that has some is in this process; none if that is not so simple, or not right.
     #[inline(always)]
-    fn local_place(&self, local: &mut LocalKeys, plain: &Plain, access: u32) -> Option<*mut u8> {
+    fn local_place(&self, local: &mut LocalKeys, plain: &Plain, purpose: Use) -> Option<*mut u8> {
         let Sge { addr, length, lkey } = plain.sge;
         if plain.flags & SEND_INLINE != 0 {
             return (length <= self.capacity.max_inline_data).then_some(addr as *mut u8);
         }
-        if u64::from(length) > MAX_MSG {
-            return None;
-        }
-        match local.known(self.host, self.pd.id, addr, length, lkey, access) {
+        match local.known(self.host, addr, length, lkey, purpose) {
             Some(place) => Some(place),
-            None => self.find_local(local, addr, length, lkey, access),
+            None => self.find_local(local, addr, length, lkey, purpose),
         }
     }
 
@@ -347,8 +382,9 @@ impl Qp {
         addr: u64,
         length: u32,
         lkey: u32,
-        access: u32,
+        purpose: Use,
     ) -> Option<*mut u8> {
+        let access = if purpose == Use::Read { 0 } else { ACCESS_LOCAL_WRITE };
         local.find(self.host, self.pd.id, addr, length, lkey, access).ok()
     }
 

@@ -236,7 +236,7 @@ impl Target {
         }
     }
 
-    /// The same, remembered for [`still_ready`](Self::still_ready).
+    /// The same, remembered for [`ready_at`](Self::ready_at).
     #[inline]
     pub(super) fn note_readiness(&self, me: u32) -> Readiness {
         // Of what changes after this, the revision tells.
@@ -247,10 +247,17 @@ impl Target {
         readiness
     }
 
-    /// Whether the queue pair is as it was when it was found ready, at one glance.
+    /// The revision of the entry at which it was found ready, if it was: while that is the [`revision`](Self::revision), it
+    /// is as it was then.
     #[inline(always)]
-    pub(super) fn still_ready(&self) -> bool {
-        self.ready_at.get() == Some(self.entry.revision.load(Ordering::Acquire))
+    pub(super) fn ready_at(&self) -> Option<u32> {
+        self.ready_at.get()
+    }
+
+    /// The revision of the entry.
+    #[inline(always)]
+    pub(super) fn revision(&self) -> u32 {
+        self.entry.revision.load(Ordering::Acquire)
     }
 
     /// Whether it allowed that when it was found ready.
