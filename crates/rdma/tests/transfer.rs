@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use common::{End, both, device, soon};
 use millstream_rdma::memory::MemoryError;
-use millstream_rdma::queue::{Opcode, RecvList, SendList, Signal};
+use millstream_rdma::queue::{Opcode, Part, RecvList, SendList, Signal};
 use millstream_rdma::{Access, Completion, RcOptions, Region, RemoteMemory, Status, WrId};
 
 const SIZE: u32 = 64 * 1024;
@@ -152,6 +152,56 @@ fn a_list_is_posted_by_one_call_and_completes_in_order() {
         assert_eq!(target.completion().imm(), Some(round as u32));
     }
     assert_eq!(contents(&landing)[..12_000], pattern(4)[..12_000]);
+}
+
+#[test]
+fn parts_of_a_region_go_as_one_list() {
+    let (initiator, (target, landing)) = initiator_and_target(Access::REMOTE);
+    let source = Region::source(&initiator.device, pattern(6).into_boxed_slice(), false).unwrap();
+    let back = Region::landing(&initiator.device, c"test-back", 12_000, Access::LOCAL_WRITE).unwrap();
+    let to = remote(&initiator.extra);
+    // Backwards, and each part somewhere else than where it comes from.
+    let there = |part: u64| 11_000 - part * 1000;
+    let parts = (0..12).map(|part| Part { local: part * 1000, remote: there(part), length: 1000 });
+    let mut list = SendList::new(8, 16);
+    let mut left = parts.clone().peekable();
+    while left.peek().is_some() {
+        let added = list.write_parts(&source, &to, left.by_ref().take(5)).unwrap();
+        assert!(added > 0 && added == list.len());
+        list.signal_last(WrId(7));
+        initiator.pair.post_list(&mut list).unwrap();
+        assert_eq!((initiator.completion().wr_id(), list.len()), (WrId(7), 0));
+    }
+    assert_eq!(list.read_parts(&back, &to, parts.clone()).unwrap(), 8, "as many as there is room for");
+    assert_eq!(list.read_parts(&back, &to, parts.clone()).unwrap(), 0);
+    list.signal_last(WrId(8));
+    initiator.pair.post_list(&mut list).unwrap();
+    assert_eq!(initiator.completion().wr_id(), WrId(8));
+    let (landed, back, sent) = (contents(&landing), contents(&back), pattern(6));
+    for part in 0..12 {
+        let (at, there) = (part * 1000, there(part as u64) as usize);
+        assert_eq!(landed[there..there + 1000], sent[at..at + 1000], "part {part}");
+        let is_back = back[at..at + 1000] == sent[at..at + 1000];
+        assert_eq!(is_back, part < 8, "part {part}");
+    }
+
+    // What lies outside is named, and what came before it is in the list.
+    let outside =
+        [(0, 0), (to.len - 1, 0), (0, to.len)].map(|(local, remote)| Part { local, remote, length: 1000 });
+    let error = list.write_parts(&source, &to, [outside[0], outside[2]]).unwrap_err();
+    assert_eq!((error.memory, error.offset, error.length, list.len()), ("remote memory", to.len, 1000, 1));
+    let error = list.write_parts(&source, &to, [outside[1]]).unwrap_err();
+    assert_eq!((error.memory, list.len()), ("a memory region", 1));
+    list.clear();
+
+    // One that the peer refuses says which one it was.
+    let beyond = RemoteMemory { len: u64::MAX, ..to };
+    let parts = [outside[0], outside[0], Part { remote: to.len, ..outside[0] }, outside[0]];
+    assert_eq!(list.write_parts(&source, &beyond, parts).unwrap(), 4);
+    initiator.pair.post_list(&mut list).unwrap();
+    let refused = initiator.completion();
+    assert_eq!((refused.wr_id(), refused.status()), (WrId(2), Status::RemoteAccessError));
+    drop(target);
 }
 
 #[test]

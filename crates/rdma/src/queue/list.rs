@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use rdma_mummy_sys::{ibv_recv_wr, ibv_send_wr, ibv_sge};
 
 use super::request::{Operation, Signal, WrId, put_send_request, recv_request};
-use crate::memory::{RemoteAddress, Sge};
+use crate::memory::{OutOfBounds, Region, RemoteAddress, RemoteMemory, Sge};
 
 /// The list has no room for another request; post it first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -20,10 +20,25 @@ pub type SendList = List<ibv_send_wr>;
 /// Receives, filled and posted like a [`SendList`].
 pub type RecvList = List<ibv_recv_wr>;
 
+/// A work request that begins a line of the cache: those of its fields that most operations have lie in that one.
+#[repr(C, align(64))]
+struct Line<R>(R);
+
+/// Where an RDMA WRITE or READ of a list has its data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// From the start of the local region on, in bytes.
+    pub local: u64,
+    /// From the start of the remote memory on, in bytes.
+    pub remote: u64,
+    /// Bytes.
+    pub length: u32,
+}
+
 /// A list of work requests: a [`SendList`] or a [`RecvList`].
 pub struct List<R> {
     /// Neither grows beyond its first capacity, so what requests point to stays where it is.
-    requests: Vec<R>,
+    requests: Vec<Line<R>>,
     elements: Vec<Sge>,
     max_requests: usize,
     max_elements: usize,
@@ -108,8 +123,8 @@ impl<R: Linked> List<R> {
         unsafe {
             let place = self.requests.as_mut_ptr().add(count);
             put(&mut *place.cast());
-            (*place).set_elements(self.elements.as_mut_ptr().add(first).cast());
-            (*place).set_next(place.wrapping_add(1));
+            (*place).0.set_elements(self.elements.as_mut_ptr().add(first).cast());
+            (*place).0.set_next(place.wrapping_add(1).cast());
             self.requests.set_len(count + 1);
         }
         Ok(())
@@ -123,15 +138,15 @@ impl<R: Linked> List<R> {
             // SAFETY: the last of the requests. By a pointer, like all that is done to them: a borrow of the vector's
             // slice would end what the requests know of each other.
             count => unsafe {
-                (*first.add(count - 1)).set_next(std::ptr::null_mut());
-                first
+                (*first.add(count - 1)).0.set_next(std::ptr::null_mut());
+                first.cast()
             },
         }
     }
 
     /// How many requests come before `request`, which is one of the list.
     pub(super) fn position(&self, request: *const R) -> usize {
-        self.requests.iter().position(|each| std::ptr::eq(each, request)).unwrap_or(0)
+        self.requests.iter().position(|each| std::ptr::eq(&raw const each.0, request)).unwrap_or(0)
     }
 }
 
@@ -191,12 +206,81 @@ impl SendList {
         self.operation(Operation::Read(from), to, signal, wr_id)
     }
 
+    /// Adds an RDMA WRITE for each of the parts, as many as there is room for, and says how many that were. Their success is
+    /// silent; one that fails reports its place in the list. It costs half of what adding them one by one does.
+    ///
+    /// # Errors
+    /// [`OutOfBounds`], naming what a part lies outside of; those before it were added.
+    pub fn write_parts(
+        &mut self,
+        from: &Region,
+        to: &RemoteMemory,
+        parts: impl IntoIterator<Item = Part>,
+    ) -> Result<usize, OutOfBounds> {
+        self.parts(Operation::Write, from, to, parts.into_iter())
+    }
+
+    /// Adds an RDMA READ for each of the parts, as [`write_parts`](SendList::write_parts) does.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_parts(
+        &mut self,
+        to: &Region,
+        from: &RemoteMemory,
+        parts: impl IntoIterator<Item = Part>,
+    ) -> Result<usize, OutOfBounds> {
+        self.parts(Operation::Read, to, from, parts.into_iter())
+    }
+
+    #[inline(always)]
+    fn parts(
+        &mut self,
+        operation: impl Fn(RemoteAddress) -> Operation,
+        local: &Region,
+        remote: &RemoteMemory,
+        parts: impl Iterator<Item = Part>,
+    ) -> Result<usize, OutOfBounds> {
+        let (count, first) = (self.requests.len(), self.elements.len());
+        let room = (self.max_requests - count).min(self.max_elements - first);
+        let (whole, size, remote) = (local.sge(0, 0)?, local.len() as u64, *remote);
+        let mut added = 0;
+        let mut outcome = Ok(());
+        // SAFETY: the vectors have room for as many more, each place of which is filled before it counts; a place just
+        // behind the last one is only pointed to.
+        unsafe {
+            let places = self.requests.as_mut_ptr().add(count);
+            let elements = self.elements.as_mut_ptr().add(first);
+            for Part { local, remote: at, length } in parts.take(room) {
+                let checked = OutOfBounds::check("a memory region", size, local, length.into());
+                let there = match checked.and_then(|()| remote.at(at, length.into())) {
+                    Ok(there) => there,
+                    Err(outside) => {
+                        outcome = Err(outside);
+                        break;
+                    }
+                };
+                let (place, element) = (places.add(added), elements.add(added));
+                element.write(whole.part(local, length));
+                let element = std::slice::from_ref(&*element);
+                let wr_id = WrId((count + added) as u64);
+                put_send_request(&mut *place.cast(), operation(there), element, wr_id, Signal::No);
+                (*place).0.set_elements(elements.add(added).cast());
+                (*place).0.set_next(place.wrapping_add(1).cast());
+                added += 1;
+            }
+            self.requests.set_len(count + added);
+            self.elements.set_len(first + added);
+        }
+        outcome.map(|()| added)
+    }
+
     /// Has the last request of the list, if there is one, report its success under this name.
     #[inline]
     pub fn signal_last(&mut self, wr_id: WrId) {
         if let Some(last) = self.requests.len().checked_sub(1) {
             // SAFETY: the last of the requests; by a pointer, as in `link`.
-            let last = unsafe { &mut *self.requests.as_mut_ptr().add(last) };
+            let last = unsafe { &mut (*self.requests.as_mut_ptr().add(last)).0 };
             last.wr_id = wr_id.0;
             last.send_flags |= Signal::Yes.flags();
         }

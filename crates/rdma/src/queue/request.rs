@@ -91,18 +91,19 @@ pub(super) fn put_send_request(
         Operation::FetchAdd(remote, _) => (ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, remote, 0),
     };
     let (remote_addr, rkey) = (remote.addr, remote.rkey.0);
-    // SAFETY: a place for a request; all of its fields are plain data of which zeros are valid, so that after the first
-    // statement there is one, and each variant of its unions can be written.
+    // SAFETY: a place for a request. All of its fields are written but those of other operations and other kinds of queue
+    // pair, which are parts of unions and need not hold anything.
     unsafe {
-        place.write_bytes(0, 1);
-        let request = &mut *place;
-        request.wr_id = wr_id.0;
+        (&raw mut (*place).wr_id).write(wr_id.0);
+        (&raw mut (*place).next).write(std::ptr::null_mut());
         // The device reads the list and does not write it; the C interface has no `const` here.
-        request.sg_list = sges.as_ptr().cast::<ibv_sge>().cast_mut();
-        request.num_sge = sges.len() as i32;
-        request.opcode = opcode;
-        request.send_flags = signal.flags();
-        request.imm_data_invalidated_rkey_union = imm_data_invalidated_rkey_union_t { imm_data: imm.to_be() };
+        (&raw mut (*place).sg_list).write(sges.as_ptr().cast::<ibv_sge>().cast_mut());
+        (&raw mut (*place).num_sge).write(sges.len() as i32);
+        (&raw mut (*place).opcode).write(opcode);
+        (&raw mut (*place).send_flags).write(signal.flags());
+        (&raw mut (*place).imm_data_invalidated_rkey_union)
+            .write(imm_data_invalidated_rkey_union_t { imm_data: imm.to_be() });
+        let request = &mut *place;
         match operation {
             Operation::CompareSwap(_, compare_add, swap) => {
                 request.wr.atomic = atomic_t { remote_addr, compare_add, swap, rkey };
