@@ -356,9 +356,11 @@ impl Inner {
 
     /// Puts copies into the ring from entry `first`, of which the last one sends a message. Returns the entry after it.
     fn post_copies(&mut self, first: u64, copies: &[Copy]) -> Result<u64, RemoteErrorKind> {
-        let descriptors: Vec<u8> = (copies.iter().enumerate())
-            .flat_map(|(index, copy)| Copy { notify: index + 1 == copies.len(), ..*copy }.to_bytes())
-            .collect();
+        let mut descriptors = Vec::with_capacity(RawCopy::BYTES * copies.len());
+        for (index, copy) in copies.iter().enumerate() {
+            let copy = Copy { notify: index + 1 == copies.len(), ..*copy };
+            descriptors.extend_from_slice(&copy.to_bytes());
+        }
         // The ring's end may be between them.
         let slot = (first % COPY_SLOTS as u64) as usize;
         let (before, behind) =

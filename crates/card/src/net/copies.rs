@@ -2,13 +2,14 @@
 //! cards the one with the descriptor is the initiator; no host takes part.
 
 use std::net::TcpStream;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use millstream_rdma::memory::{RemoteAddress, Rkey, Sge};
-use millstream_rdma::queue::{SendList, Signal};
+use millstream_rdma::memory::{RemoteAddress, RemoteMemory, Rkey, Sge};
+use millstream_rdma::queue::{Part, SendList, Signal};
 use millstream_rdma::{
     Access, Completion, CompletionQueue, Deadline, Device, Prepared, QueuePair, RcOptions, Region, Status,
     WrId, connect,
@@ -243,8 +244,9 @@ impl Copies {
     /// Does the next piece of work; false if there is none.
     fn step(&mut self) -> bool {
         self.note_reached();
-        let registers = self.hardware.registers.clone();
+        let registers = &self.hardware.registers;
         let command = registers.peer_command().load(Ordering::Acquire);
+        let producer = registers.copy_producer().load(Ordering::Acquire);
         if command != self.peer_command {
             if !self.desk.begin() {
                 return false;
@@ -253,7 +255,6 @@ impl Copies {
             self.reach(command);
             return true;
         }
-        let producer = registers.copy_producer().load(Ordering::Acquire);
         if producer == self.consumer {
             return false;
         }
@@ -263,8 +264,8 @@ impl Copies {
         if producer.wrapping_sub(self.consumer) > COPY_SLOTS as u64 {
             let fault = Fault::new(Cause::CopyRingOverrun, producer);
             self.consumer = producer;
-            registers.copy_consumer().store(producer, Ordering::Release);
-            self.tell_fault(0, fault);
+            self.hardware.registers.copy_consumer().store(producer, Ordering::Release);
+            self.tell_fault(0, self.completed, fault);
             return true;
         }
         let started = Instant::now();
@@ -283,8 +284,8 @@ impl Copies {
         Copy::from_bytes(&bytes, self.memory_bytes, self.hardware.dma.size())
     }
 
-    /// Takes the descriptors that can be given to the device in one list: of one peer, no more bytes than a piece, and
-    /// none behind one whose end somebody wants to hear of.
+    /// Takes the descriptors that can be given to the device in one list: of one direction and one window of one peer, no
+    /// more bytes than a piece, and none behind one whose end somebody wants to hear of.
     fn gather(&mut self, producer: u64) {
         self.batch.clear();
         let mut bytes = 0;
@@ -293,7 +294,9 @@ impl Copies {
             bytes += copy.local.len;
             let together = copy.operation != CopyOperation::Within
                 && copy.local.offset & IN_DMA_WINDOW == 0
-                && self.batch.first().is_none_or(|first| first.peer == copy.peer)
+                && self.batch.first().is_none_or(|first| {
+                    (first.operation, first.peer, first.key) == (copy.operation, copy.peer, copy.key)
+                })
                 && bytes <= PIECE;
             if !together {
                 return;
@@ -313,7 +316,7 @@ impl Copies {
         self.hardware.registers.copy_consumer().store(self.consumer, Ordering::Release);
         let outcome = copy.and_then(|copy| self.copy(&copy).map(|()| copy.local.len));
         self.note_busy(started);
-        self.settle(index, outcome, copy.is_ok_and(|copy| copy.notify));
+        self.settle(index..index + 1, |_| (outcome, copy.is_ok_and(|copy| copy.notify)));
     }
 
     /// Carries out the descriptors that were gathered.
@@ -324,15 +327,16 @@ impl Copies {
         self.hardware.registers.copy_consumer().store(self.consumer, Ordering::Release);
         let (done, fault) = self.between(&batch);
         self.note_busy(started);
-        for (at, copy) in batch.iter().enumerate() {
+        self.settle(first..self.consumer, |index| {
+            let at = (index - first) as usize;
             let outcome = match fault {
                 Some(fault) if at == done => Err(fault),
                 // Its peer is gone with the one that failed.
-                Some(_) if at > done => Err(Fault::new(Cause::CopyPeer, copy.peer.into())),
-                _ => Ok(copy.local.len),
+                Some(_) if at > done => Err(Fault::new(Cause::CopyPeer, batch[at].peer.into())),
+                _ => Ok(batch[at].local.len),
             };
-            self.settle(first + at as u64, outcome, copy.notify);
-        }
+            (outcome, batch[at].notify)
+        });
         self.batch = batch;
     }
 
@@ -341,38 +345,41 @@ impl Copies {
         self.hardware.registers.copy_busy_ns().store(self.busy_ns, Ordering::Relaxed);
     }
 
-    /// Publishes the end of a copy, and tells of it if that was asked for, or it failed.
-    fn settle(&mut self, index: u64, outcome: Result<u64, Fault>, notify: bool) {
+    /// Publishes the ends of copies, all at once: each store wants the line back that a node has just read. Then tells of
+    /// those for which that was asked, or that failed. Of each, its bytes or what was wrong, and whether it was asked for.
+    fn settle(&mut self, ended: Range<u64>, outcome: impl Fn(u64) -> (Result<u64, Fault>, bool)) {
         let registers = &self.hardware.registers;
-        let slot = slot_of(index);
-        self.completed += 1;
-        let (cause, detail) = outcome.err().map_or((0, 0), |fault| (fault.cause.code(), fault.detail));
-        registers.copy_cause(slot).store(cause, Ordering::Relaxed);
-        registers.copy_detail(slot).store(detail, Ordering::Relaxed);
-        self.bytes += outcome.unwrap_or(0);
+        let before = self.completed;
+        for index in ended.clone() {
+            let (slot, (outcome, _)) = (slot_of(index), outcome(index));
+            let (cause, detail) = outcome.err().map_or((0, 0), |fault| (fault.cause.code(), fault.detail));
+            registers.copy_cause(slot).store(cause, Ordering::Relaxed);
+            registers.copy_detail(slot).store(detail, Ordering::Relaxed);
+            self.completed += 1;
+            self.bytes += outcome.unwrap_or(0);
+            self.failed += u64::from(outcome.is_err());
+        }
         registers.copy_bytes().store(self.bytes, Ordering::Relaxed);
-        self.failed += u64::from(outcome.is_err());
         registers.copies_failed().store(self.failed, Ordering::Relaxed);
         registers.copy_completed().store(self.completed, Ordering::Release);
-        match outcome {
-            Ok(_) if notify => {
-                let values = [self.completed, 0, 0, 0];
-                self.outlet.tell(News {
-                    region: slot as u32,
-                    ..News::of_card(MessageKind::CopyDone, self.completed, values)
-                });
+        for (index, sequence) in ended.zip(before + 1..) {
+            match outcome(index) {
+                (Ok(_), false) => {}
+                (Ok(_), true) => self.outlet.tell(News {
+                    region: slot_of(index) as u32,
+                    ..News::of_card(MessageKind::CopyDone, sequence, [sequence, 0, 0, 0])
+                }),
+                (Err(fault), _) => self.tell_fault(slot_of(index), sequence, fault),
             }
-            Ok(_) => {}
-            Err(fault) => self.tell_fault(slot, fault),
         }
     }
 
-    fn tell_fault(&self, slot: usize, fault: Fault) {
+    fn tell_fault(&self, slot: usize, sequence: u64, fault: Fault) {
         self.outlet.tell(News {
             kind: MessageKind::CopyFault,
             region: slot as u32,
             cause: Some(fault.cause),
-            sequence: self.completed,
+            sequence,
             values: [slot as u64, fault.detail, 0, 0],
         });
     }
@@ -412,8 +419,8 @@ impl Copies {
                 to.write(end + at, &piece[..len]).map_err(refused(remote))?;
             }
         }
-        self.count(local, true);
-        self.count(Span::new(remote, local.len), false);
+        self.count(std::iter::once(local), true);
+        self.count(std::iter::once(Span::new(remote, local.len)), false);
         Ok(())
     }
 
@@ -450,25 +457,24 @@ impl Copies {
             registers.peer_cause(peer as usize).store(fault.cause.code(), Ordering::Relaxed);
             registers.peer_state(peer as usize).store(PeerState::Failed as u32, Ordering::Release);
         }
-        for copy in &copies[..done] {
-            self.count(copy.local, copy.operation == CopyOperation::Write);
-        }
+        let made = copies[..done].iter().map(|copy| copy.local);
+        self.count(made, copies[0].operation == CopyOperation::Write);
         (done, fault)
     }
 
-    /// Counts bytes by bank.
-    fn count(&self, span: Span, read: bool) {
+    /// Counts bytes by bank, or those of the DMA window if the first range lies there.
+    fn count(&self, spans: impl Iterator<Item = Span>, read: bool) {
         let registers = &self.hardware.registers;
-        if span.offset & IN_DMA_WINDOW != 0 {
+        let mut spans = spans.peekable();
+        if spans.peek().is_some_and(|span| span.offset & IN_DMA_WINDOW != 0) {
             let counter = if read { registers.dma_read() } else { registers.dma_written() };
-            counter.fetch_add(span.len, Ordering::Relaxed);
+            counter.fetch_add(spans.map(|span| span.len).sum(), Ordering::Relaxed);
             return;
         }
-        let bank_bytes = registers.bank_bytes().load(Ordering::Relaxed);
-        for (bank, part) in by_bank(span, bank_bytes) {
+        add_by_bank(spans, registers.bank_bytes().load(Ordering::Relaxed), |bank, bytes| {
             let counter = if read { registers.bank_read(bank) } else { registers.bank_written(bank) };
-            counter.fetch_add(part, Ordering::Relaxed);
-        }
+            counter.fetch_add(bytes, Ordering::Relaxed);
+        });
     }
 
     /// Connects the peer that a command names, on a thread of its own.
@@ -542,6 +548,35 @@ pub(crate) fn by_bank(span: Span, bank_bytes: u64) -> impl Iterator<Item = (usiz
         at += part;
         Some((bank as usize, part))
     })
+}
+
+/// Adds up the bytes of ranges by the bank that they lie in. Most lie in the bank of the one before, which saves divisions
+/// and additions.
+pub(crate) fn add_by_bank(
+    spans: impl Iterator<Item = Span>,
+    bank_bytes: u64,
+    mut add: impl FnMut(usize, u64),
+) {
+    let (mut bank, mut inside, mut bytes) = (usize::MAX, 0..0, 0);
+    for span in spans {
+        if inside.contains(&span.offset) && inside.end - span.offset >= span.len {
+            bytes += span.len;
+            continue;
+        }
+        for (next, part) in by_bank(span, bank_bytes) {
+            if next != bank {
+                if bytes > 0 {
+                    add(bank, bytes);
+                }
+                (bank, bytes) = (next, 0);
+                inside = next as u64 * bank_bytes..(next as u64 + 1) * bank_bytes;
+            }
+            bytes += part;
+        }
+    }
+    if bytes > 0 {
+        add(bank, bytes);
+    }
 }
 
 fn reach(device: &Device, queue: &CompletionQueue, address: &str) -> Option<Peer> {
@@ -626,7 +661,7 @@ fn transfer(
     Ok(())
 }
 
-/// Makes several copies, each no longer than a piece, by one list of requests. Says how many were made, and what was
+/// Makes several copies, each no longer than a piece, by one list of requests: of one direction, and with one window. Says how many were made, and what was
 /// wrong with the next one.
 fn transfer_list(
     queue: &CompletionQueue,
@@ -637,19 +672,23 @@ fn transfer_list(
     interrupted: impl Fn() -> bool,
 ) -> (usize, Option<Fault>) {
     list.clear();
-    let last = copies.len() - 1;
-    for (index, copy) in copies.iter().enumerate() {
-        let (here, there) = match places(memory, copy, 0, copy.local.len) {
-            Ok(places) => places,
-            Err(fault) => return (0, Some(fault)),
-        };
-        let (signal, id) = (if index == last { Signal::Yes } else { Signal::No }, WrId(index as u64));
-        let added = match copy.operation {
-            CopyOperation::Write => list.write(&[here], there, signal, id),
-            CopyOperation::Read | CopyOperation::Within => list.read(&[here], there, signal, id),
-        };
-        added.expect("a ring has no more descriptors than the list has room for");
+    let Copy { operation, key, .. } = copies[0];
+    // Where the peer's window lies is for its device to check.
+    let there = RemoteMemory { addr: 0, rkey: Rkey(key), len: u64::MAX };
+    let parts = copies.iter().map(|copy| Part {
+        local: copy.local.offset,
+        remote: copy.remote,
+        length: copy.local.len as u32,
+    });
+    let added = match operation {
+        CopyOperation::Write => list.write_parts(memory, &there, parts),
+        CopyOperation::Read | CopyOperation::Within => list.read_parts(memory, &there, parts),
+    };
+    if added.is_err() {
+        return (0, Some(Fault::new(Cause::CopyOutsideMemory, copies[0].local.offset)));
     }
+    debug_assert_eq!(added, Ok(copies.len()), "a ring has no more descriptors than the list has room for");
+    list.signal_last(WrId(copies.len() as u64 - 1));
     if peer.pair.post_list(list).is_err() {
         return (0, Some(LOST));
     }
@@ -674,6 +713,31 @@ fn transfer_list(
             if interrupted() {
                 return (0, Some(INTERRUPTED));
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn bytes_are_added_to_the_banks_that_they_lie_in(
+            spans in prop::collection::vec((0u64..1000, 0u64..500), 0..30), bank_bytes in 1u64..300,
+        ) {
+            let mut expected = [0; MAX_BANKS as usize];
+            for at in spans.iter().flat_map(|(offset, len)| *offset..offset + len) {
+                if let Some(count) = expected.get_mut((at / bank_bytes) as usize) {
+                    *count += 1;
+                }
+            }
+            let mut counted = [0; MAX_BANKS as usize];
+            let spans = spans.iter().map(|(offset, len)| Span::new(*offset, *len));
+            add_by_bank(spans, bank_bytes, |bank, bytes| counted[bank] += bytes);
+            prop_assert_eq!(counted, expected);
         }
     }
 }

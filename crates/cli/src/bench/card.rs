@@ -2,7 +2,6 @@
 
 use std::error::Error;
 use std::io::{BufRead as _, BufReader};
-use std::ops::Range;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -124,9 +123,9 @@ fn memory(
         }
         // The same places again and again where a cache holds them, as memcpy has it.
         let window = size.max(4 << 20);
-        let places: Vec<u64> = (0..MOVED / size).map(|turn| (turn * size % window) as u64).collect();
+        let places: Vec<u64> = (0..window / size).map(|place| (place * size) as u64).collect();
         let parts: Vec<(u64, Span)> = places.iter().map(|at| (*at, Span::new(*at, size as u64))).collect();
-        let bytes = (parts.len() * size) as f64;
+        let passes = MOVED / window;
         let copy = |at: &u64| Copy {
             operation: CopyOperation::Write,
             peer: 0,
@@ -136,12 +135,11 @@ fn memory(
             notify: false,
         };
         let copies: Vec<_> = places.iter().map(copy).collect();
-        let pass = window / size;
-        let rate = |transfer: &dyn Fn(Range<usize>) -> Result<(), RemoteError>| -> Outcome<f64> {
-            transfer(0..pass)?;
+        let rate = |pass: &dyn Fn() -> Result<(), RemoteError>| -> Outcome<f64> {
+            pass()?;
             let started = Instant::now();
-            transfer(0..parts.len())?;
-            Ok(bytes / started.elapsed().as_secs_f64() / 1e9)
+            (0..passes).try_for_each(|_| pass())?;
+            Ok((passes * window) as f64 / started.elapsed().as_secs_f64() / 1e9)
         };
         let bases = mapped.each_ref().map(|card| card.memory().as_ptr().expect("emulated memory is mapped"));
         let local = buffer.as_ptr().expect("landing memory is mapped here").as_ptr();
@@ -161,15 +159,10 @@ fn memory(
                     continue;
                 }
                 let (rate, memcpy) = match row {
-                    0 => (rate(&|places| one.write_many(&buffer, &parts[places]))?, to),
-                    1 => (rate(&|places| one.read_many(&buffer, &parts[places]))?, from),
-                    2 => (rate(&|places| one.copy(&copies[places], PATIENCE))?, there),
-                    _ => (
-                        rate(&|places| {
-                            copies[places].iter().try_for_each(|copy| one.copy(&[*copy], PATIENCE))
-                        })?,
-                        there,
-                    ),
+                    0 => (rate(&|| one.write_many(&buffer, &parts))?, to),
+                    1 => (rate(&|| one.read_many(&buffer, &parts))?, from),
+                    2 => (rate(&|| one.copy(&copies, PATIENCE))?, there),
+                    _ => (rate(&|| copies.iter().try_for_each(|copy| one.copy(&[*copy], PATIENCE)))?, there),
                 };
                 if round > 0 {
                     rates.push(rate);

@@ -1,11 +1,11 @@
 //! Moving bytes to and from a card's memory.
 
-use millstream_rdma::queue::{SendList, Signal};
-use millstream_rdma::{Region, WrId};
+use millstream_rdma::Region;
+use millstream_rdma::queue::{Part, SendList, Signal};
 
 use super::{Inner, RemoteCard, RemoteError, Result};
 use crate::memory::Span;
-use crate::net::copies::by_bank;
+use crate::net::copies::add_by_bank;
 
 /// Which way a transfer goes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -150,17 +150,13 @@ impl Inner {
                 parts = &parts[1..];
                 continue;
             }
-            let mut posted = 0;
-            for (at, span) in parts.iter().take(LIST).take_while(|(_, span)| span.len <= PIECE) {
-                let (remote, local) =
-                    (memory.at(span.offset, span.len)?, [region.sge(*at, span.len as u32)?]);
-                let added = match direction {
-                    Direction::Write => list.write(&local, remote, Signal::No, WrId(0)),
-                    Direction::Read => list.read(&local, remote, Signal::No, WrId(0)),
-                };
-                added.expect("no more than a list's requests");
-                posted += 1;
-            }
+            let next = parts.iter().take(LIST).take_while(|(_, span)| span.len <= PIECE);
+            let next =
+                next.map(|(at, span)| Part { local: *at, remote: span.offset, length: span.len as u32 });
+            let posted = match direction {
+                Direction::Write => list.write_parts(region, &memory, next)?,
+                Direction::Read => list.read_parts(region, &memory, next)?,
+            };
             list.signal_last(self.ticket());
             self.pair.post_list(&mut list)?;
             self.finish_but(LISTS - 1)?;
@@ -173,23 +169,6 @@ impl Inner {
     /// Counts bytes by bank.
     fn count(&mut self, direction: Direction, spans: impl Iterator<Item = Span>) {
         let table = &mut self.traffic[usize::from(direction == Direction::Read)];
-        let bank_bytes = self.greeting.bank_bytes;
-        // Most ranges lie in the bank of the one before, which saves two divisions.
-        let (mut bank, mut inside) = (0, 0..0);
-        for span in spans {
-            if span.offset < inside.start || span.offset + span.len > inside.end {
-                bank = (span.offset / bank_bytes) as usize;
-                inside = bank as u64 * bank_bytes..(bank as u64 + 1) * bank_bytes;
-            }
-            if span.offset + span.len <= inside.end
-                && let Some(count) = table.get_mut(bank)
-            {
-                *count += span.len;
-                continue;
-            }
-            for (bank, part) in by_bank(span, bank_bytes) {
-                table[bank] += part;
-            }
-        }
+        add_by_bank(spans, self.greeting.bank_bytes, |bank, bytes| table[bank] += bytes);
     }
 }
