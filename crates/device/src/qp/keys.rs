@@ -328,3 +328,28 @@ fn unusual(mr: &LocalMr, pd: u32, addr: u64, len: u32, access: u32) -> Result<*m
     present(start..start + len as usize, write).map_err(|_| vendor::BOUNDS)?;
     Ok(start as *mut u8)
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn near_the_ends() -> impl Strategy<Value = u64> {
+        prop_oneof![0u64..20, (0u64..20).prop_map(|behind| u64::MAX - behind), any::<u64>()]
+    }
+
+    proptest! {
+        #[test]
+        fn only_what_lies_in_a_range_that_allows_it_is_admitted(
+            size in near_the_ends(), from in near_the_ends(), len in near_the_ends(), allowed: [bool; 3],
+        ) {
+            prop_assume!(len > 0);
+            let rooms = Rooms::new(size, |purpose| allowed[purpose as usize]);
+            let fits = u128::from(from) + u128::from(len) <= u128::from(size);
+            for purpose in [Use::Read, Use::Write, Use::Fill] {
+                prop_assert_eq!(rooms.admit(purpose, from, len), fits && allowed[purpose as usize]);
+            }
+        }
+    }
+}
