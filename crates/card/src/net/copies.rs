@@ -294,6 +294,8 @@ impl Copies {
             bytes += copy.local.len;
             let together = copy.operation != CopyOperation::Within
                 && copy.local.offset & IN_DMA_WINDOW == 0
+                // What goes on behind the last address of all is for the peer's device to refuse.
+                && copy.remote.checked_add(copy.local.len).is_some()
                 && self.batch.first().is_none_or(|first| {
                     (first.operation, first.peer, first.key) == (copy.operation, copy.peer, copy.key)
                 })
@@ -661,8 +663,8 @@ fn transfer(
     Ok(())
 }
 
-/// Makes several copies, each no longer than a piece, by one list of requests: of one direction, and with one window. Says how many were made, and what was
-/// wrong with the next one.
+/// Makes several copies, each no longer than a piece, by one list of requests: of one direction, and with one window. Says
+/// how many were made, and what was wrong with the next one.
 fn transfer_list(
     queue: &CompletionQueue,
     list: &mut SendList,

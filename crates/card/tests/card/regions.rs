@@ -297,6 +297,14 @@ fn of_copies_that_travel_together_those_before_a_bad_one_are_made_and_those_behi
     // The other peer is as it was.
     one.copy(&[copy(1, 15)], PATIENCE).unwrap();
     assert!(arrived(15));
+
+    // One that would go on behind the last address of all is refused by itself, too.
+    one.connect_peer(0, &second.address).unwrap();
+    let mut list: Vec<_> = (8..16).map(|index| copy(0, index)).collect();
+    list[3].remote = u64::MAX - 100;
+    let (slot, refused, _) = cause(one.copy(&list, PATIENCE));
+    assert_eq!((slot, refused), (17 + 3, Cause::CopyRefused));
+    assert_eq!(one.register(at::copy_bytes).unwrap(), (10 + 1 + 3) * len);
 }
 
 #[test]
