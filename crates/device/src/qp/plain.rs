@@ -236,10 +236,11 @@ impl Qp {
         (remote, local): (&RemoteKeys, &mut LocalKeys),
         plain: &Plain,
     ) -> Option<Notify> {
-        let to = self.remote_place(target, remote, plain, Use::Write)?;
+        let len = u64::from(plain.sge.length);
+        let to = remote.known(plain.rkey)?.mapped(target.pd, plain.remote_addr, len, Use::Write)?;
         let from = self.local_place(local, plain, Use::Read)?;
         // SAFETY: mapped shared memory that was checked, and the application's registered or inline memory.
-        unsafe { copy_in_order(to, from, plain.sge.length as usize) };
+        unsafe { copy_in_order(to, from, len as usize) };
         Some(Notify::Nobody)
     }
 
@@ -254,26 +255,12 @@ impl Qp {
         if plain.flags & SEND_INLINE != 0 {
             return None;
         }
-        let from = self.remote_place(target, remote, plain, Use::Read)?;
+        let len = u64::from(plain.sge.length);
+        let from = remote.known(plain.rkey)?.mapped(target.pd, plain.remote_addr, len, Use::Read)?;
         let to = self.local_place(local, plain, Use::Fill)?;
         // SAFETY: as above.
-        unsafe { copy_in_order(to, from, plain.sge.length as usize) };
+        unsafe { copy_in_order(to, from, len as usize) };
         Some(Notify::Nobody)
-    }
-
-    /// Where a WRITE's or READ's remote memory is mapped; none if that is not so simple, or not right. A transfer of
-    /// nothing checks no key.
-    #[inline(always)]
-    fn remote_place(
-        &self,
-        target: &Target,
-        remote: &RemoteKeys,
-        plain: &Plain,
-        purpose: Use,
-    ) -> Option<*mut u8> {
-        let len = u64::from(plain.sge.length);
-        let some = (1..=MAX_MSG).contains(&len);
-        if some { remote.known(plain.rkey)?.mapped(target.pd, plain.remote_addr, len, purpose) } else { None }
     }
 
     /// Carries out a SEND; none if it is not that simple.
@@ -303,9 +290,6 @@ impl Qp {
         before: u32,
     ) -> Option<Receive> {
         let len = plain.sge.length;
-        if !(1..=MAX_MSG).contains(&u64::from(len)) {
-            return None;
-        }
         let here = self.local_place(local, plain, Use::Read)?;
         let (receive, room) = target.plain_receive(before)?;
         if len > room.length {
@@ -360,10 +344,14 @@ impl Qp {
         Some(if signal { Notify::Receiver } else { Notify::Nobody })
     }
 
-    /// Where the data of a plain request that has some is in this process; none if that is not so simple, or not right.
+    /// Where a plain request's data is in this process; none if that is not so simple, or not right, or there is none: a
+    /// transfer of nothing checks no key.
     #[inline(always)]
     fn local_place(&self, local: &mut LocalKeys, plain: &Plain, purpose: Use) -> Option<*mut u8> {
         let Sge { addr, length, lkey } = plain.sge;
+        if !(1..=MAX_MSG).contains(&u64::from(length)) {
+            return None;
+        }
         if plain.flags & SEND_INLINE != 0 {
             return (length <= self.capacity.max_inline_data).then_some(addr as *mut u8);
         }
