@@ -112,12 +112,6 @@ impl Sge {
     pub fn addr(&self) -> u64 {
         self.0.addr
     }
-
-    /// Another part of the region of which this one is at the start.
-    #[inline]
-    pub(crate) fn part(&self, offset: u64, length: u32) -> Sge {
-        Sge(ibv_sge { addr: self.0.addr + offset, length, lkey: self.0.lkey })
-    }
 }
 
 impl fmt::Debug for Sge {

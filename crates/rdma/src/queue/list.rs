@@ -243,7 +243,6 @@ impl SendList {
     ) -> Result<usize, OutOfBounds> {
         let (count, first) = (self.requests.len(), self.elements.len());
         let room = (self.max_requests - count).min(self.max_elements - first);
-        let (whole, size, remote) = (local.sge(0, 0)?, local.len() as u64, *remote);
         let mut added = 0;
         let mut outcome = Ok(());
         // SAFETY: the vectors have room for as many more, each place of which is filled before it counts; a place just
@@ -251,17 +250,19 @@ impl SendList {
         unsafe {
             let places = self.requests.as_mut_ptr().add(count);
             let elements = self.elements.as_mut_ptr().add(first);
-            for Part { local, remote: at, length } in parts.take(room) {
-                let checked = OutOfBounds::check("a memory region", size, local, length.into());
-                let there = match checked.and_then(|()| remote.at(at, length.into())) {
-                    Ok(there) => there,
+            for part in parts.take(room) {
+                let places_of = |part: Part| {
+                    Ok((local.sge(part.local, part.length)?, remote.at(part.remote, part.length.into())?))
+                };
+                let (here, there) = match places_of(part) {
+                    Ok(both) => both,
                     Err(outside) => {
                         outcome = Err(outside);
                         break;
                     }
                 };
                 let (place, element) = (places.add(added), elements.add(added));
-                element.write(whole.part(local, length));
+                element.write(here);
                 let element = std::slice::from_ref(&*element);
                 let wr_id = WrId((count + added) as u64);
                 put_send_request(&mut *place.cast(), operation(there), element, wr_id, Signal::No);

@@ -94,26 +94,25 @@ pub(super) fn put_send_request(
     // SAFETY: a place for a request. All of its fields are written but those of other operations and other kinds of queue
     // pair, which are parts of unions and need not hold anything.
     unsafe {
-        (&raw mut (*place).wr_id).write(wr_id.0);
-        (&raw mut (*place).next).write(std::ptr::null_mut());
+        (*place).wr_id = wr_id.0;
+        (*place).next = std::ptr::null_mut();
         // The device reads the list and does not write it; the C interface has no `const` here.
-        (&raw mut (*place).sg_list).write(sges.as_ptr().cast::<ibv_sge>().cast_mut());
-        (&raw mut (*place).num_sge).write(sges.len() as i32);
-        (&raw mut (*place).opcode).write(opcode);
-        (&raw mut (*place).send_flags).write(signal.flags());
-        (&raw mut (*place).imm_data_invalidated_rkey_union)
-            .write(imm_data_invalidated_rkey_union_t { imm_data: imm.to_be() });
-        let request = &mut *place;
+        (*place).sg_list = sges.as_ptr().cast::<ibv_sge>().cast_mut();
+        (*place).num_sge = sges.len() as i32;
+        (*place).opcode = opcode;
+        (*place).send_flags = signal.flags();
+        (*place).imm_data_invalidated_rkey_union =
+            imm_data_invalidated_rkey_union_t { imm_data: imm.to_be() };
         match operation {
             Operation::CompareSwap(_, compare_add, swap) => {
-                request.wr.atomic = atomic_t { remote_addr, compare_add, swap, rkey };
+                (*place).wr.atomic = atomic_t { remote_addr, compare_add, swap, rkey };
             }
             Operation::FetchAdd(_, compare_add) => {
-                request.wr.atomic = atomic_t { remote_addr, compare_add, swap: 0, rkey };
+                (*place).wr.atomic = atomic_t { remote_addr, compare_add, swap: 0, rkey };
             }
             _ => {
-                request.wr.rdma.remote_addr = remote_addr;
-                request.wr.rdma.rkey = rkey;
+                (*place).wr.rdma.remote_addr = remote_addr;
+                (*place).wr.rdma.rkey = rkey;
             }
         }
     }
