@@ -44,7 +44,7 @@ macro_rules! wire_numbers {
     )+};
 }
 
-wire_numbers!(u16 u32 u64 i16);
+wire_numbers!(u8 u16 u32 u64 i16);
 
 impl<T: Wire, const N: usize> Wire for [T; N] {
     const BYTES: usize = N * T::BYTES;

@@ -15,8 +15,8 @@ use crate::region::codes::{
 use crate::region::copy::{COPY_OPERATIONS, RawCopy};
 use crate::region::message::RawMessage;
 use crate::registers::{
-    BAR0_BYTES, BLOCKS, CONTROL_WINDOW, COPY_RING, COPY_SLOTS, KERNEL_DIRECTORY, KERNEL_ENTRY_BYTES,
-    LEASE_PAGE, MAGIC, MAX_KERNELS, MAX_PEERS, PEER_BYTES, PEER_TABLE, VERSION, Writer,
+    BAR0_BYTES, BLOCKS, CONTROL_WINDOW, COPY_BYTES, COPY_RING, COPY_SLOTS, KERNEL_DIRECTORY,
+    KERNEL_ENTRY_BYTES, LEASE_PAGE, MAGIC, MAX_KERNELS, MAX_PEERS, PEER_BYTES, PEER_TABLE, VERSION, Writer,
 };
 
 const HEAD: &str = "\
@@ -86,7 +86,7 @@ From {KERNEL_DIRECTORY:#x}, the kernel directory: `kernel_count` entries, at mos
 From {PEER_TABLE:#x}, the peers: {MAX_PEERS} entries of {PEER_BYTES} bytes: the address of another card as text,
 `host:port`, padded with zeros.
 
-From {COPY_RING:#x}, the ring of copy descriptors: {COPY_SLOTS} entries of 64 bytes.
+From {COPY_RING:#x}, the ring of copy descriptors: {COPY_SLOTS} entries of {COPY_BYTES} bytes.
 
 ## Who may write
 
@@ -150,6 +150,7 @@ fn write_header(header: &mut String) -> std::fmt::Result {
         ("peer_bytes", PEER_BYTES as u64),
         ("copy_ring", COPY_RING as u64),
         ("copy_slots", COPY_SLOTS as u64),
+        ("copy_bytes", COPY_BYTES as u64),
         ("lease_page", LEASE_PAGE.start as u64),
         ("control_window", CONTROL_WINDOW.start as u64),
         ("control_window_bytes", CONTROL_WINDOW.len() as u64),
@@ -207,7 +208,7 @@ fn write_header(header: &mut String) -> std::fmt::Result {
         writeln!(header, "\nstruct msc_{name} {{")?;
         for Field { bytes, name, .. } in fields {
             match bytes {
-                2 | 4 | 8 => writeln!(header, "\tuint{}_t {name};", 8 * bytes)?,
+                1 | 2 | 4 | 8 => writeln!(header, "\tuint{}_t {name};", 8 * bytes)?,
                 bytes => writeln!(header, "\tuint64_t {name}[{}];", bytes / 8)?,
             }
         }
@@ -321,7 +322,7 @@ mod tests {
         let text = format!(
             "#include \"millstream_card.h\"\n\
              _Static_assert(sizeof(struct msc_descriptor) == 64, \"descriptor\");\n\
-             _Static_assert(sizeof(struct msc_copy) == 64, \"copy\");\n\
+             _Static_assert(sizeof(struct msc_copy) == MSC_COPY_BYTES, \"copy\");\n\
              _Static_assert(sizeof(struct msc_message) == {}, \"message\");\n\
              _Static_assert(MSC_REG_REGION_DOORBELL(1) == {}, \"doorbell\");\n",
             RawMessage::BYTES,

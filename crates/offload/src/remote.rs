@@ -249,7 +249,7 @@ impl Worker for LeasedCard {
             let place = there.at(parcel.offset, parcel.from.len)?;
             copies.push(Copy {
                 operation: CopyOperation::Write,
-                peer: parcel.to as u32,
+                peer: parcel.to as u16,
                 local: parcel.from,
                 remote: place.addr,
                 key: place.rkey.0,

@@ -323,6 +323,19 @@ impl Mapping {
         unsafe { AtomicU64::from_ptr(self.place_of(offset, size_of::<u64>()).cast()) }
     }
 
+    /// So many 64-bit words one after the other, the first one at `offset`.
+    ///
+    /// # Panics
+    /// As [`word32`](Mapping::word32), for any of them.
+    #[inline]
+    #[must_use]
+    pub fn words64(&self, offset: usize, count: usize) -> &[AtomicU64] {
+        let first = self.place_of(offset, size_of::<u64>());
+        assert!(count <= (self.len - offset) / size_of::<u64>(), "{count} words of 8 bytes at {offset:#x}");
+        // SAFETY: aligned and inside the mapping, which lives as long as `self`.
+        unsafe { std::slice::from_raw_parts(first.cast(), count) }
+    }
+
     /// Address of an aligned word of `size` bytes in a writable mapping.
     #[inline]
     fn place_of(&self, offset: usize, size: usize) -> *mut u8 {

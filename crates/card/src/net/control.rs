@@ -23,6 +23,9 @@ use crate::registers::{
 
 type Outcome<T> = std::result::Result<T, RemoteError>;
 
+/// Most bytes of copies that go into a card's ring together, unless it is one copy.
+const PART: u64 = 64 << 20;
+
 /// What to load into a region.
 #[derive(Clone, Copy, Debug)]
 pub enum KernelSource<'a> {
@@ -182,7 +185,8 @@ impl RemoteCard {
         })
     }
 
-    /// Gives the card copies to make and waits for the last of them. The card moves the bytes by itself.
+    /// Gives the card copies to make and waits for the last of them. The card moves the bytes by itself; it has to move
+    /// 64 MiB, or a single copy that is longer, within `patience`.
     pub fn copy(&self, copies: &[Copy], patience: Duration) -> Outcome<()> {
         self.with(|inner| inner.copy(copies, patience))
     }
@@ -337,16 +341,19 @@ impl Inner {
         }
     }
 
-    /// Half of the ring is filled while the card works on the other half.
-    fn copy(&mut self, copies: &[Copy], patience: Duration) -> Result<(), RemoteErrorKind> {
+    /// Half of the ring is filled while the card works on the other half. What comes first is less, so that it soon begins.
+    fn copy(&mut self, mut copies: &[Copy], patience: Duration) -> Result<(), RemoteErrorKind> {
         let mut end = self.register(at::copy_consumer)?;
         let mut under_way = None;
-        for half in copies.chunks(COPY_SLOTS / 2) {
+        let mut room = COPY_SLOTS / 8;
+        while !copies.is_empty() {
+            let (part, behind) = copies.split_at(part_of(copies, room));
             let before = end;
-            end = self.post_copies(before, half)?;
+            end = self.post_copies(before, part)?;
             if under_way.replace(end).is_some() {
                 self.copies_done(before, patience)?;
             }
+            (copies, room) = (behind, COPY_SLOTS / 2);
         }
         match under_way {
             Some(end) => self.copies_done(end, patience),
@@ -411,5 +418,46 @@ impl Inner {
         })?;
         self.messages.retain(|message| !of_copies(message));
         Err(fault)
+    }
+}
+
+/// How many of some copies go into the ring together: as many as there is room for, and no more bytes than a part has.
+fn part_of(copies: &[Copy], room: usize) -> usize {
+    let mut bytes = 0;
+    let fit = copies.iter().take(room).take_while(|copy| {
+        bytes = copy.local.len.saturating_add(bytes);
+        bytes <= PART
+    });
+    fit.count().max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::region::copy::CopyOperation;
+
+    proptest! {
+        #[test]
+        fn parts_of_copies_fit_unless_they_are_one(
+            lengths in prop::collection::vec(prop_oneof![0..PART / 2, 0..2 * PART, Just(u64::MAX)], 1..40), room in 1usize..20,
+        ) {
+            let copy = |len: &u64| Copy {
+                operation: CopyOperation::Write,
+                peer: 0,
+                local: Span::new(0, *len),
+                remote: 0,
+                key: 0,
+                notify: false,
+            };
+            let copies: Vec<_> = lengths.iter().map(copy).collect();
+            let part = part_of(&copies, room);
+            prop_assert!((1..=room.min(copies.len())).contains(&part));
+            let bytes = |count: usize| lengths[..count].iter().fold(0u64, |sum, len| sum.saturating_add(*len));
+            prop_assert!(part == 1 || bytes(part) <= PART);
+            // And no fewer.
+            prop_assert!(part == room || part == copies.len() || bytes(part + 1) > PART);
+        }
     }
 }

@@ -23,9 +23,9 @@ use crate::hardware::Hardware;
 use crate::kernel::outside;
 use crate::memory::{Memory, Span};
 use crate::region::codes::{MessageKind, PeerState};
-use crate::region::copy::{Copy, CopyOperation, IN_DMA_WINDOW, RawCopy};
+use crate::region::copy::{COPY_NOTIFY, Copy, CopyOperation, IN_DMA_WINDOW, RawCopy};
 use crate::region::worker::{News, Outlet};
-use crate::registers::{COPY_RING, COPY_SLOTS, MAX_BANKS, MAX_PEERS, PEER_BYTES, PEER_TABLE};
+use crate::registers::{COPY_RING, COPY_SLOTS, MAX_BANKS, MAX_PEERS, PEER_BYTES, PEER_TABLE, at};
 
 /// A long copy travels in pieces, so that a card that is taken away stops soon. Not smaller: what is copied at once by
 /// a processor goes past its caches only if it is larger than they are.
@@ -33,6 +33,9 @@ const PIECE: u64 = 16 << 20;
 
 /// Pieces of a copy, or copies of a list, under way.
 const DEPTH: u32 = COPY_SLOTS as u32;
+
+/// Descriptors that are brought here while the end of those before them is told of: as many as nodes write together.
+const EXPECTED: u64 = COPY_SLOTS as u64 / 2;
 
 /// Longest time without work after which the engine sleeps, even on a card that never does: what that is for are
 /// kernels, and each thread that spins takes a processor from them.
@@ -49,8 +52,10 @@ pub(crate) struct CopyDesk {
     held: AtomicBool,
     /// Forget all peers and the ring; cleared when done.
     reset: AtomicBool,
-    /// Something was done since the latest reset.
+    /// Something was done since the latest reset. Only the engine sets it, and takes it back.
     used: AtomicBool,
+    /// Somebody has been reached, or could not be.
+    reached: AtomicBool,
 }
 
 impl CopyDesk {
@@ -82,7 +87,10 @@ impl CopyDesk {
 
     /// Whether something may begin.
     fn begin(&self) -> bool {
-        self.used.store(true, Ordering::SeqCst);
+        // Not stored again where it is set: such a store waits for all those before it, the bytes of copies among them.
+        if !self.used.load(Ordering::Relaxed) {
+            self.used.store(true, Ordering::SeqCst);
+        }
         !self.held.load(Ordering::SeqCst)
     }
 }
@@ -107,6 +115,8 @@ pub(crate) struct Copies {
     /// Nothing on a card without a network.
     net: Option<Net>,
     consumer: u64,
+    /// A value of `copy_producer` that cannot be, and waits to be corrected; that of `consumer` if there is none.
+    refused: u64,
     completed: u64,
     failed: u64,
     bytes: u64,
@@ -114,6 +124,8 @@ pub(crate) struct Copies {
     peer_command: u64,
     /// Descriptors that are carried out together.
     batch: Vec<Copy>,
+    /// Some slot says why a copy failed.
+    marked: bool,
 }
 
 struct Net {
@@ -165,12 +177,14 @@ impl Copies {
             heartbeat: idle.heartbeat,
             net,
             consumer: 0,
+            refused: 0,
             completed: 0,
             failed: 0,
             bytes: 0,
             busy_ns: 0,
             peer_command: 0,
             batch: Vec::with_capacity(COPY_SLOTS),
+            marked: false,
         })
     }
 
@@ -198,8 +212,8 @@ impl Copies {
             if self.desk.reset.load(Ordering::SeqCst) {
                 self.reset();
             }
-            if self.step() {
-                latest_work = Some(Instant::now());
+            if let Some(done) = self.step() {
+                latest_work = Some(done);
             } else if latest_work.is_some_and(|at| at.elapsed() < self.spin) {
                 std::hint::spin_loop();
             } else {
@@ -214,7 +228,7 @@ impl Copies {
         let registers = &self.hardware.registers;
         let command = registers.peer_command().load(Ordering::SeqCst);
         let producer = registers.copy_producer().load(Ordering::SeqCst);
-        (command != self.peer_command || producer != self.consumer) && !self.desk.held.load(Ordering::SeqCst)
+        (command != self.peer_command || self.is_more(producer)) && !self.desk.held.load(Ordering::SeqCst)
     }
 
     fn reset(&mut self) {
@@ -225,7 +239,7 @@ impl Copies {
                 drop(dropped);
             }
         }
-        (self.consumer, self.completed, self.peer_command) = (0, 0, 0);
+        (self.consumer, self.refused, self.completed, self.peer_command) = (0, 0, 0, 0);
         let registers = &self.hardware.registers;
         registers.copy_consumer().store(0, Ordering::Relaxed);
         registers.copy_completed().store(0, Ordering::Relaxed);
@@ -237,142 +251,152 @@ impl Copies {
             registers.copy_cause(slot).store(0, Ordering::Relaxed);
             registers.copy_detail(slot).store(0, Ordering::Relaxed);
         }
+        self.marked = false;
         self.desk.used.store(false, Ordering::SeqCst);
         self.desk.reset.store(false, Ordering::SeqCst);
     }
 
-    /// Does the next piece of work; false if there is none.
-    fn step(&mut self) -> bool {
+    /// Does the next piece of work, if there is one. Returns when that was done.
+    fn step(&mut self) -> Option<Instant> {
         self.note_reached();
         let registers = &self.hardware.registers;
         let command = registers.peer_command().load(Ordering::Acquire);
         let producer = registers.copy_producer().load(Ordering::Acquire);
         if command != self.peer_command {
             if !self.desk.begin() {
-                return false;
+                return None;
             }
             self.peer_command = command;
             self.reach(command);
-            return true;
+            return Some(Instant::now());
         }
-        if producer == self.consumer {
-            return false;
-        }
-        if !self.desk.begin() {
-            return false;
+        if !self.is_more(producer) || !self.desk.begin() {
+            return None;
         }
         if producer.wrapping_sub(self.consumer) > COPY_SLOTS as u64 {
-            let fault = Fault::new(Cause::CopyRingOverrun, producer);
-            self.consumer = producer;
-            self.hardware.registers.copy_consumer().store(producer, Ordering::Release);
-            self.tell_fault(0, self.completed, fault);
-            return true;
+            self.refused = producer;
+            self.tell_fault(0, self.completed, Fault::new(Cause::CopyRingOverrun, producer));
+            return Some(Instant::now());
         }
+        let done = self.carry_out(producer);
+        self.refused = self.consumer;
+        Some(done)
+    }
+
+    /// Whether `copy_producer` tells of descriptors, or of what has not been refused yet.
+    fn is_more(&self, producer: u64) -> bool {
+        producer != self.consumer && producer != self.refused
+    }
+
+    /// Carries out the next descriptor, and with it those behind it that can be given to the device in the same list.
+    /// Returns when that was done.
+    fn carry_out(&mut self, producer: u64) -> Instant {
         let started = Instant::now();
-        self.gather(producer);
-        match self.batch.len() {
-            0 | 1 => self.carry_out_one(started),
-            _ => self.carry_out_batch(started),
-        }
-        true
-    }
-
-    /// Reads the descriptor at `index` of the ring's use.
-    fn descriptor(&self, index: u64) -> Result<Copy, Fault> {
-        let mut bytes = [0; RawCopy::BYTES];
-        self.hardware.registers.read_bytes(COPY_RING + RawCopy::BYTES * slot_of(index), &mut bytes);
-        Copy::from_bytes(&bytes, self.memory_bytes, self.hardware.dma.size())
-    }
-
-    /// Takes the descriptors that can be given to the device in one list: of one direction and one window of one peer, no
-    /// more bytes than a piece, and none behind one whose end somebody wants to hear of.
-    fn gather(&mut self, producer: u64) {
-        self.batch.clear();
-        let mut bytes = 0;
-        for index in self.consumer..producer {
-            let Ok(copy) = self.descriptor(index) else { return };
-            bytes += copy.local.len;
-            let together = copy.operation != CopyOperation::Within
-                && copy.local.offset & IN_DMA_WINDOW == 0
-                // What goes on behind the last address of all is for the peer's device to refuse.
-                && copy.remote.checked_add(copy.local.len).is_some()
-                && self.batch.first().is_none_or(|first| {
-                    (first.operation, first.peer, first.key) == (copy.operation, copy.peer, copy.key)
-                })
-                && bytes <= PIECE;
-            if !together {
-                return;
-            }
-            self.batch.push(copy);
-            if copy.notify {
-                return;
-            }
-        }
-    }
-
-    /// Carries out the next descriptor.
-    fn carry_out_one(&mut self, started: Instant) {
-        let index = self.consumer;
-        let copy = self.descriptor(index);
-        self.consumer += 1;
-        self.hardware.registers.copy_consumer().store(self.consumer, Ordering::Release);
-        let outcome = copy.and_then(|copy| self.copy(&copy).map(|()| copy.local.len));
-        self.note_busy(started);
-        self.settle(index..index + 1, |_| (outcome, copy.is_ok_and(|copy| copy.notify)));
-    }
-
-    /// Carries out the descriptors that were gathered.
-    fn carry_out_batch(&mut self, started: Instant) {
+        let mut batch = std::mem::take(&mut self.batch);
+        let gathered = self.gather(producer, &mut batch);
         let first = self.consumer;
-        let batch = std::mem::take(&mut self.batch);
-        self.consumer += batch.len() as u64;
+        self.consumer += batch.len().max(1) as u64;
         self.hardware.registers.copy_consumer().store(self.consumer, Ordering::Release);
-        let (done, fault) = self.between(&batch);
-        self.note_busy(started);
-        self.settle(first..self.consumer, |index| {
-            let at = (index - first) as usize;
-            let outcome = match fault {
-                Some(fault) if at == done => Err(fault),
-                // Its peer is gone with the one that failed.
-                Some(_) if at > done => Err(Fault::new(Cause::CopyPeer, batch[at].peer.into())),
-                _ => Ok(batch[at].local.len),
-            };
-            (outcome, batch[at].notify)
-        });
-        self.batch = batch;
-    }
-
-    fn note_busy(&mut self, started: Instant) {
-        self.busy_ns = self.busy_ns.saturating_add(nanos(started.elapsed()));
-        self.hardware.registers.copy_busy_ns().store(self.busy_ns, Ordering::Relaxed);
-    }
-
-    /// Publishes the ends of copies, all at once: each store wants the line back that a node has just read. Then tells of
-    /// those for which that was asked, or that failed. Of each, its bytes or what was wrong, and whether it was asked for.
-    fn settle(&mut self, ended: Range<u64>, outcome: impl Fn(u64) -> (Result<u64, Fault>, bool)) {
+        let (made, fault) = match (gathered, batch.as_slice()) {
+            (Err(fault), _) => (0, Some(fault)),
+            (Ok(()), [copy]) if copy.operation == CopyOperation::Within => {
+                let fault = self.within(copy).err();
+                (usize::from(fault.is_none()), fault)
+            }
+            (Ok(()), batch) => self.between(batch),
+        };
         let registers = &self.hardware.registers;
-        let before = self.completed;
-        for index in ended.clone() {
-            let (slot, (outcome, _)) = (slot_of(index), outcome(index));
-            let (cause, detail) = outcome.err().map_or((0, 0), |fault| (fault.cause.code(), fault.detail));
-            registers.copy_cause(slot).store(cause, Ordering::Relaxed);
-            registers.copy_detail(slot).store(detail, Ordering::Relaxed);
-            self.completed += 1;
-            self.bytes += outcome.unwrap_or(0);
-            self.failed += u64::from(outcome.is_err());
+        // A node has written these meanwhile, or is about to; they come here while the end is told of.
+        registers.expect_load(at::copy_producer);
+        for index in (self.consumer..self.consumer + EXPECTED).step_by(64 / RawCopy::BYTES) {
+            registers.expect_load(COPY_RING + RawCopy::BYTES * slot_of(index));
         }
+        let now = Instant::now();
+        self.busy_ns = self.busy_ns.saturating_add(nanos(now - started));
+        registers.copy_busy_ns().store(self.busy_ns, Ordering::Relaxed);
+        let (made, behind) = batch.split_at(made);
+        let bytes = made.iter().map(|copy| copy.local.len).sum();
+        // The peer of those behind one that failed is gone with it.
+        let gone = behind.iter().skip(1).map(|copy| Fault::new(Cause::CopyPeer, copy.peer.into()));
+        let faults: Vec<Fault> = fault.into_iter().chain(gone).collect();
+        self.settle(first..self.consumer, bytes, &faults, batch.last().is_some_and(|last| last.notify));
+        self.batch = batch;
+        now
+    }
+
+    /// Reads the next descriptor, and those behind it that can be given to the device in one list with it: of one
+    /// direction and one window of one peer, no more bytes than a piece, and none behind one whose end somebody wants to
+    /// hear of.
+    fn gather(&self, producer: u64, batch: &mut Vec<Copy>) -> Result<(), Fault> {
+        let ring = self.hardware.registers.copy_ring();
+        let read = |index| {
+            let mut raw = [0; RawCopy::BYTES];
+            for (word, bytes) in ring[slot_of(index)].iter().zip(raw.as_chunks_mut::<8>().0) {
+                *bytes = word.load(Ordering::Relaxed).to_le_bytes();
+            }
+            RawCopy::from_bytes(&raw)
+        };
+        batch.clear();
+        let raw = read(self.consumer);
+        let first = Copy::from_raw(raw, self.memory_bytes, self.hardware.dma.size())?;
+        batch.push(first);
+        // What goes on behind the last address of all is for the peer's device to refuse, alone.
+        let goes_on = |raw: &RawCopy| raw.remote.checked_add(raw.bytes).is_none();
+        if first.operation == CopyOperation::Within
+            || first.local.offset & IN_DMA_WINDOW != 0
+            || goes_on(&raw)
+        {
+            return Ok(());
+        }
+        let (memory_bytes, mut bytes) = (self.memory_bytes, first.local.len);
+        let mut notify = first.notify;
+        for index in self.consumer + 1..producer {
+            let raw = read(index);
+            let local = Span::new(raw.local, raw.bytes);
+            if notify || !raw.goes_with(&first) || !local.fits(memory_bytes) || goes_on(&raw) {
+                return Ok(());
+            }
+            bytes += raw.bytes;
+            if bytes > PIECE {
+                return Ok(());
+            }
+            notify = raw.flags & COPY_NOTIFY != 0;
+            batch.push(Copy { local, remote: raw.remote, notify, ..first });
+        }
+        Ok(())
+    }
+
+    /// Publishes the ends of copies, all at once: each store wants the line back that a node has just read. The last ones
+    /// failed, by these faults. Then tells of those, or of the last copy if that was made and it was asked for.
+    fn settle(&mut self, ended: Range<u64>, bytes: u64, faults: &[Fault], notify: bool) {
+        let registers = &self.hardware.registers;
+        let failed_from = ended.end - faults.len() as u64;
+        // Most find the slots clear, and need not store that again.
+        if self.marked || !faults.is_empty() {
+            self.marked = true;
+            for slot in (ended.start..failed_from).map(slot_of) {
+                registers.copy_cause(slot).store(0, Ordering::Relaxed);
+                registers.copy_detail(slot).store(0, Ordering::Relaxed);
+            }
+            for (slot, fault) in (failed_from..ended.end).map(slot_of).zip(faults) {
+                registers.copy_cause(slot).store(fault.cause.code(), Ordering::Relaxed);
+                registers.copy_detail(slot).store(fault.detail, Ordering::Relaxed);
+            }
+        }
+        self.completed += ended.end - ended.start;
+        self.bytes += bytes;
+        self.failed += faults.len() as u64;
         registers.copy_bytes().store(self.bytes, Ordering::Relaxed);
         registers.copies_failed().store(self.failed, Ordering::Relaxed);
         registers.copy_completed().store(self.completed, Ordering::Release);
-        for (index, sequence) in ended.zip(before + 1..) {
-            match outcome(index) {
-                (Ok(_), false) => {}
-                (Ok(_), true) => self.outlet.tell(News {
-                    region: slot_of(index) as u32,
-                    ..News::of_card(MessageKind::CopyDone, sequence, [sequence, 0, 0, 0])
-                }),
-                (Err(fault), _) => self.tell_fault(slot_of(index), sequence, fault),
-            }
+        for (index, fault) in (failed_from..).zip(faults) {
+            self.tell_fault(slot_of(index), self.completed - (ended.end - 1 - index), *fault);
+        }
+        if notify && faults.is_empty() {
+            self.outlet.tell(News {
+                region: slot_of(ended.end - 1) as u32,
+                ..News::of_card(MessageKind::CopyDone, self.completed, [self.completed, 0, 0, 0])
+            });
         }
     }
 
@@ -384,16 +408,6 @@ impl Copies {
             sequence,
             values: [slot as u64, fault.detail, 0, 0],
         });
-    }
-
-    fn copy(&mut self, copy: &Copy) -> Result<(), Fault> {
-        match copy.operation {
-            CopyOperation::Within => self.within(copy),
-            CopyOperation::Write | CopyOperation::Read => match self.between(&[*copy]) {
-                (_, Some(fault)) => Err(fault),
-                (_, None) => Ok(()),
-            },
-        }
     }
 
     fn within(&mut self, copy: &Copy) -> Result<(), Fault> {
@@ -509,6 +523,7 @@ impl Copies {
         let spawned = std::thread::Builder::new().name(format!("peer {index}")).spawn(move || {
             let peer = reach(&device, &queue, &address);
             let _ = reached.send((index, generation, peer.ok_or(Cause::PeerUnreachable)));
+            desk.reached.store(true, Ordering::Release);
             desk.nudge();
         });
         if spawned.is_err() {
@@ -519,6 +534,10 @@ impl Copies {
 
     fn note_reached(&mut self) {
         let Some(net) = &mut self.net else { return };
+        // Only looked at, in most rounds: a swap waits for all stores before it.
+        if !self.desk.reached.load(Ordering::Relaxed) || !self.desk.reached.swap(false, Ordering::Acquire) {
+            return;
+        }
         while let Ok((index, generation, outcome)) = net.reached.1.try_recv() {
             if generation != net.generation {
                 continue;

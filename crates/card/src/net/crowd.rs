@@ -12,10 +12,11 @@ use std::sync::atomic::Ordering;
 use crate::region::codes::MessageKind;
 use crate::region::message::Message;
 use crate::region::worker::{News, Outlet};
-use crate::registers::Registers;
+use crate::registers::{COPY_SLOTS, Registers};
 
-/// Messages that may be under way to one node; beyond that they are lost.
-pub(crate) const MESSAGE_DEPTH: u32 = 128;
+/// Messages that may be under way to one node; beyond that they are lost. Each copy of a full ring may fail, while regions
+/// tell of themselves.
+pub(crate) const MESSAGE_DEPTH: u32 = 2 * COPY_SLOTS as u32;
 
 /// Numbers of local nodes start here, so that they are told from those on the network.
 pub(crate) const FIRST_LOCAL: u32 = 1 << 31;

@@ -3,20 +3,22 @@
 use crate::command::{Cause, Fault, numbered};
 use crate::layout::layout;
 use crate::memory::Span;
+use crate::registers::COPY_BYTES;
 
 layout! {
     /// A copy descriptor as it stands in the ring in BAR0.
-    pub struct RawCopy[64] {
-        0 operation: u32 = "see Copy operations";
-        4 peer: u32 = "number of the other card in the table of peers";
+    pub struct RawCopy[32] {
+        0 operation: u8 = "see Copy operations";
+        1 flags: u8 = "1: send a message when this copy is complete";
+        2 peer: u16 = "number of the other card in the table of peers";
+        4 key: u32 = "key of the other card's window";
         8 local: u64 = "offset in this card's memory, or with bit 63 set in its DMA window (BAR2) [bytes]";
         16 remote: u64 = "address in the other card's terms; of a copy within this card like `local` [bytes]";
         24 bytes: u64 = "length [bytes]";
-        32 key: u32 = "key of the other card's window";
-        36 flags: u32 = "1: send a message when this copy is complete";
-        40 reserved: [u64; 3] = "zero";
     }
 }
+
+const _: () = assert!(RawCopy::BYTES == COPY_BYTES);
 
 numbered! {
     /// What a copy does.
@@ -31,7 +33,7 @@ numbered! {
 pub const IN_DMA_WINDOW: u64 = 1 << 63;
 
 /// Flag: send a message when the copy is complete.
-pub const COPY_NOTIFY: u32 = 1;
+pub const COPY_NOTIFY: u8 = 1;
 
 /// A copy to be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +41,7 @@ pub struct Copy {
     /// What it does.
     pub operation: CopyOperation,
     /// The other card's number in the table of peers.
-    pub peer: u32,
+    pub peer: u16,
     /// The range in this card's memory.
     pub local: Span,
     /// Where the other end is.
@@ -50,30 +52,33 @@ pub struct Copy {
     pub notify: bool,
 }
 
+impl RawCopy {
+    /// Whether it is right, and goes the same way as `other`, in all but from where to where, how much, and who hears of it.
+    pub(crate) fn goes_with(&self, other: &Copy) -> bool {
+        (self.operation, self.peer, self.key) == (other.operation as u8, other.peer, other.key)
+            && self.flags & !COPY_NOTIFY == 0
+    }
+}
+
 impl Copy {
     /// The descriptor as it stands in the ring.
     pub fn to_bytes(self) -> [u8; RawCopy::BYTES] {
         RawCopy {
-            operation: self.operation as u32,
+            operation: self.operation as u8,
+            flags: if self.notify { COPY_NOTIFY } else { 0 },
             peer: self.peer,
+            key: self.key,
             local: self.local.offset,
             remote: self.remote,
             bytes: self.local.len,
-            key: self.key,
-            flags: if self.notify { COPY_NOTIFY } else { 0 },
-            reserved: [0; 3],
         }
         .to_bytes()
     }
 
-    /// Reads a descriptor and checks it against a memory of `memory` bytes and a DMA window of `dma`.
-    pub fn from_bytes(bytes: &[u8; RawCopy::BYTES], memory: u64, dma: u64) -> Result<Copy, Fault> {
-        let raw = RawCopy::from_bytes(bytes);
-        let operation = CopyOperation::from_code(raw.operation)
+    /// Checks a descriptor against a memory of `memory` bytes and a DMA window of `dma`.
+    pub fn from_raw(raw: RawCopy, memory: u64, dma: u64) -> Result<Copy, Fault> {
+        let operation = CopyOperation::from_code(raw.operation.into())
             .ok_or(Fault::new(Cause::CopyOperation, raw.operation.into()))?;
-        if let Some(&reserved) = raw.reserved.iter().find(|&&word| word != 0) {
-            return Err(Fault::new(Cause::ReservedNotZero, reserved));
-        }
         if raw.flags & !COPY_NOTIFY != 0 {
             return Err(Fault::new(Cause::UnknownFlags, raw.flags.into()));
         }
@@ -110,12 +115,11 @@ mod tests {
     proptest! {
         #[test]
         fn whatever_stands_in_the_ring_is_refused_or_lies_in_memory(
-            bytes: [u8; 40], operation in 0u32..5, memory in 0u64..1 << 40, dma in 0u64..1 << 30,
+            bytes: [u8; 32], operation in 0u8..5, flags in 0u8..3, memory in 0u64..1 << 40, dma in 0u64..1 << 30,
         ) {
-            let mut raw = [0; 64];
-            raw[..40].copy_from_slice(&bytes);
-            raw[..4].copy_from_slice(&operation.to_le_bytes());
-            match Copy::from_bytes(&raw, memory, dma) {
+            let mut raw = bytes;
+            (raw[0], raw[1]) = (operation, flags);
+            match Copy::from_raw(RawCopy::from_bytes(&raw), memory, dma) {
                 Ok(copy) => {
                     let within = Span::new(copy.local.offset & !IN_DMA_WINDOW, copy.local.len);
                     let size = if within == copy.local { memory } else { dma };

@@ -10,10 +10,12 @@
 //! | 0x1000 | kernel directory | read |
 //! | 0x2000 | lease words | read, atomics, for every node |
 //! | 0x4000 | monitoring and progress | read |
-//! | 0x5000 | which chunks of memory were ever written | read |
+//! | 0x5000 | copy descriptors | read and write for the holder of the lease |
 //! | 0x7000 | control | read and write for the holder of the lease |
 //! | 0x8000 | control of each region | read and write for the holder of the lease |
 //! | 0x9000 | state of each region | read |
+//! | 0xa000 | which chunks of memory were ever written | read |
+//! | 0xb000 | what became of copies, by slot | read |
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -33,13 +35,13 @@ pub const WORDS: usize = 16;
 pub const MAX_PEERS: usize = 8;
 
 /// Slots of the ring of copy descriptors in BAR0.
-pub const COPY_SLOTS: usize = 32;
+pub const COPY_SLOTS: usize = 256;
 
 /// First byte of the lease words in BAR0.
 pub const LEASE_PAGE: Range<usize> = 0x2000..0x3000;
 
 /// What the holder of the lease may write.
-pub const CONTROL_WINDOW: Range<usize> = 0x7000..0x9000;
+pub const CONTROL_WINDOW: Range<usize> = 0x5000..0x9000;
 
 /// First byte of the addresses of peers: [`PEER_BYTES`] for each.
 pub const PEER_TABLE: usize = 0x7100;
@@ -47,8 +49,11 @@ pub const PEER_TABLE: usize = 0x7100;
 /// One entry of the table of peers: `host:port` as text, padded with zeros.
 pub const PEER_BYTES: usize = 64;
 
-/// First byte of the ring of copy descriptors, each of 64 bytes.
-pub const COPY_RING: usize = 0x7300;
+/// First byte of the ring of copy descriptors.
+pub const COPY_RING: usize = 0x5000;
+
+/// One copy descriptor [bytes]; two to a cache line, which is what bringing them from the node that writes them costs.
+pub const COPY_BYTES: usize = 32;
 
 /// First byte of the control registers of region 0.
 pub const REGION_CONTROL: usize = 0x8000;
@@ -241,9 +246,6 @@ register_map! { REGISTERS for Registers, at {
             "write of `copy_producer`: if it is zero, the card needs immediate data to notice at once.";
         0x41c0 peer_state: [U32; MAX_PEERS] Card = "By peer; see Peer states.";
         0x41e0 peer_cause: [U32; MAX_PEERS] Card = "By peer: why it could not be reached.";
-        0x4200 copy_cause: [U32; COPY_SLOTS] Card = "By slot: why the latest copy failed, zero if it did "
-            "not; see Causes.";
-        0x4300 copy_detail: [U64; COPY_SLOTS] Card = "By slot: the offending value.";
     }
     "Bytes by window and bank" {
         0x4400 bank_written: [U64; MAX_BANKS] Card = "By bank: written by kernels that count and by copies "
@@ -256,10 +258,6 @@ register_map! { REGISTERS for Registers, at {
         0x4c08 dma_read: U64 Card = "Read from it by them [bytes].";
         0x4c10 dma_window_written: U64 Card = "Written through BAR2 by nodes, as they report [bytes].";
         0x4c18 dma_window_read: U64 Card = "Read by them [bytes].";
-    }
-    "Written chunks" {
-        0x5000 written_chunks: [U64; 512] Card = "A bit per chunk of memory, set if it was ever written; as "
-            "of the latest pause. What is not set reads as zeros.";
     }
     "Control (0x7000, for the holder of the lease)" {
         0x7000 lease_heartbeat: U64 User = "Any change keeps the lease.";
@@ -279,6 +277,15 @@ register_map! { REGISTERS for Registers, at {
         0x7d00 report_read: [U64; MAX_BANKS] User = "By bank: what the holder read [bytes].";
         0x7f00 report_dma_written: U64 User = "What the holder wrote through BAR2 since its lease began [bytes].";
         0x7f08 report_dma_read: U64 User = "What it read [bytes].";
+    }
+    "Written chunks" {
+        0xa000 written_chunks: [U64; 512] Card = "A bit per chunk of memory, set if it was ever written; as "
+            "of the latest pause. What is not set reads as zeros.";
+    }
+    "Outcome of copies" {
+        0xb000 copy_cause: [U32; COPY_SLOTS] Card = "By slot: why the latest copy failed, zero if it did "
+            "not; see Causes.";
+        0xb400 copy_detail: [U64; COPY_SLOTS] Card = "By slot: the offending value.";
     }
 }}
 
@@ -350,4 +357,5 @@ pub const BLOCKS: &[Block] = &[
     },
 ];
 
+const _: () = assert!(COPY_RING + COPY_SLOTS * COPY_BYTES <= CONTROL_WINDOW.end);
 const _: () = assert!(REGION_STATE - REGION_CONTROL == 0x1000 && MAX_REGIONS * REGION_STRIDE == 0x1000);

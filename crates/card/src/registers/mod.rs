@@ -16,9 +16,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use millstream_shm::Mapping;
 
 pub use map::{
-    BLOCKS, CONTROL_WINDOW, COPY_RING, COPY_SLOTS, LEASE_PAGE, MAX_BANKS, MAX_CHUNKS, MAX_PEERS, MAX_REGIONS,
-    PEER_BYTES, PEER_TABLE, REGION_CONTROL, REGION_CONTROL_REGISTERS, REGION_STATE, REGION_STATE_REGISTERS,
-    REGION_STRIDE, REGISTERS, WORDS, at, control_at, region_at, state_at,
+    BLOCKS, CONTROL_WINDOW, COPY_BYTES, COPY_RING, COPY_SLOTS, LEASE_PAGE, MAX_BANKS, MAX_CHUNKS, MAX_PEERS,
+    MAX_REGIONS, PEER_BYTES, PEER_TABLE, REGION_CONTROL, REGION_CONTROL_REGISTERS, REGION_STATE,
+    REGION_STATE_REGISTERS, REGION_STRIDE, REGISTERS, WORDS, at, control_at, region_at, state_at,
 };
 
 /// Size of BAR0 [bytes].
@@ -37,7 +37,7 @@ pub const MAX_KERNELS: usize = 64;
 pub const MAGIC: u64 = u64::from_le_bytes(*b"MSTRCARD");
 
 /// Version of the register map, the command format and the connection messages.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Width of a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,9 +207,20 @@ impl Registers {
     /// # Panics
     /// If the range is not in BAR0 or not of whole words of 8 bytes.
     pub fn read_bytes(&self, offset: usize, out: &mut [u8]) {
-        for (index, bytes) in out.chunks_exact_mut(8).enumerate() {
-            bytes.copy_from_slice(&self.word64(offset + 8 * index).load(Ordering::Relaxed).to_le_bytes());
+        let words = self.mapping.words64(offset, out.len() / 8);
+        for (word, bytes) in words.iter().zip(out.as_chunks_mut::<8>().0) {
+            *bytes = word.load(Ordering::Relaxed).to_le_bytes();
         }
+    }
+
+    /// The ring of copy descriptors, in words.
+    pub(crate) fn copy_ring(&self) -> &[[AtomicU64; COPY_BYTES / 8]] {
+        self.mapping.words64(COPY_RING, COPY_SLOTS * COPY_BYTES / 8).as_chunks().0
+    }
+
+    /// Says that the line at `offset` will be read soon.
+    pub(crate) fn expect_load(&self, offset: usize) {
+        millstream_shm::cache::expect_load(self.mapping.base().wrapping_add(offset));
     }
 
     /// Address of the first byte, for calls that take a pointer. Valid as long as this value lives.
@@ -326,7 +337,7 @@ mod tests {
         for table in [
             KERNEL_DIRECTORY..KERNEL_DIRECTORY + MAX_KERNELS * KERNEL_ENTRY_BYTES,
             PEER_TABLE..PEER_TABLE + MAX_PEERS * PEER_BYTES,
-            COPY_RING..COPY_RING + COPY_SLOTS * 64,
+            COPY_RING..COPY_RING + COPY_SLOTS * COPY_BYTES,
         ] {
             assert!(table.clone().all(|byte| taken.insert(byte)), "a register lies in the table {table:x?}");
         }

@@ -9,7 +9,9 @@ use millstream_card::net::{RemoteCard, RemoteError, RemoteErrorKind, RemoteOptio
 use millstream_card::region::codes::{MessageKind, RegionState};
 use millstream_card::region::copy::{Copy, CopyOperation, IN_DMA_WINDOW};
 use millstream_card::region::image_hash;
-use millstream_card::registers::{REGION_CONTROL, REGION_STRIDE, at, region_at};
+use millstream_card::registers::{
+    COPY_BYTES, COPY_RING, COPY_SLOTS, REGION_CONTROL, REGION_STRIDE, at, region_at,
+};
 
 use crate::cards::{BANK, NetworkCard, device};
 use crate::host::PATIENCE;
@@ -248,7 +250,7 @@ fn of_copies_that_travel_together_those_before_a_bad_one_are_made_and_those_behi
     one.connect_peer(1, &second.address).unwrap();
     let there = other.held().unwrap().memory;
     let len = 5000;
-    let copy = |peer: u32, index: u64| Copy {
+    let copy = |peer: u16, index: u64| Copy {
         operation: CopyOperation::Write,
         peer,
         local: Span::new(index * len, len),
@@ -308,6 +310,68 @@ fn of_copies_that_travel_together_those_before_a_bad_one_are_made_and_those_behi
 }
 
 #[test]
+fn each_copy_of_a_full_ring_may_fail_while_its_node_sleeps() {
+    let (_card, node) = leased();
+    let bad = Copy {
+        operation: CopyOperation::Within,
+        peer: 0,
+        local: Span::new(4 * BANK, 1),
+        remote: 0,
+        key: 0,
+        notify: false,
+    };
+    let ring = bad.to_bytes().repeat(COPY_SLOTS);
+    assert_eq!(ring.len(), COPY_SLOTS * COPY_BYTES);
+    node.control(COPY_RING, &ring).unwrap();
+    let slots = COPY_SLOTS as u64;
+    node.control(at::copy_producer, &slots.to_le_bytes()).unwrap();
+    // The node looks at nothing until the card has told it of all of them, or has not.
+    let until = Instant::now() + PATIENCE;
+    while node.register(at::copies_failed).unwrap() < slots {
+        assert!(Instant::now() < until, "the card has stopped");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    for sequence in 1..=slots {
+        let message = node.message(PATIENCE).unwrap().expect("a message for each of them");
+        let told = (message.kind, message.cause, message.sequence, u64::from(message.region));
+        assert_eq!(told, (MessageKind::CopyFault, Some(Cause::CopyOutsideMemory), sequence, sequence - 1));
+    }
+    assert_eq!(node.register(at::messages_lost).unwrap(), 0);
+    // By the list of a program, too, which hears of the first.
+    let list = vec![bad; 3 * COPY_SLOTS];
+    assert_eq!(cause(node.copy(&list, PATIENCE)), (0, Cause::CopyOutsideMemory, 4 * BANK));
+    assert!(node.message(Duration::from_millis(20)).unwrap().is_none());
+    node.copy(&[Copy { local: Span::new(BANK, 8), ..bad }], PATIENCE).unwrap();
+}
+
+#[test]
+fn a_copy_producer_that_cannot_be_is_refused_once_and_may_be_corrected() {
+    let (_card, node) = leased();
+    let within = |to| Copy {
+        operation: CopyOperation::Within,
+        peer: 0,
+        local: Span::new(0, 64),
+        remote: to,
+        key: 0,
+        notify: false,
+    };
+    node.write(0, &[7; 64]).unwrap();
+    node.copy(&[within(64), within(128)], PATIENCE).unwrap();
+    for producer in [1, 3 + COPY_SLOTS as u64, u64::MAX] {
+        node.control(at::copy_producer, &producer.to_le_bytes()).unwrap();
+        let message = node.message(PATIENCE).unwrap().expect("a message that it was refused");
+        assert_eq!((message.kind, message.cause), (MessageKind::CopyFault, Some(Cause::CopyRingOverrun)));
+        assert_eq!(message.values[1], producer);
+        assert!(node.message(Duration::from_millis(20)).unwrap().is_none());
+    }
+    assert_eq!(node.register(at::copy_consumer).unwrap(), 2);
+    node.copy(&[within(192)], PATIENCE).unwrap();
+    let mut bytes = [0; 64];
+    node.read(192, &mut bytes).unwrap();
+    assert_eq!((bytes, node.register(at::copy_completed).unwrap()), ([7; 64], 3));
+}
+
+#[test]
 fn copies_of_a_lease_that_has_ended_are_not_made_again() {
     let (_card, node) = leased();
     let within = |from, to| Copy {
@@ -318,8 +382,8 @@ fn copies_of_a_lease_that_has_ended_are_not_made_again() {
         key: 0,
         notify: false,
     };
-    // More than the ring has, fewer, and more again: the ring of every lease begins at its start.
-    for copies in [50u64, 3, 20] {
+    // More than the ring has twice, fewer, and more again: the ring of every lease begins at its start.
+    for copies in [2 * COPY_SLOTS as u64 + 9, 3, 20] {
         let input: Vec<u8> = (0..4096).map(|at| (at + copies as usize) as u8).collect();
         node.write(0, &input).unwrap();
         let list: Vec<_> = (1..=copies).map(|place| within(0, place * 8192)).collect();
