@@ -22,7 +22,7 @@ use crate::caps::{MAX_MR, MAX_MULTICAST, MAX_QP, MAX_XRC_SRQ};
 use crate::cqe::Place;
 
 /// Marks an arena; changes with every change of this layout.
-pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLARN6");
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLARN7");
 /// Bytes of address space that an arena takes.
 pub(crate) const ARENA_LEN: usize = 1 << 30;
 pub(crate) const QP_TABLE: usize = 4096;
@@ -203,22 +203,24 @@ pub(crate) struct RecvSlot {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct SrqRing {
-    // Consumers, under the lease.
-    pub(crate) lock: LeaseLock,
+    // Initiators, under the lease.
+    pub(crate) lock: OwnLease,
     /// Receive requests ever taken.
     pub(crate) head: AtomicU32,
-    /// Set by an initiator that found the queue empty and sleeps.
-    pub(crate) rnr_wait: AtomicU32,
-    _pad0: [u32; 13],
+    /// An event is due when fewer requests than this are left; zero for none. Reset by who raises it. Here because the
+    /// owner seldom looks at it, and who takes a request always does.
+    pub(crate) limit: AtomicU32,
+    _pad0: [u32; 6],
     // Owner.
     /// Receive requests ever posted.
     pub(crate) tail: AtomicU32,
     pub(crate) mask: AtomicU32,
     /// Elements in a slot.
     pub(crate) sges: AtomicU32,
-    /// An event is due when fewer requests than this are left; zero for none. Reset by who raises it.
-    pub(crate) limit: AtomicU32,
     pub(crate) pd: AtomicU32,
+    /// Set by an initiator that found the queue empty and sleeps. Here because the owner looks at it with each request that
+    /// it posts.
+    pub(crate) rnr_wait: AtomicU32,
     _pad1: [u32; 11],
 }
 

@@ -277,7 +277,7 @@ impl Srq {
     pub(crate) fn reclaim(&self, note: u32) {
         let Some((slot, at)) = taken::read(note) else { return };
         let Some(posted) = self.posted.get(slot as usize) else { return };
-        let Some(guard) = self.ring.lock.lock(self.host.pid) else { return };
+        let Some(guard) = self.ring.lock.lock(self.host.party()) else { return };
         let (head, tail) = (self.ring.head.load(Ordering::Acquire), self.poster.lock().tail);
         let waiting = tail.wrapping_sub(head).min(self.notes.len() as u32);
         let waits = (0..waiting).any(|i| self.order_at(tail.wrapping_sub(i + 1)) == slot);

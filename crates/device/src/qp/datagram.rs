@@ -138,7 +138,7 @@ unsafe fn deliver_to(receivers: &mut Receivers, qp: &Qp, wr: &SendWr<'_>, to: De
         drop(guard);
         return peer.tell(qp.host, Message::new(Op::Abandoned, [to.qpn]));
     }
-    let Ok((receive, left)) = target.take_receive(qp.host.pid) else { return };
+    let Ok((receive, left)) = target.take_receive(qp.party()) else { return };
     let mut elements = Elements::new();
     target.read_receive(receive, &mut elements);
     let len = total_len(wr.sges);

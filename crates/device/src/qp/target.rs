@@ -271,15 +271,21 @@ impl Target {
     pub(super) fn has_receive(&self) -> bool {
         match &self.srq {
             None => self.own_receive_waits(self.entry.rq_head.load(Ordering::Relaxed)),
-            Some(srq) => srq.ring.head.load(Ordering::Relaxed) != srq.ring.tail.load(Ordering::Acquire),
+            Some(srq) => self.receive_waits(srq.ring.head.load(Ordering::Relaxed), &srq.ring.tail),
         }
     }
 
     #[inline]
     fn own_receive_waits(&self, head: u32) -> bool {
+        self.receive_waits(head, &self.entry.rq_tail)
+    }
+
+    /// The owner's core has the line of `tail`, so that is only looked at when none seems to wait.
+    #[inline]
+    fn receive_waits(&self, head: u32, tail: &AtomicU32) -> bool {
         let ahead = |tail: u32| (tail.wrapping_sub(head) as i32) > 0;
         ahead(self.seen_tail.get()) || {
-            self.seen_tail.set(self.entry.rq_tail.load(Ordering::Acquire));
+            self.seen_tail.set(tail.load(Ordering::Acquire));
             ahead(self.seen_tail.get())
         }
     }
@@ -305,7 +311,7 @@ impl Target {
     /// Takes the oldest receive request. One of the queue pair's own stays until it is completed;
     /// one of a shared queue is noted in the entry, so that its owner gets it back if we die.
     #[inline]
-    pub(super) fn take_receive(&self, me: u32) -> Result<(Receive, Left), Stop> {
+    pub(super) fn take_receive(&self, me: Party) -> Result<(Receive, Left), Stop> {
         let Some(srq) = &self.srq else {
             // These numbers are not to come round again while copies are kept.
             self.ahead.count.set(0);
@@ -315,18 +321,25 @@ impl Target {
             return if waits { Ok((receive, Left::Enough)) } else { Err(Stop::NoReceive) };
         };
         let ring = srq.ring;
-        let guard = ring.lock.lock(me).ok_or(UNRESPONSIVE)?;
+        let guard = ring.lock.lock(me).ok_or(UNRESPONSIVE)?.guard;
         let head = ring.head.load(Ordering::Relaxed);
-        let tail = ring.tail.load(Ordering::Acquire);
-        if head == tail {
+        let limit = ring.limit.load(Ordering::Relaxed);
+        if limit != 0 {
+            // It matters how many wait.
+            self.seen_tail.set(ring.tail.load(Ordering::Acquire));
+        }
+        if !self.receive_waits(head, &ring.tail) {
             return Err(Stop::NoReceive);
         }
+        let tail = self.seen_tail.get();
         // SAFETY: the place is masked to those that exist; the value is checked below.
-        let slot = unsafe { srq.order.as_ptr().add((head & self.slots.mask) as usize).read_volatile() };
+        let slot_at =
+            |at: u32| unsafe { srq.order.as_ptr().add((at & self.slots.mask) as usize).read_volatile() };
+        let slot = slot_at(head);
+        self.slots.expect(slot_at(head.wrapping_add(cache::AHEAD)));
         srq.taken.store(taken::note(head, slot), Ordering::Relaxed);
         ring.head.store(head.wrapping_add(1), Ordering::Release);
         drop(guard);
-        let limit = ring.limit.load(Ordering::Relaxed);
         let below =
             limit != 0 && tail.wrapping_sub(head) - 1 < limit && ring.limit.swap(0, Ordering::AcqRel) != 0;
         let slot = slot & self.slots.mask;
@@ -383,7 +396,9 @@ impl Target {
             let from = slot.add(size_of::<RecvSlot>()).cast::<Sge>();
             out.extend((0..n).map(|i| from.add(i).read_volatile()));
         }
-        self.slots.expect(receive.slot.wrapping_add(cache::AHEAD));
+        if self.srq.is_none() {
+            self.slots.expect(receive.slot.wrapping_add(cache::AHEAD));
+        }
     }
 
     /// Completes a receive request and uses it up; true if the receiver's channel must be signalled.

@@ -201,7 +201,7 @@ impl Transfer<'_> {
 
     #[inline]
     fn take_receive(&self) -> Result<Receive, Stop> {
-        let (receive, left) = self.target.take_receive(self.qp.host.pid)?;
+        let (receive, left) = self.target.take_receive(self.qp.party())?;
         if left == Left::BelowLimit {
             self.peer.tell(self.qp.host, self.target.below_limit());
         }

@@ -19,7 +19,7 @@ use millstream_shm::Mapping;
 use millstream_shm::socket::Connection;
 
 /// Version of the messages and of what is in an arena, as a device says it in its greeting.
-pub(crate) const VERSION: u32 = u32::from_le_bytes(*b"MILL") ^ u32::from_le_bytes(*b"ARN6") ^ 2;
+pub(crate) const VERSION: u32 = u32::from_le_bytes(*b"MILL") ^ u32::from_le_bytes(*b"ARN7") ^ 2;
 /// Bytes of the memory that is registered, and of what lies around it.
 const LEN: usize = 16 << 10;
 const GUARD: usize = 4096;

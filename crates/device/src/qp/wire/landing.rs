@@ -184,7 +184,7 @@ impl Landing {
         let (host, selected) = (self.host, self.selected);
         let Some(place) = self.place() else { return false };
         let Ok(lease) = place.lease(host.pid) else { return false };
-        let Ok((receive, left)) = place.target.take_receive(host.pid) else { return false };
+        let Ok((receive, left)) = place.target.take_receive(host.party()) else { return false };
         let mut elements = Elements::new();
         place.target.read_receive(receive, &mut elements);
         drop(lease);
