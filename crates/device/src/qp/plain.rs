@@ -77,7 +77,7 @@ impl Requests for Rest<'_> {
 /// once for all of them instead of for each.
 const TOGETHER: u32 = READ_AHEAD as u32;
 /// When so many bytes are copied, the receiver waits no longer for the first of them.
-const BYTES_TOGETHER: u32 = 16 << 10;
+const BYTES_TOGETHER: u32 = 32 << 10;
 
 /// A SEND whose data is where it belongs, and which the receiver is not yet told of.
 #[derive(Clone, Copy, Debug, Default)]
