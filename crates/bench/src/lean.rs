@@ -17,10 +17,13 @@ use millstream_rdma::{
     Access, Choice, Completion, CompletionQueue, Deadline, Device, Prepared, QueuePair, RcOptions, Region,
     RemoteMemory, device, loader,
 };
+use millstream_shm::Mapping;
 use millstream_shm::vm::{self, Direction, Piece};
 use rdma_mummy_sys::{
     ibv_post_recv, ibv_post_send, ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode,
 };
+
+use crate::memory::{Kind, memory};
 
 type Failure = Box<dyn Error>;
 
@@ -189,13 +192,18 @@ fn lend(mut stream: TcpStream, size: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Seconds a system call takes that copies `size` bytes between private memory here and there.
+/// Seconds a system call takes that copies `size` bytes between memory here and private memory there.
 fn system_calls(mut stream: TcpStream, size: u32, direction: Direction) -> Result<f64, Failure> {
     let (mut pid, mut addr) = ([0; 4], [0; 8]);
     stream.read_exact(&mut pid)?;
     stream.read_exact(&mut addr)?;
-    let mut memory = vec![2u8; size as usize];
-    let here = Piece { base: memory.as_mut_ptr() as u64, len: u64::from(size) };
+    // Of the kind that what is held against this has here: READs land in landing memory, perftest writes from its heap.
+    let (mut heap, landing) = match direction {
+        Direction::Read => (Vec::new(), Some(memory(Kind::Landing, size as usize)?)),
+        Direction::Write => (vec![2u8; size as usize], None),
+    };
+    let base = landing.as_ref().map_or(heap.as_mut_ptr(), Mapping::base);
+    let here = Piece { base: base as u64, len: u64::from(size) };
     let there = Piece { base: u64::from_be_bytes(addr), len: u64::from(size) };
     let (mut done, start) = (0u32, Instant::now());
     let mut warm = None;
@@ -209,7 +217,7 @@ fn system_calls(mut stream: TcpStream, size: u32, direction: Direction) -> Resul
         match warm {
             None if now > TIME / 3 => warm = Some((done, now)),
             Some((before, since)) if now > since + TIME => {
-                std::hint::black_box(&mut memory);
+                std::hint::black_box((&mut heap, &landing));
                 return Ok((now - since).as_secs_f64() / f64::from(done - before));
             }
             _ => {}

@@ -17,7 +17,7 @@ pub enum Kind {
 }
 
 /// `len` bytes of memory that can be shared, touched: the first touch is slow and must not be measured.
-fn memory(kind: Kind, len: usize) -> io::Result<Mapping> {
+pub(crate) fn memory(kind: Kind, len: usize) -> io::Result<Mapping> {
     let mapping = Memfd::new("millstream-bench", len)?.map()?;
     if kind == Kind::Landing {
         mapping.prefault(0, len)?;

@@ -130,7 +130,14 @@ impl Bench<'_> {
     /// The same by our own loop, whose memory is landing memory.
     fn lean_bandwidth(&mut self, size: usize, name: &str) -> Result<(), VerbsError> {
         let size_text = size.to_string();
-        let loops = [&["write"][..], &["read"], &["send"], &["send", "--list", "64"]];
+        let loops = [
+            &["write"][..],
+            &["read"],
+            &["send"],
+            &["write", "--list", "64"],
+            &["read", "--list", "64"],
+            &["send", "--list", "64"],
+        ];
         let pairs =
             loops.map(|what| self.lean(&[what, &["--size", &size_text]].concat(), column::LEAN_BANDWIDTH));
         let [beside_poller, told] = [(); 2].map(|()| RefCell::new(Vec::new()));
@@ -145,6 +152,8 @@ impl Bench<'_> {
             "write {}, lean loop",
             "read {}, lean loop",
             "send {}, lean loop",
+            "write {}, lean loop, 64 a list",
+            "read {}, lean loop, 64 a list",
             "send {}, lean loop, 64 a list",
         ];
         for (what, value) in names.iter().zip(&values) {
