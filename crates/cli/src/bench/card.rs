@@ -135,10 +135,12 @@ fn memory(
             notify: false,
         };
         let copies: Vec<_> = places.iter().map(copy).collect();
-        let rate = |pass: &dyn Fn() -> Result<(), RemoteError>| -> Outcome<f64> {
-            pass()?;
+        // The copies of all passes, to be queued: else a large one would be one at a time.
+        let queue = copies.repeat(passes);
+        let rate = |pass: &dyn Fn(usize) -> Result<(), RemoteError>| -> Outcome<f64> {
+            pass(1)?;
             let started = Instant::now();
-            (0..passes).try_for_each(|_| pass())?;
+            pass(passes)?;
             Ok((passes * window) as f64 / started.elapsed().as_secs_f64() / 1e9)
         };
         let bases = mapped.each_ref().map(|card| card.memory().as_ptr().expect("emulated memory is mapped"));
@@ -159,10 +161,13 @@ fn memory(
                     continue;
                 }
                 let (rate, memcpy) = match row {
-                    0 => (rate(&|| one.write_many(&buffer, &parts))?, to),
-                    1 => (rate(&|| one.read_many(&buffer, &parts))?, from),
-                    2 => (rate(&|| one.copy(&copies, PATIENCE))?, there),
-                    _ => (rate(&|| copies.iter().try_for_each(|copy| one.copy(&[*copy], PATIENCE)))?, there),
+                    0 => (rate(&|times| (0..times).try_for_each(|_| one.write_many(&buffer, &parts)))?, to),
+                    1 => (rate(&|times| (0..times).try_for_each(|_| one.read_many(&buffer, &parts)))?, from),
+                    2 => (rate(&|times| one.copy(&queue[..times * copies.len()], PATIENCE))?, there),
+                    _ => {
+                        let each = |times| queue[..times * copies.len()].chunks(1);
+                        (rate(&|times| each(times).try_for_each(|copy| one.copy(copy, PATIENCE)))?, there)
+                    }
                 };
                 if round > 0 {
                     rates.push(rate);
