@@ -323,15 +323,9 @@ impl Target {
         let ring = srq.ring;
         let guard = ring.lock.lock(me).ok_or(UNRESPONSIVE)?.guard;
         let head = ring.head.load(Ordering::Relaxed);
-        let limit = ring.limit.load(Ordering::Relaxed);
-        if limit != 0 {
-            // It matters how many wait.
-            self.seen_tail.set(ring.tail.load(Ordering::Acquire));
-        }
         if !self.receive_waits(head, &ring.tail) {
             return Err(Stop::NoReceive);
         }
-        let tail = self.seen_tail.get();
         // SAFETY: the place is masked to those that exist; the value is checked below.
         let slot_at =
             |at: u32| unsafe { srq.order.as_ptr().add((at & self.slots.mask) as usize).read_volatile() };
@@ -340,8 +334,10 @@ impl Target {
         srq.taken.store(taken::note(head, slot), Ordering::Relaxed);
         ring.head.store(head.wrapping_add(1), Ordering::Release);
         drop(guard);
-        let below =
-            limit != 0 && tail.wrapping_sub(head) - 1 < limit && ring.limit.swap(0, Ordering::AcqRel) != 0;
+        // Only now: an owner sets a limit first, and then counts what is left.
+        let limit = ring.limit.load(Ordering::Relaxed);
+        let left = || ring.tail.load(Ordering::Acquire).wrapping_sub(head).wrapping_sub(1);
+        let below = limit != 0 && left() < limit && ring.limit.swap(0, Ordering::AcqRel) != 0;
         let slot = slot & self.slots.mask;
         Ok((Receive { sequence: srq.tag | slot, slot }, if below { Left::BelowLimit } else { Left::Enough }))
     }
