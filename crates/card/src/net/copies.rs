@@ -309,7 +309,7 @@ impl Copies {
         // A node has written these meanwhile, or is about to; they come here while the end is told of.
         registers.expect_load(at::copy_producer);
         for index in (self.consumer..self.consumer + EXPECTED).step_by(64 / RawCopy::BYTES) {
-            registers.expect_load(COPY_RING + RawCopy::BYTES * slot_of(index));
+            registers.expect_load(place_of(index));
         }
         let now = Instant::now();
         self.busy_ns = self.busy_ns.saturating_add(nanos(now - started));
@@ -328,12 +328,10 @@ impl Copies {
     /// direction and one window of one peer, no more bytes than a piece, and none behind one whose end somebody wants to
     /// hear of.
     fn gather(&self, producer: u64, batch: &mut Vec<Copy>) -> Result<(), Fault> {
-        let ring = self.hardware.registers.copy_ring();
+        let registers = &self.hardware.registers;
         let read = |index| {
             let mut raw = [0; RawCopy::BYTES];
-            for (word, bytes) in ring[slot_of(index)].iter().zip(raw.as_chunks_mut::<8>().0) {
-                *bytes = word.load(Ordering::Relaxed).to_le_bytes();
-            }
+            registers.read_bytes(place_of(index), &mut raw);
             RawCopy::from_bytes(&raw)
         };
         batch.clear();
@@ -615,6 +613,11 @@ fn slot_of(index: u64) -> usize {
     (index % COPY_SLOTS as u64) as usize
 }
 
+/// Where in BAR0 that is.
+fn place_of(index: u64) -> usize {
+    COPY_RING + RawCopy::BYTES * slot_of(index)
+}
+
 /// Where a copy goes on from `at`, for the device.
 fn places(memory: &Region, copy: &Copy, at: u64, len: u64) -> Result<(Sge, RemoteAddress), Fault> {
     let outside = Fault::new(Cause::CopyOutsideMemory, copy.local.offset);
@@ -642,7 +645,7 @@ fn transfer(
     interrupted: impl Fn() -> bool,
 ) -> Result<(), Fault> {
     let (mut posted, mut under_way) = (0, 0);
-    let mut buffer = [Completion::EMPTY; DEPTH as usize];
+    let mut buffer = [Completion::EMPTY; 4];
     let mut rounds = 0u32;
     while posted < copy.local.len || under_way > 0 {
         while posted < copy.local.len && under_way < DEPTH {

@@ -357,5 +357,5 @@ pub const BLOCKS: &[Block] = &[
     },
 ];
 
-const _: () = assert!(COPY_RING + COPY_SLOTS * COPY_BYTES <= CONTROL_WINDOW.end);
+const _: () = assert!(COPY_RING == CONTROL_WINDOW.start && COPY_RING + COPY_SLOTS * COPY_BYTES <= 0x7000);
 const _: () = assert!(REGION_STATE - REGION_CONTROL == 0x1000 && MAX_REGIONS * REGION_STRIDE == 0x1000);

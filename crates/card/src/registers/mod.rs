@@ -213,11 +213,6 @@ impl Registers {
         }
     }
 
-    /// The ring of copy descriptors, in words.
-    pub(crate) fn copy_ring(&self) -> &[[AtomicU64; COPY_BYTES / 8]] {
-        self.mapping.words64(COPY_RING, COPY_SLOTS * COPY_BYTES / 8).as_chunks().0
-    }
-
     /// Says that the line at `offset` will be read soon.
     pub(crate) fn expect_load(&self, offset: usize) {
         millstream_shm::cache::expect_load(self.mapping.base().wrapping_add(offset));
