@@ -4,8 +4,8 @@ use std::{ffi::c_int, sync::Arc};
 
 use millstream_device::{
     Pd, gid,
-    path::{self, Way},
-    types::{Destination, WC_FLAG_GRH},
+    path::{self, PathKind},
+    types::{UdDestination, WC_FLAG_GRH},
 };
 
 use crate::{
@@ -29,10 +29,10 @@ impl AhObject {
     ///
     /// # Safety
     /// `ah` comes from [`ibv_create_ah`] and is alive.
-    pub(crate) unsafe fn destination(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Destination {
+    pub(crate) unsafe fn destination(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> UdDestination {
         // SAFETY: `verbs` is the first field; the caller vouches for the pointer.
         let object = unsafe { &*ah.cast::<Self>() };
-        Destination { on_this_host: object.on_this_host, qpn, qkey, grh: object.grh }
+        UdDestination { on_this_host: object.on_this_host, qpn, qkey, grh: object.grh }
     }
 }
 
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) 
         // SAFETY: the caller's allocated domain; a GID is sixteen bytes whichever way it was written.
         verbs: ibv_ah { context: unsafe { (*pd).context }, pd, handle: 0 },
         // SAFETY: as above.
-        on_this_host: preference.way_to(unsafe { &attr.grh.dgid.raw }) == Way::Shm,
+        on_this_host: preference.path_to(unsafe { &attr.grh.dgid.raw }) == PathKind::Shm,
         grh: route_header(&source.raw, &attr.grh, source.kind),
         domain: domain.clone(),
     };

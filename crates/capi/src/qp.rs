@@ -5,8 +5,8 @@ use std::{ffi::c_int, mem, ptr, slice, sync::Arc};
 use millstream_device::{
     Handle, Qp,
     qp::{
-        Capacity, Kind, Operations, Plain, Receives, Requests, Section,
-        state::{Attributes, Path, State},
+        Plain, QpCap, QpType, RecvSource, Requests, SendOps, WrBatchLock,
+        state::{AddressVector, QpAttr, QpState},
     },
     types::{SendWr, Sge},
 };
@@ -28,7 +28,7 @@ pub(crate) struct QpObject {
     verbs: ibv_qp_ex,
     pub(crate) inner: Arc<Qp>,
     /// Where batches are prepared, if it was made for that.
-    pub(crate) section: Option<Section>,
+    pub(crate) section: Option<WrBatchLock>,
     /// What the program holds of it: the queue pair of an XRC domain can be opened more than once.
     pub(crate) handle: Arc<Handle>,
 }
@@ -73,24 +73,24 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, qp_init_attr: *mut ibv_q
 pub(crate) fn create(
     pd: *mut ibv_pd,
     init: &mut ibv_qp_init_attr,
-    operations: Option<Operations>,
+    operations: Option<SendOps>,
 ) -> Result<*mut ibv_qp, Errno> {
     let kind = match init.qp_type {
-        IBV_QPT_RC => Kind::Rc,
-        IBV_QPT_UC => Kind::Uc,
-        IBV_QPT_UD => Kind::Ud,
-        IBV_QPT_XRC_SEND => Kind::XrcSend,
+        IBV_QPT_RC => QpType::Rc,
+        IBV_QPT_UC => QpType::Uc,
+        IBV_QPT_UD => QpType::Ud,
+        IBV_QPT_XRC_SEND => QpType::XrcSend,
         // It belongs to a domain, which only `ibv_create_qp_ex` names.
         IBV_QPT_XRC_RECV => return Err(Errno::INVALID),
         _ => return Err(Errno::UNSUPPORTED),
     };
     let receives = if init.srq.is_null() {
-        Receives::Own
+        RecvSource::Own
     } else {
         // SAFETY: the caller of the verb passes a live queue.
-        Receives::Shared(unsafe { SrqObject::of(init.srq) }.inner.clone())
+        RecvSource::Shared(unsafe { SrqObject::of(init.srq) }.inner.clone())
     };
-    if kind == Kind::XrcSend {
+    if kind == QpType::XrcSend {
         // It receives nothing.
         init.recv_cq = init.send_cq;
     }
@@ -101,7 +101,7 @@ pub(crate) fn create(
     let (domain, send_cq, recv_cq) = unsafe {
         (&PdObject::of(pd).inner, &CqObject::of(init.send_cq).inner, &CqObject::of(init.recv_cq).inner)
     };
-    let asked = Capacity {
+    let asked = QpCap {
         max_send_wr: init.cap.max_send_wr,
         max_recv_wr: init.cap.max_recv_wr,
         max_send_sge: init.cap.max_send_sge,
@@ -109,7 +109,7 @@ pub(crate) fn create(
         max_inline_data: init.cap.max_inline_data,
     };
     let inner = Qp::new(domain, send_cq, recv_cq, asked, init.sq_sig_all != 0, kind, receives)?;
-    let section = operations.map(|bits| Section::new(kind, inner.capacity(), bits)).transpose()?;
+    let section = operations.map(|bits| WrBatchLock::new(kind, inner.capacity(), bits)).transpose()?;
     init.cap = verbs_capacity(&inner);
     let verbs = ibv_qp {
         // SAFETY: the caller's live domain.
@@ -117,7 +117,7 @@ pub(crate) fn create(
         qp_context: init.qp_context,
         pd,
         send_cq: init.send_cq,
-        recv_cq: if kind == Kind::XrcSend { ptr::null_mut() } else { init.recv_cq },
+        recv_cq: if kind == QpType::XrcSend { ptr::null_mut() } else { init.recv_cq },
         srq: init.srq,
         state: IBV_QPS_RESET,
         qp_type: init.qp_type,
@@ -130,7 +130,7 @@ pub(crate) fn create(
 pub(crate) fn publish(
     base: ibv_qp,
     inner: Arc<Qp>,
-    section: Option<Section>,
+    section: Option<WrBatchLock>,
     handle: Option<Arc<Handle>>,
 ) -> *mut ibv_qp {
     let base = ibv_qp { handle: inner.qpn(), qp_num: inner.qpn(), ..base };
@@ -152,14 +152,14 @@ fn verbs_capacity(qp: &Qp) -> ibv_qp_cap {
     }
 }
 
-fn from_verbs(attr: &ibv_qp_attr, mask: u32) -> Result<Attributes, Errno> {
+fn from_verbs(attr: &ibv_qp_attr, mask: u32) -> Result<QpAttr, Errno> {
     let named = |bit| mask & bit != 0;
     let state =
-        |raw, bit| if named(bit) { State::from_raw(raw).ok_or(Errno::INVALID) } else { Ok(State::Reset) };
+        |raw, bit| if named(bit) { QpState::from_raw(raw).ok_or(Errno::INVALID) } else { Ok(QpState::Reset) };
     let av = &attr.ah_attr;
     // SAFETY: a GID is sixteen bytes whichever way it was written.
     let dgid = unsafe { av.grh.dgid.raw };
-    Ok(Attributes {
+    Ok(QpAttr {
         state: state(attr.qp_state, IBV_QP_STATE)?,
         cur_state: state(attr.cur_qp_state, IBV_QP_CUR_STATE)?,
         en_sqd_async_notify: attr.en_sqd_async_notify != 0,
@@ -175,7 +175,7 @@ fn from_verbs(attr: &ibv_qp_attr, mask: u32) -> Result<Attributes, Errno> {
         sq_psn: attr.sq_psn,
         dest_qpn: attr.dest_qp_num,
         access: attr.qp_access_flags,
-        path: Path {
+        path: AddressVector {
             is_global: av.is_global != 0,
             dgid,
             sgid_index: av.grh.sgid_index,
@@ -431,7 +431,7 @@ unsafe fn post_any(object: &QpObject, request: &ibv_send_wr) -> Result<(), Errno
             bind: None,
             remote_srqn: 0,
         };
-        if queue_pair.kind() == Kind::Ud {
+        if queue_pair.kind() == QpType::Ud {
             let ud = request.wr.ud;
             if !ud.ah.is_null() {
                 ours.to = Some(AhObject::destination(ud.ah, ud.remote_qpn, ud.remote_qkey));
@@ -443,7 +443,7 @@ unsafe fn post_any(object: &QpObject, request: &ibv_send_wr) -> Result<(), Errno
         } else if request.opcode == IBV_WR_BIND_MW {
             return mw::post_bind(object, request);
         }
-        if queue_pair.kind() == Kind::XrcSend {
+        if queue_pair.kind() == QpType::XrcSend {
             ours.remote_srqn = request.qp_type.xrc.remote_srqn;
         }
         Ok(queue_pair.post_any(&ours)?)

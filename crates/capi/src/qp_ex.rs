@@ -7,7 +7,7 @@
 use std::{ffi::c_int, slice};
 
 use millstream_device::{
-    qp::{Batch, Operations},
+    qp::{SendOps, WrBatch},
     types::{
         SendWr, Sge, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_ATOMIC_WRITE, WR_BIND_MW,
         WR_LOCAL_INV, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM,
@@ -71,7 +71,7 @@ unsafe fn create(context: *mut ibv_context, init: *mut ibv_qp_init_attr_ex) -> R
             return Err(Errno::INVALID);
         }
         let operations =
-            (mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0).then(|| Operations((*init).send_ops_flags));
+            (mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0).then(|| SendOps((*init).send_ops_flags));
         let made = qp::create((*init).pd, &mut *init.cast(), operations)?;
         if no_loopback {
             QpObject::of(made).inner.block_loopback();
@@ -116,7 +116,7 @@ pub(crate) fn interface(base: ibv_qp) -> ibv_qp_ex {
 /// # Safety
 /// `qp` is an extended queue pair, alive, and the calling thread is between its `wr_start` and the end.
 #[inline]
-unsafe fn prepare(qp: *mut ibv_qp_ex, work: impl FnOnce(&mut Batch)) {
+unsafe fn prepare(qp: *mut ibv_qp_ex, work: impl FnOnce(&mut WrBatch)) {
     // SAFETY: the caller vouches for both. A queue pair without the interface is never given to programs
     // as an `ibv_qp_ex`.
     unsafe {

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use millstream_device::gid::{self, GidKind};
 use millstream_device::gsi;
-use millstream_device::path::{self, Preference, Way};
+use millstream_device::path::{self, PathKind, PathPreference};
 use millstream_shm::socket::{Bound, Connection, Listener, own_uid};
 use millstream_shm::thread::spawn;
 use millstream_shm::{EventFd, random_u64};
@@ -141,18 +141,18 @@ fn gid_of(ip: IpAddr) -> [u8; 16] {
 }
 
 /// The way to an address; a wildcard is this host.
-fn way_to(ip: IpAddr) -> Way {
+fn path_to(ip: IpAddr) -> PathKind {
     let preference = path::preference().unwrap_or_default();
-    if ip.is_unspecified() { Way::Shm } else { preference.way_to(&gid_of(ip)) }
+    if ip.is_unspecified() { PathKind::Shm } else { preference.path_to(&gid_of(ip)) }
 }
 
 impl Sockets {
     /// Tells other hosts' requests that this process listens here, if they can come here.
     fn offer(&mut self, name: Name) -> io::Result<Option<Listener>> {
         let offered = match path::preference().unwrap_or_default() {
-            Preference::Shm => false,
-            Preference::Wire => true,
-            Preference::Auto => !name.ip.is_loopback(),
+            PathPreference::Shm => false,
+            PathPreference::Wire => true,
+            PathPreference::Auto => !name.ip.is_loopback(),
         };
         if !offered {
             return Ok(None);
@@ -210,7 +210,7 @@ impl Wire for Sockets {
     }
 
     fn connect(&mut self, own: IpAddr, name: Name) -> io::Result<LinkId> {
-        if way_to(name.ip) == Way::Wire {
+        if path_to(name.ip) == PathKind::Wire {
             let link = LinkId(self.next);
             self.next += 1;
             self.hosts()?.remote.connect(link, own, name);
@@ -248,7 +248,7 @@ impl Wire for Sockets {
     }
 
     fn way_out(&mut self, to: IpAddr) -> Option<IpAddr> {
-        if way_to(to) != Way::Wire {
+        if path_to(to) != PathKind::Wire {
             return None;
         }
         let any: IpAddr =
@@ -260,7 +260,7 @@ impl Wire for Sockets {
     }
 
     fn path_mtu(&mut self, own: IpAddr, to: IpAddr) -> u8 {
-        if way_to(to) != Way::Wire {
+        if path_to(to) != PathKind::Wire {
             return gid::MTU_4096;
         }
         let interface = gid::interface_of(&gid_of(own)).and_then(gid::interface_mtu);

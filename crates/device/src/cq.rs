@@ -651,15 +651,15 @@ pub(crate) struct CqFull;
 mod tests {
     use super::*;
     use crate::pd::Pd;
-    use crate::qp::state::{Attributes, State, attr};
-    use crate::qp::{Capacity, Kind, Receives};
+    use crate::qp::state::{QpAttr, QpState, attr};
+    use crate::qp::{QpCap, QpType, RecvSource};
     use crate::types::Sge;
 
     fn queue_pair(context: &Arc<Context>, cq: &Arc<Cq>) -> Arc<Qp> {
-        let capacity = Capacity { max_recv_wr: 4, max_recv_sge: 2, max_send_wr: 1, ..Capacity::default() };
+        let capacity = QpCap { max_recv_wr: 4, max_recv_sge: 2, max_send_wr: 1, ..QpCap::default() };
         let pd = Pd::new(context);
-        let qp = Qp::new(&pd, cq, cq, capacity, true, Kind::Rc, Receives::Own).unwrap();
-        let init = Attributes { state: State::Init, port: 1, ..Attributes::default() };
+        let qp = Qp::new(&pd, cq, cq, capacity, true, QpType::Rc, RecvSource::Own).unwrap();
+        let init = QpAttr { state: QpState::Init, port: 1, ..QpAttr::default() };
         qp.modify(&init, attr::STATE | attr::PORT | attr::PKEY_INDEX | attr::ACCESS_FLAGS).unwrap();
         qp
     }

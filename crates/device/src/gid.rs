@@ -72,11 +72,11 @@ pub fn mtu_bytes(code: u8) -> u32 {
     128 << code.clamp(1, MTU_4096)
 }
 
-/// The path MTU that the port offers for every peer that [`preference`](crate::path::Preference) lets it have: where
+/// The path MTU that the port offers for every peer that [`preference`](crate::path::PathPreference) lets it have: where
 /// packets may leave the host, what fits through all interfaces.
 #[must_use]
-pub fn active_mtu(preference: crate::path::Preference) -> u8 {
-    if preference == crate::path::Preference::Shm {
+pub fn active_mtu(preference: crate::path::PathPreference) -> u8 {
+    if preference == crate::path::PathPreference::Shm {
         return MTU_4096;
     }
     let mut interfaces: Vec<u32> = table().iter().map(|entry| entry.ifindex).collect();

@@ -78,7 +78,7 @@ pub(crate) struct QpEntry {
     pub(crate) min_rnr_timer: AtomicU32,
     /// Rises with every life of the entry.
     pub(crate) life: AtomicU32,
-    /// Transport, see [`crate::qp::Kind`].
+    /// Transport, see [`crate::qp::QpType`].
     pub(crate) kind: AtomicU32,
     /// Datagrams must bring this key.
     pub(crate) qkey: AtomicU32,

@@ -24,7 +24,7 @@ use crate::gid;
 use crate::greeting;
 use crate::host::Host;
 use crate::layout::{MULTICAST_TABLE, MulticastEntry, QPN_INDEX_BITS};
-use crate::path::{self, Preference};
+use crate::path::{self, PathPreference};
 use crate::peer::Peer;
 
 /// The queue pair number that all datagrams to groups carry (10.5.1).
@@ -42,7 +42,7 @@ pub fn is_group(gid: &Group) -> bool {
 
 /// Whether members on this host, too, are to be reached by packets.
 pub(crate) fn is_by_packets_only() -> bool {
-    path::preference() == Ok(Preference::Wire)
+    path::preference() == Ok(PathPreference::Wire)
 }
 
 /// The group that a datagram with this route header is for.

@@ -15,7 +15,7 @@ pub const VARIABLE: &str = "MILLSTREAM_PATH";
 
 /// What the user wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Preference {
+pub enum PathPreference {
     /// As the peer's address says.
     #[default]
     Auto,
@@ -27,16 +27,16 @@ pub enum Preference {
 
 /// The way to one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum PathKind {
     /// Shared memory.
     Shm,
     /// RoCE v2 packets.
     Wire,
     /// None: the peer is elsewhere, and the wire is forbidden.
-    Nowhere,
+    Unreachable,
 }
 
-impl Preference {
+impl PathPreference {
     /// From the word that the environment or a flag has for it.
     #[must_use]
     pub fn parse(word: &str) -> Option<Self> {
@@ -50,12 +50,12 @@ impl Preference {
 
     /// The way to the address `gid`.
     #[must_use]
-    pub fn way_to(self, gid: &[u8; 16]) -> Way {
+    pub fn path_to(self, gid: &[u8; 16]) -> PathKind {
         match self {
-            Self::Wire => Way::Wire,
-            Self::Auto | Self::Shm if gid::is_local(gid) => Way::Shm,
-            Self::Auto => Way::Wire,
-            Self::Shm => Way::Nowhere,
+            Self::Wire => PathKind::Wire,
+            Self::Auto | Self::Shm if gid::is_local(gid) => PathKind::Shm,
+            Self::Auto => PathKind::Wire,
+            Self::Shm => PathKind::Unreachable,
         }
     }
 }
@@ -64,11 +64,11 @@ impl Preference {
 ///
 /// # Errors
 /// EINVAL for a word that is none of these; the first caller is told on standard error which.
-pub fn preference() -> Result<Preference> {
-    static PREFERENCE: OnceLock<Option<Preference>> = OnceLock::new();
+pub fn preference() -> Result<PathPreference> {
+    static PREFERENCE: OnceLock<Option<PathPreference>> = OnceLock::new();
     let look_up = || {
         let word = env::var(VARIABLE).unwrap_or_default();
-        let found = Preference::parse(&word);
+        let found = PathPreference::parse(&word);
         if found.is_none() {
             eprintln!("millstream: {VARIABLE}={word}: the path is one of auto, shm, wire");
         }
@@ -87,16 +87,16 @@ mod tests {
     fn the_way_follows_the_address_unless_it_is_forced() {
         let here = Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
         let elsewhere = Ipv4Addr::new(192, 0, 2, 250).to_ipv6_mapped().octets();
-        let ways = |preference: Preference| [preference.way_to(&here), preference.way_to(&elsewhere)];
-        assert_eq!(ways(Preference::Auto), [Way::Shm, Way::Wire]);
-        assert_eq!(ways(Preference::Shm), [Way::Shm, Way::Nowhere]);
-        assert_eq!(ways(Preference::Wire), [Way::Wire, Way::Wire]);
+        let ways = |preference: PathPreference| [preference.path_to(&here), preference.path_to(&elsewhere)];
+        assert_eq!(ways(PathPreference::Auto), [PathKind::Shm, PathKind::Wire]);
+        assert_eq!(ways(PathPreference::Shm), [PathKind::Shm, PathKind::Unreachable]);
+        assert_eq!(ways(PathPreference::Wire), [PathKind::Wire, PathKind::Wire]);
     }
 
     #[test]
     fn only_known_words_are_taken() {
-        assert_eq!(Preference::parse("wire"), Some(Preference::Wire));
-        assert_eq!(Preference::parse(""), Some(Preference::Auto));
-        assert_eq!(Preference::parse("Wire"), None);
+        assert_eq!(PathPreference::parse("wire"), Some(PathPreference::Wire));
+        assert_eq!(PathPreference::parse(""), Some(PathPreference::Auto));
+        assert_eq!(PathPreference::parse("Wire"), None);
     }
 }

@@ -50,7 +50,7 @@ pub struct SendWr<'a> {
     /// What to store if equal.
     pub swap: u64,
     /// Where a datagram goes.
-    pub to: Option<Destination>,
+    pub to: Option<UdDestination>,
     /// What a window shall show.
     pub bind: Option<&'a Bind>,
     /// The shared receive queue that an XRC request goes through.
@@ -59,7 +59,7 @@ pub struct SendWr<'a> {
 
 /// Where a datagram goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Destination {
+pub struct UdDestination {
     /// Whether the address is one of this host's.
     pub on_this_host: bool,
     /// The queue pair.

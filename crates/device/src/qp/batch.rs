@@ -10,24 +10,24 @@ use millstream_shm::{SpinGuard, SpinLock};
 
 use super::plain::{Plain, Requests, Run};
 use super::send::{Admitted, SendQueue};
-use super::state::State;
-use super::{Capacity, Kind, Qp};
+use super::state::QpState;
+use super::{Qp, QpCap, QpType};
 use crate::errno::{Errno, Result};
 use crate::mr::window::Bind;
 use crate::types::{
-    Destination, SEND_INLINE, SendWr, Sge, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_ATOMIC_WRITE,
+    SEND_INLINE, SendWr, Sge, UdDestination, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_ATOMIC_WRITE,
     WR_BIND_MW, WR_LOCAL_INV, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM,
     WR_SEND_WITH_INV,
 };
 
 /// Operations that a queue pair was made for: `IBV_QP_EX_WITH_*` bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Operations(pub u64);
+pub struct SendOps(pub u64);
 
-impl Operations {
+impl SendOps {
     /// What a transport can do.
     #[must_use]
-    pub fn of(kind: Kind) -> Self {
+    pub fn of(kind: QpType) -> Self {
         let bits = OPCODES.iter().zip(0..).filter(|(opcode, _)| kind.offers(**opcode));
         Self(bits.map(|(_, bit)| 1 << bit).sum())
     }
@@ -62,14 +62,14 @@ const NONE: u32 = u32::MAX;
 
 /// Requests that were prepared and not posted yet.
 #[derive(Debug)]
-pub struct Batch {
+pub struct WrBatch {
     /// Those that the queue pair was made for, a bit each.
     opcodes: u32,
-    capacity: Capacity,
+    capacity: QpCap,
     requests: Vec<Prepared>,
     elements: Vec<Sge>,
     inline: Vec<u8>,
-    destinations: Vec<Destination>,
+    destinations: Vec<UdDestination>,
     binds: Vec<Bind>,
     /// What the first wrong call did wrong.
     error: Option<Errno>,
@@ -96,7 +96,7 @@ struct Prepared {
     bind: Option<u32>,
 }
 
-impl Batch {
+impl WrBatch {
     /// Begins a request; its elements, destination and bind in `wr` are not looked at: the calls that follow set them.
     #[inline]
     pub fn request(&mut self, wr: SendWr<'static>) {
@@ -183,7 +183,7 @@ impl Batch {
 
     /// Where the last request's datagram goes.
     #[inline]
-    pub fn set_destination(&mut self, to: Destination) {
+    pub fn set_destination(&mut self, to: UdDestination) {
         let place = self.destinations.len() as u32;
         if let Some(last) = self.last() {
             last.to = Some(place);
@@ -273,7 +273,7 @@ impl Batch {
 /// What is left of a batch.
 #[derive(Clone, Copy)]
 struct Rest<'a> {
-    batch: &'a Batch,
+    batch: &'a WrBatch,
     requests: &'a [Prepared],
 }
 
@@ -304,18 +304,18 @@ impl Requests for Rest<'_> {
 
 /// A queue pair's critical section: one thread at a time prepares a batch.
 #[derive(Debug)]
-pub struct Section(SpinLock<Batch>);
+pub struct WrBatchLock(SpinLock<WrBatch>);
 
-impl Section {
+impl WrBatchLock {
     /// The section of a queue pair of this kind and size, for these operations.
     ///
     /// # Errors
     /// EOPNOTSUPP for an operation that the transport does not have, or that does not exist here.
-    pub fn new(kind: Kind, capacity: Capacity, operations: Operations) -> Result<Self> {
-        if operations.0 & !Operations::of(kind).0 != 0 {
+    pub fn new(kind: QpType, capacity: QpCap, operations: SendOps) -> Result<Self> {
+        if operations.0 & !SendOps::of(kind).0 != 0 {
             return Err(Errno::NOTSUP);
         }
-        Ok(Self(SpinLock::new(Batch {
+        Ok(Self(SpinLock::new(WrBatch {
             opcodes: operations.opcodes(),
             capacity,
             requests: Vec::new(),
@@ -340,7 +340,7 @@ impl Section {
     /// # Safety
     /// The calling thread is inside.
     #[inline]
-    pub unsafe fn with<R>(&self, work: impl FnOnce(&mut Batch) -> R) -> R {
+    pub unsafe fn with<R>(&self, work: impl FnOnce(&mut WrBatch) -> R) -> R {
         // SAFETY: nobody else is inside, and no reference outlives this call.
         work(unsafe { &mut *self.0.as_ptr() })
     }
@@ -374,7 +374,7 @@ impl Section {
 impl Qp {
     /// Posts all of a batch, or nothing.
     #[inline]
-    fn post_batch(&self, batch: &Batch) -> Result<()> {
+    fn post_batch(&self, batch: &WrBatch) -> Result<()> {
         if let Some(error) = batch.error {
             return Err(error);
         }
@@ -391,7 +391,7 @@ impl Qp {
     /// Carries out requests from the front, up to the first that is not plain.
     #[inline(always)]
     fn post_plain_ones(&self, send: &mut SendQueue, rest: &mut Rest<'_>) {
-        if self.kind == Kind::Rc
+        if self.kind == QpType::Rc
             && let Some(next) = Run::of(rest)
         {
             self.post_plain_locked(send, next, rest);
@@ -420,7 +420,7 @@ impl Qp {
                 bind.mw.set_key(bind.key);
             }
             // A request may fail the queue pair, and then those behind it are flushed.
-            if self.state.load(Ordering::Relaxed) == State::Rts as u8 {
+            if self.state.load(Ordering::Relaxed) == QpState::Rts as u8 {
                 failed |= self.admit(&mut send, &wr) == Admitted::Fatally;
             } else {
                 self.admit_elsewhere(&mut send, &wr);

@@ -15,7 +15,7 @@ use super::send::SendQueue;
 use super::target::{Left, Readiness, Target};
 use super::transfer::{self, Stop};
 use super::wire::Lane;
-use super::{Kind, Qp};
+use super::{Qp, QpType};
 use crate::caps::MAX_SGE;
 use crate::cqe::Cqe;
 use crate::greeting::{Message, Op};
@@ -23,7 +23,7 @@ use crate::multicast;
 use crate::peer::Peer;
 use crate::ring::NotAdded;
 use crate::types::{
-    Destination, SEND_SOLICITED, SendWr, Sge, WC_FLAG_GRH, WC_FLAG_WITH_IMM, WC_OP_RECV, WR_SEND_WITH_IMM,
+    SEND_SOLICITED, SendWr, Sge, UdDestination, WC_FLAG_GRH, WC_FLAG_WITH_IMM, WC_OP_RECV, WR_SEND_WITH_IMM,
     total_len,
 };
 
@@ -46,7 +46,7 @@ struct Receiver {
 }
 
 impl Receivers {
-    fn find(&mut self, qp: &Qp, to: &Destination) -> Option<&mut Receiver> {
+    fn find(&mut self, qp: &Qp, to: &UdDestination) -> Option<&mut Receiver> {
         let known = self.0.get(&to.qpn).is_some_and(|r| r.peer.alive() && r.target.is_same());
         if !known {
             self.0.remove(&to.qpn);
@@ -77,7 +77,7 @@ pub(super) unsafe fn deliver(send: &mut SendQueue, qp: &Qp, wr: &SendWr<'_>, pie
     let Some(to) = wr.to else { return };
     // With the highest bit set, the sender's own key is meant (10.2.5).
     let qkey = if to.qkey >> 31 == 0 { to.qkey } else { qp.entry.qkey.load(Ordering::Relaxed) };
-    let to = Destination { qkey, ..to };
+    let to = UdDestination { qkey, ..to };
     if to.qpn == multicast::EVERYBODY {
         if !multicast::is_by_packets_only() {
             // SAFETY: passed on.
@@ -108,14 +108,14 @@ unsafe fn deliver_to_group(
     receivers: &mut Receivers,
     qp: &Qp,
     wr: &SendWr<'_>,
-    to: &Destination,
+    to: &UdDestination,
     pieces: &[Piece],
 ) {
     let Some(group) = multicast::group_of(&to.grh) else { return };
     for qpn in qp.host.multicast.members(qp.host, &group) {
         if qpn != qp.qpn || !qp.blocks_loopback() {
             // SAFETY: the caller vouches for the pieces.
-            unsafe { deliver_to(receivers, qp, wr, Destination { qpn, ..*to }, pieces) };
+            unsafe { deliver_to(receivers, qp, wr, UdDestination { qpn, ..*to }, pieces) };
         }
     }
 }
@@ -123,12 +123,18 @@ unsafe fn deliver_to_group(
 /// # Safety
 /// The pieces are readable memory.
 #[inline]
-unsafe fn deliver_to(receivers: &mut Receivers, qp: &Qp, wr: &SendWr<'_>, to: Destination, pieces: &[Piece]) {
+unsafe fn deliver_to(
+    receivers: &mut Receivers,
+    qp: &Qp,
+    wr: &SendWr<'_>,
+    to: UdDestination,
+    pieces: &[Piece],
+) {
     let Some(receiver) = receivers.find(qp, &to) else { return };
     let Receiver { target, keys, peer } = receiver;
     let entry = target.entry;
     let Some(guard) = entry.delivery.lock(qp.host.pid) else { return };
-    let right_kind = entry.kind.load(Ordering::Relaxed) == Kind::Ud as u32;
+    let right_kind = entry.kind.load(Ordering::Relaxed) == QpType::Ud as u32;
     if target.readiness(0) != Readiness::Ready || !right_kind || entry.qkey.load(Ordering::Relaxed) != to.qkey
     {
         return;

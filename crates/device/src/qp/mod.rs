@@ -46,18 +46,18 @@ use crate::types::{
 };
 use crate::xrc::{Xrcd, take_abandoned};
 
-pub use batch::{Batch, Operations, Section};
+pub use batch::{SendOps, WrBatch, WrBatchLock};
 use care::Care;
 pub use plain::{Plain, Requests};
 use recv::RecvQueue;
 pub(crate) use recv::{Note, Received};
 use send::SendQueue;
-use state::{Attributes, State, attr};
+use state::{QpAttr, QpState, attr};
 use wire::{Alarm, Plan};
 
 /// Sizes of a queue pair; what is asked for is rounded up to what is given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Capacity {
+pub struct QpCap {
     /// Send requests that may be outstanding.
     pub max_send_wr: u32,
     /// Receive requests that may be outstanding.
@@ -70,7 +70,7 @@ pub struct Capacity {
     pub max_inline_data: u32,
 }
 
-impl Capacity {
+impl QpCap {
     fn granted(self) -> Result<Self> {
         let fits = self.max_send_wr <= MAX_QP_WR
             && self.max_recv_wr <= MAX_QP_WR
@@ -92,7 +92,7 @@ impl Capacity {
 /// The transport service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Kind {
+pub enum QpType {
     /// Reliable connection.
     Rc = 1,
     /// Unreliable connection.
@@ -105,7 +105,7 @@ pub enum Kind {
     XrcRecv = 5,
 }
 
-impl Kind {
+impl QpType {
     /// Whether errors are told back, and end the queue pair.
     pub(crate) fn is_reliable(self) -> bool {
         matches!(self, Self::Rc | Self::XrcSend | Self::XrcRecv)
@@ -123,7 +123,7 @@ impl Kind {
 
 /// Where receive requests come from.
 #[derive(Clone, Debug)]
-pub enum Receives {
+pub enum RecvSource {
     /// A queue of the queue pair's own.
     Own,
     /// A shared one.
@@ -135,7 +135,7 @@ pub enum Receives {
 /// A queue pair.
 #[derive(Debug)]
 pub struct Qp {
-    kind: Kind,
+    kind: QpType,
     srq: Option<Arc<Srq>>,
     domain: Option<Arc<Xrcd>>,
     qpn: u32,
@@ -144,13 +144,13 @@ pub struct Qp {
     pd: Arc<Pd>,
     send_cq: Arc<Cq>,
     recv_cq: Arc<Cq>,
-    capacity: Capacity,
+    capacity: QpCap,
     /// Every send request completes visibly, whatever its flags say.
     signal_all: bool,
     entry: &'static QpEntry,
     rq_block: Block,
     state: AtomicU8,
-    attributes: Mutex<Attributes>,
+    attributes: Mutex<QpAttr>,
     send: BiasedLock<SendQueue>,
     care: Care,
     alarm: Alarm,
@@ -180,28 +180,28 @@ impl Qp {
         pd: &Arc<Pd>,
         send_cq: &Arc<Cq>,
         recv_cq: &Arc<Cq>,
-        capacity: Capacity,
+        capacity: QpCap,
         signal_all: bool,
-        kind: Kind,
-        receives: Receives,
+        kind: QpType,
+        receives: RecvSource,
     ) -> Result<Arc<Self>> {
         let mut capacity = capacity.granted()?;
         let (srq, domain) = match receives {
-            Receives::Own => (None, None),
-            Receives::Shared(srq) => (Some(srq), None),
-            Receives::Domain(domain) => (None, Some(domain)),
+            RecvSource::Own => (None, None),
+            RecvSource::Shared(srq) => (Some(srq), None),
+            RecvSource::Domain(domain) => (None, Some(domain)),
         };
         // An XRC target receives through a domain, and nothing else does. What belongs to a domain takes
         // from no other queue pair.
         let of_domain = srq.as_ref().is_some_and(|srq| srq.domain().is_some());
-        if (kind == Kind::XrcRecv) != domain.is_some() || of_domain {
+        if (kind == QpType::XrcRecv) != domain.is_some() || of_domain {
             return Err(Errno::INVAL);
         }
         if srq.is_some() || !kind.has_receive_queue() {
             (capacity.max_recv_wr, capacity.max_recv_sge) = (0, 1);
         }
-        if kind == Kind::XrcRecv {
-            capacity = Capacity { max_send_wr: 0, max_inline_data: 0, ..capacity };
+        if kind == QpType::XrcRecv {
+            capacity = QpCap { max_send_wr: 0, max_inline_data: 0, ..capacity };
         }
         let host = pd.context.host;
         host.wire.pay();
@@ -223,7 +223,7 @@ impl Qp {
             signal_all,
             entry: host.qp_entry(qpn),
             rq_block,
-            state: AtomicU8::new(State::Reset as u8),
+            state: AtomicU8::new(QpState::Reset as u8),
             attributes: Mutex::default(),
             send: BiasedLock::new(SendQueue::default()),
             care: Care::default(),
@@ -258,8 +258,8 @@ impl Qp {
     /// ENOMEM when the process has no number or memory left.
     pub fn for_domain(domain: &Arc<Xrcd>) -> Result<Arc<Self>> {
         let (pd, cq) = domain.substitutes();
-        let receives = Receives::Domain(domain.clone());
-        Self::new(pd, cq, cq, Capacity::default(), false, Kind::XrcRecv, receives)
+        let receives = RecvSource::Domain(domain.clone());
+        Self::new(pd, cq, cq, QpCap::default(), false, QpType::XrcRecv, receives)
     }
 
     fn publish(&self, slots: u32) {
@@ -353,7 +353,7 @@ impl Qp {
     /// EINVAL for another kind of queue pair or an address that is no group's, ENOMEM when the process has
     /// too many attachments.
     pub fn attach(&self, group: [u8; 16]) -> Result<()> {
-        if self.kind != Kind::Ud || !multicast::is_group(&group) {
+        if self.kind != QpType::Ud || !multicast::is_group(&group) {
             return Err(Errno::INVAL);
         }
         self.host.multicast.attach(self.host, group, self.qpn)
@@ -370,7 +370,7 @@ impl Qp {
     /// Whether it belongs to a multicast group. Verbs does not let such a queue pair be destroyed.
     #[must_use]
     pub fn is_attached(&self) -> bool {
-        self.kind == Kind::Ud && self.host.multicast.has(self.qpn)
+        self.kind == QpType::Ud && self.host.multicast.has(self.qpn)
     }
 
     /// From now on it does not get what it sends itself to its groups.
@@ -390,7 +390,7 @@ impl Qp {
 
     /// The transport service.
     #[must_use]
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> QpType {
         self.kind
     }
 
@@ -417,7 +417,7 @@ impl Qp {
 
     /// The sizes that were given.
     #[must_use]
-    pub fn capacity(&self) -> Capacity {
+    pub fn capacity(&self) -> QpCap {
         self.capacity
     }
 
@@ -430,8 +430,8 @@ impl Qp {
     /// The state now.
     #[inline]
     #[must_use]
-    pub fn state(&self) -> State {
-        State::from_raw(u32::from(self.state.load(Ordering::Acquire))).expect("only states are stored")
+    pub fn state(&self) -> QpState {
+        QpState::from_raw(u32::from(self.state.load(Ordering::Acquire))).expect("only states are stored")
     }
 
     /// The attributes as they were set, with the state now.
@@ -439,9 +439,9 @@ impl Qp {
     /// # Panics
     /// Only if another thread panicked while it changed them.
     #[must_use]
-    pub fn attributes(&self) -> Attributes {
+    pub fn attributes(&self) -> QpAttr {
         let attributes = self.attributes.lock().expect("no panic under this lock");
-        Attributes { state: self.state(), ..attributes.clone() }
+        QpAttr { state: self.state(), ..attributes.clone() }
     }
 
     /// Changes attributes and state; `mask` says which fields of `new` count.
@@ -452,7 +452,7 @@ impl Qp {
     ///
     /// # Panics
     /// Only if another thread panicked while it changed them.
-    pub fn modify(&self, new: &Attributes, mask: u32) -> Result<()> {
+    pub fn modify(&self, new: &QpAttr, mask: u32) -> Result<()> {
         self.host.wire.pay();
         let mask = mask & !state::meant_for_the_other_end(self.kind);
         let mut attributes = self.attributes.lock().expect("no panic under this lock");
@@ -465,54 +465,54 @@ impl Qp {
         let mut merged = attributes.clone();
         merged.merge(new, mask);
         merged.check(mask, MAX_RD_ATOMIC)?;
-        let connects = next == State::Rtr && current == State::Init && self.kind != Kind::Ud;
+        let connects = next == QpState::Rtr && current == QpState::Init && self.kind != QpType::Ud;
         if connects && !merged.path.is_global {
             // Ethernet has no other addresses (RoCE annex A17.4.2).
             return Err(Errno::INVAL);
         }
         let plan =
-            if next == State::Rtr && current == State::Init { self.plan(&merged)? } else { Plan::Stay };
+            if next == QpState::Rtr && current == QpState::Init { self.plan(&merged)? } else { Plan::Stay };
         *attributes = merged.clone();
         drop(attributes);
         self.apply(current, next, &merged, mask, plan);
         let notify = mask & attr::EN_SQD_ASYNC_NOTIFY != 0 && new.en_sqd_async_notify;
-        if next == State::Sqd && current != State::Sqd && !self.drain_on_wire(notify) && notify {
+        if next == QpState::Sqd && current != QpState::Sqd && !self.drain_on_wire(notify) && notify {
             self.raise(EVENT_SQ_DRAINED);
         }
         Ok(())
     }
 
-    fn apply(&self, current: State, next: State, attributes: &Attributes, mask: u32, plan: Plan) {
+    fn apply(&self, current: QpState, next: QpState, attributes: &QpAttr, mask: u32, plan: Plan) {
         let remote = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC;
         self.entry.access.store(attributes.access & remote, Ordering::Release);
         self.entry_changed();
         self.entry.qkey.store(attributes.qkey, Ordering::Release);
         self.entry.min_rnr_timer.store(u32::from(attributes.min_rnr_timer), Ordering::Release);
         match next {
-            State::Reset => self.reset(),
-            State::Err => self.fail(),
+            QpState::Reset => self.reset(),
+            QpState::Err => self.fail(),
             _ => {
                 let mut send = self.send.lock();
-                if mask & attr::TIMEOUT != 0 || next == State::Rts {
+                if mask & attr::TIMEOUT != 0 || next == QpState::Rts {
                     send.ack_timeout = progress::ack_timeout(attributes.timeout);
                     send.retries = u32::from(attributes.retry_cnt);
                     send.rnr_retries = u32::from(attributes.rnr_retry);
                 }
-                if next == State::Rtr && current == State::Init {
+                if next == QpState::Rtr && current == QpState::Init {
                     self.connect(&mut send, attributes, plan);
                 }
-                if next == State::Rts {
+                if next == QpState::Rts {
                     self.start_on_wire(&mut send, attributes);
                 }
                 self.set_state(next);
             }
         }
-        if next == State::Rts && current == State::Sqd {
+        if next == QpState::Rts && current == QpState::Sqd {
             self.resume();
         }
     }
 
-    fn set_state(&self, state: State) {
+    fn set_state(&self, state: QpState) {
         self.state.store(state as u8, Ordering::Release);
         self.entry.state.store(state as u32, Ordering::SeqCst);
         self.entry_changed();
@@ -537,7 +537,7 @@ impl Qp {
 
     /// Waits until the peer is not inside an operation that it began before.
     pub(crate) fn wait_until_untouched(&self, deadline: Instant) -> bool {
-        if self.kind == Kind::Ud {
+        if self.kind == QpType::Ud {
             // Many initiators, one at a time: the one inside holds the lease.
             let patience = deadline.saturating_duration_since(Instant::now());
             return self.entry.delivery.lock_within(self.host.pid, patience).is_some();
@@ -591,7 +591,7 @@ impl Qp {
     pub(crate) fn fail(&self) {
         {
             let mut send = self.send.lock();
-            self.set_state(State::Err);
+            self.set_state(QpState::Err);
             send.flush(self);
         }
         self.quiesce();
@@ -635,7 +635,7 @@ impl Qp {
 
     /// The same for the sender of a datagram, while others go on sending.
     pub(crate) fn take_back_abandoned(&self) {
-        if let (Kind::Ud, Some(srq)) = (self.kind, &self.srq) {
+        if let (QpType::Ud, Some(srq)) = (self.kind, &self.srq) {
             srq.reclaim(take_abandoned(&self.entry.delivery, &self.entry.srq_taken, self.host.pid));
         }
     }
@@ -671,7 +671,7 @@ impl Qp {
 
     fn reset(&self) {
         self.pay_on_wire();
-        self.set_state(State::Reset);
+        self.set_state(QpState::Reset);
         if self.quiesce() {
             // A peer that died inside will not withdraw, and the next one is not to be blamed for it.
             self.entry.busy.clear();
@@ -685,7 +685,7 @@ impl Qp {
         self.reclaimed.store(0, Ordering::Release);
         self.last_wqe_reported.store(false, Ordering::Release);
         self.contact_reported.store(false, Ordering::Release);
-        *self.attributes.lock().expect("no panic under this lock") = Attributes::default();
+        *self.attributes.lock().expect("no panic under this lock") = QpAttr::default();
     }
 
     /// The peer reports that an operation of its broke our rules. Only the first report counts.
@@ -695,7 +695,7 @@ impl Qp {
             return;
         }
         self.recv_cq.check_overrun();
-        if matches!(self.state(), State::Reset | State::Err) {
+        if matches!(self.state(), QpState::Reset | QpState::Err) {
             return;
         }
         self.fail();
@@ -708,7 +708,7 @@ impl Qp {
     /// report counts.
     pub(crate) fn contacted(&self, from: u32) {
         let believed = self.entry.dest_qpn.load(Ordering::Acquire) == from
-            && matches!(self.state(), State::Rtr | State::Rts | State::Sqd);
+            && matches!(self.state(), QpState::Rtr | QpState::Rts | QpState::Sqd);
         if believed && !self.contact_reported.swap(true, Ordering::AcqRel) {
             self.raise(EVENT_COMM_EST);
         }
@@ -717,7 +717,7 @@ impl Qp {
     /// A datagram found the completion queue full.
     pub(crate) fn completion_lost(&self) {
         self.recv_cq.check_overrun();
-        if self.recv_cq.has_overrun() && !matches!(self.state(), State::Reset | State::Err) {
+        if self.recv_cq.has_overrun() && !matches!(self.state(), QpState::Reset | QpState::Err) {
             self.fail_fatally();
         }
     }
@@ -754,13 +754,13 @@ impl Qp {
         if self.destroyed.swap(true, Ordering::AcqRel) {
             return;
         }
-        if self.kind == Kind::Ud {
+        if self.kind == QpType::Ud {
             self.host.multicast.detach_all(self.host, self.qpn);
         }
         // The peer waits for the acknowledgement of what the program may have seen already.
         self.pay_on_wire();
         self.entry.qpn.store(0, Ordering::SeqCst);
-        self.set_state(State::Reset);
+        self.set_state(QpState::Reset);
         self.host.mrs.unbind_all_of(self.host, self.qpn);
         self.quiesce();
         *self.send.lock() = SendQueue::default();

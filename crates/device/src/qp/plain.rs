@@ -14,9 +14,9 @@ use millstream_shm::copy_in_order;
 
 use super::keys::{LocalKeys, RemoteKeys, Use};
 use super::send::SendQueue;
-use super::state::State;
+use super::state::QpState;
 use super::target::{READ_AHEAD, Receive, Target};
-use super::{Kind, Qp};
+use super::{QpType, Qp};
 use crate::caps::MAX_MSG;
 use crate::cqe::Cqe;
 use crate::types::{
@@ -142,7 +142,7 @@ impl Qp {
     /// and what follows it, is still to be posted.
     #[inline]
     pub fn post_plain(&self, list: &mut impl Requests) {
-        if self.kind != Kind::Rc {
+        if self.kind != QpType::Rc {
             return;
         }
         let Some(next) = Run::of(list) else { return };
@@ -195,7 +195,7 @@ impl Qp {
         {
             // One request's end is the next one's beginning.
             busy.begin(&mut announced, asymmetric);
-            if target.revision() != revision || self.state.load(Ordering::Relaxed) != State::Rts as u8 {
+            if target.revision() != revision || self.state.load(Ordering::Relaxed) != QpState::Rts as u8 {
                 break;
             }
             let keys = (&send.remote_keys, &mut send.local_keys);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use millstream_shm::{BiasedLock, SpinGuard, cache};
 
 use super::Qp;
-use super::state::State;
+use super::state::QpState;
 use crate::errno::{Errno, Result};
 use crate::greeting::{Message, Op};
 use crate::layout::{QpEntry, RecvSlot};
@@ -162,7 +162,7 @@ impl Qp {
     pub fn post_recvs<'a>(&self, requests: impl Iterator<Item = (u64, &'a [Sge])>) -> Result<()> {
         let poster = self.recv.lock();
         let state = self.state();
-        if state == State::Reset || self.srq.is_some() {
+        if state == QpState::Reset || self.srq.is_some() {
             return Err(Errno::INVAL);
         }
         let first = self.recv.tail.load(Ordering::Relaxed);
@@ -188,7 +188,7 @@ impl Qp {
         self.recv.tail.store(tail, Ordering::Release);
         self.entry.rq_tail.store(tail, Ordering::Release);
         drop(poster);
-        if state == State::Err {
+        if state == QpState::Err {
             self.flush_receives();
         } else if self.entry.rnr_wait.load(Ordering::Relaxed) != 0 {
             self.wake_sender();

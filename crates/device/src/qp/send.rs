@@ -9,22 +9,23 @@ use super::care::Found;
 use super::datagram::{self, MAX_DATAGRAM, Pieces, Receivers};
 use super::keys::{LocalKeys, RemoteKeys};
 use super::plain::{Group, Requests as _, Rest};
-use super::state::{Attributes, State};
+use super::state::{QpAttr, QpState};
 use super::target::Target;
 use super::transfer::Stop;
 use super::wire::{Aftermath, Lane};
 use super::xrc::Queues;
-use super::{Kind, Qp};
+use super::{Qp, QpType};
 use crate::caps::MAX_MSG;
 use crate::errno::{Errno, Result};
 use crate::mr::window::Bind;
 use crate::peer::Peer;
 use crate::progress::{Work, retry_delay};
 use crate::types::{
-    Destination, SEND_INLINE, SEND_SIGNALED, SendWr, Sge, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR, WC_RETRY_EXC_ERR,
-    WC_RNR_RETRY_EXC_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD,
-    WR_ATOMIC_WRITE, WR_BIND_MW, WR_LOCAL_INV, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND,
-    WR_SEND_WITH_IMM, WR_SEND_WITH_INV, Wc, completion_opcode, total_len, vendor,
+    SEND_INLINE, SEND_SIGNALED, SendWr, Sge, UdDestination, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR,
+    WC_RETRY_EXC_ERR, WC_RNR_RETRY_EXC_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR, WR_ATOMIC_CMP_AND_SWP,
+    WR_ATOMIC_FETCH_AND_ADD, WR_ATOMIC_WRITE, WR_BIND_MW, WR_LOCAL_INV, WR_RDMA_READ, WR_RDMA_WRITE,
+    WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM, WR_SEND_WITH_INV, Wc, completion_opcode, total_len,
+    vendor,
 };
 
 /// How soon the progress thread looks after a request that was just parked. An application that
@@ -76,7 +77,7 @@ pub(super) struct Parked {
     rkey: u32,
     compare_add: u64,
     swap: u64,
-    to: Option<Destination>,
+    to: Option<UdDestination>,
     bind: Option<Bind>,
     remote_srqn: u32,
     pub(super) posted: u32,
@@ -153,7 +154,7 @@ impl Parked {
     }
 }
 
-impl Kind {
+impl QpType {
     /// What each transport can do (IBTA volume 1, 9.2.1, table 35).
     #[inline]
     pub(super) fn offers(self, opcode: u32) -> bool {
@@ -201,7 +202,7 @@ impl SendQueue {
 
     fn ask_for_notice(&self, qp: &Qp, wr: &SendWr<'_>) {
         match (&self.target, qp.kind) {
-            (_, Kind::XrcSend) => self.queues.ask_for_notice(wr.remote_srqn, qp.qpn),
+            (_, QpType::XrcSend) => self.queues.ask_for_notice(wr.remote_srqn, qp.qpn),
             (Some(target), _) => target.ask_for_notice(),
             (None, _) => {}
         }
@@ -235,7 +236,7 @@ impl SendQueue {
             Stop::NoReceive if self.rnr_retries == 7 => return None,
             Stop::NoReceive => {
                 let code = self.target.as_ref().map_or(0, |t| t.entry.min_rnr_timer.load(Ordering::Relaxed));
-                (Attributes::rnr_wait(code) * self.rnr_retries, WC_RNR_RETRY_EXC_ERR)
+                (QpAttr::rnr_wait(code) * self.rnr_retries, WC_RNR_RETRY_EXC_ERR)
             }
             _ => (self.ack_timeout? * (self.retries + 1), WC_RETRY_EXC_ERR),
         };
@@ -283,7 +284,7 @@ impl Qp {
     pub fn post_any(&self, wr: &SendWr<'_>) -> Result<()> {
         let mut send = self.send.lock();
         let state = self.state.load(Ordering::Relaxed);
-        if state != State::Rts as u8 {
+        if state != QpState::Rts as u8 {
             return self.post_elsewhere(&mut send, wr);
         }
         self.check(&send, wr)?;
@@ -311,10 +312,10 @@ impl Qp {
                     self.complete_send(wr, posted, status, vendor);
                     if !self.kind.is_reliable() {
                         // Only the send queue fails (10.3.1.7).
-                        self.set_state(State::Sqe);
+                        self.set_state(QpState::Sqe);
                         return Admitted::Well;
                     }
-                    self.set_state(State::Err);
+                    self.set_state(QpState::Err);
                     return Admitted::Fatally;
                 }
                 Err(Stop::Elsewhere) => return self.admit_on_wire(send, wr, posted),
@@ -348,15 +349,15 @@ impl Qp {
             return self.carry_out_here(send, wr);
         }
         match self.kind {
-            Kind::Rc => send.execute(self, wr),
-            Kind::XrcSend | Kind::XrcRecv => send.execute_xrc(self, wr),
-            Kind::Uc => match send.execute(self, wr) {
+            QpType::Rc => send.execute(self, wr),
+            QpType::XrcSend | QpType::XrcRecv => send.execute_xrc(self, wr),
+            QpType::Uc => match send.execute(self, wr) {
                 // Our own faults are reported; what happens at the far end is nobody's to tell.
                 Err(stop @ Stop::Failed { status: WC_LOC_PROT_ERR | WC_LOC_LEN_ERR, .. }) => Err(stop),
                 Err(Stop::Elsewhere) => Err(Stop::Elsewhere),
                 _ => Ok(()),
             },
-            Kind::Ud => {
+            QpType::Ud => {
                 let mut pieces = Pieces::new();
                 datagram::pieces(&mut send.local_keys, self, wr, &mut pieces)?;
                 // SAFETY: the pieces are the application's registered (or inline) memory.
@@ -389,7 +390,7 @@ impl Qp {
             return if fits { Ok(()) } else { Err(Errno::INVAL) };
         }
         if wr.sges.len() > self.capacity.max_send_sge as usize
-            || len > if self.kind == Kind::Ud { MAX_DATAGRAM } else { MAX_MSG }
+            || len > if self.kind == QpType::Ud { MAX_DATAGRAM } else { MAX_MSG }
             || (inline
                 && (len > u64::from(self.capacity.max_inline_data)
                     || !matches!(
@@ -400,7 +401,7 @@ impl Qp {
                             | WR_RDMA_WRITE
                             | WR_RDMA_WRITE_WITH_IMM
                     )))
-            || (self.kind == Kind::Ud && wr.to.is_none())
+            || (self.kind == QpType::Ud && wr.to.is_none())
             || (wr.opcode == WR_BIND_MW && !wr.bind.is_some_and(|bind| bind.is_well_formed(self.pd.id)))
         {
             return Err(Errno::INVAL);
@@ -419,8 +420,8 @@ impl Qp {
     #[inline]
     pub(super) fn takes_sends(&self) -> Result<()> {
         match self.state() {
-            State::Rts | State::Sqd | State::Sqe | State::Err => Ok(()),
-            State::Reset | State::Init | State::Rtr => Err(Errno::INVAL),
+            QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err => Ok(()),
+            QpState::Reset | QpState::Init | QpState::Rtr => Err(Errno::INVAL),
         }
     }
 
@@ -437,18 +438,18 @@ impl Qp {
     pub(super) fn admit_elsewhere(&self, send: &mut SendQueue, wr: &SendWr<'_>) {
         send.posted = send.posted.wrapping_add(1);
         match self.state() {
-            State::Err | State::Sqe => {
+            QpState::Err | QpState::Sqe => {
                 // Whoever brought the queue pair down may not have come to what waits: that is first.
                 send.flush(self);
                 self.complete_send(wr, send.posted, WC_WR_FLUSH_ERR, 0);
             }
-            State::Sqd => send.parked.push_back(Parked::new(wr, send.posted)),
-            State::Rts => {
+            QpState::Sqd => send.parked.push_back(Parked::new(wr, send.posted)),
+            QpState::Rts => {
                 // It was changed back in this moment: in its turn.
                 send.parked.push_back(Parked::new(wr, send.posted));
                 self.look_after(send);
             }
-            State::Reset | State::Init | State::Rtr => {}
+            QpState::Reset | QpState::Init | QpState::Rtr => {}
         }
     }
 
@@ -467,10 +468,10 @@ impl Qp {
             ..Wc::default()
         };
         // A sender asks for no event with its own completion unless it is armed for all.
-        if self.send_cq.push_own(wc, posted, false).is_err() && self.state() != State::Err {
+        if self.send_cq.push_own(wc, posted, false).is_err() && self.state() != QpState::Err {
             // A lost completion is fatal for its queue pair (11.6.3.1). The caller holds the send
             // queue, so what waits is flushed a little later.
-            self.set_state(State::Err);
+            self.set_state(QpState::Err);
             self.host.progress.add(Work::Fatal { qpn: self.qpn });
         }
     }
@@ -534,7 +535,7 @@ impl Qp {
                 self.care.end();
                 return None;
             };
-            if self.state.load(Ordering::Relaxed) != State::Rts as u8 {
+            if self.state.load(Ordering::Relaxed) != QpState::Rts as u8 {
                 // Drained queues keep their requests; failed ones have none left.
                 send.parked.push_front(parked);
                 return Some(Duration::from_millis(10));
@@ -560,7 +561,9 @@ impl Qp {
                     break;
                 }
                 Err(Stop::Elsewhere) => match self.send_on_wire(&mut send, parked) {
-                    Aftermath::Nothing if self.state.load(Ordering::Relaxed) == State::Rts as u8 => continue,
+                    Aftermath::Nothing if self.state.load(Ordering::Relaxed) == QpState::Rts as u8 => {
+                        continue;
+                    }
                     _ => break,
                 },
                 Err(stop) => {
@@ -577,11 +580,11 @@ impl Qp {
         send.with_cq &= who != Retrier::Poller;
         if !self.kind.is_reliable() {
             // Only the send queue fails (10.3.1.7).
-            self.set_state(State::Sqe);
+            self.set_state(QpState::Sqe);
             send.flush(self);
             return None;
         }
-        self.set_state(State::Err);
+        self.set_state(QpState::Err);
         drop(send);
         self.fail();
         None

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use super::Kind;
+use super::QpType;
 use crate::errno::{Errno, Result};
 use crate::progress::rnr_timer;
 
 /// States (IBTA volume 1, figure 124), numbered as `enum ibv_qp_state`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
-pub enum State {
+pub enum QpState {
     /// Just created, or set back.
     #[default]
     Reset = 0,
@@ -27,7 +27,7 @@ pub enum State {
     Err = 6,
 }
 
-impl State {
+impl QpState {
     /// From the verbs value.
     #[must_use]
     pub fn from_raw(raw: u32) -> Option<Self> {
@@ -83,7 +83,7 @@ pub mod attr {
 
 /// Where packets would go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Path {
+pub struct AddressVector {
     /// Whether a global route header is used; always, on Ethernet.
     pub is_global: bool,
     /// The peer's address.
@@ -110,11 +110,11 @@ pub struct Path {
 
 /// Attributes of a queue pair, as in `struct ibv_qp_attr`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Attributes {
+pub struct QpAttr {
     /// The state to go to.
-    pub state: State,
+    pub state: QpState,
     /// The state that the caller believes in.
-    pub cur_state: State,
+    pub cur_state: QpState,
     /// Whether to report that the send queue has drained, on the way to SQD.
     pub en_sqd_async_notify: bool,
     /// `IBV_MTU_*`: 1 (256) to 5 (4096).
@@ -132,7 +132,7 @@ pub struct Attributes {
     /// Remote access, `IBV_ACCESS_REMOTE_*`.
     pub access: u32,
     /// Where packets would go.
-    pub path: Path,
+    pub path: AddressVector,
     /// Partition key index.
     pub pkey_index: u16,
     /// Outstanding READs as initiator.
@@ -151,7 +151,7 @@ pub struct Attributes {
     pub rnr_retry: u8,
 }
 
-impl Attributes {
+impl QpAttr {
     pub(super) fn merge(&mut self, new: &Self, mask: u32) {
         macro_rules! take {
             ($($bit:ident => $($field:ident),+;)*) => {
@@ -207,18 +207,18 @@ impl Attributes {
 /// Transports, as a set.
 type Kinds = u8;
 
-const RC: Kinds = 1 << Kind::Rc as u8;
-const UC: Kinds = 1 << Kind::Uc as u8;
-const UD: Kinds = 1 << Kind::Ud as u8;
+const RC: Kinds = 1 << QpType::Rc as u8;
+const UC: Kinds = 1 << QpType::Uc as u8;
+const UD: Kinds = 1 << QpType::Ud as u8;
 /// Sending and receiving end of an extended reliable connection: a reliable connection's attributes are
 /// shared out between them (annex A14).
-const XS: Kinds = 1 << Kind::XrcSend as u8;
-const XR: Kinds = 1 << Kind::XrcRecv as u8;
+const XS: Kinds = 1 << QpType::XrcSend as u8;
+const XR: Kinds = 1 << QpType::XrcRecv as u8;
 
 struct Transition {
     kinds: Kinds,
-    from: State,
-    to: State,
+    from: QpState,
+    to: QpState,
     required: u32,
     optional: u32,
 }
@@ -227,9 +227,9 @@ struct Transition {
 /// table 91).
 #[rustfmt::skip]
 const TRANSITIONS: &[Transition] = {
-    use State::*;
+    use QpState::*;
     use attr::*;
-    const fn row(kinds: Kinds, from: State, to: State, required: u32, optional: u32) -> Transition {
+    const fn row(kinds: Kinds, from: QpState, to: QpState, required: u32, optional: u32) -> Transition {
         Transition { kinds, from, to, required, optional }
     }
     const PATH: u32 = ALT_PATH | PATH_MIG_STATE;
@@ -271,21 +271,21 @@ const TRANSITIONS: &[Transition] = {
 
 /// Attributes of a reliable connection that only the other end of an extended one has. Programs set all of
 /// them at both ends, and Linux overlooks these.
-pub(super) fn meant_for_the_other_end(kind: Kind) -> u32 {
+pub(super) fn meant_for_the_other_end(kind: QpType) -> u32 {
     match kind {
-        Kind::XrcSend => attr::MAX_DEST_RD_ATOMIC | attr::MIN_RNR_TIMER,
-        Kind::XrcRecv => attr::MAX_QP_RD_ATOMIC | attr::RETRY_CNT | attr::RNR_RETRY,
-        Kind::Rc | Kind::Uc | Kind::Ud => 0,
+        QpType::XrcSend => attr::MAX_DEST_RD_ATOMIC | attr::MIN_RNR_TIMER,
+        QpType::XrcRecv => attr::MAX_QP_RD_ATOMIC | attr::RETRY_CNT | attr::RNR_RETRY,
+        QpType::Rc | QpType::Uc | QpType::Ud => 0,
     }
 }
 
 /// EINVAL unless the transition exists for the transport and `mask` names all that it needs and
 /// nothing that it does not allow.
-pub(super) fn check_transition(kind: Kind, from: State, to: State, mask: u32) -> Result<()> {
+pub(super) fn check_transition(kind: QpType, from: QpState, to: QpState, mask: u32) -> Result<()> {
     let named = mask & !attr::STATE;
-    if matches!(to, State::Reset | State::Err) {
+    if matches!(to, QpState::Reset | QpState::Err) {
         // From RESET there is no way to ERR (table 91): nothing could be flushed.
-        let exists = to == State::Reset || from != State::Reset;
+        let exists = to == QpState::Reset || from != QpState::Reset;
         return if exists && named & !attr::CUR_STATE == 0 { Ok(()) } else { Err(Errno::INVAL) };
     }
     let set = 1 << kind as u8;
@@ -302,9 +302,9 @@ pub(super) fn check_transition(kind: Kind, from: State, to: State, mask: u32) ->
 mod tests {
     use super::*;
 
-    const KINDS: [Kind; 5] = [Kind::Rc, Kind::Uc, Kind::Ud, Kind::XrcSend, Kind::XrcRecv];
-    const STATES: [State; 7] =
-        [State::Reset, State::Init, State::Rtr, State::Rts, State::Sqd, State::Sqe, State::Err];
+    const KINDS: [QpType; 5] = [QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcSend, QpType::XrcRecv];
+    const STATES: [QpState; 7] =
+        [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Err];
 
     #[test]
     fn each_required_attribute_is_required_and_no_other_is_allowed() {
@@ -333,10 +333,10 @@ mod tests {
     #[test]
     fn every_state_can_be_reset_and_all_but_reset_can_fail() {
         for from in STATES {
-            assert!(check_transition(Kind::Rc, from, State::Reset, attr::STATE).is_ok());
+            assert!(check_transition(QpType::Rc, from, QpState::Reset, attr::STATE).is_ok());
             assert_eq!(
-                check_transition(Kind::Rc, from, State::Err, attr::STATE).is_ok(),
-                from != State::Reset
+                check_transition(QpType::Rc, from, QpState::Err, attr::STATE).is_ok(),
+                from != QpState::Reset
             );
         }
     }
@@ -345,12 +345,12 @@ mod tests {
     fn no_short_cuts() {
         let all = u32::MAX;
         for (from, to) in [
-            (State::Reset, State::Rtr),
-            (State::Reset, State::Rts),
-            (State::Init, State::Rts),
-            (State::Rts, State::Rtr),
-            (State::Err, State::Init),
-            (State::Err, State::Rts),
+            (QpState::Reset, QpState::Rtr),
+            (QpState::Reset, QpState::Rts),
+            (QpState::Init, QpState::Rts),
+            (QpState::Rts, QpState::Rtr),
+            (QpState::Err, QpState::Init),
+            (QpState::Err, QpState::Rts),
         ] {
             for kind in KINDS {
                 assert!(check_transition(kind, from, to, all).is_err());

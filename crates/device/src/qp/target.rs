@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use millstream_shm::{Party, cache};
 
-use super::Kind;
+use super::QpType;
 use super::datagram::Elements;
 use super::transfer::{Stop, UNRESPONSIVE};
 use crate::caps::{MAX_QP, MAX_QP_WR, MAX_SGE};
@@ -209,7 +209,7 @@ impl Target {
     }
 
     /// Whether the queue pair is of the kind that takes what one of kind `sender` sends.
-    pub(super) fn is_peer_of(&self, sender: Kind) -> bool {
+    pub(super) fn is_peer_of(&self, sender: QpType) -> bool {
         self.entry.kind.load(Ordering::Relaxed) == sender.receiver() as u32
     }
 

@@ -15,7 +15,7 @@ use super::keys::{LocalKeys, Window};
 use super::send::SendQueue;
 use super::target::{Left, Readiness, Receive, Target};
 use super::wire::Lane;
-use super::{Kind, Qp};
+use super::{Qp, QpType};
 use crate::cqe::Cqe;
 use crate::event::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR, NO_EVENT};
 use crate::greeting::{Message, Op};
@@ -97,7 +97,7 @@ impl SendQueue {
                 if let Stop::Failed { peer_event: Some(event), status, .. } = stop
                     // Over an unreliable connection the far end drops what it does not allow, and fails
                     // only by its own fault (9.9.3.2).
-                    && (qp.kind == Kind::Rc || status == WC_REM_OP_ERR)
+                    && (qp.kind == QpType::Rc || status == WC_REM_OP_ERR)
                 {
                     peer.tell(qp.host, Message::new(Op::Fault, [self.dest_qpn, qp.qpn, event]));
                 }

@@ -7,9 +7,9 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use millstream_device::qp::state::{Attributes, State, attr};
-use millstream_device::qp::{Capacity, Kind, Qp, Receives};
-use millstream_device::types::{Destination, SendWr, Sge, WC_SUCCESS, WR_SEND, Wc};
+use millstream_device::qp::state::{QpAttr, QpState, attr};
+use millstream_device::qp::{Qp, QpCap, QpType, RecvSource};
+use millstream_device::types::{SendWr, Sge, UdDestination, WC_SUCCESS, WR_SEND, Wc};
 use millstream_device::{Cq, Errno, Mr, Srq, Xrcd};
 use millstream_shm::{Mapping, PAGE, round_up};
 
@@ -22,27 +22,27 @@ const ROOM: u32 = MESSAGE + 40;
 const REQUESTS: usize = 4;
 
 fn ready(qp: &Qp, dest: u32) {
-    for state in [State::Init, State::Rtr, State::Rts] {
+    for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
         let needed = match (qp.kind(), state) {
-            (Kind::Ud, State::Init) => attr::PKEY_INDEX | attr::PORT | attr::QKEY,
-            (Kind::Ud, State::Rtr) => 0,
-            (Kind::Ud, _) => attr::SQ_PSN,
+            (QpType::Ud, QpState::Init) => attr::PKEY_INDEX | attr::PORT | attr::QKEY,
+            (QpType::Ud, QpState::Rtr) => 0,
+            (QpType::Ud, _) => attr::SQ_PSN,
             // What the far end of an extended connection needs is ignored at the near one.
             _ => mask(state),
         };
-        let all = Attributes { qkey: QKEY, ..attributes(&Setup::default(), state, dest) };
+        let all = QpAttr { qkey: QKEY, ..attributes(&Setup::default(), state, dest) };
         qp.modify(&all, attr::STATE | needed).expect("the usual way");
     }
 }
 
 fn datagram(qpn: u32) -> SendWr<'static> {
-    let to = Destination { on_this_host: true, qpn, qkey: QKEY, grh: [0x60; 40] };
+    let to = UdDestination { on_this_host: true, qpn, qkey: QKEY, grh: [0x60; 40] };
     SendWr { opcode: WR_SEND, to: Some(to), ..SendWr::default() }
 }
 
-fn sender(adapter: &Adapter, cq: &Arc<Cq>, kind: Kind) -> Arc<Qp> {
-    let capacity = Capacity { max_send_wr: 16, max_send_sge: 1, ..Capacity::default() };
-    Qp::new(&adapter.pd, cq, cq, capacity, true, kind, Receives::Own).expect("a queue pair")
+fn sender(adapter: &Adapter, cq: &Arc<Cq>, kind: QpType) -> Arc<Qp> {
+    let capacity = QpCap { max_send_wr: 16, max_send_sge: 1, ..QpCap::default() };
+    Qp::new(&adapter.pd, cq, cq, capacity, true, kind, RecvSource::Own).expect("a queue pair")
 }
 
 /// A shared receive queue with memory for all its requests, which are posted.
@@ -106,12 +106,12 @@ pub(crate) fn doomed() {
     let numbers: Vec<u32> = line.split(' ').map(|word| word.parse().expect("a number")).collect();
     let (qp, wr) = match numbers[..] {
         [qpn] => {
-            let qp = sender(&adapter, &cq, Kind::Ud);
+            let qp = sender(&adapter, &cq, QpType::Ud);
             ready(&qp, 0);
             (qp, datagram(qpn))
         }
         [qpn, srqn] => {
-            let qp = sender(&adapter, &cq, Kind::XrcSend);
+            let qp = sender(&adapter, &cq, QpType::XrcSend);
             tell(&qp.qpn().to_string());
             listen().expect("the far end is connected");
             ready(&qp, qpn);
@@ -131,8 +131,8 @@ pub(crate) fn doomed() {
 fn what_senders_of_datagrams_took_comes_back() {
     let adapter = Adapter::open();
     let queue = Queue::new(&adapter, None);
-    let shared = Receives::Shared(queue.srq.clone());
-    let receiver = adapter.qp_with(&queue.cq, Kind::Ud, shared).expect("a queue pair");
+    let shared = RecvSource::Shared(queue.srq.clone());
+    let receiver = adapter.qp_with(&queue.cq, QpType::Ud, shared).expect("a queue pair");
     ready(&receiver, 0);
     for _ in 1..REQUESTS {
         let mut process = Process::start("doomed");
@@ -140,7 +140,7 @@ fn what_senders_of_datagrams_took_comes_back() {
         dies(&mut process);
     }
     let sent = adapter.cq();
-    let sender = sender(&adapter, &sent, Kind::Ud);
+    let sender = sender(&adapter, &sent, QpType::Ud);
     ready(&sender, 0);
     let mut found = [Wc::default()];
     wait_for("a datagram that is not dropped", || {
@@ -173,7 +173,7 @@ fn what_senders_of_a_domain_took_comes_back() {
     }
     let sent = adapter.cq();
     let (sender, receiver) =
-        (sender(&adapter, &sent, Kind::XrcSend), Qp::for_domain(&domain).expect("a queue pair"));
+        (sender(&adapter, &sent, QpType::XrcSend), Qp::for_domain(&domain).expect("a queue pair"));
     ready(&receiver, sender.qpn());
     ready(&sender, receiver.qpn());
     let message = SendWr { opcode: WR_SEND, remote_srqn: queue.srq.number(), ..SendWr::default() };
@@ -191,18 +191,18 @@ fn what_senders_of_a_domain_took_comes_back() {
 fn what_was_completed_does_not_come_back() {
     let adapter = Adapter::open();
     let queue = Queue::new(&adapter, None);
-    let shared = Receives::Shared(queue.srq.clone());
-    let receiver = adapter.qp_with(&queue.cq, Kind::Ud, shared).expect("a queue pair");
+    let shared = RecvSource::Shared(queue.srq.clone());
+    let receiver = adapter.qp_with(&queue.cq, QpType::Ud, shared).expect("a queue pair");
     ready(&receiver, 0);
     let sent = adapter.cq();
-    let sender = sender(&adapter, &sent, Kind::Ud);
+    let sender = sender(&adapter, &sent, QpType::Ud);
     ready(&sender, 0);
     // Two messages that nobody has polled, when the queue pair fails.
     for _ in 0..2 {
         sender.post_send(&datagram(receiver.qpn())).expect("room");
         assert_eq!(next(&sent).status, WC_SUCCESS);
     }
-    receiver.modify(&attributes(&Setup::default(), State::Err, 0), attr::STATE).expect("to ERR");
+    receiver.modify(&attributes(&Setup::default(), QpState::Err, 0), attr::STATE).expect("to ERR");
     assert_eq!(queue.post(0), Err(Errno::NOMEM));
     assert_eq!([next(&queue.cq).wr_id, next(&queue.cq).wr_id], [0, 1]);
     queue.is_whole(2);

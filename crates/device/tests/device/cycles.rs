@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use millstream_device::qp::{Kind as Transport, Receives};
+use millstream_device::qp::{QpType, RecvSource};
 use millstream_device::types::{SendWr, WC_SUCCESS, WR_RDMA_WRITE, WR_SEND, Wc};
 use millstream_device::{Channel, Context, Cq, Srq};
 use millstream_shm::poll_readable;
@@ -148,7 +148,7 @@ fn make_and_end(
     let channel = Channel::new(&adapter.context).expect("a channel");
     let cq = Cq::new(&adapter.context, 64, Some(channel.clone())).expect("a queue");
     let own = adapter.qp(&cq).expect("a queue pair");
-    let other = adapter.qp_with(shared, Transport::Rc, Receives::Shared(srq.clone())).expect("a queue pair");
+    let other = adapter.qp_with(shared, QpType::Rc, RecvSource::Shared(srq.clone())).expect("a queue pair");
     let setup = Setup::default();
     connect_queue_pair(&own, other.qpn(), &setup);
     connect_queue_pair(&other, own.qpn(), &setup);

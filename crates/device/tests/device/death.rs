@@ -4,8 +4,8 @@ use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::time::{Duration, Instant};
 
 use millstream_device::Cq;
-use millstream_device::qp::state::State;
-use millstream_device::qp::{Kind as Transport, Receives};
+use millstream_device::qp::state::QpState;
+use millstream_device::qp::{QpType, RecvSource};
 use millstream_device::types::{
     SendWr, WC_OP_RDMA_WRITE, WC_OP_RECV, WC_RETRY_EXC_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR, WR_RDMA_READ,
     WR_RDMA_WRITE, WR_SEND,
@@ -26,7 +26,7 @@ fn ends_in_order(a: &mut End, first: u64, count: usize) {
         .map(|i| (first + i, if i == 0 { WC_RETRY_EXC_ERR } else { WC_WR_FLUSH_ERR }))
         .collect();
     assert_eq!(statuses(&a.sent(count)), expected);
-    assert_eq!(a.state(), State::Err);
+    assert_eq!(a.state(), QpState::Err);
 }
 
 #[test]
@@ -94,13 +94,13 @@ fn what_a_killed_producer_held_does_not_stop_the_others() {
     let cq = Cq::new(&adapter.context, 8192, None).expect("a queue");
     let setup = Setup::default();
     let mut survivor = End::new(Place::Elsewhere);
-    let from_survivor = adapter.qp_sized(&cq, 64, Transport::Rc, Receives::Own).expect("a queue pair");
+    let from_survivor = adapter.qp_sized(&cq, 64, QpType::Rc, RecvSource::Own).expect("a queue pair");
     connect_queue_pair(&from_survivor, survivor.open(&setup), &setup);
     survivor.connect_to(from_survivor.qpn(), &setup);
     for round in 0..10u64 {
         // Somebody else completes into the same queue, all the time, until its end.
         let mut dying = End::new(Place::Elsewhere);
-        let from_dying = adapter.qp_sized(&cq, 4096, Transport::Rc, Receives::Own).expect("a queue pair");
+        let from_dying = adapter.qp_sized(&cq, 4096, QpType::Rc, RecvSource::Own).expect("a queue pair");
         connect_queue_pair(&from_dying, dying.open(&setup), &setup);
         dying.connect_to(from_dying.qpn(), &setup);
         (0..4096).for_each(|wr_id| from_dying.post_recv(wr_id, &[]).expect("room"));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millstream_device::qp::state::State;
+use millstream_device::qp::state::QpState;
 use millstream_device::types::{
     ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, WC_LOC_LEN_ERR,
     WC_LOC_PROT_ERR, WC_OP_RECV, WC_OP_SEND, WC_REM_ACCESS_ERR, WC_REM_INV_REQ_ERR, WC_REM_OP_ERR,
@@ -73,25 +73,25 @@ impl Scene {
             |first: u64, count: u64| -> Vec<_> { (0..count).map(|i| (first + i, WC_WR_FLUSH_ERR)).collect() };
         let got: Vec<_> = a.received(3).iter().map(|c| (c.wr_id, c.status)).collect();
         assert_eq!(got, flushed(10, 3), "{what}");
-        assert_eq!(a.state(), State::Err, "{what}");
+        assert_eq!(a.state(), QpState::Err, "{what}");
         assert_eq!(a.async_event(Duration::ZERO), None, "{what}: the sender has its completion");
 
         match there {
             There::Nothing => {
-                assert_eq!(b.state(), State::Rts, "{what}");
+                assert_eq!(b.state(), QpState::Rts, "{what}");
                 b.has_nothing(Which::Recv);
                 assert_eq!(b.async_event(Duration::ZERO), None, "{what}");
             }
             There::Fails(event) => {
                 let got: Vec<_> = b.received(3).iter().map(|c| (c.wr_id, c.status)).collect();
                 assert_eq!(got, flushed(20, 3), "{what}");
-                assert_eq!(b.state(), State::Err, "{what}");
+                assert_eq!(b.state(), QpState::Err, "{what}");
                 assert_eq!(b.async_event(Duration::from_secs(5)), Some(event), "{what}");
             }
             There::ReceiveFails(status) => {
                 let got: Vec<_> = b.received(3).iter().map(|c| (c.wr_id, c.status)).collect();
                 assert_eq!(got, [(30, status), (31, WC_WR_FLUSH_ERR), (32, WC_WR_FLUSH_ERR)], "{what}");
-                assert_eq!(b.state(), State::Err, "{what}");
+                assert_eq!(b.state(), QpState::Err, "{what}");
             }
         }
         a.has_nothing(Which::Send);
@@ -323,7 +323,7 @@ fn what_was_posted_before_the_failing_request_completes_before_it() {
         let flushed = WC_WR_FLUSH_ERR;
         assert_eq!(sent, [(1, WC_SUCCESS), (2, WC_REM_ACCESS_ERR), (3, flushed), (4, flushed)]);
         assert_eq!(b.received(1), [Completion::ok(5, WC_OP_RECV, 64)]);
-        wait_for("the other end's failure", || b.state() == State::Err);
+        wait_for("the other end's failure", || b.state() == QpState::Err);
         // Also what is posted later.
         a.send(6, &[source.all()]);
         a.recv(7, &[source.all()]);
@@ -339,7 +339,7 @@ fn a_request_to_a_queue_pair_in_error() {
     for place in Place::BOTH {
         let mut scene = Scene::new(place, &Setup::default());
         scene.b.recv(1, &[scene.target.all()]);
-        scene.b.modify(State::Err, &Setup::default());
+        scene.b.modify(QpState::Err, &Setup::default());
         assert_eq!(scene.b.received(1)[0].status, WC_WR_FLUSH_ERR);
         scene.a.send(2, &[scene.source.all()]);
         assert_eq!(scene.a.sent(1)[0].status, millstream_device::types::WC_RETRY_EXC_ERR);

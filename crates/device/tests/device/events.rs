@@ -5,10 +5,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_device::qp::state::{Attributes, State, attr};
-use millstream_device::qp::{Kind as Transport, Qp, Receives};
+use millstream_device::qp::state::{QpAttr, QpState, attr};
+use millstream_device::qp::{Qp, QpType, RecvSource};
 use millstream_device::types::{
-    Destination, SendWr, WC_OP_RECV, WC_OP_SEND, WC_SUCCESS, WR_RDMA_WRITE, WR_SEND, Wc,
+    SendWr, UdDestination, WC_OP_RECV, WC_OP_SEND, WC_SUCCESS, WR_RDMA_WRITE, WR_SEND, Wc,
 };
 use millstream_device::{Channel, Cq, Handle, Srq};
 use millstream_shm::poll_readable;
@@ -52,7 +52,7 @@ fn drains(adapter: &Adapter, cq: &Arc<Cq>) -> Arc<Qp> {
 }
 
 fn drain(qp: &Qp) {
-    let sqd = Attributes { en_sqd_async_notify: true, ..attributes(&Setup::default(), State::Sqd, 0) };
+    let sqd = QpAttr { en_sqd_async_notify: true, ..attributes(&Setup::default(), QpState::Sqd, 0) };
     qp.modify(&sqd, attr::STATE | attr::EN_SQD_ASYNC_NOTIFY).expect("to SQD");
 }
 
@@ -88,7 +88,7 @@ fn objects_end_after_their_events_are_acknowledged() {
     connect_queue_pair(&qp, qp.qpn(), &Setup::default());
     let nothing = SendWr { opcode: WR_RDMA_WRITE, ..SendWr::default() };
     (0..2).for_each(|_| qp.post_send(&nothing).expect("room"));
-    wait_for("the failure", || qp.state() == State::Err);
+    wait_for("the failure", || qp.state() == QpState::Err);
     let first = event(&adapter.context, SOON);
     assert_eq!(first, Some(CQ_ERR), "the queue that caused it comes first");
     assert_eq!(event(&adapter.context, SOON), Some(QP_FATAL));
@@ -105,7 +105,7 @@ fn a_queue_that_overflowed_ends_after_the_acknowledgement() {
     connect_queue_pair(&qp, qp.qpn(), &Setup::default());
     let nothing = SendWr { opcode: WR_RDMA_WRITE, ..SendWr::default() };
     (0..2).for_each(|_| qp.post_send(&nothing).expect("room"));
-    wait_for("the failure", || qp.state() == State::Err);
+    wait_for("the failure", || qp.state() == QpState::Err);
     qp.destroy();
     ends_after_the_acknowledgement(&adapter, CQ_ERR, small.handle(), || small.destroy().expect("unused"));
 }
@@ -165,12 +165,12 @@ fn an_event_that_waits_is_not_repeated() {
     let cq = adapter.cq();
     let qp = drains(&adapter, &cq);
     for _ in 0..3 {
-        qp.modify(&attributes(&Setup::default(), State::Rts, 0), attr::STATE).expect("to RTS");
+        qp.modify(&attributes(&Setup::default(), QpState::Rts, 0), attr::STATE).expect("to RTS");
         drain(&qp);
     }
     assert_eq!(event(&adapter.context, SOON), Some(SQ_DRAINED));
     assert_eq!(event(&adapter.context, A_WHILE), None);
-    qp.modify(&attributes(&Setup::default(), State::Rts, 0), attr::STATE).expect("to RTS");
+    qp.modify(&attributes(&Setup::default(), QpState::Rts, 0), attr::STATE).expect("to RTS");
     drain(&qp);
     assert_eq!(event(&adapter.context, SOON), Some(SQ_DRAINED), "another one, after the first was fetched");
 }
@@ -182,7 +182,7 @@ fn the_first_request_to_a_queue_pair_in_rtr_is_reported_once() {
         let (mut a, mut b) = (End::new(Place::Here), End::new(place));
         let (to_b, to_a) = (b.open(&setup), a.open(&setup));
         a.connect_to(to_b, &setup);
-        b.modify(State::Init, &setup);
+        b.modify(QpState::Init, &setup);
         let source = a.hold(&pattern(1, 64));
         let target = b.register(Kind::Anonymous, 64, 0);
         b.recv(1, &[target.all()]);
@@ -196,7 +196,7 @@ fn the_first_request_to_a_queue_pair_in_rtr_is_reported_once() {
         a.post(request(2, WR_RDMA_WRITE, &[source.all()], (target.addr, target.key)));
         assert_eq!(a.sent(1)[0].status, WC_SUCCESS);
         assert_eq!(b.async_event(A_WHILE), None, "{place:?}");
-        b.modify(State::Rts, &setup);
+        b.modify(QpState::Rts, &setup);
         // The way back: its peer is in RTS since long.
         b.post(request(3, WR_RDMA_WRITE, &[target.all()], (source.addr, source.key)));
         assert_eq!(b.sent(1)[0].status, WC_SUCCESS);
@@ -209,17 +209,17 @@ fn a_datagram_that_overflows_the_completion_queue_is_reported() {
     let adapter = Adapter::open();
     let (sent, received) = (adapter.cq(), Cq::new(&adapter.context, 1, None).expect("a queue"));
     let [sender, receiver] =
-        [&sent, &received].map(|cq| adapter.qp_with(cq, Transport::Ud, Receives::Own).expect("a queue pair"));
+        [&sent, &received].map(|cq| adapter.qp_with(cq, QpType::Ud, RecvSource::Own).expect("a queue pair"));
     for qp in [&sender, &receiver] {
-        let all = |state| Attributes { qkey: 7, ..attributes(&Setup::default(), state, 0) };
-        qp.modify(&all(State::Init), attr::STATE | attr::PKEY_INDEX | attr::PORT | attr::QKEY)
+        let all = |state| QpAttr { qkey: 7, ..attributes(&Setup::default(), state, 0) };
+        qp.modify(&all(QpState::Init), attr::STATE | attr::PKEY_INDEX | attr::PORT | attr::QKEY)
             .expect("to INIT");
-        qp.modify(&all(State::Rtr), attr::STATE).expect("to RTR");
-        qp.modify(&all(State::Rts), attr::STATE | attr::SQ_PSN).expect("to RTS");
+        qp.modify(&all(QpState::Rtr), attr::STATE).expect("to RTR");
+        qp.modify(&all(QpState::Rts), attr::STATE | attr::SQ_PSN).expect("to RTS");
     }
     let mut memory = vec![0u8; 64];
     let mr = adapter.register(&mut memory);
-    let to = Destination { on_this_host: true, qpn: receiver.qpn(), qkey: 7, grh: [0; 40] };
+    let to = UdDestination { on_this_host: true, qpn: receiver.qpn(), qkey: 7, grh: [0; 40] };
     for i in 0..2 {
         receiver.post_recv(i, &[element(&memory, &mr)]).expect("room");
         sender.post_send(&SendWr { opcode: WR_SEND, to: Some(to), ..SendWr::default() }).expect("room");
@@ -228,7 +228,7 @@ fn a_datagram_that_overflows_the_completion_queue_is_reported() {
     let mut events = [(); 2].map(|()| event(&adapter.context, SOON));
     events.sort_unstable();
     assert_eq!(events, [Some(CQ_ERR), Some(QP_FATAL)]);
-    assert_eq!((receiver.state(), sender.state()), (State::Err, State::Rts));
+    assert_eq!((receiver.state(), sender.state()), (QpState::Err, QpState::Rts));
     assert_eq!(received.poll(&mut [Wc::default()]), Ok(1), "what fitted is still there");
 }
 

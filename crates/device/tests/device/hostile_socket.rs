@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use millstream_device::qp::state::State;
+use millstream_device::qp::state::QpState;
 use millstream_device::types::WC_OP_RDMA_WRITE;
 use millstream_shm::socket::Connection;
 
@@ -127,13 +127,13 @@ fn forged_reports_raise_no_impossible_events() {
     // The device reads in order: with this answer, all that is said.
     ask(&connection, CHANNEL, &[0]);
     assert_eq!(victim.async_event(Duration::from_millis(50)), None);
-    assert_eq!(victim.state(), State::Rts);
+    assert_eq!(victim.state(), QpState::Rts);
     // One that could be true is believed, once.
     (0..1000).for_each(|_| tell(FAULT, &[theirs, ours, 3]));
     ask(&connection, CHANNEL, &[0]);
     assert_eq!(victim.async_event(Duration::from_secs(5)), Some(3));
     assert_eq!(victim.async_event(Duration::from_millis(50)), None);
-    assert_eq!(victim.state(), State::Err);
+    assert_eq!(victim.state(), QpState::Err);
     still_works(&mut victim);
     near.destroy();
 }

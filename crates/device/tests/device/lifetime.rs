@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use millstream_device::qp::state::{State, attr};
+use millstream_device::qp::state::{QpState, attr};
 use millstream_device::types::{
     SendWr, WC_LOC_PROT_ERR, WC_REM_ACCESS_ERR, WC_RETRY_EXC_ERR, WC_SUCCESS, WR_RDMA_READ, WR_RDMA_WRITE,
     WR_SEND, Wc,
@@ -187,7 +187,7 @@ fn nobody_reads_into_local_memory_after_its_deregistration() {
         let cq = adapter.cq();
         let near = adapter.qp(&cq).expect("a queue pair");
         connect_queue_pair(&near, far.open(&setup), &setup);
-        far.modify(State::Init, &setup);
+        far.modify(QpState::Init, &setup);
         let sges = [element(&to, &target)];
         let (remote_addr, rkey) = (source.addr, source.key);
         let wr = SendWr { opcode: WR_RDMA_READ, sges: &sges, remote_addr, rkey, ..SendWr::default() };
@@ -245,7 +245,7 @@ fn a_peer_that_died_inside_is_no_reason_to_wait_for_the_next() {
 
     let mut next = End::new(Place::Elsewhere);
     let number = next.open(&setup);
-    receiver.modify(&attributes(&setup, State::Reset, 0), attr::STATE).expect("to RESET");
+    receiver.modify(&attributes(&setup, QpState::Reset, 0), attr::STATE).expect("to RESET");
     connect_queue_pair(&receiver, number, &setup);
     assert_eq!(mr.deregister(), Ok(()));
 }

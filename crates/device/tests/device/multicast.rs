@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use millstream_device::qp::state::{Attributes, State, attr};
-use millstream_device::qp::{Kind, Qp, Receives};
-use millstream_device::types::{Destination, SendWr, WC_FLAG_GRH, WC_SUCCESS, WR_SEND, Wc};
+use millstream_device::qp::state::{QpAttr, QpState, attr};
+use millstream_device::qp::{Qp, QpType, RecvSource};
+use millstream_device::types::{SendWr, UdDestination, WC_FLAG_GRH, WC_SUCCESS, WR_SEND, Wc};
 use millstream_device::{Cq, Errno, MAX_MULTICAST, Mr};
 
 use crate::support::{
@@ -36,7 +36,7 @@ fn group(last: u8) -> [u8; 16] {
 }
 
 /// Where datagrams for a group go, with the route header that receivers find.
-fn to(group: [u8; 16], qkey: u32) -> Option<Destination> {
+fn to(group: [u8; 16], qkey: u32) -> Option<UdDestination> {
     let mut grh = [0; 40];
     if group[0] == 0 {
         grh[20] = 0x45;
@@ -46,7 +46,7 @@ fn to(group: [u8; 16], qkey: u32) -> Option<Destination> {
         grh[0] = 0x60;
         grh[24..].copy_from_slice(&group);
     }
-    Some(Destination { on_this_host: false, qpn: 0xff_ffff, qkey, grh })
+    Some(UdDestination { on_this_host: false, qpn: 0xff_ffff, qkey, grh })
 }
 
 /// A datagram queue pair that is ready, with memory to receive into.
@@ -60,13 +60,13 @@ struct Member {
 impl Member {
     fn new(adapter: &Adapter, qkey: u32) -> Self {
         let cq = adapter.cq();
-        let qp = adapter.qp_with(&cq, Kind::Ud, Receives::Own).expect("a queue pair");
+        let qp = adapter.qp_with(&cq, QpType::Ud, RecvSource::Own).expect("a queue pair");
         for (state, needs) in [
-            (State::Init, attr::PKEY_INDEX | attr::PORT | attr::QKEY),
-            (State::Rtr, 0),
-            (State::Rts, attr::SQ_PSN),
+            (QpState::Init, attr::PKEY_INDEX | attr::PORT | attr::QKEY),
+            (QpState::Rtr, 0),
+            (QpState::Rts, attr::SQ_PSN),
         ] {
-            let all = Attributes { qkey, ..attributes(&Setup::default(), state, 0) };
+            let all = QpAttr { qkey, ..attributes(&Setup::default(), state, 0) };
             qp.modify(&all, attr::STATE | needs).expect("the usual way");
         }
         let mut memory = vec![0; 256];
@@ -85,7 +85,7 @@ impl Member {
         self.qp.post_recv(7, &[element(&self.memory, &self.mr)]).expect("room");
     }
 
-    fn send(&self, to: Option<Destination>) {
+    fn send(&self, to: Option<UdDestination>) {
         self.qp.post_send(&SendWr { opcode: WR_SEND, to, ..SendWr::default() }).expect("room");
         assert_eq!(next(&self.cq).status, WC_SUCCESS);
     }
@@ -127,8 +127,8 @@ fn every_member_gets_a_copy_and_nobody_else() {
         member.has_nothing(who);
     }
     // To the number of a member by the group's address, and to everybody by a member's address: to nobody.
-    sender.send(to(group(1), QKEY).map(|to| Destination { qpn: members[0].qp.qpn(), ..to }));
-    sender.send(to(group(1), QKEY).map(|to| Destination { grh: [0x60; 40], ..to }));
+    sender.send(to(group(1), QKEY).map(|to| UdDestination { qpn: members[0].qp.qpn(), ..to }));
+    sender.send(to(group(1), QKEY).map(|to| UdDestination { grh: [0x60; 40], ..to }));
     // With the highest bit the sender's own key is meant.
     sender.send(to(group(2), 1 << 31));
     assert_eq!(next(&stranger.cq).status, WC_SUCCESS);

@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use millstream_device::qp::state::{Attributes, Path, State, attr};
-use millstream_device::qp::{Capacity, Kind, Qp, Receives};
-use millstream_device::types::{Destination, SendWr, Sge, Wc};
+use millstream_device::qp::state::{AddressVector, QpAttr, QpState, attr};
+use millstream_device::qp::{Qp, QpCap, QpType, RecvSource};
+use millstream_device::types::{SendWr, Sge, UdDestination, Wc};
 use millstream_device::{Channel, Context, Cq, Mr, Pd, Srq};
 use millstream_shm::Mapping;
 use millstream_shm::socket::Connection;
@@ -29,7 +29,7 @@ const QKEY: u32 = 7;
 const ACCESS: u32 = 15;
 
 /// The queue pairs of each side: own receives, shared receives, datagrams.
-const KINDS: [(Kind, bool); 3] = [(Kind::Rc, false), (Kind::Rc, true), (Kind::Ud, false)];
+const KINDS: [(QpType, bool); 3] = [(QpType::Rc, false), (QpType::Rc, true), (QpType::Ud, false)];
 
 /// What one side makes for one play.
 struct Objects {
@@ -50,8 +50,8 @@ impl Objects {
         let cq = Cq::new(context, 32, Some(channel)).expect("a queue");
         let srq = Srq::new(pd, 8, 1).expect("a shared queue");
         let qps = KINDS.map(|(kind, shared)| {
-            let receives = if shared { Receives::Shared(srq.clone()) } else { Receives::Own };
-            let capacity = Capacity {
+            let receives = if shared { RecvSource::Shared(srq.clone()) } else { RecvSource::Own };
+            let capacity = QpCap {
                 max_send_wr: 16,
                 max_recv_wr: 8,
                 max_send_sge: 2,
@@ -99,16 +99,16 @@ impl Drop for Objects {
 }
 
 fn connect(qp: &Qp, dest: u32) {
-    let ud = qp.kind() == Kind::Ud;
+    let ud = qp.kind() == QpType::Ud;
     let rtr = attr::AV | attr::PATH_MTU | attr::DEST_QPN | attr::RQ_PSN;
     let rts = attr::TIMEOUT | attr::RETRY_CNT | attr::RNR_RETRY | attr::MAX_QP_RD_ATOMIC;
     for (state, needs) in [
-        (State::Init, attr::PKEY_INDEX | attr::PORT | if ud { attr::QKEY } else { attr::ACCESS_FLAGS }),
-        (State::Rtr, if ud { 0 } else { rtr | attr::MAX_DEST_RD_ATOMIC | attr::MIN_RNR_TIMER }),
-        (State::Rts, attr::SQ_PSN | if ud { 0 } else { rts }),
+        (QpState::Init, attr::PKEY_INDEX | attr::PORT | if ud { attr::QKEY } else { attr::ACCESS_FLAGS }),
+        (QpState::Rtr, if ud { 0 } else { rtr | attr::MAX_DEST_RD_ATOMIC | attr::MIN_RNR_TIMER }),
+        (QpState::Rts, attr::SQ_PSN | if ud { 0 } else { rts }),
     ] {
         let dgid = std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
-        let attributes = Attributes {
+        let attributes = QpAttr {
             state,
             access: ACCESS,
             port: 1,
@@ -121,8 +121,8 @@ fn connect(qp: &Qp, dest: u32) {
             retry_cnt: 1,
             rnr_retry: 1,
             qkey: QKEY,
-            path: Path { is_global: true, dgid, port: 1, ..Path::default() },
-            ..Attributes::default()
+            path: AddressVector { is_global: true, dgid, port: 1, ..AddressVector::default() },
+            ..QpAttr::default()
         };
         // What a play has done to the arena may stand in the way.
         let _ = qp.modify(&attributes, attr::STATE | needs);
@@ -309,9 +309,9 @@ impl<T: FnMut(&str) -> String> Stage<T> {
                     2 => drop(from.srq.set_limit(bytes.byte().into())),
                     _ => {
                         let qp = usize::from(bytes.byte()) % KINDS.len();
-                        let state = [State::Reset, State::Err, State::Sqd][usize::from(bytes.byte()) % 3];
-                        let _ =
-                            from.qps[qp].modify(&Attributes { state, ..Attributes::default() }, attr::STATE);
+                        let state =
+                            [QpState::Reset, QpState::Err, QpState::Sqd][usize::from(bytes.byte()) % 3];
+                        let _ = from.qps[qp].modify(&QpAttr { state, ..QpAttr::default() }, attr::STATE);
                     }
                 },
             }
@@ -340,7 +340,7 @@ fn send(from: &Objects, receivers: &[u32], regions: &[(u32, u64)], bytes: &mut B
     let sges = [piece(bytes), piece(bytes)];
     let count = usize::from(bytes.byte()) % 3;
     let (key, start) = regions[usize::from(bytes.byte()) % 2];
-    let to = Destination { on_this_host: true, qpn: receivers[2], qkey: QKEY, grh: [0x60; 40] };
+    let to = UdDestination { on_this_host: true, qpn: receivers[2], qkey: QKEY, grh: [0x60; 40] };
     let wr = SendWr {
         wr_id: 1,
         opcode,

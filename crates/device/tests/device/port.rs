@@ -106,7 +106,7 @@ pub(crate) fn users() {
         // Another user learns who has it.
         let mut other = of("other_user", &said("other"));
         let number = other.open(&setup);
-        other.modify(millstream_device::qp::state::State::Init, &setup);
+        other.modify(millstream_device::qp::state::QpState::Init, &setup);
         let refused = other.attempt(Command::Connect(number, setup.clone()));
         assert_eq!(refused.err(), Some(libc::EADDRINUSE));
         let words = fs::read_to_string(said("other")).expect("what it said");

@@ -4,8 +4,8 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use millstream_device::qp::state::State;
-use millstream_device::qp::{Capacity, Kind as Transport, Receives};
+use millstream_device::qp::state::QpState;
+use millstream_device::qp::{QpCap, QpType, RecvSource};
 use millstream_device::types::{
     WC_OP_RDMA_WRITE, WC_OP_RECV, WC_OP_SEND, WC_REM_OP_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR, WR_SEND,
 };
@@ -29,7 +29,7 @@ fn sizes_beyond_the_devices_are_refused() {
         assert_eq!(Cq::new(&context, entries, None).err(), Some(Errno::INVAL), "{entries} entries");
     }
     let cq = Cq::new(&context, 1, None).expect("the smallest");
-    let most = Capacity {
+    let most = QpCap {
         max_send_wr: MAX_QP_WR,
         max_recv_wr: MAX_QP_WR,
         max_send_sge: MAX_SGE,
@@ -37,19 +37,19 @@ fn sizes_beyond_the_devices_are_refused() {
         max_inline_data: MAX_INLINE,
     };
     let make = |capacity| {
-        Qp::new(&pd, &cq, &cq, capacity, true, Transport::Rc, Receives::Own).map(|qp| qp.capacity())
+        Qp::new(&pd, &cq, &cq, capacity, true, QpType::Rc, RecvSource::Own).map(|qp| qp.capacity())
     };
     assert_eq!(make(most), Ok(most));
     for too_much in [
-        Capacity { max_send_wr: MAX_QP_WR + 1, ..most },
-        Capacity { max_recv_wr: MAX_QP_WR + 1, ..most },
-        Capacity { max_send_sge: MAX_SGE + 1, ..most },
-        Capacity { max_recv_sge: MAX_SGE + 1, ..most },
-        Capacity { max_inline_data: MAX_INLINE + 1, ..most },
+        QpCap { max_send_wr: MAX_QP_WR + 1, ..most },
+        QpCap { max_recv_wr: MAX_QP_WR + 1, ..most },
+        QpCap { max_send_sge: MAX_SGE + 1, ..most },
+        QpCap { max_recv_sge: MAX_SGE + 1, ..most },
+        QpCap { max_inline_data: MAX_INLINE + 1, ..most },
     ] {
         assert_eq!(make(too_much), Err(Errno::INVAL), "{too_much:?}");
     }
-    let none = make(Capacity::default()).expect("queues without room");
+    let none = make(QpCap::default()).expect("queues without room");
     assert_eq!((none.max_send_wr, none.max_recv_wr), (0, 0));
     assert_eq!(Srq::new(&pd, 0, 1).err(), Some(Errno::INVAL));
     assert_eq!(Srq::new(&pd, MAX_QP_WR + 1, 1).err(), Some(Errno::INVAL));
@@ -170,7 +170,7 @@ fn each_message_meets_its_own_receive() {
             a.sent(messages as usize);
             if round % 7 == 3 {
                 // What waits is gone, and the sender, which knows it already, stays as it is.
-                b.modify(State::Reset, &setup);
+                b.modify(QpState::Reset, &setup);
                 b.connect_to(to_a, &setup);
                 let waiting = posted - taken;
                 taken = posted;
@@ -190,7 +190,7 @@ fn a_full_completion_queue_of_the_sender_is_fatal() {
     for wr_id in 0..5 {
         a.write(wr_id, &[source.all()], (target.addr, target.key));
     }
-    assert_eq!(a.state(), State::Err);
+    assert_eq!(a.state(), QpState::Err);
     // What is posted now is lost without further notice.
     a.write(5, &[source.all()], (target.addr, target.key));
     a.write(6, &[source.all()], (target.addr, target.key));
@@ -218,7 +218,7 @@ fn a_full_completion_queue_of_the_receiver_is_fatal() {
         let events: HashSet<_> = (0..2).map(|_| b.async_event(Duration::from_secs(5))).collect();
         assert_eq!(events, HashSet::from([Some(CQ_ERR), Some(QP_FATAL)]));
         assert_eq!(b.async_event(Duration::from_millis(50)), None);
-        wait_for("failure", || b.state() == State::Err);
+        wait_for("failure", || b.state() == QpState::Err);
         assert_eq!(statuses(&b.received(4)), expected[..4]);
         let poll = Command::Poll { which: Which::Recv, count: 1, within_ms: 0 };
         assert_eq!(b.attempt(poll).unwrap_err(), libc::EIO, "completions are missing");
@@ -239,7 +239,7 @@ fn err_flushes_both_queues_in_order() {
             a.post(request);
             a.recv(10 + wr_id, &[source.all()]);
         }
-        a.modify(State::Err, &setup);
+        a.modify(QpState::Err, &setup);
         let expected: Vec<_> = (0..4).map(|wr_id| (wr_id, WC_WR_FLUSH_ERR)).collect();
         assert_eq!(statuses(&a.sent(4)), expected);
         let expected: Vec<_> = (10..14).map(|wr_id| (wr_id, WC_WR_FLUSH_ERR)).collect();
@@ -269,10 +269,10 @@ fn reset_forgets_everything_and_the_queue_pair_is_as_new() {
             }
             (3..6).for_each(|i| a.send(id + 20 + i, &[source.all()]));
             if round % 2 == 1 {
-                a.modify(State::Err, &setup);
+                a.modify(QpState::Err, &setup);
             }
-            a.modify(State::Reset, &setup);
-            b.modify(State::Reset, &setup);
+            a.modify(QpState::Reset, &setup);
+            b.modify(QpState::Reset, &setup);
             for end in [&mut a, &mut b] {
                 end.has_nothing(Which::Send);
                 end.has_nothing(Which::Recv);
@@ -300,7 +300,7 @@ fn a_reset_queue_pair_can_get_another_peer() {
         drop(b);
         let mut c = End::new(place);
         let (to_c, to_a) = (c.open(&setup), a.number());
-        a.modify(State::Reset, &setup);
+        a.modify(QpState::Reset, &setup);
         a.connect_to(to_c, &setup);
         c.connect_to(to_a, &setup);
         let (source, target) = (a.hold(&pattern(1, 64)), c.register(Kind::Anonymous, 64, 0));
@@ -316,8 +316,8 @@ fn destruction_takes_completions_along_but_not_those_of_others() {
     let pd = Pd::new(&context);
     let cq = Cq::new(&context, 64, None).expect("a queue");
     let make = || {
-        let capacity = Capacity { max_send_wr: 8, max_recv_wr: 8, ..Capacity::default() };
-        Qp::new(&pd, &cq, &cq, capacity, true, Transport::Rc, Receives::Own).expect("a queue pair")
+        let capacity = QpCap { max_send_wr: 8, max_recv_wr: 8, ..QpCap::default() };
+        Qp::new(&pd, &cq, &cq, capacity, true, QpType::Rc, RecvSource::Own).expect("a queue pair")
     };
     let (first, second) = (make(), make());
     for qp in [&first, &second] {
@@ -356,15 +356,15 @@ fn what_others_use_cannot_be_destroyed() {
     let cq = Cq::new(&context, 1, Some(channel.clone())).expect("a queue");
     let srq = Srq::new(&pd, 1, 1).expect("a queue");
     assert!(channel.in_use());
-    let shared = Receives::Shared(srq.clone());
-    let qp = Qp::new(&pd, &cq, &cq, Capacity::default(), true, Transport::Rc, shared).expect("a queue pair");
+    let shared = RecvSource::Shared(srq.clone());
+    let qp = Qp::new(&pd, &cq, &cq, QpCap::default(), true, QpType::Rc, shared).expect("a queue pair");
     assert_eq!(cq.destroy(), Err(Errno::BUSY));
     assert_eq!(srq.destroy(), Err(Errno::BUSY));
     // Twice is once.
     qp.destroy();
     qp.destroy();
     drop(qp);
-    let other = Qp::new(&pd, &cq, &cq, Capacity::default(), true, Transport::Rc, Receives::Own);
+    let other = Qp::new(&pd, &cq, &cq, QpCap::default(), true, QpType::Rc, RecvSource::Own);
     assert_eq!(cq.destroy(), Err(Errno::BUSY));
     // One that is forgotten goes, too.
     drop(other);

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use millstream_device::mr::{Advice, Change, NotChanged};
-use millstream_device::qp::state::State;
+use millstream_device::qp::state::QpState;
 use millstream_device::types::{
     ACCESS_HUGETLB, ACCESS_LOCAL_WRITE, ACCESS_MW_BIND, ACCESS_ON_DEMAND, ACCESS_REMOTE_ATOMIC,
     ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, ACCESS_ZERO_BASED, Sge, WC_LOC_PROT_ERR, WC_REM_ACCESS_ERR,
@@ -537,7 +537,7 @@ fn a_receive_posted_before_a_change_is_checked_when_it_is_used() {
         scene.peer.send(2, &[source]);
         assert_eq!(scene.peer.sent(1)[0].status, WC_REM_OP_ERR);
         assert_eq!(scene.owner.received(1)[0].status, WC_LOC_PROT_ERR);
-        wait_for("its failure", || scene.owner.state() == State::Err);
+        wait_for("its failure", || scene.owner.state() == QpState::Err);
         assert_eq!(pages.bytes(64), vec![0; 64]);
     }
 }

@@ -174,14 +174,14 @@ struct Loop {
 
 impl Loop {
     fn new() -> Self {
-        use millstream_device::qp::{Capacity, Kind as Transport, Receives};
+        use millstream_device::qp::{QpCap, QpType, RecvSource};
         let adapter = Adapter::open();
         let channel = Channel::new(&adapter.context).expect("a channel");
         let cq = Cq::timed(&adapter.context, 64, Some(channel.clone())).expect("a queue");
         let sends = Cq::timed(&adapter.context, 64, None).expect("a queue");
-        let capacity = Capacity { max_send_wr: 32, max_recv_wr: 32, ..Capacity::default() };
+        let capacity = QpCap { max_send_wr: 32, max_recv_wr: 32, ..QpCap::default() };
         let qps = [(); 2].map(|()| {
-            let make = Qp::new(&adapter.pd, &sends, &cq, capacity, true, Transport::Rc, Receives::Own);
+            let make = Qp::new(&adapter.pd, &sends, &cq, capacity, true, QpType::Rc, RecvSource::Own);
             make.expect("a queue pair")
         });
         use millstream_device::Qp;

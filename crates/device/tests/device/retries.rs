@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use millstream_device::qp::state::State;
+use millstream_device::qp::state::QpState;
 use millstream_device::types::{
     WC_OP_RDMA_WRITE, WC_OP_RECV, WC_OP_SEND, WC_RETRY_EXC_ERR, WC_RNR_RETRY_EXC_ERR, WC_WR_FLUSH_ERR,
     WR_RDMA_WRITE,
@@ -22,8 +22,8 @@ fn without_rnr_retries_an_empty_receive_queue_is_an_error() {
         a.send(2, &[source.all()]);
         let sent: Vec<_> = a.sent(2).iter().map(|c| (c.wr_id, c.status)).collect();
         assert_eq!(sent, [(1, WC_RNR_RETRY_EXC_ERR), (2, WC_WR_FLUSH_ERR)]);
-        assert_eq!(a.state(), State::Err);
-        assert_eq!(b.state(), State::Rts, "the receiver is not at fault");
+        assert_eq!(a.state(), QpState::Err);
+        assert_eq!(b.state(), QpState::Rts, "the receiver is not at fault");
     }
 }
 
@@ -55,7 +55,7 @@ fn seven_rnr_retries_are_for_ever_and_nobody_needs_to_poll() {
         let (addr, key) = (target.addr, target.key);
         a.post(request(4, WR_RDMA_WRITE, &[source.part(0, 8)], (addr, key)).with_imm(4));
         std::thread::sleep(A_WHILE);
-        assert_eq!(a.state(), State::Rts);
+        assert_eq!(a.state(), QpState::Rts);
         b.recv(11, &[target.all()]);
         wait_for("the message", || b.load(&target, 0, 64) == pattern(1, 64));
         b.recv(12, &[target.all()]);
@@ -99,7 +99,7 @@ fn retries_come_to_their_end_while_both_sides_sleep() {
         let sent: Vec<_> = a.sent(3).iter().map(|c| (c.wr_id, c.status)).collect();
         assert_eq!(sent[0], (1, WC_RNR_RETRY_EXC_ERR));
         assert_eq!(sent[1..], [(2, WC_WR_FLUSH_ERR), (3, WC_WR_FLUSH_ERR)]);
-        assert_eq!((a.state(), b.state()), (State::Err, State::Rts));
+        assert_eq!((a.state(), b.state()), (QpState::Err, QpState::Rts));
 
         // Not ready: 4.096 µs × 2¹², three times.
         let setup = Setup { timeout: 12, retry_cnt: 2, ..Setup::default() };
@@ -146,14 +146,14 @@ fn not_ready(place: Place, setup: &Setup) -> (End, End, u32) {
     let (mut a, mut b) = (End::new(Place::Here), End::new(place));
     let (to_b, to_a) = (b.open(setup), a.open(setup));
     a.connect_to(to_b, setup);
-    b.modify(State::Init, setup);
+    b.modify(QpState::Init, setup);
     (a, b, to_a)
 }
 
 /// From INIT to RTS.
 fn becomes_ready(b: &mut End, to_a: u32, setup: &Setup) {
     b.attempt(Command::Connect(to_a, setup.clone())).expect("to RTR");
-    b.modify(State::Rts, setup);
+    b.modify(QpState::Rts, setup);
 }
 
 #[test]
@@ -200,18 +200,18 @@ fn requests_that_were_held_back_are_looked_after_when_the_queue_runs_again() {
         let (mut a, mut b, to_a) = not_ready(place, &setup);
         let source = a.hold(&pattern(1, 64));
         let target = b.register(Kind::Anonymous, 64, 0);
-        a.modify(State::Sqd, &setup);
+        a.modify(QpState::Sqd, &setup);
         a.write(1, &[source.all()], (target.addr, target.key));
-        a.modify(State::Rts, &setup);
+        a.modify(QpState::Rts, &setup);
         becomes_ready(&mut b, to_a, &setup);
         wait_for("the WRITE", || b.load(&target, 0, 64) == pattern(1, 64));
 
         let setup = Setup { rnr_retry: 1, ..setup };
         let (mut a, _b) = pair(place, &setup);
         let source = a.hold(&[1; 64]);
-        a.modify(State::Sqd, &setup);
+        a.modify(QpState::Sqd, &setup);
         a.send(1, &[source.all()]);
-        a.modify(State::Rts, &setup);
+        a.modify(QpState::Rts, &setup);
         assert_eq!(a.sent(1)[0].status, WC_RNR_RETRY_EXC_ERR);
     }
 }

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use millstream_device::qp::state::State;
+use millstream_device::qp::state::QpState;
 use millstream_device::types::{
     SEND_INLINE, WC_LOC_PROT_ERR, WC_REM_ACCESS_ERR, WC_RETRY_EXC_ERR, WC_SUCCESS, WR_RDMA_READ,
     WR_RDMA_WRITE, WR_SEND,
@@ -285,7 +285,7 @@ fn the_longest_message_is_accepted_and_no_longer_one() {
     a.send(1, &sges);
     sges[0].1 += 1;
     assert_eq!(a.attempt(Command::Send(request(2, WR_SEND, &sges, (0, 0)))).map(drop), Err(libc::EINVAL));
-    assert_eq!(a.state(), State::Rts);
+    assert_eq!(a.state(), QpState::Rts);
 }
 
 #[test]
@@ -305,15 +305,15 @@ fn timers_die_with_their_queue_pair() {
             assert_eq!(a.async_event(Duration::from_millis(250)), None);
             continue;
         }
-        a.modify(State::Reset, &setup);
+        a.modify(QpState::Reset, &setup);
         // A new life, in which the timer of the former one would fire.
         a.connect_to(to_b, &setup);
-        b.modify(State::Init, &setup);
+        b.modify(QpState::Init, &setup);
         b.attempt(Command::Connect(to_a, setup.clone())).expect("to RTR");
         b.recv(2, &[]);
         std::thread::sleep(Duration::from_millis(250));
         a.has_nothing(Which::Send);
-        assert_eq!(a.state(), State::Rts);
+        assert_eq!(a.state(), QpState::Rts);
         a.send(3, &[]);
         assert_eq!(a.sent(1)[0].wr_id, 3);
         // And when it is due, it comes.

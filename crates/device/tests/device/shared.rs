@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_device::qp::state::{State, attr};
-use millstream_device::qp::{Kind as Transport, Qp, Receives};
+use millstream_device::qp::state::{QpState, attr};
+use millstream_device::qp::{Qp, QpType, RecvSource};
 use millstream_device::types::{SendWr, Sge, WC_REM_ACCESS_ERR, WC_SUCCESS, WR_RDMA_WRITE, WR_SEND};
 use millstream_device::{Cq, Errno, Srq};
 
@@ -38,8 +38,8 @@ impl Crew {
     }
 
     fn hire(&mut self) {
-        let shared = Receives::Shared(self.srq.clone());
-        let receiver = self.adapter.qp_with(&self.received, Transport::Rc, shared).expect("a queue pair");
+        let shared = RecvSource::Shared(self.srq.clone());
+        let receiver = self.adapter.qp_with(&self.received, QpType::Rc, shared).expect("a queue pair");
         let sender = self.adapter.qp(&self.sent).expect("a queue pair");
         connect_queue_pair(&sender, receiver.qpn(), &Setup::default());
         connect_queue_pair(&receiver, sender.qpn(), &Setup::default());
@@ -110,7 +110,7 @@ fn a_queue_pair_that_goes_gives_back_what_nobody_polled() {
             "destroyed" => receiver.destroy(),
             "dropped" => {}
             _ => {
-                let reset = attributes(&Setup::default(), State::Reset, 0);
+                let reset = attributes(&Setup::default(), QpState::Reset, 0);
                 receiver.modify(&reset, attr::STATE).expect("to RESET");
             }
         }
@@ -167,7 +167,7 @@ fn a_failing_queue_pair_leaves_the_queue_to_the_others() {
     events.sort_unstable();
     assert_eq!(events, [Some(ACCESS_ERR), Some(LAST_WQE_REACHED)]);
     // Its requests are not its own: nothing is flushed. And it has failed once, however often it is told.
-    let error = attributes(&Setup::default(), State::Err, 0);
+    let error = attributes(&Setup::default(), QpState::Err, 0);
     crew.pairs[1].1.modify(&error, attr::STATE).expect("to ERR");
     assert!(is_empty(&crew.received));
     assert_eq!(event(&crew.adapter.context, Duration::from_millis(30)), None);
@@ -188,8 +188,8 @@ fn dies_in_the_middle(adapter: &Adapter, ends: &str) -> bool {
     const LEN: usize = 64 << 20;
     let setup = Setup::default();
     let (cq, srq) = (adapter.cq(), Srq::new(&adapter.pd, 2, 1).expect("a shared queue"));
-    let shared = Receives::Shared(srq.clone());
-    let receiver = adapter.qp_with(&cq, Transport::Rc, shared).expect("a queue pair");
+    let shared = RecvSource::Shared(srq.clone());
+    let receiver = adapter.qp_with(&cq, QpType::Rc, shared).expect("a queue pair");
     let mut sender = End::new(Place::Elsewhere);
     let to = sender.open(&setup);
     connect_queue_pair(&receiver, to, &setup);
@@ -206,8 +206,8 @@ fn dies_in_the_middle(adapter: &Adapter, ends: &str) -> bool {
         return false;
     }
     match ends {
-        "error" => receiver.modify(&attributes(&setup, State::Err, 0), attr::STATE).expect("to ERR"),
-        "reset" => receiver.modify(&attributes(&setup, State::Reset, 0), attr::STATE).expect("to RESET"),
+        "error" => receiver.modify(&attributes(&setup, QpState::Err, 0), attr::STATE).expect("to ERR"),
+        "reset" => receiver.modify(&attributes(&setup, QpState::Reset, 0), attr::STATE).expect("to RESET"),
         _ => receiver.destroy(),
     }
     assert!(is_empty(&cq), "the message was not whole");

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use millstream_device::qp::state::{Attributes, State, attr};
-use millstream_device::qp::{Kind as Transport, Qp, Receives};
+use millstream_device::qp::state::{QpAttr, QpState, attr};
+use millstream_device::qp::{Qp, QpType, RecvSource};
 use millstream_device::types::{
-    Destination, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED, SendWr, Sge, WR_ATOMIC_CMP_AND_SWP,
+    SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED, SendWr, Sge, UdDestination, WR_ATOMIC_CMP_AND_SWP,
     WR_ATOMIC_FETCH_AND_ADD, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM,
     Wc,
 };
@@ -310,9 +310,9 @@ impl<'a> Objects<'a> {
 
     /// The second and the sixth receive from the shared queue, the fourth and the last are for datagrams.
     fn qp(&self, i: usize) -> Arc<Qp> {
-        let kind = if i % 4 == 3 { Transport::Ud } else { Transport::Rc };
-        let receives = if i % 4 == 1 { Receives::Shared(self.srq.clone()) } else { Receives::Own };
-        let capacity = millstream_device::qp::Capacity {
+        let kind = if i % 4 == 3 { QpType::Ud } else { QpType::Rc };
+        let receives = if i % 4 == 1 { RecvSource::Shared(self.srq.clone()) } else { RecvSource::Own };
+        let capacity = millstream_device::qp::QpCap {
             max_send_wr: 16,
             max_recv_wr: 16,
             max_send_sge: 2,
@@ -384,7 +384,7 @@ impl<'a> Objects<'a> {
             }
             let inline = sge.length <= 64 && opcode < WR_RDMA_READ && random.once_in(2);
             let room = u64::from(len).saturating_sub(u64::from(sge.length));
-            let to = Destination {
+            let to = UdDestination {
                 on_this_host: true,
                 qpn: if abroad { peer.numbers[3] } else { self.qps[ABROAD + 3].qpn() },
                 qkey: QKEY,
@@ -433,7 +433,7 @@ impl<'a> Objects<'a> {
             for wc in of_receives {
                 assert!(wc.wr_id <= wr_id && self.qps.iter().any(|qp| qp.qpn() == wc.qp_num), "{wc:?}");
             }
-            if i >= ABROAD && self.qps[i].state() == State::Err {
+            if i >= ABROAD && self.qps[i].state() == QpState::Err {
                 self.begin_again();
             }
         }
@@ -500,7 +500,7 @@ impl<'a> Objects<'a> {
 }
 
 fn ready(qp: &Qp, dest: u32) {
-    if qp.kind() == Transport::Rc {
+    if qp.kind() == QpType::Rc {
         return connect_queue_pair(
             qp,
             dest,
@@ -508,11 +508,11 @@ fn ready(qp: &Qp, dest: u32) {
         );
     }
     for (state, needs) in [
-        (State::Init, attr::PKEY_INDEX | attr::PORT | attr::QKEY),
-        (State::Rtr, 0),
-        (State::Rts, attr::SQ_PSN),
+        (QpState::Init, attr::PKEY_INDEX | attr::PORT | attr::QKEY),
+        (QpState::Rtr, 0),
+        (QpState::Rts, attr::SQ_PSN),
     ] {
-        let all = Attributes { qkey: QKEY, ..attributes(&Setup::default(), state, dest) };
+        let all = QpAttr { qkey: QKEY, ..attributes(&Setup::default(), state, dest) };
         qp.modify(&all, attr::STATE | needs).expect("the usual way");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millstream_device::qp::state::{Attributes, State, attr};
+use millstream_device::qp::state::{QpAttr, QpState, attr};
 use millstream_device::types::{WC_OP_RDMA_WRITE, WC_OP_SEND, WR_SEND};
 use millstream_device::{Errno, Qp};
 
@@ -20,8 +20,8 @@ fn open() -> End {
 }
 
 /// To a state by the usual way.
-fn walk(qp: &Qp, to: State) {
-    for state in [State::Init, State::Rtr, State::Rts, State::Sqd] {
+fn walk(qp: &Qp, to: QpState) {
+    for state in [QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd] {
         let dest = qp.qpn();
         qp.modify(&attributes(&Setup::default(), state, dest), mask(state)).expect("the usual way");
         if state == to {
@@ -32,15 +32,15 @@ fn walk(qp: &Qp, to: State) {
 
 #[test]
 fn each_step_needs_exactly_its_attributes() {
-    for to in [State::Init, State::Rtr, State::Rts] {
+    for to in [QpState::Init, QpState::Rtr, QpState::Rts] {
         let end = open();
         let qp = end.actor().qp();
         let from = match to {
-            State::Init => State::Reset,
-            State::Rtr => State::Init,
-            _ => State::Rtr,
+            QpState::Init => QpState::Reset,
+            QpState::Rtr => QpState::Init,
+            _ => QpState::Rtr,
         };
-        if from != State::Reset {
+        if from != QpState::Reset {
             walk(qp, from);
         }
         let all = attributes(&Setup::default(), to, qp.qpn());
@@ -60,8 +60,8 @@ fn each_step_needs_exactly_its_attributes() {
 
 #[test]
 fn only_the_ways_of_the_specification_exist() {
-    use State::{Err, Init, Reset, Rtr, Rts, Sqd};
-    const STATES: [State; 6] = [Reset, Init, Rtr, Rts, Sqd, Err];
+    use QpState::{Err, Init, Reset, Rtr, Rts, Sqd};
+    const STATES: [QpState; 6] = [Reset, Init, Rtr, Rts, Sqd, Err];
     let ways = [
         (Reset, Init),
         (Init, Init),
@@ -98,7 +98,7 @@ fn only_the_ways_of_the_specification_exist() {
 
 #[test]
 fn values_out_of_range_are_refused() {
-    type Change = fn(&mut Attributes);
+    type Change = fn(&mut QpAttr);
     let init: [(&str, Change); 2] = [("port", |a| a.port = 2), ("pkey", |a| a.pkey_index = 1)];
     let rtr: [(&str, Change); 7] = [
         ("no mtu", |a| a.path_mtu = 0),
@@ -117,7 +117,7 @@ fn values_out_of_range_are_refused() {
     ];
     let end = open();
     let qp = end.actor().qp();
-    for (to, changes) in [(State::Init, &init[..]), (State::Rtr, &rtr[..]), (State::Rts, &rts[..])] {
+    for (to, changes) in [(QpState::Init, &init[..]), (QpState::Rtr, &rtr[..]), (QpState::Rts, &rts[..])] {
         let good = attributes(&Setup::default(), to, qp.qpn());
         for (what, change) in changes {
             let mut bad = good.clone();
@@ -132,11 +132,11 @@ fn values_out_of_range_are_refused() {
 fn the_state_that_the_caller_believes_in_is_compared() {
     let end = open();
     let qp = end.actor().qp();
-    walk(qp, State::Rts);
-    let mut change = attributes(&Setup::default(), State::Rts, 0);
-    change.cur_state = State::Rtr;
+    walk(qp, QpState::Rts);
+    let mut change = attributes(&Setup::default(), QpState::Rts, 0);
+    change.cur_state = QpState::Rtr;
     assert_eq!(qp.modify(&change, attr::STATE | attr::CUR_STATE), Err(Errno::INVAL));
-    change.cur_state = State::Rts;
+    change.cur_state = QpState::Rts;
     assert_eq!(qp.modify(&change, attr::STATE | attr::CUR_STATE), Ok(()));
 }
 
@@ -144,12 +144,12 @@ fn the_state_that_the_caller_believes_in_is_compared() {
 fn attributes_read_back_as_they_were_set() {
     let end = open();
     let qp = end.actor().qp();
-    walk(qp, State::Rts);
-    let set = attributes(&Setup::default(), State::Rts, qp.qpn());
+    walk(qp, QpState::Rts);
+    let set = attributes(&Setup::default(), QpState::Rts, qp.qpn());
     let read = qp.attributes();
-    assert_eq!(Attributes { cur_state: set.cur_state, ..read }, set);
-    qp.modify(&attributes(&Setup::default(), State::Reset, 0), attr::STATE).expect("to RESET");
-    assert_eq!(qp.attributes(), Attributes::default());
+    assert_eq!(QpAttr { cur_state: set.cur_state, ..read }, set);
+    qp.modify(&attributes(&Setup::default(), QpState::Reset, 0), attr::STATE).expect("to RESET");
+    assert_eq!(qp.attributes(), QpAttr::default());
 }
 
 #[test]
@@ -160,17 +160,19 @@ fn what_may_be_posted_depends_on_the_state() {
     let recv = Command::Recv { wr_id: 2, sges: vec![region.all()] };
     let setup = Setup::default();
     for (state, sends, receives) in [
-        (State::Reset, false, false),
-        (State::Init, false, true),
-        (State::Rtr, false, true),
-        (State::Rts, true, true),
-        (State::Sqd, true, true),
-        (State::Err, true, true),
+        (QpState::Reset, false, false),
+        (QpState::Init, false, true),
+        (QpState::Rtr, false, true),
+        (QpState::Rts, true, true),
+        (QpState::Sqd, true, true),
+        (QpState::Err, true, true),
     ] {
         let me = end.actor().qp().qpn();
         match state {
-            State::Reset => {}
-            State::Rtr => end.actor().qp().modify(&attributes(&setup, state, me), mask(state)).expect("RTR"),
+            QpState::Reset => {}
+            QpState::Rtr => {
+                end.actor().qp().modify(&attributes(&setup, state, me), mask(state)).expect("RTR")
+            }
             _ => end.modify(state, &setup),
         }
         let expect = |ok: bool| if ok { Ok(()) } else { Err(libc::EINVAL) };
@@ -186,16 +188,16 @@ fn a_drained_queue_keeps_its_requests() {
         let (mut a, mut b) = pair(place, &setup);
         let source = a.hold(&pattern(1, 100));
         let target = b.register(Kind::Anonymous, 100, 0);
-        a.modify(State::Sqd, &setup);
+        a.modify(QpState::Sqd, &setup);
         a.write(1, &[source.all()], (target.addr, target.key));
         a.has_nothing(Which::Send);
         assert_ne!(b.load(&target, 0, 100), pattern(1, 100));
-        a.modify(State::Rts, &setup);
+        a.modify(QpState::Rts, &setup);
         assert_eq!(a.sent(1), [Completion::ok(1, WC_OP_RDMA_WRITE, 0)]);
         assert_eq!(b.load(&target, 0, 100), pattern(1, 100));
         // It still receives.
         let back = b.hold(&pattern(2, 100));
-        a.modify(State::Sqd, &setup);
+        a.modify(QpState::Sqd, &setup);
         a.recv(2, &[source.all()]);
         b.send(3, &[back.all()]);
         assert_eq!(b.sent(1), [Completion::ok(3, WC_OP_SEND, 0)]);
@@ -206,14 +208,14 @@ fn a_drained_queue_keeps_its_requests() {
 #[test]
 fn draining_is_reported_if_that_was_asked_for() {
     let mut end = open();
-    walk(end.actor().qp(), State::Rts);
-    let drain = attributes(&Setup::default(), State::Sqd, 0);
-    let resume = attributes(&Setup::default(), State::Rts, 0);
+    walk(end.actor().qp(), QpState::Rts);
+    let drain = attributes(&Setup::default(), QpState::Sqd, 0);
+    let resume = attributes(&Setup::default(), QpState::Rts, 0);
     let qp = end.actor().qp().clone();
     qp.modify(&drain, attr::STATE).expect("to SQD");
     assert_eq!(end.async_event(Duration::from_millis(20)), None);
     qp.modify(&resume, attr::STATE).expect("to RTS");
-    let asks = Attributes { en_sqd_async_notify: true, ..drain };
+    let asks = QpAttr { en_sqd_async_notify: true, ..drain };
     qp.modify(&asks, attr::STATE | attr::EN_SQD_ASYNC_NOTIFY).expect("to SQD");
     assert_eq!(end.async_event(Duration::from_secs(1)), Some(SQ_DRAINED));
     // Changes of a drained queue drain nothing.
@@ -228,7 +230,7 @@ fn access_rights_change_while_the_queue_pair_runs() {
         let (mut a, mut b) = pair(place, &shut);
         let source = a.hold(&pattern(1, 100));
         let target = b.register(Kind::Anonymous, 100, 0);
-        b.modify(State::Rts, &Setup::default());
+        b.modify(QpState::Rts, &Setup::default());
         a.write(1, &[source.all()], (target.addr, target.key));
         assert_eq!(a.sent(1), [Completion::ok(1, WC_OP_RDMA_WRITE, 0)]);
     }

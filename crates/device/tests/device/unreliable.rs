@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_device::qp::state::{Attributes, State, attr};
-use millstream_device::qp::{Kind, Qp, Receives};
+use millstream_device::qp::state::{QpAttr, QpState, attr};
+use millstream_device::qp::{Qp, QpType, RecvSource};
 use millstream_device::types::{
-    Destination, SendWr, WC_FLAG_GRH, WC_FLAG_WITH_IMM, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR, WC_OP_RECV,
+    SendWr, UdDestination, WC_FLAG_GRH, WC_FLAG_WITH_IMM, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR, WC_OP_RECV,
     WC_SUCCESS, WC_WR_FLUSH_ERR, WR_RDMA_READ, WR_RDMA_WRITE, WR_SEND, WR_SEND_WITH_IMM,
 };
 use millstream_device::{Errno, Srq};
@@ -17,13 +17,13 @@ const QKEY: u32 = 0x1234;
 
 fn ready(qp: &Qp, dest: u32) {
     let setup = Setup::default();
-    let ud = qp.kind() == Kind::Ud;
+    let ud = qp.kind() == QpType::Ud;
     for (state, needs) in [
-        (State::Init, attr::PKEY_INDEX | attr::PORT | if ud { attr::QKEY } else { attr::ACCESS_FLAGS }),
-        (State::Rtr, if ud { 0 } else { attr::AV | attr::PATH_MTU | attr::DEST_QPN | attr::RQ_PSN }),
-        (State::Rts, attr::SQ_PSN),
+        (QpState::Init, attr::PKEY_INDEX | attr::PORT | if ud { attr::QKEY } else { attr::ACCESS_FLAGS }),
+        (QpState::Rtr, if ud { 0 } else { attr::AV | attr::PATH_MTU | attr::DEST_QPN | attr::RQ_PSN }),
+        (QpState::Rts, attr::SQ_PSN),
     ] {
-        let all = Attributes { qkey: QKEY, ..attributes(&setup, state, dest) };
+        let all = QpAttr { qkey: QKEY, ..attributes(&setup, state, dest) };
         qp.modify(&all, attr::STATE | needs).expect("the usual way");
     }
 }
@@ -32,7 +32,7 @@ fn ready(qp: &Qp, dest: u32) {
 fn connected(adapter: &Adapter) -> [(Arc<Qp>, Arc<millstream_device::Cq>); 2] {
     let [near, far] = [(); 2].map(|()| {
         let cq = adapter.cq();
-        (adapter.qp_with(&cq, Kind::Uc, Receives::Own).expect("a queue pair"), cq)
+        (adapter.qp_with(&cq, QpType::Uc, RecvSource::Own).expect("a queue pair"), cq)
     });
     ready(&near.0, far.0.qpn());
     ready(&far.0, near.0.qpn());
@@ -77,7 +77,7 @@ fn what_the_far_end_cannot_take_is_dropped() {
     for (what, wr) in dropped {
         near.post_send(&wr).expect("room");
         assert_eq!(next(&sent).status, WC_SUCCESS, "{what}");
-        assert_eq!((near.state(), far.state()), (State::Rts, State::Rts), "{what}");
+        assert_eq!((near.state(), far.state()), (QpState::Rts, QpState::Rts), "{what}");
         assert!(is_empty(&received), "{what}");
     }
     // Too long for the receive, which stays for the next message.
@@ -103,34 +103,34 @@ fn the_senders_own_fault_stops_its_send_queue_only() {
     let mut bad = element(&from, &source);
     bad.lkey ^= 1;
     near.post_send(&SendWr { opcode: WR_SEND, sges: &[bad], ..SendWr::default() }).expect("room");
-    assert_eq!((next(&sent).status, near.state()), (WC_LOC_PROT_ERR, State::Sqe));
+    assert_eq!((next(&sent).status, near.state()), (WC_LOC_PROT_ERR, QpState::Sqe));
     near.post_send(&SendWr { opcode: WR_SEND, ..SendWr::default() }).expect("room");
     assert_eq!(next(&sent).status, WC_WR_FLUSH_ERR);
     // It still receives.
     near.post_recv(7, &[]).expect("room");
     far.post_send(&SendWr { opcode: WR_SEND, ..SendWr::default() }).expect("room");
     assert_eq!((next(&sent).wr_id, next(&received).status), (7, WC_SUCCESS));
-    near.modify(&attributes(&Setup::default(), State::Rts, 0), attr::STATE).expect("SQE to RTS");
+    near.modify(&attributes(&Setup::default(), QpState::Rts, 0), attr::STATE).expect("SQE to RTS");
     far.post_recv(8, &[]).expect("room");
     near.post_send(&SendWr { opcode: WR_SEND, ..SendWr::default() }).expect("room");
     assert_eq!((next(&sent).status, next(&received).wr_id), (WC_SUCCESS, 8));
 }
 
-fn to(qp: &Qp) -> Option<Destination> {
-    Some(Destination { on_this_host: true, qpn: qp.qpn(), qkey: QKEY, grh: [0x60; 40] })
+fn to(qp: &Qp) -> Option<UdDestination> {
+    Some(UdDestination { on_this_host: true, qpn: qp.qpn(), qkey: QKEY, grh: [0x60; 40] })
 }
 
 #[test]
 fn datagrams_arrive_with_their_header_from_many_senders() {
     let adapter = Adapter::open();
     let received = adapter.cq();
-    let receiver = adapter.qp_with(&received, Kind::Ud, Receives::Own).expect("a queue pair");
+    let receiver = adapter.qp_with(&received, QpType::Ud, RecvSource::Own).expect("a queue pair");
     ready(&receiver, 0);
     let mut memory = vec![0u8; 200];
     let target = adapter.register(&mut memory);
     for i in 0..8u8 {
         let sent = adapter.cq();
-        let sender = adapter.qp_with(&sent, Kind::Ud, Receives::Own).expect("a queue pair");
+        let sender = adapter.qp_with(&sent, QpType::Ud, RecvSource::Own).expect("a queue pair");
         ready(&sender, 0);
         let mut data = pattern(u64::from(i), 100);
         let source = adapter.register(&mut data);
@@ -154,8 +154,8 @@ fn datagrams_arrive_with_their_header_from_many_senders() {
 fn the_completion_of_a_datagram_says_what_kind_of_header_it_had() {
     let adapter = Adapter::open();
     let (sent, received) = (adapter.cq(), adapter.cq());
-    let sender = adapter.qp_with(&sent, Kind::Ud, Receives::Own).expect("a queue pair");
-    let receiver = adapter.qp_with(&received, Kind::Ud, Receives::Own).expect("a queue pair");
+    let sender = adapter.qp_with(&sent, QpType::Ud, RecvSource::Own).expect("a queue pair");
+    let receiver = adapter.qp_with(&received, QpType::Ud, RecvSource::Own).expect("a queue pair");
     ready(&sender, 0);
     ready(&receiver, 0);
     let mut memory = vec![0u8; 40];
@@ -167,7 +167,7 @@ fn the_completion_of_a_datagram_says_what_kind_of_header_it_had() {
     let mut ipv4 = [0; 40];
     ipv4[20] = 0x45;
     for (grh, kind) in [(global, 0), (ipv6, 9), (ipv4, 10)] {
-        let to = to(&receiver).map(|to| Destination { grh, ..to });
+        let to = to(&receiver).map(|to| UdDestination { grh, ..to });
         receiver.post_recv(1, &[element(&memory, &target)]).expect("room");
         sender.post_send(&SendWr { opcode: WR_SEND, to, ..SendWr::default() }).expect("room");
         assert_eq!(next(&sent).status, WC_SUCCESS);
@@ -181,12 +181,12 @@ fn datagrams_that_cannot_be_delivered_are_dropped() {
     let adapter = Adapter::open();
     let [(receiver, received), (sender, sent)] = [(); 2].map(|()| {
         let cq = adapter.cq();
-        (adapter.qp_with(&cq, Kind::Ud, Receives::Own).expect("a queue pair"), cq)
+        (adapter.qp_with(&cq, QpType::Ud, RecvSource::Own).expect("a queue pair"), cq)
     });
     ready(&sender, 0);
     let wr = SendWr { opcode: WR_SEND, to: to(&receiver), ..SendWr::default() };
-    let nowhere = Destination { on_this_host: false, ..to(&receiver).expect("somewhere") };
-    let wrong_key = Destination { qkey: QKEY + 1, ..nowhere };
+    let nowhere = UdDestination { on_this_host: false, ..to(&receiver).expect("somewhere") };
+    let wrong_key = UdDestination { qkey: QKEY + 1, ..nowhere };
     let post = |wr: &SendWr<'_>, what: &str| {
         sender.post_send(wr).expect("room");
         assert_eq!(next(&sent).status, WC_SUCCESS, "{what}");
@@ -197,12 +197,12 @@ fn datagrams_that_cannot_be_delivered_are_dropped() {
     post(&wr, "no receive");
     receiver.post_recv(7, &[]).expect("room");
     post(&SendWr { to: Some(nowhere), ..wr }, "another host");
-    post(&SendWr { to: Some(Destination { on_this_host: true, ..wrong_key }), ..wr }, "wrong key");
+    post(&SendWr { to: Some(UdDestination { on_this_host: true, ..wrong_key }), ..wr }, "wrong key");
     assert_eq!(sender.post_send(&SendWr { to: None, ..wr }), Err(Errno::INVAL));
     // No room even for the header.
     sender.post_send(&wr).expect("room");
     assert_eq!((next(&sent).status, next(&received).status), (WC_SUCCESS, WC_LOC_LEN_ERR));
-    assert_eq!(receiver.state(), State::Rts);
+    assert_eq!(receiver.state(), QpState::Rts);
     receiver.destroy();
     post(&wr, "destroyed");
 }
@@ -212,7 +212,7 @@ fn datagrams_count_towards_the_limit_of_a_shared_queue() {
     const LIMIT_REACHED: u32 = 15;
     let adapter = Adapter::open();
     let (cq, srq) = (adapter.cq(), Srq::new(&adapter.pd, 4, 1).expect("a shared queue"));
-    let receiver = adapter.qp_with(&cq, Kind::Ud, Receives::Shared(srq.clone())).expect("a queue pair");
+    let receiver = adapter.qp_with(&cq, QpType::Ud, RecvSource::Shared(srq.clone())).expect("a queue pair");
     ready(&receiver, 0);
     (0..4).for_each(|i| srq.post(i, &[]).expect("room"));
     srq.set_limit(4).expect("within the size");
@@ -228,10 +228,10 @@ fn a_fault_of_a_held_back_request_stops_the_send_queue_only() {
     let source = adapter.register(&mut from);
     let mut bad = element(&from, &source);
     bad.lkey ^= 1;
-    near.modify(&attributes(&Setup::default(), State::Sqd, 0), attr::STATE).expect("to SQD");
+    near.modify(&attributes(&Setup::default(), QpState::Sqd, 0), attr::STATE).expect("to SQD");
     near.post_send(&SendWr { wr_id: 1, opcode: WR_SEND, sges: &[bad], ..SendWr::default() }).expect("room");
     near.post_send(&SendWr { wr_id: 2, opcode: WR_SEND, ..SendWr::default() }).expect("room");
-    near.modify(&attributes(&Setup::default(), State::Rts, 0), attr::STATE).expect("to RTS");
+    near.modify(&attributes(&Setup::default(), QpState::Rts, 0), attr::STATE).expect("to RTS");
     assert_eq!((next(&sent).status, next(&sent).status), (WC_LOC_PROT_ERR, WC_WR_FLUSH_ERR));
-    assert_eq!((near.state(), far.state()), (State::Sqe, State::Rts));
+    assert_eq!((near.state(), far.state()), (QpState::Sqe, QpState::Rts));
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use millstream_device::mr::window::{Bind, Kind};
 use millstream_device::mr::{Change, NotChanged};
-use millstream_device::qp::state::State;
-use millstream_device::qp::{Kind as Transport, Receives};
+use millstream_device::qp::state::QpState;
+use millstream_device::qp::{QpType, RecvSource};
 use millstream_device::types::{
     ACCESS_LOCAL_WRITE, ACCESS_MW_BIND, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE,
     ACCESS_ZERO_BASED, SEND_SIGNALED, SendWr, WC_LOC_QP_OP_ERR, WC_MW_BIND_ERR, WC_OP_BIND_MW,
@@ -292,8 +292,8 @@ fn binds_that_are_refused_when_they_are_carried_out() {
         let mut bind = scene.part(&mw, wanted);
         change(&scene, &mut bind);
         assert_eq!(scene.bind(&bind), WC_MW_BIND_ERR, "case {case}");
-        assert_eq!(scene.owner.state(), State::Err);
-        assert_eq!(scene.peer.state(), State::Rts, "the peer has done nothing");
+        assert_eq!(scene.owner.state(), QpState::Err);
+        assert_eq!(scene.peer.state(), QpState::Rts, "the peer has done nothing");
         scene.mr.deregister().expect("not bound");
         kept.borrow_mut().clear();
     };
@@ -351,10 +351,10 @@ fn binds_that_are_refused_when_they_are_posted() {
 
     let adapter = Adapter::open();
     let cq = adapter.cq();
-    for kind in [Transport::Uc, Transport::Ud] {
-        let qp = adapter.qp_with(&cq, kind, Receives::Own).expect("room");
-        let near = adapter.qp_with(&cq, kind, Receives::Own).expect("room");
-        if kind == Transport::Uc {
+    for kind in [QpType::Uc, QpType::Ud] {
+        let qp = adapter.qp_with(&cq, kind, RecvSource::Own).expect("room");
+        let near = adapter.qp_with(&cq, kind, RecvSource::Own).expect("room");
+        if kind == QpType::Uc {
             let mask_less = |qp: &Qp, to| {
                 use millstream_device::qp::state::attr;
                 let reliable = attr::MAX_DEST_RD_ATOMIC
@@ -363,7 +363,7 @@ fn binds_that_are_refused_when_they_are_posted() {
                     | attr::RETRY_CNT
                     | attr::RNR_RETRY
                     | attr::MAX_QP_RD_ATOMIC;
-                for state in [State::Init, State::Rtr, State::Rts] {
+                for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
                     let all = crate::support::attributes(&Setup::default(), state, to);
                     qp.modify(&all, crate::support::mask(state) & !reliable).expect("the usual way");
                 }
@@ -518,11 +518,11 @@ fn a_bind_keeps_its_place_in_the_queue() {
     let mut scene = Scene::new(Place::Here);
     let mw = scene.window(Kind::Two);
     let bind = scene.part(&mw, REMOTE);
-    scene.owner.modify(State::Sqd, &Setup::default());
+    scene.owner.modify(QpState::Sqd, &Setup::default());
     scene.qp().post_bind(1, SEND_SIGNALED, &bind).expect("kept while the queue is drained");
     scene.owner.has_nothing(Which::Send);
     scene.mr.change(&Change { access: Some(BINDABLE | REMOTE), ..Change::default() }).expect("not bound yet");
-    scene.owner.modify(State::Rts, &Setup::default());
+    scene.owner.modify(QpState::Rts, &Setup::default());
     assert_eq!(scene.owner.sent(1), [Completion::ok(1, WC_OP_BIND_MW, 0)]);
     assert_eq!(scene.try_op(WR_RDMA_WRITE, bind.key, bind.addr, 8), WC_SUCCESS);
 }

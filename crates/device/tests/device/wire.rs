@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use millstream_device::gsi;
-use millstream_device::qp::state::State;
+use millstream_device::qp::state::QpState;
 use millstream_device::types::{WC_RETRY_EXC_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR, WR_SEND, Wc};
 use millstream_wire::icrc::Flow;
 use millstream_wire::{
@@ -140,7 +140,7 @@ pub(crate) fn widow() {
     let ends: Vec<_> = a.sent(2).iter().map(|c| (c.wr_id, c.status)).collect();
     assert_eq!(ends, [(2, WC_RETRY_EXC_ERR), (3, WC_WR_FLUSH_ERR)]);
     assert!(killed.elapsed() >= Duration::from_millis(60), "{:?}", killed.elapsed());
-    assert_eq!(a.state(), State::Err);
+    assert_eq!(a.state(), QpState::Err);
 }
 
 /// How often something is tried of which the scheduler may spoil any one.
@@ -354,7 +354,7 @@ pub(crate) fn target() {
     for end in [&mut a, &mut b] {
         end.has_nothing(Which::Send);
         end.has_nothing(Which::Recv);
-        assert_eq!(end.state(), State::Rts);
+        assert_eq!(end.state(), QpState::Rts);
         assert_eq!(end.async_event(Duration::ZERO), None);
     }
     a.send(9, &[source.all()]);

@@ -4,8 +4,8 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_device::qp::state::{Attributes, State, attr};
-use millstream_device::qp::{Capacity, Kind, Qp, Receives};
+use millstream_device::qp::state::{QpAttr, QpState, attr};
+use millstream_device::qp::{Qp, QpCap, QpType, RecvSource};
 use millstream_device::types::{
     SendWr, Sge, WC_LOC_LEN_ERR, WC_OP_RECV, WC_REM_INV_REQ_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR,
     WR_ATOMIC_FETCH_AND_ADD, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM,
@@ -32,14 +32,14 @@ fn connect(qp: &Qp, dest: u32) {
 }
 
 fn connect_with(qp: &Qp, dest: u32, setup: &Setup) {
-    let sends = qp.kind() == Kind::XrcSend;
+    let sends = qp.kind() == QpType::XrcSend;
     let rtr = attr::AV | attr::PATH_MTU | attr::DEST_QPN | attr::RQ_PSN;
     let rts = attr::TIMEOUT | attr::SQ_PSN;
     for (state, needs) in [
-        (State::Init, attr::PKEY_INDEX | attr::PORT | attr::ACCESS_FLAGS),
-        (State::Rtr, rtr | if sends { 0 } else { attr::MAX_DEST_RD_ATOMIC | attr::MIN_RNR_TIMER }),
+        (QpState::Init, attr::PKEY_INDEX | attr::PORT | attr::ACCESS_FLAGS),
+        (QpState::Rtr, rtr | if sends { 0 } else { attr::MAX_DEST_RD_ATOMIC | attr::MIN_RNR_TIMER }),
         (
-            State::Rts,
+            QpState::Rts,
             rts | if sends { attr::RETRY_CNT | attr::RNR_RETRY | attr::MAX_QP_RD_ATOMIC } else { 0 },
         ),
     ] {
@@ -48,8 +48,8 @@ fn connect_with(qp: &Qp, dest: u32, setup: &Setup) {
 }
 
 fn sender(adapter: &Adapter, cq: &Arc<Cq>) -> Arc<Qp> {
-    let capacity = Capacity { max_send_wr: 16, max_send_sge: 1, ..Capacity::default() };
-    Qp::new(&adapter.pd, cq, cq, capacity, true, Kind::XrcSend, Receives::Own).expect("a queue pair")
+    let capacity = QpCap { max_send_wr: 16, max_send_sge: 1, ..QpCap::default() };
+    Qp::new(&adapter.pd, cq, cq, capacity, true, QpType::XrcSend, RecvSource::Own).expect("a queue pair")
 }
 
 /// A sending and a receiving queue pair, connected, and the domain of the latter.
@@ -195,7 +195,7 @@ fn a_queue_that_is_not_of_the_domain_is_an_invalid_request() {
         let wr = SendWr { opcode: WR_SEND, remote_srqn, ..SendWr::default() };
         assert_eq!(scene.status(&wr), WC_REM_INV_REQ_ERR, "{which}");
         assert_eq!(event(&scene.adapter.context, SOON), Some(REQ_ERR), "{which}");
-        assert_eq!((scene.sender.state(), scene.receiver.state()), (State::Err, State::Err), "{which}");
+        assert_eq!((scene.sender.state(), scene.receiver.state()), (QpState::Err, QpState::Err), "{which}");
         assert_eq!(scene.status(&wr), WC_WR_FLUSH_ERR, "{which}");
         assert!(is_empty(&cq), "{which}");
         // Queues live on without the queue pair.
@@ -292,7 +292,7 @@ fn a_message_that_is_too_long_fails_both_ends() {
     assert_eq!(scene.status(&SendWr { sges: &sges, ..queue.send() }), WC_REM_INV_REQ_ERR);
     let wc = next(&queue.cq);
     assert_eq!((wc.wr_id, wc.status, wc.qp_num), (1, WC_LOC_LEN_ERR, scene.receiver.qpn()));
-    wait_for("the failure", || scene.receiver.state() == State::Err);
+    wait_for("the failure", || scene.receiver.state() == QpState::Err);
 }
 
 #[test]
@@ -301,15 +301,15 @@ fn what_others_use_does_not_end() {
     let queue = scene.queue();
     assert!(scene.domain.in_use());
     assert_eq!(queue.cq.destroy(), Err(Errno::BUSY));
-    let capacity = Capacity::default();
+    let capacity = QpCap::default();
     let ordinary = |kind, receives| {
         let cq = &scene.sent;
         Qp::new(&scene.adapter.pd, cq, cq, capacity, true, kind, receives).err()
     };
-    let shared = || Receives::Shared(queue.srq.clone());
-    assert_eq!(ordinary(Kind::Rc, shared()), Some(Errno::INVAL), "a queue of a domain is for its targets");
-    assert_eq!(ordinary(Kind::Rc, Receives::Domain(scene.domain.clone())), Some(Errno::INVAL));
-    assert_eq!(ordinary(Kind::XrcRecv, Receives::Own), Some(Errno::INVAL));
+    let shared = || RecvSource::Shared(queue.srq.clone());
+    assert_eq!(ordinary(QpType::Rc, shared()), Some(Errno::INVAL), "a queue of a domain is for its targets");
+    assert_eq!(ordinary(QpType::Rc, RecvSource::Domain(scene.domain.clone())), Some(Errno::INVAL));
+    assert_eq!(ordinary(QpType::XrcRecv, RecvSource::Own), Some(Errno::INVAL));
     assert_eq!(scene.receiver.post_send(&queue.send()), Err(Errno::NOTSUP));
     assert_eq!(scene.receiver.post_recv(1, &[]), Err(Errno::INVAL));
     assert_eq!(scene.sender.post_recv(1, &[]), Err(Errno::INVAL));
@@ -340,7 +340,7 @@ fn a_queue_pair_has_as_many_lives_as_handles() {
     handle.set_pointer(2);
     scene.receiver.handle().set_pointer(1);
     let notify = attr::STATE | attr::EN_SQD_ASYNC_NOTIFY;
-    let sqd = Attributes { en_sqd_async_notify: true, ..attributes(&Setup::default(), State::Sqd, 0) };
+    let sqd = QpAttr { en_sqd_async_notify: true, ..attributes(&Setup::default(), QpState::Sqd, 0) };
     opened.modify(&sqd, notify).expect("to SQD");
     let mut told = [(); 2].map(|()| {
         let event = scene.adapter.context.next_event().expect("one for each handle");
@@ -465,7 +465,7 @@ fn one_connection_serves_the_processes_of_a_domain() {
         sender.post_send(&to(&members[2])).expect("room");
         next(&sent).status == WC_REM_INV_REQ_ERR
     });
-    assert_eq!(sender.state(), State::Err);
+    assert_eq!(sender.state(), QpState::Err);
 }
 
 #[test]
@@ -479,10 +479,10 @@ fn the_first_message_is_reported_to_the_receiver_in_rtr() {
     connect(&from, to.qpn());
     let setup = Setup::default();
     let init = attr::PKEY_INDEX | attr::PORT | attr::ACCESS_FLAGS;
-    to.modify(&attributes(&setup, State::Init, 0), attr::STATE | init).expect("to INIT");
+    to.modify(&attributes(&setup, QpState::Init, 0), attr::STATE | init).expect("to INIT");
     let rtr = attr::AV | attr::PATH_MTU | attr::DEST_QPN | attr::RQ_PSN;
     let rtr = rtr | attr::MAX_DEST_RD_ATOMIC | attr::MIN_RNR_TIMER;
-    to.modify(&attributes(&setup, State::Rtr, from.qpn()), attr::STATE | rtr).expect("to RTR");
+    to.modify(&attributes(&setup, QpState::Rtr, from.qpn()), attr::STATE | rtr).expect("to RTR");
     from.post_send(&queue.send()).expect("room");
     assert_eq!((next(&sent).status, next(&queue.cq).status), (WC_SUCCESS, WC_SUCCESS));
     assert_eq!(event(&adapter.context, SOON), Some(COMM_EST));

@@ -17,7 +17,7 @@ use crate::multicast;
 use crate::qp::Qp;
 use crate::qp::datagram::{Piece, packet_type};
 use crate::types::{
-    Destination, SEND_SOLICITED, SendWr, WC_FLAG_GRH, WC_FLAG_WITH_IMM, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR,
+    SEND_SOLICITED, SendWr, UdDestination, WC_FLAG_GRH, WC_FLAG_WITH_IMM, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR,
     WC_OP_RECV, WR_SEND_WITH_IMM, total_len,
 };
 use crate::wire::Arrived;
@@ -67,7 +67,7 @@ impl Datagrams {
         &mut self,
         qp: &Qp,
         wr: &SendWr<'_>,
-        to: &Destination,
+        to: &UdDestination,
         pieces: &[Piece],
     ) {
         let (Some(port), Some(route)) = (qp.host.wire.port(), route_of(&to.grh)) else { return };

@@ -25,14 +25,14 @@ use millstream_wire::icrc::Flow;
 use millstream_wire::{Packet, Pkey, Psn, Qpn, Rkey};
 
 use super::send::{Parked, SendQueue};
-use super::state::{Attributes, State};
-use super::{Kind, Qp};
+use super::state::{QpAttr, QpState};
+use super::{Qp, QpType};
 use crate::cq::Cq;
 use crate::cqe::Cqe;
 use crate::errno::{Errno, Result};
 use crate::event::{EVENT_COMM_EST, EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR, EVENT_SQ_DRAINED};
 use crate::gid::{self, GidKind};
-use crate::path::{self, Preference, Way};
+use crate::path::{self, PathKind, PathPreference};
 use crate::types::{
     SEND_FENCE, SEND_SIGNALED, SEND_SOLICITED, SendWr, WC_FLAG_WITH_IMM, WC_FLAG_WITH_INV, WC_LOC_LEN_ERR,
     WC_LOC_PROT_ERR, WC_LOC_QP_OP_ERR, WC_MW_BIND_ERR, WC_OP_RECV, WC_OP_RECV_RDMA_WITH_IMM,
@@ -142,23 +142,23 @@ const CONGESTED: Duration = Duration::from_micros(100);
 
 impl Qp {
     /// How a queue pair with these attributes will reach its peers.
-    pub(super) fn plan(&self, attributes: &Attributes) -> Result<Plan> {
+    pub(super) fn plan(&self, attributes: &QpAttr) -> Result<Plan> {
         let preference = path::preference()?;
-        if self.kind == Kind::Ud {
-            if preference == Preference::Shm {
+        if self.kind == QpType::Ud {
+            if preference == PathPreference::Shm {
                 return Ok(Plan::Stay);
             }
             return match self.host.wire.open(self.host) {
                 Ok(_) => Ok(Plan::Datagrams),
                 // Then it reaches this host only.
-                Err(_) if preference == Preference::Auto => Ok(Plan::Stay),
+                Err(_) if preference == PathPreference::Auto => Ok(Plan::Stay),
                 Err(error) => Err(error),
             };
         }
-        match preference.way_to(&attributes.path.dgid) {
-            Way::Shm => return Ok(Plan::Shm(true)),
-            Way::Nowhere => return Ok(Plan::Shm(false)),
-            Way::Wire => {}
+        match preference.path_to(&attributes.path.dgid) {
+            PathKind::Shm => return Ok(Plan::Shm(true)),
+            PathKind::Unreachable => return Ok(Plan::Shm(false)),
+            PathKind::Wire => {}
         }
         let source = gid::table().into_iter().nth(usize::from(attributes.path.sgid_index));
         let source = source.filter(|source| source.kind == GidKind::RoceV2).ok_or(Errno::INVAL)?;
@@ -171,7 +171,7 @@ impl Qp {
     }
 
     /// Connects a queue pair that goes to RTR.
-    pub(super) fn connect(&self, send: &mut SendQueue, attributes: &Attributes, plan: Plan) {
+    pub(super) fn connect(&self, send: &mut SendQueue, attributes: &QpAttr, plan: Plan) {
         send.lane = Lane::None;
         let mut dest_qpn = attributes.dest_qpn;
         match plan {
@@ -187,7 +187,7 @@ impl Qp {
             }
             Plan::Datagrams => {
                 let mut datagrams = Datagrams::new(self);
-                if path::preference() == Ok(Preference::Wire)
+                if path::preference() == Ok(PathPreference::Wire)
                     && let Some(datagrams) = &mut datagrams
                 {
                     datagrams.begin(self);
@@ -199,17 +199,17 @@ impl Qp {
         self.entry.dest_qpn.store(dest_qpn, Ordering::Release);
     }
 
-    fn connected(&self, attributes: &Attributes, route: Route) -> Option<Box<Connected>> {
+    fn connected(&self, attributes: &QpAttr, route: Route) -> Option<Box<Connected>> {
         let port = self.host.wire.port()?;
         let ports = [port.source_port(), millstream_wire::UDP_PORT];
         let flow = Flow::new((route.source, ports[0]), (route.destination, ports[1]))?;
         let config = Config {
             service: match self.kind {
-                Kind::Rc => Service::Reliable,
-                Kind::XrcSend => Service::Initiator,
-                Kind::XrcRecv => Service::Target,
+                QpType::Rc => Service::Reliable,
+                QpType::XrcSend => Service::Initiator,
+                QpType::XrcRecv => Service::Target,
                 // Datagrams have a lane of their own.
-                Kind::Uc | Kind::Ud => Service::Unreliable,
+                QpType::Uc | QpType::Ud => Service::Unreliable,
             },
             flow,
             local_qp: Qpn::new(self.qpn),
@@ -251,7 +251,7 @@ pub(super) enum Aftermath {
 
 impl Qp {
     /// A connected queue pair that goes to RTS begins to send, or takes new attributes.
-    pub(super) fn start_on_wire(&self, send: &mut SendQueue, attributes: &Attributes) {
+    pub(super) fn start_on_wire(&self, send: &mut SendQueue, attributes: &QpAttr) {
         match &mut send.lane {
             Lane::None => {}
             Lane::Datagrams(datagrams) => datagrams.start(self, attributes.sq_psn),
@@ -426,10 +426,11 @@ impl Qp {
         let paced = lane.pace.free(now);
         self.set_alarm([lane.machine.poll_timeout(), again, paced].into_iter().flatten().min());
         if failed != Aftermath::Nothing {
-            self.set_state(State::Err);
-        } else if lane.machine.state() == millstream_proto::State::SendFailed && self.state() == State::Rts {
+            self.set_state(QpState::Err);
+        } else if lane.machine.state() == millstream_proto::State::SendFailed && self.state() == QpState::Rts
+        {
             // Only the send queue fails (10.3.1.7).
-            self.set_state(State::Sqe);
+            self.set_state(QpState::Sqe);
         }
         failed
     }
@@ -537,7 +538,7 @@ impl Qp {
     pub(super) fn flush_on_wire(&self, lane: &mut Lane) {
         if let Lane::Connected(lane) = lane {
             // If only the send queue has failed, the machine has flushed it and goes on to receive.
-            if self.state() == State::Err {
+            if self.state() == QpState::Err {
                 lane.machine.fail();
                 self.alarm.0.store(u64::MAX, Ordering::Release);
             }

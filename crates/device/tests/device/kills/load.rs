@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_device::qp::{Capacity, Kind as Transport, Qp, Receives};
+use millstream_device::qp::{Qp, QpCap, QpType, RecvSource};
 use millstream_device::types::{
     SEND_INLINE, SendWr, Sge, WC_FLAG_WITH_IMM, WC_RETRY_EXC_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR,
     WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM,
@@ -181,7 +181,7 @@ impl<'a> Load<'a> {
         };
         let (send, recv) = (queue(), queue());
         let srq = Srq::new(&adapter.pd, RECEIVES as u32, 1).expect("a shared queue");
-        let capacity = Capacity {
+        let capacity = QpCap {
             max_send_wr: 2 * DEPTH as u32,
             max_recv_wr: RECEIVES as u32,
             max_send_sge: 1,
@@ -189,8 +189,8 @@ impl<'a> Load<'a> {
             max_inline_data: INLINE as u32,
         };
         let lane = |i| {
-            let receives = if i == SHARED { Receives::Shared(srq.clone()) } else { Receives::Own };
-            let qp = Qp::new(&adapter.pd, &send.0, &recv.0, capacity, true, Transport::Rc, receives);
+            let receives = if i == SHARED { RecvSource::Shared(srq.clone()) } else { RecvSource::Own };
+            let qp = Qp::new(&adapter.pd, &send.0, &recv.0, capacity, true, QpType::Rc, receives);
             Lane {
                 qp: qp.expect("a queue pair"),
                 posted: VecDeque::new(),

@@ -4,8 +4,8 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use millstream_device::qp::state::{Attributes, Path, State, attr};
-use millstream_device::qp::{Batch, Capacity, Kind as Transport, Operations, Receives, Section};
+use millstream_device::qp::state::{AddressVector, QpAttr, QpState, attr};
+use millstream_device::qp::{QpCap, QpType, RecvSource, SendOps, WrBatch, WrBatchLock};
 use millstream_device::types::{
     ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SEND_INLINE, SendWr,
     Sge, WC_FLAG_WITH_IMM, WC_FLAG_WITH_INV, WC_SUCCESS, Wc,
@@ -217,14 +217,14 @@ impl Queues {
             Ok((Cq::new(context, entries, Some(channel.clone()))?, channel))
         };
         let (send, recv) = (queue(setup.send_cqe)?, queue(setup.recv_cqe)?);
-        let capacity = Capacity {
+        let capacity = QpCap {
             max_send_wr: setup.send_wr,
             max_recv_wr: setup.recv_wr,
             max_send_sge: setup.sges,
             max_recv_sge: setup.sges,
             max_inline_data: setup.inline,
         };
-        let (kind, receives) = (Transport::Rc, Receives::Own);
+        let (kind, receives) = (QpType::Rc, RecvSource::Own);
         let qp = Qp::new(pd, &send.0, &recv.0, capacity, setup.signal_all, kind, receives)?;
         Ok(Self { qp, send, recv })
     }
@@ -238,8 +238,8 @@ impl Queues {
 }
 
 /// The attributes that an end has in all states.
-pub(crate) fn attributes(setup: &Setup, state: State, dest_qpn: u32) -> Attributes {
-    Attributes {
+pub(crate) fn attributes(setup: &Setup, state: QpState, dest_qpn: u32) -> QpAttr {
+    QpAttr {
         state,
         access: setup.access,
         port: 1,
@@ -251,14 +251,14 @@ pub(crate) fn attributes(setup: &Setup, state: State, dest_qpn: u32) -> Attribut
         timeout: setup.timeout,
         retry_cnt: setup.retry_cnt,
         rnr_retry: setup.rnr_retry,
-        path: Path {
+        path: AddressVector {
             is_global: true,
             dgid: LOOPBACK,
             sgid_index: loopback_index(),
             port: 1,
-            ..Path::default()
+            ..AddressVector::default()
         },
-        ..Attributes::default()
+        ..QpAttr::default()
     }
 }
 
@@ -272,11 +272,11 @@ pub(crate) fn loopback_index() -> u8 {
 }
 
 /// What each state needs to be reached.
-pub(crate) fn mask(state: State) -> u32 {
+pub(crate) fn mask(state: QpState) -> u32 {
     attr::STATE
         | match state {
-            State::Init => attr::PKEY_INDEX | attr::PORT | attr::ACCESS_FLAGS,
-            State::Rtr => {
+            QpState::Init => attr::PKEY_INDEX | attr::PORT | attr::ACCESS_FLAGS,
+            QpState::Rtr => {
                 attr::AV
                     | attr::PATH_MTU
                     | attr::DEST_QPN
@@ -284,7 +284,7 @@ pub(crate) fn mask(state: State) -> u32 {
                     | attr::MAX_DEST_RD_ATOMIC
                     | attr::MIN_RNR_TIMER
             }
-            State::Rts => {
+            QpState::Rts => {
                 attr::TIMEOUT | attr::RETRY_CNT | attr::RNR_RETRY | attr::SQ_PSN | attr::MAX_QP_RD_ATOMIC
             }
             _ => 0,
@@ -293,7 +293,7 @@ pub(crate) fn mask(state: State) -> u32 {
 
 /// Takes a queue pair from RESET to RTS.
 pub(crate) fn connect_queue_pair(qp: &Qp, dest: u32, setup: &Setup) {
-    for state in [State::Init, State::Rtr, State::Rts] {
+    for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
         qp.modify(&attributes(setup, state, dest), mask(state)).expect("the usual way");
     }
 }
@@ -358,16 +358,16 @@ impl Actor {
                 return Ok(Reply::Number(number));
             }
             Command::Modify(state, setup) => {
-                let state = State::from_raw(state).expect("a state");
+                let state = QpState::from_raw(state).expect("a state");
                 let attributes = attributes(&setup, state, 0);
                 // Changes in the same state name only what may change in all of them.
-                let same = self.qp().state() == state && state != State::Reset;
+                let same = self.qp().state() == state && state != QpState::Reset;
                 let mask = if same { attr::STATE | attr::ACCESS_FLAGS } else { mask(state) };
-                let resumes = self.qp().state() == State::Sqd && state == State::Rts;
+                let resumes = self.qp().state() == QpState::Sqd && state == QpState::Rts;
                 self.qp().modify(&attributes, if resumes { attr::STATE } else { mask })?;
             }
             Command::Connect(dest_qpn, setup) => {
-                self.qp().modify(&attributes(&setup, State::Rtr, dest_qpn), mask(State::Rtr))?;
+                self.qp().modify(&attributes(&setup, QpState::Rtr, dest_qpn), mask(QpState::Rtr))?;
             }
             Command::Register { kind, len, skew, access, foreign } => {
                 return self.register(kind, len, skew, access, foreign);
@@ -495,8 +495,8 @@ impl Actor {
 
     fn batch(&self, requests: &[Request]) -> Result<(), Errno> {
         let (kind, capacity) = (self.qp().kind(), self.qp().capacity());
-        let section = Section::new(kind, capacity, Operations::of(kind))?;
-        let prepare = |batch: &mut Batch| {
+        let section = WrBatchLock::new(kind, capacity, SendOps::of(kind))?;
+        let prepare = |batch: &mut WrBatch| {
             for request in requests {
                 batch.request(SendWr {
                     wr_id: request.wr_id,

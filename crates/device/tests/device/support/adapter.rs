@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_device::qp::{Capacity, Kind, Receives};
+use millstream_device::qp::{QpCap, QpType, RecvSource};
 use millstream_device::types::{Sge, Wc};
 use millstream_device::{Context, Cq, Errno, Mr, Pd, Qp};
 
@@ -35,10 +35,10 @@ impl Adapter {
 
     /// A reliable connected queue pair with its own receive queue.
     pub(crate) fn qp(&self, cq: &Arc<Cq>) -> Result<Arc<Qp>, Errno> {
-        self.qp_with(cq, Kind::Rc, Receives::Own)
+        self.qp_with(cq, QpType::Rc, RecvSource::Own)
     }
 
-    pub(crate) fn qp_with(&self, cq: &Arc<Cq>, kind: Kind, receives: Receives) -> Result<Arc<Qp>, Errno> {
+    pub(crate) fn qp_with(&self, cq: &Arc<Cq>, kind: QpType, receives: RecvSource) -> Result<Arc<Qp>, Errno> {
         self.qp_sized(cq, 8, kind, receives)
     }
 
@@ -46,11 +46,11 @@ impl Adapter {
         &self,
         cq: &Arc<Cq>,
         max_recv_wr: u32,
-        kind: Kind,
-        receives: Receives,
+        kind: QpType,
+        receives: RecvSource,
     ) -> Result<Arc<Qp>, Errno> {
         let capacity =
-            Capacity { max_send_wr: 8, max_recv_wr, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+            QpCap { max_send_wr: 8, max_recv_wr, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
         Qp::new(&self.pd, cq, cq, capacity, true, kind, receives)
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millstream_device::qp::state::State;
+use millstream_device::qp::state::QpState;
 use millstream_device::types::{
     SEND_INLINE, SEND_SIGNALED, WC_SUCCESS, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND,
     WR_SEND_WITH_IMM,
@@ -132,15 +132,15 @@ impl End {
         self.run(Command::Keep);
     }
 
-    pub(crate) fn modify(&mut self, state: State, setup: &Setup) {
+    pub(crate) fn modify(&mut self, state: QpState, setup: &Setup) {
         self.run(Command::Modify(state as u32, setup.clone()));
     }
 
     /// From RESET to RTS, connected to `dest`.
     pub(crate) fn connect_to(&mut self, dest: u32, setup: &Setup) {
-        self.modify(State::Init, setup);
+        self.modify(QpState::Init, setup);
         self.run(Command::Connect(dest, setup.clone()));
-        self.modify(State::Rts, setup);
+        self.modify(QpState::Rts, setup);
     }
 
     /// A region that allows everything.
@@ -274,9 +274,9 @@ impl End {
         }
     }
 
-    pub(crate) fn state(&mut self) -> State {
+    pub(crate) fn state(&mut self) -> QpState {
         match self.run(Command::State) {
-            Reply::Number(raw) => State::from_raw(raw).expect("a state"),
+            Reply::Number(raw) => QpState::from_raw(raw).expect("a state"),
             other => panic!("{other:?}"),
         }
     }
