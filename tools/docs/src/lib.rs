@@ -1,0 +1,22 @@
+//! Checks of the documentation against the workspace.
+//!
+//! - [`graph`] renders the crates of the workspace and the arrows between them, from `cargo metadata`.
+//! - [`links`] finds links in Markdown files whose target does not exist.
+//! - [`block`] replaces the generated part of a Markdown page.
+//!
+//! `cargo run -p millstream-docs` writes the generated parts; the tests compare them with what is there.
+#![forbid(unsafe_code)]
+
+pub mod block;
+pub mod graph;
+pub mod links;
+
+use std::path::{Path, PathBuf};
+
+/// The root of the workspace.
+pub fn workspace_root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../..")
+        .canonicalize()
+        .expect("the manifest lies in the workspace")
+}
