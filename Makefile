@@ -24,7 +24,7 @@ LIB_LDFLAGS := -shared -Wl,--gc-sections -Wl,--no-undefined-version \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test loom tsan miri soak bench bench-verbs bench-evb bench-card bench-scale bench-wire bench-model conformance conformance-wire \
-	conformance-rxe bench-proto proto-long proto-mutants conformance-asan fuzz lint build runner lib FORCE
+	conformance-rxe bench-proto proto-long proto-mutants conformance-asan fuzz lint rustdoc docs deny build runner lib FORCE
 
 # Debian packages: what building needs, then what tests and benchmarks run or read results with.
 PACKAGES := gcc libc6-dev pkg-config cmake libclang-dev libibverbs-dev libhdf5-dev \
@@ -151,6 +151,29 @@ bench-scale: build ## measure what more connections and more processes cost
 lint: setup ## formatting and clippy, warnings denied
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
+
+# Programs that are built from crates.io, each once a version, under the build directory.
+TOOLS_DIR   := $(abspath $(TARGET_DIR))/tools
+MDBOOK      := $(TOOLS_DIR)/mdbook-0.5.4/bin/mdbook
+CARGO_DENY  := $(TOOLS_DIR)/cargo-deny-0.20.2/bin/cargo-deny
+
+$(TOOLS_DIR)/%: | setup
+	CARGO_TARGET_DIR=$(TOOLS_DIR)/build $(CARGO) install --quiet --locked --root $(TOOLS_DIR)/$(firstword $(subst /, ,$*)) \
+		$(notdir $*)@$(lastword $(subst -, ,$(firstword $(subst /, ,$*))))
+
+rustdoc: setup ## the documentation of all crates, warnings denied
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+
+docs: rustdoc $(MDBOOK) ## the site of the documentation: target/book; dead links fail
+	$(CARGO) test --quiet -p millstream-docs
+	$(MDBOOK) build --dest-dir $(abspath $(TARGET_DIR))/book
+	@rm -rf $(TARGET_DIR)/book/api && cp -r $(TARGET_DIR)/doc $(TARGET_DIR)/book/api
+	@echo "$(TARGET_DIR)/book/index.html"
+
+deny: $(CARGO_DENY) ## licences, sources and advisories of all dependencies (deny.toml)
+	$(CARGO_DENY) --all-features check bans licenses sources
+	@if $(CARGO_DENY) --all-features fetch db; then $(CARGO_DENY) --all-features check advisories; \
+	else echo "advisories: NOT CHECKED, the advisory database cannot be fetched from here"; fi
 
 build: setup lib ## the millstream program and the verbs library, optimised
 	$(CARGO) build --release -p millstream
