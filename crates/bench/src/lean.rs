@@ -12,10 +12,10 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use millstream_rdma::connect::{Connected, dial, listen};
+use millstream_rdma::connect::{ConnectedQueuePair, dial, listen};
 use millstream_rdma::{
-    Access, Choice, Completion, CompletionQueue, Deadline, Device, Prepared, QueuePair, RcOptions, Region,
-    RemoteMemory, device, loader,
+    Access, Completion, CompletionQueue, Deadline, Device, DeviceSelector, PreparedQueuePair, QueuePair,
+    RcOptions, Region, RemoteMemory, device, loader,
 };
 use millstream_shm::Mapping;
 use millstream_shm::vm::{self, Direction, Piece};
@@ -109,7 +109,7 @@ struct Side {
 impl Side {
     fn new(stream: TcpStream, what: &Loop, lends: bool, receives: usize) -> Result<Self, Failure> {
         let size = what.size;
-        let device: Device = device::open(&Choice::from_environment())?;
+        let device: Device = device::open(&DeviceSelector::from_environment())?;
         let queue = CompletionQueue::new(&device, (RECEIVES + WINDOW + 1) as u32)?;
         let len = (size as usize).max(4096);
         let memory = if lends && what.private {
@@ -126,14 +126,15 @@ impl Side {
             recv_depth: RECEIVES as u32,
             ..RcOptions::default()
         };
-        let prepared = Prepared::new(&device, &queue, &queue, &options)?;
+        let prepared = PreparedQueuePair::new(&device, &queue, &queue, &options)?;
         let element = memory.sge(0, size)?;
         for _ in 0..receives {
             prepared.post_recv(&[element], millstream_rdma::WrId(0))?;
         }
         let mut stream = stream;
         let own = memory.remote().encode();
-        let Connected { pair, extra } = prepared.connect(&mut stream, &own, Deadline::after(PATIENCE))?;
+        let ConnectedQueuePair { pair, private_data: extra } =
+            prepared.connect(&mut stream, &own, Deadline::after(PATIENCE))?;
         let remote = RemoteMemory::decode(extra.as_slice().try_into().map_err(|_| "no memory was named")?);
         Ok(Self { queue, memory, pair, remote, stream })
     }
@@ -150,7 +151,7 @@ impl Side {
 /// # Errors
 /// Whatever stands in the way, for people.
 pub fn serve(port: u16, what: &Loop) -> Result<(), Failure> {
-    loader::ensure(&Choice::from_environment())?;
+    loader::ensure(&DeviceSelector::from_environment())?;
     let listener = listen(&format!("127.0.0.1:{port}"))?;
     let (stream, _) = listener.accept(Deadline::after(PATIENCE))?;
     if what.operation.system_call().is_some() {
@@ -376,7 +377,7 @@ fn element(memory: &Region, size: u32) -> Result<ibv_sge, Failure> {
 /// # Errors
 /// Whatever stands in the way, for people.
 pub fn measure(host: &str, port: u16, what: &Loop) -> Result<(), Failure> {
-    loader::ensure(&Choice::from_environment())?;
+    loader::ensure(&DeviceSelector::from_environment())?;
     let stream = dial(&format!("{host}:{port}"), Deadline::after(PATIENCE))?;
     let each = if let Some(direction) = what.operation.system_call() {
         system_calls(stream, what.size, direction)?

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use millstream_bench::lean::Operation;
 use millstream_offload::file::GridFile;
-use millstream_rdma::device::Choice;
+use millstream_rdma::device::DeviceSelector;
 
 use crate::card::CardOptions;
 use crate::stencil::GridSize;
@@ -21,7 +21,7 @@ pub(crate) struct Arguments {
     /// The RDMA device: `auto` (hardware if present, else the soft device), `hardware`, `soft`, or a
     /// name that `millstream devices` lists [default: auto, or MILLSTREAM_DEVICE]
     #[arg(long, global = true, value_name = "NAME")]
-    pub(crate) device: Option<Choice>,
+    pub(crate) device: Option<DeviceSelector>,
     #[command(subcommand)]
     pub(crate) command: Command,
 }

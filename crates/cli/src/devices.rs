@@ -3,15 +3,18 @@
 use std::error::Error;
 use std::process::ExitCode;
 
-use millstream_rdma::device::{Choice, DeviceInfo, devices};
+use millstream_rdma::device::{DeviceInfo, DeviceSelector, devices};
 use millstream_rdma::loader;
 use serde_json::json;
 
 use crate::args::DevicesOptions;
 
-pub(crate) fn run(options: &DevicesOptions, choice: Option<&Choice>) -> Result<ExitCode, Box<dyn Error>> {
+pub(crate) fn run(
+    options: &DevicesOptions,
+    selector: Option<&DeviceSelector>,
+) -> Result<ExitCode, Box<dyn Error>> {
     let mut devices = devices()?;
-    if let Some(Choice::Named(name)) = choice {
+    if let Some(DeviceSelector::Named(name)) = selector {
         let existing: Vec<_> = devices.iter().map(|device| device.name.clone()).collect();
         devices.retain(|device| device.name == *name);
         if devices.is_empty() {
@@ -33,10 +36,9 @@ fn print(device: &DeviceInfo) {
     println!("{}  ({kind}, firmware {}, guid {:016x})", device.name, device.firmware, device.guid);
     for port in &device.ports {
         println!("  port {}  {:?}, {:?}, MTU {:?}", port.number, port.state, port.link_layer, port.mtu);
-        for address in &port.addresses {
-            let gid =
-                address.gid.to_ipv4_mapped().map_or_else(|| address.gid.to_string(), |v4| v4.to_string());
-            println!("    gid {:<3} {gid}  ({:?})", address.index, address.kind);
+        for entry in &port.gids {
+            let gid = entry.gid.to_ipv4_mapped().map_or_else(|| entry.gid.to_string(), |v4| v4.to_string());
+            println!("    gid {:<3} {gid}  ({:?})", entry.index, entry.gid_type);
         }
     }
 }
@@ -59,10 +61,10 @@ fn to_json(device: &DeviceInfo) -> serde_json::Value {
             "link_layer": format!("{:?}", port.link_layer),
             "mtu": format!("{:?}", port.mtu),
             "lid": port.lid,
-            "addresses": port.addresses.iter().map(|address| json!({
-                "index": address.index,
-                "gid": address.gid.to_string(),
-                "kind": format!("{:?}", address.kind),
+            "gids": port.gids.iter().map(|entry| json!({
+                "index": entry.index,
+                "gid": entry.gid.to_string(),
+                "type": format!("{:?}", entry.gid_type),
             })).collect::<Vec<_>>(),
         })).collect::<Vec<_>>(),
     })

@@ -16,7 +16,7 @@ use millstream_offload::plan::Plan;
 use millstream_offload::recovery::{self, Order};
 use millstream_offload::remote::{CardAddress, LeaseTerms, LeasedRow};
 use millstream_offload::timeline::{Breakdown, JobReport, Kind};
-use millstream_rdma::device::{self, Choice};
+use millstream_rdma::device::{self, DeviceSelector};
 use millstream_report::timeline::{Bar, Kind as Ink, Timeline};
 use millstream_report::{Progress, save};
 
@@ -65,7 +65,7 @@ pub(crate) fn run(options: &StencilOptions) -> Result<ExitCode, Box<dyn Error>> 
         (None, Some(GridSize { rows, columns })) => Shape { rows, columns, double: options.float64 },
         (None, None) => return Err("--grid ROWSxCOLUMNS or --input FILE says what to compute on".into()),
     };
-    let device = device::open(&Choice::from_environment())?;
+    let device = device::open(&DeviceSelector::from_environment())?;
     eprintln!("grid of {}x{}, {} MiB", shape.rows, shape.columns, shape.bytes() >> 20);
     let mut grid = Grid::zeros(shape, Some(&device))?;
     match &options.input {
@@ -206,7 +206,7 @@ fn be_a_card(bytes: u64) -> Result<ExitCode, Box<dyn Error>> {
     config.prefault = true;
     config.huge_pages = true;
     config.network = Some(Network {
-        device: device::open(&Choice::from_environment())?,
+        device: device::open(&DeviceSelector::from_environment())?,
         address: "127.0.0.1:0".to_owned(),
     });
     let stdin = std::os::fd::AsFd::as_fd(&std::io::stdin()).try_clone_to_owned()?;

@@ -14,7 +14,7 @@ use millstream_card::net::control::{KernelSource, Start};
 use millstream_card::net::{RemoteCard, RemoteError, RemoteErrorKind, RemoteOptions};
 use millstream_card::region::codes::MessageKind;
 use millstream_card::region::copy::{Copy, CopyOperation};
-use millstream_rdma::{Choice, device};
+use millstream_rdma::{DeviceSelector, device};
 use network::{Network, is_root, run};
 
 const MILLSTREAM: &str = env!("CARGO_BIN_EXE_millstream");
@@ -87,7 +87,7 @@ fn network_around() -> Option<Network> {
 }
 
 fn connect(card: &Card) -> RemoteCard {
-    let device = device::open(&Choice::from_environment()).expect("run `make lib` first");
+    let device = device::open(&DeviceSelector::from_environment()).expect("run `make lib` first");
     RemoteCard::connect(&device, &card.address, RemoteOptions::default()).unwrap()
 }
 

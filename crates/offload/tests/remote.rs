@@ -16,7 +16,7 @@ use millstream_offload::remote::{CardAddress, LeaseTerms, LeasedRow};
 use millstream_offload::timeline::JobReport;
 use millstream_offload::worker::Worker as _;
 use millstream_offload::{OffloadError, job};
-use millstream_rdma::{Choice, Device, device};
+use millstream_rdma::{Device, DeviceSelector, device};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const BANK: u64 = 8 << 20;
@@ -25,7 +25,8 @@ const BANK: u64 = 8 << 20;
 const BE_A_CARD: &str = "MILLSTREAM_TEST_OFFLOAD_CARD";
 
 fn device() -> Device {
-    device::open(&Choice::from_environment()).unwrap_or_else(|error| panic!("run `make lib` first: {error}"))
+    device::open(&DeviceSelector::from_environment())
+        .unwrap_or_else(|error| panic!("run `make lib` first: {error}"))
 }
 
 /// Not a test of its own: serves a card if this process was started for that.

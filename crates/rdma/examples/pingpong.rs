@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use millstream_rdma::queue::{Opcode, Signal};
 use millstream_rdma::wait::WaitOptions;
 use millstream_rdma::{
-    Access, Choice, Completion, Deadline, Prepared, RcOptions, Region, RemoteMemory, Wait, Waiter, Wake,
-    WrId, connect, device, loader,
+    Access, Completion, Deadline, DeviceSelector, PreparedQueuePair, RcOptions, Region, RemoteMemory, WaitFd,
+    WaitOutcome, Waiter, WrId, connect, device, loader,
 };
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
@@ -37,13 +37,13 @@ pub(crate) enum Role {
 /// What is measured.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
-    pub(crate) device: Choice,
+    pub(crate) device: DeviceSelector,
     pub(crate) rounds: u32,
     pub(crate) bytes: u32,
 }
 
 fn main() -> Result<(), Error> {
-    let mut plan = Plan { device: Choice::from_environment(), rounds: 10_000, bytes: 8 };
+    let mut plan = Plan { device: DeviceSelector::from_environment(), rounds: 10_000, bytes: 8 };
     let (mut listen, mut dial) = (None, None);
     let mut arguments = std::env::args().skip(1);
     while let Some(flag) = arguments.next() {
@@ -99,13 +99,14 @@ pub(crate) fn play(role: Role, plan: &Plan, mut stream: TcpStream) -> Result<Dur
     let landing = Region::landing(&device, c"pingpong-landing", plan.bytes as usize, Access::REMOTE_WRITE)?;
     let source = Region::landing(&device, c"pingpong-source", plan.bytes as usize, Access::SOURCE)?;
     let options = RcOptions { send_depth: RECEIVES, recv_depth: RECEIVES, ..RcOptions::default() };
-    let prepared = Prepared::new(&device, &queue, &queue, &options)?;
+    let prepared = PreparedQueuePair::new(&device, &queue, &queue, &options)?;
     for _ in 0..RECEIVES {
         prepared.post_recv(&[], WrId(0))?;
     }
     let connected = prepared.connect(&mut stream, &landing.remote().encode(), Deadline::after(PATIENCE))?;
     let pair = connected.pair;
-    let peer = connected.extra.as_slice().try_into().map_err(|_| "the peer did not name its memory")?;
+    let peer =
+        connected.private_data.as_slice().try_into().map_err(|_| "the peer did not name its memory")?;
     let target = RemoteMemory::decode(peer).at(0, plan.bytes.into())?;
     let all = source.sge(0, plan.bytes)?;
 
@@ -122,7 +123,7 @@ pub(crate) fn play(role: Role, plan: &Plan, mut stream: TcpStream) -> Result<Dur
         let mut announced = None;
         while announced.is_none() {
             let deadline = Deadline::after(PATIENCE);
-            let mut others = [Wait::readable(&stream)];
+            let mut others = [WaitFd::readable(&stream)];
             let wake = waiter.wait::<Error>(&[&queue], &mut others, deadline, || {
                 let mut buffer = [Completion::EMPTY; 8];
                 let taken = queue.poll(&mut buffer)?;
@@ -136,9 +137,13 @@ pub(crate) fn play(role: Role, plan: &Plan, mut stream: TcpStream) -> Result<Dur
                 Ok(!taken.is_empty())
             })?;
             match wake {
-                Wake::Progress | Wake::Interrupted => {}
-                Wake::Descriptor => return Err(format!("{} has gone in round {round}", pair.peer()).into()),
-                Wake::Deadline => return Err(format!("{} is silent in round {round}", pair.peer()).into()),
+                WaitOutcome::Progress | WaitOutcome::Interrupted => {}
+                WaitOutcome::Descriptor => {
+                    return Err(format!("{} has gone in round {round}", pair.peer()).into());
+                }
+                WaitOutcome::Deadline => {
+                    return Err(format!("{} is silent in round {round}", pair.peer()).into());
+                }
             }
         }
         let (mut first, mut last) = ([0; 4], [0; 4]);

@@ -17,11 +17,11 @@ use sideway::ibverbs::device_context::{
 use sideway::ibverbs::protection_domain::ProtectionDomain;
 
 use crate::error::os_error;
-use crate::loader::{self, Loaded};
+use crate::loader::{self, VerbsLibrary};
 
 /// The device, or the kind of device, to use; what `--device` and `MILLSTREAM_DEVICE` say.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Choice {
+pub enum DeviceSelector {
     /// Hardware if there is any, else the soft device.
     #[default]
     Auto,
@@ -33,39 +33,39 @@ pub enum Choice {
     Named(String),
 }
 
-impl Choice {
+impl DeviceSelector {
     /// Reads an environment variable; what is not text can name no device that exists, and is kept to say so
     /// later.
-    pub(crate) fn from_os(value: &OsStr) -> Choice {
+    pub(crate) fn from_os(value: &OsStr) -> DeviceSelector {
         match value.to_string_lossy().as_ref() {
-            "" | "auto" => Choice::Auto,
-            "hardware" => Choice::Hardware,
-            "soft" => Choice::Soft,
-            name => Choice::Named(name.to_owned()),
+            "" | "auto" => DeviceSelector::Auto,
+            "hardware" => DeviceSelector::Hardware,
+            "soft" => DeviceSelector::Soft,
+            name => DeviceSelector::Named(name.to_owned()),
         }
     }
 
-    /// What the environment asks for: `MILLSTREAM_DEVICE`, or [`Choice::Auto`].
-    pub fn from_environment() -> Choice {
-        Choice::from_os(&std::env::var_os(loader::ENV_DEVICE).unwrap_or_default())
+    /// What the environment asks for: `MILLSTREAM_DEVICE`, or [`DeviceSelector::Auto`].
+    pub fn from_environment() -> DeviceSelector {
+        DeviceSelector::from_os(&std::env::var_os(loader::ENV_DEVICE).unwrap_or_default())
     }
 }
 
-impl FromStr for Choice {
+impl FromStr for DeviceSelector {
     type Err = std::convert::Infallible;
 
-    fn from_str(text: &str) -> Result<Choice, Self::Err> {
-        Ok(Choice::from_os(OsStr::new(text)))
+    fn from_str(text: &str) -> Result<DeviceSelector, Self::Err> {
+        Ok(DeviceSelector::from_os(OsStr::new(text)))
     }
 }
 
-impl fmt::Display for Choice {
+impl fmt::Display for DeviceSelector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Choice::Auto => "auto",
-            Choice::Hardware => "hardware",
-            Choice::Soft => "soft",
-            Choice::Named(name) => name,
+            DeviceSelector::Auto => "auto",
+            DeviceSelector::Hardware => "hardware",
+            DeviceSelector::Soft => "soft",
+            DeviceSelector::Named(name) => name,
         })
     }
 }
@@ -78,17 +78,17 @@ pub enum DeviceError {
     #[error("no RDMA device: {loaded} offers none{hint}")]
     NoDevice {
         /// The verbs library in use.
-        loaded: Loaded,
+        loaded: VerbsLibrary,
         /// Why the soft device is not in use, if it is not.
         hint: String,
     },
     /// The chosen device is not among those that exist.
-    #[error("no RDMA device {choice:?} with {loaded}; there are: {}{hint}", .existing.join(", "))]
+    #[error("no RDMA device {selector:?} with {loaded}; there are: {}{hint}", .existing.join(", "))]
     NotFound {
         /// What was asked for.
-        choice: String,
+        selector: String,
         /// The verbs library in use.
-        loaded: Loaded,
+        loaded: VerbsLibrary,
         /// The devices of this library, and adapters that only the system's library reaches.
         existing: Vec<String>,
         /// Why the soft device is not in use, if it is not.
@@ -98,7 +98,7 @@ pub enum DeviceError {
     #[error("cannot list the RDMA devices of {loaded}: {cause}")]
     List {
         /// The verbs library in use.
-        loaded: Loaded,
+        loaded: VerbsLibrary,
         /// Why.
         cause: io::Error,
     },
@@ -124,7 +124,7 @@ pub enum DeviceError {
     },
     /// An Ethernet port without an address of the RoCE v2 kind.
     #[error("RDMA device {device}: port {port} has no RoCE v2 address in its GID table of {entries} entries")]
-    NoRoceV2 {
+    NoRoceV2Gid {
         /// The device.
         device: String,
         /// The port.
@@ -152,7 +152,7 @@ pub struct DeviceInfo {
     /// The firmware's version, in the vendor's form.
     pub firmware: String,
     /// What it can do.
-    pub limits: Limits,
+    pub limits: DeviceLimits,
     /// Its ports, the first one with number 1.
     pub ports: Vec<PortInfo>,
 }
@@ -170,24 +170,24 @@ pub struct PortInfo {
     pub mtu: Mtu,
     /// The local identifier on an InfiniBand subnet; 0 on Ethernet.
     pub lid: u16,
-    /// Its addresses.
-    pub addresses: Vec<Address>,
+    /// Its gids.
+    pub gids: Vec<PortGid>,
 }
 
 /// One entry of a port's GID table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Address {
+pub struct PortGid {
     /// Where in the table.
     pub index: u8,
     /// The address; an IPv4 address is mapped into IPv6.
     pub gid: Ipv6Addr,
     /// The packet format that goes with it.
-    pub kind: GidType,
+    pub gid_type: GidType,
 }
 
 /// The largest values that a device accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct DeviceLimits {
     /// Queue pairs.
     pub queue_pairs: u32,
     /// Work requests outstanding on one queue.
@@ -199,9 +199,9 @@ pub struct Limits {
     /// Bytes of one memory region.
     pub region_bytes: u64,
     /// READs outstanding as initiator, per queue pair.
-    pub reads_as_initiator: u8,
+    pub max_qp_init_rd_atom: u8,
     /// READs outstanding as target, per queue pair.
-    pub reads_as_target: u8,
+    pub max_qp_rd_atom: u8,
 }
 
 /// The devices of the library in use, with their attributes.
@@ -211,9 +211,9 @@ pub struct Limits {
 pub fn devices() -> Result<Vec<DeviceInfo>, DeviceError> {
     let loaded = loader::loaded();
     let (soft, library) = match &loaded {
-        Loaded::Soft(path) => (true, path.clone()),
-        Loaded::System(path) => (false, path.clone()),
-        Loaded::None => (false, PathBuf::new()),
+        VerbsLibrary::Soft(path) => (true, path.clone()),
+        VerbsLibrary::System(path) => (false, path.clone()),
+        VerbsLibrary::None => (false, PathBuf::new()),
     };
     let list = list(&loaded)?;
     list.iter()
@@ -249,12 +249,12 @@ pub struct Device(Arc<Inner>);
 struct Inner {
     name: String,
     soft: bool,
-    limits: Limits,
+    limits: DeviceLimits,
     port: u8,
     link_layer: LinkLayer,
     mtu: Mtu,
     lid: u16,
-    address: Address,
+    gid: PortGid,
     domain: Arc<ProtectionDomain>,
     context: Arc<DeviceContext>,
 }
@@ -262,23 +262,23 @@ struct Inner {
 /// The port that is used of every device.
 const PORT: u8 = 1;
 
-/// Opens a device: its port 1, and of that port's addresses the RoCE v2 one that most likely reaches other
+/// Opens a device: its port 1, and of that port's gids the RoCE v2 one that most likely reaches other
 /// hosts (IPv4 before global IPv6 before link-local).
 ///
-/// The choice is among the devices of the library in use; call [`loader::ensure`] before to get the right
+/// The selector is among the devices of the library in use; call [`loader::ensure`] before to get the right
 /// library.
 ///
 /// # Errors
 /// [`DeviceError`], which names the devices that exist if the chosen one does not.
-pub fn open(choice: &Choice) -> Result<Device, DeviceError> {
+pub fn open(selector: &DeviceSelector) -> Result<Device, DeviceError> {
     let loaded = loader::loaded();
-    let soft = matches!(loaded, Loaded::Soft(_));
+    let soft = matches!(loaded, VerbsLibrary::Soft(_));
     let list = list(&loaded)?;
-    let device = list.iter().find(|device| match choice {
-        Choice::Auto => true,
-        Choice::Hardware => !soft,
-        Choice::Soft => soft,
-        Choice::Named(name) => device.name() == *name,
+    let device = list.iter().find(|device| match selector {
+        DeviceSelector::Auto => true,
+        DeviceSelector::Hardware => !soft,
+        DeviceSelector::Soft => soft,
+        DeviceSelector::Named(name) => device.name() == *name,
     });
     let Some(device) = device else {
         let mut existing: Vec<String> = list.iter().map(|device| device.name()).collect();
@@ -286,7 +286,7 @@ pub fn open(choice: &Choice) -> Result<Device, DeviceError> {
             existing.extend(loader::hardware_devices().into_iter().map(|name| format!("{name} (hardware)")));
         }
         let hint = hint(&loaded);
-        return Err(DeviceError::NotFound { choice: choice.to_string(), loaded, existing, hint });
+        return Err(DeviceError::NotFound { selector: selector.to_string(), loaded, existing, hint });
     };
     let name = device.name();
     let context = open_context(&device, &name)?;
@@ -296,10 +296,10 @@ pub fn open(choice: &Choice) -> Result<Device, DeviceError> {
     if port.state != PortState::Active {
         return Err(DeviceError::PortNotActive { device: name, port: PORT, state: port.state });
     }
-    let address = choose_address(port.link_layer, &port.addresses).ok_or_else(|| DeviceError::NoRoceV2 {
+    let gid = choose_gid(port.link_layer, &port.gids).ok_or_else(|| DeviceError::NoRoceV2Gid {
         device: name.clone(),
         port: PORT,
-        entries: port.addresses.len(),
+        entries: port.gids.len(),
     })?;
     let domain = context.alloc_pd().map_err(|error| DeviceError::Call {
         device: name.clone(),
@@ -314,7 +314,7 @@ pub fn open(choice: &Choice) -> Result<Device, DeviceError> {
         link_layer: port.link_layer,
         mtu: port.mtu,
         lid: port.lid,
-        address,
+        gid,
         domain,
         context,
     })))
@@ -332,7 +332,7 @@ impl Device {
     }
 
     /// What it can do.
-    pub fn limits(&self) -> &Limits {
+    pub fn limits(&self) -> &DeviceLimits {
         &self.0.limits
     }
 
@@ -357,8 +357,8 @@ impl Device {
     }
 
     /// The address in use.
-    pub fn address(&self) -> Address {
-        self.0.address
+    pub fn gid(&self) -> PortGid {
+        self.0.gid
     }
 
     /// The protection domain that all regions and queue pairs of this device share.
@@ -372,7 +372,7 @@ impl Device {
     }
 }
 
-fn list(loaded: &Loaded) -> Result<DeviceList, DeviceError> {
+fn list(loaded: &VerbsLibrary) -> Result<DeviceList, DeviceError> {
     let list = match DeviceList::new().map_err(|error| os_error!(error.0, GetDeviceListErrorKind::Ibverbs)) {
         // rdma-core says ENOSYS where the kernel has no RDMA support, `sideway` EOPNOTSUPP where no library
         // was loaded.
@@ -383,10 +383,10 @@ fn list(loaded: &Loaded) -> Result<DeviceList, DeviceError> {
     list.ok_or_else(|| DeviceError::NoDevice { loaded: loaded.clone(), hint: hint(loaded) })
 }
 
-fn hint(loaded: &Loaded) -> String {
+fn hint(loaded: &VerbsLibrary) -> String {
     match loaded {
-        Loaded::Soft(_) => String::new(),
-        Loaded::System(_) | Loaded::None => format!("; {}", loader::why_not_soft()),
+        VerbsLibrary::Soft(_) => String::new(),
+        VerbsLibrary::System(_) | VerbsLibrary::None => format!("; {}", loader::why_not_soft()),
     }
 }
 
@@ -431,13 +431,13 @@ fn query_port(
         what: "query its port",
         cause: os_error!(error.source, QueryPortErrorKind::Ibverbs),
     })?;
-    let addresses = gids
+    let gids = gids
         .iter()
         .filter(|entry| entry.port_num() == u32::from(number))
         .filter_map(|entry| {
             // An address vector holds an index of 8 bits.
             let index = u8::try_from(entry.gid_index()).ok()?;
-            Some(Address { index, gid: entry.gid().into(), kind: entry.gid_type() })
+            Some(PortGid { index, gid: entry.gid().into(), gid_type: entry.gid_type() })
         })
         .collect();
     Ok(PortInfo {
@@ -446,27 +446,27 @@ fn query_port(
         link_layer: port.link_layer(),
         mtu: port.active_mtu(),
         lid: port.lid(),
-        addresses,
+        gids,
     })
 }
 
-fn limits(attributes: &sideway::ibverbs::device_context::DeviceAttr) -> Limits {
+fn limits(attributes: &sideway::ibverbs::device_context::DeviceAttr) -> DeviceLimits {
     let count = |value: i32| u32::try_from(value).unwrap_or(0);
     let small = |value: i32| u8::try_from(value.max(0)).unwrap_or(u8::MAX);
-    Limits {
+    DeviceLimits {
         queue_pairs: count(attributes.max_qp()),
         queue_depth: count(attributes.max_qp_wr()),
         sges: count(attributes.max_sge()),
         completions: count(attributes.max_cqe()),
         region_bytes: attributes.max_mr_size(),
-        reads_as_initiator: small(attributes.max_qp_init_rd_atom()),
-        reads_as_target: small(attributes.max_qp_rd_atom()),
+        max_qp_init_rd_atom: small(attributes.max_qp_init_rd_atom()),
+        max_qp_rd_atom: small(attributes.max_qp_rd_atom()),
     }
 }
 
-fn choose_address(link_layer: LinkLayer, addresses: &[Address]) -> Option<Address> {
+fn choose_gid(link_layer: LinkLayer, gids: &[PortGid]) -> Option<PortGid> {
     if link_layer != LinkLayer::Ethernet {
-        return addresses.first().copied();
+        return gids.first().copied();
     }
     let reach = |gid: &Ipv6Addr| match gid.to_ipv4_mapped() {
         Some(address) if !address.is_loopback() => 0,
@@ -474,10 +474,9 @@ fn choose_address(link_layer: LinkLayer, addresses: &[Address]) -> Option<Addres
         None if gid.is_unicast_link_local() => 2,
         _ => 3,
     };
-    addresses
-        .iter()
-        .filter(|address| address.kind == GidType::RoceV2)
-        .min_by_key(|address| reach(&address.gid))
+    gids.iter()
+        .filter(|entry| entry.gid_type == GidType::RoceV2)
+        .min_by_key(|entry| reach(&entry.gid))
         .copied()
 }
 
@@ -485,32 +484,31 @@ fn choose_address(link_layer: LinkLayer, addresses: &[Address]) -> Option<Addres
 mod tests {
     use super::*;
 
-    fn address(index: u8, gid: &str, kind: GidType) -> Address {
-        Address { index, gid: gid.parse().unwrap(), kind }
+    fn gid_entry(index: u8, gid: &str, gid_type: GidType) -> PortGid {
+        PortGid { index, gid: gid.parse().unwrap(), gid_type }
     }
 
     #[test]
     fn a_choice_is_read_back_as_written() {
         for text in ["auto", "hardware", "soft", "mlx5_0"] {
-            assert_eq!(text.parse::<Choice>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<DeviceSelector>().unwrap().to_string(), text);
         }
-        assert_eq!("".parse::<Choice>().unwrap(), Choice::Auto);
-        assert_eq!("Soft".parse::<Choice>().unwrap(), Choice::Named("Soft".to_owned()));
+        assert_eq!("".parse::<DeviceSelector>().unwrap(), DeviceSelector::Auto);
+        assert_eq!("Soft".parse::<DeviceSelector>().unwrap(), DeviceSelector::Named("Soft".to_owned()));
     }
 
     #[test]
     fn an_ipv4_roce_v2_address_is_preferred() {
         let table = [
-            address(0, "fe80::1", GidType::RoceV1),
-            address(1, "fe80::1", GidType::RoceV2),
-            address(2, "::ffff:127.0.0.1", GidType::RoceV2),
-            address(3, "2001:db8::1", GidType::RoceV2),
-            address(4, "::ffff:10.0.0.1", GidType::RoceV1),
-            address(5, "::ffff:10.0.0.1", GidType::RoceV2),
-            address(6, "::ffff:10.0.0.2", GidType::RoceV2),
+            gid_entry(0, "fe80::1", GidType::RoceV1),
+            gid_entry(1, "fe80::1", GidType::RoceV2),
+            gid_entry(2, "::ffff:127.0.0.1", GidType::RoceV2),
+            gid_entry(3, "2001:db8::1", GidType::RoceV2),
+            gid_entry(4, "::ffff:10.0.0.1", GidType::RoceV1),
+            gid_entry(5, "::ffff:10.0.0.1", GidType::RoceV2),
+            gid_entry(6, "::ffff:10.0.0.2", GidType::RoceV2),
         ];
-        let chosen =
-            |table: &[Address]| choose_address(LinkLayer::Ethernet, table).map(|address| address.index);
+        let chosen = |table: &[PortGid]| choose_gid(LinkLayer::Ethernet, table).map(|gid| gid.index);
         assert_eq!(chosen(&table), Some(5));
         assert_eq!(chosen(&table[..5]), Some(3));
         assert_eq!(chosen(&table[..3]), Some(1));
@@ -521,7 +519,7 @@ mod tests {
     #[test]
     fn an_infiniband_port_uses_its_first_address() {
         let table =
-            [address(0, "fe80::1", GidType::InfiniBand), address(1, "2001:db8::1", GidType::InfiniBand)];
-        assert_eq!(choose_address(LinkLayer::InfiniBand, &table), Some(table[0]));
+            [gid_entry(0, "fe80::1", GidType::InfiniBand), gid_entry(1, "2001:db8::1", GidType::InfiniBand)];
+        assert_eq!(choose_gid(LinkLayer::InfiniBand, &table), Some(table[0]));
     }
 }

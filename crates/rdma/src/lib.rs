@@ -21,9 +21,9 @@ pub mod message;
 pub mod queue;
 pub mod wait;
 
-pub use connect::{Listener, Prepared, RcOptions};
+pub use connect::{Listener, PreparedQueuePair, RcOptions};
 pub use deadline::Deadline;
-pub use device::{Choice, Device};
+pub use device::{Device, DeviceSelector};
 pub use memory::{Access, Lkey, Region, RemoteAddress, RemoteMemory, Rkey, Sge};
 pub use queue::{Completion, CompletionQueue, QueuePair, Status, WrId};
-pub use wait::{Wait, Waiter, Wake};
+pub use wait::{WaitFd, WaitOutcome, Waiter};

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
-use crate::device::Choice;
+use crate::device::DeviceSelector;
 
 /// The file name (and SONAME) of the verbs library.
 pub const SONAME: &str = "libibverbs.so.1";
@@ -45,7 +45,7 @@ const RELATIVE: [&str; 4] = ["", "../lib", "../../lib", "../lib/millstream"];
 
 /// The verbs library that this process uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Loaded {
+pub enum VerbsLibrary {
     /// The soft device, from this file.
     Soft(PathBuf),
     /// Another `libibverbs.so.1`, from this file: rdma-core's.
@@ -54,12 +54,12 @@ pub enum Loaded {
     None,
 }
 
-impl std::fmt::Display for Loaded {
+impl std::fmt::Display for VerbsLibrary {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Loaded::Soft(path) => write!(f, "the soft device ({})", path.display()),
-            Loaded::System(path) => write!(f, "the system's verbs library ({})", path.display()),
-            Loaded::None => write!(f, "no verbs library"),
+            VerbsLibrary::Soft(path) => write!(f, "the soft device ({})", path.display()),
+            VerbsLibrary::System(path) => write!(f, "the system's verbs library ({})", path.display()),
+            VerbsLibrary::None => write!(f, "no verbs library"),
         }
     }
 }
@@ -68,21 +68,21 @@ impl std::fmt::Display for Loaded {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoaderError {
-    /// This process was already started again for this choice, and still has the wrong library.
-    #[error("device {choice} is not available: restarted for it, but this process still uses {loaded}")]
+    /// This process was already started again for this selector, and still has the wrong library.
+    #[error("device {selector} is not available: restarted for it, but this process still uses {loaded}")]
     WrongLibrary {
         /// The device or kind of device asked for.
-        choice: Choice,
+        selector: DeviceSelector,
         /// The library that is loaded.
-        loaded: Loaded,
+        loaded: VerbsLibrary,
     },
     /// The program could not be started again.
-    #[error("cannot restart {program:?} for device {choice}: {cause}")]
+    #[error("cannot restart {program:?} for device {selector}: {cause}")]
     Restart {
         /// The executable.
         program: PathBuf,
         /// The device or kind of device asked for.
-        choice: Choice,
+        selector: DeviceSelector,
         /// Why.
         cause: std::io::Error,
     },
@@ -131,16 +131,16 @@ enum Wanted {
 }
 
 fn wanted() -> Wanted {
-    let choice = std::env::var_os(ENV_DEVICE).unwrap_or_default();
-    wanted_for(&Choice::from_os(&choice), &hardware_devices())
+    let selector = std::env::var_os(ENV_DEVICE).unwrap_or_default();
+    wanted_for(&DeviceSelector::from_os(&selector), &hardware_devices())
 }
 
-fn wanted_for(choice: &Choice, hardware: &[String]) -> Wanted {
-    let system = match choice {
-        Choice::Auto => !hardware.is_empty(),
-        Choice::Hardware => true,
-        Choice::Soft => false,
-        Choice::Named(name) => hardware.contains(name),
+fn wanted_for(selector: &DeviceSelector, hardware: &[String]) -> Wanted {
+    let system = match selector {
+        DeviceSelector::Auto => !hardware.is_empty(),
+        DeviceSelector::Hardware => true,
+        DeviceSelector::Soft => false,
+        DeviceSelector::Named(name) => hardware.contains(name),
     };
     if system { Wanted::System } else { Wanted::Soft }
 }
@@ -188,12 +188,12 @@ pub fn library_dir() -> Option<PathBuf> {
 }
 
 /// The verbs library that this process uses.
-pub fn loaded() -> Loaded {
-    let Some(path) = loaded_path() else { return Loaded::None };
+pub fn loaded() -> VerbsLibrary {
+    let Some(path) = loaded_path() else { return VerbsLibrary::None };
     let ours = ATTEMPT.get().and_then(|attempt| attempt.soft.clone()).or_else(find_library);
     match ours {
-        Some(ours) if same_file(&ours, &path) => Loaded::Soft(path),
-        _ => Loaded::System(path),
+        Some(ours) if same_file(&ours, &path) => VerbsLibrary::Soft(path),
+        _ => VerbsLibrary::System(path),
     }
 }
 
@@ -218,31 +218,31 @@ pub(crate) fn why_not_soft() -> String {
 ///
 /// # Errors
 /// [`LoaderError`] if a restart did not help, or is not possible.
-pub fn ensure(choice: &Choice) -> Result<(), LoaderError> {
+pub fn ensure(selector: &DeviceSelector) -> Result<(), LoaderError> {
     let loaded = loaded();
-    let right = match wanted_for(choice, &hardware_devices()) {
-        Wanted::Soft => matches!(loaded, Loaded::Soft(_)),
-        Wanted::System => matches!(loaded, Loaded::System(_)),
+    let right = match wanted_for(selector, &hardware_devices()) {
+        Wanted::Soft => matches!(loaded, VerbsLibrary::Soft(_)),
+        Wanted::System => matches!(loaded, VerbsLibrary::System(_)),
     };
     if right {
         return Ok(());
     }
-    if matches!(choice, Choice::Auto) {
+    if matches!(selector, DeviceSelector::Auto) {
         // Nothing was asked for: the missing device is reported when one is opened.
         return Ok(());
     }
-    Err(reexec_with(choice))
+    Err(reexec_with(selector))
 }
 
-/// Starts this program again, with the same arguments and with `MILLSTREAM_DEVICE` set to `choice`.
+/// Starts this program again, with the same arguments and with `MILLSTREAM_DEVICE` set to `selector`.
 ///
 /// Does not return when it succeeds: the process image is replaced.
-pub fn reexec_with(choice: &Choice) -> LoaderError {
+pub fn reexec_with(selector: &DeviceSelector) -> LoaderError {
     use std::os::unix::process::CommandExt;
 
     let myself = std::process::id().to_string();
     if std::env::var_os(ENV_REEXEC).is_some_and(|process| process == *myself) {
-        return LoaderError::WrongLibrary { choice: choice.clone(), loaded: loaded() };
+        return LoaderError::WrongLibrary { selector: selector.clone(), loaded: loaded() };
     }
     let program = PathBuf::from("/proc/self/exe");
     let mut arguments = std::env::args_os();
@@ -250,8 +250,8 @@ pub fn reexec_with(choice: &Choice) -> LoaderError {
     if let Some(name) = arguments.next() {
         command.arg0(name);
     }
-    command.args(arguments).env(ENV_DEVICE, choice.to_string()).env(ENV_REEXEC, myself);
-    if wanted_for(choice, &hardware_devices()) == Wanted::System {
+    command.args(arguments).env(ENV_DEVICE, selector.to_string()).env(ENV_REEXEC, myself);
+    if wanted_for(selector, &hardware_devices()) == Wanted::System {
         // Otherwise the search by SONAME would find the soft device again.
         command.env_remove("LD_PRELOAD");
         match (std::env::var_os("LD_LIBRARY_PATH"), library_dir()) {
@@ -260,7 +260,7 @@ pub fn reexec_with(choice: &Choice) -> LoaderError {
         };
     }
     let cause = command.exec();
-    LoaderError::Restart { program, choice: choice.clone(), cause }
+    LoaderError::Restart { program, selector: selector.clone(), cause }
 }
 
 fn without_directory(path: &OsStr, directory: &Path) -> OsString {
@@ -323,23 +323,23 @@ fn loaded_path() -> Option<PathBuf> {
 mod tests {
     use super::*;
 
-    fn named(name: &str) -> Choice {
-        Choice::Named(name.to_owned())
+    fn named(name: &str) -> DeviceSelector {
+        DeviceSelector::Named(name.to_owned())
     }
 
     #[test]
     fn hardware_wins_unless_told_otherwise() {
         let none: &[String] = &[];
         let two = ["mlx5_0".to_owned(), "rxe0".to_owned()];
-        for (choice, without, with) in [
-            (Choice::Auto, Wanted::Soft, Wanted::System),
-            (Choice::Hardware, Wanted::System, Wanted::System),
-            (Choice::Soft, Wanted::Soft, Wanted::Soft),
+        for (selector, without, with) in [
+            (DeviceSelector::Auto, Wanted::Soft, Wanted::System),
+            (DeviceSelector::Hardware, Wanted::System, Wanted::System),
+            (DeviceSelector::Soft, Wanted::Soft, Wanted::Soft),
             (named("rxe0"), Wanted::Soft, Wanted::System),
             (named("soft0"), Wanted::Soft, Wanted::Soft),
         ] {
-            assert_eq!(wanted_for(&choice, none), without, "{choice} without hardware");
-            assert_eq!(wanted_for(&choice, &two), with, "{choice} with hardware");
+            assert_eq!(wanted_for(&selector, none), without, "{selector} without hardware");
+            assert_eq!(wanted_for(&selector, &two), with, "{selector} with hardware");
         }
     }
 

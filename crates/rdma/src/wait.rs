@@ -36,21 +36,21 @@ impl Default for WaitOptions {
 /// A descriptor that also ends a wait: a TCP connection whose end tells of a peer's death, a card's socket,
 /// an eventfd.
 #[derive(Debug)]
-pub struct Wait<'fd> {
+pub struct WaitFd<'fd> {
     descriptor: BorrowedFd<'fd>,
     events: libc::c_short,
     ready: libc::c_short,
 }
 
-impl<'fd> Wait<'fd> {
+impl<'fd> WaitFd<'fd> {
     /// Waits until it can be read from, or its other end is closed.
-    pub fn readable(descriptor: &'fd impl AsFd) -> Wait<'fd> {
-        Wait { descriptor: descriptor.as_fd(), events: libc::POLLIN | libc::POLLRDHUP, ready: 0 }
+    pub fn readable(descriptor: &'fd impl AsFd) -> WaitFd<'fd> {
+        WaitFd { descriptor: descriptor.as_fd(), events: libc::POLLIN | libc::POLLRDHUP, ready: 0 }
     }
 
     /// Waits until it can be written to.
-    pub fn writable(descriptor: &'fd impl AsFd) -> Wait<'fd> {
-        Wait { descriptor: descriptor.as_fd(), events: libc::POLLOUT, ready: 0 }
+    pub fn writable(descriptor: &'fd impl AsFd) -> WaitFd<'fd> {
+        WaitFd { descriptor: descriptor.as_fd(), events: libc::POLLOUT, ready: 0 }
     }
 
     /// Whether the last wait found it ready (or failed, or closed).
@@ -66,10 +66,10 @@ impl<'fd> Wait<'fd> {
 
 /// Why a wait ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wake {
+pub enum WaitOutcome {
     /// `progress` made some.
     Progress,
-    /// At least one of the other descriptors is ready; see [`Wait::is_ready`].
+    /// At least one of the other descriptors is ready; see [`WaitFd::is_ready`].
     Descriptor,
     /// The deadline has passed.
     Deadline,
@@ -149,32 +149,32 @@ impl Waiter {
     pub fn wait<E: From<WaitError>>(
         &mut self,
         queues: &[&CompletionQueue],
-        others: &mut [Wait<'_>],
+        others: &mut [WaitFd<'_>],
         deadline: Deadline,
         mut progress: impl FnMut() -> Result<bool, E>,
-    ) -> Result<Wake, E> {
+    ) -> Result<WaitOutcome, E> {
         others.iter_mut().for_each(|other| other.ready = 0);
         if progress()? {
             self.glance(others)?;
-            return Ok(Wake::Progress);
+            return Ok(WaitOutcome::Progress);
         }
         if !self.options.spin.is_zero() && spin(self.options.spin, deadline, &mut progress)? {
             self.glance(others)?;
-            return Ok(Wake::Progress);
+            return Ok(WaitOutcome::Progress);
         }
         loop {
             self.request_notifications(queues)?;
             if progress()? {
-                return Ok(Wake::Progress);
+                return Ok(WaitOutcome::Progress);
             }
             let wake = self.block(others, deadline)?;
             // The event, if there was one, is for a completion that `progress` finds now.
             if progress()? {
-                return Ok(Wake::Progress);
+                return Ok(WaitOutcome::Progress);
             }
             match wake {
                 // Woken by an event whose completion an earlier look had taken.
-                Wake::Progress => {}
+                WaitOutcome::Progress => {}
                 other => return Ok(other),
             }
         }
@@ -192,24 +192,24 @@ impl Waiter {
         Ok(())
     }
 
-    /// Blocks until the channel has an event ([`Wake::Progress`]), or something else is the matter.
-    fn block(&mut self, others: &mut [Wait<'_>], deadline: Deadline) -> Result<Wake, WaitError> {
+    /// Blocks until the channel has an event ([`WaitOutcome::Progress`]), or something else is the matter.
+    fn block(&mut self, others: &mut [WaitFd<'_>], deadline: Deadline) -> Result<WaitOutcome, WaitError> {
         let ready = self.poll(others, deadline.remaining())?;
         match ready {
-            None => Ok(Wake::Interrupted),
-            Some(0) => Ok(Wake::Deadline),
+            None => Ok(WaitOutcome::Interrupted),
+            Some(0) => Ok(WaitOutcome::Deadline),
             Some(_) => {
                 self.take_events()?;
-                match others.iter().any(Wait::is_ready) {
-                    true => Ok(Wake::Descriptor),
-                    false => Ok(Wake::Progress),
+                match others.iter().any(WaitFd::is_ready) {
+                    true => Ok(WaitOutcome::Descriptor),
+                    false => Ok(WaitOutcome::Progress),
                 }
             }
         }
     }
 
     /// Looks at the descriptors without blocking, if the last look was long ago.
-    fn glance(&mut self, others: &mut [Wait<'_>]) -> Result<(), WaitError> {
+    fn glance(&mut self, others: &mut [WaitFd<'_>]) -> Result<(), WaitError> {
         if others.is_empty() || self.looked_at_descriptors.elapsed() < self.options.descriptors_every {
             return Ok(());
         }
@@ -220,7 +220,7 @@ impl Waiter {
     /// first.
     fn poll(
         &mut self,
-        others: &mut [Wait<'_>],
+        others: &mut [WaitFd<'_>],
         timeout: Option<Duration>,
     ) -> Result<Option<usize>, WaitError> {
         let channel = libc::pollfd { fd: self.channel.as_raw_fd(), events: libc::POLLIN, revents: 0 };

@@ -2,8 +2,8 @@
 
 use std::process::{Command, Output};
 
-use millstream_rdma::loader::{self, Loaded};
-use millstream_rdma::{Choice, device};
+use millstream_rdma::loader::{self, VerbsLibrary};
+use millstream_rdma::{DeviceSelector, device};
 
 /// Runs one of the ignored tests below in a new process.
 fn run(test: &str, environment: &[(&str, &str)]) -> Output {
@@ -68,20 +68,17 @@ fn the_devices_are_listed_with_their_attributes() {
     for each in &devices {
         assert!(!each.name.is_empty() && each.library.is_file(), "{each:?}");
         assert!(each.limits.queue_depth > 0 && each.limits.region_bytes > 0, "{each:?}");
-        assert!(
-            each.ports.iter().all(|port| !port.addresses.is_empty()) && !each.ports.is_empty(),
-            "{each:?}"
-        );
+        assert!(each.ports.iter().all(|port| !port.gids.is_empty()) && !each.ports.is_empty(), "{each:?}");
     }
-    let opened = device::open(&Choice::Named(devices[0].name.clone())).unwrap();
+    let opened = device::open(&DeviceSelector::Named(devices[0].name.clone())).unwrap();
     assert_eq!((opened.name(), opened.is_soft()), (devices[0].name.as_str(), devices[0].soft));
-    assert!(devices[0].ports[0].addresses.contains(&opened.address()));
+    assert!(devices[0].ports[0].gids.contains(&opened.gid()));
 }
 
 #[test]
 fn a_device_that_does_not_exist_is_refused_with_those_that_do() {
     let devices = device::devices().unwrap_or_else(|error| panic!("run `make lib` first: {error}"));
-    let error = device::open(&Choice::Named("nosuch9".to_owned())).unwrap_err().to_string();
+    let error = device::open(&DeviceSelector::Named("nosuch9".to_owned())).unwrap_err().to_string();
     assert!(error.contains("\"nosuch9\"") && error.contains(&devices[0].name), "{error}");
 }
 
@@ -89,22 +86,22 @@ fn a_device_that_does_not_exist_is_refused_with_those_that_do() {
 #[ignore = "a process of the tests above"]
 fn has_the_soft_device() {
     let loaded = loader::loaded();
-    assert!(matches!(loaded, Loaded::Soft(_)), "run `make lib` first: this process uses {loaded}");
-    assert!(device::open(&Choice::Soft).unwrap().is_soft());
-    assert!(device::open(&Choice::Hardware).is_err());
+    assert!(matches!(loaded, VerbsLibrary::Soft(_)), "run `make lib` first: this process uses {loaded}");
+    assert!(device::open(&DeviceSelector::Soft).unwrap().is_soft());
+    assert!(device::open(&DeviceSelector::Hardware).is_err());
 }
 
 #[test]
 #[ignore = "a process of the tests above"]
 fn has_no_soft_device() {
     let loaded = loader::loaded();
-    assert!(!matches!(loaded, Loaded::Soft(_)), "this process uses {loaded}");
+    assert!(!matches!(loaded, VerbsLibrary::Soft(_)), "this process uses {loaded}");
 }
 
 #[test]
 #[ignore = "a process of the tests above"]
 fn asks_for_the_soft_device() {
-    loader::ensure(&Choice::Soft).unwrap_or_else(|error| panic!("run `make lib` first: {error}"));
+    loader::ensure(&DeviceSelector::Soft).unwrap_or_else(|error| panic!("run `make lib` first: {error}"));
     has_the_soft_device();
 }
 
@@ -112,7 +109,7 @@ fn asks_for_the_soft_device() {
 #[ignore = "a process of the tests above"]
 fn asks_for_hardware() {
     // Where rdma-core is not installed there is no library to restart for, which must not loop.
-    if let Err(error) = loader::ensure(&Choice::Hardware) {
+    if let Err(error) = loader::ensure(&DeviceSelector::Hardware) {
         assert!(error.to_string().contains("restarted for it"), "{error}");
     }
     has_no_soft_device();
@@ -122,7 +119,7 @@ fn asks_for_hardware() {
 #[ignore = "a process of the tests above"]
 fn reports_what_was_not_found() {
     let wanted = std::env::var(loader::ENV_LIBRARY).unwrap();
-    let error = device::open(&Choice::Soft).unwrap_err().to_string();
+    let error = device::open(&DeviceSelector::Soft).unwrap_err().to_string();
     let why = if wanted.starts_with("/nonexistent") { "make lib" } else { "does not load" };
     assert!(error.contains(&wanted) && error.contains(why), "{error}");
 }

@@ -27,8 +27,8 @@ fn messenger(mut stream: TcpStream, options: MessengerOptions) -> Messenger {
     let device = device();
     let queue = CompletionQueue::new(&device, options.completions()).unwrap();
     let prepared = PreparedMessenger::new(&device, &queue, &options).unwrap();
-    let (messenger, extra) = prepared.connect(&mut stream, b"extra", soon()).unwrap();
-    assert_eq!(extra, b"extra");
+    let (messenger, private_data) = prepared.connect(&mut stream, b"private_data", soon()).unwrap();
+    assert_eq!(private_data, b"private_data");
     messenger
 }
 
@@ -108,7 +108,7 @@ fn messages_that_go_together_are_one_transfer() {
         |stream| messenger(stream, options),
         |mut stream| {
             let prepared = PreparedMessenger::new(&device, &queue, &options).unwrap();
-            prepared.connect(&mut stream, b"extra", soon()).unwrap().0
+            prepared.connect(&mut stream, b"private_data", soon()).unwrap().0
         },
     );
     for number in 0..100u32 {
@@ -124,7 +124,7 @@ fn messages_that_go_together_are_one_transfer() {
         taken.extend_from_slice(queue.poll(&mut buffer).unwrap());
     }
     assert_eq!(taken.len(), 1, "100 messages in one frame");
-    assert_eq!(taken[0].qpn(), b.number());
+    assert_eq!(taken[0].qpn(), b.qpn());
     b.handle(&taken[0]).unwrap();
     b.advance().unwrap();
     for number in 0..100u32 {

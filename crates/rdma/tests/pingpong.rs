@@ -7,12 +7,12 @@ mod example;
 use std::process::{Command, Stdio};
 
 use example::{Plan, Role, play, two_threads};
-use millstream_rdma::{Choice, Deadline, connect};
+use millstream_rdma::{Deadline, DeviceSelector, connect};
 
 const ADDRESS: &str = "MILLSTREAM_TEST_DIAL";
 
 fn plan(bytes: u32) -> Plan {
-    Plan { device: Choice::from_environment(), rounds: 500, bytes }
+    Plan { device: DeviceSelector::from_environment(), rounds: 500, bytes }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use common::{End, both, device, soon};
 use millstream_rdma::memory::MemoryError;
-use millstream_rdma::queue::{Opcode, Part, RecvList, SendList, Signal};
+use millstream_rdma::queue::{Opcode, RecvList, Segment, SendList, Signal};
 use millstream_rdma::{Access, Completion, RcOptions, Region, RemoteMemory, Status, WrId};
 
 const SIZE: u32 = 64 * 1024;
@@ -17,8 +17,8 @@ fn pattern(seed: u8) -> Vec<u8> {
     (0..SIZE).map(|at| (at as u8).wrapping_mul(31).wrapping_add(seed)).collect()
 }
 
-fn remote(extra: &[u8]) -> RemoteMemory {
-    RemoteMemory::decode(extra.try_into().unwrap())
+fn remote(private_data: &[u8]) -> RemoteMemory {
+    RemoteMemory::decode(private_data.try_into().unwrap())
 }
 
 /// An initiator, and a target with landing memory of [`SIZE`] bytes and four receives without elements.
@@ -32,9 +32,9 @@ fn initiator_and_target(access: Access) -> (End, (End, Region)) {
                     prepared.post_recv(&[], WrId(id)).unwrap();
                 }
                 let region = Region::landing(device, c"test-landing", SIZE as usize, access).unwrap();
-                let extra = region.remote().encode().to_vec();
+                let private_data = region.remote().encode().to_vec();
                 landing = Some(region);
-                extra
+                private_data
             });
             (end, landing.unwrap())
         },
@@ -51,7 +51,7 @@ fn contents(region: &Region) -> Vec<u8> {
 fn a_write_with_immediate_data_lands_and_is_announced_in_host_order() {
     let (initiator, (target, landing)) = initiator_and_target(Access::REMOTE_WRITE);
     let source = Region::source(&initiator.device, pattern(1).into_boxed_slice(), false).unwrap();
-    let to = remote(&initiator.extra);
+    let to = remote(&initiator.private_data);
     // Three elements, out of order, to one place.
     let parts = [source.sge(100, 50).unwrap(), source.sge(0, 100).unwrap(), source.sge(5000, 1000).unwrap()];
     let at = to.at(10, 1150).unwrap();
@@ -59,14 +59,14 @@ fn a_write_with_immediate_data_lands_and_is_announced_in_host_order() {
 
     let sent = initiator.completion();
     assert!(sent.is_success(), "{sent:?}");
-    assert_eq!((sent.wr_id(), sent.opcode(), sent.qpn()), (WrId(77), Opcode::Write, initiator.pair.number()));
+    assert_eq!((sent.wr_id(), sent.opcode(), sent.qpn()), (WrId(77), Opcode::Write, initiator.pair.qpn()));
     let got = target.completion();
     assert!(got.is_success(), "{got:?}");
     assert_eq!(
         (got.wr_id(), got.opcode(), got.imm()),
         (WrId(0), Opcode::ReceiveWriteImmediate, Some(0x0102_0304))
     );
-    assert_eq!((got.len(), got.qpn()), (1150, target.pair.number()));
+    assert_eq!((got.len(), got.qpn()), (1150, target.pair.qpn()));
     let bytes = pattern(1);
     let expected = [&[0; 10][..], &bytes[100..150], &bytes[..100], &bytes[5000..6000]].concat();
     assert_eq!(contents(&landing)[..1160], expected);
@@ -79,7 +79,7 @@ fn a_read_fetches_what_the_peer_has() {
     landing.copy_from_slice(0, &pattern(2)).unwrap();
     let local =
         Region::landing(&initiator.device, c"test-local", SIZE as usize, Access::LOCAL_WRITE).unwrap();
-    let from = remote(&initiator.extra).at(1000, 3000).unwrap();
+    let from = remote(&initiator.private_data).at(1000, 3000).unwrap();
     let to = [local.sge(0, 1000).unwrap(), local.sge(2000, 2000).unwrap()];
     initiator.pair.post_read(&to, from, Signal::Yes, WrId(5)).unwrap();
     let done = initiator.completion();
@@ -129,7 +129,7 @@ fn a_list_is_posted_by_one_call_and_completes_in_order() {
     let (initiator, (target, landing)) = initiator_and_target(Access::REMOTE);
     let source = Region::source(&initiator.device, pattern(4).into_boxed_slice(), false).unwrap();
     let local = Region::landing(&initiator.device, c"test-local", 64, Access::LOCAL_WRITE).unwrap();
-    let to = remote(&initiator.extra);
+    let to = remote(&initiator.private_data);
     let mut list = SendList::new(8, 16);
     for round in 0..3u64 {
         for part in 0..4 {
@@ -159,21 +159,21 @@ fn parts_of_a_region_go_as_one_list() {
     let (initiator, (target, landing)) = initiator_and_target(Access::REMOTE);
     let source = Region::source(&initiator.device, pattern(6).into_boxed_slice(), false).unwrap();
     let back = Region::landing(&initiator.device, c"test-back", 12_000, Access::LOCAL_WRITE).unwrap();
-    let to = remote(&initiator.extra);
+    let to = remote(&initiator.private_data);
     // Backwards, and each part somewhere else than where it comes from.
     let there = |part: u64| 11_000 - part * 1000;
-    let parts = (0..12).map(|part| Part { local: part * 1000, remote: there(part), length: 1000 });
+    let parts = (0..12).map(|part| Segment { local: part * 1000, remote: there(part), length: 1000 });
     let mut list = SendList::new(8, 16);
     let mut left = parts.clone().peekable();
     while left.peek().is_some() {
-        let added = list.write_parts(&source, &to, left.by_ref().take(5)).unwrap();
+        let added = list.write_segments(&source, &to, left.by_ref().take(5)).unwrap();
         assert!(added > 0 && added == list.len());
         list.signal_last(WrId(7));
         initiator.pair.post_list(&mut list).unwrap();
         assert_eq!((initiator.completion().wr_id(), list.len()), (WrId(7), 0));
     }
-    assert_eq!(list.read_parts(&back, &to, parts.clone()).unwrap(), 8, "as many as there is room for");
-    assert_eq!(list.read_parts(&back, &to, parts.clone()).unwrap(), 0);
+    assert_eq!(list.read_segments(&back, &to, parts.clone()).unwrap(), 8, "as many as there is room for");
+    assert_eq!(list.read_segments(&back, &to, parts.clone()).unwrap(), 0);
     list.signal_last(WrId(8));
     initiator.pair.post_list(&mut list).unwrap();
     assert_eq!(initiator.completion().wr_id(), WrId(8));
@@ -187,17 +187,17 @@ fn parts_of_a_region_go_as_one_list() {
 
     // What lies outside is named, and what came before it is in the list.
     let outside =
-        [(0, 0), (to.len - 1, 0), (0, to.len)].map(|(local, remote)| Part { local, remote, length: 1000 });
-    let error = list.write_parts(&source, &to, [outside[0], outside[2]]).unwrap_err();
+        [(0, 0), (to.len - 1, 0), (0, to.len)].map(|(local, remote)| Segment { local, remote, length: 1000 });
+    let error = list.write_segments(&source, &to, [outside[0], outside[2]]).unwrap_err();
     assert_eq!((error.memory, error.offset, error.length, list.len()), ("remote memory", to.len, 1000, 1));
-    let error = list.write_parts(&source, &to, [outside[1]]).unwrap_err();
+    let error = list.write_segments(&source, &to, [outside[1]]).unwrap_err();
     assert_eq!((error.memory, list.len()), ("a memory region", 1));
     list.clear();
 
     // One that the peer refuses says which one it was.
     let beyond = RemoteMemory { len: u64::MAX, ..to };
-    let parts = [outside[0], outside[0], Part { remote: to.len, ..outside[0] }, outside[0]];
-    assert_eq!(list.write_parts(&source, &beyond, parts).unwrap(), 4);
+    let parts = [outside[0], outside[0], Segment { remote: to.len, ..outside[0] }, outside[0]];
+    assert_eq!(list.write_segments(&source, &beyond, parts).unwrap(), 4);
     initiator.pair.post_list(&mut list).unwrap();
     let refused = initiator.completion();
     assert_eq!((refused.wr_id(), refused.status()), (WrId(2), Status::RemoteAccessError));
@@ -208,8 +208,7 @@ fn parts_of_a_region_go_as_one_list() {
 fn memory_of_a_descriptor_is_addressed_by_offset() {
     let device = device();
     let file = tempfile_of(&pattern(5));
-    let region =
-        Region::foreign(&device, file.try_clone().unwrap(), 4096, 8192, Access::REMOTE_READ).unwrap();
+    let region = Region::dmabuf(&device, file.try_clone().unwrap(), 4096, 8192, Access::REMOTE_READ).unwrap();
     assert_eq!((region.remote().addr, region.remote().len), (4096, 8192));
     assert!(region.as_ptr().is_none() && region.descriptor().is_some());
     assert!(region.copy_to_slice(0, &mut [0]).is_err());
@@ -223,16 +222,16 @@ fn memory_of_a_descriptor_is_addressed_by_offset() {
             let end = End::connect(stream, RcOptions::default(), |device, prepared| {
                 prepared.post_recv(&[], WrId(0)).unwrap();
                 let descriptor = file.try_clone().unwrap();
-                let region = Region::foreign(device, descriptor, 4096, 8192, Access::REMOTE).unwrap();
-                let extra = region.remote().encode().to_vec();
+                let region = Region::dmabuf(device, descriptor, 4096, 8192, Access::REMOTE).unwrap();
+                let private_data = region.remote().encode().to_vec();
                 card = Some(region);
-                extra
+                private_data
             });
             (end, card.unwrap())
         },
     );
     let source = Region::source(&initiator.device, Arc::<[u8]>::from(pattern(6)), false).unwrap();
-    let at = remote(&initiator.extra).at(100, 1000).unwrap();
+    let at = remote(&initiator.private_data).at(100, 1000).unwrap();
     initiator.pair.post_write_imm(&[source.sge(0, 1000).unwrap()], at, 1, Signal::Yes, WrId(1)).unwrap();
     assert!(initiator.completion().is_success());
     assert!(target.completion().is_success());
@@ -258,9 +257,9 @@ fn a_mapping_is_registered_with_its_offsets_as_addresses() {
             let end = End::connect(stream, RcOptions::default(), |device, prepared| {
                 prepared.post_recv(&[], WrId(0)).unwrap();
                 let region = Region::mapped(device, mapping.clone(), 4096, 8192, Access::REMOTE).unwrap();
-                let extra = region.remote().encode().to_vec();
+                let private_data = region.remote().encode().to_vec();
                 mapped = Some(region);
-                extra
+                private_data
             });
             (end, mapped.unwrap())
         },
@@ -269,7 +268,7 @@ fn a_mapping_is_registered_with_its_offsets_as_addresses() {
     assert!(region.as_ptr().is_none() && region.descriptor().is_none());
     assert_eq!(region.sge(100, 1).unwrap().addr(), 4196);
     let source = Region::source(&initiator.device, Arc::<[u8]>::from(pattern(6)), false).unwrap();
-    let at = remote(&initiator.extra).at(100, 1000).unwrap();
+    let at = remote(&initiator.private_data).at(100, 1000).unwrap();
     initiator.pair.post_write_imm(&[source.sge(0, 1000).unwrap()], at, 1, Signal::Yes, WrId(1)).unwrap();
     assert!(initiator.completion().is_success() && target.completion().is_success());
     let mut seen = vec![0; 16384];
@@ -286,7 +285,7 @@ fn a_mapped_file_is_a_source() {
     let map = unsafe { memmap2::Mmap::map(&file) }.unwrap();
     let (initiator, (target, landing)) = initiator_and_target(Access::REMOTE_WRITE);
     let source = Region::source(&initiator.device, map, false).unwrap();
-    let to = remote(&initiator.extra);
+    let to = remote(&initiator.private_data);
     initiator
         .pair
         .post_write_imm(
@@ -309,7 +308,7 @@ fn what_the_peer_does_not_allow_fails_and_flushes_the_rest() {
     {
         let (initiator, (target, landing)) = initiator_and_target(access);
         let source = Region::source(&initiator.device, pattern(8).into_boxed_slice(), false).unwrap();
-        let memory = remote(&initiator.extra);
+        let memory = remote(&initiator.private_data);
         let mut at = memory.start();
         match case {
             "bounds" => at.addr += u64::from(SIZE) - 10,
@@ -339,14 +338,14 @@ fn atomic_operations_change_the_word_and_return_what_it_was() {
             let mut landing = None;
             let end = End::connect(stream, options, |device, _| {
                 let region = Region::landing(device, c"test-words", 4096, access).unwrap();
-                let extra = region.remote().encode().to_vec();
+                let private_data = region.remote().encode().to_vec();
                 landing = Some(region);
-                extra
+                private_data
             });
             (end, landing.unwrap())
         },
     );
-    let word = remote(&initiator.extra).at(16, 8).unwrap();
+    let word = remote(&initiator.private_data).at(16, 8).unwrap();
     let previous = Region::landing(&initiator.device, c"test-previous", 8, Access::LOCAL_WRITE).unwrap();
     let result = previous.sge(0, 8).unwrap();
     let was = || u64::from_ne_bytes(contents(&previous).try_into().unwrap());
@@ -372,7 +371,10 @@ fn shutting_down_flushes_what_is_posted() {
         assert_eq!((flushed.status(), flushed.wr_id()), (Status::WorkRequestFlushedError, WrId(id)));
     }
     // The peer notices when it next sends.
-    initiator.pair.post_write_imm(&[], remote(&initiator.extra).start(), 1, Signal::Yes, WrId(1)).unwrap();
+    initiator
+        .pair
+        .post_write_imm(&[], remote(&initiator.private_data).start(), 1, Signal::Yes, WrId(1))
+        .unwrap();
     let lost = initiator.completion();
     assert!(lost.status().is_peer_lost(), "{lost:?}");
 }
@@ -389,7 +391,7 @@ fn a_full_send_queue_says_so() {
         .find_map(|id| initiator.pair.post_send_inline(b"x", Signal::Yes, WrId(id)).err())
         .expect("the queue never got full");
     assert!(refused.is_full(), "{refused}");
-    assert_eq!(refused.qpn, initiator.pair.number());
+    assert_eq!(refused.qpn, initiator.pair.qpn());
 }
 
 #[test]
@@ -398,7 +400,7 @@ fn impossible_regions_are_refused() {
     let empty = Region::landing(&device, c"test", 0, Access::REMOTE).unwrap_err();
     assert!(matches!(empty, MemoryError::Empty));
     let file = tempfile_of(&[1; 4096]);
-    let beyond = Region::foreign(&device, file, 0, 1 << 20, Access::REMOTE).unwrap_err();
+    let beyond = Region::dmabuf(&device, file, 0, 1 << 20, Access::REMOTE).unwrap_err();
     assert!(matches!(&beyond, MemoryError::Register { len: 0x10_0000, .. }), "{beyond}");
     let region = Region::landing(&device, c"test", 100, Access::REMOTE).unwrap();
     assert!(region.sge(100, 0).is_ok() && region.sge(100, 1).is_err() && region.sge(u64::MAX, 2).is_err());
@@ -409,7 +411,8 @@ fn options_beyond_the_device_name_the_field() {
     let device = device();
     let queue = millstream_rdma::CompletionQueue::new(&device, 8).unwrap();
     let options = RcOptions { send_depth: u32::MAX, ..RcOptions::default() };
-    let error = millstream_rdma::Prepared::new(&device, &queue, &queue, &options).unwrap_err().to_string();
+    let error =
+        millstream_rdma::PreparedQueuePair::new(&device, &queue, &queue, &options).unwrap_err().to_string();
     assert!(error.contains("send_depth = 4294967295") && error.contains(device.name()), "{error}");
     assert!(millstream_rdma::CompletionQueue::new(&device, 0).is_err());
     assert!(!soon().passed());

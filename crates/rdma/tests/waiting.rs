@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use common::{both, device, soon};
 use millstream_rdma::queue::{QueuePair, Signal};
 use millstream_rdma::wait::{WaitError, WaitOptions};
-use millstream_rdma::{Completion, CompletionQueue, Deadline, Prepared, RcOptions, Wait, Waiter, Wake, WrId};
+use millstream_rdma::{
+    Completion, CompletionQueue, Deadline, PreparedQueuePair, RcOptions, WaitFd, WaitOutcome, Waiter, WrId,
+};
 
 const BLOCK_AT_ONCE: WaitOptions =
     WaitOptions { spin: Duration::ZERO, descriptors_every: Duration::from_millis(10) };
@@ -27,7 +29,7 @@ fn connect(mut stream: std::net::TcpStream, options: WaitOptions) -> End {
     let received = waiter.completion_queue(64).unwrap();
     let sent = waiter.completion_queue(64).unwrap();
     let options = RcOptions { send_depth: 64, recv_depth: 64, ..RcOptions::default() };
-    let prepared = Prepared::new(&device, &sent, &received, &options).unwrap();
+    let prepared = PreparedQueuePair::new(&device, &sent, &received, &options).unwrap();
     for id in 0..16 {
         prepared.post_recv(&[], WrId(id)).unwrap();
     }
@@ -37,7 +39,7 @@ fn connect(mut stream: std::net::TcpStream, options: WaitOptions) -> End {
 
 impl End {
     /// Waits for one received message; also returns how the wait ended.
-    fn receive(&mut self, others: &mut [Wait<'_>], deadline: Deadline) -> (Wake, Option<u32>) {
+    fn receive(&mut self, others: &mut [WaitFd<'_>], deadline: Deadline) -> (WaitOutcome, Option<u32>) {
         let mut imm = None;
         let (received, pair) = (&self.received, &self.pair);
         let wake = self.waiter.wait::<WaitError>(&[received], others, deadline, || {
@@ -85,7 +87,7 @@ fn a_blocked_wait_uses_no_processor_and_wakes_for_a_completion() {
         b
     });
     let (start, used) = (Instant::now(), thread_time());
-    assert_eq!(a.receive(&mut [], soon()), (Wake::Progress, Some(7)));
+    assert_eq!(a.receive(&mut [], soon()), (WaitOutcome::Progress, Some(7)));
     assert!(start.elapsed() >= Duration::from_millis(250));
     assert!(thread_time() - used < Duration::from_millis(50), "it was spinning");
     sender.join().unwrap();
@@ -97,7 +99,7 @@ fn no_notification_is_lost_when_every_wait_blocks() {
     let (mut a, mut b) = pair(BLOCK_AT_ONCE);
     let echo = std::thread::spawn(move || {
         for round in 0..ROUNDS {
-            assert_eq!(b.receive(&mut [], soon()), (Wake::Progress, Some(round)));
+            assert_eq!(b.receive(&mut [], soon()), (WaitOutcome::Progress, Some(round)));
             b.send(round);
             b.reap();
         }
@@ -105,7 +107,7 @@ fn no_notification_is_lost_when_every_wait_blocks() {
     });
     for round in 0..ROUNDS {
         a.send(round);
-        assert_eq!(a.receive(&mut [], soon()), (Wake::Progress, Some(round)), "round {round}");
+        assert_eq!(a.receive(&mut [], soon()), (WaitOutcome::Progress, Some(round)), "round {round}");
         a.reap();
     }
     echo.join().unwrap();
@@ -119,13 +121,13 @@ fn many_messages_at_once_are_all_found() {
             b.send(burst * 10 + k);
         }
         for k in 0..10 {
-            assert_eq!(a.receive(&mut [], soon()), (Wake::Progress, Some(burst * 10 + k)));
+            assert_eq!(a.receive(&mut [], soon()), (WaitOutcome::Progress, Some(burst * 10 + k)));
         }
         b.reap();
     }
     // Events of completions that were taken before they were waited for wake nobody falsely.
     let wake = b.receive(&mut [], Deadline::after(Duration::from_millis(20)));
-    assert_eq!(wake, (Wake::Deadline, None));
+    assert_eq!(wake, (WaitOutcome::Deadline, None));
 }
 
 #[test]
@@ -143,7 +145,7 @@ fn two_queues_of_one_waiter_both_wake_it() {
                 done.1 |= !sent.poll(&mut buffer).unwrap().is_empty();
                 Ok(done != before)
             });
-            assert_eq!(wake.unwrap(), Wake::Progress);
+            assert_eq!(wake.unwrap(), WaitOutcome::Progress);
             if !done.0 {
                 assert_eq!(a.receive(&mut [], soon()).1, Some(1));
                 a.send(2);
@@ -159,7 +161,7 @@ fn a_deadline_ends_a_wait_in_time() {
     let (mut a, _b) = pair(WaitOptions::default());
     for milliseconds in [0, 1, 50] {
         let (start, time) = (Instant::now(), Duration::from_millis(milliseconds));
-        assert_eq!(a.receive(&mut [], Deadline::after(time)), (Wake::Deadline, None));
+        assert_eq!(a.receive(&mut [], Deadline::after(time)), (WaitOutcome::Deadline, None));
         assert!(start.elapsed() >= time && start.elapsed() < time + Duration::from_secs(2));
     }
 }
@@ -170,20 +172,20 @@ fn other_descriptors_end_a_wait_and_tell_why() {
     let (quiet, _quiet_end) = common::streams();
     let (talking, mut talker) = common::streams();
     talker.write_all(b"x").unwrap();
-    let mut others = [Wait::readable(&quiet), Wait::readable(&talking), Wait::writable(&quiet)];
-    assert_eq!(a.receive(&mut others[..2], soon()).0, Wake::Descriptor);
-    assert_eq!(others.each_ref().map(Wait::is_ready), [false, true, false]);
+    let mut others = [WaitFd::readable(&quiet), WaitFd::readable(&talking), WaitFd::writable(&quiet)];
+    assert_eq!(a.receive(&mut others[..2], soon()).0, WaitOutcome::Descriptor);
+    assert_eq!(others.each_ref().map(WaitFd::is_ready), [false, true, false]);
     assert!(!others[1].is_closed());
     drop(talker);
-    assert_eq!(a.receive(&mut others[..2], soon()).0, Wake::Descriptor);
+    assert_eq!(a.receive(&mut others[..2], soon()).0, WaitOutcome::Descriptor);
     assert!(others[1].is_closed() && !others[0].is_closed());
-    assert_eq!(a.receive(&mut others[2..], soon()).0, Wake::Descriptor);
+    assert_eq!(a.receive(&mut others[2..], soon()).0, WaitOutcome::Descriptor);
 
     // While there are completions without end, the descriptors are still looked at.
     b.send(1);
-    assert_eq!(a.receive(&mut others[..1], soon()), (Wake::Progress, Some(1)));
+    assert_eq!(a.receive(&mut others[..1], soon()), (WaitOutcome::Progress, Some(1)));
     std::thread::sleep(BLOCK_AT_ONCE.descriptors_every * 2);
     b.send(2);
-    assert_eq!(a.receive(&mut others[..2], soon()), (Wake::Progress, Some(2)));
+    assert_eq!(a.receive(&mut others[..2], soon()), (WaitOutcome::Progress, Some(2)));
     assert!(others[1].is_ready());
 }

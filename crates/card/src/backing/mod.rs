@@ -176,7 +176,7 @@ fn register_descriptor(
     access: Access,
 ) -> Result<Region, MemoryError> {
     let fd = fd.try_clone_to_owned().map_err(|cause| MemoryError::Allocate { len, cause })?;
-    Region::foreign(device, fd, offset, len, access)
+    Region::dmabuf(device, fd, offset, len, access)
 }
 
 /// How large card memory is to be, and how it is made.

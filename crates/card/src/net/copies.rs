@@ -9,10 +9,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use millstream_rdma::memory::{RemoteAddress, RemoteMemory, Rkey, Sge};
-use millstream_rdma::queue::{Part, SendList, Signal};
+use millstream_rdma::queue::{Segment, SendList, Signal};
 use millstream_rdma::{
-    Access, Completion, CompletionQueue, Deadline, Device, Prepared, QueuePair, RcOptions, Region, Status,
-    WrId, connect,
+    Access, Completion, CompletionQueue, Deadline, Device, PreparedQueuePair, QueuePair, RcOptions, Region,
+    Status, WrId, connect,
 };
 use millstream_shm::futex;
 
@@ -602,9 +602,9 @@ fn reach(device: &Device, queue: &CompletionQueue, address: &str) -> Option<Peer
     let deadline = Deadline::after(REACH);
     let options = RcOptions { send_depth: DEPTH, recv_depth: 1, ..RcOptions::default() };
     let mut stream = connect::dial(address, deadline).ok()?;
-    let prepared = Prepared::new(device, queue, queue, &options).ok()?;
+    let prepared = PreparedQueuePair::new(device, queue, queue, &options).ok()?;
     let connected = prepared.connect(&mut stream, &Visit::of(true).to_bytes(), deadline).ok()?;
-    Greeting::from_extra(&connected.extra)?;
+    Greeting::from_extra(&connected.private_data)?;
     Some(Peer { pair: connected.pair, _stream: stream })
 }
 
@@ -666,7 +666,7 @@ fn transfer(
         }
         for completion in queue.poll(&mut buffer).map_err(|_| LOST)? {
             // What a peer that failed earlier still had under way is flushed.
-            if completion.qpn() != peer.pair.number() {
+            if completion.qpn() != peer.pair.qpn() {
                 continue;
             }
             under_way -= 1;
@@ -699,14 +699,14 @@ fn transfer_list(
     let Copy { operation, key, .. } = copies[0];
     // Where the peer's window lies is for its device to check.
     let there = RemoteMemory { addr: 0, rkey: Rkey(key), len: u64::MAX };
-    let parts = copies.iter().map(|copy| Part {
+    let parts = copies.iter().map(|copy| Segment {
         local: copy.local.offset,
         remote: copy.remote,
         length: copy.local.len as u32,
     });
     let added = match operation {
-        CopyOperation::Write => list.write_parts(memory, &there, parts),
-        CopyOperation::Read | CopyOperation::Within => list.read_parts(memory, &there, parts),
+        CopyOperation::Write => list.write_segments(memory, &there, parts),
+        CopyOperation::Read | CopyOperation::Within => list.read_segments(memory, &there, parts),
     };
     if added.is_err() {
         return (0, Some(Fault::new(Cause::CopyOutsideMemory, copies[0].local.offset)));
@@ -721,7 +721,7 @@ fn transfer_list(
     loop {
         let Ok(completions) = queue.poll(&mut buffer) else { return (0, Some(LOST)) };
         for completion in completions {
-            if completion.qpn() != peer.pair.number() {
+            if completion.qpn() != peer.pair.qpn() {
                 continue;
             }
             // Requests complete in order: those before it have been made.

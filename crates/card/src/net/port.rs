@@ -9,9 +9,10 @@ use std::time::Duration;
 use millstream_rdma::connect::{self, ConnectError, Listener};
 use millstream_rdma::memory::MemoryError;
 use millstream_rdma::queue::QueueError;
-use millstream_rdma::wait::{Wait, WaitError, WaitOptions, Waiter};
+use millstream_rdma::wait::{WaitError, WaitFd, WaitOptions, Waiter};
 use millstream_rdma::{
-    Access, Completion, CompletionQueue, Deadline, Device, Prepared, QueuePair, RcOptions, Region, WrId,
+    Access, Completion, CompletionQueue, Deadline, Device, PreparedQueuePair, QueuePair, RcOptions, Region,
+    WrId,
 };
 use millstream_shm::EventFd;
 
@@ -117,8 +118,8 @@ impl Port {
     pub(crate) fn wait(&mut self, crowd: &Arc<Crowd>, deadline: Deadline) -> Result<Vec<u32>, PortError> {
         let mut streams: Vec<(u32, Arc<TcpStream>)> = Vec::new();
         crowd.each(|node, link| streams.push((node, link.stream.clone())));
-        let mut others = vec![Wait::readable(&self.listener), Wait::readable(&*self.wake)];
-        others.extend(streams.iter().map(|(_, stream)| Wait::readable(&**stream)));
+        let mut others = vec![WaitFd::readable(&self.listener), WaitFd::readable(&*self.wake)];
+        others.extend(streams.iter().map(|(_, stream)| WaitFd::readable(&**stream)));
         let mut rung = Vec::new();
         let mut gone = Vec::new();
         let (doorbells, early) = (&self.doorbells, &mut self.early);
@@ -143,7 +144,7 @@ impl Port {
             }
             Ok::<_, PortError>(!completions.is_empty())
         })?;
-        let ready: Vec<bool> = others.iter().map(Wait::is_ready).collect();
+        let ready: Vec<bool> = others.iter().map(WaitFd::is_ready).collect();
         drop(others);
         self.wake.clear();
         gone.extend(streams.iter().zip(&ready[2..]).filter(|(_, ready)| **ready).map(|((node, _), _)| *node));
@@ -192,8 +193,8 @@ impl Port {
         }
     }
 
-    fn prepare(&self, node: u32) -> Option<Prepared> {
-        let prepared = Prepared::new(&self.device, &self.sent, &self.doorbells, &options()).ok()?;
+    fn prepare(&self, node: u32) -> Option<PreparedQueuePair> {
+        let prepared = PreparedQueuePair::new(&self.device, &self.sent, &self.doorbells, &options()).ok()?;
         for _ in 0..DOORBELL_DEPTH {
             prepared.post_recv(&[], WrId(node.into())).ok()?;
         }
@@ -201,9 +202,9 @@ impl Port {
     }
 }
 
-fn meet(prepared: Prepared, stream: Option<TcpStream>, greeting: &Greeting) -> Option<QueuePair> {
+fn meet(prepared: PreparedQueuePair, stream: Option<TcpStream>, greeting: &Greeting) -> Option<QueuePair> {
     let connected = prepared.connect(&mut stream?, &greeting.to_bytes(), Deadline::after(HANDSHAKE)).ok()?;
-    Visit::from_extra(&connected.extra)?;
+    Visit::from_extra(&connected.private_data)?;
     Some(connected.pair)
 }
 

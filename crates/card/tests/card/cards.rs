@@ -10,7 +10,7 @@ use millstream_card::kernel::Registry;
 use millstream_card::net::{RemoteCard, RemoteOptions};
 use millstream_card::region::kernel::{Builtin, RegionKernel, Run};
 use millstream_card::{Config, Lifetime, Network, serve_with};
-use millstream_rdma::{Choice, Device, device};
+use millstream_rdma::{Device, DeviceSelector, device};
 
 use crate::host::{GRACE, PATIENCE, again};
 
@@ -27,7 +27,8 @@ pub(crate) const BANK: u64 = 4 << 20;
 pub(crate) const BANKS: u32 = 4;
 
 pub(crate) fn device() -> Device {
-    device::open(&Choice::from_environment()).unwrap_or_else(|error| panic!("run `make lib` first: {error}"))
+    device::open(&DeviceSelector::from_environment())
+        .unwrap_or_else(|error| panic!("run `make lib` first: {error}"))
 }
 
 /// Serves a card if this process was started for that.

@@ -11,8 +11,8 @@ use millstream_card::registers::{LEASE_PAGE, at};
 use millstream_card::{Span, lease};
 use millstream_rdma::queue::Signal;
 use millstream_rdma::{
-    Access, Completion, CompletionQueue, Deadline, Prepared, RcOptions, Region, RemoteMemory, Rkey, Status,
-    WrId, connect,
+    Access, Completion, CompletionQueue, Deadline, PreparedQueuePair, RcOptions, Region, RemoteMemory, Rkey,
+    Status, WrId, connect,
 };
 
 use crate::cards::{BANK, BANKS, NetworkCard, device};
@@ -212,7 +212,7 @@ impl Stranger {
         let (device, deadline) = (device(), Deadline::after(RemoteOptions::default().patience));
         let queue = CompletionQueue::new(&device, 64).unwrap();
         let options = RcOptions { send_depth: 16, recv_depth: 16, ..RcOptions::default() };
-        let prepared = Prepared::new(&device, &queue, &queue, &options).unwrap();
+        let prepared = PreparedQueuePair::new(&device, &queue, &queue, &options).unwrap();
         let local = Region::landing(&device, c"stranger", 4096, Access::LOCAL_WRITE).unwrap();
         for slot in 0..16 {
             prepared.post_recv(&[local.sge(1024 + 64 * slot, 64).unwrap()], WrId(slot)).unwrap();
@@ -220,7 +220,7 @@ impl Stranger {
         let mut stream = connect::dial(address, deadline).unwrap();
         let visit = millstream_card::net::Visit::of(false).to_bytes();
         let connected = prepared.connect(&mut stream, &visit, deadline).unwrap();
-        let greeting = millstream_card::net::Greeting::from_extra(&connected.extra).unwrap();
+        let greeting = millstream_card::net::Greeting::from_extra(&connected.private_data).unwrap();
         let stranger = Stranger { pair: connected.pair, queue, local, greeting, _stream: stream };
         // The card knows us once it has answered something.
         while stranger.word(at::lease_nodes) == 0 {}

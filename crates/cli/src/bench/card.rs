@@ -11,7 +11,7 @@ use millstream_card::net::control::{KernelSource, Start};
 use millstream_card::net::{RemoteCard, RemoteError, RemoteOptions};
 use millstream_card::region::copy::{Copy, CopyOperation};
 use millstream_card::{Card, CardName, Span};
-use millstream_rdma::device::{self, Choice};
+use millstream_rdma::device::{self, DeviceSelector};
 use millstream_rdma::{Access, Device, Region};
 use millstream_shm::thread;
 
@@ -27,7 +27,7 @@ const MOVED: usize = 512 << 20;
 
 pub(super) fn run(rounds: usize, only: &[String]) -> Outcome<Table> {
     let only = Only(only);
-    let device = device::open(&Choice::from_environment())?;
+    let device = device::open(&DeviceSelector::from_environment())?;
     let mut table =
         Table::new("Cards on the network", "memcpy between mapped buffers, or what was asked for");
     eprintln!("two cards of {} MiB, prefaulted", MEMORY >> 20);

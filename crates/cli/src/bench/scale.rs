@@ -13,8 +13,8 @@ use millstream_bench::{Figure, Table, median};
 use millstream_rdma::connect::{Listener, dial, listen};
 use millstream_rdma::queue::{Completion, Signal};
 use millstream_rdma::{
-    Access, Choice, CompletionQueue, Deadline, Prepared, QueuePair, RcOptions, Region, RemoteMemory, WrId,
-    device, loader,
+    Access, CompletionQueue, Deadline, DeviceSelector, PreparedQueuePair, QueuePair, RcOptions, Region,
+    RemoteMemory, WrId, device, loader,
 };
 use serde::{Deserialize, Serialize};
 
@@ -52,7 +52,7 @@ pub(super) fn run(rounds: usize) -> Result<Table, Failure> {
         "cost as it grows: RC WRITEs to one process, round robin over all queue pairs (medians)",
         "memcpy",
     );
-    loader::ensure(&Choice::from_environment())?;
+    loader::ensure(&DeviceSelector::from_environment())?;
     let cases = PAIRS.map(|pairs| (1, pairs)).into_iter().chain(PROCESSES.map(|processes| (processes, 1)));
     let cases: Vec<_> = cases.collect();
     let mut baseline = Vec::new();
@@ -131,7 +131,7 @@ impl Drop for Client {
 
 /// Processes with so many queue pairs each, all connected to this one; means, and the sum of bandwidths.
 fn case(processes: usize, pairs: usize) -> Result<Found, Failure> {
-    let device = device::open(&Choice::from_environment())?;
+    let device = device::open(&DeviceSelector::from_environment())?;
     let queue = CompletionQueue::new(&device, 1024)?;
     let landing = Region::landing(&device, c"millstream-scale", BURST * BLOCK as usize, Access::REMOTE)?;
     landing.populate()?;
@@ -143,7 +143,7 @@ fn case(processes: usize, pairs: usize) -> Result<Found, Failure> {
         let mut client = Client::start(&address, pairs)?;
         let (mut stream, _) = listener.accept(Deadline::after(PATIENCE))?;
         for _ in 0..pairs {
-            let prepared = Prepared::new(&device, &queue, &queue, &options())?;
+            let prepared = PreparedQueuePair::new(&device, &queue, &queue, &options())?;
             let memory = landing.remote().encode();
             connections.push(prepared.connect(&mut stream, &memory, Deadline::after(PATIENCE))?.pair);
         }
@@ -176,8 +176,8 @@ fn options() -> RcOptions {
 
 /// In a process of its own: connects, says so, waits for the word, measures, and says what it found.
 pub(super) fn client(address: &str, pairs: usize) -> Result<(), Failure> {
-    loader::ensure(&Choice::from_environment())?;
-    let device = device::open(&Choice::from_environment())?;
+    loader::ensure(&DeviceSelector::from_environment())?;
+    let device = device::open(&DeviceSelector::from_environment())?;
     let queue = CompletionQueue::new(&device, 1024)?;
     let source = Region::landing(&device, c"millstream-scale", BLOCK as usize, Access::LOCAL_WRITE)?;
     source.populate()?;
@@ -187,10 +187,10 @@ pub(super) fn client(address: &str, pairs: usize) -> Result<(), Failure> {
     let mut connections = Vec::new();
     let mut landing = None;
     for _ in 0..pairs {
-        let prepared = Prepared::new(&device, &queue, &queue, &options())?;
+        let prepared = PreparedQueuePair::new(&device, &queue, &queue, &options())?;
         let connected = prepared.connect(&mut stream, &[], Deadline::after(PATIENCE))?;
         connections.push(connected.pair);
-        let encoded = connected.extra.as_slice().try_into().map_err(|_| "no memory to write to")?;
+        let encoded = connected.private_data.as_slice().try_into().map_err(|_| "no memory to write to")?;
         landing = Some(RemoteMemory::decode(encoded));
     }
     let each = pairs as f64;

@@ -19,7 +19,7 @@ use millstream_offload::plan::Plan;
 use millstream_offload::recovery::Crew as _;
 use millstream_offload::remote::{CardAddress, LeaseTerms, LeasedRow};
 use millstream_offload::worker::Worker as _;
-use millstream_rdma::device::{self, Choice};
+use millstream_rdma::device::{self, DeviceSelector};
 use millstream_shm::thread;
 
 use crate::stencil::{OwnCard, start_cards};
@@ -156,7 +156,7 @@ struct Whole {
 impl Whole {
     fn new(side: u64, cards: usize, cores: &Cores) -> Outcome<Whole> {
         let shape = Shape { rows: side, columns: side, double: false };
-        let device = device::open(&Choice::from_environment())?;
+        let device = device::open(&DeviceSelector::from_environment())?;
         let plan = Plan::new(shape, ITERATIONS, &vec![u64::MAX; cards], None)?;
         let processes = thread::on_cores(&cores.compute, || start_cards(&plan))??;
         let places: Vec<_> = processes.iter().map(|card| CardAddress::from(card.address())).collect();

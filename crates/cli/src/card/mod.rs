@@ -21,7 +21,7 @@ use millstream_card::net::control::{KernelSource, Start};
 use millstream_card::net::info::CardInfo;
 use millstream_card::net::{RemoteCard, RemoteError, RemoteOptions};
 use millstream_card::{Config, Lifetime, Network, serve_with};
-use millstream_rdma::device::{self, Choice};
+use millstream_rdma::device::{self, DeviceSelector};
 use millstream_site::Site;
 use serde_json::json;
 
@@ -36,7 +36,7 @@ use crate::interrupt::Interrupt;
 
 type Outcome<T = ExitCode> = Result<T, Box<dyn Error>>;
 
-pub(crate) fn run(options: &CardOptions, choice: Option<&Choice>) -> Outcome {
+pub(crate) fn run(options: &CardOptions, choice: Option<&DeviceSelector>) -> Outcome {
     let place = Place::new(options, choice);
     match &options.command {
         CardCommand::Serve(serve) => be(serve, &place),
@@ -74,15 +74,15 @@ pub(crate) fn run(options: &CardOptions, choice: Option<&Choice>) -> Outcome {
 struct Place {
     names: Names,
     json: bool,
-    choice: Choice,
+    choice: DeviceSelector,
 }
 
 impl Place {
-    fn new(options: &CardOptions, choice: Option<&Choice>) -> Place {
+    fn new(options: &CardOptions, choice: Option<&DeviceSelector>) -> Place {
         Place {
             names: Names::new(options.site.as_deref()),
             json: options.json,
-            choice: choice.cloned().unwrap_or_else(Choice::from_environment),
+            choice: choice.cloned().unwrap_or_else(DeviceSelector::from_environment),
         }
     }
 

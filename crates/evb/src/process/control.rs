@@ -34,8 +34,8 @@ impl Control {
     }
 
     /// Number of the queue pair.
-    pub(super) fn number(&self) -> millstream_rdma::queue::Qpn {
-        self.messenger.number()
+    pub(super) fn qpn(&self) -> millstream_rdma::queue::Qpn {
+        self.messenger.qpn()
     }
 
     /// Adds a message; it goes with the next [`flush`](Self::flush).

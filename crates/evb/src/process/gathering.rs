@@ -8,7 +8,7 @@ use crate::config::Setup;
 use crate::core::{BuIndex, RuIndex, StopCause, Unit};
 use millstream_rdma::connect::Listener;
 use millstream_rdma::wait::Waiter;
-use millstream_rdma::{Deadline, Wait};
+use millstream_rdma::{Deadline, WaitFd};
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
@@ -62,9 +62,9 @@ impl<'a> Gathering<'a> {
         stop: BorrowedFd<'_>,
     ) -> Result<(), ProcessError> {
         while let Some(missing) = self.missing() {
-            let mut others = vec![Wait::readable(&stop), Wait::readable(listener)];
+            let mut others = vec![WaitFd::readable(&stop), WaitFd::readable(listener)];
             let there = self.joined.iter().flatten();
-            others.extend(there.map(|(channel, _)| Wait::readable(channel)));
+            others.extend(there.map(|(channel, _)| WaitFd::readable(channel)));
             self.waiter.wait::<ProcessError>(&[], &mut others, self.deadline, || Ok(false))?;
             if others[0].is_ready() {
                 return Err(ProcessError::Stopped(StopCause::Requested));
@@ -129,8 +129,8 @@ impl<'a> Gathering<'a> {
         while let Some(&first) = waiting.first() {
             // Not those that are done: behind what they said a connection may be under way.
             let channels = waiting.iter().filter_map(|&position| self.joined[position].as_ref());
-            let mut others = vec![Wait::readable(&stop)];
-            others.extend(channels.map(|(channel, _)| Wait::readable(channel)));
+            let mut others = vec![WaitFd::readable(&stop)];
+            others.extend(channels.map(|(channel, _)| WaitFd::readable(channel)));
             self.waiter.wait::<ProcessError>(&[], &mut others, self.deadline, || Ok(false))?;
             if others[0].is_ready() {
                 return Err(ProcessError::Stopped(StopCause::Requested));

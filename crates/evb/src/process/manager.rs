@@ -15,7 +15,7 @@ use millstream_rdma::connect::{Listener, listen};
 use millstream_rdma::message::{MessengerOptions, PreparedMessenger};
 use millstream_rdma::queue::Qpn;
 use millstream_rdma::wait::{WaitOptions, Waiter};
-use millstream_rdma::{Completion, CompletionQueue, Wait};
+use millstream_rdma::{Completion, CompletionQueue, WaitFd};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
@@ -153,7 +153,7 @@ impl Process {
         let process = Process {
             clock,
             core: Manager::new(setup.plan.clone(), clock.now()),
-            control_of: controls.iter().enumerate().map(|(at, control)| (control.number(), at)).collect(),
+            control_of: controls.iter().enumerate().map(|(at, control)| (control.qpn(), at)).collect(),
             statistics: vec![None; setup.plan.builders()],
             units,
             controls,
@@ -209,16 +209,16 @@ impl Process {
         until: Nanos,
     ) -> Result<bool, ProcessError> {
         let Queues { waiter, control, channels } = queues;
-        let mut others: Vec<_> = channels.iter().flatten().map(Wait::readable).collect();
-        others.extend(stop.as_ref().map(Wait::readable));
+        let mut others: Vec<_> = channels.iter().flatten().map(WaitFd::readable).collect();
+        others.extend(stop.as_ref().map(WaitFd::readable));
         loop {
             let due = self.core.poll_timeout().map_or(until, |at| at.min(until));
             waiter
                 .wait(&[control], &mut others, self.clock.deadline(Some(due)), || self.progress(control))?;
-            let ready = others.iter().any(Wait::is_ready);
+            let ready = others.iter().any(WaitFd::is_ready);
             // A core that is finished has no time-out.
             if ready || self.now >= until || self.core.poll_timeout().is_none() {
-                return Ok(stop.is_some() && others.last().is_some_and(Wait::is_ready));
+                return Ok(stop.is_some() && others.last().is_some_and(WaitFd::is_ready));
             }
         }
     }

@@ -30,7 +30,7 @@ pub mod sink;
 mod wire_up;
 
 use crate::config::Setup;
-use millstream_rdma::{Choice, Device, device};
+use millstream_rdma::{Device, DeviceSelector, device};
 
 pub use error::ProcessError;
 pub use launcher::{Launcher, RunOutcome};
@@ -39,7 +39,7 @@ pub use sink::{AcceptedEvent, Sink, SinkError};
 /// Opens the run's RDMA device. `auto` leaves the choice to the environment.
 fn open_device(setup: &Setup) -> Result<Device, ProcessError> {
     let choice = match setup.device.as_str() {
-        "auto" => Choice::from_environment(),
+        "auto" => DeviceSelector::from_environment(),
         name => name.parse().unwrap_or_else(|never: std::convert::Infallible| match never {}),
     };
     Ok(device::open(&choice)?)

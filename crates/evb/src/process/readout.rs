@@ -23,7 +23,8 @@ use millstream_rdma::message::{MessengerOptions, PreparedMessenger};
 use millstream_rdma::queue::{SendList, Signal};
 use millstream_rdma::wait::{WaitOptions, Waiter};
 use millstream_rdma::{
-    Access, Completion, CompletionQueue, Device, Prepared, QueuePair, Region, RemoteMemory, Sge, Wait, WrId,
+    Access, Completion, CompletionQueue, Device, PreparedQueuePair, QueuePair, Region, RemoteMemory, Sge,
+    WaitFd, WrId,
 };
 use std::os::fd::BorrowedFd;
 
@@ -143,13 +144,13 @@ impl Process {
         let data_queue = waiter.completion_queue(depth.min(device.limits().completions))?;
         let mut peers = Vec::with_capacity(builders.len());
         for (index, address) in builders.iter().enumerate() {
-            let prepared = Prepared::new(&device, &data_queue, &data_queue, &connection)?;
+            let prepared = PreparedQueuePair::new(&device, &data_queue, &data_queue, &connection)?;
             let unit = Unit::Builder(BuIndex(index as u16));
             let mut to_builder = wire_up::reach(unit, address, deadline)?;
             let connected = prepared.connect(&mut to_builder, &ru.0.to_be_bytes(), deadline)?;
-            let landing = connected.extra.as_slice().try_into().map_err(|_| ProcessError::WireUp {
+            let landing = connected.private_data.as_slice().try_into().map_err(|_| ProcessError::WireUp {
                 unit,
-                what: format!("sent {} bytes about its landing memory", connected.extra.len()),
+                what: format!("sent {} bytes about its landing memory", connected.private_data.len()),
             })?;
             peers.push(Peer {
                 pair: connected.pair,
@@ -201,11 +202,11 @@ impl Process {
     /// has.
     fn wait(&mut self, queues: &mut Queues, manager: Option<&Channel>) -> Result<bool, ProcessError> {
         let Queues { waiter, control, data } = queues;
-        let mut others: Vec<_> = manager.map(Wait::readable).into_iter().collect();
+        let mut others: Vec<_> = manager.map(WaitFd::readable).into_iter().collect();
         loop {
             let deadline = self.clock.deadline(self.core.poll_timeout());
             waiter.wait(&[control, data], &mut others, deadline, || self.progress(data))?;
-            let heard = others.iter().any(Wait::is_ready);
+            let heard = others.iter().any(WaitFd::is_ready);
             // A core that has reported has no time-out.
             if heard || self.core.poll_timeout().is_none() {
                 return Ok(heard);

@@ -7,14 +7,14 @@
 //! +---------------+-------+-------+---------------+---------------+
 //! | GID                                                           |
 //! +-------+-------+---------------+---------------+---------------+
-//! |mtu|rds|       reserved 0      | bytes of extra| CRC-32        |
+//! |mtu|rds|       reserved 0      | bytes of private data| CRC-32        |
 //! +-------+-------+---------------+---------------+---------------+
-//! | extra: whatever the two programs agree on …
+//! | private_data: whatever the two programs agree on …
 //! ```
 //!
 //! All numbers are big-endian; `mtu` is the code of the specification (1: 256 B … 5: 4096 B), `rds` the
 //! number of READs accepted at a time. The CRC (IEEE 802.3) covers the header with its own field zero, and
-//! the extra bytes.
+//! the bytes of private data.
 #![forbid(unsafe_code)]
 
 use sideway::ibverbs::device_context::Mtu;
@@ -26,7 +26,7 @@ const VERSION: u16 = 1;
 /// The size of the fixed part in bytes.
 pub(super) const HEADER_LEN: usize = 48;
 /// The most bytes that can be sent along with a [`Hello`].
-pub const MAX_EXTRA: usize = 64 * 1024;
+pub const MAX_PRIVATE_DATA: usize = 64 * 1024;
 const CRC: std::ops::Range<usize> = 44..48;
 /// Queue pair numbers and packet sequence numbers have 24 bits.
 const BITS_24: u32 = 0x00ff_ffff;
@@ -45,7 +45,7 @@ pub struct Hello {
     /// The largest packet payload of its port.
     pub mtu: Mtu,
     /// The READs that it accepts at a time.
-    pub reads: u8,
+    pub max_rd_atomic: u8,
 }
 
 /// What the other end sent does not make sense.
@@ -88,31 +88,35 @@ impl Hello {
     /// The encoded form.
     ///
     /// # Panics
-    /// If `extra` has more than [`MAX_EXTRA`] bytes.
-    pub fn encode(&self, extra: &[u8]) -> Vec<u8> {
-        assert!(extra.len() <= MAX_EXTRA, "{} extra bytes are more than {MAX_EXTRA}", extra.len());
-        let mut bytes = Vec::with_capacity(HEADER_LEN + extra.len());
+    /// If `private_data` has more than [`MAX_PRIVATE_DATA`] bytes.
+    pub fn encode(&self, private_data: &[u8]) -> Vec<u8> {
+        assert!(
+            private_data.len() <= MAX_PRIVATE_DATA,
+            "{} bytes of private data are more than {MAX_PRIVATE_DATA}",
+            private_data.len()
+        );
+        let mut bytes = Vec::with_capacity(HEADER_LEN + private_data.len());
         bytes.extend_from_slice(&MAGIC);
         bytes.extend_from_slice(&VERSION.to_be_bytes());
         bytes.extend_from_slice(&self.lid.to_be_bytes());
         bytes.extend_from_slice(&self.qpn.0.to_be_bytes());
         bytes.extend_from_slice(&self.psn.to_be_bytes());
         bytes.extend_from_slice(&self.gid);
-        bytes.extend_from_slice(&[self.mtu as u8, self.reads]);
+        bytes.extend_from_slice(&[self.mtu as u8, self.max_rd_atomic]);
         bytes.extend_from_slice(&[0; 6]);
-        bytes.extend_from_slice(&(extra.len() as u32).to_be_bytes());
+        bytes.extend_from_slice(&(private_data.len() as u32).to_be_bytes());
         bytes.extend_from_slice(&[0; 4]);
-        bytes.extend_from_slice(extra);
+        bytes.extend_from_slice(private_data);
         let crc = crc32fast::hash(&bytes);
         bytes[CRC].copy_from_slice(&crc.to_be_bytes());
         bytes
     }
 
-    /// The number of extra bytes that follow a header, as soon as the header is there.
+    /// The number of bytes of private data that follow a header, as soon as the header is there.
     ///
     /// # Errors
     /// [`HelloError`] if this is not such a header; the CRC is checked by [`Hello::decode`].
-    pub(super) fn extra_len(header: &[u8; HEADER_LEN]) -> Result<usize, HelloError> {
+    pub(super) fn private_data_len(header: &[u8; HEADER_LEN]) -> Result<usize, HelloError> {
         let [m0, m1, m2, m3, v0, v1, ..] = *header;
         if [m0, m1, m2, m3] != MAGIC {
             return Err(HelloError::Magic { found: [m0, m1, m2, m3] });
@@ -121,10 +125,14 @@ impl Hello {
         if version != VERSION {
             return Err(HelloError::Version { found: version });
         }
-        let extra = number(header, 40);
-        match usize::try_from(extra) {
-            Ok(extra) if extra <= MAX_EXTRA => Ok(extra),
-            _ => Err(HelloError::Field { field: "bytes of extra", value: extra, must: "at most 65536" }),
+        let private_data = number(header, 40);
+        match usize::try_from(private_data) {
+            Ok(private_data) if private_data <= MAX_PRIVATE_DATA => Ok(private_data),
+            _ => Err(HelloError::Field {
+                field: "bytes of private data",
+                value: private_data,
+                must: "at most 65536",
+            }),
         }
     }
 
@@ -132,13 +140,13 @@ impl Hello {
     ///
     /// # Errors
     /// [`HelloError`] if any of it is not as it must be.
-    pub(super) fn decode(header: &[u8; HEADER_LEN], extra: &[u8]) -> Result<Hello, HelloError> {
-        Hello::extra_len(header)?;
+    pub(super) fn decode(header: &[u8; HEADER_LEN], private_data: &[u8]) -> Result<Hello, HelloError> {
+        Hello::private_data_len(header)?;
         let mut unsigned = *header;
         unsigned[CRC].fill(0);
         let mut crc = crc32fast::Hasher::new();
         crc.update(&unsigned);
-        crc.update(extra);
+        crc.update(private_data);
         let (expected, found) = (crc.finalize(), number(header, CRC.start));
         if found != expected {
             return Err(HelloError::Crc { found, expected });
@@ -170,7 +178,7 @@ impl Hello {
             gid,
             lid: u16::from_be_bytes([header[6], header[7]]),
             mtu,
-            reads: header[33],
+            max_rd_atomic: header[33],
         })
     }
 }
@@ -187,8 +195,16 @@ mod tests {
     fn hello() -> impl Strategy<Value = Hello> {
         let mtu =
             prop::sample::select(vec![Mtu::Mtu256, Mtu::Mtu512, Mtu::Mtu1024, Mtu::Mtu2048, Mtu::Mtu4096]);
-        (0..=BITS_24, 0..=BITS_24, any::<[u8; 16]>(), any::<u16>(), mtu, any::<u8>())
-            .prop_map(|(qpn, psn, gid, lid, mtu, reads)| Hello { qpn: Qpn(qpn), psn, gid, lid, mtu, reads })
+        (0..=BITS_24, 0..=BITS_24, any::<[u8; 16]>(), any::<u16>(), mtu, any::<u8>()).prop_map(
+            |(qpn, psn, gid, lid, mtu, max_rd_atomic)| Hello {
+                qpn: Qpn(qpn),
+                psn,
+                gid,
+                lid,
+                mtu,
+                max_rd_atomic,
+            },
+        )
     }
 
     fn split(bytes: &[u8]) -> (&[u8; HEADER_LEN], &[u8]) {
@@ -197,21 +213,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_encoded_is_decoded(hello in hello(), extra in prop::collection::vec(any::<u8>(), 0..200)) {
-            let bytes = hello.encode(&extra);
+        fn what_is_encoded_is_decoded(hello in hello(), private_data in prop::collection::vec(any::<u8>(), 0..200)) {
+            let bytes = hello.encode(&private_data);
             let (header, rest) = split(&bytes);
-            prop_assert_eq!(Hello::extra_len(header).unwrap(), extra.len());
-            prop_assert_eq!(rest, &extra[..]);
+            prop_assert_eq!(Hello::private_data_len(header).unwrap(), private_data.len());
+            prop_assert_eq!(rest, &private_data[..]);
             prop_assert_eq!(Hello::decode(header, rest).unwrap(), hello);
         }
 
         #[test]
         fn any_damaged_bit_is_noticed(
             hello in hello(),
-            extra in prop::collection::vec(any::<u8>(), 0..50),
+            private_data in prop::collection::vec(any::<u8>(), 0..50),
             bit: prop::sample::Index,
         ) {
-            let mut bytes = hello.encode(&extra);
+            let mut bytes = hello.encode(&private_data);
             let bit = bit.index(bytes.len() * 8);
             bytes[bit / 8] ^= 1 << (bit % 8);
             let (header, rest) = split(&bytes);
@@ -226,7 +242,7 @@ mod tests {
 
     #[test]
     fn an_error_names_the_field_and_its_value() {
-        let hello = Hello { qpn: Qpn(1), psn: 2, gid: [3; 16], lid: 4, mtu: Mtu::Mtu1024, reads: 5 };
+        let hello = Hello { qpn: Qpn(1), psn: 2, gid: [3; 16], lid: 4, mtu: Mtu::Mtu1024, max_rd_atomic: 5 };
         let with = |at: usize, value: u8| {
             let mut bytes = hello.encode(&[]);
             bytes[at] = value;
@@ -241,6 +257,9 @@ mod tests {
         assert!(matches!(with(12, 1), HelloError::Field { field: "first PSN", .. }));
         assert!(matches!(with(32, 6), HelloError::Field { field: "mtu", value: 6, .. }));
         assert!(matches!(with(39, 1), HelloError::Field { field: "reserved", .. }));
-        assert!(matches!(with(40, 1), HelloError::Field { field: "bytes of extra", value: 0x0100_0000, .. }));
+        assert!(matches!(
+            with(40, 1),
+            HelloError::Field { field: "bytes of private data", value: 0x0100_0000, .. }
+        ));
     }
 }

@@ -5,7 +5,7 @@
 //! be made over it, and its end tells of a peer's death sooner than a retry counter.
 //!
 //! ```text
-//! Prepared::new   RESET → INIT; receives may be posted from here on
+//! PreparedQueuePair::new   RESET → INIT; receives may be posted from here on
 //! connect         Hello ⇄ Hello, INIT → RTR → RTS, ready ⇄ ready
 //! ```
 
@@ -16,7 +16,7 @@ mod prepared;
 mod tcp;
 
 pub use error::{ConnectError, ConnectErrorKind};
-pub use hello::{Hello, HelloError, MAX_EXTRA};
+pub use hello::{Hello, HelloError, MAX_PRIVATE_DATA};
 pub use options::{AckTimeout, RcOptions, RnrTimer};
-pub use prepared::{Connected, Prepared};
+pub use prepared::{ConnectedQueuePair, PreparedQueuePair};
 pub use tcp::{Listener, dial, listen};

@@ -83,7 +83,7 @@ pub struct RcOptions {
     /// How long the peer is asked to wait when no receive is posted here.
     pub rnr_timer: RnrTimer,
     /// READs outstanding in each direction; the device's limit and the peer's wish may make it fewer.
-    pub reads: u8,
+    pub max_rd_atomic: u8,
 }
 
 impl Default for RcOptions {
@@ -100,7 +100,7 @@ impl Default for RcOptions {
             retries: 7,
             rnr_retries: 7,
             rnr_timer: RnrTimer(12),
-            reads: 16,
+            max_rd_atomic: 16,
         }
     }
 }

@@ -11,7 +11,7 @@ use sideway::ibverbs::queue_pair::{
 };
 
 use super::error::{ConnectError, ConnectErrorKind};
-use super::hello::{HEADER_LEN, Hello, MAX_EXTRA};
+use super::hello::{HEADER_LEN, Hello, MAX_PRIVATE_DATA};
 use super::options::RcOptions;
 use super::tcp::{read_exact, write_all};
 use crate::deadline::Deadline;
@@ -27,7 +27,7 @@ const HOP_LIMIT: u8 = 64;
 
 /// A queue pair in state INIT: receives can be posted, nothing can be sent or received yet.
 #[derive(Debug)]
-pub struct Prepared {
+pub struct PreparedQueuePair {
     pair: QueuePair,
     device: Device,
     options: RcOptions,
@@ -36,14 +36,14 @@ pub struct Prepared {
 
 /// A connection, and what the peer sent along.
 #[derive(Debug)]
-pub struct Connected {
+pub struct ConnectedQueuePair {
     /// The connection.
     pub pair: QueuePair,
-    /// The peer's extra bytes.
-    pub extra: Vec<u8>,
+    /// The peer's bytes of private data.
+    pub private_data: Vec<u8>,
 }
 
-impl Prepared {
+impl PreparedQueuePair {
     /// A new queue pair. `send` and `recv` may be the same completion queue; it must hold as many completions
     /// as can be outstanding on all queue pairs that use it.
     ///
@@ -54,7 +54,7 @@ impl Prepared {
         send: &CompletionQueue,
         recv: &CompletionQueue,
         options: &RcOptions,
-    ) -> Result<Prepared, QueueError> {
+    ) -> Result<PreparedQueuePair, QueueError> {
         let limits = device.limits();
         in_range(device, "send_depth", options.send_depth, limits.queue_depth)?;
         in_range(device, "recv_depth", options.recv_depth, limits.queue_depth)?;
@@ -89,12 +89,12 @@ impl Prepared {
             what: "bring a queue pair to INIT".to_owned(),
             cause: io::Error::other(error),
         })?;
-        Ok(Prepared { pair, device: device.clone(), options: *options, psn: random_24_bits() })
+        Ok(PreparedQueuePair { pair, device: device.clone(), options: *options, psn: random_24_bits() })
     }
 
     /// Its number.
-    pub fn number(&self) -> Qpn {
-        self.pair.number()
+    pub fn qpn(&self) -> Qpn {
+        self.pair.qpn()
     }
 
     /// Posts a receive; see [`QueuePair::post_recv`].
@@ -115,7 +115,7 @@ impl Prepared {
 
     /// Connects with the party at the other end of `stream`, which does the same at the same time.
     ///
-    /// `extra` is handed to the other party and its own is returned, at most [`MAX_EXTRA`] bytes. When this
+    /// `private_data` is handed to the other party and its own is returned, at most [`MAX_PRIVATE_DATA`] bytes. When this
     /// returns, both ends can send and receive. The stream's time-outs are reset to none.
     ///
     /// # Errors
@@ -124,29 +124,29 @@ impl Prepared {
     pub fn connect(
         mut self,
         stream: &mut TcpStream,
-        extra: &[u8],
+        private_data: &[u8],
         deadline: Deadline,
-    ) -> Result<Connected, ConnectError> {
+    ) -> Result<ConnectedQueuePair, ConnectError> {
         let peer =
             stream.peer_addr().map_or_else(|_| "(unconnected)".to_owned(), |address| address.to_string());
-        if extra.len() > MAX_EXTRA {
+        if private_data.len() > MAX_PRIVATE_DATA {
             let cause = io::Error::new(
                 io::ErrorKind::InvalidInput,
-                format!("{} extra bytes are more than {MAX_EXTRA}", extra.len()),
+                format!("{} bytes of private data are more than {MAX_PRIVATE_DATA}", private_data.len()),
             );
             return Err(ConnectError::stream(&peer, "sending the connection record", cause));
         }
         let mine = Hello {
-            qpn: self.pair.number(),
+            qpn: self.pair.qpn(),
             psn: self.psn,
-            gid: self.device.address().gid.octets(),
+            gid: self.device.gid().gid.octets(),
             lid: self.device.lid(),
             mtu: self.device.mtu(),
-            reads: self.options.reads.min(self.device.limits().reads_as_target),
+            max_rd_atomic: self.options.max_rd_atomic.min(self.device.limits().max_qp_rd_atom),
         };
-        write_all(stream, &mine.encode(extra), deadline)
+        write_all(stream, &mine.encode(private_data), deadline)
             .map_err(|cause| ConnectError::stream(&peer, "sending the connection record", cause))?;
-        let (theirs, extra) = receive_hello(stream, &peer, deadline)?;
+        let (theirs, private_data) = receive_hello(stream, &peer, deadline)?;
         self.ready_to_receive(&theirs).map_err(|error| transition(&peer, "RTR", error))?;
         self.ready_to_send(&theirs).map_err(|error| transition(&peer, "RTS", error))?;
 
@@ -164,7 +164,7 @@ impl Prepared {
             .and_then(|()| stream.set_write_timeout(None))
             .map_err(|cause| ConnectError::stream(&peer, "resetting the time-outs", cause))?;
         self.pair.set_peer(peer);
-        Ok(Connected { pair: self.pair, extra })
+        Ok(ConnectedQueuePair { pair: self.pair, private_data })
     }
 
     fn ready_to_receive(&mut self, theirs: &Hello) -> Result<(), ModifyQueuePairError> {
@@ -174,7 +174,7 @@ impl Prepared {
         // Within an InfiniBand subnet the local identifier is enough; everywhere else the global address is
         // needed.
         if device.link_layer() == LinkLayer::Ethernet || theirs.lid == 0 {
-            route.setup_grh(&Gid { raw: theirs.gid }, 0, device.address().index, HOP_LIMIT, 0);
+            route.setup_grh(&Gid { raw: theirs.gid }, 0, device.gid().index, HOP_LIMIT, 0);
         }
         let mut attributes = QueuePairAttribute::new();
         attributes
@@ -182,7 +182,7 @@ impl Prepared {
             .setup_path_mtu(device.mtu().min(theirs.mtu))
             .setup_dest_qp_num(theirs.qpn.0)
             .setup_rq_psn(theirs.psn)
-            .setup_max_dest_read_atomic(self.options.reads.min(device.limits().reads_as_target))
+            .setup_max_dest_read_atomic(self.options.max_rd_atomic.min(device.limits().max_qp_rd_atom))
             .setup_min_rnr_timer(self.options.rnr_timer.code())
             .setup_address_vector(&route);
         self.pair.owner_mut().modify(&attributes)
@@ -197,7 +197,10 @@ impl Prepared {
             .setup_retry_cnt(self.options.retries)
             .setup_rnr_retry(self.options.rnr_retries)
             .setup_max_read_atomic(
-                theirs.reads.min(self.options.reads).min(self.device.limits().reads_as_initiator),
+                theirs
+                    .max_rd_atomic
+                    .min(self.options.max_rd_atomic)
+                    .min(self.device.limits().max_qp_init_rd_atom),
             );
         self.pair.owner_mut().modify(&attributes)
     }
@@ -212,10 +215,10 @@ fn receive_hello(
     let mistaken = |error| ConnectError::new(peer, ConnectErrorKind::Hello(error));
     let mut header = [0; HEADER_LEN];
     read_exact(stream, &mut header, deadline).map_err(failed)?;
-    let mut extra = vec![0; Hello::extra_len(&header).map_err(mistaken)?];
-    read_exact(stream, &mut extra, deadline).map_err(failed)?;
-    let hello = Hello::decode(&header, &extra).map_err(mistaken)?;
-    Ok((hello, extra))
+    let mut private_data = vec![0; Hello::private_data_len(&header).map_err(mistaken)?];
+    read_exact(stream, &mut private_data, deadline).map_err(failed)?;
+    let hello = Hello::decode(&header, &private_data).map_err(mistaken)?;
+    Ok((hello, private_data))
 }
 
 fn transition(peer: &str, state: &'static str, error: ModifyQueuePairError) -> ConnectError {

@@ -140,7 +140,7 @@ enum Memory {
     /// Someone's bytes, only read.
     Source(Box<dyn StableBytes>),
     /// Not in this address space: a card's memory.
-    Foreign(OwnedFd),
+    Dmabuf(OwnedFd),
     /// Mapped by somebody who shares the mapping: a card's memory in the card's process.
     Mapped { _mapping: Arc<Mapping> },
 }
@@ -175,7 +175,7 @@ impl Region {
             }
             other => other.map_err(failed)?,
         };
-        let registration = Registration::Usual(registration);
+        let registration = Registration::Verbs(registration);
         Ok(Region { registration, memory: Memory::Landing(memory, mapping), addr, len, access })
     }
 
@@ -201,7 +201,7 @@ impl Region {
         // write access the device only reads them.
         let registration = unsafe { register_memory(device, bytes.as_ptr(), len, access) }
             .map_err(|cause| refused(device, len, "source memory", access, cause))?;
-        let registration = Registration::Usual(registration);
+        let registration = Registration::Verbs(registration);
         Ok(Region { registration, memory: Memory::Source(owner), addr, len, access })
     }
 
@@ -213,7 +213,7 @@ impl Region {
     ///
     /// # Errors
     /// [`MemoryError`] if it is empty, or the device refuses it.
-    pub fn foreign(
+    pub fn dmabuf(
         device: &Device,
         descriptor: OwnedFd,
         offset: u64,
@@ -225,13 +225,13 @@ impl Region {
         }
         let registration = register_descriptor(device, descriptor.as_fd(), offset, len, offset, access)
             .map_err(|cause| refused(device, len, "memory behind a descriptor", access, cause))?;
-        let registration = Registration::Usual(registration);
-        Ok(Region { registration, memory: Memory::Foreign(descriptor), addr: offset, len, access })
+        let registration = Registration::Verbs(registration);
+        Ok(Region { registration, memory: Memory::Dmabuf(descriptor), addr: offset, len, access })
     }
 
     /// A part of a mapping, registered by its address for a device that cannot take the descriptor behind it.
     ///
-    /// As with [`Region::foreign`], its addresses are offsets, here into the mapping, and bytes are reached
+    /// As with [`Region::dmabuf`], its addresses are offsets, here into the mapping, and bytes are reached
     /// through the mapping and not through this.
     ///
     /// # Errors
@@ -255,7 +255,7 @@ impl Region {
         // SAFETY: the range is the mapping's, which outlives the registration (see the order of the fields).
         let registration = unsafe { register_at(device, start, len, offset, access) }
             .map_err(|cause| refused(device, len, "mapped memory", access, cause))?;
-        let registration = Registration::AtOffset(registration);
+        let registration = Registration::Iova(registration);
         Ok(Region { registration, memory: Memory::Mapped { _mapping: mapping }, addr: offset, len, access })
     }
 
@@ -299,7 +299,7 @@ impl Region {
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self.memory {
             Memory::Landing(memory, _) => Some(memory.as_fd()),
-            Memory::Foreign(descriptor) => Some(descriptor.as_fd()),
+            Memory::Dmabuf(descriptor) => Some(descriptor.as_fd()),
             Memory::Source(_) | Memory::Mapped { .. } => None,
         }
     }
@@ -310,7 +310,7 @@ impl Region {
             Memory::Landing(_, mapping) => NonNull::new(mapping.base()),
             // Only ever read: `copy_from_slice` asks for landing memory.
             Memory::Source(owner) => NonNull::new(owner.bytes().as_ptr().cast_mut()),
-            Memory::Foreign(_) | Memory::Mapped { .. } => None,
+            Memory::Dmabuf(_) | Memory::Mapped { .. } => None,
         }
     }
 
@@ -322,7 +322,7 @@ impl Region {
     pub fn populate(&self) -> io::Result<()> {
         match &self.memory {
             Memory::Landing(_, mapping) => mapping.prefault(0, self.len),
-            Memory::Source(_) | Memory::Foreign(_) | Memory::Mapped { .. } => Ok(()),
+            Memory::Source(_) | Memory::Dmabuf(_) | Memory::Mapped { .. } => Ok(()),
         }
     }
 
@@ -347,7 +347,7 @@ impl Region {
     pub fn copy_from_slice(&self, offset: u64, from: &[u8]) -> Result<(), OutOfBounds> {
         let writable = match &self.memory {
             Memory::Landing(_, mapping) => NonNull::new(mapping.base()),
-            Memory::Source(_) | Memory::Foreign(_) | Memory::Mapped { .. } => None,
+            Memory::Source(_) | Memory::Dmabuf(_) | Memory::Mapped { .. } => None,
         };
         let to = self.reachable(offset, from.len(), writable)?;
         // SAFETY: the range lies within the mapping, which lives as long as `self`. `from` may be a part of
@@ -406,7 +406,7 @@ impl fmt::Debug for Region {
         let kind = match &self.memory {
             Memory::Landing(..) => "landing",
             Memory::Source(_) => "source",
-            Memory::Foreign(_) => "foreign",
+            Memory::Dmabuf(_) => "foreign",
             Memory::Mapped { .. } => "mapped",
         };
         write!(f, "Region({kind}, {:#x}+{}, {:?})", self.addr, self.len, self.access)

@@ -15,23 +15,23 @@ use crate::loader;
 
 /// Memory that a device knows, until this is dropped.
 pub(super) enum Registration {
-    Usual(Arc<MemoryRegion>),
-    AtOffset(AtOffset),
+    Verbs(Arc<MemoryRegion>),
+    Iova(IovaRegistration),
 }
 
 /// A registration whose addresses are not those of this process.
-pub(super) struct AtOffset {
+pub(super) struct IovaRegistration {
     mr: NonNull<ibv_mr>,
     /// It goes after what is registered in it.
     _domain: Arc<ProtectionDomain>,
 }
 
 // SAFETY: the verbs library may be called by any thread (ibv_reg_mr(3) names no other).
-unsafe impl Send for AtOffset {}
+unsafe impl Send for IovaRegistration {}
 // SAFETY: as above; the keys never change.
-unsafe impl Sync for AtOffset {}
+unsafe impl Sync for IovaRegistration {}
 
-impl Drop for AtOffset {
+impl Drop for IovaRegistration {
     fn drop(&mut self) {
         // SAFETY: registered once, deregistered once.
         let left = unsafe { ibv_dereg_mr(self.mr.as_ptr()) };
@@ -43,17 +43,17 @@ impl Registration {
     #[inline]
     pub(super) fn lkey(&self) -> u32 {
         match self {
-            Registration::Usual(region) => region.lkey(),
+            Registration::Verbs(region) => region.lkey(),
             // SAFETY: it lives, and the library does not change it.
-            Registration::AtOffset(region) => unsafe { region.mr.as_ref() }.lkey,
+            Registration::Iova(region) => unsafe { region.mr.as_ref() }.lkey,
         }
     }
 
     pub(super) fn rkey(&self) -> u32 {
         match self {
-            Registration::Usual(region) => region.rkey(),
+            Registration::Verbs(region) => region.rkey(),
             // SAFETY: as above.
-            Registration::AtOffset(region) => unsafe { region.mr.as_ref() }.rkey,
+            Registration::Iova(region) => unsafe { region.mr.as_ref() }.rkey,
         }
     }
 }
@@ -71,7 +71,7 @@ pub(super) unsafe fn register_at(
     len: usize,
     iova: u64,
     access: Access,
-) -> io::Result<AtOffset> {
+) -> io::Result<IovaRegistration> {
     let found = loader::symbol(c"ibv_reg_mr_iova").ok_or(io::ErrorKind::Unsupported)?;
     // SAFETY: the function of this name has this type (infiniband/verbs.h), and the library stays loaded.
     let register = unsafe { std::mem::transmute::<*mut c_void, RegMrIova>(found.as_ptr()) };
@@ -80,7 +80,7 @@ pub(super) unsafe fn register_at(
     // SAFETY: the domain lives, and the memory is as the caller promises.
     let mr = unsafe { register(domain.pd().as_ptr(), start.cast(), len, iova, access) };
     match NonNull::new(mr) {
-        Some(mr) => Ok(AtOffset { mr, _domain: domain }),
+        Some(mr) => Ok(IovaRegistration { mr, _domain: domain }),
         None => Err(io::Error::last_os_error()),
     }
 }

@@ -96,14 +96,14 @@ impl Header {
 
 /// Goes through the messages of one frame.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Cursor {
+pub(super) struct FrameReader {
     at: usize,
     left: u16,
 }
 
-impl Cursor {
-    pub(super) fn new(header: Header) -> Cursor {
-        Cursor { at: HEADER_LEN, left: header.messages }
+impl FrameReader {
+    pub(super) fn new(header: Header) -> FrameReader {
+        FrameReader { at: HEADER_LEN, left: header.messages }
     }
 
     /// Where the next message lies within the frame.
@@ -146,7 +146,7 @@ mod tests {
 
     /// All messages of a frame, or the first error.
     fn read(frame: &[u8]) -> Result<Vec<&[u8]>, FrameError> {
-        let mut cursor = Cursor::new(Header::decode(frame)?);
+        let mut cursor = FrameReader::new(Header::decode(frame)?);
         let mut messages = Vec::new();
         while let Some(range) = cursor.next(frame)? {
             messages.push(&frame[range]);

@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 use std::fmt;
 
-use super::frame::{Cursor, FrameError, HEADER_LEN, Header, LENGTH_LEN};
-use super::options::{MessengerOptions, RETURNS, max_message};
-use super::window::Window;
+use super::credits::CreditWindow;
+use super::frame::{FrameError, FrameReader, HEADER_LEN, Header, LENGTH_LEN};
+use super::options::{CREDIT_FRAMES, MessengerOptions, max_message};
 use crate::memory::{OutOfBounds, Region};
 use crate::queue::{
     Completion, CompletionQueue, PollError, PostError, Qpn, QueuePair, Signal, Status, WorkError, WrId,
@@ -79,7 +79,7 @@ pub struct Messenger {
     queue: CompletionQueue,
     outgoing: Region,
     incoming: Region,
-    window: Window,
+    window: CreditWindow,
     /// Bytes of a slot here.
     slot_bytes: u64,
     /// Bytes of a frame that the peer takes.
@@ -116,7 +116,7 @@ const NOTHING: Filled = Filled { bytes: HEADER_LEN as u32, messages: 0 };
 struct Reading {
     slot: u16,
     len: u32,
-    cursor: Cursor,
+    cursor: FrameReader,
 }
 
 impl Messenger {
@@ -132,7 +132,7 @@ impl Messenger {
             queue,
             outgoing,
             incoming,
-            window: Window::new(options.recv_frames, peer_window),
+            window: CreditWindow::new(options.recv_frames, peer_window),
             slot_bytes: options.frame_bytes.into(),
             frame_bytes,
             send_frames: options.send_frames.into(),
@@ -149,8 +149,8 @@ impl Messenger {
     }
 
     /// The number of its queue pair, which its completions carry.
-    pub fn number(&self) -> Qpn {
-        self.pair.number()
+    pub fn qpn(&self) -> Qpn {
+        self.pair.qpn()
     }
 
     /// The peer, for messages to people.
@@ -283,7 +283,7 @@ impl Messenger {
             }
             self.post_frame()?;
         }
-        if self.window.should_return() && self.returns.0 - self.returns.1 < u64::from(RETURNS) {
+        if self.window.should_return() && self.returns.0 - self.returns.1 < u64::from(CREDIT_FRAMES) {
             self.post_return()?;
         }
         Ok(())
@@ -315,7 +315,7 @@ impl Messenger {
                 return Ok(None);
             };
             let header = Header::decode(self.frame(slot, len)?);
-            let cursor = Cursor::new(header.map_err(|error| self.malformed(error))?);
+            let cursor = FrameReader::new(header.map_err(|error| self.malformed(error))?);
             self.reading = Some(Reading { slot, len, cursor });
         };
         Ok(Some(&self.frame(slot, len)?[range]))
@@ -360,7 +360,7 @@ impl Messenger {
     }
 
     fn post_return(&mut self) -> Result<(), MessageError> {
-        let slot = self.returns.0 % u64::from(RETURNS);
+        let slot = self.returns.0 % u64::from(CREDIT_FRAMES);
         let header = Header { credits: self.window.send(), messages: 0, bytes: 0 };
         let at = self.send_frames * self.slot_bytes + slot * HEADER_LEN as u64;
         self.returns.0 += 1;

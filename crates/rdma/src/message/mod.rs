@@ -23,10 +23,10 @@
 //! # }
 //! ```
 
+mod credits;
 mod frame;
 mod messenger;
 mod options;
-mod window;
 
 pub use frame::FrameError;
 pub use messenger::{MessageError, Messenger};

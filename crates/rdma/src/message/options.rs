@@ -3,19 +3,19 @@
 
 use std::net::TcpStream;
 
+use super::credits::MIN_WINDOW;
 use super::frame::{HEADER_LEN, LENGTH_LEN};
 use super::messenger::{Messenger, recv_id};
-use super::window::MIN_WIDTH;
-use crate::connect::{ConnectError, Prepared, RcOptions};
+use crate::connect::{ConnectError, PreparedQueuePair, RcOptions};
 use crate::deadline::Deadline;
 use crate::device::Device;
 use crate::memory::{Access, MemoryError, Region};
 use crate::queue::{CompletionQueue, PostError, QueueError};
 
-/// The size of what messengers tell each other in front of the program's own extra bytes.
+/// The size of what messengers tell each other in front of the program's own bytes of private data.
 const GREETING_LEN: usize = 8;
 /// Frames that only return credits and have not completed.
-pub(super) const RETURNS: u16 = 2;
+pub(super) const CREDIT_FRAMES: u16 = 2;
 /// A frame must hold a message worth sending.
 const MIN_FRAME: u32 = 64;
 const MAX_FRAME: u32 = 1 << 20;
@@ -47,7 +47,7 @@ impl Default for MessengerOptions {
 impl MessengerOptions {
     /// The completions that can be outstanding: what its completion queue must hold at least.
     pub fn completions(&self) -> u32 {
-        u32::from(self.send_frames) + u32::from(RETURNS) + u32::from(self.recv_frames)
+        u32::from(self.send_frames) + u32::from(CREDIT_FRAMES) + u32::from(self.recv_frames)
     }
 }
 
@@ -81,7 +81,7 @@ pub enum PrepareError {
     Connect(#[from] ConnectError),
     /// The peer announced sizes that cannot work.
     #[error(
-        "peer {peer}: announced {found:?} for its messages: frame size and window, at least {MIN_FRAME} and {MIN_WIDTH}"
+        "peer {peer}: announced {found:?} for its messages: frame size and window, at least {MIN_FRAME} and {MIN_WINDOW}"
     )]
     Greeting {
         /// The peer.
@@ -94,7 +94,7 @@ pub enum PrepareError {
 /// A messenger that waits to be connected; its receives are posted.
 #[derive(Debug)]
 pub struct PreparedMessenger {
-    prepared: Prepared,
+    prepared: PreparedQueuePair,
     queue: CompletionQueue,
     options: MessengerOptions,
     outgoing: Region,
@@ -121,23 +121,23 @@ impl PreparedMessenger {
         };
         within("frame_bytes", options.frame_bytes, MIN_FRAME, MAX_FRAME)?;
         within("send_frames", options.send_frames.into(), 2, u16::MAX.into())?;
-        within("recv_frames", options.recv_frames.into(), MIN_WIDTH.into(), u16::MAX.into())?;
+        within("recv_frames", options.recv_frames.into(), MIN_WINDOW.into(), u16::MAX.into())?;
         within("completion queue depth", queue.depth(), options.completions(), u32::MAX)?;
         let frame = options.frame_bytes as usize;
-        let returns = usize::from(RETURNS) * HEADER_LEN;
+        let returns = usize::from(CREDIT_FRAMES) * HEADER_LEN;
         let outgoing = usize::from(options.send_frames) * frame + returns;
         let outgoing = Region::landing(device, c"millstream-messages-out", outgoing, Access::SOURCE)?;
         let incoming = usize::from(options.recv_frames) * frame;
         let incoming = Region::landing(device, c"millstream-messages-in", incoming, Access::LOCAL_WRITE)?;
         let connection = RcOptions {
-            send_depth: u32::from(options.send_frames) + u32::from(RETURNS),
+            send_depth: u32::from(options.send_frames) + u32::from(CREDIT_FRAMES),
             recv_depth: options.recv_frames.into(),
             send_sges: 1,
             recv_sges: 1,
             access: Access::SOURCE,
             ..options.connection
         };
-        let prepared = Prepared::new(device, queue, queue, &connection)?;
+        let prepared = PreparedQueuePair::new(device, queue, queue, &connection)?;
         for slot in 0..options.recv_frames {
             let at = u64::from(slot) * u64::from(options.frame_bytes);
             // Within by construction: the region has `recv_frames` frames.
@@ -147,25 +147,25 @@ impl PreparedMessenger {
         Ok(PreparedMessenger { prepared, queue: queue.clone(), options: *options, outgoing, incoming })
     }
 
-    /// Connects with the messenger at the other end of `stream`; see [`Prepared::connect`]. Also returns the
-    /// peer's extra bytes.
+    /// Connects with the messenger at the other end of `stream`; see [`PreparedQueuePair::connect`]. Also returns the
+    /// peer's bytes of private data.
     ///
     /// # Errors
     /// As there, and [`PrepareError::Greeting`] if the peer is not a messenger.
     pub fn connect(
         self,
         stream: &mut TcpStream,
-        extra: &[u8],
+        private_data: &[u8],
         deadline: Deadline,
     ) -> Result<(Messenger, Vec<u8>), PrepareError> {
-        let mut greeting = Vec::with_capacity(GREETING_LEN + extra.len());
+        let mut greeting = Vec::with_capacity(GREETING_LEN + private_data.len());
         greeting.extend_from_slice(&self.options.frame_bytes.to_be_bytes());
         greeting.extend_from_slice(&self.options.recv_frames.to_be_bytes());
         greeting.extend_from_slice(&[0; 2]);
-        greeting.extend_from_slice(extra);
+        greeting.extend_from_slice(private_data);
         let connected = self.prepared.connect(stream, &greeting, deadline)?;
-        let Some((frame_bytes, window, rest)) = read_greeting(&connected.extra) else {
-            let found = connected.extra[..connected.extra.len().min(GREETING_LEN)].to_vec();
+        let Some((frame_bytes, window, rest)) = read_greeting(&connected.private_data) else {
+            let found = connected.private_data[..connected.private_data.len().min(GREETING_LEN)].to_vec();
             return Err(PrepareError::Greeting { peer: connected.pair.peer().to_owned(), found });
         };
         let rest = rest.to_vec();
@@ -181,14 +181,14 @@ impl PreparedMessenger {
     }
 }
 
-/// The peer's frame size, its window, and the program's own extra bytes.
-fn read_greeting(extra: &[u8]) -> Option<(u32, u16, &[u8])> {
-    let ([f0, f1, f2, f3, w0, w1, 0, 0], rest) = extra.split_first_chunk::<GREETING_LEN>()? else {
+/// The peer's frame size, its window, and the program's own bytes of private data.
+fn read_greeting(private_data: &[u8]) -> Option<(u32, u16, &[u8])> {
+    let ([f0, f1, f2, f3, w0, w1, 0, 0], rest) = private_data.split_first_chunk::<GREETING_LEN>()? else {
         return None;
     };
     let frame_bytes = u32::from_be_bytes([*f0, *f1, *f2, *f3]);
     let window = u16::from_be_bytes([*w0, *w1]);
-    ((MIN_FRAME..=MAX_FRAME).contains(&frame_bytes) && window >= MIN_WIDTH).then_some((
+    ((MIN_FRAME..=MAX_FRAME).contains(&frame_bytes) && window >= MIN_WINDOW).then_some((
         frame_bytes,
         window,
         rest,

@@ -22,11 +22,11 @@ pub type RecvList = List<ibv_recv_wr>;
 
 /// A work request that begins a line of the cache: those of its fields that most operations have lie in that one.
 #[repr(C, align(64))]
-struct Line<R>(R);
+struct CacheAligned<R>(R);
 
 /// Where an RDMA WRITE or READ of a list has its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Part {
+pub struct Segment {
     /// From the start of the local region on, in bytes.
     pub local: u64,
     /// From the start of the remote memory on, in bytes.
@@ -38,7 +38,7 @@ pub struct Part {
 /// A list of work requests: a [`SendList`] or a [`RecvList`].
 pub struct List<R> {
     /// Neither grows beyond its first capacity, so what requests point to stays where it is.
-    requests: Vec<Line<R>>,
+    requests: Vec<CacheAligned<R>>,
     elements: Vec<Sge>,
     max_requests: usize,
     max_elements: usize,
@@ -51,7 +51,7 @@ unsafe impl<R> Send for List<R> {}
 unsafe impl<R> Sync for List<R> {}
 
 /// A work request of either queue.
-pub trait Linked {
+pub trait WorkRequest {
     /// Sets the request's successor.
     fn set_next(&mut self, next: *mut Self);
 
@@ -59,7 +59,7 @@ pub trait Linked {
     fn set_elements(&mut self, elements: *mut ibv_sge);
 }
 
-impl Linked for ibv_send_wr {
+impl WorkRequest for ibv_send_wr {
     #[inline]
     fn set_next(&mut self, next: *mut Self) {
         self.next = next;
@@ -71,7 +71,7 @@ impl Linked for ibv_send_wr {
     }
 }
 
-impl Linked for ibv_recv_wr {
+impl WorkRequest for ibv_recv_wr {
     #[inline]
     fn set_next(&mut self, next: *mut Self) {
         self.next = next;
@@ -83,7 +83,7 @@ impl Linked for ibv_recv_wr {
     }
 }
 
-impl<R: Linked> List<R> {
+impl<R: WorkRequest> List<R> {
     /// Room for `max_requests` requests with `max_sges` elements in all.
     pub fn new(max_requests: usize, max_sges: usize) -> List<R> {
         List {
@@ -211,24 +211,24 @@ impl SendList {
     ///
     /// # Errors
     /// [`OutOfBounds`], naming what a part lies outside of; those before it were added.
-    pub fn write_parts(
+    pub fn write_segments(
         &mut self,
         from: &Region,
         to: &RemoteMemory,
-        parts: impl IntoIterator<Item = Part>,
+        parts: impl IntoIterator<Item = Segment>,
     ) -> Result<usize, OutOfBounds> {
         self.parts(Operation::Write, from, to, parts.into_iter())
     }
 
-    /// Adds an RDMA READ for each of the parts, as [`write_parts`](SendList::write_parts) does.
+    /// Adds an RDMA READ for each of the parts, as [`write_segments`](SendList::write_segments) does.
     ///
     /// # Errors
     /// As there.
-    pub fn read_parts(
+    pub fn read_segments(
         &mut self,
         to: &Region,
         from: &RemoteMemory,
-        parts: impl IntoIterator<Item = Part>,
+        parts: impl IntoIterator<Item = Segment>,
     ) -> Result<usize, OutOfBounds> {
         self.parts(Operation::Read, to, from, parts.into_iter())
     }
@@ -239,7 +239,7 @@ impl SendList {
         operation: impl Fn(RemoteAddress) -> Operation,
         local: &Region,
         remote: &RemoteMemory,
-        parts: impl Iterator<Item = Part>,
+        parts: impl Iterator<Item = Segment>,
     ) -> Result<usize, OutOfBounds> {
         let (count, first) = (self.requests.len(), self.elements.len());
         let room = (self.max_requests - count).min(self.max_elements - first);
@@ -251,7 +251,7 @@ impl SendList {
             let places = self.requests.as_mut_ptr().add(count);
             let elements = self.elements.as_mut_ptr().add(first);
             for part in parts.take(room) {
-                let places_of = |part: Part| {
+                let places_of = |part: Segment| {
                     Ok((local.sge(part.local, part.length)?, remote.at(part.remote, part.length.into())?))
                 };
                 let (here, there) = match places_of(part) {

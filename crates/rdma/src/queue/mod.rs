@@ -11,6 +11,6 @@ mod request;
 
 pub(crate) use completion::in_range;
 pub use completion::{Completion, CompletionQueue, Opcode, PollError, QueueError, Status, WorkError};
-pub use list::{List, ListFull, Part, RecvList, SendList};
+pub use list::{List, ListFull, RecvList, Segment, SendList};
 pub use pair::{PostError, QueuePair};
 pub use request::{Qpn, Signal, WrId};

@@ -38,7 +38,7 @@ impl PostError {
 /// A queue pair of the reliable connected service, connected to a peer. It is destroyed when dropped; what is
 /// still outstanding then is given up without completions.
 ///
-/// Made by [`Prepared::connect`](crate::connect::Prepared::connect).
+/// Made by [`PreparedQueuePair::connect`](crate::connect::PreparedQueuePair::connect).
 pub struct QueuePair {
     raw: NonNull<ibv_qp>,
     number: Qpn,
@@ -68,7 +68,7 @@ impl QueuePair {
     }
 
     /// Its number on this side; completions carry it.
-    pub fn number(&self) -> Qpn {
+    pub fn qpn(&self) -> Qpn {
         self.number
     }
 

@@ -5,11 +5,13 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use millstream_rdma::{
-    Choice, CompletionQueue, Deadline, Device, Prepared, QueuePair, RcOptions, connect, device,
+    CompletionQueue, Deadline, Device, DeviceSelector, PreparedQueuePair, QueuePair, RcOptions, connect,
+    device,
 };
 
 pub(crate) fn device() -> Device {
-    device::open(&Choice::from_environment()).unwrap_or_else(|error| panic!("run `make lib` first: {error}"))
+    device::open(&DeviceSelector::from_environment())
+        .unwrap_or_else(|error| panic!("run `make lib` first: {error}"))
 }
 
 pub(crate) fn soon() -> Deadline {
@@ -41,22 +43,22 @@ pub(crate) struct End {
     pub(crate) queue: CompletionQueue,
     pub(crate) pair: QueuePair,
     pub(crate) stream: TcpStream,
-    pub(crate) extra: Vec<u8>,
+    pub(crate) private_data: Vec<u8>,
 }
 
 impl End {
-    /// Connects; `prepare` makes the extra bytes and may post receives.
+    /// Connects; `prepare` makes the bytes of private data and may post receives.
     pub(crate) fn connect(
         mut stream: TcpStream,
         options: RcOptions,
-        prepare: impl FnOnce(&Device, &Prepared) -> Vec<u8>,
+        prepare: impl FnOnce(&Device, &PreparedQueuePair) -> Vec<u8>,
     ) -> End {
         let device = device();
         let queue = CompletionQueue::new(&device, options.send_depth + options.recv_depth).unwrap();
-        let prepared = Prepared::new(&device, &queue, &queue, &options).unwrap();
-        let extra = prepare(&device, &prepared);
-        let connected = prepared.connect(&mut stream, &extra, soon()).unwrap();
-        End { device, queue, pair: connected.pair, stream, extra: connected.extra }
+        let prepared = PreparedQueuePair::new(&device, &queue, &queue, &options).unwrap();
+        let private_data = prepare(&device, &prepared);
+        let connected = prepared.connect(&mut stream, &private_data, soon()).unwrap();
+        End { device, queue, pair: connected.pair, stream, private_data: connected.private_data }
     }
 
     /// Polls until one completion is there.

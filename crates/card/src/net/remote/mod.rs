@@ -23,7 +23,7 @@ use millstream_rdma::connect;
 use millstream_rdma::queue::WorkError;
 use millstream_rdma::wait::{WaitOptions, Waiter};
 use millstream_rdma::{
-    Access, CompletionQueue, Deadline, Device, Prepared, QueuePair, RcOptions, Region, WrId,
+    Access, CompletionQueue, Deadline, Device, PreparedQueuePair, QueuePair, RcOptions, Region, WrId,
 };
 
 pub use self::bar0::Snapshot;
@@ -136,7 +136,7 @@ impl RemoteCard {
                 ..RcOptions::default()
             };
             let queue = waiter.completion_queue(limits.send_depth + limits.recv_depth)?;
-            let prepared = Prepared::new(device, &queue, &queue, &limits)?;
+            let prepared = PreparedQueuePair::new(device, &queue, &queue, &limits)?;
             let scratch = Region::landing(
                 device,
                 c"millstream-card-scratch",
@@ -154,7 +154,7 @@ impl RemoteCard {
                 prepared.post_recv(&[sge], WrId(RECEIVE + slot))?;
             }
             let connected = prepared.connect(&mut stream, &Visit::of(false).to_bytes(), deadline)?;
-            let greeting = Greeting::from_extra(&connected.extra).ok_or(RemoteErrorKind::NotACard)?;
+            let greeting = Greeting::from_extra(&connected.private_data).ok_or(RemoteErrorKind::NotACard)?;
             Ok(Inner {
                 pair: connected.pair,
                 waiter,

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use millstream_rdma::queue::{Opcode, WorkError};
-use millstream_rdma::wait::{Wait, WaitError};
+use millstream_rdma::wait::{WaitError, WaitFd};
 use millstream_rdma::{Completion, Deadline, Status, WrId};
 
 use super::{Inner, RECEIVE, RemoteErrorKind, Result};
@@ -112,7 +112,7 @@ impl Inner {
         };
         let mut taken = Vec::new();
         let queue = self.queue.clone();
-        let mut others = [Wait::readable(&self.stream)];
+        let mut others = [WaitFd::readable(&self.stream)];
         self.waiter.wait(&[&queue], &mut others, until, || {
             let mut buffer = [Completion::EMPTY; 16];
             let completions = queue

@@ -1,7 +1,7 @@
 //! Moving bytes to and from a card's memory.
 
 use millstream_rdma::Region;
-use millstream_rdma::queue::{Part, SendList, Signal};
+use millstream_rdma::queue::{Segment, SendList, Signal};
 
 use super::{Inner, RemoteCard, RemoteError, Result};
 use crate::memory::Span;
@@ -152,10 +152,10 @@ impl Inner {
             }
             let next = parts.iter().take(LIST).take_while(|(_, span)| span.len <= PIECE);
             let next =
-                next.map(|(at, span)| Part { local: *at, remote: span.offset, length: span.len as u32 });
+                next.map(|(at, span)| Segment { local: *at, remote: span.offset, length: span.len as u32 });
             let posted = match direction {
-                Direction::Write => list.write_parts(region, &memory, next)?,
-                Direction::Read => list.read_parts(region, &memory, next)?,
+                Direction::Write => list.write_segments(region, &memory, next)?,
+                Direction::Read => list.read_segments(region, &memory, next)?,
             };
             list.signal_last(self.ticket());
             self.pair.post_list(&mut list)?;

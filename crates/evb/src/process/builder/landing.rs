@@ -54,7 +54,7 @@ impl Landing {
                 let descriptor = card.memory_fd().try_clone_to_owned();
                 let descriptor = descriptor
                     .map_err(|cause| ProcessError::Io { doing: "share the card's memory", cause })?;
-                let slots = Region::foreign(device, descriptor, 0, len as usize, Access::REMOTE_WRITE)?;
+                let slots = Region::dmabuf(device, descriptor, 0, len as usize, Access::REMOTE_WRITE)?;
                 Ok(Landing { memory: Memory::Card(card), slots })
             }
         }

@@ -31,7 +31,7 @@ use millstream_rdma::message::{MessengerOptions, PreparedMessenger};
 use millstream_rdma::queue::Qpn;
 use millstream_rdma::wait::{WaitOptions, Waiter};
 use millstream_rdma::{
-    Access, Completion, CompletionQueue, Deadline, Device, Prepared, QueuePair, Wait, WrId,
+    Access, Completion, CompletionQueue, Deadline, Device, PreparedQueuePair, QueuePair, WaitFd, WrId,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -216,7 +216,7 @@ impl Process {
             clock,
             core: Builder::new(bu, setup.plan.clone(), clock.now()),
             control: Control::new(messenger),
-            readout_of: (0..).map(RuIndex).zip(&peers).map(|(ru, pair)| (pair.number(), ru)).collect(),
+            readout_of: (0..).map(RuIndex).zip(&peers).map(|(ru, pair)| (pair.qpn(), ru)).collect(),
             peers,
             landing,
             kernel,
@@ -280,16 +280,16 @@ impl Process {
         let Queues { waiter, control, data } = queues;
         let (interrupt, liveness) = (card.map(Card::interrupt_fd), card.map(Card::liveness_fd));
         let mut others = Vec::with_capacity(3);
-        others.extend(interrupt.as_ref().map(Wait::readable));
-        others.extend(liveness.as_ref().map(Wait::readable));
-        others.extend(manager.map(Wait::readable));
+        others.extend(interrupt.as_ref().map(WaitFd::readable));
+        others.extend(liveness.as_ref().map(WaitFd::readable));
+        others.extend(manager.map(WaitFd::readable));
         loop {
             let deadline = self.clock.deadline(self.core.poll_timeout());
             waiter.wait(&[control, data], &mut others, deadline, || self.progress(data))?;
             // A core that has reported has no time-out.
-            if others.iter().any(Wait::is_ready) || self.core.poll_timeout().is_none() {
+            if others.iter().any(WaitFd::is_ready) || self.core.poll_timeout().is_none() {
                 let (of_card, of_manager) = others.split_at(if card.is_some() { 2 } else { 0 });
-                let is_ready = |waits: &[Wait<'_>], at: usize| waits.get(at).is_some_and(Wait::is_ready);
+                let is_ready = |waits: &[WaitFd<'_>], at: usize| waits.get(at).is_some_and(WaitFd::is_ready);
                 return Ok(Ready {
                     interrupt: is_ready(of_card, 0),
                     card_gone: is_ready(of_card, 1),
@@ -486,23 +486,23 @@ fn accept(
     landing: &Landing,
     deadline: Deadline,
 ) -> Result<(RuIndex, QueuePair), ProcessError> {
-    let mut others = [Wait::readable(listener), Wait::readable(manager)];
+    let mut others = [WaitFd::readable(listener), WaitFd::readable(manager)];
     waiter.wait::<ProcessError>(&[], &mut others, deadline, || Ok(false))?;
     let manager_speaks = others[1].is_ready();
     if manager_speaks && matches!(manager.look::<FromManager>(), Look::Closed) {
         return Err(ProcessError::WireUp { unit: Unit::Manager, what: "is gone".to_owned() });
     }
     let (mut stream, address) = listener.accept(deadline)?;
-    let prepared = Prepared::new(device, queue, queue, options)?;
+    let prepared = PreparedQueuePair::new(device, queue, queue, options)?;
     for _ in 0..options.recv_depth {
         prepared.post_recv(&[], WrId(0))?;
     }
     let connected = prepared.connect(&mut stream, &landing.remote().encode(), deadline)?;
-    match <[u8; 2]>::try_from(connected.extra.as_slice()) {
+    match <[u8; 2]>::try_from(connected.private_data.as_slice()) {
         Ok(index) => Ok((RuIndex(u16::from_be_bytes(index)), connected.pair)),
         Err(_) => Err(ProcessError::Stranger {
             peer: address.to_string(),
-            what: format!("sent {} bytes where a readout unit sends its index", connected.extra.len()),
+            what: format!("sent {} bytes where a readout unit sends its index", connected.private_data.len()),
         }),
     }
 }

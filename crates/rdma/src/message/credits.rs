@@ -15,11 +15,11 @@
 use super::frame::FrameError;
 
 /// Windows below this width have no half that frees the other side.
-pub(super) const MIN_WIDTH: u16 = 4;
+pub(super) const MIN_WINDOW: u16 = 4;
 
 /// The credits of one side.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Window {
+pub(super) struct CreditWindow {
     /// Frames that the peer can take now.
     credits: u32,
     /// Frames that the peer can take when it has worked off all.
@@ -30,9 +30,9 @@ pub(super) struct Window {
     worth_a_frame: u16,
 }
 
-impl Window {
-    pub(super) fn new(width: u16, peer_width: u16) -> Window {
-        Window {
+impl CreditWindow {
+    pub(super) fn new(width: u16, peer_width: u16) -> CreditWindow {
+        CreditWindow {
             credits: peer_width.into(),
             peer_width: peer_width.into(),
             owed: 0,
@@ -82,7 +82,7 @@ mod tests {
     /// One side: its window, what it has still to say, and the frames on their way to it (credits, is there a
     /// message).
     struct Side {
-        window: Window,
+        window: CreditWindow,
         width: u16,
         to_say: u32,
         heard: u32,
@@ -93,7 +93,7 @@ mod tests {
     impl Side {
         fn new(width: u16, peer_width: u16, to_say: u32) -> Side {
             Side {
-                window: Window::new(width, peer_width),
+                window: CreditWindow::new(width, peer_width),
                 width,
                 to_say,
                 heard: 0,
@@ -151,7 +151,7 @@ mod tests {
         /// end.
         #[test]
         fn no_overrun_and_no_deadlock(
-            widths in (MIN_WIDTH..12, MIN_WIDTH..12),
+            widths in (MIN_WINDOW..12, MIN_WINDOW..12),
             to_say in (0u32..60, 0u32..60),
             actions in prop::collection::vec(0u8..6, 0..400),
         ) {
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_peer_that_returns_too_much_is_noticed() {
-        let mut window = Window::new(8, 8);
+        let mut window = CreditWindow::new(8, 8);
         window.send();
         assert_eq!(window.returned(2), Err(FrameError::Credits { credits: 2, missing: 1 }));
         assert_eq!(window.returned(1), Ok(()));
