@@ -45,7 +45,7 @@ test: setup lib ## pass all tests
 
 loom: ## try all orders in which the threads of lock-free code can run (docs/faults.md)
 	CARGO_TARGET_DIR=$(TARGET_DIR)/loom RUSTFLAGS="--cfg loom" \
-		$(CARGO) test --release -p millstream-shm -p millstream-device --test loom
+		$(CARGO) test --release -p millstream-lockfree --test loom
 
 # With an instrumented standard library: its source is a component of the nightly compiler (rust-src).
 TSAN_TESTS ?=
@@ -55,9 +55,9 @@ tsan: setup ## the device's tests under ThreadSanitizer; TSAN_TESTS=cycles for s
 		$(CARGO) +nightly test -Zbuild-std --target $(ASAN_TARGET) -p millstream-device --test device -- \
 		--skip kills:: $(TSAN_TESTS)
 
-# Unsafe code that makes no system calls that Miri lacks: the locks and copies, the kernel's commands.
+# Unsafe code without system calls that Miri lacks: locks, copies and completion entries; the connection manager.
 miri: setup ## look for undefined behaviour where Miri can run (a component of the nightly compiler; docs/faults.md)
-	CARGO_TARGET_DIR=$(TARGET_DIR)/miri $(CARGO) +nightly miri test -p millstream-shm --lib -- spin:: biased:: copy::
+	CARGO_TARGET_DIR=$(TARGET_DIR)/miri $(CARGO) +nightly miri test -p millstream-lockfree --lib -- spin:: biased:: copy:: cqe::
 	CARGO_TARGET_DIR=$(TARGET_DIR)/miri $(CARGO) +nightly miri test -p millstream-cm --lib
 
 soak: setup ## the long forms of what makes processes and objects come and go (docs/faults.md)

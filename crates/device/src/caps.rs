@@ -27,7 +27,7 @@ pub(crate) const MIN_INLINE: u32 = 64;
 /// Completion queues in one process.
 pub const MAX_CQ: u32 = 65536;
 /// Entries in one completion queue.
-pub const MAX_CQE: u32 = 1 << 22;
+pub const MAX_CQE: u32 = millstream_lockfree::cq_ring::MAX_ENTRIES;
 /// Memory regions in one process.
 pub const MAX_MR: usize = 65536;
 /// Memory windows in one process; windows and regions share one table.

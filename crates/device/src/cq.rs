@@ -5,23 +5,26 @@
 //! survives the death of its holder; the last store publishes, so a half-written one is never seen.
 
 use std::collections::VecDeque;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 
-use millstream_shm::{BiasedLock, Block, SpinGuard, SpinLock};
+use millstream_lockfree::cq_ring::{
+    ARM_ANY, ARM_SOLICITED, CqEntries, CqProducer, CqRing, OFFSET_UNIT, entries_len,
+};
+use millstream_lockfree::cqe::Cqe;
+use millstream_lockfree::{BiasedLock, SpinGuard, SpinLock, Timestamp};
+use millstream_shm::Block;
 
 use crate::caps::MAX_CQE;
 use crate::channel::Channel;
-use crate::clock::Stamp;
 use crate::context::Context;
-use crate::cqe::Cqe;
 use crate::errno::{Errno, Result};
 use crate::event::{EVENT_CQ_ERR, Handle};
 use crate::host::{Host, TIMER_CHANNEL};
-use crate::layout::{ARM_ANY, ARM_SOLICITED, CqRing, cq_entries_len};
+use crate::layout::ARENA_LEN;
 use crate::moderation::Moderation;
 use crate::qp::{Qp, Received};
-use crate::ring::{Entries, RemoteCq, to_signal};
 use crate::types::{WC_GENERAL_ERR, WC_OP_RECV, WC_SUCCESS, Wc};
 use crate::xrc;
 
@@ -34,7 +37,7 @@ const WIRED: u32 = 2;
 pub struct Cq {
     pub(crate) context: Arc<Context>,
     channel: Option<Arc<Channel>>,
-    /// Entries, for those who do not hold the consumer's lock.
+    /// CqEntries, for those who do not hold the consumer's lock.
     capacity: AtomicU32,
     /// Where the header of the shared half lies.
     block: Block,
@@ -68,15 +71,15 @@ struct Events {
 pub(crate) struct Consumer {
     own: VecDeque<OwnCompletion>,
     /// The times of our own completions, if they are kept.
-    own_times: VecDeque<Stamp>,
+    own_times: VecDeque<Timestamp>,
     /// The shared half.
-    entries: Entries,
+    entries: CqEntries,
     /// Where they lie.
     block: Block,
     /// Completions of peers ever consumed. The shared word is for peers to read.
     head: u32,
     /// When the last completion that was taken was added, if times are kept.
-    time: Stamp,
+    time: Timestamp,
 }
 
 /// A completion of one of our own send requests.
@@ -119,15 +122,15 @@ impl Cq {
         // by when no reference is left; all fields are atomics.
         let ring: &'static CqRing = unsafe { host.arena.at(block.offset).cast::<CqRing>().as_ref() };
         // Zero already, unless a peer stored into memory that was free.
-        let counts = [&ring.tail, &ring.seen_head, &ring.events, &ring.pending, &ring.head];
+        let counts = [&ring.tail, &ring.cached_head, &ring.events, &ring.pending, &ring.head];
         let states = [&ring.armed, &ring.overrun, &ring.generation, &ring.moderation];
         for word in counts.into_iter().chain(states) {
             word.store(0, Ordering::Relaxed);
         }
         ring.lock.reset();
-        ring.entries.store((memory.offset / 64) as u32, Ordering::Relaxed);
+        ring.entries.store((memory.offset / OFFSET_UNIT) as u32, Ordering::Relaxed);
         ring.mask.store(entries.capacity() - 1, Ordering::Relaxed);
-        ring.timed.store(u32::from(timed), Ordering::Relaxed);
+        ring.timestamps.store(u32::from(timed), Ordering::Relaxed);
         ring.timer.store(TIMER_CHANNEL, Ordering::Relaxed);
         ring.channel.store(channel.as_ref().map_or(0, |c| c.id), Ordering::Release);
         let room = entries.capacity().min(4096) as usize;
@@ -137,7 +140,7 @@ impl Cq {
             entries,
             block: memory,
             head: 0,
-            time: Stamp::default(),
+            time: Timestamp::default(),
         };
         let cq = Arc::new(Self {
             context: context.clone(),
@@ -163,7 +166,7 @@ impl Cq {
         Ok(cq)
     }
 
-    /// Entries, at least as many as asked for.
+    /// CqEntries, at least as many as asked for.
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.capacity.load(Ordering::Relaxed)
@@ -185,7 +188,7 @@ impl Cq {
     }
 
     /// Puts new entries in place of the old, and returns where those were.
-    fn replace(&self, block: Block, new: Entries) -> Result<Block> {
+    fn replace(&self, block: Block, new: CqEntries) -> Result<Block> {
         let mut consumer = self.consumer.lock();
         let lease = self.ring.lock.lock(self.context.host.party()).ok_or(Errno::BUSY)?;
         let old = consumer.entries;
@@ -195,12 +198,12 @@ impl Cq {
             return Err(Errno::INVAL);
         }
         let tail = head.wrapping_add(waiting as u32);
-        old.move_to(&new, head, tail);
+        old.copy_to(&new, head, tail);
         let ring = self.ring;
-        ring.entries.store((block.offset / 64) as u32, Ordering::Relaxed);
+        ring.entries.store((block.offset / OFFSET_UNIT) as u32, Ordering::Relaxed);
         ring.mask.store(new.capacity() - 1, Ordering::Relaxed);
         ring.tail.store(tail, Ordering::Relaxed);
-        ring.seen_head.store(head, Ordering::Relaxed);
+        ring.cached_head.store(head, Ordering::Relaxed);
         ring.generation.fetch_add(1, Ordering::Release);
         drop(lease);
         consumer.entries = new;
@@ -252,7 +255,7 @@ impl Cq {
 
     /// Where the shared half lies in the arena, in units of 64 bytes.
     pub(crate) fn arena_offset(&self) -> u32 {
-        (self.block.offset / 64) as u32
+        (self.block.offset / OFFSET_UNIT) as u32
     }
 
     /// Keeps pollers out of two queues, which may be one and the same: then the second is none. The
@@ -300,7 +303,7 @@ impl Cq {
             let Some(cqe) = consumer.entries.read(at) else { break };
             if matches(&cqe) {
                 // A published one is the consumer's until it is consumed.
-                consumer.entries.place(at).forget();
+                consumer.entries.slot(at).cancel();
             }
             at = at.wrapping_add(1);
         }
@@ -327,7 +330,7 @@ impl Cq {
     /// # Errors
     /// As [`Cq::poll`].
     #[inline]
-    pub fn poll_one(&self) -> Result<Option<(Wc, Stamp)>> {
+    pub fn poll_one(&self) -> Result<Option<(Wc, Timestamp)>> {
         let found = self.take_one();
         if found.is_some() || self.is_calm() {
             return Ok(found);
@@ -336,7 +339,7 @@ impl Cq {
         Ok(self.take_one())
     }
 
-    fn take_one(&self) -> Option<(Wc, Stamp)> {
+    fn take_one(&self) -> Option<(Wc, Timestamp)> {
         let mut out = [Wc::default()];
         let mut consumer = self.consumer.lock();
         (self.take(&mut consumer, &mut out) == 1).then_some((out[0], consumer.time))
@@ -378,7 +381,7 @@ impl Cq {
         while n < out.len() && head.wrapping_sub(before) < consumer.entries.capacity() {
             let Some(cqe) = consumer.entries.read(head) else { break };
             if self.timed {
-                consumer.time = consumer.entries.read_time(head);
+                consumer.time = consumer.entries.timestamp(head);
             }
             head = head.wrapping_add(1);
             let receive = match host.receiver_for_poller(cqe.qpn, self.arena_offset()) {
@@ -465,9 +468,9 @@ impl Cq {
     /// Adds to the shared half, as the process that owns it (for flushed receives).
     /// False if it cannot take more.
     pub(crate) fn push_shared(self: &Arc<Self>, cqe: Cqe) -> bool {
-        let remote = self.remote();
-        match remote.push(self.context.host.party(), cqe, true) {
-            Ok(true) => self.signal(remote.channel()),
+        let producer = self.producer();
+        match producer.push(self.context.host.party(), cqe, true) {
+            Ok(true) => self.signal(producer.channel()),
             Ok(false) => {}
             Err(_) => {
                 self.overflow();
@@ -478,13 +481,18 @@ impl Cq {
     }
 
     /// The shared half as peers see it.
-    fn remote(&self) -> RemoteCq {
+    fn producer(&self) -> CqProducer<&CqRing> {
         // SAFETY: our own arena, which is never unmapped.
-        unsafe { RemoteCq::new(self.context.host.arena.at(0), self.ring) }
+        unsafe {
+            CqProducer::new(
+                NonNull::slice_from_raw_parts(self.context.host.arena.at(0), ARENA_LEN),
+                self.ring,
+            )
+        }
     }
 
     fn notify(&self, solicited: bool) {
-        self.signal(to_signal(self.ring, solicited));
+        self.signal(self.ring.channel_to_signal(solicited));
     }
 
     fn signal(&self, number: u32) {
@@ -607,7 +615,7 @@ impl Consumer {
     #[cold]
     #[inline(never)]
     fn keep_time(&mut self) {
-        self.own_times.push_back(Stamp::now());
+        self.own_times.push_back(Timestamp::now());
     }
 
     /// Drops the undelivered completions of a queue pair's send requests.
@@ -632,14 +640,14 @@ impl Drop for Cq {
 }
 
 /// Takes memory for at least this many completions.
-fn allocate(host: &Host, entries: u32, timed: bool) -> Result<(Block, Entries)> {
+fn allocate(host: &Host, entries: u32, timed: bool) -> Result<(Block, CqEntries)> {
     if entries == 0 || entries > MAX_CQE {
         return Err(Errno::INVAL);
     }
     let capacity = entries.next_power_of_two();
-    let block = host.arena.alloc(cq_entries_len(capacity as usize, timed)).ok_or(Errno::NOMEM)?;
+    let block = host.arena.alloc(entries_len(capacity as usize, timed)).ok_or(Errno::NOMEM)?;
     // SAFETY: of that length; released when a queue has let go of them.
-    let entries = unsafe { Entries::of(host.arena.at(block.offset), capacity, timed) };
+    let entries = unsafe { CqEntries::new(host.arena.at(block.offset), capacity, timed) };
     Ok((block, entries))
 }
 
@@ -666,7 +674,7 @@ mod tests {
 
     /// What a peer that writes whatever it likes would do.
     fn forge(cq: &Cq, cqe: Cqe) {
-        cq.remote().push(cq.context.host.party(), cqe, false).unwrap();
+        cq.producer().push(cq.context.host.party(), cqe, false).unwrap();
     }
 
     #[test]
@@ -714,10 +722,10 @@ mod tests {
             let cq = Cq::timed(&context, 8, None).unwrap();
             let qp = queue_pair(&context, &cq);
             cq.consumer.lock().head = start;
-            for word in [&cq.ring.head, &cq.ring.tail, &cq.ring.seen_head] {
+            for word in [&cq.ring.head, &cq.ring.tail, &cq.ring.cached_head] {
                 word.store(start, Ordering::Relaxed);
             }
-            cq.consumer.lock().entries.begin_at(start);
+            cq.consumer.lock().entries.start_at(start);
             let mut sequence = 0;
             for (size, count) in [(16, 1), (4, 4), (2, 0), (8, 2), (8, 3), (4, 1), (1, 1), (64, 4)] {
                 cq.resize(size).unwrap();
@@ -756,18 +764,18 @@ mod tests {
         let context = Context::open().unwrap();
         let cq = Cq::new(&context, 8, None).unwrap();
         let (entries, mask) = (&cq.ring.entries, &cq.ring.mask);
-        let remote = cq.remote();
-        let push = || remote.push(cq.context.host.party(), Cqe::default(), false);
+        let producer = cq.producer();
+        let push = || producer.push(cq.context.host.party(), Cqe::default(), false);
         assert_eq!(push(), Ok(false));
         let honest = (entries.load(Ordering::Relaxed), mask.load(Ordering::Relaxed));
-        let end = (crate::layout::ARENA_LEN / 64) as u32;
+        let end = (ARENA_LEN / OFFSET_UNIT) as u32;
         for (place, size) in
             [(u32::MAX, 7), (end, 0), (end - 1, 7), (0, u32::MAX), (0, 6), (0, MAX_CQE * 2 - 1)]
         {
             entries.store(place, Ordering::Relaxed);
             mask.store(size, Ordering::Relaxed);
             cq.ring.generation.fetch_add(1, Ordering::Relaxed);
-            assert_eq!(push(), Err(crate::ring::NotAdded::Locked), "{place} {size}");
+            assert_eq!(push(), Err(millstream_lockfree::cq_ring::PushError::Locked), "{place} {size}");
         }
         entries.store(honest.0, Ordering::Relaxed);
         mask.store(honest.1, Ordering::Relaxed);

@@ -1,8 +1,8 @@
 //! Completions one at a time, field by field: the device's side of `ibv_start_poll` … `ibv_end_poll`.
 
-use millstream_shm::SpinLock;
+use millstream_lockfree::{SpinLock, Timestamp};
 
-use crate::clock::{Stamp, WallClock};
+use crate::clock::WallClock;
 use crate::cq::Cq;
 use crate::errno::{Errno, Result};
 use crate::types::Wc;
@@ -17,7 +17,7 @@ pub struct Current {
     /// The completion.
     pub wc: Wc,
     /// When it was added, if the queue keeps times.
-    pub time: Stamp,
+    pub time: Timestamp,
     clock: Option<WallClock>,
 }
 

@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Once, Weak};
 use std::time::{Duration, Instant};
 
+use millstream_lockfree::{OwnerId, SpinLock, barrier};
 use millstream_shm::socket::Listener;
 use millstream_shm::thread::spawn;
-use millstream_shm::{Arena, EventFd, Party, SpinLock, barrier, random_u64};
+use millstream_shm::{Arena, EventFd, random_u64};
 
 use crate::caps::MAX_QP;
 use crate::dm::Allocated;
@@ -131,8 +132,8 @@ impl Host {
     }
 
     /// This process, where it takes leases for more than one queue pair.
-    pub(crate) fn party(&self) -> Party {
-        Party { pid: self.pid, number: 0 }
+    pub(crate) fn party(&self) -> OwnerId {
+        OwnerId { pid: self.pid, number: 0 }
     }
 
     /// Says what the arena is.

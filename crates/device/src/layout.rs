@@ -14,12 +14,13 @@
 //! (the process whose arena it is) or the initiator (its peer). Nobody trusts a value that the
 //! other side can write: it is copied first and checked afterwards.
 
-use millstream_shm::sync::atomic::{AtomicU32, AtomicU64};
-use millstream_shm::{LeaseLock, OwnLease};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use crate::announce::Announcement;
+use millstream_lockfree::inflight_op::InflightOp;
+use millstream_lockfree::mr_entry::MrEntry;
+use millstream_lockfree::{BiasedRobustLock, RobustLock};
+
 use crate::caps::{MAX_MR, MAX_MULTICAST, MAX_QP, MAX_XRC_SRQ};
-use crate::cqe::Place;
 
 /// Marks an arena; changes with every change of this layout.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLARN7");
@@ -39,7 +40,7 @@ pub(crate) const QPN_INDEX_BITS: u32 = 12;
 pub(crate) struct Header {
     pub(crate) magic: AtomicU64,
     /// Held by whoever changes memory that not all initiators can map by an atomic operation.
-    pub(crate) atomics: LeaseLock,
+    pub(crate) atomics: RobustLock,
     /// Places of the multicast table that were ever used.
     pub(crate) multicast_len: AtomicU32,
 }
@@ -90,9 +91,9 @@ pub(crate) struct QpEntry {
     _pad0: u32,
     // Initiator.
     /// Says whether an operation touches the owner's memory.
-    pub(crate) busy: Announcement,
+    pub(crate) inflight: InflightOp,
     /// Held by the one of many initiators that delivers a datagram.
-    pub(crate) delivery: LeaseLock,
+    pub(crate) delivery: RobustLock,
     /// The shared receive request that the initiator has taken and not yet completed ([`taken`]). Who finds
     /// a note where it is alone to write one finds that of a dead initiator, and leaves it to the owner.
     pub(crate) srq_taken: AtomicU32,
@@ -113,37 +114,6 @@ pub(crate) struct QpEntry {
     /// The XRC domain of a receiving XRC queue pair, else zero.
     pub(crate) domain: AtomicU64,
     _pad5: [u32; 12],
-}
-
-/// One memory region or bound memory window as peers see it. All fields are the owner's, except that an
-/// initiator may end a window's life.
-#[derive(Debug, Default)]
-#[repr(C, align(64))]
-pub(crate) struct MrEntry {
-    /// Low half: the key. High half: rises whenever the other fields change, because the same key may
-    /// come back. Zero while the entry is free or being changed.
-    pub(crate) name: AtomicU64,
-    pub(crate) access: AtomicU32,
-    /// Zero for a window that belongs to a queue pair instead.
-    pub(crate) pd: AtomicU32,
-    /// Where peers can map the region: slot and generation in the file table; generation zero if not.
-    pub(crate) file: AtomicU32,
-    pub(crate) file_generation: AtomicU32,
-    /// First address of the region as work requests name it (iova).
-    pub(crate) start: AtomicU64,
-    /// Bytes.
-    pub(crate) len: AtomicU64,
-    /// Where `start` lies in the owner's address space.
-    pub(crate) va: AtomicU64,
-    /// The part of the region that can be mapped, as iova.
-    pub(crate) map_start: AtomicU64,
-    pub(crate) map_end: AtomicU64,
-    /// Offset in the file of `map_start`.
-    pub(crate) file_offset: AtomicU64,
-    /// The queue pair that a window of type 2 belongs to, else zero.
-    pub(crate) qpn: AtomicU32,
-    _pad0: u32,
-    _pad1: [u64; 6],
 }
 
 /// A file that peers may ask for.
@@ -173,7 +143,7 @@ pub(crate) struct XrcEntry {
     pub(crate) domain: AtomicU64,
     // Initiators.
     /// Held by the one of many initiators that carries a request out.
-    pub(crate) delivery: LeaseLock,
+    pub(crate) delivery: RobustLock,
     /// The request that the initiator has taken and not yet completed, as in [`QpEntry::srq_taken`].
     pub(crate) taken: AtomicU32,
     /// Queue pairs that sleep because the queue was empty; zero where there is none.
@@ -204,7 +174,7 @@ pub(crate) struct RecvSlot {
 #[repr(C, align(64))]
 pub(crate) struct SrqRing {
     // Initiators, under the lease.
-    pub(crate) lock: OwnLease,
+    pub(crate) lock: BiasedRobustLock,
     /// Receive requests ever taken.
     pub(crate) head: AtomicU32,
     /// An event is due when fewer requests than this are left; zero for none. Reset by who raises it. Here because the
@@ -253,68 +223,10 @@ pub(crate) const fn recv_slot_len(sges: u32) -> usize {
     size_of::<RecvSlot>() + sges as usize * 16
 }
 
-/// The header of a completion queue's shared half: completions that peers produce.
-#[derive(Debug, Default)]
-#[repr(C, align(64))]
-pub(crate) struct CqRing {
-    // Producers, under the lease.
-    pub(crate) lock: OwnLease,
-    /// Completions ever produced.
-    pub(crate) tail: AtomicU32,
-    /// A value of `head` that some producer saw: the consumer's own line is only looked at when the
-    /// queue seems full.
-    pub(crate) seen_head: AtomicU32,
-    /// What the consumer waits for: [`ARM_NONE`], [`ARM_ANY`] or [`ARM_SOLICITED`].
-    pub(crate) armed: AtomicU32,
-    /// Events signalled and not yet fetched.
-    pub(crate) events: AtomicU32,
-    /// Completions that the consumer waits for and has not been told of, if events are moderated.
-    pub(crate) pending: AtomicU32,
-    /// Set by a producer that found the queue full.
-    pub(crate) overrun: AtomicU32,
-    // Owner.
-    /// Rises, under the lease, whenever the entries have moved.
-    pub(crate) generation: AtomicU32,
-    /// The completion channel, zero for none.
-    pub(crate) channel: AtomicU32,
-    // Consumer.
-    /// Completions ever consumed.
-    pub(crate) head: AtomicU32,
-    _pad0: [u32; 15],
-    // Owner, under the lease; looked at when the generation has changed.
-    /// Offset of the entries in the arena, in units of 64 bytes.
-    pub(crate) entries: AtomicU32,
-    /// Entries less one; a power of two less one.
-    pub(crate) mask: AtomicU32,
-    /// Whether the time of each completion is kept, behind the entries.
-    pub(crate) timed: AtomicU32,
-    // Owner; looked at by those who signal.
-    /// Completions for one event; not more than one: events are not moderated.
-    pub(crate) moderation: AtomicU32,
-    /// The channel to signal when the first of them has come.
-    pub(crate) timer: AtomicU32,
-    _pad1: [u32; 11],
-}
-
-pub(crate) const ARM_NONE: u32 = 0;
-pub(crate) const ARM_ANY: u32 = 1;
-pub(crate) const ARM_SOLICITED: u32 = 2;
-
-/// Bytes of a completion queue's entries, with their times if these are kept.
-pub(crate) const fn cq_entries_len(entries: usize, timed: bool) -> usize {
-    entries * (size_of::<Place>() + if timed { size_of::<AtomicU64>() } else { 0 })
-}
-
-// The model checker's atomics are larger.
-#[cfg(not(loom))]
 const _: () = {
     assert!(size_of::<QpEntry>() == 320);
-    assert!(size_of::<MrEntry>() == 128);
     assert!(size_of::<XrcEntry>() == 64);
     assert!(size_of::<MulticastEntry>() == 32);
-    assert!(size_of::<CqRing>() == 192);
-    assert!(std::mem::offset_of!(CqRing, head) == 64);
-    assert!(size_of::<Place>() == 32);
     assert!(HEAP < 1 << 24);
     // One more than a slot fits half a note.
     assert!(crate::caps::MAX_QP_WR < 1 << 16);

@@ -16,15 +16,11 @@
 //! - a peer known to be gone is reported as RETRY_EXC_ERR when the first ACK timer expires, without waiting out the
 //!   retries.
 
-#![cfg(not(loom))]
-
-mod announce;
 mod caps;
 mod channel;
 mod clock;
 mod context;
 mod cq;
-mod cqe;
 mod cursor;
 mod dm;
 mod errno;
@@ -43,7 +39,6 @@ mod pd;
 mod peer;
 mod progress;
 pub mod qp;
-mod ring;
 mod server;
 mod srq;
 pub mod types;
@@ -52,13 +47,14 @@ mod xrc;
 
 pub use caps::*;
 pub use channel::Channel;
-pub use clock::{CLOCK_KHZ, Stamp, WallClock};
+pub use clock::{CLOCK_KHZ, WallClock};
 pub use context::Context;
 pub use cq::Cq;
 pub use cursor::{Current, Cursor};
 pub use dm::Dm;
 pub use errno::{Errno, Result};
 pub use event::{AsyncEvent, Handle};
+pub use millstream_lockfree::Timestamp;
 pub use mr::Mr;
 pub use mr::window::Mw;
 pub use multicast::is_group;

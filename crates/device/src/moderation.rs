@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use millstream_lockfree::cq_ring::ARM_NONE;
+
 use crate::cq::Cq;
-use crate::layout::ARM_NONE;
-use crate::ring::fulfil;
 
 /// The owner's side of it.
 #[derive(Debug, Default)]
@@ -65,7 +65,7 @@ impl Cq {
             return Some(left);
         }
         moderation.since = None;
-        if fulfil(ring)
+        if ring.disarm()
             && let Some(channel) = self.channel()
         {
             channel.signal();

@@ -5,17 +5,19 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use millstream_lockfree::mr_entry::MrEntry;
+use millstream_lockfree::process::{has_exited, pidfd_has_exited, pidfd_open};
 use millstream_shm::socket::Connection;
-use millstream_shm::{EventFd, Mapping, Memfd, poll_readable, process_handle, process_is_gone};
+use millstream_shm::{EventFd, Mapping, Memfd};
 
 use crate::caps::{MAX_MR, MAX_XRC_SRQ};
 use crate::files::FileId;
 use crate::greeting::{self, LEN, Message, Op, VERSION};
 use crate::host::Host;
 use crate::layout::{
-    ARENA_LEN, FILES, FileEntry, Header, MAGIC, MR_TABLE, MrEntry, QP_TABLE, QpEntry, XRC_TABLE, XrcEntry,
+    ARENA_LEN, FILES, FileEntry, Header, MAGIC, MR_TABLE, QP_TABLE, QpEntry, XRC_TABLE, XrcEntry,
 };
 use crate::progress::Work;
 
@@ -65,11 +67,11 @@ impl Peer {
     pub(crate) fn connect(host: &'static Host, block: u32) -> io::Result<Self> {
         let connection = Connection::open(&greeting::name(block), greeting::PATIENCE)?;
         let pid = connection.peer().pid;
-        if process_is_gone(pid) {
+        if has_exited(pid) {
             // The name is held by a child of the process that took it.
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
-        let process = process_handle(pid).ok();
+        let process = pidfd_open(pid).ok();
         let hello = Message::new(Op::Hello, [VERSION, host.pid, u32::from(host.asymmetric)]);
         connection.send(&hello.encode(), &[])?;
         let (answer, fd) = receive(&connection)?;
@@ -108,9 +110,7 @@ impl Peer {
 
     /// Whether the process has ended, noticed or not.
     pub(crate) fn has_ended(&self) -> bool {
-        let ended = |process: &OwnedFd| poll_readable(&[process.as_fd()], Some(Duration::ZERO));
-        !self.alive()
-            || self.process.as_ref().is_some_and(|process| ended(process).is_ok_and(|is| is == [true]))
+        !self.alive() || self.process.as_ref().is_some_and(|process| pidfd_has_exited(process.as_fd()))
     }
 
     pub(crate) fn mark_dead(&self) {
@@ -155,7 +155,7 @@ impl Peer {
     }
 
     /// Held while memory that not everybody can map is changed by an atomic operation.
-    pub(crate) fn atomics(&self) -> Option<&millstream_shm::LeaseLock> {
+    pub(crate) fn atomics(&self) -> Option<&millstream_lockfree::RobustLock> {
         let at = self.at(0, size_of::<Header>())?;
         // SAFETY: the arena starts with its header, which is made of atomics.
         Some(unsafe { &(*at.cast::<Header>()).atomics })

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use millstream_shm::{Block, SpinLock};
+use millstream_lockfree::SpinLock;
+use millstream_shm::Block;
 
 use crate::caps::{MAX_QP_WR, MAX_SGE};
 use crate::cq::Cq;

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use millstream_link::{Inbox, Origin, Port};
-use millstream_shm::BiasedLock;
+use millstream_lockfree::BiasedLock;
 use millstream_wire::gid;
 
 use crate::clock;

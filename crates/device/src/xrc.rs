@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
+use millstream_lockfree::{RobustLock, barrier};
+use millstream_shm::random_u64;
 use millstream_shm::socket::{self, Listener};
-use millstream_shm::{LeaseLock, barrier, random_u64};
 
 use crate::caps::MAX_XRC_SRQ;
 use crate::context::Context;
@@ -218,7 +219,7 @@ impl Membership {
 
 /// Takes the note of a request that an initiator took and did not complete; zero for none. Who holds the lease
 /// is inside, and the note is its own: it is not waited for long, because whoever comes next says it again.
-pub(crate) fn take_abandoned(delivery: &LeaseLock, taken: &AtomicU32, me: u32) -> u32 {
+pub(crate) fn take_abandoned(delivery: &RobustLock, taken: &AtomicU32, me: u32) -> u32 {
     let lease = delivery.lock_within(me, Duration::from_millis(100));
     if lease.is_some() { taken.swap(0, Ordering::AcqRel) } else { 0 }
 }

@@ -9,7 +9,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Once;
 
-use millstream_shm::SpinLock;
+use millstream_lockfree::SpinLock;
 
 /// All of this process.
 static OURS: SpinLock<Vec<RawFd>> = SpinLock::new(Vec::new());

@@ -8,11 +8,6 @@
 //! - [`EventFd`] and [`poll`]: a count, and anything else with a descriptor, that can be waited for;
 //! - [`Arena`]: one process's shared objects, allocated in one memfd that peers map whole;
 //! - [`socket`]: abstract UNIX sockets that carry descriptors, so nothing is left in a file system;
-//! - [`LeaseLock`]: a lock in shared memory that a survivor can take from a dead holder; [`OwnLease`]: the same for
-//!   what one party uses nearly always;
-//! - [`sync`]: the atomics that lock-free code is made of, or a model checker's;
-//! - [`barrier`]: an asymmetric fence, free for the fast side;
-//! - [`copy_in_order`]: copies into memory that others look at meanwhile;
 //! - [`relocate`]: private pages become shared pages, in place;
 //! - [`ports`]: who listens on TCP;
 //! - [`thread`]: threads that stay out of the application's way;
@@ -21,45 +16,27 @@
 //! - [`vfio`] and [`cuda`]: memory of PCIe devices and GPUs.
 
 mod arena;
-pub mod barrier;
-mod biased;
-pub mod cache;
-mod copy;
 pub mod cuda;
 mod event;
 pub mod futex;
-mod lease;
 pub mod maps;
 mod memfd;
-#[cfg(loom)]
-pub mod model;
 mod null;
-mod own;
 mod poll;
 pub mod ports;
 mod present;
-mod process;
-#[cfg(not(loom))]
 pub mod relocate;
 pub mod socket;
-mod spin;
-pub mod sync;
 pub mod thread;
 pub mod vfio;
 pub mod vm;
 
 pub use arena::{Arena, Block};
-pub use biased::BiasedLock;
-pub use copy::{copy_in_order, store_word};
 pub use event::EventFd;
-pub use lease::{LeaseGuard, LeaseLock};
 pub use memfd::{Mapping, Memfd, cannot_shrink, file_len, is_sealed};
 pub use null::Null;
-pub use own::{OwnLease, Party, Taken};
 pub use poll::{poll, poll_readable};
 pub use present::present;
-pub use process::{process_handle, process_is_gone};
-pub use spin::{SpinGuard, SpinLock};
 
 use std::time::Duration;
 

@@ -34,8 +34,10 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Once};
 
+use millstream_lockfree::SpinLock;
+
 use crate::memfd::stat;
-use crate::{Mapping, Memfd, PAGE, SpinLock, maps, round_up};
+use crate::{Mapping, Memfd, PAGE, maps, round_up};
 
 /// A stretch of this process's memory that peers can map.
 #[derive(Debug)]

@@ -215,7 +215,7 @@ impl Registers {
 
     /// Says that the line at `offset` will be read soon.
     pub(crate) fn expect_load(&self, offset: usize) {
-        millstream_shm::cache::expect_load(self.mapping.base().wrapping_add(offset));
+        millstream_lockfree::prefetch::for_load(self.mapping.base().wrapping_add(offset));
     }
 
     /// Address of the first byte, for calls that take a pointer. Valid as long as this value lives.

@@ -4,7 +4,6 @@
 //! ([`window`]) is a key for a part of a region. Nothing is pinned: pages that peers can map are kept by
 //! their file, and all others are reached through the kernel, which finds them as they are at that time.
 
-pub(crate) mod entry;
 pub(crate) mod table;
 pub mod window;
 

@@ -1,22 +1,22 @@
 //! The process's memory keys: the private truth behind the entries that peers look at.
 //!
 //! A key is the number of a place in the table (high half) and a random tag (low half). Memory regions
-//! and memory windows share the places. How a place is changed and read is in [`super::entry`].
+//! and memory windows share the places. [`MrEntry`] says how an entry is changed and read.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
+use millstream_lockfree::mr_entry::{MrDescriptor, MrEntry};
 use millstream_shm::random_u64;
 
-use super::entry::Shown;
 use super::window::{Bind, Kind};
 use crate::caps::MAX_MR;
 use crate::errno::{Errno, Result};
 use crate::files::FileId;
 use crate::host::Host;
-use crate::layout::{MR_TABLE, MrEntry};
+use crate::layout::MR_TABLE;
 use crate::types::{
     ACCESS_LOCAL_WRITE, ACCESS_MW_BIND, ACCESS_ON_DEMAND, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ,
     ACCESS_REMOTE_WRITE, ACCESS_ZERO_BASED, vendor,
@@ -194,7 +194,7 @@ impl MrTable {
             return Err(Errno::BUSY);
         }
         slots.regions.remove(&key);
-        entry(host, key >> 16).hide();
+        entry(host, key >> 16).withdraw();
         self.epoch.fetch_add(1, Ordering::AcqRel);
         Ok(())
     }
@@ -250,7 +250,7 @@ impl MrTable {
 
     /// Withdraws a window, whether it is bound or not; operations under way may still use it.
     pub(crate) fn unbind(&self, host: &Host, slot: u32) {
-        entry(host, slot).hide();
+        entry(host, slot).withdraw();
         self.lock().forget_window(slot);
     }
 
@@ -265,7 +265,7 @@ impl MrTable {
         if bound.qpn != qpn {
             return Err(vendor::DOMAIN);
         }
-        entry(host, slot).hide();
+        entry(host, slot).withdraw();
         slots.forget_window(slot);
         Ok(())
     }
@@ -275,7 +275,7 @@ impl MrTable {
         let mut slots = self.lock();
         let theirs: Vec<u32> = slots.windows.iter().filter(|(_, b)| b.qpn == qpn).map(|(s, _)| *s).collect();
         for slot in theirs {
-            entry(host, slot).hide();
+            entry(host, slot).withdraw();
             slots.forget_window(slot);
         }
     }
@@ -283,7 +283,7 @@ impl MrTable {
 
 impl Binding {
     fn lives(&self, host: &Host, slot: u32) -> bool {
-        entry(host, slot).has(self.name)
+        entry(host, slot).has_tag(self.name)
     }
 }
 
@@ -294,7 +294,7 @@ impl Slots {
         let life = &mut self.lives[slot as usize].1;
         *life = life.wrapping_add(1);
         let name = u64::from(*life) << 32 | u64::from(shown.key);
-        let shown = Shown {
+        let descriptor = MrDescriptor {
             access: shown.access,
             pd: shown.pd,
             start: shown.start,
@@ -305,7 +305,7 @@ impl Slots {
             offset: place.offset,
             qpn,
         };
-        entry(host, slot).show(name, &shown);
+        entry(host, slot).publish(name, &descriptor);
         name
     }
 

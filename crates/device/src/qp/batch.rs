@@ -6,7 +6,7 @@
 
 use std::sync::atomic::Ordering;
 
-use millstream_shm::{SpinGuard, SpinLock};
+use millstream_lockfree::{SpinGuard, SpinLock};
 
 use super::plain::{Plain, Requests, Run};
 use super::send::{Admitted, SendQueue};

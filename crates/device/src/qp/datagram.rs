@@ -17,15 +17,15 @@ use super::transfer::{self, Stop};
 use super::wire::Lane;
 use super::{Qp, QpType};
 use crate::caps::MAX_SGE;
-use crate::cqe::Cqe;
 use crate::greeting::{Message, Op};
 use crate::multicast;
 use crate::peer::Peer;
-use crate::ring::NotAdded;
 use crate::types::{
     SEND_SOLICITED, SendWr, Sge, UdDestination, WC_FLAG_GRH, WC_FLAG_WITH_IMM, WC_OP_RECV, WR_SEND_WITH_IMM,
     total_len,
 };
+use millstream_lockfree::cq_ring::PushError;
+use millstream_lockfree::cqe::Cqe;
 
 /// Longest datagram: the port's MTU, bytes.
 pub(super) const MAX_DATAGRAM: u64 = 4096;
@@ -174,7 +174,7 @@ unsafe fn deliver_to(
     let solicited = wr.flags & SEND_SOLICITED != 0 || status != 0;
     let completed = target.complete_receive(qp.party(), receive, cqe, solicited);
     drop(guard);
-    if completed == Err(NotAdded::Full) {
+    if completed == Err(PushError::Full) {
         peer.tell(qp.host, Message::new(Op::Overrun, [to.qpn]));
     }
     let signal = completed.unwrap_or(false);

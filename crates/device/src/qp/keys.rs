@@ -7,10 +7,10 @@ use millstream_shm::{Mapping, Null, present};
 
 use crate::files::FileId;
 use crate::host::Host;
-use crate::layout::MrEntry;
 use crate::mr::{ACCESS_NULL, LocalMr};
 use crate::peer::Peer;
 use crate::types::{ACCESS_LOCAL_WRITE, ACCESS_ON_DEMAND, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, vendor};
+use millstream_lockfree::mr_entry::MrEntry;
 
 const SLOTS: usize = 8;
 
@@ -155,7 +155,7 @@ impl Window {
 
     #[inline]
     fn valid(&self, key: u32) -> bool {
-        self.name as u32 == key && self.entry.has(self.name)
+        self.name as u32 == key && self.entry.has_tag(self.name)
     }
 
     /// Whether it is a memory window of type 2 of the queue pair `qpn`.
@@ -165,7 +165,7 @@ impl Window {
 
     /// Ends its life, as a peer may do with a memory window; false if that was over already.
     pub(super) fn invalidate(&self) -> bool {
-        self.entry.end(self.name)
+        self.entry.invalidate(self.name)
     }
 
     /// Whether what is stored into it is forgotten.

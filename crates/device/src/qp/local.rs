@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use millstream_shm::barrier;
+use millstream_lockfree::barrier;
 
 use super::Qp;
 use super::send::SendQueue;

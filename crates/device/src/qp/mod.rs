@@ -1,12 +1,11 @@
 //! Queue pairs.
 //!
 //! [`state`] says which transitions exist and what they need; `send` takes requests, `batch` many at
-//! once, `care` looks after those that wait; `transfer` carries them out in the peer's memory, `plain` the
+//! once, `RetryOwner` says who retries those that wait; `transfer` carries them out in the peer's memory, `plain` the
 //! simplest of them with the fewest instructions; `recv` keeps
 //! receive requests; `keys` remembers checked memory keys.
 
 mod batch;
-mod care;
 mod datagram;
 mod keys;
 mod local;
@@ -24,12 +23,12 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
-use millstream_shm::{BiasedLock, Block, Party, barrier};
+use millstream_lockfree::{BiasedLock, OwnerId, barrier};
+use millstream_shm::Block;
 
 use crate::caps::{MAX_INLINE, MAX_QP_WR, MAX_RD_ATOMIC, MAX_SGE, MIN_INLINE};
 use crate::context::Context;
 use crate::cq::Cq;
-use crate::cqe::Cqe;
 use crate::errno::{Errno, Result};
 use crate::event::{
     self, EVENT_COMM_EST, EVENT_QP_FATAL, EVENT_QP_LAST_WQE_REACHED, EVENT_SQ_DRAINED, Handle,
@@ -45,9 +44,10 @@ use crate::types::{
     ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, WC_OP_RECV, WC_WR_FLUSH_ERR,
 };
 use crate::xrc::{Xrcd, take_abandoned};
+use millstream_lockfree::cqe::Cqe;
 
 pub use batch::{SendOps, WrBatch, WrBatchLock};
-use care::Care;
+use millstream_lockfree::retry_owner::RetryOwner;
 pub use plain::{Plain, Requests};
 use recv::RecvQueue;
 pub(crate) use recv::{Note, Received};
@@ -152,7 +152,7 @@ pub struct Qp {
     state: AtomicU8,
     attributes: Mutex<QpAttr>,
     send: BiasedLock<SendQueue>,
-    care: Care,
+    retry_owner: RetryOwner,
     alarm: Alarm,
     recv: RecvQueue,
     /// Send requests that the application has taken back by polling, ever.
@@ -226,7 +226,7 @@ impl Qp {
             state: AtomicU8::new(QpState::Reset as u8),
             attributes: Mutex::default(),
             send: BiasedLock::new(SendQueue::default()),
-            care: Care::default(),
+            retry_owner: RetryOwner::default(),
             alarm: Alarm::default(),
             recv: RecvQueue::new(host.arena.at(rq_block.offset), slots, slot_len, capacity.max_recv_wr),
             reclaimed: AtomicU32::new(0),
@@ -277,7 +277,7 @@ impl Qp {
         entry.srq.store(self.srq.as_ref().map_or(0, |srq| srq.arena_offset()), Ordering::Relaxed);
         entry.domain.store(self.domain.as_ref().map_or(0, |domain| domain.id()), Ordering::Relaxed);
         entry.srq_taken.store(0, Ordering::Relaxed);
-        entry.busy.clear();
+        entry.inflight.clear();
         entry.delivery.reset();
         entry.rnr_wait.store(0, Ordering::Relaxed);
         entry.rq_tail.store(0, Ordering::Relaxed);
@@ -384,8 +384,8 @@ impl Qp {
 
     /// Who takes leases for its requests: they are carried out under the send queue's lock, one at a time.
     #[inline]
-    fn party(&self) -> Party {
-        Party { pid: self.host.pid, number: self.qpn }
+    fn party(&self) -> OwnerId {
+        OwnerId { pid: self.host.pid, number: self.qpn }
     }
 
     /// The transport service.
@@ -553,12 +553,12 @@ impl Qp {
         deadline: Instant,
         mut peer: impl FnMut() -> Option<(Option<Arc<Peer>>, u32)>,
     ) -> bool {
-        let Some(operation) = self.entry.busy.under_way() else { return true };
+        let Some(operation) = self.entry.inflight.current() else { return true };
         let mut known = None;
         let mut turns = 0;
         wait_until(deadline, || {
             turns += 1;
-            if self.entry.busy.is_over(operation) {
+            if self.entry.inflight.has_ended(operation) {
                 return true;
             }
             if turns < 1000 {
@@ -674,7 +674,7 @@ impl Qp {
         self.set_state(QpState::Reset);
         if self.quiesce() {
             // A peer that died inside will not withdraw, and the next one is not to be blamed for it.
-            self.entry.busy.clear();
+            self.entry.inflight.clear();
         }
         let mut send = self.send.lock();
         *send = SendQueue::default();

@@ -10,19 +10,19 @@
 
 use std::sync::atomic::Ordering;
 
-use millstream_shm::copy_in_order;
+use millstream_lockfree::copy_in_order;
 
 use super::keys::{LocalKeys, RemoteKeys, Use};
 use super::send::SendQueue;
 use super::state::QpState;
 use super::target::{READ_AHEAD, Receive, Target};
-use super::{QpType, Qp};
+use super::{Qp, QpType};
 use crate::caps::MAX_MSG;
-use crate::cqe::Cqe;
 use crate::types::{
     ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED,
     SendWr, Sge, WC_OP_RECV, WC_SUCCESS, WR_RDMA_READ, WR_RDMA_WRITE, WR_SEND,
 };
+use millstream_lockfree::cqe::Cqe;
 
 /// An RDMA WRITE, READ or SEND of one element.
 #[derive(Clone, Copy, Debug)]
@@ -185,7 +185,7 @@ impl Qp {
         if !peer.alive() || target.revision() != revision || !target.allows(run.access()) {
             return None;
         }
-        let (busy, asymmetric) = (&target.entry.busy, peer.asymmetric);
+        let (inflight, asymmetric) = (&target.entry.inflight, peer.asymmetric);
         let always = if self.signal_all { SEND_SIGNALED } else { 0 };
         let mut announced = send.announced;
         let (mut signal, mut going_on) = (false, false);
@@ -194,7 +194,7 @@ impl Qp {
             && !signal
         {
             // One request's end is the next one's beginning.
-            busy.begin(&mut announced, asymmetric);
+            inflight.begin(&mut announced, asymmetric);
             if target.revision() != revision || self.state.load(Ordering::Relaxed) != QpState::Rts as u8 {
                 break;
             }
@@ -220,7 +220,7 @@ impl Qp {
             room -= 1;
             going_on = true;
         }
-        busy.end(&mut announced);
+        inflight.end(&mut announced);
         send.announced = announced;
         if signal {
             peer.signal(target.cq.channel());

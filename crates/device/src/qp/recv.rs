@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use millstream_shm::{BiasedLock, SpinGuard, cache};
+use millstream_lockfree::{BiasedLock, SpinGuard, prefetch};
 
 use super::Qp;
 use super::state::QpState;
@@ -109,7 +109,7 @@ impl RecvQueue {
         let received = self.notes[(done & self.mask) as usize].read();
         self.done.store(done.wrapping_add(1), Ordering::Release);
         // Where the request goes that replaces this one.
-        cache::expect_store(self.slot(done.wrapping_add(self.depth)));
+        prefetch::for_store(self.slot(done.wrapping_add(self.depth)));
         Some(received)
     }
 

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-use super::care::Found;
 use super::datagram::{self, MAX_DATAGRAM, Pieces, Receivers};
 use super::keys::{LocalKeys, RemoteKeys};
 use super::plain::{Group, Requests as _, Rest};
@@ -27,6 +26,7 @@ use crate::types::{
     WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM, WR_SEND_WITH_INV, Wc, completion_opcode, total_len,
     vendor,
 };
+use millstream_lockfree::retry_owner::RetryCheck;
 
 /// How soon the progress thread looks after a request that was just parked. An application that
 /// polls is much earlier.
@@ -489,7 +489,7 @@ impl Qp {
         if !std::mem::replace(&mut send.with_cq, true) {
             self.send_cq.add_parked(self.me.clone());
         }
-        if self.care.begin() {
+        if self.retry_owner.set_pending() {
             self.host.progress.park(self.me.clone(), FIRST_LOOK);
         }
     }
@@ -508,16 +508,16 @@ impl Qp {
 
     /// Tries parked requests again for an application that polls; false when none is left.
     pub(crate) fn retry_for_poller(&self) -> bool {
-        self.care.polled();
+        self.retry_owner.count_poll();
         self.retry_as(Retrier::Poller).is_some()
     }
 
     /// Tries parked requests again for an application that sleeps; says when to come back.
     pub(crate) fn retry(&self) -> Option<Duration> {
-        match self.care.look() {
-            Found::Nothing => None,
-            Found::Poller => Some(LATER_LOOK),
-            Found::Nobody => Some(self.retry_as(Retrier::Thread).unwrap_or(LATER_LOOK)),
+        match self.retry_owner.check() {
+            RetryCheck::Idle => None,
+            RetryCheck::Polled => Some(LATER_LOOK),
+            RetryCheck::Unattended => Some(self.retry_as(Retrier::Thread).unwrap_or(LATER_LOOK)),
         }
     }
 
@@ -532,7 +532,7 @@ impl Qp {
             let Some(parked) = send.parked.pop_front() else {
                 send.waits = None;
                 send.with_cq &= who != Retrier::Poller;
-                self.care.end();
+                self.retry_owner.clear_pending();
                 return None;
             };
             if self.state.load(Ordering::Relaxed) != QpState::Rts as u8 {

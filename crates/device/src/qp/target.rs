@@ -4,21 +4,21 @@ use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use millstream_shm::{Party, cache};
+use millstream_lockfree::{OwnerId, prefetch};
 
 use super::QpType;
 use super::datagram::Elements;
 use super::transfer::{Stop, UNRESPONSIVE};
 use crate::caps::{MAX_QP, MAX_QP_WR, MAX_SGE};
-use crate::cqe::Cqe;
 use crate::greeting::{Message, Op, shared};
 use crate::layout::{
-    ARENA_LEN, CqRing, QpEntry, RecvSlot, SrqRing, XrcEntry, qp_state, recv_slot_len, srq_len, taken,
+    ARENA_LEN, QpEntry, RecvSlot, SrqRing, XrcEntry, qp_state, recv_slot_len, srq_len, taken,
 };
 use crate::peer::Peer;
-use crate::ring::{NotAdded, RemoteCq};
 use crate::types::{Sge, WC_OP_RECV};
 use crate::xrc;
+use millstream_lockfree::cq_ring::{CqProducer, CqRing, PushError};
+use millstream_lockfree::cqe::Cqe;
 
 /// Whether a request can be carried out now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ pub(super) struct Target {
     /// the queue seems empty.
     seen_tail: Cell<u32>,
     ahead: ReadAhead,
-    pub(super) cq: RemoteCq,
+    pub(super) cq: CqProducer<&'static CqRing>,
     pub(super) pd: u32,
 }
 
@@ -113,12 +113,12 @@ impl SharedReceives {
 }
 
 /// Finds the completion queue at `at` of the peer's arena.
-fn bind_cq(peer: &Peer, at: usize) -> Option<RemoteCq> {
+fn bind_cq(peer: &Peer, at: usize) -> Option<CqProducer<&'static CqRing>> {
     // SAFETY: in the arena, aligned to a line, and made of atomics.
     let ring: &'static CqRing = unsafe { &*peer.at(at, size_of::<CqRing>())?.cast::<CqRing>() };
     let arena = NonNull::new(peer.at(0, ARENA_LEN)?)?;
     // SAFETY: the whole arena, which outlives the result with the peer.
-    Some(unsafe { RemoteCq::new(arena, ring) })
+    Some(unsafe { CqProducer::new(NonNull::slice_from_raw_parts(arena, ARENA_LEN), ring) })
 }
 
 // SAFETY: points into the peer's arena, where everything is atomics or raw copies.
@@ -311,7 +311,7 @@ impl Target {
     /// Takes the oldest receive request. One of the queue pair's own stays until it is completed;
     /// one of a shared queue is noted in the entry, so that its owner gets it back if we die.
     #[inline]
-    pub(super) fn take_receive(&self, me: Party) -> Result<(Receive, Left), Stop> {
+    pub(super) fn take_receive(&self, me: OwnerId) -> Result<(Receive, Left), Stop> {
         let Some(srq) = &self.srq else {
             // These numbers are not to come round again while copies are kept.
             self.ahead.count.set(0);
@@ -330,7 +330,7 @@ impl Target {
         let slot_at =
             |at: u32| unsafe { srq.order.as_ptr().add((at & self.slots.mask) as usize).read_volatile() };
         let slot = slot_at(head);
-        self.slots.expect(slot_at(head.wrapping_add(cache::AHEAD)));
+        self.slots.expect(slot_at(head.wrapping_add(prefetch::DISTANCE)));
         srq.taken.store(taken::note(head, slot), Ordering::Relaxed);
         ring.head.store(head.wrapping_add(1), Ordering::Release);
         drop(guard);
@@ -393,7 +393,7 @@ impl Target {
             out.extend((0..n).map(|i| from.add(i).read_volatile()));
         }
         if self.srq.is_none() {
-            self.slots.expect(receive.slot.wrapping_add(cache::AHEAD));
+            self.slots.expect(receive.slot.wrapping_add(prefetch::DISTANCE));
         }
     }
 
@@ -401,11 +401,11 @@ impl Target {
     #[inline(always)]
     pub(super) fn complete_receive(
         &self,
-        me: Party,
+        me: OwnerId,
         receive: Receive,
         cqe: Cqe,
         solicited: bool,
-    ) -> Result<bool, NotAdded> {
+    ) -> Result<bool, PushError> {
         let cqe = Cqe { qpn: self.qpn, sequence: receive.sequence, ..cqe };
         let result = self.cq.push(me, cqe, solicited);
         // Only now: a receive that was used up but not completed would be lost if we died between.
@@ -423,10 +423,10 @@ impl Target {
     #[inline(always)]
     pub(super) fn complete_receives(
         &self,
-        me: Party,
+        me: OwnerId,
         count: u32,
         byte_len: impl Fn(u32) -> u32,
-    ) -> Result<bool, NotAdded> {
+    ) -> Result<bool, PushError> {
         let head = self.entry.rq_head.load(Ordering::Relaxed);
         let cqe = |at: u32| Cqe {
             qpn: self.qpn,
@@ -452,7 +452,7 @@ impl Slots {
     /// A request that comes soon, so as to have it here by then: another core posted it.
     #[inline]
     fn expect(&self, slot: u32) {
-        cache::expect_load(self.at(slot));
+        prefetch::for_load(self.at(slot));
     }
 
     fn check(peer: &Peer, at: usize, mask: u32, sges: u32) -> Option<Self> {

@@ -7,8 +7,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use millstream_lockfree::{copy_in_order, store_u64};
 use millstream_shm::vm::{self, Direction};
-use millstream_shm::{copy_in_order, store_word};
 
 use super::datagram::{self, Elements, Piece, Pieces};
 use super::keys::{LocalKeys, Window};
@@ -16,11 +16,9 @@ use super::send::SendQueue;
 use super::target::{Left, Readiness, Receive, Target};
 use super::wire::Lane;
 use super::{Qp, QpType};
-use crate::cqe::Cqe;
 use crate::event::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR, NO_EVENT};
 use crate::greeting::{Message, Op};
 use crate::peer::Peer;
-use crate::ring::NotAdded;
 use crate::types::{
     ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SEND_INLINE,
     SEND_SOLICITED, SendWr, Sge, WC_FLAG_WITH_IMM, WC_FLAG_WITH_INV, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR,
@@ -28,6 +26,8 @@ use crate::types::{
     WC_RETRY_EXC_ERR, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_ATOMIC_WRITE, WR_RDMA_READ,
     WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND_WITH_IMM, WR_SEND_WITH_INV, total_len, vendor,
 };
+use millstream_lockfree::cq_ring::PushError;
+use millstream_lockfree::cqe::Cqe;
 
 /// Why a request was not carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,11 +82,11 @@ impl SendQueue {
         // Looked at once more below. But the announcement of a queue pair that is not, or no longer,
         // the target's peer would get into the way of the true one's.
         target.note_readiness(qp.qpn).check()?;
-        target.entry.busy.begin(&mut self.announced, peer.asymmetric);
+        target.entry.inflight.begin(&mut self.announced, peer.asymmetric);
         let mut transfer =
             Transfer { qp, peer, target, remote: &mut self.remote_keys, local: &mut self.local_keys };
         let result = transfer.run(wr);
-        target.entry.busy.end(&mut self.announced);
+        target.entry.inflight.end(&mut self.announced);
         match result {
             Ok(false) => Ok(()),
             Ok(true) => {
@@ -127,7 +127,7 @@ impl SendQueue {
         if target.awaits_contact() {
             peer.tell(qp.host, Message::new(Op::Contact, [self.dest_qpn, qp.qpn]));
         }
-        self.announced = target.entry.busy.last();
+        self.announced = target.entry.inflight.last();
         self.target = Some(target);
         Ok(())
     }
@@ -229,7 +229,7 @@ impl Transfer<'_> {
         admit(window, self.target, wr.remote_addr, 8, ACCESS_REMOTE_ATOMIC).map_err(denied)?;
         let old = change_word(window, self.peer, self.qp.host.pid, wr)?;
         // SAFETY: eight bytes of the application's registered memory.
-        unsafe { store_word(to, old) };
+        unsafe { store_u64(to, old) };
         Ok(())
     }
 
@@ -322,8 +322,8 @@ impl Transfer<'_> {
         let cqe = Cqe { opcode: opcode as u16, byte_len, imm, wc_flags, ..Cqe::default() };
         self.target.complete_receive(self.qp.party(), receive, cqe, wr.flags & SEND_SOLICITED != 0).map_err(
             |why| match why {
-                NotAdded::Full => refused(WC_REM_OP_ERR, vendor::CQ_FULL, EVENT_QP_FATAL),
-                NotAdded::Locked => UNRESPONSIVE,
+                PushError::Full => refused(WC_REM_OP_ERR, vendor::CQ_FULL, EVENT_QP_FATAL),
+                PushError::Locked => UNRESPONSIVE,
             },
         )
     }

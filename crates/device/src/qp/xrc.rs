@@ -104,10 +104,10 @@ impl SendQueue {
             return Err(Stop::Gone);
         }
         through.readiness(qp.qpn).check()?;
-        through.entry.busy.begin(&mut self.announced, peer.asymmetric);
+        through.entry.inflight.begin(&mut self.announced, peer.asymmetric);
         let queue = self.queues.find(qp, through, wr.remote_srqn);
         let result = queue.and_then(|queue| queue.carry_out(qp, wr, &mut self.local_keys));
-        through.entry.busy.end(&mut self.announced);
+        through.entry.inflight.end(&mut self.announced);
         if let Err(Stop::Failed { peer_event, vendor, .. }) = result {
             if vendor == vendor::NO_QUEUE {
                 self.queues.0.remove(&wr.remote_srqn);

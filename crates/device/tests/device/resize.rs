@@ -7,7 +7,7 @@ use std::time::Duration;
 use millstream_device::types::{
     SEND_SIGNALED, WC_OP_RECV, WC_OP_SEND, WC_REM_OP_ERR, WC_SUCCESS, WR_SEND, WR_SEND_WITH_IMM, Wc,
 };
-use millstream_device::{Channel, Cq, Errno, MAX_CQE, Stamp, WallClock};
+use millstream_device::{Channel, Cq, Errno, MAX_CQE, Timestamp, WallClock};
 
 use crate::support::{
     Adapter, Command, Completion, End, Kind, Place, Region, Setup, Which, connect_queue_pair, pair, readable,
@@ -280,14 +280,14 @@ fn a_peer_counts_for_moderated_events() {
 #[test]
 fn completions_are_stamped_when_they_are_added() {
     let test = Loop::new();
-    let start = Stamp::now();
+    let start = Timestamp::now();
     test.send(1);
-    let between = Stamp::now();
+    let between = Timestamp::now();
     // Not when they are polled, and not when the queue is resized.
     std::thread::sleep(Duration::from_millis(5));
     test.cq.resize(128).expect("room");
     test.send(2);
-    let end = Stamp::now();
+    let end = Timestamp::now();
     for cq in [&test.cq, &test.sends] {
         let next = || cq.poll_one().expect("no overflow").expect("it is there");
         let ((first, early), (second, late)) = (next(), next());
@@ -303,7 +303,7 @@ fn completions_are_stamped_when_they_are_added() {
     // Polled in the ordinary way, times go with their completions.
     (3..6).for_each(|i| test.send(i));
     assert_eq!(test.sends.poll(&mut [Wc::default(); 2]), Ok(2));
-    let before = Stamp::now();
+    let before = Timestamp::now();
     test.send(6);
     assert!(test.sends.poll_one().expect("no overflow").expect("it is there").1 < before);
     assert!(test.sends.poll_one().expect("no overflow").expect("it is there").1 >= before);

@@ -20,7 +20,8 @@ use std::time::{Duration, Instant};
 
 use millstream_shm::socket::{Bound, Connection, Listener, names_with, own_uid};
 use millstream_shm::thread::spawn;
-use millstream_shm::{EventFd, poll_readable, process_is_gone};
+use millstream_lockfree::process::has_exited;
+use millstream_shm::{EventFd, poll_readable};
 
 use crate::datagram::Inbox;
 use crate::fork::Ours;
@@ -266,7 +267,7 @@ fn look_around(port: u16, own: u16) -> Result<(Seats, BTreeMap<u16, u32>), JoinE
         let Ok(connection) = Connection::open(&name, PATIENCE) else { continue };
         let pid = connection.peer().pid;
         // A forked child may still hold the name of its parent that is gone.
-        if pid != 0 && process_is_gone(pid) {
+        if pid != 0 && has_exited(pid) {
             continue;
         }
         others.insert(block, pid);

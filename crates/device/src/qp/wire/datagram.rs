@@ -11,7 +11,6 @@ use millstream_wire::{Packet, Pkey, Psn, Qkey, Qpn, UDP_PORT, bth, deth};
 use super::Wired;
 use super::landing::Landing;
 use super::route::Route;
-use crate::cqe::Cqe;
 use crate::gid;
 use crate::multicast;
 use crate::qp::Qp;
@@ -21,6 +20,7 @@ use crate::types::{
     WC_OP_RECV, WR_SEND_WITH_IMM, total_len,
 };
 use crate::wire::Arrived;
+use millstream_lockfree::cqe::Cqe;
 
 /// What a datagram queue pair has of the wire. The transport's machine makes its packets and says which ones it
 /// takes; they are delivered as those from this host are, whose sender does it ([`crate::qp::datagram`]).

@@ -9,11 +9,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+use millstream_lockfree::RobustGuard;
 use millstream_proto::{DeliveryFault, Refusal};
-use millstream_shm::LeaseGuard;
 
 use super::Wired;
-use crate::cqe::Cqe;
 use crate::greeting::{Message, Op, shared};
 use crate::host::Host;
 use crate::layout::XrcEntry;
@@ -24,11 +23,12 @@ use crate::qp::keys::{RemoteKeys, Window};
 use crate::qp::target::{Left, Readiness, Receive, Target};
 use crate::qp::transfer::{Stop, admit, change_word, load, scatter, set_word, store};
 use crate::qp::xrc::{REMEMBERED, find_entry};
-use crate::ring::NotAdded;
 use crate::types::{
     ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SendWr, Sge, WC_OP_RECV, WC_WR_FLUSH_ERR,
     total_len,
 };
+use millstream_lockfree::cq_ring::PushError;
+use millstream_lockfree::cqe::Cqe;
 
 /// See the module's description.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ struct Place {
 impl Place {
     /// Excludes those of this host who send to the queue, and the owner who takes memory away.
     #[inline]
-    fn lease(&self, me: u32) -> Result<Option<LeaseGuard<'static>>, Refusal> {
+    fn lease(&self, me: u32) -> Result<Option<RobustGuard<'static>>, Refusal> {
         let Some((number, entry)) = self.queue else { return Ok(None) };
         let lease = entry.delivery.lock(me).ok_or(Refusal::Operational)?;
         // Withdrawn before the lease was taken, it is seen here; afterwards, its owner waits for us.
@@ -215,7 +215,7 @@ impl Landing {
     }
 
     /// Completes the receive request of the message that ends.
-    pub(super) fn complete(&mut self, cqe: Cqe, solicited: bool) -> Result<(), NotAdded> {
+    pub(super) fn complete(&mut self, cqe: Cqe, solicited: bool) -> Result<(), PushError> {
         let Some((queue, receive, _)) = self.receive.take() else { return Ok(()) };
         let place = if queue == 0 { Some(&self.own) } else { self.queues.get(&queue) };
         // A queue that is gone has no completions.
@@ -225,7 +225,7 @@ impl Landing {
             Ok(true) => place.peer.signal(place.target.cq.channel()),
             Ok(false) => {}
             Err(error) => {
-                if queue != 0 && error == NotAdded::Full {
+                if queue != 0 && error == PushError::Full {
                     place.peer.tell(self.host, Message::new(Op::Shared, [queue, shared::OVERRUN]));
                 }
                 return Err(error);
@@ -241,7 +241,7 @@ impl Landing {
 
     /// The same for a datagram, whose sender is not told if the completion is lost.
     pub(super) fn complete_or_overrun(&mut self, cqe: Cqe, solicited: bool) {
-        if self.complete(cqe, solicited) == Err(NotAdded::Full) {
+        if self.complete(cqe, solicited) == Err(PushError::Full) {
             self.own.peer.tell(self.host, Message::new(Op::Overrun, [self.own.target.qpn()]));
         }
     }
@@ -272,9 +272,9 @@ struct Announced<'a>(&'a Target, u32);
 impl<'a> Announced<'a> {
     #[inline]
     fn new(target: &'a Target, peer: &Peer) -> Self {
-        let busy = &target.entry.busy;
-        let mut last = busy.last();
-        busy.begin(&mut last, peer.asymmetric);
+        let inflight = &target.entry.inflight;
+        let mut last = inflight.last();
+        inflight.begin(&mut last, peer.asymmetric);
         Self(target, last)
     }
 }
@@ -282,7 +282,7 @@ impl<'a> Announced<'a> {
 impl Drop for Announced<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.entry.busy.end(&mut self.1);
+        self.0.entry.inflight.end(&mut self.1);
     }
 }
 

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
+use millstream_lockfree::copy_in_order;
 use millstream_proto::{Access, Atomic, DeliveryFault, Memory, ReceiveId, Refusal, Status, WorkId};
-use millstream_shm::copy_in_order;
 use millstream_wire::{Rkey, Srqn};
 
 use super::landing::{Landing, skip};

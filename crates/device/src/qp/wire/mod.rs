@@ -28,7 +28,6 @@ use super::send::{Parked, SendQueue};
 use super::state::{QpAttr, QpState};
 use super::{Qp, QpType};
 use crate::cq::Cq;
-use crate::cqe::Cqe;
 use crate::errno::{Errno, Result};
 use crate::event::{EVENT_COMM_EST, EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR, EVENT_SQ_DRAINED};
 use crate::gid::{self, GidKind};
@@ -42,6 +41,7 @@ use crate::types::{
     total_len, vendor,
 };
 use crate::wire::Arrived;
+use millstream_lockfree::cqe::Cqe;
 
 pub(super) use datagram::Datagrams;
 use landing::Landing;

@@ -1,14 +1,14 @@
-//! Hints about cache lines that another core used last.
+//! Prefetch hints for cache lines that another core wrote last.
 //!
 //! A locked instruction waits until all stores before it are done, and a store to a line that another
-//! core holds takes as long as a miss. Asking for the line early hides that.
+//! core holds takes as long as a miss. An early prefetch hides that latency.
 
-/// How many entries of a ring ahead the hints are of use: a few lines.
-pub const AHEAD: u32 = 4;
+/// How many entries of a ring ahead of the current one are worth a prefetch: a few lines.
+pub const DISTANCE: u32 = 4;
 
-/// The line at `at` will be stored to soon. The address need not be valid.
+/// Requests the line at `at` for a store. The address need not be valid.
 #[inline(always)]
-pub fn expect_store<T>(at: *const T) {
+pub fn for_store<T>(at: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a hint; it accesses nothing, and processors without it ignore it.
     unsafe {
@@ -18,9 +18,9 @@ pub fn expect_store<T>(at: *const T) {
     let _ = at;
 }
 
-/// The line at `at` will be read soon. The address need not be valid.
+/// Requests the line at `at` for a load. The address need not be valid.
 #[inline(always)]
-pub fn expect_load<T>(at: *const T) {
+pub fn for_load<T>(at: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a hint; it accesses nothing.
     unsafe {

@@ -1,12 +1,12 @@
-//! A spin lock for short sections inside one process.
+//! A spin lock for short critical sections inside one process.
 
 use std::ops::{Deref, DerefMut};
 
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{UnsafeCell, hint, thread};
 
-/// One atomic exchange to take, one plain store to release. Waiters give the core away after a
-/// while, because the holder may have lost it.
+/// A lock of one atomic exchange to acquire and one plain store to release. Waiters yield the core after a
+/// while, because the holder may be preempted.
 #[derive(Debug, Default)]
 pub struct SpinLock<T> {
     held: AtomicBool,
@@ -23,7 +23,7 @@ impl<T> SpinLock<T> {
         Self { held: AtomicBool::new(false), value: UnsafeCell::new(value) }
     }
 
-    /// The same for the model checker, whose atomics are not made by constant functions.
+    /// A free lock around `value`. The model checker's atomics have no constant constructors.
     #[cfg(loom)]
     pub fn new(value: T) -> Self {
         Self { held: AtomicBool::new(false), value: UnsafeCell::new(value) }
@@ -43,7 +43,7 @@ impl<T> SpinLock<T> {
             .then(|| SpinGuard::new(&self.held, &self.value))
     }
 
-    /// Where the value lies, for who took the lock and forgot the guard.
+    /// A pointer to the value, for a caller that took the lock and forgot the guard.
     #[cfg(not(loom))]
     #[inline]
     pub const fn as_ptr(&self) -> *mut T {
@@ -63,8 +63,8 @@ impl<T> SpinLock<T> {
 /// Takes a lock's flag if it is clear.
 #[inline(always)]
 pub(crate) fn take(held: &AtomicBool) -> bool {
-    // A set flag that is set again looks the same to all. But the model checker orders that store freely among
-    // others, even after the holder's release.
+    // Storing true over true changes nothing. But the model checker orders that store freely, even after the holder's
+    // release.
     if cfg!(loom) {
         held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
     } else {
@@ -90,7 +90,7 @@ fn wait_and_acquire(held: &AtomicBool) {
     }
 }
 
-/// Waits until a flag is cleared. Gives the core away after a while, because the holder may have lost it.
+/// Waits until a flag is cleared. Yields the core after a while, because the holder may be preempted.
 pub(crate) fn wait_while(held: &AtomicBool) {
     let mut turns = 0u32;
     while held.load(Ordering::Acquire) {
@@ -103,7 +103,7 @@ pub(crate) fn wait_while(held: &AtomicBool) {
     }
 }
 
-/// Holds a lock. It stays with the thread that took it.
+/// Holds a lock, for the thread that took it.
 #[derive(Debug)]
 pub struct SpinGuard<'a, T> {
     held: &'a AtomicBool,
@@ -111,7 +111,7 @@ pub struct SpinGuard<'a, T> {
 }
 
 impl<'a, T> SpinGuard<'a, T> {
-    /// For a thread that holds the lock around `value` until it clears `held`.
+    /// A guard for a thread that holds the lock around `value` until it clears `held`.
     #[inline(always)]
     pub(crate) fn new(held: &'a AtomicBool, value: &'a UnsafeCell<T>) -> Self {
         Self { held, value }
@@ -148,7 +148,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn a_try_that_fails_leaves_the_lock_with_its_holder() {
+    fn a_failed_try_lock_leaves_the_lock_held() {
         let lock = SpinLock::new(());
         let _guard = lock.lock();
         (0..2).for_each(|_| assert!(lock.try_lock().is_none()));

@@ -1,16 +1,15 @@
-//! A lock for what one thread uses nearly always.
+//! A spin lock that is biased towards the one thread that takes it nearly always.
 //!
-//! A locked instruction waits for all stores before it, and on the data path those are stores to lines
-//! that the peer's core holds: taking a free lock would cost more than the work under it. So a lock that
-//! the same thread takes again and again becomes that thread's own, to be taken with plain stores.
-//! The first other thread to come takes this away, with a fence in the owner's stead ([`barrier::heavy`]), and
-//! the lock is an ordinary spin lock. It can become a thread's own again, but each time that takes longer: a
-//! fence for all costs as much as some hundred locked instructions.
+//! A locked instruction waits for all stores before it. On the data path those are stores to lines that the peer's core
+//! holds, so that taking a free lock would cost more than the work under it. A thread that takes the lock many times in
+//! a row gets the bias, and from then on takes it with plain stores. The first other thread revokes the bias with a heavy
+//! fence ([`barrier::heavy`]), and the lock is an ordinary spin lock. It can become biased again, but each revocation
+//! lengthens the streak that is needed: a heavy fence costs as much as some hundred locked instructions.
 //!
 //! ```text
-//! for all ──64 times in a row by one thread──► that thread's own ──another thread comes──► for all
-//!    ▲                                                                                        │
-//!    └──────────────────────────────── eight times as often in a row ◄────────────────────────┘
+//! unbiased ──64 acquisitions in a row by one thread──► biased ──another thread──► unbiased
+//!    ▲                                                                               │
+//!    └─────────────────────── a streak eight times as long ◄─────────────────────────┘
 //! ```
 
 use crate::barrier;
@@ -18,13 +17,12 @@ use crate::spin::{self, SpinGuard};
 use crate::sync::UnsafeCell;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-/// Nobody's own; may become somebody's.
-const NOBODY: usize = 0;
-/// Nobody's own, and never will be.
-const EVERYBODYS: usize = 1;
+/// The lock is not biased, and may become so.
+const UNBIASED: usize = 0;
+/// The lock is not biased, and never will be.
+const NEVER_BIASED: usize = 1;
 
-/// So often in a row the same thread takes the lock before it becomes its own: threads that set things
-/// up for others are not the ones to favour.
+/// Acquisitions in a row before a thread first gets the bias. A thread that only sets the object up shall not get it.
 const STREAK: u32 = if cfg!(loom) {
     1
 } else if cfg!(miri) {
@@ -32,30 +30,31 @@ const STREAK: u32 = if cfg!(loom) {
 } else {
     64
 };
-/// How much longer it takes every time, and how long at most.
-const LONGER: u32 = if cfg!(loom) {
+/// Factor by which each revocation lengthens the streak that is needed.
+const STREAK_FACTOR: u32 = if cfg!(loom) {
     1
 } else if cfg!(miri) {
     2
 } else {
     8
 };
-const LONGEST: u32 = 1 << 24;
+/// Longest streak that is needed.
+const MAX_STREAK: u32 = 1 << 24;
 
-/// See the module's description.
+/// A spin lock biased towards its most frequent thread.
 #[derive(Debug, Default)]
 pub struct BiasedLock<T> {
-    /// The thread whose own the lock is.
-    owner: AtomicUsize,
-    /// That thread holds it.
-    inside: AtomicBool,
-    /// A thread holds it that took it as everybody does.
+    /// The thread that has the bias, [`UNBIASED`] or [`NEVER_BIASED`].
+    biased_to: AtomicUsize,
+    /// That thread holds the lock.
+    held_biased: AtomicBool,
+    /// A thread without the bias holds the lock.
     held: AtomicBool,
-    // Of whoever set `held`.
-    /// The last thread that took it so, and how often in a row.
+    // Written by the holder of `held`.
+    /// The thread that took `held` last, and how often in a row.
     last: AtomicUsize,
     streak: AtomicU32,
-    /// How often it takes; zero stands for [`STREAK`].
+    /// The streak that is needed for the bias; zero stands for [`STREAK`].
     needed: AtomicU32,
     value: UnsafeCell<T>,
 }
@@ -67,10 +66,10 @@ impl<T> BiasedLock<T> {
     /// A free lock around `value`.
     pub fn new(value: T) -> Self {
         Self {
-            owner: AtomicUsize::new(NOBODY),
-            inside: AtomicBool::new(false),
+            biased_to: AtomicUsize::new(UNBIASED),
+            held_biased: AtomicBool::new(false),
             held: AtomicBool::new(false),
-            last: AtomicUsize::new(NOBODY),
+            last: AtomicUsize::new(UNBIASED),
             streak: AtomicU32::new(0),
             needed: AtomicU32::new(0),
             value: UnsafeCell::new(value),
@@ -80,35 +79,38 @@ impl<T> BiasedLock<T> {
     /// Takes the lock.
     ///
     /// # Panics
-    /// If it is the calling thread's own and that thread holds it already.
+    /// If the calling thread has the bias and holds the lock already.
     #[inline(always)]
     pub fn lock(&self) -> SpinGuard<'_, T> {
         let me = this_thread();
-        if self.owner.load(Ordering::Relaxed) == me {
-            assert!(!self.inside.load(Ordering::Relaxed), "a thread takes a lock that it holds");
-            self.inside.store(true, Ordering::Relaxed);
+        if self.biased_to.load(Ordering::Relaxed) == me {
+            assert!(
+                !self.held_biased.load(Ordering::Relaxed),
+                "BiasedLock: the calling thread already holds this lock"
+            );
+            self.held_biased.store(true, Ordering::Relaxed);
             barrier::light(true);
-            if self.owner.load(Ordering::Relaxed) == me {
-                return SpinGuard::new(&self.inside, &self.value);
+            if self.biased_to.load(Ordering::Relaxed) == me {
+                return SpinGuard::new(&self.held_biased, &self.value);
             }
-            self.inside.store(false, Ordering::Release);
+            self.held_biased.store(false, Ordering::Release);
         }
-        self.lock_as_all(me);
+        self.lock_unbiased(me);
         SpinGuard::new(&self.held, &self.value)
     }
 
     /// Takes the lock if it is free.
     pub fn try_lock(&self) -> Option<SpinGuard<'_, T>> {
         let me = this_thread();
-        if self.owner.load(Ordering::Relaxed) == me {
-            let free = !self.inside.load(Ordering::Relaxed);
+        if self.biased_to.load(Ordering::Relaxed) == me {
+            let free = !self.held_biased.load(Ordering::Relaxed);
             return free.then(|| self.lock());
         }
         if !spin::take(&self.held) {
             return None;
         }
-        self.claim(me);
-        if self.inside.load(Ordering::Acquire) {
+        self.count_or_revoke(me);
+        if self.held_biased.load(Ordering::Acquire) {
             self.held.store(false, Ordering::Release);
             return None;
         }
@@ -116,24 +118,24 @@ impl<T> BiasedLock<T> {
     }
 
     #[inline(never)]
-    fn lock_as_all(&self, me: usize) {
+    fn lock_unbiased(&self, me: usize) {
         spin::acquire(&self.held);
-        self.claim(me);
-        spin::wait_while(&self.inside);
+        self.count_or_revoke(me);
+        spin::wait_while(&self.held_biased);
     }
 
-    /// Sees to it that no thread comes in any more that does not look at `held`, which the caller has set.
-    fn claim(&self, me: usize) {
-        match self.owner.load(Ordering::Relaxed) {
-            EVERYBODYS => {}
-            NOBODY => self.count(me),
-            _ => self.take_away(),
+    /// Revokes the bias of another thread, or counts towards one. The caller has set `held`.
+    fn count_or_revoke(&self, me: usize) {
+        match self.biased_to.load(Ordering::Relaxed) {
+            NEVER_BIASED => {}
+            UNBIASED => self.extend_streak(me),
+            _ => self.revoke(),
         }
     }
 
-    /// Makes the lock this thread's own if it has taken it often enough. For this time it is held as
-    /// everybody holds it.
-    fn count(&self, me: usize) {
+    /// Counts this acquisition, and biases the lock to `me` if the streak is long enough. The current acquisition
+    /// stays unbiased.
+    fn extend_streak(&self, me: usize) {
         if self.last.load(Ordering::Relaxed) != me {
             self.last.store(me, Ordering::Relaxed);
             self.streak.store(0, Ordering::Relaxed);
@@ -141,23 +143,23 @@ impl<T> BiasedLock<T> {
         let streak = self.streak.load(Ordering::Relaxed) + 1;
         self.streak.store(streak, Ordering::Relaxed);
         if streak >= self.needed.load(Ordering::Relaxed).max(STREAK) {
-            let own = me > EVERYBODYS && barrier::register();
-            self.owner.store(if own { me } else { EVERYBODYS }, Ordering::Release);
+            let can_bias = me > NEVER_BIASED && barrier::register();
+            self.biased_to.store(if can_bias { me } else { NEVER_BIASED }, Ordering::Release);
         }
     }
 
     #[cold]
-    fn take_away(&self) {
-        self.owner.store(NOBODY, Ordering::SeqCst);
-        // Now the owner either sees that, or is seen inside.
+    fn revoke(&self) {
+        self.biased_to.store(UNBIASED, Ordering::SeqCst);
+        // Now either the biased thread sees the revocation, or this thread sees `held_biased`.
         barrier::heavy();
         self.streak.store(0, Ordering::Relaxed);
         let needed = self.needed.load(Ordering::Relaxed).max(STREAK);
-        self.needed.store(needed.saturating_mul(LONGER).min(LONGEST), Ordering::Relaxed);
+        self.needed.store(needed.saturating_mul(STREAK_FACTOR).min(MAX_STREAK), Ordering::Relaxed);
     }
 }
 
-/// A number that no other living thread has, above [`EVERYBODYS`]; [`EVERYBODYS`] where there is no cheap
+/// A number that no other living thread has, above [`NEVER_BIASED`]; [`NEVER_BIASED`] where there is no cheap
 /// one: the address of the thread's control block.
 #[inline(always)]
 fn this_thread() -> usize {
@@ -193,7 +195,7 @@ fn this_thread() -> usize {
         all(any(target_arch = "x86_64", target_arch = "aarch64"), target_os = "linux")
     )))]
     {
-        EVERYBODYS
+        NEVER_BIASED
     }
 }
 
@@ -207,16 +209,16 @@ mod tests {
     const ROUNDS: u64 = if cfg!(miri) { 5 } else { 200 };
 
     #[test]
-    fn becomes_the_own_of_who_uses_it_alone() {
+    fn a_thread_that_is_alone_gets_the_bias() {
         let lock = BiasedLock::new(0);
         (0..TURNS).for_each(|_| *lock.lock() += 1);
-        let owner = lock.owner.load(Ordering::Relaxed);
-        assert_eq!(owner, if barrier::register() { this_thread() } else { EVERYBODYS });
+        let biased_to = lock.biased_to.load(Ordering::Relaxed);
+        assert_eq!(biased_to, if barrier::register() { this_thread() } else { NEVER_BIASED });
         assert_eq!(*lock.lock(), TURNS);
     }
 
     #[test]
-    fn counts_are_not_lost_when_others_come() {
+    fn counts_are_not_lost_on_revocation() {
         for round in 0..ROUNDS {
             let lock = BiasedLock::new(0u64);
             let started = AtomicUsize::new(0);
@@ -239,39 +241,44 @@ mod tests {
                 }
             });
             assert_eq!(*lock.lock(), TURNS + 200);
-            assert_ne!(lock.owner.load(Ordering::Relaxed), this_thread(), "the main thread took it once");
+            assert_ne!(
+                lock.biased_to.load(Ordering::Relaxed),
+                this_thread(),
+                "the main thread took the lock once"
+            );
         }
     }
 
     #[test]
-    fn who_uses_it_alone_again_gets_it_back() {
+    fn a_longer_streak_restores_the_bias() {
         let lock = BiasedLock::new(0u32);
         let turns = |n: u32| (0..n).for_each(|_| *lock.lock() += 1);
-        let mine = || lock.owner.load(Ordering::Relaxed) == this_thread() && this_thread() != EVERYBODYS;
+        let mine =
+            || lock.biased_to.load(Ordering::Relaxed) == this_thread() && this_thread() != NEVER_BIASED;
         turns(STREAK);
         let had_it = mine();
         assert_eq!(had_it, barrier::register());
-        for streak in [STREAK * LONGER, STREAK * LONGER * LONGER] {
+        for streak in [STREAK * STREAK_FACTOR, STREAK * STREAK_FACTOR * STREAK_FACTOR] {
             std::thread::scope(|scope| scope.spawn(|| turns(1)).join().unwrap());
             assert!(!mine());
             turns(streak - 1);
-            assert!(!mine(), "it takes longer every time");
+            assert!(!mine(), "each revocation lengthens the streak");
             turns(1);
             assert_eq!(mine(), had_it);
         }
-        assert_eq!(*lock.lock(), STREAK * (1 + LONGER + LONGER * LONGER) + 2);
+        assert_eq!(*lock.lock(), STREAK * (1 + STREAK_FACTOR + STREAK_FACTOR * STREAK_FACTOR) + 2);
     }
 
-    /// Threads that each use it for a while, so that it changes hands in all ways.
+    /// Threads that each use the lock for a while, so that the bias moves in all ways.
     #[test]
-    fn counts_are_not_lost_when_it_comes_and_goes() {
+    fn counts_are_not_lost_when_the_bias_moves() {
         let lock = BiasedLock::new(0u64);
         std::thread::scope(|scope| {
             for thread in 0..3 {
                 let lock = &lock;
                 scope.spawn(move || {
                     for turn in 0..30 {
-                        (0..STREAK * LONGER * 2).for_each(|_| *lock.lock() += 1);
+                        (0..STREAK * STREAK_FACTOR * 2).for_each(|_| *lock.lock() += 1);
                         if turn % 3 == thread {
                             std::thread::sleep(std::time::Duration::from_millis(2));
                         }
@@ -279,11 +286,11 @@ mod tests {
                 });
             }
         });
-        assert_eq!(*lock.lock(), 3 * 30 * u64::from(STREAK * LONGER * 2));
+        assert_eq!(*lock.lock(), 3 * 30 * u64::from(STREAK * STREAK_FACTOR * 2));
     }
 
     #[test]
-    fn the_owner_is_waited_for() {
+    fn the_biased_holder_is_waited_for() {
         let lock = BiasedLock::new(0);
         (0..=STREAK).for_each(|_| *lock.lock() += 1);
         let mut guard = lock.lock();
@@ -305,7 +312,7 @@ mod tests {
             assert!(lock.try_lock().is_none());
             std::thread::scope(|scope| {
                 assert!(scope.spawn(|| lock.try_lock().is_none()).join().unwrap());
-                // The first try has taken it away.
+                // The first attempt has revoked the bias.
                 assert!(scope.spawn(|| lock.try_lock().is_none()).join().unwrap());
             });
             drop(guard);
@@ -315,12 +322,12 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "that it holds")]
-    fn is_not_taken_twice() {
+    #[should_panic(expected = "already holds this lock")]
+    fn a_recursive_acquisition_panics() {
         let lock = BiasedLock::new(());
         (0..=STREAK).for_each(|_| drop(lock.lock()));
-        if lock.owner.load(Ordering::Relaxed) == EVERYBODYS {
-            panic!("not biased here; an ordinary lock would be waited for: that it holds");
+        if lock.biased_to.load(Ordering::Relaxed) == NEVER_BIASED {
+            panic!("not biased here; an ordinary lock would deadlock: already holds this lock");
         }
         let _guard = lock.lock();
         let _again = lock.lock();

@@ -1,14 +1,10 @@
 //! An asymmetric memory fence between processes.
 //!
-//! The data path announces itself ("I am inside your memory") on every operation; the owner looks
-//! at those announcements only when it takes memory away. So the fence belongs on the rare side:
-//! with `membarrier(2)` in its global expedited form the owner makes every registered process
-//! execute a fence, and the fast side needs only to keep the compiler from reordering.
-
+//! The data path announces every operation in the target's memory; the target's owner looks for announcements only
+//! when it withdraws memory. So the cost of the fence belongs on the rare side: `membarrier(2)` in its global expedited
+//! form makes every registered process execute a fence, and on the fast side a compiler barrier suffices.
 //!
-//! Loom and Miri know no such system call. For them both sides are full fences: that is what
-//! `membarrier(2)` says that a compiler barrier and the call are for each other, and it is what is done where
-//! there is no such call.
+//! Loom and Miri do not model that system call. For them both sides are full fences, as on kernels without the call.
 
 pub use imp::{heavy, light, register};
 
@@ -30,8 +26,8 @@ mod imp {
         unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
     }
 
-    /// Registers this process; true where the cheap form works. Every process says so to its peers,
-    /// and [`light`] is only used towards peers that said yes.
+    /// Registers this process; true where the asymmetric form works. Processes exchange this value, and [`light`] is
+    /// asymmetric only between two that registered.
     pub fn register() -> bool {
         if MODE.load(Ordering::Acquire) == UNKNOWN {
             let mode = if membarrier(CMD_REGISTER_GLOBAL_EXPEDITED) { ASYMMETRIC } else { SYMMETRIC };
@@ -40,7 +36,7 @@ mod imp {
         MODE.load(Ordering::Acquire) == ASYMMETRIC
     }
 
-    /// The fast side's half. `asymmetric` says whether both processes registered.
+    /// The fast side's fence. `asymmetric`: both processes registered.
     #[inline(always)]
     pub fn light(asymmetric: bool) {
         if asymmetric {
@@ -50,8 +46,8 @@ mod imp {
         }
     }
 
-    /// The rare side's half: afterwards, either the other process sees what was stored before, or this
-    /// one sees what the other had stored before its [`light`].
+    /// The rare side's fence. Afterwards either the other process sees this one's earlier stores, or this process
+    /// sees the stores that the other one made before its [`light`].
     pub fn heavy() {
         fence(Ordering::SeqCst);
         if MODE.load(Ordering::Acquire) == ASYMMETRIC {
@@ -60,22 +56,22 @@ mod imp {
     }
 }
 
-/// As checkers see it.
+/// Both sides as full fences, for the checkers.
 #[cfg(any(loom, miri))]
 mod imp {
     use crate::sync::atomic::{Ordering, fence};
 
-    /// The cheap form works.
+    /// True: the checkers have the asymmetric form.
     pub fn register() -> bool {
         true
     }
 
-    /// The fast side's half.
+    /// The fast side's fence.
     pub fn light(_asymmetric: bool) {
         fence(Ordering::SeqCst);
     }
 
-    /// The rare side's half.
+    /// The rare side's fence.
     pub fn heavy() {
         fence(Ordering::SeqCst);
     }

@@ -1,18 +1,18 @@
-//! Copies into and out of memory that others look at while it is written.
+//! Copies into and out of memory that other processes read while it is written.
 //!
-//! For some kilobytes that are in the first-level cache, wide loads and stores are nearly twice as fast as the
-//! string instructions that `memcpy` uses for them; for more, those are better, because they do not
-//! fetch the lines that they overwrite. Which instructions the processor has is found out at run time.
+//! Up to some kilobytes in the first-level cache, wide loads and stores are faster than the string instructions of
+//! `memcpy`. For more bytes the string instructions are better: they do not fetch the lines that they overwrite. The
+//! instruction set is detected at run time.
 
 use std::ptr;
 use std::sync::atomic::{Ordering, fence};
 
-/// Up to so many bytes a copy is made by wide loads and stores: two such ranges fit the first-level cache.
-const WIDE: usize = 16 << 10;
+/// Most bytes of a copy by wide loads and stores: two such ranges fit the first-level cache.
+const MAX_WIDE: usize = 16 << 10;
 
-/// Copies so that the last bytes become visible last: receivers that watch the end of a buffer rely on it
-/// with every adapter, though InfiniBand's specification (volume 1, 9.5, o9-20) does not promise it. The two
-/// ranges may overlap.
+/// Copies so that the last bytes become visible last. Receivers that poll the end of a buffer rely on this with
+/// every adapter, though the InfiniBand specification (volume 1, 9.5, o9-20) does not promise it. The two ranges may
+/// overlap.
 ///
 /// # Safety
 /// Both ranges must be valid for `len` bytes.
@@ -20,7 +20,7 @@ const WIDE: usize = 16 << 10;
 pub unsafe fn copy_in_order(to: *mut u8, from: *const u8, len: usize) {
     if len == 8 {
         // SAFETY: eight bytes of both ranges.
-        unsafe { store_word(to, from.cast::<u64>().read_unaligned()) };
+        unsafe { store_u64(to, from.cast::<u64>().read_unaligned()) };
     } else {
         // SAFETY: passed on.
         unsafe { copy(to, from, len) };
@@ -33,7 +33,7 @@ pub unsafe fn copy_in_order(to: *mut u8, from: *const u8, len: usize) {
 unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: all accesses lie in the two ranges.
     unsafe {
-        if len <= WIDE && to.addr().abs_diff(from.addr()) >= len && wide(to, from, len) {
+        if len <= MAX_WIDE && to.addr().abs_diff(from.addr()) >= len && wide(to, from, len) {
             return;
         }
         if len < 8 {
@@ -46,11 +46,11 @@ unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
         let last = from.add(body).cast::<u64>().read_unaligned();
         ptr::copy(from, to, body);
         fence(Ordering::Release);
-        store_word(to.add(body), last);
+        store_u64(to.add(body), last);
     }
 }
 
-/// Copies upwards by the widest loads and stores that there are; false if there are none for so few bytes.
+/// Copies upwards by the widest loads and stores of the processor; false if it has none for so few bytes.
 ///
 /// # Safety
 /// As [`copy_in_order`], and the ranges do not overlap.
@@ -81,7 +81,7 @@ mod x86 {
     };
     use std::sync::atomic::{Ordering, fence};
 
-    use super::store_word;
+    use super::store_u64;
 
     macro_rules! copy_by {
         (
@@ -121,15 +121,15 @@ mod x86 {
                     if len > SIZE {
                         $store(to.cast::<$vector>(), $load(from.cast::<$vector>()));
                     }
-                    // The last bytes, wherever they begin, and of them the last eight on their own. They are read last: what
-                    // comes from the second or third cache comes sooner in order.
+                    // The last bytes at any alignment, then the last eight alone. They are read last, because reads in
+                    // order are faster from the second- or third-level cache.
                     for before in [SIZE, SIZE / 2 + 8] {
                         let half = $load_half(from_end.sub(before).cast::<$half>());
                         $store_half(to_end.sub(before).cast::<$half>(), half);
                     }
                     let last = from_end.sub(8).cast::<u64>().read_unaligned();
                     fence(Ordering::Release);
-                    store_word(to_end.sub(8), last);
+                    store_u64(to_end.sub(8), last);
                 }
             }
         };
@@ -151,13 +151,13 @@ mod x86 {
     }
 }
 
-/// Stores eight bytes at once, wherever they lie.
+/// Stores eight bytes in one access at any alignment.
 ///
 /// # Safety
 /// The pointer must be valid for eight bytes.
 #[inline(always)]
-pub unsafe fn store_word(at: *mut u8, value: u64) {
-    // What Rust makes of the other form here goes through the stack.
+pub unsafe fn store_u64(at: *mut u8, value: u64) {
+    // The compiler moves the portable form through the stack.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: the caller vouches for the range; the instruction needs no alignment.
     unsafe {
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     // Miri takes too long for more.
-    const SIZE: usize = if cfg!(miri) { 5000 } else { 3 * WIDE };
+    const SIZE: usize = if cfg!(miri) { 5000 } else { 3 * MAX_WIDE };
 
     fn pattern() -> Vec<u8> {
         (0..SIZE as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect()
@@ -185,15 +185,26 @@ mod tests {
 
     fn lengths() -> impl Iterator<Item = usize> {
         let short = (0..700).step_by(if cfg!(miri) { 47 } else { 1 });
-        let long = [1024, 4088, 4096, 4099, WIDE - 1, WIDE, WIDE + 7, WIDE + 8, WIDE + 9, WIDE + 100];
+        let long = [
+            1024,
+            4088,
+            4096,
+            4099,
+            MAX_WIDE - 1,
+            MAX_WIDE,
+            MAX_WIDE + 7,
+            MAX_WIDE + 8,
+            MAX_WIDE + 9,
+            MAX_WIDE + 100,
+        ];
         short.chain(long).filter(|len| len + 100 <= SIZE)
     }
 
     type Copy = unsafe fn(*mut u8, *const u8, usize);
 
-    /// Every kind of copy that the processor has, and the least bytes for it.
+    /// Every copy routine that the processor supports, and its least number of bytes.
     fn copies() -> Vec<(&'static str, usize, Copy)> {
-        let mut all: Vec<(_, _, Copy)> = vec![("as chosen", 0, super::copy)];
+        let mut all: Vec<(_, _, Copy)> = vec![("dispatched", 0, super::copy)];
         #[cfg(target_arch = "x86_64")]
         {
             if is_x86_feature_detected!("avx512f") {
@@ -209,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_copied_is_all_that_changes() {
+    fn a_copy_changes_its_destination_only() {
         let source = pattern();
         for (name, least, copy) in copies() {
             for len in lengths().filter(|len| *len >= least) {

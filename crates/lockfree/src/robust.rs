@@ -1,0 +1,146 @@
+//! A lock in shared memory that survives the exit of its holder.
+
+use std::time::{Duration, Instant};
+
+#[cfg(loom)]
+pub(crate) use crate::model::has_exited;
+#[cfg(not(loom))]
+pub(crate) use crate::process::has_exited;
+use crate::sync::atomic::{AtomicU32, Ordering, fence};
+use crate::sync::{hint, thread};
+
+/// A waiter checks the holder's process and the time once in this many reads of the lock word.
+pub(crate) const READS_PER_CHECK: u32 = if cfg!(loom) { 2 } else { 1024 };
+
+/// A lock word that holds its owner's process id, zero when free.
+///
+/// Ownership is one compare-and-swap on that word, so the lock is never taken with its owner unknown. After a long wait
+/// a waiter asks the kernel whether the owner still runs, and takes the lock over if it has exited. So the data under the
+/// lock must be written such that a half-done change is invisible: the last store publishes.
+///
+/// The word lies in memory that a hostile peer can overwrite, and a holder may be stopped. In both cases a waiter gives up
+/// after [`RobustLock::TIMEOUT`].
+#[repr(transparent)]
+#[derive(Debug, Default)]
+pub struct RobustLock(AtomicU32);
+
+impl RobustLock {
+    /// How long to wait for a holder that runs and does not release. A critical section takes less than a microsecond, or
+    /// as long as one message where its lock says so.
+    pub const TIMEOUT: Duration = Duration::from_secs(2);
+
+    /// Takes the lock for the calling process `me`; None if its holder does not release it.
+    #[inline]
+    pub fn lock(&self, me: u32) -> Option<RobustGuard<'_>> {
+        self.lock_within(me, Self::TIMEOUT)
+    }
+
+    /// Takes the lock for the calling process `me`; None after `timeout`. A free lock is taken even with a timeout of zero.
+    #[inline]
+    pub fn lock_within(&self, me: u32, timeout: Duration) -> Option<RobustGuard<'_>> {
+        let free = self.0.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        (free || self.wait(me, timeout)).then(|| RobustGuard(&self.0))
+    }
+
+    /// Frees the lock, whoever holds it. For the owner of the memory before a new use of it.
+    pub fn reset(&self) {
+        self.0.store(0, Ordering::Release);
+    }
+
+    #[cold]
+    fn wait(&self, me: u32, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
+        let mut reads = 0u32;
+        loop {
+            let owner = self.0.load(Ordering::Relaxed);
+            let stale = owner != 0
+                && reads % READS_PER_CHECK == READS_PER_CHECK - 1
+                && owner != me
+                && has_exited(owner);
+            let expected = if stale { owner } else { 0 };
+            if (owner == 0 || stale)
+                && self.0.compare_exchange(expected, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            {
+                return true;
+            }
+            reads = reads.wrapping_add(1);
+            if reads.is_multiple_of(READS_PER_CHECK) && !cfg!(loom) && Instant::now() > deadline {
+                return false;
+            }
+            if reads.is_multiple_of(64) {
+                thread::yield_now();
+            } else {
+                hint::spin_loop();
+            }
+        }
+    }
+}
+
+/// Holds a [`RobustLock`] or a [`BiasedRobustLock`](crate::BiasedRobustLock).
+#[derive(Debug)]
+pub struct RobustGuard<'a>(&'a AtomicU32);
+
+impl<'a> RobustGuard<'a> {
+    /// A guard for a word that is nonzero while the lock is held.
+    pub(crate) fn new(word: &'a AtomicU32) -> Self {
+        Self(word)
+    }
+
+    /// Releases the lock with a full fence: later accesses are ordered after all earlier ones.
+    #[inline]
+    pub fn release_fenced(self) {
+        self.0.swap(0, Ordering::SeqCst);
+        // On x86 that was one. Elsewhere a load that follows could still be earlier than the store.
+        if cfg!(any(loom, not(target_arch = "x86_64"))) {
+            fence(Ordering::SeqCst);
+        }
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for RobustGuard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Release);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_is_taken_from_a_holder_that_exited() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let lock = RobustLock::default();
+        std::mem::forget(lock.lock(child.id()));
+        assert!(!has_exited(child.id()));
+        child.kill().unwrap();
+        // Not reaped yet: a zombie counts as exited.
+        assert!(lock.lock(std::process::id()).is_some());
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_lock_is_taken_from_an_impossible_process_id() {
+        // SAFETY: a plain system call.
+        let thread = unsafe { libc::gettid() } as u32;
+        assert_ne!(thread, std::process::id(), "tests run on threads of their own");
+        for pid in [u32::MAX, 1 << 31, i32::MAX as u32, thread] {
+            let lock = RobustLock(AtomicU32::new(pid));
+            assert!(lock.lock(std::process::id()).is_some(), "{pid}");
+        }
+    }
+
+    #[test]
+    fn a_wait_for_a_running_holder_times_out() {
+        let lock = RobustLock::default();
+        let _held = lock.lock(std::process::id()).unwrap();
+        assert!(!lock.wait(std::process::id(), Duration::from_millis(20)));
+        assert!(lock.lock_within(std::process::id(), Duration::from_millis(20)).is_none());
+        assert_eq!(lock.0.load(Ordering::Relaxed), std::process::id(), "the holder keeps it");
+        // The parent runs, and never took the lock.
+        let forged = RobustLock(AtomicU32::new(std::os::unix::process::parent_id()));
+        assert!(!forged.wait(std::process::id(), Duration::from_millis(20)));
+    }
+}

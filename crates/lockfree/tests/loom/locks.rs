@@ -1,0 +1,193 @@
+//! The locks, while they are contended, revoked, and left by processes that exit.
+
+use loom::thread;
+use millstream_lockfree::sync::Arc;
+use millstream_lockfree::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use millstream_lockfree::{BiasedLock, BiasedRobustLock, OwnerId, RobustLock, SpinLock, barrier, model};
+
+use crate::check;
+
+#[test]
+fn a_spin_lock_is_exclusive() {
+    check(|| {
+        let lock = Arc::new(SpinLock::new(0));
+        let other = {
+            let lock = lock.clone();
+            thread::spawn(move || {
+                *lock.lock() += 1;
+                lock.try_lock().map(|mut count| *count += 1).is_some()
+            })
+        };
+        *lock.lock() += 1;
+        let tried = other.join().unwrap();
+        assert_eq!(*lock.lock(), 2 + u32::from(tried));
+    });
+}
+
+/// One thread gets the bias while another one revokes it.
+#[test]
+fn a_biased_lock_is_exclusive_during_revocation() {
+    check(|| {
+        let lock = Arc::new(BiasedLock::new(0));
+        *lock.lock() += 1;
+        let other = {
+            let lock = lock.clone();
+            thread::spawn(move || *lock.lock() += 1)
+        };
+        *lock.lock() += 1;
+        *lock.lock() += 1;
+        other.join().unwrap();
+        assert_eq!(*lock.lock(), 4);
+    });
+}
+
+/// One thread gets the bias while another one tries the lock without waiting.
+#[test]
+fn a_biased_lock_is_exclusive_with_try_lock() {
+    check(|| {
+        let lock = Arc::new(BiasedLock::new(0));
+        *lock.lock() += 1;
+        let other = {
+            let lock = lock.clone();
+            thread::spawn(move || lock.try_lock().map(|mut count| *count += 1).is_some())
+        };
+        *lock.lock() += 1;
+        let tried = other.join().unwrap();
+        *lock.lock() += 1;
+        assert_eq!(*lock.lock(), 3 + u32::from(tried));
+    });
+}
+
+/// Two threads, neither biased at first, and each can become so. (With three, two would wait for each other in endless
+/// interleavings.)
+#[test]
+fn a_biased_lock_is_exclusive_for_any_bias() {
+    check(|| {
+        let lock = Arc::new(BiasedLock::new(0));
+        let other = {
+            let lock = lock.clone();
+            thread::spawn(move || (0..2).for_each(|_| *lock.lock() += 1))
+        };
+        (0..2).for_each(|_| *lock.lock() += 1);
+        other.join().unwrap();
+        assert_eq!(*lock.lock(), 4);
+    });
+}
+
+/// A process exits while it holds the lock. The next holder sees all of its stores.
+#[test]
+fn a_robust_lock_is_taken_only_from_an_exited_process() {
+    check(|| {
+        let shared = Arc::new((RobustLock::default(), AtomicU32::new(0)));
+        let dying = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                std::mem::forget(shared.0.lock(1));
+                shared.1.store(1, Ordering::Relaxed);
+                shared.1.store(2, Ordering::Relaxed);
+                model::exit_process(1);
+            })
+        };
+        let successor = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                let _guard = shared.0.lock(2).unwrap();
+                let found = shared.1.load(Ordering::Relaxed);
+                // Before the other process took the lock, or after it exited.
+                assert!(found == 0 || found == 2, "{found}");
+                shared.1.store(0, Ordering::Relaxed);
+            })
+        };
+        // The last one takes it from any that exited.
+        dying.join().unwrap();
+        successor.join().unwrap();
+        assert!(shared.0.lock(3).is_some());
+    });
+}
+
+/// One owner has the bias while another one revokes it.
+#[test]
+fn a_biased_robust_lock_is_exclusive() {
+    check(|| {
+        let shared = Arc::new((BiasedRobustLock::default(), AtomicU32::new(0)));
+        let turn = |(lock, count): &(BiasedRobustLock, AtomicU32), number| {
+            let _guard = lock.lock(OwnerId { pid: number, number }).unwrap().guard;
+            // Not one step: a turn that is not exclusive would be lost.
+            count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        };
+        turn(&shared, 1);
+        let other = {
+            let shared = shared.clone();
+            thread::spawn(move || turn(&shared, 2))
+        };
+        turn(&shared, 1);
+        turn(&shared, 1);
+        other.join().unwrap();
+        turn(&shared, 3);
+        assert_eq!(shared.1.load(Ordering::Relaxed), 5);
+    });
+}
+
+/// The biased owner exits while it holds the lock. The next owner gets it, and `same_owner` is false.
+#[test]
+fn a_biased_robust_lock_is_taken_only_from_an_exited_process() {
+    check(|| {
+        let shared = Arc::new((BiasedRobustLock::default(), AtomicU32::new(0)));
+        drop(shared.0.lock(OwnerId { pid: 1, number: 1 }));
+        let dying = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                std::mem::forget(shared.0.lock(OwnerId { pid: 1, number: 1 }).unwrap().guard);
+                shared.1.store(1, Ordering::Relaxed);
+                shared.1.store(2, Ordering::Relaxed);
+                model::exit_process(1);
+            })
+        };
+        let acquired = shared.0.lock(OwnerId { pid: 2, number: 2 }).unwrap();
+        assert!(!acquired.same_owner);
+        let found = shared.1.load(Ordering::Relaxed);
+        assert!(found == 0 || found == 2, "{found}");
+        drop(acquired);
+        dying.join().unwrap();
+    });
+}
+
+/// The two sides of the asymmetric fence: the initiator announces and then checks, the owner withdraws and then checks.
+/// It never happens that the initiator finds the memory valid and the owner finds no announcement.
+fn announce_and_withdraw(fence: impl Fn() + Clone + Send + Sync + 'static) {
+    check(move || {
+        let shared = Arc::new((AtomicBool::new(false), AtomicBool::new(true), AtomicBool::new(false)));
+        let initiator = {
+            let (shared, fence) = (shared.clone(), fence.clone());
+            thread::spawn(move || {
+                let (announced, valid, released) = &*shared;
+                announced.store(true, Ordering::Relaxed);
+                fence();
+                if valid.load(Ordering::Acquire) {
+                    assert!(!released.load(Ordering::Relaxed), "accessed after it was released");
+                }
+                announced.store(false, Ordering::Release);
+            })
+        };
+        let (announced, valid, released) = &*shared;
+        valid.store(false, Ordering::SeqCst);
+        barrier::heavy();
+        while announced.load(Ordering::Acquire) {
+            thread::yield_now();
+        }
+        released.store(true, Ordering::Relaxed);
+        initiator.join().unwrap();
+    });
+}
+
+#[test]
+fn an_announcement_is_seen_or_sees_the_withdrawal() {
+    announce_and_withdraw(|| barrier::light(true));
+}
+
+/// The model has the fault: without the fence that membarrier(2) provides, the checker finds it.
+#[test]
+#[should_panic(expected = "accessed after it was released")]
+fn without_the_fence_the_checker_finds_the_fault() {
+    announce_and_withdraw(|| {});
+}
