@@ -67,10 +67,10 @@ pub(crate) enum Command {
     /// Look at fragment stream files (docs/formats.md)
     #[command(subcommand)]
     Stream(StreamCommand),
-    /// Site files: check them, draw them (docs/site.md)
+    /// Check and draw site files (docs/site.md)
     #[command(subcommand)]
     Site(SiteCommand),
-    /// Model what a site will reach, and what published systems measured (docs/model.md)
+    /// Predict the performance of a site, and check the model against published measurements (docs/model.md)
     #[command(subcommand)]
     Model(ModelCommand),
     /// Measure, beside memcpy in the same run
@@ -79,7 +79,7 @@ pub(crate) enum Command {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum SiteCommand {
-    /// Say in which line a site file is wrong, or what it holds
+    /// Validate site files and print what they contain
     Check {
         /// Site files
         #[arg(required = true)]
@@ -89,7 +89,7 @@ pub(crate) enum SiteCommand {
     Show {
         /// The site file
         file: PathBuf,
-        /// Where the picture goes [default: the site file's name with .svg, in this folder]
+        /// Output file [default: the site file's name with extension .svg, in the current directory]
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
     },
@@ -97,17 +97,17 @@ pub(crate) enum SiteCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct Settings {
-    /// Another value for a parameter, as `u280.reads=16`; `model calibrate` lists all
+    /// Override a parameter, for example `u280.reads=16`; `model calibrate` lists all parameters
     ///
-    /// `explain` and `measure` also take a path into the site file, as `host.server.adapter.hca.pcie.lanes=8` or
-    /// `link.0.rate=HDR`, and several values: a list `A,B,C` or a range `A..B`, `A..B+STEP`, `A..B*FACTOR`.
+    /// `explain` and `measure` also accept a path into the site file (`host.server.adapter.hca.pcie.lanes=8`,
+    /// `link.0.rate=HDR`) and several values: a list `A,B,C` or a range `A..B`, `A..B+STEP`, `A..B*FACTOR`.
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub(crate) set: Vec<String>,
 }
 
-/// Where a table of results goes beside the terminal.
+/// Output files for a table of results.
 #[derive(Debug, Args)]
-pub(crate) struct SheetOptions {
+pub(crate) struct ResultOptions {
     /// Also write the results as JSON
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
@@ -121,23 +121,23 @@ pub(crate) struct SheetOptions {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ModelCommand {
-    /// Print every parameter with its range, and how far every published row is off
+    /// Print every parameter with its range, and the residual of every published row
     Calibrate {
         #[command(flatten)]
         settings: Settings,
-        /// Fit anew instead of taking the values that ship
+        /// Fit the parameters again instead of using the shipped values
         #[arg(long)]
         fit: bool,
     },
-    /// Answer questions about published measurements, with intervals
+    /// Predict the rows of a question table, with 90 % intervals
     Predict {
-        /// Table with the columns id, system, quantity, unit
+        /// CSV file with the columns id, system, quantity, unit
         #[arg(long, value_name = "FILE")]
         questions: PathBuf,
-        /// Where the answers go: id, value, unit, low, high, how
+        /// Output CSV file with the columns id, value, unit, low, high, method
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
-        /// Draws of the parameters from their ranges
+        /// Number of parameter samples for the intervals
         #[arg(long, default_value_t = 48, value_name = "N")]
         samples: u64,
         #[command(flatten)]
@@ -145,17 +145,17 @@ pub(crate) enum ModelCommand {
     },
     /// Draw figures as SVG, each with its data as CSV
     Figures {
-        /// Where they go
+        /// Output folder
         #[arg(long, default_value = "target/figures", value_name = "FOLDER")]
         out: PathBuf,
         #[command(flatten)]
         settings: Settings,
     },
-    /// Run the event builder's own core on a site, in virtual time: assignment, credits, shaping, slots, the account
+    /// Simulate the event builder on a site: the state machines of the real program over a modelled network
     ///
-    /// Without a site it is LHCb's, 500 nodes for one second of data taking.
+    /// The default site is the LHCb event builder: 500 nodes, one second of data taking (docs/model-event-builder.md).
     EventBuilder(ModelledEventBuilder),
-    /// Say what a flow reaches on a site, where its bottleneck is, and what would come next
+    /// Predict the bandwidth of a flow, its bottleneck and the next limit
     ///
     /// A flow is VERB CLIENT SERVER [BYTES]; client and server are hosts, or cards as host.card:
     ///
@@ -164,7 +164,7 @@ pub(crate) enum ModelCommand {
     ///     millstream model explain sites/recipe-backplane.toml "read client server.u280" \
     ///         --set u280.reads=1..32*2 --svg reads.svg
     ///
-    /// With settings of several values, prints a row for each combination.
+    /// With several values per setting, prints one row per combination.
     #[command(verbatim_doc_comment)]
     Explain {
         /// The site file
@@ -174,12 +174,12 @@ pub(crate) enum ModelCommand {
         #[command(flatten)]
         settings: Settings,
         #[command(flatten)]
-        output: SheetOptions,
+        output: ResultOptions,
     },
-    /// Run a modelled measuring program between two places of a site
+    /// Simulate a benchmark program between two memories of a site
     ///
-    /// Places are hosts, or cards as host.card; DMA tests go from host.adapter to a host or host.socket1.
-    /// Tools: ib_write_bw, ib_read_bw, ib_send_bw, ib_write_lat, ib_read_lat, ib_send_lat, osu_latency,
+    /// CLIENT and SERVER are hosts, or cards as host.card; DMA tests go from host.adapter to a host or host.socket1.
+    /// Benchmarks: ib_write_bw, ib_read_bw, ib_send_bw, ib_write_lat, ib_read_lat, ib_send_lat, osu_latency,
     /// osu_bw, osu_bibw, dma_read_bw, dma_write_bw, dma_rw_bw, dma_read_lat, stencil.
     ///
     ///     millstream model measure ib_write_bw sites/lhcb-pair-fdr-e5.toml node0 node1
@@ -187,21 +187,21 @@ pub(crate) enum ModelCommand {
     ///     millstream model measure dma_read_bw sites/pcie-bench.toml haswell.nfp haswell
     #[command(verbatim_doc_comment)]
     Measure {
-        /// The tool
-        tool: millstream_model::measure::Tool,
+        /// The benchmark
+        benchmark: millstream_model::measure::Benchmark,
         /// The site file
         site: PathBuf,
-        /// Where it starts
+        /// Client: host or host.card
         client: String,
-        /// The other side
+        /// Server: host or host.card
         server: String,
-        /// Sizes in bytes [default: the tool's own, powers of two]
+        /// Message sizes in bytes [default: powers of two in the benchmark's range]
         #[arg(long, value_name = "BYTES", value_delimiter = ',')]
         sizes: Vec<u64>,
         #[command(flatten)]
         settings: Settings,
         #[command(flatten)]
-        output: SheetOptions,
+        output: ResultOptions,
     },
 }
 
@@ -209,49 +209,49 @@ pub(crate) enum ModelCommand {
 pub(crate) struct ModelledEventBuilder {
     /// The site file
     pub(crate) site: Option<PathBuf>,
-    /// The site's first nodes only
+    /// Use only the first nodes of the site
     #[arg(long)]
     pub(crate) nodes: Option<u16>,
-    /// Data taking
+    /// Simulated data-taking time
     #[arg(long, default_value_t = 1.0)]
     pub(crate) seconds: f64,
-    /// Events a second
+    /// Event rate
     #[arg(long, default_value_t = 40e6, value_name = "HZ")]
     pub(crate) rate: f64,
-    /// All events are at hand from the start: how fast can it be?
+    /// Make all events available at the start, to measure the maximum throughput
     #[arg(long)]
-    pub(crate) at_hand: bool,
+    pub(crate) saturated: bool,
     /// Consecutive events per multi-fragment packet
     #[arg(long, default_value_t = 600)]
     pub(crate) batch: u16,
     /// Mean payload of a fragment
     #[arg(long, default_value_t = 200.0, value_name = "BYTES")]
     pub(crate) fragment: f64,
-    /// Batches that a builder unit can hold at a time
+    /// Slots (batches) of a builder unit
     #[arg(long, default_value_t = 20)]
     pub(crate) slots: u16,
-    /// Batches under way from a readout unit to one builder unit
+    /// Batches in flight from a readout unit to one builder unit
     #[arg(long, default_value_t = 8)]
     pub(crate) window: u16,
-    /// Batches under way from a readout unit
+    /// Batches in flight from a readout unit to all builder units
     #[arg(long, default_value_t = 4)]
-    pub(crate) under_way: u32,
-    /// Do not shape traffic: every readout unit sends in the order of assignment
+    pub(crate) in_flight: u32,
+    /// Disable traffic shaping: every readout unit sends in the order of assignment
     #[arg(long)]
     pub(crate) unshaped: bool,
-    /// Packet by packet: for few nodes and milliseconds
+    /// Simulate at packet level: for few nodes and milliseconds
     #[arg(long)]
     pub(crate) packets: bool,
-    /// A builder unit that is so many times slower, as 3=10
+    /// Slow down a builder unit's kernel, for example 3=10
     #[arg(long, value_name = "NODE=FACTOR")]
-    pub(crate) slow: Vec<String>,
-    /// Of so many batches one lacks a fragment at its source
+    pub(crate) slow_builder: Vec<String>,
+    /// Drop one fragment at its source in one of this many batches (0: never)
     #[arg(long, default_value_t = 0, value_name = "BATCHES")]
     pub(crate) missing_every: u64,
-    /// Of so many batches one has a fragment with a wrong checksum
+    /// Corrupt one fragment's checksum in one of this many batches (0: never)
     #[arg(long, default_value_t = 0, value_name = "BATCHES")]
     pub(crate) corrupt_every: u64,
-    /// End the run at this time of it, whatever is under way
+    /// Request a stop at this simulated time
     #[arg(long, value_name = "SECONDS")]
     pub(crate) stop_at: Option<f64>,
     /// Print JSON

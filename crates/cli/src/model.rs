@@ -5,25 +5,25 @@ use std::io::{IsTerminal as _, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 
-use millstream_model::calibrate::{Report, fit, residuals};
-use millstream_model::explain::{Flow, explain, sweep};
-use millstream_model::measure::{Tool, measure};
+use millstream_model::calibrate::{CalibrationReport, fit, residuals};
+use millstream_model::explain::{Flow, explain, explain_sweep};
+use millstream_model::measure::{Benchmark, measure};
 use millstream_model::predict::{predict, to_csv};
-use millstream_model::sheet::{Cell, Sheet};
-use millstream_model::{Parameters, table, whatif};
+use millstream_model::result_table::{ResultTable, TableValue};
+use millstream_model::{Parameters, rows, sweep};
 
-use crate::args::{ModelCommand, Settings, SheetOptions};
+use crate::args::{ModelCommand, ResultOptions, Settings};
 
 mod event_builder;
 
-fn parameters(settings: &Settings) -> Result<Parameters, whatif::WhatIfError> {
-    whatif::parameters(&whatif::settings(&settings.set)?)
+fn parameters(settings: &Settings) -> Result<Parameters, sweep::SweepError> {
+    sweep::parameters(&sweep::settings(&settings.set)?)
 }
 
 pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
     match command {
         ModelCommand::Calibrate { settings, fit: anew } => {
-            let rows = table::calibration();
+            let rows = rows::calibration();
             let mut parameters = parameters(settings)?;
             if *anew {
                 let terminal = std::io::stderr().is_terminal();
@@ -37,10 +37,13 @@ pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
                     eprintln!();
                 }
             }
-            print!("{}", Report { parameters: &parameters, residuals: &residuals(&rows, &parameters) });
+            print!(
+                "{}",
+                CalibrationReport { parameters: &parameters, residuals: &residuals(&rows, &parameters) }
+            );
         }
         ModelCommand::Predict { questions, out, samples, settings } => {
-            let rows = table::load(questions)?;
+            let rows = rows::load(questions)?;
             let answers = predict(&rows, &parameters(settings)?, *samples);
             let silent = answers.iter().filter(|answer| answer.values.is_empty()).count();
             millstream_report::save(out, &to_csv(&answers))?;
@@ -61,39 +64,39 @@ pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
         ModelCommand::Explain { site, flow, settings, output } => {
             let (name, text) = read(site)?;
             let flow: Flow = flow.parse()?;
-            let settings = whatif::settings(&settings.set)?;
-            let points = whatif::combinations(&settings)?;
+            let settings = sweep::settings(&settings.set)?;
+            let points = sweep::combinations(&settings)?;
             if let [point] = points.as_slice() {
-                let (site, parameters) = whatif::case(&name, &text, point)?;
+                let (site, parameters) = sweep::apply(&name, &text, point)?;
                 print!("{}", explain(&site, &parameters, &flow)?);
             }
             let wanted =
                 points.len() > 1 || [&output.json, &output.csv, &output.svg].into_iter().any(Option::is_some);
             if wanted {
-                let sheet = sweep((&name, &text), &points, &flow)?;
+                let table = explain_sweep((&name, &text), &points, &flow)?;
                 if points.len() > 1 {
-                    print!("{sheet}");
+                    print!("{table}");
                 }
                 // The first setting with several values is along the axis, the others make lines.
                 let x = settings.iter().position(|setting| setting.values.len() > 1).unwrap_or(0);
-                let beside: Vec<usize> =
+                let series_columns: Vec<usize> =
                     (0..settings.len()).filter(|&i| i != x && settings[i].values.len() > 1).collect();
                 if output.svg.is_some() && points.len() < 2 {
                     return Err("--svg draws a sweep: give --set several values, as u280.reads=1..16".into());
                 }
-                write(output, &sheet, (x, settings.len()), &beside)?;
+                write(output, &table, (x, settings.len()), &series_columns)?;
             }
         }
-        ModelCommand::Measure { tool, site, client, server, sizes, settings, output } => {
-            let settings = whatif::settings(&settings.set)?;
-            let sheet = measured(*tool, site, (client, server), sizes, &settings)?;
-            print!("{sheet}");
+        ModelCommand::Measure { benchmark, site, client, server, sizes, settings, output } => {
+            let settings = sweep::settings(&settings.set)?;
+            let table = measured(*benchmark, site, (client, server), sizes, &settings)?;
+            print!("{table}");
             let x = settings.len();
-            let beside: Vec<usize> = (0..x).filter(|&i| settings[i].values.len() > 1).collect();
+            let series_columns: Vec<usize> = (0..x).filter(|&i| settings[i].values.len() > 1).collect();
             // Of a stencil's parts the sum, of bandwidths what most people plot: the last but message rates.
-            let last = sheet.columns.len() - 1;
-            let y = if matches!(tool, Tool::Bandwidth(_)) { last - 1 } else { last };
-            write(output, &sheet, (x, y), &beside)?;
+            let last = table.columns.len() - 1;
+            let y = if matches!(benchmark, Benchmark::Bandwidth(_)) { last - 1 } else { last };
+            write(output, &table, (x, y), &series_columns)?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -108,56 +111,57 @@ fn read(site: &Path) -> Result<(String, String), Box<dyn Error>> {
 
 /// A tool's results for every combination of settings.
 fn measured(
-    tool: Tool,
+    benchmark: Benchmark,
     site: &Path,
     (client, server): (&str, &str),
     sizes: &[u64],
-    settings: &[whatif::Setting],
-) -> Result<Sheet, Box<dyn Error>> {
+    settings: &[sweep::Setting],
+) -> Result<ResultTable, Box<dyn Error>> {
     let (name, text) = read(site)?;
-    let about = tool.description();
-    let sizes = if sizes.is_empty() { tool.sizes() } else { sizes.to_vec() };
+    let about = benchmark.info();
+    let sizes = if sizes.is_empty() { benchmark.sizes() } else { sizes.to_vec() };
     let columns = (settings.iter().map(|setting| setting.name.clone()))
         .chain(["bytes".to_owned()])
         .chain(about.columns.iter().map(|&column| column.to_owned()));
-    let mut sheet = Sheet {
+    let mut table = ResultTable {
         title: format!("{} {client} {server}, {name}: {}", about.name, about.definition),
         columns: columns.collect(),
         rows: Vec::new(),
     };
-    for point in whatif::combinations(settings)? {
-        let (site, parameters) = whatif::case(&name, &text, &point)?;
-        let set: Vec<Cell> = point.iter().map(|(_, value)| Cell::Text((*value).to_owned())).collect();
-        let rows = measure(&site, &parameters, tool, (client, server), &sizes)?;
-        sheet.rows.extend(rows.into_iter().map(|row| [set.clone(), row].concat()));
+    for point in sweep::combinations(settings)? {
+        let (site, parameters) = sweep::apply(&name, &text, &point)?;
+        let set: Vec<TableValue> =
+            point.iter().map(|(_, value)| TableValue::Text((*value).to_owned())).collect();
+        let rows = measure(&site, &parameters, benchmark, (client, server), &sizes)?;
+        table.rows.extend(rows.into_iter().map(|row| [set.clone(), row].concat()));
     }
-    Ok(sheet)
+    Ok(table)
 }
 
 /// Writes a table of results where the options say; a picture has column `y` over column `x`.
 fn write(
-    output: &SheetOptions,
-    sheet: &Sheet,
+    output: &ResultOptions,
+    table: &ResultTable,
     (x, y): (usize, usize),
-    beside: &[usize],
+    series_columns: &[usize],
 ) -> Result<(), Box<dyn Error>> {
     if let Some(file) = &output.json {
-        let cell = |cell: &Cell| match cell {
-            Cell::Text(text) => serde_json::Value::from(text.as_str()),
-            Cell::Number(value) => serde_json::Value::from(*value),
+        let cell = |cell: &TableValue| match cell {
+            TableValue::Text(text) => serde_json::Value::from(text.as_str()),
+            TableValue::Number(value) => serde_json::Value::from(*value),
         };
-        let row = |row: &Vec<Cell>| -> serde_json::Map<String, serde_json::Value> {
-            sheet.columns.iter().cloned().zip(row.iter().map(cell)).collect()
+        let row = |row: &Vec<TableValue>| -> serde_json::Map<String, serde_json::Value> {
+            table.columns.iter().cloned().zip(row.iter().map(cell)).collect()
         };
-        let rows: Vec<_> = sheet.rows.iter().map(row).collect();
-        let document = serde_json::json!({ "title": sheet.title, "columns": sheet.columns, "rows": rows });
+        let rows: Vec<_> = table.rows.iter().map(row).collect();
+        let document = serde_json::json!({ "title": table.title, "columns": table.columns, "rows": rows });
         millstream_report::save(file, &(serde_json::to_string_pretty(&document)? + "\n"))?;
     }
     if let Some(file) = &output.csv {
-        millstream_report::save(file, &sheet.csv())?;
+        millstream_report::save(file, &table.csv())?;
     }
     if let Some(file) = &output.svg {
-        millstream_report::save(file, &sheet.chart(x, y, beside).svg())?;
+        millstream_report::save(file, &table.chart(x, y, series_columns).svg())?;
     }
     Ok(())
 }

@@ -21,7 +21,7 @@ pub(crate) fn run(command: &SiteCommand) -> Result<ExitCode, Box<dyn Error>> {
                     site.name,
                     site.hosts.len(),
                     site.switches.len(),
-                    site.wires.len(),
+                    site.links.len(),
                     site.tori.len(),
                     site.cards.len(),
                 );

@@ -30,12 +30,15 @@ fn it_prints_what_was_built_and_the_account() {
 #[test]
 fn programs_read_json() {
     let output =
-        model(&["--nodes", "4", "--seconds", "0.002", "--packets", "--at-hand", "--unshaped", "--json"]);
+        model(&["--nodes", "4", "--seconds", "0.002", "--packets", "--saturated", "--unshaped", "--json"]);
     assert!(output.status.success(), "{}", said(&output));
     let run: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one object");
     assert_eq!(run["nodes"], 4);
     assert_eq!(run["account"]["built"]["events"], 80_000);
-    assert!(run["built_bits_per_s"].as_f64() > Some(1e9) && run["busiest"].as_f64() <= Some(1.0), "{run}");
+    assert!(
+        run["built_bits_per_s"].as_f64() > Some(1e9) && run["peak_link_utilization"].as_f64() <= Some(1.0),
+        "{run}"
+    );
     assert!(run["peak_bytes"].as_u64() > Some(1 << 20), "{run}");
 }
 
@@ -45,7 +48,7 @@ fn what_cannot_be_is_refused() {
         (vec!["--nodes", "501"], "the site has 500 hosts"),
         (vec!["--nodes", "4", "--batch", "0"], "batch = 0: must be 1 or more"),
         (vec!["--nodes", "4", "--seconds", "0"], "must be 1 to 10^15"),
-        (vec!["--nodes", "4", "--slow", "x"], "expected NODE=FACTOR"),
+        (vec!["--nodes", "4", "--slow-builder", "x"], "expected NODE=FACTOR"),
         (vec!["no/such/site.toml"], "no/such/site.toml"),
     ] {
         let output = model(&arguments);

@@ -1,7 +1,8 @@
 //! Fitting parameters to the rows that were published for it, and how far every row is off.
 
+use crate::parallel::parallel_map;
 use crate::parameters::Parameters;
-use crate::rows::{Answer, Family, Row, answer};
+use crate::rows::{Answer, Category, Row, answer};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -39,27 +40,7 @@ pub fn residual(row: &Row, p: &Parameters) -> Residual {
 /// All rows, side by side on as many threads as there are processors.
 #[must_use]
 pub fn residuals(rows: &[Row], p: &Parameters) -> Vec<Residual> {
-    spread(rows, |row| residual(row, p))
-}
-
-/// Maps over a slice on all processors; the order of results is that of the slice.
-pub fn spread<T: Sync, R: Send>(items: &[T], f: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(items.len().max(1));
-    let next = std::sync::atomic::AtomicUsize::new(0);
-    let work = || {
-        let mut done = Vec::new();
-        loop {
-            let i = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            let Some(item) = items.get(i) else { return done };
-            done.push((i, f(item)));
-        }
-    };
-    let mut all: Vec<(usize, R)> = std::thread::scope(|scope| {
-        let handles: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        handles.into_iter().flat_map(|handle| handle.join().expect("the work does not panic")).collect()
-    });
-    all.sort_by_key(|(i, _)| *i);
-    all.into_iter().map(|(_, result)| result).collect()
+    parallel_map(rows, |row| residual(row, p))
 }
 
 /// Fits every parameter that lists rows, one after the other, within its range.
@@ -67,8 +48,8 @@ pub fn spread<T: Sync, R: Send>(items: &[T], f: impl Fn(&T) -> R + Sync) -> Vec<
 pub fn fit(start: &Parameters, rows: &[Row], passes: u32, mut progress: impl FnMut(&str)) -> Parameters {
     let mut best = start.clone();
     let fitted: Vec<(String, f64, f64, Vec<String>)> = (start.iter())
-        .filter(|(_, q)| !q.fit.is_empty() && q.low < q.high)
-        .map(|(name, q)| (name.to_owned(), q.low, q.high, q.fit.clone()))
+        .filter(|(_, q)| !q.fitted_to.is_empty() && q.low < q.high)
+        .map(|(name, q)| (name.to_owned(), q.low, q.high, q.fitted_to.clone()))
         .collect();
     for pass in 1..=passes {
         for (name, low, high, ids) in &fitted {
@@ -76,10 +57,10 @@ pub fn fit(start: &Parameters, rows: &[Row], passes: u32, mut progress: impl FnM
             let mine: Vec<Row> = rows.iter().filter(|row| ids.contains(&row.id)).cloned().collect();
             let cost = |value: f64| {
                 let trial = best.with(name, value);
-                let each = spread(&mine, |row| residual(row, &trial).relative.unwrap_or(0.0));
+                let each = parallel_map(&mine, |row| residual(row, &trial).relative.unwrap_or(0.0));
                 each.iter().map(|r| (1.0 + r).ln().powi(2)).sum::<f64>()
             };
-            let value = least(*low, *high, best.get(name), cost);
+            let value = minimise(*low, *high, best.get(name), cost);
             best = best.with(name, value);
         }
     }
@@ -88,7 +69,7 @@ pub fn fit(start: &Parameters, rows: &[Row], passes: u32, mut progress: impl FnM
 
 /// Where a function of one variable is least: five points, then twice closer in. The old value stays if
 /// nothing is better, so that a fit of a fit is the same.
-fn least(low: f64, high: f64, old: f64, cost: impl Fn(f64) -> f64) -> f64 {
+fn minimise(low: f64, high: f64, old: f64, cost: impl Fn(f64) -> f64) -> f64 {
     const POINTS: u32 = 6;
     let (mut best, mut best_cost) = (old, cost(old) * 0.98);
     let (mut from, mut to) = (low, high);
@@ -111,35 +92,35 @@ fn least(low: f64, high: f64, old: f64, cost: impl Fn(f64) -> f64) -> f64 {
 
 /// How far each family's rows are off: the root of the mean square.
 #[must_use]
-pub fn spread_by_family(residuals: &[Residual]) -> BTreeMap<Family, f64> {
-    let mut sums: BTreeMap<Family, (f64, u32)> = BTreeMap::new();
-    for (family, relative) in residuals.iter().filter_map(|r| Some((r.row.family(), r.relative?))) {
-        let sum = sums.entry(family).or_default();
+pub fn rms_by_category(residuals: &[Residual]) -> BTreeMap<Category, f64> {
+    let mut sums: BTreeMap<Category, (f64, u32)> = BTreeMap::new();
+    for (category, relative) in residuals.iter().filter_map(|r| Some((r.row.category(), r.relative?))) {
+        let sum = sums.entry(category).or_default();
         *sum = (sum.0 + relative * relative, sum.1 + 1);
     }
-    sums.into_iter().map(|(family, (sum, n))| (family, (sum / f64::from(n)).sqrt())).collect()
+    sums.into_iter().map(|(category, (sum, n))| (category, (sum / f64::from(n)).sqrt())).collect()
 }
 
 /// A calibration for people.
 #[derive(Debug)]
-pub struct Report<'a> {
+pub struct CalibrationReport<'a> {
     /// The parameters.
     pub parameters: &'a Parameters,
     /// All rows.
     pub residuals: &'a [Residual],
 }
 
-impl fmt::Display for Report<'_> {
+impl fmt::Display for CalibrationReport<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
             "parameter                                  value        range              unit  rows it is fitted to"
         )?;
         for (name, p) in self.parameters.iter() {
-            let fit = match p.fit.as_slice() {
+            let fit = match p.fitted_to.as_slice() {
                 [] => String::new(),
                 [one] => format!("{one} alone"),
-                [first, .., last] => format!("{} from {first} to {last}", p.fit.len()),
+                [first, .., last] => format!("{} from {first} to {last}", p.fitted_to.len()),
             };
             let range = format!("{} to {}", p.low, p.high);
             writeln!(f, "{name:<40}  {:<10}  {range:<18}  {:<4}  {fit}", p.value, p.unit)?;
@@ -152,8 +133,8 @@ impl fmt::Display for Report<'_> {
                 Answer::Values { values, how } => {
                     (values.iter().map(shown).collect::<Vec<_>>().join(" / "), *how)
                 }
-                Answer::BuiltIn(place) => ("built in".to_owned(), *place),
-                Answer::Silent(why) => ("silent".to_owned(), *why),
+                Answer::Definition(place) => ("built in".to_owned(), *place),
+                Answer::NotModelled(why) => ("silent".to_owned(), *why),
             };
             let off = r.relative.map_or(String::new(), |v| format!("{:+.1} %", 100.0 * v));
             let mark = if r.relative.is_some_and(|v| v.abs() > 0.05) { " *" } else { "" };

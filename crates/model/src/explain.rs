@@ -1,12 +1,13 @@
 //! Where a flow's bottleneck is, and what would come next.
 
-use crate::calibrate::spread;
+use crate::benchmarks::perftest::bandwidth;
 use crate::engine::Rate;
+use crate::parallel::parallel_map;
 use crate::parameters::Parameters;
-use crate::setup::{SetupError, setup};
-use crate::sheet::{Cell, Sheet};
-use crate::tool::verbs::{Setup, Verb, bandwidth};
-use crate::whatif::case;
+use crate::path::{DataPath, Verb};
+use crate::path::{PathError, data_path};
+use crate::result_table::{ResultTable, TableValue};
+use crate::sweep::apply;
 use millstream_site::Site;
 use std::fmt;
 use std::str::FromStr;
@@ -52,7 +53,7 @@ impl FromStr for Flow {
 
 /// One line of the way.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Station {
+pub struct ChannelLoad {
     /// Its name.
     pub name: String,
     /// Part of the time in which it carried something.
@@ -65,7 +66,7 @@ pub struct Station {
 
 /// One parameter's effect.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Effect {
+pub struct Sensitivity {
     /// The parameter.
     pub name: String,
     /// Relative change of the bandwidth when it gets 10 % better, whichever way that is.
@@ -78,65 +79,66 @@ pub struct Explanation {
     /// What the flow reaches.
     pub rate: Rate,
     /// The lines, busiest first.
-    pub stations: Vec<Station>,
+    pub channels: Vec<ChannelLoad>,
     /// Parameters that matter, most first.
-    pub effects: Vec<Effect>,
+    pub sensitivities: Vec<Sensitivity>,
 }
 
-fn measure(setup: &Setup, flow: &Flow) -> (Rate, Vec<Station>) {
-    let result = bandwidth(setup, flow.verb, flow.size, 128, false);
+fn measure(path: &DataPath, flow: &Flow) -> (Rate, Vec<ChannelLoad>) {
+    let result = bandwidth(path, flow.verb, flow.size, 128, false);
     let rate = result.rate;
-    let mut stations: Vec<Station> = (result.lines.into_iter())
-        .filter(|line| line.packets > 0 && line.span.0 > 0)
-        .map(|line| {
-            let busy = line.busy.seconds() / line.span.seconds();
-            let blocked = line.blocked.seconds() / line.span.seconds();
+    let mut channels: Vec<ChannelLoad> = (result.channels.into_iter())
+        .filter(|channel| channel.packets > 0 && channel.elapsed.0 > 0)
+        .map(|channel| {
+            let busy = channel.busy.seconds() / channel.elapsed.seconds();
+            let blocked = channel.blocked.seconds() / channel.elapsed.seconds();
             let ceiling = if busy > 0.0 { Rate(rate.0 / busy) } else { Rate(f64::INFINITY) };
-            Station { name: line.name, busy, blocked, ceiling }
+            ChannelLoad { name: channel.name, busy, blocked, ceiling }
         })
         .collect();
     // Lines without a time of their own say nothing.
-    stations.retain(|station| station.busy > 0.001 || station.blocked > 0.001);
-    stations.sort_by(|a, b| b.busy.total_cmp(&a.busy));
-    (rate, stations)
+    channels.retain(|channel| channel.busy > 0.001 || channel.blocked > 0.001);
+    channels.sort_by(|a, b| b.busy.total_cmp(&a.busy));
+    (rate, channels)
 }
 
 /// Explains a flow.
 ///
 /// # Errors
 /// [`SetupError`] if the site cannot carry it.
-pub fn explain(site: &Site, p: &Parameters, flow: &Flow) -> Result<Explanation, SetupError> {
-    let setup = |p: &Parameters| setup(site, p, &flow.client, &flow.server);
-    let here = setup(p)?;
-    let (rate, stations) = measure(&here, flow);
+pub fn explain(site: &Site, p: &Parameters, flow: &Flow) -> Result<Explanation, PathError> {
+    let path_with = |p: &Parameters| data_path(site, p, &flow.client, &flow.server);
+    let here = path_with(p)?;
+    let (rate, channels) = measure(&here, flow);
     // What may take part in a flow; the others stand for other things.
-    let of_flow = ["adapter.", "apenet.", "cpu.", "extoll.", "gpu.", "hbm.", "ib.", "pcie.", "u280."];
+    let path_prefixes = ["adapter.", "apenet.", "cpu.", "extoll.", "gpu.", "hbm.", "ib.", "pcie.", "u280."];
     let names: Vec<&str> = p
         .iter()
         .map(|(name, _)| name)
-        .filter(|name| of_flow.iter().any(|first| name.starts_with(first)))
+        .filter(|name| path_prefixes.iter().any(|first| name.starts_with(first)))
         .collect();
-    let mut effects: Vec<Effect> = spread(&names, |name| {
-        let gain = |factor: f64| match setup(&p.with(name, p.get(name) * factor)) {
+    let mut sensitivities: Vec<Sensitivity> = parallel_map(&names, |name| {
+        let gain = |factor: f64| match path_with(&p.with(name, p.get(name) * factor)) {
             // Most parameters are of other parts: what is the same need not be simulated again.
             Ok(changed) if changed != here => measure(&changed, flow).0.0 / rate.0 - 1.0,
             _ => 0.0,
         };
-        Effect { name: (*name).to_owned(), gain: gain(1.1).max(gain(1.0 / 1.1)) }
+        Sensitivity { name: (*name).to_owned(), gain: gain(1.1).max(gain(1.0 / 1.1)) }
     });
-    effects.retain(|effect| effect.gain > 0.002);
-    effects.sort_by(|a, b| b.gain.total_cmp(&a.gain));
-    Ok(Explanation { rate, stations, effects })
+    sensitivities.retain(|sensitivity| sensitivity.gain > 0.002);
+    sensitivities.sort_by(|a, b| b.gain.total_cmp(&a.gain));
+    Ok(Explanation { rate, channels, sensitivities })
 }
 
 impl Explanation {
     /// What limits the flow: the busiest line if it is full, else the parameter that matters most.
     #[must_use]
     pub fn bottleneck(&self) -> String {
-        match self.stations.first() {
-            Some(first) if first.busy > FULL => first.name.clone(),
+        match self.channels.first() {
+            Some(first) if first.busy > SATURATED => first.name.clone(),
             _ => {
-                let what = self.effects.first().map_or("latency", |effect| effect.name.as_str());
+                let what =
+                    self.sensitivities.first().map_or("latency", |sensitivity| sensitivity.name.as_str());
                 format!("what is in flight at once, or latency: {what}")
             }
         }
@@ -144,31 +146,31 @@ impl Explanation {
 
     /// The lines that come next when the bottleneck goes, with what they would allow: where no line is full,
     /// the busiest is the first of them.
-    pub fn following(&self) -> impl Iterator<Item = &Station> {
-        let full = self.stations.first().is_some_and(|first| first.busy > FULL);
+    pub fn next_limits(&self) -> impl Iterator<Item = &ChannelLoad> {
+        let full = self.channels.first().is_some_and(|first| first.busy > SATURATED);
         // A line of no time of its own limits nothing.
-        self.stations.iter().skip(usize::from(full)).filter(|station| station.busy > 0.05)
+        self.channels.iter().skip(usize::from(full)).filter(|channel| channel.busy > 0.05)
     }
 }
 
 /// A line that is busy for more than this part of the time is full: the rest are gaps between messages.
-const FULL: f64 = 0.9;
+const SATURATED: f64 = 0.9;
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{:.3} GB/s ({:.2} Gb/s)", self.rate.as_gigabytes(), self.rate.as_gigabits())?;
-        match self.stations.first() {
-            Some(first) if first.busy > FULL => {
+        match self.channels.first() {
+            Some(first) if first.busy > SATURATED => {
                 writeln!(f, "bottleneck: {}, busy {:.0} % of the time", first.name, first.busy * 100.0)?;
             }
             _ => writeln!(f, "bottleneck: no line is full; {}", self.bottleneck())?,
         }
-        let next: Vec<String> = (self.following().take(3))
+        let next: Vec<String> = (self.next_limits().take(3))
             .map(|s| format!("{} ({:.2} GB/s)", s.name, s.ceiling.as_gigabytes()))
             .collect();
         writeln!(f, "next: {}", if next.is_empty() { "none near".to_owned() } else { next.join(", ") })?;
         writeln!(f, "\n  {:<36}   busy   blocked   alone it would allow", "line")?;
-        for s in &self.stations {
+        for s in &self.channels {
             let ceiling = match s.ceiling.as_gigabytes() {
                 ceiling if ceiling.is_finite() => format!("{ceiling:.2} GB/s"),
                 _ => "no limit".to_owned(),
@@ -182,7 +184,7 @@ impl fmt::Display for Explanation {
             )?;
         }
         writeln!(f, "\n  {:<36}  bandwidth", "parameter, 10 % better")?;
-        for e in self.effects.iter().take(8) {
+        for e in self.sensitivities.iter().take(8) {
             writeln!(f, "  {:<36}  {:>+6.1} %", e.name, e.gain * 100.0)?;
         }
         Ok(())
@@ -193,31 +195,32 @@ impl fmt::Display for Explanation {
 ///
 /// # Errors
 /// [`WhatIfError`] if a setting cannot be, [`SetupError`] if a site cannot carry the flow.
-pub fn sweep(
+pub fn explain_sweep(
     (name, text): (&str, &str),
     points: &[Vec<(&str, &str)>],
     flow: &Flow,
-) -> Result<Sheet, Box<dyn std::error::Error>> {
+) -> Result<ResultTable, Box<dyn std::error::Error>> {
     let mut columns: Vec<String> =
         points.first().into_iter().flatten().map(|(name, _)| (*name).to_owned()).collect();
     columns.extend(["GB/s", "bottleneck", "busy", "next", "it allows [GB/s]"].map(str::to_owned));
     let mut rows = Vec::new();
     for point in points {
-        let (site, p) = case(name, text, point)?;
+        let (site, p) = apply(name, text, point)?;
         let e = explain(&site, &p, flow)?;
-        let mut row: Vec<Cell> = point.iter().map(|(_, value)| Cell::Text((*value).to_owned())).collect();
-        let busy = e.stations.first().map_or(0.0, |station| station.busy);
-        row.push(Cell::Number(e.rate.as_gigabytes()));
-        row.push(Cell::Text(e.bottleneck()));
-        row.push(Cell::Number((busy * 100.0).round() / 100.0));
-        let next = e.following().next();
-        row.push(Cell::Text(next.map_or("none near".to_owned(), |station| station.name.clone())));
-        row.push(
-            next.map_or(Cell::Text("-".to_owned()), |station| Cell::Number(station.ceiling.as_gigabytes())),
-        );
+        let mut row: Vec<TableValue> =
+            point.iter().map(|(_, value)| TableValue::Text((*value).to_owned())).collect();
+        let busy = e.channels.first().map_or(0.0, |channel| channel.busy);
+        row.push(TableValue::Number(e.rate.as_gigabytes()));
+        row.push(TableValue::Text(e.bottleneck()));
+        row.push(TableValue::Number((busy * 100.0).round() / 100.0));
+        let next = e.next_limits().next();
+        row.push(TableValue::Text(next.map_or("none near".to_owned(), |channel| channel.name.clone())));
+        row.push(next.map_or(TableValue::Text("-".to_owned()), |channel| {
+            TableValue::Number(channel.ceiling.as_gigabytes())
+        }));
         rows.push(row);
     }
-    Ok(Sheet { title: format!("{flow} on {name}"), columns, rows })
+    Ok(ResultTable { title: format!("{flow} on {name}"), columns, rows })
 }
 
 impl fmt::Display for Flow {

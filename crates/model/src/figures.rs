@@ -1,15 +1,16 @@
 //! Pictures from predictions, each with its data.
 
-use crate::calibrate::spread;
+use crate::benchmarks::apenet;
+use crate::benchmarks::event_builder::{self, Shape};
+use crate::benchmarks::perftest::{bandwidth, latency};
+use crate::benchmarks::torus::{Torus, all_to_all, small_packet_latency};
 use crate::engine::{Picos, Rate};
+use crate::parallel::parallel_map;
 use crate::parameters::Parameters;
+use crate::path::data_path;
+use crate::path::{DataPath, Verb};
 use crate::rows::stencil_rate;
-use crate::setup::setup;
 use crate::sites::{shipped, shipped_with};
-use crate::tool::apenet;
-use crate::tool::event_builder::{self, Shape};
-use crate::tool::torus::{Torus, all_to_all, small};
-use crate::tool::verbs::{Setup, Verb, bandwidth, latency};
 use millstream_report::chart::{Chart, Series};
 
 /// A picture's file name, without ending, and the picture.
@@ -21,7 +22,7 @@ fn chart(title: &str, x: &str, y: &str, powers: bool, series: Vec<Series>) -> Ch
 
 /// A series, its points computed side by side.
 fn series(name: impl Into<String>, xs: &[f64], y: impl Fn(f64) -> f64 + Sync) -> Series {
-    let points = spread(xs, |&x| (x, y(x)));
+    let points = parallel_map(xs, |&x| (x, y(x)));
     Series { name: name.into(), points }
 }
 
@@ -32,9 +33,9 @@ fn powers(from: u32, to: u32) -> Vec<f64> {
 fn verb_bandwidth(p: &Parameters, site: (&str, &str), server: &str, verb: Verb, size: f64) -> f64 {
     let site = shipped_with(site.0, "450 MHz", site.1);
     let client = site.hosts[0].name.clone();
-    let setup =
-        setup(&site, p, &client, server).unwrap_or_else(|error| panic!("shipped sites carry flows: {error}"));
-    bandwidth(&setup, verb, size as u32, 128, false).rate.as_gigabytes()
+    let path = data_path(&site, p, &client, server)
+        .unwrap_or_else(|error| panic!("shipped sites carry flows: {error}"));
+    bandwidth(&path, verb, size as u32, 128, false).rate.as_gigabytes()
 }
 
 fn paths(p: &Parameters, verb: Verb) -> Chart {
@@ -76,22 +77,22 @@ pub fn torus(p: &Parameters) -> Torus {
     Torus {
         dimensions: site.tori[0].dimensions.clone(),
         rate: apenet::link_rate(p),
-        packet: apenet::PACKET,
+        packet_size: apenet::PACKET,
         buffer: 40_000,
-        hop,
-        ends: Picos::from_nanos(p.get("apenet.latency") * 1e3) - hop,
+        hop_latency: hop,
+        end_latency: Picos::from_nanos(p.get("apenet.latency") * 1e3) - hop,
     }
 }
 
 /// What each node of LHCb's event builder gets over the network when all events are at hand.
 fn event_builder(p: &Parameters, nodes: u16, shape: Shape) -> Rate {
-    let mut setup = event_builder::Setup::of(&shipped("event-builder-500"), p, Some(nodes))
+    let mut path = event_builder::Scenario::from_site(&shipped("event-builder-500"), p, Some(nodes))
         .unwrap_or_else(|error| panic!("the shipped site builds events: {error}"));
-    setup.configuration.shape = shape;
+    path.configuration.shape = shape;
     // So many batches for each builder unit that every slot is used several times.
-    let batches = 6 * u64::from(setup.configuration.slots) * u64::from(nodes);
-    (setup.load.rate, setup.load.events) = (None, batches * u64::from(setup.load.batch));
-    let outcome = event_builder::run(&setup, event_builder::Level::Flows)
+    let batches = 6 * u64::from(path.configuration.slots) * u64::from(nodes);
+    (path.load.rate, path.load.events) = (None, batches * u64::from(path.load.batch));
+    let outcome = event_builder::run(&path, event_builder::ModelLevel::Flows)
         .unwrap_or_else(|error| panic!("the shipped site builds events: {error}"));
     Rate(outcome.network_rate().0 / f64::from(nodes))
 }
@@ -100,7 +101,7 @@ fn builder(p: &Parameters) -> Chart {
     let nodes = powers(1, 7);
     let line =
         |name: &str, shape| series(name, &nodes, move |n| event_builder(p, n as u16, shape).as_gigabits());
-    let load = event_builder::Load::lhcb(1.0);
+    let load = event_builder::ReadoutLoad::lhcb(1.0);
     let needed = 40e6 * load.fragment * 8e-9;
     let lines = vec![
         line("shaped: in rotation", Shape::Rotation),
@@ -112,17 +113,17 @@ fn builder(p: &Parameters) -> Chart {
 }
 
 /// Two nodes of the shipped torus, next to each other.
-fn neighbours(p: &Parameters, client: &str, server: &str) -> Setup {
-    setup(&shipped("apenet-torus"), p, client, server)
+fn neighbours(p: &Parameters, client: &str, server: &str) -> DataPath {
+    data_path(&shipped("apenet-torus"), p, client, server)
         .unwrap_or_else(|error| panic!("shipped sites carry flows: {error}"))
 }
 
 fn translation(p: &Parameters) -> Chart {
     let sizes = powers(9, 22);
     let line = |name: &str, entries: f64| {
-        let setup = neighbours(&p.with("apenet.translate.entries", entries), "node0", "node1");
+        let path = neighbours(&p.with("apenet.translate.entries", entries), "node0", "node1");
         series(name, &sizes, move |size| {
-            bandwidth(&setup, Verb::Write, size as u32, 128, false).rate.as_gigabytes()
+            bandwidth(&path, Verb::Write, size as u32, 128, false).rate.as_gigabytes()
         })
     };
     let lines = vec![
@@ -155,7 +156,7 @@ fn watchdog(p: &Parameters) -> Chart {
 /// All figures. `progress` hears each one's name before it is drawn.
 #[must_use]
 pub fn all(p: &Parameters, mut progress: impl FnMut(&str)) -> Vec<Figure> {
-    those(p, |name| {
+    selected(p, |name| {
         progress(name);
         true
     })
@@ -163,7 +164,7 @@ pub fn all(p: &Parameters, mut progress: impl FnMut(&str)) -> Vec<Figure> {
 
 /// The figures whose names are wanted; each name is asked for once.
 #[must_use]
-pub fn those(p: &Parameters, mut wanted: impl FnMut(&str) -> bool) -> Vec<Figure> {
+pub fn selected(p: &Parameters, mut wanted: impl FnMut(&str) -> bool) -> Vec<Figure> {
     let sizes = powers(9, 12);
     let ends = [
         ("host to host", "node0", "node1"),
@@ -183,7 +184,7 @@ pub fn those(p: &Parameters, mut wanted: impl FnMut(&str) -> bool) -> Vec<Figure
     draw("dma-engines", &|| {
         let line = |n: u32| {
             series(format!("{n} engine{}", if n > 1 { "s" } else { "" }), &sizes, move |size| {
-                apenet::engines(p, n, size as u32).as_gigabytes()
+                apenet::dma_read_bandwidth(p, n, size as u32).as_gigabytes()
             })
         };
         chart(
@@ -198,10 +199,10 @@ pub fn those(p: &Parameters, mut wanted: impl FnMut(&str) -> bool) -> Vec<Figure
     draw("round-trip", &|| {
         let lines = (ends.iter())
             .map(|&(name, client, server)| {
-                let setup = neighbours(p, client, server);
+                let path = neighbours(p, client, server);
                 // perftest halves; a round trip is the whole.
                 series(name, &powers(5, 12), move |size| {
-                    2.0 * latency(&setup, Verb::Write, size as u32).nanos() * 1e-3
+                    2.0 * latency(&path, Verb::Write, size as u32).nanos() * 1e-3
                 })
             })
             .collect();
@@ -212,10 +213,12 @@ pub fn those(p: &Parameters, mut wanted: impl FnMut(&str) -> bool) -> Vec<Figure
         // 0 to 42 are six hops; nodes on the way are fewer.
         let far = [1usize, 2, 6, 10, 26, 42];
         let line = Series {
-            name: "small message".to_owned(),
+            name: "small_packet_latency message".to_owned(),
             points: far
                 .iter()
-                .map(|&to| (torus.steps(0, to).len() as f64, small(&torus, 0, to).nanos() * 1e-3))
+                .map(|&to| {
+                    (torus.hops(0, to).len() as f64, small_packet_latency(&torus, 0, to).nanos() * 1e-3)
+                })
                 .collect(),
         };
         chart("Torus: latency by hops", "hops", "one way [µs]", false, vec![line])

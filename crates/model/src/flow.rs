@@ -8,7 +8,7 @@
 //! Rates are grouped: flows with the same links have the same rate, always, so that an all-to-all of many
 //! messages costs as much as its pairs.
 
-use crate::engine::{Picos, Queue, Rate};
+use crate::engine::{EventQueue, Picos, Rate};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -18,7 +18,7 @@ pub struct LinkId(u32);
 
 /// A way: flows on it share everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct WayId(u32);
+pub struct FlowPathId(u32);
 
 /// A flow, by order of its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -28,24 +28,24 @@ pub struct FlowId(pub u64);
 struct Link {
     rate: f64,
     /// Ways with flows on them.
-    ways: Vec<u32>,
+    paths: Vec<u32>,
     /// Rates computed in this round, and whether the round has it.
     round: u64,
     left: f64,
-    open: u32,
+    unfixed_flows: u32,
 }
 
 #[derive(Debug)]
-struct Way {
+struct FlowPath {
     links: Vec<u32>,
     latency: Picos,
     /// Its place in each of its links' lists, while it has flows.
-    places: Vec<u32>,
+    positions: Vec<u32>,
     /// Flows on it, by the bytes that one flow of it has carried when each of them ends.
     flows: BinaryHeap<Reverse<(u64, u64, u64)>>,
     rate: f64,
     /// Bytes that a flow which had been here all the time would have carried, in 1/1024 bytes.
-    carried: f64,
+    sent: f64,
     at: Picos,
     /// Which entry of the queue of ends is this way's.
     version: u32,
@@ -57,53 +57,53 @@ struct Way {
 #[derive(Clone, Copy, Debug)]
 enum Event {
     /// The first flow of a way has put its last byte out, unless the way's version is another by now.
-    End { way: u32, version: u32 },
+    End { path: u32, version: u32 },
     /// A last byte has arrived.
     Arrival { tag: u64 },
 }
 
 /// The simulation at flow level. Deterministic; time is [`Picos`].
 #[derive(Debug, Default)]
-pub struct Fluid {
+pub struct FlowSimulation {
     now: Picos,
     links: Vec<Link>,
-    ways: Vec<Way>,
-    events: Queue<Event>,
+    paths: Vec<FlowPath>,
+    events: EventQueue<Event>,
     /// Ways on which a flow has started or ended since rates were shared out.
-    changed: Vec<u32>,
+    dirty_paths: Vec<u32>,
     round: u64,
     started: u64,
-    shares: u64,
+    rate_updates: u64,
 }
 
-impl Fluid {
+impl FlowSimulation {
     /// An empty one.
     #[must_use]
-    pub fn new() -> Fluid {
-        Fluid::default()
+    pub fn new() -> FlowSimulation {
+        FlowSimulation::default()
     }
 
     /// Adds a link.
-    pub fn link(&mut self, rate: Rate) -> LinkId {
-        self.links.push(Link { rate: rate.0, ways: Vec::new(), round: 0, left: 0.0, open: 0 });
+    pub fn add_link(&mut self, rate: Rate) -> LinkId {
+        self.links.push(Link { rate: rate.0, paths: Vec::new(), round: 0, left: 0.0, unfixed_flows: 0 });
         LinkId(self.links.len() as u32 - 1)
     }
 
     /// Adds a way over links.
-    pub fn way(&mut self, links: &[LinkId], latency: Picos) -> WayId {
-        self.ways.push(Way {
+    pub fn add_path(&mut self, links: &[LinkId], latency: Picos) -> FlowPathId {
+        self.paths.push(FlowPath {
             links: links.iter().map(|link| link.0).collect(),
             latency,
-            places: vec![0; links.len()],
+            positions: vec![0; links.len()],
             flows: BinaryHeap::new(),
             rate: 0.0,
-            carried: 0.0,
+            sent: 0.0,
             at: self.now,
             version: 0,
             round: 0,
             fixed: false,
         });
-        WayId(self.ways.len() as u32 - 1)
+        FlowPathId(self.paths.len() as u32 - 1)
     }
 
     /// The time.
@@ -114,53 +114,53 @@ impl Fluid {
 
     /// How often rates were shared out.
     #[must_use]
-    pub fn shares(&self) -> u64 {
-        self.shares
+    pub fn rate_updates(&self) -> u64 {
+        self.rate_updates
     }
 
     /// Starts a flow now; `tag` comes back with its end.
-    pub fn start(&mut self, way: WayId, bytes: u64, tag: u64) -> FlowId {
+    pub fn start_flow(&mut self, path: FlowPathId, bytes: u64, tag: u64) -> FlowId {
         let id = self.started;
         self.started += 1;
-        let (now, index) = (self.now, way.0);
-        let way = &mut self.ways[index as usize];
-        way.advance(now);
-        if way.flows.is_empty() {
-            way.carried = 0.0;
-            for (i, &link) in way.links.iter().enumerate() {
-                let ways = &mut self.links[link as usize].ways;
-                way.places[i] = ways.len() as u32;
-                ways.push(index);
+        let (now, index) = (self.now, path.0);
+        let path = &mut self.paths[index as usize];
+        path.advance(now);
+        if path.flows.is_empty() {
+            path.sent = 0.0;
+            for (i, &link) in path.links.iter().enumerate() {
+                let paths = &mut self.links[link as usize].paths;
+                path.positions[i] = paths.len() as u32;
+                paths.push(index);
             }
         }
-        way.flows.push(Reverse(((way.carried * SCALE) as u64 + bytes * SCALE as u64, id, tag)));
-        self.changed.push(index);
+        path.flows.push(Reverse(((path.sent * SCALE) as u64 + bytes * SCALE as u64, id, tag)));
+        self.dirty_paths.push(index);
         FlowId(id)
     }
 
     /// A flow's rate at this moment, if its way has any.
     #[must_use]
-    pub fn rate(&mut self, way: WayId) -> Rate {
-        self.settle();
-        Rate(self.ways[way.0 as usize].rate)
+    pub fn rate(&mut self, path: FlowPathId) -> Rate {
+        self.update_rates();
+        Rate(self.paths[path.0 as usize].rate)
     }
 
     /// The next end of a flow: its time and tag. The time moves there.
-    pub fn next_end(&mut self) -> Option<(Picos, u64)> {
+    pub fn next_completion(&mut self) -> Option<(Picos, u64)> {
         loop {
             // Rates are shared out once for all that happens at one time.
-            if !self.events.has_more_now() {
-                self.settle();
+            if !self.events.has_event_now() {
+                self.update_rates();
             }
             let Some((at, event)) = self.events.pop() else {
                 // What was popped last may have been out of date and late: time starts from now again.
-                self.events = Queue::new();
+                self.events = EventQueue::new();
                 return None;
             };
             match event {
-                Event::End { way, version } if self.ways[way as usize].version == version => {
+                Event::End { path, version } if self.paths[path as usize].version == version => {
                     self.now = at;
-                    self.finish(way);
+                    self.finish(path);
                 }
                 Event::End { .. } => {}
                 Event::Arrival { tag } => {
@@ -174,152 +174,152 @@ impl Fluid {
     /// The flows of a way that have carried everything leave it; their last byte travels on.
     fn finish(&mut self, index: u32) {
         let now = self.now;
-        let way = &mut self.ways[index as usize];
-        way.advance(now);
-        way.version += 1;
+        let path = &mut self.paths[index as usize];
+        path.advance(now);
+        path.version += 1;
         // The first has ended, whatever rounding says, and those with it.
-        let mut due = (way.carried * SCALE) as u64 + 1;
-        if let Some(Reverse((first, ..))) = way.flows.peek() {
+        let mut due = (path.sent * SCALE) as u64 + 1;
+        if let Some(Reverse((first, ..))) = path.flows.peek() {
             due = due.max(*first);
         }
-        while let Some(&Reverse((end, _, tag))) = way.flows.peek() {
+        while let Some(&Reverse((end, _, tag))) = path.flows.peek() {
             if end > due {
                 break;
             }
-            way.flows.pop();
-            self.events.push(now + way.latency, Event::Arrival { tag });
+            path.flows.pop();
+            self.events.push(now + path.latency, Event::Arrival { tag });
         }
-        if way.flows.is_empty() {
-            for i in 0..self.ways[index as usize].links.len() {
+        if path.flows.is_empty() {
+            for i in 0..self.paths[index as usize].links.len() {
                 self.leave(index, i);
             }
         }
-        self.changed.push(index);
+        self.dirty_paths.push(index);
     }
 
     fn leave(&mut self, index: u32, i: usize) {
-        let link = self.ways[index as usize].links[i];
-        let place = self.ways[index as usize].places[i] as usize;
-        let ways = &mut self.links[link as usize].ways;
-        ways.swap_remove(place);
-        if let Some(&moved) = ways.get(place) {
-            let moved = &mut self.ways[moved as usize];
+        let link = self.paths[index as usize].links[i];
+        let place = self.paths[index as usize].positions[i] as usize;
+        let paths = &mut self.links[link as usize].paths;
+        paths.swap_remove(place);
+        if let Some(&moved) = paths.get(place) {
+            let moved = &mut self.paths[moved as usize];
             if let Some(j) = moved.links.iter().position(|&l| l == link) {
-                moved.places[j] = place as u32;
+                moved.positions[j] = place as u32;
             }
         }
     }
 
     /// Shares links out anew among all flows that a change can reach.
-    fn settle(&mut self) {
-        if self.changed.is_empty() {
+    fn update_rates(&mut self) {
+        if self.dirty_paths.is_empty() {
             return;
         }
-        self.shares += 1;
+        self.rate_updates += 1;
         self.round += 1;
         let round = self.round;
         // Everything that shares a link with what changed, and what shares with that.
         let mut links: Vec<u32> = Vec::new();
-        let mut ways: Vec<u32> = Vec::new();
+        let mut paths: Vec<u32> = Vec::new();
         let reach = |link: u32, links: &mut Vec<u32>, all: &mut Vec<Link>| {
             let state = &mut all[link as usize];
             if state.round != round {
                 state.round = round;
                 state.left = state.rate;
-                state.open = 0;
+                state.unfixed_flows = 0;
                 links.push(link);
             }
         };
-        let mut changed = std::mem::take(&mut self.changed);
-        for index in changed.drain(..) {
-            let way = &mut self.ways[index as usize];
-            if way.round == round {
+        let mut dirty_paths = std::mem::take(&mut self.dirty_paths);
+        for index in dirty_paths.drain(..) {
+            let path = &mut self.paths[index as usize];
+            if path.round == round {
                 continue;
             }
-            let alone = way.links.iter().all(|&link| self.links[link as usize].ways.len() == 1);
-            if alone && !way.flows.is_empty() {
+            let alone = path.links.iter().all(|&link| self.links[link as usize].paths.len() == 1);
+            if alone && !path.flows.is_empty() {
                 // Nobody shares its links: the narrowest of them is its own.
-                way.round = round;
-                way.advance(self.now);
-                let rates = way.links.iter().map(|&link| self.links[link as usize].rate);
-                way.rate = rates.fold(f64::INFINITY, f64::min) / way.flows.len() as f64;
+                path.round = round;
+                path.advance(self.now);
+                let rates = path.links.iter().map(|&link| self.links[link as usize].rate);
+                path.rate = rates.fold(f64::INFINITY, f64::min) / path.flows.len() as f64;
                 self.schedule(index);
                 continue;
             }
-            for &link in &way.links {
-                if !self.links[link as usize].ways.is_empty() {
+            for &link in &path.links {
+                if !self.links[link as usize].paths.is_empty() {
                     reach(link, &mut links, &mut self.links);
                 }
             }
         }
-        self.changed = changed;
+        self.dirty_paths = dirty_paths;
         let mut next = 0;
         while next < links.len() {
             let link = links[next] as usize;
             next += 1;
-            for k in 0..self.links[link].ways.len() {
-                let index = self.links[link].ways[k];
-                let way = &mut self.ways[index as usize];
-                if way.round == round {
+            for k in 0..self.links[link].paths.len() {
+                let index = self.links[link].paths[k];
+                let path = &mut self.paths[index as usize];
+                if path.round == round {
                     continue;
                 }
-                way.round = round;
-                way.fixed = false;
-                way.advance(self.now);
-                ways.push(index);
-                let count = way.flows.len() as u32;
-                for i in 0..way.links.len() {
-                    let other = self.ways[index as usize].links[i];
+                path.round = round;
+                path.fixed = false;
+                path.advance(self.now);
+                paths.push(index);
+                let count = path.flows.len() as u32;
+                for i in 0..path.links.len() {
+                    let other = self.paths[index as usize].links[i];
                     reach(other, &mut links, &mut self.links);
-                    self.links[other as usize].open += count;
+                    self.links[other as usize].unfixed_flows += count;
                 }
             }
         }
         // Progressive filling, the fullest link first.
         let mut order: BinaryHeap<Reverse<(u64, u32)>> = (links.iter())
-            .filter(|&&link| self.links[link as usize].open > 0)
-            .map(|&link| Reverse((self.links[link as usize].share(), link)))
+            .filter(|&&link| self.links[link as usize].unfixed_flows > 0)
+            .map(|&link| Reverse((self.links[link as usize].fair_share(), link)))
             .collect();
         while let Some(Reverse((share, link))) = order.pop() {
             let state = &self.links[link as usize];
-            if state.open == 0 {
+            if state.unfixed_flows == 0 {
                 continue;
             }
-            let now = state.share();
+            let now = state.fair_share();
             if now > share {
                 order.push(Reverse((now, link)));
                 continue;
             }
             let rate = f64::from_bits(now);
-            for k in 0..self.links[link as usize].ways.len() {
-                let index = self.links[link as usize].ways[k];
-                let way = &mut self.ways[index as usize];
-                if std::mem::replace(&mut way.fixed, true) {
+            for k in 0..self.links[link as usize].paths.len() {
+                let index = self.links[link as usize].paths[k];
+                let path = &mut self.paths[index as usize];
+                if std::mem::replace(&mut path.fixed, true) {
                     continue;
                 }
-                way.rate = rate;
-                let count = way.flows.len() as u32;
-                for i in 0..way.links.len() {
-                    let other = self.ways[index as usize].links[i] as usize;
+                path.rate = rate;
+                let count = path.flows.len() as u32;
+                for i in 0..path.links.len() {
+                    let other = self.paths[index as usize].links[i] as usize;
                     self.links[other].left = (self.links[other].left - rate * f64::from(count)).max(0.0);
-                    self.links[other].open -= count;
+                    self.links[other].unfixed_flows -= count;
                 }
             }
         }
-        for index in ways {
+        for index in paths {
             self.schedule(index);
         }
     }
 
     /// Notes when the first flow of a way ends at its rate.
     fn schedule(&mut self, index: u32) {
-        let way = &mut self.ways[index as usize];
-        way.version += 1;
-        if let Some(&Reverse((end, ..))) = way.flows.peek() {
-            let left = (end as f64 / SCALE - way.carried).max(0.0);
+        let path = &mut self.paths[index as usize];
+        path.version += 1;
+        if let Some(&Reverse((end, ..))) = path.flows.peek() {
+            let left = (end as f64 / SCALE - path.sent).max(0.0);
             // Rounded up, so that it is over when the time has come.
-            let span = Picos((left / way.rate * 1e12).ceil() as u64);
-            self.events.push(self.now + span, Event::End { way: index, version: way.version });
+            let span = Picos((left / path.rate * 1e12).ceil() as u64);
+            self.events.push(self.now + span, Event::End { path: index, version: path.version });
         }
     }
 }
@@ -329,15 +329,15 @@ const SCALE: f64 = 1024.0;
 
 impl Link {
     /// What each flow that has no rate yet would get, as bits that order as numbers do (it is positive).
-    fn share(&self) -> u64 {
-        (self.left / f64::from(self.open)).max(1e-3).to_bits()
+    fn fair_share(&self) -> u64 {
+        (self.left / f64::from(self.unfixed_flows)).max(1e-3).to_bits()
     }
 }
 
-impl Way {
+impl FlowPath {
     fn advance(&mut self, now: Picos) {
         if !self.flows.is_empty() {
-            self.carried += self.rate * (now - self.at).seconds();
+            self.sent += self.rate * (now - self.at).seconds();
         }
         self.at = now;
     }
@@ -347,19 +347,19 @@ impl Way {
 /// time of the last.
 #[must_use]
 pub fn all_to_all(hosts: u32, messages: u32, bytes: u64, rate: Rate, latency: Picos) -> Picos {
-    let mut fluid = Fluid::new();
-    let up: Vec<LinkId> = (0..hosts).map(|_| fluid.link(rate)).collect();
-    let down: Vec<LinkId> = (0..hosts).map(|_| fluid.link(rate)).collect();
+    let mut flows = FlowSimulation::new();
+    let up: Vec<LinkId> = (0..hosts).map(|_| flows.add_link(rate)).collect();
+    let down: Vec<LinkId> = (0..hosts).map(|_| flows.add_link(rate)).collect();
     for (from, &out) in up.iter().enumerate() {
         for (_, &into) in down.iter().enumerate().filter(|&(to, _)| to != from) {
-            let way = fluid.way(&[out, into], latency);
+            let path = flows.add_path(&[out, into], latency);
             (0..messages).for_each(|_| {
-                fluid.start(way, bytes, 0);
+                flows.start_flow(path, bytes, 0);
             });
         }
     }
     let mut last = Picos::ZERO;
-    while let Some((at, _)) = fluid.next_end() {
+    while let Some((at, _)) = flows.next_completion() {
         last = at;
     }
     last
@@ -368,29 +368,29 @@ pub fn all_to_all(hosts: u32, messages: u32, bytes: u64, rate: Rate, latency: Pi
 /// The same with one message of each host under way: host i sends its messages to host i + 1, then those to
 /// host i + 2, and so on.
 #[must_use]
-pub fn all_to_all_in_turns(hosts: u32, messages: u32, bytes: u64, rate: Rate, latency: Picos) -> Picos {
-    let mut fluid = Fluid::new();
-    let up: Vec<LinkId> = (0..hosts).map(|_| fluid.link(rate)).collect();
-    let down: Vec<LinkId> = (0..hosts).map(|_| fluid.link(rate)).collect();
+pub fn all_to_all_sequential(hosts: u32, messages: u32, bytes: u64, rate: Rate, latency: Picos) -> Picos {
+    let mut flows = FlowSimulation::new();
+    let up: Vec<LinkId> = (0..hosts).map(|_| flows.add_link(rate)).collect();
+    let down: Vec<LinkId> = (0..hosts).map(|_| flows.add_link(rate)).collect();
     // A way to each peer of each host, in the order of its turns.
     let peers = hosts.saturating_sub(1);
-    let ways: Vec<WayId> = (0..hosts)
+    let paths: Vec<FlowPathId> = (0..hosts)
         .flat_map(|from| (1..hosts).map(move |k| (from, (from + k) % hosts)))
-        .map(|(from, to)| fluid.way(&[up[from as usize], down[to as usize]], latency))
+        .map(|(from, to)| flows.add_path(&[up[from as usize], down[to as usize]], latency))
         .collect();
     let mut sent = vec![0u32; hosts as usize];
-    let start = |fluid: &mut Fluid, sent: &mut [u32], host: u32| {
+    let start = |flows: &mut FlowSimulation, sent: &mut [u32], host: u32| {
         let turn = sent[host as usize];
         if turn < peers * messages {
             sent[host as usize] += 1;
-            fluid.start(ways[(host * peers + turn / messages) as usize], bytes, u64::from(host));
+            flows.start_flow(paths[(host * peers + turn / messages) as usize], bytes, u64::from(host));
         }
     };
-    (0..hosts).for_each(|host| start(&mut fluid, &mut sent, host));
+    (0..hosts).for_each(|host| start(&mut flows, &mut sent, host));
     let mut last = Picos::ZERO;
-    while let Some((at, host)) = fluid.next_end() {
+    while let Some((at, host)) = flows.next_completion() {
         last = at;
-        start(&mut fluid, &mut sent, host as u32);
+        start(&mut flows, &mut sent, host as u32);
     }
     last
 }

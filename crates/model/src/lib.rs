@@ -12,22 +12,22 @@
 //! `docs/model.md` explains the method, the parameters and what is off.
 #![forbid(unsafe_code)]
 
+pub mod benchmarks;
 pub mod calibrate;
+pub mod component;
 pub mod engine;
+pub mod engine_bench;
 pub mod explain;
 pub mod figures;
 pub mod flow;
 pub mod measure;
+mod parallel;
 pub mod parameters;
-pub mod part;
+pub mod path;
 pub mod predict;
+pub mod result_table;
 pub mod rows;
-pub mod setup;
-pub mod sheet;
 pub mod sites;
-pub mod speed;
-pub mod table;
-pub mod tool;
-pub mod whatif;
+pub mod sweep;
 
 pub use parameters::Parameters;

@@ -1,31 +1,31 @@
 //! The measuring programs by their names, between two places of a site: what `millstream model measure` runs.
 
-use crate::calibrate::spread;
+use crate::benchmarks::apenet;
+use crate::benchmarks::dma::{self, DmaEngine, DmaHost, DmaTest};
+use crate::benchmarks::osu::{self, Mpi};
+use crate::benchmarks::perftest::{bandwidth, latency};
+use crate::parallel::parallel_map;
 use crate::parameters::Parameters;
+use crate::path::Verb;
+use crate::path::{PathError, data_path, stencil_rate};
+use crate::result_table::TableValue;
 use crate::rows::{bench_host, nfp6000};
-use crate::setup::{SetupError, setup, stencil_rate};
-use crate::sheet::Cell;
-use crate::tool::apenet;
-use crate::tool::dma::{self, Host, Initiator, Test};
-use crate::tool::osu::{self, Mpi};
-use crate::tool::perftest::{bandwidth, latency};
-use crate::tool::verbs::Verb;
-use millstream_site::check::Parent;
 use millstream_site::schema::PcieLink;
+use millstream_site::validate::Parent;
 use millstream_site::{DeviceKind, Site, SocketId};
 use std::str::FromStr;
 
 /// A measuring program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tool {
+pub enum Benchmark {
     /// perftest's bandwidth of a verb.
     Bandwidth(Verb),
     /// perftest's latency of a verb.
     Latency(Verb),
     /// An OSU micro-benchmark.
-    Osu(osu::Test),
+    Osu(osu::OsuTest),
     /// pcie-bench's bandwidth.
-    Dma(Test),
+    Dma(DmaTest),
     /// pcie-bench's read latency.
     DmaLatency,
     /// One sweep of the five-point stencil over a tile on a remote card.
@@ -34,9 +34,9 @@ pub enum Tool {
 
 /// A tool with all that people and the command line have to know of it.
 #[derive(Clone, Copy, Debug)]
-pub struct Description {
+pub struct BenchmarkInfo {
     /// The tool.
-    pub tool: Tool,
+    pub benchmark: Benchmark,
     /// Its name, as the real one's.
     pub name: &'static str,
     /// What its numbers are.
@@ -55,100 +55,100 @@ const BW_IS: &str = "payload by the time between completions at the client, one 
 const LAT_IS: &str = "half a round trip, one message at a time (perftest)";
 
 /// All tools.
-pub const TOOLS: &[Description] = &[
-    Description {
-        tool: Tool::Bandwidth(Verb::Write),
+pub const BENCHMARKS: &[BenchmarkInfo] = &[
+    BenchmarkInfo {
+        benchmark: Benchmark::Bandwidth(Verb::Write),
         name: "ib_write_bw",
         definition: BW_IS,
         columns: BW,
         sizes: (2, 8 << 20),
     },
-    Description {
-        tool: Tool::Bandwidth(Verb::Read),
+    BenchmarkInfo {
+        benchmark: Benchmark::Bandwidth(Verb::Read),
         name: "ib_read_bw",
         definition: BW_IS,
         columns: BW,
         sizes: (2, 8 << 20),
     },
-    Description {
-        tool: Tool::Bandwidth(Verb::Send),
+    BenchmarkInfo {
+        benchmark: Benchmark::Bandwidth(Verb::Send),
         name: "ib_send_bw",
         definition: BW_IS,
         columns: BW,
         sizes: (2, 8 << 20),
     },
-    Description {
-        tool: Tool::Latency(Verb::Write),
+    BenchmarkInfo {
+        benchmark: Benchmark::Latency(Verb::Write),
         name: "ib_write_lat",
         definition: LAT_IS,
         columns: LAT,
         sizes: (2, 8 << 20),
     },
-    Description {
-        tool: Tool::Latency(Verb::Read),
+    BenchmarkInfo {
+        benchmark: Benchmark::Latency(Verb::Read),
         name: "ib_read_lat",
         definition: "a whole round trip, one message at a time (perftest)",
         columns: LAT,
         sizes: (2, 8 << 20),
     },
-    Description {
-        tool: Tool::Latency(Verb::Send),
+    BenchmarkInfo {
+        benchmark: Benchmark::Latency(Verb::Send),
         name: "ib_send_lat",
         definition: LAT_IS,
         columns: LAT,
         sizes: (2, 8 << 20),
     },
-    Description {
-        tool: Tool::Osu(osu::Test::Latency),
+    BenchmarkInfo {
+        benchmark: Benchmark::Osu(osu::OsuTest::Latency),
         name: "osu_latency",
         definition: "half a round trip of blocking sends and receives (OMB 5.3)",
         columns: &["latency [us]"],
         sizes: (1, 4 << 20),
     },
-    Description {
-        tool: Tool::Osu(osu::Test::Bandwidth),
+    BenchmarkInfo {
+        benchmark: Benchmark::Osu(osu::OsuTest::Bandwidth),
         name: "osu_bw",
         definition: "windows of 64 sends, each answered by 4 bytes; MB are 10^6 bytes (OMB 5.3)",
         columns: OSU,
         sizes: (1, 4 << 20),
     },
-    Description {
-        tool: Tool::Osu(osu::Test::Bidirectional),
+    BenchmarkInfo {
+        benchmark: Benchmark::Osu(osu::OsuTest::Bidirectional),
         name: "osu_bibw",
-        definition: "windows of 64 receives and 64 sends on both sides, both directions added; MB are 10^6 bytes (OMB 5.3)",
+        definition: "windows of 64 receives and 64 sends on both ends, both directions added; MB are 10^6 bytes (OMB 5.3)",
         columns: OSU,
         sizes: (1, 4 << 20),
     },
-    Description {
-        tool: Tool::Dma(Test::Read),
+    BenchmarkInfo {
+        benchmark: Benchmark::Dma(DmaTest::Read),
         name: "dma_read_bw",
         definition: "an adapter's DMA reads of memory, bytes by time (pcie-bench BW_DMA_RD)",
         columns: DMA,
         sizes: (64, 2048),
     },
-    Description {
-        tool: Tool::Dma(Test::Write),
+    BenchmarkInfo {
+        benchmark: Benchmark::Dma(DmaTest::Write),
         name: "dma_write_bw",
         definition: "an adapter's DMA writes to memory, bytes by time (pcie-bench BW_DMA_WR)",
         columns: DMA,
         sizes: (64, 2048),
     },
-    Description {
-        tool: Tool::Dma(Test::ReadWrite),
+    BenchmarkInfo {
+        benchmark: Benchmark::Dma(DmaTest::ReadWrite),
         name: "dma_rw_bw",
         definition: "reads and writes in turns, bytes of one direction by time (pcie-bench BW_DMA_RW)",
         columns: DMA,
         sizes: (64, 2048),
     },
-    Description {
-        tool: Tool::DmaLatency,
+    BenchmarkInfo {
+        benchmark: Benchmark::DmaLatency,
         name: "dma_read_lat",
         definition: "one DMA read, from its start to the adapter's hearing of its end (pcie-bench LAT_DMA_RD)",
         columns: &["latency [ns]"],
         sizes: (8, 2048),
     },
-    Description {
-        tool: Tool::Stencil,
+    BenchmarkInfo {
+        benchmark: Benchmark::Stencil,
         name: "stencil",
         definition: "a tile is written to the card, swept once by the five-point Jacobi kernel in one bank, and read back, one after the other",
         columns: &["write [s]", "sweep [s]", "read back [s]", "all [s]"],
@@ -158,18 +158,18 @@ pub const TOOLS: &[Description] = &[
 
 /// What cannot be measured.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MeasureError {
+pub enum BenchmarkError {
     /// The site cannot carry it.
     #[error(transparent)]
-    Setup(#[from] SetupError),
+    Path(#[from] PathError),
     /// DMA tests start from an adapter.
     #[error(
         "{0:?}: DMA tests go from an adapter, as host.adapter, to its host or a socket, as host or host.socket1"
     )]
-    NoAdapter(String),
+    NotAnAdapter(String),
     /// The adapter's DMA engine is not described.
     #[error("{name:?} is a {model}: DMA engines are described of the NFP-6000 and of APEnet+")]
-    NoEngine {
+    NoDmaEngine {
         /// The adapter.
         name: String,
         /// What it is.
@@ -179,10 +179,10 @@ pub enum MeasureError {
     #[error("{0:?}: the stencil runs on a card with memory, as host.card")]
     NoCard(String),
     /// No such size.
-    #[error("{tool} takes sizes from 1 to {most} bytes, not {size}")]
+    #[error("{benchmark} takes sizes from 1 to {most} bytes, not {size}")]
     Size {
         /// The tool.
-        tool: &'static str,
+        benchmark: &'static str,
         /// The most that it takes.
         most: u64,
         /// What was asked for.
@@ -190,47 +190,47 @@ pub enum MeasureError {
     },
 }
 
-impl FromStr for Tool {
+impl FromStr for Benchmark {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Tool, String> {
-        let names = || TOOLS.iter().map(|t| t.name).collect::<Vec<_>>().join(", ");
-        let found = TOOLS.iter().find(|t| t.name == text);
-        found.map(|t| t.tool).ok_or_else(|| format!("no tool {text:?}; there are {}", names()))
+    fn from_str(text: &str) -> Result<Benchmark, String> {
+        let names = || BENCHMARKS.iter().map(|t| t.name).collect::<Vec<_>>().join(", ");
+        let found = BENCHMARKS.iter().find(|t| t.name == text);
+        found.map(|t| t.benchmark).ok_or_else(|| format!("no benchmark {text:?}; there are {}", names()))
     }
 }
 
-impl Tool {
+impl Benchmark {
     /// What there is to know of it.
     ///
     /// # Panics
     /// Never: the list has all tools, and a test looks for each.
     #[must_use]
-    pub fn description(self) -> &'static Description {
-        TOOLS.iter().find(|t| t.tool == self).expect("the list has all tools")
+    pub fn info(self) -> &'static BenchmarkInfo {
+        BENCHMARKS.iter().find(|t| t.benchmark == self).expect("the list has all tools")
     }
 
     /// The largest message: simulations count in 32 bits.
-    fn most(self) -> u64 {
-        if self == Tool::Stencil { 1 << 50 } else { 1 << 30 }
+    fn max_size(self) -> u64 {
+        if self == Benchmark::Stencil { 1 << 50 } else { 1 << 30 }
     }
 
     /// Its usual sizes.
     #[must_use]
     pub fn sizes(self) -> Vec<u64> {
-        let (low, high) = self.description().sizes;
+        let (low, high) = self.info().sizes;
         std::iter::successors(Some(low), |size| Some(size * 2)).take_while(|&size| size <= high).collect()
     }
 }
 
 /// An adapter's DMA engine and the memory it goes to.
-fn engine(
+fn dma_setup(
     site: &Site,
     p: &Parameters,
     client: &str,
     server: &str,
-) -> Result<(Initiator, Host, PcieLink), MeasureError> {
-    let fail = || MeasureError::NoAdapter(client.to_owned());
+) -> Result<(DmaEngine, DmaHost, PcieLink), BenchmarkError> {
+    let fail = || BenchmarkError::NotAnAdapter(client.to_owned());
     let (host, device) = site.device(client).ok_or_else(fail)?;
     let host = &site.hosts[host.0];
     let adapter = &host.devices[device.0];
@@ -244,7 +244,7 @@ fn engine(
             Parent::Switch(switch) => above = host.devices[switch.0].parent,
         }
     };
-    let wrong = || MeasureError::NoAdapter(server.to_owned());
+    let wrong = || BenchmarkError::NotAnAdapter(server.to_owned());
     let memory = match server.strip_prefix(host.name.as_str()).ok_or_else(wrong)? {
         "" => near,
         rest => {
@@ -267,9 +267,9 @@ fn engine(
         return Ok((nfp6000(p, "nfp6000.dma.overhead"), end, adapter.pcie));
     }
     if model.contains("APENET") {
-        return Ok((apenet::engine(p.count("apenet.engines")), apenet::host(p), adapter.pcie));
+        return Ok((apenet::dma_engine(p.count("apenet.engines")), apenet::dma_host(p), adapter.pcie));
     }
-    Err(MeasureError::NoEngine { name: client.to_owned(), model: adapter.model.clone() })
+    Err(BenchmarkError::NoDmaEngine { name: client.to_owned(), model: adapter.model.clone() })
 }
 
 /// Runs a tool between two places of a site; one row for each size, the size first.
@@ -279,54 +279,54 @@ fn engine(
 pub fn measure(
     site: &Site,
     p: &Parameters,
-    tool: Tool,
+    benchmark: Benchmark,
     (client, server): (&str, &str),
     sizes: &[u64],
-) -> Result<Vec<Vec<Cell>>, MeasureError> {
-    let most = tool.most();
+) -> Result<Vec<Vec<TableValue>>, BenchmarkError> {
+    let most = benchmark.max_size();
     if let Some(&size) = sizes.iter().find(|&&size| size == 0 || size > most) {
-        return Err(MeasureError::Size { tool: tool.description().name, most, size });
+        return Err(BenchmarkError::Size { benchmark: benchmark.info().name, most, size });
     }
-    let rows = |f: &(dyn Fn(u32) -> Vec<f64> + Sync)| spread(sizes, |&size| f(size as u32));
-    let results = match tool {
-        Tool::Bandwidth(verb) => {
-            let setup = setup(site, p, client, server)?;
+    let rows = |f: &(dyn Fn(u32) -> Vec<f64> + Sync)| parallel_map(sizes, |&size| f(size as u32));
+    let results = match benchmark {
+        Benchmark::Bandwidth(verb) => {
+            let path = data_path(site, p, client, server)?;
             rows(&|size| {
-                let rate = bandwidth(&setup, verb, size, 128, false).rate;
+                let rate = bandwidth(&path, verb, size, 128, false).rate;
                 vec![rate.0 / f64::from(1 << 20), rate.as_gigabits(), rate.0 / f64::from(size) * 1e-6]
             })
         }
-        Tool::Latency(verb) => {
-            let setup = setup(site, p, client, server)?;
-            rows(&|size| vec![latency(&setup, verb, size).nanos() * 1e-3])
+        Benchmark::Latency(verb) => {
+            let path = data_path(site, p, client, server)?;
+            rows(&|size| vec![latency(&path, verb, size).nanos() * 1e-3])
         }
-        Tool::Osu(test) => {
-            let (setup, mpi) = (setup(site, p, client, server)?, Mpi::new(p));
+        Benchmark::Osu(test) => {
+            let (path, mpi) = (data_path(site, p, client, server)?, Mpi::new(p));
             rows(&|size| {
                 vec![match test {
-                    osu::Test::Latency => osu::latency(&setup, &mpi, size).nanos() * 1e-3,
+                    osu::OsuTest::Latency => osu::latency(&path, &mpi, size).nanos() * 1e-3,
                     _ => {
-                        let both = test == osu::Test::Bidirectional;
-                        osu::bandwidth(&setup, &mpi, size, both).rate.0 * 1e-6
+                        let both = test == osu::OsuTest::Bidirectional;
+                        osu::bandwidth(&path, &mpi, size, both).rate.0 * 1e-6
                     }
                 }]
             })
         }
-        Tool::Dma(test) => {
-            let (engine, host, link) = engine(site, p, client, server)?;
+        Benchmark::Dma(test) => {
+            let (engine, host, link) = dma_setup(site, p, client, server)?;
             rows(&|size| vec![dma::bandwidth(&engine, &host, &link, test, size).as_gigabits()])
         }
-        Tool::DmaLatency => {
-            let (engine, host, link) = engine(site, p, client, server)?;
+        Benchmark::DmaLatency => {
+            let (engine, host, link) = dma_setup(site, p, client, server)?;
             rows(&|size| vec![dma::read_latency(&engine, &host, &link, size).nanos()])
         }
-        Tool::Stencil => {
-            let setup = setup(site, p, client, server)?;
+        Benchmark::Stencil => {
+            let path = data_path(site, p, client, server)?;
             let sweep =
-                stencil_rate(site, p, server).ok_or_else(|| MeasureError::NoCard(server.to_owned()))?;
-            let transfer = |verb| bandwidth(&setup, verb, 1 << 20, 128, false).rate.0;
+                stencil_rate(site, p, server).ok_or_else(|| BenchmarkError::NoCard(server.to_owned()))?;
+            let transfer = |verb| bandwidth(&path, verb, 1 << 20, 128, false).rate.0;
             let (write, read) = (transfer(Verb::Write), transfer(Verb::Read));
-            spread(sizes, |&size| {
+            parallel_map(sizes, |&size| {
                 let parts = [write, sweep.0, read].map(|rate| size as f64 / rate);
                 vec![parts[0], parts[1], parts[2], parts.iter().sum()]
             })
@@ -335,6 +335,6 @@ pub fn measure(
     let rows = sizes
         .iter()
         .zip(results)
-        .map(|(&size, values)| std::iter::once(size as f64).chain(values).map(Cell::Number).collect());
+        .map(|(&size, values)| std::iter::once(size as f64).chain(values).map(TableValue::Number).collect());
     Ok(rows.collect())
 }

@@ -20,13 +20,13 @@ pub struct Parameter {
     /// Unit of all three.
     pub unit: String,
     /// What it is, and why this range.
-    pub what: String,
+    pub description: String,
     /// Rows that it is fitted to.
     #[serde(default)]
-    pub fit: Vec<String>,
+    pub fitted_to: Vec<String>,
     /// Whether it came after predictions had been filed.
     #[serde(default)]
-    pub late: bool,
+    pub sampled_separately: bool,
 }
 
 /// All parameters by name.
@@ -153,9 +153,9 @@ impl Parameters {
         let (mut random, mut late) = (Random::new(seed), Random::new(!seed));
         let mut other = self.clone();
         for parameter in other.all.values_mut() {
-            let random = if parameter.late { &mut late } else { &mut random };
-            let end = if random.unit() < 0.5 { parameter.low } else { parameter.high };
-            parameter.value += (end - parameter.value) * random.unit();
+            let random = if parameter.sampled_separately { &mut late } else { &mut random };
+            let end = if random.uniform() < 0.5 { parameter.low } else { parameter.high };
+            parameter.value += (end - parameter.value) * random.uniform();
         }
         other
     }
@@ -177,7 +177,7 @@ mod tests {
                 p.low,
                 p.high
             );
-            assert!(!p.what.is_empty() && !p.unit.is_empty(), "{name}");
+            assert!(!p.description.is_empty() && !p.unit.is_empty(), "{name}");
         }
     }
 

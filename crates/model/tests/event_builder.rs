@@ -1,28 +1,30 @@
 //! The event builder's own core on a modelled network.
 
 use millstream_model::Parameters;
+use millstream_model::benchmarks::event_builder::{ModelLevel, RunResult, Scenario, Shape, SlowBuilder, run};
 use millstream_model::engine::Picos;
 use millstream_model::sites::shipped;
-use millstream_model::tool::event_builder::{Level, Outcome, Setup, Shape, Slow, run};
 use proptest::prelude::*;
 
 /// LHCb's nodes, all events at hand.
-fn saturated(nodes: u16, batches_each: u64) -> Setup {
-    let mut setup = Setup::of(&shipped("event-builder-500"), &Parameters::shipped(), Some(nodes)).unwrap();
-    setup.load.rate = None;
-    setup.load.events = batches_each * u64::from(nodes) * u64::from(setup.load.batch);
-    setup
+fn saturated(nodes: u16, batches_each: u64) -> Scenario {
+    let mut scenario =
+        Scenario::from_site(&shipped("event-builder-500"), &Parameters::shipped(), Some(nodes)).unwrap();
+    scenario.load.rate = None;
+    scenario.load.events = batches_each * u64::from(nodes) * u64::from(scenario.load.batch);
+    scenario
 }
 
 /// LHCb's nodes at 40 MHz for a while.
-fn taking(nodes: u16, seconds: f64) -> Setup {
-    let mut setup = Setup::of(&shipped("event-builder-500"), &Parameters::shipped(), Some(nodes)).unwrap();
-    setup.load.events = (40e6 * seconds) as u64;
-    setup
+fn taking(nodes: u16, seconds: f64) -> Scenario {
+    let mut scenario =
+        Scenario::from_site(&shipped("event-builder-500"), &Parameters::shipped(), Some(nodes)).unwrap();
+    scenario.load.events = (40e6 * seconds) as u64;
+    scenario
 }
 
-fn sound(setup: &Setup, level: Level) -> Outcome {
-    let outcome = run(setup, level).unwrap();
+fn sound(scenario: &Scenario, level: ModelLevel) -> RunResult {
+    let outcome = run(scenario, level).unwrap();
     let account = &outcome.account;
     assert!(account.is_closed(), "{account}");
     let kept = account.built.fragments + account.incomplete_total().fragments;
@@ -30,25 +32,25 @@ fn sound(setup: &Setup, level: Level) -> Outcome {
     outcome
 }
 
-fn whole(setup: &Setup, level: Level) -> Outcome {
-    let outcome = sound(setup, level);
+fn whole(scenario: &Scenario, level: ModelLevel) -> RunResult {
+    let outcome = sound(scenario, level);
     assert!(outcome.account.is_success(), "{}", outcome.account);
-    assert_eq!(outcome.account.assigned_events, Some(setup.load.events));
-    assert_eq!(outcome.account.fragments_read(), setup.load.events * u64::from(setup.nodes));
+    assert_eq!(outcome.account.assigned_events, Some(scenario.load.events));
+    assert_eq!(outcome.account.fragments_read(), scenario.load.events * u64::from(scenario.nodes));
     outcome
 }
 
-fn rate(outcome: &Outcome) -> f64 {
+fn rate(outcome: &RunResult) -> f64 {
     outcome.network_rate().as_gigabits()
 }
 
 #[test]
 fn a_run_is_a_function_of_its_setup() {
-    for level in [Level::Flows, Level::Packets] {
-        let setup = saturated(4, 10);
-        let first = run(&setup, level).unwrap();
-        assert_eq!(first, run(&setup, level).unwrap());
-        let other = run(&Setup { seed: 2, ..setup }, level).unwrap();
+    for level in [ModelLevel::Flows, ModelLevel::Packets] {
+        let scenario = saturated(4, 10);
+        let first = run(&scenario, level).unwrap();
+        assert_eq!(first, run(&scenario, level).unwrap());
+        let other = run(&Scenario { seed: 2, ..scenario }, level).unwrap();
         assert_ne!(first.end, other.end, "the seed draws the fragments' sizes");
     }
 }
@@ -58,9 +60,10 @@ fn both_levels_agree_shaped_and_not() {
     let mut off = Vec::new();
     for nodes in [4, 8] {
         for shape in [Shape::Rotation, Shape::Assignment] {
-            let mut setup = saturated(nodes, 40);
-            setup.configuration.shape = shape;
-            let [packets, flows] = [Level::Packets, Level::Flows].map(|level| rate(&whole(&setup, level)));
+            let mut scenario = saturated(nodes, 40);
+            scenario.configuration.shape = shape;
+            let [packets, flows] =
+                [ModelLevel::Packets, ModelLevel::Flows].map(|level| rate(&whole(&scenario, level)));
             off.push((nodes, shape, packets, flows, flows / packets - 1.0));
         }
     }
@@ -72,27 +75,27 @@ fn both_levels_agree_shaped_and_not() {
 
 #[test]
 fn both_levels_agree_on_how_long_a_batch_takes() {
-    let setup = taking(8, 0.004);
-    let [packets, flows] = [Level::Packets, Level::Flows].map(|level| whole(&setup, level));
-    let off = flows.delay[0].seconds() / packets.delay[0].seconds() - 1.0;
-    assert!(off.abs() < 0.05, "{} by packets, {} by flows", packets.delay[0], flows.delay[0]);
+    let scenario = taking(8, 0.004);
+    let [packets, flows] = [ModelLevel::Packets, ModelLevel::Flows].map(|level| whole(&scenario, level));
+    let off = flows.build_latency[0].seconds() / packets.build_latency[0].seconds() - 1.0;
+    assert!(off.abs() < 0.05, "{} by packets, {} by flows", packets.build_latency[0], flows.build_latency[0]);
 }
 
 #[test]
 fn a_shaped_event_builder_keeps_up_with_40_megahertz() {
-    let outcome = whole(&taking(32, 0.02), Level::Flows);
+    let outcome = whole(&taking(32, 0.02), ModelLevel::Flows);
     // It is as far behind at the end as at any time: a few rounds.
     let late = outcome.end.seconds() - 0.02;
     assert!((0.0..0.002).contains(&late), "{late} s after the last event");
-    assert!(outcome.most_held < 4 * 32, "{} batches held", outcome.most_held);
+    assert!(outcome.max_buffered_batches < 4 * 32, "{} batches held", outcome.max_buffered_batches);
 }
 
 #[test]
 fn without_shaping_less_is_built() {
-    let shaped = whole(&saturated(16, 20), Level::Flows);
-    let mut setup = saturated(16, 20);
-    setup.configuration.shape = Shape::Assignment;
-    let unshaped = whole(&setup, Level::Flows);
+    let shaped = whole(&saturated(16, 20), ModelLevel::Flows);
+    let mut scenario = saturated(16, 20);
+    scenario.configuration.shape = Shape::Assignment;
+    let unshaped = whole(&scenario, ModelLevel::Flows);
     assert!(rate(&unshaped) < 0.8 * rate(&shaped), "{} against {}", rate(&unshaped), rate(&shaped));
 }
 
@@ -100,29 +103,29 @@ fn without_shaping_less_is_built() {
 /// its batches to others.
 #[test]
 fn credits_keep_batches_from_a_slow_builder_unit() {
-    let mut setup = saturated(8, 40);
-    setup.configuration.slots = 4;
-    let fast = whole(&setup, Level::Flows);
-    let batch = 8.0 * f64::from(setup.load.batch) * setup.load.fragment;
+    let mut scenario = saturated(8, 40);
+    scenario.configuration.slots = 4;
+    let fast = whole(&scenario, ModelLevel::Flows);
+    let batch = 8.0 * f64::from(scenario.load.batch) * scenario.load.fragment;
     // Slow enough that a fair share would take ten times as long as the whole run does.
     let span = 10.0 * fast.span.seconds() / 40.0;
-    setup.slow = vec![Slow { builder: 3, factor: span * setup.kernel.0 / batch }];
-    let slow = whole(&setup, Level::Flows);
+    scenario.slow_builders = vec![SlowBuilder { builder: 3, factor: span * scenario.kernel.0 / batch }];
+    let slow = whole(&scenario, ModelLevel::Flows);
     let batches: Vec<u64> = slow.builders.iter().map(|builder| builder.batches).collect();
     assert!(batches[3] < 12, "{batches:?}");
     assert_eq!(batches.iter().sum::<u64>(), 320);
     assert!(batches.iter().enumerate().all(|(at, &n)| at == 3 || n > 40), "{batches:?}");
-    assert!(slow.builders.iter().all(|builder| builder.most_slots <= 4));
+    assert!(slow.builders.iter().all(|builder| builder.max_slots_used <= 4));
     // Far less than the time that a fair share would take.
     assert!(slow.span.seconds() < 5.0 * fast.span.seconds(), "{} against {}", slow.span, fast.span);
 }
 
 #[test]
 fn flaws_of_events_are_in_the_account() {
-    let mut setup = saturated(4, 50);
-    (setup.load.missing_every, setup.load.corrupt_every) = (10, 25);
-    for level in [Level::Flows, Level::Packets] {
-        let outcome = sound(&setup, level);
+    let mut scenario = saturated(4, 50);
+    (scenario.load.missing_every, scenario.load.corrupt_every) = (10, 25);
+    for level in [ModelLevel::Flows, ModelLevel::Packets] {
+        let outcome = sound(&scenario, level);
         let account = &outcome.account;
         assert_eq!(account.incomplete.missing_at_source.events, 20, "{account}");
         assert_eq!(account.incomplete.missing_at_source.fragments, 60, "{account}");
@@ -134,13 +137,13 @@ fn flaws_of_events_are_in_the_account() {
 
 #[test]
 fn a_run_that_is_stopped_accounts_for_what_was_under_way() {
-    let mut setup = taking(8, 0.01);
-    setup.stop_at = Some(Picos::from_seconds(0.004_321));
-    for level in [Level::Flows, Level::Packets] {
-        let outcome = sound(&setup, level);
+    let mut scenario = taking(8, 0.01);
+    scenario.stop_at = Some(Picos::from_seconds(0.004_321));
+    for level in [ModelLevel::Flows, ModelLevel::Packets] {
+        let outcome = sound(&scenario, level);
         let account = &outcome.account;
         assert!(!account.cause.is_success() && account.built.events > 0, "{account}");
-        assert!(account.assigned_events < Some(setup.load.events));
+        assert!(account.assigned_events < Some(scenario.load.events));
         let lost = account.incomplete_total().fragments + account.discarded_total().fragments;
         assert!(lost + account.withdrawn_events > 0, "{account}");
     }
@@ -150,20 +153,28 @@ fn a_run_that_is_stopped_accounts_for_what_was_under_way() {
 fn what_cannot_be_is_refused_by_name() {
     let p = Parameters::shipped();
     let site = shipped("event-builder-500");
-    let refused = |change: fn(&mut Setup)| {
-        let mut setup = Setup::of(&site, &p, Some(4)).unwrap();
-        change(&mut setup);
-        run(&setup, Level::Flows).unwrap_err().to_string()
+    let refused = |change: fn(&mut Scenario)| {
+        let mut scenario = Scenario::from_site(&site, &p, Some(4)).unwrap();
+        change(&mut scenario);
+        run(&scenario, ModelLevel::Flows).unwrap_err().to_string()
     };
     assert!(refused(|s| s.load.batch = 0).starts_with("batch = 0: must be"));
     assert!(refused(|s| s.load.fragment = f64::NAN).starts_with("fragment = NaN: must be"));
     assert!(refused(|s| s.load.rate = Some(-1.0)).starts_with("rate = -1: must be"));
     assert!(refused(|s| s.configuration.slots = 0).starts_with("slots = 0: must be"));
     assert!(
-        refused(|s| s.slow = vec![Slow { builder: 4, factor: 2.0 }]).contains("builder unit that there is")
+        refused(|s| s.slow_builders = vec![SlowBuilder { builder: 4, factor: 2.0 }])
+            .contains("builder unit that there is")
     );
-    assert!(Setup::of(&site, &p, Some(501)).unwrap_err().to_string().contains("the site has 500 hosts"));
-    assert!(Setup::of(&shipped("recipe-baseline"), &p, None).unwrap_err().to_string().contains("differ"));
+    assert!(
+        Scenario::from_site(&site, &p, Some(501)).unwrap_err().to_string().contains("the site has 500 hosts")
+    );
+    assert!(
+        Scenario::from_site(&shipped("recipe-baseline"), &p, None)
+            .unwrap_err()
+            .to_string()
+            .contains("differ")
+    );
 }
 
 proptest! {
@@ -175,23 +186,23 @@ proptest! {
         nodes in 2u16..9,
         batch in 1u16..400,
         slots in 1u16..8,
-        under_way in 1u32..12,
+        in_flight in 1u32..12,
         shaped: bool,
         fragment in 20.0f64..500.0,
         packets: bool,
         seed: u64,
     ) {
-        let mut setup = saturated(nodes, 6);
-        setup.load.batch = batch;
-        setup.load.events = 6 * u64::from(nodes) * u64::from(batch) - u64::from(batch / 2);
-        (setup.load.fragment, setup.load.deviation) = (fragment, fragment / 10.0);
-        setup.configuration.slots = slots;
-        setup.configuration.under_way = under_way;
-        setup.configuration.shape = if shaped { Shape::Rotation } else { Shape::Assignment };
-        setup.seed = seed;
-        let outcome = whole(&setup, if packets { Level::Packets } else { Level::Flows });
-        prop_assert!(outcome.busiest <= 1.0, "{}", outcome.busiest);
-        prop_assert!(outcome.builders.iter().all(|builder| builder.most_slots <= slots));
+        let mut scenario = saturated(nodes, 6);
+        scenario.load.batch = batch;
+        scenario.load.events = 6 * u64::from(nodes) * u64::from(batch) - u64::from(batch / 2);
+        (scenario.load.fragment, scenario.load.deviation) = (fragment, fragment / 10.0);
+        scenario.configuration.slots = slots;
+        scenario.configuration.in_flight = in_flight;
+        scenario.configuration.shape = if shaped { Shape::Rotation } else { Shape::Assignment };
+        scenario.seed = seed;
+        let outcome = whole(&scenario, if packets { ModelLevel::Packets } else { ModelLevel::Flows });
+        prop_assert!(outcome.peak_link_utilization <= 1.0, "{}", outcome.peak_link_utilization);
+        prop_assert!(outcome.builders.iter().all(|builder| builder.max_slots_used <= slots));
         prop_assert_eq!(outcome.builders.iter().map(|builder| builder.batches).sum::<u64>(), 6 * u64::from(nodes));
         prop_assert_eq!(outcome.transfers, 6 * u64::from(nodes) * u64::from(nodes));
     }

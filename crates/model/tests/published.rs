@@ -2,7 +2,7 @@
 
 use millstream_model::calibrate::residuals;
 use millstream_model::predict::{predict, to_csv};
-use millstream_model::{Parameters, table};
+use millstream_model::{Parameters, rows};
 
 /// Rows that docs/model.md says are off by more than 5 %, with why.
 const EXCEPTIONS: [&str; 8] = ["P21", "P24", "P28", "P32", "P33", "P34", "P35", "P37"];
@@ -10,7 +10,7 @@ const EXCEPTIONS: [&str; 8] = ["P21", "P24", "P28", "P32", "P33", "P34", "P35", 
 #[test]
 fn every_calibration_row_is_within_five_percent_or_an_exception() {
     let p = Parameters::shipped();
-    let all = residuals(&table::calibration(), &p);
+    let all = residuals(&rows::calibration(), &p);
     for r in &all {
         let Some(off) = r.relative else { continue };
         let exception = EXCEPTIONS.contains(&r.row.id.as_str());
@@ -26,7 +26,7 @@ fn predictions_are_the_same_again_and_hold_their_values() {
         H29,U280-HBM,\"read throughput, one master, Random 2PC, 128 B transactions\",GB/s,\n\
         P63,pcie-bench NFP6000 IB-E5-2620v2-local,LAT_CMD_RD 64 B median,ns,\n\
         Z99,unheard of,anything,GB/s,\n";
-    let questions = table::parse("questions.csv", questions).unwrap();
+    let questions = rows::parse("questions.csv", questions).unwrap();
     let p = Parameters::shipped();
     let answers = predict(&questions, &p, 8);
     assert_eq!(answers, predict(&questions, &p, 8));
@@ -59,7 +59,7 @@ fn the_questions_that_ship_are_the_published_ones() {
 /// where it is cheap, the whole line with its interval.
 #[test]
 fn predictions_on_file_are_what_the_model_says() {
-    let questions = table::questions();
+    let questions = rows::questions();
     let p = Parameters::shipped();
     let lines: Vec<&str> = PREDICTIONS.lines().collect();
     assert_eq!(lines.len(), questions.len() + 1, "a line for each question");

@@ -2,7 +2,7 @@
 //!
 //! Hosts that a count made are drawn once, with their number: five hundred boxes say less than one.
 
-use crate::check::{DeviceKind, End, Host, Parent, Site};
+use crate::validate::{DeviceKind, Host, LinkEnd, Parent, Site};
 use millstream_report::svg::{Anchor, Font, Svg};
 
 const BOX: (f64, f64) = (190.0, 46.0);
@@ -168,11 +168,11 @@ fn cables(site: &Site, ports: &[(usize, usize)]) -> Vec<Cable> {
             cables.push(cable);
         }
     };
-    for wire in site.wires.iter().filter(|wire| wire.dimension.is_none()) {
+    for wire in site.links.iter().filter(|wire| wire.dimension.is_none()) {
         let length = wire.length.map_or(String::new(), |length| format!(", {} m", length.0));
         let rate = format!("{}{length}", wire.rate);
         match (wire.from, wire.to) {
-            (End::Adapter(a, x), End::Adapter(b, y)) => {
+            (LinkEnd::Adapter(a, x), LinkEnd::Adapter(b, y)) => {
                 let (Some(from), Some(to)) = (drawn(a.0, x.0), drawn(b.0, y.0)) else { continue };
                 let label = if from == to {
                     format!("{} to {}: {rate}", site.hosts[a.0].name, site.hosts[b.0].name)
@@ -184,12 +184,12 @@ fn cables(site: &Site, ports: &[(usize, usize)]) -> Vec<Cable> {
                 ends.dedup();
                 add(Cable { adapters: ends, network: None, label });
             }
-            (End::Adapter(host, device), End::Switch(switch))
-            | (End::Switch(switch), End::Adapter(host, device)) => {
+            (LinkEnd::Adapter(host, device), LinkEnd::Switch(switch))
+            | (LinkEnd::Switch(switch), LinkEnd::Adapter(host, device)) => {
                 let Some(from) = drawn(host.0, device.0) else { continue };
                 add(Cable { adapters: vec![from], network: Some(switch), label: rate });
             }
-            (End::Switch(_), End::Switch(_)) => {}
+            (LinkEnd::Switch(_), LinkEnd::Switch(_)) => {}
         }
     }
     for (i, torus) in site.tori.iter().enumerate() {

@@ -13,17 +13,17 @@
 //! Every error names the file, the line and the value. Read [`schema`] first, then [`check`].
 #![forbid(unsafe_code)]
 
-pub mod card;
-pub mod check;
 pub mod draw;
 pub mod edit;
 mod error;
+pub mod network_card;
 pub mod schema;
 pub mod unit;
+pub mod validate;
 
-pub use card::{NetworkCard, NoSuchCard};
-pub use check::{Device, DeviceId, DeviceKind, Host, HostId, Network, Site, SocketId, Wire};
 pub use error::SiteError;
+pub use network_card::{NetworkCard, UnknownCard};
+pub use validate::{Device, DeviceId, DeviceKind, Host, HostId, NetworkLink, NetworkSwitch, Site, SocketId};
 
 use std::path::Path;
 
@@ -41,6 +41,7 @@ pub fn load(path: &Path) -> Result<Site, SiteError> {
 /// # Errors
 /// [`SiteError`] says in which line what is wrong.
 pub fn parse(name: &str, text: &str) -> Result<Site, SiteError> {
-    let file: schema::File = toml::from_str(text).map_err(|error| SiteError::syntax(name, text, &error))?;
-    check::check(name, text, &file)
+    let file: schema::SiteFile =
+        toml::from_str(text).map_err(|error| SiteError::syntax(name, text, &error))?;
+    validate::validate(name, text, &file)
 }

@@ -9,7 +9,7 @@ use toml::Spanned;
 /// A site file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct File {
+pub struct SiteFile {
     /// What people call the site.
     #[serde(default)]
     pub name: String,
@@ -59,13 +59,13 @@ pub struct Host {
     pub socket: Vec<Spanned<Socket>>,
     /// PCIe switches.
     #[serde(default, rename = "pcie-switch")]
-    pub pcie_switch: Vec<Spanned<Pluggable>>,
+    pub pcie_switch: Vec<Spanned<PcieDevice>>,
     /// Network adapters.
     #[serde(default)]
-    pub adapter: Vec<Spanned<Pluggable>>,
+    pub adapter: Vec<Spanned<PcieDevice>>,
     /// Accelerator cards.
     #[serde(default)]
-    pub card: Vec<Spanned<Pluggable>>,
+    pub card: Vec<Spanned<PcieDevice>>,
 }
 
 /// A processor socket with its memory.
@@ -88,7 +88,7 @@ pub struct Socket {
 /// Something in a PCIe tree: a switch, an adapter or a card.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Pluggable {
+pub struct PcieDevice {
     /// Its name within the host.
     pub name: Spanned<String>,
     /// The part as sold.

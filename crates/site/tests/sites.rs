@@ -1,6 +1,6 @@
 //! Site files through the public interface: those that ship, and those that must be refused.
 
-use millstream_site::check::{End, Parent};
+use millstream_site::validate::{LinkEnd, Parent};
 use millstream_site::{DeviceKind, draw, load, parse};
 use proptest::prelude::*;
 use std::path::{Path, PathBuf};
@@ -36,13 +36,13 @@ fn names_become_indices() {
     assert!(switch < card, "parents come first");
 
     let torus = load(&folder.join("apenet-torus.toml")).unwrap();
-    assert_eq!((torus.hosts.len(), torus.wires.len()), (64, 3 * 64));
+    assert_eq!((torus.hosts.len(), torus.links.len()), (64, 3 * 64));
     let degree = |node| {
         torus
             .wires
             .iter()
             .flat_map(|w| [w.from, w.to])
-            .filter(|e| matches!(e, End::Adapter(h, _) if *h == node))
+            .filter(|e| matches!(e, LinkEnd::Adapter(h, _) if *h == node))
             .count()
     };
     assert!(torus.tori[0].nodes.iter().all(|(host, _)| degree(*host) == 6));

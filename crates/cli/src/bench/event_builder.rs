@@ -33,7 +33,7 @@ pub(crate) fn cost(table: &mut Table) -> Result<(), Box<dyn Error>> {
         };
         table.push(beside(name.clone(), wall, "s", GOALS.0));
         table.push(beside(format!("{name}: memory"), peak * 1e-6, "MB", GOALS.1 * 1e-6));
-        table.push(Figure::alone(format!("{name}: modelled"), number("modelled_s")?, "s"));
+        table.push(Figure::alone(format!("{name}: simulated"), number("simulated_s")?, "s"));
         table.push(Figure::alone(format!("{name}: transfers"), number("transfers")? / wall * 1e-6, "M/s"));
         table.push(Figure::alone(format!("{name}: built"), number("events_per_s")? * 1e-6, "MHz"));
     }

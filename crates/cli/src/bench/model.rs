@@ -8,14 +8,14 @@ use std::process::Command;
 use std::time::Instant;
 
 use millstream_bench::{Figure, Table, median};
-use millstream_model::engine::{Picos, Queue, Rate};
-use millstream_model::speed::{Binary, Quaternary, hold, relay};
-use millstream_model::tool::torus::{Torus, all_to_all};
-use millstream_model::{Parameters, calibrate, figures, flow, table};
+use millstream_model::benchmarks::torus::{Torus, all_to_all};
+use millstream_model::engine::{EventQueue, Picos, Rate};
+use millstream_model::engine_bench::{BinaryHeapQueue, FourAryHeapQueue, hold, packet_rings};
+use millstream_model::{Parameters, calibrate, figures, flow, rows};
 
 use crate::args::ModelCase;
 
-const PEER: &str = include_str!("../../../model/peer/all_to_all.cpp");
+const PEER: &str = include_str!("../../../model/simgrid/all_to_all.cpp");
 const RATE: f64 = 12.5e9;
 const LATENCY: Picos = Picos(1_000_000);
 const MESSAGE: u64 = 1_000_000;
@@ -93,7 +93,7 @@ pub(crate) fn case(what: ModelCase, size: u32, messages: u32, bytes: u64) {
             (result.events, result.time)
         }
         ModelCase::Together => (0, flow::all_to_all(size, messages, bytes, Rate(RATE), LATENCY)),
-        ModelCase::Turns => (0, flow::all_to_all_in_turns(size, messages, bytes, Rate(RATE), LATENCY)),
+        ModelCase::Turns => (0, flow::all_to_all_sequential(size, messages, bytes, Rate(RATE), LATENCY)),
     };
     println!("{events} {:.9} {}", end.seconds(), peak_kib());
 }
@@ -113,9 +113,9 @@ pub(crate) fn run(out: &Path, rounds: usize) -> Result<Table, Box<dyn Error>> {
         let mut speeds = [Vec::new(), Vec::new(), Vec::new()];
         for _ in 0..rounds {
             let times = [
-                timed(|| hold(&mut Queue::new(), pending, OPERATIONS)).0,
-                timed(|| hold(&mut Binary::default(), pending, OPERATIONS)).0,
-                timed(|| hold(&mut Quaternary::default(), pending, OPERATIONS)).0,
+                timed(|| hold(&mut EventQueue::new(), pending, OPERATIONS)).0,
+                timed(|| hold(&mut BinaryHeapQueue::default(), pending, OPERATIONS)).0,
+                timed(|| hold(&mut FourAryHeapQueue::default(), pending, OPERATIONS)).0,
             ];
             for (speed, time) in speeds.iter_mut().zip(times) {
                 speed.push(OPERATIONS as f64 / time * 1e-6);
@@ -133,7 +133,7 @@ pub(crate) fn run(out: &Path, rounds: usize) -> Result<Table, Box<dyn Error>> {
     for packets in [1_000u64, 100_000] {
         let speeds: Vec<f64> = (0..rounds)
             .map(|_| {
-                let (time, events) = timed(|| relay(packets, 500_000));
+                let (time, events) = timed(|| packet_rings(packets, 500_000));
                 events as f64 / time * 1e-6
             })
             .collect();
@@ -146,7 +146,7 @@ pub(crate) fn run(out: &Path, rounds: usize) -> Result<Table, Box<dyn Error>> {
         ));
     }
     let parameters = Parameters::shipped();
-    let rows = table::calibration();
+    let rows = rows::calibration();
     table.push(Figure::alone(
         "all calibration rows",
         timed(|| calibrate::residuals(&rows, &parameters)).0,

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use millstream_site::Site;
-use millstream_site::card::is_address;
+use millstream_site::network_card::is_address;
 
 use super::Outcome;
 

@@ -5,101 +5,104 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use millstream_model::Parameters;
+use millstream_model::benchmarks::event_builder::{
+    ModelLevel, RunSummary, Scenario, Shape, SlowBuilder, run as simulate,
+};
 use millstream_model::engine::Picos;
 use millstream_model::sites::shipped;
-use millstream_model::tool::event_builder::{Level, Setup, Shape, Shown, Slow, run as simulate};
 use serde_json::json;
 
 use crate::args::ModelledEventBuilder;
 
-/// The most memory that this process has had, as the kernel counts it.
+/// Peak resident memory of this process in bytes (proc_pid_status(5), VmHWM).
 fn peak_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-fn slow(text: &str) -> Result<Slow, String> {
+fn slow_builder(text: &str) -> Result<SlowBuilder, String> {
     let parsed = text.split_once('=').and_then(|(node, factor)| {
-        Some(Slow { builder: node.trim().parse().ok()?, factor: factor.trim().parse().ok()? })
+        Some(SlowBuilder { builder: node.trim().parse().ok()?, factor: factor.trim().parse().ok()? })
     });
-    parsed.ok_or_else(|| format!("--slow {text:?}: expected NODE=FACTOR, as 3=10"))
+    parsed.ok_or_else(|| format!("--slow-builder {text:?}: expected NODE=FACTOR, for example 3=10"))
 }
 
-fn setup(options: &ModelledEventBuilder, parameters: &Parameters) -> Result<Setup, Box<dyn Error>> {
+fn scenario(options: &ModelledEventBuilder, parameters: &Parameters) -> Result<Scenario, Box<dyn Error>> {
     let site = match &options.site {
         Some(path) => millstream_site::load(path)?,
         None => shipped("event-builder-500"),
     };
-    let mut setup = Setup::of(&site, parameters, options.nodes)?;
+    let mut scenario = Scenario::from_site(&site, parameters, options.nodes)?;
     let events = options.rate * options.seconds;
     if !(1.0..=1e15).contains(&events) {
         return Err(format!(
-            "--rate {} for --seconds {}: {events} events, must be 1 to 10^15",
+            "--rate {} × --seconds {} gives {events} events: must be 1 to 10^15",
             options.rate, options.seconds
         )
         .into());
     }
-    let load = &mut setup.load;
-    load.rate = (!options.at_hand).then_some(options.rate);
+    let load = &mut scenario.load;
+    load.rate = (!options.saturated).then_some(options.rate);
     load.events = events.round() as u64;
     load.batch = options.batch;
     load.deviation *= options.fragment / load.fragment;
     load.fragment = options.fragment;
     load.missing_every = options.missing_every;
     load.corrupt_every = options.corrupt_every;
-    let configuration = &mut setup.configuration;
+    let configuration = &mut scenario.configuration;
     configuration.slots = options.slots;
     configuration.window = options.window;
-    configuration.under_way = options.under_way;
+    configuration.in_flight = options.in_flight;
     configuration.shape = if options.unshaped { Shape::Assignment } else { Shape::Rotation };
-    setup.slow = options.slow.iter().map(|text| slow(text)).collect::<Result<_, _>>()?;
-    setup.stop_at = match options.stop_at {
+    scenario.slow_builders =
+        options.slow_builder.iter().map(|text| slow_builder(text)).collect::<Result<_, _>>()?;
+    scenario.stop_at = match options.stop_at {
         Some(at) if !(0.0..=1e6).contains(&at) => {
             return Err(format!("--stop-at {at}: must be 0 to 10^6").into());
         }
         at => at.map(Picos::from_seconds),
     };
-    Ok(setup)
+    Ok(scenario)
 }
 
 pub(super) fn run(
     options: &ModelledEventBuilder,
     parameters: &Parameters,
 ) -> Result<ExitCode, Box<dyn Error>> {
-    let setup = setup(options, parameters)?;
-    let level = if options.packets { Level::Packets } else { Level::Flows };
+    let scenario = scenario(options, parameters)?;
+    let level = if options.packets { ModelLevel::Packets } else { ModelLevel::Flows };
     let start = Instant::now();
-    let outcome = simulate(&setup, level)?;
+    let outcome = simulate(&scenario, level)?;
     let wall = start.elapsed().as_secs_f64();
     let peak = peak_memory();
     if options.json {
         let account = serde_json::to_value(&outcome.account)?;
-        let [mean, longest] = outcome.delay;
+        let [mean, max] = outcome.build_latency;
         println!(
             "{}",
             json!({
-                "nodes": setup.nodes,
+                "nodes": scenario.nodes,
                 "wall_s": wall,
                 "peak_bytes": peak,
-                "modelled_s": outcome.end.seconds(),
+                "simulated_s": outcome.end.seconds(),
                 "transfers": outcome.transfers,
-                "steps": outcome.steps,
+                "simulation_events": outcome.steps,
                 "events_per_s": outcome.event_rate(),
                 "built_bits_per_s": outcome.rate().0 * 8.0,
                 "network_bits_per_s": outcome.network_rate().0 * 8.0,
-                "busiest": outcome.busiest,
-                "delay_s": { "mean": mean.seconds(), "longest": longest.seconds() },
-                "most_batches_held": outcome.most_held,
+                "peak_link_utilization": outcome.peak_link_utilization,
+                "build_latency_s": { "mean": mean.seconds(), "max": max.seconds() },
+                "max_batches_buffered": outcome.max_buffered_batches,
                 "account": account,
             })
         );
     } else {
-        println!("{}", Shown { setup: &setup, level, outcome: &outcome });
+        println!("{}", RunSummary { scenario: &scenario, level, outcome: &outcome });
         let memory =
             peak.map_or_else(|| "unknown".to_owned(), |peak| format!("{:.2} GB", peak as f64 * 1e-9));
-        println!("\ncomputed in {wall:.2} s on one core, with at most {memory} of memory");
+        println!("\nsimulated in {wall:.2} s on one core, peak memory {memory}");
     }
-    // A run that was asked to stop, or whose builder units had to throw events away, has still done what it should.
+    // A stopped run and a run with discarded events succeed as long as the conservation law holds.
     Ok(if outcome.account.is_closed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -10,17 +10,17 @@
 //! One simulation runs on one thread and is a function of its input and seed. Whoever needs many (sweeps,
 //! samples of parameters) runs many side by side; results do not depend on how many threads do it.
 
-mod line;
-mod queue;
+mod channel;
+mod event_queue;
 mod random;
 mod time;
 
-pub use line::{Line, LineReport};
-pub use queue::Queue;
+pub use channel::{Channel, ChannelReport};
+pub use event_queue::EventQueue;
 pub use random::Random;
 pub use time::{Picos, Rate};
 
-use line::LineState;
+use channel::ChannelState;
 use std::any::Any;
 use std::marker::PhantomData;
 
@@ -43,7 +43,7 @@ impl Bus for Internal {}
 
 /// A line of a bus.
 #[derive(Debug)]
-pub struct LineId<B> {
+pub struct ChannelId<B> {
     index: u32,
     bus: PhantomData<B>,
 }
@@ -74,7 +74,7 @@ macro_rules! copy {
         impl<B> Copy for $name<B> {})+
     };
 }
-copy!(LineId, PortId, Route);
+copy!(ChannelId, PortId, Route);
 
 impl<B: Bus> Route<B> {
     /// The number that travels in packets as their way back.
@@ -85,7 +85,7 @@ impl<B: Bus> Route<B> {
 
     /// The route that a packet of this bus brought as its way back.
     #[must_use]
-    pub fn of_reply(packet: &Packet) -> Route<B> {
+    pub fn reply_to(packet: &Packet) -> Route<B> {
         Route { index: packet.reply, bus: PhantomData }
     }
 }
@@ -118,7 +118,7 @@ impl Packet {
 
     /// With a way back.
     #[must_use]
-    pub fn answered_by<B: Bus>(self, reply: Route<B>) -> Packet {
+    pub fn with_reply<B: Bus>(self, reply: Route<B>) -> Packet {
         Packet { reply: reply.index, ..self }
     }
 }
@@ -129,7 +129,7 @@ pub trait Endpoint: Any {
     fn receive(&mut self, port: u16, packet: Packet, context: &mut Context<'_>);
 
     /// A time that it asked for has come.
-    fn wake(&mut self, _token: u64, _context: &mut Context<'_>) {}
+    fn timer(&mut self, _token: u64, _context: &mut Context<'_>) {}
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -138,12 +138,12 @@ enum Event {
     Departed(u32),
     /// The packet has reached the next hop of its route.
     Arrived(Packet),
-    Wake(u32, u64),
+    Timer(u32, u64),
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Hop {
-    Line { line: u32, reserve: u32 },
+    Channel { channel: u32, bubble: u32 },
     Port { endpoint: u32, port: u16, buffer: u32 },
 }
 
@@ -166,8 +166,8 @@ pub struct Context<'a> {
 #[derive(Debug)]
 struct Core {
     now: Picos,
-    queue: Queue<Event>,
-    lines: Vec<LineState>,
+    queue: EventQueue<Event>,
+    channels: Vec<ChannelState>,
     buffers: Vec<Buffer>,
     hops: Vec<Hop>,
     /// First hop of each route in `hops`.
@@ -196,8 +196,8 @@ impl Simulation {
         Simulation {
             core: Core {
                 now: Picos::ZERO,
-                queue: Queue::new(),
-                lines: Vec::new(),
+                queue: EventQueue::new(),
+                channels: Vec::new(),
                 buffers: Vec::new(),
                 hops: Vec::new(),
                 // Route 0 is none: packets without a way back have it.
@@ -211,15 +211,15 @@ impl Simulation {
     }
 
     /// Adds a line.
-    pub fn line<B: Bus>(&mut self, line: Line) -> LineId<B> {
-        let index = self.core.lines.len() as u32;
-        let buffer = self.core.buffer(line.capacity);
-        self.core.lines.push(LineState::new(line, buffer));
-        LineId { index, bus: PhantomData }
+    pub fn add_channel<B: Bus>(&mut self, channel: Channel) -> ChannelId<B> {
+        let index = self.core.channels.len() as u32;
+        let buffer = self.core.buffer(channel.capacity);
+        self.core.channels.push(ChannelState::new(channel, buffer));
+        ChannelId { index, bus: PhantomData }
     }
 
     /// Adds an endpoint.
-    pub fn endpoint(&mut self, endpoint: impl Endpoint) -> EndpointId {
+    pub fn add_endpoint(&mut self, endpoint: impl Endpoint) -> EndpointId {
         self.endpoints.push(Some(Box::new(endpoint)));
         EndpointId(self.endpoints.len() as u32 - 1)
     }
@@ -230,7 +230,7 @@ impl Simulation {
     }
 
     /// A place for an endpoint whose code needs routes to others first.
-    pub fn reserve(&mut self) -> EndpointId {
+    pub fn reserve_endpoint(&mut self) -> EndpointId {
         self.endpoints.push(None);
         EndpointId(self.endpoints.len() as u32 - 1)
     }
@@ -247,25 +247,27 @@ impl Simulation {
     }
 
     /// Adds a route.
-    pub fn route<B: Bus>(&mut self, lines: &[LineId<B>], to: PortId<B>) -> Route<B> {
-        let lines: Vec<(LineId<B>, u32)> = lines.iter().map(|&line| (line, 0)).collect();
-        self.guarded_route(&lines, to)
+    pub fn route<B: Bus>(&mut self, channels: &[ChannelId<B>], to: PortId<B>) -> Route<B> {
+        let channels: Vec<(ChannelId<B>, u32)> = channels.iter().map(|&channel| (channel, 0)).collect();
+        self.bubble_route(&channels, to)
     }
 
     /// Adds a route whose packets enter a line only if so many bytes of its buffer stay free: bubble
     /// flow control, which keeps a ring from filling up with packets that wait for each other
     /// (Puente et al., ICPP 1999).
-    pub fn guarded_route<B: Bus>(&mut self, lines: &[(LineId<B>, u32)], to: PortId<B>) -> Route<B> {
+    pub fn bubble_route<B: Bus>(&mut self, channels: &[(ChannelId<B>, u32)], to: PortId<B>) -> Route<B> {
         let index = self.core.routes.len() as u32;
         self.core.routes.push(self.core.hops.len() as u32);
-        self.core.hops.extend(lines.iter().map(|&(line, reserve)| Hop::Line { line: line.index, reserve }));
+        self.core.hops.extend(
+            channels.iter().map(|&(channel, bubble)| Hop::Channel { channel: channel.index, bubble }),
+        );
         self.core.hops.push(Hop::Port { endpoint: to.endpoint, port: to.port, buffer: to.buffer });
         Route { index, bus: PhantomData }
     }
 
     /// Wakes an endpoint at a time.
-    pub fn wake(&mut self, endpoint: EndpointId, at: Picos, token: u64) {
-        self.core.queue.push(at, Event::Wake(endpoint.0, token));
+    pub fn set_timer(&mut self, endpoint: EndpointId, at: Picos, token: u64) {
+        self.core.queue.push(at, Event::Timer(endpoint.0, token));
     }
 
     /// Runs until nothing is left to happen, an endpoint stops it, or `limit` is reached.
@@ -282,12 +284,12 @@ impl Simulation {
             self.core.now = at;
             self.events += 1;
             match event {
-                Event::Departed(line) => self.core.departed(line),
-                Event::Wake(endpoint, token) => {
-                    self.call(endpoint, |code, context| code.wake(token, context))
+                Event::Departed(channel) => self.core.departed(channel),
+                Event::Timer(endpoint, token) => {
+                    self.call(endpoint, |code, context| code.timer(token, context))
                 }
                 Event::Arrived(packet) => match self.core.hop(&packet) {
-                    Hop::Line { line, .. } => self.core.enqueue(line, packet),
+                    Hop::Channel { channel, .. } => self.core.enqueue(channel, packet),
                     Hop::Port { endpoint, port, .. } => {
                         self.call(endpoint, |code, context| code.receive(port, packet, context));
                     }
@@ -316,13 +318,13 @@ impl Simulation {
 
     /// What a line has done so far.
     #[must_use]
-    pub fn line_report<B: Bus>(&self, line: LineId<B>) -> LineReport {
-        self.core.lines[line.index as usize].report(self.core.now)
+    pub fn channel_report<B: Bus>(&self, channel: ChannelId<B>) -> ChannelReport {
+        self.core.channels[channel.index as usize].report(self.core.now)
     }
 
     /// What every line has done so far.
-    pub fn line_reports(&self) -> impl Iterator<Item = LineReport> + '_ {
-        self.core.lines.iter().map(|line| line.report(self.core.now))
+    pub fn channel_reports(&self) -> impl Iterator<Item = ChannelReport> + '_ {
+        self.core.channels.iter().map(|channel| channel.report(self.core.now))
     }
 
     /// An endpoint's code, to read results from.
@@ -363,21 +365,21 @@ impl Context<'_> {
     #[must_use]
     pub fn backlog<B: Bus>(&self, route: Route<B>) -> usize {
         match self.core.hops[self.core.routes[route.index as usize] as usize] {
-            Hop::Line { line, .. } => self.core.lines[line as usize].backlog(),
+            Hop::Channel { channel, .. } => self.core.channels[channel as usize].backlog(),
             Hop::Port { .. } => 0,
         }
     }
 
     /// Gives room of a bounded port back.
-    pub fn release(&mut self, packet: &Packet) {
+    pub fn return_credits(&mut self, packet: &Packet) {
         if let Hop::Port { buffer, .. } = self.core.hop(packet) {
-            self.core.release(buffer, u64::from(packet.size));
+            self.core.return_credits(buffer, u64::from(packet.size));
         }
     }
 
     /// Asks to be woken.
-    pub fn wake_after(&mut self, delay: Picos, token: u64) {
-        self.core.queue.push(self.core.now + delay, Event::Wake(self.endpoint, token));
+    pub fn set_timer(&mut self, delay: Picos, token: u64) {
+        self.core.queue.push(self.core.now + delay, Event::Timer(self.endpoint, token));
     }
 
     /// Ends the run after this event.
@@ -401,79 +403,81 @@ impl Core {
     /// own memory would.
     fn inject(&mut self, packet: Packet) {
         match self.hop(&packet) {
-            Hop::Line { line, .. } => {
-                let buffer = self.lines[line as usize].buffer;
+            Hop::Channel { channel, .. } => {
+                let buffer = self.channels[channel as usize].buffer;
                 self.buffers[buffer as usize].used += u64::from(packet.size);
-                self.enqueue(line, packet);
+                self.enqueue(channel, packet);
             }
             Hop::Port { .. } => self.queue.push(self.now, Event::Arrived(packet)),
         }
     }
 
     #[inline]
-    fn enqueue(&mut self, line: u32, packet: Packet) {
-        let state = &mut self.lines[line as usize];
+    fn enqueue(&mut self, channel: u32, packet: Packet) {
+        let state = &mut self.channels[channel as usize];
         state.queue.push_back(packet);
         if state.is_idle() {
-            self.start(line);
+            self.start(channel);
         }
     }
 
     /// Starts the line's first packet if the next buffer has room; else the line waits for room.
-    fn start(&mut self, line: u32) {
-        let state = &mut self.lines[line as usize];
+    fn start(&mut self, channel: u32) {
+        let state = &mut self.channels[channel as usize];
         let Some(&packet) = state.queue.front() else { return };
         let next = Packet { hop: packet.hop + 1, ..packet };
         let hop = self.hops[self.routes[packet.route as usize] as usize + next.hop as usize];
-        let (buffer, reserve, to_line) = match hop {
-            Hop::Line { line, reserve } => (self.lines[line as usize].buffer, reserve, true),
+        let (buffer, bubble, to_channel) = match hop {
+            Hop::Channel { channel, bubble } => (self.channels[channel as usize].buffer, bubble, true),
             Hop::Port { buffer, .. } => (buffer, 0, false),
         };
-        let room = &mut self.buffers[buffer as usize];
+        let buffer_state = &mut self.buffers[buffer as usize];
         let size = u64::from(packet.size);
         // An empty buffer takes any packet, so that none waits for ever for room that cannot be.
-        if room.used > 0 && room.used.saturating_add(size + u64::from(reserve)) > room.capacity {
-            room.waiting.push_back(line);
-            self.lines[line as usize].wait(self.now);
+        if buffer_state.used > 0
+            && buffer_state.used.saturating_add(size + u64::from(bubble)) > buffer_state.capacity
+        {
+            buffer_state.waiting.push_back(channel);
+            self.channels[channel as usize].block(self.now);
             return;
         }
-        room.used = room.used.saturating_add(size);
+        buffer_state.used = buffer_state.used.saturating_add(size);
         let random = &mut self.random;
-        let state = &mut self.lines[line as usize];
-        let span = state.begin(self.now, packet, random);
-        if to_line && state.line.cut_through {
+        let state = &mut self.channels[channel as usize];
+        let span = state.start(self.now, packet, random);
+        if to_channel && state.channel.cut_through {
             // The head leaves at once; the next line cannot finish before this one as it is not faster.
-            self.queue.push(self.now + state.line.latency, Event::Arrived(next));
+            self.queue.push(self.now + state.channel.latency, Event::Arrived(next));
         }
-        self.queue.push(self.now + span, Event::Departed(line));
+        self.queue.push(self.now + span, Event::Departed(channel));
     }
 
-    fn departed(&mut self, line: u32) {
-        let state = &mut self.lines[line as usize];
+    fn departed(&mut self, channel: u32) {
+        let state = &mut self.channels[channel as usize];
         let packet = state.finish(self.now);
         let buffer = state.buffer;
         let next = Packet { hop: packet.hop + 1, ..packet };
-        let to_line = matches!(self.hop(&next), Hop::Line { .. });
-        let state = &self.lines[line as usize];
-        if !(to_line && state.line.cut_through) {
-            let latency = state.line.latency;
+        let to_channel = matches!(self.hop(&next), Hop::Channel { .. });
+        let state = &self.channels[channel as usize];
+        if !(to_channel && state.channel.cut_through) {
+            let latency = state.channel.latency;
             self.queue.push(self.now + latency, Event::Arrived(next));
         }
-        self.release(buffer, u64::from(packet.size));
-        if self.lines[line as usize].is_idle() {
-            self.start(line);
+        self.return_credits(buffer, u64::from(packet.size));
+        if self.channels[channel as usize].is_idle() {
+            self.start(channel);
         }
     }
 
     /// Room has become free: the lines that wait for it try again, in order.
-    fn release(&mut self, buffer: u32, bytes: u64) {
-        let room = &mut self.buffers[buffer as usize];
-        room.used = room.used.saturating_sub(bytes);
-        for _ in 0..room.waiting.len() {
-            let Some(line) = self.buffers[buffer as usize].waiting.pop_front() else { break };
-            self.lines[line as usize].resume(self.now);
-            self.start(line);
-            if self.lines[line as usize].is_waiting() {
+    fn return_credits(&mut self, buffer: u32, bytes: u64) {
+        let buffer_state = &mut self.buffers[buffer as usize];
+        buffer_state.used = buffer_state.used.saturating_sub(bytes);
+        for _ in 0..buffer_state.waiting.len() {
+            let Some(channel) = self.buffers[buffer as usize].waiting.pop_front() else { break };
+            self.channels[channel as usize].unblock(self.now);
+            self.start(channel);
+            if self.channels[channel as usize].is_blocked() {
                 // It has queued up again at the back: it goes first, as it did.
                 let waiting = &mut self.buffers[buffer as usize].waiting;
                 waiting.rotate_right(1);

@@ -1,0 +1,337 @@
+//! Transfers as fluids over a non-blocking network.
+//!
+//! An adapter serves its work requests in the order of their posting, so a node sends one transfer at a time, and the
+//! flows of one moment are stars: a node's link in, and those that send to it. Links being alike, max-min fairness
+//! (`flow.rs`) then has a closed form: the k flows into a node get `min(sends, takes / k)` each. So all flows into a node
+//! have one rate, and a count of bytes for each node is enough to know when the first of them ends. A transfer costs
+//! the logarithm of its star, whatever the number of nodes. A test holds this against [`Fluid`](crate::flow::Fluid).
+//!
+//! Before a node's link in there is a buffer, of half a transfer or more: two that meet by chance do not hold each other
+//! up until it is full. So flows have the rate `sends` as long as there is room, and what ends arrives when the backlog
+//! before it has drained.
+
+use super::units::{ControlEndpoint, NetworkModel, TimerEvent, Transfer, Units};
+use super::{Node, RunResult, Scenario};
+use crate::engine::{EventQueue, Picos, Rate};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// The first of the flows into that node has ended, if the node's version is still this one.
+    End {
+        into: u16,
+        version: u32,
+    },
+    /// Its buffer is full, in the same way.
+    Full {
+        into: u16,
+        version: u32,
+    },
+    /// A node may begin its next transfer.
+    Begin(u16),
+    Arrived(u64),
+    Completed(u64),
+    Control {
+        to: ControlEndpoint,
+        control_batch: u32,
+    },
+    TimerEvent(u64),
+}
+
+/// A transfer that an adapter has been given.
+#[derive(Clone, Copy, Debug)]
+struct Posted {
+    tag: u64,
+    bytes: u32,
+    /// When its first packet can be on the link.
+    ready: Picos,
+}
+
+#[derive(Debug, Default)]
+struct Sender {
+    posted: VecDeque<Posted>,
+    is_busy: bool,
+}
+
+/// Flows into a node.
+#[derive(Debug, Default)]
+struct Receiver {
+    /// By what a flow that had been here all the time would have carried at their end, in parts of a byte.
+    flows: BinaryHeap<Reverse<(u64, u64)>>,
+    /// What such a flow has carried, in bytes.
+    sent: f64,
+    at: Picos,
+    version: u32,
+    rate: f64,
+    /// Bytes in the buffer before its link in.
+    backlog: f64,
+}
+
+/// Parts of a byte that are counted.
+const SCALE: f64 = 1024.0;
+
+struct FlowNetwork {
+    now: Picos,
+    queue: EventQueue<Event>,
+    senders: Vec<Sender>,
+    receivers: Vec<Receiver>,
+    tx_rate: Rate,
+    rx_rate: Rate,
+    /// Room before each node's link in, in bytes.
+    buffer: f64,
+    copy: Rate,
+    post_latency: Picos,
+    delivery_latency: Picos,
+    control_latency: Picos,
+    /// From a transfer's end to its completion's being polled.
+    ack_latency: Picos,
+    link: Rate,
+}
+
+impl NetworkModel for FlowNetwork {
+    fn now(&self) -> Picos {
+        self.now
+    }
+
+    fn transfer(&mut self, transfer: Transfer, bytes: u32) {
+        let tag = transfer.tag();
+        if transfer.is_local() {
+            // Its processor copies it; the adapter has nothing to do with it.
+            let at = self.now + self.copy.time(u64::from(bytes));
+            self.queue.push(at, Event::Arrived(tag));
+            return self.queue.push(at, Event::Completed(tag));
+        }
+        let sender = &mut self.senders[usize::from(transfer.from)];
+        sender.posted.push_back(Posted { tag, bytes, ready: self.now + self.post_latency });
+        if !sender.is_busy {
+            self.begin(transfer.from);
+        }
+    }
+
+    fn control(
+        &mut self,
+        _from: ControlEndpoint,
+        to: ControlEndpoint,
+        after: Picos,
+        bytes: u32,
+        control_batch: u32,
+    ) {
+        let at = self.now + after + self.control_latency + self.link.time(u64::from(bytes));
+        self.queue.push(at, Event::Control { to, control_batch });
+    }
+
+    fn set_timer(&mut self, after: Picos, event: TimerEvent) {
+        self.queue.push(self.now + after, Event::TimerEvent(event.token()));
+    }
+}
+
+impl FlowNetwork {
+    fn new(node: &Node, nodes: usize) -> FlowNetwork {
+        FlowNetwork {
+            now: Picos::ZERO,
+            queue: EventQueue::new(),
+            senders: (0..nodes).map(|_| Sender::default()).collect(),
+            receivers: (0..nodes).map(|_| Receiver::default()).collect(),
+            tx_rate: node.tx_payload_rate(),
+            rx_rate: node.rx_payload_rate(),
+            buffer: node.rx_buffer(),
+            copy: node.copy,
+            post_latency: node.post_latency(),
+            delivery_latency: node.delivery_latency(),
+            // The other adapter acknowledges what has arrived, not what is in place.
+            ack_latency: node.latency + node.ack_latency(),
+            control_latency: node.control_latency(),
+            link: node.rate,
+        }
+    }
+
+    /// Puts the node's next transfer on its link, if it has one.
+    fn begin(&mut self, node: u16) {
+        let sender = &mut self.senders[usize::from(node)];
+        let Some(&Posted { tag, bytes, ready }) = sender.posted.front() else {
+            sender.is_busy = false;
+            return;
+        };
+        sender.is_busy = true;
+        if ready > self.now {
+            return self.queue.push(ready, Event::Begin(node));
+        }
+        sender.posted.pop_front();
+        let into = Transfer::from_tag(tag).to;
+        let receiver = &mut self.receivers[usize::from(into)];
+        receiver.advance(self.now, self.rx_rate.0, self.buffer);
+        if receiver.flows.is_empty() {
+            receiver.sent = 0.0;
+        }
+        let end = ((receiver.sent + f64::from(bytes)) * SCALE) as u64;
+        receiver.flows.push(Reverse((end, tag)));
+        self.update_rates(into);
+    }
+
+    /// The flows into a node get their rate, and the first end its time.
+    fn update_rates(&mut self, into: u16) {
+        let receiver = &mut self.receivers[usize::from(into)];
+        receiver.version = receiver.version.wrapping_add(1);
+        let Some(&Reverse((end, _))) = receiver.flows.peek() else { return };
+        let (tx_rate, rx_rate, k) = (self.tx_rate.0, self.rx_rate.0, receiver.flows.len() as f64);
+        let overflow = k * tx_rate - rx_rate;
+        let room = self.buffer - receiver.backlog;
+        receiver.rate = if overflow > 0.0 && room <= 0.0 { rx_rate / k } else { tx_rate };
+        let left = (end as f64 / SCALE - receiver.sent).max(0.0);
+        // Rounded up, so that it is over when the time has come.
+        let span = Picos((left / receiver.rate * 1e12).ceil() as u64);
+        let version = receiver.version;
+        if overflow > 0.0 && room > 0.0 {
+            let full = Picos((room / overflow * 1e12).ceil() as u64);
+            if full < span {
+                return self.queue.push(self.now + full, Event::Full { into, version });
+            }
+        }
+        self.queue.push(self.now + span, Event::End { into, version });
+    }
+
+    fn full(&mut self, into: u16, version: u32) {
+        let receiver = &mut self.receivers[usize::from(into)];
+        if receiver.version == version {
+            receiver.advance(self.now, self.rx_rate.0, self.buffer);
+            // Whatever rounding says.
+            receiver.backlog = self.buffer;
+            self.update_rates(into);
+        }
+    }
+
+    fn end(&mut self, into: u16, version: u32) {
+        let receiver = &mut self.receivers[usize::from(into)];
+        if receiver.version != version {
+            return;
+        }
+        receiver.advance(self.now, self.rx_rate.0, self.buffer);
+        let Some(Reverse((_, tag))) = receiver.flows.pop() else { return };
+        let drained = self.now + self.rx_rate.time(receiver.backlog as u64);
+        self.update_rates(into);
+        self.queue.push(drained + self.delivery_latency, Event::Arrived(tag));
+        // The acknowledgement waits with what is before the link into the sender.
+        let from = Transfer::from_tag(tag).from;
+        let sender = &mut self.receivers[usize::from(from)];
+        sender.advance(self.now, self.rx_rate.0, self.buffer);
+        let wait = self.rx_rate.time(sender.backlog as u64);
+        self.queue.push(drained + self.ack_latency + wait, Event::Completed(tag));
+        self.begin(from);
+    }
+}
+
+impl Receiver {
+    fn advance(&mut self, now: Picos, rx_rate: f64, buffer: f64) {
+        let span = (now - self.at).seconds();
+        let inflow = self.rate * self.flows.len() as f64;
+        self.sent += self.rate * span;
+        self.backlog = (self.backlog + (inflow - rx_rate) * span).clamp(0.0, buffer);
+        self.at = now;
+    }
+}
+
+/// Runs the units over such a network.
+pub(super) fn run(scenario: &Scenario, mut units: Units) -> RunResult {
+    let mut flows = FlowNetwork::new(&scenario.node, usize::from(scenario.nodes));
+    units.start(&mut flows);
+    let mut steps = 0;
+    while !units.is_over() {
+        let Some((at, event)) = flows.queue.pop() else { break };
+        flows.now = at;
+        steps += 1;
+        match event {
+            Event::End { into, version } => flows.end(into, version),
+            Event::Full { into, version } => flows.full(into, version),
+            Event::Begin(node) => flows.begin(node),
+            Event::Arrived(tag) => units.arrived(Transfer::from_tag(tag), &mut flows),
+            Event::Completed(tag) => units.completed(Transfer::from_tag(tag), &mut flows),
+            Event::Control { to, control_batch } => units.control_received(to, control_batch, &mut flows),
+            Event::TimerEvent(token) => units.timer_expired(TimerEvent::from_token(token), &mut flows),
+        }
+    }
+    units.outcome(flows.now, steps)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flow::FlowSimulation;
+    use crate::parameters::Parameters;
+    use crate::sites::shipped;
+    use proptest::prelude::*;
+
+    /// Ends of transfers by tag, each node's one after the other.
+    fn completions(node: &Node, nodes: usize, transfers: &[(Transfer, u32)]) -> Vec<(u64, Picos)> {
+        let mut flows = FlowNetwork::new(node, nodes);
+        (flows.post_latency, flows.delivery_latency, flows.buffer) = (Picos::ZERO, Picos::ZERO, 0.0);
+        transfers.iter().for_each(|&(transfer, bytes)| flows.transfer(transfer, bytes));
+        let mut ends = Vec::new();
+        while let Some((at, event)) = flows.queue.pop() {
+            flows.now = at;
+            match event {
+                Event::End { into, version } => flows.end(into, version),
+                Event::Begin(node) => flows.begin(node),
+                Event::Arrived(tag) => ends.push((tag, at)),
+                _ => {}
+            }
+        }
+        ends.sort_unstable();
+        ends
+    }
+
+    /// The same by progressive filling over all links.
+    fn by_progressive_filling(node: &Node, nodes: usize, transfers: &[(Transfer, u32)]) -> Vec<(u64, Picos)> {
+        let mut flow_simulation = FlowSimulation::new();
+        let out: Vec<_> = (0..nodes).map(|_| flow_simulation.add_link(node.tx_payload_rate())).collect();
+        let into: Vec<_> = (0..nodes).map(|_| flow_simulation.add_link(node.rx_payload_rate())).collect();
+        let mut posted = vec![VecDeque::new(); nodes];
+        for (i, &(transfer, bytes)) in transfers.iter().enumerate() {
+            let way = [out[usize::from(transfer.from)], into[usize::from(transfer.to)]];
+            let way = flow_simulation.add_path(&way, Picos::ZERO);
+            posted[usize::from(transfer.from)].push_back((way, u64::from(bytes), i as u64));
+        }
+        let begin = |flow_simulation: &mut FlowSimulation, posted: &mut VecDeque<_>| {
+            if let Some((way, bytes, tag)) = posted.pop_front() {
+                flow_simulation.start_flow(way, bytes, tag);
+            }
+        };
+        posted.iter_mut().for_each(|posted| begin(&mut flow_simulation, posted));
+        let mut ends = Vec::new();
+        while let Some((at, i)) = flow_simulation.next_completion() {
+            let transfer = transfers[i as usize].0;
+            ends.push((transfer.tag(), at));
+            begin(&mut flow_simulation, &mut posted[usize::from(transfer.from)]);
+        }
+        ends.sort_unstable();
+        ends
+    }
+
+    proptest! {
+        #[test]
+        fn stars_share_as_progressive_filling_does(
+            transfers in prop::collection::vec((0u16..6, 0u16..6, 1_000u32..200_000), 1..60),
+            narrow: bool,
+        ) {
+            let mut node = crate::benchmarks::event_builder::Scenario::from_site(
+                &shipped("event-builder-500"), &Parameters::shipped(), Some(6),
+            ).unwrap().node;
+            if narrow {
+                // A node that takes less than it sends.
+                node.pcie.lanes.0 = 8;
+            }
+            let transfers: Vec<_> = (transfers.into_iter().enumerate())
+                .filter(|(_, (from, to, _))| from != to)
+                .map(|(i, (from, to, bytes))| (Transfer::from_tag(
+                    u64::from(from) << 48 | u64::from(to) << 32 | i as u64), bytes))
+                .collect();
+            let (ours, filled) = (completions(&node, 6, &transfers), by_progressive_filling(&node, 6, &transfers));
+            prop_assert_eq!(ours.len(), filled.len());
+            for ((tag, at), (other, expected)) in ours.iter().zip(&filled) {
+                prop_assert_eq!(tag, other);
+                let off = (at.seconds() - expected.seconds()).abs() / expected.seconds();
+                prop_assert!(off < 1e-4, "{} against {}", at, expected);
+            }
+        }
+    }
+}

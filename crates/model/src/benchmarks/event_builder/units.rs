@@ -1,0 +1,678 @@
+//! What the event builder's processes do with its core, in virtual time.
+//!
+//! A process takes all that has come, asks the core what follows, and sends it, as `millstream-evb`'s processes do.
+//! The manager's turn takes time for each unit that it sends to; what comes meanwhile waits for its next turn, and what
+//! it then has for a unit travels together.
+
+use super::{BuilderStats, EventBuilderError, ReadoutLoad, RunResult, Scenario};
+use crate::engine::{Picos, Random, Rate};
+use millstream_evb_core::account::{Account, BatchTally, Verdict};
+use millstream_evb_core::manager::{Manager, To, Transmit};
+use millstream_evb_core::plan::Batch;
+use millstream_evb_core::readout::{Readout, Taken};
+use millstream_evb_core::report::{BuilderReport, ReadoutReport};
+use millstream_evb_core::{
+    BuIndex, Builder, Bytes, EventNumber, Immediate, Message, Nanos, Plan, RuIndex, SlotIndex, Unit,
+};
+use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
+use std::rc::Rc;
+use std::time::Duration;
+
+/// A batch from one readout unit, on its way to a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Transfer {
+    pub(super) from: u16,
+    pub(super) to: u16,
+    immediate: Immediate,
+}
+
+impl Transfer {
+    /// As a number that travels in packets.
+    pub(super) fn tag(self) -> u64 {
+        u64::from(self.from) << 48 | u64::from(self.to) << 32 | u64::from(self.immediate.encode())
+    }
+
+    pub(super) fn from_tag(tag: u64) -> Transfer {
+        let immediate = Immediate::decode(tag as u32);
+        Transfer { from: (tag >> 48) as u16, to: (tag >> 32) as u16, immediate }
+    }
+
+    /// Whether it stays on its node.
+    pub(super) fn is_local(self) -> bool {
+        self.from == self.to
+    }
+}
+
+/// Where a unit is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ControlEndpoint {
+    Manager,
+    Node(u16),
+}
+
+/// What brings transfers and control messages from place to place, and time forward.
+pub(super) trait NetworkModel {
+    /// Virtual time.
+    fn now(&self) -> Picos;
+    /// Carries so many bytes; [`Units::arrived`] and then [`Units::completed`] hear of it.
+    fn transfer(&mut self, transfer: Transfer, bytes: u32);
+    /// Carries a pack of control messages, after a delay; [`Units::heard`] gets it.
+    fn control(
+        &mut self,
+        from: ControlEndpoint,
+        to: ControlEndpoint,
+        after: Picos,
+        bytes: u32,
+        control_batch: u32,
+    );
+    /// Calls [`Units::woken`] after a delay.
+    fn set_timer(&mut self, after: Picos, event: TimerEvent);
+}
+
+/// What a process waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TimerEvent {
+    /// The manager is through with what it had to send, or is to begin.
+    ManagerTurn,
+    /// The events of one more batch have been taken.
+    Taken,
+    /// A builder unit's kernel is through with the batch in that slot.
+    Built(u16, u16),
+    /// A unit's deadline, perhaps.
+    Deadline(Unit),
+    /// Someone wants the run to end.
+    Stop,
+}
+
+impl TimerEvent {
+    /// As a number that an engine's wake-up carries.
+    pub(super) fn token(self) -> u64 {
+        let (kind, a, b) = match self {
+            TimerEvent::ManagerTurn => (0u64, 0, 0),
+            TimerEvent::Taken => (1, 0, 0),
+            TimerEvent::Built(builder, slot) => (2, builder, slot),
+            TimerEvent::Deadline(Unit::Manager) => (3, 0, 0),
+            TimerEvent::Deadline(Unit::Readout(ru)) => (4, ru.0, 0),
+            TimerEvent::Deadline(Unit::Builder(bu)) => (5, bu.0, 0),
+            TimerEvent::Stop => (6, 0, 0),
+        };
+        kind << 32 | u64::from(a) << 16 | u64::from(b)
+    }
+
+    pub(super) fn from_token(token: u64) -> TimerEvent {
+        let (a, b) = ((token >> 16) as u16, token as u16);
+        match token >> 32 {
+            0 => TimerEvent::ManagerTurn,
+            1 => TimerEvent::Taken,
+            2 => TimerEvent::Built(a, b),
+            3 => TimerEvent::Deadline(Unit::Manager),
+            4 => TimerEvent::Deadline(Unit::Readout(RuIndex(a))),
+            5 => TimerEvent::Deadline(Unit::Builder(BuIndex(a))),
+            _ => TimerEvent::Stop,
+        }
+    }
+}
+
+/// What a unit says to the manager.
+enum ManagerInput {
+    Message(Message),
+    Readout(ReadoutReport),
+    Builder(BuilderReport),
+}
+
+/// Control messages that travel together.
+enum ControlBatch {
+    /// The manager's to all readout units.
+    ToReadouts(Rc<[Message]>),
+    /// The manager's to one builder unit.
+    ToBuilder(Vec<Message>),
+    /// To the manager.
+    ToManager(Unit, Vec<ManagerInput>),
+    /// Delivered.
+    Empty,
+}
+
+/// What is known of a slot's batch, for those parts that processes do outside of the core: reading packets' headers,
+/// and the kernel's verdict.
+#[derive(Clone, Copy)]
+struct SlotState {
+    batch: Batch,
+    arrived: u64,
+}
+
+#[derive(Clone, Copy, Default)]
+struct BuilderState {
+    /// When the kernel is free.
+    free: Picos,
+    slots: u16,
+    stats: BuilderStats,
+    /// Bytes that came over its link.
+    network_bytes: u64,
+}
+
+/// All units of a run, with what their processes do.
+pub(super) struct Units {
+    plan: Plan,
+    load: ReadoutLoad,
+    seed: u64,
+    /// Time of a post, and the link that a pack of control messages takes.
+    post: Picos,
+    link: Rate,
+    control_bytes: u32,
+    kernel: Vec<Rate>,
+    rx_rate: Rate,
+    stop_at: Option<Picos>,
+    /// Time between batches, if events are taken at a rate.
+    interval: Option<f64>,
+    taken: u64,
+    manager: Manager,
+    readouts: Vec<Readout>,
+    builders: Vec<Builder>,
+    /// Heard and not yet looked at.
+    inbox: Vec<(Unit, ManagerInput)>,
+    manager_busy: bool,
+    control_batches: Vec<ControlBatch>,
+    free_control_batches: Vec<u32>,
+    slot_states: Vec<SlotState>,
+    builder_states: Vec<BuilderState>,
+    /// Batches whose transfer has completed, by readout unit.
+    sent: Vec<u64>,
+    account: Option<Account>,
+    // What the outcome is made of.
+    first: Option<Picos>,
+    last: Picos,
+    transfers: u64,
+    built: u64,
+    network_payload: u64,
+    network_bytes: u64,
+    max_buffered_batches: u64,
+    latency_sum: f64,
+    latency_max: Picos,
+}
+
+/// Long enough for any congestion: what is modelled is the network, not a site's patience.
+const TIMEOUT: Duration = Duration::from_secs(600);
+
+fn nanos(at: Picos) -> Nanos {
+    Nanos(at.0 / 1000)
+}
+
+/// A batch's own random numbers, the same at every level of modelling.
+fn draw(seed: u64, batch: u64, source: u64) -> u64 {
+    Random::new(seed ^ batch.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ source.wrapping_mul(0xd1b5_4a32_d192_ed03))
+        .next_u64()
+}
+
+impl Units {
+    pub(super) fn new(scenario: &Scenario) -> Result<Units, EventBuilderError> {
+        let least = |n: u16| NonZeroU16::new(n).unwrap_or(NonZeroU16::MIN);
+        let Scenario { load, configuration, node, .. } = scenario;
+        let n = usize::from(scenario.nodes);
+        let plan = Plan {
+            first_event: EventNumber(0),
+            events: NonZeroU64::new(load.events).unwrap_or(NonZeroU64::MIN),
+            batch: least(load.batch),
+            sources: vec![NonZeroU16::MIN; n],
+            slots: vec![least(configuration.slots); n],
+            window: least(configuration.window),
+            under_way: NonZeroU32::new(configuration.in_flight).unwrap_or(NonZeroU32::MIN),
+            shape: configuration.shape,
+            timeout: TIMEOUT,
+            drain: TIMEOUT,
+        };
+        plan.check()?;
+        let start = Nanos(0);
+        let mut kernel = vec![scenario.kernel; n];
+        for slow in &scenario.slow_builders {
+            kernel[usize::from(slow.builder)].0 /= slow.factor;
+        }
+        let empty = SlotState {
+            batch: Batch { id: Default::default(), first_event: EventNumber(0), events: 0 },
+            arrived: 0,
+        };
+        Ok(Units {
+            load: load.clone(),
+            seed: scenario.seed,
+            post: node.adapter.post,
+            link: node.rate,
+            control_bytes: Message::SIZE as u32,
+            kernel,
+            rx_rate: node.rx_payload_rate(),
+            stop_at: scenario.stop_at,
+            interval: load.rate.map(|rate| f64::from(load.batch) / rate * 1e12),
+            taken: 0,
+            manager: Manager::new(plan.clone(), start),
+            readouts: (0..scenario.nodes).map(|i| Readout::new(RuIndex(i), plan.clone(), start)).collect(),
+            builders: (0..scenario.nodes).map(|i| Builder::new(BuIndex(i), plan.clone(), start)).collect(),
+            inbox: Vec::new(),
+            manager_busy: false,
+            control_batches: Vec::new(),
+            free_control_batches: Vec::new(),
+            slot_states: vec![empty; plan.total_slots()],
+            builder_states: vec![BuilderState::default(); n],
+            sent: vec![0; n],
+            account: None,
+            first: None,
+            last: Picos::ZERO,
+            transfers: 0,
+            built: 0,
+            network_payload: 0,
+            network_bytes: 0,
+            max_buffered_batches: 0,
+            latency_sum: 0.0,
+            latency_max: Picos::ZERO,
+            plan,
+        })
+    }
+
+    /// The start of the run.
+    pub(super) fn start(&mut self, network: &mut impl NetworkModel) {
+        if self.interval.is_some() {
+            self.first = Some(Picos::ZERO);
+            self.manager.handle_taken(0);
+            self.schedule_next_batch(network);
+        }
+        if let Some(at) = self.stop_at {
+            network.set_timer(at, TimerEvent::Stop);
+        }
+        for i in 0..self.readouts.len() as u16 {
+            self.pump_builder(i, network);
+            network.set_timer(TIMEOUT_PICOS, TimerEvent::Deadline(Unit::Readout(RuIndex(i))));
+            network.set_timer(TIMEOUT_PICOS, TimerEvent::Deadline(Unit::Builder(BuIndex(i))));
+        }
+        self.schedule_deadline(Unit::Manager, self.manager.poll_timeout(), network);
+    }
+
+    /// Whether the manager has closed the account.
+    pub(super) fn is_over(&self) -> bool {
+        self.account.is_some()
+    }
+
+    fn slot_state(&mut self, builder: BuIndex, slot: SlotIndex) -> &mut SlotState {
+        &mut self.slot_states[builder.index() * usize::from(self.plan.slots[0].get()) + slot.index()]
+    }
+
+    /// The fragment of the batch that its source has not got: event within the batch, and source.
+    fn injected_fault(&self, every: u64, batch: Batch, kind: u64) -> Option<(u16, u16)> {
+        if every == 0 || batch.id.0 % every != every - 1 {
+            return None;
+        }
+        let draw = draw(self.seed ^ kind, batch.id.0, u64::from(u16::MAX));
+        let event = draw % u64::from(batch.events);
+        let source = (draw >> 32) % self.readouts.len() as u64;
+        Some((event as u16, source as u16))
+    }
+
+    fn fragments(&self, batch: Batch, source: u16) -> u32 {
+        let is_short =
+            self.injected_fault(self.load.missing_every, batch, MISSING).is_some_and(|(_, at)| at == source);
+        u32::from(batch.events) - u32::from(is_short)
+    }
+
+    /// What the kernel says: it looks at every fragment.
+    fn verdict(&self, batch: Batch) -> Verdict {
+        let sources = self.readouts.len() as u32;
+        let missing = self.injected_fault(self.load.missing_every, batch, MISSING);
+        let corrupt =
+            self.injected_fault(self.load.corrupt_every, batch, CORRUPT).filter(|at| Some(*at) != missing);
+        let mut verdict = Verdict::default();
+        let mut sound = batch.events;
+        if missing.is_some() {
+            // An event that lacks a fragment is incomplete, whatever its others are like.
+            sound -= 1;
+            verdict.missing = BatchTally { events: 1, fragments: sources - 1 };
+        }
+        if let Some((event, _)) = corrupt
+            && missing.is_none_or(|(lacking, _)| lacking != event)
+        {
+            sound -= 1;
+            verdict.corrupt = BatchTally { events: 1, fragments: sources };
+        }
+        verdict.built = BatchTally { events: sound, fragments: u32::from(sound) * sources };
+        verdict
+    }
+
+    fn schedule_next_batch(&self, network: &mut impl NetworkModel) {
+        if let Some(interval) = self.interval
+            && self.taken < self.plan.batches().get()
+        {
+            let at = Picos((interval * (self.taken + 1) as f64).round() as u64);
+            network.set_timer(at - network.now(), TimerEvent::Taken);
+        }
+    }
+
+    fn schedule_deadline(&self, unit: Unit, at: Option<Nanos>, network: &mut impl NetworkModel) {
+        if let Some(at) = at {
+            network.set_timer(Picos(at.0.saturating_mul(1000)) - network.now(), TimerEvent::Deadline(unit));
+        }
+    }
+
+    /// A time has come.
+    pub(super) fn timer_expired(&mut self, what: TimerEvent, network: &mut impl NetworkModel) {
+        let now = network.now();
+        match what {
+            TimerEvent::ManagerTurn => {
+                self.manager_busy = false;
+                self.run_manager_turn(network);
+            }
+            TimerEvent::Taken => {
+                self.taken += 1;
+                self.manager.handle_taken(self.taken);
+                let least = self.sent.iter().copied().min().unwrap_or(0);
+                self.max_buffered_batches = self.max_buffered_batches.max(self.taken - least);
+                self.schedule_next_batch(network);
+                self.wake_manager(network);
+            }
+            TimerEvent::Built(builder, slot) => self.kernel_done(BuIndex(builder), SlotIndex(slot), network),
+            TimerEvent::Stop => {
+                self.manager.handle_stop_request(nanos(now));
+                self.wake_manager(network);
+            }
+            TimerEvent::Deadline(unit) => {
+                let due = match unit {
+                    Unit::Manager => self.manager.poll_timeout(),
+                    Unit::Readout(ru) => self.readouts[ru.index()].poll_timeout(),
+                    Unit::Builder(bu) => self.builders[bu.index()].poll_timeout(),
+                };
+                if due.is_some_and(|at| at > nanos(now)) {
+                    return self.schedule_deadline(unit, due, network);
+                }
+                match unit {
+                    Unit::Manager => {
+                        self.manager.handle_timeout(nanos(now));
+                        self.schedule_deadline(unit, self.manager.poll_timeout(), network);
+                        self.wake_manager(network);
+                    }
+                    Unit::Readout(ru) => {
+                        self.readouts[ru.index()].handle_timeout(nanos(now));
+                        self.pump_readout(ru.0, network);
+                    }
+                    Unit::Builder(bu) => {
+                        self.builders[bu.index()].handle_timeout(nanos(now));
+                        self.pump_builder(bu.0, network);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A transfer is in its slot, and the builder unit has seen its immediate data.
+    pub(super) fn arrived(&mut self, transfer: Transfer, network: &mut impl NetworkModel) {
+        let Transfer { from, to, immediate } = transfer;
+        let slot_state = self.slot_state(BuIndex(to), immediate.slot);
+        let batch = slot_state.batch;
+        slot_state.arrived += 1;
+        let is_first = slot_state.arrived == 1;
+        let state = &mut self.builder_states[usize::from(to)];
+        if is_first {
+            state.slots += 1;
+            state.stats.max_slots_used = state.stats.max_slots_used.max(state.slots);
+        }
+        let fragments = self.fragments(batch, from);
+        // A refusal is counted by the core, which stops the run.
+        let _ = self.builders[usize::from(to)].handle_arrival(
+            RuIndex(from),
+            immediate,
+            fragments,
+            nanos(network.now()),
+        );
+        self.pump_builder(to, network);
+    }
+
+    /// A transfer's completion has been polled.
+    pub(super) fn completed(&mut self, transfer: Transfer, network: &mut impl NetworkModel) {
+        let from = usize::from(transfer.from);
+        self.sent[from] += 1;
+        self.readouts[from].handle_completed(BuIndex(transfer.to), transfer.immediate.slot);
+        self.pump_readout(transfer.from, network);
+    }
+
+    /// A pack of control messages has arrived.
+    pub(super) fn control_received(
+        &mut self,
+        to: ControlEndpoint,
+        control_batch: u32,
+        network: &mut impl NetworkModel,
+    ) {
+        let now = nanos(network.now());
+        let slot_state =
+            std::mem::replace(&mut self.control_batches[control_batch as usize], ControlBatch::Empty);
+        self.free_control_batches.push(control_batch);
+        match (slot_state, to) {
+            (ControlBatch::ToReadouts(messages), ControlEndpoint::Node(node)) => {
+                let unit = &mut self.readouts[usize::from(node)];
+                messages.iter().for_each(|message| unit.handle_message(*message, now));
+                self.pump_readout(node, network);
+            }
+            (ControlBatch::ToBuilder(messages), ControlEndpoint::Node(node)) => {
+                let unit = &mut self.builders[usize::from(node)];
+                messages.iter().for_each(|message| unit.handle_message(*message, now));
+                self.pump_builder(node, network);
+            }
+            (ControlBatch::ToManager(unit, inputs), _) => {
+                self.inbox.extend(inputs.into_iter().map(|inputs| (unit, inputs)));
+                self.wake_manager(network);
+            }
+            _ => {}
+        }
+    }
+
+    fn wake_manager(&mut self, network: &mut impl NetworkModel) {
+        if !self.manager_busy {
+            self.run_manager_turn(network);
+        }
+    }
+
+    /// What one pack keeps the manager from sending the next: its post, or its bytes on the manager's link.
+    fn control_send_time(&self, bytes: u32) -> Picos {
+        self.post.max(self.link.time(u64::from(bytes)))
+    }
+
+    fn store_control_batch(&mut self, control_batch: ControlBatch) -> u32 {
+        match self.free_control_batches.pop() {
+            Some(free) => {
+                self.control_batches[free as usize] = control_batch;
+                free
+            }
+            None => {
+                self.control_batches.push(control_batch);
+                self.control_batches.len() as u32 - 1
+            }
+        }
+    }
+
+    /// The manager looks at all that it has heard, and sends what follows.
+    fn run_manager_turn(&mut self, network: &mut impl NetworkModel) {
+        let now = nanos(network.now());
+        for (unit, inputs) in std::mem::take(&mut self.inbox) {
+            match (unit, inputs) {
+                (unit, ManagerInput::Message(message)) => self.manager.handle_message(unit, message, now),
+                (Unit::Readout(ru), ManagerInput::Readout(report)) => {
+                    self.manager.handle_readout_report(ru, report, now)
+                }
+                (Unit::Builder(bu), ManagerInput::Builder(report)) => {
+                    self.manager.handle_builder_report(bu, report, now)
+                }
+                _ => {}
+            }
+        }
+        let mut for_readouts = Vec::new();
+        let mut for_builders: Vec<(u16, Message)> = Vec::new();
+        while let Some(Transmit { to, message }) = self.manager.poll_transmit(now) {
+            if let Message::Assign(assignment) = message {
+                self.first.get_or_insert(network.now());
+                *self.slot_state(assignment.builder, assignment.slot) =
+                    SlotState { batch: assignment.batch, arrived: 0 };
+            }
+            match to {
+                To::Units => {
+                    for_readouts.push(message);
+                    for_builders.extend((0..self.builders.len() as u16).map(|bu| (bu, message)));
+                }
+                To::Builders => for_builders.extend((0..self.builders.len() as u16).map(|bu| (bu, message))),
+                To::ReadoutsAnd(bu) => {
+                    for_readouts.push(message);
+                    for_builders.push((bu.0, message));
+                }
+            }
+        }
+        if let Some(account) = self.manager.poll_finished() {
+            self.account = Some(account);
+        }
+        let mut busy = Picos::ZERO;
+        if !for_readouts.is_empty() {
+            let bytes = self.control_bytes * for_readouts.len() as u32;
+            let messages: Rc<[Message]> = for_readouts.into();
+            for node in 0..self.readouts.len() as u16 {
+                busy += self.control_send_time(bytes);
+                let control_batch = self.store_control_batch(ControlBatch::ToReadouts(Rc::clone(&messages)));
+                network.control(
+                    ControlEndpoint::Manager,
+                    ControlEndpoint::Node(node),
+                    busy,
+                    bytes,
+                    control_batch,
+                );
+            }
+        }
+        // In order of builder units, and for each in order of time.
+        for_builders.sort_by_key(|(bu, _)| *bu);
+        for group in for_builders.chunk_by(|a, b| a.0 == b.0) {
+            let messages: Vec<Message> = group.iter().map(|(_, message)| *message).collect();
+            let bytes = self.control_bytes * messages.len() as u32;
+            busy += self.control_send_time(bytes);
+            let control_batch = self.store_control_batch(ControlBatch::ToBuilder(messages));
+            network.control(
+                ControlEndpoint::Manager,
+                ControlEndpoint::Node(group[0].0),
+                busy,
+                bytes,
+                control_batch,
+            );
+        }
+        if busy > Picos::ZERO {
+            self.manager_busy = true;
+            network.set_timer(busy, TimerEvent::ManagerTurn);
+        }
+    }
+
+    fn send_to_manager(
+        &mut self,
+        unit: Unit,
+        node: u16,
+        inputs: Vec<ManagerInput>,
+        network: &mut impl NetworkModel,
+    ) {
+        if !inputs.is_empty() {
+            let bytes = self.control_bytes * inputs.len() as u32;
+            let control_batch = self.store_control_batch(ControlBatch::ToManager(unit, inputs));
+            network.control(
+                ControlEndpoint::Node(node),
+                ControlEndpoint::Manager,
+                self.post,
+                bytes,
+                control_batch,
+            );
+        }
+    }
+
+    fn pump_readout(&mut self, node: u16, network: &mut impl NetworkModel) {
+        while let Some(send) = self.readouts[usize::from(node)].poll_send() {
+            let batch = send.assignment.batch;
+            let to = send.assignment.builder.0;
+            let transfer = Transfer { from: node, to, immediate: send.immediate };
+            let fragments = self.fragments(batch, node);
+            let payload = self.load.payload(batch.events, draw(self.seed, batch.id.0, u64::from(node)));
+            let bytes = payload + self.load.index * u32::from(batch.events);
+            let taken = Taken { fragments, bytes: Bytes(u64::from(payload)) };
+            self.readouts[usize::from(node)].handle_posted(send, taken);
+            self.transfers += 1;
+            self.built += u64::from(payload);
+            if !transfer.is_local() {
+                self.network_payload += u64::from(payload);
+                self.network_bytes += u64::from(bytes);
+                self.builder_states[usize::from(to)].network_bytes += u64::from(bytes);
+            }
+            network.transfer(transfer, bytes);
+        }
+        let unit = &mut self.readouts[usize::from(node)];
+        let mut inputs: Vec<ManagerInput> = Vec::new();
+        while let Some(message) = unit.poll_transmit() {
+            inputs.push(ManagerInput::Message(message));
+        }
+        inputs.extend(unit.poll_report().map(ManagerInput::Readout));
+        self.send_to_manager(Unit::Readout(RuIndex(node)), node, inputs, network);
+    }
+
+    fn pump_builder(&mut self, node: u16, network: &mut impl NetworkModel) {
+        let at = usize::from(node);
+        let now = network.now();
+        while let Some(process) = self.builders[at].poll_process() {
+            // The kernel goes through one batch after the other.
+            let bytes = f64::from(process.batch.events) * self.load.fragment * self.readouts.len() as f64;
+            let state = &mut self.builder_states[at];
+            state.free = state.free.max(now) + self.kernel[at].time(bytes as u64);
+            network.set_timer(state.free - now, TimerEvent::Built(node, process.slot.0));
+        }
+        let unit = &mut self.builders[at];
+        let mut inputs: Vec<ManagerInput> = Vec::new();
+        while let Some(message) = unit.poll_transmit() {
+            inputs.push(ManagerInput::Message(message));
+        }
+        inputs.extend(unit.poll_report().map(ManagerInput::Builder));
+        self.send_to_manager(Unit::Builder(BuIndex(node)), node, inputs, network);
+    }
+
+    fn kernel_done(&mut self, builder: BuIndex, slot: SlotIndex, network: &mut impl NetworkModel) {
+        let batch = self.slot_state(builder, slot).batch;
+        let verdict = self.verdict(batch);
+        let unit = &mut self.builders[builder.index()];
+        let done = unit.handle_processed(slot, verdict).and_then(|()| unit.handle_released(slot));
+        debug_assert!(done.is_ok(), "the kernel's batch is the slot's: {done:?}");
+        let state = &mut self.builder_states[builder.index()];
+        state.slots -= 1;
+        state.stats.batches += 1;
+        self.last = network.now();
+        if let Some(interval) = self.interval {
+            let taken = Picos((interval * (batch.id.0 + 1) as f64).round() as u64);
+            let build_latency = self.last - taken;
+            self.latency_sum += build_latency.seconds();
+            self.latency_max = self.latency_max.max(build_latency);
+        }
+        self.pump_builder(builder.0, network);
+    }
+
+    /// What came of it, when the run is over.
+    ///
+    /// # Panics
+    /// If the run is not over: the core ends every run.
+    pub(super) fn outcome(&self, end: Picos, steps: u64) -> RunResult {
+        let account = self.account.clone().expect("a run ends with an account");
+        let span = self.last - self.first.unwrap_or(self.last);
+        let batches: u64 = self.builder_states.iter().map(|state| state.stats.batches).sum();
+        let most = self.builder_states.iter().map(|state| state.network_bytes).max().unwrap_or(0);
+        let mean = if batches > 0 { self.latency_sum / batches as f64 } else { 0.0 };
+        RunResult {
+            account,
+            span,
+            end,
+            transfers: self.transfers,
+            built: self.built,
+            network_payload: self.network_payload,
+            network_bytes: self.network_bytes,
+            builders: self.builder_states.iter().map(|state| state.stats).collect(),
+            max_buffered_batches: self.max_buffered_batches,
+            build_latency: [Picos::from_seconds(mean), self.latency_max],
+            peak_link_utilization: if span > Picos::ZERO {
+                most as f64 / span.seconds() / self.rx_rate.0
+            } else {
+                0.0
+            },
+            steps,
+        }
+    }
+}
+
+const TIMEOUT_PICOS: Picos = Picos(TIMEOUT.as_nanos() as u64 * 1000);
+const MISSING: u64 = 0x6d69_7373;
+const CORRUPT: u64 = 0x6372_7074;

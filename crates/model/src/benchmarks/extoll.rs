@@ -1,0 +1,24 @@
+//! Accelerators without a host on EXTOLL: what MPI reaches between them.
+
+use crate::engine::Rate;
+use crate::parameters::Parameters;
+use crate::sites::shipped;
+
+/// `osu_bw` of large messages between two accelerators.
+#[must_use]
+pub fn bandwidth(p: &Parameters) -> Rate {
+    let site = shipped("extoll-booster");
+    let wire = site.links.last().map_or(0.0, |wire| wire.rate.0);
+    Rate(wire * p.get("extoll.payload.share") * p.get("extoll.mic.share"))
+}
+
+/// By what part one exchange of halos is shorter than between two accelerators of one host through the
+/// vendor's stack.
+#[must_use]
+pub fn exchange_gain(p: &Parameters) -> f64 {
+    let bytes = p.get("lammps.halo") * 1e3;
+    let time = |latency: &str, rate: f64| p.get(latency) * 1e-6 + bytes / rate;
+    let here = time("extoll.latency", bandwidth(p).0);
+    let there = time("vendor.mic.latency", p.gigabytes("vendor.mic.rate").0);
+    1.0 - here / there
+}

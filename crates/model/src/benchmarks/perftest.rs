@@ -1,0 +1,152 @@
+//! What perftest measures between two hosts: `ib_write_bw`, `ib_read_bw`, `ib_send_bw`, and the latency of each.
+//!
+//! Definitions are perftest's (rows B04 to B07): bandwidth is the payload of all but the first messages by
+//! the time between their completions at the client, latency half a round trip, of READ a whole one.
+
+use crate::component::adapter::{COMPLETED, RECEIVED, connect, message};
+use crate::engine::{Context, Endpoint, EndpointId, Internal, Packet, Picos, Rate, Route, Simulation};
+use crate::path::{BandwidthResult, DataPath, Verb};
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    /// Keeps the queue full.
+    Stream,
+    /// Waits for the other, then answers.
+    PingPong,
+    /// One at a time.
+    Single,
+    /// Only receives.
+    Silent,
+}
+
+struct Program {
+    role: Role,
+    size: u32,
+    depth: u32,
+    messages: u32,
+    post: Route<Internal>,
+    posted: u32,
+    done: u32,
+    begin: Picos,
+    end: Picos,
+    starts: bool,
+}
+
+impl Program {
+    fn post(&mut self, context: &mut Context<'_>) {
+        self.posted += 1;
+        context.send(self.post, message(self.size, 0));
+    }
+
+    fn count(&mut self, context: &mut Context<'_>) {
+        self.done += 1;
+        if self.done == self.messages / 4 {
+            self.begin = context.now();
+        }
+        if self.done == self.messages {
+            self.end = context.now();
+            if self.starts {
+                context.stop();
+            }
+        }
+    }
+
+    /// Messages between `begin` and `end`.
+    fn counted(&self) -> u32 {
+        self.messages - self.messages / 4
+    }
+}
+
+impl Endpoint for Program {
+    fn receive(&mut self, _port: u16, packet: Packet, context: &mut Context<'_>) {
+        match (self.role, packet.kind) {
+            (Role::Stream, COMPLETED) => {
+                self.count(context);
+                // It goes on after its own end so that the other direction meets traffic to its end.
+                self.post(context);
+            }
+            (Role::PingPong, RECEIVED) => {
+                self.count(context);
+                self.post(context);
+            }
+            (Role::Single, COMPLETED) => {
+                self.count(context);
+                self.post(context);
+            }
+            _ => {}
+        }
+    }
+
+    fn timer(&mut self, _token: u64, context: &mut Context<'_>) {
+        let first = match self.role {
+            Role::Stream => self.depth,
+            Role::PingPong | Role::Single => u32::from(self.starts),
+            Role::Silent => 0,
+        };
+        (0..first).for_each(|_| self.post(context));
+    }
+}
+
+struct Built {
+    simulation: Simulation,
+    programs: [EndpointId; 2],
+}
+
+fn build(path: &DataPath, verb: Verb, size: u32, depth: u32, messages: u32, roles: [Role; 2]) -> Built {
+    let mut simulation = Simulation::new(5);
+    let programs = [simulation.reserve_endpoint(), simulation.reserve_endpoint()];
+    let posts = connect(&mut simulation, path, verb, programs);
+    for (i, (&id, post)) in programs.iter().zip(posts).enumerate() {
+        let program = Program {
+            role: roles[i],
+            size,
+            depth,
+            messages,
+            post,
+            posted: 0,
+            done: 0,
+            begin: Picos::ZERO,
+            end: Picos::ZERO,
+            starts: i == 0,
+        };
+        simulation.install(id, program);
+        simulation.set_timer(id, Picos::ZERO, 0);
+    }
+    Built { simulation, programs }
+}
+
+/// Bandwidth of messages of `size` bytes, `depth` of them posted at once; from client to server, of READ
+/// from server to client; or in both directions.
+#[must_use]
+pub fn bandwidth(path: &DataPath, verb: Verb, size: u32, depth: u32, both: bool) -> BandwidthResult {
+    // Enough for a steady state: the first quarter is not counted, and fills what the adapter buffers four times
+    // over. Messages so short that this would take more of them than these are limited by their number.
+    let buffered = (path.adapter.buffer.min(1 << 20) * 16) as u32 / size.max(1);
+    let messages = ((8 << 20) / size.max(1)).clamp(24, 400).max(buffered.min(8192));
+    let depth = depth.min(messages / 4);
+    let roles = [Role::Stream, if both { Role::Stream } else { Role::Silent }];
+    let Built { mut simulation, programs } = build(path, verb, size, depth, messages, roles);
+    simulation.run(Picos(u64::MAX));
+    let rate = |id: EndpointId| {
+        let program: &Program = simulation.get(id);
+        let (messages, end) = match program.end {
+            Picos::ZERO => (program.done.saturating_sub(program.messages / 4), simulation.now()),
+            end => (program.counted(), end),
+        };
+        let span = (end - program.begin).seconds();
+        if span > 0.0 { f64::from(messages) * f64::from(size) / span } else { 0.0 }
+    };
+    let total = rate(programs[0]) + if both { rate(programs[1]) } else { 0.0 };
+    BandwidthResult { rate: Rate(total), channels: simulation.channel_reports().collect() }
+}
+
+/// Latency as perftest defines it: half a round trip; of READ the whole.
+#[must_use]
+pub fn latency(path: &DataPath, verb: Verb, size: u32) -> Picos {
+    let roles = if verb == Verb::Read { [Role::Single, Role::Silent] } else { [Role::PingPong; 2] };
+    let Built { mut simulation, programs } = build(path, verb, size, 1, 8, roles);
+    simulation.run(Picos(u64::MAX));
+    let program: &Program = simulation.get(programs[0]);
+    let round = Picos((program.end - program.begin).0 / u64::from(program.counted()));
+    if verb == Verb::Read { round } else { Picos(round.0 / 2) }
+}

@@ -1,0 +1,410 @@
+//! Adapters of two hosts, packet by packet, and all that is between their programs.
+//!
+//! ```text
+//!  program ─post─► adapter ─reads─► memory        memory ◄─writes─ translation ◄─ adapter ─► program
+//!                     └──── packets of one MTU, credits, over the legs of the way ────►┘
+//! ```
+
+use crate::component::completer::{Completer, read_tag};
+use crate::component::pcie::{self, MEMORY_READ, MEMORY_WRITE};
+use crate::component::tlb::Tlb;
+use crate::engine::{
+    Channel, ChannelId, Context, Endpoint, EndpointId, Internal, Network, Packet, Pcie, Picos, Rate, Route,
+    Simulation,
+};
+use crate::path::{
+    Adapter, AddressTranslation, DataPath, NetworkHop, PathEnd, PeerRoute, TargetMemory, Verb,
+};
+use std::collections::VecDeque;
+
+// Kinds of network packets; the low two bits choose the overhead.
+const MIDDLE: u16 = 4;
+const FIRST: u16 = 5;
+const ACK: u16 = 6;
+const REQUEST: u16 = 9;
+
+// Ports of an adapter.
+const FROM_SOFTWARE: u16 = 0;
+const FROM_MEMORY: u16 = 1;
+const FROM_NETWORK: u16 = 2;
+const PLACED: u16 = 3;
+const TRANSLATED: u16 = 4;
+
+// Tags on the network: the message's length, flags above, and the program's label in the upper 16 bits.
+const LAST: u64 = 1 << 32;
+const RESPONSE: u64 = 1 << 33;
+const LABEL: u64 = 0xffff << 48;
+
+// Kinds of what programs hear; the tag of what is received is its label.
+pub(crate) const COMPLETED: u16 = 0;
+pub(crate) const RECEIVED: u16 = 1;
+
+/// A message for the adapter: its size and the label that the receiver hears.
+pub(crate) fn message(size: u32, label: u16) -> Packet {
+    Packet::new(0, 0, u64::from(label) << 48 | u64::from(size))
+}
+
+/// The label of what was received.
+pub(crate) fn label(packet: &Packet) -> u16 {
+    (packet.tag >> 48) as u16
+}
+
+// Kinds of steps of a translation: they choose how long it takes.
+const HIT: u16 = 0;
+const MISS: u16 = 1;
+
+struct TxPacket {
+    unfetched: u32,
+    kind: u16,
+    size: u32,
+    tag: u64,
+}
+
+/// An adapter.
+struct Nic {
+    adapter: Adapter,
+    verb: Verb,
+    mtu: u32,
+    max_payload: u32,
+    max_read_request: u32,
+    network: Route<Network>,
+    read_route: Route<Pcie>,
+    write_route: Route<Pcie>,
+    completion_route: Route<Pcie>,
+    placed: Route<Pcie>,
+    completed: Route<Internal>,
+    received: Route<Internal>,
+    /// Where addresses of arriving packets are looked up, if that takes time.
+    tlb: Option<(Route<Internal>, Tlb)>,
+    /// Packets that wait for their addresses.
+    awaiting_tlb: VecDeque<Packet>,
+    /// Bytes of the message that is arriving, so far.
+    offset: u64,
+    /// Messages whose payload is still to be asked for: bytes left.
+    fetch_queue: VecDeque<u32>,
+    gather_queue: VecDeque<u64>,
+    fetch_bytes: u32,
+    tx_pending: VecDeque<TxPacket>,
+    /// Packets whose payload is on its way to memory.
+    rx_writing: VecDeque<Packet>,
+    active_reads: u32,
+    waiting_reads: VecDeque<u32>,
+    fetch_timer_set: bool,
+}
+
+const GATHER_TIMER: u64 = 0;
+const FETCH_TIMER: u64 = 1;
+/// Payload on the way to the link above which no more is asked for.
+const TX_BACKLOG: u32 = 32 << 10;
+
+impl Nic {
+    /// Cuts a message into packets.
+    fn segment(&mut self, size: u32, flags: u64) {
+        let mut left = size;
+        loop {
+            let bytes = left.min(self.mtu);
+            let first = left == size && self.verb == Verb::Write;
+            left -= bytes;
+            let tag = u64::from(size) | flags | if left == 0 { LAST } else { 0 };
+            let kind = if first { FIRST } else { MIDDLE };
+            self.tx_pending.push_back(TxPacket { unfetched: bytes, kind, size: bytes, tag });
+            if left == 0 {
+                return;
+            }
+        }
+    }
+
+    fn fetch_payload(&mut self, context: &mut Context<'_>) {
+        while let Some(left) = self.fetch_queue.front_mut() {
+            let length = (*left).min(self.max_read_request);
+            if self.fetch_bytes > 0 && self.fetch_bytes + length > self.adapter.read_window {
+                return;
+            }
+            if context.backlog(self.network) > (TX_BACKLOG / self.mtu).max(8) as usize {
+                if !std::mem::replace(&mut self.fetch_timer_set, true) {
+                    context.set_timer(Picos(50_000), FETCH_TIMER);
+                }
+                return;
+            }
+            *left -= length;
+            if *left == 0 {
+                self.fetch_queue.pop_front();
+            }
+            self.fetch_bytes += length;
+            context.send(
+                self.read_route,
+                Packet::new(MEMORY_READ, 0, read_tag(0, length)).with_reply(self.completion_route),
+            );
+        }
+    }
+
+    fn transmit_ready(&mut self, context: &mut Context<'_>) {
+        while self.tx_pending.front().is_some_and(|packet| packet.unfetched == 0) {
+            if let Some(packet) = self.tx_pending.pop_front() {
+                context.send(self.network, Packet::new(packet.kind, packet.size, packet.tag));
+            }
+        }
+    }
+
+    fn start(&mut self, size: u32, flags: u64, context: &mut Context<'_>) {
+        self.segment(size, flags);
+        if size <= self.adapter.inline && flags & RESPONSE == 0 {
+            self.tx_pending.back_mut().expect("a message has a packet").unfetched = 0;
+            self.transmit_ready(context);
+        } else {
+            self.fetch_queue.push_back(size);
+            self.fetch_payload(context);
+        }
+    }
+
+    fn request_read(&mut self, context: &mut Context<'_>) {
+        while self.active_reads < self.adapter.outstanding_reads {
+            let Some(size) = self.waiting_reads.pop_front() else { return };
+            self.active_reads += 1;
+            context.send(self.network, Packet::new(REQUEST, 0, u64::from(size)));
+        }
+    }
+
+    /// A packet's payload goes to memory.
+    fn write_payload(&mut self, packet: Packet, context: &mut Context<'_>) {
+        self.rx_writing.push_back(packet);
+        let mut left = packet.size;
+        while left > 0 {
+            let size = left.min(self.max_payload);
+            left -= size;
+            let write = Packet::new(MEMORY_WRITE, size, 0);
+            let write = if left == 0 { write.with_reply(self.placed) } else { write };
+            context.send(self.write_route, write);
+        }
+        // Acknowledged when it has arrived, not when it is in place (IBTA volume 1, 9.7.5.1).
+        if packet.tag & LAST != 0 && packet.tag & RESPONSE == 0 {
+            context.send(self.network, Packet::new(ACK, 0, 0));
+        }
+    }
+
+    /// A packet has arrived: its address is looked up first, in order with the others.
+    fn packet_arrived(&mut self, packet: Packet, context: &mut Context<'_>) {
+        let offset = self.offset;
+        self.offset = if packet.tag & LAST != 0 { 0 } else { offset + u64::from(packet.size) };
+        match &mut self.tlb {
+            None => self.write_payload(packet, context),
+            Some((route, table)) => {
+                let step = if table.lookup(offset) { HIT } else { MISS };
+                self.awaiting_tlb.push_back(packet);
+                context.send(*route, Packet::new(step, 0, 0));
+            }
+        }
+    }
+
+    /// A packet's payload is in memory.
+    fn payload_placed(&mut self, context: &mut Context<'_>) {
+        let Some(packet) = self.rx_writing.pop_front() else { return };
+        context.return_credits(&packet);
+        if packet.tag & LAST == 0 {
+            return;
+        }
+        if packet.tag & RESPONSE != 0 {
+            self.active_reads -= 1;
+            context.send(self.completed, Packet::new(COMPLETED, 0, 0));
+            self.request_read(context);
+        } else {
+            context.send(self.received, Packet::new(RECEIVED, 0, packet.tag & LABEL));
+        }
+    }
+}
+
+impl Endpoint for Nic {
+    fn receive(&mut self, port: u16, packet: Packet, context: &mut Context<'_>) {
+        match port {
+            FROM_SOFTWARE if self.verb == Verb::Read => {
+                self.waiting_reads.push_back(packet.tag as u32);
+                self.request_read(context);
+            }
+            FROM_SOFTWARE => {
+                // What is sent with its work request does not overtake what was posted before it.
+                if packet.tag as u32 <= self.adapter.inline && self.gather_queue.is_empty() {
+                    self.start(packet.tag as u32, packet.tag & LABEL, context);
+                } else {
+                    self.gather_queue.push_back(packet.tag);
+                    context.set_timer(self.adapter.gather_latency, GATHER_TIMER);
+                }
+            }
+            FROM_MEMORY => {
+                self.fetch_bytes -= packet.size;
+                let mut left = packet.size;
+                for tx_pending in &mut self.tx_pending {
+                    let taken = left.min(tx_pending.unfetched);
+                    tx_pending.unfetched -= taken;
+                    left -= taken;
+                    if left == 0 {
+                        break;
+                    }
+                }
+                self.transmit_ready(context);
+                self.fetch_payload(context);
+            }
+            FROM_NETWORK => match packet.kind {
+                ACK => {
+                    context.return_credits(&packet);
+                    context.send(self.completed, Packet::new(COMPLETED, 0, 0));
+                }
+                REQUEST => {
+                    context.return_credits(&packet);
+                    self.gather_queue.push_back(packet.tag | RESPONSE);
+                    context.set_timer(self.adapter.gather_latency, GATHER_TIMER);
+                }
+                _ => self.packet_arrived(packet, context),
+            },
+            PLACED => self.payload_placed(context),
+            TRANSLATED => {
+                if let Some(packet) = self.awaiting_tlb.pop_front() {
+                    self.write_payload(packet, context);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn timer(&mut self, token: u64, context: &mut Context<'_>) {
+        if token == FETCH_TIMER {
+            self.fetch_timer_set = false;
+            self.fetch_payload(context);
+        } else if let Some(job) = self.gather_queue.pop_front() {
+            self.start(job as u32, job & (RESPONSE | LABEL), context);
+        }
+    }
+}
+
+/// Lines between an adapter and its memory: towards it, and back.
+struct PciePath {
+    to_memory: Vec<ChannelId<Pcie>>,
+    from_memory: Vec<ChannelId<Pcie>>,
+}
+
+fn pcie_path(simulation: &mut Simulation, name: &str, end: &PathEnd, path: &DataPath) -> PciePath {
+    let (efficiency, latency) = (path.pcie_efficiency, path.pcie_latency);
+    let nic =
+        pcie::add_link(simulation, &format!("{name} adapter pcie"), &end.pcie, efficiency, latency, 4096);
+    let TargetMemory::Card(card) = &end.target else {
+        return PciePath { to_memory: vec![nic.upstream], from_memory: vec![nic.downstream] };
+    };
+    let far = pcie::add_link(simulation, &format!("{name} card pcie"), &card.pcie, efficiency, latency, 4096);
+    // A card that answers a peer's reads slower than its memory could: GPUs of before 2013.
+    let answers = simulation
+        .add_channel(Channel::new(format!("{name} card, answers to peers"), card.read_rate).capacity(4096));
+    let between = |simulation: &mut Simulation, what: &str, rate: Rate, latency: Picos| {
+        simulation.add_channel(Channel::new(format!("{name} {what}"), rate).latency(latency).capacity(4096))
+    };
+    match card.route {
+        PeerRoute::RootComplex { write, read, latency } => {
+            let there = between(simulation, "root complex, peer writes", write, latency);
+            let back = between(simulation, "root complex, peer reads", read, latency);
+            PciePath {
+                to_memory: vec![nic.upstream, there, far.downstream],
+                from_memory: vec![answers, far.upstream, back, nic.downstream],
+            }
+        }
+        PeerRoute::Switch { latency } => {
+            let fast = Rate(f64::INFINITY);
+            let there = between(simulation, "switch", fast, latency);
+            let back = between(simulation, "switch back", fast, latency);
+            PciePath {
+                to_memory: vec![nic.upstream, there, far.downstream],
+                from_memory: vec![answers, far.upstream, back, nic.downstream],
+            }
+        }
+    }
+}
+
+/// The lines of a way through the network; the port is at the last one's end.
+fn network_channels(
+    simulation: &mut Simulation,
+    end: &str,
+    path: &DataPath,
+    later_hops: &[NetworkHop],
+) -> Vec<ChannelId<Network>> {
+    let arrives = |is_last: bool| if is_last { path.adapter.rx_latency } else { Picos::ZERO };
+    let alone = later_hops.is_empty();
+    let first = Channel { overhead: path.overhead, ..Channel::new(format!("{end} link"), path.rate) };
+    let first = Channel { cut_through: !alone, ..first.latency(path.latency + arrives(alone)) };
+    let mut lines = vec![simulation.add_channel(first)];
+    for (i, hops) in later_hops.iter().enumerate() {
+        let last = i + 1 == later_hops.len();
+        let line = Channel { overhead: path.overhead, ..Channel::new(hops.name.clone(), hops.rate) };
+        let line = line.latency(hops.latency + arrives(last)).capacity(hops.buffer);
+        lines.push(simulation.add_channel(Channel { cut_through: !last, ..line }));
+    }
+    lines
+}
+
+/// Adds both adapters and what is around them. `programs` hear at their port 0; a [message] that they send
+/// on the route that comes back for each is posted.
+pub(crate) fn connect(
+    simulation: &mut Simulation,
+    path: &DataPath,
+    verb: Verb,
+    programs: [EndpointId; 2],
+) -> [Route<Internal>; 2] {
+    let nics = [simulation.reserve_endpoint(), simulation.reserve_endpoint()];
+    let adapter = &path.adapter;
+    let names = ["client", "server"];
+    [0, 1].map(|i| {
+        let (end, name) = (&path.ends[i], names[i]);
+        let pcie = pcie_path(simulation, name, end, path);
+        let (timing, window) = match &end.target {
+            TargetMemory::Host => (end.host, u64::MAX),
+            TargetMemory::Card(card) => (card.timing, card.write_window),
+        };
+        let memory = simulation.add_endpoint(Completer::new(timing));
+        let reads = simulation.port(memory, 0);
+        let writes = simulation.bounded_port(memory, 1, window);
+        let from_memory = simulation.port(nics[i], FROM_MEMORY);
+        let placed = simulation.port(nics[i], PLACED);
+        let wire = network_channels(simulation, name, path, &path.later_hops[i]);
+        let peer = simulation.bounded_port(nics[1 - i], FROM_NETWORK, adapter.buffer);
+        let software = simulation.port(nics[i], FROM_SOFTWARE);
+        let heard = simulation.port(programs[i], 0);
+        let posting = Channel::stage(format!("{name} software"), adapter.post);
+        let posting = simulation.add_channel(posting.latency(path.pcie_latency));
+        let queueing = Channel::stage(format!("{name} work queue"), adapter.message_gap);
+        let queueing = simulation.add_channel(queueing.latency(adapter.tx_latency));
+        let entry = path.pcie_latency + end.host.write_latency + adapter.poll;
+        let completed = simulation
+            .add_channel(Channel::stage(format!("{name} completion_route"), Picos::ZERO).latency(entry));
+        let seen = simulation
+            .add_channel(Channel::stage(format!("{name} arrivals"), Picos::ZERO).latency(adapter.poll));
+        let tlb = adapter.translation.map(|AddressTranslation { hit, miss, entries, page }| {
+            let steps = Channel::stage_by_kind(format!("{name} translation"), [hit, miss, hit, miss]);
+            let line = simulation.add_channel(steps);
+            let port = simulation.port(nics[i], TRANSLATED);
+            (simulation.route(&[line], port), Tlb::new(entries, page))
+        });
+        let nic = Nic {
+            adapter: *adapter,
+            verb,
+            mtu: path.mtu,
+            max_payload: end.pcie.max_payload.0,
+            max_read_request: end.pcie.max_read_request.0,
+            network: simulation.route(&wire, peer),
+            read_route: simulation.route(&pcie.to_memory, reads),
+            write_route: simulation.route(&pcie.to_memory, writes),
+            completion_route: simulation.route(&pcie.from_memory, from_memory),
+            placed: simulation.route(&[], placed),
+            completed: simulation.route(&[completed], heard),
+            received: simulation.route(&[seen], heard),
+            tlb,
+            awaiting_tlb: VecDeque::new(),
+            offset: 0,
+            fetch_queue: VecDeque::new(),
+            gather_queue: VecDeque::new(),
+            fetch_bytes: 0,
+            tx_pending: VecDeque::new(),
+            rx_writing: VecDeque::new(),
+            active_reads: 0,
+            waiting_reads: VecDeque::new(),
+            fetch_timer_set: false,
+        };
+        simulation.install(nics[i], nic);
+        simulation.route(&[posting, queueing], software)
+    })
+}

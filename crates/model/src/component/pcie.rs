@@ -1,0 +1,86 @@
+//! PCI Express: rates, packet overheads, how requests are cut.
+//!
+//! Read: PCI Express Base Specification, chapters 2 (transactions), 3 (data link) and 4 (physical).
+//!
+//! ```text
+//!   MWr  ─ framing+seq+LCRC 8 B ─ header 4 B ─ address and requester 12 B ─ payload ≤ MPS
+//!   MRd  ─ the same without payload, asks for ≤ MRRS
+//!   CplD ─ framing+seq+LCRC 8 B ─ header 4 B ─ completer and requester 8 B ─ payload ≤ MPS, cut at RCB
+//! ```
+
+use crate::engine::{Channel, ChannelId, Pcie, Picos, Rate, Simulation};
+use millstream_site::schema::PcieLink;
+
+/// Kind of a packet: memory write.
+pub const MEMORY_WRITE: u16 = 1;
+/// Kind of a packet: memory read; its size is 0, its tag holds the length asked for.
+pub const MEMORY_READ: u16 = 2;
+/// Kind of a packet: completion with data.
+pub const COMPLETION: u16 = 3;
+
+/// Bytes of a request beside its payload, with a 64-bit address (rows P02, P03).
+pub const REQUEST_OVERHEAD: u32 = 24;
+/// Bytes of a completion beside its payload (row P04).
+pub const COMPLETION_OVERHEAD: u32 = 20;
+
+/// Line rate after encoding: 8b/10b in generations 1 and 2, 128b/130b after (row P01).
+#[must_use]
+pub fn raw_rate(generation: u8, lanes: u8) -> Rate {
+    let (transfers, encoding) = match generation {
+        1 => (2.5, 0.8),
+        2 => (5.0, 0.8),
+        3 => (8.0, 128.0 / 130.0),
+        4 => (16.0, 128.0 / 130.0),
+        _ => (32.0, 128.0 / 130.0),
+    };
+    Rate::gigabits(transfers * encoding * f64::from(lanes))
+}
+
+/// Ceiling for writes of `size` bytes: payload against what the packets take (row P07).
+#[must_use]
+pub fn write_ceiling(link: Rate, size: u64, max_payload: u64) -> Rate {
+    let overhead = u64::from(REQUEST_OVERHEAD) * size.div_ceil(max_payload);
+    Rate(link.0 * size as f64 / (size + overhead) as f64)
+}
+
+/// Ceiling for reads of `size` bytes: the tighter of the completions' and the requests' direction (row P08).
+#[must_use]
+pub fn read_ceiling(link: Rate, size: u64, completion: u64, max_request: u64) -> Rate {
+    let down = size + u64::from(COMPLETION_OVERHEAD) * size.div_ceil(completion);
+    let up = u64::from(REQUEST_OVERHEAD) * size.div_ceil(max_request);
+    Rate(link.0 * size as f64 / down.max(up) as f64)
+}
+
+/// One direction each of a link's two.
+#[derive(Clone, Copy, Debug)]
+pub struct LinkChannels {
+    /// Towards the root complex.
+    pub upstream: ChannelId<Pcie>,
+    /// Away from it.
+    pub downstream: ChannelId<Pcie>,
+}
+
+/// Adds a link's two directions. `efficiency` is what data link packets, flow control and skip symbols
+/// leave; `latency` is one direction's, from transaction layer to transaction layer; `buffer` is the
+/// payload that may wait to be sent.
+pub fn add_link(
+    simulation: &mut Simulation,
+    name: &str,
+    link: &PcieLink,
+    efficiency: f64,
+    latency: Picos,
+    buffer: u64,
+) -> LinkChannels {
+    let raw = raw_rate(link.generation.0, link.lanes.0);
+    let rate = Rate(raw.0 * efficiency);
+    let mut overhead = [REQUEST_OVERHEAD; 4];
+    overhead[usize::from(COMPLETION)] = COMPLETION_OVERHEAD;
+    let line = |way: &str| Channel {
+        overhead,
+        ..Channel::new(format!("{name} {way}"), rate).latency(latency).capacity(buffer)
+    };
+    LinkChannels {
+        upstream: simulation.add_channel(line("up")),
+        downstream: simulation.add_channel(line("down")),
+    }
+}

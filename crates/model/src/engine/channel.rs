@@ -1,0 +1,216 @@
+//! One line: packets in order, one at a time.
+
+use super::time::{Picos, Rate};
+use super::{Packet, Random};
+use std::collections::VecDeque;
+
+/// How a line is made.
+#[derive(Clone, Debug)]
+pub struct Channel {
+    /// What reports call it.
+    pub name: String,
+    /// Rate of payload and overhead.
+    pub rate: Rate,
+    /// Bytes that a packet brings beside its payload, by the low two bits of its kind.
+    pub overhead: [u32; 4],
+    /// Time that every packet takes beside its bytes.
+    pub gap: Picos,
+    /// Mean of an exponentially distributed time on top of `gap`.
+    pub jitter: Picos,
+    /// From the last bit put out to the last bit arrived.
+    pub latency: Picos,
+    /// Payload that may wait before the line.
+    pub capacity: u64,
+    /// Whether the head of a packet goes on while its tail is coming.
+    pub cut_through: bool,
+}
+
+impl Channel {
+    /// A line of that rate, without overhead, latency or limit.
+    #[must_use]
+    pub fn new(name: impl Into<String>, rate: Rate) -> Channel {
+        Channel {
+            name: name.into(),
+            rate,
+            overhead: [0; 4],
+            gap: Picos::ZERO,
+            jitter: Picos::ZERO,
+            latency: Picos::ZERO,
+            capacity: u64::MAX,
+            cut_through: false,
+        }
+    }
+
+    /// A step that takes time per packet, whatever its size.
+    #[must_use]
+    pub fn stage(name: impl Into<String>, gap: Picos) -> Channel {
+        Channel { gap, ..Channel::new(name, Rate(f64::INFINITY)) }
+    }
+
+    /// A step whose time depends on the packet's kind (its low two bits), not on its size: packets have no payload.
+    #[must_use]
+    pub fn stage_by_kind(name: impl Into<String>, times: [Picos; 4]) -> Channel {
+        // At 10¹² B/s a byte of overhead is a picosecond.
+        let overhead = times.map(|time| u32::try_from(time.0).unwrap_or(u32::MAX));
+        Channel { overhead, ..Channel::new(name, Rate(1e12)) }
+    }
+
+    /// With bytes per packet.
+    #[must_use]
+    pub fn overhead(self, bytes: u32) -> Channel {
+        Channel { overhead: [bytes; 4], ..self }
+    }
+
+    /// With a latency behind it.
+    #[must_use]
+    pub fn latency(self, latency: Picos) -> Channel {
+        Channel { latency, ..self }
+    }
+
+    /// With limited room before it.
+    #[must_use]
+    pub fn capacity(self, bytes: u64) -> Channel {
+        Channel { capacity: bytes, ..self }
+    }
+
+    /// With a time per packet.
+    #[must_use]
+    pub fn gap(self, gap: Picos) -> Channel {
+        Channel { gap, ..self }
+    }
+
+    /// With a random time per packet.
+    #[must_use]
+    pub fn jitter(self, mean: Picos) -> Channel {
+        Channel { jitter: mean, ..self }
+    }
+
+    /// How long a payload of that kind takes on it, without its random part.
+    #[must_use]
+    pub fn time(&self, kind: u16, payload: u64) -> Picos {
+        self.gap + self.rate.time(payload + u64::from(self.overhead[usize::from(kind & 3)]))
+    }
+}
+
+/// What a line has done.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChannelReport {
+    /// Its name.
+    pub name: String,
+    /// Packets put out.
+    pub packets: u64,
+    /// Payload put out.
+    pub payload: u64,
+    /// Time in which it was putting something out.
+    pub busy: Picos,
+    /// Time in which its first packet waited for room behind it.
+    pub blocked: Picos,
+    /// From the simulation's start until the report.
+    pub elapsed: Picos,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Activity {
+    Idle,
+    Busy(Picos),
+    Blocked(Picos),
+}
+
+#[derive(Debug)]
+pub(super) struct ChannelState {
+    pub(super) channel: Channel,
+    pub(super) buffer: u32,
+    pub(super) queue: VecDeque<Packet>,
+    activity: Activity,
+    packets: u64,
+    payload: u64,
+    busy: Picos,
+    blocked: Picos,
+    /// The last size's time, as most packets are of one size.
+    last_time: (u32, u16, Picos),
+}
+
+impl ChannelState {
+    pub(super) fn new(channel: Channel, buffer: u32) -> ChannelState {
+        let last_time = (0, 0, channel.time(0, 0));
+        ChannelState {
+            channel,
+            buffer,
+            queue: VecDeque::new(),
+            activity: Activity::Idle,
+            packets: 0,
+            payload: 0,
+            busy: Picos::ZERO,
+            blocked: Picos::ZERO,
+            last_time,
+        }
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.activity == Activity::Idle
+    }
+
+    pub(super) fn is_blocked(&self) -> bool {
+        matches!(self.activity, Activity::Blocked(_))
+    }
+
+    pub(super) fn backlog(&self) -> usize {
+        self.queue.len()
+    }
+
+    pub(super) fn block(&mut self, now: Picos) {
+        self.activity = Activity::Blocked(now);
+    }
+
+    pub(super) fn unblock(&mut self, now: Picos) {
+        if let Activity::Blocked(since) = self.activity {
+            self.blocked += now - since;
+            self.activity = Activity::Idle;
+        }
+    }
+
+    /// The packet's time on the line. It stays at the queue's front until it is out.
+    #[inline]
+    pub(super) fn start(&mut self, now: Picos, packet: Packet, random: &mut Random) -> Picos {
+        self.activity = Activity::Busy(now);
+        if (self.last_time.0, self.last_time.1) != (packet.size, packet.kind) {
+            let span = self.channel.time(packet.kind, u64::from(packet.size));
+            self.last_time = (packet.size, packet.kind, span);
+        }
+        let span = self.last_time.2;
+        if self.channel.jitter == Picos::ZERO {
+            span
+        } else {
+            span + Picos((self.channel.jitter.0 as f64 * random.exponential()) as u64)
+        }
+    }
+
+    #[inline]
+    pub(super) fn finish(&mut self, now: Picos) -> Packet {
+        if let Activity::Busy(since) = self.activity {
+            self.busy += now - since;
+        }
+        self.activity = Activity::Idle;
+        let packet = self.queue.pop_front().expect("a busy line has its packet in front");
+        self.packets += 1;
+        self.payload += u64::from(packet.size);
+        packet
+    }
+
+    pub(super) fn report(&self, now: Picos) -> ChannelReport {
+        let since = |at: Picos| now - at;
+        let (busy, blocked) = match self.activity {
+            Activity::Idle => (self.busy, self.blocked),
+            Activity::Busy(at) => (self.busy + since(at), self.blocked),
+            Activity::Blocked(at) => (self.busy, self.blocked + since(at)),
+        };
+        ChannelReport {
+            name: self.channel.name.clone(),
+            packets: self.packets,
+            payload: self.payload,
+            busy,
+            blocked,
+            elapsed: now,
+        }
+    }
+}

@@ -1,5 +1,0 @@
-//! Parts of a site as lines and endpoints.
-
-pub mod memory;
-pub mod pcie;
-pub mod translation;

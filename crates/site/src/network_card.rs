@@ -1,0 +1,63 @@
+//! Cards on the network: what they are called, and where they listen.
+
+use toml::Spanned;
+
+use crate::error::SiteError;
+use crate::{Site, schema};
+
+/// A card that nodes reach over the network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NetworkCard {
+    /// What people call it.
+    pub name: String,
+    /// Where it listens: `host:port`.
+    pub address: String,
+    /// Anything that people should know.
+    pub note: String,
+}
+
+/// A site has no card of that name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no card {name:?}; there are: {}", .known.join(", "))]
+pub struct UnknownCard {
+    /// The name.
+    pub name: String,
+    /// Those that there are.
+    pub known: Vec<String>,
+}
+
+impl Site {
+    /// The card with this name.
+    ///
+    /// # Errors
+    /// [`NoSuchCard`] with those that there are.
+    pub fn card(&self, name: &str) -> Result<&NetworkCard, UnknownCard> {
+        self.cards.iter().find(|card| card.name == name).ok_or_else(|| UnknownCard {
+            name: name.to_owned(),
+            known: self.cards.iter().map(|card| card.name.clone()).collect(),
+        })
+    }
+}
+
+/// Whether a word is `host:port`.
+#[must_use]
+pub fn is_address(word: &str) -> bool {
+    word.rsplit_once(':')
+        .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port != 0))
+}
+
+/// The card, if the cards before have other names and its address is one.
+pub(crate) fn validate(
+    card: &schema::NetworkCard,
+    before: &[NetworkCard],
+    fail: impl Fn(&Spanned<String>, String) -> SiteError,
+) -> Result<NetworkCard, SiteError> {
+    let (name, address) = (card.name.get_ref(), card.address.get_ref());
+    if before.iter().any(|other| other.name == *name) {
+        return Err(fail(&card.name, format!("two cards are named {name:?}")));
+    }
+    if !is_address(address) {
+        return Err(fail(&card.address, format!("card {name:?}: address {address:?}: host:port")));
+    }
+    Ok(NetworkCard { name: name.clone(), address: address.clone(), note: card.note.clone() })
+}
