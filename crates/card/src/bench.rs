@@ -4,15 +4,14 @@ use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
+use millstream_camera::format::{CRATES, DECISION_BYTES, TRACE_BYTES, TRIGGER_THRESHOLD};
+use millstream_camera::trigger::{GEOMETRY_BYTES, TriggerGeometry};
 use millstream_fragment::mfp::{self, MfpError, Repr};
 use millstream_fragment::{Alignment, Fragment, SourceId, SourceKind};
 use millstream_shm::PAGE;
 
 use crate::command::{FLAG_VERIFY, Fault, Tally};
-use crate::geometry::{GEOMETRY_BYTES, Geometry};
-use crate::kernel::cluster7::{
-    CAMERA_THRESHOLD, CRATES, Cluster7, Cluster7Args, DECISION_BYTES, TRACE_BYTES,
-};
+use crate::kernel::cluster7::{Cluster7, Cluster7Args};
 use crate::kernel::slot::{Place, Summary};
 use crate::kernel::{Job, Kernel as _, Pulse};
 use crate::memory::{AccessError, Memory, PrefaultError, Span};
@@ -95,7 +94,7 @@ impl From<AccessError> for BenchError {
 
 /// Runs `cluster7` with the camera's sources and generated traces, on the calling thread and without
 /// the rings of a card.
-pub fn cluster7(workload: Workload, geometry: &Geometry) -> Result<Rate, BenchError> {
+pub fn cluster7(workload: Workload, geometry: &TriggerGeometry) -> Result<Rate, BenchError> {
     let bench = Bench::prepare(workload, geometry)?;
     let mut kernel = Cluster7::new();
     // Once over all slots, unmeasured: the first touch of everything.
@@ -139,7 +138,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn prepare(workload: Workload, geometry: &Geometry) -> Result<Bench, BenchError> {
+    fn prepare(workload: Workload, geometry: &TriggerGeometry) -> Result<Bench, BenchError> {
         let n_events = workload.batch;
         let sources = sources(workload.verify);
         let capacity = |&(_, len): &(u32, usize)| {
@@ -185,7 +184,7 @@ impl Bench {
                 first_event: 0,
                 n_events,
                 trace_sources: [0, 1, 2],
-                threshold: CAMERA_THRESHOLD,
+                threshold: TRIGGER_THRESHOLD,
                 geometry: table.offset,
                 decisions: decisions.offset,
                 ..Cluster7Args::default()
@@ -266,7 +265,8 @@ impl Noise {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::geometry::{CLUSTER, PATCHES};
+    use millstream_camera::format::PATCHES;
+    use millstream_camera::trigger::CLUSTER_INPUTS;
 
     const TWO: NonZeroU32 = NonZeroU32::new(2).unwrap();
 
@@ -275,11 +275,11 @@ mod tests {
         let mut table = Vec::new();
         for patch in 0..PATCHES as i16 {
             let cluster = [patch, patch, patch, -1, -1, -1, -1];
-            assert_eq!(cluster.len(), CLUSTER);
+            assert_eq!(cluster.len(), CLUSTER_INPUTS);
             table.extend(cluster.iter().chain([&patch]).flat_map(|entry| entry.to_le_bytes()));
         }
         let table: [u8; GEOMETRY_BYTES] = table.try_into().unwrap();
-        let geometry = Geometry::from_bytes(&table).unwrap();
+        let geometry = TriggerGeometry::from_bytes(&table).unwrap();
         for (verify, payload) in [(false, 28_800), (true, 158_400)] {
             let workload = Workload { batch: 32, slots: TWO, verify, duration: Duration::from_millis(1) };
             let rate = cluster7(workload, &geometry).unwrap();

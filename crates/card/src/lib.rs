@@ -55,7 +55,6 @@ pub mod bench;
 mod card;
 pub mod command;
 mod engine;
-pub mod geometry;
 mod handshake;
 mod hardware;
 pub mod kernel;

@@ -4,13 +4,15 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use millstream_camera::PixelGeometry;
+use millstream_camera::columns::WAVEFORMS_DATASET;
+use millstream_camera::format::SAMPLES;
+use millstream_camera::picture::{self, Decision, Event};
 use millstream_evb::config::Setup;
 use millstream_evb::core::BuIndex;
 use millstream_fragment::unpack::unpack;
-use millstream_report::camera::{self, Decision, Event, Geometry};
 use millstream_report::{RunReport, Style, save, table, throughput};
 use millstream_store::EventReader;
-use millstream_store::camera::{SAMPLES, WAVEFORMS_DATASET};
 
 use crate::args::DemoOptions;
 use crate::evb;
@@ -46,7 +48,7 @@ pub(crate) fn run(options: &DemoOptions) -> Result<ExitCode, Box<dyn Error>> {
     if !report.derived().success {
         return Ok(evb::exit_code(&report));
     }
-    let picture = draw_brightest(&setup, &data, &out)?;
+    let display = draw_brightest(&setup, &data, &out)?;
 
     println!("\n2. The same events {} times under running numbers, for throughput.\n", options.replay);
     let second = Pass { name: "replay", replay: options.replay, batch: 32, slots: 8, verify: false, keep: 0 };
@@ -57,7 +59,7 @@ pub(crate) fn run(options: &DemoOptions) -> Result<ExitCode, Box<dyn Error>> {
     println!("\nresults in {}", out.display());
     println!("  camera.bu0.h5, camera.bu1.h5  the accepted events (docs/output.md)");
     println!("  camera.json, replay.json      the tables above for programs");
-    println!("  {}  one accepted event, its triggered patches outlined", file_name(&picture));
+    println!("  {}  one accepted event, its triggered patches outlined", file_name(&display));
     println!("  {}  throughput over time", file_name(&rate));
     println!(
         "  camera.toml, replay.toml      the configurations: millstream evb run {}",
@@ -146,8 +148,8 @@ fn draw_brightest(setup: &Setup, data: &Path, out: &Path) -> Result<PathBuf, Box
     let (_, number, waveforms, triggered) = best.ok_or("no event was stored")?;
     let event =
         Event { run: &setup.name, number, waveforms: &waveforms, samples: SAMPLES, triggered: &triggered };
-    let picture = camera::draw(&Geometry::load(&data.join("pixels.csv"))?, &event)?;
+    let svg = picture::draw(&PixelGeometry::load(&data.join("pixels.csv"))?, &event)?;
     let path = out.join(format!("event-{number}.svg"));
-    save(&path, &picture)?;
+    save(&path, &svg)?;
     Ok(path)
 }

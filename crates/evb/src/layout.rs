@@ -18,9 +18,10 @@
 //! and nothing in it grows during a run.
 
 use crate::core::{Bytes, RuIndex, SlotIndex};
+use millstream_camera::format::DECISION_BYTES;
+use millstream_camera::trigger::GEOMETRY_BYTES;
 use millstream_card::RingPlaces;
-use millstream_card::geometry::GEOMETRY_BYTES;
-use millstream_card::kernel::cluster7::{Cluster7Args, DECISION_BYTES};
+use millstream_card::kernel::cluster7::Cluster7Args;
 use millstream_card::kernel::slot;
 use millstream_fragment::{Alignment, SourceId, SourceKind, mfp};
 use serde::{Deserialize, Serialize};

@@ -197,7 +197,7 @@ fn kernels_have_to_fit_their_inputs() {
         refused(kernel, "kernel = \"verify\"\nthreshold = 3"),
         "run.toml:24: card.threshold: kernel \"verify\" has no such setting"
     );
-    assert!(refused("\"patches.csv\"", "\"none.csv\"").contains("none.csv:0: cannot read"));
+    assert!(refused("\"patches.csv\"", "\"none.csv\"").contains("none.csv: cannot read"));
 
     let folder = folder();
     stream(&folder.path().join("crate2.mfs"), 100..132, &[(0x20f, 2, 9600), (0x300, 1, 4800)]);

@@ -3,15 +3,13 @@
 //! - [`RunReport`] holds the numbers of one run; what follows from them (rates, agreement, whether the
 //!   run is a success) is computed in one place, [`RunReport::derived`], and shown everywhere alike.
 //! - [`table`] prints them for a terminal, [`RunReport::to_json`] writes them for programs.
-//! - [`throughput`] draws the rate over time, [`camera`] one event of a camera, [`timeline`] what was done
-//!   when, all as SVG.
+//! - [`throughput`] draws the rate over time, [`timeline`] what was done when, both as SVG.
 //! - [`Progress`] shows how far a run is.
 //!
 //! `docs/output.md` lists the fields of the JSON.
 #![forbid(unsafe_code)]
 
 pub mod axis;
-pub mod camera;
 pub mod chart;
 pub mod colour;
 mod progress;

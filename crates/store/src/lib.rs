@@ -3,7 +3,7 @@
 //! An [`EventWriter`] takes events one by one, with their fragments where they lie in landing memory,
 //! and appends them in blocks. What the file contains follows from a [`Schema`]: sources whose fragments
 //! all have one length are assembled into typed arrays, one row per event (a camera's boards become
-//! `/camera/waveforms`, see [`camera`]); all others are kept as flat bytes with an offset per event.
+//! `/camera/waveforms`); all others are kept as flat bytes with an offset per event.
 //! An [`EventReader`] reads single events back. Read `docs/output.md` first: it lists every dataset
 //! with its shape, type and unit.
 //!
@@ -15,7 +15,6 @@
 //! Only accepted events come here: nothing in this crate is on the path of rejected ones.
 #![forbid(unsafe_code)]
 
-pub mod camera;
 mod column;
 mod error;
 mod metadata;

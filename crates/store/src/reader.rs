@@ -75,7 +75,7 @@ impl EventReader {
     }
 
     /// One event's row of a dataset of i16, such as
-    /// [`camera::WAVEFORMS_DATASET`](crate::camera::WAVEFORMS_DATASET), in C order.
+    /// `camera/waveforms`, in C order.
     pub fn row_i16(&self, dataset: &str, row: usize) -> Result<Vec<i16>, FileError> {
         self.row(dataset, row)
     }

@@ -1,11 +1,12 @@
 //! The engine by itself: commands that are nearly right, or not at all, or overwritten meanwhile.
 
+use millstream_camera::format::TRACE_BYTES;
 use millstream_fragment::mfp::{self, Repr};
 use millstream_fragment::{Alignment, Fragment, SourceId, SourceKind};
 use proptest::prelude::*;
 
 use super::*;
-use crate::kernel::cluster7::{Cluster7Args, TRACE_BYTES};
+use crate::kernel::cluster7::Cluster7Args;
 use crate::kernel::slot::Place;
 use crate::kernel::verify::VerifyArgs;
 use crate::registers;

@@ -169,5 +169,5 @@ impl std::fmt::Debug for Registry {
 
 /// True if the kernels use the vector unit of this processor.
 pub(crate) fn vectorised() -> bool {
-    cluster7::decide::has_vector_unit()
+    millstream_camera::trigger::has_avx2()
 }

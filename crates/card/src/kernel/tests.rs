@@ -2,12 +2,13 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
+use millstream_camera::format::{DECISION_BYTES, PATCHES, TRACE_BYTES};
+use millstream_camera::trigger::{GEOMETRY_BYTES, TriggerGeometry, reference_decisions};
 use millstream_fragment::mfp::{self, Repr};
 use millstream_fragment::{Alignment, Fragment, SourceId, SourceKind};
 use proptest::prelude::*;
 
-use super::cluster7::decide::oracle;
-use super::cluster7::{Cluster7, Cluster7Args, DECISION_BYTES, TRACE_BYTES};
+use super::cluster7::{Cluster7, Cluster7Args};
 use super::slot::{
     MAX_EVENTS, MAX_SOURCES, Place, STATUS_BAD_PACKET, STATUS_CORRUPT, STATUS_MISSING, STATUS_UNDECIDED,
     Summary,
@@ -15,7 +16,6 @@ use super::slot::{
 use super::verify::{Verify, VerifyArgs};
 use super::{Job, Kernel, Pulse};
 use crate::command::{Cause, FLAG_VERIFY, Fault, Tally};
-use crate::geometry::{GEOMETRY_BYTES, Geometry, PATCHES};
 use crate::memory::{Memory, Span};
 
 const ARGS: u64 = 0;
@@ -45,7 +45,7 @@ fn run(
 }
 
 /// Each patch and the two next to it, by trace position.
-fn geometry() -> Geometry {
+fn geometry() -> TriggerGeometry {
     let mut bytes = Vec::new();
     for position in 0..PATCHES as i16 {
         let right = if position + 1 < PATCHES as i16 { position + 1 } else { -1 };
@@ -53,7 +53,7 @@ fn geometry() -> Geometry {
         bytes.extend(row.iter().flat_map(|entry| entry.to_le_bytes()));
     }
     let bytes: [u8; GEOMETRY_BYTES] = bytes.try_into().unwrap();
-    Geometry::from_bytes(&bytes).unwrap()
+    TriggerGeometry::from_bytes(&bytes).unwrap()
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -282,15 +282,15 @@ proptest! {
                 if sound {
                     let payloads = traces.map(|source| source.payload(event));
                     let slices = [&payloads[0][..], &payloads[1], &payloads[2]];
-                    let (decisions, outcome) = oracle(slices, &geometry, threshold);
+                    let (decisions, outcome) = reference_decisions(slices, &geometry, threshold);
                     map = decisions;
-                    expected.decisions_set = outcome.set;
-                    expected.accepted = u32::from(outcome.set > 0);
+                    expected.decisions_set = outcome.bits_set;
+                    expected.accepted = u32::from(outcome.bits_set > 0);
                     if let Some((sample, position)) = outcome.first {
                         expected.first_sample = sample;
                         expected.first_patch = (position + 7) % PATCHES as u16;
                     }
-                    expected_tally.decisions_set += outcome.set;
+                    expected_tally.decisions_set += outcome.bits_set;
                 } else {
                     expected.status |= STATUS_UNDECIDED;
                 }

@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use crate::host::{MEMORY, PATIENCE, Process};
+use millstream_camera::format::{DECISION_BYTES, TRIGGER_THRESHOLD};
+use millstream_camera::trigger::TriggerGeometry;
 use millstream_card::command::{Descriptor, FLAG_VERIFY};
-use millstream_card::geometry::Geometry;
-use millstream_card::kernel::cluster7::{CAMERA_THRESHOLD, Cluster7Args, DECISION_BYTES};
+use millstream_card::kernel::cluster7::Cluster7Args;
 use millstream_card::kernel::slot::{Place, Summary};
 use millstream_card::kernel::verify::VerifyArgs;
 use millstream_card::{Card, Ring, RingPlaces, Span};
@@ -108,7 +109,7 @@ fn cluster7_args(first_event: u64, n_events: u32, places: &[Place]) -> Vec<u8> {
         first_event,
         n_events,
         trace_sources: [0x10f, 0x20f, 0x30f],
-        threshold: CAMERA_THRESHOLD,
+        threshold: TRIGGER_THRESHOLD,
         geometry: GEOMETRY,
         decisions: DECISIONS,
         ..Cluster7Args::default()
@@ -122,7 +123,7 @@ fn all_recorded_decisions_are_reproduced_in_batches_of_any_size() {
     let camera = Camera::open();
     let process = Process::start("camera", "unbound");
     let card = process.open();
-    let geometry = Geometry::load(&camera.folder.join("patches.csv")).unwrap();
+    let geometry = TriggerGeometry::load(&camera.folder.join("patches.csv")).unwrap();
     card.memory().write(GEOMETRY, &geometry.to_bytes()).unwrap();
     let mut ring = Ring::open(&card, RingPlaces::at(0, 8)).unwrap();
 
@@ -160,7 +161,7 @@ fn all_recorded_decisions_are_reproduced_in_batches_of_any_size() {
                 if let Some(at) = recorded.iter().position(|&byte| byte != 0) {
                     let position = 8 * (at % 54) + recorded[at].trailing_zeros() as usize;
                     assert_eq!(usize::from(summary.first_sample), at / 54);
-                    let patch = geometry.rows()[position].patch;
+                    let patch = geometry.clusters()[position].patch;
                     assert_eq!(i32::from(summary.first_patch), i32::from(patch));
                 }
                 set += u64::from(bits);

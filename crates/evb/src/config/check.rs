@@ -6,8 +6,10 @@ use super::setup::{BuilderSetup, CardSetup, Kernel, Landing, OutputSetup, Readou
 use crate::core::shape::Shape;
 use crate::core::{Bytes, EventNumber, Plan, RuIndex};
 use crate::layout::{KernelAreas, PacketTooLong, SlotLayout, SourceShape, landing_bytes};
-use millstream_card::geometry::Geometry;
-use millstream_card::kernel::cluster7::{CAMERA_THRESHOLD, CRATES, DECISION_BYTES, TRACE_BYTES};
+use millstream_camera::format::{
+    CRATES, DECISION_BYTES, TRACE_BYTES, TRIGGER_DECISIONS, TRIGGER_THRESHOLD, TRIGGER_TRACES,
+};
+use millstream_camera::trigger::TriggerGeometry;
 use millstream_card::kernel::slot::MAX_SOURCES;
 use millstream_fragment::SourceId;
 use millstream_fragment::stream::Stream;
@@ -17,11 +19,6 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use toml::Spanned;
-
-/// Kind of the sources that carry trigger traces; see `data/README.md`.
-const KIND_TRACES: u32 = 2;
-/// Kind of the sources that carry the camera's own decisions.
-const KIND_DECISIONS: u32 = 3;
 
 const DEFAULT_WINDOW: u64 = 8;
 const DEFAULT_TIMEOUT_MS: u64 = 2000;
@@ -212,11 +209,12 @@ impl Config {
     }
 
     fn cluster7(&self, card: &Card, inputs: &Inputs) -> Result<Kernel, ConfigError> {
-        let traces: Vec<_> = inputs.sources.iter().filter(|source| source.kind.0 == KIND_TRACES).collect();
+        let traces: Vec<_> = inputs.sources.iter().filter(|source| source.kind == TRIGGER_TRACES).collect();
         let refuse = |what: String| self.at(&card.kernel, "card.kernel", Problem::Conflict(what));
         if traces.len() != CRATES {
             return Err(refuse(format!(
-                "kernel \"cluster7\" needs {CRATES} sources of kind {KIND_TRACES}, the inputs have {}",
+                "kernel \"cluster7\" needs {CRATES} sources of kind {}, the inputs have {}",
+                TRIGGER_TRACES.0,
                 traces.len()
             )));
         }
@@ -235,8 +233,8 @@ impl Config {
             return Err(refuse("kernel \"cluster7\" needs patches = \"FILE.csv\"".into()));
         };
         let path = self.locate(patches.get_ref());
-        Geometry::load(&path).map_err(|error| self.at(patches, "card.patches", error))?;
-        let threshold = card.threshold.as_ref().map_or(CAMERA_THRESHOLD.into(), |value| *value.get_ref());
+        TriggerGeometry::load(&path).map_err(|error| self.at(patches, "card.patches", error))?;
+        let threshold = card.threshold.as_ref().map_or(TRIGGER_THRESHOLD.into(), |value| *value.get_ref());
         Ok(Kernel::Cluster7 {
             threshold: u32::try_from(threshold).unwrap_or(u32::MAX),
             verify: card.verify.as_ref().is_none_or(|verify| *verify.get_ref()),
@@ -327,12 +325,13 @@ impl Config {
             return Err(conflict("the truth has one source, the decisions"));
         };
         let all_there = source.len() as u64 == inputs.events;
-        let decisions = source.kind().0 == KIND_DECISIONS
+        let decisions = source.kind() == TRIGGER_DECISIONS
             && source.fragments().all(|fragment| fragment.payload.len() == DECISION_BYTES);
         if !all_there || !decisions {
             return Err(refuse(Problem::Conflict(format!(
-                "the truth has {DECISION_BYTES} B of kind {KIND_DECISIONS} for every event; {} of kind {} has {} \
+                "the truth has {DECISION_BYTES} B of kind {} for every event; {} of kind {} has {} \
                  of {} events, up to {} B",
+                TRIGGER_DECISIONS.0,
                 source.id(),
                 source.kind().0,
                 source.len(),

@@ -126,7 +126,7 @@ pub enum Problem {
     Plan(#[from] crate::core::plan::PlanError),
     /// The trigger's geometry is refused; the error names the file and line.
     #[error(transparent)]
-    Geometry(#[from] millstream_card::geometry::CsvError),
+    Geometry(#[from] millstream_camera::TableError),
     /// The address to listen on is taken, or is none.
     #[error("cannot listen on {address:?}: {cause}")]
     Listen {

@@ -1,14 +1,14 @@
 //! The camera's data in this repository, as events and as a schema.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use millstream_camera::trigger::TriggerGeometry;
+use millstream_camera::{PixelGeometry, columns};
 use millstream_fragment::stream::Stream;
 use millstream_fragment::unpack::unpack;
 use millstream_fragment::{Fragment, SourceId};
-use millstream_store::camera::{self, Camera};
 use millstream_store::{Attribute, Event, EventWriter, Input, Run, Schema, Source};
 
 /// One event, with its fragments where they lie in the mapped files.
@@ -64,7 +64,9 @@ impl Files {
             ],
         };
         let sources = self.crates.iter().flat_map(|stream| stream.sources()).map(Source::from).collect();
-        camera::schema(run, sources, &known_of_the_camera())
+        let trigger = TriggerGeometry::load(&data().join("patches.csv")).unwrap();
+        let pixels = PixelGeometry::load(&data().join("pixels.csv")).unwrap();
+        columns::schema(run, sources, Some(&trigger), Some(&pixels))
     }
 
     /// All events, `replay` times, with running numbers.
@@ -84,36 +86,6 @@ impl Files {
             Recorded { number, fragments, decisions }
         };
         (recorded.start..recorded.start + replay * len).map(event).collect()
-    }
-}
-
-fn known_of_the_camera() -> Camera {
-    let patches = Table::read("patches.csv");
-    let mut patch_of_bit = vec![0; 432];
-    for (bit, patch) in patches.column("decision_position").iter().zip(patches.column("patch")) {
-        patch_of_bit[*bit as usize] = patch as u16;
-    }
-    let pixels = Table::read("pixels.csv");
-    let xy = pixels.column("x_mm").into_iter().zip(pixels.column("y_mm")).collect();
-    let ids = pixels.column("pixel").iter().map(|&id| id as u16).collect();
-    Camera { pixel_id: ids, pixel_xy: xy, patch_of_bit }
-}
-
-struct Table(HashMap<String, Vec<f64>>);
-
-impl Table {
-    fn read(name: &str) -> Self {
-        let text = std::fs::read_to_string(data().join(name)).unwrap();
-        let mut lines = text.lines();
-        let names: Vec<&str> = lines.next().unwrap().split(',').collect();
-        let rows: Vec<Vec<f64>> =
-            lines.map(|line| line.split(',').map(|cell| cell.parse().unwrap()).collect()).collect();
-        let column = |at: usize| rows.iter().map(|row| row[at]).collect();
-        Self(names.iter().enumerate().map(|(at, name)| ((*name).to_owned(), column(at))).collect())
-    }
-
-    fn column(&self, name: &str) -> Vec<f64> {
-        self.0[name].clone()
     }
 }
 

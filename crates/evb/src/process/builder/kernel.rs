@@ -9,9 +9,10 @@ use crate::core::{BuIndex, SlotIndex};
 use crate::layout::{KernelAreas, SlotAreas};
 use crate::process::ProcessError;
 use crate::process::card::unfit;
+use millstream_camera::format::DECISION_BYTES;
+use millstream_camera::trigger::TriggerGeometry;
 use millstream_card::command::{Descriptor, FLAG_VERIFY, KernelId};
-use millstream_card::geometry::Geometry;
-use millstream_card::kernel::cluster7::{self, Cluster7Args, DECISION_BYTES};
+use millstream_card::kernel::cluster7::{self, Cluster7Args};
 use millstream_card::kernel::slot::{self, STATUS_BAD_PACKET, Summary};
 use millstream_card::kernel::verify::{self, VerifyArgs};
 use millstream_card::{AccessError, Card, Ring, RingError, Span};
@@ -57,7 +58,7 @@ impl Kernel {
             Kind::None => return Ok(None),
             Kind::Verify => verify::NAME,
             Kind::Cluster7 { patches, .. } => {
-                let geometry = Geometry::load(patches).map_err(|error| unfit(error.to_string()))?;
+                let geometry = TriggerGeometry::load(patches).map_err(|error| unfit(error.to_string()))?;
                 let written = card.memory().write(areas.geometry(), &geometry.to_bytes());
                 written.map_err(|error| unfit(error.to_string()))?;
                 cluster7::NAME

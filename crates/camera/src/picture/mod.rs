@@ -1,39 +1,45 @@
-//! The picture.
+//! Event display: one event as an image of its pixels, coloured by charge.
+//!
+//! [`charges`] computes the charge of each pixel from its waveform; [`draw`] makes the SVG image.
+
+mod charge;
+mod waveform;
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
 
-use super::charge::{WrongShape, charges, window};
-use super::geometry::Geometry;
-use super::inset;
-use crate::axis::Ticks;
-use crate::colour::{FAINT, MARK, TEXT, scale};
-use crate::quantity::count;
-use crate::svg::{Anchor, At, Font, Svg, path};
+use millstream_report::axis::Ticks;
+use millstream_report::colour::{FAINT, MARK, TEXT, scale};
+use millstream_report::count;
+use millstream_report::svg::{Anchor, At, Font, Svg, path};
+
+use crate::pixels::{Pixel, PixelGeometry};
+
+pub use charge::{WINDOW, WrongShape, charges, window};
 
 const WIDTH: f64 = 800.0;
 const HEIGHT: f64 = 800.0;
-/// Place of the camera in the picture: left, top, width, height.
-const PLACE: (f64, f64, f64, f64) = (24.0, 84.0, 664.0, 660.0);
-/// Fraction of a pixel's size that is drawn, so that pixels can be told apart.
+/// Area of the camera in the image: left, top, width, height.
+const CAMERA_AREA: (f64, f64, f64, f64) = (24.0, 84.0, 664.0, 660.0);
+/// Drawn fraction of a pixel's size; the gap separates neighbouring pixels.
 const FILLED: f64 = 0.95;
 
-/// An event of a camera.
+/// An event to draw.
 #[derive(Clone, Copy, Debug)]
 pub struct Event<'a> {
     /// Name of the run.
     pub run: &'a str,
     /// Number of the event.
     pub number: u64,
-    /// Waveforms, pixel after pixel in stored order [ADC counts].
+    /// Waveforms, pixel after pixel in stored order \[ADC count\].
     pub waveforms: &'a [i16],
-    /// Samples of one pixel.
+    /// Samples per pixel.
     pub samples: usize,
-    /// Decisions of the trigger that were positive, in ascending order.
+    /// The trigger's positive decisions, in ascending order.
     pub triggered: &'a [Decision],
 }
 
-/// A patch that was above the trigger's threshold in a sample.
+/// A positive trigger decision: the sum of the patch exceeded the threshold in the sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Decision {
     /// The sample.
@@ -43,7 +49,7 @@ pub struct Decision {
 }
 
 /// Draws the charge of each pixel as SVG, 800 × 800, with the triggered patches outlined.
-pub fn draw(geometry: &Geometry, event: &Event<'_>) -> Result<String, WrongShape> {
+pub fn draw(geometry: &PixelGeometry, event: &Event<'_>) -> Result<String, WrongShape> {
     let pixels = geometry.pixels().len();
     if pixels.checked_mul(event.samples) != Some(event.waveforms.len()) || event.samples == 0 {
         return Err(WrongShape { found: event.waveforms.len(), pixels, samples: event.samples });
@@ -54,18 +60,18 @@ pub fn draw(geometry: &Geometry, event: &Event<'_>) -> Result<String, WrongShape
     let title = format!("{}: event {}", event.run, event.number);
     let mut svg = Svg::new(WIDTH, HEIGHT, &title);
     svg.text((24.0, 36.0), Anchor::Start, Font::bold(20.0), &title);
-    svg.text((24.0, 60.0), Anchor::Start, Font::new(14.0, FAINT), &triggered(event));
+    svg.text((24.0, 60.0), Anchor::Start, Font::new(14.0, FAINT), &trigger_line(event));
 
     let brightest = (0..pixels).max_by(|&a, &b| charges[a].total_cmp(&charges[b])).unwrap_or(0);
-    // Charges below zero are noise; shown as zero, they leave the colours to the light.
+    // Charges below zero are noise: they share the lowest colour.
     let axis = Ticks::between(0.0, charges[brightest], 6);
-    let page = Page::fit(geometry);
-    draw_pixels(&mut svg, geometry, page, &charges, &axis);
-    draw_outline(&mut svg, geometry, page, event);
-    draw_scale(&mut svg, &axis);
-    draw_ruler(&mut svg, page);
+    let projection = Projection::fit(geometry);
+    draw_pixels(&mut svg, geometry, projection, &charges, &axis);
+    draw_outline(&mut svg, geometry, projection, event);
+    draw_colour_bar(&mut svg, &axis);
+    draw_length_scale(&mut svg, projection);
     let waveform = &event.waveforms[brightest * event.samples..][..event.samples];
-    inset::draw(&mut svg, "brightest pixel [ADC count]", waveform, window.clone());
+    waveform::draw(&mut svg, "brightest pixel [ADC count]", waveform, window.clone());
     let note = format!(
         "charge: samples {}–{} summed, less {} × the pixel's median; below 0 shown as 0",
         window.start,
@@ -76,8 +82,8 @@ pub fn draw(geometry: &Geometry, event: &Event<'_>) -> Result<String, WrongShape
     Ok(svg.finish())
 }
 
-/// What the trigger said, in words.
-fn triggered(event: &Event<'_>) -> String {
+/// The trigger's decisions as a line of text.
+fn trigger_line(event: &Event<'_>) -> String {
     let patches = patches(event);
     match (event.triggered.first(), patches.len()) {
         (None, _) => "no patch above the trigger's threshold".into(),
@@ -95,19 +101,20 @@ fn patches(event: &Event<'_>) -> BTreeSet<u16> {
     event.triggered.iter().map(|decision| decision.patch).collect()
 }
 
-/// From millimetres in the camera to places in the picture.
+/// Transformation from camera coordinates \[mm\] to image coordinates.
 #[derive(Clone, Copy, Debug)]
-struct Page {
+struct Projection {
+    /// Image coordinates of `origin`.
     centre: (f64, f64),
-    /// Millimetres at the centre.
+    /// Centre of the camera \[mm\].
     origin: (f64, f64),
-    /// Picture units per millimetre.
+    /// Image units per millimetre.
     scale: f64,
 }
 
-impl Page {
-    fn fit(geometry: &Geometry) -> Self {
-        let range = |coordinate: fn(&super::Pixel) -> f64| {
+impl Projection {
+    fn fit(geometry: &PixelGeometry) -> Self {
+        let range = |coordinate: fn(&Pixel) -> f64| {
             let all = geometry.pixels().iter().map(coordinate);
             let (low, high) = all.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| {
                 (low.min(value), high.max(value))
@@ -115,7 +122,7 @@ impl Page {
             ((low + high) / 2.0, high - low + 1.2 * geometry.pitch())
         };
         let ((x, width), (y, height)) = (range(|pixel| pixel.x), range(|pixel| pixel.y));
-        let (left, top, room, tall) = PLACE;
+        let (left, top, room, tall) = CAMERA_AREA;
         Self {
             centre: (left + room / 2.0, top + tall / 2.0),
             origin: (x, y),
@@ -129,21 +136,27 @@ impl Page {
     }
 }
 
-fn draw_pixels(svg: &mut Svg, geometry: &Geometry, page: Page, charges: &[f64], axis: &Ticks) {
+fn draw_pixels(
+    svg: &mut Svg,
+    geometry: &PixelGeometry,
+    projection: Projection,
+    charges: &[f64],
+    axis: &Ticks,
+) {
     let corners = geometry.corners();
     svg.begin("g", &[("id", &"pixels")]);
     for (pixel, &charge) in geometry.pixels().iter().zip(charges) {
-        let corner = |(dx, dy)| page.at((pixel.x + FILLED * dx, pixel.y + FILLED * dy));
+        let corner = |(dx, dy)| projection.at((pixel.x + FILLED * dx, pixel.y + FILLED * dy));
         let hexagon = path(corners.map(corner)) + "Z";
         svg.element("path", &[("d", &hexagon), ("fill", &scale(axis.position(charge)))], None);
     }
     svg.end();
 }
 
-fn draw_outline(svg: &mut Svg, geometry: &Geometry, page: Page, event: &Event<'_>) {
+fn draw_outline(svg: &mut Svg, geometry: &PixelGeometry, projection: Projection, event: &Event<'_>) {
     let borders = geometry.outline(&patches(event));
     let data: String =
-        borders.iter().map(|border| path(border.iter().map(|&corner| page.at(corner))) + "Z").collect();
+        borders.iter().map(|border| path(border.iter().map(|&corner| projection.at(corner))) + "Z").collect();
     if data.is_empty() {
         return;
     }
@@ -154,7 +167,7 @@ fn draw_outline(svg: &mut Svg, geometry: &Geometry, page: Page, event: &Event<'_
     svg.end();
 }
 
-fn draw_scale(svg: &mut Svg, axis: &Ticks) {
+fn draw_colour_bar(svg: &mut Svg, axis: &Ticks) {
     const LEFT: f64 = 708.0;
     const WIDE: f64 = 18.0;
     const TOP: f64 = 144.0;
@@ -182,10 +195,10 @@ fn draw_scale(svg: &mut Svg, axis: &Ticks) {
     svg.text((LEFT, TOP - 12.0), Anchor::Start, Font::new(13.0, FAINT), "[ADC count]");
 }
 
-fn draw_ruler(svg: &mut Svg, page: Page) {
+fn draw_length_scale(svg: &mut Svg, projection: Projection) {
     const LENGTH: f64 = 200.0;
-    let (left, top, _, tall) = PLACE;
-    let (from, to, y) = (left, left + page.scale * LENGTH, top + tall);
+    let (left, top, _, tall) = CAMERA_AREA;
+    let (from, to, y) = (left, left + projection.scale * LENGTH, top + tall);
     svg.line((from, y), (to, y), &[("stroke", &TEXT), ("stroke-width", &2)]);
     svg.text(((from + to) / 2.0, y - 8.0), Anchor::Middle, Font::new(13.0, TEXT), &format!("{LENGTH} mm"));
 }

@@ -1,5 +1,7 @@
-//! The arithmetic for x86-64 processors with AVX2, spelled out: the compiler does not find byte
-//! transpositions by itself, and what it makes of the sums changes with every touch of the code.
+//! The trigger's transposition and bound with AVX2 intrinsics.
+//!
+//! The compiler does not vectorise byte transpositions, and its code for the bound changes with unrelated
+//! edits.
 
 use std::arch::x86_64::{
     __m256i, _mm_loadu_si128, _mm_storeu_si128, _mm256_adds_epu8, _mm256_avg_epu8, _mm256_castsi256_si128,
@@ -9,22 +11,22 @@ use std::arch::x86_64::{
     _mm256_unpacklo_epi16, _mm256_unpacklo_epi32,
 };
 
-use super::decide::{CRATE_PATCHES, CRATE_STRIDE, Inputs, Samples, Traces};
+use super::{ClusterRows, PATCHES_PER_CRATE, SampleRow, TRACE_STRIDE, TriggerTraces};
 
-/// Turns the traces, sample by sample, into rows, patch by patch: 16 samples of 16 patches at a time.
+/// Transposes the traces into one row per patch, 16 samples of 16 patches at a time.
 ///
 /// A vector starts with sample `i` of 16 patches in its lower half and sample `i + 8` in its upper
-/// half. Three rounds of interleaving leave eight samples of two patches in each half, in order;
-/// exchanging the middle quarters leaves 16 samples of one patch in each half.
+/// half. Three rounds of interleaving leave eight samples of two patches in each half, in order.
+/// Exchanging the middle quarters leaves 16 samples of one patch in each half.
 #[target_feature(enable = "avx2")]
-pub(super) fn spread(traces: &Traces, rows: &mut [Samples]) {
-    for (index, crate_traces) in traces.crates().iter().enumerate() {
-        let rows = &mut rows[index * CRATE_PATCHES..][..CRATE_PATCHES];
-        let (groups, _) = crate_traces.as_chunks::<{ 16 * CRATE_STRIDE }>();
+pub(super) fn transpose(traces: &TriggerTraces, rows: &mut [SampleRow]) {
+    for (index, crate_traces) in traces.crates.iter().enumerate() {
+        let rows = &mut rows[index * PATCHES_PER_CRATE..][..PATCHES_PER_CRATE];
+        let (groups, _) = crate_traces.as_chunks::<{ 16 * TRACE_STRIDE }>();
         for (group, samples) in groups.iter().enumerate() {
             for (block, rows) in rows.chunks_exact_mut(16).enumerate() {
                 let vectors = std::array::from_fn(|sample| {
-                    let at = |sample| sample * CRATE_STRIDE + 16 * block;
+                    let at = |sample| sample * TRACE_STRIDE + 16 * block;
                     load(&samples[at(sample)..], &samples[at(sample + 8)..])
                 });
                 for (pair, samples) in rows.chunks_exact_mut(2).zip(interleave(vectors)) {
@@ -43,7 +45,7 @@ fn interleave(v: [__m256i; 8]) -> [__m256i; 8] {
         [0, 2, 4, 6].map(|i| _mm256_unpacklo_epi8(v[i], v[i + 1])),
         [0, 2, 4, 6].map(|i| _mm256_unpackhi_epi8(v[i], v[i + 1])),
     );
-    // Patches 0–3, 4–7, 8–11, 12–15; of each, samples 0–3 and samples 4–7.
+    // Patches 0–3, 4–7, 8–11, 12–15, each as samples 0–3 and samples 4–7.
     let quads = [
         [_mm256_unpacklo_epi16(a[0], a[1]), _mm256_unpacklo_epi16(a[2], a[3])],
         [_mm256_unpackhi_epi16(a[0], a[1]), _mm256_unpackhi_epi16(a[2], a[3])],
@@ -55,10 +57,10 @@ fn interleave(v: [__m256i; 8]) -> [__m256i; 8] {
     [one[0], one[1], two[0], two[1], three[0], three[1], four[0], four[1]]
 }
 
-/// Whether the bound of a cluster's sums, in any sample, is above `limit`.
+/// Whether the upper bound of a cluster's sum exceeds `limit` in any sample.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) fn may_exceed(rows: &[Samples], inputs: &Inputs, limit: u8) -> bool {
+pub(super) fn may_exceed(rows: &[SampleRow], inputs: &ClusterRows, limit: u8) -> bool {
     let zero = _mm256_setzero_si256();
     let mut bounds = [zero; 2];
     for &input in inputs {
@@ -88,7 +90,7 @@ fn load(lower: &[u8], upper: &[u8]) -> __m256i {
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn load_row(row: &Samples) -> [__m256i; 2] {
+fn load_row(row: &SampleRow) -> [__m256i; 2] {
     let halves = row.0.as_chunks::<32>().0;
     // SAFETY: each reads the 32 bytes of an array.
     [0, 1].map(|half| unsafe { _mm256_loadu_si256(halves[half].as_ptr().cast()) })

@@ -1,24 +1,25 @@
-//! From a pixel's waveform to one number: its charge.
+//! Charge of a pixel, from its waveform.
 
 use std::ops::Range;
 
-/// Samples that are summed: as long as a pulse of the camera.
+/// Length of the integration window \[samples\]: that of a pulse of the camera.
 pub const WINDOW: usize = 7;
 
-/// Waveforms that are not those of the camera.
+/// Waveforms whose number of samples does not match the camera.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{found} samples, expected {pixels} pixels × {samples}")]
 pub struct WrongShape {
-    /// Samples found in all.
+    /// Total number of samples found.
     pub found: usize,
     /// Pixels of the camera.
     pub pixels: usize,
-    /// Samples of each.
+    /// Samples per pixel.
     pub samples: usize,
 }
 
-/// The charge of each pixel: the sum of the samples in `window`, less as many times the pixel's baseline,
-/// which is the median of all its samples. `waveforms` has `samples` for each pixel.
+/// The charge of each pixel: the sum of the samples in `window`, each less the baseline of the pixel.
+///
+/// The baseline is the median of all samples of the pixel. `waveforms` has `samples` samples per pixel.
 pub fn charges(waveforms: &[i16], samples: usize, window: Range<usize>) -> Vec<f64> {
     if samples == 0 {
         return Vec::new();
@@ -34,7 +35,7 @@ pub fn charges(waveforms: &[i16], samples: usize, window: Range<usize>) -> Vec<f
         .collect()
 }
 
-/// The samples to sum: from one before the trigger on, or where the camera as a whole is brightest.
+/// The integration window: from one sample before the trigger, or the brightest window of all pixels.
 pub fn window(waveforms: &[i16], samples: usize, trigger: Option<usize>) -> Range<usize> {
     let len = WINDOW.min(samples);
     let latest = samples - len;
@@ -44,7 +45,7 @@ pub fn window(waveforms: &[i16], samples: usize, trigger: Option<usize>) -> Rang
                 waveforms.iter().skip(sample).step_by(samples.max(1)).map(|&value| i64::from(value)).sum()
             };
             let sums: Vec<i64> = (0..samples).map(sum).collect();
-            // The first of equals, as a flat waveform has no better.
+            // The first of equal windows: `max_by_key` takes the last, hence `rev`.
             (0..=latest).rev().max_by_key(|&start| sums[start..start + len].iter().sum::<i64>()).unwrap_or(0)
         },
         |sample| sample.saturating_sub(1),
@@ -53,7 +54,7 @@ pub fn window(waveforms: &[i16], samples: usize, trigger: Option<usize>) -> Rang
     start..start + len
 }
 
-/// The median of the samples; `sorted` is room for as many.
+/// The median of the samples. `sorted` is a buffer of the same length.
 fn median(samples: &[i16], sorted: &mut [i16]) -> f64 {
     sorted.copy_from_slice(samples);
     sorted.sort_unstable();
@@ -71,7 +72,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn charge_is_above_the_baseline_of_the_pixel() {
+    fn baseline_is_subtracted() {
         let mut waveforms = vec![200i16; 50];
         waveforms.extend([300; 50]);
         waveforms[10..13].copy_from_slice(&[210, 230, 205]);
@@ -81,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn the_window_starts_before_the_trigger_and_stays_inside() {
+    fn window_starts_before_the_trigger_and_stays_inside() {
         assert_eq!(window(&[], 50, Some(9)), 8..15);
         assert_eq!(window(&[], 50, Some(0)), 0..7);
         assert_eq!(window(&[], 50, Some(49)), 43..50);
@@ -89,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_trigger_the_window_is_on_the_brightest_samples() {
+    fn window_without_trigger_is_the_brightest() {
         let mut waveforms = vec![200i16; 150];
         for pixel in 0..3 {
             waveforms[50 * pixel + 20..50 * pixel + 27].fill(220);
@@ -100,7 +101,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_waveforms_have_charges(
+        fn arbitrary_waveforms_have_charges(
             waveforms in prop::collection::vec(any::<i16>(), 0..300),
             samples in 0..20usize,
             trigger in prop::option::of(0..30usize),

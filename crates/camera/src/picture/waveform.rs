@@ -1,10 +1,10 @@
-//! The waveform of one pixel, small, in a corner that the camera leaves free. It shows what charge means.
+//! Inset with the waveform of the brightest pixel and the integration window.
 
 use std::ops::Range;
 
-use crate::axis::Ticks;
-use crate::colour::{FAINT, GRID, MEASURED, TEXT};
-use crate::svg::{Anchor, At, Font, Svg, path};
+use millstream_report::axis::Ticks;
+use millstream_report::colour::{FAINT, GRID, MEASURED, TEXT};
+use millstream_report::svg::{Anchor, At, Attribute, Font, Svg, path};
 
 const LEFT: f64 = 600.0;
 const RIGHT: f64 = 776.0;
@@ -12,7 +12,7 @@ const TOP: f64 = 682.0;
 const BOTTOM: f64 = 752.0;
 const FONT: Font = Font::new(11.0, FAINT);
 
-/// Draws the samples, with those in `window` shaded.
+/// Draws the waveform with `window` shaded.
 pub(super) fn draw(svg: &mut Svg, title: &str, waveform: &[i16], window: Range<usize>) {
     let (Some(&lowest), Some(&highest)) = (waveform.iter().min(), waveform.iter().max()) else { return };
     let counts = Ticks::around(f64::from(lowest), f64::from(highest), 2);
@@ -22,9 +22,9 @@ pub(super) fn draw(svg: &mut Svg, title: &str, waveform: &[i16], window: Range<u
 
     svg.begin("g", &[("id", &"waveform")]);
     svg.text((LEFT, TOP - 10.0), Anchor::Start, FONT, title);
-    // A sample stands in the middle of its place.
+    // A sample is drawn in the middle of its interval.
     let (from, to) = (x(window.start as f64), x(window.end as f64));
-    let shade: [crate::svg::Attribute<'_>; 6] = [
+    let shade: [Attribute<'_>; 6] = [
         ("x", &At(from)),
         ("y", &At(TOP)),
         ("width", &At(to - from)),
@@ -42,7 +42,7 @@ pub(super) fn draw(svg: &mut Svg, title: &str, waveform: &[i16], window: Range<u
     }
     svg.text((RIGHT, BOTTOM + 28.0), Anchor::End, FONT, "sample");
     let curve = (0..).zip(waveform).map(|(k, &count)| (x(f64::from(k) + 0.5), y(f64::from(count))));
-    let line: [crate::svg::Attribute<'_>; 5] = [
+    let line: [Attribute<'_>; 5] = [
         ("d", &path(curve)),
         ("fill", &"none"),
         ("stroke", &TEXT),

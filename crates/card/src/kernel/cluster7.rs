@@ -12,26 +12,17 @@
 //! The kernel looks at the three trace sources only, and believes them. With [`FLAG_VERIFY`] it does in
 //! the same pass what `verify` does with all sources, and does not decide on corrupt traces.
 
-#[cfg(target_arch = "x86_64")]
-mod avx2;
-pub(crate) mod decide;
-
-pub use decide::{CRATES, DECISION_BYTES, SAMPLES, TRACE_BYTES};
+use millstream_camera::format::{CRATES, DECISION_BYTES, TRACE_BYTES};
+use millstream_camera::trigger::{GEOMETRY_BYTES, ROW_BYTES, Trigger, TriggerGeometry, TriggerTraces};
 
 use crate::command::{Cause, FLAG_VERIFY, Fault};
-use crate::geometry::{GEOMETRY_BYTES, Geometry, ROW_BYTES};
 use crate::kernel::slot::{Batch, Checker, Place, Places, STATUS_UNDECIDED, Slot, Summary, check_apart};
 use crate::kernel::{Job, Kernel, append_places, outside};
 use crate::layout::layout;
 use crate::memory::Span;
 
-use decide::{Decider, Traces};
-
 /// Name of the kernel.
 pub const NAME: &str = "cluster7";
-
-/// Threshold of the camera's trigger.
-pub const CAMERA_THRESHOLD: u32 = 336;
 
 layout! {
     /// Arguments of `cluster7`.
@@ -62,9 +53,9 @@ pub(crate) struct Cluster7 {
     places: Places,
     slot: Slot,
     checker: Checker,
-    traces: Traces,
-    decider: Decider,
-    /// The table that the decider uses, as it came from card memory; empty before the first.
+    traces: TriggerTraces,
+    trigger: Trigger,
+    /// The table that the trigger uses, as it came from card memory; empty before the first.
     table: Vec<u8>,
     patches: Vec<u16>,
     fresh_table: Box<[u8; GEOMETRY_BYTES]>,
@@ -76,8 +67,8 @@ impl Cluster7 {
             places: Places::default(),
             slot: Slot::default(),
             checker: Checker::new(),
-            traces: Traces::new(),
-            decider: Decider::new(),
+            traces: TriggerTraces::new(),
+            trigger: Trigger::new(),
             table: Vec::new(),
             patches: Vec::new(),
             fresh_table: Box::new([0; GEOMETRY_BYTES]),
@@ -90,11 +81,11 @@ impl Cluster7 {
         if self.table == self.fresh_table[..] {
             return Ok(());
         }
-        let geometry = Geometry::from_bytes(&self.fresh_table).map_err(|error| {
+        let geometry = TriggerGeometry::from_bytes(&self.fresh_table).map_err(|error| {
             Fault::new(Cause::GeometryEntry, (error.row * ROW_BYTES + 2 * error.entry) as u64)
         })?;
-        self.decider.set_geometry(&geometry);
-        self.patches = geometry.rows().iter().map(|row| row.patch as u16).collect();
+        self.trigger.set_geometry(&geometry);
+        self.patches = geometry.patches().collect();
         self.table.clear();
         self.table.extend(&self.fresh_table[..]);
         Ok(())
@@ -139,7 +130,7 @@ impl Kernel for Cluster7 {
                 };
                 let intact = match crate_of(source.id()) {
                     Some(crate_index) if found.payload.len == TRACE_BYTES as u64 => {
-                        let traces = self.traces.of_crate(crate_index);
+                        let traces = self.traces.crate_mut(crate_index);
                         job.memory
                             .read(found.payload.offset, traces)
                             .map_err(outside(Cause::PlaceOutsideMemory))?;
@@ -156,10 +147,10 @@ impl Kernel for Cluster7 {
 
             let mut map = [0; DECISION_BYTES];
             if traces_found == CRATES {
-                let outcome = self.decider.decide(&self.traces, args.threshold, &mut map);
-                job.tally.decisions_set += outcome.set;
-                summary.decisions_set = outcome.set;
-                summary.accepted = u32::from(outcome.set != 0);
+                let outcome = self.trigger.decide(&self.traces, args.threshold, &mut map);
+                job.tally.decisions_set += outcome.bits_set;
+                summary.decisions_set = outcome.bits_set;
+                summary.accepted = u32::from(outcome.bits_set != 0);
                 if let Some((sample, position)) = outcome.first {
                     summary.first_sample = sample;
                     summary.first_patch = self.patches[usize::from(position)];

@@ -1,81 +1,58 @@
-//! Where the pixels of a camera are: hexagons on a regular lattice.
+//! The pixel geometry: hexagonal pixels on a regular lattice.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use crate::table::{Row, Table, TableError};
 
 /// One pixel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pixel {
-    /// The trigger patch that it belongs to.
+    /// The camera's number of the pixel.
+    pub id: u16,
+    /// The trigger patch of the pixel.
     pub patch: u16,
-    /// Its centre, in mm, to the right and up.
+    /// Horizontal position of the centre \[mm\], to the right.
     pub x: f64,
-    /// See `x`.
+    /// Vertical position of the centre \[mm\], upwards.
     pub y: f64,
 }
 
-/// The pixels in stored order, on a lattice in which each has its neighbours at the same distance.
+/// The pixels in stored order, on a lattice with equal distances between neighbours.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Geometry {
+pub struct PixelGeometry {
     pixels: Vec<Pixel>,
     pitch: f64,
-    /// Direction from a pixel to a neighbour, in radians; the other five are at multiples of 60° to it.
+    /// Direction from a pixel to one neighbour \[rad\]; the other five are at multiples of 60° to it.
     direction: f64,
 }
 
-/// A list of pixels that is no camera.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}:{line}: {problem}", path.display())]
-pub struct GeometryError {
-    /// The file.
-    pub path: PathBuf,
-    /// The line, counted from 1; 0 if the file could not be read.
-    pub line: usize,
-    /// What is wrong with it.
-    pub problem: String,
-}
-
-/// Neighbours may be off their places by this fraction of the pitch.
+/// Largest accepted distance of a pixel from its lattice position, as a fraction of the pitch.
 const TOLERANCE: f64 = 0.02;
 
-impl Geometry {
-    /// Reads a `pixels.csv`: a line per pixel in stored order, with the columns `patch`, `x_mm` and `y_mm`
-    /// among others.
-    pub fn load(path: &Path) -> Result<Self, GeometryError> {
-        let error = |(line, problem)| GeometryError { path: path.to_owned(), line, problem };
-        let text =
-            std::fs::read_to_string(path).map_err(|cause| error((0, format!("cannot read: {cause}"))))?;
-        Self::parse(&text).map_err(error)
+impl PixelGeometry {
+    /// Loads a `pixels.csv`.
+    ///
+    /// Each line is one pixel, in stored order, with the columns `pixel`, `patch`, `x_mm` and `y_mm`. Other
+    /// columns are ignored.
+    pub fn load(path: &Path) -> Result<Self, TableError> {
+        Self::parse(&Table::load(path)?)
     }
 
-    fn parse(text: &str) -> Result<Self, (usize, String)> {
-        let mut lines = (1..).zip(text.lines());
-        let header: Vec<&str> = lines.next().map_or(Vec::new(), |(_, line)| line.split(',').collect());
-        let column = |name: &str| {
-            let found = header.iter().position(|column| column.trim() == name);
-            found.ok_or_else(|| (1, format!("no column {name}")))
-        };
-        let [patch, x, y] = [column("patch")?, column("x_mm")?, column("y_mm")?];
+    fn parse(table: &Table) -> Result<Self, TableError> {
+        let [id, patch, x, y] =
+            [table.column("pixel")?, table.column("patch")?, table.column("x_mm")?, table.column("y_mm")?];
         let mut pixels = Vec::new();
-        for (line, text) in lines {
-            let cells: Vec<&str> = text.split(',').collect();
-            let cell = |at: usize| cells.get(at).map_or("", |cell| cell.trim());
-            let wrong = |at: usize, expected| {
-                (line, format!("{} is {:?}, expected {expected}", header[at], cell(at)))
-            };
-            let length = |at: usize| {
-                let length = cell(at).parse().ok().filter(|length: &f64| length.abs() < 1e6);
-                length.ok_or_else(|| wrong(at, "a length in mm"))
-            };
-            let patch = cell(patch).parse().map_err(|_| wrong(patch, "a number from 0 to 65535"))?;
-            pixels.push(Pixel { patch, x: length(x)?, y: length(y)? });
+        for row in table.rows() {
+            let number = |column| row.parse(column, "a number from 0 to 65535", |_: &u16| true);
+            let length = |column| row.parse(column, "a length in mm", |length: &f64| length.abs() < 1e6);
+            pixels.push(Pixel { id: number(id)?, patch: number(patch)?, x: length(x)?, y: length(y)? });
         }
-        // Pixel k is on line k + 2.
-        Self::new(pixels).map_err(|(pixel, problem)| (pixel + 2, problem))
+        Self::fit(table, pixels)
     }
 
-    /// Finds the lattice. The error has the position of the pixel that does not fit.
-    fn new(pixels: Vec<Pixel>) -> Result<Self, (usize, String)> {
+    /// Finds the lattice from the two closest pixels, and checks all others against it.
+    fn fit(table: &Table, pixels: Vec<Pixel>) -> Result<Self, TableError> {
         let mut nearest = (f64::INFINITY, 0, 0);
         for (a, one) in pixels.iter().enumerate() {
             for (b, other) in pixels.iter().enumerate().skip(a + 1) {
@@ -85,22 +62,23 @@ impl Geometry {
                 }
             }
         }
+        let rows: Vec<Row<'_>> = table.rows().collect();
         let (pitch, a, b) = nearest;
         if !pitch.is_finite() {
-            return Err((0, format!("{} pixels, expected at least 2", pixels.len())));
+            return Err(table.whole(format!("{} pixels, expected at least 2", pixels.len())));
         }
         if pitch < 1e-3 {
-            return Err((b, format!("in the same place as the pixel on line {}", a + 2)));
+            return Err(rows[b].error(format!("same position as the pixel on line {}", rows[a].line())));
         }
         let direction = (pixels[b].y - pixels[a].y).atan2(pixels[b].x - pixels[a].x);
         let geometry = Self { pixels, pitch, direction };
         match geometry.first_off_lattice() {
-            Some(pixel) => Err((pixel, "not on the hexagonal lattice of the others".into())),
+            Some(pixel) => Err(rows[pixel].error("not on the hexagonal lattice of the other pixels".into())),
             None => Ok(geometry),
         }
     }
 
-    /// The first pixel that is not a whole number of steps from the first one.
+    /// Index of the first pixel that is not a whole number of lattice steps from pixel 0.
     fn first_off_lattice(&self) -> Option<usize> {
         let origin = self.pixels.first()?;
         let step = |k: usize| {
@@ -123,14 +101,14 @@ impl Geometry {
         &self.pixels
     }
 
-    /// Distance between the centres of neighbours, in mm.
+    /// Distance between the centres of neighbours \[mm\].
     pub fn pitch(&self) -> f64 {
         self.pitch
     }
 
-    /// Corners of a pixel relative to its centre, in mm, counter-clockwise; the side from corner k to
+    /// Corners of a pixel relative to its centre \[mm\], counter-clockwise. The side from corner k to
     /// corner k + 1 faces neighbour k.
-    pub(super) fn corners(&self) -> [(f64, f64); 6] {
+    pub fn corners(&self) -> [(f64, f64); 6] {
         let radius = self.pitch / 3f64.sqrt();
         std::array::from_fn(|k| {
             let angle = self.direction + (k as f64 - 0.5) * std::f64::consts::FRAC_PI_3;
@@ -138,7 +116,7 @@ impl Geometry {
         })
     }
 
-    /// Positions of the six neighbours' centres.
+    /// Centres of the six neighbouring lattice positions \[mm\].
     fn neighbours(&self, pixel: &Pixel) -> [(f64, f64); 6] {
         std::array::from_fn(|k| {
             let angle = self.direction + k as f64 * std::f64::consts::FRAC_PI_3;
@@ -146,15 +124,15 @@ impl Geometry {
         })
     }
 
-    /// The borders of the region that these patches make up: closed lines, in mm.
-    pub(super) fn outline(&self, patches: &BTreeSet<u16>) -> Vec<Vec<(f64, f64)>> {
+    /// The borders of the region of these patches, as closed polygons \[mm\].
+    pub fn outline(&self, patches: &BTreeSet<u16>) -> Vec<Vec<(f64, f64)>> {
         let inside: Vec<&Pixel> = self.pixels.iter().filter(|pixel| patches.contains(&pixel.patch)).collect();
         let close = |a: (f64, f64), b: (f64, f64)| (a.0 - b.0).hypot(a.1 - b.1) < 0.25 * self.pitch;
         let corners = self.corners();
         let mut sides = Vec::new();
         for pixel in &inside {
-            for (k, place) in self.neighbours(pixel).into_iter().enumerate() {
-                if !inside.iter().any(|other| close((other.x, other.y), place)) {
+            for (k, centre) in self.neighbours(pixel).into_iter().enumerate() {
+                if !inside.iter().any(|other| close((other.x, other.y), centre)) {
                     let corner = |k: usize| (pixel.x + corners[k % 6].0, pixel.y + corners[k % 6].1);
                     sides.push((corner(k), corner(k + 1)));
                 }
@@ -178,13 +156,14 @@ impl Geometry {
 mod tests {
     use super::*;
     use std::collections::BTreeMap;
+    use std::path::PathBuf;
 
     fn data(name: &str) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/sst1m").join(name)
     }
 
-    fn camera() -> Geometry {
-        Geometry::load(&data("pixels.csv")).unwrap()
+    fn camera() -> PixelGeometry {
+        PixelGeometry::load(&data("pixels.csv")).unwrap()
     }
 
     fn distance(a: &Pixel, b: &Pixel) -> f64 {
@@ -257,22 +236,29 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_is_no_camera_is_refused_with_its_line() {
-        let refused = |text: &str| Geometry::parse(text).unwrap_err();
-        assert_eq!(refused(""), (1, "no column patch".into()));
-        assert_eq!(refused("patch,x_mm\n"), (1, "no column y_mm".into()));
-        assert_eq!(refused("patch,x_mm,y_mm\n0,0,0\n"), (2, "1 pixels, expected at least 2".into()));
-        let head = "y_mm,patch,x_mm\n0,0,0\n";
+    fn invalid_tables_are_refused_with_their_line() {
+        let refused = |text: &str| {
+            let table = Table::read(Path::new("pixels.csv"), text.as_bytes()).unwrap();
+            PixelGeometry::parse(&table).unwrap_err().to_string()
+        };
+        assert_eq!(refused(""), "pixels.csv:1: the header has no column pixel");
+        assert_eq!(refused("pixel,patch,x_mm\n"), "pixels.csv:1: the header has no column y_mm");
+        let one = refused("pixel,patch,x_mm,y_mm\n0,0,0,0\n");
+        assert_eq!(one, "pixels.csv: 1 pixels, expected at least 2");
+        let head = "y_mm,patch,x_mm,pixel\n0,0,0,0\n";
         let line = |line: &str| refused(&format!("{head}{line}"));
-        assert_eq!(line("1,-1,0\n"), (3, "patch is \"-1\", expected a number from 0 to 65535".into()));
-        assert_eq!(line("NaN,1,0\n"), (3, "y_mm is \"NaN\", expected a length in mm".into()));
-        assert_eq!(line("1,1\n"), (3, "x_mm is \"\", expected a length in mm".into()));
-        assert_eq!(line("0,5,0\n"), (3, "in the same place as the pixel on line 2".into()));
-        assert_eq!(line("0,1,10\n3,2,25\n"), (4, "not on the hexagonal lattice of the others".into()));
-        let error = Geometry::load(Path::new("/none/pixels.csv")).unwrap_err();
+        assert_eq!(line("1,-1,0,1\n"), "pixels.csv:3: patch is \"-1\", expected a number from 0 to 65535");
+        assert_eq!(line("NaN,1,0,1\n"), "pixels.csv:3: y_mm is \"NaN\", expected a length in mm");
+        assert_eq!(line("1,1\n"), "pixels.csv:3: pixel is \"\", expected a number from 0 to 65535");
+        assert_eq!(line("0,5,0,1\n"), "pixels.csv:3: same position as the pixel on line 2");
+        assert_eq!(
+            line("0,1,10,1\n3,2,25,2\n"),
+            "pixels.csv:4: not on the hexagonal lattice of the other pixels"
+        );
+        let error = PixelGeometry::load(Path::new("/none/pixels.csv")).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "/none/pixels.csv:0: cannot read: No such file or directory (os error 2)"
+            "/none/pixels.csv: cannot read: No such file or directory (os error 2)"
         );
     }
 }

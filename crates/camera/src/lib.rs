@@ -1,0 +1,25 @@
+//! The SST-1M camera, the one detector that Millstream knows.
+//!
+//! Everything specific to this detector is in this crate. Its users need:
+//!
+//! - the event builder: the source kinds and fragment lengths in [`format`], to check its inputs;
+//! - the card's kernel `cluster7`: the trigger arithmetic in [`trigger`];
+//! - the event file: the datasets in `columns` (feature `columns`);
+//! - the run's pictures: the event display in `picture` (feature `picture`).
+//!
+//! Another detector is a crate of its own beside this one, with those of the four parts that it has. The
+//! event builder, the cards, `store` and `report` stay as they are.
+//!
+//! `data/README.md` describes the recorded data that the tests use.
+
+#[cfg(feature = "columns")]
+pub mod columns;
+pub mod format;
+#[cfg(feature = "picture")]
+pub mod picture;
+pub mod pixels;
+mod table;
+pub mod trigger;
+
+pub use pixels::{Pixel, PixelGeometry};
+pub use table::TableError;
