@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use millstream_lockfree::{SpinGuard, SpinLock};
 
-use super::plain::{Plain, Requests, Run};
+use super::fast_path::{Plain, Requests, Run};
 use super::send::{Admitted, SendQueue};
 use super::state::QpState;
 use super::{Qp, QpCap, QpType};

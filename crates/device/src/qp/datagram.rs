@@ -14,7 +14,7 @@ use super::keys::RemoteKeys;
 use super::send::SendQueue;
 use super::target::{Left, Readiness, Target};
 use super::transfer::{self, Stop};
-use super::wire::Lane;
+use super::wire_transport::Lane;
 use super::{Qp, QpType};
 use crate::caps::MAX_SGE;
 use crate::greeting::{Message, Op};

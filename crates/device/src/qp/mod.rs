@@ -7,15 +7,15 @@
 
 mod batch;
 mod datagram;
+mod fast_path;
 mod keys;
-mod local;
-mod plain;
+mod local_ops;
 mod recv;
 mod send;
 pub mod state;
 mod target;
 mod transfer;
-mod wire;
+mod wire_transport;
 mod xrc;
 
 use std::io;
@@ -48,12 +48,12 @@ use millstream_lockfree::cqe::Cqe;
 
 pub use batch::{SendOps, WrBatch, WrBatchLock};
 use millstream_lockfree::retry_owner::RetryOwner;
-pub use plain::{Plain, Requests};
+pub use fast_path::{Plain, Requests};
 use recv::RecvQueue;
 pub(crate) use recv::{Note, Received};
 use send::SendQueue;
 use state::{QpAttr, QpState, attr};
-use wire::{Alarm, Plan};
+use wire_transport::{Alarm, Plan};
 
 /// Sizes of a queue pair; what is asked for is rounded up to what is given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

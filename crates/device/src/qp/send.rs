@@ -6,12 +6,13 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use super::datagram::{self, MAX_DATAGRAM, Pieces, Receivers};
+use super::fast_path::{Group, Requests as _, Rest};
 use super::keys::{LocalKeys, RemoteKeys};
-use super::plain::{Group, Requests as _, Rest};
+use super::retry_owner::Found;
 use super::state::{QpAttr, QpState};
 use super::target::Target;
 use super::transfer::Stop;
-use super::wire::{Aftermath, Lane};
+use super::wire_transport::{Aftermath, Lane};
 use super::xrc::Queues;
 use super::{Qp, QpType};
 use crate::caps::MAX_MSG;

@@ -14,7 +14,7 @@ use super::datagram::{self, Elements, Piece, Pieces};
 use super::keys::{LocalKeys, Window};
 use super::send::SendQueue;
 use super::target::{Left, Readiness, Receive, Target};
-use super::wire::Lane;
+use super::wire_transport::Lane;
 use super::{Qp, QpType};
 use crate::event::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR, NO_EVENT};
 use crate::greeting::{Message, Op};

@@ -5,10 +5,10 @@
 //! their way out (`outbox`), and the machine's timers. Whoever posts also sends; whoever takes packets in
 //! (`crate::wire`) answers them. All of it happens under the send queue's lock.
 
-mod datagram;
-mod landing;
-mod memory;
-mod pace;
+mod congestion;
+mod datagrams;
+mod memory_adapter;
+mod responder_memory;
 mod route;
 
 use std::ops::Range;
@@ -43,10 +43,10 @@ use crate::types::{
 use crate::wire::Arrived;
 use millstream_lockfree::cqe::Cqe;
 
-pub(super) use datagram::Datagrams;
-use landing::Landing;
-use memory::{Requests, View};
-use pace::Pace;
+use congestion::Pace;
+pub(super) use datagrams::Datagrams;
+use memory_adapter::{Requests, View};
+use responder_memory::Landing;
 use route::Route;
 
 /// How a queue pair that goes to RTR will reach its peers; everything that can be refused was looked at.
@@ -445,9 +445,9 @@ impl Qp {
             ..Limits::NONE
         };
         if std::mem::take(&mut lane.pace.owes_cnp) {
-            let mut packet = pace::cnp(lane.machine.config().remote_qp);
+            let mut packet = congestion::cnp(lane.machine.config().remote_qp);
             // As if it were lost, if the network has no room: the next marked packet brings the next one.
-            let _ = port.send(&mut [lane.route.outgoing(&mut packet, pace::CNP_LEN)]);
+            let _ = port.send(&mut [lane.route.outgoing(&mut packet, congestion::CNP_LEN)]);
         }
         lane.buffer.resize(BURST, 0);
         if std::mem::take(&mut lane.owes) {

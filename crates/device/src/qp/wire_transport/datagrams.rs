@@ -9,7 +9,7 @@ use millstream_wire::icrc::Flow;
 use millstream_wire::{Packet, Pkey, Psn, Qkey, Qpn, UDP_PORT, bth, deth};
 
 use super::Wired;
-use super::landing::Landing;
+use super::responder_memory::Landing;
 use super::route::Route;
 use crate::gid;
 use crate::multicast;

@@ -7,7 +7,7 @@ use millstream_lockfree::barrier;
 use super::Qp;
 use super::send::SendQueue;
 use super::transfer::{Stop, UNRESPONSIVE, failed};
-use super::wire::Lane;
+use super::wire_transport::Lane;
 use crate::errno::Result;
 use crate::greeting::PATIENCE;
 use crate::mr::window::{Bind, Kind};

@@ -6,7 +6,7 @@ use millstream_lockfree::copy_in_order;
 use millstream_proto::{Access, Atomic, DeliveryFault, Memory, ReceiveId, Refusal, Status, WorkId};
 use millstream_wire::{Rkey, Srqn};
 
-use super::landing::{Landing, skip};
+use super::responder_memory::{Landing, skip};
 use crate::qp::Qp;
 use crate::qp::keys::LocalKeys;
 use crate::qp::send::Parked;
