@@ -14,7 +14,7 @@ use crate::greeting::{Message, Op, shared};
 use crate::host::Host;
 use crate::layout::{RecvSlot, SrqRing, recv_slot_len, srq_len, taken};
 use crate::pd::Pd;
-use crate::qp::{Note, Received};
+use crate::qp::{Received, RecvWqe};
 use crate::types::Sge;
 use crate::xrc::{self, Membership, Xrcd};
 
@@ -32,7 +32,7 @@ pub struct Srq {
     max_wr: u32,
     max_sge: u32,
     poster: SpinLock<Poster>,
-    notes: Box<[Note]>,
+    notes: Box<[RecvWqe]>,
     /// By slot: see [`when_posted`].
     posted: Box<[AtomicU32]>,
     /// Whether an event was asked for and not raised yet.
@@ -113,7 +113,7 @@ impl Srq {
             max_wr,
             max_sge,
             poster: SpinLock::new(Poster { tail: 0, free: (0..max_wr).rev().collect() }),
-            notes: (0..count).map(|_| Note::default()).collect(),
+            notes: (0..count).map(|_| RecvWqe::default()).collect(),
             posted: (0..count).map(|_| AtomicU32::new(NOT_POSTED)).collect(),
             awaits_limit: AtomicBool::new(false),
             users: AtomicU32::new(0),

@@ -208,7 +208,7 @@ impl Wire {
         if self.owes.load(Ordering::Relaxed) {
             while let Some(qp) = self.next_owing() {
                 if let Some(qp) = qp.upgrade() {
-                    qp.pay_on_wire();
+                    qp.flush_ack();
                 }
             }
         }
@@ -307,7 +307,7 @@ impl Wire {
         self.next.store(u64::MAX, Ordering::Release);
         let timed = self.timed.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let now = self.now();
-        let next = timed.iter().filter_map(Weak::upgrade).filter_map(|qp| qp.expire_on_wire(now)).min();
+        let next = timed.iter().filter_map(Weak::upgrade).filter_map(|qp| qp.handle_timer(now)).min();
         if let Some(next) = next {
             self.next.fetch_min(next, Ordering::AcqRel);
         }
@@ -356,7 +356,7 @@ impl Incoming {
             let known = last.upgrade().filter(|qp| qp.qpn() == qpn);
             let found = known.or_else(|| host.qp(qpn).inspect(|qp| *last = Arc::downgrade(qp)));
             let Some(qp) = found else { return };
-            qp.arrived(packets, now.take().unwrap_or_else(|| host.wire.now()));
+            qp.handle_packets(packets, now.take().unwrap_or_else(|| host.wire.now()));
         };
         for received in inbox.received() {
             let group = Some(gid(received.origin.destination).octets()).filter(multicast::is_group);

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use millstream_lockfree::{SpinGuard, SpinLock};
 
 use super::fast_path::{Plain, Requests, Run};
-use super::send::{Admitted, SendQueue};
+use super::send::{PostOutcome, SendQueue};
 use super::state::QpState;
 use super::{Qp, QpCap, QpType};
 use crate::errno::{Errno, Result};
@@ -421,7 +421,7 @@ impl Qp {
             }
             // A request may fail the queue pair, and then those behind it are flushed.
             if self.state.load(Ordering::Relaxed) == QpState::Rts as u8 {
-                failed |= self.admit(&mut send, &wr) == Admitted::Fatally;
+                failed |= self.admit(&mut send, &wr) == PostOutcome::QpFailed;
             } else {
                 self.admit_elsewhere(&mut send, &wr);
             }

@@ -10,29 +10,38 @@ use std::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
 
-use super::keys::RemoteKeys;
-use super::send::SendQueue;
+use super::keys::{LocalKeys, RemoteKeys};
 use super::target::{Left, Readiness, Target};
-use super::transfer::{self, Stop};
-use super::wire_transport::Lane;
+use super::transfer::{self, ExecError};
+use super::wire_transport::WireDatagrams;
 use super::{Qp, QpType};
 use crate::caps::MAX_SGE;
 use crate::greeting::{Message, Op};
 use crate::multicast;
+use crate::path::{self, PathPreference};
 use crate::peer::Peer;
 use crate::types::{
     SEND_SOLICITED, SendWr, Sge, UdDestination, WC_FLAG_GRH, WC_FLAG_WITH_IMM, WC_OP_RECV, WR_SEND_WITH_IMM,
     total_len,
 };
+use crate::wire::Arrived;
 use millstream_lockfree::cq_ring::PushError;
 use millstream_lockfree::cqe::Cqe;
 
 /// Longest datagram: the port's MTU, bytes.
 pub(super) const MAX_DATAGRAM: u64 = 4096;
 
-/// Receivers that a queue pair has sent to, by number.
+/// How a datagram queue pair reaches its receivers.
+#[derive(Debug)]
+pub(super) struct DatagramTransport {
+    receivers: Receivers,
+    /// Receivers on other hosts are reached by packets, unless that is forbidden or there is no port.
+    wire: Option<Box<WireDatagrams>>,
+}
+
+/// Receivers on this host that a queue pair has sent to, by number.
 #[derive(Debug, Default)]
-pub(super) struct Receivers(HashMap<u32, Receiver>);
+struct Receivers(HashMap<u32, Receiver>);
 
 /// More are forgotten, all at once: finding one again costs a microsecond.
 const REMEMBERED: usize = 1024;
@@ -68,34 +77,74 @@ pub(super) type Pieces = ArrayVec<Piece, { MAX_SGE as usize }>;
 /// The elements of one request.
 pub(super) type Elements = ArrayVec<Sge, { MAX_SGE as usize }>;
 
-/// Delivers a datagram, or drops it.
-///
-/// # Safety
-/// The pieces are readable memory.
-pub(super) unsafe fn deliver(send: &mut SendQueue, qp: &Qp, wr: &SendWr<'_>, pieces: &[Piece]) {
-    let receivers = &mut send.receivers;
-    let Some(to) = wr.to else { return };
-    // With the highest bit set, the sender's own key is meant (10.2.5).
-    let qkey = if to.qkey >> 31 == 0 { to.qkey } else { qp.entry.qkey.load(Ordering::Relaxed) };
-    let to = UdDestination { qkey, ..to };
-    if to.qpn == multicast::EVERYBODY {
-        if !multicast::is_by_packets_only() {
-            // SAFETY: passed on.
-            unsafe { deliver_to_group(receivers, qp, wr, &to, pieces) };
+impl DatagramTransport {
+    /// Of a queue pair that goes to RTR.
+    pub(super) fn new(qp: &Qp, wire: bool) -> Self {
+        let mut wire = if wire { WireDatagrams::new(qp).map(Box::new) } else { None };
+        if path::preference() == Ok(PathPreference::Wire)
+            && let Some(wire) = &mut wire
+        {
+            wire.start_polling(qp);
         }
-        // To other hosts; and if all packets shall, to this one.
-        if let (Lane::Datagrams(lane), Some(_)) = (&mut send.lane, multicast::group_of(&to.grh)) {
-            // SAFETY: passed on.
-            unsafe { lane.send(qp, wr, &to, pieces) };
-        }
-        return;
+        Self { receivers: Receivers::default(), wire }
     }
-    if to.on_this_host {
-        // SAFETY: passed on.
-        unsafe { deliver_to(receivers, qp, wr, to, pieces) };
-    } else if let Lane::Datagrams(lane) = &mut send.lane {
-        // SAFETY: passed on.
-        unsafe { lane.send(qp, wr, &to, pieces) };
+
+    /// Sets the first packet sequence number.
+    pub(super) fn start(&mut self, qp: &Qp, psn: u32) {
+        if let Some(wire) = &mut self.wire {
+            wire.start(qp, psn);
+        }
+    }
+
+    /// Takes packets that arrived.
+    pub(super) fn handle_packets(&mut self, qp: &Qp, packets: &[Arrived<'_>]) {
+        if let Some(wire) = &mut self.wire {
+            wire.handle_packets(qp, packets);
+        }
+    }
+
+    /// Sends a datagram. An error is the sender's own; what the receiver cannot take is dropped.
+    pub(super) fn execute(
+        &mut self,
+        local_keys: &mut LocalKeys,
+        qp: &Qp,
+        wr: &SendWr<'_>,
+    ) -> Result<(), ExecError> {
+        let mut pieces = Pieces::new();
+        self::pieces(local_keys, qp, wr, &mut pieces)?;
+        // SAFETY: the pieces are the application's registered (or inline) memory.
+        unsafe { self.deliver(qp, wr, &pieces) };
+        Ok(())
+    }
+
+    /// Delivers a datagram, or drops it.
+    ///
+    /// # Safety
+    /// The pieces are readable memory.
+    unsafe fn deliver(&mut self, qp: &Qp, wr: &SendWr<'_>, pieces: &[Piece]) {
+        let Some(to) = wr.to else { return };
+        // With the highest bit set, the sender's own key is meant (10.2.5).
+        let qkey = if to.qkey >> 31 == 0 { to.qkey } else { qp.entry.qkey.load(Ordering::Relaxed) };
+        let to = UdDestination { qkey, ..to };
+        if to.qpn == multicast::EVERYBODY {
+            if !multicast::is_by_packets_only() {
+                // SAFETY: passed on.
+                unsafe { deliver_to_group(&mut self.receivers, qp, wr, &to, pieces) };
+            }
+            // Packets go to the members on other hosts, or to all members if shared memory is not used.
+            if let (Some(wire), Some(_)) = (&mut self.wire, multicast::group_of(&to.grh)) {
+                // SAFETY: passed on.
+                unsafe { wire.send(qp, wr, &to, pieces) };
+            }
+            return;
+        }
+        if to.on_this_host {
+            // SAFETY: passed on.
+            unsafe { deliver_to(&mut self.receivers, qp, wr, to, pieces) };
+        } else if let Some(wire) = &mut self.wire {
+            // SAFETY: passed on.
+            unsafe { wire.send(qp, wr, &to, pieces) };
+        }
     }
 }
 
@@ -197,13 +246,13 @@ pub(super) fn packet_type(header: &[u8; 40]) -> u8 {
     }
 }
 
-/// Finds the local pieces of a datagram; `Stop` is the sender's own fault.
+/// Finds the local pieces of a datagram; `ExecError` is the sender's own fault.
 pub(super) fn pieces(
-    local: &mut super::keys::LocalKeys,
+    local: &mut LocalKeys,
     qp: &Qp,
     wr: &SendWr<'_>,
     out: &mut Pieces,
-) -> Result<(), Stop> {
+) -> Result<(), ExecError> {
     for sge in wr.sges.iter().take(out.capacity()) {
         out.push((transfer::source(local, qp, wr, sge)?.cast_const(), sge.length));
     }

@@ -16,6 +16,7 @@ use super::keys::{LocalKeys, RemoteKeys, Use};
 use super::send::SendQueue;
 use super::state::QpState;
 use super::target::{READ_AHEAD, Receive, Target};
+use super::transport::Transport;
 use super::{Qp, QpType};
 use crate::caps::MAX_MSG;
 use crate::types::{
@@ -176,10 +177,11 @@ impl Qp {
     #[inline(always)]
     fn run<L: Requests>(&self, run: Run, send: &mut SendQueue, mut list: L) -> Option<L> {
         let mut room = self.send_room(send);
-        if send.has_parked() || room == 0 {
+        if send.has_pending() || room == 0 {
             return None;
         }
-        let (Some(peer), Some(target)) = (&send.peer, &send.target) else { return None };
+        let Transport::Local(local) = &mut send.transport else { return None };
+        let (Some(peer), Some(target)) = (&local.peer, &local.target) else { return None };
         // As in `SendQueue::execute`: before the announcement, and after it. What it allows is as it was then, too.
         let revision = target.ready_at()?;
         if !peer.alive() || target.revision() != revision || !target.allows(run.access()) {
@@ -187,7 +189,7 @@ impl Qp {
         }
         let (inflight, asymmetric) = (&target.entry.inflight, peer.asymmetric);
         let always = if self.signal_all { SEND_SIGNALED } else { 0 };
-        let mut announced = send.announced;
+        let mut announced = local.announced;
         let (mut signal, mut going_on) = (false, false);
         while let Some(next) = list.plain(run.opcode())
             && room != 0
@@ -198,7 +200,7 @@ impl Qp {
             if target.revision() != revision || self.state.load(Ordering::Relaxed) != QpState::Rts as u8 {
                 break;
             }
-            let keys = (&send.remote_keys, &mut send.local_keys);
+            let keys = (&local.remote_keys, &mut send.local_keys);
             if run == Run::Sends && going_on && next.flags & SEND_SOLICITED == 0 {
                 let accounts = (&mut room, &mut send.posted, &mut send.group);
                 let Some(notify) = self.send_together(target, keys, &mut list, accounts) else { break };
@@ -221,7 +223,7 @@ impl Qp {
             going_on = true;
         }
         inflight.end(&mut announced);
-        send.announced = announced;
+        local.announced = announced;
         if signal {
             peer.signal(target.cq.channel());
         }

@@ -6,14 +6,11 @@ use millstream_lockfree::barrier;
 
 use super::Qp;
 use super::send::SendQueue;
-use super::transfer::{Stop, UNRESPONSIVE, failed};
-use super::wire_transport::Lane;
-use crate::errno::Result;
+use super::transfer::{ExecError, UNRESPONSIVE, failed};
+use crate::errno::Result as VerbsResult;
 use crate::greeting::PATIENCE;
 use crate::mr::window::{Bind, Kind};
 use crate::types::{SendWr, WC_LOC_QP_OP_ERR, WC_MW_BIND_ERR, WR_BIND_MW, vendor};
-
-type Carried = std::result::Result<(), Stop>;
 
 impl Qp {
     /// Posts the binding of a window, whose key is the new one from then on.
@@ -21,30 +18,26 @@ impl Qp {
     /// # Errors
     /// As [`Qp::post_send`]; EINVAL for a window of another domain, a key that is not the window's, or
     /// access flags that a window of its type cannot have.
-    pub fn post_bind(&self, wr_id: u64, flags: u32, bind: &Bind) -> Result<()> {
+    pub fn post_bind(&self, wr_id: u64, flags: u32, bind: &Bind) -> VerbsResult<()> {
         let wr = SendWr { wr_id, opcode: WR_BIND_MW, flags, bind: Some(bind), ..SendWr::default() };
         self.post_send(&wr)?;
         bind.mw.set_key(bind.key);
         Ok(())
     }
 
-    /// Carries out a request that concerns this process's own memory keys only.
+    /// Executes a request that concerns this process's own memory keys only.
     #[cold]
-    pub(super) fn carry_out_here(&self, send: &SendQueue, wr: &SendWr<'_>) -> Carried {
-        if matches!(send.lane, Lane::Connected(_)) {
-            // Behind what was posted before it and is not complete.
-            return Err(Stop::Elsewhere);
-        }
+    pub(super) fn execute_local_op(&self, send: &SendQueue, wr: &SendWr<'_>) -> Result<(), ExecError> {
         match wr.bind {
             Some(bind) if wr.opcode == WR_BIND_MW => self.bind_window(bind),
             _ => self.invalidate_window(send, wr.imm),
         }
     }
 
-    /// The same for a queue pair whose peer is reached by packets: nobody but the caller, who holds the send queue,
-    /// can be inside.
+    /// Executes such a request of a queue pair whose peer is reached by packets. Only the caller, who holds the send
+    /// queue, can be inside.
     #[cold]
-    pub(super) fn carry_out_locally(&self, wr: &SendWr<'_>) -> Carried {
+    pub(super) fn execute_local_op_on_wire(&self, wr: &SendWr<'_>) -> Result<(), ExecError> {
         match wr.bind {
             Some(bind) if wr.opcode == WR_BIND_MW => self.bind_window(bind),
             _ => {
@@ -54,7 +47,7 @@ impl Qp {
         }
     }
 
-    fn bind_window(&self, bind: &Bind) -> Carried {
+    fn bind_window(&self, bind: &Bind) -> Result<(), ExecError> {
         let (host, pd, kind) = (self.host, self.pd.id, bind.mw.kind());
         let refused = |cause| failed(WC_MW_BIND_ERR, cause);
         if bind.mw.is_taken_back() {
@@ -74,12 +67,12 @@ impl Qp {
     }
 
     /// Only a window of type 2 can be invalidated, and only through its queue pair (10.6.7.2.6).
-    fn invalidate_window(&self, send: &SendQueue, key: u32) -> Carried {
+    fn invalidate_window(&self, send: &SendQueue, key: u32) -> Result<(), ExecError> {
         let refused = |cause| failed(WC_LOC_QP_OP_ERR, cause);
         self.host.mrs.invalidate(self.host, key, self.qpn).map_err(refused)?;
         // Its peer is the only one who can be inside.
         barrier::heavy();
-        let peer = || Some((send.peer.clone(), send.dest_qpn));
-        if self.wait_while_busy(Instant::now() + PATIENCE, peer) { Ok(()) } else { Err(UNRESPONSIVE) }
+        let initiator = || Some(send.transport.initiator());
+        if self.wait_while_busy(Instant::now() + PATIENCE, initiator) { Ok(()) } else { Err(UNRESPONSIVE) }
     }
 }

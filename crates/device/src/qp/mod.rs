@@ -1,7 +1,7 @@
 //! Queue pairs.
 //!
 //! [`state`] says which transitions exist and what they need; `send` takes requests, `batch` many at
-//! once, `RetryOwner` says who retries those that wait; `transfer` carries them out in the peer's memory, `plain` the
+//! once, `care` looks after those that wait; `transfer` carries them out in the peer's memory, `plain` the
 //! simplest of them with the fewest instructions; `recv` keeps
 //! receive requests; `keys` remembers checked memory keys.
 
@@ -10,11 +10,13 @@ mod datagram;
 mod fast_path;
 mod keys;
 mod local_ops;
+mod local_transport;
 mod recv;
 mod send;
 pub mod state;
 mod target;
 mod transfer;
+mod transport;
 mod wire_transport;
 mod xrc;
 
@@ -47,13 +49,14 @@ use crate::xrc::{Xrcd, take_abandoned};
 use millstream_lockfree::cqe::Cqe;
 
 pub use batch::{SendOps, WrBatch, WrBatchLock};
-use millstream_lockfree::retry_owner::RetryOwner;
 pub use fast_path::{Plain, Requests};
+use millstream_lockfree::retry_owner::RetryOwner;
 use recv::RecvQueue;
-pub(crate) use recv::{Note, Received};
+pub(crate) use recv::{Received, RecvWqe};
 use send::SendQueue;
 use state::{QpAttr, QpState, attr};
-use wire_transport::{Alarm, Plan};
+use transport::{Transport, TransportPlan};
+use wire_transport::TimerDeadline;
 
 /// Sizes of a queue pair; what is asked for is rounded up to what is given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -153,7 +156,7 @@ pub struct Qp {
     attributes: Mutex<QpAttr>,
     send: BiasedLock<SendQueue>,
     retry_owner: RetryOwner,
-    alarm: Alarm,
+    timer: TimerDeadline,
     recv: RecvQueue,
     /// Send requests that the application has taken back by polling, ever.
     reclaimed: AtomicU32,
@@ -227,7 +230,7 @@ impl Qp {
             attributes: Mutex::default(),
             send: BiasedLock::new(SendQueue::default()),
             retry_owner: RetryOwner::default(),
-            alarm: Alarm::default(),
+            timer: TimerDeadline::default(),
             recv: RecvQueue::new(host.arena.at(rq_block.offset), slots, slot_len, capacity.max_recv_wr),
             reclaimed: AtomicU32::new(0),
             last_wqe_reported: AtomicBool::new(false),
@@ -407,7 +410,7 @@ impl Qp {
     /// Who sends to this queue pair: the process and its queue pair.
     pub(crate) fn sender(&self) -> Option<(Arc<Peer>, u32)> {
         let sender = self.entry.dest_qpn.load(Ordering::Acquire);
-        Some((self.send.lock().peer.clone()?, sender))
+        Some((self.send.lock().transport.peer()?.clone(), sender))
     }
 
     /// Where its receive completion queue lies in the arena.
@@ -470,19 +473,26 @@ impl Qp {
             // Ethernet has no other addresses (RoCE annex A17.4.2).
             return Err(Errno::INVAL);
         }
-        let plan =
-            if next == QpState::Rtr && current == QpState::Init { self.plan(&merged)? } else { Plan::Stay };
+        let reaches_rtr = next == QpState::Rtr && current == QpState::Init;
+        let plan = if reaches_rtr { Some(TransportPlan::new(self, &merged)?) } else { None };
         *attributes = merged.clone();
         drop(attributes);
         self.apply(current, next, &merged, mask, plan);
         let notify = mask & attr::EN_SQD_ASYNC_NOTIFY != 0 && new.en_sqd_async_notify;
-        if next == QpState::Sqd && current != QpState::Sqd && !self.drain_on_wire(notify) && notify {
+        if next == QpState::Sqd && current != QpState::Sqd && !self.drain_wire(notify) && notify {
             self.raise(EVENT_SQ_DRAINED);
         }
         Ok(())
     }
 
-    fn apply(&self, current: QpState, next: QpState, attributes: &QpAttr, mask: u32, plan: Plan) {
+    fn apply(
+        &self,
+        current: QpState,
+        next: QpState,
+        attributes: &QpAttr,
+        mask: u32,
+        plan: Option<TransportPlan>,
+    ) {
         let remote = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC;
         self.entry.access.store(attributes.access & remote, Ordering::Release);
         self.entry_changed();
@@ -498,11 +508,11 @@ impl Qp {
                     send.retries = u32::from(attributes.retry_cnt);
                     send.rnr_retries = u32::from(attributes.rnr_retry);
                 }
-                if next == QpState::Rtr && current == QpState::Init {
-                    self.connect(&mut send, attributes, plan);
+                if let Some(plan) = plan {
+                    send.transport = Transport::connect(self, attributes, plan);
                 }
                 if next == QpState::Rts {
-                    self.start_on_wire(&mut send, attributes);
+                    send.transport.start(self, attributes);
                 }
                 self.set_state(next);
             }
@@ -543,7 +553,7 @@ impl Qp {
             return self.entry.delivery.lock_within(self.host.pid, patience).is_some();
         }
         // Who calls may hold this or another send queue: only a look is taken at who the peer is.
-        self.wait_while_busy(deadline, || self.send.try_lock().map(|send| (send.peer.clone(), send.dest_qpn)))
+        self.wait_while_busy(deadline, || self.send.try_lock().map(|send| send.transport.initiator()))
     }
 
     /// Waits until the peer is not inside an operation that it began before, or is gone. `peer` says who
@@ -670,7 +680,7 @@ impl Qp {
     }
 
     fn reset(&self) {
-        self.pay_on_wire();
+        self.flush_ack();
         self.set_state(QpState::Reset);
         if self.quiesce() {
             // A peer that died inside will not withdraw, and the next one is not to be blamed for it.
@@ -726,7 +736,7 @@ impl Qp {
     pub(crate) fn peer_died(&self, peer: &Arc<Peer>) {
         let waits = {
             let send = self.send.lock();
-            send.peer.as_ref().is_some_and(|p| Arc::ptr_eq(p, peer)) && send.has_parked()
+            send.transport.peer().is_some_and(|p| Arc::ptr_eq(p, peer)) && send.has_pending()
         };
         if waits {
             self.retry_now();
@@ -758,7 +768,7 @@ impl Qp {
             self.host.multicast.detach_all(self.host, self.qpn);
         }
         // The peer waits for the acknowledgement of what the program may have seen already.
-        self.pay_on_wire();
+        self.flush_ack();
         self.entry.qpn.store(0, Ordering::SeqCst);
         self.set_state(QpState::Reset);
         self.host.mrs.unbind_all_of(self.host, self.qpn);

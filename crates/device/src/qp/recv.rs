@@ -25,12 +25,12 @@ pub(super) struct RecvQueue {
     tail: AtomicU32,
     /// Requests ever completed towards the application.
     done: AtomicU32,
-    notes: Box<[Note]>,
+    notes: Box<[RecvWqe]>,
 }
 
 /// What the owner remembers of a receive request, out of peers' reach.
 #[derive(Debug, Default)]
-pub(crate) struct Note {
+pub(crate) struct RecvWqe {
     wr_id: AtomicU64,
     room: AtomicU32,
 }
@@ -44,7 +44,7 @@ pub(crate) struct Received {
     pub(crate) room: u32,
 }
 
-impl Note {
+impl RecvWqe {
     #[inline]
     pub(crate) fn write(&self, wr_id: u64, sges: &[Sge]) {
         self.wr_id.store(wr_id, Ordering::Relaxed);
@@ -89,7 +89,7 @@ impl RecvQueue {
             poster: BiasedLock::new(()),
             tail: AtomicU32::new(0),
             done: AtomicU32::new(0),
-            notes: (0..count).map(|_| Note::default()).collect(),
+            notes: (0..count).map(|_| RecvWqe::default()).collect(),
         }
     }
 

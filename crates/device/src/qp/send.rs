@@ -1,35 +1,29 @@
-//! Send queues: requests that can be carried out are, at once; others are parked and tried again.
+//! Send queues: requests that can be carried out are, at once; others are pending and tried again.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-use super::datagram::{self, MAX_DATAGRAM, Pieces, Receivers};
+use super::datagram::MAX_DATAGRAM;
 use super::fast_path::{Group, Requests as _, Rest};
-use super::keys::{LocalKeys, RemoteKeys};
-use super::retry_owner::Found;
+use super::keys::LocalKeys;
 use super::state::{QpAttr, QpState};
-use super::target::Target;
-use super::transfer::Stop;
-use super::wire_transport::{Aftermath, Lane};
-use super::xrc::Queues;
+use super::transfer::ExecError;
+use super::transport::Transport;
 use super::{Qp, QpType};
 use crate::caps::MAX_MSG;
 use crate::errno::{Errno, Result};
 use crate::mr::window::Bind;
-use crate::peer::Peer;
 use crate::progress::{Work, retry_delay};
 use crate::types::{
-    SEND_INLINE, SEND_SIGNALED, SendWr, Sge, UdDestination, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR,
-    WC_RETRY_EXC_ERR, WC_RNR_RETRY_EXC_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR, WR_ATOMIC_CMP_AND_SWP,
-    WR_ATOMIC_FETCH_AND_ADD, WR_ATOMIC_WRITE, WR_BIND_MW, WR_LOCAL_INV, WR_RDMA_READ, WR_RDMA_WRITE,
-    WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM, WR_SEND_WITH_INV, Wc, completion_opcode, total_len,
-    vendor,
+    SEND_INLINE, SEND_SIGNALED, SendWr, Sge, UdDestination, WC_RETRY_EXC_ERR, WC_RNR_RETRY_EXC_ERR,
+    WC_SUCCESS, WC_WR_FLUSH_ERR, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_ATOMIC_WRITE, WR_BIND_MW,
+    WR_LOCAL_INV, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM,
+    WR_SEND_WITH_INV, Wc, completion_opcode, total_len, vendor,
 };
 use millstream_lockfree::retry_owner::RetryCheck;
 
-/// How soon the progress thread looks after a request that was just parked. An application that
+/// How soon the progress thread looks after a request that was just pending. An application that
 /// polls is much earlier.
 const FIRST_LOOK: Duration = Duration::from_micros(100);
 /// A request to a peer that is gone fails when its first ACK timer expires, or after this if that takes longer.
@@ -41,19 +35,8 @@ const LATER_LOOK: Duration = Duration::from_millis(1);
 
 #[derive(Debug, Default)]
 pub(crate) struct SendQueue {
-    /// What it has of the wire, if that is the way to its peers.
-    pub(super) lane: Lane,
-    // Order matters: what points into the peer's arena goes before the peer.
-    pub(super) target: Option<Target>,
-    pub(super) queues: Queues,
-    pub(super) remote_keys: RemoteKeys,
-    pub(super) peer: Option<Arc<Peer>>,
+    pub(super) transport: Transport,
     pub(super) local_keys: LocalKeys,
-    pub(super) receivers: Receivers,
-    pub(super) dest_qpn: u32,
-    pub(super) on_this_host: bool,
-    /// The value last stored in the target's busy word.
-    pub(super) announced: u32,
     pub(super) ack_timeout: Option<Duration>,
     pub(super) retries: u32,
     pub(super) rnr_retries: u32,
@@ -61,15 +44,15 @@ pub(crate) struct SendQueue {
     pub(super) posted: u32,
     /// Room for SENDs that are told of together.
     pub(super) group: Group,
-    parked: VecDeque<Parked>,
-    /// Since when the oldest parked request waits, and for what.
-    waits: Option<(Stop, Instant)>,
+    pending: VecDeque<PendingWr>,
+    /// Since when the oldest pending request waits, and for what.
+    waits: Option<(ExecError, Instant)>,
     with_cq: bool,
 }
 
 /// A request that waits, with its own copy of everything.
 #[derive(Debug)]
-pub(super) struct Parked {
+pub(super) struct PendingWr {
     wr_id: u64,
     opcode: u32,
     flags: u32,
@@ -107,7 +90,7 @@ impl Sges {
     }
 }
 
-impl Parked {
+impl PendingWr {
     pub(super) fn new(wr: &SendWr<'_>, posted: u32) -> Self {
         let mut sges = Sges::new(wr.sges);
         let mut inline = Vec::new();
@@ -176,14 +159,14 @@ impl QpType {
 
 /// What became of a request that was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Admitted {
+pub(super) enum PostOutcome {
     /// Nothing that concerns others.
-    Well,
+    Accepted,
     /// The queue pair failed with it: [`Qp::fail`] is due as soon as the send queue is let go.
-    Fatally,
+    QpFailed,
 }
 
-/// Who tries parked requests again.
+/// Who tries pending requests again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Retrier {
     Poller,
@@ -191,39 +174,23 @@ enum Retrier {
 }
 
 impl SendQueue {
-    /// Connects to the process that owns the peer queue pair, if it is there already.
-    pub(super) fn connect(&mut self, qp: &Qp, dest_qpn: u32, on_this_host: bool) {
-        self.target = None;
-        self.remote_keys = RemoteKeys::default();
-        self.queues = Queues::default();
-        self.dest_qpn = dest_qpn;
-        self.on_this_host = on_this_host;
-        self.peer = if on_this_host { qp.host.peer_of(dest_qpn).ok() } else { None };
-    }
-
-    fn ask_for_notice(&self, qp: &Qp, wr: &SendWr<'_>) {
-        match (&self.target, qp.kind) {
-            (_, QpType::XrcSend) => self.queues.ask_for_notice(wr.remote_srqn, qp.qpn),
-            (Some(target), _) => target.ask_for_notice(),
-            (None, _) => {}
-        }
-    }
-
-    pub(super) fn has_parked(&self) -> bool {
-        !self.parked.is_empty()
+    pub(super) fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
     }
 
     /// Completes everything that waits as flushed (IBTA volume 1, 10.8.1).
     pub(super) fn flush(&mut self, qp: &Qp) {
-        qp.flush_on_wire(&mut self.lane);
-        while let Some(parked) = self.parked.pop_front() {
-            qp.complete_send(&parked.request(), parked.posted, WC_WR_FLUSH_ERR, 0);
+        if let Transport::Wire(wire) = &mut self.transport {
+            wire.flush(qp);
+        }
+        while let Some(pending) = self.pending.pop_front() {
+            qp.complete_send(&pending.request(), pending.posted, WC_WR_FLUSH_ERR, 0);
         }
         self.waits = None;
     }
 
     /// The error that ends a wait, if it has lasted long enough.
-    fn expired(&mut self, stop: Stop) -> Option<Stop> {
+    fn expired(&mut self, stop: ExecError) -> Option<ExecError> {
         let now = Instant::now();
         let since = match self.waits {
             Some((what, since)) if what == stop => since,
@@ -233,17 +200,22 @@ impl SendQueue {
             }
         };
         let (limit, status) = match stop {
-            Stop::Gone => (self.ack_timeout.map_or(FAREWELL, |time| time.min(FAREWELL)), WC_RETRY_EXC_ERR),
-            Stop::NoReceive if self.rnr_retries == 7 => return None,
-            Stop::NoReceive => {
-                let code = self.target.as_ref().map_or(0, |t| t.entry.min_rnr_timer.load(Ordering::Relaxed));
+            ExecError::PeerGone => {
+                (self.ack_timeout.map_or(FAREWELL, |time| time.min(FAREWELL)), WC_RETRY_EXC_ERR)
+            }
+            ExecError::ReceiverNotReady if self.rnr_retries == 7 => return None,
+            ExecError::ReceiverNotReady => {
+                let code = match &self.transport {
+                    Transport::Local(local) => local.rnr_timer(),
+                    Transport::Unconnected | Transport::Wire(_) | Transport::Datagram(_) => 0,
+                };
                 (QpAttr::rnr_wait(code) * self.rnr_retries, WC_RNR_RETRY_EXC_ERR)
             }
             _ => (self.ack_timeout? * (self.retries + 1), WC_RETRY_EXC_ERR),
         };
-        (now - since >= limit).then_some(Stop::Failed {
+        (now - since >= limit).then_some(ExecError::Failed {
             status,
-            vendor: if stop == Stop::Gone { vendor::PEER_GONE } else { vendor::PEER_NOT_READY },
+            vendor: if stop == ExecError::PeerGone { vendor::PEER_GONE } else { vendor::PEER_NOT_READY },
             peer_event: None,
         })
     }
@@ -289,7 +261,7 @@ impl Qp {
             return self.post_elsewhere(&mut send, wr);
         }
         self.check(&send, wr)?;
-        if self.admit(&mut send, wr) == Admitted::Fatally {
+        if self.admit(&mut send, wr) == PostOutcome::QpFailed {
             drop(send);
             self.fail();
         }
@@ -298,73 +270,68 @@ impl Qp {
 
     /// Carries out a request that was checked, in state RTS, or parks it.
     #[inline(always)]
-    pub(super) fn admit(&self, send: &mut SendQueue, wr: &SendWr<'_>) -> Admitted {
+    pub(super) fn admit(&self, send: &mut SendQueue, wr: &SendWr<'_>) -> PostOutcome {
         send.posted = send.posted.wrapping_add(1);
         let posted = send.posted;
-        if send.parked.is_empty() {
-            match self.carry_out(send, wr) {
+        if send.pending.is_empty() {
+            if matches!(send.transport, Transport::Wire(_)) {
+                return self.post_to_wire(send, wr, posted);
+            }
+            match self.execute(send, wr) {
                 Ok(()) => {
                     if self.signal_all || wr.flags & SEND_SIGNALED != 0 {
                         self.complete_send(wr, posted, WC_SUCCESS, 0);
                     }
-                    return Admitted::Well;
+                    return PostOutcome::Accepted;
                 }
-                Err(Stop::Failed { status, vendor, .. }) => {
+                Err(ExecError::Failed { status, vendor, .. }) => {
                     self.complete_send(wr, posted, status, vendor);
                     if !self.kind.is_reliable() {
                         // Only the send queue fails (10.3.1.7).
                         self.set_state(QpState::Sqe);
-                        return Admitted::Well;
+                        return PostOutcome::Accepted;
                     }
                     self.set_state(QpState::Err);
-                    return Admitted::Fatally;
+                    return PostOutcome::QpFailed;
                 }
-                Err(Stop::Elsewhere) => return self.admit_on_wire(send, wr, posted),
-                Err(Stop::NoReceive | Stop::NotReady | Stop::Gone) => {}
+                Err(ExecError::ReceiverNotReady | ExecError::PeerNotReady | ExecError::PeerGone) => {}
             }
         }
-        send.parked.push_back(Parked::new(wr, posted));
+        send.pending.push_back(PendingWr::new(wr, posted));
         self.look_after(send);
-        Admitted::Well
+        PostOutcome::Accepted
     }
 
-    /// Takes a request that goes by packets.
+    /// Gives a request to the packet transport, which completes it later.
     #[cold]
     #[inline(never)]
-    fn admit_on_wire(&self, send: &mut SendQueue, wr: &SendWr<'_>, posted: u32) -> Admitted {
-        match self.send_on_wire(send, Parked::new(wr, posted)) {
-            Aftermath::Nothing => Admitted::Well,
-            Aftermath::Failed(event) => {
-                if let Some(event) = event {
+    fn post_to_wire(&self, send: &mut SendQueue, wr: &SendWr<'_>, posted: u32) -> PostOutcome {
+        let SendQueue { transport: Transport::Wire(wire), local_keys, .. } = send else {
+            return PostOutcome::Accepted;
+        };
+        match wire.post(self, local_keys, PendingWr::new(wr, posted)) {
+            None => PostOutcome::Accepted,
+            Some(failure) => {
+                if let Some(event) = failure.event {
                     self.raise(event);
                 }
-                Admitted::Fatally
+                PostOutcome::QpFailed
             }
         }
     }
 
-    /// Carries a request out as the transport does it.
+    /// Executes a request whose transport completes it at once.
     #[inline(always)]
-    fn carry_out(&self, send: &mut SendQueue, wr: &SendWr<'_>) -> std::result::Result<(), Stop> {
+    fn execute(&self, send: &mut SendQueue, wr: &SendWr<'_>) -> std::result::Result<(), ExecError> {
         if matches!(wr.opcode, WR_LOCAL_INV | WR_BIND_MW) {
-            return self.carry_out_here(send, wr);
+            return self.execute_local_op(send, wr);
         }
-        match self.kind {
-            QpType::Rc => send.execute(self, wr),
-            QpType::XrcSend | QpType::XrcRecv => send.execute_xrc(self, wr),
-            QpType::Uc => match send.execute(self, wr) {
-                // Our own faults are reported; what happens at the far end is nobody's to tell.
-                Err(stop @ Stop::Failed { status: WC_LOC_PROT_ERR | WC_LOC_LEN_ERR, .. }) => Err(stop),
-                Err(Stop::Elsewhere) => Err(Stop::Elsewhere),
-                _ => Ok(()),
-            },
-            QpType::Ud => {
-                let mut pieces = Pieces::new();
-                datagram::pieces(&mut send.local_keys, self, wr, &mut pieces)?;
-                // SAFETY: the pieces are the application's registered (or inline) memory.
-                unsafe { datagram::deliver(send, self, wr, &pieces) };
-                Ok(())
-            }
+        let SendQueue { transport, local_keys, .. } = send;
+        match transport {
+            Transport::Local(local) => local.execute(local_keys, self, wr),
+            Transport::Datagram(datagram) => datagram.execute(local_keys, self, wr),
+            // Packets are sent by `post_to_wire`, and no request is executed before RTR.
+            Transport::Wire(_) | Transport::Unconnected => Err(ExecError::PeerNotReady),
         }
     }
 
@@ -444,10 +411,10 @@ impl Qp {
                 send.flush(self);
                 self.complete_send(wr, send.posted, WC_WR_FLUSH_ERR, 0);
             }
-            QpState::Sqd => send.parked.push_back(Parked::new(wr, send.posted)),
+            QpState::Sqd => send.pending.push_back(PendingWr::new(wr, send.posted)),
             QpState::Rts => {
                 // It was changed back in this moment: in its turn.
-                send.parked.push_back(Parked::new(wr, send.posted));
+                send.pending.push_back(PendingWr::new(wr, send.posted));
                 self.look_after(send);
             }
             QpState::Reset | QpState::Init | QpState::Rtr => {}
@@ -477,14 +444,14 @@ impl Qp {
         }
     }
 
-    /// The same for a request that was parked.
+    /// Executes a request that was pending.
     #[cold]
     #[inline(never)]
-    fn carry_out_late(&self, send: &mut SendQueue, wr: &SendWr<'_>) -> std::result::Result<(), Stop> {
-        self.carry_out(send, wr)
+    fn execute_pending(&self, send: &mut SendQueue, wr: &SendWr<'_>) -> std::result::Result<(), ExecError> {
+        self.execute(send, wr)
     }
 
-    /// Sees to it that parked requests are tried again, by whoever comes first.
+    /// Sees to it that pending requests are tried again, by whoever comes first.
     #[cold]
     fn look_after(&self, send: &mut SendQueue) {
         if !std::mem::replace(&mut send.with_cq, true) {
@@ -500,20 +467,20 @@ impl Qp {
         {
             let mut send = self.send.lock();
             send.waits = None;
-            if send.has_parked() {
+            if send.has_pending() {
                 self.look_after(&mut send);
             }
         }
         self.retry_now();
     }
 
-    /// Tries parked requests again for an application that polls; false when none is left.
+    /// Tries pending requests again for an application that polls; false when none is left.
     pub(crate) fn retry_for_poller(&self) -> bool {
         self.retry_owner.count_poll();
         self.retry_as(Retrier::Poller).is_some()
     }
 
-    /// Tries parked requests again for an application that sleeps; says when to come back.
+    /// Tries pending requests again for an application that sleeps; says when to come back.
     pub(crate) fn retry(&self) -> Option<Duration> {
         match self.retry_owner.check() {
             RetryCheck::Idle => None,
@@ -522,7 +489,7 @@ impl Qp {
         }
     }
 
-    /// Tries parked requests again because what they wait for may have happened.
+    /// Tries pending requests again because what they wait for may have happened.
     pub(crate) fn retry_now(&self) {
         let _ = self.retry_as(Retrier::Thread);
     }
@@ -530,7 +497,7 @@ impl Qp {
     fn retry_as(&self, who: Retrier) -> Option<Duration> {
         let mut send = self.send.lock();
         loop {
-            let Some(parked) = send.parked.pop_front() else {
+            let Some(pending) = send.pending.pop_front() else {
                 send.waits = None;
                 send.with_cq &= who != Retrier::Poller;
                 self.retry_owner.clear_pending();
@@ -538,41 +505,45 @@ impl Qp {
             };
             if self.state.load(Ordering::Relaxed) != QpState::Rts as u8 {
                 // Drained queues keep their requests; failed ones have none left.
-                send.parked.push_front(parked);
+                send.pending.push_front(pending);
                 return Some(Duration::from_millis(10));
             }
-            let wr = parked.request();
-            let mut result = self.carry_out_late(&mut send, &wr);
-            if result == Err(Stop::NoReceive) && who == Retrier::Thread {
-                // From here on the receiver tells us; look once more for what it posted before.
-                send.ask_for_notice(self, &wr);
+            if let SendQueue { transport: Transport::Wire(wire), local_keys, .. } = &mut *send {
+                let failure = wire.post(self, local_keys, pending);
+                if failure.is_none() && self.state.load(Ordering::Relaxed) == QpState::Rts as u8 {
+                    continue;
+                }
+                break;
+            }
+            let wr = pending.request();
+            let mut result = self.execute_pending(&mut send, &wr);
+            if result == Err(ExecError::ReceiverNotReady)
+                && who == Retrier::Thread
+                && let Transport::Local(local) = &send.transport
+            {
+                // The receiver reports what it posts from now on. What it posted before is found by trying again.
+                local.request_rnr_notification(self, &wr);
                 fence(Ordering::SeqCst);
-                result = self.carry_out_late(&mut send, &wr);
+                result = self.execute_pending(&mut send, &wr);
             }
             match result {
                 Ok(()) => {
                     send.waits = None;
-                    if self.signal_all || parked.flags & SEND_SIGNALED != 0 {
-                        self.complete_send(&wr, parked.posted, WC_SUCCESS, 0);
+                    if self.signal_all || pending.flags & SEND_SIGNALED != 0 {
+                        self.complete_send(&wr, pending.posted, WC_SUCCESS, 0);
                     }
                     continue;
                 }
-                Err(Stop::Failed { status, vendor, .. }) => {
-                    self.complete_send(&wr, parked.posted, status, vendor);
+                Err(ExecError::Failed { status, vendor, .. }) => {
+                    self.complete_send(&wr, pending.posted, status, vendor);
                     break;
                 }
-                Err(Stop::Elsewhere) => match self.send_on_wire(&mut send, parked) {
-                    Aftermath::Nothing if self.state.load(Ordering::Relaxed) == QpState::Rts as u8 => {
-                        continue;
-                    }
-                    _ => break,
-                },
                 Err(stop) => {
-                    if let Some(Stop::Failed { status, vendor, .. }) = send.expired(stop) {
-                        self.complete_send(&wr, parked.posted, status, vendor);
+                    if let Some(ExecError::Failed { status, vendor, .. }) = send.expired(stop) {
+                        self.complete_send(&wr, pending.posted, status, vendor);
                         break;
                     }
-                    send.parked.push_front(parked);
+                    send.pending.push_front(pending);
                     let waited = send.waits.map_or(Duration::ZERO, |(_, since)| since.elapsed());
                     return Some(retry_delay(waited));
                 }

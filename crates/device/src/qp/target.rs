@@ -8,7 +8,7 @@ use millstream_lockfree::{OwnerId, prefetch};
 
 use super::QpType;
 use super::datagram::Elements;
-use super::transfer::{Stop, UNRESPONSIVE};
+use super::transfer::{ExecError, UNRESPONSIVE};
 use crate::caps::{MAX_QP, MAX_QP_WR, MAX_SGE};
 use crate::greeting::{Message, Op, shared};
 use crate::layout::{
@@ -311,20 +311,20 @@ impl Target {
     /// Takes the oldest receive request. One of the queue pair's own stays until it is completed;
     /// one of a shared queue is noted in the entry, so that its owner gets it back if we die.
     #[inline]
-    pub(super) fn take_receive(&self, me: OwnerId) -> Result<(Receive, Left), Stop> {
+    pub(super) fn take_receive(&self, me: OwnerId) -> Result<(Receive, Left), ExecError> {
         let Some(srq) = &self.srq else {
             // These numbers are not to come round again while copies are kept.
             self.ahead.count.set(0);
             let head = self.entry.rq_head.load(Ordering::Relaxed);
             let waits = self.own_receive_waits(head);
             let receive = Receive { sequence: head, slot: head & self.slots.mask };
-            return if waits { Ok((receive, Left::Enough)) } else { Err(Stop::NoReceive) };
+            return if waits { Ok((receive, Left::Enough)) } else { Err(ExecError::ReceiverNotReady) };
         };
         let ring = srq.ring;
         let guard = ring.lock.lock(me).ok_or(UNRESPONSIVE)?.guard;
         let head = ring.head.load(Ordering::Relaxed);
         if !self.receive_waits(head, &ring.tail) {
-            return Err(Stop::NoReceive);
+            return Err(ExecError::ReceiverNotReady);
         }
         // SAFETY: the place is masked to those that exist; the value is checked below.
         let slot_at =

@@ -1,8 +1,4 @@
-//! The data path: a request carried out in the peer's memory.
-//!
-//! The initiator announces itself in the target's entry, checks, copies, completes, and withdraws.
-//! Whoever takes memory or queues away waits for the withdrawal, so that nothing is touched after
-//! `ibv_dereg_mr` or `ibv_destroy_qp` returned.
+//! The data path: one request executed in the responder's memory (IBTA volume 1, 9.4).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,14 +6,11 @@ use std::sync::atomic::Ordering;
 use millstream_lockfree::{copy_in_order, store_u64};
 use millstream_shm::vm::{self, Direction};
 
+use super::Qp;
 use super::datagram::{self, Elements, Piece, Pieces};
 use super::keys::{LocalKeys, Window};
-use super::send::SendQueue;
-use super::target::{Left, Readiness, Receive, Target};
-use super::wire_transport::Lane;
-use super::{Qp, QpType};
+use super::target::{Left, Receive, Target};
 use crate::event::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR, NO_EVENT};
-use crate::greeting::{Message, Op};
 use crate::peer::Peer;
 use crate::types::{
     ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SEND_INLINE,
@@ -31,15 +24,13 @@ use millstream_lockfree::cqe::Cqe;
 
 /// Why a request was not carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stop {
+pub(super) enum ExecError {
     /// The receive queue is empty (RNR).
-    NoReceive,
+    ReceiverNotReady,
     /// The peer is not ready to receive, or not there yet.
-    NotReady,
+    PeerNotReady,
     /// The peer's queue pair or its process is gone.
-    Gone,
-    /// It is not on this host: the request goes by packets.
-    Elsewhere,
+    PeerGone,
     /// The request completes with an error.
     Failed {
         status: u32,
@@ -50,98 +41,22 @@ pub(super) enum Stop {
 }
 
 /// A lease in the peer's memory is not to be had.
-pub(super) const UNRESPONSIVE: Stop =
-    Stop::Failed { status: WC_RETRY_EXC_ERR, vendor: vendor::PEER_NOT_READY, peer_event: None };
+pub(super) const UNRESPONSIVE: ExecError =
+    ExecError::Failed { status: WC_RETRY_EXC_ERR, vendor: vendor::PEER_NOT_READY, peer_event: None };
 
 /// The target's queue pair is not set up for this operation (table 58, "unsupported or reserved opcode").
-const NOT_OFFERED: Stop = Stop::Failed {
+const NOT_OFFERED: ExecError = ExecError::Failed {
     status: WC_REM_INV_REQ_ERR,
     vendor: vendor::PERMISSION,
     peer_event: Some(EVENT_QP_REQ_ERR),
 };
 
-pub(super) fn failed(status: u32, vendor: u32) -> Stop {
-    Stop::Failed { status, vendor, peer_event: None }
+pub(super) fn failed(status: u32, vendor: u32) -> ExecError {
+    ExecError::Failed { status, vendor, peer_event: None }
 }
 
-pub(super) fn refused(status: u32, vendor: u32, event: u32) -> Stop {
-    Stop::Failed { status, vendor, peer_event: Some(event) }
-}
-
-impl SendQueue {
-    /// Carries out one request, whole.
-    #[inline]
-    pub(super) fn execute(&mut self, qp: &Qp, wr: &SendWr<'_>) -> Result<(), Stop> {
-        if self.target.is_none() {
-            self.bind(qp)?;
-        }
-        let (Some(peer), Some(target)) = (&self.peer, &self.target) else { return Err(Stop::NotReady) };
-        if !peer.alive() {
-            return Err(Stop::Gone);
-        }
-        // Looked at once more below. But the announcement of a queue pair that is not, or no longer,
-        // the target's peer would get into the way of the true one's.
-        target.note_readiness(qp.qpn).check()?;
-        target.entry.inflight.begin(&mut self.announced, peer.asymmetric);
-        let mut transfer =
-            Transfer { qp, peer, target, remote: &mut self.remote_keys, local: &mut self.local_keys };
-        let result = transfer.run(wr);
-        target.entry.inflight.end(&mut self.announced);
-        match result {
-            Ok(false) => Ok(()),
-            Ok(true) => {
-                peer.signal(target.cq.channel());
-                Ok(())
-            }
-            Err(stop) => {
-                if let Stop::Failed { peer_event: Some(event), status, .. } = stop
-                    // Over an unreliable connection the far end drops what it does not allow, and fails
-                    // only by its own fault (9.9.3.2).
-                    && (qp.kind == QpType::Rc || status == WC_REM_OP_ERR)
-                {
-                    peer.tell(qp.host, Message::new(Op::Fault, [self.dest_qpn, qp.qpn, event]));
-                }
-                Err(stop)
-            }
-        }
-    }
-
-    #[cold]
-    pub(super) fn bind(&mut self, qp: &Qp) -> Result<(), Stop> {
-        if matches!(self.lane, Lane::Connected(_)) {
-            return Err(Stop::Elsewhere);
-        }
-        if self.peer.is_none() {
-            if !self.on_this_host {
-                return Err(Stop::NotReady);
-            }
-            self.peer = Some(qp.host.peer_of(self.dest_qpn).map_err(|_| Stop::NotReady)?);
-        }
-        let peer = self.peer.as_ref().expect("just set");
-        let target = Target::bind(peer, self.dest_qpn).ok_or(Stop::Gone)?;
-        if !target.is_peer_of(qp.kind) {
-            return Err(Stop::Gone);
-        }
-        // Bound only when a packet would be taken, so that this is the first that arrives.
-        target.readiness(qp.qpn).check()?;
-        if target.awaits_contact() {
-            peer.tell(qp.host, Message::new(Op::Contact, [self.dest_qpn, qp.qpn]));
-        }
-        self.announced = target.entry.inflight.last();
-        self.target = Some(target);
-        Ok(())
-    }
-}
-
-impl Readiness {
-    #[inline]
-    pub(super) fn check(self) -> Result<(), Stop> {
-        match self {
-            Self::Ready => Ok(()),
-            Self::NotYet => Err(Stop::NotReady),
-            Self::Gone => Err(Stop::Gone),
-        }
-    }
+pub(super) fn refused(status: u32, vendor: u32, event: u32) -> ExecError {
+    ExecError::Failed { status, vendor, peer_event: Some(event) }
 }
 
 pub(super) struct Transfer<'a> {
@@ -155,7 +70,7 @@ pub(super) struct Transfer<'a> {
 impl Transfer<'_> {
     /// True if the receiver's channel must be signalled.
     #[inline]
-    pub(super) fn run(&mut self, wr: &SendWr<'_>) -> Result<bool, Stop> {
+    pub(super) fn run(&mut self, wr: &SendWr<'_>) -> Result<bool, ExecError> {
         self.target.readiness(self.qp.qpn).check()?;
         match wr.opcode {
             WR_RDMA_WRITE => self.write(wr).map(|()| false),
@@ -168,7 +83,7 @@ impl Transfer<'_> {
     }
 
     #[inline]
-    fn write(&mut self, wr: &SendWr<'_>) -> Result<(), Stop> {
+    fn write(&mut self, wr: &SendWr<'_>) -> Result<(), ExecError> {
         let denied = |cause| refused(WC_REM_ACCESS_ERR, cause, EVENT_QP_ACCESS_ERR);
         if self.target.entry.access.load(Ordering::Relaxed) & ACCESS_REMOTE_WRITE == 0 {
             return Err(NOT_OFFERED);
@@ -189,9 +104,9 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    fn write_with_imm(&mut self, wr: &SendWr<'_>) -> Result<bool, Stop> {
+    fn write_with_imm(&mut self, wr: &SendWr<'_>) -> Result<bool, ExecError> {
         if !self.target.has_receive() {
-            return Err(Stop::NoReceive);
+            return Err(ExecError::ReceiverNotReady);
         }
         self.write(wr)?;
         // Another sender may have taken it; the data is then written again, as after a real RNR NAK.
@@ -200,7 +115,7 @@ impl Transfer<'_> {
     }
 
     #[inline]
-    fn take_receive(&self) -> Result<Receive, Stop> {
+    fn take_receive(&self) -> Result<Receive, ExecError> {
         let (receive, left) = self.target.take_receive(self.qp.party())?;
         if left == Left::BelowLimit {
             self.peer.tell(self.qp.host, self.target.below_limit());
@@ -209,7 +124,7 @@ impl Transfer<'_> {
     }
 
     /// Changes eight bytes at the target and brings back what was there (9.4.5).
-    fn atomic(&mut self, wr: &SendWr<'_>) -> Result<(), Stop> {
+    fn atomic(&mut self, wr: &SendWr<'_>) -> Result<(), ExecError> {
         let denied = |cause| refused(WC_REM_ACCESS_ERR, cause, EVENT_QP_ACCESS_ERR);
         if self.target.entry.access.load(Ordering::Relaxed) & ACCESS_REMOTE_ATOMIC == 0 {
             return Err(NOT_OFFERED);
@@ -235,7 +150,7 @@ impl Transfer<'_> {
 
     /// Stores eight bytes at once, after all that was written before them (annex A19, 5.2.1).
     #[cold]
-    fn atomic_write(&mut self, wr: &SendWr<'_>) -> Result<(), Stop> {
+    fn atomic_write(&mut self, wr: &SendWr<'_>) -> Result<(), ExecError> {
         let denied = |cause| refused(WC_REM_ACCESS_ERR, cause, EVENT_QP_ACCESS_ERR);
         if self.target.entry.access.load(Ordering::Relaxed) & ACCESS_REMOTE_WRITE == 0 {
             return Err(NOT_OFFERED);
@@ -258,7 +173,7 @@ impl Transfer<'_> {
         set_word(window, self.peer, self.qp.host.pid, wr.remote_addr, value)
     }
 
-    fn read(&mut self, wr: &SendWr<'_>) -> Result<(), Stop> {
+    fn read(&mut self, wr: &SendWr<'_>) -> Result<(), ExecError> {
         let denied = |cause| refused(WC_REM_ACCESS_ERR, cause, EVENT_QP_ACCESS_ERR);
         if self.target.entry.access.load(Ordering::Relaxed) & ACCESS_REMOTE_READ == 0 {
             return Err(NOT_OFFERED);
@@ -281,7 +196,7 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    fn send(&mut self, wr: &SendWr<'_>) -> Result<bool, Stop> {
+    fn send(&mut self, wr: &SendWr<'_>) -> Result<bool, ExecError> {
         // Our own faults are found before a request is taken that others could use.
         let mut pieces = Pieces::new();
         datagram::pieces(self.local, self.qp, wr, &mut pieces)?;
@@ -313,7 +228,13 @@ impl Transfer<'_> {
     }
 
     #[inline]
-    fn complete(&self, wr: &SendWr<'_>, receive: Receive, opcode: u32, byte_len: u32) -> Result<bool, Stop> {
+    fn complete(
+        &self,
+        wr: &SendWr<'_>,
+        receive: Receive,
+        opcode: u32,
+        byte_len: u32,
+    ) -> Result<bool, ExecError> {
         let (imm, wc_flags) = match wr.opcode {
             WR_RDMA_WRITE_WITH_IMM | WR_SEND_WITH_IMM => (wr.imm, WC_FLAG_WITH_IMM),
             WR_SEND_WITH_INV => (wr.imm, WC_FLAG_WITH_INV),
@@ -354,10 +275,10 @@ pub(super) enum Fault {
     /// The receiver's request, with the cause.
     Receiver(u32),
     /// The way there.
-    Copy(Stop),
+    Copy(ExecError),
 }
 
-impl From<Fault> for Stop {
+impl From<Fault> for ExecError {
     fn from(fault: Fault) -> Self {
         match fault {
             Fault::Receiver(cause) => refused(WC_REM_OP_ERR, cause, NO_EVENT),
@@ -402,7 +323,12 @@ pub(super) unsafe fn scatter(
 
 /// Where a request's element lies in this process.
 #[inline]
-pub(super) fn source(local: &mut LocalKeys, qp: &Qp, wr: &SendWr<'_>, sge: &Sge) -> Result<*mut u8, Stop> {
+pub(super) fn source(
+    local: &mut LocalKeys,
+    qp: &Qp,
+    wr: &SendWr<'_>,
+    sge: &Sge,
+) -> Result<*mut u8, ExecError> {
     if wr.flags & SEND_INLINE != 0 {
         return Ok(sge.addr as *mut u8);
     }
@@ -413,7 +339,7 @@ pub(super) fn source(local: &mut LocalKeys, qp: &Qp, wr: &SendWr<'_>, sge: &Sge)
 
 /// Changes the aligned eight bytes at `wr.remote_addr`, which were checked, as the request says; what was there
 /// before. `me` is this process.
-pub(super) fn change_word(window: &Window, peer: &Peer, me: u32, wr: &SendWr<'_>) -> Result<u64, Stop> {
+pub(super) fn change_word(window: &Window, peer: &Peer, me: u32, wr: &SendWr<'_>) -> Result<u64, ExecError> {
     let word = window.map_word(wr.remote_addr);
     Ok(match (word, wr.opcode) {
         (Some(word), WR_ATOMIC_CMP_AND_SWP) => word
@@ -426,7 +352,7 @@ pub(super) fn change_word(window: &Window, peer: &Peer, me: u32, wr: &SendWr<'_>
 
 /// The same in memory that only some initiators can map: one initiator at a time.
 #[cold]
-fn change_by_copies(window: &Window, peer: &Peer, me: u32, wr: &SendWr<'_>) -> Result<u64, Stop> {
+fn change_by_copies(window: &Window, peer: &Peer, me: u32, wr: &SendWr<'_>) -> Result<u64, ExecError> {
     let lock = peer.atomics().ok_or(failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE))?;
     let _guard = lock.lock(me).ok_or(UNRESPONSIVE)?;
     let mut old = [0u8; 8];
@@ -442,7 +368,13 @@ fn change_by_copies(window: &Window, peer: &Peer, me: u32, wr: &SendWr<'_>) -> R
 }
 
 /// Stores the aligned eight bytes at `at`, which were checked, at once. `me` is this process.
-pub(super) fn set_word(window: &Window, peer: &Peer, me: u32, at: u64, value: [u8; 8]) -> Result<(), Stop> {
+pub(super) fn set_word(
+    window: &Window,
+    peer: &Peer,
+    me: u32,
+    at: u64,
+    value: [u8; 8],
+) -> Result<(), ExecError> {
     if let Some(word) = window.map_word(at) {
         word.store(u64::from_ne_bytes(value), Ordering::Release);
         return Ok(());
@@ -488,7 +420,13 @@ fn check(window: &Window, pd: u32, at: u64, len: u64, access: u32) -> Result<(),
 
 /// Copies `len` bytes from this process to `at` in the region; the range was checked.
 #[inline]
-pub(super) fn store(window: &Window, peer: &Peer, at: u64, from: *const u8, len: usize) -> Result<(), Stop> {
+pub(super) fn store(
+    window: &Window,
+    peer: &Peer,
+    at: u64,
+    from: *const u8,
+    len: usize,
+) -> Result<(), ExecError> {
     if window.writable && window.maps(at, len as u64) {
         // SAFETY: the destination is mapped for stores and cannot shrink; the source is the application's
         // registered (or inline) memory.
@@ -500,7 +438,7 @@ pub(super) fn store(window: &Window, peer: &Peer, at: u64, from: *const u8, len:
 
 /// Copies `len` bytes from `at` in the region to this process; the range was checked.
 #[inline]
-pub(super) fn load(window: &Window, peer: &Peer, at: u64, to: *mut u8, len: usize) -> Result<(), Stop> {
+pub(super) fn load(window: &Window, peer: &Peer, at: u64, to: *mut u8, len: usize) -> Result<(), ExecError> {
     if window.maps(at, len as u64) {
         // SAFETY: as in `store`.
         unsafe { copy_in_order(to, window.base.add((at - window.map_start) as usize), len) };
@@ -518,7 +456,7 @@ fn partly(
     local: *mut u8,
     len: usize,
     direction: Direction,
-) -> Result<(), Stop> {
+) -> Result<(), ExecError> {
     if window.forgets() && direction == Direction::Write {
         return Ok(());
     }

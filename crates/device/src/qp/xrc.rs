@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::Qp;
-use super::keys::RemoteKeys;
-use super::send::SendQueue;
+use super::keys::{LocalKeys, RemoteKeys};
+use super::local_transport::LocalTransport;
 use super::target::Target;
-use super::transfer::{Stop, Transfer, UNRESPONSIVE, refused};
+use super::transfer::{ExecError, Transfer, UNRESPONSIVE, refused};
 use crate::event::EVENT_QP_REQ_ERR;
 use crate::greeting::{Message, Op, shared};
 use crate::host::Host;
@@ -24,7 +24,7 @@ use crate::types::{SendWr, WC_REM_INV_REQ_ERR, vendor};
 
 /// Shared receive queues that a queue pair has sent to, by number.
 #[derive(Debug, Default)]
-pub(super) struct Queues(HashMap<u32, Queue>);
+pub(super) struct SharedQueues(HashMap<u32, SharedQueue>);
 
 /// More are forgotten, all at once: finding one again costs a microsecond.
 pub(super) const REMEMBERED: usize = 1024;
@@ -39,7 +39,7 @@ pub(super) fn find_entry(host: &'static Host, number: u32) -> Option<(Arc<Peer>,
 }
 
 #[derive(Debug)]
-struct Queue {
+struct SharedQueue {
     // Order matters: what points into the peer's arena goes before the peer.
     /// The queue pair of our peer, with this queue as its place for messages.
     target: Target,
@@ -49,25 +49,28 @@ struct Queue {
 }
 
 /// The domain has no such queue: an invalid request, as an invalid queue number in an XRCETH is (A14).
-const NO_QUEUE: Stop =
-    Stop::Failed { status: WC_REM_INV_REQ_ERR, vendor: vendor::NO_QUEUE, peer_event: Some(EVENT_QP_REQ_ERR) };
+const NO_QUEUE: ExecError = ExecError::Failed {
+    status: WC_REM_INV_REQ_ERR,
+    vendor: vendor::NO_QUEUE,
+    peer_event: Some(EVENT_QP_REQ_ERR),
+};
 
-impl Queues {
-    fn find(&mut self, qp: &Qp, through: &Target, number: u32) -> Result<&mut Queue, Stop> {
-        let known = self.0.get(&number).is_some_and(Queue::is_alive);
+impl SharedQueues {
+    fn find(&mut self, qp: &Qp, through: &Target, number: u32) -> Result<&mut SharedQueue, ExecError> {
+        let known = self.0.get(&number).is_some_and(SharedQueue::is_alive);
         if !known {
             self.0.remove(&number);
             if self.0.len() >= REMEMBERED {
                 self.0.clear();
             }
-            self.0.insert(number, Queue::find(qp, through, number).ok_or(NO_QUEUE)?);
+            self.0.insert(number, SharedQueue::find(qp, through, number).ok_or(NO_QUEUE)?);
         }
         self.0.get_mut(&number).ok_or(NO_QUEUE)
     }
 
     /// Asks the owner of a queue to say when it has posted again. If too many ask, the last ones look again
     /// by themselves.
-    pub(super) fn ask_for_notice(&self, number: u32, me: u32) {
+    pub(super) fn request_rnr_notification(&self, number: u32, me: u32) {
         let Some(queue) = self.0.get(&number) else { return };
         let waiters = &queue.entry.waiters;
         let waits = waiters.iter().any(|waiter| waiter.load(Ordering::Relaxed) == me)
@@ -80,7 +83,7 @@ impl Queues {
     }
 }
 
-impl Queue {
+impl SharedQueue {
     fn find(qp: &Qp, through: &Target, number: u32) -> Option<Self> {
         let (peer, entry) = find_entry(qp.host, number)?;
         let target = through.with_receives(&peer, entry, number, &entry.taken)?;
@@ -92,25 +95,32 @@ impl Queue {
     }
 }
 
-impl SendQueue {
+impl LocalTransport {
     /// Carries out one request, whole.
     #[inline(never)]
-    pub(super) fn execute_xrc(&mut self, qp: &Qp, wr: &SendWr<'_>) -> Result<(), Stop> {
+    pub(super) fn execute_xrc(
+        &mut self,
+        local_keys: &mut LocalKeys,
+        qp: &Qp,
+        wr: &SendWr<'_>,
+    ) -> Result<(), ExecError> {
         if self.target.is_none() {
             self.bind(qp)?;
         }
-        let (Some(peer), Some(through)) = (&self.peer, &self.target) else { return Err(Stop::NotReady) };
+        let (Some(peer), Some(through)) = (&self.peer, &self.target) else {
+            return Err(ExecError::PeerNotReady);
+        };
         if !peer.alive() {
-            return Err(Stop::Gone);
+            return Err(ExecError::PeerGone);
         }
         through.readiness(qp.qpn).check()?;
         through.entry.inflight.begin(&mut self.announced, peer.asymmetric);
-        let queue = self.queues.find(qp, through, wr.remote_srqn);
-        let result = queue.and_then(|queue| queue.carry_out(qp, wr, &mut self.local_keys));
+        let queue = self.shared_queues.find(qp, through, wr.remote_srqn);
+        let result = queue.and_then(|queue| queue.execute(qp, wr, local_keys));
         through.entry.inflight.end(&mut self.announced);
-        if let Err(Stop::Failed { peer_event, vendor, .. }) = result {
+        if let Err(ExecError::Failed { peer_event, vendor, .. }) = result {
             if vendor == vendor::NO_QUEUE {
-                self.queues.0.remove(&wr.remote_srqn);
+                self.shared_queues.0.remove(&wr.remote_srqn);
             }
             if let Some(event) = peer_event {
                 peer.tell(qp.host, Message::new(Op::Fault, [self.dest_qpn, qp.qpn, event]));
@@ -120,13 +130,8 @@ impl SendQueue {
     }
 }
 
-impl Queue {
-    fn carry_out(
-        &mut self,
-        qp: &Qp,
-        wr: &SendWr<'_>,
-        local: &mut super::keys::LocalKeys,
-    ) -> Result<(), Stop> {
+impl SharedQueue {
+    fn execute(&mut self, qp: &Qp, wr: &SendWr<'_>, local: &mut LocalKeys) -> Result<(), ExecError> {
         let (entry, number) = (self.entry, wr.remote_srqn);
         let tell = |peer: &Peer, what| peer.tell(qp.host, Message::new(Op::Shared, [number, what]));
         let lease = entry.delivery.lock(qp.host.pid).ok_or(UNRESPONSIVE)?;
@@ -141,7 +146,7 @@ impl Queue {
         if self.target.has_abandoned() {
             drop(lease);
             tell(&self.peer, shared::ABANDONED);
-            return Err(Stop::NotReady);
+            return Err(ExecError::PeerNotReady);
         }
         let keys = &mut self.keys;
         let result = Transfer { qp, peer: &self.peer, target: &self.target, remote: keys, local }.run(wr);
@@ -154,7 +159,7 @@ impl Queue {
                 Ok(())
             }
             Err(stop) => {
-                if let Stop::Failed { vendor: vendor::CQ_FULL, .. } = stop {
+                if let ExecError::Failed { vendor: vendor::CQ_FULL, .. } = stop {
                     tell(&self.peer, shared::OVERRUN);
                 }
                 Err(stop)

@@ -23,7 +23,7 @@ const QUANTUM: Duration = Duration::from_micros(50);
 
 /// Both ends of one flow.
 #[derive(Debug, Default)]
-pub(super) struct Pace {
+pub(super) struct CongestionControl {
     /// None as long as no CNP has come.
     reaction: Option<Box<ReactionPoint>>,
     notification: NotificationPoint,
@@ -31,7 +31,7 @@ pub(super) struct Pace {
     pub(super) owes_cnp: bool,
 }
 
-impl Pace {
+impl CongestionControl {
     /// A packet of this flow came.
     pub(super) fn packet_came(&mut self, congestion_experienced: bool, now: Instant) {
         self.owes_cnp |= self.notification.handle_packet(congestion_experienced, time(now));
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn nothing_is_held_back_before_a_notification_and_after_recovery() {
-        let mut pace = Pace::default();
+        let mut pace = CongestionControl::default();
         assert_eq!((pace.allowance(micros(1)), pace.free(micros(1))), (u64::MAX, None));
         pace.cnp_came(micros(2));
         assert!(pace.allowance(micros(2)) < u64::MAX);
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn what_leaves_keeps_to_the_rate() {
-        let mut pace = Pace::default();
+        let mut pace = CongestionControl::default();
         for n in 0..4 {
             pace.cnp_came(micros(50 * n));
         }
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn marked_packets_are_answered_once_in_a_while() {
-        let mut pace = Pace::default();
+        let mut pace = CongestionControl::default();
         pace.packet_came(false, micros(0));
         assert!(!pace.owes_cnp);
         pace.packet_came(true, micros(1));

@@ -8,8 +8,8 @@ use millstream_proto::{Datagram, DatagramsConfig, DeliveryFault, Destination as 
 use millstream_wire::icrc::Flow;
 use millstream_wire::{Packet, Pkey, Psn, Qkey, Qpn, UDP_PORT, bth, deth};
 
-use super::Wired;
-use super::responder_memory::Landing;
+use super::PacketPolling;
+use super::responder_memory::ResponderMemory;
 use super::route::Route;
 use crate::gid;
 use crate::multicast;
@@ -25,12 +25,12 @@ use millstream_lockfree::cqe::Cqe;
 /// What a datagram queue pair has of the wire. The transport's machine makes its packets and says which ones it
 /// takes; they are delivered as those from this host are, whose sender does it ([`crate::qp::datagram`]).
 #[derive(Debug)]
-pub(in crate::qp) struct Datagrams {
+pub(in crate::qp) struct WireDatagrams {
     machine: millstream_proto::Datagrams,
-    landing: Landing,
+    memory: ResponderMemory,
     packet: Vec<u8>,
     /// Somebody elsewhere was heard of: who polls takes in packets from now on.
-    wired: Option<Wired>,
+    polling: Option<PacketPolling>,
 }
 
 fn machine(qp: &Qp, psn: u32) -> millstream_proto::Datagrams {
@@ -43,15 +43,15 @@ fn machine(qp: &Qp, psn: u32) -> millstream_proto::Datagrams {
     })
 }
 
-impl Datagrams {
+impl WireDatagrams {
     pub(in crate::qp) fn new(qp: &Qp) -> Option<Self> {
-        let landing = Landing::new(qp)?;
-        Some(Self { machine: machine(qp, 0), landing, packet: Vec::new(), wired: None })
+        let memory = ResponderMemory::new(qp)?;
+        Some(Self { machine: machine(qp, 0), memory, packet: Vec::new(), polling: None })
     }
 
     /// From now on who polls takes in packets.
-    pub(in crate::qp) fn begin(&mut self, qp: &Qp) {
-        self.wired.get_or_insert_with(|| Wired::new(qp));
+    pub(in crate::qp) fn start_polling(&mut self, qp: &Qp) {
+        self.polling.get_or_insert_with(|| PacketPolling::new(qp));
     }
 
     /// Where numbers begin.
@@ -73,7 +73,7 @@ impl Datagrams {
         let (Some(port), Some(route)) = (qp.host.wire.port(), route_of(&to.grh)) else { return };
         let ends = [(route.source, port.source_port()), (route.destination, UDP_PORT)];
         let Some(flow) = Flow::new(ends[0], ends[1]) else { return };
-        self.begin(qp);
+        self.start_polling(qp);
         let datagram = Datagram {
             id: WorkId(0),
             to: Addressee { flow, qp: Qpn::new(to.qpn), qkey: Qkey::new(to.qkey) },
@@ -98,7 +98,7 @@ impl Datagrams {
     }
 
     /// Takes datagrams in.
-    pub(in crate::qp) fn arrived(&mut self, qp: &Qp, packets: &[Arrived<'_>]) {
+    pub(in crate::qp) fn handle_packets(&mut self, qp: &Qp, packets: &[Arrived<'_>]) {
         // Initiators of this host deliver under the same lease.
         let Some(_lease) = qp.entry.delivery.lock(qp.host.pid) else { return };
         for (origin, bytes) in packets {
@@ -115,19 +115,19 @@ impl Datagrams {
         let own = deth.src_qp().get() == qp.qpn && header.dest_qp().get() == multicast::EVERYBODY;
         let wanted = self.machine.admits(packet)
             && !(own && qp.blocks_loopback() && gid::is_local(&millstream_wire::gid(origin.source).octets()))
-            && self.landing.takes_datagrams();
-        if !wanted || !self.landing.take_receive() {
+            && self.memory.takes_datagrams();
+        if !wanted || !self.memory.take_receive() {
             return;
         }
-        self.begin(qp);
+        self.start_polling(qp);
         let payload = packet.payload();
         let route_header = route_header(origin, payload.len());
-        let placed = self.landing.fill(0, &route_header).and_then(|()| self.landing.fill(40, payload));
+        let placed = self.memory.fill(0, &route_header).and_then(|()| self.memory.fill(40, payload));
         if let Err(fault) = placed {
             // Dropped; its receive would be lost silently. The queue pair lives (9.8.3.2).
             let status = if fault == DeliveryFault::TooLong { WC_LOC_LEN_ERR } else { WC_LOC_PROT_ERR };
             let cqe = Cqe { status: status as u16, opcode: WC_OP_RECV as u16, ..Cqe::default() };
-            return self.landing.complete_or_overrun(cqe, true);
+            return self.memory.complete_or_overrun(cqe, true);
         }
         let imm = packet.imm_dt().map(|imm| u32::from_ne_bytes(imm.data()));
         let cqe = Cqe {
@@ -138,7 +138,7 @@ impl Datagrams {
             detail: deth.src_qp().get() | u32::from(packet_type(&route_header)) << 24,
             ..Cqe::default()
         };
-        self.landing.complete_or_overrun(cqe, header.solicited());
+        self.memory.complete_or_overrun(cqe, header.solicited());
     }
 }
 

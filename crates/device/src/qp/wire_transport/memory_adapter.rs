@@ -6,66 +6,66 @@ use millstream_lockfree::copy_in_order;
 use millstream_proto::{Access, Atomic, DeliveryFault, Memory, ReceiveId, Refusal, Status, WorkId};
 use millstream_wire::{Rkey, Srqn};
 
-use super::responder_memory::{Landing, skip};
+use super::responder_memory::{ResponderMemory, skip};
 use crate::qp::Qp;
 use crate::qp::keys::LocalKeys;
-use crate::qp::send::Parked;
-use crate::qp::transfer::Stop;
+use crate::qp::send::PendingWr;
+use crate::qp::transfer::ExecError;
 use crate::types::{
     ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SEND_INLINE, SendWr,
     WC_LOC_PROT_ERR, WC_LOC_QP_OP_ERR, WC_MW_BIND_ERR, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD,
 };
 
-/// Requests that were posted and are not complete, the oldest first.
+/// InflightWrs that were posted and are not complete, the oldest first.
 #[derive(Debug, Default)]
-pub(super) struct Requests {
-    list: VecDeque<Parked>,
+pub(super) struct InflightWrs {
+    list: VecDeque<PendingWr>,
     /// The name of the oldest.
     first: u64,
 }
 
-impl Requests {
+impl InflightWrs {
     /// Keeps a request; its name.
-    pub(super) fn add(&mut self, request: Parked) -> WorkId {
+    pub(super) fn add(&mut self, request: PendingWr) -> WorkId {
         self.list.push_back(request);
         WorkId(self.first + self.list.len() as u64 - 1)
     }
 
     /// Takes back the one that was kept last.
-    pub(super) fn take_last(&mut self) -> Option<Parked> {
+    pub(super) fn take_last(&mut self) -> Option<PendingWr> {
         self.list.pop_back()
     }
 
-    /// Requests complete in the order in which they were posted.
-    pub(super) fn finish(&mut self, id: WorkId) -> Option<Parked> {
+    /// InflightWrs complete in the order in which they were posted.
+    pub(super) fn finish(&mut self, id: WorkId) -> Option<PendingWr> {
         debug_assert_eq!(id.0, self.first);
         self.first += 1;
         self.list.pop_front()
     }
 
-    fn get(&self, id: WorkId) -> Option<&Parked> {
+    fn get(&self, id: WorkId) -> Option<&PendingWr> {
         self.list.get(id.0.checked_sub(self.first)? as usize)
     }
 }
 
 /// See the module's description.
-pub(super) struct View<'a> {
+pub(super) struct MemoryAdapter<'a> {
     pub(super) qp: &'a Qp,
-    pub(super) landing: &'a mut Landing,
+    pub(super) memory: &'a mut ResponderMemory,
     pub(super) keys: &'a mut LocalKeys,
-    pub(super) requests: &'a Requests,
+    pub(super) inflight: &'a InflightWrs,
 }
 
-fn status(stop: Stop) -> Status {
-    match stop {
-        Stop::Failed { status: WC_LOC_PROT_ERR, .. } => Status::LocalProtection,
-        Stop::Failed { status: WC_MW_BIND_ERR, .. } => Status::Bind,
-        Stop::Failed { status: WC_LOC_QP_OP_ERR, .. } => Status::LocalOperation,
+fn status(error: ExecError) -> Status {
+    match error {
+        ExecError::Failed { status: WC_LOC_PROT_ERR, .. } => Status::LocalProtection,
+        ExecError::Failed { status: WC_MW_BIND_ERR, .. } => Status::Bind,
+        ExecError::Failed { status: WC_LOC_QP_OP_ERR, .. } => Status::LocalOperation,
         _ => Status::LocalLength,
     }
 }
 
-impl View<'_> {
+impl MemoryAdapter<'_> {
     /// Runs `copy` on each piece of a request's memory from `offset` on: its address, and which part of the `len` bytes
     /// it is.
     #[inline]
@@ -77,7 +77,7 @@ impl View<'_> {
         access: u32,
         mut copy: impl FnMut(*mut u8, usize, usize),
     ) -> Result<(), Status> {
-        let request = self.requests.get(id).ok_or(Status::LocalOperation)?.request();
+        let request = self.inflight.get(id).ok_or(Status::LocalOperation)?.request();
         let mut done = 0;
         let one = [crate::types::Sge::default()];
         let rest;
@@ -117,7 +117,7 @@ impl View<'_> {
     }
 }
 
-impl Memory for View<'_> {
+impl Memory for MemoryAdapter<'_> {
     #[inline]
     fn gather(&mut self, id: WorkId, offset: u32, into: &mut [u8]) -> Result<(), Status> {
         let (to, len) = (into.as_mut_ptr(), into.len());
@@ -137,26 +137,26 @@ impl Memory for View<'_> {
     }
 
     fn shared_queue(&mut self, id: WorkId) -> Srqn {
-        Srqn::new(self.requests.get(id).map_or(0, |request| request.request().remote_srqn))
+        Srqn::new(self.inflight.get(id).map_or(0, |request| request.request().remote_srqn))
     }
 
     fn select(&mut self, queue: Srqn) -> Result<(), Refusal> {
-        self.landing.select(queue.get())
+        self.memory.select(queue.get())
     }
 
     fn local(&mut self, id: WorkId) -> Result<(), Status> {
-        let request = self.requests.get(id).ok_or(Status::LocalOperation)?;
-        self.qp.carry_out_locally(&request.request()).map_err(status)
+        let request = self.inflight.get(id).ok_or(Status::LocalOperation)?;
+        self.qp.execute_local_op_on_wire(&request.request()).map_err(status)
     }
 
     #[inline]
     fn take_receive(&mut self) -> Option<ReceiveId> {
-        self.landing.take_receive().then_some(ReceiveId(0))
+        self.memory.take_receive().then_some(ReceiveId(0))
     }
 
     #[inline]
     fn deliver(&mut self, _id: ReceiveId, offset: u32, from: &[u8]) -> Result<(), DeliveryFault> {
-        self.landing.fill(offset.into(), from)
+        self.memory.fill(offset.into(), from)
     }
 
     fn check(&mut self, rkey: Rkey, va: u64, len: u32, access: Access) -> Result<(), Refusal> {
@@ -165,26 +165,26 @@ impl Memory for View<'_> {
             Access::Write => ACCESS_REMOTE_WRITE,
             Access::Atomic => ACCESS_REMOTE_ATOMIC,
         };
-        self.landing.check(access, rkey.get(), va, len.into())
+        self.memory.check(access, rkey.get(), va, len.into())
     }
 
     #[inline]
     fn write(&mut self, rkey: Rkey, va: u64, from: &[u8]) -> Result<(), Refusal> {
-        self.landing.write(rkey.get(), va, from)
+        self.memory.write(rkey.get(), va, from)
     }
 
     fn write_atomically(&mut self, rkey: Rkey, va: u64, bytes: [u8; 8]) -> Result<(), Refusal> {
-        self.landing.write_word(rkey.get(), va, bytes)
+        self.memory.write_word(rkey.get(), va, bytes)
     }
 
     #[inline]
     fn read(&mut self, rkey: Rkey, va: u64, into: &mut [u8]) -> Result<(), Refusal> {
-        self.landing.read(rkey.get(), va, into)
+        self.memory.read(rkey.get(), va, into)
     }
 
     fn atomic(&mut self, rkey: Rkey, va: u64, operation: Atomic) -> Result<u64, Refusal> {
         let wr = SendWr { remote_addr: va, rkey: rkey.get(), ..SendWr::default() };
-        self.landing.change(&match operation {
+        self.memory.change(&match operation {
             Atomic::CompareSwap { compare, swap } => {
                 SendWr { opcode: WR_ATOMIC_CMP_AND_SWP, compare_add: compare, swap, ..wr }
             }
@@ -193,6 +193,6 @@ impl Memory for View<'_> {
     }
 
     fn invalidate(&mut self, rkey: Rkey) -> Result<(), Refusal> {
-        self.landing.invalidate(rkey.get())
+        self.memory.invalidate(rkey.get())
     }
 }

@@ -1,9 +1,10 @@
-//! Queue pairs whose peer is reached by packets.
+//! Queue pairs whose peer is reached by RoCE v2 packets.
 //!
-//! A connected queue pair drives one machine of the transport ([`millstream_proto`]); this module is what is
-//! around it: the application's requests and memory (`memory`, `landing`), completions and events, packets on
-//! their way out (`outbox`), and the machine's timers. Whoever posts also sends; whoever takes packets in
-//! (`crate::wire`) answers them. All of it happens under the send queue's lock.
+//! A connected queue pair drives one transport machine ([`millstream_proto`]; IBTA volume 1, 9.7 and 9.8). This
+//! module gives the machine its surroundings: the application's requests and memory (`memory_adapter`), memory and
+//! receive queues for the peer (`responder_memory`), congestion control (`congestion`), the network route (`route`),
+//! completions, events and timers. `datagrams` does the same for UD. The thread that posts a request also sends its
+//! packets; the thread that receives packets (`crate::wire`) answers them. Both hold the send queue's lock.
 
 mod congestion;
 mod datagrams;
@@ -24,14 +25,14 @@ use millstream_proto::{
 use millstream_wire::icrc::Flow;
 use millstream_wire::{Packet, Pkey, Psn, Qpn, Rkey};
 
-use super::send::{Parked, SendQueue};
+use super::keys::LocalKeys;
+use super::send::{PendingWr, SendQueue};
 use super::state::{QpAttr, QpState};
+use super::transport::Transport;
 use super::{Qp, QpType};
 use crate::cq::Cq;
-use crate::errno::{Errno, Result};
 use crate::event::{EVENT_COMM_EST, EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR, EVENT_SQ_DRAINED};
-use crate::gid::{self, GidKind};
-use crate::path::{self, PathKind, PathPreference};
+use crate::peer::Peer;
 use crate::types::{
     SEND_FENCE, SEND_SIGNALED, SEND_SOLICITED, SendWr, WC_FLAG_WITH_IMM, WC_FLAG_WITH_INV, WC_LOC_LEN_ERR,
     WC_LOC_PROT_ERR, WC_LOC_QP_OP_ERR, WC_MW_BIND_ERR, WC_OP_RECV, WC_OP_RECV_RDMA_WITH_IMM,
@@ -43,60 +44,37 @@ use crate::types::{
 use crate::wire::Arrived;
 use millstream_lockfree::cqe::Cqe;
 
-use congestion::Pace;
-pub(super) use datagrams::Datagrams;
-use memory_adapter::{Requests, View};
-use responder_memory::Landing;
-use route::Route;
+use congestion::CongestionControl;
+pub(super) use datagrams::WireDatagrams;
+use memory_adapter::{InflightWrs, MemoryAdapter};
+use responder_memory::ResponderMemory;
+pub(super) use route::Route;
 
-/// How a queue pair that goes to RTR will reach its peers; everything that can be refused was looked at.
+/// A connected queue pair's transport machine with what it works on.
 #[derive(Debug)]
-pub(super) enum Plan {
-    /// No peer yet.
-    Stay,
-    /// Through shared memory; false if the peer is not on this host, and nothing else is allowed.
-    Shm(bool),
-    /// By packets.
-    Wire(Route),
-    /// Datagrams both ways.
-    Datagrams,
-}
-
-/// What a send queue has of the wire.
-#[derive(Debug, Default)]
-pub(super) enum Lane {
-    /// Nothing: its peer is on this host.
-    #[default]
-    None,
-    Connected(Box<Connected>),
-    Datagrams(Box<Datagrams>),
-}
-
-/// A connected queue pair's machine with what it works on.
-#[derive(Debug)]
-pub(super) struct Connected {
-    // Order matters: the landing points into the arena and holds its peer.
+pub(super) struct WireTransport {
+    // Order matters: the responder's memory points into the arena and holds its peer.
     machine: Connection,
-    requests: Requests,
-    landing: Landing,
+    inflight: InflightWrs,
+    memory: ResponderMemory,
     route: Route,
-    pace: Pace,
+    congestion: CongestionControl,
     /// Packets that are being sent.
     buffer: Vec<u8>,
     /// Where they are in it, and bytes of each but the last.
     bursts: ArrayVec<(Range<usize>, usize), BURSTS>,
-    /// An acknowledgement will go with what is sent next.
-    owes: bool,
+    /// An acknowledgement is delayed: it will go with what is sent next.
+    ack_delayed: bool,
     /// Whether the program wants to know when the send queue is drained.
     reports_drained: bool,
-    _wired: Wired,
+    _polling: PacketPolling,
 }
 
 /// Makes pollers of queues take packets in, as long as it lives.
 #[derive(Debug)]
-struct Wired(Vec<Arc<Cq>>);
+struct PacketPolling(Vec<Arc<Cq>>);
 
-impl Wired {
+impl PacketPolling {
     fn new(qp: &Qp) -> Self {
         Self::of(vec![qp.send_cq.clone(), qp.recv_cq.clone()])
     }
@@ -107,7 +85,7 @@ impl Wired {
     }
 }
 
-impl Drop for Wired {
+impl Drop for PacketPolling {
     fn drop(&mut self) {
         self.0.iter().for_each(|cq| cq.set_wired(false));
     }
@@ -115,9 +93,9 @@ impl Drop for Wired {
 
 /// When a queue pair's machine wants to be looked at, for those who do not hold its lock.
 #[derive(Debug)]
-pub(super) struct Alarm(AtomicU64);
+pub(super) struct TimerDeadline(AtomicU64);
 
-impl Default for Alarm {
+impl Default for TimerDeadline {
     fn default() -> Self {
         Self(AtomicU64::new(u64::MAX))
     }
@@ -140,330 +118,203 @@ const PROBE: Duration = Duration::from_millis(4);
 /// How long to wait when the network has no room for a packet.
 const CONGESTED: Duration = Duration::from_micros(100);
 
-impl Qp {
-    /// How a queue pair with these attributes will reach its peers.
-    pub(super) fn plan(&self, attributes: &QpAttr) -> Result<Plan> {
-        let preference = path::preference()?;
-        if self.kind == QpType::Ud {
-            if preference == PathPreference::Shm {
-                return Ok(Plan::Stay);
-            }
-            return match self.host.wire.open(self.host) {
-                Ok(_) => Ok(Plan::Datagrams),
-                // Then it reaches this host only.
-                Err(_) if preference == PathPreference::Auto => Ok(Plan::Stay),
-                Err(error) => Err(error),
-            };
-        }
-        match preference.path_to(&attributes.path.dgid) {
-            PathKind::Shm => return Ok(Plan::Shm(true)),
-            PathKind::Unreachable => return Ok(Plan::Shm(false)),
-            PathKind::Wire => {}
-        }
-        let source = gid::table().into_iter().nth(usize::from(attributes.path.sgid_index));
-        let source = source.filter(|source| source.kind == GidKind::RoceV2).ok_or(Errno::INVAL)?;
-        let fits = gid::interface_mtu(source.ifindex).and_then(gid::path_mtu).unwrap_or(gid::MTU_4096);
-        let path = &attributes.path;
-        let route = Route::new(&source.raw, &path.dgid, source.ifindex, path.traffic_class);
-        let route = route.filter(|_| attributes.path_mtu <= fits).ok_or(Errno::INVAL)?;
-        self.host.wire.open(self.host)?;
-        Ok(Plan::Wire(route))
-    }
+/// A queue pair failed while its send queue was held. The rest is due once that is released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct QpFailure {
+    /// The asynchronous event to raise, if there is one.
+    pub(super) event: Option<u32>,
+}
 
-    /// Connects a queue pair that goes to RTR.
-    pub(super) fn connect(&self, send: &mut SendQueue, attributes: &QpAttr, plan: Plan) {
-        send.lane = Lane::None;
-        let mut dest_qpn = attributes.dest_qpn;
-        match plan {
-            Plan::Stay => return,
-            Plan::Shm(on_this_host) => send.connect(self, dest_qpn, on_this_host),
-            Plan::Wire(route) => {
-                send.connect(self, dest_qpn, false);
-                // Who touches our memory for the peer is this process.
-                send.peer = self.host.peer_of(self.qpn).ok();
-                send.lane = self.connected(attributes, route).map_or(Lane::None, Lane::Connected);
-                // Nobody who maps the arena is its peer.
-                dest_qpn = 0;
-            }
-            Plan::Datagrams => {
-                let mut datagrams = Datagrams::new(self);
-                if path::preference() == Ok(PathPreference::Wire)
-                    && let Some(datagrams) = &mut datagrams
-                {
-                    datagrams.begin(self);
-                }
-                send.lane = datagrams.map_or(Lane::None, |datagrams| Lane::Datagrams(Box::new(datagrams)));
-                return;
-            }
-        }
-        self.entry.dest_qpn.store(dest_qpn, Ordering::Release);
-    }
-
-    fn connected(&self, attributes: &QpAttr, route: Route) -> Option<Box<Connected>> {
-        let port = self.host.wire.port()?;
+impl WireTransport {
+    /// Of a queue pair that goes to RTR.
+    pub(super) fn new(qp: &Qp, attributes: &QpAttr, route: Route) -> Option<Self> {
+        let port = qp.host.wire.port()?;
         let ports = [port.source_port(), millstream_wire::UDP_PORT];
         let flow = Flow::new((route.source, ports[0]), (route.destination, ports[1]))?;
         let config = Config {
-            service: match self.kind {
+            service: match qp.kind {
                 QpType::Rc => Service::Reliable,
                 QpType::XrcSend => Service::Initiator,
                 QpType::XrcRecv => Service::Target,
-                // Datagrams have a lane of their own.
+                // Datagrams have a transport of their own.
                 QpType::Uc | QpType::Ud => Service::Unreliable,
             },
             flow,
-            local_qp: Qpn::new(self.qpn),
+            local_qp: Qpn::new(qp.qpn),
             remote_qp: Qpn::new(attributes.dest_qpn),
             pkey: Pkey::DEFAULT,
             mtu: Mtu::from_code(attributes.path_mtu)?,
             receive_psn: Psn::new(attributes.rq_psn),
-            // They can change; the landing looks at what they are.
+            // The queue pair's access flags can change: the responder's memory checks them at each access.
             remote_read: true,
             remote_write: true,
             remote_atomic: true,
             max_dest_rd_atomic: attributes.max_dest_rd_atomic,
             min_rnr_timer: attributes.min_rnr_timer,
         };
-        let landing = Landing::new(self)?;
-        self.host.wire.add_timed(self.me.clone());
-        Some(Box::new(Connected {
+        let memory = ResponderMemory::new(qp)?;
+        qp.host.wire.add_timed(qp.me.clone());
+        Some(Self {
             machine: Connection::new(config),
-            requests: Requests::default(),
-            landing,
+            inflight: InflightWrs::default(),
+            memory,
             route,
-            pace: Pace::default(),
+            congestion: CongestionControl::default(),
             buffer: Vec::new(),
             bursts: ArrayVec::new(),
-            owes: false,
+            ack_delayed: false,
             reports_drained: false,
-            _wired: Wired::new(self),
-        }))
-    }
-}
-
-/// What has to be done once the send queue is let go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Aftermath {
-    Nothing,
-    /// The queue pair has failed, with this asynchronous event if there is one.
-    Failed(Option<u32>),
-}
-
-impl Qp {
-    /// A connected queue pair that goes to RTS begins to send, or takes new attributes.
-    pub(super) fn start_on_wire(&self, send: &mut SendQueue, attributes: &QpAttr) {
-        match &mut send.lane {
-            Lane::None => {}
-            Lane::Datagrams(datagrams) => datagrams.start(self, attributes.sq_psn),
-            Lane::Connected(lane) => {
-                lane.machine.start(SendConfig {
-                    send_psn: Psn::new(attributes.sq_psn),
-                    max_rd_atomic: attributes.max_rd_atomic,
-                    ack_timeout: attributes.timeout,
-                    retry_count: attributes.retry_cnt,
-                    rnr_retry: attributes.rnr_retry,
-                    window: self.window(lane.machine.config().mtu),
-                    probe: Some(PROBE),
-                });
-                lane.machine.resume();
-            }
-        }
+            _polling: PacketPolling::new(qp),
+        })
     }
 
-    /// Packets that may be under way. The other side's socket is taken to have as much room as ours, and as many queue
-    /// pairs; what READs bring comes to ours.
-    fn window(&self, mtu: Mtu) -> u32 {
-        let room = self.host.wire.port().map_or(0, |port| port.udp().receive_room());
-        let share = room / self.host.wire.timed().max(SHARERS);
-        let bytes = share.max(LEAST_WINDOW.min(room)).min(WINDOW);
-        let (least, most) = WINDOW_PACKETS;
-        (bytes / mtu.bytes() as usize).clamp(least, most) as u32
+    /// This process, which executes the peer's requests.
+    pub(super) fn own_process(&self) -> &Arc<Peer> {
+        self.memory.own_process()
     }
 
-    /// Begins nothing new, and reports when all is done if it is wanted; false if the way is not by packets.
-    pub(super) fn drain_on_wire(&self, report: bool) -> bool {
-        let mut send = self.send.lock();
-        let Lane::Connected(lane) = &mut send.lane else { return false };
-        lane.reports_drained = report;
-        lane.machine.drain();
-        let failed = self.attend_on_wire(&mut send, Instant::from_nanos(self.host.wire.now()));
-        drop(send);
-        self.suffer(failed);
-        true
+    /// Begins to send at the transition to RTS, or takes new attributes.
+    pub(super) fn start(&mut self, qp: &Qp, attributes: &QpAttr) {
+        self.machine.start(SendConfig {
+            send_psn: Psn::new(attributes.sq_psn),
+            max_rd_atomic: attributes.max_rd_atomic,
+            ack_timeout: attributes.timeout,
+            retry_count: attributes.retry_cnt,
+            rnr_retry: attributes.rnr_retry,
+            window: send_window(qp, self.machine.config().mtu),
+            probe: Some(PROBE),
+        });
+        self.machine.resume();
     }
 
-    /// Takes a request whose way is by packets, sends what can be sent of it, and keeps it until it is answered.
+    /// Begins no further request, and raises an event when all are complete if `report` says so.
+    fn drain(&mut self, qp: &Qp, local_keys: &mut LocalKeys, report: bool) -> Option<QpFailure> {
+        self.reports_drained = report;
+        self.machine.drain();
+        self.progress(qp, local_keys, now(qp))
+    }
+
+    /// Takes a request, sends what can be sent of it, and keeps it until it is answered.
     #[cold]
     #[inline(never)]
-    pub(super) fn send_on_wire(&self, send: &mut SendQueue, request: Parked) -> Aftermath {
-        let now = Instant::from_nanos(self.host.wire.now());
-        let Lane::Connected(lane) = &mut send.lane else { return Aftermath::Nothing };
+    pub(super) fn post(
+        &mut self,
+        qp: &Qp,
+        local_keys: &mut LocalKeys,
+        request: PendingWr,
+    ) -> Option<QpFailure> {
+        let now = now(qp);
         let wr = request.request();
         let (work, len) = (work(&wr), total_len(wr.sges) as u32);
         let local = work == Work::Local;
         let (fence, solicited) = (wr.flags & SEND_FENCE != 0, wr.flags & SEND_SOLICITED != 0);
-        let id = lane.requests.add(request);
+        let id = self.inflight.add(request);
         let request = Request { id, work, len: if local { 0 } else { len }, fence, solicited };
-        let Err(error) = lane.machine.post(request) else { return self.attend_on_wire(send, now) };
-        // What the machine does not take is a mistake of the request's, found late.
-        let refused = lane.requests.take_last();
-        lane.machine.fail();
-        let _ = self.attend_on_wire(send, now);
+        let Err(error) = self.machine.post(request) else { return self.progress(qp, local_keys, now) };
+        // The machine finds errors of form after the request was accepted.
+        let refused = self.inflight.take_last();
+        self.machine.fail();
+        let _ = self.progress(qp, local_keys, now);
         if let Some(refused) = refused {
             let wr = refused.request();
             let status = match error {
-                // As if the other side had said so.
+                // As if the responder had said so.
                 PostError::Length { len: 8 } => WC_REM_INV_REQ_ERR,
                 PostError::Length { .. } | PostError::TooLong { .. } => WC_LOC_LEN_ERR,
                 PostError::NotOffered | PostError::NoResources | PostError::NotSending => WC_LOC_QP_OP_ERR,
             };
-            self.complete_send(&wr, refused.posted, status, vendor::BOUNDS);
+            qp.complete_send(&wr, refused.posted, status, vendor::BOUNDS);
         }
-        Aftermath::Failed(None)
+        Some(QpFailure { event: None })
     }
 
-    /// Takes packets in that came at `now`, and answers them.
-    pub(crate) fn arrived(&self, packets: &[Arrived<'_>], now: u64) {
-        let mut send = self.send.lock();
-        let now = Instant::from_nanos(now);
-        let SendQueue { lane, local_keys, .. } = &mut *send;
-        let mut failed = Aftermath::Nothing;
-        match lane {
-            Lane::None => return,
-            Lane::Datagrams(datagrams) => return datagrams.arrived(self, packets),
-            Lane::Connected(lane) => {
-                for (origin, bytes) in packets {
-                    let Ok(packet) = Packet::new_checked(*bytes) else { continue };
-                    let Connected { machine, requests, landing, .. } = &mut **lane;
-                    let mut view = View { qp: self, landing, keys: local_keys, requests };
-                    match machine.handle_datagram(now, origin.source, &packet, &mut view) {
-                        Disposition::Dropped(_) => {}
-                        Disposition::Congestion => lane.pace.cnp_came(now),
-                        _ => lane.pace.packet_came(origin.congestion_experienced(), now),
-                    }
-                    // Completions take effect at once: the next message needs the next receive.
-                    loop {
-                        failed = failed.max(self.take_events(lane));
-                        let Connected { machine, requests, landing, .. } = &mut **lane;
-                        if !machine.handle_kept(&mut View { qp: self, landing, keys: local_keys, requests }) {
-                            break;
-                        }
-                    }
-                }
-                if failed == Aftermath::Nothing
-                    && lane.machine.has_only_acknowledgement()
-                    && !lane.pace.owes_cnp
-                    && self.host.wire.is_polled(now.as_nanos())
-                {
-                    if !std::mem::replace(&mut lane.owes, true) {
-                        self.host.wire.owe(self.host, self.me.clone());
-                    }
-                    return self.set_alarm(lane.machine.poll_timeout());
+    /// Takes packets that arrived at `now`, and answers them.
+    fn handle_packets(
+        &mut self,
+        qp: &Qp,
+        local_keys: &mut LocalKeys,
+        packets: &[Arrived<'_>],
+        now: Instant,
+    ) -> Option<QpFailure> {
+        let mut failure = None;
+        for (origin, bytes) in packets {
+            let Ok(packet) = Packet::new_checked(*bytes) else { continue };
+            let Self { machine, inflight, memory, .. } = self;
+            let mut adapter = MemoryAdapter { qp, memory, keys: local_keys, inflight };
+            match machine.handle_datagram(now, origin.source, &packet, &mut adapter) {
+                Disposition::Dropped(_) => {}
+                Disposition::Congestion => self.congestion.cnp_came(now),
+                _ => self.congestion.packet_came(origin.congestion_experienced(), now),
+            }
+            // Completions take effect at once: the next message needs the next receive.
+            loop {
+                failure = failure.max(self.take_events(qp));
+                let Self { machine, inflight, memory, .. } = self;
+                if !machine.handle_kept(&mut MemoryAdapter { qp, memory, keys: local_keys, inflight }) {
+                    break;
                 }
             }
         }
-        let failed = failed.max(self.attend_on_wire(&mut send, now));
-        drop(send);
-        self.suffer(failed);
-    }
-
-    /// Sends an acknowledgement that is still owed.
-    pub(crate) fn pay_on_wire(&self) {
-        let mut send = self.send.lock();
-        if let Lane::Connected(lane) = &send.lane
-            && lane.owes
+        if failure.is_none()
+            && self.machine.has_only_acknowledgement()
+            && !self.congestion.owes_cnp
+            && qp.host.wire.is_polled(now.as_nanos())
         {
-            let failed = self.attend_on_wire(&mut send, Instant::from_nanos(self.host.wire.now()));
-            drop(send);
-            self.suffer(failed);
-        }
-    }
-
-    fn set_alarm(&self, time: Option<Instant>) {
-        let time = time.map_or(u64::MAX, Instant::as_nanos);
-        self.alarm.0.store(time, Ordering::Release);
-        if time != u64::MAX {
-            self.host.wire.schedule(self.host, time);
-        }
-    }
-
-    /// Does what the machine wanted to do by now; says when it wants to be called again.
-    pub(crate) fn expire_on_wire(&self, now: u64) -> Option<u64> {
-        let due = self.alarm.0.load(Ordering::Acquire);
-        if due > now {
-            return (due != u64::MAX).then_some(due);
-        }
-        let mut send = self.send.lock();
-        let now = Instant::from_nanos(now);
-        if let Lane::Connected(lane) = &mut send.lane {
-            lane.machine.handle_timeout(now);
-        }
-        let failed = self.attend_on_wire(&mut send, now);
-        drop(send);
-        self.suffer(failed);
-        let due = self.alarm.0.load(Ordering::Acquire);
-        (due != u64::MAX).then_some(due)
-    }
-
-    /// A failure that was found while the send queue was held.
-    pub(super) fn suffer(&self, failed: Aftermath) {
-        if let Aftermath::Failed(event) = failed {
-            self.fail();
-            if let Some(event) = event {
-                self.raise(event);
+            if !std::mem::replace(&mut self.ack_delayed, true) {
+                qp.host.wire.owe(qp.host, qp.me.clone());
             }
+            qp.set_timer(self.machine.poll_timeout());
+            return None;
         }
+        failure.max(self.progress(qp, local_keys, now))
     }
 
-    /// Sends what the machine has to send, reports what it has to report, and sets its alarm.
-    pub(super) fn attend_on_wire(&self, send: &mut SendQueue, now: Instant) -> Aftermath {
-        let SendQueue { lane, local_keys, .. } = send;
-        let Lane::Connected(lane) = lane else { return Aftermath::Nothing };
-        let mut failed = self.take_events(lane);
-        let congested = self.transmit(lane, local_keys, now);
-        failed = failed.max(self.take_events(lane));
+    /// Sends what the machine has to send, reports what it has to report, and sets its timer.
+    fn progress(&mut self, qp: &Qp, local_keys: &mut LocalKeys, now: Instant) -> Option<QpFailure> {
+        let mut failure = self.take_events(qp);
+        let congested = self.transmit(qp, local_keys, now);
+        failure = failure.max(self.take_events(qp));
         let again = congested.then_some(now + CONGESTED);
-        let paced = lane.pace.free(now);
-        self.set_alarm([lane.machine.poll_timeout(), again, paced].into_iter().flatten().min());
-        if failed != Aftermath::Nothing {
-            self.set_state(QpState::Err);
-        } else if lane.machine.state() == millstream_proto::State::SendFailed && self.state() == QpState::Rts
-        {
+        let paced = self.congestion.free(now);
+        qp.set_timer([self.machine.poll_timeout(), again, paced].into_iter().flatten().min());
+        if failure.is_some() {
+            qp.set_state(QpState::Err);
+        } else if self.machine.state() == millstream_proto::State::SendFailed && qp.state() == QpState::Rts {
             // Only the send queue fails (10.3.1.7).
-            self.set_state(QpState::Sqe);
+            qp.set_state(QpState::Sqe);
         }
-        failed
+        failure
     }
 
     /// Builds packets and gives them to the network; true if that has no room for more.
-    fn transmit(&self, lane: &mut Connected, keys: &mut super::keys::LocalKeys, now: Instant) -> bool {
-        let Some(port) = self.host.wire.port() else { return false };
+    fn transmit(&mut self, qp: &Qp, keys: &mut LocalKeys, now: Instant) -> bool {
+        let Some(port) = qp.host.wire.port() else { return false };
         let counted = port.counts_identifications();
         let limits = Limits {
             packets: millstream_link::MAX_SEGMENTS as u32,
             identification: if counted { Identification::Counted } else { Identification::Zero },
             ..Limits::NONE
         };
-        if std::mem::take(&mut lane.pace.owes_cnp) {
-            let mut packet = congestion::cnp(lane.machine.config().remote_qp);
-            // As if it were lost, if the network has no room: the next marked packet brings the next one.
-            let _ = port.send(&mut [lane.route.outgoing(&mut packet, congestion::CNP_LEN)]);
+        if std::mem::take(&mut self.congestion.owes_cnp) {
+            let mut packet = congestion::cnp(self.machine.config().remote_qp);
+            // A CNP that finds no room is lost; the next marked packet causes the next one.
+            let _ = port.send(&mut [self.route.outgoing(&mut packet, congestion::CNP_LEN)]);
         }
-        lane.buffer.resize(BURST, 0);
-        if std::mem::take(&mut lane.owes) {
-            self.host.wire.paid(&self.me);
+        self.buffer.resize(BURST, 0);
+        if std::mem::take(&mut self.ack_delayed) {
+            qp.host.wire.paid(&qp.me);
         }
-        let least = lane.machine.config().mtu.bytes() as usize + 128;
+        let least = self.machine.config().mtu.bytes() as usize + 128;
         loop {
-            let Connected { machine, requests, landing, buffer, bursts, route, pace, .. } = lane;
+            let Self { machine, inflight, memory, buffer, bursts, route, congestion, .. } = self;
             if bursts.is_empty() {
-                let mut view = View { qp: self, landing, keys, requests };
+                let mut adapter = MemoryAdapter { qp, memory, keys, inflight };
                 let mut at = 0;
                 while !bursts.is_full() && buffer.len() - at >= least {
-                    let limits = Limits { allowance: pace.allowance(now), ..limits };
-                    let next = machine.poll_transmit(now, &mut view, limits, &mut buffer[at..]);
+                    let limits = Limits { allowance: congestion.allowance(now), ..limits };
+                    let next = machine.poll_transmit(now, &mut adapter, limits, &mut buffer[at..]);
                     let Some(burst) = next else { break };
-                    pace.sent(burst.paced_bytes, now);
+                    congestion.sent(burst.paced_bytes, now);
                     bursts.push((at..at + burst.len, burst.segment));
                     at += burst.len;
                 }
@@ -495,54 +346,143 @@ impl Qp {
     }
 
     /// Reports completions and events.
-    fn take_events(&self, lane: &mut Connected) -> Aftermath {
-        let mut after = Aftermath::Nothing;
-        while let Some(event) = lane.machine.poll_event() {
+    fn take_events(&mut self, qp: &Qp) -> Option<QpFailure> {
+        let mut failure = None;
+        while let Some(event) = self.machine.poll_event() {
             match event {
                 Event::Completed { id, status } => {
-                    let Some(request) = lane.requests.finish(id) else { continue };
+                    let Some(request) = self.inflight.finish(id) else { continue };
                     let wr = request.request();
                     let (status, vendor) = completion(status);
-                    if status != WC_SUCCESS || self.signal_all || wr.flags & SEND_SIGNALED != 0 {
-                        self.complete_send(&wr, request.posted, status, vendor);
+                    if status != WC_SUCCESS || qp.signal_all || wr.flags & SEND_SIGNALED != 0 {
+                        qp.complete_send(&wr, request.posted, status, vendor);
                     }
                 }
                 Event::Received(received) => {
                     let (cqe, solicited) = received_completion(&received);
-                    if lane.landing.complete(cqe, solicited).is_err() {
-                        after = after.max(Aftermath::Failed(Some(EVENT_QP_FATAL)));
-                        self.recv_cq.check_overrun();
+                    if self.memory.complete(cqe, solicited).is_err() {
+                        failure = failure.max(Some(QpFailure { event: Some(EVENT_QP_FATAL) }));
+                        qp.recv_cq.check_overrun();
                     }
                 }
                 Event::Established => {
-                    if !self.contact_reported.swap(true, Ordering::AcqRel) {
-                        self.raise(EVENT_COMM_EST);
+                    if !qp.contact_reported.swap(true, Ordering::AcqRel) {
+                        qp.raise(EVENT_COMM_EST);
                     }
                 }
-                Event::Drained if lane.reports_drained => self.raise(EVENT_SQ_DRAINED),
+                Event::Drained if self.reports_drained => qp.raise(EVENT_SQ_DRAINED),
                 Event::Drained => {}
                 Event::Failed(fault) => {
-                    after = after.max(Aftermath::Failed(match fault {
+                    let event = match fault {
                         // Its completion says what was wrong.
                         Fault::Request | Fault::Asked | Fault::Receive => None,
                         Fault::PeerRequest => Some(EVENT_QP_REQ_ERR),
                         Fault::PeerAccess => Some(EVENT_QP_ACCESS_ERR),
-                    }));
+                    };
+                    failure = failure.max(Some(QpFailure { event }));
                 }
             }
         }
-        after
+        failure
     }
 
     /// Completes all requests that wait for answers as flushed.
-    pub(super) fn flush_on_wire(&self, lane: &mut Lane) {
-        if let Lane::Connected(lane) = lane {
-            // If only the send queue has failed, the machine has flushed it and goes on to receive.
-            if self.state() == QpState::Err {
-                lane.machine.fail();
-                self.alarm.0.store(u64::MAX, Ordering::Release);
+    pub(super) fn flush(&mut self, qp: &Qp) {
+        // If only the send queue has failed, the machine has flushed it and goes on to receive.
+        if qp.state() == QpState::Err {
+            self.machine.fail();
+            qp.set_timer(None);
+        }
+        let _ = self.take_events(qp);
+    }
+}
+
+/// Packets that may be in flight. The peer's socket is taken to have as much room as ours, and as many queue pairs;
+/// the responses to READs need room in ours.
+fn send_window(qp: &Qp, mtu: Mtu) -> u32 {
+    let room = qp.host.wire.port().map_or(0, |port| port.udp().receive_room());
+    let share = room / qp.host.wire.timed().max(SHARERS);
+    let bytes = share.max(LEAST_WINDOW.min(room)).min(WINDOW);
+    let (least, most) = WINDOW_PACKETS;
+    (bytes / mtu.bytes() as usize).clamp(least, most) as u32
+}
+
+fn now(qp: &Qp) -> Instant {
+    Instant::from_nanos(qp.host.wire.now())
+}
+
+impl Qp {
+    /// Runs `work` on the packet transport under the send queue's lock, and fails the queue pair if that says so;
+    /// false if the queue pair has another transport.
+    fn with_wire(&self, work: impl FnOnce(&mut WireTransport, &mut LocalKeys) -> Option<QpFailure>) -> bool {
+        let mut send = self.send.lock();
+        let SendQueue { transport: Transport::Wire(wire), local_keys, .. } = &mut *send else { return false };
+        let failure = work(wire, local_keys);
+        drop(send);
+        self.fail_with(failure);
+        true
+    }
+
+    /// Drains a send queue whose requests go by packets; false if they do not.
+    pub(super) fn drain_wire(&self, report: bool) -> bool {
+        self.with_wire(|wire, local_keys| wire.drain(self, local_keys, report))
+    }
+
+    /// Takes packets that arrived at `now`, and answers them.
+    pub(crate) fn handle_packets(&self, packets: &[Arrived<'_>], now: u64) {
+        let mut send = self.send.lock();
+        let SendQueue { transport, local_keys, .. } = &mut *send;
+        let failure = match transport {
+            Transport::Unconnected | Transport::Local(_) => None,
+            Transport::Datagram(datagram) => {
+                datagram.handle_packets(self, packets);
+                None
             }
-            let _ = self.take_events(lane);
+            Transport::Wire(wire) => wire.handle_packets(self, local_keys, packets, Instant::from_nanos(now)),
+        };
+        drop(send);
+        self.fail_with(failure);
+    }
+
+    /// Sends an acknowledgement that is still delayed.
+    pub(crate) fn flush_ack(&self) {
+        self.with_wire(
+            |wire, local_keys| {
+                if wire.ack_delayed { wire.progress(self, local_keys, now(self)) } else { None }
+            },
+        );
+    }
+
+    fn set_timer(&self, time: Option<Instant>) {
+        let time = time.map_or(u64::MAX, Instant::as_nanos);
+        self.timer.0.store(time, Ordering::Release);
+        if time != u64::MAX {
+            self.host.wire.schedule(self.host, time);
+        }
+    }
+
+    /// Executes the machine's timers that have expired by `now`; the next one's time.
+    pub(crate) fn handle_timer(&self, now: u64) -> Option<u64> {
+        let due = self.timer.0.load(Ordering::Acquire);
+        if due > now {
+            return (due != u64::MAX).then_some(due);
+        }
+        let now = Instant::from_nanos(now);
+        self.with_wire(|wire, local_keys| {
+            wire.machine.handle_timeout(now);
+            wire.progress(self, local_keys, now)
+        });
+        let due = self.timer.0.load(Ordering::Acquire);
+        (due != u64::MAX).then_some(due)
+    }
+
+    /// Does what is due after a failure that was found while the send queue was held.
+    fn fail_with(&self, failure: Option<QpFailure>) {
+        if let Some(QpFailure { event }) = failure {
+            self.fail();
+            if let Some(event) = event {
+                self.raise(event);
+            }
         }
     }
 }

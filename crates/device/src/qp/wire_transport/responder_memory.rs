@@ -12,7 +12,7 @@ use std::sync::atomic::{Ordering, fence};
 use millstream_lockfree::RobustGuard;
 use millstream_proto::{DeliveryFault, Refusal};
 
-use super::Wired;
+use super::PacketPolling;
 use crate::greeting::{Message, Op, shared};
 use crate::host::Host;
 use crate::layout::XrcEntry;
@@ -21,7 +21,7 @@ use crate::qp::Qp;
 use crate::qp::datagram::{Elements, Piece};
 use crate::qp::keys::{RemoteKeys, Window};
 use crate::qp::target::{Left, Readiness, Receive, Target};
-use crate::qp::transfer::{Stop, admit, change_word, load, scatter, set_word, store};
+use crate::qp::transfer::{ExecError, admit, change_word, load, scatter, set_word, store};
 use crate::qp::xrc::{REMEMBERED, find_entry};
 use crate::types::{
     ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SendWr, Sge, WC_OP_RECV, WC_WR_FLUSH_ERR,
@@ -32,7 +32,7 @@ use millstream_lockfree::cqe::Cqe;
 
 /// See the module's description.
 #[derive(Debug)]
-pub(super) struct Landing {
+pub(super) struct ResponderMemory {
     /// The queue pair itself.
     own: Place,
     /// Shared receive queues that were named by the requests of an extended connection.
@@ -55,7 +55,7 @@ struct Place {
     queue: Option<(u32, &'static XrcEntry)>,
     peer: Arc<Peer>,
     /// Pollers of the queue's completions take in packets, if it is ours.
-    _wired: Option<Wired>,
+    _wired: Option<PacketPolling>,
 }
 
 impl Place {
@@ -71,13 +71,18 @@ impl Place {
     }
 }
 
-impl Landing {
+impl ResponderMemory {
     /// Of one of our own queue pairs.
     pub(super) fn new(qp: &Qp) -> Option<Self> {
         let peer = qp.host.peer_of(qp.qpn).ok()?;
         let target = Target::bind(&peer, qp.qpn)?;
         let own = Place { target, keys: RemoteKeys::default(), queue: None, peer, _wired: None };
         Some(Self { own, queues: HashMap::new(), selected: 0, host: qp.host, receive: None })
+    }
+
+    /// This process.
+    pub(super) fn own_process(&self) -> &Arc<Peer> {
+        &self.own.peer
     }
 
     /// What follows is about this shared receive queue.
@@ -107,7 +112,7 @@ impl Landing {
         // A message takes as long as its packets, and others use the queue meanwhile.
         let target = through.with_receives(&peer, entry, number, &through.entry.srq_taken)?;
         let srq = self.host.xrc.find(number);
-        let _wired = srq.and_then(|srq| Some(Wired::of(vec![srq.membership()?.cq().clone()])));
+        let _wired = srq.and_then(|srq| Some(PacketPolling::of(vec![srq.membership()?.cq().clone()])));
         Some(Place { target, keys: RemoteKeys::default(), queue: Some((number, entry)), peer, _wired })
     }
 
@@ -131,7 +136,7 @@ impl Landing {
         key: u32,
         at: u64,
         len: u64,
-        work: impl FnOnce(&Window, &Peer) -> Result<R, Stop>,
+        work: impl FnOnce(&Window, &Peer) -> Result<R, ExecError>,
     ) -> Result<R, Refusal> {
         self.offers(access)?;
         let me = self.host.pid;
@@ -256,7 +261,7 @@ impl Landing {
     }
 }
 
-impl Drop for Landing {
+impl Drop for ResponderMemory {
     /// A message over an extended connection that will not end: its receive request is not the queue pair's to keep.
     fn drop(&mut self) {
         if self.receive.as_ref().is_some_and(|(queue, ..)| *queue != 0) {

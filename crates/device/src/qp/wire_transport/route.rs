@@ -17,7 +17,12 @@ pub(in crate::qp) struct Route {
 
 impl Route {
     /// Between two GIDs; None if one is an IPv4 address and the other one is not.
-    pub(super) fn new(source: &[u8; 16], destination: &[u8; 16], interface: u32, tos: u8) -> Option<Self> {
+    pub(in crate::qp) fn new(
+        source: &[u8; 16],
+        destination: &[u8; 16],
+        interface: u32,
+        tos: u8,
+    ) -> Option<Self> {
         let [source, destination] = [source, destination].map(|gid| Ipv6Addr::from(*gid).to_canonical());
         // Only link-local and group addresses do not say by which interface.
         let ambiguous = match destination {

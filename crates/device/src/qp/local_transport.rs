@@ -1,0 +1,159 @@
+//! Connected queue pairs whose peer is on this host: requests are executed in the peer's memory.
+//!
+//! The initiator announces an operation in the target's entry, checks, copies, completes, and withdraws the
+//! announcement. Whoever takes memory or queues away waits for the withdrawal, so that nothing is touched after
+//! `ibv_dereg_mr` or `ibv_destroy_qp` returned.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::keys::{LocalKeys, RemoteKeys};
+use super::target::{Readiness, Target};
+use super::transfer::{ExecError, Transfer};
+use super::xrc::SharedQueues;
+use super::{Qp, QpType};
+use crate::greeting::{Message, Op};
+use crate::peer::Peer;
+use crate::types::{SendWr, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR, WC_REM_OP_ERR};
+
+/// What an initiator knows of a peer on this host.
+#[derive(Debug)]
+pub(super) struct LocalTransport {
+    // Order matters: what points into the peer's arena goes before the peer.
+    /// The peer's queue pair. None before the first request.
+    pub(super) target: Option<Target>,
+    pub(super) shared_queues: SharedQueues,
+    pub(super) remote_keys: RemoteKeys,
+    /// The peer's process, if it was found.
+    pub(super) peer: Option<Arc<Peer>>,
+    pub(super) dest_qpn: u32,
+    /// Whether the peer's address is one of this host's.
+    reachable: bool,
+    /// The value last stored in the target's announcement word.
+    pub(super) announced: u32,
+}
+
+impl LocalTransport {
+    /// Connects to the process that owns the peer's queue pair, if it exists already.
+    pub(super) fn connect(qp: &Qp, dest_qpn: u32, reachable: bool) -> Self {
+        Self {
+            target: None,
+            shared_queues: SharedQueues::default(),
+            remote_keys: RemoteKeys::default(),
+            peer: if reachable { qp.host.peer_of(dest_qpn).ok() } else { None },
+            dest_qpn,
+            reachable,
+            announced: 0,
+        }
+    }
+
+    /// Executes one request, whole, by the rules of the queue pair's transport service.
+    #[inline(always)]
+    pub(super) fn execute(
+        &mut self,
+        local_keys: &mut LocalKeys,
+        qp: &Qp,
+        wr: &SendWr<'_>,
+    ) -> Result<(), ExecError> {
+        match qp.kind {
+            QpType::XrcSend | QpType::XrcRecv => self.execute_xrc(local_keys, qp, wr),
+            QpType::Uc => match self.execute_connected(local_keys, qp, wr) {
+                // Only local errors are reported: an unreliable connection has no acknowledgements.
+                Err(error @ ExecError::Failed { status: WC_LOC_PROT_ERR | WC_LOC_LEN_ERR, .. }) => Err(error),
+                _ => Ok(()),
+            },
+            QpType::Rc | QpType::Ud => self.execute_connected(local_keys, qp, wr),
+        }
+    }
+
+    #[inline]
+    fn execute_connected(
+        &mut self,
+        local_keys: &mut LocalKeys,
+        qp: &Qp,
+        wr: &SendWr<'_>,
+    ) -> Result<(), ExecError> {
+        if self.target.is_none() {
+            self.bind(qp)?;
+        }
+        let (Some(peer), Some(target)) = (&self.peer, &self.target) else {
+            return Err(ExecError::PeerNotReady);
+        };
+        if !peer.alive() {
+            return Err(ExecError::PeerGone);
+        }
+        // Checked again after the announcement. An announcement to a queue pair that has another peer would
+        // disturb that peer's announcements.
+        target.note_readiness(qp.qpn).check()?;
+        target.entry.inflight.begin(&mut self.announced, peer.asymmetric);
+        let mut transfer = Transfer { qp, peer, target, remote: &mut self.remote_keys, local: local_keys };
+        let result = transfer.run(wr);
+        target.entry.inflight.end(&mut self.announced);
+        match result {
+            Ok(false) => Ok(()),
+            Ok(true) => {
+                peer.signal(target.cq.channel());
+                Ok(())
+            }
+            Err(error) => {
+                if let ExecError::Failed { peer_event: Some(event), status, .. } = error
+                    // The responder of an unreliable connection drops what it does not allow, and fails only by
+                    // its own fault (9.9.3.2).
+                    && (qp.kind == QpType::Rc || status == WC_REM_OP_ERR)
+                {
+                    peer.tell(qp.host, Message::new(Op::Fault, [self.dest_qpn, qp.qpn, event]));
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Finds the peer's queue pair before the first request.
+    #[cold]
+    pub(super) fn bind(&mut self, qp: &Qp) -> Result<(), ExecError> {
+        if self.peer.is_none() {
+            if !self.reachable {
+                return Err(ExecError::PeerNotReady);
+            }
+            self.peer = Some(qp.host.peer_of(self.dest_qpn).map_err(|_| ExecError::PeerNotReady)?);
+        }
+        let peer = self.peer.as_ref().expect("just set");
+        let target = Target::bind(peer, self.dest_qpn).ok_or(ExecError::PeerGone)?;
+        if !target.is_peer_of(qp.kind) {
+            return Err(ExecError::PeerGone);
+        }
+        // Bound only when a packet would be taken, so that this is the first request that arrives.
+        target.readiness(qp.qpn).check()?;
+        if target.awaits_contact() {
+            peer.tell(qp.host, Message::new(Op::Contact, [self.dest_qpn, qp.qpn]));
+        }
+        self.announced = target.entry.inflight.last();
+        self.target = Some(target);
+        Ok(())
+    }
+
+    /// Asks the receiver to report when it has posted a receive again.
+    pub(super) fn request_rnr_notification(&self, qp: &Qp, wr: &SendWr<'_>) {
+        match (&self.target, qp.kind) {
+            (_, QpType::XrcSend) => self.shared_queues.request_rnr_notification(wr.remote_srqn, qp.qpn),
+            (Some(target), _) => target.ask_for_notice(),
+            (None, _) => {}
+        }
+    }
+
+    /// Code of the target's RNR NAK timer.
+    pub(super) fn rnr_timer(&self) -> u32 {
+        self.target.as_ref().map_or(0, |target| target.entry.min_rnr_timer.load(Ordering::Relaxed))
+    }
+}
+
+impl Readiness {
+    #[inline]
+    pub(super) fn check(self) -> Result<(), ExecError> {
+        match self {
+            Self::Ready => Ok(()),
+            Self::NotYet => Err(ExecError::PeerNotReady),
+            Self::Gone => Err(ExecError::PeerGone),
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! How a queue pair's requests reach its peers. The choice is made once, at the transition to RTR.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::datagram::DatagramTransport;
+use super::local_transport::LocalTransport;
+use super::state::QpAttr;
+use super::wire_transport::{Route, WireTransport};
+use super::{Qp, QpType};
+use crate::errno::{Errno, Result};
+use crate::gid::{self, GidKind};
+use crate::path::{self, PathKind, PathPreference};
+use crate::peer::Peer;
+
+/// How a queue pair's requests reach its peers.
+#[derive(Debug, Default)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "the fast path reads the local transport without an indirection"
+)]
+pub(super) enum Transport {
+    /// Before RTR.
+    #[default]
+    Unconnected,
+    /// The peer is on this host: requests are executed in its memory.
+    Local(LocalTransport),
+    /// The peer is reached by RoCE v2 packets.
+    Wire(Box<WireTransport>),
+    /// Datagrams; the address of each one says which way it goes.
+    Datagram(DatagramTransport),
+}
+
+/// A transport that was checked and not yet set up. Everything that can be refused was refused.
+#[derive(Debug)]
+pub(super) enum TransportPlan {
+    /// Through shared memory. An unreachable peer is on another host and packets are forbidden.
+    Local { reachable: bool },
+    /// By RoCE v2 packets.
+    Wire(Route),
+    /// Datagrams, by packets as well if `wire` is set.
+    Datagram { wire: bool },
+}
+
+impl TransportPlan {
+    /// The transport of a queue pair with these attributes.
+    ///
+    /// # Errors
+    /// EINVAL for a source GID or a path MTU that the interface does not have; what opening the UDP port
+    /// reported.
+    pub(super) fn new(qp: &Qp, attributes: &QpAttr) -> Result<Self> {
+        let preference = path::preference()?;
+        if qp.kind == QpType::Ud {
+            return match preference {
+                PathPreference::Shm => Ok(Self::Datagram { wire: false }),
+                // Without a port, datagrams reach this host only.
+                PathPreference::Auto => Ok(Self::Datagram { wire: qp.host.wire.open(qp.host).is_ok() }),
+                PathPreference::Wire => qp.host.wire.open(qp.host).map(|_| Self::Datagram { wire: true }),
+            };
+        }
+        match preference.path_to(&attributes.path.dgid) {
+            PathKind::Shm => return Ok(Self::Local { reachable: true }),
+            PathKind::Unreachable => return Ok(Self::Local { reachable: false }),
+            PathKind::Wire => {}
+        }
+        let source = gid::table().into_iter().nth(usize::from(attributes.path.sgid_index));
+        let source = source.filter(|source| source.kind == GidKind::RoceV2).ok_or(Errno::INVAL)?;
+        let mtu = gid::interface_mtu(source.ifindex).and_then(gid::path_mtu).unwrap_or(gid::MTU_4096);
+        let path = &attributes.path;
+        let route = Route::new(&source.raw, &path.dgid, source.ifindex, path.traffic_class);
+        let route = route.filter(|_| attributes.path_mtu <= mtu).ok_or(Errno::INVAL)?;
+        qp.host.wire.open(qp.host)?;
+        Ok(Self::Wire(route))
+    }
+}
+
+impl Transport {
+    /// Sets a transport up for a queue pair that goes to RTR.
+    pub(super) fn connect(qp: &Qp, attributes: &QpAttr, plan: TransportPlan) -> Self {
+        let (transport, dest_qpn) = match plan {
+            TransportPlan::Datagram { wire } => return Self::Datagram(DatagramTransport::new(qp, wire)),
+            TransportPlan::Local { reachable } => {
+                let local = LocalTransport::connect(qp, attributes.dest_qpn, reachable);
+                (Self::Local(local), attributes.dest_qpn)
+            }
+            TransportPlan::Wire(route) => {
+                let transport = match WireTransport::new(qp, attributes, route) {
+                    Some(wire) => Self::Wire(Box::new(wire)),
+                    None => Self::Local(LocalTransport::connect(qp, attributes.dest_qpn, false)),
+                };
+                // No process that maps the arena is the peer.
+                (transport, 0)
+            }
+        };
+        qp.entry.dest_qpn.store(dest_qpn, Ordering::Release);
+        transport
+    }
+
+    /// Takes the attributes of the transition to RTS.
+    pub(super) fn start(&mut self, qp: &Qp, attributes: &QpAttr) {
+        match self {
+            Self::Unconnected | Self::Local(_) => {}
+            Self::Wire(wire) => wire.start(qp, attributes),
+            Self::Datagram(datagram) => datagram.start(qp, attributes.sq_psn),
+        }
+    }
+
+    /// The process of the connected peer, if it is on this host and was found.
+    pub(super) fn peer(&self) -> Option<&Arc<Peer>> {
+        match self {
+            Self::Local(local) => local.peer.as_ref(),
+            Self::Unconnected | Self::Wire(_) | Self::Datagram(_) => None,
+        }
+    }
+
+    /// The process that accesses our memory for the connected peer, if it is known, and the peer's queue pair.
+    pub(super) fn initiator(&self) -> (Option<Arc<Peer>>, u32) {
+        match self {
+            Self::Local(local) => (local.peer.clone(), local.dest_qpn),
+            // This process executes the packets' requests.
+            Self::Wire(wire) => (Some(wire.own_process().clone()), 0),
+            Self::Unconnected | Self::Datagram(_) => (None, 0),
+        }
+    }
+}
