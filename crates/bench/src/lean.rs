@@ -319,7 +319,7 @@ impl Requests {
                 _ => ibv_wr_opcode::IBV_WR_RDMA_WRITE,
             };
             request.wr.rdma.remote_addr = to.addr;
-            request.wr.rdma.rkey = to.rkey.0;
+            request.wr.rdma.rkey = to.rkey.get();
             request.send_flags = if inline { ibv_send_flags::IBV_SEND_INLINE.0 } else { 0 };
             let signalled = each || at + 1 == BATCH;
             if signalled {
@@ -369,7 +369,7 @@ impl Requests {
 
 fn element(memory: &Region, size: u32) -> Result<ibv_sge, Failure> {
     let part = memory.sge(0, size)?;
-    Ok(ibv_sge { addr: part.addr(), length: size, lkey: memory.lkey().0 })
+    Ok(ibv_sge { addr: part.addr(), length: size, lkey: memory.lkey().get() })
 }
 
 /// The side that measures; prints bytes, requests, GB/s, millions of requests a second, and µs a request.

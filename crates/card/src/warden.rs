@@ -545,8 +545,8 @@ impl Windows {
 
     /// As they travel in the message to the new holder.
     fn values(&self, left: u64) -> [u64; 4] {
-        let keys = u64::from(self.control.rkey().0) | u64::from(self.dma.rkey().0) << 32;
-        [left, keys, self.memory.rkey().0.into(), self.memory.remote().addr]
+        let keys = u64::from(self.control.rkey().get()) | u64::from(self.dma.rkey().get()) << 32;
+        [left, keys, self.memory.rkey().get().into(), self.memory.remote().addr]
     }
 }
 

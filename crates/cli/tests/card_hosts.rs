@@ -103,7 +103,7 @@ fn pattern(seed: u8, bytes: usize) -> Vec<u8> {
 
 fn copy_to(from: Span, other: &RemoteCard, offset: u64) -> Copy {
     let there = other.held().unwrap().memory.at(offset, from.len).unwrap();
-    let (remote, key) = (there.addr, there.rkey.0);
+    let (remote, key) = (there.addr, there.rkey.get());
     Copy { operation: CopyOperation::Write, peer: 0, local: from, remote, key, notify: false }
 }
 

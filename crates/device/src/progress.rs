@@ -285,11 +285,6 @@ pub(crate) fn rnr_timer(code: u8) -> Result<Duration> {
     Ok(Duration::from_micros(u64::from(*value) * 10))
 }
 
-/// The local ACK timeout, from its exponent: 4.096 µs · 2^code; none for zero (IBTA volume 1, 9.7.6.1.3).
-pub(crate) fn ack_timeout(code: u8) -> Option<Duration> {
-    (code != 0).then(|| Duration::from_nanos(4096u64 << code.min(31)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -300,7 +295,5 @@ mod tests {
         assert_eq!(rnr_timer(12).unwrap(), Duration::from_micros(640));
         assert_eq!(rnr_timer(31).unwrap(), Duration::from_micros(491_520));
         assert!(rnr_timer(32).is_err());
-        assert_eq!(ack_timeout(0), None);
-        assert_eq!(ack_timeout(14), Some(Duration::from_nanos(67_108_864)));
     }
 }

@@ -1,23 +1,22 @@
-//! Congestion control: a sender slows down when switches on the way mark its packets.
+//! DCQCN congestion control: a sender reduces its rate when switches mark its packets.
 //!
-//! DCQCN (Zhu et al., "Congestion Control for Large-Scale RDMA Deployments", SIGCOMM 2015; sections and equations
-//! below are that paper's). A switch marks packets (ECN); the receiver, the *notification point*, answers marked packets
-//! with congestion notification packets (CNP, annex A17.9.3); the sender, the *reaction point*, lowers its rate at
-//! each, and raises it again as long as none comes. No sockets and no clock: time is an argument,
-//! counted from any moment.
+//! Source: Zhu et al., "Congestion Control for Large-Scale RDMA Deployments", SIGCOMM 2015; sections and
+//! equations below are that paper's. A congested switch marks packets (ECN). The receiver, the *notification
+//! point*, answers marked packets with congestion notification packets (CNP, annex A17.9.3). The sender, the
+//! *reaction point*, reduces its rate at each CNP and increases it while none arrives. There are no sockets
+//! and no clock: time is an argument, counted from any origin.
 
 use std::time::Duration;
 
-/// A rate in bytes a second.
-pub type Rate = f64;
+use millstream_quantity::BytesPerSecond;
 
 /// The parameters of a reaction point.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Parameters {
     /// The rate of a flow that nothing slows down, R_max; the paper's line rate.
-    pub line_rate: Rate,
-    /// No flow is slowed down below this.
-    pub least_rate: Rate,
+    pub line_rate: BytesPerSecond,
+    /// No flow is reduced down below this.
+    pub min_rate: BytesPerSecond,
     /// Weight of news in the estimate of congestion.
     pub g: f64,
     /// The estimate falls after each such time without a CNP.
@@ -29,37 +28,37 @@ pub struct Parameters {
     /// Steps of fast recovery, F.
     pub fast_recovery: u32,
     /// Step of additive increase, R_AI.
-    pub additive: Rate,
+    pub additive: BytesPerSecond,
     /// Step of hyper increase, R_HAI.
-    pub hyper: Rate,
+    pub hyper: BytesPerSecond,
 }
 
 impl Parameters {
     /// The paper's (section 5.2, figure 14) for a line rate: g = 1/256, T = 55 µs, B = 10 MB, F = 5,
     /// R_AI = 40 Mb/s at 40 Gb/s. The paper gives no R_HAI; ten times R_AI.
     #[must_use]
-    pub fn of_paper(line_rate: Rate) -> Self {
-        let additive = line_rate / 1000.0;
+    pub fn from_paper(line_rate: BytesPerSecond) -> Self {
+        let additive = BytesPerSecond(line_rate.0 / 1000.0);
         Self {
             line_rate,
-            least_rate: line_rate / 1000.0,
+            min_rate: additive,
             g: 1.0 / 256.0,
             alpha_timer: Duration::from_micros(55),
             rate_timer: Duration::from_micros(55),
             byte_counter: 10_000_000,
             fast_recovery: 5,
             additive,
-            hyper: 10.0 * additive,
+            hyper: BytesPerSecond(10.0 * additive.0),
         }
     }
 }
 
-/// When something is to happen.
+/// Timers of a reaction point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Timer {
-    /// When no CNP came for a while: congestion is estimated lower.
+    /// When no CNP arrived for `alpha_timer`: the congestion estimate decreases.
     Alpha,
-    /// When the rate has been constant for a while: it rises.
+    /// When no CNP arrived for `rate_timer`: the rate increases.
     Rate,
 }
 
@@ -68,13 +67,13 @@ enum Timer {
 pub struct ReactionPoint {
     parameters: Parameters,
     /// R_C, at which is sent.
-    current: Rate,
+    current: f64,
     /// R_T, to which it recovers.
-    target: Rate,
+    target: f64,
     /// The estimate of congestion, from 0 to 1.
     alpha: f64,
-    /// None as long as nothing has slowed the flow down, and once it has recovered.
-    slowed: Option<Slowed>,
+    /// None as long as nothing has reduced the flow down, and once it has recovered.
+    reduced: Option<ReducedRate>,
     /// When a recovered flow's estimate of congestion last fell.
     recovered: Option<Duration>,
     /// From when on the next byte may leave.
@@ -82,7 +81,7 @@ pub struct ReactionPoint {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Slowed {
+struct ReducedRate {
     next_alpha: Duration,
     next_rate: Duration,
     /// Bytes since the byte counter last expired.
@@ -96,13 +95,13 @@ impl ReactionPoint {
     /// A flow that starts at the line rate (section 3.1: "flows start at line rate").
     #[must_use]
     pub fn new(parameters: Parameters) -> Self {
-        let line = parameters.line_rate;
+        let line = parameters.line_rate.0;
         Self {
             parameters,
             current: line,
             target: line,
             alpha: 1.0,
-            slowed: None,
+            reduced: None,
             recovered: None,
             free: Duration::ZERO,
         }
@@ -110,8 +109,8 @@ impl ReactionPoint {
 
     /// The rate at present.
     #[must_use]
-    pub fn rate(&self) -> Rate {
-        self.current
+    pub fn rate(&self) -> BytesPerSecond {
+        BytesPerSecond(self.current)
     }
 
     /// The estimate of congestion, from 0 to 1.
@@ -130,9 +129,9 @@ impl ReactionPoint {
             self.alpha *= (1.0 - p.g).powi(i32::try_from(times).unwrap_or(i32::MAX));
         }
         self.target = self.current;
-        self.current = (self.current * (1.0 - self.alpha / 2.0)).max(p.least_rate);
+        self.current = (self.current * (1.0 - self.alpha / 2.0)).max(p.min_rate.0);
         self.alpha = (1.0 - p.g) * self.alpha + p.g;
-        self.slowed = Some(Slowed {
+        self.reduced = Some(ReducedRate {
             next_alpha: now + p.alpha_timer,
             next_rate: now + p.rate_timer,
             bytes: 0,
@@ -146,13 +145,13 @@ impl ReactionPoint {
         self.handle_timeout(now);
         self.free = self.free.max(now) + Duration::from_secs_f64(bytes as f64 / self.current);
         let every = self.parameters.byte_counter;
-        let Some(slowed) = &mut self.slowed else { return };
-        slowed.bytes += bytes as u64;
-        let steps = slowed.bytes / every;
-        slowed.bytes %= every;
+        let Some(reduced) = &mut self.reduced else { return };
+        reduced.bytes += bytes as u64;
+        let steps = reduced.bytes / every;
+        reduced.bytes %= every;
         for _ in 0..steps {
-            if let Some(slowed) = &mut self.slowed {
-                slowed.byte_steps = slowed.byte_steps.saturating_add(1);
+            if let Some(reduced) = &mut self.reduced {
+                reduced.byte_steps = reduced.byte_steps.saturating_add(1);
             }
             self.increase();
         }
@@ -174,16 +173,16 @@ impl ReactionPoint {
     /// Does what is due.
     pub fn handle_timeout(&mut self, now: Duration) {
         while let Some((_, timer)) = self.next().filter(|(time, _)| *time <= now) {
-            let Some(slowed) = &mut self.slowed else { return };
+            let Some(reduced) = &mut self.reduced else { return };
             match timer {
                 // Equation 2.
                 Timer::Alpha => {
-                    slowed.next_alpha += self.parameters.alpha_timer;
+                    reduced.next_alpha += self.parameters.alpha_timer;
                     self.alpha *= 1.0 - self.parameters.g;
                 }
                 Timer::Rate => {
-                    slowed.next_rate += self.parameters.rate_timer;
-                    slowed.timer_steps = slowed.timer_steps.saturating_add(1);
+                    reduced.next_rate += self.parameters.rate_timer;
+                    reduced.timer_steps = reduced.timer_steps.saturating_add(1);
                     self.increase();
                 }
             }
@@ -191,33 +190,33 @@ impl ReactionPoint {
     }
 
     fn next(&self) -> Option<(Duration, Timer)> {
-        let slowed = self.slowed?;
-        Some(if slowed.next_alpha <= slowed.next_rate {
-            (slowed.next_alpha, Timer::Alpha)
+        let reduced = self.reduced?;
+        Some(if reduced.next_alpha <= reduced.next_rate {
+            (reduced.next_alpha, Timer::Alpha)
         } else {
-            (slowed.next_rate, Timer::Rate)
+            (reduced.next_rate, Timer::Rate)
         })
     }
 
     /// One step up (section 3.1, figure 7): fast recovery while both counts are below F, hyper increase once both are
     /// above, additive increase between.
     fn increase(&mut self) {
-        let Some(slowed) = self.slowed else { return };
+        let Some(reduced) = self.reduced else { return };
         let p = &self.parameters;
-        let (least, most) =
-            (slowed.timer_steps.min(slowed.byte_steps), slowed.timer_steps.max(slowed.byte_steps));
-        if least > p.fast_recovery {
+        let (lower, upper) =
+            (reduced.timer_steps.min(reduced.byte_steps), reduced.timer_steps.max(reduced.byte_steps));
+        if lower > p.fast_recovery {
             // Equation 4: by the count of hyper steps.
-            self.target += p.hyper * f64::from(least - p.fast_recovery);
-        } else if most >= p.fast_recovery {
-            self.target += p.additive;
+            self.target += p.hyper.0 * f64::from(lower - p.fast_recovery);
+        } else if upper >= p.fast_recovery {
+            self.target += p.additive.0;
         }
-        self.target = self.target.min(p.line_rate);
+        self.target = self.target.min(p.line_rate.0);
         // Equation 3.
-        self.current = f64::midpoint(self.target, self.current).min(p.line_rate);
-        if self.current > p.line_rate * 0.9999 {
-            self.recovered = Some(slowed.next_alpha.saturating_sub(p.alpha_timer));
-            (self.current, self.target, self.slowed) = (p.line_rate, p.line_rate, None);
+        self.current = f64::midpoint(self.target, self.current).min(p.line_rate.0);
+        if self.current > p.line_rate.0 * 0.9999 {
+            self.recovered = Some(reduced.next_alpha.saturating_sub(p.alpha_timer));
+            (self.current, self.target, self.reduced) = (p.line_rate.0, p.line_rate.0, None);
         }
     }
 }
@@ -229,7 +228,7 @@ pub struct NotificationPoint {
 }
 
 impl NotificationPoint {
-    /// At most one CNP leaves in such a time, N.
+    /// N: smallest interval between two CNPs.
     pub const INTERVAL: Duration = Duration::from_micros(50);
 
     /// A packet came; whether to send a CNP to its sender.
@@ -249,41 +248,41 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const LINE: Rate = 5e9;
+    const LINE: f64 = 5e9;
 
     fn micros(n: u64) -> Duration {
         Duration::from_micros(n)
     }
 
     fn flow() -> ReactionPoint {
-        ReactionPoint::new(Parameters::of_paper(LINE))
+        ReactionPoint::new(Parameters::from_paper(BytesPerSecond(LINE)))
     }
 
     #[test]
-    fn the_first_notification_halves_the_rate() {
+    fn first_cnp_halves_the_rate() {
         let mut flow = flow();
-        assert_eq!((flow.rate(), flow.poll_timeout()), (LINE, None));
+        assert_eq!((flow.rate().0, flow.poll_timeout()), (LINE, None));
         flow.handle_cnp(micros(1));
-        assert_eq!(flow.rate(), LINE / 2.0);
+        assert_eq!(flow.rate().0, LINE / 2.0);
         assert_eq!(flow.alpha(), 1.0);
     }
 
     #[test]
-    fn five_steps_of_fast_recovery_come_close_to_the_old_rate() {
+    fn fast_recovery_approaches_the_old_rate() {
         let mut flow = flow();
         flow.handle_cnp(Duration::ZERO);
         let mut expected = LINE / 2.0;
         for step in 1..=4 {
             flow.handle_timeout(micros(55 * step));
             expected = f64::midpoint(expected, LINE);
-            assert_eq!(flow.rate(), expected, "step {step}");
+            assert_eq!(flow.rate().0, expected, "step {step}");
         }
     }
 
     #[test]
     fn additive_then_hyper_increase() {
         let mut flow = flow();
-        // Slowed down far, so that the target is far from the line.
+        // ReducedRate down far, so that the target is far from the line.
         (0..20).for_each(|_| flow.handle_cnp(Duration::ZERO));
         let target = flow.target;
         // Both events, so that their lesser count passes F.
@@ -293,34 +292,34 @@ mod tests {
             now += micros(55);
             flow.handle_timeout(now);
             flow.handle_sent(10_000_000, now);
-            targets.push(((flow.target - target) / flow.parameters.additive).round());
+            targets.push(((flow.target - target) / flow.parameters.additive.0).round());
         }
         // Steps 5 (two events, the first of which leaves the other count at 4), 6, then hyper: 10, 20 …
         assert_eq!(targets, [0.0, 0.0, 0.0, 0.0, 2.0, 13.0, 43.0, 93.0]);
     }
 
     #[test]
-    fn a_flow_that_recovers_needs_no_timer() {
+    fn recovered_flow_has_no_timer() {
         let mut flow = flow();
         flow.handle_cnp(Duration::ZERO);
         flow.handle_timeout(Duration::from_secs(1));
-        assert_eq!((flow.rate(), flow.poll_timeout()), (LINE, None));
+        assert_eq!((flow.rate().0, flow.poll_timeout()), (LINE, None));
     }
 
     #[test]
-    fn congestion_is_forgotten_with_time() {
+    fn congestion_estimate_decays() {
         let mut flow = flow();
         flow.handle_cnp(Duration::ZERO);
         let late = Duration::from_secs(1);
         flow.handle_timeout(late);
         flow.handle_cnp(late);
         // 18,181 times 255/256: what is left of the estimate before this notification is nothing.
-        assert!(flow.rate() > LINE * 0.999);
+        assert!(flow.rate().0 > LINE * 0.999);
         assert!((flow.alpha() - 1.0 / 256.0).abs() < 1e-6);
     }
 
     #[test]
-    fn two_flows_come_to_share_fairly() {
+    fn two_flows_converge_to_fair_shares() {
         // A switch that marks as in the paper's section 5.2 (K_min 5 KB, K_max 200 KB, P_max 1 %), and two flows of which
         // one has had it all.
         let (mut a, mut b) = (flow(), flow());
@@ -331,19 +330,19 @@ mod tests {
         let seconds = step.as_secs_f64();
         for turn in 0..200_000u32 {
             let now = step * turn;
-            queue = (queue + (a.rate() + b.rate() - LINE) * seconds).max(0.0);
+            queue = (queue + (a.rate().0 + b.rate().0 - LINE) * seconds).max(0.0);
             let marks = if queue > 200e3 { 1.0 } else { ((queue - 5e3) / 195e3 * 0.01).max(0.0) };
             for (i, flow) in [&mut a, &mut b].into_iter().enumerate() {
                 random =
                     random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 let drawn = (random >> 11) as f64 / (1u64 << 53) as f64;
-                let packets = flow.rate() * seconds / 4096.0;
+                let packets = flow.rate().0 * seconds / 4096.0;
                 if points[i].handle_packet(drawn > (1.0_f64 - marks).powf(packets), now) {
                     flow.handle_cnp(now);
                 }
-                flow.handle_sent((flow.rate() * seconds) as usize, now);
+                flow.handle_sent((flow.rate().0 * seconds) as usize, now);
                 if turn > 100_000 {
-                    sums[i] += flow.rate() * seconds;
+                    sums[i] += flow.rate().0 * seconds;
                 }
             }
         }
@@ -356,47 +355,47 @@ mod tests {
     enum Event {
         Cnp,
         Sent(usize),
-        Nothing,
+        Timeout,
     }
 
     fn events() -> impl Strategy<Value = Vec<(u64, Event)>> {
         let event =
-            prop_oneof![Just(Event::Cnp), (0usize..30_000_000).prop_map(Event::Sent), Just(Event::Nothing)];
+            prop_oneof![Just(Event::Cnp), (0usize..30_000_000).prop_map(Event::Sent), Just(Event::Timeout)];
         proptest::collection::vec((0u64..2_000, event), 1..300)
     }
 
     proptest! {
         #[test]
-        fn rates_stay_in_bounds_and_only_notifications_lower_them(events in events()) {
+        fn rates_stay_in_bounds_and_only_cnps_reduce_them(events in events()) {
             let mut flow = flow();
             let mut now = Duration::ZERO;
             for (gap, event) in events {
                 now += micros(gap);
                 flow.handle_timeout(now);
-                let before = flow.rate();
+                let before = flow.rate().0;
                 match event {
                     Event::Cnp => {
                         flow.handle_cnp(now);
-                        prop_assert!(flow.rate() <= before);
-                        prop_assert!(flow.rate() >= before / 2.0);
+                        prop_assert!(flow.rate().0 <= before);
+                        prop_assert!(flow.rate().0 >= before / 2.0);
                     }
                     Event::Sent(bytes) => {
                         flow.handle_sent(bytes, now);
-                        prop_assert!(flow.rate() >= before);
+                        prop_assert!(flow.rate().0 >= before);
                     }
-                    Event::Nothing => {}
+                    Event::Timeout => {}
                 }
                 let p = flow.parameters;
-                prop_assert!((p.least_rate..=p.line_rate).contains(&flow.rate()), "{}", flow.rate());
+                prop_assert!((p.min_rate.0..=p.line_rate.0).contains(&flow.rate().0), "{}", flow.rate().0);
                 prop_assert!((0.0..=1.0).contains(&flow.alpha()));
                 prop_assert!(flow.poll_timeout().is_none_or(|time| time > now));
             }
             flow.handle_timeout(now + Duration::from_secs(60));
-            prop_assert_eq!(flow.rate(), LINE);
+            prop_assert_eq!(flow.rate().0, LINE);
         }
 
         #[test]
-        fn notifications_keep_their_distance(gaps in proptest::collection::vec(0u64..100, 1..500)) {
+        fn cnps_keep_their_interval(gaps in proptest::collection::vec(0u64..100, 1..500)) {
             let mut point = NotificationPoint::default();
             let (mut now, mut last) = (Duration::ZERO, None);
             for gap in gaps {
@@ -411,7 +410,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_sent_takes_its_time(sizes in proptest::collection::vec(1usize..100_000, 1..100)) {
+        fn sent_bytes_take_their_time(sizes in proptest::collection::vec(1usize..100_000, 1..100)) {
             let mut flow = flow();
             let total: usize = sizes.iter().sum();
             for size in sizes {

@@ -1,7 +1,8 @@
 //! How fast the engine is: what `millstream bench model` measures.
 
 use crate::engine::{
-    Channel, Context, Endpoint, EventQueue, Internal, Packet, Picos, Random, Rate, Route, Simulation,
+    BytesPerSecond, Channel, Context, Endpoint, EventQueue, Internal, Packet, Picos, Random, Route,
+    Simulation,
 };
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -127,7 +128,8 @@ pub fn packet_rings(packets: u64, rounds: u64) -> u64 {
     for ring in 0..rings {
         let lines: Vec<_> = (0..8)
             .map(|i| {
-                let line = Channel::new(format!("line {ring} {i}"), Rate::gigabytes(8.0 + i as f64));
+                let line =
+                    Channel::new(format!("line {ring} {i}"), BytesPerSecond::gigabytes(8.0 + i as f64));
                 simulation.add_channel(line.overhead(24).latency(Picos(100_000)).capacity(1 << 16))
             })
             .collect();

@@ -1,7 +1,7 @@
 //! Where a flow's bottleneck is, and what would come next.
 
 use crate::benchmarks::perftest::bandwidth;
-use crate::engine::Rate;
+use crate::engine::BytesPerSecond;
 use crate::parallel::parallel_map;
 use crate::parameters::Parameters;
 use crate::path::{DataPath, Verb};
@@ -61,7 +61,7 @@ pub struct ChannelLoad {
     /// Part of the time in which it waited for room behind it.
     pub blocked: f64,
     /// What the flow could reach if this line were all that limits it.
-    pub ceiling: Rate,
+    pub ceiling: BytesPerSecond,
 }
 
 /// One parameter's effect.
@@ -77,14 +77,14 @@ pub struct Sensitivity {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Explanation {
     /// What the flow reaches.
-    pub rate: Rate,
+    pub rate: BytesPerSecond,
     /// The lines, busiest first.
     pub channels: Vec<ChannelLoad>,
     /// Parameters that matter, most first.
     pub sensitivities: Vec<Sensitivity>,
 }
 
-fn measure(path: &DataPath, flow: &Flow) -> (Rate, Vec<ChannelLoad>) {
+fn measure(path: &DataPath, flow: &Flow) -> (BytesPerSecond, Vec<ChannelLoad>) {
     let result = bandwidth(path, flow.verb, flow.size, 128, false);
     let rate = result.rate;
     let mut channels: Vec<ChannelLoad> = (result.channels.into_iter())
@@ -92,7 +92,8 @@ fn measure(path: &DataPath, flow: &Flow) -> (Rate, Vec<ChannelLoad>) {
         .map(|channel| {
             let busy = channel.busy.seconds() / channel.elapsed.seconds();
             let blocked = channel.blocked.seconds() / channel.elapsed.seconds();
-            let ceiling = if busy > 0.0 { Rate(rate.0 / busy) } else { Rate(f64::INFINITY) };
+            let ceiling =
+                if busy > 0.0 { BytesPerSecond(rate.0 / busy) } else { BytesPerSecond(f64::INFINITY) };
             ChannelLoad { name: channel.name, busy, blocked, ceiling }
         })
         .collect();

@@ -4,7 +4,7 @@ use crate::benchmarks::apenet;
 use crate::benchmarks::event_builder::{self, Shape};
 use crate::benchmarks::perftest::{bandwidth, latency};
 use crate::benchmarks::torus::{Torus, all_to_all, small_packet_latency};
-use crate::engine::{Picos, Rate};
+use crate::engine::{BytesPerSecond, Picos};
 use crate::parallel::parallel_map;
 use crate::parameters::Parameters;
 use crate::path::data_path;
@@ -85,7 +85,7 @@ pub fn torus(p: &Parameters) -> Torus {
 }
 
 /// What each node of LHCb's event builder gets over the network when all events are at hand.
-fn event_builder(p: &Parameters, nodes: u16, shape: Shape) -> Rate {
+fn event_builder(p: &Parameters, nodes: u16, shape: Shape) -> BytesPerSecond {
     let mut path = event_builder::Scenario::from_site(&shipped("event-builder-500"), p, Some(nodes))
         .unwrap_or_else(|error| panic!("the shipped site builds events: {error}"));
     path.configuration.shape = shape;
@@ -94,7 +94,7 @@ fn event_builder(p: &Parameters, nodes: u16, shape: Shape) -> Rate {
     (path.load.rate, path.load.events) = (None, batches * u64::from(path.load.batch));
     let outcome = event_builder::run(&path, event_builder::ModelLevel::Flows)
         .unwrap_or_else(|error| panic!("the shipped site builds events: {error}"));
-    Rate(outcome.network_rate().0 / f64::from(nodes))
+    BytesPerSecond(outcome.network_rate().0 / f64::from(nodes))
 }
 
 fn builder(p: &Parameters) -> Chart {

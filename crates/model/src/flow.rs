@@ -8,7 +8,7 @@
 //! Rates are grouped: flows with the same links have the same rate, always, so that an all-to-all of many
 //! messages costs as much as its pairs.
 
-use crate::engine::{EventQueue, Picos, Rate};
+use crate::engine::{BytesPerSecond, EventQueue, Picos};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -84,7 +84,7 @@ impl FlowSimulation {
     }
 
     /// Adds a link.
-    pub fn add_link(&mut self, rate: Rate) -> LinkId {
+    pub fn add_link(&mut self, rate: BytesPerSecond) -> LinkId {
         self.links.push(Link { rate: rate.0, paths: Vec::new(), round: 0, left: 0.0, unfixed_flows: 0 });
         LinkId(self.links.len() as u32 - 1)
     }
@@ -140,9 +140,9 @@ impl FlowSimulation {
 
     /// A flow's rate at this moment, if its way has any.
     #[must_use]
-    pub fn rate(&mut self, path: FlowPathId) -> Rate {
+    pub fn rate(&mut self, path: FlowPathId) -> BytesPerSecond {
         self.update_rates();
-        Rate(self.paths[path.0 as usize].rate)
+        BytesPerSecond(self.paths[path.0 as usize].rate)
     }
 
     /// The next end of a flow: its time and tag. The time moves there.
@@ -346,7 +346,7 @@ impl FlowPath {
 /// All hosts send `messages` messages to all others over one non-blocking switch, all at once; returns the
 /// time of the last.
 #[must_use]
-pub fn all_to_all(hosts: u32, messages: u32, bytes: u64, rate: Rate, latency: Picos) -> Picos {
+pub fn all_to_all(hosts: u32, messages: u32, bytes: u64, rate: BytesPerSecond, latency: Picos) -> Picos {
     let mut flows = FlowSimulation::new();
     let up: Vec<LinkId> = (0..hosts).map(|_| flows.add_link(rate)).collect();
     let down: Vec<LinkId> = (0..hosts).map(|_| flows.add_link(rate)).collect();
@@ -368,7 +368,13 @@ pub fn all_to_all(hosts: u32, messages: u32, bytes: u64, rate: Rate, latency: Pi
 /// The same with one message of each host under way: host i sends its messages to host i + 1, then those to
 /// host i + 2, and so on.
 #[must_use]
-pub fn all_to_all_sequential(hosts: u32, messages: u32, bytes: u64, rate: Rate, latency: Picos) -> Picos {
+pub fn all_to_all_sequential(
+    hosts: u32,
+    messages: u32,
+    bytes: u64,
+    rate: BytesPerSecond,
+    latency: Picos,
+) -> Picos {
     let mut flows = FlowSimulation::new();
     let up: Vec<LinkId> = (0..hosts).map(|_| flows.add_link(rate)).collect();
     let down: Vec<LinkId> = (0..hosts).map(|_| flows.add_link(rate)).collect();

@@ -3,7 +3,7 @@
 //! `data/parameters.toml` holds them. What a data sheet says is there with its source; what was fitted
 //! lists the rows it was fitted to; a parameter that exists for one published number says so by listing one.
 
-use crate::engine::{Picos, Random, Rate};
+use crate::engine::{BytesPerSecond, Picos, Random};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
@@ -99,8 +99,8 @@ impl Parameters {
 
     /// A rate in GB/s.
     #[must_use]
-    pub fn gigabytes(&self, name: &str) -> Rate {
-        Rate::gigabytes(self.get(name))
+    pub fn gigabytes(&self, name: &str) -> BytesPerSecond {
+        BytesPerSecond::gigabytes(self.get(name))
     }
 
     /// A whole number.

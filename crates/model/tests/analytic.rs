@@ -5,7 +5,9 @@ use millstream_model::benchmarks::dma::{self, DmaEngine, DmaTest};
 use millstream_model::benchmarks::hbm::{AccessPattern, read};
 use millstream_model::benchmarks::perftest::{bandwidth, latency};
 use millstream_model::component::pcie::{raw_rate, read_ceiling, write_ceiling};
-use millstream_model::engine::{Channel, Context, Endpoint, Internal, Packet, Picos, Rate, Simulation};
+use millstream_model::engine::{
+    BytesPerSecond, Channel, Context, Endpoint, Internal, Packet, Picos, Simulation,
+};
 use millstream_model::path::Verb;
 use millstream_model::path::{data_path, hbm};
 use millstream_model::rows::{bench_host, nfp6000};
@@ -61,7 +63,8 @@ fn over(lines: &[Channel], sizes: Vec<u32>) -> (Vec<(Picos, u64)>, u64, u64) {
 #[test]
 fn a_pipeline_fills_once_and_then_runs_at_its_slowest() {
     // 1000 B at 1, 2 and 0.5 GB/s: 1, 0.5 and 2 µs; latency 100 ns each.
-    let lines = [1.0, 2.0, 0.5].map(|rate| Channel::new("l", Rate::gigabytes(rate)).latency(Picos(100_000)));
+    let lines = [1.0, 2.0, 0.5]
+        .map(|rate| Channel::new("l", BytesPerSecond::gigabytes(rate)).latency(Picos(100_000)));
     let (arrivals, ..) = over(&lines, vec![1000; 10]);
     assert_eq!(arrivals[0].0, Picos(3_500_000 + 300_000));
     assert_eq!(arrivals[9].0, Picos(3_500_000 + 300_000 + 9 * 2_000_000));
@@ -69,8 +72,8 @@ fn a_pipeline_fills_once_and_then_runs_at_its_slowest() {
 
 #[test]
 fn credits_hold_the_fast_back_for_the_slow() {
-    let fast = Channel::new("fast", Rate::gigabytes(10.0));
-    let slow = Channel::new("slow", Rate::gigabytes(1.0)).capacity(2000);
+    let fast = Channel::new("fast", BytesPerSecond::gigabytes(10.0));
+    let slow = Channel::new("slow", BytesPerSecond::gigabytes(1.0)).capacity(2000);
     let (arrivals, bytes, _) = over(&[fast, slow], vec![1000; 100]);
     assert_eq!((arrivals.len(), bytes), (100, 100_000));
     assert_eq!(arrivals[99].0, Picos(100_000 + 100 * 1_000_000));
@@ -99,15 +102,15 @@ fn pcie_carries_what_its_headers_leave() {
         write_issue: Picos(1),
         variation: 0.0,
         fifo: 1 << 16,
-        write_rate: Rate(f64::INFINITY),
-        internal: Rate::gigabytes(200.0),
+        write_rate: BytesPerSecond(f64::INFINITY),
+        internal: BytesPerSecond::gigabytes(200.0),
         ..nfp6000(&p, "nfp6000.dma.overhead")
     };
     let mut host = bench_host(&p, "HSW");
-    host.memory.rate = Rate::gigabytes(200.0);
+    host.memory.rate = BytesPerSecond::gigabytes(200.0);
     for (generation, lanes, payload) in [(3, 16, 256), (3, 8, 256), (2, 8, 128)] {
         let link = slot(generation, lanes, payload);
-        let raw = Rate(raw_rate(generation, lanes).0 * host.efficiency);
+        let raw = BytesPerSecond(raw_rate(generation, lanes).0 * host.efficiency);
         host.memory.completion = payload;
         for size in [512u32, 2048, 4096] {
             let (most, requests) = (u64::from(payload), u64::from(size));
@@ -133,7 +136,7 @@ fn infiniband_carries_what_its_headers_leave() {
         for mtu in [256u32, 1024, 4096] {
             let site = shipped_with("edr-pair", "mtu = 4096", &format!("mtu = {mtu}"));
             let mut path = data_path(&site, &p, "node0", "node1").unwrap();
-            path.rate = Rate::gigabits(data);
+            path.rate = BytesPerSecond::gigabits(data);
             let size = 1 << 18;
             let measured = bandwidth(&path, Verb::Write, size, 128, false).rate.as_gigabits();
             let ceiling = data * f64::from(mtu) / f64::from(mtu + 26);
@@ -150,7 +153,7 @@ fn hbm_is_as_fast_as_its_port_less_refresh() {
     let p = Parameters::shipped();
     let mut memory = hbm(&p, None);
     for clock in [450e6, 250e6] {
-        memory.rate = Rate(clock * 32.0);
+        memory.rate = BytesPerSecond(clock * 32.0);
         let sequential = read(&memory, AccessPattern::Sequential, 1, 256);
         assert!(near(sequential.0, memory.rate.0 * memory.refresh_share(), 0.01), "{clock}: {sequential:?}");
         let random = read(&memory, AccessPattern::Random, 1, 64);
@@ -188,7 +191,7 @@ proptest! {
         let lines: Vec<Channel> = lines
             .into_iter()
             .map(|(rate, overhead, latency, room)| {
-                let line = Channel::new("l", Rate::gigabytes(f64::from(rate) / 10.0));
+                let line = Channel::new("l", BytesPerSecond::gigabytes(f64::from(rate) / 10.0));
                 line.overhead(overhead).latency(Picos(latency)).capacity(room)
             })
             .collect();
@@ -220,12 +223,12 @@ proptest! {
 mod torus {
     use super::{near, prop_assert, prop_assert_eq, proptest};
     use millstream_model::benchmarks::torus::{Torus, all_to_all, small_packet_latency};
-    use millstream_model::engine::{Picos, Rate};
+    use millstream_model::engine::{BytesPerSecond, Picos};
 
     fn torus(dimensions: &[u32]) -> Torus {
         Torus {
             dimensions: dimensions.to_vec(),
-            rate: Rate::gigabytes(2.6),
+            rate: BytesPerSecond::gigabytes(2.6),
             packet_size: 4096,
             buffer: 40_000,
             hop_latency: Picos::from_nanos(250.0),
@@ -278,7 +281,7 @@ mod flows {
     use super::{near, prop, prop_assert, proptest};
     use millstream_model::Parameters;
     use millstream_model::benchmarks::perftest::bandwidth;
-    use millstream_model::engine::{Picos, Rate};
+    use millstream_model::engine::{BytesPerSecond, Picos};
     use millstream_model::flow::{FlowSimulation, all_to_all};
     use millstream_model::path::data_path;
     use millstream_model::path::{IB_HEADERS, Verb};
@@ -288,8 +291,10 @@ mod flows {
     fn links_are_shared_max_min_fairly() {
         // Two flows over one link of 2, one of them also over one of 0.5: 0.5 and 1.5 (GB/s).
         let mut flow_simulation = FlowSimulation::new();
-        let (wide, narrow) =
-            (flow_simulation.add_link(Rate::gigabytes(2.0)), flow_simulation.add_link(Rate::gigabytes(0.5)));
+        let (wide, narrow) = (
+            flow_simulation.add_link(BytesPerSecond::gigabytes(2.0)),
+            flow_simulation.add_link(BytesPerSecond::gigabytes(0.5)),
+        );
         let one = flow_simulation.add_path(&[wide], Picos::ZERO);
         let two = flow_simulation.add_path(&[wide, narrow], Picos::from_nanos(7.0));
         flow_simulation.start_flow(one, 1_500_000, 1);
@@ -306,7 +311,7 @@ mod flows {
 
     #[test]
     fn many_to_one_takes_what_the_one_can() {
-        let rate = Rate::gigabytes(12.0);
+        let rate = BytesPerSecond::gigabytes(12.0);
         let end = all_to_all(8, 4, 1 << 20, rate, Picos::ZERO);
         assert!(near(end.seconds(), 7.0 * 4.0 * f64::from(1 << 20) / rate.0, 1e-6), "{end}");
     }
@@ -319,7 +324,7 @@ mod flows {
         for size in [1u32 << 18, 1 << 20, 1 << 22] {
             let packets = bandwidth(&path, Verb::Send, size, 16, false).rate.0;
             let mut flow_simulation = FlowSimulation::new();
-            let link = flow_simulation.add_link(Rate(path.rate.0 * share));
+            let link = flow_simulation.add_link(BytesPerSecond(path.rate.0 * share));
             let way = flow_simulation.add_path(&[link], path.latency);
             flow_simulation.start_flow(way, u64::from(size) * 100, 0);
             let flows = f64::from(size) * 100.0 / flow_simulation.next_completion().unwrap().0.seconds();
@@ -335,7 +340,7 @@ mod flows {
             flows in prop::collection::vec((prop::collection::vec(any_index(), 1..4), 1u64..1_000_000), 1..40),
         ) {
             let mut flow_simulation = FlowSimulation::new();
-            let links: Vec<_> = rates.iter().map(|&r| flow_simulation.add_link(Rate(f64::from(r) * 1e8))).collect();
+            let links: Vec<_> = rates.iter().map(|&r| flow_simulation.add_link(BytesPerSecond(f64::from(r) * 1e8))).collect();
             let mut load = vec![0u64; rates.len()];
             let mut ways = Vec::new();
             for (tag, (way, bytes)) in flows.iter().enumerate() {

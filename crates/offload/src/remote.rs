@@ -252,7 +252,7 @@ impl Worker for LeasedCard {
                 peer: parcel.to as u16,
                 local: parcel.from,
                 remote: place.addr,
-                key: place.rkey.0,
+                key: place.rkey.get(),
                 notify: false,
             });
         }

@@ -13,7 +13,7 @@ use crate::memory::Memory;
 use crate::request::{PostError, Request};
 use crate::requester::{Requester, Taken};
 use crate::responder::{Outcome, Responder};
-use crate::time::Instant;
+use millstream_quantity::Instant;
 
 /// What a queue pair does now (10.3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

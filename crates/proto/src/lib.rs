@@ -26,7 +26,6 @@ mod request;
 mod requester;
 mod responder;
 mod sequence;
-mod time;
 
 pub use burst::{Identification, Limits, Transmit};
 pub use config::{Config, Mtu, RdAtomic, SendConfig, Service};
@@ -34,8 +33,8 @@ pub use connection::{Connection, Counters, Disposition, DropReason, State};
 pub use datagrams::{Datagram, Datagrams, DatagramsConfig, Destination, Envelope};
 pub use event::{Event, Fault, Received, ReceivedKind, Status};
 pub use memory::{Access, Atomic, DeliveryFault, Memory, Refusal};
+pub use millstream_quantity::{Instant, ack_timeout};
 pub use request::{PostError, ReceiveId, Request, Trailer, Work, WorkId};
-pub use time::{Instant, ack_timeout};
 
 /// No message is longer (9.4.1.1: 2³¹ bytes).
 pub const MAX_MESSAGE: u32 = 1 << 31;

@@ -312,7 +312,7 @@ fn what_the_peer_does_not_allow_fails_and_flushes_the_rest() {
         let mut at = memory.start();
         match case {
             "bounds" => at.addr += u64::from(SIZE) - 10,
-            "key" => at.rkey.0 ^= 0x5555,
+            "key" => at.rkey = millstream_rdma::Rkey::new(at.rkey.get() ^ 0x5555),
             _ => {}
         }
         assert!(memory.at(u64::from(SIZE) - 10, 100).is_err());

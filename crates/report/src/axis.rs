@@ -1,6 +1,6 @@
 //! Round numbers for the axes of pictures.
 
-use crate::quantity::prefix;
+use millstream_quantity::si::prefix;
 
 /// Marks at round numbers on an axis.
 #[derive(Clone, Debug, PartialEq)]

@@ -21,8 +21,9 @@ pub mod table;
 pub mod throughput;
 pub mod timeline;
 
+pub use millstream_quantity::{Bytes, BytesPerSecond, Seconds};
 pub use progress::Progress;
-pub use quantity::{Bytes, BytesPerSecond, Seconds, count};
+pub use quantity::count;
 pub use run::{
     Conservation, Derived, Fate, Memcpy, RunReport, Sample, Term, TriggerCheck, UnitReport, VERSION,
 };

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::quantity::{Bytes, Seconds, count};
+use crate::quantity::count;
+use millstream_quantity::{Bytes, Seconds};
 
 /// A bar on the standard error, if that is a terminal; otherwise nothing at all.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::quantity::{Bytes, BytesPerSecond, Seconds, per};
+use millstream_quantity::{Bytes, BytesPerSecond, Seconds};
 
 /// Version of the JSON: changes when a field changes its meaning or goes.
 pub const VERSION: u32 = 1;
@@ -200,8 +200,8 @@ impl RunReport {
             success: problems.is_empty(),
             problems,
             payload_bytes_per_s: rate,
-            events_per_s: per(self.events, self.duration_s),
-            fragments_per_s: per(self.fragments, self.duration_s),
+            events_per_s: self.duration_s.rate_of(self.events),
+            fragments_per_s: self.duration_s.rate_of(self.fragments),
             fraction_of_memcpy: self.memcpy.zip(rate).and_then(|(memcpy, rate)| {
                 let fraction = rate.0 / memcpy.bytes_per_s.0;
                 fraction.is_finite().then_some(fraction)

@@ -3,8 +3,9 @@
 use std::fmt::Write as _;
 use std::io::IsTerminal;
 
-use crate::quantity::{block, count, metric, per_cent};
+use crate::quantity::{block, count, per_cent};
 use crate::run::{Fate, RunReport, UnitReport};
+use millstream_quantity::si::metric;
 
 /// Whether the table has colours.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -7,9 +7,9 @@
 //! ```
 
 use crate::field::Field;
-use crate::number::{Pkey, Psn, Qpn};
 use crate::opcode::Opcode;
 use crate::{Error, Result};
+use millstream_quantity::{Pkey, Psn, Qpn};
 
 /// Bytes of the header.
 pub const LEN: usize = 12;

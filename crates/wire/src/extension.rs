@@ -1,7 +1,7 @@
 //! Extended transport headers, which follow the base transport header as its operation says (9.3), and the
 //! global route header that datagrams are delivered with.
 
-use crate::number::{Msn, Qkey, Qpn, Rkey, Srqn};
+use millstream_quantity::{Msn, Qkey, Qpn, Rkey, Srqn};
 
 header! {
     /// XRC extended transport header (annex A14): the shared receive queue whose receives, memory and completions a

@@ -1,6 +1,6 @@
 //! Fields at fixed places of a header, in network byte order.
 
-use crate::number::{Msn, Pkey, Psn, Qkey, Qpn, Rkey, Srqn};
+use millstream_quantity::{Msn, Pkey, Psn, Qkey, Qpn, Rkey, Srqn};
 
 /// A value with a fixed number of bytes in a header. Callers give slices of exactly that length.
 pub(crate) trait Field: Sized {

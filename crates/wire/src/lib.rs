@@ -20,7 +20,6 @@ mod extension;
 mod gid;
 pub mod icrc;
 pub mod mad;
-mod number;
 mod opcode;
 mod packet;
 
@@ -30,7 +29,7 @@ pub use extension::{
     xrceth,
 };
 pub use gid::gid;
-pub use number::{Msn, Pkey, Psn, Qkey, Qpn, Rkey, Srqn};
+pub use millstream_quantity::{Msn, Pkey, Psn, Qkey, Qpn, Rkey, Srqn};
 pub use opcode::{Headers, Opcode, Operation, Position, Service};
 pub use packet::{CNP_PADDING, Packet, Repr};
 

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use millstream_rdma::memory::{RemoteAddress, RemoteMemory, Rkey, Sge};
+use millstream_rdma::Rkey;
+use millstream_rdma::memory::{RemoteAddress, RemoteMemory, Sge};
 use millstream_rdma::queue::{Segment, SendList, Signal};
 use millstream_rdma::{
     Access, Completion, CompletionQueue, Deadline, Device, PreparedQueuePair, QueuePair, RcOptions, Region,
@@ -622,7 +623,7 @@ fn place_of(index: u64) -> usize {
 fn places(memory: &Region, copy: &Copy, at: u64, len: u64) -> Result<(Sge, RemoteAddress), Fault> {
     let outside = Fault::new(Cause::CopyOutsideMemory, copy.local.offset);
     let here = memory.sge(copy.local.offset + at, len as u32).map_err(|_| outside)?;
-    Ok((here, RemoteAddress { addr: copy.remote.wrapping_add(at), rkey: Rkey(copy.key) }))
+    Ok((here, RemoteAddress { addr: copy.remote.wrapping_add(at), rkey: Rkey::new(copy.key) }))
 }
 
 /// What a request that failed says of the copy.
@@ -698,7 +699,7 @@ fn transfer_list(
     list.clear();
     let Copy { operation, key, .. } = copies[0];
     // Where the peer's window lies is for its device to check.
-    let there = RemoteMemory { addr: 0, rkey: Rkey(key), len: u64::MAX };
+    let there = RemoteMemory { addr: 0, rkey: Rkey::new(key), len: u64::MAX };
     let parts = copies.iter().map(|copy| Segment {
         local: copy.local.offset,
         remote: copy.remote,

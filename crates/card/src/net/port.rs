@@ -174,8 +174,8 @@ impl Port {
         let greeting = Greeting {
             node,
             bar0_addr: self.bar0.remote().addr,
-            bar0_key: self.bar0.rkey().0,
-            lease_key: self.lease_words.rkey().0,
+            bar0_key: self.bar0.rkey().get(),
+            lease_key: self.lease_words.rkey().get(),
             ..self.greeting
         };
         let (joined, wake, all) = (self.joined.0.clone(), self.wake.clone(), crowd.clone());

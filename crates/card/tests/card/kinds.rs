@@ -140,7 +140,8 @@ fn conforms(kind: &str, number: &str, mapped: bool) {
     expect(&node, 3 * BANK + 10_000, &pattern(3, 8192));
     node.connect_peer(0, &neighbour.address).unwrap();
     let there = held.memory;
-    let send = Copy { operation: CopyOperation::Write, remote: there.addr + 77, key: there.rkey.0, ..copy };
+    let send =
+        Copy { operation: CopyOperation::Write, remote: there.addr + 77, key: there.rkey.get(), ..copy };
     let fetch = Copy { operation: CopyOperation::Read, local: Span::new(77, 8192), ..send };
     node.copy(&[send, fetch], PATIENCE).unwrap();
     expect(&other, 77, &pattern(3, 8192));
@@ -160,7 +161,8 @@ fn conforms(kind: &str, number: &str, mapped: bool) {
     next.acquire(LEASE, PATIENCE).unwrap();
     expect(&next, 0, &vec![0; MEMORY as usize]);
     other.connect_peer(1, &card.address).unwrap();
-    let stale = Copy { operation: CopyOperation::Write, peer: 1, remote: old.addr, key: old.rkey.0, ..copy };
+    let stale =
+        Copy { operation: CopyOperation::Write, peer: 1, remote: old.addr, key: old.rkey.get(), ..copy };
     assert_eq!(cause(other.copy(&[stale], PATIENCE)), Cause::CopyRefused);
 
     // Who sits beside it maps host memory only.

@@ -70,11 +70,11 @@ fn keys_of_a_lease_that_has_ended_open_nothing() {
     let stranger = Stranger::connect(&card.address);
     let lease_words = RemoteMemory {
         addr: LEASE_PAGE.start as u64,
-        rkey: Rkey(other.greeting().lease_key),
+        rkey: Rkey::new(other.greeting().lease_key),
         len: LEASE_PAGE.len() as u64,
     };
     assert_eq!(stranger.touch(lease_words, true), Status::RemoteAccessError);
-    let bar0 = RemoteMemory { addr: 0, rkey: Rkey(other.greeting().bar0_key), len: 4096 };
+    let bar0 = RemoteMemory { addr: 0, rkey: Rkey::new(other.greeting().bar0_key), len: 4096 };
     assert_eq!(Stranger::connect(&card.address).touch(bar0, false), Status::Success);
     assert_eq!(Stranger::connect(&card.address).touch(bar0, true), Status::RemoteAccessError);
     let mut text = [0; 17];
@@ -250,7 +250,7 @@ impl Stranger {
     }
 
     fn word(&self, offset: usize) -> u64 {
-        let from = RemoteMemory { addr: 0, rkey: Rkey(self.greeting.bar0_key), len: 65536 };
+        let from = RemoteMemory { addr: 0, rkey: Rkey::new(self.greeting.bar0_key), len: 65536 };
         let local = [self.local.sge(0, 4).unwrap()];
         self.pair.post_read(&local, from.at(offset as u64, 4).unwrap(), Signal::Yes, WrId(99)).unwrap();
         assert_eq!(self.status(), Status::Success);
@@ -260,7 +260,7 @@ impl Stranger {
     }
 
     fn swap(&self, offset: usize, compare: u64, swap: u64) -> u64 {
-        let words = RemoteMemory { addr: 0, rkey: Rkey(self.greeting.lease_key), len: 65536 };
+        let words = RemoteMemory { addr: 0, rkey: Rkey::new(self.greeting.lease_key), len: 65536 };
         let word = words.at(offset as u64, 8).unwrap();
         self.pair.post_compare_swap(self.local.sge(8, 8).unwrap(), word, (compare, swap), WrId(99)).unwrap();
         assert_eq!(self.status(), Status::Success);

@@ -190,7 +190,7 @@ fn cards_copy_between_each_other_and_within_themselves() {
         peer: 2,
         local: Span::new(100, data.len() as u64),
         remote: there.addr + BANK,
-        key: there.rkey.0,
+        key: there.rkey.get(),
         notify: false,
     };
     one.copy(&[write], PATIENCE).unwrap();
@@ -255,7 +255,7 @@ fn of_copies_that_travel_together_those_before_a_bad_one_are_made_and_those_behi
         peer,
         local: Span::new(index * len, len),
         remote: there.addr + index * 8192,
-        key: there.rkey.0,
+        key: there.rkey.get(),
         notify: false,
     };
     let sent = |index: u64| vec![index as u8 + 1; len as usize];
@@ -429,7 +429,7 @@ fn a_card_that_dies_in_the_middle_is_noticed() {
         peer: 0,
         local: Span::new(0, 4 * BANK),
         remote: there.addr,
-        key: there.rkey.0,
+        key: there.rkey.get(),
         notify: false,
     };
     std::thread::scope(|scope| {

@@ -131,7 +131,7 @@ fn memory(
             peer: 0,
             local: Span::new(*at, size as u64),
             remote: there.addr + at,
-            key: there.rkey.0,
+            key: there.rkey.get(),
             notify: false,
         };
         let copies: Vec<_> = places.iter().map(copy).collect();

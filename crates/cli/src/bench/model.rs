@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use millstream_bench::{Figure, Table, median};
 use millstream_model::benchmarks::torus::{Torus, all_to_all};
-use millstream_model::engine::{EventQueue, Picos, Rate};
+use millstream_model::engine::{BytesPerSecond, EventQueue, Picos};
 use millstream_model::engine_bench::{BinaryHeapQueue, FourAryHeapQueue, hold, packet_rings};
 use millstream_model::{Parameters, calibrate, figures, flow, rows};
 
@@ -92,8 +92,10 @@ pub(crate) fn case(what: ModelCase, size: u32, messages: u32, bytes: u64) {
             let result = all_to_all(&torus, bytes * u64::from(messages));
             (result.events, result.time)
         }
-        ModelCase::Together => (0, flow::all_to_all(size, messages, bytes, Rate(RATE), LATENCY)),
-        ModelCase::Turns => (0, flow::all_to_all_sequential(size, messages, bytes, Rate(RATE), LATENCY)),
+        ModelCase::Together => (0, flow::all_to_all(size, messages, bytes, BytesPerSecond(RATE), LATENCY)),
+        ModelCase::Turns => {
+            (0, flow::all_to_all_sequential(size, messages, bytes, BytesPerSecond(RATE), LATENCY))
+        }
     };
     println!("{events} {:.9} {}", end.seconds(), peak_kib());
 }

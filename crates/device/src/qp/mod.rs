@@ -40,7 +40,6 @@ use crate::layout::{QPN_INDEX_BITS, QpEntry, qp_state, recv_slot_len};
 use crate::multicast;
 use crate::pd::Pd;
 use crate::peer::Peer;
-use crate::progress;
 use crate::srq::Srq;
 use crate::types::{
     ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, WC_OP_RECV, WC_WR_FLUSH_ERR,
@@ -504,7 +503,7 @@ impl Qp {
             _ => {
                 let mut send = self.send.lock();
                 if mask & attr::TIMEOUT != 0 || next == QpState::Rts {
-                    send.ack_timeout = progress::ack_timeout(attributes.timeout);
+                    send.ack_timeout = millstream_quantity::ack_timeout(attributes.timeout);
                     send.retries = u32::from(attributes.retry_cnt);
                     send.rnr_retries = u32::from(attributes.rnr_retry);
                 }

@@ -34,7 +34,7 @@ impl Control {
     }
 
     /// Number of the queue pair.
-    pub(super) fn qpn(&self) -> millstream_rdma::queue::Qpn {
+    pub(super) fn qpn(&self) -> millstream_rdma::Qpn {
         self.messenger.qpn()
     }
 

@@ -13,7 +13,7 @@ use crate::core::manager::{Manager, To, Transmit};
 use crate::core::{Account, BuIndex, Message, Nanos, RuIndex, Unit};
 use millstream_rdma::connect::{Listener, listen};
 use millstream_rdma::message::{MessengerOptions, PreparedMessenger};
-use millstream_rdma::queue::Qpn;
+use millstream_rdma::Qpn;
 use millstream_rdma::wait::{WaitOptions, Waiter};
 use millstream_rdma::{Completion, CompletionQueue, WaitFd};
 use serde::{Deserialize, Serialize};

@@ -2,7 +2,9 @@
 
 use crate::benchmarks::dma::{self, DmaEngine, DmaHost, DmaTest};
 use crate::component::completer::CompleterTiming;
-use crate::engine::{Channel, Context, Endpoint, Internal, Network, Packet, Picos, Rate, Simulation};
+use crate::engine::{
+    BytesPerSecond, Channel, Context, Endpoint, Internal, Network, Packet, Picos, Simulation,
+};
 use crate::parameters::Parameters;
 use crate::path::host_completer;
 use crate::rows::link;
@@ -14,8 +16,8 @@ pub const PACKET: u32 = 4096;
 /// What one channel of the torus sustains: the site's rate after 8b/10b, less words stuffed in, headers and
 /// credits.
 #[must_use]
-pub fn link_rate(p: &Parameters) -> Rate {
-    Rate(
+pub fn link_rate(p: &Parameters) -> BytesPerSecond {
+    BytesPerSecond(
         shipped("apenet-torus").tori[0].rate.0
             * p.get("apenet.payload.share")
             * p.get("apenet.protocol.share"),
@@ -32,8 +34,8 @@ pub fn dma_engine(engines: u32) -> DmaEngine {
         write_issue: Picos::from_nanos(8.0),
         variation: 0.0,
         fifo: 1024,
-        write_rate: Rate(f64::INFINITY),
-        internal: Rate::gigabytes(64.0),
+        write_rate: BytesPerSecond(f64::INFINITY),
+        internal: BytesPerSecond::gigabytes(64.0),
         overhead: Picos::from_nanos(100.0),
     }
 }
@@ -47,7 +49,7 @@ pub fn dma_host(p: &Parameters) -> DmaHost {
             completion: 128,
             ..host_completer(p)
         },
-        write_rate: Rate(f64::INFINITY),
+        write_rate: BytesPerSecond(f64::INFINITY),
         link_latency: p.nanos("pcie.link.latency"),
         efficiency: p.get("pcie.efficiency"),
     }
@@ -55,7 +57,7 @@ pub fn dma_host(p: &Parameters) -> DmaHost {
 
 /// Bandwidth of reads from host memory by so many engines.
 #[must_use]
-pub fn dma_read_bandwidth(p: &Parameters, engines: u32, size: u32) -> Rate {
+pub fn dma_read_bandwidth(p: &Parameters, engines: u32, size: u32) -> BytesPerSecond {
     dma::bandwidth(&dma_engine(engines), &dma_host(p), &link(2, 8, 128), DmaTest::Read, size)
 }
 
@@ -107,13 +109,13 @@ impl Endpoint for Burst {
 
 /// Bandwidth into a node whose receive path spends that time on each packet's translation.
 #[must_use]
-pub fn receive_bandwidth(p: &Parameters, translation: Picos) -> Rate {
+pub fn receive_bandwidth(p: &Parameters, translation: Picos) -> BytesPerSecond {
     receive_bandwidth_of(p, translation, PACKET)
 }
 
 /// The same with packets of that payload.
 #[must_use]
-pub fn receive_bandwidth_of(p: &Parameters, translation: Picos, size: u32) -> Rate {
+pub fn receive_bandwidth_of(p: &Parameters, translation: Picos, size: u32) -> BytesPerSecond {
     const PACKETS: u32 = 500;
     let mut simulation = Simulation::new(1);
     let wire = simulation.add_channel(Channel::new("torus link", link_rate(p)));
@@ -127,7 +129,7 @@ pub fn receive_bandwidth_of(p: &Parameters, translation: Picos, size: u32) -> Ra
     let burst = simulation.add_endpoint(Burst { to, packets: PACKETS, size });
     simulation.set_timer(burst, Picos::ZERO, 0);
     simulation.run(Picos(u64::MAX));
-    Rate(f64::from(PACKETS * size) / simulation.get::<Sink>(sink).end.seconds())
+    BytesPerSecond(f64::from(PACKETS * size) / simulation.get::<Sink>(sink).end.seconds())
 }
 
 /// By what part translation in hardware raises the bandwidth of large packets.

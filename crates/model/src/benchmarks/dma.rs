@@ -9,7 +9,9 @@
 
 use crate::component::completer::{Completer, CompleterTiming, read_tag};
 use crate::component::pcie::{self, MEMORY_READ, MEMORY_WRITE};
-use crate::engine::{Channel, Context, Endpoint, Internal, Packet, Pcie, Picos, Rate, Route, Simulation};
+use crate::engine::{
+    BytesPerSecond, Channel, Context, Endpoint, Internal, Packet, Pcie, Picos, Route, Simulation,
+};
 use millstream_site::schema::PcieLink;
 use std::collections::VecDeque;
 
@@ -40,9 +42,9 @@ pub struct DmaEngine {
     /// Payload that may wait between engine and link.
     pub fifo: u64,
     /// Rate at which the engine takes a write's payload in.
-    pub write_rate: Rate,
+    pub write_rate: BytesPerSecond,
     /// The bus to the adapter's memory, one for both directions.
-    pub internal: Rate,
+    pub internal: BytesPerSecond,
     /// Time of an operation outside link and host: starting it and hearing that it is done.
     pub overhead: Picos,
 }
@@ -53,7 +55,7 @@ pub struct DmaHost {
     /// Root complex and memory; see [`Timing`].
     pub memory: CompleterTiming,
     /// What the way from root complex to memory takes.
-    pub write_rate: Rate,
+    pub write_rate: BytesPerSecond,
     /// One direction's latency of the link.
     pub link_latency: Picos,
     /// What flow control and link packets leave of the link.
@@ -182,7 +184,7 @@ fn run(
     test: DmaTest,
     size: u32,
     operations: u64,
-) -> (Rate, Picos) {
+) -> (BytesPerSecond, Picos) {
     let mut simulation = Simulation::new(7);
     let fifo = engine.fifo;
     let lanes = pcie::add_link(&mut simulation, "pcie", link, host.efficiency, host.link_latency, fifo);
@@ -234,12 +236,18 @@ fn run(
     let code: &Workers = simulation.get(workers);
     let span = code.measure_end - code.measure_start;
     let both = if test == DmaTest::ReadWrite { 2.0 } else { 1.0 };
-    (Rate((code.bytes - code.bytes_at_start) as f64 / span.seconds() / both), code.measure_end)
+    (BytesPerSecond((code.bytes - code.bytes_at_start) as f64 / span.seconds() / both), code.measure_end)
 }
 
 /// The test's bandwidth.
 #[must_use]
-pub fn bandwidth(engine: &DmaEngine, host: &DmaHost, link: &PcieLink, test: DmaTest, size: u32) -> Rate {
+pub fn bandwidth(
+    engine: &DmaEngine,
+    host: &DmaHost,
+    link: &PcieLink,
+    test: DmaTest,
+    size: u32,
+) -> BytesPerSecond {
     run(engine, host, link, test, size, 3000).0
 }
 

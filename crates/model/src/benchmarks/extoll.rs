@@ -1,15 +1,15 @@
 //! Accelerators without a host on EXTOLL: what MPI reaches between them.
 
-use crate::engine::Rate;
+use crate::engine::BytesPerSecond;
 use crate::parameters::Parameters;
 use crate::sites::shipped;
 
 /// `osu_bw` of large messages between two accelerators.
 #[must_use]
-pub fn bandwidth(p: &Parameters) -> Rate {
+pub fn bandwidth(p: &Parameters) -> BytesPerSecond {
     let site = shipped("extoll-booster");
     let wire = site.links.last().map_or(0.0, |wire| wire.rate.0);
-    Rate(wire * p.get("extoll.payload.share") * p.get("extoll.mic.share"))
+    BytesPerSecond(wire * p.get("extoll.payload.share") * p.get("extoll.mic.share"))
 }
 
 /// By what part one exchange of halos is shorter than between two accelerators of one host through the

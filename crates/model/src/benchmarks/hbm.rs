@@ -8,14 +8,16 @@
 //! switch gives answers back in order because all have one ID: a master that turns to another channel waits
 //! for everything from the last one (AXI allows no reordering within an ID).
 
-use crate::engine::{Channel, Context, Endpoint, Internal, Packet, Picos, Random, Rate, Route, Simulation};
+use crate::engine::{
+    BytesPerSecond, Channel, Context, Endpoint, Internal, Packet, Picos, Random, Route, Simulation,
+};
 use std::collections::VecDeque;
 
 /// The memory.
 #[derive(Clone, Copy, Debug)]
 pub struct HbmTiming {
     /// One pseudo channel's data bus, or its port if that is less.
-    pub rate: Rate,
+    pub rate: BytesPerSecond,
     /// From one row of a bank to the next.
     pub row_cycle: Picos,
     /// Banks of a pseudo channel.
@@ -155,7 +157,7 @@ impl Endpoint for AxiMaster {
 
 /// What one master reads a second, transactions of `size` bytes over `channels` pseudo channels.
 #[must_use]
-pub fn read(hbm: &HbmTiming, pattern: AccessPattern, channels: u32, size: u32) -> Rate {
+pub fn read(hbm: &HbmTiming, pattern: AccessPattern, channels: u32, size: u32) -> BytesPerSecond {
     const TRANSACTIONS: u64 = 20_000;
     let mut simulation = Simulation::new(11);
     let master = simulation.reserve_endpoint();
@@ -196,5 +198,5 @@ pub fn read(hbm: &HbmTiming, pattern: AccessPattern, channels: u32, size: u32) -
     simulation.set_timer(master, Picos::ZERO, 0);
     simulation.run(Picos(u64::MAX));
     let end = simulation.get::<AxiMaster>(master).end;
-    Rate((TRANSACTIONS * u64::from(size)) as f64 / end.seconds())
+    BytesPerSecond((TRANSACTIONS * u64::from(size)) as f64 / end.seconds())
 }

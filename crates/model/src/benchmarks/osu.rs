@@ -14,7 +14,7 @@
 //! ```
 
 use crate::component::adapter::{RECEIVED, connect, label, message};
-use crate::engine::{Channel, Context, Endpoint, Internal, Packet, Picos, Rate, Route, Simulation};
+use crate::engine::{BytesPerSecond, Channel, Context, Endpoint, Internal, Packet, Picos, Route, Simulation};
 use crate::parameters::Parameters;
 use crate::path::{BandwidthResult, DataPath, Verb};
 
@@ -37,7 +37,7 @@ pub struct Mpi {
     /// Longest message that is sent at once.
     pub eager_limit: u32,
     /// Rate of the copies of such messages.
-    pub copy_rate: Rate,
+    pub copy_rate: BytesPerSecond,
 }
 
 impl Mpi {
@@ -225,7 +225,7 @@ fn run(path: &DataPath, mpi: &Mpi, test: OsuTest, size: u32) -> (Picos, Bandwidt
         OsuTest::Bidirectional => 2 * WINDOW,
     };
     let bytes = f64::from(messages) * f64::from(size);
-    let rate = Rate(bytes / time.seconds().max(1e-12));
+    let rate = BytesPerSecond(bytes / time.seconds().max(1e-12));
     (time, BandwidthResult { rate, channels: simulation.channel_reports().collect() })
 }
 

@@ -4,7 +4,9 @@
 //! the time between their completions at the client, latency half a round trip, of READ a whole one.
 
 use crate::component::adapter::{COMPLETED, RECEIVED, connect, message};
-use crate::engine::{Context, Endpoint, EndpointId, Internal, Packet, Picos, Rate, Route, Simulation};
+use crate::engine::{
+    BytesPerSecond, Context, Endpoint, EndpointId, Internal, Packet, Picos, Route, Simulation,
+};
 use crate::path::{BandwidthResult, DataPath, Verb};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -137,7 +139,7 @@ pub fn bandwidth(path: &DataPath, verb: Verb, size: u32, depth: u32, both: bool)
         if span > 0.0 { f64::from(messages) * f64::from(size) / span } else { 0.0 }
     };
     let total = rate(programs[0]) + if both { rate(programs[1]) } else { 0.0 };
-    BandwidthResult { rate: Rate(total), channels: simulation.channel_reports().collect() }
+    BandwidthResult { rate: BytesPerSecond(total), channels: simulation.channel_reports().collect() }
 }
 
 /// Latency as perftest defines it: half a round trip; of READ the whole.

@@ -7,7 +7,9 @@
 //! for. A packet enters a ring only if a second packet's room stays free there (bubble flow control), so
 //! that rings cannot fill up with packets that wait for each other.
 
-use crate::engine::{Channel, ChannelId, Context, Endpoint, Network, Packet, Picos, Rate, Route, Simulation};
+use crate::engine::{
+    BytesPerSecond, Channel, ChannelId, Context, Endpoint, Network, Packet, Picos, Route, Simulation,
+};
 
 /// A torus.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -15,7 +17,7 @@ pub struct Torus {
     /// Nodes along each dimension.
     pub dimensions: Vec<u32>,
     /// One direction of a link.
-    pub rate: Rate,
+    pub rate: BytesPerSecond,
     /// Largest payload of a packet.
     pub packet_size: u32,
     /// Channel memory.
@@ -72,11 +74,11 @@ impl Torus {
 
     /// Links across the middle of the longest dimension, both directions: what limits all-to-all.
     #[must_use]
-    pub fn bisection(&self) -> Rate {
+    pub fn bisection(&self) -> BytesPerSecond {
         let longest = self.dimensions.iter().copied().max().unwrap_or(1) as usize;
         // A ring is cut in two places, each with a link of two directions; a ring of two has one link.
         let cuts = if longest > 2 { 2 } else { 1 };
-        Rate((self.nodes() / longest * cuts * 2) as f64 * self.rate.0)
+        BytesPerSecond((self.nodes() / longest * cuts * 2) as f64 * self.rate.0)
     }
 }
 
@@ -146,7 +148,7 @@ pub struct AllToAll {
     /// Until the last packet was in place.
     pub time: Picos,
     /// Payload of all messages by that time.
-    pub rate: Rate,
+    pub rate: BytesPerSecond,
     /// Events of the simulation.
     pub events: u64,
 }
@@ -209,7 +211,7 @@ pub fn all_to_all(torus: &Torus, message: u64) -> AllToAll {
     let all: u64 = ids.iter().map(|&id| simulation.get::<Node>(id).received).sum();
     assert_eq!(all, u64::from(packets) * (nodes * (nodes - 1)) as u64, "every packet arrives");
     let bytes = message as f64 * (nodes * (nodes - 1)) as f64;
-    AllToAll { time, rate: Rate(bytes / time.seconds().max(1e-12)), events: simulation.events() }
+    AllToAll { time, rate: BytesPerSecond(bytes / time.seconds().max(1e-12)), events: simulation.events() }
 }
 
 /// One small packet's time from a node to another.

@@ -9,8 +9,8 @@ use crate::component::completer::{Completer, read_tag};
 use crate::component::pcie::{self, MEMORY_READ, MEMORY_WRITE};
 use crate::component::tlb::Tlb;
 use crate::engine::{
-    Channel, ChannelId, Context, Endpoint, EndpointId, Internal, Network, Packet, Pcie, Picos, Rate, Route,
-    Simulation,
+    BytesPerSecond, Channel, ChannelId, Context, Endpoint, EndpointId, Internal, Network, Packet, Pcie,
+    Picos, Route, Simulation,
 };
 use crate::path::{
     Adapter, AddressTranslation, DataPath, NetworkHop, PathEnd, PeerRoute, TargetMemory, Verb,
@@ -292,7 +292,7 @@ fn pcie_path(simulation: &mut Simulation, name: &str, end: &PathEnd, path: &Data
     // A card that answers a peer's reads slower than its memory could: GPUs of before 2013.
     let answers = simulation
         .add_channel(Channel::new(format!("{name} card, answers to peers"), card.read_rate).capacity(4096));
-    let between = |simulation: &mut Simulation, what: &str, rate: Rate, latency: Picos| {
+    let between = |simulation: &mut Simulation, what: &str, rate: BytesPerSecond, latency: Picos| {
         simulation.add_channel(Channel::new(format!("{name} {what}"), rate).latency(latency).capacity(4096))
     };
     match card.route {
@@ -305,7 +305,7 @@ fn pcie_path(simulation: &mut Simulation, name: &str, end: &PathEnd, path: &Data
             }
         }
         PeerRoute::Switch { latency } => {
-            let fast = Rate(f64::INFINITY);
+            let fast = BytesPerSecond(f64::INFINITY);
             let there = between(simulation, "switch", fast, latency);
             let back = between(simulation, "switch back", fast, latency);
             PciePath {

@@ -1,7 +1,7 @@
 //! Memory behind a completer: a root complex with its host's memory, or a card's window.
 
 use super::pcie::{COMPLETION, MEMORY_READ, MEMORY_WRITE};
-use crate::engine::{Context, Endpoint, Packet, Pcie, Picos, Rate, Route};
+use crate::engine::{BytesPerSecond, Context, Endpoint, Packet, Pcie, Picos, Route};
 use std::collections::VecDeque;
 
 /// How a completer answers.
@@ -14,7 +14,7 @@ pub struct CompleterTiming {
     /// Reads that it works on at once; more wait.
     pub reads: u32,
     /// What its memory delivers and takes.
-    pub rate: Rate,
+    pub rate: BytesPerSecond,
     /// Time of the memory port per request beside its bytes.
     pub gap: Picos,
     /// Largest payload of a completion.

@@ -8,7 +8,7 @@
 //!   CplD ─ framing+seq+LCRC 8 B ─ header 4 B ─ completer and requester 8 B ─ payload ≤ MPS, cut at RCB
 //! ```
 
-use crate::engine::{Channel, ChannelId, Pcie, Picos, Rate, Simulation};
+use crate::engine::{BytesPerSecond, Channel, ChannelId, Pcie, Picos, Simulation};
 use millstream_site::schema::PcieLink;
 
 /// Kind of a packet: memory write.
@@ -25,7 +25,7 @@ pub const COMPLETION_OVERHEAD: u32 = 20;
 
 /// Line rate after encoding: 8b/10b in generations 1 and 2, 128b/130b after (row P01).
 #[must_use]
-pub fn raw_rate(generation: u8, lanes: u8) -> Rate {
+pub fn raw_rate(generation: u8, lanes: u8) -> BytesPerSecond {
     let (transfers, encoding) = match generation {
         1 => (2.5, 0.8),
         2 => (5.0, 0.8),
@@ -33,22 +33,22 @@ pub fn raw_rate(generation: u8, lanes: u8) -> Rate {
         4 => (16.0, 128.0 / 130.0),
         _ => (32.0, 128.0 / 130.0),
     };
-    Rate::gigabits(transfers * encoding * f64::from(lanes))
+    BytesPerSecond::gigabits(transfers * encoding * f64::from(lanes))
 }
 
 /// Ceiling for writes of `size` bytes: payload against what the packets take (row P07).
 #[must_use]
-pub fn write_ceiling(link: Rate, size: u64, max_payload: u64) -> Rate {
+pub fn write_ceiling(link: BytesPerSecond, size: u64, max_payload: u64) -> BytesPerSecond {
     let overhead = u64::from(REQUEST_OVERHEAD) * size.div_ceil(max_payload);
-    Rate(link.0 * size as f64 / (size + overhead) as f64)
+    BytesPerSecond(link.0 * size as f64 / (size + overhead) as f64)
 }
 
 /// Ceiling for reads of `size` bytes: the tighter of the completions' and the requests' direction (row P08).
 #[must_use]
-pub fn read_ceiling(link: Rate, size: u64, completion: u64, max_request: u64) -> Rate {
+pub fn read_ceiling(link: BytesPerSecond, size: u64, completion: u64, max_request: u64) -> BytesPerSecond {
     let down = size + u64::from(COMPLETION_OVERHEAD) * size.div_ceil(completion);
     let up = u64::from(REQUEST_OVERHEAD) * size.div_ceil(max_request);
-    Rate(link.0 * size as f64 / down.max(up) as f64)
+    BytesPerSecond(link.0 * size as f64 / down.max(up) as f64)
 }
 
 /// One direction each of a link's two.
@@ -72,7 +72,7 @@ pub fn add_link(
     buffer: u64,
 ) -> LinkChannels {
     let raw = raw_rate(link.generation.0, link.lanes.0);
-    let rate = Rate(raw.0 * efficiency);
+    let rate = BytesPerSecond(raw.0 * efficiency);
     let mut overhead = [REQUEST_OVERHEAD; 4];
     overhead[usize::from(COMPLETION)] = COMPLETION_OVERHEAD;
     let line = |way: &str| Channel {

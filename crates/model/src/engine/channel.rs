@@ -1,7 +1,7 @@
 //! One line: packets in order, one at a time.
 
-use super::time::{Picos, Rate};
 use super::{Packet, Random};
+use millstream_quantity::{BytesPerSecond, Picos};
 use std::collections::VecDeque;
 
 /// How a line is made.
@@ -10,7 +10,7 @@ pub struct Channel {
     /// What reports call it.
     pub name: String,
     /// Rate of payload and overhead.
-    pub rate: Rate,
+    pub rate: BytesPerSecond,
     /// Bytes that a packet brings beside its payload, by the low two bits of its kind.
     pub overhead: [u32; 4],
     /// Time that every packet takes beside its bytes.
@@ -28,7 +28,7 @@ pub struct Channel {
 impl Channel {
     /// A line of that rate, without overhead, latency or limit.
     #[must_use]
-    pub fn new(name: impl Into<String>, rate: Rate) -> Channel {
+    pub fn new(name: impl Into<String>, rate: BytesPerSecond) -> Channel {
         Channel {
             name: name.into(),
             rate,
@@ -44,7 +44,7 @@ impl Channel {
     /// A step that takes time per packet, whatever its size.
     #[must_use]
     pub fn stage(name: impl Into<String>, gap: Picos) -> Channel {
-        Channel { gap, ..Channel::new(name, Rate(f64::INFINITY)) }
+        Channel { gap, ..Channel::new(name, BytesPerSecond(f64::INFINITY)) }
     }
 
     /// A step whose time depends on the packet's kind (its low two bits), not on its size: packets have no payload.
@@ -52,7 +52,7 @@ impl Channel {
     pub fn stage_by_kind(name: impl Into<String>, times: [Picos; 4]) -> Channel {
         // At 10¹² B/s a byte of overhead is a picosecond.
         let overhead = times.map(|time| u32::try_from(time.0).unwrap_or(u32::MAX));
-        Channel { overhead, ..Channel::new(name, Rate(1e12)) }
+        Channel { overhead, ..Channel::new(name, BytesPerSecond(1e12)) }
     }
 
     /// With bytes per packet.

@@ -9,7 +9,7 @@
 //!
 //! `millstream bench model` holds it against a binary heap and against a four-ary heap.
 
-use super::time::Picos;
+use millstream_quantity::Picos;
 
 const BUCKETS: usize = 65;
 

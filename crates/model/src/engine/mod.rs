@@ -13,12 +13,11 @@
 mod channel;
 mod event_queue;
 mod random;
-mod time;
 
 pub use channel::{Channel, ChannelReport};
 pub use event_queue::EventQueue;
+pub use millstream_quantity::{BytesPerSecond, Picos};
 pub use random::Random;
-pub use time::{Picos, Rate};
 
 use channel::ChannelState;
 use std::any::Any;

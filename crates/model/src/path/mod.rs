@@ -3,7 +3,7 @@
 //! switch. `nic.rs` makes lines and endpoints of it.
 
 use crate::component::completer::CompleterTiming;
-use crate::engine::{ChannelReport, Picos, Rate};
+use crate::engine::{BytesPerSecond, ChannelReport, Picos};
 use millstream_site::schema::PcieLink;
 
 mod resolve;
@@ -27,7 +27,7 @@ pub struct PeerCard {
     /// Its memory's answers.
     pub timing: CompleterTiming,
     /// What its inlet answers reads of a peer with, where that is less than its memory.
-    pub read_rate: Rate,
+    pub read_rate: BytesPerSecond,
     /// Payload of writes that it works on at once.
     pub write_window: u64,
     /// What is between the two links.
@@ -40,9 +40,9 @@ pub enum PeerRoute {
     /// A root complex, with what it forwards from root port to root port.
     RootComplex {
         /// Writes.
-        write: Rate,
+        write: BytesPerSecond,
         /// Completions.
-        read: Rate,
+        read: BytesPerSecond,
         /// One way.
         latency: Picos,
     },
@@ -110,7 +110,7 @@ pub struct NetworkHop {
     /// Its name.
     pub name: String,
     /// One direction.
-    pub rate: Rate,
+    pub rate: BytesPerSecond,
     /// From one node's output to the next one's.
     pub latency: Picos,
     /// Channel memory before it, which credits stand for.
@@ -125,7 +125,7 @@ pub struct DataPath {
     /// The adapters.
     pub adapter: Adapter,
     /// Each direction of the link, after encoding and flow control.
-    pub rate: Rate,
+    pub rate: BytesPerSecond,
     /// Largest payload of a packet.
     pub mtu: u32,
     /// Bytes of a packet beside its payload, by kind; see [`OVERHEAD`].
@@ -155,7 +155,7 @@ pub enum Verb {
 #[derive(Clone, Debug)]
 pub struct BandwidthResult {
     /// Payload a second, both directions together if both were asked for.
-    pub rate: Rate,
+    pub rate: BytesPerSecond,
     /// What every line did.
     pub channels: Vec<ChannelReport>,
 }

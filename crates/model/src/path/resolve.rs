@@ -7,7 +7,7 @@ use crate::benchmarks::perftest;
 use crate::benchmarks::torus::{Torus, TorusHop};
 use crate::component::completer::CompleterTiming;
 use crate::component::pcie;
-use crate::engine::{Picos, Rate};
+use crate::engine::{BytesPerSecond, Picos};
 use crate::parameters::Parameters;
 use crate::path::{
     Adapter, AddressTranslation, DataPath, IB_OVERHEAD, NetworkHop, PathEnd, PeerCard, PeerRoute,
@@ -112,7 +112,7 @@ fn host_link(site: &Site, from: HostId, to: HostId) -> Option<HostLink<'_>> {
 pub fn hbm(p: &Parameters, memory: Option<&CardMemory>) -> HbmTiming {
     let rate = memory.map_or(14.4e9, |m| m.clock * f64::from(m.width));
     HbmTiming {
-        rate: Rate(rate),
+        rate: BytesPerSecond(rate),
         row_cycle: p.nanos("hbm.row.cycle"),
         banks: p.count("hbm.banks"),
         refresh_interval: p.nanos("hbm.refresh.interval"),
@@ -128,7 +128,7 @@ pub fn host_completer(p: &Parameters) -> CompleterTiming {
         read_latency: p.nanos("cpu.read.latency"),
         write_latency: p.nanos("cpu.write.latency"),
         reads: 256,
-        rate: Rate::gigabytes(60.0),
+        rate: BytesPerSecond::gigabytes(60.0),
         gap: Picos::ZERO,
         completion: 256,
         short_completion: p.count("pcie.completion.short"),
@@ -136,14 +136,14 @@ pub fn host_completer(p: &Parameters) -> CompleterTiming {
 }
 
 /// What a card's inlet answers a peer's reads with, where that is known to be less than its memory.
-fn peer_read_rate(p: &Parameters, model: &str, wire: Rate) -> Rate {
+fn peer_read_rate(p: &Parameters, model: &str, wire: BytesPerSecond) -> BytesPerSecond {
     // Fermi: the GPUs of APEnet+'s time.
     if ["M20", "C20", "S20"].iter().any(|fermi| model.contains(fermi)) {
         p.gigabytes("apenet.gpu.read.rate")
     } else if model.contains("Phi") {
-        Rate(wire.0 * p.get("extoll.payload.share") * p.get("extoll.mic.share"))
+        BytesPerSecond(wire.0 * p.get("extoll.payload.share") * p.get("extoll.mic.share"))
     } else {
-        Rate(f64::INFINITY)
+        BytesPerSecond(f64::INFINITY)
     }
 }
 
@@ -161,7 +161,7 @@ fn card_timing(p: &Parameters, model: &str, memory: &CardMemory, payload: u32) -
         write_latency: Picos::from_nanos(bridge + memory_part),
         reads: p.count(&name("reads")),
         // The port or the memory behind it, which runs at its own clock and has refresh to do.
-        rate: Rate((hbm.rate.0 * p.get("hbm.port.share")).min(behind)),
+        rate: BytesPerSecond((hbm.rate.0 * p.get("hbm.port.share")).min(behind)),
         gap: Picos::ZERO,
         completion: payload,
         short_completion: payload,
@@ -224,7 +224,7 @@ fn path_end(
     p: &Parameters,
     place: MemoryLocation,
     adapter: DeviceId,
-    wire: Rate,
+    wire: BytesPerSecond,
 ) -> Result<PathEnd, PathError> {
     let host = &site.hosts[place.host.0];
     let nic = &host.devices[adapter.0];
@@ -313,7 +313,7 @@ fn later_hops(
     site: &Site,
     torus_path: &TorusPath<'_>,
     hops: &[TorusHop],
-    rate: Rate,
+    rate: BytesPerSecond,
     latency: Picos,
 ) -> Vec<NetworkHop> {
     let nodes = &site.tori[torus_path.torus].nodes;
@@ -348,12 +348,12 @@ fn data_path_over_torus(
     let model = &site.hosts[a.host.0].devices[torus_path.adapters[0].0].model;
     let apenet = adapter_family(model) == AdapterFamily::Apenet;
     let buffer = torus_path.wire.buffer.map_or(u64::MAX, |buffer| buffer.0 as u64);
-    let rate = Rate(wire.0 * p.get("apenet.payload.share") * p.get("apenet.protocol.share"));
+    let rate = BytesPerSecond(wire.0 * p.get("apenet.payload.share") * p.get("apenet.protocol.share"));
     let hop_latency = p.nanos("apenet.hop.latency");
     let mut path = DataPath {
         ends: [
-            path_end(site, p, a, torus_path.adapters[0], Rate(wire.0))?,
-            path_end(site, p, b, torus_path.adapters[1], Rate(wire.0))?,
+            path_end(site, p, a, torus_path.adapters[0], BytesPerSecond(wire.0))?,
+            path_end(site, p, b, torus_path.adapters[1], BytesPerSecond(wire.0))?,
         ],
         adapter: if apenet { apenet_adapter(p, buffer) } else { adapter(p) },
         rate,
@@ -396,8 +396,8 @@ pub fn data_path(site: &Site, p: &Parameters, client: &str, server: &str) -> Res
     let switch = hop.switch.map_or(0.0, |switch| site.switches[switch].latency.0);
     let wire = hop.wire.rate.0;
     let ends = [
-        path_end(site, p, a, hop.adapters[0], Rate(wire))?,
-        path_end(site, p, b, hop.adapters[1], Rate(wire))?,
+        path_end(site, p, a, hop.adapters[0], BytesPerSecond(wire))?,
+        path_end(site, p, b, hop.adapters[1], BytesPerSecond(wire))?,
     ];
     let extoll =
         adapter_family(&site.hosts[a.host.0].devices[hop.adapters[0].0].model) == AdapterFamily::Extoll;
@@ -405,7 +405,7 @@ pub fn data_path(site: &Site, p: &Parameters, client: &str, server: &str) -> Res
     let mut path = DataPath {
         ends,
         adapter: if extoll { extoll_adapter(p) } else { adapter(p) },
-        rate: Rate(if extoll { wire * p.get("extoll.payload.share") } else { infiniband }),
+        rate: BytesPerSecond(if extoll { wire * p.get("extoll.payload.share") } else { infiniband }),
         mtu: hop.wire.mtu.0,
         overhead: if extoll { [0; 4] } else { IB_OVERHEAD },
         // 5 ns a metre of copper or glass.
@@ -425,18 +425,18 @@ pub fn data_path(site: &Site, p: &Parameters, client: &str, server: &str) -> Res
 
 /// What one direction of the stencil gets of a bank of a card's memory; none where that is no card with memory.
 #[must_use]
-pub fn stencil_rate(site: &Site, p: &Parameters, card: &str) -> Option<Rate> {
+pub fn stencil_rate(site: &Site, p: &Parameters, card: &str) -> Option<BytesPerSecond> {
     let (host, device) = site.device(card)?;
     let DeviceKind::Card(Some(memory)) = &site.hosts[host.0].devices[device.0].kind else { return None };
     let bank = hbm(p, Some(memory));
-    Some(Rate(bank.rate.0 * bank.refresh_share() * p.get("u280.stencil.share")))
+    Some(BytesPerSecond(bank.rate.0 * bank.refresh_share() * p.get("u280.stencil.share")))
 }
 
 /// Ceiling of a PCIe link for writes, after flow control.
 #[must_use]
-pub fn pcie_ceiling(path: &DataPath, side: usize) -> Rate {
+pub fn pcie_ceiling(path: &DataPath, side: usize) -> BytesPerSecond {
     let link = &path.ends[side].pcie;
     let raw = pcie::raw_rate(link.generation.0, link.lanes.0);
     let payload = u64::from(link.max_payload.0);
-    pcie::write_ceiling(Rate(raw.0 * path.pcie_efficiency), payload, payload)
+    pcie::write_ceiling(BytesPerSecond(raw.0 * path.pcie_efficiency), payload, payload)
 }

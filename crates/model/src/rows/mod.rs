@@ -10,7 +10,7 @@ use crate::benchmarks::hbm::{AccessPattern, read};
 use crate::benchmarks::perftest::{bandwidth, latency};
 use crate::benchmarks::{apenet, extoll};
 use crate::component::completer::CompleterTiming;
-use crate::engine::Rate;
+use crate::engine::BytesPerSecond;
 use crate::parameters::Parameters;
 use crate::path::{DataPath, Verb};
 use crate::path::{data_path, hbm, host_completer};
@@ -157,7 +157,7 @@ pub fn bench_host(p: &Parameters, system: &str) -> DmaHost {
     let memory = CompleterTiming { read_latency, rate: p.gigabytes("cpu.memory.rate"), ..host_completer(p) };
     DmaHost {
         memory,
-        write_rate: if remote { p.gigabytes("cpu.remote.write.rate") } else { Rate(f64::INFINITY) },
+        write_rate: if remote { p.gigabytes("cpu.remote.write.rate") } else { BytesPerSecond(f64::INFINITY) },
         link_latency: p.nanos("pcie.link.latency"),
         efficiency: p.get("pcie.efficiency"),
     }
@@ -356,7 +356,7 @@ fn by_id(row: &Row, p: &Parameters) -> Option<Answer> {
 
 /// What one direction of the stencil gets of a bank.
 #[must_use]
-pub fn stencil_rate(p: &Parameters) -> Rate {
+pub fn stencil_rate(p: &Parameters) -> BytesPerSecond {
     let memory = hbm(p, None);
-    Rate(memory.rate.0 * memory.refresh_share() * p.get("u280.stencil.share"))
+    BytesPerSecond(memory.rate.0 * memory.refresh_share() * p.get("u280.stencil.share"))
 }

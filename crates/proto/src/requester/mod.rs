@@ -26,8 +26,8 @@ use crate::early::Early;
 use crate::event::{Event, Fault, Status};
 use crate::request::{PostError, Request, Work};
 use crate::sequence::Sequence;
-use crate::time::{Instant, ack_timeout};
 use crate::{MAX_MESSAGE, WorkId};
+use millstream_quantity::{Instant, ack_timeout};
 use pace::Pace;
 use patience::Patience;
 

@@ -3,7 +3,7 @@
 
 use core::time::Duration;
 
-use crate::time::{Instant, ack_timeout};
+use millstream_quantity::{Instant, ack_timeout};
 
 /// Packets that may be under way before it is known how fast the peer answers.
 const FIRST: u32 = 128;

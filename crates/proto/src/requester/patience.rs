@@ -4,7 +4,7 @@
 use core::time::Duration;
 
 use crate::sequence::Sequence;
-use crate::time::Instant;
+use millstream_quantity::Instant;
 
 /// So many packets must be answered without a loss before losses are not expected any more.
 const WARY: u32 = 4096;

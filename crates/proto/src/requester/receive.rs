@@ -10,7 +10,7 @@ use crate::event::{Event, Fault, Status};
 use crate::memory::Memory;
 use crate::request::Work;
 use crate::sequence::Sequence;
-use crate::time::Instant;
+use millstream_quantity::Instant;
 
 /// What became of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

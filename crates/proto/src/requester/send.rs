@@ -12,7 +12,7 @@ use crate::event::{Event, Status};
 use crate::memory::Memory;
 use crate::request::{Trailer, Work};
 use crate::sequence::Sequence;
-use crate::time::Instant;
+use millstream_quantity::Instant;
 
 /// One packet in this many asks for an acknowledgement in the middle of a message.
 const ASK_EVERY: u32 = 64;

@@ -17,9 +17,8 @@
 //! the bytes of private data.
 #![forbid(unsafe_code)]
 
+use millstream_quantity::{Psn, Qpn};
 use sideway::ibverbs::device_context::Mtu;
-
-use crate::queue::Qpn;
 
 const MAGIC: [u8; 4] = *b"MsRC";
 const VERSION: u16 = 1;
@@ -37,7 +36,7 @@ pub struct Hello {
     /// Its queue pair.
     pub qpn: Qpn,
     /// The sequence number of the first packet that it sends, 24 bits.
-    pub psn: u32,
+    pub psn: Psn,
     /// Its address.
     pub gid: [u8; 16],
     /// Its local identifier on an InfiniBand subnet, else 0.
@@ -99,8 +98,8 @@ impl Hello {
         bytes.extend_from_slice(&MAGIC);
         bytes.extend_from_slice(&VERSION.to_be_bytes());
         bytes.extend_from_slice(&self.lid.to_be_bytes());
-        bytes.extend_from_slice(&self.qpn.0.to_be_bytes());
-        bytes.extend_from_slice(&self.psn.to_be_bytes());
+        bytes.extend_from_slice(&self.qpn.get().to_be_bytes());
+        bytes.extend_from_slice(&self.psn.get().to_be_bytes());
         bytes.extend_from_slice(&self.gid);
         bytes.extend_from_slice(&[self.mtu as u8, self.max_rd_atomic]);
         bytes.extend_from_slice(&[0; 6]);
@@ -173,8 +172,8 @@ impl Hello {
         let mut gid = [0; 16];
         gid.copy_from_slice(&header[16..32]);
         Ok(Hello {
-            qpn: Qpn(field("queue pair", qpn, qpn <= BITS_24, "of 24 bits")?),
-            psn: field("first PSN", psn, psn <= BITS_24, "of 24 bits")?,
+            qpn: Qpn::new(field("queue pair", qpn, qpn <= BITS_24, "of 24 bits")?),
+            psn: Psn::new(field("first PSN", psn, psn <= BITS_24, "of 24 bits")?),
             gid,
             lid: u16::from_be_bytes([header[6], header[7]]),
             mtu,
@@ -197,8 +196,8 @@ mod tests {
             prop::sample::select(vec![Mtu::Mtu256, Mtu::Mtu512, Mtu::Mtu1024, Mtu::Mtu2048, Mtu::Mtu4096]);
         (0..=BITS_24, 0..=BITS_24, any::<[u8; 16]>(), any::<u16>(), mtu, any::<u8>()).prop_map(
             |(qpn, psn, gid, lid, mtu, max_rd_atomic)| Hello {
-                qpn: Qpn(qpn),
-                psn,
+                qpn: Qpn::new(qpn),
+                psn: Psn::new(psn),
                 gid,
                 lid,
                 mtu,
@@ -242,7 +241,7 @@ mod tests {
 
     #[test]
     fn an_error_names_the_field_and_its_value() {
-        let hello = Hello { qpn: Qpn(1), psn: 2, gid: [3; 16], lid: 4, mtu: Mtu::Mtu1024, max_rd_atomic: 5 };
+        let hello = Hello { qpn: Qpn::new(1), psn: Psn::new(2), gid: [3; 16], lid: 4, mtu: Mtu::Mtu1024, max_rd_atomic: 5 };
         let with = |at: usize, value: u8| {
             let mut bytes = hello.encode(&[]);
             bytes[at] = value;

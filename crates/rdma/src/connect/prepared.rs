@@ -4,6 +4,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::net::TcpStream;
 
+use millstream_quantity::{Psn, Qpn};
 use sideway::ibverbs::address::{AddressHandleAttribute, Gid};
 use sideway::ibverbs::device_context::LinkLayer;
 use sideway::ibverbs::queue_pair::{
@@ -18,7 +19,7 @@ use crate::deadline::Deadline;
 use crate::device::Device;
 use crate::error::os_error;
 use crate::memory::Sge;
-use crate::queue::{CompletionQueue, PostError, Qpn, QueueError, QueuePair, RecvList, WrId, in_range};
+use crate::queue::{CompletionQueue, PostError, QueueError, QueuePair, RecvList, WrId, in_range};
 
 /// Says that this end is ready to receive.
 const READY: u8 = 0x52;
@@ -31,7 +32,7 @@ pub struct PreparedQueuePair {
     pair: QueuePair,
     device: Device,
     options: RcOptions,
-    psn: u32,
+    psn: Psn,
 }
 
 /// A connection, and what the peer sent along.
@@ -89,7 +90,7 @@ impl PreparedQueuePair {
             what: "bring a queue pair to INIT".to_owned(),
             cause: io::Error::other(error),
         })?;
-        Ok(PreparedQueuePair { pair, device: device.clone(), options: *options, psn: random_24_bits() })
+        Ok(PreparedQueuePair { pair, device: device.clone(), options: *options, psn: Psn::new(random_24_bits()) })
     }
 
     /// Its number.
@@ -180,8 +181,8 @@ impl PreparedQueuePair {
         attributes
             .setup_state(QueuePairState::ReadyToReceive)
             .setup_path_mtu(device.mtu().min(theirs.mtu))
-            .setup_dest_qp_num(theirs.qpn.0)
-            .setup_rq_psn(theirs.psn)
+            .setup_dest_qp_num(theirs.qpn.get())
+            .setup_rq_psn(theirs.psn.get())
             .setup_max_dest_read_atomic(self.options.max_rd_atomic.min(device.limits().max_qp_rd_atom))
             .setup_min_rnr_timer(self.options.rnr_timer.code())
             .setup_address_vector(&route);
@@ -192,7 +193,7 @@ impl PreparedQueuePair {
         let mut attributes = QueuePairAttribute::new();
         attributes
             .setup_state(QueuePairState::ReadyToSend)
-            .setup_sq_psn(self.psn)
+            .setup_sq_psn(self.psn.get())
             .setup_timeout(self.options.ack_timeout.exponent())
             .setup_retry_cnt(self.options.retries)
             .setup_rnr_retry(self.options.rnr_retries)

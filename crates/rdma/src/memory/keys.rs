@@ -4,15 +4,8 @@
 use std::fmt;
 use std::ops::BitOr;
 
+use millstream_quantity::Rkey;
 use sideway::ibverbs::AccessFlags;
-
-/// The local key of a memory region: goes into the scatter/gather elements of this process's work requests.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Lkey(pub u32);
-
-/// The remote key of a memory region: given to the peers that may read or write it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Rkey(pub u32);
 
 /// What may be done to a region besides local reads, which are always allowed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -120,7 +113,7 @@ impl RemoteMemory {
     pub fn encode(&self) -> [u8; Self::ENCODED_LEN] {
         let mut bytes = [0; Self::ENCODED_LEN];
         bytes[..8].copy_from_slice(&self.addr.to_be_bytes());
-        bytes[8..12].copy_from_slice(&self.rkey.0.to_be_bytes());
+        bytes[8..12].copy_from_slice(&self.rkey.get().to_be_bytes());
         bytes[12..].copy_from_slice(&self.len.to_be_bytes());
         bytes
     }
@@ -130,7 +123,7 @@ impl RemoteMemory {
         let [a0, a1, a2, a3, a4, a5, a6, a7, k0, k1, k2, k3, l0, l1, l2, l3, l4, l5, l6, l7] = *bytes;
         RemoteMemory {
             addr: u64::from_be_bytes([a0, a1, a2, a3, a4, a5, a6, a7]),
-            rkey: Rkey(u32::from_be_bytes([k0, k1, k2, k3])),
+            rkey: Rkey::new(u32::from_be_bytes([k0, k1, k2, k3])),
             len: u64::from_be_bytes([l0, l1, l2, l3, l4, l5, l6, l7]),
         }
     }
@@ -185,8 +178,11 @@ mod tests {
 
     #[test]
     fn the_encoded_form_is_big_endian_in_the_order_of_the_fields() {
-        let memory =
-            RemoteMemory { addr: 0x0102_0304_0506_0708, rkey: Rkey(0x090a_0b0c), len: 0x0d0e_0f10_1112_1314 };
+        let memory = RemoteMemory {
+            addr: 0x0102_0304_0506_0708,
+            rkey: Rkey::new(0x090a_0b0c),
+            len: 0x0d0e_0f10_1112_1314,
+        };
         let bytes: Vec<u8> = (1..=20).collect();
         assert_eq!(memory.encode(), bytes[..]);
     }
@@ -194,13 +190,13 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_encoded_is_decoded(addr: u64, rkey: u32, len: u64) {
-            let memory = RemoteMemory { addr, rkey: Rkey(rkey), len };
+            let memory = RemoteMemory { addr, rkey: Rkey::new(rkey), len };
             prop_assert_eq!(RemoteMemory::decode(&memory.encode()), memory);
         }
 
         #[test]
         fn a_slice_lies_within_or_is_refused(len: u64, offset: u64, length: u64) {
-            let memory = RemoteMemory { addr: 0x1000, rkey: Rkey(7), len };
+            let memory = RemoteMemory { addr: 0x1000, rkey: Rkey::new(7), len };
             let fits = u128::from(offset) + u128::from(length) <= u128::from(len);
             prop_assert_eq!(memory.slice(offset, length).is_ok(), fits);
             prop_assert_eq!(memory.at(offset, length).is_ok(), fits);

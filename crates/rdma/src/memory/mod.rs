@@ -8,5 +8,5 @@ mod keys;
 mod region;
 mod registration;
 
-pub use keys::{Access, Lkey, OutOfBounds, RemoteAddress, RemoteMemory, Rkey};
+pub use keys::{Access, OutOfBounds, RemoteAddress, RemoteMemory};
 pub use region::{MemoryError, Region, Sge, StableBytes};

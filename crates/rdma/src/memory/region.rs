@@ -8,12 +8,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use millstream_quantity::{Lkey, Rkey};
 use millstream_shm::{Mapping, Memfd};
 use rdma_mummy_sys::ibv_sge;
 use sideway::ibverbs::AccessFlags;
 use sideway::ibverbs::memory_region::{MemoryRegion, RegisterMemoryRegionErrorKind};
 
-use super::keys::{Access, Lkey, OutOfBounds, RemoteMemory, Rkey};
+use super::keys::{Access, OutOfBounds, RemoteMemory};
 use super::registration::{Registration, register_at};
 use crate::device::Device;
 use crate::error::os_error;
@@ -272,12 +273,12 @@ impl Region {
 
     /// The key for this process's work requests.
     pub fn lkey(&self) -> Lkey {
-        Lkey(self.registration.lkey())
+        Lkey::new(self.registration.lkey())
     }
 
     /// The key for peers.
     pub fn rkey(&self) -> Rkey {
-        Rkey(self.registration.rkey())
+        Rkey::new(self.registration.rkey())
     }
 
     /// All of it, as a peer names it.

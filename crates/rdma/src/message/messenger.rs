@@ -3,12 +3,14 @@
 use std::collections::VecDeque;
 use std::fmt;
 
+use millstream_quantity::Qpn;
+
 use super::credits::CreditWindow;
 use super::frame::{FrameError, FrameReader, HEADER_LEN, Header, LENGTH_LEN};
 use super::options::{CREDIT_FRAMES, MessengerOptions, max_message};
 use crate::memory::{OutOfBounds, Region};
 use crate::queue::{
-    Completion, CompletionQueue, PollError, PostError, Qpn, QueuePair, Signal, Status, WorkError, WrId,
+    Completion, CompletionQueue, PollError, PostError, QueuePair, Signal, Status, WorkError, WrId,
 };
 
 /// Why a message could not be sent or received.

@@ -5,6 +5,7 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use millstream_quantity::Qpn;
 use rdma_mummy_sys::{
     ibv_cq, ibv_poll_cq, ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status,
     imm_data_invalidated_rkey_union_t,
@@ -13,7 +14,7 @@ use sideway::ibverbs::completion::{
     BasicCompletionQueue, CompletionChannel, CompletionQueue as _, CreateCompletionQueueErrorKind,
 };
 
-use super::request::{Qpn, WrId};
+use super::request::WrId;
 use crate::device::Device;
 use crate::error::os_error;
 
@@ -225,7 +226,7 @@ impl Completion {
     /// The queue pair of the request on this side.
     #[inline]
     pub fn qpn(&self) -> Qpn {
-        Qpn(self.0.qp_num)
+        Qpn::new(self.0.qp_num)
     }
 
     /// Success, or the error in full.

@@ -321,7 +321,7 @@ impl<R> std::fmt::Debug for List<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::Rkey;
+    use millstream_quantity::Rkey;
     use proptest::prelude::*;
 
     fn sges(count: usize) -> Vec<Sge> {
@@ -335,7 +335,7 @@ mod tests {
             let total = counts.iter().sum::<usize>();
             let mut list = SendList::new(counts.len(), total);
             for (index, count) in counts.iter().enumerate() {
-                let to = RemoteAddress { addr: index as u64, rkey: Rkey(1) };
+                let to = RemoteAddress { addr: index as u64, rkey: Rkey::new(1) };
                 list.write(&sges(*count), to, Signal::No, WrId(index as u64)).unwrap();
             }
             prop_assert_eq!(list.send(&[], Signal::No, WrId(0)), Err(ListFull));

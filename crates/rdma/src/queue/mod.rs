@@ -13,4 +13,4 @@ pub(crate) use completion::in_range;
 pub use completion::{Completion, CompletionQueue, Opcode, PollError, QueueError, Status, WorkError};
 pub use list::{List, ListFull, RecvList, Segment, SendList};
 pub use pair::{PostError, QueuePair};
-pub use request::{Qpn, Signal, WrId};
+pub use request::{Signal, WrId};

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::ptr::NonNull;
 
+use millstream_quantity::Qpn;
 use rdma_mummy_sys::{
     ibv_modify_qp, ibv_post_recv, ibv_post_send, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state,
     ibv_recv_wr, ibv_send_flags, ibv_send_wr,
@@ -11,7 +12,7 @@ use rdma_mummy_sys::{
 use sideway::ibverbs::queue_pair::{BasicQueuePair, QueuePair as _};
 
 use super::list::{RecvList, SendList};
-use super::request::{Operation, Qpn, Signal, WrId, inline_element, recv_request, send_request};
+use super::request::{Operation, Signal, WrId, inline_element, recv_request, send_request};
 use crate::memory::{RemoteAddress, Sge};
 
 /// A work request was not accepted.
@@ -56,7 +57,7 @@ impl QueuePair {
     pub(crate) fn new(owner: BasicQueuePair, max_inline: u32) -> QueuePair {
         // SAFETY: kept together with its owner.
         let raw = unsafe { owner.qp() };
-        QueuePair { raw, number: Qpn(owner.qp_number()), peer: String::new(), max_inline, owner }
+        QueuePair { raw, number: Qpn::new(owner.qp_number()), peer: String::new(), max_inline, owner }
     }
 
     pub(crate) fn owner_mut(&mut self) -> &mut BasicQueuePair {

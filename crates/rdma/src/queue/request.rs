@@ -1,6 +1,5 @@
 //! Work requests in the form of the C interface.
 
-use std::fmt;
 use std::mem::MaybeUninit;
 
 use rdma_mummy_sys::{
@@ -13,16 +12,6 @@ use crate::memory::{RemoteAddress, Sge};
 /// The poster's name for a work request, returned by its completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WrId(pub u64);
-
-/// The number of a queue pair, of 24 bits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Qpn(pub u32);
-
-impl fmt::Display for Qpn {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#08x}", self.0)
-    }
-}
 
 /// Whether a successful request is reported by a completion; a failed one always is.
 ///
@@ -80,7 +69,7 @@ pub(super) fn put_send_request(
     signal: Signal,
 ) {
     let place = place.as_mut_ptr();
-    let nowhere = RemoteAddress { addr: 0, rkey: crate::memory::Rkey(0) };
+    let nowhere = RemoteAddress { addr: 0, rkey: millstream_quantity::Rkey::new(0) };
     let (opcode, remote, imm) = match operation {
         Operation::Send => (ibv_wr_opcode::IBV_WR_SEND, nowhere, 0),
         Operation::SendImm(imm) => (ibv_wr_opcode::IBV_WR_SEND_WITH_IMM, nowhere, imm),
@@ -90,7 +79,7 @@ pub(super) fn put_send_request(
         Operation::CompareSwap(remote, ..) => (ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP, remote, 0),
         Operation::FetchAdd(remote, _) => (ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, remote, 0),
     };
-    let (remote_addr, rkey) = (remote.addr, remote.rkey.0);
+    let (remote_addr, rkey) = (remote.addr, remote.rkey.get());
     // SAFETY: a place for a request. All of its fields are written but those of other operations and other kinds of queue
     // pair, which are parts of unions and need not hold anything.
     unsafe {
@@ -141,7 +130,7 @@ pub(super) fn recv_request(sges: &[Sge], wr_id: WrId) -> ibv_recv_wr {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::Rkey;
+    use millstream_quantity::Rkey;
 
     #[test]
     fn a_request_has_the_layout_of_verbs_h() {
@@ -152,7 +141,7 @@ mod tests {
 
     #[test]
     fn immediate_data_travels_in_network_order() {
-        let remote = RemoteAddress { addr: 0x1000, rkey: Rkey(7) };
+        let remote = RemoteAddress { addr: 0x1000, rkey: Rkey::new(7) };
         let request = send_request(Operation::WriteImm(remote, 0x0102_0304), &[], WrId(9), Signal::Yes);
         // SAFETY: both unions were filled through these fields.
         unsafe {

@@ -1,7 +1,7 @@
 //! Where the fields of the messages are (12.6.5 to 12.6.14, 12.11). Fields that are not whole bytes are in bytes
 //! named after their place; [`Message`](super::Message) takes them apart.
 
-use crate::number::{Pkey, Psn, Qkey, Qpn};
+use millstream_quantity::{Pkey, Psn, Qkey, Qpn};
 
 header! {
     /// Request for communication (12.6.5).

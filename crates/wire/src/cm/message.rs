@@ -3,8 +3,8 @@
 use super::layout::{dreq, mra, pair, rej, rep, req, sidr_rep, sidr_req};
 use super::private;
 use crate::mad::{self, header};
-use crate::number::{Pkey, Psn, Qkey, Qpn};
 use crate::{Error, Result};
+use millstream_quantity::{Pkey, Psn, Qkey, Qpn};
 
 /// The transport service of a connection (12.6.5, field "transport service type").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

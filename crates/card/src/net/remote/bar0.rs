@@ -1,6 +1,7 @@
 //! A remote card's registers: reading them, swapping lease words, writing the control window, doorbells.
 
-use millstream_rdma::memory::{RemoteMemory, Rkey};
+use millstream_rdma::Rkey;
+use millstream_rdma::memory::RemoteMemory;
 use millstream_rdma::queue::Signal;
 use millstream_rdma::{RemoteAddress, WrId};
 
@@ -32,12 +33,12 @@ impl RemoteCard {
 impl Inner {
     pub(super) fn bar0(&self) -> RemoteMemory {
         let Greeting { bar0_addr, bar0_key, .. } = self.greeting;
-        RemoteMemory { addr: bar0_addr, rkey: Rkey(bar0_key), len: BAR0_BYTES as u64 }
+        RemoteMemory { addr: bar0_addr, rkey: Rkey::new(bar0_key), len: BAR0_BYTES as u64 }
     }
 
     pub(super) fn lease_words(&self) -> RemoteMemory {
         let addr = self.greeting.bar0_addr + LEASE_PAGE.start as u64;
-        RemoteMemory { addr, rkey: Rkey(self.greeting.lease_key), len: LEASE_PAGE.len() as u64 }
+        RemoteMemory { addr, rkey: Rkey::new(self.greeting.lease_key), len: LEASE_PAGE.len() as u64 }
     }
 
     pub(super) fn read_bar0(&mut self, offset: usize, len: usize) -> Result<()> {
@@ -77,7 +78,7 @@ impl Inner {
     /// Makes the card look at its lease words and control registers, or at what else `imm` names.
     pub(in crate::net) fn kick(&mut self, imm: u32) -> Result<()> {
         // Without bytes no key is looked at (IBTA volume 1, 9.7.4.1.5).
-        let nowhere = RemoteAddress { addr: 0, rkey: Rkey(0) };
+        let nowhere = RemoteAddress { addr: 0, rkey: Rkey::new(0) };
         let ticket = self.ticket();
         self.pair.post_write_imm(&[], nowhere, imm, Signal::Yes, ticket)?;
         self.finish(ticket)

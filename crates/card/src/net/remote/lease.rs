@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use millstream_rdma::memory::{RemoteMemory, Rkey};
+use millstream_rdma::Rkey;
+use millstream_rdma::memory::RemoteMemory;
 use millstream_rdma::queue::Signal;
 use millstream_rdma::{Deadline, WrId};
 
@@ -70,9 +71,9 @@ impl RemoteCard {
             Ok(LeaseToken {
                 card: inner.greeting.card,
                 epoch: held.epoch,
-                control_key: held.control.rkey.0,
-                dma_key: held.dma.rkey.0,
-                memory_key: held.memory.rkey.0,
+                control_key: held.control.rkey.get(),
+                dma_key: held.dma.rkey.get(),
+                memory_key: held.memory.rkey.get(),
                 memory_addr: held.memory.addr,
                 duration_ms: held.duration.as_millis() as u64,
             })
@@ -161,7 +162,7 @@ impl Inner {
             return Err(RemoteErrorKind::NotHeld(answer.cause));
         }
         let [left, keys, memory_key, memory_addr] = answer.values;
-        let window = |addr, key: u64, len| RemoteMemory { addr, rkey: Rkey(key as u32), len };
+        let window = |addr, key: u64, len| RemoteMemory { addr, rkey: Rkey::new(key as u32), len };
         let held = Held {
             epoch,
             memory: window(memory_addr, memory_key, self.greeting.memory_bytes),
@@ -191,7 +192,7 @@ impl Inner {
         if token.card != self.greeting.card || epoch != token.epoch || holder == 0 {
             return Err(RemoteErrorKind::NotHeld(None));
         }
-        let window = |addr, key, len| RemoteMemory { addr, rkey: Rkey(key), len };
+        let window = |addr, key, len| RemoteMemory { addr, rkey: Rkey::new(key), len };
         let held = Held {
             epoch,
             memory: window(token.memory_addr, token.memory_key, self.greeting.memory_bytes),

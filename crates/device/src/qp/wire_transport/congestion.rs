@@ -9,15 +9,15 @@
 
 use std::time::Duration;
 
-use millstream_link::dcqcn::{NotificationPoint, Parameters, Rate, ReactionPoint};
-use millstream_proto::Instant;
+use millstream_link::dcqcn::{NotificationPoint, Parameters, ReactionPoint};
+use millstream_quantity::{BytesPerSecond, Instant};
 use millstream_wire::{CNP_PADDING, ICRC_LEN, Opcode, Psn, Qpn, Repr, bth};
 
 /// Bytes of a CNP.
 pub(super) const CNP_LEN: usize = bth::LEN + CNP_PADDING + ICRC_LEN;
 
 /// The rate that nothing has lowered: the paper's line rate, 40 Gb/s. Only the first reaction depends on it.
-const LINE_RATE: Rate = 5e9;
+const LINE_RATE: BytesPerSecond = BytesPerSecond(5e9);
 /// Bytes that leave at once are those of such a time at the present rate, so that few wake-ups are needed.
 const QUANTUM: Duration = Duration::from_micros(50);
 
@@ -39,7 +39,7 @@ impl CongestionControl {
 
     /// A CNP came.
     pub(super) fn cnp_came(&mut self, now: Instant) {
-        let new = || Box::new(ReactionPoint::new(Parameters::of_paper(LINE_RATE)));
+        let new = || Box::new(ReactionPoint::new(Parameters::from_paper(LINE_RATE)));
         self.reaction.get_or_insert_with(new).handle_cnp(time(now));
     }
 
@@ -54,7 +54,7 @@ impl CongestionControl {
         if reaction.poll_send() > time(now) {
             return 0;
         }
-        (reaction.rate() * QUANTUM.as_secs_f64()).max(1.0) as u64
+        (reaction.rate().0 * QUANTUM.as_secs_f64()).max(1.0) as u64
     }
 
     /// So many bytes of requests and READs' data left.
@@ -113,7 +113,7 @@ mod tests {
         // Four notifications at full estimate: a sixteenth of the line rate, and what it recovers in 5 ms.
         let (mut sent, mut now) = (0, micros(200));
         let rate = pace.reaction.as_ref().unwrap().rate();
-        assert!(rate < LINE_RATE / 10.0);
+        assert!(rate.0 < LINE_RATE.0 / 10.0);
         let end = micros(700);
         while now < end {
             let allowed = pace.allowance(now);
@@ -123,8 +123,8 @@ mod tests {
             assert_eq!(pace.allowance(now), 0, "not before its time");
             now = pace.free(now).expect("what was sent takes time");
         }
-        assert!((sent as f64) < LINE_RATE * 0.5e-3, "{sent} bytes in half a millisecond");
-        assert!((sent as f64) > rate * 0.4e-3, "{sent} bytes in half a millisecond");
+        assert!((sent as f64) < LINE_RATE.0 * 0.5e-3, "{sent} bytes in half a millisecond");
+        assert!((sent as f64) > rate.0 * 0.4e-3, "{sent} bytes in half a millisecond");
     }
 
     #[test]

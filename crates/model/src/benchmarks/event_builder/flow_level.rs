@@ -12,7 +12,7 @@
 
 use super::units::{ControlEndpoint, NetworkModel, TimerEvent, Transfer, Units};
 use super::{Node, RunResult, Scenario};
-use crate::engine::{EventQueue, Picos, Rate};
+use crate::engine::{BytesPerSecond, EventQueue, Picos};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
@@ -76,17 +76,17 @@ struct FlowNetwork {
     queue: EventQueue<Event>,
     senders: Vec<Sender>,
     receivers: Vec<Receiver>,
-    tx_rate: Rate,
-    rx_rate: Rate,
+    tx_rate: BytesPerSecond,
+    rx_rate: BytesPerSecond,
     /// Room before each node's link in, in bytes.
     buffer: f64,
-    copy: Rate,
+    copy: BytesPerSecond,
     post_latency: Picos,
     delivery_latency: Picos,
     control_latency: Picos,
     /// From a transfer's end to its completion's being polled.
     ack_latency: Picos,
-    link: Rate,
+    link: BytesPerSecond,
 }
 
 impl NetworkModel for FlowNetwork {

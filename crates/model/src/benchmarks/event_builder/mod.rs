@@ -20,7 +20,7 @@ mod summary;
 mod units;
 
 use crate::component::pcie;
-use crate::engine::{Picos, Rate};
+use crate::engine::{BytesPerSecond, Picos};
 use crate::parameters::Parameters;
 use crate::path::{Adapter, DataPath, IB_HEADERS};
 use crate::path::{PathError, data_path};
@@ -79,7 +79,7 @@ pub struct Node {
     /// Memory and root complex.
     pub memory: crate::component::completer::CompleterTiming,
     /// Each direction of the network link, after encoding and flow control.
-    pub rate: Rate,
+    pub rate: BytesPerSecond,
     /// Largest payload of a packet.
     pub mtu: u32,
     /// Cables and switch, one way.
@@ -89,23 +89,25 @@ pub struct Node {
     /// What the switch buffers for each of its outputs.
     pub switch_buffer: u64,
     /// One core's copy, by which a node's own fragments get to its builder unit.
-    pub copy: Rate,
+    pub copy: BytesPerSecond,
 }
 
 impl Node {
     /// What a node can send, in payload: link or PCIe completions.
     #[must_use]
-    pub fn tx_payload_rate(&self) -> Rate {
+    pub fn tx_payload_rate(&self) -> BytesPerSecond {
         let pcie = self.raw_pcie() / (1.0 + self.share(pcie::COMPLETION_OVERHEAD, self.pcie.max_payload.0));
-        Rate(self.link_payload().min(pcie).min(self.memory.rate.0))
+        BytesPerSecond(self.link_payload().min(pcie).min(self.memory.rate.0))
     }
 
     /// What it can take while it sends as much: link, or PCIe writes beside the requests of its own reads.
     #[must_use]
-    pub fn rx_payload_rate(&self) -> Rate {
+    pub fn rx_payload_rate(&self) -> BytesPerSecond {
         let writes = self.share(pcie::REQUEST_OVERHEAD, self.pcie.max_payload.0);
         let requests = self.share(pcie::REQUEST_OVERHEAD, self.pcie.max_read_request.0);
-        Rate(self.link_payload().min(self.raw_pcie() / (1.0 + writes + requests)).min(self.memory.rate.0))
+        BytesPerSecond(
+            self.link_payload().min(self.raw_pcie() / (1.0 + writes + requests)).min(self.memory.rate.0),
+        )
     }
 
     /// What waits before a node's narrowest line when more comes than it takes.
@@ -183,7 +185,7 @@ pub struct Scenario {
     /// How the event builder is configured.
     pub configuration: Configuration,
     /// Rate at which a builder unit's kernel goes through a batch.
-    pub kernel: Rate,
+    pub kernel: BytesPerSecond,
     /// Builder units that are slower.
     pub slow_builders: Vec<SlowBuilder>,
     /// Someone wants the run to end at this time.
@@ -403,14 +405,14 @@ impl RunResult {
 
     /// What all nodes together built.
     #[must_use]
-    pub fn rate(&self) -> Rate {
-        Rate(self.built as f64 / self.span.seconds())
+    pub fn rate(&self) -> BytesPerSecond {
+        BytesPerSecond(self.built as f64 / self.span.seconds())
     }
 
     /// What all nodes together got over the network.
     #[must_use]
-    pub fn network_rate(&self) -> Rate {
-        Rate(self.network_payload as f64 / self.span.seconds())
+    pub fn network_rate(&self) -> BytesPerSecond {
+        BytesPerSecond(self.network_payload as f64 / self.span.seconds())
     }
 }
 

@@ -15,8 +15,8 @@ use crate::component::pcie::{
     COMPLETION, COMPLETION_OVERHEAD, MEMORY_READ, MEMORY_WRITE, REQUEST_OVERHEAD, raw_rate,
 };
 use crate::engine::{
-    Channel, ChannelId, Context, Endpoint, EndpointId, Internal, Network, Packet, Pcie, Picos, PortId, Rate,
-    Route, Simulation,
+    BytesPerSecond, Channel, ChannelId, Context, Endpoint, EndpointId, Internal, Network, Packet, Pcie,
+    Picos, PortId, Route, Simulation,
 };
 use crate::path::IB_HEADERS;
 use std::collections::VecDeque;
@@ -327,7 +327,7 @@ fn adapter(
 ) {
     let node_model = &scenario.node;
     let raw = raw_rate(node_model.pcie.generation.0, node_model.pcie.lanes.0);
-    let rate = Rate(raw.0 * node_model.pcie_efficiency);
+    let rate = BytesPerSecond(raw.0 * node_model.pcie_efficiency);
     let cuts = |size: u32| node_model.mtu.div_ceil(size);
     let mut overhead = [0; 4];
     // Requests for payload go before writes that wait, so they have a line of their own; what they take from the writes'

@@ -5,7 +5,7 @@
 //! it then has for a unit travels together.
 
 use super::{BuilderStats, EventBuilderError, ReadoutLoad, RunResult, Scenario};
-use crate::engine::{Picos, Random, Rate};
+use crate::engine::{BytesPerSecond, Picos, Random};
 use millstream_evb_core::account::{Account, BatchTally, Verdict};
 use millstream_evb_core::manager::{Manager, To, Transmit};
 use millstream_evb_core::plan::Batch;
@@ -157,10 +157,10 @@ pub(super) struct Units {
     seed: u64,
     /// Time of a post, and the link that a pack of control messages takes.
     post: Picos,
-    link: Rate,
+    link: BytesPerSecond,
     control_bytes: u32,
-    kernel: Vec<Rate>,
-    rx_rate: Rate,
+    kernel: Vec<BytesPerSecond>,
+    rx_rate: BytesPerSecond,
     stop_at: Option<Picos>,
     /// Time between batches, if events are taken at a rate.
     interval: Option<f64>,

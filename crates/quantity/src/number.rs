@@ -1,41 +1,40 @@
-//! Numbers with a width and a meaning.
+//! Numbers of the RDMA transport, each cut to its width (IBTA volume 1, chapter 9).
 
 use core::fmt;
 
-/// A packet sequence number: 24 bits, counted in a circle (9.7.1).
+/// A packet sequence number: 24 bits, modulo 2²⁴ (9.7.1).
 ///
-/// There is no order among such numbers, only a distance: of two numbers, one is ahead of the other by
-/// fewer than 2²³.
+/// PSNs have a distance but no order: the distance between two PSNs is less than 2²³ in one direction.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Psn(u32);
 
 impl Psn {
-    /// The low 24 bits.
+    /// Truncates an integer to 24 bits.
     #[inline]
     #[must_use]
     pub const fn new(value: u32) -> Self {
         Self(value & 0xff_ffff)
     }
 
-    /// As an integer.
+    /// The PSN as an integer.
     #[inline]
     #[must_use]
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// The number `n` packets later.
+    /// The PSN `n` packets later.
     #[inline]
     #[must_use]
     pub const fn plus(self, n: u32) -> Self {
         Self::new(self.0.wrapping_add(n))
     }
 
-    /// How far this number is ahead of `other`; negative if it is behind. Between −2²³ and 2²³ − 1.
+    /// The distance from `other` to this PSN, from −2²³ to 2²³ − 1; negative if this PSN is behind.
     #[inline]
     #[must_use]
     pub const fn ahead_of(self, other: Self) -> i32 {
-        // The difference's sign bit, moved to where integers have theirs.
+        // Shifts bit 23, the sign of the difference, to bit 31 and back.
         ((self.0.wrapping_sub(other.0) << 8) as i32) >> 8
     }
 }
@@ -53,14 +52,14 @@ macro_rules! number {
         pub struct $name($int);
 
         impl $name {
-            /// From an integer, cut to the number's width.
+            /// Truncates an integer to the width of the number.
             #[inline]
             #[must_use]
             pub const fn new(value: $int) -> Self {
                 Self(value & $mask)
             }
 
-            /// As an integer.
+            /// The number as an integer.
             #[inline]
             #[must_use]
             pub const fn get(self) -> $int {
@@ -85,28 +84,31 @@ number! {
     Srqn(u32), mask 0xff_ffff
 }
 number! {
-    /// A message sequence number: 24 bits, how many messages a responder has completed (9.7.7.1).
+    /// A message sequence number: 24 bits, the count of messages that a responder has completed (9.7.7.1).
     Msn(u32), mask 0xff_ffff
 }
 number! {
-    /// The key that datagrams must show (9.6.1.4): 32 bits; with the highest one, only privileged
-    /// programs may send it.
+    /// A Q_Key, which a datagram must carry (9.6.1.4). Only privileged programs may send one with bit 31 set.
     Qkey(u32), mask u32::MAX
 }
 number! {
-    /// The key that lets a peer use memory (9.4.1.1.3).
+    /// The local key of a memory region, for the scatter/gather elements of this process's work requests.
+    Lkey(u32), mask u32::MAX
+}
+number! {
+    /// The remote key of a memory region or window, given to peers that may access it (9.4.1.1.3).
     Rkey(u32), mask u32::MAX
 }
 number! {
-    /// A partition key: the partition's number, and above it whether the port is a full member.
+    /// A partition key: bit 15 marks a full member, the other bits are the partition number.
     Pkey(u16), mask u16::MAX
 }
 
 impl Pkey {
-    /// The partition that every port is a full member of; the only one on RoCE.
+    /// The default partition with full membership; the only one on RoCE.
     pub const DEFAULT: Self = Self(0xffff);
 
-    /// Whether two ports with these keys may talk (10.9.3): the same partition, and one a full member.
+    /// Whether two ports may communicate (10.9.3): same partition, at least one full member.
     #[inline]
     #[must_use]
     pub const fn matches(self, other: Self) -> bool {
@@ -115,12 +117,18 @@ impl Pkey {
 }
 
 impl Qpn {
-    /// The queue pair of the general services interface, which connection managers use.
+    /// Queue pair 1, the general services interface, which connection managers use.
     pub const GSI: Self = Self(1);
 }
 
+impl fmt::Display for Qpn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#08x}", self.0)
+    }
+}
+
 impl Msn {
-    /// The next one.
+    /// The MSN of the next message.
     #[inline]
     #[must_use]
     pub const fn next(self) -> Self {
@@ -133,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn distances_wrap_at_24_bits() {
+    fn psn_distances_wrap_at_24_bits() {
         let near_end = Psn::new(0xff_ffff);
         assert_eq!(near_end.plus(1), Psn::new(0));
         assert_eq!(Psn::new(0).ahead_of(near_end), 1);
@@ -144,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn partitions() {
+    fn pkeys_match_with_one_full_member() {
         assert!(Pkey::DEFAULT.matches(Pkey::new(0x7fff)));
         assert!(!Pkey::new(0x7fff).matches(Pkey::new(0x7fff)), "two limited members");
         assert!(!Pkey::DEFAULT.matches(Pkey::new(0x8001)));

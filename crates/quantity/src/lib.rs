@@ -1,0 +1,19 @@
+//! Quantities with one type each, so that a bare integer crosses no function boundary.
+//!
+//! - [`number`]: numbers of the RDMA transport (PSN, queue pair number, keys), with their width in bits;
+//! - [`time`]: points in time and durations in the units that the crates count in;
+//! - [`data`]: sizes and rates of data;
+//! - [`si`]: how quantities are printed.
+//!
+//! Durations that need no particular unit are [`core::time::Duration`].
+
+#![forbid(unsafe_code)]
+
+pub mod data;
+pub mod number;
+pub mod si;
+pub mod time;
+
+pub use data::{Bytes, BytesPerSecond};
+pub use number::{Lkey, Msn, Pkey, Psn, Qkey, Qpn, Rkey, Srqn};
+pub use time::{Instant, Picos, Seconds, ack_timeout};
