@@ -2,15 +2,18 @@
 //!
 //! Every figure stands beside a baseline that the same run measured, taken in turns with it, because
 //! machines are shared and noisy: a ratio travels, a number does not. [`Table`] prints what people
-//! read and writes what programs read; [`memory`] measures the copies that everything is held
-//! against; [`pair`] runs other people's unmodified benchmark programs over the soft device, and [`lean`] one of
-//! our own that does as little as possible besides.
+//! read and writes what programs read; [`memcpy`] measures the copies that everything is held
+//! against; [`tools`] runs other people's unmodified benchmark programs over the soft device, and
+//! [`verbs::raw_verbs`] one of our own that does as little as possible besides.
 
-pub mod lean;
-pub mod memory;
-pub mod pair;
+pub mod card;
+pub mod evb;
+pub mod memcpy;
+pub mod model;
+pub mod scale;
 pub mod stencil;
 mod table;
+pub mod tools;
 pub mod verbs;
 pub mod wire;
 

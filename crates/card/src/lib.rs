@@ -51,7 +51,6 @@
 //! (both, generated).
 
 pub mod backing;
-pub mod bench;
 mod card;
 pub mod command;
 mod engine;

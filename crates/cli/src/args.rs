@@ -4,7 +4,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use millstream_bench::lean::Operation;
+use millstream_bench::model::ModelCase;
+use millstream_bench::verbs::raw_verbs::Operation;
 use millstream_offload::file::GridFile;
 use millstream_rdma::device::DeviceSelector;
 
@@ -412,7 +413,7 @@ pub(crate) struct StencilOptions {
     pub(crate) svg: Option<PathBuf>,
     /// Be a card with so many bytes of memory until standard input ends; a job starts these
     #[arg(long, hide = true)]
-    pub(crate) be_a_card: Option<u64>,
+    pub(crate) serve_card: Option<u64>,
 }
 
 #[derive(Debug, Args)]
@@ -549,6 +550,7 @@ pub(crate) enum BenchWhat {
     #[command(hide = true)]
     ModelCase {
         /// Which
+        #[arg(value_parser = model_case)]
         what: ModelCase,
         /// Hosts, or nodes along each dimension of a torus
         size: u32,
@@ -585,17 +587,6 @@ pub(crate) enum BenchWhat {
     },
 }
 
-/// Simulations whose cost is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ModelCase {
-    /// All-to-all packet by packet on a torus
-    Torus,
-    /// All-to-all at flow level, all messages started at once
-    Together,
-    /// All-to-all at flow level, each host's messages one after the other
-    Turns,
-}
-
 #[derive(Debug, Args)]
 pub(crate) struct LeanOptions {
     /// write, read, send, latency, latency-completed, system-write or system-read
@@ -618,6 +609,15 @@ pub(crate) struct LeanOptions {
     /// Lend private memory to READs
     #[arg(long)]
     pub(crate) private: bool,
+}
+
+fn model_case(name: &str) -> Result<ModelCase, String> {
+    match name {
+        "torus" => Ok(ModelCase::Torus),
+        "together" => Ok(ModelCase::Together),
+        "turns" => Ok(ModelCase::Turns),
+        _ => Err("one of torus, together, turns".to_owned()),
+    }
 }
 
 fn operation(name: &str) -> Result<Operation, String> {

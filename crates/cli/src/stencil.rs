@@ -2,15 +2,16 @@
 
 use std::error::Error;
 use std::fmt::Write as _;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::Write as _;
 use std::num::NonZeroU64;
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use millstream_card::kernel::Registry;
 use millstream_card::{Config, Lifetime, Network, serve_with};
+use millstream_offload::emulated::start_cards;
 use millstream_offload::grid::{Grid, Shape};
 use millstream_offload::plan::Plan;
 use millstream_offload::recovery::{self, Order};
@@ -57,8 +58,8 @@ impl FromStr for GridSize {
 }
 
 pub(crate) fn run(options: &StencilOptions) -> Result<ExitCode, Box<dyn Error>> {
-    if let Some(bytes) = options.be_a_card {
-        return be_a_card(bytes);
+    if let Some(bytes) = options.serve_card {
+        return serve_card(bytes);
     }
     let shape = match (&options.input, options.grid) {
         (Some(file), _) => file.shape()?,
@@ -80,14 +81,15 @@ pub(crate) fn run(options: &StencilOptions) -> Result<ExitCode, Box<dyn Error>> 
 
     let own = if options.cards.is_empty() {
         let memories = vec![u64::MAX; options.local];
-        start_cards(&Plan::new(shape, options.iterations, &memories, options.depth)?)?
+        let plan = Plan::new(shape, options.iterations, &memories, options.depth)?;
+        start_cards(&std::env::current_exe()?, &plan)?
     } else {
         Vec::new()
     };
     let names = Names::new(options.site.as_deref());
     let places = match own.is_empty() {
         true => find(&names, &options.cards)?,
-        false => own.iter().map(|card| CardAddress::from(card.address.as_str())).collect(),
+        false => own.iter().map(|card| CardAddress::from(card.address())).collect(),
     };
     let spares = find(&names, &options.spares)?;
     let mut spare = Grid::zeros(shape, Some(&device))?;
@@ -152,53 +154,8 @@ fn compute(
     })
 }
 
-/// A card that was started for this job; it ends with this.
-pub(crate) struct OwnCard {
-    process: Child,
-    address: String,
-}
-
-impl OwnCard {
-    /// Where it listens.
-    pub(crate) fn address(&self) -> &str {
-        &self.address
-    }
-}
-
-impl Drop for OwnCard {
-    fn drop(&mut self) {
-        // It ends when its standard input does.
-        drop(self.process.stdin.take());
-        let _ = self.process.wait();
-    }
-}
-
-/// Starts a card for each tile, with as much memory as the tile takes.
-pub(crate) fn start_cards(plan: &Plan) -> Result<Vec<OwnCard>, Box<dyn Error>> {
-    let count = plan.tiles.len();
-    eprintln!("starting {count} emulated card{}", if count == 1 { "" } else { "s" });
-    let mut cards = Vec::new();
-    for tile in &plan.tiles {
-        let bytes = plan.memory(tile).to_string();
-        let mut process = Command::new(std::env::current_exe()?)
-            .args(["stencil", "--be-a-card", &bytes])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let out = process.stdout.take().expect("it was piped");
-        let mut card = OwnCard { process, address: String::new() };
-        BufReader::new(out).read_line(&mut card.address)?;
-        card.address.truncate(card.address.trim_end().len());
-        if card.address.is_empty() {
-            return Err("an emulated card did not start".into());
-        }
-        cards.push(card);
-    }
-    Ok(cards)
-}
-
 /// Serves one card until standard input ends.
-fn be_a_card(bytes: u64) -> Result<ExitCode, Box<dyn Error>> {
+fn serve_card(bytes: u64) -> Result<ExitCode, Box<dyn Error>> {
     let name = format!("stencil-{}", std::process::id()).parse()?;
     let bank = bytes.div_ceil(u64::from(BANKS)).next_multiple_of(2 << 20);
     let mut config = Config::new(name, bank, Registry::empty());

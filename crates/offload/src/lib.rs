@@ -6,6 +6,7 @@
 //! over the network, or for tests one in this process. Grids come from files or are generated ([`grid`],
 //! [`file`]); every step is noted with its time ([`timeline`]). A job outlives the loss of cards ([`recovery`]).
 
+pub mod emulated;
 pub mod file;
 pub mod grid;
 pub mod job;

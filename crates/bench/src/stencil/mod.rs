@@ -1,6 +1,7 @@
 //! The stencil kernel beside the same loop in C, numba and numpy, in turns.
 
 mod competitor;
+pub mod jobs;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -4,15 +4,15 @@
 //! many packets whole from one kernel's segmentation offload to the other's receive offload, as long as nothing on the
 //! way must see single packets; a figure without offload is in the table for that reason.
 
-pub mod bare;
-mod hosts;
+mod netns;
+pub mod raw_udp;
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use hosts::{ADDRESSES, Hosts, Ran};
+pub use netns::{ADDRESSES, Hosts, Ran};
 
-use crate::pair::rows;
+use crate::tools::rows;
 use crate::{Figure, Only, Table, median};
 
 const MIB: f64 = (1u64 << 20) as f64;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use millstream_bench::memory::{Kind, memcpy};
+use millstream_bench::memcpy::{Kind, memcpy};
 use millstream_evb::config::{Config, Landing, Setup};
 use millstream_evb::process::child::Child;
 use millstream_evb::process::launcher::{Happening, Launcher};

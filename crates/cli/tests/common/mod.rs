@@ -4,7 +4,7 @@ use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use millstream_bench::pair::undisturbed;
+use millstream_bench::tools::undisturbed;
 use millstream_shm::ports;
 
 const LIMIT: Duration = Duration::from_secs(60);

@@ -1,21 +1,19 @@
 //! How fast the kernels are on this machine, beside a plain copy of the same bytes in the same run.
 
 use std::num::NonZeroU32;
-use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 use millstream_camera::format::{CRATES, DECISION_BYTES, TRACE_BYTES, TRIGGER_THRESHOLD};
 use millstream_camera::trigger::{GEOMETRY_BYTES, TriggerGeometry};
+use millstream_card::command::{FLAG_VERIFY, Fault};
+use millstream_card::kernel::cluster7::{Cluster7Args, NAME};
+use millstream_card::kernel::slot::{Place, Summary};
+use millstream_card::region::builtin::BUILTINS;
+use millstream_card::region::kernel::{Banks, RegionKernel, Run, Unattended, Words};
+use millstream_card::{AccessError, Memory, OsError, PrefaultError, Span};
 use millstream_fragment::mfp::{self, MfpError, Repr};
 use millstream_fragment::{Alignment, Fragment, SourceId, SourceKind};
 use millstream_shm::PAGE;
-
-use crate::command::{FLAG_VERIFY, Fault, Tally};
-use crate::kernel::cluster7::{Cluster7, Cluster7Args};
-use crate::kernel::slot::{Place, Summary};
-use crate::kernel::{Job, Kernel as _, Pulse};
-use crate::memory::{AccessError, Memory, PrefaultError, Span};
-use crate::os::OsError;
 
 /// Boards with waveforms per crate, and the length of their fragments [bytes], as in the camera.
 const BOARDS: u32 = 9;
@@ -24,7 +22,7 @@ const BOARD_BYTES: usize = 4800;
 /// What to run.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
-    /// Events per slot, 1 to [`MAX_EVENTS`](crate::kernel::slot::MAX_EVENTS).
+    /// Events per slot, 1 to [`MAX_EVENTS`](millstream_card::kernel::slot::MAX_EVENTS).
     pub batch: u32,
     /// Slots that are worked on in turn. Few slots fit into a cache, landing memory does not.
     pub slots: NonZeroU32,
@@ -51,16 +49,19 @@ pub struct Rate {
 
 impl Rate {
     /// Events per second.
+    #[must_use]
     pub fn events_per_second(&self) -> f64 {
         self.events as f64 / self.kernel_time.as_secs_f64()
     }
 
     /// Payload read by the kernel [GB/s].
+    #[must_use]
     pub fn gigabytes_per_second(&self) -> f64 {
         self.payload_bytes as f64 / self.kernel_time.as_secs_f64() / 1e9
     }
 
     /// Payload copied by the plain copy [GB/s].
+    #[must_use]
     pub fn copy_gigabytes_per_second(&self) -> f64 {
         self.payload_bytes as f64 / self.copy_time.as_secs_f64() / 1e9
     }
@@ -94,12 +95,16 @@ impl From<AccessError> for BenchError {
 
 /// Runs `cluster7` with the camera's sources and generated traces, on the calling thread and without
 /// the rings of a card.
+///
+/// # Errors
+/// [`BenchError`].
 pub fn cluster7(workload: Workload, geometry: &TriggerGeometry) -> Result<Rate, BenchError> {
     let bench = Bench::prepare(workload, geometry)?;
-    let mut kernel = Cluster7::new();
+    let builtin = BUILTINS.iter().find(|kernel| kernel.name == NAME).expect("cluster7 is built in");
+    let mut kernel = (builtin.make)();
     // Once over all slots, unmeasured: the first touch of everything.
     for slot in 0..workload.slots.get() {
-        bench.run(&mut kernel, slot)?;
+        bench.run(&mut *kernel, slot)?;
     }
     let mut rate = Rate {
         events: 0,
@@ -112,10 +117,10 @@ pub fn cluster7(workload: Workload, geometry: &TriggerGeometry) -> Result<Rate, 
     while rate.kernel_time < workload.duration {
         let started = Instant::now();
         for slot in 0..workload.slots.get() {
-            let tally = bench.run(&mut kernel, slot)?;
-            rate.events += u64::from(tally.events);
-            rate.payload_bytes += tally.payload_bytes;
-            rate.decisions_set += u64::from(tally.decisions_set);
+            let [events, _, _, decisions_set, payload_bytes, ..] = bench.run(&mut *kernel, slot)?;
+            rate.events += events;
+            rate.payload_bytes += payload_bytes;
+            rate.decisions_set += decisions_set;
         }
         rate.kernel_time += started.elapsed();
         let started = Instant::now();
@@ -196,18 +201,17 @@ impl Bench {
         Ok(Bench { workload, memory, result, args, fragments: all_fragments })
     }
 
-    fn run(&self, kernel: &mut Cluster7, slot: u32) -> Result<Tally, Fault> {
-        let pulse = Pulse { heartbeat: &AtomicU64::new(0), stop: &AtomicBool::new(false) };
-        let mut job = Job {
-            memory: &self.memory,
-            flags: if self.workload.verify { FLAG_VERIFY } else { 0 },
-            args: self.args[slot as usize],
-            result: self.result,
-            tally: Tally::default(),
-            pulse: &pulse,
-        };
-        kernel.run(&mut job)?;
-        Ok(job.tally)
+    /// Runs the kernel on one slot; the run's results.
+    fn run(&self, kernel: &mut dyn RegionKernel, slot: u32) -> Result<Words, Fault> {
+        let (args, result) = (self.args[slot as usize], self.result);
+        let mut arguments = Words::default();
+        let flags = if self.workload.verify { FLAG_VERIFY } else { 0 };
+        arguments[..5].copy_from_slice(&[args.offset, args.len, result.offset, result.len, flags.into()]);
+        let control = Unattended::default();
+        let banks = Banks::new(&self.memory, self.memory.size(), 1);
+        let mut run = Run::new(banks, arguments, &control);
+        kernel.run(&mut run)?;
+        Ok(*run.results())
     }
 
     fn copy(&self, slot: u32) -> Result<(), AccessError> {

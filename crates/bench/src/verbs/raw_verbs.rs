@@ -3,7 +3,7 @@
 //! An ordinary verbs program: everything goes through the C interface of whichever libibverbs is loaded.
 //! One process lends its memory and, for SENDs, posts receives; the other keeps a window of requests
 //! outstanding, as `ucx_perftest` does. The requests are made once and posted again and again, one of every
-//! [`BATCH`] signalled. The two are run by [`Pair::lean`](crate::pair::Pair::lean), and print a row of results
+//! [`BATCH`] signalled. The two are run by [`Pair::lean`](crate::tools::Pair::lean), and print a row of results
 //! like perftest's.
 
 use std::error::Error;
@@ -23,7 +23,7 @@ use rdma_mummy_sys::{
     ibv_post_recv, ibv_post_send, ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode,
 };
 
-use crate::memory::{Kind, memory};
+use crate::memcpy::{Kind, memory};
 
 type Failure = Box<dyn Error>;
 

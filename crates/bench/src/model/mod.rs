@@ -2,18 +2,19 @@
 //!
 //! SimGrid runs the same all-to-all in a program of its own (crates/model/peer), compiled here.
 
+mod event_builder;
+
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use millstream_bench::{Figure, Table, median};
 use millstream_model::benchmarks::torus::{Torus, all_to_all};
 use millstream_model::engine::{BytesPerSecond, EventQueue, Picos};
 use millstream_model::engine_bench::{BinaryHeapQueue, FourAryHeapQueue, hold, packet_rings};
 use millstream_model::{Parameters, calibrate, figures, flow, rows};
 
-use crate::args::ModelCase;
+use crate::{Figure, Table, median};
 
 const PEER: &str = include_str!("../../../model/simgrid/all_to_all.cpp");
 const RATE: f64 = 12.5e9;
@@ -72,10 +73,10 @@ fn run_case(program: &Path, arguments: &[String]) -> Result<Run, Box<dyn Error>>
     }
 }
 
-fn ours(what: &str, size: u32, messages: u32, bytes: u64) -> Result<Run, Box<dyn Error>> {
+fn ours(program: &Path, what: &str, size: u32, messages: u32, bytes: u64) -> Result<Run, Box<dyn Error>> {
     let words = ["bench", "model-case", what].map(str::to_owned).into_iter();
     let numbers = [u64::from(size), u64::from(messages), bytes].map(|n| n.to_string());
-    run_case(&std::env::current_exe()?, &words.chain(numbers).collect::<Vec<_>>())
+    run_case(program, &words.chain(numbers).collect::<Vec<_>>())
 }
 
 fn simgrid(program: &Path, hosts: u32, messages: u32, manner: &str) -> Result<Run, Box<dyn Error>> {
@@ -84,8 +85,19 @@ fn simgrid(program: &Path, hosts: u32, messages: u32, manner: &str) -> Result<Ru
     run_case(program, &numbers.into_iter().chain(rest).collect::<Vec<_>>())
 }
 
+/// Simulations whose cost is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelCase {
+    /// All-to-all packet by packet on a torus.
+    Torus,
+    /// All-to-all at flow level, all messages started at once.
+    Together,
+    /// All-to-all at flow level, each host's messages one after the other.
+    Turns,
+}
+
 /// The work of `millstream bench model-case`.
-pub(crate) fn case(what: ModelCase, size: u32, messages: u32, bytes: u64) {
+pub fn case(what: ModelCase, size: u32, messages: u32, bytes: u64) {
     let (events, end) = match what {
         ModelCase::Torus => {
             let torus = Torus { dimensions: vec![size; 3], ..figures::torus(&Parameters::shipped()) };
@@ -107,7 +119,11 @@ fn peak_kib() -> u64 {
     line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
-pub(crate) fn run(out: &Path, rounds: usize) -> Result<Table, Box<dyn Error>> {
+/// The figures; `program` is `millstream`, which runs the simulations.
+///
+/// # Errors
+/// Whatever stands in the way, for people.
+pub fn run(program: &Path, out: &Path, rounds: usize) -> Result<Table, Box<dyn Error>> {
     let mut table = Table::new("the model", "beside");
     let middle = |values: &[f64]| median(values).unwrap_or(f64::NAN);
     const OPERATIONS: u64 = 2_000_000;
@@ -154,19 +170,19 @@ pub(crate) fn run(out: &Path, rounds: usize) -> Result<Table, Box<dyn Error>> {
         timed(|| calibrate::residuals(&rows, &parameters)).0,
         "s",
     ));
-    cost(&mut table)?;
-    super::event_builder::cost(&mut table)?;
+    cost(&mut table, program)?;
+    event_builder::cost(&mut table, program)?;
     match compile(out) {
         Err(why) => println!("SimGrid is not beside the flow level: {why}"),
-        Ok(program) => beside_simgrid(&mut table, &program, rounds)?,
+        Ok(simgrid) => beside_simgrid(&mut table, program, &simgrid, rounds)?,
     }
     Ok(table)
 }
 
 /// What simulations cost by their size: time and memory of a process each.
-fn cost(table: &mut Table) -> Result<(), Box<dyn Error>> {
+fn cost(table: &mut Table, program: &Path) -> Result<(), Box<dyn Error>> {
     for side in [2u32, 3, 4, 5] {
-        let run = ours("torus", side, 1, 1 << 20)?;
+        let run = ours(program, "torus", side, 1, 1 << 20)?;
         let name = format!("torus of {}, all-to-all of 1 MiB", side.pow(3));
         table.push(Figure::alone(name.clone(), run.seconds, "s"));
         table.push(Figure::alone(format!("{name}: packet events"), run.events / run.seconds * 1e-6, "M/s"));
@@ -180,7 +196,7 @@ fn cost(table: &mut Table) -> Result<(), Box<dyn Error>> {
         ("turns", 128, 64),
         ("turns", 500, 8),
     ] {
-        let run = ours(what, hosts, messages, MESSAGE)?;
+        let run = ours(program, what, hosts, messages, MESSAGE)?;
         let count = f64::from(hosts) * f64::from(hosts - 1) * f64::from(messages);
         let name = format!("flows {what}, {hosts} hosts × {messages}");
         table.push(Figure::alone(name.clone(), run.seconds, "s"));
@@ -191,7 +207,12 @@ fn cost(table: &mut Table) -> Result<(), Box<dyn Error>> {
 }
 
 /// The flow level beside SimGrid, both as processes from start to end.
-fn beside_simgrid(table: &mut Table, program: &Path, rounds: usize) -> Result<(), Box<dyn Error>> {
+fn beside_simgrid(
+    table: &mut Table,
+    program: &Path,
+    simgrid_program: &Path,
+    rounds: usize,
+) -> Result<(), Box<dyn Error>> {
     let middle = |values: &[f64]| median(values).unwrap_or(f64::NAN);
     // All at once, SimGrid takes minutes for more hosts than these; in turns, 128 hosts are seconds.
     for (what, hosts, messages) in
@@ -200,7 +221,10 @@ fn beside_simgrid(table: &mut Table, program: &Path, rounds: usize) -> Result<()
         let (mut speed, mut memory, mut ends) = ([Vec::new(), Vec::new()], [0.0, 0.0], [0.0, 0.0]);
         let count = f64::from(hosts) * f64::from(hosts - 1) * f64::from(messages);
         for _ in 0..rounds {
-            let runs = [ours(what, hosts, messages, MESSAGE)?, simgrid(program, hosts, messages, what)?];
+            let runs = [
+                ours(program, what, hosts, messages, MESSAGE)?,
+                simgrid(simgrid_program, hosts, messages, what)?,
+            ];
             for (i, run) in runs.into_iter().enumerate() {
                 speed[i].push(count / run.seconds * 1e-6);
                 (memory[i], ends[i]) = (run.megabytes, run.end * 1e3);

@@ -1,11 +1,13 @@
 //! The soft device by other people's programs and by a lean loop of our own, beside memcpy and UCX's own shared memory in the same run.
 
+pub mod raw_verbs;
+
 use std::cell::RefCell;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::memory::{Kind, memcpy, memcpy_beside_poller, memcpy_told};
-use crate::pair::{Pair, PairError};
+use crate::memcpy::{Kind, memcpy, memcpy_beside_poller, memcpy_told};
+use crate::tools::{Pair, PairError};
 use crate::{Figure, Table, median};
 
 /// The benchmark could not be run.

@@ -106,7 +106,7 @@ impl Pair {
         pair
     }
 
-    /// The program `millstream` at `program` as [`lean`](crate::lean) wants to be run, over the device in
+    /// The program `millstream` at `program` as [`raw_verbs`](crate::verbs::raw_verbs) wants to be run, over the device in
     /// `library_dir`.
     #[must_use]
     pub fn lean(program: &Path, arguments: &[&str], library_dir: &Path) -> Self {

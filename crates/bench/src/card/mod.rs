@@ -1,12 +1,15 @@
 //! `millstream bench card`: cards in processes of their own, used by this one as a node.
 
+pub mod cluster7;
+
 use std::error::Error;
 use std::io::{BufRead as _, BufReader};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use millstream_bench::memory::memcpy_between;
-use millstream_bench::{Figure, Only, Table, median};
+use crate::memcpy::memcpy_between;
+use crate::{Figure, Only, Table, median};
 use millstream_card::net::control::{KernelSource, Start};
 use millstream_card::net::{RemoteCard, RemoteError, RemoteOptions};
 use millstream_card::region::copy::{Copy, CopyOperation};
@@ -25,7 +28,11 @@ const SIZES: [usize; 5] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20];
 /// they can hold: as [`memcpy`] does.
 const MOVED: usize = 512 << 20;
 
-pub(super) fn run(rounds: usize, only: &[String]) -> Outcome<Table> {
+/// The figures; `program` is `millstream`, which serves the cards.
+///
+/// # Errors
+/// Whatever stands in the way, for people.
+pub fn run(program: &Path, rounds: usize, only: &[String]) -> Outcome<Table> {
     let only = Only(only);
     let device = device::open(&DeviceSelector::from_environment())?;
     let mut table =
@@ -34,8 +41,9 @@ pub(super) fn run(rounds: usize, only: &[String]) -> Outcome<Table> {
     // Cores of a shared machine differ: a copy is held against memcpy on the core that makes it.
     let cores = thread::cores()?;
     let (node, cards) = (&cores[..1], &cores[cores.len() - 1..]);
-    let (first, second) =
-        thread::on_cores(cards, || Outcome::Ok((Served::start("20")?, Served::start("20")?)))??;
+    let (first, second) = thread::on_cores(cards, || {
+        Outcome::Ok((Served::start(program, "20")?, Served::start(program, "20")?))
+    })??;
     let (one, other) = (first.connect(&device)?, second.connect(&device)?);
     let mapped = [Card::open(&first.name, PATIENCE)?, Card::open(&second.name, PATIENCE)?];
     let places = (&one, &other, second.address.as_str());
@@ -48,7 +56,7 @@ pub(super) fn run(rounds: usize, only: &[String]) -> Outcome<Table> {
         idle(&mut table, &device, &first)?;
     }
     drop(first);
-    round_trip(&mut table, &device, only)?;
+    round_trip(&mut table, program, &device, only)?;
     Ok(table)
 }
 
@@ -62,9 +70,9 @@ struct Served {
 }
 
 impl Served {
-    fn start(spin: &str) -> Outcome<Served> {
+    fn start(program: &Path, spin: &str) -> Outcome<Served> {
         let name = format!("bench-{}-{}", std::process::id(), next()).parse()?;
-        let mut process = Command::new(std::env::current_exe()?)
+        let mut process = Command::new(program)
             .args(["card", "--json", "serve", &format!("{name}")])
             .args(["--memory", &MEMORY.to_string(), "--banks", "4", "--listen", "127.0.0.1:0", "--prefault"])
             .args(["--spin", spin])
@@ -213,12 +221,12 @@ fn processor_time(process: u32) -> Outcome<f64> {
 }
 
 /// Doorbell by RDMA, kernel, interrupt by message.
-fn round_trip(table: &mut Table, device: &Device, only: Only<'_>) -> Outcome<()> {
+fn round_trip(table: &mut Table, program: &Path, device: &Device, only: Only<'_>) -> Outcome<()> {
     for (spin, name, asked) in [("always", "spinning", Some(5.0)), ("0", "sleeping", None)] {
         if !only.wants(&format!("doorbell to interrupt, {name} card")) {
             continue;
         }
-        let card = Served::start(spin)?;
+        let card = Served::start(program, spin)?;
         let options = RemoteOptions { spin: Duration::from_secs(1), ..RemoteOptions::default() };
         let node = RemoteCard::connect(device, &card.address, options)?;
         node.acquire(Duration::from_secs(30), PATIENCE)?;

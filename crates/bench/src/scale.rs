@@ -5,11 +5,12 @@
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use millstream_bench::memory::{Kind, memcpy};
-use millstream_bench::{Figure, Table, median};
+use crate::memcpy::{Kind, memcpy};
+use crate::{Figure, Table, median};
 use millstream_rdma::connect::{Listener, dial, listen};
 use millstream_rdma::queue::{Completion, Signal};
 use millstream_rdma::{
@@ -46,8 +47,11 @@ struct Found {
     bandwidth: f64,
 }
 
-/// The figures of both series, medians of `rounds` interleaved rounds.
-pub(super) fn run(rounds: usize) -> Result<Table, Failure> {
+/// The figures of both series, medians of `rounds` interleaved rounds; `program` is `millstream`.
+///
+/// # Errors
+/// Whatever stands in the way, for people.
+pub fn run(program: &Path, rounds: usize) -> Result<Table, Failure> {
     let mut table = Table::new(
         "cost as it grows: RC WRITEs to one process, round robin over all queue pairs (medians)",
         "memcpy",
@@ -60,7 +64,7 @@ pub(super) fn run(rounds: usize) -> Result<Table, Failure> {
     for _ in 0..rounds {
         baseline.push(memcpy(Kind::Ordinary, BLOCK as usize, BLOCK as usize, BLOCK as usize, TIME)?);
         for ((processes, pairs), found) in cases.iter().zip(&mut found) {
-            found.push(case(*processes, *pairs)?);
+            found.push(case(program, *processes, *pairs)?);
         }
     }
     let baseline = median(&baseline).unwrap_or(0.0);
@@ -94,8 +98,8 @@ struct Client {
 }
 
 impl Client {
-    fn start(address: &str, pairs: usize) -> Result<Self, Failure> {
-        let mut child = Command::new(std::env::current_exe()?)
+    fn start(program: &Path, address: &str, pairs: usize) -> Result<Self, Failure> {
+        let mut child = Command::new(program)
             .args(["bench", "scale-client", address, &pairs.to_string()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -130,7 +134,7 @@ impl Drop for Client {
 }
 
 /// Processes with so many queue pairs each, all connected to this one; means, and the sum of bandwidths.
-fn case(processes: usize, pairs: usize) -> Result<Found, Failure> {
+fn case(program: &Path, processes: usize, pairs: usize) -> Result<Found, Failure> {
     let device = device::open(&DeviceSelector::from_environment())?;
     let queue = CompletionQueue::new(&device, 1024)?;
     let landing = Region::landing(&device, c"millstream-scale", BURST * BLOCK as usize, Access::REMOTE)?;
@@ -140,7 +144,7 @@ fn case(processes: usize, pairs: usize) -> Result<Found, Failure> {
     let mut clients = Vec::new();
     let mut connections = Vec::new();
     for _ in 0..processes {
-        let mut client = Client::start(&address, pairs)?;
+        let mut client = Client::start(program, &address, pairs)?;
         let (mut stream, _) = listener.accept(Deadline::after(PATIENCE))?;
         for _ in 0..pairs {
             let prepared = PreparedQueuePair::new(&device, &queue, &queue, &options())?;
@@ -175,7 +179,10 @@ fn options() -> RcOptions {
 }
 
 /// In a process of its own: connects, says so, waits for the word, measures, and says what it found.
-pub(super) fn client(address: &str, pairs: usize) -> Result<(), Failure> {
+///
+/// # Errors
+/// Whatever stands in the way, for people.
+pub fn client(address: &str, pairs: usize) -> Result<(), Failure> {
     loader::ensure(&DeviceSelector::from_environment())?;
     let device = device::open(&DeviceSelector::from_environment())?;
     let queue = CompletionQueue::new(&device, 1024)?;

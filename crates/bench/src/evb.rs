@@ -3,13 +3,12 @@
 use std::error::Error;
 use std::fmt::Write as _;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
-use millstream_bench::{Figure, Table, median};
+use crate::{Figure, Table, median};
 use millstream_fragment::stream::{Stream, StreamWriter};
 use millstream_fragment::unpack::unpack;
 use millstream_report::{RunReport, save};
-
-use crate::{demo, evb};
 
 /// Readout units and builder units.
 const SHAPES: [(usize, usize); 3] = [(1, 1), (2, 2), (3, 2)];
@@ -17,13 +16,22 @@ const BATCHES: [u32; 5] = [1, 4, 16, 64, 256];
 /// Slots of a builder unit: at large batches as many as hold this many events.
 const EVENTS_IN_SLOTS: u32 = 512;
 
-pub(crate) fn run(out: &Path, rounds: usize, seconds: f64) -> Result<Table, Box<dyn Error>> {
+/// The figures. `program` is `millstream`, which runs the event builder; `packed` has the camera's data.
+///
+/// # Errors
+/// Whatever stands in the way, for people.
+pub fn run(
+    program: &Path,
+    packed: &Path,
+    out: &Path,
+    rounds: usize,
+    seconds: f64,
+) -> Result<Table, Box<dyn Error>> {
     let folder = out.join("evb");
     std::fs::create_dir_all(&folder)
         .map_err(|error| format!("cannot create {}: {error}", folder.display()))?;
     let folder = folder.canonicalize()?;
-    let packed = demo::find_data().ok_or("no data/sst1m here or above the program")?;
-    unpack(&packed, &folder)?;
+    unpack(packed, &folder)?;
     let patches = packed.join("patches.csv");
     std::fs::copy(&patches, folder.join("patches.csv"))
         .map_err(|error| format!("cannot copy {}: {error}", patches.display()))?;
@@ -37,7 +45,7 @@ pub(crate) fn run(out: &Path, rounds: usize, seconds: f64) -> Result<Table, Box<
     for kernel in [Kernel::Off, Kernel::On] {
         for (readouts, builders) in SHAPES {
             for batch in BATCHES {
-                let case = Case { kernel, readouts, builders, batch };
+                let case = Case { program, kernel, readouts, builders, batch };
                 table_rows(&mut table, &case, &folder, rounds, seconds)?;
             }
         }
@@ -74,7 +82,8 @@ enum Kernel {
     On,
 }
 
-struct Case {
+struct Case<'a> {
+    program: &'a Path,
     kernel: Kernel,
     readouts: usize,
     builders: usize,
@@ -83,7 +92,7 @@ struct Case {
 
 fn table_rows(
     table: &mut Table,
-    case: &Case,
+    case: &Case<'_>,
     folder: &Path,
     rounds: usize,
     seconds: f64,
@@ -138,12 +147,21 @@ fn table_rows(
     Ok(())
 }
 
-impl Case {
+impl Case<'_> {
     fn run(&self, folder: &Path, replay: u64) -> Result<RunReport, Box<dyn Error>> {
         let path = folder.join("bench.toml");
         save(&path, &self.configuration(replay))?;
-        let setup = evb::load(&path, None)?;
-        let report = evb::run_setup(&setup)?;
+        let json = folder.join("bench.json");
+        let output = Command::new(self.program)
+            .args(["evb", "run", "--json"])
+            .args([&json, &path])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .output()?;
+        // A run that failed has a report, too, unless it could not begin.
+        let text = std::fs::read(&json).map_err(|_| String::from_utf8_lossy(&output.stderr).into_owned())?;
+        std::fs::remove_file(&json)?;
+        let report: RunReport = serde_json::from_slice(&text)?;
         match report.derived() {
             derived if derived.success => Ok(report),
             derived => Err(format!("a run failed: {}", derived.problems.join("; ")).into()),
@@ -151,7 +169,7 @@ impl Case {
     }
 
     fn configuration(&self, replay: u64) -> String {
-        let Self { kernel, readouts, builders, batch } = self;
+        let Self { kernel, readouts, builders, batch, .. } = self;
         let slots = (EVENTS_IN_SLOTS / batch).clamp(4, 64);
         let mut text =
             format!("[run]\nname = \"bench\"\nbatch = {batch}\nreplay = {replay}\ntimeout_ms = 10000\n");

@@ -7,12 +7,13 @@ use std::process::Command;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use millstream_bench::memory::{Kind, memcpy};
-use millstream_bench::stencil::{Options, python_in};
-use millstream_bench::{Figure, Table, median};
+use super::{OneThread, Options, python_in, run as run_kernel};
+use crate::memcpy::{Kind, memcpy};
+use crate::{Figure, Table, median};
 use millstream_card::region::kernel::{Banks, Loader as _, RegionKernel, Run, Unattended, Words};
 use millstream_card::region::stencil::{BUILTIN, StencilArguments};
 use millstream_card::{Memory, Span};
+use millstream_offload::emulated::{CardProcess, start_cards};
 use millstream_offload::grid::{Grid, Shape};
 use millstream_offload::job;
 use millstream_offload::plan::Plan;
@@ -21,8 +22,6 @@ use millstream_offload::remote::{CardAddress, LeaseTerms, LeasedRow};
 use millstream_offload::worker::Worker as _;
 use millstream_rdma::device::{self, DeviceSelector};
 use millstream_shm::thread;
-
-use crate::stencil::{OwnCard, start_cards};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -44,13 +43,17 @@ const EXAMPLE: [(&str, &str); 2] = [
     ("millstream.rs", include_str!("../../../../examples/kernels/millstream.rs")),
 ];
 
-pub(super) fn run(out: &Path, side: usize, rounds: usize, python: Option<&Path>) -> Outcome<Table> {
+/// All figures; `program` is `millstream`, which serves the cards.
+///
+/// # Errors
+/// Whatever stands in the way, for people.
+pub fn run(program: &Path, out: &Path, side: usize, rounds: usize, python: Option<&Path>) -> Outcome<Table> {
     let python = python.map(Path::to_owned).or_else(|| python_in(out));
     let folder = out.join("stencil");
     let options = Options { side, rounds, folder: folder.clone(), python };
-    let (mut table, notes) = millstream_bench::stencil::run(&options)?;
+    let (mut table, notes) = run_kernel(&options)?;
     notes.iter().for_each(|note| println!("{note}"));
-    jobs(&mut table, side as u64, rounds)?;
+    jobs(&mut table, program, side as u64, rounds)?;
     match compile(&folder) {
         Ok(image) => as_wasm(&mut table, &image, rounds)?,
         Err(why) => println!("WebAssembly: not run, {why}"),
@@ -59,10 +62,13 @@ pub(super) fn run(out: &Path, side: usize, rounds: usize, python: Option<&Path>)
 }
 
 /// Whole jobs alone.
-pub(super) fn run_jobs(side: u64, rounds: usize) -> Outcome<Table> {
+///
+/// # Errors
+/// Whatever stands in the way, for people.
+pub fn run_jobs(program: &Path, side: u64, rounds: usize) -> Outcome<Table> {
     let title = format!("Whole stencil jobs, {side}x{side} points (medians of {rounds} interleaved rounds)");
     let mut table = Table::new(&title, "bare kernel, or what was asked for");
-    jobs(&mut table, side, rounds)?;
+    jobs(&mut table, program, side, rounds)?;
     Ok(table)
 }
 
@@ -150,15 +156,15 @@ struct Whole {
     grid: Grid,
     // Before the processes: a lease goes before its card.
     row: LeasedRow,
-    _processes: Vec<OwnCard>,
+    _processes: Vec<CardProcess>,
 }
 
 impl Whole {
-    fn new(side: u64, cards: usize, cores: &Cores) -> Outcome<Whole> {
+    fn new(program: &Path, side: u64, cards: usize, cores: &Cores) -> Outcome<Whole> {
         let shape = Shape { rows: side, columns: side, double: false };
         let device = device::open(&DeviceSelector::from_environment())?;
         let plan = Plan::new(shape, ITERATIONS, &vec![u64::MAX; cards], None)?;
-        let processes = thread::on_cores(&cores.compute, || start_cards(&plan))??;
+        let processes = thread::on_cores(&cores.compute, || start_cards(program, &plan))??;
         let places: Vec<_> = processes.iter().map(|card| CardAddress::from(card.address())).collect();
         let row = LeasedRow::take(&device, &places, &[], TERMS)?;
         let memories: Vec<_> = row.cards().iter().map(|worker| worker.memory_bytes()).collect();
@@ -178,10 +184,10 @@ impl Whole {
 }
 
 /// Whole jobs, from the first byte written to the last one read, beside the bare kernel; and what they take more than it.
-fn jobs(table: &mut Table, side: u64, rounds: usize) -> Outcome<()> {
-    jobs_on(table, side, rounds, &Cores::shared()?, &[1, 2])?;
+fn jobs(table: &mut Table, program: &Path, side: u64, rounds: usize) -> Outcome<()> {
+    jobs_on(table, program, side, rounds, &Cores::shared()?, &[1, 2])?;
     match Cores::apart()? {
-        Some(cores) => jobs_on(table, side, rounds, &cores, &[1]),
+        Some(cores) => jobs_on(table, program, side, rounds, &cores, &[1]),
         None => {
             println!("jobs with a core that only copies: not run, there is one core");
             Ok(())
@@ -189,12 +195,19 @@ fn jobs(table: &mut Table, side: u64, rounds: usize) -> Outcome<()> {
     }
 }
 
-fn jobs_on(table: &mut Table, side: u64, rounds: usize, cores: &Cores, cards: &[usize]) -> Outcome<()> {
+fn jobs_on(
+    table: &mut Table,
+    program: &Path,
+    side: u64,
+    rounds: usize,
+    cores: &Cores,
+    cards: &[usize],
+) -> Outcome<()> {
     let points = (side * side * ITERATIONS) as f64;
     let bare = || Bare::native(side, ITERATIONS);
     let mut bare = thread::on_cores(&cores.compute, bare)??;
     let mut wholes =
-        cards.iter().map(|&cards| Whole::new(side, cards, cores)).collect::<Outcome<Vec<_>>>()?;
+        cards.iter().map(|&cards| Whole::new(program, side, cards, cores)).collect::<Outcome<Vec<_>>>()?;
     let (mut bares, mut copies) = (Vec::new(), Vec::new());
     let mut times = vec![Vec::new(); wholes.len()];
     let mut overheads = times.clone();
@@ -253,7 +266,7 @@ fn as_wasm(table: &mut Table, image: &[u8], rounds: usize) -> Outcome<()> {
     };
     let mut wasm = Bare::new(kernel, WASM_SIDE, WASM_SWEEPS, &words)?;
     let mut bare = Bare::native(WASM_SIDE, WASM_SWEEPS)?;
-    let mut plain = millstream_bench::stencil::OneThread::new(WASM_SIDE as usize, WASM_SWEEPS as usize)?;
+    let mut plain = OneThread::new(WASM_SIDE as usize, WASM_SWEEPS as usize)?;
     let mut rates = [Vec::new(), Vec::new(), Vec::new()];
     for round in 0..=rounds {
         let measured = [wasm.points_per_second()?, plain.points_per_second(), bare.points_per_second()?];

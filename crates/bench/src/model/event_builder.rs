@@ -1,20 +1,21 @@
 //! What the modelled event builder costs by its size: one second of data taking, a process for each size.
 
 use std::error::Error;
+use std::path::Path;
 use std::process::Command;
 
-use millstream_bench::{Figure, Table};
 use serde_json::Value;
+
+use crate::{Figure, Table};
 
 /// Seconds and bytes that the full size may take.
 const GOALS: (f64, f64) = (60.0, 2e9);
 
-pub(crate) fn cost(table: &mut Table) -> Result<(), Box<dyn Error>> {
+pub(super) fn cost(table: &mut Table, program: &Path) -> Result<(), Box<dyn Error>> {
     for nodes in [8u32, 32, 128, 500] {
-        let program = std::env::current_exe()?;
         let arguments =
             ["model", "event-builder", "--json", "--nodes", &nodes.to_string()].map(str::to_owned);
-        let output = Command::new(&program).args(&arguments).output()?;
+        let output = Command::new(program).args(&arguments).output()?;
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr);
             return Err(

@@ -1,47 +1,43 @@
 //! `millstream bench`.
 
-mod card;
-mod evb;
-mod event_builder;
-mod model;
-mod scale;
-mod stencil;
-
 use std::error::Error;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use millstream_bench::lean::{self, Loop};
-use millstream_bench::wire::bare::{self, Manner};
-use millstream_bench::{verbs, wire};
+use millstream_bench::stencil::jobs;
+use millstream_bench::verbs::raw_verbs::{self, Loop};
+use millstream_bench::wire::raw_udp::{self, Manner};
+use millstream_bench::{card, evb, model, scale, verbs, wire};
 
 use crate::args::{BenchOptions, BenchWhat, Datagrams, DatagramsOptions, LeanOptions};
+use crate::demo::find_data;
 use crate::run::library_dir;
 
 pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
+    let program = std::env::current_exe()?;
     let mut failed = Vec::new();
     let (name, table) = match &options.what {
-        BenchWhat::Verbs { rounds } => {
-            ("verbs", verbs::run(&std::env::current_exe()?, &library_dir()?, *rounds)?)
+        BenchWhat::Verbs { rounds } => ("verbs", verbs::run(&program, &library_dir()?, *rounds)?),
+        BenchWhat::Evb { rounds, seconds } => {
+            let packed = find_data().ok_or("no data/sst1m here or above the program")?;
+            ("evb", evb::run(&program, &packed, &options.out, *rounds, *seconds)?)
         }
-        BenchWhat::Evb { rounds, seconds } => ("evb", evb::run(&options.out, *rounds, *seconds)?),
         BenchWhat::Stencil { side, rounds, jobs: true, .. } => {
-            ("stencil-jobs", stencil::run_jobs(*side as u64, *rounds)?)
+            ("stencil-jobs", jobs::run_jobs(&program, *side as u64, *rounds)?)
         }
         BenchWhat::Stencil { side, rounds, python, .. } => {
-            ("stencil", stencil::run(&options.out, *side, *rounds, python.as_deref())?)
+            ("stencil", jobs::run(&program, &options.out, *side, *rounds, python.as_deref())?)
         }
-        BenchWhat::Card { rounds, only } => ("card", card::run(*rounds, only)?),
-        BenchWhat::Model { rounds } => ("model", model::run(&options.out, *rounds)?),
+        BenchWhat::Card { rounds, only } => ("card", card::run(&program, *rounds, only)?),
+        BenchWhat::Model { rounds } => ("model", model::run(&program, &options.out, *rounds)?),
         BenchWhat::ModelCase { what, size, messages, bytes } => {
             model::case(*what, *size, *messages, *bytes);
             return Ok(ExitCode::SUCCESS);
         }
-        BenchWhat::Scale { rounds } => ("scale", scale::run(*rounds)?),
+        BenchWhat::Scale { rounds } => ("scale", scale::run(&program, *rounds)?),
         BenchWhat::Wire { rounds, mtu, only } => {
-            let (program, library_dir) = (std::env::current_exe()?, library_dir()?);
             let (mtus, only) = (mtu.clone(), only.clone());
-            let options = wire::Options { program, library_dir, rounds: *rounds, mtus, only };
+            let options = wire::Options { program, library_dir: library_dir()?, rounds: *rounds, mtus, only };
             let (table, lacks) = wire::run(&options)?;
             failed = lacks;
             ("wire", table)
@@ -67,11 +63,11 @@ fn datagrams(options: &DatagramsOptions) -> Result<(), Box<dyn Error>> {
     let DatagramsOptions { what, payload, offload, seal, from, to } = *options;
     let manner = Manner { payload, offload, seal };
     match what {
-        Datagrams::Serve => bare::serve(manner)?,
+        Datagrams::Serve => raw_udp::serve(manner)?,
         Datagrams::Bandwidth => {
-            println!("result {}", bare::bandwidth(from, to, manner, Duration::from_secs(1))? / 1e9);
+            println!("result {}", raw_udp::bandwidth(from, to, manner, Duration::from_secs(1))? / 1e9);
         }
-        Datagrams::Latency => println!("result {}", bare::latency(from, to, manner, 20_000)? * 1e6),
+        Datagrams::Latency => println!("result {}", raw_udp::latency(from, to, manner, 20_000)? * 1e6),
     }
     Ok(())
 }
@@ -80,7 +76,7 @@ fn lean(options: &LeanOptions) -> Result<(), Box<dyn Error>> {
     let LeanOptions { operation, size, list, inline, private, port, .. } = *options;
     let what = Loop { operation, size, list, inline, private };
     match &options.host {
-        None => lean::serve(port, &what),
-        Some(host) => lean::measure(host, port, &what),
+        None => raw_verbs::serve(port, &what),
+        Some(host) => raw_verbs::measure(host, port, &what),
     }
 }
