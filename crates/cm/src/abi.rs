@@ -1,20 +1,20 @@
-//! Structures and numbers of the kernel's `rdma/rdma_user_cm.h`, version 4, and those it refers to.
+//! Structures and constants of the kernel's `rdma/rdma_user_cm.h`, version 4.
 //!
-//! A command is a header, which says how many bytes follow and how many the answer may take, and a body. An
-//! answer goes to the address in the body. All integers are in host order unless a field says otherwise.
+//! A command is a header with the lengths of body and answer, followed by the body. The answer is written to
+//! the address in the body. Integers are in host order unless noted otherwise.
 
-/// What `/sys/class/misc/rdma_cm/abi_version` says.
+/// Content of `/sys/class/misc/rdma_cm/abi_version`.
 pub const ABI_VERSION: u32 = 4;
 
-/// Longest private data that a command carries.
+/// Longest private data of a command, in bytes.
 pub const MAX_PRIVATE: usize = 256;
 
-/// A type that any bytes are a value of, without padding that could be looked at.
+/// A type without padding for which every bit pattern is valid.
 ///
 /// # Safety
 /// Every bit pattern is a value, and the type has no padding.
 pub unsafe trait Plain: Copy {
-    /// The value whose first bytes are `bytes`; what is missing is zero, what is too much is left out.
+    /// Reads a value from `bytes`; missing bytes are zero, extra ones are ignored.
     fn from_prefix(bytes: &[u8]) -> Self {
         let mut value = std::mem::MaybeUninit::<Self>::zeroed();
         let len = bytes.len().min(size_of::<Self>());
@@ -25,7 +25,7 @@ pub unsafe trait Plain: Copy {
         }
     }
 
-    /// Its bytes.
+    /// The bytes of the value.
     fn bytes(&self) -> &[u8] {
         // SAFETY: the type has no padding, so all of its bytes are initialised.
         unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast(), size_of::<Self>()) }
@@ -43,7 +43,7 @@ macro_rules! plain {
         // SAFETY: made of integers and arrays of them, which the assertion shows to leave no gap.
         unsafe impl Plain for $name {}
         impl $name {
-            /// All zeroes.
+            /// The value of zero bytes.
             pub const ZERO: Self = {
                 // SAFETY: all bit patterns are values.
                 unsafe { std::mem::zeroed() }
@@ -53,47 +53,47 @@ macro_rules! plain {
 }
 
 plain! {
-    /// What every command starts with.
+    /// Header of every command.
     Header(8) { cmd: u32, len_in: u16, len_out: u16, }
-    /// Makes an identifier.
+    /// CREATE_ID.
     CreateId(24) { uid: u64, response: u64, ps: u16, qp_type: u8, reserved: [u8; 5], }
     /// DESTROY_ID and LEAVE_MCAST.
     DestroyId(16) { response: u64, id: u32, reserved: u32, }
-    /// Binds to an IP address.
+    /// BIND_IP.
     BindIp(40) { response: u64, addr: [u8; 28], id: u32, }
-    /// Binds to any kind of address.
+    /// BIND.
     Bind(136) { id: u32, addr_size: u16, reserved: u16, addr: [u8; 128], }
-    /// Resolves an IP address.
+    /// RESOLVE_IP.
     ResolveIp(64) { src: [u8; 28], dst: [u8; 28], id: u32, timeout_ms: u32, }
-    /// Resolves any kind of address.
+    /// RESOLVE_ADDR.
     ResolveAddr(272) { id: u32, timeout_ms: u32, src_size: u16, dst_size: u16, reserved: u32,
                        src: [u8; 128], dst: [u8; 128], }
-    /// Resolves the route.
+    /// RESOLVE_ROUTE.
     ResolveRoute(8) { id: u32, timeout_ms: u32, }
     /// QUERY and QUERY_ROUTE.
     Query(16) { response: u64, id: u32, option: u32, }
-    /// A path as the kernel gives it to programs. The identifiers are in network order.
+    /// A path in an answer; GIDs, LIDs, flow label and P_Key are in network order.
     PathRecord(64) { dgid: [u8; 16], sgid: [u8; 16], dlid: u16, slid: u16, raw_traffic: u32, flow_label: u32,
                      reversible: u32, mtu: u32, pkey: u16, hop_limit: u8, traffic_class: u8, numb_path: u8, sl: u8,
                      mtu_selector: u8, rate_selector: u8, rate: u8, packet_life_time_selector: u8,
                      packet_life_time: u8, preference: u8, }
-    /// Answer of QUERY_ROUTE.
+    /// Answer to QUERY_ROUTE.
     RouteAnswer(208) { node_guid: u64, paths: [PathRecord; 2], src: [u8; 28], dst: [u8; 28], num_paths: u32,
                        port_num: u8, reserved: [u8; 3], ibdev_index: u32, reserved1: u32, }
-    /// Answer of QUERY for addresses and for GIDs.
+    /// Answer to QUERY for addresses and for GIDs.
     AddrAnswer(280) { node_guid: u64, port_num: u8, reserved: u8, pkey: u16, src_size: u16, dst_size: u16,
                       src: [u8; 128], dst: [u8; 128], ibdev_index: u32, reserved1: u32, }
-    /// A path as it travels between subnet managers (IBTA volume 1, 15.2.5.16), in network order.
+    /// A path record of a subnet manager (IBTA volume 1, 15.2.5.16), in network order.
     WirePath(64) { service_id: u64, dgid: [u8; 16], sgid: [u8; 16], dlid: u16, slid: u16, flow_hop: u32,
                    tclass: u8, reversible_numpath: u8, pkey: u16, qosclass_sl: u16, mtu: u8, rate: u8,
                    life_time: u8, preference: u8, reserved: [u8; 6], }
-    /// Answer of QUERY for paths.
+    /// Answer to QUERY for paths.
     PathAnswer(80) { num_paths: u32, reserved: u32, flags: u32, reserved1: u32, path: WirePath, }
-    /// Parameters of a connection.
+    /// Connection parameters.
     ConnParam(272) { qp_num: u32, qkey: u32, private_data: [u8; MAX_PRIVATE], private_data_len: u8, srq: u8,
                      responder_resources: u8, initiator_depth: u8, flow_control: u8, retry_count: u8,
                      rnr_retry_count: u8, valid: u8, }
-    /// Where packets go.
+    /// Address handle attributes.
     AhAttr(32) { dgid: [u8; 16], flow_label: u32, sgid_index: u8, hop_limit: u8, traffic_class: u8, reserved: u8,
                  dlid: u16, sl: u8, src_path_bits: u8, static_rate: u8, is_global: u8, port_num: u8,
                  reserved1: u8, }
@@ -102,41 +102,41 @@ plain! {
                    private_data_len: u8, reserved: [u8; 7], }
     /// Enhanced connection establishment.
     Ece(8) { vendor_id: u32, attr_mod: u32, }
-    /// Connects.
+    /// CONNECT.
     Connect(288) { conn_param: ConnParam, id: u32, reserved: u32, ece: Ece, }
-    /// Listens.
+    /// LISTEN.
     Listen(8) { id: u32, backlog: u32, }
-    /// Accepts.
+    /// ACCEPT.
     Accept(296) { uid: u64, conn_param: ConnParam, id: u32, reserved: u32, ece: Ece, }
-    /// Rejects.
+    /// REJECT.
     Reject(264) { id: u32, private_data_len: u8, reason: u8, reserved: [u8; 2], private_data: [u8; MAX_PRIVATE], }
-    /// Disconnects.
+    /// DISCONNECT.
     Disconnect(4) { id: u32, }
-    /// Asks for the attributes of a queue pair in `qp_state`.
+    /// INIT_QP_ATTR: asks for the attributes of the transition to `qp_state`.
     InitQpAttr(16) { response: u64, id: u32, qp_state: u32, }
-    /// Attributes of a queue pair.
+    /// Queue pair attributes.
     QpAttr(144) { mask: u32, qp_state: u32, cur_qp_state: u32, path_mtu: u32, path_mig_state: u32, qkey: u32,
                   rq_psn: u32, sq_psn: u32, dest_qp_num: u32, access: u32, ah: AhAttr, alt_ah: AhAttr,
                   cap: [u32; 5], pkey_index: u16, alt_pkey_index: u16, en_sqd_async_notify: u8, sq_draining: u8,
                   max_rd_atomic: u8, max_dest_rd_atomic: u8, min_rnr_timer: u8, port_num: u8, timeout: u8,
                   retry_cnt: u8, rnr_retry: u8, alt_port_num: u8, alt_timeout: u8, reserved: [u8; 5], }
-    /// Tells of an event that the program saw.
+    /// NOTIFY: reports a queue pair event.
     Notify(8) { id: u32, event: u32, }
-    /// Joins a multicast group by IP address.
+    /// JOIN_IP_MCAST.
     JoinIpMcast(48) { response: u64, uid: u64, addr: [u8; 28], id: u32, }
-    /// Joins a multicast group.
+    /// JOIN_MCAST.
     JoinMcast(152) { response: u64, uid: u64, id: u32, addr_size: u16, join_flags: u16, addr: [u8; 128], }
-    /// Asks for the next event.
+    /// GET_EVENT.
     GetEvent(8) { response: u64, }
-    /// An event, with parameters of a connection or, cut into the same place, of a datagram service.
+    /// Answer to GET_EVENT; `param` holds a `ConnParam` or a `UdParam`.
     EventAnswer(336) { uid: u64, id: u32, event: u32, status: u32, param: [u8; 304], reserved: u32, ece: Ece, }
-    /// Sets an option.
+    /// SET_OPTION.
     SetOption(24) { optval: u64, id: u32, level: u32, optname: u32, optlen: u32, }
-    /// Moves an identifier to the channel that is written to, from the channel `fd`.
+    /// MIGRATE_ID: moves an identifier from the channel `fd` to this one.
     MigrateId(16) { response: u64, id: u32, fd: u32, }
 }
 
-/// Commands.
+/// Command numbers.
 #[allow(missing_docs, reason = "named as in the kernel's header")]
 pub mod cmd {
     pub const CREATE_ID: u32 = 0;
@@ -162,11 +162,11 @@ pub mod cmd {
     pub const BIND: u32 = 20;
     pub const RESOLVE_ADDR: u32 = 21;
     pub const JOIN_MCAST: u32 = 22;
-    /// One more than the last.
+    /// Number of commands.
     pub const COUNT: u32 = 23;
 }
 
-/// Events, `RDMA_CM_EVENT_*`.
+/// Event types, `RDMA_CM_EVENT_*`.
 #[allow(missing_docs, reason = "named as in the kernel's header")]
 pub mod event {
     pub const ADDR_RESOLVED: u32 = 0;
@@ -191,29 +191,29 @@ pub mod ps {
     pub const IB: u16 = 0x013f;
 }
 
-/// Reasons of a rejection (IBTA volume 1, table 112).
+/// Rejection reasons (IBTA volume 1, table 112).
 pub mod reason {
-    /// The peer gave up waiting.
+    /// Timeout.
     pub const TIMEOUT: u8 = 4;
-    /// Nobody listens there.
+    /// Invalid service ID: no listener.
     pub const INVALID_SERVICE_ID: u8 = 8;
-    /// The program said no, or ended.
+    /// Consumer reject: rejected by the program, or the program ended.
     pub const CONSUMER: u8 = 28;
-    /// The program does not take the vendor's options.
+    /// Vendor option not supported.
     pub const VENDOR_OPTION: u8 = 35;
 }
 
-/// What a service's answer says (IBTA volume 1, table 126).
+/// Status of a SIDR_REP (IBTA volume 1, table 126).
 pub mod sidr {
-    /// Here it is.
+    /// Valid.
     pub const VALID: u8 = 0;
-    /// The program said no.
+    /// Rejected by the program.
     pub const REJECTED: u8 = 1;
-    /// No such service.
+    /// Service not supported.
     pub const UNSUPPORTED: u8 = 2;
 }
 
-/// What QUERY asks for.
+/// Options of QUERY.
 #[allow(missing_docs, reason = "named as in the kernel's header")]
 pub mod query {
     pub const ADDR: u32 = 0;
@@ -229,9 +229,9 @@ pub const QPT_UD: u8 = 4;
 pub const QPT_XRC_SEND: u8 = 9;
 /// `IBV_QPT_XRC_RECV`
 pub const QPT_XRC_RECV: u8 = 10;
-/// The key of datagram queue pairs that ask for no other.
+/// Default Q_Key of datagram identifiers.
 pub const UDP_QKEY: u32 = 0x0123_4567;
-/// The queue pair number that stands for a group.
+/// Multicast queue pair number.
 pub const MULTICAST_QPN: u32 = 0xff_ffff;
 /// `IBV_MTU_4096`
 pub const MTU_4096: u8 = 5;

@@ -1,29 +1,29 @@
-//! Internet addresses as commands carry them.
+//! Socket addresses in commands.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::{Errno, Result};
 
-/// An address and a port.
+/// An IP address and a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Address {
-    /// Host, or the wildcard of its family.
+    /// Address, or the wildcard of its family.
     pub ip: IpAddr,
-    /// Port in host order; zero if none was chosen.
+    /// Port in host order; zero if unspecified.
     pub port: u16,
-    /// Interface of a link-local address.
+    /// Interface index of a link-local address.
     pub scope: u32,
 }
 
-/// Length of the form in which commands carry addresses: `struct sockaddr_in6`.
+/// Length of a `struct sockaddr_in6`, the form of addresses in commands.
 pub const LEN: usize = 28;
 const AF_IB: u16 = 27;
 
 impl Address {
-    /// The wildcard of the first version.
+    /// The IPv4 wildcard.
     pub const ANY: Self = Self { ip: IpAddr::V4(Ipv4Addr::UNSPECIFIED), port: 0, scope: 0 };
 
-    /// From a `sockaddr_in` or `sockaddr_in6`.
+    /// Parses a `sockaddr_in` or `sockaddr_in6`.
     ///
     /// # Errors
     /// EAFNOSUPPORT for other families.
@@ -44,15 +44,15 @@ impl Address {
         }
     }
 
-    /// As [`parse`](Self::parse), None for no address at all.
+    /// Parses an address; `None` for family zero.
     ///
     /// # Errors
-    /// As there.
+    /// EAFNOSUPPORT for other families.
     pub fn parse_optional(bytes: &[u8; LEN]) -> Result<Option<Self>> {
         if bytes[..2] == [0, 0] { Ok(None) } else { Self::parse(bytes).map(Some) }
     }
 
-    /// As a `sockaddr_in` or `sockaddr_in6`, the rest zero.
+    /// Encodes a `sockaddr_in` or `sockaddr_in6`, padded with zeroes.
     #[must_use]
     pub fn encode(&self) -> [u8; LEN] {
         let mut bytes = [0; LEN];
@@ -71,25 +71,25 @@ impl Address {
         bytes
     }
 
-    /// Length of the encoded form that means something.
+    /// Length of the encoded address without padding.
     #[must_use]
     pub fn encoded_len(&self) -> u16 {
         if self.ip.is_ipv4() { 16 } else { LEN as u16 }
     }
 
-    /// Any address of its family.
+    /// Whether this is the wildcard of its family.
     #[must_use]
     pub fn is_wildcard(&self) -> bool {
         self.ip.is_unspecified()
     }
 
-    /// The address as the device's GID table holds it.
+    /// The GID of the address.
     #[must_use]
     pub fn gid(&self) -> [u8; 16] {
         millstream_wire::gid(self.ip).octets()
     }
 
-    /// The group's GID (RoCE v2: a mapped IPv4 address, or the IPv6 address itself).
+    /// The multicast GID of a group address (RoCE v2: IPv4-mapped, or the IPv6 address).
     #[must_use]
     pub fn multicast_gid(&self) -> Option<[u8; 16]> {
         self.ip.is_multicast().then(|| self.gid())

@@ -1,7 +1,7 @@
-//! Commands as a program writes them: bytes to calls, answers to addresses.
+//! Commands as programs write them: parsed, executed, and answered at the address in the command.
 //!
-//! The kernel copies between two address spaces and can refuse a wrong address. Here the program, the library
-//! that speaks for it and this code share one; a command's addresses are trusted as a function's arguments are.
+//! The kernel copies between address spaces and can reject a bad address. Here program and connection manager
+//! share one address space, so the addresses of a command are trusted like function arguments.
 
 use std::os::fd::RawFd;
 
@@ -27,10 +27,10 @@ pub struct Command<'a> {
 }
 
 impl<'a> Command<'a> {
-    /// The command in what a program wrote.
+    /// Parses the bytes of a write.
     ///
     /// # Errors
-    /// EINVAL for what is none, ENOSYS for the one that the kernel does not have either.
+    /// EINVAL for a malformed command, ENOSYS for the one that the kernel does not implement either.
     pub fn parse(written: &'a [u8]) -> Result<Self> {
         let (header, rest) = written.split_at_checked(size_of::<Header>()).ok_or(EINVAL)?;
         let header = Header::from_prefix(header);
@@ -42,13 +42,13 @@ impl<'a> Command<'a> {
         }
     }
 
-    /// Whether it asks for the next event, and so may have to wait.
+    /// Whether the command is GET_EVENT, which may block.
     #[must_use]
     pub fn is_get_event(&self) -> bool {
         self.header.cmd == cmd::GET_EVENT
     }
 
-    /// Of a command that moves an identifier: the descriptor of the channel that it comes from.
+    /// The source channel of MIGRATE_ID.
     #[must_use]
     pub fn moves_from(&self) -> Option<RawFd> {
         let fd = || abi::MigrateId::from_prefix(self.body).fd.cast_signed();
@@ -58,7 +58,7 @@ impl<'a> Command<'a> {
     /// Writes as much of the answer as the program has room for.
     ///
     /// # Safety
-    /// The program's address is writable for as many bytes as the header says.
+    /// The address is writable for as many bytes as the header says.
     unsafe fn answer(&self, to: u64, answer: &impl Plain, least: usize) -> Result<()> {
         let bytes = answer.bytes();
         let room = usize::from(self.header.len_out);
@@ -80,15 +80,15 @@ impl<'a> Command<'a> {
         unsafe { self.answer(to, &Number(number), size_of::<Number>()) }
     }
 
-    /// Answers a request for the next event; says whether more wait. None if there is none.
+    /// Executes GET_EVENT; returns whether more events wait, or `None` if there is none.
     ///
     /// # Errors
-    /// ENOSPC if the program has no room for it.
+    /// ENOSPC if the answer does not fit.
     ///
     /// # Safety
-    /// The command's addresses are valid.
+    /// The addresses in the command are valid.
     pub unsafe fn get_event(&self, manager: &mut Manager, channel: ChannelId) -> Result<Option<bool>> {
-        /// Programs from before enhanced connection establishment have no room for it.
+        /// Answer length of programs older than enhanced connection establishment.
         const LEAST: usize = size_of::<abi::EventAnswer>() - size_of::<abi::Ece>() - size_of::<u32>();
         if usize::from(self.header.len_out) < LEAST {
             return Err(Errno(libc::ENOSPC));
@@ -100,13 +100,13 @@ impl<'a> Command<'a> {
         Ok(Some(!last))
     }
 
-    /// Does what any other command says. `from` is the channel of [`moves_from`](Self::moves_from).
+    /// Executes any other command. `from` is the channel of [`source_channel`](Self::source_channel).
     ///
     /// # Errors
-    /// What the kernel would report.
+    /// The kernel's errno.
     ///
     /// # Safety
-    /// The command's addresses are valid.
+    /// The addresses in the command are valid.
     pub unsafe fn run(
         &self,
         manager: &mut Manager,
@@ -255,7 +255,7 @@ impl<'a> Command<'a> {
     /// The option's address is readable for as many bytes as the command says.
     unsafe fn set_option(&self, manager: &mut Manager, channel: ChannelId) -> Result<()> {
         let body = abi::SetOption::from_prefix(self.body);
-        // Paths are set by programs that asked a subnet manager; on Ethernet there is none.
+        // Only programs that queried a subnet manager set paths; Ethernet has none.
         if body.level != OPTION_ID {
             return Err(Errno(libc::ENOSYS));
         }
@@ -280,7 +280,7 @@ impl<'a> Command<'a> {
     }
 }
 
-/// An answer that is one number.
+/// An answer of one number.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 struct Number(u32);

@@ -1,11 +1,12 @@
-//! The process's manager with its sockets and its thread.
+//! The connection manager of this process, with its sockets and its thread.
 //!
-//! Commands run in the program's threads, under one lock that nobody holds while waiting. One thread watches
-//! the sockets and the clock; it makes connections progress while the program does something else.
+//! Commands run in the program's threads under one lock, which no thread holds while it waits. One thread
+//! polls the sockets and the timers, so that connections progress while the program is busy.
 //!
-//! A channel is one end of a socket pair. It holds a byte while events wait, so that it can be polled like the
-//! device it stands for, however it was duplicated or inherited; and it is recognised by its inode, so nobody
-//! has to follow what programs do with descriptors. The other end hangs up when the program has closed all.
+//! An event channel is one end of a socket pair. While events wait, it holds a byte, so that it polls like
+//! the device file, also after `dup` or `fork`. Channels are identified by their inode, so descriptors need
+//! not be tracked. The other end reports a hang-up when the program has closed all descriptors of the
+//! channel.
 
 use std::collections::HashMap;
 use std::io;
@@ -32,36 +33,37 @@ use crate::remote::Heard;
 use crate::wire::{ChannelId, ClaimId, LinkId, Name, Wire};
 use crate::{Errno, Result};
 
-/// Bounds the wait for a listener whose queue of connections is full, because its process was stopped.
+/// Timeout of a connection attempt to a listener with a full queue, such as that of a stopped process.
 const CONNECT_PATIENCE: Duration = Duration::from_millis(100);
 
-/// What an event of the poll set is about.
+/// What a descriptor in the epoll set belongs to.
 #[derive(Debug)]
 enum Watched {
-    /// Held, and nothing to see.
+    /// A bound name, which is not polled.
     Name(Bound),
     Listener(Listener),
     Link(Connection),
     Channel(OwnedFd),
 }
 
-/// The world of [`Wire`].
+/// The [`CmIo`] of this process.
 #[derive(Debug)]
 struct Sockets {
     uid: u32,
     epoll: OwnedFd,
-    /// Tells the thread that a deadline may have changed.
+    /// Wakes the thread when a deadline may have changed.
     wake: EventFd,
     watched: HashMap<u64, Watched>,
-    /// The names that this process holds; those that it listens on, with what tells other hosts' requests so.
+    /// Port names that this process holds, and those that it listens on, with their service names for other
+    /// hosts.
     names: HashMap<u64, Name>,
     listening: HashMap<Name, (ClaimId, Option<Listener>)>,
-    /// Queue pair 1, once somebody has needed it.
+    /// The process's share of queue pair 1, opened on first use.
     hosts: Option<Hosts>,
     next: u64,
 }
 
-/// Tokens of the wake-up and of queue pair 1; others count on.
+/// Epoll tokens of the wake-up and of queue pair 1; other tokens follow.
 const WAKE: u64 = 0;
 const HOSTS: u64 = 1;
 
@@ -109,14 +111,14 @@ impl Sockets {
             Watched::Name(_) => {}
             Watched::Listener(listener) => self.watch(token, listener.as_fd(), libc::EPOLLIN)?,
             Watched::Link(link) => self.watch(token, link.as_fd(), libc::EPOLLIN)?,
-            // Only that it hangs up.
+            // Only the hang-up is of interest.
             Watched::Channel(end) => self.watch(token, end.as_fd(), libc::EPOLLRDHUP)?,
         }
         self.watched.insert(token, watched);
         Ok(())
     }
 
-    /// Queue pair 1, opened now if it was not.
+    /// Queue pair 1, opened on first use.
     fn hosts(&mut self) -> io::Result<&mut Hosts> {
         if self.hosts.is_none() {
             let hosts = Hosts::open()?;
@@ -126,7 +128,7 @@ impl Sockets {
         self.hosts.as_mut().ok_or_else(|| io::ErrorKind::Other.into())
     }
 
-    /// The other hosts, if the link leads there.
+    /// Queue pair 1, if the link leads to another host.
     fn hosts_of(&mut self, link: LinkId) -> Option<&mut Hosts> {
         self.hosts.as_mut().filter(|hosts| hosts.remote.has(link))
     }
@@ -140,14 +142,14 @@ fn gid_of(ip: IpAddr) -> [u8; 16] {
     Address { ip, port: 0, scope: 0 }.gid()
 }
 
-/// The way to an address; a wildcard is this host.
+/// The path to an address; wildcards are local.
 fn path_to(ip: IpAddr) -> PathKind {
     let preference = path::preference().unwrap_or_default();
     if ip.is_unspecified() { PathKind::Shm } else { preference.path_to(&gid_of(ip)) }
 }
 
 impl Sockets {
-    /// Tells other hosts' requests that this process listens here, if they can come here.
+    /// Advertises to other hosts' requests that this process listens, if they can reach the address.
     fn offer(&mut self, name: Name) -> io::Result<Option<Listener>> {
         let offered = match path::preference().unwrap_or_default() {
             PathPreference::Shm => false,
@@ -159,11 +161,11 @@ impl Sockets {
         }
         let block = self.hosts()?.block;
         let service = u64::from(name.space) << 16 | u64::from(name.port);
-        // Only names of sockets that listen are found.
+        // Only names of listening sockets are found.
         Listener::bind(&gsi::service_name(service, block)).map(Some)
     }
 
-    /// Who listens on a port of an address.
+    /// The listener on a port of an address.
     fn listener(&self, name: Name) -> Option<ClaimId> {
         let found = self.listening.get(&name).or_else(|| self.listening.get(&name.wildcard()));
         found.map(|(claim, _)| *claim)
@@ -181,8 +183,9 @@ impl Wire for Sockets {
         match self.watched.remove(&claim.0) {
             Some(Watched::Name(bound)) => {
                 let name = self.names.get(&claim.0).copied();
-                // First, so that whoever sees this process listen can connect by packets, too. Without the port, and if
-                // it is offered already on another address: as it is.
+                // The service name comes first, so that a peer that sees the listener can connect by packets,
+                // too. Failures are ignored: without the port there are no packets, and the service may be
+                // advertised already.
                 let service = name.and_then(|name| self.offer(name).unwrap_or(None));
                 let listener = bound.listen()?;
                 listener.set_nonblocking()?;
@@ -204,7 +207,7 @@ impl Wire for Sockets {
     }
 
     fn is_claimed(&mut self, name: Name) -> bool {
-        // Taken for a moment, if it can be: a name that is held and does not listen shows no other way.
+        // Binds the name for a moment: a name that is held without listening is not visible otherwise.
         let taken = Bound::bind(&self.address(name));
         taken.is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
     }
@@ -228,7 +231,8 @@ impl Wire for Sockets {
             return self.wake.signal();
         }
         if let Some(Watched::Link(link)) = self.watched.get(&link.0) {
-            // Few messages travel on a link, so it has room; else the peer is gone, and it hangs up.
+            // Few messages travel on a link, so there is room; otherwise the peer is gone, and a hang-up
+            // follows.
             let _ = link.send(&message.encode(), &[]);
         }
     }
@@ -253,7 +257,7 @@ impl Wire for Sockets {
         }
         let any: IpAddr =
             if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-        // Nothing is sent: the kernel says which address it would take.
+        // Nothing is sent: the kernel chooses the source address.
         let socket = UdpSocket::bind((any, 0)).ok()?;
         socket.connect((to, UDP_PORT)).ok()?;
         socket.local_addr().ok().map(|address| address.ip())
@@ -291,7 +295,7 @@ impl Wire for Sockets {
     }
 }
 
-/// The manager and its world.
+/// The connection manager and its sockets.
 #[derive(Debug)]
 struct Engine {
     pid: u32,
@@ -299,16 +303,16 @@ struct Engine {
     sockets: Sockets,
 }
 
-/// The process's manager, and the channels that it or the process it was forked from has made.
+/// The connection manager of this process, and the channels of this process and its ancestors.
 #[derive(Debug)]
 struct Process {
     engine: Option<Engine>,
-    /// By inode; with the process whose manager answers.
+    /// Inode, process that owns the connection manager, channel.
     channels: Vec<(u64, u32, ChannelId)>,
 }
 
 static PROCESS: Mutex<Process> = Mutex::new(Process { engine: None, channels: Vec::new() });
-/// How many channels there are: without any, nobody's calls need a second look.
+/// Number of channels; while it is zero, intercepted calls take the fast path.
 static CHANNELS: AtomicUsize = AtomicUsize::new(0);
 
 fn process() -> MutexGuard<'static, Process> {
@@ -316,7 +320,7 @@ fn process() -> MutexGuard<'static, Process> {
 }
 
 impl Process {
-    /// The manager, made at first use; a forked child makes its own.
+    /// The connection manager, created on first use and again in a forked child.
     fn engine(&mut self) -> io::Result<&mut Engine> {
         if self.engine.is_none() {
             prepare_for_forks();
@@ -331,17 +335,17 @@ impl Process {
     }
 }
 
-/// Whether a descriptor may be a channel: cheap, and almost always false.
+/// Whether any channel is open: a cheap test, almost always false.
 #[must_use]
 #[inline]
 pub fn has_channels() -> bool {
     CHANNELS.load(Ordering::Relaxed) != 0
 }
 
-/// Opens a channel, with `O_CLOEXEC` and `O_NONBLOCK` as in `flags`.
+/// Opens a channel with `O_CLOEXEC` and `O_NONBLOCK` as in `flags`.
 ///
 /// # Errors
-/// What making sockets and threads reports.
+/// If sockets or the thread cannot be created.
 pub fn open(flags: i32) -> io::Result<OwnedFd> {
     let mut kind = libc::SOCK_STREAM;
     kind |= if flags & libc::O_CLOEXEC != 0 { libc::SOCK_CLOEXEC } else { 0 };
@@ -366,12 +370,12 @@ pub fn open(flags: i32) -> io::Result<OwnedFd> {
     Ok(theirs)
 }
 
-/// The inode behind a descriptor, if it is a socket.
+/// The inode of a descriptor, if it is a socket.
 fn socket_inode(fd: RawFd) -> Option<u64> {
     // SAFETY: fills in a structure on the stack.
     unsafe {
         let mut stat: libc::stat = std::mem::zeroed();
-        // By number: the library's function may be the one that asks us.
+        // By system call: `fstat` itself may be intercepted and call this function.
         let failed = libc::syscall(libc::SYS_fstat, fd, &raw mut stat);
         (failed == 0 && stat.st_mode & libc::S_IFMT == libc::S_IFSOCK).then_some(stat.st_ino)
     }
@@ -385,31 +389,31 @@ pub fn is_channel(fd: RawFd) -> bool {
 }
 
 impl Process {
-    /// The channel behind `fd`, with the manager that has it.
+    /// The channel of `fd`, or EIO if another process owns it.
     fn channel(&self, fd: RawFd) -> Option<Result<ChannelId>> {
         let inode = socket_inode(fd)?;
         let (_, pid, channel) = self.channels.iter().find(|(other, ..)| *other == inode)?;
         let alive = self.engine.as_ref().is_some_and(|engine| engine.pid == *pid);
-        // A forked child has its parent's channels but not its parent's manager.
+        // A forked child inherits channels, but not their connection manager.
         Some(if alive { Ok(*channel) } else { Err(Errno(libc::EIO)) })
     }
 }
 
-/// What became of a command.
+/// Result of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Done,
-    /// There is no event yet.
+    /// GET_EVENT found no event.
     Empty,
 }
 
-/// A command written to `fd`. None if that is not a channel.
+/// Executes a command written to `fd`; `None` if that is not a channel.
 ///
-/// The call is a point where threads may be cancelled, as a write to the device is, while it waits for an
-/// event. Then nothing is held.
+/// Like a write to the device, the call is a thread cancellation point while it waits for an event; it holds
+/// nothing then.
 ///
 /// # Safety
-/// The addresses in the command are valid as the command means them.
+/// The addresses in the command are valid.
 pub unsafe fn write(fd: RawFd, written: &[u8]) -> Option<Result<usize>> {
     loop {
         // SAFETY: the caller vouches for the addresses.
@@ -430,7 +434,7 @@ unsafe extern "C" {
     fn pthread_setcancelstate(state: i32, old: *mut i32) -> i32;
 }
 
-/// Runs what must not be left in the middle, because it holds the lock.
+/// Runs code that must not be cancelled because it holds the lock.
 fn without_cancellation<R>(run: impl FnOnce() -> R) -> R {
     const DISABLE: i32 = 1;
     let (mut before, mut unused) = (0, 0);
@@ -446,7 +450,7 @@ unsafe extern "C-unwind" {
     fn recv(fd: i32, to: *mut libc::c_void, len: usize, flags: i32) -> isize;
 }
 
-/// Waits until the channel has an event, as a blocking or non-blocking device does.
+/// Waits until the channel has an event; EAGAIN on a non-blocking channel.
 fn wait(fd: RawFd) -> Result<()> {
     let mut byte = 0u8;
     // SAFETY: one byte on the stack.
@@ -486,7 +490,7 @@ unsafe fn once(fd: RawFd, written: &[u8]) -> Option<Result<Outcome>> {
             if nearer {
                 sockets.wake.signal();
             }
-            // Events that went with their identifier.
+            // The command may have removed the last events together with their identifier.
             for (fd, _) in waiting.into_iter().filter(|(_, channel)| !manager.has_event(*channel)) {
                 drain(fd);
             }
@@ -495,14 +499,14 @@ unsafe fn once(fd: RawFd, written: &[u8]) -> Option<Result<Outcome>> {
     })
 }
 
-/// Takes the byte that says that events wait.
+/// Takes the byte that signals waiting events.
 fn drain(fd: RawFd) {
     let mut byte = 0u8;
     // SAFETY: one byte on the stack.
     unsafe { libc::recv(fd, (&raw mut byte).cast(), 1, libc::MSG_DONTWAIT) };
 }
 
-/// The thread: watches until the process ends.
+/// The thread: polls until the process ends.
 fn watch(epoll: RawFd) {
     let mut timeout = -1;
     loop {
@@ -511,7 +515,8 @@ fn watch(epoll: RawFd) {
         let n = unsafe { libc::epoll_wait(epoll, events.as_mut_ptr(), events.len() as i32, timeout) };
         let interrupted = || io::Error::last_os_error().kind() == io::ErrorKind::Interrupted;
         if n < 0 && !interrupted() {
-            // Somebody closed our descriptor: a program that closes everything. Nothing works from here on.
+            // The program closed our descriptor, for example by closing all descriptors. Nothing works from
+            // here on.
             return;
         }
         let mut process = process();
@@ -524,7 +529,7 @@ fn watch(epoll: RawFd) {
         }
         timeout = engine.expire().map_or(-1, |time| {
             let left = time.saturating_duration_since(Instant::now());
-            // Up, so that it has passed when the wait ends.
+            // Rounded up, so that the deadline has passed when the wait ends.
             i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX)
         });
         if !closed.is_empty() {
@@ -535,7 +540,7 @@ fn watch(epoll: RawFd) {
 }
 
 impl Engine {
-    /// Something happened to the descriptor behind `token`; returns a channel that was closed.
+    /// Handles an event of the descriptor with this token; returns a channel that was closed.
     fn handle(&mut self, token: u64) -> Option<ChannelId> {
         if token == WAKE {
             self.sockets.wake.clear();
@@ -568,7 +573,7 @@ impl Engine {
         None
     }
 
-    /// Takes what other hosts' managers say.
+    /// Handles messages of other hosts' connection managers.
     fn receive_from_hosts(&mut self) {
         let heard = self.sockets.hosts.as_mut().map(Hosts::receive).unwrap_or_default();
         for heard in heard {
@@ -594,7 +599,7 @@ impl Engine {
         }
     }
 
-    /// What is due by now; when to come back.
+    /// Handles expired timers; returns the next deadline.
     fn expire(&mut self) -> Option<Instant> {
         self.manager.expire(&mut self.sockets);
         let remote = self.sockets.hosts.as_mut().and_then(|hosts| {
@@ -605,21 +610,21 @@ impl Engine {
         [self.manager.deadline(), remote].into_iter().flatten().min()
     }
 
-    /// Takes all messages of a link, and its end.
+    /// Handles all messages of a link, and its end.
     fn receive(&mut self, id: LinkId) {
         let mut buffer = [0; MAX_LEN];
         loop {
-            // A message may end the link.
+            // The message may have closed the link.
             let Some(Watched::Link(link)) = self.sockets.watched.get(&id.0) else { return };
             match link.receive(&mut buffer) {
                 Ok((0, _)) => return self.manager.hung_up(&mut self.sockets, id),
                 Ok((n, _)) => match Message::decode(&buffer[..n]) {
                     Some(message) => self.manager.message(&mut self.sockets, id, message),
-                    // Another version's, or nonsense.
+                    // Another version, or malformed.
                     None => return self.manager.hung_up(&mut self.sockets, id),
                 },
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // The other end closed with something of ours unread; what it sent before is still there.
+                // The peer closed with unread data; what it sent before is still readable.
                 Err(error)
                     if matches!(
                         error.kind(),
@@ -631,12 +636,12 @@ impl Engine {
     }
 }
 
-/// How long a process that ends waits for answers to its last words: those that get lost are said three times.
+/// Timeout for replies to the last messages at exit. A lost message is sent three times within it.
 const PARTING: Duration = Duration::from_secs(1);
-/// How often it looks.
+/// Polling interval at exit.
 const PARTING_STEP: Duration = Duration::from_millis(1);
 
-/// A process that ends takes leave of other hosts, where nothing else would tell.
+/// Registers the exit handler, which disconnects from other hosts: they see no hang-up.
 fn prepare_for_the_end() {
     static REGISTERED: Once = Once::new();
     REGISTERED.call_once(|| {
@@ -646,13 +651,13 @@ fn prepare_for_the_end() {
     });
 }
 
-/// Does what the kernel does when the descriptors of a process are closed, and waits until the others know: the
-/// messages and their repetitions come from the thread, which ends with the process.
+/// Does what the kernel does when it closes the descriptors of a process, and waits for the replies. Messages
+/// and retransmissions come from the thread, which ends with the process.
 extern "C" fn at_exit() {
     let deadline = Instant::now() + PARTING;
     let mut said = false;
     while Instant::now() < deadline {
-        // Who ends the process may have interrupted a thread that holds the lock, its own perhaps.
+        // The exiting thread may have interrupted one that holds the lock, possibly itself.
         if let Ok(mut process) = PROCESS.try_lock() {
             let Process { engine: Some(engine), channels } = &mut *process else { return };
             if engine.sockets.hosts.is_none() {
@@ -671,14 +676,14 @@ extern "C" fn at_exit() {
     }
 }
 
-/// Without a descriptor to spare, who called is still waiting, and would be noticed again at once.
+/// Out of descriptors: the connection stays queued and would be reported again at once.
 fn rest_after(error: &io::Error) {
     if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)) {
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// The lock, held by the forking thread from before the fork until after it.
+/// Holds the lock from before a fork until after it, in the forking thread.
 static FORKING: Mutex<Forking> = Mutex::new(Forking(None));
 struct Forking(Option<MutexGuard<'static, Process>>);
 // SAFETY: put in and taken out by the same thread, the one that forks; its child's copy of that thread is the only
@@ -686,7 +691,8 @@ struct Forking(Option<MutexGuard<'static, Process>>);
 unsafe impl Send for Forking {}
 static REGISTERED: Once = Once::new();
 
-/// A child must hold none of the sockets: names would outlive the process that owns them.
+/// Registers the fork handlers. A child must not hold any socket: names would outlive the process that owns
+/// them.
 fn prepare_for_forks() {
     REGISTERED.call_once(|| {
         // Without memory for the registration, children keep copies of what they do not use.
@@ -712,8 +718,8 @@ extern "C" fn after_fork() {
 extern "C" fn in_child() {
     let held = forking().0.take();
     if let Some(mut process) = held {
-        // Closes the child's copies; the thread that watched them is not here. Nor is that of the port, for which
-        // the end of its membership would wait.
+        // Closes the child's copies; the thread that polled them does not exist here. The port's thread does
+        // not exist either, so its membership cannot be ended in the regular way.
         if let Some(hosts) = process.engine.take().and_then(|engine| engine.sockets.hosts) {
             std::mem::forget(hosts);
         }

@@ -1,4 +1,5 @@
-//! Queue pair 1 of this process: how its manager speaks to other hosts.
+//! This process's share of queue pair 1 (GSI), through which its connection manager exchanges datagrams with
+//! other hosts.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -12,19 +13,19 @@ use millstream_wire::{Packet, cm};
 
 use crate::remote::{Heard, Remote};
 
-/// Datagrams of one system call.
+/// Datagrams received per system call.
 const DATAGRAMS: usize = 4;
 
-/// See the module's description.
+/// The queue pair 1 endpoint of this process.
 #[derive(Debug)]
 pub(crate) struct Hosts {
     pub(crate) remote: Remote,
-    /// The number under which this process takes part on the port.
+    /// The QPN prefix under which this process has joined the port.
     pub(crate) block: u16,
     port: Port,
     inbox: Inbox,
     psn: u32,
-    /// Keeps the number from queue pairs.
+    /// Reserves the prefix, so that no queue pair gets it.
     _claim: Bound,
 }
 
@@ -45,12 +46,12 @@ impl Hosts {
         })
     }
 
-    /// One of them is readable when something has come.
+    /// Descriptors of which one is readable when a packet has arrived.
     pub(crate) fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
         self.port.descriptors()
     }
 
-    /// Sends what waits to be sent. What finds no room is lost, and repeated.
+    /// Sends the queued datagrams. Datagrams that do not fit are lost and retransmitted.
     pub(crate) fn flush(&mut self) {
         for sent in self.remote.take_sent() {
             self.psn = self.psn.wrapping_add(1);
@@ -67,7 +68,7 @@ impl Hosts {
         }
     }
 
-    /// Takes what has come: messages for this process are returned, others passed on.
+    /// Receives datagrams: returns those for this process, forwards those of other processes.
     pub(crate) fn receive(&mut self) -> Vec<Heard> {
         let mut heard = Vec::new();
         let now = Instant::now();
@@ -84,8 +85,8 @@ impl Hosts {
                     match gsi::receiver(&message) {
                         Some(block)
                             if block != self.block && gsi::pass_on(&self.port, block, &origin, bytes) => {}
-                        // What is for nobody is for whoever has it: a request is refused, and who wants to disconnect
-                        // from a process that has ended is agreed with.
+                        // Datagrams without a receiver are handled by the process that received them: it
+                        // rejects requests, and replies to DREQs of connections whose process has ended.
                         _ => {
                             let (own, peer) = (origin.destination, origin.source);
                             heard.extend(self.remote.receive(own, peer, datagram, now));

@@ -1,17 +1,17 @@
-//! The connection manager: what the kernel does behind `/dev/infiniband/rdma_cm`, done in the process.
+//! The kernel's RDMA connection manager, played inside the process.
 //!
-//! The system's `librdmacm.so.1` writes commands to that device and reads events from it; the format is the
-//! kernel's `rdma/rdma_user_cm.h`, version 4, and does not change. This crate answers those commands. Two
-//! processes of one user on one host reach each other over abstract UNIX sockets, one per connection, named
-//! after the port that the listener bound.
+//! The system's `librdmacm.so.1` writes commands to `/dev/infiniband/rdma_cm` and reads events from it, in
+//! the format of the kernel's `rdma/rdma_user_cm.h`, version 4. This crate executes those commands. Processes
+//! of one user on one host connect over abstract UNIX sockets, one per connection, named after the listener's
+//! port. Other hosts are reached by management datagrams on queue pair 1. [`preload`] is the library that
+//! leads programs here.
 //!
-//! Read in this order: [`abi`] (the commands), [`message`] (what processes say to each other), [`manager`] (the
-//! states of identifiers, without input, output or clock; [`wire::Wire`] is what it needs), [`command`] (bytes
-//! to calls), [`engine`] (sockets and the thread).
+//! Read in this order: [`abi`] (commands), [`message`] (messages between processes), [`manager`] (states of
+//! identifiers, without I/O or clock; [`io::CmIo`] is its interface to the outside), [`command`] (parsing and
+//! answering commands), [`engine`] (sockets and the thread).
 //!
-//! States and messages follow the InfiniBand Architecture Specification, volume 1, chapter 12, and its annex
-//! A11 (addresses of the Internet protocols); events and error numbers follow the kernel. Departures:
-//! `docs/rdma-cm.md`.
+//! States and messages follow the InfiniBand Architecture Specification, volume 1, chapter 12 and annex A11;
+//! events and error numbers follow the kernel. Departures are listed in `docs/rdma-cm.md`.
 
 pub mod abi;
 pub mod address;
@@ -27,7 +27,7 @@ pub mod wire;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(pub i32);
 
-/// What a command returns.
+/// Result of a command.
 pub type Result<T> = std::result::Result<T, Errno>;
 
 impl From<std::io::Error> for Errno {

@@ -1,116 +1,116 @@
-//! What two processes say to each other about one connection (IBTA volume 1, 12.6 and 12.11).
+//! Messages between two processes about one connection (IBTA volume 1, 12.6 and 12.11).
 //!
-//! Every message travels on the link of its connection, so it names no identifiers, and a link that ends
-//! says what a lost peer can no longer say. Integers are in host order: both ends are on one host.
+//! Each link carries one connection, so messages need no communication IDs, and a closed link reports a dead
+//! peer. Integers are in host order: both processes are on one host.
 
 use crate::address::{self, Address};
 
-/// First byte of every message; changes with their format.
+/// First byte of every message; changes with the format.
 const VERSION: u8 = 3;
-/// No message is longer.
+/// Longest message in bytes.
 pub const MAX_LEN: usize = 512;
 
-/// Private data of each kind of message that is left to programs: what the specification gives, less the 36
-/// bytes that annex A11 puts in front of a request's.
+/// Private data of programs in each message, in bytes: the specification's length, less the 36 bytes of annex
+/// A11 in requests.
 pub mod private {
-    /// In a REQ.
+    /// REQ.
     pub const REQ: usize = 92 - 36;
-    /// In a REP.
+    /// REP.
     pub const REP: usize = 196;
-    /// In a REJ.
+    /// REJ.
     pub const REJ: usize = 148;
-    /// In a DREQ.
+    /// DREQ.
     pub const DREQ: usize = 220;
-    /// In a DREP.
+    /// DREP.
     pub const DREP: usize = 224;
-    /// In a SIDR_REQ.
+    /// SIDR_REQ.
     pub const SIDR_REQ: usize = 216 - 36;
-    /// In a SIDR_REP.
+    /// SIDR_REP.
     pub const SIDR_REP: usize = 136;
 }
 
-/// What each side of a connection tells the other about its queue pair.
+/// Connection parameters that one side sends to the other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parameters {
-    /// Its queue pair.
+    /// Queue pair number.
     pub qpn: u32,
-    /// The packet sequence number that the other side starts sending with.
+    /// PSN with which the receiver of the message starts sending.
     pub psn: u32,
-    /// READs that it takes at once.
+    /// Inbound READs that the sender accepts at a time.
     pub responder_resources: u8,
-    /// READs that it wants to send at once.
+    /// Outbound READs that the sender issues at a time.
     pub initiator_depth: u8,
-    /// Whether it signals credits.
+    /// Whether the sender supports end-to-end flow control.
     pub flow_control: u8,
-    /// How often the other side shall repeat a request that got no answer.
+    /// Transport retry count for the receiver.
     pub retry_count: u8,
-    /// How often after an RNR NAK.
+    /// RNR retry count for the receiver.
     pub rnr_retry_count: u8,
-    /// Whether it receives from a shared queue.
+    /// Whether the queue pair uses a shared receive queue.
     pub srq: u8,
-    /// Code of the ACK timeout on the path.
+    /// ACK timeout code of the path.
     pub timeout: u8,
-    /// Code of the path MTU; zero says nothing.
+    /// Path MTU code; zero if unspecified.
     pub mtu: u8,
-    /// Whether it is one of an extended reliable connection.
+    /// Whether the connection is XRC.
     pub extended: u8,
-    /// Vendor and options of enhanced connection establishment.
+    /// Vendor ID and options of enhanced connection establishment.
     pub ece: [u32; 2],
-    /// The program's.
+    /// Private data.
     pub private: Vec<u8>,
 }
 
-/// A message.
+/// A message of the connection protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// Wants a connection.
+    /// Connection request.
     Req {
-        /// Who asks.
+        /// Address of the requester.
         src: Address,
-        /// Who is asked.
+        /// Address of the listener.
         dst: Address,
-        /// About the asker's queue pair.
+        /// Parameters of the requester.
         parameters: Parameters,
     },
-    /// Agrees.
+    /// Connection reply.
     Rep(Parameters),
-    /// Is ready.
+    /// Ready to use.
     Rtu,
-    /// Does not agree, or gives up.
+    /// Rejects a request, or gives up.
     Rej {
-        /// Why.
+        /// Rejection reason.
         reason: u8,
-        /// The program's.
+        /// Private data.
         private: Vec<u8>,
     },
-    /// Wants to end it.
+    /// Disconnect request.
     Dreq,
-    /// Agrees to that.
+    /// Disconnect reply.
     Drep,
-    /// Asks for a datagram service.
+    /// Request for a datagram service.
     SidrReq {
-        /// Who asks.
+        /// Address of the requester.
         src: Address,
-        /// Who is asked.
+        /// Address of the listener.
         dst: Address,
-        /// The program's.
+        /// Private data.
         private: Vec<u8>,
     },
-    /// Says where it is.
+    /// Reply of a datagram service.
     SidrRep {
-        /// Zero if there is one.
+        /// Status; zero if the service exists.
         status: u8,
-        /// Its queue pair.
+        /// Queue pair number of the service.
         qpn: u32,
-        /// Its key.
+        /// Q_Key of the service.
         qkey: u32,
-        /// The program's.
+        /// Private data.
         private: Vec<u8>,
     },
 }
 
 impl Message {
-    /// As bytes.
+    /// Encodes the message.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut to = vec![VERSION];
@@ -148,7 +148,7 @@ impl Message {
         to
     }
 
-    /// From bytes; None unless they are one whole message.
+    /// Decodes a message; `None` unless the bytes are exactly one message.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut from = Reader(bytes);
@@ -219,7 +219,7 @@ impl Parameters {
 }
 
 fn put_private(to: &mut Vec<u8>, private: &[u8]) {
-    // Checked against the limit of its kind of message when the program gave it.
+    // The length was checked when the program passed the data.
     to.push(private.len() as u8);
     to.extend(private);
 }

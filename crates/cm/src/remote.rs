@@ -1,15 +1,15 @@
-//! Connections to other hosts: the messages of a link as management datagrams between queue pairs 1, with what a
-//! network needs besides: names for connections, repetitions, and answers to repetitions (IBTA volume 1, 12.9).
+//! Connections to other hosts: the messages of a link as management datagrams between queue pairs 1 (IBTA
+//! volume 1, 12.9). This module adds communication IDs, retransmission, and replies to duplicates.
 //!
-//! No input, output or clock: datagrams go in and come out, time is an argument. Between hosts nothing hangs up; who
-//! waits for an answer that never comes gives up by the manager's own patience.
+//! There is no I/O and no clock: datagrams go in and come out, time is an argument. There is no hang-up
+//! between hosts: a lost peer shows when the manager's timeout expires.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use millstream_device::gsi::{ID_BITS, agreement};
-use millstream_wire::cm::{self, About, Addresses, Path, Rep, Req, Transport};
+use millstream_wire::cm::{self, MessageType, Addresses, Path, Rep, Req, Transport};
 use millstream_wire::{Pkey, Psn, Qkey, Qpn, gid};
 
 use crate::abi::{reason, sidr};
@@ -17,75 +17,75 @@ use crate::address::Address;
 use crate::message::{Message, Parameters, private};
 use crate::wire::{LinkId, Name};
 
-/// First wait for an answer; each further one is twice as long, up to [`LONGEST`].
+/// First retransmission timeout; it doubles up to [`MAX_RETRANSMIT_TIMEOUT`].
 const FIRST: Duration = Duration::from_millis(250);
 const LONGEST: Duration = Duration::from_secs(4);
-/// How long a conversation that is over answers repetitions.
+/// How long a closed connection replies to duplicates.
 const LINGER: Duration = Duration::from_secs(10);
-/// Code of how long an answer may take: 4.096 µs · 2^20, 4.3 s, as Linux has it.
+/// CM response timeout code: 4.096 µs · 2^20 = 4.3 s, as in Linux.
 const RESPONSE_TIMEOUT: u8 = 20;
-/// Repetitions that the other side may need.
+/// CM retries granted to the peer.
 const RETRIES: u8 = 15;
-/// There are no local identifiers on Ethernet.
+/// Ethernet has no LIDs.
 const NO_LID: u16 = 0xffff;
 const HOP_LIMIT: u8 = 64;
 /// `IBV_RATE_100_GBPS`
 const RATE: u8 = 16;
 
-/// A datagram to be sent.
+/// A management datagram to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sent {
-    /// Our address.
+    /// Local address.
     pub from: IpAddr,
-    /// The other host's.
+    /// Address of the other host.
     pub to: IpAddr,
-    /// The management datagram.
+    /// The datagram.
     pub bytes: [u8; millstream_wire::mad::LEN],
 }
 
-/// What a datagram brought.
+/// The result of a received datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Heard {
-    /// A request: a new link to the port of this name, and its first message. The caller chooses the link's number and
-    /// [adopts](Remote::adopt) it, or [refuses](Remote::refuse).
+    /// A request: the first message of a new link. The caller chooses the link's number and
+    /// [adopts](RemoteConnections::adopt) or [rejects](RemoteConnections::reject) it.
     Request(Box<Asked>),
     /// A message on a link.
     Message(LinkId, Message),
 }
 
-/// A request from another host.
+/// A connection request from another host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// The port that is asked.
+    /// The requested port.
     pub name: Name,
-    /// What it is asked.
+    /// The request.
     pub message: Message,
     conversation: Conversation,
 }
 
-/// One connection between two managers.
+/// A connection to another host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Conversation {
     own: IpAddr,
     peer: IpAddr,
-    /// Our name for it, and the peer's; that is zero until it is known.
+    /// Local and remote communication ID; the remote ID is zero until it is known.
     local_id: u32,
     remote_id: u32,
     transaction: u64,
-    /// The peer's last request's.
+    /// Transaction of the peer's last request.
     answered: u64,
-    /// That of the peer's wish to disconnect, once it came.
+    /// Transaction of the peer's DREQ, once received.
     ended: Option<u64>,
     service: u64,
-    /// The peer's queue pair.
+    /// Remote queue pair number.
     qpn: u32,
-    /// The messages that the peer may refuse or we may.
+    /// Handshake state, which determines the message type in a REJ.
     stage: Stage,
-    /// What is repeated until it is answered.
+    /// The message that is retransmitted until it is answered.
     pending: Option<Pending>,
-    /// What answers a repetition of the peer's.
+    /// The reply to duplicates of the peer's last message.
     answer: Option<[u8; millstream_wire::mad::LEN]>,
-    /// The manager has let go of it.
+    /// Set when the manager has closed the link: when the connection is forgotten.
     over: Option<Instant>,
 }
 
@@ -104,26 +104,26 @@ struct Pending {
     wait: Duration,
 }
 
-/// See the module's description.
+/// Connections of this process to other hosts.
 #[derive(Debug)]
 pub struct Remote {
-    /// High bits of our names for connections.
+    /// High bits of the local communication IDs.
     block: u16,
     guid: u64,
     next: u32,
     conversations: HashMap<LinkId, Conversation>,
-    /// Datagrams that wait to be sent.
+    /// Datagrams to send.
     out: Vec<Sent>,
 }
 
 impl Remote {
-    /// For the process that takes part on the port under this number; `first` starts its names.
+    /// For the process with this QPN prefix; communication IDs start at `first`.
     #[must_use]
     pub fn new(block: u16, guid: u64, first: u32) -> Self {
         Self { block, guid, next: first, conversations: HashMap::new(), out: Vec::new() }
     }
 
-    /// What is to be sent now.
+    /// Takes the queued datagrams.
     pub fn take_sent(&mut self) -> Vec<Sent> {
         std::mem::take(&mut self.out)
     }
@@ -139,7 +139,7 @@ impl Remote {
         self.conversations.contains_key(&link)
     }
 
-    /// A link from `own` to a port of another host.
+    /// Creates a link from the address `own` to a port of another host.
     pub fn connect(&mut self, link: LinkId, own: IpAddr, name: Name) {
         let local_id = self.local_id();
         let conversation = Conversation {
@@ -160,12 +160,12 @@ impl Remote {
         self.conversations.insert(link, conversation);
     }
 
-    /// The request gets a link of its own.
+    /// Accepts a request as a new link.
     pub fn adopt(&mut self, link: LinkId, asked: &Asked) {
         self.conversations.insert(link, asked.conversation.clone());
     }
 
-    /// Nobody listens there.
+    /// Rejects a request: there is no listener.
     pub fn refuse(&mut self, asked: &Asked) {
         let mut conversation = asked.conversation.clone();
         let refusal = match asked.message {
@@ -189,22 +189,21 @@ impl Remote {
         self.out.push(Sent { from: conversation.own, to: conversation.peer, bytes });
     }
 
-    /// The manager lets go of a link. What was said last is repeated until it is answered, and repetitions of the
-    /// peer's are answered, for a while.
+    /// Closes a link. The last message is still retransmitted, and duplicates are answered, for a while.
     pub fn close(&mut self, link: LinkId, now: Instant) {
         if let Some(conversation) = self.conversations.get_mut(&link) {
             conversation.over = Some(now + LINGER);
         }
     }
 
-    /// When [`expire`](Self::expire) has something to do next.
+    /// When [`expire`](Self::expire) is due.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         let times = |c: &Conversation| [c.over, c.pending.as_ref().map(|pending| pending.again)];
         self.conversations.values().flat_map(times).flatten().min()
     }
 
-    /// Repeats what is due, and forgets what is over.
+    /// Retransmits what is due, and forgets old connections.
     pub fn expire(&mut self, now: Instant) {
         self.conversations.retain(|_, conversation| conversation.over.is_none_or(|over| over > now));
         for conversation in self.conversations.values_mut() {
@@ -217,13 +216,13 @@ impl Remote {
         }
     }
 
-    /// Whether a message is repeated until it is answered.
+    /// Whether a message waits for its reply.
     #[must_use]
     pub fn awaits_answers(&self) -> bool {
         self.conversations.values().any(|conversation| conversation.pending.is_some())
     }
 
-    /// Takes a datagram that came from `peer` to our address `own`.
+    /// Handles a datagram from `peer` to the local address `own`.
     pub fn receive(&mut self, own: IpAddr, peer: IpAddr, datagram: &[u8], now: Instant) -> Option<Heard> {
         let (transaction, message) = cm::Message::parse(datagram).ok()?;
         let asks = match &message {
@@ -236,7 +235,7 @@ impl Remote {
                 c.peer == peer && c.remote_id == remote_id && c.stage != Stage::Asking
             };
             if let Some(conversation) = self.conversations.values_mut().find(known) {
-                // A repetition; while the program thinks, there is no answer yet.
+                // A duplicate; there may be no reply yet while the program decides.
                 if let Some(bytes) = conversation.answer {
                     self.out.push(Sent { from: own, to: peer, bytes });
                 }
@@ -293,7 +292,7 @@ impl Remote {
         if service >> 32 != 0 {
             return None;
         }
-        // Where it came from and to is what counts, whatever it says.
+        // The addresses of the packet count, not those in the request.
         let src = Address { ip: peer, port: addresses.source_port, scope: 0 };
         let dst = Address { ip: own, port, scope: 0 };
         let mut qpn = 0;
@@ -324,16 +323,16 @@ impl Remote {
     }
 }
 
-/// What a message is to a conversation.
+/// The result of a message on a known connection.
 enum Hearing {
     News(Message),
-    /// It was said before, and is answered again.
+    /// A duplicate, which is answered again.
     Repetition,
     Nothing,
 }
 
 impl Conversation {
-    /// The datagram for a message, and whether it is repeated until there is an answer.
+    /// The datagram of a message, and whether it is retransmitted until it is answered.
     fn encode(&mut self, message: &Message, guid: u64) -> ([u8; millstream_wire::mad::LEN], bool) {
         let (local_id, remote_id) = (self.local_id, self.remote_id);
         let with_addresses = |src: &Address, dst: &Address, private: &[u8]| {
@@ -383,15 +382,15 @@ impl Conversation {
                 (cm::Message::Rtu { local_id, remote_id, private: &[] }.emit(self.transaction), false)
             }
             Message::Rej { reason, private } => {
-                let about = match self.stage {
-                    Stage::Asked => About::Req,
-                    Stage::Replied | Stage::Established => About::Rep,
-                    Stage::Asking => About::Other,
+                let message_type = match self.stage {
+                    Stage::Asked => MessageType::Req,
+                    Stage::Replied | Stage::Established => MessageType::Rep,
+                    Stage::Asking => MessageType::Other,
                 };
                 let refusal = cm::Message::Rej {
                     local_id,
                     remote_id,
-                    about,
+                    message_type,
                     reason: (*reason).into(),
                     additional: &[],
                     private,
@@ -488,11 +487,11 @@ impl Conversation {
                 Hearing::Nothing
             }
             cm::Message::Dreq { .. } => {
-                // Its transaction may be that of the request before: Linux has one for a connection's life.
+                // Linux uses the transaction of the REQ for all messages of a connection.
                 if self.ended == Some(transaction) {
                     return Hearing::Repetition;
                 }
-                // Whoever replied and never got an RTU learns that it was agreed to.
+                // A sender of a REP that never got its RTU learns that the connection was established.
                 (self.answered, self.ended) = (transaction, Some(transaction));
                 self.answer = None;
                 if self.over.is_some() {
@@ -559,7 +558,7 @@ mod tests {
     const PORT: Name =
         Name { space: 0x106, ip: IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2)), port: 7174 };
 
-    /// Two hosts, and what each has heard.
+    /// Two hosts and the events of each.
     struct Pair {
         now: Instant,
         ends: [Remote; 2],
@@ -577,7 +576,7 @@ mod tests {
             }
         }
 
-        /// Delivers what was sent, but for what `lose` names by its number.
+        /// Delivers the sent datagrams but those at the indices in `lose`.
         fn carry(&mut self, lose: &[usize]) {
             for from in 0..2 {
                 for (i, sent) in self.ends[from].take_sent().into_iter().enumerate() {
@@ -590,7 +589,7 @@ mod tests {
             }
         }
 
-        /// Lets time pass until something is due.
+        /// Advances time to the next retransmission.
         fn wait(&mut self) {
             self.now = self.ends.iter().filter_map(Remote::deadline).min().expect("something is repeated");
             let now = self.now;
@@ -645,7 +644,7 @@ mod tests {
         assert_eq!((src.port, seen), (4000, &parameters));
         pair.ends[1].adopt(LinkId(8), &asked);
 
-        // The reply is lost; the request comes again, and is answered again.
+        // The REP is lost; the REQ is repeated and answered again.
         let reply = Parameters { qpn: 6, private: vec![2; 196], ..Parameters::default() };
         pair.say(1, 8, &Message::Rep(reply.clone()));
         pair.carry(&[0]);
@@ -676,7 +675,7 @@ mod tests {
         assert!(pair.heard[1].is_empty());
     }
 
-    /// As Linux does: all that one side asks for on a connection is one transaction.
+    /// Linux uses one transaction for all messages of one side of a connection.
     #[test]
     fn a_wish_to_disconnect_in_the_transaction_of_the_request_is_news() {
         let mut pair = Pair::new();
@@ -718,7 +717,7 @@ mod tests {
         assert_eq!(*reason, reason::INVALID_SERVICE_ID);
         pair.heard[0].clear();
 
-        // The other side has no such connection (any more).
+        // The other side has no such connection any more.
         pair.ends[1] = Remote::new(0xabc, 2, 0);
         pair.say(0, 1, &Message::Dreq);
         pair.carry(&[]);
@@ -735,7 +734,7 @@ mod tests {
         for len in 0..sent.bytes.len() {
             assert_eq!(pair.ends[1].receive(sent.to, sent.from, &sent.bytes[..len], now), None);
         }
-        // A reply from an address that was not asked.
+        // A reply from an address that received no request.
         let asked = match pair.ends[1].receive(sent.to, sent.from, &sent.bytes, now) {
             Some(Heard::Request(asked)) => asked,
             other => panic!("{other:?}"),

@@ -1,4 +1,4 @@
-//! What the core needs from the world: port names, links between processes, and wake-ups.
+//! The manager's interface to the outside: port names, links between processes, wake-ups.
 
 use std::fmt;
 use std::io;
@@ -11,27 +11,27 @@ use crate::message::Message;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClaimId(pub u64);
 
-/// A link to one identifier of another process, or of this one.
+/// A link to an identifier of another process, or of this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LinkId(pub u64);
 
-/// What a program opened: a queue of events.
+/// An event channel that the program opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ChannelId(pub u64);
 
-/// A port as processes find it: port space, host address (or its family's wildcard), port number.
+/// A port name: port space, host address or wildcard, port number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Name {
     /// Port space.
     pub space: u16,
-    /// Host.
+    /// Host address.
     pub ip: IpAddr,
-    /// Port.
+    /// Port number.
     pub port: u16,
 }
 
 impl Name {
-    /// The same port on every address of the family.
+    /// The same port on the wildcard address of the family.
     #[must_use]
     pub fn wildcard(self) -> Self {
         let ip = match self.ip {
@@ -48,47 +48,47 @@ impl fmt::Display for Name {
     }
 }
 
-/// The world, as the core sees it. Nothing here waits.
+/// I/O of the connection manager. No function blocks.
 pub trait Wire {
-    /// Takes a port name.
+    /// Binds a port name.
     ///
     /// # Errors
     /// EADDRINUSE if a live process holds it.
     fn claim(&mut self, name: Name) -> io::Result<ClaimId>;
-    /// Lets others connect to it, and reports that they did.
+    /// Accepts links to the port; each is reported to the manager.
     ///
     /// # Errors
-    /// What the system reports.
+    /// If the socket cannot listen.
     fn listen(&mut self, claim: ClaimId) -> io::Result<()>;
-    /// Gives it back.
+    /// Releases a port name.
     fn release(&mut self, claim: ClaimId);
-    /// Whether any live process holds the name.
+    /// Whether a live process holds the name.
     fn is_claimed(&mut self, name: Name) -> bool;
-    /// Opens a link from the address `own` to the holder of the name, if it listens. On another host that shows
+    /// Opens a link from the address `own` to the listener of a port. Errors of other hosts are reported
     /// later.
     ///
     /// # Errors
-    /// ECONNREFUSED if nobody does.
+    /// ECONNREFUSED if there is no listener.
     fn connect(&mut self, own: IpAddr, name: Name) -> io::Result<LinkId>;
-    /// Sends a message; a peer that cannot be told is dying, which is reported elsewhere.
+    /// Sends a message. A failure means that the peer is ending, which a hang-up reports.
     fn send(&mut self, link: LinkId, message: &Message);
-    /// Ends a link; the other side is told.
+    /// Closes a link, which the peer sees.
     fn close(&mut self, link: LinkId);
-    /// An event was added to a channel that had none.
+    /// Signals the first event of a channel.
     fn ready(&mut self, channel: ChannelId);
-    /// From which of this host's addresses packets for another host leave; None if there is no way there, or
-    /// it is not to be used.
+    /// The local source address of packets to another host; `None` if there is no route, or it must not be
+    /// used.
     fn way_out(&mut self, to: IpAddr) -> Option<IpAddr>;
-    /// Code of the path MTU between an address of this host and `to`.
+    /// Path MTU code between a local address and `to`.
     fn path_mtu(&mut self, own: IpAddr, to: IpAddr) -> u8;
-    /// This host's addresses.
+    /// Addresses of this host.
     fn addresses(&mut self) -> Vec<IpAddr>;
-    /// Where the device's GID table holds `gid` for RoCE v2.
+    /// GID table index of `gid` for RoCE v2.
     fn gid_index(&mut self, gid: &[u8; 16]) -> Option<u8>;
-    /// The device's name in the world.
+    /// Node GUID of the device.
     fn node_guid(&mut self) -> u64;
-    /// A number that nobody can guess.
+    /// An unpredictable number.
     fn random(&mut self) -> u32;
-    /// What the clock says.
+    /// The current time.
     fn now(&mut self) -> Instant;
 }

@@ -1,4 +1,4 @@
-//! The engine in this process, over its real sockets: a connection from end to end, and peers that say nonsense.
+//! The engine over its real sockets: a connection from end to end, and malformed messages.
 
 mod common;
 
@@ -13,20 +13,20 @@ use millstream_shm::socket::{Connection, own_uid};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A link to the listener on `port`, as another process would have it.
+/// A link to the listener on `port`, as from another process.
 fn link(port: u16) -> Connection {
     Connection::open(&format!("millstream/{}/cm/106/{port}/127.0.0.1", own_uid()), PATIENCE)
         .expect("listening")
 }
 
-/// The next message on a link; None at its end.
+/// The next message on a link; `None` at its end.
 fn next(link: &Connection) -> Option<Message> {
     let mut bytes = [0; MAX_LEN];
     loop {
         match link.receive(&mut bytes) {
             Ok((0, _)) => return None,
             Ok((n, _)) => return Some(Message::decode(&bytes[..n]).expect("well-formed")),
-            // It was hung up with something unread.
+            // The peer closed with unread data.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
             Err(error) => panic!("{error}"),
         }
@@ -52,7 +52,7 @@ fn a_connection_from_end_to_end() {
     server.event(event::DISCONNECTED);
     server.disconnect(asked.id);
     client.event(event::DISCONNECTED);
-    // Nobody writes another command, so the clock alone brings these.
+    // No further command is written: these come from the timers.
     client.event(event::TIMEWAIT_EXIT);
     server.event(event::TIMEWAIT_EXIT);
 }
@@ -67,12 +67,12 @@ fn nonsense_ends_its_link_and_nothing_else() {
         vec![0xff; MAX_LEN],
         // Longer than any message.
         vec![1; MAX_LEN + 1],
-        // An answer to nothing.
+        // A reply without a request.
         bytes.clone(),
         Message::Rtu.encode(),
         Message::Dreq.encode(),
     ];
-    // Another version's.
+    // Another version.
     bytes[0] ^= 0x80;
     said.push(bytes);
     for nonsense in &said {
@@ -80,7 +80,7 @@ fn nonsense_ends_its_link_and_nothing_else() {
         link.send(nonsense, &[]).unwrap();
         assert_eq!(next(&link), None, "{nonsense:?}");
     }
-    // Who says nothing is waited for, and disturbs nobody.
+    // Silent links do not disturb others.
     let silent: Vec<_> = (0..50).map(|_| link(port)).collect();
     let client = Channel::open();
     client.connect(2, port);
@@ -96,13 +96,13 @@ fn a_peer_may_do_anything_in_any_order() {
         let parameters = Parameters { qpn: 9, private: vec![7; 255], ..Parameters::default() };
         Message::Req { src: at(1), dst: at(port), parameters }
     };
-    // More private data than a request has room for is cut.
+    // Private data beyond the field of a request is cut off.
     let link_one = link(port);
     link_one.send(&request().encode(), &[]).unwrap();
     let asked = server.event(event::CONNECT_REQUEST);
     let param = ConnParam::from_prefix(&asked.param);
     assert_eq!((param.private_data_len, param.private_data[55], param.private_data[56]), (56, 7, 0));
-    // Everything that makes no sense before the answer.
+    // Messages that are invalid before the reply.
     for message in
         [request(), Message::Rtu, Message::Dreq, Message::Drep, Message::Rep(Parameters::default())]
     {
@@ -114,7 +114,7 @@ fn a_peer_may_do_anything_in_any_order() {
         link_one.send(&message.encode(), &[]).unwrap();
     }
     assert_eq!(server.event(event::ESTABLISHED).uid, 2);
-    // It ends without a word.
+    // The link closes without a DREQ.
     drop(link_one);
     assert_eq!(server.event(event::DISCONNECTED).uid, 2);
 }

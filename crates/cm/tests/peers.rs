@@ -1,7 +1,7 @@
-//! Connections by management datagrams, with processes that end at either side of them.
+//! Connections by management datagrams between processes, one of which exits or is killed.
 //!
-//! Whether a process goes that way is said by its environment. So this program starts itself again: once to listen and
-//! to look, and that once more for each process that connects and ends.
+//! The environment selects the path between processes. So this program starts itself again: once as the
+//! listener, and that once more for each process that connects.
 
 mod common;
 
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use common::Channel;
 use millstream_cm::abi::event;
 
-/// Less than any wait for an answer that never comes, more than any delay of a loaded machine.
+/// Shorter than any timeout, longer than any delay of a loaded machine.
 const SOON: u64 = 20;
 const ROLE: &str = "MILLSTREAM_TEST_ROLE";
 const PORT: &str = "MILLSTREAM_TEST_PORT";
@@ -40,7 +40,7 @@ fn who_was_killed_is_answered_for() {
     succeeds("leaves who was killed");
 }
 
-/// Not a test: the other processes of tests here start in this function.
+/// Entry point of the child processes.
 #[test]
 #[ignore = "started by the tests that need another process"]
 fn other_process() {
@@ -52,7 +52,7 @@ fn other_process() {
     }
 }
 
-/// A listener with a connection from another process; the connection's number here.
+/// A listener with a connection from another process, and the identifier of the connection.
 fn connected() -> (Channel, u32, Child) {
     // SAFETY: a plain system call. It ends a process that waits for an event that does not come.
     unsafe { libc::alarm(SOON as u32) };
@@ -83,7 +83,7 @@ fn leaves_who_was_killed() {
     assert_eq!(server.event(event::DISCONNECTED).uid, 3);
 }
 
-/// Ends at the end of its input, or after a line by an exit in the middle of everything.
+/// Ends at the end of its input, or exits after a line.
 fn connects() {
     let port = env::var(PORT).expect("a port").parse().expect("a number");
     let client = Channel::open();

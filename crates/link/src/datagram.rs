@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use millstream_wire::bth;
-use millstream_wire::icrc::Prepared;
+use millstream_wire::icrc::FlowCrc;
 
 /// Packets to one destination, in one buffer: each of [`segment`](Outgoing::segment) bytes, the last perhaps
 /// shorter. A packet is what follows the UDP header: BTH, extended headers, payload, padding and four bytes
@@ -103,7 +103,7 @@ pub struct Inbox {
     /// How many datagrams the next call asks for.
     ask: usize,
     /// Where the last packet came from, for its ICRC: mostly where the next one comes from.
-    pub(crate) last: Option<(Origin, Prepared)>,
+    pub(crate) last: Option<(Origin, FlowCrc)>,
 }
 
 impl Inbox {

@@ -13,7 +13,7 @@
 use std::cell::Cell;
 use std::net::IpAddr;
 
-use millstream_wire::icrc::{Flow, Prepared};
+use millstream_wire::icrc::{Flow, FlowCrc};
 use millstream_wire::{ICRC_LEN, UDP_PORT, bth};
 
 /// Fewest bytes of a packet: base transport header and ICRC.
@@ -28,15 +28,15 @@ const BEHIND_IDENTIFICATION: usize = 14 + 8;
 
 /// The flow of packets to the RoCEv2 port; None if the addresses are of two families.
 #[must_use]
-pub fn flow(source: IpAddr, source_port: u16, destination: IpAddr) -> Option<Prepared> {
-    Some(Flow::new((source, source_port), (destination, UDP_PORT))?.prepare())
+pub fn flow(source: IpAddr, source_port: u16, destination: IpAddr) -> Option<FlowCrc> {
+    Some(Flow::new((source, source_port), (destination, UDP_PORT))?.crc())
 }
 
 /// Computes a packet's ICRC and stores it in the packet's last four bytes.
 ///
 /// # Panics
 /// If the packet is shorter than [`MIN_PACKET`].
-pub fn seal(flow: &Prepared, identification: u16, packet: &mut [u8]) {
+pub fn seal(flow: &FlowCrc, identification: u16, packet: &mut [u8]) {
     assert!(packet.len() >= MIN_PACKET, "a packet of {} bytes", packet.len());
     let (body, icrc) = packet.split_at_mut(packet.len() - ICRC_LEN);
     icrc.copy_from_slice(&flow.icrc(body, identification));
@@ -45,7 +45,7 @@ pub fn seal(flow: &Prepared, identification: u16, packet: &mut [u8]) {
 /// The identification under which a packet's ICRC is right, zero for IPv6; None if there is none. `guess` is
 /// tried first.
 #[must_use]
-pub fn identification(flow: &Prepared, guess: u16, packet: &[u8]) -> Option<u16> {
+pub fn identification(flow: &FlowCrc, guess: u16, packet: &[u8]) -> Option<u16> {
     if packet.len() < MIN_PACKET {
         return None;
     }
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn v4() -> Prepared {
+    fn v4() -> FlowCrc {
         flow([10, 0, 0, 1].into(), 50_000, [10, 0, 0, 2].into()).unwrap()
     }
 

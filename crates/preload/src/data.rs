@@ -1,4 +1,4 @@
-//! What the files say: the kernel's `Documentation/ABI/stable/sysfs-class-infiniband`, for this device.
+//! Contents of the device's sysfs files (the kernel's `Documentation/ABI/stable/sysfs-class-infiniband`).
 
 use std::collections::BTreeSet;
 use std::net::Ipv6Addr;
@@ -10,7 +10,7 @@ use millstream_device::{VENDOR_ID, VENDOR_PART_ID};
 
 use crate::place::Device;
 
-/// Eight groups of four digits, as sysfs writes GIDs.
+/// A GID as sysfs prints it: eight groups of four digits.
 fn in_full(gid: [u8; 16]) -> String {
     Ipv6Addr::from(gid).segments().map(|group| format!("{group:04x}")).join(":")
 }
@@ -27,7 +27,7 @@ fn numbers(device: Device) -> String {
     format!("{major}:{minor}")
 }
 
-/// All files by path with their content; a path that ends in a slash is an empty folder.
+/// All files: path and content. A path that ends in a slash is an empty directory.
 pub(crate) fn files() -> Vec<(String, String)> {
     let mut files = Vec::new();
     let table = gid::table();
@@ -53,7 +53,7 @@ pub(crate) fn files() -> Vec<(String, String)> {
         ("ports/1/lid_mask_count", "0"),
         ("ports/1/sm_lid", "0x0"),
         ("ports/1/sm_sl", "0"),
-        // That a connection manager is there, and that GIDs are addresses.
+        // Communication management is supported, and GIDs are IP-based.
         ("ports/1/cap_mask", "0x04010000"),
         ("ports/1/rate", "200 Gb/sec (4X HDR)"),
         ("ports/1/pkeys/0", "0xffff"),
@@ -69,7 +69,7 @@ pub(crate) fn files() -> Vec<(String, String)> {
         add(format!("{device}/ports/1/gid_attrs/types/{index}"), kind);
         add(format!("{device}/ports/1/gid_attrs/ndevs/{index}"), &entry.interface);
     }
-    // The interfaces that the device would sit on; the loopback one only on a host that has no other.
+    // The network interfaces of the device; loopback only if there is no other.
     let loopback = |entry: &&gid::GidEntry| Ipv6Addr::from(entry.raw).to_canonical().is_loopback();
     let mut interfaces: BTreeSet<_> = table
         .iter()

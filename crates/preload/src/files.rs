@@ -1,4 +1,4 @@
-//! Opening, listing, testing, reading links; and writing, for channels.
+//! Functions that open, list, test and resolve paths; `write`, for commands.
 
 #![allow(missing_docs, reason = "named after the C library's functions")]
 
@@ -13,13 +13,13 @@ use crate::next::through;
 use crate::place::{self, Device, Place};
 use crate::{errno, failed, set_errno};
 
-/// What opening one of our paths means.
+/// How to open a path.
 enum Opened {
     /// Done: a descriptor, or -1 with errno.
     Done(c_int),
-    /// Open this instead.
+    /// Open this path instead.
     Instead(Place),
-    /// Not ours.
+    /// The path is not intercepted.
     Other,
 }
 
@@ -31,7 +31,7 @@ unsafe fn opened(path: *const c_char, flags: c_int) -> Opened {
             Opened::Done(failed(libc::EACCES))
         }
         Some(place @ Place { device: None, .. }) => Opened::Instead(place),
-        // The verbs library does not go through the kernel's device, and nobody else can make use of it.
+        // The verbs library does not use the kernel's device, and nothing else can use it.
         Some(Place { device: Some(Device::Verbs), .. }) => Opened::Done(failed(libc::ENXIO)),
         Some(Place { device: Some(Device::Manager), .. }) => Opened::Done(match engine::open(flags) {
             Ok(channel) => channel.into_raw_fd(),
@@ -40,8 +40,8 @@ unsafe fn opened(path: *const c_char, flags: c_int) -> Opened {
     }
 }
 
-/// Functions like `open(path, flags, mode)`. The C functions take the mode only when they create a file; both
-/// calling conventions put it where a third argument goes, and what lies there otherwise is not looked at.
+/// Functions like `open(path, flags, mode)`. The C functions take the mode only with `O_CREAT`. Both calling
+/// conventions put it into the third argument, which is ignored otherwise.
 macro_rules! open {
     ($($name:ident;)*) => {$(
         #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -78,7 +78,7 @@ macro_rules! openat {
 
 openat! { openat; openat64; }
 
-/// What fortified programs call when the flags are not known at compile time.
+/// Variants that fortified programs call when the flags are not known at compile time.
 macro_rules! open_2 {
     ($($name:ident;)*) => {$(
         #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -117,7 +117,7 @@ macro_rules! openat_2 {
 
 openat_2! { __openat_2; __openat64_2; }
 
-/// Functions that take a path and only look: the path is replaced, the rest passed on.
+/// Functions that only read a path: the path is replaced, other arguments are passed on.
 macro_rules! look {
     ($($name:ident($($before:ident: $btype:ty,)* @path $(, $after:ident: $atype:ty)*) -> $ret:ty, $missing:expr;)*) => {$(
         #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -131,7 +131,7 @@ macro_rules! look {
     )*};
 }
 
-/// As `scandir` takes them.
+/// Callback argument of `scandir`.
 type Filter = *const c_void;
 
 look! {
@@ -154,7 +154,7 @@ look! {
     llistxattr(@path, list: *mut c_char, size: size_t) -> ssize_t, -1;
 }
 
-/// Programs see the path that they asked for, not where it leads.
+/// Restores the original path in the result.
 unsafe fn renamed(found: *mut c_char) -> *mut c_char {
     if !found.is_null() {
         // SAFETY: a C string that was just made, and a shorter one in its place.
@@ -193,9 +193,8 @@ resolve! {
     canonicalize_file_name(@path);
 }
 
-/// Whether these bytes may be a command: a program writes nothing else to a channel, and hardly anything like
-/// it elsewhere. Cheap, because every write of the program asks. The engine's own wake-ups (a number in eight
-/// bytes, without a body) are none, so the engine can write while it holds its lock.
+/// Whether these bytes may be a command. Every write of the program calls this, so it is cheap. It rejects
+/// the eight-byte writes to an eventfd, so the engine can write while it holds its lock.
 #[inline]
 unsafe fn may_be_command(from: *const c_void, len: size_t) -> bool {
     const HEADER: usize = 8;

@@ -1,20 +1,19 @@
-//! `libmillstream_preload.so`: what programs look at outside verbs, for the soft device.
+//! `libmillstream_preload.so`: shows programs the device outside of verbs.
 //!
-//! Programs find an adapter's facts under `/sys/class/infiniband`, and the system's `librdmacm.so.1` opens
-//! `/dev/infiniband/rdma_cm`. This library, named in `LD_PRELOAD`, stands before the C library's functions that take
-//! paths, and answers for those paths only ([`place`]):
+//! Programs read `/sys/class/infiniband`, and the system's `librdmacm.so.1` opens `/dev/infiniband/rdma_cm`.
+//! This library, loaded by `LD_PRELOAD`, intercepts the C library's functions on these paths only ([`path`]):
 //!
-//! - sysfs paths lead to a folder of real files ([`view`]), so that everything that can be done with files and
-//!   directories can be done with them;
-//! - `/dev/infiniband/rdma_cm` opens a channel of the connection manager (`millstream-cm`), and a `write` to a
-//!   channel is a command;
-//! - `/dev/infiniband/uverbs0` can be looked at, as a character device.
+//! - sysfs paths are redirected to a directory of real files ([`sysfs_dir`]), so that all file functions work
+//!   on them;
+//! - `/dev/infiniband/rdma_cm` opens an event channel of the connection manager ([`engine`](crate::engine)),
+//!   and a `write` to a channel is a command;
+//! - `/dev/infiniband/uverbs0` is shown as a character device, which cannot be opened.
 //!
-//! Every other call goes on to the next definition of the function, found once ([`next`]), with its arguments as
-//! they are. Nothing is allocated and no thread is started before one of these paths is used.
+//! All other calls are passed on unchanged to the next definition of the function ([`forward`]). Nothing is
+//! allocated and no thread starts before one of these paths is used.
 //!
-//! A program may cancel a thread inside these functions, which unwinds their frames: they are all "C-unwind", and
-//! own nothing while they wait.
+//! A program may cancel a thread inside these functions, which unwinds their frames: they are all "C-unwind",
+//! and own nothing while they block.
 
 #![allow(
     clippy::missing_safety_doc,
@@ -30,7 +29,7 @@ mod view;
 
 use std::ffi::c_int;
 
-/// What a success leaves as it was: programs report the first error that they saw after cleaning up.
+/// Reads errno, which successful calls must preserve.
 fn errno() -> c_int {
     // SAFETY: the thread's own errno.
     unsafe { *libc::__errno_location() }
@@ -41,7 +40,7 @@ fn set_errno(errno: c_int) {
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// -1 with errno.
+/// Returns -1 with errno.
 fn failed(errno: c_int) -> c_int {
     set_errno(errno);
     -1

@@ -1,9 +1,9 @@
-//! The definitions that would have been called without this library.
+//! The definitions that the program would call without this library.
 
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// A function of the next library that defines it.
+/// A function in the next library that defines it.
 pub(crate) struct Next {
     name: &'static CStr,
     found: AtomicPtr<c_void>,
@@ -14,7 +14,7 @@ impl Next {
         Self { name, found: AtomicPtr::new(std::ptr::null_mut()) }
     }
 
-    /// Its address; null if there is none.
+    /// The address of the function; null if there is none.
     #[inline]
     pub(crate) fn get(&self) -> *mut c_void {
         let found = self.found.load(Ordering::Relaxed);
@@ -30,8 +30,8 @@ impl Next {
     }
 }
 
-/// Calls the next definition of the function with the arguments of these names; where there is none, returns
-/// `$missing` with ENOSYS from the function around it.
+/// Calls the next definition of the function with these arguments. If there is none, the enclosing function
+/// returns `$missing` with ENOSYS.
 macro_rules! through {
     ($name:ident($($arg:ident: $type:ty),*) -> $ret:ty, missing $missing:expr) => {{
         static NEXT: $crate::next::Next = $crate::next::Next::new(

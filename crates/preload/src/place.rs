@@ -1,12 +1,12 @@
-//! Which paths are ours.
+//! The paths that are intercepted.
 
 use std::ffi::{CStr, CString, c_char};
 
 use crate::view;
 
-/// One of our paths.
+/// An intercepted path.
 pub(crate) struct Place {
-    /// Where it leads.
+    /// The path of the file that replaces it.
     pub(crate) path: CString,
     pub(crate) device: Option<Device>,
 }
@@ -21,7 +21,7 @@ pub(crate) enum Device {
 }
 
 impl Device {
-    /// Major and minor number, as `dev` in sysfs names them.
+    /// Major and minor number, as in sysfs `dev`.
     pub(crate) fn numbers(self) -> (u32, u32) {
         match self {
             Self::Verbs => (231, 192),
@@ -30,7 +30,7 @@ impl Device {
     }
 }
 
-/// What is ours, each with everything below it.
+/// Intercepted directories, with everything below.
 const OURS: [&CStr; 4] = [
     c"/sys/class/infiniband",
     c"/sys/class/infiniband_verbs",
@@ -50,7 +50,7 @@ unsafe fn is_below(path: *const c_char, root: &CStr) -> bool {
     matches!(unsafe { *path.add(root.count_bytes()) }.cast_unsigned(), 0 | b'/')
 }
 
-/// Where `path` leads, if it is one of ours.
+/// Looks up `path`; `None` if it is not intercepted.
 ///
 /// # Safety
 /// A C string, or null.
@@ -71,7 +71,7 @@ pub(crate) unsafe fn of(path: *const c_char) -> Option<Place> {
     Some(Place { path: CString::new(led).ok()?, device })
 }
 
-/// The path that programs know for one inside the view.
+/// The original path of a path inside the sysfs copy.
 pub(crate) fn known_as(path: &[u8]) -> Option<&[u8]> {
     let below = path.strip_prefix(view::root_if_used()?.as_bytes())?;
     below.starts_with(b"/").then_some(below)

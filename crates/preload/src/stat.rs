@@ -1,7 +1,7 @@
-//! The `stat` family, in the forms of old and new programs.
+//! The `stat` family, with the symbols of old and new programs.
 //!
-//! The view's files are regular ones; those that stand for devices are shown as such. So are channels, whose
-//! descriptors programs check before they use them.
+//! Regular files that stand for devices are reported as character devices. So are event channels, whose
+//! descriptors programs check before use.
 
 #![allow(missing_docs, reason = "named after the C library's functions")]
 
@@ -12,10 +12,10 @@ use millstream_cm::engine;
 use crate::next::through;
 use crate::place::{self, Device};
 
-/// Readable and writable for everybody, as udev leaves these devices.
+/// Readable and writable for everybody, as udev creates these devices.
 const CHARACTER_DEVICE: u32 = libc::S_IFCHR | 0o666;
 
-/// Makes the answer about a file one about a device.
+/// Changes the result for a file into that of a device.
 unsafe fn show(device: Option<Device>, failed: c_int, answer: *mut libc::stat) -> c_int {
     if let (0, Some(device)) = (failed, device) {
         let (major, minor) = device.numbers();
@@ -28,7 +28,7 @@ unsafe fn show(device: Option<Device>, failed: c_int, answer: *mut libc::stat) -
     failed
 }
 
-/// `struct stat` and `struct stat64` are the same on 64-bit machines.
+/// `struct stat` and `struct stat64` are identical on 64-bit machines.
 const _: () = assert!(size_of::<libc::stat>() == size_of::<libc::stat64>());
 
 macro_rules! by_path {

@@ -1,8 +1,8 @@
-//! The device's files, as real files in a folder of the user's.
+//! The device's sysfs files as real files in a directory of the user.
 //!
-//! The folder lies where short-lived files do (`XDG_RUNTIME_DIR`, else `/dev/shm`, else `/tmp`), belongs to the
-//! user alone, and is named after its content. So processes share it, whoever comes first makes it, and a host
-//! whose addresses change gets another one.
+//! The directory is in `XDG_RUNTIME_DIR`, else `/dev/shm`, else `/tmp`. It belongs to the user alone and is
+//! named after its content. So processes share it, the first one creates it, and a host whose addresses
+//! change gets another one.
 
 use std::ffi::CString;
 use std::fs;
@@ -20,7 +20,7 @@ use crate::data;
 
 static ROOT: OnceLock<Option<CString>> = OnceLock::new();
 
-/// The folder, made at first use. None where none can be made.
+/// The directory, created on first use; `None` if that fails.
 pub(crate) fn root() -> Option<&'static CString> {
     ROOT.get_or_init(|| {
         let before = crate::errno();
@@ -31,7 +31,7 @@ pub(crate) fn root() -> Option<&'static CString> {
     .as_ref()
 }
 
-/// The folder, if anybody has needed it.
+/// The directory, if it is in use.
 pub(crate) fn root_if_used() -> Option<&'static CString> {
     ROOT.get()?.as_ref()
 }
@@ -52,16 +52,16 @@ fn make() -> Option<PathBuf> {
     })
 }
 
-/// A folder at `place` that only this user can change, whoever made something of its name first.
+/// A directory in `parent` that only this user can change, whoever created something of its name first.
 fn own_folder(place: &Path) -> Option<PathBuf> {
     let folder = place.join(format!("millstream-{}", own_uid()));
-    // It may be there.
+    // It may exist.
     let _ = fs::DirBuilder::new().mode(0o700).create(&folder);
     let found = fs::symlink_metadata(&folder).ok()?;
     (found.is_dir() && found.uid() == own_uid() && found.mode() & 0o077 == 0).then_some(folder)
 }
 
-/// Writes `files` aside, then gives them their name at once.
+/// Writes `files` to a temporary directory, then renames it.
 fn fill(folder: &Path, root: &Path, files: &[(String, String)]) -> io::Result<()> {
     let aside = folder.join(format!("new-{:016x}", random_u64()));
     let written = files.iter().try_for_each(|(path, content)| {
@@ -74,7 +74,7 @@ fn fill(folder: &Path, root: &Path, files: &[(String, String)]) -> io::Result<()
     });
     let named = written.and_then(|()| fs::rename(&aside, root));
     if named.is_err() {
-        // Somebody was faster, or there is no room.
+        // Another process was faster, or there is no space.
         let _ = fs::remove_dir_all(&aside);
     }
     if root.is_dir() { Ok(()) } else { named }

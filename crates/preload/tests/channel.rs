@@ -1,5 +1,5 @@
-//! The built library under a program that uses the connection manager's device by itself (`channel.c`), as the
-//! kernel's header describes it. `make lib` builds the library first; without it these tests fail.
+//! The built library under a C program that uses the connection manager's device directly (`channel.c`),
+//! following the kernel's header. `make lib` builds the library; without it these tests fail.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -27,14 +27,14 @@ fn the_device_is_what_the_kernels_header_says() {
     let names: Vec<&str> = listed.lines().collect();
     assert!(names.len() >= 8, "{names:?}");
     for name in names {
-        // One that hangs is ended, and fails.
+        // A test that hangs is killed, and fails.
         let mut test = Command::new("timeout");
         test.args(["--kill-after=1", "60"]).arg(&program).arg(name).env("LD_PRELOAD", library());
         assert_eq!(output(&mut test), "", "{name}");
     }
 }
 
-/// The library stands before other people's functions only where its source says so.
+/// The library intercepts only the functions in its version script.
 #[test]
 fn it_exports_what_the_map_says() {
     let map = include_str!("../exports.map");

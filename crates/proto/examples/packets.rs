@@ -10,8 +10,8 @@ use std::io::Write;
 use std::time::Instant as Clock;
 
 use millstream_proto::{
-    Access, Atomic, Config, Connection, DeliveryFault, Event, Instant, Limits, Memory, Mtu, ReceiveId,
-    Refusal, Request, SendConfig, Service, Status, Work, WorkId,
+    Access, Atomic, Config, Connection, DeliveryError, Event, Instant, Memory, Mtu, NakReason, ReceiveId,
+    SendConfig, SendOp, SendRequest, Service, Status, TransmitLimits, WorkId,
 };
 use millstream_wire::icrc::Flow;
 use millstream_wire::{Packet, Pkey, Psn, Qpn, Rkey};
@@ -38,38 +38,38 @@ impl Memory for Plain {
     fn take_receive(&mut self) -> Option<ReceiveId> {
         Some(ReceiveId(0))
     }
-    fn deliver(&mut self, _: ReceiveId, offset: u32, from: &[u8]) -> Result<(), DeliveryFault> {
+    fn deliver(&mut self, _: ReceiveId, offset: u32, from: &[u8]) -> Result<(), DeliveryError> {
         self.0[offset as usize..][..from.len()].copy_from_slice(from);
         Ok(())
     }
-    fn check(&mut self, _: Rkey, va: u64, len: u32, _: Access) -> Result<(), Refusal> {
-        let room = MESSAGE.checked_sub(va as usize).ok_or(Refusal::Access)?;
-        if len as usize <= room { Ok(()) } else { Err(Refusal::Access) }
+    fn check(&mut self, _: Rkey, va: u64, len: u32, _: Access) -> Result<(), NakReason> {
+        let room = MESSAGE.checked_sub(va as usize).ok_or(NakReason::RemoteAccess)?;
+        if len as usize <= room { Ok(()) } else { Err(NakReason::RemoteAccess) }
     }
-    fn write(&mut self, rkey: Rkey, va: u64, from: &[u8]) -> Result<(), Refusal> {
+    fn write(&mut self, rkey: Rkey, va: u64, from: &[u8]) -> Result<(), NakReason> {
         self.check(rkey, va, from.len() as u32, Access::Write)?;
         self.0[va as usize..][..from.len()].copy_from_slice(from);
         Ok(())
     }
-    fn write_atomically(&mut self, rkey: Rkey, va: u64, bytes: [u8; 8]) -> Result<(), Refusal> {
+    fn write_atomically(&mut self, rkey: Rkey, va: u64, bytes: [u8; 8]) -> Result<(), NakReason> {
         self.write(rkey, va, &bytes)
     }
-    fn read(&mut self, rkey: Rkey, va: u64, into: &mut [u8]) -> Result<(), Refusal> {
+    fn read(&mut self, rkey: Rkey, va: u64, into: &mut [u8]) -> Result<(), NakReason> {
         self.check(rkey, va, into.len() as u32, Access::Read)?;
         into.copy_from_slice(&self.0[va as usize..][..into.len()]);
         Ok(())
     }
-    fn atomic(&mut self, _: Rkey, _: u64, _: Atomic) -> Result<u64, Refusal> {
-        Err(Refusal::Operational)
+    fn atomic(&mut self, _: Rkey, _: u64, _: Atomic) -> Result<u64, NakReason> {
+        Err(NakReason::RemoteOperational)
     }
-    fn invalidate(&mut self, _: Rkey) -> Result<(), Refusal> {
-        Err(Refusal::Access)
+    fn invalidate(&mut self, _: Rkey) -> Result<(), NakReason> {
+        Err(NakReason::RemoteAccess)
     }
 }
 
 fn connection(flow: Flow, qps: [u32; 2], mtu: Mtu) -> Connection {
     let mut connection = Connection::new(Config {
-        service: Service::Reliable,
+        service: Service::Rc,
         flow,
         local_qp: Qpn::new(qps[0]),
         remote_qp: Qpn::new(qps[1]),
@@ -117,7 +117,8 @@ fn carry(
         for from in [0, 1] {
             loop {
                 let start = Clock::now();
-                let Some(sent) = ends[from].poll_transmit(now, &mut memories[from], Limits::NONE, buffer)
+                let Some(sent) =
+                    ends[from].poll_transmit(now, &mut memories[from], TransmitLimits::NONE, buffer)
                 else {
                     break;
                 };
@@ -131,7 +132,7 @@ fn carry(
                 for packet in buffer[..sent.len].chunks(sent.segment) {
                     let packet = Packet::new_checked(packet).expect("a packet");
                     ends[1 - from].handle_datagram(now, flow.source(), &packet, &mut memories[1 - from]);
-                    while ends[1 - from].handle_kept(&mut memories[1 - from]) {}
+                    while ends[1 - from].handle_reordered(&mut memories[1 - from]) {}
                 }
                 if from == data_from {
                     spent.build += (built - start).as_secs_f64();
@@ -189,11 +190,11 @@ fn main() -> std::io::Result<()> {
                 }
                 let crc = start.elapsed().as_secs_f64() / (MESSAGE / payload) as f64;
                 let work = match name {
-                    "write" => Work::Write { va: 0, rkey: Rkey::new(1), immediate: None },
-                    _ => Work::Read { va: 0, rkey: Rkey::new(1) },
+                    "write" => SendOp::Write { va: 0, rkey: Rkey::new(1), immediate: None },
+                    _ => SendOp::Read { va: 0, rkey: Rkey::new(1) },
                 };
                 let request =
-                    Request { id: WorkId(0), work, len: MESSAGE as u32, fence: false, solicited: false };
+                    SendRequest { id: WorkId(0), work, len: MESSAGE as u32, fence: false, solicited: false };
                 ends[0].post(request).expect("taken");
                 let spent = carry(&mut ends, &mut memories, &mut buffer, data_from);
                 let done = ends[0].poll_event();

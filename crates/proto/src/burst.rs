@@ -1,80 +1,80 @@
-//! Packets side by side in one buffer, as segmentation offload takes them: all of one length, but the last one may
-//! be shorter.
+//! Packets in one buffer in the layout of UDP segmentation offload: all of one length, the last one may be
+//! shorter.
 
-use millstream_wire::icrc::Prepared;
+use millstream_wire::icrc::FlowCrc;
 use millstream_wire::{ICRC_LEN, bth};
 
-/// What the sender's IP identification will be. The ICRC covers it over IPv4.
+/// The IPv4 identification that the sender's kernel will set. The ICRC covers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Identification {
-    /// Zero in each packet: datagrams that are sent one by one through a socket that forbids fragmentation.
+pub enum IpIdentification {
+    /// Zero in each packet: single datagrams from a socket that forbids fragmentation.
     Zero,
-    /// Counted from 0 in each burst: what the kernel does when it cuts a long datagram into segments.
+    /// Counted from 0 in each burst: segmentation offload.
     Counted,
 }
 
-/// How much one call of `poll_transmit` may send.
+/// TransmitLimits of one call of `poll_transmit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct TransmitLimits {
     /// Packets in the buffer.
     pub packets: u32,
-    /// Bytes of packets with requests or a READ's data: what congestion control allows. Acknowledgements and answers of
-    /// one word do not count. One more packet is sent while there is any left.
-    pub allowance: u64,
-    /// See there.
-    pub identification: Identification,
+    /// Bytes that congestion control allows in requests and READ responses. Acknowledgements and single-word
+    /// responses do not count. A packet may exceed the rest of the budget.
+    pub byte_budget: u64,
+    /// IPv4 identification of the packets.
+    pub identification: IpIdentification,
 }
 
-impl Limits {
-    /// As many as fit into the buffer.
+impl TransmitLimits {
+    /// No limit but the buffer.
     pub const NONE: Self =
-        Self { packets: u32::MAX, allowance: u64::MAX, identification: Identification::Zero };
+        Self { packets: u32::MAX, byte_budget: u64::MAX, identification: IpIdentification::Zero };
 }
 
-/// Packets to be sent now, in order: the first `len` bytes of the buffer, cut every `segment` bytes.
+/// Packets to send in order: the first `len` bytes of the buffer, cut every `segment` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transmit {
     /// Bytes of all packets.
     pub len: usize,
-    /// Bytes of each packet; the last one may be shorter.
+    /// Bytes of each packet; the last packet may be shorter.
     pub segment: usize,
-    /// How many.
+    /// Number of packets.
     pub packets: u32,
-    /// Bytes of those that count against the allowance.
+    /// Bytes that count against the byte budget.
     pub paced_bytes: u64,
 }
 
-/// A buffer that is being filled.
+/// A buffer being filled with packets.
 pub(crate) struct Burst<'a> {
     out: &'a mut [u8],
-    flow: Prepared,
-    limits: Limits,
+    flow: FlowCrc,
+    limits: TransmitLimits,
     filled: Transmit,
-    /// A shorter packet was the last one.
+    /// The last packet was shorter than the others, so no packet may follow.
     closed: bool,
 }
 
 impl<'a> Burst<'a> {
-    pub(crate) fn new(out: &'a mut [u8], flow: Prepared, limits: Limits) -> Self {
+    pub(crate) fn new(out: &'a mut [u8], flow: FlowCrc, limits: TransmitLimits) -> Self {
         let filled = Transmit { len: 0, segment: 0, packets: 0, paced_bytes: 0 };
         Self { out, flow, limits, filled, closed: false }
     }
 
-    /// Whether a packet of that many bytes may follow.
+    /// Whether a packet of `len` bytes may follow.
     #[inline]
     pub(crate) fn has_room(&self, len: usize) -> bool {
         let fits = self.filled.packets == 0 || (len <= self.filled.segment && !self.closed);
         fits && self.filled.packets < self.limits.packets && self.out.len() - self.filled.len >= len
     }
 
-    /// Whether congestion control allows one more packet that counts.
+    /// Whether the byte budget allows another packet.
     #[inline]
     pub(crate) fn is_allowed(&self) -> bool {
-        self.filled.paced_bytes < self.limits.allowance
+        self.filled.paced_bytes < self.limits.byte_budget
     }
 
-    /// Begins a packet of `len` bytes, for which there is [room](Self::has_room); it counts once it is
-    /// [committed](Self::commit).
+    /// Starts a packet of `len` bytes, for which there is [room](Self::has_room). [`commit`](Self::commit)
+    /// completes it.
     #[inline]
     pub(crate) fn begin(&mut self, bth: &bth::Repr, len: usize) -> &mut [u8] {
         let at = self.filled.len;
@@ -83,12 +83,12 @@ impl<'a> Burst<'a> {
         packet
     }
 
-    /// Completes the packet that was begun with `len` bytes.
+    /// Completes the current packet with a length of `len` bytes and seals it with its ICRC.
     #[inline]
     pub(crate) fn commit(&mut self, len: usize, counts: bool) {
         let identification = match self.limits.identification {
-            Identification::Zero => 0,
-            Identification::Counted => self.filled.packets as u16,
+            IpIdentification::Zero => 0,
+            IpIdentification::Counted => self.filled.packets as u16,
         };
         let at = self.filled.len;
         let (covered, icrc) = self.out[at..at + len].split_at_mut(len - ICRC_LEN);
@@ -104,7 +104,7 @@ impl<'a> Burst<'a> {
         }
     }
 
-    /// What was filled, if anything.
+    /// The packets in the buffer, if there are any.
     pub(crate) fn finish(self) -> Option<Transmit> {
         (self.filled.packets > 0).then_some(self.filled)
     }

@@ -1,54 +1,56 @@
-//! What a queue pair is set up with, in the words of the verbs' attributes.
+//! Queue pair attributes, named after those of the verbs.
 
 use core::time::Duration;
 
 use millstream_wire::icrc::Flow;
 use millstream_wire::{Opcode, Pkey, Psn, Qpn};
 
-/// The connected transport services.
+/// Connected transport services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Service {
-    /// Reliable: exactly once, in order, or an error.
-    Reliable,
-    /// Unreliable: at most once, in order.
-    Unreliable,
-    /// The sending end of an extended reliable connection (annex A14): its requests name a shared receive queue.
-    Initiator,
-    /// The receiving end of one: it only answers.
-    Target,
+    /// Reliable connection (RC).
+    Rc,
+    /// Unreliable connection (UC).
+    Uc,
+    /// XRC initiator (annex A14): sends requests, each of which names a shared receive queue.
+    XrcInitiator,
+    /// XRC target: only responds.
+    XrcTarget,
 }
 
 impl Service {
-    /// Whether messages arrive or fail.
+    /// Whether messages are acknowledged.
     #[inline]
     #[must_use]
     pub const fn is_reliable(self) -> bool {
-        !matches!(self, Self::Unreliable)
+        !matches!(self, Self::Uc)
     }
 
-    /// As packets name it.
+    /// The transport service in opcodes.
     #[inline]
     #[must_use]
-    pub const fn on_the_wire(self) -> millstream_wire::Service {
+    pub const fn wire_service(self) -> millstream_wire::Service {
         match self {
-            Self::Reliable => millstream_wire::Service::Rc,
-            Self::Unreliable => millstream_wire::Service::Uc,
-            Self::Initiator | Self::Target => millstream_wire::Service::Xrc,
+            Self::Rc => millstream_wire::Service::Rc,
+            Self::Uc => millstream_wire::Service::Uc,
+            Self::XrcInitiator | Self::XrcTarget => millstream_wire::Service::Xrc,
         }
     }
 
-    /// What a packet of a reliable connection is called here. The machines plan in its opcodes, and only what the
-    /// service offers, so there always is one.
+    /// Translates an RC opcode to this service. Only operations of the service are planned, so there always
+    /// is one.
     #[inline]
-    pub(crate) fn carried(self, opcode: Opcode) -> Opcode {
+    pub(crate) fn opcode_of(self, opcode: Opcode) -> Opcode {
         match self {
-            Self::Reliable => opcode,
-            other => opcode.on(other.on_the_wire()).expect("only what the service offers is planned"),
+            Self::Rc => opcode,
+            other => {
+                opcode.with_service(other.wire_service()).expect("only what the service offers is planned")
+            }
         }
     }
 }
 
-/// Payload of a packet that is not a message's last.
+/// Path MTU: payload of each packet of a message but the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u16)]
 pub enum Mtu {
@@ -65,17 +67,17 @@ pub enum Mtu {
 }
 
 impl Mtu {
-    /// All of them.
+    /// All path MTUs.
     pub const ALL: [Self; 5] = [Self::B256, Self::B512, Self::B1024, Self::B2048, Self::B4096];
 
-    /// Bytes.
+    /// The path MTU in bytes.
     #[inline]
     #[must_use]
     pub const fn bytes(self) -> u32 {
         self as u32
     }
 
-    /// From the code of the verbs and of connection management: 1 for 256 to 5 for 4096.
+    /// From the code of the verbs and of communication management: 1 (256) to 5 (4096).
     #[must_use]
     pub const fn from_code(code: u8) -> Option<Self> {
         match code {
@@ -88,14 +90,14 @@ impl Mtu {
         }
     }
 
-    /// The largest one whose packets an interface carries whole: 40 bytes of IPv6, 8 of UDP and up to 32 of
-    /// transport headers and ICRC come on top.
+    /// The largest path MTU whose packets fit the MTU of an interface. IPv6 and UDP headers take 48 bytes,
+    /// transport headers up to 32, the ICRC 4.
     #[must_use]
     pub fn within(interface: u32) -> Option<Self> {
         Self::ALL.into_iter().rev().find(|mtu| mtu.bytes() + 40 + 8 + 32 + 4 <= interface)
     }
 
-    /// Packets of a message.
+    /// Packets of a message of `len` bytes.
     #[inline]
     #[must_use]
     pub const fn packets(self, len: u32) -> u32 {
@@ -103,59 +105,59 @@ impl Mtu {
     }
 }
 
-/// How many READs and atomic operations may be under way.
+/// Number of outstanding READs and atomic operations.
 pub type RdAtomic = u8;
 
-/// What a connected queue pair needs to receive (INIT to RTR).
+/// Attributes of the transition from INIT to RTR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Reliable or not.
+    /// Transport service.
     pub service: Service,
-    /// Where own packets go: from own to the peer's address.
+    /// Addresses and ports of own packets.
     pub flow: Flow,
-    /// Own queue pair number.
+    /// Local queue pair number.
     pub local_qp: Qpn,
-    /// The peer's.
+    /// Remote queue pair number.
     pub remote_qp: Qpn,
-    /// The partition.
+    /// Partition key.
     pub pkey: Pkey,
     /// Path MTU.
     pub mtu: Mtu,
-    /// What the peer starts with (`rq_psn`).
+    /// First PSN of the peer (`rq_psn`).
     pub receive_psn: Psn,
-    /// Whether peers may READ.
+    /// Whether the peer may issue READs.
     pub remote_read: bool,
-    /// Whether peers may WRITE.
+    /// Whether the peer may issue WRITEs.
     pub remote_write: bool,
-    /// Whether peers may do atomic operations.
+    /// Whether the peer may issue atomic operations.
     pub remote_atomic: bool,
-    /// READs and atomic operations of the peer at a time (`max_dest_rd_atomic`).
+    /// Outstanding READs and atomic operations of the peer (`max_dest_rd_atomic`).
     pub max_dest_rd_atomic: RdAtomic,
-    /// 5-bit code of the time that a peer shall wait after an RNR NAK (`min_rnr_timer`).
+    /// 5-bit code of the delay that an RNR NAK requests (`min_rnr_timer`).
     pub min_rnr_timer: u8,
 }
 
-/// What it needs to send as well (RTR to RTS).
+/// Attributes of the transition from RTR to RTS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendConfig {
-    /// What to start with (`sq_psn`).
+    /// First own PSN (`sq_psn`).
     pub send_psn: Psn,
-    /// Own READs and atomic operations at a time (`max_rd_atomic`).
+    /// Own outstanding READs and atomic operations (`max_rd_atomic`).
     pub max_rd_atomic: RdAtomic,
-    /// 5-bit code of the local ACK timeout (`timeout`).
+    /// 5-bit local ACK timeout code (`timeout`).
     pub ack_timeout: u8,
-    /// How often to try again without an answer: 0 to 7 (`retry_cnt`).
+    /// Retransmissions without a response: 0 to 7 (`retry_cnt`).
     pub retry_count: u8,
-    /// How often to try again after an RNR NAK: 0 to 6, 7 for ever (`rnr_retry`).
+    /// Retransmissions after an RNR NAK: 0 to 6, 7 for infinite (`rnr_retry`).
     pub rnr_retry: u8,
-    /// Packets that may be under way: what the receiver's socket takes. Answers to READs count.
+    /// Packets in flight, READ responses included: what the receiver's socket buffers.
     pub window: u32,
-    /// When the last packets of a burst are not answered for this long, the last one is sent once more to learn
-    /// what is missing, long before the ACK timeout. None: never, as adapters do.
+    /// Delay of the tail loss probe, which retransmits the last packet of a burst long before the ACK
+    /// timeout. `None`: no probe, as in hardware.
     pub probe: Option<Duration>,
 }
 
 impl SendConfig {
-    /// The most packets that may be under way: far fewer than half of all PSNs (9.7.1).
+    /// Upper bound of `window`, far below half of the PSN space (9.7.1).
     pub const MAX_WINDOW: u32 = 1 << 20;
 }

@@ -3,115 +3,114 @@
 use core::net::IpAddr;
 use std::collections::VecDeque;
 
-use millstream_wire::icrc::{Flow, Prepared};
+use millstream_wire::icrc::{Flow, FlowCrc};
 use millstream_wire::{Packet, Service as WireService};
 
-use crate::burst::{Burst, Limits, Transmit};
+use crate::burst::{Burst, Transmit, TransmitLimits};
 use crate::config::{Config, SendConfig, Service};
-use crate::event::{Event, Fault};
+use crate::event::{Event, FailureCause};
 use crate::memory::Memory;
-use crate::request::{PostError, Request};
-use crate::requester::{Requester, Taken};
-use crate::responder::{Outcome, Responder};
+use crate::request::{PostError, SendRequest};
+use crate::requester::{Requester, ResponseOutcome};
+use crate::responder::{RequestOutcome, Responder};
 use millstream_quantity::Instant;
 
-/// What a queue pair does now (10.3.1).
+/// States of a queue pair (10.3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// Receives (RTR).
-    Receiving,
-    /// Receives and sends (RTS).
-    Sending,
-    /// Receives, and completes what it has begun to send (SQD).
-    Draining,
-    /// Receives; the send queue failed (SQE, unreliable connections only).
-    SendFailed,
-    /// Failed (ERR): only the refusal that was the cause is still said.
-    Failed,
+pub enum QpState {
+    /// Ready to receive.
+    Rtr,
+    /// Ready to send.
+    Rts,
+    /// Send queue drain: completes started requests, starts no new one.
+    Sqd,
+    /// Send queue error (UC only): receives, but the send queue failed.
+    Sqe,
+    /// Error: only repeats the NAK that was the cause.
+    Err,
 }
 
-/// What became of a datagram.
+/// How a received packet was handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disposition {
-    /// It was news.
+    /// New and valid.
     Accepted,
-    /// A request carried out before, answered again; or an answer that was known.
+    /// A request that was executed before, or a response that was known.
     Duplicate,
-    /// A request from beyond a gap.
+    /// A request behind a gap.
     OutOfSequence,
-    /// A message that found no receive request.
+    /// A message without a receive request.
     NotReady,
     /// A request that made the queue pair fail.
-    Refused,
-    /// Congestion was told: the sender should slow down.
+    Nak,
+    /// A congestion notification: the sender should reduce its rate.
     Congestion,
-    /// Nothing happened.
+    /// Dropped without effect.
     Dropped(DropReason),
 }
 
-/// Why nothing happened.
+/// Why a packet was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DropReason {
-    /// From another address than the peer's.
-    Source,
-    /// For another queue pair, partition or transport service.
-    Destination,
-    /// A response to what was not asked, or not so.
+    /// Source address other than the peer's.
+    WrongSource,
+    /// Another queue pair, partition or transport service.
+    WrongDestination,
+    /// A response that matches no request.
     Unexpected,
-    /// The queue pair has failed, or does not take the request.
-    State,
+    /// The queue pair has failed, or does not accept requests.
+    QpState,
 }
 
-/// What has happened so far.
+/// Packet counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Packets given to be sent.
+    /// Packets sent.
     pub sent: u64,
-    /// Of them, requests that were sent before.
+    /// Requests that were sent more than once.
     pub retransmitted: u64,
-    /// Packets that came.
+    /// Packets received.
     pub received: u64,
-    /// Of them, duplicates.
+    /// Received duplicates.
     pub duplicates: u64,
-    /// Of them, from beyond a gap.
+    /// Received packets behind a gap.
     pub out_of_sequence: u64,
-    /// Of them, dropped.
+    /// Received packets that were dropped.
     pub dropped: u64,
 }
 
-/// A queue pair of the reliable or unreliable connected service.
+/// A queue pair of a connected service (RC, UC, XRC).
 ///
-/// After every call, take what [`poll_event`](Self::poll_event) has, let [`handle_kept`](Self::handle_kept) take what was
-/// kept, send what
-/// [`poll_transmit`](Self::poll_transmit) has, and see to it that [`handle_timeout`](Self::handle_timeout) is
-/// called at the time of [`poll_timeout`](Self::poll_timeout). Acknowledgements are put together if several
-/// datagrams are handled before anything is sent.
+/// After each call: process the events of [`poll_event`](Self::poll_event), call
+/// [`handle_reordered`](Self::handle_reordered), send the packets of [`poll_transmit`](Self::poll_transmit),
+/// and schedule [`handle_timeout`](Self::handle_timeout) at [`poll_timeout`](Self::poll_timeout). If several
+/// datagrams are handled before anything is sent, their acknowledgements are coalesced.
 ///
-/// A connection that failed over a peer's request goes on to tell the peer why; it should be kept, and
-/// given datagrams, until the queue pair is reset or destroyed.
+/// A connection that failed over a peer's request repeats its NAK. Keep the connection, and pass datagrams to
+/// it, until the queue pair is reset or destroyed.
 #[derive(Debug)]
 pub struct Connection {
     config: Config,
-    flow: Prepared,
-    state: State,
+    flow: FlowCrc,
+    state: QpState,
     requester: Option<Requester>,
     responder: Responder,
     events: VecDeque<Event>,
     established: bool,
-    /// Whether requests are next, when there are responses as well.
+    /// Requests go before responses in the next burst.
     requests_next: bool,
     counters: Counters,
 }
 
 impl Connection {
-    /// A queue pair that receives (INIT to RTR).
+    /// A queue pair in RTR.
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
             responder: Responder::new(config),
-            flow: config.flow.prepare(),
+            flow: config.flow.crc(),
             config,
-            state: State::Receiving,
+            state: QpState::Rtr,
             requester: None,
             events: VecDeque::new(),
             established: false,
@@ -120,33 +119,33 @@ impl Connection {
         }
     }
 
-    /// Begins to send as well (RTR to RTS). In other states nothing happens.
+    /// Moves from RTR to RTS; ignored in other states.
     pub fn start(&mut self, config: SendConfig) {
-        if self.state == State::Receiving {
+        if self.state == QpState::Rtr {
             self.requester = Some(Requester::new(config, &self.config));
-            self.state = State::Sending;
+            self.state = QpState::Rts;
         }
     }
 
-    /// What the queue pair was set up with.
+    /// The attributes of the queue pair.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Where packets go.
+    /// Addresses and ports of own packets.
     #[must_use]
     pub fn flow(&self) -> &Flow {
         &self.config.flow
     }
 
-    /// What the queue pair does now.
+    /// The state of the queue pair.
     #[must_use]
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> QpState {
         self.state
     }
 
-    /// What has happened so far.
+    /// Packet counters since the queue pair was created.
     #[must_use]
     pub fn counters(&self) -> Counters {
         let retransmitted = self.requester.as_ref().map_or(0, |requester| requester.retransmitted);
@@ -156,61 +155,61 @@ impl Connection {
     /// Whether every send request is complete and nothing is to be sent.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.requester.as_ref().is_none_or(Requester::is_idle) && !self.responder.has_answers()
+        self.requester.as_ref().is_none_or(Requester::is_idle) && !self.responder.has_responses()
     }
 
-    /// Whether all that could be sent now is one positive acknowledgement. It does no harm to send that a little later,
-    /// with a request that follows perhaps (9.7.5.1.2).
+    /// Whether a single ACK is all that could be sent now. The caller may delay it, to coalesce it with later
+    /// ones (9.7.5.1.2).
     #[must_use]
     pub fn has_only_acknowledgement(&self) -> bool {
         self.responder.has_only_acknowledgement()
             && self.requester.as_ref().is_none_or(Requester::has_sent_all)
     }
 
-    /// Takes a send request. In the error states it is flushed at once (10.8.1).
+    /// Posts a send request. In the error states it is flushed at once (10.8.1).
     ///
     /// # Errors
-    /// If the request is not one that the queue pair could carry out, ever or now.
-    pub fn post(&mut self, request: Request) -> Result<(), PostError> {
+    /// If the request is invalid, or the queue pair is not in a state to send.
+    pub fn post(&mut self, request: SendRequest) -> Result<(), PostError> {
         let requester = self.requester.as_mut().ok_or(PostError::NotSending)?;
         requester.post(request)?;
-        if matches!(self.state, State::Failed | State::SendFailed) {
+        if matches!(self.state, QpState::Err | QpState::Sqe) {
             requester.flush(&mut self.events);
         }
         Ok(())
     }
 
-    /// Completes what was begun and begins nothing new (RTS to SQD); [`Event::Drained`] tells the end.
+    /// Moves from RTS to SQD; [`Event::Drained`] follows when the started requests are complete.
     pub fn drain(&mut self) {
-        if let (State::Sending, Some(requester)) = (self.state, &mut self.requester) {
-            self.state = State::Draining;
+        if let (QpState::Rts, Some(requester)) = (self.state, &mut self.requester) {
+            self.state = QpState::Sqd;
             requester.drain(&mut self.events);
         }
     }
 
-    /// Goes on to send (SQD or SQE to RTS).
+    /// Moves from SQD or SQE to RTS.
     pub fn resume(&mut self) {
-        if let (State::Draining | State::SendFailed, Some(requester)) = (self.state, &mut self.requester) {
-            self.state = State::Sending;
+        if let (QpState::Sqd | QpState::Sqe, Some(requester)) = (self.state, &mut self.requester) {
+            self.state = QpState::Rts;
             requester.resume();
         }
     }
 
-    /// Fails (any state to ERR): send requests are flushed.
+    /// Moves to the error state and flushes send requests.
     pub fn fail(&mut self) {
-        if self.state != State::Failed {
-            self.failed(Fault::Asked);
+        if self.state != QpState::Err {
+            self.failed(FailureCause::Requested);
         }
     }
 
     #[cold]
-    fn failed(&mut self, fault: Fault) {
-        if fault == Fault::Request && self.config.service == Service::Unreliable {
+    fn failed(&mut self, fault: FailureCause) {
+        if fault == FailureCause::SendRequest && self.config.service == Service::Uc {
             // Only the send queue fails (10.3.1.7).
-            self.state = State::SendFailed;
+            self.state = QpState::Sqe;
             return;
         }
-        self.state = State::Failed;
+        self.state = QpState::Err;
         self.responder.flush(&mut self.events);
         if let Some(requester) = &mut self.requester {
             requester.flush(&mut self.events);
@@ -218,7 +217,7 @@ impl Connection {
         self.events.push_back(Event::Failed(fault));
     }
 
-    /// Takes a packet that came from `from`, and whose ICRC was right or could not be checked.
+    /// Handles a packet from the address `from`, whose ICRC was correct or could not be checked.
     pub fn handle_datagram<M: Memory>(
         &mut self,
         now: Instant,
@@ -237,14 +236,14 @@ impl Connection {
         disposition
     }
 
-    /// Takes the next packet that came before its turn, if that is now; whether there was anything to do. To be called
-    /// after each [`handle_datagram`](Self::handle_datagram) until there was not. What one packet tells is to be
-    /// [taken](Self::poll_event) before the next: at most one receive request is in use.
-    pub fn handle_kept<M: Memory>(&mut self, memory: &mut M) -> bool {
-        if self.state == State::Failed {
+    /// Handles the next packet of the reorder buffer if it is in sequence now; returns whether there was
+    /// work. Call it after each [`handle_datagram`](Self::handle_datagram) until it returns `false`. Process
+    /// the [events](Self::poll_event) of each packet before the next: at most one receive request is in use.
+    pub fn handle_reordered<M: Memory>(&mut self, memory: &mut M) -> bool {
+        if self.state == QpState::Err {
             return false;
         }
-        self.responder.handle_kept(memory, &mut self.events).unwrap_or_else(|fault| {
+        self.responder.handle_reordered(memory, &mut self.events).unwrap_or_else(|fault| {
             self.failed(fault);
             true
         })
@@ -259,49 +258,49 @@ impl Connection {
     ) -> Disposition {
         let (bth, opcode) = (packet.bth(), packet.opcode());
         if from.to_canonical() != self.config.flow.destination() {
-            return Disposition::Dropped(DropReason::Source);
+            return Disposition::Dropped(DropReason::WrongSource);
         }
         if bth.dest_qp() != self.config.local_qp || !bth.pkey().matches(self.config.pkey) {
-            return Disposition::Dropped(DropReason::Destination);
+            return Disposition::Dropped(DropReason::WrongDestination);
         }
         if opcode.service() == WireService::Cnp {
             return Disposition::Congestion;
         }
-        // The ends of an extended connection send requests one way, and answers the other.
+        // An XRC initiator receives responses only, a target requests only.
         let right_way = match self.config.service {
-            Service::Reliable | Service::Unreliable => true,
-            Service::Initiator => opcode.is_response(),
-            Service::Target => !opcode.is_response(),
+            Service::Rc | Service::Uc => true,
+            Service::XrcInitiator => opcode.is_response(),
+            Service::XrcTarget => !opcode.is_response(),
         };
-        if opcode.service() != self.config.service.on_the_wire() || !right_way {
-            return Disposition::Dropped(DropReason::Destination);
+        if opcode.service() != self.config.service.wire_service() || !right_way {
+            return Disposition::Dropped(DropReason::WrongDestination);
         }
         if opcode.is_response() {
             return self.dispose_response(now, packet, memory);
         }
-        if self.state == State::Failed {
+        if self.state == QpState::Err {
             self.responder.handle_request_after_failure(packet);
-            return Disposition::Dropped(DropReason::State);
+            return Disposition::Dropped(DropReason::QpState);
         }
         let result = match self.config.service {
-            Service::Unreliable => self.responder.handle_unreliable(packet, memory, &mut self.events),
+            Service::Uc => self.responder.handle_unreliable(packet, memory, &mut self.events),
             _ => self.responder.handle_request(packet, memory, &mut self.events),
         };
         match result {
-            Ok(Outcome::Executed) => {
+            Ok(RequestOutcome::Executed) => {
                 self.establish();
                 Disposition::Accepted
             }
-            Ok(Outcome::Duplicate) => Disposition::Duplicate,
-            Ok(Outcome::OutOfSequence) => Disposition::OutOfSequence,
-            Ok(Outcome::NotReady) => {
+            Ok(RequestOutcome::Duplicate) => Disposition::Duplicate,
+            Ok(RequestOutcome::OutOfSequence) => Disposition::OutOfSequence,
+            Ok(RequestOutcome::NotReady) => {
                 self.establish();
                 Disposition::NotReady
             }
-            Ok(Outcome::Dropped) => Disposition::Dropped(DropReason::State),
+            Ok(RequestOutcome::Dropped) => Disposition::Dropped(DropReason::QpState),
             Err(fault) => {
                 self.failed(fault);
-                Disposition::Refused
+                Disposition::Nak
             }
         }
     }
@@ -312,13 +311,13 @@ impl Connection {
         packet: &Packet<&[u8]>,
         memory: &mut M,
     ) -> Disposition {
-        let Some(requester) = self.requester.as_mut().filter(|_| self.state != State::Failed) else {
-            return Disposition::Dropped(DropReason::State);
+        let Some(requester) = self.requester.as_mut().filter(|_| self.state != QpState::Err) else {
+            return Disposition::Dropped(DropReason::QpState);
         };
         match requester.handle_response(now, packet, memory, &mut self.events) {
-            Ok(Taken::Well) => Disposition::Accepted,
-            Ok(Taken::Stale) => Disposition::Duplicate,
-            Ok(Taken::Unexpected) => Disposition::Dropped(DropReason::Unexpected),
+            Ok(ResponseOutcome::Accepted) => Disposition::Accepted,
+            Ok(ResponseOutcome::Stale) => Disposition::Duplicate,
+            Ok(ResponseOutcome::Unexpected) => Disposition::Dropped(DropReason::Unexpected),
             Err(fault) => {
                 self.failed(fault);
                 Disposition::Accepted
@@ -326,33 +325,33 @@ impl Connection {
         }
     }
 
-    /// The peer's first request.
+    /// Reports the first request of the peer.
     fn establish(&mut self) {
         if !self.established {
             self.established = true;
-            if self.state == State::Receiving {
+            if self.state == QpState::Rtr {
                 self.events.push_back(Event::Established);
             }
         }
     }
 
-    /// Fills `out` with packets to be sent now; None if there are none. Call it until then.
+    /// Fills `out` with packets to send; `None` if there are none. Call it until it returns `None`.
     ///
-    /// All packets of one call have the same length, but the last one may be shorter, so the buffer can be given to
-    /// segmentation offload as it is. `out` should hold at least one packet: a path MTU and 64 bytes.
+    /// The packets of one call have one length, only the last may be shorter: the layout of segmentation
+    /// offload. `out` should hold at least one packet: a path MTU and 64 bytes.
     pub fn poll_transmit<M: Memory>(
         &mut self,
         now: Instant,
         memory: &mut M,
-        limits: Limits,
+        limits: TransmitLimits,
         out: &mut [u8],
     ) -> Option<Transmit> {
         let mut burst = Burst::new(out, self.flow, limits);
-        // Responses and requests take turns; but an acknowledgement is short, and can end a burst of anything.
+        // Responses and requests take turns. An ACK is short and may end any burst.
         self.requests_next = !self.requests_next || self.responder.has_only_acknowledgement();
         for requests in [self.requests_next, !self.requests_next] {
             let result = match (&mut self.requester, requests) {
-                (Some(requester), true) if self.state != State::Failed => {
+                (Some(requester), true) if self.state != QpState::Err => {
                     requester.transmit(now, memory, &mut burst, &mut self.events)
                 }
                 (_, false) => self.responder.transmit(memory, &mut burst),
@@ -360,7 +359,7 @@ impl Connection {
             };
             if let Err(fault) = result {
                 self.failed(fault);
-                // If the responder failed, there is a refusal to be sent; there is nothing else to fail over.
+                // After a failure of the responder only its NAK is left; nothing else can fail.
                 let _ = self.responder.transmit(memory, &mut burst);
             }
         }
@@ -369,13 +368,13 @@ impl Connection {
         Some(transmit)
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) is due, if nothing else happens before.
+    /// When [`handle_timeout`](Self::handle_timeout) is due if nothing else happens before.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.requester.as_ref().and_then(Requester::deadline)
     }
 
-    /// Does what is due at `now`; nothing if nothing is.
+    /// Handles the timers that expired at `now`.
     pub fn handle_timeout(&mut self, now: Instant) {
         if let Some(requester) = &mut self.requester
             && let Err(fault) = requester.handle_timeout(now, &mut self.events)
@@ -384,7 +383,7 @@ impl Connection {
         }
     }
 
-    /// What there is to tell, oldest first.
+    /// The next event, oldest first.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }

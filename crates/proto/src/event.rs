@@ -1,4 +1,4 @@
-//! What a queue pair has to tell.
+//! Completions and asynchronous events of a queue pair.
 
 use core::net::IpAddr;
 
@@ -6,96 +6,96 @@ use millstream_wire::{Qpn, Rkey};
 
 use crate::request::{ReceiveId, WorkId};
 
-/// How a request ended (10.10.3, 11.6.2).
+/// Completion status (10.10.3, 11.6.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Status {
-    /// Well.
+    /// Success.
     Success,
-    /// A message was longer than the receive request.
+    /// Local length error: the message was longer than the receive request.
     LocalLength,
-    /// The queue pair could not do it.
+    /// Local queue pair operation error.
     LocalOperation,
-    /// A local key does not allow it.
+    /// Local protection error: a local key does not permit the access.
     LocalProtection,
-    /// The queue pair had failed before.
+    /// SendOp request flushed: the queue pair was in the error state.
     Flushed,
-    /// A memory window could not be bound.
+    /// Memory window bind error.
     Bind,
-    /// The other side could make no sense of it.
+    /// Remote invalid request error.
     RemoteInvalidRequest,
-    /// The other side's memory key does not allow it.
+    /// Remote access error: the R_Key does not permit the access.
     RemoteAccess,
-    /// The other side could not do it.
+    /// Remote operation error.
     RemoteOperation,
-    /// No answer, however often it was tried.
+    /// Transport retry counter exceeded.
     RetryExceeded,
-    /// No receive request at the other side, however often it was tried.
+    /// RNR retry counter exceeded.
     RnrRetryExceeded,
 }
 
-/// What a queue pair has to tell. Completions of send requests come in the order in which they were posted,
-/// those of receive requests in the order in which they were taken.
+/// An event of a queue pair. Send completions come in posting order, receive completions in the order in
+/// which [`Memory::take_receive`](crate::Memory::take_receive) returned the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A send request is complete.
+    /// A send request completed.
     Completed {
-        /// Which one.
+        /// The send request.
         id: WorkId,
-        /// How it ended.
+        /// Its status.
         status: Status,
     },
-    /// A receive request is complete.
+    /// A receive request completed.
     Received(Received),
-    /// The first packet came in while the queue pair only receives (`IBV_EVENT_COMM_EST`).
+    /// The first packet arrived in RTR (`IBV_EVENT_COMM_EST`).
     Established,
     /// The send queue is drained (`IBV_EVENT_SQ_DRAINED`).
     Drained,
-    /// The queue pair is in its error state. Send requests have been flushed; receive requests that the
-    /// machine has not taken are the caller's to flush.
-    Failed(Fault),
+    /// The queue pair moved to the error state. Send requests were flushed; the caller flushes receive
+    /// requests that were not taken.
+    Failed(FailureCause),
 }
 
-/// A completed receive request.
+/// Completion of a receive request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// Which one.
+    /// The receive request.
     pub id: ReceiveId,
-    /// How it ended. If not well, only `id` means something.
+    /// Its status. Unless it is a success, only `id` is valid.
     pub status: Status,
-    /// By what.
+    /// The operation that consumed the receive request.
     pub kind: ReceivedKind,
-    /// Bytes of the message; for a datagram without the 40 bytes in front.
+    /// Bytes of the message; without the 40-byte header of a datagram.
     pub len: u32,
     /// Immediate data.
     pub immediate: Option<[u8; 4]>,
-    /// The key that the message invalidated.
+    /// The R_Key that the message invalidated.
     pub invalidated: Option<Rkey>,
-    /// Whether the sender asked for a solicited event.
+    /// Whether the sender requested a solicited event.
     pub solicited: bool,
-    /// Where a datagram came from.
+    /// Source address and queue pair of a datagram.
     pub source: Option<(IpAddr, Qpn)>,
 }
 
-/// By what a receive request was used up.
+/// The operation that consumed a receive request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReceivedKind {
     /// SEND.
     Send,
-    /// WRITE with immediate data; its payload is elsewhere.
+    /// WRITE with immediate data.
     Write,
 }
 
-/// Why a queue pair failed, as asynchronous events tell it (11.6.3.1).
+/// Why a queue pair moved to the error state (11.6.3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Fault {
-    /// A send request completed with an error; its completion says more, no asynchronous event is due.
-    Request,
-    /// The caller wanted it.
-    Asked,
-    /// The peer's request made no sense (`IBV_EVENT_QP_REQ_ERR`).
-    PeerRequest,
-    /// The peer used a key that does not allow it (`IBV_EVENT_QP_ACCESS_ERR`).
-    PeerAccess,
-    /// A receive request's memory (`IBV_EVENT_QP_FATAL`; its completion says more).
-    Receive,
+pub enum FailureCause {
+    /// A send request failed; its completion has the status, and no asynchronous event follows.
+    SendRequest,
+    /// The caller moved the queue pair to the error state.
+    Requested,
+    /// The peer sent an invalid request (`IBV_EVENT_QP_REQ_ERR`).
+    InvalidRequest,
+    /// The peer violated access rights (`IBV_EVENT_QP_ACCESS_ERR`).
+    AccessViolation,
+    /// A receive request failed (`IBV_EVENT_QP_FATAL`); its completion has the status.
+    ReceiveRequest,
 }

@@ -1,148 +1,148 @@
-//! What the machines need of the world: the application's memory and the receive queue.
+//! The application's memory and receive queue, as the transport needs them.
 
 use millstream_wire::{NakCode, Rkey, Srqn};
 
 use crate::event::Status;
 use crate::request::{ReceiveId, WorkId};
 
-/// What a peer wants to do with memory.
+/// Remote access to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// RDMA READ.
+    /// READ.
     Read,
-    /// RDMA WRITE, atomic write.
+    /// WRITE and atomic WRITE.
     Write,
     /// Compare and swap, fetch and add.
     Atomic,
 }
 
-/// An atomic operation on a word in the host's byte order.
+/// An atomic operation on a word in host byte order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Atomic {
-    /// Store `swap` if the word is `compare`.
+    /// Stores `swap` if the word equals `compare`.
     CompareSwap {
-        /// What to compare with.
+        /// Value to compare with.
         compare: u64,
-        /// What to store.
+        /// Value to store.
         swap: u64,
     },
-    /// Add.
+    /// Adds to the word.
     FetchAdd(u64),
 }
 
-/// Why a peer's request is not carried out: what it is told, and nothing else.
+/// Why a peer's request fails: the NAK that is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// The key does not allow it (9.7.4.1.5: unknown, other domain, out of bounds, not permitted).
-    Access,
-    /// It makes no sense.
-    Invalid,
-    /// It could not be done here.
-    Operational,
+pub enum NakReason {
+    /// The R_Key does not permit the access (9.7.4.1.5: unknown, other domain, out of bounds, missing right).
+    RemoteAccess,
+    /// The request is invalid.
+    InvalidRequest,
+    /// The responder failed to execute the request.
+    RemoteOperational,
 }
 
-impl Refusal {
+impl NakReason {
     pub(crate) const fn nak(self) -> NakCode {
         match self {
-            Self::Access => NakCode::RemoteAccess,
-            Self::Invalid => NakCode::InvalidRequest,
-            Self::Operational => NakCode::RemoteOperational,
+            Self::RemoteAccess => NakCode::RemoteAccess,
+            Self::InvalidRequest => NakCode::InvalidRequest,
+            Self::RemoteOperational => NakCode::RemoteOperational,
         }
     }
 }
 
-/// Why a message could not be put into its receive request's memory.
+/// Why payload could not be copied into a receive request's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DeliveryFault {
-    /// The request has less room.
+pub enum DeliveryError {
+    /// The receive request is too short.
     TooLong,
-    /// A local key does not allow it.
+    /// A local key does not permit the access.
     Protection,
 }
 
-/// The application's memory and receive queue, which the caller has.
+/// Access to the application's memory and receive queue, implemented by the caller.
 ///
-/// Called while packets are handled and built. Each call stands for itself: keys are checked in every one, so
-/// a region that is taken away between two packets is not touched again. All bounds must be checked by
-/// subtraction: lengths and addresses come from the peer.
+/// Called while packets are handled and built. Every call checks its keys, so that memory deregistered
+/// between two packets is not accessed. Lengths and addresses come from the peer: check bounds by
+/// subtraction.
 pub trait Memory {
-    /// Copies `into.len()` bytes of a send request's payload, from `offset` on, into a packet.
+    /// Copies `into.len()` bytes at `offset` of a send request's payload into a packet.
     ///
     /// # Errors
-    /// The status that the request completes with, usually [`Status::LocalProtection`].
+    /// The completion status of the request, usually [`Status::LocalProtection`].
     fn gather(&mut self, id: WorkId, offset: u32, into: &mut [u8]) -> Result<(), Status>;
 
-    /// Copies what a READ or atomic operation brought to `offset` of its request's memory. An atomic operation's
-    /// word comes in the host's byte order.
+    /// Copies the data of a READ or atomic operation to `offset` of the request's memory. The word of an
+    /// atomic operation is in host byte order.
     ///
     /// # Errors
-    /// The status that the request completes with, usually [`Status::LocalProtection`].
+    /// The completion status of the request, usually [`Status::LocalProtection`].
     fn scatter(&mut self, id: WorkId, offset: u32, from: &[u8]) -> Result<(), Status>;
 
-    /// The shared receive queue that a send request over an extended connection is for.
+    /// The destination shared receive queue of a send request over XRC.
     fn shared_queue(&mut self, _id: WorkId) -> Srqn {
         Srqn::new(0)
     }
 
-    /// What follows is about this shared receive queue: its receives, completions, memory and protection domain. Called
-    /// for each request that comes over an extended connection, and again before data is read for it later.
+    /// Selects the shared receive queue, with its memory and protection domain, for the calls that follow.
+    /// Called for each request over XRC, and again before READ data is copied later.
     ///
     /// # Errors
-    /// If there is no such queue in the connection's domain (annex A14).
-    fn select(&mut self, _queue: Srqn) -> Result<(), Refusal> {
-        Err(Refusal::Invalid)
+    /// If the connection's XRC domain has no such queue (annex A14).
+    fn select(&mut self, _queue: Srqn) -> Result<(), NakReason> {
+        Err(NakReason::InvalidRequest)
     }
 
-    /// Carries out [`Work::Local`](crate::Work::Local).
+    /// Executes [`SendOp::Local`](crate::SendOp::Local).
     ///
     /// # Errors
-    /// The status that the request completes with.
+    /// The completion status of the request.
     fn local(&mut self, id: WorkId) -> Result<(), Status>;
 
-    /// Takes the oldest receive request, from the queue pair's own or a shared queue. It is given back by
-    /// [`Event::Received`](crate::Event::Received).
+    /// Takes the oldest receive request from the queue pair's own or shared queue.
+    /// [`Event::Received`](crate::Event::Received) returns it.
     fn take_receive(&mut self) -> Option<ReceiveId>;
 
     /// Copies part of a message into a receive request's memory.
     ///
     /// # Errors
-    /// Nothing of the part is copied then, or some of it.
-    fn deliver(&mut self, id: ReceiveId, offset: u32, from: &[u8]) -> Result<(), DeliveryFault>;
+    /// If the memory is too short or not accessible; part of the data may have been copied.
+    fn deliver(&mut self, id: ReceiveId, offset: u32, from: &[u8]) -> Result<(), DeliveryError>;
 
-    /// Whether a peer may do this with `len` bytes, at least one, of memory.
+    /// Checks a peer's access to `len` bytes, at least one.
     ///
     /// # Errors
-    /// If not.
-    fn check(&mut self, rkey: Rkey, va: u64, len: u32, access: Access) -> Result<(), Refusal>;
+    /// If the access is not permitted.
+    fn check(&mut self, rkey: Rkey, va: u64, len: u32, access: Access) -> Result<(), NakReason>;
 
-    /// Checks, and copies a peer's bytes.
+    /// Checks access and copies a peer's data into memory.
     ///
     /// # Errors
-    /// If the peer may not.
-    fn write(&mut self, rkey: Rkey, va: u64, from: &[u8]) -> Result<(), Refusal>;
+    /// If the access is not permitted.
+    fn write(&mut self, rkey: Rkey, va: u64, from: &[u8]) -> Result<(), NakReason>;
 
-    /// Checks, and stores eight bytes (at an address that is a multiple of 8) at once.
+    /// Checks access and stores eight bytes atomically; `va` is a multiple of 8.
     ///
     /// # Errors
-    /// If the peer may not.
-    fn write_atomically(&mut self, rkey: Rkey, va: u64, bytes: [u8; 8]) -> Result<(), Refusal>;
+    /// If the access is not permitted.
+    fn write_atomically(&mut self, rkey: Rkey, va: u64, bytes: [u8; 8]) -> Result<(), NakReason>;
 
-    /// Checks, and copies bytes for a peer.
+    /// Checks access and copies memory into a packet for a peer.
     ///
     /// # Errors
-    /// If the peer may not.
-    fn read(&mut self, rkey: Rkey, va: u64, into: &mut [u8]) -> Result<(), Refusal>;
+    /// If the access is not permitted.
+    fn read(&mut self, rkey: Rkey, va: u64, into: &mut [u8]) -> Result<(), NakReason>;
 
-    /// Checks, does it (at an address that is a multiple of 8), and says what the word was.
+    /// Checks access, executes an atomic operation and returns the original value; `va` is a multiple of 8.
     ///
     /// # Errors
-    /// If the peer may not.
-    fn atomic(&mut self, rkey: Rkey, va: u64, operation: Atomic) -> Result<u64, Refusal>;
+    /// If the access is not permitted.
+    fn atomic(&mut self, rkey: Rkey, va: u64, operation: Atomic) -> Result<u64, NakReason>;
 
-    /// Invalidates a key for a peer (10.6.5): of a window of type 2 that is bound to this queue pair, or of a region that
-    /// may be invalidated.
+    /// Invalidates an R_Key for a peer (10.6.5): of a type 2 window bound to this queue pair, or of a region
+    /// that allows it.
     ///
     /// # Errors
-    /// If the peer may not.
-    fn invalidate(&mut self, rkey: Rkey) -> Result<(), Refusal>;
+    /// If the peer may not invalidate the key.
+    fn invalidate(&mut self, rkey: Rkey) -> Result<(), NakReason>;
 }

@@ -1,95 +1,96 @@
-//! What a queue pair is asked to do.
+//! Send requests.
 
 use millstream_wire::Rkey;
 
-/// The caller's name for a send request; the machine only hands it back.
+/// The caller's identifier of a send request, returned in its completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkId(pub u64);
 
-/// The caller's name for a receive request.
+/// The caller's identifier of a receive request, returned in its completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReceiveId(pub u64);
 
 /// A send request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
-    /// Its name.
+pub struct SendRequest {
+    /// The caller's identifier.
     pub id: WorkId,
-    /// What to do.
-    pub work: Work,
-    /// Bytes of payload, in whichever direction; 8 for atomic operations, 0 for local work.
+    /// The operation.
+    pub work: SendOp,
+    /// Bytes of payload in either direction; 8 for atomic operations, 0 for local ones.
     pub len: u32,
-    /// Only after all READs and atomic operations before it are complete (10.8.3.3).
+    /// Fence: starts after all earlier READs and atomic operations are complete (10.8.3.3).
     pub fence: bool,
-    /// The receiver's completion is a solicited event.
+    /// Whether the receiver's completion is a solicited event.
     pub solicited: bool,
 }
 
-/// What a SEND brings besides its payload.
+/// Immediate data or invalidation of a SEND.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trailer {
-    /// Nothing.
+pub enum SendModifier {
+    /// Plain SEND.
     None,
-    /// Immediate data, as it travels.
+    /// SEND with immediate data, in network order.
     Immediate([u8; 4]),
-    /// A key that the receiver shall invalidate.
+    /// SEND with invalidate: an R_Key of the receiver.
     Invalidate(Rkey),
 }
 
-/// What to do.
+/// The operation of a send request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Work {
-    /// A message for a receive request.
-    Send(Trailer),
-    /// Into remote memory.
+pub enum SendOp {
+    /// SEND.
+    Send(SendModifier),
+    /// RDMA WRITE.
     Write {
-        /// Where.
+        /// Remote virtual address.
         va: u64,
-        /// Its key.
+        /// Remote key.
         rkey: Rkey,
-        /// Data for the completion of a receive request, if it shall use one.
+        /// Immediate data, which consumes a receive request.
         immediate: Option<[u8; 4]>,
     },
-    /// From remote memory.
+    /// RDMA READ.
     Read {
-        /// Where.
+        /// Remote virtual address.
         va: u64,
-        /// Its key.
+        /// Remote key.
         rkey: Rkey,
     },
-    /// Stores `swap` if the word is `compare`, and fetches what it was.
+    /// Atomic compare and swap.
     CompareSwap {
-        /// The word.
+        /// Remote virtual address.
         va: u64,
-        /// Its key.
+        /// Remote key.
         rkey: Rkey,
-        /// What to compare with.
+        /// Value to compare with.
         compare: u64,
-        /// What to store.
+        /// Value to store.
         swap: u64,
     },
-    /// Adds to the word, and fetches what it was.
+    /// Atomic fetch and add.
     FetchAdd {
-        /// The word.
+        /// Remote virtual address.
         va: u64,
-        /// Its key.
+        /// Remote key.
         rkey: Rkey,
-        /// What to add.
+        /// Value to add.
         add: u64,
     },
-    /// Stores the eight bytes of payload at once (annex A19).
+    /// Atomic WRITE of eight bytes (annex A19).
     AtomicWrite {
-        /// The word.
+        /// Remote virtual address.
         va: u64,
-        /// Its key.
+        /// Remote key.
         rkey: Rkey,
     },
-    /// Nothing that travels: a window bound or a key invalidated here, in its turn.
+    /// A local operation in posting order: memory window bind or local invalidate. It sends no packet.
     Local,
 }
 
-impl Work {
-    /// Whether it waits for more than an acknowledgement, and counts as an outstanding READ (9.4.4, 9.4.5).
+impl SendOp {
+    /// Whether the operation has a response other than an ACK, and counts as an outstanding READ (9.4.4,
+    /// 9.4.5).
     pub(crate) const fn awaits_response(&self) -> bool {
         matches!(
             self,
@@ -97,36 +98,36 @@ impl Work {
         )
     }
 
-    /// Whether it uses up a receive request of the other side.
+    /// Whether the operation consumes a receive request of the peer.
     pub(crate) const fn takes_receive(&self) -> bool {
         matches!(self, Self::Send(_) | Self::Write { immediate: Some(_), .. })
     }
 }
 
-/// Why a request was not taken. Nothing has changed.
+/// Why a send request was rejected. The queue pair is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PostError {
-    /// Longer than [`MAX_MESSAGE`](crate::MAX_MESSAGE), or than one packet for a datagram.
-    #[error("a message of {len} bytes, the most is {most}")]
+    /// Longer than [`MAX_MESSAGE`](crate::MAX_MESSAGE), or a datagram longer than the port's MTU.
+    #[error("message of {len} bytes exceeds the limit of {max} bytes")]
     TooLong {
-        /// What was asked for.
+        /// Length of the request.
         len: u32,
-        /// What there is.
-        most: u32,
+        /// Longest length.
+        max: u32,
     },
-    /// Not what the operation is about: atomic operations have 8 bytes, local work none.
-    #[error("an operation of this kind does not have {len} bytes")]
+    /// Invalid length: atomic operations have 8 bytes, local ones none.
+    #[error("invalid length {len}: atomic operations have 8 bytes, local operations none")]
     Length {
-        /// What was asked for.
+        /// Length of the request.
         len: u32,
     },
-    /// The transport service does not have the operation (9.2.1, table 35).
-    #[error("the transport service does not offer this operation")]
+    /// The transport service does not support the operation (9.2.1, table 35).
+    #[error("operation not supported by the transport service")]
     NotOffered,
-    /// More READs than none are not allowed: `max_rd_atomic` is 0.
-    #[error("READs and atomic operations need max_rd_atomic of at least 1")]
+    /// A READ or atomic operation with `max_rd_atomic` 0.
+    #[error("READ or atomic operation posted with max_rd_atomic 0")]
     NoResources,
-    /// The queue pair does not send (yet, or any more).
-    #[error("the queue pair is not in a state that takes send requests")]
+    /// The queue pair is not in RTS, SQD or an error state.
+    #[error("queue pair state does not permit send requests")]
     NotSending,
 }

@@ -1,19 +1,19 @@
-//! Packet sequence numbers without the circle.
+//! Packet sequence numbers extended to 64 bits.
 
 use millstream_wire::Psn;
 
-/// Where a packet stands in all that a queue pair ever sends in one direction. Its low 24 bits are the PSN;
-/// unlike PSNs, such numbers have an order.
+/// Position of a packet in one direction of a connection. The low 24 bits are the PSN; unlike PSNs, sequence
+/// numbers are ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Sequence(u64);
 
 impl Sequence {
-    /// Where a connection begins. One turn ahead of zero, so that there is something before it.
+    /// The first packet of a connection. It starts at 2²⁴, so that earlier positions exist.
     pub(crate) const fn first(psn: Psn) -> Self {
         Self((1 << 24) + psn.get() as u64)
     }
 
-    /// The number next to `self` that has this PSN: at most 2²³ before it, and fewer than that after it (9.7.1).
+    /// The position nearest to `self` with this PSN: at most 2²³ before it, less than 2²³ after it (9.7.1).
     #[inline]
     pub(crate) const fn nearest(self, psn: Psn) -> Self {
         Self(self.0.wrapping_add_signed(psn.ahead_of(self.psn()) as i64))
@@ -34,7 +34,7 @@ impl Sequence {
         Self(self.0 - 1)
     }
 
-    /// Packets from `earlier`, which is not after it, to here.
+    /// Packets from `earlier`, which is not after `self`, to `self`.
     #[inline]
     pub(crate) const fn since(self, earlier: Self) -> u32 {
         (self.0 - earlier.0) as u32

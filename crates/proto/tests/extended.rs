@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{A, B, Craft, Network, Pair, Random, config, psn, send_config};
-use millstream_proto::{Disposition, DropReason, Mtu, Service, State, Status, Trailer, Work};
+use millstream_proto::{Disposition, DropReason, Mtu, QpState, SendModifier, SendOp, Service, Status};
 use millstream_wire::{NakCode, Opcode, Rkey, Service as WireService, Srqn, Syndrome};
 
 const KEY: Rkey = Rkey::new(0x1234_5678);
@@ -19,7 +19,7 @@ const SECOND: Srqn = Srqn::new(0xab_cdef);
 
 fn pair(mtu: Mtu) -> Pair {
     let mut configs = [config(A, mtu), config(B, mtu)];
-    (configs[A].service, configs[B].service) = (Service::Initiator, Service::Target);
+    (configs[A].service, configs[B].service) = (Service::XrcInitiator, Service::XrcTarget);
     let mut pair = Pair::with(configs, [send_config(A), send_config(B)], 1);
     pair.ends[B].world.region(KEY.get(), VA, 1 << 16).bytes = Random(7).bytes(1 << 16);
     pair.ends[B].world.region(OTHER.get(), 0, 8);
@@ -41,14 +41,14 @@ fn every_operation(network: Network) -> Vec<(usize, Opcode, Option<Srqn>)> {
     let message = Random(1).bytes(1000);
     (0..4).for_each(|id| pair.ends[B].world.receive(100 + id, 1000));
     pair.send(A, 0, message.clone());
-    pair.post(A, 1, Work::Write { va: VA, rkey: KEY, immediate: Some([1; 4]) }, message.clone());
-    pair.post(A, 2, Work::Read { va: VA, rkey: KEY }, vec![0; 1000]);
-    pair.post(A, 3, Work::FetchAdd { va: VA + 1024, rkey: KEY, add: 5 }, vec![0; 8]);
-    pair.post(A, 4, Work::CompareSwap { va: VA + 1032, rkey: KEY, compare: 1, swap: 2 }, vec![0; 8]);
-    pair.post(A, 5, Work::AtomicWrite { va: VA + 1040, rkey: KEY }, vec![9; 8]);
-    pair.post(A, 6, Work::Write { va: VA + 2000, rkey: KEY, immediate: None }, message.clone());
-    pair.post(A, 7, Work::Send(Trailer::Immediate([2; 4])), vec![]);
-    pair.post(A, 8, Work::Send(Trailer::Invalidate(OTHER)), message.clone());
+    pair.post(A, 1, SendOp::Write { va: VA, rkey: KEY, immediate: Some([1; 4]) }, message.clone());
+    pair.post(A, 2, SendOp::Read { va: VA, rkey: KEY }, vec![0; 1000]);
+    pair.post(A, 3, SendOp::FetchAdd { va: VA + 1024, rkey: KEY, add: 5 }, vec![0; 8]);
+    pair.post(A, 4, SendOp::CompareSwap { va: VA + 1032, rkey: KEY, compare: 1, swap: 2 }, vec![0; 8]);
+    pair.post(A, 5, SendOp::AtomicWrite { va: VA + 1040, rkey: KEY }, vec![9; 8]);
+    pair.post(A, 6, SendOp::Write { va: VA + 2000, rkey: KEY, immediate: None }, message.clone());
+    pair.post(A, 7, SendOp::Send(SendModifier::Immediate([2; 4])), vec![]);
+    pair.post(A, 8, SendOp::Send(SendModifier::Invalidate(OTHER)), message.clone());
     let word = |pair: &Pair| {
         let region = &pair.ends[B].world.regions[&KEY].bytes[1024..1032];
         u64::from_ne_bytes(region.try_into().unwrap())
@@ -98,7 +98,7 @@ fn a_queue_that_is_not_there_is_an_invalid_request() {
     pair.send(A, 0, vec![1; 10]);
     pair.run();
     assert_eq!(pair.ends[A].completions(), [(0, Status::RemoteInvalidRequest)]);
-    assert_eq!(pair.ends[B].connection.state(), State::Failed);
+    assert_eq!(pair.ends[B].connection.state(), QpState::Err);
     assert_eq!(pair.ends[B].world.receives.len(), 1, "nothing was taken");
 }
 
@@ -114,7 +114,7 @@ fn all_packets_of_a_message_name_the_same_queue() {
     pair.ends[B].world.receive(100, 1000);
     assert_eq!(pair.give(B, &part(Opcode::XRC_SEND_FIRST, 0, FIRST)), Disposition::Accepted);
     assert_eq!(pair.give(B, &part(Opcode::XRC_SEND_MIDDLE, 1, FIRST)), Disposition::Accepted);
-    assert_eq!(pair.give(B, &part(Opcode::XRC_SEND_LAST, 2, SECOND)), Disposition::Refused);
+    assert_eq!(pair.give(B, &part(Opcode::XRC_SEND_LAST, 2, SECOND)), Disposition::Nak);
     let nak = pair.take(B).pop().expect("an answer");
     assert_eq!(nak.syndrome, Some(Syndrome::Nak(NakCode::InvalidRequest)));
     assert_eq!(nak.opcode, Opcode::XRC_ACKNOWLEDGE);
@@ -140,7 +140,7 @@ fn data_is_read_from_where_its_request_said() {
 #[test]
 fn each_end_takes_only_what_is_for_it() {
     let mut pair = pair(Mtu::B256);
-    let dropped = Disposition::Dropped(DropReason::Destination);
+    let dropped = Disposition::Dropped(DropReason::WrongDestination);
     pair.ends[A].world.receive(100, 10);
     pair.ends[A].world.queues.insert(FIRST);
     let request = Craft { queue: FIRST.get(), ..Craft::new(Opcode::XRC_SEND_ONLY, psn(B)) };

@@ -1,9 +1,9 @@
-//! Datagrams of strangers, broken peers and attackers: what must not change, does not.
+//! UdQueuePair of strangers, broken peers and attackers: what must not change, does not.
 
 mod common;
 
 use common::{A, B, Craft, Pair, Random, config, psn, send_config};
-use millstream_proto::{Disposition, Mtu, SendConfig, State, Status, Work, WorkId};
+use millstream_proto::{Disposition, Mtu, QpState, SendConfig, SendOp, Status, WorkId};
 use millstream_wire::{NakCode, Opcode, Packet, Psn, Rkey, Syndrome};
 use proptest::prelude::*;
 
@@ -22,8 +22,8 @@ fn busy() -> Pair {
             let bytes = Random(id + 100 * end as u64).bytes(2000);
             match id % 3 {
                 0 => pair.send(end, id, bytes),
-                1 => pair.post(end, id, Work::Write { va: id * 2000, rkey: KEY, immediate: None }, bytes),
-                _ => pair.post(end, id, Work::Read { va: 50_000, rkey: KEY }, vec![0; 2000]),
+                1 => pair.post(end, id, SendOp::Write { va: id * 2000, rkey: KEY, immediate: None }, bytes),
+                _ => pair.post(end, id, SendOp::Read { va: 50_000, rkey: KEY }, vec![0; 2000]),
             }
         }
     }
@@ -128,12 +128,12 @@ fn a_guess_must_hit_the_very_number_to_do_harm() {
             .remote(0, Rkey::new(1), 8)
             .payload(vec![0; 8]);
         pair.give(B, &bad.from(A));
-        assert_eq!(pair.ends[B].connection.state(), State::Sending, "{off:#x}");
+        assert_eq!(pair.ends[B].connection.state(), QpState::Rts, "{off:#x}");
     }
     let mut pair = Pair::new(Mtu::B256, 1);
     let bad = Craft::new(Opcode::RC_WRITE_ONLY, psn(A)).remote(0, Rkey::new(1), 8).payload(vec![0; 8]);
     pair.give(B, &bad.from(A));
-    assert_eq!(pair.ends[B].connection.state(), State::Failed);
+    assert_eq!(pair.ends[B].connection.state(), QpState::Err);
 }
 
 proptest! {

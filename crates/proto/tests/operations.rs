@@ -3,7 +3,9 @@
 mod common;
 
 use common::{A, B, Pair, Random};
-use millstream_proto::{Event, Identification, Limits, Mtu, ReceivedKind, Status, Trailer, Work};
+use millstream_proto::{
+    Event, IpIdentification, Mtu, ReceivedKind, SendModifier, SendOp, Status, TransmitLimits,
+};
 use millstream_wire::Rkey;
 
 const KEY: Rkey = Rkey::new(0x1234_5678);
@@ -28,11 +30,11 @@ fn sends_of_every_length_arrive() {
         for (n, len) in lengths(mtu).into_iter().enumerate() {
             let message = Random(n as u64).bytes(len);
             let trailer = match n % 3 {
-                0 => Trailer::None,
-                _ => Trailer::Immediate([1, 2, 3, n as u8]),
+                0 => SendModifier::None,
+                _ => SendModifier::Immediate([1, 2, 3, n as u8]),
             };
             pair.ends[B].world.receive(100 + n as u64, len);
-            pair.post(A, n as u64, Work::Send(trailer), message);
+            pair.post(A, n as u64, SendOp::Send(trailer), message);
         }
         pair.run();
         let count = lengths(mtu).len();
@@ -59,7 +61,7 @@ fn writes_of_every_length_arrive() {
             expected[5..5 + len].copy_from_slice(&message);
             pair.ends[B].world.receive(1, 0);
             let immediate = (n % 2 == 1).then_some([9; 4]);
-            pair.post(A, 7, Work::Write { va: VA + 5, rkey: KEY, immediate }, message);
+            pair.post(A, 7, SendOp::Write { va: VA + 5, rkey: KEY, immediate }, message);
             pair.run();
             assert_eq!(pair.ends[A].completions(), [(7, Status::Success)]);
             assert!(pair.ends[B].world.regions[&KEY].bytes == expected);
@@ -81,7 +83,7 @@ fn reads_of_every_length_bring_the_bytes() {
     for mtu in Mtu::ALL {
         let mut pair = pair(mtu);
         for (n, len) in lengths(mtu).into_iter().enumerate() {
-            pair.post(A, n as u64, Work::Read { va: VA + n as u64, rkey: KEY }, vec![0; len]);
+            pair.post(A, n as u64, SendOp::Read { va: VA + n as u64, rkey: KEY }, vec![0; len]);
         }
         pair.run();
         for (n, len) in lengths(mtu).into_iter().enumerate() {
@@ -100,10 +102,10 @@ fn atomic_operations_bring_what_was_there() {
     let mut pair = pair(Mtu::B1024);
     pair.ends[B].world.regions.get_mut(&KEY).unwrap().bytes[8..16].copy_from_slice(&40_u64.to_ne_bytes());
     let (va, rkey) = (VA + 8, KEY);
-    pair.post(A, 1, Work::FetchAdd { va, rkey, add: 2 }, vec![0; 8]);
-    pair.post(A, 2, Work::CompareSwap { va, rkey, compare: 42, swap: 99 }, vec![0; 8]);
-    pair.post(A, 3, Work::CompareSwap { va, rkey, compare: 42, swap: 1 }, vec![0; 8]);
-    pair.post(A, 4, Work::AtomicWrite { va: VA + 16, rkey }, 77_u64.to_ne_bytes().to_vec());
+    pair.post(A, 1, SendOp::FetchAdd { va, rkey, add: 2 }, vec![0; 8]);
+    pair.post(A, 2, SendOp::CompareSwap { va, rkey, compare: 42, swap: 99 }, vec![0; 8]);
+    pair.post(A, 3, SendOp::CompareSwap { va, rkey, compare: 42, swap: 1 }, vec![0; 8]);
+    pair.post(A, 4, SendOp::AtomicWrite { va: VA + 16, rkey }, 77_u64.to_ne_bytes().to_vec());
     pair.run();
     let word = |id| {
         u64::from_ne_bytes(pair.ends[A].world.work[&millstream_proto::WorkId(id)][..].try_into().unwrap())
@@ -120,7 +122,7 @@ fn atomic_operations_bring_what_was_there() {
 fn send_with_invalidate_invalidates() {
     let mut pair = pair(Mtu::B1024);
     pair.ends[B].world.receive(1, 2000);
-    pair.post(A, 1, Work::Send(Trailer::Invalidate(KEY)), vec![5; 1500]);
+    pair.post(A, 1, SendOp::Send(SendModifier::Invalidate(KEY)), vec![5; 1500]);
     pair.run();
     assert_eq!(pair.ends[B].received[0].0.invalidated, Some(KEY));
     assert!(!pair.ends[B].world.regions.contains_key(&KEY));
@@ -134,9 +136,9 @@ fn local_work_is_done_in_its_turn() {
         pair.ends[B].world.receive(id, 10);
     }
     pair.send(A, 1, vec![1]);
-    pair.post(A, 2, Work::Local, vec![]);
+    pair.post(A, 2, SendOp::Local, vec![]);
     pair.send(A, 3, vec![1]);
-    pair.post(A, 4, Work::Local, vec![]);
+    pair.post(A, 4, SendOp::Local, vec![]);
     pair.run();
     assert_eq!(pair.ends[A].completions(), [1, 2, 3, 4].map(|id| (id, Status::Success)));
     assert_eq!(pair.ends[A].world.local.len(), 2);
@@ -173,9 +175,9 @@ fn the_first_packet_is_told_to_who_only_receives() {
 fn the_icrc_covers_the_identification_that_segmentation_gives() {
     let mut pair = pair(Mtu::B1024);
     // The network of the tests checks each packet's ICRC with its number in the burst.
-    pair.limits = Limits { identification: Identification::Counted, ..Limits::NONE };
-    pair.post(A, 1, Work::Write { va: VA, rkey: KEY, immediate: None }, vec![7; 20_000]);
-    pair.post(A, 2, Work::Read { va: VA, rkey: KEY }, vec![0; 20_000]);
+    pair.limits = TransmitLimits { identification: IpIdentification::Counted, ..TransmitLimits::NONE };
+    pair.post(A, 1, SendOp::Write { va: VA, rkey: KEY, immediate: None }, vec![7; 20_000]);
+    pair.post(A, 2, SendOp::Read { va: VA, rkey: KEY }, vec![0; 20_000]);
     pair.run();
     assert_eq!(pair.ends[A].completions(), [(1, Status::Success), (2, Status::Success)]);
 }

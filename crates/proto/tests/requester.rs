@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use common::{A, B, Craft, Network, Pair, Sent, config, psn, send_config};
 use millstream_proto::{
-    Config, Connection, Disposition, DropReason, Event, Fault, Limits, Mtu, PostError, Request, SendConfig,
-    Service, State, Status, Trailer, Work, WorkId, ack_timeout,
+    Config, Connection, Disposition, DropReason, Event, FailureCause, Mtu, PostError, QpState, SendConfig,
+    SendModifier, SendOp, SendRequest, Service, Status, TransmitLimits, WorkId, ack_timeout,
 };
 use millstream_wire::{NakCode, Opcode, Psn, Rkey, Syndrome};
 
 const KEY: Rkey = Rkey::new(0x77);
 const VA: u64 = 0x1000;
-const READ: Work = Work::Read { va: VA, rkey: KEY };
+const READ: SendOp = SendOp::Read { va: VA, rkey: KEY };
 const GAP: Syndrome = Syndrome::Nak(NakCode::SequenceError);
 
 /// A asks, the test plays B.
@@ -60,7 +60,7 @@ fn timeout() -> Duration {
 #[test]
 fn a_message_is_cut_at_the_path_mtu() {
     let mut pair = requester(|_| ());
-    pair.post(A, 1, Work::Write { va: VA, rkey: KEY, immediate: Some([1; 4]) }, vec![0; 600]);
+    pair.post(A, 1, SendOp::Write { va: VA, rkey: KEY, immediate: Some([1; 4]) }, vec![0; 600]);
     let sent = pair.take(A);
     let seen: Vec<_> =
         sent.iter().map(|sent| (sent.opcode, sent.payload, sent.length, sent.ack_req)).collect();
@@ -90,10 +90,10 @@ fn seven_retries_are_seven() {
     }
     pair.wait(A, timeout() * 4);
     assert_eq!(pair.ends[A].completions(), [(1, Status::RetryExceeded), (2, Status::Flushed)]);
-    assert_eq!(pair.ends[A].connection.state(), State::Failed);
+    assert_eq!(pair.ends[A].connection.state(), QpState::Err);
     assert_eq!(pair.ends[A].connection.poll_timeout(), None);
     assert_eq!(pair.asks(), []);
-    assert!(matches!(pair.ends[A].events.last(), Some(Event::Failed(Fault::Request))));
+    assert!(matches!(pair.ends[A].events.last(), Some(Event::Failed(FailureCause::SendRequest))));
 }
 
 #[test]
@@ -209,7 +209,7 @@ fn only_answers_to_what_was_asked_count() {
         "answered already"
     );
     assert_eq!(pair.ends[A].completions().len(), 3);
-    assert_eq!(pair.ends[A].connection.state(), State::Sending);
+    assert_eq!(pair.ends[A].connection.state(), QpState::Rts);
 }
 
 #[test]
@@ -223,14 +223,14 @@ fn what_is_not_from_the_peer_is_dropped() {
     let packet = millstream_wire::Packet::new_checked(&bytes[..]).unwrap();
     let from = "10.0.0.3".parse().unwrap();
     let disposition = end.connection.handle_datagram(pair.now, from, &packet, &mut end.world);
-    assert_eq!(disposition, Disposition::Dropped(DropReason::Source));
+    assert_eq!(disposition, Disposition::Dropped(DropReason::WrongSource));
     let mapped = "::ffff:10.0.0.2".parse().unwrap();
     let other = nak.to_qp(B, millstream_wire::Qpn::new(0x12));
     let packet = millstream_wire::Packet::new_checked(&other[..]).unwrap();
     let disposition = end.connection.handle_datagram(pair.now, mapped, &packet, &mut end.world);
-    assert_eq!(disposition, Disposition::Dropped(DropReason::Destination));
+    assert_eq!(disposition, Disposition::Dropped(DropReason::WrongDestination));
     let unreliable = Craft::new(Opcode::UC_SEND_ONLY, psn(B)).from(B);
-    assert_eq!(pair.give(A, &unreliable), Disposition::Dropped(DropReason::Destination));
+    assert_eq!(pair.give(A, &unreliable), Disposition::Dropped(DropReason::WrongDestination));
     let congestion = Craft::new(Opcode::CNP, psn(B)).payload(vec![0; 16]).from(B);
     assert_eq!(pair.give(A, &congestion), Disposition::Congestion);
     assert_eq!(pair.ends[A].completions(), []);
@@ -295,7 +295,7 @@ fn all_that_is_missing_of_a_read_is_asked_for_at_once_and_again_if_it_was_lost_a
 #[test]
 fn a_fence_that_is_sent_again_waits_for_nothing() {
     let mut pair = requester(|_| ());
-    pair.post_with(A, 1, Work::Send(Trailer::None), vec![1], true);
+    pair.post_with(A, 1, SendOp::Send(SendModifier::None), vec![1], true);
     pair.post(A, 2, READ, vec![0; 8]);
     assert_eq!(pair.asks(), [0, 1]);
     pair.answer(0, GAP);
@@ -333,14 +333,16 @@ fn a_slow_peer_is_not_made_slower_by_asking_again() {
     }
     let mut waiting = std::collections::VecDeque::new();
     let mut said = 0;
-    let limit = Limits { packets: 1, ..Limits::NONE };
+    let limit = TransmitLimits { packets: 1, ..TransmitLimits::NONE };
     let mut buffer = vec![0; 65536];
     for tick in 0..40_000_u64 {
         pair.now = pair.now + Duration::from_micros(100);
         let now = pair.now;
         pair.ends[A].connection.handle_timeout(now);
         let end = &mut pair.ends[A];
-        while let Some(sent) = end.connection.poll_transmit(now, &mut end.world, Limits::NONE, &mut buffer) {
+        while let Some(sent) =
+            end.connection.poll_transmit(now, &mut end.world, TransmitLimits::NONE, &mut buffer)
+        {
             waiting.extend(buffer[..sent.len].chunks(sent.segment).map(<[u8]>::to_vec));
         }
         if tick % 800 >= 300 {
@@ -414,7 +416,7 @@ fn operations_under_way_are_limited() {
     assert_eq!(pair.asks(), [3, 4, 5]);
     let mut none = requester(|config| config.max_rd_atomic = 0);
     none.ends[A].world.work.insert(WorkId(1), vec![0; 8]);
-    let request = Request { id: WorkId(1), work: READ, len: 8, fence: false, solicited: false };
+    let request = SendRequest { id: WorkId(1), work: READ, len: 8, fence: false, solicited: false };
     assert_eq!(none.ends[A].connection.post(request), Err(PostError::NoResources));
 }
 
@@ -423,7 +425,7 @@ fn a_fence_waits_for_reads_and_atomic_operations() {
     let mut pair = requester(|_| ());
     pair.post(A, 1, READ, vec![0; 8]);
     pair.send(A, 2, vec![1]);
-    pair.post_with(A, 3, Work::Send(Trailer::None), vec![1], true);
+    pair.post_with(A, 3, SendOp::Send(SendModifier::None), vec![1], true);
     pair.send(A, 4, vec![1]);
     assert_eq!(pair.asks(), [0, 1]);
     pair.data(Opcode::RC_READ_RESPONSE_ONLY, 0, vec![9; 8]);
@@ -433,7 +435,7 @@ fn a_fence_waits_for_reads_and_atomic_operations() {
 #[test]
 fn the_window_is_kept_and_its_last_packet_asks_for_an_answer() {
     let mut pair = requester(|config| config.window = 10);
-    pair.post(A, 1, Work::Write { va: VA, rkey: KEY, immediate: None }, vec![0; 256 * 30]);
+    pair.post(A, 1, SendOp::Write { va: VA, rkey: KEY, immediate: None }, vec![0; 256 * 30]);
     let sent = pair.take(A);
     assert_eq!(numbers(&sent), (0..10).collect::<Vec<_>>());
     assert!(sent[9].ack_req && !sent[8].ack_req);
@@ -444,31 +446,31 @@ fn the_window_is_kept_and_its_last_packet_asks_for_an_answer() {
 #[test]
 fn no_more_is_sent_than_is_allowed() {
     let mut pair = requester(|_| ());
-    pair.post(A, 1, Work::Write { va: VA, rkey: KEY, immediate: None }, vec![0; 256 * 30]);
-    pair.limits = Limits { allowance: 0, ..Limits::NONE };
+    pair.post(A, 1, SendOp::Write { va: VA, rkey: KEY, immediate: None }, vec![0; 256 * 30]);
+    pair.limits = TransmitLimits { byte_budget: 0, ..TransmitLimits::NONE };
     assert_eq!(pair.asks(), []);
     let end = &mut pair.ends[A];
-    let limits = Limits { allowance: 600, ..Limits::NONE };
+    let limits = TransmitLimits { byte_budget: 600, ..TransmitLimits::NONE };
     let mut buffer = vec![0; 10_000];
     let mut sum = 0;
-    let mut left = limits.allowance;
+    let mut left = limits.byte_budget;
     while let Some(sent) = end.connection.poll_transmit(
         pair.now,
         &mut end.world,
-        Limits { allowance: left, ..limits },
+        TransmitLimits { byte_budget: left, ..limits },
         &mut buffer,
     ) {
         sum += sent.packets;
         left = left.saturating_sub(sent.paced_bytes);
     }
-    assert_eq!(sum, 3, "288 and two of 272 bytes: one more packet while there is any allowance");
+    assert_eq!(sum, 3, "288 and two of 272 bytes: one more packet while there is any byte_budget");
 }
 
 #[test]
 fn credits_of_the_responder_are_obeyed() {
     let mut pair = requester(|_| ());
     (1..=6).for_each(|id| pair.send(A, id, vec![1]));
-    let limits = Limits { packets: 1, ..Limits::NONE };
+    let limits = TransmitLimits { packets: 1, ..TransmitLimits::NONE };
     let mut buffer = vec![0; 1000];
     let end = &mut pair.ends[A];
     end.connection.poll_transmit(pair.now, &mut end.world, limits, &mut buffer).unwrap();
@@ -567,18 +569,18 @@ fn long_reads_travel_as_several_requests() {
 fn requests_that_are_none_are_not_taken() {
     let mut pair = requester(|_| ());
     let connection = &mut pair.ends[A].connection;
-    let request = |work, len| Request { id: WorkId(1), work, len, fence: false, solicited: false };
-    let add = Work::FetchAdd { va: VA, rkey: KEY, add: 1 };
+    let request = |work, len| SendRequest { id: WorkId(1), work, len, fence: false, solicited: false };
+    let add = SendOp::FetchAdd { va: VA, rkey: KEY, add: 1 };
     assert_eq!(connection.post(request(add, 7)), Err(PostError::Length { len: 7 }));
-    assert_eq!(connection.post(request(Work::Local, 1)), Err(PostError::Length { len: 1 }));
+    assert_eq!(connection.post(request(SendOp::Local, 1)), Err(PostError::Length { len: 1 }));
     assert!(matches!(connection.post(request(READ, (1 << 31) + 1)), Err(PostError::TooLong { .. })));
     let mut receiving = Connection::new(config(A, Mtu::B256));
     assert_eq!(receiving.post(request(READ, 8)), Err(PostError::NotSending));
-    let unreliable = Config { service: Service::Unreliable, ..config(A, Mtu::B256) };
+    let unreliable = Config { service: Service::Uc, ..config(A, Mtu::B256) };
     let mut unreliable = Connection::new(unreliable);
     unreliable.start(send_config(A));
     assert_eq!(unreliable.post(request(READ, 8)), Err(PostError::NotOffered));
-    let invalidate = Work::Send(Trailer::Invalidate(KEY));
+    let invalidate = SendOp::Send(SendModifier::Invalidate(KEY));
     assert_eq!(unreliable.post(request(invalidate, 8)), Err(PostError::NotOffered));
 }
 

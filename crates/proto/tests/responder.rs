@@ -4,7 +4,8 @@ mod common;
 
 use common::{A, B, Craft, Pair, config, psn, send_config};
 use millstream_proto::{
-    Access, Config, Disposition, DropReason, Event, Fault, Limits, Mtu, ReceivedKind, State, Status, WorkId,
+    Access, Config, Disposition, DropReason, Event, FailureCause, Mtu, QpState, ReceivedKind, Status,
+    TransmitLimits, WorkId,
 };
 use millstream_wire::{NakCode, Opcode, Psn, Rkey, Syndrome};
 
@@ -56,7 +57,7 @@ impl Pair {
             .collect()
     }
 
-    fn failed(&self, end: usize) -> Option<Fault> {
+    fn failed(&self, end: usize) -> Option<FailureCause> {
         self.ends[end].events.iter().find_map(|event| match event {
             Event::Failed(fault) => Some(*fault),
             _ => None,
@@ -70,7 +71,7 @@ const GAP: Syndrome = Syndrome::Nak(NakCode::SequenceError);
 fn refused(craft: Craft) -> (Vec<(u32, Syndrome)>, Pair) {
     let mut pair = responder();
     pair.ends[B].world.receive(1, 64);
-    assert_eq!(pair.hand(craft), Disposition::Refused);
+    assert_eq!(pair.hand(craft), Disposition::Nak);
     (pair.said(), pair)
 }
 
@@ -160,19 +161,19 @@ fn what_came_early_does_no_harm() {
 fn data_of_a_read_keeps_to_the_allowance_and_acknowledgements_do_not_count() {
     let mut pair = responder();
     pair.hand(write(0, 8));
-    pair.limits = Limits { allowance: 0, ..Limits::NONE };
+    pair.limits = TransmitLimits { byte_budget: 0, ..TransmitLimits::NONE };
     assert_eq!(pair.said(), [(0, ACK)]);
     pair.hand(read(1, 1024));
     pair.hand(write(5, 8));
     assert_eq!(pair.said(), [], "what comes behind the data waits with it");
     let (end, now) = (&mut pair.ends[B], pair.now);
     let mut buffer = vec![0; 10_000];
-    let limits = Limits { allowance: 300, ..Limits::NONE };
+    let limits = TransmitLimits { byte_budget: 300, ..TransmitLimits::NONE };
     let first = end.connection.poll_transmit(now, &mut end.world, limits, &mut buffer).unwrap();
-    assert_eq!(first.packets, 2, "one more while there is any allowance");
+    assert_eq!(first.packets, 2, "one more while there is any byte_budget");
     // Base header, 256 bytes and ICRC, the first with an acknowledgement.
     assert_eq!(first.paced_bytes, 276 + 272);
-    pair.limits = Limits::NONE;
+    pair.limits = TransmitLimits::NONE;
     let said: Vec<_> = pair.said().into_iter().map(|(n, _)| n).collect();
     assert_eq!(said, [3, 4, 5]);
 }
@@ -303,7 +304,7 @@ fn more_operations_at_a_time_than_agreed_are_refused() {
     for n in 0..4 {
         assert_eq!(pair.hand(read(n, 100)), Disposition::Accepted);
     }
-    assert_eq!(pair.hand(read(4, 100)), Disposition::Refused);
+    assert_eq!(pair.hand(read(4, 100)), Disposition::Nak);
     let said = pair.said();
     assert_eq!(said.len(), 5);
     assert_eq!(said[4], (4, Syndrome::Nak(NakCode::InvalidRequest)));
@@ -404,9 +405,10 @@ fn keys_lengths_and_places_are_checked() {
     for (what, syndrome, craft) in cases {
         let (said, pair) = refused(craft);
         assert_eq!(said, [(0, syndrome)], "{what}");
-        assert_eq!(pair.ends[B].connection.state(), State::Failed, "{what}");
+        assert_eq!(pair.ends[B].connection.state(), QpState::Err, "{what}");
         assert_eq!(pair.ends[B].world.regions[&KEY].bytes[..16], (0..16).collect::<Vec<u8>>(), "{what}");
-        let fault = if syndrome == access { Fault::PeerAccess } else { Fault::PeerRequest };
+        let fault =
+            if syndrome == access { FailureCause::AccessViolation } else { FailureCause::InvalidRequest };
         assert_eq!(pair.failed(B), Some(fault), "{what}");
     }
 }
@@ -429,12 +431,12 @@ fn operations_that_the_queue_pair_does_not_offer_are_refused() {
         let mut pair = responder();
         let all = config(B, Mtu::B256);
         offers(&mut pair, Config { remote_write: n != 0, remote_read: n != 1, remote_atomic: n != 2, ..all });
-        assert_eq!(pair.hand(craft), Disposition::Refused);
+        assert_eq!(pair.hand(craft), Disposition::Nak);
         assert_eq!(pair.said(), [(0, Syndrome::Nak(NakCode::InvalidRequest))]);
     }
     let mut pair = responder();
     offers(&mut pair, Config { max_dest_rd_atomic: 0, ..config(B, Mtu::B256) });
-    assert_eq!(pair.hand(read(0, 8)), Disposition::Refused);
+    assert_eq!(pair.hand(read(0, 8)), Disposition::Nak);
 }
 
 #[test]
@@ -442,10 +444,10 @@ fn a_message_that_does_not_fit_ends_its_receive_request_with_a_length_error() {
     let mut pair = responder();
     pair.ends[B].world.receive(1, 300);
     pair.hand(Craft::new(Opcode::RC_SEND_FIRST, at(0)).payload(vec![1; 256]));
-    assert_eq!(pair.hand(Craft::new(Opcode::RC_SEND_LAST, at(1)).payload(vec![1; 45])), Disposition::Refused);
+    assert_eq!(pair.hand(Craft::new(Opcode::RC_SEND_LAST, at(1)).payload(vec![1; 45])), Disposition::Nak);
     assert_eq!(pair.said(), [(0, ACK), (1, Syndrome::Nak(NakCode::InvalidRequest))]);
     assert_eq!(pair.ends[B].received[0].0.status, Status::LocalLength);
-    assert_eq!(pair.failed(B), Some(Fault::Receive));
+    assert_eq!(pair.failed(B), Some(FailureCause::ReceiveRequest));
 }
 
 #[test]
@@ -453,7 +455,7 @@ fn memory_of_a_receive_request_that_is_gone_fails_both_sides() {
     let mut pair = responder();
     pair.ends[B].world.receive(1, 64);
     pair.ends[B].world.unwritable.insert(millstream_proto::ReceiveId(1));
-    assert_eq!(pair.hand(send(0)), Disposition::Refused);
+    assert_eq!(pair.hand(send(0)), Disposition::Nak);
     assert_eq!(pair.said(), [(0, Syndrome::Nak(NakCode::RemoteOperational))]);
     assert_eq!(pair.ends[B].received[0].0.status, Status::LocalProtection);
 }
@@ -464,9 +466,9 @@ fn a_message_that_breaks_off_gives_its_receive_request_back() {
     pair.ends[B].world.receive(1, 1000);
     pair.hand(Craft::new(Opcode::RC_SEND_FIRST, at(0)).payload(vec![1; 256]));
     // Another message begins in the middle.
-    assert_eq!(pair.hand(write(1, 8)), Disposition::Refused);
+    assert_eq!(pair.hand(write(1, 8)), Disposition::Nak);
     assert_eq!(pair.ends[B].received[0].0.status, Status::Flushed);
-    assert_eq!(pair.failed(B), Some(Fault::PeerRequest));
+    assert_eq!(pair.failed(B), Some(FailureCause::InvalidRequest));
     let events = &pair.ends[B].events;
     assert!(matches!(events[..], [Event::Received(_), Event::Failed(_)]), "{events:?}");
 }
@@ -476,10 +478,7 @@ fn a_key_taken_away_in_the_middle_of_a_message_is_not_used_any_more() {
     let mut pair = responder();
     pair.hand(Craft::new(Opcode::RC_WRITE_FIRST, at(0)).remote(VA, KEY, 512).payload(vec![1; 256]));
     pair.ends[B].world.regions.get_mut(&KEY).unwrap().allowed = vec![Access::Read];
-    assert_eq!(
-        pair.hand(Craft::new(Opcode::RC_WRITE_LAST, at(1)).payload(vec![1; 256])),
-        Disposition::Refused
-    );
+    assert_eq!(pair.hand(Craft::new(Opcode::RC_WRITE_LAST, at(1)).payload(vec![1; 256])), Disposition::Nak);
     let mut pair = responder();
     pair.hand(read(0, 1024));
     pair.limits.packets = 1;
@@ -488,7 +487,7 @@ fn a_key_taken_away_in_the_middle_of_a_message_is_not_used_any_more() {
     end.connection.poll_transmit(pair.now, &mut end.world, pair.limits, &mut buffer).unwrap();
     end.world.regions.clear();
     assert_eq!(pair.said(), [(1, Syndrome::Nak(NakCode::RemoteAccess))]);
-    assert_eq!(pair.failed(B), Some(Fault::PeerAccess));
+    assert_eq!(pair.failed(B), Some(FailureCause::AccessViolation));
 }
 
 #[test]
@@ -498,7 +497,7 @@ fn a_refusal_is_said_again_when_it_was_lost() {
     pair.hand(Craft { rkey: Rkey::new(0), ..write(1, 8) });
     let access = Syndrome::Nak(NakCode::RemoteAccess);
     assert_eq!(pair.said(), [(0, ACK), (1, access)]);
-    let dropped = Disposition::Dropped(DropReason::State);
+    let dropped = Disposition::Dropped(DropReason::QpState);
     assert_eq!(pair.hand(write(0, 8)), dropped);
     assert_eq!(pair.said(), [(1, access)]);
     assert_eq!(pair.hand(write(2, 8)), dropped);

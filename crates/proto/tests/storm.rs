@@ -7,7 +7,9 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use common::{A, B, Network, Pair, Random, config, send_config};
-use millstream_proto::{Config, Event, Limits, Mtu, ReceivedKind, SendConfig, Status, Trailer, Work, WorkId};
+use millstream_proto::{
+    Config, Event, Mtu, ReceivedKind, SendConfig, SendModifier, SendOp, Status, TransmitLimits, WorkId,
+};
 use millstream_wire::{Psn, Rkey};
 use proptest::prelude::*;
 
@@ -109,7 +111,7 @@ impl Setting {
         pair.network = self.network;
         pair.buffer = self.buffer;
         if self.seed.is_multiple_of(3) {
-            pair.limits = Limits { packets: 5, ..Limits::NONE };
+            pair.limits = TransmitLimits { packets: 5, ..TransmitLimits::NONE };
         }
         pair
     }
@@ -143,10 +145,10 @@ impl Side {
         let (work, memory, expected) = match random.below(10) {
             0..=2 => {
                 let bytes = random.bytes(len);
-                let trailer = immediate.map_or(Trailer::None, Trailer::Immediate);
+                let trailer = immediate.map_or(SendModifier::None, SendModifier::Immediate);
                 let message = Message { kind: ReceivedKind::Send, bytes: bytes.clone(), len, immediate };
                 self.messages.push_back(message);
-                (Work::Send(trailer), bytes, Expected::Nothing)
+                (SendOp::Send(trailer), bytes, Expected::Nothing)
             }
             3..=5 => {
                 let len = len.min(self.written.len() - self.write_at);
@@ -158,36 +160,36 @@ impl Side {
                     let message = Message { kind: ReceivedKind::Write, bytes: vec![], len, immediate };
                     self.messages.push_back(message);
                 }
-                (Work::Write { va, rkey: WRITTEN, immediate }, bytes, Expected::Nothing)
+                (SendOp::Write { va, rkey: WRITTEN, immediate }, bytes, Expected::Nothing)
             }
             // Some bytes that were just written, or some that never change.
             6 if self.write_at > 0 => {
                 let at = random.below(self.write_at as u64) as usize;
                 let len = len.min(self.write_at - at);
                 let bytes = self.written[at..at + len].to_vec();
-                (Work::Read { va: VA + at as u64, rkey: WRITTEN }, vec![0; len], Expected::Bytes(bytes))
+                (SendOp::Read { va: VA + at as u64, rkey: WRITTEN }, vec![0; len], Expected::Bytes(bytes))
             }
             6 | 7 => {
                 let at = random.below((CONSTANT_LEN - len) as u64) as usize;
                 let bytes = pair.ends[1 - end].world.regions[&CONSTANT].bytes[at..at + len].to_vec();
-                (Work::Read { va: VA + at as u64, rkey: CONSTANT }, vec![0; len], Expected::Bytes(bytes))
+                (SendOp::Read { va: VA + at as u64, rkey: CONSTANT }, vec![0; len], Expected::Bytes(bytes))
             }
             8 => {
                 let before = self.counter;
                 let work = if random.below(2) == 0 {
                     self.counter += 3;
-                    Work::FetchAdd { va: VA, rkey: COUNTER, add: 3 }
+                    SendOp::FetchAdd { va: VA, rkey: COUNTER, add: 3 }
                 } else {
                     self.counter ^= 0xff00;
-                    Work::CompareSwap { va: VA, rkey: COUNTER, compare: before, swap: self.counter }
+                    SendOp::CompareSwap { va: VA, rkey: COUNTER, compare: before, swap: self.counter }
                 };
                 (work, vec![0; 8], Expected::Bytes(before.to_ne_bytes().to_vec()))
             }
-            _ if random.below(2) == 0 => (Work::Local, vec![], Expected::Nothing),
+            _ if random.below(2) == 0 => (SendOp::Local, vec![], Expected::Nothing),
             _ => {
                 self.counter = random.next();
                 let bytes = self.counter.to_ne_bytes().to_vec();
-                (Work::AtomicWrite { va: VA, rkey: COUNTER }, bytes, Expected::Nothing)
+                (SendOp::AtomicWrite { va: VA, rkey: COUNTER }, bytes, Expected::Nothing)
             }
         };
         self.open.push_back((id, expected));

@@ -4,13 +4,13 @@ mod common;
 
 use common::{A, B, Craft, Network, Pair, Random, World, address, config, flow, psn, send_config};
 use millstream_proto::{
-    Config, Datagram, Datagrams, DatagramsConfig, Destination, Disposition, DropReason, Envelope, Event,
-    Limits, Mtu, PostError, Service, State, Status, Trailer, Work, WorkId,
+    Config, Datagram, DatagramDestination, DatagramSource, Disposition, DropReason, Event, Mtu, PostError,
+    QpState, SendModifier, SendOp, Service, Status, TransmitLimits, UdConfig, UdQueuePair, WorkId,
 };
 use millstream_wire::{Opcode, Packet, Pkey, Psn, Qkey, Qpn, Rkey};
 
 fn pair() -> Pair {
-    let unreliable = |end| Config { service: Service::Unreliable, ..config(end, Mtu::B256) };
+    let unreliable = |end| Config { service: Service::Uc, ..config(end, Mtu::B256) };
     Pair::with([unreliable(A), unreliable(B)], [send_config(A), send_config(B)], 1)
 }
 
@@ -22,8 +22,8 @@ fn messages_of_an_unreliable_connection_arrive_whole_or_not_at_all() {
         pair.network = Network { loss: 0.1, duplication: 0.1, reordering: 0.1, ..Network::PERFECT };
         for id in 0..100_u64 {
             pair.ends[B].world.receive(id, 2000);
-            let immediate = Trailer::Immediate((id as u32).to_be_bytes());
-            pair.post(A, id, Work::Send(immediate), vec![id as u8; (id as usize * 37) % 1500]);
+            let immediate = SendModifier::Immediate((id as u32).to_be_bytes());
+            pair.post(A, id, SendOp::Send(immediate), vec![id as u8; (id as usize * 37) % 1500]);
         }
         pair.run();
         let all: Vec<_> = (0..100).map(|id| (id, Status::Success)).collect();
@@ -54,10 +54,10 @@ fn what_an_unreliable_connection_refuses_is_dropped() {
             .payload(vec![1; 8])
             .from(A)
     };
-    let dropped = Disposition::Dropped(DropReason::State);
+    let dropped = Disposition::Dropped(DropReason::QpState);
     assert_eq!(pair.give(B, &write(0, 2)), dropped, "another key");
     assert_eq!(pair.give(B, &write(1, 1)), Disposition::Accepted);
-    assert_eq!(pair.ends[B].connection.state(), State::Sending);
+    assert_eq!(pair.ends[B].connection.state(), QpState::Rts);
     let send = Craft::new(Opcode::UC_SEND_ONLY, psn(A).plus(2)).payload(vec![1; 8]).from(A);
     assert_eq!(pair.give(B, &send), Disposition::NotReady, "without a receive request");
     assert_eq!(pair.take(B), []);
@@ -77,7 +77,7 @@ fn only_the_send_queue_fails_over_memory_that_is_gone() {
     pair.take(A);
     let expected = [(1, Status::Success), (2, Status::LocalProtection), (3, Status::Flushed)];
     assert_eq!(pair.ends[A].completions(), expected);
-    assert_eq!(pair.ends[A].connection.state(), State::SendFailed);
+    assert_eq!(pair.ends[A].connection.state(), QpState::Sqe);
     pair.ends[A].world.receive(1, 10);
     let send = Craft::new(Opcode::UC_SEND_ONLY, psn(B)).payload(vec![1; 8]).from(B);
     assert_eq!(pair.give(A, &send), Disposition::Accepted, "it still receives");
@@ -88,8 +88,8 @@ fn only_the_send_queue_fails_over_memory_that_is_gone() {
 
 const QKEY: Qkey = Qkey::new(0x1111_1111);
 
-fn datagrams(qpn: u32) -> Datagrams {
-    Datagrams::new(DatagramsConfig {
+fn datagrams(qpn: u32) -> UdQueuePair {
+    UdQueuePair::new(UdConfig {
         local_qp: Qpn::new(qpn),
         qkey: QKEY,
         pkey: Pkey::DEFAULT,
@@ -99,18 +99,23 @@ fn datagrams(qpn: u32) -> Datagrams {
 }
 
 fn datagram(id: u64, len: u32) -> Datagram {
-    let to = Destination { flow: flow(A), qp: Qpn::new(0x22), qkey: QKEY };
+    let to = DatagramDestination { flow: flow(A), qp: Qpn::new(0x22), qkey: QKEY };
     Datagram { id: WorkId(id), to, len, immediate: Some([4, 3, 2, 1]), solicited: true }
 }
 
-fn carry(from: &mut Datagrams, world: &mut World, to: &mut Datagrams, other: &mut World) -> Vec<Disposition> {
+fn carry(
+    from: &mut UdQueuePair,
+    world: &mut World,
+    to: &mut UdQueuePair,
+    other: &mut World,
+) -> Vec<Disposition> {
     let mut buffer = vec![0; 65_000];
     let mut all = Vec::new();
-    while let Some((flow, sent)) = from.poll_transmit(world, Limits::NONE, &mut buffer) {
+    while let Some((flow, sent)) = from.poll_transmit(world, TransmitLimits::NONE, &mut buffer) {
         for packet in buffer[..sent.len].chunks(sent.segment) {
             let packet = Packet::new_checked(packet).unwrap();
             assert!(flow.verify(&packet, 0));
-            let envelope = Envelope { from: address(A), headers: [0x77; 40] };
+            let envelope = DatagramSource { from: address(A), headers: [0x77; 40] };
             all.push(to.handle_datagram(&envelope, &packet, other));
         }
     }
@@ -147,27 +152,27 @@ fn datagrams_that_do_not_fit_or_show_another_key_are_dropped_and_the_queue_pair_
     world.work.insert(WorkId(2), vec![2; 60]);
     other.receive(1, 100);
     a.post(datagram(1, 100)).unwrap();
-    let wrong = Destination { qkey: Qkey::new(2), ..datagram(2, 60).to };
+    let wrong = DatagramDestination { qkey: Qkey::new(2), ..datagram(2, 60).to };
     a.post(Datagram { to: wrong, ..datagram(2, 60) }).unwrap();
     a.post(datagram(2, 60)).unwrap();
     let expected = [
-        Disposition::Dropped(DropReason::State),
-        Disposition::Dropped(DropReason::Destination),
+        Disposition::Dropped(DropReason::QpState),
+        Disposition::Dropped(DropReason::WrongDestination),
         Disposition::Accepted,
     ];
     assert_eq!(carry(&mut a, &mut world, &mut b, &mut other), expected);
     let Some(Event::Received(received)) = b.poll_event() else { panic!() };
     assert_eq!((received.id.0, received.len), (1, 60), "the receive request is still there");
     assert_eq!(b.poll_event(), None);
-    let most = 1024;
-    assert_eq!(a.post(datagram(3, 1025)), Err(PostError::TooLong { len: 1025, most }));
+    let max = 1024;
+    assert_eq!(a.post(datagram(3, 1025)), Err(PostError::TooLong { len: 1025, max }));
     // Longer than the port's MTU, from somebody who does not care.
     let long = Craft { length: QKEY.get(), ..Craft::new(Opcode::UD_SEND_ONLY, Psn::new(0)) };
     let bytes = long.payload(vec![0; 4096]).to_qp(A, Qpn::new(0x22));
     other.receive(9, 8192);
-    let envelope = Envelope { from: address(A), headers: [0; 40] };
+    let envelope = DatagramSource { from: address(A), headers: [0; 40] };
     let disposition = b.handle_datagram(&envelope, &Packet::new_checked(&bytes[..]).unwrap(), &mut other);
-    assert_eq!(disposition, Disposition::Dropped(DropReason::State));
+    assert_eq!(disposition, Disposition::Dropped(DropReason::QpState));
     assert_eq!(other.receives.len(), 1);
 }
 

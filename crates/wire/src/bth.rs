@@ -11,7 +11,7 @@ use crate::opcode::Opcode;
 use crate::{Error, Result};
 use millstream_quantity::{Pkey, Psn, Qpn};
 
-/// Bytes of the header.
+/// Header length in bytes.
 pub const LEN: usize = 12;
 
 mod at {
@@ -26,7 +26,8 @@ mod at {
     pub(super) const PSN: Range<usize> = 9..12;
 }
 
-/// The byte that a switch may change and the ICRC therefore takes for all ones (annex A17, 17.3).
+/// The byte with the congestion bits, which a switch may change; the ICRC counts it as all ones (annex A17,
+/// 17.3).
 pub(crate) const VARIANT: usize = at::CONGESTION;
 
 /// A view of the header at the start of a buffer.
@@ -36,16 +37,16 @@ pub struct Packet<T: AsRef<[u8]>> {
 }
 
 impl<T: AsRef<[u8]>> Packet<T> {
-    /// A view of a buffer that may be too short: accessors would panic.
+    /// A view of a buffer; accessors panic if the buffer is too short.
     #[inline]
     pub const fn new_unchecked(buffer: T) -> Self {
         Self { buffer }
     }
 
-    /// A view of a buffer.
+    /// A view of a buffer that is long enough.
     ///
     /// # Errors
-    /// [`Error::Truncated`] if the header does not fit into it.
+    /// [`Error::Truncated`] if the buffer is shorter than the header.
     #[inline]
     pub fn new_checked(buffer: T) -> Result<Self> {
         let packet = Self { buffer };
@@ -53,14 +54,14 @@ impl<T: AsRef<[u8]>> Packet<T> {
         Ok(packet)
     }
 
-    /// Whether no accessor can panic.
+    /// Checks that the buffer holds the header, so that no accessor panics.
     ///
     /// # Errors
-    /// [`Error::Truncated`] if one would.
+    /// [`Error::Truncated`] if it does not.
     #[inline]
     pub fn check_len(&self) -> Result<()> {
         match self.buffer.as_ref().len() {
-            has if has < LEN => Err(Error::Truncated { header: "BTH", wants: LEN, has }),
+            available if available < LEN => Err(Error::Truncated { header: "BTH", needed: LEN, available }),
             _ => Ok(()),
         }
     }
@@ -70,25 +71,25 @@ impl<T: AsRef<[u8]>> Packet<T> {
         self.buffer.as_ref()[at]
     }
 
-    /// The operation, known or not.
+    /// The opcode, known or not.
     #[inline]
     pub fn opcode(&self) -> u8 {
         self.byte(at::OPCODE)
     }
 
-    /// Solicited event: the receiver's completion shall wake who waits for such.
+    /// Solicited event: the completion raises an event on a completion queue armed for solicited events.
     #[inline]
     pub fn solicited(&self) -> bool {
         self.byte(at::FLAGS) & 0x80 != 0
     }
 
-    /// Migration state. Adapters set it, rxe does not; it says nothing without alternate paths.
+    /// Migration state: ignored without alternate paths. Adapters set it, rxe does not.
     #[inline]
     pub fn migrated(&self) -> bool {
         self.byte(at::FLAGS) & 0x40 != 0
     }
 
-    /// Bytes that fill the payload up to a multiple of four.
+    /// Pad count: bytes that fill the payload up to a multiple of four.
     #[inline]
     pub fn pad(&self) -> u8 {
         (self.byte(at::FLAGS) >> 4) & 3
@@ -100,7 +101,7 @@ impl<T: AsRef<[u8]>> Packet<T> {
         self.byte(at::FLAGS) & 15
     }
 
-    /// The partition.
+    /// Partition key.
     #[inline]
     pub fn pkey(&self) -> Pkey {
         Field::get(&self.buffer.as_ref()[at::PKEY])
@@ -118,13 +119,13 @@ impl<T: AsRef<[u8]>> Packet<T> {
         self.byte(at::CONGESTION) & 0x40 != 0
     }
 
-    /// The queue pair that it is for.
+    /// Destination queue pair.
     #[inline]
     pub fn dest_qp(&self) -> Qpn {
         Field::get(&self.buffer.as_ref()[at::DEST_QP])
     }
 
-    /// Whether the responder shall acknowledge at once.
+    /// Acknowledge request: the responder shall acknowledge without delay.
     #[inline]
     pub fn ack_req(&self) -> bool {
         self.byte(at::ACK_REQ) & 0x80 != 0
@@ -137,7 +138,7 @@ impl<T: AsRef<[u8]>> Packet<T> {
     }
 }
 
-/// The header's value.
+/// The header as a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repr {
     /// The operation.
@@ -146,24 +147,24 @@ pub struct Repr {
     pub solicited: bool,
     /// Migration state; both values are accepted.
     pub migrated: bool,
-    /// Bytes that fill the payload up to a multiple of four: 0 to 3.
+    /// Pad count: bytes that fill the payload up to a multiple of four, 0 to 3.
     pub pad: u8,
-    /// The partition.
+    /// Partition key.
     pub pkey: Pkey,
     /// Forward explicit congestion notification.
     pub fecn: bool,
     /// Backward explicit congestion notification.
     pub becn: bool,
-    /// The queue pair that it is for.
+    /// Destination queue pair.
     pub dest_qp: Qpn,
-    /// Whether the responder shall acknowledge at once.
+    /// Acknowledge request: the responder shall acknowledge without delay.
     pub ack_req: bool,
     /// The packet sequence number.
     pub psn: Psn,
 }
 
 impl Repr {
-    /// Of a packet in the default partition, as adapters send it, with nothing asked for or told besides.
+    /// A header in the default partition, with the migration state set and every other flag clear.
     #[inline]
     #[must_use]
     pub const fn new(opcode: Opcode, dest_qp: Qpn, psn: Psn) -> Self {
@@ -181,7 +182,7 @@ impl Repr {
         }
     }
 
-    /// From a view.
+    /// Parses a view.
     ///
     /// # Errors
     /// [`Error::Truncated`], [`Error::Version`] or [`Error::Opcode`].
@@ -205,14 +206,14 @@ impl Repr {
         })
     }
 
-    /// Bytes that it takes.
+    /// Length of the emitted header in bytes.
     #[inline]
     #[must_use]
     pub const fn buffer_len(&self) -> usize {
         LEN
     }
 
-    /// Into a view whose buffer is long enough. Reserved bits become zero.
+    /// Emits into a view whose buffer is long enough; reserved bits become zero.
     #[inline]
     pub fn emit<T: AsRef<[u8]> + AsMut<[u8]>>(&self, packet: &mut Packet<T>) {
         let bit = |set: bool, bit: u8| if set { bit } else { 0 };

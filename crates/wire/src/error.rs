@@ -1,45 +1,45 @@
-//! Why bytes are not a packet.
+//! Parse errors.
 
-/// Why bytes are not a packet, or not the header that was asked for.
+/// Why bytes are not a valid packet or header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Fewer bytes than the header has.
-    #[error("{header} needs {wants} bytes, {has} are left")]
+    /// The buffer is shorter than the header.
+    #[error("{header} truncated: {available} of {needed} bytes")]
     Truncated {
-        /// Which header.
+        /// The header.
         header: &'static str,
-        /// Its length.
-        wants: usize,
-        /// What there is.
-        has: usize,
+        /// Its length in bytes.
+        needed: usize,
+        /// Bytes in the buffer.
+        available: usize,
     },
     /// A transport header version other than 0 (9.6.1.1).
-    #[error("transport header version {0}, only 0 is known")]
+    #[error("unsupported transport header version {0}, expected 0")]
     Version(u8),
-    /// An operation that is reserved, or belongs to a transport service that is not spoken here.
-    #[error("unknown opcode {0:#04x}")]
+    /// A reserved opcode, or one of a transport service that is not supported (RD).
+    #[error("unsupported opcode {0:#04x}")]
     Opcode(u8),
-    /// A pad count that does not fit the payload, or payload where the operation has none.
-    #[error("{opcode}: {payload} bytes of payload and padding, {pad} of them padding")]
+    /// A pad count that does not fit the payload, or payload with an operation that has none.
+    #[error("opcode {opcode:#04x}: pad count {pad} does not fit {payload} bytes of payload and padding")]
     Payload {
-        /// The operation.
+        /// The opcode.
         opcode: u8,
         /// Bytes between headers and ICRC.
         payload: usize,
-        /// What the base transport header says of padding.
+        /// The pad count of the base transport header.
         pad: u8,
     },
-    /// A field with a value that means nothing.
-    #[error("{header}: {field} is {value:#x}")]
+    /// A reserved or invalid field value.
+    #[error("{header}: invalid {field} {value:#x}")]
     Field {
-        /// Which header.
+        /// The header.
         header: &'static str,
-        /// Which field.
+        /// The field.
         field: &'static str,
         /// Its value.
         value: u64,
     },
 }
 
-/// A result whose error is [`Error`].
+/// A result with [`Error`].
 pub type Result<T> = core::result::Result<T, Error>;

@@ -1,88 +1,86 @@
-//! Extended transport headers, which follow the base transport header as its operation says (9.3), and the
-//! global route header that datagrams are delivered with.
+//! Extended transport headers, which follow the base transport header (9.3), and the global route header.
 
 use millstream_quantity::{Msn, Qkey, Qpn, Rkey, Srqn};
 
 header! {
-    /// XRC extended transport header (annex A14): the shared receive queue whose receives, memory and completions a
-    /// request is about.
+    /// XRC extended transport header (annex A14): the shared receive queue of a request.
     mod xrceth, "XRCETH", 4 bytes {
-        /// The receiver's queue.
+        /// The destination shared receive queue.
         srq / set_srq: Srqn = 1,
     }
 }
 
 header! {
-    /// RDMA extended transport header (9.3.3): remote memory.
+    /// RDMA extended transport header (9.3.3): the remote memory of a WRITE or READ.
     ///
     /// ```text
-    ///  0               8        12       16
+    /// 0               8        12       16
     /// ├───────────────┼────────┼────────┤
     /// │ virtual addr. │ R_Key  │ length │
     /// ```
     mod reth, "RETH", 16 bytes {
-        /// Start in the remote memory's address space.
+        /// Virtual address.
         va / set_va: u64 = 0,
-        /// Key of the remote memory.
+        /// Remote key.
         rkey / set_rkey: Rkey = 8,
-        /// Bytes of the whole message.
+        /// DMA length: bytes of the whole message.
         length / set_length: u32 = 12,
     }
 }
 
 header! {
-    /// Acknowledge extended transport header (9.3.5): what became of requests.
+    /// Acknowledge extended transport header (9.3.5).
     ///
     /// ```text
-    ///  0          1        4
+    /// 0          1        4
     /// ├──────────┼────────┤
     /// │ syndrome │  MSN   │
     /// ```
     mod aeth, "AETH", 4 bytes {
         /// ACK, RNR NAK or NAK, and its detail; see [`Syndrome`].
         syndrome / set_syndrome: u8 = 0,
-        /// Messages completed so far.
+        /// Message sequence number: messages completed so far.
         msn / set_msn: Msn = 1,
     }
 }
 
-/// What an acknowledgement says (9.7.5.2.1, table 46).
+/// An AETH syndrome (9.7.5.2.1, table 46).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Syndrome {
-    /// Done; receive requests that wait beyond the MSN, as a [code](Syndrome::credits).
+    /// ACK with a [credit code](Syndrome::credits): receive requests posted beyond the MSN.
     Ack {
-        /// 5 bits; 31: not counted.
+        /// 5 bits; 31 means that credits are not counted.
         credit_code: u8,
     },
-    /// No receive request; try again after the time of this 5-bit code.
+    /// RNR NAK: no receive request was posted.
     RnrNak {
-        /// See [`rnr_nanos`].
+        /// 5-bit timer code; see [`rnr_nanos`].
         timer_code: u8,
     },
-    /// Refused.
+    /// NAK.
     Nak(NakCode),
-    /// A reserved value: to be ignored.
+    /// A reserved value, which requesters ignore.
     Reserved(u8),
 }
 
-/// Why a request was refused (9.7.5.2.8, table 47).
+/// NAK codes (9.7.5.2.8, table 47).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NakCode {
-    /// A packet is missing before this one.
+    /// PSN sequence error: a packet before this one is missing.
     SequenceError,
-    /// A request that makes no sense.
+    /// Invalid request.
     InvalidRequest,
-    /// The memory key does not allow it.
+    /// Remote access error: the R_Key does not permit the access.
     RemoteAccess,
-    /// The responder could not do it.
+    /// Remote operational error.
     RemoteOperational,
 }
 
 impl Syndrome {
-    /// Done, receive requests not counted.
+    /// An ACK without end-to-end flow control.
     pub const ACK_UNLIMITED: Self = Self::Ack { credit_code: 31 };
 
-    /// From the header's byte.
+    /// Decodes the syndrome byte.
     #[inline]
     #[must_use]
     pub const fn from_byte(byte: u8) -> Self {
@@ -100,7 +98,7 @@ impl Syndrome {
         }
     }
 
-    /// As the header's byte.
+    /// Encodes the syndrome byte.
     #[inline]
     #[must_use]
     pub const fn to_byte(self) -> u8 {
@@ -116,8 +114,7 @@ impl Syndrome {
     }
 }
 
-/// Receive requests that a credit code stands for; None if they are not counted (table 48): 0, 1, then powers
-/// of two with one step between.
+/// Receive requests that a credit code stands for (table 48); `None` if credits are not counted.
 #[inline]
 #[must_use]
 pub const fn credits(code: u8) -> Option<u32> {
@@ -130,7 +127,7 @@ pub const fn credits(code: u8) -> Option<u32> {
     }
 }
 
-/// Nanoseconds of an RNR NAK's timer code (table 45).
+/// Nanoseconds of an RNR NAK timer code (table 45).
 #[inline]
 #[must_use]
 pub const fn rnr_nanos(code: u8) -> u64 {
@@ -140,7 +137,7 @@ pub const fn rnr_nanos(code: u8) -> u64 {
         2 => 20_000,
         3 => 30_000,
         4 => 40_000,
-        // From here on in steps of half a power of two, counted in tens of microseconds.
+        // The table continues in steps of half a power of two, in units of 10 µs.
         code if code.is_multiple_of(2) => 10_000 << (code / 2),
         code => 15_000 << (code / 2),
     }
@@ -155,21 +152,21 @@ header! {
     /// │ virtual addr. │ R_Key  │ swap (or add) │ compare       │
     /// ```
     mod atomic_eth, "AtomicETH", 28 bytes {
-        /// The remote word's address; a multiple of 8.
+        /// Virtual address of the remote word; a multiple of 8.
         va / set_va: u64 = 0,
-        /// Key of the remote memory.
+        /// Remote key.
         rkey / set_rkey: Rkey = 8,
-        /// What to store, or to add.
+        /// Swap data of CmpSwap, or add data of FetchAdd.
         swap_or_add / set_swap_or_add: u64 = 12,
-        /// What to compare with.
+        /// Compare data of CmpSwap.
         compare / set_compare: u64 = 20,
     }
 }
 
 header! {
-    /// Atomic acknowledge extended transport header (9.3.5.3): the word before the operation.
+    /// Atomic acknowledge extended transport header (9.3.5.3).
     mod atomic_ack_eth, "AtomicAckETH", 8 bytes {
-        /// The word as it was.
+        /// The original value of the remote word.
         original / set_original: u64 = 0,
     }
 }
@@ -177,7 +174,7 @@ header! {
 header! {
     /// Immediate data (9.3.6): four bytes for the receiver's completion.
     mod imm_dt, "ImmDt", 4 bytes {
-        /// The bytes as they travel.
+        /// The bytes in network order.
         data / set_data: [u8; 4] = 0,
     }
 }
@@ -185,7 +182,7 @@ header! {
 header! {
     /// Invalidate extended transport header (9.3.7).
     mod ieth, "IETH", 4 bytes {
-        /// The key that shall no longer be valid.
+        /// The R_Key to invalidate.
         rkey / set_rkey: Rkey = 0,
     }
 }
@@ -199,26 +196,27 @@ header! {
     /// │ Q_Key  │ 0 │ src QP │
     /// ```
     mod deth, "DETH", 8 bytes {
-        /// The receiver's key.
+        /// Q_Key of the destination.
         qkey / set_qkey: Qkey = 0,
-        /// The sender's queue pair.
+        /// Source queue pair.
         src_qp / set_src_qp: Qpn = 5,
     }
 }
 
 header! {
-    /// Global route header (8.3): an IPv6 header in all but name. RoCEv2 has IP headers in its place; a datagram's
-    /// receiver finds this, or an IPv4 header in its last 20 bytes (annex A17, 17.4.5.1), in front of the data.
+    /// Global route header (8.3), laid out like an IPv6 header. RoCEv2 packets have an IP header instead.
+    /// Datagram receivers find this header, or an IPv4 header in its last 20 bytes, in front of the payload
+    /// (annex A17, 17.4.5.1).
     ///
     /// ```text
-    ///  0                4          6         7      8           24          40
+    /// 0                4          6         7      8           24          40
     /// ├────────────────┼──────────┼─────────┼──────┼───────────┼───────────┤
     /// │ver, class, flow│ pay. len │ nxt hdr │ hops │ source    │destination│
     /// ```
     mod grh, "GRH", 40 bytes {
-        /// Version 6, traffic class (8 bits), flow label (20 bits).
+        /// IP version 6 (4 bits), traffic class (8), flow label (20).
         version_class_flow / set_version_class_flow: u32 = 0,
-        /// Bytes that follow.
+        /// Payload length: bytes that follow the header.
         payload_len / set_payload_len: u16 = 4,
         /// Next header: 27 on InfiniBand, 17 (UDP) on RoCEv2.
         next_header / set_next_header: u8 = 6,

@@ -1,10 +1,10 @@
-//! Fields at fixed places of a header, in network byte order.
+//! Header fields of whole bytes in network byte order.
 
 use millstream_quantity::{Msn, Pkey, Psn, Qkey, Qpn, Rkey, Srqn};
 
-/// A value with a fixed number of bytes in a header. Callers give slices of exactly that length.
+/// A value with a fixed encoded length. Callers pass slices of exactly that length.
 pub(crate) trait Field: Sized {
-    /// Bytes.
+    /// Length in bytes.
     const LEN: usize;
     fn get(from: &[u8]) -> Self;
     fn put(self, to: &mut [u8]);
@@ -47,7 +47,7 @@ impl<const N: usize> Field for [u8; N] {
     }
 }
 
-/// 24 bits.
+/// Implements [`Field`] for 24-bit numbers.
 macro_rules! three_bytes {
     ($($name:ty)*) => {$(
         impl Field for $name {
@@ -86,7 +86,7 @@ macro_rules! wrapped {
 }
 wrapped!(Qkey: u32, Rkey: u32, Pkey: u16);
 
-/// Declares a header whose fields are whole bytes: `Packet`, a view of it, and `Repr`, its value.
+/// Declares a header of whole-byte fields: `Packet`, a view of a buffer, and `Repr`, the header as a value.
 macro_rules! header {
     (
         $(#[$meta:meta])*
@@ -101,7 +101,7 @@ macro_rules! header {
             use $crate::field::Field;
             use $crate::{Error, Result};
 
-            /// Bytes of the header.
+            /// Header length in bytes.
             pub const LEN: usize = $len;
 
             /// A view of the header at the start of a buffer.
@@ -111,16 +111,16 @@ macro_rules! header {
             }
 
             impl<T: AsRef<[u8]>> Packet<T> {
-                /// A view of a buffer that may be too short: accessors would panic.
+                /// A view of a buffer; accessors panic if the buffer is too short.
                 #[inline]
                 pub const fn new_unchecked(buffer: T) -> Self {
                     Self { buffer }
                 }
 
-                /// A view of a buffer.
+                /// A view of a buffer that is long enough.
                 ///
                 /// # Errors
-                /// [`Error::Truncated`] if the header does not fit into it.
+                /// [`Error::Truncated`] if the buffer is shorter than the header.
                 #[inline]
                 pub fn new_checked(buffer: T) -> Result<Self> {
                     let packet = Self { buffer };
@@ -128,19 +128,21 @@ macro_rules! header {
                     Ok(packet)
                 }
 
-                /// Whether no accessor can panic.
+                /// Checks that the buffer holds the header, so that no accessor panics.
                 ///
                 /// # Errors
-                /// [`Error::Truncated`] if one would.
+                /// [`Error::Truncated`] if it does not.
                 #[inline]
                 pub fn check_len(&self) -> Result<()> {
                     match self.buffer.as_ref().len() {
-                        has if has < LEN => Err(Error::Truncated { header: $long, wants: LEN, has }),
+                        available if available < LEN => {
+                Err(Error::Truncated { header: $long, needed: LEN, available })
+            },
                         _ => Ok(()),
                     }
                 }
 
-                /// What follows the header.
+                /// The bytes that follow the header.
                 #[inline]
                 pub fn rest(&self) -> &[u8] {
                     &self.buffer.as_ref()[LEN..]
@@ -172,7 +174,7 @@ macro_rules! header {
             }
 
             impl Repr {
-                /// From a view.
+                /// Parses a view.
                 ///
                 /// # Errors
                 /// [`Error::Truncated`] if the view's buffer is too short.
@@ -182,14 +184,14 @@ macro_rules! header {
                     Ok(Self { $($field: packet.$field(),)+ })
                 }
 
-                /// Bytes that it takes.
+                /// Length of the emitted header in bytes.
                 #[inline]
                 #[must_use]
                 pub const fn buffer_len(&self) -> usize {
                     LEN
                 }
 
-                /// Into a view whose buffer is long enough. Reserved bits become zero.
+                /// Emits into a view whose buffer is long enough; reserved bits become zero.
                 #[inline]
                 pub fn emit<T: AsRef<[u8]> + AsMut<[u8]>>(&self, packet: &mut Packet<T>) {
                     packet.buffer.as_mut()[..LEN].fill(0);

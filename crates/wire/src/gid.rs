@@ -1,8 +1,8 @@
-//! The global identifier that stands for an IP address (annex A17, 17.4.1).
+//! GIDs of IP addresses (annex A17, 17.4.1).
 
 use core::net::{IpAddr, Ipv6Addr};
 
-/// An address as GIDs and global route headers hold it: IPv4 as a mapped address.
+/// The GID of an IP address; IPv4 addresses are IPv4-mapped.
 #[must_use]
 pub const fn gid(address: IpAddr) -> Ipv6Addr {
     match address {

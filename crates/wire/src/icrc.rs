@@ -1,15 +1,14 @@
 //! The invariant CRC at the end of each packet (annex A17, 17.3; volume 1, 7.8.1).
 //!
-//! It covers everything that no router changes: the CRC-32 of Ethernet over eight bytes of ones (in place of
-//! InfiniBand's local route header), the IP and UDP headers and the packet, where fields that change on the way
-//! count as ones: type of service, time to live and checksum of IPv4; traffic class, flow label and hop limit of
-//! IPv6; UDP's checksum; and the byte of the base transport header with the congestion bits. It is stored
-//! in little-endian order.
+//! The ICRC is Ethernet's CRC-32 over eight bytes of ones (in place of the local route header), the IP and
+//! UDP headers and the packet. Fields that routers change count as ones: IPv4 type of service, time to live
+//! and checksum; IPv6 traffic class, flow label and hop limit; the UDP checksum; the byte of the base
+//! transport header with the congestion bits. The ICRC is stored in little-endian order.
 //!
-//! IPv4's identification is covered. Who sends through a socket cannot choose it and must know it: it is 0 where
-//! fragmentation is forbidden and each datagram is sent on its own, and counts from 0 where the kernel cuts one
-//! datagram into segments. Who receives through a socket does not see it: for a sender that counts otherwise it can only ask
-//! whether some identification explains the ICRC, which checks 16 of the 32 bits (`millstream_link::icrc`).
+//! The ICRC covers the IPv4 identification, which the sender of a UDP socket does not choose. The kernel sets
+//! it to 0 in a datagram that forbids fragmentation. With segmentation offload it counts from 0 in the
+//! segments of a buffer. A UDP receiver does not see the identification; `millstream_link::icrc` handles
+//! senders that count otherwise.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -17,17 +16,17 @@ use crc32fast::Hasher;
 
 use crate::{ICRC_LEN, Packet, bth};
 
-/// Where packets come from and go to: what of it the ICRC covers.
+/// Addresses and UDP ports of a flow, as far as the ICRC covers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Flow {
-    /// Over IPv4, with fragmentation forbidden.
+    /// IPv4, with fragmentation forbidden.
     V4 {
         /// Source and destination address.
         addresses: [Ipv4Addr; 2],
         /// Source and destination port.
         ports: [u16; 2],
     },
-    /// Over IPv6.
+    /// IPv6.
     V6 {
         /// Source and destination address.
         addresses: [Ipv6Addr; 2],
@@ -37,7 +36,7 @@ pub enum Flow {
 }
 
 impl Flow {
-    /// Packets from `source` to `destination`; None if one address is IPv4 and the other one IPv6.
+    /// The flow from `source` to `destination`; `None` if their address families differ.
     #[must_use]
     pub fn new(source: (IpAddr, u16), destination: (IpAddr, u16)) -> Option<Self> {
         let ports = [source.1, destination.1];
@@ -48,7 +47,7 @@ impl Flow {
         }
     }
 
-    /// Where packets come from.
+    /// Source address.
     #[must_use]
     pub const fn source(&self) -> IpAddr {
         match self {
@@ -57,7 +56,7 @@ impl Flow {
         }
     }
 
-    /// Where packets go to.
+    /// Destination address.
     #[must_use]
     pub const fn destination(&self) -> IpAddr {
         match self {
@@ -74,16 +73,16 @@ impl Flow {
         }
     }
 
-    /// The CRC of what all packets of the flow have in common.
+    /// Computes the CRC of the headers that all packets of the flow share.
     #[must_use]
-    pub fn prepare(&self) -> Prepared {
-        // Lengths and identification are zero here: `Prepared::begin` adds what they change.
+    pub fn crc(&self) -> FlowCrc {
+        // Lengths and identification are zero here: `FlowCrc::begin` adds their contribution.
         let mut bytes = [0xff; 8 + 40 + 8];
         let (udp, ports, v4) = match self {
             Self::V4 { addresses, ports } => {
                 let ip = &mut bytes[8..28];
                 ip[0] = 0x45;
-                // Length and identification; do not fragment, offset 0.
+                // Length and identification; flag "do not fragment", offset 0.
                 ip[2..8].copy_from_slice(&[0, 0, 0, 0, 0x40, 0]);
                 ip[9] = 17;
                 ip[12..16].copy_from_slice(&addresses[0].octets());
@@ -103,28 +102,27 @@ impl Flow {
         bytes[udp..udp + 2].copy_from_slice(&ports[0].to_be_bytes());
         bytes[udp + 2..udp + 4].copy_from_slice(&ports[1].to_be_bytes());
         bytes[udp + 4..udp + 6].copy_from_slice(&[0, 0]);
-        Prepared { crc: Begun::over(&bytes[..udp + 8]).0, v4 }
+        FlowCrc { crc: Digest::over(&bytes[..udp + 8]).0, v4 }
     }
 
-    /// A sender's ICRC over a packet that is whole but for its last four bytes.
+    /// The ICRC of a packet; `covered` is the packet without its last four bytes.
     #[must_use]
     pub fn icrc(&self, covered: &[u8], identification: u16) -> [u8; ICRC_LEN] {
-        self.prepare().icrc(covered, identification)
+        self.crc().icrc(covered, identification)
     }
 
-    /// Whether a packet's ICRC is what it must be.
+    /// Whether the ICRC of a packet is correct.
     #[must_use]
     pub fn verify<T: AsRef<[u8]>>(&self, packet: &Packet<T>, identification: u16) -> bool {
         self.icrc(packet.covered(), identification) == packet.icrc()
     }
 }
 
-/// What Ethernet's polynomial (IEEE 802.3, 3.2.9) is without its highest power, the next one in the lowest bit: the
-/// order in which a byte's bits are sent.
+/// Ethernet's polynomial (IEEE 802.3, 3.2.9) in reflected form, without the highest power.
 const POLYNOMIAL: u32 = 0xedb8_8320;
 
-/// What each value of a byte changes in a CRC, beside zero in its place, when `behind` bytes follow it. A CRC is
-/// linear: what several bytes change adds up, whatever the others are.
+/// The contribution of each byte value to a CRC when `behind` bytes follow it. CRCs are linear: the
+/// contributions of several bytes add up by XOR.
 const fn changes(behind: u32) -> [u32; 256] {
     let mut table = [0; 256];
     let mut value = 1_usize;
@@ -145,8 +143,8 @@ const fn changes(behind: u32) -> [u32; 256] {
     table
 }
 
-/// What a CRC must have begun with for a packet with this variant byte to end as one whose variant byte is all ones:
-/// the change of that byte, taken back over it and the four bytes before.
+/// By variant byte: the correction to the initial CRC that makes the byte count as all ones. It is the
+/// contribution of that byte, run backwards over the byte and the four bytes before it.
 const VARIANT: [u32; 256] = {
     let mut table = [0; 256];
     let mut value = 0_usize;
@@ -162,7 +160,7 @@ const VARIANT: [u32; 256] = {
     table
 };
 
-/// A field of two bytes in network order with `behind` bytes behind it.
+/// CRC contributions of a two-byte field in network order.
 struct Field([[u32; 256]; 2]);
 
 impl Field {
@@ -177,43 +175,43 @@ impl Field {
     }
 }
 
-/// UDP's length, then its checksum.
+/// The UDP length, followed by the UDP checksum.
 static UDP_LENGTH: Field = Field::new(2);
-/// IPv4's length, then the rest of its header and UDP's.
+/// The IPv4 length, followed by the rest of the IPv4 header and the UDP header.
 static V4_LENGTH: Field = Field::new(16 + 8);
 static V4_IDENTIFICATION: Field = Field::new(14 + 8);
-/// IPv6's payload length.
+/// The IPv6 payload length.
 static V6_LENGTH: Field = Field::new(34 + 8);
 
-/// A flow's headers but for lengths and identification, see [`Flow::prepare`].
+/// The CRC of a flow's headers without lengths and identification; see [`Flow::crc`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Prepared {
+pub struct FlowCrc {
     crc: u32,
     v4: bool,
 }
 
-impl Prepared {
-    /// Whether the packets have an identification.
+impl FlowCrc {
+    /// Whether the flow is IPv4, so that packets have an identification.
     #[must_use]
     pub const fn is_v4(&self) -> bool {
         self.v4
     }
 
-    /// The ICRC's state after the IP and UDP headers of a packet of `len` bytes, ICRC included. The
-    /// identification is IPv4's; IPv6 has none.
+    /// The CRC state after the IP and UDP headers of a packet of `len` bytes, ICRC included. IPv6 ignores
+    /// `identification`.
     #[inline]
     #[must_use]
-    pub fn begin(self, len: u16, identification: u16) -> Begun {
+    pub fn begin(self, len: u16, identification: u16) -> Digest {
         let udp = len.saturating_add(8);
         let ip = if self.v4 {
             V4_LENGTH.changes(udp.saturating_add(20)) ^ V4_IDENTIFICATION.changes(identification)
         } else {
             V6_LENGTH.changes(udp)
         };
-        Begun(self.crc ^ ip ^ UDP_LENGTH.changes(udp))
+        Digest(self.crc ^ ip ^ UDP_LENGTH.changes(udp))
     }
 
-    /// A sender's ICRC over a packet that is whole but for its last four bytes.
+    /// The ICRC of a packet; `covered` is the packet without its last four bytes.
     #[inline]
     #[must_use]
     pub fn icrc(self, covered: &[u8], identification: u16) -> [u8; ICRC_LEN] {
@@ -222,12 +220,12 @@ impl Prepared {
     }
 }
 
-/// The ICRC of a received packet's headers as they came: any options, any flags.
+/// The CRC state after IP and UDP headers as received, with any options and flags.
 ///
-/// `headers` are the IP header and the UDP header as a raw or packet socket delivers them. None if they are not
-/// IPv4 or IPv6 (without extension headers) and UDP.
+/// `headers` are the IP header and the UDP header as a raw or packet socket delivers them. `None` if they are
+/// not IPv4 or IPv6 (without extension headers) and UDP.
 #[must_use]
-pub fn begin_received(headers: &[u8]) -> Option<Begun> {
+pub fn digest_headers(headers: &[u8]) -> Option<Digest> {
     let mut bytes = [0xff; 8 + 60 + 8];
     let ip_len = match headers.first()? >> 4 {
         4 => usize::from(headers[0] & 15) * 4,
@@ -253,14 +251,14 @@ pub fn begin_received(headers: &[u8]) -> Option<Begun> {
         _ => return None,
     }
     covered[ip_len + 6..ip_len + 8].fill(0xff);
-    Some(Begun::over(&bytes[..8 + ip_len + 8]))
+    Some(Digest::over(&bytes[..8 + ip_len + 8]))
 }
 
-/// An ICRC to be continued over a packet.
+/// The state of an ICRC computation after the IP and UDP headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Begun(u32);
+pub struct Digest(u32);
 
-impl Begun {
+impl Digest {
     #[inline]
     fn over(bytes: &[u8]) -> Self {
         let mut hasher = Hasher::new();
@@ -268,10 +266,10 @@ impl Begun {
         Self(hasher.finalize())
     }
 
-    /// The four bytes for a packet; `covered` is the packet without them, and at least a base transport header.
+    /// The ICRC of a packet; `covered` is the packet without its last four bytes.
     ///
     /// # Panics
-    /// If it is shorter than that.
+    /// If `covered` is shorter than a base transport header.
     #[inline]
     #[must_use]
     pub fn finish(self, covered: &[u8]) -> [u8; ICRC_LEN] {

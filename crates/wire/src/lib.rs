@@ -1,12 +1,13 @@
-//! RoCEv2 packets: what a UDP datagram to port 4791 carries between two channel adapters.
+//! RoCEv2 packets: the payload of UDP datagrams to port 4791.
 //!
-//! Every header is a module with the same two words: `Packet` is a view of any buffer, whose accessors do not
-//! panic once `check_len` agreed; `Repr` is the header as a value, which [parses](bth::Repr::parse) from a view
-//! and emits into one. [`Packet`] is a whole packet: which headers follow each other is said by [`Opcode`]'s
-//! table, once. [`icrc`] is the check sum over all of it, [`cm`] what connection managers say to each other.
+//! Each header is a module with two types. `Packet` is a view of a buffer; its accessors do not panic after
+//! `check_len` succeeded. `Repr` is the header as a value; it is [parsed](bth::Repr::parse) from a view and
+//! emitted into one. [`Packet`] is a whole packet; the table of [`Opcode`] lists which headers follow the
+//! BTH. [`icrc`] computes the invariant CRC, [`cm`] holds the messages of connection managers.
 //!
 //! No I/O, no clock, no unsafe code. Layouts follow the InfiniBand Architecture Specification, volume 1:
-//! transport headers in chapter 9, management datagrams in chapters 13 and 12, RoCEv2 in annex A17.
+//! transport headers in chapter 9, communication management in chapter 12, management datagrams in chapter
+//! 13, RoCEv2 in annex A17.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
-//! Management datagrams (13.4): what queue pair 1 sends and receives.
+//! Management datagrams (13.4), which queue pair 1 sends and receives.
 
 use crate::{Error, Result};
 
-/// Bytes of every management datagram.
+/// Length of a management datagram in bytes.
 pub const LEN: usize = 256;
 
 header! {
@@ -14,35 +14,35 @@ header! {
     /// │ base │ class │ class v.│ method │ status │ specific│ transaction │attr│ 0 │ modifier│
     /// ```
     mod header, "MAD", 24 bytes {
-        /// Version of the format: 1.
+        /// Base version: 1.
         base_version / set_base_version: u8 = 0,
         /// Management class.
         class / set_class: u8 = 1,
-        /// Version of the class.
+        /// Class version.
         class_version / set_class_version: u8 = 2,
-        /// What is done; with the high bit, it is an answer.
+        /// Method; the high bit marks a response.
         method / set_method: u8 = 3,
-        /// How it went.
+        /// Status.
         status / set_status: u16 = 4,
-        /// What belongs together.
+        /// Transaction ID.
         transaction / set_transaction: u64 = 8,
-        /// What it is done to.
+        /// Attribute ID.
         attribute / set_attribute: u16 = 16,
-        /// More about that.
+        /// Attribute modifier.
         modifier / set_modifier: u32 = 20,
     }
 }
 
-/// Version of the format.
+/// Base version.
 const BASE_VERSION: u8 = 1;
-/// The class of communication management (12.6.3).
+/// Management class of communication management (12.6.3).
 const CLASS: u8 = 7;
-/// Its version.
+/// Class version of communication management.
 const CLASS_VERSION: u8 = 2;
-/// Its only method: Send.
+/// The method of communication management: Send.
 const SEND: u8 = 3;
 
-/// The header of a connection manager's message: what differs from one to the other.
+/// The header of a communication management message.
 pub(crate) fn communication(transaction: u64, attribute: u16) -> header::Repr {
     header::Repr {
         base_version: BASE_VERSION,
@@ -56,10 +56,10 @@ pub(crate) fn communication(transaction: u64, attribute: u16) -> header::Repr {
     }
 }
 
-/// The transaction and the attribute of a connection manager's message.
+/// Parses the header of a communication management message into transaction ID and attribute ID.
 pub(crate) fn parse_communication(bytes: &[u8]) -> Result<(u64, u16)> {
     if bytes.len() < LEN {
-        return Err(Error::Truncated { header: "MAD", wants: LEN, has: bytes.len() });
+        return Err(Error::Truncated { header: "MAD", needed: LEN, available: bytes.len() });
     }
     let mad = header::Repr::parse(&header::Packet::new_checked(bytes)?)?;
     let fixed = [

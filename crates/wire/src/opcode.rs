@@ -1,4 +1,4 @@
-//! Which operations there are, and which headers follow the base transport header in each (9.2, table 38).
+//! Opcodes and the headers that follow the base transport header of each (9.2, table 38).
 
 use core::fmt;
 
@@ -19,53 +19,53 @@ pub enum Service {
     Cnp,
 }
 
-/// What a packet is about.
+/// The operation of a packet, independent of transport service and position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// A message for a receive request.
+    /// SEND.
     Send,
-    /// Into remote memory.
+    /// RDMA WRITE.
     Write,
-    /// Asks for remote memory.
+    /// RDMA READ request.
     ReadRequest,
-    /// Remote memory's content.
+    /// RDMA READ response.
     ReadResponse,
-    /// Positive or negative acknowledgement.
+    /// Acknowledge: ACK, NAK or RNR NAK.
     Acknowledge,
-    /// An atomic operation's result.
+    /// Atomic acknowledge.
     AtomicAcknowledge,
-    /// Store if equal.
+    /// Atomic compare and swap.
     CompareSwap,
-    /// Add.
+    /// Atomic fetch and add.
     FetchAdd,
-    /// Store eight bytes at once (annex A19).
+    /// Atomic WRITE of eight bytes (annex A19).
     AtomicWrite,
-    /// The network was congested where the other side's packets came by.
+    /// Congestion notification packet.
     Congestion,
 }
 
-/// Where in its message a packet stands.
+/// The position of a packet in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Position {
-    /// More follow.
+    /// First of several packets.
     First,
-    /// Between.
+    /// Neither first nor last.
     Middle,
-    /// The end of several.
+    /// Last of several packets.
     Last,
-    /// All of it.
+    /// The only packet of its message.
     Only,
 }
 
 impl Position {
-    /// Whether a message begins.
+    /// Whether the packet begins a message.
     #[inline]
     #[must_use]
     pub const fn begins(self) -> bool {
         matches!(self, Self::First | Self::Only)
     }
 
-    /// Whether a message ends.
+    /// Whether the packet ends a message.
     #[inline]
     #[must_use]
     pub const fn ends(self) -> bool {
@@ -73,31 +73,31 @@ impl Position {
     }
 }
 
-/// A set of extended headers. They always follow each other in the order of the constants.
+/// A set of extended headers, which follow each other in the order of the constants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Headers(u16);
 
 impl Headers {
-    /// None.
+    /// No extended header.
     pub const NONE: Self = Self(0);
-    /// Extended reliable connection.
+    /// XRC extended transport header.
     pub const XRCETH: Self = Self(1);
-    /// Datagram.
+    /// Datagram extended transport header.
     pub const DETH: Self = Self(2);
-    /// RDMA.
+    /// RDMA extended transport header.
     pub const RETH: Self = Self(4);
-    /// Atomic operation.
+    /// Atomic extended transport header.
     pub const ATOMIC_ETH: Self = Self(8);
-    /// Acknowledgement.
+    /// Acknowledge extended transport header.
     pub const AETH: Self = Self(16);
-    /// Atomic result.
+    /// Atomic acknowledge extended transport header.
     pub const ATOMIC_ACK_ETH: Self = Self(32);
     /// Immediate data.
     pub const IMM_DT: Self = Self(64);
-    /// Key to invalidate.
+    /// Invalidate extended transport header.
     pub const IETH: Self = Self(128);
 
-    /// Each with its length.
+    /// Each header with its length in bytes.
     const LENGTHS: [(Self, usize); 8] = [
         (Self::XRCETH, xrceth::LEN),
         (Self::DETH, deth::LEN),
@@ -109,25 +109,25 @@ impl Headers {
         (Self::IETH, ieth::LEN),
     ];
 
-    /// Whether all of `other` are among them.
+    /// Whether the set contains all of `other`.
     #[inline]
     #[must_use]
-    pub const fn contain(self, other: Self) -> bool {
+    pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// These and those.
+    /// The union of two sets.
     #[must_use]
-    pub const fn and(self, other: Self) -> Self {
+    pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Bytes of those that come before `other`.
+    /// Bytes of the headers in front of `other`.
     const fn len_before(self, other: Self) -> usize {
         let (mut sum, mut i) = (0, 0);
         while i < Self::LENGTHS.len() {
             let (header, len) = Self::LENGTHS[i];
-            if header.0 < other.0 && self.contain(header) {
+            if header.0 < other.0 && self.contains(header) {
                 sum += len;
             }
             i += 1;
@@ -135,20 +135,20 @@ impl Headers {
         sum
     }
 
-    /// Bytes of all of them.
+    /// Bytes of all headers in the set.
     const fn len(self) -> usize {
         self.len_before(Self(256))
     }
 
-    /// How far behind the base transport header `header` begins, if it is there.
+    /// Offset of `header` behind the base transport header, if the set contains it.
     #[inline]
     #[must_use]
     pub const fn offset_of(self, header: Self) -> Option<usize> {
-        if self.contain(header) { Some(self.len_before(header)) } else { None }
+        if self.contains(header) { Some(self.len_before(header)) } else { None }
     }
 }
 
-/// What the table says of an opcode.
+/// One row of the opcode table.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     name: &'static str,
@@ -160,7 +160,7 @@ struct Entry {
     payload: bool,
 }
 
-/// An operation that is known, together with the transport service.
+/// A supported opcode: transport service and operation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Opcode(u8);
 
@@ -169,7 +169,7 @@ macro_rules! opcodes {
         static TABLE: [Option<Entry>; 256] = {
             let mut table = [None; 256];
             $({
-                let headers = Headers::NONE$(.and(Headers::$header))*;
+                let headers = Headers::NONE$(.union(Headers::$header))*;
                 table[$value] = Some(Entry {
                     name: stringify!($name),
                     service: Service::$service,
@@ -187,7 +187,7 @@ macro_rules! opcodes {
         impl Opcode {
             $(pub const $name: Self = Self($value);)*
 
-            /// All of them.
+            /// All opcodes.
             pub const ALL: &'static [Self] = &[$(Self::$name),*];
         }
     };
@@ -261,24 +261,24 @@ opcodes! {
 }
 
 impl Opcode {
-    /// The opcode, if it is known.
+    /// The opcode of a byte, if it is supported.
     #[inline]
     #[must_use]
     pub const fn from_byte(byte: u8) -> Option<Self> {
         if TABLE[byte as usize].is_some() { Some(Self(byte)) } else { None }
     }
 
-    /// As the header's byte.
+    /// The byte of the opcode.
     #[inline]
     #[must_use]
     pub const fn to_byte(self) -> u8 {
         self.0
     }
 
-    /// A connection's opcode: the service, and the low five bits, which mean the same in each.
+    /// The same operation over another connected service. Connected services share the low five bits.
     #[inline]
     #[must_use]
-    pub const fn on(self, service: Service) -> Option<Self> {
+    pub const fn with_service(self, service: Service) -> Option<Self> {
         let high = match service {
             Service::Rc => 0x00,
             Service::Uc => 0x20,
@@ -301,14 +301,14 @@ impl Opcode {
         self.entry().service
     }
 
-    /// What the packet is about.
+    /// The operation.
     #[inline]
     #[must_use]
     pub const fn operation(self) -> Operation {
         self.entry().operation
     }
 
-    /// Where in its message the packet stands.
+    /// The position of the packet in its message.
     #[inline]
     #[must_use]
     pub const fn position(self) -> Position {
@@ -322,7 +322,7 @@ impl Opcode {
         self.entry().headers
     }
 
-    /// Their length together.
+    /// Length of the extended headers in bytes.
     #[inline]
     #[must_use]
     pub const fn headers_len(self) -> usize {

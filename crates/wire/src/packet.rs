@@ -5,10 +5,10 @@ use crate::{
     Error, ICRC_LEN, Result, aeth, atomic_ack_eth, atomic_eth, bth, deth, ieth, imm_dt, reth, xrceth,
 };
 
-/// Bytes between a congestion notification's base transport header and its ICRC; they are reserved.
+/// Reserved bytes of a congestion notification packet between BTH and ICRC.
 pub const CNP_PADDING: usize = 16;
 
-/// A view of a packet: what a UDP datagram carries. All accessors are safe once [`Packet::new_checked`] agreed.
+/// A view of a packet, the payload of a UDP datagram. Accessors do not panic after [`Packet::new_checked`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet<T: AsRef<[u8]>> {
     buffer: T,
@@ -16,11 +16,11 @@ pub struct Packet<T: AsRef<[u8]>> {
 }
 
 impl<T: AsRef<[u8]>> Packet<T> {
-    /// Checks the version, that the operation is known, and that headers, padding and ICRC fit, in this order.
-    /// Nothing is said about the ICRC's value: see [`icrc`](crate::icrc).
+    /// Checks version, opcode, and the lengths of headers, padding and ICRC, in this order. The value of the
+    /// ICRC is not checked; see [`icrc`](crate::icrc).
     ///
     /// # Errors
-    /// What is wrong first.
+    /// The first check that fails.
     #[inline]
     pub fn new_checked(buffer: T) -> Result<Self> {
         let bytes = buffer.as_ref();
@@ -31,12 +31,12 @@ impl<T: AsRef<[u8]>> Packet<T> {
         let opcode = Opcode::from_byte(bth.opcode()).ok_or(Error::Opcode(bth.opcode()))?;
         let fixed = bth::LEN + opcode.headers_len() + ICRC_LEN;
         let Some(payload) = bytes.len().checked_sub(fixed) else {
-            return Err(Error::Truncated { header: "packet", wants: fixed, has: bytes.len() });
+            return Err(Error::Truncated { header: "packet", needed: fixed, available: bytes.len() });
         };
         let pad = bth.pad();
         let fits = match opcode.service() {
             Service::Cnp => pad == 0 && payload == CNP_PADDING,
-            // The payload is filled up to a multiple of four (9.4.1, "pad count").
+            // The payload is padded to a multiple of four bytes (9.4.1, "pad count").
             _ if opcode.has_payload() => payload >= usize::from(pad) && payload.is_multiple_of(4),
             _ => payload == 0 && pad == 0,
         };
@@ -46,7 +46,7 @@ impl<T: AsRef<[u8]>> Packet<T> {
         Ok(Self { buffer, opcode })
     }
 
-    /// The operation.
+    /// The opcode.
     #[inline]
     pub fn opcode(&self) -> Opcode {
         self.opcode
@@ -64,49 +64,49 @@ impl<T: AsRef<[u8]>> Packet<T> {
         Some(&self.buffer.as_ref()[bth::LEN + offset..])
     }
 
-    /// The extended connection's header, if the operation has one.
+    /// The XRC extended transport header, if the opcode has one.
     #[inline]
     pub fn xrceth(&self) -> Option<xrceth::Packet<&[u8]>> {
         self.extension(Headers::XRCETH).map(xrceth::Packet::new_unchecked)
     }
 
-    /// The datagram header, if the operation has one.
+    /// The datagram extended transport header, if the opcode has one.
     #[inline]
     pub fn deth(&self) -> Option<deth::Packet<&[u8]>> {
         self.extension(Headers::DETH).map(deth::Packet::new_unchecked)
     }
 
-    /// The RDMA header, if the operation has one.
+    /// The RDMA extended transport header, if the opcode has one.
     #[inline]
     pub fn reth(&self) -> Option<reth::Packet<&[u8]>> {
         self.extension(Headers::RETH).map(reth::Packet::new_unchecked)
     }
 
-    /// The atomic operation, if it is one.
+    /// The atomic extended transport header, if the opcode has one.
     #[inline]
     pub fn atomic_eth(&self) -> Option<atomic_eth::Packet<&[u8]>> {
         self.extension(Headers::ATOMIC_ETH).map(atomic_eth::Packet::new_unchecked)
     }
 
-    /// The acknowledgement, if the operation has one.
+    /// The acknowledge extended transport header, if the opcode has one.
     #[inline]
     pub fn aeth(&self) -> Option<aeth::Packet<&[u8]>> {
         self.extension(Headers::AETH).map(aeth::Packet::new_unchecked)
     }
 
-    /// The atomic operation's result, if it is one.
+    /// The atomic acknowledge extended transport header, if the opcode has one.
     #[inline]
     pub fn atomic_ack_eth(&self) -> Option<atomic_ack_eth::Packet<&[u8]>> {
         self.extension(Headers::ATOMIC_ACK_ETH).map(atomic_ack_eth::Packet::new_unchecked)
     }
 
-    /// The immediate data, if there is any.
+    /// The immediate data, if the opcode has any.
     #[inline]
     pub fn imm_dt(&self) -> Option<imm_dt::Packet<&[u8]>> {
         self.extension(Headers::IMM_DT).map(imm_dt::Packet::new_unchecked)
     }
 
-    /// The key to invalidate, if there is one.
+    /// The invalidate extended transport header, if the opcode has one.
     #[inline]
     pub fn ieth(&self) -> Option<ieth::Packet<&[u8]>> {
         self.extension(Headers::IETH).map(ieth::Packet::new_unchecked)
@@ -120,7 +120,7 @@ impl<T: AsRef<[u8]>> Packet<T> {
         &bytes[bth::LEN + self.opcode.headers_len()..end]
     }
 
-    /// The four bytes of the invariant CRC.
+    /// The invariant CRC.
     #[inline]
     pub fn icrc(&self) -> [u8; ICRC_LEN] {
         let bytes = self.buffer.as_ref();
@@ -129,7 +129,7 @@ impl<T: AsRef<[u8]>> Packet<T> {
         icrc
     }
 
-    /// What the invariant CRC covers: everything before it.
+    /// The bytes that the invariant CRC covers within the packet: all bytes before it.
     #[inline]
     pub fn covered(&self) -> &[u8] {
         let bytes = self.buffer.as_ref();
@@ -137,26 +137,26 @@ impl<T: AsRef<[u8]>> Packet<T> {
     }
 }
 
-/// A packet as a value. Its operation says which of the extended headers travel; the others are ignored.
+/// A packet as a value. Only the extended headers of its opcode are emitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repr<'a> {
-    /// Base transport header; its pad count follows from the payload when it is emitted.
+    /// Base transport header; `emit` computes its pad count from the payload.
     pub bth: bth::Repr,
-    /// Extended connection.
+    /// XRC extended transport header.
     pub xrceth: Option<xrceth::Repr>,
-    /// Datagram.
+    /// Datagram extended transport header.
     pub deth: Option<deth::Repr>,
-    /// Remote memory.
+    /// RDMA extended transport header.
     pub reth: Option<reth::Repr>,
-    /// Atomic operation.
+    /// Atomic extended transport header.
     pub atomic_eth: Option<atomic_eth::Repr>,
-    /// Acknowledgement.
+    /// Acknowledge extended transport header.
     pub aeth: Option<aeth::Repr>,
-    /// Atomic result.
+    /// Atomic acknowledge extended transport header.
     pub atomic_ack_eth: Option<atomic_ack_eth::Repr>,
     /// Immediate data.
     pub imm_dt: Option<imm_dt::Repr>,
-    /// Key to invalidate.
+    /// Invalidate extended transport header.
     pub ieth: Option<ieth::Repr>,
     /// Payload without padding.
     pub payload: &'a [u8],
@@ -180,10 +180,10 @@ impl<'a> Repr<'a> {
         }
     }
 
-    /// From a view.
+    /// Parses a view.
     ///
     /// # Errors
-    /// None that [`Packet::new_checked`] would not have reported.
+    /// None after [`Packet::new_checked`] succeeded.
     pub fn parse<T: AsRef<[u8]>>(packet: &'a Packet<T>) -> Result<Self> {
         Ok(Self {
             bth: bth::Repr::parse(&packet.bth())?,
@@ -199,14 +199,14 @@ impl<'a> Repr<'a> {
         })
     }
 
-    /// Bytes of the packet with padding and ICRC.
+    /// Length of the packet in bytes, with padding and ICRC.
     #[must_use]
     pub const fn buffer_len(&self) -> usize {
         bth::LEN + self.bth.opcode.headers_len() + self.payload.len().next_multiple_of(4) + ICRC_LEN
     }
 
-    /// Writes the packet, with an ICRC of zero, into the first [`buffer_len`](Self::buffer_len) bytes. A header
-    /// that the operation needs and that is not given is zero.
+    /// Writes the packet, with an ICRC of zero, into the first [`buffer_len`](Self::buffer_len) bytes.
+    /// Extended headers of the opcode that are `None` become zero.
     ///
     /// # Panics
     /// If the buffer is shorter.

@@ -1,6 +1,6 @@
 //! Invariant CRCs that zlib computed elsewhere.
 
-use millstream_wire::icrc::{Flow, begin_received};
+use millstream_wire::icrc::{Flow, digest_headers};
 use millstream_wire::{Opcode, Packet};
 
 fn flow(source: &str, destination: &str, port: u16) -> Flow {
@@ -55,16 +55,16 @@ fn headers_as_received() {
     // Type of service, time to live and check sums as a network leaves them.
     let headers =
         hex("450200341234400039116666 0a000001 0a000002 c00012b700201234".replace(' ', "").as_str());
-    assert_eq!(begin_received(&headers).unwrap().finish(&send), [0x23, 0x8b, 0xf8, 0x99]);
+    assert_eq!(digest_headers(&headers).unwrap().finish(&send), [0x23, 0x8b, 0xf8, 0x99]);
     let ack = hex("1140ffff00abcdef00ffffff1f000007");
     let mut headers = hex("6a1234560000113f");
     headers[5] = 28;
     headers.extend("fe80::1".parse::<std::net::Ipv6Addr>().unwrap().octets());
     headers.extend("2001:db8::42".parse::<std::net::Ipv6Addr>().unwrap().octets());
     headers.extend(hex("c00112b7001c1234"));
-    assert_eq!(begin_received(&headers).unwrap().finish(&ack), [0x50, 0x06, 0xc0, 0xa3]);
+    assert_eq!(digest_headers(&headers).unwrap().finish(&ack), [0x50, 0x06, 0xc0, 0xa3]);
     for len in 0..headers.len() {
-        assert!(begin_received(&headers[..len]).is_none(), "{len} bytes");
+        assert!(digest_headers(&headers[..len]).is_none(), "{len} bytes");
     }
 }
 
@@ -86,7 +86,7 @@ fn of_an_adapter() {
     let packet = Packet::new_checked(&packet).unwrap();
     assert_eq!(packet.opcode(), Opcode::CNP);
     assert!(packet.bth().becn() && !packet.bth().fecn());
-    assert_eq!(begin_received(&headers).unwrap().finish(packet.covered()), packet.icrc());
+    assert_eq!(digest_headers(&headers).unwrap().finish(packet.covered()), packet.icrc());
     let flow = flow("10.0.17.1", "10.0.18.1", 0);
     assert!(flow.verify(&packet, 0x718c));
 }
@@ -116,8 +116,8 @@ fn each_length_and_identification_is_what_its_headers_say() {
             headers[16..20].copy_from_slice(&[10, 0, 0, 2]);
             headers[20..24].copy_from_slice(&[0xc0, 0x00, 0x12, 0xb7]);
             headers[24..26].copy_from_slice(&(len + 8).to_be_bytes());
-            let begun = flow("10.0.0.1", "10.0.0.2", 49152).prepare().begin(len, identification);
-            let expected = begin_received(&headers).unwrap();
+            let begun = flow("10.0.0.1", "10.0.0.2", 49152).crc().begin(len, identification);
+            let expected = digest_headers(&headers).unwrap();
             assert_eq!(begun, expected, "{len} bytes, {identification}");
             assert_eq!(begun.finish(&packet), expected.finish(&packet));
         }
@@ -128,8 +128,8 @@ fn each_length_and_identification_is_what_its_headers_say() {
         headers[24..40].copy_from_slice(&"fe80::2".parse::<std::net::Ipv6Addr>().unwrap().octets());
         headers[40..44].copy_from_slice(&[0xc0, 0x00, 0x12, 0xb7]);
         headers[44..46].copy_from_slice(&(len + 8).to_be_bytes());
-        let begun = flow("fe80::1", "fe80::2", 49152).prepare().begin(len, 7);
-        assert_eq!(begun, begin_received(&headers).unwrap(), "{len} bytes over IPv6");
+        let begun = flow("fe80::1", "fe80::2", 49152).crc().begin(len, 7);
+        assert_eq!(begun, digest_headers(&headers).unwrap(), "{len} bytes over IPv6");
     }
 }
 

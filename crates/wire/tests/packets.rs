@@ -113,17 +113,17 @@ fn every_opcode_has_the_headers_of_its_name() {
         let name = format!("{opcode:?}");
         let headers = opcode.headers();
         use millstream_wire::Headers as H;
-        assert_eq!(headers.contain(H::IMM_DT), name.ends_with("_IMM"), "{name}");
-        assert_eq!(headers.contain(H::IETH), name.ends_with("_INV"), "{name}");
-        assert_eq!(headers.contain(H::DETH), name.starts_with("UD_"), "{name}");
+        assert_eq!(headers.contains(H::IMM_DT), name.ends_with("_IMM"), "{name}");
+        assert_eq!(headers.contains(H::IETH), name.ends_with("_INV"), "{name}");
+        assert_eq!(headers.contains(H::DETH), name.starts_with("UD_"), "{name}");
         let rdma = ["WRITE_FIRST", "WRITE_ONLY", "READ_REQUEST", "ATOMIC_WRITE"];
-        assert_eq!(headers.contain(H::RETH), rdma.iter().any(|r| name.contains(r)), "{name}");
+        assert_eq!(headers.contains(H::RETH), rdma.iter().any(|r| name.contains(r)), "{name}");
         assert_eq!(Opcode::from_byte(opcode.to_byte()), Some(opcode));
     }
     assert_eq!(Opcode::RC_WRITE_ONLY_IMM.headers_len(), 20);
     assert_eq!(Opcode::RC_ATOMIC_ACKNOWLEDGE.headers_len(), 12);
-    assert_eq!(Opcode::RC_SEND_LAST_IMM.on(Service::Uc), Some(Opcode::UC_SEND_LAST_IMM));
-    assert_eq!(Opcode::RC_READ_REQUEST.on(Service::Uc), None);
+    assert_eq!(Opcode::RC_SEND_LAST_IMM.with_service(Service::Uc), Some(Opcode::UC_SEND_LAST_IMM));
+    assert_eq!(Opcode::RC_READ_REQUEST.with_service(Service::Uc), None);
 }
 
 #[test]
@@ -142,10 +142,13 @@ fn what_is_wrong_is_named() {
     bytes[..2].copy_from_slice(&[0x15, 0]);
     assert_eq!(Packet::new_checked(bytes), Err(Error::Opcode(0x15)));
     bytes[0] = 0x0c;
-    assert_eq!(Packet::new_checked(bytes), Err(Error::Truncated { header: "packet", wants: 32, has: 16 }));
+    assert_eq!(
+        Packet::new_checked(bytes),
+        Err(Error::Truncated { header: "packet", needed: 32, available: 16 })
+    );
     assert_eq!(
         Packet::new_checked(&bytes[..11]),
-        Err(Error::Truncated { header: "BTH", wants: 12, has: 11 })
+        Err(Error::Truncated { header: "BTH", needed: 12, available: 11 })
     );
     let ack = [0x11, 0, 0xff, 0xff, 0, 0, 0, 1, 0, 0, 0, 0, 0x1f, 0, 0, 0, 1, 2, 3, 4, 0, 0, 0, 0];
     assert_eq!(

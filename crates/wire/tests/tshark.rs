@@ -184,32 +184,32 @@ fn every_transport_header() {
             }
             // It does not know atomic writes, either.
             let headers = opcode.headers();
-            if headers.contain(Headers::RETH) && *opcode != Opcode::RC_ATOMIC_WRITE {
+            if headers.contains(Headers::RETH) && *opcode != Opcode::RC_ATOMIC_WRITE {
                 is("reth.va", 0x7f01_0203_0405_0607);
                 is("reth.r_key", 0xdead_beef);
                 is("reth.dmalen", 0x1_0001);
             }
-            if headers.contain(Headers::ATOMIC_ETH) {
+            if headers.contains(Headers::ATOMIC_ETH) {
                 is("reth.va", 0x7f01_0203_0405_0608);
                 is("reth.r_key", 0xdead_bee0);
                 is("atomiceth.swapdt", 0x1111_2222_3333_4444);
                 is("atomiceth.cmpdt", 0x5555_6666_7777_8888);
             }
-            if headers.contain(Headers::AETH) {
+            if headers.contains(Headers::AETH) {
                 is("aeth.syndrome", 0x2c);
                 is("aeth.msn", 0x010203);
             }
-            if headers.contain(Headers::ATOMIC_ACK_ETH) {
+            if headers.contains(Headers::ATOMIC_ACK_ETH) {
                 is("atomicacketh.origremdt", 0x0123_4567_89ab_cdef);
             }
-            if headers.contain(Headers::DETH) {
+            if headers.contains(Headers::DETH) {
                 is("deth.q_key", 0x1234_5678);
                 is("deth.srcqp", 0x654321);
             }
-            if headers.contain(Headers::IMM_DT) {
+            if headers.contains(Headers::IMM_DT) {
                 is("immdt", 0xcafe_babe);
             }
-            if headers.contain(Headers::IETH) {
+            if headers.contains(Headers::IETH) {
                 is("ieth", 0x0bad_f00d);
             }
         }

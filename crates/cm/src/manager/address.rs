@@ -1,4 +1,4 @@
-//! Identifiers and their addresses: making, ending, binding, resolving.
+//! Identifiers and their addresses: create, destroy, bind, resolve.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -11,10 +11,10 @@ use crate::wire::{ChannelId, Wire};
 use crate::{Errno, Result};
 
 impl Manager {
-    /// Makes an identifier and returns its number.
+    /// Creates an identifier and returns its number.
     ///
     /// # Errors
-    /// EINVAL for a port space or a type of queue pair that there is not; ENOMEM.
+    /// EINVAL for an invalid port space or queue pair type; ENOMEM.
     pub fn create(
         &mut self,
         wire: &mut dyn Wire,
@@ -35,14 +35,14 @@ impl Manager {
         self.ids.add(Id::new(channel, uid, space, qp_type, wire.random()))
     }
 
-    /// Ends an identifier; says how many of its events the program has taken and must give back.
+    /// Destroys an identifier; returns how many of its events the program has taken and must acknowledge.
     ///
     /// # Errors
-    /// ENOENT and EINVAL for identifiers that are not there.
+    /// ENOENT or EINVAL if the channel has no such identifier.
     pub fn destroy(&mut self, wire: &mut dyn Wire, channel: ChannelId, number: u32) -> Result<u32> {
         let id = self.id(channel, number)?;
         let (reported, link) = (id.reported, id.link);
-        // What the specification has an ended side say (the kernel: destroying in each state).
+        // The message that the specification requires in each state.
         let farewell = match id.state {
             State::ReqSent => Some(Message::Rej { reason: reason::TIMEOUT, private: Vec::new() }),
             State::ReqRcvd | State::RepSent | State::RepRcvd => {
@@ -71,11 +71,10 @@ impl Manager {
         Ok(reported)
     }
 
-    /// Gives an identifier an address of this host, or all of them.
+    /// Binds an identifier to an address of this host or to the wildcard.
     ///
     /// # Errors
-    /// EINVAL if it has one, EADDRNOTAVAIL for an address of another host, or beside a wildcard;
-    /// EADDRINUSE.
+    /// EINVAL if it is bound already, EADDRNOTAVAIL for an address of another host, EADDRINUSE.
     pub fn bind(
         &mut self,
         wire: &mut dyn Wire,
@@ -94,10 +93,10 @@ impl Manager {
         Ok(())
     }
 
-    /// Finds the way to an address; an event tells the outcome.
+    /// Resolves an address; an event reports the result.
     ///
     /// # Errors
-    /// EINVAL in the wrong state or for addresses of two families; what binding to `src` reports.
+    /// EINVAL in the wrong state or for different address families; errors of binding to `src`.
     pub fn resolve_addr(
         &mut self,
         wire: &mut dyn Wire,
@@ -144,7 +143,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Finds the path; an event tells that it did.
+    /// Resolves the route; an event reports the result.
     ///
     /// # Errors
     /// EINVAL in the wrong state.
@@ -161,16 +160,16 @@ impl Manager {
     /// Sets the type of service.
     ///
     /// # Errors
-    /// ENOENT and EINVAL for identifiers that are not there.
+    /// ENOENT or EINVAL if the channel has no such identifier.
     pub fn set_tos(&mut self, channel: ChannelId, number: u32, tos: u8) -> Result<()> {
         self.id(channel, number)?.tos = tos;
         Ok(())
     }
 
-    /// Allows others that allow it too to bind to the same address.
+    /// Sets address reuse: identifiers that all allow it may bind to one address.
     ///
     /// # Errors
-    /// EINVAL when it is too late.
+    /// EINVAL after binding.
     pub fn set_reuse(&mut self, channel: ChannelId, number: u32, reuse: bool) -> Result<()> {
         let id = self.id(channel, number)?;
         if id.state != State::Idle && (!reuse || id.state == State::Listening) {
@@ -180,10 +179,10 @@ impl Manager {
         Ok(())
     }
 
-    /// Keeps a wildcard to its own family.
+    /// Sets IPV6_V6ONLY.
     ///
     /// # Errors
-    /// EINVAL once bound.
+    /// EINVAL after binding.
     pub fn set_only_own_family(&mut self, channel: ChannelId, number: u32, only: bool) -> Result<()> {
         let id = self.id(channel, number)?;
         if !matches!(id.state, State::Idle) {
@@ -193,10 +192,10 @@ impl Manager {
         Ok(())
     }
 
-    /// Sets the code of the time after which a request is repeated.
+    /// Sets the ACK timeout code.
     ///
     /// # Errors
-    /// EINVAL for a code that there is not.
+    /// EINVAL for a code above 31 or a datagram identifier.
     pub fn set_ack_timeout(&mut self, channel: ChannelId, number: u32, code: u8) -> Result<()> {
         let id = self.id(channel, number)?;
         if code > 31 || id.is_datagram() {
@@ -207,8 +206,8 @@ impl Manager {
     }
 }
 
-/// The address of this host from which packets for `dst` would leave. The way to an address of its own starts there;
-/// a group is reached from any, not the loopback one if there is another. None if there is no way.
+/// The local source address of packets to `dst`. Local destinations are their own source; multicast groups
+/// are reached from any address, preferably not loopback. `None` if there is no route.
 fn way_out(wire: &mut dyn Wire, dst: IpAddr) -> Option<IpAddr> {
     if !dst.is_multicast() {
         return if is_here(wire, dst) { Some(dst) } else { wire.way_out(dst) };
@@ -219,7 +218,7 @@ fn way_out(wire: &mut dyn Wire, dst: IpAddr) -> Option<IpAddr> {
     own.first().copied()
 }
 
-/// Whether the address is one of this host's.
+/// Whether the address belongs to this host.
 fn is_here(wire: &mut dyn Wire, ip: IpAddr) -> bool {
     ip.is_loopback() || wire.addresses().contains(&ip)
 }

@@ -1,4 +1,4 @@
-//! What programs ask about an identifier: its addresses, its path, and what its queue pair needs.
+//! Queries of identifiers: addresses, path, and queue pair attributes.
 
 use super::{EINVAL, Id, Manager, PACKET_LIFE_TIME, State};
 use crate::abi::{AddrAnswer, AhAttr, MTU_4096, PathAnswer, PathRecord, QpAttr, RouteAnswer, WirePath};
@@ -35,17 +35,17 @@ const ACCESS_REMOTE_READ: u32 = 1 << 2;
 const ACCESS_REMOTE_ATOMIC: u32 = 1 << 3;
 
 const HOP_LIMIT: u8 = 64;
-/// 100 Gb/s.
+/// `IBV_RATE_100_GBPS`
 const RATE: u8 = 16;
 const DEFAULT_PKEY: u16 = 0xffff;
-/// The kernel's index of the device: it has none.
+/// The device has no kernel index.
 const NO_INDEX: u32 = u32::MAX;
 
 impl Manager {
-    /// The attributes with which the identifier's queue pair goes to `state`.
+    /// The attributes for a transition of the identifier's queue pair to `state`.
     ///
     /// # Errors
-    /// EINVAL when that is not known yet, or for other states.
+    /// EINVAL while they are unknown, or for other states.
     pub fn qp_attributes(
         &mut self,
         wire: &mut dyn Wire,
@@ -106,7 +106,7 @@ impl Manager {
         Ok(attr)
     }
 
-    /// The way to the identifier's peer.
+    /// The address vector of the identifier's peer.
     pub(super) fn way(&mut self, wire: &mut dyn Wire, number: u32) -> AhAttr {
         let Some(id) = self.ids.get(number) else { return AhAttr::ZERO };
         let (Some(src), Some(dst)) = (id.src, id.dst) else { return AhAttr::ZERO };
@@ -116,7 +116,7 @@ impl Manager {
     /// Answers QUERY_ROUTE.
     ///
     /// # Errors
-    /// ENOENT and EINVAL for identifiers that are not there.
+    /// ENOENT or EINVAL if the channel has no such identifier.
     pub fn query_route(
         &mut self,
         wire: &mut dyn Wire,
@@ -145,7 +145,7 @@ impl Manager {
     /// Answers QUERY for addresses.
     ///
     /// # Errors
-    /// ENOENT and EINVAL for identifiers that are not there.
+    /// ENOENT or EINVAL if the channel has no such identifier.
     pub fn query_addr(&mut self, wire: &mut dyn Wire, channel: ChannelId, number: u32) -> Result<AddrAnswer> {
         let id = self.id(channel, number)?;
         let mut answer = AddrAnswer { ibdev_index: NO_INDEX, ..AddrAnswer::ZERO };
@@ -164,7 +164,7 @@ impl Manager {
     /// Answers QUERY for GIDs.
     ///
     /// # Errors
-    /// ENOENT and EINVAL for identifiers that are not there.
+    /// ENOENT or EINVAL if the channel has no such identifier.
     pub fn query_gid(&mut self, wire: &mut dyn Wire, channel: ChannelId, number: u32) -> Result<AddrAnswer> {
         let id = self.id(channel, number)?;
         let mut answer = AddrAnswer { ibdev_index: NO_INDEX, ..AddrAnswer::ZERO };
@@ -184,9 +184,9 @@ impl Manager {
     /// Answers QUERY for paths.
     ///
     /// # Errors
-    /// ENODEV before the device is known; ENOENT and EINVAL for identifiers that are not there.
+    /// ENODEV before the device is known; ENOENT or EINVAL if the channel has no such identifier.
     pub fn query_path(&mut self, channel: ChannelId, number: u32) -> Result<PathAnswer> {
-        /// Primary, outbound, and inbound by reversal, as a general path.
+        /// IB_PATH_GMP, IB_PATH_PRIMARY, IB_PATH_OUTBOUND, IB_PATH_INBOUND_REVERSE: the general path.
         const FLAGS: u32 = 1 | 2 | 8 | 32;
         let id = self.id(channel, number)?;
         if !id.has_device() {
@@ -196,7 +196,7 @@ impl Manager {
             return Ok(PathAnswer::ZERO);
         }
         let path = path(id);
-        /// The selector of an exact value.
+        /// Selector of an exact value.
         const EXACTLY: u8 = 2 << 6;
         let wire = WirePath {
             dgid: path.dgid,
@@ -214,7 +214,7 @@ impl Manager {
     }
 }
 
-/// Where packets go that leave from `src` for `dst`.
+/// The address vector from `src` to `dst`.
 pub(super) fn way_to(wire: &mut dyn Wire, src: [u8; 16], dst: [u8; 16], tos: u8) -> AhAttr {
     AhAttr {
         dgid: dst,
@@ -235,12 +235,12 @@ fn with_device(wire: &mut dyn Wire, id: &Id, answer: &mut AddrAnswer) {
     }
 }
 
-/// Code of the connection's path MTU.
+/// Path MTU code of the connection.
 fn mtu(connection: &super::Connection) -> u8 {
     if connection.mtu == 0 { MTU_4096 } else { connection.mtu }
 }
 
-/// Whether the route is known: from its resolution on, or because a request came over it.
+/// Whether the route is known: after resolution, or for an incoming connection.
 fn has_path(id: &Id) -> bool {
     id.dst.is_some() && !matches!(id.state, State::Idle | State::Bound | State::AddrResolved)
 }

@@ -1,4 +1,4 @@
-//! Connections as programs make and end them.
+//! Connecting and disconnecting by the program.
 
 use super::queue::{Event, failure, private_only};
 use super::{EINVAL, MAX_BACKLOG, Manager, PATIENCE, State, TIME_WAIT, Use};
@@ -11,7 +11,10 @@ use crate::{Errno, Result};
 /// `IBV_EVENT_COMM_EST`
 const COMM_EST: u32 = 4;
 
-/// The program's private data, if the message has room for it.
+/// The program's private data.
+///
+/// # Errors
+/// EINVAL if it exceeds `room`.
 fn private_of(param: &ConnParam, room: usize) -> Result<Vec<u8>> {
     let given = &param.private_data[..usize::from(param.private_data_len)];
     if given.len() <= room { Ok(given.to_vec()) } else { Err(EINVAL) }
@@ -42,7 +45,7 @@ fn parameters(
 }
 
 impl Manager {
-    /// Waits for connections, `backlog` of them at most before the program takes the first.
+    /// Listens with a backlog of pending requests.
     ///
     /// # Errors
     /// EINVAL in the wrong state; EADDRINUSE if the port is shared.
@@ -71,8 +74,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Asks whoever listens at the resolved address for a connection, or for a datagram service; an event
-    /// tells the outcome.
+    /// Requests a connection or a datagram service at the resolved address; an event reports the result.
     ///
     /// # Errors
     /// EINVAL in the wrong state or for private data that is too long.
@@ -113,7 +115,7 @@ impl Manager {
                 wire.send(link, &request);
                 self.set_deadline(number, Some(wire.now() + PATIENCE));
             }
-            // What the manager at the other end would answer.
+            // The reply of the connection manager at the other end.
             Err(_) if sent == State::SidrSent => self.unreachable(wire, number, i32::from(sidr::UNSUPPORTED)),
             Err(_) => self.rejected(wire, number, reason::INVALID_SERVICE_ID, &[]),
         }
@@ -127,7 +129,8 @@ impl Manager {
         }
     }
 
-    /// Agrees: to a request with parameters, to an answer without. From now on the program calls it `uid`.
+    /// Accepts a request (with parameters) or a reply (without). The program calls the connection `uid` from
+    /// now on.
     ///
     /// # Errors
     /// EINVAL in the wrong state (the peer may have given up) or for private data that is too long.
@@ -175,11 +178,11 @@ impl Manager {
         Ok(())
     }
 
-    /// Refuses a request or an answer.
+    /// Rejects a request or a reply.
     ///
     /// # Errors
-    /// EINVAL in the wrong state, for private data that is too long, or for a reason that programs cannot
-    /// have.
+    /// EINVAL in the wrong state, for private data that is too long, or for a reason reserved to the
+    /// connection manager.
     pub fn reject(
         &mut self,
         wire: &mut dyn Wire,
@@ -215,10 +218,10 @@ impl Manager {
         Ok(())
     }
 
-    /// Ends a connection, or agrees that the peer does. The event comes when both have agreed.
+    /// Disconnects, or replies to the peer's DREQ. The event follows when both sides have disconnected.
     ///
     /// # Errors
-    /// EINVAL for what never was a connection.
+    /// EINVAL if there was no connection.
     pub fn disconnect(&mut self, wire: &mut dyn Wire, channel: ChannelId, number: u32) -> Result<()> {
         let id = self.id(channel, number)?;
         match (id.state, id.link) {
@@ -233,17 +236,17 @@ impl Manager {
                 }
                 self.linger(wire, number);
             }
-            // The kernel takes it too, and does nothing.
+            // The kernel ignores it as well.
             (State::DreqSent | State::TimeWait | State::Closed, _) => {}
             _ => return Err(EINVAL),
         }
         Ok(())
     }
 
-    /// The program has seen traffic on a connection that waits for its last message.
+    /// Handles RDMA_USER_CM_CMD_NOTIFY: the queue pair received a packet before the RTU arrived.
     ///
     /// # Errors
-    /// EISCONN if it has come, EINVAL for other events and states.
+    /// EISCONN if the connection is established, EINVAL for other events and states.
     pub fn notify(&mut self, wire: &mut dyn Wire, channel: ChannelId, number: u32, event: u32) -> Result<()> {
         let state = self.id(channel, number)?.state;
         match (event, state) {
@@ -283,7 +286,7 @@ impl Manager {
         }
     }
 
-    /// The connection is over; an event follows when it will be forgotten.
+    /// Moves to TIMEWAIT; an event follows at its end.
     pub(super) fn linger(&mut self, wire: &mut dyn Wire, number: u32) {
         self.unlink(wire, number);
         if let Some(id) = self.ids.get_mut(number) {

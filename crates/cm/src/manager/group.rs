@@ -1,8 +1,8 @@
 //! Multicast groups.
 //!
-//! Joining is between the program and its own queue pair, which the program attaches once it has the event: the
-//! device delivers to every member on the host, and has the packets of other hosts come by joining the IP group. So
-//! there is no manager of groups to ask, and the event comes at once.
+//! The program attaches its queue pair to the group when it gets the event. The device delivers to every
+//! member on the host, and joins the IP group for packets of other hosts. There is no subnet manager to ask,
+//! so the event follows at once.
 
 use super::attributes::way_to;
 use super::queue::{Event, ud_param};
@@ -12,22 +12,22 @@ use crate::address::Address;
 use crate::wire::{ChannelId, Wire};
 use crate::{Errno, Result};
 
-/// A membership.
+/// A group membership.
 #[derive(Debug)]
 pub(super) struct Group {
     pub(super) id: u32,
-    /// The program's name for it.
+    /// The program's identifier of the membership.
     pub(super) uid: u64,
     address: Address,
     pub(super) reported: u32,
 }
 
 impl Manager {
-    /// Joins a group and returns the membership's number; an event carries where to send.
+    /// Joins a group and returns the membership's number; an event has the destination address.
     ///
     /// # Errors
-    /// EINVAL for what is not a group, or not an identifier of datagrams with a device; EADDRINUSE for a second
-    /// membership.
+    /// EINVAL for an address that is no group, or an identifier that is not of datagrams or has no device;
+    /// EADDRINUSE for a second membership.
     pub fn join(
         &mut self,
         wire: &mut dyn Wire,
@@ -52,10 +52,10 @@ impl Manager {
         Ok(group)
     }
 
-    /// Leaves a group; says how many events of the membership the program has taken.
+    /// Leaves a group; returns how many events of the membership the program has taken.
     ///
     /// # Errors
-    /// ENOENT and EINVAL for memberships that are not there.
+    /// ENOENT or EINVAL if the channel has no such membership.
     pub fn leave(&mut self, channel: ChannelId, membership: u32) -> Result<u32> {
         let group = self.groups.get(membership).ok_or(Errno(libc::ENOENT))?;
         let (number, reported) = (group.id, group.reported);

@@ -1,4 +1,4 @@
-//! What peers and time do to connections.
+//! Messages of peers, hang-ups and timers.
 
 use super::queue::{Event, conn_param, ud_param};
 use super::{Id, Manager, State, Use};
@@ -8,12 +8,12 @@ use crate::message::{Message, Parameters, private};
 use crate::wire::{ClaimId, LinkId, Wire};
 
 impl Manager {
-    /// Somebody has opened a link to a port of ours.
+    /// A peer has opened a link to a port of this process.
     pub fn accepted(&mut self, claim: ClaimId, link: LinkId) {
         self.links.insert(link, Use::Unknown(claim));
     }
 
-    /// A message has come.
+    /// Handles a message.
     pub fn message(&mut self, wire: &mut dyn Wire, link: LinkId, message: Message) {
         match self.links.get(&link) {
             Some(Use::Unknown(claim)) => {
@@ -28,7 +28,7 @@ impl Manager {
         }
     }
 
-    /// The first message of a link: a request.
+    /// Handles the first message of a link, which must be a request.
     fn first(&mut self, wire: &mut dyn Wire, claim: ClaimId, link: LinkId, message: Message) {
         let made = match message {
             Message::Req { src, dst, parameters } => {
@@ -37,7 +37,7 @@ impl Manager {
                 self.requested(claim, src, dst, Parameters { mtu, ..parameters }, wire.random())
             }
             Message::SidrReq { src, dst, private } => self.asked(claim, src, dst, &private, wire.random()),
-            // Nothing else makes sense, and there is nobody to tell.
+            // No reply: any other message is invalid.
             _ => {
                 self.links.remove(&link);
                 return wire.close(link);
@@ -56,7 +56,7 @@ impl Manager {
         }
     }
 
-    /// A new identifier for what a listener was asked; how to refuse if there cannot be one.
+    /// Creates the identifier of a request; the error is the message that rejects it.
     fn child(&mut self, claim: ClaimId, datagram: bool, make: impl FnOnce(&Id) -> Id) -> Asked {
         let refuse = |reason, status| {
             if datagram {
@@ -128,7 +128,7 @@ impl Manager {
         Ok((listener, child, Event { child: Some(child), ..event }))
     }
 
-    /// A later message. What does not fit the state is late or wrong, and means nothing.
+    /// Handles a later message. Messages that do not fit the state are late or invalid, and are ignored.
     fn next(&mut self, wire: &mut dyn Wire, number: u32, link: LinkId, message: Message) {
         let Some(id) = self.ids.get_mut(number) else { return };
         match (id.state, message) {
@@ -142,7 +142,7 @@ impl Manager {
                     .with(&conn_param(&parameters, private::REP))
                     .with_ece(parameters.ece);
                 connection.remote = parameters;
-                // From here on it is the program that takes its time.
+                // The program may take any time from here on.
                 self.set_deadline(number, None);
                 self.tell(wire, number, event);
             }
@@ -150,7 +150,7 @@ impl Manager {
             (State::ReqSent | State::ReqRcvd | State::RepSent, Message::Rej { reason, private }) => {
                 self.rejected(wire, number, reason, &private);
             }
-            // The peer took our acceptance back.
+            // The peer has withdrawn its acceptance.
             (State::RepRcvd | State::Established, Message::Rej { reason, private }) => {
                 self.rejected(wire, number, reason, &private);
             }
@@ -160,7 +160,7 @@ impl Manager {
                 self.set_deadline(number, None);
                 self.disconnected(wire, number, 0, private::DREQ);
             }
-            // Both at once: each has said what it wanted, and nothing is left to wait for.
+            // Both sides sent a DREQ, so there is no reply to wait for.
             (State::DreqSent, Message::Dreq) => {
                 wire.send(link, &Message::Drep);
                 self.linger(wire, number);
@@ -187,7 +187,7 @@ impl Manager {
         }
     }
 
-    /// A link's other end was closed, or its last holder died.
+    /// Handles a hang-up: the peer closed the link or died.
     pub fn hung_up(&mut self, wire: &mut dyn Wire, link: LinkId) {
         let Some(used) = self.links.remove(&link) else { return };
         wire.close(link);
@@ -195,7 +195,7 @@ impl Manager {
         let Some(id) = self.ids.get_mut(number) else { return };
         id.link = None;
         match id.state {
-            // What the manager of a dead process says for it.
+            // The peer's connection manager would have sent a REJ.
             State::ReqSent | State::ReqRcvd | State::RepSent | State::RepRcvd => {
                 self.rejected(wire, number, reason::CONSUMER, &[]);
             }
@@ -213,7 +213,7 @@ impl Manager {
         }
     }
 
-    /// Does what was to be done by now.
+    /// Handles expired timers.
     pub fn expire(&mut self, wire: &mut dyn Wire) {
         let now = wire.now();
         while let Some((time, number)) = self.timers.first().copied()
@@ -243,5 +243,5 @@ impl Manager {
     }
 }
 
-/// The listener and its new identifier, or what to answer.
+/// The listener and the identifier of the new connection, or the message that rejects the request.
 type Asked = Result<(u32, u32), Message>;

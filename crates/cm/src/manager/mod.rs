@@ -1,8 +1,8 @@
-//! Identifiers, their states and their events: the manager without input, output or clock.
+//! The connection manager's state: identifiers, their states and their events, without I/O or clock.
 //!
-//! Commands of the program come in through the methods of `address`, `connect` and `group`; what other processes do,
-//! and time, through those of `incoming`. All of them act on the world through [`Wire`] and on the program through
-//! the events of `queue`. `ports` says who owns which port, `attributes` what the program's queue pairs need.
+//! The program's commands are the methods of `address`, `connect` and `group`; messages of peers and timers
+//! those of `incoming`. All of them act through [`CmIo`], and report to the program through the events of
+//! `queue`. `ports` assigns ports, `attributes` answers queries.
 
 mod address;
 mod attributes;
@@ -32,20 +32,19 @@ use ports::{Port, Ports};
 use queue::Queue;
 use table::Table;
 
-/// How long to wait for a message of the peer. What the kernel comes to with fifteen repetitions.
+/// Timeout for a message of the peer, about that of the kernel after fifteen retransmissions.
 pub const PATIENCE: Duration = Duration::from_secs(64);
-/// How long a connection that ended is remembered (IBTA volume 1, 12.9.8.4: twice the life of a packet and the
-/// acknowledgement's delay). Here no packet is under way once both sides have agreed, so it is short.
+/// TIMEWAIT duration (IBTA volume 1, 12.9.8.4: twice the packet life time plus the ACK delay). It is short
+/// because no packet is in flight once both sides have disconnected.
 pub const TIME_WAIT: Duration = Duration::from_secs(1);
-/// Code of a packet's life time on the path, as the kernel has it for Ethernet: about a second.
+/// Packet life time code of the path, as in the kernel for Ethernet: about a second.
 const PACKET_LIFE_TIME: u8 = 18;
-/// Connection requests that wait in a listener, at most and unless it says less.
+/// Default and largest listen backlog.
 const MAX_BACKLOG: u32 = 1024;
 
 const EINVAL: Errno = Errno(libc::EINVAL);
 
-/// Where an identifier is between its making and its end (IBTA volume 1, figure 138; before a connection, the
-/// kernel's states).
+/// States of an identifier (IBTA volume 1, figure 138; the kernel's states before a connection).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Idle,
@@ -63,7 +62,7 @@ enum State {
     TimeWait,
     SidrSent,
     SidrRcvd,
-    /// Rejected, unreachable, or long over.
+    /// Rejected, unreachable, or past TIMEWAIT.
     Closed,
 }
 
@@ -71,7 +70,7 @@ enum State {
 #[derive(Debug)]
 struct Id {
     channel: ChannelId,
-    /// The program's name for it; zero until the program has accepted the connection that it came with.
+    /// The program's identifier; zero until the program has accepted the incoming connection.
     uid: u64,
     space: u16,
     qp_type: u8,
@@ -80,34 +79,34 @@ struct Id {
     dst: Option<Address>,
     port: Option<Port>,
     reuse: bool,
-    /// None: as the address family says.
+    /// IPV6_V6ONLY; `None` for the default of the family.
     only_own_family: Option<bool>,
     tos: u8,
     ack_timeout: Option<u8>,
-    /// Of a listener: requests that may wait, and that do.
+    /// Listeners: limit and number of pending requests.
     backlog: u32,
     waiting: u32,
     link: Option<LinkId>,
     deadline: Option<Instant>,
-    /// The program's events that it has taken.
+    /// Events that the program has taken.
     reported: u32,
     connection: Connection,
-    /// The peer wants to end a connection that the program has yet to hear of.
+    /// A DREQ arrived before the program has seen the CONNECT_RESPONSE.
     ending: bool,
     qkey: u32,
 }
 
-/// The two ends of a connection.
+/// Parameters of a connection.
 #[derive(Debug, Default)]
 struct Connection {
-    /// Starts the peer's numbers.
+    /// PSN with which the peer starts.
     psn: u32,
     local: Parameters,
     remote: Parameters,
     responder_resources: u8,
     initiator_depth: u8,
     timeout: u8,
-    /// Code of the path MTU; zero until it is known.
+    /// Path MTU code; zero until it is known.
     mtu: u8,
     retry_count: u8,
     rnr_retry_count: u8,
@@ -148,22 +147,22 @@ impl Id {
         self.src.is_some_and(|src| !src.is_wildcard())
     }
 
-    /// Code of the time after which a request is repeated.
+    /// ACK timeout code of the path.
     fn timeout(&self) -> u8 {
         self.ack_timeout.unwrap_or(PACKET_LIFE_TIME + 1)
     }
 }
 
-/// What a link is for.
+/// What a link belongs to.
 #[derive(Clone, Copy, Debug)]
 enum Use {
-    /// Its first message will say.
+    /// A listener, until the first message arrives.
     Unknown(ClaimId),
-    /// One identifier's connection.
+    /// An identifier.
     Of(u32),
 }
 
-/// All of a process's identifiers.
+/// The connection manager of a process.
 #[derive(Debug, Default)]
 pub struct Manager {
     ids: Table<Id>,
@@ -175,22 +174,22 @@ pub struct Manager {
 }
 
 impl Manager {
-    /// A channel, under a name that the caller chooses.
+    /// Opens an event channel under a number that the caller chose.
     pub fn open(&mut self, channel: ChannelId) {
         self.channels.insert(channel, Queue::default());
     }
 
-    /// Ends a channel and all of its identifiers.
+    /// Closes an event channel and destroys its identifiers.
     pub fn close(&mut self, wire: &mut dyn Wire, channel: ChannelId) {
         let ids: Vec<u32> = self.ids.iter().filter(|(_, id)| id.channel == channel).map(|(n, _)| n).collect();
         for id in ids {
-            // A listener's end ends the requests that wait in it.
+            // Destroying a listener rejects its pending requests.
             let _ = self.destroy(wire, channel, id);
         }
         self.channels.remove(&channel);
     }
 
-    /// When [`expire`](Self::expire) has something to do next.
+    /// When [`expire`](Self::expire) is due.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.timers.first().map(|(time, _)| *time)
@@ -213,7 +212,7 @@ impl Manager {
         }
     }
 
-    /// Ends the link of an identifier, if it has one.
+    /// Closes the link of an identifier, if it has one.
     fn unlink(&mut self, wire: &mut dyn Wire, number: u32) {
         if let Some(link) = self.ids.get_mut(number).and_then(|id| id.link.take()) {
             self.links.remove(&link);

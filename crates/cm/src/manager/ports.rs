@@ -1,8 +1,8 @@
-//! Who owns which port.
+//! Assignment of ports to identifiers.
 //!
-//! A port is owned by holding its name, which a process loses with its life. A wildcard address and an address
-//! of its family exclude each other; each side takes its own name first and looks for the other then, so of two
-//! that do so at once at most one succeeds.
+//! A process owns a port by holding the socket name, which the kernel releases at its end. A wildcard address
+//! excludes each address of its family. Each side first takes its own name and then looks for the other, so
+//! of two simultaneous binds at most one succeeds.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -12,10 +12,10 @@ use crate::address::Address;
 use crate::wire::{ClaimId, Name, Wire};
 use crate::{Errno, Result};
 
-/// Ports for those who do not choose one, as the kernel has them.
+/// The ephemeral port range of the kernel.
 const EPHEMERAL: std::ops::Range<u16> = 32768..61000;
 
-/// An identifier's part in the ownership of a port: the names, two where both families are meant.
+/// The names of an identifier's port: two if both address families are bound.
 #[derive(Clone, Debug)]
 pub(super) struct Port(Vec<ClaimId>);
 
@@ -23,7 +23,7 @@ pub(super) struct Port(Vec<ClaimId>);
 struct Held {
     name: Name,
     owners: u32,
-    /// All owners have agreed to share.
+    /// All owners allow reuse.
     shared: bool,
 }
 
@@ -110,14 +110,14 @@ impl Port {
     }
 }
 
-/// The hosts that an identifier bound to `address` answers for.
+/// The addresses that an identifier bound to `address` covers.
 fn hosts(id: &Id, address: Address) -> Vec<IpAddr> {
     let both = address.is_wildcard() && address.ip.is_ipv6() && id.only_own_family != Some(true);
     if both { vec![Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()] } else { vec![address.ip] }
 }
 
 impl Manager {
-    /// Makes `address` the identifier's own, choosing a port if it names none.
+    /// Binds the identifier to `address`; chooses a port if it is zero.
     pub(super) fn own(&mut self, wire: &mut dyn Wire, number: u32, mut address: Address) -> Result<()> {
         let id = self.ids.get(number).ok_or(Errno(libc::ENOENT))?;
         let (space, share, hosts) = (id.space, id.reuse, hosts(id, address));
@@ -137,7 +137,7 @@ impl Manager {
                         break;
                     }
                     Err(Errno(libc::EADDRINUSE | libc::EADDRNOTAVAIL)) => {}
-                    // Without descriptors, for example, no other port is better.
+                    // No other port helps, for example when descriptors are exhausted.
                     Err(error) => return Err(error),
                 }
             }
@@ -148,13 +148,13 @@ impl Manager {
         Ok(())
     }
 
-    /// Whether the identifier is the only owner of its port, as a listener must be.
+    /// Whether the identifier is the only owner of its port, as listening requires.
     pub(super) fn owns_alone(&self, number: u32) -> bool {
         let port = self.ids.get(number).and_then(|id| id.port.as_ref());
         port.is_some_and(|port| !self.ports.is_shared(port))
     }
 
-    /// Who listens on the port.
+    /// The listener of a port.
     pub(super) fn listener(&self, claim: ClaimId) -> Option<u32> {
         let listens = |id: &Id| {
             id.state == State::Listening && id.port.as_ref().is_some_and(|port| port.includes(claim))

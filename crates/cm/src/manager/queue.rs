@@ -1,4 +1,4 @@
-//! Events, in the order in which they happened on a channel.
+//! Events of the channels, in order.
 
 use std::collections::VecDeque;
 
@@ -8,14 +8,14 @@ use crate::message::Parameters;
 use crate::wire::{ChannelId, Wire};
 use crate::{Errno, Result};
 
-/// What a program is told.
+/// An event for the program.
 #[derive(Clone, Debug)]
 pub struct Event {
-    /// As the program will read it.
+    /// The answer to GET_EVENT.
     pub answer: EventAnswer,
-    /// The identifier whose event it is: of a request, the listener.
+    /// The identifier of the event; for a request, the listener.
     pub(super) owner: u32,
-    /// The identifier that came with a request.
+    /// The identifier of an incoming connection.
     pub(super) child: Option<u32>,
     pub(super) group: Option<u32>,
 }
@@ -23,7 +23,7 @@ pub struct Event {
 #[derive(Debug, Default)]
 pub(super) struct Queue(pub(super) VecDeque<Event>);
 
-/// Private data as the kernel hands it out: the whole field of the message, filled with zeroes.
+/// Private data as the kernel passes it: the whole field of the message, padded with zeroes.
 fn padded(private: &[u8], len: usize) -> ([u8; MAX_PRIVATE], u8) {
     let mut field = [0; MAX_PRIVATE];
     let given = private.len().min(len);
@@ -31,7 +31,8 @@ fn padded(private: &[u8], len: usize) -> ([u8; MAX_PRIVATE], u8) {
     (field, len as u8)
 }
 
-/// Parameters of a connection for the program: what the peer offers to take is what this side may send.
+/// Connection parameters for the program. What the peer accepts is what this side may issue, so the two
+/// fields swap.
 pub(super) fn conn_param(from: &Parameters, private_len: usize) -> ConnParam {
     let (private_data, private_data_len) = padded(&from.private, private_len);
     ConnParam {
@@ -76,8 +77,8 @@ impl Event {
 }
 
 impl Manager {
-    /// Tells the program about its identifier `number`. A connection that was not accepted yet has no name
-    /// that the program would know; accepting it will fail, which tells as much.
+    /// Queues an event of the identifier `number`. A connection that was not accepted yet has no `uid`, so
+    /// its events are dropped; accepting it fails.
     pub(super) fn tell(&mut self, wire: &mut dyn Wire, number: u32, mut event: Event) {
         let Some(id) = self.ids.get(number) else { return };
         let group = event.group.and_then(|group| self.groups.get(group));
@@ -96,7 +97,7 @@ impl Manager {
         }
     }
 
-    /// The next event, and whether it was the last; None if there is none.
+    /// The next event, and whether it was the last.
     pub fn next_event(&mut self, channel: ChannelId) -> Option<(EventAnswer, bool)> {
         let queue = &mut self.channels.get_mut(&channel)?.0;
         let event = queue.pop_front()?;
@@ -113,13 +114,13 @@ impl Manager {
         Some((event.answer, last))
     }
 
-    /// Whether a channel has an event.
+    /// Whether the channel has an event.
     #[must_use]
     pub fn has_event(&self, channel: ChannelId) -> bool {
         self.channels.get(&channel).is_some_and(|queue| !queue.0.is_empty())
     }
 
-    /// Forgets what the program has not taken yet; returns the connections that nobody will hear of.
+    /// Drops the events for which `about` holds; returns the incoming connections among them.
     pub(super) fn forget_events(&mut self, channel: ChannelId, about: impl Fn(&Event) -> bool) -> Vec<u32> {
         let Some(queue) = self.channels.get_mut(&channel) else { return Vec::new() };
         let forgotten = queue.0.iter().filter(|event| about(event)).filter_map(|event| event.child).collect();
@@ -127,10 +128,10 @@ impl Manager {
         forgotten
     }
 
-    /// Moves an identifier and its events to another channel; says how many events the program has taken.
+    /// Moves an identifier and its events to another channel; returns how many events the program has taken.
     ///
     /// # Errors
-    /// ENOENT and EINVAL for identifiers that are not there.
+    /// ENOENT or EINVAL if the channel has no such identifier.
     pub fn migrate(
         &mut self,
         wire: &mut dyn Wire,
@@ -148,7 +149,7 @@ impl Manager {
         let (moved, kept): (VecDeque<_>, _) =
             std::mem::take(&mut queue.0).into_iter().partition(|event| event.owner == number);
         queue.0 = kept;
-        // Connections that wait with a listener go with it.
+        // Pending connections of a listener move with it.
         for child in moved.iter().filter_map(|event| event.child) {
             if let Some(child) = self.ids.get_mut(child) {
                 child.channel = to;
@@ -164,7 +165,7 @@ impl Manager {
     }
 }
 
-/// Code of a message's status for the program's events: a reason as it is, an errno negative.
+/// Event status of an errno: negative.
 pub(super) fn failure(errno: i32) -> i32 {
     -errno
 }

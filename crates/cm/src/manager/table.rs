@@ -1,11 +1,11 @@
-//! Objects by small number.
+//! Tables of objects by number.
 
 use crate::{Errno, Result};
 
-/// Numbers that librdmacm can look up.
+/// Largest number that librdmacm can look up.
 const MAX: usize = 0xffff;
 
-/// Objects by number, lowest free number first.
+/// Objects by number; `add` uses the lowest free number.
 #[derive(Debug)]
 pub(super) struct Table<T> {
     places: Vec<Option<T>>,

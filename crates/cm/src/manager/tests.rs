@@ -1,4 +1,4 @@
-//! Managers of several processes in one world, in virtual time.
+//! Managers of several processes on one host, in virtual time.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -18,7 +18,7 @@ use crate::{Errno, Result};
 const CHANNEL: ChannelId = ChannelId(1);
 const OTHER: ChannelId = ChannelId(2);
 
-/// What happens to a process.
+/// Events between processes.
 #[derive(Debug)]
 enum Happening {
     Accepted(ClaimId, LinkId),
@@ -37,7 +37,7 @@ struct Shared {
     happenings: Vec<VecDeque<Happening>>,
 }
 
-/// One process's view of it.
+/// The I/O of one process.
 struct World {
     process: usize,
     shared: Rc<RefCell<Shared>>,
@@ -132,7 +132,7 @@ impl Wire for World {
     }
 }
 
-/// A process: its manager and its world.
+/// A process: its manager and its I/O.
 struct Process {
     manager: Manager,
     world: World,
@@ -147,7 +147,7 @@ impl Process {
         self.manager.next_event(CHANNEL).map(|(event, _)| event)
     }
 
-    /// The next event, which must be this one.
+    /// The next event, which must have this type and status.
     fn expect(&mut self, kind: u32, status: i32) -> EventAnswer {
         let event = self.event().unwrap_or_else(|| panic!("event {kind} is missing"));
         assert_eq!((event.event, event.status.cast_signed()), (kind, status));
@@ -228,7 +228,7 @@ fn pair() -> Pair {
 }
 
 impl Pair {
-    /// Lets everything happen that is under way.
+    /// Delivers everything that is in flight.
     fn settle(&mut self) {
         loop {
             let mut quiet = true;
@@ -257,7 +257,7 @@ impl Pair {
         self.settle();
     }
 
-    /// A connection; the server's and the client's identifiers.
+    /// Establishes a connection; returns the identifiers of server and client.
     fn connected(&mut self) -> (u32, u32) {
         self.server.listen(1, ps::TCP, "127.0.0.1:7471");
         let client = self.client.connect(2, ps::TCP, "127.0.0.1:7471", &request());
@@ -272,7 +272,7 @@ impl Pair {
         (server, client)
     }
 
-    /// The client ends without a word.
+    /// The client process dies.
     fn kill_client(&mut self) {
         let links: Vec<LinkId> = {
             let shared = self.shared.borrow();
@@ -315,7 +315,7 @@ fn parameters_reach_the_queue_pairs() {
     let asked = pair.server.expect(event::CONNECT_REQUEST, 0);
     assert_eq!(asked.uid, 1, "the listener's");
     let seen = conn(&asked);
-    // What one side may send is what the other takes.
+    // What one side issues is what the other accepts.
     assert_eq!((seen.qp_num, seen.responder_resources, seen.initiator_depth), (0x111, 6, 5));
     assert_eq!((seen.retry_count, seen.rnr_retry_count, seen.srq), (3, 4, 1));
     assert_eq!(usize::from(seen.private_data_len), private::REQ, "the whole field, as in the kernel");
@@ -339,7 +339,7 @@ fn parameters_reach_the_queue_pairs() {
     assert_eq!((active[1].dest_qp_num, active[1].max_dest_rd_atomic), (0x222, 8));
     assert_eq!((active[2].max_rd_atomic, active[2].retry_cnt, active[2].rnr_retry), (7, 3, 2));
     assert_eq!((passive[2].max_rd_atomic, passive[2].retry_cnt, passive[2].rnr_retry), (8, 3, 4));
-    // Each starts with the number that the other expects.
+    // Each side starts with the PSN that the other expects.
     assert_eq!(active[1].rq_psn, passive[2].sq_psn);
     assert_eq!(passive[1].rq_psn, active[2].sq_psn);
     assert_ne!(active[1].rq_psn, passive[1].rq_psn);
@@ -354,7 +354,7 @@ fn both_sides_hear_of_the_end_once() {
     pair.client.disconnect(client);
     pair.settle();
     pair.server.expect(event::DISCONNECTED, 0);
-    // The other end has yet to agree.
+    // The other end must reply first.
     pair.client.expect_nothing();
     pair.server.disconnect(server);
     pair.settle();
@@ -421,7 +421,7 @@ fn nobody_there_is_a_rejection() {
     let mut pair = pair();
     pair.client.connect(2, ps::TCP, "127.0.0.1:7471", &request());
     pair.client.expect(event::REJECTED, i32::from(reason::INVALID_SERVICE_ID));
-    // Bound is not listening.
+    // A bound port does not accept connections.
     let bound = pair.server.create(1, ps::TCP);
     pair.server.bind(bound, "127.0.0.1:7472").unwrap();
     pair.client.connect(3, ps::TCP, "127.0.0.1:7472", &request());
@@ -459,7 +459,7 @@ fn requests_beyond_the_backlog_are_refused() {
     pair.client.expect(event::REJECTED, i32::from(reason::CONSUMER));
     pair.client.expect_nothing();
     pair.server.expect(event::CONNECT_REQUEST, 0);
-    // One was taken, so one more may wait.
+    // One request was taken, so one more may be pending.
     pair.client.connect(5, ps::TCP, "127.0.0.1:7471", &request());
     pair.settle();
     pair.client.expect_nothing();
@@ -537,7 +537,7 @@ fn ports_have_one_owner() {
         }
     };
     let (same, any) = ("127.0.0.1:7471", "0.0.0.0:7471");
-    // Another address of this host is another place; an address of another host is none of ours.
+    // Another address of this host is free; an address of another host cannot be bound.
     let other = ("10.0.0.1:7471", Ok(()));
     let foreign = ("192.0.2.1:7471", NOT_AVAILABLE);
     try_all([(same, IN_USE), (any, NOT_AVAILABLE), other, foreign], ps::TCP);
@@ -547,7 +547,7 @@ fn ports_have_one_owner() {
     assert_eq!(pair.client.bind(id, any), Ok(()), "given back");
     let id = pair.server.create(4, ps::TCP);
     assert_eq!(pair.server.bind(id, same), NOT_AVAILABLE, "a wildcard means every address");
-    // Both families, unless told otherwise.
+    // Both families, unless IPV6_V6ONLY is set.
     assert_eq!(pair.server.bind(id, "[::]:7471"), IN_USE);
     pair.server.manager.set_only_own_family(CHANNEL, id, true).unwrap();
     assert_eq!(pair.server.bind(id, "[::]:7471"), Ok(()));
@@ -601,7 +601,7 @@ fn datagram_services_are_found() {
     let found = UdParam::from_prefix(&pair.client.expect(event::ESTABLISHED, 0).param);
     assert_eq!((found.qp_num, found.qkey), (0x333, 0x0123_4567));
     assert_eq!((found.ah_attr.dgid, found.ah_attr.is_global), (at("127.0.0.1:0").gid(), 1));
-    // The server's end means nothing to who has its address.
+    // The end of the server's identifier does not affect a client that has the address.
     pair.server.destroy(asked.id).unwrap();
     pair.settle();
     pair.client.expect_nothing();
@@ -664,7 +664,7 @@ fn groups_are_joined_and_left() {
     let Process { manager, world } = &mut pair.client;
     let group = at("239.1.2.3:0");
     assert_eq!(manager.join(world, CHANNEL, id, 7, group), Err(Errno(libc::EINVAL)), "no device yet");
-    // The way to a group is the way to an address.
+    // Group addresses are resolved like other addresses.
     pair.client.resolve(id, "239.1.2.3:0");
     let Process { manager, world } = &mut pair.client;
     let route = manager.query_route(world, CHANNEL, id).unwrap();

@@ -32,7 +32,7 @@ impl Channel {
         id
     }
 
-    /// A listener, and its port.
+    /// A listener and its port.
     pub(crate) fn listen(&self, uid: u64) -> (u32, u16) {
         let id = self.create(uid);
         let addr = Address { ip: "127.0.0.1".parse().unwrap(), port: 0, scope: 0 }.encode();

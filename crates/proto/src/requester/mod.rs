@@ -1,75 +1,73 @@
-//! The requester: sends requests, and takes what the responder answers (9.7.3 to 9.7.6, 9.8.1).
+//! The requester: sends requests and handles responses (9.7.3 to 9.7.6, 9.8.1).
 //!
 //! ```text
-//!      una            next             max            tail
-//!       │              │                │              │
-//!  ─────┴──────────────┴────────────────┴──────────────┴────► packets
-//!  done   may be lost    to be sent again   never sent yet
+//!       una            next             max            tail
+//!        │              │                │              │
+//!   ─────┴──────────────┴────────────────┴──────────────┴────► packets
+//!  acked   in flight      to retransmit    never sent
 //! ```
 //!
-//! - [`pace`]: how much may be under way;
-//! - [`patience`]: how long to wait for an answer;
-//! - [`send`]: which packet is next, and building it;
+//! - [`window`]: how many packets may be in flight;
+//! - [`rtt`]: how long to wait for a response;
+//! - [`send`]: selecting and building the next packet;
 //! - [`receive`]: acknowledgements and responses.
 
-mod pace;
-mod patience;
 mod receive;
+mod rtt;
 mod send;
+mod window;
 
 use std::collections::VecDeque;
 
 use millstream_wire::Msn;
 
 use crate::config::{Config, SendConfig};
-use crate::early::Early;
-use crate::event::{Event, Fault, Status};
-use crate::request::{PostError, Request, Work};
+use crate::event::{Event, FailureCause, Status};
+use crate::reorder_buffer::ReorderBuffer;
+use crate::request::{PostError, SendOp, SendRequest};
 use crate::sequence::Sequence;
 use crate::{MAX_MESSAGE, WorkId};
 use millstream_quantity::{Instant, ack_timeout};
-use pace::Pace;
-use patience::Patience;
+use rtt::RttEstimator;
+use window::PeerWindow;
 
-pub(crate) use receive::Taken;
+pub(crate) use receive::ResponseOutcome;
 
-/// One READ request asks for at most this many packets: nothing but the request's length limits how fast they come.
-const READ_PACKETS: u32 = 128;
-/// So many requests share the window, if as many may be under way: the responder has the next ones when it has answered
-/// the first.
-const READS_AT_A_TIME: u8 = 4;
+/// Responses of one READ request packet: the responder sends them without further flow control.
+const MAX_READ_PACKETS: u32 = 128;
+/// READ request packets that share the window, so that the responder always has the next request.
+const READ_REQUESTS_PER_WINDOW: u8 = 4;
 
-/// A request that was posted and is not complete.
+/// A posted send request that is not complete.
 #[derive(Clone, Copy, Debug)]
-struct Posted {
+struct SendWqe {
     id: WorkId,
-    work: Work,
+    work: SendOp,
     len: u32,
     fence: bool,
     solicited: bool,
-    /// Its first packet.
+    /// First packet.
     start: Sequence,
-    /// Its last packet but one. Equal to `start` for local work.
+    /// Behind the last packet; equal to `start` for local operations.
     end: Sequence,
-    /// Send sequence number: which message it is for the responder (9.7.7.2.1). Of a READ that travels as several, the
-    /// first.
+    /// Send sequence number (9.7.7.2.1): of the first request packet if a READ is split into several.
     ssn: Msn,
-    /// Local work that is done.
+    /// The local operation was executed.
     done: bool,
 }
 
-/// Times that the requester waits for. At most one runs of each.
+/// Timers of the requester, at max one of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Timer {
-    /// When the oldest request has not been answered for the local ACK timeout (9.7.6.1.3).
+    /// When the oldest request was not acknowledged for the local ACK timeout (9.7.6.1.3).
     Retransmit,
-    /// When the time that an RNR NAK asked for is over (9.7.5.2.8).
+    /// When the delay of an RNR NAK is over (9.7.5.2.8).
     RnrWait,
-    /// When it is likely that the last packet, or its answer, was lost.
+    /// When the last packet of a burst, or its response, was probably lost.
     Probe,
 }
 
-/// Deadlines by timer.
+/// Deadlines of the timers.
 #[derive(Clone, Copy, Debug, Default)]
 struct Timers {
     retransmit: Option<Instant>,
@@ -77,32 +75,32 @@ struct Timers {
     probe: Option<Instant>,
 }
 
-/// What ends a queue pair.
-pub(crate) type Failed = Result<(), Fault>;
+/// An error moves the queue pair to the error state.
+pub(crate) type QpResult = Result<(), FailureCause>;
 
-/// Each retry waits twice as long as the one before, but no longer than so many ACK timeouts (9.7.6.1.3).
-const MOST_TIMEOUTS: u32 = 4;
+/// Limit of exponential backoff, in ACK timeouts (9.7.6.1.3).
+const MAX_BACKOFF: u32 = 4;
 
-/// What is known to have been sent in vain, perhaps, is not sent again all at once (see [`Requester::begin_recovery`]).
+/// Slow retransmission after a loss (see [`Requester::begin_recovery`]).
 #[derive(Clone, Copy, Debug)]
 struct Recovery {
-    /// Behind the last packet that was sent before the loss was told.
+    /// Behind the last packet that was sent before the loss was detected.
     until: Sequence,
-    /// Packets that may be under way.
+    /// Packets that may be in flight.
     room: u32,
 }
 
-/// What is missing among data that has come is asked for again by itself.
+/// Retransmission of missing READ data only; data that arrived is not requested again.
 #[derive(Clone, Copy, Debug)]
-struct Mending {
-    /// Behind the last that is known to be missing.
+struct SelectiveRetransmit {
+    /// Behind the last missing packet.
     until: Sequence,
-    /// What is to be sent after it.
+    /// The packet to send next afterwards.
     resume: Sequence,
 }
 
-/// Packets that are sent again before the responder says what else it lacks.
-const RECOVERY_ROOM: u32 = 16;
+/// Packets retransmitted before the responder reports what else is missing.
+const RECOVERY_WINDOW: u32 = 16;
 
 #[derive(Debug)]
 pub(crate) struct Requester {
@@ -110,58 +108,57 @@ pub(crate) struct Requester {
     connection: Config,
     reliable: bool,
     mtu: u32,
-    /// Packets that one READ request asks for at most.
+    /// Responses of one READ request packet.
     read_packets: u32,
-    queue: VecDeque<Posted>,
-    /// Which of the queue is next to be sent.
+    queue: VecDeque<SendWqe>,
+    /// Index in `queue` of the next request to send.
     cursor: usize,
-    /// The oldest packet that is not answered.
+    /// Oldest unacknowledged packet.
     una: Sequence,
-    /// The next packet to be sent.
+    /// Next packet to send.
     next: Sequence,
-    /// Behind the last packet that was ever sent.
+    /// Behind the last packet ever sent.
     max: Sequence,
-    /// Behind the last packet of the last request that was posted.
+    /// Behind the last packet of the last posted request.
     tail: Sequence,
     next_ssn: Msn,
-    /// READs and atomic operations that were begun and whose data did not come, by their packets. Going back
-    /// forgets none.
-    due: VecDeque<(Sequence, Sequence)>,
-    /// Data that came before what is missing.
-    kept: Early,
-    /// Ends of READ and atomic requests that are under way (9.7.6.1.1, limit of outstanding READs).
+    /// Packets of READs and atomic operations whose data is missing. A rewind keeps them.
+    awaiting_data: VecDeque<(Sequence, Sequence)>,
+    /// Data that arrived behind a gap.
+    reorder_buffer: ReorderBuffer,
+    /// Ends of outstanding READ and atomic requests (9.7.6.1.1).
     outstanding: VecDeque<Sequence>,
-    /// Messages that the responder has receive requests for (limit sequence number, 9.7.7.2.2).
+    /// Limit sequence number: messages that the responder has receive requests for (9.7.7.2.2).
     limit: Option<Msn>,
-    /// Packets since one asked for an acknowledgement.
-    unasked: u32,
-    /// Ask with the next packet.
-    ask: bool,
-    /// The last packet shall be sent once more, to learn what is missing.
+    /// Packets since the last one with the AckReq bit.
+    since_ack_req: u32,
+    /// Set the AckReq bit in the next packet.
+    request_ack: bool,
+    /// A tail loss probe is due.
     probe_due: bool,
-    /// Such packets since there was progress.
+    /// Probes since the last progress.
     probes: u32,
-    /// Where the last going back began; once is enough until there is progress.
-    went_back: Option<Sequence>,
+    /// Where the last rewind started; there is one rewind until there is progress.
+    rewound_to: Option<Sequence>,
     recovery: Option<Recovery>,
-    mending: Option<Mending>,
-    pace: Pace,
-    patience: Patience,
+    selective: Option<SelectiveRetransmit>,
+    peer_window: PeerWindow,
+    rtt: RttEstimator,
     retries_left: u8,
     rnr_left: u8,
     timers: Timers,
-    /// The request at the cursor cannot be sent; it fails when those before it are complete.
-    stopped: Option<Status>,
-    /// Begin no new request (SQD).
+    /// Status of the request at the cursor, which cannot be sent. It fails when those before it are complete.
+    blocked_status: Option<Status>,
+    /// Start no new request (SQD).
     draining: bool,
-    drained_told: bool,
+    drained_reported: bool,
     pub(crate) retransmitted: u64,
 }
 
 impl Requester {
     pub(crate) fn new(config: SendConfig, connection: &Config) -> Self {
         let first = Sequence::first(config.send_psn);
-        let reads = u32::from(config.max_rd_atomic.clamp(2, READS_AT_A_TIME));
+        let reads = u32::from(config.max_rd_atomic.clamp(2, READ_REQUESTS_PER_WINDOW));
         let config = SendConfig {
             window: config.window.clamp(1, SendConfig::MAX_WINDOW),
             retry_count: config.retry_count & 7,
@@ -173,54 +170,54 @@ impl Requester {
             connection: *connection,
             reliable: connection.service.is_reliable(),
             mtu: connection.mtu.bytes(),
-            read_packets: (config.window / reads).clamp(1, READ_PACKETS),
+            read_packets: (config.window / reads).clamp(1, MAX_READ_PACKETS),
             queue: VecDeque::new(),
             cursor: 0,
             una: first,
             next: first,
             max: first,
             tail: first,
-            // The first message is number 1, as MSNs count messages completed.
+            // The first message is number 1: MSNs count completed messages.
             next_ssn: Msn::new(1),
-            due: VecDeque::new(),
-            kept: Early::default(),
+            awaiting_data: VecDeque::new(),
+            reorder_buffer: ReorderBuffer::default(),
             outstanding: VecDeque::new(),
             limit: None,
-            unasked: 0,
-            ask: false,
+            since_ack_req: 0,
+            request_ack: false,
             probe_due: false,
             probes: 0,
-            went_back: None,
+            rewound_to: None,
             recovery: None,
-            mending: None,
-            pace: Pace::new(config.ack_timeout, config.window),
-            patience: Patience::default(),
+            selective: None,
+            peer_window: PeerWindow::new(config.ack_timeout, config.window),
+            rtt: RttEstimator::default(),
             retries_left: config.retry_count,
             rnr_left: config.rnr_retry,
             timers: Timers::default(),
-            stopped: None,
+            blocked_status: None,
             draining: false,
-            drained_told: false,
+            drained_reported: false,
             retransmitted: 0,
         }
     }
 
-    /// Takes a request.
-    pub(crate) fn post(&mut self, request: Request) -> Result<(), PostError> {
-        let Request { id, work, len, fence, solicited } = request;
+    /// Posts a request.
+    pub(crate) fn post(&mut self, request: SendRequest) -> Result<(), PostError> {
+        let SendRequest { id, work, len, fence, solicited } = request;
         self.check(&work, len)?;
         let packets = match work {
-            Work::Local => 0,
+            SendOp::Local => 0,
             _ if len == 0 => 1,
             _ => len.div_ceil(self.mtu),
         };
         let messages = match work {
-            Work::Local => 0,
-            Work::Read { .. } => packets.div_ceil(self.read_packets),
+            SendOp::Local => 0,
+            SendOp::Read { .. } => packets.div_ceil(self.read_packets),
             _ => 1,
         };
         let (start, end) = (self.tail, self.tail.plus(packets));
-        self.queue.push_back(Posted {
+        self.queue.push_back(SendWqe {
             id,
             work,
             len,
@@ -236,13 +233,13 @@ impl Requester {
         Ok(())
     }
 
-    fn check(&self, work: &Work, len: u32) -> Result<(), PostError> {
+    fn check(&self, work: &SendOp, len: u32) -> Result<(), PostError> {
         if len > MAX_MESSAGE {
-            return Err(PostError::TooLong { len, most: MAX_MESSAGE });
+            return Err(PostError::TooLong { len, max: MAX_MESSAGE });
         }
         let offered = match work {
-            Work::Send(crate::Trailer::Invalidate(_)) => self.reliable,
-            Work::Send(_) | Work::Write { .. } | Work::Local => true,
+            SendOp::Send(crate::SendModifier::Invalidate(_)) => self.reliable,
+            SendOp::Send(_) | SendOp::Write { .. } | SendOp::Local => true,
             work => !work.awaits_response() || self.reliable,
         };
         if !offered {
@@ -252,16 +249,16 @@ impl Requester {
             return Err(PostError::NoResources);
         }
         let fits = match work {
-            Work::CompareSwap { .. } | Work::FetchAdd { .. } | Work::AtomicWrite { .. } => len == 8,
-            Work::Local => len == 0,
+            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } | SendOp::AtomicWrite { .. } => len == 8,
+            SendOp::Local => len == 0,
             _ => true,
         };
         if fits { Ok(()) } else { Err(PostError::Length { len }) }
     }
 
-    /// The request that has a packet, and where it is in the queue.
+    /// Index in the queue of the request that contains a packet.
     ///
-    /// Local work has no packets; what was not done yet comes before the packet that follows it.
+    /// Local operations have no packets. A pending one comes before the packet that follows it.
     fn find(&self, at: Sequence) -> usize {
         self.queue.partition_point(|posted| {
             let is_undone = posted.start == posted.end && !posted.done;
@@ -269,25 +266,25 @@ impl Requester {
         })
     }
 
-    /// Answered up to `una`, which is after the old value: completes what that completes.
+    /// Acknowledges everything before `una`, which is later than the old value, and completes requests.
     fn advance(&mut self, una: Sequence, now: Instant, events: &mut VecDeque<Event>) {
         let packets = una.since(self.una);
-        self.patience.answered(packets, una, now);
-        self.pace.answered(packets, una == self.max, now);
+        self.rtt.acknowledged(packets, una, now);
+        self.peer_window.acknowledged(packets, una == self.max, now);
         self.recover(una);
         self.una = una;
-        while self.due.front().is_some_and(|due| due.1 <= una) {
-            self.due.pop_front();
+        while self.awaiting_data.front().is_some_and(|due| due.1 <= una) {
+            self.awaiting_data.pop_front();
         }
         while self.outstanding.front().is_some_and(|end| *end <= una) {
             self.outstanding.pop_front();
         }
-        self.went_back = None;
+        self.rewound_to = None;
         self.probe_due = false;
         self.probes = 0;
         self.retries_left = self.config.retry_count;
         self.rnr_left = self.config.rnr_retry;
-        // Whatever an RNR NAK was about has arrived meanwhile.
+        // The messages that the RNR NAK was about have arrived.
         self.timers.rnr_wait = None;
         self.complete(events);
         if self.next < una {
@@ -297,7 +294,7 @@ impl Requester {
         self.restart_timers(now);
     }
 
-    /// Completes what is done at the head of the queue.
+    /// Completes finished requests at the head of the queue.
     fn complete(&mut self, events: &mut VecDeque<Event>) {
         while let Some(head) = self.queue.front() {
             let is_local = head.start == head.end;
@@ -308,91 +305,93 @@ impl Requester {
             self.queue.pop_front();
             self.cursor = self.cursor.saturating_sub(1);
         }
-        self.tell_drained(events);
+        self.report_drained(events);
     }
 
-    /// The head of the queue ends with an error; everything behind it is flushed, in order (10.8.1).
-    pub(crate) fn fail_head(&mut self, status: Status, events: &mut VecDeque<Event>) -> Failed {
+    /// Completes the head of the queue with an error and flushes the rest in order (10.8.1).
+    pub(crate) fn fail_head(&mut self, status: Status, events: &mut VecDeque<Event>) -> QpResult {
         if let Some(head) = self.queue.pop_front() {
             events.push_back(Event::Completed { id: head.id, status });
         }
         self.flush(events);
-        Err(Fault::Request)
+        Err(FailureCause::SendRequest)
     }
 
-    /// Flushes everything. Timers die with it.
+    /// Flushes all requests and stops the timers.
     pub(crate) fn flush(&mut self, events: &mut VecDeque<Event>) {
         for posted in self.queue.drain(..) {
             events.push_back(Event::Completed { id: posted.id, status: Status::Flushed });
         }
         self.cursor = 0;
-        self.due.clear();
-        self.kept.clear();
+        self.awaiting_data.clear();
+        self.reorder_buffer.clear();
         self.outstanding.clear();
         self.timers = Timers::default();
-        self.stopped = None;
+        self.blocked_status = None;
         self.recovery = None;
-        self.mending = None;
+        self.selective = None;
         self.probe_due = false;
         (self.una, self.next) = (self.tail, self.tail);
         self.max = self.tail;
     }
 
-    /// Begins again at `at`.
-    fn go_back(&mut self, at: Sequence) {
+    /// Rewinds to `at`: everything from there is sent again.
+    fn rewind(&mut self, at: Sequence) {
         self.next = at;
         self.cursor = self.find(at);
-        self.mending = None;
-        self.went_back = Some(at);
+        self.selective = None;
+        self.rewound_to = Some(at);
         self.probe_due = false;
-        self.stopped = None;
+        self.blocked_status = None;
     }
 
-    /// Packets were lost. The responder may have the others all the same, or keep them: the first packets are sent
-    /// again, then as many more with each answer as went well. If an answer names more than was sent again, packets were
-    /// kept, and it is another gap that is next.
+    /// Starts recovery from a loss. The responder may have later packets in its reorder buffer. So the
+    /// requester retransmits a few packets first, and doubles the number with each acknowledgement. If an
+    /// acknowledgement covers more than was retransmitted, the next gap follows.
     fn begin_recovery(&mut self) {
-        self.patience.lost();
-        self.recovery = Some(Recovery { until: self.max, room: RECOVERY_ROOM });
+        self.rtt.lost();
+        self.recovery = Some(Recovery { until: self.max, room: RECOVERY_WINDOW });
     }
 
-    /// Everything before `una` is answered.
+    /// Updates recovery after everything before `una` was acknowledged.
     fn recover(&mut self, una: Sequence) {
         let Some(recovery) = &mut self.recovery else { return };
         if una >= recovery.until {
             self.recovery = None;
         } else {
-            recovery.room = if una > self.next { RECOVERY_ROOM } else { recovery.room.saturating_mul(2) };
+            recovery.room = if una > self.next { RECOVERY_WINDOW } else { recovery.room.saturating_mul(2) };
         }
     }
 
-    /// Asks again for the data that is missing in `from..until`, and then goes on where it was: everything else is
-    /// on its way, or asked for again already.
-    fn mend(&mut self, from: Sequence, until: Sequence) {
-        self.patience.lost();
+    /// Requests the missing data in `from..until` again, then continues where it was.
+    fn retransmit_range(&mut self, from: Sequence, until: Sequence) {
+        self.rtt.lost();
         if self.next <= from || self.timers.rnr_wait.is_some() {
             return;
         }
-        let resume = self.mending.map_or(self.next, |mending| mending.resume);
-        let until = self.mending.map_or(until, |mending| mending.until.max(until));
-        self.mending = Some(Mending { until, resume });
+        let resume = self.selective.map_or(self.next, |selective| selective.resume);
+        let until = self.selective.map_or(until, |selective| selective.until.max(until));
+        self.selective = Some(SelectiveRetransmit { until, resume });
         self.next = from;
         self.cursor = self.find(from);
-        self.stopped = None;
+        self.blocked_status = None;
     }
 
-    /// Passes over what need not be sent again: data that has come, and what is not asked for while mending.
-    fn pass_over(&mut self) {
+    /// Skips packets that need no retransmission: data that arrived, and packets outside a selective
+    /// retransmission.
+    fn skip_received(&mut self) {
         while self.next < self.max {
-            if let Some(Mending { resume, .. }) = self.mending.take_if(|mending| mending.until <= self.next) {
+            if let Some(SelectiveRetransmit { resume, .. }) =
+                self.selective.take_if(|selective| selective.until <= self.next)
+            {
                 self.next = self.next.max(resume);
                 self.cursor = self.find(self.next);
                 continue;
             }
             let Some(posted) = self.queue.get(self.cursor) else { return };
-            if self.mending.is_some() && !posted.work.awaits_response() {
+            if self.selective.is_some() && !posted.work.awaits_response() {
                 self.next = self.next.max(posted.end);
-            } else if posted.work.awaits_response() && self.kept.has(self.next) {
+            } else if posted.work.awaits_response() && self.reorder_buffer.has(self.next) {
                 self.next = self.next.plus(1);
             } else {
                 return;
@@ -401,20 +400,20 @@ impl Requester {
                 self.cursor += 1;
             }
         }
-        self.mending = None;
+        self.selective = None;
     }
 
-    /// What has not been sent again is on its way.
-    fn leave_the_rest(&mut self) {
+    /// Stops retransmitting: the rest is in flight.
+    fn cancel_retransmit(&mut self) {
         self.recovery = None;
-        self.mending = None;
+        self.selective = None;
         self.next = self.max;
         self.cursor = self.find(self.max);
     }
 
-    /// Packets that may be under way.
+    /// Packets that may be in flight.
     fn window(&self) -> u32 {
-        let window = self.pace.room().min(self.config.window);
+        let window = self.peer_window.packets().min(self.config.window);
         self.recovery.map_or(window, |recovery| recovery.room.min(window))
     }
 
@@ -422,8 +421,8 @@ impl Requester {
         self.una < self.max
     }
 
-    /// Whether nothing more is sent before there is an answer.
-    fn waits_for_answer(&self) -> bool {
+    /// Whether nothing more can be sent before a response arrives.
+    fn awaits_ack(&self) -> bool {
         self.in_flight() && (self.next == self.max || (self.recovery.is_some() && self.next > self.una))
     }
 
@@ -439,7 +438,7 @@ impl Requester {
         }
         if self.timers.retransmit.is_none() {
             let retries = self.config.retry_count - self.retries_left;
-            let time = |time| now + time * MOST_TIMEOUTS.min(1 << retries);
+            let time = |time| now + time * MAX_BACKOFF.min(1 << retries);
             self.timers.retransmit = ack_timeout(self.config.ack_timeout).map(time);
         }
         if self.timers.probe.is_none() {
@@ -447,11 +446,11 @@ impl Requester {
         }
     }
 
-    /// Each probe without progress waits twice as long as the one before.
+    /// Exponential backoff of probes without progress.
     fn restart_probe(&mut self, now: Instant) {
         if self.reliable && self.in_flight() && self.timers.rnr_wait.is_none() {
-            let time = |most| self.patience.time(most) * (1 << self.probes.min(16));
-            self.timers.probe = self.config.probe.map(|most| now + time(most));
+            let time = |max| self.rtt.timeout(max) * (1 << self.probes.min(16));
+            self.timers.probe = self.config.probe.map(|max| now + time(max));
         }
     }
 
@@ -461,7 +460,7 @@ impl Requester {
         [retransmit, rnr_wait, probe].into_iter().flatten().min()
     }
 
-    /// Timers that have run out.
+    /// Takes a timer that expired.
     fn expired(&mut self, now: Instant) -> Option<Timer> {
         let out = |timer: &mut Option<Instant>| timer.take_if(|at| *at <= now).is_some();
         if out(&mut self.timers.rnr_wait) {
@@ -473,29 +472,29 @@ impl Requester {
         out(&mut self.timers.probe).then_some(Timer::Probe)
     }
 
-    pub(crate) fn handle_timeout(&mut self, now: Instant, events: &mut VecDeque<Event>) -> Failed {
+    pub(crate) fn handle_timeout(&mut self, now: Instant, events: &mut VecDeque<Event>) -> QpResult {
         while let Some(timer) = self.expired(now) {
             match timer {
                 Timer::RnrWait => {
-                    self.go_back(self.una);
-                    self.went_back = None;
+                    self.rewind(self.una);
+                    self.rewound_to = None;
                     self.start_timers(now);
                 }
                 Timer::Retransmit => {
-                    // 7 is seven times, not for ever (9.7.6.1.3).
+                    // A retry count of 7 is finite (9.7.6.1.3).
                     if self.retries_left == 0 {
                         return self.fail_head(Status::RetryExceeded, events);
                     }
                     self.retries_left -= 1;
                     self.begin_recovery();
-                    self.go_back(self.una);
-                    // One answer says how much had arrived.
-                    self.ask = true;
+                    self.rewind(self.una);
+                    // The acknowledgement reports how much had arrived.
+                    self.request_ack = true;
                     self.timers.probe = None;
                     self.start_timers(now);
                 }
                 Timer::Probe => {
-                    self.probe_due = self.waits_for_answer();
+                    self.probe_due = self.awaits_ack();
                     self.probes = self.probes.saturating_add(1);
                     self.restart_probe(now);
                 }
@@ -504,30 +503,30 @@ impl Requester {
         Ok(())
     }
 
-    /// Begin nothing new; `Drained` is told when what was begun is complete (10.3.1.5).
+    /// Starts no new request; `Drained` follows when the started ones are complete (10.3.1.5).
     pub(crate) fn drain(&mut self, events: &mut VecDeque<Event>) {
-        (self.draining, self.drained_told) = (true, false);
-        self.tell_drained(events);
+        (self.draining, self.drained_reported) = (true, false);
+        self.report_drained(events);
     }
 
     pub(crate) fn resume(&mut self) {
         self.draining = false;
     }
 
-    fn tell_drained(&mut self, events: &mut VecDeque<Event>) {
+    fn report_drained(&mut self, events: &mut VecDeque<Event>) {
         let idle = !self.in_flight() && self.queue.front().is_none_or(|head| head.start >= self.max);
-        if self.draining && !self.drained_told && idle {
-            self.drained_told = true;
+        if self.draining && !self.drained_reported && idle {
+            self.drained_reported = true;
             events.push_back(Event::Drained);
         }
     }
 
-    /// Whether everything posted is complete.
+    /// Whether every posted request is complete.
     pub(crate) fn is_idle(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// Whether everything that was posted has been sent, and nothing is to be repeated.
+    /// Whether every posted request was sent, and nothing is to be retransmitted.
     pub(crate) fn has_sent_all(&self) -> bool {
         self.cursor == self.queue.len() && !self.probe_due
     }

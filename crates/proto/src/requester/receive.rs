@@ -6,67 +6,67 @@ use std::time::Duration;
 use millstream_wire::{Msn, NakCode, Operation, Packet, Syndrome, credits, rnr_nanos};
 
 use super::Requester;
-use crate::event::{Event, Fault, Status};
+use crate::event::{Event, FailureCause, Status};
 use crate::memory::Memory;
-use crate::request::Work;
+use crate::request::SendOp;
 use crate::sequence::Sequence;
 use millstream_quantity::Instant;
 
-/// What became of a response.
+/// How a response was handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Taken {
-    /// It was news, or at least could have been.
-    Well,
-    /// About something long answered.
+pub(crate) enum ResponseOutcome {
+    /// Valid, and possibly new.
+    Accepted,
+    /// For a request that is already complete.
     Stale,
-    /// About something that was never asked, or not so.
+    /// Matches no request.
     Unexpected,
 }
 
 impl Requester {
-    /// Takes a packet from the responder.
+    /// Handles a packet from the responder.
     pub(crate) fn handle_response<M: Memory>(
         &mut self,
         now: Instant,
         packet: &Packet<&[u8]>,
         memory: &mut M,
         events: &mut VecDeque<Event>,
-    ) -> Result<Taken, Fault> {
+    ) -> Result<ResponseOutcome, FailureCause> {
         if !self.reliable {
-            return Ok(Taken::Unexpected);
+            return Ok(ResponseOutcome::Unexpected);
         }
         let at = self.una.nearest(packet.bth().psn());
-        // Neither answered already nor still to be sent: only such a packet changes anything (9.7.5.1.2).
+        // Only responses to packets in flight have an effect (9.7.5.1.2).
         if at >= self.max {
-            return Ok(Taken::Unexpected);
+            return Ok(ResponseOutcome::Unexpected);
         }
         let (syndrome, msn) = match packet.aeth() {
             Some(aeth) => (Syndrome::from_byte(aeth.syndrome()), Some(aeth.msn())),
             None => (Syndrome::ACK_UNLIMITED, None),
         };
         if at < self.una {
-            // The last answer once more may bring credits (9.7.7.2.3).
+            // A repeated ACK may carry new credits (9.7.7.2.3).
             if at.plus(1) == self.una && packet.opcode().operation() == Operation::Acknowledge {
                 self.take_credits(syndrome, msn);
             }
-            return Ok(Taken::Stale);
+            return Ok(ResponseOutcome::Stale);
         }
         match packet.opcode().operation() {
             Operation::Acknowledge => self.acknowledge(at, syndrome, msn, now, events),
             Operation::ReadResponse | Operation::AtomicAcknowledge => {
                 if !matches!(syndrome, Syndrome::Ack { .. }) {
-                    return Ok(Taken::Unexpected);
+                    return Ok(ResponseOutcome::Unexpected);
                 }
                 let taken = self.response(at, packet, memory, now, events)?;
-                if taken == Taken::Well {
+                if taken == ResponseOutcome::Accepted {
                     if msn.is_some() {
                         self.take_credits(syndrome, msn);
                     }
-                    self.catch_up(memory, now, events)?;
+                    self.take_reordered(memory, now, events)?;
                 }
                 Ok(taken)
             }
-            _ => Ok(Taken::Unexpected),
+            _ => Ok(ResponseOutcome::Unexpected),
         }
     }
 
@@ -83,25 +83,25 @@ impl Requester {
         msn: Option<Msn>,
         now: Instant,
         events: &mut VecDeque<Event>,
-    ) -> Result<Taken, Fault> {
+    ) -> Result<ResponseOutcome, FailureCause> {
         match syndrome {
             Syndrome::Ack { .. } => {
                 self.take_credits(syndrome, msn);
-                self.settle(at.plus(1), now, events);
+                self.acknowledge_until(at.plus(1), now, events);
             }
-            // A NAK acknowledges what is before its packet (9.7.5.2.8).
+            // A NAK acknowledges the packets before its own (9.7.5.2.8).
             Syndrome::RnrNak { timer_code } => {
-                if self.settle(at, now, events) {
+                if self.acknowledge_until(at, now, events) {
                     self.not_ready(timer_code, now, events)?;
                 }
             }
             Syndrome::Nak(NakCode::SequenceError) => {
-                if self.settle(at, now, events) {
-                    self.missing();
+                if self.acknowledge_until(at, now, events) {
+                    self.handle_sequence_nak();
                 }
             }
             Syndrome::Nak(code) => {
-                if self.settle(at, now, events) {
+                if self.acknowledge_until(at, now, events) {
                     let status = match code {
                         NakCode::RemoteAccess => Status::RemoteAccess,
                         NakCode::RemoteOperational => Status::RemoteOperation,
@@ -110,15 +110,15 @@ impl Requester {
                     self.fail_head(status, events)?;
                 }
             }
-            Syndrome::Reserved(_) => return Ok(Taken::Unexpected),
+            Syndrome::Reserved(_) => return Ok(ResponseOutcome::Unexpected),
         }
-        Ok(Taken::Well)
+        Ok(ResponseOutcome::Accepted)
     }
 
-    /// The responder has carried out everything before `until`. False if that means that data is missing:
-    /// then it is asked for again (an implied NAK, 9.7.5.2.2).
-    fn settle(&mut self, until: Sequence, now: Instant, events: &mut VecDeque<Event>) -> bool {
-        let expected = self.due.front().map(|due| due.0.max(self.una));
+    /// Handles an ACK of everything before `until`. Returns false if READ data before it is missing, which is
+    /// then requested again (an implied NAK, 9.7.5.2.2).
+    fn acknowledge_until(&mut self, until: Sequence, now: Instant, events: &mut VecDeque<Event>) -> bool {
+        let expected = self.awaiting_data.front().map(|due| due.0.max(self.una));
         let settled = expected.map_or(until, |expected| until.min(expected));
         if settled > self.una {
             self.advance(settled, now, events);
@@ -126,25 +126,30 @@ impl Requester {
         if settled == until {
             return true;
         }
-        if self.went_back != Some(settled) && self.timers.rnr_wait.is_none() {
+        if self.rewound_to != Some(settled) && self.timers.rnr_wait.is_none() {
             self.begin_recovery();
-            self.go_back(settled);
+            self.rewind(settled);
         }
         false
     }
 
-    /// No receive request for the oldest packet.
-    fn not_ready(&mut self, timer_code: u8, now: Instant, events: &mut VecDeque<Event>) -> Result<(), Fault> {
+    /// Handles an RNR NAK of the oldest packet.
+    fn not_ready(
+        &mut self,
+        timer_code: u8,
+        now: Instant,
+        events: &mut VecDeque<Event>,
+    ) -> Result<(), FailureCause> {
         if self.timers.rnr_wait.is_some() {
             return Ok(());
         }
         match self.rnr_left {
             0 => return self.fail_head(Status::RnrRetryExceeded, events),
-            // For ever (9.7.5.2.8).
+            // Infinite (9.7.5.2.8).
             7 => {}
             _ => self.rnr_left -= 1,
         }
-        // The wait is as long as the responder wants: the other timers do not end it.
+        // The responder chooses the delay; the other timers do not end it.
         self.timers.rnr_wait = Some(now + Duration::from_nanos(rnr_nanos(timer_code)));
         self.timers.retransmit = None;
         self.timers.probe = None;
@@ -152,36 +157,37 @@ impl Requester {
         Ok(())
     }
 
-    /// The oldest packet did not arrive, later ones did.
+    /// Handles a sequence NAK: the oldest packet was lost, later ones arrived.
     ///
-    /// That alone uses up no retry, and does not start the retransmit timer anew: in a network that reorders, many
-    /// such NAKs come within one round trip. What ends the attempts is time without progress.
-    fn missing(&mut self) {
-        // Nothing was sent again since: the same NAK once more.
+    /// It uses up no retry and does not restart the retransmit timer: a reordering network causes many such
+    /// NAKs within one round trip. Only time without progress ends the attempts.
+    fn handle_sequence_nak(&mut self) {
+        // Nothing was sent since the last rewind: this is the same NAK again.
         if self.timers.rnr_wait.is_none() && self.next != self.una {
             self.begin_recovery();
-            self.go_back(self.una);
+            self.rewind(self.una);
         }
     }
 
-    /// Takes data that was kept, and whose turn has come. What is no answer may be forged: it is asked for again.
-    fn catch_up<M: Memory>(
+    /// Handles stored data that is in sequence now. An invalid packet may be forged; its data is requested
+    /// again.
+    fn take_reordered<M: Memory>(
         &mut self,
         memory: &mut M,
         now: Instant,
         events: &mut VecDeque<Event>,
-    ) -> Result<(), Fault> {
-        while let Some(expected) = self.due.front().map(|due| due.0.max(self.una)) {
-            let Some(bytes) = self.kept.take(expected) else { break };
+    ) -> Result<(), FailureCause> {
+        while let Some(expected) = self.awaiting_data.front().map(|due| due.0.max(self.una)) {
+            let Some(bytes) = self.reorder_buffer.take(expected) else { break };
             let Ok(packet) = Packet::new_checked(&bytes[..]) else { break };
-            if self.response(expected, &packet, memory, now, events)? != Taken::Well {
+            if self.response(expected, &packet, memory, now, events)? != ResponseOutcome::Accepted {
                 break;
             }
         }
         Ok(())
     }
 
-    /// Data of a READ or of an atomic operation.
+    /// Handles data of a READ or atomic operation.
     fn response<M: Memory>(
         &mut self,
         at: Sequence,
@@ -189,34 +195,36 @@ impl Requester {
         memory: &mut M,
         now: Instant,
         events: &mut VecDeque<Event>,
-    ) -> Result<Taken, Fault> {
-        let Some(posted) = self.queue.get(self.find(at)).copied() else { return Ok(Taken::Unexpected) };
+    ) -> Result<ResponseOutcome, FailureCause> {
+        let Some(posted) = self.queue.get(self.find(at)).copied() else {
+            return Ok(ResponseOutcome::Unexpected);
+        };
         let atomic = packet.atomic_ack_eth().map(|header| header.original().to_ne_bytes());
         let (offset, data) = match (posted.work, &atomic) {
-            (Work::Read { .. }, None) => {
+            (SendOp::Read { .. }, None) => {
                 let offset = u64::from(at.since(posted.start)) * u64::from(self.mtu);
-                // Each packet has exactly what was asked for, so all together are no more than that.
+                // Each packet has exactly the requested length, so the sum does not exceed the request.
                 let due = (u64::from(posted.len) - offset).min(u64::from(self.mtu));
                 if packet.payload().len() as u64 != due {
-                    return Ok(Taken::Unexpected);
+                    return Ok(ResponseOutcome::Unexpected);
                 }
                 (offset as u32, packet.payload())
             }
-            (Work::CompareSwap { .. } | Work::FetchAdd { .. }, Some(word)) => (0, &word[..]),
-            (Work::AtomicWrite { .. }, None) if packet.payload().is_empty() => {
-                self.settle(at.plus(1), now, events);
-                return Ok(Taken::Well);
+            (SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }, Some(word)) => (0, &word[..]),
+            (SendOp::AtomicWrite { .. }, None) if packet.payload().is_empty() => {
+                self.acknowledge_until(at.plus(1), now, events);
+                return Ok(ResponseOutcome::Accepted);
             }
-            _ => return Ok(Taken::Unexpected),
+            _ => return Ok(ResponseOutcome::Unexpected),
         };
-        match self.due.front().map(|due| due.0.max(self.una)) {
+        match self.awaiting_data.front().map(|due| due.0.max(self.una)) {
             Some(expected) if at == expected => {}
-            // Something before it is missing.
+            // Data before it is missing.
             Some(expected) if at > expected => {
-                self.early(expected, at, packet, now, events);
-                return Ok(Taken::Well);
+                self.handle_out_of_order_data(expected, at, packet, now, events);
+                return Ok(ResponseOutcome::Accepted);
             }
-            _ => return Ok(Taken::Stale),
+            _ => return Ok(ResponseOutcome::Stale),
         }
         if !data.is_empty()
             && let Err(status) = memory.scatter(posted.id, offset, data)
@@ -227,15 +235,15 @@ impl Requester {
             self.fail_head(status, events)?;
         }
         if at >= self.next {
-            // This was not asked for again: what was asked for the first time is still coming.
-            self.leave_the_rest();
+            // This data was not requested again: the first response is still arriving.
+            self.cancel_retransmit();
         }
         self.advance(at.plus(1), now, events);
-        Ok(Taken::Well)
+        Ok(ResponseOutcome::Accepted)
     }
 
-    /// Data that came before its turn: all that is missing in front of it is asked for again, and nothing else.
-    fn early(
+    /// Handles data behind a gap: only the missing data before it is requested again.
+    fn handle_out_of_order_data(
         &mut self,
         expected: Sequence,
         at: Sequence,
@@ -243,21 +251,21 @@ impl Requester {
         now: Instant,
         events: &mut VecDeque<Event>,
     ) {
-        let last = self.kept.last().filter(|last| *last >= expected);
-        if !self.kept.keep(expected, at, packet) {
-            self.settle(at, now, events);
+        let last = self.reorder_buffer.last().filter(|last| *last >= expected);
+        if !self.reorder_buffer.keep(expected, at, packet) {
+            self.acknowledge_until(at, now, events);
             return;
         }
         if expected > self.una {
             self.advance(expected, now, events);
         }
         match last {
-            None => self.mend(expected, at),
-            Some(last) if at > last => self.mend(last.plus(1), at),
-            // It was asked for again, and what was asked for before it did not come; or it was a probe.
-            Some(_) if self.went_back != Some(expected) => {
-                self.went_back = Some(expected);
-                self.mend(expected, at);
+            None => self.retransmit_range(expected, at),
+            Some(last) if at > last => self.retransmit_range(last.plus(1), at),
+            // The data before it was requested again and lost, or this responses a probe.
+            Some(_) if self.rewound_to != Some(expected) => {
+                self.rewound_to = Some(expected);
+                self.retransmit_range(expected, at);
             }
             Some(_) => {}
         }

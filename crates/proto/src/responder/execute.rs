@@ -1,27 +1,27 @@
-//! A request whose turn it is.
+//! Execution of the request that is in sequence.
 
 use std::collections::VecDeque;
 
 use millstream_wire::{NakCode, Operation, Packet};
 
-use super::answer::Answer;
-use super::{Kept, Progress, Refused, Resource, Responder, Stop};
+use super::response::Response;
+use super::{ExecError, Nak, PartialMessage, Resource, Responder, StoredResult};
 use crate::MAX_MESSAGE;
 use crate::config::Service;
 use crate::event::{Event, Received, ReceivedKind, Status};
-use crate::memory::{Access, Atomic, DeliveryFault, Memory, Refusal};
+use crate::memory::{Access, Atomic, DeliveryError, Memory, NakReason};
 use crate::request::ReceiveId;
 use crate::sequence::Sequence;
 
-impl From<Refusal> for Stop {
-    fn from(refusal: Refusal) -> Self {
-        refusal.nak().into()
+impl From<NakReason> for ExecError {
+    fn from(reason: NakReason) -> Self {
+        reason.nak().into()
     }
 }
 
-impl DeliveryFault {
-    /// What the sender and the receive request are told (9.7.4.1.6, 9.9.3).
-    pub(super) const fn verdict(self) -> (NakCode, Status) {
+impl DeliveryError {
+    /// NAK for the requester and status of the receive request (9.7.4.1.6, 9.9.3).
+    pub(super) const fn codes(self) -> (NakCode, Status) {
         match self {
             Self::TooLong => (NakCode::InvalidRequest, Status::LocalLength),
             Self::Protection => (NakCode::RemoteOperational, Status::LocalProtection),
@@ -36,7 +36,7 @@ impl Responder {
         packet: &Packet<&[u8]>,
         memory: &mut M,
         events: &mut VecDeque<Event>,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), ExecError> {
         let operation = packet.opcode().operation();
         self.check_position(packet)?;
         self.check_operation(operation)?;
@@ -60,13 +60,14 @@ impl Responder {
         Ok(())
     }
 
-    /// Over an extended connection each request names its queue, all packets of a message the same one (annex A14).
-    fn select<M: Memory>(&mut self, packet: &Packet<&[u8]>, memory: &mut M) -> Result<(), Stop> {
-        if self.config.service != Service::Target {
+    /// Selects the shared receive queue of an XRC request. All packets of a message name the same one (annex
+    /// A14).
+    fn select<M: Memory>(&mut self, packet: &Packet<&[u8]>, memory: &mut M) -> Result<(), ExecError> {
+        if self.config.service != Service::XrcTarget {
             return Ok(());
         }
         let queue = packet.xrceth().ok_or(NakCode::InvalidRequest)?.srq();
-        if self.progress.is_some() && queue != self.queue {
+        if self.partial.is_some() && queue != self.queue {
             return Err(NakCode::InvalidRequest.into());
         }
         memory.select(queue)?;
@@ -74,46 +75,46 @@ impl Responder {
         Ok(())
     }
 
-    /// Part of a SEND.
+    /// Handles a packet of a SEND.
     pub(super) fn send<M: Memory>(
         &mut self,
         packet: &Packet<&[u8]>,
         memory: &mut M,
         events: &mut VecDeque<Event>,
-    ) -> Result<(), Stop> {
-        let (receive, offset) = match self.progress {
-            Some(Progress::Send { receive, offset }) => (receive, offset),
+    ) -> Result<(), ExecError> {
+        let (receive, offset) = match self.partial {
+            Some(PartialMessage::Send { receive, offset }) => (receive, offset),
             _ => (self.take_receive(memory)?, 0),
         };
-        let refused = |nak, status| Stop::Refused(Refused { nak, receive: Some((receive, status)) });
+        let fail = |code, status| ExecError::Nak(Nak { code, receive: Some((receive, status)) });
         let payload = packet.payload();
         let len = offset
             .checked_add(payload.len() as u32)
             .filter(|len| *len <= MAX_MESSAGE)
-            .ok_or_else(|| refused(NakCode::InvalidRequest, Status::LocalLength))?;
+            .ok_or_else(|| fail(NakCode::InvalidRequest, Status::LocalLength))?;
         if !payload.is_empty()
             && let Err(fault) = memory.deliver(receive, offset, payload)
         {
-            let (nak, status) = fault.verdict();
-            return Err(refused(nak, status));
+            let (code, status) = fault.codes();
+            return Err(fail(code, status));
         }
         if !packet.opcode().position().ends() {
-            self.progress = Some(Progress::Send { receive, offset: len });
+            self.partial = Some(PartialMessage::Send { receive, offset: len });
             return Ok(());
         }
         let invalidated = packet.ieth().map(|header| header.rkey());
         if let Some(rkey) = invalidated
-            && let Err(refusal) = memory.invalidate(rkey)
+            && let Err(reason) = memory.invalidate(rkey)
         {
-            return Err(refused(refusal.nak(), Status::LocalOperation));
+            return Err(fail(reason.nak(), Status::LocalOperation));
         }
-        self.progress = None;
+        self.partial = None;
         self.receive(packet, receive, ReceivedKind::Send, len, events);
         Ok(())
     }
 
-    fn take_receive<M: Memory>(&mut self, memory: &mut M) -> Result<ReceiveId, Stop> {
-        self.held.take().or_else(|| memory.take_receive()).ok_or(Stop::NoReceive)
+    fn take_receive<M: Memory>(&mut self, memory: &mut M) -> Result<ReceiveId, ExecError> {
+        self.spare_receive.take().or_else(|| memory.take_receive()).ok_or(ExecError::NoReceive)
     }
 
     fn receive(
@@ -136,31 +137,31 @@ impl Responder {
         }));
     }
 
-    /// Part of a WRITE.
+    /// Handles a packet of a WRITE.
     pub(super) fn write<M: Memory>(
         &mut self,
         packet: &Packet<&[u8]>,
         memory: &mut M,
         events: &mut VecDeque<Event>,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), ExecError> {
         let payload = packet.payload();
-        let (rkey, va, left, len) = match (self.progress, packet.reth()) {
-            (Some(Progress::Write { rkey, va, left, len }), _) => (rkey, va, left, len),
+        let (rkey, va, left, len) = match (self.partial, packet.reth()) {
+            (Some(PartialMessage::Write { rkey, va, left, len }), _) => (rkey, va, left, len),
             (_, Some(reth)) => {
                 let (rkey, va, len) = (reth.rkey(), reth.va(), reth.length());
                 if len > MAX_MESSAGE {
                     return Err(NakCode::InvalidRequest.into());
                 }
-                // No key is checked for a transfer of nothing (9.4.1.1.3).
+                // Zero-length transfers check no key (9.4.1.1.3).
                 if len > 0 {
                     memory.check(rkey, va, len, Access::Write)?;
                 }
                 (rkey, va, len, len)
             }
-            // The first packet has the header.
+            // Only the first packet has the RETH.
             (_, None) => return Err(NakCode::InvalidRequest.into()),
         };
-        // The length that was announced is the length that comes (9.7.4.1.6).
+        // The message must have the announced length (9.7.4.1.6).
         let ends = packet.opcode().position().ends();
         let rest = left.checked_sub(payload.len() as u32).ok_or(NakCode::InvalidRequest)?;
         if (rest == 0) != ends {
@@ -170,17 +171,22 @@ impl Responder {
             memory.write(rkey, va, payload)?;
         }
         if packet.imm_dt().is_some() {
-            // Without a receive request the packet comes again, and its payload is written again.
+            // Without a receive request the packet is retransmitted, and its payload is written again.
             let receive = self.take_receive(memory)?;
             self.receive(packet, receive, ReceivedKind::Write, len, events);
         }
         let va = va.wrapping_add(payload.len() as u64);
-        self.progress = (!ends).then_some(Progress::Write { rkey, va, left: rest, len });
+        self.partial = (!ends).then_some(PartialMessage::Write { rkey, va, left: rest, len });
         Ok(())
     }
 
-    /// A READ: its data is copied when the responses are built.
-    fn read<M: Memory>(&mut self, at: Sequence, packet: &Packet<&[u8]>, memory: &mut M) -> Result<(), Stop> {
+    /// Handles a READ request; its data is copied when the responses are built.
+    fn read<M: Memory>(
+        &mut self,
+        at: Sequence,
+        packet: &Packet<&[u8]>,
+        memory: &mut M,
+    ) -> Result<(), ExecError> {
         let reth = packet.reth().ok_or(NakCode::InvalidRequest)?;
         let (va, rkey, len) = (reth.va(), reth.rkey(), reth.length());
         if len > MAX_MESSAGE {
@@ -191,10 +197,10 @@ impl Responder {
             memory.check(rkey, va, len, Access::Read)?;
         }
         let end = at.plus(self.config.mtu.packets(len));
-        self.keep(Resource { start: at, end, what: Kept::Read { queue: self.queue, va, rkey, len } });
+        self.keep(Resource { start: at, end, what: StoredResult::Read { queue: self.queue, va, rkey, len } });
         self.msn = self.msn.next();
         self.expected = end;
-        self.answers.push_back(Answer::Read {
+        self.responses.push_back(Response::Read {
             next: at,
             queue: self.queue,
             va,
@@ -212,7 +218,7 @@ impl Responder {
         at: Sequence,
         packet: &Packet<&[u8]>,
         memory: &mut M,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), ExecError> {
         let header = packet.atomic_eth().ok_or(NakCode::InvalidRequest)?;
         if !header.va().is_multiple_of(8) {
             return Err(NakCode::InvalidRequest.into());
@@ -223,7 +229,7 @@ impl Responder {
             _ => Atomic::CompareSwap { compare: header.compare(), swap: header.swap_or_add() },
         };
         let original = memory.atomic(header.rkey(), header.va(), operation)?;
-        self.answer_one(at, Kept::Atomic(original));
+        self.queue_single(at, StoredResult::Atomic(original));
         Ok(())
     }
 
@@ -232,31 +238,32 @@ impl Responder {
         at: Sequence,
         packet: &Packet<&[u8]>,
         memory: &mut M,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), ExecError> {
         let reth = packet.reth().ok_or(NakCode::InvalidRequest)?;
-        // Exactly eight bytes, whatever the header says (annex A19).
+        // Exactly eight bytes, whatever the RETH says (annex A19).
         let bytes: [u8; 8] = packet.payload().try_into().map_err(|_| NakCode::InvalidRequest)?;
         if reth.length() != 8 || !reth.va().is_multiple_of(8) {
             return Err(NakCode::InvalidRequest.into());
         }
         self.has_resource()?;
         memory.write_atomically(reth.rkey(), reth.va(), bytes)?;
-        self.answer_one(at, Kept::AtomicWrite);
+        self.queue_single(at, StoredResult::AtomicWrite);
         Ok(())
     }
 
-    /// An operation of one packet that is answered by a response is done.
-    fn answer_one(&mut self, at: Sequence, what: Kept) {
+    /// Queues the response of an operation with one response packet.
+    fn queue_single(&mut self, at: Sequence, what: StoredResult) {
         self.msn = self.msn.next();
         self.expected = at.plus(1);
         self.keep(Resource { start: at, end: self.expected, what });
-        self.answers.push_back(Answer::One { at, what, again: false, msn: self.msn });
+        self.responses.push_back(Response::Single { at, what, again: false, msn: self.msn });
     }
 
-    /// The peer keeps to the number of READs and atomic operations that it was told (9.7.4.1.4, table 58).
+    /// Checks that the peer has at most the agreed number of READs and atomic operations outstanding
+    /// (9.7.4.1.4, table 58).
     fn has_resource(&self) -> Result<(), NakCode> {
         let most = usize::from(self.config.max_dest_rd_atomic);
-        let under_way = self.answers.iter().filter(|answer| answer.uses_resource()).count();
+        let under_way = self.responses.iter().filter(|answer| answer.uses_resource()).count();
         if under_way < most { Ok(()) } else { Err(NakCode::InvalidRequest) }
     }
 

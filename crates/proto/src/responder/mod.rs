@@ -1,15 +1,15 @@
-//! The responder: takes requests, carries them out through [`Memory`], and answers (9.7.4, 9.7.5, 9.8.2).
+//! The responder: executes requests through [`Memory`] and responds (9.7.4, 9.7.5, 9.8.2).
 //!
-//! - [`execute`]: a request whose turn it is;
-//! - [`kept`]: one that comes before its turn;
-//! - [`duplicate`]: one that was carried out before;
-//! - [`answer`]: acknowledgements and responses to be sent;
-//! - [`unreliable`]: the same for unreliable connections, which answer nothing.
+//! - [`execute`]: requests in sequence;
+//! - [`reorder`]: requests behind a gap;
+//! - [`duplicate`]: requests that were executed before;
+//! - [`response`]: acknowledgements and responses to send;
+//! - [`unreliable`]: requests of unreliable connections, which have no responses.
 
-mod answer;
 mod duplicate;
 mod execute;
-mod kept;
+mod reorder;
+mod response;
 mod unreliable;
 
 use std::collections::VecDeque;
@@ -17,31 +17,31 @@ use std::collections::VecDeque;
 use millstream_wire::{Msn, NakCode, Operation, Packet, Position, Rkey, Srqn, Syndrome};
 
 use crate::config::Config;
-use crate::early::Early;
-use crate::event::{Event, Fault, Received, ReceivedKind, Status};
+use crate::event::{Event, FailureCause, Received, ReceivedKind, Status};
 use crate::memory::Memory;
+use crate::reorder_buffer::ReorderBuffer;
 use crate::request::ReceiveId;
 use crate::sequence::Sequence;
-use answer::Answer;
+use response::Response;
 
-/// What became of a request.
+/// How a request was handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// Carried out.
+pub(crate) enum RequestOutcome {
+    /// Executed.
     Executed,
-    /// Carried out before; answered again, or left unanswered if the answer is no longer known.
+    /// Executed before; answered again if its result is still stored.
     Duplicate,
-    /// Something before it is missing.
+    /// Behind a gap.
     OutOfSequence,
-    /// No receive request for it.
+    /// No receive request.
     NotReady,
-    /// Dropped without a word.
+    /// Dropped silently.
     Dropped,
 }
 
-/// A message of several packets that is under way.
+/// A message of several packets that is not complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Progress {
+enum PartialMessage {
     Send {
         receive: ReceiveId,
         offset: u32,
@@ -55,48 +55,48 @@ enum Progress {
     },
 }
 
-/// A READ or atomic operation that was carried out: what a duplicate of it needs (9.7.5.1.5).
+/// An executed READ or atomic operation, kept to answer duplicates (9.7.5.1.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Resource {
     start: Sequence,
     end: Sequence,
-    what: Kept,
+    what: StoredResult,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kept {
+enum StoredResult {
     Read {
         queue: Srqn,
         va: u64,
         rkey: Rkey,
         len: u32,
     },
-    /// The word as it was: an atomic operation is not done twice.
+    /// The original value: an atomic operation is not executed twice.
     Atomic(u64),
     AtomicWrite,
 }
 
-/// Why a request is refused, and how the receive request that it had taken ends.
-struct Refused {
-    nak: NakCode,
+/// A NAK that fails the queue pair, and the status of the receive request in use.
+struct Nak {
+    code: NakCode,
     receive: Option<(ReceiveId, Status)>,
 }
 
-impl From<NakCode> for Refused {
-    fn from(nak: NakCode) -> Self {
-        Self { nak, receive: None }
+impl From<NakCode> for Nak {
+    fn from(code: NakCode) -> Self {
+        Self { code, receive: None }
     }
 }
 
-/// What stops a request.
-enum Stop {
-    Refused(Refused),
+/// Why a request was not executed.
+enum ExecError {
+    Nak(Nak),
     NoReceive,
 }
 
-impl From<NakCode> for Stop {
+impl From<NakCode> for ExecError {
     fn from(nak: NakCode) -> Self {
-        Self::Refused(nak.into())
+        Self::Nak(nak.into())
     }
 }
 
@@ -104,27 +104,27 @@ impl From<NakCode> for Stop {
 pub(crate) struct Responder {
     config: Config,
     mtu: u32,
-    /// The next packet (ePSN).
+    /// Expected packet (ePSN).
     expected: Sequence,
     msn: Msn,
-    progress: Option<Progress>,
-    /// The shared receive queue of the message under way (extended connections).
+    partial: Option<PartialMessage>,
+    /// Shared receive queue of the current message (XRC).
     queue: Srqn,
-    /// The last packet that came too early, if that was told: once is enough until the expected one comes.
-    early: Option<Sequence>,
-    /// Packets that came too early.
-    kept: Early,
-    /// Where a gap was closed: those behind it may have their turn.
-    catching_up: Option<Sequence>,
-    /// The last packet carried out that an acknowledgement may name: none of a READ or atomic operation, which
-    /// are answered by their responses only.
+    /// Last packet behind the gap that was reported by a NAK; one NAK is sent per gap.
+    reported_gap: Option<Sequence>,
+    /// Packets behind the gap.
+    reorder_buffer: ReorderBuffer,
+    /// Set when a gap was closed: stored packets behind it may be in sequence.
+    gap_closed_at: Option<Sequence>,
+    /// Last executed packet that an ACK may name. READs and atomic operations are acknowledged by their
+    /// responses only.
     acknowledgeable: Option<Sequence>,
-    answers: VecDeque<Answer>,
+    responses: VecDeque<Response>,
     resources: VecDeque<Resource>,
-    /// The refusal that ended the queue pair, and which packet it was about.
-    refusal: Option<(Sequence, NakCode)>,
-    /// A receive request of a message that broke off: the next message takes it (unreliable connections).
-    held: Option<ReceiveId>,
+    /// The NAK that failed the queue pair, and its packet.
+    fatal_nak: Option<(Sequence, NakCode)>,
+    /// A receive request of an aborted message, which the next message uses (UC).
+    spare_receive: Option<ReceiveId>,
 }
 
 impl Responder {
@@ -133,124 +133,124 @@ impl Responder {
             mtu: config.mtu.bytes(),
             expected: Sequence::first(config.receive_psn),
             msn: Msn::new(0),
-            progress: None,
+            partial: None,
             queue: Srqn::new(0),
-            early: None,
-            kept: Early::default(),
-            catching_up: None,
+            reported_gap: None,
+            reorder_buffer: ReorderBuffer::default(),
+            gap_closed_at: None,
             acknowledgeable: None,
-            answers: VecDeque::new(),
+            responses: VecDeque::new(),
             resources: VecDeque::new(),
-            refusal: None,
-            held: None,
+            fatal_nak: None,
+            spare_receive: None,
             config,
         }
     }
 
-    /// Takes a request from the peer.
+    /// Handles a request of the peer.
     pub(crate) fn handle_request<M: Memory>(
         &mut self,
         packet: &Packet<&[u8]>,
         memory: &mut M,
         events: &mut VecDeque<Event>,
-    ) -> Result<Outcome, Fault> {
+    ) -> Result<RequestOutcome, FailureCause> {
         let at = self.expected.nearest(packet.bth().psn());
-        // The sequence number comes first: nothing else of a packet counts unless it is its turn (9.7.4.1.2).
+        // The PSN is checked first: other fields count only in the expected packet (9.7.4.1.2).
         if at > self.expected {
-            self.keep_for_later(at, packet);
-            return Ok(self.too_early(at));
+            self.store(at, packet);
+            return Ok(self.behind_gap(at));
         }
         if at < self.expected {
             self.duplicate(at, packet);
-            return Ok(Outcome::Duplicate);
+            return Ok(RequestOutcome::Duplicate);
         }
         match self.execute(at, packet, memory, events) {
             Ok(()) => {
-                if self.early.take().is_some() {
-                    self.catching_up = Some(self.expected);
+                if self.reported_gap.take().is_some() {
+                    self.gap_closed_at = Some(self.expected);
                 }
-                Ok(Outcome::Executed)
+                Ok(RequestOutcome::Executed)
             }
-            Err(Stop::NoReceive) => {
+            Err(ExecError::NoReceive) => {
                 self.not_ready(at);
-                Ok(Outcome::NotReady)
+                Ok(RequestOutcome::NotReady)
             }
-            Err(Stop::Refused(refused)) => Err(self.refuse(at, refused, events)),
+            Err(ExecError::Nak(nak)) => Err(self.fail_with_nak(at, nak, events)),
         }
     }
 
-    /// No receive request for a packet.
+    /// Handles a message without a receive request.
     fn not_ready(&mut self, at: Sequence) {
-        // What follows is early, and must not be told so: the requester knows where to begin again.
-        self.early = Some(at);
-        self.answer_refused(at, Syndrome::RnrNak { timer_code: self.config.min_rnr_timer });
+        // Packets that follow cause no sequence NAK: the requester knows where to restart.
+        self.reported_gap = Some(at);
+        self.queue_nak(at, Syndrome::RnrNak { timer_code: self.config.min_rnr_timer });
     }
 
-    /// A packet from beyond the next one: one before it was lost (9.7.5.2.8). Told once, and once more when the
-    /// requester has begun again without the lost one: packets come in order otherwise.
-    fn too_early(&mut self, at: Sequence) -> Outcome {
-        let begins_again = self.early.is_none_or(|last| at <= last);
+    /// Handles a packet behind a gap (9.7.5.2.8). It causes one NAK per gap, and another one when the
+    /// requester has rewound without closing the gap.
+    fn behind_gap(&mut self, at: Sequence) -> RequestOutcome {
+        let begins_again = self.reported_gap.is_none_or(|last| at <= last);
         if begins_again {
-            self.answer_refused(self.expected, Syndrome::Nak(NakCode::SequenceError));
+            self.queue_nak(self.expected, Syndrome::Nak(NakCode::SequenceError));
         }
-        self.early = Some(at);
-        Outcome::OutOfSequence
+        self.reported_gap = Some(at);
+        RequestOutcome::OutOfSequence
     }
 
-    /// Fails over a request. What it had taken comes back with an error, before the failure is told.
-    fn refuse(&mut self, at: Sequence, refused: Refused, events: &mut VecDeque<Event>) -> Fault {
-        self.refusal = Some((at, refused.nak));
-        self.kept.clear();
-        let in_progress = match self.progress.take() {
-            Some(Progress::Send { receive, .. }) => Some((receive, Status::Flushed)),
+    /// Fails the queue pair over a request. The completion of its receive request precedes the failure.
+    fn fail_with_nak(&mut self, at: Sequence, nak: Nak, events: &mut VecDeque<Event>) -> FailureCause {
+        self.fatal_nak = Some((at, nak.code));
+        self.reorder_buffer.clear();
+        let in_progress = match self.partial.take() {
+            Some(PartialMessage::Send { receive, .. }) => Some((receive, Status::Flushed)),
             _ => None,
         };
-        let receive = refused.receive.or(in_progress);
+        let receive = nak.receive.or(in_progress);
         if let Some((id, status)) = receive {
             events.push_back(Event::Received(broken(id, status)));
         }
-        self.answer_refused(at, Syndrome::Nak(refused.nak));
-        match refused.nak {
-            NakCode::RemoteAccess => Fault::PeerAccess,
-            NakCode::InvalidRequest if refused.receive.is_none() => Fault::PeerRequest,
-            _ => Fault::Receive,
+        self.queue_nak(at, Syndrome::Nak(nak.code));
+        match nak.code {
+            NakCode::RemoteAccess => FailureCause::AccessViolation,
+            NakCode::InvalidRequest if nak.receive.is_none() => FailureCause::InvalidRequest,
+            _ => FailureCause::ReceiveRequest,
         }
     }
 
-    /// A request to a queue pair that has failed over one: the refusal is said again, in case it was lost.
-    pub(crate) fn handle_request_after_failure(&mut self, packet: &Packet<&[u8]>) -> Outcome {
-        let Some((at, nak)) = self.refusal else { return Outcome::Dropped };
+    /// Handles a request after the failure: the NAK is repeated, as it may have been lost.
+    pub(crate) fn handle_request_after_failure(&mut self, packet: &Packet<&[u8]>) -> RequestOutcome {
+        let Some((at, nak)) = self.fatal_nak else { return RequestOutcome::Dropped };
         let is_about = at.nearest(packet.bth().psn()) <= at;
-        if is_about && self.answers.is_empty() {
-            self.answer_refused(at, Syndrome::Nak(nak));
+        if is_about && self.responses.is_empty() {
+            self.queue_nak(at, Syndrome::Nak(nak));
         }
-        Outcome::Dropped
+        RequestOutcome::Dropped
     }
 
-    /// The queue pair fails for another reason: gives back what was taken, and answers nothing any more.
+    /// The queue pair failed for another reason: flushes the receive request in use and the queued responses.
     pub(crate) fn flush(&mut self, events: &mut VecDeque<Event>) {
-        self.kept.clear();
-        let receive = match self.progress.take() {
-            Some(Progress::Send { receive, .. }) => Some(receive),
+        self.reorder_buffer.clear();
+        let receive = match self.partial.take() {
+            Some(PartialMessage::Send { receive, .. }) => Some(receive),
             _ => None,
         };
-        for id in [receive, self.held.take()].into_iter().flatten() {
+        for id in [receive, self.spare_receive.take()].into_iter().flatten() {
             events.push_back(Event::Received(broken(id, Status::Flushed)));
         }
-        if self.refusal.is_none() {
-            self.answers.clear();
+        if self.fatal_nak.is_none() {
+            self.responses.clear();
         }
         self.resources.clear();
     }
 
-    /// Checks that the packet is the next one of its message, and has the payload of its place there
-    /// (9.7.4.1.3, 9.7.4.1.6).
+    /// Checks that the packet continues its message and has the payload length of its position (9.7.4.1.3,
+    /// 9.7.4.1.6).
     fn check_position(&self, packet: &Packet<&[u8]>) -> Result<(), NakCode> {
         let (operation, position) = (packet.opcode().operation(), packet.opcode().position());
-        let follows = match self.progress {
+        let follows = match self.partial {
             None => position.begins(),
-            Some(Progress::Send { .. }) => operation == Operation::Send && !position.begins(),
-            Some(Progress::Write { .. }) => operation == Operation::Write && !position.begins(),
+            Some(PartialMessage::Send { .. }) => operation == Operation::Send && !position.begins(),
+            Some(PartialMessage::Write { .. }) => operation == Operation::Write && !position.begins(),
         };
         let payload = packet.payload().len() as u32;
         let fits = match position {
@@ -261,7 +261,7 @@ impl Responder {
         if follows && fits { Ok(()) } else { Err(NakCode::InvalidRequest) }
     }
 
-    /// Whether the queue pair allows the operation at all (9.7.4.1.4).
+    /// Checks that the queue pair permits the operation (9.7.4.1.4).
     fn check_operation(&self, operation: Operation) -> Result<(), NakCode> {
         let allowed = match operation {
             Operation::Write | Operation::AtomicWrite => self.config.remote_write,
@@ -273,7 +273,7 @@ impl Responder {
     }
 }
 
-/// A receive request that ends without a message.
+/// Completion of a receive request without a message.
 fn broken(id: ReceiveId, status: Status) -> Received {
     Received {
         id,

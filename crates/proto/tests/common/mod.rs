@@ -7,8 +7,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use millstream_proto::{
-    Access, Atomic, Config, Connection, DeliveryFault, Disposition, Event, Identification, Instant, Limits,
-    Memory, Mtu, ReceiveId, Received, Refusal, Request, SendConfig, Service, Status, Trailer, Work, WorkId,
+    Access, Atomic, Config, Connection, DeliveryError, Disposition, Event, Instant, IpIdentification, Memory,
+    Mtu, NakReason, ReceiveId, Received, SendConfig, SendModifier, SendOp, SendRequest, Service, Status,
+    TransmitLimits, WorkId,
 };
 use millstream_wire::icrc::Flow;
 use millstream_wire::{
@@ -95,12 +96,12 @@ impl World {
         self.receives.push_back((ReceiveId(id), vec![0xee; len]));
     }
 
-    fn find(&mut self, rkey: Rkey, va: u64, len: usize, access: Access) -> Result<&mut [u8], Refusal> {
-        let region = self.regions.get_mut(&rkey).ok_or(Refusal::Access)?;
-        let offset = va.checked_sub(region.va).ok_or(Refusal::Access)?;
-        let room = (region.bytes.len() as u64).checked_sub(offset).ok_or(Refusal::Access)?;
+    fn find(&mut self, rkey: Rkey, va: u64, len: usize, access: Access) -> Result<&mut [u8], NakReason> {
+        let region = self.regions.get_mut(&rkey).ok_or(NakReason::RemoteAccess)?;
+        let offset = va.checked_sub(region.va).ok_or(NakReason::RemoteAccess)?;
+        let room = (region.bytes.len() as u64).checked_sub(offset).ok_or(NakReason::RemoteAccess)?;
         if len as u64 > room || !region.allowed.contains(&access) {
-            return Err(Refusal::Access);
+            return Err(NakReason::RemoteAccess);
         }
         Ok(&mut region.bytes[offset as usize..offset as usize + len])
     }
@@ -129,9 +130,9 @@ impl Memory for World {
         self.names
     }
 
-    fn select(&mut self, queue: Srqn) -> Result<(), Refusal> {
+    fn select(&mut self, queue: Srqn) -> Result<(), NakReason> {
         self.selected = queue;
-        if self.queues.contains(&queue) { Ok(()) } else { Err(Refusal::Invalid) }
+        if self.queues.contains(&queue) { Ok(()) } else { Err(NakReason::InvalidRequest) }
     }
 
     fn local(&mut self, id: WorkId) -> Result<(), Status> {
@@ -149,44 +150,44 @@ impl Memory for World {
         Some(id)
     }
 
-    fn deliver(&mut self, id: ReceiveId, offset: u32, from: &[u8]) -> Result<(), DeliveryFault> {
+    fn deliver(&mut self, id: ReceiveId, offset: u32, from: &[u8]) -> Result<(), DeliveryError> {
         if self.unwritable.contains(&id) {
-            return Err(DeliveryFault::Protection);
+            return Err(DeliveryError::Protection);
         }
         let memory = self.taken.get_mut(&id).expect("taken, and not completed");
-        let room = memory.len().checked_sub(offset as usize).ok_or(DeliveryFault::TooLong)?;
+        let room = memory.len().checked_sub(offset as usize).ok_or(DeliveryError::TooLong)?;
         if from.len() > room {
-            return Err(DeliveryFault::TooLong);
+            return Err(DeliveryError::TooLong);
         }
         memory[offset as usize..offset as usize + from.len()].copy_from_slice(from);
         Ok(())
     }
 
-    fn check(&mut self, rkey: Rkey, va: u64, len: u32, access: Access) -> Result<(), Refusal> {
+    fn check(&mut self, rkey: Rkey, va: u64, len: u32, access: Access) -> Result<(), NakReason> {
         assert!(len > 0);
         self.find(rkey, va, len as usize, access).map(|_| ())
     }
 
-    fn write(&mut self, rkey: Rkey, va: u64, from: &[u8]) -> Result<(), Refusal> {
+    fn write(&mut self, rkey: Rkey, va: u64, from: &[u8]) -> Result<(), NakReason> {
         self.find(rkey, va, from.len(), Access::Write)?.copy_from_slice(from);
         self.writes += from.len() as u64;
         Ok(())
     }
 
-    fn write_atomically(&mut self, rkey: Rkey, va: u64, bytes: [u8; 8]) -> Result<(), Refusal> {
+    fn write_atomically(&mut self, rkey: Rkey, va: u64, bytes: [u8; 8]) -> Result<(), NakReason> {
         assert_eq!(va % 8, 0);
         self.find(rkey, va, 8, Access::Write)?.copy_from_slice(&bytes);
         self.atomics += 1;
         Ok(())
     }
 
-    fn read(&mut self, rkey: Rkey, va: u64, into: &mut [u8]) -> Result<(), Refusal> {
+    fn read(&mut self, rkey: Rkey, va: u64, into: &mut [u8]) -> Result<(), NakReason> {
         into.copy_from_slice(self.find(rkey, va, into.len(), Access::Read)?);
         self.reads += into.len() as u64;
         Ok(())
     }
 
-    fn atomic(&mut self, rkey: Rkey, va: u64, operation: Atomic) -> Result<u64, Refusal> {
+    fn atomic(&mut self, rkey: Rkey, va: u64, operation: Atomic) -> Result<u64, NakReason> {
         assert_eq!(va % 8, 0);
         let word = self.find(rkey, va, 8, Access::Atomic)?;
         let original = u64::from_ne_bytes((&*word).try_into().unwrap());
@@ -200,13 +201,13 @@ impl Memory for World {
         Ok(original)
     }
 
-    fn invalidate(&mut self, rkey: Rkey) -> Result<(), Refusal> {
+    fn invalidate(&mut self, rkey: Rkey) -> Result<(), NakReason> {
         match self.regions.get(&rkey) {
             Some(region) if region.may_be_invalidated => {
                 self.regions.remove(&rkey);
                 Ok(())
             }
-            _ => Err(Refusal::Access),
+            _ => Err(NakReason::RemoteAccess),
         }
     }
 }
@@ -267,7 +268,7 @@ pub struct Pair {
     sent: u64,
     /// Looks at each packet on its way and says whether it goes on.
     pub filter: Option<Filter>,
-    pub limits: Limits,
+    pub limits: TransmitLimits,
     pub buffer: usize,
     pub dispositions: Vec<(usize, Disposition)>,
 }
@@ -286,7 +287,7 @@ pub fn flow(from: usize) -> Flow {
 /// How the ends are set up; tests change what they are about.
 pub fn config(end: usize, mtu: Mtu) -> Config {
     Config {
-        service: Service::Reliable,
+        service: Service::Rc,
         flow: flow(end),
         local_qp: Qpn::new(QPNS[end]),
         remote_qp: Qpn::new(QPNS[1 - end]),
@@ -337,27 +338,31 @@ impl Pair {
             in_flight: BTreeMap::new(),
             sent: 0,
             filter: None,
-            limits: Limits { packets: u32::MAX, allowance: u64::MAX, identification: Identification::Zero },
+            limits: TransmitLimits {
+                packets: u32::MAX,
+                byte_budget: u64::MAX,
+                identification: IpIdentification::Zero,
+            },
             buffer: 65536,
             dispositions: Vec::new(),
         }
     }
 
-    pub fn post(&mut self, end: usize, id: u64, work: Work, memory: Vec<u8>) {
+    pub fn post(&mut self, end: usize, id: u64, work: SendOp, memory: Vec<u8>) {
         self.post_with(end, id, work, memory, false);
     }
 
-    pub fn post_with(&mut self, end: usize, id: u64, work: Work, memory: Vec<u8>, fence: bool) {
+    pub fn post_with(&mut self, end: usize, id: u64, work: SendOp, memory: Vec<u8>, fence: bool) {
         let end = &mut self.ends[end];
         let (id, len) = (WorkId(id), memory.len() as u32);
         end.world.work.insert(id, memory);
         end.connection
-            .post(Request { id, work, len, fence, solicited: false })
+            .post(SendRequest { id, work, len, fence, solicited: false })
             .expect("a request that can be posted");
     }
 
     pub fn send(&mut self, end: usize, id: u64, message: Vec<u8>) {
-        self.post(end, id, Work::Send(Trailer::None), message);
+        self.post(end, id, SendOp::Send(SendModifier::None), message);
     }
 
     /// Puts a packet on its way to an end, past all faults.
@@ -401,7 +406,7 @@ impl Pair {
 
     fn carry(&mut self, from: usize, bytes: &[u8], nth: u16) {
         let packet = Packet::new_checked(bytes).expect("a packet that was built is one");
-        let identification = if self.limits.identification == Identification::Counted { nth } else { 0 };
+        let identification = if self.limits.identification == IpIdentification::Counted { nth } else { 0 };
         assert!(flow(from).verify(&packet, identification), "the ICRC of {packet:x?}");
         let mtu = self.ends[from].connection.config().mtu.bytes() as usize;
         assert!(packet.payload().len() <= mtu);
@@ -432,7 +437,7 @@ impl Pair {
 
     fn arrive(&mut self, to: usize, bytes: &[u8], check: bool) {
         let Ok(packet) = Packet::new_checked(bytes) else { return };
-        if check && !flow(1 - to).verify(&packet, 0) && self.limits.identification == Identification::Zero {
+        if check && !flow(1 - to).verify(&packet, 0) && self.limits.identification == IpIdentification::Zero {
             return;
         }
         let end = &mut self.ends[to];
@@ -446,7 +451,7 @@ impl Pair {
         loop {
             self.collect(to);
             let end = &mut self.ends[to];
-            if !end.connection.handle_kept(&mut end.world) {
+            if !end.connection.handle_reordered(&mut end.world) {
                 break;
             }
         }

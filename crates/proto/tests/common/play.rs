@@ -2,8 +2,8 @@
 //! its bytes; source and queue pair are made right, so that what is behind those checks is reached.
 
 use millstream_proto::{
-    Access, Atomic, Config, Connection, DeliveryFault, Event, Instant, Limits, Memory, Mtu, ReceiveId,
-    Refusal, Request, SendConfig, Service, Status, Trailer, Work, WorkId,
+    Access, Atomic, Config, Connection, DeliveryError, Event, Instant, Memory, Mtu, NakReason, ReceiveId,
+    SendConfig, SendModifier, SendOp, SendRequest, Service, Status, TransmitLimits, WorkId,
 };
 use millstream_wire::icrc::Flow;
 use millstream_wire::{Packet, Pkey, Psn, Qpn, Rkey, Srqn};
@@ -18,10 +18,10 @@ struct World {
 }
 
 impl World {
-    fn find(&mut self, rkey: Rkey, va: u64, len: usize) -> Result<&mut [u8], Refusal> {
-        let room = (self.memory.len() as u64).checked_sub(va).ok_or(Refusal::Access)?;
+    fn find(&mut self, rkey: Rkey, va: u64, len: usize) -> Result<&mut [u8], NakReason> {
+        let room = (self.memory.len() as u64).checked_sub(va).ok_or(NakReason::RemoteAccess)?;
         if rkey != KEY || len as u64 > room {
-            return Err(Refusal::Access);
+            return Err(NakReason::RemoteAccess);
         }
         Ok(&mut self.memory[va as usize..][..len])
     }
@@ -37,8 +37,8 @@ impl Memory for World {
         assert!(offset as usize + from.len() <= 1000, "no more than was asked for");
         Ok(())
     }
-    fn select(&mut self, queue: Srqn) -> Result<(), Refusal> {
-        if queue.get() < 2 { Ok(()) } else { Err(Refusal::Invalid) }
+    fn select(&mut self, queue: Srqn) -> Result<(), NakReason> {
+        if queue.get() < 2 { Ok(()) } else { Err(NakReason::InvalidRequest) }
     }
     fn local(&mut self, _: WorkId) -> Result<(), Status> {
         Ok(())
@@ -47,30 +47,30 @@ impl Memory for World {
         self.taken += 1;
         (!self.taken.is_multiple_of(4)).then_some(ReceiveId(self.taken))
     }
-    fn deliver(&mut self, _: ReceiveId, offset: u32, from: &[u8]) -> Result<(), DeliveryFault> {
-        let room = 1000_usize.checked_sub(offset as usize).ok_or(DeliveryFault::TooLong)?;
-        if from.len() <= room { Ok(()) } else { Err(DeliveryFault::TooLong) }
+    fn deliver(&mut self, _: ReceiveId, offset: u32, from: &[u8]) -> Result<(), DeliveryError> {
+        let room = 1000_usize.checked_sub(offset as usize).ok_or(DeliveryError::TooLong)?;
+        if from.len() <= room { Ok(()) } else { Err(DeliveryError::TooLong) }
     }
-    fn check(&mut self, rkey: Rkey, va: u64, len: u32, _: Access) -> Result<(), Refusal> {
+    fn check(&mut self, rkey: Rkey, va: u64, len: u32, _: Access) -> Result<(), NakReason> {
         self.find(rkey, va, len as usize).map(|_| ())
     }
-    fn write(&mut self, rkey: Rkey, va: u64, from: &[u8]) -> Result<(), Refusal> {
+    fn write(&mut self, rkey: Rkey, va: u64, from: &[u8]) -> Result<(), NakReason> {
         self.find(rkey, va, from.len())?.copy_from_slice(from);
         Ok(())
     }
-    fn write_atomically(&mut self, rkey: Rkey, va: u64, bytes: [u8; 8]) -> Result<(), Refusal> {
+    fn write_atomically(&mut self, rkey: Rkey, va: u64, bytes: [u8; 8]) -> Result<(), NakReason> {
         self.write(rkey, va, &bytes)
     }
-    fn read(&mut self, rkey: Rkey, va: u64, into: &mut [u8]) -> Result<(), Refusal> {
+    fn read(&mut self, rkey: Rkey, va: u64, into: &mut [u8]) -> Result<(), NakReason> {
         into.copy_from_slice(self.find(rkey, va, into.len())?);
         Ok(())
     }
-    fn atomic(&mut self, rkey: Rkey, va: u64, _: Atomic) -> Result<u64, Refusal> {
+    fn atomic(&mut self, rkey: Rkey, va: u64, _: Atomic) -> Result<u64, NakReason> {
         assert!(va.is_multiple_of(8));
         self.find(rkey, va, 8).map(|_| 0)
     }
-    fn invalidate(&mut self, _: Rkey) -> Result<(), Refusal> {
-        Err(Refusal::Access)
+    fn invalidate(&mut self, _: Rkey) -> Result<(), NakReason> {
+        Err(NakReason::RemoteAccess)
     }
 }
 
@@ -106,28 +106,30 @@ fn connection(service: Service) -> Connection {
 pub(crate) fn play(bytes: &[u8]) {
     let Some((first, mut rest)) = bytes.split_first() else { return };
     let service = match first % 4 {
-        0 => Service::Reliable,
-        1 => Service::Unreliable,
-        2 => Service::Initiator,
-        _ => Service::Target,
+        0 => Service::Rc,
+        1 => Service::Uc,
+        2 => Service::XrcInitiator,
+        _ => Service::XrcTarget,
     };
     let mut connection = connection(service);
     let mut world = World { memory: vec![0; 4096], taken: 0 };
     let mut posted = 0;
     for id in 0..WORK {
         let (work, len) = match id % 3 {
-            0 => (Work::Send(Trailer::None), 1000),
-            1 => (Work::Read { va: 0, rkey: KEY }, 1000),
-            _ => (Work::FetchAdd { va: 0, rkey: KEY, add: 1 }, 8),
+            0 => (SendOp::Send(SendModifier::None), 1000),
+            1 => (SendOp::Read { va: 0, rkey: KEY }, 1000),
+            _ => (SendOp::FetchAdd { va: 0, rkey: KEY, add: 1 }, 8),
         };
         posted += u64::from(
-            connection.post(Request { id: WorkId(id), work, len, fence: id == 4, solicited: false }).is_ok(),
+            connection
+                .post(SendRequest { id: WorkId(id), work, len, fence: id == 4, solicited: false })
+                .is_ok(),
         );
     }
     let mut now = Instant::from_nanos(0);
     let mut buffer = vec![0; 2000];
     while let [len, time, after @ ..] = rest {
-        while connection.poll_transmit(now, &mut world, Limits::NONE, &mut buffer).is_some() {}
+        while connection.poll_transmit(now, &mut world, TransmitLimits::NONE, &mut buffer).is_some() {}
         let (packet, behind) = after.split_at(after.len().min(usize::from(*len) * 2));
         rest = behind;
         now = now + std::time::Duration::from_micros((*time).into());
@@ -139,7 +141,7 @@ pub(crate) fn play(bytes: &[u8]) {
         }
         if let Ok(packet) = Packet::new_checked(&packet[..]) {
             connection.handle_datagram(now, "10.0.0.2".parse().expect("an address"), &packet, &mut world);
-            while connection.handle_kept(&mut world) {}
+            while connection.handle_reordered(&mut world) {}
         }
         connection.handle_timeout(now);
     }

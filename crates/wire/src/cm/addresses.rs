@@ -1,25 +1,25 @@
-//! IP addresses and ports in connection requests (annex A11).
+//! IP addresses and ports in the private data of connection requests (annex A11).
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::layout::addresses as header;
 use crate::{Error, Result};
 
-/// A port space of rdma_cm: which kind of ports a service's number belongs to.
+/// A port space of rdma_cm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortSpace {
     /// Connections (`RDMA_PS_TCP`).
     Tcp,
     /// Datagrams (`RDMA_PS_UDP`).
     Udp,
-    /// IPoIB's (`RDMA_PS_IPOIB`).
+    /// IPoIB (`RDMA_PS_IPOIB`).
     Ipoib,
-    /// InfiniBand's own (`RDMA_PS_IB`).
+    /// InfiniBand service IDs (`RDMA_PS_IB`).
     Ib,
 }
 
 impl PortSpace {
-    /// Its number in `rdma/rdma_cma.h`.
+    /// The value of the constant in `rdma/rdma_cma.h`.
     #[must_use]
     pub const fn number(self) -> u16 {
         match self {
@@ -31,28 +31,28 @@ impl PortSpace {
     }
 }
 
-/// The service ID that stands for a port (11.3): the port space and the port.
+/// The service ID of a port (annex A11, 11.3): port space and port number.
 #[must_use]
 pub const fn service_id(space: PortSpace, port: u16) -> u64 {
     (space.number() as u64) << 16 | port as u64
 }
 
-/// Who asks, and who is asked.
+/// The IP addresses of a connection request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Addresses {
-    /// The asker's address.
+    /// Address of the requester.
     pub source: IpAddr,
-    /// The asker's port.
+    /// Port of the requester.
     pub source_port: u16,
-    /// The address that is asked; of the same family.
+    /// Address of the listener, of the same family.
     pub destination: IpAddr,
 }
 
 impl Addresses {
-    /// Bytes in front of the private data.
+    /// Length in front of the private data, in bytes.
     pub const LEN: usize = header::LEN;
 
-    /// From the private data of a REQ or SIDR_REQ; also what is left of it.
+    /// Parses the private data of a REQ or SIDR_REQ; also returns the bytes behind the addresses.
     ///
     /// # Errors
     /// [`Error::Truncated`], or [`Error::Field`] for another version or family.
@@ -75,7 +75,7 @@ impl Addresses {
         Ok((addresses, &private[header::LEN..]))
     }
 
-    /// Into the first [`LEN`](Self::LEN) bytes of private data.
+    /// Emits into the first [`LEN`](Self::LEN) bytes of private data.
     ///
     /// # Panics
     /// If the buffer is shorter.

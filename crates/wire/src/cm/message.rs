@@ -1,6 +1,6 @@
-//! The messages as values.
+//! Messages as values.
 
-use super::layout::{dreq, mra, pair, rej, rep, req, sidr_rep, sidr_req};
+use super::layout::{comm_ids, dreq, mra, rej, rep, req, sidr_rep, sidr_req};
 use super::private;
 use crate::mad::{self, header};
 use crate::{Error, Result};
@@ -17,18 +17,18 @@ pub enum Transport {
     Xrc,
 }
 
-/// About which message an MRA or REJ is.
+/// The message that an MRA acknowledges or a REJ rejects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum About {
+pub enum MessageType {
     /// The REQ.
     Req,
     /// The REP.
     Rep,
-    /// Another one.
+    /// Any other message.
     Other,
 }
 
-impl About {
+impl MessageType {
     const fn from_bits(bits: u8) -> Self {
         match bits & 3 {
             0 => Self::Req,
@@ -49,17 +49,17 @@ impl About {
 /// The path that a REQ proposes. On RoCE, GIDs are IP addresses and there are no LIDs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
-    /// The asker's LID; rdma_cm says 0xffff on Ethernet.
+    /// Local LID; rdma_cm sends 0xffff on Ethernet.
     pub local_lid: u16,
-    /// The other's.
+    /// Remote LID.
     pub remote_lid: u16,
-    /// The asker's GID.
+    /// Local GID.
     pub local_gid: u128,
-    /// The other's.
+    /// Remote GID.
     pub remote_gid: u128,
     /// Flow label: 20 bits.
     pub flow_label: u32,
-    /// Code of the packet rate: 6 bits.
+    /// 6-bit packet rate code.
     pub packet_rate: u8,
     /// Traffic class.
     pub traffic_class: u8,
@@ -67,186 +67,186 @@ pub struct Path {
     pub hop_limit: u8,
     /// Service level: 4 bits.
     pub service_level: u8,
-    /// Whether both are in one subnet.
+    /// Whether both ends are in one subnet.
     pub subnet_local: bool,
-    /// Code of the local ACK timeout: 5 bits.
+    /// 5-bit local ACK timeout code.
     pub ack_timeout: u8,
 }
 
-/// Asks for a connection.
+/// Connection request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Req<'a> {
-    /// The asker's name for the connection.
+    /// Local communication ID.
     pub local_id: u32,
-    /// What is asked for.
+    /// Service ID.
     pub service_id: u64,
-    /// The asker's adapter.
+    /// Local CA GUID.
     pub ca_guid: u64,
-    /// The asker's key for datagrams.
+    /// Local Q_Key.
     pub qkey: Qkey,
-    /// The asker's queue pair.
+    /// Local queue pair number.
     pub qpn: Qpn,
-    /// READs and atomic operations that the asker takes at a time.
+    /// Inbound READs and atomic operations that the sender accepts at a time.
     pub responder_resources: u8,
-    /// READs and atomic operations that the asker wants to send at a time.
+    /// Outbound READs and atomic operations that the sender issues at a time.
     pub initiator_depth: u8,
-    /// Code of the time within which the other side's manager should answer: 5 bits.
+    /// 5-bit code of the time in which the remote manager should answer.
     pub remote_response_timeout: u8,
-    /// Code of the time within which the asker's manager answers: 5 bits.
+    /// 5-bit code of the time in which the local manager answers.
     pub local_response_timeout: u8,
     /// The transport service.
     pub transport: Transport,
-    /// Whether the asker counts receive requests in acknowledgements.
+    /// Whether the sender counts receive requests in acknowledgements (end-to-end flow control).
     pub flow_control: bool,
-    /// What the asker sends first.
+    /// Starting PSN.
     pub psn: Psn,
-    /// How often the other side shall repeat what got no answer: 3 bits.
+    /// Retry count for the receiver: 3 bits.
     pub retry_count: u8,
-    /// How often after an RNR NAK: 3 bits.
+    /// RNR retry count for the receiver: 3 bits.
     pub rnr_retry_count: u8,
-    /// The partition.
+    /// Partition key.
     pub pkey: Pkey,
-    /// Code of the path MTU: 1 to 5.
+    /// Path MTU code: 1 to 5.
     pub mtu: u8,
-    /// How often managers repeat messages: 4 bits.
+    /// How often managers retransmit messages: 4 bits.
     pub max_cm_retries: u8,
-    /// Whether the asker receives from a shared queue.
+    /// Whether the queue pair uses a shared receive queue.
     pub srq: bool,
-    /// The way.
+    /// The primary path.
     pub path: Path,
-    /// Up to [`private::REQ`] bytes; all of them when it was received.
+    /// Private data: up to [`private::REQ`] bytes, all of them in a received message.
     pub private: &'a [u8],
 }
 
-/// Agrees to a connection.
+/// Connection reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rep<'a> {
-    /// The sender's name for the connection.
+    /// Local communication ID.
     pub local_id: u32,
-    /// The asker's.
+    /// Communication ID of the requester.
     pub remote_id: u32,
-    /// The sender's key for datagrams.
+    /// Local Q_Key.
     pub qkey: Qkey,
-    /// The sender's queue pair.
+    /// Local queue pair number.
     pub qpn: Qpn,
-    /// What the sender sends first.
+    /// Starting PSN.
     pub psn: Psn,
-    /// READs and atomic operations that the sender takes at a time.
+    /// Inbound READs and atomic operations that the sender accepts at a time.
     pub responder_resources: u8,
-    /// READs and atomic operations that the sender wants to send at a time.
+    /// Outbound READs and atomic operations that the sender issues at a time.
     pub initiator_depth: u8,
-    /// Code of the time that acknowledgements take: 5 bits.
+    /// 5-bit target ACK delay code.
     pub target_ack_delay: u8,
-    /// What became of the alternate path: 2 bits, 0 accepted.
+    /// Failover accepted: 2 bits, 0 if the alternate path was accepted.
     pub failover: u8,
-    /// Whether the sender counts receive requests in acknowledgements.
+    /// Whether the sender counts receive requests in acknowledgements (end-to-end flow control).
     pub flow_control: bool,
-    /// How often the asker shall repeat after an RNR NAK: 3 bits.
+    /// RNR retry count for the requester: 3 bits.
     pub rnr_retry_count: u8,
-    /// Whether the sender receives from a shared queue.
+    /// Whether the queue pair uses a shared receive queue.
     pub srq: bool,
-    /// The sender's adapter.
+    /// Local CA GUID.
     pub ca_guid: u64,
-    /// Up to [`private::REP`] bytes; all of them when it was received.
+    /// Private data: up to [`private::REP`] bytes, all of them in a received message.
     pub private: &'a [u8],
 }
 
-/// What connection managers say. Private data is as long as a program gave it, at most that of its kind
-/// ([`private`]); when it was received it has the full length, as nothing says where it ends.
+/// A message of communication management. Private data to be sent has at most the length in [`private`];
+/// received private data always has that length, because messages do not carry its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message<'a> {
-    /// Asks for a connection.
+    /// REQ: connection request.
     Req(Req<'a>),
-    /// Will take longer.
+    /// MRA: the sender needs longer to answer.
     Mra {
-        /// The sender's name for the connection.
+        /// Local communication ID.
         local_id: u32,
-        /// The receiver's.
+        /// Remote communication ID.
         remote_id: u32,
-        /// What was received.
-        about: About,
-        /// Code of the time that it will take: 5 bits.
+        /// The message that is acknowledged.
+        message_type: MessageType,
+        /// 5-bit service timeout code.
         service_timeout: u8,
-        /// The program's.
+        /// Private data of the program.
         private: &'a [u8],
     },
-    /// Refuses, or gives up.
+    /// REJ: rejects a message, or gives up.
     Rej {
-        /// The sender's name for the connection; 0 if it has none.
+        /// Local communication ID; 0 if the sender has none.
         local_id: u32,
-        /// The receiver's.
+        /// Remote communication ID.
         remote_id: u32,
-        /// What is refused.
-        about: About,
-        /// Why; see [`reason`](super::reason).
+        /// The message that is rejected.
+        message_type: MessageType,
+        /// Reason; see [`reason`](super::reason).
         reason: u16,
-        /// More about that: up to 72 bytes.
+        /// Additional rejection information: up to 72 bytes.
         additional: &'a [u8],
-        /// The program's.
+        /// Private data of the program.
         private: &'a [u8],
     },
-    /// Agrees.
+    /// REP: connection reply.
     Rep(Rep<'a>),
-    /// Is ready.
+    /// RTU: ready to use.
     Rtu {
-        /// The sender's name for the connection.
+        /// Local communication ID.
         local_id: u32,
-        /// The receiver's.
+        /// Remote communication ID.
         remote_id: u32,
-        /// The program's.
+        /// Private data of the program.
         private: &'a [u8],
     },
-    /// Wants to end a connection.
+    /// DREQ: request to end a connection.
     Dreq {
-        /// The sender's name for the connection.
+        /// Local communication ID.
         local_id: u32,
-        /// The receiver's.
+        /// Remote communication ID.
         remote_id: u32,
-        /// The receiver's queue pair.
+        /// Remote queue pair number.
         remote_qpn: Qpn,
-        /// The program's.
+        /// Private data of the program.
         private: &'a [u8],
     },
-    /// Agrees to that.
+    /// DREP: reply to a DREQ.
     Drep {
-        /// The sender's name for the connection.
+        /// Local communication ID.
         local_id: u32,
-        /// The receiver's.
+        /// Remote communication ID.
         remote_id: u32,
-        /// The program's.
+        /// Private data of the program.
         private: &'a [u8],
     },
-    /// Asks for a datagram service.
+    /// SIDR_REQ: asks for the queue pair of a datagram service.
     SidrReq {
-        /// The asker's name for the request.
+        /// Request ID.
         request_id: u32,
-        /// The partition.
+        /// Partition key.
         pkey: Pkey,
-        /// What is asked for.
+        /// Service ID.
         service_id: u64,
-        /// The program's.
+        /// Private data of the program.
         private: &'a [u8],
     },
-    /// Says where it is.
+    /// SIDR_REP: the queue pair of a datagram service.
     SidrRep {
-        /// The asker's name for the request.
+        /// Request ID.
         request_id: u32,
-        /// Zero if there is such a service.
+        /// Status; zero if the service exists.
         status: u8,
-        /// Its queue pair.
+        /// Queue pair of the service.
         qpn: Qpn,
-        /// What was asked for.
+        /// Service ID of the request.
         service_id: u64,
-        /// The key that its queue pair asks for.
+        /// Q_Key of the service.
         qkey: Qkey,
-        /// More about the status: up to 72 bytes.
+        /// Additional information: up to 72 bytes.
         additional: &'a [u8],
-        /// The program's.
+        /// Private data of the program.
         private: &'a [u8],
     },
 }
 
-/// Attribute numbers (12.6.4, table 98).
+/// Attribute IDs (12.6.4, table 98).
 mod attribute {
     pub(super) const REQ: u16 = 0x10;
     pub(super) const MRA: u16 = 0x11;
@@ -260,10 +260,10 @@ mod attribute {
 }
 
 impl<'a> Message<'a> {
-    /// From a management datagram; also the transaction that it belongs to.
+    /// Parses a management datagram into transaction ID and message.
     ///
     /// # Errors
-    /// If it is shorter than one, is not about communication management, or has a field that means nothing.
+    /// If it is truncated, belongs to another management class, or has an invalid field.
     pub fn parse(bytes: &'a [u8]) -> Result<(u64, Self)> {
         let (transaction, attribute) = mad::parse_communication(bytes)?;
         let data = &bytes[header::LEN..mad::LEN];
@@ -280,7 +280,7 @@ impl<'a> Message<'a> {
                 Self::Mra {
                     local_id: mra.local_id(),
                     remote_id: mra.remote_id(),
-                    about: About::from_bits(mra.byte_8() >> 6),
+                    message_type: MessageType::from_bits(mra.byte_8() >> 6),
                     service_timeout: mra.byte_9() >> 3,
                     private,
                 }
@@ -291,14 +291,14 @@ impl<'a> Message<'a> {
                 Self::Rej {
                     local_id: rej.local_id(),
                     remote_id: rej.remote_id(),
-                    about: About::from_bits(rej.byte_8() >> 6),
+                    message_type: MessageType::from_bits(rej.byte_8() >> 6),
                     reason: rej.reason(),
                     additional: &data[12..12 + len],
                     private,
                 }
             }
             attribute::RTU => {
-                let (rtu, private) = view!(pair);
+                let (rtu, private) = view!(comm_ids);
                 Self::Rtu { local_id: rtu.local_id(), remote_id: rtu.remote_id(), private }
             }
             attribute::DREQ => {
@@ -311,7 +311,7 @@ impl<'a> Message<'a> {
                 }
             }
             attribute::DREP => {
-                let (drep, private) = view!(pair);
+                let (drep, private) = view!(comm_ids);
                 Self::Drep { local_id: drep.local_id(), remote_id: drep.remote_id(), private }
             }
             attribute::SIDR_REQ => {
@@ -343,7 +343,7 @@ impl<'a> Message<'a> {
         Ok((transaction, message))
     }
 
-    /// As a management datagram. Private data and additional information that are longer than their place are cut.
+    /// Emits a management datagram. Private data and additional information beyond their field are cut off.
     #[must_use]
     pub fn emit(&self, transaction: u64) -> [u8; mad::LEN] {
         let mut bytes = [0; mad::LEN];
@@ -359,17 +359,22 @@ impl<'a> Message<'a> {
         let at = match *self {
             Self::Req(ref message) => emit!(req, req_repr(message)),
             Self::Rep(ref message) => emit!(rep, rep_repr(message)),
-            Self::Mra { local_id, remote_id, about, service_timeout, .. } => emit!(
+            Self::Mra { local_id, remote_id, message_type, service_timeout, .. } => emit!(
                 mra,
-                mra::Repr { local_id, remote_id, byte_8: about.bits() << 6, byte_9: service_timeout << 3 }
+                mra::Repr {
+                    local_id,
+                    remote_id,
+                    byte_8: message_type.bits() << 6,
+                    byte_9: service_timeout << 3
+                }
             ),
-            Self::Rej { local_id, remote_id, about, reason, additional, .. } => {
+            Self::Rej { local_id, remote_id, message_type, reason, additional, .. } => {
                 let (additional, len) = padded(additional);
-                let (byte_8, byte_9) = (about.bits() << 6, len << 1);
+                let (byte_8, byte_9) = (message_type.bits() << 6, len << 1);
                 emit!(rej, rej::Repr { local_id, remote_id, byte_8, byte_9, reason, additional })
             }
             Self::Rtu { local_id, remote_id, .. } | Self::Drep { local_id, remote_id, .. } => {
-                emit!(pair, pair::Repr { local_id, remote_id })
+                emit!(comm_ids, comm_ids::Repr { local_id, remote_id })
             }
             Self::Dreq { local_id, remote_id, remote_qpn, .. } => {
                 emit!(dreq, dreq::Repr { local_id, remote_id, remote_qpn })
@@ -405,7 +410,7 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// Private data, and the most that its kind of message has.
+    /// The private data and the length of its field.
     fn private(&self) -> (&'a [u8], usize) {
         match *self {
             Self::Req(Req { private, .. }) => (private, private::REQ),

@@ -1,58 +1,58 @@
-//! Connection management: what two connection managers say to each other on queue pair 1 (chapter 12), in the
-//! way of rdma_cm (annex A11).
+//! Communication management: the messages that connection managers exchange on queue pair 1 (chapter 12), as
+//! rdma_cm uses them (annex A11).
 //!
-//! [`Message`] is what is said, [`Message::parse`] and [`Message::emit`] go from and to the 256 bytes of a
-//! management datagram. Alternate paths (LAP, APR) and path migration are not spoken: they are refused as
-//! unknown, and a REQ's alternate path is ignored.
+//! [`Message::parse`] and [`Message::emit`] convert between [`Message`] and the 256 bytes of a management
+//! datagram. Alternate paths (LAP, APR) and path migration are not supported: their messages are rejected as
+//! unknown, and the alternate path of a REQ is ignored.
 
 mod addresses;
 mod layout;
 mod message;
 
 pub use addresses::{Addresses, PortSpace, service_id};
-pub use layout::{addresses as addresses_header, dreq, mra, pair, rej, rep, req, sidr_rep, sidr_req};
-pub use message::{About, Message, Path, Rep, Req, Transport};
+pub use layout::{addresses as addresses_header, comm_ids, dreq, mra, rej, rep, req, sidr_rep, sidr_req};
+pub use message::{Message, MessageType, Path, Rep, Req, Transport};
 
-/// Bytes of private data of each kind of message.
+/// Private data length of each message, in bytes.
 pub mod private {
-    /// In a REQ; rdma_cm leaves 56 of them to programs.
+    /// REQ; rdma_cm leaves 56 of them to programs.
     pub const REQ: usize = 92;
-    /// In an MRA.
+    /// MRA.
     pub const MRA: usize = 222;
-    /// In a REJ.
+    /// REJ.
     pub const REJ: usize = 148;
-    /// In a REP.
+    /// REP.
     pub const REP: usize = 196;
-    /// In an RTU.
+    /// RTU.
     pub const RTU: usize = 224;
-    /// In a DREQ.
+    /// DREQ.
     pub const DREQ: usize = 220;
-    /// In a DREP.
+    /// DREP.
     pub const DREP: usize = 224;
-    /// In a SIDR_REQ; rdma_cm leaves 180 of them to programs.
+    /// SIDR_REQ; rdma_cm leaves 180 of them to programs.
     pub const SIDR_REQ: usize = 216;
-    /// In a SIDR_REP.
+    /// SIDR_REP.
     pub const SIDR_REP: usize = 136;
 }
 
-/// Why a connection is refused (12.6.7.2): those that are used here.
+/// Rejection reasons (12.6.7.2) that are used here.
 pub mod reason {
-    /// Out of resources.
+    /// No resources.
     pub const NO_RESOURCES: u16 = 3;
-    /// The other side did not answer.
+    /// Timeout.
     pub const TIMEOUT: u16 = 4;
-    /// The request asks for what is not offered.
+    /// Unsupported request.
     pub const UNSUPPORTED: u16 = 5;
-    /// No such connection.
+    /// Invalid communication ID.
     pub const INVALID_COMM_ID: u16 = 6;
-    /// Nobody listens there.
+    /// Invalid service ID: no listener.
     pub const INVALID_SERVICE_ID: u16 = 8;
-    /// Not this transport service.
+    /// Invalid transport service type.
     pub const INVALID_TRANSPORT: u16 = 9;
-    /// The queue pair is that of a connection that the other side takes for alive.
+    /// Stale connection: the queue pair belongs to a connection that the receiver considers alive.
     pub const STALE_CONNECTION: u16 = 10;
-    /// Not this path MTU.
+    /// Invalid path MTU.
     pub const INVALID_MTU: u16 = 26;
-    /// The program says no.
+    /// Consumer reject: rejected by the program.
     pub const CONSUMER: u16 = 28;
 }

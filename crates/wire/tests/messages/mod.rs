@@ -1,6 +1,6 @@
 //! One connection management message of each kind.
 
-use millstream_wire::cm::{About, Message, Path, Rep, Req, Transport, reason};
+use millstream_wire::cm::{Message, MessageType, Path, Rep, Req, Transport, reason};
 use millstream_wire::{Pkey, Psn, Qkey, Qpn};
 
 pub(crate) fn req() -> Message<'static> {
@@ -44,11 +44,17 @@ pub(crate) fn all() -> Vec<Message<'static>> {
     let (local_id, remote_id) = (0x0102_0304, 0x0506_0708);
     vec![
         req(),
-        Message::Mra { local_id, remote_id, about: About::Rep, service_timeout: 21, private: b"wait" },
+        Message::Mra {
+            local_id,
+            remote_id,
+            message_type: MessageType::Rep,
+            service_timeout: 21,
+            private: b"wait",
+        },
         Message::Rej {
             local_id,
             remote_id,
-            about: About::Req,
+            message_type: MessageType::Req,
             reason: reason::CONSUMER,
             additional: &[1, 2, 3],
             private: b"no",

@@ -44,7 +44,7 @@ impl CongestionControl {
     }
 
     /// Bytes of requests and READs' data that may leave now.
-    pub(super) fn allowance(&mut self, now: Instant) -> u64 {
+    pub(super) fn byte_budget(&mut self, now: Instant) -> u64 {
         let Some(reaction) = &mut self.reaction else { return u64::MAX };
         reaction.handle_timeout(time(now));
         if reaction.poll_timeout().is_none() {
@@ -98,10 +98,10 @@ mod tests {
     #[test]
     fn nothing_is_held_back_before_a_notification_and_after_recovery() {
         let mut pace = CongestionControl::default();
-        assert_eq!((pace.allowance(micros(1)), pace.free(micros(1))), (u64::MAX, None));
+        assert_eq!((pace.byte_budget(micros(1)), pace.free(micros(1))), (u64::MAX, None));
         pace.cnp_came(micros(2));
-        assert!(pace.allowance(micros(2)) < u64::MAX);
-        assert_eq!(pace.allowance(micros(1_000_000)), u64::MAX, "a second without congestion");
+        assert!(pace.byte_budget(micros(2)) < u64::MAX);
+        assert_eq!(pace.byte_budget(micros(1_000_000)), u64::MAX, "a second without congestion");
     }
 
     #[test]
@@ -116,11 +116,11 @@ mod tests {
         assert!(rate.0 < LINE_RATE.0 / 10.0);
         let end = micros(700);
         while now < end {
-            let allowed = pace.allowance(now);
+            let allowed = pace.byte_budget(now);
             assert!(allowed > 0 && allowed < 1 << 20, "{allowed} bytes at once");
             pace.sent(allowed, now);
             sent += allowed;
-            assert_eq!(pace.allowance(now), 0, "not before its time");
+            assert_eq!(pace.byte_budget(now), 0, "not before its time");
             now = pace.free(now).expect("what was sent takes time");
         }
         assert!((sent as f64) < LINE_RATE.0 * 0.5e-3, "{sent} bytes in half a millisecond");

@@ -1,10 +1,10 @@
-//! Datagrams over the wire: each packet a message, nothing told back (IBTA volume 1, 9.8.2).
+//! UdQueuePair over the wire: each packet a message, nothing told back (IBTA volume 1, 9.8.2).
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::Ordering;
 
 use millstream_link::Origin;
-use millstream_proto::{Datagram, DatagramsConfig, DeliveryFault, Destination as Addressee, Mtu, WorkId};
+use millstream_proto::{Datagram, DatagramDestination, DeliveryError, Mtu, UdConfig, WorkId};
 use millstream_wire::icrc::Flow;
 use millstream_wire::{Packet, Pkey, Psn, Qkey, Qpn, UDP_PORT, bth, deth};
 
@@ -26,15 +26,15 @@ use millstream_lockfree::cqe::Cqe;
 /// takes; they are delivered as those from this host are, whose sender does it ([`crate::qp::datagram`]).
 #[derive(Debug)]
 pub(in crate::qp) struct WireDatagrams {
-    machine: millstream_proto::Datagrams,
+    machine: millstream_proto::UdQueuePair,
     memory: ResponderMemory,
     packet: Vec<u8>,
     /// Somebody elsewhere was heard of: who polls takes in packets from now on.
     polling: Option<PacketPolling>,
 }
 
-fn machine(qp: &Qp, psn: u32) -> millstream_proto::Datagrams {
-    millstream_proto::Datagrams::new(DatagramsConfig {
+fn machine(qp: &Qp, psn: u32) -> millstream_proto::UdQueuePair {
+    millstream_proto::UdQueuePair::new(UdConfig {
         local_qp: Qpn::new(qp.qpn),
         qkey: Qkey::new(qp.entry.qkey.load(Ordering::Relaxed)),
         pkey: Pkey::DEFAULT,
@@ -76,7 +76,7 @@ impl WireDatagrams {
         self.start_polling(qp);
         let datagram = Datagram {
             id: WorkId(0),
-            to: Addressee { flow, qp: Qpn::new(to.qpn), qkey: Qkey::new(to.qkey) },
+            to: DatagramDestination { flow, qp: Qpn::new(to.qpn), qkey: Qkey::new(to.qkey) },
             len: total_len(wr.sges) as u32,
             immediate: (wr.opcode == WR_SEND_WITH_IMM).then(|| wr.imm.to_ne_bytes()),
             solicited: wr.flags & SEND_SOLICITED != 0,
@@ -125,7 +125,7 @@ impl WireDatagrams {
         let placed = self.memory.fill(0, &route_header).and_then(|()| self.memory.fill(40, payload));
         if let Err(fault) = placed {
             // Dropped; its receive would be lost silently. The queue pair lives (9.8.3.2).
-            let status = if fault == DeliveryFault::TooLong { WC_LOC_LEN_ERR } else { WC_LOC_PROT_ERR };
+            let status = if fault == DeliveryError::TooLong { WC_LOC_LEN_ERR } else { WC_LOC_PROT_ERR };
             let cqe = Cqe { status: status as u16, opcode: WC_OP_RECV as u16, ..Cqe::default() };
             return self.memory.complete_or_overrun(cqe, true);
         }

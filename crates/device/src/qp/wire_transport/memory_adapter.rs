@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use millstream_lockfree::copy_in_order;
-use millstream_proto::{Access, Atomic, DeliveryFault, Memory, ReceiveId, Refusal, Status, WorkId};
+use millstream_proto::{Access, Atomic, DeliveryError, Memory, NakReason, ReceiveId, Status, WorkId};
 use millstream_wire::{Rkey, Srqn};
 
 use super::responder_memory::{ResponderMemory, skip};
@@ -140,7 +140,7 @@ impl Memory for MemoryAdapter<'_> {
         Srqn::new(self.inflight.get(id).map_or(0, |request| request.request().remote_srqn))
     }
 
-    fn select(&mut self, queue: Srqn) -> Result<(), Refusal> {
+    fn select(&mut self, queue: Srqn) -> Result<(), NakReason> {
         self.memory.select(queue.get())
     }
 
@@ -155,11 +155,11 @@ impl Memory for MemoryAdapter<'_> {
     }
 
     #[inline]
-    fn deliver(&mut self, _id: ReceiveId, offset: u32, from: &[u8]) -> Result<(), DeliveryFault> {
+    fn deliver(&mut self, _id: ReceiveId, offset: u32, from: &[u8]) -> Result<(), DeliveryError> {
         self.memory.fill(offset.into(), from)
     }
 
-    fn check(&mut self, rkey: Rkey, va: u64, len: u32, access: Access) -> Result<(), Refusal> {
+    fn check(&mut self, rkey: Rkey, va: u64, len: u32, access: Access) -> Result<(), NakReason> {
         let access = match access {
             Access::Read => ACCESS_REMOTE_READ,
             Access::Write => ACCESS_REMOTE_WRITE,
@@ -169,20 +169,20 @@ impl Memory for MemoryAdapter<'_> {
     }
 
     #[inline]
-    fn write(&mut self, rkey: Rkey, va: u64, from: &[u8]) -> Result<(), Refusal> {
+    fn write(&mut self, rkey: Rkey, va: u64, from: &[u8]) -> Result<(), NakReason> {
         self.memory.write(rkey.get(), va, from)
     }
 
-    fn write_atomically(&mut self, rkey: Rkey, va: u64, bytes: [u8; 8]) -> Result<(), Refusal> {
+    fn write_atomically(&mut self, rkey: Rkey, va: u64, bytes: [u8; 8]) -> Result<(), NakReason> {
         self.memory.write_word(rkey.get(), va, bytes)
     }
 
     #[inline]
-    fn read(&mut self, rkey: Rkey, va: u64, into: &mut [u8]) -> Result<(), Refusal> {
+    fn read(&mut self, rkey: Rkey, va: u64, into: &mut [u8]) -> Result<(), NakReason> {
         self.memory.read(rkey.get(), va, into)
     }
 
-    fn atomic(&mut self, rkey: Rkey, va: u64, operation: Atomic) -> Result<u64, Refusal> {
+    fn atomic(&mut self, rkey: Rkey, va: u64, operation: Atomic) -> Result<u64, NakReason> {
         let wr = SendWr { remote_addr: va, rkey: rkey.get(), ..SendWr::default() };
         self.memory.change(&match operation {
             Atomic::CompareSwap { compare, swap } => {
@@ -192,7 +192,7 @@ impl Memory for MemoryAdapter<'_> {
         })
     }
 
-    fn invalidate(&mut self, rkey: Rkey) -> Result<(), Refusal> {
+    fn invalidate(&mut self, rkey: Rkey) -> Result<(), NakReason> {
         self.memory.invalidate(rkey.get())
     }
 }

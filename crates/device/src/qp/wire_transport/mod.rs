@@ -19,8 +19,8 @@ use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use millstream_proto::{
-    Config, Connection, Disposition, Event, Fault, Identification, Instant, Limits, Mtu, PostError, Received,
-    ReceivedKind, Request, SendConfig, Service, Status, Trailer, Work,
+    Config, Connection, Disposition, Event, FailureCause, Instant, IpIdentification, Mtu, PostError,
+    Received, ReceivedKind, SendConfig, SendModifier, SendOp, SendRequest, Service, Status, TransmitLimits,
 };
 use millstream_wire::icrc::Flow;
 use millstream_wire::{Packet, Pkey, Psn, Qpn, Rkey};
@@ -133,11 +133,11 @@ impl WireTransport {
         let flow = Flow::new((route.source, ports[0]), (route.destination, ports[1]))?;
         let config = Config {
             service: match qp.kind {
-                QpType::Rc => Service::Reliable,
-                QpType::XrcSend => Service::Initiator,
-                QpType::XrcRecv => Service::Target,
-                // Datagrams have a transport of their own.
-                QpType::Uc | QpType::Ud => Service::Unreliable,
+                QpType::Rc => Service::Rc,
+                QpType::XrcSend => Service::XrcInitiator,
+                QpType::XrcRecv => Service::XrcTarget,
+                // UdQueuePair have a transport of their own.
+                QpType::Uc | QpType::Ud => Service::Uc,
             },
             flow,
             local_qp: Qpn::new(qp.qpn),
@@ -206,10 +206,10 @@ impl WireTransport {
         let now = now(qp);
         let wr = request.request();
         let (work, len) = (work(&wr), total_len(wr.sges) as u32);
-        let local = work == Work::Local;
+        let local = work == SendOp::Local;
         let (fence, solicited) = (wr.flags & SEND_FENCE != 0, wr.flags & SEND_SOLICITED != 0);
         let id = self.inflight.add(request);
-        let request = Request { id, work, len: if local { 0 } else { len }, fence, solicited };
+        let request = SendRequest { id, work, len: if local { 0 } else { len }, fence, solicited };
         let Err(error) = self.machine.post(request) else { return self.progress(qp, local_keys, now) };
         // The machine finds errors of form after the request was accepted.
         let refused = self.inflight.take_last();
@@ -250,7 +250,7 @@ impl WireTransport {
             loop {
                 failure = failure.max(self.take_events(qp));
                 let Self { machine, inflight, memory, .. } = self;
-                if !machine.handle_kept(&mut MemoryAdapter { qp, memory, keys: local_keys, inflight }) {
+                if !machine.handle_reordered(&mut MemoryAdapter { qp, memory, keys: local_keys, inflight }) {
                     break;
                 }
             }
@@ -279,7 +279,7 @@ impl WireTransport {
         qp.set_timer([self.machine.poll_timeout(), again, paced].into_iter().flatten().min());
         if failure.is_some() {
             qp.set_state(QpState::Err);
-        } else if self.machine.state() == millstream_proto::State::SendFailed && qp.state() == QpState::Rts {
+        } else if self.machine.state() == millstream_proto::QpState::Sqe && qp.state() == QpState::Rts {
             // Only the send queue fails (10.3.1.7).
             qp.set_state(QpState::Sqe);
         }
@@ -290,10 +290,10 @@ impl WireTransport {
     fn transmit(&mut self, qp: &Qp, keys: &mut LocalKeys, now: Instant) -> bool {
         let Some(port) = qp.host.wire.port() else { return false };
         let counted = port.counts_identifications();
-        let limits = Limits {
+        let limits = TransmitLimits {
             packets: millstream_link::MAX_SEGMENTS as u32,
-            identification: if counted { Identification::Counted } else { Identification::Zero },
-            ..Limits::NONE
+            identification: if counted { IpIdentification::Counted } else { IpIdentification::Zero },
+            ..TransmitLimits::NONE
         };
         if std::mem::take(&mut self.congestion.owes_cnp) {
             let mut packet = congestion::cnp(self.machine.config().remote_qp);
@@ -311,7 +311,7 @@ impl WireTransport {
                 let mut adapter = MemoryAdapter { qp, memory, keys, inflight };
                 let mut at = 0;
                 while !bursts.is_full() && buffer.len() - at >= least {
-                    let limits = Limits { allowance: congestion.allowance(now), ..limits };
+                    let limits = TransmitLimits { byte_budget: congestion.byte_budget(now), ..limits };
                     let next = machine.poll_transmit(now, &mut adapter, limits, &mut buffer[at..]);
                     let Some(burst) = next else { break };
                     congestion.sent(burst.paced_bytes, now);
@@ -375,9 +375,11 @@ impl WireTransport {
                 Event::Failed(fault) => {
                     let event = match fault {
                         // Its completion says what was wrong.
-                        Fault::Request | Fault::Asked | Fault::Receive => None,
-                        Fault::PeerRequest => Some(EVENT_QP_REQ_ERR),
-                        Fault::PeerAccess => Some(EVENT_QP_ACCESS_ERR),
+                        FailureCause::SendRequest
+                        | FailureCause::Requested
+                        | FailureCause::ReceiveRequest => None,
+                        FailureCause::InvalidRequest => Some(EVENT_QP_REQ_ERR),
+                        FailureCause::AccessViolation => Some(EVENT_QP_ACCESS_ERR),
                     };
                     failure = failure.max(Some(QpFailure { event }));
                 }
@@ -528,18 +530,18 @@ fn received_completion(received: &Received) -> (Cqe, bool) {
 }
 
 /// What a request asks of the transport.
-fn work(wr: &SendWr<'_>) -> Work {
+fn work(wr: &SendWr<'_>) -> SendOp {
     let (va, rkey) = (wr.remote_addr, Rkey::new(wr.rkey));
     match wr.opcode {
-        WR_RDMA_WRITE => Work::Write { va, rkey, immediate: None },
-        WR_RDMA_WRITE_WITH_IMM => Work::Write { va, rkey, immediate: Some(wr.imm.to_ne_bytes()) },
-        WR_RDMA_READ => Work::Read { va, rkey },
-        WR_ATOMIC_CMP_AND_SWP => Work::CompareSwap { va, rkey, compare: wr.compare_add, swap: wr.swap },
-        WR_ATOMIC_FETCH_AND_ADD => Work::FetchAdd { va, rkey, add: wr.compare_add },
-        WR_ATOMIC_WRITE => Work::AtomicWrite { va, rkey },
-        WR_LOCAL_INV | WR_BIND_MW => Work::Local,
-        WR_SEND_WITH_IMM => Work::Send(Trailer::Immediate(wr.imm.to_ne_bytes())),
-        WR_SEND_WITH_INV => Work::Send(Trailer::Invalidate(Rkey::new(wr.imm))),
-        _ => Work::Send(Trailer::None),
+        WR_RDMA_WRITE => SendOp::Write { va, rkey, immediate: None },
+        WR_RDMA_WRITE_WITH_IMM => SendOp::Write { va, rkey, immediate: Some(wr.imm.to_ne_bytes()) },
+        WR_RDMA_READ => SendOp::Read { va, rkey },
+        WR_ATOMIC_CMP_AND_SWP => SendOp::CompareSwap { va, rkey, compare: wr.compare_add, swap: wr.swap },
+        WR_ATOMIC_FETCH_AND_ADD => SendOp::FetchAdd { va, rkey, add: wr.compare_add },
+        WR_ATOMIC_WRITE => SendOp::AtomicWrite { va, rkey },
+        WR_LOCAL_INV | WR_BIND_MW => SendOp::Local,
+        WR_SEND_WITH_IMM => SendOp::Send(SendModifier::Immediate(wr.imm.to_ne_bytes())),
+        WR_SEND_WITH_INV => SendOp::Send(SendModifier::Invalidate(Rkey::new(wr.imm))),
+        _ => SendOp::Send(SendModifier::None),
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use millstream_lockfree::RobustGuard;
-use millstream_proto::{DeliveryFault, Refusal};
+use millstream_proto::{DeliveryError, NakReason};
 
 use super::PacketPolling;
 use crate::greeting::{Message, Op, shared};
@@ -61,13 +61,13 @@ struct Place {
 impl Place {
     /// Excludes those of this host who send to the queue, and the owner who takes memory away.
     #[inline]
-    fn lease(&self, me: u32) -> Result<Option<RobustGuard<'static>>, Refusal> {
+    fn lease(&self, me: u32) -> Result<Option<RobustGuard<'static>>, NakReason> {
         let Some((number, entry)) = self.queue else { return Ok(None) };
-        let lease = entry.delivery.lock(me).ok_or(Refusal::Operational)?;
+        let lease = entry.delivery.lock(me).ok_or(NakReason::RemoteOperational)?;
         // Withdrawn before the lease was taken, it is seen here; afterwards, its owner waits for us.
         fence(Ordering::SeqCst);
         let is_there = entry.number.load(Ordering::Acquire) == number;
-        if is_there { Ok(Some(lease)) } else { Err(Refusal::Invalid) }
+        if is_there { Ok(Some(lease)) } else { Err(NakReason::InvalidRequest) }
     }
 }
 
@@ -86,7 +86,7 @@ impl ResponderMemory {
     }
 
     /// What follows is about this shared receive queue.
-    pub(super) fn select(&mut self, number: u32) -> Result<(), Refusal> {
+    pub(super) fn select(&mut self, number: u32) -> Result<(), NakReason> {
         let known = self.queues.get(&number).is_some_and(|place| {
             let there = place.queue.is_some_and(|(_, entry)| entry.number.load(Ordering::Acquire) == number);
             there && place.peer.alive()
@@ -96,7 +96,7 @@ impl ResponderMemory {
             if self.queues.len() >= REMEMBERED && self.receive.is_none() {
                 self.queues.clear();
             }
-            let place = self.find(number).ok_or(Refusal::Invalid)?;
+            let place = self.find(number).ok_or(NakReason::InvalidRequest)?;
             self.queues.insert(number, place);
         }
         self.selected = number;
@@ -123,9 +123,9 @@ impl ResponderMemory {
     }
 
     #[inline]
-    fn offers(&self, access: u32) -> Result<(), Refusal> {
+    fn offers(&self, access: u32) -> Result<(), NakReason> {
         let offered = self.own.target.entry.access.load(Ordering::Relaxed) & access == access;
-        if offered { Ok(()) } else { Err(Refusal::Invalid) }
+        if offered { Ok(()) } else { Err(NakReason::InvalidRequest) }
     }
 
     /// Runs `work` on a part of a region or window that the peer may use.
@@ -137,39 +137,39 @@ impl ResponderMemory {
         at: u64,
         len: u64,
         work: impl FnOnce(&Window, &Peer) -> Result<R, ExecError>,
-    ) -> Result<R, Refusal> {
+    ) -> Result<R, NakReason> {
         self.offers(access)?;
         let me = self.host.pid;
-        let place = self.place().ok_or(Refusal::Invalid)?;
+        let place = self.place().ok_or(NakReason::InvalidRequest)?;
         let _lease = place.lease(me)?;
         let Place { target, keys, peer, .. } = place;
         let _announced = Announced::new(target, peer);
-        let window = keys.find(peer, key).map_err(|_| Refusal::Access)?;
-        admit(window, target, at, len, access).map_err(|_| Refusal::Access)?;
-        work(window, peer).map_err(|_| Refusal::Operational)
+        let window = keys.find(peer, key).map_err(|_| NakReason::RemoteAccess)?;
+        admit(window, target, at, len, access).map_err(|_| NakReason::RemoteAccess)?;
+        work(window, peer).map_err(|_| NakReason::RemoteOperational)
     }
 
     /// Whether the peer may use `len` bytes from `at` for `access`.
-    pub(super) fn check(&mut self, access: u32, key: u32, at: u64, len: u64) -> Result<(), Refusal> {
+    pub(super) fn check(&mut self, access: u32, key: u32, at: u64, len: u64) -> Result<(), NakReason> {
         self.with_window(access, key, at, len, |_, _| Ok(()))
     }
 
     /// Stores a packet's data.
-    pub(super) fn write(&mut self, key: u32, at: u64, data: &[u8]) -> Result<(), Refusal> {
+    pub(super) fn write(&mut self, key: u32, at: u64, data: &[u8]) -> Result<(), NakReason> {
         self.with_window(ACCESS_REMOTE_WRITE, key, at, data.len() as u64, |window, peer| {
             store(window, peer, at, data.as_ptr(), data.len())
         })
     }
 
     /// Loads what a READ asks for.
-    pub(super) fn read(&mut self, key: u32, at: u64, out: &mut [u8]) -> Result<(), Refusal> {
+    pub(super) fn read(&mut self, key: u32, at: u64, out: &mut [u8]) -> Result<(), NakReason> {
         self.with_window(ACCESS_REMOTE_READ, key, at, out.len() as u64, |window, peer| {
             load(window, peer, at, out.as_mut_ptr(), out.len())
         })
     }
 
     /// Carries out the atomic operation that `wr` describes; what was there before.
-    pub(super) fn change(&mut self, wr: &SendWr<'_>) -> Result<u64, Refusal> {
+    pub(super) fn change(&mut self, wr: &SendWr<'_>) -> Result<u64, NakReason> {
         let me = self.host.pid;
         self.with_window(ACCESS_REMOTE_ATOMIC, wr.rkey, wr.remote_addr, 8, |window, peer| {
             change_word(window, peer, me, wr)
@@ -177,7 +177,7 @@ impl ResponderMemory {
     }
 
     /// Stores eight bytes at once (annex A19).
-    pub(super) fn write_word(&mut self, key: u32, at: u64, value: [u8; 8]) -> Result<(), Refusal> {
+    pub(super) fn write_word(&mut self, key: u32, at: u64, value: [u8; 8]) -> Result<(), NakReason> {
         let me = self.host.pid;
         self.with_window(ACCESS_REMOTE_WRITE, key, at, 8, |window, peer| {
             set_word(window, peer, me, at, value)
@@ -201,22 +201,22 @@ impl ResponderMemory {
     }
 
     /// Stores a part of the message, which lies `offset` bytes from its beginning, where the receive request says.
-    pub(super) fn fill(&mut self, offset: u64, data: &[u8]) -> Result<(), DeliveryFault> {
+    pub(super) fn fill(&mut self, offset: u64, data: &[u8]) -> Result<(), DeliveryError> {
         let me = self.host.pid;
         let Self { own, queues, receive, .. } = self;
-        let Some((queue, _, elements)) = receive else { return Err(DeliveryFault::Protection) };
+        let Some((queue, _, elements)) = receive else { return Err(DeliveryError::Protection) };
         if offset + data.len() as u64 > total_len(elements) {
-            return Err(DeliveryFault::TooLong);
+            return Err(DeliveryError::TooLong);
         }
         let rest = skip(elements, offset);
         let message: Piece = (data.as_ptr(), data.len() as u32);
-        let place = if *queue == 0 { own } else { queues.get_mut(queue).ok_or(DeliveryFault::Protection)? };
-        let _lease = place.lease(me).map_err(|_| DeliveryFault::Protection)?;
+        let place = if *queue == 0 { own } else { queues.get_mut(queue).ok_or(DeliveryError::Protection)? };
+        let _lease = place.lease(me).map_err(|_| DeliveryError::Protection)?;
         let Place { target, keys, peer, .. } = place;
         let _announced = Announced::new(target, peer);
         // SAFETY: the piece is a slice.
         let placed = unsafe { scatter(keys, peer, target.pd, std::iter::once(message), &rest) };
-        placed.map_err(|_| DeliveryFault::Protection)
+        placed.map_err(|_| DeliveryError::Protection)
     }
 
     /// Completes the receive request of the message that ends.
@@ -252,12 +252,12 @@ impl ResponderMemory {
     }
 
     /// Ends the life of a memory window of this queue pair, as the message under way asks.
-    pub(super) fn invalidate(&mut self, key: u32) -> Result<(), Refusal> {
-        let place = self.place().ok_or(Refusal::Invalid)?;
+    pub(super) fn invalidate(&mut self, key: u32) -> Result<(), NakReason> {
+        let place = self.place().ok_or(NakReason::InvalidRequest)?;
         let qpn = place.target.qpn();
         let found = place.keys.find(&place.peer, key);
         let done = found.is_ok_and(|window| window.belongs_to(qpn) && window.invalidate());
-        if done { Ok(()) } else { Err(Refusal::Access) }
+        if done { Ok(()) } else { Err(NakReason::RemoteAccess) }
     }
 }
 

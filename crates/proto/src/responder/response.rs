@@ -1,102 +1,105 @@
-//! Acknowledgements and responses to be sent. They go out in the order of their requests, so that none says
-//! that data was sent which was not.
+//! Acknowledgements and responses to send, in the order of their requests: no ACK may imply READ data that
+//! was not sent.
 
 use millstream_wire::{ICRC_LEN, Msn, NakCode, Opcode, Rkey, Srqn, Syndrome, aeth, atomic_ack_eth, bth};
 
-use super::{Kept, Responder};
+use super::{Responder, StoredResult};
 use crate::burst::Burst;
 use crate::config::Service;
-use crate::event::Fault;
+use crate::event::FailureCause;
 use crate::memory::Memory;
 use crate::sequence::Sequence;
 
-/// Something to be sent.
+/// A queued acknowledgement or response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
-    /// Everything up to a packet was carried out.
-    Acknowledge { at: Sequence, msn: Msn },
-    /// Everything before a packet was carried out, and it was not: RNR NAK or NAK.
-    Refuse { at: Sequence, syndrome: Syndrome, msn: Msn },
-    /// The rest of a READ's data.
+pub(super) enum Response {
+    /// ACK of all packets up to `at`.
+    Ack { at: Sequence, msn: Msn },
+    /// NAK or RNR NAK of the packet `at`; acknowledges all packets before it.
+    Nak { at: Sequence, syndrome: Syndrome, msn: Msn },
+    /// The rest of a READ response.
     Read { next: Sequence, queue: Srqn, va: u64, rkey: Rkey, left: u32, begun: bool, again: bool, msn: Msn },
-    /// The result of an operation with a response of one packet.
-    One { at: Sequence, what: Kept, again: bool, msn: Msn },
+    /// The response of an operation with one response packet.
+    Single { at: Sequence, what: StoredResult, again: bool, msn: Msn },
 }
 
-impl Answer {
-    /// Whether the peer waits for it as one of the operations that it may have under way. What is said again
-    /// may have been answered by now.
+impl Response {
+    /// Whether it occupies a responder resource. A response to a duplicate request does not.
     pub(super) const fn uses_resource(&self) -> bool {
-        matches!(self, Self::Read { again: false, .. } | Self::One { again: false, .. })
+        matches!(self, Self::Read { again: false, .. } | Self::Single { again: false, .. })
     }
 }
 
 impl Responder {
-    /// Acknowledges everything up to `at`. Acknowledgements that wait next to each other become one (9.7.5.1.2).
+    /// Queues an ACK of all packets up to `at`. Adjacent ACKs are coalesced (9.7.5.1.2).
     pub(super) fn acknowledge(&mut self, at: Sequence) {
-        let answer = Answer::Acknowledge { at, msn: self.msn };
-        if let Some(last @ Answer::Acknowledge { .. }) = self.answers.back_mut() {
+        let answer = Response::Ack { at, msn: self.msn };
+        if let Some(last @ Response::Ack { .. }) = self.responses.back_mut() {
             *last = answer;
         } else if self.has_room() {
-            self.answers.push_back(answer);
+            self.responses.push_back(answer);
         }
     }
 
-    /// Says why a packet was not carried out. The latest word about it is the one that counts.
-    pub(super) fn answer_refused(&mut self, at: Sequence, syndrome: Syndrome) {
-        if matches!(self.answers.back(), Some(Answer::Refuse { at: same, .. }) if *same == at) {
-            self.answers.pop_back();
+    /// Queues a NAK or RNR NAK, which replaces an earlier one of the same packet.
+    pub(super) fn queue_nak(&mut self, at: Sequence, syndrome: Syndrome) {
+        if matches!(self.responses.back(), Some(Response::Nak { at: same, .. }) if *same == at) {
+            self.responses.pop_back();
         }
-        let is_fatal = self.refusal.is_some();
+        let is_fatal = self.fatal_nak.is_some();
         if is_fatal || self.has_room() {
-            self.answers.push_back(Answer::Refuse { at, syndrome, msn: self.msn });
+            self.responses.push_back(Response::Nak { at, syndrome, msn: self.msn });
         }
     }
 
-    /// Whether another answer may wait. The operations that the peer may have under way, and an acknowledgement
-    /// between any two, always have room; more are the work of duplicates, and those of a broken or hostile peer.
+    /// Whether another response may be queued. There is always room for the operations that the peer may have
+    /// outstanding, with an ACK between any two. More come from duplicates, or from a broken or hostile peer.
     pub(super) fn has_room(&self) -> bool {
-        self.answers.len() < 2 * usize::from(self.config.max_dest_rd_atomic) + 16
+        self.responses.len() < 2 * usize::from(self.config.max_dest_rd_atomic) + 16
     }
 
-    /// Whether there is something to be sent.
-    pub(crate) fn has_answers(&self) -> bool {
-        !self.answers.is_empty()
+    /// Whether a response is queued.
+    pub(crate) fn has_responses(&self) -> bool {
+        !self.responses.is_empty()
     }
 
-    /// Whether that is one acknowledgement.
+    /// Whether a single ACK is all that is queued.
     pub(crate) fn has_only_acknowledgement(&self) -> bool {
-        self.answers.len() == 1 && matches!(self.answers[0], Answer::Acknowledge { .. })
+        self.responses.len() == 1 && matches!(self.responses[0], Response::Ack { .. })
     }
 
-    /// Fills the burst with answers.
-    pub(crate) fn transmit<M: Memory>(&mut self, memory: &mut M, burst: &mut Burst<'_>) -> Result<(), Fault> {
-        while let Some(answer) = self.answers.front().copied() {
+    /// Fills the burst with responses.
+    pub(crate) fn transmit<M: Memory>(
+        &mut self,
+        memory: &mut M,
+        burst: &mut Burst<'_>,
+    ) -> Result<(), FailureCause> {
+        while let Some(answer) = self.responses.front().copied() {
             match answer {
-                Answer::Acknowledge { at, msn } => {
+                Response::Ack { at, msn } => {
                     if !self.build(burst, Opcode::RC_ACKNOWLEDGE, at, (Syndrome::ACK_UNLIMITED, msn), None) {
                         return Ok(());
                     }
-                    self.answers.pop_front();
+                    self.responses.pop_front();
                 }
-                Answer::Refuse { at, syndrome, msn } => {
+                Response::Nak { at, syndrome, msn } => {
                     if !self.build(burst, Opcode::RC_ACKNOWLEDGE, at, (syndrome, msn), None) {
                         return Ok(());
                     }
-                    self.answers.pop_front();
+                    self.responses.pop_front();
                 }
-                Answer::One { at, what, msn, .. } => {
+                Response::Single { at, what, msn, .. } => {
                     let (opcode, original) = match what {
-                        Kept::Atomic(original) => (Opcode::RC_ATOMIC_ACKNOWLEDGE, Some(original)),
-                        // An atomic write is answered like a READ of nothing (annex A19).
+                        StoredResult::Atomic(original) => (Opcode::RC_ATOMIC_ACKNOWLEDGE, Some(original)),
+                        // An atomic WRITE is answered by an empty READ response (annex A19).
                         _ => (Opcode::RC_READ_RESPONSE_ONLY, None),
                     };
                     if !self.build(burst, opcode, at, (Syndrome::ACK_UNLIMITED, msn), original) {
                         return Ok(());
                     }
-                    self.answers.pop_front();
+                    self.responses.pop_front();
                 }
-                Answer::Read { next, queue, va, rkey, left, begun, again, msn } => {
+                Response::Read { next, queue, va, rkey, left, begun, again, msn } => {
                     let len = left.min(self.mtu);
                     let opcode = match (begun, len == left) {
                         (false, true) => Opcode::RC_READ_RESPONSE_ONLY,
@@ -107,10 +110,10 @@ impl Responder {
                     match self.build_data(burst, opcode, next, msn, (queue, va, rkey, len), memory) {
                         Ok(false) => return Ok(()),
                         Ok(true) if len == left => {
-                            self.answers.pop_front();
+                            self.responses.pop_front();
                         }
                         Ok(true) => {
-                            self.answers[0] = Answer::Read {
+                            self.responses[0] = Response::Read {
                                 next: next.plus(1),
                                 queue,
                                 va: va.wrapping_add(u64::from(len)),
@@ -121,17 +124,18 @@ impl Responder {
                                 msn,
                             };
                         }
-                        // The requester may have the data, and the owner have taken the key away since: a network
-                        // that delays doubles must not end the connection. One that waits is told.
+                        // The requester may have the data already, and the key may have been invalidated
+                        // since. A delayed duplicate must not end the connection. A requester that waits
+                        // receives the NAK.
                         Err(nak) if again => {
-                            self.answers[0] = Answer::Refuse { at: next, syndrome: Syndrome::Nak(nak), msn };
+                            self.responses[0] = Response::Nak { at: next, syndrome: Syndrome::Nak(nak), msn };
                         }
                         Err(nak) => {
-                            // The key was taken away meanwhile. What comes after is not answered any more.
-                            self.answers.clear();
-                            self.refusal = Some((next, nak));
-                            self.answer_refused(next, Syndrome::Nak(nak));
-                            return Err(Fault::PeerAccess);
+                            // The key was invalidated meanwhile; later requests are not answered.
+                            self.responses.clear();
+                            self.fatal_nak = Some((next, nak));
+                            self.queue_nak(next, Syndrome::Nak(nak));
+                            return Err(FailureCause::AccessViolation);
                         }
                     }
                 }
@@ -141,12 +145,12 @@ impl Responder {
     }
 
     fn bth(&self, opcode: Opcode, at: Sequence, pad: u8) -> bth::Repr {
-        let opcode = self.config.service.carried(opcode);
+        let opcode = self.config.service.opcode_of(opcode);
         let bth = bth::Repr::new(opcode, self.config.remote_qp, at.psn());
         bth::Repr { pad, pkey: self.config.pkey, ..bth }
     }
 
-    /// A packet without payload; false if there is no room.
+    /// Builds a packet without payload; false if there is no room.
     fn build(
         &self,
         burst: &mut Burst<'_>,
@@ -170,7 +174,7 @@ impl Responder {
         true
     }
 
-    /// A packet with a READ's data; false if there is no room, or congestion control allows no more.
+    /// Builds a READ response; false if there is no room, or the byte budget is used up.
     #[inline]
     fn build_data<M: Memory>(
         &self,
@@ -194,10 +198,10 @@ impl Responder {
             header.emit(&mut aeth::Packet::new_unchecked(&mut packet[bth::LEN..]));
         }
         if payload > 0 {
-            if self.config.service == Service::Target {
-                memory.select(queue).map_err(|refusal| refusal.nak())?;
+            if self.config.service == Service::XrcTarget {
+                memory.select(queue).map_err(|reason| reason.nak())?;
             }
-            memory.read(rkey, va, &mut packet[start..start + payload]).map_err(|refusal| refusal.nak())?;
+            memory.read(rkey, va, &mut packet[start..start + payload]).map_err(|reason| reason.nak())?;
             packet[start + payload..start + payload + pad].fill(0);
         }
         burst.commit(len, true);

@@ -1,4 +1,4 @@
-//! A queue pair of the datagram service (9.8.3): each message is one packet, to anybody, from anybody.
+//! A queue pair of the unreliable datagram service (9.8.3): each message is one packet.
 
 use core::net::IpAddr;
 use std::collections::VecDeque;
@@ -6,109 +6,109 @@ use std::collections::VecDeque;
 use millstream_wire::icrc::Flow;
 use millstream_wire::{Headers, ICRC_LEN, Opcode, Packet, Pkey, Psn, Qkey, Qpn, bth, deth, imm_dt};
 
-use crate::burst::{Burst, Limits, Transmit};
+use crate::burst::{Burst, Transmit, TransmitLimits};
 use crate::config::Mtu;
 use crate::connection::{Disposition, DropReason};
-use crate::event::{Event, Fault, Received, ReceivedKind, Status};
-use crate::memory::{DeliveryFault, Memory};
+use crate::event::{Event, FailureCause, Received, ReceivedKind, Status};
+use crate::memory::{DeliveryError, Memory};
 use crate::request::{PostError, ReceiveId, WorkId};
 
-/// The queue pair number in datagrams to a multicast group (10.5.2).
+/// Queue pair number of datagrams to a multicast group (10.5.2).
 const MULTICAST: Qpn = Qpn::new(0xff_ffff);
 
-/// Bytes of the headers that are delivered in front of a datagram.
+/// Bytes of the global route header in front of a received datagram.
 const GRH: u32 = 40;
 
-/// What a datagram queue pair is set up with.
+/// Attributes of a UD queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DatagramsConfig {
-    /// Own queue pair number.
+pub struct UdConfig {
+    /// Local queue pair number.
     pub local_qp: Qpn,
-    /// The key that datagrams must show.
+    /// Q_Key that received datagrams must carry.
     pub qkey: Qkey,
-    /// The partition.
+    /// Partition key.
     pub pkey: Pkey,
-    /// The longest payload: the port's MTU.
+    /// The port's MTU, the longest payload.
     pub mtu: Mtu,
-    /// What to start with (`sq_psn`).
+    /// First own PSN (`sq_psn`).
     pub send_psn: Psn,
 }
 
-/// Where a datagram goes.
+/// DatagramDestination of a datagram: address handle, queue pair number and Q_Key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Destination {
-    /// From own to the receiver's address.
+pub struct DatagramDestination {
+    /// Addresses and ports.
     pub flow: Flow,
-    /// The receiver's queue pair.
+    /// DatagramDestination queue pair.
     pub qp: Qpn,
-    /// The key that it asks for.
+    /// Q_Key of the destination.
     pub qkey: Qkey,
 }
 
-/// A datagram to be sent.
+/// A datagram to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram {
-    /// Its request's name.
+    /// Its send request.
     pub id: WorkId,
-    /// Where it goes.
-    pub to: Destination,
-    /// Bytes of payload.
+    /// Its destination.
+    pub to: DatagramDestination,
+    /// Payload in bytes.
     pub len: u32,
-    /// Immediate data, as it travels.
+    /// Immediate data in network order.
     pub immediate: Option<[u8; 4]>,
-    /// The receiver's completion is a solicited event.
+    /// Whether the receiver's completion is a solicited event.
     pub solicited: bool,
 }
 
-/// What a datagram came in.
+/// Source of a received datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Envelope {
-    /// The sender's address.
+pub struct DatagramSource {
+    /// Source address.
     pub from: IpAddr,
-    /// What the receiver finds in front of the data: an IPv6 header, or an IPv4 header in the last 20 bytes
-    /// (annex A17, 17.4.5.1).
+    /// Header in front of the payload: an IPv6 header, or an IPv4 header in the last 20 bytes (annex A17,
+    /// 17.4.5.1).
     pub headers: [u8; GRH as usize],
 }
 
-/// A queue pair of the datagram service.
+/// A queue pair of the unreliable datagram service.
 #[derive(Debug)]
-pub struct Datagrams {
-    config: DatagramsConfig,
+pub struct UdQueuePair {
+    config: UdConfig,
     psn: Psn,
     queue: VecDeque<Datagram>,
     events: VecDeque<Event>,
-    /// A receive request that a datagram did not fit into: for the next one.
-    held: Option<ReceiveId>,
+    /// A receive request that was too short for a datagram; the next datagram uses it.
+    spare_receive: Option<ReceiveId>,
     failed: bool,
 }
 
-impl Datagrams {
+impl UdQueuePair {
     /// A queue pair that sends and receives.
     #[must_use]
-    pub fn new(config: DatagramsConfig) -> Self {
+    pub fn new(config: UdConfig) -> Self {
         Self {
             psn: config.send_psn,
             config,
             queue: VecDeque::new(),
             events: VecDeque::new(),
-            held: None,
+            spare_receive: None,
             failed: false,
         }
     }
 
-    /// Other keys are asked for from now on.
+    /// Changes the Q_Key that received datagrams must carry.
     pub fn set_qkey(&mut self, qkey: Qkey) {
         self.config.qkey = qkey;
     }
 
-    /// Takes a datagram to be sent.
+    /// Posts a datagram.
     ///
     /// # Errors
-    /// [`PostError::TooLong`] if it is longer than a packet's payload.
+    /// [`PostError::TooLong`] if it exceeds the port's MTU.
     pub fn post(&mut self, datagram: Datagram) -> Result<(), PostError> {
-        let most = self.config.mtu.bytes();
-        if datagram.len > most {
-            return Err(PostError::TooLong { len: datagram.len, most });
+        let max = self.config.mtu.bytes();
+        if datagram.len > max {
+            return Err(PostError::TooLong { len: datagram.len, max });
         }
         if self.failed {
             self.events.push_back(Event::Completed { id: datagram.id, status: Status::Flushed });
@@ -118,8 +118,8 @@ impl Datagrams {
         Ok(())
     }
 
-    /// Whether a packet is a datagram for this queue pair or a group, of its partition, with its key (9.6.1.4). For
-    /// callers that deliver by themselves; [`handle_datagram`](Self::handle_datagram) asks it first.
+    /// Whether a datagram is for this queue pair or a multicast group, with matching partition and Q_Key
+    /// (9.6.1.4). [`handle_datagram`](Self::handle_datagram) checks this itself.
     #[must_use]
     pub fn admits(&self, packet: &Packet<&[u8]>) -> bool {
         let bth = packet.bth();
@@ -128,25 +128,25 @@ impl Datagrams {
             && packet.deth().is_some_and(|deth| deth.qkey() == self.config.qkey)
     }
 
-    /// Takes a packet, whose ICRC was right or could not be checked. What is not for this queue pair, shows the
-    /// wrong key, or does not fit, is dropped, and the queue pair lives on (9.8.3.2).
+    /// Handles a packet whose ICRC was correct or could not be checked. UdQueuePair that are not for this queue
+    /// pair, have another Q_Key, or do not fit are dropped; the queue pair stays usable (9.8.3.2).
     pub fn handle_datagram<M: Memory>(
         &mut self,
-        envelope: &Envelope,
+        envelope: &DatagramSource,
         packet: &Packet<&[u8]>,
         memory: &mut M,
     ) -> Disposition {
         let (bth, Some(deth)) = (packet.bth(), packet.deth()) else {
-            return Disposition::Dropped(DropReason::Destination);
+            return Disposition::Dropped(DropReason::WrongDestination);
         };
         if !self.admits(packet) {
-            return Disposition::Dropped(DropReason::Destination);
+            return Disposition::Dropped(DropReason::WrongDestination);
         }
         let payload = packet.payload();
         if self.failed || payload.len() > self.config.mtu.bytes() as usize {
-            return Disposition::Dropped(DropReason::State);
+            return Disposition::Dropped(DropReason::QpState);
         }
-        let Some(id) = self.held.take().or_else(|| memory.take_receive()) else {
+        let Some(id) = self.spare_receive.take().or_else(|| memory.take_receive()) else {
             return Disposition::NotReady;
         };
         let delivered = memory
@@ -154,11 +154,11 @@ impl Datagrams {
             .and_then(|()| if payload.is_empty() { Ok(()) } else { memory.deliver(id, GRH, payload) });
         let status = match delivered {
             Ok(()) => Status::Success,
-            Err(DeliveryFault::TooLong) => {
-                self.held = Some(id);
-                return Disposition::Dropped(DropReason::State);
+            Err(DeliveryError::TooLong) => {
+                self.spare_receive = Some(id);
+                return Disposition::Dropped(DropReason::QpState);
             }
-            Err(DeliveryFault::Protection) => Status::LocalProtection,
+            Err(DeliveryError::Protection) => Status::LocalProtection,
         };
         self.events.push_back(Event::Received(Received {
             id,
@@ -173,21 +173,21 @@ impl Datagrams {
         if status == Status::Success {
             return Disposition::Accepted;
         }
-        self.fail_by(Fault::Receive);
-        Disposition::Refused
+        self.fail_by(FailureCause::ReceiveRequest);
+        Disposition::Nak
     }
 
-    /// Fails: what waits is flushed.
+    /// Moves to the error state and flushes posted datagrams.
     pub fn fail(&mut self) {
-        self.fail_by(Fault::Asked);
+        self.fail_by(FailureCause::Requested);
     }
 
-    fn fail_by(&mut self, fault: Fault) {
+    fn fail_by(&mut self, fault: FailureCause) {
         if self.failed {
             return;
         }
         self.failed = true;
-        if let Some(id) = self.held.take() {
+        if let Some(id) = self.spare_receive.take() {
             self.events.push_back(Event::Received(Received {
                 id,
                 status: Status::Flushed,
@@ -209,17 +209,17 @@ impl Datagrams {
         }
     }
 
-    /// Fills `out` with datagrams to one destination address, as [`Connection`](crate::Connection) does; None if
-    /// there are none.
+    /// Fills `out` with datagrams to one destination address, as
+    /// [`Connection::poll_transmit`](crate::Connection::poll_transmit) does; `None` if there are none.
     pub fn poll_transmit<M: Memory>(
         &mut self,
         memory: &mut M,
-        limits: Limits,
+        limits: TransmitLimits,
         out: &mut [u8],
     ) -> Option<(Flow, Transmit)> {
         loop {
             let flow = self.queue.front()?.to.flow;
-            let mut burst = Burst::new(out, flow.prepare(), limits);
+            let mut burst = Burst::new(out, flow.crc(), limits);
             let mut removed = false;
             while let Some(datagram) = self.queue.front().copied().filter(|datagram| datagram.to.flow == flow)
             {
@@ -227,8 +227,8 @@ impl Datagrams {
                 if !burst.is_allowed() || !burst.has_room(len) {
                     break;
                 }
-                // Complete when it is sent; one that cannot be read has failed alone (10.3.1.7 lets the send
-                // queue fail; those behind it were not wrong).
+                // UdQueuePair complete when they are sent. An unreadable one fails alone: 10.3.1.7 lets the
+                // send queue fail, but the datagrams behind it are valid.
                 let gather = |into: &mut [u8]| memory.gather(datagram.id, 0, into);
                 let status = match self.build(&datagram, &mut burst, gather) {
                     Ok(()) => Status::Success,
@@ -240,32 +240,32 @@ impl Datagrams {
             }
             match burst.finish() {
                 Some(transmit) => return Some((flow, transmit)),
-                // All of them failed; others may follow.
+                // All datagrams of this burst failed; others may follow.
                 None if removed => {}
                 None => return None,
             }
         }
     }
 
-    /// Makes a datagram's packet at once, for callers that send and complete by themselves: nothing is queued, and
-    /// no event comes of it. `gather` copies the payload.
+    /// Builds one packet for callers that queue and complete datagrams themselves; there is no event.
+    /// `gather` copies the payload.
     ///
     /// # Errors
-    /// [`PostError::TooLong`] if it is longer than a packet's payload.
+    /// [`PostError::TooLong`] if the datagram exceeds the port's MTU.
     ///
     /// # Panics
-    /// If `out` has no room for the packet: [`Datagram::packet_len`].
+    /// If `out` is shorter than [`Datagram::packet_len`].
     pub fn packet(
         &mut self,
         datagram: &Datagram,
         out: &mut [u8],
         gather: impl FnOnce(&mut [u8]),
     ) -> Result<(), PostError> {
-        let most = self.config.mtu.bytes();
-        if datagram.len > most {
-            return Err(PostError::TooLong { len: datagram.len, most });
+        let max = self.config.mtu.bytes();
+        if datagram.len > max {
+            return Err(PostError::TooLong { len: datagram.len, max });
         }
-        let mut burst = Burst::new(out, datagram.to.flow.prepare(), Limits::NONE);
+        let mut burst = Burst::new(out, datagram.to.flow.crc(), TransmitLimits::NONE);
         assert!(
             burst.has_room(datagram.packet_len()),
             "room for a packet of {} bytes",
@@ -311,7 +311,7 @@ impl Datagrams {
         Ok(())
     }
 
-    /// What there is to tell, oldest first.
+    /// The next event, oldest first.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
@@ -322,7 +322,7 @@ impl Datagram {
         if self.immediate.is_some() { Opcode::UD_SEND_ONLY_IMM } else { Opcode::UD_SEND_ONLY }
     }
 
-    /// Bytes of its packet, the ICRC's included.
+    /// Length of its packet in bytes, ICRC included.
     #[must_use]
     pub fn packet_len(&self) -> usize {
         bth::LEN + self.opcode().headers_len() + (self.len as usize).next_multiple_of(4) + ICRC_LEN

@@ -1,6 +1,7 @@
-//! Packets that came before their turn, kept until it comes: what was lost is then all that has to come again.
+//! Reorder buffer: holds packets that arrived behind a gap, so that only the missing packets must be
+//! retransmitted.
 //!
-//! To the peer it is as if the network had held them back. They are bounded in number and bytes.
+//! To the peer it looks as if the network had delayed them. The buffer is bounded in packets and bytes.
 
 use std::collections::BTreeMap;
 
@@ -8,26 +9,26 @@ use millstream_wire::{ICRC_LEN, Packet};
 
 use crate::sequence::Sequence;
 
-/// Packets ahead of the next one that are kept, at most.
+/// Largest distance from the expected packet, in packets.
 const PACKETS: u32 = 2048;
-/// Bytes of them.
+/// Largest sum of packet lengths in bytes.
 const BYTES: usize = 2 << 20;
 
-/// Packets from beyond a gap, by their places.
+/// Packets behind a gap, by sequence number.
 #[derive(Debug, Default)]
-pub(crate) struct Early {
+pub(crate) struct ReorderBuffer {
     packets: BTreeMap<Sequence, Box<[u8]>>,
     bytes: usize,
 }
 
-impl Early {
-    /// Keeps a packet if it is near enough, and there is room; whether it did.
+impl ReorderBuffer {
+    /// Stores a packet if it is in range and there is room; returns whether it did.
     pub(crate) fn keep(&mut self, expected: Sequence, at: Sequence, packet: &Packet<&[u8]>) -> bool {
         let len = packet.covered().len() + ICRC_LEN;
         if at.since(expected) >= PACKETS || self.bytes + len > BYTES {
             return false;
         }
-        // What comes again is the same, or one of them is forged: the sender itself sends more than once.
+        // The first copy wins: a retransmission is identical, unless one of them is forged.
         let bytes = [packet.covered(), &packet.icrc()].concat().into_boxed_slice();
         self.bytes += len;
         if let Some(former) = self.packets.insert(at, bytes) {
@@ -36,7 +37,7 @@ impl Early {
         true
     }
 
-    /// The packet whose turn it is; those whose turn is over are forgotten.
+    /// Removes the packet at `expected`, and drops all before it.
     pub(crate) fn take(&mut self, expected: Sequence) -> Option<Box<[u8]>> {
         while let Some(first) = self.packets.first_entry().filter(|first| *first.key() <= expected) {
             let (at, bytes) = first.remove_entry();
@@ -48,17 +49,17 @@ impl Early {
         None
     }
 
-    /// Whether a packet is there.
+    /// Whether the packet at `at` is stored.
     pub(crate) fn has(&self, at: Sequence) -> bool {
         self.packets.contains_key(&at)
     }
 
-    /// The next packet from `at` on.
+    /// The first stored packet at or after `at`.
     pub(crate) fn next(&self, at: Sequence) -> Option<Sequence> {
         self.packets.range(at..).next().map(|(at, _)| *at)
     }
 
-    /// The packet farthest ahead.
+    /// The last stored packet.
     pub(crate) fn last(&self) -> Option<Sequence> {
         self.packets.last_key_value().map(|(at, _)| *at)
     }
