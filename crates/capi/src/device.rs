@@ -231,7 +231,8 @@ pub(crate) unsafe extern "C" fn query_rt_values(
     unsafe {
         (*values).comp_mask &= IBV_VALUES_MASK_RAW_CLOCK;
         if (*values).comp_mask != 0 {
-            (*values).raw_clock = libc::timespec { tv_sec: 0, tv_nsec: device::Timestamp::now().0.cast_signed() };
+            (*values).raw_clock =
+                libc::timespec { tv_sec: 0, tv_nsec: device::Timestamp::now().0.cast_signed() };
         }
     }
     0

@@ -96,22 +96,30 @@ pub(crate) unsafe extern "C" fn bind_mw(
     errno::status(result.map_err(Errno::from))
 }
 
-/// Posts the binding of a type-2 window, as a send request asks for it. Returns an error number, or
-/// updates the window's key.
+/// The binding of a type-2 window that a send request asks for.
 ///
 /// # Safety
-/// The request is complete, and its window and region are alive.
+/// The request is a complete IBV_WR_BIND_MW, and its window and region are alive.
 #[cold]
-pub(crate) unsafe fn post_bind(qp: &QpObject, request: &ibv_send_wr) -> Result<(), Errno> {
+pub(crate) unsafe fn requested_bind(request: &ibv_send_wr) -> Result<Bind, device::Errno> {
     // SAFETY: the caller vouches for a complete request.
-    let (asked, bind) = unsafe {
+    unsafe {
         let asked = request.__bindgen_anon_2.bind_mw;
-        (asked, bind_type_2(asked.mw, &asked.bind_info, asked.rkey)?)
-    };
-    qp.inner.post_bind(request.wr_id, request.send_flags, &bind)?;
-    // SAFETY: as above.
-    unsafe { (*asked.mw).rkey = asked.rkey };
-    Ok(())
+        bind_type_2(asked.mw, &asked.bind_info, asked.rkey)
+    }
+}
+
+/// Writes the key of an accepted binding into the program's window.
+///
+/// # Safety
+/// As [`requested_bind`], whose result was posted.
+#[cold]
+pub(crate) unsafe fn show_bound_key(request: &ibv_send_wr) {
+    // SAFETY: the caller vouches for a complete request with a window.
+    unsafe {
+        let asked = request.__bindgen_anon_2.bind_mw;
+        (*asked.mw).rkey = asked.rkey;
+    }
 }
 
 /// Frees a memory window, bound or not. Returns 0 or an error number.

@@ -3,9 +3,9 @@
 use std::{ffi::c_int, mem, ptr, slice, sync::Arc};
 
 use millstream_device::{
-    Handle, Qp,
+    self as device, Handle, Qp,
     qp::{
-        Plain, QpCap, QpType, RecvSource, Requests, SendOps, WrBatchLock,
+        QpCap, QpType, RecvSource, SendOps, SendWrList, SingleSgeWr, WrBatchLock,
         state::{AddressVector, QpAttr, QpState},
     },
     types::{SendWr, Sge},
@@ -341,28 +341,37 @@ pub unsafe extern "C" fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, 
     errno::status(result.map_err(Errno::from))
 }
 
-/// What is left of a list of send requests: where the next one is, or NULL.
+/// A position in a linked list of send requests: the next one, or NULL.
 #[derive(Clone, Copy)]
-struct Rest(*mut ibv_send_wr);
+struct LinkedWrs {
+    next: *mut ibv_send_wr,
+    /// The queue pair's type says which fields of a request's unions count.
+    qp_type: QpType,
+}
 
-impl Requests for Rest {
+impl SendWrList for LinkedWrs {
     #[inline(always)]
-    fn plain(&self, opcode: u32) -> Option<Plain> {
-        // SAFETY: made by `post_send` from a list of complete requests; the element is read only if there is
-        // one, and so is what WRITEs and READs have.
+    fn opcode(&self) -> Option<u32> {
+        // SAFETY: made by `post_send` from a list of complete requests.
+        unsafe { Some(self.next.as_ref()?.opcode) }
+    }
+
+    #[inline(always)]
+    fn single_sge(&self, opcode: u32) -> Option<SingleSgeWr> {
+        // SAFETY: as above; the element is read only if there is one, and every request has the RDMA fields' bytes.
         unsafe {
-            let request = self.0.as_ref()?;
+            let request = self.next.as_ref()?;
             if request.num_sge != 1 || request.opcode != opcode {
                 return None;
             }
-            // Field by field: one wide load of what the program has just written in parts waits for all of its stores.
+            // Field by field: a wide load of what the program has just stored in parts waits for all of the stores.
             let sge = request.sg_list;
             let sge = Sge {
                 addr: (&raw const (*sge).addr).read_volatile(),
                 length: (&raw const (*sge).length).read_volatile(),
                 lkey: (&raw const (*sge).lkey).read_volatile(),
             };
-            Some(Plain {
+            Some(SingleSgeWr {
                 wr_id: request.wr_id,
                 flags: request.send_flags,
                 sge,
@@ -373,15 +382,59 @@ impl Requests for Rest {
     }
 
     #[inline(always)]
-    fn opcode(&self) -> Option<u32> {
-        // SAFETY: as above.
-        unsafe { Some(self.0.as_ref()?.opcode) }
+    fn with_wr<R>(&self, work: impl FnOnce(&SendWr<'_>) -> R) -> Result<R, device::Errno> {
+        // SAFETY: as above; the unions hold what the types of queue pair and request say.
+        unsafe {
+            let request = self.next.as_ref().ok_or(device::Errno::INVAL)?;
+            let mut wr = SendWr {
+                wr_id: request.wr_id,
+                opcode: request.opcode,
+                flags: request.send_flags,
+                imm: request.__bindgen_anon_1.imm_data,
+                sges: elements(request.sg_list, request.num_sge),
+                remote_addr: request.wr.rdma.remote_addr,
+                rkey: request.wr.rdma.rkey,
+                compare_add: 0,
+                swap: 0,
+                to: None,
+                bind: None,
+                remote_srqn: 0,
+            };
+            if self.qp_type == QpType::Ud {
+                let ud = request.wr.ud;
+                if !ud.ah.is_null() {
+                    wr.to = Some(AhObject::destination(ud.ah, ud.remote_qpn, ud.remote_qkey));
+                }
+            } else if matches!(request.opcode, IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD) {
+                let atomic = request.wr.atomic;
+                (wr.remote_addr, wr.rkey) = (atomic.remote_addr, atomic.rkey);
+                (wr.compare_add, wr.swap) = (atomic.compare_add, atomic.swap);
+            } else if request.opcode == IBV_WR_BIND_MW {
+                let bind = mw::requested_bind(request)?;
+                let (wr_id, flags) = (request.wr_id, request.send_flags);
+                let opcode = request.opcode;
+                return Ok(work(&SendWr { wr_id, opcode, flags, bind: Some(&bind), ..SendWr::default() }));
+            }
+            if self.qp_type == QpType::XrcSend {
+                wr.remote_srqn = request.qp_type.xrc.remote_srqn;
+            }
+            Ok(work(&wr))
+        }
+    }
+
+    fn accepted(&self) {
+        // SAFETY: as above, and there is a next request.
+        unsafe {
+            if (*self.next).opcode == IBV_WR_BIND_MW {
+                mw::show_bound_key(&*self.next);
+            }
+        }
     }
 
     #[inline(always)]
     fn advance(&mut self) {
-        // SAFETY: as above, and there was a next one.
-        self.0 = unsafe { (*self.0).next };
+        // SAFETY: as above, and there is a next request.
+        self.next = unsafe { (*self.next).next };
     }
 }
 
@@ -392,61 +445,17 @@ pub(crate) unsafe extern "C" fn post_send(
     wr: *mut ibv_send_wr,
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
-    let mut rest = Rest(wr);
     // SAFETY: the caller passes a live queue pair, a list of complete requests and a writable `bad_wr`.
     unsafe {
-        let object = QpObject::of(qp);
-        loop {
-            object.inner.post_plain(&mut rest);
-            let Some(request) = rest.0.as_ref() else { return 0 };
-            if let Err(error) = post_any(object, request) {
-                bad_wr.write(rest.0);
-                return errno::status(Err(error));
+        let inner = &QpObject::of(qp).inner;
+        let mut list = LinkedWrs { next: wr, qp_type: inner.kind() };
+        match inner.post_list(&mut list) {
+            Ok(()) => 0,
+            Err(error) => {
+                bad_wr.write(list.next);
+                errno::status(Err(error.into()))
             }
-            rest.advance();
         }
-    }
-}
-
-/// Posts one request that is not plain.
-///
-/// # Safety
-/// The request is complete.
-#[inline(never)]
-unsafe fn post_any(object: &QpObject, request: &ibv_send_wr) -> Result<(), Errno> {
-    let queue_pair = &object.inner;
-    // SAFETY: the unions hold what the kinds of queue pair and request say.
-    unsafe {
-        let mut ours = SendWr {
-            wr_id: request.wr_id,
-            opcode: request.opcode,
-            flags: request.send_flags,
-            imm: request.__bindgen_anon_1.imm_data,
-            sges: elements(request.sg_list, request.num_sge),
-            remote_addr: request.wr.rdma.remote_addr,
-            rkey: request.wr.rdma.rkey,
-            compare_add: 0,
-            swap: 0,
-            to: None,
-            bind: None,
-            remote_srqn: 0,
-        };
-        if queue_pair.kind() == QpType::Ud {
-            let ud = request.wr.ud;
-            if !ud.ah.is_null() {
-                ours.to = Some(AhObject::destination(ud.ah, ud.remote_qpn, ud.remote_qkey));
-            }
-        } else if matches!(request.opcode, IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD) {
-            let atomic = request.wr.atomic;
-            (ours.remote_addr, ours.rkey) = (atomic.remote_addr, atomic.rkey);
-            (ours.compare_add, ours.swap) = (atomic.compare_add, atomic.swap);
-        } else if request.opcode == IBV_WR_BIND_MW {
-            return mw::post_bind(object, request);
-        }
-        if queue_pair.kind() == QpType::XrcSend {
-            ours.remote_srqn = request.qp_type.xrc.remote_srqn;
-        }
-        Ok(queue_pair.post_any(&ours)?)
     }
 }
 

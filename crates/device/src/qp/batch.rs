@@ -8,9 +8,9 @@ use std::sync::atomic::Ordering;
 
 use millstream_lockfree::{SpinGuard, SpinLock};
 
-use super::fast_path::{Plain, Requests, Run};
 use super::send::{PostOutcome, SendQueue};
 use super::state::QpState;
+use super::wr_list::{SendWrList, SingleSgeWr};
 use super::{Qp, QpCap, QpType};
 use crate::errno::{Errno, Result};
 use crate::mr::window::Bind;
@@ -66,7 +66,7 @@ pub struct WrBatch {
     /// Those that the queue pair was made for, a bit each.
     opcodes: u32,
     capacity: QpCap,
-    requests: Vec<Prepared>,
+    requests: Vec<PreparedWr>,
     elements: Vec<Sge>,
     inline: Vec<u8>,
     destinations: Vec<UdDestination>,
@@ -77,7 +77,7 @@ pub struct WrBatch {
 
 /// A request without what few have.
 #[derive(Clone, Copy, Debug)]
-struct Prepared {
+struct PreparedWr {
     wr_id: u64,
     opcode: u32,
     /// With [`SEND_INLINE`] if its data is inline.
@@ -107,7 +107,7 @@ impl WrBatch {
             return self.fail(Errno::NOMEM);
         }
         let SendWr { wr_id, opcode, flags, imm, rkey, remote_addr, compare_add, swap, remote_srqn, .. } = wr;
-        self.requests.push(Prepared {
+        self.requests.push(PreparedWr {
             wr_id,
             opcode,
             flags: flags & !SEND_INLINE,
@@ -207,7 +207,7 @@ impl WrBatch {
 
     /// After an error requests are no longer counted, so the last one may not be the one that is meant.
     #[inline]
-    fn last(&mut self) -> Option<&mut Prepared> {
+    fn last(&mut self) -> Option<&mut PreparedWr> {
         if self.error.is_some() {
             return None;
         }
@@ -229,22 +229,22 @@ impl WrBatch {
 
     /// A request's inline data, as an element.
     #[inline(always)]
-    fn inline(&self, prepared: &Prepared) -> Sge {
+    fn inline(&self, prepared: &PreparedWr) -> Sge {
         let (at, length) = prepared.data;
         Sge { addr: self.inline[at as usize..].as_ptr() as u64, length, lkey: 0 }
     }
 
     /// A request's elements, if they are not inline data.
     #[inline(always)]
-    fn elements(&self, prepared: &Prepared) -> &[Sge] {
+    fn elements(&self, prepared: &PreparedWr) -> &[Sge] {
         let (at, count) = prepared.data;
         &self.elements[at as usize..][..count as usize]
     }
 
     /// The request as it would have been posted by itself; `room` is for the element that points to inline data.
-    fn complete<'a>(&'a self, prepared: &Prepared, room: &'a mut [Sge; 1]) -> SendWr<'a> {
-        let &Prepared { wr_id, opcode, flags, imm, rkey, remote_addr, .. } = prepared;
-        let &Prepared { compare_add, swap, remote_srqn, .. } = prepared;
+    fn complete<'a>(&'a self, prepared: &PreparedWr, room: &'a mut [Sge; 1]) -> SendWr<'a> {
+        let &PreparedWr { wr_id, opcode, flags, imm, rkey, remote_addr, .. } = prepared;
+        let &PreparedWr { compare_add, swap, remote_srqn, .. } = prepared;
         let sges = if flags & SEND_INLINE != 0 {
             *room = [self.inline(prepared)];
             &room[..]
@@ -272,28 +272,34 @@ impl WrBatch {
 
 /// What is left of a batch.
 #[derive(Clone, Copy)]
-struct Rest<'a> {
+struct BatchRest<'a> {
     batch: &'a WrBatch,
-    requests: &'a [Prepared],
+    requests: &'a [PreparedWr],
 }
 
-impl Requests for Rest<'_> {
+impl SendWrList for BatchRest<'_> {
     #[inline(always)]
-    fn plain(&self, opcode: u32) -> Option<Plain> {
+    fn opcode(&self) -> Option<u32> {
+        Some(self.requests.first()?.opcode)
+    }
+
+    #[inline(always)]
+    fn single_sge(&self, opcode: u32) -> Option<SingleSgeWr> {
         let prepared = self.requests.first().filter(|prepared| prepared.opcode == opcode)?;
-        let Prepared { wr_id, flags, remote_addr, rkey, .. } = *prepared;
+        let PreparedWr { wr_id, flags, remote_addr, rkey, .. } = *prepared;
         let sge = if flags & SEND_INLINE != 0 {
             self.batch.inline(prepared)
         } else {
             let [sge] = self.batch.elements(prepared) else { return None };
             *sge
         };
-        Some(Plain { wr_id, flags, sge, remote_addr, rkey })
+        Some(SingleSgeWr { wr_id, flags, sge, remote_addr, rkey })
     }
 
     #[inline(always)]
-    fn opcode(&self) -> Option<u32> {
-        Some(self.requests.first()?.opcode)
+    fn with_wr<R>(&self, work: impl FnOnce(&SendWr<'_>) -> R) -> Result<R> {
+        let prepared = self.requests.first().ok_or(Errno::INVAL)?;
+        Ok(work(&self.batch.complete(prepared, &mut [Sge::default()])))
     }
 
     #[inline(always)]
@@ -378,28 +384,18 @@ impl Qp {
         if let Some(error) = batch.error {
             return Err(error);
         }
-        let mut rest = Rest { batch, requests: &batch.requests };
+        let mut rest = BatchRest { batch, requests: &batch.requests };
         let mut send = self.send.lock();
         // All or nothing: what is behind a request may not be found wrong when that is carried out already.
         if batch.requests.len() > 1 {
             self.check_batch(&send, rest)?;
         }
-        self.post_plain_ones(&mut send, &mut rest);
+        self.post_fast_locked(&mut send, &mut rest);
         if rest.requests.is_empty() { Ok(()) } else { self.post_rest(send, rest) }
     }
 
-    /// Carries out requests from the front, up to the first that is not plain.
-    #[inline(always)]
-    fn post_plain_ones(&self, send: &mut SendQueue, rest: &mut Rest<'_>) {
-        if self.kind == QpType::Rc
-            && let Some(next) = Run::of(rest)
-        {
-            self.post_plain_locked(send, next, rest);
-        }
-    }
-
     /// Whether all of these would be taken now.
-    fn check_batch(&self, send: &SendQueue, rest: Rest<'_>) -> Result<()> {
+    fn check_batch(&self, send: &SendQueue, rest: BatchRest<'_>) -> Result<()> {
         self.takes_sends()?;
         for prepared in rest.requests {
             self.check_form(&rest.batch.complete(prepared, &mut [Sge::default()]))?;
@@ -407,9 +403,9 @@ impl Qp {
         if self.send_room(send) < rest.requests.len() as u32 { Err(Errno::NOMEM) } else { Ok(()) }
     }
 
-    /// Posts what is not plain, and what follows it.
+    /// Posts a request that was left to the general path, and what follows it.
     #[inline(never)]
-    fn post_rest(&self, mut send: SpinGuard<'_, SendQueue>, mut rest: Rest<'_>) -> Result<()> {
+    fn post_rest(&self, mut send: SpinGuard<'_, SendQueue>, mut rest: BatchRest<'_>) -> Result<()> {
         if rest.batch.requests.len() == 1 {
             self.check_batch(&send, rest)?;
         }
@@ -426,7 +422,7 @@ impl Qp {
                 self.admit_elsewhere(&mut send, &wr);
             }
             rest.advance();
-            self.post_plain_ones(&mut send, &mut rest);
+            self.post_fast_locked(&mut send, &mut rest);
         }
         drop(send);
         if failed {

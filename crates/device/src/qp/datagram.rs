@@ -10,9 +10,9 @@ use std::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
 
-use super::keys::{LocalKeys, RemoteKeys};
+use super::keys::{LocalKeys, RemoteKeys, Use};
 use super::target::{Left, Readiness, Target};
-use super::transfer::{self, ExecError};
+use super::transfer::{self, ExecError, local_address, protection};
 use super::wire_transport::WireDatagrams;
 use super::{Qp, QpType};
 use crate::caps::MAX_SGE;
@@ -206,7 +206,7 @@ unsafe fn deliver_to(
         let header: Piece = (to.grh.as_ptr(), to.grh.len() as u32);
         let message = std::iter::once(header).chain(pieces.iter().copied());
         // SAFETY: the header is ours and the caller vouches for the pieces.
-        if unsafe { transfer::scatter(keys, peer, target.pd, message, &elements) }.is_err() {
+        if unsafe { transfer::scatter(keys, peer, target, message, &elements) }.is_err() {
             status = crate::types::WC_LOC_PROT_ERR;
         }
     }
@@ -254,7 +254,8 @@ pub(super) fn pieces(
     out: &mut Pieces,
 ) -> Result<(), ExecError> {
     for sge in wr.sges.iter().take(out.capacity()) {
-        out.push((transfer::source(local, qp, wr, sge)?.cast_const(), sge.length));
+        let from = local_address(qp, local, wr.flags, sge, Use::Read).map_err(protection)?;
+        out.push((from.cast_const(), sge.length));
     }
     Ok(())
 }

@@ -20,9 +20,7 @@ impl Qp {
     /// access flags that a window of its type cannot have.
     pub fn post_bind(&self, wr_id: u64, flags: u32, bind: &Bind) -> VerbsResult<()> {
         let wr = SendWr { wr_id, opcode: WR_BIND_MW, flags, bind: Some(bind), ..SendWr::default() };
-        self.post_send(&wr)?;
-        bind.mw.set_key(bind.key);
-        Ok(())
+        self.post_send(&wr)
     }
 
     /// Executes a request that concerns this process's own memory keys only.

@@ -84,7 +84,7 @@ impl LocalTransport {
         }
         // Checked again after the announcement. An announcement to a queue pair that has another peer would
         // disturb that peer's announcements.
-        target.note_readiness(qp.qpn).check()?;
+        target.readiness_now(qp.qpn).check()?;
         target.entry.inflight.begin(&mut self.announced, peer.asymmetric);
         let mut transfer = Transfer { qp, peer, target, remote: &mut self.remote_keys, local: local_keys };
         let result = transfer.run(wr);

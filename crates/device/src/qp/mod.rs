@@ -12,12 +12,14 @@ mod keys;
 mod local_ops;
 mod local_transport;
 mod recv;
+mod remote_memory;
 mod send;
 pub mod state;
 mod target;
 mod transfer;
 mod transport;
 mod wire_transport;
+mod wr_list;
 mod xrc;
 
 use std::io;
@@ -48,7 +50,6 @@ use crate::xrc::{Xrcd, take_abandoned};
 use millstream_lockfree::cqe::Cqe;
 
 pub use batch::{SendOps, WrBatch, WrBatchLock};
-pub use fast_path::{Plain, Requests};
 use millstream_lockfree::retry_owner::RetryOwner;
 use recv::RecvQueue;
 pub(crate) use recv::{Received, RecvWqe};
@@ -56,6 +57,7 @@ use send::SendQueue;
 use state::{QpAttr, QpState, attr};
 use transport::{Transport, TransportPlan};
 use wire_transport::TimerDeadline;
+pub use wr_list::{SendWrList, SingleSgeWr};
 
 /// Sizes of a queue pair; what is asked for is rounded up to what is given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -5,11 +5,12 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use super::datagram::MAX_DATAGRAM;
-use super::fast_path::{Group, Requests as _, Rest};
+use super::fast_path::SendGroup;
 use super::keys::LocalKeys;
 use super::state::{QpAttr, QpState};
 use super::transfer::ExecError;
 use super::transport::Transport;
+use super::wr_list::{SendWrList, WrSlice};
 use super::{Qp, QpType};
 use crate::caps::MAX_MSG;
 use crate::errno::{Errno, Result};
@@ -42,8 +43,8 @@ pub(crate) struct SendQueue {
     pub(super) rnr_retries: u32,
     /// Requests ever posted.
     pub(super) posted: u32,
-    /// Room for SENDs that are told of together.
-    pub(super) group: Group,
+    /// SENDs of the group that is being executed.
+    pub(super) group: SendGroup,
     pending: VecDeque<PendingWr>,
     /// Since when the oldest pending request waits, and for what.
     waits: Option<(ExecError, Instant)>,
@@ -222,48 +223,65 @@ impl SendQueue {
 }
 
 impl Qp {
-    /// Posts a send request. It is carried out before this returns, unless the peer is not ready.
+    /// Posts a send request. It is executed before this returns, unless the peer is not ready.
     ///
     /// # Errors
-    /// EINVAL in a state that takes no send requests, for an operation that does not exist here, too
-    /// many elements or too much inline data; ENOMEM when the queue is full.
+    /// EINVAL in a state that takes no send requests, for too many elements or too much inline data; EOPNOTSUPP for an
+    /// operation that the transport does not offer; ENOMEM when the queue is full.
     #[inline]
     pub fn post_send(&self, wr: &SendWr<'_>) -> Result<()> {
-        let mut list = Rest(std::slice::from_ref(wr));
-        self.post_plain(&mut list);
-        if list.0.is_empty() { Ok(()) } else { self.post_any(wr) }
+        self.post_list(&mut WrSlice(std::slice::from_ref(wr)))
     }
 
     /// Posts send requests, up to the first that is refused.
     ///
     /// # Errors
-    /// As [`Qp::post_send`], with the refused request's place in the list.
+    /// As [`Qp::post_send`], with the refused request's index in the list.
     pub fn post_sends(&self, list: &[SendWr<'_>]) -> std::result::Result<(), (usize, Errno)> {
-        let mut rest = Rest(list);
-        self.post_plain(&mut rest);
-        while let Some(wr) = rest.0.first() {
-            self.post_any(wr).map_err(|error| (list.len() - rest.0.len(), error))?;
-            rest.advance();
-            self.post_plain(&mut rest);
+        let mut rest = WrSlice(list);
+        self.post_list(&mut rest).map_err(|error| (list.len() - rest.0.len(), error))
+    }
+
+    /// Posts the requests of a list in the caller's layout, up to the first that is refused: that one is the next one
+    /// of `list` then.
+    ///
+    /// # Errors
+    /// As [`Qp::post_send`], of the refused request; or what [`SendWrList::with_wr`] reports.
+    #[inline]
+    pub fn post_list(&self, list: &mut impl SendWrList) -> Result<()> {
+        loop {
+            self.post_fast(list);
+            if list.opcode().is_none() {
+                return Ok(());
+            }
+            self.post_next(list)?;
+            list.advance();
         }
+    }
+
+    /// Posts the next request of a list by the general path.
+    #[inline(never)]
+    fn post_next(&self, list: &impl SendWrList) -> Result<()> {
+        list.with_wr(|wr| self.post_wr(wr))??;
+        list.accepted();
         Ok(())
     }
 
-    /// The same by the long way only, for a request that [`post_plain`](Self::post_plain) has left alone.
-    ///
-    /// # Errors
-    /// As [`post_send`](Self::post_send).
-    #[inline]
-    pub fn post_any(&self, wr: &SendWr<'_>) -> Result<()> {
+    /// Posts a request by the general path.
+    fn post_wr(&self, wr: &SendWr<'_>) -> Result<()> {
         let mut send = self.send.lock();
         let state = self.state.load(Ordering::Relaxed);
-        if state != QpState::Rts as u8 {
-            return self.post_elsewhere(&mut send, wr);
+        if state == QpState::Rts as u8 {
+            self.check(&send, wr)?;
+            if self.admit(&mut send, wr) == PostOutcome::QpFailed {
+                drop(send);
+                self.fail();
+            }
+        } else {
+            self.post_elsewhere(&mut send, wr)?;
         }
-        self.check(&send, wr)?;
-        if self.admit(&mut send, wr) == PostOutcome::QpFailed {
-            drop(send);
-            self.fail();
+        if let Some(bind) = wr.bind {
+            bind.mw.set_key(bind.key);
         }
         Ok(())
     }
@@ -351,30 +369,31 @@ impl Qp {
             return Err(Errno::NOTSUP);
         }
         let len = total_len(wr.sges);
-        let inline = wr.flags & SEND_INLINE != 0;
         if wr.opcode == WR_ATOMIC_WRITE {
             // Its eight bytes have room in any request, inline or not.
             let fits = wr.sges.len() <= self.capacity.max_send_sge as usize && len == 8;
             return if fits { Ok(()) } else { Err(Errno::INVAL) };
         }
+        let max = if self.kind == QpType::Ud { MAX_DATAGRAM } else { MAX_MSG };
         if wr.sges.len() > self.capacity.max_send_sge as usize
-            || len > if self.kind == QpType::Ud { MAX_DATAGRAM } else { MAX_MSG }
-            || (inline
-                && (len > u64::from(self.capacity.max_inline_data)
-                    || !matches!(
-                        wr.opcode,
-                        WR_SEND
-                            | WR_SEND_WITH_IMM
-                            | WR_SEND_WITH_INV
-                            | WR_RDMA_WRITE
-                            | WR_RDMA_WRITE_WITH_IMM
-                    )))
+            || !self.may_carry(wr.opcode, wr.flags, len, max)
             || (self.kind == QpType::Ud && wr.to.is_none())
             || (wr.opcode == WR_BIND_MW && !wr.bind.is_some_and(|bind| bind.is_well_formed(self.pd.id)))
         {
             return Err(Errno::INVAL);
         }
         Ok(())
+    }
+
+    /// Whether a request may carry `len` bytes, at most `max` if they are not inline.
+    #[inline(always)]
+    pub(super) fn may_carry(&self, opcode: u32, flags: u32, len: u64, max: u64) -> bool {
+        let takes_inline = matches!(
+            opcode,
+            WR_SEND | WR_SEND_WITH_IMM | WR_SEND_WITH_INV | WR_RDMA_WRITE | WR_RDMA_WRITE_WITH_IMM
+        );
+        len <= max
+            && (flags & SEND_INLINE == 0 || (takes_inline && len <= u64::from(self.capacity.max_inline_data)))
     }
 
     /// Requests that can be posted now.

@@ -236,9 +236,19 @@ impl Target {
         }
     }
 
-    /// The same, remembered for [`ready_at`](Self::ready_at).
+    /// Whether requests from the queue pair `me` can be executed. It is looked up only after a change of the entry.
     #[inline]
-    pub(super) fn note_readiness(&self, me: u32) -> Readiness {
+    pub(super) fn readiness_now(&self, me: u32) -> Readiness {
+        if self.ready_at.get() == Some(self.revision()) {
+            Readiness::Ready
+        } else {
+            self.look_up_readiness(me)
+        }
+    }
+
+    /// Looks the readiness up and remembers it for [`ready_at`](Self::ready_at).
+    #[inline(never)]
+    fn look_up_readiness(&self, me: u32) -> Readiness {
         // Of what changes after this, the revision tells.
         let revision = self.entry.revision.load(Ordering::Acquire);
         let readiness = self.readiness(me);

@@ -1,14 +1,13 @@
 //! The data path: one request executed in the responder's memory (IBTA volume 1, 9.4).
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use millstream_lockfree::{copy_in_order, store_u64};
-use millstream_shm::vm::{self, Direction};
+use millstream_lockfree::store_u64;
 
 use super::Qp;
 use super::datagram::{self, Elements, Piece, Pieces};
-use super::keys::{LocalKeys, Window};
+use super::keys::{LocalKeys, RemoteKeys, Use};
+use super::remote_memory::{admit, change_word, set_word};
 use super::target::{Left, Receive, Target};
 use crate::event::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR, NO_EVENT};
 use crate::peer::Peer;
@@ -59,22 +58,31 @@ pub(super) fn refused(status: u32, vendor: u32, event: u32) -> ExecError {
     ExecError::Failed { status, vendor, peer_event: Some(event) }
 }
 
+/// The responder does not allow the access to its memory.
+fn denied(cause: u32) -> ExecError {
+    refused(WC_REM_ACCESS_ERR, cause, EVENT_QP_ACCESS_ERR)
+}
+
+/// A local element must not be accessed.
+pub(super) fn protection(cause: u32) -> ExecError {
+    failed(WC_LOC_PROT_ERR, cause)
+}
+
 pub(super) struct Transfer<'a> {
     pub(super) qp: &'a Qp,
     pub(super) peer: &'a Arc<Peer>,
     pub(super) target: &'a Target,
-    pub(super) remote: &'a mut super::keys::RemoteKeys,
+    pub(super) remote: &'a mut RemoteKeys,
     pub(super) local: &'a mut LocalKeys,
 }
 
 impl Transfer<'_> {
-    /// True if the receiver's channel must be signalled.
+    /// Executes a request; true if the receiver's completion channel must be signalled.
     #[inline]
     pub(super) fn run(&mut self, wr: &SendWr<'_>) -> Result<bool, ExecError> {
-        self.target.readiness(self.qp.qpn).check()?;
+        self.target.readiness_now(self.qp.qpn).check()?;
         match wr.opcode {
-            WR_RDMA_WRITE => self.write(wr).map(|()| false),
-            WR_RDMA_WRITE_WITH_IMM => self.write_with_imm(wr),
+            WR_RDMA_WRITE | WR_RDMA_WRITE_WITH_IMM => self.run_write(wr),
             WR_RDMA_READ => self.read(wr).map(|()| false),
             WR_ATOMIC_CMP_AND_SWP | WR_ATOMIC_FETCH_AND_ADD => self.atomic(wr).map(|()| false),
             WR_ATOMIC_WRITE => self.atomic_write(wr).map(|()| false),
@@ -82,36 +90,45 @@ impl Transfer<'_> {
         }
     }
 
+    /// Executes an RDMA WRITE, with immediate data or without it, for a target that was found ready.
     #[inline]
-    fn write(&mut self, wr: &SendWr<'_>) -> Result<(), ExecError> {
-        let denied = |cause| refused(WC_REM_ACCESS_ERR, cause, EVENT_QP_ACCESS_ERR);
-        if self.target.entry.access.load(Ordering::Relaxed) & ACCESS_REMOTE_WRITE == 0 {
-            return Err(NOT_OFFERED);
+    pub(super) fn run_write(&mut self, wr: &SendWr<'_>) -> Result<bool, ExecError> {
+        if wr.opcode == WR_RDMA_WRITE {
+            return self.write(wr).map(|()| false);
         }
-        let len = total_len(wr.sges);
-        if len == 0 {
-            // No key is checked for a transfer of nothing (IBTA volume 1, 9.4.1.1).
-            return Ok(());
-        }
-        let window = self.remote.find(self.peer, wr.rkey).map_err(denied)?;
-        admit(window, self.target, wr.remote_addr, len, ACCESS_REMOTE_WRITE).map_err(denied)?;
-        let mut at = wr.remote_addr;
-        for sge in wr.sges {
-            let from = source(self.local, self.qp, wr, sge)?;
-            store(window, self.peer, at, from, sge.length as usize)?;
-            at += u64::from(sge.length);
-        }
-        Ok(())
-    }
-
-    fn write_with_imm(&mut self, wr: &SendWr<'_>) -> Result<bool, ExecError> {
         if !self.target.has_receive() {
             return Err(ExecError::ReceiverNotReady);
         }
         self.write(wr)?;
         // Another sender may have taken it; the data is then written again, as after a real RNR NAK.
         let receive = self.take_receive()?;
-        self.complete(wr, receive, WC_OP_RECV_RDMA_WITH_IMM, total_len(wr.sges) as u32)
+        self.complete(wr, receive, total_len(wr.sges) as u32)
+    }
+
+    /// Checks that the target's queue pair allows the access.
+    #[inline(always)]
+    fn check_offered(&self, access: u32) -> Result<(), ExecError> {
+        if self.target.allows(access) { Ok(()) } else { Err(NOT_OFFERED) }
+    }
+
+    #[inline]
+    fn write(&mut self, wr: &SendWr<'_>) -> Result<(), ExecError> {
+        self.check_offered(ACCESS_REMOTE_WRITE)?;
+        let len = total_len(wr.sges);
+        if len == 0 {
+            // No key is checked for a transfer of nothing (IBTA volume 1, 9.4.1.1).
+            return Ok(());
+        }
+        let range = (wr.rkey, wr.remote_addr, len);
+        let to = self.remote.resolve(self.peer, self.target, range, Use::Write).map_err(denied)?;
+        let mut offset = 0;
+        for sge in wr.sges {
+            let from = local_address(self.qp, self.local, wr.flags, sge, Use::Read).map_err(protection)?;
+            // SAFETY: the application's registered or inline memory; the lengths add up to the range's.
+            unsafe { to.store(offset, from, sge.length as usize)? };
+            offset += u64::from(sge.length);
+        }
+        Ok(())
     }
 
     #[inline]
@@ -125,10 +142,7 @@ impl Transfer<'_> {
 
     /// Changes eight bytes at the target and brings back what was there (9.4.5).
     fn atomic(&mut self, wr: &SendWr<'_>) -> Result<(), ExecError> {
-        let denied = |cause| refused(WC_REM_ACCESS_ERR, cause, EVENT_QP_ACCESS_ERR);
-        if self.target.entry.access.load(Ordering::Relaxed) & ACCESS_REMOTE_ATOMIC == 0 {
-            return Err(NOT_OFFERED);
-        }
+        self.check_offered(ACCESS_REMOTE_ATOMIC)?;
         if !wr.remote_addr.is_multiple_of(8) {
             return Err(refused(WC_REM_INV_REQ_ERR, vendor::BOUNDS, EVENT_QP_REQ_ERR));
         }
@@ -136,10 +150,7 @@ impl Transfer<'_> {
         if sge.length != 8 {
             return Err(failed(WC_LOC_LEN_ERR, vendor::BOUNDS));
         }
-        let to = self
-            .local
-            .find(self.qp.host, self.qp.pd.id, sge.addr, 8, sge.lkey, ACCESS_LOCAL_WRITE)
-            .map_err(|cause| failed(WC_LOC_PROT_ERR, cause))?;
+        let to = local_address(self.qp, self.local, 0, sge, Use::Fill).map_err(protection)?;
         let window = self.remote.find(self.peer, wr.rkey).map_err(denied)?;
         admit(window, self.target, wr.remote_addr, 8, ACCESS_REMOTE_ATOMIC).map_err(denied)?;
         let old = change_word(window, self.peer, self.qp.host.pid, wr)?;
@@ -151,17 +162,14 @@ impl Transfer<'_> {
     /// Stores eight bytes at once, after all that was written before them (annex A19, 5.2.1).
     #[cold]
     fn atomic_write(&mut self, wr: &SendWr<'_>) -> Result<(), ExecError> {
-        let denied = |cause| refused(WC_REM_ACCESS_ERR, cause, EVENT_QP_ACCESS_ERR);
-        if self.target.entry.access.load(Ordering::Relaxed) & ACCESS_REMOTE_WRITE == 0 {
-            return Err(NOT_OFFERED);
-        }
+        self.check_offered(ACCESS_REMOTE_WRITE)?;
         if !wr.remote_addr.is_multiple_of(8) {
             return Err(refused(WC_REM_INV_REQ_ERR, vendor::BOUNDS, EVENT_QP_REQ_ERR));
         }
         let mut value = [0u8; 8];
         let mut at = 0;
         for sge in wr.sges {
-            let from = source(self.local, self.qp, wr, sge)?;
+            let from = local_address(self.qp, self.local, wr.flags, sge, Use::Read).map_err(protection)?;
             // Eight bytes in all were posted; what is counted here must be believed by nobody.
             let n = (sge.length as usize).min(value.len() - at);
             // SAFETY: the application's registered (or inline) memory, and inside the value.
@@ -174,24 +182,19 @@ impl Transfer<'_> {
     }
 
     fn read(&mut self, wr: &SendWr<'_>) -> Result<(), ExecError> {
-        let denied = |cause| refused(WC_REM_ACCESS_ERR, cause, EVENT_QP_ACCESS_ERR);
-        if self.target.entry.access.load(Ordering::Relaxed) & ACCESS_REMOTE_READ == 0 {
-            return Err(NOT_OFFERED);
-        }
+        self.check_offered(ACCESS_REMOTE_READ)?;
         let len = total_len(wr.sges);
         if len == 0 {
             return Ok(());
         }
-        let window = self.remote.find(self.peer, wr.rkey).map_err(denied)?;
-        admit(window, self.target, wr.remote_addr, len, ACCESS_REMOTE_READ).map_err(denied)?;
-        let mut at = wr.remote_addr;
+        let range = (wr.rkey, wr.remote_addr, len);
+        let from = self.remote.resolve(self.peer, self.target, range, Use::Read).map_err(denied)?;
+        let mut offset = 0;
         for sge in wr.sges {
-            let to = self
-                .local
-                .find(self.qp.host, self.qp.pd.id, sge.addr, sge.length, sge.lkey, ACCESS_LOCAL_WRITE)
-                .map_err(|cause| failed(WC_LOC_PROT_ERR, cause))?;
-            load(window, self.peer, at, to, sge.length as usize)?;
-            at += u64::from(sge.length);
+            let to = local_address(self.qp, self.local, 0, sge, Use::Fill).map_err(protection)?;
+            // SAFETY: the application's registered memory; the lengths add up to the range's.
+            unsafe { from.load(offset, to, sge.length as usize)? };
+            offset += u64::from(sge.length);
         }
         Ok(())
     }
@@ -212,7 +215,7 @@ impl Transfer<'_> {
         }
         let message = pieces.iter().copied();
         // SAFETY: the pieces are the application's registered (or inline) memory.
-        if let Err(fault) = unsafe { scatter(self.remote, self.peer, self.target.pd, message, &elements) } {
+        if let Err(fault) = unsafe { scatter(self.remote, self.peer, self.target, message, &elements) } {
             let cause = if let Fault::Receiver(cause) = fault { cause } else { vendor::COPY };
             self.fail_receive(receive, WC_LOC_PROT_ERR, cause);
             return Err(fault.into());
@@ -224,23 +227,12 @@ impl Transfer<'_> {
             self.fail_receive(receive, WC_REM_INV_REQ_ERR, cause);
             return Err(refused(WC_REM_ACCESS_ERR, cause, EVENT_QP_ACCESS_ERR));
         }
-        self.complete(wr, receive, WC_OP_RECV, len as u32)
+        self.complete(wr, receive, len as u32)
     }
 
     #[inline]
-    fn complete(
-        &self,
-        wr: &SendWr<'_>,
-        receive: Receive,
-        opcode: u32,
-        byte_len: u32,
-    ) -> Result<bool, ExecError> {
-        let (imm, wc_flags) = match wr.opcode {
-            WR_RDMA_WRITE_WITH_IMM | WR_SEND_WITH_IMM => (wr.imm, WC_FLAG_WITH_IMM),
-            WR_SEND_WITH_INV => (wr.imm, WC_FLAG_WITH_INV),
-            _ => (0, 0),
-        };
-        let cqe = Cqe { opcode: opcode as u16, byte_len, imm, wc_flags, ..Cqe::default() };
+    fn complete(&self, wr: &SendWr<'_>, receive: Receive, byte_len: u32) -> Result<bool, ExecError> {
+        let cqe = recv_cqe(wr.opcode, wr.imm, byte_len);
         self.target.complete_receive(self.qp.party(), receive, cqe, wr.flags & SEND_SOLICITED != 0).map_err(
             |why| match why {
                 PushError::Full => refused(WC_REM_OP_ERR, vendor::CQ_FULL, EVENT_QP_FATAL),
@@ -293,9 +285,9 @@ impl From<Fault> for ExecError {
 /// The pieces are readable memory.
 #[inline]
 pub(super) unsafe fn scatter(
-    keys: &mut super::keys::RemoteKeys,
+    keys: &mut RemoteKeys,
     peer: &Arc<Peer>,
-    pd: u32,
+    target: &Target,
     message: impl Iterator<Item = Piece>,
     elements: &[Sge],
 ) -> Result<(), Fault> {
@@ -307,9 +299,10 @@ pub(super) unsafe fn scatter(
                 room = *into.next().expect("the lengths were compared");
             }
             let n = left.min(room.length);
-            let window = keys.find(peer, room.lkey).map_err(Fault::Receiver)?;
-            check(window, pd, room.addr, u64::from(n), ACCESS_LOCAL_WRITE).map_err(Fault::Receiver)?;
-            store(window, peer, room.addr, from, n as usize).map_err(Fault::Copy)?;
+            let range = (room.lkey, room.addr, u64::from(n));
+            let to = keys.resolve(peer, target, range, Use::Fill).map_err(Fault::Receiver)?;
+            // SAFETY: within the piece, and as long as the range.
+            unsafe { to.store(0, from, n as usize) }.map_err(Fault::Copy)?;
             // SAFETY: within the piece.
             from = unsafe { from.add(n as usize) };
             left -= n;
@@ -321,177 +314,41 @@ pub(super) unsafe fn scatter(
     Ok(())
 }
 
-/// Where a request's element lies in this process.
-#[inline]
-pub(super) fn source(
-    local: &mut LocalKeys,
+/// Address of a request's element in this process, if the request may access it so. An error is the cause for the
+/// completion.
+#[inline(always)]
+pub(super) fn local_address(
     qp: &Qp,
-    wr: &SendWr<'_>,
+    keys: &mut LocalKeys,
+    flags: u32,
     sge: &Sge,
-) -> Result<*mut u8, ExecError> {
-    if wr.flags & SEND_INLINE != 0 {
+    access: Use,
+) -> Result<*mut u8, u32> {
+    if flags & SEND_INLINE != 0 {
         return Ok(sge.addr as *mut u8);
     }
-    local
-        .find(qp.host, qp.pd.id, sge.addr, sge.length, sge.lkey, 0)
-        .map_err(|cause| failed(WC_LOC_PROT_ERR, cause))
+    match keys.known(qp.host, sge.addr, sge.length, sge.lkey, access) {
+        Some(address) => Ok(address),
+        None => look_up_local(qp, keys, *sge, access),
+    }
 }
 
-/// Changes the aligned eight bytes at `wr.remote_addr`, which were checked, as the request says; what was there
-/// before. `me` is this process.
-pub(super) fn change_word(window: &Window, peer: &Peer, me: u32, wr: &SendWr<'_>) -> Result<u64, ExecError> {
-    let word = window.map_word(wr.remote_addr);
-    Ok(match (word, wr.opcode) {
-        (Some(word), WR_ATOMIC_CMP_AND_SWP) => word
-            .compare_exchange(wr.compare_add, wr.swap, Ordering::AcqRel, Ordering::Acquire)
-            .unwrap_or_else(|old| old),
-        (Some(word), _) => word.fetch_add(wr.compare_add, Ordering::AcqRel),
-        (None, _) => change_by_copies(window, peer, me, wr)?,
-    })
-}
-
-/// The same in memory that only some initiators can map: one initiator at a time.
+/// Looks an element up whose key is new to the queue pair, or that must not be accessed.
 #[cold]
-fn change_by_copies(window: &Window, peer: &Peer, me: u32, wr: &SendWr<'_>) -> Result<u64, ExecError> {
-    let lock = peer.atomics().ok_or(failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE))?;
-    let _guard = lock.lock(me).ok_or(UNRESPONSIVE)?;
-    let mut old = [0u8; 8];
-    load(window, peer, wr.remote_addr, old.as_mut_ptr(), 8)?;
-    let old = u64::from_ne_bytes(old);
-    let new = match wr.opcode {
-        WR_ATOMIC_CMP_AND_SWP if old != wr.compare_add => return Ok(old),
-        WR_ATOMIC_CMP_AND_SWP => wr.swap,
-        _ => old.wrapping_add(wr.compare_add),
+#[inline(never)]
+fn look_up_local(qp: &Qp, keys: &mut LocalKeys, sge: Sge, access: Use) -> Result<*mut u8, u32> {
+    let access = if access == Use::Read { 0 } else { ACCESS_LOCAL_WRITE };
+    keys.find(qp.host, qp.pd.id, sge.addr, sge.length, sge.lkey, access)
+}
+
+/// The responder's completion of a message that the opcode of a send request describes.
+#[inline(always)]
+pub(super) fn recv_cqe(opcode: u32, imm: u32, byte_len: u32) -> Cqe {
+    let (imm, wc_flags) = match opcode {
+        WR_RDMA_WRITE_WITH_IMM | WR_SEND_WITH_IMM => (imm, WC_FLAG_WITH_IMM),
+        WR_SEND_WITH_INV => (imm, WC_FLAG_WITH_INV),
+        _ => (0, 0),
     };
-    store(window, peer, wr.remote_addr, new.to_ne_bytes().as_ptr(), 8)?;
-    Ok(old)
-}
-
-/// Stores the aligned eight bytes at `at`, which were checked, at once. `me` is this process.
-pub(super) fn set_word(
-    window: &Window,
-    peer: &Peer,
-    me: u32,
-    at: u64,
-    value: [u8; 8],
-) -> Result<(), ExecError> {
-    if let Some(word) = window.map_word(at) {
-        word.store(u64::from_ne_bytes(value), Ordering::Release);
-        return Ok(());
-    }
-    // Not between the two copies of an atomic operation of somebody else's.
-    let lock = peer.atomics().ok_or(failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE))?;
-    let _guard = lock.lock(me).ok_or(UNRESPONSIVE)?;
-    store(window, peer, at, value.as_ptr(), 8)
-}
-
-/// Whether the target's queue pair lets its peer use a part of a region or window.
-#[inline]
-pub(super) fn admit(window: &Window, target: &Target, at: u64, len: u64, access: u32) -> Result<(), u32> {
-    check(window, target.pd, at, len, access)
-        .or_else(|cause| admit_window(window, target, at, len, access, cause))
-}
-
-/// A memory window of type 2 asks for its queue pair rather than for a domain.
-#[cold]
-fn admit_window(
-    window: &Window,
-    target: &Target,
-    at: u64,
-    len: u64,
-    access: u32,
-    cause: u32,
-) -> Result<(), u32> {
-    if window.belongs_to(target.qpn()) { check(window, 0, at, len, access) } else { Err(cause) }
-}
-
-#[inline]
-fn check(window: &Window, pd: u32, at: u64, len: u64, access: u32) -> Result<(), u32> {
-    if window.pd != pd {
-        Err(vendor::DOMAIN)
-    } else if window.access & access != access {
-        Err(vendor::PERMISSION)
-    } else if !window.contains(at, len) {
-        Err(vendor::BOUNDS)
-    } else {
-        Ok(())
-    }
-}
-
-/// Copies `len` bytes from this process to `at` in the region; the range was checked.
-#[inline]
-pub(super) fn store(
-    window: &Window,
-    peer: &Peer,
-    at: u64,
-    from: *const u8,
-    len: usize,
-) -> Result<(), ExecError> {
-    if window.writable && window.maps(at, len as u64) {
-        // SAFETY: the destination is mapped for stores and cannot shrink; the source is the application's
-        // registered (or inline) memory.
-        unsafe { copy_in_order(window.base.add((at - window.map_start) as usize), from, len) };
-        return Ok(());
-    }
-    partly(window, peer, at, from.cast_mut(), len, Direction::Write)
-}
-
-/// Copies `len` bytes from `at` in the region to this process; the range was checked.
-#[inline]
-pub(super) fn load(window: &Window, peer: &Peer, at: u64, to: *mut u8, len: usize) -> Result<(), ExecError> {
-    if window.maps(at, len as u64) {
-        // SAFETY: as in `store`.
-        unsafe { copy_in_order(to, window.base.add((at - window.map_start) as usize), len) };
-        return Ok(());
-    }
-    partly(window, peer, at, to, len, Direction::Read)
-}
-
-/// The same where not all of the range is mapped: up to three pieces, the outer ones through the kernel.
-#[cold]
-fn partly(
-    window: &Window,
-    peer: &Peer,
-    at: u64,
-    local: *mut u8,
-    len: usize,
-    direction: Direction,
-) -> Result<(), ExecError> {
-    if window.forgets() && direction == Direction::Write {
-        return Ok(());
-    }
-    let end = at + len as u64;
-    let (from, to) = (window.map_start.clamp(at, end), window.map_end.clamp(at, end));
-    let usable = from < to && (window.writable || direction == Direction::Read);
-    let (from, to) = if usable { (from, to) } else { (end, end) };
-    for (start, stop, mapped) in [(at, from, false), (from, to, true), (to, end, false)] {
-        if start == stop {
-            continue;
-        }
-        let n = (stop - start) as usize;
-        // SAFETY: within the local range that the caller vouches for.
-        let here = unsafe { local.add((start - at) as usize) };
-        if mapped {
-            // SAFETY: inside the mapped part.
-            unsafe {
-                let there = window.base.add((start - window.map_start) as usize);
-                match direction {
-                    Direction::Write => copy_in_order(there, here, n),
-                    Direction::Read => copy_in_order(here, there, n),
-                }
-            }
-            continue;
-        }
-        let piece = vm::Piece { base: here as u64, len: n as u64 };
-        let remote = vm::Piece { base: window.va(start), len: n as u64 };
-        // SAFETY: the local piece is the application's registered (or inline) memory.
-        unsafe { vm::copy(peer.pid, &[piece], remote, direction) }.map_err(|error| {
-            if error.raw_os_error() == Some(libc::ESRCH) {
-                failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE)
-            } else {
-                failed(WC_REM_OP_ERR, vendor::COPY)
-            }
-        })?;
-    }
-    Ok(())
+    let opcode = if opcode == WR_RDMA_WRITE_WITH_IMM { WC_OP_RECV_RDMA_WITH_IMM } else { WC_OP_RECV };
+    Cqe { opcode: opcode as u16, byte_len, imm, wc_flags, ..Cqe::default() }
 }

@@ -19,9 +19,10 @@ use crate::layout::XrcEntry;
 use crate::peer::Peer;
 use crate::qp::Qp;
 use crate::qp::datagram::{Elements, Piece};
-use crate::qp::keys::{RemoteKeys, Window};
+use crate::qp::keys::{RemoteKeys, Use, Window};
+use crate::qp::remote_memory::{admit, change_word, set_word};
 use crate::qp::target::{Left, Readiness, Receive, Target};
-use crate::qp::transfer::{ExecError, admit, change_word, load, scatter, set_word, store};
+use crate::qp::transfer::{ExecError, scatter};
 use crate::qp::xrc::{REMEMBERED, find_entry};
 use crate::types::{
     ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SendWr, Sge, WC_OP_RECV, WC_WR_FLUSH_ERR,
@@ -128,15 +129,12 @@ impl ResponderMemory {
         if offered { Ok(()) } else { Err(NakReason::InvalidRequest) }
     }
 
-    /// Runs `work` on a part of a region or window that the peer may use.
+    /// Runs `work` on the memory that requests are about now, if the queue pair offers the access.
     #[inline]
-    fn with_window<R>(
+    fn with_memory<R>(
         &mut self,
         access: u32,
-        key: u32,
-        at: u64,
-        len: u64,
-        work: impl FnOnce(&Window, &Peer) -> Result<R, ExecError>,
+        work: impl FnOnce(&mut RemoteKeys, &Arc<Peer>, &Target) -> Result<R, NakReason>,
     ) -> Result<R, NakReason> {
         self.offers(access)?;
         let me = self.host.pid;
@@ -144,34 +142,52 @@ impl ResponderMemory {
         let _lease = place.lease(me)?;
         let Place { target, keys, peer, .. } = place;
         let _announced = Announced::new(target, peer);
-        let window = keys.find(peer, key).map_err(|_| NakReason::RemoteAccess)?;
-        admit(window, target, at, len, access).map_err(|_| NakReason::RemoteAccess)?;
-        work(window, peer).map_err(|_| NakReason::RemoteOperational)
+        work(keys, peer, target)
+    }
+
+    /// Runs `work` on a memory region or window that allows the access to `len` bytes from `at`.
+    fn with_window<R>(
+        &mut self,
+        access: u32,
+        (key, at, len): (u32, u64, u64),
+        work: impl FnOnce(&Window, &Peer) -> Result<R, ExecError>,
+    ) -> Result<R, NakReason> {
+        self.with_memory(access, |keys, peer, target| {
+            let window = keys.find(peer, key).map_err(|_| NakReason::RemoteAccess)?;
+            admit(window, target, at, len, access).map_err(|_| NakReason::RemoteAccess)?;
+            work(window, peer).map_err(|_| NakReason::RemoteOperational)
+        })
     }
 
     /// Whether the peer may use `len` bytes from `at` for `access`.
     pub(super) fn check(&mut self, access: u32, key: u32, at: u64, len: u64) -> Result<(), NakReason> {
-        self.with_window(access, key, at, len, |_, _| Ok(()))
+        self.with_window(access, (key, at, len), |_, _| Ok(()))
     }
 
     /// Stores a packet's data.
     pub(super) fn write(&mut self, key: u32, at: u64, data: &[u8]) -> Result<(), NakReason> {
-        self.with_window(ACCESS_REMOTE_WRITE, key, at, data.len() as u64, |window, peer| {
-            store(window, peer, at, data.as_ptr(), data.len())
+        self.with_memory(ACCESS_REMOTE_WRITE, |keys, peer, target| {
+            let range = (key, at, data.len() as u64);
+            let to = keys.resolve(peer, target, range, Use::Write).map_err(|_| NakReason::RemoteAccess)?;
+            // SAFETY: the slice is as long as the range.
+            unsafe { to.store(0, data.as_ptr(), data.len()) }.map_err(|_| NakReason::RemoteOperational)
         })
     }
 
     /// Loads what a READ asks for.
     pub(super) fn read(&mut self, key: u32, at: u64, out: &mut [u8]) -> Result<(), NakReason> {
-        self.with_window(ACCESS_REMOTE_READ, key, at, out.len() as u64, |window, peer| {
-            load(window, peer, at, out.as_mut_ptr(), out.len())
+        self.with_memory(ACCESS_REMOTE_READ, |keys, peer, target| {
+            let range = (key, at, out.len() as u64);
+            let from = keys.resolve(peer, target, range, Use::Read).map_err(|_| NakReason::RemoteAccess)?;
+            // SAFETY: the slice is as long as the range.
+            unsafe { from.load(0, out.as_mut_ptr(), out.len()) }.map_err(|_| NakReason::RemoteOperational)
         })
     }
 
-    /// Carries out the atomic operation that `wr` describes; what was there before.
+    /// Executes the atomic operation that `wr` describes; the value before it.
     pub(super) fn change(&mut self, wr: &SendWr<'_>) -> Result<u64, NakReason> {
         let me = self.host.pid;
-        self.with_window(ACCESS_REMOTE_ATOMIC, wr.rkey, wr.remote_addr, 8, |window, peer| {
+        self.with_window(ACCESS_REMOTE_ATOMIC, (wr.rkey, wr.remote_addr, 8), |window, peer| {
             change_word(window, peer, me, wr)
         })
     }
@@ -179,7 +195,7 @@ impl ResponderMemory {
     /// Stores eight bytes at once (annex A19).
     pub(super) fn write_word(&mut self, key: u32, at: u64, value: [u8; 8]) -> Result<(), NakReason> {
         let me = self.host.pid;
-        self.with_window(ACCESS_REMOTE_WRITE, key, at, 8, |window, peer| {
+        self.with_window(ACCESS_REMOTE_WRITE, (key, at, 8), |window, peer| {
             set_word(window, peer, me, at, value)
         })
     }
@@ -215,7 +231,7 @@ impl ResponderMemory {
         let Place { target, keys, peer, .. } = place;
         let _announced = Announced::new(target, peer);
         // SAFETY: the piece is a slice.
-        let placed = unsafe { scatter(keys, peer, target.pd, std::iter::once(message), &rest) };
+        let placed = unsafe { scatter(keys, peer, target, std::iter::once(message), &rest) };
         placed.map_err(|_| DeliveryError::Protection)
     }
 

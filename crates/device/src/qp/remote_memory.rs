@@ -1,0 +1,246 @@
+//! A responder's memory as the initiator reaches it: the checks of a memory key, and copies (IBTA volume 1, 10.6).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use millstream_lockfree::copy_in_order;
+use millstream_shm::vm::{self, Direction};
+
+use super::keys::{RemoteKeys, Use, Window};
+use super::target::Target;
+use super::transfer::{ExecError, UNRESPONSIVE, failed};
+use crate::peer::Peer;
+use crate::types::{
+    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SendWr, WC_REM_OP_ERR, WC_RETRY_EXC_ERR,
+    WR_ATOMIC_CMP_AND_SWP, vendor,
+};
+
+/// A range of a responder's memory that was checked.
+pub(super) enum RemoteRange<'a> {
+    /// All of it is mapped here.
+    Mapped(*mut u8),
+    /// Some of it is not: that part is copied through the kernel.
+    Unmapped { window: &'a Window, peer: &'a Peer, at: u64 },
+}
+
+impl RemoteRange<'_> {
+    /// Copies `len` bytes to the range, from its byte `offset` on. The last bytes become visible last.
+    ///
+    /// # Safety
+    /// `from` is valid for `len` bytes, which fit into the range behind `offset`.
+    #[inline(always)]
+    pub(super) unsafe fn store(&self, offset: u64, from: *const u8, len: usize) -> Result<(), ExecError> {
+        match *self {
+            Self::Mapped(base) => {
+                // SAFETY: the destination is mapped for stores and cannot shrink; the caller vouches for the rest.
+                unsafe { copy_in_order(base.wrapping_add(offset as usize), from, len) };
+                Ok(())
+            }
+            Self::Unmapped { window, peer, at } => {
+                copy_by_pieces(window, peer, at + offset, from.cast_mut(), len, Direction::Write)
+            }
+        }
+    }
+
+    /// Copies `len` bytes from the range, from its byte `offset` on.
+    ///
+    /// # Safety
+    /// `to` is valid for `len` bytes, which lie in the range behind `offset`.
+    #[inline(always)]
+    pub(super) unsafe fn load(&self, offset: u64, to: *mut u8, len: usize) -> Result<(), ExecError> {
+        match *self {
+            Self::Mapped(base) => {
+                // SAFETY: as in `store`.
+                unsafe { copy_in_order(to, base.wrapping_add(offset as usize), len) };
+                Ok(())
+            }
+            Self::Unmapped { window, peer, at } => {
+                copy_by_pieces(window, peer, at + offset, to, len, Direction::Read)
+            }
+        }
+    }
+}
+
+impl RemoteKeys {
+    /// A range of at least one byte that is known to be mapped and to allow the access. None if it has to be looked up,
+    /// by [`resolve`](Self::resolve).
+    #[inline(always)]
+    pub(super) fn mapped(
+        &self,
+        pd: u32,
+        key: u32,
+        at: u64,
+        len: u64,
+        access: Use,
+    ) -> Option<RemoteRange<'_>> {
+        Some(RemoteRange::Mapped(self.known(key)?.mapped(pd, at, len, access)?))
+    }
+
+    /// A range of the responder `target`, checked. An error is the cause for the completion.
+    #[inline(always)]
+    pub(super) fn resolve<'a>(
+        &'a mut self,
+        peer: &'a Arc<Peer>,
+        target: &Target,
+        (key, at, len): (u32, u64, u64),
+        access: Use,
+    ) -> Result<RemoteRange<'a>, u32> {
+        if let Some(RemoteRange::Mapped(base)) = self.mapped(target.pd, key, at, len, access) {
+            return Ok(RemoteRange::Mapped(base));
+        }
+        self.look_up(peer, target, (key, at, len), access)
+    }
+
+    /// Looks a range up whose key is new, that is not mapped as a whole, or that must not be accessed.
+    #[inline(never)]
+    fn look_up<'a>(
+        &'a mut self,
+        peer: &'a Arc<Peer>,
+        target: &Target,
+        (key, at, len): (u32, u64, u64),
+        access: Use,
+    ) -> Result<RemoteRange<'a>, u32> {
+        let window = self.find(peer, key)?;
+        match access {
+            Use::Read => admit(window, target, at, len, ACCESS_REMOTE_READ)?,
+            Use::Write => admit(window, target, at, len, ACCESS_REMOTE_WRITE)?,
+            // A receive's memory belongs to a domain; a window of a queue pair is no place for it.
+            Use::Fill => check(window, target.pd, at, len, ACCESS_LOCAL_WRITE)?,
+        }
+        if window.maps(at, len) && (window.writable || access == Use::Read) {
+            return Ok(RemoteRange::Mapped(window.base.wrapping_add((at - window.map_start) as usize)));
+        }
+        Ok(RemoteRange::Unmapped { window, peer, at })
+    }
+}
+
+/// Changes the aligned eight bytes at `wr.remote_addr`, which were checked, as the request says; what was there
+/// before. `me` is this process.
+pub(super) fn change_word(window: &Window, peer: &Peer, me: u32, wr: &SendWr<'_>) -> Result<u64, ExecError> {
+    let word = window.map_word(wr.remote_addr);
+    Ok(match (word, wr.opcode) {
+        (Some(word), WR_ATOMIC_CMP_AND_SWP) => word
+            .compare_exchange(wr.compare_add, wr.swap, Ordering::AcqRel, Ordering::Acquire)
+            .unwrap_or_else(|old| old),
+        (Some(word), _) => word.fetch_add(wr.compare_add, Ordering::AcqRel),
+        (None, _) => change_by_copies(window, peer, me, wr)?,
+    })
+}
+
+/// Changes such a word in memory that only some initiators can map: one initiator at a time.
+#[cold]
+fn change_by_copies(window: &Window, peer: &Peer, me: u32, wr: &SendWr<'_>) -> Result<u64, ExecError> {
+    let lock = peer.atomics().ok_or(failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE))?;
+    let _guard = lock.lock(me).ok_or(UNRESPONSIVE)?;
+    let mut old = [0u8; 8];
+    copy_by_pieces(window, peer, wr.remote_addr, old.as_mut_ptr(), 8, Direction::Read)?;
+    let old = u64::from_ne_bytes(old);
+    let new = match wr.opcode {
+        WR_ATOMIC_CMP_AND_SWP if old != wr.compare_add => return Ok(old),
+        WR_ATOMIC_CMP_AND_SWP => wr.swap,
+        _ => old.wrapping_add(wr.compare_add),
+    };
+    let mut new = new.to_ne_bytes();
+    copy_by_pieces(window, peer, wr.remote_addr, new.as_mut_ptr(), 8, Direction::Write)?;
+    Ok(old)
+}
+
+/// Stores the aligned eight bytes at `at`, which were checked, at once. `me` is this process.
+pub(super) fn set_word(
+    window: &Window,
+    peer: &Peer,
+    me: u32,
+    at: u64,
+    mut value: [u8; 8],
+) -> Result<(), ExecError> {
+    if let Some(word) = window.map_word(at) {
+        word.store(u64::from_ne_bytes(value), Ordering::Release);
+        return Ok(());
+    }
+    // Not between the two copies of an atomic operation of somebody else's.
+    let lock = peer.atomics().ok_or(failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE))?;
+    let _guard = lock.lock(me).ok_or(UNRESPONSIVE)?;
+    copy_by_pieces(window, peer, at, value.as_mut_ptr(), 8, Direction::Write)
+}
+
+/// Whether the target's queue pair lets its peer use a part of a region or window.
+#[inline]
+pub(super) fn admit(window: &Window, target: &Target, at: u64, len: u64, access: u32) -> Result<(), u32> {
+    check(window, target.pd, at, len, access)
+        .or_else(|cause| admit_window(window, target, at, len, access, cause))
+}
+
+/// A memory window of type 2 asks for its queue pair rather than for a domain.
+#[cold]
+fn admit_window(
+    window: &Window,
+    target: &Target,
+    at: u64,
+    len: u64,
+    access: u32,
+    cause: u32,
+) -> Result<(), u32> {
+    if window.belongs_to(target.qpn()) { check(window, 0, at, len, access) } else { Err(cause) }
+}
+
+#[inline]
+fn check(window: &Window, pd: u32, at: u64, len: u64, access: u32) -> Result<(), u32> {
+    if window.pd != pd {
+        Err(vendor::DOMAIN)
+    } else if window.access & access != access {
+        Err(vendor::PERMISSION)
+    } else if !window.contains(at, len) {
+        Err(vendor::BOUNDS)
+    } else {
+        Ok(())
+    }
+}
+
+/// Copies a range that is not mapped as a whole: up to three pieces, the outer ones through the kernel.
+#[cold]
+fn copy_by_pieces(
+    window: &Window,
+    peer: &Peer,
+    at: u64,
+    local: *mut u8,
+    len: usize,
+    direction: Direction,
+) -> Result<(), ExecError> {
+    if window.forgets() && direction == Direction::Write {
+        return Ok(());
+    }
+    let end = at + len as u64;
+    let (from, to) = (window.map_start.clamp(at, end), window.map_end.clamp(at, end));
+    let usable = from < to && (window.writable || direction == Direction::Read);
+    let (from, to) = if usable { (from, to) } else { (end, end) };
+    for (start, stop, mapped) in [(at, from, false), (from, to, true), (to, end, false)] {
+        if start == stop {
+            continue;
+        }
+        let n = (stop - start) as usize;
+        // SAFETY: within the local range that the caller vouches for.
+        let here = unsafe { local.add((start - at) as usize) };
+        if mapped {
+            // SAFETY: inside the mapped part.
+            unsafe {
+                let there = window.base.add((start - window.map_start) as usize);
+                match direction {
+                    Direction::Write => copy_in_order(there, here, n),
+                    Direction::Read => copy_in_order(here, there, n),
+                }
+            }
+            continue;
+        }
+        let piece = vm::Piece { base: here as u64, len: n as u64 };
+        let remote = vm::Piece { base: window.va(start), len: n as u64 };
+        // SAFETY: the local piece is the application's registered (or inline) memory.
+        unsafe { vm::copy(peer.pid, &[piece], remote, direction) }.map_err(|error| {
+            if error.raw_os_error() == Some(libc::ESRCH) {
+                failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE)
+            } else {
+                failed(WC_REM_OP_ERR, vendor::COPY)
+            }
+        })?;
+    }
+    Ok(())
+}
