@@ -131,7 +131,7 @@ const RULES: &[(&str, &[&str])] = &[
         "a killed holder's lock goes to the next",
         &[
             "death::what_a_killed_producer_held_does_not_stop_the_others",
-            "../../../shm/src/lease.rs::taken_from_a_dead_holder",
+            "../../../lockfree/src/robust.rs::a_lock_is_taken_from_a_holder_that_exited",
         ],
     ),
     (
