@@ -214,7 +214,7 @@ def main():
 
     events = read_events(arguments.input)
     files = {f"crate{crate}.mfs": crate_sources(events, crate) for crate in range(1, CRATES + 1)}
-    files["truth.mfs"] = [decision_source(events)]
+    files["decisions.mfs"] = [decision_source(events)]
 
     arguments.output.mkdir(parents=True, exist_ok=True)
     manifest = ""

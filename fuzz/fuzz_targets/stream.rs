@@ -3,8 +3,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use millstream_fragment::batch::BatchError;
-use millstream_fragment::batch::{Batcher, Replay};
+use millstream_fragment::packetize::PacketizeError;
+use millstream_fragment::packetize::{Packetizer, Replay};
 use millstream_fragment::mfp::{MfpError, Packet};
 use millstream_fragment::stream::Stream;
 
@@ -21,26 +21,26 @@ fuzz_target!(|bytes: &[u8]| {
             assert!(fragment.payload.len() <= source.max_len() as usize);
             fragments += 1;
         }
-        let batcher = Batcher::new(source, replay.clone());
+        let packetizer = Packetizer::new(source, replay.clone());
         for (skip, n_events) in [(0, 1), (1, 3), (u64::MAX / 2, 20), (events.end - events.start - 1, 100)] {
-            cut(&stream, &batcher, events.start.saturating_add(skip), n_events);
+            cut(&stream, &packetizer, events.start.saturating_add(skip), n_events);
         }
     }
     assert_eq!(stream.n_fragments(), fragments);
 });
 
 /// Makes the packet of a batch as an adapter would gather it, and reads it.
-fn cut(stream: &Stream<&[u8]>, batcher: &Batcher<'_>, first: u64, n_events: u32) {
-    let (mut packet, mut runs) = (vec![0; batcher.max_header_len(n_events) as usize], Vec::new());
-    let batch = match batcher.batch(first, n_events, &mut packet, &mut runs) {
+fn cut(stream: &Stream<&[u8]>, packetizer: &Packetizer<'_>, first: u64, n_events: u32) {
+    let (mut packet, mut extents) = (vec![0; packetizer.max_header_len(n_events) as usize], Vec::new());
+    let batch = match packetizer.packet(first, n_events, &mut packet, &mut extents) {
         Ok(batch) => batch,
-        Err(BatchError::Events { .. } | BatchError::Packet(MfpError::TooLong { .. })) => return,
+        Err(PacketizeError::Events { .. } | PacketizeError::Packet(MfpError::TooLong { .. })) => return,
         Err(error) => panic!("{error}"),
     };
-    assert!(runs.len() as u64 <= batcher.max_runs(n_events));
+    assert!(extents.len() as u64 <= packetizer.max_extents(n_events));
     packet.truncate(batch.header_len as usize);
-    for run in runs {
-        packet.extend(&stream.mapping()[run.offset as usize..][..run.len as usize]);
+    for extent in extents {
+        packet.extend(&stream.mapping()[extent.offset as usize..][..extent.len as usize]);
     }
     let parsed = Packet::new_checked(&packet).expect("a batch is a sound packet");
     assert_eq!(parsed.as_bytes().len(), packet.len());

@@ -464,7 +464,7 @@ pub(crate) struct EvbRunOptions {
     /// host: `PROGRAM millstream evb unit readout 0 ADDRESS`. Standard input and output must pass through it, and
     /// `listen` in the configuration must be an address that all hosts reach (docs/event-builder.md)
     #[arg(long, value_name = "PROGRAM")]
-    pub(crate) through: Option<PathBuf>,
+    pub(crate) launcher: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]

@@ -109,10 +109,10 @@ impl Pass {
         let mut text = format!(
             "# Three crates of a camera, two builder units with a card each.\n\
              [run]\nname = \"{name}\"\nbatch = {batch}\nreplay = {replay}\n\n\
-             [check]\ntruth = \"data/truth.mfs\"\n",
+             [check]\nreference_decisions = \"data/decisions.mfs\"\n",
         );
         if *keep > 0 {
-            text += &format!("\n[output]\ndirectory = \".\"\nkeep = {keep}\n");
+            text += &format!("\n[output]\ndirectory = \".\"\nmax_events = {keep}\n");
         }
         for crate_number in 1..=3 {
             text += &format!(

@@ -82,7 +82,7 @@ fn the_demo_reproduces_every_decision_and_stores_every_byte() {
         let mut compare = Command::new(PYTHON);
         compare.arg(repository().join("crates/store/tests/compare.py")).args(["--some", "2"]);
         compare.arg(out.join(format!("camera.{unit}.h5"))).arg("1");
-        for stream in ["crate1.mfs", "crate2.mfs", "crate3.mfs", "truth.mfs"] {
+        for stream in ["crate1.mfs", "crate2.mfs", "crate3.mfs", "decisions.mfs"] {
             compare.arg(out.join("data").join(stream));
         }
         let output = compare.output().expect("python3 starts; apt-get install python3-h5py");

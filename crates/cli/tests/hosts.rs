@@ -37,15 +37,15 @@ fn three_hosts_build_the_same_events_while_packets_are_lost() {
     fs::write(folder.join("spread.toml"), spread).unwrap();
     // The manager and a builder unit with its card on the first host, the other builder unit with its card and a
     // readout unit on the second, two readout units on the third.
-    let through = folder.join("through.sh");
+    let launcher = folder.join("through.sh");
     let script = format!(
         "#!/bin/sh\nhost=1\ncase \"$4 $5\" in\n\"readout 0\" | \"builder 1\" | *card1*) host=2 ;;\nreadout*) host=3 ;;\nesac\n\
          echo \"$host $4\" >>{}/places\nexec ip netns exec {}-$host \"$@\"\n",
         folder.display(),
         network.name()
     );
-    fs::write(&through, script).unwrap();
-    fs::set_permissions(&through, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::write(&launcher, script).unwrap();
+    fs::set_permissions(&launcher, fs::Permissions::from_mode(0o755)).unwrap();
 
     let host = network.host(1);
     let (config, report) = (folder.join("spread.toml"), folder.join("spread.json"));
@@ -61,8 +61,8 @@ fn three_hosts_build_the_same_events_while_packets_are_lost() {
         config.to_str().unwrap(),
         "--json",
         report.to_str().unwrap(),
-        "--through",
-        through.to_str().unwrap(),
+        "--launcher",
+        launcher.to_str().unwrap(),
     ];
     let ran = run("ip", &words, &[("MILLSTREAM_LINK", "drop=0.001,seed=5")]);
     let said = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));

@@ -1,14 +1,14 @@
-//! The account of a run: what was read, and what became of it.
+//! The account of a run: fragments read, and what became of them by cause.
 //!
-//! The conservation law is `fragments read = built + incomplete + discarded`, each by cause. No term is
-//! computed from the others: each is counted where it happens, and [`Ledger`](super::Ledger) compares.
+//! The conservation law is `fragments read = built + incomplete + discarded`. Each term is counted where it
+//! happens. No term is computed from the others; [`ReportMerger`](super::ReportMerger) compares them.
 
 use super::types::{Bytes, StopCause, Unit};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::AddAssign;
 
-/// Events and the fragments that were present of them, in one batch.
+/// Events of one batch, and the fragments of them that are present.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BatchTally {
     /// Events.
@@ -17,33 +17,33 @@ pub struct BatchTally {
     pub fragments: u32,
 }
 
-/// What became of one batch. Every event of the batch is in exactly one of the tallies, with all of its
-/// fragments that arrived.
+/// Outcome of one batch. Each event of the batch is in exactly one of the tallies, with all of its fragments
+/// that arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Verdict {
-    /// Events with all their fragments, every one sound.
+pub struct BatchOutcome {
+    /// Events with all fragments, none corrupt.
     pub built: BatchTally,
-    /// Incomplete events: at least one source had no fragment.
+    /// Incomplete events: at least one source has no fragment.
     pub missing: BatchTally,
-    /// Discarded events: at least one fragment's checksum was wrong.
+    /// Discarded events: at least one fragment has a wrong checksum.
     pub corrupt: BatchTally,
-    /// Of the built events, those that the kernel accepted.
+    /// Built events that the kernel accepted.
     pub accepted: u16,
 }
 
-impl Verdict {
-    /// Events that the verdict covers.
+impl BatchOutcome {
+    /// Number of events in all three tallies.
     pub fn events(&self) -> u32 {
         [self.built, self.missing, self.corrupt].iter().map(|t| u32::from(t.events)).sum()
     }
 
-    /// Fragments that the verdict covers.
+    /// Number of fragments in all three tallies.
     pub fn fragments(&self) -> u64 {
         [self.built, self.missing, self.corrupt].iter().map(|t| u64::from(t.fragments)).sum()
     }
 }
 
-/// Events and the fragments that were present of them, summed.
+/// Events, and the fragments of them that are present, summed over batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tally {
     /// Events.
@@ -66,51 +66,51 @@ impl AddAssign for Tally {
     }
 }
 
-/// Sum of verdicts.
+/// Sum of batch outcomes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
     /// Batches.
     pub batches: u64,
-    /// See [`Verdict::built`].
+    /// See [`BatchOutcome::built`].
     pub built: Tally,
-    /// See [`Verdict::missing`].
+    /// See [`BatchOutcome::missing`].
     pub missing: Tally,
-    /// See [`Verdict::corrupt`].
+    /// See [`BatchOutcome::corrupt`].
     pub corrupt: Tally,
-    /// See [`Verdict::accepted`].
+    /// See [`BatchOutcome::accepted`].
     pub accepted: u64,
 }
 
 impl Totals {
-    /// Events in all verdicts.
+    /// Number of events in all tallies.
     pub fn events(&self) -> u64 {
         self.built.events + self.missing.events + self.corrupt.events
     }
 
-    /// Fragments in all verdicts.
+    /// Number of fragments in all tallies.
     pub fn fragments(&self) -> u64 {
         self.built.fragments + self.missing.fragments + self.corrupt.fragments
     }
 }
 
-impl AddAssign<Verdict> for Totals {
-    fn add_assign(&mut self, verdict: Verdict) {
+impl AddAssign<BatchOutcome> for Totals {
+    fn add_assign(&mut self, outcome: BatchOutcome) {
         self.batches += 1;
-        self.built += verdict.built;
-        self.missing += verdict.missing;
-        self.corrupt += verdict.corrupt;
-        self.accepted += u64::from(verdict.accepted);
+        self.built += outcome.built;
+        self.missing += outcome.missing;
+        self.corrupt += outcome.corrupt;
+        self.accepted += u64::from(outcome.accepted);
     }
 }
 
-/// Fragments that readout units took from their sources.
+/// Fragments that readout units read from their sources.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Read {
-    /// Counted by the readout units themselves.
+pub struct FragmentsRead {
+    /// Counted by the readout units that reported.
     pub reported: u64,
-    /// Of readout units that did not live to report: what builder units saw arrive from them.
-    pub witnessed: u64,
-    /// Payload of the reported ones.
+    /// For readout units without a report: fragments that arrived from them at builder units.
+    pub inferred: u64,
+    /// Payload of the reported fragments.
     pub bytes: Bytes,
 }
 
@@ -132,18 +132,18 @@ pub struct Incomplete {
 pub struct Discarded {
     /// A fragment's checksum was wrong.
     pub corrupt: Tally,
-    /// Arrived whole, but there was no verdict when the run stopped, or its card was lost.
+    /// Complete, but without an outcome when the run stopped or its card was lost.
     pub unprocessed: Tally,
-    /// Sent to a builder unit that was lost before it reported the batch done.
+    /// Sent to a builder unit that was lost before it reported `Done`.
     pub builder_lost: Tally,
-    /// Sent, but not seen by the builder unit when the run stopped.
+    /// Sent, but not received by the builder unit when the run stopped.
     pub in_flight: Tally,
     /// Read, but not sent when the run stopped.
     pub unsent: Tally,
 }
 
 impl Incomplete {
-    /// Each cause with its name.
+    /// Each cause with its name in tables.
     pub fn by_cause(&self) -> [(&'static str, Tally); 4] {
         [
             ("fragment missing at source", self.missing_at_source),
@@ -155,7 +155,7 @@ impl Incomplete {
 }
 
 impl Discarded {
-    /// Each cause with its name.
+    /// Each cause with its name in tables.
     pub fn by_cause(&self) -> [(&'static str, Tally); 5] {
         [
             ("corrupt", self.corrupt),
@@ -175,49 +175,49 @@ fn sum<const N: usize>(causes: [(&'static str, Tally); N]) -> Tally {
     total
 }
 
-/// An equation that has to hold between independent counts.
+/// An equation between independently counted values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Law {
+pub enum Invariant {
     /// The conservation law, in fragments.
     Fragments,
-    /// The same in events: assigned = built + incomplete + discarded + withdrawn.
+    /// Events assigned = built + incomplete + discarded + withdrawn.
     Events,
     /// One readout unit: read = sent + unsent.
     Readout,
-    /// One pair of units: sent = arrived + lost on the way.
-    Pair,
-    /// One builder unit's fragments: arrived = in verdicts + in unfinished slots.
+    /// One readout unit and one builder unit: sent = arrived + lost in flight.
+    UnitPair,
+    /// One builder unit's fragments: arrived = in outcomes + in unfinished slots.
     BuilderFragments,
-    /// One builder unit's events: assigned = in verdicts + in unfinished slots.
+    /// One builder unit's events: assigned = in outcomes + in unfinished slots.
     BuilderEvents,
-    /// One slot: what its readout units and the manager say about its life fits what its builder unit says.
+    /// One slot: no sender's generation is newer than the builder unit's.
     Slot,
-    /// At the end of a whole run nothing is lost, and the manager's and the builder units' sums agree.
-    WholeRun,
+    /// At the end of a complete run nothing is lost, and the manager's and the builder units' sums agree.
+    CompleteRun,
 }
 
-impl fmt::Display for Law {
+impl fmt::Display for Invariant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Law::Fragments => "fragments read = built + incomplete + discarded",
-            Law::Events => "events assigned = built + incomplete + discarded + withdrawn",
-            Law::Readout => "fragments read = sent + unsent",
-            Law::Pair => "fragments sent = arrived + lost on the way",
-            Law::BuilderFragments => "fragments arrived = in verdicts + in unfinished slots",
-            Law::BuilderEvents => "events assigned = in verdicts + in unfinished slots",
-            Law::Slot => "life of the slot at the sender <= at the receiver",
-            Law::WholeRun => "whole run: expected = counted",
+            Invariant::Fragments => "fragments read = built + incomplete + discarded",
+            Invariant::Events => "events assigned = built + incomplete + discarded + withdrawn",
+            Invariant::Readout => "fragments read = sent + unsent",
+            Invariant::UnitPair => "fragments sent = arrived + lost in flight",
+            Invariant::BuilderFragments => "fragments arrived = in outcomes + in unfinished slots",
+            Invariant::BuilderEvents => "events assigned = in outcomes + in unfinished slots",
+            Invariant::Slot => "generation at the sender <= generation at the builder unit",
+            Invariant::CompleteRun => "complete run: expected = counted",
         })
     }
 }
 
-/// A law that did not hold.
+/// An invariant that does not hold.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Violation {
-    /// The law.
-    pub law: Law,
-    /// Which units, slot or sum.
+pub struct InvariantViolation {
+    /// The invariant.
+    pub invariant: Invariant,
+    /// The units, slot or sum that it is about.
     pub at: String,
     /// Its left side.
     pub left: u64,
@@ -225,9 +225,9 @@ pub struct Violation {
     pub right: u64,
 }
 
-impl fmt::Display for Violation {
+impl fmt::Display for InvariantViolation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}: {} against {}", self.at, self.law, self.left, self.right)
+        write!(f, "{}: {}: {} against {}", self.at, self.invariant, self.left, self.right)
     }
 }
 
@@ -236,48 +236,48 @@ impl fmt::Display for Violation {
 pub struct Account {
     /// Why the run ended.
     pub cause: StopCause,
-    /// Units that did not live to report.
+    /// Units without a report.
     pub lost: Vec<Unit>,
     /// Fragments read.
-    pub read: Read,
-    /// Events that the manager assigned; none if the manager is lost.
+    pub read: FragmentsRead,
+    /// Events that the manager assigned; `None` if the manager is lost.
     pub assigned_events: Option<u64>,
     /// Events built.
     pub built: Tally,
-    /// Events that lack fragments.
+    /// Events without all fragments.
     pub incomplete: Incomplete,
-    /// Events thrown away.
+    /// Events dropped.
     pub discarded: Discarded,
-    /// Events that were assigned, but of which no surviving unit had read anything when the run stopped.
+    /// Events assigned of which no surviving unit had read a fragment when the run stopped.
     pub withdrawn_events: u64,
-    /// Of the built events, those that the kernels accepted and the builder units stored.
+    /// Built events that the kernels accepted and the builder units stored.
     pub accepted: u64,
-    /// Laws that did not hold.
-    pub violations: Vec<Violation>,
+    /// Invariants that do not hold.
+    pub violations: Vec<InvariantViolation>,
 }
 
 impl Account {
-    /// Whether all laws hold.
-    pub fn is_closed(&self) -> bool {
+    /// Whether all invariants hold.
+    pub fn is_balanced(&self) -> bool {
         self.violations.is_empty()
     }
 
-    /// Whether the run did all it was asked to, and all laws hold.
+    /// Whether all events were processed, no unit was lost, and all invariants hold.
     pub fn is_success(&self) -> bool {
-        self.cause.is_success() && self.lost.is_empty() && self.is_closed()
+        self.cause.is_success() && self.lost.is_empty() && self.is_balanced()
     }
 
-    /// Fragments read, by whoever counted them.
+    /// Fragments read: reported and inferred.
     pub fn fragments_read(&self) -> u64 {
-        self.read.reported + self.read.witnessed
+        self.read.reported + self.read.inferred
     }
 
-    /// Incomplete events of all causes.
+    /// Incomplete events over all causes.
     pub fn incomplete_total(&self) -> Tally {
         sum(self.incomplete.by_cause())
     }
 
-    /// Discarded events of all causes.
+    /// Discarded events over all causes.
     pub fn discarded_total(&self) -> Tally {
         sum(self.discarded.by_cause())
     }
@@ -301,8 +301,8 @@ impl fmt::Display for Account {
         }
         writeln!(f, "{:<32} {:>14} {:>16}", "", "events", "fragments")?;
         row(f, "read", self.assigned_events, self.fragments_read())?;
-        if self.read.witnessed > 0 {
-            row(f, "  witnessed by builder units", None, self.read.witnessed)?;
+        if self.read.inferred > 0 {
+            row(f, "  inferred from arrivals", None, self.read.inferred)?;
         }
         row(f, "built", Some(self.built.events), self.built.fragments)?;
         row(f, "  accepted", Some(self.accepted), 0)?;
@@ -315,7 +315,7 @@ impl fmt::Display for Account {
         if self.withdrawn_events > 0 {
             row(f, "withdrawn before reading", Some(self.withdrawn_events), 0)?;
         }
-        if self.is_closed() {
+        if self.is_balanced() {
             return f.write_str("conservation law: holds");
         }
         write!(f, "conservation law: BROKEN")?;

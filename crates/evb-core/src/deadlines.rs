@@ -1,6 +1,6 @@
-//! Deadlines of a fixed set of things, all with the same span: an intrusive list, oldest first.
+//! Timers for a fixed set of indices, all with the same duration: an intrusive list, oldest first.
 //!
-//! Starting, stopping and asking for the earliest are O(1) and allocate nothing: with one span for all,
+//! Start, stop and query of the earliest are O(1) without allocation. With one duration for all timers,
 //! the order of starting is the order of expiry.
 
 use super::types::Nanos;
@@ -16,7 +16,7 @@ struct Entry {
     running: bool,
 }
 
-/// Deadlines of the things `0..len`.
+/// Timers for the indices `0..len`.
 #[derive(Clone, Debug)]
 pub(crate) struct Deadlines {
     entries: Vec<Entry>,
@@ -25,17 +25,17 @@ pub(crate) struct Deadlines {
 }
 
 impl Deadlines {
-    /// None running.
+    /// No timer runs.
     pub(crate) fn new(len: usize) -> Deadlines {
         let idle = Entry { at: Nanos(0), before: NONE, after: NONE, running: false };
         Deadlines { entries: vec![idle; len], oldest: NONE, newest: NONE }
     }
 
-    /// Starts the thing's deadline, or starts it anew. `at` does not lie before any running deadline.
-    pub(crate) fn start(&mut self, thing: usize, at: Nanos) {
-        self.stop(thing);
-        let id = thing as u32;
-        self.entries[thing] = Entry { at, before: self.newest, after: NONE, running: true };
+    /// Starts or restarts the timer of `index`. `at` is not earlier than any running deadline.
+    pub(crate) fn start(&mut self, index: usize, at: Nanos) {
+        self.stop(index);
+        let id = index as u32;
+        self.entries[index] = Entry { at, before: self.newest, after: NONE, running: true };
         match self.newest {
             NONE => self.oldest = id,
             newest => self.entries[newest as usize].after = id,
@@ -43,13 +43,13 @@ impl Deadlines {
         self.newest = id;
     }
 
-    /// Stops the thing's deadline if it runs.
-    pub(crate) fn stop(&mut self, thing: usize) {
-        let entry = self.entries[thing];
+    /// Stops the timer of `index` if it runs.
+    pub(crate) fn stop(&mut self, index: usize) {
+        let entry = self.entries[index];
         if !entry.running {
             return;
         }
-        self.entries[thing].running = false;
+        self.entries[index].running = false;
         match entry.before {
             NONE => self.oldest = entry.after,
             before => self.entries[before as usize].after = entry.after,
@@ -65,14 +65,14 @@ impl Deadlines {
         (self.oldest != NONE).then(|| self.entries[self.oldest as usize].at)
     }
 
-    /// Stops and returns a thing whose deadline is due.
+    /// Stops and returns the oldest timer that has expired.
     pub(crate) fn pop_due(&mut self, now: Nanos) -> Option<usize> {
-        let thing = self.oldest as usize;
+        let index = self.oldest as usize;
         if self.earliest()? > now {
             return None;
         }
-        self.stop(thing);
-        Some(thing)
+        self.stop(index);
+        Some(index)
     }
 }
 
@@ -82,22 +82,22 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Against a plain list that is searched.
+        /// Compares with a sorted list.
         #[test]
         fn behaves_like_a_sorted_list(operations in proptest::collection::vec((0usize..6, 0u8..3), 0..100)) {
             let mut deadlines = Deadlines::new(6);
             let mut model: Vec<(u64, usize)> = Vec::new();
-            for (now, (thing, operation)) in operations.into_iter().enumerate() {
+            for (now, (index, operation)) in operations.into_iter().enumerate() {
                 let now = now as u64;
                 match operation {
                     0 => {
-                        model.retain(|entry| entry.1 != thing);
-                        model.push((now + 10, thing));
-                        deadlines.start(thing, Nanos(now + 10));
+                        model.retain(|entry| entry.1 != index);
+                        model.push((now + 10, index));
+                        deadlines.start(index, Nanos(now + 10));
                     }
                     1 => {
-                        model.retain(|entry| entry.1 != thing);
-                        deadlines.stop(thing);
+                        model.retain(|entry| entry.1 != index);
+                        deadlines.stop(index);
                     }
                     _ => {
                         let due = model.first().copied().filter(|entry| entry.0 <= now);

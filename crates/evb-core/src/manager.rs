@@ -1,128 +1,128 @@
-//! The event manager: cuts the run into batches, assigns each to a granted slot, and ends the run.
+//! Event manager: cuts the run into batches, assigns each to a granted slot, and ends the run.
 //!
-//! Credits are granted slots. The manager holds them by builder unit and spends them in rotation, so
-//! that consecutive batches go to different builder units; a builder unit that is slow to grant is
-//! simply passed over. Without a credit nothing is assigned, so memory is bounded everywhere.
+//! A granted slot is a credit. The manager spends credits round-robin over builder units, so consecutive
+//! batches go to different builder units. A builder unit without credits is skipped. Without a credit nothing
+//! is assigned, so memory is bounded everywhere.
 
-use super::account::{Account, Totals, Verdict};
+use super::account::{Account, BatchOutcome, Totals};
 use super::deadlines::Deadlines;
-use super::ledger::Ledger;
+use super::merge::ReportMerger;
 use super::message::{Assignment, Message};
 use super::plan::{Batch, Plan};
-use super::report::{BuilderReport, BuilderView, ManagerReport, OpenBatch, ReadoutReport};
-use super::shape::{Rotation, Shape};
-use super::types::{BatchId, BuIndex, Life, Nanos, RuIndex, Rule, SlotIndex, StopCause, Unit};
+use super::report::{BuilderReport, BuilderView, ManagerReport, ReadoutReport, UnfinishedBatch};
+use super::shaping::{RoundRobin, TrafficShaping};
+use super::types::{BatchId, BuIndex, Generation, Nanos, ProtocolError, RuIndex, SlotIndex, StopCause, Unit};
 use std::collections::VecDeque;
 
 /// Receivers of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum To {
+pub enum Receivers {
     /// Every unit.
-    Units,
+    All,
     /// Every builder unit.
     Builders,
     /// Every readout unit and this builder unit.
     ReadoutsAnd(BuIndex),
 }
 
-/// A message to send. Receivers that are lost are skipped by whoever sends.
+/// A message to send. The sender skips receivers that are lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transmit {
-    /// Who gets it.
-    pub to: To,
+    /// Its receivers.
+    pub to: Receivers,
     /// The message.
     pub message: Message,
 }
 
-/// How far the run is.
+/// Progress of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Batches assigned so far.
     pub assigned: u64,
-    /// What became of the batches that are done.
+    /// Outcomes of the batches that are done.
     pub done: Totals,
 }
 
-/// A slot as the manager sees it; the life is the slot's present or last one.
+/// State of a slot at the manager. The generation stored with it is the slot's current or last one.
 #[derive(Clone, Copy, Debug)]
 enum Slot {
-    /// Not granted since its last batch was done, or never (life 0).
+    /// Not granted: its last batch is done, or it was never granted (generation 0).
     Busy,
-    /// A credit.
+    /// Granted: a credit.
     Granted,
-    /// Taking this batch.
+    /// Assigned to this batch.
     Assigned(Batch),
 }
 
-/// When the manager acts without being told anything.
+/// Phase of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Assigning.
+    /// Assigning batches.
     Running,
-    /// Waiting for the readout units' reports, until when they count as lost.
+    /// Waiting for the readout units' reports; after `until` they count as lost.
     StoppingReadouts { until: Nanos },
-    /// Waiting for the builder units' reports, until when they count as lost.
+    /// Waiting for the builder units' reports; after `until` they count as lost.
     StoppingBuilders { until: Nanos },
-    /// The account is closed.
+    /// The account is final.
     Finished,
 }
 
-/// What is known of one builder unit.
+/// Manager's state for one builder unit.
 #[derive(Debug)]
 struct Builder {
-    /// Its first slot in the tables over all slots.
+    /// Index of its first slot in the tables over all slots.
     base: usize,
     credits: VecDeque<SlotIndex>,
     events_assigned: u64,
     done: Totals,
-    /// Fragments that lacked in batches done, by readout unit.
+    /// Fragments missing in batches done, by readout unit.
     missing: Vec<u64>,
-    /// `Short` messages that wait for their `Done`.
-    shorts: Vec<(RuIndex, u32)>,
-    answer: Answer<BuilderReport>,
+    /// `MissingFragments` messages whose `Done` has not arrived.
+    missing_reports: Vec<(RuIndex, u32)>,
+    report: PendingReport<BuilderReport>,
 }
 
-/// Whether a unit has reported, which it does at its end.
+/// The final report of a unit.
 #[derive(Debug)]
-enum Answer<Report> {
+enum PendingReport<Report> {
     Awaited,
-    Given(Report),
-    /// Never: the unit died, or its time was up.
+    Received(Report),
+    /// The unit died or did not report in time.
     Lost,
 }
 
-impl<Report> Answer<Report> {
+impl<Report> PendingReport<Report> {
     fn is_awaited(&self) -> bool {
-        matches!(self, Answer::Awaited)
+        matches!(self, PendingReport::Awaited)
     }
 
     fn is_lost(&self) -> bool {
-        matches!(self, Answer::Lost)
+        matches!(self, PendingReport::Lost)
     }
 
-    /// Takes a report, unless the unit counts as lost already.
-    fn give(&mut self, report: Report) -> bool {
+    /// Stores a report, unless the unit counts as lost.
+    fn receive(&mut self, report: Report) -> bool {
         if self.is_lost() {
             return false;
         }
-        *self = Answer::Given(report);
+        *self = PendingReport::Received(report);
         true
     }
 
-    /// The report, if there is one. Nobody asks again.
+    /// Takes the report, if it was received. Called once.
     fn take(&mut self) -> Option<Report> {
-        match std::mem::replace(self, Answer::Lost) {
-            Answer::Given(report) => Some(report),
-            Answer::Awaited | Answer::Lost => None,
+        match std::mem::replace(self, PendingReport::Lost) {
+            PendingReport::Received(report) => Some(report),
+            PendingReport::Awaited | PendingReport::Lost => None,
         }
     }
 
-    /// Gives the unit up, unless it has reported.
-    fn lose(&mut self) -> bool {
-        if matches!(self, Answer::Given(_)) {
+    /// Marks the unit lost, unless it has reported.
+    fn mark_lost(&mut self) -> bool {
+        if matches!(self, PendingReport::Received(_)) {
             return false;
         }
-        *self = Answer::Lost;
+        *self = PendingReport::Lost;
         true
     }
 }
@@ -133,17 +133,17 @@ pub struct Manager {
     plan: Plan,
     next_batch: BatchId,
     /// Batches before this one may be assigned.
-    released: u64,
+    available: u64,
     batches_done: u64,
     done: Totals,
-    slots: Vec<(Life, Slot)>,
+    slots: Vec<(Generation, Slot)>,
     deadlines: Deadlines,
     builders: Vec<Builder>,
-    readouts: Vec<Answer<ReadoutReport>>,
-    rotation: Rotation,
+    readouts: Vec<PendingReport<ReadoutReport>>,
+    round_robin: RoundRobin,
     phase: Phase,
     cause: StopCause,
-    next_alive: Nanos,
+    next_heartbeat: Nanos,
     outbox: VecDeque<Transmit>,
     account: Option<Account>,
 }
@@ -163,8 +163,8 @@ impl Manager {
                     events_assigned: 0,
                     done: Totals::default(),
                     missing: vec![0; plan.readouts()],
-                    shorts: Vec::with_capacity(plan.readouts()),
-                    answer: Answer::Awaited,
+                    missing_reports: Vec::with_capacity(plan.readouts()),
+                    report: PendingReport::Awaited,
                 };
                 base += slots;
                 builder
@@ -172,65 +172,66 @@ impl Manager {
             .collect();
         Manager {
             next_batch: BatchId(0),
-            released: u64::MAX,
+            available: u64::MAX,
             batches_done: 0,
             done: Totals::default(),
-            slots: vec![(Life(0), Slot::Busy); base],
+            slots: vec![(Generation(0), Slot::Busy); base],
             deadlines: Deadlines::new(base),
-            rotation: Rotation::new(builders.len(), 0),
+            round_robin: RoundRobin::new(builders.len(), 0),
             builders,
-            readouts: (0..plan.readouts()).map(|_| Answer::Awaited).collect(),
+            readouts: (0..plan.readouts()).map(|_| PendingReport::Awaited).collect(),
             phase: Phase::Running,
             cause: StopCause::EndOfRun,
-            next_alive: now,
+            next_heartbeat: now,
             outbox: VecDeque::with_capacity(4),
             account: None,
             plan,
         }
     }
 
-    /// A message from a unit. Breaking a rule stops the run; the cause names the sender and the rule.
+    /// A message from a unit. Breaking a error stops the run; the cause names the sender and the error.
     pub fn handle_message(&mut self, from: Unit, message: Message, now: Nanos) {
         if self.phase == Phase::Finished || self.is_lost(from) {
             return;
         }
         let result = match (from, message) {
-            (Unit::Builder(bu), Message::Grant { builder, slot, life }) if bu == builder => {
-                self.grant(builder, slot, life)
+            (Unit::Builder(bu), Message::Grant { builder, slot, generation }) if bu == builder => {
+                self.grant(builder, slot, generation)
             }
-            (Unit::Builder(bu), Message::Short { builder, slot, life, readout, missing })
+            (
+                Unit::Builder(bu),
+                Message::MissingFragments { builder, slot, generation, readout, missing },
+            ) if bu == builder => self.missing_fragments(builder, slot, generation, readout, missing),
+            (Unit::Builder(bu), Message::Done { builder, slot, generation, batch, outcome })
                 if bu == builder =>
             {
-                self.short(builder, slot, life, readout, missing)
-            }
-            (Unit::Builder(bu), Message::Done { builder, slot, life, batch, verdict }) if bu == builder => {
-                self.done(builder, slot, life, batch, verdict, now)
+                self.done(builder, slot, generation, batch, outcome, now)
             }
             (_, Message::Fault { cause }) => {
                 self.stop(cause, now);
                 Ok(())
             }
-            _ => Err(Rule::NotYours),
+            _ => Err(ProtocolError::UnexpectedMessage),
         };
-        if let Err(rule) = result {
-            self.stop(StopCause::Protocol { by: from, rule }, now);
+        if let Err(error) = result {
+            self.stop(StopCause::Protocol { by: from, error }, now);
         }
     }
 
     /// Bytes from that unit did not decode.
     pub fn handle_malformed(&mut self, from: Unit, now: Nanos) {
-        self.stop(StopCause::Protocol { by: from, rule: Rule::Malformed }, now);
+        self.stop(StopCause::Protocol { by: from, error: ProtocolError::Malformed }, now);
     }
 
-    /// A unit died. Losing one that has reported is nothing: it was free to go.
+    /// A unit died. A unit that has reported may go: then this has no effect.
     pub fn handle_lost(&mut self, unit: Unit, now: Nanos) {
         if self.phase == Phase::Finished {
             return;
         }
         let lost = match unit {
             Unit::Manager => false,
-            Unit::Readout(ru) => self.readouts[ru.index()].lose(),
-            Unit::Builder(bu) => self.builders[bu.index()].answer.lose(),
+            Unit::Readout(ru) => self.readouts[ru.index()].mark_lost(),
+            Unit::Builder(bu) => self.builders[bu.index()].report.mark_lost(),
         };
         if !lost {
             return;
@@ -244,86 +245,87 @@ impl Manager {
         self.advance(now);
     }
 
-    /// Data taking: the events of so many batches have been taken, no later ones. Whoever never says so has all
-    /// events at hand from the start.
+    /// The events of the first `batches` batches are available. Without a call, all events are available from the start.
     ///
-    /// Where traffic is shaped, batches are given out in rounds, one for each builder unit (see [`shape`](super::shape)).
-    pub fn handle_taken(&mut self, batches: u64) {
+    /// With the barrel shifter, batches are assigned in rounds of one for each builder unit (see [`shaping`](super::shaping)).
+    pub fn handle_available(&mut self, batches: u64) {
         let all = self.plan.batches().get();
-        self.released = match self.plan.shape {
-            Shape::Rotation if batches < all => batches - batches % self.builders.len() as u64,
+        self.available = match self.plan.traffic_shaping {
+            TrafficShaping::BarrelShifter if batches < all => batches - batches % self.builders.len() as u64,
             _ => batches,
         };
     }
 
-    /// Someone wants the run to end.
+    /// The operator requests the end of the run.
     pub fn handle_stop_request(&mut self, now: Nanos) {
         self.stop(StopCause::Requested, now);
     }
 
-    /// A readout unit's report; it may go.
+    /// A readout unit's final report.
     pub fn handle_readout_report(&mut self, ru: RuIndex, report: ReadoutReport, now: Nanos) {
         let cause = report.cause;
-        if self.phase != Phase::Finished && self.readouts[ru.index()].give(report) {
+        if self.phase != Phase::Finished && self.readouts[ru.index()].receive(report) {
             self.stop(cause, now);
             self.advance(now);
         }
     }
 
-    /// A builder unit's report; it may go.
+    /// A builder unit's final report.
     pub fn handle_builder_report(&mut self, bu: BuIndex, report: BuilderReport, now: Nanos) {
         let cause = report.cause;
-        if self.phase != Phase::Finished && self.builders[bu.index()].answer.give(report) {
+        if self.phase != Phase::Finished && self.builders[bu.index()].report.receive(report) {
             self.stop(cause, now);
             self.advance(now);
         }
     }
 
-    /// What there is to send: a stop before anything else, then as many assignments as credits allow.
+    /// The next message to send: stop messages first, then as many assignments as credits allow.
     pub fn poll_transmit(&mut self, now: Nanos) -> Option<Transmit> {
         if let Some(transmit) = self.outbox.pop_front() {
             return Some(transmit);
         }
-        if self.phase != Phase::Running || self.next_batch.0 >= self.released {
+        if self.phase != Phase::Running || self.next_batch.0 >= self.available {
             return None;
         }
         let batch = self.plan.batch(self.next_batch)?;
-        let party = self.rotation.take_turn()?;
-        let builder = BuIndex(party as u16);
-        let unit = &mut self.builders[party];
+        let builder_at = self.round_robin.next_ready()?;
+        let builder = BuIndex(builder_at as u16);
+        let unit = &mut self.builders[builder_at];
         let slot = unit.credits.pop_front().expect("a builder unit is ready only while it has credits");
-        self.rotation.set_ready(party, !unit.credits.is_empty());
+        self.round_robin.set_ready(builder_at, !unit.credits.is_empty());
         unit.events_assigned += u64::from(batch.events);
         let at = unit.base + slot.index();
         self.slots[at].1 = Slot::Assigned(batch);
-        // One timeout to arrive and one to be processed, which the builder unit watches more closely;
-        // the third is for its answer.
+        // One timeout to arrive and one to be processed, which the builder unit enforces; the third is for its
+        // report.
         self.deadlines.start(at, now + 3 * self.plan.timeout);
         self.next_batch.0 += 1;
-        let assignment = Assignment { batch, builder, slot, life: self.slots[at].0 };
-        Some(Transmit { to: To::ReadoutsAnd(builder), message: Message::Assign(assignment) })
+        let assignment = Assignment { batch, builder, slot, generation: self.slots[at].0 };
+        Some(Transmit { to: Receivers::ReadoutsAnd(builder), message: Message::Assign(assignment) })
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) has to be called next.
     pub fn poll_timeout(&self) -> Option<Nanos> {
         let due = match self.phase {
-            Phase::Running => self.deadlines.earliest().map_or(self.next_alive, |at| at.min(self.next_alive)),
+            Phase::Running => {
+                self.deadlines.earliest().map_or(self.next_heartbeat, |at| at.min(self.next_heartbeat))
+            }
             Phase::StoppingReadouts { until } | Phase::StoppingBuilders { until } => {
-                until.min(self.next_alive)
+                until.min(self.next_heartbeat)
             }
             Phase::Finished => return None,
         };
         Some(due)
     }
 
-    /// Time has passed.
+    /// A timer may have expired.
     pub fn handle_timeout(&mut self, now: Nanos) {
         if self.phase == Phase::Finished {
             return;
         }
-        if self.next_alive <= now {
-            self.next_alive = now + self.plan.timeout / 4;
-            self.outbox.push_back(Transmit { to: To::Units, message: Message::Alive });
+        if self.next_heartbeat <= now {
+            self.next_heartbeat = now + self.plan.timeout / 4;
+            self.outbox.push_back(Transmit { to: Receivers::All, message: Message::Heartbeat });
         }
         match self.phase {
             Phase::Running => {
@@ -334,11 +336,11 @@ impl Manager {
                 }
             }
             Phase::StoppingReadouts { until } if until <= now => {
-                self.readouts.iter_mut().for_each(|answer| _ = answer.lose());
+                self.readouts.iter_mut().for_each(|report| _ = report.mark_lost());
                 self.advance(now);
             }
             Phase::StoppingBuilders { until } if until <= now => {
-                self.builders.iter_mut().for_each(|unit| _ = unit.answer.lose());
+                self.builders.iter_mut().for_each(|unit| _ = unit.report.mark_lost());
                 self.advance(now);
             }
             _ => {}
@@ -350,7 +352,7 @@ impl Manager {
         self.account.take()
     }
 
-    /// How far the run is.
+    /// Progress of the run.
     pub fn progress(&self) -> Progress {
         Progress { assigned: self.next_batch.0, done: self.done }
     }
@@ -358,58 +360,66 @@ impl Manager {
     fn is_lost(&self, unit: Unit) -> bool {
         match unit {
             Unit::Manager => false,
-            Unit::Readout(ru) => self.readouts.get(ru.index()).is_none_or(Answer::is_lost),
-            Unit::Builder(bu) => self.builders.get(bu.index()).is_none_or(|unit| unit.answer.is_lost()),
+            Unit::Readout(ru) => self.readouts.get(ru.index()).is_none_or(PendingReport::is_lost),
+            Unit::Builder(bu) => self.builders.get(bu.index()).is_none_or(|unit| unit.report.is_lost()),
         }
     }
 
-    fn slot_at(&self, builder: BuIndex, slot: SlotIndex) -> Result<usize, Rule> {
+    fn slot_at(&self, builder: BuIndex, slot: SlotIndex) -> Result<usize, ProtocolError> {
         let known = self.plan.has_slot(builder, slot);
-        known.then(|| self.builders[builder.index()].base + slot.index()).ok_or(Rule::Unknown)
+        known
+            .then(|| self.builders[builder.index()].base + slot.index())
+            .ok_or(ProtocolError::UnknownSlotOrUnit)
     }
 
-    fn grant(&mut self, builder: BuIndex, slot: SlotIndex, life: Life) -> Result<(), Rule> {
-        let at = self.slot_at(builder, slot)?;
-        let (last, state) = &mut self.slots[at];
-        if !matches!(state, Slot::Busy) {
-            return Err(Rule::GrantOfBusySlot);
-        }
-        if life != last.next() {
-            return Err(Rule::WrongLife);
-        }
-        (*last, *state) = (life, Slot::Granted);
-        self.builders[builder.index()].credits.push_back(slot);
-        self.rotation.set_ready(builder.index(), true);
-        Ok(())
-    }
-
-    /// The batch that the slot holds in that life.
-    fn assigned(&self, at: usize, life: Life) -> Result<Batch, Rule> {
-        match self.slots[at] {
-            (present, Slot::Assigned(batch)) if present == life => Ok(batch),
-            (_, Slot::Assigned(_)) => Err(Rule::WrongLife),
-            _ => Err(Rule::NotAssigned),
-        }
-    }
-
-    fn short(
+    fn grant(
         &mut self,
         builder: BuIndex,
         slot: SlotIndex,
-        life: Life,
+        generation: Generation,
+    ) -> Result<(), ProtocolError> {
+        let at = self.slot_at(builder, slot)?;
+        let (last, state) = &mut self.slots[at];
+        if !matches!(state, Slot::Busy) {
+            return Err(ProtocolError::GrantOfBusySlot);
+        }
+        if generation != last.next() {
+            return Err(ProtocolError::WrongGeneration);
+        }
+        (*last, *state) = (generation, Slot::Granted);
+        self.builders[builder.index()].credits.push_back(slot);
+        self.round_robin.set_ready(builder.index(), true);
+        Ok(())
+    }
+
+    /// The batch that is assigned to the slot's generation.
+    fn assigned(&self, at: usize, generation: Generation) -> Result<Batch, ProtocolError> {
+        match self.slots[at] {
+            (present, Slot::Assigned(batch)) if present == generation => Ok(batch),
+            (_, Slot::Assigned(_)) => Err(ProtocolError::WrongGeneration),
+            _ => Err(ProtocolError::SlotNotAssigned),
+        }
+    }
+
+    fn missing_fragments(
+        &mut self,
+        builder: BuIndex,
+        slot: SlotIndex,
+        generation: Generation,
         readout: RuIndex,
         missing: u32,
-    ) -> Result<(), Rule> {
-        let batch = self.assigned(self.slot_at(builder, slot)?, life)?;
+    ) -> Result<(), ProtocolError> {
+        let batch = self.assigned(self.slot_at(builder, slot)?, generation)?;
         if readout.index() >= self.readouts.len() {
-            return Err(Rule::Unknown);
+            return Err(ProtocolError::UnknownSlotOrUnit);
         }
-        let shorts = &mut self.builders[builder.index()].shorts;
-        if missing > self.plan.nominal_fragments(readout, batch.events) || shorts.len() == self.readouts.len()
+        let missing_reports = &mut self.builders[builder.index()].missing_reports;
+        if missing > self.plan.expected_fragments(readout, batch.events)
+            || missing_reports.len() == self.readouts.len()
         {
-            return Err(Rule::TooManyFragments);
+            return Err(ProtocolError::TooManyFragments);
         }
-        shorts.push((readout, missing));
+        missing_reports.push((readout, missing));
         Ok(())
     }
 
@@ -417,27 +427,27 @@ impl Manager {
         &mut self,
         builder: BuIndex,
         slot: SlotIndex,
-        life: Life,
+        generation: Generation,
         id: BatchId,
-        verdict: Verdict,
+        outcome: BatchOutcome,
         now: Nanos,
-    ) -> Result<(), Rule> {
+    ) -> Result<(), ProtocolError> {
         let at = self.slot_at(builder, slot)?;
-        let batch = self.assigned(at, life)?;
+        let batch = self.assigned(at, generation)?;
         if batch.id != id {
-            return Err(Rule::NotAssigned);
+            return Err(ProtocolError::SlotNotAssigned);
         }
-        if verdict.events() != u32::from(batch.events) || verdict.accepted > verdict.built.events {
-            return Err(Rule::WrongEventCount);
+        if outcome.events() != u32::from(batch.events) || outcome.accepted > outcome.built.events {
+            return Err(ProtocolError::WrongEventCount);
         }
         self.slots[at].1 = Slot::Busy;
         self.deadlines.stop(at);
         let unit = &mut self.builders[builder.index()];
-        unit.done += verdict;
-        for (ru, missing) in unit.shorts.drain(..) {
+        unit.done += outcome;
+        for (ru, missing) in unit.missing_reports.drain(..) {
             unit.missing[ru.index()] += u64::from(missing);
         }
-        self.done += verdict;
+        self.done += outcome;
         self.batches_done += 1;
         if self.batches_done == self.plan.batches().get() {
             self.stop(StopCause::EndOfRun, now);
@@ -445,67 +455,70 @@ impl Manager {
         Ok(())
     }
 
-    /// Begins the stopping sequence if it has not begun. The first cause counts.
+    /// Starts the stopping sequence if it is not running. The first cause counts.
     fn stop(&mut self, cause: StopCause, now: Nanos) {
         if self.phase != Phase::Running {
             return;
         }
         self.cause = cause;
-        // Readout units bound their own drain; twice that includes their answers' way.
-        self.phase = Phase::StoppingReadouts { until: now + 2 * self.plan.drain };
-        self.outbox.push_back(Transmit { to: To::Units, message: Message::Stop { cause } });
+        // Readout units bound their own drain; twice that includes the transfer of their reports.
+        self.phase = Phase::StoppingReadouts { until: now + 2 * self.plan.drain_timeout };
+        self.outbox.push_back(Transmit { to: Receivers::All, message: Message::Stop { cause } });
         self.advance(now);
     }
 
-    /// Goes on with the stopping sequence when all whom it waits for have reported or are lost.
+    /// Advances the stopping sequence when all awaited units have reported or are lost.
     fn advance(&mut self, now: Nanos) {
         if matches!(self.phase, Phase::StoppingReadouts { .. })
-            && !self.readouts.iter().any(Answer::is_awaited)
+            && !self.readouts.iter().any(PendingReport::is_awaited)
         {
-            self.phase = Phase::StoppingBuilders { until: now + 2 * self.plan.drain };
-            self.outbox.push_back(Transmit { to: To::Builders, message: Message::Settle });
+            self.phase = Phase::StoppingBuilders { until: now + 2 * self.plan.drain_timeout };
+            self.outbox.push_back(Transmit { to: Receivers::Builders, message: Message::Drain });
         }
         if matches!(self.phase, Phase::StoppingBuilders { .. })
-            && !self.builders.iter().any(|unit| unit.answer.is_awaited())
+            && !self.builders.iter().any(|unit| unit.report.is_awaited())
         {
             self.phase = Phase::Finished;
             self.account = Some(self.close());
         }
     }
 
-    /// What this manager knows of the builder units.
+    /// The manager's state of the builder units, for the merge.
     pub fn report(&self) -> ManagerReport {
         let views = self.builders.iter().zip(&self.plan.slots).map(|(unit, slots)| {
-            let open = (0..slots.get()).filter_map(|slot| match self.slots[unit.base + usize::from(slot)] {
-                (life, Slot::Assigned(batch)) => Some(OpenBatch { slot: SlotIndex(slot), life, batch }),
-                _ => None,
-            });
+            let unfinished =
+                (0..slots.get()).filter_map(|slot| match self.slots[unit.base + usize::from(slot)] {
+                    (generation, Slot::Assigned(batch)) => {
+                        Some(UnfinishedBatch { slot: SlotIndex(slot), generation, batch })
+                    }
+                    _ => None,
+                });
             let events = unit.done.events();
             let arrived = self.plan.sources.iter().zip(&unit.missing);
             BuilderView {
                 events_assigned: unit.events_assigned,
                 done: unit.done,
                 arrived: arrived.map(|(n, missing)| events * u64::from(n.get()) - missing).collect(),
-                open: open.collect(),
+                unfinished: unfinished.collect(),
             }
         });
         ManagerReport { cause: self.cause, builders: views.collect() }
     }
 
     fn close(&mut self) -> Account {
-        let mut ledger = Ledger::new(self.plan.clone());
-        ledger.manager(self.report());
-        for (i, answer) in self.readouts.iter_mut().enumerate() {
-            if let Some(report) = answer.take() {
-                ledger.readout(RuIndex(i as u16), report);
+        let mut merger = ReportMerger::new(self.plan.clone());
+        merger.add_manager(self.report());
+        for (i, report) in self.readouts.iter_mut().enumerate() {
+            if let Some(report) = report.take() {
+                merger.add_readout(RuIndex(i as u16), report);
             }
         }
         for (b, unit) in self.builders.iter_mut().enumerate() {
-            if let Some(report) = unit.answer.take() {
-                ledger.builder(BuIndex(b as u16), report);
+            if let Some(report) = unit.report.take() {
+                merger.add_builder(BuIndex(b as u16), report);
             }
         }
-        ledger.close(self.cause)
+        merger.account(self.cause)
     }
 }
 
@@ -517,21 +530,25 @@ mod tests {
 
     const NOW: Nanos = Nanos(1_000);
 
-    /// A manager of one readout unit with 2 sources and of builder units with these slots.
+    /// A manager of one readout unit with 2 sources, and builder units with the given slots.
     fn manager(slots: &[u16]) -> Manager {
         Manager::new(small(&[2], slots, 12, 4), NOW)
     }
 
-    fn grant(manager: &mut Manager, builder: u16, slot: u16, life: u32) {
-        let grant = Message::Grant { builder: BuIndex(builder), slot: SlotIndex(slot), life: Life(life) };
+    fn grant(manager: &mut Manager, builder: u16, slot: u16, generation: u32) {
+        let grant = Message::Grant {
+            builder: BuIndex(builder),
+            slot: SlotIndex(slot),
+            generation: Generation(generation),
+        };
         manager.handle_message(Unit::Builder(BuIndex(builder)), grant, NOW);
     }
 
-    fn done(builder: u16, slot: u16, life: u32, batch: u64) -> Message {
+    fn done(builder: u16, slot: u16, generation: u32, batch: u64) -> Message {
         let built = BatchTally { events: 4, fragments: 8 };
-        let verdict = Verdict { built, ..Verdict::default() };
+        let outcome = BatchOutcome { built, ..BatchOutcome::default() };
         let (builder, slot, batch) = (BuIndex(builder), SlotIndex(slot), BatchId(batch));
-        Message::Done { builder, slot, life: Life(life), batch, verdict }
+        Message::Done { builder, slot, generation: Generation(generation), batch, outcome }
     }
 
     fn sent(manager: &mut Manager) -> Vec<Message> {
@@ -558,18 +575,18 @@ mod tests {
     }
 
     #[test]
-    fn what_has_been_taken_is_given_out_in_rounds_and_the_last_may_be_short() {
+    fn available_batches_are_assigned_in_rounds_except_the_last() {
         let mut manager = manager(&[3, 3]);
         (0..3).for_each(|slot| (0..2).for_each(|builder| grant(&mut manager, builder, slot, 1)));
-        manager.handle_taken(1);
+        manager.handle_available(1);
         assert_eq!(assigned(&mut manager), []);
-        manager.handle_taken(2);
+        manager.handle_available(2);
         assert_eq!(assigned(&mut manager), [(0, 0, 0), (1, 1, 0)]);
-        manager.handle_taken(3);
+        manager.handle_available(3);
         assert_eq!(assigned(&mut manager), [(2, 0, 1)]);
     }
 
-    fn rule_broken_by(messages: &[(u16, Message)]) -> Rule {
+    fn protocol_error_of(messages: &[(u16, Message)]) -> ProtocolError {
         let mut manager = manager(&[2, 1]);
         grant(&mut manager, 0, 0, 1);
         assert_eq!(assigned(&mut manager), [(0, 0, 0)]);
@@ -577,37 +594,41 @@ mod tests {
             manager.handle_message(Unit::Builder(BuIndex(*from)), *message, NOW);
         }
         match sent(&mut manager)[..] {
-            [Message::Stop { cause: StopCause::Protocol { by: Unit::Builder(_), rule } }] => rule,
-            ref other => panic!("expected a stop for a broken rule, not {other:?}"),
+            [Message::Stop { cause: StopCause::Protocol { by: Unit::Builder(_), error } }] => error,
+            ref other => panic!("expected a stop for a protocol error, not {other:?}"),
         }
     }
 
     #[test]
-    fn broken_rules_stop_the_run_by_name() {
-        let grant =
-            |slot, life| Message::Grant { builder: BuIndex(0), slot: SlotIndex(slot), life: Life(life) };
-        let short = |readout, missing| Message::Short {
+    fn protocol_errors_stop_the_run_with_their_name() {
+        let grant = |slot, generation| Message::Grant {
+            builder: BuIndex(0),
+            slot: SlotIndex(slot),
+            generation: Generation(generation),
+        };
+        let short = |readout, missing| Message::MissingFragments {
             builder: BuIndex(0),
             slot: SlotIndex(0),
-            life: Life(1),
+            generation: Generation(1),
             readout: RuIndex(readout),
             missing,
         };
-        let verdict = Verdict { built: BatchTally { events: 3, fragments: 6 }, ..Verdict::default() };
+        let outcome =
+            BatchOutcome { built: BatchTally { events: 3, fragments: 6 }, ..BatchOutcome::default() };
         let (builder, slot) = (BuIndex(0), SlotIndex(0));
-        let partial = Message::Done { builder, slot, life: Life(1), batch: BatchId(0), verdict };
-        assert_eq!(rule_broken_by(&[(0, grant(0, 2))]), Rule::GrantOfBusySlot);
-        assert_eq!(rule_broken_by(&[(0, grant(1, 2))]), Rule::WrongLife);
-        assert_eq!(rule_broken_by(&[(0, grant(2, 1))]), Rule::Unknown);
-        assert_eq!(rule_broken_by(&[(1, grant(0, 1))]), Rule::NotYours);
-        assert_eq!(rule_broken_by(&[(0, Message::Settle)]), Rule::NotYours);
-        assert_eq!(rule_broken_by(&[(0, done(0, 0, 2, 0))]), Rule::WrongLife);
-        assert_eq!(rule_broken_by(&[(0, done(0, 0, 1, 1))]), Rule::NotAssigned);
-        assert_eq!(rule_broken_by(&[(0, done(0, 1, 0, 0))]), Rule::NotAssigned);
-        assert_eq!(rule_broken_by(&[(0, partial)]), Rule::WrongEventCount);
-        assert_eq!(rule_broken_by(&[(0, short(1, 1))]), Rule::Unknown);
-        assert_eq!(rule_broken_by(&[(0, short(0, 9))]), Rule::TooManyFragments);
-        assert_eq!(rule_broken_by(&[(0, short(0, 1)), (0, short(0, 1))]), Rule::TooManyFragments);
+        let partial = Message::Done { builder, slot, generation: Generation(1), batch: BatchId(0), outcome };
+        assert_eq!(protocol_error_of(&[(0, grant(0, 2))]), ProtocolError::GrantOfBusySlot);
+        assert_eq!(protocol_error_of(&[(0, grant(1, 2))]), ProtocolError::WrongGeneration);
+        assert_eq!(protocol_error_of(&[(0, grant(2, 1))]), ProtocolError::UnknownSlotOrUnit);
+        assert_eq!(protocol_error_of(&[(1, grant(0, 1))]), ProtocolError::UnexpectedMessage);
+        assert_eq!(protocol_error_of(&[(0, Message::Drain)]), ProtocolError::UnexpectedMessage);
+        assert_eq!(protocol_error_of(&[(0, done(0, 0, 2, 0))]), ProtocolError::WrongGeneration);
+        assert_eq!(protocol_error_of(&[(0, done(0, 0, 1, 1))]), ProtocolError::SlotNotAssigned);
+        assert_eq!(protocol_error_of(&[(0, done(0, 1, 0, 0))]), ProtocolError::SlotNotAssigned);
+        assert_eq!(protocol_error_of(&[(0, partial)]), ProtocolError::WrongEventCount);
+        assert_eq!(protocol_error_of(&[(0, short(1, 1))]), ProtocolError::UnknownSlotOrUnit);
+        assert_eq!(protocol_error_of(&[(0, short(0, 9))]), ProtocolError::TooManyFragments);
+        assert_eq!(protocol_error_of(&[(0, short(0, 1)), (0, short(0, 1))]), ProtocolError::TooManyFragments);
     }
 
     #[test]
@@ -629,7 +650,7 @@ mod tests {
         manager.handle_lost(Unit::Readout(RuIndex(0)), NOW);
         let account = manager.poll_finished().unwrap();
         assert_eq!(account.cause, StopCause::Lost(Unit::Builder(BuIndex(0))));
-        assert!(account.is_closed() && !account.is_success());
+        assert!(account.is_balanced() && !account.is_success());
         assert_eq!(manager.poll_finished(), None);
     }
 
@@ -642,7 +663,7 @@ mod tests {
             manager.handle_timeout(at);
             waits.push(at);
         }
-        assert!(waits.last() <= Some(&(NOW + 4 * manager.plan.drain)), "{waits:?}");
+        assert!(waits.last() <= Some(&(NOW + 4 * manager.plan.drain_timeout)), "{waits:?}");
         let lost = manager.poll_finished().unwrap().lost;
         assert_eq!(lost, [Unit::Readout(RuIndex(0)), Unit::Builder(BuIndex(0))]);
     }

@@ -1,85 +1,87 @@
 //! Control messages between the manager and the other units.
 //!
-//! Every message is one record of [`Message::SIZE`] bytes, little-endian, unused bytes zero; the processes
-//! pack many into one transfer. Messages between two units arrive in the order in which they were
-//! sent; nothing is assumed about messages of different pairs.
+//! Every message is one record of [`Message::SIZE`] bytes, little-endian, unused bytes zero. Many records travel
+//! in one transfer. Messages between two units arrive in order; messages of different pairs are unordered.
 //!
 //! ```text
 //!          0    1     2        4      6        8      12        16      24          32        40      48
 //!         ┌────┬─────┬────────┬──────┬────────┬──────┬─────────┬───────┬───────────┬─────────┬───────┐
-//! Grant   │ 1  │     │builder │ slot │        │ life │         │       │           │         │       │
-//! Assign  │ 2  │     │builder │ slot │ events │ life │         │ batch │first event│         │       │
-//! Done    │ 3  │     │builder │ slot │accepted│ life │         │ batch │events ×3  │fragments ×3     │
-//! Short   │ 4  │     │builder │ slot │readout │ life │ missing │       │           │         │       │
-//! Fault   │ 5  │cause│kind rule│index│ peer   │      │         │ batch │           │         │       │
-//! Stop    │ 6  │cause│kind rule│index│ peer   │      │         │ batch │           │         │       │
-//! Settle  │ 7  │     │        │      │        │      │         │       │           │         │       │
-//! Alive   │ 8  │     │        │      │        │      │         │       │           │         │       │
+//! Grant   │ 1  │     │builder │ slot │        │ gen. │         │       │           │         │       │
+//! Assign  │ 2  │     │builder │ slot │ events │ gen. │         │ batch │first event│         │       │
+//! Done    │ 3  │     │builder │ slot │accepted│ gen. │         │ batch │events ×3  │fragments ×3     │
+//! Missing │ 4  │     │builder │ slot │readout │ gen. │ missing │       │           │         │       │
+//! Fault   │ 5  │cause│unit err│index │ peer   │      │         │ batch │           │         │       │
+//! Stop    │ 6  │cause│unit err│index │ peer   │      │         │ batch │           │         │       │
+//! Drain   │ 7  │     │        │      │        │      │         │       │           │         │       │
+//! Beat    │ 8  │     │        │      │        │      │         │       │           │         │       │
 //!         └────┴─────┴────────┴──────┴────────┴──────┴─────────┴───────┴───────────┴─────────┴───────┘
 //! ```
 //!
-//! `events ×3` are 16 bits each and `fragments ×3` 32 bits each: built, missing at source, corrupt.
-//! `kind` and `index` name the cause's unit (manager 1, readout 2, builder 3).
+//! `gen.` is the slot's generation. `events ×3` are 16 bits each and `fragments ×3` 32 bits each: built,
+//! missing at source, corrupt. `unit` (manager 1, readout 2, builder 3) and `index` name the unit of the cause;
+//! `err` is the code of a [`ProtocolError`].
 
-use super::account::{BatchTally, Verdict};
+use super::account::{BatchOutcome, BatchTally};
 use super::plan::Batch;
-use super::types::{BatchId, BuIndex, EventNumber, Life, RuIndex, Rule, SlotIndex, StopCause, Unit};
+use super::types::{
+    BatchId, BuIndex, EventNumber, Generation, ProtocolError, RuIndex, SlotIndex, StopCause, Unit,
+};
 
 /// A control message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// Builder to manager: this slot may take a batch; nothing of its earlier lives can still arrive.
+    /// Builder to manager: this slot may take a batch. No write of earlier generations can arrive any more.
     Grant {
-        /// Whose slot.
+        /// The slot's builder unit.
         builder: BuIndex,
         /// The slot.
         slot: SlotIndex,
-        /// The life that begins.
-        life: Life,
+        /// The new generation.
+        generation: Generation,
     },
-    /// Manager to all readout units and to the slot's builder unit: this batch goes to that slot.
+    /// Manager to all readout units and to the slot's builder unit: send this batch to that slot.
     Assign(Assignment),
-    /// Builder to manager: the slot's batch is finished, its accepted events are stored.
+    /// Builder to manager: the slot's batch is finished, and its accepted events are stored.
     Done {
-        /// Whose slot.
+        /// The slot's builder unit.
         builder: BuIndex,
         /// The slot.
         slot: SlotIndex,
-        /// The life that ends.
-        life: Life,
-        /// The batch it held.
+        /// The generation that ends.
+        generation: Generation,
+        /// The batch in the slot.
         batch: BatchId,
-        /// What became of the batch.
-        verdict: Verdict,
+        /// Outcome of the batch.
+        outcome: BatchOutcome,
     },
-    /// Builder to manager, immediately before the slot's `Done`: one readout unit delivered fewer
-    /// fragments than events × sources.
-    Short {
-        /// Whose slot.
+    /// Builder to manager, immediately before the slot's `Done`: one readout unit delivered fewer fragments than
+    /// events × sources.
+    MissingFragments {
+        /// The slot's builder unit.
         builder: BuIndex,
         /// The slot.
         slot: SlotIndex,
-        /// Its life.
-        life: Life,
-        /// The readout unit that delivered less.
+        /// Its generation.
+        generation: Generation,
+        /// The readout unit.
         readout: RuIndex,
-        /// Fragments that its sources did not have, at least 1.
+        /// Fragments that its sources do not have, at least 1.
         missing: u32,
     },
     /// Unit to manager: the run cannot go on.
     Fault {
-        /// Why.
+        /// The cause.
         cause: StopCause,
     },
-    /// Manager to all units: take no new work and report.
+    /// Manager to all units: take no new work, finish, and report.
     Stop {
-        /// Why.
+        /// The cause.
         cause: StopCause,
     },
-    /// Manager to builder units: all readout units have stopped, what has not arrived will not.
-    Settle,
-    /// Manager to all units: a sign of life.
-    Alive,
+    /// Manager to builder units: all readout units have stopped. Finish complete batches and report.
+    Drain,
+    /// Manager to all units: the manager is alive.
+    Heartbeat,
 }
 
 /// A batch and the slot that takes it.
@@ -91,21 +93,21 @@ pub struct Assignment {
     pub builder: BuIndex,
     /// Its slot.
     pub slot: SlotIndex,
-    /// The slot's life.
-    pub life: Life,
+    /// The slot's generation.
+    pub generation: Generation,
 }
 
-/// Bytes that are no message.
+/// Why bytes are not a control message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// Not the length of a message.
-    #[error("control message of {0} bytes, not {size}", size = Message::SIZE)]
+    /// Wrong length.
+    #[error("control message has {0} bytes, expected {size}", size = Message::SIZE)]
     Length(usize),
-    /// A kind that does not exist.
-    #[error("control message of unknown kind {0}")]
+    /// Unknown kind.
+    #[error("control message has unknown kind {0}")]
     Kind(u8),
-    /// A field with a value that it cannot have.
-    #[error("control message of kind {kind}: bad {field}")]
+    /// A field with an impossible value.
+    #[error("control message of kind {kind}: invalid {field}")]
     Field {
         /// The message's kind.
         kind: u8,
@@ -114,7 +116,7 @@ pub enum DecodeError {
     },
 }
 
-/// One record on its way in or out.
+/// The record of one message.
 struct Record([u8; Message::SIZE]);
 
 impl Record {
@@ -134,10 +136,10 @@ impl Record {
         self.0[at..at + N].copy_from_slice(&bytes);
     }
 
-    fn put_slot(&mut self, builder: BuIndex, slot: SlotIndex, life: Life) {
+    fn put_slot(&mut self, builder: BuIndex, slot: SlotIndex, generation: Generation) {
         self.put(2, builder.0.to_le_bytes());
         self.put(4, slot.0.to_le_bytes());
-        self.put(8, life.0.to_le_bytes());
+        self.put(8, generation.0.to_le_bytes());
     }
 
     fn put_unit(&mut self, unit: Unit) {
@@ -181,13 +183,13 @@ impl Record {
                 self.put_unit(Unit::Builder(bu));
                 6
             }
-            StopCause::BadData(bu) => {
+            StopCause::InvalidData(bu) => {
                 self.put_unit(Unit::Builder(bu));
                 7
             }
-            StopCause::Protocol { by, rule } => {
+            StopCause::Protocol { by, error } => {
                 self.put_unit(by);
-                self.0[3] = rule as u8;
+                self.0[3] = error as u8;
                 8
             }
             StopCause::OutputFailed(bu) => {
@@ -209,13 +211,13 @@ impl Record {
             },
             code @ (6 | 7 | 9) => match (code, self.unit()?) {
                 (6, Unit::Builder(bu)) => StopCause::CardLost(bu),
-                (7, Unit::Builder(bu)) => StopCause::BadData(bu),
+                (7, Unit::Builder(bu)) => StopCause::InvalidData(bu),
                 (_, Unit::Builder(bu)) => StopCause::OutputFailed(bu),
                 _ => return None,
             },
             8 => StopCause::Protocol {
                 by: self.unit()?,
-                rule: Rule::ALL.into_iter().find(|&rule| rule as u8 == self.0[3])?,
+                error: ProtocolError::ALL.into_iter().find(|&error| error as u8 == self.0[3])?,
             },
             _ => return None,
         })
@@ -223,36 +225,36 @@ impl Record {
 }
 
 impl Message {
-    /// Bytes of every encoded message.
+    /// Size of every encoded message, in bytes.
     pub const SIZE: usize = 48;
 
-    /// The message's record.
+    /// Encodes the message.
     pub fn encode(&self) -> [u8; Message::SIZE] {
         let mut record = Record([0; Message::SIZE]);
         record.0[0] = match *self {
-            Message::Grant { builder, slot, life } => {
-                record.put_slot(builder, slot, life);
+            Message::Grant { builder, slot, generation } => {
+                record.put_slot(builder, slot, generation);
                 1
             }
-            Message::Assign(Assignment { batch, builder, slot, life }) => {
-                record.put_slot(builder, slot, life);
+            Message::Assign(Assignment { batch, builder, slot, generation }) => {
+                record.put_slot(builder, slot, generation);
                 record.put(6, batch.events.to_le_bytes());
                 record.put(16, batch.id.0.to_le_bytes());
                 record.put(24, batch.first_event.0.to_le_bytes());
                 2
             }
-            Message::Done { builder, slot, life, batch, verdict } => {
-                record.put_slot(builder, slot, life);
-                record.put(6, verdict.accepted.to_le_bytes());
+            Message::Done { builder, slot, generation, batch, outcome } => {
+                record.put_slot(builder, slot, generation);
+                record.put(6, outcome.accepted.to_le_bytes());
                 record.put(16, batch.0.to_le_bytes());
-                for (k, tally) in [verdict.built, verdict.missing, verdict.corrupt].into_iter().enumerate() {
+                for (k, tally) in [outcome.built, outcome.missing, outcome.corrupt].into_iter().enumerate() {
                     record.put(24 + 2 * k, tally.events.to_le_bytes());
                     record.put(32 + 4 * k, tally.fragments.to_le_bytes());
                 }
                 3
             }
-            Message::Short { builder, slot, life, readout, missing } => {
-                record.put_slot(builder, slot, life);
+            Message::MissingFragments { builder, slot, generation, readout, missing } => {
+                record.put_slot(builder, slot, generation);
                 record.put(6, readout.0.to_le_bytes());
                 record.put(12, missing.to_le_bytes());
                 4
@@ -265,61 +267,67 @@ impl Message {
                 record.put_cause(cause);
                 6
             }
-            Message::Settle => 7,
-            Message::Alive => 8,
+            Message::Drain => 7,
+            Message::Heartbeat => 8,
         };
         record.0
     }
 
-    /// The message in a record.
+    /// Decodes a message.
     ///
     /// # Errors
-    /// A wrong length, an unknown kind, a field with an impossible value, or a set byte that the kind does
-    /// not use.
+    /// Wrong length, unknown kind, a field with an impossible value, or a non-zero byte that the kind does not use.
     pub fn decode(bytes: &[u8]) -> Result<Message, DecodeError> {
         let bytes: &[u8; Message::SIZE] = bytes.try_into().map_err(|_| DecodeError::Length(bytes.len()))?;
         let record = Record(*bytes);
         let kind = bytes[0];
-        let (builder, slot, life) = (BuIndex(record.u16(2)), SlotIndex(record.u16(4)), Life(record.u32(8)));
+        let (builder, slot, generation) =
+            (BuIndex(record.u16(2)), SlotIndex(record.u16(4)), Generation(record.u32(8)));
         let batch = BatchId(record.u64(16));
         let bad = |field| DecodeError::Field { kind, field };
         let message = match kind {
-            1 => Message::Grant { builder, slot, life },
+            1 => Message::Grant { builder, slot, generation },
             2 => {
                 let batch =
                     Batch { id: batch, first_event: EventNumber(record.u64(24)), events: record.u16(6) };
                 if batch.events == 0 {
                     return Err(bad("events"));
                 }
-                Message::Assign(Assignment { batch, builder, slot, life })
+                Message::Assign(Assignment { batch, builder, slot, generation })
             }
             3 => {
                 let tally = |k: usize| BatchTally {
                     events: record.u16(24 + 2 * k),
                     fragments: record.u32(32 + 4 * k),
                 };
-                let verdict = Verdict {
+                let outcome = BatchOutcome {
                     built: tally(0),
                     missing: tally(1),
                     corrupt: tally(2),
                     accepted: record.u16(6),
                 };
-                Message::Done { builder, slot, life, batch, verdict }
+                Message::Done { builder, slot, generation, batch, outcome }
             }
             4 => {
                 let missing = record.u32(12);
                 if missing == 0 {
                     return Err(bad("missing"));
                 }
-                Message::Short { builder, slot, life, readout: RuIndex(record.u16(6)), missing }
+                Message::MissingFragments {
+                    builder,
+                    slot,
+                    generation,
+                    readout: RuIndex(record.u16(6)),
+                    missing,
+                }
             }
             5 => Message::Fault { cause: record.cause().ok_or(bad("cause"))? },
             6 => Message::Stop { cause: record.cause().ok_or(bad("cause"))? },
-            7 => Message::Settle,
-            8 => Message::Alive,
+            7 => Message::Drain,
+            8 => Message::Heartbeat,
             _ => return Err(DecodeError::Kind(kind)),
         };
-        // One encoding per message: whatever the kind does not use has to be zero.
+        // One encoding per message: bytes that the kind does not use must be zero.
         if message.encode() != *bytes {
             return Err(bad("unused byte"));
         }
@@ -349,9 +357,10 @@ mod tests {
             (unit(), any::<u64>()).prop_map(|(by, b)| StopCause::TimedOut { by, batch: BatchId(b) }),
             (any::<u16>(), bu()).prop_map(|(by, peer)| StopCause::Unreachable { by: RuIndex(by), peer }),
             bu().prop_map(StopCause::CardLost),
-            bu().prop_map(StopCause::BadData),
+            bu().prop_map(StopCause::InvalidData),
             bu().prop_map(StopCause::OutputFailed),
-            (unit(), 0..Rule::ALL.len()).prop_map(|(by, r)| StopCause::Protocol { by, rule: Rule::ALL[r] }),
+            (unit(), 0..ProtocolError::ALL.len())
+                .prop_map(|(by, r)| StopCause::Protocol { by, error: ProtocolError::ALL[r] }),
         ]
     }
 
@@ -360,31 +369,32 @@ mod tests {
     }
 
     fn message() -> impl Strategy<Value = Message> {
-        let place = || any::<(u16, u16, u32)>().prop_map(|(b, s, l)| (BuIndex(b), SlotIndex(s), Life(l)));
+        let place =
+            || any::<(u16, u16, u32)>().prop_map(|(b, s, l)| (BuIndex(b), SlotIndex(s), Generation(l)));
         prop_oneof![
-            place().prop_map(|(builder, slot, life)| Message::Grant { builder, slot, life }),
+            place().prop_map(|(builder, slot, generation)| Message::Grant { builder, slot, generation }),
             (place(), any::<(u64, u64)>(), 1..=u16::MAX).prop_map(
-                |((builder, slot, life), (id, first), events)| {
+                |((builder, slot, generation), (id, first), events)| {
                     let batch = Batch { id: BatchId(id), first_event: EventNumber(first), events };
-                    Message::Assign(Assignment { batch, builder, slot, life })
+                    Message::Assign(Assignment { batch, builder, slot, generation })
                 }
             ),
             (place(), any::<(u64, u16)>(), tally(), tally(), tally()).prop_map(
-                |((builder, slot, life), (batch, accepted), built, missing, corrupt)| Message::Done {
+                |((builder, slot, generation), (batch, accepted), built, missing, corrupt)| Message::Done {
                     builder,
                     slot,
-                    life,
+                    generation,
                     batch: BatchId(batch),
-                    verdict: Verdict { built, missing, corrupt, accepted },
+                    outcome: BatchOutcome { built, missing, corrupt, accepted },
                 }
             ),
-            (place(), any::<u16>(), 1..=u32::MAX).prop_map(|((builder, slot, life), ru, missing)| {
-                Message::Short { builder, slot, life, readout: RuIndex(ru), missing }
+            (place(), any::<u16>(), 1..=u32::MAX).prop_map(|((builder, slot, generation), ru, missing)| {
+                Message::MissingFragments { builder, slot, generation, readout: RuIndex(ru), missing }
             }),
             cause().prop_map(|cause| Message::Fault { cause }),
             cause().prop_map(|cause| Message::Stop { cause }),
-            Just(Message::Settle),
-            Just(Message::Alive),
+            Just(Message::Drain),
+            Just(Message::Heartbeat),
         ]
     }
 
@@ -404,7 +414,7 @@ mod tests {
 
         #[test]
         fn a_set_unused_byte_is_refused(at in 1..Message::SIZE) {
-            let mut bytes = Message::Settle.encode();
+            let mut bytes = Message::Drain.encode();
             bytes[at] = 1;
             prop_assert_eq!(Message::decode(&bytes), Err(DecodeError::Field { kind: 7, field: "unused byte" }));
         }

@@ -1,17 +1,17 @@
-//! What all units of a run agree on before it starts.
+//! Parameters of a run on which all units agree before it starts.
 
-use super::shape::Shape;
+use super::shaping::TrafficShaping;
 use super::types::{BatchId, BuIndex, EventNumber, RuIndex, SlotIndex};
 use serde::{Deserialize, Serialize};
 use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
 use std::time::Duration;
 
-/// The shape of a run. Every unit gets the same plan at wire-up; nothing in it changes afterwards.
+/// Parameters of a run. Every unit gets the same plan at wire-up; it does not change afterwards.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// Number of the run's first event.
     pub first_event: EventNumber,
-    /// Events in the run, replays included.
+    /// Events in the run, including replays.
     pub events: NonZeroU64,
     /// Consecutive events per batch; the last batch may be shorter.
     pub batch: NonZeroU16,
@@ -19,31 +19,31 @@ pub struct Plan {
     pub sources: Vec<NonZeroU16>,
     /// Slots of each builder unit, by [`BuIndex`]. At least one builder unit.
     pub slots: Vec<NonZeroU16>,
-    /// Batches that a readout unit may have posted but not completed towards one builder unit.
+    /// Batches that a readout unit may have in flight to one builder unit.
     pub window: NonZeroU16,
-    /// Batches that a readout unit may have posted but not completed towards all builder units together:
-    /// what is posted is in the adapter's hands, and turns are only taken until then.
-    pub under_way: NonZeroU32,
-    /// Whose turn it is to get a batch.
-    pub shape: Shape,
-    /// How long an assigned batch may take to arrive whole, and then to be processed. Also how long a
-    /// unit believes in a silent manager.
+    /// Batches that a readout unit may have in flight to all builder units together. The adapter serves its
+    /// connections in any order, so traffic shaping applies only up to posting.
+    pub max_in_flight: NonZeroU32,
+    /// The order in which a readout unit serves builder units.
+    pub traffic_shaping: TrafficShaping,
+    /// Time for an assigned batch to arrive completely, and then to be processed. Also the time without a message
+    /// after which a unit counts the manager as lost.
     pub timeout: Duration,
-    /// How long each step of the stopping sequence may take.
-    pub drain: Duration,
+    /// Time for each step of the stopping sequence.
+    pub drain_timeout: Duration,
 }
 
-/// A number in a plan that is out of range.
+/// A parameter that is out of range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{value} {what}: must be {least} to {most}")]
 pub struct PlanError {
-    /// What it counts.
+    /// The parameter and its unit.
     pub what: &'static str,
-    /// The number.
+    /// Its value.
     pub value: u64,
-    /// The least possible.
+    /// The smallest valid value.
     pub least: u64,
-    /// The most possible.
+    /// The largest valid value.
     pub most: u64,
 }
 
@@ -51,22 +51,22 @@ fn nanos(span: Duration) -> u64 {
     u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// One batch as the manager cuts it.
+/// A batch of consecutive events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Batch {
-    /// The batch.
+    /// Its number.
     pub id: BatchId,
     /// Its first event.
     pub first_event: EventNumber,
-    /// Its events, 1 ..= the plan's `batch`.
+    /// Number of events, from 1 to the plan's `batch`.
     pub events: u16,
 }
 
 impl Plan {
-    /// Whether the numbers of units, slots, events and fragments stay within their types.
+    /// Checks that the numbers of units, slots, events and fragments fit their types.
     ///
     /// # Errors
-    /// Names the first number that does not.
+    /// The first parameter that is out of range.
     pub fn check(&self) -> Result<(), PlanError> {
         let limits = [
             ("readout units", self.readouts() as u64, 1, u64::from(u16::MAX)),
@@ -79,7 +79,7 @@ impl Plan {
             ),
             ("events", self.events.get(), 1, u64::MAX - self.first_event.0),
             ("nanoseconds of timeout", nanos(self.timeout), 1, nanos(Duration::from_secs(3600))),
-            ("nanoseconds of drain", nanos(self.drain), 1, nanos(Duration::from_secs(3600))),
+            ("nanoseconds of drain", nanos(self.drain_timeout), 1, nanos(Duration::from_secs(3600))),
         ];
         match limits.into_iter().find(|&(_, value, least, most)| !(least..=most).contains(&value)) {
             Some((what, value, least, most)) => Err(PlanError { what, value, least, most }),
@@ -87,34 +87,34 @@ impl Plan {
         }
     }
 
-    /// Readout units.
+    /// Number of readout units.
     pub fn readouts(&self) -> usize {
         self.sources.len()
     }
 
-    /// Builder units.
+    /// Number of builder units.
     pub fn builders(&self) -> usize {
         self.slots.len()
     }
 
-    /// Sources of all readout units together.
+    /// Number of sources of all readout units.
     pub fn total_sources(&self) -> u64 {
         self.sources.iter().map(|s| u64::from(s.get())).sum()
     }
 
-    /// Slots of all builder units together.
+    /// Number of slots of all builder units.
     pub fn total_slots(&self) -> usize {
         self.slots.iter().map(|s| usize::from(s.get())).sum()
     }
 
-    /// Batches in the run.
+    /// Number of batches in the run.
     pub fn batches(&self) -> NonZeroU64 {
         let batch = NonZeroU64::from(self.batch);
         NonZeroU64::new(self.events.get().div_ceil(batch.get()))
             .expect("at least one event makes at least one batch")
     }
 
-    /// The batch of that number, or none past the end of the run.
+    /// The batch with that number; `None` past the end of the run.
     pub fn batch(&self, id: BatchId) -> Option<Batch> {
         let size = u64::from(self.batch.get());
         let before = id.0.checked_mul(size)?;
@@ -123,12 +123,12 @@ impl Plan {
         Some(Batch { id, first_event: EventNumber(self.first_event.0 + before), events })
     }
 
-    /// Fragments that a readout unit's sources have for that many events when none is missing.
-    pub fn nominal_fragments(&self, ru: RuIndex, events: u16) -> u32 {
+    /// Fragments of a readout unit's sources for that many events if none is missing.
+    pub fn expected_fragments(&self, ru: RuIndex, events: u16) -> u32 {
         NonZeroU32::from(self.sources[ru.index()]).get() * u32::from(events)
     }
 
-    /// Whether the plan has that slot.
+    /// Whether the slot exists.
     pub fn has_slot(&self, builder: BuIndex, slot: SlotIndex) -> bool {
         self.slots.get(builder.index()).is_some_and(|slots| slot.0 < slots.get())
     }
@@ -143,10 +143,10 @@ pub(crate) fn small(sources: &[u16], slots: &[u16], events: u64, batch: u16) -> 
         sources: sources.iter().map(|&s| NonZeroU16::new(s).unwrap()).collect(),
         slots: slots.iter().map(|&s| NonZeroU16::new(s).unwrap()).collect(),
         window: NonZeroU16::new(4).unwrap(),
-        under_way: NonZeroU32::MAX,
-        shape: Shape::Rotation,
+        max_in_flight: NonZeroU32::MAX,
+        traffic_shaping: TrafficShaping::BarrelShifter,
         timeout: Duration::from_millis(100),
-        drain: Duration::from_millis(50),
+        drain_timeout: Duration::from_millis(50),
     }
 }
 
@@ -177,12 +177,12 @@ mod tests {
         let full = "7864200000 fragments of a batch: must be 1 to 4294967295";
         assert_eq!(plan(|p| p.batch = NonZeroU16::MAX), full);
         assert_eq!(plan(|p| p.first_event.0 = u64::MAX - 9), "10 events: must be 1 to 9");
-        assert!(plan(|p| p.drain = Duration::ZERO).starts_with("0 nanoseconds of drain"));
+        assert!(plan(|p| p.drain_timeout = Duration::ZERO).starts_with("0 nanoseconds of drain"));
     }
 
     #[test]
-    fn nominal_fragments_do_not_overflow() {
+    fn expected_fragments_do_not_overflow() {
         let plan = small(&[u16::MAX], &[1], 10, u16::MAX);
-        assert_eq!(plan.nominal_fragments(RuIndex(0), u16::MAX), 65_535 * 65_535);
+        assert_eq!(plan.expected_fragments(RuIndex(0), u16::MAX), 65_535 * 65_535);
     }
 }

@@ -1,64 +1,67 @@
-//! A readout unit: which batch to send next, what was sent where, and when to stop.
+//! Readout unit: which batch to send next, what was sent where, and when to stop.
 //!
-//! The unit's assignments wait in one queue per builder unit. The plan's [`Shape`](super::shape::Shape) decides
-//! whose queue is served next; within a queue the order is the manager's. A batch is sent by writing the packet of each source
-//! to its place in the slot, the last write carrying the batch's [`Immediate`].
+//! Assignments wait in one queue per builder unit. The plan's
+//! [`TrafficShaping`](super::shaping::TrafficShaping) selects the queue; each queue is served in the order of
+//! assignment. A batch is sent by writing the packet of each source into the slot. The last write carries the
+//! batch's [`Immediate`].
 
 use super::message::{Assignment, Message};
 use super::plan::Plan;
-use super::report::{Posted, ReadoutReport, Sent};
-use super::shape::Turns;
-use super::types::{BuIndex, Bytes, Immediate, Life, Nanos, RuIndex, Rule, SlotIndex, StopCause, Unit};
+use super::report::{PostedBatch, ReadoutReport, SentToBuilder};
+use super::shaping::SendOrder;
+use super::types::{
+    BuIndex, Bytes, Generation, Immediate, Nanos, ProtocolError, RuIndex, SlotIndex, StopCause, Unit,
+};
 use std::collections::VecDeque;
 
-/// A batch to send now. Give it back with [`Readout::handle_posted`] or [`Readout::handle_unsent`].
+/// A batch to send now. Return it with [`Readout::handle_posted`] or [`Readout::handle_unsent`].
 #[derive(Debug, PartialEq, Eq)]
-#[must_use = "a batch taken has to be posted or declared unsent"]
-pub struct Send {
+#[must_use = "a batch to send has to be posted or declared unsent"]
+pub struct BatchSend {
     /// The batch and its slot.
     pub assignment: Assignment,
-    /// Immediate data of its last write.
+    /// Immediate data of the last write.
     pub immediate: Immediate,
 }
 
-/// What was taken from the sources for one batch.
+/// Amount of data read from the sources for one batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Taken {
+pub struct BatchPayload {
     /// Fragments.
     pub fragments: u32,
-    /// Their payload.
+    /// Payload of the fragments.
     pub bytes: Bytes,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Taking assignments.
+    /// Accepting assignments.
     Running,
-    /// Finishing posted writes, until when they are given up.
+    /// Waiting for the completions of posted writes, at most until `until`.
     Draining { until: Nanos },
-    /// Has reported.
+    /// The report is made.
     Reported,
 }
 
-/// A builder unit's slot as seen from here.
+/// A slot of a builder unit, as this readout unit sees it.
 #[derive(Clone, Debug, Default)]
 struct Slot {
-    /// The last life assigned.
-    assigned: Life,
-    /// The last batch posted.
-    posted: Option<Posted>,
-    /// Batches posted whose writes are outstanding. More than one if the slot's next life was faster
-    /// than our own completion.
+    /// The last assigned generation.
+    assigned: Generation,
+    /// The last posted batch.
+    posted: Option<PostedBatch>,
+    /// Posted batches whose writes have not completed. More than one if the slot was granted again before this
+    /// unit polled its completion.
     outstanding: u16,
 }
 
-/// One builder unit as seen from here.
+/// A builder unit, as this readout unit sees it.
 #[derive(Debug)]
 struct Peer {
     waiting: VecDeque<Assignment>,
     slots: Vec<Slot>,
     outstanding: u16,
-    sent: Sent,
+    sent: SentToBuilder,
     reachable: bool,
 }
 
@@ -68,14 +71,14 @@ pub struct Readout {
     index: RuIndex,
     plan: Plan,
     peers: Vec<Peer>,
-    turns: Turns,
+    send_order: SendOrder,
     outstanding: u32,
     fragments_read: u64,
     bytes_read: u64,
     fragments_unsent: u64,
     phase: Phase,
     cause: StopCause,
-    silent_at: Nanos,
+    manager_timeout_at: Nanos,
     outbox: VecDeque<Message>,
     report: Option<ReadoutReport>,
 }
@@ -89,21 +92,21 @@ impl Readout {
                 waiting: VecDeque::with_capacity(slots),
                 slots: vec![Slot::default(); slots],
                 outstanding: 0,
-                sent: Sent::default(),
+                sent: SentToBuilder::default(),
                 reachable: true,
             }
         });
         Readout {
             index,
             peers: peers.collect(),
-            turns: Turns::new(plan.shape, plan.builders(), index.index()),
+            send_order: SendOrder::new(plan.traffic_shaping, plan.builders(), index.index()),
             outstanding: 0,
             fragments_read: 0,
             bytes_read: 0,
             fragments_unsent: 0,
             phase: Phase::Running,
             cause: StopCause::EndOfRun,
-            silent_at: now + plan.timeout,
+            manager_timeout_at: now + plan.timeout,
             outbox: VecDeque::with_capacity(4),
             report: None,
             plan,
@@ -115,81 +118,82 @@ impl Readout {
         if self.phase != Phase::Running {
             return;
         }
-        self.silent_at = now + self.plan.timeout;
+        self.manager_timeout_at = now + self.plan.timeout;
         match message {
             Message::Assign(assignment) => {
-                if let Err(rule) = self.assign(assignment) {
-                    self.fault(StopCause::Protocol { by: Unit::Manager, rule });
+                if let Err(error) = self.assign(assignment) {
+                    self.fault(StopCause::Protocol { by: Unit::Manager, error });
                 }
             }
             Message::Stop { cause } => self.stop(cause, now),
-            Message::Alive => {}
-            _ => self.fault(StopCause::Protocol { by: Unit::Manager, rule: Rule::NotYours }),
+            Message::Heartbeat => {}
+            _ => {
+                self.fault(StopCause::Protocol { by: Unit::Manager, error: ProtocolError::UnexpectedMessage })
+            }
         }
     }
 
     /// Bytes from the manager did not decode.
     pub fn handle_malformed(&mut self) {
-        self.fault(StopCause::Protocol { by: Unit::Manager, rule: Rule::Malformed });
+        self.fault(StopCause::Protocol { by: Unit::Manager, error: ProtocolError::Malformed });
     }
 
-    /// The manager died: stop without being told.
+    /// The manager died.
     pub fn handle_manager_lost(&mut self, now: Nanos) {
         self.stop(StopCause::Lost(Unit::Manager), now);
     }
 
-    /// The next batch to send, if there is one whose builder unit has room in its window, and fewer are under way
-    /// than may be.
-    pub fn poll_send(&mut self) -> Option<Send> {
-        if self.phase != Phase::Running || self.outstanding >= self.plan.under_way.get() {
+    /// The next batch to send: its builder unit's window is not full, and fewer than the maximum are in flight.
+    pub fn poll_send(&mut self) -> Option<BatchSend> {
+        if self.phase != Phase::Running || self.outstanding >= self.plan.max_in_flight.get() {
             return None;
         }
-        let turn = self.turns.take()?;
+        let turn = self.send_order.take()?;
         let peer = &mut self.peers[turn];
         let assignment =
             peer.waiting.pop_front().expect("a builder unit is ready only while a batch waits for it");
         peer.outstanding += 1;
         self.outstanding += 1;
         self.update_ready(assignment.builder);
-        Some(Send { assignment, immediate: Immediate::new(assignment.slot, assignment.life) })
+        Some(BatchSend { assignment, immediate: Immediate::new(assignment.slot, assignment.generation) })
     }
 
-    /// All writes of the batch are posted; `taken` is what they carry.
-    pub fn handle_posted(&mut self, send: Send, taken: Taken) {
-        let Assignment { batch, builder, slot, life } = send.assignment;
-        self.fragments_read += u64::from(taken.fragments);
-        self.bytes_read += taken.bytes.0;
+    /// All writes of the batch are posted; `payload` is the data they carry.
+    pub fn handle_posted(&mut self, send: BatchSend, payload: BatchPayload) {
+        let Assignment { batch, builder, slot, generation } = send.assignment;
+        self.fragments_read += u64::from(payload.fragments);
+        self.bytes_read += payload.bytes.0;
         let peer = &mut self.peers[builder.index()];
         peer.sent.batches += 1;
         peer.sent.events += u64::from(batch.events);
-        peer.sent.fragments += u64::from(taken.fragments);
+        peer.sent.fragments += u64::from(payload.fragments);
         let place = &mut peer.slots[slot.index()];
-        place.posted = Some(Posted { slot, life, batch, fragments: taken.fragments });
+        place.posted = Some(PostedBatch { slot, generation, batch, fragments: payload.fragments });
         place.outstanding += 1;
         if !peer.reachable {
-            // Its writes have been flushed: no completion will follow.
-            self.settle(builder, slot);
+            // Its writes are flushed: no completion will follow.
+            self.retire(builder, slot);
         }
     }
 
-    /// The batch was taken from the sources, but not a single write of it was posted.
-    pub fn handle_unsent(&mut self, send: Send, taken: Taken) {
-        self.fragments_read += u64::from(taken.fragments);
-        self.bytes_read += taken.bytes.0;
-        self.fragments_unsent += u64::from(taken.fragments);
+    /// The batch was read from the sources, but none of its writes was posted.
+    pub fn handle_unsent(&mut self, send: BatchSend, payload: BatchPayload) {
+        self.fragments_read += u64::from(payload.fragments);
+        self.bytes_read += payload.bytes.0;
+        self.fragments_unsent += u64::from(payload.fragments);
         let builder = send.assignment.builder;
         self.peers[builder.index()].outstanding -= 1;
         self.outstanding -= 1;
         self.handle_unreachable(builder);
     }
 
-    /// The last write of the batch in that slot has completed.
+    /// The last write of the batch in that slot completed.
     pub fn handle_completed(&mut self, builder: BuIndex, slot: SlotIndex) {
-        self.settle(builder, slot);
+        self.retire(builder, slot);
         self.finish_if_drained();
     }
 
-    /// Writes to that builder unit fail; all that are outstanding are flushed.
+    /// Writes to that builder unit fail; all outstanding ones are flushed.
     pub fn handle_unreachable(&mut self, builder: BuIndex) {
         let peer = &mut self.peers[builder.index()];
         if std::mem::replace(&mut peer.reachable, false) {
@@ -204,7 +208,7 @@ impl Readout {
         self.finish_if_drained();
     }
 
-    /// What there is to send to the manager.
+    /// The next message to the manager.
     pub fn poll_transmit(&mut self) -> Option<Message> {
         self.outbox.pop_front()
     }
@@ -212,43 +216,43 @@ impl Readout {
     /// When [`handle_timeout`](Self::handle_timeout) has to be called next.
     pub fn poll_timeout(&self) -> Option<Nanos> {
         match self.phase {
-            Phase::Running => Some(self.silent_at),
+            Phase::Running => Some(self.manager_timeout_at),
             Phase::Draining { until } => Some(until),
             Phase::Reported => None,
         }
     }
 
-    /// Time has passed.
+    /// A timer may have expired.
     pub fn handle_timeout(&mut self, now: Nanos) {
         match self.phase {
-            Phase::Running if self.silent_at <= now => self.handle_manager_lost(now),
+            Phase::Running if self.manager_timeout_at <= now => self.handle_manager_lost(now),
             Phase::Draining { until } if until <= now => self.finish(),
             _ => {}
         }
     }
 
-    /// The report, once, when the unit has stopped: for the manager, or for whoever started the unit if
-    /// the manager is lost.
+    /// The report, once, when the unit has stopped. It goes to the manager, or to the launcher if the manager is
+    /// lost.
     pub fn poll_report(&mut self) -> Option<ReadoutReport> {
         self.report.take()
     }
 
-    fn assign(&mut self, assignment: Assignment) -> Result<(), Rule> {
-        let Assignment { builder, slot, life, .. } = assignment;
+    fn assign(&mut self, assignment: Assignment) -> Result<(), ProtocolError> {
+        let Assignment { builder, slot, generation, .. } = assignment;
         if !self.plan.has_slot(builder, slot) {
-            return Err(Rule::Unknown);
+            return Err(ProtocolError::UnknownSlotOrUnit);
         }
         let peer = &mut self.peers[builder.index()];
         let place = &mut peer.slots[slot.index()];
-        if place.posted.map_or(Life(0), |posted| posted.life) != place.assigned {
-            return Err(Rule::AssignOfBusySlot);
+        if place.posted.map_or(Generation(0), |posted| posted.generation) != place.assigned {
+            return Err(ProtocolError::AssignOfBusySlot);
         }
-        if life != place.assigned.next() {
-            return Err(Rule::WrongLife);
+        if generation != place.assigned.next() {
+            return Err(ProtocolError::WrongGeneration);
         }
-        place.assigned = life;
+        place.assigned = generation;
         peer.waiting.push_back(assignment);
-        self.turns.add(builder.index());
+        self.send_order.add(builder.index());
         self.update_ready(builder);
         Ok(())
     }
@@ -256,11 +260,11 @@ impl Readout {
     fn update_ready(&mut self, builder: BuIndex) {
         let peer = &self.peers[builder.index()];
         let ready = peer.reachable && !peer.waiting.is_empty() && peer.outstanding < self.plan.window.get();
-        self.turns.set_ready(builder.index(), ready);
+        self.send_order.set_ready(builder.index(), ready);
     }
 
-    /// The writes of one batch to that slot are no longer outstanding.
-    fn settle(&mut self, builder: BuIndex, slot: SlotIndex) {
+    /// One batch to that slot is no longer in flight.
+    fn retire(&mut self, builder: BuIndex, slot: SlotIndex) {
         let peer = &mut self.peers[builder.index()];
         let place = &mut peer.slots[slot.index()];
         if place.outstanding > 0 {
@@ -271,7 +275,7 @@ impl Readout {
         }
     }
 
-    /// Tells the manager, which will stop the run.
+    /// Reports a fault to the manager, which stops the run.
     fn fault(&mut self, cause: StopCause) {
         if self.phase == Phase::Running {
             self.outbox.push_back(Message::Fault { cause });
@@ -281,7 +285,7 @@ impl Readout {
     fn stop(&mut self, cause: StopCause, now: Nanos) {
         if self.phase == Phase::Running {
             self.cause = cause;
-            self.phase = Phase::Draining { until: now + self.plan.drain };
+            self.phase = Phase::Draining { until: now + self.plan.drain_timeout };
             self.finish_if_drained();
         }
     }
@@ -324,16 +328,16 @@ mod tests {
         Readout::new(RuIndex(1), plan, NOW)
     }
 
-    fn assign(readout: &mut Readout, batch: u64, builder: u16, slot: u16, life: u32) {
+    fn assign(readout: &mut Readout, batch: u64, builder: u16, slot: u16, generation: u32) {
         let batch = readout.plan.batch(BatchId(batch)).unwrap();
-        let (builder, slot, life) = (BuIndex(builder), SlotIndex(slot), Life(life));
-        readout.handle_message(Message::Assign(Assignment { batch, builder, slot, life }), NOW);
+        let (builder, slot, generation) = (BuIndex(builder), SlotIndex(slot), Generation(generation));
+        readout.handle_message(Message::Assign(Assignment { batch, builder, slot, generation }), NOW);
     }
 
     fn post(readout: &mut Readout) -> Option<u64> {
         let send = readout.poll_send()?;
         let batch = send.assignment.batch.id.0;
-        readout.handle_posted(send, Taken { fragments: 12, bytes: Bytes(1200) });
+        readout.handle_posted(send, BatchPayload { fragments: 12, bytes: Bytes(1200) });
         Some(batch)
     }
 
@@ -355,9 +359,9 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_under_way_than_may_be() {
+    fn batches_in_flight_are_limited() {
         let mut readout = readout();
-        readout.plan.under_way = std::num::NonZeroU32::MIN;
+        readout.plan.max_in_flight = std::num::NonZeroU32::MIN;
         assign(&mut readout, 0, 0, 0, 1);
         assign(&mut readout, 1, 1, 0, 1);
         assert_eq!([post(&mut readout), post(&mut readout)], [Some(1), None]);
@@ -366,9 +370,10 @@ mod tests {
     }
 
     #[test]
-    fn without_a_shape_the_order_is_that_of_assignment_past_full_windows() {
+    fn unshaped_batches_go_in_order_of_assignment_past_full_windows() {
         let mut plan = small(&[2, 3], &[3, 2], 100, 4);
-        (plan.shape, plan.window) = (super::super::shape::Shape::Assignment, std::num::NonZeroU16::MIN);
+        (plan.traffic_shaping, plan.window) =
+            (super::super::shaping::TrafficShaping::Unshaped, std::num::NonZeroU16::MIN);
         let mut readout = Readout::new(RuIndex(1), plan, NOW);
         for (batch, builder, slot) in [(0, 0, 0), (1, 0, 1), (2, 1, 0), (3, 0, 2)] {
             assign(&mut readout, batch, builder, slot, 1);
@@ -393,7 +398,7 @@ mod tests {
         let report = readout.poll_report().unwrap();
         let sent = &report.sent[0];
         assert_eq!((sent.batches, sent.events, sent.fragments, sent.last.len()), (2, 8, 24, 1));
-        assert_eq!((sent.last[0].life, report.fragments_read), (Life(2), 24));
+        assert_eq!((sent.last[0].generation, report.fragments_read), (Generation(2), 24));
     }
 
     #[test]
@@ -415,7 +420,7 @@ mod tests {
         post(&mut readout);
         stop(&mut readout);
         let until = readout.poll_timeout().unwrap();
-        assert_eq!(until, NOW + readout.plan.drain);
+        assert_eq!(until, NOW + readout.plan.drain_timeout);
         readout.handle_timeout(until);
         assert_eq!(readout.poll_report().unwrap().sent[0].fragments, 12);
     }
@@ -428,25 +433,25 @@ mod tests {
         assign(&mut readout, 2, 1, 0, 1);
         let (first, second) = (readout.poll_send().unwrap(), readout.poll_send().unwrap());
         assert_eq!(first.assignment.builder, BuIndex(1));
-        readout.handle_posted(first, Taken::default());
+        readout.handle_posted(first, BatchPayload::default());
         readout.handle_unreachable(BuIndex(1));
         readout.handle_unreachable(BuIndex(1));
         let cause = StopCause::Unreachable { by: RuIndex(1), peer: BuIndex(1) };
         assert_eq!(readout.poll_transmit(), Some(Message::Fault { cause }));
         assert_eq!(readout.poll_transmit(), None);
-        // A batch that was being posted when its builder unit went is sent and flushed.
+        // A batch that was being posted when its builder unit was lost counts as sent.
         readout.handle_unreachable(BuIndex(0));
-        readout.handle_posted(second, Taken { fragments: 12, bytes: Bytes(1) });
+        readout.handle_posted(second, BatchPayload { fragments: 12, bytes: Bytes(1) });
         stop(&mut readout);
         assert_eq!(readout.poll_report().unwrap().sent[0].fragments, 12);
     }
 
     #[test]
-    fn what_could_not_be_posted_is_read_but_unsent() {
+    fn batches_that_could_not_be_posted_are_read_but_unsent() {
         let mut readout = readout();
         assign(&mut readout, 0, 0, 0, 1);
         let send = readout.poll_send().unwrap();
-        readout.handle_unsent(send, Taken { fragments: 12, bytes: Bytes(7) });
+        readout.handle_unsent(send, BatchPayload { fragments: 12, bytes: Bytes(7) });
         stop(&mut readout);
         let report = readout.poll_report().unwrap();
         assert_eq!((report.fragments_read, report.fragments_unsent, report.sent[0].fragments), (12, 12, 0));
@@ -454,24 +459,24 @@ mod tests {
 
     #[test]
     fn wrong_assignments_are_refused_by_name() {
-        for (builder, slot, life, rule) in [
-            (2, 0, 1, Rule::Unknown),
-            (0, 2, 1, Rule::Unknown),
-            (0, 1, 2, Rule::WrongLife),
-            (0, 0, 2, Rule::AssignOfBusySlot),
+        for (builder, slot, generation, error) in [
+            (2, 0, 1, ProtocolError::UnknownSlotOrUnit),
+            (0, 2, 1, ProtocolError::UnknownSlotOrUnit),
+            (0, 1, 2, ProtocolError::WrongGeneration),
+            (0, 0, 2, ProtocolError::AssignOfBusySlot),
         ] {
             let mut readout = readout();
             assign(&mut readout, 0, 0, 0, 1);
-            assign(&mut readout, 1, builder, slot, life);
-            let cause = StopCause::Protocol { by: Unit::Manager, rule };
-            assert_eq!(readout.poll_transmit(), Some(Message::Fault { cause }), "{rule}");
+            assign(&mut readout, 1, builder, slot, generation);
+            let cause = StopCause::Protocol { by: Unit::Manager, error };
+            assert_eq!(readout.poll_transmit(), Some(Message::Fault { cause }), "{error}");
         }
     }
 
     #[test]
     fn a_silent_manager_is_lost() {
         let mut readout = readout();
-        readout.handle_message(Message::Alive, NOW + readout.plan.timeout / 2);
+        readout.handle_message(Message::Heartbeat, NOW + readout.plan.timeout / 2);
         readout.handle_timeout(NOW + readout.plan.timeout);
         assert_eq!(readout.poll_report(), None);
         readout.handle_timeout(readout.poll_timeout().unwrap());

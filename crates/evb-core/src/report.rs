@@ -1,109 +1,109 @@
-//! What each unit knows when a run ends: the evidence that [`Ledger`](super::Ledger) merges.
+//! Final reports of the units, merged by [`ReportMerger`](super::ReportMerger).
 
 use super::account::Totals;
 use super::plan::Batch;
-use super::types::{Bytes, Life, RuIndex, SlotIndex, StopCause};
+use super::types::{Bytes, Generation, RuIndex, SlotIndex, StopCause};
 use serde::{Deserialize, Serialize};
 
 /// A readout unit's report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadoutReport {
-    /// Why it stopped, as far as it knows.
+    /// Why the unit stopped.
     pub cause: StopCause,
     /// Fragments read from its sources.
     pub fragments_read: u64,
     /// Their payload.
     pub bytes_read: Bytes,
-    /// Fragments read but then not sent.
+    /// Fragments read but not sent.
     pub fragments_unsent: u64,
-    /// What it sent, by builder unit.
-    pub sent: Vec<Sent>,
+    /// Batches sent, by builder unit.
+    pub sent: Vec<SentToBuilder>,
 }
 
-/// What a readout unit sent to one builder unit.
+/// Batches that a readout unit sent to one builder unit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sent {
-    /// Batches.
+pub struct SentToBuilder {
+    /// Number of batches.
     pub batches: u64,
     /// Events of those batches.
     pub events: u64,
-    /// Fragments.
+    /// Fragments of those batches.
     pub fragments: u64,
-    /// The last batch sent to each slot. An earlier one is done: its slot was granted again.
-    pub last: Vec<Posted>,
+    /// The last batch sent to each slot. Earlier ones are done, because the slot was granted again.
+    pub last: Vec<PostedBatch>,
 }
 
-/// A batch that a readout unit sent.
+/// A batch that a readout unit posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Posted {
-    /// Where to.
+pub struct PostedBatch {
+    /// The slot.
     pub slot: SlotIndex,
-    /// The slot's life.
-    pub life: Life,
+    /// The slot's generation.
+    pub generation: Generation,
     /// The batch.
     pub batch: Batch,
-    /// Fragments of it.
+    /// Its fragments from this readout unit.
     pub fragments: u32,
 }
 
 /// A builder unit's report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BuilderReport {
-    /// Why it stopped, as far as it knows.
+    /// Why the unit stopped.
     pub cause: StopCause,
-    /// What became of the batches that it finished.
+    /// Outcomes of finished batches.
     pub done: Totals,
-    /// Events of all batches that it was told to expect.
+    /// Events of all batches assigned to the unit.
     pub events_assigned: u64,
     /// Fragments that arrived, by readout unit.
     pub arrived: Vec<u64>,
     /// Every slot, by [`SlotIndex`].
     pub slots: Vec<SlotReport>,
-    /// Arrivals refused, by [`Rule`](super::types::Rule): rules without one are left out.
-    pub refused: Vec<(super::types::Rule, u64)>,
+    /// Rejected arrivals by [`ProtocolError`](super::types::ProtocolError), without zero counts.
+    pub rejected_arrivals: Vec<(super::types::ProtocolError, u64)>,
 }
 
-/// A slot's last life.
+/// The last generation of a slot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlotReport {
-    /// The life; 0 if the slot was never granted.
-    pub life: Life,
-    /// How far that life got.
-    pub state: SlotEnd,
+    /// The generation; 0 if the slot was never granted.
+    pub generation: Generation,
+    /// State of that generation.
+    pub state: SlotState,
 }
 
-/// How far a slot's last life got.
+/// State of a slot's last generation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum SlotEnd {
-    /// Its batch is among the finished ones; or the slot was never granted.
+pub enum SlotState {
+    /// Its batch is finished, or the slot was never granted.
     Finished,
-    /// Granted, perhaps assigned, perhaps written to, but not finished.
-    Open {
-        /// The batch, if the builder unit was told.
+    /// Granted, but its batch is not finished.
+    Unfinished {
+        /// The batch, if it was assigned.
         batch: Option<Batch>,
         /// Fragments that arrived, by readout unit.
         arrived: Vec<(RuIndex, u32)>,
-        /// Why it is not finished; counts only if something arrived.
-        cause: OpenCause,
+        /// Why it is not finished; valid if a fragment arrived.
+        cause: UnfinishedCause,
     },
 }
 
-/// Why a batch of which something arrived is not finished.
+/// Why a batch with arrived fragments is not finished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum OpenCause {
-    /// Incomplete: a readout unit whose fragments lack is lost.
+pub enum UnfinishedCause {
+    /// Incomplete: a readout unit was lost before its fragments arrived.
     ReadoutLost,
-    /// Incomplete: fragments did not come in time.
+    /// Incomplete: fragments did not arrive in time.
     TimedOut,
-    /// Incomplete: the run stopped first.
+    /// Incomplete: the run stopped before.
     Stopped,
-    /// Complete, but not processed, or not released.
+    /// Complete, but not processed.
     Unprocessed,
 }
 
-/// The manager's report: its view of every builder unit, which stands in for lost ones.
+/// The manager's report: its record of every builder unit, used for lost ones.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ManagerReport {
     /// Why the run ended.
@@ -112,26 +112,26 @@ pub struct ManagerReport {
     pub builders: Vec<BuilderView>,
 }
 
-/// What the manager knows of one builder unit.
+/// The manager's record of one builder unit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BuilderView {
     /// Events of the batches assigned to it.
     pub events_assigned: u64,
-    /// What became of the batches that it reported done.
+    /// Outcomes of the batches that it reported done.
     pub done: Totals,
     /// Fragments in those batches, by readout unit.
     pub arrived: Vec<u64>,
     /// Batches assigned and not reported done.
-    pub open: Vec<OpenBatch>,
+    pub unfinished: Vec<UnfinishedBatch>,
 }
 
-/// A batch that is assigned and not done.
+/// A batch that is assigned but not done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OpenBatch {
+pub struct UnfinishedBatch {
     /// Its slot.
     pub slot: SlotIndex,
-    /// The slot's life.
-    pub life: Life,
+    /// The slot's generation.
+    pub generation: Generation,
     /// The batch.
     pub batch: Batch,
 }

@@ -1,4 +1,4 @@
-//! Names and quantities that the units exchange. Read this first.
+//! Identifiers and quantities of the protocol.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -21,12 +21,12 @@ macro_rules! number {
 }
 
 number!(
-    /// A batch of consecutive events, counted from 0 in the order in which the manager cuts them.
+    /// A batch of consecutive events, counted from 0 in the order of assignment.
     BatchId(u64),
     "batch {}"
 );
 number!(
-    /// An event's number in the run; a replay keeps counting where the file's events end.
+    /// An event's number in the run. A replay continues the numbers behind the file's last event.
     EventNumber(u64),
     "event {}"
 );
@@ -36,56 +36,56 @@ number!(
     "slot {}"
 );
 number!(
-    /// How many times a slot has been granted: the first grant is life 1.
-    Life(u32),
-    "life {}"
+    /// The number of grants of a slot so far: the first grant is generation 1.
+    Generation(u32),
+    "generation {}"
 );
 number!(
-    /// A readout unit's index, dense from 0.
+    /// A readout unit's index, from 0.
     RuIndex(u16),
     "readout {}"
 );
 number!(
-    /// A builder unit's index, dense from 0.
+    /// A builder unit's index, from 0.
     BuIndex(u16),
     "builder {}"
 );
 number!(
-    /// A size or an amount of data.
+    /// A size or an amount of data, in bytes.
     Bytes(u64),
     "{} B"
 );
 number!(
-    /// A point in time: nanoseconds since an origin that the caller chose, the same for one unit's life.
+    /// A point in time: nanoseconds since an origin of the caller's choice, the same for all calls to one unit.
     Nanos(u64),
     "{} ns"
 );
 
 impl SlotIndex {
-    /// The index for tables.
+    /// As an array index.
     pub fn index(self) -> usize {
         usize::from(self.0)
     }
 }
 
 impl RuIndex {
-    /// The index for tables.
+    /// As an array index.
     pub fn index(self) -> usize {
         usize::from(self.0)
     }
 }
 
 impl BuIndex {
-    /// The index for tables.
+    /// As an array index.
     pub fn index(self) -> usize {
         usize::from(self.0)
     }
 }
 
-impl Life {
-    /// The life of the slot's next grant.
-    pub fn next(self) -> Life {
-        Life(self.0.wrapping_add(1))
+impl Generation {
+    /// The slot's next generation.
+    pub fn next(self) -> Generation {
+        Generation(self.0.wrapping_add(1))
     }
 }
 
@@ -102,44 +102,44 @@ impl Add<Duration> for Nanos {
 /// ```text
 ///  31            16 15             0
 /// ┌────────────────┬────────────────┐
-/// │      slot      │  life, low 16  │
+/// │      slot      │ generation LSB │
 /// └────────────────┴────────────────┘
 /// ```
 ///
-/// The life's low bits tell an arrival of the slot's present life from a late one of an earlier life.
-/// Sixteen bits are enough: a late arrival would have to survive 65,536 further lives of its slot.
+/// The low bits of the generation distinguish an arrival for the current generation from a late one for an
+/// earlier generation. Sixteen bits suffice: a write would have to be delayed over 65,536 grants of its slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Immediate {
     /// The slot that the packets were written to.
     pub slot: SlotIndex,
-    /// The low 16 bits of the slot's life.
-    pub life_low: u16,
+    /// The low 16 bits of the slot's generation.
+    pub generation_low: u16,
 }
 
 impl Immediate {
-    /// The immediate data for a slot's life.
-    pub fn new(slot: SlotIndex, life: Life) -> Immediate {
-        Immediate { slot, life_low: life.0 as u16 }
+    /// Immediate data for a slot and its generation.
+    pub fn new(slot: SlotIndex, generation: Generation) -> Immediate {
+        Immediate { slot, generation_low: generation.0 as u16 }
     }
 
-    /// As the 32 bits of the work request, in host order.
+    /// The 32 bits of the work request, in host order.
     pub fn encode(self) -> u32 {
-        u32::from(self.slot.0) << 16 | u32::from(self.life_low)
+        u32::from(self.slot.0) << 16 | u32::from(self.generation_low)
     }
 
-    /// From the 32 bits of the completion, in host order. Every value means some slot and life; whether
-    /// they are the expected ones is [`Builder::locate`](super::Builder::locate)'s business.
+    /// Decodes the 32 bits of the completion, in host order. Every value is some slot and generation;
+    /// [`Builder::begin_arrival`](super::Builder::begin_arrival) checks them.
     pub fn decode(bits: u32) -> Immediate {
-        Immediate { slot: SlotIndex((bits >> 16) as u16), life_low: bits as u16 }
+        Immediate { slot: SlotIndex((bits >> 16) as u16), generation_low: bits as u16 }
     }
 
-    /// Whether this was sent for `life`.
-    pub fn is_of(self, life: Life) -> bool {
-        self.life_low == life.0 as u16
+    /// Whether this was sent for `generation`.
+    pub fn is_of(self, generation: Generation) -> bool {
+        self.generation_low == generation.0 as u16
     }
 }
 
-/// One process of the event builder.
+/// A unit of the event builder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
@@ -161,24 +161,24 @@ impl fmt::Display for Unit {
     }
 }
 
-/// Why a run ends.
+/// Why a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StopCause {
     /// All events of the run are done.
     EndOfRun,
-    /// Someone asked for it.
+    /// The operator requested the stop.
     Requested,
-    /// A unit died, or gave no sign of life in time.
+    /// A unit died, or the manager heard nothing from it in time.
     Lost(Unit),
-    /// An assigned batch was not done in time; `by` is the unit that was waiting.
+    /// An assigned batch was not done in time; `by` is the unit that waited for it.
     TimedOut {
         /// The unit whose timer ran out.
         by: Unit,
         /// The batch it was waiting for.
         batch: BatchId,
     },
-    /// A unit's writes to a builder unit failed.
+    /// A readout unit's writes to a builder unit failed.
     Unreachable {
         /// The unit that wrote.
         by: RuIndex,
@@ -187,21 +187,21 @@ pub enum StopCause {
     },
     /// A builder unit's card died or failed.
     CardLost(BuIndex),
-    /// Landed data or a decision was not what it must be; `by` is the builder unit that found it.
-    BadData(BuIndex),
+    /// A packet in a slot or a kernel's result is invalid; found by that builder unit.
+    InvalidData(BuIndex),
     /// A builder unit cannot store its accepted events.
     OutputFailed(BuIndex),
-    /// A unit broke a rule of the protocol; `by` is the offender.
+    /// A unit violated the protocol.
     Protocol {
-        /// The unit that broke it.
+        /// The unit.
         by: Unit,
-        /// The rule.
-        rule: Rule,
+        /// The violation.
+        error: ProtocolError,
     },
 }
 
 impl StopCause {
-    /// Whether the run ended as it should.
+    /// Whether all events were processed.
     pub fn is_success(self) -> bool {
         self == StopCause::EndOfRun
     }
@@ -216,77 +216,77 @@ impl fmt::Display for StopCause {
             StopCause::TimedOut { by, batch } => write!(f, "{batch} timed out at {by}"),
             StopCause::Unreachable { by, peer } => write!(f, "{by} cannot reach {peer}"),
             StopCause::CardLost(bu) => write!(f, "card of {bu} lost"),
-            StopCause::BadData(bu) => write!(f, "bad data found by {bu}"),
+            StopCause::InvalidData(bu) => write!(f, "{bu} found an invalid packet or kernel result"),
             StopCause::OutputFailed(bu) => write!(f, "{bu} cannot store its events"),
-            StopCause::Protocol { by, rule } => write!(f, "{by} broke the protocol: {rule}"),
+            StopCause::Protocol { by, error } => write!(f, "{by} violated the protocol: {error}"),
         }
     }
 }
 
-/// A rule of the protocol between the units, named after how it is broken.
+/// Violations of the protocol between the units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
-pub enum Rule {
+pub enum ProtocolError {
     /// A message that does not decode.
     Malformed = 1,
-    /// A message that this kind of unit never sends, or that speaks for another unit.
-    NotYours = 2,
-    /// A slot, builder unit or readout unit that the plan does not have.
-    Unknown = 3,
-    /// A grant of a slot that is granted or assigned already.
+    /// A message that this kind of unit never sends, or that names another unit as its sender.
+    UnexpectedMessage = 2,
+    /// A slot or unit that is not in the plan.
+    UnknownSlotOrUnit = 3,
+    /// A grant of a slot that is granted or assigned.
     GrantOfBusySlot = 4,
-    /// An assignment of a slot that is not granted.
+    /// An assignment of a slot that is not free.
     AssignOfBusySlot = 5,
-    /// A life that does not follow the slot's last one.
-    WrongLife = 6,
+    /// A generation that does not follow the slot's last one.
+    WrongGeneration = 6,
     /// A report about a slot or batch that is not assigned.
-    NotAssigned = 7,
-    /// Immediate data for a life that the slot no longer has.
+    SlotNotAssigned = 7,
+    /// Immediate data for an earlier generation of the slot.
     StaleArrival = 8,
     /// Immediate data for a slot that is not granted.
-    ArrivalNotGranted = 9,
-    /// The same readout unit's immediate data twice in one life.
+    ArrivalInUngrantedSlot = 9,
+    /// A second arrival from one readout unit in one generation.
     DuplicateArrival = 10,
     /// More fragments than events × sources.
     TooManyFragments = 11,
-    /// A verdict that does not cover the batch's events.
+    /// An outcome that does not cover the batch's events.
     WrongEventCount = 12,
 }
 
-impl Rule {
-    /// All rules, for decoding and for tests.
-    pub const ALL: [Rule; 12] = [
-        Rule::Malformed,
-        Rule::NotYours,
-        Rule::Unknown,
-        Rule::GrantOfBusySlot,
-        Rule::AssignOfBusySlot,
-        Rule::WrongLife,
-        Rule::NotAssigned,
-        Rule::StaleArrival,
-        Rule::ArrivalNotGranted,
-        Rule::DuplicateArrival,
-        Rule::TooManyFragments,
-        Rule::WrongEventCount,
+impl ProtocolError {
+    /// All variants, in order of their codes.
+    pub const ALL: [ProtocolError; 12] = [
+        ProtocolError::Malformed,
+        ProtocolError::UnexpectedMessage,
+        ProtocolError::UnknownSlotOrUnit,
+        ProtocolError::GrantOfBusySlot,
+        ProtocolError::AssignOfBusySlot,
+        ProtocolError::WrongGeneration,
+        ProtocolError::SlotNotAssigned,
+        ProtocolError::StaleArrival,
+        ProtocolError::ArrivalInUngrantedSlot,
+        ProtocolError::DuplicateArrival,
+        ProtocolError::TooManyFragments,
+        ProtocolError::WrongEventCount,
     ];
 }
 
-impl fmt::Display for Rule {
+impl fmt::Display for ProtocolError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Rule::Malformed => "message does not decode",
-            Rule::NotYours => "message that this unit may not send",
-            Rule::Unknown => "slot or unit that the run does not have",
-            Rule::GrantOfBusySlot => "grant of a slot in use",
-            Rule::AssignOfBusySlot => "assignment of a slot in use",
-            Rule::WrongLife => "wrong life of a slot",
-            Rule::NotAssigned => "slot is not assigned",
-            Rule::StaleArrival => "arrival for an earlier life of the slot",
-            Rule::ArrivalNotGranted => "arrival for a slot that is not granted",
-            Rule::DuplicateArrival => "second arrival from the same readout unit",
-            Rule::TooManyFragments => "more fragments than events × sources",
-            Rule::WrongEventCount => "verdict does not cover the batch's events",
+            ProtocolError::Malformed => "message does not decode",
+            ProtocolError::UnexpectedMessage => "message that this unit may not send",
+            ProtocolError::UnknownSlotOrUnit => "slot or unit that is not in the plan",
+            ProtocolError::GrantOfBusySlot => "grant of a slot in use",
+            ProtocolError::AssignOfBusySlot => "assignment of a slot in use",
+            ProtocolError::WrongGeneration => "generation does not follow the slot's last one",
+            ProtocolError::SlotNotAssigned => "slot is not assigned",
+            ProtocolError::StaleArrival => "arrival for an earlier generation of the slot",
+            ProtocolError::ArrivalInUngrantedSlot => "arrival for a slot that is not granted",
+            ProtocolError::DuplicateArrival => "second arrival from the same readout unit",
+            ProtocolError::TooManyFragments => "more fragments than events × sources",
+            ProtocolError::WrongEventCount => "outcome does not cover the batch's events",
         })
     }
 }
@@ -296,12 +296,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn immediate_keeps_slot_and_low_life() {
-        let imm = Immediate::new(SlotIndex(0xbeef), Life(0x0012_3456));
+    fn immediate_keeps_slot_and_low_generation() {
+        let imm = Immediate::new(SlotIndex(0xbeef), Generation(0x0012_3456));
         assert_eq!(imm.encode(), 0xbeef_3456);
         assert_eq!(Immediate::decode(imm.encode()), imm);
-        assert!(imm.is_of(Life(0x0012_3456)));
-        assert!(!imm.is_of(Life(0x0012_3455)));
+        assert!(imm.is_of(Generation(0x0012_3456)));
+        assert!(!imm.is_of(Generation(0x0012_3455)));
     }
 
     #[test]

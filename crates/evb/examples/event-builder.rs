@@ -6,7 +6,7 @@
 use millstream_evb::config::{Config, Setup};
 use millstream_evb::core::BuIndex;
 use millstream_evb::process::child::Child;
-use millstream_evb::process::launcher::Happening;
+use millstream_evb::process::launcher::RunEvent;
 use millstream_evb::process::{AcceptedEvent, Launcher, Sink, SinkError};
 use std::error::Error;
 use std::fs::File;
@@ -35,9 +35,9 @@ fn main() -> ExitCode {
 pub(crate) fn run(config: &Path) -> Result<bool, Box<dyn Error>> {
     let setup = Config::load(config)?.check()?;
     let launcher = Launcher { program: std::env::current_exe()?, arguments: vec!["child".into()] };
-    let outcome = launcher.run(&setup, &mut |happening| {
-        if let Happening::Spawned { part, process } = happening {
-            eprintln!("process {process}: {part:?}");
+    let outcome = launcher.run(&setup, &mut |event| {
+        if let RunEvent::Spawned { process, pid } = event {
+            eprintln!("process {pid}: {process:?}");
         }
     })?;
     if let Some(account) = &outcome.account {
@@ -50,8 +50,8 @@ pub(crate) fn run(config: &Path) -> Result<bool, Box<dyn Error>> {
     for (bu, statistics) in outcome.builders.iter().enumerate() {
         println!("builder {bu}: {statistics:?}");
     }
-    for trouble in &outcome.troubles {
-        println!("{:?}: {}: {}", trouble.part, trouble.status, trouble.said);
+    for failure in &outcome.failures {
+        println!("{:?}: {}: {}", failure.process, failure.status, failure.reason);
     }
     Ok(outcome.is_success())
 }

@@ -13,7 +13,7 @@
 //! packet of any batch. What follows the slots exists only on a card that runs a kernel. Landing memory
 //! therefore takes
 //!
-//! `slots × (Σ capacity of the sources' places, to a page + kernel areas per slot) + rings + geometry`
+//! `slots × (Σ capacity of the sources' packets, to a page + kernel areas per slot) + rings + geometry`
 //!
 //! and nothing in it grows during a run.
 
@@ -31,9 +31,9 @@ const PAGE: u64 = 4096;
 /// Places and kernel areas start at multiples of a cache line.
 const LINE: u64 = 64;
 
-/// What has to be known of a source to give it a place.
+/// What has to be known of a source to give it a area.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SourceShape {
+pub struct SourceInfo {
     /// The source.
     pub id: SourceId,
     /// How its payload is laid out.
@@ -48,7 +48,7 @@ pub struct SourceShape {
 
 /// The place of one source's packet in every slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct PacketArea {
     /// Id of the source.
     pub source: u32,
     /// Kind of its payload.
@@ -65,7 +65,7 @@ pub struct Place {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlotLayout {
     /// By readout unit, then by source id.
-    pub places: Vec<Place>,
+    pub packets: Vec<PacketArea>,
     /// Size of a slot, a multiple of a page.
     pub slot_bytes: Bytes,
 }
@@ -87,10 +87,10 @@ impl SlotLayout {
     ///
     /// # Errors
     /// A source whose packets are too long to be packets.
-    pub fn new(sources: &[SourceShape], batch: u16) -> Result<SlotLayout, PacketTooLong> {
+    pub fn new(sources: &[SourceInfo], batch: u16) -> Result<SlotLayout, PacketTooLong> {
         let mut ordered: Vec<_> = sources.iter().collect();
         ordered.sort_by_key(|source| (source.readout, source.id));
-        let mut places = Vec::with_capacity(ordered.len());
+        let mut packets = Vec::with_capacity(ordered.len());
         let mut end = 0u64;
         for source in ordered {
             let capacity = mfp::capacity(batch.into(), source.max_len, source.alignment)
@@ -98,16 +98,16 @@ impl SlotLayout {
             let offset = end.next_multiple_of(LINE.max(source.alignment.get().into()));
             end = offset + u64::from(capacity);
             let (id, kind) = (source.id.0, source.kind.0);
-            places.push(Place { source: id, kind, readout: source.readout, offset, capacity });
+            packets.push(PacketArea { source: id, kind, readout: source.readout, offset, capacity });
         }
-        Ok(SlotLayout { places, slot_bytes: Bytes(end.next_multiple_of(PAGE)) })
+        Ok(SlotLayout { packets, slot_bytes: Bytes(end.next_multiple_of(PAGE)) })
     }
 
     /// The places that a readout unit writes to.
-    pub fn of_readout(&self, ru: RuIndex) -> &[Place] {
-        let start = self.places.partition_point(|place| place.readout < ru);
-        let end = self.places.partition_point(|place| place.readout <= ru);
-        &self.places[start..end]
+    pub fn of_readout(&self, ru: RuIndex) -> &[PacketArea] {
+        let start = self.packets.partition_point(|area| area.readout < ru);
+        let end = self.packets.partition_point(|area| area.readout <= ru);
+        &self.packets[start..end]
     }
 
     /// Where a slot starts in landing memory, in bytes.
@@ -145,7 +145,7 @@ pub struct SlotAreas {
 impl KernelAreas {
     /// The areas for `slots` slots with batches of `batch` events.
     pub fn new(layout: &SlotLayout, slots: u16, batch: u16) -> KernelAreas {
-        let args = (Cluster7Args::BYTES + layout.places.len() * slot::Place::BYTES) as u64;
+        let args = (Cluster7Args::BYTES + layout.packets.len() * slot::Place::BYTES) as u64;
         let args = args.next_multiple_of(LINE);
         let summaries = (usize::from(batch) * slot::Summary::BYTES) as u64;
         let summaries = summaries.next_multiple_of(LINE);
@@ -195,19 +195,19 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn shape(readout: u16, id: u32, max_len: u32, alignment: u32) -> SourceShape {
+    fn shape(readout: u16, id: u32, max_len: u32, alignment: u32) -> SourceInfo {
         let alignment = Alignment::new(alignment).unwrap();
-        SourceShape { id: SourceId(id), kind: SourceKind(1), readout: RuIndex(readout), max_len, alignment }
+        SourceInfo { id: SourceId(id), kind: SourceKind(1), readout: RuIndex(readout), max_len, alignment }
     }
 
     #[test]
     fn places_of_a_readout_unit_are_neighbours() {
         let sources = [shape(1, 5, 100, 64), shape(0, 9, 100, 64), shape(1, 2, 100, 64)];
         let layout = SlotLayout::new(&sources, 2).unwrap();
-        let order = |ru| layout.of_readout(RuIndex(ru)).iter().map(|place| place.source).collect::<Vec<_>>();
+        let order = |ru| layout.of_readout(RuIndex(ru)).iter().map(|area| area.source).collect::<Vec<_>>();
         assert_eq!((order(0), order(1), order(2)), (vec![9], vec![2, 5], vec![]));
         // Header of 128 for two fragments, which take 128 each.
-        assert_eq!((layout.places[1].offset, layout.places[1].capacity), (384, 384));
+        assert_eq!((layout.packets[1].offset, layout.packets[1].capacity), (384, 384));
         assert_eq!(layout.slot_bytes, Bytes(4096));
     }
 
@@ -230,11 +230,11 @@ mod tests {
                 .collect();
             let layout = SlotLayout::new(&shapes, batch).unwrap();
             let mut end = 0;
-            for place in &layout.places {
-                let source = &shapes[place.source as usize];
-                prop_assert!(place.offset >= end);
-                prop_assert!(place.offset.is_multiple_of(64.max(source.alignment.get().into())));
-                end = place.offset + u64::from(place.capacity);
+            for area in &layout.packets {
+                let source = &shapes[area.source as usize];
+                prop_assert!(area.offset >= end);
+                prop_assert!(area.offset.is_multiple_of(64.max(source.alignment.get().into())));
+                end = area.offset + u64::from(area.capacity);
             }
             prop_assert!(end <= layout.slot_bytes.0 && layout.slot_bytes.0.is_multiple_of(4096));
 

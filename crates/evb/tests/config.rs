@@ -1,6 +1,6 @@
 //! Configurations that are refused, each with the line, the field and the value, before anything starts.
 
-use millstream_evb::config::{Config, Kernel, Landing, Setup};
+use millstream_evb::config::{Config, KernelSetup, LandingTarget, Setup};
 use millstream_evb::core::{EventNumber, RuIndex};
 use millstream_fragment::stream::StreamWriter;
 use millstream_fragment::{Alignment, SourceId, SourceKind};
@@ -37,7 +37,7 @@ kernel = "cluster7"
 patches = "patches.csv"
 [output]
 directory = "out"
-keep = 5
+max_events = 5
 format = "hdf5"
 "#;
 
@@ -69,7 +69,7 @@ fn folder() -> TempDir {
     let at = |name: &str| folder.path().join(name);
     stream(&at("crate1.mfs"), 100..132, &[(0x100, 1, 4800), (0x10f, 2, 9600)]);
     stream(&at("crate2.mfs"), 100..132, &[(0x20f, 2, 9600), (0x30f, 2, 9600)]);
-    stream(&at("truth.mfs"), 100..132, &[(0xf00, 3, 2700)]);
+    stream(&at("decisions.mfs"), 100..132, &[(0xf00, 3, 2700)]);
     std::fs::write(at("patches.csv"), patches()).unwrap();
     folder
 }
@@ -101,11 +101,11 @@ fn a_whole_configuration_becomes_a_setup() {
     assert_eq!((setup.file_first, setup.file_events), (EventNumber(100), 32));
     assert_eq!(setup.layout.of_readout(RuIndex(1)).len(), 2);
     assert_eq!(setup.readouts[1].input, folder.path().join("crate2.mfs"));
-    let Landing::Card(card) = &setup.builders[0].landing else { panic!("bu1 lands on a card") };
-    let Kernel::Cluster7 { threshold, verify, traces, .. } = &card.kernel else { panic!("cluster7") };
+    let LandingTarget::Card(card) = &setup.builders[0].landing else { panic!("bu1 lands on a card") };
+    let KernelSetup::Cluster7 { threshold, verify, traces, .. } = &card.kernel else { panic!("cluster7") };
     assert_eq!((*threshold, *verify, *traces), (336, true, [0x10f, 0x20f, 0x30f]));
-    assert_eq!(setup.builders[1].landing, Landing::Host);
-    assert_eq!(setup.output.as_ref().map(|output| output.keep), Some(5));
+    assert_eq!(setup.builders[1].landing, LandingTarget::Host);
+    assert_eq!(setup.output.as_ref().map(|output| output.max_events), Some(5));
     // Slots on the host, and slots with kernel areas on the card.
     assert_eq!(setup.landing_bytes(1).0, 6 * setup.layout.slot_bytes.0);
     assert!(setup.landing_bytes(0).0 > 4 * setup.layout.slot_bytes.0 + 4 * 8 * 2700);
@@ -123,7 +123,7 @@ fn what_is_not_toml_or_has_unknown_keys_is_refused() {
     assert_eq!(
         refused("batch = 8", "batches = 8"),
         "run.toml:4: unknown field `batches`, expected one of `name`, `replay`, `batch`, `window`, \
-         `under_way`, `shape`, `timeout_ms`, `drain_ms`, `spin_us`, `listen`, `device`"
+         `max_in_flight`, `shape`, `timeout_ms`, `drain_timeout_ms`, `spin_us`, `listen`, `device`"
     );
     assert!(refused("[output]", "[outputs]").starts_with("run.toml:25: unknown field `outputs`"));
     assert!(refused("batch = 8", "batch = \"x\"").starts_with("run.toml:4: invalid type: string \"x\""));
@@ -247,20 +247,23 @@ fn inputs_that_do_not_fit_together_are_refused() {
 #[test]
 fn the_truth_has_to_fit_and_something_has_to_decide() {
     let folder = folder();
-    let truth = format!("{WHOLE}[check]\ntruth = \"truth.mfs\"\n");
-    let error = check(&folder, &truth).unwrap_err();
-    assert!(error.starts_with("run.toml:30: check.truth: every builder unit needs a card"), "{error}");
+    let with_check = format!("{WHOLE}[check]\nreference_decisions = \"decisions.mfs\"\n");
+    let error = check(&folder, &with_check).unwrap_err();
+    assert!(
+        error.starts_with("run.toml:30: check.reference_decisions: every builder unit needs a card"),
+        "{error}"
+    );
 
-    let one_builder = truth.replace("[[builder]]\nname = \"bu2\"\nlanding = \"host\"\nslots = 6\n", "");
+    let one_builder = with_check.replace("[[builder]]\nname = \"bu2\"\nlanding = \"host\"\nslots = 6\n", "");
     let setup = check(&folder, &one_builder).unwrap();
-    assert_eq!(setup.truth, Some(folder.path().join("truth.mfs")));
-    let error = check(&folder, &one_builder.replace("truth.mfs", "crate1.mfs")).unwrap_err();
-    assert!(error.ends_with("the truth has one source, the decisions"), "{error}");
-    stream(&folder.path().join("truth.mfs"), 100..132, &[(0xf00, 3, 2699)]);
+    assert_eq!(setup.reference_decisions, Some(folder.path().join("decisions.mfs")));
+    let error = check(&folder, &one_builder.replace("decisions.mfs", "crate1.mfs")).unwrap_err();
+    assert!(error.ends_with("the reference_decisions has one source, the decisions"), "{error}");
+    stream(&folder.path().join("decisions.mfs"), 100..132, &[(0xf00, 3, 2699)]);
     let error = check(&folder, &one_builder).unwrap_err();
     assert!(error.ends_with("source 0xf00 of kind 3 has 32 of 32 events, up to 2699 B"), "{error}");
-    stream(&folder.path().join("truth.mfs"), 0..32, &[(0xf00, 3, 2700)]);
-    assert!(check(&folder, &one_builder).unwrap_err().ends_with("truth.mfs has 0 to 31"));
+    stream(&folder.path().join("decisions.mfs"), 0..32, &[(0xf00, 3, 2700)]);
+    assert!(check(&folder, &one_builder).unwrap_err().ends_with("decisions.mfs has 0 to 31"));
 }
 
 #[test]

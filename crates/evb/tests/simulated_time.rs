@@ -3,9 +3,9 @@
 #[expect(unreachable_pub, reason = "a module of this test binary only")]
 mod sim;
 
-use millstream_evb::core::account::Law;
-use millstream_evb::core::shape::Shape;
-use millstream_evb::core::types::Rule;
+use millstream_evb::core::account::Invariant;
+use millstream_evb::core::shaping::TrafficShaping;
+use millstream_evb::core::types::ProtocolError;
 use millstream_evb::core::{BuIndex, EventNumber, Plan, RuIndex, StopCause, Unit};
 use proptest::prelude::*;
 use sim::{Failure, Fault, Outcome, Sabotage, Scenario, run};
@@ -24,10 +24,10 @@ fn plan(sources: &[u16], slots: &[u16], events: u64, batch: u16, window: u16) ->
         sources: sources.iter().copied().map(nonzero).collect(),
         slots: slots.iter().copied().map(nonzero).collect(),
         window: nonzero(window),
-        under_way: NonZeroU32::MAX,
-        shape: Shape::Rotation,
+        max_in_flight: NonZeroU32::MAX,
+        traffic_shaping: TrafficShaping::BarrelShifter,
         timeout: Duration::from_millis(100),
-        drain: Duration::from_millis(20),
+        drain_timeout: Duration::from_millis(20),
     }
 }
 
@@ -47,8 +47,12 @@ fn any_scenario() -> impl Strategy<Value = Scenario> {
     (units, any::<u64>(), prop_oneof![Just(0u16), 0u16..300], prop_oneof![Just(0u16), 0u16..100]).prop_map(
         |((sources, slots, events, batch, window, (under_way, shaped)), seed, missing, corrupt)| Scenario {
             plan: Plan {
-                under_way: NonZeroU32::new(under_way).expect("the range is positive"),
-                shape: if shaped { Shape::Rotation } else { Shape::Assignment },
+                max_in_flight: NonZeroU32::new(under_way).expect("the range is positive"),
+                traffic_shaping: if shaped {
+                    TrafficShaping::BarrelShifter
+                } else {
+                    TrafficShaping::Unshaped
+                },
                 ..plan(&sources, &slots, events, batch, window)
             },
             missing,
@@ -86,7 +90,7 @@ fn fault(plan: &Plan, steps: u64, (when, unit, failure): AnyFault) -> Fault {
 /// Whatever happened: the law holds, and no batch was judged twice or mixed up with another.
 fn check_always(outcome: &Outcome) -> Result<(), TestCaseError> {
     let Outcome { account, truth, seen, .. } = outcome;
-    prop_assert!(account.is_closed(), "{account}");
+    prop_assert!(account.is_balanced(), "{account}");
     prop_assert!(seen.is_empty(), "{seen:#?}");
     prop_assert!(truth.judged.values().all(|&times| times == 1));
     let fates =
@@ -138,7 +142,7 @@ proptest! {
     ) {
         let steps = run(scenario.clone()).steps;
         scenario.faults = faults.into_iter().map(|any| fault(&scenario.plan, steps, any)).collect();
-        let (timeout, drain) = (scenario.plan.timeout, scenario.plan.drain);
+        let (timeout, drain) = (scenario.plan.timeout, scenario.plan.drain_timeout);
         let last_step = scenario.faults.iter().map(|fault| fault.step).max();
         let (faults, events) = (scenario.faults.clone(), scenario.plan.events.get());
         let outcome = run(scenario);
@@ -175,14 +179,14 @@ fn a_dead_readout_unit_is_witnessed_and_its_batches_are_incomplete() {
     let account = mid_run(Unit::Readout(RuIndex(1)), Failure::Death).account;
     assert_eq!(account.cause, StopCause::Lost(Unit::Readout(RuIndex(1))));
     assert_eq!(account.lost, [Unit::Readout(RuIndex(1))]);
-    assert!(account.read.witnessed > 0 && account.incomplete.readout_lost.fragments > 0, "{account}");
+    assert!(account.read.inferred > 0 && account.incomplete.readout_lost.fragments > 0, "{account}");
 }
 
 #[test]
 fn what_a_dead_builder_unit_held_is_discarded() {
     let account = mid_run(Unit::Builder(BuIndex(0)), Failure::Death).account;
     assert_eq!(account.cause, StopCause::Lost(Unit::Builder(BuIndex(0))));
-    assert_eq!(account.read.witnessed, 0);
+    assert_eq!(account.read.inferred, 0);
     assert!(account.discarded.builder_lost.fragments > 0, "{account}");
 }
 
@@ -229,39 +233,45 @@ fn sabotaged(sabotage: Sabotage) -> Outcome {
     outcome
 }
 
-fn broken_rule(outcome: &Outcome) -> Option<Rule> {
+fn protocol_error(outcome: &Outcome) -> Option<ProtocolError> {
     match outcome.account.cause {
-        StopCause::Protocol { rule, .. } => Some(rule),
+        StopCause::Protocol { error, .. } => Some(error),
         _ => None,
     }
 }
 
-fn broken_laws(outcome: &Outcome) -> Vec<Law> {
-    outcome.account.violations.iter().map(|violation| violation.law).collect()
+fn broken_laws(outcome: &Outcome) -> Vec<Invariant> {
+    outcome.account.violations.iter().map(|violation| violation.invariant).collect()
 }
 
 #[test]
 fn broken_rules_of_the_protocol_stop_the_run() {
-    for (sabotage, rule) in [
-        (Sabotage::GrantTwice, Rule::GrantOfBusySlot),
-        (Sabotage::GrantEarly, Rule::GrantOfBusySlot),
-        (Sabotage::DoneEarly, Rule::NotAssigned),
+    for (sabotage, error) in [
+        (Sabotage::GrantTwice, ProtocolError::GrantOfBusySlot),
+        (Sabotage::GrantEarly, ProtocolError::GrantOfBusySlot),
+        (Sabotage::DoneEarly, ProtocolError::SlotNotAssigned),
     ] {
-        assert_eq!(broken_rule(&sabotaged(sabotage)), Some(rule), "{sabotage:?}");
+        assert_eq!(protocol_error(&sabotaged(sabotage)), Some(error), "{sabotage:?}");
     }
     // Which rule it is depends on how far the first of the two has got at whoever sees both first.
-    let twice = broken_rule(&sabotaged(Sabotage::AssignTwice));
-    assert!(matches!(twice, Some(Rule::AssignOfBusySlot | Rule::WrongLife)), "{twice:?}");
-    let twice = broken_rule(&sabotaged(Sabotage::ArriveTwice));
-    assert!(matches!(twice, Some(Rule::DuplicateArrival | Rule::StaleArrival)), "{twice:?}");
+    let twice = protocol_error(&sabotaged(Sabotage::AssignTwice));
+    assert!(
+        matches!(twice, Some(ProtocolError::AssignOfBusySlot | ProtocolError::WrongGeneration)),
+        "{twice:?}"
+    );
+    let twice = protocol_error(&sabotaged(Sabotage::ArriveTwice));
+    assert!(
+        matches!(twice, Some(ProtocolError::DuplicateArrival | ProtocolError::StaleArrival)),
+        "{twice:?}"
+    );
     assert!(matches!(sabotaged(Sabotage::DoneLost).account.cause, StopCause::Protocol { .. }));
 }
 
 #[test]
 fn wrong_counts_break_a_law() {
-    assert!(broken_laws(&sabotaged(Sabotage::VerdictForgets)).contains(&Law::BuilderFragments));
-    assert!(broken_laws(&sabotaged(Sabotage::ReadoutBoasts)).contains(&Law::Pair));
-    assert!(broken_laws(&sabotaged(Sabotage::ReadoutHides)).contains(&Law::Readout));
+    assert!(broken_laws(&sabotaged(Sabotage::OutcomeForgets)).contains(&Invariant::BuilderFragments));
+    assert!(broken_laws(&sabotaged(Sabotage::ReadoutBoasts)).contains(&Invariant::UnitPair));
+    assert!(broken_laws(&sabotaged(Sabotage::ReadoutHides)).contains(&Invariant::Readout));
 }
 
 #[test]

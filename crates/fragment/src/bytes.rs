@@ -24,9 +24,9 @@ pub(crate) fn put<const N: usize>(bytes: &mut [u8], at: usize, value: [u8; N]) {
 }
 
 /// A count in memory as a number in a file.
-pub(crate) fn wide(count: usize) -> u64 {
+pub(crate) fn to_u64(count: usize) -> u64 {
     u64::try_from(count).expect("usize has at most 64 bits")
 }
 
 /// Whether the checksums of headers and tables are compared. A fuzzer would not get past them.
-pub(crate) const CHECKSUMS_COUNT: bool = !cfg!(fuzzing);
+pub(crate) const VERIFY_CHECKSUMS: bool = !cfg!(fuzzing);

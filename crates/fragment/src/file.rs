@@ -9,20 +9,20 @@ use tempfile::NamedTempFile;
 
 /// The operating system refused to do something with a file or folder.
 #[derive(Debug, thiserror::Error)]
-#[error("{}: cannot {doing}: {cause}", path.display())]
+#[error("{}: cannot {operation}: {cause}", path.display())]
 pub struct IoError {
     /// The file or folder.
     pub path: PathBuf,
     /// What was being done.
-    pub doing: &'static str,
+    pub operation: &'static str,
     /// What the operating system said.
     pub cause: io::Error,
 }
 
 impl IoError {
-    /// What a cause has to become when it was met while `doing` something with `path`.
-    pub fn of<'a>(path: &'a Path, doing: &'static str) -> impl Fn(io::Error) -> IoError + Copy + use<'a> {
-        move |cause| IoError { path: path.to_owned(), doing, cause }
+    /// What a cause has to become when it was met while `operation` something with `path`.
+    pub fn of<'a>(path: &'a Path, operation: &'static str) -> impl Fn(io::Error) -> IoError + Copy + use<'a> {
+        move |cause| IoError { path: path.to_owned(), operation, cause }
     }
 }
 

@@ -13,7 +13,7 @@ pub struct Alignment(u32);
 /// A number that is no [`Alignment`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("alignment {0} is not a power of two from {min} to {max}", min = Alignment::MIN.0, max = Alignment::MAX.0)]
-pub struct NotAnAlignment(pub u32);
+pub struct InvalidAlignment(pub u32);
 
 impl Alignment {
     /// 8 bytes.
@@ -24,11 +24,11 @@ impl Alignment {
     pub const MAX: Self = Self(4096);
 
     /// The alignment to `bytes`.
-    pub const fn new(bytes: u32) -> Result<Self, NotAnAlignment> {
+    pub const fn new(bytes: u32) -> Result<Self, InvalidAlignment> {
         if bytes.is_power_of_two() && Self::MIN.0 <= bytes && bytes <= Self::MAX.0 {
             Ok(Self(bytes))
         } else {
-            Err(NotAnAlignment(bytes))
+            Err(InvalidAlignment(bytes))
         }
     }
 

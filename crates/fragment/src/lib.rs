@@ -5,7 +5,7 @@
 //!
 //! - [`stream`]: a file of fragments, source by source, that is mapped and sent without a copy;
 //! - [`mfp`]: a multi-fragment packet, one source's fragments of one batch of events;
-//! - [`batch`]: which byte runs of a mapped stream file make up the packet of a batch;
+//! - [`packetize`]: which byte runs of a mapped stream file make up the packet of a batch;
 //! - [`unpack`]: stream files that the repository carries compressed;
 //! - [`file`]: files that get their name when they are complete.
 //!
@@ -13,14 +13,14 @@
 //! neighbours in a packet and travel as one run. Read `docs/formats.md` first: it is the
 //! specification, and the numbers here follow it.
 
-pub mod batch;
 mod bytes;
 pub mod file;
 mod fragment;
 mod layout;
 pub mod mfp;
+pub mod packetize;
 pub mod stream;
 pub mod unpack;
 
 pub use fragment::{Fragment, SourceId, SourceKind};
-pub use layout::{Alignment, NotAnAlignment};
+pub use layout::{Alignment, InvalidAlignment};

@@ -4,7 +4,7 @@ mod common;
 
 use common::alignments;
 use millstream_fragment::mfp::{
-    Builder, Header, MfpError, Packet, Repr, assemble, capacity, peek_header_len,
+    Header, HeaderBuilder, MfpError, Packet, Repr, assemble, capacity, peek_header_len,
 };
 use millstream_fragment::{Alignment, Fragment, SourceId, SourceKind};
 use proptest::prelude::*;
@@ -157,7 +157,9 @@ fn every_truncation_is_refused() {
             _ => "packet",
         };
         let error = Packet::new_checked(&packet[..len]).unwrap_err();
-        assert!(matches!(error, MfpError::Short { part: of, have, .. } if of == part && have == len as u64));
+        assert!(
+            matches!(error, MfpError::Truncated { part: of, have, .. } if of == part && have == len as u64)
+        );
     }
 }
 
@@ -227,14 +229,14 @@ fn the_builder_refuses_what_the_parser_would() {
     };
     let mut buffer = [0; 128];
     let mut short = [0; 127];
-    let error = Builder::new(&mut short, repr).unwrap_err();
-    assert_eq!(error, MfpError::Short { part: "header", need: 128, have: 127 });
-    let error = Builder::new(&mut buffer, Repr { n_fragments: 5, ..repr }).unwrap_err();
+    let error = HeaderBuilder::new(&mut short, repr).unwrap_err();
+    assert_eq!(error, MfpError::Truncated { part: "header", need: 128, have: 127 });
+    let error = HeaderBuilder::new(&mut buffer, Repr { n_fragments: 5, ..repr }).unwrap_err();
     assert_eq!(error, MfpError::FragmentCount { n_fragments: 5, n_events: 4 });
-    let error = Builder::new(&mut buffer, Repr { n_events: 0, n_fragments: 0, ..repr }).unwrap_err();
+    let error = HeaderBuilder::new(&mut buffer, Repr { n_events: 0, n_fragments: 0, ..repr }).unwrap_err();
     assert_eq!(error, MfpError::Events { first_event: 100, n_events: 0 });
 
-    let mut builder = Builder::new(&mut buffer, repr).unwrap();
+    let mut builder = HeaderBuilder::new(&mut buffer, repr).unwrap();
     for event in [99, 104, u64::MAX] {
         let error = builder.push(event, 0, 0).unwrap_err();
         assert!(matches!(error, MfpError::EventDelta { fragment: 0, .. }), "{error}");
@@ -243,15 +245,15 @@ fn the_builder_refuses_what_the_parser_would() {
     assert!(matches!(builder.push(101, 0, 0), Err(MfpError::EventDelta { fragment: 1, earliest: 2, .. })));
     assert!(matches!(builder.push(102, u32::MAX, 0), Err(MfpError::TooLong { .. })));
     assert_eq!(builder.push(103, 1, 0), Ok(256));
-    assert_eq!(builder.push(103, 1, 0), Err(MfpError::Unfinished { pushed: 3, n_fragments: 2 }));
+    assert_eq!(builder.push(103, 1, 0), Err(MfpError::WrongFragmentCount { pushed: 3, n_fragments: 2 }));
     assert_eq!(builder.finish(), Ok(320));
 
-    let mut builder = Builder::new(&mut buffer, repr).unwrap();
+    let mut builder = HeaderBuilder::new(&mut buffer, repr).unwrap();
     builder.push(100, 1, 0).unwrap();
-    assert_eq!(builder.finish(), Err(MfpError::Unfinished { pushed: 1, n_fragments: 2 }));
+    assert_eq!(builder.finish(), Err(MfpError::WrongFragmentCount { pushed: 1, n_fragments: 2 }));
 
     let mut room = [0; 191];
     let fragments = [Fragment::new(100, b"a"), Fragment::new(101, b"")];
     let error = assemble(&mut room, repr, &fragments).unwrap_err();
-    assert_eq!(error, MfpError::Short { part: "packet", need: 192, have: 191 });
+    assert_eq!(error, MfpError::Truncated { part: "packet", need: 192, have: 191 });
 }

@@ -1,7 +1,7 @@
 //! Pictures from predictions, each with its data.
 
 use crate::benchmarks::apenet;
-use crate::benchmarks::event_builder::{self, Shape};
+use crate::benchmarks::event_builder::{self, TrafficShaping};
 use crate::benchmarks::perftest::{bandwidth, latency};
 use crate::benchmarks::torus::{Torus, all_to_all, small_packet_latency};
 use crate::engine::{BytesPerSecond, Picos};
@@ -85,7 +85,7 @@ pub fn torus(p: &Parameters) -> Torus {
 }
 
 /// What each node of LHCb's event builder gets over the network when all events are at hand.
-fn event_builder(p: &Parameters, nodes: u16, shape: Shape) -> BytesPerSecond {
+fn event_builder(p: &Parameters, nodes: u16, shape: TrafficShaping) -> BytesPerSecond {
     let mut path = event_builder::Scenario::from_site(&shipped("event-builder-500"), p, Some(nodes))
         .unwrap_or_else(|error| panic!("the shipped site builds events: {error}"));
     path.configuration.shape = shape;
@@ -104,8 +104,8 @@ fn builder(p: &Parameters) -> Chart {
     let load = event_builder::ReadoutLoad::lhcb(1.0);
     let needed = 40e6 * load.fragment * 8e-9;
     let lines = vec![
-        line("shaped: in rotation", Shape::Rotation),
-        line("not shaped: in the order of assignment", Shape::Assignment),
+        line("shaped: in rotation", TrafficShaping::BarrelShifter),
+        line("not shaped: in the order of assignment", TrafficShaping::Unshaped),
         // What a node sends to itself does not travel.
         series("40 MHz of events take", &nodes, |n| needed * (n - 1.0) / n),
     ];

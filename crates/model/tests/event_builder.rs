@@ -1,7 +1,9 @@
 //! The event builder's own core on a modelled network.
 
 use millstream_model::Parameters;
-use millstream_model::benchmarks::event_builder::{ModelLevel, RunResult, Scenario, Shape, SlowBuilder, run};
+use millstream_model::benchmarks::event_builder::{
+    ModelLevel, RunResult, Scenario, SlowBuilder, TrafficShaping, run,
+};
 use millstream_model::engine::Picos;
 use millstream_model::sites::shipped;
 use proptest::prelude::*;
@@ -26,7 +28,7 @@ fn taking(nodes: u16, seconds: f64) -> Scenario {
 fn sound(scenario: &Scenario, level: ModelLevel) -> RunResult {
     let outcome = run(scenario, level).unwrap();
     let account = &outcome.account;
-    assert!(account.is_closed(), "{account}");
+    assert!(account.is_balanced(), "{account}");
     let kept = account.built.fragments + account.incomplete_total().fragments;
     assert_eq!(account.fragments_read(), kept + account.discarded_total().fragments, "{account}");
     outcome
@@ -59,7 +61,7 @@ fn a_run_is_a_function_of_its_setup() {
 fn both_levels_agree_shaped_and_not() {
     let mut off = Vec::new();
     for nodes in [4, 8] {
-        for shape in [Shape::Rotation, Shape::Assignment] {
+        for shape in [TrafficShaping::BarrelShifter, TrafficShaping::Unshaped] {
             let mut scenario = saturated(nodes, 40);
             scenario.configuration.shape = shape;
             let [packets, flows] =
@@ -69,7 +71,8 @@ fn both_levels_agree_shaped_and_not() {
     }
     // Levels differ by how long credits are out for what is on its way: more with more senders that meet.
     let most = |nodes| if nodes == 4 { 0.05 } else { 0.1 };
-    let agree = off.iter().all(|(nodes, .., off): &(u16, Shape, f64, f64, f64)| off.abs() < most(*nodes));
+    let agree =
+        off.iter().all(|(nodes, .., off): &(u16, TrafficShaping, f64, f64, f64)| off.abs() < most(*nodes));
     assert!(agree, "nodes, shape, Gb/s by packets, by flows, off: {off:#?}");
 }
 
@@ -94,7 +97,7 @@ fn a_shaped_event_builder_keeps_up_with_40_megahertz() {
 fn without_shaping_less_is_built() {
     let shaped = whole(&saturated(16, 20), ModelLevel::Flows);
     let mut scenario = saturated(16, 20);
-    scenario.configuration.shape = Shape::Assignment;
+    scenario.configuration.shape = TrafficShaping::Unshaped;
     let unshaped = whole(&scenario, ModelLevel::Flows);
     assert!(rate(&unshaped) < 0.8 * rate(&shaped), "{} against {}", rate(&unshaped), rate(&shaped));
 }
@@ -198,7 +201,7 @@ proptest! {
         (scenario.load.fragment, scenario.load.deviation) = (fragment, fragment / 10.0);
         scenario.configuration.slots = slots;
         scenario.configuration.in_flight = in_flight;
-        scenario.configuration.shape = if shaped { Shape::Rotation } else { Shape::Assignment };
+        scenario.configuration.shape = if shaped { TrafficShaping::BarrelShifter } else { TrafficShaping::Unshaped };
         scenario.seed = seed;
         let outcome = whole(&scenario, if packets { ModelLevel::Packets } else { ModelLevel::Flows });
         prop_assert!(outcome.peak_link_utilization <= 1.0, "{}", outcome.peak_link_utilization);

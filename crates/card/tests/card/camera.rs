@@ -41,7 +41,7 @@ impl Camera {
         let open = |name: &str| Stream::open(unpacked.path().join(name)).unwrap();
         Camera {
             crates: ["crate1.mfs", "crate2.mfs", "crate3.mfs"].map(open).into(),
-            truth: open("truth.mfs"),
+            truth: open("decisions.mfs"),
             folder,
             _unpacked: unpacked,
         }

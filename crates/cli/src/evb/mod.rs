@@ -11,9 +11,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use millstream_bench::memcpy::{Kind, memcpy};
-use millstream_evb::config::{Config, Landing, Setup};
+use millstream_evb::config::{Config, LandingTarget, Setup};
 use millstream_evb::process::child::Child;
-use millstream_evb::process::launcher::{Happening, Launcher};
+use millstream_evb::process::launcher::{Launcher, RunEvent};
 use millstream_report::{Bytes, BytesPerSecond, Memcpy, Progress, RunReport, Style, save, table, throughput};
 
 use crate::args::{EvbCommand, EvbRunOptions};
@@ -26,7 +26,7 @@ pub(crate) fn run(command: &EvbCommand) -> Result<ExitCode, Box<dyn Error>> {
     match command {
         EvbCommand::Run(options) => {
             let setup = load(&options.config, options.replay)?;
-            let report = run_through(&setup, options.through.as_deref())?;
+            let report = launch(&setup, options.launcher.as_deref())?;
             print!("{}", table::render(&report, Style::of(&std::io::stdout())));
             write_results(&report, options)?;
             Ok(exit_code(&report))
@@ -59,11 +59,11 @@ pub(crate) fn load(path: &Path, replay: Option<u64>) -> Result<Setup, Box<dyn Er
 
 /// Runs a checked configuration on this host and reports on it.
 pub(crate) fn run_setup(setup: &Setup) -> Result<RunReport, Box<dyn Error>> {
-    run_through(setup, None)
+    launch(setup, None)
 }
 
 /// The same with every process started by `through`.
-fn run_through(setup: &Setup, through: Option<&Path>) -> Result<RunReport, Box<dyn Error>> {
+fn launch(setup: &Setup, process_launcher: Option<&Path>) -> Result<RunReport, Box<dyn Error>> {
     if let Some(output) = &setup.output {
         std::fs::create_dir_all(&output.directory)
             .map_err(|error| format!("cannot create {}: {error}", output.directory.display()))?;
@@ -74,15 +74,15 @@ fn run_through(setup: &Setup, through: Option<&Path>) -> Result<RunReport, Box<d
     let mut program =
         std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
     let mut arguments = ["evb", "unit"].map(OsString::from).to_vec();
-    if let Some(through) = through {
-        arguments.insert(0, std::mem::replace(&mut program, through.to_owned()).into());
+    if let Some(process_launcher) = process_launcher {
+        arguments.insert(0, std::mem::replace(&mut program, process_launcher.to_owned()).into());
     }
     let launcher = Launcher { program, arguments };
     let bytes_per_event = outcome::payload_per_event(setup);
     let interrupt = Interrupt::listen().map_err(|error| format!("cannot listen for signals: {error}"))?;
-    let result = launcher.run_while(setup, &mut |happening| {
-        usages.watch(happening);
-        if let Happening::Progress(sample) = happening {
+    let result = launcher.run_while(setup, &mut |event| {
+        usages.watch(event);
+        if let RunEvent::Progress(sample) = event {
             let events = sample.done.events();
             let payload = (events as f64 * bytes_per_event) as u64;
             progress.update(events, Bytes(payload), sample.elapsed);
@@ -97,12 +97,12 @@ fn run_through(setup: &Setup, through: Option<&Path>) -> Result<RunReport, Box<d
     Ok(outcome::report(setup, &result?, &usages, baseline))
 }
 
-/// What a plain copy reaches here: blocks as long as one source's part of a batch, from memory as
+/// What a plain copy reaches here: blocks as long as one source's process of a batch, from memory as
 /// large as an input into memory as large as the slots.
 fn baseline(setup: &Setup) -> Result<Memcpy, Box<dyn Error>> {
     const TIME: Duration = Duration::from_millis(300);
     let batch = u64::from(setup.plan.batch.get());
-    let events = setup.file_events * setup.layout.places.len() as u64;
+    let events = setup.file_events * setup.layout.packets.len() as u64;
     let inputs: u64 = outcome::input_bytes(setup);
     let block = (inputs / events.max(1) * batch).max(64) as usize;
     let slots: u64 = (0..setup.plan.builders()).map(|bu| setup.landing_bytes(bu).0).sum();
@@ -135,14 +135,14 @@ fn describe(setup: &Setup) {
         setup.name,
         units(setup.readouts.len(), "readout unit"),
         units(setup.builders.len(), "builder unit"),
-        setup.layout.places.len(),
+        setup.layout.packets.len(),
         setup.plan.events.get(),
         setup.plan.batch,
     );
     for (index, builder) in setup.builders.iter().enumerate() {
         let place = match &builder.landing {
-            Landing::Host => "its own memory".to_owned(),
-            Landing::Card(card) => format!("{} of {} B", card.name, card.memory.0),
+            LandingTarget::Host => "its own memory".to_owned(),
+            LandingTarget::Card(card) => format!("{} of {} B", card.name, card.memory.0),
         };
         println!(
             "  {}: {} slots of {} B, {} B of {place}",

@@ -1,10 +1,10 @@
 //! From what a run left to what people read.
 
-use millstream_evb::config::{BuilderSetup, Kernel, Landing, Setup};
+use millstream_evb::config::{BuilderSetup, KernelSetup, LandingTarget, Setup};
 use millstream_evb::core::account::Tally;
 use millstream_evb::core::{Account, BuIndex, RuIndex, Unit};
 use millstream_evb::process::RunOutcome;
-use millstream_evb::process::launcher::Part;
+use millstream_evb::process::launcher::RunProcess;
 use millstream_fragment::stream::Stream;
 use millstream_report::{
     Bytes, Conservation, Fate, Memcpy, RunReport, Sample, Seconds, Term, TriggerCheck, UnitReport,
@@ -51,11 +51,11 @@ pub(super) fn report(setup: &Setup, outcome: &RunOutcome, usages: &Usages, memcp
         units: units(setup, outcome, usages),
         ..RunReport::default()
     };
-    if let (Some(kernel), Some(_)) = (kernel_name(setup), &setup.truth) {
+    if let (Some(kernel), Some(_)) = (kernel_name(setup), &setup.reference_decisions) {
         report.trigger = Some(TriggerCheck {
             kernel: kernel.to_owned(),
-            compared: statistics.iter().map(|s| s.agreement.compared).sum(),
-            agreeing: statistics.iter().map(|s| s.agreement.equal).sum(),
+            compared: statistics.iter().map(|s| s.comparison.compared).sum(),
+            agreeing: statistics.iter().map(|s| s.comparison.equal).sum(),
             set: statistics.iter().map(|s| s.decisions_set).sum(),
         });
     }
@@ -63,11 +63,11 @@ pub(super) fn report(setup: &Setup, outcome: &RunOutcome, usages: &Usages, memcp
         Some(account) => take_account(&mut report, account),
         None => Some("the run did not start".to_owned()),
     };
-    let seen = statistics.iter().filter_map(|s| s.trouble.clone());
-    let troubles = outcome.troubles.iter().map(|trouble| {
-        format!("{}: {}: {}", name(setup, &trouble.part), trouble.status, trouble.said.trim())
+    let seen = statistics.iter().filter_map(|s| s.error.clone());
+    let failures = outcome.failures.iter().map(|failure| {
+        format!("{}: {}: {}", name(setup, &failure.process), failure.status, failure.reason.trim())
     });
-    let words: Vec<String> = stopped.into_iter().chain(seen).chain(troubles).collect();
+    let words: Vec<String> = stopped.into_iter().chain(seen).chain(failures).collect();
     report.error = (!words.is_empty()).then(|| words.join("; "));
     report
 }
@@ -103,83 +103,83 @@ fn take_account(report: &mut RunReport, account: &Account) -> Option<String> {
 
 /// Accepted events that the configuration does not want stored.
 fn counted_only(setup: &Setup, outcome: &RunOutcome) -> u64 {
-    let keep = setup.output.as_ref().map_or(0, |output| output.keep);
+    let keep = setup.output.as_ref().map_or(0, |output| output.max_events);
     outcome.totals.iter().flatten().map(|totals| totals.accepted.saturating_sub(keep)).sum()
 }
 
 fn kernel_name(setup: &Setup) -> Option<&'static str> {
     setup.builders.iter().find_map(|builder| match &builder.landing {
-        Landing::Card(card) => match card.kernel {
-            Kernel::None => None,
-            Kernel::Verify => Some("verify"),
-            Kernel::Cluster7 { .. } => Some("cluster7"),
+        LandingTarget::Card(card) => match card.kernel {
+            KernelSetup::None => None,
+            KernelSetup::Verify => Some("verify"),
+            KernelSetup::Cluster7 { .. } => Some("cluster7"),
         },
-        Landing::Host => None,
+        LandingTarget::Host => None,
     })
 }
 
-fn name(setup: &Setup, part: &Part) -> String {
-    match part {
-        Part::Unit(Unit::Manager) => "event manager".to_owned(),
-        Part::Unit(Unit::Readout(ru)) => setup
+fn name(setup: &Setup, process: &RunProcess) -> String {
+    match process {
+        RunProcess::Unit(Unit::Manager) => "event manager".to_owned(),
+        RunProcess::Unit(Unit::Readout(ru)) => setup
             .readouts
             .get(ru.index())
             .map_or_else(|| ru.to_string(), |unit| format!("readout {}", unit.name)),
-        Part::Unit(Unit::Builder(bu)) => setup
+        RunProcess::Unit(Unit::Builder(bu)) => setup
             .builders
             .get(bu.index())
             .map_or_else(|| bu.to_string(), |unit| format!("builder {}", unit.name)),
-        Part::Card(card) => format!("card {card}"),
+        RunProcess::Card(card) => format!("card {card}"),
     }
 }
 
 fn units(setup: &Setup, outcome: &RunOutcome, usages: &Usages) -> Vec<UnitReport> {
-    let readouts = (0..setup.readouts.len()).map(|i| Part::Unit(Unit::Readout(RuIndex(i as u16))));
-    let builders = (0..setup.builders.len()).map(|i| Part::Unit(Unit::Builder(BuIndex(i as u16))));
+    let readouts = (0..setup.readouts.len()).map(|i| RunProcess::Unit(Unit::Readout(RuIndex(i as u16))));
+    let builders = (0..setup.builders.len()).map(|i| RunProcess::Unit(Unit::Builder(BuIndex(i as u16))));
     let cards = setup.builders.iter().filter_map(|builder| match &builder.landing {
-        Landing::Card(card) => Some(Part::Card(card.name.clone())),
-        Landing::Host => None,
+        LandingTarget::Card(card) => Some(RunProcess::Card(card.name.clone())),
+        LandingTarget::Host => None,
     });
-    let manager = std::iter::once(Part::Unit(Unit::Manager));
-    let parts: Vec<Part> = manager.chain(readouts).chain(builders).chain(cards).collect();
+    let manager = std::iter::once(RunProcess::Unit(Unit::Manager));
+    let parts: Vec<RunProcess> = manager.chain(readouts).chain(builders).chain(cards).collect();
     parts
         .iter()
-        .map(|part| {
-            let trouble = outcome.troubles.iter().find(|trouble| trouble.part == *part);
-            let [events, fragments, bytes] = handled(setup, outcome, part);
+        .map(|process| {
+            let failure = outcome.failures.iter().find(|failure| failure.process == *process);
+            let [events, fragments, bytes] = handled(setup, outcome, process);
             UnitReport {
-                name: name(setup, part),
+                name: name(setup, process),
                 events,
                 fragments,
                 payload_bytes: Bytes(bytes),
-                peak_memory_bytes: usages.of(part).map(|usage| usage.peak),
-                cpu_s: usages.of(part).map(|usage| usage.cpu),
-                end: trouble.map_or_else(|| "done".to_owned(), |trouble| trouble.status.to_string()),
+                peak_memory_bytes: usages.of(process).map(|usage| usage.peak),
+                cpu_s: usages.of(process).map(|usage| usage.cpu),
+                end: failure.map_or_else(|| "done".to_owned(), |failure| failure.status.to_string()),
             }
         })
         .collect()
 }
 
 /// Events, fragments and payload bytes of one unit.
-fn handled(setup: &Setup, outcome: &RunOutcome, part: &Part) -> [u64; 3] {
+fn handled(setup: &Setup, outcome: &RunOutcome, process: &RunProcess) -> [u64; 3] {
     let builder = |bu: usize| {
         let done = outcome.totals.get(bu).copied().flatten().unwrap_or_default();
         let bytes = done.events() as f64 * payload_per_event(setup);
         [done.events(), done.fragments(), bytes as u64]
     };
-    match part {
-        Part::Unit(Unit::Readout(ru)) => match outcome.readouts.get(ru.index()) {
+    match process {
+        RunProcess::Unit(Unit::Readout(ru)) => match outcome.readouts.get(ru.index()) {
             Some(Some(report)) => {
                 let sources = setup.plan.sources.get(ru.index()).map_or(1, |n| u64::from(n.get()));
                 [report.fragments_read / sources, report.fragments_read, report.bytes_read.0]
             }
             _ => [0; 3],
         },
-        Part::Unit(Unit::Builder(bu)) => builder(bu.index()),
+        RunProcess::Unit(Unit::Builder(bu)) => builder(bu.index()),
         // The manager sees batches go by; a card works for its builder unit.
-        Part::Unit(Unit::Manager) => [outcome.account.as_ref().map_or(0, |a| a.built.events), 0, 0],
-        Part::Card(name) => {
-            let of = |b: &BuilderSetup| matches!(&b.landing, Landing::Card(card) if card.name == *name);
+        RunProcess::Unit(Unit::Manager) => [outcome.account.as_ref().map_or(0, |a| a.built.events), 0, 0],
+        RunProcess::Card(name) => {
+            let of = |b: &BuilderSetup| matches!(&b.landing, LandingTarget::Card(card) if card.name == *name);
             setup.builders.iter().position(of).map_or([0; 3], builder)
         }
     }

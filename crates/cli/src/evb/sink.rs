@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use millstream_camera::PixelGeometry;
 use millstream_camera::columns::schema;
 use millstream_camera::trigger::TriggerGeometry;
-use millstream_evb::config::{Kernel, Landing, Setup};
+use millstream_evb::config::{KernelSetup, LandingTarget, Setup};
 use millstream_evb::core::BuIndex;
 use millstream_evb::process::{AcceptedEvent, Sink, SinkError};
 use millstream_fragment::stream::Stream;
@@ -54,8 +54,8 @@ fn camera_geometry(
     bu: BuIndex,
     run: &mut Run,
 ) -> Result<(Option<TriggerGeometry>, Option<PixelGeometry>), SinkError> {
-    let Landing::Card(card) = &setup.builders[bu.index()].landing else { return Ok((None, None)) };
-    let Kernel::Cluster7 { threshold, patches, .. } = &card.kernel else { return Ok((None, None)) };
+    let LandingTarget::Card(card) = &setup.builders[bu.index()].landing else { return Ok((None, None)) };
+    let KernelSetup::Cluster7 { threshold, patches, .. } = &card.kernel else { return Ok((None, None)) };
     run.attributes.push(("trigger_kernel".to_owned(), Attribute::Text("cluster7".to_owned())));
     run.attributes.push(("trigger_threshold".to_owned(), Attribute::Integer(i64::from(*threshold))));
     let pixels = pixels_beside(patches);

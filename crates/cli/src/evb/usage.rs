@@ -2,14 +2,14 @@
 
 use std::collections::HashMap;
 
-use millstream_evb::process::launcher::{Happening, Part};
+use millstream_evb::process::launcher::{RunEvent, RunProcess};
 use millstream_report::{Bytes, Seconds};
 
 /// Read from `/proc` with every sign of progress.
 #[derive(Debug, Default)]
 pub(crate) struct Usages {
-    processes: HashMap<Part, u32>,
-    usages: HashMap<Part, Usage>,
+    pids: HashMap<RunProcess, u32>,
+    usages: HashMap<RunProcess, Usage>,
 }
 
 /// What one process used so far.
@@ -22,19 +22,19 @@ pub(crate) struct Usage {
 }
 
 impl Usages {
-    pub(crate) fn watch(&mut self, happening: &Happening) {
-        if let Happening::Spawned { part, process } = happening {
-            self.processes.insert(part.clone(), *process);
+    pub(crate) fn watch(&mut self, event: &RunEvent) {
+        if let RunEvent::Spawned { process, pid } = event {
+            self.pids.insert(process.clone(), *pid);
         }
-        for (part, process) in &self.processes {
-            if let (Some(peak), Some(cpu)) = (high_water_mark(*process), cpu_time(*process)) {
-                self.usages.insert(part.clone(), Usage { peak, cpu });
+        for (process, pid) in &self.pids {
+            if let (Some(peak), Some(cpu)) = (high_water_mark(*pid), cpu_time(*pid)) {
+                self.usages.insert(process.clone(), Usage { peak, cpu });
             }
         }
     }
 
-    pub(crate) fn of(&self, part: &Part) -> Option<Usage> {
-        self.usages.get(part).copied()
+    pub(crate) fn of(&self, process: &RunProcess) -> Option<Usage> {
+        self.usages.get(process).copied()
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use millstream_model::Parameters;
 use millstream_model::benchmarks::event_builder::{
-    ModelLevel, RunSummary, Scenario, Shape, SlowBuilder, run as simulate,
+    ModelLevel, RunSummary, Scenario, TrafficShaping, SlowBuilder, run as simulate,
 };
 use millstream_model::engine::Picos;
 use millstream_model::sites::shipped;
@@ -54,7 +54,7 @@ fn scenario(options: &ModelledEventBuilder, parameters: &Parameters) -> Result<S
     configuration.slots = options.slots;
     configuration.window = options.window;
     configuration.in_flight = options.in_flight;
-    configuration.shape = if options.unshaped { Shape::Assignment } else { Shape::Rotation };
+    configuration.shape = if options.unshaped { TrafficShaping::Unshaped } else { TrafficShaping::BarrelShifter };
     scenario.slow_builders =
         options.slow_builder.iter().map(|text| slow_builder(text)).collect::<Result<_, _>>()?;
     scenario.stop_at = match options.stop_at {
@@ -104,5 +104,5 @@ pub(super) fn run(
         println!("\nsimulated in {wall:.2} s on one core, peak memory {memory}");
     }
     // A stopped run and a run with discarded events succeed as long as the conservation law holds.
-    Ok(if outcome.account.is_closed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if outcome.account.is_balanced() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -2,10 +2,10 @@
 
 use super::error::{ConfigError, Problem};
 use super::file::{Builder, Card, Config};
-use super::setup::{BuilderSetup, CardSetup, Kernel, Landing, OutputSetup, ReadoutSetup, Setup};
-use crate::core::shape::Shape;
+use super::setup::{BuilderSetup, CardSetup, KernelSetup, LandingTarget, OutputSetup, ReadoutSetup, Setup};
+use crate::core::shaping::TrafficShaping;
 use crate::core::{Bytes, EventNumber, Plan, RuIndex};
-use crate::layout::{KernelAreas, PacketTooLong, SlotLayout, SourceShape, landing_bytes};
+use crate::layout::{KernelAreas, PacketTooLong, SlotLayout, SourceInfo, landing_bytes};
 use millstream_camera::format::{
     CRATES, DECISION_BYTES, TRACE_BYTES, TRIGGER_DECISIONS, TRIGGER_THRESHOLD, TRIGGER_TRACES,
 };
@@ -32,7 +32,7 @@ const DEFAULT_KEEP: u64 = 10_000;
 struct Inputs {
     first: u64,
     events: u64,
-    sources: Vec<SourceShape>,
+    sources: Vec<SourceInfo>,
     /// By readout unit.
     counts: Vec<NonZeroU16>,
 }
@@ -90,7 +90,7 @@ impl Config {
             file_first: EventNumber(inputs.first),
             file_events: inputs.events,
             readouts: readouts.collect(),
-            truth: self.truth(&inputs, &builders)?,
+            reference_decisions: self.reference_decisions(&inputs, &builders)?,
             output: self.output()?,
             builders,
             layout,
@@ -137,7 +137,7 @@ impl Config {
                     let (id, second) = (source.id(), path);
                     return Err(refuse(Problem::DuplicateSource { id, first, second }));
                 }
-                inputs.sources.push(SourceShape {
+                inputs.sources.push(SourceInfo {
                     id: source.id(),
                     kind: source.kind(),
                     readout,
@@ -173,16 +173,16 @@ impl Config {
             slots: slots.collect::<Result<_, _>>()?,
             window: NonZeroU16::new(u16::try_from(window).unwrap_or(u16::MAX)).unwrap_or(NonZeroU16::MIN),
             // Whatever the windows allow, if nothing else is said.
-            under_way: u32::try_from(value(&run.under_way, u64::MAX))
+            max_in_flight: u32::try_from(value(&run.max_in_flight, u64::MAX))
                 .ok()
                 .and_then(NonZeroU32::new)
                 .unwrap_or(NonZeroU32::MAX),
-            shape: match run.shape.as_ref().map(|shape| shape.get_ref().as_str()) {
-                Some("assignment") => Shape::Assignment,
-                _ => Shape::Rotation,
+            traffic_shaping: match run.traffic_shaping.as_ref().map(|shaping| shaping.get_ref().as_str()) {
+                Some("none") => TrafficShaping::Unshaped,
+                _ => TrafficShaping::BarrelShifter,
             },
             timeout: Duration::from_millis(value(&run.timeout_ms, DEFAULT_TIMEOUT_MS)),
-            drain: Duration::from_millis(value(&run.drain_ms, DEFAULT_DRAIN_MS)),
+            drain_timeout: Duration::from_millis(value(&run.drain_timeout_ms, DEFAULT_DRAIN_MS)),
         };
         plan.check().map_err(|error| match &run.replay {
             Some(replay) if error.what == "events" => self.at(replay, "run.replay", error),
@@ -194,12 +194,12 @@ impl Config {
     fn card(&self, card: &Card, inputs: &Inputs) -> Result<CardSetup, ConfigError> {
         let kernel = match card.kernel.get_ref().as_str() {
             "cluster7" => self.cluster7(card, inputs)?,
-            "verify" => Kernel::Verify,
-            _ => Kernel::None,
+            "verify" => KernelSetup::Verify,
+            _ => KernelSetup::None,
         };
         let most = u64::from(MAX_SOURCES);
         let sources = inputs.sources.len() as u64;
-        if kernel != Kernel::None && sources > most {
+        if kernel != KernelSetup::None && sources > most {
             let problem =
                 Problem::Conflict(format!("kernels take up to {most} sources, there are {sources}"));
             return Err(self.at(&card.kernel, "card.kernel", problem));
@@ -208,7 +208,7 @@ impl Config {
         Ok(CardSetup { name: card.name.get_ref().clone(), memory, kernel })
     }
 
-    fn cluster7(&self, card: &Card, inputs: &Inputs) -> Result<Kernel, ConfigError> {
+    fn cluster7(&self, card: &Card, inputs: &Inputs) -> Result<KernelSetup, ConfigError> {
         let traces: Vec<_> = inputs.sources.iter().filter(|source| source.kind == TRIGGER_TRACES).collect();
         let refuse = |what: String| self.at(&card.kernel, "card.kernel", Problem::Conflict(what));
         if traces.len() != CRATES {
@@ -235,7 +235,7 @@ impl Config {
         let path = self.locate(patches.get_ref());
         TriggerGeometry::load(&path).map_err(|error| self.at(patches, "card.patches", error))?;
         let threshold = card.threshold.as_ref().map_or(TRIGGER_THRESHOLD.into(), |value| *value.get_ref());
-        Ok(Kernel::Cluster7 {
+        Ok(KernelSetup::Cluster7 {
             threshold: u32::try_from(threshold).unwrap_or(u32::MAX),
             verify: card.verify.as_ref().is_none_or(|verify| *verify.get_ref()),
             traces: [crate1, crate2, crate3],
@@ -254,9 +254,10 @@ impl Config {
         let name = unit.name.get_ref().clone();
         let wanted = unit.card.as_ref().map(|card| card.get_ref());
         let Some(card) = wanted.and_then(|wanted| cards.iter().find(|card| card.name == *wanted)) else {
-            return Ok(BuilderSetup { name, landing: Landing::Host });
+            return Ok(BuilderSetup { name, landing: LandingTarget::Host });
         };
-        let areas = (card.kernel != Kernel::None).then(|| KernelAreas::new(layout, slots.get(), batch.get()));
+        let areas =
+            (card.kernel != KernelSetup::None).then(|| KernelAreas::new(layout, slots.get(), batch.get()));
         let needed = landing_bytes(layout, slots.get(), areas.as_ref()).0;
         if needed > card.memory.0 {
             let table = self.tables.card.iter().find(|table| *table.name.get_ref() == card.name);
@@ -271,7 +272,7 @@ impl Config {
                 None => self.about("card.memory", problem),
             });
         }
-        Ok(BuilderSetup { name, landing: Landing::Card(card.clone()) })
+        Ok(BuilderSetup { name, landing: LandingTarget::Card(card.clone()) })
     }
 
     /// Spins only where every process of the run can have a processor.
@@ -308,28 +309,35 @@ impl Config {
         match std::fs::metadata(&path) {
             Ok(found) if !found.is_dir() => Err(refuse(std::io::ErrorKind::NotADirectory.into())),
             Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => Err(refuse(cause)),
-            _ => Ok(Some(OutputSetup { directory: path.clone(), keep: output.keep.unwrap_or(DEFAULT_KEEP) })),
+            _ => Ok(Some(OutputSetup {
+                directory: path.clone(),
+                max_events: output.max_events.unwrap_or(DEFAULT_KEEP),
+            })),
         }
     }
 
-    fn truth(&self, inputs: &Inputs, builders: &[BuilderSetup]) -> Result<Option<PathBuf>, ConfigError> {
+    fn reference_decisions(
+        &self,
+        inputs: &Inputs,
+        builders: &[BuilderSetup],
+    ) -> Result<Option<PathBuf>, ConfigError> {
         let Some(check) = &self.tables.check else { return Ok(None) };
-        let refuse = |problem| self.at(&check.truth, "check.truth", problem);
+        let refuse = |problem| self.at(&check.reference_decisions, "check.reference_decisions", problem);
         let conflict = |what: &str| refuse(Problem::Conflict(what.to_owned()));
-        let path = self.locate(check.truth.get_ref());
+        let path = self.locate(check.reference_decisions.get_ref());
         let stream = Stream::open(&path).map_err(|error| refuse(error.into()))?;
         let first = self.tables.readout.first().map(|unit| self.locate(unit.input.get_ref()));
         inputs.check_events(&first.unwrap_or_default(), &path, stream.events()).map_err(refuse)?;
         let mut sources = stream.sources();
         let (Some(source), None) = (sources.next(), sources.next()) else {
-            return Err(conflict("the truth has one source, the decisions"));
+            return Err(conflict("the reference_decisions has one source, the decisions"));
         };
         let all_there = source.len() as u64 == inputs.events;
         let decisions = source.kind() == TRIGGER_DECISIONS
             && source.fragments().all(|fragment| fragment.payload.len() == DECISION_BYTES);
         if !all_there || !decisions {
             return Err(refuse(Problem::Conflict(format!(
-                "the truth has {DECISION_BYTES} B of kind {} for every event; {} of kind {} has {} \
+                "the reference_decisions has {DECISION_BYTES} B of kind {} for every event; {} of kind {} has {} \
                  of {} events, up to {} B",
                 TRIGGER_DECISIONS.0,
                 source.id(),
@@ -346,7 +354,10 @@ impl Config {
             return Err(refuse(Problem::DuplicateSource { id, first, second: path }));
         }
         let decides = |unit: &BuilderSetup| {
-            matches!(&unit.landing, Landing::Card(CardSetup { kernel: Kernel::Cluster7 { .. }, .. }))
+            matches!(
+                &unit.landing,
+                LandingTarget::Card(CardSetup { kernel: KernelSetup::Cluster7 { .. }, .. })
+            )
         };
         if !builders.iter().all(decides) {
             return Err(conflict(

@@ -47,10 +47,10 @@ pub(super) struct Run {
     pub(super) replay: Option<Spanned<u64>>,
     pub(super) batch: Spanned<u64>,
     pub(super) window: Option<Spanned<u64>>,
-    pub(super) under_way: Option<Spanned<u64>>,
-    pub(super) shape: Option<Spanned<String>>,
+    pub(super) max_in_flight: Option<Spanned<u64>>,
+    pub(super) traffic_shaping: Option<Spanned<String>>,
     pub(super) timeout_ms: Option<Spanned<u64>>,
-    pub(super) drain_ms: Option<Spanned<u64>>,
+    pub(super) drain_timeout_ms: Option<Spanned<u64>>,
     pub(super) spin_us: Option<Spanned<u64>>,
     pub(super) listen: Option<Spanned<String>>,
     pub(super) device: Option<String>,
@@ -87,14 +87,14 @@ pub(super) struct Card {
 #[serde(deny_unknown_fields)]
 pub(super) struct Output {
     pub(super) directory: Spanned<PathBuf>,
-    pub(super) keep: Option<u64>,
+    pub(super) max_events: Option<u64>,
     pub(super) format: Option<Spanned<String>>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Check {
-    pub(super) truth: Spanned<PathBuf>,
+    pub(super) reference_decisions: Spanned<PathBuf>,
 }
 
 impl Config {
@@ -163,12 +163,12 @@ impl Config {
         self.check_range("run.batch", Some(&run.batch), 1..=MAX_BATCH)?;
         self.check_range("run.replay", run.replay.as_ref(), 1..=u64::MAX)?;
         self.check_range("run.window", run.window.as_ref(), 1..=MAX_SLOTS)?;
-        self.check_range("run.under_way", run.under_way.as_ref(), 1..=u64::from(u32::MAX))?;
-        if let Some(shape) = &run.shape {
-            self.check_value("run.shape", shape, &["rotation", "assignment"])?;
+        self.check_range("run.max_in_flight", run.max_in_flight.as_ref(), 1..=u64::from(u32::MAX))?;
+        if let Some(shaping) = &run.traffic_shaping {
+            self.check_value("run.traffic_shaping", shaping, &["barrel_shifter", "none"])?;
         }
         self.check_range("run.timeout_ms", run.timeout_ms.as_ref(), 1..=MAX_MILLISECONDS)?;
-        self.check_range("run.drain_ms", run.drain_ms.as_ref(), 1..=MAX_MILLISECONDS)?;
+        self.check_range("run.drain_timeout_ms", run.drain_timeout_ms.as_ref(), 1..=MAX_MILLISECONDS)?;
         self.check_range("run.spin_us", run.spin_us.as_ref(), 0..=MAX_SPIN)?;
         if readout.is_empty() {
             return Err(self.about("readout", Problem::None));

@@ -14,5 +14,5 @@ mod size;
 
 pub use error::{ConfigError, Problem};
 pub use file::Config;
-pub use setup::{BuilderSetup, CardSetup, Kernel, Landing, OutputSetup, ReadoutSetup, Setup};
+pub use setup::{BuilderSetup, CardSetup, KernelSetup, LandingTarget, OutputSetup, ReadoutSetup, Setup};
 pub use size::Size;

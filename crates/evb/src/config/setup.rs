@@ -36,7 +36,7 @@ pub struct Setup {
     /// Where accepted events go; none: nowhere.
     pub output: Option<OutputSetup>,
     /// Stream file with the decisions that the kernels have to reproduce.
-    pub truth: Option<PathBuf>,
+    pub reference_decisions: Option<PathBuf>,
 }
 
 /// A readout unit.
@@ -54,13 +54,13 @@ pub struct BuilderSetup {
     /// Its name.
     pub name: String,
     /// Where its events land.
-    pub landing: Landing,
+    pub landing: LandingTarget,
 }
 
 /// Where events land.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Landing {
+pub enum LandingTarget {
     /// In the builder unit's own memory.
     Host,
     /// In a card's memory.
@@ -75,13 +75,13 @@ pub struct CardSetup {
     /// Its memory, one bank.
     pub memory: Bytes,
     /// What it computes.
-    pub kernel: Kernel,
+    pub kernel: KernelSetup,
 }
 
 /// What a card computes on each batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kernel {
+pub enum KernelSetup {
     /// Nothing: it is memory.
     None,
     /// Whether all fragments are there and intact.
@@ -90,7 +90,7 @@ pub enum Kernel {
     Cluster7 {
         /// A decision bit is set where the sum of a cluster exceeds this.
         threshold: u32,
-        /// Whether it checks all fragments as [`Kernel::Verify`] does.
+        /// Whether it checks all fragments as [`KernelSetup::Verify`] does.
         verify: bool,
         /// Sources with the traces of crates 1, 2 and 3.
         traces: [u32; 3],
@@ -105,15 +105,15 @@ pub struct OutputSetup {
     /// The directory.
     pub directory: PathBuf,
     /// The most events that each builder unit stores; further accepted ones are counted only.
-    pub keep: u64,
+    pub max_events: u64,
 }
 
 impl Setup {
     /// The kernel areas of a builder unit's card, if it runs a kernel.
     pub fn kernel_areas(&self, builder: usize) -> Option<KernelAreas> {
         match &self.builders[builder].landing {
-            Landing::Host | Landing::Card(CardSetup { kernel: Kernel::None, .. }) => None,
-            Landing::Card(_) => {
+            LandingTarget::Host | LandingTarget::Card(CardSetup { kernel: KernelSetup::None, .. }) => None,
+            LandingTarget::Card(_) => {
                 let slots = self.plan.slots[builder].get();
                 Some(KernelAreas::new(&self.layout, slots, self.plan.batch.get()))
             }

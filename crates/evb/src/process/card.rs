@@ -1,7 +1,7 @@
 //! An emulated card's process.
 
 use super::ProcessError;
-use super::error::Doing;
+use super::error::IoContext;
 use crate::config::{CardSetup, Setup};
 use crate::core::Bytes;
 use millstream_card::kernel::Registry;
@@ -30,7 +30,7 @@ pub(super) fn unfit(card: &str, what: impl Into<String>) -> ProcessError {
 /// # Errors
 /// The card cannot be served: its name is taken, or there is no memory.
 pub fn run(name: &CardName, memory: Bytes, spin: Duration) -> Result<(), ProcessError> {
-    let launcher = std::io::stdin().as_fd().try_clone_to_owned().doing("watch standard input")?;
+    let launcher = std::io::stdin().as_fd().try_clone_to_owned().context("watch standard input")?;
     let bytes = memory.0.next_multiple_of(PAGE);
     let mut config = Config::new(name.clone(), bytes, Registry::builtin());
     config.lifetime = Lifetime::Launcher(launcher);

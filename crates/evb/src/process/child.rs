@@ -1,12 +1,12 @@
-//! One process of a run as a child of a launcher: how it is told what to be, and what it tells.
+//! One process of a run as a child of a launcher: how it is message what to be, and what it tells.
 //!
 //! A child gets what it is as words ([`Child::to_arguments`]), the manager also the setup as the first line
-//! of standard input. It tells what happens as lines of JSON ([`Told`]) on standard output, and errors in
+//! of standard input. It tells what happens as lines of JSON ([`ChildMessage`]) on standard output, and errors in
 //! words on standard error. The end of its standard input is the end of its launcher.
 
 use super::builder::{self, BuilderEnd};
-use super::error::Doing;
-use super::manager::{self, Event};
+use super::error::IoContext;
+use super::manager::{self, ManagerEvent};
 use super::sink::MakeSink;
 use super::{ProcessError, card, readout};
 use crate::config::Setup;
@@ -51,15 +51,15 @@ pub enum Child {
 /// A line that a child tells its launcher.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Told {
+pub enum ChildMessage {
     /// From the manager.
-    Manager(Event),
+    Manager(ManagerEvent),
     /// The process could not do its work.
     Failed {
         /// Why.
-        why: String,
+        reason: String,
         /// Whether that only tells that another process is in trouble.
-        about_another: bool,
+        is_secondary: bool,
     },
     /// The end of a readout unit.
     Readout(ReadoutReport),
@@ -121,31 +121,34 @@ impl Child {
     /// # Errors
     /// The process could not do its work.
     pub fn run(&self, make_sink: &MakeSink<'_>) -> Result<bool, ProcessError> {
-        self.be(make_sink).inspect_err(|error| {
-            tell(&Told::Failed { why: error.to_string(), about_another: error.is_about_another() });
+        self.run_role(make_sink).inspect_err(|error| {
+            send_to_parent(&ChildMessage::Failed {
+                reason: error.to_string(),
+                is_secondary: error.is_secondary(),
+            });
         })
     }
 
-    fn be(&self, make_sink: &MakeSink<'_>) -> Result<bool, ProcessError> {
+    fn run_role(&self, make_sink: &MakeSink<'_>) -> Result<bool, ProcessError> {
         match self {
             Child::Manager => {
                 let setup = read_setup()?;
-                let stop = std::io::stdin().as_fd().try_clone_to_owned().doing("watch standard input")?;
+                let stop = std::io::stdin().as_fd().try_clone_to_owned().context("watch standard input")?;
                 let finished = manager::run(&setup, stop.as_fd(), |event| {
-                    tell(&Told::Manager(event.clone()));
+                    send_to_parent(&ChildMessage::Manager(event.clone()));
                 })?;
                 Ok(finished.account.is_success())
             }
             Child::Readout { index, manager } => {
                 let report = readout::run(manager, *index, Some(std::io::stdin().as_fd()))?;
                 let good = report.cause.is_success();
-                tell(&Told::Readout(report));
+                send_to_parent(&ChildMessage::Readout(report));
                 Ok(good)
             }
             Child::Builder { index, manager } => {
                 let (end, sink) = builder::run(manager, *index, make_sink, Some(std::io::stdin().as_fd()))?;
-                let good = end.report.cause.is_success() && end.statistics.agreement.is_full();
-                tell(&Told::Builder { end: Box::new(end), sink });
+                let good = end.report.cause.is_success() && end.statistics.comparison.is_full();
+                send_to_parent(&ChildMessage::Builder { end: Box::new(end), sink });
                 Ok(good)
             }
             Child::Card { name, memory, spin } => card::run(name, *memory, *spin).map(|()| true),
@@ -156,13 +159,13 @@ impl Child {
 /// The first line of standard input; nothing behind it is taken, so that its end can be watched.
 fn read_setup() -> Result<Setup, ProcessError> {
     let mut line = String::new();
-    std::io::stdin().lock().read_line(&mut line).doing("read the setup")?;
-    serde_json::from_str(&line).map_err(std::io::Error::from).doing("read the setup")
+    std::io::stdin().lock().read_line(&mut line).context("read the setup")?;
+    serde_json::from_str(&line).map_err(std::io::Error::from).context("read the setup")
 }
 
 /// A launcher that is gone hears nothing; the end of standard input tells of it.
-fn tell(told: &Told) {
-    if let Ok(mut line) = serde_json::to_vec(told) {
+fn send_to_parent(message: &ChildMessage) {
+    if let Ok(mut line) = serde_json::to_vec(message) {
         line.push(b'\n');
         let mut out = std::io::stdout().lock();
         let _ = out.write_all(&line).and_then(|()| out.flush());

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 /// Nanoseconds since this clock was made.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Clock(Instant);
+pub(super) struct MonotonicClock(Instant);
 
-impl Clock {
+impl MonotonicClock {
     /// A clock that shows zero.
-    pub(super) fn start() -> Clock {
-        Clock(Instant::now())
+    pub(super) fn start() -> MonotonicClock {
+        MonotonicClock(Instant::now())
     }
 
     /// What it shows.

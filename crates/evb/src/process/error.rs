@@ -86,7 +86,7 @@ pub enum ProcessError {
     },
     /// A party that is no unit of this run.
     #[error("{peer}: {what}")]
-    Stranger {
+    UnknownPeer {
         /// Its address.
         peer: String,
         /// What it did.
@@ -107,10 +107,10 @@ pub enum ProcessError {
     #[error("the run was stopped: {0}")]
     Stopped(StopCause),
     /// A system call failed.
-    #[error("cannot {doing}: {cause}")]
+    #[error("cannot {operation}: {cause}")]
     Io {
         /// What was tried.
-        doing: &'static str,
+        operation: &'static str,
         /// Why it failed.
         cause: io::Error,
     },
@@ -121,7 +121,7 @@ pub enum ProcessError {
 
 impl ProcessError {
     /// Whether this only tells that another process is in trouble: it is gone, silent, or said so.
-    pub fn is_about_another(&self) -> bool {
+    pub fn is_secondary(&self) -> bool {
         matches!(
             self,
             ProcessError::Connect(_)
@@ -135,12 +135,12 @@ impl ProcessError {
 }
 
 /// Says what was being done when a system call failed.
-pub(super) trait Doing<T> {
-    fn doing(self, doing: &'static str) -> Result<T, ProcessError>;
+pub(super) trait IoContext<T> {
+    fn context(self, operation: &'static str) -> Result<T, ProcessError>;
 }
 
-impl<T> Doing<T> for io::Result<T> {
-    fn doing(self, doing: &'static str) -> Result<T, ProcessError> {
-        self.map_err(|cause| ProcessError::Io { doing, cause })
+impl<T> IoContext<T> for io::Result<T> {
+    fn context(self, operation: &'static str) -> Result<T, ProcessError> {
+        self.map_err(|cause| ProcessError::Io { operation, cause })
     }
 }

@@ -1,19 +1,19 @@
 //! Starts all processes of a run on this host, and sees to it that they end.
 //!
-//! Every child's standard input is a pipe of the launcher, so that children end with it, however it ends.
+//! Every child's standard input is a pipe of the launcher, so that children end with it, however it exits.
 //! Children are in process groups of their own: a Ctrl-C is the launcher's to handle, by asking the run to
-//! stop, and the run still ends with its account.
+//! stop, and the run still exits with its account.
 //! If the manager dies, the launcher closes the account from the units' reports.
 
 use super::builder::{BuilderEnd, BuilderStatistics};
 use super::card;
-use super::child::{Child, Told};
-use super::error::{Doing, ProcessError};
-use super::manager::{Event, Sample};
-use crate::config::{Landing, Setup};
+use super::child::{Child, ChildMessage};
+use super::error::{IoContext, ProcessError};
+use super::manager::{ManagerEvent, ProgressSample};
+use crate::config::{LandingTarget, Setup};
 use crate::core::account::Totals;
 use crate::core::report::ReadoutReport;
-use crate::core::{Account, BuIndex, Ledger, RuIndex, StopCause, Unit};
+use crate::core::{Account, BuIndex, ReportMerger, RuIndex, StopCause, Unit};
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
@@ -35,7 +35,7 @@ pub struct Launcher {
 
 /// A process of the run, for people and for tests.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Part {
+pub enum RunProcess {
     /// A unit.
     Unit(Unit),
     /// A card, by its name in the configuration.
@@ -44,18 +44,18 @@ pub enum Part {
 
 /// What happens during a run.
 #[derive(Clone, Debug)]
-pub enum Happening {
+pub enum RunEvent {
     /// A process was started.
     Spawned {
         /// What it is.
-        part: Part,
+        process: RunProcess,
         /// Its process id.
-        process: u32,
+        pid: u32,
     },
     /// All units are ready; the run starts.
     Started,
     /// How far the run is.
-    Progress(Sample),
+    Progress(ProgressSample),
 }
 
 /// How a run went.
@@ -66,7 +66,7 @@ pub struct RunOutcome {
     /// From the first assignment to the last batch done; none if the manager was lost.
     pub elapsed: Option<Duration>,
     /// How far the run was, over time.
-    pub samples: Vec<Sample>,
+    pub samples: Vec<ProgressSample>,
     /// What the readout units counted, by index; none from those that were lost.
     pub readouts: Vec<Option<ReadoutReport>>,
     /// What became of the batches of the builder units, by index; none from those that were lost.
@@ -76,19 +76,19 @@ pub struct RunOutcome {
     /// What the builder units' sinks have to tell people.
     pub sinks: Vec<(BuIndex, String)>,
     /// The processes that did not end well. Those that blame no other are in front, in the order of their
-    /// ends.
-    pub troubles: Vec<Trouble>,
+    /// exits.
+    pub failures: Vec<ProcessFailure>,
 }
 
 /// A process that did not end well.
 #[derive(Clone, Debug)]
-pub struct Trouble {
+pub struct ProcessFailure {
     /// Which.
-    pub part: Part,
+    pub process: RunProcess,
     /// How it ended.
     pub status: ExitStatus,
-    /// Why, as far as it told; what it wrote to standard error last, if it told nothing.
-    pub said: String,
+    /// Why, as far as it message; what it wrote to standard error last, if it message nothing.
+    pub reason: String,
 }
 
 impl RunOutcome {
@@ -96,44 +96,44 @@ impl RunOutcome {
     /// ended well.
     pub fn is_success(&self) -> bool {
         let agrees = |unit: &Option<BuilderStatistics>| {
-            unit.as_ref().is_some_and(|statistics| statistics.agreement.is_full())
+            unit.as_ref().is_some_and(|statistics| statistics.comparison.is_full())
         };
         self.account.as_ref().is_some_and(Account::is_success)
             && self.builders.iter().all(agrees)
-            && self.troubles.is_empty()
+            && self.failures.is_empty()
     }
 }
 
 /// Hears what happens, and may ask the run to stop.
-pub type Watch<'a> = dyn FnMut(&Happening) -> ControlFlow<()> + 'a;
+pub type RunObserver<'a> = dyn FnMut(&RunEvent) -> ControlFlow<()> + 'a;
 
 /// What reaches the launcher from its children.
-enum Heard {
-    Told(Part, Box<Told>),
+enum ChildOutput {
+    Message(RunProcess, Box<ChildMessage>),
     /// Standard output has ended, and with it the process.
-    Ended(Part),
+    Ended(RunProcess),
 }
 
-struct Running {
+struct ChildProcess {
     process: std::process::Child,
     /// Held open as long as the child may live.
-    lifeline: Option<ChildStdin>,
+    parent_pipe: Option<ChildStdin>,
     errors: Receiver<String>,
-    /// When it did, as a number in the order of ends.
+    /// When it did, as a number in the order of exits.
     ended: Option<usize>,
     /// Why it could not do its work, and whether another process is to blame.
     failure: Option<(String, bool)>,
 }
 
 /// The state of a launched run.
-struct Run<'a, 'w> {
+struct LaunchedRun<'a, 'w> {
     launcher: &'a Launcher,
     setup: &'a Setup,
-    watch: &'a mut Watch<'w>,
-    running: HashMap<Part, Running>,
-    heard: Receiver<Heard>,
-    speaker: Sender<Heard>,
-    ledger: Ledger,
+    watch: &'a mut RunObserver<'w>,
+    running: HashMap<RunProcess, ChildProcess>,
+    outputs: Receiver<ChildOutput>,
+    output_sender: Sender<ChildOutput>,
+    merger: ReportMerger,
     started: bool,
     outcome: RunOutcome,
 }
@@ -145,22 +145,22 @@ impl Launcher {
     ///
     /// # Errors
     /// A process could not be started. What goes wrong afterwards is in the outcome.
-    pub fn run(&self, setup: &Setup, watch: &mut dyn FnMut(&Happening)) -> Result<RunOutcome, ProcessError> {
-        self.run_while(setup, &mut |happening| {
-            watch(happening);
+    pub fn run(&self, setup: &Setup, watch: &mut dyn FnMut(&RunEvent)) -> Result<RunOutcome, ProcessError> {
+        self.run_while(setup, &mut |event| {
+            watch(event);
             ControlFlow::Continue(())
         })
     }
 
-    /// As [`run`](Self::run); `watch` may also ask the run to stop, which then ends with its account. It hears
+    /// As [`run`](Self::run); `watch` may also ask the run to stop, which then exits with its account. It hears
     /// of progress every tenth of a second.
     ///
     /// # Errors
     /// As there.
-    pub fn run_while(&self, setup: &Setup, watch: &mut Watch<'_>) -> Result<RunOutcome, ProcessError> {
+    pub fn run_while(&self, setup: &Setup, watch: &mut RunObserver<'_>) -> Result<RunOutcome, ProcessError> {
         let mut setup = setup.clone();
         setup.instance = format!("{}-{}", setup.name, std::process::id());
-        let (speaker, heard) = mpsc::channel();
+        let (output_sender, outputs) = mpsc::channel();
         let outcome = RunOutcome {
             account: None,
             elapsed: None,
@@ -169,47 +169,49 @@ impl Launcher {
             totals: vec![None; setup.plan.builders()],
             builders: vec![None; setup.plan.builders()],
             sinks: Vec::new(),
-            troubles: Vec::new(),
+            failures: Vec::new(),
         };
-        let mut run = Run {
+        let mut run = LaunchedRun {
             launcher: self,
-            ledger: Ledger::new(setup.plan.clone()),
+            merger: ReportMerger::new(setup.plan.clone()),
             setup: &setup,
             watch,
             running: HashMap::new(),
-            heard,
-            speaker,
+            outputs,
+            output_sender,
             started: false,
             outcome,
         };
-        let result = run.start().and_then(|()| run.attend());
+        let result = run.start().and_then(|()| run.supervise());
         run.end();
         result.map(|()| run.outcome)
     }
 }
 
-impl Run<'_, '_> {
+impl LaunchedRun<'_, '_> {
     /// Starts the cards and the manager; the units follow when it listens.
     fn start(&mut self) -> Result<(), ProcessError> {
         for unit in &self.setup.builders {
-            if let Landing::Card(setup) = &unit.landing {
+            if let LandingTarget::Card(setup) = &unit.landing {
                 let name = card::name(self.setup, setup)?;
                 let child = Child::Card { name, memory: setup.memory, spin: self.setup.spin };
-                self.spawn(Part::Card(setup.name.clone()), &child)?;
+                self.spawn(RunProcess::Card(setup.name.clone()), &child)?;
             }
         }
-        let manager = Part::Unit(Unit::Manager);
+        let manager = RunProcess::Unit(Unit::Manager);
         self.spawn(manager.clone(), &Child::Manager)?;
         let mut line =
-            serde_json::to_vec(self.setup).map_err(std::io::Error::from).doing("write the setup")?;
+            serde_json::to_vec(self.setup).map_err(std::io::Error::from).context("write the setup")?;
         line.push(b'\n');
-        if let Some(lifeline) = self.running.get_mut(&manager).and_then(|running| running.lifeline.as_mut()) {
-            lifeline.write_all(&line).doing("hand the setup to the manager")?;
+        if let Some(parent_pipe) =
+            self.running.get_mut(&manager).and_then(|running| running.parent_pipe.as_mut())
+        {
+            parent_pipe.write_all(&line).context("hand the setup to the manager")?;
         }
         Ok(())
     }
 
-    fn spawn(&mut self, part: Part, child: &Child) -> Result<(), ProcessError> {
+    fn spawn(&mut self, role: RunProcess, child: &Child) -> Result<(), ProcessError> {
         let mut command = Command::new(&self.launcher.program);
         command.args(&self.launcher.arguments).args(child.to_arguments());
         if self.setup.device != "auto" {
@@ -217,8 +219,8 @@ impl Run<'_, '_> {
         }
         command.process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut process = command.spawn().doing("start a process of the run")?;
-        let spawned = Happening::Spawned { part: part.clone(), process: process.id() };
+        let mut process = command.spawn().context("start a process of the run")?;
+        let spawned = RunEvent::Spawned { process: role.clone(), pid: process.id() };
         let (errors_in, errors) = mpsc::channel();
         if let Some(stderr) = process.stderr.take() {
             std::thread::spawn(move || {
@@ -228,49 +230,49 @@ impl Run<'_, '_> {
             });
         }
         if let Some(stdout) = process.stdout.take() {
-            let (speaker, part) = (self.speaker.clone(), part.clone());
+            let (output_sender, role) = (self.output_sender.clone(), role.clone());
             std::thread::spawn(move || {
                 for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                    if let Ok(told) = serde_json::from_str(&line) {
-                        let _ = speaker.send(Heard::Told(part.clone(), Box::new(told)));
+                    if let Ok(message) = serde_json::from_str(&line) {
+                        let _ = output_sender.send(ChildOutput::Message(role.clone(), Box::new(message)));
                     }
                 }
-                let _ = speaker.send(Heard::Ended(part));
+                let _ = output_sender.send(ChildOutput::Ended(role));
             });
         }
-        let lifeline = process.stdin.take();
-        self.running.insert(part, Running { process, lifeline, errors, ended: None, failure: None });
-        self.show(&spawned);
+        let parent_pipe = process.stdin.take();
+        self.running.insert(role, ChildProcess { process, parent_pipe, errors, ended: None, failure: None });
+        self.notify(&spawned);
         Ok(())
     }
 
     /// Shows what happens; closes the manager's standard input, which stops the run, if asked to.
-    fn show(&mut self, happening: &Happening) {
-        if (self.watch)(happening).is_break()
-            && let Some(manager) = self.running.get_mut(&Part::Unit(Unit::Manager))
+    fn notify(&mut self, event: &RunEvent) {
+        if (self.watch)(event).is_break()
+            && let Some(manager) = self.running.get_mut(&RunProcess::Unit(Unit::Manager))
         {
-            manager.lifeline = None;
+            manager.parent_pipe = None;
         }
     }
 
     /// Takes what children tell until all units have ended, or had the time to.
-    fn attend(&mut self) -> Result<(), ProcessError> {
-        let mut patience: Option<Instant> = None;
+    fn supervise(&mut self) -> Result<(), ProcessError> {
+        let mut give_up_at: Option<Instant> = None;
         while self.units_running() {
-            let wait = patience
+            let wait = give_up_at
                 .map_or(Duration::from_secs(3600), |until| until.saturating_duration_since(Instant::now()));
-            match self.heard.recv_timeout(wait) {
-                Ok(Heard::Told(part, told)) => self.take(&part, *told)?,
-                Ok(Heard::Ended(part)) => {
-                    self.note_end(&part);
-                    // Before the start a process that does not come up ends the run.
-                    if part == Part::Unit(Unit::Manager) || !self.started {
+            match self.outputs.recv_timeout(wait) {
+                Ok(ChildOutput::Message(role, message)) => self.take(&role, *message)?,
+                Ok(ChildOutput::Ended(role)) => {
+                    self.record_end(&role);
+                    // Before the start a process that does not come up exits the run.
+                    if role == RunProcess::Unit(Unit::Manager) || !self.started {
                         let grace =
                             if self.outcome.account.is_some() { self.closing() } else { self.grace() };
-                        patience.get_or_insert(Instant::now() + grace);
+                        give_up_at.get_or_insert(Instant::now() + grace);
                     }
                 }
-                Err(RecvTimeoutError::Timeout) if patience.is_some() => return Ok(()),
+                Err(RecvTimeoutError::Timeout) if give_up_at.is_some() => return Ok(()),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
             }
@@ -279,12 +281,14 @@ impl Run<'_, '_> {
     }
 
     fn units_running(&self) -> bool {
-        self.running.iter().any(|(part, running)| matches!(part, Part::Unit(_)) && running.ended.is_none())
+        self.running
+            .iter()
+            .any(|(role, running)| matches!(role, RunProcess::Unit(_)) && running.ended.is_none())
     }
 
     /// What units need to stop by themselves when the manager is gone.
     fn grace(&self) -> Duration {
-        4 * self.setup.plan.drain + Duration::from_millis(500)
+        4 * self.setup.plan.drain_timeout + Duration::from_millis(500)
     }
 
     /// What builder units may need to close their files.
@@ -292,33 +296,35 @@ impl Run<'_, '_> {
         if self.setup.output.is_some() { Duration::from_secs(60) } else { self.grace() }
     }
 
-    fn take(&mut self, part: &Part, told: Told) -> Result<(), ProcessError> {
-        match (told, part) {
-            (Told::Manager(event), Part::Unit(Unit::Manager)) => match event {
-                Event::Listening { address } => self.spawn_units(&address)?,
-                Event::Started => {
+    fn take(&mut self, role: &RunProcess, message: ChildMessage) -> Result<(), ProcessError> {
+        match (message, role) {
+            (ChildMessage::Manager(event), RunProcess::Unit(Unit::Manager)) => match event {
+                ManagerEvent::Listening { address } => self.spawn_units(&address)?,
+                ManagerEvent::Started => {
                     self.started = true;
-                    self.show(&Happening::Started);
+                    self.notify(&RunEvent::Started);
                 }
-                Event::Progress(sample) => {
+                ManagerEvent::Progress(sample) => {
                     self.outcome.samples.push(sample);
-                    self.show(&Happening::Progress(sample));
+                    self.notify(&RunEvent::Progress(sample));
                 }
-                Event::Finished(finished) => {
+                ManagerEvent::Finished(finished) => {
                     self.outcome.account = Some(finished.account);
                     self.outcome.elapsed = Some(finished.elapsed);
-                    for (known, told) in self.outcome.builders.iter_mut().zip(finished.builders) {
-                        *known = known.take().or(told);
+                    for (known, message) in self.outcome.builders.iter_mut().zip(finished.builders) {
+                        *known = known.take().or(message);
                     }
                 }
             },
-            (Told::Failed { why, about_another }, part) => {
-                if let Some(running) = self.running.get_mut(part) {
-                    running.failure = Some((why, about_another));
+            (ChildMessage::Failed { reason, is_secondary }, role) => {
+                if let Some(running) = self.running.get_mut(role) {
+                    running.failure = Some((reason, is_secondary));
                 }
             }
-            (Told::Readout(report), Part::Unit(Unit::Readout(ru))) => self.readout_ended(*ru, report),
-            (Told::Builder { end, sink }, Part::Unit(Unit::Builder(bu))) => {
+            (ChildMessage::Readout(report), RunProcess::Unit(Unit::Readout(ru))) => {
+                self.readout_ended(*ru, report)
+            }
+            (ChildMessage::Builder { end, sink }, RunProcess::Unit(Unit::Builder(bu))) => {
                 self.builder_ended(*bu, *end, sink)
             }
             _ => {}
@@ -330,83 +336,84 @@ impl Run<'_, '_> {
         if let Some(place) = self.outcome.readouts.get_mut(ru.index()) {
             *place = Some(report.clone());
         }
-        self.ledger.readout(ru, report);
+        self.merger.add_readout(ru, report);
     }
 
     fn builder_ended(&mut self, bu: BuIndex, end: BuilderEnd, sink: Option<String>) {
         if let Some(place) = self.outcome.totals.get_mut(bu.index()) {
             *place = Some(end.report.done);
         }
-        self.ledger.builder(bu, end.report);
+        self.merger.add_builder(bu, end.report);
         if let Some(place) = self.outcome.builders.get_mut(bu.index()) {
             *place = Some(end.statistics);
         }
-        self.outcome.sinks.extend(sink.map(|told| (bu, told)));
+        self.outcome.sinks.extend(sink.map(|message| (bu, message)));
     }
 
     fn spawn_units(&mut self, manager: &str) -> Result<(), ProcessError> {
         for index in (0..self.setup.plan.readouts()).map(|index| RuIndex(index as u16)) {
             let child = Child::Readout { index, manager: manager.to_owned() };
-            self.spawn(Part::Unit(Unit::Readout(index)), &child)?;
+            self.spawn(RunProcess::Unit(Unit::Readout(index)), &child)?;
         }
         for index in (0..self.setup.plan.builders()).map(|index| BuIndex(index as u16)) {
             let child = Child::Builder { index, manager: manager.to_owned() };
-            self.spawn(Part::Unit(Unit::Builder(index)), &child)?;
+            self.spawn(RunProcess::Unit(Unit::Builder(index)), &child)?;
         }
         Ok(())
     }
 
     /// Ends what still runs, and closes the account if the manager has not.
     fn end(&mut self) {
-        let mut ends = Vec::new();
-        for (part, running) in &mut self.running {
+        let mut exits = Vec::new();
+        for (role, running) in &mut self.running {
             // Cards end by the end of their standard input; units had their time.
-            running.lifeline = None;
-            if matches!(part, Part::Unit(_)) && running.ended.is_none() {
+            running.parent_pipe = None;
+            if matches!(role, RunProcess::Unit(_)) && running.ended.is_none() {
                 let _ = running.process.kill();
                 running.failure = Some(("did not end by itself".to_owned(), true));
             }
         }
-        for (part, running) in &mut self.running {
+        for (role, running) in &mut self.running {
             if let Ok(status) = wait_or_kill(&mut running.process) {
-                ends.push((part.clone(), status));
+                exits.push((role.clone(), status));
             }
         }
-        self.hear_out();
-        let mut troubles = Vec::new();
-        for (part, status) in ends.into_iter().filter(|(_, status)| !status.success()) {
-            let Some(running) = self.running.remove(&part) else { continue };
+        self.take_last_messages();
+        let mut failures = Vec::new();
+        for (role, status) in exits.into_iter().filter(|(_, status)| !status.success()) {
+            let Some(running) = self.running.remove(&role) else { continue };
             let lines: Vec<String> = running.errors.iter().collect();
             let last = lines[lines.len().saturating_sub(10)..].join("\n");
-            let (said, about_another) = running.failure.unwrap_or((last, false));
-            let rank = (about_another, running.ended.unwrap_or(usize::MAX));
-            troubles.push((rank, Trouble { part, status, said }));
+            let (reason, is_secondary) = running.failure.unwrap_or((last, false));
+            let rank = (is_secondary, running.ended.unwrap_or(usize::MAX));
+            failures.push((rank, ProcessFailure { process: role, status, reason }));
         }
-        troubles.sort_by_key(|(rank, _)| *rank);
-        self.outcome.troubles = troubles.into_iter().map(|(_, trouble)| trouble).collect();
+        failures.sort_by_key(|(rank, _)| *rank);
+        self.outcome.failures = failures.into_iter().map(|(_, failure)| failure).collect();
         if self.started && self.outcome.account.is_none() {
-            self.outcome.account = Some(self.ledger.close(StopCause::Lost(Unit::Manager)));
+            self.outcome.account = Some(self.merger.account(StopCause::Lost(Unit::Manager)));
         }
     }
 
-    /// Takes what the children, which have all ended, told last.
-    fn hear_out(&mut self) {
+    /// Takes what the children, which have all ended, message last.
+    fn take_last_messages(&mut self) {
         while self.running.values().any(|running| running.ended.is_none()) {
-            match self.heard.recv_timeout(Duration::from_secs(1)) {
+            match self.outputs.recv_timeout(Duration::from_secs(1)) {
                 // Nothing is started any more.
-                Ok(Heard::Told(_, told)) if matches!(*told, Told::Manager(Event::Listening { .. })) => {}
-                Ok(Heard::Told(part, told)) => {
-                    let _ = self.take(&part, *told);
+                Ok(ChildOutput::Message(_, message))
+                    if matches!(*message, ChildMessage::Manager(ManagerEvent::Listening { .. })) => {}
+                Ok(ChildOutput::Message(role, message)) => {
+                    let _ = self.take(&role, *message);
                 }
-                Ok(Heard::Ended(part)) => self.note_end(&part),
+                Ok(ChildOutput::Ended(role)) => self.record_end(&role),
                 Err(_) => return,
             }
         }
     }
 
-    fn note_end(&mut self, part: &Part) {
+    fn record_end(&mut self, role: &RunProcess) {
         let order = self.running.values().filter_map(|running| running.ended).count();
-        if let Some(running) = self.running.get_mut(part) {
+        if let Some(running) = self.running.get_mut(role) {
             running.ended = Some(order);
         }
     }

@@ -2,14 +2,14 @@
 
 use super::ProcessError;
 use super::builder::BuilderStatistics;
-use super::clock::Clock;
+use super::clock::MonotonicClock;
 use super::control::{Control, Received};
-use super::error::Doing;
-use super::gathering::Gathering;
-use super::wire_up::{Channel, FromManager, Look, ToManager};
+use super::error::IoContext;
+use super::rendezvous::Rendezvous;
+use super::wire_up::{Channel, FromManager, ToManager, TryReceive};
 use crate::config::Setup;
 use crate::core::account::Totals;
-use crate::core::manager::{Manager, To, Transmit};
+use crate::core::manager::{Manager, Receivers, Transmit};
 use crate::core::{Account, BuIndex, Message, Nanos, RuIndex, Unit};
 use millstream_rdma::connect::{Listener, listen};
 use millstream_rdma::message::{MessengerOptions, PreparedMessenger};
@@ -24,12 +24,12 @@ use std::time::Duration;
 /// Completions taken at a time.
 const POLL: usize = 64;
 /// Time between two reports of progress.
-const SAMPLE: Duration = Duration::from_millis(100);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What the manager tells whoever started it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Event {
+pub enum ManagerEvent {
     /// Units can join.
     Listening {
         /// Where.
@@ -38,14 +38,14 @@ pub enum Event {
     /// All units are ready; the run starts.
     Started,
     /// How far the run is.
-    Progress(Sample),
+    Progress(ProgressSample),
     /// The run is over.
-    Finished(Box<Finished>),
+    Finished(Box<RunResult>),
 }
 
 /// How far a run is at some time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sample {
+pub struct ProgressSample {
     /// Since the start.
     pub elapsed: Duration,
     /// Batches assigned.
@@ -56,7 +56,7 @@ pub struct Sample {
 
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Finished {
+pub struct RunResult {
     /// The account.
     pub account: Account,
     /// From the first assignment to the last batch done.
@@ -67,7 +67,7 @@ pub struct Finished {
 
 /// Runs the event manager from listening to the account.
 ///
-/// `stop` ends the run when it becomes readable or is closed. `tell` hears about each [`Event`], the last of
+/// `stop` ends the run when it becomes readable or is closed. `notify` hears about each [`ManagerEvent`], the last of
 /// which is also returned.
 ///
 /// # Errors
@@ -75,20 +75,20 @@ pub struct Finished {
 pub fn run(
     setup: &Setup,
     stop: BorrowedFd<'_>,
-    mut tell: impl FnMut(&Event),
-) -> Result<Finished, ProcessError> {
+    mut notify: impl FnMut(&ManagerEvent),
+) -> Result<RunResult, ProcessError> {
     setup.plan.check()?;
     let listener = listen(&setup.listen)?;
-    tell(&Event::Listening { address: listener.address().to_string() });
-    let (process, queues) = Process::start(setup, &listener, stop)?;
-    tell(&Event::Started);
-    let finished = process.work(queues, stop, &mut tell)?;
-    tell(&Event::Finished(Box::new(finished.clone())));
+    notify(&ManagerEvent::Listening { address: listener.address().to_string() });
+    let (process, queues) = ManagerProcess::start(setup, &listener, stop)?;
+    notify(&ManagerEvent::Started);
+    let finished = process.work(queues, stop, &mut notify)?;
+    notify(&ManagerEvent::Finished(Box::new(finished.clone())));
     Ok(finished)
 }
 
 /// What the manager waits for.
-struct Queues {
+struct WaitSet {
     waiter: Waiter,
     control: CompletionQueue,
     /// Streams of the units; none once it is closed.
@@ -96,8 +96,8 @@ struct Queues {
 }
 
 /// Units are in one order everywhere: readout units by index, then builder units by index.
-struct Process {
-    clock: Clock,
+struct ManagerProcess {
+    clock: MonotonicClock,
     core: Manager,
     units: Vec<Unit>,
     controls: Vec<Control>,
@@ -112,45 +112,45 @@ struct Process {
     completions: [Completion; POLL],
 }
 
-impl Process {
+impl ManagerProcess {
     /// Everything up to the start of the run.
     fn start(
         setup: &Setup,
         listener: &Listener,
         stop: BorrowedFd<'_>,
-    ) -> Result<(Process, Queues), ProcessError> {
+    ) -> Result<(ManagerProcess, WaitSet), ProcessError> {
         let device = super::open_device(setup)?;
         let readouts = setup.plan.readouts();
         let units = readouts + setup.plan.builders();
         let waiter = Waiter::new(&device, WaitOptions { spin: setup.spin, ..WaitOptions::default() })?;
-        let mut gathering = Gathering::new(setup, waiter);
-        gathering.admit_all(listener, stop)?;
+        let mut rendezvous = Rendezvous::new(setup, waiter);
+        rendezvous.admit_all(listener, stop)?;
         let builders: Vec<String> =
-            gathering.joined[readouts..].iter().flatten().filter_map(|(_, data)| data.clone()).collect();
+            rendezvous.joined[readouts..].iter().flatten().filter_map(|(_, data)| data.clone()).collect();
         let welcome = FromManager::Welcome { setup: Box::new(setup.clone()), builders };
-        for (channel, _) in gathering.joined.iter_mut().flatten() {
-            channel.send(&welcome).doing("welcome a unit")?;
+        for (channel, _) in rendezvous.joined.iter_mut().flatten() {
+            channel.send(&welcome).context("welcome a unit")?;
         }
-        gathering.await_all(stop, "prepared", |said| matches!(said, ToManager::Prepared))?;
+        rendezvous.await_all(stop, "prepared", |frame| matches!(frame, ToManager::Prepared))?;
         let options = MessengerOptions::default();
         let depth = options.completions().saturating_mul(units as u32);
-        let control = gathering.waiter.completion_queue(depth.min(device.limits().completions))?;
+        let control = rendezvous.waiter.completion_queue(depth.min(device.limits().completions))?;
         let mut controls = Vec::with_capacity(units);
-        for (channel, _) in gathering.joined.iter_mut().flatten() {
+        for (channel, _) in rendezvous.joined.iter_mut().flatten() {
             let prepared = PreparedMessenger::new(&device, &control, &options)?;
             let (messenger, _) =
-                prepared.connect(channel.stream().doing("use a stream")?, &[], gathering.deadline)?;
+                prepared.connect(channel.stream().context("use a stream")?, &[], rendezvous.deadline)?;
             controls.push(Control::new(messenger));
         }
-        gathering.await_all(stop, "ready", |said| matches!(said, ToManager::Ready))?;
+        rendezvous.await_all(stop, "ready", |frame| matches!(frame, ToManager::Ready))?;
         let mut channels = Vec::with_capacity(units);
-        let units: Vec<_> = (0..units).map(|position| gathering.unit(position)).collect();
-        for (mut channel, _) in gathering.joined.into_iter().flatten() {
-            channel.send(&FromManager::Start).doing("start a unit")?;
+        let units: Vec<_> = (0..units).map(|position| rendezvous.unit(position)).collect();
+        for (mut channel, _) in rendezvous.joined.into_iter().flatten() {
+            channel.send(&FromManager::Start).context("start a unit")?;
             channels.push(Some(channel));
         }
-        let clock = Clock::start();
-        let process = Process {
+        let clock = MonotonicClock::start();
+        let process = ManagerProcess {
             clock,
             core: Manager::new(setup.plan.clone(), clock.now()),
             control_of: controls.iter().enumerate().map(|(at, control)| (control.qpn(), at)).collect(),
@@ -164,38 +164,38 @@ impl Process {
             batches_done: 0,
             completions: [Completion::EMPTY; POLL],
         };
-        Ok((process, Queues { waiter: gathering.waiter, control, channels }))
+        Ok((process, WaitSet { waiter: rendezvous.waiter, control, channels }))
     }
 
     /// The run, to the account.
     fn work(
         mut self,
-        mut queues: Queues,
+        mut queues: WaitSet,
         stop: BorrowedFd<'_>,
-        tell: &mut impl FnMut(&Event),
-    ) -> Result<Finished, ProcessError> {
-        let mut next_sample = self.clock.now() + SAMPLE;
-        let mut may_stop = true;
+        notify: &mut impl FnMut(&ManagerEvent),
+    ) -> Result<RunResult, ProcessError> {
+        let mut next_sample = self.clock.now() + SAMPLE_INTERVAL;
+        let mut can_stop = true;
         loop {
-            let stopped = self.wait(&mut queues, may_stop.then_some(stop), next_sample)?;
+            let stopped = self.wait(&mut queues, can_stop.then_some(stop), next_sample)?;
             if stopped {
-                may_stop = false;
+                can_stop = false;
                 self.core.handle_stop_request(self.now);
             }
             for at in 0..queues.channels.len() {
-                self.hear(at, &mut queues.channels[at]);
+                self.receive(at, &mut queues.channels[at]);
             }
             // What follows from what was heard.
             self.progress(&queues.control)?;
             if self.now >= next_sample {
-                next_sample = self.now + SAMPLE;
-                tell(&Event::Progress(self.sample()));
+                next_sample = self.now + SAMPLE_INTERVAL;
+                notify(&ManagerEvent::Progress(self.sample()));
             }
             if let Some(account) = self.core.poll_finished() {
-                tell(&Event::Progress(self.sample()));
+                notify(&ManagerEvent::Progress(self.sample()));
                 let first = self.first_assigned.unwrap_or_default();
                 let elapsed = Duration::from_nanos(self.last_done.0.saturating_sub(first.0));
-                return Ok(Finished { account, elapsed, builders: self.statistics });
+                return Ok(RunResult { account, elapsed, builders: self.statistics });
             }
         }
     }
@@ -204,11 +204,11 @@ impl Process {
     /// Returns whether it is to stop.
     fn wait(
         &mut self,
-        queues: &mut Queues,
+        queues: &mut WaitSet,
         stop: Option<BorrowedFd<'_>>,
         until: Nanos,
     ) -> Result<bool, ProcessError> {
-        let Queues { waiter, control, channels } = queues;
+        let WaitSet { waiter, control, channels } = queues;
         let mut others: Vec<_> = channels.iter().flatten().map(WaitFd::readable).collect();
         others.extend(stop.as_ref().map(WaitFd::readable));
         loop {
@@ -224,20 +224,20 @@ impl Process {
     }
 
     /// Takes what a unit says over its stream.
-    fn hear(&mut self, at: usize, place: &mut Option<Channel>) {
+    fn receive(&mut self, at: usize, place: &mut Option<Channel>) {
         while let Some(channel) = place {
-            match channel.look() {
-                Look::Nothing => return,
-                Look::Frame(ToManager::Readout(report)) if at < self.readouts => {
+            match channel.try_receive() {
+                TryReceive::Pending => return,
+                TryReceive::Frame(ToManager::Readout(report)) if at < self.readouts => {
                     self.core.handle_readout_report(RuIndex(at as u16), report, self.now);
                 }
-                Look::Frame(ToManager::Builder(end)) if at >= self.readouts => {
+                TryReceive::Frame(ToManager::Builder(end)) if at >= self.readouts => {
                     let bu = BuIndex((at - self.readouts) as u16);
                     self.statistics[bu.index()] = Some(end.statistics);
                     self.core.handle_builder_report(bu, end.report, self.now);
                 }
-                Look::Frame(_) => self.core.handle_malformed(self.units[at], self.now),
-                Look::Closed => {
+                TryReceive::Frame(_) => self.core.handle_malformed(self.units[at], self.now),
+                TryReceive::Closed => {
                     *place = None;
                     self.core.handle_lost(self.units[at], self.now);
                 }
@@ -301,18 +301,18 @@ impl Process {
         }
     }
 
-    fn sample(&self) -> Sample {
+    fn sample(&self) -> ProgressSample {
         let progress = self.core.progress();
         let elapsed = Duration::from_nanos(self.now.0);
-        Sample { elapsed, assigned: progress.assigned, done: progress.done }
+        ProgressSample { elapsed, assigned: progress.assigned, done: progress.done }
     }
 }
 
-fn receives(to: To, unit: Unit) -> bool {
+fn receives(to: Receivers, unit: Unit) -> bool {
     match (to, unit) {
         (_, Unit::Manager) => false,
-        (To::Units, _) | (To::ReadoutsAnd(_), Unit::Readout(_)) => true,
-        (To::Builders, unit) => matches!(unit, Unit::Builder(_)),
-        (To::ReadoutsAnd(bu), unit) => unit == Unit::Builder(bu),
+        (Receivers::All, _) | (Receivers::ReadoutsAnd(_), Unit::Readout(_)) => true,
+        (Receivers::Builders, unit) => matches!(unit, Unit::Builder(_)),
+        (Receivers::ReadoutsAnd(bu), unit) => unit == Unit::Builder(bu),
     }
 }

@@ -22,10 +22,10 @@ pub mod child;
 mod clock;
 mod control;
 mod error;
-mod gathering;
 pub mod launcher;
 pub mod manager;
 pub mod readout;
+mod rendezvous;
 pub mod sink;
 mod wire_up;
 

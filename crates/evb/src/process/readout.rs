@@ -1,21 +1,21 @@
 //! A readout unit's process: writes packets out of the mapped input.
 //!
 //! The input is registered once and never copied: the packet of a source is one RDMA WRITE whose first
-//! element is the packet's header and whose others are runs of the file. Headers are small; they are built
+//! sge is the packet's header and whose others are extents of the file. Headers are small; they are built
 //! per batch in a registered pool, in which a batch keeps its place until its last write has completed.
 
 use super::ProcessError;
-use super::clock::Clock;
+use super::clock::MonotonicClock;
 use super::control::{Control, Received};
-use super::error::Doing;
-use super::wire_up::{self, Channel, FromManager, Joined, Look, ToManager};
+use super::error::IoContext;
+use super::wire_up::{self, Channel, FromManager, JoinedRun, ToManager, TryReceive};
 use crate::config::Setup;
 use crate::core::message::Assignment;
-use crate::core::readout::{Readout, Send, Taken};
+use crate::core::readout::{BatchPayload, BatchSend, Readout};
 use crate::core::report::ReadoutReport;
 use crate::core::{BuIndex, RuIndex, SlotIndex, Unit};
-use crate::layout::Place;
-use millstream_fragment::batch::{Batcher, Replay, Run};
+use crate::layout::PacketArea;
+use millstream_fragment::packetize::{FileExtent, Packetizer, Replay};
 use millstream_fragment::stream::Stream;
 use millstream_fragment::{SourceId, mfp};
 use millstream_rdma::connect::RcOptions;
@@ -28,31 +28,31 @@ use millstream_rdma::{
 };
 use std::os::fd::BorrowedFd;
 
-/// Completions taken at a time.
+/// Completions payload at a time.
 const POLL: usize = 32;
-/// The most elements of one work request that are of use; adapters take about as many.
-const MAX_ELEMENTS: u32 = 16;
+/// The most sges of one work request that are of use; adapters take about as many.
+const MAX_SGES: u32 = 16;
 
 /// Runs a readout unit from joining the manager to the end of the run.
 ///
-/// While the manager is not there, the unit waits; if `lifeline` is readable or closed then, it ends.
+/// While the manager is not there, the unit waits; if `parent_pipe` is readable or closed then, it ends.
 ///
 /// # Errors
 /// The unit could not start, or its RDMA device failed. Everything else ends with a report.
 pub fn run(
     manager: &str,
     ru: RuIndex,
-    lifeline: Option<BorrowedFd<'_>>,
+    parent_pipe: Option<BorrowedFd<'_>>,
 ) -> Result<ReadoutReport, ProcessError> {
-    let mut joined = wire_up::join(manager, Unit::Readout(ru), None, lifeline)?;
-    let local = Local::open(&joined.setup, ru);
-    let local = wire_up::tell_prepared(&mut joined.channel, local)?;
-    let (process, queues) = Process::connect(local, &mut joined, ru)?;
+    let mut joined = wire_up::join(manager, Unit::Readout(ru), None, parent_pipe)?;
+    let local = LocalResources::open(&joined.setup, ru);
+    let local = wire_up::report_prepared(&mut joined.channel, local)?;
+    let (process, queues) = ReadoutProcess::connect(local, &mut joined, ru)?;
     process.work(queues, joined.channel)
 }
 
 /// What the unit needs on its host.
-struct Local {
+struct LocalResources {
     device: Device,
     sources: Vec<Source>,
     input: Region,
@@ -60,22 +60,22 @@ struct Local {
     headers_per_batch: u64,
 }
 
-impl Local {
+impl LocalResources {
     /// Maps and registers the input, and makes the pool of headers.
-    fn open(setup: &Setup, ru: RuIndex) -> Result<Local, ProcessError> {
+    fn open(setup: &Setup, ru: RuIndex) -> Result<LocalResources, ProcessError> {
         let device = super::open_device(setup)?;
         let stream = open_input(setup, ru)?;
         let sources = sources(setup, ru, stream)?;
         let input = Region::source(&device, stream.mapping(), false)?;
-        touch(stream.mapping());
+        prefault(stream.mapping());
         let batch = u32::from(setup.plan.batch.get());
         let headers_per_batch =
-            sources.last().map_or(0, |last| last.header_offset + last.batcher.max_header_len(batch));
+            sources.last().map_or(0, |last| last.header_offset + last.packetizer.max_header_len(batch));
         let batches = u64::from(setup.plan.window.get()) * setup.plan.builders() as u64;
         let pool = headers_per_batch * batches;
         let headers = Region::landing(&device, c"millstream-headers", pool as usize, Access::SOURCE)?;
-        headers.populate().doing("populate the pool of headers")?;
-        Ok(Local { device, sources, input, headers, headers_per_batch })
+        headers.populate().context("populate the pool of headers")?;
+        Ok(LocalResources { device, sources, input, headers, headers_per_batch })
     }
 }
 
@@ -90,21 +90,21 @@ struct Peer {
 
 /// One source: its place in a slot, and how its packets are made.
 struct Source {
-    place: Place,
-    batcher: Batcher<'static>,
+    area: PacketArea,
+    packetizer: Packetizer<'static>,
     /// Where its header starts in a batch's part of the pool.
     header_offset: u64,
 }
 
 /// What the unit waits for.
-struct Queues {
+struct WaitSet {
     waiter: Waiter,
     control: CompletionQueue,
     data: CompletionQueue,
 }
 
-struct Process {
-    clock: Clock,
+struct ReadoutProcess {
+    clock: MonotonicClock,
     core: Readout,
     control: Control,
     peers: Vec<Peer>,
@@ -116,29 +116,33 @@ struct Process {
     /// Batches that the pool holds per builder unit.
     window: u64,
     slot_bytes: u64,
-    max_elements: usize,
+    max_sges: usize,
     // Reused from batch to batch.
     header: Vec<u8>,
-    runs: Vec<Run>,
-    elements: Vec<Sge>,
+    extents: Vec<FileExtent>,
+    sges: Vec<Sge>,
     completions: [Completion; POLL],
 }
 
-impl Process {
+impl ReadoutProcess {
     /// Connects to all others and waits for the start of the run.
-    fn connect(local: Local, joined: &mut Joined, ru: RuIndex) -> Result<(Process, Queues), ProcessError> {
-        let Joined { channel, setup, builders, deadline } = joined;
+    fn connect(
+        local: LocalResources,
+        joined: &mut JoinedRun,
+        ru: RuIndex,
+    ) -> Result<(ReadoutProcess, WaitSet), ProcessError> {
+        let JoinedRun { channel, setup, builders, deadline } = joined;
         let deadline = *deadline;
-        let Local { device, sources, input, headers, headers_per_batch } = local;
+        let LocalResources { device, sources, input, headers, headers_per_batch } = local;
         let window = u64::from(setup.plan.window.get());
         let waiter = Waiter::new(&device, WaitOptions { spin: setup.spin, ..WaitOptions::default() })?;
         let options = MessengerOptions::default();
         let control_queue = waiter.completion_queue(options.completions())?;
         let messenger = PreparedMessenger::new(&device, &control_queue, &options)?;
-        let (messenger, _) = messenger.connect(channel.stream().doing("use a stream")?, &[], deadline)?;
+        let (messenger, _) = messenger.connect(channel.stream().context("use a stream")?, &[], deadline)?;
 
-        let shape = Shape::of(&sources, setup, device.limits().sges);
-        let connection = shape.connection(window);
+        let requests_per_batch = BatchRequests::of(&sources, setup, device.limits().sges);
+        let connection = requests_per_batch.connection(window);
         // When a connection fails, every request on it completes.
         let depth = (connection.send_depth + connection.recv_depth).saturating_mul(builders.len() as u32);
         let data_queue = waiter.completion_queue(depth.min(device.limits().completions))?;
@@ -146,7 +150,7 @@ impl Process {
         for (index, address) in builders.iter().enumerate() {
             let prepared = PreparedQueuePair::new(&device, &data_queue, &data_queue, &connection)?;
             let unit = Unit::Builder(BuIndex(index as u16));
-            let mut to_builder = wire_up::reach(unit, address, deadline)?;
+            let mut to_builder = wire_up::connect_to_unit(unit, address, deadline)?;
             let connected = prepared.connect(&mut to_builder, &ru.0.to_be_bytes(), deadline)?;
             let landing = connected.private_data.as_slice().try_into().map_err(|_| ProcessError::WireUp {
                 unit,
@@ -155,13 +159,13 @@ impl Process {
             peers.push(Peer {
                 pair: connected.pair,
                 landing: RemoteMemory::decode(landing),
-                list: SendList::new(shape.requests, shape.elements),
+                list: SendList::new(requests_per_batch.requests, requests_per_batch.sges),
                 batches: 0,
             });
         }
         wire_up::await_start(channel, deadline)?;
-        let clock = Clock::start();
-        let process = Process {
+        let clock = MonotonicClock::start();
+        let process = ReadoutProcess {
             clock,
             core: Readout::new(ru, setup.plan.clone(), clock.now()),
             control: Control::new(messenger),
@@ -171,23 +175,23 @@ impl Process {
             headers_per_batch,
             window,
             slot_bytes: setup.layout.slot_bytes.0,
-            max_elements: shape.elements_per_request,
+            max_sges: requests_per_batch.sges_per_request,
             header: vec![0; headers_per_batch as usize],
-            runs: Vec::with_capacity(shape.runs_per_packet),
-            elements: Vec::with_capacity(1 + shape.runs_per_packet),
+            extents: Vec::with_capacity(requests_per_batch.extents_per_packet),
+            sges: Vec::with_capacity(1 + requests_per_batch.extents_per_packet),
             completions: [Completion::EMPTY; POLL],
             sources,
         };
-        Ok((process, Queues { waiter, control: control_queue, data: data_queue }))
+        Ok((process, WaitSet { waiter, control: control_queue, data: data_queue }))
     }
 
     /// The run, to the report.
-    fn work(mut self, mut queues: Queues, mut channel: Channel) -> Result<ReadoutReport, ProcessError> {
-        let mut has_manager = true;
+    fn work(mut self, mut queues: WaitSet, mut channel: Channel) -> Result<ReadoutReport, ProcessError> {
+        let mut manager_alive = true;
         loop {
-            let heard = self.wait(&mut queues, has_manager.then_some(&channel))?;
-            if heard && matches!(channel.look::<FromManager>(), Look::Closed) {
-                has_manager = false;
+            let manager_readable = self.wait(&mut queues, manager_alive.then_some(&channel))?;
+            if manager_readable && matches!(channel.try_receive::<FromManager>(), TryReceive::Closed) {
+                manager_alive = false;
                 self.core.handle_manager_lost(self.clock.now());
             }
             if let Some(report) = self.core.poll_report() {
@@ -200,16 +204,16 @@ impl Process {
 
     /// Makes progress until the manager's stream has something to say or the run is over; returns whether it
     /// has.
-    fn wait(&mut self, queues: &mut Queues, manager: Option<&Channel>) -> Result<bool, ProcessError> {
-        let Queues { waiter, control, data } = queues;
+    fn wait(&mut self, queues: &mut WaitSet, manager: Option<&Channel>) -> Result<bool, ProcessError> {
+        let WaitSet { waiter, control, data } = queues;
         let mut others: Vec<_> = manager.map(WaitFd::readable).into_iter().collect();
         loop {
             let deadline = self.clock.deadline(self.core.poll_timeout());
             waiter.wait(&[control, data], &mut others, deadline, || self.progress(data))?;
-            let heard = others.iter().any(WaitFd::is_ready);
+            let manager_readable = others.iter().any(WaitFd::is_ready);
             // A core that has reported has no time-out.
-            if heard || self.core.poll_timeout().is_none() {
-                return Ok(heard);
+            if manager_readable || self.core.poll_timeout().is_none() {
+                return Ok(manager_readable);
             }
         }
     }
@@ -245,7 +249,7 @@ impl Process {
         loop {
             let taken = queue.poll(&mut self.completions)?;
             for completion in taken {
-                let (builder, slot) = unpack(completion.wr_id());
+                let (builder, slot) = decode_wr_id(completion.wr_id());
                 if completion.is_success() {
                     self.core.handle_completed(builder, slot);
                 } else {
@@ -260,16 +264,16 @@ impl Process {
     }
 
     /// Posts the writes of a batch.
-    fn send(&mut self, send: Send) -> Result<(), ProcessError> {
+    fn send(&mut self, send: BatchSend) -> Result<(), ProcessError> {
         let builder = send.assignment.builder;
-        let taken = self.compose(&send)?;
+        let payload = self.compose(&send)?;
         let peer = &mut self.peers[builder.index()];
         peer.batches += 1;
         match peer.pair.post_list(&mut peer.list) {
-            Ok(()) => self.core.handle_posted(send, taken),
-            Err(error) if error.posted == 0 => self.core.handle_unsent(send, taken),
+            Ok(()) => self.core.handle_posted(send, payload),
+            Err(error) if error.posted == 0 => self.core.handle_unsent(send, payload),
             Err(_) => {
-                self.core.handle_posted(send, taken);
+                self.core.handle_posted(send, payload);
                 self.core.handle_unreachable(builder);
             }
         }
@@ -277,82 +281,82 @@ impl Process {
     }
 
     /// Makes the requests that write a batch's packets.
-    fn compose(&mut self, send: &Send) -> Result<Taken, ProcessError> {
+    fn compose(&mut self, send: &BatchSend) -> Result<BatchPayload, ProcessError> {
         let Assignment { batch, builder, slot, .. } = send.assignment;
         let peer = &mut self.peers[builder.index()];
         let pool =
             (builder.index() as u64 * self.window + peer.batches % self.window) * self.headers_per_batch;
         let slot_offset = u64::from(slot.0) * self.slot_bytes;
-        let id = pack(builder, slot);
-        let mut taken = Taken::default();
+        let id = encode_wr_id(builder, slot);
+        let mut payload = BatchPayload::default();
         let mut left = self.sources.len();
         for source in &self.sources {
             left -= 1;
             let packet = source
-                .batcher
-                .batch(batch.first_event.0, batch.events.into(), &mut self.header, &mut self.runs)
-                .map_err(|error| source.changed(error.to_string()))?;
-            if packet.total_len > source.place.capacity {
-                let (len, room) = (packet.total_len, source.place.capacity);
-                return Err(source.changed(format!("a packet of {len} B for a place of {room} B")));
+                .packetizer
+                .packet(batch.first_event.0, batch.events.into(), &mut self.header, &mut self.extents)
+                .map_err(|error| source.input_changed(error.to_string()))?;
+            if packet.total_len > source.area.capacity {
+                let (len, room) = (packet.total_len, source.area.capacity);
+                return Err(source.input_changed(format!("a packet of {len} B for a place of {room} B")));
             }
             let header_at = pool + source.header_offset;
             self.headers.copy_from_slice(header_at, &self.header[..packet.header_len as usize])?;
-            self.elements.clear();
-            self.elements.push(self.headers.sge(header_at, packet.header_len)?);
-            for run in &self.runs {
-                self.elements.push(self.input.sge(run.offset, run.len)?);
+            self.sges.clear();
+            self.sges.push(self.headers.sge(header_at, packet.header_len)?);
+            for extent in &self.extents {
+                self.sges.push(self.input.sge(extent.offset, extent.len)?);
             }
-            taken.fragments += packet.n_fragments;
-            taken.bytes.0 += u64::from(packet.total_len - packet.header_len);
+            payload.fragments += packet.n_fragments;
+            payload.bytes.0 += u64::from(packet.total_len - packet.header_len);
 
-            let mut to = slot_offset + source.place.offset;
-            let mut requests = self.elements.chunks(self.max_elements).peekable();
-            while let Some(elements) = requests.next() {
-                let len = elements.iter().map(|element| u64::from(element.len())).sum();
+            let mut to = slot_offset + source.area.offset;
+            let mut requests = self.sges.chunks(self.max_sges).peekable();
+            while let Some(sges) = requests.next() {
+                let len = sges.iter().map(|sge| u64::from(sge.len())).sum();
                 let remote = peer.landing.at(to, len)?;
                 to += len;
                 let added = if left == 0 && requests.peek().is_none() {
-                    peer.list.write_imm(elements, remote, send.immediate.encode(), Signal::Yes, id)
+                    peer.list.write_imm(sges, remote, send.immediate.encode(), Signal::Yes, id)
                 } else {
-                    peer.list.write(elements, remote, Signal::No, id)
+                    peer.list.write(sges, remote, Signal::No, id)
                 };
-                added.map_err(|full| source.changed(full.to_string()))?;
+                added.map_err(|full| source.input_changed(full.to_string()))?;
             }
         }
-        Ok(taken)
+        Ok(payload)
     }
 }
 
 impl Source {
     /// The input does not make the packets that the plan has room for.
-    fn changed(&self, what: String) -> ProcessError {
-        ProcessError::InputChanged { input: SourceId(self.place.source).to_string(), what }
+    fn input_changed(&self, what: String) -> ProcessError {
+        ProcessError::InputChanged { input: SourceId(self.area.source).to_string(), what }
     }
 }
 
-/// How many requests and elements a batch takes.
-struct Shape {
-    runs_per_packet: usize,
-    elements_per_request: usize,
+/// How many requests and sges a batch takes.
+struct BatchRequests {
+    extents_per_packet: usize,
+    sges_per_request: usize,
     /// Of a batch.
     requests: usize,
     /// Of a batch.
-    elements: usize,
+    sges: usize,
 }
 
-impl Shape {
-    fn of(sources: &[Source], setup: &Setup, max_elements: u32) -> Shape {
+impl BatchRequests {
+    fn of(sources: &[Source], setup: &Setup, max_sges: u32) -> BatchRequests {
         let batch = u32::from(setup.plan.batch.get());
-        let runs = sources.iter().map(|source| source.batcher.max_runs(batch)).max().unwrap_or(1);
-        let runs_per_packet = usize::try_from(runs).unwrap_or(usize::MAX);
-        let per_packet = 1 + runs_per_packet;
-        let elements_per_request = per_packet.min(max_elements.clamp(2, MAX_ELEMENTS) as usize);
-        Shape {
-            runs_per_packet,
-            elements_per_request,
-            requests: sources.len() * per_packet.div_ceil(elements_per_request),
-            elements: sources.len() * per_packet,
+        let extents = sources.iter().map(|source| source.packetizer.max_extents(batch)).max().unwrap_or(1);
+        let extents_per_packet = usize::try_from(extents).unwrap_or(usize::MAX);
+        let per_packet = 1 + extents_per_packet;
+        let sges_per_request = per_packet.min(max_sges.clamp(2, MAX_SGES) as usize);
+        BatchRequests {
+            extents_per_packet,
+            sges_per_request,
+            requests: sources.len() * per_packet.div_ceil(sges_per_request),
+            sges: sources.len() * per_packet,
         }
     }
 
@@ -361,7 +365,7 @@ impl Shape {
         RcOptions {
             send_depth: u32::try_from(depth).unwrap_or(u32::MAX),
             recv_depth: 1,
-            send_sges: self.elements_per_request as u32,
+            send_sges: self.sges_per_request as u32,
             max_inline: 0,
             access: Access::SOURCE,
             ..RcOptions::default()
@@ -370,11 +374,11 @@ impl Shape {
 }
 
 /// The request's name says which batch it belongs to.
-fn pack(builder: BuIndex, slot: SlotIndex) -> WrId {
+fn encode_wr_id(builder: BuIndex, slot: SlotIndex) -> WrId {
     WrId(u64::from(builder.0) << 16 | u64::from(slot.0))
 }
 
-fn unpack(id: WrId) -> (BuIndex, SlotIndex) {
+fn decode_wr_id(id: WrId) -> (BuIndex, SlotIndex) {
     (BuIndex((id.0 >> 16) as u16), SlotIndex(id.0 as u16))
 }
 
@@ -395,30 +399,30 @@ fn sources(setup: &Setup, ru: RuIndex, stream: &'static Stream) -> Result<Vec<So
         return Err(changed(format!("events {events:?}")));
     }
     let replay = Replay::new(events, setup.plan.first_event.0).ok_or_else(|| changed("no events".into()))?;
-    let places = setup.layout.of_readout(ru);
-    if places.len() != stream.sources().len() {
+    let areas = setup.layout.of_readout(ru);
+    if areas.len() != stream.sources().len() {
         return Err(changed(format!("{} sources", stream.sources().len())));
     }
     let batch = u32::from(setup.plan.batch.get());
     let mut header_offset = 0;
-    let mut sources = Vec::with_capacity(places.len());
-    for place in places {
-        let id = SourceId(place.source);
+    let mut sources = Vec::with_capacity(areas.len());
+    for area in areas {
+        let id = SourceId(area.source);
         let source = stream.source(id).ok_or_else(|| changed(format!("no {id}")))?;
-        let batcher = Batcher::new(source, replay.clone());
-        if batcher.max_total_len(batch).is_none_or(|most| most > place.capacity) {
+        let packetizer = Packetizer::new(source, replay.clone());
+        if packetizer.max_total_len(batch).is_none_or(|most| most > area.capacity) {
             return Err(changed(format!("longer fragments of {id}")));
         }
         let next =
-            header_offset + batcher.max_header_len(batch).next_multiple_of(mfp::HEADER_ALIGNMENT.into());
-        sources.push(Source { place: *place, batcher, header_offset });
+            header_offset + packetizer.max_header_len(batch).next_multiple_of(mfp::HEADER_ALIGNMENT.into());
+        sources.push(Source { area: *area, packetizer, header_offset });
         header_offset = next;
     }
     Ok(sources)
 }
 
 /// Reads a byte of every page, so that no transfer waits for the disk.
-fn touch(bytes: &[u8]) {
+fn prefault(bytes: &[u8]) {
     const PAGE: usize = 4096;
     let sum = bytes.iter().step_by(PAGE).fold(0u8, |sum, byte| sum.wrapping_add(*byte));
     std::hint::black_box(sum);

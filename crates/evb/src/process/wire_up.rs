@@ -19,7 +19,7 @@
 
 use super::ProcessError;
 use super::builder::BuilderEnd;
-use super::error::Doing;
+use super::error::IoContext;
 use crate::config::Setup;
 use crate::core::report::ReadoutReport;
 use crate::core::{StopCause, Unit};
@@ -34,7 +34,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 /// For the whole wire-up, but for the landing memory.
-const PATIENCE: Duration = Duration::from_secs(30);
+const WIRE_UP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes of landing memory that get their pages in a second on a slow virtual machine, all of them together.
 const PAGES_PER_SECOND: u64 = 200_000_000;
 /// Both ends must be of one version; they are one program.
@@ -101,11 +101,11 @@ pub(super) struct Channel {
 
 /// What a look at a channel found.
 #[derive(Debug)]
-pub(super) enum Look<T> {
+pub(super) enum TryReceive<T> {
     /// A frame.
     Frame(T),
     /// No whole frame yet.
-    Nothing,
+    Pending,
     /// The other end is gone.
     Closed,
 }
@@ -153,22 +153,24 @@ impl Channel {
     }
 
     /// Looks for a frame without waiting.
-    pub(super) fn look<T: DeserializeOwned>(&mut self) -> Look<T> {
-        let looked = self.stream.set_nonblocking(true).and_then(|()| {
+    pub(super) fn try_receive<T: DeserializeOwned>(&mut self) -> TryReceive<T> {
+        let received = self.stream.set_nonblocking(true).and_then(|()| {
             loop {
                 if let Some(frame) = self.take()? {
-                    return Ok(Look::Frame(frame));
+                    return Ok(TryReceive::Frame(frame));
                 }
                 match self.fill() {
-                    Ok(0) => return Ok(Look::Closed),
+                    Ok(0) => return Ok(TryReceive::Closed),
                     Ok(_) => {}
-                    Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return Ok(Look::Nothing),
+                    Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => {
+                        return Ok(TryReceive::Pending);
+                    }
                     Err(cause) => return Err(cause),
                 }
             }
         });
         // A stream that fails, or says what is no frame, is as good as closed.
-        looked.unwrap_or(Look::Closed)
+        received.unwrap_or(TryReceive::Closed)
     }
 
     /// Reads what is there of the frame under way, and nothing behind it: that may belong to a connection
@@ -217,7 +219,7 @@ impl AsFd for Channel {
 }
 
 /// A unit's side of the wire-up, up to its own connections.
-pub(super) struct Joined {
+pub(super) struct JoinedRun {
     pub(super) channel: Channel,
     pub(super) setup: Setup,
     /// Where the builder units take connections.
@@ -226,42 +228,42 @@ pub(super) struct Joined {
 }
 
 /// For the whole wire-up of a run.
-pub(super) fn patience(setup: &Setup) -> Duration {
+pub(super) fn timeout(setup: &Setup) -> Duration {
     let landing: u64 = (0..setup.plan.builders()).map(|builder| setup.landing_bytes(builder).0).sum();
-    PATIENCE + Duration::from_secs(landing / PAGES_PER_SECOND)
+    WIRE_UP_TIMEOUT + Duration::from_secs(landing / PAGES_PER_SECOND)
 }
 
-/// Finds the manager and waits for the setup. The manager may come later than the unit; if `lifeline` is
+/// Finds the manager and waits for the setup. The manager may come later than the unit; if `parent_pipe` is
 /// readable or closed meanwhile, whoever started the unit is gone.
 pub(super) fn join(
     manager: &str,
     unit: Unit,
     data: Option<String>,
-    lifeline: Option<BorrowedFd<'_>>,
-) -> Result<Joined, ProcessError> {
-    let deadline = Deadline::after(PATIENCE);
-    let mut channel = Channel::new(find(manager, deadline, lifeline)?);
-    channel.send(&ToManager::join(unit, data)).doing("join the manager")?;
+    parent_pipe: Option<BorrowedFd<'_>>,
+) -> Result<JoinedRun, ProcessError> {
+    let deadline = Deadline::after(WIRE_UP_TIMEOUT);
+    let mut channel = Channel::new(dial_manager(manager, deadline, parent_pipe)?);
+    channel.send(&ToManager::join(unit, data)).context("join the manager")?;
     match channel.receive(deadline).map_err(manager_gone)? {
         FromManager::Welcome { setup, builders } => {
             setup.plan.check()?;
-            let deadline = Deadline::after(patience(&setup));
-            Ok(Joined { channel, setup: *setup, builders, deadline })
+            let deadline = Deadline::after(timeout(&setup));
+            Ok(JoinedRun { channel, setup: *setup, builders, deadline })
         }
-        FromManager::Start => Err(out_of_turn(Unit::Manager)),
+        FromManager::Start => Err(unexpected_frame(Unit::Manager)),
     }
 }
 
-fn find(
+fn dial_manager(
     manager: &str,
     deadline: Deadline,
-    lifeline: Option<BorrowedFd<'_>>,
+    parent_pipe: Option<BorrowedFd<'_>>,
 ) -> Result<TcpStream, ProcessError> {
     loop {
         let turn = deadline.earlier(Deadline::after(Duration::from_millis(200)));
         match millstream_rdma::connect::dial(manager, turn) {
             Err(error) if deadline.passed() || !is_timeout(&error) => return Err(error.into()),
-            Err(_) if lifeline.is_some_and(has_ended) => {
+            Err(_) if parent_pipe.is_some_and(has_ended) => {
                 return Err(ProcessError::Stopped(StopCause::Requested));
             }
             Err(_) => {}
@@ -282,23 +284,27 @@ fn has_ended(descriptor: BorrowedFd<'_>) -> bool {
 }
 
 /// Connects to a unit that listens already: if it does not, it is gone.
-pub(super) fn reach(unit: Unit, address: &str, deadline: Deadline) -> Result<TcpStream, ProcessError> {
+pub(super) fn connect_to_unit(
+    unit: Unit,
+    address: &str,
+    deadline: Deadline,
+) -> Result<TcpStream, ProcessError> {
     let failed = |what: String| ProcessError::WireUp { unit, what };
     let socket: SocketAddr = address.parse().map_err(|_| failed(format!("has the address {address:?}")))?;
-    let left = deadline.remaining().unwrap_or(PATIENCE).max(Duration::from_millis(1));
+    let left = deadline.remaining().unwrap_or(WIRE_UP_TIMEOUT).max(Duration::from_millis(1));
     let stream = TcpStream::connect_timeout(&socket, left);
     let stream = stream.and_then(|stream| stream.set_nodelay(true).map(|()| stream));
     stream.map_err(|cause| failed(format!("does not answer at {address}: {cause}")))
 }
 
 /// Says whether the unit has what it needs on its host.
-pub(super) fn tell_prepared<T>(
+pub(super) fn report_prepared<T>(
     channel: &mut Channel,
     prepared: Result<T, ProcessError>,
 ) -> Result<T, ProcessError> {
     match prepared {
         Ok(prepared) => {
-            channel.send(&ToManager::Prepared).doing("tell the manager that all is prepared")?;
+            channel.send(&ToManager::Prepared).context("tell the manager that all is prepared")?;
             Ok(prepared)
         }
         Err(error) => {
@@ -311,10 +317,10 @@ pub(super) fn tell_prepared<T>(
 
 /// Says that this unit is ready, and waits for the start.
 pub(super) fn await_start(channel: &mut Channel, deadline: Deadline) -> Result<(), ProcessError> {
-    channel.send(&ToManager::Ready).doing("tell the manager that all is ready")?;
+    channel.send(&ToManager::Ready).context("tell the manager that all is ready")?;
     match channel.receive(deadline).map_err(manager_gone)? {
         FromManager::Start => Ok(()),
-        FromManager::Welcome { .. } => Err(out_of_turn(Unit::Manager)),
+        FromManager::Welcome { .. } => Err(unexpected_frame(Unit::Manager)),
     }
 }
 
@@ -324,7 +330,7 @@ fn manager_gone(cause: io::Error) -> ProcessError {
 }
 
 /// A frame that does not belong there.
-pub(super) fn out_of_turn(unit: Unit) -> ProcessError {
+pub(super) fn unexpected_frame(unit: Unit) -> ProcessError {
     ProcessError::WireUp { unit, what: "says something out of turn".to_owned() }
 }
 
@@ -335,7 +341,7 @@ mod tests {
     use millstream_rdma::connect::{dial, listen};
 
     fn channels() -> (Channel, TcpStream) {
-        let soon = Deadline::after(PATIENCE);
+        let soon = Deadline::after(WIRE_UP_TIMEOUT);
         let listener = listen("127.0.0.1:0").unwrap();
         let other = dial(&listener.address().to_string(), soon).unwrap();
         (Channel::new(listener.accept(soon).unwrap().0), other)
@@ -344,10 +350,10 @@ mod tests {
     #[test]
     fn frames_arrive_in_pieces_and_in_order() {
         let (mut channel, mut other) = channels();
-        assert!(matches!(channel.look::<ToManager>(), Look::Nothing));
+        assert!(matches!(channel.try_receive::<ToManager>(), TryReceive::Pending));
         let mut sender = Channel::new(other.try_clone().unwrap());
         sender.send(&ToManager::join(Unit::Readout(RuIndex(3)), None)).unwrap();
-        let soon = Deadline::after(PATIENCE);
+        let soon = Deadline::after(WIRE_UP_TIMEOUT);
         let join = channel.receive(soon).unwrap();
         let ToManager::Join { version, unit: Unit::Readout(RuIndex(3)), data: None } = join else {
             panic!("{join:?}")
@@ -357,7 +363,7 @@ mod tests {
         let mut bytes = 7u32.to_be_bytes().to_vec();
         bytes.extend(b"\"Ready\"");
         other.write_all(&bytes[..6]).unwrap();
-        assert!(matches!(channel.look::<ToManager>(), Look::Nothing));
+        assert!(matches!(channel.try_receive::<ToManager>(), TryReceive::Pending));
         other.write_all(&bytes[6..]).unwrap();
         assert!(matches!(channel.receive(soon).unwrap(), ToManager::Ready));
 
@@ -369,7 +375,7 @@ mod tests {
         channel.stream().unwrap().read_exact(&mut rest).unwrap();
         assert_eq!(&rest, b"hello");
         drop((sender, other));
-        assert!(matches!(channel.look::<ToManager>(), Look::Closed));
+        assert!(matches!(channel.try_receive::<ToManager>(), TryReceive::Closed));
     }
 
     #[test]
@@ -378,8 +384,8 @@ mod tests {
         let error = channel.receive::<ToManager>(Deadline::after(Duration::from_millis(20))).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         other.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-        let error = channel.receive::<ToManager>(Deadline::after(PATIENCE)).unwrap_err();
+        let error = channel.receive::<ToManager>(Deadline::after(WIRE_UP_TIMEOUT)).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
-        assert!(matches!(channel.look::<ToManager>(), Look::Closed));
+        assert!(matches!(channel.try_receive::<ToManager>(), TryReceive::Closed));
     }
 }

@@ -5,7 +5,7 @@ use crate::runs::run;
 use millstream_evb::config::Setup;
 use millstream_evb::core::{Account, BuIndex, RuIndex, StopCause, Unit};
 use millstream_evb::process::RunOutcome;
-use millstream_evb::process::launcher::{Happening, Part};
+use millstream_evb::process::launcher::{RunEvent, RunProcess};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -40,13 +40,14 @@ fn is_there(process: u32) -> bool {
 }
 
 /// Runs until some batches are done, sends the signal to one process, and waits for the end.
-fn strike(setup: &Setup, victim: &Part, signal: Signal) -> RunOutcome {
+fn strike(setup: &Setup, victim: &RunProcess, signal: Signal) -> RunOutcome {
     let mut processes = Vec::new();
     let mut struck: Option<Instant> = None;
-    let outcome = launcher().run(setup, &mut |happening| match happening {
-        Happening::Spawned { part, process } => processes.push((part.clone(), *process)),
-        Happening::Progress(sample) if struck.is_none() && sample.done.batches > 0 => {
-            let (_, process) = processes.iter().find(|(part, _)| part == victim).expect("it was started");
+    let outcome = launcher().run(setup, &mut |event| match event {
+        RunEvent::Spawned { process, pid } => processes.push((process.clone(), *pid)),
+        RunEvent::Progress(sample) if struck.is_none() && sample.done.batches > 0 => {
+            let (_, process) =
+                processes.iter().find(|(process, _)| process == victim).expect("it was started");
             kill_process(pid(*process), signal).expect("it runs");
             struck = Some(Instant::now());
         }
@@ -61,18 +62,18 @@ fn strike(setup: &Setup, victim: &Part, signal: Signal) -> RunOutcome {
 
 /// A long run of the camera's data on two cards, struck in the middle. Returns its account, in which the
 /// laws hold. A run right after it works.
-fn struck(victim: &Part, signal: Signal) -> (Account, RunOutcome) {
+fn struck(victim: &RunProcess, signal: Signal) -> (Account, RunOutcome) {
     let site = Site::camera();
     let kernel = "kernel = \"cluster7\"\npatches = \"patches.csv\"";
-    let truth = "[check]\ntruth = \"truth.mfs\"\n";
+    let reference = "[check]\nreference_decisions = \"decisions.mfs\"\n";
     let with = |replay: u64| {
-        let run = format!("batch = 8\nreplay = {replay}\ntimeout_ms = 500\ndrain_ms = 300");
-        site.setup(3, &["card", "card"], &run, kernel, truth)
+        let run = format!("batch = 8\nreplay = {replay}\ntimeout_ms = 500\ndrain_timeout_ms = 300");
+        site.setup(3, &["card", "card"], &run, kernel, reference)
     };
     let outcome = strike(&with(1_000_000), victim, signal);
     assert!(!outcome.is_success());
     let account = outcome.account.clone().expect("the run had started");
-    assert!(account.is_closed(), "{account}");
+    assert!(account.is_balanced(), "{account}");
     let fates = account.incomplete_total().fragments + account.discarded_total().fragments;
     assert_eq!(account.fragments_read(), account.built.fragments + fates);
     assert!(account.fragments_read() > 0, "{account}");
@@ -83,30 +84,30 @@ fn struck(victim: &Part, signal: Signal) -> (Account, RunOutcome) {
 
 fn a_killed_readout_unit_is_accounted_for() {
     let unit = Unit::Readout(RuIndex(1));
-    let (account, outcome) = struck(&Part::Unit(unit), Signal::KILL);
+    let (account, outcome) = struck(&RunProcess::Unit(unit), Signal::KILL);
     assert_eq!((account.cause, account.lost.as_slice()), (StopCause::Lost(unit), &[unit][..]), "{account}");
-    assert!(account.read.witnessed > 0 && account.built.events > 0, "{account}");
+    assert!(account.read.inferred > 0 && account.built.events > 0, "{account}");
     // The units that lived agree with the truth as far as they got.
-    assert!(outcome.builders.iter().flatten().all(|unit| unit.agreement.is_full()));
-    assert!(outcome.troubles.iter().any(|trouble| trouble.part == Part::Unit(unit)));
+    assert!(outcome.builders.iter().flatten().all(|unit| unit.comparison.is_full()));
+    assert!(outcome.failures.iter().any(|failure| failure.process == RunProcess::Unit(unit)));
 }
 
 fn a_killed_builder_unit_is_accounted_for() {
     let unit = Unit::Builder(BuIndex(0));
-    let (account, _) = struck(&Part::Unit(unit), Signal::KILL);
+    let (account, _) = struck(&RunProcess::Unit(unit), Signal::KILL);
     assert_eq!((account.cause, account.lost.as_slice()), (StopCause::Lost(unit), &[unit][..]), "{account}");
-    assert!(account.read.witnessed == 0 && account.built.events > 0, "{account}");
+    assert!(account.read.inferred == 0 && account.built.events > 0, "{account}");
 }
 
 fn a_killed_card_is_accounted_for() {
-    let (account, outcome) = struck(&Part::Card("card1".to_owned()), Signal::KILL);
+    let (account, outcome) = struck(&RunProcess::Card("card1".to_owned()), Signal::KILL);
     assert_eq!((account.cause, account.lost.len()), (StopCause::CardLost(BuIndex(1)), 0), "{account}");
-    assert!(outcome.builders[1].as_ref().is_some_and(|unit| unit.trouble.is_some()));
+    assert!(outcome.builders[1].as_ref().is_some_and(|unit| unit.error.is_some()));
 }
 
 fn a_killed_manager_is_accounted_for() {
     let unit = Unit::Manager;
-    let (account, outcome) = struck(&Part::Unit(unit), Signal::KILL);
+    let (account, outcome) = struck(&RunProcess::Unit(unit), Signal::KILL);
     assert_eq!((account.cause, account.lost.as_slice()), (StopCause::Lost(unit), &[unit][..]), "{account}");
     assert!(account.built.events > 0 && account.assigned_events.is_none(), "{account}");
     assert_eq!(outcome.elapsed, None);
@@ -114,7 +115,7 @@ fn a_killed_manager_is_accounted_for() {
 
 fn a_stopped_builder_unit_is_accounted_for() {
     let unit = Unit::Builder(BuIndex(1));
-    let (account, _) = struck(&Part::Unit(unit), Signal::STOP);
+    let (account, _) = struck(&RunProcess::Unit(unit), Signal::STOP);
     assert!(matches!(account.cause, StopCause::TimedOut { by: Unit::Manager, .. }), "{account}");
     assert_eq!(account.lost, [unit], "{account}");
 }
@@ -122,14 +123,14 @@ fn a_stopped_builder_unit_is_accounted_for() {
 fn a_run_that_is_asked_to_stop_closes_its_account() {
     let site = Site::camera();
     let setup = site.setup(3, &["host", "host"], "batch = 8\nreplay = 1000000", "", "");
-    let outcome = launcher().run_while(&setup, &mut |happening| match happening {
-        Happening::Progress(sample) if sample.done.batches > 0 => ControlFlow::Break(()),
+    let outcome = launcher().run_while(&setup, &mut |event| match event {
+        RunEvent::Progress(sample) if sample.done.batches > 0 => ControlFlow::Break(()),
         _ => ControlFlow::Continue(()),
     });
     let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
     let account = outcome.account.as_ref().unwrap();
     assert_eq!((account.cause, account.lost.len()), (StopCause::Requested, 0));
-    assert!(account.is_closed() && account.built.events > 0, "{account}");
+    assert!(account.is_balanced() && account.built.events > 0, "{account}");
     assert!(!outcome.is_success());
 }
 
@@ -168,13 +169,14 @@ fn a_unit_that_does_not_come_up_is_named() {
     assert!(started.elapsed() < BOUND, "{:?}", started.elapsed());
     assert!(outcome.account.is_none() && !outcome.is_success());
     // The first trouble is the cause of the others'.
-    let trouble = &outcome.troubles[0];
+    let failure = &outcome.failures[0];
     assert!(
-        trouble.part == Part::Unit(Unit::Readout(RuIndex(1))) && trouble.said.contains("crate2.mfs"),
+        failure.process == RunProcess::Unit(Unit::Readout(RuIndex(1)))
+            && failure.reason.contains("crate2.mfs"),
         "{outcome:#?}"
     );
-    let manager = outcome.troubles.iter().find(|trouble| trouble.part == Part::Unit(Unit::Manager));
-    assert!(manager.is_some_and(|trouble| trouble.said.contains("readout 1 cannot start")), "{outcome:#?}");
+    let manager = outcome.failures.iter().find(|failure| failure.process == RunProcess::Unit(Unit::Manager));
+    assert!(manager.is_some_and(|failure| failure.reason.contains("readout 1 cannot start")), "{outcome:#?}");
 }
 
 fn a_port_taken_after_the_check_is_named() {
@@ -184,6 +186,9 @@ fn a_port_taken_after_the_check_is_named() {
     setup.listen = taken.local_addr().unwrap().to_string();
     let outcome = run(&setup);
     assert!(outcome.account.is_none());
-    let trouble = &outcome.troubles[0];
-    assert!(trouble.part == Part::Unit(Unit::Manager) && trouble.said.contains(&setup.listen), "{trouble:?}");
+    let failure = &outcome.failures[0];
+    assert!(
+        failure.process == RunProcess::Unit(Unit::Manager) && failure.reason.contains(&setup.listen),
+        "{failure:?}"
+    );
 }

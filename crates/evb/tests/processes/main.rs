@@ -15,12 +15,12 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    let part = match words.first().map(String::as_str) {
+    let process = match words.first().map(String::as_str) {
         Some("child") => Some(example::child(&words[1..])),
         Some("launch") => Some(example::run(Path::new(&words[1]))),
         _ => None,
     };
-    if let Some(done) = part {
+    if let Some(done) = process {
         return match done {
             Ok(true) => ExitCode::SUCCESS,
             Ok(false) => ExitCode::FAILURE,

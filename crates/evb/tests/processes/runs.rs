@@ -20,7 +20,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
 ];
 
 const CLUSTER7: &str = "kernel = \"cluster7\"\npatches = \"patches.csv\"";
-const TRUTH: &str = "[check]\ntruth = \"truth.mfs\"\n";
+const REFERENCE: &str = "[check]\nreference_decisions = \"decisions.mfs\"\n";
 
 pub(crate) fn run(setup: &Setup) -> RunOutcome {
     launcher().run(setup, &mut |_| {}).unwrap_or_else(|error| panic!("{error}"))
@@ -35,14 +35,14 @@ fn succeed(setup: &Setup) -> RunOutcome {
 
 fn camera_events_are_built_decided_and_stored() {
     let site = Site::camera();
-    let rest = format!("[output]\ndirectory = \"out\"\n{TRUTH}");
+    let rest = format!("[output]\ndirectory = \"out\"\n{REFERENCE}");
     let setup = site.setup(3, &["card", "card"], "batch = 2", CLUSTER7, &rest);
     let outcome = succeed(&setup);
     let account = outcome.account.as_ref().unwrap();
     assert_eq!(account.built, Tally { events: 32, fragments: 960 });
     assert_eq!((account.accepted, account.read.bytes.0), (30, 5_068_800));
     let statistics: Vec<_> = outcome.builders.iter().flatten().collect();
-    assert_eq!(statistics.iter().map(|unit| unit.agreement.equal).sum::<u64>(), 691_200);
+    assert_eq!(statistics.iter().map(|unit| unit.comparison.equal).sum::<u64>(), 691_200);
     assert_eq!(statistics.iter().map(|unit| unit.decisions_set).sum::<u64>(), 56);
 
     assert_eq!(outcome.sinks.len(), 2);
@@ -73,11 +73,11 @@ fn a_replay_repeats_the_decisions() {
     // 5 does not divide 32: batches go past the end of the file.
     for verify in ["true", "false"] {
         let card = format!("{CLUSTER7}\nverify = {verify}");
-        let setup = site.setup(3, &["card", "card"], "batch = 5\nreplay = 20", &card, TRUTH);
+        let setup = site.setup(3, &["card", "card"], "batch = 5\nreplay = 20", &card, REFERENCE);
         let outcome = succeed(&setup);
         let account = outcome.account.unwrap();
         assert_eq!((account.built.events, account.accepted), (640, 600));
-        let equal: u64 = outcome.builders.iter().flatten().map(|unit| unit.agreement.equal).sum();
+        let equal: u64 = outcome.builders.iter().flatten().map(|unit| unit.comparison.equal).sum();
         assert_eq!(equal, 20 * 691_200);
         assert!(!outcome.samples.is_empty() && outcome.elapsed.is_some());
     }
@@ -122,8 +122,8 @@ fn missing_and_corrupt_fragments_are_accounted_by_cause() {
 fn a_changed_decision_fails_the_run() {
     let site = Site::camera();
     let card = format!("{CLUSTER7}\nthreshold = 335");
-    let outcome = run(&site.setup(3, &["card"], "batch = 8", &card, TRUTH));
-    let agreement = outcome.builders[0].as_ref().unwrap().agreement;
-    assert!(agreement.compared == 691_200 && agreement.equal < 691_200, "{agreement:?}");
+    let outcome = run(&site.setup(3, &["card"], "batch = 8", &card, REFERENCE));
+    let comparison = outcome.builders[0].as_ref().unwrap().comparison;
+    assert!(comparison.compared == 691_200 && comparison.equal < 691_200, "{comparison:?}");
     assert!(outcome.account.as_ref().unwrap().is_success() && !outcome.is_success());
 }

@@ -8,13 +8,13 @@
 pub mod truth;
 pub mod watch;
 
-use millstream_evb::core::manager::{Manager, To, Transmit};
+use millstream_evb::core::manager::{Manager, Receivers, Transmit};
 use millstream_evb::core::message::Assignment;
-use millstream_evb::core::readout::{Readout, Taken};
+use millstream_evb::core::readout::{BatchPayload, Readout};
 use millstream_evb::core::report::{BuilderReport, ReadoutReport};
 use millstream_evb::core::{
-    Account, BuIndex, Builder, Bytes, Immediate, Ledger, Message, Nanos, Plan, RuIndex, SlotIndex, StopCause,
-    Unit,
+    Account, BuIndex, Builder, Bytes, Immediate, Message, Nanos, Plan, ReportMerger, RuIndex, SlotIndex,
+    StopCause, Unit,
 };
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
@@ -48,7 +48,7 @@ pub struct Fault {
 pub enum Sabotage {
     /// Nothing.
     None,
-    /// Builder units grant each slot's next life along with the present one.
+    /// Builder units grant each slot's next generation along with the present one.
     GrantEarly,
     /// Every grant arrives twice.
     GrantTwice,
@@ -57,7 +57,7 @@ pub enum Sabotage {
     /// Every tenth batch's immediate data arrives twice.
     ArriveTwice,
     /// Kernels forget one fragment of each batch.
-    VerdictForgets,
+    OutcomeForgets,
     /// Readout units claim a fragment more than they send.
     ReadoutBoasts,
     /// Readout units report a fragment less than they took.
@@ -159,7 +159,7 @@ struct Sim {
     cut: BTreeSet<(RuIndex, BuIndex)>,
     truth: Truth,
     watch: Watch,
-    starter: Ledger,
+    starter: ReportMerger,
     starter_cause: StopCause,
     account: Option<Account>,
     fault_at: Option<Nanos>,
@@ -193,7 +193,7 @@ pub fn run(scenario: Scenario) -> Outcome {
         cut: BTreeSet::new(),
         truth: Truth::new(&scenario),
         watch: Watch::new(plan),
-        starter: Ledger::new(plan.clone()),
+        starter: ReportMerger::new(plan.clone()),
         starter_cause: StopCause::Lost(Unit::Manager),
         account: None,
         fault_at: None,
@@ -215,7 +215,7 @@ pub fn run(scenario: Scenario) -> Outcome {
     }
     let account = match sim.account {
         Some(account) => account,
-        None => sim.starter.close(sim.starter_cause),
+        None => sim.starter.account(sim.starter_cause),
     };
     let seen = sim.watch.seen;
     Outcome { account, truth: sim.truth, seen, fault_at: sim.fault_at, end: sim.now, steps }
@@ -340,8 +340,8 @@ impl Sim {
     /// Reports also reach whoever started the units, who needs them if the manager fails.
     fn tell_starter(&mut self, happening: &Happening) {
         match happening {
-            Happening::ReadoutReport(ru, report) => self.starter.readout(*ru, report.clone()),
-            Happening::BuilderReport(bu, report) => self.starter.builder(*bu, report.clone()),
+            Happening::ReadoutReport(ru, report) => self.starter.add_readout(*ru, report.clone()),
+            Happening::BuilderReport(bu, report) => self.starter.add_builder(*bu, report.clone()),
             _ => return,
         }
         self.reports_under_way -= 1;
@@ -397,12 +397,12 @@ impl Sim {
 
     fn judge(&mut self, bu: BuIndex, slot: SlotIndex) {
         let assignment = self.watch.judge(bu, slot);
-        let mut verdict = self.truth.verdict(&assignment.batch);
+        let mut outcome = self.truth.outcome(&assignment.batch);
         self.truth.judged(&assignment.batch);
-        if self.scenario.sabotage == Sabotage::VerdictForgets {
-            verdict.built.fragments = verdict.built.fragments.saturating_sub(1);
+        if self.scenario.sabotage == Sabotage::OutcomeForgets {
+            outcome.built.fragments = outcome.built.fragments.saturating_sub(1);
         }
-        self.builders[bu.index()].handle_processed(slot, verdict).expect("the slot was being processed");
+        self.builders[bu.index()].handle_processed(slot, outcome).expect("the slot was being processed");
         self.after(0, 100_000, Happening::Release { bu, slot });
     }
 
@@ -439,16 +439,16 @@ impl Sim {
         self.manager.poll_timeout()
     }
 
-    fn transmit(&mut self, to: To, message: Message) {
+    fn transmit(&mut self, to: Receivers, message: Message) {
         if let Message::Assign(assignment) = &message {
             self.watch.assign(assignment);
         }
         for unit in self.health.keys().copied().collect::<Vec<_>>() {
             let receives = match (to, unit) {
                 (_, Unit::Manager) => false,
-                (To::Units, _) | (To::ReadoutsAnd(_), Unit::Readout(_)) => true,
-                (To::Builders, unit) => matches!(unit, Unit::Builder(_)),
-                (To::ReadoutsAnd(bu), unit) => unit == Unit::Builder(bu),
+                (Receivers::All, _) | (Receivers::ReadoutsAnd(_), Unit::Readout(_)) => true,
+                (Receivers::Builders, unit) => matches!(unit, Unit::Builder(_)),
+                (Receivers::ReadoutsAnd(bu), unit) => unit == Unit::Builder(bu),
             };
             if receives {
                 self.send(Unit::Manager, unit, message);
@@ -464,8 +464,8 @@ impl Sim {
             let sent = self.truth.present(ru, &assignment.batch);
             self.truth.sent(ru, sent);
             let boast = u32::from(self.scenario.sabotage == Sabotage::ReadoutBoasts);
-            let taken = Taken { fragments: sent + boast, bytes: Bytes(u64::from(sent) * 100) };
-            self.readouts[ru.index()].handle_posted(send, taken);
+            let payload = BatchPayload { fragments: sent + boast, bytes: Bytes(u64::from(sent) * 100) };
+            self.readouts[ru.index()].handle_posted(send, payload);
             self.post(ru, assignment, immediate, sent);
         }
         while let Some(message) = self.readouts[ru.index()].poll_transmit() {
@@ -507,7 +507,7 @@ impl Sim {
 
     fn pump_builder(&mut self, bu: BuIndex) -> Option<Nanos> {
         let unit = Unit::Builder(bu);
-        while let Some(process) = self.builders[bu.index()].poll_process() {
+        while let Some(process) = self.builders[bu.index()].poll_complete_batch() {
             self.watch.process(bu, process.slot, &process.batch);
             self.after(1000, 400_000, Happening::Judge { bu, slot: process.slot });
         }
@@ -526,13 +526,13 @@ impl Sim {
         match (message, self.scenario.sabotage) {
             (Message::Done { .. }, Sabotage::DoneLost) if self.counter.is_multiple_of(10) => return,
             (Message::Grant { .. }, Sabotage::GrantTwice) => self.send(unit, Unit::Manager, message),
-            (Message::Grant { builder, slot, life }, Sabotage::GrantEarly) => {
-                let early = Message::Grant { builder, slot, life: life.next() };
+            (Message::Grant { builder, slot, generation }, Sabotage::GrantEarly) => {
+                let early = Message::Grant { builder, slot, generation: generation.next() };
                 self.send(unit, Unit::Manager, message);
                 return self.send(unit, Unit::Manager, early);
             }
-            (Message::Done { builder, slot, life, batch, verdict }, Sabotage::DoneEarly) => {
-                let early = Message::Done { builder, slot, life: life.next(), batch, verdict };
+            (Message::Done { builder, slot, generation, batch, outcome }, Sabotage::DoneEarly) => {
+                let early = Message::Done { builder, slot, generation: generation.next(), batch, outcome };
                 self.send(unit, Unit::Manager, message);
                 return self.send(unit, Unit::Manager, early);
             }

@@ -1,7 +1,7 @@
 //! What is true about the simulated sources, and random numbers to make it.
 
 use super::Scenario;
-use millstream_evb::core::account::{BatchTally, Totals, Verdict};
+use millstream_evb::core::account::{BatchOutcome, BatchTally, Totals};
 use millstream_evb::core::plan::{Batch, Plan};
 use millstream_evb::core::{BatchId, RuIndex};
 use std::collections::BTreeMap;
@@ -83,8 +83,8 @@ impl Truth {
     }
 
     /// What has to become of a batch that arrives whole.
-    pub fn verdict(&self, batch: &Batch) -> Verdict {
-        let mut verdict = Verdict::default();
+    pub fn outcome(&self, batch: &Batch) -> BatchOutcome {
+        let mut outcome = BatchOutcome::default();
         for event in batch.first_event.0..batch.first_event.0 + u64::from(batch.events) {
             let (mut fragments, mut missing, mut corrupt) = (0, false, false);
             for (ru, sources) in self.plan.sources.iter().enumerate() {
@@ -96,16 +96,16 @@ impl Truth {
                 }
             }
             let tally = match (corrupt, missing) {
-                (true, _) => &mut verdict.corrupt,
-                (false, true) => &mut verdict.missing,
+                (true, _) => &mut outcome.corrupt,
+                (false, true) => &mut outcome.missing,
                 (false, false) => {
-                    verdict.accepted += u16::from(event % 3 == 0);
-                    &mut verdict.built
+                    outcome.accepted += u16::from(event % 3 == 0);
+                    &mut outcome.built
                 }
             };
             *tally = BatchTally { events: tally.events + 1, fragments: tally.fragments + fragments };
         }
-        verdict
+        outcome
     }
 
     /// A readout unit sent fragments.
@@ -122,7 +122,7 @@ impl Truth {
     pub fn totals(&self) -> Totals {
         let mut totals = Totals::default();
         for id in 0..self.plan.batches().get() {
-            totals += self.verdict(&self.plan.batch(BatchId(id)).expect("the plan has that many batches"));
+            totals += self.outcome(&self.plan.batch(BatchId(id)).expect("the plan has that many batches"));
         }
         totals
     }
@@ -131,7 +131,7 @@ impl Truth {
     pub fn judged_totals(&self) -> Totals {
         let mut totals = Totals::default();
         for id in self.judged.keys() {
-            totals += self.verdict(&self.plan.batch(*id).expect("judged batches are the plan's"));
+            totals += self.outcome(&self.plan.batch(*id).expect("judged batches are the plan's"));
         }
         totals
     }

@@ -3,7 +3,7 @@
 
 use millstream_evb::core::message::{Assignment, Message};
 use millstream_evb::core::plan::{Batch, Plan};
-use millstream_evb::core::{BatchId, BuIndex, Life, RuIndex, SlotIndex};
+use millstream_evb::core::{BatchId, BuIndex, Generation, RuIndex, SlotIndex};
 use std::collections::BTreeMap;
 
 #[derive(Clone)]
@@ -12,7 +12,7 @@ struct Slot {
     granted: bool,
     assigned: Option<Assignment>,
     /// What lies in the slot, by readout unit.
-    content: Vec<Option<(BatchId, Life)>>,
+    content: Vec<Option<(BatchId, Generation)>>,
     processing: Option<Assignment>,
 }
 
@@ -85,7 +85,7 @@ impl Watch {
     pub fn land(&mut self, ru: RuIndex, to: &Assignment) {
         let slot = self.slot(to.builder, to.slot);
         let overwrites = slot.processing.is_some();
-        slot.content[ru.index()] = Some((to.batch.id, to.life));
+        slot.content[ru.index()] = Some((to.batch.id, to.generation));
         if overwrites {
             self.seen.push(format!("{ru} wrote into a slot in use: {to:?}"));
         }
@@ -97,8 +97,9 @@ impl Watch {
         let assigned = slot.assigned;
         let content = slot.content.clone();
         slot.processing = assigned;
-        let right = assigned
-            .is_some_and(|a| a.batch == *batch && content.iter().all(|c| *c == Some((a.batch.id, a.life))));
+        let right = assigned.is_some_and(|a| {
+            a.batch == *batch && content.iter().all(|c| *c == Some((a.batch.id, a.generation)))
+        });
         if !right {
             self.seen
                 .push(format!("{bu} {at} processes {batch:?}, holds {content:?}, assigned {assigned:?}"));

@@ -3,24 +3,24 @@
 use super::packet::{header_crc, need};
 use super::{MAGIC, MfpError, Repr, Spacing, VERSION, entry, field};
 use crate::Fragment;
-use crate::bytes::{put, wide};
+use crate::bytes::{put, to_u64};
 
 /// Writes the header of a packet whose payload is sent from where it lies.
 ///
 /// The fragments are given in order, as many as [`Repr::n_fragments`] says; their payload has to follow
 /// the header in the same order, each padded to the alignment.
 #[derive(Debug)]
-pub struct Builder<'a> {
+pub struct HeaderBuilder<'a> {
     header: &'a mut [u8],
     repr: Repr,
     spacing: Spacing,
 }
 
-impl<'a> Builder<'a> {
+impl<'a> HeaderBuilder<'a> {
     /// Starts a header at the start of `buffer`, which has room for it: see [`Repr::header_len`].
     pub fn new(buffer: &'a mut [u8], repr: Repr) -> Result<Self, MfpError> {
         let spacing = Spacing::new(&repr)?;
-        need("header", spacing.offset.into(), wide(buffer.len()))?;
+        need("header", spacing.offset.into(), to_u64(buffer.len()))?;
         let header = &mut buffer[..spacing.offset as usize];
         let table_end = field::LEN + repr.n_fragments as usize * entry::LEN;
         header[table_end..].fill(0);
@@ -34,7 +34,7 @@ impl<'a> Builder<'a> {
         let fragment = self.spacing.fragment;
         if fragment == n_fragments {
             let pushed = fragment.saturating_add(1);
-            return Err(MfpError::Unfinished { pushed, n_fragments });
+            return Err(MfpError::WrongFragmentCount { pushed, n_fragments });
         }
         // An event before or far after the batch is past its end, whichever number this makes of it.
         let event_delta = u32::try_from(event.wrapping_sub(first_event)).unwrap_or(n_events);
@@ -53,7 +53,7 @@ impl<'a> Builder<'a> {
         let Self { header, repr, spacing } = self;
         let Repr { source, kind, first_event, n_events, n_fragments, alignment } = repr;
         if spacing.fragment != n_fragments {
-            return Err(MfpError::Unfinished { pushed: spacing.fragment, n_fragments });
+            return Err(MfpError::WrongFragmentCount { pushed: spacing.fragment, n_fragments });
         }
         let total_len = spacing.offset;
         // Both fit: Spacing has made a u32 of the header's length, and the greatest alignment is 4096.
@@ -84,11 +84,11 @@ pub fn assemble(buffer: &mut [u8], repr: Repr, fragments: &[Fragment<'_>]) -> Re
         let len = payload_len(payload)?;
         end.advance(u32::try_from(event.wrapping_sub(repr.first_event)).unwrap_or(repr.n_events), len)?;
     }
-    need("packet", end.offset.into(), wide(buffer.len()))?;
+    need("packet", end.offset.into(), to_u64(buffer.len()))?;
 
     let (header, rest) = buffer.split_at_mut(repr.header_len() as usize);
     let header_len = header.len();
-    let mut builder = Builder::new(header, repr)?;
+    let mut builder = HeaderBuilder::new(header, repr)?;
     for &Fragment { event, payload, crc } in fragments {
         let len = payload_len(payload)?;
         let at = builder.push(event, len, crc)? as usize - header_len;
@@ -101,5 +101,5 @@ pub fn assemble(buffer: &mut [u8], repr: Repr, fragments: &[Fragment<'_>]) -> Re
 }
 
 fn payload_len(payload: &[u8]) -> Result<u32, MfpError> {
-    u32::try_from(payload.len()).map_err(|_| MfpError::TooLong { len: wide(payload.len()) })
+    u32::try_from(payload.len()).map_err(|_| MfpError::TooLong { len: to_u64(payload.len()) })
 }

@@ -1,6 +1,6 @@
 //! Why bytes are no packet, or cannot become one.
 
-use crate::NotAnAlignment;
+use crate::InvalidAlignment;
 
 /// The first thing in a packet that is not what it has to be. Fields are named as in
 /// `docs/formats.md`; fragments are counted from 0.
@@ -8,7 +8,7 @@ use crate::NotAnAlignment;
 pub enum MfpError {
     /// The bytes at hand end before the part that is needed.
     #[error("{part}: needs {need} B, there are {have}")]
-    Short {
+    Truncated {
         /// What was to be read or written.
         part: &'static str,
         /// Its length, in bytes.
@@ -24,7 +24,7 @@ pub enum MfpError {
     Version(u16),
     /// An alignment that packets do not have.
     #[error("alignment: {0}")]
-    Alignment(#[from] NotAnAlignment),
+    Alignment(#[from] InvalidAlignment),
     /// No events, or events past the greatest number.
     #[error("n_events: {n_events} events from event {first_event} on")]
     Events {
@@ -100,7 +100,7 @@ pub enum MfpError {
     },
     /// A builder got another number of fragments than it was made for.
     #[error("n_fragments: {pushed} fragments for a header with room for {n_fragments}")]
-    Unfinished {
+    WrongFragmentCount {
         /// Fragments that were given.
         pushed: u32,
         /// Fragments that were announced.

@@ -2,14 +2,14 @@
 //!
 //! A packet is a header, which says where each fragment is, and the fragments, spaced as in a stream
 //! file. [`Packet`] reads one in place; [`Header`] reads the header alone, for those who have copied
-//! it out of memory that others can still write; [`Repr`] is what a header means, and [`Builder`]
+//! it out of memory that others can still write; [`Repr`] is what a header means, and [`HeaderBuilder`]
 //! writes one. `docs/formats.md`, chapter "Multi-fragment packet", is the specification.
 
 mod build;
 mod error;
 mod packet;
 
-pub use build::{Builder, assemble};
+pub use build::{HeaderBuilder, assemble};
 pub use error::MfpError;
 pub use packet::{Entries, Entry, Fragments, Header, Packet, peek_header_len};
 

@@ -2,7 +2,7 @@
 //! then the accessors cannot fail.
 
 use super::{FIXED_LEN, MAGIC, MfpError, Repr, Spacing, VERSION, entry, field};
-use crate::bytes::{CHECKSUMS_COUNT, array_at, u16_at, u32_at, u64_at, wide};
+use crate::bytes::{VERIFY_CHECKSUMS, array_at, to_u64, u16_at, u32_at, u64_at};
 use crate::{Alignment, Fragment, SourceId, SourceKind};
 
 /// Length of the whole header, in bytes, given at least its first [`FIXED_LEN`] bytes. Nothing else is
@@ -131,7 +131,7 @@ impl<T: AsRef<[u8]>> Packet<T> {
     /// Checks the packet at the start of `bytes`, which may be longer. Payload is not compared with its
     /// checksums: ask each [`Fragment`].
     pub fn new_checked(bytes: T) -> Result<Self, MfpError> {
-        let room = wide(bytes.as_ref().len());
+        let room = to_u64(bytes.as_ref().len());
         Ok(Self { header: Header::new_checked(bytes, room)? })
     }
 
@@ -174,7 +174,7 @@ impl<'a> Iterator for Fragments<'a> {
 impl ExactSizeIterator for Fragments<'_> {}
 
 fn check_start(bytes: &[u8]) -> Result<(), MfpError> {
-    need("fixed part of the header", FIXED_LEN as u64, wide(bytes.len()))?;
+    need("fixed part of the header", FIXED_LEN as u64, to_u64(bytes.len()))?;
     let magic = array_at(bytes, field::MAGIC);
     if magic != MAGIC {
         return Err(MfpError::Magic(magic));
@@ -206,10 +206,10 @@ fn check(bytes: &[u8], room: u64) -> Result<(), MfpError> {
     if u64::from(header_len) != repr.header_len() {
         return Err(MfpError::HeaderLen { found: header_len, expected: repr.header_len() });
     }
-    need("header", header_len.into(), wide(bytes.len()))?;
+    need("header", header_len.into(), to_u64(bytes.len()))?;
     let header = &bytes[..header_len as usize];
     let found = u32_at(header, field::HEADER_CRC);
-    if CHECKSUMS_COUNT {
+    if VERIFY_CHECKSUMS {
         let expected = header_crc(header);
         if found != expected {
             return Err(MfpError::HeaderCrc { found, expected });
@@ -237,7 +237,7 @@ fn check(bytes: &[u8], room: u64) -> Result<(), MfpError> {
 }
 
 pub(super) fn need(part: &'static str, need: u64, have: u64) -> Result<(), MfpError> {
-    if have < need { Err(MfpError::Short { part, need, have }) } else { Ok(()) }
+    if have < need { Err(MfpError::Truncated { part, need, have }) } else { Ok(()) }
 }
 
 /// CRC-32 of a whole header, except the field that holds it.

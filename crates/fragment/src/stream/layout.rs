@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::error::Malformed;
 use super::format::{self, IndexEntry, MAGIC, SourceRepr, VERSION, header, index, source};
-use crate::bytes::{CHECKSUMS_COUNT, array_at, u16_at, u32_at, u64_at, wide};
+use crate::bytes::{VERIFY_CHECKSUMS, array_at, to_u64, u16_at, u32_at, u64_at};
 use crate::{Alignment, SourceId, SourceKind};
 
 type Checked<T = ()> = Result<T, Malformed>;
@@ -30,21 +30,22 @@ impl Layout {
         let tables_crc = u32_at(bytes, header::TABLES_CRC);
         if !checksum_holds(tables, tables_crc) {
             return Err(Malformed::new(
-                wide(header::TABLES_CRC),
+                to_u64(header::TABLES_CRC),
                 "tables_crc",
                 format_args!("{tables_crc:#010x}"),
                 format_args!("{:#010x}, the CRC-32 of the tables", crc32fast::hash(tables)),
             ));
         }
         let (source_table, index_table) = tables.split_at(header.index_start - header.sources_offset);
-        let mut cursor = Cursor { header: &header, index_table, offset: header.payload_start, fragment: 0 };
+        let mut walker =
+            TableWalker { header: &header, index_table, offset: header.payload_start, fragment: 0 };
         let mut sources: Vec<SourceRepr> = Vec::with_capacity(source_table.len() / source::LEN);
         for (position, entry) in source_table.chunks_exact(source::LEN).enumerate() {
             let at = header.sources_offset + position * source::LEN;
             let last = sources.last().map(|source| source.id);
-            sources.push(cursor.check_source(entry, Place { at, position }, last)?);
+            sources.push(walker.check_source(entry, TableEntry { at, position }, last)?);
         }
-        cursor.check_end()?;
+        walker.check_end()?;
         let Header { alignment, events, index_start, .. } = header;
         Ok(Self { alignment, events, sources, index_start })
     }
@@ -80,7 +81,7 @@ fn check_header(bytes: &[u8]) -> Checked<Header> {
     let covered = &bytes[..header::HEADER_CRC];
     if !checksum_holds(covered, header_crc) {
         return Err(Malformed::new(
-            wide(header::HEADER_CRC),
+            to_u64(header::HEADER_CRC),
             "header_crc",
             format_args!("{header_crc:#010x}"),
             format_args!("{:#010x}, the CRC-32 of the header", crc32fast::hash(covered)),
@@ -91,11 +92,11 @@ fn check_header(bytes: &[u8]) -> Checked<Header> {
     let alignment = Alignment::new(alignment).map_err(|_| {
         let expected =
             format_args!("a power of two from {} to {}", Alignment::MIN.get(), Alignment::MAX.get());
-        Malformed::new(wide(header::ALIGNMENT), "alignment", alignment, expected)
+        Malformed::new(to_u64(header::ALIGNMENT), "alignment", alignment, expected)
     })?;
     let n_sources = u32_at(bytes, header::N_SOURCES);
     if n_sources == 0 {
-        return Err(Malformed::new(wide(header::N_SOURCES), "n_sources", 0, "at least one source"));
+        return Err(Malformed::new(to_u64(header::N_SOURCES), "n_sources", 0, "at least one source"));
     }
     expect("reserved", header::RESERVED, u32_at(bytes, header::RESERVED), 0)?;
     let first_event = u64_at(bytes, header::FIRST_EVENT);
@@ -103,55 +104,60 @@ fn check_header(bytes: &[u8]) -> Checked<Header> {
     let most = u64::MAX - first_event;
     if n_events == 0 || n_events > most {
         return Err(Malformed::new(
-            wide(header::N_EVENTS),
+            to_u64(header::N_EVENTS),
             "n_events",
             n_events,
             format_args!("1 to {most} events from event {first_event} on"),
         ));
     }
 
-    let len = wide(bytes.len());
+    let len = to_u64(bytes.len());
     let file_len = u64_at(bytes, header::FILE_LEN);
     if file_len != len {
         let expected = format_args!("{len}, the length of the file");
-        return Err(Malformed::new(wide(header::FILE_LEN), "file_len", file_len, expected));
+        return Err(Malformed::new(to_u64(header::FILE_LEN), "file_len", file_len, expected));
     }
     let payload_start = format::payload_start(alignment);
     let sources_offset = u64_at(bytes, header::SOURCES_OFFSET);
     let in_place = payload_start <= sources_offset && sources_offset <= len;
     if !in_place || !sources_offset.is_multiple_of(u64::from(alignment.get())) {
         return Err(Malformed::new(
-            wide(header::SOURCES_OFFSET),
+            to_u64(header::SOURCES_OFFSET),
             "sources_offset",
             sources_offset,
             format_args!("a multiple of {} from {payload_start} to {len}", alignment.get()),
         ));
     }
     let tables_len = len - sources_offset;
-    let source_table_len = u64::from(n_sources) * wide(source::LEN);
+    let source_table_len = u64::from(n_sources) * to_u64(source::LEN);
     if source_table_len > tables_len {
         return Err(Malformed::new(
-            wide(header::N_SOURCES),
+            to_u64(header::N_SOURCES),
             "n_sources",
             n_sources,
-            format_args!("at most {}, for the {tables_len} B of tables", tables_len / wide(source::LEN)),
+            format_args!("at most {}, for the {tables_len} B of tables", tables_len / to_u64(source::LEN)),
         ));
     }
     let index_offset = sources_offset + source_table_len;
     expect("index_offset", header::INDEX_OFFSET, u64_at(bytes, header::INDEX_OFFSET), index_offset)?;
     let n_fragments = u64_at(bytes, header::N_FRAGMENTS);
     let index_len = tables_len - source_table_len;
-    if n_fragments.checked_mul(wide(index::LEN)) != Some(index_len) {
+    if n_fragments.checked_mul(to_u64(index::LEN)) != Some(index_len) {
         return Err(Malformed::new(
-            wide(header::N_FRAGMENTS),
+            to_u64(header::N_FRAGMENTS),
             "n_fragments",
             n_fragments,
-            format_args!("{}, for the {index_len} B of index", index_len / wide(index::LEN)),
+            format_args!("{}, for the {index_len} B of index", index_len / to_u64(index::LEN)),
         ));
     }
     let padding = &bytes[header::LEN..payload_start as usize];
     if let Some(dirty) = padding.iter().position(|&byte| byte != 0) {
-        return Err(Malformed::new(wide(header::LEN + dirty), "padding after the header", padding[dirty], 0));
+        return Err(Malformed::new(
+            to_u64(header::LEN + dirty),
+            "padding after the header",
+            padding[dirty],
+            0,
+        ));
     }
     Ok(Header {
         alignment,
@@ -170,23 +176,23 @@ fn expect<T: PartialEq + std::fmt::Display>(
     found: T,
     expected: T,
 ) -> Checked {
-    if found == expected { Ok(()) } else { Err(Malformed::new(wide(at), field, found, expected)) }
+    if found == expected { Ok(()) } else { Err(Malformed::new(to_u64(at), field, found, expected)) }
 }
 
 fn checksum_holds(bytes: &[u8], crc: u32) -> bool {
-    !CHECKSUMS_COUNT || crc32fast::hash(bytes) == crc
+    !VERIFY_CHECKSUMS || crc32fast::hash(bytes) == crc
 }
 
 /// Where a source table entry is.
 #[derive(Clone, Copy)]
-struct Place {
+struct TableEntry {
     /// Offset in the file.
     at: usize,
     /// Position in the table.
     position: usize,
 }
 
-impl Place {
+impl TableEntry {
     fn wrong(
         self,
         field: &'static str,
@@ -195,12 +201,12 @@ impl Place {
         expected: impl std::fmt::Display,
     ) -> Malformed {
         let name = format!("{field} of source table entry {}", self.position);
-        Malformed::new(wide(self.at + field_at), name, found, expected)
+        Malformed::new(to_u64(self.at + field_at), name, found, expected)
     }
 }
 
 /// Walks through payload and index, source by source.
-struct Cursor<'a> {
+struct TableWalker<'a> {
     header: &'a Header,
     index_table: &'a [u8],
     /// Where the next fragment's payload has to start.
@@ -209,47 +215,62 @@ struct Cursor<'a> {
     fragment: u64,
 }
 
-impl Cursor<'_> {
-    fn check_source(&mut self, entry: &[u8], place: Place, last: Option<SourceId>) -> Checked<SourceRepr> {
+impl TableWalker<'_> {
+    fn check_source(
+        &mut self,
+        entry: &[u8],
+        table_entry: TableEntry,
+        last: Option<SourceId>,
+    ) -> Checked<SourceRepr> {
         let id = SourceId(u32_at(entry, source::SOURCE));
         if let Some(last) = last.filter(|&last| last >= id) {
             let expected = format_args!("more than {:#x}, the source before", last.0);
-            return Err(place.wrong("source", source::SOURCE, format_args!("{:#x}", id.0), expected));
+            return Err(table_entry.wrong("source", source::SOURCE, format_args!("{:#x}", id.0), expected));
         }
         let first_fragment = u64_at(entry, source::FIRST_FRAGMENT);
         if first_fragment != self.fragment {
-            return Err(place.wrong("first_fragment", source::FIRST_FRAGMENT, first_fragment, self.fragment));
+            return Err(table_entry.wrong(
+                "first_fragment",
+                source::FIRST_FRAGMENT,
+                first_fragment,
+                self.fragment,
+            ));
         }
         let n_fragments = u64_at(entry, source::N_FRAGMENTS);
         let left = self.header.n_fragments - self.fragment;
         if n_fragments > left {
             let expected = format_args!("at most {left}, the fragments left in the index");
-            return Err(place.wrong("n_fragments", source::N_FRAGMENTS, n_fragments, expected));
+            return Err(table_entry.wrong("n_fragments", source::N_FRAGMENTS, n_fragments, expected));
         }
         let payload_offset = u64_at(entry, source::PAYLOAD_OFFSET);
         if payload_offset != self.offset {
-            return Err(place.wrong("payload_offset", source::PAYLOAD_OFFSET, payload_offset, self.offset));
+            return Err(table_entry.wrong(
+                "payload_offset",
+                source::PAYLOAD_OFFSET,
+                payload_offset,
+                self.offset,
+            ));
         }
         let reserved = u32_at(entry, source::RESERVED);
         if reserved != 0 {
-            return Err(place.wrong("reserved", source::RESERVED, reserved, 0));
+            return Err(table_entry.wrong("reserved", source::RESERVED, reserved, 0));
         }
         let name: [u8; format::NAME_BYTES] = array_at(entry, source::NAME);
         let Some(name) = format::parse_name(&name) else {
             let found = format_args!("\"{}\"", name.escape_ascii());
             let expected = "UTF-8 without control characters, filled up with zeros";
-            return Err(place.wrong("name", source::NAME, found, expected));
+            return Err(table_entry.wrong("name", source::NAME, found, expected));
         };
 
         let max_len = self.check_fragments(id, n_fragments)?;
         let payload_len = u64_at(entry, source::PAYLOAD_LEN);
         let expected = self.offset - payload_offset;
         if payload_len != expected {
-            return Err(place.wrong("payload_len", source::PAYLOAD_LEN, payload_len, expected));
+            return Err(table_entry.wrong("payload_len", source::PAYLOAD_LEN, payload_len, expected));
         }
         let found = u32_at(entry, source::MAX_LEN);
         if found != max_len {
-            return Err(place.wrong("max_len", source::MAX_LEN, found, max_len));
+            return Err(table_entry.wrong("max_len", source::MAX_LEN, found, max_len));
         }
         Ok(SourceRepr {
             id,
@@ -266,7 +287,7 @@ impl Cursor<'_> {
     /// Checks the next `count` index entries, which exist, and returns the greatest length.
     fn check_fragments(&mut self, id: SourceId, count: u64) -> Checked<u32> {
         let Header { alignment, ref events, sources_offset, index_start, .. } = *self.header;
-        let payload_end = wide(sources_offset);
+        let payload_end = to_u64(sources_offset);
         let mut earliest = events.start;
         let mut max_len = 0;
         for number in 0..count {
@@ -274,7 +295,7 @@ impl Cursor<'_> {
             let entry = IndexEntry::parse(&self.index_table[at..]);
             let wrong = |field: &str, field_at: usize, found: u64, expected: std::fmt::Arguments<'_>| {
                 let name = format!("{field} of fragment {number} of {id}");
-                Malformed::new(wide(index_start + at + field_at), name, found, expected)
+                Malformed::new(to_u64(index_start + at + field_at), name, found, expected)
             };
             if entry.event < earliest || events.end <= entry.event {
                 let expected = format_args!("{earliest} to {}", events.end - 1);
@@ -300,6 +321,6 @@ impl Cursor<'_> {
     /// After the last source, nothing is left over.
     fn check_end(&self) -> Checked {
         expect("n_fragments", header::N_FRAGMENTS, self.header.n_fragments, self.fragment)?;
-        expect("sources_offset", header::SOURCES_OFFSET, wide(self.header.sources_offset), self.offset)
+        expect("sources_offset", header::SOURCES_OFFSET, to_u64(self.header.sources_offset), self.offset)
     }
 }

@@ -9,7 +9,7 @@ use memmap2::{Mmap, MmapOptions};
 use super::error::{Malformed, ReadError};
 use super::format::{IndexEntry, SourceRepr, index};
 use super::layout::Layout;
-use crate::bytes::wide;
+use crate::bytes::to_u64;
 use crate::file::IoError;
 use crate::{Alignment, Fragment, SourceId, SourceKind};
 
@@ -129,7 +129,7 @@ impl<B: AsRef<[u8]>> Stream<B> {
                 let padding = source.bytes(end..next);
                 if let Some(dirty) = padding.iter().position(|&byte| byte != 0) {
                     let field = format!("padding after {}", place());
-                    return Some(Malformed::new(end + wide(dirty), field, padding[dirty], 0));
+                    return Some(Malformed::new(end + to_u64(dirty), field, padding[dirty], 0));
                 }
             }
         }
@@ -239,8 +239,8 @@ impl<'a> Source<'a> {
         }
         // Sources rarely miss an event. Then the position is the distance from the first one.
         let first = self.entry_at(0).event;
-        if self.entry_at(len - 1).event - first == wide(len - 1) {
-            return event.saturating_sub(first).min(wide(len)) as usize;
+        if self.entry_at(len - 1).event - first == to_u64(len - 1) {
+            return event.saturating_sub(first).min(to_u64(len)) as usize;
         }
         let (mut low, mut high) = (0, len);
         while low < high {

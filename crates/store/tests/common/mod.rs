@@ -40,7 +40,7 @@ impl Files {
         let unpacked = Path::new(env!("CARGO_TARGET_TMPDIR")).join("sst1m");
         let mut streams: Vec<Stream> =
             unpack(&data(), &unpacked).unwrap().iter().map(|file| Stream::open(file).unwrap()).collect();
-        let truth = streams.iter().position(|stream| stream.path().ends_with("truth.mfs")).unwrap();
+        let truth = streams.iter().position(|stream| stream.path().ends_with("decisions.mfs")).unwrap();
         let truth = streams.remove(truth);
         assert_eq!(streams.len(), 3);
         Self { crates: streams, truth }

@@ -1,9 +1,9 @@
 //! A card's kernel: commands out, summaries and decisions back.
 
-use super::contents::{BadData, Contents};
-use super::truth::Truth;
-use crate::config::{CardSetup, Kernel as Kind, Setup};
-use crate::core::account::{BatchTally, Verdict};
+use super::reference::ReferenceDecisions;
+use super::slot_contents::{InvalidSlotData, SlotContents};
+use crate::config::{CardSetup, KernelSetup, Setup};
+use crate::core::account::{BatchOutcome, BatchTally};
 use crate::core::plan::Batch;
 use crate::core::{BuIndex, SlotIndex};
 use crate::layout::{KernelAreas, SlotAreas};
@@ -20,21 +20,21 @@ use std::time::Duration;
 
 /// What a kernel found in a batch.
 #[derive(Debug)]
-pub(super) struct Judged {
+pub(super) struct KernelCompletion {
     pub(super) slot: SlotIndex,
     /// Time that the card was busy with it.
     pub(super) busy: Duration,
     /// Decision bits set.
     pub(super) decisions_set: u64,
-    outcome: Result<(), millstream_card::command::Fault>,
+    status: Result<(), millstream_card::command::Fault>,
     fragments: u32,
 }
 
 /// A card that runs a kernel on every batch.
-pub(super) struct Kernel {
+pub(super) struct CardKernel {
     ring: Ring,
     id: KernelId,
-    kind: Kind,
+    setup: KernelSetup,
     areas: KernelAreas,
     armed: bool,
     /// Summaries of the batch at hand.
@@ -44,10 +44,10 @@ pub(super) struct Kernel {
     args: Vec<u8>,
 }
 
-impl Kernel {
+impl CardKernel {
     /// Prepares the card of that builder unit; none if it runs no kernel.
-    pub(super) fn open(setup: &Setup, bu: BuIndex, card: &Card) -> Result<Option<Kernel>, ProcessError> {
-        let crate::config::Landing::Card(CardSetup { name, kernel, .. }) =
+    pub(super) fn open(setup: &Setup, bu: BuIndex, card: &Card) -> Result<Option<CardKernel>, ProcessError> {
+        let crate::config::LandingTarget::Card(CardSetup { name, kernel, .. }) =
             &setup.builders[bu.index()].landing
         else {
             return Ok(None);
@@ -55,9 +55,9 @@ impl Kernel {
         let Some(areas) = setup.kernel_areas(bu.index()) else { return Ok(None) };
         let unfit = |what: String| unfit(name, what);
         let kernel_name = match kernel {
-            Kind::None => return Ok(None),
-            Kind::Verify => verify::NAME,
-            Kind::Cluster7 { patches, .. } => {
+            KernelSetup::None => return Ok(None),
+            KernelSetup::Verify => verify::NAME,
+            KernelSetup::Cluster7 { patches, .. } => {
                 let geometry = TriggerGeometry::load(patches).map_err(|error| unfit(error.to_string()))?;
                 let written = card.memory().write(areas.geometry(), &geometry.to_bytes());
                 written.map_err(|error| unfit(error.to_string()))?;
@@ -67,10 +67,10 @@ impl Kernel {
         card.load(0, kernel_name).map_err(|error| unfit(error.to_string()))?;
         let id = card.kernel(kernel_name).map_err(|error| unfit(error.to_string()))?;
         let batch = usize::from(setup.plan.batch.get());
-        let mut kernel = Kernel {
+        let mut kernel = CardKernel {
             ring: Ring::open(card, areas.rings())?,
             id,
-            kind: kernel.clone(),
+            setup: kernel.clone(),
             areas,
             armed: false,
             summaries: vec![0; batch * Summary::BYTES],
@@ -88,20 +88,20 @@ impl Kernel {
         let start = setup.layout.slot_offset(slot);
         let places: Vec<_> = setup
             .layout
-            .places
+            .packets
             .iter()
-            .map(|place| slot::Place {
-                offset: start + place.offset,
-                capacity: place.capacity.into(),
-                source: place.source,
+            .map(|area| slot::Place {
+                offset: start + area.offset,
+                capacity: area.capacity.into(),
+                source: area.source,
                 reserved: 0,
             })
             .collect();
         self.args.clear();
         let areas = self.areas.of_slot(slot);
-        match self.kind {
-            Kind::Cluster7 { .. } => self.cluster7(0, 1, areas).append_to(&places, &mut self.args),
-            Kind::None | Kind::Verify => {
+        match self.setup {
+            KernelSetup::Cluster7 { .. } => self.cluster7(0, 1, areas).append_to(&places, &mut self.args),
+            KernelSetup::None | KernelSetup::Verify => {
                 VerifyArgs { first_event: 0, n_events: 1, n_sources: 0 }.append_to(&places, &mut self.args);
             }
         }
@@ -109,9 +109,9 @@ impl Kernel {
     }
 
     fn cluster7(&self, first_event: u64, n_events: u32, areas: SlotAreas) -> Cluster7Args {
-        let (threshold, trace_sources) = match &self.kind {
-            Kind::Cluster7 { threshold, traces, .. } => (*threshold, *traces),
-            Kind::None | Kind::Verify => (0, [0; 3]),
+        let (threshold, trace_sources) = match &self.setup {
+            KernelSetup::Cluster7 { threshold, traces, .. } => (*threshold, *traces),
+            KernelSetup::None | KernelSetup::Verify => (0, [0; 3]),
         };
         Cluster7Args {
             first_event,
@@ -131,13 +131,13 @@ impl Kernel {
         let (first_event, n_events) = (batch.first_event.0, u32::from(batch.events));
         let n_sources = sources as u32;
         let memory = self.ring.card().memory();
-        let (head, flags) = match self.kind {
-            Kind::Cluster7 { verify, .. } => {
+        let (head, flags) = match self.setup {
+            KernelSetup::Cluster7 { verify, .. } => {
                 let args = Cluster7Args { n_sources, ..self.cluster7(first_event, n_events, areas) };
                 memory.write(areas.args, &args.to_bytes())?;
                 (Cluster7Args::BYTES, if verify { FLAG_VERIFY } else { 0 })
             }
-            Kind::None | Kind::Verify => {
+            KernelSetup::None | KernelSetup::Verify => {
                 memory.write(areas.args, &VerifyArgs { first_event, n_events, n_sources }.to_bytes())?;
                 (VerifyArgs::BYTES, 0)
             }
@@ -154,7 +154,7 @@ impl Kernel {
 
     /// Takes the next batch that the card is done with. If there is none but will be, the card's interrupt
     /// is armed.
-    pub(super) fn poll(&mut self) -> Result<Option<Judged>, RingError> {
+    pub(super) fn poll(&mut self) -> Result<Option<KernelCompletion>, RingError> {
         if self.ring.in_flight() == 0 {
             return Ok(None);
         }
@@ -167,12 +167,12 @@ impl Kernel {
         }
         let Some(completion) = completion else { return Ok(None) };
         self.armed = false;
-        Ok(Some(Judged {
+        Ok(Some(KernelCompletion {
             // Cookies are slots.
             slot: SlotIndex(completion.cookie as u16),
             busy: completion.busy,
             decisions_set: completion.tally.decisions_set.into(),
-            outcome: completion.outcome,
+            status: completion.outcome,
             fragments: completion.tally.fragments,
         }))
     }
@@ -184,54 +184,57 @@ impl Kernel {
     }
 
     /// What the kernel says about a batch, together with what lies in its slot.
-    pub(super) fn verdict(
+    pub(super) fn outcome(
         &mut self,
-        judged: &Judged,
+        completion: &KernelCompletion,
         batch: &Batch,
-        contents: &Contents,
-    ) -> Result<Verdict, BadData> {
-        judged.outcome.map_err(|fault| BadData::Kernel(fault.to_string()))?;
+        contents: &SlotContents,
+    ) -> Result<BatchOutcome, InvalidSlotData> {
+        completion.status.map_err(|fault| InvalidSlotData::Kernel(fault.to_string()))?;
         let events = usize::from(batch.events);
-        let areas = self.areas.of_slot(judged.slot);
-        let outside = |error: AccessError| BadData::Kernel(error.to_string());
+        let areas = self.areas.of_slot(completion.slot);
+        let outside = |error: AccessError| InvalidSlotData::Kernel(error.to_string());
         let memory = self.ring.card().memory();
         memory.read(areas.summaries, &mut self.summaries[..events * Summary::BYTES]).map_err(outside)?;
-        if let Kind::Cluster7 { .. } = self.kind {
+        if let KernelSetup::Cluster7 { .. } = self.setup {
             memory.read(areas.decisions, &mut self.decisions[..events * DECISION_BYTES]).map_err(outside)?;
         }
-        let mut verdict = Verdict::default();
+        let mut outcome = BatchOutcome::default();
         for event in 0..events {
             let summary = self.summary(event);
             let number = batch.first_event.0 + event as u64;
             if summary.event != number || summary.status & STATUS_BAD_PACKET != 0 {
                 let (found, status) = (summary.event, summary.status);
-                return Err(BadData::Kernel(format!(
+                return Err(InvalidSlotData::Kernel(format!(
                     "summary of event {found} with status {status:#x} for event {number}"
                 )));
             }
             let tally = if summary.corrupt > 0 {
-                &mut verdict.corrupt
+                &mut outcome.corrupt
             } else if !contents.is_complete(event) {
-                &mut verdict.missing
+                &mut outcome.missing
             } else {
-                verdict.accepted += u16::from(summary.accepted != 0);
-                &mut verdict.built
+                outcome.accepted += u16::from(summary.accepted != 0);
+                &mut outcome.built
             };
             *tally = BatchTally {
                 events: tally.events + 1,
                 fragments: tally.fragments + contents.fragments(event),
             };
         }
-        if self.checks_all() && u64::from(judged.fragments) != verdict.fragments() {
-            let found = judged.fragments;
-            return Err(BadData::Kernel(format!("found {found} of {} fragments", verdict.fragments())));
+        if self.verifies_checksums() && u64::from(completion.fragments) != outcome.fragments() {
+            let found = completion.fragments;
+            return Err(InvalidSlotData::Kernel(format!(
+                "found {found} of {} fragments",
+                outcome.fragments()
+            )));
         }
-        Ok(verdict)
+        Ok(outcome)
     }
 
     /// Whether the kernel looks at every fragment.
-    fn checks_all(&self) -> bool {
-        matches!(self.kind, Kind::Verify | Kind::Cluster7 { verify: true, .. })
+    fn verifies_checksums(&self) -> bool {
+        matches!(self.setup, KernelSetup::Verify | KernelSetup::Cluster7 { verify: true, .. })
     }
 
     /// The summary of an event of the batch at hand.
@@ -242,17 +245,19 @@ impl Kernel {
 
     /// The decision map of an event of the batch at hand; empty if the kernel decides nothing.
     pub(super) fn decisions(&self, event: usize) -> &[u8] {
-        match self.kind {
-            Kind::Cluster7 { .. } => &self.decisions[event * DECISION_BYTES..(event + 1) * DECISION_BYTES],
-            Kind::None | Kind::Verify => &[],
+        match self.setup {
+            KernelSetup::Cluster7 { .. } => {
+                &self.decisions[event * DECISION_BYTES..(event + 1) * DECISION_BYTES]
+            }
+            KernelSetup::None | KernelSetup::Verify => &[],
         }
     }
 
     /// Compares the decisions on the batch at hand, on events that are complete and sound.
-    pub(super) fn compare(&self, truth: &mut Truth, batch: &Batch, contents: &Contents) {
+    pub(super) fn compare(&self, reference: &mut ReferenceDecisions, batch: &Batch, contents: &SlotContents) {
         for event in 0..usize::from(batch.events) {
             if contents.is_complete(event) && self.summary(event).status == 0 {
-                truth.compare(batch.first_event.0 + event as u64, self.decisions(event));
+                reference.compare(batch.first_event.0 + event as u64, self.decisions(event));
             }
         }
     }

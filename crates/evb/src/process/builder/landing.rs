@@ -1,6 +1,6 @@
 //! A builder unit's landing memory: slots on the host or on a card.
 
-use crate::config::{CardSetup, Landing as Where, Setup};
+use crate::config::{CardSetup, LandingTarget, Setup};
 use crate::core::{BuIndex, SlotIndex};
 use crate::process::ProcessError;
 use crate::process::card;
@@ -9,10 +9,10 @@ use millstream_rdma::{Access, Device, Region, RemoteMemory};
 use std::time::Duration;
 
 /// How long a card may take to come up. Short of the time in which a run has to end that lost its launcher.
-const CARD_PATIENCE: Duration = Duration::from_secs(3);
+const CARD_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Landing memory, registered for the readout units.
-pub(super) struct Landing {
+/// LandingMemory memory, registered for the readout units.
+pub(super) struct LandingMemory {
     memory: Memory,
     /// What readout units may write: the slots, and nothing behind them.
     slots: Region,
@@ -26,26 +26,28 @@ enum Memory {
 /// Bytes that are not where the layout says: a mistake in this program.
 #[derive(Debug, thiserror::Error)]
 #[error("{len} bytes at {offset} are outside the landing memory")]
-pub(super) struct Outside {
+pub(super) struct OutsideLandingMemory {
     offset: u64,
     len: usize,
 }
 
-impl Landing {
+impl LandingMemory {
     /// Opens the card if there is one, registers the slots, and gives memory to all pages in use.
-    pub(super) fn open(setup: &Setup, bu: BuIndex, device: &Device) -> Result<Landing, ProcessError> {
+    pub(super) fn open(setup: &Setup, bu: BuIndex, device: &Device) -> Result<LandingMemory, ProcessError> {
         let slots = setup.plan.slots[bu.index()].get();
         let len = setup.layout.slot_offset(SlotIndex(slots));
         match &setup.builders[bu.index()].landing {
-            Where::Host => {
+            LandingTarget::Host => {
                 let slots = Region::landing(device, c"millstream-slots", len as usize, Access::REMOTE_WRITE)?;
-                slots.populate().map_err(|cause| ProcessError::Io { doing: "populate the slots", cause })?;
-                Ok(Landing { memory: Memory::Host, slots })
+                slots
+                    .populate()
+                    .map_err(|cause| ProcessError::Io { operation: "populate the slots", cause })?;
+                Ok(LandingMemory { memory: Memory::Host, slots })
             }
-            Where::Card(wanted) => {
-                let card = Card::open(&card::name(setup, wanted)?, CARD_PATIENCE)?;
+            LandingTarget::Card(wanted) => {
+                let card = Card::open(&card::name(setup, wanted)?, CARD_TIMEOUT)?;
                 // From here on the card is this unit's alone; the lease ends with this process.
-                card.lease(CARD_PATIENCE).map_err(|error| card::unfit(&wanted.name, error.to_string()))?;
+                card.lease(CARD_TIMEOUT).map_err(|error| card::unfit(&wanted.name, error.to_string()))?;
                 let needed = setup.landing_bytes(bu.index()).0;
                 check_memory(wanted, &card, needed)?;
                 card.memory()
@@ -53,9 +55,9 @@ impl Landing {
                     .map_err(|error| card::unfit(&wanted.name, error.to_string()))?;
                 let descriptor = card.memory_fd().try_clone_to_owned();
                 let descriptor = descriptor
-                    .map_err(|cause| ProcessError::Io { doing: "share the card's memory", cause })?;
+                    .map_err(|cause| ProcessError::Io { operation: "share the card's memory", cause })?;
                 let slots = Region::dmabuf(device, descriptor, 0, len as usize, Access::REMOTE_WRITE)?;
-                Ok(Landing { memory: Memory::Card(card), slots })
+                Ok(LandingMemory { memory: Memory::Card(card), slots })
             }
         }
     }
@@ -74,13 +76,13 @@ impl Landing {
     }
 
     /// Copies bytes out of landing memory.
-    pub(super) fn read(&self, offset: u64, to: &mut [u8]) -> Result<(), Outside> {
+    pub(super) fn read(&self, offset: u64, to: &mut [u8]) -> Result<(), OutsideLandingMemory> {
         let len = to.len();
         let read = match &self.memory {
             Memory::Host => self.slots.copy_to_slice(offset, to).is_ok(),
             Memory::Card(card) => card.memory().read(offset, to).is_ok(),
         };
-        if read { Ok(()) } else { Err(Outside { offset, len }) }
+        if read { Ok(()) } else { Err(OutsideLandingMemory { offset, len }) }
     }
 }
 

@@ -1,30 +1,29 @@
-//! A builder unit's process: sees batches arrive, has them judged, stores accepted events.
+//! A builder unit's process: sees batches arrive, has them completion, stores accepted events.
 //!
 //! Its processor reads packets' headers and kernels' results, never the payload of rejected events.
 
-mod accepted;
-mod contents;
+mod event_store;
 mod kernel;
 mod landing;
-mod truth;
+mod reference;
+mod slot_contents;
 
-pub use truth::Agreement;
+pub use reference::DecisionComparison;
 
 use super::ProcessError;
-use super::clock::Clock;
+use super::clock::MonotonicClock;
 use super::control::{Control, Received};
-use super::error::Doing;
+use super::error::IoContext;
 use super::sink::MakeSink;
-use super::wire_up::{self, Channel, FromManager, Joined, Look, ToManager};
+use super::wire_up::{self, Channel, FromManager, JoinedRun, ToManager, TryReceive};
 use crate::config::Setup;
-use crate::core::builder::{Builder, Process as Arrived};
+use crate::core::builder::{Builder, CompleteBatch};
 use crate::core::report::BuilderReport;
 use crate::core::types::{EventNumber, Immediate};
 use crate::core::{BuIndex, RuIndex, SlotIndex, Unit};
-use accepted::{Accepted, StoreError};
-use contents::{BadData, Contents, HeaderReader};
-use kernel::{Judged, Kernel};
-use landing::Landing;
+use event_store::{EventStore, StoreError};
+use kernel::{CardKernel, KernelCompletion};
+use landing::LandingMemory;
 use millstream_card::Card;
 use millstream_rdma::connect::{Listener, RcOptions, listen};
 use millstream_rdma::message::{MessengerOptions, PreparedMessenger};
@@ -33,12 +32,13 @@ use millstream_rdma::wait::{WaitOptions, Waiter};
 use millstream_rdma::{
     Access, Completion, CompletionQueue, Deadline, Device, PreparedQueuePair, QueuePair, WaitFd, WrId,
 };
+use reference::ReferenceDecisions;
 use serde::{Deserialize, Serialize};
+use slot_contents::{HeaderReader, InvalidSlotData, SlotContents};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
-use truth::Truth;
 
 /// Completions taken at a time.
 const POLL: usize = 64;
@@ -55,21 +55,21 @@ pub struct BuilderEnd {
 /// What a builder unit saw beside its account.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BuilderStatistics {
-    /// How far decisions agree with the truth.
-    pub agreement: Agreement,
+    /// How far decisions agree with the reference.
+    pub comparison: DecisionComparison,
     /// Decision bits set.
     pub decisions_set: u64,
     /// Time that the card was busy.
     pub card_busy: Duration,
-    /// Accepted events handed to the sink.
+    /// EventStore events handed to the sink.
     pub stored: u64,
     /// The first thing that was wrong, in words.
-    pub trouble: Option<String>,
+    pub error: Option<String>,
 }
 
 /// Runs a builder unit from joining the manager to its report; then closes the sink.
 ///
-/// While the manager is not there, the unit waits; if `lifeline` is readable or closed then, it ends.
+/// While the manager is not there, the unit waits; if `parent_pipe` is readable or closed then, it ends.
 /// Returns the report and what the sink has to tell people.
 ///
 /// # Errors
@@ -79,44 +79,44 @@ pub fn run(
     manager: &str,
     bu: BuIndex,
     make_sink: &MakeSink<'_>,
-    lifeline: Option<BorrowedFd<'_>>,
+    parent_pipe: Option<BorrowedFd<'_>>,
 ) -> Result<(BuilderEnd, Option<String>), ProcessError> {
     let listener = listen(&own_address(manager))?;
     let data = listener.address().to_string();
-    let mut joined = wire_up::join(manager, Unit::Builder(bu), Some(data), lifeline)?;
-    let local = Local::open(&joined.setup, bu, make_sink);
-    let local = wire_up::tell_prepared(&mut joined.channel, local)?;
-    let (process, queues) = Process::connect(local, &mut joined, bu, &listener)?;
+    let mut joined = wire_up::join(manager, Unit::Builder(bu), Some(data), parent_pipe)?;
+    let local = LocalResources::open(&joined.setup, bu, make_sink);
+    let local = wire_up::report_prepared(&mut joined.channel, local)?;
+    let (process, queues) = BuilderProcess::connect(local, &mut joined, bu, &listener)?;
     process.work(queues, joined.channel)
 }
 
 /// What the unit needs on its host.
-struct Local {
+struct LocalResources {
     device: Device,
-    landing: Landing,
-    kernel: Option<Kernel>,
-    truth: Option<Truth>,
-    accepted: Option<Accepted>,
+    landing: LandingMemory,
+    kernel: Option<CardKernel>,
+    reference: Option<ReferenceDecisions>,
+    store: Option<EventStore>,
 }
 
-impl Local {
+impl LocalResources {
     /// Opens the card, registers landing memory, and makes the sink.
-    fn open(setup: &Setup, bu: BuIndex, make_sink: &MakeSink<'_>) -> Result<Local, ProcessError> {
+    fn open(setup: &Setup, bu: BuIndex, make_sink: &MakeSink<'_>) -> Result<LocalResources, ProcessError> {
         let device = super::open_device(setup)?;
-        let landing = Landing::open(setup, bu, &device)?;
+        let landing = LandingMemory::open(setup, bu, &device)?;
         let kernel = match landing.card() {
-            Some(card) => Kernel::open(setup, bu, card)?,
+            Some(card) => CardKernel::open(setup, bu, card)?,
             None => None,
         };
-        let truth = Truth::open(setup)?;
-        let accepted = match &setup.output {
+        let reference = ReferenceDecisions::open(setup)?;
+        let store = match &setup.output {
             Some(output) => {
                 let sink = make_sink(setup, bu).map_err(ProcessError::Sink)?;
-                sink.map(|sink| Accepted::new(sink, output.keep))
+                sink.map(|sink| EventStore::new(sink, output.max_events))
             }
             None => None,
         };
-        Ok(Local { device, landing, kernel, truth, accepted })
+        Ok(LocalResources { device, landing, kernel, reference, store })
     }
 }
 
@@ -138,57 +138,57 @@ fn own_interface(manager: &str) -> String {
 }
 
 /// What the unit waits for.
-struct Queues {
+struct WaitSet {
     waiter: Waiter,
     control: CompletionQueue,
     data: CompletionQueue,
 }
 
 /// Which descriptors ended a wait.
-struct Ready {
+struct ReadyDescriptors {
     manager: bool,
     interrupt: bool,
     card_gone: bool,
 }
 
-struct Process {
-    clock: Clock,
+struct BuilderProcess {
+    clock: MonotonicClock,
     core: Builder,
     setup: Setup,
     control: Control,
     peers: Vec<QueuePair>,
     /// Which readout unit a completion is from.
     readout_of: HashMap<Qpn, RuIndex>,
-    landing: Landing,
-    kernel: Option<Kernel>,
+    landing: LandingMemory,
+    kernel: Option<CardKernel>,
     card_lost: bool,
     /// By slot.
-    contents: Vec<Contents>,
+    contents: Vec<SlotContents>,
     /// By slot: the batch that the card works on.
-    at_work: Vec<Option<Arrived>>,
+    in_kernel: Vec<Option<CompleteBatch>>,
     reader: HeaderReader,
-    truth: Option<Truth>,
-    accepted: Option<Accepted>,
+    reference: Option<ReferenceDecisions>,
+    store: Option<EventStore>,
     statistics: BuilderStatistics,
     completions: [Completion; POLL],
 }
 
-impl Process {
+impl BuilderProcess {
     /// Connects to all others and waits for the start of the run.
     fn connect(
-        local: Local,
-        joined: &mut Joined,
+        local: LocalResources,
+        joined: &mut JoinedRun,
         bu: BuIndex,
         listener: &Listener,
-    ) -> Result<(Process, Queues), ProcessError> {
-        let Joined { channel, setup, deadline, .. } = joined;
+    ) -> Result<(BuilderProcess, WaitSet), ProcessError> {
+        let JoinedRun { channel, setup, deadline, .. } = joined;
         let deadline = *deadline;
-        let Local { device, landing, kernel, truth, accepted } = local;
+        let LocalResources { device, landing, kernel, reference, store } = local;
         let mut waiter = Waiter::new(&device, WaitOptions { spin: setup.spin, ..WaitOptions::default() })?;
         let options = MessengerOptions::default();
         let control_queue = waiter.completion_queue(options.completions())?;
         let messenger = PreparedMessenger::new(&device, &control_queue, &options)?;
-        let (messenger, _) = messenger.connect(channel.stream().doing("use a stream")?, &[], deadline)?;
+        let (messenger, _) = messenger.connect(channel.stream().context("use a stream")?, &[], deadline)?;
 
         let slots = setup.plan.slots[bu.index()].get();
         let readouts = setup.plan.readouts();
@@ -207,12 +207,12 @@ impl Process {
             )?;
             let place = peers.get_mut(ru.index()).filter(|place| place.is_none());
             let unit = Unit::Readout(ru);
-            *place.ok_or_else(|| wire_up::out_of_turn(unit))? = Some(pair);
+            *place.ok_or_else(|| wire_up::unexpected_frame(unit))? = Some(pair);
         }
         let peers: Vec<_> = peers.into_iter().flatten().collect();
         wire_up::await_start(channel, deadline)?;
-        let clock = Clock::start();
-        let process = Process {
+        let clock = MonotonicClock::start();
+        let process = BuilderProcess {
             clock,
             core: Builder::new(bu, setup.plan.clone(), clock.now()),
             control: Control::new(messenger),
@@ -221,31 +221,31 @@ impl Process {
             landing,
             kernel,
             card_lost: false,
-            contents: (0..slots).map(|_| Contents::default()).collect(),
-            at_work: vec![None; slots.into()],
+            contents: (0..slots).map(|_| SlotContents::default()).collect(),
+            in_kernel: vec![None; slots.into()],
             reader: HeaderReader::new(setup.plan.batch.get()),
-            truth,
-            accepted,
+            reference,
+            store,
             statistics: BuilderStatistics::default(),
             completions: [Completion::EMPTY; POLL],
             setup: setup.clone(),
         };
-        Ok((process, Queues { waiter, control: control_queue, data: data_queue }))
+        Ok((process, WaitSet { waiter, control: control_queue, data: data_queue }))
     }
 
     /// The run, to the report, and what comes after it.
     fn work(
         mut self,
-        mut queues: Queues,
+        mut queues: WaitSet,
         mut channel: Channel,
     ) -> Result<(BuilderEnd, Option<String>), ProcessError> {
-        let mut has_manager = true;
+        let mut manager_alive = true;
         let card = self.landing.card().cloned();
         let report = loop {
             let watched_card = card.as_ref().filter(|_| !self.card_lost);
-            let ready = self.wait(&mut queues, has_manager.then_some(&channel), watched_card)?;
-            if ready.manager && matches!(channel.look::<FromManager>(), Look::Closed) {
-                has_manager = false;
+            let ready = self.wait(&mut queues, manager_alive.then_some(&channel), watched_card)?;
+            if ready.manager && matches!(channel.try_receive::<FromManager>(), TryReceive::Closed) {
+                manager_alive = false;
                 self.core.handle_manager_lost(self.clock.now());
             }
             if ready.card_gone {
@@ -259,25 +259,25 @@ impl Process {
                 break report;
             }
         };
-        if let Some(truth) = &self.truth {
-            self.statistics.agreement = truth.agreement;
+        if let Some(reference) = &self.reference {
+            self.statistics.comparison = reference.comparison;
         }
-        self.statistics.stored = self.accepted.as_ref().map_or(0, |accepted| accepted.stored);
+        self.statistics.stored = self.store.as_ref().map_or(0, |store| store.stored);
         let end = BuilderEnd { report, statistics: self.statistics };
         // A manager that is gone gets nothing; whoever started this process does.
         let _ = channel.send(&ToManager::Builder(end.clone()));
-        let told = self.accepted.map(Accepted::finish).transpose().map_err(ProcessError::Sink)?;
+        let told = self.store.map(EventStore::finish).transpose().map_err(ProcessError::Sink)?;
         Ok((end, told.flatten()))
     }
 
     /// Makes progress until a descriptor is ready or the run is over.
     fn wait(
         &mut self,
-        queues: &mut Queues,
+        queues: &mut WaitSet,
         manager: Option<&Channel>,
         card: Option<&Card>,
-    ) -> Result<Ready, ProcessError> {
-        let Queues { waiter, control, data } = queues;
+    ) -> Result<ReadyDescriptors, ProcessError> {
+        let WaitSet { waiter, control, data } = queues;
         let (interrupt, liveness) = (card.map(Card::interrupt_fd), card.map(Card::liveness_fd));
         let mut others = Vec::with_capacity(3);
         others.extend(interrupt.as_ref().map(WaitFd::readable));
@@ -290,7 +290,7 @@ impl Process {
             if others.iter().any(WaitFd::is_ready) || self.core.poll_timeout().is_none() {
                 let (of_card, of_manager) = others.split_at(if card.is_some() { 2 } else { 0 });
                 let is_ready = |waits: &[WaitFd<'_>], at: usize| waits.get(at).is_some_and(WaitFd::is_ready);
-                return Ok(Ready {
+                return Ok(ReadyDescriptors {
                     interrupt: is_ready(of_card, 0),
                     card_gone: is_ready(of_card, 1),
                     manager: is_ready(of_manager, 0),
@@ -311,11 +311,11 @@ impl Process {
             }
         }
         any |= self.take_arrivals(queue)?;
-        while let Some(arrived) = self.core.poll_process() {
+        while let Some(complete) = self.core.poll_complete_batch() {
             any = true;
-            self.process(arrived);
+            self.process(complete);
         }
-        any |= self.take_judged();
+        any |= self.take_kernel_completions();
         if self.core.poll_timeout().is_some_and(|at| at <= now) {
             self.core.handle_timeout(now);
         }
@@ -364,41 +364,41 @@ impl Process {
                 // The rule that it may break is counted and stops the run.
                 let _ = self.core.handle_arrival(ru, immediate, fragments, now);
             }
-            Err(error) => self.bad_data(&error),
+            Err(error) => self.invalid_data(&error),
         }
     }
 
     /// A batch has arrived whole.
-    fn process(&mut self, arrived: Arrived) {
-        let Arrived { slot, batch } = arrived;
+    fn process(&mut self, complete: CompleteBatch) {
+        let CompleteBatch { slot, batch } = complete;
         let contents = &self.contents[slot.index()];
         if !contents.is_of(&batch) {
             let what = format!("{} is not what lies in {slot}", batch.id);
-            return self.bad_data(&BadData::Kernel(what));
+            return self.invalid_data(&InvalidSlotData::Kernel(what));
         }
-        let sources = self.setup.layout.places.len();
+        let sources = self.setup.layout.packets.len();
         match &mut self.kernel {
             None => {
-                let verdict = contents.verdict(&batch);
-                self.release(slot, verdict);
+                let outcome = contents.outcome(&batch);
+                self.release(slot, outcome);
             }
             Some(kernel) => match kernel.submit(slot, &batch, sources) {
-                Ok(()) => self.at_work[slot.index()] = Some(arrived),
+                Ok(()) => self.in_kernel[slot.index()] = Some(complete),
                 Err(error) => self.lose_card(error.to_string()),
             },
         }
     }
 
     /// Takes what the card is done with.
-    fn take_judged(&mut self) -> bool {
+    fn take_kernel_completions(&mut self) -> bool {
         let mut any = false;
         while !self.card_lost
             && let Some(kernel) = &mut self.kernel
         {
             match kernel.poll() {
-                Ok(Some(judged)) => {
+                Ok(Some(completion)) => {
                     any = true;
-                    self.judge(&judged);
+                    self.kernel_completed(&completion);
                 }
                 Ok(None) => break,
                 Err(error) => self.lose_card(error.to_string()),
@@ -407,22 +407,23 @@ impl Process {
         any
     }
 
-    fn judge(&mut self, judged: &Judged) {
-        let work = self.at_work.get_mut(judged.slot.index()).and_then(Option::take);
-        let (Some(kernel), Some(Arrived { slot, batch })) = (&mut self.kernel, work) else {
-            return self.bad_data(&BadData::Kernel(format!("{} was not at work", judged.slot)));
+    fn kernel_completed(&mut self, completion: &KernelCompletion) {
+        let work = self.in_kernel.get_mut(completion.slot.index()).and_then(Option::take);
+        let (Some(kernel), Some(CompleteBatch { slot, batch })) = (&mut self.kernel, work) else {
+            return self
+                .invalid_data(&InvalidSlotData::Kernel(format!("{} was not at work", completion.slot)));
         };
         let contents = &self.contents[slot.index()];
-        let verdict = match kernel.verdict(judged, &batch, contents) {
-            Ok(verdict) => verdict,
-            Err(error) => return self.bad_data(&error),
+        let outcome = match kernel.outcome(completion, &batch, contents) {
+            Ok(outcome) => outcome,
+            Err(error) => return self.invalid_data(&error),
         };
-        self.statistics.card_busy += judged.busy;
-        self.statistics.decisions_set += judged.decisions_set;
-        if let Some(truth) = &mut self.truth {
-            kernel.compare(truth, &batch, contents);
+        self.statistics.card_busy += completion.busy;
+        self.statistics.decisions_set += completion.decisions_set;
+        if let Some(reference) = &mut self.reference {
+            kernel.compare(reference, &batch, contents);
         }
-        if let Some(accepted) = &mut self.accepted {
+        if let Some(store) = &mut self.store {
             let layout = &self.setup.layout;
             let place = (&self.landing, layout, layout.slot_offset(slot));
             for event in 0..usize::from(batch.events) {
@@ -431,36 +432,36 @@ impl Process {
                     continue;
                 }
                 let event = (EventNumber(summary.event), kernel.decisions(event));
-                match accepted.store(place, &mut self.reader, &batch, event) {
+                match store.store(place, &mut self.reader, &batch, event) {
                     Ok(()) => {}
-                    Err(StoreError::Data(error)) => return self.bad_data(&error),
+                    Err(StoreError::Data(error)) => return self.invalid_data(&error),
                     Err(StoreError::Sink(error)) => {
-                        self.statistics.trouble.get_or_insert_with(|| error.to_string());
+                        self.statistics.error.get_or_insert_with(|| error.to_string());
                         return self.core.handle_output_failed();
                     }
                 }
             }
         }
-        self.release(slot, verdict);
+        self.release(slot, outcome);
     }
 
-    fn release(&mut self, slot: SlotIndex, verdict: crate::core::Verdict) {
+    fn release(&mut self, slot: SlotIndex, outcome: crate::core::BatchOutcome) {
         self.contents[slot.index()].clear();
         let released =
-            self.core.handle_processed(slot, verdict).and_then(|()| self.core.handle_released(slot));
+            self.core.handle_processed(slot, outcome).and_then(|()| self.core.handle_released(slot));
         if let Err(rule) = released {
-            self.bad_data(&BadData::Kernel(rule.to_string()));
+            self.invalid_data(&InvalidSlotData::Kernel(rule.to_string()));
         }
     }
 
-    fn bad_data(&mut self, error: &BadData) {
-        self.statistics.trouble.get_or_insert_with(|| error.to_string());
-        self.core.handle_bad_data();
+    fn invalid_data(&mut self, error: &InvalidSlotData) {
+        self.statistics.error.get_or_insert_with(|| error.to_string());
+        self.core.handle_invalid_data();
     }
 
     fn lose_card(&mut self, why: String) {
         self.card_lost = true;
-        self.statistics.trouble.get_or_insert(why);
+        self.statistics.error.get_or_insert(why);
         self.core.handle_card_lost();
     }
 }
@@ -483,13 +484,13 @@ fn accept(
     manager: &mut Channel,
     waiter: &mut Waiter,
     (device, queue, options): (&Device, &CompletionQueue, &RcOptions),
-    landing: &Landing,
+    landing: &LandingMemory,
     deadline: Deadline,
 ) -> Result<(RuIndex, QueuePair), ProcessError> {
     let mut others = [WaitFd::readable(listener), WaitFd::readable(manager)];
     waiter.wait::<ProcessError>(&[], &mut others, deadline, || Ok(false))?;
     let manager_speaks = others[1].is_ready();
-    if manager_speaks && matches!(manager.look::<FromManager>(), Look::Closed) {
+    if manager_speaks && matches!(manager.try_receive::<FromManager>(), TryReceive::Closed) {
         return Err(ProcessError::WireUp { unit: Unit::Manager, what: "is gone".to_owned() });
     }
     let (mut stream, address) = listener.accept(deadline)?;
@@ -500,7 +501,7 @@ fn accept(
     let connected = prepared.connect(&mut stream, &landing.remote().encode(), deadline)?;
     match <[u8; 2]>::try_from(connected.private_data.as_slice()) {
         Ok(index) => Ok((RuIndex(u16::from_be_bytes(index)), connected.pair)),
-        Err(_) => Err(ProcessError::Stranger {
+        Err(_) => Err(ProcessError::UnknownPeer {
             peer: address.to_string(),
             what: format!("sent {} bytes where a readout unit sends its index", connected.private_data.len()),
         }),

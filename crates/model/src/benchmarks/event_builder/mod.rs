@@ -26,7 +26,7 @@ use crate::path::{Adapter, DataPath, IB_HEADERS};
 use crate::path::{PathError, data_path};
 pub use millstream_evb_core::account::Account;
 pub use millstream_evb_core::plan::PlanError;
-pub use millstream_evb_core::shape::Shape;
+pub use millstream_evb_core::shaping::TrafficShaping;
 use millstream_site::Site;
 use millstream_site::schema::PcieLink;
 pub use summary::RunSummary;
@@ -62,7 +62,7 @@ pub struct Configuration {
     /// Batches under way from one readout unit.
     pub in_flight: u32,
     /// Whether traffic is shaped.
-    pub shape: Shape,
+    pub shape: TrafficShaping,
 }
 
 /// A node and its way to the others, all alike.
@@ -249,7 +249,7 @@ impl ReadoutLoad {
 impl Default for Configuration {
     /// As LHCb's software has it where it has the word: 20 credits (row L30).
     fn default() -> Configuration {
-        Configuration { slots: 20, window: 8, in_flight: 4, shape: Shape::Rotation }
+        Configuration { slots: 20, window: 8, in_flight: 4, shape: TrafficShaping::BarrelShifter }
     }
 }
 

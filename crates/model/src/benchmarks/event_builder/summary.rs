@@ -1,6 +1,6 @@
 //! A run of the event builder as people read it.
 
-use super::{ModelLevel, RunResult, Scenario, Shape};
+use super::{ModelLevel, RunResult, Scenario, TrafficShaping};
 use std::fmt;
 
 /// A run with what it was a run of. [`Display`](fmt::Display) prints it.
@@ -20,8 +20,8 @@ impl fmt::Display for RunSummary<'_> {
         let (load, configuration) = (&scenario.load, &scenario.configuration);
         let nodes = f64::from(scenario.nodes);
         let shape = match configuration.shape {
-            Shape::Rotation => "shaped",
-            Shape::Assignment => "not shaped",
+            TrafficShaping::BarrelShifter => "shaped",
+            TrafficShaping::Unshaped => "not shaped",
         };
         let level = match level {
             ModelLevel::Flows => "flow level",

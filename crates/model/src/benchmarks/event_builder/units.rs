@@ -6,10 +6,10 @@
 
 use super::{BuilderStats, EventBuilderError, ReadoutLoad, RunResult, Scenario};
 use crate::engine::{BytesPerSecond, Picos, Random};
-use millstream_evb_core::account::{Account, BatchTally, Verdict};
-use millstream_evb_core::manager::{Manager, To, Transmit};
+use millstream_evb_core::account::{Account, BatchOutcome, BatchTally};
+use millstream_evb_core::manager::{Manager, Receivers, Transmit};
 use millstream_evb_core::plan::Batch;
-use millstream_evb_core::readout::{Readout, Taken};
+use millstream_evb_core::readout::{BatchPayload, Readout};
 use millstream_evb_core::report::{BuilderReport, ReadoutReport};
 use millstream_evb_core::{
     BuIndex, Builder, Bytes, EventNumber, Immediate, Message, Nanos, Plan, RuIndex, SlotIndex, Unit,
@@ -133,7 +133,7 @@ enum ControlBatch {
 }
 
 /// What is known of a slot's batch, for those parts that processes do outside of the core: reading packets' headers,
-/// and the kernel's verdict.
+/// and the kernel's outcome.
 #[derive(Clone, Copy)]
 struct SlotState {
     batch: Batch,
@@ -215,10 +215,10 @@ impl Units {
             sources: vec![NonZeroU16::MIN; n],
             slots: vec![least(configuration.slots); n],
             window: least(configuration.window),
-            under_way: NonZeroU32::new(configuration.in_flight).unwrap_or(NonZeroU32::MIN),
-            shape: configuration.shape,
+            max_in_flight: NonZeroU32::new(configuration.in_flight).unwrap_or(NonZeroU32::MIN),
+            traffic_shaping: configuration.shape,
             timeout: TIMEOUT,
-            drain: TIMEOUT,
+            drain_timeout: TIMEOUT,
         };
         plan.check()?;
         let start = Nanos(0);
@@ -269,7 +269,7 @@ impl Units {
     pub(super) fn start(&mut self, network: &mut impl NetworkModel) {
         if self.interval.is_some() {
             self.first = Some(Picos::ZERO);
-            self.manager.handle_taken(0);
+            self.manager.handle_available(0);
             self.schedule_next_batch(network);
         }
         if let Some(at) = self.stop_at {
@@ -310,26 +310,26 @@ impl Units {
     }
 
     /// What the kernel says: it looks at every fragment.
-    fn verdict(&self, batch: Batch) -> Verdict {
+    fn batch_outcome(&self, batch: Batch) -> BatchOutcome {
         let sources = self.readouts.len() as u32;
         let missing = self.injected_fault(self.load.missing_every, batch, MISSING);
         let corrupt =
             self.injected_fault(self.load.corrupt_every, batch, CORRUPT).filter(|at| Some(*at) != missing);
-        let mut verdict = Verdict::default();
+        let mut outcome = BatchOutcome::default();
         let mut sound = batch.events;
         if missing.is_some() {
             // An event that lacks a fragment is incomplete, whatever its others are like.
             sound -= 1;
-            verdict.missing = BatchTally { events: 1, fragments: sources - 1 };
+            outcome.missing = BatchTally { events: 1, fragments: sources - 1 };
         }
         if let Some((event, _)) = corrupt
             && missing.is_none_or(|(lacking, _)| lacking != event)
         {
             sound -= 1;
-            verdict.corrupt = BatchTally { events: 1, fragments: sources };
+            outcome.corrupt = BatchTally { events: 1, fragments: sources };
         }
-        verdict.built = BatchTally { events: sound, fragments: u32::from(sound) * sources };
-        verdict
+        outcome.built = BatchTally { events: sound, fragments: u32::from(sound) * sources };
+        outcome
     }
 
     fn schedule_next_batch(&self, network: &mut impl NetworkModel) {
@@ -357,7 +357,7 @@ impl Units {
             }
             TimerEvent::Taken => {
                 self.taken += 1;
-                self.manager.handle_taken(self.taken);
+                self.manager.handle_available(self.taken);
                 let least = self.sent.iter().copied().min().unwrap_or(0);
                 self.max_buffered_batches = self.max_buffered_batches.max(self.taken - least);
                 self.schedule_next_batch(network);
@@ -505,12 +505,14 @@ impl Units {
                     SlotState { batch: assignment.batch, arrived: 0 };
             }
             match to {
-                To::Units => {
+                Receivers::All => {
                     for_readouts.push(message);
                     for_builders.extend((0..self.builders.len() as u16).map(|bu| (bu, message)));
                 }
-                To::Builders => for_builders.extend((0..self.builders.len() as u16).map(|bu| (bu, message))),
-                To::ReadoutsAnd(bu) => {
+                Receivers::Builders => {
+                    for_builders.extend((0..self.builders.len() as u16).map(|bu| (bu, message)))
+                }
+                Receivers::ReadoutsAnd(bu) => {
                     for_readouts.push(message);
                     for_builders.push((bu.0, message));
                 }
@@ -584,7 +586,7 @@ impl Units {
             let fragments = self.fragments(batch, node);
             let payload = self.load.payload(batch.events, draw(self.seed, batch.id.0, u64::from(node)));
             let bytes = payload + self.load.index * u32::from(batch.events);
-            let taken = Taken { fragments, bytes: Bytes(u64::from(payload)) };
+            let taken = BatchPayload { fragments, bytes: Bytes(u64::from(payload)) };
             self.readouts[usize::from(node)].handle_posted(send, taken);
             self.transfers += 1;
             self.built += u64::from(payload);
@@ -607,7 +609,7 @@ impl Units {
     fn pump_builder(&mut self, node: u16, network: &mut impl NetworkModel) {
         let at = usize::from(node);
         let now = network.now();
-        while let Some(process) = self.builders[at].poll_process() {
+        while let Some(process) = self.builders[at].poll_complete_batch() {
             // The kernel goes through one batch after the other.
             let bytes = f64::from(process.batch.events) * self.load.fragment * self.readouts.len() as f64;
             let state = &mut self.builder_states[at];
@@ -625,9 +627,9 @@ impl Units {
 
     fn kernel_done(&mut self, builder: BuIndex, slot: SlotIndex, network: &mut impl NetworkModel) {
         let batch = self.slot_state(builder, slot).batch;
-        let verdict = self.verdict(batch);
+        let outcome = self.batch_outcome(batch);
         let unit = &mut self.builders[builder.index()];
-        let done = unit.handle_processed(slot, verdict).and_then(|()| unit.handle_released(slot));
+        let done = unit.handle_processed(slot, outcome).and_then(|()| unit.handle_released(slot));
         debug_assert!(done.is_ok(), "the kernel's batch is the slot's: {done:?}");
         let state = &mut self.builder_states[builder.index()];
         state.slots -= 1;

@@ -1,7 +1,7 @@
 //! Copying accepted events out of landing memory and into the sink.
 
-use super::contents::{BadData, HeaderReader};
-use super::landing::Landing;
+use super::landing::LandingMemory;
+use super::slot_contents::{HeaderReader, InvalidSlotData};
 use crate::core::plan::Batch;
 use crate::core::types::EventNumber;
 use crate::layout::SlotLayout;
@@ -9,7 +9,7 @@ use crate::process::sink::{AcceptedEvent, Sink, SinkError};
 use millstream_fragment::{Fragment, SourceId};
 
 /// The way of accepted events to storage.
-pub(super) struct Accepted {
+pub(super) struct EventStore {
     sink: Box<dyn Sink>,
     /// Events that may still be stored.
     left: u64,
@@ -23,27 +23,27 @@ pub(super) struct Accepted {
 /// Why an event was not stored.
 pub(super) enum StoreError {
     /// The slot does not hold what it has to.
-    Data(BadData),
+    Data(InvalidSlotData),
     /// The sink does not take it.
     Sink(SinkError),
 }
 
-impl From<BadData> for StoreError {
-    fn from(error: BadData) -> StoreError {
+impl From<InvalidSlotData> for StoreError {
+    fn from(error: InvalidSlotData) -> StoreError {
         StoreError::Data(error)
     }
 }
 
-impl Accepted {
+impl EventStore {
     /// Stores the first `keep` events in `sink`.
-    pub(super) fn new(sink: Box<dyn Sink>, keep: u64) -> Accepted {
-        Accepted { sink, left: keep, stored: 0, payload: Vec::new(), found: Vec::new() }
+    pub(super) fn new(sink: Box<dyn Sink>, keep: u64) -> EventStore {
+        EventStore { sink, left: keep, stored: 0, payload: Vec::new(), found: Vec::new() }
     }
 
     /// Stores an event of a batch, unless enough are stored already.
     pub(super) fn store(
         &mut self,
-        (landing, layout, slot_offset): (&Landing, &SlotLayout, u64),
+        (landing, layout, slot_offset): (&LandingMemory, &SlotLayout, u64),
         reader: &mut HeaderReader,
         batch: &Batch,
         (number, decisions): (EventNumber, &[u8]),
@@ -53,14 +53,14 @@ impl Accepted {
         }
         self.payload.clear();
         self.found.clear();
-        for place in &layout.places {
-            let header = reader.read(landing, slot_offset, place)?;
+        for area in &layout.packets {
+            let header = reader.read(landing, slot_offset, area)?;
             let Some(entry) = header.entries().find(|entry| entry.event == number.0) else { continue };
             let (start, len) = (self.payload.len(), entry.len as usize);
             self.payload.resize(start + len, 0);
-            let at = slot_offset + place.offset + u64::from(entry.offset);
-            landing.read(at, &mut self.payload[start..]).map_err(BadData::from)?;
-            self.found.push((SourceId(place.source), start, len, entry.crc));
+            let at = slot_offset + area.offset + u64::from(entry.offset);
+            landing.read(at, &mut self.payload[start..]).map_err(InvalidSlotData::from)?;
+            self.found.push((SourceId(area.source), start, len, entry.crc));
         }
         self.found.sort_unstable_by_key(|(source, ..)| *source);
         let fragments: Vec<_> = self

@@ -1,16 +1,16 @@
 //! What lies in a slot, as the packets' headers say. Payload is not looked at.
 
-use super::landing::Landing;
+use super::landing::LandingMemory;
 use crate::core::RuIndex;
-use crate::core::account::{BatchTally, Verdict};
+use crate::core::account::{BatchOutcome, BatchTally};
 use crate::core::plan::Batch;
-use crate::layout::{Place, SlotLayout};
+use crate::layout::{PacketArea, SlotLayout};
 use millstream_fragment::mfp::{Header, MfpError};
 use millstream_fragment::{Alignment, mfp};
 
 /// Landed data that is not what it must be.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum BadData {
+pub(super) enum InvalidSlotData {
     /// A packet that is none.
     #[error("packet of source {source_id:#x}: {error}")]
     Packet {
@@ -40,7 +40,7 @@ pub(super) enum BadData {
     },
     /// A place that is not in landing memory.
     #[error(transparent)]
-    Outside(#[from] super::landing::Outside),
+    OutsideLandingMemory(#[from] super::landing::OutsideLandingMemory),
     /// What the kernel says does not fit what is in the slot.
     #[error("kernel: {0}")]
     Kernel(String),
@@ -48,7 +48,7 @@ pub(super) enum BadData {
 
 /// What lies in one slot.
 #[derive(Debug, Default)]
-pub(super) struct Contents {
+pub(super) struct SlotContents {
     /// First event and number of events, as the first header says.
     batch: Option<(u64, u32)>,
     /// Sources with a fragment for every event of the batch.
@@ -76,44 +76,44 @@ impl HeaderReader {
     /// Copies the header of the packet in `place` of the slot at `slot_offset` and checks it.
     pub(super) fn read(
         &mut self,
-        landing: &Landing,
+        landing: &LandingMemory,
         slot_offset: u64,
-        place: &Place,
-    ) -> Result<Header<&[u8]>, BadData> {
+        area: &PacketArea,
+    ) -> Result<Header<&[u8]>, InvalidSlotData> {
         // The longest header that fits here; only a packet with a greater alignment than expected has a
         // longer one, and then the checks below find the rest missing.
-        let most = mfp::header_len(self.batch.into(), Alignment::CACHE_LINE).min(place.capacity.into());
-        let source_id = place.source;
-        let bad = |error| BadData::Packet { source_id, error };
-        landing.read(slot_offset + place.offset, &mut self.buffer[..most as usize])?;
+        let most = mfp::header_len(self.batch.into(), Alignment::CACHE_LINE).min(area.capacity.into());
+        let source_id = area.source;
+        let bad = |error| InvalidSlotData::Packet { source_id, error };
+        landing.read(slot_offset + area.offset, &mut self.buffer[..most as usize])?;
         let header_len = u64::from(mfp::peek_header_len(&self.buffer[..most as usize]).map_err(bad)?);
-        let whole = header_len.min(place.capacity.into()).min(self.buffer.len() as u64);
+        let whole = header_len.min(area.capacity.into()).min(self.buffer.len() as u64);
         if whole > most {
-            landing.read(slot_offset + place.offset, &mut self.buffer[..whole as usize])?;
+            landing.read(slot_offset + area.offset, &mut self.buffer[..whole as usize])?;
         }
-        Header::new_checked(&self.buffer[..whole.max(most) as usize], place.capacity.into()).map_err(bad)
+        Header::new_checked(&self.buffer[..whole.max(most) as usize], area.capacity.into()).map_err(bad)
     }
 }
 
-impl Contents {
+impl SlotContents {
     /// Takes note of the packets of a readout unit. Returns the fragments in them.
     pub(super) fn add(
         &mut self,
         reader: &mut HeaderReader,
-        landing: &Landing,
+        landing: &LandingMemory,
         slot_offset: u64,
         (layout, ru): (&SlotLayout, RuIndex),
-    ) -> Result<u32, BadData> {
+    ) -> Result<u32, InvalidSlotData> {
         let mut fragments = 0;
-        for place in layout.of_readout(ru) {
-            let header = reader.read(landing, slot_offset, place)?;
+        for area in layout.of_readout(ru) {
+            let header = reader.read(landing, slot_offset, area)?;
             let (first, events) = *self.batch.get_or_insert((header.first_event(), header.n_events()));
-            if (header.source().0, header.first_event(), header.n_events()) != (place.source, first, events) {
-                return Err(BadData::Misplaced {
+            if (header.source().0, header.first_event(), header.n_events()) != (area.source, first, events) {
+                return Err(InvalidSlotData::Misplaced {
                     found: header.source().0,
                     found_first: header.first_event(),
                     found_events: header.n_events(),
-                    expected: place.source,
+                    expected: area.source,
                     first,
                     events,
                 });
@@ -158,19 +158,19 @@ impl Contents {
         self.fragments(event) as usize == self.packets
     }
 
-    /// The verdict if nobody looks at the payload: what is complete is built.
-    pub(super) fn verdict(&self, batch: &Batch) -> Verdict {
-        let mut verdict = Verdict::default();
+    /// The outcome if nobody looks at the payload: what is complete is built.
+    pub(super) fn outcome(&self, batch: &Batch) -> BatchOutcome {
+        let mut outcome = BatchOutcome::default();
         if self.others.is_empty() {
             let fragments = self.whole_sources * u32::from(batch.events);
-            verdict.built = BatchTally { events: batch.events, fragments };
-            return verdict;
+            outcome.built = BatchTally { events: batch.events, fragments };
+            return outcome;
         }
         for event in 0..batch.events.into() {
-            let tally = if self.is_complete(event) { &mut verdict.built } else { &mut verdict.missing };
+            let tally = if self.is_complete(event) { &mut outcome.built } else { &mut outcome.missing };
             tally.events += 1;
             tally.fragments += self.fragments(event);
         }
-        verdict
+        outcome
     }
 }

@@ -3,7 +3,7 @@
 //! Whatever it waits for, it hears of a unit that is gone or cannot start, and of being told to stop.
 
 use super::ProcessError;
-use super::wire_up::{self, Channel, Look, ToManager};
+use super::wire_up::{self, Channel, ToManager, TryReceive};
 use crate::config::Setup;
 use crate::core::{BuIndex, RuIndex, StopCause, Unit};
 use millstream_rdma::connect::Listener;
@@ -13,22 +13,22 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 /// The units that have joined, by position: readout units, then builder units.
-pub(super) struct Gathering<'a> {
+pub(super) struct Rendezvous<'a> {
     setup: &'a Setup,
     pub(super) waiter: Waiter,
     /// Each unit's stream, and where it takes connections.
     pub(super) joined: Vec<Option<(Channel, Option<String>)>>,
     pub(super) deadline: Deadline,
-    patience: Duration,
+    timeout: Duration,
 }
 
-impl<'a> Gathering<'a> {
+impl<'a> Rendezvous<'a> {
     /// Nobody has joined.
-    pub(super) fn new(setup: &'a Setup, waiter: Waiter) -> Gathering<'a> {
+    pub(super) fn new(setup: &'a Setup, waiter: Waiter) -> Rendezvous<'a> {
         let units = setup.plan.readouts() + setup.plan.builders();
         let joined = (0..units).map(|_| None).collect();
-        let patience = wire_up::patience(setup);
-        Gathering { setup, waiter, joined, deadline: Deadline::after(patience), patience }
+        let timeout = wire_up::timeout(setup);
+        Rendezvous { setup, waiter, joined, deadline: Deadline::after(timeout), timeout }
     }
 
     /// The unit at a position.
@@ -71,14 +71,14 @@ impl<'a> Gathering<'a> {
             }
             let comes = others[1].is_ready();
             for position in 0..self.joined.len() {
-                if self.hear(position)?.is_some() {
-                    return Err(wire_up::out_of_turn(self.unit(position)));
+                if self.receive(position)?.is_some() {
+                    return Err(wire_up::unexpected_frame(self.unit(position)));
                 }
             }
             if comes {
                 self.admit(listener)?;
             } else if self.deadline.passed() {
-                let what = format!("has not joined within {:?}", self.patience);
+                let what = format!("has not joined within {:?}", self.timeout);
                 return Err(ProcessError::WireUp { unit: missing, what });
             }
         }
@@ -88,37 +88,39 @@ impl<'a> Gathering<'a> {
     fn admit(&mut self, listener: &Listener) -> Result<(), ProcessError> {
         let (stream, address) = listener.accept(self.deadline)?;
         let mut channel = Channel::new(stream);
-        let stranger = |what: String| ProcessError::Stranger { peer: address.to_string(), what };
+        let unknown_peer = |what: String| ProcessError::UnknownPeer { peer: address.to_string(), what };
         let soon = Deadline::after(Duration::from_secs(5)).earlier(self.deadline);
-        let first = channel.receive(soon).map_err(|error| stranger(error.to_string()))?;
+        let first = channel.receive(soon).map_err(|error| unknown_peer(error.to_string()))?;
         let ToManager::Join { version, unit, data } = first else {
-            return Err(stranger("did not say who it is".to_owned()));
+            return Err(unknown_peer("did not say who it is".to_owned()));
         };
         if !wire_up::is_our_version(&version) {
-            return Err(stranger(format!("{unit} is of version {version:?}")));
+            return Err(unknown_peer(format!("{unit} is of version {version:?}")));
         }
-        let position = self.position(unit).ok_or_else(|| stranger(format!("the run has no {unit}")))?;
-        let place = &mut self.joined[position];
-        if place.is_some() {
-            return Err(stranger(format!("{unit} has joined already")));
+        let position = self.position(unit).ok_or_else(|| unknown_peer(format!("the run has no {unit}")))?;
+        let entry = &mut self.joined[position];
+        if entry.is_some() {
+            return Err(unknown_peer(format!("{unit} has joined already")));
         }
-        *place = Some((channel, data));
+        *entry = Some((channel, data));
         Ok(())
     }
 
     /// Takes the frame of a unit if it is there. A unit that is gone, or cannot start, ends the run.
-    fn hear(&mut self, position: usize) -> Result<Option<ToManager>, ProcessError> {
+    fn receive(&mut self, position: usize) -> Result<Option<ToManager>, ProcessError> {
         let unit = self.unit(position);
         let Some((channel, _)) = &mut self.joined[position] else { return Ok(None) };
-        match channel.look() {
-            Look::Nothing => Ok(None),
-            Look::Frame(ToManager::Failed(why)) => Err(ProcessError::UnitFailed { unit, why }),
-            Look::Frame(said) => Ok(Some(said)),
-            Look::Closed => Err(ProcessError::WireUp { unit, what: "is gone before the start".to_owned() }),
+        match channel.try_receive() {
+            TryReceive::Pending => Ok(None),
+            TryReceive::Frame(ToManager::Failed(why)) => Err(ProcessError::UnitFailed { unit, why }),
+            TryReceive::Frame(frame) => Ok(Some(frame)),
+            TryReceive::Closed => {
+                Err(ProcessError::WireUp { unit, what: "is gone before the start".to_owned() })
+            }
         }
     }
 
-    /// Waits until all units have said something that `is_it` accepts; `what` is how to call that.
+    /// Waits until all units have frame something that `is_it` accepts; `what` is how to call that.
     pub(super) fn await_all(
         &mut self,
         stop: BorrowedFd<'_>,
@@ -127,7 +129,7 @@ impl<'a> Gathering<'a> {
     ) -> Result<(), ProcessError> {
         let mut waiting: Vec<usize> = (0..self.joined.len()).collect();
         while let Some(&first) = waiting.first() {
-            // Not those that are done: behind what they said a connection may be under way.
+            // Not those that are done: behind what they frame a connection may be under way.
             let channels = waiting.iter().filter_map(|&position| self.joined[position].as_ref());
             let mut others = vec![WaitFd::readable(&stop)];
             others.extend(channels.map(|(channel, _)| WaitFd::readable(channel)));
@@ -137,15 +139,15 @@ impl<'a> Gathering<'a> {
             }
             let mut still = Vec::with_capacity(waiting.len());
             for position in waiting {
-                match self.hear(position)? {
+                match self.receive(position)? {
                     None => still.push(position),
-                    Some(said) if is_it(&said) => {}
-                    Some(_) => return Err(wire_up::out_of_turn(self.unit(position))),
+                    Some(frame) if is_it(&frame) => {}
+                    Some(_) => return Err(wire_up::unexpected_frame(self.unit(position))),
                 }
             }
             waiting = still;
             if self.deadline.passed() {
-                let what = format!("is not {what} within {:?}", self.patience);
+                let what = format!("is not {what} within {:?}", self.timeout);
                 return Err(ProcessError::WireUp { unit: self.unit(first), what });
             }
         }

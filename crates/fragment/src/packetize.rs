@@ -1,13 +1,13 @@
-//! From a stream file to packets: the header of a batch, and the byte runs that follow it on the wire.
+//! From a stream file to packets: the header of a batch, and the byte extents that follow it on the wire.
 //!
-//! A readout unit registers the mapped file once. For each batch it asks a [`Batcher`] for the packet's
-//! header, which goes into a small buffer, and for the [`Run`]s of the file that are its payload. Header
-//! and runs, in this order, are the scatter/gather list of one RDMA WRITE; the payload is never copied
+//! A readout unit registers the mapped file once. For each batch it asks a [`Packetizer`] for the packet's
+//! header, which goes into a small buffer, and for the [`FileExtent`]s of the file that are its payload. Header
+//! and extents, in this order, are the scatter/gather list of one RDMA WRITE; the payload is never copied
 //! on the way.
 
 use std::ops::Range;
 
-use crate::mfp::{self, Builder, MfpError, Repr};
+use crate::mfp::{self, HeaderBuilder, MfpError, Repr};
 use crate::stream::Source;
 
 /// Events of a file, repeated for ever under running numbers.
@@ -53,10 +53,10 @@ impl Replay {
 
     /// Cuts a batch where the file starts again. `None` if it starts before the first running event or
     /// goes past the greatest number.
-    fn pieces(&self, first: u64, n_events: u32) -> Option<Pieces<'_>> {
+    fn pieces(&self, first: u64, n_events: u32) -> Option<PassPieces<'_>> {
         let passed = first.checked_sub(self.base)?;
         first.checked_add(n_events.into())?;
-        Some(Pieces {
+        Some(PassPieces {
             replay: self,
             running: first,
             position: passed % self.events_per_pass(),
@@ -66,13 +66,13 @@ impl Replay {
 }
 
 /// A part of a batch that lies within one pass.
-struct Piece {
+struct PassPiece {
     file: Range<u64>,
     /// Number under which the first of them is sent.
     running: u64,
 }
 
-struct Pieces<'a> {
+struct PassPieces<'a> {
     replay: &'a Replay,
     running: u64,
     /// Events from the start of the file.
@@ -81,16 +81,16 @@ struct Pieces<'a> {
     left: u64,
 }
 
-impl Iterator for Pieces<'_> {
-    type Item = Piece;
+impl Iterator for PassPieces<'_> {
+    type Item = PassPiece;
 
-    fn next(&mut self) -> Option<Piece> {
+    fn next(&mut self) -> Option<PassPiece> {
         if self.left == 0 {
             return None;
         }
         let start = self.replay.file.start + self.position;
         let take = self.left.min(self.replay.file.end - start);
-        let piece = Piece { file: start..start + take, running: self.running };
+        let piece = PassPiece { file: start..start + take, running: self.running };
         self.running += take;
         self.left -= take;
         self.position = 0;
@@ -101,19 +101,19 @@ impl Iterator for Pieces<'_> {
 /// Consecutive bytes of a stream file: fragments that are neighbours in the file and in the packet,
 /// each with its padding. Never empty: adapters read a length of zero as 2 GiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
+pub struct FileExtent {
     /// Where it starts in [`Stream::mapping`](crate::stream::Stream::mapping), in bytes.
     pub offset: u64,
     /// How long it is, in bytes.
     pub len: u32,
 }
 
-/// A packet that is ready to be sent; its header is in the buffer and its runs are in the list.
+/// A packet that is ready to be sent; its header is in the buffer and its extents are in the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Batch {
+pub struct PacketLayout {
     /// Length of the header, in bytes.
     pub header_len: u32,
-    /// Length of the packet: the header and all runs, in bytes.
+    /// Length of the packet: the header and all extents, in bytes.
     pub total_len: u32,
     /// Number of fragments in it.
     pub n_fragments: u32,
@@ -121,7 +121,7 @@ pub struct Batch {
 
 /// Why there is no packet for a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BatchError {
+pub enum PacketizeError {
     /// The batch is not within the running events.
     #[error("{n_events} events from event {first} on: running events start at {base}")]
     Events {
@@ -132,19 +132,19 @@ pub enum BatchError {
         /// The first running event.
         base: u64,
     },
-    /// The packet cannot be made; [`MfpError::Short`] if the header does not fit into the buffer.
+    /// The packet cannot be made; [`MfpError::Truncated`] if the header does not fit into the buffer.
     #[error(transparent)]
     Packet(#[from] MfpError),
 }
 
 /// Makes the packets of one source.
 #[derive(Clone, Debug)]
-pub struct Batcher<'a> {
+pub struct Packetizer<'a> {
     source: Source<'a>,
     replay: Replay,
 }
 
-impl<'a> Batcher<'a> {
+impl<'a> Packetizer<'a> {
     /// Makes packets of `source`, with the file's events as `replay` repeats them.
     pub fn new(source: Source<'a>, replay: Replay) -> Self {
         Self { source, replay }
@@ -155,9 +155,9 @@ impl<'a> Batcher<'a> {
         self.source
     }
 
-    /// The most runs that a batch of `n_events` events has: with the header, one less than the
+    /// The most extents that a batch of `n_events` events has: with the header, one less than the
     /// scatter/gather entries that it needs.
-    pub fn max_runs(&self, n_events: u32) -> u64 {
+    pub fn max_extents(&self, n_events: u32) -> u64 {
         let per_pass = self.replay.events_per_pass();
         // In the worst case the batch starts with the last event of a pass.
         if n_events == 0 { 0 } else { 1 + u64::from(n_events - 1).div_ceil(per_pass) }
@@ -176,19 +176,23 @@ impl<'a> Batcher<'a> {
 
     /// Makes the packet of the running events `first` and those after it, `n_events` of them.
     ///
-    /// The header is written to the start of `header`, and `runs` is replaced by the payload's. Nothing
-    /// is allocated once `runs` has held [`max_runs`](Self::max_runs). After an error both have
+    /// The header is written to the start of `header`, and `extents` is replaced by the payload's. Nothing
+    /// is allocated once `extents` has held [`max_extents`](Self::max_extents). After an error both have
     /// unspecified contents.
-    pub fn batch(
+    pub fn packet(
         &self,
         first: u64,
         n_events: u32,
         header: &mut [u8],
-        runs: &mut Vec<Run>,
-    ) -> Result<Batch, BatchError> {
+        extents: &mut Vec<FileExtent>,
+    ) -> Result<PacketLayout, PacketizeError> {
         let Self { source, ref replay } = *self;
         let pieces = || {
-            replay.pieces(first, n_events).ok_or(BatchError::Events { first, n_events, base: replay.base })
+            replay.pieces(first, n_events).ok_or(PacketizeError::Events {
+                first,
+                n_events,
+                base: replay.base,
+            })
         };
         let n_fragments: usize = pieces()?.map(|piece| source.positions(piece.file).len()).sum();
         let repr = Repr {
@@ -201,24 +205,24 @@ impl<'a> Batcher<'a> {
             alignment: source.alignment(),
         };
 
-        runs.clear();
-        let mut packet = Builder::new(header, repr)?;
-        for Piece { file, running } in pieces()? {
-            let mut run: Option<Range<u64>> = None;
+        extents.clear();
+        let mut packet = HeaderBuilder::new(header, repr)?;
+        for PassPiece { file, running } in pieces()? {
+            let mut extent: Option<Range<u64>> = None;
             for entry in source.entries(source.positions(file.clone())) {
                 packet.push(running + (entry.event - file.start), entry.len, entry.crc)?;
                 let end = entry.offset + source.alignment().padded(entry.len);
-                run = Some(run.map_or(entry.offset, |run| run.start)..end);
+                extent = Some(extent.map_or(entry.offset, |extent| extent.start)..end);
             }
-            if let Some(Range { start, end }) = run.filter(|run| !run.is_empty()) {
+            if let Some(Range { start, end }) = extent.filter(|extent| !extent.is_empty()) {
                 // Part of a packet, whose length the builder has found to fit.
-                runs.push(Run { offset: start, len: (end - start) as u32 });
+                extents.push(FileExtent { offset: start, len: (end - start) as u32 });
             }
         }
         let header_len = repr.header_len() as u32;
         let total_len = packet.finish()?;
-        let payload_len: u64 = runs.iter().map(|run| u64::from(run.len)).sum();
+        let payload_len: u64 = extents.iter().map(|extent| u64::from(extent.len)).sum();
         debug_assert_eq!(u64::from(total_len), u64::from(header_len) + payload_len);
-        Ok(Batch { header_len, total_len, n_fragments: repr.n_fragments })
+        Ok(PacketLayout { header_len, total_len, n_fragments: repr.n_fragments })
     }
 }
