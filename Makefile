@@ -48,9 +48,10 @@ loom: ## try all orders in which the threads of lock-free code can run (docs/fau
 		$(CARGO) test --release -p millstream-lockfree --test loom
 
 # With an instrumented standard library: its source is a component of the nightly compiler (rust-src).
+# rustix calls the C library here, whose functions the sanitizer intercepts.
 TSAN_TESTS ?=
 tsan: setup ## the device's tests under ThreadSanitizer; TSAN_TESTS=cycles for some of them (docs/faults.md)
-	CARGO_TARGET_DIR=$(TARGET_DIR)/tsan RUSTFLAGS=-Zsanitizer=thread \
+	CARGO_TARGET_DIR=$(TARGET_DIR)/tsan RUSTFLAGS="-Zsanitizer=thread --cfg rustix_use_libc" \
 		TSAN_OPTIONS="die_after_fork=0 handle_segv=0 history_size=4 suppressions=$(abspath crates/device/tests/tsan.supp)" \
 		$(CARGO) +nightly test -Zbuild-std --target $(ASAN_TARGET) -p millstream-device --test device -- \
 		--skip kills:: $(TSAN_TESTS)

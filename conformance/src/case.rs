@@ -101,7 +101,7 @@ impl<'a> Bench<'a> {
         client_log: &Path,
         ready_log: &Path,
     ) -> io::Result<Outcome> {
-        let port = ports::free()?;
+        let port = ports::unused()?;
         let mut env = case.template.env.clone();
         env.extend(case.env.clone());
         for value in env.values_mut() {
@@ -203,7 +203,7 @@ fn ready(
             let time = Duration::from_millis(*time);
             Ok(server.wait_until(Instant::now() + time)?.is_none())
         }
-        Ready::Listens => once(server, || Ok(ports::is_listened_to(port))),
+        Ready::Listens => once(server, || Ok(ports::has_listener(port))),
         Ready::Manages => once(server, || Ok(process::listens_by_rdma_cm(port))),
         Ready::Asked(command) => once(server, || {
             let end = start(command)?.wait_until(Instant::now() + GRACE)?;

@@ -133,7 +133,7 @@ fn descendants() -> io::Result<Vec<Pid>> {
 /// Whether somebody listens on the port of rdma_cm: a name in docs/rdma-cm.md.
 pub(crate) fn listens_by_rdma_cm(port: u16) -> bool {
     let port = format!("/{port}/");
-    socket::names_with("millstream/").iter().any(|name| name.contains("/cm/") && name.contains(&port))
+    socket::listening_names("millstream/").iter().any(|name| name.contains("/cm/") && name.contains(&port))
 }
 
 #[cfg(test)]

@@ -167,7 +167,7 @@ impl Pair {
         if !is_installed(&self.program) {
             return Err(missing(std::io::ErrorKind::NotFound.into()));
         }
-        let port = ports::free().map_err(missing)?;
+        let port = ports::unused().map_err(missing)?;
         let mut server = self.command(port, None).spawn().map_err(missing)?;
         // A server that ended instead is found when the client is done.
         let _ = ports::wait_for_listener(port, Duration::from_secs(10));

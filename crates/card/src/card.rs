@@ -327,7 +327,7 @@ fn connect(name: &CardName, deadline: Instant) -> Result<Connection, OpenError> 
     let address = name.address(uid);
     let connection = loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        match Connection::open_anyone(&address, left.max(ANSWER_WITHIN)) {
+        match Connection::open_any_user(&address, left.max(ANSWER_WITHIN)) {
             Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
             // More connections wait for the card already than the system allows.
             Err(error) if error.kind() == ErrorKind::WouldBlock => {

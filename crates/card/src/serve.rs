@@ -568,7 +568,7 @@ impl Desk<'_> {
 
     /// Takes a new connection, if it is one for us.
     fn welcome(&mut self) -> Result<(), OsError> {
-        let accepted = self.listener.accept_anyone();
+        let accepted = self.listener.accept_any_user();
         let gone = [ErrorKind::WouldBlock, ErrorKind::ConnectionAborted, ErrorKind::Interrupted];
         if accepted.as_ref().is_err_and(|error| gone.contains(&error.kind())) {
             // The peer has given up between the poll and the accept.

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use millstream_device::gid::{self, GidKind};
 use millstream_device::gsi;
 use millstream_device::path::{self, PathKind, PathPreference};
-use millstream_shm::socket::{Bound, Connection, Listener, own_uid};
+use millstream_shm::socket::{BoundSocket, Connection, Listener, own_uid};
 use millstream_shm::thread::spawn;
 use millstream_shm::{EventFd, random_u64};
 use millstream_wire::UDP_PORT;
@@ -40,7 +40,7 @@ const CONNECT_PATIENCE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 enum Watched {
     /// A bound name, which is not polled.
-    Name(Bound),
+    Name(BoundSocket),
     Listener(Listener),
     Link(Connection),
     Channel(OwnedFd),
@@ -174,7 +174,7 @@ impl Sockets {
 
 impl Wire for Sockets {
     fn claim(&mut self, name: Name) -> io::Result<ClaimId> {
-        let token = self.add(Watched::Name(Bound::bind(&self.address(name))?))?;
+        let token = self.add(Watched::Name(BoundSocket::bind(&self.address(name))?))?;
         self.names.insert(token, name);
         Ok(ClaimId(token))
     }
@@ -208,7 +208,7 @@ impl Wire for Sockets {
 
     fn is_claimed(&mut self, name: Name) -> bool {
         // Binds the name for a moment: a name that is held without listening is not visible otherwise.
-        let taken = Bound::bind(&self.address(name));
+        let taken = BoundSocket::bind(&self.address(name));
         taken.is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
     }
 

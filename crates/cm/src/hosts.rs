@@ -8,7 +8,7 @@ use std::time::Instant;
 use millstream_device::{gid, gsi};
 use millstream_link::{Inbox, Outgoing, Port, destination_qpn};
 use millstream_shm::random_u64;
-use millstream_shm::socket::Bound;
+use millstream_shm::socket::BoundSocket;
 use millstream_wire::{Packet, cm};
 
 use crate::remote::{Heard, Remote};
@@ -26,7 +26,7 @@ pub(crate) struct Hosts {
     inbox: Inbox,
     psn: u32,
     /// Reserves the prefix, so that no queue pair gets it.
-    _claim: Bound,
+    _claim: BoundSocket,
 }
 
 impl Hosts {

@@ -14,7 +14,7 @@ use millstream_lockfree::cq_ring::{
 };
 use millstream_lockfree::cqe::Cqe;
 use millstream_lockfree::{BiasedLock, SpinGuard, SpinLock, Timestamp};
-use millstream_shm::Block;
+use millstream_shm::ArenaBlock;
 
 use crate::caps::MAX_CQE;
 use crate::channel::Channel;
@@ -40,7 +40,7 @@ pub struct Cq {
     /// CqEntries, for those who do not hold the consumer's lock.
     capacity: AtomicU32,
     /// Where the header of the shared half lies.
-    block: Block,
+    block: ArenaBlock,
     pub(crate) ring: &'static CqRing,
     /// Whether completions are stamped with the time.
     timed: bool,
@@ -75,7 +75,7 @@ pub(crate) struct Consumer {
     /// The shared half.
     entries: CqEntries,
     /// Where they lie.
-    block: Block,
+    block: ArenaBlock,
     /// Completions of peers ever consumed. The shared word is for peers to read.
     head: u32,
     /// When the last completion that was taken was added, if times are kept.
@@ -188,7 +188,7 @@ impl Cq {
     }
 
     /// Puts new entries in place of the old, and returns where those were.
-    fn replace(&self, block: Block, new: CqEntries) -> Result<Block> {
+    fn replace(&self, block: ArenaBlock, new: CqEntries) -> Result<ArenaBlock> {
         let mut consumer = self.consumer.lock();
         let lease = self.ring.lock.lock(self.context.host.party()).ok_or(Errno::BUSY)?;
         let old = consumer.entries;
@@ -640,7 +640,7 @@ impl Drop for Cq {
 }
 
 /// Takes memory for at least this many completions.
-fn allocate(host: &Host, entries: u32, timed: bool) -> Result<(Block, CqEntries)> {
+fn allocate(host: &Host, entries: u32, timed: bool) -> Result<(ArenaBlock, CqEntries)> {
     if entries == 0 || entries > MAX_CQE {
         return Err(Errno::INVAL);
     }

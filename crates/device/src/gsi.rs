@@ -8,7 +8,7 @@ use std::io;
 
 use millstream_link::{Origin, Outgoing, Port};
 use millstream_shm::random_u64;
-use millstream_shm::socket::{Bound, names_with};
+use millstream_shm::socket::{BoundSocket, listening_names};
 use millstream_wire::cm::Message;
 use millstream_wire::{Opcode, Packet, Pkey, Psn, Qkey, Qpn, Repr, bth, deth, mad};
 
@@ -25,11 +25,11 @@ pub const ID_BITS: u32 = 20;
 ///
 /// # Errors
 /// What the system reports; EADDRINUSE if no number is free.
-pub fn claim() -> io::Result<(u16, Bound)> {
+pub fn claim() -> io::Result<(u16, BoundSocket)> {
     let mut last = io::ErrorKind::AddrInUse.into();
     for _ in 0..256 {
         let block = 1 + (random_u64() % 0xffe) as u32;
-        match Bound::bind(&greeting::name(block)) {
+        match BoundSocket::bind(&greeting::name(block)) {
             Ok(bound) => return Ok((block as u16, bound)),
             Err(error) => last = error,
         }
@@ -50,7 +50,7 @@ fn service_prefix(service: u64) -> String {
 /// Who offers a service.
 fn provider(service: u64) -> Option<u16> {
     let prefix = service_prefix(service);
-    names_with(&prefix).iter().find_map(|name| u16::from_str_radix(name.strip_prefix(&prefix)?, 16).ok())
+    listening_names(&prefix).iter().find_map(|name| u16::from_str_radix(name.strip_prefix(&prefix)?, 16).ok())
 }
 
 /// The process that a message is for; None if there is none.
@@ -132,6 +132,6 @@ pub(crate) fn forward(port: &Port, origin: &Origin, bytes: &[u8]) {
 /// Somebody who can refuse a request for what nobody offers.
 fn any_manager(message: &Message<'_>) -> Option<u16> {
     let asks = matches!(message, Message::Req(_) | Message::SidrReq { .. });
-    let names = if asks { names_with(&format!("{}gsi/", greeting::name_prefix())) } else { Vec::new() };
+    let names = if asks { listening_names(&format!("{}gsi/", greeting::name_prefix())) } else { Vec::new() };
     names.iter().find_map(|name| u16::from_str_radix(name.rsplit('/').next()?, 16).ok())
 }

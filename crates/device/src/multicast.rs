@@ -330,7 +330,7 @@ fn halves(group: &Group) -> [u64; 2] {
 /// The numbers of this user's processes that have the device open now.
 fn processes() -> impl Iterator<Item = u32> {
     let prefix = greeting::name_prefix();
-    let names = socket::names_with(&prefix);
+    let names = socket::listening_names(&prefix);
     names.into_iter().filter_map(move |name| match name.strip_prefix(&prefix) {
         Some(block) if block.len() == 3 => u32::from_str_radix(block, 16).ok(),
         _ => None,

@@ -293,7 +293,7 @@ fn receive(connection: &Connection) -> io::Result<(Message, Option<OwnedFd>)> {
 fn map_whole(fd: OwnedFd) -> Option<Mapping> {
     let file = Memfd::from_peer(fd).ok()?;
     let mapping = file.map().or_else(|_| Mapping::new(file.as_fd(), 0, file.len(), false)).ok()?;
-    if file.len() <= POPULATE && file.is_filled() {
+    if file.len() <= POPULATE && file.is_fully_allocated() {
         mapping.populate(file.len());
     }
     Some(mapping)

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use millstream_lockfree::SpinLock;
-use millstream_shm::Block;
+use millstream_shm::ArenaBlock;
 
 use crate::caps::{MAX_QP_WR, MAX_SGE};
 use crate::cq::Cq;
@@ -25,7 +25,7 @@ pub struct Srq {
     ended: AtomicBool,
     pd: Arc<Pd>,
     host: &'static Host,
-    block: Block,
+    block: ArenaBlock,
     ring: &'static SrqRing,
     /// Offset of the slots in the block.
     slots: usize,

@@ -64,7 +64,7 @@ impl Xrcd {
     pub fn of_inode(context: &Arc<Context>, device: u64, inode: u64, opening: Opening) -> Result<Arc<Self>> {
         let id = mix(mix(device) ^ inode) | 1;
         let prefix = format!("millstream/{}/xrcd/{id:016x}/", socket::own_uid());
-        let exists = !socket::names_with(&prefix).is_empty();
+        let exists = !socket::listening_names(&prefix).is_empty();
         if exists && opening.exclusive {
             return Err(Errno::INVAL);
         }

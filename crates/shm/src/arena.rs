@@ -1,4 +1,4 @@
-//! One process's shared objects, in one memfd that its peers map whole.
+//! Allocator for the shared objects of one process, in a memfd that its peers map whole.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,35 +8,35 @@ use std::sync::Mutex;
 
 use crate::{Mapping, Memfd, PAGE, round_up};
 
-/// A part of an arena, given out by [`Arena::alloc`].
+/// An allocation of an [`Arena`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Block {
-    /// Bytes from the start of the arena.
+pub struct ArenaBlock {
+    /// Offset in the arena \[bytes\].
     pub offset: usize,
-    /// Bytes, a multiple of the cache line.
+    /// Length \[bytes\], a multiple of the cache line.
     pub len: usize,
 }
 
-/// A sparse memfd with an allocator whose own records are private: a peer that scribbles over the
-/// arena cannot mislead it.
+/// A sparse memfd with an allocator. The allocator's state is private, so peers that write to the arena
+/// cannot corrupt it.
 #[derive(Debug)]
 pub struct Arena {
     memory: Memfd,
     mapping: Mapping,
-    /// Free ranges by offset: offset to length. Neighbours are always merged.
+    /// Free ranges, offset to length. Adjacent ranges are always merged.
     free: Mutex<BTreeMap<usize, usize>>,
 }
 
-/// Every block starts on a cache line of its own.
+/// Alignment of blocks: a cache line.
 const LINE: usize = 64;
 
 impl Arena {
-    /// Creates an arena of `len` bytes whose first `reserved` bytes are the caller's to lay out.
+    /// Creates an arena of `len` bytes. The allocator leaves the first `reserved` bytes to the caller.
     ///
     /// # Errors
-    /// What creating or mapping the memory reports.
+    /// Those of creating or mapping the memory.
     pub fn new(name: &str, len: usize, reserved: usize) -> io::Result<Self> {
-        // Peers get the descriptor: none of them can seal it against the others.
+        // Peers get the descriptor and must not seal it against each other.
         let memory = Memfd::sealed(name, len)?;
         let mapping = memory.map()?;
         let start = round_up(reserved, PAGE);
@@ -46,7 +46,7 @@ impl Arena {
     /// Address of the byte at `offset`.
     ///
     /// # Panics
-    /// If the offset lies outside: offsets come from this arena's own records.
+    /// If the offset is outside the arena. Offsets must not come from peers.
     #[must_use]
     pub fn at(&self, offset: usize) -> NonNull<u8> {
         assert!(offset < self.mapping.len());
@@ -54,12 +54,12 @@ impl Arena {
         unsafe { NonNull::new_unchecked(self.mapping.base().add(offset)) }
     }
 
-    /// Takes `len` zeroed bytes; None when no free range is large enough. Free memory is always
-    /// zero, so a large block costs nothing until it is touched.
+    /// Allocates `len` zeroed bytes; None if no free range is large enough. Free memory is always zero, so a
+    /// large block takes no memory until it is touched.
     ///
     /// # Panics
     /// Only if another thread panicked inside the allocator.
-    pub fn alloc(&self, len: usize) -> Option<Block> {
+    pub fn alloc(&self, len: usize) -> Option<ArenaBlock> {
         let len = round_up(len.max(1), LINE);
         let mut free = self.free.lock().expect("the allocator does not panic");
         let (offset, room) = free.iter().find(|(_, room)| **room >= len).map(|(o, r)| (*o, *r))?;
@@ -67,23 +67,23 @@ impl Arena {
         if room > len {
             free.insert(offset + len, room - len);
         }
-        Some(Block { offset, len })
+        Some(ArenaBlock { offset, len })
     }
 
-    /// Takes a block back; its whole pages go back to the system.
+    /// Frees a block and deallocates its whole pages.
     ///
     /// # Panics
     /// Only if another thread panicked inside the allocator.
-    pub fn release(&self, block: Block) {
+    pub fn release(&self, block: ArenaBlock) {
         let first = round_up(block.offset, PAGE);
         let last = (block.offset + block.len) & !(PAGE - 1);
         if last > first {
-            self.memory.punch(first, last - first);
+            self.memory.punch_hole(first, last - first);
         }
         let end = block.offset + block.len;
         for (from, to) in [(block.offset, first.min(end)), (last.max(block.offset).max(first.min(end)), end)]
         {
-            // SAFETY: inside the block, which nobody uses any more.
+            // SAFETY: inside the block, which is no longer used.
             unsafe { self.at(from.min(end - 1)).as_ptr().write_bytes(0, to.saturating_sub(from)) };
         }
         let mut free = self.free.lock().expect("the allocator does not panic");
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_do_not_overlap_and_come_back() {
+    fn blocks_are_disjoint_and_reusable() {
         let arena = Arena::new("test", 1 << 20, 4096).unwrap();
         let blocks: Vec<_> = (1..50).map(|n| arena.alloc(n * 100).unwrap()).collect();
         for (i, a) in blocks.iter().enumerate() {

@@ -1,18 +1,20 @@
-//! Memory of NVIDIA GPUs, by the CUDA driver's library, which is looked for at run time.
+//! Memory of NVIDIA GPUs by the CUDA driver's library, loaded at run time.
 //!
 //! Read first: the CUDA Driver API reference, "Initialization", "Primary Context Management" and "Memory
-//! Management". Nothing is needed to build this; without the library [`CudaMemory::new`] says so. The memory has no
-//! address that the processor could load from: bytes are copied by the driver, and network adapters reach it by a
-//! dma-buf ([`CudaMemory::export`]).
+//! Management". The build needs no CUDA; without the library [`CudaMemory::new`] fails. The processor cannot load
+//! from this memory: the driver copies bytes, and network adapters access it by a dma-buf
+//! ([`CudaMemory::export_dmabuf`]).
 
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::Arc;
 
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+
 use crate::PAGE;
 
-/// Name of the driver's library.
+/// Default name of the driver's library.
 pub const LIBRARY: &str = "libcuda.so.1";
 
 /// `CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED`.
@@ -21,45 +23,45 @@ const ATTRIBUTE_DMA_BUF: c_int = 124;
 /// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
 const HANDLE_DMA_BUF: c_int = 1;
 
-/// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`: copies have ended when their calls return, so that other devices see them.
+/// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`: copies are complete, and visible to other devices, when their calls return.
 const POINTER_SYNC: c_int = 6;
 
-/// Why GPU memory cannot be had or reached.
+/// An error of the CUDA driver, or of loading it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CudaError {
     /// The driver's library cannot be loaded.
     Library {
-        /// Its name.
+        /// Name of the library.
         library: String,
-        /// What the loader says.
+        /// The dynamic loader's message.
         reason: String,
     },
-    /// It has not what is needed.
+    /// The driver's library lacks a function.
     Symbol {
-        /// Its name.
+        /// Name of the library.
         library: String,
         /// The missing function.
         symbol: &'static str,
     },
-    /// There is no such GPU.
+    /// There is no GPU of this index.
     NoDevice {
-        /// The one asked for.
+        /// Index of the GPU.
         index: u32,
-        /// How many there are.
+        /// Number of GPUs.
         count: u32,
     },
     /// The driver cannot export this GPU's memory.
     NoDmaBuf {
-        /// The GPU.
+        /// Name of the GPU.
         device: String,
     },
-    /// The driver refused a call.
+    /// A call of the driver failed.
     Call {
         /// The function.
         call: &'static str,
-        /// Its result.
+        /// Its result (`CUresult`).
         code: i32,
-        /// The name of that.
+        /// Name of the result.
         name: String,
     },
 }
@@ -68,16 +70,18 @@ impl std::fmt::Display for CudaError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             CudaError::Library { library, reason } => {
-                write!(f, "NVIDIA's driver is not here: cannot load {library}: {reason}")
+                write!(f, "cannot load NVIDIA's driver {library}: {reason}")
             }
-            CudaError::Symbol { library, symbol } => write!(f, "{library} has no {symbol}: it is too old"),
+            CudaError::Symbol { library, symbol } => {
+                write!(f, "{library} has no function {symbol}: install a newer NVIDIA driver")
+            }
             CudaError::NoDevice { index, count } => {
-                write!(f, "there is no GPU {index}, the driver has {count}")
+                write!(f, "no GPU {index}: the driver has {count} GPUs")
             }
             CudaError::NoDmaBuf { device } => {
                 write!(
                     f,
-                    "the driver cannot export memory of {device} as a dma-buf: NVIDIA's open kernel modules can"
+                    "the driver cannot export memory of {device} as a dma-buf: install NVIDIA's open kernel modules"
                 )
             }
             CudaError::Call { call, code, name } => write!(f, "{call} failed: {name} ({code})"),
@@ -88,7 +92,7 @@ impl std::fmt::Display for CudaError {
 impl std::error::Error for CudaError {}
 
 impl CudaError {
-    /// The driver's error number, or zero if it was not even asked.
+    /// The driver's error number; zero if no call was made.
     #[must_use]
     pub fn code(&self) -> i32 {
         match self {
@@ -107,66 +111,48 @@ macro_rules! driver {
         }
 
         impl Driver {
-            fn load(library: &str) -> Result<Driver, CudaError> {
-                let refused = |reason: String| CudaError::Library { library: library.to_owned(), reason };
-                let name = CString::new(library).map_err(|_| refused("name with a zero byte".to_owned()))?;
-                // SAFETY: the library's constructors are the driver's, which expects to be loaded like this. It is
-                // never closed: contexts point into it.
-                let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-                if handle.is_null() {
-                    // SAFETY: the latest error of this thread, a C string that lives until the next one.
-                    let reason = unsafe { libc::dlerror() };
-                    // SAFETY: as above; `dlopen` failed, so there is one.
-                    let reason = unsafe { CStr::from_ptr(reason) }.to_string_lossy().into_owned();
-                    return Err(refused(reason));
-                }
-                let find = |symbol: &'static CStr| {
-                    // SAFETY: a handle that was just opened, and a C string.
-                    let found = unsafe { libc::dlsym(handle, symbol.as_ptr()) };
-                    let missing = CudaError::Symbol {
-                        library: library.to_owned(),
-                        symbol: symbol.to_str().unwrap_or_default(),
-                    };
-                    if found.is_null() { Err(missing) } else { Ok(found) }
-                };
-                Ok(Driver {
-                    // SAFETY: functions of the driver's API, with the types that its reference gives.
-                    $($field: unsafe {
-                        std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) -> c_int>(
-                            find($symbol)?,
-                        )
-                    },)+
+            fn load(name: &str) -> Result<Driver, CudaError> {
+                // SAFETY: the driver's constructors are made for this use.
+                let library = unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) };
+                let library = library.map_err(|error| CudaError::Library {
+                    library: name.to_owned(),
+                    reason: error.to_string(),
+                })?;
+                let missing = |symbol| CudaError::Symbol { library: name.to_owned(), symbol };
+                let driver = Driver {
+                    // SAFETY: functions of the driver's API, with the types of its reference.
+                    $($field: *unsafe { library.get(concat!($symbol, "\0").as_bytes()) }
+                        .map_err(|_| missing($symbol))?,)+
                     // SAFETY: as above.
-                    error_name: unsafe {
-                        std::mem::transmute::<
-                            *mut c_void,
-                            unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
-                        >(find(c"cuGetErrorName")?)
-                    },
-                })
+                    error_name: *unsafe { library.get(b"cuGetErrorName\0") }
+                        .map_err(|_| missing("cuGetErrorName"))?,
+                };
+                // The library stays loaded: contexts point into it.
+                std::mem::forget(library);
+                Ok(driver)
             }
         }
     };
 }
 
 driver! {
-    init: c"cuInit" fn(c_uint);
-    device_count: c"cuDeviceGetCount" fn(*mut c_int);
-    device_get: c"cuDeviceGet" fn(*mut c_int, c_int);
-    device_name: c"cuDeviceGetName" fn(*mut c_char, c_int, c_int);
-    device_attribute: c"cuDeviceGetAttribute" fn(*mut c_int, c_int, c_int);
-    context_retain: c"cuDevicePrimaryCtxRetain" fn(*mut *mut c_void, c_int);
-    context_release: c"cuDevicePrimaryCtxRelease_v2" fn(c_int);
-    context_set: c"cuCtxSetCurrent" fn(*mut c_void);
-    context_wait: c"cuCtxSynchronize" fn();
-    allocate: c"cuMemAlloc_v2" fn(*mut u64, usize);
-    free: c"cuMemFree_v2" fn(u64);
-    pointer_set: c"cuPointerSetAttribute" fn(*const c_void, c_int, u64);
-    copy_out: c"cuMemcpyDtoH_v2" fn(*mut c_void, u64, usize);
-    copy_in: c"cuMemcpyHtoD_v2" fn(u64, *const c_void, usize);
-    copy_within: c"cuMemcpyDtoD_v2" fn(u64, u64, usize);
-    set: c"cuMemsetD8_v2" fn(u64, u8, usize);
-    handle: c"cuMemGetHandleForAddressRange" fn(*mut c_void, u64, usize, c_int, u64);
+    init: "cuInit" fn(c_uint);
+    device_count: "cuDeviceGetCount" fn(*mut c_int);
+    device_get: "cuDeviceGet" fn(*mut c_int, c_int);
+    device_name: "cuDeviceGetName" fn(*mut c_char, c_int, c_int);
+    device_attribute: "cuDeviceGetAttribute" fn(*mut c_int, c_int, c_int);
+    context_retain: "cuDevicePrimaryCtxRetain" fn(*mut *mut c_void, c_int);
+    context_release: "cuDevicePrimaryCtxRelease_v2" fn(c_int);
+    context_set: "cuCtxSetCurrent" fn(*mut c_void);
+    context_wait: "cuCtxSynchronize" fn();
+    allocate: "cuMemAlloc_v2" fn(*mut u64, usize);
+    free: "cuMemFree_v2" fn(u64);
+    pointer_set: "cuPointerSetAttribute" fn(*const c_void, c_int, u64);
+    copy_out: "cuMemcpyDtoH_v2" fn(*mut c_void, u64, usize);
+    copy_in: "cuMemcpyHtoD_v2" fn(u64, *const c_void, usize);
+    copy_within: "cuMemcpyDtoD_v2" fn(u64, u64, usize);
+    set: "cuMemsetD8_v2" fn(u64, u8, usize);
+    handle: "cuMemGetHandleForAddressRange" fn(*mut c_void, u64, usize, c_int, u64);
 }
 
 impl Driver {
@@ -175,10 +161,10 @@ impl Driver {
             return Ok(());
         }
         let mut name = ptr::null();
-        // SAFETY: the name, if there is one, is a constant of the library.
+        // SAFETY: the name is a constant of the library.
         let known = unsafe { (self.error_name)(code, &raw mut name) } == 0 && !name.is_null();
         let name = match known {
-            // SAFETY: as above.
+            // SAFETY: the call succeeded.
             true => unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned(),
             false => "unknown error".to_owned(),
         };
@@ -186,7 +172,7 @@ impl Driver {
     }
 }
 
-/// The primary context of a GPU, kept while it is used.
+/// The retained primary context of a GPU.
 struct Context {
     driver: Driver,
     device: c_int,
@@ -194,7 +180,7 @@ struct Context {
     name: String,
 }
 
-// SAFETY: a context may be made current in any thread; the driver serialises calls by itself.
+// SAFETY: a context may be made current in any thread; the driver serialises calls.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -206,7 +192,7 @@ impl Drop for Context {
     }
 }
 
-/// Memory of a GPU.
+/// An allocation in the memory of a GPU.
 pub struct CudaMemory {
     context: Arc<Context>,
     address: u64,
@@ -220,14 +206,14 @@ impl std::fmt::Debug for CudaMemory {
 }
 
 impl CudaMemory {
-    /// Allocates `len` bytes, a multiple of the page size, of GPU `index`; `library` is usually [`LIBRARY`].
+    /// Allocates `len` bytes, a multiple of the page size, on GPU `index`. `library` is usually [`LIBRARY`].
     ///
     /// # Errors
-    /// [`CudaError`] without driver, GPU, memory, or the ability to export it.
+    /// [`CudaError`] without driver, GPU or free memory, or if the driver cannot export the memory.
     pub fn new(library: &str, index: u32, len: usize) -> Result<CudaMemory, CudaError> {
         assert!(len.is_multiple_of(PAGE) && len != 0, "whole pages");
         let driver = Driver::load(library)?;
-        // SAFETY: plain calls of the driver's API in the order that it asks for, with places for their results.
+        // SAFETY: calls of the driver's API in the required order, with valid result pointers.
         let (device, name) = unsafe {
             driver.check("cuInit", (driver.init)(0))?;
             let mut count = 0;
@@ -271,22 +257,22 @@ impl CudaMemory {
         &self.context.driver
     }
 
-    /// Makes the context this thread's.
+    /// Makes the context current in this thread.
     fn enter(&self) -> Result<&Driver, CudaError> {
         let driver = self.driver();
-        // SAFETY: a context that is retained.
+        // SAFETY: the context is retained.
         driver.check("cuCtxSetCurrent", unsafe { (driver.context_set)(self.context.handle) })?;
         Ok(driver)
     }
 
-    /// Address of a range in the driver's terms.
-    fn at(&self, offset: u64, len: usize) -> u64 {
+    /// Device address of a range.
+    fn device_address(&self, offset: u64, len: usize) -> u64 {
         let inside = len <= self.len && offset <= (self.len - len) as u64;
         assert!(inside, "{len} bytes at {offset:#x} of GPU memory of {} bytes", self.len);
         self.address + offset
     }
 
-    /// Bytes.
+    /// Size \[bytes\].
     #[must_use]
     #[allow(clippy::len_without_is_empty, reason = "never empty")]
     pub fn len(&self) -> usize {
@@ -302,14 +288,14 @@ impl CudaMemory {
     /// Copies bytes out of the memory.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Those of the driver.
     ///
     /// # Panics
-    /// If the range is not inside, here and in the functions that follow: callers check ranges.
+    /// If the range is not inside the allocation, here and in the functions below.
     pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), CudaError> {
-        let from = self.at(offset, out.len());
+        let from = self.device_address(offset, out.len());
         let driver = self.enter()?;
-        // SAFETY: `out` takes as many bytes, and the range is the allocation's.
+        // SAFETY: `out` has the length of the copy, and the range is inside the allocation.
         let copied = unsafe { (driver.copy_out)(out.as_mut_ptr().cast(), from, out.len()) };
         driver.check("cuMemcpyDtoH", copied)
     }
@@ -317,52 +303,52 @@ impl CudaMemory {
     /// Copies bytes into the memory.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Those of the driver.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), CudaError> {
-        let to = self.at(offset, bytes.len());
+        let to = self.device_address(offset, bytes.len());
         let driver = self.enter()?;
-        // SAFETY: as in `read`, the other way.
+        // SAFETY: `bytes` has the length of the copy, and the range is inside the allocation.
         driver.check("cuMemcpyHtoD", unsafe { (driver.copy_in)(to, bytes.as_ptr().cast(), bytes.len()) })
     }
 
-    /// Copies inside the memory; the ranges may not overlap.
+    /// Copies within the memory. The ranges must not overlap.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Those of the driver.
     pub fn copy_within(&self, from: u64, to: u64, len: usize) -> Result<(), CudaError> {
-        let (from, to) = (self.at(from, len), self.at(to, len));
+        let (from, to) = (self.device_address(from, len), self.device_address(to, len));
         let driver = self.enter()?;
-        // SAFETY: both ranges are the allocation's.
+        // SAFETY: both ranges are inside the allocation.
         driver.check("cuMemcpyDtoD", unsafe { (driver.copy_within)(to, from, len) })?;
-        // SAFETY: a plain call.
+        // SAFETY: takes no arguments.
         driver.check("cuCtxSynchronize", unsafe { (driver.context_wait)() })
     }
 
-    /// Writes zeros to a range.
+    /// Fills a range with zeros.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// Those of the driver.
     pub fn zero(&self, offset: u64, len: usize) -> Result<(), CudaError> {
-        let to = self.at(offset, len);
+        let to = self.device_address(offset, len);
         let driver = self.enter()?;
-        // SAFETY: the range is the allocation's.
+        // SAFETY: the range is inside the allocation.
         driver.check("cuMemsetD8", unsafe { (driver.set)(to, 0, len) })?;
-        // SAFETY: a plain call.
+        // SAFETY: takes no arguments.
         driver.check("cuCtxSynchronize", unsafe { (driver.context_wait)() })
     }
 
-    /// All of the memory as a dma-buf, which network adapters reach directly.
+    /// Exports the allocation as a dma-buf, for direct access by network adapters.
     ///
     /// # Errors
-    /// What the driver reports.
-    pub fn export(&self) -> Result<OwnedFd, CudaError> {
+    /// Those of the driver.
+    pub fn export_dmabuf(&self) -> Result<OwnedFd, CudaError> {
         let driver = self.enter()?;
         let mut fd: c_int = -1;
         // SAFETY: the handle of this type is an int; address and length are whole pages of the allocation.
         let code =
             unsafe { (driver.handle)((&raw mut fd).cast(), self.address, self.len, HANDLE_DMA_BUF, 0) };
         driver.check("cuMemGetHandleForAddressRange", code)?;
-        // SAFETY: a new descriptor that the driver has given to us.
+        // SAFETY: the driver returned a new descriptor.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 }
@@ -370,7 +356,7 @@ impl CudaMemory {
 impl Drop for CudaMemory {
     fn drop(&mut self) {
         if self.address != 0 && self.enter().is_ok() {
-            // SAFETY: allocated once, freed once; dma-bufs keep the memory for themselves.
+            // SAFETY: allocated once, freed once; dma-bufs hold their own reference.
             unsafe { (self.driver().free)(self.address) };
         }
     }
@@ -381,12 +367,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_without_the_driver_is_told_so() {
+    fn missing_driver_or_symbol_is_reported() {
         let missing = CudaMemory::new("libcuda-of-nobody.so.1", 0, PAGE).unwrap_err();
         assert!(
             matches!(&missing, CudaError::Library { library, .. } if library == "libcuda-of-nobody.so.1")
         );
-        assert!(missing.to_string().contains("NVIDIA's driver is not here"), "{missing}");
+        assert!(missing.to_string().contains("cannot load NVIDIA's driver"), "{missing}");
         let other = CudaMemory::new("libc.so.6", 0, PAGE).unwrap_err();
         assert_eq!(other, CudaError::Symbol { library: "libc.so.6".to_owned(), symbol: "cuInit" });
     }

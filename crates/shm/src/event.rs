@@ -1,108 +1,105 @@
-//! Event descriptors: a count that can be polled.
+//! Event descriptors (`eventfd(2)`): a counter that can be polled.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::time::Duration;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use crate::memfd::stat;
-use crate::poll;
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use rustix::fs::{FileType, OFlags};
+use rustix::io::ReadWriteFlags;
+use rustix::time::Timespec;
 
-/// A count behind a descriptor, which is readable while the count is not zero.
+/// An event descriptor: readable while its counter is not zero.
 #[derive(Debug)]
 pub struct EventFd(OwnedFd);
 
 impl EventFd {
-    /// A semaphore with count zero: every take waits for one and takes one.
+    /// A semaphore with counter zero: a take blocks until the counter is positive and decrements it.
     ///
     /// # Errors
-    /// What `eventfd` reports.
+    /// Those of `eventfd`.
     pub fn new() -> io::Result<Self> {
-        Self::with(libc::EFD_SEMAPHORE)
+        Self::with(EventfdFlags::SEMAPHORE)
     }
 
     /// A latch: readable from the first signal until [`clear`](EventFd::clear). It never blocks.
     ///
     /// # Errors
-    /// What `eventfd` reports.
+    /// Those of `eventfd`.
     pub fn latch() -> io::Result<Self> {
-        Self::with(libc::EFD_NONBLOCK)
+        Self::with(EventfdFlags::NONBLOCK)
     }
 
-    fn with(flags: libc::c_int) -> io::Result<Self> {
-        // SAFETY: creates a descriptor that nobody else owns.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | flags) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: as above.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    fn with(flags: EventfdFlags) -> io::Result<Self> {
+        Ok(Self(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | flags)?))
     }
 
-    /// Wraps a descriptor received from a peer.
+    /// Wraps a descriptor received from a trusted peer.
     #[must_use]
     pub fn from_fd(fd: OwnedFd) -> Self {
         Self(fd)
     }
 
-    /// Wraps a descriptor from somebody who is not trusted.
+    /// Wraps a descriptor received from an untrusted peer.
     ///
     /// # Errors
-    /// InvalidData for what is certainly no event descriptor: a write to a pipe, a socket or a file may wait
-    /// for ever.
+    /// InvalidData for a pipe, socket or file, as a write to one may block forever.
     pub fn from_peer(fd: OwnedFd) -> io::Result<Self> {
-        if stat(fd.as_fd())?.st_mode & libc::S_IFMT != 0 {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the peer's descriptor is no event"));
+        // An anonymous inode has no file type.
+        if FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode) != FileType::Unknown {
+            let cause = "the descriptor received from the peer is not an eventfd";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, cause));
         }
         Ok(Self(fd))
     }
 
-    /// Adds one. Where another holder of the descriptor has brought the count to its limit, at which a write
-    /// waits, there is nothing to add: it is readable.
+    /// Increments the counter. Does nothing if the counter is at its limit, where a write would block.
     pub fn signal(&self) {
-        let mut polled = [libc::pollfd { fd: self.0.as_raw_fd(), events: libc::POLLOUT, revents: 0 }];
-        if poll(&mut polled, Some(Duration::ZERO)).is_ok_and(|ready| ready == 0) {
+        let mut polled = [PollFd::new(&self.0, PollFlags::OUT)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        if rustix::event::poll(&mut polled, Some(&now)) == Ok(0) {
             return;
         }
-        let one = 1u64;
-        // SAFETY: writes eight bytes from a local. A failed write to a peer's descriptor has nobody left
-        // to tell.
-        unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
+        // A write fails only if the descriptor is not an eventfd: then nobody waits for the signal.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Takes one, or from a latch all; waits for it unless the descriptor was made non-blocking.
+    /// Decrements a semaphore or resets a latch. Blocks while the counter is zero, unless the descriptor is
+    /// non-blocking.
     ///
     /// # Errors
-    /// EAGAIN on an empty non-blocking descriptor, EINTR.
+    /// EAGAIN on an empty non-blocking descriptor, EINTR after a signal.
     pub fn take(&self) -> io::Result<()> {
         let mut count = 0u64;
+        // The C library's read, as it is a cancellation point: programs cancel threads that wait in
+        // ibv_get_cq_event().
         // SAFETY: reads eight bytes into a local.
         let n = unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), 8) };
         if n == 8 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Takes one if there is one, and does not wait even if the descriptor would. False also where the
-    /// kernel cannot do that (Linux before 5.8).
+    /// Decrements a semaphore or resets a latch if the counter is positive. Never blocks. False also if the
+    /// kernel lacks `RWF_NOWAIT` for eventfds (before Linux 5.8).
     pub fn try_take(&self) -> bool {
-        let mut count = 0u64;
-        let into = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: 8 };
-        // SAFETY: reads eight bytes into a local.
-        unsafe { libc::preadv2(self.0.as_raw_fd(), &raw const into, 1, -1, libc::RWF_NOWAIT) == 8 }
+        let mut count = [0; 8];
+        let mut into = [io::IoSliceMut::new(&mut count)];
+        // Offset −1 reads at the current position.
+        let read = rustix::io::preadv2(&self.0, &mut into, u64::MAX, ReadWriteFlags::NOWAIT);
+        read == Ok(8)
     }
 
-    /// Whether somebody made the descriptor non-blocking.
+    /// Whether the descriptor is non-blocking.
     ///
     /// # Errors
-    /// What `fcntl` reports.
+    /// Those of `fcntl`.
     pub fn is_nonblocking(&self) -> io::Result<bool> {
-        // SAFETY: a plain system call on a descriptor that we own.
-        let flags = unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_GETFL) };
-        if flags < 0 { Err(io::Error::last_os_error()) } else { Ok(flags & libc::O_NONBLOCK != 0) }
+        Ok(rustix::fs::fcntl_getfl(&self.0)?.contains(OFlags::NONBLOCK))
     }
 
-    /// Takes back what was signalled to a latch, if anything was.
+    /// Resets a latch.
     pub fn clear(&self) {
-        // An empty latch is what was asked for.
-        let _ = self.take();
+        let mut count = [0; 8];
+        // Fails with EAGAIN if the latch was clear.
+        let _ = rustix::io::read(&self.0, &mut count);
     }
 }
 
@@ -123,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_semaphore_gives_each_signal_once() {
+    fn semaphore_counts_signals() {
         let event = EventFd::new().unwrap();
         event.signal();
         event.signal();
@@ -138,17 +135,16 @@ mod tests {
     }
 
     #[test]
-    fn a_full_count_makes_nobody_wait() {
+    fn signal_at_the_counter_limit_does_not_block() {
         let event = EventFd::new().unwrap();
-        let most = u64::MAX - 1;
-        // SAFETY: writes eight bytes from a local.
-        assert_eq!(unsafe { libc::write(event.0.as_raw_fd(), (&raw const most).cast(), 8) }, 8);
+        let limit = u64::MAX - 1;
+        assert_eq!(rustix::io::write(&event.0, &limit.to_ne_bytes()), Ok(8));
         event.signal();
         assert!(is_readable(&event));
     }
 
     #[test]
-    fn what_is_no_event_is_refused() {
+    fn other_descriptors_are_refused() {
         let (reader, writer) = std::io::pipe().unwrap();
         let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
         let file = std::fs::File::open("/dev/null").unwrap();
@@ -161,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_latch_forgets_all_signals_at_once() {
+    fn latch_is_cleared_at_once() {
         let event = EventFd::latch().unwrap();
         event.clear();
         assert_eq!(event.take().unwrap_err().kind(), io::ErrorKind::WouldBlock);

@@ -1,41 +1,35 @@
-//! Sleeping on a 32-bit word that several processes share.
+//! Futexes: threads block on a 32-bit word that several processes share.
 //!
-//! The kernel finds the sleepers by file and offset: these are the *non-private* futex operations.
-//! A private futex would only ever wake threads that sleep at the same address of the same process.
+//! The operations are the *non-private* ones, which find waiters by file and offset. A private futex wakes
+//! only threads of the same process that wait at the same address.
 
 use std::io;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
+use rustix::io::Errno;
+use rustix::thread::futex;
+
 use crate::timespec;
 
-/// Sleeps while `word` holds `expected`, at most for `timeout`.
+/// Blocks while `word` holds `expected`, at most for `timeout`.
 ///
-/// Returns on a wake, a timeout, a signal, or at once if `word` holds another value already: the
-/// caller looks at its own condition again, whatever the reason was.
+/// Returns after a wake, the timeout or a signal, and at once if `word` holds another value. The caller
+/// checks its condition again in every case.
 ///
 /// # Errors
-/// What `futex` reports otherwise.
+/// Other errors of `futex`.
 pub fn wait(word: &AtomicU32, expected: u32, timeout: Duration) -> io::Result<()> {
-    let timeout = timespec(timeout);
-    // SAFETY: the word and the timeout live through the call.
-    let woken = unsafe {
-        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, &raw const timeout)
-    };
-    if woken == 0 {
-        return Ok(());
-    }
-    match io::Error::last_os_error() {
-        error if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR | libc::ETIMEDOUT)) => Ok(()),
-        error => Err(error),
+    match futex::wait(word, futex::Flags::empty(), expected, Some(&timespec(timeout))) {
+        Ok(()) | Err(Errno::AGAIN | Errno::INTR | Errno::TIMEDOUT) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 
-/// Wakes all threads of all processes that sleep on `word`.
+/// Wakes all threads of all processes that wait on `word`.
 pub fn wake_all(word: &AtomicU32) {
-    // SAFETY: the kernel only takes the word's address. It is mapped and aligned, so the call
-    // cannot fail.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+    // A mapped and aligned word is the only precondition.
+    let _ = futex::wake(word, futex::Flags::empty(), i32::MAX.cast_unsigned());
 }
 
 #[cfg(test)]
@@ -46,7 +40,7 @@ mod tests {
     use std::time::Instant;
 
     #[test]
-    fn another_value_or_the_timeout_ends_the_sleep() {
+    fn another_value_or_the_timeout_ends_the_wait() {
         let word = AtomicU32::new(1);
         wait(&word, 0, Duration::MAX).unwrap();
         let start = Instant::now();
@@ -55,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wake_reaches_those_who_map_the_word_elsewhere() {
+    fn wake_reaches_another_mapping_of_the_word() {
         let memory = Memfd::new("test", PAGE).unwrap();
         let (here, there) = (memory.map().unwrap(), memory.map().unwrap());
         let start = Instant::now();
@@ -65,7 +59,7 @@ mod tests {
                     wait(there.word32(64), 0, Duration::from_secs(60)).unwrap();
                 }
             });
-            // Time to fall asleep; without it the test passes, but for another reason.
+            // Lets the thread block first. Without it the test passes without a wake.
             std::thread::sleep(Duration::from_millis(50));
             here.word32(64).store(1, Ordering::Release);
             wake_all(here.word32(64));

@@ -1,46 +1,52 @@
-//! Memory and messages shared between the processes of one host.
+//! The operating system's mechanisms: shared memory, waiting, sockets, device memory.
 //!
-//! This crate holds the operating-system mechanisms that the soft device, cards and applications
-//! share, and knows nothing about verbs. Most of the project's unsafe code lives here. Read in this order:
+//! The soft device, cards and applications share this crate. It knows nothing about verbs, and holds most of
+//! the project's unsafe code. Read in this order:
 //!
-//! - [`Memfd`] and [`Mapping`]: memory without a name that dies with its last user;
-//! - [`futex`]: sleeping on a word that processes share;
-//! - [`EventFd`] and [`poll`]: a count, and anything else with a descriptor, that can be waited for;
-//! - [`Arena`]: one process's shared objects, allocated in one memfd that peers map whole;
-//! - [`socket`]: abstract UNIX sockets that carry descriptors, so nothing is left in a file system;
-//! - [`relocate`]: private pages become shared pages, in place;
-//! - [`ports`]: who listens on TCP;
-//! - [`thread`]: threads that stay out of the application's way;
-//! - [`Null`] and [`present()`]: memory that holds nothing, and pages that are made ready;
-//! - [`vm`]: copies between address spaces where memory cannot be mapped;
+//! - [`Memfd`] and [`Mapping`]: anonymous shared memory and its mappings;
+//! - [`futex`]: threads block on a word that processes share;
+//! - [`EventFd`], [`poll`] and [`poll_readable`]: event counters, and waiting for descriptors;
+//! - [`Arena`]: the shared objects of one process, in one memfd that its peers map whole;
+//! - [`socket`]: UNIX sockets with abstract addresses that carry descriptors;
+//! - [`relocate`]: moves private pages into shared memory, in place;
+//! - [`ports`]: listeners on TCP ports;
+//! - [`thread`]: threads without the application's signals, CPU affinity;
+//! - [`NullMemory`] and [`fault_in`]: memory that keeps nothing, and pages faulted in with an error;
+//! - [`process_vm`]: copies between address spaces by the kernel;
 //! - [`vfio`] and [`cuda`]: memory of PCIe devices and GPUs.
+//!
+//! System calls go through rustix. A comment says why where one does not.
 
 mod arena;
 pub mod cuda;
 mod event;
+mod fault_in;
 pub mod futex;
 pub mod maps;
 mod memfd;
+mod mm;
 mod null;
 mod poll;
 pub mod ports;
-mod present;
+pub mod process_vm;
 pub mod relocate;
 pub mod socket;
 pub mod thread;
 pub mod vfio;
-pub mod vm;
 
-pub use arena::{Arena, Block};
+pub use arena::{Arena, ArenaBlock};
 pub use event::EventFd;
+pub use fault_in::fault_in;
 pub use memfd::{Mapping, Memfd, cannot_shrink, file_len, is_sealed};
-pub use null::Null;
+pub use null::NullMemory;
 pub use poll::{poll, poll_readable};
-pub use present::present;
 
 use std::time::Duration;
 
-/// Bytes of a page. The device only runs where this is the base page size.
+use rustix::rand::GetRandomFlags;
+use rustix::time::Timespec;
+
+/// Size of a page \[bytes\]. The device only runs where this is the base page size.
 pub const PAGE: usize = 4096;
 
 /// Rounds `n` up to a multiple of `to`, a power of two.
@@ -49,21 +55,20 @@ pub const fn round_up(n: usize, to: usize) -> usize {
     (n + to - 1) & !(to - 1)
 }
 
-/// Random bytes from the kernel, for keys and numbers that a peer must not guess.
+/// Random bits from the kernel, for keys and numbers that a peer must not guess.
 #[must_use]
 pub fn random_u64() -> u64 {
-    let mut value = 0u64;
-    // SAFETY: the buffer is eight writable bytes.
-    let n = unsafe { libc::getrandom((&raw mut value).cast(), 8, 0) };
-    // getrandom of at most 256 bytes never fails or returns short once the pool is ready.
-    assert_eq!(n, 8, "getrandom: {}", std::io::Error::last_os_error());
-    value
+    let mut bytes = [0; 8];
+    let read = rustix::rand::getrandom(&mut bytes, GetRandomFlags::empty());
+    // Requests of at most 256 bytes never fail once the pool is initialised.
+    assert_eq!(read, Ok(8), "getrandom");
+    u64::from_ne_bytes(bytes)
 }
 
-/// A waiting time as the kernel takes it; one that does not fit is longer than any process lives.
-fn timespec(time: Duration) -> libc::timespec {
-    libc::timespec {
-        tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
+/// A timeout for the kernel. Durations beyond its range become the longest one.
+fn timespec(time: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: time.subsec_nanos().into(),
     }
 }

@@ -1,28 +1,29 @@
-//! Anonymous shared memory and its mappings.
+//! Anonymous shared memory (`memfd_create(2)`) and its mappings.
 
-use std::ffi::CString;
 use std::hint::black_box;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::PAGE;
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+
+use crate::{PAGE, mm};
 
 /// Nobody can change the size.
-const SIZE: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
-/// Nor add a seal, such as one that forbids to map the memory for writing.
-const SIZE_AND_SEALS: libc::c_int = SIZE | libc::F_SEAL_SEAL;
+/// Nobody can change the size or add a seal, such as one that forbids writable mappings.
+const ALL_SEALS: SealFlags = SIZE_SEALS.union(SealFlags::SEAL);
 
-/// A huge page of the processors that there are mappings for.
+/// Bytes of a huge page (one entry of the page middle directory).
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Makes huge pages at once, whatever the system does by itself (`linux/mman.h`).
+/// Collapses pages into huge pages synchronously (`linux/mman.h`).
 const MADV_COLLAPSE: libc::c_int = 25;
 
-/// Memory without a name: it lives as long as a descriptor or a mapping of it does.
+/// Anonymous shared memory: it lives as long as a descriptor or a mapping of it.
 #[derive(Debug)]
 pub struct Memfd {
     fd: OwnedFd,
@@ -30,81 +31,77 @@ pub struct Memfd {
 }
 
 impl Memfd {
-    /// Creates `len` bytes of sparse memory. Its size is sealed, so that no holder of the
-    /// descriptor can take pages away from under somebody else's mapping.
+    /// Creates `len` bytes of sparse memory with a sealed size: no holder of the descriptor can remove pages
+    /// that others have mapped.
     ///
     /// # Errors
-    /// What `memfd_create`, `ftruncate` or `fcntl` report; EFBIG for a size that no file can have.
+    /// Those of `memfd_create`, `ftruncate` and `fcntl`; EFBIG for a size that no file can have.
     pub fn new(name: &str, len: usize) -> io::Result<Self> {
-        let name = CString::new(name).map_err(|_| io::ErrorKind::InvalidInput)?;
-        // SAFETY: the name is a C string that lives through the call.
-        let raw = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-        if raw < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the call above returned a new descriptor that nobody else owns.
-        let fd = unsafe { OwnedFd::from_raw_fd(raw) };
-        let size = libc::off_t::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
-        // SAFETY: plain system calls on a descriptor that we own.
-        unsafe {
-            if libc::ftruncate(raw, size) != 0 {
-                return Err(io::Error::last_os_error());
-            }
-            if libc::fcntl(raw, libc::F_ADD_SEALS, SIZE) != 0 {
-                return Err(io::Error::last_os_error());
-            }
-        }
+        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let size = i64::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+        rustix::fs::ftruncate(&fd, size.cast_unsigned())?;
+        rustix::fs::fcntl_add_seals(&fd, SIZE_SEALS)?;
         Ok(Self { fd, len })
     }
 
-    /// As [`new`](Memfd::new), for memory that is handed out to be written: no holder of the
-    /// descriptor can add a seal that forbids others to map it writable.
+    /// Creates memory whose seals are final, for descriptors that are given to peers: no holder can add a
+    /// seal that forbids the others to map it writable.
     ///
     /// # Errors
     /// As [`new`](Memfd::new).
     pub fn sealed(name: &str, len: usize) -> io::Result<Self> {
         let memory = Self::new(name, len)?;
-        // SAFETY: a plain system call on a descriptor that we own.
-        if unsafe { libc::fcntl(memory.fd.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SEAL) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        rustix::fs::fcntl_add_seals(&memory.fd, SealFlags::SEAL)?;
         Ok(memory)
     }
 
-    /// Bytes.
+    /// Wraps a descriptor received from a peer.
+    ///
+    /// # Errors
+    /// Those of `fstat`; InvalidData if the file can shrink.
+    pub fn from_peer(fd: OwnedFd) -> io::Result<Self> {
+        if !cannot_shrink(fd.as_fd()) {
+            let cause = "the descriptor received from the peer is not sealed against shrinking";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, cause));
+        }
+        let len = file_len(fd.as_fd())?;
+        Ok(Self { fd, len })
+    }
+
+    /// Size \[bytes\].
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True for an object of zero bytes.
+    /// Whether the size is zero.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
+    /// Whether every page is allocated, so that touching pages takes no further memory.
+    #[must_use]
+    pub fn is_fully_allocated(&self) -> bool {
+        rustix::fs::fstat(&self.fd).is_ok_and(|stat| stat.st_blocks as u64 * 512 >= self.len as u64)
+    }
+
     /// Maps the whole object, readable and writable.
     ///
     /// # Errors
-    /// What `mmap` reports.
+    /// Those of `mmap`.
     pub fn map(&self) -> io::Result<Mapping> {
         Mapping::new(self.fd.as_fd(), 0, self.len, true)
     }
 
-    /// Gives the pages of a range back to the system; they read as zero afterwards.
-    pub fn punch(&self, offset: usize, len: usize) {
-        // SAFETY: a plain system call. Failure only costs memory, so it is not reported.
-        unsafe {
-            libc::fallocate(
-                self.fd.as_raw_fd(),
-                libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
-                offset as libc::off_t,
-                len as libc::off_t,
-            );
-        }
+    /// Deallocates the pages of a range, which reads as zero afterwards.
+    pub fn punch_hole(&self, offset: usize, len: usize) {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        // A failure only costs memory.
+        let _ = rustix::fs::fallocate(&self.fd, flags, offset as u64, len as u64);
     }
 
-    /// The descriptor, given up.
+    /// The descriptor.
     #[must_use]
     pub fn into_fd(self) -> OwnedFd {
         self.fd
@@ -118,9 +115,6 @@ impl AsFd for Memfd {
 }
 
 /// A shared mapping of part of a file; unmapped when dropped.
-///
-/// System calls are made directly: communication libraries patch `mmap` and `munmap` to follow the
-/// application's memory, and must not see (or lock against) the device's own mappings.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
@@ -128,72 +122,72 @@ pub struct Mapping {
     writable: bool,
 }
 
-// SAFETY: a mapping is an address range; whoever dereferences into it takes care of races.
+// SAFETY: a mapping is an address range; code that dereferences into it takes care of races.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
-/// A range of addresses that nothing is mapped to yet; given back when dropped.
-struct Reservation {
+/// A reserved range of addresses; released when dropped.
+struct AddressRange {
     base: usize,
     len: usize,
 }
 
-impl Reservation {
-    fn new(len: usize) -> io::Result<Self> {
+impl AddressRange {
+    fn reserve(len: usize) -> io::Result<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-        let base = unsafe { libc::syscall(libc::SYS_mmap, 0usize, len, libc::PROT_NONE, flags, -1, 0usize) };
-        if base == -1 { Err(io::Error::last_os_error()) } else { Ok(Self { base: base as usize, len }) }
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let base = unsafe { mm::mmap(0, len, libc::PROT_NONE, flags, -1, 0)? };
+        Ok(Self { base, len })
     }
 
-    /// Gives back all but one part, which something else is mapped to by now.
-    fn keep(mut self, part: Range<usize>) {
+    /// Releases everything except `part`, which holds another mapping by now.
+    fn release_around(mut self, part: Range<usize>) {
         let end = self.base + self.len;
         drop(Self { base: part.end, len: end - part.end });
         self.len = part.start - self.base;
     }
 }
 
-impl Drop for Reservation {
+impl Drop for AddressRange {
     fn drop(&mut self) {
         if self.len != 0 {
-            // SAFETY: a range that is ours, and that nobody has a pointer into.
-            unsafe { libc::syscall(libc::SYS_munmap, self.base, self.len) };
+            // SAFETY: a reserved range that nobody has a pointer into.
+            unsafe { mm::munmap(self.base, self.len) };
         }
     }
 }
 
 impl Mapping {
-    /// Maps `len` bytes of `fd` from `offset`, which must be a multiple of the page size.
+    /// Maps `len` bytes of `fd` from `offset`, a multiple of the page size.
+    ///
+    /// Large mappings are aligned to huge pages.
     ///
     /// # Errors
-    /// What `mmap` reports; EINVAL for an empty range.
+    /// Those of `mmap`; EINVAL for an empty range.
     pub fn new(fd: BorrowedFd<'_>, offset: usize, len: usize, writable: bool) -> io::Result<Self> {
-        let prot = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
-        let whole =
-            if len < HUGE_PAGE { None } else { Some(Reservation::new(len.saturating_add(HUGE_PAGE))?) };
-        let (at, flags) = match &whole {
+        let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+        let reserved = match len {
+            ..HUGE_PAGE => None,
+            _ => Some(AddressRange::reserve(len.saturating_add(HUGE_PAGE))?),
+        };
+        let (address, flags) = match &reserved {
             None => (0, libc::MAP_SHARED),
-            Some(whole) => {
-                let at = whole.base + (offset.wrapping_sub(whole.base) & (HUGE_PAGE - 1));
-                (at, libc::MAP_SHARED | libc::MAP_FIXED)
+            Some(range) => {
+                let aligned = range.base + (offset.wrapping_sub(range.base) & (HUGE_PAGE - 1));
+                (aligned, libc::MAP_SHARED | libc::MAP_FIXED)
             }
         };
-        // SAFETY: a new mapping at an address of the kernel's choice, or inside the range that was
-        // just reserved, touches no existing memory.
-        let address = unsafe { libc::syscall(libc::SYS_mmap, at, len, prot, flags, fd.as_raw_fd(), offset) };
-        if address == -1 {
-            return Err(io::Error::last_os_error());
+        // SAFETY: an address of the kernel's choice, or inside the range reserved above.
+        let mapped = unsafe { mm::mmap(address, len, protection, flags, fd.as_raw_fd(), offset)? };
+        if let Some(range) = reserved {
+            range.release_around(mapped..mapped + len.next_multiple_of(PAGE));
         }
-        if let Some(whole) = whole {
-            whole.keep(at..at + len.next_multiple_of(PAGE));
-        }
-        let base = NonNull::new(address as *mut u8).ok_or(io::ErrorKind::OutOfMemory)?;
+        let base = NonNull::new(mapped as *mut u8).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { base, len, writable })
     }
 
-    /// Takes charge of a range that was mapped by other means.
+    /// Takes ownership of an existing writable mapping.
     pub(crate) fn from_raw(base: *mut u8, len: usize) -> Self {
         let base = NonNull::new(base).expect("the kernel maps nothing at address zero");
         Self { base, len, writable: true }
@@ -206,13 +200,13 @@ impl Mapping {
         self.base.as_ptr()
     }
 
-    /// Bytes mapped.
+    /// Size \[bytes\].
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True for a mapping of zero bytes.
+    /// Whether the size is zero.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -224,18 +218,17 @@ impl Mapping {
         self.writable
     }
 
-    /// Fills the page tables of the first `len` bytes now instead of by faults later, where the
-    /// system can; see [`prefault`](Mapping::prefault) for pages that must be there.
+    /// Fills the page tables of the first `len` bytes if the kernel can. Best effort; see
+    /// [`prefault`](Mapping::prefault) for pages that must be allocated.
     pub fn populate(&self, len: usize) {
-        // A kernel without the advice answers EINVAL and the pages are filled by faults.
-        let _ = self.advise(0, len.min(self.len), self.populating());
+        // Fails with EINVAL before Linux 5.14: pages are then filled by faults.
+        let _ = self.advise(0, len.min(self.len), self.populate_advice());
     }
 
-    /// Gives memory to the pages of `len` bytes from `offset` on (widened to whole pages) and
-    /// enters them in this process's page table, keeping what they hold.
+    /// Allocates and maps the pages of a range (widened to whole pages), keeping their contents.
     ///
     /// # Errors
-    /// What `madvise` reports, ENOMEM above all.
+    /// Those of `madvise`, mostly ENOMEM.
     ///
     /// # Panics
     /// If the range is not inside the mapping.
@@ -246,7 +239,7 @@ impl Mapping {
         }
         let (first, end) = (offset & !(PAGE - 1), offset + len);
         self.collapse(first..end);
-        match self.advise(first, end - first, self.populating()) {
+        match self.advise(first, end - first, self.populate_advice()) {
             // Linux before 5.14 does not know the advice: touch each page instead.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                 (first..end).step_by(PAGE).for_each(|page| self.touch(page));
@@ -256,8 +249,8 @@ impl Mapping {
         }
     }
 
-    /// Puts huge pages behind as much of a part as the system agrees to: a processor then walks and
-    /// fills 512 times fewer table entries, here and wherever else this memory is mapped.
+    /// Collapses a part into huge pages where the kernel can: 512 times fewer page table entries, in every
+    /// mapping of this memory.
     fn collapse(&self, part: Range<usize>) {
         let base = self.base.as_ptr() as usize;
         let first = (base + part.start).next_multiple_of(HUGE_PAGE) - base;
@@ -265,17 +258,17 @@ impl Mapping {
         if first >= end {
             return;
         }
-        // Only what has a page already is considered.
+        // The kernel skips huge pages without any allocated page.
         (first..end).step_by(HUGE_PAGE).for_each(|page| self.touch(page));
-        // Linux before 6.1 does not know the advice; no memory in one piece is no error either.
+        // Fails before Linux 6.1 and where no contiguous memory is free: both leave small pages.
         let _ = self.advise(first, end - first, MADV_COLLAPSE);
     }
 
-    /// Faults in the page at `page`, keeping what it holds.
+    /// Faults in the page at `page`, keeping its contents.
     fn touch(&self, page: usize) {
         // SAFETY: a page has room for an aligned word, and peers see an atomic access.
         let word = unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(page).cast()) };
-        // The compiler must not see that neither access has an effect, or it leaves them out.
+        // `black_box` keeps the compiler from removing the accesses, which have no effect.
         if self.writable {
             word.fetch_or(black_box(0), Ordering::Relaxed);
         } else {
@@ -283,36 +276,33 @@ impl Mapping {
         }
     }
 
-    /// Asks for huge pages: a hint that the system may ignore.
+    /// Asks for transparent huge pages, as a hint.
     pub fn advise_huge_pages(&self) {
         let _ = self.advise(0, self.len, libc::MADV_HUGEPAGE);
     }
 
-    fn populating(&self) -> libc::c_int {
+    fn populate_advice(&self) -> libc::c_int {
         if self.writable { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ }
     }
 
-    /// Gives one of the pieces of advice that change no contents. The caller keeps the range inside
-    /// the mapping.
+    /// Gives advice that keeps the contents. The range is inside the mapping.
     fn advise(&self, offset: usize, len: usize, advice: libc::c_int) -> io::Result<()> {
-        // SAFETY: the range is inside the mapping, whose contents stay as they are.
-        let done = unsafe { libc::syscall(libc::SYS_madvise, self.base.as_ptr().add(offset), len, advice) };
-        if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        // SAFETY: the contents stay as they are.
+        unsafe { mm::madvise(self.base.as_ptr() as usize + offset, len, advice) }
     }
 
-    /// The 32-bit word at `offset`, for words that all sides access as atomics.
+    /// The 32-bit word at `offset`, which every process accesses as an atomic.
     ///
     /// # Panics
-    /// If the word is misaligned, outside the mapping or not writable: the program, not a peer,
-    /// chooses the offset.
+    /// If the word is misaligned, outside the mapping or read-only. Offsets must not come from peers.
     #[inline]
     #[must_use]
     pub fn word32(&self, offset: usize) -> &AtomicU32 {
         // SAFETY: aligned and inside the mapping, which lives as long as `self`.
-        unsafe { AtomicU32::from_ptr(self.place_of(offset, size_of::<u32>()).cast()) }
+        unsafe { AtomicU32::from_ptr(self.word_address(offset, size_of::<u32>()).cast()) }
     }
 
-    /// The 64-bit word at `offset`, for words that all sides access as atomics.
+    /// The 64-bit word at `offset`, which every process accesses as an atomic.
     ///
     /// # Panics
     /// As [`word32`](Mapping::word32).
@@ -320,17 +310,17 @@ impl Mapping {
     #[must_use]
     pub fn word64(&self, offset: usize) -> &AtomicU64 {
         // SAFETY: as for `word32`.
-        unsafe { AtomicU64::from_ptr(self.place_of(offset, size_of::<u64>()).cast()) }
+        unsafe { AtomicU64::from_ptr(self.word_address(offset, size_of::<u64>()).cast()) }
     }
 
-    /// So many 64-bit words one after the other, the first one at `offset`.
+    /// `count` consecutive 64-bit words from `offset`, which every process accesses as atomics.
     ///
     /// # Panics
     /// As [`word32`](Mapping::word32), for any of them.
     #[inline]
     #[must_use]
     pub fn words64(&self, offset: usize, count: usize) -> &[AtomicU64] {
-        let first = self.place_of(offset, size_of::<u64>());
+        let first = self.word_address(offset, size_of::<u64>());
         assert!(count <= (self.len - offset) / size_of::<u64>(), "{count} words of 8 bytes at {offset:#x}");
         // SAFETY: aligned and inside the mapping, which lives as long as `self`.
         unsafe { std::slice::from_raw_parts(first.cast(), count) }
@@ -338,7 +328,7 @@ impl Mapping {
 
     /// Address of an aligned word of `size` bytes in a writable mapping.
     #[inline]
-    fn place_of(&self, offset: usize, size: usize) -> *mut u8 {
+    fn word_address(&self, offset: usize, size: usize) -> *mut u8 {
         let inside = offset.is_multiple_of(size) && size <= self.len && offset <= self.len - size;
         assert!(inside && self.writable, "an aligned word of {size} bytes at {offset:#x}");
         self.base.as_ptr().wrapping_add(offset)
@@ -347,80 +337,41 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `new` and nothing keeps pointers past our life.
-        unsafe { libc::syscall(libc::SYS_munmap, self.base.as_ptr(), self.len) };
+        // SAFETY: our mapping; no borrow outlives `self`.
+        unsafe { mm::munmap(self.base.as_ptr() as usize, self.len) };
     }
 }
 
-/// Whether nobody can shrink the file behind `fd`, so that touching a mapping of it cannot fault. Pages of
-/// the system's pool of huge pages can be taken out of the middle, and the pool may have no others.
+/// Whether the file behind `fd` cannot shrink, so that accesses to a mapping of it cannot fault.
+///
+/// False for memory of the huge page pool: its pages can be taken from the middle, and an access faults when
+/// the pool is empty.
 #[must_use]
 pub fn cannot_shrink(fd: BorrowedFd<'_>) -> bool {
-    has_seals(fd, libc::F_SEAL_SHRINK) && !from_huge_page_pool(fd)
+    has_seals(fd, SealFlags::SHRINK) && !is_hugetlb(fd)
 }
 
-fn from_huge_page_pool(fd: BorrowedFd<'_>) -> bool {
-    // SAFETY: statfs is plain data and the call fills it.
-    unsafe {
-        let mut stat: libc::statfs = std::mem::zeroed();
-        libc::fstatfs(fd.as_raw_fd(), &raw mut stat) != 0 || stat.f_type == libc::HUGETLBFS_MAGIC
-    }
+fn is_hugetlb(fd: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstatfs(fd).map_or(true, |stat| stat.f_type == libc::HUGETLBFS_MAGIC)
 }
 
-/// Whether the file behind `fd` is sealed as by [`Memfd::sealed`]: nobody can change its size, or
-/// add a seal.
+/// Whether the file behind `fd` has the seals of [`Memfd::sealed`]: nobody can change its size or add a seal.
 #[must_use]
 pub fn is_sealed(fd: BorrowedFd<'_>) -> bool {
-    has_seals(fd, SIZE_AND_SEALS)
+    has_seals(fd, ALL_SEALS)
 }
 
-fn has_seals(fd: BorrowedFd<'_>, wanted: libc::c_int) -> bool {
-    // SAFETY: a plain system call on a borrowed descriptor.
-    let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
-    seals >= 0 && seals & wanted == wanted
+fn has_seals(fd: BorrowedFd<'_>, wanted: SealFlags) -> bool {
+    rustix::fs::fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(wanted))
 }
 
-impl Memfd {
-    /// Whether every page has memory behind it, so that touching all of them costs none.
-    #[must_use]
-    pub fn is_filled(&self) -> bool {
-        stat(self.fd.as_fd()).is_ok_and(|stat| stat.st_blocks as u64 * 512 >= self.len as u64)
-    }
-
-    /// Wraps a descriptor received from somebody else, taking its size from the system.
-    ///
-    /// # Errors
-    /// What `fstat` reports, and InvalidData where the object may still shrink.
-    pub fn from_peer(fd: OwnedFd) -> io::Result<Self> {
-        if !cannot_shrink(fd.as_fd()) {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "descriptor is not sealed against shrinking",
-            ));
-        }
-        let len = file_len(fd.as_fd())?;
-        Ok(Self { fd, len })
-    }
-}
-
-/// Size of the file behind a descriptor, in bytes.
+/// Size of the file behind a descriptor \[bytes\].
 ///
 /// # Errors
-/// What `fstat` reports.
+/// Those of `fstat`.
 pub fn file_len(fd: BorrowedFd<'_>) -> io::Result<usize> {
-    let stat = stat(fd)?;
+    let stat = rustix::fs::fstat(fd)?;
     usize::try_from(stat.st_size).map_err(|_| io::ErrorKind::InvalidData.into())
-}
-
-pub(crate) fn stat(fd: BorrowedFd<'_>) -> io::Result<libc::stat> {
-    // SAFETY: stat is plain data and the call fills it.
-    unsafe {
-        let mut stat: libc::stat = std::mem::zeroed();
-        if libc::fstat(fd.as_raw_fd(), &raw mut stat) != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(stat)
-    }
 }
 
 #[cfg(test)]
@@ -446,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn words_outside_misaligned_or_read_only_are_refused() {
+    fn words_outside_misaligned_or_read_only_panic() {
         let memory = Memfd::new("test", PAGE).unwrap();
         let mapping = memory.map().unwrap();
         let read_only = Mapping::new(memory.as_fd(), 0, PAGE, false).unwrap();
@@ -467,24 +418,24 @@ mod tests {
     }
 
     #[test]
-    fn prefault_gives_memory_to_exactly_the_pages_asked_for() {
+    fn prefault_allocates_exactly_the_pages_of_the_range() {
         let memory = Memfd::new("test", 16 * PAGE + 1).unwrap();
         let mapping = memory.map().unwrap();
-        let pages = || stat(memory.as_fd()).unwrap().st_blocks as usize * 512 / PAGE;
+        let pages = || rustix::fs::fstat(&memory).unwrap().st_blocks as usize * 512 / PAGE;
         mapping.word32(PAGE).store(7, Ordering::Relaxed);
         mapping.prefault(PAGE, 0).unwrap();
         assert_eq!(pages(), 1);
         mapping.prefault(PAGE + 100, PAGE).unwrap();
         assert_eq!(pages(), 2);
         mapping.touch(3 * PAGE);
-        assert_eq!(pages(), 3, "the way of older kernels");
+        assert_eq!(pages(), 3, "the fallback for older kernels");
         mapping.prefault(0, mapping.len()).unwrap();
-        assert!(memory.is_filled());
+        assert!(memory.is_fully_allocated());
         assert_eq!(mapping.word32(PAGE).load(Ordering::Relaxed), 7, "contents stay");
     }
 
     #[test]
-    fn mappings_are_aligned_so_that_huge_pages_fit() {
+    fn mappings_are_aligned_to_huge_pages() {
         let memory = Memfd::new("test", 3 * HUGE_PAGE).unwrap();
         for offset in [0, PAGE, HUGE_PAGE - PAGE, HUGE_PAGE] {
             let mapping = Mapping::new(memory.as_fd(), offset, memory.len() - offset, true).unwrap();
@@ -499,26 +450,24 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sealed_is_final() {
+    fn seals_are_final() {
         let open = Memfd::new("test", 8192).unwrap();
         let sealed = Memfd::sealed("test", 8192).unwrap();
         assert!(cannot_shrink(open.as_fd()) && cannot_shrink(sealed.as_fd()));
         assert!(!is_sealed(open.as_fd()) && is_sealed(sealed.as_fd()));
-        for (memory, seal_added) in [(open, 0), (sealed, -1)] {
+        for (memory, can_add_seal) in [(open, true), (sealed, false)] {
             let file = File::from(memory.into_fd());
             for size in [0, 1 << 20] {
                 let refused = file.set_len(size).unwrap_err();
                 assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
             }
-            // SAFETY: a plain system call.
-            let added =
-                unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_FUTURE_WRITE) };
-            assert_eq!(added, seal_added);
+            let added = rustix::fs::fcntl_add_seals(&file, SealFlags::FUTURE_WRITE);
+            assert_eq!(added.is_ok(), can_add_seal);
         }
     }
 
     #[test]
-    fn a_size_that_no_file_or_no_mapping_can_have_is_an_error() {
+    fn impossible_sizes_are_refused() {
         let too_large = Memfd::new("test", usize::MAX).unwrap_err();
         assert_eq!(too_large.raw_os_error(), Some(libc::EFBIG));
         let empty = Memfd::new("test", 0).unwrap().map().unwrap_err();
@@ -526,24 +475,19 @@ mod tests {
     }
 
     #[test]
-    fn memory_from_the_huge_page_pool_is_refused() {
-        // SAFETY: a new descriptor that nobody else owns.
-        let fd = unsafe {
-            let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | libc::MFD_HUGETLB;
-            let raw = libc::memfd_create(c"test".as_ptr(), flags);
-            if raw < 0 {
-                eprintln!("not run: this kernel has no pool of huge pages");
-                return;
-            }
-            assert_eq!(libc::fcntl(raw, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK), 0);
-            OwnedFd::from_raw_fd(raw)
+    fn huge_page_pool_is_refused() {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+        let Ok(fd) = rustix::fs::memfd_create("test", flags) else {
+            eprintln!("skipped: this kernel has no huge page pool");
+            return;
         };
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
         assert!(!cannot_shrink(fd.as_fd()));
         assert!(Memfd::from_peer(fd).is_err());
     }
 
     #[test]
-    fn an_unsealed_file_is_refused() {
+    fn unsealed_file_is_refused() {
         let file = File::open("/proc/self/exe").unwrap();
         assert!(!is_sealed(file.as_fd()));
         assert!(Memfd::from_peer(file.into()).is_err());

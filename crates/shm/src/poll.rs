@@ -1,4 +1,4 @@
-//! Waiting for descriptors.
+//! Waiting for descriptors (`poll(2)`).
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -6,16 +6,17 @@ use std::time::Duration;
 
 use crate::timespec;
 
-/// Waits until one of `descriptors` has one of its events, or hangs up, at most for `timeout` (for
-/// ever without one). Fills in what each has, and returns how many have something: zero after the
-/// timeout.
+/// Waits until one of `descriptors` has an event or hangs up, at most for `timeout` (without one: forever).
+/// Fills in the events and returns the number of descriptors with events, zero after the timeout.
 ///
 /// # Errors
-/// What `ppoll` reports, EINTR after a signal.
+/// Those of `ppoll`; EINTR after a signal.
 pub fn poll(descriptors: &mut [libc::pollfd], timeout: Option<Duration>) -> io::Result<usize> {
-    let timeout = timeout.map(timespec);
-    // SAFETY: the array has the given length. A number that is no descriptor is reported as such; a
-    // null timeout waits for ever and a null mask changes none.
+    let timeout =
+        timeout.map(timespec).map(|time| libc::timespec { tv_sec: time.tv_sec, tv_nsec: time.tv_nsec });
+    // The C library's ppoll, as it is a cancellation point: programs cancel threads that wait for events.
+    // SAFETY: the array has the given length. The kernel reports invalid descriptors in the array; null
+    // pointers mean no timeout and no signal mask.
     let ready = unsafe {
         libc::ppoll(
             descriptors.as_mut_ptr(),
@@ -27,11 +28,11 @@ pub fn poll(descriptors: &mut [libc::pollfd], timeout: Option<Duration>) -> io::
     usize::try_from(ready).map_err(|_| io::Error::last_os_error())
 }
 
-/// Waits until one of `fds` is readable or hung up; says for each whether it is. A signal ends the
-/// wait early, with none.
+/// Waits until one of `fds` is readable or hung up; returns for each whether it is. A signal ends the wait
+/// early, with all false.
 ///
 /// # Errors
-/// What `ppoll` reports.
+/// Those of `ppoll`.
 pub fn poll_readable(fds: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<Vec<bool>> {
     let mut polled: Vec<_> =
         fds.iter().map(|fd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 }).collect();
@@ -49,7 +50,7 @@ mod tests {
     use std::time::Instant;
 
     #[test]
-    fn says_who_is_readable_or_hung_up() {
+    fn readable_and_hung_up_descriptors_are_reported() {
         let (first, mut writer) = std::io::pipe().unwrap();
         let (second, kept) = std::io::pipe().unwrap();
         let fds = [first.as_fd(), second.as_fd()];
@@ -62,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_as_long_as_told() {
+    fn poll_returns_after_its_timeout() {
         let (reader, _writer) = std::io::pipe().unwrap();
         let start = Instant::now();
         let time = Duration::from_millis(20);

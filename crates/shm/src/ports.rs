@@ -1,39 +1,40 @@
-//! TCP ports of this host: which are free, and which somebody listens on. For whoever starts programs that meet
-//! over TCP.
+//! TCP ports of this host: unused ones and ones with a listener. For launchers of programs that connect over TCP.
 
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 use std::time::{Duration, Instant};
 
-/// A port that nobody uses now.
+/// A port that is unused now.
 ///
 /// # Errors
-/// What binding reports.
-pub fn free() -> io::Result<u16> {
+/// Those of `bind`.
+pub fn unused() -> io::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
-/// Whether somebody listens on the port. Nobody is connected to: many servers serve the first who comes.
+/// Whether a socket listens on the port.
+///
+/// This reads the kernel's table instead of connecting: many servers serve only their first client.
 #[must_use]
-pub fn is_listened_to(port: u16) -> bool {
+pub fn has_listener(port: u16) -> bool {
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
-        std::fs::read_to_string(table).is_ok_and(|text| text.lines().any(|line| listens(line, port)))
+        std::fs::read_to_string(table).is_ok_and(|text| text.lines().any(|line| is_listener(line, port)))
     })
 }
 
-/// Whether a line of the kernel's table is that of a listener on this port.
-fn listens(line: &str, port: u16) -> bool {
+/// Whether a line of the kernel's table is a listener on this port.
+fn is_listener(line: &str, port: u16) -> bool {
     let mut fields = line.split_whitespace().skip(1);
     // Local address, remote address, state; 0A is LISTEN.
     let local = fields.next().and_then(|local| local.rsplit_once(':'));
     local.is_some_and(|(_, of)| u16::from_str_radix(of, 16) == Ok(port)) && fields.nth(1) == Some("0A")
 }
 
-/// Waits until somebody listens on the port; false if that took too long.
+/// Waits until a socket listens on the port; false after the timeout.
 #[must_use]
-pub fn wait_for_listener(port: u16, patience: Duration) -> bool {
-    let deadline = Instant::now() + patience;
-    while !is_listened_to(port) {
+pub fn wait_for_listener(port: u16, timeout: Duration) -> bool {
+    let deadline = Instant::now() + timeout;
+    while !has_listener(port) {
         if Instant::now() > deadline {
             return false;
         }
@@ -47,15 +48,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listeners_are_told_from_others() {
+    fn only_listeners_are_reported() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         assert!(wait_for_listener(port, Duration::from_secs(5)));
-        let other = free().unwrap();
+        let other = unused().unwrap();
         assert_ne!(other, port);
-        assert!(!is_listened_to(other));
-        // Of the two ends of a connection, only the listener listens.
+        assert!(!has_listener(other));
+        // The port of a connected client has no listener.
         let near = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        assert!(!is_listened_to(near.local_addr().unwrap().port()));
+        assert!(!has_listener(near.local_addr().unwrap().port()));
     }
 }

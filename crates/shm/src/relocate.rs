@@ -8,7 +8,7 @@
 //! The rule: only **whole pages that lie entirely inside the registered range**, and only where
 //! all of the range is plain anonymous read-write memory. Where an application registers its own
 //! buffer, such pages hold nothing else: no allocator header, no neighbouring object. Partial pages at
-//! the ends stay where they are, and whatever does not fit the rule is left to [`crate::vm`].
+//! the ends stay where they are, and whatever does not fit the rule is left to [`crate::process_vm`].
 //!
 //! Hazards, and what is done about each:
 //! - *A thread stores into the pages while they move.* They are read-only for that time; the store
@@ -36,7 +36,6 @@ use std::sync::{Arc, Once};
 
 use millstream_lockfree::SpinLock;
 
-use crate::memfd::stat;
 use crate::{Mapping, Memfd, PAGE, maps, round_up};
 
 /// A stretch of this process's memory that peers can map.
@@ -110,10 +109,10 @@ pub fn share(range: Range<usize>) -> Option<Shared> {
         let offset = part.start - moved.range.start;
         return Some(Shared { moved: moved.clone(), range: part, offset });
     }
-    let areas = maps::areas(inner.clone()).ok()?;
+    let areas = maps::vmas(inner.clone()).ok()?;
     let on_the_stack = 0u8;
     let stack = (&raw const on_the_stack).addr();
-    let fits = |a: &maps::Area| a.rw && a.plain && !a.shared && !a.range.contains(&stack);
+    let fits = |a: &maps::Vma| a.writable && a.anonymous && !a.shared && !a.range.contains(&stack);
     if !maps::covers(&areas, &inner) || !areas.iter().all(fits) {
         return None;
     }
@@ -140,8 +139,8 @@ impl Drop for Shared {
         }
         registry.retain(|moved| !Arc::ptr_eq(moved, &self.moved));
         // The application may have unmapped or replaced some of it; only what is still ours moves.
-        let Ok(me) = stat(self.moved.memory.as_fd()) else { return };
-        for area in maps::areas(self.moved.range.clone()).unwrap_or_default() {
+        let Ok(me) = rustix::fs::fstat(&self.moved.memory) else { return };
+        for area in maps::vmas(self.moved.range.clone()).unwrap_or_default() {
             if area.inode != me.st_ino || !area.shared {
                 continue;
             }

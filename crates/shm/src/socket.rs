@@ -1,72 +1,68 @@
-//! Local sockets that carry descriptors.
+//! UNIX sockets that carry file descriptors (`unix(7)`, `SCM_RIGHTS`).
 //!
-//! Addresses are abstract (they start with a zero byte): they exist as long as a process holds
-//! them, belong to one network namespace as a host does, and leave no file behind. They have no
-//! permissions, so the user of the other end must be checked: [`Connection::open`] and
-//! [`Listener::accept`] do it, after their counterparts for `anyone` the caller does.
+//! Addresses are abstract: they exist while a process holds them, belong to one network namespace, and leave no
+//! file behind. They have no permissions, so the user of the peer must be checked. [`Connection::open`] and
+//! [`Listener::accept`] do so; the variants `_any_user` leave it to the caller.
 
-use std::io;
-use std::mem::{offset_of, size_of};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::{MaybeUninit, size_of};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use crate::poll;
+use rustix::event::{PollFd, PollFlags};
+use rustix::fs::OFlags;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use rustix::time::Timespec;
 
 /// Descriptors in one message, at most.
 pub const MAX_FDS: usize = 4;
 
-/// Who is at the other end, as the kernel knows it.
+/// Size of the control message with [`MAX_FDS`] descriptors \[bytes\].
+const CONTROL_BYTES: usize = rustix::cmsg_space!(ScmRights(MAX_FDS));
+
+/// Credentials of the peer, as reported by the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credentials {
-    /// Process id in our own namespace; zero if it is not visible from here.
+    /// Process id in our PID namespace; zero if the process is not visible there.
     pub pid: u32,
-    /// Effective user.
+    /// Effective user id.
     pub uid: u32,
 }
 
-/// The user that this process acts as.
+/// The effective user id of this process.
 #[must_use]
 pub fn own_uid() -> u32 {
-    // SAFETY: a plain system call that cannot fail.
-    unsafe { libc::geteuid() }
+    rustix::process::geteuid().as_raw()
 }
 
-fn address(name: &str) -> io::Result<(libc::sockaddr_un, libc::socklen_t)> {
-    // SAFETY: sockaddr_un is plain data.
-    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    if name.is_empty() || name.len() >= address.sun_path.len() {
+fn address(name: &str) -> io::Result<SocketAddrUnix> {
+    if name.is_empty() {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    for (to, from) in address.sun_path[1..].iter_mut().zip(name.bytes()) {
-        *to = from as libc::c_char;
-    }
-    let len = offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len();
-    Ok((address, len as libc::socklen_t))
+    SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(|_| io::ErrorKind::InvalidInput.into())
 }
 
 fn new_socket() -> io::Result<OwnedFd> {
-    // SAFETY: creates a descriptor that nobody else owns.
-    let fd = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: as above.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    let flags = SocketFlags::CLOEXEC;
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// Abstract names of this host that somebody listens under now and that start with `prefix`; none where the
-/// kernel does not tell.
+/// Abstract addresses of this host that start with `prefix` and have a listener; none if the kernel hides its
+/// table.
 #[must_use]
-pub fn names_with(prefix: &str) -> Vec<String> {
-    // Names may hold any bytes; ours are text.
+pub fn listening_names(prefix: &str) -> Vec<String> {
+    // Foreign names may hold any bytes.
     let table = std::fs::read("/proc/thread-self/net/unix").unwrap_or_default();
     let table = String::from_utf8_lossy(&table);
     table
         .lines()
         .filter_map(|line| {
             let fields: Vec<&str> = line.split_whitespace().collect();
-            let listens = u32::from_str_radix(fields.get(3)?, 16).is_ok_and(|flags| flags & ACCEPTS != 0);
+            let listens = u32::from_str_radix(fields.get(3)?, 16).is_ok_and(|flags| flags & ACCEPTING != 0);
             let name = fields.get(7)?.strip_prefix('@')?;
             (listens && name.starts_with(prefix)).then(|| name.to_owned())
         })
@@ -74,81 +70,66 @@ pub fn names_with(prefix: &str) -> Vec<String> {
 }
 
 /// `__SO_ACCEPTCON`: the flag of listening sockets in the kernel's table.
-const ACCEPTS: u32 = 1 << 16;
+const ACCEPTING: u32 = 1 << 16;
 
-/// An abstract name that is held. Who connects to it is refused until it listens.
+/// A socket bound to an abstract address. Connections are refused until it listens.
 #[derive(Debug)]
-pub struct Bound(OwnedFd);
+pub struct BoundSocket(OwnedFd);
 
-impl Bound {
-    /// Takes the name; EADDRINUSE if a live process holds it.
+impl BoundSocket {
+    /// Binds to the address `name`.
     ///
     /// # Errors
-    /// What `bind` reports.
+    /// Those of `bind`; EADDRINUSE if a live process holds the address.
     pub fn bind(name: &str) -> io::Result<Self> {
         let socket = new_socket()?;
-        let (address, len) = address(name)?;
-        // SAFETY: the address is valid for `len` bytes.
-        if unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        rustix::net::bind(&socket, &address(name)?)?;
         Ok(Self(socket))
     }
 
-    /// Accepts connections from now on.
+    /// Starts to accept connections.
     ///
     /// # Errors
-    /// What `listen` reports.
+    /// Those of `listen`.
     pub fn listen(self) -> io::Result<Listener> {
-        // SAFETY: a plain system call on a descriptor that we own.
-        if unsafe { libc::listen(self.0.as_raw_fd(), 1024) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        rustix::net::listen(&self.0, 1024)?;
         Ok(Listener(self.0))
     }
 }
 
-/// Accepts connections under an abstract name.
+/// Accepts connections to an abstract address.
 #[derive(Debug)]
 pub struct Listener(OwnedFd);
 
 impl Listener {
-    /// Takes the name and listens; EADDRINUSE if a live process holds it.
+    /// Binds to the address `name` and listens.
     ///
     /// # Errors
-    /// What `bind` and `listen` report.
+    /// Those of `bind` and `listen`; EADDRINUSE if a live process holds the address.
     pub fn bind(name: &str) -> io::Result<Self> {
-        Bound::bind(name)?.listen()
+        BoundSocket::bind(name)?.listen()
     }
 
-    /// Waits for the next connection, unless the listener was made non-blocking.
+    /// Accepts the next connection. Blocks unless the listener is non-blocking.
     ///
     /// # Errors
-    /// What `accept4` reports; PermissionDenied if it is another user's process.
+    /// Those of `accept4`; PermissionDenied if the peer is another user's process.
     pub fn accept(&self) -> io::Result<Connection> {
-        self.accept_anyone()?.own_user_only()
+        self.accept_any_user()?.own_user_only()
     }
 
-    /// As [`accept`](Listener::accept), for a caller who has something to tell another user.
+    /// Accepts the next connection of any user. The caller checks [`peer`](Connection::peer).
     ///
     /// # Errors
-    /// What `accept4` reports.
-    pub fn accept_anyone(&self) -> io::Result<Connection> {
-        // SAFETY: no address is asked for.
-        let fd = unsafe {
-            libc::accept4(self.0.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), libc::SOCK_CLOEXEC)
-        };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: a new descriptor.
-        Connection::over(unsafe { OwnedFd::from_raw_fd(fd) })
+    /// Those of `accept4`.
+    pub fn accept_any_user(&self) -> io::Result<Connection> {
+        Connection::over(rustix::net::accept_with(&self.0, SocketFlags::CLOEXEC)?)
     }
 
-    /// Makes later accepts answer EAGAIN instead of waiting. Connections are not affected.
+    /// Makes later accepts fail with EAGAIN instead of blocking. Accepted connections still block.
     ///
     /// # Errors
-    /// What `fcntl` reports.
+    /// Those of `fcntl`.
     pub fn set_nonblocking(&self) -> io::Result<()> {
         set_nonblocking(&self.0)
     }
@@ -160,7 +141,7 @@ impl AsFd for Listener {
     }
 }
 
-/// One end of a connection; messages keep their boundaries.
+/// One end of a connection that keeps message boundaries (`SOCK_SEQPACKET`).
 #[derive(Debug)]
 pub struct Connection {
     socket: OwnedFd,
@@ -168,26 +149,23 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects to the process that holds `name`. The timeout also bounds later sends and receives.
+    /// Connects to the listener at the address `name`. The timeout also bounds later sends and receives.
     ///
     /// # Errors
-    /// ECONNREFUSED if nobody does; PermissionDenied if it is another user's process.
+    /// ECONNREFUSED without a listener; PermissionDenied if it is another user's process.
     pub fn open(name: &str, timeout: Duration) -> io::Result<Self> {
-        Self::open_anyone(name, timeout)?.own_user_only()
+        Self::open_any_user(name, timeout)?.own_user_only()
     }
 
-    /// As [`open`](Connection::open), for a caller who looks at [`peer`](Connection::peer) itself.
+    /// Connects to a listener of any user. The caller checks [`peer`](Connection::peer).
     ///
     /// # Errors
-    /// ECONNREFUSED if nobody holds the name.
-    pub fn open_anyone(name: &str, timeout: Duration) -> io::Result<Self> {
+    /// ECONNREFUSED without a listener.
+    pub fn open_any_user(name: &str, timeout: Duration) -> io::Result<Self> {
         let socket = new_socket()?;
-        let (address, len) = address(name)?;
+        let address = address(name)?;
         set_timeouts(&socket, timeout)?;
-        // SAFETY: the address is valid for `len` bytes.
-        if unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), len) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        rustix::net::connect(&socket, &address)?;
         Self::over(socket)
     }
 
@@ -200,13 +178,11 @@ impl Connection {
         if self.peer.uid == own_uid() {
             return Ok(self);
         }
-        Err(io::Error::new(
-            io::ErrorKind::PermissionDenied,
-            format!("the process at the other end belongs to user {}", self.peer.uid),
-        ))
+        let cause = format!("the peer process belongs to user {}", self.peer.uid);
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, cause))
     }
 
-    /// The process at the other end.
+    /// Credentials of the peer when it connected or listened.
     #[must_use]
     pub fn peer(&self) -> Credentials {
         self.peer
@@ -215,98 +191,62 @@ impl Connection {
     /// Bounds every later send and receive.
     ///
     /// # Errors
-    /// What `setsockopt` reports.
+    /// Those of `setsockopt`.
     pub fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
         set_timeouts(&self.socket, timeout)
     }
 
-    /// Makes later sends and receives answer EAGAIN instead of waiting.
+    /// Makes later sends and receives fail with EAGAIN instead of blocking.
     ///
     /// # Errors
-    /// What `fcntl` reports.
+    /// Those of `fcntl`.
     pub fn set_nonblocking(&self) -> io::Result<()> {
         set_nonblocking(&self.socket)
     }
 
-    /// Whether the other end was closed, or its last holder died. Messages that it sent before may
-    /// still be there.
+    /// Whether the peer closed its end or exited. Messages sent before may still be unread.
     #[must_use]
     pub fn is_hung_up(&self) -> bool {
-        let mut polled = [libc::pollfd { fd: self.socket.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 }];
-        poll(&mut polled, Some(Duration::ZERO)).is_ok_and(|ready| ready == 1)
+        let mut polled = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut polled, Some(&now)) == Ok(1)
     }
 
     /// Sends one message with descriptors.
     ///
     /// # Errors
-    /// What `sendmsg` reports; never raises SIGPIPE.
+    /// Those of `sendmsg`; never raises SIGPIPE.
+    ///
+    /// # Panics
+    /// If there are more than [`MAX_FDS`] descriptors.
     pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let mut data = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        let mut control = Control([0; 64]);
-        // SAFETY: the message refers to `bytes` and `control`, which outlive the call; the control
-        // buffer holds MAX_FDS descriptors.
-        let sent = unsafe {
-            let mut message: libc::msghdr = std::mem::zeroed();
-            message.msg_iov = &raw mut data;
-            message.msg_iovlen = 1;
-            if !fds.is_empty() {
-                assert!(fds.len() <= MAX_FDS);
-                let len = size_of_val(fds) as u32;
-                message.msg_control = control.0.as_mut_ptr().cast();
-                message.msg_controllen = libc::CMSG_SPACE(len) as usize;
-                let header = libc::CMSG_FIRSTHDR(&raw const message);
-                (*header).cmsg_level = libc::SOL_SOCKET;
-                (*header).cmsg_type = libc::SCM_RIGHTS;
-                (*header).cmsg_len = libc::CMSG_LEN(len) as usize;
-                let to = libc::CMSG_DATA(header).cast::<i32>();
-                for (i, fd) in fds.iter().enumerate() {
-                    to.add(i).write_unaligned(fd.as_raw_fd());
-                }
-            }
-            libc::sendmsg(self.socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL)
-        };
-        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(fds)), "at most {MAX_FDS} descriptors");
+        }
+        rustix::net::sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
+        Ok(())
     }
 
-    /// Receives one message; zero bytes mean that the other end is gone.
+    /// Receives one message with its descriptors. Zero bytes mean that the peer has closed its end.
     ///
     /// # Errors
-    /// What `recvmsg` reports; InvalidData for a message that does not fit.
+    /// Those of `recvmsg`; InvalidData for a message longer than `bytes` or with too many descriptors.
     pub fn receive(&self, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
-        let mut data = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-        let mut control = Control([0; 64]);
-        let mut fds = Vec::new();
-        // SAFETY: the message refers to `bytes` and `control`, which outlive the call; descriptors
-        // in it are new and owned by us.
-        unsafe {
-            let mut message: libc::msghdr = std::mem::zeroed();
-            message.msg_iov = &raw mut data;
-            message.msg_iovlen = 1;
-            message.msg_control = control.0.as_mut_ptr().cast();
-            message.msg_controllen = size_of::<Control>();
-            let n = libc::recvmsg(self.socket.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC);
-            if n < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            let mut header = libc::CMSG_FIRSTHDR(&raw const message);
-            while !header.is_null() {
-                if (*header).cmsg_level == libc::SOL_SOCKET && (*header).cmsg_type == libc::SCM_RIGHTS {
-                    let count = ((*header).cmsg_len - libc::CMSG_LEN(0) as usize) / size_of::<i32>();
-                    let from = libc::CMSG_DATA(header).cast::<i32>();
-                    for i in 0..count {
-                        fds.push(OwnedFd::from_raw_fd(from.add(i).read_unaligned()));
-                    }
-                }
-                header = libc::CMSG_NXTHDR(&raw const message, header);
-            }
-            if message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
-                return Err(io::Error::new(
-                    io::ErrorKind::InvalidData,
-                    "message longer than the protocol allows",
-                ));
-            }
-            Ok((n as usize, fds))
+        let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut data = [IoSliceMut::new(bytes)];
+        let message = rustix::net::recvmsg(&self.socket, &mut data, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        if message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+            let cause = "message longer than the protocol allows";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, cause));
         }
+        let rights = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        });
+        Ok((message.bytes, rights.flatten().collect()))
     }
 }
 
@@ -316,43 +256,22 @@ impl AsFd for Connection {
     }
 }
 
-/// Room for one control message with MAX_FDS descriptors, aligned as the kernel wants it.
-#[repr(C, align(8))]
-struct Control([u8; 64]);
-
 fn set_nonblocking(socket: &OwnedFd) -> io::Result<()> {
-    // SAFETY: plain system calls on a descriptor that we own.
-    let set = unsafe {
-        let flags = libc::fcntl(socket.as_raw_fd(), libc::F_GETFL);
-        flags >= 0 && libc::fcntl(socket.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) == 0
-    };
-    if set { Ok(()) } else { Err(io::Error::last_os_error()) }
+    let flags = rustix::fs::fcntl_getfl(socket)?;
+    Ok(rustix::fs::fcntl_setfl(socket, flags | OFlags::NONBLOCK)?)
 }
 
 fn set_timeouts(socket: &OwnedFd, timeout: Duration) -> io::Result<()> {
-    let time =
-        libc::timeval { tv_sec: timeout.as_secs() as i64, tv_usec: i64::from(timeout.subsec_micros()) };
-    for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
-        // SAFETY: the option value is a timeval on the stack.
-        let failed = unsafe {
-            libc::setsockopt(
-                socket.as_raw_fd(),
-                libc::SOL_SOCKET,
-                option,
-                (&raw const time).cast(),
-                size_of::<libc::timeval>() as u32,
-            )
-        };
-        if failed != 0 {
-            return Err(io::Error::last_os_error());
-        }
-    }
-    Ok(())
+    // The kernel takes zero as no timeout.
+    let timeout = (!timeout.is_zero()).then_some(timeout);
+    set_socket_timeout(socket, Timeout::Recv, timeout)?;
+    Ok(set_socket_timeout(socket, Timeout::Send, timeout)?)
 }
 
 fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as u32;
+    // rustix's socket_peercred() has no value for the process id 0 of a foreign PID namespace.
     // SAFETY: the kernel fills the struct on the stack.
     let failed = unsafe {
         libc::getsockopt(
@@ -375,7 +294,7 @@ mod tests {
     use crate::Memfd;
 
     #[test]
-    fn carries_descriptors_and_notices_the_end() {
+    fn descriptors_arrive_and_hangup_is_noticed() {
         let name = format!("millstream-test-{}", crate::random_u64());
         let listener = Listener::bind(&name).unwrap();
         assert!(Listener::bind(&name).is_err(), "a held name is taken");
@@ -396,13 +315,13 @@ mod tests {
     }
 
     #[test]
-    fn nobody_there() {
+    fn connect_without_listener_is_refused() {
         let refused = Connection::open("millstream-test-nobody", Duration::from_secs(1)).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
     }
 
     #[test]
-    fn nothing_there_yet() {
+    fn nonblocking_and_timed_calls_return() {
         let name = format!("millstream-test-{}", crate::random_u64());
         let listener = Listener::bind(&name).unwrap();
         listener.set_nonblocking().unwrap();
@@ -421,8 +340,8 @@ mod tests {
         let name = format!("millstream-test-{}", crate::random_u64());
         let listener = Listener::bind(&name).unwrap();
         let mut connection = Connection::open(&name, Duration::from_secs(1)).unwrap();
-        assert_eq!(listener.accept_anyone().unwrap().peer().uid, own_uid());
-        // Only root could become somebody else.
+        assert_eq!(listener.accept_any_user().unwrap().peer().uid, own_uid());
+        // Only root could change its user.
         connection.peer.uid = own_uid() + 1;
         let refused = connection.own_user_only().unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);

@@ -1,18 +1,21 @@
-//! Threads of a library inside somebody else's program.
+//! Threads of a library in a foreign program, and CPU affinity.
 
 use std::io;
 
-/// Starts a thread that takes none of the application's signals.
+use rustix::thread::CpuSet;
+
+/// Starts a thread with the application's signals blocked.
 ///
 /// # Errors
-/// What creating a thread reports.
+/// Those of creating a thread.
 pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    // rustix has no signal masks.
     // SAFETY: signal sets are plain data; the mask of this thread is restored below.
     unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
         let mut old: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&raw mut all);
-        // Faults of the thread itself must still be seen.
+        // Faults of the thread itself are still delivered.
         for signal in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL] {
             libc::sigdelset(&raw mut all, signal);
         }
@@ -23,60 +26,48 @@ pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> 
     }
 }
 
-/// The cores that this thread may run on, by their numbers.
+/// The CPUs that this thread may run on, by number.
 ///
 /// # Errors
-/// What `sched_getaffinity` reports.
-pub fn cores() -> io::Result<Vec<usize>> {
-    // SAFETY: a set is plain data that the call fills in; numbers stay below the set's size.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set) != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok((0..libc::CPU_SETSIZE as usize).filter(|&core| libc::CPU_ISSET(core, &set)).collect())
-    }
+/// Those of `sched_getaffinity`.
+pub fn affinity() -> io::Result<Vec<usize>> {
+    let set = rustix::thread::sched_getaffinity(None)?;
+    Ok((0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect())
 }
 
-/// Does some work on these cores only: this thread, and threads and processes that it starts meanwhile.
+/// Runs `work` with this thread's affinity set to `cpus`. Threads and processes started by `work` inherit it.
 ///
 /// # Errors
-/// What `sched_setaffinity` reports, EINVAL if none of the cores can be used.
-pub fn on_cores<T>(cores: &[usize], work: impl FnOnce() -> T) -> io::Result<T> {
-    let before = self::cores()?;
-    confine(cores)?;
-    let done = work();
-    confine(&before)?;
-    Ok(done)
+/// Those of `sched_setaffinity`; EINVAL if none of the CPUs can be used.
+pub fn with_affinity<T>(cpus: &[usize], work: impl FnOnce() -> T) -> io::Result<T> {
+    let before = affinity()?;
+    set_affinity(cpus)?;
+    let result = work();
+    set_affinity(&before)?;
+    Ok(result)
 }
 
-fn confine(cores: &[usize]) -> io::Result<()> {
-    // SAFETY: a set is plain data; numbers that do not fit into it are left out.
-    let outcome = unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        for &core in cores.iter().filter(|&&core| core < libc::CPU_SETSIZE as usize) {
-            libc::CPU_SET(core, &mut set);
-        }
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set)
-    };
-    if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+fn set_affinity(cpus: &[usize]) -> io::Result<()> {
+    let mut set = CpuSet::new();
+    cpus.iter().filter(|&&cpu| cpu < CpuSet::MAX_CPU).for_each(|&cpu| set.set(cpu));
+    Ok(rustix::thread::sched_setaffinity(None, &set)?)
 }
 
 #[cfg(test)]
 mod tests {
     #[test]
-    fn work_stays_on_the_cores_that_it_was_given() {
-        let all = super::cores().unwrap();
+    fn affinity_is_inherited_and_restored() {
+        let all = super::affinity().unwrap();
         let one = [*all.last().unwrap()];
         let seen =
-            super::on_cores(&one, || std::thread::spawn(super::cores).join().unwrap().unwrap()).unwrap();
-        assert_eq!(seen, one);
-        assert_eq!(super::cores().unwrap(), all);
-        assert!(super::on_cores(&[], || ()).is_err());
+            super::with_affinity(&one, || std::thread::spawn(super::affinity).join().unwrap().unwrap());
+        assert_eq!(seen.unwrap(), one);
+        assert_eq!(super::affinity().unwrap(), all);
+        assert!(super::with_affinity(&[], || ()).is_err());
     }
 
     #[test]
-    fn signals_go_elsewhere() {
+    fn signals_are_blocked() {
         let (sender, receiver) = std::sync::mpsc::channel();
         super::spawn("quiet", move || {
             // SAFETY: reads this thread's mask.

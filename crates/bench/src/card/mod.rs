@@ -39,15 +39,15 @@ pub fn run(program: &Path, rounds: usize, only: &[String]) -> Outcome<Table> {
         Table::new("Cards on the network", "memcpy between mapped buffers, or what was asked for");
     eprintln!("two cards of {} MiB, prefaulted", MEMORY >> 20);
     // Cores of a shared machine differ: a copy is held against memcpy on the core that makes it.
-    let cores = thread::cores()?;
+    let cores = thread::affinity()?;
     let (node, cards) = (&cores[..1], &cores[cores.len() - 1..]);
-    let (first, second) = thread::on_cores(cards, || {
+    let (first, second) = thread::with_affinity(cards, || {
         Outcome::Ok((Served::start(program, "20")?, Served::start(program, "20")?))
     })??;
     let (one, other) = (first.connect(&device)?, second.connect(&device)?);
     let mapped = [Card::open(&first.name, PATIENCE)?, Card::open(&second.name, PATIENCE)?];
     let places = (&one, &other, second.address.as_str());
-    thread::on_cores(node, || memory(&mut table, &device, places, &mapped, cards, (rounds, only)))??;
+    thread::with_affinity(node, || memory(&mut table, &device, places, &mapped, cards, (rounds, only)))??;
     drop(mapped);
     drop(one);
     drop(other);
@@ -163,7 +163,7 @@ fn memory(
         // The first round warms up.
         for round in 0..=rounds {
             let [to, from] = [memcpy(local, bases[0]), memcpy(bases[0], local)];
-            let there = thread::on_cores(cores_of_cards, || memcpy(bases[0], bases[1]))?;
+            let there = thread::with_affinity(cores_of_cards, || memcpy(bases[0], bases[1]))?;
             for (row, (rates, against)) in rates.iter_mut().enumerate() {
                 if !wanted[row] {
                     continue;

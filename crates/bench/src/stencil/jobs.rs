@@ -132,14 +132,14 @@ struct Cores {
 impl Cores {
     /// Every core does both: what a transfer takes from a core, the kernel does not get.
     fn shared() -> Outcome<Cores> {
-        let all = thread::cores()?;
+        let all = thread::affinity()?;
         Ok(Cores { name: format!("{} cores compute and copy", all.len()), compute: all.clone(), copy: all })
     }
 
     /// One core copies and the others compute, so that transfers can hide, as they do behind a card that is a device.
     /// None if there is one core only.
     fn apart() -> Outcome<Option<Cores>> {
-        let all = thread::cores()?;
+        let all = thread::affinity()?;
         let Some((&copy, compute)) = all.split_first().filter(|(_, others)| !others.is_empty()) else {
             return Ok(None);
         };
@@ -164,7 +164,7 @@ impl Whole {
         let shape = Shape { rows: side, columns: side, double: false };
         let device = device::open(&DeviceSelector::from_environment())?;
         let plan = Plan::new(shape, ITERATIONS, &vec![u64::MAX; cards], None)?;
-        let processes = thread::on_cores(&cores.compute, || start_cards(program, &plan))??;
+        let processes = thread::with_affinity(&cores.compute, || start_cards(program, &plan))??;
         let places: Vec<_> = processes.iter().map(|card| CardAddress::from(card.address())).collect();
         let row = LeasedRow::take(&device, &places, &[], TERMS)?;
         let memories: Vec<_> = row.cards().iter().map(|worker| worker.memory_bytes()).collect();
@@ -178,7 +178,8 @@ impl Whole {
     fn seconds(&mut self, cores: &Cores) -> Outcome<f64> {
         let never = AtomicBool::new(false);
         let (plan, grid, workers) = (&self.plan, &mut self.grid, self.row.workers());
-        let report = thread::on_cores(&cores.copy, || job::run(plan, grid, None, workers, &|_| {}, &never))??;
+        let report =
+            thread::with_affinity(&cores.copy, || job::run(plan, grid, None, workers, &|_| {}, &never))??;
         Ok(report.wall_s)
     }
 }
@@ -205,7 +206,7 @@ fn jobs_on(
 ) -> Outcome<()> {
     let points = (side * side * ITERATIONS) as f64;
     let bare = || Bare::native(side, ITERATIONS);
-    let mut bare = thread::on_cores(&cores.compute, bare)??;
+    let mut bare = thread::with_affinity(&cores.compute, bare)??;
     let mut wholes =
         cards.iter().map(|&cards| Whole::new(program, side, cards, cores)).collect::<Outcome<Vec<_>>>()?;
     let (mut bares, mut copies) = (Vec::new(), Vec::new());
@@ -213,9 +214,9 @@ fn jobs_on(
     let mut overheads = times.clone();
     // The first round warms up.
     for round in 0..=rounds {
-        let alone = points / thread::on_cores(&cores.compute, || bare.points_per_second())??;
+        let alone = points / thread::with_affinity(&cores.compute, || bare.points_per_second())??;
         let jobs = wholes.iter_mut().map(|whole| whole.seconds(cores)).collect::<Outcome<Vec<_>>>()?;
-        let copied = thread::on_cores(&cores.copy, || copying(side))??;
+        let copied = thread::with_affinity(&cores.copy, || copying(side))??;
         if round > 0 {
             bares.push(points / alone / 1e9);
             copies.push(100.0 * copied / (alone * cores.compute.len() as f64));

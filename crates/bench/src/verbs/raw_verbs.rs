@@ -18,7 +18,7 @@ use millstream_rdma::{
     RcOptions, Region, RemoteMemory, device, loader,
 };
 use millstream_shm::Mapping;
-use millstream_shm::vm::{self, Direction, Piece};
+use millstream_shm::process_vm::{self, Direction, IoVec};
 use rdma_mummy_sys::{
     ibv_post_recv, ibv_post_send, ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode,
 };
@@ -204,14 +204,14 @@ fn system_calls(mut stream: TcpStream, size: u32, direction: Direction) -> Resul
         Direction::Write => (vec![2u8; size as usize], None),
     };
     let base = landing.as_ref().map_or(heap.as_mut_ptr(), Mapping::base);
-    let here = Piece { base: base as u64, len: u64::from(size) };
-    let there = Piece { base: u64::from_be_bytes(addr), len: u64::from(size) };
+    let here = IoVec { base: base as u64, len: u64::from(size) };
+    let there = IoVec { base: u64::from_be_bytes(addr), len: u64::from(size) };
     let (mut done, start) = (0u32, Instant::now());
     let mut warm = None;
     loop {
         for _ in 0..(1u32 << 18).div_ceil(size) {
             // SAFETY: the local piece is ours alone.
-            unsafe { vm::copy(u32::from_be_bytes(pid), &[here], there, direction)? };
+            unsafe { process_vm::copy(u32::from_be_bytes(pid), &[here], there, direction)? };
             done += 1;
         }
         let now = start.elapsed();

@@ -23,7 +23,7 @@ impl Gpu {
     pub(crate) fn open(index: u32, roots: &Roots, bytes: u64) -> Result<Gpu, BackingError> {
         let wrong = |cause| BackingError::Cuda { index, cause };
         let memory = CudaMemory::new(&roots.cuda, index, bytes as usize).map_err(wrong)?;
-        let dmabuf = memory.export().map_err(wrong)?;
+        let dmabuf = memory.export_dmabuf().map_err(wrong)?;
         let gpu = Gpu { memory, dmabuf };
         // What another program left there is nobody's business.
         gpu.memory.zero(0, bytes as usize).map_err(wrong)?;

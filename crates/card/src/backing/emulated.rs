@@ -80,7 +80,7 @@ impl Backing for Emulated {
     fn clear(&self) -> Result<(), AccessError> {
         if !self.wanted.prefault {
             // Memory that was never written costs nothing.
-            self.fd.punch(0, self.fd.len());
+            self.fd.punch_hole(0, self.fd.len());
         }
         // Pages that were asked for stay, and so does what the system did not take back.
         self.written().into_iter().for_each(|range| zero(&self.mapping, range));

@@ -329,7 +329,7 @@ fn be_a_stranger() {
     let Ok(address) = std::env::var(BE_A_STRANGER) else {
         return;
     };
-    let card = Connection::open_anyone(&address, PATIENCE).unwrap();
+    let card = Connection::open_any_user(&address, PATIENCE).unwrap();
     let mut answer = [0u8; 64];
     let (len, fds) = card.receive(&mut answer).unwrap();
     assert_eq!((len, fds.len()), (32, 0));

@@ -58,5 +58,5 @@ pub(crate) fn both(what: &str, sides: impl Fn() -> [Result<String, String>; 2]) 
 
 /// A port that is free for TCP, and so most likely for the connection manager.
 pub(crate) fn free_port() -> String {
-    ports::free().expect("a port").to_string()
+    ports::unused().expect("a port").to_string()
 }

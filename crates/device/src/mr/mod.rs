@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use millstream_shm::relocate::{self, Shared};
-use millstream_shm::{Mapping, Null, PAGE, file_len, present};
+use millstream_shm::{Mapping, NullMemory, PAGE, fault_in, file_len};
 
 use crate::dm::Dm;
 use crate::errno::{Errno, Result};
@@ -162,7 +162,7 @@ impl Mr {
     /// # Errors
     /// ENOMEM without a place in the table, or without the address space that stands behind it.
     pub fn null(pd: &Arc<Pd>) -> Result<Self> {
-        Null::get().ok_or(Errno::NOMEM)?;
+        NullMemory::get().ok_or(Errno::NOMEM)?;
         let memory = Memory {
             kind: Kind::Null,
             place: Place::NOWHERE,
@@ -271,7 +271,7 @@ impl Mr {
         for range in ranges.iter().filter(|_| advice != Advice::NoFault) {
             let mr = find(range)?;
             let start = (mr.va + (range.addr - mr.start)) as usize;
-            let got = present(start..start + range.length as usize, advice == Advice::Write);
+            let got = fault_in(start..start + range.length as usize, advice == Advice::Write);
             if wait && got.is_err() {
                 return Err(Errno(libc::EFAULT));
             }

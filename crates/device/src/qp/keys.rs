@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use millstream_shm::{Mapping, Null, present};
+use millstream_shm::{Mapping, NullMemory, fault_in};
 
 use crate::files::FileId;
 use crate::host::Host;
@@ -320,12 +320,12 @@ fn unusual(mr: &LocalMr, pd: u32, addr: u64, len: u32, access: u32) -> Result<*m
     mr.check(pd, addr, u64::from(len), access)?;
     let write = access & ACCESS_LOCAL_WRITE != 0;
     if mr.access & ACCESS_NULL != 0 {
-        let null = Null::get().ok_or(vendor::NO_KEY)?;
+        let null = NullMemory::get().ok_or(vendor::NO_KEY)?;
         return Ok(if write { null.sink() } else { null.zeros() });
     }
     // On-demand paging: what is not there is an error of the request, not of the process.
     let start = (mr.va + (addr - mr.start)) as usize;
-    present(start..start + len as usize, write).map_err(|_| vendor::BOUNDS)?;
+    fault_in(start..start + len as usize, write).map_err(|_| vendor::BOUNDS)?;
     Ok(start as *mut u8)
 }
 

@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 use millstream_lockfree::{BiasedLock, OwnerId, barrier};
-use millstream_shm::Block;
+use millstream_shm::ArenaBlock;
 
 use crate::caps::{MAX_INLINE, MAX_QP_WR, MAX_RD_ATOMIC, MAX_SGE, MIN_INLINE};
 use crate::context::Context;
@@ -152,7 +152,7 @@ pub struct Qp {
     /// Every send request completes visibly, whatever its flags say.
     signal_all: bool,
     entry: &'static QpEntry,
-    rq_block: Block,
+    rq_block: ArenaBlock,
     state: AtomicU8,
     attributes: Mutex<QpAttr>,
     send: BiasedLock<SendQueue>,

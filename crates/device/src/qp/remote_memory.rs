@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use millstream_lockfree::copy_in_order;
-use millstream_shm::vm::{self, Direction};
+use millstream_shm::process_vm::{self, Direction};
 
 use super::keys::{RemoteKeys, Use, Window};
 use super::target::Target;
@@ -231,10 +231,10 @@ fn copy_by_pieces(
             }
             continue;
         }
-        let piece = vm::Piece { base: here as u64, len: n as u64 };
-        let remote = vm::Piece { base: window.va(start), len: n as u64 };
+        let piece = process_vm::IoVec { base: here as u64, len: n as u64 };
+        let remote = process_vm::IoVec { base: window.va(start), len: n as u64 };
         // SAFETY: the local piece is the application's registered (or inline) memory.
-        unsafe { vm::copy(peer.pid, &[piece], remote, direction) }.map_err(|error| {
+        unsafe { process_vm::copy(peer.pid, &[piece], remote, direction) }.map_err(|error| {
             if error.raw_os_error() == Some(libc::ESRCH) {
                 failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE)
             } else {

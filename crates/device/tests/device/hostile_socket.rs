@@ -207,7 +207,7 @@ pub(crate) fn stranger() {
     let refused = Connection::open(&name, timeout).expect_err("our side looks at the user, too");
     assert_eq!(refused.kind(), std::io::ErrorKind::PermissionDenied);
     // Without our own side's check.
-    let connection = Connection::open_anyone(&name, timeout).expect("the socket itself is open to all");
+    let connection = Connection::open_any_user(&name, timeout).expect("the socket itself is open to all");
     // It may have hung up already.
     let _ = connection.send(&message(HELLO, &[0]), &[]);
     let end = if is_over(&connection) { "hung up on" } else { "answered" };

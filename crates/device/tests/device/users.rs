@@ -124,7 +124,7 @@ pub(crate) fn trespasser() {
     let timeout = Duration::from_secs(5);
     let refused = Connection::open(&name, timeout).expect_err("our side looks at the user, too");
     assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
-    let connection = Connection::open_anyone(&name, timeout).expect("the socket itself is open to all");
+    let connection = Connection::open_any_user(&name, timeout).expect("the socket itself is open to all");
     let _ = connection.send(&message(HELLO, &[crate::support::wire::VERSION, std::process::id(), 1]), &[]);
     assert!(matches!(connection.receive(&mut [0; 64]), Ok((0, _)) | Err(_)), "an answer");
     // With a device of its own, and everything that it would have to know.
@@ -188,7 +188,7 @@ pub(crate) fn squatter() {
     listen().expect("a question");
     let mut calls = 0;
     while poll_readable(&[listener.as_fd()], Some(Duration::ZERO)).expect("a descriptor") == [true] {
-        let call = listener.accept_anyone().expect("somebody called");
+        let call = listener.accept_any_user().expect("somebody called");
         let mut buffer = [0; 64];
         assert!(matches!(call.receive(&mut buffer), Ok((0, _)) | Err(_)), "the caller said something");
         calls += 1;

@@ -18,9 +18,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use millstream_shm::socket::{Bound, Connection, Listener, names_with, own_uid};
-use millstream_shm::thread::spawn;
 use millstream_lockfree::process::has_exited;
+use millstream_shm::socket::{BoundSocket, Connection, Listener, listening_names, own_uid};
+use millstream_shm::thread::spawn;
 use millstream_shm::{EventFd, poll_readable};
 
 use crate::datagram::Inbox;
@@ -197,7 +197,7 @@ pub(crate) fn join(
         Some(libc::EADDRINUSE) => JoinError::Taken { block },
         _ => error.into(),
     };
-    let own_name = Bound::bind(&name(port, block)).map_err(taken)?;
+    let own_name = BoundSocket::bind(&name(port, block)).map_err(taken)?;
     neighbours.listen(block).map_err(taken)?;
 
     let (mut seats, others) = look_around(port, block)?;
@@ -236,11 +236,11 @@ pub(crate) fn join(
     Ok((Member { stop, ended: Mutex::new(ended) }, socket))
 }
 
-fn lock(port: u16) -> Result<Bound, JoinError> {
+fn lock(port: u16) -> Result<BoundSocket, JoinError> {
     let name = format!("{}join", prefix(port));
     let deadline = Instant::now() + JOINING;
     loop {
-        match Bound::bind(&name) {
+        match BoundSocket::bind(&name) {
             Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) => {}
             done => return Ok(done?),
         }
@@ -255,7 +255,7 @@ fn lock(port: u16) -> Result<Bound, JoinError> {
 fn look_around(port: u16, own: u16) -> Result<(Seats, BTreeMap<u16, u32>), JoinError> {
     let prefix = prefix(port);
     let (mut seats, mut others) = (Seats::new(), BTreeMap::new());
-    for name in names_with(&prefix) {
+    for name in listening_names(&prefix) {
         let Some(block) = name.strip_prefix(&prefix).and_then(|block| u16::from_str_radix(block, 16).ok())
         else {
             continue;

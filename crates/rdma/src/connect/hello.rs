@@ -241,7 +241,14 @@ mod tests {
 
     #[test]
     fn an_error_names_the_field_and_its_value() {
-        let hello = Hello { qpn: Qpn::new(1), psn: Psn::new(2), gid: [3; 16], lid: 4, mtu: Mtu::Mtu1024, max_rd_atomic: 5 };
+        let hello = Hello {
+            qpn: Qpn::new(1),
+            psn: Psn::new(2),
+            gid: [3; 16],
+            lid: 4,
+            mtu: Mtu::Mtu1024,
+            max_rd_atomic: 5,
+        };
         let with = |at: usize, value: u8| {
             let mut bytes = hello.encode(&[]);
             bytes[at] = value;

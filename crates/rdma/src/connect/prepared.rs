@@ -90,7 +90,12 @@ impl PreparedQueuePair {
             what: "bring a queue pair to INIT".to_owned(),
             cause: io::Error::other(error),
         })?;
-        Ok(PreparedQueuePair { pair, device: device.clone(), options: *options, psn: Psn::new(random_24_bits()) })
+        Ok(PreparedQueuePair {
+            pair,
+            device: device.clone(),
+            options: *options,
+            psn: Psn::new(random_24_bits()),
+        })
     }
 
     /// Its number.

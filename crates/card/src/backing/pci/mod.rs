@@ -60,12 +60,12 @@ impl Bar {
                     |doing| move |cause| BackingError::Pci { address, doing, path: cdev.clone(), cause };
                 let device = VfioDevice::open(cdev, &iommu).map_err(failed("open"))?;
                 let region = device.region(bar.index.into()).map_err(failed("look at the BAR of"))?;
-                if !region.can_be_mapped || region.size < bytes {
+                if !region.mappable || region.size < bytes {
                     return Err(failed("map a BAR of")(io::ErrorKind::Unsupported.into()));
                 }
                 let mapping = device.map(region, bytes as usize).map_err(failed("map a BAR of"))?;
                 // What a kernel without the export leaves is the mapping.
-                let dmabuf = device.export(region, bytes).ok();
+                let dmabuf = device.export_dmabuf(region, bytes).ok();
                 Bar { mapping: Arc::new(mapping), way: Way::Vfio { _device: device, dmabuf } }
             }
             None => {

@@ -25,9 +25,9 @@ use event_store::{EventStore, StoreError};
 use kernel::{CardKernel, KernelCompletion};
 use landing::LandingMemory;
 use millstream_card::Card;
+use millstream_rdma::Qpn;
 use millstream_rdma::connect::{Listener, RcOptions, listen};
 use millstream_rdma::message::{MessengerOptions, PreparedMessenger};
-use millstream_rdma::Qpn;
 use millstream_rdma::wait::{WaitOptions, Waiter};
 use millstream_rdma::{
     Access, Completion, CompletionQueue, Deadline, Device, PreparedQueuePair, QueuePair, WaitFd, WrId,

@@ -1,0 +1,67 @@
+//! Faulting pages in, with an error instead of a signal for pages that cannot be accessed.
+
+use std::io;
+use std::ops::Range;
+
+use crate::process_vm::{self, Direction, IoVec};
+use crate::{PAGE, maps, mm};
+
+/// Faults in the pages of `range` (widened to whole pages) for reading or writing. Later accesses do not
+/// fault unless the mapping changes.
+///
+/// # Errors
+/// ENOMEM or EFAULT for pages that are not mapped or do not permit the access.
+pub fn fault_in(range: Range<usize>, write: bool) -> io::Result<()> {
+    if range.is_empty() {
+        return Ok(());
+    }
+    let start = range.start & !(PAGE - 1);
+    let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    // SAFETY: the advice keeps the contents.
+    match unsafe { mm::madvise(start, range.end - start, advice) } {
+        // Linux before 5.14 does not know the advice, and no kernel accepts it for device memory.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => probe(start..range.end, write),
+        done => done,
+    }
+}
+
+/// Checks the permissions in `/proc/self/maps` and reads one byte of each page through the kernel.
+fn probe(range: Range<usize>, write: bool) -> io::Result<()> {
+    let fault = || io::Error::from_raw_os_error(libc::EFAULT);
+    let vmas = maps::vmas(range.clone())?;
+    if !maps::covers(&vmas, &range) || (write && !vmas.iter().all(|vma| vma.writable)) {
+        return Err(fault());
+    }
+    let mut byte = 0u8;
+    for page in range.step_by(PAGE) {
+        let local = IoVec { base: (&raw mut byte) as u64, len: 1 };
+        let remote = IoVec { base: page as u64, len: 1 };
+        // SAFETY: one byte on the stack.
+        unsafe { process_vm::copy(std::process::id(), &[local], remote, Direction::Read) }?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Mapping, Memfd};
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn only_accessible_pages_are_faulted_in() {
+        let file = Memfd::new("test", 2 * PAGE).unwrap();
+        let writable = file.map().unwrap();
+        let readable = Mapping::new(file.as_fd(), 0, 2 * PAGE, false).unwrap();
+        for check in [fault_in, probe] {
+            let pages = |m: &Mapping| m.base() as usize + 1..m.base() as usize + 2 * PAGE;
+            check(pages(&writable), true).unwrap();
+            check(pages(&writable), false).unwrap();
+            check(pages(&readable), false).unwrap();
+            assert!(check(pages(&readable), true).is_err());
+            assert!(check(0..PAGE, false).is_err(), "nothing is mapped at zero");
+            assert!(check(usize::MAX - 2 * PAGE..usize::MAX, false).is_err(), "kernel addresses");
+        }
+        fault_in(7..7, true).unwrap();
+    }
+}
