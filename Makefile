@@ -12,8 +12,8 @@ LIBIBVERBS   := $(TARGET_DIR)/lib/libibverbs.so.1
 # "Mitigations for Jump Conditional Code Erratum", 2019); a request is mostly checks. All crates are compiled in this step (LTO).
 JUMPS := $(if $(filter x86_64,$(shell uname -m)),-C llvm-args=-x86-align-branch-boundary=32 -C llvm-args=-x86-align-branch=fused+jcc+jmp)
 
-PRELOAD_ARCHIVE := $(TARGET_DIR)/preload/libmillstream_preload.a
-PRELOAD_MAP     := crates/preload/exports.map
+PRELOAD_ARCHIVE := $(TARGET_DIR)/preload/libmillstream_cm.a
+PRELOAD_MAP     := crates/cm/preload.map
 PRELOAD         := $(TARGET_DIR)/lib/libmillstream_preload.so
 
 # The libraries are bound at load time and stay loaded: their threads outlive a dlclose. Calls inside them
@@ -199,7 +199,7 @@ $(CAPI_ARCHIVE): FORCE | setup
 	$(CARGO) rustc --profile device -p millstream-capi --lib --crate-type staticlib -- $(JUMPS)
 
 $(PRELOAD_ARCHIVE): FORCE | setup
-	$(CARGO) build --profile preload -p millstream-preload
+	$(CARGO) rustc --profile preload -p millstream-cm --features interpose --crate-type staticlib
 
 $(LIBIBVERBS): $(CAPI_ARCHIVE) $(CAPI_MAP) Makefile
 	@mkdir -p $(@D)

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_survive_the_way() {
+    fn addresses_round_trip() {
         for (text, scope) in [("127.0.0.1", 0), ("10.1.2.3", 0), ("::1", 0), ("fe80::1", 7)] {
             let address = Address { ip: text.parse().unwrap(), port: 4791, scope };
             assert_eq!(Address::parse(&address.encode()), Ok(address));
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn gids_are_mapped_addresses() {
+    fn ipv4_gids_are_mapped_addresses() {
         let address = Address { ip: "192.0.2.1".parse().unwrap(), port: 0, scope: 0 };
         assert_eq!(address.gid(), [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 1]);
         assert_eq!(address.multicast_gid(), None);

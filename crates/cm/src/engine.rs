@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};
@@ -23,24 +23,29 @@ use millstream_shm::socket::{BoundSocket, Connection, Listener, own_uid};
 use millstream_shm::thread::spawn;
 use millstream_shm::{EventFd, random_u64};
 use millstream_wire::UDP_PORT;
+use rustix::buffer::spare_capacity;
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use crate::address::Address;
 use crate::command::Command;
-use crate::hosts::Hosts;
+use crate::gsi::GsiPort;
+use crate::io::{ChannelId, ClaimId, CmIo, LinkId, PortName};
 use crate::manager::Manager;
 use crate::message::{MAX_LEN, Message};
-use crate::remote::Heard;
-use crate::wire::{ChannelId, ClaimId, LinkId, Name, Wire};
+use crate::remote::CmEvent;
 use crate::{Errno, Result};
 
 /// Timeout of a connection attempt to a listener with a full queue, such as that of a stopped process.
-const CONNECT_PATIENCE: Duration = Duration::from_millis(100);
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// What a descriptor in the epoll set belongs to.
 #[derive(Debug)]
-enum Watched {
+enum EpollSource {
     /// A bound name, which is not polled.
-    Name(BoundSocket),
+    PortName(BoundSocket),
     Listener(Listener),
     Link(Connection),
     Channel(OwnedFd),
@@ -53,29 +58,23 @@ struct Sockets {
     epoll: OwnedFd,
     /// Wakes the thread when a deadline may have changed.
     wake: EventFd,
-    watched: HashMap<u64, Watched>,
+    watched: HashMap<u64, EpollSource>,
     /// Port names that this process holds, and those that it listens on, with their service names for other
     /// hosts.
-    names: HashMap<u64, Name>,
-    listening: HashMap<Name, (ClaimId, Option<Listener>)>,
+    names: HashMap<u64, PortName>,
+    listening: HashMap<PortName, (ClaimId, Option<Listener>)>,
     /// The process's share of queue pair 1, opened on first use.
-    hosts: Option<Hosts>,
+    gsi: Option<GsiPort>,
     next: u64,
 }
 
 /// Epoll tokens of the wake-up and of queue pair 1; other tokens follow.
 const WAKE: u64 = 0;
-const HOSTS: u64 = 1;
+const GSI: u64 = 1;
 
 impl Sockets {
     fn new() -> io::Result<Self> {
-        // SAFETY: creates a descriptor that nobody else owns.
-        let epoll = unsafe {
-            match libc::epoll_create1(libc::EPOLL_CLOEXEC) {
-                -1 => return Err(io::Error::last_os_error()),
-                fd => OwnedFd::from_raw_fd(fd),
-            }
-        };
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let sockets = Self {
             uid: own_uid(),
             epoll,
@@ -83,57 +82,52 @@ impl Sockets {
             watched: HashMap::new(),
             names: HashMap::new(),
             listening: HashMap::new(),
-            hosts: None,
-            next: HOSTS + 1,
+            gsi: None,
+            next: GSI + 1,
         };
-        sockets.watch(WAKE, sockets.wake.as_fd(), libc::EPOLLIN)?;
+        sockets.watch(WAKE, sockets.wake.as_fd(), EventFlags::IN)?;
         Ok(sockets)
     }
 
-    fn watch(&self, token: u64, fd: BorrowedFd<'_>, events: i32) -> io::Result<()> {
-        let mut event = libc::epoll_event { events: events.cast_unsigned(), u64: token };
-        // SAFETY: two live descriptors and an event on the stack.
-        let failed = unsafe {
-            libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &raw mut event)
-        };
-        if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    fn watch(&self, token: u64, fd: BorrowedFd<'_>, events: EventFlags) -> io::Result<()> {
+        Ok(epoll::add(&self.epoll, fd, EventData::new_u64(token), events)?)
     }
 
-    fn add(&mut self, watched: Watched) -> io::Result<u64> {
+    fn add(&mut self, watched: EpollSource) -> io::Result<u64> {
         let token = self.next;
         self.next += 1;
         self.put(token, watched)?;
         Ok(token)
     }
 
-    fn put(&mut self, token: u64, watched: Watched) -> io::Result<()> {
+    fn put(&mut self, token: u64, watched: EpollSource) -> io::Result<()> {
         match &watched {
-            Watched::Name(_) => {}
-            Watched::Listener(listener) => self.watch(token, listener.as_fd(), libc::EPOLLIN)?,
-            Watched::Link(link) => self.watch(token, link.as_fd(), libc::EPOLLIN)?,
+            EpollSource::PortName(_) => {}
+            EpollSource::Listener(listener) => self.watch(token, listener.as_fd(), EventFlags::IN)?,
+            EpollSource::Link(link) => self.watch(token, link.as_fd(), EventFlags::IN)?,
             // Only the hang-up is of interest.
-            Watched::Channel(end) => self.watch(token, end.as_fd(), libc::EPOLLRDHUP)?,
+            EpollSource::Channel(end) => self.watch(token, end.as_fd(), EventFlags::RDHUP)?,
         }
         self.watched.insert(token, watched);
         Ok(())
     }
 
     /// Queue pair 1, opened on first use.
-    fn hosts(&mut self) -> io::Result<&mut Hosts> {
-        if self.hosts.is_none() {
-            let hosts = Hosts::open()?;
-            hosts.descriptors().into_iter().try_for_each(|fd| self.watch(HOSTS, fd, libc::EPOLLIN))?;
-            self.hosts = Some(hosts);
+    fn open_gsi(&mut self) -> io::Result<&mut GsiPort> {
+        if self.gsi.is_none() {
+            let hosts = GsiPort::open()?;
+            hosts.descriptors().into_iter().try_for_each(|fd| self.watch(GSI, fd, EventFlags::IN))?;
+            self.gsi = Some(hosts);
         }
-        self.hosts.as_mut().ok_or_else(|| io::ErrorKind::Other.into())
+        self.gsi.as_mut().ok_or_else(|| io::ErrorKind::Other.into())
     }
 
     /// Queue pair 1, if the link leads to another host.
-    fn hosts_of(&mut self, link: LinkId) -> Option<&mut Hosts> {
-        self.hosts.as_mut().filter(|hosts| hosts.remote.has(link))
+    fn gsi_of(&mut self, link: LinkId) -> Option<&mut GsiPort> {
+        self.gsi.as_mut().filter(|hosts| hosts.remote.has(link))
     }
 
-    fn address(&self, name: Name) -> String {
+    fn address(&self, name: PortName) -> String {
         format!("millstream/{}/cm/{name}", self.uid)
     }
 }
@@ -150,46 +144,46 @@ fn path_to(ip: IpAddr) -> PathKind {
 
 impl Sockets {
     /// Advertises to other hosts' requests that this process listens, if they can reach the address.
-    fn offer(&mut self, name: Name) -> io::Result<Option<Listener>> {
-        let offered = match path::preference().unwrap_or_default() {
+    fn advertise(&mut self, name: PortName) -> io::Result<Option<Listener>> {
+        let advertised = match path::preference().unwrap_or_default() {
             PathPreference::Shm => false,
             PathPreference::Wire => true,
             PathPreference::Auto => !name.ip.is_loopback(),
         };
-        if !offered {
+        if !advertised {
             return Ok(None);
         }
-        let block = self.hosts()?.block;
+        let block = self.open_gsi()?.block;
         let service = u64::from(name.space) << 16 | u64::from(name.port);
         // Only names of listening sockets are found.
         Listener::bind(&gsi::service_name(service, block)).map(Some)
     }
 
     /// The listener on a port of an address.
-    fn listener(&self, name: Name) -> Option<ClaimId> {
+    fn listener(&self, name: PortName) -> Option<ClaimId> {
         let found = self.listening.get(&name).or_else(|| self.listening.get(&name.wildcard()));
         found.map(|(claim, _)| *claim)
     }
 }
 
-impl Wire for Sockets {
-    fn claim(&mut self, name: Name) -> io::Result<ClaimId> {
-        let token = self.add(Watched::Name(BoundSocket::bind(&self.address(name))?))?;
+impl CmIo for Sockets {
+    fn claim(&mut self, name: PortName) -> io::Result<ClaimId> {
+        let token = self.add(EpollSource::PortName(BoundSocket::bind(&self.address(name))?))?;
         self.names.insert(token, name);
         Ok(ClaimId(token))
     }
 
     fn listen(&mut self, claim: ClaimId) -> io::Result<()> {
         match self.watched.remove(&claim.0) {
-            Some(Watched::Name(bound)) => {
+            Some(EpollSource::PortName(bound)) => {
                 let name = self.names.get(&claim.0).copied();
                 // The service name comes first, so that a peer that sees the listener can connect by packets,
                 // too. Failures are ignored: without the port there are no packets, and the service may be
                 // advertised already.
-                let service = name.and_then(|name| self.offer(name).unwrap_or(None));
+                let service = name.and_then(|name| self.advertise(name).unwrap_or(None));
                 let listener = bound.listen()?;
                 listener.set_nonblocking()?;
-                self.put(claim.0, Watched::Listener(listener))?;
+                self.put(claim.0, EpollSource::Listener(listener))?;
                 if let Some(name) = name {
                     self.listening.insert(name, (claim, service));
                 }
@@ -206,31 +200,31 @@ impl Wire for Sockets {
         }
     }
 
-    fn is_claimed(&mut self, name: Name) -> bool {
+    fn is_claimed(&mut self, name: PortName) -> bool {
         // Binds the name for a moment: a name that is held without listening is not visible otherwise.
         let taken = BoundSocket::bind(&self.address(name));
         taken.is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
     }
 
-    fn connect(&mut self, own: IpAddr, name: Name) -> io::Result<LinkId> {
+    fn connect(&mut self, own: IpAddr, name: PortName) -> io::Result<LinkId> {
         if path_to(name.ip) == PathKind::Wire {
             let link = LinkId(self.next);
             self.next += 1;
-            self.hosts()?.remote.connect(link, own, name);
+            self.open_gsi()?.remote.connect(link, own, name);
             return Ok(link);
         }
-        let link = Connection::open(&self.address(name), CONNECT_PATIENCE)?;
+        let link = Connection::open(&self.address(name), CONNECT_TIMEOUT)?;
         link.set_nonblocking()?;
-        self.add(Watched::Link(link)).map(LinkId)
+        self.add(EpollSource::Link(link)).map(LinkId)
     }
 
     fn send(&mut self, link: LinkId, message: &Message) {
-        if let Some(hosts) = self.hosts_of(link) {
+        if let Some(hosts) = self.gsi_of(link) {
             hosts.remote.send(link, message, Instant::now());
             hosts.flush();
             return self.wake.signal();
         }
-        if let Some(Watched::Link(link)) = self.watched.get(&link.0) {
+        if let Some(EpollSource::Link(link)) = self.watched.get(&link.0) {
             // Few messages travel on a link, so there is room; otherwise the peer is gone, and a hang-up
             // follows.
             let _ = link.send(&message.encode(), &[]);
@@ -238,20 +232,20 @@ impl Wire for Sockets {
     }
 
     fn close(&mut self, link: LinkId) {
-        if let Some(hosts) = self.hosts_of(link) {
+        if let Some(hosts) = self.gsi_of(link) {
             return hosts.remote.close(link, Instant::now());
         }
         self.watched.remove(&link.0);
     }
 
     fn ready(&mut self, channel: ChannelId) {
-        if let Some(Watched::Channel(end)) = self.watched.get(&channel.0) {
-            // SAFETY: writes one byte from a static. The socket is empty, so there is room.
-            unsafe { libc::send(end.as_raw_fd(), [1u8].as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
+        if let Some(EpollSource::Channel(end)) = self.watched.get(&channel.0) {
+            // The socket is empty, so there is room.
+            let _ = net::send(end, &[1], SendFlags::NOSIGNAL);
         }
     }
 
-    fn way_out(&mut self, to: IpAddr) -> Option<IpAddr> {
+    fn source_address(&mut self, to: IpAddr) -> Option<IpAddr> {
         if path_to(to) != PathKind::Wire {
             return None;
         }
@@ -305,26 +299,26 @@ struct Engine {
 
 /// The connection manager of this process, and the channels of this process and its ancestors.
 #[derive(Debug)]
-struct Process {
+struct ProcessState {
     engine: Option<Engine>,
     /// Inode, process that owns the connection manager, channel.
     channels: Vec<(u64, u32, ChannelId)>,
 }
 
-static PROCESS: Mutex<Process> = Mutex::new(Process { engine: None, channels: Vec::new() });
+static PROCESS: Mutex<ProcessState> = Mutex::new(ProcessState { engine: None, channels: Vec::new() });
 /// Number of channels; while it is zero, intercepted calls take the fast path.
 static CHANNELS: AtomicUsize = AtomicUsize::new(0);
 
-fn process() -> MutexGuard<'static, Process> {
+fn process() -> MutexGuard<'static, ProcessState> {
     PROCESS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Process {
+impl ProcessState {
     /// The connection manager, created on first use and again in a forked child.
     fn engine(&mut self) -> io::Result<&mut Engine> {
         if self.engine.is_none() {
-            prepare_for_forks();
-            prepare_for_the_end();
+            register_fork_handlers();
+            register_exit_handler();
             let sockets = Sockets::new()?;
             let epoll = sockets.epoll.as_raw_fd();
             let engine = Engine { pid: std::process::id(), manager: Manager::default(), sockets };
@@ -347,23 +341,16 @@ pub fn has_channels() -> bool {
 /// # Errors
 /// If sockets or the thread cannot be created.
 pub fn open(flags: i32) -> io::Result<OwnedFd> {
-    let mut kind = libc::SOCK_STREAM;
-    kind |= if flags & libc::O_CLOEXEC != 0 { libc::SOCK_CLOEXEC } else { 0 };
-    kind |= if flags & libc::O_NONBLOCK != 0 { libc::SOCK_NONBLOCK } else { 0 };
-    let mut ends = [-1; 2];
-    // SAFETY: fills in two new descriptors, which nobody else owns.
-    let (theirs, ours) = unsafe {
-        if libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        libc::fcntl(ends[1], libc::F_SETFD, libc::FD_CLOEXEC);
-        (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]))
-    };
+    let mut kind = SocketFlags::empty();
+    kind.set(SocketFlags::CLOEXEC, flags & libc::O_CLOEXEC != 0);
+    kind.set(SocketFlags::NONBLOCK, flags & libc::O_NONBLOCK != 0);
+    let (theirs, ours) = net::socketpair(AddressFamily::UNIX, SocketType::STREAM, kind, None)?;
+    fcntl_setfd(&ours, FdFlags::CLOEXEC)?;
     let inode = socket_inode(theirs.as_raw_fd()).ok_or(io::ErrorKind::Other)?;
     let mut process = process();
     let engine = process.engine()?;
     let pid = engine.pid;
-    let channel = ChannelId(engine.sockets.add(Watched::Channel(ours))?);
+    let channel = ChannelId(engine.sockets.add(EpollSource::Channel(ours))?);
     engine.manager.open(channel);
     process.channels.push((inode, pid, channel));
     CHANNELS.store(process.channels.len(), Ordering::Relaxed);
@@ -388,7 +375,7 @@ pub fn is_channel(fd: RawFd) -> bool {
         && socket_inode(fd).is_some_and(|inode| process().channels.iter().any(|(other, ..)| *other == inode))
 }
 
-impl Process {
+impl ProcessState {
     /// The channel of `fd`, or EIO if another process owns it.
     fn channel(&self, fd: RawFd) -> Option<Result<ChannelId>> {
         let inode = socket_inode(fd)?;
@@ -401,10 +388,10 @@ impl Process {
 
 /// Result of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
+enum CommandStatus {
     Done,
     /// GET_EVENT found no event.
-    Empty,
+    NoEvent,
 }
 
 /// Executes a command written to `fd`; `None` if that is not a channel.
@@ -417,10 +404,10 @@ enum Outcome {
 pub unsafe fn write(fd: RawFd, written: &[u8]) -> Option<Result<usize>> {
     loop {
         // SAFETY: the caller vouches for the addresses.
-        let outcome = without_cancellation(|| unsafe { once(fd, written) });
+        let outcome = without_cancellation(|| unsafe { try_write(fd, written) });
         match outcome? {
-            Ok(Outcome::Done) => return Some(Ok(written.len())),
-            Ok(Outcome::Empty) => {
+            Ok(CommandStatus::Done) => return Some(Ok(written.len())),
+            Ok(CommandStatus::NoEvent) => {
                 if let Err(error) = wait(fd) {
                     return Some(Err(error));
                 }
@@ -446,6 +433,7 @@ fn without_cancellation<R>(run: impl FnOnce() -> R) -> R {
     result
 }
 
+// The C library's function is a thread cancellation point; a system call by rustix is not.
 unsafe extern "C-unwind" {
     fn recv(fd: i32, to: *mut libc::c_void, len: usize, flags: i32) -> isize;
 }
@@ -460,7 +448,7 @@ fn wait(fd: RawFd) -> Result<()> {
 
 /// # Safety
 /// As for [`write`].
-unsafe fn once(fd: RawFd, written: &[u8]) -> Option<Result<Outcome>> {
+unsafe fn try_write(fd: RawFd, written: &[u8]) -> Option<Result<CommandStatus>> {
     let mut process = process();
     let channel = match process.channel(fd)? {
         Ok(channel) => channel,
@@ -470,7 +458,7 @@ unsafe fn once(fd: RawFd, written: &[u8]) -> Option<Result<Outcome>> {
         Ok(command) => command,
         Err(error) => return Some(Err(error)),
     };
-    let from = command.moves_from().and_then(|fd| Some((fd, process.channel(fd)?.ok()?)));
+    let from = command.source_channel().and_then(|fd| Some((fd, process.channel(fd)?.ok()?)));
     let Engine { manager, sockets, .. } = process.engine.as_mut()?;
     // SAFETY: the caller vouches for the addresses.
     Some(unsafe {
@@ -479,7 +467,7 @@ unsafe fn once(fd: RawFd, written: &[u8]) -> Option<Result<Outcome>> {
                 if more == Some(false) {
                     drain(fd);
                 }
-                if more.is_some() { Outcome::Done } else { Outcome::Empty }
+                if more.is_some() { CommandStatus::Done } else { CommandStatus::NoEvent }
             })
         } else {
             let before = manager.deadline();
@@ -494,43 +482,44 @@ unsafe fn once(fd: RawFd, written: &[u8]) -> Option<Result<Outcome>> {
             for (fd, _) in waiting.into_iter().filter(|(_, channel)| !manager.has_event(*channel)) {
                 drain(fd);
             }
-            done.map(|()| Outcome::Done)
+            done.map(|()| CommandStatus::Done)
         }
     })
 }
 
 /// Takes the byte that signals waiting events.
 fn drain(fd: RawFd) {
-    let mut byte = 0u8;
-    // SAFETY: one byte on the stack.
-    unsafe { libc::recv(fd, (&raw mut byte).cast(), 1, libc::MSG_DONTWAIT) };
+    // SAFETY: the program's descriptor, which was found to be a channel under the lock.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    let _ = net::recv(fd, &mut [0u8; 1], RecvFlags::DONTWAIT);
 }
 
 /// The thread: polls until the process ends.
 fn watch(epoll: RawFd) {
-    let mut timeout = -1;
+    let mut timeout = None;
+    let mut events = Vec::with_capacity(64);
     loop {
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
-        // SAFETY: an array of the given length.
-        let n = unsafe { libc::epoll_wait(epoll, events.as_mut_ptr(), events.len() as i32, timeout) };
-        let interrupted = || io::Error::last_os_error().kind() == io::ErrorKind::Interrupted;
-        if n < 0 && !interrupted() {
-            // The program closed our descriptor, for example by closing all descriptors. Nothing works from
-            // here on.
-            return;
+        events.clear();
+        // SAFETY: the engine owns the descriptor until the process ends.
+        let epoll = unsafe { BorrowedFd::borrow_raw(epoll) };
+        match epoll::wait(epoll, spare_capacity(&mut events), timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            // The program closed our descriptor, for example by closing all descriptors. Nothing works from here on.
+            Err(_) => return,
         }
         let mut process = process();
         let Some(engine) = process.engine.as_mut() else { return };
         let mut closed = Vec::new();
-        for event in &events[..usize::try_from(n).unwrap_or(0)] {
-            if let Some(channel) = engine.handle(event.u64) {
+        for event in &events {
+            if let Some(channel) = engine.handle(event.data.u64()) {
                 closed.push(channel);
             }
         }
-        timeout = engine.expire().map_or(-1, |time| {
+        timeout = engine.expire().map(|time| {
             let left = time.saturating_duration_since(Instant::now());
             // Rounded up, so that the deadline has passed when the wait ends.
-            i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX)
+            let millis = left.as_millis() as i64 + 1;
+            Timespec { tv_sec: millis / 1000, tv_nsec: millis % 1000 * 1_000_000 }
         });
         if !closed.is_empty() {
             process.channels.retain(|(_, _, channel)| !closed.contains(channel));
@@ -546,24 +535,24 @@ impl Engine {
             self.sockets.wake.clear();
             return None;
         }
-        if token == HOSTS {
-            self.receive_from_hosts();
+        if token == GSI {
+            self.receive_from_gsi();
             return None;
         }
         match self.sockets.watched.get(&token)? {
-            Watched::Listener(listener) => {
+            EpollSource::Listener(listener) => {
                 match listener.accept().and_then(|link| link.set_nonblocking().map(|()| link)) {
                     Ok(link) => {
-                        if let Ok(id) = self.sockets.add(Watched::Link(link)) {
+                        if let Ok(id) = self.sockets.add(EpollSource::Link(link)) {
                             self.manager.accepted(ClaimId(token), LinkId(id));
                         }
                     }
-                    Err(error) => rest_after(&error),
+                    Err(error) => back_off(&error),
                 }
             }
-            Watched::Link(_) => self.receive(LinkId(token)),
-            Watched::Name(_) => {}
-            Watched::Channel(_) => {
+            EpollSource::Link(_) => self.receive(LinkId(token)),
+            EpollSource::PortName(_) => {}
+            EpollSource::Channel(_) => {
                 let channel = ChannelId(token);
                 self.manager.close(&mut self.sockets, channel);
                 self.sockets.watched.remove(&token);
@@ -574,27 +563,27 @@ impl Engine {
     }
 
     /// Handles messages of other hosts' connection managers.
-    fn receive_from_hosts(&mut self) {
-        let heard = self.sockets.hosts.as_mut().map(Hosts::receive).unwrap_or_default();
+    fn receive_from_gsi(&mut self) {
+        let heard = self.sockets.gsi.as_mut().map(GsiPort::receive).unwrap_or_default();
         for heard in heard {
             match heard {
-                Heard::Message(link, message) => self.manager.message(&mut self.sockets, link, message),
-                Heard::Request(asked) => {
-                    let claim = self.sockets.listener(asked.name);
+                CmEvent::Message(link, message) => self.manager.message(&mut self.sockets, link, message),
+                CmEvent::Request(request) => {
+                    let claim = self.sockets.listener(request.name);
                     let link = LinkId(self.sockets.next);
                     self.sockets.next += 1;
-                    let Some(hosts) = &mut self.sockets.hosts else { return };
+                    let Some(hosts) = &mut self.sockets.gsi else { return };
                     let Some(claim) = claim else {
-                        hosts.remote.refuse(&asked);
+                        hosts.remote.reject(&request);
                         continue;
                     };
-                    hosts.remote.adopt(link, &asked);
+                    hosts.remote.adopt(link, &request);
                     self.manager.accepted(claim, link);
-                    self.manager.message(&mut self.sockets, link, asked.message);
+                    self.manager.message(&mut self.sockets, link, request.message);
                 }
             }
         }
-        if let Some(hosts) = &mut self.sockets.hosts {
+        if let Some(hosts) = &mut self.sockets.gsi {
             hosts.flush();
         }
     }
@@ -602,7 +591,7 @@ impl Engine {
     /// Handles expired timers; returns the next deadline.
     fn expire(&mut self) -> Option<Instant> {
         self.manager.expire(&mut self.sockets);
-        let remote = self.sockets.hosts.as_mut().and_then(|hosts| {
+        let remote = self.sockets.gsi.as_mut().and_then(|hosts| {
             hosts.remote.expire(Instant::now());
             hosts.flush();
             hosts.remote.deadline()
@@ -615,13 +604,13 @@ impl Engine {
         let mut buffer = [0; MAX_LEN];
         loop {
             // The message may have closed the link.
-            let Some(Watched::Link(link)) = self.sockets.watched.get(&id.0) else { return };
+            let Some(EpollSource::Link(link)) = self.sockets.watched.get(&id.0) else { return };
             match link.receive(&mut buffer) {
-                Ok((0, _)) => return self.manager.hung_up(&mut self.sockets, id),
+                Ok((0, _)) => return self.manager.hang_up(&mut self.sockets, id),
                 Ok((n, _)) => match Message::decode(&buffer[..n]) {
                     Some(message) => self.manager.message(&mut self.sockets, id, message),
                     // Another version, or malformed.
-                    None => return self.manager.hung_up(&mut self.sockets, id),
+                    None => return self.manager.hang_up(&mut self.sockets, id),
                 },
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 // The peer closed with unread data; what it sent before is still readable.
@@ -630,19 +619,19 @@ impl Engine {
                         error.kind(),
                         io::ErrorKind::ConnectionReset | io::ErrorKind::Interrupted
                     ) => {}
-                Err(_) => return self.manager.hung_up(&mut self.sockets, id),
+                Err(_) => return self.manager.hang_up(&mut self.sockets, id),
             }
         }
     }
 }
 
 /// Timeout for replies to the last messages at exit. A lost message is sent three times within it.
-const PARTING: Duration = Duration::from_secs(1);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Polling interval at exit.
-const PARTING_STEP: Duration = Duration::from_millis(1);
+const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Registers the exit handler, which disconnects from other hosts: they see no hang-up.
-fn prepare_for_the_end() {
+fn register_exit_handler() {
     static REGISTERED: Once = Once::new();
     REGISTERED.call_once(|| {
         // Without memory for the registration, others learn of the end by retries that run out.
@@ -654,13 +643,13 @@ fn prepare_for_the_end() {
 /// Does what the kernel does when it closes the descriptors of a process, and waits for the replies. Messages
 /// and retransmissions come from the thread, which ends with the process.
 extern "C" fn at_exit() {
-    let deadline = Instant::now() + PARTING;
+    let deadline = Instant::now() + EXIT_TIMEOUT;
     let mut said = false;
     while Instant::now() < deadline {
         // The exiting thread may have interrupted one that holds the lock, possibly itself.
         if let Ok(mut process) = PROCESS.try_lock() {
-            let Process { engine: Some(engine), channels } = &mut *process else { return };
-            if engine.sockets.hosts.is_none() {
+            let ProcessState { engine: Some(engine), channels } = &mut *process else { return };
+            if engine.sockets.gsi.is_none() {
                 return;
             }
             if !std::mem::replace(&mut said, true) {
@@ -668,32 +657,32 @@ extern "C" fn at_exit() {
                     engine.manager.close(&mut engine.sockets, *channel);
                 }
             }
-            if !engine.sockets.hosts.as_ref().is_some_and(|hosts| hosts.remote.awaits_answers()) {
+            if !engine.sockets.gsi.as_ref().is_some_and(|hosts| hosts.remote.has_unanswered()) {
                 return;
             }
         }
-        std::thread::sleep(PARTING_STEP);
+        std::thread::sleep(EXIT_POLL_INTERVAL);
     }
 }
 
 /// Out of descriptors: the connection stays queued and would be reported again at once.
-fn rest_after(error: &io::Error) {
+fn back_off(error: &io::Error) {
     if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)) {
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
 /// Holds the lock from before a fork until after it, in the forking thread.
-static FORKING: Mutex<Forking> = Mutex::new(Forking(None));
-struct Forking(Option<MutexGuard<'static, Process>>);
+static FORKING: Mutex<ForkGuard> = Mutex::new(ForkGuard(None));
+struct ForkGuard(Option<MutexGuard<'static, ProcessState>>);
 // SAFETY: put in and taken out by the same thread, the one that forks; its child's copy of that thread is the only
 // thread of the child.
-unsafe impl Send for Forking {}
+unsafe impl Send for ForkGuard {}
 static REGISTERED: Once = Once::new();
 
 /// Registers the fork handlers. A child must not hold any socket: names would outlive the process that owns
 /// them.
-fn prepare_for_forks() {
+fn register_fork_handlers() {
     REGISTERED.call_once(|| {
         // Without memory for the registration, children keep copies of what they do not use.
         // SAFETY: the handlers only take and release locks and close descriptors.
@@ -701,7 +690,7 @@ fn prepare_for_forks() {
     });
 }
 
-fn forking() -> MutexGuard<'static, Forking> {
+fn forking() -> MutexGuard<'static, ForkGuard> {
     FORKING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -720,7 +709,7 @@ extern "C" fn in_child() {
     if let Some(mut process) = held {
         // Closes the child's copies; the thread that polled them does not exist here. The port's thread does
         // not exist either, so its membership cannot be ended in the regular way.
-        if let Some(hosts) = process.engine.take().and_then(|engine| engine.sockets.hosts) {
+        if let Some(hosts) = process.engine.take().and_then(|engine| engine.sockets.gsi) {
             std::mem::forget(hosts);
         }
     }

@@ -17,11 +17,12 @@ pub mod abi;
 pub mod address;
 pub mod command;
 pub mod engine;
-mod hosts;
+mod gsi;
+pub mod io;
 pub mod manager;
 pub mod message;
+pub mod preload;
 pub mod remote;
-pub mod wire;
 
 /// A positive errno value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_survive_the_way() {
+    fn messages_round_trip() {
         for message in all() {
             let bytes = message.encode();
             assert!(bytes.len() <= MAX_LEN);
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn cut_and_lengthened_messages_are_refused() {
+    fn truncated_and_extended_messages_are_rejected() {
         for message in all() {
             let mut bytes = message.encode();
             for len in 0..bytes.len() {
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_cut_to_their_width() {
+    fn numbers_are_truncated_to_their_width() {
         let parameters =
             Parameters { qpn: u32::MAX, retry_count: 255, timeout: 255, ..Parameters::default() };
         let Some(Message::Rep(seen)) = Message::decode(&Message::Rep(parameters).encode()) else {

@@ -9,19 +9,19 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use millstream_device::gsi::{ID_BITS, agreement};
-use millstream_wire::cm::{self, MessageType, Addresses, Path, Rep, Req, Transport};
+use millstream_wire::cm::{self, Addresses, MessageType, Path, Rep, Req, Transport};
 use millstream_wire::{Pkey, Psn, Qkey, Qpn, gid};
 
 use crate::abi::{reason, sidr};
 use crate::address::Address;
+use crate::io::{LinkId, PortName};
 use crate::message::{Message, Parameters, private};
-use crate::wire::{LinkId, Name};
 
 /// First retransmission timeout; it doubles up to [`MAX_RETRANSMIT_TIMEOUT`].
-const FIRST: Duration = Duration::from_millis(250);
-const LONGEST: Duration = Duration::from_secs(4);
+const FIRST_RETRANSMIT_TIMEOUT: Duration = Duration::from_millis(250);
+const MAX_RETRANSMIT_TIMEOUT: Duration = Duration::from_secs(4);
 /// How long a closed connection replies to duplicates.
-const LINGER: Duration = Duration::from_secs(10);
+const REPLY_TO_DUPLICATES: Duration = Duration::from_secs(10);
 /// CM response timeout code: 4.096 µs · 2^20 = 4.3 s, as in Linux.
 const RESPONSE_TIMEOUT: u8 = 20;
 /// CM retries granted to the peer.
@@ -34,7 +34,7 @@ const RATE: u8 = 16;
 
 /// A management datagram to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sent {
+pub struct OutgoingMad {
     /// Local address.
     pub from: IpAddr,
     /// Address of the other host.
@@ -45,27 +45,27 @@ pub struct Sent {
 
 /// The result of a received datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum CmEvent {
     /// A request: the first message of a new link. The caller chooses the link's number and
     /// [adopts](RemoteConnections::adopt) or [rejects](RemoteConnections::reject) it.
-    Request(Box<Asked>),
+    Request(Box<IncomingReq>),
     /// A message on a link.
     Message(LinkId, Message),
 }
 
 /// A connection request from another host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct IncomingReq {
     /// The requested port.
-    pub name: Name,
+    pub name: PortName,
     /// The request.
     pub message: Message,
-    conversation: Conversation,
+    connection: CmConnection,
 }
 
 /// A connection to another host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Conversation {
+struct CmConnection {
     own: IpAddr,
     peer: IpAddr,
     /// Local and remote communication ID; the remote ID is zero until it is known.
@@ -73,32 +73,32 @@ struct Conversation {
     remote_id: u32,
     transaction: u64,
     /// Transaction of the peer's last request.
-    answered: u64,
+    peer_transaction: u64,
     /// Transaction of the peer's DREQ, once received.
-    ended: Option<u64>,
+    dreq_transaction: Option<u64>,
     service: u64,
-    /// Remote queue pair number.
+    /// RemoteConnections queue pair number.
     qpn: u32,
     /// Handshake state, which determines the message type in a REJ.
-    stage: Stage,
-    /// The message that is retransmitted until it is answered.
-    pending: Option<Pending>,
+    state: HandshakeState,
+    /// The message that is retransmitted until it is peer_transaction.
+    pending: Option<Retransmission>,
     /// The reply to duplicates of the peer's last message.
     answer: Option<[u8; millstream_wire::mad::LEN]>,
     /// Set when the manager has closed the link: when the connection is forgotten.
-    over: Option<Instant>,
+    forget_at: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    Asking,
-    Asked,
-    Replied,
+enum HandshakeState {
+    ReqSent,
+    ReqRcvd,
+    RepExchanged,
     Established,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Pending {
+struct Retransmission {
     bytes: [u8; millstream_wire::mad::LEN],
     again: Instant,
     wait: Duration,
@@ -106,25 +106,25 @@ struct Pending {
 
 /// Connections of this process to other hosts.
 #[derive(Debug)]
-pub struct Remote {
+pub struct RemoteConnections {
     /// High bits of the local communication IDs.
     block: u16,
     guid: u64,
     next: u32,
-    conversations: HashMap<LinkId, Conversation>,
+    connections: HashMap<LinkId, CmConnection>,
     /// Datagrams to send.
-    out: Vec<Sent>,
+    out: Vec<OutgoingMad>,
 }
 
-impl Remote {
+impl RemoteConnections {
     /// For the process with this QPN prefix; communication IDs start at `first`.
     #[must_use]
     pub fn new(block: u16, guid: u64, first: u32) -> Self {
-        Self { block, guid, next: first, conversations: HashMap::new(), out: Vec::new() }
+        Self { block, guid, next: first, connections: HashMap::new(), out: Vec::new() }
     }
 
     /// Takes the queued datagrams.
-    pub fn take_sent(&mut self) -> Vec<Sent> {
+    pub fn take_outgoing(&mut self) -> Vec<OutgoingMad> {
         std::mem::take(&mut self.out)
     }
 
@@ -136,94 +136,98 @@ impl Remote {
     /// Whether the link leads to another host.
     #[must_use]
     pub fn has(&self, link: LinkId) -> bool {
-        self.conversations.contains_key(&link)
+        self.connections.contains_key(&link)
     }
 
     /// Creates a link from the address `own` to a port of another host.
-    pub fn connect(&mut self, link: LinkId, own: IpAddr, name: Name) {
+    pub fn connect(&mut self, link: LinkId, own: IpAddr, name: PortName) {
         let local_id = self.local_id();
-        let conversation = Conversation {
+        let connection = CmConnection {
             own,
             peer: name.ip,
             local_id,
             remote_id: 0,
             transaction: u64::from(local_id),
-            answered: 0,
-            ended: None,
+            peer_transaction: 0,
+            dreq_transaction: None,
             service: u64::from(name.space) << 16 | u64::from(name.port),
             qpn: 0,
-            stage: Stage::Asking,
+            state: HandshakeState::ReqSent,
             pending: None,
             answer: None,
-            over: None,
+            forget_at: None,
         };
-        self.conversations.insert(link, conversation);
+        self.connections.insert(link, connection);
     }
 
     /// Accepts a request as a new link.
-    pub fn adopt(&mut self, link: LinkId, asked: &Asked) {
-        self.conversations.insert(link, asked.conversation.clone());
+    pub fn adopt(&mut self, link: LinkId, request: &IncomingReq) {
+        self.connections.insert(link, request.connection.clone());
     }
 
     /// Rejects a request: there is no listener.
-    pub fn refuse(&mut self, asked: &Asked) {
-        let mut conversation = asked.conversation.clone();
-        let refusal = match asked.message {
+    pub fn reject(&mut self, request: &IncomingReq) {
+        let mut connection = request.connection.clone();
+        let refusal = match request.message {
             Message::SidrReq { .. } => {
                 Message::SidrRep { status: sidr::UNSUPPORTED, qpn: 0, qkey: 0, private: Vec::new() }
             }
             _ => Message::Rej { reason: reason::INVALID_SERVICE_ID, private: Vec::new() },
         };
-        let (bytes, _) = conversation.encode(&refusal, self.guid);
-        self.out.push(Sent { from: conversation.own, to: conversation.peer, bytes });
+        let (bytes, _) = connection.encode(&refusal, self.guid);
+        self.out.push(OutgoingMad { from: connection.own, to: connection.peer, bytes });
     }
 
     /// Sends a message on a link.
     pub fn send(&mut self, link: LinkId, message: &Message, now: Instant) {
-        let Some(conversation) = self.conversations.get_mut(&link) else { return };
-        let (bytes, is_repeated) = conversation.encode(message, self.guid);
-        conversation.pending = is_repeated.then_some(Pending { bytes, again: now + FIRST, wait: FIRST });
+        let Some(connection) = self.connections.get_mut(&link) else { return };
+        let (bytes, is_repeated) = connection.encode(message, self.guid);
+        connection.pending = is_repeated.then_some(Retransmission {
+            bytes,
+            again: now + FIRST_RETRANSMIT_TIMEOUT,
+            wait: FIRST_RETRANSMIT_TIMEOUT,
+        });
         if !is_repeated || matches!(message, Message::Rep(_)) {
-            conversation.answer = Some(bytes);
+            connection.answer = Some(bytes);
         }
-        self.out.push(Sent { from: conversation.own, to: conversation.peer, bytes });
+        self.out.push(OutgoingMad { from: connection.own, to: connection.peer, bytes });
     }
 
-    /// Closes a link. The last message is still retransmitted, and duplicates are answered, for a while.
+    /// Closes a link. The last message is still retransmitted, and duplicates are peer_transaction, for a while.
     pub fn close(&mut self, link: LinkId, now: Instant) {
-        if let Some(conversation) = self.conversations.get_mut(&link) {
-            conversation.over = Some(now + LINGER);
+        if let Some(connection) = self.connections.get_mut(&link) {
+            connection.forget_at = Some(now + REPLY_TO_DUPLICATES);
         }
     }
 
     /// When [`expire`](Self::expire) is due.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        let times = |c: &Conversation| [c.over, c.pending.as_ref().map(|pending| pending.again)];
-        self.conversations.values().flat_map(times).flatten().min()
+        let times = |c: &CmConnection| [c.forget_at, c.pending.as_ref().map(|pending| pending.again)];
+        self.connections.values().flat_map(times).flatten().min()
     }
 
     /// Retransmits what is due, and forgets old connections.
     pub fn expire(&mut self, now: Instant) {
-        self.conversations.retain(|_, conversation| conversation.over.is_none_or(|over| over > now));
-        for conversation in self.conversations.values_mut() {
-            if let Some(pending) = conversation.pending.as_mut().filter(|pending| pending.again <= now) {
-                pending.wait = (pending.wait * 2).min(LONGEST);
+        self.connections.retain(|_, connection| connection.forget_at.is_none_or(|forget_at| forget_at > now));
+        for connection in self.connections.values_mut() {
+            if let Some(pending) = connection.pending.as_mut().filter(|pending| pending.again <= now) {
+                pending.wait = (pending.wait * 2).min(MAX_RETRANSMIT_TIMEOUT);
                 pending.again = now + pending.wait;
                 let bytes = pending.bytes;
-                self.out.push(Sent { from: conversation.own, to: conversation.peer, bytes });
+                self.out.push(OutgoingMad { from: connection.own, to: connection.peer, bytes });
             }
         }
     }
 
     /// Whether a message waits for its reply.
     #[must_use]
-    pub fn awaits_answers(&self) -> bool {
-        self.conversations.values().any(|conversation| conversation.pending.is_some())
+    pub fn has_unanswered(&self) -> bool {
+        self.connections.values().any(|connection| connection.pending.is_some())
     }
 
     /// Handles a datagram from `peer` to the local address `own`.
-    pub fn receive(&mut self, own: IpAddr, peer: IpAddr, datagram: &[u8], now: Instant) -> Option<Heard> {
+    pub fn receive(&mut self, own: IpAddr, peer: IpAddr, datagram: &[u8], now: Instant) -> Option<CmEvent> {
         let (transaction, message) = cm::Message::parse(datagram).ok()?;
         let asks = match &message {
             cm::Message::Req(request) => Some(request.local_id),
@@ -231,17 +235,19 @@ impl Remote {
             _ => None,
         };
         if let Some(remote_id) = asks {
-            let known = |c: &&mut Conversation| {
-                c.peer == peer && c.remote_id == remote_id && c.stage != Stage::Asking
+            let known = |c: &&mut CmConnection| {
+                c.peer == peer && c.remote_id == remote_id && c.state != HandshakeState::ReqSent
             };
-            if let Some(conversation) = self.conversations.values_mut().find(known) {
+            if let Some(connection) = self.connections.values_mut().find(known) {
                 // A duplicate; there may be no reply yet while the program decides.
-                if let Some(bytes) = conversation.answer {
-                    self.out.push(Sent { from: own, to: peer, bytes });
+                if let Some(bytes) = connection.answer {
+                    self.out.push(OutgoingMad { from: own, to: peer, bytes });
                 }
                 return None;
             }
-            return self.asked(own, peer, transaction, &message).map(|asked| Heard::Request(Box::new(asked)));
+            return self
+                .handle_request(own, peer, transaction, &message)
+                .map(|request| CmEvent::Request(Box::new(request)));
         }
         let id = match &message {
             cm::Message::SidrRep { request_id, .. } => *request_id,
@@ -253,33 +259,35 @@ impl Remote {
             | cm::Message::Drep { remote_id, .. } => *remote_id,
             cm::Message::Req(_) | cm::Message::SidrReq { .. } => return None,
         };
-        let found = self.conversations.iter_mut().find(|(_, c)| c.local_id == id && c.peer == peer);
-        let Some((link, conversation)) = found else {
-            let agreed = agreement(transaction, &message);
-            self.out.extend(agreed.map(|bytes| Sent { from: own, to: peer, bytes }));
+        let found = self.connections.iter_mut().find(|(_, c)| c.local_id == id && c.peer == peer);
+        let Some((link, connection)) = found else {
+            let drep = agreement(transaction, &message);
+            self.out.extend(drep.map(|bytes| OutgoingMad { from: own, to: peer, bytes }));
             return None;
         };
         let link = *link;
-        let heard = conversation.hear(transaction, &message, now);
+        let heard = connection.handle_message(transaction, &message, now);
         match heard {
-            Hearing::News(message) => (conversation.over.is_none()).then_some(Heard::Message(link, message)),
-            Hearing::Repetition => {
-                if let Some(bytes) = conversation.answer {
-                    self.out.push(Sent { from: own, to: peer, bytes });
+            Received::New(message) => {
+                (connection.forget_at.is_none()).then_some(CmEvent::Message(link, message))
+            }
+            Received::Duplicate => {
+                if let Some(bytes) = connection.answer {
+                    self.out.push(OutgoingMad { from: own, to: peer, bytes });
                 }
                 None
             }
-            Hearing::Nothing => None,
+            Received::Ignored => None,
         }
     }
 
-    fn asked(
+    fn handle_request(
         &mut self,
         own: IpAddr,
         peer: IpAddr,
         transaction: u64,
         message: &cm::Message<'_>,
-    ) -> Option<Asked> {
+    ) -> Option<IncomingReq> {
         let (service, remote_id, data) = match message {
             cm::Message::Req(request) => (request.service_id, request.local_id, request.private),
             cm::Message::SidrReq { service_id, request_id, private, .. } => {
@@ -300,39 +308,39 @@ impl Remote {
             cm::Message::Req(request) => {
                 qpn = request.qpn.get();
                 let private = rest[..private::REQ.min(rest.len())].to_vec();
-                Message::Req { src, dst, parameters: of_request(request, private) }
+                Message::Req { src, dst, parameters: parameters_of_req(request, private) }
             }
             _ => Message::SidrReq { src, dst, private: rest[..private::SIDR_REQ.min(rest.len())].to_vec() },
         };
-        let conversation = Conversation {
+        let connection = CmConnection {
             own,
             peer,
             local_id: self.local_id(),
             remote_id,
             transaction,
-            answered: transaction,
-            ended: None,
+            peer_transaction: transaction,
+            dreq_transaction: None,
             service,
             qpn,
-            stage: Stage::Asked,
+            state: HandshakeState::ReqRcvd,
             pending: None,
             answer: None,
-            over: None,
+            forget_at: None,
         };
-        Some(Asked { name: Name { space, ip: own, port }, message: said, conversation })
+        Some(IncomingReq { name: PortName { space, ip: own, port }, message: said, connection })
     }
 }
 
 /// The result of a message on a known connection.
-enum Hearing {
-    News(Message),
-    /// A duplicate, which is answered again.
-    Repetition,
-    Nothing,
+enum Received {
+    New(Message),
+    /// A duplicate, which is peer_transaction again.
+    Duplicate,
+    Ignored,
 }
 
-impl Conversation {
-    /// The datagram of a message, and whether it is retransmitted until it is answered.
+impl CmConnection {
+    /// The datagram of a message, and whether it is retransmitted until it is peer_transaction.
     fn encode(&mut self, message: &Message, guid: u64) -> ([u8; millstream_wire::mad::LEN], bool) {
         let (local_id, remote_id) = (self.local_id, self.remote_id);
         let with_addresses = |src: &Address, dst: &Address, private: &[u8]| {
@@ -358,7 +366,7 @@ impl Conversation {
                 (request.emit(self.transaction), true)
             }
             Message::Rep(parameters) => {
-                self.stage = Stage::Replied;
+                self.state = HandshakeState::RepExchanged;
                 let reply = Rep {
                     local_id,
                     remote_id,
@@ -375,17 +383,17 @@ impl Conversation {
                     ca_guid: guid,
                     private: &parameters.private,
                 };
-                (cm::Message::Rep(reply).emit(self.answered), true)
+                (cm::Message::Rep(reply).emit(self.peer_transaction), true)
             }
             Message::Rtu => {
-                self.stage = Stage::Established;
+                self.state = HandshakeState::Established;
                 (cm::Message::Rtu { local_id, remote_id, private: &[] }.emit(self.transaction), false)
             }
             Message::Rej { reason, private } => {
-                let message_type = match self.stage {
-                    Stage::Asked => MessageType::Req,
-                    Stage::Replied | Stage::Established => MessageType::Rep,
-                    Stage::Asking => MessageType::Other,
+                let message_type = match self.state {
+                    HandshakeState::ReqRcvd => MessageType::Req,
+                    HandshakeState::RepExchanged | HandshakeState::Established => MessageType::Rep,
+                    HandshakeState::ReqSent => MessageType::Other,
                 };
                 let refusal = cm::Message::Rej {
                     local_id,
@@ -395,7 +403,7 @@ impl Conversation {
                     additional: &[],
                     private,
                 };
-                (refusal.emit(self.answered), false)
+                (refusal.emit(self.peer_transaction), false)
             }
             Message::Dreq => {
                 let qpn = Qpn::new(self.qpn);
@@ -404,7 +412,7 @@ impl Conversation {
                 (end.emit(self.transaction), true)
             }
             Message::Drep => {
-                (cm::Message::Drep { local_id, remote_id, private: &[] }.emit(self.answered), false)
+                (cm::Message::Drep { local_id, remote_id, private: &[] }.emit(self.peer_transaction), false)
             }
             Message::SidrRep { status, qpn, qkey, private } => {
                 let reply = cm::Message::SidrRep {
@@ -416,7 +424,7 @@ impl Conversation {
                     additional: &[],
                     private,
                 };
-                (reply.emit(self.answered), false)
+                (reply.emit(self.peer_transaction), false)
             }
         }
     }
@@ -458,68 +466,70 @@ impl Conversation {
         })
     }
 
-    fn hear(&mut self, transaction: u64, message: &cm::Message<'_>, now: Instant) -> Hearing {
+    fn handle_message(&mut self, transaction: u64, message: &cm::Message<'_>, now: Instant) -> Received {
         match message {
             cm::Message::Rep(reply) => {
-                if self.stage != Stage::Asking {
-                    return Hearing::Repetition;
+                if self.state != HandshakeState::ReqSent {
+                    return Received::Duplicate;
                 }
                 (self.remote_id, self.qpn) = (reply.local_id, reply.qpn.get());
-                self.stage = Stage::Replied;
-                (self.pending, self.answered) = (None, transaction);
-                Hearing::News(Message::Rep(of_reply(reply)))
+                self.state = HandshakeState::RepExchanged;
+                (self.pending, self.peer_transaction) = (None, transaction);
+                Received::New(Message::Rep(parameters_of_rep(reply)))
             }
-            cm::Message::Rtu { .. } if self.stage == Stage::Replied && self.answer.is_some() => {
-                self.stage = Stage::Established;
+            cm::Message::Rtu { .. }
+                if self.state == HandshakeState::RepExchanged && self.answer.is_some() =>
+            {
+                self.state = HandshakeState::Established;
                 (self.pending, self.answer) = (None, None);
-                Hearing::News(Message::Rtu)
+                Received::New(Message::Rtu)
             }
             cm::Message::Rej { reason, private, .. } => {
                 self.pending = None;
                 let reason = u8::try_from(*reason).unwrap_or(reason::CONSUMER);
-                Hearing::News(Message::Rej { reason, private: private.to_vec() })
+                Received::New(Message::Rej { reason, private: private.to_vec() })
             }
             cm::Message::Mra { service_timeout, .. } => {
                 if let Some(pending) = &mut self.pending {
                     let time = Duration::from_nanos(4096 << service_timeout.min(&24));
-                    pending.again = now + time.max(FIRST);
+                    pending.again = now + time.max(FIRST_RETRANSMIT_TIMEOUT);
                 }
-                Hearing::Nothing
+                Received::Ignored
             }
             cm::Message::Dreq { .. } => {
                 // Linux uses the transaction of the REQ for all messages of a connection.
-                if self.ended == Some(transaction) {
-                    return Hearing::Repetition;
+                if self.dreq_transaction == Some(transaction) {
+                    return Received::Duplicate;
                 }
                 // A sender of a REP that never got its RTU learns that the connection was established.
-                (self.answered, self.ended) = (transaction, Some(transaction));
+                (self.peer_transaction, self.dreq_transaction) = (transaction, Some(transaction));
                 self.answer = None;
-                if self.over.is_some() {
-                    let agreed = Message::Drep;
-                    self.answer = Some(self.encode(&agreed, 0).0);
-                    return Hearing::Repetition;
+                if self.forget_at.is_some() {
+                    let drep = Message::Drep;
+                    self.answer = Some(self.encode(&drep, 0).0);
+                    return Received::Duplicate;
                 }
-                Hearing::News(Message::Dreq)
+                Received::New(Message::Dreq)
             }
             cm::Message::Drep { .. } => {
                 self.pending = None;
-                Hearing::News(Message::Drep)
+                Received::New(Message::Drep)
             }
             cm::Message::SidrRep { status, qpn, qkey, private, .. } => {
                 self.pending = None;
-                Hearing::News(Message::SidrRep {
+                Received::New(Message::SidrRep {
                     status: *status,
                     qpn: qpn.get(),
                     qkey: qkey.get(),
                     private: private.to_vec(),
                 })
             }
-            cm::Message::Rtu { .. } | cm::Message::Req(_) | cm::Message::SidrReq { .. } => Hearing::Nothing,
+            cm::Message::Rtu { .. } | cm::Message::Req(_) | cm::Message::SidrReq { .. } => Received::Ignored,
         }
     }
 }
 
-fn of_request(request: &Req<'_>, private: Vec<u8>) -> Parameters {
+fn parameters_of_req(request: &Req<'_>, private: Vec<u8>) -> Parameters {
     Parameters {
         qpn: request.qpn.get(),
         psn: request.psn.get(),
@@ -537,7 +547,7 @@ fn of_request(request: &Req<'_>, private: Vec<u8>) -> Parameters {
     }
 }
 
-fn of_reply(reply: &Rep<'_>) -> Parameters {
+fn parameters_of_rep(reply: &Rep<'_>) -> Parameters {
     Parameters {
         qpn: reply.qpn.get(),
         psn: reply.psn.get(),
@@ -555,22 +565,22 @@ fn of_reply(reply: &Rep<'_>) -> Parameters {
 mod tests {
     use super::*;
 
-    const PORT: Name =
-        Name { space: 0x106, ip: IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2)), port: 7174 };
+    const PORT: PortName =
+        PortName { space: 0x106, ip: IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2)), port: 7174 };
 
     /// Two hosts and the events of each.
     struct Pair {
         now: Instant,
-        ends: [Remote; 2],
+        ends: [RemoteConnections; 2],
         ips: [IpAddr; 2],
-        heard: [Vec<Heard>; 2],
+        heard: [Vec<CmEvent>; 2],
     }
 
     impl Pair {
         fn new() -> Self {
             Self {
                 now: Instant::now(),
-                ends: [Remote::new(0x123, 1, 0xfffff), Remote::new(0xabc, 2, 7)],
+                ends: [RemoteConnections::new(0x123, 1, 0xfffff), RemoteConnections::new(0xabc, 2, 7)],
                 ips: ["10.0.0.1".parse().unwrap(), PORT.ip],
                 heard: [Vec::new(), Vec::new()],
             }
@@ -579,7 +589,7 @@ mod tests {
         /// Delivers the sent datagrams but those at the indices in `lose`.
         fn carry(&mut self, lose: &[usize]) {
             for from in 0..2 {
-                for (i, sent) in self.ends[from].take_sent().into_iter().enumerate() {
+                for (i, sent) in self.ends[from].take_outgoing().into_iter().enumerate() {
                     assert_eq!((sent.from, sent.to), (self.ips[from], self.ips[1 - from]));
                     if !lose.contains(&i) {
                         let heard = self.ends[1 - from].receive(sent.to, sent.from, &sent.bytes, self.now);
@@ -591,7 +601,12 @@ mod tests {
 
         /// Advances time to the next retransmission.
         fn wait(&mut self) {
-            self.now = self.ends.iter().filter_map(Remote::deadline).min().expect("something is repeated");
+            self.now = self
+                .ends
+                .iter()
+                .filter_map(RemoteConnections::deadline)
+                .min()
+                .expect("something is repeated");
             let now = self.now;
             self.ends.iter_mut().for_each(|end| end.expire(now));
         }
@@ -618,33 +633,33 @@ mod tests {
             parameters
         }
 
-        fn asked(&mut self) -> Box<Asked> {
+        fn request(&mut self) -> Box<IncomingReq> {
             match self.heard[1].pop() {
-                Some(Heard::Request(asked)) => asked,
+                Some(CmEvent::Request(request)) => request,
                 other => panic!("{other:?}"),
             }
         }
     }
 
-    fn news(message: Message, link: u64) -> Vec<Heard> {
-        vec![Heard::Message(LinkId(link), message)]
+    fn news(message: Message, link: u64) -> Vec<CmEvent> {
+        vec![CmEvent::Message(LinkId(link), message)]
     }
 
     #[test]
-    fn a_connection_comes_and_goes_though_each_message_is_lost_once() {
+    fn connection_survives_the_loss_of_each_message() {
         let mut pair = Pair::new();
         let parameters = pair.ask();
         pair.carry(&[0]);
         assert!(pair.heard[1].is_empty());
         pair.wait();
         pair.carry(&[]);
-        let asked = pair.asked();
-        assert_eq!(asked.name, PORT);
-        let Message::Req { src, parameters: seen, .. } = &asked.message else { panic!("{asked:?}") };
+        let request = pair.request();
+        assert_eq!(request.name, PORT);
+        let Message::Req { src, parameters: seen, .. } = &request.message else { panic!("{request:?}") };
         assert_eq!((src.port, seen), (4000, &parameters));
-        pair.ends[1].adopt(LinkId(8), &asked);
+        pair.ends[1].adopt(LinkId(8), &request);
 
-        // The REP is lost; the REQ is repeated and answered again.
+        // The REP is lost; the REQ is repeated and peer_transaction again.
         let reply = Parameters { qpn: 6, private: vec![2; 196], ..Parameters::default() };
         pair.say(1, 8, &Message::Rep(reply.clone()));
         pair.carry(&[0]);
@@ -677,48 +692,48 @@ mod tests {
 
     /// Linux uses one transaction for all messages of one side of a connection.
     #[test]
-    fn a_wish_to_disconnect_in_the_transaction_of_the_request_is_news() {
+    fn dreq_in_the_transaction_of_the_req_is_new() {
         let mut pair = Pair::new();
         pair.ask();
         pair.carry(&[]);
-        let asked = pair.asked();
-        pair.ends[1].adopt(LinkId(8), &asked);
+        let request = pair.request();
+        pair.ends[1].adopt(LinkId(8), &request);
         pair.say(1, 8, &Message::Rep(Parameters::default()));
         pair.carry(&[]);
         pair.say(0, 1, &Message::Rtu);
         pair.carry(&[]);
         pair.heard[1].clear();
 
-        let (link, conversation) = pair.ends[1].conversations.iter().next().expect("it is connected");
-        let (link, transaction, from) = (*link, conversation.answered, conversation.peer);
+        let (link, connection) = pair.ends[1].connections.iter().next().expect("it is connected");
+        let (link, transaction, from) = (*link, connection.peer_transaction, connection.peer);
         let wish = cm::Message::Dreq {
-            local_id: conversation.remote_id,
-            remote_id: conversation.local_id,
+            local_id: connection.remote_id,
+            remote_id: connection.local_id,
             remote_qpn: Qpn::new(6),
             private: &[],
         };
-        let (bytes, own, now) = (wish.emit(transaction), conversation.own, pair.now);
+        let (bytes, own, now) = (wish.emit(transaction), connection.own, pair.now);
         let heard = pair.ends[1].receive(own, from, &bytes, now);
-        assert_eq!(heard, Some(Heard::Message(link, Message::Dreq)));
+        assert_eq!(heard, Some(CmEvent::Message(link, Message::Dreq)));
         assert_eq!(pair.ends[1].receive(own, from, &bytes, now), None, "it came again");
     }
 
     #[test]
-    fn what_nobody_offers_is_refused_and_what_is_forgotten_is_over() {
+    fn missing_listener_rejects_and_unknown_connection_gets_drep() {
         let mut pair = Pair::new();
         pair.ask();
         pair.carry(&[]);
-        let asked = pair.asked();
-        pair.ends[1].refuse(&asked);
+        let request = pair.request();
+        pair.ends[1].reject(&request);
         pair.carry(&[]);
-        let [Heard::Message(LinkId(1), Message::Rej { reason, .. })] = &pair.heard[0][..] else {
+        let [CmEvent::Message(LinkId(1), Message::Rej { reason, .. })] = &pair.heard[0][..] else {
             panic!("{:?}", pair.heard[0])
         };
         assert_eq!(*reason, reason::INVALID_SERVICE_ID);
         pair.heard[0].clear();
 
         // The other side has no such connection any more.
-        pair.ends[1] = Remote::new(0xabc, 2, 0);
+        pair.ends[1] = RemoteConnections::new(0xabc, 2, 0);
         pair.say(0, 1, &Message::Dreq);
         pair.carry(&[]);
         pair.carry(&[]);
@@ -726,22 +741,22 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_of_others_mean_nothing() {
+    fn datagrams_of_strangers_are_ignored() {
         let mut pair = Pair::new();
         pair.ask();
-        let sent = pair.ends[0].take_sent().remove(0);
+        let sent = pair.ends[0].take_outgoing().remove(0);
         let now = pair.now;
         for len in 0..sent.bytes.len() {
             assert_eq!(pair.ends[1].receive(sent.to, sent.from, &sent.bytes[..len], now), None);
         }
         // A reply from an address that received no request.
-        let asked = match pair.ends[1].receive(sent.to, sent.from, &sent.bytes, now) {
-            Some(Heard::Request(asked)) => asked,
+        let request = match pair.ends[1].receive(sent.to, sent.from, &sent.bytes, now) {
+            Some(CmEvent::Request(request)) => request,
             other => panic!("{other:?}"),
         };
-        pair.ends[1].adopt(LinkId(8), &asked);
+        pair.ends[1].adopt(LinkId(8), &request);
         pair.say(1, 8, &Message::Rep(Parameters::default()));
-        let reply = pair.ends[1].take_sent().remove(0);
+        let reply = pair.ends[1].take_outgoing().remove(0);
         let stranger = "10.0.0.3".parse().unwrap();
         assert_eq!(pair.ends[0].receive(reply.to, stranger, &reply.bytes, now), None);
         assert!(pair.ends[0].receive(reply.to, reply.from, &reply.bytes, now).is_some());

@@ -11,11 +11,11 @@ use millstream_cm::address::Address;
 use millstream_cm::message::{MAX_LEN, Message, Parameters};
 use millstream_shm::socket::{Connection, own_uid};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A link to the listener on `port`, as from another process.
 fn link(port: u16) -> Connection {
-    Connection::open(&format!("millstream/{}/cm/106/{port}/127.0.0.1", own_uid()), PATIENCE)
+    Connection::open(&format!("millstream/{}/cm/106/{port}/127.0.0.1", own_uid()), TIMEOUT)
         .expect("listening")
 }
 
@@ -38,7 +38,7 @@ fn at(port: u16) -> Address {
 }
 
 #[test]
-fn a_connection_from_end_to_end() {
+fn connect_and_disconnect() {
     let (server, client) = (Channel::open(), Channel::open());
     let (_, port) = server.listen(1);
     let id = client.connect(2, port);
@@ -58,7 +58,7 @@ fn a_connection_from_end_to_end() {
 }
 
 #[test]
-fn nonsense_ends_its_link_and_nothing_else() {
+fn malformed_messages_close_only_their_link() {
     let server = Channel::open();
     let (_, port) = server.listen(1);
     let mut bytes = Message::Rep(Parameters::default()).encode();
@@ -89,7 +89,7 @@ fn nonsense_ends_its_link_and_nothing_else() {
 }
 
 #[test]
-fn a_peer_may_do_anything_in_any_order() {
+fn messages_in_any_order_are_harmless() {
     let server = Channel::open();
     let (_, port) = server.listen(1);
     let request = || {

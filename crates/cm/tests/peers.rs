@@ -15,7 +15,7 @@ use common::Channel;
 use millstream_cm::abi::event;
 
 /// Shorter than any timeout, longer than any delay of a loaded machine.
-const SOON: u64 = 20;
+const ALARM_SECONDS: u64 = 20;
 const ROLE: &str = "MILLSTREAM_TEST_ROLE";
 const PORT: &str = "MILLSTREAM_TEST_PORT";
 
@@ -31,13 +31,13 @@ fn succeeds(role: &str) {
 }
 
 #[test]
-fn who_ends_without_a_word_is_disconnected_by_its_exit() {
-    succeeds("hears of an exit");
+fn exiting_process_disconnects() {
+    succeeds("peer exits");
 }
 
 #[test]
-fn who_was_killed_is_answered_for() {
-    succeeds("leaves who was killed");
+fn killed_process_gets_a_drep_from_its_host() {
+    succeeds("peer is killed");
 }
 
 /// Entry point of the child processes.
@@ -45,8 +45,8 @@ fn who_was_killed_is_answered_for() {
 #[ignore = "started by the tests that need another process"]
 fn other_process() {
     match env::var(ROLE).as_deref() {
-        Ok("hears of an exit") => hears_of_an_exit(),
-        Ok("leaves who was killed") => leaves_who_was_killed(),
+        Ok("peer exits") => peer_exits(),
+        Ok("peer is killed") => peer_is_killed(),
         Ok("connects") => connects(),
         role => panic!("{role:?} is no role"),
     }
@@ -55,7 +55,7 @@ fn other_process() {
 /// A listener with a connection from another process, and the identifier of the connection.
 fn connected() -> (Channel, u32, Child) {
     // SAFETY: a plain system call. It ends a process that waits for an event that does not come.
-    unsafe { libc::alarm(SOON as u32) };
+    unsafe { libc::alarm(ALARM_SECONDS as u32) };
     let server = Channel::open();
     let (_, port) = server.listen(1);
     let peer = start("connects", port);
@@ -65,7 +65,7 @@ fn connected() -> (Channel, u32, Child) {
     (server, asked.id, peer)
 }
 
-fn hears_of_an_exit() {
+fn peer_exits() {
     let (server, id, mut peer) = connected();
     peer.stdin.take().expect("piped").write_all(b"\n").expect("it reads");
     assert_eq!(server.event(event::DISCONNECTED).uid, 3);
@@ -75,7 +75,7 @@ fn hears_of_an_exit() {
     assert!(began.elapsed() < Duration::from_millis(900), "it waited though it was answered");
 }
 
-fn leaves_who_was_killed() {
+fn peer_is_killed() {
     let (server, id, mut peer) = connected();
     peer.kill().expect("our own child");
     peer.wait().expect("our own child");

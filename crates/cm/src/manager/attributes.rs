@@ -3,7 +3,7 @@
 use super::{EINVAL, Id, Manager, PACKET_LIFE_TIME, State};
 use crate::abi::{AddrAnswer, AhAttr, MTU_4096, PathAnswer, PathRecord, QpAttr, RouteAnswer, WirePath};
 use crate::address::{LEN, encode_ib};
-use crate::wire::{ChannelId, Wire};
+use crate::io::{ChannelId, CmIo};
 use crate::{Errno, Result};
 
 const INIT: u32 = 1;
@@ -48,7 +48,7 @@ impl Manager {
     /// EINVAL while they are unknown, or for other states.
     pub fn qp_attributes(
         &mut self,
-        wire: &mut dyn Wire,
+        io: &mut dyn CmIo,
         channel: ChannelId,
         number: u32,
         state: u32,
@@ -90,7 +90,7 @@ impl Manager {
                 attr.dest_qp_num = connection.remote.qpn;
                 attr.rq_psn = connection.psn;
                 attr.max_dest_rd_atomic = connection.responder_resources;
-                attr.ah = self.way(wire, number);
+                attr.ah = self.address_vector(io, number);
             }
             RTS if answered => {
                 attr.mask |=
@@ -107,29 +107,24 @@ impl Manager {
     }
 
     /// The address vector of the identifier's peer.
-    pub(super) fn way(&mut self, wire: &mut dyn Wire, number: u32) -> AhAttr {
+    pub(super) fn address_vector(&mut self, io: &mut dyn CmIo, number: u32) -> AhAttr {
         let Some(id) = self.ids.get(number) else { return AhAttr::ZERO };
         let (Some(src), Some(dst)) = (id.src, id.dst) else { return AhAttr::ZERO };
-        way_to(wire, src.gid(), dst.gid(), id.tos)
+        address_vector_to(io, src.gid(), dst.gid(), id.tos)
     }
 
     /// Answers QUERY_ROUTE.
     ///
     /// # Errors
     /// ENOENT or EINVAL if the channel has no such identifier.
-    pub fn query_route(
-        &mut self,
-        wire: &mut dyn Wire,
-        channel: ChannelId,
-        number: u32,
-    ) -> Result<RouteAnswer> {
+    pub fn query_route(&mut self, io: &mut dyn CmIo, channel: ChannelId, number: u32) -> Result<RouteAnswer> {
         let id = self.id(channel, number)?;
         let [src, dst] = [id.src, id.dst].map(|address| address.map_or([0; LEN], |a| a.encode()));
         let mut answer = RouteAnswer { src, dst, ibdev_index: NO_INDEX, ..RouteAnswer::ZERO };
         if !id.has_device() {
             return Ok(answer);
         }
-        answer.node_guid = wire.node_guid().to_be();
+        answer.node_guid = io.node_guid().to_be();
         answer.port_num = 1;
         let path = path(id);
         if has_path(id) {
@@ -146,7 +141,7 @@ impl Manager {
     ///
     /// # Errors
     /// ENOENT or EINVAL if the channel has no such identifier.
-    pub fn query_addr(&mut self, wire: &mut dyn Wire, channel: ChannelId, number: u32) -> Result<AddrAnswer> {
+    pub fn query_addr(&mut self, io: &mut dyn CmIo, channel: ChannelId, number: u32) -> Result<AddrAnswer> {
         let id = self.id(channel, number)?;
         let mut answer = AddrAnswer { ibdev_index: NO_INDEX, ..AddrAnswer::ZERO };
         if let Some(src) = id.src {
@@ -157,7 +152,7 @@ impl Manager {
             answer.dst[..LEN].copy_from_slice(&dst.encode());
             answer.dst_size = dst.encoded_len();
         }
-        with_device(wire, id, &mut answer);
+        with_device(io, id, &mut answer);
         Ok(answer)
     }
 
@@ -165,7 +160,7 @@ impl Manager {
     ///
     /// # Errors
     /// ENOENT or EINVAL if the channel has no such identifier.
-    pub fn query_gid(&mut self, wire: &mut dyn Wire, channel: ChannelId, number: u32) -> Result<AddrAnswer> {
+    pub fn query_gid(&mut self, io: &mut dyn CmIo, channel: ChannelId, number: u32) -> Result<AddrAnswer> {
         let id = self.id(channel, number)?;
         let mut answer = AddrAnswer { ibdev_index: NO_INDEX, ..AddrAnswer::ZERO };
         let service = |port: u16| u64::from(id.space) << 16 | u64::from(port);
@@ -177,7 +172,7 @@ impl Manager {
             answer.dst = encode_ib(dst.gid(), DEFAULT_PKEY, service(dst.port));
             answer.dst_size = 48;
         }
-        with_device(wire, id, &mut answer);
+        with_device(io, id, &mut answer);
         Ok(answer)
     }
 
@@ -215,10 +210,10 @@ impl Manager {
 }
 
 /// The address vector from `src` to `dst`.
-pub(super) fn way_to(wire: &mut dyn Wire, src: [u8; 16], dst: [u8; 16], tos: u8) -> AhAttr {
+pub(super) fn address_vector_to(io: &mut dyn CmIo, src: [u8; 16], dst: [u8; 16], tos: u8) -> AhAttr {
     AhAttr {
         dgid: dst,
-        sgid_index: wire.gid_index(&src).unwrap_or(0),
+        sgid_index: io.gid_index(&src).unwrap_or(0),
         hop_limit: HOP_LIMIT,
         traffic_class: tos,
         is_global: 1,
@@ -227,9 +222,9 @@ pub(super) fn way_to(wire: &mut dyn Wire, src: [u8; 16], dst: [u8; 16], tos: u8)
     }
 }
 
-fn with_device(wire: &mut dyn Wire, id: &Id, answer: &mut AddrAnswer) {
+fn with_device(io: &mut dyn CmIo, id: &Id, answer: &mut AddrAnswer) {
     if id.has_device() {
-        answer.node_guid = wire.node_guid().to_be();
+        answer.node_guid = io.node_guid().to_be();
         answer.port_num = 1;
         answer.pkey = DEFAULT_PKEY;
     }

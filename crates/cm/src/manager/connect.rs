@@ -1,11 +1,11 @@
 //! Connecting and disconnecting by the program.
 
 use super::queue::{Event, failure, private_only};
-use super::{EINVAL, MAX_BACKLOG, Manager, PATIENCE, State, TIME_WAIT, Use};
+use super::{EINVAL, LinkOwner, MAX_BACKLOG, MESSAGE_TIMEOUT, Manager, State, TIME_WAIT};
 use crate::abi::{ConnParam, Ece, QPT_XRC_RECV, QPT_XRC_SEND, event, reason, sidr};
 use crate::address::Address;
+use crate::io::{ChannelId, CmIo, LinkId, PortName};
 use crate::message::{Message, Parameters, private};
-use crate::wire::{ChannelId, LinkId, Name, Wire};
 use crate::{Errno, Result};
 
 /// `IBV_EVENT_COMM_EST`
@@ -49,24 +49,18 @@ impl Manager {
     ///
     /// # Errors
     /// EINVAL in the wrong state; EADDRINUSE if the port is shared.
-    pub fn listen(
-        &mut self,
-        wire: &mut dyn Wire,
-        channel: ChannelId,
-        number: u32,
-        backlog: u32,
-    ) -> Result<()> {
+    pub fn listen(&mut self, io: &mut dyn CmIo, channel: ChannelId, number: u32, backlog: u32) -> Result<()> {
         if self.id(channel, number)?.state == State::Idle {
-            self.bind(wire, channel, number, Address::ANY)?;
+            self.bind(io, channel, number, Address::ANY)?;
         }
         if self.id(channel, number)?.state != State::Bound {
             return Err(EINVAL);
         }
-        if !self.owns_alone(number) {
+        if !self.is_sole_owner(number) {
             return Err(Errno(libc::EADDRINUSE));
         }
         if let Some(port) = self.ids.get(number).and_then(|id| id.port.as_ref()) {
-            self.ports.listen(wire, port)?;
+            self.ports.listen(io, port)?;
         }
         let id = self.id(channel, number)?;
         id.backlog = if (1..MAX_BACKLOG).contains(&backlog) { backlog } else { MAX_BACKLOG };
@@ -80,7 +74,7 @@ impl Manager {
     /// EINVAL in the wrong state or for private data that is too long.
     pub fn connect(
         &mut self,
-        wire: &mut dyn Wire,
+        io: &mut dyn CmIo,
         channel: ChannelId,
         number: u32,
         param: &ConnParam,
@@ -94,7 +88,7 @@ impl Manager {
             let private = private_of(param, private::SIDR_REQ)?;
             (Message::SidrReq { src, dst, private }, State::SidrSent)
         } else {
-            let mtu = wire.path_mtu(src.ip, dst.ip);
+            let mtu = io.path_mtu(src.ip, dst.ip);
             let parameters =
                 parameters(param, ece, (id.qp_type, id.connection.psn), id.timeout(), private::REQ)?;
             let parameters = Parameters { mtu, ..parameters };
@@ -107,23 +101,23 @@ impl Manager {
             connection.timeout = parameters.timeout;
             (Message::Req { src, dst, parameters }, State::ReqSent)
         };
-        let name = Name { space: id.space, ip: dst.ip, port: dst.port };
+        let name = PortName { space: id.space, ip: dst.ip, port: dst.port };
         id.state = sent;
-        match wire.connect(src.ip, name).or_else(|_| wire.connect(src.ip, name.wildcard())) {
+        match io.connect(src.ip, name).or_else(|_| io.connect(src.ip, name.wildcard())) {
             Ok(link) => {
                 self.link(number, link);
-                wire.send(link, &request);
-                self.set_deadline(number, Some(wire.now() + PATIENCE));
+                io.send(link, &request);
+                self.set_deadline(number, Some(io.now() + MESSAGE_TIMEOUT));
             }
             // The reply of the connection manager at the other end.
-            Err(_) if sent == State::SidrSent => self.unreachable(wire, number, i32::from(sidr::UNSUPPORTED)),
-            Err(_) => self.rejected(wire, number, reason::INVALID_SERVICE_ID, &[]),
+            Err(_) if sent == State::SidrSent => self.unreachable(io, number, i32::from(sidr::UNSUPPORTED)),
+            Err(_) => self.rejected(io, number, reason::INVALID_SERVICE_ID, &[]),
         }
         Ok(())
     }
 
     pub(super) fn link(&mut self, number: u32, link: LinkId) {
-        self.links.insert(link, Use::Of(number));
+        self.links.insert(link, LinkOwner::Id(number));
         if let Some(id) = self.ids.get_mut(number) {
             id.link = Some(link);
         }
@@ -136,7 +130,7 @@ impl Manager {
     /// EINVAL in the wrong state (the peer may have given up) or for private data that is too long.
     pub fn accept(
         &mut self,
-        wire: &mut dyn Wire,
+        io: &mut dyn CmIo,
         channel: ChannelId,
         number: u32,
         uid: u64,
@@ -148,9 +142,9 @@ impl Manager {
             (State::RepRcvd, _) => {
                 id.state = State::Established;
                 let ending = std::mem::take(&mut id.ending);
-                wire.send(link, &Message::Rtu);
+                io.send(link, &Message::Rtu);
                 if ending {
-                    self.message(wire, link, Message::Dreq);
+                    self.message(io, link, Message::Dreq);
                 }
             }
             (State::ReqRcvd, Some((param, ece))) => {
@@ -161,8 +155,8 @@ impl Manager {
                 id.connection.initiator_depth = reply.initiator_depth;
                 id.state = State::RepSent;
                 id.uid = uid;
-                wire.send(link, &Message::Rep(reply));
-                self.set_deadline(number, Some(wire.now() + PATIENCE));
+                io.send(link, &Message::Rep(reply));
+                self.set_deadline(number, Some(io.now() + MESSAGE_TIMEOUT));
             }
             (State::SidrRcvd, Some((param, _))) => {
                 let private = private_of(param, private::SIDR_REP)?;
@@ -170,8 +164,8 @@ impl Manager {
                 let reply = Message::SidrRep { status: sidr::VALID, qpn, qkey: id.qkey, private };
                 id.state = State::Established;
                 id.uid = uid;
-                wire.send(link, &reply);
-                self.unlink(wire, number);
+                io.send(link, &reply);
+                self.unlink(io, number);
             }
             _ => return Err(EINVAL),
         }
@@ -185,7 +179,7 @@ impl Manager {
     /// connection manager.
     pub fn reject(
         &mut self,
-        wire: &mut dyn Wire,
+        io: &mut dyn CmIo,
         channel: ChannelId,
         number: u32,
         why: u8,
@@ -212,8 +206,8 @@ impl Manager {
             return Err(EINVAL);
         }
         id.state = State::Closed;
-        wire.send(link, &message);
-        self.unlink(wire, number);
+        io.send(link, &message);
+        self.unlink(io, number);
         self.set_deadline(number, None);
         Ok(())
     }
@@ -222,19 +216,19 @@ impl Manager {
     ///
     /// # Errors
     /// EINVAL if there was no connection.
-    pub fn disconnect(&mut self, wire: &mut dyn Wire, channel: ChannelId, number: u32) -> Result<()> {
+    pub fn disconnect(&mut self, io: &mut dyn CmIo, channel: ChannelId, number: u32) -> Result<()> {
         let id = self.id(channel, number)?;
         match (id.state, id.link) {
             (State::RepSent | State::Established, Some(link)) => {
                 id.state = State::DreqSent;
-                wire.send(link, &Message::Dreq);
-                self.set_deadline(number, Some(wire.now() + PATIENCE));
+                io.send(link, &Message::Dreq);
+                self.set_deadline(number, Some(io.now() + MESSAGE_TIMEOUT));
             }
             (State::DreqRcvd, link) => {
                 if let Some(link) = link {
-                    wire.send(link, &Message::Drep);
+                    io.send(link, &Message::Drep);
                 }
-                self.linger(wire, number);
+                self.enter_timewait(io, number);
             }
             // The kernel ignores it as well.
             (State::DreqSent | State::TimeWait | State::Closed, _) => {}
@@ -247,11 +241,11 @@ impl Manager {
     ///
     /// # Errors
     /// EISCONN if the connection is established, EINVAL for other events and states.
-    pub fn notify(&mut self, wire: &mut dyn Wire, channel: ChannelId, number: u32, event: u32) -> Result<()> {
+    pub fn notify(&mut self, io: &mut dyn CmIo, channel: ChannelId, number: u32, event: u32) -> Result<()> {
         let state = self.id(channel, number)?.state;
         match (event, state) {
             (COMM_EST, State::RepSent) => {
-                self.established(wire, number);
+                self.established(io, number);
                 Ok(())
             }
             (COMM_EST, State::Established) => Err(Errno(libc::EISCONN)),
@@ -259,27 +253,27 @@ impl Manager {
         }
     }
 
-    pub(super) fn established(&mut self, wire: &mut dyn Wire, number: u32) {
+    pub(super) fn established(&mut self, io: &mut dyn CmIo, number: u32) {
         self.set_deadline(number, None);
         if let Some(id) = self.ids.get_mut(number) {
             id.state = State::Established;
         }
-        self.tell(wire, number, Event::new(event::ESTABLISHED, 0));
+        self.post_event(io, number, Event::new(event::ESTABLISHED, 0));
     }
 
-    pub(super) fn rejected(&mut self, wire: &mut dyn Wire, number: u32, why: u8, data: &[u8]) {
-        self.give_up(wire, number);
+    pub(super) fn rejected(&mut self, io: &mut dyn CmIo, number: u32, why: u8, data: &[u8]) {
+        self.give_up(io, number);
         let event = Event::new(event::REJECTED, i32::from(why)).with(&private_only(data, private::REJ));
-        self.tell(wire, number, event);
+        self.post_event(io, number, event);
     }
 
-    pub(super) fn unreachable(&mut self, wire: &mut dyn Wire, number: u32, status: i32) {
-        self.give_up(wire, number);
-        self.tell(wire, number, Event::new(event::UNREACHABLE, status));
+    pub(super) fn unreachable(&mut self, io: &mut dyn CmIo, number: u32, status: i32) {
+        self.give_up(io, number);
+        self.post_event(io, number, Event::new(event::UNREACHABLE, status));
     }
 
-    fn give_up(&mut self, wire: &mut dyn Wire, number: u32) {
-        self.unlink(wire, number);
+    fn give_up(&mut self, io: &mut dyn CmIo, number: u32) {
+        self.unlink(io, number);
         self.set_deadline(number, None);
         if let Some(id) = self.ids.get_mut(number) {
             id.state = State::Closed;
@@ -287,16 +281,16 @@ impl Manager {
     }
 
     /// Moves to TIMEWAIT; an event follows at its end.
-    pub(super) fn linger(&mut self, wire: &mut dyn Wire, number: u32) {
-        self.unlink(wire, number);
+    pub(super) fn enter_timewait(&mut self, io: &mut dyn CmIo, number: u32) {
+        self.unlink(io, number);
         if let Some(id) = self.ids.get_mut(number) {
             id.state = State::TimeWait;
         }
-        self.set_deadline(number, Some(wire.now() + TIME_WAIT));
+        self.set_deadline(number, Some(io.now() + TIME_WAIT));
     }
 
-    pub(super) fn disconnected(&mut self, wire: &mut dyn Wire, number: u32, errno: i32, room: usize) {
+    pub(super) fn disconnected(&mut self, io: &mut dyn CmIo, number: u32, errno: i32, room: usize) {
         let event = Event::new(event::DISCONNECTED, failure(errno)).with(&private_only(&[], room));
-        self.tell(wire, number, event);
+        self.post_event(io, number, event);
     }
 }

@@ -4,12 +4,12 @@
 //! member on the host, and joins the IP group for packets of other hosts. There is no subnet manager to ask,
 //! so the event follows at once.
 
-use super::attributes::way_to;
+use super::attributes::address_vector_to;
 use super::queue::{Event, ud_param};
 use super::{EINVAL, Manager};
 use crate::abi::{MULTICAST_QPN, event};
 use crate::address::Address;
-use crate::wire::{ChannelId, Wire};
+use crate::io::{ChannelId, CmIo};
 use crate::{Errno, Result};
 
 /// A group membership.
@@ -30,7 +30,7 @@ impl Manager {
     /// EADDRINUSE for a second membership.
     pub fn join(
         &mut self,
-        wire: &mut dyn Wire,
+        io: &mut dyn CmIo,
         channel: ChannelId,
         number: u32,
         uid: u64,
@@ -46,9 +46,9 @@ impl Manager {
             return Err(Errno(libc::EADDRINUSE));
         }
         let group = self.groups.add(Group { id: number, uid, address, reported: 0 })?;
-        let way = way_to(wire, src.gid(), gid, tos);
-        let event = Event::new(event::MULTICAST_JOIN, 0).with(&ud_param(MULTICAST_QPN, qkey, way, &[], 0));
-        self.tell(wire, number, Event { group: Some(group), ..event });
+        let av = address_vector_to(io, src.gid(), gid, tos);
+        let event = Event::new(event::MULTICAST_JOIN, 0).with(&ud_param(MULTICAST_QPN, qkey, av, &[], 0));
+        self.post_event(io, number, Event { group: Some(group), ..event });
         Ok(group)
     }
 

@@ -1,63 +1,65 @@
 //! Messages of peers, hang-ups and timers.
 
 use super::queue::{Event, conn_param, ud_param};
-use super::{Id, Manager, State, Use};
+use super::{Id, LinkOwner, Manager, State};
 use crate::abi::{AhAttr, event, ps, reason, sidr};
 use crate::address::Address;
+use crate::io::{ClaimId, CmIo, LinkId};
 use crate::message::{Message, Parameters, private};
-use crate::wire::{ClaimId, LinkId, Wire};
 
 impl Manager {
     /// A peer has opened a link to a port of this process.
     pub fn accepted(&mut self, claim: ClaimId, link: LinkId) {
-        self.links.insert(link, Use::Unknown(claim));
+        self.links.insert(link, LinkOwner::Listener(claim));
     }
 
     /// Handles a message.
-    pub fn message(&mut self, wire: &mut dyn Wire, link: LinkId, message: Message) {
+    pub fn message(&mut self, io: &mut dyn CmIo, link: LinkId, message: Message) {
         match self.links.get(&link) {
-            Some(Use::Unknown(claim)) => {
+            Some(LinkOwner::Listener(claim)) => {
                 let claim = *claim;
-                self.first(wire, claim, link, message);
+                self.handle_first(io, claim, link, message);
             }
-            Some(Use::Of(number)) => {
+            Some(LinkOwner::Id(number)) => {
                 let number = *number;
-                self.next(wire, number, link, message);
+                self.handle_later(io, number, link, message);
             }
             None => {}
         }
     }
 
     /// Handles the first message of a link, which must be a request.
-    fn first(&mut self, wire: &mut dyn Wire, claim: ClaimId, link: LinkId, message: Message) {
+    fn handle_first(&mut self, io: &mut dyn CmIo, claim: ClaimId, link: LinkId, message: Message) {
         let made = match message {
             Message::Req { src, dst, parameters } => {
-                let mtu = wire.path_mtu(dst.ip, src.ip);
+                let mtu = io.path_mtu(dst.ip, src.ip);
                 let mtu = if parameters.mtu == 0 { mtu } else { mtu.min(parameters.mtu) };
-                self.requested(claim, src, dst, Parameters { mtu, ..parameters }, wire.random())
+                self.handle_req(claim, src, dst, Parameters { mtu, ..parameters }, io.random())
             }
-            Message::SidrReq { src, dst, private } => self.asked(claim, src, dst, &private, wire.random()),
+            Message::SidrReq { src, dst, private } => {
+                self.handle_sidr_req(claim, src, dst, &private, io.random())
+            }
             // No reply: any other message is invalid.
             _ => {
                 self.links.remove(&link);
-                return wire.close(link);
+                return io.close(link);
             }
         };
         match made {
             Ok((listener, child, event)) => {
                 self.link(child, link);
-                self.tell(wire, listener, event);
+                self.post_event(io, listener, event);
             }
             Err(refusal) => {
-                wire.send(link, &refusal);
+                io.send(link, &refusal);
                 self.links.remove(&link);
-                wire.close(link);
+                io.close(link);
             }
         }
     }
 
     /// Creates the identifier of a request; the error is the message that rejects it.
-    fn child(&mut self, claim: ClaimId, datagram: bool, make: impl FnOnce(&Id) -> Id) -> Asked {
+    fn create_child(&mut self, claim: ClaimId, datagram: bool, make: impl FnOnce(&Id) -> Id) -> ChildResult {
         let refuse = |reason, status| {
             if datagram {
                 Message::SidrRep { status, qpn: 0, qkey: 0, private: Vec::new() }
@@ -65,23 +67,23 @@ impl Manager {
                 Message::Rej { reason, private: Vec::new() }
             }
         };
-        let nobody = refuse(reason::INVALID_SERVICE_ID, sidr::UNSUPPORTED);
-        let Some(listener) = self.listener(claim) else { return Err(nobody) };
-        let full = refuse(reason::CONSUMER, sidr::REJECTED);
-        let id = self.ids.get_mut(listener).ok_or_else(|| full.clone())?;
+        let no_listener = refuse(reason::INVALID_SERVICE_ID, sidr::UNSUPPORTED);
+        let Some(listener) = self.listener(claim) else { return Err(no_listener) };
+        let backlog_full = refuse(reason::CONSUMER, sidr::REJECTED);
+        let id = self.ids.get_mut(listener).ok_or_else(|| backlog_full.clone())?;
         if id.is_datagram() != datagram {
-            return Err(nobody);
+            return Err(no_listener);
         }
         if id.waiting >= id.backlog {
-            return Err(full);
+            return Err(backlog_full);
         }
         let child = make(id);
         id.waiting += 1;
-        let child = self.ids.add(child).map_err(|_| full)?;
+        let child = self.ids.add(child).map_err(|_| backlog_full)?;
         Ok((listener, child))
     }
 
-    fn requested(
+    fn handle_req(
         &mut self,
         claim: ClaimId,
         src: Address,
@@ -91,7 +93,7 @@ impl Manager {
     ) -> Result<(u32, u32, Event), Message> {
         let answer = conn_param(&parameters, private::REQ);
         let ece = parameters.ece;
-        let (listener, child) = self.child(claim, false, |listener| {
+        let (listener, child) = self.create_child(claim, false, |listener| {
             let mut id = Id::new(listener.channel, 0, listener.space, listener.qp_type, psn);
             (id.src, id.dst, id.tos) = (Some(dst), Some(src), listener.tos);
             id.state = State::ReqRcvd;
@@ -109,7 +111,7 @@ impl Manager {
         Ok((listener, child, Event { child: Some(child), ..event }))
     }
 
-    fn asked(
+    fn handle_sidr_req(
         &mut self,
         claim: ClaimId,
         src: Address,
@@ -117,7 +119,7 @@ impl Manager {
         data: &[u8],
         psn: u32,
     ) -> Result<(u32, u32, Event), Message> {
-        let (listener, child) = self.child(claim, true, |listener| {
+        let (listener, child) = self.create_child(claim, true, |listener| {
             let mut id = Id::new(listener.channel, 0, listener.space, listener.qp_type, psn);
             (id.src, id.dst, id.tos) = (Some(dst), Some(src), listener.tos);
             id.state = State::SidrRcvd;
@@ -129,7 +131,7 @@ impl Manager {
     }
 
     /// Handles a later message. Messages that do not fit the state are late or invalid, and are ignored.
-    fn next(&mut self, wire: &mut dyn Wire, number: u32, link: LinkId, message: Message) {
+    fn handle_later(&mut self, io: &mut dyn CmIo, number: u32, link: LinkId, message: Message) {
         let Some(id) = self.ids.get_mut(number) else { return };
         match (id.state, message) {
             (State::ReqSent, Message::Rep(parameters)) => {
@@ -144,78 +146,78 @@ impl Manager {
                 connection.remote = parameters;
                 // The program may take any time from here on.
                 self.set_deadline(number, None);
-                self.tell(wire, number, event);
+                self.post_event(io, number, event);
             }
-            (State::RepSent, Message::Rtu) => self.established(wire, number),
+            (State::RepSent, Message::Rtu) => self.established(io, number),
             (State::ReqSent | State::ReqRcvd | State::RepSent, Message::Rej { reason, private }) => {
-                self.rejected(wire, number, reason, &private);
+                self.rejected(io, number, reason, &private);
             }
             // The peer has withdrawn its acceptance.
             (State::RepRcvd | State::Established, Message::Rej { reason, private }) => {
-                self.rejected(wire, number, reason, &private);
+                self.rejected(io, number, reason, &private);
             }
             (State::RepRcvd, Message::Dreq) => id.ending = true,
             (State::RepSent | State::Established, Message::Dreq) => {
                 id.state = State::DreqRcvd;
                 self.set_deadline(number, None);
-                self.disconnected(wire, number, 0, private::DREQ);
+                self.disconnected(io, number, 0, private::DREQ);
             }
             // Both sides sent a DREQ, so there is no reply to wait for.
             (State::DreqSent, Message::Dreq) => {
-                wire.send(link, &Message::Drep);
-                self.linger(wire, number);
-                self.disconnected(wire, number, 0, private::DREQ);
+                io.send(link, &Message::Drep);
+                self.enter_timewait(io, number);
+                self.disconnected(io, number, 0, private::DREQ);
             }
             (State::DreqSent, Message::Drep) => {
-                self.linger(wire, number);
-                self.disconnected(wire, number, 0, private::DREP);
+                self.enter_timewait(io, number);
+                self.disconnected(io, number, 0, private::DREP);
             }
             (State::SidrSent, Message::SidrRep { status: sidr::VALID, qpn, qkey, private }) => {
-                let way = self.way(wire, number);
-                let answer = ud_param(qpn, qkey, way, &private, private::SIDR_REP);
-                self.unlink(wire, number);
+                let av = self.address_vector(io, number);
+                let answer = ud_param(qpn, qkey, av, &private, private::SIDR_REP);
+                self.unlink(io, number);
                 self.set_deadline(number, None);
                 if let Some(id) = self.ids.get_mut(number) {
                     id.state = State::Established;
                 }
-                self.tell(wire, number, Event::new(event::ESTABLISHED, 0).with(&answer));
+                self.post_event(io, number, Event::new(event::ESTABLISHED, 0).with(&answer));
             }
             (State::SidrSent, Message::SidrRep { status, .. }) => {
-                self.unreachable(wire, number, i32::from(status));
+                self.unreachable(io, number, i32::from(status));
             }
             _ => {}
         }
     }
 
     /// Handles a hang-up: the peer closed the link or died.
-    pub fn hung_up(&mut self, wire: &mut dyn Wire, link: LinkId) {
+    pub fn hang_up(&mut self, io: &mut dyn CmIo, link: LinkId) {
         let Some(used) = self.links.remove(&link) else { return };
-        wire.close(link);
-        let Use::Of(number) = used else { return };
+        io.close(link);
+        let LinkOwner::Id(number) = used else { return };
         let Some(id) = self.ids.get_mut(number) else { return };
         id.link = None;
         match id.state {
             // The peer's connection manager would have sent a REJ.
             State::ReqSent | State::ReqRcvd | State::RepSent | State::RepRcvd => {
-                self.rejected(wire, number, reason::CONSUMER, &[]);
+                self.rejected(io, number, reason::CONSUMER, &[]);
             }
-            State::SidrSent => self.unreachable(wire, number, i32::from(sidr::REJECTED)),
+            State::SidrSent => self.unreachable(io, number, i32::from(sidr::REJECTED)),
             State::SidrRcvd => id.state = State::Closed,
             State::Established if id.space != ps::UDP && id.space != ps::IPOIB => {
                 id.state = State::DreqRcvd;
-                self.disconnected(wire, number, 0, private::DREQ);
+                self.disconnected(io, number, 0, private::DREQ);
             }
             State::DreqSent => {
-                self.linger(wire, number);
-                self.disconnected(wire, number, 0, private::DREP);
+                self.enter_timewait(io, number);
+                self.disconnected(io, number, 0, private::DREP);
             }
             _ => {}
         }
     }
 
     /// Handles expired timers.
-    pub fn expire(&mut self, wire: &mut dyn Wire) {
-        let now = wire.now();
+    pub fn expire(&mut self, io: &mut dyn CmIo) {
+        let now = io.now();
         while let Some((time, number)) = self.timers.first().copied()
             && time <= now
         {
@@ -224,18 +226,18 @@ impl Manager {
             match id.state {
                 State::ReqSent | State::RepSent => {
                     if let Some(link) = id.link {
-                        wire.send(link, &Message::Rej { reason: reason::TIMEOUT, private: Vec::new() });
+                        io.send(link, &Message::Rej { reason: reason::TIMEOUT, private: Vec::new() });
                     }
-                    self.unreachable(wire, number, -libc::ETIMEDOUT);
+                    self.unreachable(io, number, -libc::ETIMEDOUT);
                 }
-                State::SidrSent => self.unreachable(wire, number, -libc::ETIMEDOUT),
+                State::SidrSent => self.unreachable(io, number, -libc::ETIMEDOUT),
                 State::DreqSent => {
-                    self.linger(wire, number);
-                    self.disconnected(wire, number, libc::ETIMEDOUT, private::DREP);
+                    self.enter_timewait(io, number);
+                    self.disconnected(io, number, libc::ETIMEDOUT, private::DREP);
                 }
                 State::TimeWait => {
                     id.state = State::Closed;
-                    self.tell(wire, number, Event::new(event::TIMEWAIT_EXIT, 0));
+                    self.post_event(io, number, Event::new(event::TIMEWAIT_EXIT, 0));
                 }
                 _ => {}
             }
@@ -244,4 +246,4 @@ impl Manager {
 }
 
 /// The listener and the identifier of the new connection, or the message that rejects the request.
-type Asked = Result<(u32, u32), Message>;
+type ChildResult = Result<(u32, u32), Message>;

@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 
 use crate::abi::{QPT_UD, UDP_QKEY};
 use crate::address::Address;
+use crate::io::{ChannelId, ClaimId, CmIo, LinkId};
 use crate::message::Parameters;
-use crate::wire::{ChannelId, ClaimId, LinkId, Wire};
 use crate::{Errno, Result};
 
 pub use queue::Event;
@@ -33,7 +33,7 @@ use queue::Queue;
 use table::Table;
 
 /// Timeout for a message of the peer, about that of the kernel after fifteen retransmissions.
-pub const PATIENCE: Duration = Duration::from_secs(64);
+pub const MESSAGE_TIMEOUT: Duration = Duration::from_secs(64);
 /// TIMEWAIT duration (IBTA volume 1, 12.9.8.4: twice the packet life time plus the ACK delay). It is short
 /// because no packet is in flight once both sides have disconnected.
 pub const TIME_WAIT: Duration = Duration::from_secs(1);
@@ -80,7 +80,7 @@ struct Id {
     port: Option<Port>,
     reuse: bool,
     /// IPV6_V6ONLY; `None` for the default of the family.
-    only_own_family: Option<bool>,
+    v6only: Option<bool>,
     tos: u8,
     ack_timeout: Option<u8>,
     /// Listeners: limit and number of pending requests.
@@ -124,7 +124,7 @@ impl Id {
             dst: None,
             port: None,
             reuse: false,
-            only_own_family: None,
+            v6only: None,
             tos: 0,
             ack_timeout: None,
             backlog: 0,
@@ -155,11 +155,11 @@ impl Id {
 
 /// What a link belongs to.
 #[derive(Clone, Copy, Debug)]
-enum Use {
+enum LinkOwner {
     /// A listener, until the first message arrives.
-    Unknown(ClaimId),
+    Listener(ClaimId),
     /// An identifier.
-    Of(u32),
+    Id(u32),
 }
 
 /// The connection manager of a process.
@@ -168,7 +168,7 @@ pub struct Manager {
     ids: Table<Id>,
     groups: Table<Group>,
     channels: HashMap<ChannelId, Queue>,
-    links: HashMap<LinkId, Use>,
+    links: HashMap<LinkId, LinkOwner>,
     ports: Ports,
     timers: BTreeSet<(Instant, u32)>,
 }
@@ -180,11 +180,11 @@ impl Manager {
     }
 
     /// Closes an event channel and destroys its identifiers.
-    pub fn close(&mut self, wire: &mut dyn Wire, channel: ChannelId) {
+    pub fn close(&mut self, io: &mut dyn CmIo, channel: ChannelId) {
         let ids: Vec<u32> = self.ids.iter().filter(|(_, id)| id.channel == channel).map(|(n, _)| n).collect();
         for id in ids {
             // Destroying a listener rejects its pending requests.
-            let _ = self.destroy(wire, channel, id);
+            let _ = self.destroy(io, channel, id);
         }
         self.channels.remove(&channel);
     }
@@ -213,10 +213,10 @@ impl Manager {
     }
 
     /// Closes the link of an identifier, if it has one.
-    fn unlink(&mut self, wire: &mut dyn Wire, number: u32) {
+    fn unlink(&mut self, io: &mut dyn CmIo, number: u32) {
         if let Some(link) = self.ids.get_mut(number).and_then(|id| id.link.take()) {
             self.links.remove(&link);
-            wire.close(link);
+            io.close(link);
         }
     }
 }

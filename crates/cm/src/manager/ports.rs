@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{Id, Manager, State};
 use crate::address::Address;
-use crate::wire::{ClaimId, Name, Wire};
+use crate::io::{ClaimId, CmIo, PortName};
 use crate::{Errno, Result};
 
 /// The ephemeral port range of the kernel.
@@ -21,7 +21,7 @@ pub(super) struct Port(Vec<ClaimId>);
 
 #[derive(Debug)]
 struct Held {
-    name: Name,
+    name: PortName,
     owners: u32,
     /// All owners allow reuse.
     shared: bool,
@@ -31,19 +31,19 @@ struct Held {
 pub(super) struct Ports(HashMap<ClaimId, Held>);
 
 impl Ports {
-    fn find(&mut self, name: Name) -> Option<(ClaimId, &mut Held)> {
+    fn find(&mut self, name: PortName) -> Option<(ClaimId, &mut Held)> {
         self.0.iter_mut().find(|(_, held)| held.name == name).map(|(claim, held)| (*claim, held))
     }
 
-    fn is_claimed(&mut self, wire: &mut dyn Wire, name: Name, share: bool) -> bool {
+    fn is_claimed(&mut self, io: &mut dyn CmIo, name: PortName, share: bool) -> bool {
         match self.find(name) {
             Some((_, held)) => !(share && held.shared),
-            None => wire.is_claimed(name),
+            None => io.is_claimed(name),
         }
     }
 
     /// Takes `name`, or a share in it.
-    fn take(&mut self, wire: &mut dyn Wire, name: Name, share: bool) -> Result<ClaimId> {
+    fn take(&mut self, io: &mut dyn CmIo, name: PortName, share: bool) -> Result<ClaimId> {
         if let Some((claim, held)) = self.find(name) {
             if !(share && held.shared) {
                 return Err(Errno(libc::EADDRINUSE));
@@ -51,37 +51,37 @@ impl Ports {
             held.owners += 1;
             return Ok(claim);
         }
-        let claim = wire.claim(name)?;
+        let claim = io.claim(name)?;
         self.0.insert(claim, Held { name, owners: 1, shared: share });
-        let against: Vec<Name> = if name.ip.is_unspecified() {
-            let family = wire.addresses().into_iter().filter(|ip| ip.is_ipv4() == name.ip.is_ipv4());
-            family.map(|ip| Name { ip, ..name }).collect()
+        let against: Vec<PortName> = if name.ip.is_unspecified() {
+            let family = io.addresses().into_iter().filter(|ip| ip.is_ipv4() == name.ip.is_ipv4());
+            family.map(|ip| PortName { ip, ..name }).collect()
         } else {
             vec![name.wildcard()]
         };
-        if against.into_iter().any(|other| self.is_claimed(wire, other, share)) {
-            self.give_back(wire, claim);
+        if against.into_iter().any(|other| self.is_claimed(io, other, share)) {
+            self.give_back(io, claim);
             return Err(Errno(libc::EADDRNOTAVAIL));
         }
         Ok(claim)
     }
 
-    fn give_back(&mut self, wire: &mut dyn Wire, claim: ClaimId) {
+    fn give_back(&mut self, io: &mut dyn CmIo, claim: ClaimId) {
         let Some(held) = self.0.get_mut(&claim) else { return };
         held.owners -= 1;
         if held.owners == 0 {
             self.0.remove(&claim);
-            wire.release(claim);
+            io.release(claim);
         }
     }
 
-    fn take_all(&mut self, wire: &mut dyn Wire, names: &[Name], share: bool) -> Result<Port> {
+    fn take_all(&mut self, io: &mut dyn CmIo, names: &[PortName], share: bool) -> Result<Port> {
         let mut port = Port(Vec::new());
         for name in names {
-            match self.take(wire, *name, share) {
+            match self.take(io, *name, share) {
                 Ok(claim) => port.0.push(claim),
                 Err(error) => {
-                    self.release(wire, port);
+                    self.release(io, port);
                     return Err(error);
                 }
             }
@@ -89,14 +89,14 @@ impl Ports {
         Ok(port)
     }
 
-    pub(super) fn release(&mut self, wire: &mut dyn Wire, port: Port) {
+    pub(super) fn release(&mut self, io: &mut dyn CmIo, port: Port) {
         for claim in port.0 {
-            self.give_back(wire, claim);
+            self.give_back(io, claim);
         }
     }
 
-    pub(super) fn listen(&self, wire: &mut dyn Wire, port: &Port) -> Result<()> {
-        port.0.iter().try_for_each(|claim| Ok(wire.listen(*claim)?))
+    pub(super) fn listen(&self, io: &mut dyn CmIo, port: &Port) -> Result<()> {
+        port.0.iter().try_for_each(|claim| Ok(io.listen(*claim)?))
     }
 
     fn is_shared(&self, port: &Port) -> bool {
@@ -112,25 +112,25 @@ impl Port {
 
 /// The addresses that an identifier bound to `address` covers.
 fn hosts(id: &Id, address: Address) -> Vec<IpAddr> {
-    let both = address.is_wildcard() && address.ip.is_ipv6() && id.only_own_family != Some(true);
+    let both = address.is_wildcard() && address.ip.is_ipv6() && id.v6only != Some(true);
     if both { vec![Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()] } else { vec![address.ip] }
 }
 
 impl Manager {
     /// Binds the identifier to `address`; chooses a port if it is zero.
-    pub(super) fn own(&mut self, wire: &mut dyn Wire, number: u32, mut address: Address) -> Result<()> {
+    pub(super) fn bind_port(&mut self, io: &mut dyn CmIo, number: u32, mut address: Address) -> Result<()> {
         let id = self.ids.get(number).ok_or(Errno(libc::ENOENT))?;
         let (space, share, hosts) = (id.space, id.reuse, hosts(id, address));
-        let names = |port| hosts.iter().map(|ip| Name { space, ip: *ip, port }).collect::<Vec<_>>();
+        let names = |port| hosts.iter().map(|ip| PortName { space, ip: *ip, port }).collect::<Vec<_>>();
         let port = if address.port != 0 {
-            self.ports.take_all(wire, &names(address.port), share)?
+            self.ports.take_all(io, &names(address.port), share)?
         } else {
             let span = u32::from(EPHEMERAL.end - EPHEMERAL.start);
-            let start = wire.random() % span;
+            let start = io.random() % span;
             let candidates = (0..span).map(|step| EPHEMERAL.start + ((start + step) % span) as u16);
             let mut last = Err(Errno(libc::EADDRNOTAVAIL));
             for candidate in candidates {
-                last = self.ports.take_all(wire, &names(candidate), false);
+                last = self.ports.take_all(io, &names(candidate), false);
                 match last {
                     Ok(_) => {
                         address.port = candidate;
@@ -149,7 +149,7 @@ impl Manager {
     }
 
     /// Whether the identifier is the only owner of its port, as listening requires.
-    pub(super) fn owns_alone(&self, number: u32) -> bool {
+    pub(super) fn is_sole_owner(&self, number: u32) -> bool {
         let port = self.ids.get(number).and_then(|id| id.port.as_ref());
         port.is_some_and(|port| !self.ports.is_shared(port))
     }

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use super::{Id, Manager};
 use crate::abi::{self, AhAttr, ConnParam, Ece, EventAnswer, MAX_PRIVATE, Plain, UdParam, event};
+use crate::io::{ChannelId, CmIo};
 use crate::message::Parameters;
-use crate::wire::{ChannelId, Wire};
 use crate::{Errno, Result};
 
 /// An event for the program.
@@ -79,7 +79,7 @@ impl Event {
 impl Manager {
     /// Queues an event of the identifier `number`. A connection that was not accepted yet has no `uid`, so
     /// its events are dropped; accepting it fails.
-    pub(super) fn tell(&mut self, wire: &mut dyn Wire, number: u32, mut event: Event) {
+    pub(super) fn post_event(&mut self, io: &mut dyn CmIo, number: u32, mut event: Event) {
         let Some(id) = self.ids.get(number) else { return };
         let group = event.group.and_then(|group| self.groups.get(group));
         let uid = group.map_or(id.uid, |group| group.uid);
@@ -93,7 +93,7 @@ impl Manager {
         let Some(queue) = self.channels.get_mut(&channel) else { return };
         queue.0.push_back(event);
         if queue.0.len() == 1 {
-            wire.ready(channel);
+            io.ready(channel);
         }
     }
 
@@ -132,13 +132,7 @@ impl Manager {
     ///
     /// # Errors
     /// ENOENT or EINVAL if the channel has no such identifier.
-    pub fn migrate(
-        &mut self,
-        wire: &mut dyn Wire,
-        from: ChannelId,
-        number: u32,
-        to: ChannelId,
-    ) -> Result<u32> {
+    pub fn migrate(&mut self, io: &mut dyn CmIo, from: ChannelId, number: u32, to: ChannelId) -> Result<u32> {
         let id: &mut Id = self.id(from, number)?;
         id.channel = to;
         let reported = id.reported;
@@ -159,7 +153,7 @@ impl Manager {
         let wake = queue.0.is_empty() && !moved.is_empty();
         queue.0.extend(moved);
         if wake {
-            wire.ready(to);
+            io.ready(to);
         }
         Ok(reported)
     }

@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_used_again_lowest_first() {
+    fn free_numbers_are_reused_lowest_first() {
         let mut table = Table::default();
         for name in ["a", "b", "c"] {
             table.add(name).unwrap();
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn it_ends_where_librdmacm_does() {
+    fn table_is_limited_like_librdmacm() {
         let mut table = Table::default();
         for number in 0..=MAX as u32 {
             assert_eq!(table.add(()), Ok(number));

@@ -8,11 +8,11 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use super::Manager;
-use super::{PATIENCE, TIME_WAIT};
+use super::{MESSAGE_TIMEOUT, TIME_WAIT};
 use crate::abi::{ConnParam, Ece, EventAnswer, Plain, QPT_UD, UdParam, event, ps, reason, sidr};
 use crate::address::Address;
+use crate::io::{ChannelId, ClaimId, CmIo, LinkId, PortName};
 use crate::message::{Message, private};
-use crate::wire::{ChannelId, ClaimId, LinkId, Name, Wire};
 use crate::{Errno, Result};
 
 const CHANNEL: ChannelId = ChannelId(1);
@@ -20,7 +20,7 @@ const OTHER: ChannelId = ChannelId(2);
 
 /// Events between processes.
 #[derive(Debug)]
-enum Happening {
+enum WireEvent {
     Accepted(ClaimId, LinkId),
     Message(LinkId, Message),
     HungUp(LinkId),
@@ -30,22 +30,22 @@ enum Happening {
 struct Shared {
     now: Instant,
     next: u64,
-    names: HashMap<Name, (usize, ClaimId)>,
+    names: HashMap<PortName, (usize, ClaimId)>,
     listening: HashSet<ClaimId>,
     /// The other end of each link, and its process.
     links: HashMap<LinkId, (LinkId, usize)>,
-    happenings: Vec<VecDeque<Happening>>,
+    events: Vec<VecDeque<WireEvent>>,
 }
 
 /// The I/O of one process.
-struct World {
+struct TestIo {
     process: usize,
     shared: Rc<RefCell<Shared>>,
     ready: Vec<ChannelId>,
 }
 
-impl Wire for World {
-    fn claim(&mut self, name: Name) -> io::Result<ClaimId> {
+impl CmIo for TestIo {
+    fn claim(&mut self, name: PortName) -> io::Result<ClaimId> {
         let mut shared = self.shared.borrow_mut();
         if shared.names.contains_key(&name) {
             return Err(io::Error::from_raw_os_error(libc::EADDRINUSE));
@@ -65,11 +65,11 @@ impl Wire for World {
         self.shared.borrow_mut().names.retain(|_, (_, held)| *held != claim);
     }
 
-    fn is_claimed(&mut self, name: Name) -> bool {
+    fn is_claimed(&mut self, name: PortName) -> bool {
         self.shared.borrow().names.contains_key(&name)
     }
 
-    fn connect(&mut self, _own: IpAddr, name: Name) -> io::Result<LinkId> {
+    fn connect(&mut self, _own: IpAddr, name: PortName) -> io::Result<LinkId> {
         let mut shared = self.shared.borrow_mut();
         let (process, claim) = *shared.names.get(&name).ok_or(io::ErrorKind::ConnectionRefused)?;
         if !shared.listening.contains(&claim) {
@@ -79,7 +79,7 @@ impl Wire for World {
         let (mine, theirs) = (LinkId(shared.next - 1), LinkId(shared.next));
         shared.links.insert(mine, (theirs, process));
         shared.links.insert(theirs, (mine, self.process));
-        shared.happenings[process].push_back(Happening::Accepted(claim, theirs));
+        shared.events[process].push_back(WireEvent::Accepted(claim, theirs));
         Ok(mine)
     }
 
@@ -87,13 +87,13 @@ impl Wire for World {
         let mut shared = self.shared.borrow_mut();
         let Some((other, process)) = shared.links.get(&link).copied() else { return };
         let message = Message::decode(&message.encode()).expect("well-formed");
-        shared.happenings[process].push_back(Happening::Message(other, message));
+        shared.events[process].push_back(WireEvent::Message(other, message));
     }
 
     fn close(&mut self, link: LinkId) {
         let mut shared = self.shared.borrow_mut();
         if let Some((other, process)) = shared.links.remove(&link) {
-            shared.happenings[process].push_back(Happening::HungUp(other));
+            shared.events[process].push_back(WireEvent::HungUp(other));
         }
     }
 
@@ -101,7 +101,7 @@ impl Wire for World {
         self.ready.push(channel);
     }
 
-    fn way_out(&mut self, _to: IpAddr) -> Option<IpAddr> {
+    fn source_address(&mut self, _to: IpAddr) -> Option<IpAddr> {
         None
     }
 
@@ -133,14 +133,14 @@ impl Wire for World {
 }
 
 /// A process: its manager and its I/O.
-struct Process {
+struct ProcessState {
     manager: Manager,
-    world: World,
+    io: TestIo,
 }
 
-impl Process {
+impl ProcessState {
     fn create(&mut self, uid: u64, space: u16) -> u32 {
-        self.manager.create(&mut self.world, CHANNEL, uid, space, 0).unwrap()
+        self.manager.create(&mut self.io, CHANNEL, uid, space, 0).unwrap()
     }
 
     fn event(&mut self) -> Option<EventAnswer> {
@@ -159,41 +159,41 @@ impl Process {
     }
 
     fn bind(&mut self, id: u32, address: &str) -> Result<()> {
-        self.manager.bind(&mut self.world, CHANNEL, id, at(address))
+        self.manager.bind(&mut self.io, CHANNEL, id, at(address))
     }
 
     fn listen(&mut self, uid: u64, space: u16, address: &str) -> u32 {
         let id = self.create(uid, space);
         self.bind(id, address).unwrap();
-        self.manager.listen(&mut self.world, CHANNEL, id, 2).unwrap();
+        self.manager.listen(&mut self.io, CHANNEL, id, 2).unwrap();
         id
     }
 
     fn resolve(&mut self, id: u32, address: &str) {
-        self.manager.resolve_addr(&mut self.world, CHANNEL, id, None, at(address)).unwrap();
+        self.manager.resolve_addr(&mut self.io, CHANNEL, id, None, at(address)).unwrap();
         self.expect(event::ADDR_RESOLVED, 0);
-        self.manager.resolve_route(&mut self.world, CHANNEL, id).unwrap();
+        self.manager.resolve_route(&mut self.io, CHANNEL, id).unwrap();
         self.expect(event::ROUTE_RESOLVED, 0);
     }
 
     fn connect(&mut self, uid: u64, space: u16, address: &str, param: &ConnParam) -> u32 {
         let id = self.create(uid, space);
         self.resolve(id, address);
-        self.manager.connect(&mut self.world, CHANNEL, id, param, Ece::ZERO).unwrap();
+        self.manager.connect(&mut self.io, CHANNEL, id, param, Ece::ZERO).unwrap();
         id
     }
 
     fn accept(&mut self, id: u32, uid: u64, param: Option<&ConnParam>) -> Result<()> {
         let param = param.map(|param| (param, Ece::ZERO));
-        self.manager.accept(&mut self.world, CHANNEL, id, uid, param)
+        self.manager.accept(&mut self.io, CHANNEL, id, uid, param)
     }
 
     fn disconnect(&mut self, id: u32) {
-        self.manager.disconnect(&mut self.world, CHANNEL, id).unwrap();
+        self.manager.disconnect(&mut self.io, CHANNEL, id).unwrap();
     }
 
     fn destroy(&mut self, id: u32) -> Result<u32> {
-        self.manager.destroy(&mut self.world, CHANNEL, id)
+        self.manager.destroy(&mut self.io, CHANNEL, id)
     }
 }
 
@@ -205,8 +205,8 @@ fn at(address: &str) -> Address {
 /// Two processes.
 struct Pair {
     shared: Rc<RefCell<Shared>>,
-    server: Process,
-    client: Process,
+    server: ProcessState,
+    client: ProcessState,
 }
 
 fn pair() -> Pair {
@@ -216,13 +216,13 @@ fn pair() -> Pair {
         names: HashMap::new(),
         listening: HashSet::new(),
         links: HashMap::new(),
-        happenings: vec![VecDeque::new(), VecDeque::new()],
+        events: vec![VecDeque::new(), VecDeque::new()],
     }));
     let process = |process| {
         let mut manager = Manager::default();
         manager.open(CHANNEL);
         manager.open(OTHER);
-        Process { manager, world: World { process, shared: shared.clone(), ready: Vec::new() } }
+        ProcessState { manager, io: TestIo { process, shared: shared.clone(), ready: Vec::new() } }
     };
     Pair { server: process(0), client: process(1), shared: shared.clone() }
 }
@@ -233,14 +233,14 @@ impl Pair {
         loop {
             let mut quiet = true;
             for (number, process) in [&mut self.server, &mut self.client].into_iter().enumerate() {
-                let happening = self.shared.borrow_mut().happenings[number].pop_front();
+                let happening = self.shared.borrow_mut().events[number].pop_front();
                 let Some(happening) = happening else { continue };
                 quiet = false;
-                let Process { manager, world } = process;
+                let ProcessState { manager, io } = process;
                 match happening {
-                    Happening::Accepted(claim, link) => manager.accepted(claim, link),
-                    Happening::Message(link, message) => manager.message(world, link, message),
-                    Happening::HungUp(link) => manager.hung_up(world, link),
+                    WireEvent::Accepted(claim, link) => manager.accepted(claim, link),
+                    WireEvent::Message(link, message) => manager.message(io, link, message),
+                    WireEvent::HungUp(link) => manager.hang_up(io, link),
                 }
             }
             if quiet {
@@ -252,7 +252,7 @@ impl Pair {
     fn pass(&mut self, time: Duration) {
         self.shared.borrow_mut().now += time;
         for process in [&mut self.server, &mut self.client] {
-            process.manager.expire(&mut process.world);
+            process.manager.expire(&mut process.io);
         }
         self.settle();
     }
@@ -279,9 +279,9 @@ impl Pair {
             shared.links.iter().filter(|(_, (_, other))| *other == 0).map(|(link, _)| *link).collect()
         };
         for link in links {
-            self.client.world.close(link);
+            self.client.io.close(link);
         }
-        self.shared.borrow_mut().happenings[1].clear();
+        self.shared.borrow_mut().events[1].clear();
         self.settle();
     }
 }
@@ -321,8 +321,8 @@ fn parameters_reach_the_queue_pairs() {
     assert_eq!(usize::from(seen.private_data_len), private::REQ, "the whole field, as in the kernel");
     assert_eq!(&seen.private_data[..7], b"please\0");
 
-    let attributes = |process: &mut Process, id, state| {
-        process.manager.qp_attributes(&mut process.world, CHANNEL, id, state).unwrap()
+    let attributes = |process: &mut ProcessState, id, state| {
+        process.manager.qp_attributes(&mut process.io, CHANNEL, id, state).unwrap()
     };
     let server = asked.id;
     let passive = attributes(&mut pair.server, server, 2);
@@ -348,7 +348,7 @@ fn parameters_reach_the_queue_pairs() {
 }
 
 #[test]
-fn both_sides_hear_of_the_end_once() {
+fn disconnect_reports_one_event_per_side() {
     let mut pair = pair();
     let (server, client) = pair.connected();
     pair.client.disconnect(client);
@@ -367,7 +367,7 @@ fn both_sides_hear_of_the_end_once() {
 }
 
 #[test]
-fn both_may_end_it_at_once() {
+fn simultaneous_disconnects() {
     let mut pair = pair();
     let (server, client) = pair.connected();
     pair.client.disconnect(client);
@@ -380,17 +380,17 @@ fn both_may_end_it_at_once() {
 }
 
 #[test]
-fn an_end_that_nobody_answers_comes_anyway() {
+fn unanswered_dreq_times_out() {
     let mut pair = pair();
     let (_, client) = pair.connected();
     pair.client.disconnect(client);
     pair.settle();
-    pair.pass(PATIENCE);
+    pair.pass(MESSAGE_TIMEOUT);
     pair.client.expect(event::DISCONNECTED, -libc::ETIMEDOUT);
 }
 
 #[test]
-fn destroying_a_connection_ends_it() {
+fn destroying_an_identifier_disconnects() {
     let mut pair = pair();
     let (server, client) = pair.connected();
     pair.client.destroy(client).unwrap();
@@ -401,7 +401,7 @@ fn destroying_a_connection_ends_it() {
 }
 
 #[test]
-fn an_end_before_the_program_knew_of_the_beginning_waits() {
+fn dreq_before_accept_is_deferred() {
     let mut pair = pair();
     pair.server.listen(1, ps::TCP, "127.0.0.1:7471");
     let client = pair.client.connect(2, ps::TCP, "127.0.0.1:7471", &request());
@@ -417,7 +417,7 @@ fn an_end_before_the_program_knew_of_the_beginning_waits() {
 }
 
 #[test]
-fn nobody_there_is_a_rejection() {
+fn missing_listener_rejects() {
     let mut pair = pair();
     pair.client.connect(2, ps::TCP, "127.0.0.1:7471", &request());
     pair.client.expect(event::REJECTED, i32::from(reason::INVALID_SERVICE_ID));
@@ -432,15 +432,15 @@ fn nobody_there_is_a_rejection() {
 }
 
 #[test]
-fn a_listener_says_no_with_a_reason() {
+fn listener_rejects_with_private_data() {
     let mut pair = pair();
     pair.server.listen(1, ps::TCP, "0.0.0.0:7471");
     pair.client.connect(2, ps::TCP, "10.0.0.1:7471", &request());
     pair.settle();
     let server = pair.server.expect(event::CONNECT_REQUEST, 0).id;
-    let Process { manager, world } = &mut pair.server;
-    assert_eq!(manager.reject(world, CHANNEL, server, 5, b""), Err(Errno(libc::EINVAL)));
-    manager.reject(world, CHANNEL, server, 0, b"busy").unwrap();
+    let ProcessState { manager, io } = &mut pair.server;
+    assert_eq!(manager.reject(io, CHANNEL, server, 5, b""), Err(Errno(libc::EINVAL)));
+    manager.reject(io, CHANNEL, server, 0, b"busy").unwrap();
     pair.settle();
     let said = pair.client.expect(event::REJECTED, i32::from(reason::CONSUMER));
     assert_eq!(&conn(&said).private_data[..5], b"busy\0");
@@ -449,7 +449,7 @@ fn a_listener_says_no_with_a_reason() {
 }
 
 #[test]
-fn requests_beyond_the_backlog_are_refused() {
+fn requests_beyond_the_backlog_are_rejected() {
     let mut pair = pair();
     pair.server.listen(1, ps::TCP, "127.0.0.1:7471");
     for uid in 2..5 {
@@ -466,7 +466,7 @@ fn requests_beyond_the_backlog_are_refused() {
 }
 
 #[test]
-fn a_listener_that_ends_refuses_who_waits() {
+fn destroyed_listener_rejects_pending_requests() {
     let mut pair = pair();
     let listener = pair.server.listen(1, ps::TCP, "127.0.0.1:7471");
     pair.client.connect(2, ps::TCP, "127.0.0.1:7471", &request());
@@ -478,12 +478,12 @@ fn a_listener_that_ends_refuses_who_waits() {
 }
 
 #[test]
-fn a_server_that_never_answers_is_unreachable() {
+fn silent_server_is_unreachable() {
     let mut pair = pair();
     pair.server.listen(1, ps::TCP, "127.0.0.1:7471");
     pair.client.connect(2, ps::TCP, "127.0.0.1:7471", &request());
     pair.settle();
-    pair.pass(PATIENCE - Duration::from_millis(1));
+    pair.pass(MESSAGE_TIMEOUT - Duration::from_millis(1));
     pair.client.expect_nothing();
     pair.pass(Duration::from_millis(1));
     pair.client.expect(event::UNREACHABLE, -libc::ETIMEDOUT);
@@ -493,7 +493,7 @@ fn a_server_that_never_answers_is_unreachable() {
 }
 
 #[test]
-fn a_dead_client_is_noticed_in_every_state() {
+fn dead_client_is_detected_in_every_state() {
     let mut waiting = pair();
     waiting.server.listen(1, ps::TCP, "127.0.0.1:7471");
     waiting.client.connect(2, ps::TCP, "127.0.0.1:7471", &request());
@@ -549,19 +549,19 @@ fn ports_have_one_owner() {
     assert_eq!(pair.server.bind(id, same), NOT_AVAILABLE, "a wildcard means every address");
     // Both families, unless IPV6_V6ONLY is set.
     assert_eq!(pair.server.bind(id, "[::]:7471"), IN_USE);
-    pair.server.manager.set_only_own_family(CHANNEL, id, true).unwrap();
+    pair.server.manager.set_v6only(CHANNEL, id, true).unwrap();
     assert_eq!(pair.server.bind(id, "[::]:7471"), Ok(()));
 }
 
 #[test]
-fn who_does_not_choose_a_port_gets_one() {
+fn port_zero_gets_an_ephemeral_port() {
     let mut pair = pair();
     let mut ports = Vec::new();
     for _ in 0..50 {
         let id = pair.server.create(1, ps::TCP);
         pair.server.bind(id, "127.0.0.1:0").unwrap();
-        let Process { manager, world } = &mut pair.server;
-        let route = manager.query_route(world, CHANNEL, id).unwrap();
+        let ProcessState { manager, io } = &mut pair.server;
+        let route = manager.query_route(io, CHANNEL, id).unwrap();
         ports.push(Address::parse(&route.src).unwrap().port);
         assert_eq!(route.node_guid.to_be(), 0x1122);
     }
@@ -572,7 +572,7 @@ fn who_does_not_choose_a_port_gets_one() {
 }
 
 #[test]
-fn ports_may_be_shared_by_agreement_but_not_for_listening() {
+fn reused_ports_cannot_listen() {
     let mut pair = pair();
     let ids = [1, 2].map(|uid| {
         let id = pair.server.create(uid, ps::TCP);
@@ -580,14 +580,14 @@ fn ports_may_be_shared_by_agreement_but_not_for_listening() {
         pair.server.bind(id, "127.0.0.1:7471").unwrap();
         id
     });
-    let Process { manager, world } = &mut pair.server;
-    assert_eq!(manager.listen(world, CHANNEL, ids[0], 1), Err(Errno(libc::EADDRINUSE)));
-    manager.destroy(world, CHANNEL, ids[1]).unwrap();
-    manager.listen(world, CHANNEL, ids[0], 1).unwrap();
+    let ProcessState { manager, io } = &mut pair.server;
+    assert_eq!(manager.listen(io, CHANNEL, ids[0], 1), Err(Errno(libc::EADDRINUSE)));
+    manager.destroy(io, CHANNEL, ids[1]).unwrap();
+    manager.listen(io, CHANNEL, ids[0], 1).unwrap();
 }
 
 #[test]
-fn datagram_services_are_found() {
+fn sidr_requests_find_the_service() {
     let mut pair = pair();
     pair.server.listen(1, ps::UDP, "127.0.0.1:7471");
     let client = pair.client.connect(2, ps::UDP, "127.0.0.1:7471", &param(0, b"where?"));
@@ -605,52 +605,52 @@ fn datagram_services_are_found() {
     pair.server.destroy(asked.id).unwrap();
     pair.settle();
     pair.client.expect_nothing();
-    let Process { manager, world } = &mut pair.client;
-    let attributes = manager.qp_attributes(world, CHANNEL, client, 1).unwrap();
+    let ProcessState { manager, io } = &mut pair.client;
+    let attributes = manager.qp_attributes(io, CHANNEL, client, 1).unwrap();
     assert_eq!((attributes.mask, attributes.qkey), (1 | 16 | 32 | 64, 0x0123_4567));
 }
 
 #[test]
-fn datagram_services_may_be_refused_or_lost() {
+fn sidr_requests_are_rejected_or_time_out() {
     let mut pair = pair();
     pair.server.listen(1, ps::UDP, "127.0.0.1:7471");
     pair.client.connect(2, ps::UDP, "127.0.0.1:7471", &param(0, b""));
     pair.settle();
     let server = pair.server.expect(event::CONNECT_REQUEST, 0).id;
-    let Process { manager, world } = &mut pair.server;
-    manager.reject(world, CHANNEL, server, 0, b"no").unwrap();
+    let ProcessState { manager, io } = &mut pair.server;
+    manager.reject(io, CHANNEL, server, 0, b"no").unwrap();
     pair.settle();
     pair.client.expect(event::UNREACHABLE, i32::from(sidr::REJECTED));
     pair.client.connect(3, ps::UDP, "127.0.0.1:7471", &param(0, b""));
     pair.settle();
-    pair.pass(PATIENCE);
+    pair.pass(MESSAGE_TIMEOUT);
     pair.client.expect(event::UNREACHABLE, -libc::ETIMEDOUT);
 }
 
 #[test]
-fn a_moved_identifier_takes_its_events_along() {
+fn migration_moves_events() {
     let mut pair = pair();
     let listener = pair.server.listen(1, ps::TCP, "127.0.0.1:7471");
     pair.client.connect(2, ps::TCP, "127.0.0.1:7471", &request());
     pair.settle();
-    let Process { manager, world } = &mut pair.server;
-    world.ready.clear();
-    assert_eq!(manager.migrate(world, CHANNEL, listener, OTHER), Ok(0));
-    assert_eq!(world.ready, [OTHER], "whoever polls it learns of the event");
+    let ProcessState { manager, io } = &mut pair.server;
+    io.ready.clear();
+    assert_eq!(manager.migrate(io, CHANNEL, listener, OTHER), Ok(0));
+    assert_eq!(io.ready, [OTHER], "whoever polls it learns of the event");
     assert!(manager.next_event(CHANNEL).is_none());
     let (asked, last) = manager.next_event(OTHER).unwrap();
     assert!(last && asked.event == event::CONNECT_REQUEST);
     let reply = reply();
-    assert_eq!(manager.accept(world, OTHER, asked.id, 3, Some((&reply, Ece::ZERO))), Ok(()));
-    assert_eq!(manager.destroy(world, CHANNEL, listener), Err(Errno(libc::EINVAL)), "not there any more");
+    assert_eq!(manager.accept(io, OTHER, asked.id, 3, Some((&reply, Ece::ZERO))), Ok(()));
+    assert_eq!(manager.destroy(io, CHANNEL, listener), Err(Errno(libc::EINVAL)), "not there any more");
 }
 
 #[test]
-fn the_end_of_a_channel_is_the_end_of_its_identifiers() {
+fn closing_a_channel_destroys_its_identifiers() {
     let mut pair = pair();
     pair.connected();
-    let Process { manager, world } = &mut pair.server;
-    manager.close(world, CHANNEL);
+    let ProcessState { manager, io } = &mut pair.server;
+    manager.close(io, CHANNEL);
     pair.settle();
     pair.client.expect(event::DISCONNECTED, 0);
     pair.client.connect(9, ps::TCP, "127.0.0.1:7471", &request());
@@ -661,46 +661,46 @@ fn the_end_of_a_channel_is_the_end_of_its_identifiers() {
 fn groups_are_joined_and_left() {
     let mut pair = pair();
     let id = pair.client.create(2, ps::UDP);
-    let Process { manager, world } = &mut pair.client;
+    let ProcessState { manager, io } = &mut pair.client;
     let group = at("239.1.2.3:0");
-    assert_eq!(manager.join(world, CHANNEL, id, 7, group), Err(Errno(libc::EINVAL)), "no device yet");
+    assert_eq!(manager.join(io, CHANNEL, id, 7, group), Err(Errno(libc::EINVAL)), "no device yet");
     // Group addresses are resolved like other addresses.
     pair.client.resolve(id, "239.1.2.3:0");
-    let Process { manager, world } = &mut pair.client;
-    let route = manager.query_route(world, CHANNEL, id).unwrap();
+    let ProcessState { manager, io } = &mut pair.client;
+    let route = manager.query_route(io, CHANNEL, id).unwrap();
     assert_eq!(Address::parse(&route.src).unwrap().ip, at("10.0.0.1:0").ip, "not the loopback one");
-    assert_eq!(manager.join(world, CHANNEL, id, 7, at("10.0.0.1:0")), Err(Errno(libc::EINVAL)));
-    let membership = manager.join(world, CHANNEL, id, 7, group).unwrap();
+    assert_eq!(manager.join(io, CHANNEL, id, 7, at("10.0.0.1:0")), Err(Errno(libc::EINVAL)));
+    let membership = manager.join(io, CHANNEL, id, 7, group).unwrap();
     let joined = pair.client.expect(event::MULTICAST_JOIN, 0);
     assert_eq!(joined.uid, 7);
-    let way = UdParam::from_prefix(&joined.param);
-    assert_eq!((way.qp_num, way.qkey, way.ah_attr.dgid), (0xff_ffff, 0x0123_4567, group.gid()));
-    let Process { manager, world } = &mut pair.client;
-    assert_eq!(manager.join(world, CHANNEL, id, 8, group), Err(Errno(libc::EADDRINUSE)));
+    let av = UdParam::from_prefix(&joined.param);
+    assert_eq!((av.qp_num, av.qkey, av.ah_attr.dgid), (0xff_ffff, 0x0123_4567, group.gid()));
+    let ProcessState { manager, io } = &mut pair.client;
+    assert_eq!(manager.join(io, CHANNEL, id, 8, group), Err(Errno(libc::EADDRINUSE)));
     assert_eq!(manager.leave(CHANNEL, membership), Ok(1));
     assert_eq!(manager.leave(CHANNEL, membership), Err(Errno(libc::ENOENT)));
 }
 
 #[test]
-fn what_is_wrong_is_refused() {
+fn invalid_commands_fail() {
     const INVALID: Result<()> = Err(Errno(libc::EINVAL));
     let mut pair = pair();
     let id = pair.client.create(2, ps::TCP);
-    let Process { manager, world } = &mut pair.client;
-    assert!(manager.create(world, CHANNEL, 2, 0x999, QPT_UD).is_err());
-    assert_eq!(manager.connect(world, CHANNEL, id, &request(), Ece::ZERO), INVALID, "not resolved");
-    assert_eq!(manager.resolve_route(world, CHANNEL, id), INVALID);
-    assert_eq!(manager.disconnect(world, CHANNEL, id), INVALID);
-    assert_eq!(manager.qp_attributes(world, CHANNEL, id, 1).err(), Some(Errno(libc::EINVAL)));
-    assert_eq!(manager.disconnect(world, CHANNEL, 99), Err(Errno(libc::ENOENT)));
-    manager.resolve_addr(world, CHANNEL, id, None, at("192.0.2.7:1")).unwrap();
+    let ProcessState { manager, io } = &mut pair.client;
+    assert!(manager.create(io, CHANNEL, 2, 0x999, QPT_UD).is_err());
+    assert_eq!(manager.connect(io, CHANNEL, id, &request(), Ece::ZERO), INVALID, "not resolved");
+    assert_eq!(manager.resolve_route(io, CHANNEL, id), INVALID);
+    assert_eq!(manager.disconnect(io, CHANNEL, id), INVALID);
+    assert_eq!(manager.qp_attributes(io, CHANNEL, id, 1).err(), Some(Errno(libc::EINVAL)));
+    assert_eq!(manager.disconnect(io, CHANNEL, 99), Err(Errno(libc::ENOENT)));
+    manager.resolve_addr(io, CHANNEL, id, None, at("192.0.2.7:1")).unwrap();
     pair.client.expect(event::ADDR_ERROR, -libc::EHOSTUNREACH);
     pair.client.resolve(id, "127.0.0.1:7471");
-    let Process { manager, world } = &mut pair.client;
+    let ProcessState { manager, io } = &mut pair.client;
     let long = param(1, &[1; private::REQ + 1]);
-    assert_eq!(manager.connect(world, CHANNEL, id, &long, Ece::ZERO), INVALID, "no room in the message");
+    assert_eq!(manager.connect(io, CHANNEL, id, &long, Ece::ZERO), INVALID, "no room in the message");
     assert_eq!(
-        manager.qp_attributes(world, CHANNEL, id, 2).err(),
+        manager.qp_attributes(io, CHANNEL, id, 2).err(),
         Some(Errno(libc::EINVAL)),
         "no answer yet"
     );

@@ -3,19 +3,19 @@
 use std::collections::BTreeSet;
 use std::net::Ipv6Addr;
 
-use millstream_cm::abi;
+use crate::abi;
 use millstream_device::DEVICE_NAME;
 use millstream_device::gid::{self, GidKind};
 use millstream_device::{VENDOR_ID, VENDOR_PART_ID};
 
-use crate::place::Device;
+use super::path::Device;
 
 /// A GID as sysfs prints it: eight groups of four digits.
-fn in_full(gid: [u8; 16]) -> String {
+fn format_gid(gid: [u8; 16]) -> String {
     Ipv6Addr::from(gid).segments().map(|group| format!("{group:04x}")).join(":")
 }
 
-fn guid(guid: u64) -> String {
+fn format_guid(guid: u64) -> String {
     let groups = guid.to_be_bytes();
     let groups: Vec<String> =
         groups.chunks(2).map(|pair| format!("{:02x}{:02x}", pair[0], pair[1])).collect();
@@ -31,7 +31,7 @@ fn numbers(device: Device) -> String {
 pub(crate) fn files() -> Vec<(String, String)> {
     let mut files = Vec::new();
     let table = gid::table();
-    let node = guid(gid::node_guid());
+    let node = format_guid(gid::node_guid());
     let mut add = |path: String, value: &str| files.push((path, format!("{value}\n")));
 
     let device = format!("sys/class/infiniband/{DEVICE_NAME}");
@@ -65,7 +65,7 @@ pub(crate) fn files() -> Vec<(String, String)> {
             GidKind::RoceV1 => "IB/RoCE v1",
             GidKind::RoceV2 => "RoCE v2",
         };
-        add(format!("{device}/ports/1/gids/{index}"), &in_full(entry.raw));
+        add(format!("{device}/ports/1/gids/{index}"), &format_gid(entry.raw));
         add(format!("{device}/ports/1/gid_attrs/types/{index}"), kind);
         add(format!("{device}/ports/1/gid_attrs/ndevs/{index}"), &entry.interface);
     }
@@ -90,7 +90,7 @@ pub(crate) fn files() -> Vec<(String, String)> {
     add(format!("{verbs}/uverbs0/dev"), &numbers(Device::Verbs));
     let manager = "sys/class/misc/rdma_cm";
     add(format!("{manager}/abi_version"), &abi::ABI_VERSION.to_string());
-    add(format!("{manager}/dev"), &numbers(Device::Manager));
+    add(format!("{manager}/dev"), &numbers(Device::RdmaCm));
 
     for name in [format!("infiniband/{DEVICE_NAME}/"), "infiniband_verbs/uverbs0/".to_owned()] {
         files.push((format!("{device}/device/{name}"), String::new()));
@@ -106,21 +106,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_written_as_the_kernel_does() {
-        assert_eq!(guid(0x0255_5eff_fe10_00ff), "0255:5eff:fe10:00ff");
+    fn guids_and_gids_are_formatted_like_the_kernel() {
+        assert_eq!(format_guid(0x0255_5eff_fe10_00ff), "0255:5eff:fe10:00ff");
         let mut gid = [0; 16];
         gid[10..].copy_from_slice(&[0xff, 0xff, 127, 0, 0, 1]);
-        assert_eq!(in_full(gid), "0000:0000:0000:0000:0000:ffff:7f00:0001");
+        assert_eq!(format_gid(gid), "0000:0000:0000:0000:0000:ffff:7f00:0001");
     }
 
     #[test]
-    fn every_address_has_its_three_files() {
+    fn every_gid_has_three_files() {
         let files = files();
-        let in_folder = |folder: &str| files.iter().filter(|(path, _)| path.contains(folder)).count();
+        let in_folder = |dir: &str| files.iter().filter(|(path, _)| path.contains(dir)).count();
         let entries = gid::table().len();
         assert!(entries > 0);
-        for folder in ["/gids/", "/gid_attrs/types/", "/gid_attrs/ndevs/"] {
-            assert_eq!(in_folder(folder), entries, "{folder}");
+        for dir in ["/gids/", "/gid_attrs/types/", "/gid_attrs/ndevs/"] {
+            assert_eq!(in_folder(dir), entries, "{dir}");
         }
         assert!(in_folder("/device/net/") > 0);
         let mut paths: Vec<_> = files.iter().map(|(path, _)| path).collect();

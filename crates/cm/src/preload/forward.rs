@@ -4,12 +4,12 @@ use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// A function in the next library that defines it.
-pub(crate) struct Next {
+pub(crate) struct NextFn {
     name: &'static CStr,
     found: AtomicPtr<c_void>,
 }
 
-impl Next {
+impl NextFn {
     pub(crate) const fn new(name: &'static CStr) -> Self {
         Self { name, found: AtomicPtr::new(std::ptr::null_mut()) }
     }
@@ -32,21 +32,21 @@ impl Next {
 
 /// Calls the next definition of the function with these arguments. If there is none, the enclosing function
 /// returns `$missing` with ENOSYS.
-macro_rules! through {
+macro_rules! forward {
     ($name:ident($($arg:ident: $type:ty),*) -> $ret:ty, missing $missing:expr) => {{
-        static NEXT: $crate::next::Next = $crate::next::Next::new(
+        static NEXT: $crate::preload::forward::NextFn = $crate::preload::forward::NextFn::new(
             // SAFETY: ends in the one NUL that `concat` adds.
             unsafe { std::ffi::CStr::from_bytes_with_nul_unchecked(concat!(stringify!($name), "\0").as_bytes()) },
         );
         let next = NEXT.get();
         if next.is_null() {
-            $crate::set_errno(libc::ENOSYS);
+            $crate::preload::set_errno(libc::ENOSYS);
             return $missing;
         }
         // SAFETY: the C library's function of this name has this signature.
         let next: unsafe extern "C-unwind" fn($($type),*) -> $ret = unsafe { std::mem::transmute(next) };
-        // SAFETY: the caller's arguments, or a path of ours in place of the caller's.
+        // SAFETY: the caller's arguments, or the redirected path.
         unsafe { next($($arg),*) }
     }};
 }
-pub(crate) use through;
+pub(crate) use forward;

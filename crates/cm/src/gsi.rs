@@ -11,15 +11,15 @@ use millstream_shm::random_u64;
 use millstream_shm::socket::BoundSocket;
 use millstream_wire::{Packet, cm};
 
-use crate::remote::{Heard, Remote};
+use crate::remote::{CmEvent, RemoteConnections};
 
 /// Datagrams received per system call.
 const DATAGRAMS: usize = 4;
 
 /// The queue pair 1 endpoint of this process.
 #[derive(Debug)]
-pub(crate) struct Hosts {
-    pub(crate) remote: Remote,
+pub(crate) struct GsiPort {
+    pub(crate) remote: RemoteConnections,
     /// The QPN prefix under which this process has joined the port.
     pub(crate) block: u16,
     port: Port,
@@ -29,7 +29,7 @@ pub(crate) struct Hosts {
     _claim: BoundSocket,
 }
 
-impl Hosts {
+impl GsiPort {
     pub(crate) fn open() -> io::Result<Self> {
         let (block, claim) = gsi::claim()?;
         let port = Port::join(block).map_err(|error| {
@@ -37,7 +37,7 @@ impl Hosts {
             io::Error::from_raw_os_error(libc::EHOSTUNREACH)
         })?;
         Ok(Self {
-            remote: Remote::new(block, gid::node_guid(), random_u64() as u32),
+            remote: RemoteConnections::new(block, gid::node_guid(), random_u64() as u32),
             block,
             port,
             inbox: Inbox::new(DATAGRAMS),
@@ -53,7 +53,7 @@ impl Hosts {
 
     /// Sends the queued datagrams. Datagrams that do not fit are lost and retransmitted.
     pub(crate) fn flush(&mut self) {
-        for sent in self.remote.take_sent() {
+        for sent in self.remote.take_outgoing() {
             self.psn = self.psn.wrapping_add(1);
             let mut bytes = gsi::packet(self.psn, &sent.bytes);
             let outgoing = Outgoing {
@@ -69,7 +69,7 @@ impl Hosts {
     }
 
     /// Receives datagrams: returns those for this process, forwards those of other processes.
-    pub(crate) fn receive(&mut self) -> Vec<Heard> {
+    pub(crate) fn receive(&mut self) -> Vec<CmEvent> {
         let mut heard = Vec::new();
         let now = Instant::now();
         while self.port.receive(&mut self.inbox).is_ok_and(|n| n != 0) {

@@ -21,7 +21,7 @@ pub struct ChannelId(pub u64);
 
 /// A port name: port space, host address or wildcard, port number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Name {
+pub struct PortName {
     /// Port space.
     pub space: u16,
     /// Host address.
@@ -30,7 +30,7 @@ pub struct Name {
     pub port: u16,
 }
 
-impl Name {
+impl PortName {
     /// The same port on the wildcard address of the family.
     #[must_use]
     pub fn wildcard(self) -> Self {
@@ -42,19 +42,19 @@ impl Name {
     }
 }
 
-impl fmt::Display for Name {
+impl fmt::Display for PortName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:x}/{}/{}", self.space, self.port, self.ip)
     }
 }
 
 /// I/O of the connection manager. No function blocks.
-pub trait Wire {
+pub trait CmIo {
     /// Binds a port name.
     ///
     /// # Errors
     /// EADDRINUSE if a live process holds it.
-    fn claim(&mut self, name: Name) -> io::Result<ClaimId>;
+    fn claim(&mut self, name: PortName) -> io::Result<ClaimId>;
     /// Accepts links to the port; each is reported to the manager.
     ///
     /// # Errors
@@ -63,13 +63,13 @@ pub trait Wire {
     /// Releases a port name.
     fn release(&mut self, claim: ClaimId);
     /// Whether a live process holds the name.
-    fn is_claimed(&mut self, name: Name) -> bool;
+    fn is_claimed(&mut self, name: PortName) -> bool;
     /// Opens a link from the address `own` to the listener of a port. Errors of other hosts are reported
     /// later.
     ///
     /// # Errors
     /// ECONNREFUSED if there is no listener.
-    fn connect(&mut self, own: IpAddr, name: Name) -> io::Result<LinkId>;
+    fn connect(&mut self, own: IpAddr, name: PortName) -> io::Result<LinkId>;
     /// Sends a message. A failure means that the peer is ending, which a hang-up reports.
     fn send(&mut self, link: LinkId, message: &Message);
     /// Closes a link, which the peer sees.
@@ -78,7 +78,7 @@ pub trait Wire {
     fn ready(&mut self, channel: ChannelId);
     /// The local source address of packets to another host; `None` if there is no route, or it must not be
     /// used.
-    fn way_out(&mut self, to: IpAddr) -> Option<IpAddr>;
+    fn source_address(&mut self, to: IpAddr) -> Option<IpAddr>;
     /// Path MTU code between a local address and `to`.
     fn path_mtu(&mut self, own: IpAddr, to: IpAddr) -> u8;
     /// Addresses of this host.

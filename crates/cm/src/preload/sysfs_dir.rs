@@ -16,16 +16,16 @@ use std::sync::OnceLock;
 use millstream_shm::random_u64;
 use millstream_shm::socket::own_uid;
 
-use crate::data;
+use super::sysfs_files;
 
 static ROOT: OnceLock<Option<CString>> = OnceLock::new();
 
 /// The directory, created on first use; `None` if that fails.
 pub(crate) fn root() -> Option<&'static CString> {
     ROOT.get_or_init(|| {
-        let before = crate::errno();
+        let before = super::errno();
         let made = make().and_then(|path| CString::new(path.into_os_string().into_vec()).ok());
-        crate::set_errno(before);
+        super::set_errno(before);
         made
     })
     .as_ref()
@@ -37,33 +37,33 @@ pub(crate) fn root_if_used() -> Option<&'static CString> {
 }
 
 fn make() -> Option<PathBuf> {
-    let files = data::files();
+    let files = sysfs_files::files();
     let mut hasher = DefaultHasher::new();
     files.hash(&mut hasher);
     let name = format!("view-{:016x}", hasher.finish());
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
     let places = runtime.into_iter().chain(["/dev/shm", "/tmp"].map(PathBuf::from));
-    places.filter_map(|place| own_folder(&place)).find_map(|folder| {
-        let root = folder.join(&name);
+    places.filter_map(|parent| private_dir(&parent)).find_map(|dir| {
+        let root = dir.join(&name);
         if !root.is_dir() {
-            fill(&folder, &root, &files).ok()?;
+            publish(&dir, &root, &files).ok()?;
         }
         Some(root)
     })
 }
 
 /// A directory in `parent` that only this user can change, whoever created something of its name first.
-fn own_folder(place: &Path) -> Option<PathBuf> {
-    let folder = place.join(format!("millstream-{}", own_uid()));
+fn private_dir(parent: &Path) -> Option<PathBuf> {
+    let dir = parent.join(format!("millstream-{}", own_uid()));
     // It may exist.
-    let _ = fs::DirBuilder::new().mode(0o700).create(&folder);
-    let found = fs::symlink_metadata(&folder).ok()?;
-    (found.is_dir() && found.uid() == own_uid() && found.mode() & 0o077 == 0).then_some(folder)
+    let _ = fs::DirBuilder::new().mode(0o700).create(&dir);
+    let found = fs::symlink_metadata(&dir).ok()?;
+    (found.is_dir() && found.uid() == own_uid() && found.mode() & 0o077 == 0).then_some(dir)
 }
 
 /// Writes `files` to a temporary directory, then renames it.
-fn fill(folder: &Path, root: &Path, files: &[(String, String)]) -> io::Result<()> {
-    let aside = folder.join(format!("new-{:016x}", random_u64()));
+fn publish(dir: &Path, root: &Path, files: &[(String, String)]) -> io::Result<()> {
+    let aside = dir.join(format!("new-{:016x}", random_u64()));
     let written = files.iter().try_for_each(|(path, content)| {
         let file = aside.join(path);
         if path.ends_with('/') {
@@ -85,27 +85,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_of_somebody_else_is_not_used() {
-        let place = tempfile::tempdir().unwrap();
-        let folder = own_folder(place.path()).expect("made");
-        assert_eq!(own_folder(place.path()), Some(folder.clone()), "found again");
-        fs::set_permissions(&folder, std::os::unix::fs::PermissionsExt::from_mode(0o770)).unwrap();
-        assert_eq!(own_folder(place.path()), None, "others could change it");
-        fs::remove_dir(&folder).unwrap();
+    fn directories_of_other_users_are_not_used() {
+        let parent = tempfile::tempdir().unwrap();
+        let dir = private_dir(parent.path()).expect("made");
+        assert_eq!(private_dir(parent.path()), Some(dir.clone()), "found again");
+        fs::set_permissions(&dir, std::os::unix::fs::PermissionsExt::from_mode(0o770)).unwrap();
+        assert_eq!(private_dir(parent.path()), None, "others could change it");
+        fs::remove_dir(&dir).unwrap();
         let elsewhere = tempfile::tempdir().unwrap();
-        std::os::unix::fs::symlink(elsewhere.path(), &folder).unwrap();
-        assert_eq!(own_folder(place.path()), None, "a link leads anywhere");
+        std::os::unix::fs::symlink(elsewhere.path(), &dir).unwrap();
+        assert_eq!(private_dir(parent.path()), None, "a link leads anywhere");
     }
 
     #[test]
-    fn the_files_appear_at_once_and_once() {
-        let place = tempfile::tempdir().unwrap();
-        let root = place.path().join("view");
+    fn directory_appears_atomically() {
+        let parent = tempfile::tempdir().unwrap();
+        let root = parent.path().join("view");
         let files = [("a/b".to_owned(), "content\n".to_owned()), ("c/".to_owned(), String::new())];
-        fill(place.path(), &root, &files).unwrap();
-        fill(place.path(), &root, &files).unwrap();
+        publish(parent.path(), &root, &files).unwrap();
+        publish(parent.path(), &root, &files).unwrap();
         assert_eq!(fs::read_to_string(root.join("a/b")).unwrap(), "content\n");
         assert!(root.join("c").is_dir());
-        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 1, "nothing is left aside");
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 1, "nothing is left aside");
     }
 }

@@ -20,12 +20,12 @@
     reason = "the contract of every exported function is that of the C library's function of the same name"
 )]
 
-mod data;
-pub mod files;
-mod next;
-mod place;
+mod forward;
+mod path;
+pub mod path_calls;
 pub mod stat;
-mod view;
+mod sysfs_dir;
+mod sysfs_files;
 
 use std::ffi::c_int;
 
@@ -41,7 +41,7 @@ fn set_errno(errno: c_int) {
 }
 
 /// Returns -1 with errno.
-fn failed(errno: c_int) -> c_int {
+fn fail_with(errno: c_int) -> c_int {
     set_errno(errno);
     -1
 }

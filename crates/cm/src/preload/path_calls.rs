@@ -6,37 +6,43 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::IntoRawFd as _;
 use std::ptr;
 
+use crate::{Errno, engine};
 use libc::{DIR, FILE, mode_t, size_t, ssize_t};
-use millstream_cm::{Errno, engine};
 
-use crate::next::through;
-use crate::place::{self, Device, Place};
-use crate::{errno, failed, set_errno};
+use super::path::{Device, InterceptedPath, lookup, original_of};
+use super::{errno, fail_with, set_errno};
+use crate::preload::forward::forward;
 
 /// How to open a path.
-enum Opened {
+enum OpenAction {
     /// Done: a descriptor, or -1 with errno.
-    Done(c_int),
+    Return(c_int),
     /// Open this path instead.
-    Instead(Place),
+    Redirect(InterceptedPath),
     /// The path is not intercepted.
-    Other,
+    Forward,
 }
 
-unsafe fn opened(path: *const c_char, flags: c_int) -> Opened {
+unsafe fn opened(path: *const c_char, flags: c_int) -> OpenAction {
     // SAFETY: the caller of `open` passes a C string.
-    match unsafe { place::of(path) } {
-        None => Opened::Other,
-        Some(Place { device: None, .. }) if flags & (libc::O_CREAT | libc::O_WRONLY | libc::O_RDWR) != 0 => {
-            Opened::Done(failed(libc::EACCES))
+    match unsafe { lookup(path) } {
+        None => OpenAction::Forward,
+        Some(InterceptedPath { device: None, .. })
+            if flags & (libc::O_CREAT | libc::O_WRONLY | libc::O_RDWR) != 0 =>
+        {
+            OpenAction::Return(fail_with(libc::EACCES))
         }
-        Some(place @ Place { device: None, .. }) => Opened::Instead(place),
+        Some(place @ InterceptedPath { device: None, .. }) => OpenAction::Redirect(place),
         // The verbs library does not use the kernel's device, and nothing else can use it.
-        Some(Place { device: Some(Device::Verbs), .. }) => Opened::Done(failed(libc::ENXIO)),
-        Some(Place { device: Some(Device::Manager), .. }) => Opened::Done(match engine::open(flags) {
-            Ok(channel) => channel.into_raw_fd(),
-            Err(error) => failed(Errno::from(error).0),
-        }),
+        Some(InterceptedPath { device: Some(Device::Verbs), .. }) => {
+            OpenAction::Return(fail_with(libc::ENXIO))
+        }
+        Some(InterceptedPath { device: Some(Device::RdmaCm), .. }) => {
+            OpenAction::Return(match engine::open(flags) {
+                Ok(channel) => channel.into_raw_fd(),
+                Err(error) => fail_with(Errno::from(error).0),
+            })
+        }
     }
 }
 
@@ -44,16 +50,16 @@ unsafe fn opened(path: *const c_char, flags: c_int) -> Opened {
 /// conventions put it into the third argument, which is ignored otherwise.
 macro_rules! open {
     ($($name:ident;)*) => {$(
-        #[cfg_attr(not(test), unsafe(no_mangle))]
+        #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
         pub unsafe extern "C-unwind" fn $name(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
             // SAFETY: the caller passes a C string.
             let opened = unsafe { opened(path, flags) };
             let path = match &opened {
-                Opened::Done(fd) => return *fd,
-                Opened::Instead(place) => place.path.as_ptr(),
-                Opened::Other => path,
+                OpenAction::Return(fd) => return *fd,
+                OpenAction::Redirect(place) => place.path.as_ptr(),
+                OpenAction::Forward => path,
             };
-            through!($name(path: *const c_char, flags: c_int, mode: mode_t) -> c_int, missing -1)
+            forward!($name(path: *const c_char, flags: c_int, mode: mode_t) -> c_int, missing -1)
         }
     )*};
 }
@@ -62,16 +68,16 @@ open! { open; open64; }
 
 macro_rules! openat {
     ($($name:ident;)*) => {$(
-        #[cfg_attr(not(test), unsafe(no_mangle))]
+        #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
         pub unsafe extern "C-unwind" fn $name(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
             // SAFETY: the caller passes a C string.
             let opened = unsafe { opened(path, flags) };
             let path = match &opened {
-                Opened::Done(fd) => return *fd,
-                Opened::Instead(place) => place.path.as_ptr(),
-                Opened::Other => path,
+                OpenAction::Return(fd) => return *fd,
+                OpenAction::Redirect(place) => place.path.as_ptr(),
+                OpenAction::Forward => path,
             };
-            through!($name(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int, missing -1)
+            forward!($name(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int, missing -1)
         }
     )*};
 }
@@ -81,17 +87,17 @@ openat! { openat; openat64; }
 /// Variants that fortified programs call when the flags are not known at compile time.
 macro_rules! open_2 {
     ($($name:ident;)*) => {$(
-        #[cfg_attr(not(test), unsafe(no_mangle))]
+        #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
         #[allow(non_snake_case, reason = "the C library's name")]
         pub unsafe extern "C-unwind" fn $name(path: *const c_char, flags: c_int) -> c_int {
             // SAFETY: the caller passes a C string.
             let opened = unsafe { opened(path, flags) };
             let path = match &opened {
-                Opened::Done(fd) => return *fd,
-                Opened::Instead(place) => place.path.as_ptr(),
-                Opened::Other => path,
+                OpenAction::Return(fd) => return *fd,
+                OpenAction::Redirect(place) => place.path.as_ptr(),
+                OpenAction::Forward => path,
             };
-            through!($name(path: *const c_char, flags: c_int) -> c_int, missing -1)
+            forward!($name(path: *const c_char, flags: c_int) -> c_int, missing -1)
         }
     )*};
 }
@@ -100,17 +106,17 @@ open_2! { __open_2; __open64_2; }
 
 macro_rules! openat_2 {
     ($($name:ident;)*) => {$(
-        #[cfg_attr(not(test), unsafe(no_mangle))]
+        #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
         #[allow(non_snake_case, reason = "the C library's name")]
         pub unsafe extern "C-unwind" fn $name(dir: c_int, path: *const c_char, flags: c_int) -> c_int {
             // SAFETY: the caller passes a C string.
             let opened = unsafe { opened(path, flags) };
             let path = match &opened {
-                Opened::Done(fd) => return *fd,
-                Opened::Instead(place) => place.path.as_ptr(),
-                Opened::Other => path,
+                OpenAction::Return(fd) => return *fd,
+                OpenAction::Redirect(place) => place.path.as_ptr(),
+                OpenAction::Forward => path,
             };
-            through!($name(dir: c_int, path: *const c_char, flags: c_int) -> c_int, missing -1)
+            forward!($name(dir: c_int, path: *const c_char, flags: c_int) -> c_int, missing -1)
         }
     )*};
 }
@@ -118,15 +124,15 @@ macro_rules! openat_2 {
 openat_2! { __openat_2; __openat64_2; }
 
 /// Functions that only read a path: the path is replaced, other arguments are passed on.
-macro_rules! look {
+macro_rules! redirect {
     ($($name:ident($($before:ident: $btype:ty,)* @path $(, $after:ident: $atype:ty)*) -> $ret:ty, $missing:expr;)*) => {$(
-        #[cfg_attr(not(test), unsafe(no_mangle))]
+        #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
         #[allow(non_snake_case, reason = "the C library's name")]
         pub unsafe extern "C-unwind" fn $name($($before: $btype,)* path: *const c_char $(, $after: $atype)*) -> $ret {
             // SAFETY: the caller passes a C string.
-            let place = unsafe { place::of(path) };
+            let place = unsafe { lookup(path) };
             let path = place.as_ref().map_or(path, |place| place.path.as_ptr());
-            through!($name($($before: $btype,)* path: *const c_char $(, $after: $atype)*) -> $ret, missing $missing)
+            forward!($name($($before: $btype,)* path: *const c_char $(, $after: $atype)*) -> $ret, missing $missing)
         }
     )*};
 }
@@ -134,7 +140,7 @@ macro_rules! look {
 /// Callback argument of `scandir`.
 type Filter = *const c_void;
 
-look! {
+redirect! {
     fopen(@path, mode: *const c_char) -> *mut FILE, ptr::null_mut();
     fopen64(@path, mode: *const c_char) -> *mut FILE, ptr::null_mut();
     opendir(@path) -> *mut DIR, ptr::null_mut();
@@ -155,12 +161,12 @@ look! {
 }
 
 /// Restores the original path in the result.
-unsafe fn renamed(found: *mut c_char) -> *mut c_char {
+unsafe fn restore_original(found: *mut c_char) -> *mut c_char {
     if !found.is_null() {
         // SAFETY: a C string that was just made, and a shorter one in its place.
         unsafe {
             let bytes = CStr::from_ptr(found).to_bytes();
-            if let Some(known) = place::known_as(bytes) {
+            if let Some(known) = original_of(bytes) {
                 let known = known.to_vec();
                 found.cast::<u8>().copy_from_nonoverlapping(known.as_ptr(), known.len());
                 *found.add(known.len()) = 0;
@@ -172,17 +178,17 @@ unsafe fn renamed(found: *mut c_char) -> *mut c_char {
 
 macro_rules! resolve {
     ($($name:ident(@path $(, $after:ident: $atype:ty)*);)*) => {$(
-        #[cfg_attr(not(test), unsafe(no_mangle))]
+        #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
         #[allow(non_snake_case, reason = "the C library's name")]
         pub unsafe extern "C-unwind" fn $name(path: *const c_char $(, $after: $atype)*) -> *mut c_char {
             // SAFETY: the caller passes a C string.
-            let place = unsafe { place::of(path) };
-            let ours = place.is_some();
+            let place = unsafe { lookup(path) };
+            let is_intercepted = place.is_some();
             let path = place.as_ref().map_or(path, |place| place.path.as_ptr());
             let found =
-                through!($name(path: *const c_char $(, $after: $atype)*) -> *mut c_char, missing ptr::null_mut());
+                forward!($name(path: *const c_char $(, $after: $atype)*) -> *mut c_char, missing ptr::null_mut());
             // SAFETY: what the function returned.
-            if ours { unsafe { renamed(found) } } else { found }
+            if is_intercepted { unsafe { restore_original(found) } } else { found }
         }
     )*};
 }
@@ -205,10 +211,10 @@ unsafe fn may_be_command(from: *const c_void, len: size_t) -> bool {
     // SAFETY: the program's buffer has `len` bytes.
     let [cmd, lengths] = unsafe { from.cast::<[u32; 2]>().read_unaligned() };
     let body = (lengths & 0xffff) as usize;
-    cmd < millstream_cm::abi::cmd::COUNT && body >= SHORTEST_BODY && HEADER + body <= len
+    cmd < crate::abi::cmd::COUNT && body >= SHORTEST_BODY && HEADER + body <= len
 }
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 pub unsafe extern "C-unwind" fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
     let before = errno();
     // SAFETY: the program's buffer has `len` bytes; a command's addresses are the program's too.
@@ -226,6 +232,6 @@ pub unsafe extern "C-unwind" fn write(fd: c_int, from: *const c_void, len: size_
             set_errno(error.0);
             -1
         }
-        None => through!(write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t, missing -1),
+        None => forward!(write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t, missing -1),
     }
 }

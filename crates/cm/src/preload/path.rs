@@ -2,10 +2,10 @@
 
 use std::ffi::{CStr, CString, c_char};
 
-use crate::view;
+use super::sysfs_dir;
 
 /// An intercepted path.
-pub(crate) struct Place {
+pub(crate) struct InterceptedPath {
     /// The path of the file that replaces it.
     pub(crate) path: CString,
     pub(crate) device: Option<Device>,
@@ -17,7 +17,7 @@ pub(crate) enum Device {
     /// `/dev/infiniband/uverbs0`
     Verbs,
     /// `/dev/infiniband/rdma_cm`
-    Manager,
+    RdmaCm,
 }
 
 impl Device {
@@ -25,13 +25,13 @@ impl Device {
     pub(crate) fn numbers(self) -> (u32, u32) {
         match self {
             Self::Verbs => (231, 192),
-            Self::Manager => (10, 120),
+            Self::RdmaCm => (10, 120),
         }
     }
 }
 
 /// Intercepted directories, with everything below.
-const OURS: [&CStr; 4] = [
+const INTERCEPTED: [&CStr; 4] = [
     c"/sys/class/infiniband",
     c"/sys/class/infiniband_verbs",
     c"/sys/class/misc/rdma_cm",
@@ -54,26 +54,26 @@ unsafe fn is_below(path: *const c_char, root: &CStr) -> bool {
 ///
 /// # Safety
 /// A C string, or null.
-pub(crate) unsafe fn of(path: *const c_char) -> Option<Place> {
+pub(crate) unsafe fn lookup(path: *const c_char) -> Option<InterceptedPath> {
     // SAFETY: the caller vouches for the string.
-    if path.is_null() || !OURS.iter().any(|root| unsafe { is_below(path, root) }) {
+    if path.is_null() || !INTERCEPTED.iter().any(|root| unsafe { is_below(path, root) }) {
         return None;
     }
     // SAFETY: as above.
     let path = unsafe { CStr::from_ptr(path) };
     let device = match path.to_bytes() {
         b"/dev/infiniband/uverbs0" => Some(Device::Verbs),
-        b"/dev/infiniband/rdma_cm" => Some(Device::Manager),
+        b"/dev/infiniband/rdma_cm" => Some(Device::RdmaCm),
         _ => None,
     };
-    let mut led = view::root()?.as_bytes().to_vec();
+    let mut led = sysfs_dir::root()?.as_bytes().to_vec();
     led.extend(path.to_bytes());
-    Some(Place { path: CString::new(led).ok()?, device })
+    Some(InterceptedPath { path: CString::new(led).ok()?, device })
 }
 
 /// The original path of a path inside the sysfs copy.
-pub(crate) fn known_as(path: &[u8]) -> Option<&[u8]> {
-    let below = path.strip_prefix(view::root_if_used()?.as_bytes())?;
+pub(crate) fn original_of(path: &[u8]) -> Option<&[u8]> {
+    let below = path.strip_prefix(sysfs_dir::root_if_used()?.as_bytes())?;
     below.starts_with(b"/").then_some(below)
 }
 
@@ -82,9 +82,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_these_paths_are_ours() {
+    fn only_device_paths_are_intercepted() {
         // SAFETY: C strings.
-        let ours = |path: &CStr| OURS.iter().any(|root| unsafe { is_below(path.as_ptr(), root) });
+        let is_intercepted = |path: &CStr| INTERCEPTED.iter().any(|root| unsafe { is_below(path.as_ptr(), root) });
         for path in [
             c"/sys/class/infiniband",
             c"/sys/class/infiniband/",
@@ -93,7 +93,7 @@ mod tests {
             c"/sys/class/misc/rdma_cm/abi_version",
             c"/dev/infiniband/rdma_cm",
         ] {
-            assert!(ours(path), "{path:?}");
+            assert!(is_intercepted(path), "{path:?}");
         }
         for path in [
             c"",
@@ -105,18 +105,18 @@ mod tests {
             c"/dev/null",
             c"sys/class/infiniband",
         ] {
-            assert!(!ours(path), "{path:?}");
+            assert!(!is_intercepted(path), "{path:?}");
         }
     }
 
     #[test]
-    fn places_lead_into_the_view_and_back() {
+    fn paths_map_into_the_directory_and_back() {
         // SAFETY: C strings.
-        let place = unsafe { of(c"/dev/infiniband/rdma_cm".as_ptr()) }.expect("ours");
-        assert_eq!(place.device, Some(Device::Manager));
-        assert_eq!(known_as(place.path.to_bytes()), Some(&b"/dev/infiniband/rdma_cm"[..]));
-        assert_eq!(known_as(b"/dev/infiniband/rdma_cm"), None);
+        let place = unsafe { lookup(c"/dev/infiniband/rdma_cm".as_ptr()) }.expect("intercepted");
+        assert_eq!(place.device, Some(Device::RdmaCm));
+        assert_eq!(original_of(place.path.to_bytes()), Some(&b"/dev/infiniband/rdma_cm"[..]));
+        assert_eq!(original_of(b"/dev/infiniband/rdma_cm"), None);
         // SAFETY: as above.
-        assert!(unsafe { of(std::ptr::null()) }.is_none());
+        assert!(unsafe { lookup(std::ptr::null()) }.is_none());
     }
 }

@@ -18,7 +18,7 @@ fn output(command: &mut Command) -> String {
 }
 
 #[test]
-fn the_device_is_what_the_kernels_header_says() {
+fn device_follows_the_kernel_abi() {
     let folder = tempfile::tempdir().expect("a folder");
     let program = folder.path().join("channel");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/channel.c");
@@ -36,8 +36,8 @@ fn the_device_is_what_the_kernels_header_says() {
 
 /// The library intercepts only the functions in its version script.
 #[test]
-fn it_exports_what_the_map_says() {
-    let map = include_str!("../exports.map");
+fn exported_symbols_match_the_version_script() {
+    let map = include_str!("../preload.map");
     let mut expected: Vec<&str> = map
         .lines()
         .filter_map(|line| line.strip_prefix("    ")?.strip_suffix(';'))

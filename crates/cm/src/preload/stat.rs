@@ -7,10 +7,10 @@
 
 use std::ffi::{c_char, c_int, c_uint};
 
-use millstream_cm::engine;
+use crate::engine;
 
-use crate::next::through;
-use crate::place::{self, Device};
+use super::path::{Device, lookup};
+use crate::preload::forward::forward;
 
 /// Readable and writable for everybody, as udev creates these devices.
 const CHARACTER_DEVICE: u32 = libc::S_IFCHR | 0o666;
@@ -33,15 +33,15 @@ const _: () = assert!(size_of::<libc::stat>() == size_of::<libc::stat64>());
 
 macro_rules! by_path {
     ($($name:ident($($before:ident: $btype:ty,)* @path, @answer $(, $after:ident: $atype:ty)*);)*) => {$(
-        #[cfg_attr(not(test), unsafe(no_mangle))]
+        #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
         #[allow(non_snake_case, reason = "the C library's name")]
         pub unsafe extern "C-unwind" fn $name(
             $($before: $btype,)* path: *const c_char, answer: *mut libc::stat $(, $after: $atype)*
         ) -> c_int {
             // SAFETY: the caller passes a C string.
-            let place = unsafe { place::of(path) };
+            let place = unsafe { lookup(path) };
             let path = place.as_ref().map_or(path, |place| place.path.as_ptr());
-            let failed = through!($name(
+            let failed = forward!($name(
                 $($before: $btype,)* path: *const c_char, answer: *mut libc::stat $(, $after: $atype)*
             ) -> c_int, missing -1);
             // SAFETY: the caller passes a structure to fill in.
@@ -67,12 +67,12 @@ by_path! {
 
 macro_rules! by_descriptor {
     ($($name:ident($($before:ident: $btype:ty,)* @fd, @answer);)*) => {$(
-        #[cfg_attr(not(test), unsafe(no_mangle))]
+        #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
         #[allow(non_snake_case, reason = "the C library's name")]
         pub unsafe extern "C-unwind" fn $name($($before: $btype,)* fd: c_int, answer: *mut libc::stat) -> c_int {
-            let device = engine::is_channel(fd).then_some(Device::Manager);
+            let device = engine::is_channel(fd).then_some(Device::RdmaCm);
             let failed =
-                through!($name($($before: $btype,)* fd: c_int, answer: *mut libc::stat) -> c_int, missing -1);
+                forward!($name($($before: $btype,)* fd: c_int, answer: *mut libc::stat) -> c_int, missing -1);
             // SAFETY: the caller passes a structure to fill in.
             unsafe { show(device, failed, answer) }
         }
@@ -86,7 +86,7 @@ by_descriptor! {
     __fxstat64(version: c_int, @fd, @answer);
 }
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
+#[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 pub unsafe extern "C-unwind" fn statx(
     dir: c_int,
     path: *const c_char,
@@ -95,9 +95,9 @@ pub unsafe extern "C-unwind" fn statx(
     answer: *mut libc::statx,
 ) -> c_int {
     // SAFETY: the caller passes a C string.
-    let place = unsafe { place::of(path) };
+    let place = unsafe { lookup(path) };
     let path = place.as_ref().map_or(path, |place| place.path.as_ptr());
-    let failed = through!(statx(
+    let failed = forward!(statx(
         dir: c_int, path: *const c_char, flags: c_int, mask: c_uint, answer: *mut libc::statx
     ) -> c_int, missing -1);
     if let (0, Some(device)) = (failed, place.and_then(|place| place.device)) {
