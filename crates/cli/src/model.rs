@@ -1,4 +1,4 @@
-//! `millstream model`.
+//! `millstream model`: calibration, predictions, bottleneck analysis and simulated benchmarks.
 
 use std::error::Error;
 use std::io::{IsTerminal as _, Write as _};
@@ -22,10 +22,10 @@ fn parameters(settings: &Settings) -> Result<Parameters, sweep::SweepError> {
 
 pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
     match command {
-        ModelCommand::Calibrate { settings, fit: anew } => {
+        ModelCommand::Calibrate { settings, fit: fit_again } => {
             let rows = rows::calibration();
             let mut parameters = parameters(settings)?;
-            if *anew {
+            if *fit_again {
                 let terminal = std::io::stderr().is_terminal();
                 parameters = fit(&parameters, &rows, 2, |step| {
                     if terminal {
@@ -45,9 +45,9 @@ pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
         ModelCommand::Predict { questions, out, samples, settings } => {
             let rows = rows::load(questions)?;
             let answers = predict(&rows, &parameters(settings)?, *samples);
-            let silent = answers.iter().filter(|answer| answer.values.is_empty()).count();
+            let unanswered = answers.iter().filter(|answer| answer.values.is_empty()).count();
             millstream_report::save(out, &to_csv(&answers))?;
-            println!("{} questions, {silent} without an answer: {}", answers.len(), out.display());
+            println!("{} questions, {unanswered} unanswered: {}", answers.len(), out.display());
         }
         ModelCommand::Figures { out, settings } => {
             let parameters = parameters(settings)?;
@@ -56,7 +56,7 @@ pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
                 millstream_report::save(&out.join(name).with_extension("svg"), &chart.svg())?;
                 millstream_report::save(&out.join(name).with_extension("csv"), &chart.csv())?;
             }
-            println!("written to {}", out.display());
+            println!("figures are in {}", out.display());
         }
         ModelCommand::EventBuilder(options) => {
             return event_builder::run(options, &parameters(&options.settings)?);
@@ -77,12 +77,14 @@ pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
                 if points.len() > 1 {
                     print!("{table}");
                 }
-                // The first setting with several values is along the axis, the others make lines.
+                // The first setting with several values is the x axis; the others form series.
                 let x = settings.iter().position(|setting| setting.values.len() > 1).unwrap_or(0);
                 let series_columns: Vec<usize> =
                     (0..settings.len()).filter(|&i| i != x && settings[i].values.len() > 1).collect();
                 if output.svg.is_some() && points.len() < 2 {
-                    return Err("--svg draws a sweep: give --set several values, as u280.reads=1..16".into());
+                    return Err(
+                        "--svg draws a sweep: give --set several values, for example u280.reads=1..16".into(),
+                    );
                 }
                 write(output, &table, (x, settings.len()), &series_columns)?;
             }
@@ -93,7 +95,7 @@ pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
             print!("{table}");
             let x = settings.len();
             let series_columns: Vec<usize> = (0..x).filter(|&i| settings[i].values.len() > 1).collect();
-            // Of a stencil's parts the sum, of bandwidths what most people plot: the last but message rates.
+            // Plot the last column: the total of a stencil; of bandwidths the rate before the message rate.
             let last = table.columns.len() - 1;
             let y = if matches!(benchmark, Benchmark::Bandwidth(_)) { last - 1 } else { last };
             write(output, &table, (x, y), &series_columns)?;
@@ -102,14 +104,14 @@ pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A site file's name and text.
+/// Name and text of a site file.
 fn read(site: &Path) -> Result<(String, String), Box<dyn Error>> {
-    // Loading it says what is wrong with it in the usual words, before anything is changed.
+    // Reports errors of the unedited file, with their lines.
     millstream_site::load(site)?;
     Ok((site.display().to_string(), std::fs::read_to_string(site)?))
 }
 
-/// A tool's results for every combination of settings.
+/// Results of a benchmark for every combination of settings.
 fn measured(
     benchmark: Benchmark,
     site: &Path,
@@ -118,13 +120,13 @@ fn measured(
     settings: &[sweep::Setting],
 ) -> Result<ResultTable, Box<dyn Error>> {
     let (name, text) = read(site)?;
-    let about = benchmark.info();
+    let info = benchmark.info();
     let sizes = if sizes.is_empty() { benchmark.sizes() } else { sizes.to_vec() };
     let columns = (settings.iter().map(|setting| setting.name.clone()))
         .chain(["bytes".to_owned()])
-        .chain(about.columns.iter().map(|&column| column.to_owned()));
+        .chain(info.columns.iter().map(|&column| column.to_owned()));
     let mut table = ResultTable {
-        title: format!("{} {client} {server}, {name}: {}", about.name, about.definition),
+        title: format!("{} {client} {server}, {name}: {}", info.name, info.definition),
         columns: columns.collect(),
         rows: Vec::new(),
     };
@@ -138,7 +140,7 @@ fn measured(
     Ok(table)
 }
 
-/// Writes a table of results where the options say; a picture has column `y` over column `x`.
+/// Writes a table to the output files; the chart has column `y` over column `x`.
 fn write(
     output: &ResultOptions,
     table: &ResultTable,

@@ -1,4 +1,4 @@
-//! `millstream site`.
+//! `millstream site`: validation and drawings of site files.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ pub(crate) fn run(command: &SiteCommand) -> Result<ExitCode, Box<dyn Error>> {
                 let devices: usize = site.hosts.iter().map(|host| host.devices.len()).sum();
                 println!(
                     "{}: {}: {} hosts, {devices} devices in PCIe trees, {} switches, {} links, {} tori, \
-                     {} cards on the network",
+                     {} network cards",
                     file.display(),
                     site.name,
                     site.hosts.len(),
@@ -29,8 +29,8 @@ pub(crate) fn run(command: &SiteCommand) -> Result<ExitCode, Box<dyn Error>> {
         }
         SiteCommand::Show { file, out } => {
             let picture = draw::draw(&load(file)?);
-            let named = || PathBuf::from(file.file_stem().unwrap_or_default()).with_extension("svg");
-            let out = out.clone().unwrap_or_else(named);
+            let default = || PathBuf::from(file.file_stem().unwrap_or_default()).with_extension("svg");
+            let out = out.clone().unwrap_or_else(default);
             millstream_report::save(&out, &picture)?;
             println!("{}", out.display());
         }

@@ -176,7 +176,7 @@ fn a_session_from_lease_to_restore() {
     let list = user.json(&["list"]);
     assert_eq!(list[1]["info"]["bank_count"], 8);
     assert!(user.does(&["list"]).contains("32 MiB"));
-    assert!(user.fails(&["info", "three"]).contains("there are: one, two"));
+    assert!(user.fails(&["info", "three"]).contains("known cards: one, two"));
     assert!(user.fails(&["load", "one", "0", "mix"]).contains("take its lease first"));
 
     user.does(&["lease", "one", "--for", "60"]);

@@ -57,22 +57,22 @@ fn a_flow_is_explained_and_swept() {
     let document: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
     let rows = document["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 4);
-    let rate = |row: usize| rows[row]["GB/s"].as_f64().unwrap();
+    let rate = |row: usize| rows[row]["bandwidth [GB/s]"].as_f64().unwrap();
     assert!(rate(2) > 1.5 * rate(0), "twice the reads under way: {rows:?}");
     assert_eq!(std::fs::read_to_string(csv).unwrap().lines().count(), 5);
     assert!(std::fs::read_to_string(svg).unwrap().contains("<svg"));
 
     for (words, why) in [
-        (["--set", "u280.reads=8..4"], "goes down"),
+        (["--set", "u280.reads=8..4"], "descending"),
         (["--set", "u280.nothing=8"], "no parameter"),
-        (["--set", "host.server.card.u250.pcie.lanes=8"], "no \"u250\"; there are u280"),
+        (["--set", "host.server.card.u250.pcie.lanes=8"], "no \"u250\"; known names: u280"),
         (["--set", "host.server.card.u280.pcie.lanes=7"], "7 lanes"),
         (["--svg", "x.svg"], "several values"),
     ] {
         let said = fails(&[&["model", "explain", site, flow], words.as_slice()].concat());
         assert!(said.contains(why), "{words:?}: {said}");
     }
-    assert!(fails(&["model", "explain", site, "push client server"]).contains("write, read or send"));
+    assert!(fails(&["model", "explain", site, "push client server"]).contains("one of write, read, send"));
 }
 
 #[test]
@@ -91,9 +91,9 @@ fn tools_measure_between_places_of_a_site() {
         succeeds(&["model", "measure", "stencil", "sites/recipe-baseline.toml", "client", "server.u280"]);
     assert!(stencil.contains("sweep [s]"), "{stencil}");
     let wrong = fails(&["model", "measure", "ib_fast_bw", "sites/edr-pair.toml", "node0", "node1"]);
-    assert!(wrong.contains("no tool \"ib_fast_bw\""), "{wrong}");
+    assert!(wrong.contains("no benchmark \"ib_fast_bw\""), "{wrong}");
     let nowhere = fails(&["model", "measure", "osu_bw", "sites/edr-pair.toml", "node0", "node9"]);
-    assert!(nowhere.contains("\"node9\" is no host"), "{nowhere}");
+    assert!(nowhere.contains("\"node9\": the site has no host"), "{nowhere}");
 }
 
 #[test]

@@ -19,7 +19,7 @@ fn it_prints_what_was_built_and_the_account() {
     assert!(output.status.success(), "{text}");
     for part in [
         "8 nodes, shaped, flow level",
-        "events built",
+        "built event rate",
         "fragment missing at source",
         "conservation law: holds",
     ] {

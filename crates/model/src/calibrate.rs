@@ -1,4 +1,4 @@
-//! Fitting parameters to the rows that were published for it, and how far every row is off.
+//! Fits parameters to published rows, and reports the residual of every row.
 
 use crate::parallel::parallel_map;
 use crate::parameters::Parameters;
@@ -6,14 +6,15 @@ use crate::rows::{Answer, Category, Row, answer};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// One row beside what the model says.
+/// A published row with the model's answer.
 #[derive(Clone, Debug)]
 pub struct Residual {
     /// The row.
     pub row: Row,
-    /// The model.
+    /// The model's answer.
     pub answer: Answer,
-    /// Relative: 0.05 is 5 % above what was published. Of several values the worst.
+    /// Relative deviation: 0.05 is 5 % above the published value. The largest of several values.
+    /// None for inputs and for rows without numbers.
     pub relative: Option<f64>,
 }
 
@@ -23,12 +24,14 @@ pub fn numbers(text: &str) -> Option<Vec<f64>> {
     text.split('/').map(|part| part.trim().parse().ok()).collect()
 }
 
-/// How far the model is off a row.
+/// The residual of a row.
 #[must_use]
 pub fn residual(row: &Row, p: &Parameters) -> Residual {
     let answer = answer(row, p);
     let relative = match (&answer, numbers(&row.value)) {
-        (Answer::Values { values, .. }, Some(published)) if values.len() == published.len() => {
+        (Answer::Values { values, .. }, Some(published))
+            if values.len() == published.len() && !row.is_input() =>
+        {
             let each = values.iter().zip(&published).map(|(model, value)| model / value - 1.0);
             each.max_by(|a, b| a.abs().total_cmp(&b.abs()))
         }
@@ -37,7 +40,7 @@ pub fn residual(row: &Row, p: &Parameters) -> Residual {
     Residual { row: row.clone(), answer, relative }
 }
 
-/// All rows, side by side on as many threads as there are processors.
+/// The residuals of all rows, computed in parallel.
 #[must_use]
 pub fn residuals(rows: &[Row], p: &Parameters) -> Vec<Residual> {
     parallel_map(rows, |row| residual(row, p))
@@ -54,10 +57,10 @@ pub fn fit(start: &Parameters, rows: &[Row], passes: u32, mut progress: impl FnM
     for pass in 1..=passes {
         for (name, low, high, ids) in &fitted {
             progress(&format!("pass {pass} of {passes}: {name}"));
-            let mine: Vec<Row> = rows.iter().filter(|row| ids.contains(&row.id)).cloned().collect();
+            let fitted_rows: Vec<Row> = rows.iter().filter(|row| ids.contains(&row.id)).cloned().collect();
             let cost = |value: f64| {
                 let trial = best.with(name, value);
-                let each = parallel_map(&mine, |row| residual(row, &trial).relative.unwrap_or(0.0));
+                let each = parallel_map(&fitted_rows, |row| residual(row, &trial).relative.unwrap_or(0.0));
                 each.iter().map(|r| (1.0 + r).ln().powi(2)).sum::<f64>()
             };
             let value = minimise(*low, *high, best.get(name), cost);
@@ -67,8 +70,8 @@ pub fn fit(start: &Parameters, rows: &[Row], passes: u32, mut progress: impl FnM
     best
 }
 
-/// Where a function of one variable is least: five points, then twice closer in. The old value stays if
-/// nothing is better, so that a fit of a fit is the same.
+/// Argument of the smallest cost: a grid over the range, refined twice. `old` wins unless another value is at
+/// least 2 % better, so that fitting twice changes nothing.
 fn minimise(low: f64, high: f64, old: f64, cost: impl Fn(f64) -> f64) -> f64 {
     const POINTS: u32 = 6;
     let (mut best, mut best_cost) = (old, cost(old) * 0.98);
@@ -84,29 +87,29 @@ fn minimise(low: f64, high: f64, old: f64, cost: impl Fn(f64) -> f64) -> f64 {
         }
         (from, to) = ((best - step).max(low), (best + step).min(high));
     }
-    // Three digits say all that such rows can.
+    // Published rows do not support more than three significant digits.
     let digits = 10f64.powi(2 - best.abs().max(1e-9).log10().floor() as i32);
     let round = (best * digits).round() / digits;
     round.clamp(low, high)
 }
 
-/// How far each family's rows are off: the root of the mean square.
+/// Root mean square of the residuals of each category.
 #[must_use]
 pub fn rms_by_category(residuals: &[Residual]) -> BTreeMap<Category, f64> {
     let mut sums: BTreeMap<Category, (f64, u32)> = BTreeMap::new();
-    for (category, relative) in residuals.iter().filter_map(|r| Some((r.row.category(), r.relative?))) {
+    for (category, relative) in residuals.iter().filter_map(|r| Some((r.row.category()?, r.relative?))) {
         let sum = sums.entry(category).or_default();
         *sum = (sum.0 + relative * relative, sum.1 + 1);
     }
     sums.into_iter().map(|(category, (sum, n))| (category, (sum / f64::from(n)).sqrt())).collect()
 }
 
-/// A calibration for people.
+/// Parameters and residuals as text.
 #[derive(Debug)]
 pub struct CalibrationReport<'a> {
     /// The parameters.
     pub parameters: &'a Parameters,
-    /// All rows.
+    /// Residuals of all rows.
     pub residuals: &'a [Residual],
 }
 
@@ -114,42 +117,47 @@ impl fmt::Display for CalibrationReport<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "parameter                                  value        range              unit  rows it is fitted to"
+            "parameter                                  value        range              unit  fitted to"
         )?;
         for (name, p) in self.parameters.iter() {
-            let fit = match p.fitted_to.as_slice() {
+            let fitted_to = match p.fitted_to.as_slice() {
                 [] => String::new(),
-                [one] => format!("{one} alone"),
-                [first, .., last] => format!("{} from {first} to {last}", p.fitted_to.len()),
+                [one] => format!("{one} only"),
+                [first, .., last] => format!("{} rows, {first} to {last}", p.fitted_to.len()),
             };
             let range = format!("{} to {}", p.low, p.high);
-            writeln!(f, "{name:<40}  {:<10}  {range:<18}  {:<4}  {fit}", p.value, p.unit)?;
+            writeln!(f, "{name:<40}  {:<10}  {range:<18}  {:<4}  {fitted_to}", p.value, p.unit)?;
         }
-        writeln!(f, "\nrow   published         model             off      what")?;
+        writeln!(f, "\nrow   published         model             residual   quantity")?;
         let mut exceptions = 0;
         for r in self.residuals {
             let shown = |v: &f64| if v.abs() >= 100.0 { format!("{v:.1}") } else { format!("{v:.3}") };
-            let (model, how) = match &r.answer {
-                Answer::Values { values, how } => {
-                    (values.iter().map(shown).collect::<Vec<_>>().join(" / "), *how)
+            let (model, method) = match &r.answer {
+                Answer::Values { values, method } => {
+                    (values.iter().map(shown).collect::<Vec<_>>().join(" / "), method.as_str())
                 }
-                Answer::Definition(place) => ("built in".to_owned(), *place),
-                Answer::NotModelled(why) => ("silent".to_owned(), *why),
+                Answer::Definition(source) => ("definition".to_owned(), source.as_str()),
+                Answer::NotModelled(why) => ("not modelled".to_owned(), *why),
             };
-            let off = r.relative.map_or(String::new(), |v| format!("{:+.1} %", 100.0 * v));
+            let residual = match r.relative {
+                Some(relative) => format!("{:+.1} %", 100.0 * relative),
+                None if r.row.is_input() => "input".to_owned(),
+                None => String::new(),
+            };
             let mark = if r.relative.is_some_and(|v| v.abs() > 0.05) { " *" } else { "" };
             exceptions += u32::from(!mark.is_empty());
             let value: String = r.row.value.chars().take(16).collect();
             writeln!(
                 f,
-                "{:<4}  {value:<16}  {model:<16}  {off:>7}{mark:<2} {} [{}]; {how}",
+                "{:<4}  {value:<16}  {model:<16}  {residual:>7}{mark:<2}  {} [{}]; {method}",
                 r.row.id, r.row.quantity, r.row.unit
             )?;
         }
-        let with = self.residuals.iter().filter(|r| r.relative.is_some()).count();
+        let counted = self.residuals.iter().filter(|r| r.relative.is_some()).count();
+        let inputs = self.residuals.iter().filter(|r| r.row.is_input()).count();
         writeln!(
             f,
-            "\n{with} rows with numbers; {exceptions} are off by more than 5 % (*), docs/model.md says why"
+            "\n{counted} rows with residuals, {inputs} inputs; {exceptions} residuals above 5 % (*, docs/model.md)"
         )
     }
 }

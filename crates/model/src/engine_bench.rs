@@ -1,4 +1,4 @@
-//! How fast the engine is: what `millstream bench model` measures.
+//! Workloads of `millstream bench model`: event queues and the packet engine.
 
 use crate::engine::{
     BytesPerSecond, Channel, Context, Endpoint, EventQueue, Internal, Packet, Picos, Random, Route,
@@ -10,11 +10,11 @@ use std::collections::BinaryHeap;
 /// An entry as large as the engine's events.
 pub type Entry = [u64; 4];
 
-/// A queue of future events, to be held against others.
+/// A priority queue of future events.
 pub trait FutureEventSet {
-    /// Puts an entry in.
+    /// Adds an entry.
     fn push(&mut self, at: u64, entry: Entry);
-    /// Takes the earliest out.
+    /// Removes the earliest entry.
     fn pop(&mut self) -> Option<(u64, Entry)>;
 }
 
@@ -27,7 +27,7 @@ impl FutureEventSet for EventQueue<Entry> {
     }
 }
 
-/// The standard library's heap; a running number keeps equal times in order.
+/// The standard library's binary heap; a sequence number keeps equal times in order.
 #[derive(Debug, Default)]
 pub struct BinaryHeapQueue {
     heap: BinaryHeap<Reverse<(u64, u64, Entry)>>,
@@ -44,7 +44,7 @@ impl FutureEventSet for BinaryHeapQueue {
     }
 }
 
-/// A heap in which every entry has four children: half as deep, and siblings share a cache line or two.
+/// A four-ary heap: half as deep as a binary heap, and siblings share one or two cache lines.
 #[derive(Debug, Default)]
 pub struct FourAryHeapQueue {
     heap: Vec<(u64, u64, Entry)>,
@@ -86,8 +86,8 @@ impl FutureEventSet for FourAryHeapQueue {
     }
 }
 
-/// Keeps `pending` entries in the queue and replaces the earliest `operations` times by one 1 to 200 ns
-/// later: the hold model (Jones, CACM 29(4), 1986). Returns the last time, so that queues can be compared.
+/// Hold model (Jones, CACM 29(4), 1986): keeps `pending` entries queued, and replaces the earliest by an entry 1 to
+/// 200 ns later, `operations` times. Returns the last time, to compare queues.
 pub fn hold(queue: &mut impl FutureEventSet, pending: usize, operations: u64) -> u64 {
     let mut random = Random::new(1);
     for i in 0..pending {
@@ -102,7 +102,7 @@ pub fn hold(queue: &mut impl FutureEventSet, pending: usize, operations: u64) ->
     last
 }
 
-/// Sends every packet that arrives round again.
+/// Sends every received packet around its ring again.
 struct Forwarder {
     route: Route<Internal>,
     left: u64,
@@ -119,8 +119,8 @@ impl Endpoint for Forwarder {
     }
 }
 
-/// Events of a simulation in which `packets` packets go round over rings of eight lines with credits,
-/// until so many rounds are done. Every hop is two events: out of a line, and into the next.
+/// Number of events of `packets` packets on rings of eight channels with credits, in total `rounds` rounds.
+/// Every hop is two events: the departure from a channel and the arrival at the next.
 #[must_use]
 pub fn packet_rings(packets: u64, rounds: u64) -> u64 {
     let mut simulation = Simulation::new(1);
@@ -129,7 +129,7 @@ pub fn packet_rings(packets: u64, rounds: u64) -> u64 {
         let lines: Vec<_> = (0..8)
             .map(|i| {
                 let line =
-                    Channel::new(format!("line {ring} {i}"), BytesPerSecond::gigabytes(8.0 + i as f64));
+                    Channel::new(format!("channel {ring} {i}"), BytesPerSecond::gigabytes(8.0 + i as f64));
                 simulation.add_channel(line.overhead(24).latency(Picos(100_000)).capacity(1 << 16))
             })
             .collect();
@@ -144,7 +144,7 @@ pub fn packet_rings(packets: u64, rounds: u64) -> u64 {
     simulation.events()
 }
 
-/// Puts the first packets on their way.
+/// Sends the first packets.
 struct Injector {
     route: Route<Internal>,
     packets: u64,
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_input_gives_the_same_events() {
+    fn runs_are_deterministic() {
         assert_eq!(packet_rings(100, 5_000), packet_rings(100, 5_000));
     }
 }

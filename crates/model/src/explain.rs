@@ -1,4 +1,4 @@
-//! Where a flow's bottleneck is, and what would come next.
+//! Bottleneck analysis of a flow.
 
 use crate::benchmarks::perftest::bandwidth;
 use crate::engine::BytesPerSecond;
@@ -12,14 +12,14 @@ use millstream_site::Site;
 use std::fmt;
 use std::str::FromStr;
 
-/// A flow: `write client server.u280`, with a size after it if not 1 MiB.
+/// A flow, parsed from `VERB CLIENT SERVER [BYTES]`: `write client server.u280`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flow {
     /// The verb.
     pub verb: Verb,
-    /// Who starts it, and where its own memory is.
+    /// Requester: host or `host.card`.
     pub client: String,
-    /// The other side.
+    /// Responder: host or `host.card`.
     pub server: String,
     /// Bytes of a message.
     pub size: u32,
@@ -35,7 +35,7 @@ impl FromStr for Flow {
             [verb, client, server, size] => (verb, client, server, *size),
             _ => {
                 return Err(format!(
-                    "{text:?}: a flow is VERB CLIENT SERVER [BYTES], as \"write client server.u280\""
+                    "{text:?}: a flow is VERB CLIENT SERVER [BYTES], for example \"write client server.u280\""
                 ));
             }
         };
@@ -43,44 +43,44 @@ impl FromStr for Flow {
             "write" => Verb::Write,
             "read" => Verb::Read,
             "send" => Verb::Send,
-            other => return Err(format!("verb {other:?}: write, read or send")),
+            other => return Err(format!("verb {other:?}: one of write, read, send")),
         };
         let size = size.parse().ok().filter(|size| (1..=1 << 30).contains(size));
-        let size = size.ok_or_else(|| format!("{text:?}: a message has 1 to 1073741824 bytes"))?;
+        let size = size.ok_or_else(|| format!("{text:?}: the message size must be 1 to 1073741824 bytes"))?;
         Ok(Flow { verb, client: (*client).to_owned(), server: (*server).to_owned(), size })
     }
 }
 
-/// One line of the way.
+/// Load of one channel on the path.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChannelLoad {
-    /// Its name.
+    /// Name of the channel.
     pub name: String,
-    /// Part of the time in which it carried something.
+    /// Share of time spent transmitting.
     pub busy: f64,
-    /// Part of the time in which it waited for room behind it.
+    /// Share of time spent waiting for credits.
     pub blocked: f64,
-    /// What the flow could reach if this line were all that limits it.
+    /// Bandwidth of the flow if this channel were the only limit.
     pub ceiling: BytesPerSecond,
 }
 
-/// One parameter's effect.
+/// Sensitivity of the bandwidth to one parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sensitivity {
-    /// The parameter.
+    /// Name of the parameter.
     pub name: String,
-    /// Relative change of the bandwidth when it gets 10 % better, whichever way that is.
+    /// Relative bandwidth change if the parameter improves by 10 %.
     pub gain: f64,
 }
 
-/// An explanation.
+/// Bottleneck analysis of a flow.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Explanation {
-    /// What the flow reaches.
+    /// Bandwidth of the flow.
     pub rate: BytesPerSecond,
-    /// The lines, busiest first.
+    /// Channels, busiest first.
     pub channels: Vec<ChannelLoad>,
-    /// Parameters that matter, most first.
+    /// Parameters with an effect, largest first.
     pub sensitivities: Vec<Sensitivity>,
 }
 
@@ -97,21 +97,21 @@ fn measure(path: &DataPath, flow: &Flow) -> (BytesPerSecond, Vec<ChannelLoad>) {
             ChannelLoad { name: channel.name, busy, blocked, ceiling }
         })
         .collect();
-    // Lines without a time of their own say nothing.
+    // Channels without service time carry no information.
     channels.retain(|channel| channel.busy > 0.001 || channel.blocked > 0.001);
     channels.sort_by(|a, b| b.busy.total_cmp(&a.busy));
     (rate, channels)
 }
 
-/// Explains a flow.
+/// Analyses a flow.
 ///
 /// # Errors
-/// [`SetupError`] if the site cannot carry it.
+/// [`PathError`] if the site has no path for it.
 pub fn explain(site: &Site, p: &Parameters, flow: &Flow) -> Result<Explanation, PathError> {
     let path_with = |p: &Parameters| data_path(site, p, &flow.client, &flow.server);
-    let here = path_with(p)?;
-    let (rate, channels) = measure(&here, flow);
-    // What may take part in a flow; the others stand for other things.
+    let path = path_with(p)?;
+    let (rate, channels) = measure(&path, flow);
+    // Prefixes of parameters that can affect a flow.
     let path_prefixes = ["adapter.", "apenet.", "cpu.", "extoll.", "gpu.", "hbm.", "ib.", "pcie.", "u280."];
     let names: Vec<&str> = p
         .iter()
@@ -120,8 +120,8 @@ pub fn explain(site: &Site, p: &Parameters, flow: &Flow) -> Result<Explanation, 
         .collect();
     let mut sensitivities: Vec<Sensitivity> = parallel_map(&names, |name| {
         let gain = |factor: f64| match path_with(&p.with(name, p.get(name) * factor)) {
-            // Most parameters are of other parts: what is the same need not be simulated again.
-            Ok(changed) if changed != here => measure(&changed, flow).0.0 / rate.0 - 1.0,
+            // An unchanged path needs no simulation.
+            Ok(changed) if changed != path => measure(&changed, flow).0.0 / rate.0 - 1.0,
             _ => 0.0,
         };
         Sensitivity { name: (*name).to_owned(), gain: gain(1.1).max(gain(1.0 / 1.1)) }
@@ -132,7 +132,7 @@ pub fn explain(site: &Site, p: &Parameters, flow: &Flow) -> Result<Explanation, 
 }
 
 impl Explanation {
-    /// What limits the flow: the busiest line if it is full, else the parameter that matters most.
+    /// The bottleneck: the busiest channel if it is saturated, else the most effective parameter.
     #[must_use]
     pub fn bottleneck(&self) -> String {
         match self.channels.first() {
@@ -140,21 +140,20 @@ impl Explanation {
             _ => {
                 let what =
                     self.sensitivities.first().map_or("latency", |sensitivity| sensitivity.name.as_str());
-                format!("what is in flight at once, or latency: {what}")
+                format!("in-flight limit or latency: {what}")
             }
         }
     }
 
-    /// The lines that come next when the bottleneck goes, with what they would allow: where no line is full,
-    /// the busiest is the first of them.
+    /// Next limits when the bottleneck is removed. Without a saturated channel, the busiest is the first of them.
     pub fn next_limits(&self) -> impl Iterator<Item = &ChannelLoad> {
         let full = self.channels.first().is_some_and(|first| first.busy > SATURATED);
-        // A line of no time of its own limits nothing.
+        // A nearly idle channel limits nothing.
         self.channels.iter().skip(usize::from(full)).filter(|channel| channel.busy > 0.05)
     }
 }
 
-/// A line that is busy for more than this part of the time is full: the rest are gaps between messages.
+/// Utilization above which a channel counts as saturated; gaps between messages are the rest.
 const SATURATED: f64 = 0.9;
 
 impl fmt::Display for Explanation {
@@ -164,13 +163,13 @@ impl fmt::Display for Explanation {
             Some(first) if first.busy > SATURATED => {
                 writeln!(f, "bottleneck: {}, busy {:.0} % of the time", first.name, first.busy * 100.0)?;
             }
-            _ => writeln!(f, "bottleneck: no line is full; {}", self.bottleneck())?,
+            _ => writeln!(f, "bottleneck: no channel is saturated; {}", self.bottleneck())?,
         }
         let next: Vec<String> = (self.next_limits().take(3))
             .map(|s| format!("{} ({:.2} GB/s)", s.name, s.ceiling.as_gigabytes()))
             .collect();
-        writeln!(f, "next: {}", if next.is_empty() { "none near".to_owned() } else { next.join(", ") })?;
-        writeln!(f, "\n  {:<36}   busy   blocked   alone it would allow", "line")?;
+        writeln!(f, "next: {}", if next.is_empty() { "none".to_owned() } else { next.join(", ") })?;
+        writeln!(f, "\n  {:<36}   busy   blocked   limit", "channel")?;
         for s in &self.channels {
             let ceiling = match s.ceiling.as_gigabytes() {
                 ceiling if ceiling.is_finite() => format!("{ceiling:.2} GB/s"),
@@ -184,7 +183,7 @@ impl fmt::Display for Explanation {
                 s.blocked * 100.0
             )?;
         }
-        writeln!(f, "\n  {:<36}  bandwidth", "parameter, 10 % better")?;
+        writeln!(f, "\n  {:<36}  bandwidth", "parameter improved by 10 %")?;
         for e in self.sensitivities.iter().take(8) {
             writeln!(f, "  {:<36}  {:>+6.1} %", e.name, e.gain * 100.0)?;
         }
@@ -192,10 +191,10 @@ impl fmt::Display for Explanation {
     }
 }
 
-/// One flow over all combinations of settings: a row each, with the bottleneck and what comes next.
+/// Analyses a flow for all combinations of settings; one row for each.
 ///
 /// # Errors
-/// [`WhatIfError`] if a setting cannot be, [`SetupError`] if a site cannot carry the flow.
+/// [`SweepError`](crate::sweep::SweepError) if a setting is invalid, [`PathError`] if a site has no path for the flow.
 pub fn explain_sweep(
     (name, text): (&str, &str),
     points: &[Vec<(&str, &str)>],
@@ -203,7 +202,10 @@ pub fn explain_sweep(
 ) -> Result<ResultTable, Box<dyn std::error::Error>> {
     let mut columns: Vec<String> =
         points.first().into_iter().flatten().map(|(name, _)| (*name).to_owned()).collect();
-    columns.extend(["GB/s", "bottleneck", "busy", "next", "it allows [GB/s]"].map(str::to_owned));
+    columns.extend(
+        ["bandwidth [GB/s]", "bottleneck", "utilization", "next limit", "next limit [GB/s]"]
+            .map(str::to_owned),
+    );
     let mut rows = Vec::new();
     for point in points {
         let (site, p) = apply(name, text, point)?;
@@ -215,7 +217,7 @@ pub fn explain_sweep(
         row.push(TableValue::Text(e.bottleneck()));
         row.push(TableValue::Number((busy * 100.0).round() / 100.0));
         let next = e.next_limits().next();
-        row.push(TableValue::Text(next.map_or("none near".to_owned(), |channel| channel.name.clone())));
+        row.push(TableValue::Text(next.map_or("none".to_owned(), |channel| channel.name.clone())));
         row.push(next.map_or(TableValue::Text("-".to_owned()), |channel| {
             TableValue::Number(channel.ceiling.as_gigabytes())
         }));

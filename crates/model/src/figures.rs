@@ -1,26 +1,26 @@
-//! Pictures from predictions, each with its data.
+//! Figures of predictions, each with its data.
 
 use crate::benchmarks::apenet;
 use crate::benchmarks::event_builder::{self, TrafficShaping};
 use crate::benchmarks::perftest::{bandwidth, latency};
 use crate::benchmarks::torus::{Torus, all_to_all, small_packet_latency};
 use crate::engine::{BytesPerSecond, Picos};
+use crate::measure::stencil_rates;
 use crate::parallel::parallel_map;
 use crate::parameters::Parameters;
 use crate::path::data_path;
 use crate::path::{DataPath, Verb};
-use crate::rows::stencil_rate;
 use crate::sites::{shipped, shipped_with};
 use millstream_report::chart::{Chart, Series};
 
-/// A picture's file name, without ending, and the picture.
+/// File name without extension, and the chart.
 pub type Figure = (&'static str, Chart);
 
 fn chart(title: &str, x: &str, y: &str, powers: bool, series: Vec<Series>) -> Chart {
     Chart { title: title.to_owned(), x: x.to_owned(), y: y.to_owned(), powers, series }
 }
 
-/// A series, its points computed side by side.
+/// A series whose points are computed in parallel.
 fn series(name: impl Into<String>, xs: &[f64], y: impl Fn(f64) -> f64 + Sync) -> Series {
     let points = parallel_map(xs, |&x| (x, y(x)));
     Series { name: name.into(), points }
@@ -30,46 +30,53 @@ fn powers(from: u32, to: u32) -> Vec<f64> {
     (from..=to).map(|bit| f64::from(bit).exp2()).collect()
 }
 
-fn verb_bandwidth(p: &Parameters, site: (&str, &str), server: &str, verb: Verb, size: f64) -> f64 {
-    let site = shipped_with(site.0, "450 MHz", site.1);
-    let client = site.hosts[0].name.clone();
-    let path = data_path(&site, p, &client, server)
-        .unwrap_or_else(|error| panic!("shipped sites carry flows: {error}"));
-    bandwidth(&path, verb, size as u32, 128, false).rate.as_gigabytes()
+/// Name of a shipped site, and a memory clock of its card that differs from the site file.
+type ClockedSite = (&'static str, Option<&'static str>);
+
+fn shipped_path(p: &Parameters, (name, clock): ClockedSite, server: &str) -> DataPath {
+    let settings: Vec<(&str, &str)> =
+        clock.map(|clock| ("host.server.card.u280.memory.clock", clock)).into_iter().collect();
+    let site = shipped_with(name, &settings);
+    data_path(&site, p, &site.hosts[0].name, server).unwrap_or_else(|error| panic!("site {name}: {error}"))
+}
+
+fn verb_bandwidth(p: &Parameters, site: ClockedSite, server: &str, verb: Verb, size: f64) -> f64 {
+    bandwidth(&shipped_path(p, site, server), verb, size as u32, 128, false).rate.as_gigabytes()
 }
 
 fn paths(p: &Parameters, verb: Verb) -> Chart {
     let sizes = powers(8, 22);
-    let line = |name: &str, site: &'static str, clock: &'static str, server: &'static str| {
-        series(name, &sizes, move |size| verb_bandwidth(p, (site, clock), server, verb, size))
+    let line = |name: &str, site: ClockedSite, server: &'static str| {
+        series(name, &sizes, move |size| verb_bandwidth(p, site, server, verb, size))
     };
     let title = if verb == Verb::Read { "RDMA READ by path" } else { "RDMA WRITE by path" };
     let lines = vec![
-        line("host to host", "recipe-baseline", "450 MHz", "server"),
-        line("root complex, 450 MHz", "recipe-baseline", "450 MHz", "server.u280"),
-        line("root complex, 250 MHz", "recipe-baseline", "250 MHz", "server.u280"),
-        line("switch, 450 MHz", "recipe-backplane", "450 MHz", "server.u280"),
-        line("switch, 250 MHz", "recipe-backplane", "250 MHz", "server.u280"),
+        line("host to host", ("recipe-baseline", None), "server"),
+        line("root complex, 450 MHz", ("recipe-baseline", None), "server.u280"),
+        line("root complex, 250 MHz", ("recipe-baseline", Some("250 MHz")), "server.u280"),
+        line("switch, 450 MHz", ("recipe-backplane", None), "server.u280"),
+        line("switch, 250 MHz", ("recipe-backplane", Some("250 MHz")), "server.u280"),
     ];
     chart(title, "message size [B]", "bandwidth [GB/s]", true, lines)
 }
 
 fn stencil(p: &Parameters) -> Chart {
-    let card = ("recipe-baseline", "450 MHz");
-    let write = verb_bandwidth(p, card, "server.u280", Verb::Write, f64::from(1 << 20));
-    let read = verb_bandwidth(p, card, "server.u280", Verb::Read, f64::from(1 << 20));
-    let compute = stencil_rate(p).as_gigabytes();
+    let site = shipped("recipe-baseline");
+    let rates = stencil_rates(&site, p, &site.hosts[0].name, "server.u280");
+    let [write, sweep, read] = rates
+        .unwrap_or_else(|error| panic!("site recipe-baseline: {error}"))
+        .map(BytesPerSecond::as_gigabytes);
     let tiles = [0.25, 0.5, 1.0, 2.0, 4.0];
     let lines = vec![
         series("write to the card", &tiles, |gb| gb / write),
-        series("one sweep", &tiles, |gb| gb / compute),
+        series("one sweep", &tiles, |gb| gb / sweep),
         series("read back", &tiles, |gb| gb / read),
-        series("all", &tiles, |gb| gb / write + gb / compute + gb / read),
+        series("total", &tiles, |gb| gb / write + gb / sweep + gb / read),
     ];
     chart("Stencil on one card through the root complex", "tile [GB]", "time [s]", false, lines)
 }
 
-/// The shipped torus.
+/// The torus of the shipped APEnet+ site.
 #[must_use]
 pub fn torus(p: &Parameters) -> Torus {
     let site = shipped("apenet-torus");
@@ -84,12 +91,12 @@ pub fn torus(p: &Parameters) -> Torus {
     }
 }
 
-/// What each node of LHCb's event builder gets over the network when all events are at hand.
+/// Network bandwidth per node of the LHCb event builder with all events available at the start.
 fn event_builder(p: &Parameters, nodes: u16, shape: TrafficShaping) -> BytesPerSecond {
     let mut path = event_builder::Scenario::from_site(&shipped("event-builder-500"), p, Some(nodes))
         .unwrap_or_else(|error| panic!("the shipped site builds events: {error}"));
-    path.configuration.shape = shape;
-    // So many batches for each builder unit that every slot is used several times.
+    path.configuration.traffic_shaping = shape;
+    // Enough batches per builder unit to use every slot several times.
     let batches = 6 * u64::from(path.configuration.slots) * u64::from(nodes);
     (path.load.rate, path.load.events) = (None, batches * u64::from(path.load.batch));
     let outcome = event_builder::run(&path, event_builder::ModelLevel::Flows)
@@ -104,15 +111,15 @@ fn builder(p: &Parameters) -> Chart {
     let load = event_builder::ReadoutLoad::lhcb(1.0);
     let needed = 40e6 * load.fragment * 8e-9;
     let lines = vec![
-        line("shaped: in rotation", TrafficShaping::BarrelShifter),
-        line("not shaped: in the order of assignment", TrafficShaping::Unshaped),
-        // What a node sends to itself does not travel.
-        series("40 MHz of events take", &nodes, |n| needed * (n - 1.0) / n),
+        line("barrel shifter", TrafficShaping::BarrelShifter),
+        line("unshaped: in the order of assignment", TrafficShaping::Unshaped),
+        // A node's transfers to itself do not use the network.
+        series("40 MHz of events need", &nodes, |n| needed * (n - 1.0) / n),
     ];
     chart("Event builder by number of nodes", "nodes", "each node receives [Gb/s]", true, lines)
 }
 
-/// Two nodes of the shipped torus, next to each other.
+/// Two neighbouring nodes of the shipped torus.
 fn neighbours(p: &Parameters, client: &str, server: &str) -> DataPath {
     data_path(&shipped("apenet-torus"), p, client, server)
         .unwrap_or_else(|error| panic!("shipped sites carry flows: {error}"))
@@ -141,8 +148,8 @@ fn translation(p: &Parameters) -> Chart {
 }
 
 fn watchdog(p: &Parameters) -> Chart {
-    // Host and adapter write a register each period and read the other's each period: a death just after a write is
-    // seen at the second read after it. The neighbour hears one hop later.
+    // Host and adapter each write a register once per period and read the other's. A failure just after a write is
+    // detected at the second read after it; the neighbours learn of it one hop later.
     let hop = (p.get("apenet.latency") + p.get("apenet.hop.latency") * 1e-3) * 1e-3;
     let periods = [10.0, 100.0, 200.0, 300.0, 400.0, 500.0, 600.0, 700.0, 800.0, 900.0, 1000.0];
     let lines = vec![
@@ -153,7 +160,7 @@ fn watchdog(p: &Parameters) -> Chart {
     chart("Watchdog: period against detection", "period [ms]", "time to detection [ms]", false, lines)
 }
 
-/// All figures. `progress` hears each one's name before it is drawn.
+/// Computes all figures; calls `progress` with each name first.
 #[must_use]
 pub fn all(p: &Parameters, mut progress: impl FnMut(&str)) -> Vec<Figure> {
     selected(p, |name| {
@@ -162,7 +169,7 @@ pub fn all(p: &Parameters, mut progress: impl FnMut(&str)) -> Vec<Figure> {
     })
 }
 
-/// The figures whose names are wanted; each name is asked for once.
+/// Computes the figures whose names `wanted` accepts; it is called once per name.
 #[must_use]
 pub fn selected(p: &Parameters, mut wanted: impl FnMut(&str) -> bool) -> Vec<Figure> {
     let sizes = powers(9, 12);
@@ -200,7 +207,7 @@ pub fn selected(p: &Parameters, mut wanted: impl FnMut(&str) -> bool) -> Vec<Fig
         let lines = (ends.iter())
             .map(|&(name, client, server)| {
                 let path = neighbours(p, client, server);
-                // perftest halves; a round trip is the whole.
+                // perftest reports half a round trip.
                 series(name, &powers(5, 12), move |size| {
                     2.0 * latency(&path, Verb::Write, size as u32).nanos() * 1e-3
                 })
@@ -210,10 +217,10 @@ pub fn selected(p: &Parameters, mut wanted: impl FnMut(&str) -> bool) -> Vec<Fig
     });
     draw("torus-hops", &|| {
         let torus = torus(p);
-        // 0 to 42 are six hops; nodes on the way are fewer.
+        // Nodes 0 and 42 are six hops apart; the other nodes are nearer.
         let far = [1usize, 2, 6, 10, 26, 42];
         let line = Series {
-            name: "small_packet_latency message".to_owned(),
+            name: "small message".to_owned(),
             points: far
                 .iter()
                 .map(|&to| {
@@ -238,7 +245,7 @@ pub fn selected(p: &Parameters, mut wanted: impl FnMut(&str) -> bool) -> Vec<Fig
     draw("ib-write-bw", &|| {
         let line = |name: &str, site: &'static str| {
             series(name, &powers(6, 20), move |size| {
-                verb_bandwidth(p, (site, "450 MHz"), "node1", Verb::Write, size) * 8.0
+                verb_bandwidth(p, (site, None), "node1", Verb::Write, size) * 8.0
             })
         };
         let lines = vec![

@@ -1,35 +1,34 @@
-//! The flow level: messages as fluids that share links max-min fairly.
+//! Flow-level simulation: messages as fluid flows with max-min fair sharing of links.
 //!
-//! For hundreds of nodes, packets are too many. A flow has bytes left and a rate; whenever a flow starts or
-//! ends, the rates of the flows that share a link with it, directly or through others, are computed anew
-//! (progressive filling: Bertsekas and Gallager, Data Networks, 6.5.2). What headers and flow control leave
-//! of a link is taken off its rate beforehand, so that both levels agree where both apply.
+//! A flow has remaining bytes and a rate. When a flow starts or ends, progressive filling computes new rates for all
+//! flows that share a link with it, directly or through others (Bertsekas and Gallager, Data Networks, 6.5.2). The caller
+//! subtracts headers and flow control from link rates, so results agree with the packet level.
 //!
-//! Rates are grouped: flows with the same links have the same rate, always, so that an all-to-all of many
-//! messages costs as much as its pairs.
+//! Flows over the same links always have the same rate, so rates are computed per path: the cost of an all-to-all
+//! depends on the number of node pairs, not of messages.
 
 use crate::engine::{BytesPerSecond, EventQueue, Picos};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// A link of the flow level.
+/// A link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(u32);
 
-/// A way: flows on it share everything.
+/// A list of links; all flows on it have the same rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowPathId(u32);
 
-/// A flow, by order of its start.
+/// A flow, numbered by start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowId(pub u64);
 
 #[derive(Debug)]
 struct Link {
     rate: f64,
-    /// Ways with flows on them.
+    /// Paths with active flows over this link.
     paths: Vec<u32>,
-    /// Rates computed in this round, and whether the round has it.
+    /// Last rate update that reached this link; `left` and `unfixed_flows` belong to it.
     round: u64,
     left: f64,
     unfixed_flows: u32,
@@ -39,37 +38,37 @@ struct Link {
 struct FlowPath {
     links: Vec<u32>,
     latency: Picos,
-    /// Its place in each of its links' lists, while it has flows.
+    /// Index of this path in each of its links' lists, while the path has flows.
     positions: Vec<u32>,
-    /// Flows on it, by the bytes that one flow of it has carried when each of them ends.
+    /// Flows by the value of `sent` at which each ends.
     flows: BinaryHeap<Reverse<(u64, u64, u64)>>,
     rate: f64,
-    /// Bytes that a flow which had been here all the time would have carried, in 1/1024 bytes.
+    /// Bytes that a flow active since the path's first start would have sent.
     sent: f64,
     at: Picos,
-    /// Which entry of the queue of ends is this way's.
+    /// Version of the valid completion event.
     version: u32,
     round: u64,
     fixed: bool,
 }
 
-/// What happens.
+/// A scheduled event.
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// The first flow of a way has put its last byte out, unless the way's version is another by now.
+    /// The first flow of a path has sent its last byte; stale if the path's version differs.
     End { path: u32, version: u32 },
-    /// A last byte has arrived.
+    /// A flow's last byte has arrived.
     Arrival { tag: u64 },
 }
 
-/// The simulation at flow level. Deterministic; time is [`Picos`].
+/// A deterministic flow-level simulation.
 #[derive(Debug, Default)]
 pub struct FlowSimulation {
     now: Picos,
     links: Vec<Link>,
     paths: Vec<FlowPath>,
     events: EventQueue<Event>,
-    /// Ways on which a flow has started or ended since rates were shared out.
+    /// Paths with a flow that started or ended since the last rate update.
     dirty_paths: Vec<u32>,
     round: u64,
     started: u64,
@@ -77,7 +76,7 @@ pub struct FlowSimulation {
 }
 
 impl FlowSimulation {
-    /// An empty one.
+    /// An empty simulation.
     #[must_use]
     pub fn new() -> FlowSimulation {
         FlowSimulation::default()
@@ -89,7 +88,7 @@ impl FlowSimulation {
         LinkId(self.links.len() as u32 - 1)
     }
 
-    /// Adds a way over links.
+    /// Adds a path over links.
     pub fn add_path(&mut self, links: &[LinkId], latency: Picos) -> FlowPathId {
         self.paths.push(FlowPath {
             links: links.iter().map(|link| link.0).collect(),
@@ -106,19 +105,19 @@ impl FlowSimulation {
         FlowPathId(self.paths.len() as u32 - 1)
     }
 
-    /// The time.
+    /// Simulated time.
     #[must_use]
     pub fn now(&self) -> Picos {
         self.now
     }
 
-    /// How often rates were shared out.
+    /// Number of rate updates.
     #[must_use]
     pub fn rate_updates(&self) -> u64 {
         self.rate_updates
     }
 
-    /// Starts a flow now; `tag` comes back with its end.
+    /// Starts a flow now; [`FlowSimulation::next_completion`] returns `tag` at its end.
     pub fn start_flow(&mut self, path: FlowPathId, bytes: u64, tag: u64) -> FlowId {
         let id = self.started;
         self.started += 1;
@@ -138,22 +137,22 @@ impl FlowSimulation {
         FlowId(id)
     }
 
-    /// A flow's rate at this moment, if its way has any.
+    /// Current rate of each flow on the path.
     #[must_use]
     pub fn rate(&mut self, path: FlowPathId) -> BytesPerSecond {
         self.update_rates();
         BytesPerSecond(self.paths[path.0 as usize].rate)
     }
 
-    /// The next end of a flow: its time and tag. The time moves there.
+    /// Advances to the next completion; returns its time and the flow's tag.
     pub fn next_completion(&mut self) -> Option<(Picos, u64)> {
         loop {
-            // Rates are shared out once for all that happens at one time.
+            // One rate update serves all events of one time.
             if !self.events.has_event_now() {
                 self.update_rates();
             }
             let Some((at, event)) = self.events.pop() else {
-                // What was popped last may have been out of date and late: time starts from now again.
+                // The last popped event may be stale and in the future: restart the queue.
                 self.events = EventQueue::new();
                 return None;
             };
@@ -171,13 +170,13 @@ impl FlowSimulation {
         }
     }
 
-    /// The flows of a way that have carried everything leave it; their last byte travels on.
+    /// Removes the flows of a path that have sent everything, and schedules their arrivals.
     fn finish(&mut self, index: u32) {
         let now = self.now;
         let path = &mut self.paths[index as usize];
         path.advance(now);
         path.version += 1;
-        // The first has ended, whatever rounding says, and those with it.
+        // Rounding must not keep the first flow alive.
         let mut due = (path.sent * SCALE) as u64 + 1;
         if let Some(Reverse((first, ..))) = path.flows.peek() {
             due = due.max(*first);
@@ -210,7 +209,7 @@ impl FlowSimulation {
         }
     }
 
-    /// Shares links out anew among all flows that a change can reach.
+    /// Computes new rates for all flows that the changed paths can affect.
     fn update_rates(&mut self) {
         if self.dirty_paths.is_empty() {
             return;
@@ -218,7 +217,7 @@ impl FlowSimulation {
         self.rate_updates += 1;
         self.round += 1;
         let round = self.round;
-        // Everything that shares a link with what changed, and what shares with that.
+        // Collect all links and paths connected to the changed paths.
         let mut links: Vec<u32> = Vec::new();
         let mut paths: Vec<u32> = Vec::new();
         let reach = |link: u32, links: &mut Vec<u32>, all: &mut Vec<Link>| {
@@ -238,7 +237,7 @@ impl FlowSimulation {
             }
             let alone = path.links.iter().all(|&link| self.links[link as usize].paths.len() == 1);
             if alone && !path.flows.is_empty() {
-                // Nobody shares its links: the narrowest of them is its own.
+                // No other path uses these links: the slowest link sets the rate.
                 path.round = round;
                 path.advance(self.now);
                 let rates = path.links.iter().map(|&link| self.links[link as usize].rate);
@@ -275,7 +274,7 @@ impl FlowSimulation {
                 }
             }
         }
-        // Progressive filling, the fullest link first.
+        // Progressive filling: the link with the smallest fair share first.
         let mut order: BinaryHeap<Reverse<(u64, u32)>> = (links.iter())
             .filter(|&&link| self.links[link as usize].unfixed_flows > 0)
             .map(|&link| Reverse((self.links[link as usize].fair_share(), link)))
@@ -311,24 +310,24 @@ impl FlowSimulation {
         }
     }
 
-    /// Notes when the first flow of a way ends at its rate.
+    /// Schedules the end of the first flow of a path.
     fn schedule(&mut self, index: u32) {
         let path = &mut self.paths[index as usize];
         path.version += 1;
         if let Some(&Reverse((end, ..))) = path.flows.peek() {
             let left = (end as f64 / SCALE - path.sent).max(0.0);
-            // Rounded up, so that it is over when the time has come.
+            // Round up, so that the flow has ended at that time.
             let span = Picos((left / path.rate * 1e12).ceil() as u64);
             self.events.push(self.now + span, Event::End { path: index, version: path.version });
         }
     }
 }
 
-/// Parts of a byte that are counted.
+/// Fixed-point scale of flow ends: 1/1024 byte.
 const SCALE: f64 = 1024.0;
 
 impl Link {
-    /// What each flow that has no rate yet would get, as bits that order as numbers do (it is positive).
+    /// Fair share of each flow without a rate; positive floats order like their bits.
     fn fair_share(&self) -> u64 {
         (self.left / f64::from(self.unfixed_flows)).max(1e-3).to_bits()
     }
@@ -343,8 +342,8 @@ impl FlowPath {
     }
 }
 
-/// All hosts send `messages` messages to all others over one non-blocking switch, all at once; returns the
-/// time of the last.
+/// All-to-all of `messages` messages per pair over a non-blocking switch, all started at once.
+/// Returns the time of the last completion.
 #[must_use]
 pub fn all_to_all(hosts: u32, messages: u32, bytes: u64, rate: BytesPerSecond, latency: Picos) -> Picos {
     let mut flows = FlowSimulation::new();
@@ -365,8 +364,8 @@ pub fn all_to_all(hosts: u32, messages: u32, bytes: u64, rate: BytesPerSecond, l
     last
 }
 
-/// The same with one message of each host under way: host i sends its messages to host i + 1, then those to
-/// host i + 2, and so on.
+/// All-to-all in which each host has one message in flight: host i sends to host i + 1, then to host i + 2, and so on.
+/// Returns the time of the last completion.
 #[must_use]
 pub fn all_to_all_sequential(
     hosts: u32,
@@ -378,7 +377,7 @@ pub fn all_to_all_sequential(
     let mut flows = FlowSimulation::new();
     let up: Vec<LinkId> = (0..hosts).map(|_| flows.add_link(rate)).collect();
     let down: Vec<LinkId> = (0..hosts).map(|_| flows.add_link(rate)).collect();
-    // A way to each peer of each host, in the order of its turns.
+    // Paths to the peers of each host, in sending order.
     let peers = hosts.saturating_sub(1);
     let paths: Vec<FlowPathId> = (0..hosts)
         .flat_map(|from| (1..hosts).map(move |k| (from, (from + k) % hosts)))

@@ -1,15 +1,15 @@
-//! A discrete-event model of data paths into accelerator memory.
+//! Discrete-event model of RDMA data paths into accelerator memory.
 //!
-//! It answers what a site will reach and where its bottleneck is. A site (crate `millstream-site`) and
-//! named parameters make [`part`]s of the [`engine`]; the [`tool`]s measure on them as the real programs
-//! do. [`calibrate`] fits parameters to published rows, [`predict`] answers others with intervals.
+//! The model predicts the performance of a site and its bottleneck. A site (crate `millstream-site`) and [`parameters`]
+//! define a [`path`]; its [`component`]s run on the [`engine`], and [`benchmarks`] measure on them as the real programs do.
+//! [`calibrate`] fits parameters to published [`rows`]; [`predict`] answers other rows with intervals.
 //!
 //! ```text
 //!   site ──┐
-//!          ├─[setup]─► parts on the engine ◄─ tools ─► rows ─► calibrate, predict
+//!          ├─[path]─► components on the engine ◄─ benchmarks ─► rows ─► calibrate, predict
 //!   parameters ─┘
 //! ```
-//! `docs/model.md` explains the method, the parameters and what is off.
+//! `docs/model.md` explains the method, the parameters and the residuals.
 #![forbid(unsafe_code)]
 
 pub mod benchmarks;

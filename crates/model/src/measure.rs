@@ -1,49 +1,50 @@
-//! The measuring programs by their names, between two places of a site: what `millstream model measure` runs.
+//! Benchmarks by name, between two memories of a site: `millstream model measure`.
 
 use crate::benchmarks::apenet;
 use crate::benchmarks::dma::{self, DmaEngine, DmaHost, DmaTest};
 use crate::benchmarks::osu::{self, Mpi};
+use crate::benchmarks::pcie_bench::{self, Processor, nfp6000};
 use crate::benchmarks::perftest::{bandwidth, latency};
+use crate::engine::BytesPerSecond;
 use crate::parallel::parallel_map;
 use crate::parameters::Parameters;
 use crate::path::Verb;
 use crate::path::{PathError, data_path, stencil_rate};
 use crate::result_table::TableValue;
-use crate::rows::{bench_host, nfp6000};
 use millstream_site::schema::PcieLink;
 use millstream_site::validate::Parent;
 use millstream_site::{DeviceKind, Site, SocketId};
 use std::str::FromStr;
 
-/// A measuring program.
+/// A benchmark program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Benchmark {
-    /// perftest's bandwidth of a verb.
+    /// perftest bandwidth of a verb.
     Bandwidth(Verb),
-    /// perftest's latency of a verb.
+    /// perftest latency of a verb.
     Latency(Verb),
     /// An OSU micro-benchmark.
     Osu(osu::OsuTest),
-    /// pcie-bench's bandwidth.
+    /// pcie-bench bandwidth.
     Dma(DmaTest),
-    /// pcie-bench's read latency.
+    /// pcie-bench read latency.
     DmaLatency,
-    /// One sweep of the five-point stencil over a tile on a remote card.
+    /// Write of a tile to a remote card, one sweep of the five-point stencil, and read back.
     Stencil,
 }
 
-/// A tool with all that people and the command line have to know of it.
+/// A benchmark with its description.
 #[derive(Clone, Copy, Debug)]
 pub struct BenchmarkInfo {
-    /// The tool.
+    /// The benchmark.
     pub benchmark: Benchmark,
-    /// Its name, as the real one's.
+    /// Name of the real program.
     pub name: &'static str,
-    /// What its numbers are.
+    /// Definition of its results.
     pub definition: &'static str,
     /// Columns after the size.
     pub columns: &'static [&'static str],
-    /// Smallest and largest size if none are given: powers of two.
+    /// Smallest and largest default size; powers of two.
     pub sizes: (u64, u64),
 }
 
@@ -51,50 +52,50 @@ const BW: &[&str] = &["BW average [MiB/s]", "BW average [Gb/s]", "message rate [
 const LAT: &[&str] = &["t_typical [us]"];
 const OSU: &[&str] = &["bandwidth [MB/s]"];
 const DMA: &[&str] = &["bandwidth [Gb/s]"];
-const BW_IS: &str = "payload by the time between completions at the client, one queue pair, 128 requests under way; MiB are 2^20 bytes, Gb 10^9 bits (perftest)";
-const LAT_IS: &str = "half a round trip, one message at a time (perftest)";
+const BW_DEFINITION: &str = "payload per time between completions at the client; one QP, tx-depth 128; MiB = 2^20 bytes, Gb = 10^9 bits (perftest)";
+const LAT_DEFINITION: &str = "half a round trip (perftest)";
 
-/// All tools.
+/// All benchmarks.
 pub const BENCHMARKS: &[BenchmarkInfo] = &[
     BenchmarkInfo {
         benchmark: Benchmark::Bandwidth(Verb::Write),
         name: "ib_write_bw",
-        definition: BW_IS,
+        definition: BW_DEFINITION,
         columns: BW,
         sizes: (2, 8 << 20),
     },
     BenchmarkInfo {
         benchmark: Benchmark::Bandwidth(Verb::Read),
         name: "ib_read_bw",
-        definition: BW_IS,
+        definition: BW_DEFINITION,
         columns: BW,
         sizes: (2, 8 << 20),
     },
     BenchmarkInfo {
         benchmark: Benchmark::Bandwidth(Verb::Send),
         name: "ib_send_bw",
-        definition: BW_IS,
+        definition: BW_DEFINITION,
         columns: BW,
         sizes: (2, 8 << 20),
     },
     BenchmarkInfo {
         benchmark: Benchmark::Latency(Verb::Write),
         name: "ib_write_lat",
-        definition: LAT_IS,
+        definition: LAT_DEFINITION,
         columns: LAT,
         sizes: (2, 8 << 20),
     },
     BenchmarkInfo {
         benchmark: Benchmark::Latency(Verb::Read),
         name: "ib_read_lat",
-        definition: "a whole round trip, one message at a time (perftest)",
+        definition: "full round trip (perftest)",
         columns: LAT,
         sizes: (2, 8 << 20),
     },
     BenchmarkInfo {
         benchmark: Benchmark::Latency(Verb::Send),
         name: "ib_send_lat",
-        definition: LAT_IS,
+        definition: LAT_DEFINITION,
         columns: LAT,
         sizes: (2, 8 << 20),
     },
@@ -108,84 +109,84 @@ pub const BENCHMARKS: &[BenchmarkInfo] = &[
     BenchmarkInfo {
         benchmark: Benchmark::Osu(osu::OsuTest::Bandwidth),
         name: "osu_bw",
-        definition: "windows of 64 sends, each answered by 4 bytes; MB are 10^6 bytes (OMB 5.3)",
+        definition: "windows of 64 sends, then a reply of 4 bytes; MB = 10^6 bytes (OMB 5.3)",
         columns: OSU,
         sizes: (1, 4 << 20),
     },
     BenchmarkInfo {
         benchmark: Benchmark::Osu(osu::OsuTest::Bidirectional),
         name: "osu_bibw",
-        definition: "windows of 64 receives and 64 sends on both ends, both directions added; MB are 10^6 bytes (OMB 5.3)",
+        definition: "windows of 64 receives and 64 sends on both sides, sum of both directions; MB = 10^6 bytes (OMB 5.3)",
         columns: OSU,
         sizes: (1, 4 << 20),
     },
     BenchmarkInfo {
         benchmark: Benchmark::Dma(DmaTest::Read),
         name: "dma_read_bw",
-        definition: "an adapter's DMA reads of memory, bytes by time (pcie-bench BW_DMA_RD)",
+        definition: "DMA reads of host memory, bytes per time (pcie-bench BW_DMA_RD)",
         columns: DMA,
         sizes: (64, 2048),
     },
     BenchmarkInfo {
         benchmark: Benchmark::Dma(DmaTest::Write),
         name: "dma_write_bw",
-        definition: "an adapter's DMA writes to memory, bytes by time (pcie-bench BW_DMA_WR)",
+        definition: "DMA writes to host memory, bytes per time (pcie-bench BW_DMA_WR)",
         columns: DMA,
         sizes: (64, 2048),
     },
     BenchmarkInfo {
         benchmark: Benchmark::Dma(DmaTest::ReadWrite),
         name: "dma_rw_bw",
-        definition: "reads and writes in turns, bytes of one direction by time (pcie-bench BW_DMA_RW)",
+        definition: "alternating DMA reads and writes, bytes of one direction per time (pcie-bench BW_DMA_RW)",
         columns: DMA,
         sizes: (64, 2048),
     },
     BenchmarkInfo {
         benchmark: Benchmark::DmaLatency,
         name: "dma_read_lat",
-        definition: "one DMA read, from its start to the adapter's hearing of its end (pcie-bench LAT_DMA_RD)",
+        definition: "one DMA read, start to completion handling (pcie-bench LAT_DMA_RD)",
         columns: &["latency [ns]"],
         sizes: (8, 2048),
     },
     BenchmarkInfo {
         benchmark: Benchmark::Stencil,
         name: "stencil",
-        definition: "a tile is written to the card, swept once by the five-point Jacobi kernel in one bank, and read back, one after the other",
-        columns: &["write [s]", "sweep [s]", "read back [s]", "all [s]"],
+        definition: "write of a tile to the card, one sweep of the five-point Jacobi kernel in one bank, and read back, in sequence",
+        columns: &["write [s]", "sweep [s]", "read back [s]", "total [s]"],
         sizes: (1 << 28, 1 << 32),
     },
 ];
 
-/// What cannot be measured.
+/// A benchmark that cannot run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BenchmarkError {
-    /// The site cannot carry it.
+    /// The site has no such path.
     #[error(transparent)]
     Path(#[from] PathError),
-    /// DMA tests start from an adapter.
+    /// A DMA test needs an adapter as client and memory of its host as server.
     #[error(
-        "{0:?}: DMA tests go from an adapter, as host.adapter, to its host or a socket, as host or host.socket1"
+        "{0:?}: a DMA test needs host.adapter as client, and host or host.socket1 of the same host as server"
     )]
     NotAnAdapter(String),
-    /// The adapter's DMA engine is not described.
-    #[error("{name:?} is a {model}: DMA engines are described of the NFP-6000 and of APEnet+")]
+    /// The model has no DMA engine for this adapter.
+    #[error("{name:?} is a {model}: the model has the DMA engines of NFP-6000 and APEnet+ only")]
     NoDmaEngine {
-        /// The adapter.
+        /// Name of the adapter.
         name: String,
-        /// What it is.
+        /// Its model.
         model: String,
     },
-    /// The stencil needs a card.
-    #[error("{0:?}: the stencil runs on a card with memory, as host.card")]
+    /// The stencil benchmark needs a card with memory.
+    #[error("{0:?}: the stencil needs a card with memory, named host.card")]
     NoCard(String),
-    /// No such size.
-    #[error("{benchmark} takes sizes from 1 to {most} bytes, not {size}")]
+    /// A size is out of range.
+    #[error("{benchmark}: size {size} is out of range, 1 to {max} bytes")]
     Size {
-        /// The tool.
+        /// Name of the benchmark.
         benchmark: &'static str,
-        /// The most that it takes.
-        most: u64,
-        /// What was asked for.
+        /// Largest size.
+        max: u64,
+        /// The given size.
         size: u64,
     },
 }
@@ -196,26 +197,26 @@ impl FromStr for Benchmark {
     fn from_str(text: &str) -> Result<Benchmark, String> {
         let names = || BENCHMARKS.iter().map(|t| t.name).collect::<Vec<_>>().join(", ");
         let found = BENCHMARKS.iter().find(|t| t.name == text);
-        found.map(|t| t.benchmark).ok_or_else(|| format!("no benchmark {text:?}; there are {}", names()))
+        found.map(|t| t.benchmark).ok_or_else(|| format!("no benchmark {text:?}: one of {}", names()))
     }
 }
 
 impl Benchmark {
-    /// What there is to know of it.
+    /// The benchmark's description.
     ///
     /// # Panics
-    /// Never: the list has all tools, and a test looks for each.
+    /// Never: a test looks up every benchmark.
     #[must_use]
     pub fn info(self) -> &'static BenchmarkInfo {
-        BENCHMARKS.iter().find(|t| t.benchmark == self).expect("the list has all tools")
+        BENCHMARKS.iter().find(|t| t.benchmark == self).expect("BENCHMARKS has all benchmarks")
     }
 
-    /// The largest message: simulations count in 32 bits.
+    /// Largest size; simulations count bytes in 32 bits.
     fn max_size(self) -> u64 {
         if self == Benchmark::Stencil { 1 << 50 } else { 1 << 30 }
     }
 
-    /// Its usual sizes.
+    /// Default sizes.
     #[must_use]
     pub fn sizes(self) -> Vec<u64> {
         let (low, high) = self.info().sizes;
@@ -223,19 +224,19 @@ impl Benchmark {
     }
 }
 
-/// An adapter's DMA engine and the memory it goes to.
-fn dma_setup(
+/// DMA engine of an adapter, with host memory and the PCIe link between them.
+pub(crate) fn dma_setup(
     site: &Site,
     p: &Parameters,
     client: &str,
     server: &str,
 ) -> Result<(DmaEngine, DmaHost, PcieLink), BenchmarkError> {
-    let fail = || BenchmarkError::NotAnAdapter(client.to_owned());
-    let (host, device) = site.device(client).ok_or_else(fail)?;
+    let not_adapter = || BenchmarkError::NotAnAdapter(client.to_owned());
+    let (host, device) = site.device(client).ok_or_else(not_adapter)?;
     let host = &site.hosts[host.0];
     let adapter = &host.devices[device.0];
     if adapter.kind != DeviceKind::Adapter {
-        return Err(fail());
+        return Err(not_adapter());
     }
     let mut above = adapter.parent;
     let near = loop {
@@ -244,27 +245,23 @@ fn dma_setup(
             Parent::Switch(switch) => above = host.devices[switch.0].parent,
         }
     };
-    let wrong = || BenchmarkError::NotAnAdapter(server.to_owned());
-    let memory = match server.strip_prefix(host.name.as_str()).ok_or_else(wrong)? {
+    let not_memory = || BenchmarkError::NotAnAdapter(server.to_owned());
+    let memory = match server.strip_prefix(host.name.as_str()).ok_or_else(not_memory)? {
         "" => near,
         rest => {
             let place =
-                rest.strip_prefix(".socket").and_then(|digits| digits.parse().ok()).ok_or_else(wrong)?;
+                rest.strip_prefix(".socket").and_then(|digits| digits.parse().ok()).ok_or_else(not_memory)?;
             if place >= host.sockets.len() {
-                return Err(wrong());
+                return Err(not_memory());
             }
             SocketId(place)
         }
     };
     let model = adapter.model.to_uppercase();
     if model.contains("NFP") {
-        // The table's words for hosts.
-        let processor = host.sockets[near.0].processor.as_str();
-        let known = [("v2", "IB-"), ("v4", "BDW-")];
-        let name = known.iter().find(|(word, _)| processor.ends_with(word)).map_or("HSW-", |(_, name)| name);
-        let distance = if memory == near { "local" } else { "remote" };
-        let end = bench_host(p, &format!("{name}{processor}-{distance}"));
-        return Ok((nfp6000(p, "nfp6000.dma.overhead"), end, adapter.pcie));
+        let processor = Processor::of_model(&host.sockets[near.0].processor);
+        let memory_host = pcie_bench::host(p, processor, memory != near);
+        return Ok((nfp6000(p, "nfp6000.dma.overhead"), memory_host, adapter.pcie));
     }
     if model.contains("APENET") {
         return Ok((apenet::dma_engine(p.count("apenet.engines")), apenet::dma_host(p), adapter.pcie));
@@ -272,10 +269,23 @@ fn dma_setup(
     Err(BenchmarkError::NoDmaEngine { name: client.to_owned(), model: adapter.model.clone() })
 }
 
-/// Runs a tool between two places of a site; one row for each size, the size first.
+/// Bandwidth of writing a tile to a card, of one stencil sweep, and of reading the tile back.
+pub(crate) fn stencil_rates(
+    site: &Site,
+    p: &Parameters,
+    client: &str,
+    server: &str,
+) -> Result<[BytesPerSecond; 3], BenchmarkError> {
+    let path = data_path(site, p, client, server)?;
+    let sweep = stencil_rate(site, p, server).ok_or_else(|| BenchmarkError::NoCard(server.to_owned()))?;
+    let transfer = |verb| bandwidth(&path, verb, 1 << 20, 128, false).rate;
+    Ok([transfer(Verb::Write), sweep, transfer(Verb::Read)])
+}
+
+/// Runs a benchmark between two places of a site; one row per size, starting with the size.
 ///
 /// # Errors
-/// [`MeasureError`] if the site has not got the places, or no way between them.
+/// [`BenchmarkError`] if the site lacks the places, a path between them, or the benchmark's devices.
 pub fn measure(
     site: &Site,
     p: &Parameters,
@@ -283,9 +293,9 @@ pub fn measure(
     (client, server): (&str, &str),
     sizes: &[u64],
 ) -> Result<Vec<Vec<TableValue>>, BenchmarkError> {
-    let most = benchmark.max_size();
-    if let Some(&size) = sizes.iter().find(|&&size| size == 0 || size > most) {
-        return Err(BenchmarkError::Size { benchmark: benchmark.info().name, most, size });
+    let max = benchmark.max_size();
+    if let Some(&size) = sizes.iter().find(|&&size| size == 0 || size > max) {
+        return Err(BenchmarkError::Size { benchmark: benchmark.info().name, max, size });
     }
     let rows = |f: &(dyn Fn(u32) -> Vec<f64> + Sync)| parallel_map(sizes, |&size| f(size as u32));
     let results = match benchmark {
@@ -321,13 +331,9 @@ pub fn measure(
             rows(&|size| vec![dma::read_latency(&engine, &host, &link, size).nanos()])
         }
         Benchmark::Stencil => {
-            let path = data_path(site, p, client, server)?;
-            let sweep =
-                stencil_rate(site, p, server).ok_or_else(|| BenchmarkError::NoCard(server.to_owned()))?;
-            let transfer = |verb| bandwidth(&path, verb, 1 << 20, 128, false).rate.0;
-            let (write, read) = (transfer(Verb::Write), transfer(Verb::Read));
+            let rates = stencil_rates(site, p, client, server)?;
             parallel_map(sizes, |&size| {
-                let parts = [write, sweep.0, read].map(|rate| size as f64 / rate);
+                let parts = rates.map(|rate| size as f64 / rate.0);
                 vec![parts[0], parts[1], parts[2], parts.iter().sum()]
             })
         }

@@ -1,7 +1,7 @@
-//! Parameters: named, physical, each with a plausible range and the reason for it.
+//! Model parameters: physical quantities with a plausible range.
 //!
-//! `data/parameters.toml` holds them. What a data sheet says is there with its source; what was fitted
-//! lists the rows it was fitted to; a parameter that exists for one published number says so by listing one.
+//! `data/parameters.toml` has them with description and source. A fitted parameter lists its rows; a parameter with a single
+//! row was fitted to one published number.
 
 use crate::engine::{BytesPerSecond, Picos, Random};
 use serde::Deserialize;
@@ -11,20 +11,20 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Parameter {
-    /// Its value.
+    /// Value.
     pub value: f64,
-    /// The least that is plausible.
+    /// Smallest plausible value.
     pub low: f64,
-    /// The most that is plausible.
+    /// Largest plausible value.
     pub high: f64,
-    /// Unit of all three.
+    /// Unit of value and range.
     pub unit: String,
-    /// What it is, and why this range.
+    /// Meaning, and reason for the range.
     pub description: String,
-    /// Rows that it is fitted to.
+    /// Calibrated rows that it is fitted to.
     #[serde(default)]
     pub fitted_to: Vec<String>,
-    /// Whether it came after predictions had been filed.
+    /// Whether [`Parameters::sample`] draws it from a second random sequence.
     #[serde(default)]
     pub sampled_separately: bool,
 }
@@ -38,23 +38,23 @@ pub struct Parameters {
 /// A parameter that cannot be set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParameterError {
-    /// There is none of that name.
-    #[error("no parameter {name:?}; near it: {near}")]
+    /// No parameter has this name.
+    #[error("no parameter {name:?}; similar names: {near}")]
     Unknown {
-        /// The name.
+        /// The given name.
         name: String,
-        /// Names that share its first word.
+        /// Parameters with the same first word.
         near: String,
     },
-    /// Not `name=number`.
-    #[error("{0:?}: expected name=number")]
+    /// The setting is not `name=number`.
+    #[error("{0:?}: expected NAME=NUMBER")]
     Form(String),
-    /// A number that cannot be.
-    #[error("{name} = {value}: must be a number from 0 on")]
+    /// The number is invalid.
+    #[error("{name} = {value:?}: must be a number of 0 or more")]
     Value {
-        /// The name.
+        /// Name of the parameter.
         name: String,
-        /// The text.
+        /// The given value.
         value: String,
     },
 }
@@ -66,56 +66,56 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    /// Those that ship.
+    /// The shipped parameters.
     ///
     /// # Panics
-    /// Never: the file is part of the program, and a test reads it.
+    /// Never: a test reads the shipped file.
     #[must_use]
     pub fn shipped() -> Parameters {
         let all = toml::from_str(include_str!("../data/parameters.toml"))
-            .expect("the shipped parameters are sound");
+            .expect("a test reads the shipped parameters");
         Parameters { all }
     }
 
-    /// All with their names.
+    /// All parameters with their names.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Parameter)> {
         self.all.iter().map(|(name, parameter)| (name.as_str(), parameter))
     }
 
-    /// A parameter's value.
+    /// Value of a parameter.
     ///
     /// # Panics
-    /// If the model asks for a parameter that does not ship: every name is a word of this program.
+    /// If no parameter has this name: the code only uses shipped names.
     #[must_use]
     pub fn get(&self, name: &str) -> f64 {
-        self.all.get(name).unwrap_or_else(|| panic!("parameter {name} ships")).value
+        self.all.get(name).unwrap_or_else(|| panic!("no parameter {name}")).value
     }
 
-    /// A time in nanoseconds.
+    /// A time given in nanoseconds.
     #[must_use]
     pub fn nanos(&self, name: &str) -> Picos {
         Picos::from_nanos(self.get(name))
     }
 
-    /// A rate in GB/s.
+    /// A rate given in GB/s.
     #[must_use]
     pub fn gigabytes(&self, name: &str) -> BytesPerSecond {
         BytesPerSecond::gigabytes(self.get(name))
     }
 
-    /// A whole number.
+    /// A positive integer.
     #[must_use]
     pub fn count(&self, name: &str) -> u32 {
         self.get(name).round().max(1.0) as u32
     }
 
-    /// Whether there is such a parameter.
+    /// Whether a parameter has this name.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
         self.all.contains_key(name)
     }
 
-    /// With another value for one parameter.
+    /// A copy with another value for one parameter.
     #[must_use]
     pub fn with(&self, name: &str, value: f64) -> Parameters {
         let mut other = self.clone();
@@ -125,10 +125,10 @@ impl Parameters {
         other
     }
 
-    /// Takes `name=number`.
+    /// Sets a parameter from `name=number`.
     ///
     /// # Errors
-    /// [`ParameterError`] if that is no parameter or no number.
+    /// [`ParameterError`] if the name or the number is invalid.
     pub fn set(&mut self, text: &str) -> Result<(), ParameterError> {
         let (name, value) = text.split_once('=').ok_or_else(|| ParameterError::Form(text.to_owned()))?;
         let number: Option<f64> = value.trim().parse().ok().filter(|v: &f64| v.is_finite() && *v >= 0.0);
@@ -139,15 +139,19 @@ impl Parameters {
             let first = name.split('.').next().unwrap_or_default();
             let near: Vec<&str> =
                 self.all.keys().filter(|k| k.starts_with(first)).map(String::as_str).collect();
-            let near = if near.is_empty() { "none; see docs/model.md".to_owned() } else { near.join(", ") };
+            let near = if near.is_empty() {
+                "none; `millstream model calibrate` lists all".to_owned()
+            } else {
+                near.join(", ")
+            };
             return Err(ParameterError::Unknown { name: name.to_owned(), near });
         };
         parameter.value = number;
         Ok(())
     }
 
-    /// A draw from all ranges: below the value as often as above it, evenly on each side. Parameters that came
-    /// late have a sequence of their own: what was filed before is drawn as it was.
+    /// Samples all parameters from their ranges: below or above the value with equal probability, uniformly on each side.
+    /// Parameters with `sampled_separately` use a second random sequence, so that adding them does not change earlier samples.
     #[must_use]
     pub fn sample(&self, seed: u64) -> Parameters {
         let (mut random, mut late) = (Random::new(seed), Random::new(!seed));
@@ -192,10 +196,10 @@ mod tests {
     }
 
     #[test]
-    fn bad_settings_say_why() {
+    fn invalid_settings_are_refused_with_the_reason() {
         let mut parameters = Parameters::shipped();
         for (text, why) in [
-            ("nonsense", "name=number"),
+            ("nonsense", "NAME=NUMBER"),
             ("pcie.nothing=3", "pcie.efficiency"),
             ("pcie.efficiency=fast", "must be a number"),
         ] {

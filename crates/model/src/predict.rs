@@ -1,27 +1,28 @@
-//! Predictions with intervals, from the ranges of parameters and from how far calibration is off.
+//! Predictions with 90 % intervals.
+//!
+//! An interval combines samples of all parameters from their ranges with the residuals of calibrated rows of the
+//! same [`Category`].
 
 use crate::calibrate::{residuals, rms_by_category};
 use crate::engine::Random;
 use crate::parallel::parallel_map;
 use crate::parameters::Parameters;
-use crate::rows::{Answer, Category, Row, answer};
-use crate::rows::{calibration, quote};
-use std::fmt::Write as _;
+use crate::rows::{Answer, Category, Row, answer, calibration, write_record};
 
-/// What the model says about one question.
+/// The model's answer to one question.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prediction {
-    /// The question.
+    /// Row id of the question.
     pub id: String,
-    /// Its unit.
+    /// Unit of the values.
     pub unit: String,
-    /// Values with their intervals; most questions have one, and none means that the model is silent.
+    /// Values with their intervals; empty if the model has no answer.
     pub values: Vec<Interval>,
-    /// By which measurement, or why not.
-    pub how: String,
+    /// Program that answered, or the reason why none did.
+    pub method: String,
 }
 
-/// A value that should be between two others nine times of ten.
+/// A value with its 90 % interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interval {
     /// The value.
@@ -32,123 +33,120 @@ pub struct Interval {
     pub high: f64,
 }
 
-/// Relative deviation of a row from the best model of its kind: what is not modelled at all.
-fn floor(category: Category) -> f64 {
+/// Smallest relative model error that is assumed for a category, whatever its residuals.
+fn min_model_error(category: Category) -> f64 {
     match category {
         Category::Hbm => 0.04,
         Category::DmaBandwidth | Category::DmaLatency => 0.025,
         Category::Bandwidth => 0.015,
         Category::Latency => 0.03,
         Category::System => 0.05,
-        Category::Peer => 0.08,
+        Category::PeerToPeer => 0.08,
         Category::Threshold => 0.6,
     }
 }
 
-/// The row of the calibrated host that asks the same of the same adapter.
+/// Values of a row, scaled so that its reference row has its published value; and that scale.
 ///
-/// What the model does not know about the adapter shows there and is the same here, so a draw of
-/// parameters is corrected by what it says about that row: prior draws become posterior ones.
-fn reference<'a>(row: &Row, known: &'a [Row]) -> Option<&'a Row> {
-    if !matches!(row.category(), Category::DmaBandwidth | Category::DmaLatency) {
-        return None;
-    }
-    known.iter().find(|other| other.quantity == row.quantity && other.system.contains("HSW"))
-}
-
-/// What the model and the row's twin say together: the values, and the factor that the twin brought.
-fn corrected(row: &Row, reference: Option<&Row>, p: &Parameters) -> Option<(Vec<f64>, f64)> {
+/// The reference row is a measurement of the same adapter on the calibrated host. Its residual is a property of
+/// the adapter, so it corrects every sample of the parameters.
+fn scaled_by_reference(row: &Row, reference: Option<&Row>, p: &Parameters) -> Option<(Vec<f64>, f64)> {
     let Answer::Values { mut values, .. } = answer(row, p) else { return None };
-    let factor = match (reference, reference.map(|reference| answer(reference, p))) {
+    let scale = match (reference, reference.map(|reference| answer(reference, p))) {
         (Some(reference), Some(Answer::Values { values, .. })) => {
             reference.value.parse::<f64>().ok()? / values[0]
         }
         _ => 1.0,
     };
-    values.iter_mut().for_each(|value| *value *= factor);
-    Some((values, factor))
+    values.iter_mut().for_each(|value| *value *= scale);
+    Some((values, scale))
 }
 
-/// Answers one question from `samples` draws of all parameters.
-fn predict_one(row: &Row, p: &Parameters, samples: u64, known: &[Row], sigma: f64) -> Prediction {
+/// Answers one question with `samples` samples of all parameters; `sigma` is the relative model error.
+fn predict_row(row: &Row, reference: Option<&Row>, p: &Parameters, samples: u64, sigma: f64) -> Prediction {
     let (id, unit) = (row.id.clone(), row.unit.clone());
-    let how = match answer(row, p) {
-        Answer::Values { how, .. } => how.to_owned(),
-        Answer::Definition(why) | Answer::NotModelled(why) => {
-            return Prediction { id, unit, values: Vec::new(), how: format!("the model is silent: {why}") };
-        }
+    let unanswered = |why: &str| Prediction {
+        id: row.id.clone(),
+        unit: row.unit.clone(),
+        values: Vec::new(),
+        method: format!("not modelled: {why}"),
     };
-    let reference = reference(row, known);
-    let Some((values, factor)) = corrected(row, reference, p) else {
-        return Prediction {
-            id,
-            unit,
-            values: Vec::new(),
-            how: "the model is silent: its reference has no value".to_owned(),
-        };
+    let method = match answer(row, p) {
+        Answer::Values { method, .. } => method,
+        Answer::Definition(source) => return unanswered(&source),
+        Answer::NotModelled(why) => return unanswered(why),
     };
-    let draws: Vec<Vec<f64>> =
-        (1..=samples).filter_map(|seed| Some(corrected(row, reference, &p.sample(seed))?.0)).collect();
+    let Some((values, scale)) = scaled_by_reference(row, reference, p) else {
+        return unanswered("its reference row has no value");
+    };
+    let draws: Vec<Vec<f64>> = (1..=samples)
+        .filter_map(|seed| Some(scaled_by_reference(row, reference, &p.sample(seed))?.0))
+        .collect();
     let mut random = Random::new(0x6d69_6c6c);
-    // A bandwidth that links limit can miss the model downwards only; half of the time it does not.
-    let one_sided = matches!(row.category(), Category::Bandwidth | Category::Peer);
+    // Real bandwidth can only be below a modelled link limit; half of the samples get no error.
+    let one_sided = matches!(row.category(), Some(Category::Bandwidth | Category::PeerToPeer));
     let intervals = values.iter().enumerate().map(|(i, &value)| {
         let mut drawn: Vec<f64> = (draws.iter())
             .flat_map(|draw| std::iter::repeat_n(draw[i], 4))
             .map(|value| {
-                let off = sigma * random.normal();
-                let off = if one_sided { if random.uniform() < 0.5 { -off.abs() } else { 0.0 } } else { off };
-                value * off.exp()
+                let error = sigma * random.normal();
+                let error = match one_sided {
+                    false => error,
+                    true if random.uniform() < 0.5 => -error.abs(),
+                    true => 0.0,
+                };
+                value * error.exp()
             })
             .collect();
         drawn.sort_by(f64::total_cmp);
-        let at = |share: f64| drawn[((drawn.len() - 1) as f64 * share).round() as usize];
-        // Half of a correction may be the other host's own.
-        let doubt = value * (1.0 + 1.0 / factor) / 2.0;
-        Interval { value, low: at(0.05).min(value).min(doubt), high: at(0.95).max(value).max(doubt) }
+        let quantile = |share: f64| drawn[((drawn.len() - 1) as f64 * share).round() as usize];
+        // Half of a reference row's residual may be a property of the calibrated host.
+        let half_scaled = value * (1.0 + 1.0 / scale) / 2.0;
+        Interval {
+            value,
+            low: quantile(0.05).min(value).min(half_scaled),
+            high: quantile(0.95).max(value).max(half_scaled),
+        }
     });
     let values = intervals.collect();
-    let how = match reference {
-        Some(reference) => {
-            format!("{how}; times {factor:.3}, which row {} shows of this adapter", reference.id)
-        }
-        None => how,
+    let method = match reference {
+        Some(reference) => format!("{method}; scaled by {scale:.3}, the residual of row {}", reference.id),
+        None => method,
     };
-    Prediction { id, unit, values, how }
+    Prediction { id, unit, values, method }
 }
 
-/// Answers questions.
+/// Answers questions with `samples` samples of the parameters.
 #[must_use]
 pub fn predict(questions: &[Row], p: &Parameters, samples: u64) -> Vec<Prediction> {
-    let known = calibration();
-    let sigmas = rms_by_category(&residuals(&known, p));
+    let calibrated = calibration();
+    let errors = rms_by_category(&residuals(&calibrated, p));
     parallel_map(questions, |row| {
-        let category = row.category();
-        // A twin's residual is corrected for; what is left is how far twins differ.
-        let seen = if reference(row, &known).is_some() {
-            0.0
-        } else {
-            sigmas.get(&category).copied().unwrap_or(0.0)
-        };
-        predict_one(row, p, samples.max(1), &known, seen.max(floor(category)))
+        let reference = row.reference().and_then(|id| calibrated.iter().find(|row| row.id == id));
+        let sigma = row.category().map_or(0.0, |category| {
+            // The reference row's residual is corrected for, so the category's does not count again.
+            let seen = if reference.is_some() { None } else { errors.get(&category).copied() };
+            seen.unwrap_or(0.0).max(min_model_error(category))
+        });
+        predict_row(row, reference, p, samples.max(1), sigma)
     })
 }
 
-fn significant(value: f64) -> String {
+fn four_digits(value: f64) -> String {
     let digits = (3 - value.abs().max(1e-9).log10().floor() as i32).clamp(0, 6) as usize;
     format!("{value:.digits$}")
 }
 
-/// As a table: id, value, unit, low, high, how. Several values of one row are separated by slashes.
+/// Predictions as CSV. Several values of one row are separated by slashes.
 #[must_use]
 pub fn to_csv(predictions: &[Prediction]) -> String {
-    let mut text = String::from("id,value,unit,low,high,how\n");
+    let mut text = String::from("id,value,unit,low,high,method\n");
     for p in predictions {
         let join = |f: fn(&Interval) -> f64| {
-            p.values.iter().map(|v| significant(f(v))).collect::<Vec<_>>().join(" / ")
+            p.values.iter().map(|v| four_digits(f(v))).collect::<Vec<_>>().join(" / ")
         };
         let (value, low, high) = (join(|v| v.value), join(|v| v.low), join(|v| v.high));
-        let _ = writeln!(text, "{},{value},{},{low},{high},{}", quote(&p.id), quote(&p.unit), quote(&p.how));
+        write_record(&mut text, [&p.id, &value, &p.unit, &low, &high, &p.method]);
     }
     text
 }

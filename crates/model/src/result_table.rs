@@ -1,20 +1,20 @@
-//! Results as a table: for a terminal, as CSV, and as a chart.
+//! Tables of results: as text, CSV and chart.
 
-use crate::rows::quote;
+use crate::rows::write_record;
 use millstream_report::chart::{Chart, Series};
 use std::fmt;
 
-/// One field.
+/// A field of a table.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TableValue {
-    /// A name or a value as it was given.
+    /// A name, or a value as given.
     Text(String),
     /// A result.
     Number(f64),
 }
 
 impl TableValue {
-    /// The number in it, if it begins with one.
+    /// The number that the field starts with.
     fn number(&self) -> Option<f64> {
         match self {
             TableValue::Number(value) => Some(*value),
@@ -29,7 +29,7 @@ impl fmt::Display for TableValue {
             TableValue::Text(text) => f.write_str(text),
             TableValue::Number(value) if value.fract() == 0.0 && value.abs() < 1e15 => write!(f, "{value}"),
             TableValue::Number(value) => {
-                // Four digits that count.
+                // Four significant digits.
                 let digits = (3 - value.abs().max(1e-9).log10().floor() as i32).clamp(0, 6) as usize;
                 write!(f, "{value:.digits$}")
             }
@@ -40,28 +40,27 @@ impl fmt::Display for TableValue {
 /// A table of results.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ResultTable {
-    /// What it is about.
+    /// Title.
     pub title: String,
-    /// Names of the columns, with units.
+    /// Column names with units.
     pub columns: Vec<String>,
-    /// The rows; each has as many cells as there are columns.
+    /// Rows; each has one value per column.
     pub rows: Vec<Vec<TableValue>>,
 }
 
 impl ResultTable {
-    /// As comma-separated values.
+    /// The table as CSV.
     #[must_use]
     pub fn csv(&self) -> String {
-        let line = |fields: Vec<String>| fields.join(",") + "\n";
-        let mut text = line(self.columns.iter().map(|name| quote(name)).collect());
+        let mut text = String::new();
+        write_record(&mut text, &self.columns);
         for row in &self.rows {
-            text += &line(row.iter().map(|cell| quote(&cell.to_string())).collect());
+            write_record(&mut text, row.iter().map(TableValue::to_string));
         }
         text
     }
 
-    /// As a chart of column `y` over column `x`; each combination of the columns before `x`, and of those in
-    /// `beside`, is a line.
+    /// A chart of column `y` over column `x`, with one series per combination of the columns `series_columns`.
     #[must_use]
     pub fn chart(&self, x: usize, y: usize, series_columns: &[usize]) -> Chart {
         let mut series: Vec<Series> = Vec::new();
@@ -74,7 +73,7 @@ impl ResultTable {
                 })
                 .collect();
             let name = if names.is_empty() { self.columns[y].clone() } else { names.join(", ") };
-            // What is no number is drawn in its order.
+            // Values that are not numbers are drawn in row order.
             let point = (row[x].number().unwrap_or(i as f64), row[y].number().unwrap_or(f64::NAN));
             match series.iter_mut().find(|known| known.name == name) {
                 Some(known) => known.points.push(point),
@@ -135,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_reads_well() {
+    fn text_columns_are_left_aligned() {
         let text = table().to_string();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(
@@ -146,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chart_has_a_line_for_each_combination() {
+    fn a_chart_has_one_series_per_combination() {
         let chart = table().chart(1, 2, &[0]);
         assert_eq!(chart.series.len(), 2);
         assert_eq!((chart.series[0].name.as_str(), chart.series[0].points.len()), ("b p", 2));

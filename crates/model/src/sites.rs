@@ -1,10 +1,10 @@
-//! The shipped sites, as parts of the program.
+//! Site files that are compiled into the program.
 
-use millstream_site::Site;
+use millstream_site::{Site, edit};
 
 macro_rules! sites {
     ($($name:literal),+ $(,)?) => {
-        /// Names and texts of the shipped sites.
+        /// Names and texts of the shipped site files.
         pub const SHIPPED: &[(&str, &str)] =
             &[$(($name, include_str!(concat!("../../../sites/", $name, ".toml")))),+];
     };
@@ -28,20 +28,22 @@ sites!(
 /// A shipped site.
 ///
 /// # Panics
-/// If there is none of that name: names are words of this program, and a test reads all sites.
+/// If no site of that name ships.
 #[must_use]
 pub fn shipped(name: &str) -> Site {
-    shipped_with(name, "", "")
+    shipped_with(name, &[])
 }
 
-/// A shipped site with a word of its text replaced: the same place with another clock or MTU.
+/// A shipped site with other values for some fields, by path ([`millstream_site::edit`]).
 ///
 /// # Panics
-/// As [`shipped`].
+/// If no site of that name ships, or it cannot have such a value.
 #[must_use]
-pub fn shipped_with(name: &str, from: &str, to: &str) -> Site {
+pub fn shipped_with(name: &str, settings: &[(&str, &str)]) -> Site {
     let text = SHIPPED.iter().find(|(known, _)| *known == name).map(|(_, text)| *text);
-    let text = text.unwrap_or_else(|| panic!("site {name} ships"));
-    let text = if from.is_empty() { text.to_owned() } else { text.replace(from, to) };
-    millstream_site::parse(name, &text).unwrap_or_else(|error| panic!("the shipped sites are sound: {error}"))
+    let text = text.unwrap_or_else(|| panic!("no site {name} ships"));
+    let edited = settings.iter().fold(text.to_owned(), |text, (path, value)| {
+        edit::set(&text, path, value).unwrap_or_else(|error| panic!("site {name}: {error}"))
+    });
+    millstream_site::parse(name, &edited).unwrap_or_else(|error| panic!("{error}"))
 }

@@ -1,65 +1,65 @@
-//! What if: other values for parameters and for fields of the site, one or many.
+//! Parameter sweeps: other values for parameters and for fields of the site.
 //!
 //! ```text
 //!   NAME=VALUE        one value
-//!   NAME=V,V,V        each of a list
-//!   NAME=A..B         every whole number from A to B
-//!   NAME=A..B+STEP    from A to B in steps
-//!   NAME=A..B*FACTOR  from A to B, each so many times the one before
+//!   NAME=V,V,V        list
+//!   NAME=A..B         every integer from A to B
+//!   NAME=A..B+STEP    arithmetic sequence
+//!   NAME=A..B*FACTOR  geometric sequence
 //! ```
-//! A range's numbers may have a unit: `250 MHz..450 MHz+50`. `NAME` is a parameter, or a path into the site
-//! file ([`millstream_site::edit`]). Several settings make all combinations.
+//! Numbers of a range can have a unit: `250 MHz..450 MHz+50`. `NAME` is a parameter or a path into the site file
+//! ([`millstream_site::edit`]). Several settings form all combinations.
 
 use crate::parameters::{ParameterError, Parameters};
 use millstream_site::edit::{self, EditError};
 use millstream_site::{Site, SiteError};
 use std::str::FromStr;
 
-/// A name and the values that it takes, one after the other.
+/// A name with the values of a sweep.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// A parameter's name, or a path into the site file.
+    /// Parameter, or path into the site file.
     pub name: String,
-    /// Values as texts.
+    /// Values as text.
     pub values: Vec<String>,
 }
 
-/// A setting that cannot be.
+/// A setting that cannot be applied.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SweepError {
-    /// Not in the form that the module describes.
+    /// The syntax is wrong.
     #[error("{text:?}: {why}")]
     Form {
-        /// What was given.
+        /// The setting.
         text: String,
-        /// What is wrong with it.
+        /// The error in it.
         why: String,
     },
-    /// More points than anybody waits for.
-    #[error("these settings make more than {MAX_POINTS} combinations")]
+    /// The settings have too many combinations.
+    #[error("the settings have more than {MAX_POINTS} combinations")]
     TooMany,
-    /// A path into a site where there is none.
-    #[error("{0}: this command has no site file; only parameters can be set")]
+    /// A path into a site file, for a command without one.
+    #[error("{0}: this command has no site file: set parameters only")]
     NoSite(String),
-    /// A parameter's fault.
+    /// The parameter is invalid.
     #[error(transparent)]
     Parameter(#[from] ParameterError),
-    /// A path's fault.
+    /// The path or its value is invalid.
     #[error(transparent)]
     Path(#[from] EditError),
-    /// The site is not sound with that value.
+    /// The site is invalid with this value.
     #[error(transparent)]
     Site(#[from] SiteError),
 }
 
-/// Combinations, and values of one setting.
+/// Limit of combinations, and of values per setting.
 const MAX_POINTS: usize = 10_000;
 
-/// A number with the unit behind it.
+/// Parses a number with an optional unit.
 fn parse_quantity(text: &str) -> Option<(f64, &str)> {
     let text = text.trim();
     let end = text.find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | '-'))).unwrap_or(text.len());
-    // An exponent belongs to the number: 1e-3.
+    // An exponent is part of the number: 1e-3.
     let end = match text[end..].strip_prefix(['e', 'E']) {
         Some(rest) if rest.starts_with(|c: char| c.is_ascii_digit() || c == '-') => {
             let more = rest.find(|c: char| !(c.is_ascii_digit() || c == '-')).unwrap_or(rest.len());
@@ -71,12 +71,12 @@ fn parse_quantity(text: &str) -> Option<(f64, &str)> {
     number.is_finite().then_some((number, text[end..].trim()))
 }
 
-/// The same, or what is wrong.
+/// Parses a number with an optional unit; the error names the text.
 fn number(text: &str) -> Result<(f64, &str), String> {
-    parse_quantity(text).ok_or_else(|| format!("{:?} is no number", text.trim()))
+    parse_quantity(text).ok_or_else(|| format!("{:?} is not a number", text.trim()))
 }
 
-/// A range's values.
+/// The values of a range.
 fn range(low: &str, rest: &str) -> Result<Vec<String>, String> {
     let (high, step) = match rest.find(['+', '*']) {
         Some(at) => (&rest[..at], Some((&rest[at..=at], &rest[at + 1..]))),
@@ -84,14 +84,14 @@ fn range(low: &str, rest: &str) -> Result<Vec<String>, String> {
     };
     let ((low, unit), (high, other)) = (number(low)?, number(high)?);
     if !other.is_empty() && !unit.is_empty() && other != unit {
-        return Err(format!("a range from {unit:?} to {other:?}: one unit for both"));
+        return Err(format!("a range from {unit:?} to {other:?}: use one unit"));
     }
     let unit = if unit.is_empty() { other } else { unit };
     if high < low {
-        return Err(format!("{low}..{high} goes down"));
+        return Err(format!("{low}..{high} is descending: write the smaller number first"));
     }
     let show = |value: f64| {
-        // Sums of steps as people write them: without the last binary digits.
+        // Rounds away binary errors of repeated steps.
         let value = (value * 1e9).round() / 1e9;
         if unit.is_empty() { value.to_string() } else { format!("{value} {unit}") }
     };
@@ -105,8 +105,12 @@ fn range(low: &str, rest: &str) -> Result<Vec<String>, String> {
             match sign {
                 "+" if step > 0.0 => Box::new(move |i| low + step * i as f64),
                 "*" if step > 1.0 && low > 0.0 => Box::new(move |i| low * step.powi(i as i32)),
-                "+" => return Err(format!("a step of {step} leads nowhere")),
-                _ => return Err(format!("from {low} in factors of {step} leads nowhere")),
+                "+" => return Err(format!("a step of {step}: must be above 0")),
+                _ => {
+                    return Err(format!(
+                        "from {low} in factors of {step}: needs a start above 0 and a factor above 1"
+                    ));
+                }
             }
         }
     };
@@ -137,18 +141,18 @@ impl FromStr for Setting {
     }
 }
 
-/// Reads settings.
+/// Parses settings.
 ///
 /// # Errors
-/// [`WhatIfError::Form`] says which, and why not.
+/// [`SweepError::Form`] names the setting and the error.
 pub fn settings(texts: &[String]) -> Result<Vec<Setting>, SweepError> {
     texts.iter().map(|text| text.parse()).collect()
 }
 
-/// All combinations of the settings' values, the last one's changing fastest; one without any if there is none.
+/// All combinations of values; the last setting varies fastest. No settings give one empty combination.
 ///
 /// # Errors
-/// [`WhatIfError::TooMany`].
+/// [`SweepError::TooMany`] above 10,000 combinations.
 pub fn combinations(settings: &[Setting]) -> Result<Vec<Vec<(&str, &str)>>, SweepError> {
     let mut all: Vec<Vec<(&str, &str)>> = vec![Vec::new()];
     for setting in settings {
@@ -169,15 +173,15 @@ pub fn combinations(settings: &[Setting]) -> Result<Vec<Vec<(&str, &str)>>, Swee
     Ok(all)
 }
 
-/// The shipped parameters with one value for each setting.
+/// The shipped parameters with these settings, one value each.
 ///
 /// # Errors
-/// [`WhatIfError`] if one has several values, or is none of the parameters.
+/// [`SweepError`] if a setting has several values or no parameter has its name.
 pub fn parameters(settings: &[Setting]) -> Result<Parameters, SweepError> {
     let mut parameters = Parameters::shipped();
     for setting in settings {
         let [value] = setting.values.as_slice() else {
-            let why = "several values; only `explain` and `measure` take more than one".to_owned();
+            let why = "several values: only `explain` and `measure` accept them".to_owned();
             return Err(SweepError::Form {
                 text: format!("{}={}", setting.name, setting.values.join(",")),
                 why,
@@ -194,7 +198,7 @@ pub fn parameters(settings: &[Setting]) -> Result<Parameters, SweepError> {
 /// A site and parameters with one combination of values.
 ///
 /// # Errors
-/// [`WhatIfError`] if a name or a value cannot be, or the site is not sound with it.
+/// [`SweepError`] if a name or value is invalid, or the site is invalid with it.
 pub fn apply(name: &str, text: &str, point: &[(&str, &str)]) -> Result<(Site, Parameters), SweepError> {
     let mut parameters = Parameters::shipped();
     let (mut changed, mut named) = (None, name.to_owned());
@@ -208,7 +212,7 @@ pub fn apply(name: &str, text: &str, point: &[(&str, &str)]) -> Result<(Site, Pa
     }
     let site = match changed {
         None => millstream_site::parse(name, text)?,
-        // Lines of the changed text would be nobody's.
+        // Line numbers of the edited text mean nothing to the user.
         Some(text) => {
             millstream_site::parse(&named, &text).map_err(|error| SiteError { line: None, ..error })?
         }
@@ -237,18 +241,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_range_says_why() {
+    fn invalid_ranges_are_refused_with_the_reason() {
         for (text, why) in [
             ("a", "expected NAME=VALUE"),
             ("=3", "expected NAME=VALUE"),
             ("a=", "expected NAME=VALUE"),
             ("a=1,,2", "empty"),
-            ("a=4..1", "goes down"),
-            ("a=1..x", "\"x\" is no number"),
+            ("a=4..1", "descending"),
+            ("a=1..x", "\"x\" is not a number"),
             ("a=0.5..1", "needs a step"),
-            ("a=1..4+0", "leads nowhere"),
-            ("a=0..4*2", "leads nowhere"),
-            ("a=1..4*1", "leads nowhere"),
+            ("a=1..4+0", "above 0"),
+            ("a=0..4*2", "above 0"),
+            ("a=1..4*1", "above 1"),
             ("a=1..1000000", "more than 10000 values"),
             ("a=1 GHz..3 MHz+1", "one unit"),
         ] {
@@ -269,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn only_parameters_where_there_is_no_site() {
+    fn site_paths_need_a_site() {
         let one = |text: &str| parameters(&settings(&[text.to_owned()]).unwrap());
         assert_eq!(one("u280.reads=3").unwrap().get("u280.reads"), 3.0);
         assert!(one("u280.reads=3..4").unwrap_err().to_string().contains("several values"));

@@ -1,8 +1,9 @@
-//! The engine and the parts against pen and paper.
+//! Engine and components against analytic results.
 
 use millstream_model::Parameters;
 use millstream_model::benchmarks::dma::{self, DmaEngine, DmaTest};
 use millstream_model::benchmarks::hbm::{AccessPattern, read};
+use millstream_model::benchmarks::pcie_bench::{self, Processor, nfp6000};
 use millstream_model::benchmarks::perftest::{bandwidth, latency};
 use millstream_model::component::pcie::{raw_rate, read_ceiling, write_ceiling};
 use millstream_model::engine::{
@@ -10,7 +11,6 @@ use millstream_model::engine::{
 };
 use millstream_model::path::Verb;
 use millstream_model::path::{data_path, hbm};
-use millstream_model::rows::{bench_host, nfp6000};
 use millstream_model::sites::{SHIPPED, shipped, shipped_with};
 use millstream_site::schema::{Generation, PayloadSize, PcieLanes, PcieLink};
 use proptest::prelude::*;
@@ -46,7 +46,7 @@ impl Endpoint for Source {
     }
 }
 
-/// Sends packets over lines; returns arrivals and the bytes that came.
+/// Sends packets over channels; returns the arrivals and the bytes received.
 fn over(lines: &[Channel], sizes: Vec<u32>) -> (Vec<(Picos, u64)>, u64, u64) {
     let mut simulation = Simulation::new(9);
     let ids: Vec<_> = lines.iter().map(|line| simulation.add_channel::<Internal>(line.clone())).collect();
@@ -61,8 +61,8 @@ fn over(lines: &[Channel], sizes: Vec<u32>) -> (Vec<(Picos, u64)>, u64, u64) {
 }
 
 #[test]
-fn a_pipeline_fills_once_and_then_runs_at_its_slowest() {
-    // 1000 B at 1, 2 and 0.5 GB/s: 1, 0.5 and 2 µs; latency 100 ns each.
+fn a_pipeline_runs_at_the_rate_of_its_slowest_channel() {
+    // 1000 B at 1, 2 and 0.5 GB/s take 1, 0.5 and 2 µs; the delay is 100 ns per channel.
     let lines = [1.0, 2.0, 0.5]
         .map(|rate| Channel::new("l", BytesPerSecond::gigabytes(rate)).latency(Picos(100_000)));
     let (arrivals, ..) = over(&lines, vec![1000; 10]);
@@ -71,7 +71,7 @@ fn a_pipeline_fills_once_and_then_runs_at_its_slowest() {
 }
 
 #[test]
-fn credits_hold_the_fast_back_for_the_slow() {
+fn credits_throttle_a_fast_channel_before_a_slow_one() {
     let fast = Channel::new("fast", BytesPerSecond::gigabytes(10.0));
     let slow = Channel::new("slow", BytesPerSecond::gigabytes(1.0)).capacity(2000);
     let (arrivals, bytes, _) = over(&[fast, slow], vec![1000; 100]);
@@ -89,11 +89,11 @@ fn slot(generation: u8, lanes: u8, payload: u32) -> PcieLink {
 }
 
 #[test]
-fn pcie_carries_what_its_headers_leave() {
+fn pcie_bandwidth_is_the_payload_share() {
     assert!(
         near(raw_rate(3, 8).as_gigabits(), 63.015, 1e-4) && near(raw_rate(2, 8).as_gigabits(), 32.0, 1e-9)
     );
-    // An initiator without limits of its own reaches the formulas of rows P07 and P08.
+    // A DMA engine without limits reaches the bounds of rows P07 and P08.
     let p = Parameters::shipped();
     let fast = DmaEngine {
         workers: 256,
@@ -106,12 +106,12 @@ fn pcie_carries_what_its_headers_leave() {
         internal: BytesPerSecond::gigabytes(200.0),
         ..nfp6000(&p, "nfp6000.dma.overhead")
     };
-    let mut host = bench_host(&p, "HSW");
+    let mut host = pcie_bench::host(&p, Processor::Haswell, false);
     host.memory.rate = BytesPerSecond::gigabytes(200.0);
     for (generation, lanes, payload) in [(3, 16, 256), (3, 8, 256), (2, 8, 128)] {
         let link = slot(generation, lanes, payload);
         let raw = BytesPerSecond(raw_rate(generation, lanes).0 * host.efficiency);
-        host.memory.completion = payload;
+        host.memory.max_completion = payload;
         for size in [512u32, 2048, 4096] {
             let (most, requests) = (u64::from(payload), u64::from(size));
             let write = dma::bandwidth(&fast, &host, &link, DmaTest::Write, size);
@@ -129,12 +129,12 @@ fn pcie_carries_what_its_headers_leave() {
 }
 
 #[test]
-fn infiniband_carries_what_its_headers_leave() {
-    // Rows I110 to I124 (rate · MTU / (MTU + 26)), less the RETH of each message's first packet.
+fn infiniband_bandwidth_is_the_payload_share() {
+    // Rows I110 to I124: rate · MTU / (MTU + 26), less the RETH of each message's first packet.
     let p = Parameters::shipped();
     for (rate, data) in [("FDR", 54.545), ("EDR", 100.0)] {
         for mtu in [256u32, 1024, 4096] {
-            let site = shipped_with("edr-pair", "mtu = 4096", &format!("mtu = {mtu}"));
+            let site = shipped_with("edr-pair", &[("link.0.mtu", &mtu.to_string())]);
             let mut path = data_path(&site, &p, "node0", "node1").unwrap();
             path.rate = BytesPerSecond::gigabits(data);
             let size = 1 << 18;
@@ -162,7 +162,7 @@ fn hbm_is_as_fast_as_its_port_less_refresh() {
 }
 
 #[test]
-fn a_read_takes_at_least_its_way_there_and_back() {
+fn a_read_takes_a_full_round_trip() {
     let p = Parameters::shipped();
     let site = shipped("edr-pair");
     let path = data_path(&site, &p, "node0", "node1").unwrap();
@@ -174,15 +174,15 @@ fn a_read_takes_at_least_its_way_there_and_back() {
 }
 
 #[test]
-fn every_shipped_site_is_known_by_name() {
+fn shipped_sites_are_found_by_name() {
     assert!(SHIPPED.iter().all(|(name, _)| !shipped(name).hosts.is_empty()));
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever the lines, sizes and buffers: everything arrives, once, in order; the same input gives the
-    /// same events; and no flow is above its slowest line.
+    /// For any channels, sizes and buffers: all packets arrive once and in order, equal input gives equal events, and no
+    /// flow exceeds its slowest channel.
     #[test]
     fn no_flow_is_above_its_link(
         lines in prop::collection::vec((1u32..400, 0u32..64, 0u64..500_000, 1u64..20_000), 1..6),
@@ -200,13 +200,13 @@ proptest! {
         prop_assert!(arrivals.iter().enumerate().all(|(i, (_, tag))| *tag == i as u64));
         let slowest = lines.iter().map(|l| l.rate.0).fold(f64::INFINITY, f64::min);
         let end = arrivals[arrivals.len() - 1].0.seconds();
-        // A picosecond a packet and line for rounding.
+        // Rounding: one picosecond per packet and channel.
         let rounding = 1e-12 * (sizes.len() * lines.len()) as f64;
         prop_assert!(bytes as f64 / (end + rounding) <= slowest * (1.0 + 1e-9), "{} over {}", bytes as f64 / end, slowest);
         prop_assert_eq!(over(&lines, sizes), (arrivals, bytes, events));
     }
 
-    /// Whatever the parameters within their ranges, verbs stay below link and PCIe.
+    /// For any parameters within their ranges, verbs stay below link and PCIe.
     #[test]
     fn verbs_stay_below_link_and_pcie(seed in 0u64..1000, bits in 6u32..20, both: bool) {
         let p = Parameters::shipped().sample(seed);
@@ -215,7 +215,7 @@ proptest! {
         let measured = bandwidth(&path, Verb::Write, 1 << bits, 64, both).rate.0 / if both { 2.0 } else { 1.0 };
         let link = path.rate.0 * f64::from(path.mtu) / f64::from(path.mtu + 26);
         prop_assert!(measured <= link * 1.001, "{measured} over a link of {link}");
-        // The adapter's buffer may have taken a little that has not gone over PCIe yet.
+        // The adapter's buffer may hold payload that PCIe has not carried yet.
         prop_assert!(measured <= millstream_model::path::pcie_ceiling(&path, 1).0 * 1.02);
     }
 }
@@ -237,17 +237,17 @@ mod torus {
     }
 
     #[test]
-    fn the_bisection_is_what_pen_and_paper_say() {
-        // 4 × 4 × 4: 16 rings are cut twice, each cut has a link of two directions.
+    fn bisection_bandwidth_is_analytic() {
+        // 4 × 4 × 4: the cut crosses 16 rings at two links of two directions each.
         assert!(near(torus(&[4, 4, 4]).bisection().0, 64.0 * 2.6e9, 1e-12));
         assert!(near(torus(&[2]).bisection().0, 2.0 * 2.6e9, 1e-12));
     }
 
     #[test]
-    fn all_to_all_is_below_the_bisection_and_not_far() {
+    fn all_to_all_reaches_60_percent_of_the_bisection() {
         let torus = torus(&[4, 4]);
         let result = all_to_all(&torus, 1 << 18);
-        // Half of all bytes cross the middle.
+        // Half of all bytes cross the bisection.
         let crossing = result.rate.0 * 8.0 / 15.0;
         assert!(crossing <= torus.bisection().0 && crossing >= 0.6 * torus.bisection().0, "{result:?}");
         assert_eq!(result, all_to_all(&torus, 1 << 18));
@@ -257,14 +257,14 @@ mod torus {
     fn latency_grows_with_the_hops() {
         let torus = torus(&[4, 4, 4]);
         let hop = small_packet_latency(&torus, 0, 1) - torus.end_latency;
-        // The far corner is two hops away in each dimension.
+        // The opposite corner is two hops away in each dimension.
         assert_eq!(small_packet_latency(&torus, 0, 42), torus.end_latency + hop * 6);
         assert_eq!(small_packet_latency(&torus, 0, 3), small_packet_latency(&torus, 0, 1));
     }
 
     proptest! {
         #[test]
-        fn ways_are_short_and_arrive(x in 1u32..6, y in 1u32..6, z in 1u32..6, a: u16, b: u16) {
+        fn routes_are_shortest(x in 1u32..6, y in 1u32..6, z in 1u32..6, a: u16, b: u16) {
             let torus = torus(&[x, y, z]);
             let (a, b) = (usize::from(a) % torus.nodes(), usize::from(b) % torus.nodes());
             let hops = torus.hops(a, b);
@@ -289,7 +289,7 @@ mod flows {
 
     #[test]
     fn links_are_shared_max_min_fairly() {
-        // Two flows over one link of 2, one of them also over one of 0.5: 0.5 and 1.5 (GB/s).
+        // Two flows share a link of 2 GB/s; one of them also uses a link of 0.5 GB/s. Rates: 1.5 and 0.5.
         let mut flow_simulation = FlowSimulation::new();
         let (wide, narrow) = (
             flow_simulation.add_link(BytesPerSecond::gigabytes(2.0)),
@@ -310,7 +310,7 @@ mod flows {
     }
 
     #[test]
-    fn many_to_one_takes_what_the_one_can() {
+    fn the_receiver_limits_many_to_one() {
         let rate = BytesPerSecond::gigabytes(12.0);
         let end = all_to_all(8, 4, 1 << 20, rate, Picos::ZERO);
         assert!(near(end.seconds(), 7.0 * 4.0 * f64::from(1 << 20) / rate.0, 1e-6), "{end}");
@@ -333,7 +333,7 @@ mod flows {
     }
 
     proptest! {
-        /// No link carries more than it can, all flows end, none before its bytes could have passed.
+        /// No link exceeds its rate, all flows end, and none ends before its bytes can have passed.
         #[test]
         fn no_flow_is_above_its_link(
             rates in prop::collection::vec(1u32..100, 1..8),

@@ -1,4 +1,4 @@
-//! The measuring programs by name, on shipped sites: their definitions, against pen and paper and each other.
+//! Benchmarks by name on shipped sites: definitions, analytic results, consistency.
 
 use millstream_model::Parameters;
 use millstream_model::benchmarks::apenet;
@@ -29,7 +29,7 @@ fn between(site: &str, client: &str, server: &str) -> DataPath {
 }
 
 #[test]
-fn every_tool_is_known_by_its_name_and_runs() {
+fn every_benchmark_runs_by_name() {
     for about in BENCHMARKS {
         assert_eq!(about.name.parse::<Benchmark>().unwrap().info().name, about.name);
         let (site, ends) = match about.name {
@@ -46,16 +46,16 @@ fn every_tool_is_known_by_its_name_and_runs() {
 }
 
 #[test]
-fn units_are_those_of_the_real_programs() {
-    // perftest's MiB/s, 10^9 bits and millions of messages are one rate (row B05).
+fn units_match_the_real_programs() {
+    // perftest's MiB/s, Gb/s and message rate are one rate (row B05).
     let row = &run("ib_write_bw", "edr-pair", ("node0", "node1"), &[65536])[0];
     assert!(near(row[1] * f64::from(1 << 20) * 8e-9, row[2], 1e-9));
     assert!(near(row[3] * 1e6 * 65536.0 * 8e-9, row[2], 1e-9));
-    // READ's latency is a whole round trip, the others' half of one (row B06).
+    // READ latency is a full round trip, the others are half of one (row B06).
     let [write, read] = ["ib_write_lat", "ib_read_lat"]
         .map(|benchmark| run(benchmark, "edr-pair", ("node0", "node1"), &[8])[0][1]);
     assert!(read > 1.3 * write, "{read} against {write}");
-    // pcie-bench's read latency and bandwidth are those of the calibration (rows P42, P23).
+    // pcie-bench's read latency and bandwidth match the calibration (rows P42, P23).
     let ends = ("haswell.nfp", "haswell");
     assert!(near(run("dma_read_lat", "pcie-bench", ends, &[512])[0][1], 746.7, 0.05));
     assert!(near(run("dma_read_bw", "pcie-bench", ends, &[512])[0][1], 55.11, 0.05));
@@ -79,18 +79,18 @@ fn dma_reads_of_two_engines_are_faster_than_of_one() {
 }
 
 #[test]
-fn what_cannot_be_measured_says_why() {
+fn invalid_measurements_are_refused_with_the_reason() {
     let p = Parameters::shipped();
     let fails = |benchmark: &str, site: &str, ends: (&str, &str), size: u64| {
         measure(&shipped(site), &p, benchmark.parse().unwrap(), ends, &[size]).unwrap_err()
     };
     for (error, why) in [
-        (fails("ib_write_bw", "edr-pair", ("node0", "node7"), 8), "\"node7\" is no host"),
-        (fails("ib_write_bw", "edr-pair", ("node0", "node0"), 8), "are one host"),
-        (fails("ib_write_bw", "pcie-bench", ("haswell", "broadwell"), 8), "no link leads"),
-        (fails("ib_write_bw", "edr-pair", ("node0", "node1"), 0), "not 0"),
-        (fails("osu_bw", "edr-pair", ("node0", "node1"), 1 << 31), "not 2147483648"),
-        (fails("dma_read_bw", "pcie-bench", ("haswell", "haswell"), 64), "DMA tests go from an adapter"),
+        (fails("ib_write_bw", "edr-pair", ("node0", "node7"), 8), "\"node7\": the site has no host"),
+        (fails("ib_write_bw", "edr-pair", ("node0", "node0"), 8), "are on one host"),
+        (fails("ib_write_bw", "pcie-bench", ("haswell", "broadwell"), 8), "no network link"),
+        (fails("ib_write_bw", "edr-pair", ("node0", "node1"), 0), "size 0 is out of range"),
+        (fails("osu_bw", "edr-pair", ("node0", "node1"), 1 << 31), "size 2147483648 is out of range"),
+        (fails("dma_read_bw", "pcie-bench", ("haswell", "haswell"), 64), "needs host.adapter as client"),
         (fails("dma_read_bw", "pcie-bench", ("haswell.nfp", "haswell.socket2"), 64), "haswell.socket2"),
         (fails("dma_read_bw", "edr-pair", ("node0.hca", "node0"), 64), "NFP-6000"),
         (fails("stencil", "edr-pair", ("node0", "node1"), 64), "a card with memory"),
@@ -102,18 +102,21 @@ fn what_cannot_be_measured_says_why() {
 }
 
 #[test]
-fn mpi_adds_its_own_to_what_is_below_it() {
+fn mpi_is_slower_than_its_transport() {
     let p = Parameters::shipped();
     let (path, mpi) = (between("edr-pair", "node0", "node1"), Mpi::new(&p));
     for size in [8, 4096, 1 << 16, 1 << 20] {
-        let (mine, below) = (osu::latency(&path, &mpi, size), latency(&path, Verb::Send, size));
-        assert!(mine > below, "{size}: {mine} over {below}");
-        // Above the eager limit a note and a go-ahead travel first.
-        let asks = if size > mpi.eager_limit { 2 } else { 0 };
-        let note = latency(&path, Verb::Send, 64);
-        assert!(mine.0 > below.0 + asks * note.0, "{size}: {mine} over {below} and {asks} notes of {note}");
+        let (mpi_latency, below) = (osu::latency(&path, &mpi, size), latency(&path, Verb::Send, size));
+        assert!(mpi_latency > below, "{size}: {mpi_latency} over {below}");
+        // Above the eager limit, RTS and CTS precede the payload.
+        let extra = if size > mpi.eager_limit { 2 } else { 0 };
+        let control = latency(&path, Verb::Send, 64);
+        assert!(
+            mpi_latency.0 > below.0 + extra * control.0,
+            "{size}: {mpi_latency} over {below} and {extra} control messages of {control}"
+        );
     }
-    // A long window is bounded by the link like everything else, and reaches most of it.
+    // The link limits a window of long messages, which reaches most of it.
     let ceiling = bandwidth(&path, Verb::Send, 1 << 20, 64, false).rate.0;
     let window = osu::bandwidth(&path, &mpi, 1 << 20, false).rate.0;
     assert!(window < ceiling && window > 0.9 * ceiling, "{window} of {ceiling}");
@@ -122,26 +125,26 @@ fn mpi_adds_its_own_to_what_is_below_it() {
 }
 
 #[test]
-fn published_latencies_are_met_by_the_tools_that_measured_them() {
+fn published_latencies_match() {
     let p = Parameters::shipped();
     // osu_latency between two accelerators without hosts (row N01).
     let osu = run("osu_latency", "extoll-booster", ("booster0.mic", "booster1.mic"), &[8])[0][1];
     assert!(near(osu, p.get("extoll.latency"), 0.01), "{osu}");
-    // osu_bw of long messages there is what link, headers and the accelerator's reads leave.
+    // Link, headers and the accelerator's read limit determine osu_bw of long messages.
     let bw = run("osu_bw", "extoll-booster", ("booster0.mic", "booster1.mic"), &[65536])[0][1] * 1e6;
     assert!(near(bw, millstream_model::benchmarks::extoll::bandwidth(&p).0, 0.02), "{bw}");
-    // Neighbours of the torus (row A25), and each hop after that.
+    // Neighbours of the torus (row A25), and each further hop.
     let at = |node: &str| run("ib_write_lat", "apenet-torus", ("node0", node), &[8])[0][1];
     assert!(near(at("node1"), p.get("apenet.latency"), 0.01), "{}", at("node1"));
     let hop = p.get("apenet.hop.latency") * 1e-3;
     assert!((at("node42") - at("node1") - 5.0 * hop).abs() < 0.1 * hop, "{}", at("node42"));
-    // GPUs at the ends.
+    // GPU memory at both ends.
     let gpus = run("ib_write_lat", "apenet-torus", ("node0.gpu", "node1.gpu"), &[8])[0][1];
     assert!(near(gpus, apenet::small_latency(&p, true, true), 0.01), "{gpus}");
 }
 
 #[test]
-fn translation_in_software_costs_what_its_time_per_packet_says() {
+fn software_translation_limits_bandwidth_by_its_time_per_packet() {
     let p = Parameters::shipped();
     let rate = |entries: f64, size: u32| {
         let p = p.with("apenet.translate.entries", entries);
@@ -153,10 +156,10 @@ fn translation_in_software_costs_what_its_time_per_packet_says() {
     assert!(near(software, 4096.0 / per_packet * 1e9, 0.02), "{software}");
     let hardware = rate(64.0, 1 << 16);
     assert!(hardware > 1.2 * software, "{hardware} against {software}");
-    // A buffer of more pages than the table has misses always; one that fits never, after its first round.
+    // A buffer with more pages than the table always misses; a smaller one hits after the first round.
     assert!(near(rate(16.0, 1 << 18), rate(0.0, 1 << 18), 0.01));
     assert!(near(rate(64.0, 1 << 18), rate(512.0, 1 << 18), 0.02));
-    // The receive path alone says the same of software, and bounds the whole from above for hardware.
+    // The receive path alone is as slow in software, and an upper bound in hardware.
     let alone =
         |nanos: f64| apenet::receive_bandwidth(&p, millstream_model::engine::Picos::from_nanos(nanos)).0;
     assert!(near(software, alone(per_packet), 0.02));
@@ -169,7 +172,7 @@ fn a_flow_over_a_torus_is_explained() {
     let site = shipped("apenet-torus");
     let flow = "write node0 node42 65536".parse().unwrap();
     let e = explain(&site, &p, &flow).unwrap();
-    // Six hops: the first link and five more, by the names of the nodes whose outputs they are.
+    // Six hops: the first link and five more, named after their nodes.
     let links = e.channels.iter().filter(|s| s.name.contains("link") && !s.name.contains("pcie")).count();
     assert_eq!(links, 6, "{e}");
     let shown = e.to_string();
@@ -177,9 +180,9 @@ fn a_flow_over_a_torus_is_explained() {
         shown.contains("bottleneck: ") && shown.contains("\nnext: ") && shown.contains("link +z"),
         "{shown}"
     );
-    // Time is counted from completion to completion, which vary by less than a packet of the thousands.
+    // The measured interval is between completions, which vary by less than one packet.
     assert!(e.rate.0 <= apenet::link_rate(&p).0 * 1.001, "{shown}");
-    // With half the lanes, the links are what is full.
+    // With fewer lanes, the torus links are the bottleneck.
     let (site, p) = apply("t", text("apenet-torus"), &[("torus.torus.lanes", "1")]).unwrap();
     let slow = explain(&site, &p, &flow).unwrap();
     assert!(slow.bottleneck().contains("link") && !slow.bottleneck().contains("pcie"), "{slow}");
@@ -191,7 +194,7 @@ fn text(site: &str) -> &'static str {
 }
 
 #[test]
-fn sweeps_go_through_parameters_and_site_files() {
+fn sweeps_cover_parameters_and_site_fields() {
     let words = ["link.0.rate=QDR,FDR,EDR", "adapter.message.gap=100..300+100"].map(str::to_owned);
     let settings = settings(&words).unwrap();
     let points = combinations(&settings).unwrap();
@@ -208,7 +211,7 @@ fn sweeps_go_through_parameters_and_site_files() {
 }
 
 #[test]
-fn a_setting_that_a_site_cannot_have_says_so() {
+fn invalid_site_settings_are_refused() {
     for (path, value, why) in [
         ("host.node.adapter.hca.pcie.lanes", "7", "7 lanes"),
         ("host.nowhere.adapter.hca.pcie.lanes", "8", "no \"nowhere\""),
@@ -222,7 +225,7 @@ fn a_setting_that_a_site_cannot_have_says_so() {
 }
 
 #[test]
-fn every_figure_is_there_and_the_cheap_ones_have_their_shapes() {
+fn figures_have_the_expected_shapes() {
     let p = Parameters::shipped();
     let mut names = Vec::new();
     let cheap = ["stencil", "dma-engines", "translation", "round-trip", "torus-hops", "watchdog"];
@@ -244,14 +247,14 @@ fn every_figure_is_there_and_the_cheap_ones_have_their_shapes() {
         for series in &chart.series {
             let ys: Vec<f64> = series.points.iter().map(|point| point.1).collect();
             assert!(ys.iter().all(|y| y.is_finite() && *y > 0.0), "{name}: {ys:?}");
-            // All but the translation's grow with what is along the axis.
+            // All series but those of the translation figure grow along the axis.
             let grows = ys.windows(2).all(|pair| pair[1] >= pair[0] * 0.999);
             assert!(grows || *name == "translation", "{name}, {}: {ys:?}", series.name);
         }
     }
     let (_, translation) = drawn.iter().find(|(name, _)| *name == "translation").unwrap();
     let last = |i: usize| translation.series[i].points.last().unwrap().1;
-    // A large table, a small one and none, at 4 MiB: only what fits is fast, and nothing fits any more.
+    // At 4 MiB no translation table covers the buffer, so all are equally slow.
     assert!(near(last(0), last(2), 0.02) && near(last(1), last(2), 0.02));
     let at_256k = |i: usize| translation.series[i].points.iter().find(|p| p.0 == 262_144.0).unwrap().1;
     assert!(at_256k(0) > 1.2 * at_256k(2));

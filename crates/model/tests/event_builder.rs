@@ -1,4 +1,4 @@
-//! The event builder's own core on a modelled network.
+//! The event builder core on a modelled network.
 
 use millstream_model::Parameters;
 use millstream_model::benchmarks::event_builder::{
@@ -8,7 +8,7 @@ use millstream_model::engine::Picos;
 use millstream_model::sites::shipped;
 use proptest::prelude::*;
 
-/// LHCb's nodes, all events at hand.
+/// LHCb's nodes, with all events available at the start.
 fn saturated(nodes: u16, batches_each: u64) -> Scenario {
     let mut scenario =
         Scenario::from_site(&shipped("event-builder-500"), &Parameters::shipped(), Some(nodes)).unwrap();
@@ -17,15 +17,15 @@ fn saturated(nodes: u16, batches_each: u64) -> Scenario {
     scenario
 }
 
-/// LHCb's nodes at 40 MHz for a while.
-fn taking(nodes: u16, seconds: f64) -> Scenario {
+/// LHCb's nodes at 40 MHz.
+fn at_40_megahertz(nodes: u16, seconds: f64) -> Scenario {
     let mut scenario =
         Scenario::from_site(&shipped("event-builder-500"), &Parameters::shipped(), Some(nodes)).unwrap();
     scenario.load.events = (40e6 * seconds) as u64;
     scenario
 }
 
-fn sound(scenario: &Scenario, level: ModelLevel) -> RunResult {
+fn run_closed(scenario: &Scenario, level: ModelLevel) -> RunResult {
     let outcome = run(scenario, level).unwrap();
     let account = &outcome.account;
     assert!(account.is_balanced(), "{account}");
@@ -34,8 +34,8 @@ fn sound(scenario: &Scenario, level: ModelLevel) -> RunResult {
     outcome
 }
 
-fn whole(scenario: &Scenario, level: ModelLevel) -> RunResult {
-    let outcome = sound(scenario, level);
+fn run_success(scenario: &Scenario, level: ModelLevel) -> RunResult {
+    let outcome = run_closed(scenario, level);
     assert!(outcome.account.is_success(), "{}", outcome.account);
     assert_eq!(outcome.account.assigned_events, Some(scenario.load.events));
     assert_eq!(outcome.account.fragments_read(), scenario.load.events * u64::from(scenario.nodes));
@@ -58,18 +58,18 @@ fn a_run_is_a_function_of_its_setup() {
 }
 
 #[test]
-fn both_levels_agree_shaped_and_not() {
+fn both_levels_agree_with_and_without_shaping() {
     let mut off = Vec::new();
     for nodes in [4, 8] {
         for shape in [TrafficShaping::BarrelShifter, TrafficShaping::Unshaped] {
             let mut scenario = saturated(nodes, 40);
-            scenario.configuration.shape = shape;
+            scenario.configuration.traffic_shaping = shape;
             let [packets, flows] =
-                [ModelLevel::Packets, ModelLevel::Flows].map(|level| rate(&whole(&scenario, level)));
+                [ModelLevel::Packets, ModelLevel::Flows].map(|level| rate(&run_success(&scenario, level)));
             off.push((nodes, shape, packets, flows, flows / packets - 1.0));
         }
     }
-    // Levels differ by how long credits are out for what is on its way: more with more senders that meet.
+    // The levels differ in how long transfers hold credits: more when more senders collide.
     let most = |nodes| if nodes == 4 { 0.05 } else { 0.1 };
     let agree =
         off.iter().all(|(nodes, .., off): &(u16, TrafficShaping, f64, f64, f64)| off.abs() < most(*nodes));
@@ -77,73 +77,73 @@ fn both_levels_agree_shaped_and_not() {
 }
 
 #[test]
-fn both_levels_agree_on_how_long_a_batch_takes() {
-    let scenario = taking(8, 0.004);
-    let [packets, flows] = [ModelLevel::Packets, ModelLevel::Flows].map(|level| whole(&scenario, level));
+fn both_levels_agree_on_the_build_latency() {
+    let scenario = at_40_megahertz(8, 0.004);
+    let [packets, flows] =
+        [ModelLevel::Packets, ModelLevel::Flows].map(|level| run_success(&scenario, level));
     let off = flows.build_latency[0].seconds() / packets.build_latency[0].seconds() - 1.0;
     assert!(off.abs() < 0.05, "{} by packets, {} by flows", packets.build_latency[0], flows.build_latency[0]);
 }
 
 #[test]
 fn a_shaped_event_builder_keeps_up_with_40_megahertz() {
-    let outcome = whole(&taking(32, 0.02), ModelLevel::Flows);
-    // It is as far behind at the end as at any time: a few rounds.
+    let outcome = run_success(&at_40_megahertz(32, 0.02), ModelLevel::Flows);
+    // At the end the event builder lags by a few rounds, as at any time.
     let late = outcome.end.seconds() - 0.02;
     assert!((0.0..0.002).contains(&late), "{late} s after the last event");
     assert!(outcome.max_buffered_batches < 4 * 32, "{} batches held", outcome.max_buffered_batches);
 }
 
 #[test]
-fn without_shaping_less_is_built() {
-    let shaped = whole(&saturated(16, 20), ModelLevel::Flows);
+fn throughput_is_lower_without_shaping() {
+    let shaped = run_success(&saturated(16, 20), ModelLevel::Flows);
     let mut scenario = saturated(16, 20);
-    scenario.configuration.shape = TrafficShaping::Unshaped;
-    let unshaped = whole(&scenario, ModelLevel::Flows);
+    scenario.configuration.traffic_shaping = TrafficShaping::Unshaped;
+    let unshaped = run_success(&scenario, ModelLevel::Flows);
     assert!(rate(&unshaped) < 0.8 * rate(&shaped), "{} against {}", rate(&unshaped), rate(&shaped));
 }
 
-/// A builder unit whose kernel is slow keeps its slots longer, so it has fewer credits to give, and the manager gives
-/// its batches to others.
+/// A builder unit with a slow kernel frees its slots later, so the manager assigns its batches to others.
 #[test]
-fn credits_keep_batches_from_a_slow_builder_unit() {
+fn a_slow_builder_unit_gets_fewer_batches() {
     let mut scenario = saturated(8, 40);
     scenario.configuration.slots = 4;
-    let fast = whole(&scenario, ModelLevel::Flows);
+    let fast = run_success(&scenario, ModelLevel::Flows);
     let batch = 8.0 * f64::from(scenario.load.batch) * scenario.load.fragment;
-    // Slow enough that a fair share would take ten times as long as the whole run does.
+    // A fair share would take ten times as long as the whole run.
     let span = 10.0 * fast.span.seconds() / 40.0;
     scenario.slow_builders = vec![SlowBuilder { builder: 3, factor: span * scenario.kernel.0 / batch }];
-    let slow = whole(&scenario, ModelLevel::Flows);
+    let slow = run_success(&scenario, ModelLevel::Flows);
     let batches: Vec<u64> = slow.builders.iter().map(|builder| builder.batches).collect();
     assert!(batches[3] < 12, "{batches:?}");
     assert_eq!(batches.iter().sum::<u64>(), 320);
     assert!(batches.iter().enumerate().all(|(at, &n)| at == 3 || n > 40), "{batches:?}");
     assert!(slow.builders.iter().all(|builder| builder.max_slots_used <= 4));
-    // Far less than the time that a fair share would take.
+    // Much faster than with a fair share.
     assert!(slow.span.seconds() < 5.0 * fast.span.seconds(), "{} against {}", slow.span, fast.span);
 }
 
 #[test]
-fn flaws_of_events_are_in_the_account() {
+fn injected_faults_are_in_the_account() {
     let mut scenario = saturated(4, 50);
     (scenario.load.missing_every, scenario.load.corrupt_every) = (10, 25);
     for level in [ModelLevel::Flows, ModelLevel::Packets] {
-        let outcome = sound(&scenario, level);
+        let outcome = run_closed(&scenario, level);
         let account = &outcome.account;
         assert_eq!(account.incomplete.missing_at_source.events, 20, "{account}");
         assert_eq!(account.incomplete.missing_at_source.fragments, 60, "{account}");
-        // Batches 24, 74 … lack none; 49, 99 … lack one, most likely of another event.
+        // Batches 24, 74 … lack no fragment; 49, 99 … lack one, most likely of another event.
         assert!((4..=8).contains(&account.discarded.corrupt.events), "{account}");
         assert_eq!(account.built.fragments, 4 * account.built.events);
     }
 }
 
 #[test]
-fn a_run_that_is_stopped_accounts_for_what_was_under_way() {
-    let mut scenario = taking(8, 0.01);
+fn a_stopped_run_accounts_for_batches_in_flight() {
+    let mut scenario = at_40_megahertz(8, 0.01);
     scenario.stop_at = Some(Picos::from_seconds(0.004_321));
     for level in [ModelLevel::Flows, ModelLevel::Packets] {
-        let outcome = sound(&scenario, level);
+        let outcome = run_closed(&scenario, level);
         let account = &outcome.account;
         assert!(!account.cause.is_success() && account.built.events > 0, "{account}");
         assert!(account.assigned_events < Some(scenario.load.events));
@@ -153,7 +153,7 @@ fn a_run_that_is_stopped_accounts_for_what_was_under_way() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_by_name() {
+fn invalid_scenarios_are_refused_by_field() {
     let p = Parameters::shipped();
     let site = shipped("event-builder-500");
     let refused = |change: fn(&mut Scenario)| {
@@ -167,7 +167,7 @@ fn what_cannot_be_is_refused_by_name() {
     assert!(refused(|s| s.configuration.slots = 0).starts_with("slots = 0: must be"));
     assert!(
         refused(|s| s.slow_builders = vec![SlowBuilder { builder: 4, factor: 2.0 }])
-            .contains("builder unit that there is")
+            .contains("existing builder unit")
     );
     assert!(
         Scenario::from_site(&site, &p, Some(501)).unwrap_err().to_string().contains("the site has 500 hosts")
@@ -183,9 +183,9 @@ fn what_cannot_be_is_refused_by_name() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Whatever the arrangement: no node takes more than its link, every batch is built once, no slot too many is used.
+    /// For any scenario: no receiving link exceeds its rate, every batch is built once, and no slot is used twice.
     #[test]
-    fn no_flow_is_above_its_link(
+    fn no_link_exceeds_its_rate(
         nodes in 2u16..9,
         batch in 1u16..400,
         slots in 1u16..8,
@@ -201,9 +201,9 @@ proptest! {
         (scenario.load.fragment, scenario.load.deviation) = (fragment, fragment / 10.0);
         scenario.configuration.slots = slots;
         scenario.configuration.in_flight = in_flight;
-        scenario.configuration.shape = if shaped { TrafficShaping::BarrelShifter } else { TrafficShaping::Unshaped };
+        scenario.configuration.traffic_shaping = if shaped { TrafficShaping::BarrelShifter } else { TrafficShaping::Unshaped };
         scenario.seed = seed;
-        let outcome = whole(&scenario, if packets { ModelLevel::Packets } else { ModelLevel::Flows });
+        let outcome = run_success(&scenario, if packets { ModelLevel::Packets } else { ModelLevel::Flows });
         prop_assert!(outcome.peak_link_utilization <= 1.0, "{}", outcome.peak_link_utilization);
         prop_assert!(outcome.builders.iter().all(|builder| builder.max_slots_used <= slots));
         prop_assert_eq!(outcome.builders.iter().map(|builder| builder.batches).sum::<u64>(), 6 * u64::from(nodes));

@@ -1,6 +1,6 @@
-//! A site as a picture: one column per kind of host with its PCIe tree, networks below.
+//! Draws a site: one column per host group with its PCIe tree, and the networks below.
 //!
-//! Hosts that a count made are drawn once, with their number: five hundred boxes say less than one.
+//! Identical hosts are drawn once, with their count.
 
 use crate::validate::{DeviceKind, Host, LinkEnd, Parent, Site};
 use millstream_report::svg::{Anchor, Font, Svg};
@@ -12,8 +12,8 @@ const COLUMN: f64 = BOX.0 + 4.0 * INDENT;
 const MARGIN: f64 = 24.0;
 const TOP: f64 = 84.0;
 
-/// One box of the picture.
-struct Placed {
+/// Position of a box.
+struct Position {
     x: f64,
     y: f64,
 }
@@ -21,40 +21,40 @@ struct Placed {
 /// The site as an SVG document.
 #[must_use]
 pub fn draw(site: &Site) -> String {
-    // The first host of each kind stands for all of it.
-    let mut kinds: Vec<(&Host, usize, usize)> = Vec::new();
+    // The first host of a group represents it.
+    let mut groups: Vec<(&Host, usize, usize)> = Vec::new();
     for (i, host) in site.hosts.iter().enumerate() {
-        match kinds.iter_mut().find(|(first, _, _)| first.kind == host.kind) {
+        match groups.iter_mut().find(|(first, _, _)| first.group == host.group) {
             Some((_, _, count)) => *count += 1,
-            None => kinds.push((host, i, 1)),
+            None => groups.push((host, i, 1)),
         }
     }
-    let rows = kinds.iter().map(|(h, _, _)| h.sockets.len() + h.devices.len()).max().unwrap_or(1);
+    let rows = groups.iter().map(|(h, _, _)| h.sockets.len() + h.devices.len()).max().unwrap_or(1);
     let networks = site.switches.len() + site.tori.len();
     let bottom = TOP + rows as f64 * (BOX.1 + GAP) + 40.0;
-    // The last column's labels go on to its right.
-    let width = (kinds.len().max(networks).max(1) as f64 * (COLUMN + MARGIN) + MARGIN + 190.0).max(620.0);
-    let ports: Vec<(usize, usize)> = (kinds.iter())
+    // Labels of the last column extend to its right.
+    let width = (groups.len().max(networks).max(1) as f64 * (COLUMN + MARGIN) + MARGIN + 190.0).max(620.0);
+    let ports: Vec<(usize, usize)> = (groups.iter())
         .flat_map(|(host, first, _)| {
             let adapters = (0..host.devices.len()).filter(|&d| host.devices[d].kind == DeviceKind::Adapter);
             adapters.map(move |d| (*first, d))
         })
         .collect();
     let cables = cables(site, &ports);
-    let height = bottom + height_below(site, cables.len());
+    let height = bottom + network_height(site, cables.len());
     let mut svg = Svg::new(width, height, &site.name);
     svg.text((MARGIN, 30.0), Anchor::Start, Font::bold(18.0), &site.name);
     svg.text((MARGIN, 52.0), Anchor::Start, Font::new(12.0, "#59636e"), &site.description);
 
-    let mut adapters: Vec<(usize, usize, Placed)> = Vec::new();
-    for (column, (host, first, count)) in kinds.iter().enumerate() {
+    let mut adapters: Vec<(usize, usize, Position)> = Vec::new();
+    for (column, (host, first, count)) in groups.iter().enumerate() {
         let left = MARGIN + column as f64 * (COLUMN + MARGIN);
-        frame(&mut svg, left - 8.0, TOP - 22.0, COLUMN, bottom - TOP, host, *count);
+        draw_frame(&mut svg, left - 8.0, TOP - 22.0, COLUMN, bottom - TOP, host, *count);
         let mut row = 0.0;
         for (s, socket) in host.sockets.iter().enumerate() {
-            let at = Placed { x: left, y: TOP + row * (BOX.1 + GAP) };
+            let at = Position { x: left, y: TOP + row * (BOX.1 + GAP) };
             let memory = socket.memory.map_or(String::new(), |m| format!(", {m}"));
-            block(
+            draw_box(
                 &mut svg,
                 &at,
                 "#ddf4ff",
@@ -62,15 +62,15 @@ pub fn draw(site: &Site) -> String {
                 &format!("socket{s}, {} cores{memory}", socket.cores),
             );
             row += 1.0;
-            // Children below their parents, indented once for each level.
-            let mut stack: Vec<(usize, Placed, f64)> = children(host, Parent::Socket(crate::SocketId(s)))
+            // Children are below their parents, indented by level.
+            let mut stack: Vec<(usize, Position, f64)> = children(host, Parent::Socket(crate::SocketId(s)))
                 .into_iter()
                 .rev()
-                .map(|d| (d, Placed { x: at.x, y: at.y }, 1.0))
+                .map(|d| (d, Position { x: at.x, y: at.y }, 1.0))
                 .collect();
             while let Some((d, above, depth)) = stack.pop() {
                 let device = &host.devices[d];
-                let here = Placed { x: left + depth * INDENT, y: TOP + row * (BOX.1 + GAP) };
+                let here = Position { x: left + depth * INDENT, y: TOP + row * (BOX.1 + GAP) };
                 row += 1.0;
                 let x = above.x + INDENT / 2.0;
                 let stroke = ("stroke", &"#57606a" as &dyn std::fmt::Display);
@@ -88,21 +88,21 @@ pub fn draw(site: &Site) -> String {
                         }),
                     ),
                 };
-                block(&mut svg, &here, colour, &device.model, &note);
+                draw_box(&mut svg, &here, colour, &device.model, &note);
                 for child in children(host, Parent::Switch(crate::DeviceId(d))).into_iter().rev() {
-                    stack.push((child, Placed { x: here.x, y: here.y }, depth + 1.0));
+                    stack.push((child, Position { x: here.x, y: here.y }, depth + 1.0));
                 }
                 if device.kind == DeviceKind::Adapter {
-                    adapters.push((*first, d, Placed { x: here.x, y: here.y }));
+                    adapters.push((*first, d, Position { x: here.x, y: here.y }));
                 }
             }
         }
     }
-    let places: Vec<&Placed> = (ports.iter())
+    let positions: Vec<&Position> = (ports.iter())
         .filter_map(|port| adapters.iter().find(|(host, device, _)| (*host, *device) == *port))
         .map(|(_, _, place)| place)
         .collect();
-    networks_below(&mut svg, site, &cables, &places, bottom);
+    draw_networks(&mut svg, site, &cables, &positions, bottom);
     svg.finish()
 }
 
@@ -110,7 +110,7 @@ fn children(host: &Host, parent: Parent) -> Vec<usize> {
     (0..host.devices.len()).filter(|&d| host.devices[d].parent == parent).collect()
 }
 
-fn frame(svg: &mut Svg, x: f64, y: f64, width: f64, height: f64, host: &Host, count: usize) {
+fn draw_frame(svg: &mut Svg, x: f64, y: f64, width: f64, height: f64, host: &Host, count: usize) {
     svg.element(
         "rect",
         &[
@@ -124,11 +124,11 @@ fn frame(svg: &mut Svg, x: f64, y: f64, width: f64, height: f64, host: &Host, co
         ],
         None,
     );
-    let title = if count > 1 { format!("{} × {count}", host.kind) } else { host.name.clone() };
+    let title = if count > 1 { format!("{} × {count}", host.group) } else { host.name.clone() };
     svg.text((x + 8.0, y + 15.0), Anchor::Start, Font::bold(12.0), &title);
 }
 
-fn block(svg: &mut Svg, at: &Placed, fill: &str, title: &str, note: &str) {
+fn draw_box(svg: &mut Svg, at: &Position, fill: &str, title: &str, note: &str) {
     svg.element(
         "rect",
         &[
@@ -146,32 +146,32 @@ fn block(svg: &mut Svg, at: &Placed, fill: &str, title: &str, note: &str) {
     svg.text((at.x + 8.0, at.y + 35.0), Anchor::Start, Font::new(11.0, "#1f2328"), note);
 }
 
-/// A cable, or several alike, between what is drawn.
+/// One or more identical links between drawn devices.
 struct Cable {
-    /// Adapters, as places in the list of those that are drawn.
+    /// Indices of drawn adapters.
     adapters: Vec<usize>,
-    /// The box below that it leads to.
+    /// Index of the network box, if the link leads to one.
     network: Option<usize>,
-    /// What is written along it.
+    /// Label.
     label: String,
 }
 
-/// Cables of a site, each kind of host's once.
+/// Links of a site, once per host group.
 fn cables(site: &Site, ports: &[(usize, usize)]) -> Vec<Cable> {
-    let kind = |host: usize| &site.hosts[host].kind;
-    // The adapter that is drawn for this one: the same of the first host of its kind.
+    let group = |host: usize| &site.hosts[host].group;
+    // The drawn adapter that represents this one.
     let drawn =
-        |h: usize, d: usize| ports.iter().position(|&(host, device)| kind(host) == kind(h) && device == d);
+        |h: usize, d: usize| ports.iter().position(|&(host, device)| group(host) == group(h) && device == d);
     let mut cables: Vec<Cable> = Vec::new();
     let mut add = |cable: Cable| {
         if !cables.iter().any(|known| known.adapters == cable.adapters && known.network == cable.network) {
             cables.push(cable);
         }
     };
-    for wire in site.links.iter().filter(|wire| wire.dimension.is_none()) {
-        let length = wire.length.map_or(String::new(), |length| format!(", {} m", length.0));
-        let rate = format!("{}{length}", wire.rate);
-        match (wire.from, wire.to) {
+    for link in site.links.iter().filter(|link| link.dimension.is_none()) {
+        let length = link.length.map_or(String::new(), |length| format!(", {} m", length.0));
+        let rate = format!("{}{length}", link.rate);
+        match (link.from, link.to) {
             (LinkEnd::Adapter(a, x), LinkEnd::Adapter(b, y)) => {
                 let (Some(from), Some(to)) = (drawn(a.0, x.0), drawn(b.0, y.0)) else { continue };
                 let label = if from == to {
@@ -202,35 +202,35 @@ fn cables(site: &Site, ports: &[(usize, usize)]) -> Vec<Cable> {
     cables
 }
 
-/// Room for one cable.
-const LANE: f64 = 22.0;
+/// Vertical distance of cables.
+const CABLE_SPACING: f64 = 22.0;
 
-/// Height of all that is below the hosts.
-fn height_below(site: &Site, cables: usize) -> f64 {
+/// Height of the area below the hosts.
+fn network_height(site: &Site, cables: usize) -> f64 {
     let boxes = if site.switches.is_empty() && site.tori.is_empty() { 0.0 } else { BOX.1 + 24.0 };
-    if cables == 0 { boxes } else { boxes + cables as f64 * LANE + 24.0 }
+    if cables == 0 { boxes } else { boxes + cables as f64 * CABLE_SPACING + 24.0 }
 }
 
-/// Cables go down beside their host's column, each on a lane of its own, then across below all hosts.
-fn networks_below(svg: &mut Svg, site: &Site, cables: &[Cable], places: &[&Placed], bottom: f64) {
-    let boxes = bottom + 10.0 + cables.len() as f64 * LANE;
-    let place = |i: usize| Placed { x: MARGIN + i as f64 * (COLUMN + MARGIN), y: boxes };
+/// Draws each cable down beside its host's column, then across below all hosts.
+fn draw_networks(svg: &mut Svg, site: &Site, cables: &[Cable], positions: &[&Position], bottom: f64) {
+    let boxes = bottom + 10.0 + cables.len() as f64 * CABLE_SPACING;
+    let place = |i: usize| Position { x: MARGIN + i as f64 * (COLUMN + MARGIN), y: boxes };
     for (i, switch) in site.switches.iter().enumerate() {
         let note = format!("{} ports, {}", switch.ports, switch.latency);
-        block(svg, &place(i), "#ffebe9", &switch.name, &note);
+        draw_box(svg, &place(i), "#ffebe9", &switch.name, &note);
     }
     for (i, torus) in site.tori.iter().enumerate() {
         let size = torus.dimensions.iter().map(u32::to_string).collect::<Vec<_>>().join(" × ");
-        block(svg, &place(site.switches.len() + i), "#ffebe9", &torus.name, &format!("torus {size}"));
+        draw_box(svg, &place(site.switches.len() + i), "#ffebe9", &torus.name, &format!("torus {size}"));
     }
     let stroke: [(&'static str, &dyn std::fmt::Display); 2] =
         [("stroke", &"#0969da"), ("stroke-width", &"1.5")];
     for (lane, cable) in cables.iter().enumerate() {
-        let across = bottom + 10.0 + lane as f64 * LANE;
+        let across = bottom + 10.0 + lane as f64 * CABLE_SPACING;
         let mut ends: Vec<f64> = Vec::new();
         for &adapter in &cable.adapters {
-            let Some(at) = places.get(adapter) else { continue };
-            // The frame's right edge is where the column ends, whatever the depth of the tree.
+            let Some(at) = positions.get(adapter) else { continue };
+            // Cables run down inside the right edge of the frame, whatever the depth of the tree.
             let column = ((at.x - MARGIN) / (COLUMN + MARGIN)).floor();
             let down = MARGIN + column * (COLUMN + MARGIN) + COLUMN - 16.0 - 7.0 * lane as f64;
             svg.line((at.x + BOX.0, at.y + BOX.1 / 2.0), (down, at.y + BOX.1 / 2.0), &stroke);
@@ -245,7 +245,7 @@ fn networks_below(svg: &mut Svg, site: &Site, cables: &[Cable], places: &[&Place
         }
         let left = ends.iter().copied().fold(f64::INFINITY, f64::min);
         let right = ends.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        // A cable from a host to another of its kind has one end in the picture.
+        // A cable between hosts of one group has one end in the picture.
         let left = if right - left < 1.0 { left - 60.0 } else { left };
         svg.line((left, across), (right, across), &stroke);
         svg.text((right + 6.0, across + 4.0), Anchor::Start, Font::new(10.0, "#0969da"), &cable.label);

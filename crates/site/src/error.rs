@@ -1,17 +1,17 @@
-//! What is wrong with a site file, and where.
+//! Errors in site files, with their position.
 
 use std::ops::Range;
 use std::path::Path;
 
-/// A site file that cannot be used.
+/// A site file with an error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{file}:{}{message}", line.map_or_else(|| " ".to_owned(), |line| format!("{line}: ")))]
 pub struct SiteError {
-    /// The file's name.
+    /// Name of the file.
     pub file: String,
-    /// The line, counted from 1, where the file itself was readable.
+    /// Line, counted from 1; none if the file cannot be read.
     pub line: Option<usize>,
-    /// Which field, which value, and why not.
+    /// Field, value and error.
     pub message: String,
 }
 
@@ -30,7 +30,7 @@ impl SiteError {
     }
 }
 
-/// The line in which a span starts, counted from 1.
+/// Line in which a span starts, counted from 1.
 fn line_of(text: &str, span: &Range<usize>) -> usize {
     let before = &text.as_bytes()[..span.start.min(text.len())];
     1 + before.iter().filter(|&&byte| byte == b'\n').count()

@@ -1,16 +1,15 @@
-//! Site files: hosts with their sockets and PCIe trees, adapters, cards, networks, links and tori.
+//! Site files: hosts with sockets and PCIe trees, adapters, cards, network links and tori.
 //!
-//! A site is described once. The model predicts what it will reach, and nodes find cards on the network by the
-//! names that it gives them; so it holds what a person can read off an order, a data sheet or `lspci`, and
-//! nothing that only a model needs. `docs/site.md` is the reference of the format.
+//! The model predicts the performance of a site, and nodes find network cards by their names in it. A site file describes
+//! hardware only; model parameters are elsewhere. `docs/site.md` is the format reference.
 //!
 //! ```text
-//!   text ──[schema]──► File ──[check]──► Site, indices instead of names ──[draw]──► SVG
-//!            │                   │
-//!            └── units, widths   └── dangling names, cycles, what does not fit
+//!   text ──[schema]──► SiteFile ──[validate]──► Site, indices instead of names ──[draw]──► SVG
+//!            │                      │
+//!            └── units, ranges      └── undefined names, cycles, port counts
 //! ```
 //!
-//! Every error names the file, the line and the value. Read [`schema`] first, then [`check`].
+//! Every error names the file, the line and the value. Read [`schema`] first, then [`validate`].
 #![forbid(unsafe_code)]
 
 pub mod draw;
@@ -27,19 +26,19 @@ pub use validate::{Device, DeviceId, DeviceKind, Host, HostId, NetworkLink, Netw
 
 use std::path::Path;
 
-/// Reads and checks a site file.
+/// Reads and validates a site file.
 ///
 /// # Errors
-/// [`SiteError`] says in which line what is wrong.
+/// [`SiteError`] names the line and the error.
 pub fn load(path: &Path) -> Result<Site, SiteError> {
     let text = std::fs::read_to_string(path).map_err(|cause| SiteError::unreadable(path, &cause))?;
     parse(&path.display().to_string(), &text)
 }
 
-/// Checks the text of a site file; `name` is what errors call it.
+/// Validates the text of a site file; errors call it `name`.
 ///
 /// # Errors
-/// [`SiteError`] says in which line what is wrong.
+/// [`SiteError`] names the line and the error.
 pub fn parse(name: &str, text: &str) -> Result<Site, SiteError> {
     let file: schema::SiteFile =
         toml::from_str(text).map_err(|error| SiteError::syntax(name, text, &error))?;

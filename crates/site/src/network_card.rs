@@ -1,4 +1,4 @@
-//! Cards on the network: what they are called, and where they listen.
+//! Cards that nodes reach over the network: names and addresses.
 
 use toml::Spanned;
 
@@ -8,21 +8,21 @@ use crate::{Site, schema};
 /// A card that nodes reach over the network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetworkCard {
-    /// What people call it.
+    /// Name of the card.
     pub name: String,
-    /// Where it listens: `host:port`.
+    /// Address of its server: `host:port`.
     pub address: String,
-    /// Anything that people should know.
+    /// Comment for users.
     pub note: String,
 }
 
-/// A site has no card of that name.
+/// The site has no card with this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no card {name:?}; there are: {}", .known.join(", "))]
+#[error("no card {name:?}; known cards: {}", .known.join(", "))]
 pub struct UnknownCard {
-    /// The name.
+    /// The given name.
     pub name: String,
-    /// Those that there are.
+    /// All names.
     pub known: Vec<String>,
 }
 
@@ -30,7 +30,7 @@ impl Site {
     /// The card with this name.
     ///
     /// # Errors
-    /// [`NoSuchCard`] with those that there are.
+    /// [`UnknownCard`] lists all names.
     pub fn card(&self, name: &str) -> Result<&NetworkCard, UnknownCard> {
         self.cards.iter().find(|card| card.name == name).ok_or_else(|| UnknownCard {
             name: name.to_owned(),
@@ -46,7 +46,7 @@ pub fn is_address(word: &str) -> bool {
         .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port != 0))
 }
 
-/// The card, if the cards before have other names and its address is one.
+/// Validates a card against the cards before it: its name must be new and its address valid.
 pub(crate) fn validate(
     card: &schema::NetworkCard,
     before: &[NetworkCard],
@@ -57,7 +57,7 @@ pub(crate) fn validate(
         return Err(fail(&card.name, format!("two cards are named {name:?}")));
     }
     if !is_address(address) {
-        return Err(fail(&card.address, format!("card {name:?}: address {address:?}: host:port")));
+        return Err(fail(&card.address, format!("card {name:?}: address {address:?}: expected host:port")));
     }
     Ok(NetworkCard { name: name.clone(), address: address.clone(), note: card.note.clone() })
 }

@@ -1,4 +1,4 @@
-//! The file as it is written: words with their places in the text, for errors that point at the line.
+//! Schema of site files, with text positions for errors.
 
 use crate::unit::{Frequency, Length, Rate, Size, Time};
 use serde::Deserialize;
@@ -10,22 +10,22 @@ use toml::Spanned;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SiteFile {
-    /// What people call the site.
+    /// Name of the site.
     #[serde(default)]
     pub name: String,
-    /// A sentence about it.
+    /// One sentence about the site.
     #[serde(default)]
     pub description: String,
-    /// Kinds of host.
+    /// Hosts.
     #[serde(default)]
     pub host: Vec<Spanned<Host>>,
     /// Network switches.
     #[serde(default)]
     pub switch: Vec<Spanned<Switch>>,
-    /// Cables between adapters and switches.
+    /// Links between adapters and switches.
     #[serde(default)]
     pub link: Vec<Spanned<Link>>,
-    /// Tori of adapters with six links each.
+    /// Tori of adapters.
     #[serde(default)]
     pub torus: Vec<Spanned<Torus>>,
     /// Cards that nodes reach over the network.
@@ -33,28 +33,28 @@ pub struct SiteFile {
     pub card: Vec<NetworkCard>,
 }
 
-/// A card that nodes reach over the network, whatever host it is in, if any.
+/// A card that nodes reach over the network; it may be in any host.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NetworkCard {
-    /// Its name.
+    /// Name of the card.
     pub name: Spanned<String>,
-    /// Where it listens: `host:port`.
+    /// Address of its server: `host:port`.
     pub address: Spanned<String>,
-    /// Anything that people should know.
+    /// Comment for users.
     #[serde(default)]
     pub note: String,
 }
 
-/// A host, or `count` alike.
+/// A host, or `count` identical hosts.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Host {
-    /// Its name; with `count`, names are `name0`, `name1` and so on.
+    /// Name; with `count`, the hosts are `name0`, `name1` and so on.
     pub name: Spanned<String>,
-    /// How many alike; names get numbers if given.
+    /// Number of identical hosts.
     pub count: Option<NonZeroU32>,
-    /// Sockets, `socket0`, `socket1` and so on.
+    /// Sockets `socket0`, `socket1` and so on.
     #[serde(default)]
     pub socket: Vec<Spanned<Socket>>,
     /// PCIe switches.
@@ -72,57 +72,57 @@ pub struct Host {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Socket {
-    /// The processor as sold.
+    /// Processor model.
     pub processor: String,
-    /// Cores.
+    /// Number of cores.
     pub cores: NonZeroU32,
     /// Nominal clock.
     pub clock: Frequency,
-    /// Memory of this socket.
+    /// Memory of the socket.
     pub memory: Option<Size>,
     /// Bandwidth of that memory.
     #[serde(rename = "memory-bandwidth")]
     pub memory_bandwidth: Option<Rate>,
 }
 
-/// Something in a PCIe tree: a switch, an adapter or a card.
+/// A device of a PCIe tree: switch, adapter or card.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PcieDevice {
-    /// Its name within the host.
+    /// Name within the host.
     pub name: Spanned<String>,
-    /// The part as sold.
+    /// Device model.
     pub model: String,
-    /// The socket or PCIe switch above it.
+    /// Socket or PCIe switch above it.
     pub parent: Spanned<String>,
-    /// The connection to its parent.
+    /// PCIe link to the parent.
     pub pcie: PcieLink,
-    /// Latency from port to port, for switches.
+    /// Port-to-port latency of a switch.
     pub latency: Option<Time>,
-    /// Memory that others can reach, for cards.
+    /// Memory of a card that peers can access.
     pub memory: Option<Memory>,
-    /// Whether the adapter or card is alone, without a host processor behind it.
+    /// Whether the device works without a host processor.
     #[serde(default)]
     pub standalone: bool,
 }
 
-/// A card's memory.
+/// Memory of a card.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Memory {
-    /// For example `HBM2` or `GDDR5`.
+    /// Memory technology: `HBM2` or `GDDR5`.
     pub kind: String,
-    /// All of it.
+    /// Total size.
     pub size: Size,
-    /// Independent channels.
+    /// Number of channels.
     pub channels: NonZeroU32,
-    /// Data path of one channel's port, in bits.
+    /// Port width of one channel in bits.
     pub width: Width,
     /// Clock of that port.
     pub clock: Frequency,
 }
 
-/// A data path's width in bits.
+/// Width of a data path in bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Width(pub u32);
 
@@ -132,12 +132,12 @@ impl<'de> Deserialize<'de> for Width {
         if bits.is_power_of_two() && (8..=4096).contains(&bits) {
             Ok(Self(bits))
         } else {
-            Err(de::Error::custom(format!("width of {bits} bits: a power of two from 8 to 4096")))
+            Err(de::Error::custom(format!("width of {bits} bits: must be a power of two from 8 to 4096")))
         }
     }
 }
 
-/// A PCIe link: generation and lanes, with the payload sizes that were negotiated.
+/// A PCIe link: generation, lanes and negotiated sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PcieLink {
@@ -145,15 +145,15 @@ pub struct PcieLink {
     pub generation: Generation,
     /// 1, 2, 4, 8, 12, 16 or 32.
     pub lanes: PcieLanes,
-    /// Largest payload of a packet, in bytes.
-    #[serde(default = "PayloadSize::usual_payload", rename = "max-payload")]
+    /// Max_Payload_Size in bytes.
+    #[serde(default = "PayloadSize::default_payload", rename = "max-payload")]
     pub max_payload: PayloadSize,
-    /// Largest read request, in bytes.
-    #[serde(default = "PayloadSize::usual_request", rename = "max-read-request")]
+    /// Max_Read_Request_Size in bytes.
+    #[serde(default = "PayloadSize::default_read_request", rename = "max-read-request")]
     pub max_read_request: PayloadSize,
 }
 
-/// Generation of PCI Express.
+/// PCI Express generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Generation(pub u8);
 
@@ -161,7 +161,7 @@ impl<'de> Deserialize<'de> for Generation {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         match u8::deserialize(deserializer)? {
             generation @ 1..=5 => Ok(Self(generation)),
-            other => Err(de::Error::custom(format!("PCIe generation {other}: 1 to 5"))),
+            other => Err(de::Error::custom(format!("PCIe generation {other}: must be 1 to 5"))),
         }
     }
 }
@@ -174,21 +174,23 @@ impl<'de> Deserialize<'de> for PcieLanes {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         match u8::deserialize(deserializer)? {
             lanes @ (1 | 2 | 4 | 8 | 12 | 16 | 32) => Ok(Self(lanes)),
-            other => Err(de::Error::custom(format!("PCIe link of {other} lanes: 1, 2, 4, 8, 12, 16 or 32"))),
+            other => Err(de::Error::custom(format!(
+                "PCIe link of {other} lanes: must be 1, 2, 4, 8, 12, 16 or 32"
+            ))),
         }
     }
 }
 
-/// A size that PCIe encodes in three bits: 128 to 4096.
+/// Max_Payload_Size or Max_Read_Request_Size: 128 to 4096.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PayloadSize(pub u32);
 
 impl PayloadSize {
-    fn usual_payload() -> Self {
+    fn default_payload() -> Self {
         Self(256)
     }
 
-    fn usual_request() -> Self {
+    fn default_read_request() -> Self {
         Self(512)
     }
 }
@@ -197,9 +199,7 @@ impl<'de> Deserialize<'de> for PayloadSize {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         match u32::deserialize(deserializer)? {
             bytes @ (128 | 256 | 512 | 1024 | 2048 | 4096) => Ok(Self(bytes)),
-            other => {
-                Err(de::Error::custom(format!("{other} B: PCIe knows 128, 256, 512, 1024, 2048 and 4096")))
-            }
+            other => Err(de::Error::custom(format!("{other} B: must be 128, 256, 512, 1024, 2048 or 4096"))),
         }
     }
 }
@@ -208,29 +208,29 @@ impl<'de> Deserialize<'de> for PayloadSize {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Switch {
-    /// Its name.
+    /// Name of the switch.
     pub name: Spanned<String>,
-    /// The part as sold.
+    /// Switch model.
     #[serde(default)]
     pub model: String,
-    /// Ports; no more links than that may end here.
+    /// Number of ports, the limit of its links.
     pub ports: NonZeroU32,
-    /// Latency from port to port.
+    /// Port-to-port latency.
     pub latency: Time,
 }
 
-/// Signalling of a network link.
+/// Signalling rate of a network link.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Signalling {
-    /// InfiniBand QDR: 10 Gb/s a lane, 8b/10b.
+    /// InfiniBand QDR: 10 Gb/s per lane, 8b/10b.
     Qdr,
-    /// InfiniBand FDR: 14.0625 Gb/s a lane, 64b/66b.
+    /// InfiniBand FDR: 14.0625 Gb/s per lane, 64b/66b.
     Fdr,
-    /// InfiniBand EDR: 25.78125 Gb/s a lane, 64b/66b.
+    /// InfiniBand EDR: 25.78125 Gb/s per lane, 64b/66b.
     Edr,
-    /// InfiniBand HDR: 50 Gb/s a lane after encoding.
+    /// InfiniBand HDR: 50 Gb/s per lane after line code.
     Hdr,
-    /// Any other: signalling rate of one lane, encoded as [`Link::encoding`] says.
+    /// Signalling rate of one lane, with the line code of [`Link::encoding`].
     Lane(Rate),
 }
 
@@ -254,13 +254,13 @@ impl<'de> Deserialize<'de> for Signalling {
 /// Line code of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub enum Encoding {
-    /// 8 bits in 10.
+    /// 8 data bits in 10 line bits.
     #[serde(rename = "8b/10b")]
     B8b10,
-    /// 64 bits in 66.
+    /// 64 data bits in 66 line bits.
     #[serde(rename = "64b/66b")]
     B64b66,
-    /// The rate is given after encoding.
+    /// The rate is after line code.
     #[default]
     #[serde(rename = "none")]
     None,
@@ -292,12 +292,14 @@ impl<'de> Deserialize<'de> for Lanes {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         match u8::deserialize(deserializer)? {
             lanes @ (1 | 2 | 4 | 8 | 12) => Ok(Self(lanes)),
-            other => Err(de::Error::custom(format!("network link of {other} lanes: 1, 2, 4, 8 or 12"))),
+            other => {
+                Err(de::Error::custom(format!("network link of {other} lanes: must be 1, 2, 4, 8 or 12")))
+            }
         }
     }
 }
 
-/// Largest packet payload of a network link.
+/// Largest payload of a network packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mtu(pub u32);
 
@@ -311,45 +313,47 @@ impl<'de> Deserialize<'de> for Mtu {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         match u32::deserialize(deserializer)? {
             bytes @ 64..=65536 if bytes % 4 == 0 => Ok(Self(bytes)),
-            other => Err(de::Error::custom(format!("MTU of {other} B: 64 to 65536, a multiple of 4"))),
+            other => {
+                Err(de::Error::custom(format!("MTU of {other} B: must be a multiple of 4 from 64 to 65536")))
+            }
         }
     }
 }
 
-/// A cable, or one from each host of a kind: `from = "node*.hca"`.
+/// A link, or one link per host of a group: `from = "node*.hca"`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
-    /// `host.adapter` or a switch; `*` stands for each host of a count.
+    /// `host.adapter` or a switch; `*` stands for each host of a group.
     pub from: Spanned<String>,
-    /// The same.
+    /// `host.adapter` or a switch; `*` stands for each host of a group.
     pub to: Spanned<String>,
-    /// Rate of a lane.
+    /// Signalling rate of a lane.
     pub rate: Signalling,
-    /// Line code, where the rate does not imply it.
+    /// Line code, unless the rate implies it.
     #[serde(default)]
     pub encoding: Encoding,
-    /// Lanes side by side.
+    /// Number of lanes.
     #[serde(default)]
     pub lanes: Lanes,
     /// Largest payload of a packet.
     #[serde(default)]
     pub mtu: Mtu,
-    /// Cable.
+    /// Cable length.
     pub length: Option<Length>,
 }
 
-/// A torus: one adapter of each host, links to both neighbours in each dimension.
+/// A torus with one adapter per node and links to both neighbours in each dimension.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Torus {
-    /// Its name.
+    /// Name of the torus.
     pub name: Spanned<String>,
-    /// `host*.adapter`; as many hosts as the dimensions' product.
+    /// `host*.adapter`; the product of the dimensions is the number of hosts.
     pub adapters: Spanned<String>,
-    /// Nodes along each dimension.
+    /// Nodes per dimension.
     pub dimensions: Spanned<Vec<NonZeroU32>>,
-    /// Rate of a lane.
+    /// Signalling rate of a lane.
     pub rate: Signalling,
     /// Line code.
     #[serde(default)]
@@ -360,11 +364,11 @@ pub struct Torus {
     /// Largest payload of a packet.
     #[serde(default)]
     pub mtu: Mtu,
-    /// Receive buffer of a channel, which its credits stand for.
+    /// Receive buffer of a channel, from which credits are issued.
     pub buffer: Size,
 }
 
-/// What a signalling and its encoding bring, in bytes a second over all lanes.
+/// Data rate of a link over all lanes, after line code.
 #[must_use]
 pub fn data_rate(rate: Signalling, encoding: Encoding, lanes: Lanes) -> Rate {
     let lane = match rate {

@@ -1,7 +1,7 @@
-//! Quantities as people write them: `"105 ns"`, `"8 GiB"`, `"56 Gb/s"`, `"450 MHz"`.
+//! Quantities with units: `"105 ns"`, `"8 GiB"`, `"56 Gb/s"`, `"450 MHz"`.
 //!
-//! A quantity is a positive number, a space if you like, and a unit. Decimal prefixes are powers of
-//! 1000, binary ones (`KiB`) powers of 1024; `b` is a bit, `B` a byte. A number alone is refused, as is zero.
+//! A quantity is a positive number, an optional space and a unit. Decimal prefixes are powers of 1000, binary ones (`KiB`)
+//! powers of 1024; `b` is a bit, `B` a byte. The unit is required, and zero is an error.
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer};
@@ -26,16 +26,16 @@ macro_rules! quantity {
                 let names = UNITS.iter().map(|(unit, _)| *unit).collect::<Vec<_>>().join(", ");
                 let number: f64 = text[..end]
                     .parse()
-                    .map_err(|_| format!("{text:?} is no {}: expected a number and a unit, as {:?}", $what, $example))?;
+                    .map_err(|_| format!("{text:?} is not a {}: expected a number and a unit, for example {:?}", $what, $example))?;
                 let factor = UNITS
                     .iter()
                     .find_map(|(name, factor)| (*name == unit).then_some(*factor))
-                    .ok_or_else(|| format!("{text:?}: unknown unit {unit:?} of a {}: one of {names}", $what))?;
+                    .ok_or_else(|| format!("{text:?}: unknown unit {unit:?} of a {}; use one of {names}", $what))?;
                 let value = number * factor;
                 if value > 0.0 && value.is_finite() {
                     Ok(Self(value))
                 } else {
-                    Err(format!("{text:?}: a {} must be more than zero", $what))
+                    Err(format!("{text:?}: a {} must be above zero", $what))
                 }
             }
         }
@@ -46,7 +46,7 @@ macro_rules! quantity {
                 impl de::Visitor<'_> for Visitor {
                     type Value = $name;
                     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                        write!(f, "a {} with its unit, as {:?}", $what, $example)
+                        write!(f, "a {} with its unit, for example {:?}", $what, $example)
                     }
                     fn visit_str<E: de::Error>(self, text: &str) -> Result<$name, E> {
                         text.parse().map_err(E::custom)
@@ -59,12 +59,12 @@ macro_rules! quantity {
 }
 
 quantity!(
-    /// A length of time, in seconds.
+    /// A duration in seconds.
     Time, "time", "105 ns",
     [("ps", 1e-12), ("ns", 1e-9), ("us", 1e-6), ("µs", 1e-6), ("ms", 1e-3), ("s", 1.0)]
 );
 quantity!(
-    /// An amount of memory, in bytes.
+    /// A memory size in bytes.
     Size, "size", "8 GiB",
     [
         ("B", 1.0), ("KiB", 1024.0), ("MiB", 1_048_576.0), ("GiB", 1_073_741_824.0), ("TiB", 1_099_511_627_776.0),
@@ -72,7 +72,7 @@ quantity!(
     ]
 );
 quantity!(
-    /// A rate of data, in bytes a second.
+    /// A data rate in bytes per second.
     Rate, "rate", "56 Gb/s",
     [
         ("b/s", 0.125), ("kb/s", 125.0), ("Mb/s", 125e3), ("Gb/s", 125e6), ("Tb/s", 125e9),
@@ -80,18 +80,18 @@ quantity!(
     ]
 );
 quantity!(
-    /// A frequency, in hertz.
+    /// A frequency in hertz.
     Frequency, "frequency", "450 MHz",
     [("Hz", 1.0), ("kHz", 1e3), ("MHz", 1e6), ("GHz", 1e9)]
 );
 quantity!(
-    /// A length, in metres.
+    /// A length in metres.
     Length, "length", "2 m",
     [("mm", 1e-3), ("cm", 1e-2), ("m", 1.0), ("km", 1e3)]
 );
 
 impl Size {
-    /// As a whole number of bytes.
+    /// In whole bytes.
     #[must_use]
     pub fn bytes(self) -> u64 {
         self.0 as u64
@@ -142,7 +142,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn units_are_read() {
+    fn units_are_parsed() {
         assert_eq!("105 ns".parse(), Ok(Time(105.0 * 1e-9)));
         assert_eq!("8GiB".parse(), Ok(Size(8_589_934_592.0)));
         assert_eq!("56 Gb/s".parse(), Ok(Rate(7e9)));
@@ -150,11 +150,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_quantity_says_why() {
+    fn invalid_quantities_are_refused_with_the_reason() {
         for (text, why) in [
             ("12", "unknown unit \"\""),
             ("12 parsec", "unknown unit \"parsec\""),
-            ("0 B", "more than zero"),
+            ("0 B", "above zero"),
             ("fast", "expected a number"),
         ] {
             let error = text.parse::<Size>().unwrap_err();

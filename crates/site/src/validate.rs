@@ -1,4 +1,4 @@
-//! From names to indices: what a file says, once it is sure that it can be so.
+//! Resolves names to indices, and validates what the schema cannot.
 
 use crate::error::SiteError;
 use crate::network_card::{self, NetworkCard};
@@ -8,78 +8,78 @@ use std::collections::HashMap;
 use std::ops::Range;
 use toml::Spanned;
 
-/// A host, by its place in [`Site::hosts`].
+/// Index of a host in [`Site::hosts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostId(pub usize);
 
-/// A socket, by its place in [`Host::sockets`].
+/// Index of a socket in [`Host::sockets`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SocketId(pub usize);
 
-/// A device of a PCIe tree, by its place in [`Host::devices`].
+/// Index of a device in [`Host::devices`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceId(pub usize);
 
-/// What is above a device in its PCIe tree.
+/// Parent of a device in its PCIe tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parent {
     /// A root port of a socket.
     Socket(SocketId),
-    /// A port of a switch.
+    /// A downstream port of a switch.
     Switch(DeviceId),
 }
 
-/// What a device is.
+/// Device type.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DeviceKind {
-    /// A PCIe switch and its latency from port to port.
+    /// PCIe switch, with its port-to-port latency.
     Switch(Option<Time>),
-    /// A network adapter.
+    /// Network adapter.
     Adapter,
-    /// An accelerator card and its memory.
+    /// Accelerator card, with its memory.
     Card(Option<CardMemory>),
 }
 
 /// Memory of a card.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CardMemory {
-    /// For example `HBM2`.
+    /// Memory technology, for example `HBM2`.
     pub kind: String,
-    /// All of it.
+    /// Total size.
     pub size: Size,
-    /// Independent channels.
+    /// Number of channels.
     pub channels: u32,
-    /// One channel's port, in bytes.
+    /// Port width of one channel in bytes.
     pub width: u32,
-    /// That port's clock, in hertz.
+    /// Clock of that port in hertz.
     pub clock: f64,
 }
 
 /// A device of a PCIe tree.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Device {
-    /// Its name within the host.
+    /// Name within the host.
     pub name: String,
-    /// The part as sold.
+    /// Device model.
     pub model: String,
-    /// What it is.
+    /// Device type.
     pub kind: DeviceKind,
-    /// What is above it.
+    /// Parent in the PCIe tree.
     pub parent: Parent,
-    /// The connection to its parent.
+    /// PCIe link to the parent.
     pub pcie: PcieLink,
 }
 
 /// A processor socket.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Socket {
-    /// The processor as sold.
+    /// Processor model.
     pub processor: String,
-    /// Cores.
+    /// Number of cores.
     pub cores: u32,
-    /// Nominal clock, in hertz.
+    /// Nominal clock in hertz.
     pub clock: f64,
-    /// Memory of this socket.
+    /// Memory of the socket.
     pub memory: Option<Size>,
     /// Bandwidth of that memory.
     pub memory_bandwidth: Option<Rate>,
@@ -88,82 +88,82 @@ pub struct Socket {
 /// A host with its PCIe trees.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Host {
-    /// Its name, numbered where there are several.
+    /// Name, with a number if the file has a count.
     pub name: String,
-    /// The name in the file.
-    pub kind: String,
+    /// Name in the file, common to all hosts of a count.
+    pub group: String,
     /// Sockets.
     pub sockets: Vec<Socket>,
-    /// Devices; parents before their children.
+    /// Devices; parents precede their children.
     pub devices: Vec<Device>,
 }
 
 /// One end of a network link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LinkEnd {
-    /// An adapter.
+    /// A port of an adapter.
     Adapter(HostId, DeviceId),
-    /// A switch, by its place in [`Site::switches`].
+    /// A port of a switch, by its index in [`Site::switches`].
     Switch(usize),
 }
 
-/// A network link, good for its rate in each direction.
+/// A full-duplex network link.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NetworkLink {
     /// One end.
     pub from: LinkEnd,
-    /// The other.
+    /// The other end.
     pub to: LinkEnd,
-    /// After encoding, in bytes a second.
+    /// Data rate per direction after line code, in bytes per second.
     pub rate: Rate,
     /// Largest payload of a packet.
     pub mtu: Mtu,
-    /// Cable.
+    /// Cable length.
     pub length: Option<Length>,
-    /// Receive buffer that credits stand for, where the file says.
+    /// Receive buffer from which credits are issued, if the file has it.
     pub buffer: Option<Size>,
-    /// Dimension of the torus that the link belongs to.
+    /// Torus dimension of the link.
     pub dimension: Option<u8>,
 }
 
 /// A network switch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NetworkSwitch {
-    /// Its name.
+    /// Name of the switch.
     pub name: String,
-    /// The part as sold.
+    /// Switch model.
     pub model: String,
-    /// Its ports.
+    /// Number of ports.
     pub ports: u32,
-    /// Latency from port to port.
+    /// Port-to-port latency.
     pub latency: Time,
 }
 
 /// A torus.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Torus {
-    /// Its name.
+    /// Name of the torus.
     pub name: String,
-    /// Nodes along each dimension.
+    /// Nodes per dimension.
     pub dimensions: Vec<u32>,
-    /// Adapters, first dimension fastest.
+    /// Adapters; the first dimension varies fastest.
     pub nodes: Vec<(HostId, DeviceId)>,
-    /// Line rate of one link's direction before encoding is what the file says; this is after it.
+    /// Data rate per link direction after line code.
     pub rate: Rate,
 }
 
-/// A site in which everything that is named exists.
+/// A valid site: all names are resolved.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Site {
-    /// What people call it.
+    /// Name of the site.
     pub name: String,
-    /// A sentence about it.
+    /// One sentence about the site.
     pub description: String,
-    /// Hosts, one by one.
+    /// All hosts.
     pub hosts: Vec<Host>,
     /// Network switches.
     pub switches: Vec<NetworkSwitch>,
-    /// Links, those of tori included.
+    /// All links, including those of tori.
     pub links: Vec<NetworkLink>,
     /// Tori.
     pub tori: Vec<Torus>,
@@ -172,7 +172,7 @@ pub struct Site {
 }
 
 impl Site {
-    /// The host and device that `host.device` names.
+    /// Host and device of a path `host.device`.
     #[must_use]
     pub fn device(&self, path: &str) -> Option<(HostId, DeviceId)> {
         let (host, device) = path.split_once('.')?;
@@ -182,23 +182,23 @@ impl Site {
     }
 }
 
-struct Check<'a> {
+struct Validator<'a> {
     file: &'a str,
     text: &'a str,
 }
 
-impl Check<'_> {
+impl Validator<'_> {
     fn fail<T>(&self, span: &Range<usize>, message: impl Into<String>) -> Result<T, SiteError> {
         Err(SiteError::at(self.file, self.text, span, message.into()))
     }
 
     fn host(&self, host: &Spanned<schema::Host>) -> Result<Host, SiteError> {
-        let at = host.span();
+        let span = host.span();
         let host = host.get_ref();
         let name = host.name.get_ref();
         self.name("host.name", &host.name)?;
         if host.socket.is_empty() && !host.adapter.iter().chain(&host.card).any(|d| d.get_ref().standalone) {
-            return self.fail(&at, format!("host {name:?} has no socket; add [[host.socket]]"));
+            return self.fail(&span, format!("host {name:?} has no socket; add [[host.socket]]"));
         }
         let sockets: Vec<Socket> = host
             .socket
@@ -215,7 +215,7 @@ impl Check<'_> {
             })
             .collect();
         let devices = self.tree(host, sockets.len())?;
-        Ok(Host { name: name.clone(), kind: name.clone(), sockets, devices })
+        Ok(Host { name: name.clone(), group: name.clone(), sockets, devices })
     }
 
     fn name(&self, field: &str, name: &Spanned<String>) -> Result<(), SiteError> {
@@ -225,11 +225,11 @@ impl Check<'_> {
         if good {
             Ok(())
         } else {
-            self.fail(&name.span(), format!("{field} {text:?}: letters, digits, - and _"))
+            self.fail(&name.span(), format!("{field} {text:?}: only letters, digits, - and _ are allowed"))
         }
     }
 
-    /// The host's devices, parents first, or what makes that impossible.
+    /// The host's devices in tree order: parents first.
     fn tree(&self, host: &schema::Host, sockets: usize) -> Result<Vec<Device>, SiteError> {
         #[derive(Clone, Copy, PartialEq)]
         enum Kind {
@@ -260,7 +260,7 @@ impl Check<'_> {
         let mut placed: Vec<Device> = Vec::with_capacity(all.len());
         let mut place = vec![None; all.len()];
         for start in 0..all.len() {
-            // Upwards to what is placed already; then down again.
+            // Walk up to a placed device, then place the chain from there down.
             let mut chain = Vec::new();
             let mut here = start;
             while place[here].is_none() {
@@ -283,7 +283,7 @@ impl Check<'_> {
                     Some(_) => {
                         return self.fail(
                             &device.parent.span(),
-                            format!("parent {parent:?} of {:?} is no PCIe switch", device.name.get_ref()),
+                            format!("parent {parent:?} of {:?} is not a PCIe switch", device.name.get_ref()),
                         );
                     }
                     None if device.standalone && parent == "none" => break,
@@ -291,7 +291,7 @@ impl Check<'_> {
                         return self.fail(
                             &device.parent.span(),
                             format!(
-                                "parent {parent:?} of {:?} is no socket and no PCIe switch of host {name:?}",
+                                "parent {parent:?} of {:?}: host {name:?} has no such socket or PCIe switch",
                                 device.name.get_ref()
                             ),
                         );
@@ -320,7 +320,7 @@ impl Check<'_> {
                     );
                 }
                 if device.memory.is_some() && kind != Kind::Card {
-                    return self.fail(&device.name.span(), "memory belongs to cards only");
+                    return self.fail(&device.name.span(), "field `memory` is for cards only");
                 }
                 let kind = match kind {
                     Kind::Switch => DeviceKind::Switch(device.latency),
@@ -340,18 +340,21 @@ impl Check<'_> {
         Ok(placed)
     }
 
-    /// The ends that a name in a link stands for.
+    /// The link ends that a name stands for.
     fn ends(&self, field: &str, name: &Spanned<String>, site: &Site) -> Result<Vec<LinkEnd>, SiteError> {
         let text = name.get_ref();
         if let Some(switch) = site.switches.iter().position(|s| s.name == *text) {
             return Ok(vec![LinkEnd::Switch(switch)]);
         }
         let Some((host, device)) = text.split_once('.') else {
-            return self.fail(&name.span(), format!("{field} {text:?} is no switch and no host.adapter"));
+            return self.fail(
+                &name.span(),
+                format!("{field} {text:?}: the site has no such switch; an adapter is host.adapter"),
+            );
         };
-        let kind = host.strip_suffix('*');
+        let group = host.strip_suffix('*');
         let ends: Vec<LinkEnd> = (site.hosts.iter().enumerate())
-            .filter(|(_, h)| kind.map_or(h.name == host, |kind| h.kind == kind))
+            .filter(|(_, h)| group.map_or(h.name == host, |group| h.group == group))
             .filter_map(|(i, h)| {
                 let d = h.devices.iter().position(|d| d.name == device && d.kind == DeviceKind::Adapter)?;
                 Some(LinkEnd::Adapter(HostId(i), DeviceId(d)))
@@ -373,7 +376,12 @@ impl Check<'_> {
             (_, 1) => from.into_iter().map(|end| (end, to[0])).collect(),
             (1, _) => to.into_iter().map(|end| (from[0], end)).collect(),
             (a, b) => {
-                return self.fail(&at, format!("link from {a} ends to {b}: as many on both sides, or one"));
+                return self.fail(
+                    &at,
+                    format!(
+                        "link from {a} ends to {b} ends: both sides need the same number, or one of them 1"
+                    ),
+                );
             }
         };
         if let Some((end, _)) = pairs.iter().find(|(a, b)| a == b) {
@@ -414,7 +422,7 @@ impl Check<'_> {
             return self.fail(
                 &torus.dimensions.span(),
                 format!(
-                    "dimensions {dimensions:?} need {product} adapters, {:?} are {}",
+                    "dimensions {dimensions:?} need {product} adapters, {:?} has {}",
                     torus.adapters.get_ref(),
                     nodes.len()
                 ),
@@ -432,18 +440,18 @@ impl Check<'_> {
                 ),
             );
         }
-        let mut wires = Vec::new();
+        let mut links = Vec::new();
         let mut stride = 1usize;
         for (d, &length) in dimensions.iter().enumerate() {
             let length = length as usize;
             for node in 0..nodes.len() {
                 let place = node / stride % length;
                 let next = node - place * stride + (place + 1) % length * stride;
-                // A ring of two has one cable between its nodes, a ring of one none.
+                // A ring of two nodes has one link, a ring of one node none.
                 if next == node || (length == 2 && place == 1) {
                     continue;
                 }
-                wires.push(NetworkLink {
+                links.push(NetworkLink {
                     from: LinkEnd::Adapter(nodes[node].0, nodes[node].1),
                     to: LinkEnd::Adapter(nodes[next].0, nodes[next].1),
                     rate,
@@ -455,7 +463,7 @@ impl Check<'_> {
             }
             stride *= length;
         }
-        Ok((Torus { name: torus.name.get_ref().clone(), dimensions, nodes, rate }, wires))
+        Ok((Torus { name: torus.name.get_ref().clone(), dimensions, nodes, rate }, links))
     }
 }
 
@@ -469,7 +477,7 @@ fn card_memory(memory: &Memory) -> CardMemory {
     }
 }
 
-/// What an end is called in messages and pictures.
+/// Name of a link end in messages and pictures.
 #[must_use]
 pub fn link_end_name(site: &Site, end: LinkEnd) -> String {
     match end {
@@ -481,12 +489,12 @@ pub fn link_end_name(site: &Site, end: LinkEnd) -> String {
     }
 }
 
-/// Checks a file that is well-formed by itself.
+/// Validates a file that matches the schema.
 ///
 /// # Errors
-/// [`SiteError`] says in which line what cannot be.
+/// [`SiteError`] names the line and the error.
 pub fn validate(name: &str, text: &str, file: &SiteFile) -> Result<Site, SiteError> {
-    let check = Check { file: name, text };
+    let validator = Validator { file: name, text };
     let mut site = Site {
         name: file.name.clone(),
         description: file.description.clone(),
@@ -497,15 +505,15 @@ pub fn validate(name: &str, text: &str, file: &SiteFile) -> Result<Site, SiteErr
         cards: Vec::new(),
     };
     for host in &file.host {
-        let one = check.host(host)?;
+        let one = validator.host(host)?;
         match host.get_ref().count {
             None => site.hosts.push(one),
             Some(count) if count.get() > 100_000 => {
-                return check.fail(&host.span(), format!("count {count}: at most 100000 hosts"));
+                return validator.fail(&host.span(), format!("count {count}: at most 100000 hosts"));
             }
             Some(count) => site
                 .hosts
-                .extend((0..count.get()).map(|i| Host { name: format!("{}{i}", one.kind), ..one.clone() })),
+                .extend((0..count.get()).map(|i| Host { name: format!("{}{i}", one.group), ..one.clone() })),
         }
     }
     let mut names: HashMap<&str, ()> = HashMap::new();
@@ -514,14 +522,14 @@ pub fn validate(name: &str, text: &str, file: &SiteFile) -> Result<Site, SiteErr
             let at =
                 file.host.iter().rev().find(|h| host.name.starts_with(h.get_ref().name.get_ref().as_str()));
             let span = at.map_or(0..0, |h| h.get_ref().name.span());
-            return check.fail(&span, format!("two hosts are named {:?}", host.name));
+            return validator.fail(&span, format!("two hosts are named {:?}", host.name));
         }
     }
     for switch in &file.switch {
         let switch = switch.get_ref();
-        check.name("switch.name", &switch.name)?;
+        validator.name("switch.name", &switch.name)?;
         if site.switches.iter().any(|s| s.name == *switch.name.get_ref()) {
-            return check
+            return validator
                 .fail(&switch.name.span(), format!("two switches are named {:?}", switch.name.get_ref()));
         }
         site.switches.push(NetworkSwitch {
@@ -533,28 +541,28 @@ pub fn validate(name: &str, text: &str, file: &SiteFile) -> Result<Site, SiteErr
     }
     let mut used = vec![0u32; site.switches.len()];
     for link in &file.link {
-        let wires = check.link(link, &site)?;
-        for end in wires.iter().flat_map(|wire| [wire.from, wire.to]) {
+        let links = validator.link(link, &site)?;
+        for end in links.iter().flat_map(|link| [link.from, link.to]) {
             if let LinkEnd::Switch(switch) = end {
                 used[switch] += 1;
                 if used[switch] > site.switches[switch].ports {
                     let network = &site.switches[switch];
-                    return check.fail(
+                    return validator.fail(
                         &link.span(),
-                        format!("switch {:?} has {} ports, and more links", network.name, network.ports),
+                        format!("switch {:?} has {} ports, but more links", network.name, network.ports),
                     );
                 }
             }
         }
-        site.links.extend(wires);
+        site.links.extend(links);
     }
     for torus in &file.torus {
-        let (torus, wires) = check.torus(torus, &site)?;
+        let (torus, links) = validator.torus(torus, &site)?;
         site.tori.push(torus);
-        site.links.extend(wires);
+        site.links.extend(links);
     }
     for entry in &file.card {
-        check.name("card.name", &entry.name)?;
+        validator.name("card.name", &entry.name)?;
         let fail = |at: &Spanned<String>, message| SiteError::at(name, text, &at.span(), message);
         site.cards.push(network_card::validate(entry, &site.cards, fail)?);
     }

@@ -1,4 +1,4 @@
-//! Site files through the public interface: those that ship, and those that must be refused.
+//! Valid and invalid site files through the public interface.
 
 use millstream_site::validate::{LinkEnd, Parent};
 use millstream_site::{DeviceKind, draw, load, parse};
@@ -14,7 +14,7 @@ fn shipped() -> Vec<PathBuf> {
 }
 
 #[test]
-fn every_shipped_site_is_sound_and_draws() {
+fn every_shipped_site_is_valid_and_drawn() {
     let files = shipped();
     assert!(files.len() >= 9, "{files:?}");
     for file in files {
@@ -26,7 +26,7 @@ fn every_shipped_site_is_sound_and_draws() {
 }
 
 #[test]
-fn names_become_indices() {
+fn names_resolve_to_indices() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../sites");
     let site = load(&folder.join("recipe-backplane.toml")).unwrap();
     let (host, card) = site.device("server.u280").unwrap();
@@ -39,7 +39,7 @@ fn names_become_indices() {
     assert_eq!((torus.hosts.len(), torus.links.len()), (64, 3 * 64));
     let degree = |node| {
         torus
-            .wires
+            .links
             .iter()
             .flat_map(|w| [w.from, w.to])
             .filter(|e| matches!(e, LinkEnd::Adapter(h, _) if *h == node))
@@ -48,7 +48,7 @@ fn names_become_indices() {
     assert!(torus.tori[0].nodes.iter().all(|(host, _)| degree(*host) == 6));
 }
 
-const SOUND: &str = r#"name = "s"
+const VALID: &str = r#"name = "s"
 [[host]]
 name = "a"
 count = 2
@@ -73,8 +73,8 @@ rate = "FDR"
 "#;
 
 fn refused(old: &str, new: &str) -> (usize, String) {
-    assert!(SOUND.contains(old), "{old}");
-    let error = parse("site.toml", &SOUND.replace(old, new)).unwrap_err();
+    assert!(VALID.contains(old), "{old}");
+    let error = parse("site.toml", &VALID.replace(old, new)).unwrap_err();
     let shown = error.to_string();
     let line = error.line.unwrap_or_else(|| panic!("no line: {shown}"));
     assert!(shown.starts_with(&format!("site.toml:{line}: ")), "{shown}");
@@ -82,22 +82,22 @@ fn refused(old: &str, new: &str) -> (usize, String) {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_its_line() {
-    parse("site.toml", SOUND).unwrap();
+fn invalid_files_are_refused_with_the_line() {
+    parse("site.toml", VALID).unwrap();
     for (old, new, line, why) in [
         ("to = \"a1.hca\"", "to = \"a2.hca\"", 21, "no such adapter"),
         ("to = \"a1.hca\"", "to = \"a1.sw\"", 21, "no such adapter"),
-        ("to = \"a1.hca\"", "to = \"core\"", 21, "no switch"),
+        ("to = \"a1.hca\"", "to = \"core\"", 21, "no such switch"),
         ("to = \"a1.hca\"", "to = \"a0.hca\"", 19, "to itself"),
         ("parent = \"socket0\"", "parent = \"sw\"", 12, "cycle"),
-        ("parent = \"sw\"", "parent = \"hca\"", 17, "no PCIe switch"),
-        ("parent = \"sw\"", "parent = \"socket1\"", 17, "no socket"),
+        ("parent = \"sw\"", "parent = \"hca\"", 17, "not a PCIe switch"),
+        ("parent = \"sw\"", "parent = \"socket1\"", 17, "no such socket"),
         ("lanes = 8", "lanes = 7", 18, "7 lanes"),
         ("generation = 3, lanes = 8", "generation = 9, lanes = 8", 18, "generation 9"),
         ("lanes = 8 }", "lanes = 8, max-payload = 300 }", 18, "300 B"),
         ("lanes = 8 }", "lanes = 8, max-payload = 1024 }", 15, "less than max-payload"),
         ("\"2 GHz\"", "\"2 furlongs\"", 8, "unknown unit"),
-        ("\"2 GHz\"", "\"0 GHz\"", 8, "more than zero"),
+        ("\"2 GHz\"", "\"0 GHz\"", 8, "above zero"),
         ("\"2 GHz\"", "2", 8, "with its unit"),
         ("cores = 4", "cores = 0", 7, "nonzero"),
         ("count = 2", "count = 0", 4, "nonzero"),
@@ -106,9 +106,9 @@ fn what_cannot_be_is_refused_with_its_line() {
         ("cores = 4", "kernels = 4", 7, "kernels"),
         ("lanes = 8", "lanes = 0", 18, "0 lanes"),
         ("lanes = 8 }", "lanes = 8, max-payload = 0 }", 18, "0 B"),
-        ("clock = \"2 GHz\"", "clock = \"2 GHz\"\nmemory = \"0 GB\"", 9, "more than zero"),
+        ("clock = \"2 GHz\"", "clock = \"2 GHz\"\nmemory = \"0 GB\"", 9, "above zero"),
         ("clock = \"2 GHz\"", "clock = \"2 GHz\"\nmemory = \"4 GX\"", 9, "unknown unit"),
-        ("rate = \"FDR\"", "rate = \"0 Gb/s\"", 22, "more than zero"),
+        ("rate = \"FDR\"", "rate = \"0 Gb/s\"", 22, "above zero"),
         ("rate = \"FDR\"", "rate = \"FDR\"\nlength = \"1 mile\"", 23, "unknown unit"),
         ("rate = \"FDR\"", "rate = \"FDR\"\nmtu = 1001", 23, "1001 B"),
         ("rate = \"FDR\"", "rate = \"FDR\"\nlanes = 3", 23, "3 lanes"),
@@ -121,9 +121,9 @@ fn what_cannot_be_is_refused_with_its_line() {
 }
 
 #[test]
-fn a_torus_needs_its_nodes_and_a_switch_its_ports() {
+fn node_and_port_counts_are_checked() {
     let torus = format!(
-        "{SOUND}[[torus]]\nname = \"t\"\nadapters = \"a*.hca\"\ndimensions = [2, 2]\nrate = \"7 Gb/s\"\nbuffer = \"40 KB\"\n"
+        "{VALID}[[torus]]\nname = \"t\"\nadapters = \"a*.hca\"\ndimensions = [2, 2]\nrate = \"7 Gb/s\"\nbuffer = \"40 KB\"\n"
     );
     let error = parse("t", &torus).unwrap_err();
     assert!(error.message.contains("need 4 adapters") && error.line == Some(26), "{error}");
@@ -131,7 +131,7 @@ fn a_torus_needs_its_nodes_and_a_switch_its_ports() {
     let error = parse("t", &torus).unwrap_err();
     assert!(error.message.contains("two packets"), "{error}");
 
-    let fabric = SOUND.replace("to = \"a1.hca\"", "to = \"core\"").replace("a0.hca", "a*.hca")
+    let fabric = VALID.replace("to = \"a1.hca\"", "to = \"core\"").replace("a0.hca", "a*.hca")
         + "[[switch]]\nname = \"core\"\nports = 1\nlatency = \"200 ns\"\n";
     let error = parse("t", &fabric).unwrap_err();
     assert!(error.message.contains("has 1 ports") && error.line == Some(19), "{error}");
@@ -144,22 +144,22 @@ proptest! {
     }
 
     #[test]
-    fn no_damage_panics(at in 0..SOUND.len(), byte in any::<u8>()) {
-        let mut bytes = SOUND.as_bytes().to_vec();
+    fn corrupted_text_does_not_panic(at in 0..VALID.len(), byte in any::<u8>()) {
+        let mut bytes = VALID.as_bytes().to_vec();
         bytes[at] = byte;
         let _ = parse("any", &String::from_utf8_lossy(&bytes));
     }
 }
 
 #[test]
-fn cards_on_the_network_have_names_and_addresses() {
+fn network_cards_have_names_and_addresses() {
     let parse = |text: &str| parse("site.toml", text);
     let site = parse("[[card]]\nname = \"a\"\naddress = \"node3:7480\"\n").unwrap();
     assert_eq!(site.card("a").unwrap().address, "node3:7480");
-    assert_eq!(site.card("b").unwrap_err().to_string(), "no card \"b\"; there are: a");
+    assert_eq!(site.card("b").unwrap_err().to_string(), "no card \"b\"; known cards: a");
     let two = "[[card]]\nname = \"a\"\naddress = \"h:1\"\n[[card]]\nname = \"a\"\naddress = \"h:2\"\n";
     for (text, line, words) in [
-        ("[[card]]\nname = \"a\"\naddress = \"node3\"\n", 3, "address \"node3\": host:port"),
+        ("[[card]]\nname = \"a\"\naddress = \"node3\"\n", 3, "address \"node3\": expected host:port"),
         ("[[card]]\nname = \"a\"\naddress = \"node3:0\"\n", 3, "host:port"),
         ("[[card]]\nname = \"a:b\"\naddress = \"h:1\"\n", 2, "card.name \"a:b\""),
         (two, 5, "two cards are named \"a\""),

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use millstream_model::Parameters;
 use millstream_model::benchmarks::event_builder::{
-    ModelLevel, RunSummary, Scenario, TrafficShaping, SlowBuilder, run as simulate,
+    ModelLevel, RunSummary, Scenario, SlowBuilder, TrafficShaping, run as simulate,
 };
 use millstream_model::engine::Picos;
 use millstream_model::sites::shipped;
@@ -54,7 +54,8 @@ fn scenario(options: &ModelledEventBuilder, parameters: &Parameters) -> Result<S
     configuration.slots = options.slots;
     configuration.window = options.window;
     configuration.in_flight = options.in_flight;
-    configuration.shape = if options.unshaped { TrafficShaping::Unshaped } else { TrafficShaping::BarrelShifter };
+    configuration.traffic_shaping =
+        if options.unshaped { TrafficShaping::Unshaped } else { TrafficShaping::BarrelShifter };
     scenario.slow_builders =
         options.slow_builder.iter().map(|text| slow_builder(text)).collect::<Result<_, _>>()?;
     scenario.stop_at = match options.stop_at {

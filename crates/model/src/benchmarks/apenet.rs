@@ -1,4 +1,4 @@
-//! What was measured on APEnet+: two DMA engines, translation in hardware, GPU endpoints, staging.
+//! Benchmarks of the APEnet+ torus adapter: DMA engines, address translation in hardware, GPU endpoints, staging.
 
 use crate::benchmarks::dma::{self, DmaEngine, DmaHost, DmaTest};
 use crate::component::completer::CompleterTiming;
@@ -7,14 +7,21 @@ use crate::engine::{
 };
 use crate::parameters::Parameters;
 use crate::path::host_completer;
-use crate::rows::link;
 use crate::sites::shipped;
+use millstream_site::schema::{Generation, PayloadSize, PcieLanes, PcieLink};
 
-/// Payload of the torus' packets.
+/// PCIe Gen2 x8 of the adapter.
+const PCIE_LINK: PcieLink = PcieLink {
+    generation: Generation(2),
+    lanes: PcieLanes(8),
+    max_payload: PayloadSize(128),
+    max_read_request: PayloadSize(512),
+};
+
+/// Payload bytes of a torus packet.
 pub const PACKET: u32 = 4096;
 
-/// What one channel of the torus sustains: the site's rate after 8b/10b, less words stuffed in, headers and
-/// credits.
+/// Sustained rate of one torus channel: the site's data rate less word stuffing, headers and credits.
 #[must_use]
 pub fn link_rate(p: &Parameters) -> BytesPerSecond {
     BytesPerSecond(
@@ -24,7 +31,7 @@ pub fn link_rate(p: &Parameters) -> BytesPerSecond {
     )
 }
 
-/// So many DMA engines, each with one packet's read at a time, fed from a prefetched queue.
+/// The adapter's DMA read engines. Each reads one packet at a time from a prefetched command queue.
 #[must_use]
 pub fn dma_engine(engines: u32) -> DmaEngine {
     DmaEngine {
@@ -40,13 +47,13 @@ pub fn dma_engine(engines: u32) -> DmaEngine {
     }
 }
 
-/// The host that they read from.
+/// The host whose memory the engines read.
 #[must_use]
 pub fn dma_host(p: &Parameters) -> DmaHost {
     DmaHost {
         memory: CompleterTiming {
             read_latency: p.nanos("apenet.read.latency"),
-            completion: 128,
+            max_completion: 128,
             ..host_completer(p)
         },
         write_rate: BytesPerSecond(f64::INFINITY),
@@ -55,14 +62,13 @@ pub fn dma_host(p: &Parameters) -> DmaHost {
     }
 }
 
-/// Bandwidth of reads from host memory by so many engines.
+/// Bandwidth of host memory reads by this number of engines.
 #[must_use]
 pub fn dma_read_bandwidth(p: &Parameters, engines: u32, size: u32) -> BytesPerSecond {
-    dma::bandwidth(&dma_engine(engines), &dma_host(p), &link(2, 8, 128), DmaTest::Read, size)
+    dma::bandwidth(&dma_engine(engines), &dma_host(p), &PCIE_LINK, DmaTest::Read, size)
 }
 
-/// By what part two engines shorten the time of messages of many packets: a message of one packet has
-/// nothing for the second engine.
+/// Relative time saved by a second engine, for messages of many packets. A message of one packet gains nothing.
 #[must_use]
 pub fn gain_of_two_engines(p: &Parameters) -> f64 {
     1.0 - dma_read_bandwidth(p, 1, PACKET).0 / dma_read_bandwidth(p, 2, PACKET).0
@@ -107,13 +113,13 @@ impl Endpoint for Burst {
     }
 }
 
-/// Bandwidth into a node whose receive path spends that time on each packet's translation.
+/// Bandwidth into a node with this translation time per packet.
 #[must_use]
 pub fn receive_bandwidth(p: &Parameters, translation: Picos) -> BytesPerSecond {
     receive_bandwidth_of(p, translation, PACKET)
 }
 
-/// The same with packets of that payload.
+/// Bandwidth into a node with this translation time per packet, for packets of `size` bytes.
 #[must_use]
 pub fn receive_bandwidth_of(p: &Parameters, translation: Picos, size: u32) -> BytesPerSecond {
     const PACKETS: u32 = 500;
@@ -132,15 +138,15 @@ pub fn receive_bandwidth_of(p: &Parameters, translation: Picos, size: u32) -> By
     BytesPerSecond(f64::from(PACKETS * size) / simulation.get::<Sink>(sink).end.seconds())
 }
 
-/// By what part translation in hardware raises the bandwidth of large packets.
+/// Relative bandwidth gain of address translation in hardware, for full packets.
 #[must_use]
 pub fn gain_of_hardware_translation(p: &Parameters) -> f64 {
-    // The processor does more for each packet than translate; the table leaves it none of that.
+    // The embedded processor does more than translation for each packet; the hardware table frees it from all of that.
     let software = Picos::from_nanos(p.get("apenet.translate.software") / p.get("apenet.processor.share"));
     receive_bandwidth(p, p.nanos("apenet.translate.hardware")).0 / receive_bandwidth(p, software).0 - 1.0
 }
 
-/// Half a round trip of a small message, in µs, by whether the source and the destination are GPUs.
+/// Half a round trip of a small message in µs, by memory kind of source and destination.
 #[must_use]
 pub fn small_latency(p: &Parameters, from_gpu: bool, to_gpu: bool) -> f64 {
     let extra = |gpu: bool, name: &str| if gpu { p.get(name) } else { 0.0 };
@@ -149,13 +155,13 @@ pub fn small_latency(p: &Parameters, from_gpu: bool, to_gpu: bool) -> f64 {
         + extra(to_gpu, "apenet.gpu.write.extra")
 }
 
-/// By what part GPUs at both ends lengthen the round trip.
+/// Relative increase of the round trip with GPU memory at both ends.
 #[must_use]
 pub fn gpu_latency_increase(p: &Parameters) -> f64 {
     small_latency(p, true, true) / small_latency(p, false, false) - 1.0
 }
 
-/// The size, in bytes, from which staging through host memory over InfiniBand is faster than peer to peer.
+/// Message size in bytes from which staging through host memory and InfiniBand is faster than peer-to-peer.
 #[must_use]
 pub fn staging_crossover(p: &Parameters) -> f64 {
     let head_start = p.get("staged.latency") - small_latency(p, true, true);

@@ -1,10 +1,9 @@
-//! DMA read, write and alternating bandwidth, and DMA read latency: pcie-bench's tests
-//! (Neugebauer et al., SIGCOMM 2018) with a programmable adapter as initiator.
+//! pcie-bench: DMA read, write and read/write bandwidth, and DMA read latency (Neugebauer et al., SIGCOMM 2018).
 //!
 //! ```text
-//!   workers ─ one operation each ─► engine (a step per packet) ─► link up ─► root complex ─► memory
-//!      ▲                                                                              │
-//!      └──── internal bus, when all has arrived ◄─ link down ◄─ completions ──────────┘
+//!   workers ─ one operation each ─► DMA engine (a stage per packet) ─► upstream link ─► root complex ─► memory
+//!      ▲                                                                                      │
+//!      └──── internal bus, when the operation is complete ◄─ downstream link ◄─ completions ──┘
 //! ```
 
 use crate::component::completer::{Completer, CompleterTiming, read_tag};
@@ -15,54 +14,54 @@ use crate::engine::{
 use millstream_site::schema::PcieLink;
 use std::collections::VecDeque;
 
-/// Which test.
+/// A bandwidth test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DmaTest {
-    /// `BW_DMA_RD`: bytes read by time.
+    /// `BW_DMA_RD`: bytes read per time.
     Read,
-    /// `BW_DMA_WR`: bytes written by time.
+    /// `BW_DMA_WR`: bytes written per time.
     Write,
-    /// `BW_DMA_RW`: reads and writes in turns; bytes of one direction by time.
+    /// `BW_DMA_RW`: alternating reads and writes; bytes of one direction per time.
     ReadWrite,
 }
 
-/// The adapter that initiates.
+/// DMA engine of the adapter under test.
 #[derive(Clone, Copy, Debug)]
 pub struct DmaEngine {
-    /// Operations in flight at once.
+    /// Operations in flight.
     pub workers: u32,
-    /// Read requests in flight at once.
+    /// Read requests in flight (PCIe tags).
     pub tags: u32,
-    /// The engine's time per read request.
+    /// Issue time of a read request.
     pub read_issue: Picos,
-    /// The engine's time per write packet.
+    /// Issue time of a write packet.
     pub write_issue: Picos,
-    /// Part of those times that is random, 0 to 1.
+    /// Random share of the issue times, 0 to 1.
     pub variation: f64,
-    /// Payload that may wait between engine and link.
+    /// Payload bytes buffered between engine and link.
     pub fifo: u64,
-    /// Rate at which the engine takes a write's payload in.
+    /// Rate at which the engine loads the payload of a write.
     pub write_rate: BytesPerSecond,
-    /// The bus to the adapter's memory, one for both directions.
+    /// Rate of the bus to the adapter's memory, shared by both directions.
     pub internal: BytesPerSecond,
-    /// Time of an operation outside link and host: starting it and hearing that it is done.
+    /// Time per operation outside link and host: start and completion handling.
     pub overhead: Picos,
 }
 
-/// The host's side.
+/// The host under test.
 #[derive(Clone, Copy, Debug)]
 pub struct DmaHost {
-    /// Root complex and memory; see [`Timing`].
+    /// Root complex and memory.
     pub memory: CompleterTiming,
-    /// What the way from root complex to memory takes.
+    /// Rate from the root complex to memory.
     pub write_rate: BytesPerSecond,
-    /// One direction's latency of the link.
+    /// Latency of one link direction.
     pub link_latency: Picos,
-    /// What flow control and link packets leave of the link.
+    /// Share of the link rate that DLLPs leave.
     pub efficiency: f64,
 }
 
-/// Posted payload that a root complex holds.
+/// Posted payload bytes that the root complex buffers.
 const WRITE_BUFFER: u64 = 4096;
 
 struct Workers {
@@ -78,9 +77,9 @@ struct Workers {
     reply: Route<Pcie>,
     overhead: Picos,
     tags_used: u32,
-    /// Requests that wait for tags.
+    /// Requests that wait for tags: worker and length.
     waiting: VecDeque<(u32, u32)>,
-    /// Bytes that an operation still waits for, by worker.
+    /// Bytes outstanding per worker.
     missing: Vec<u32>,
     writes_next: Vec<bool>,
     done: u64,
@@ -94,7 +93,7 @@ const FROM_LINK: u16 = 0;
 const FROM_INTERNAL: u16 = 1;
 const WRITTEN: u16 = 2;
 
-/// The pieces of at most `most` bytes that a transfer is cut into.
+/// Lengths of a transfer's packets of at most `most` bytes.
 fn split(size: u32, most: u32) -> impl Iterator<Item = u32> {
     (0..size.div_ceil(most)).map(move |i| most.min(size - i * most))
 }
@@ -129,7 +128,7 @@ impl Workers {
     fn complete(&mut self, worker: u32, context: &mut Context<'_>) {
         self.done += 1;
         self.bytes += u64::from(self.size);
-        // The first fifth warms up.
+        // The first fifth is warm-up.
         if self.done == self.operations / 5 {
             self.measure_start = context.now();
             self.bytes_at_start = self.bytes;
@@ -176,7 +175,7 @@ impl Endpoint for Workers {
     }
 }
 
-/// Runs operations and returns bytes a second, and the time of one operation.
+/// Runs operations; returns their bandwidth and the time of the last completion.
 fn run(
     engine: &DmaEngine,
     host: &DmaHost,
@@ -203,7 +202,7 @@ fn run(
     let internal = simulation.add_channel(Channel::new("internal bus", engine.internal));
     let link_port = simulation.port(workers, FROM_LINK);
     let internal_port = simulation.port(workers, FROM_INTERNAL);
-    // Posted writes are done when the root complex has taken them.
+    // A posted write is complete when the root complex has accepted it.
     let written_port = simulation.port(workers, WRITTEN);
     let reply = simulation.route(&[lanes.downstream], link_port);
     let code = Workers {
@@ -239,7 +238,7 @@ fn run(
     (BytesPerSecond((code.bytes - code.bytes_at_start) as f64 / span.seconds() / both), code.measure_end)
 }
 
-/// The test's bandwidth.
+/// Bandwidth of a test.
 #[must_use]
 pub fn bandwidth(
     engine: &DmaEngine,
@@ -251,7 +250,7 @@ pub fn bandwidth(
     run(engine, host, link, test, size, 3000).0
 }
 
-/// `LAT_DMA_RD`: one read, from the worker's start to its hearing of the end.
+/// `LAT_DMA_RD`: latency of one read, from the worker's start to its completion handling.
 #[must_use]
 pub fn read_latency(engine: &DmaEngine, host: &DmaHost, link: &PcieLink, size: u32) -> Picos {
     let alone = DmaEngine { workers: 1, variation: 0.0, ..*engine };

@@ -1,4 +1,4 @@
-//! Accelerators without a host on EXTOLL: what MPI reaches between them.
+//! Benchmarks of network-attached accelerators on EXTOLL.
 
 use crate::engine::BytesPerSecond;
 use crate::parameters::Parameters;
@@ -12,8 +12,7 @@ pub fn bandwidth(p: &Parameters) -> BytesPerSecond {
     BytesPerSecond(wire * p.get("extoll.payload.share") * p.get("extoll.mic.share"))
 }
 
-/// By what part one exchange of halos is shorter than between two accelerators of one host through the
-/// vendor's stack.
+/// Relative time saved in one halo exchange, against two accelerators in one host with the vendor's stack.
 #[must_use]
 pub fn exchange_gain(p: &Parameters) -> f64 {
     let bytes = p.get("lammps.halo") * 1e3;

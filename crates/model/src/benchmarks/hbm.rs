@@ -1,37 +1,35 @@
-//! One master reading a stack of HBM, as the U280's bandwidth explorations do it: transactions of one
-//! size, in sequence or at random, over one or more pseudo channels.
+//! HBM bandwidth of one AXI master: transactions of one size, sequential or random, over pseudo channels.
 //!
 //! ```text
-//!   master, one ID ─► switch ─► pseudo channel: 16 banks, one data bus, refresh
+//!   AXI master, one ID ─► switch ─► pseudo channel: 16 banks, one data bus, refresh
 //! ```
-//! A pseudo channel serves in order: a transaction waits for its bank's row cycle and for the data bus. The
-//! switch gives answers back in order because all have one ID: a master that turns to another channel waits
-//! for everything from the last one (AXI allows no reordering within an ID).
+//! A pseudo channel serves transactions in order; each waits for its bank's row cycle and for the data bus. AXI does not
+//! reorder responses of one ID, so a master that changes the pseudo channel first waits for all responses of the last one.
 
 use crate::engine::{
     BytesPerSecond, Channel, Context, Endpoint, Internal, Packet, Picos, Random, Route, Simulation,
 };
 use std::collections::VecDeque;
 
-/// The memory.
+/// Timing of an HBM pseudo channel and its port.
 #[derive(Clone, Copy, Debug)]
 pub struct HbmTiming {
-    /// One pseudo channel's data bus, or its port if that is less.
+    /// Rate of the data bus, or of the port if that is slower.
     pub rate: BytesPerSecond,
-    /// From one row of a bank to the next.
+    /// Row cycle time of a bank (tRC).
     pub row_cycle: Picos,
     /// Banks of a pseudo channel.
     pub banks: u32,
-    /// Between refreshes.
+    /// Refresh interval (tREFI).
     pub refresh_interval: Picos,
-    /// A refresh.
+    /// Refresh cycle time (tRFC).
     pub refresh_cycle: Picos,
-    /// A read's way through the switch and back.
+    /// Round trip through the switch.
     pub switch_round_trip: Picos,
 }
 
 impl HbmTiming {
-    /// What refresh leaves of the data bus.
+    /// Share of the data bus that refresh leaves.
     #[must_use]
     pub fn refresh_share(&self) -> f64 {
         1.0 - self.refresh_cycle.0 as f64 / self.refresh_interval.0 as f64
@@ -39,11 +37,12 @@ impl HbmTiming {
 }
 
 /// Order of addresses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum AccessPattern {
-    /// One after the other.
+    /// Consecutive addresses.
     Sequential,
-    /// Evenly distributed.
+    /// Uniformly distributed addresses.
     Random,
 }
 
@@ -71,13 +70,13 @@ impl Endpoint for PseudoChannel {
             start = start.max(self.banks[bank]);
         }
         while start >= self.next_refresh {
-            // One that fell into a pause is over already, or nearly.
+            // A refresh that fell into an idle period is over, or nearly.
             start = start.max(self.next_refresh + self.hbm.refresh_cycle);
             self.next_refresh += self.hbm.refresh_interval;
         }
         let span = self.hbm.rate.time(size);
         self.free = start + span;
-        // The row cycle covers the bursts unless they are long: then the row stays open for them.
+        // The row cycle covers short bursts; for long ones the row stays open.
         self.banks[bank] = start + self.hbm.row_cycle.max(span + Picos(self.hbm.row_cycle.0 / 2));
         self.ready.push_back(packet);
         context.set_timer(self.free - now, 0);
@@ -99,7 +98,7 @@ struct AxiMaster {
     outstanding: u32,
     limit: u32,
     current: usize,
-    /// The next transaction's address, drawn but not sent yet.
+    /// Next address, drawn but not sent.
     next: Option<u64>,
     position: u64,
     random: Random,
@@ -108,7 +107,7 @@ struct AxiMaster {
     end: Picos,
 }
 
-/// Bytes of one pseudo channel that the test goes over.
+/// Bytes of each pseudo channel that the test covers.
 const PSEUDO_CHANNEL_SPAN: u64 = 256 << 20;
 
 impl AxiMaster {
@@ -155,7 +154,7 @@ impl Endpoint for AxiMaster {
     }
 }
 
-/// What one master reads a second, transactions of `size` bytes over `channels` pseudo channels.
+/// Read bandwidth of one AXI master: transactions of `size` bytes over `channels` pseudo channels.
 #[must_use]
 pub fn read(hbm: &HbmTiming, pattern: AccessPattern, channels: u32, size: u32) -> BytesPerSecond {
     const TRANSACTIONS: u64 = 20_000;

@@ -6,5 +6,6 @@ pub mod event_builder;
 pub mod extoll;
 pub mod hbm;
 pub mod osu;
+pub mod pcie_bench;
 pub mod perftest;
 pub mod torus;

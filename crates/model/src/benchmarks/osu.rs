@@ -1,16 +1,15 @@
-//! What the OSU micro-benchmarks measure between two hosts over MPI: `osu_latency`, `osu_bw`, `osu_bibw`.
+//! OSU micro-benchmarks over MPI: `osu_latency`, `osu_bw`, `osu_bibw`.
 //!
-//! Definitions are those of OMB 5.3 (rows B01 to B03), MB/s are 10⁶ bytes a second:
-//! - `osu_latency`: blocking sends and receives in turns; half of a round.
-//! - `osu_bw`: 64 sends at once, all awaited, then an answer of 4 bytes; payload by the time of a round.
-//! - `osu_bibw`: both sides do 64 receives and 64 sends at once; payload of both by the time of a round.
+//! Definitions of OMB 5.3 (rows B01 to B03); MB/s are 10⁶ bytes per second:
+//! - `osu_latency`: half a round trip of blocking sends and receives.
+//! - `osu_bw`: 64 non-blocking sends, then a reply of 4 bytes; payload per round.
+//! - `osu_bibw`: 64 receives and 64 sends on both sides; payload of both directions per round.
 //!
-//! Rounds are alike from the second on, so a few of them stand for the 20 to 10,000 of the real programs.
+//! All rounds after the first are equal, so a few rounds replace the 20 to 10,000 of the real programs.
 //!
-//! MPI sends short messages at once, through a buffer at each end; of a long one it sends a note first, and
-//! the payload when the receiver has said where it goes:
+//! MPI sends short messages eagerly through a buffer at each end. Long messages use the rendezvous protocol:
 //! ```text
-//!   eager       copy ─► payload ─► copy             long     note ─► match ─► go ahead ─► payload, to its place
+//!   eager       copy ─► payload ─► copy             rendezvous     RTS ─► match ─► CTS ─► payload, without copies
 //! ```
 
 use crate::component::adapter::{RECEIVED, connect, label, message};
@@ -18,7 +17,7 @@ use crate::engine::{BytesPerSecond, Channel, Context, Endpoint, Internal, Packet
 use crate::parameters::Parameters;
 use crate::path::{BandwidthResult, DataPath, Verb};
 
-/// Which test.
+/// One of the benchmarks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OsuTest {
     /// `osu_latency`.
@@ -29,51 +28,51 @@ pub enum OsuTest {
     Bidirectional,
 }
 
-/// The MPI library.
+/// Cost model of the MPI library.
 #[derive(Clone, Copy, Debug)]
 pub struct Mpi {
-    /// A core's time for each message it sends, and for each it receives.
+    /// Processor time per message sent, and per message received.
     pub overhead: Picos,
-    /// Longest message that is sent at once.
+    /// Longest message of the eager protocol.
     pub eager_limit: u32,
-    /// Rate of the copies of such messages.
+    /// Rate of the eager protocol's copies.
     pub copy_rate: BytesPerSecond,
 }
 
 impl Mpi {
-    /// As parameters have it.
+    /// Reads the parameters.
     #[must_use]
     pub fn new(p: &Parameters) -> Mpi {
         Mpi {
             overhead: p.nanos("mpi.overhead"),
-            eager_limit: p.count("mpi.eager_limit"),
-            copy_rate: p.gigabytes("mpi.copy_rate.rate"),
+            eager_limit: p.count("mpi.eager"),
+            copy_rate: p.gigabytes("mpi.copy.rate"),
         }
     }
 }
 
-/// Messages at once in `osu_bw` and `osu_bibw`.
+/// Messages per round of `osu_bw` and `osu_bibw`.
 const WINDOW: u32 = 64;
-/// Rounds before the clock starts.
+/// Warm-up rounds.
 const WARMUP_ROUNDS: u32 = 2;
-/// Bytes of a note or a go-ahead: a header.
+/// Bytes of an RTS or CTS.
 const RENDEZVOUS_HEADER: u32 = 64;
-/// Bytes of the answer in `osu_bw`.
+/// Bytes of the reply in `osu_bw`.
 const REPLY_SIZE: u32 = 4;
 
-// Labels of messages.
+// Message types.
 const EAGER: u16 = 1;
 const RTS: u16 = 2;
 const CTS: u16 = 3;
 const PAYLOAD: u16 = 4;
 const REPLY: u16 = 5;
 
-// Ports: what the adapter says, and what the core has finished.
+// Ports of a rank.
 const FROM_ADAPTER: u16 = 0;
 const RECEIVE_DONE: u16 = 1;
 const SEND_DONE: u16 = 2;
 
-/// One rank.
+/// An MPI rank.
 struct Rank {
     test: OsuTest,
     first: bool,
@@ -81,10 +80,10 @@ struct Rank {
     mpi: Mpi,
     rounds: u32,
     post: Route<Internal>,
-    /// The core's work for a message that has come, and for one that goes.
+    /// Processor stage for received messages, and for sent ones.
     receiving: Route<Internal>,
     sending: Route<Internal>,
-    /// Of this round: messages that have come whole, and that have left.
+    /// Messages of this round that are received, and sent.
     received: u32,
     sent: u32,
     round: u32,
@@ -98,7 +97,7 @@ impl Rank {
         context.send(self.sending, Packet::new(0, copied_bytes, u64::from(label)));
     }
 
-    /// Starts sending a message of the test.
+    /// Starts one message of the test.
     fn send_payload(&self, context: &mut Context<'_>) {
         self.send(if self.size <= self.mpi.eager_limit { EAGER } else { RTS }, context);
     }
@@ -128,7 +127,7 @@ impl Rank {
         self.begin_round(context);
     }
 
-    /// After each thing that happened: whether what the program waits for is there.
+    /// Ends the round if its messages are complete.
     fn advance(&mut self, context: &mut Context<'_>) {
         match (self.test, self.first) {
             (OsuTest::Latency, true) if self.received == 1 => self.end_round(context),
@@ -141,7 +140,7 @@ impl Rank {
                 self.send(REPLY, context);
             }
             (OsuTest::Bidirectional, _) if self.received >= WINDOW && self.sent == WINDOW => {
-                // The other side may be ahead: what has come of its next round counts for the next.
+                // The peer may be one round ahead: its messages count for the next round.
                 let ahead = self.received - WINDOW;
                 self.end_round(context);
                 self.received = ahead;
@@ -187,7 +186,7 @@ impl Endpoint for Rank {
     }
 }
 
-/// A round's time, and what the lines did.
+/// Duration of a round, with the counters of all channels.
 fn run(path: &DataPath, mpi: &Mpi, test: OsuTest, size: u32) -> (Picos, BandwidthResult) {
     let mut simulation = Simulation::new(17);
     let ids = [simulation.reserve_endpoint(), simulation.reserve_endpoint()];
@@ -235,7 +234,7 @@ pub fn latency(path: &DataPath, mpi: &Mpi, size: u32) -> Picos {
     Picos(run(path, mpi, OsuTest::Latency, size).0.0 / 2)
 }
 
-/// `osu_bw`, or `osu_bibw` if in both directions.
+/// `osu_bw`; `osu_bibw` if `both`.
 #[must_use]
 pub fn bandwidth(path: &DataPath, mpi: &Mpi, size: u32, both: bool) -> BandwidthResult {
     run(path, mpi, if both { OsuTest::Bidirectional } else { OsuTest::Bandwidth }, size).1

@@ -1,7 +1,7 @@
-//! What perftest measures between two hosts: `ib_write_bw`, `ib_read_bw`, `ib_send_bw`, and the latency of each.
+//! perftest: `ib_write_bw`, `ib_read_bw`, `ib_send_bw` and the latency test of each.
 //!
-//! Definitions are perftest's (rows B04 to B07): bandwidth is the payload of all but the first messages by
-//! the time between their completions at the client, latency half a round trip, of READ a whole one.
+//! Definitions of perftest (rows B04 to B07): bandwidth is payload per time between completions at the client, after a
+//! warm-up. Latency is half a round trip; that of READ is a full one.
 
 use crate::component::adapter::{COMPLETED, RECEIVED, connect, message};
 use crate::engine::{
@@ -11,11 +11,11 @@ use crate::path::{BandwidthResult, DataPath, Verb};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
-    /// Keeps the queue full.
+    /// Keeps `depth` work requests posted.
     Stream,
-    /// Waits for the other, then answers.
+    /// Answers each message of the peer.
     PingPong,
-    /// One at a time.
+    /// Posts one work request at a time.
     Single,
     /// Only receives.
     Silent,
@@ -64,7 +64,7 @@ impl Endpoint for Program {
         match (self.role, packet.kind) {
             (Role::Stream, COMPLETED) => {
                 self.count(context);
-                // It goes on after its own end so that the other direction meets traffic to its end.
+                // Continues after its own end, so that the other direction meets traffic until its end.
                 self.post(context);
             }
             (Role::PingPong, RECEIVED) => {
@@ -117,13 +117,13 @@ fn build(path: &DataPath, verb: Verb, size: u32, depth: u32, messages: u32, role
     Built { simulation, programs }
 }
 
-/// Bandwidth of messages of `size` bytes, `depth` of them posted at once; from client to server, of READ
-/// from server to client; or in both directions.
+/// Bandwidth of `size`-byte messages with `depth` work requests posted, from client to server; READ moves data from
+/// server to client. `both` adds the opposite direction.
 #[must_use]
 pub fn bandwidth(path: &DataPath, verb: Verb, size: u32, depth: u32, both: bool) -> BandwidthResult {
-    // Enough for a steady state: the first quarter is not counted, and fills what the adapter buffers four times
-    // over. Messages so short that this would take more of them than these are limited by their number.
-    let buffered = (path.adapter.buffer.min(1 << 20) * 16) as u32 / size.max(1);
+    // The first quarter is warm-up. It fills the adapter's receive buffer four times, unless messages are so short
+    // that the message rate is the limit.
+    let buffered = (path.adapter.rx_buffer.min(1 << 20) * 16) as u32 / size.max(1);
     let messages = ((8 << 20) / size.max(1)).clamp(24, 400).max(buffered.min(8192));
     let depth = depth.min(messages / 4);
     let roles = [Role::Stream, if both { Role::Stream } else { Role::Silent }];
@@ -142,7 +142,7 @@ pub fn bandwidth(path: &DataPath, verb: Verb, size: u32, depth: u32, both: bool)
     BandwidthResult { rate: BytesPerSecond(total), channels: simulation.channel_reports().collect() }
 }
 
-/// Latency as perftest defines it: half a round trip; of READ the whole.
+/// Latency: half a round trip; of READ a full one.
 #[must_use]
 pub fn latency(path: &DataPath, verb: Verb, size: u32) -> Picos {
     let roles = if verb == Verb::Read { [Role::Single, Role::Silent] } else { [Role::PingPong; 2] };

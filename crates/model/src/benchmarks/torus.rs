@@ -1,11 +1,10 @@
-//! A torus of adapters: dimension-order routing, credits, and all-to-all.
+//! Torus network: dimension-order routing, credits, all-to-all.
 //!
 //! ```text
-//!   node ─► x ring, the shorter way ─► y ring ─► z ring ─► node
+//!   node ─► x ring, shorter direction ─► y ring ─► z ring ─► node
 //! ```
-//! Each direction of each link is a line; its buffer is the receiver's channel memory, which credits stand
-//! for. A packet enters a ring only if a second packet's room stays free there (bubble flow control), so
-//! that rings cannot fill up with packets that wait for each other.
+//! Each direction of a link is a channel with the receiver's buffer in front of it. A packet enters a ring only if room for
+//! a second packet stays free there (bubble flow control), which prevents deadlock.
 
 use crate::engine::{
     BytesPerSecond, Channel, ChannelId, Context, Endpoint, Network, Packet, Picos, Route, Simulation,
@@ -14,28 +13,28 @@ use crate::engine::{
 /// A torus.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Torus {
-    /// Nodes along each dimension.
+    /// Nodes per dimension.
     pub dimensions: Vec<u32>,
-    /// One direction of a link.
+    /// Rate of one link direction.
     pub rate: BytesPerSecond,
     /// Largest payload of a packet.
     pub packet_size: u32,
-    /// Channel memory.
+    /// Receive buffer of a channel in bytes.
     pub buffer: u64,
-    /// From one node's output to the next one's.
+    /// Latency from a node's output to the next node's output.
     pub hop_latency: Picos,
-    /// From memory to the first output, and from the last input to memory.
+    /// Latency from memory to the first output plus from the last input to memory.
     pub end_latency: Picos,
 }
 
 impl Torus {
-    /// How many nodes.
+    /// Number of nodes.
     #[must_use]
     pub fn nodes(&self) -> usize {
         self.dimensions.iter().map(|&d| d as usize).product()
     }
 
-    /// A node's place along each dimension.
+    /// Coordinates of a node.
     fn coordinates(&self, node: usize) -> Vec<u32> {
         let mut rest = node;
         self.dimensions
@@ -48,8 +47,8 @@ impl Torus {
             .collect()
     }
 
-    /// The steps from a node to another: dimension by dimension, each the shorter way; halfway round, nodes
-    /// at even places go up and those at odd ones down, so that both directions carry as much.
+    /// Hops of the route between two nodes: dimension by dimension in the shorter direction. At half the ring's length,
+    /// even coordinates go in positive and odd ones in negative direction, which balances both.
     #[must_use]
     pub fn hops(&self, from: usize, to: usize) -> Vec<TorusHop> {
         let (a, b) = (self.coordinates(from), self.coordinates(to));
@@ -72,33 +71,33 @@ impl Torus {
         hops
     }
 
-    /// Links across the middle of the longest dimension, both directions: what limits all-to-all.
+    /// Bisection bandwidth of the longest dimension, both directions: the limit of an all-to-all.
     #[must_use]
     pub fn bisection(&self) -> BytesPerSecond {
         let longest = self.dimensions.iter().copied().max().unwrap_or(1) as usize;
-        // A ring is cut in two places, each with a link of two directions; a ring of two has one link.
+        // A cut crosses a ring at two links of two directions each; a ring of two nodes has one link.
         let cuts = if longest > 2 { 2 } else { 1 };
         BytesPerSecond((self.nodes() / longest * cuts * 2) as f64 * self.rate.0)
     }
 }
 
-/// One link of a way.
+/// One link of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TorusHop {
     /// The node whose output it is.
     pub node: usize,
     /// The dimension.
     pub dimension: usize,
-    /// Towards higher places.
+    /// Whether the coordinate increases.
     pub positive: bool,
-    /// Whether the packet comes from outside this ring.
+    /// Whether the packet enters this ring here.
     pub enters_ring: bool,
 }
 
 struct Node {
-    /// To each other node, in the order in which it sends.
+    /// Routes to the other nodes, in sending order.
     routes: Vec<Route<Network>>,
-    /// Packets left for each.
+    /// Packets left for each other node.
     left: Vec<u32>,
     packet_size: u32,
     next: usize,
@@ -108,7 +107,7 @@ struct Node {
 }
 
 impl Node {
-    /// Deals packets to all peers in turn: no output is left idle while another has a queue.
+    /// Sends to all peers round-robin, so that no output idles while packets for it are left.
     fn fill(&mut self, context: &mut Context<'_>) {
         let mut blocked = 0;
         while blocked < self.routes.len() {
@@ -142,12 +141,12 @@ impl Endpoint for Node {
     }
 }
 
-/// What an all-to-all took.
+/// Result of an all-to-all.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AllToAll {
-    /// Until the last packet was in place.
+    /// Time of the last arrival.
     pub time: Picos,
-    /// Payload of all messages by that time.
+    /// Payload of all messages per time.
     pub rate: BytesPerSecond,
     /// Events of the simulation.
     pub events: u64,
@@ -179,7 +178,7 @@ fn route_channels(
         .collect()
 }
 
-/// Every node sends a message of that size to every other.
+/// All-to-all: every node sends a message of this size to every other.
 #[must_use]
 pub fn all_to_all(torus: &Torus, message: u64) -> AllToAll {
     let nodes = torus.nodes();
@@ -189,7 +188,7 @@ pub fn all_to_all(torus: &Torus, message: u64) -> AllToAll {
     let ids: Vec<_> = (0..nodes).map(|_| simulation.reserve_endpoint()).collect();
     let ports: Vec<_> = ids.iter().map(|&id| simulation.port(id, 0)).collect();
     for (from, &id) in ids.iter().enumerate() {
-        // Node i starts with node i + 1: no node is everybody's first.
+        // Node i starts with node i + 1, so no node is the first target of all.
         let peers = (1..nodes).map(|k| (from + k) % nodes);
         let routes: Vec<_> = peers
             .map(|to| simulation.bubble_route(&route_channels(torus, &lines, from, to), ports[to]))
@@ -214,7 +213,7 @@ pub fn all_to_all(torus: &Torus, message: u64) -> AllToAll {
     AllToAll { time, rate: BytesPerSecond(bytes / time.seconds().max(1e-12)), events: simulation.events() }
 }
 
-/// One small packet's time from a node to another.
+/// Latency of one small packet.
 #[must_use]
 pub fn small_packet_latency(torus: &Torus, from: usize, to: usize) -> Picos {
     let hops = torus.hops(from, to).len() as u64;

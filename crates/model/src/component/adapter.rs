@@ -1,8 +1,8 @@
-//! Adapters of two hosts, packet by packet, and all that is between their programs.
+//! RDMA adapters of two hosts at packet level, with the paths to memory, network and software.
 //!
 //! ```text
-//!  program ─post─► adapter ─reads─► memory        memory ◄─writes─ translation ◄─ adapter ─► program
-//!                     └──── packets of one MTU, credits, over the legs of the way ────►┘
+//!  software ─post─► adapter ─reads─► memory        memory ◄─writes─ translation ◄─ adapter ─► software
+//!                      └──── packets of one MTU, credits, over the network hops ─────────►┘
 //! ```
 
 use crate::component::completer::{Completer, read_tag};
@@ -17,7 +17,7 @@ use crate::path::{
 };
 use std::collections::VecDeque;
 
-// Kinds of network packets; the low two bits choose the overhead.
+// Kinds of network packets; the low two bits select the header overhead.
 const MIDDLE: u16 = 4;
 const FIRST: u16 = 5;
 const ACK: u16 = 6;
@@ -30,26 +30,26 @@ const FROM_NETWORK: u16 = 2;
 const PLACED: u16 = 3;
 const TRANSLATED: u16 = 4;
 
-// Tags on the network: the message's length, flags above, and the program's label in the upper 16 bits.
+// Tags of network packets: message length, flags, and the message type in the upper 16 bits.
 const LAST: u64 = 1 << 32;
 const RESPONSE: u64 = 1 << 33;
 const LABEL: u64 = 0xffff << 48;
 
-// Kinds of what programs hear; the tag of what is received is its label.
+// Kinds of packets to software. The tag of a receive is its message type.
 pub(crate) const COMPLETED: u16 = 0;
 pub(crate) const RECEIVED: u16 = 1;
 
-/// A message for the adapter: its size and the label that the receiver hears.
+/// A work request of `size` bytes with a message type.
 pub(crate) fn message(size: u32, label: u16) -> Packet {
     Packet::new(0, 0, u64::from(label) << 48 | u64::from(size))
 }
 
-/// The label of what was received.
+/// Message type of a receive.
 pub(crate) fn label(packet: &Packet) -> u16 {
     (packet.tag >> 48) as u16
 }
 
-// Kinds of steps of a translation: they choose how long it takes.
+// Kinds of translation steps: they select the stage's time.
 const HIT: u16 = 0;
 const MISS: u16 = 1;
 
@@ -74,18 +74,18 @@ struct Nic {
     placed: Route<Pcie>,
     completed: Route<Internal>,
     received: Route<Internal>,
-    /// Where addresses of arriving packets are looked up, if that takes time.
+    /// Address translation of arriving packets, if it takes time.
     tlb: Option<(Route<Internal>, Tlb)>,
-    /// Packets that wait for their addresses.
+    /// Packets that wait for translation.
     awaiting_tlb: VecDeque<Packet>,
-    /// Bytes of the message that is arriving, so far.
+    /// Bytes received of the current message.
     offset: u64,
-    /// Messages whose payload is still to be asked for: bytes left.
+    /// Messages whose payload is to be fetched: bytes left.
     fetch_queue: VecDeque<u32>,
     gather_queue: VecDeque<u64>,
     fetch_bytes: u32,
     tx_pending: VecDeque<TxPacket>,
-    /// Packets whose payload is on its way to memory.
+    /// Packets whose payload is being written to memory.
     rx_writing: VecDeque<Packet>,
     active_reads: u32,
     waiting_reads: VecDeque<u32>,
@@ -94,11 +94,11 @@ struct Nic {
 
 const GATHER_TIMER: u64 = 0;
 const FETCH_TIMER: u64 = 1;
-/// Payload on the way to the link above which no more is asked for.
+/// Bytes queued for the link above which payload fetches pause.
 const TX_BACKLOG: u32 = 32 << 10;
 
 impl Nic {
-    /// Cuts a message into packets.
+    /// Segments a message into packets.
     fn segment(&mut self, size: u32, flags: u64) {
         let mut left = size;
         loop {
@@ -117,7 +117,7 @@ impl Nic {
     fn fetch_payload(&mut self, context: &mut Context<'_>) {
         while let Some(left) = self.fetch_queue.front_mut() {
             let length = (*left).min(self.max_read_request);
-            if self.fetch_bytes > 0 && self.fetch_bytes + length > self.adapter.read_window {
+            if self.fetch_bytes > 0 && self.fetch_bytes + length > self.adapter.dma_read_window {
                 return;
             }
             if context.backlog(self.network) > (TX_BACKLOG / self.mtu).max(8) as usize {
@@ -148,7 +148,7 @@ impl Nic {
 
     fn start(&mut self, size: u32, flags: u64, context: &mut Context<'_>) {
         self.segment(size, flags);
-        if size <= self.adapter.inline && flags & RESPONSE == 0 {
+        if size <= self.adapter.max_inline && flags & RESPONSE == 0 {
             self.tx_pending.back_mut().expect("a message has a packet").unfetched = 0;
             self.transmit_ready(context);
         } else {
@@ -165,7 +165,7 @@ impl Nic {
         }
     }
 
-    /// A packet's payload goes to memory.
+    /// Writes a packet's payload to memory.
     fn write_payload(&mut self, packet: Packet, context: &mut Context<'_>) {
         self.rx_writing.push_back(packet);
         let mut left = packet.size;
@@ -176,13 +176,13 @@ impl Nic {
             let write = if left == 0 { write.with_reply(self.placed) } else { write };
             context.send(self.write_route, write);
         }
-        // Acknowledged when it has arrived, not when it is in place (IBTA volume 1, 9.7.5.1).
+        // The responder acknowledges at arrival, before data is in memory (IBTA volume 1, 9.7.5.1).
         if packet.tag & LAST != 0 && packet.tag & RESPONSE == 0 {
             context.send(self.network, Packet::new(ACK, 0, 0));
         }
     }
 
-    /// A packet has arrived: its address is looked up first, in order with the others.
+    /// Translates the addresses of arriving packets, in order.
     fn packet_arrived(&mut self, packet: Packet, context: &mut Context<'_>) {
         let offset = self.offset;
         self.offset = if packet.tag & LAST != 0 { 0 } else { offset + u64::from(packet.size) };
@@ -221,8 +221,8 @@ impl Endpoint for Nic {
                 self.request_read(context);
             }
             FROM_SOFTWARE => {
-                // What is sent with its work request does not overtake what was posted before it.
-                if packet.tag as u32 <= self.adapter.inline && self.gather_queue.is_empty() {
+                // An inline message must not overtake messages posted before it.
+                if packet.tag as u32 <= self.adapter.max_inline && self.gather_queue.is_empty() {
                     self.start(packet.tag as u32, packet.tag & LABEL, context);
                 } else {
                     self.gather_queue.push_back(packet.tag);
@@ -275,7 +275,7 @@ impl Endpoint for Nic {
     }
 }
 
-/// Lines between an adapter and its memory: towards it, and back.
+/// Channels from an adapter to memory, and back.
 struct PciePath {
     to_memory: Vec<ChannelId<Pcie>>,
     from_memory: Vec<ChannelId<Pcie>>,
@@ -289,9 +289,10 @@ fn pcie_path(simulation: &mut Simulation, name: &str, end: &PathEnd, path: &Data
         return PciePath { to_memory: vec![nic.upstream], from_memory: vec![nic.downstream] };
     };
     let far = pcie::add_link(simulation, &format!("{name} card pcie"), &card.pcie, efficiency, latency, 4096);
-    // A card that answers a peer's reads slower than its memory could: GPUs of before 2013.
-    let answers = simulation
-        .add_channel(Channel::new(format!("{name} card, answers to peers"), card.read_rate).capacity(4096));
+    // GPUs before 2013 answer reads of a peer more slowly than their memory could.
+    let answers = simulation.add_channel(
+        Channel::new(format!("{name} card, peer read completions"), card.read_rate).capacity(4096),
+    );
     let between = |simulation: &mut Simulation, what: &str, rate: BytesPerSecond, latency: Picos| {
         simulation.add_channel(Channel::new(format!("{name} {what}"), rate).latency(latency).capacity(4096))
     };
@@ -306,8 +307,8 @@ fn pcie_path(simulation: &mut Simulation, name: &str, end: &PathEnd, path: &Data
         }
         PeerRoute::Switch { latency } => {
             let fast = BytesPerSecond(f64::INFINITY);
-            let there = between(simulation, "switch", fast, latency);
-            let back = between(simulation, "switch back", fast, latency);
+            let there = between(simulation, "switch, writes", fast, latency);
+            let back = between(simulation, "switch, read completions", fast, latency);
             PciePath {
                 to_memory: vec![nic.upstream, there, far.downstream],
                 from_memory: vec![answers, far.upstream, back, nic.downstream],
@@ -316,16 +317,16 @@ fn pcie_path(simulation: &mut Simulation, name: &str, end: &PathEnd, path: &Data
     }
 }
 
-/// The lines of a way through the network; the port is at the last one's end.
+/// Channels of the network route; the receiving port is behind the last.
 fn network_channels(
     simulation: &mut Simulation,
-    end: &str,
+    name: &str,
     path: &DataPath,
     later_hops: &[NetworkHop],
 ) -> Vec<ChannelId<Network>> {
     let arrives = |is_last: bool| if is_last { path.adapter.rx_latency } else { Picos::ZERO };
     let alone = later_hops.is_empty();
-    let first = Channel { overhead: path.overhead, ..Channel::new(format!("{end} link"), path.rate) };
+    let first = Channel { overhead: path.overhead, ..Channel::new(format!("{name} link"), path.rate) };
     let first = Channel { cut_through: !alone, ..first.latency(path.latency + arrives(alone)) };
     let mut lines = vec![simulation.add_channel(first)];
     for (i, hops) in later_hops.iter().enumerate() {
@@ -337,8 +338,8 @@ fn network_channels(
     lines
 }
 
-/// Adds both adapters and what is around them. `programs` hear at their port 0; a [message] that they send
-/// on the route that comes back for each is posted.
+/// Adds both adapters with their surroundings. `programs` receive completions and messages at port 0; they post a
+/// [`message`] on the returned routes.
 pub(crate) fn connect(
     simulation: &mut Simulation,
     path: &DataPath,
@@ -361,18 +362,18 @@ pub(crate) fn connect(
         let from_memory = simulation.port(nics[i], FROM_MEMORY);
         let placed = simulation.port(nics[i], PLACED);
         let wire = network_channels(simulation, name, path, &path.later_hops[i]);
-        let peer = simulation.bounded_port(nics[1 - i], FROM_NETWORK, adapter.buffer);
+        let peer = simulation.bounded_port(nics[1 - i], FROM_NETWORK, adapter.rx_buffer);
         let software = simulation.port(nics[i], FROM_SOFTWARE);
         let heard = simulation.port(programs[i], 0);
-        let posting = Channel::stage(format!("{name} software"), adapter.post);
+        let posting = Channel::stage(format!("{name} software"), adapter.post_time);
         let posting = simulation.add_channel(posting.latency(path.pcie_latency));
         let queueing = Channel::stage(format!("{name} work queue"), adapter.message_gap);
         let queueing = simulation.add_channel(queueing.latency(adapter.tx_latency));
-        let entry = path.pcie_latency + end.host.write_latency + adapter.poll;
-        let completed = simulation
-            .add_channel(Channel::stage(format!("{name} completion_route"), Picos::ZERO).latency(entry));
+        let entry = path.pcie_latency + end.host.write_latency + adapter.poll_time;
+        let completed =
+            simulation.add_channel(Channel::stage(format!("{name} completions"), Picos::ZERO).latency(entry));
         let seen = simulation
-            .add_channel(Channel::stage(format!("{name} arrivals"), Picos::ZERO).latency(adapter.poll));
+            .add_channel(Channel::stage(format!("{name} receives"), Picos::ZERO).latency(adapter.poll_time));
         let tlb = adapter.translation.map(|AddressTranslation { hit, miss, entries, page }| {
             let steps = Channel::stage_by_kind(format!("{name} translation"), [hit, miss, hit, miss]);
             let line = simulation.add_channel(steps);

@@ -1,42 +1,41 @@
-//! Memory behind a completer: a root complex with its host's memory, or a card's window.
+//! PCIe completer with memory: a root complex with host memory, or a card's BAR.
 
 use super::pcie::{COMPLETION, MEMORY_READ, MEMORY_WRITE};
 use crate::engine::{BytesPerSecond, Context, Endpoint, Packet, Pcie, Picos, Route};
 use std::collections::VecDeque;
 
-/// How a completer answers.
+/// Timing of a completer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CompleterTiming {
-    /// From a read's arrival to its first completion's start.
+    /// Arrival of a read to the start of its first completion.
     pub read_latency: Picos,
-    /// From a write's arrival to its data being in place.
+    /// Arrival of a write to its data in memory.
     pub write_latency: Picos,
-    /// Reads that it works on at once; more wait.
-    pub reads: u32,
-    /// What its memory delivers and takes.
+    /// Reads in progress; others queue.
+    pub max_reads: u32,
+    /// Rate of the memory port.
     pub rate: BytesPerSecond,
-    /// Time of the memory port per request beside its bytes.
-    pub gap: Picos,
+    /// Time of the memory port per request, in addition to its bytes.
+    pub request_gap: Picos,
     /// Largest payload of a completion.
-    pub completion: u32,
-    /// Payload of the completions of a read that one completion could answer: root complexes return such
-    /// reads line by line as the lines come.
-    pub short_completion: u32,
+    pub max_completion: u32,
+    /// Completion payload of reads that fit into one completion: root complexes return these in cache lines (RCB).
+    pub short_read_completion: u32,
 }
 
-/// A completer. Reads carry their length in the low half of the tag; writes are posted.
+/// A completer. The low half of a read's tag is its length; writes are posted.
 #[derive(Debug)]
 pub struct Completer {
     timing: CompleterTiming,
-    /// When the memory's port is free.
-    free: Picos,
-    active: u32,
+    /// Time at which the memory port is free.
+    port_free_at: Picos,
+    active_reads: u32,
     waiting: VecDeque<Packet>,
-    ready: VecDeque<Packet>,
-    releasing: VecDeque<Packet>,
-    /// Payload written.
+    reading: VecDeque<Packet>,
+    writing: VecDeque<Packet>,
+    /// Payload bytes written.
     pub written: u64,
-    /// When the last write was in place.
+    /// Time of the last write.
     pub last_write: Picos,
 }
 
@@ -49,32 +48,32 @@ impl Completer {
     pub fn new(timing: CompleterTiming) -> Completer {
         Completer {
             timing,
-            free: Picos::ZERO,
-            active: 0,
+            port_free_at: Picos::ZERO,
+            active_reads: 0,
             waiting: VecDeque::new(),
-            ready: VecDeque::new(),
-            releasing: VecDeque::new(),
+            reading: VecDeque::new(),
+            writing: VecDeque::new(),
             written: 0,
             last_write: Picos::ZERO,
         }
     }
 
-    /// Takes the memory's port for that many bytes; returns the time from now until it is done.
-    fn port(&mut self, bytes: u64, now: Picos) -> Picos {
-        let start = self.free.max(now);
-        self.free = start + self.timing.gap + self.timing.rate.time(bytes);
-        self.free - now
+    /// Occupies the memory port; returns the time from now until the transfer is done.
+    fn occupy_port(&mut self, bytes: u64, now: Picos) -> Picos {
+        let start = self.port_free_at.max(now);
+        self.port_free_at = start + self.timing.request_gap + self.timing.rate.time(bytes);
+        self.port_free_at - now
     }
 
     fn start(&mut self, packet: Packet, context: &mut Context<'_>) {
-        self.active += 1;
-        let span = self.port(packet.tag & 0xffff_ffff, context.now());
-        self.ready.push_back(packet);
+        self.active_reads += 1;
+        let span = self.occupy_port(packet.tag & 0xffff_ffff, context.now());
+        self.reading.push_back(packet);
         context.set_timer(span + self.timing.read_latency, READ_DONE);
     }
 }
 
-/// The tag of a read of that length; the upper half is the requester's and comes back.
+/// Tag of a read: length in the low half, requester in the upper half; completions carry the upper half.
 #[must_use]
 pub fn read_tag(requester: u32, length: u32) -> u64 {
     u64::from(requester) << 32 | u64::from(length)
@@ -84,11 +83,11 @@ impl Endpoint for Completer {
     fn receive(&mut self, _port: u16, packet: Packet, context: &mut Context<'_>) {
         match packet.kind {
             MEMORY_WRITE => {
-                let span = self.port(u64::from(packet.size), context.now());
-                self.releasing.push_back(packet);
+                let span = self.occupy_port(u64::from(packet.size), context.now());
+                self.writing.push_back(packet);
                 context.set_timer(span + self.timing.write_latency, WRITE_DONE);
             }
-            MEMORY_READ if self.active < self.timing.reads => self.start(packet, context),
+            MEMORY_READ if self.active_reads < self.timing.max_reads => self.start(packet, context),
             MEMORY_READ => self.waiting.push_back(packet),
             _ => {}
         }
@@ -96,13 +95,13 @@ impl Endpoint for Completer {
 
     fn timer(&mut self, token: u64, context: &mut Context<'_>) {
         if token == WRITE_DONE {
-            // Writes are served in order, each after the same latency.
-            let Some(packet) = self.releasing.pop_front() else { return };
+            // Writes complete in order, all after the same latency.
+            let Some(packet) = self.writing.pop_front() else { return };
             self.written += u64::from(packet.size);
             self.last_write = context.now();
             context.return_credits(&packet);
             if packet.reply != 0 {
-                // Whoever wants to know when a write is in place sends a way back with it.
+                // A write with a reply route requests a notification when its data is in memory.
                 context.send(
                     Route::<Pcie>::reply_to(&packet),
                     Packet::new(MEMORY_WRITE, packet.size, packet.tag),
@@ -110,18 +109,18 @@ impl Endpoint for Completer {
             }
             return;
         }
-        let Some(packet) = self.ready.pop_front() else { return };
+        let Some(packet) = self.reading.pop_front() else { return };
         let route: Route<Pcie> = Route::reply_to(&packet);
         let mut left = (packet.tag & 0xffff_ffff) as u32;
-        let short = left <= self.timing.completion;
-        let most = if short { self.timing.short_completion } else { self.timing.completion };
+        let short = left <= self.timing.max_completion;
+        let most = if short { self.timing.short_read_completion } else { self.timing.max_completion };
         while left > 0 {
             let size = left.min(most);
             left -= size;
             let tag = packet.tag >> 32 << 32 | u64::from(left);
             context.send(route, Packet::new(COMPLETION, size, tag));
         }
-        self.active -= 1;
+        self.active_reads -= 1;
         if let Some(packet) = self.waiting.pop_front() {
             self.start(packet, context);
         }

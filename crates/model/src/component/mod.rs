@@ -1,4 +1,4 @@
-//! Parts of a site as lines and endpoints.
+//! Components of a site as channels and endpoints.
 
 pub(crate) mod adapter;
 pub mod completer;

@@ -1,29 +1,29 @@
-//! PCI Express: rates, packet overheads, how requests are cut.
+//! PCI Express: link rates, packet overheads, segmentation of requests.
 //!
 //! Read: PCI Express Base Specification, chapters 2 (transactions), 3 (data link) and 4 (physical).
 //!
 //! ```text
 //!   MWr  ─ framing+seq+LCRC 8 B ─ header 4 B ─ address and requester 12 B ─ payload ≤ MPS
-//!   MRd  ─ the same without payload, asks for ≤ MRRS
+//!   MRd  ─ framing+seq+LCRC 8 B ─ header 4 B ─ address and requester 12 B, requests ≤ MRRS
 //!   CplD ─ framing+seq+LCRC 8 B ─ header 4 B ─ completer and requester 8 B ─ payload ≤ MPS, cut at RCB
 //! ```
 
 use crate::engine::{BytesPerSecond, Channel, ChannelId, Pcie, Picos, Simulation};
 use millstream_site::schema::PcieLink;
 
-/// Kind of a packet: memory write.
+/// Packet kind: memory write (MWr).
 pub const MEMORY_WRITE: u16 = 1;
-/// Kind of a packet: memory read; its size is 0, its tag holds the length asked for.
+/// Packet kind: memory read (MRd). Its size is 0, its tag holds the requested length.
 pub const MEMORY_READ: u16 = 2;
-/// Kind of a packet: completion with data.
+/// Packet kind: completion with data (CplD).
 pub const COMPLETION: u16 = 3;
 
-/// Bytes of a request beside its payload, with a 64-bit address (rows P02, P03).
+/// Overhead bytes of a request with a 64-bit address (rows P02, P03).
 pub const REQUEST_OVERHEAD: u32 = 24;
-/// Bytes of a completion beside its payload (row P04).
+/// Overhead bytes of a completion (row P04).
 pub const COMPLETION_OVERHEAD: u32 = 20;
 
-/// Line rate after encoding: 8b/10b in generations 1 and 2, 128b/130b after (row P01).
+/// Link rate after line code: 8b/10b in generations 1 and 2, 128b/130b later (row P01).
 #[must_use]
 pub fn raw_rate(generation: u8, lanes: u8) -> BytesPerSecond {
     let (transfers, encoding) = match generation {
@@ -36,14 +36,14 @@ pub fn raw_rate(generation: u8, lanes: u8) -> BytesPerSecond {
     BytesPerSecond::gigabits(transfers * encoding * f64::from(lanes))
 }
 
-/// Ceiling for writes of `size` bytes: payload against what the packets take (row P07).
+/// Upper bound of write bandwidth: payload share of the TLPs (row P07).
 #[must_use]
 pub fn write_ceiling(link: BytesPerSecond, size: u64, max_payload: u64) -> BytesPerSecond {
     let overhead = u64::from(REQUEST_OVERHEAD) * size.div_ceil(max_payload);
     BytesPerSecond(link.0 * size as f64 / (size + overhead) as f64)
 }
 
-/// Ceiling for reads of `size` bytes: the tighter of the completions' and the requests' direction (row P08).
+/// Upper bound of read bandwidth: the slower of completions and requests (row P08).
 #[must_use]
 pub fn read_ceiling(link: BytesPerSecond, size: u64, completion: u64, max_request: u64) -> BytesPerSecond {
     let down = size + u64::from(COMPLETION_OVERHEAD) * size.div_ceil(completion);
@@ -51,18 +51,17 @@ pub fn read_ceiling(link: BytesPerSecond, size: u64, completion: u64, max_reques
     BytesPerSecond(link.0 * size as f64 / down.max(up) as f64)
 }
 
-/// One direction each of a link's two.
+/// The two directions of a link.
 #[derive(Clone, Copy, Debug)]
 pub struct LinkChannels {
     /// Towards the root complex.
     pub upstream: ChannelId<Pcie>,
-    /// Away from it.
+    /// Away from the root complex.
     pub downstream: ChannelId<Pcie>,
 }
 
-/// Adds a link's two directions. `efficiency` is what data link packets, flow control and skip symbols
-/// leave; `latency` is one direction's, from transaction layer to transaction layer; `buffer` is the
-/// payload that may wait to be sent.
+/// Adds both directions of a link. `efficiency` is the share of the rate that DLLPs and skip ordered sets leave.
+/// `latency` is that of one direction between transaction layers; `buffer` is the payload queued for transmission.
 pub fn add_link(
     simulation: &mut Simulation,
     name: &str,

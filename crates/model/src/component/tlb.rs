@@ -1,9 +1,8 @@
-//! A table that says where virtual addresses are, as adapters have it on their receive path: the pages
-//! that were used last. What is not in it, a processor has to find.
+//! Address translation cache of an adapter's receive path, with least-recently-used replacement.
 
 use std::collections::VecDeque;
 
-/// Pages that were used last.
+/// Translation lookaside buffer.
 #[derive(Clone, Debug)]
 pub struct Tlb {
     entries: usize,
@@ -13,13 +12,13 @@ pub struct Tlb {
 }
 
 impl Tlb {
-    /// An empty table of so many pages of so many bytes.
+    /// An empty buffer of `entries` pages of `page` bytes.
     #[must_use]
     pub fn new(entries: u32, page: u32) -> Tlb {
         Tlb { entries: entries as usize, page: u64::from(page.max(1)), pages: VecDeque::new() }
     }
 
-    /// Whether the page of that address was in the table; it is now.
+    /// Whether the address hits; a miss loads its page.
     pub fn lookup(&mut self, address: u64) -> bool {
         let page = address / self.page;
         let found = self.pages.iter().position(|&known| known == page);
@@ -40,14 +39,14 @@ mod tests {
     use super::Tlb;
 
     #[test]
-    fn what_was_used_last_stays() {
+    fn least_recently_used_page_is_evicted() {
         let mut table = Tlb::new(2, 4096);
         let found: Vec<bool> = [0, 100, 4096, 4000, 8192, 0, 4096].map(|a| table.lookup(a)).to_vec();
         assert_eq!(found, [false, true, false, true, false, true, false]);
     }
 
     #[test]
-    fn going_round_more_than_fits_never_hits() {
+    fn cycling_over_more_pages_than_entries_always_misses() {
         let mut table = Tlb::new(8, 4096);
         let hits = (0..90).filter(|i| table.lookup(i % 9 * 4096)).count();
         assert_eq!(hits, 0);

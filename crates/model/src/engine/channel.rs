@@ -1,32 +1,32 @@
-//! One line: packets in order, one at a time.
+//! A channel: a serialiser that transmits one packet at a time, in order.
 
 use super::{Packet, Random};
 use millstream_quantity::{BytesPerSecond, Picos};
 use std::collections::VecDeque;
 
-/// How a line is made.
+/// Configuration of a channel.
 #[derive(Clone, Debug)]
 pub struct Channel {
-    /// What reports call it.
+    /// Name in reports.
     pub name: String,
-    /// Rate of payload and overhead.
+    /// Serialisation rate of payload and overhead.
     pub rate: BytesPerSecond,
-    /// Bytes that a packet brings beside its payload, by the low two bits of its kind.
+    /// Overhead bytes of a packet, indexed by the low two bits of its kind.
     pub overhead: [u32; 4],
-    /// Time that every packet takes beside its bytes.
+    /// Fixed time per packet, in addition to serialisation.
     pub gap: Picos,
-    /// Mean of an exponentially distributed time on top of `gap`.
+    /// Mean of an exponentially distributed time per packet, in addition to `gap`.
     pub jitter: Picos,
-    /// From the last bit put out to the last bit arrived.
+    /// Propagation delay: last bit sent to last bit received.
     pub latency: Picos,
-    /// Payload that may wait before the line.
+    /// Payload bytes that the input buffer holds.
     pub capacity: u64,
-    /// Whether the head of a packet goes on while its tail is coming.
+    /// Whether a packet enters the next channel before its tail has arrived.
     pub cut_through: bool,
 }
 
 impl Channel {
-    /// A line of that rate, without overhead, latency or limit.
+    /// A channel without overhead, delay or buffer limit.
     #[must_use]
     pub fn new(name: impl Into<String>, rate: BytesPerSecond) -> Channel {
         Channel {
@@ -41,71 +41,71 @@ impl Channel {
         }
     }
 
-    /// A step that takes time per packet, whatever its size.
+    /// A pipeline stage: a fixed time per packet, whatever its size.
     #[must_use]
     pub fn stage(name: impl Into<String>, gap: Picos) -> Channel {
         Channel { gap, ..Channel::new(name, BytesPerSecond(f64::INFINITY)) }
     }
 
-    /// A step whose time depends on the packet's kind (its low two bits), not on its size: packets have no payload.
+    /// A pipeline stage with a time per packet kind (its low two bits). Packets must have no payload.
     #[must_use]
     pub fn stage_by_kind(name: impl Into<String>, times: [Picos; 4]) -> Channel {
-        // At 10¹² B/s a byte of overhead is a picosecond.
+        // At 10¹² B/s one overhead byte takes one picosecond.
         let overhead = times.map(|time| u32::try_from(time.0).unwrap_or(u32::MAX));
         Channel { overhead, ..Channel::new(name, BytesPerSecond(1e12)) }
     }
 
-    /// With bytes per packet.
+    /// Sets the overhead bytes of every packet kind.
     #[must_use]
     pub fn overhead(self, bytes: u32) -> Channel {
         Channel { overhead: [bytes; 4], ..self }
     }
 
-    /// With a latency behind it.
+    /// Sets the propagation delay.
     #[must_use]
     pub fn latency(self, latency: Picos) -> Channel {
         Channel { latency, ..self }
     }
 
-    /// With limited room before it.
+    /// Sets the size of the input buffer.
     #[must_use]
     pub fn capacity(self, bytes: u64) -> Channel {
         Channel { capacity: bytes, ..self }
     }
 
-    /// With a time per packet.
+    /// Sets the fixed time per packet.
     #[must_use]
     pub fn gap(self, gap: Picos) -> Channel {
         Channel { gap, ..self }
     }
 
-    /// With a random time per packet.
+    /// Sets the mean random time per packet.
     #[must_use]
     pub fn jitter(self, mean: Picos) -> Channel {
         Channel { jitter: mean, ..self }
     }
 
-    /// How long a payload of that kind takes on it, without its random part.
+    /// Service time of a packet, without its random part.
     #[must_use]
     pub fn time(&self, kind: u16, payload: u64) -> Picos {
         self.gap + self.rate.time(payload + u64::from(self.overhead[usize::from(kind & 3)]))
     }
 }
 
-/// What a line has done.
+/// Counters of a channel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChannelReport {
-    /// Its name.
+    /// Name of the channel.
     pub name: String,
-    /// Packets put out.
+    /// Packets transmitted.
     pub packets: u64,
-    /// Payload put out.
+    /// Payload bytes transmitted.
     pub payload: u64,
-    /// Time in which it was putting something out.
+    /// Time spent transmitting.
     pub busy: Picos,
-    /// Time in which its first packet waited for room behind it.
+    /// Time in which the first packet waited for credits.
     pub blocked: Picos,
-    /// From the simulation's start until the report.
+    /// Simulated time of the report.
     pub elapsed: Picos,
 }
 
@@ -126,7 +126,7 @@ pub(super) struct ChannelState {
     payload: u64,
     busy: Picos,
     blocked: Picos,
-    /// The last size's time, as most packets are of one size.
+    /// Size, kind and service time of the last packet: most packets are alike.
     last_time: (u32, u16, Picos),
 }
 
@@ -169,7 +169,7 @@ impl ChannelState {
         }
     }
 
-    /// The packet's time on the line. It stays at the queue's front until it is out.
+    /// Starts the front packet; returns its service time. The packet stays queued until [`ChannelState::finish`].
     #[inline]
     pub(super) fn start(&mut self, now: Picos, packet: Packet, random: &mut Random) -> Picos {
         self.activity = Activity::Busy(now);
@@ -191,7 +191,7 @@ impl ChannelState {
             self.busy += now - since;
         }
         self.activity = Activity::Idle;
-        let packet = self.queue.pop_front().expect("a busy line has its packet in front");
+        let packet = self.queue.pop_front().expect("a busy channel has its packet in front");
         self.packets += 1;
         self.payload += u64::from(packet.size);
         packet

@@ -1,26 +1,25 @@
-//! The queue of future events: a radix heap (Ahuja, Mehlhorn, Orlin, Tarjan, JACM 37(2), 1990).
+//! Future event queue: a radix heap (Ahuja, Mehlhorn, Orlin, Tarjan, JACM 37(2), 1990).
 //!
-//! Virtual time never goes back, so an entry's bucket is the highest bit in which its time differs from
-//! the time of the last one popped. An entry is moved only when its bucket is the lowest that is not
-//! empty, and then to a lower one: at most once per bit of its delay, in sequential memory. There is no
-//! comparison of keys, and entries of equal time come out in the order in which they went in: two entries
-//! of equal time are in the same bucket at every moment, since the bucket follows from the time and the
-//! last time popped alone, and buckets are filled and emptied in order.
+//! Simulated time never decreases, so an entry's bucket is the highest bit in which its time differs from the last
+//! popped time. An entry moves only when its bucket is the lowest non-empty one, and then to a lower bucket. That is at
+//! most one sequential copy per bit of its delay, without key comparisons.
 //!
-//! `millstream bench model` holds it against a binary heap and against a four-ary heap.
+//! Entries of equal time leave in insertion order: they are always in the same bucket, and buckets keep their order.
+//!
+//! `millstream bench model` compares it with a binary heap and a four-ary heap.
 
 use millstream_quantity::Picos;
 
 const BUCKETS: usize = 65;
 
-/// Entries with their times, earliest first, equal times in order of insertion.
+/// Entries by time; entries of equal time are in insertion order.
 #[derive(Debug)]
 pub struct EventQueue<T> {
     last: u64,
     len: usize,
-    /// Bit `i` is set while bucket `i + 1` holds something.
+    /// Bit `i` is set while bucket `i + 1` is not empty.
     filled: u64,
-    /// Entries at `last`, taken from the front.
+    /// Entries at time `last`; `popped` of them are gone.
     now: Vec<T>,
     popped: usize,
     buckets: Vec<Vec<(u64, T)>>,
@@ -48,28 +47,28 @@ impl<T: Copy> EventQueue<T> {
         }
     }
 
-    /// Entries in it.
+    /// Number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether nothing is in it.
+    /// Whether the queue is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether another entry is at the time of the last one popped.
+    /// Whether another entry has the time of the last popped one.
     #[must_use]
     pub fn has_event_now(&self) -> bool {
         self.popped < self.now.len()
     }
 
-    /// Puts an entry in.
+    /// Adds an entry.
     ///
     /// # Panics
-    /// If `at` is before the last time popped: an effect cannot precede its cause.
+    /// If `at` is before the last popped time: an event cannot precede its cause.
     #[inline]
     pub fn push(&mut self, at: Picos, entry: T) {
         assert!(at.0 >= self.last, "an event at {at} after time {}", Picos(self.last));
@@ -89,7 +88,7 @@ impl<T: Copy> EventQueue<T> {
         }
     }
 
-    /// Takes the earliest entry out.
+    /// Removes the earliest entry.
     #[inline]
     pub fn pop(&mut self) -> Option<(Picos, T)> {
         if self.popped == self.now.len() {
@@ -101,7 +100,7 @@ impl<T: Copy> EventQueue<T> {
         Some((Picos(self.last), entry))
     }
 
-    /// Moves the lowest bucket's entries to lower buckets, those of the earliest time to the front.
+    /// Distributes the lowest bucket over lower buckets; entries of the earliest time go to `now`.
     fn refill(&mut self) -> Option<()> {
         self.now.clear();
         self.popped = 0;
@@ -128,9 +127,9 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Whatever is pushed and popped, the order is that of a sorted list, equal times in order.
+        /// Any sequence of pushes and pops matches a stable sorted list.
         #[test]
-        fn it_is_a_stable_priority_queue(steps in prop::collection::vec((any::<bool>(), 0u64..1 << 20), 1..400)) {
+        fn pops_in_stable_time_order(steps in prop::collection::vec((any::<bool>(), 0u64..1 << 20), 1..400)) {
             let mut queue = EventQueue::new();
             let mut model: Vec<(u64, usize)> = Vec::new();
             let mut now = 0;
@@ -153,7 +152,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "an event at 5 ps after time 7 ps")]
-    fn the_past_is_closed() {
+    fn pushing_before_the_last_pop_panics() {
         let mut queue = EventQueue::new();
         queue.push(Picos(7), ());
         queue.pop();

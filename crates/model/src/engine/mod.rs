@@ -1,14 +1,13 @@
-//! The engine: packets travel routes of lines between endpoints in virtual time.
+//! Discrete-event engine: packets travel along routes of channels between endpoints.
 //!
-//! - A [`Line`] takes packets one at a time: a serialiser with a rate, overhead per packet, a latency
-//!   behind it, and a buffer of limited room before it. A packet starts on a line only when the next
-//!   buffer of its route has room for it: credits.
-//! - An [`Endpoint`] is code: it receives packets at its ports and sends others.
-//! - A route is a list of lines that ends at a port. Lines, ports and routes carry the type of the bus
-//!   they belong to ([`Pcie`], [`Network`], [`Internal`]), so a packet of one cannot get on another.
+//! - A [`Channel`] is a serialiser with a rate, overhead per packet, a propagation delay and a bounded input
+//!   buffer. It starts a packet only if the next buffer on the route has room (credit-based flow control).
+//! - An [`Endpoint`] is code that receives packets at its ports and sends packets.
+//! - A [`Route`] is a list of channels that ends at a port. Channels, ports and routes carry the type of their
+//!   bus ([`Pcie`], [`Network`], [`Internal`]), so a packet cannot enter another bus.
 //!
-//! One simulation runs on one thread and is a function of its input and seed. Whoever needs many (sweeps,
-//! samples of parameters) runs many side by side; results do not depend on how many threads do it.
+//! A simulation runs on one thread and is a function of its input and seed. Sweeps and parameter samples run many
+//! simulations in parallel; the number of threads does not change results.
 
 mod channel;
 mod event_queue;
@@ -29,10 +28,10 @@ pub trait Bus {}
 /// PCI Express: packets are TLPs.
 #[derive(Clone, Copy, Debug)]
 pub struct Pcie;
-/// A network: packets are InfiniBand packets or those of a torus.
+/// A network: packets are InfiniBand or torus packets.
 #[derive(Clone, Copy, Debug)]
 pub struct Network;
-/// Inside a part: requests, software steps.
+/// Inside a component: requests and software steps.
 #[derive(Clone, Copy, Debug)]
 pub struct Internal;
 
@@ -40,7 +39,7 @@ impl Bus for Pcie {}
 impl Bus for Network {}
 impl Bus for Internal {}
 
-/// A line of a bus.
+/// A channel of a bus.
 #[derive(Debug)]
 pub struct ChannelId<B> {
     index: u32,
@@ -56,7 +55,7 @@ pub struct PortId<B> {
     bus: PhantomData<B>,
 }
 
-/// A way over lines to a port.
+/// A list of channels that ends at a port.
 #[derive(Debug)]
 pub struct Route<B> {
     index: u32,
@@ -76,46 +75,46 @@ macro_rules! copy {
 copy!(ChannelId, PortId, Route);
 
 impl<B: Bus> Route<B> {
-    /// The number that travels in packets as their way back.
+    /// The number that a packet carries as its reply route.
     #[must_use]
     pub fn number(self) -> u32 {
         self.index
     }
 
-    /// The route that a packet of this bus brought as its way back.
+    /// The reply route that a packet carries.
     #[must_use]
     pub fn reply_to(packet: &Packet) -> Route<B> {
         Route { index: packet.reply, bus: PhantomData }
     }
 }
 
-/// An endpoint.
+/// An endpoint of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EndpointId(u32);
 
-/// What travels.
+/// A packet.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Packet {
     route: u32,
     hop: u16,
-    /// What it is, by the endpoints' agreement.
+    /// Packet type, defined by the endpoints.
     pub kind: u16,
-    /// Payload in bytes.
+    /// Payload bytes.
     pub size: u32,
-    /// Route of an answer.
+    /// Number of the route for a reply.
     pub reply: u32,
-    /// Whose it is, by the endpoints' agreement.
+    /// User data, defined by the endpoints.
     pub tag: u64,
 }
 
 impl Packet {
-    /// A packet of that kind and payload.
+    /// A packet without a reply route.
     #[must_use]
     pub fn new(kind: u16, size: u32, tag: u64) -> Packet {
         Packet { kind, size, tag, ..Packet::default() }
     }
 
-    /// With a way back.
+    /// Sets the reply route.
     #[must_use]
     pub fn with_reply<B: Bus>(self, reply: Route<B>) -> Packet {
         Packet { reply: reply.index, ..self }
@@ -124,16 +123,16 @@ impl Packet {
 
 /// Code at the end of routes.
 pub trait Endpoint: Any {
-    /// A packet has arrived whole.
+    /// A packet has arrived completely.
     fn receive(&mut self, port: u16, packet: Packet, context: &mut Context<'_>);
 
-    /// A time that it asked for has come.
+    /// A timer that the endpoint set has expired.
     fn timer(&mut self, _token: u64, _context: &mut Context<'_>) {}
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// The line has put its packet out.
+    /// The channel has transmitted its packet.
     Departed(u32),
     /// The packet has reached the next hop of its route.
     Arrived(Packet),
@@ -146,16 +145,16 @@ enum Hop {
     Port { endpoint: u32, port: u16, buffer: u32 },
 }
 
-/// Room before a line or behind a port.
+/// Input buffer of a channel or port.
 #[derive(Debug)]
 struct Buffer {
     capacity: u64,
     used: u64,
-    /// Lines whose first packet waits for room here, in order.
+    /// Channels whose first packet waits for this buffer, in order.
     waiting: std::collections::VecDeque<u32>,
 }
 
-/// What endpoints may use while they run.
+/// Simulation interface for a running endpoint.
 #[derive(Debug)]
 pub struct Context<'a> {
     core: &'a mut Core,
@@ -169,7 +168,7 @@ struct Core {
     channels: Vec<ChannelState>,
     buffers: Vec<Buffer>,
     hops: Vec<Hop>,
-    /// First hop of each route in `hops`.
+    /// Index of each route's first hop in `hops`.
     routes: Vec<u32>,
     random: Random,
     stopped: bool,
@@ -189,7 +188,7 @@ impl std::fmt::Debug for Simulation {
 }
 
 impl Simulation {
-    /// An empty one.
+    /// An empty simulation.
     #[must_use]
     pub fn new(seed: u64) -> Simulation {
         Simulation {
@@ -199,7 +198,7 @@ impl Simulation {
                 channels: Vec::new(),
                 buffers: Vec::new(),
                 hops: Vec::new(),
-                // Route 0 is none: packets without a way back have it.
+                // Route 0 means no route: packets without a reply route carry it.
                 routes: vec![0],
                 random: Random::new(seed),
                 stopped: false,
@@ -209,7 +208,7 @@ impl Simulation {
         }
     }
 
-    /// Adds a line.
+    /// Adds a channel.
     pub fn add_channel<B: Bus>(&mut self, channel: Channel) -> ChannelId<B> {
         let index = self.core.channels.len() as u32;
         let buffer = self.core.buffer(channel.capacity);
@@ -223,23 +222,23 @@ impl Simulation {
         EndpointId(self.endpoints.len() as u32 - 1)
     }
 
-    /// Gives an endpoint that was reserved its code.
+    /// Installs the code of a reserved endpoint.
     pub fn install(&mut self, id: EndpointId, endpoint: impl Endpoint) {
         self.endpoints[id.0 as usize] = Some(Box::new(endpoint));
     }
 
-    /// A place for an endpoint whose code needs routes to others first.
+    /// Reserves an endpoint whose code needs routes to other endpoints first.
     pub fn reserve_endpoint(&mut self) -> EndpointId {
         self.endpoints.push(None);
         EndpointId(self.endpoints.len() as u32 - 1)
     }
 
-    /// A port without limit.
+    /// A port with an unlimited buffer.
     pub fn port<B: Bus>(&mut self, endpoint: EndpointId, port: u16) -> PortId<B> {
         self.bounded_port(endpoint, port, u64::MAX)
     }
 
-    /// A port that takes so many bytes until its endpoint [releases](Context::release) them.
+    /// A port with a buffer of `capacity` bytes; its endpoint frees them with [`Context::return_credits`].
     pub fn bounded_port<B: Bus>(&mut self, endpoint: EndpointId, port: u16, capacity: u64) -> PortId<B> {
         let buffer = self.core.buffer(capacity);
         PortId { endpoint: endpoint.0, port, buffer, bus: PhantomData }
@@ -251,9 +250,8 @@ impl Simulation {
         self.bubble_route(&channels, to)
     }
 
-    /// Adds a route whose packets enter a line only if so many bytes of its buffer stay free: bubble
-    /// flow control, which keeps a ring from filling up with packets that wait for each other
-    /// (Puente et al., ICPP 1999).
+    /// Adds a route with bubble flow control: a packet enters a channel only if the given number of bytes of its
+    /// buffer stays free. This prevents deadlock in a ring (Puente et al., ICPP 1999).
     pub fn bubble_route<B: Bus>(&mut self, channels: &[(ChannelId<B>, u32)], to: PortId<B>) -> Route<B> {
         let index = self.core.routes.len() as u32;
         self.core.routes.push(self.core.hops.len() as u32);
@@ -264,12 +262,12 @@ impl Simulation {
         Route { index, bus: PhantomData }
     }
 
-    /// Wakes an endpoint at a time.
+    /// Sets a timer of an endpoint.
     pub fn set_timer(&mut self, endpoint: EndpointId, at: Picos, token: u64) {
         self.core.queue.push(at, Event::Timer(endpoint.0, token));
     }
 
-    /// Runs until nothing is left to happen, an endpoint stops it, or `limit` is reached.
+    /// Runs until no event is left, an endpoint stops the run, or `limit` is reached.
     ///
     /// # Panics
     /// If a packet arrives at an endpoint that was reserved but not installed.
@@ -299,46 +297,46 @@ impl Simulation {
     }
 
     fn call(&mut self, endpoint: u32, f: impl FnOnce(&mut dyn Endpoint, &mut Context<'_>)) {
-        let code = self.endpoints[endpoint as usize].as_mut().expect("routes lead to installed endpoints");
+        let code = self.endpoints[endpoint as usize].as_mut().expect("every routed endpoint is installed");
         f(code.as_mut(), &mut Context { core: &mut self.core, endpoint });
     }
 
-    /// The virtual time.
+    /// Simulated time.
     #[must_use]
     pub fn now(&self) -> Picos {
         self.core.now
     }
 
-    /// Events so far.
+    /// Events processed so far.
     #[must_use]
     pub fn events(&self) -> u64 {
         self.events
     }
 
-    /// What a line has done so far.
+    /// Counters of a channel.
     #[must_use]
     pub fn channel_report<B: Bus>(&self, channel: ChannelId<B>) -> ChannelReport {
         self.core.channels[channel.index as usize].report(self.core.now)
     }
 
-    /// What every line has done so far.
+    /// Counters of all channels.
     pub fn channel_reports(&self) -> impl Iterator<Item = ChannelReport> + '_ {
         self.core.channels.iter().map(|channel| channel.report(self.core.now))
     }
 
-    /// An endpoint's code, to read results from.
+    /// The code of an endpoint, to read results from.
     ///
     /// # Panics
-    /// If the endpoint is of another type.
+    /// If the endpoint has another type.
     #[must_use]
     pub fn get<E: Endpoint>(&self, id: EndpointId) -> &E {
         let code: &dyn Any = self.endpoints[id.0 as usize].as_deref().expect("the endpoint is installed");
-        code.downcast_ref().expect("the endpoint is of the type that was installed")
+        code.downcast_ref().expect("the endpoint has the requested type")
     }
 }
 
 impl Context<'_> {
-    /// The virtual time.
+    /// Simulated time.
     #[must_use]
     pub fn now(&self) -> Picos {
         self.core.now
@@ -349,18 +347,18 @@ impl Context<'_> {
         &mut self.core.random
     }
 
-    /// Sends a packet; it waits before the route's first line as long as it has to.
+    /// Sends a packet. It queues before the route's first channel, without limit.
     pub fn send<B: Bus>(&mut self, route: Route<B>, packet: Packet) {
         self.core.inject(Packet { route: route.index, hop: 0, ..packet });
     }
 
-    /// Sends a packet later.
+    /// Sends a packet after a delay.
     pub fn send_after<B: Bus>(&mut self, delay: Picos, route: Route<B>, packet: Packet) {
         let packet = Packet { route: route.index, hop: 0, ..packet };
         self.core.queue.push(self.core.now + delay, Event::Arrived(packet));
     }
 
-    /// Packets that wait on the route's first line or are being put out by it.
+    /// Packets queued on the route's first channel, including the one in transmission.
     #[must_use]
     pub fn backlog<B: Bus>(&self, route: Route<B>) -> usize {
         match self.core.hops[self.core.routes[route.index as usize] as usize] {
@@ -369,14 +367,14 @@ impl Context<'_> {
         }
     }
 
-    /// Gives room of a bounded port back.
+    /// Frees a packet's bytes in the buffer of a bounded port.
     pub fn return_credits(&mut self, packet: &Packet) {
         if let Hop::Port { buffer, .. } = self.core.hop(packet) {
             self.core.return_credits(buffer, u64::from(packet.size));
         }
     }
 
-    /// Asks to be woken.
+    /// Sets a timer of this endpoint.
     pub fn set_timer(&mut self, delay: Picos, token: u64) {
         self.core.queue.push(self.core.now + delay, Event::Timer(self.endpoint, token));
     }
@@ -398,8 +396,8 @@ impl Core {
         self.hops[self.routes[packet.route as usize] as usize + packet.hop as usize]
     }
 
-    /// A packet from an endpoint: the first line's queue takes it whatever its room, as an endpoint's
-    /// own memory would.
+    /// Queues a packet of an endpoint on the route's first channel, whatever its buffer: it waits in the
+    /// endpoint's own memory.
     fn inject(&mut self, packet: Packet) {
         match self.hop(&packet) {
             Hop::Channel { channel, .. } => {
@@ -420,7 +418,7 @@ impl Core {
         }
     }
 
-    /// Starts the line's first packet if the next buffer has room; else the line waits for room.
+    /// Starts the first packet if the next buffer has room; else the channel waits for credits.
     fn start(&mut self, channel: u32) {
         let state = &mut self.channels[channel as usize];
         let Some(&packet) = state.queue.front() else { return };
@@ -432,7 +430,7 @@ impl Core {
         };
         let buffer_state = &mut self.buffers[buffer as usize];
         let size = u64::from(packet.size);
-        // An empty buffer takes any packet, so that none waits for ever for room that cannot be.
+        // An empty buffer accepts a packet of any size: otherwise a packet above the capacity would wait for ever.
         if buffer_state.used > 0
             && buffer_state.used.saturating_add(size + u64::from(bubble)) > buffer_state.capacity
         {
@@ -445,7 +443,7 @@ impl Core {
         let state = &mut self.channels[channel as usize];
         let span = state.start(self.now, packet, random);
         if to_channel && state.channel.cut_through {
-            // The head leaves at once; the next line cannot finish before this one as it is not faster.
+            // The head leaves at once. The next channel is not faster, so it cannot finish before this one.
             self.queue.push(self.now + state.channel.latency, Event::Arrived(next));
         }
         self.queue.push(self.now + span, Event::Departed(channel));
@@ -468,7 +466,7 @@ impl Core {
         }
     }
 
-    /// Room has become free: the lines that wait for it try again, in order.
+    /// Frees buffer space and restarts the channels that wait for it, in order.
     fn return_credits(&mut self, buffer: u32, bytes: u64) {
         let buffer_state = &mut self.buffers[buffer as usize];
         buffer_state.used = buffer_state.used.saturating_sub(bytes);
@@ -477,7 +475,7 @@ impl Core {
             self.channels[channel as usize].unblock(self.now);
             self.start(channel);
             if self.channels[channel as usize].is_blocked() {
-                // It has queued up again at the back: it goes first, as it did.
+                // The channel queued again at the back; it keeps its place at the front.
                 let waiting = &mut self.buffers[buffer as usize].waiting;
                 waiting.rotate_right(1);
                 break;

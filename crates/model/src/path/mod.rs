@@ -1,6 +1,6 @@
-//! Two hosts with one adapter each, as the tools take them: what a way between two memories consists of.
-//! A side's memory is its host's, or a card's that the adapter reaches through the root complex or a PCIe
-//! switch. `nic.rs` makes lines and endpoints of it.
+//! Data paths between two hosts: adapters, PCIe, memory and network links.
+//!
+//! [`data_path`] builds a [`DataPath`] from a site and parameters. [`crate::component`] simulates it.
 
 use crate::component::completer::CompleterTiming;
 use crate::engine::{BytesPerSecond, ChannelReport, Picos};
@@ -10,137 +10,137 @@ mod resolve;
 
 pub use resolve::*;
 
-/// What is behind an adapter.
+/// Memory that an adapter accesses.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TargetMemory {
-    /// Its host's memory.
+    /// Memory of its host.
     Host,
-    /// A card's.
+    /// Memory of a card.
     Card(PeerCard),
 }
 
-/// A card that an adapter reaches as a peer.
+/// A card that an adapter accesses as PCIe peer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PeerCard {
-    /// Its link.
+    /// PCIe link of the card.
     pub pcie: PcieLink,
-    /// Its memory's answers.
+    /// Timing of its memory as completer.
     pub timing: CompleterTiming,
-    /// What its inlet answers reads of a peer with, where that is less than its memory.
+    /// Largest rate of completions to a peer, if below the memory's rate.
     pub read_rate: BytesPerSecond,
-    /// Payload of writes that it works on at once.
+    /// Payload bytes of writes in progress.
     pub write_window: u64,
-    /// What is between the two links.
+    /// Route between the two PCIe links.
     pub route: PeerRoute,
 }
 
-/// What is between two devices of one PCIe tree.
+/// Route between two devices of one PCIe tree.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PeerRoute {
-    /// A root complex, with what it forwards from root port to root port.
+    /// Through the root complex, from root port to root port.
     RootComplex {
-        /// Writes.
+        /// Rate of writes.
         write: BytesPerSecond,
-        /// Completions.
+        /// Rate of completions.
         read: BytesPerSecond,
-        /// One way.
+        /// One-way latency.
         latency: Picos,
     },
-    /// A switch.
+    /// Through a PCIe switch.
     Switch {
-        /// One way.
+        /// One-way latency.
         latency: Picos,
     },
 }
 
-/// One side.
+/// One end of a data path.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PathEnd {
-    /// The adapter's link.
+    /// PCIe link of the adapter.
     pub pcie: PcieLink,
-    /// What it reads from and writes to.
+    /// Memory that the adapter accesses.
     pub target: TargetMemory,
-    /// The host's memory and root complex.
+    /// Timing of host memory and root complex.
     pub host: CompleterTiming,
 }
 
-/// The adapters and their software.
+/// Timing of an adapter and its software.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Adapter {
-    /// Software per work request.
-    pub post: Picos,
-    /// Software per completion.
-    pub poll: Picos,
-    /// Doorbell to packet, without fetching payload.
+    /// Software time per work request.
+    pub post_time: Picos,
+    /// Software time per completion.
+    pub poll_time: Picos,
+    /// Doorbell to first packet, without payload fetch.
     pub tx_latency: Picos,
-    /// Packet whole to PCIe write.
+    /// Last byte of a packet to its PCIe write.
     pub rx_latency: Picos,
-    /// What fetching payload adds beside the PCIe read.
+    /// Latency of a payload fetch, in addition to the PCIe read.
     pub gather_latency: Picos,
-    /// Per message.
+    /// Processing time per message.
     pub message_gap: Picos,
-    /// Payload asked for ahead.
-    pub read_window: u32,
-    /// RDMA reads in flight.
+    /// Payload bytes of outstanding DMA reads.
+    pub dma_read_window: u32,
+    /// Outstanding RDMA READs.
     pub outstanding_reads: u32,
-    /// Received payload waiting for PCIe.
-    pub buffer: u64,
-    /// Messages up to here travel in the work request.
-    pub inline: u32,
-    /// Looking up where an arriving packet goes; none if that is hidden behind everything else.
+    /// Receive buffer in bytes.
+    pub rx_buffer: u64,
+    /// Largest inline message in bytes.
+    pub max_inline: u32,
+    /// Address translation of received packets; none if it is hidden by other latencies.
     pub translation: Option<AddressTranslation>,
 }
 
-/// Translation of virtual addresses on the receive path, one packet after the other.
+/// Timing of address translation on the receive path, one packet at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddressTranslation {
-    /// Time of a packet whose page is in the table.
+    /// Time of a hit in the translation table.
     pub hit: Picos,
-    /// Time of a packet for which a processor has to walk its own tables.
+    /// Time of a miss, which the adapter's processor handles.
     pub miss: Picos,
-    /// Pages in the table; 0 if there is none.
+    /// Pages of the table; 0 without a table.
     pub entries: u32,
     /// Bytes of a page.
     pub page: u32,
 }
 
-/// One more link on the way: a step from a torus' node to the next.
+/// A torus link after the first one of a route.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NetworkHop {
-    /// Its name.
+    /// Name of the link.
     pub name: String,
-    /// One direction.
+    /// Rate of one direction.
     pub rate: BytesPerSecond,
-    /// From one node's output to the next one's.
+    /// Latency from one node's output to the next node's.
     pub latency: Picos,
-    /// Channel memory before it, which credits stand for.
+    /// Receive buffer of the link in bytes.
     pub buffer: u64,
 }
 
-/// The whole arrangement.
+/// A data path from client to server, with everything that benchmarks need.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DataPath {
     /// Client and server.
     pub ends: [PathEnd; 2],
-    /// The adapters.
+    /// Timing of the adapters.
     pub adapter: Adapter,
-    /// Each direction of the link, after encoding and flow control.
+    /// Rate of each link direction, after line code and flow control.
     pub rate: BytesPerSecond,
     /// Largest payload of a packet.
     pub mtu: u32,
-    /// Bytes of a packet beside its payload, by kind; see [`OVERHEAD`].
+    /// Header bytes of a packet by kind; see [`IB_OVERHEAD`].
     pub overhead: [u32; 4],
-    /// Cable, serialisers and switches.
+    /// Latency of cable, serialisers and switches.
     pub latency: Picos,
-    /// More links after the first, from client to server and back: a torus has them.
+    /// Torus links after the first, from client to server and back.
     pub later_hops: [Vec<NetworkHop>; 2],
-    /// What PCIe links leave.
+    /// Share of PCIe link rates that DLLPs leave.
     pub pcie_efficiency: f64,
-    /// One way over a PCIe link.
+    /// Latency of one PCIe link direction.
     pub pcie_latency: Picos,
 }
 
-/// Which verb.
+/// A verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// RDMA WRITE.
@@ -151,16 +151,16 @@ pub enum Verb {
     Send,
 }
 
-/// A measured bandwidth.
+/// Result of a bandwidth benchmark.
 #[derive(Clone, Debug)]
 pub struct BandwidthResult {
-    /// Payload a second, both directions together if both were asked for.
+    /// Payload per second; of both directions if both send.
     pub rate: BytesPerSecond,
-    /// What every line did.
+    /// Counters of all channels.
     pub channels: Vec<ChannelReport>,
 }
 
-/// Headers of an InfiniBand packet: LRH 8, BTH 12, ICRC 4, VCRC 2 (row I03); RETH 16 and AETH 4 more (row I04).
+/// Header bytes of an InfiniBand packet: LRH 8, BTH 12, ICRC 4, VCRC 2 (row I03).
 pub const IB_HEADERS: u32 = 26;
-/// The same by kind of packet: in the middle, the first of a WRITE, an acknowledgement or response, a request.
+/// Header bytes by packet kind: middle, first of a WRITE (RETH 16), acknowledgement or response (AETH 4), request (row I04).
 pub const IB_OVERHEAD: [u32; 4] = [IB_HEADERS, IB_HEADERS + 16, IB_HEADERS + 4, IB_HEADERS];

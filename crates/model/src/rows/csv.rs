@@ -1,102 +1,75 @@
-//! Tables of comma-separated values: questions in, predictions out.
+//! Reads rows from CSV files.
 
-use crate::rows::Row;
-use std::collections::HashMap;
+use super::Row;
+use csv::{ReaderBuilder, StringRecord};
 use std::path::Path;
 
-/// A table that cannot be read.
+/// A CSV file that has no valid rows.
 #[derive(Debug, thiserror::Error)]
 #[error("{file}:{line}: {message}")]
 pub struct CsvError {
     /// The file.
     pub file: String,
-    /// The line, counted from 1.
-    pub line: usize,
-    /// What is wrong.
+    /// The line, counted from 1; 0 if the file cannot be read.
+    pub line: u64,
+    /// Which column and value is wrong, and why.
     pub message: String,
 }
 
-/// A record with the line it starts in.
-type Record = (usize, Vec<String>);
+/// Columns that every row has a value in.
+const REQUIRED: [&str; 4] = ["id", "system", "quantity", "unit"];
 
-/// The records of a text, with the line each starts in: quotes as RFC 4180 has them.
-fn records(text: &str) -> Result<Vec<Record>, (usize, String)> {
-    let mut records = Vec::new();
-    let (mut record, mut field) = (Vec::new(), String::new());
-    let (mut line, mut start, mut quoted) = (1, 1, false);
-    let mut letters = text.chars().peekable();
-    while let Some(letter) = letters.next() {
-        match letter {
-            '"' if quoted && letters.peek() == Some(&'"') => {
-                field.push('"');
-                letters.next();
-            }
-            '"' => quoted = !quoted,
-            ',' if !quoted => record.push(std::mem::take(&mut field)),
-            '\n' if !quoted => {
-                record.push(std::mem::take(&mut field));
-                records.push((start, std::mem::take(&mut record)));
-                line += 1;
-                start = line;
-            }
-            '\r' if !quoted => {}
-            '\n' => {
-                field.push(letter);
-                line += 1;
-            }
-            other => field.push(other),
-        }
-    }
-    if quoted {
-        return Err((start, "a quote is not closed".to_owned()));
-    }
-    if !field.is_empty() || !record.is_empty() {
-        record.push(field);
-        records.push((start, record));
-    }
-    records.retain(|(_, record)| record.iter().any(|field| !field.is_empty()));
-    Ok(records)
-}
-
-/// Rows of a table with the columns id, system, quantity and unit, and value and conditions if there are.
+/// Reads rows with the columns `id`, `system`, `quantity` and `unit`, and optional `value` and `conditions`.
 ///
 /// # Errors
-/// [`CsvError`] names the line that is no such row.
+/// [`CsvError`] names the line, the column and the value.
 pub fn parse(file: &str, text: &str) -> Result<Vec<Row>, CsvError> {
-    let fail = |line: usize, message: String| CsvError { file: file.to_owned(), line, message };
-    let records = records(text).map_err(|(line, message)| fail(line, message))?;
-    let Some(((_, header), rows)) = records.split_first() else {
-        return Err(fail(1, "the file is empty".to_owned()));
-    };
-    let columns: HashMap<&str, usize> =
-        header.iter().enumerate().map(|(i, name)| (name.as_str(), i)).collect();
-    for needed in ["id", "system", "quantity", "unit"] {
-        if !columns.contains_key(needed) {
-            return Err(fail(1, format!("no column {needed:?}; the header has {}", header.join(", "))));
-        }
+    let fail = |line: u64, message: String| CsvError { file: file.to_owned(), line, message };
+    let mut reader = ReaderBuilder::new().flexible(true).from_reader(text.as_bytes());
+    let header = reader.headers().map_err(|error| fail(1, error.to_string()))?.clone();
+    let column = |name: &str| header.iter().position(|known| known == name);
+    let names = header.iter().collect::<Vec<_>>().join(", ");
+    if let Some(name) = REQUIRED.into_iter().find(|name| column(name).is_none()) {
+        return Err(fail(1, format!("column {name:?} is missing; the header is {names:?}")));
     }
-    rows.iter()
-        .map(|(line, record)| {
-            if record.len() != header.len() {
-                return Err(fail(*line, format!("{} fields, the header has {}", record.len(), header.len())));
-            }
-            let field = |name: &str| columns.get(name).map_or(String::new(), |&i| record[i].clone());
-            Ok(Row {
-                id: field("id"),
-                system: field("system"),
-                quantity: field("quantity"),
-                value: field("value"),
-                unit: field("unit"),
-                conditions: field("conditions"),
-            })
-        })
-        .collect()
+    let mut rows: Vec<Row> = Vec::new();
+    for record in reader.into_records() {
+        let record: StringRecord = record.map_err(|error| {
+            let line = error.position().map_or(0, csv::Position::line);
+            fail(line, error.to_string())
+        })?;
+        let line = record.position().map_or(0, csv::Position::line);
+        if record.len() != header.len() {
+            let last = record.iter().next_back().unwrap_or_default();
+            return Err(fail(
+                line,
+                format!("{} fields, the header has {}; the last is {last:?}", record.len(), header.len()),
+            ));
+        }
+        let field = |name: &str| column(name).map_or(String::new(), |i| record[i].to_owned());
+        if let Some(name) = REQUIRED.into_iter().find(|name| field(name).is_empty()) {
+            return Err(fail(line, format!("column {name:?} is empty: \"\"")));
+        }
+        let id = field("id");
+        if rows.iter().any(|row| row.id == id) {
+            return Err(fail(line, format!("column \"id\": {id:?} occurs twice")));
+        }
+        rows.push(Row {
+            id,
+            system: field("system"),
+            quantity: field("quantity"),
+            value: field("value"),
+            unit: field("unit"),
+            conditions: field("conditions"),
+        });
+    }
+    Ok(rows)
 }
 
-/// Reads a table.
+/// Reads a file of rows.
 ///
 /// # Errors
-/// [`CsvError`] if the file cannot be read or is no such table.
+/// [`CsvError`] if the file cannot be read or has an invalid row.
 pub fn load(path: &Path) -> Result<Vec<Row>, CsvError> {
     let file = path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|cause| CsvError {
@@ -107,32 +80,31 @@ pub fn load(path: &Path) -> Result<Vec<Row>, CsvError> {
     parse(&file, &text)
 }
 
-/// The rows that the model is calibrated on.
+/// The published rows that the model is calibrated on.
 ///
 /// # Panics
-/// Never: the table is part of the program, and a test reads it.
+/// Never: a test reads the shipped file.
 #[must_use]
 pub fn calibration() -> Vec<Row> {
-    parse("calibration.csv", include_str!("../../data/calibration.csv")).expect("the shipped table is sound")
+    parse("calibration.csv", include_str!("../../data/calibration.csv"))
+        .expect("a test reads the shipped file")
 }
 
-/// The published questions that docs/predictions.csv answers; nobody here has seen the answers.
+/// The questions that `docs/predictions.csv` answers; their published values were not used for calibration.
 ///
 /// # Panics
-/// Never: the table is part of the program, and a test reads it.
+/// Never: a test reads the shipped file.
 #[must_use]
 pub fn questions() -> Vec<Row> {
-    parse("questions.csv", include_str!("../../data/questions.csv")).expect("the shipped table is sound")
+    parse("questions.csv", include_str!("../../data/questions.csv")).expect("a test reads the shipped file")
 }
 
-/// A field as the table writes it.
-#[must_use]
-pub(crate) fn quote(field: &str) -> String {
-    if field.contains([',', '"', '\n']) {
-        format!("\"{}\"", field.replace('"', "\"\""))
-    } else {
-        field.to_owned()
-    }
+/// Appends a record to CSV text.
+pub(crate) fn write_record<F: AsRef<[u8]>>(text: &mut String, fields: impl IntoIterator<Item = F>) {
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    writer.write_record(fields).expect("a vector takes every record");
+    let bytes = writer.into_inner().expect("a vector takes every record");
+    text.push_str(&String::from_utf8(bytes).expect("fields are UTF-8"));
 }
 
 #[cfg(test)]
@@ -141,18 +113,38 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn quotes_and_lines() {
+    fn quoted_fields_are_unquoted() {
         let rows = parse("t", "id,system,quantity,unit\na,\"b, \"\"c\"\"\",d,e\n\n").unwrap();
         assert_eq!((rows.len(), rows[0].system.as_str()), (1, "b, \"c\""));
-        for (text, line) in [("", 1), ("id,unit\n", 1), ("id,system,quantity,unit\na,b\n", 2), ("id\n\"a", 2)]
-        {
-            assert_eq!(parse("t", text).unwrap_err().line, line, "{text:?}");
+    }
+
+    #[test]
+    fn errors_name_line_and_column_or_value() {
+        let header = "id,system,quantity,unit\n";
+        for (text, line, what) in [
+            (String::new(), 1, "\"id\" is missing"),
+            ("id,unit\n".to_owned(), 1, "\"system\" is missing"),
+            (format!("{header}a,b\n"), 2, "\"b\""),
+            (format!("{header}a,b,c,d\n,b,c,d\n"), 3, "\"id\" is empty"),
+            (format!("{header}a,b,c,d\na,b,c,d\n"), 3, "\"a\" occurs twice"),
+        ] {
+            let error = parse("t", &text).unwrap_err();
+            assert_eq!(error.line, line, "{text:?}: {error}");
+            assert!(error.message.contains(what), "{text:?}: {error}");
         }
     }
 
     #[test]
-    fn the_shipped_table_is_sound() {
+    fn shipped_files_have_valid_rows() {
         assert!(calibration().len() > 60);
+        assert!(questions().len() > 140);
+    }
+
+    #[test]
+    fn written_records_are_quoted_where_needed() {
+        let mut text = String::new();
+        write_record(&mut text, ["a, b", "2"]);
+        assert_eq!(text, "\"a, b\",2\n");
     }
 
     proptest! {

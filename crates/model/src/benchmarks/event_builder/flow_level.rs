@@ -1,14 +1,12 @@
-//! Transfers as fluids over a non-blocking network.
+//! Flow-level network of the event builder: transfers as fluid flows over a non-blocking switch.
 //!
-//! An adapter serves its work requests in the order of their posting, so a node sends one transfer at a time, and the
-//! flows of one moment are stars: a node's link in, and those that send to it. Links being alike, max-min fairness
-//! (`flow.rs`) then has a closed form: the k flows into a node get `min(sends, takes / k)` each. So all flows into a node
-//! have one rate, and a count of bytes for each node is enough to know when the first of them ends. A transfer costs
-//! the logarithm of its star, whatever the number of nodes. A test holds this against [`Fluid`](crate::flow::Fluid).
+//! An adapter serves work requests in posting order, so a node sends one transfer at a time. Concurrent flows therefore form
+//! stars: one receiving link with its senders. All links are alike, so max-min fairness has a closed form: each of k flows
+//! into a node gets `min(tx, rx / k)`. A transfer costs the logarithm of its star, whatever the number of nodes. A test
+//! compares this with [`FlowSimulation`](crate::flow::FlowSimulation).
 //!
-//! Before a node's link in there is a buffer, of half a transfer or more: two that meet by chance do not hold each other
-//! up until it is full. So flows have the rate `sends` as long as there is room, and what ends arrives when the backlog
-//! before it has drained.
+//! A buffer of the switch precedes each receiving link. Flows keep the rate `tx` until it is full; a transfer arrives when
+//! the backlog in front of it has drained.
 
 use super::units::{ControlEndpoint, NetworkModel, TimerEvent, Transfer, Units};
 use super::{Node, RunResult, Scenario};
@@ -18,17 +16,17 @@ use std::collections::{BinaryHeap, VecDeque};
 
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// The first of the flows into that node has ended, if the node's version is still this one.
+    /// The first flow into a node has ended; stale if the node's version differs.
     End {
         into: u16,
         version: u32,
     },
-    /// Its buffer is full, in the same way.
+    /// The buffer of a node is full; stale if the node's version differs.
     Full {
         into: u16,
         version: u32,
     },
-    /// A node may begin its next transfer.
+    /// A node may start its next transfer.
     Begin(u16),
     Arrived(u64),
     Completed(u64),
@@ -39,12 +37,12 @@ enum Event {
     TimerEvent(u64),
 }
 
-/// A transfer that an adapter has been given.
+/// A posted transfer.
 #[derive(Clone, Copy, Debug)]
 struct Posted {
     tag: u64,
     bytes: u32,
-    /// When its first packet can be on the link.
+    /// Time at which its first packet can be on the link.
     ready: Picos,
 }
 
@@ -57,18 +55,18 @@ struct Sender {
 /// Flows into a node.
 #[derive(Debug, Default)]
 struct Receiver {
-    /// By what a flow that had been here all the time would have carried at their end, in parts of a byte.
+    /// Flows by the value of `sent` at which each ends, in units of 1/`SCALE` byte.
     flows: BinaryHeap<Reverse<(u64, u64)>>,
-    /// What such a flow has carried, in bytes.
+    /// Bytes that a flow active since the first start would have sent.
     sent: f64,
     at: Picos,
     version: u32,
     rate: f64,
-    /// Bytes in the buffer before its link in.
+    /// Bytes in the buffer before the receiving link.
     backlog: f64,
 }
 
-/// Parts of a byte that are counted.
+/// Fixed-point scale of flow ends.
 const SCALE: f64 = 1024.0;
 
 struct FlowNetwork {
@@ -78,13 +76,13 @@ struct FlowNetwork {
     receivers: Vec<Receiver>,
     tx_rate: BytesPerSecond,
     rx_rate: BytesPerSecond,
-    /// Room before each node's link in, in bytes.
+    /// Buffer before each receiving link, in bytes.
     buffer: f64,
     copy: BytesPerSecond,
     post_latency: Picos,
     delivery_latency: Picos,
     control_latency: Picos,
-    /// From a transfer's end to its completion's being polled.
+    /// End of a transfer to the polling of its completion.
     ack_latency: Picos,
     link: BytesPerSecond,
 }
@@ -97,7 +95,7 @@ impl NetworkModel for FlowNetwork {
     fn transfer(&mut self, transfer: Transfer, bytes: u32) {
         let tag = transfer.tag();
         if transfer.is_local() {
-            // Its processor copies it; the adapter has nothing to do with it.
+            // The processor copies local transfers; the adapter is not involved.
             let at = self.now + self.copy.time(u64::from(bytes));
             self.queue.push(at, Event::Arrived(tag));
             return self.queue.push(at, Event::Completed(tag));
@@ -139,14 +137,14 @@ impl FlowNetwork {
             copy: node.copy,
             post_latency: node.post_latency(),
             delivery_latency: node.delivery_latency(),
-            // The other adapter acknowledges what has arrived, not what is in place.
+            // The responder acknowledges at arrival, before data is in memory.
             ack_latency: node.latency + node.ack_latency(),
             control_latency: node.control_latency(),
             link: node.rate,
         }
     }
 
-    /// Puts the node's next transfer on its link, if it has one.
+    /// Starts the node's next posted transfer.
     fn begin(&mut self, node: u16) {
         let sender = &mut self.senders[usize::from(node)];
         let Some(&Posted { tag, bytes, ready }) = sender.posted.front() else {
@@ -169,7 +167,7 @@ impl FlowNetwork {
         self.update_rates(into);
     }
 
-    /// The flows into a node get their rate, and the first end its time.
+    /// Sets the rate of the flows into a node, and schedules the end of the first.
     fn update_rates(&mut self, into: u16) {
         let receiver = &mut self.receivers[usize::from(into)];
         receiver.version = receiver.version.wrapping_add(1);
@@ -179,7 +177,7 @@ impl FlowNetwork {
         let room = self.buffer - receiver.backlog;
         receiver.rate = if overflow > 0.0 && room <= 0.0 { rx_rate / k } else { tx_rate };
         let left = (end as f64 / SCALE - receiver.sent).max(0.0);
-        // Rounded up, so that it is over when the time has come.
+        // Round up, so that the flow has ended at that time.
         let span = Picos((left / receiver.rate * 1e12).ceil() as u64);
         let version = receiver.version;
         if overflow > 0.0 && room > 0.0 {
@@ -195,7 +193,7 @@ impl FlowNetwork {
         let receiver = &mut self.receivers[usize::from(into)];
         if receiver.version == version {
             receiver.advance(self.now, self.rx_rate.0, self.buffer);
-            // Whatever rounding says.
+            // Removes the rounding error.
             receiver.backlog = self.buffer;
             self.update_rates(into);
         }
@@ -211,7 +209,7 @@ impl FlowNetwork {
         let drained = self.now + self.rx_rate.time(receiver.backlog as u64);
         self.update_rates(into);
         self.queue.push(drained + self.delivery_latency, Event::Arrived(tag));
-        // The acknowledgement waits with what is before the link into the sender.
+        // The acknowledgement queues in front of the sender's receiving link.
         let from = Transfer::from_tag(tag).from;
         let sender = &mut self.receivers[usize::from(from)];
         sender.advance(self.now, self.rx_rate.0, self.buffer);
@@ -231,7 +229,7 @@ impl Receiver {
     }
 }
 
-/// Runs the units over such a network.
+/// Runs the units over the flow-level network.
 pub(super) fn run(scenario: &Scenario, mut units: Units) -> RunResult {
     let mut flows = FlowNetwork::new(&scenario.node, usize::from(scenario.nodes));
     units.start(&mut flows);
@@ -261,7 +259,7 @@ mod tests {
     use crate::sites::shipped;
     use proptest::prelude::*;
 
-    /// Ends of transfers by tag, each node's one after the other.
+    /// Completion times by tag.
     fn completions(node: &Node, nodes: usize, transfers: &[(Transfer, u32)]) -> Vec<(u64, Picos)> {
         let mut flows = FlowNetwork::new(node, nodes);
         (flows.post_latency, flows.delivery_latency, flows.buffer) = (Picos::ZERO, Picos::ZERO, 0.0);
@@ -280,7 +278,7 @@ mod tests {
         ends
     }
 
-    /// The same by progressive filling over all links.
+    /// Completion times by progressive filling over all links.
     fn by_progressive_filling(node: &Node, nodes: usize, transfers: &[(Transfer, u32)]) -> Vec<(u64, Picos)> {
         let mut flow_simulation = FlowSimulation::new();
         let out: Vec<_> = (0..nodes).map(|_| flow_simulation.add_link(node.tx_payload_rate())).collect();
@@ -317,7 +315,7 @@ mod tests {
                 &shipped("event-builder-500"), &Parameters::shipped(), Some(6),
             ).unwrap().node;
             if narrow {
-                // A node that takes less than it sends.
+                // A node that receives more slowly than it sends.
                 node.pcie.lanes.0 = 8;
             }
             let transfers: Vec<_> = (transfers.into_iter().enumerate())

@@ -1,18 +1,16 @@
-//! The event builder: the state machines of `millstream-evb-core`, the very ones that its processes run, in virtual
-//! time over a modelled network.
+//! Event builder: the state machines of `millstream-evb-core` in simulated time over a modelled network.
 //!
 //! ```text
 //!   manager, readout units, builder units (millstream-evb-core)
-//!        │ what their processes do with them: [units]
-//!   ─────┼───────────────── [Carrier] ─────────────────────────
-//!        ├─ [packets]: adapters, PCIe, links and a switch, packet by packet, on the engine
-//!        └─ [flows]: transfers as fluids, for hundreds of nodes
+//!        │ their processes: [units]
+//!   ─────┼───────────────── [units::NetworkModel] ─────────────
+//!        ├─ [packet_level]: adapters, PCIe, links and a switch on the engine
+//!        └─ [flow_level]: transfers as fluid flows, for hundreds of nodes
 //! ```
-//! A node has a readout unit with one source and a builder unit. The manager has a place of its own. What a node
-//! sends to itself is copied by its processor and does not travel.
+//! A node has a readout unit with one source and a builder unit. The manager has its own switch port. A node's processor
+//! copies the data that the node sends to itself.
 //!
-//! Nothing here decides what goes where or when: whose batch it is, which slot takes it, whether there is a credit,
-//! whose turn it is, when a batch is whole and what the account says are the core's answers.
+//! The core makes all decisions: assignment, slots, credits, sending order, completeness, and the account of the run.
 
 mod flow_level;
 mod packet_level;
@@ -31,76 +29,76 @@ use millstream_site::Site;
 use millstream_site::schema::PcieLink;
 pub use summary::RunSummary;
 
-/// What is read out, and how it is cut.
+/// Workload: event rate, batching and fragment sizes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReadoutLoad {
-    /// Events a second; without it all events are at hand from the start, as in a replay.
+    /// Events per second; without a rate, all events are available at the start.
     pub rate: Option<f64>,
     /// Events of the run.
     pub events: u64,
-    /// Consecutive events of a batch: of a multi-fragment packet.
+    /// Consecutive events per batch (multi-fragment packet).
     pub batch: u16,
-    /// Mean payload of a fragment, in bytes.
+    /// Mean payload of a fragment in bytes.
     pub fragment: f64,
-    /// Its standard deviation.
+    /// Standard deviation of the payload.
     pub deviation: f64,
-    /// Bytes that a multi-fragment packet spends on each fragment beside its payload.
+    /// Bytes per fragment that a multi-fragment packet adds to the payload.
     pub index: u32,
-    /// Of so many batches one lacks a fragment at its source; 0: none does.
+    /// One batch in this many lacks a fragment at its source; 0: none.
     pub missing_every: u64,
-    /// Of so many batches one has a fragment with a wrong checksum; 0: none has.
+    /// One batch in this many has a fragment with a wrong checksum; 0: none.
     pub corrupt_every: u64,
 }
 
-/// How the event builder is configured: `docs/event-builder.md` has the words.
+/// Event builder configuration; `docs/event-builder.md` explains the fields.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Configuration {
     /// Slots of each builder unit.
     pub slots: u16,
-    /// Batches under way from one readout unit to one builder unit.
+    /// Batches in flight from one readout unit to one builder unit.
     pub window: u16,
-    /// Batches under way from one readout unit.
+    /// Batches in flight from one readout unit.
     pub in_flight: u32,
-    /// Whether traffic is shaped.
-    pub shape: TrafficShaping,
+    /// Traffic shaping.
+    pub traffic_shaping: TrafficShaping,
 }
 
-/// A node and its way to the others, all alike.
+/// A node with its path to the others; all nodes are alike.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// The adapter and its software.
+    /// Adapter and software.
     pub adapter: Adapter,
-    /// Its PCIe link.
+    /// PCIe link of the adapter.
     pub pcie: PcieLink,
-    /// What PCIe links leave.
+    /// Share of the PCIe link rate that DLLPs leave.
     pub pcie_efficiency: f64,
-    /// One way over a PCIe link.
+    /// Latency of one PCIe link direction.
     pub pcie_latency: Picos,
     /// Memory and root complex.
     pub memory: crate::component::completer::CompleterTiming,
-    /// Each direction of the network link, after encoding and flow control.
+    /// Rate of each network link direction, after line code and flow control.
     pub rate: BytesPerSecond,
     /// Largest payload of a packet.
     pub mtu: u32,
-    /// Cables and switch, one way.
+    /// One-way latency of cables and switch.
     pub latency: Picos,
     /// Whether there is a switch. Without one there are two nodes, and the manager is on the first.
     pub switched: bool,
-    /// What the switch buffers for each of its outputs.
+    /// Bytes that the switch buffers per output.
     pub switch_buffer: u64,
-    /// One core's copy, by which a node's own fragments get to its builder unit.
+    /// Copy rate of one processor core, for a node's transfers to itself.
     pub copy: BytesPerSecond,
 }
 
 impl Node {
-    /// What a node can send, in payload: link or PCIe completions.
+    /// Largest payload rate of sending: the slower of link and PCIe completions.
     #[must_use]
     pub fn tx_payload_rate(&self) -> BytesPerSecond {
         let pcie = self.raw_pcie() / (1.0 + self.share(pcie::COMPLETION_OVERHEAD, self.pcie.max_payload.0));
         BytesPerSecond(self.link_payload().min(pcie).min(self.memory.rate.0))
     }
 
-    /// What it can take while it sends as much: link, or PCIe writes beside the requests of its own reads.
+    /// Largest payload rate of receiving while sending as much: link, or PCIe writes beside the read requests.
     #[must_use]
     pub fn rx_payload_rate(&self) -> BytesPerSecond {
         let writes = self.share(pcie::REQUEST_OVERHEAD, self.pcie.max_payload.0);
@@ -110,10 +108,10 @@ impl Node {
         )
     }
 
-    /// What waits before a node's narrowest line when more comes than it takes.
+    /// Bytes buffered before a node's slowest receiving channel.
     fn rx_buffer(&self) -> f64 {
         let switch = if self.switched { self.switch_buffer } else { 0 };
-        let adapter = if self.rx_payload_rate().0 < self.link_payload() { self.adapter.buffer } else { 0 };
+        let adapter = if self.rx_payload_rate().0 < self.link_payload() { self.adapter.rx_buffer } else { 0 };
         (switch + adapter) as f64
     }
 
@@ -129,98 +127,98 @@ impl Node {
         f64::from(overhead) / f64::from(payload.min(self.mtu))
     }
 
-    /// From a post to the first packet on an idle link.
+    /// Latency from posting to the first packet on an idle link.
     fn post_latency(&self) -> Picos {
         let adapter = &self.adapter;
         let fetch = self.pcie_latency * 3 + self.memory.read_latency;
-        adapter.post + adapter.message_gap + adapter.tx_latency + adapter.gather_latency + fetch
+        adapter.post_time + adapter.message_gap + adapter.tx_latency + adapter.gather_latency + fetch
     }
 
-    /// From the last packet's end on the sender's link to the builder unit's knowing.
+    /// Latency from the last packet on the sender's link to the builder unit.
     fn delivery_latency(&self) -> Picos {
-        // The last packet is stored and forwarded once by the switch and once into PCIe.
+        // Switch and adapter each store and forward the last packet once.
         let hops = self.rate.time(u64::from(self.mtu)) * (1 + u64::from(self.switched));
         self.latency
             + hops
             + self.adapter.rx_latency
             + self.pcie_latency
             + self.memory.write_latency
-            + self.adapter.poll
+            + self.adapter.poll_time
     }
 
-    /// From the last packet's arrival at the other adapter to the readout unit's knowing.
+    /// Latency from the last packet's arrival at the responder to the readout unit.
     fn ack_latency(&self) -> Picos {
-        self.latency + self.pcie_latency + self.memory.write_latency + self.adapter.poll
+        self.latency + self.pcie_latency + self.memory.write_latency + self.adapter.poll_time
     }
 
-    /// A control message's way, beside its sender's time.
+    /// Latency of a control message, without the sender's time.
     fn control_latency(&self) -> Picos {
         self.adapter.tx_latency
             + self.latency
             + self.adapter.rx_latency
             + self.pcie_latency * 2
             + self.memory.write_latency
-            + self.adapter.poll
+            + self.adapter.poll_time
     }
 }
 
-/// A builder unit that is slower than the others.
+/// A builder unit with a slower kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SlowBuilder {
-    /// Which.
+    /// Index of the builder unit.
     pub builder: u16,
-    /// So many times.
+    /// Slowdown of its kernel.
     pub factor: f64,
 }
 
-/// A whole arrangement.
+/// An event builder run to simulate.
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// Nodes.
+    /// Number of nodes.
     pub nodes: u16,
-    /// One of them.
+    /// Model of a node.
     pub node: Node,
-    /// What is read out.
+    /// Workload.
     pub load: ReadoutLoad,
-    /// How the event builder is configured.
+    /// Event builder configuration.
     pub configuration: Configuration,
-    /// Rate at which a builder unit's kernel goes through a batch.
+    /// Rate at which a builder unit's kernel processes a batch.
     pub kernel: BytesPerSecond,
-    /// Builder units that are slower.
+    /// Builder units with slower kernels.
     pub slow_builders: Vec<SlowBuilder>,
-    /// Someone wants the run to end at this time.
+    /// Time of a stop request.
     pub stop_at: Option<Picos>,
-    /// Seed of the fragments' sizes.
+    /// Seed of the fragment sizes.
     pub seed: u64,
 }
 
-/// A site that the event builder's model cannot take.
+/// A scenario that cannot be simulated.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum EventBuilderError {
-    /// No way between its nodes.
+    /// The site has no path between its nodes.
     #[error(transparent)]
     Path(#[from] PathError),
-    /// Nodes differ, or there are not enough.
+    /// The site has too few nodes, or they differ.
     #[error("{0}")]
     Site(String),
-    /// A number that cannot be.
+    /// A number is out of range.
     #[error("{what} = {value}: must be {must}")]
     Number {
-        /// Which.
+        /// The field.
         what: &'static str,
-        /// The number.
+        /// Its value.
         value: f64,
-        /// What it must be.
+        /// Its range.
         must: &'static str,
     },
-    /// The plan does not hold.
+    /// The event builder core rejects the plan.
     #[error(transparent)]
     Plan(#[from] PlanError),
 }
 
 impl ReadoutLoad {
-    /// LHCb's after its upgrade: 40 MHz of events of 100 kB over 500 nodes (row L28), 600 to a batch (row L30), in
-    /// this event builder's multi-fragment packets (docs/formats.md: 16 B for each fragment).
+    /// LHCb after its upgrade: 40 MHz of 100 kB events over 500 nodes (row L28), 600 events per batch (row L30), in
+    /// multi-fragment packets with 16 B per fragment (docs/formats.md).
     #[must_use]
     pub fn lhcb(seconds: f64) -> ReadoutLoad {
         let events = (40e6 * seconds).round() as u64;
@@ -236,9 +234,9 @@ impl ReadoutLoad {
         }
     }
 
-    /// Payload of a batch of so many events from one source, by batch and source.
+    /// Payload of a batch from one source.
     fn payload(&self, events: u16, draw: u64) -> u32 {
-        // Four uniform numbers make one that is nearly normal; a batch sums many fragments anyhow.
+        // The sum of four uniform numbers is nearly normal; a batch sums many fragments.
         let sum: u64 = (0..4).map(|i| draw >> (16 * i) & 0xffff).sum();
         let normal = (sum as f64 / 65536.0 - 2.0) * 3f64.sqrt();
         let events = f64::from(events);
@@ -247,9 +245,9 @@ impl ReadoutLoad {
 }
 
 impl Default for Configuration {
-    /// As LHCb's software has it where it has the word: 20 credits (row L30).
+    /// LHCb's values where they are published: 20 credits (row L30).
     fn default() -> Configuration {
-        Configuration { slots: 20, window: 8, in_flight: 4, shape: TrafficShaping::BarrelShifter }
+        Configuration { slots: 20, window: 8, in_flight: 4, traffic_shaping: TrafficShaping::BarrelShifter }
     }
 }
 
@@ -257,24 +255,24 @@ impl Scenario {
     /// The first `nodes` nodes of a site, or all.
     ///
     /// # Errors
-    /// If the site has not got so many nodes that are alike and linked.
+    /// If the site has too few nodes, different nodes, or no path between them.
     pub fn from_site(site: &Site, p: &Parameters, nodes: Option<u16>) -> Result<Scenario, EventBuilderError> {
-        let there = site.hosts.len();
-        let wanted = nodes.map_or(there, usize::from);
+        let available = site.hosts.len();
+        let wanted = nodes.map_or(available, usize::from);
         let refuse = |why: String| Err(EventBuilderError::Site(format!("{}: {why}", site.name)));
-        if wanted < 2 || wanted > there || wanted > usize::from(u16::MAX) {
+        if wanted < 2 || wanted > available || wanted > usize::from(u16::MAX) {
             return refuse(format!(
-                "{wanted} nodes of an event builder: the site has {there} hosts, and 2 is the least"
+                "{wanted} nodes: the site has {available} hosts, and an event builder needs at least 2"
             ));
         }
-        if let Some(other) = site.hosts[..wanted].iter().find(|host| host.kind != site.hosts[0].kind) {
+        if let Some(other) = site.hosts[..wanted].iter().find(|host| host.group != site.hosts[0].group) {
             return refuse(format!(
-                "{} and {} differ: the nodes must be alike",
+                "hosts {} and {} differ: all nodes must be alike",
                 site.hosts[0].name, other.name
             ));
         }
         let pair = data_path(site, p, &site.hosts[0].name, &site.hosts[1].name)?;
-        // Every other node must be there, too; the way is as long as the first pair's.
+        // All nodes need a path; the first pair's latency stands for all.
         for host in &site.hosts[2..wanted] {
             data_path(site, p, &site.hosts[0].name, &host.name)?;
         }
@@ -321,7 +319,7 @@ impl Scenario {
         number(
             "deviation",
             load.deviation,
-            "0 to the fragment's mean",
+            "0 to the mean payload",
             (0.0..=load.fragment).contains(&load.deviation),
         )?;
         number("events", load.events as f64, "1 or more", load.events > 0)?;
@@ -338,88 +336,83 @@ impl Scenario {
         )?;
         for slow in &self.slow_builders {
             let good = slow.builder < self.nodes && slow.factor.is_finite() && slow.factor >= 1.0;
-            number(
-                "slow builder unit's factor",
-                slow.factor,
-                "1 or more, of a builder unit that there is",
-                good,
-            )?;
+            number("slow builder factor", slow.factor, "1 or more, for an existing builder unit", good)?;
         }
         Ok(())
     }
 }
 
-/// How finely the network is modelled.
+/// Level of detail of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelLevel {
-    /// Packet by packet: small systems.
+    /// Packet level, for small systems.
     Packets,
-    /// Transfers as fluids: many nodes.
+    /// Flow level, for many nodes.
     Flows,
 }
 
-/// What a builder unit had to do.
+/// Counters of a builder unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BuilderStats {
-    /// Batches that it built.
+    /// Batches built.
     pub batches: u64,
-    /// The most slots that held a batch, or part of one, at a time.
+    /// Largest number of slots in use.
     pub max_slots_used: u16,
 }
 
-/// How a run went.
+/// Result of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunResult {
-    /// The core's account.
+    /// The core's account of the run.
     pub account: Account,
-    /// From the start of data taking, or the first assignment if all events were at hand, to the last batch done.
+    /// First event (first assignment if saturated) to last batch built.
     pub span: Picos,
-    /// The end, with its reports.
+    /// End of the run, including its reports.
     pub end: Picos,
-    /// Transfers from node to node, those to oneself included.
+    /// Transfers, including those of a node to itself.
     pub transfers: u64,
-    /// Payload built: of fragments, wherever they came from.
+    /// Payload bytes built.
     pub built: u64,
-    /// Payload of it that travelled.
+    /// Payload bytes that crossed the network.
     pub network_payload: u64,
-    /// What travelled with it, headers of multi-fragment packets included.
+    /// Bytes that crossed the network, with the headers of multi-fragment packets.
     pub network_bytes: u64,
-    /// By builder unit.
+    /// Counters by builder unit.
     pub builders: Vec<BuilderStats>,
-    /// The most batches that a readout unit had to hold: taken, and not yet sent.
+    /// Largest number of batches that a readout unit buffered.
     pub max_buffered_batches: u64,
-    /// From a batch's last event to its being built: mean, and the longest.
+    /// Latency from a batch's last event to its completion: mean and maximum.
     pub build_latency: [Picos; 2],
-    /// The busiest node's share of what its link into it could carry in that time.
+    /// Largest utilization of a node's receiving link.
     pub peak_link_utilization: f64,
-    /// Events of the simulation.
+    /// Simulation events.
     pub steps: u64,
 }
 
 impl RunResult {
-    /// Events built a second.
+    /// Events built per second.
     #[must_use]
     pub fn event_rate(&self) -> f64 {
         self.account.built.events as f64 / self.span.seconds()
     }
 
-    /// What all nodes together built.
+    /// Payload rate of all builder units.
     #[must_use]
     pub fn rate(&self) -> BytesPerSecond {
         BytesPerSecond(self.built as f64 / self.span.seconds())
     }
 
-    /// What all nodes together got over the network.
+    /// Payload rate over the network of all builder units.
     #[must_use]
     pub fn network_rate(&self) -> BytesPerSecond {
         BytesPerSecond(self.network_payload as f64 / self.span.seconds())
     }
 }
 
-/// Runs an event builder to the end of its run.
+/// Simulates a run to its end.
 ///
 /// # Errors
-/// [`EventBuilderError`] if the arrangement cannot be.
+/// [`EventBuilderError`] if the scenario is invalid.
 pub fn run(scenario: &Scenario, level: ModelLevel) -> Result<RunResult, EventBuilderError> {
     scenario.check()?;
     let units = units::Units::new(scenario)?;

@@ -1,12 +1,11 @@
-//! Transfers packet by packet: adapters, PCIe, memory, links and a switch with credits, on the engine.
+//! Packet-level network of the event builder: adapters, PCIe, memory, links and a switch with credits.
 //!
 //! ```text
 //!  units ─post─► adapter ─reads─► memory                    memory ◄─writes─ adapter ─► units
-//!                   └── link ─► switch, one buffer for each output ─► link ──┘
+//!                   └── link ─► switch, one buffer per output ─► link ──┘
 //! ```
-//! Network packets have the MTU; the TLPs of one network packet travel over PCIe together. An adapter serves its work
-//! requests in the order of their posting. A packet that finds the buffer of its output full waits on its link in, and
-//! all behind it wait, too.
+//! Network packets have one MTU; the TLPs of a network packet travel over PCIe together. An adapter serves work requests in
+//! posting order. A packet whose output buffer is full blocks its input link (head-of-line blocking).
 
 use super::units::{ControlEndpoint, NetworkModel, TimerEvent, Transfer, Units};
 use super::{RunResult, Scenario};
@@ -18,16 +17,14 @@ use crate::engine::{
     BytesPerSecond, Channel, ChannelId, Context, Endpoint, EndpointId, Internal, Network, Packet, Pcie,
     Picos, PortId, Route, Simulation,
 };
-use crate::path::IB_HEADERS;
+use crate::path::IB_OVERHEAD;
 use std::collections::VecDeque;
 
-// Kinds of network packets; the low two bits choose the overhead: the first of a WRITE has a RETH of 16 B more, an
-// acknowledgement an AETH of 4 B (row I04).
+// Kinds of network packets; the low two bits select the header overhead.
 const MIDDLE: u16 = 4;
 const FIRST: u16 = 5;
 const ACK: u16 = 6;
 const LAST: u16 = 1 << 8;
-const OVERHEAD: [u32; 4] = [IB_HEADERS, IB_HEADERS + 16, IB_HEADERS + 4, IB_HEADERS];
 
 // Ports of an adapter.
 const FROM_SOFTWARE: u16 = 0;
@@ -39,14 +36,14 @@ const PLACED: u16 = 3;
 const ARRIVED: u16 = 0;
 const COMPLETED: u16 = 1;
 const COPIED: u16 = 2;
-/// And from here on, those of control messages by receiver: the manager, then the nodes.
+/// First port of control messages: the manager's; the nodes' ports follow.
 const CONTROL: u16 = 3;
 
-/// Packets before the link above which no more payload is asked for.
+/// Packets queued for the link above which payload fetches pause.
 const TX_BACKLOG: usize = 8;
 const START_TIMER: u64 = u64::MAX;
 
-/// A packet whose payload has been asked for.
+/// A packet whose payload is being fetched.
 #[derive(Clone, Copy)]
 struct TxPacket {
     transfer: Transfer,
@@ -57,13 +54,13 @@ struct TxPacket {
 struct Nic {
     mtu: u32,
     read_window: u32,
-    /// Time after which it looks again whether its link has room.
+    /// Interval of checks for room on the link.
     pause: Picos,
-    /// From an acknowledgement to the readout unit's knowing.
+    /// Arrival of an acknowledgement to the polling of its completion.
     completion: Picos,
     poll: Picos,
     network: Vec<Option<Route<Network>>>,
-    /// Acknowledgements go before data, so they have a way of their own to the switch.
+    /// Acknowledgements have priority over data, so they have their own channel to the switch.
     acks: Vec<Option<Route<Network>>>,
     reading: Route<Pcie>,
     writing: Route<Pcie>,
@@ -71,18 +68,18 @@ struct Nic {
     placed: Route<Pcie>,
     arrived: Route<Internal>,
     completed: Route<Internal>,
-    /// Transfers whose payload is still to be asked for: bytes of it, and bytes left.
+    /// Transfers whose payload is to be fetched: total bytes and bytes left.
     fetch_queue: VecDeque<(Transfer, u32, u32)>,
     fetch_bytes: u32,
     tx_pending: VecDeque<TxPacket>,
-    /// Packets whose payload is on its way to memory.
+    /// Packets whose payload is being written to memory.
     rx_writing: VecDeque<Packet>,
     fetch_timer_set: bool,
 }
 
 impl Nic {
-    fn way(&self, to: u16) -> Route<Network> {
-        self.network[usize::from(to)].expect("what stays on its node does not come to the adapter")
+    fn route_to(&self, to: u16) -> Route<Network> {
+        self.network[usize::from(to)].expect("local transfers bypass the adapter")
     }
 
     fn fetch_payload(&mut self, context: &mut Context<'_>) {
@@ -91,7 +88,7 @@ impl Nic {
             if self.fetch_bytes > 0 && self.fetch_bytes + size > self.read_window {
                 return;
             }
-            if context.backlog(self.way(transfer.to)) > TX_BACKLOG {
+            if context.backlog(self.route_to(transfer.to)) > TX_BACKLOG {
                 if !std::mem::replace(&mut self.fetch_timer_set, true) {
                     context.set_timer(self.pause, 0);
                 }
@@ -124,7 +121,7 @@ impl Endpoint for Nic {
             FROM_MEMORY => {
                 self.fetch_bytes -= packet.size;
                 let Some(TxPacket { transfer, kind, size }) = self.tx_pending.pop_front() else { return };
-                context.send(self.way(transfer.to), Packet::new(kind, size, transfer.tag()));
+                context.send(self.route_to(transfer.to), Packet::new(kind, size, transfer.tag()));
                 self.fetch_payload(context);
             }
             FROM_NETWORK if packet.kind == ACK => {
@@ -134,10 +131,10 @@ impl Endpoint for Nic {
             FROM_NETWORK => {
                 self.rx_writing.push_back(packet);
                 context.send(self.writing, Packet::new(MEMORY_WRITE, packet.size, 0).with_reply(self.placed));
-                // Acknowledged when it has arrived, not when it is in place (IBTA volume 1, 9.7.5.1).
+                // The responder acknowledges at arrival, before data is in memory (IBTA volume 1, 9.7.5.1).
                 if packet.kind & LAST != 0 {
                     let from = usize::from(Transfer::from_tag(packet.tag).from);
-                    let way = self.acks[from].expect("what has come over the network has a way back");
+                    let way = self.acks[from].expect("every remote sender has a reply route");
                     context.send(way, Packet::new(ACK, 0, packet.tag));
                 }
             }
@@ -158,19 +155,19 @@ impl Endpoint for Nic {
     }
 }
 
-/// Ways of the units' own.
+/// Routes of the units.
 struct Routes {
     /// To each node's adapter.
     post: Vec<Route<Internal>>,
     /// To the node's own builder unit.
     copy: Vec<Route<Internal>>,
-    /// Control messages to the manager and from it, by node; none between the manager and a unit of its node.
+    /// Control messages to and from the manager, by node; none for units on the manager's node.
     to_manager: Vec<Option<Route<Network>>>,
     from_manager: Vec<Option<Route<Network>>>,
     /// Control messages within a node: to the manager, then to each node.
     local_control: Vec<Route<Internal>>,
     post_time: Picos,
-    /// Of a control message, beside its way over links.
+    /// Latency of a control message, without its links.
     control: Picos,
 }
 
@@ -264,7 +261,7 @@ impl Endpoint for UnitsEndpoint {
     }
 }
 
-/// The network: each node's link out, and the switch's output to each.
+/// The network: each node's uplink, and the switch's output to each node.
 struct SwitchFabric {
     out: Vec<ChannelId<Network>>,
     acks: Vec<ChannelId<Network>>,
@@ -272,10 +269,10 @@ struct SwitchFabric {
 }
 
 impl SwitchFabric {
-    /// `stations` are the nodes, and behind a switch the manager's place.
+    /// `ports_used` counts the nodes and, with a switch, the manager.
     fn new(simulation: &mut Simulation, scenario: &Scenario, ports_used: usize) -> SwitchFabric {
         let node = &scenario.node;
-        let link = |name: String| Channel { overhead: OVERHEAD, ..Channel::new(name, node.rate) };
+        let link = |name: String| Channel { overhead: IB_OVERHEAD, ..Channel::new(name, node.rate) };
         let rx = node.adapter.rx_latency;
         let behind = if node.switched { node.latency } else { node.latency + rx };
         let mut out = |name: &str| -> Vec<ChannelId<Network>> {
@@ -291,7 +288,7 @@ impl SwitchFabric {
         SwitchFabric { out, acks, into: into.collect() }
     }
 
-    /// A way from a first line to a port at that place.
+    /// A route over an uplink to a port.
     fn route(
         &self,
         simulation: &mut Simulation,
@@ -304,7 +301,7 @@ impl SwitchFabric {
         simulation.route(&lines, port)
     }
 
-    /// Ways to the other nodes' adapters.
+    /// Routes to the other nodes' adapters.
     fn to_others(
         &self,
         simulation: &mut Simulation,
@@ -317,7 +314,7 @@ impl SwitchFabric {
     }
 }
 
-/// A node's adapter, PCIe link and memory.
+/// Adds a node's adapter, PCIe link and memory.
 fn adapter(
     simulation: &mut Simulation,
     scenario: &Scenario,
@@ -330,8 +327,8 @@ fn adapter(
     let rate = BytesPerSecond(raw.0 * node_model.pcie_efficiency);
     let cuts = |size: u32| node_model.mtu.div_ceil(size);
     let mut overhead = [0; 4];
-    // Requests for payload go before writes that wait, so they have a line of their own; what they take from the writes'
-    // direction is on the writes, as a node reads as much as it writes.
+    // Read requests have priority over queued writes, so they have their own channel. Their bytes count on the writes:
+    // a node reads as much as it writes.
     overhead[usize::from(MEMORY_WRITE)] =
         REQUEST_OVERHEAD * (cuts(node_model.pcie.max_payload.0) + cuts(node_model.pcie.max_read_request.0));
     overhead[usize::from(MEMORY_READ)] = REQUEST_OVERHEAD * cuts(node_model.pcie.max_read_request.0);
@@ -343,8 +340,8 @@ fn adapter(
     let (up, down) = (simulation.add_channel(line("up")), simulation.add_channel(line("down")));
     let requests = simulation.add_channel(line("requests"));
     let memory = Completer::new(CompleterTiming {
-        completion: node_model.mtu,
-        short_completion: node_model.mtu,
+        max_completion: node_model.mtu,
+        short_read_completion: node_model.mtu,
         ..node_model.memory
     });
     let memory = simulation.add_endpoint(memory);
@@ -355,10 +352,10 @@ fn adapter(
         (simulation.port(units_endpoint, ARRIVED), simulation.port(units_endpoint, COMPLETED));
     let code = Nic {
         mtu: node_model.mtu,
-        read_window: node_model.adapter.read_window.max(node_model.mtu),
+        read_window: node_model.adapter.dma_read_window.max(node_model.mtu),
         pause: node_model.rate.time(2 * u64::from(node_model.mtu)),
-        completion: node_model.pcie_latency + node_model.memory.write_latency + node_model.adapter.poll,
-        poll: node_model.adapter.poll,
+        completion: node_model.pcie_latency + node_model.memory.write_latency + node_model.adapter.poll_time,
+        poll: node_model.adapter.poll_time,
         network,
         acks,
         reading: simulation.route(&[requests], reads),
@@ -376,7 +373,7 @@ fn adapter(
     simulation.install(nic, code);
 }
 
-/// Runs the units over such a network.
+/// Runs the units over the packet-level network.
 pub(super) fn run(scenario: &Scenario, units: Units) -> RunResult {
     let node_model = &scenario.node;
     let n = usize::from(scenario.nodes);
@@ -388,7 +385,7 @@ pub(super) fn run(scenario: &Scenario, units: Units) -> RunResult {
     let nics: Vec<EndpointId> = (0..n).map(|_| simulation.reserve_endpoint()).collect();
     let ports: Vec<PortId<Network>> = nics
         .iter()
-        .map(|&nic| simulation.bounded_port(nic, FROM_NETWORK, node_model.adapter.buffer))
+        .map(|&nic| simulation.bounded_port(nic, FROM_NETWORK, node_model.adapter.rx_buffer))
         .collect();
     for (node, &nic) in nics.iter().enumerate() {
         let network = fabric.to_others(&mut simulation, fabric.out[node], node, &ports);
@@ -401,8 +398,8 @@ pub(super) fn run(scenario: &Scenario, units: Units) -> RunResult {
         to_manager: Vec::new(),
         from_manager: Vec::new(),
         local_control: Vec::new(),
-        post_time: node_model.adapter.post + node_model.pcie_latency,
-        // Over links it has their latencies, and the adapter's for what it receives.
+        post_time: node_model.adapter.post_time + node_model.pcie_latency,
+        // The links add their own latency, and the adapter's receive latency.
         control: node_model.control_latency() - node_model.latency - node_model.adapter.rx_latency,
     };
     let copied = simulation.port(units_endpoint, COPIED);

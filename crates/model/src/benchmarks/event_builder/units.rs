@@ -1,8 +1,8 @@
-//! What the event builder's processes do with its core, in virtual time.
+//! The event builder's processes in simulated time.
 //!
-//! A process takes all that has come, asks the core what follows, and sends it, as `millstream-evb`'s processes do.
-//! The manager's turn takes time for each unit that it sends to; what comes meanwhile waits for its next turn, and what
-//! it then has for a unit travels together.
+//! A process takes all input, passes it to the core and sends the core's output, as the processes of `millstream-evb` do.
+//! One manager turn takes time per unit that it sends to. Input during a turn waits for the next one, and the messages of a
+//! turn to one unit are sent together.
 
 use super::{BuilderStats, EventBuilderError, ReadoutLoad, RunResult, Scenario};
 use crate::engine::{BytesPerSecond, Picos, Random};
@@ -18,7 +18,7 @@ use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// A batch from one readout unit, on its way to a slot.
+/// A batch on its way from a readout unit to a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Transfer {
     pub(super) from: u16,
@@ -27,7 +27,7 @@ pub(super) struct Transfer {
 }
 
 impl Transfer {
-    /// As a number that travels in packets.
+    /// As a packet tag.
     pub(super) fn tag(self) -> u64 {
         u64::from(self.from) << 48 | u64::from(self.to) << 32 | u64::from(self.immediate.encode())
     }
@@ -37,26 +37,26 @@ impl Transfer {
         Transfer { from: (tag >> 48) as u16, to: (tag >> 32) as u16, immediate }
     }
 
-    /// Whether it stays on its node.
+    /// Whether source and target are the same node.
     pub(super) fn is_local(self) -> bool {
         self.from == self.to
     }
 }
 
-/// Where a unit is.
+/// Sender or receiver of control messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ControlEndpoint {
     Manager,
     Node(u16),
 }
 
-/// What brings transfers and control messages from place to place, and time forward.
+/// The network between the units, with simulated time.
 pub(super) trait NetworkModel {
-    /// Virtual time.
+    /// Simulated time.
     fn now(&self) -> Picos;
-    /// Carries so many bytes; [`Units::arrived`] and then [`Units::completed`] hear of it.
+    /// Sends a transfer; calls [`Units::arrived`], then [`Units::completed`].
     fn transfer(&mut self, transfer: Transfer, bytes: u32);
-    /// Carries a pack of control messages, after a delay; [`Units::heard`] gets it.
+    /// Sends a batch of control messages after a delay; calls [`Units::control_received`].
     fn control(
         &mut self,
         from: ControlEndpoint,
@@ -65,27 +65,27 @@ pub(super) trait NetworkModel {
         bytes: u32,
         control_batch: u32,
     );
-    /// Calls [`Units::woken`] after a delay.
+    /// Calls [`Units::timer_expired`] after a delay.
     fn set_timer(&mut self, after: Picos, event: TimerEvent);
 }
 
-/// What a process waits for.
+/// Timers of the processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TimerEvent {
-    /// The manager is through with what it had to send, or is to begin.
+    /// The manager's turn ends, or the next one begins.
     ManagerTurn,
-    /// The events of one more batch have been taken.
+    /// The events of one more batch are taken.
     Taken,
-    /// A builder unit's kernel is through with the batch in that slot.
+    /// A builder unit's kernel has processed the batch of a slot.
     Built(u16, u16),
-    /// A unit's deadline, perhaps.
+    /// A unit's deadline; the unit may have moved it meanwhile.
     Deadline(Unit),
-    /// Someone wants the run to end.
+    /// The operator requests a stop.
     Stop,
 }
 
 impl TimerEvent {
-    /// As a number that an engine's wake-up carries.
+    /// As a timer token.
     pub(super) fn token(self) -> u64 {
         let (kind, a, b) = match self {
             TimerEvent::ManagerTurn => (0u64, 0, 0),
@@ -113,27 +113,26 @@ impl TimerEvent {
     }
 }
 
-/// What a unit says to the manager.
+/// A message of a unit to the manager.
 enum ManagerInput {
     Message(Message),
     Readout(ReadoutReport),
     Builder(BuilderReport),
 }
 
-/// Control messages that travel together.
+/// Control messages that are sent together.
 enum ControlBatch {
-    /// The manager's to all readout units.
+    /// From the manager to all readout units.
     ToReadouts(Rc<[Message]>),
-    /// The manager's to one builder unit.
+    /// From the manager to one builder unit.
     ToBuilder(Vec<Message>),
-    /// To the manager.
+    /// From a unit to the manager.
     ToManager(Unit, Vec<ManagerInput>),
     /// Delivered.
     Empty,
 }
 
-/// What is known of a slot's batch, for those parts that processes do outside of the core: reading packets' headers,
-/// and the kernel's outcome.
+/// The batch of a slot, for the work of processes outside the core: packet headers and the kernel's outcome.
 #[derive(Clone, Copy)]
 struct SlotState {
     batch: Batch,
@@ -142,43 +141,43 @@ struct SlotState {
 
 #[derive(Clone, Copy, Default)]
 struct BuilderState {
-    /// When the kernel is free.
+    /// Time at which the kernel is free.
     free: Picos,
     slots: u16,
     stats: BuilderStats,
-    /// Bytes that came over its link.
+    /// Bytes received over the network.
     network_bytes: u64,
 }
 
-/// All units of a run, with what their processes do.
+/// All units of a run with their processes.
 pub(super) struct Units {
     plan: Plan,
     load: ReadoutLoad,
     seed: u64,
-    /// Time of a post, and the link that a pack of control messages takes.
+    /// Time of a post, and the rate of the link for control messages.
     post: Picos,
     link: BytesPerSecond,
     control_bytes: u32,
     kernel: Vec<BytesPerSecond>,
     rx_rate: BytesPerSecond,
     stop_at: Option<Picos>,
-    /// Time between batches, if events are taken at a rate.
+    /// Time between batches in picoseconds, unless saturated.
     interval: Option<f64>,
     taken: u64,
     manager: Manager,
     readouts: Vec<Readout>,
     builders: Vec<Builder>,
-    /// Heard and not yet looked at.
+    /// Messages received and not yet processed.
     inbox: Vec<(Unit, ManagerInput)>,
     manager_busy: bool,
     control_batches: Vec<ControlBatch>,
     free_control_batches: Vec<u32>,
     slot_states: Vec<SlotState>,
     builder_states: Vec<BuilderState>,
-    /// Batches whose transfer has completed, by readout unit.
+    /// Batches with completed transfers, by readout unit.
     sent: Vec<u64>,
     account: Option<Account>,
-    // What the outcome is made of.
+    // Counters of the result.
     first: Option<Picos>,
     last: Picos,
     transfers: u64,
@@ -190,14 +189,14 @@ pub(super) struct Units {
     latency_max: Picos,
 }
 
-/// Long enough for any congestion: what is modelled is the network, not a site's patience.
+/// Long enough for any congestion: the model covers the network, not timeouts.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
 fn nanos(at: Picos) -> Nanos {
     Nanos(at.0 / 1000)
 }
 
-/// A batch's own random numbers, the same at every level of modelling.
+/// Random numbers of a batch, the same at both levels of detail.
 fn draw(seed: u64, batch: u64, source: u64) -> u64 {
     Random::new(seed ^ batch.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ source.wrapping_mul(0xd1b5_4a32_d192_ed03))
         .next_u64()
@@ -216,7 +215,7 @@ impl Units {
             slots: vec![least(configuration.slots); n],
             window: least(configuration.window),
             max_in_flight: NonZeroU32::new(configuration.in_flight).unwrap_or(NonZeroU32::MIN),
-            traffic_shaping: configuration.shape,
+            traffic_shaping: configuration.traffic_shaping,
             timeout: TIMEOUT,
             drain_timeout: TIMEOUT,
         };
@@ -233,7 +232,7 @@ impl Units {
         Ok(Units {
             load: load.clone(),
             seed: scenario.seed,
-            post: node.adapter.post,
+            post: node.adapter.post_time,
             link: node.rate,
             control_bytes: Message::SIZE as u32,
             kernel,
@@ -265,7 +264,7 @@ impl Units {
         })
     }
 
-    /// The start of the run.
+    /// Starts the run.
     pub(super) fn start(&mut self, network: &mut impl NetworkModel) {
         if self.interval.is_some() {
             self.first = Some(Picos::ZERO);
@@ -292,7 +291,7 @@ impl Units {
         &mut self.slot_states[builder.index() * usize::from(self.plan.slots[0].get()) + slot.index()]
     }
 
-    /// The fragment of the batch that its source has not got: event within the batch, and source.
+    /// Event and source of the fragment with an injected fault.
     fn injected_fault(&self, every: u64, batch: Batch, kind: u64) -> Option<(u16, u16)> {
         if every == 0 || batch.id.0 % every != every - 1 {
             return None;
@@ -309,7 +308,7 @@ impl Units {
         u32::from(batch.events) - u32::from(is_short)
     }
 
-    /// What the kernel says: it looks at every fragment.
+    /// Outcome of the kernel, which checks every fragment.
     fn batch_outcome(&self, batch: Batch) -> BatchOutcome {
         let sources = self.readouts.len() as u32;
         let missing = self.injected_fault(self.load.missing_every, batch, MISSING);
@@ -318,7 +317,7 @@ impl Units {
         let mut outcome = BatchOutcome::default();
         let mut sound = batch.events;
         if missing.is_some() {
-            // An event that lacks a fragment is incomplete, whatever its others are like.
+            // An event that lacks a fragment is incomplete, even if another fragment is corrupt.
             sound -= 1;
             outcome.missing = BatchTally { events: 1, fragments: sources - 1 };
         }
@@ -347,7 +346,7 @@ impl Units {
         }
     }
 
-    /// A time has come.
+    /// A timer has expired.
     pub(super) fn timer_expired(&mut self, what: TimerEvent, network: &mut impl NetworkModel) {
         let now = network.now();
         match what {
@@ -396,7 +395,7 @@ impl Units {
         }
     }
 
-    /// A transfer is in its slot, and the builder unit has seen its immediate data.
+    /// A transfer is in its slot, and the builder unit has polled its immediate data.
     pub(super) fn arrived(&mut self, transfer: Transfer, network: &mut impl NetworkModel) {
         let Transfer { from, to, immediate } = transfer;
         let slot_state = self.slot_state(BuIndex(to), immediate.slot);
@@ -409,7 +408,7 @@ impl Units {
             state.stats.max_slots_used = state.stats.max_slots_used.max(state.slots);
         }
         let fragments = self.fragments(batch, from);
-        // A refusal is counted by the core, which stops the run.
+        // The core counts a refused arrival and stops the run.
         let _ = self.builders[usize::from(to)].handle_arrival(
             RuIndex(from),
             immediate,
@@ -419,7 +418,7 @@ impl Units {
         self.pump_builder(to, network);
     }
 
-    /// A transfer's completion has been polled.
+    /// The readout unit has polled a transfer's completion.
     pub(super) fn completed(&mut self, transfer: Transfer, network: &mut impl NetworkModel) {
         let from = usize::from(transfer.from);
         self.sent[from] += 1;
@@ -427,7 +426,7 @@ impl Units {
         self.pump_readout(transfer.from, network);
     }
 
-    /// A pack of control messages has arrived.
+    /// A batch of control messages has arrived.
     pub(super) fn control_received(
         &mut self,
         to: ControlEndpoint,
@@ -463,7 +462,7 @@ impl Units {
         }
     }
 
-    /// What one pack keeps the manager from sending the next: its post, or its bytes on the manager's link.
+    /// Time before the manager can send the next batch: its post, or its bytes on the link.
     fn control_send_time(&self, bytes: u32) -> Picos {
         self.post.max(self.link.time(u64::from(bytes)))
     }
@@ -481,7 +480,7 @@ impl Units {
         }
     }
 
-    /// The manager looks at all that it has heard, and sends what follows.
+    /// The manager processes its input and sends its output.
     fn run_manager_turn(&mut self, network: &mut impl NetworkModel) {
         let now = nanos(network.now());
         for (unit, inputs) in std::mem::take(&mut self.inbox) {
@@ -537,7 +536,7 @@ impl Units {
                 );
             }
         }
-        // In order of builder units, and for each in order of time.
+        // By builder unit, and in order of time for each.
         for_builders.sort_by_key(|(bu, _)| *bu);
         for group in for_builders.chunk_by(|a, b| a.0 == b.0) {
             let messages: Vec<Message> = group.iter().map(|(_, message)| *message).collect();
@@ -610,7 +609,7 @@ impl Units {
         let at = usize::from(node);
         let now = network.now();
         while let Some(process) = self.builders[at].poll_complete_batch() {
-            // The kernel goes through one batch after the other.
+            // The kernel processes one batch after the other.
             let bytes = f64::from(process.batch.events) * self.load.fragment * self.readouts.len() as f64;
             let state = &mut self.builder_states[at];
             state.free = state.free.max(now) + self.kernel[at].time(bytes as u64);
@@ -630,7 +629,7 @@ impl Units {
         let outcome = self.batch_outcome(batch);
         let unit = &mut self.builders[builder.index()];
         let done = unit.handle_processed(slot, outcome).and_then(|()| unit.handle_released(slot));
-        debug_assert!(done.is_ok(), "the kernel's batch is the slot's: {done:?}");
+        debug_assert!(done.is_ok(), "the slot holds the processed batch: {done:?}");
         let state = &mut self.builder_states[builder.index()];
         state.slots -= 1;
         state.stats.batches += 1;
@@ -644,12 +643,12 @@ impl Units {
         self.pump_builder(builder.0, network);
     }
 
-    /// What came of it, when the run is over.
+    /// The result of a finished run.
     ///
     /// # Panics
-    /// If the run is not over: the core ends every run.
+    /// If the run is not finished: the core ends every run.
     pub(super) fn outcome(&self, end: Picos, steps: u64) -> RunResult {
-        let account = self.account.clone().expect("a run ends with an account");
+        let account = self.account.clone().expect("every finished run has an account");
         let span = self.last - self.first.unwrap_or(self.last);
         let batches: u64 = self.builder_states.iter().map(|state| state.stats.batches).sum();
         let most = self.builder_states.iter().map(|state| state.network_bytes).max().unwrap_or(0);
