@@ -19,6 +19,8 @@ pub struct Crate {
     pub description: String,
     /// Crates of the workspace that it depends on, tests and build scripts aside.
     pub dependencies: BTreeSet<String>,
+    /// Those among them that a feature of the crate turns on.
+    pub optional: BTreeSet<String>,
 }
 
 /// All crates by name, without the common prefix.
@@ -31,15 +33,17 @@ impl Graph {
         let metadata = MetadataCommand::new().manifest_path(root.join("Cargo.toml")).no_deps().exec()?;
         let members: BTreeSet<_> = metadata.packages.iter().map(|package| package.name.to_string()).collect();
         let crates = metadata.packages.iter().map(|package| {
-            let dependencies = package
-                .dependencies
-                .iter()
-                .filter(|dependency| {
-                    dependency.kind == DependencyKind::Normal && members.contains(&dependency.name)
-                })
-                .map(|dependency| short(&dependency.name));
-            let description = package.description.clone().unwrap_or_default();
-            (short(&package.name), Crate { description, dependencies: dependencies.collect() })
+            let on = package.dependencies.iter().filter(|dependency| {
+                dependency.kind == DependencyKind::Normal && members.contains(&dependency.name)
+            });
+            let optional =
+                on.clone().filter(|dependency| dependency.optional).map(|dependency| short(&dependency.name));
+            let each = Crate {
+                description: package.description.clone().unwrap_or_default(),
+                optional: optional.collect(),
+                dependencies: on.map(|dependency| short(&dependency.name)).collect(),
+            };
+            (short(&package.name), each)
         });
         Ok(Self(crates.collect()))
     }
@@ -95,7 +99,11 @@ impl Graph {
         let mut out = String::from("| crate | purpose | depends on |\n|---|---|---|\n");
         for name in names {
             let each = &self.0[name];
-            let on: Vec<_> = each.dependencies.iter().map(|name| format!("`{name}`")).collect();
+            let on = each.dependencies.iter().map(|name| {
+                let optional = if each.optional.contains(name) { " (optional)" } else { "" };
+                format!("`{name}`{optional}")
+            });
+            let on: Vec<_> = on.collect();
             let on = if on.is_empty() { "–".to_owned() } else { on.join(", ") };
             out += &format!("| `{name}` | {} | {on} |\n", each.description);
         }

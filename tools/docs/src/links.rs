@@ -74,7 +74,7 @@ fn missing(
 }
 
 /// The links and images of a page with their lines.
-fn links(text: &str) -> Vec<(usize, String)> {
+pub fn links(text: &str) -> Vec<(usize, String)> {
     Parser::new(text)
         .into_offset_iter()
         .filter_map(|(event, range)| match event {

@@ -51,3 +51,19 @@ fn the_table_of_contents_lists_every_page() {
         .collect();
     assert!(missing.is_empty(), "docs/SUMMARY.md does not list {missing:?}");
 }
+
+#[test]
+fn pages_of_the_site_link_to_nothing_outside_of_it() {
+    let root = workspace_root();
+    let files = links::markdown_files(&root).unwrap();
+    let outside: Vec<_> = files
+        .iter()
+        .filter(|file| file.parent() == Some("docs".as_ref()))
+        .flat_map(|file| {
+            let text = fs::read_to_string(root.join(file)).unwrap();
+            links::links(&text).into_iter().map(move |(line, target)| (file, line, target))
+        })
+        .filter(|(_, _, target)| target.starts_with("../") || target.starts_with('/'))
+        .collect();
+    assert!(outside.is_empty(), "name the file as code instead: {outside:#?}");
+}
