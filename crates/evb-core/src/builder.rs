@@ -1,17 +1,16 @@
-//! A builder unit: which slot is in which state, and when a batch has arrived whole.
+//! Builder unit: the state of each slot, and when a batch is complete.
 //!
 //! ```text
-//!           poll_transmit: Grant        Assign, arrivals          all arrived: poll_complete_batch
-//!   Free ─────────────────────► Filling ───────────────► Filling ────────────► Processing
-//!    ▲                                                                             │ handle_processed
-//!    └───────────────── handle_released: Done ─────────────────────────────── Releasing
+//!           poll_transmit: Grant       Assign and arrivals       complete: poll_complete_batch
+//!   Free ─────────────────────► Filling ─────────────────► Filling ───────────► Processing
+//!    ▲                                                                               │
+//!    └─────────────── handle_processed: Done, then the next Grant ──────────────────┘
 //! ```
 //!
-//! Immediate data may arrive before the manager's `Assign`: they come from different units. A batch is
-//! whole when both are there. A slot is granted again only after its release, and a batch is released
-//! only after every readout unit's immediate data has arrived; since a connection delivers writes in
-//! order, no write of the old generation can still arrive then. After a failure no slot is granted any more,
-//! so a write that comes late can at worst fill a slot that nobody reads.
+//! Immediate data may arrive before the manager's `Assign`, because they come from different units. A batch is
+//! complete when the assignment and the immediate data of all readout units are there. A slot is granted again
+//! only after its batch was processed. A connection delivers writes in order, so no write of the old generation
+//! can arrive then. After a failure no slot is granted any more: a late write can only fill a slot that nobody reads.
 
 use super::account::{BatchOutcome, Totals};
 use super::deadlines::Deadlines;
@@ -23,25 +22,39 @@ use super::types::{
 };
 use std::collections::VecDeque;
 
-/// A batch that has arrived whole: ring the card's doorbell.
+/// A batch whose packets have all arrived: process it, then call [`Builder::handle_processed`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompleteBatch {
-    /// Where it lies.
+    /// Its slot.
     pub slot: SlotIndex,
     /// The batch.
     pub batch: Batch,
 }
 
+/// A readout unit's arrival in a slot, accepted by [`Builder::begin_arrival`]. Read the packets' headers there,
+/// then complete it with [`Builder::complete_arrival`].
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "an arrival that is not completed is not counted"]
+pub struct Arrival {
+    readout: RuIndex,
+    slot: SlotIndex,
+}
+
+impl Arrival {
+    /// The slot that the packets were written to.
+    pub fn slot(&self) -> SlotIndex {
+        self.slot
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Finished, or never granted.
+    /// Not granted: its batch is done, or it was never granted.
     Free,
-    /// Granted, and not yet whole.
+    /// Granted; its batch is not complete.
     Filling,
-    /// Whole; waiting for the outcome.
+    /// Complete; waiting for the outcome.
     Processing,
-    /// Judged; accepted events are being copied out.
-    Releasing(BatchOutcome),
 }
 
 #[derive(Clone, Debug)]
@@ -57,11 +70,11 @@ struct Slot {
 enum Phase {
     /// Granting slots.
     Running,
-    /// Arrivals still count; waiting for the manager's `Drain`, until when it is taken as given.
+    /// Arrivals count; waiting for the manager's `Drain`. At `until` the unit drains without it.
     Stopping { until: Nanos },
-    /// What has not arrived will not; waiting for outcomes and releases, until when they are given up.
+    /// No arrival counts; waiting for the outcomes of complete batches, at most until `until`.
     Draining { until: Nanos },
-    /// Has reported.
+    /// The report is made.
     Reported,
 }
 
@@ -71,10 +84,10 @@ pub struct Builder {
     index: BuIndex,
     plan: Plan,
     slots: Vec<Slot>,
-    /// Fragments arrived in the slot's present generation, by slot and readout unit.
+    /// Fragments that arrived in the slot's current generation, by slot and readout unit.
     arrived: Vec<Option<u32>>,
     arrived_total: Vec<u64>,
-    /// From assignment to arrival, then from arrival to release.
+    /// From assignment to the last arrival, then from there to the outcome.
     deadlines: Deadlines,
     complete: VecDeque<SlotIndex>,
     processing: u16,
@@ -151,48 +164,29 @@ impl Builder {
         self.fault(StopCause::Protocol { by: Unit::Manager, error: ProtocolError::Malformed });
     }
 
-    /// The slot that the immediate data is about, if it may arrive now. Read the packets' headers there,
-    /// then call [`handle_arrival`](Self::handle_arrival).
+    /// Immediate data arrived: all packets of that readout unit for the slot's batch are in place.
     ///
     /// # Errors
-    /// The error that the arrival breaks. Nothing is counted yet.
-    pub fn locate(&self, ru: RuIndex, immediate: Immediate) -> Result<SlotIndex, ProtocolError> {
-        let at = immediate.slot.index();
-        let slot = self.slots.get(at).ok_or(ProtocolError::UnknownSlotOrUnit)?;
-        if !immediate.is_of(slot.generation) {
-            return Err(ProtocolError::StaleArrival);
-        }
-        if self.arrived[self.cell(at, ru)].is_some() {
-            return Err(ProtocolError::DuplicateArrival);
-        }
-        if slot.state != State::Filling {
-            return Err(ProtocolError::ArrivalInUngrantedSlot);
-        }
-        Ok(immediate.slot)
+    /// The violation of the protocol. It is counted and reported to the manager, which stops the run.
+    pub fn begin_arrival(&mut self, ru: RuIndex, immediate: Immediate) -> Result<Arrival, ProtocolError> {
+        self.check_arrival(ru, immediate).map_err(|error| self.reject(ru, error))
     }
 
-    /// All packets of that readout unit for the slot's batch are in place; they hold `fragments`.
+    /// The packets of the arrival have valid headers, with that many fragments.
     ///
     /// # Errors
-    /// The error that the arrival breaks: it is counted under the error, its fragments are not, and the
-    /// run will be stopped.
-    pub fn handle_arrival(
+    /// More fragments than possible: counted and reported as in [`begin_arrival`](Self::begin_arrival).
+    pub fn complete_arrival(
         &mut self,
-        ru: RuIndex,
-        immediate: Immediate,
+        arrival: Arrival,
         fragments: u32,
         now: Nanos,
     ) -> Result<(), ProtocolError> {
-        let result =
-            self.locate(ru, immediate).and_then(|slot| self.arrive(ru, slot.index(), fragments, now));
-        if let Err(error) = result {
-            self.rejected[error as usize - 1] += 1;
-            self.fault(StopCause::Protocol { by: Unit::Readout(ru), error });
-        }
-        result
+        let Arrival { readout, slot } = arrival;
+        self.arrive(readout, slot.index(), fragments, now).map_err(|error| self.reject(readout, error))
     }
 
-    /// Landed data is not what it must be (a packet's header, a decision): the run cannot go on.
+    /// A packet in a slot or a kernel's result is invalid: the run cannot go on.
     pub fn handle_invalid_data(&mut self) {
         self.fault(StopCause::InvalidData(self.index));
     }
@@ -202,36 +196,22 @@ impl Builder {
         self.fault(StopCause::OutputFailed(self.index));
     }
 
-    /// The batch in that slot has been judged. Copy its accepted events out, then release the slot.
+    /// The batch in that slot is processed and its accepted events are stored. Frees the slot and grants it again.
     ///
     /// # Errors
-    /// A slot that is not being processed, or a outcome that does not cover the batch's events: the
-    /// caller's mistake, and nothing changes.
+    /// The slot is not being processed, or the outcome does not cover the batch's events. This is a mistake of the
+    /// caller; nothing changes.
     pub fn handle_processed(&mut self, slot: SlotIndex, outcome: BatchOutcome) -> Result<(), ProtocolError> {
-        let place = self.slots.get_mut(slot.index()).ok_or(ProtocolError::UnknownSlotOrUnit)?;
-        if place.state != State::Processing {
-            return Err(ProtocolError::SlotNotAssigned);
-        }
-        let events = place.batch.map_or(0, |batch| u32::from(batch.events));
-        if outcome.events() != events || outcome.accepted > outcome.built.events {
-            return Err(ProtocolError::WrongEventCount);
-        }
-        place.state = State::Releasing(outcome);
-        Ok(())
-    }
-
-    /// The accepted events of the batch in that slot are stored; the slot is free.
-    ///
-    /// # Errors
-    /// A slot that has no outcome: the caller's mistake, and nothing changes.
-    pub fn handle_released(&mut self, slot: SlotIndex) -> Result<(), ProtocolError> {
         let at = slot.index();
-        let place = self.slots.get_mut(at).ok_or(ProtocolError::UnknownSlotOrUnit)?;
-        let (State::Releasing(outcome), Some(batch)) = (place.state, place.batch) else {
+        let entry = self.slots.get_mut(at).ok_or(ProtocolError::UnknownSlotOrUnit)?;
+        let (State::Processing, Some(batch)) = (entry.state, entry.batch) else {
             return Err(ProtocolError::SlotNotAssigned);
         };
-        place.state = State::Free;
-        let generation = place.generation;
+        if outcome.events() != u32::from(batch.events) || outcome.accepted > outcome.built.events {
+            return Err(ProtocolError::WrongEventCount);
+        }
+        entry.state = State::Free;
+        let generation = entry.generation;
         self.processing -= 1;
         self.deadlines.stop(at);
         self.done += outcome;
@@ -263,37 +243,37 @@ impl Builder {
         Ok(())
     }
 
-    /// The card died or failed: batches without a outcome will get none.
+    /// The card died or failed: batches that are being processed get no outcome.
     pub fn handle_card_lost(&mut self) {
         self.card_lost = true;
         self.fault(StopCause::CardLost(self.index));
         self.finish_if_drained();
     }
 
-    /// A readout unit died. What it had not delivered will be accounted to its loss. Once the run stops
-    /// this means nothing: readout units are free to go then.
+    /// A readout unit died. Fragments that it had not delivered are accounted to its loss. Ignored once the run
+    /// stops, because readout units may go then.
     pub fn handle_readout_lost(&mut self, ru: RuIndex) {
         if self.phase == Phase::Running && !std::mem::replace(&mut self.readouts_lost[ru.index()], true) {
             self.fault(StopCause::Lost(Unit::Readout(ru)));
         }
     }
 
-    /// The manager died: stop without being told.
+    /// The manager died.
     pub fn handle_manager_lost(&mut self, now: Nanos) {
         self.stop(StopCause::Lost(Unit::Manager), now + self.plan.drain_timeout);
     }
 
-    /// The next batch for the card, in order of completion.
+    /// The next complete batch, in order of completion.
     pub fn poll_complete_batch(&mut self) -> Option<CompleteBatch> {
         if self.phase == Phase::Reported {
             return None;
         }
         let slot = self.complete.pop_front()?;
-        let batch = self.slots[slot.index()].batch.expect("a batch is whole only once it is assigned");
+        let batch = self.slots[slot.index()].batch.expect("a batch is complete only once it is assigned");
         Some(CompleteBatch { slot, batch })
     }
 
-    /// What there is to send to the manager.
+    /// The next message to the manager.
     pub fn poll_transmit(&mut self) -> Option<Message> {
         self.outbox.pop_front()
     }
@@ -311,7 +291,7 @@ impl Builder {
         }
     }
 
-    /// Time has passed.
+    /// A timer may have expired.
     pub fn handle_timeout(&mut self, now: Nanos) {
         match self.phase {
             Phase::Running if self.manager_timeout_at <= now => self.handle_manager_lost(now),
@@ -329,14 +309,36 @@ impl Builder {
         }
     }
 
-    /// The report, once, when the unit has stopped: for the manager, or for whoever started the unit if
-    /// the manager is lost.
+    /// The report, once, when the unit has stopped. It goes to the manager, or to the launcher if the manager is
+    /// lost.
     pub fn poll_report(&mut self) -> Option<BuilderReport> {
         self.report.take()
     }
 
     fn cell(&self, slot: usize, ru: RuIndex) -> usize {
         slot * self.plan.readouts() + ru.index()
+    }
+
+    fn check_arrival(&self, ru: RuIndex, immediate: Immediate) -> Result<Arrival, ProtocolError> {
+        let at = immediate.slot.index();
+        let slot = self.slots.get(at).ok_or(ProtocolError::UnknownSlotOrUnit)?;
+        if !immediate.is_of(slot.generation) {
+            return Err(ProtocolError::StaleArrival);
+        }
+        if self.arrived[self.cell(at, ru)].is_some() {
+            return Err(ProtocolError::DuplicateArrival);
+        }
+        if slot.state != State::Filling {
+            return Err(ProtocolError::ArrivalInUngrantedSlot);
+        }
+        Ok(Arrival { readout: ru, slot: immediate.slot })
+    }
+
+    #[cold]
+    fn reject(&mut self, ru: RuIndex, error: ProtocolError) -> ProtocolError {
+        self.rejected[error as usize - 1] += 1;
+        self.fault(StopCause::Protocol { by: Unit::Readout(ru), error });
+        error
     }
 
     fn grant(&mut self, at: usize) {
@@ -358,14 +360,14 @@ impl Builder {
             return Ok(());
         }
         let at = slot.index();
-        let place = &mut self.slots[at];
-        if place.generation != generation {
+        let entry = &mut self.slots[at];
+        if entry.generation != generation {
             return Err(ProtocolError::WrongGeneration);
         }
-        if place.state != State::Filling || place.batch.is_some() {
+        if entry.state != State::Filling || entry.batch.is_some() {
             return Err(ProtocolError::AssignOfBusySlot);
         }
-        place.batch = Some(batch);
+        entry.batch = Some(batch);
         self.events_assigned += u64::from(batch.events);
         self.deadlines.start(at, now + self.plan.timeout);
         self.queue_if_complete(at, now);
@@ -374,7 +376,7 @@ impl Builder {
 
     fn arrive(&mut self, ru: RuIndex, at: usize, fragments: u32, now: Nanos) -> Result<(), ProtocolError> {
         if matches!(self.phase, Phase::Draining { .. } | Phase::Reported) {
-            // Settled: whoever sends now is lost to the run, and its fragments are in flight at stop.
+            // Its fragments are accounted as in flight at stop.
             return Ok(());
         }
         let events = self.slots[at].batch.map_or(self.plan.batch.get(), |batch| batch.events);
@@ -390,11 +392,11 @@ impl Builder {
     }
 
     fn queue_if_complete(&mut self, at: usize, now: Nanos) {
-        let place = &self.slots[at];
-        let Some(batch) = place.batch.filter(|_| usize::from(place.arrivals) == self.plan.readouts()) else {
+        let entry = &self.slots[at];
+        let Some(batch) = entry.batch.filter(|_| usize::from(entry.arrivals) == self.plan.readouts()) else {
             return;
         };
-        // Fragments that arrived before the assignment could only be checked against a full batch.
+        // Fragments that arrived before the assignment were checked against a full batch only.
         for ru in (0..self.plan.readouts()).map(|ru| RuIndex(ru as u16)) {
             if self.arrived[self.cell(at, ru)] > Some(self.plan.expected_fragments(ru, batch.events)) {
                 let error = ProtocolError::TooManyFragments;
@@ -407,7 +409,7 @@ impl Builder {
         self.complete.push_back(SlotIndex(at as u16));
     }
 
-    /// Tells the manager, which will stop the run.
+    /// Reports a fault to the manager, which stops the run.
     fn fault(&mut self, cause: StopCause) {
         if self.phase == Phase::Running {
             self.outbox.push_back(Message::Fault { cause });
@@ -459,7 +461,7 @@ impl Builder {
         let arrived = &self.arrived[row..row + self.plan.readouts()];
         let cause = match slot.state {
             State::Free => return SlotReport { generation: slot.generation, state: SlotState::Finished },
-            State::Processing | State::Releasing(_) => UnfinishedCause::Unprocessed,
+            State::Processing => UnfinishedCause::Unprocessed,
             State::Filling if slot.timed_out => UnfinishedCause::TimedOut,
             State::Filling
                 if arrived.iter().zip(&self.readouts_lost).any(|(a, &lost)| lost && a.is_none()) =>
@@ -485,7 +487,7 @@ mod tests {
     const START: Nanos = Nanos(1_000);
     const SLOT: SlotIndex = SlotIndex(0);
 
-    /// A builder unit with two slots, waiting for two readout units with 2 and 3 sources.
+    /// A builder unit with two slots, and two readout units with 2 and 3 sources.
     fn builder() -> Builder {
         let mut builder = Builder::new(BuIndex(0), small(&[2, 3], &[2], 100, 4), START);
         while builder.poll_transmit().is_some() {}
@@ -509,7 +511,8 @@ mod tests {
         fragments: u32,
     ) -> Result<(), ProtocolError> {
         let immediate = Immediate::new(SlotIndex(slot), Generation(generation));
-        builder.handle_arrival(RuIndex(ru), immediate, fragments, START)
+        let arrival = builder.begin_arrival(RuIndex(ru), immediate)?;
+        builder.complete_arrival(arrival, fragments, START)
     }
 
     fn outcome() -> BatchOutcome {
@@ -522,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_whole_when_assigned_and_arrived_in_any_order() {
+    fn a_batch_is_complete_when_assigned_and_arrived_in_any_order() {
         let mut builder = builder();
         arrive(&mut builder, 1, 0, 1, 11).unwrap();
         assign(&mut builder, 0, 1, 7);
@@ -534,17 +537,14 @@ mod tests {
     }
 
     #[test]
-    fn release_reports_short_readout_units_then_done_then_the_next_grant() {
+    fn processing_reports_missing_fragments_then_done_then_the_next_grant() {
         let mut builder = builder();
         assign(&mut builder, 0, 1, 7);
         arrive(&mut builder, 0, 0, 1, 8).unwrap();
         arrive(&mut builder, 1, 0, 1, 11).unwrap();
-        assert_eq!(builder.handle_released(SLOT), Err(ProtocolError::SlotNotAssigned));
         builder.handle_processed(SLOT, outcome()).unwrap();
-        assert_eq!(builder.poll_transmit(), None);
-        builder.handle_released(SLOT).unwrap();
         let (me, generation) = (BuIndex(0), Generation(1));
-        let short = Message::MissingFragments {
+        let missing = Message::MissingFragments {
             builder: me,
             slot: SLOT,
             generation,
@@ -555,11 +555,11 @@ mod tests {
             Message::Done { builder: me, slot: SLOT, generation, batch: BatchId(7), outcome: outcome() };
         let grant = Message::Grant { builder: me, slot: SLOT, generation: Generation(2) };
         let sent: Vec<_> = std::iter::from_fn(|| builder.poll_transmit()).collect();
-        assert_eq!(sent, [short, done, grant]);
+        assert_eq!(sent, [missing, done, grant]);
     }
 
     #[test]
-    fn every_wrong_arrival_is_refused_by_name_and_counted() {
+    fn invalid_arrivals_are_rejected_by_name_and_counted() {
         let mut builder = builder();
         assign(&mut builder, 0, 1, 7);
         arrive(&mut builder, 0, 0, 1, 8).unwrap();
@@ -569,7 +569,6 @@ mod tests {
         assert_eq!(arrive(&mut builder, 1, 0, 1, 13), Err(ProtocolError::TooManyFragments));
         arrive(&mut builder, 1, 0, 1, 12).unwrap();
         builder.handle_processed(SLOT, outcome()).unwrap();
-        builder.handle_released(SLOT).unwrap();
         assert_eq!(arrive(&mut builder, 1, 0, 1, 12), Err(ProtocolError::StaleArrival));
         builder.handle_message(Message::Stop { cause: StopCause::EndOfRun }, START);
         builder.handle_message(Message::Drain, START);
@@ -585,7 +584,7 @@ mod tests {
     }
 
     #[test]
-    fn fragments_beyond_a_short_last_batch_are_noticed_at_its_assignment() {
+    fn excess_fragments_of_a_short_last_batch_are_detected_at_its_assignment() {
         let mut builder = Builder::new(BuIndex(0), small(&[2], &[1], 5, 4), START);
         while builder.poll_transmit().is_some() {}
         arrive(&mut builder, 0, 0, 1, 8).unwrap();
@@ -597,21 +596,21 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_has_to_cover_the_batch() {
+    fn an_outcome_has_to_cover_the_batch() {
         let mut builder = builder();
         assign(&mut builder, 0, 1, 7);
         assert_eq!(builder.handle_processed(SLOT, outcome()), Err(ProtocolError::SlotNotAssigned));
         arrive(&mut builder, 0, 0, 1, 8).unwrap();
         arrive(&mut builder, 1, 0, 1, 11).unwrap();
-        let short = BatchOutcome { missing: BatchTally::default(), ..outcome() };
-        assert_eq!(builder.handle_processed(SLOT, short), Err(ProtocolError::WrongEventCount));
-        let eager = BatchOutcome { accepted: 4, ..outcome() };
-        assert_eq!(builder.handle_processed(SLOT, eager), Err(ProtocolError::WrongEventCount));
+        let incomplete = BatchOutcome { missing: BatchTally::default(), ..outcome() };
+        assert_eq!(builder.handle_processed(SLOT, incomplete), Err(ProtocolError::WrongEventCount));
+        let too_many_accepted = BatchOutcome { accepted: 4, ..outcome() };
+        assert_eq!(builder.handle_processed(SLOT, too_many_accepted), Err(ProtocolError::WrongEventCount));
         builder.handle_processed(SLOT, outcome()).unwrap();
     }
 
     #[test]
-    fn settling_waits_for_what_is_being_processed() {
+    fn draining_waits_for_batches_in_processing() {
         let mut builder = builder();
         assign(&mut builder, 0, 1, 7);
         arrive(&mut builder, 0, 0, 1, 8).unwrap();
@@ -623,7 +622,6 @@ mod tests {
         builder.handle_message(Message::Drain, START);
         assert_eq!(builder.poll_report(), None);
         builder.handle_processed(SLOT, outcome()).unwrap();
-        builder.handle_released(SLOT).unwrap();
         let report = builder.poll_report().unwrap();
         assert_eq!((report.done.batches, report.cause), (1, lost));
         assert_eq!(report.slots[0], SlotReport { generation: Generation(1), state: SlotState::Finished });

@@ -1,21 +1,20 @@
-//! Where everything lies in a builder unit's landing memory.
+//! Layout of a builder unit's landing memory.
 //!
 //! ```text
 //! ┌────────┬────────┬───┬──────────────────────────────────┬───────┬──────────┐
 //! │ slot 0 │ slot 1 │ … │ arguments, summaries, decisions  │ rings │ geometry │
 //! └────────┴────────┴───┴────── of slot 0, 1, … ───────────┴───────┴──────────┘
 //! ┌──────────┬──────────┬───┐
-//! │ source a │ source b │ … │   each source's place in a slot, the same in all slots
+//! │ source a │ source b │ … │   one packet area per source, at the same offsets in all slots
 //! └──────────┴──────────┴───┘
 //! ```
 //!
-//! A slot starts at a multiple of a page and holds one place per source, large enough for the source's
-//! packet of any batch. What follows the slots exists only on a card that runs a kernel. Landing memory
-//! therefore takes
+//! A slot starts at a multiple of a page and has one packet area per source. An area holds the source's packet of
+//! any batch. The areas behind the slots exist only on a card that runs a kernel. The size of landing memory is
 //!
-//! `slots × (Σ capacity of the sources' packets, to a page + kernel areas per slot) + rings + geometry`
+//! `slots × (Σ packet areas, rounded up to a page + kernel areas per slot) + rings + geometry`
 //!
-//! and nothing in it grows during a run.
+//! and does not grow during a run.
 
 use crate::core::{Bytes, RuIndex, SlotIndex};
 use millstream_camera::format::DECISION_BYTES;
@@ -25,28 +24,29 @@ use millstream_card::kernel::cluster7::Cluster7Args;
 use millstream_card::kernel::slot;
 use millstream_fragment::{Alignment, SourceId, SourceKind, mfp};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// Slots start at multiples of a page.
 const PAGE: u64 = 4096;
-/// Places and kernel areas start at multiples of a cache line.
+/// Packet areas and kernel areas start at multiples of a cache line.
 const LINE: u64 = 64;
 
-/// What has to be known of a source to give it a area.
+/// Parameters of a source that determine its packet area.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceInfo {
     /// The source.
     pub id: SourceId,
-    /// How its payload is laid out.
+    /// Layout of its payload.
     pub kind: SourceKind,
     /// The readout unit that serves it.
     pub readout: RuIndex,
-    /// Its longest fragment.
+    /// Length of its longest fragment, in bytes.
     pub max_len: u32,
-    /// How its fragments are spaced.
+    /// Alignment of its fragments.
     pub alignment: Alignment,
 }
 
-/// The place of one source's packet in every slot.
+/// The area of one source's packet, at the same offset in every slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PacketArea {
     /// Id of the source.
@@ -55,13 +55,15 @@ pub struct PacketArea {
     pub kind: u32,
     /// The readout unit that writes there.
     pub readout: RuIndex,
-    /// Where it starts in the slot.
+    /// Offset in the slot, in bytes.
     pub offset: u64,
-    /// Room for the packet.
+    /// Its size, in bytes.
     pub capacity: u32,
+    /// Length of the longest header of the source's packets, in bytes.
+    pub header_len: u32,
 }
 
-/// The places of all sources in a slot.
+/// The packet areas of a slot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlotLayout {
     /// By readout unit, then by source id.
@@ -70,9 +72,11 @@ pub struct SlotLayout {
     pub slot_bytes: Bytes,
 }
 
-/// A source whose packets can be 4 GiB or more.
+/// The packets of a source can be 4 GiB or longer, which the format does not allow.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{id}: a batch of {batch} fragments of up to {max_len} B does not fit into one packet")]
+#[error(
+    "{id}: a batch of {batch} fragments of up to {max_len} B exceeds 4 GiB in one packet; reduce run.batch"
+)]
 pub struct PacketTooLong {
     /// The source.
     pub id: SourceId,
@@ -83,10 +87,10 @@ pub struct PacketTooLong {
 }
 
 impl SlotLayout {
-    /// Gives each source a place that holds its packet of any batch of `batch` events.
+    /// Gives each source an area that holds its packet of any batch of `batch` events.
     ///
     /// # Errors
-    /// A source whose packets are too long to be packets.
+    /// A source whose packets can be 4 GiB or longer.
     pub fn new(sources: &[SourceInfo], batch: u16) -> Result<SlotLayout, PacketTooLong> {
         let mut ordered: Vec<_> = sources.iter().collect();
         ordered.sort_by_key(|source| (source.readout, source.id));
@@ -97,29 +101,41 @@ impl SlotLayout {
                 .ok_or(PacketTooLong { id: source.id, max_len: source.max_len, batch })?;
             let offset = end.next_multiple_of(LINE.max(source.alignment.get().into()));
             end = offset + u64::from(capacity);
-            let (id, kind) = (source.id.0, source.kind.0);
-            packets.push(PacketArea { source: id, kind, readout: source.readout, offset, capacity });
+            packets.push(PacketArea {
+                source: source.id.0,
+                kind: source.kind.0,
+                readout: source.readout,
+                offset,
+                capacity,
+                // A part of the capacity, so it fits.
+                header_len: mfp::header_len(batch.into(), source.alignment) as u32,
+            });
         }
         Ok(SlotLayout { packets, slot_bytes: Bytes(end.next_multiple_of(PAGE)) })
     }
 
-    /// The places that a readout unit writes to.
+    /// The areas that a readout unit writes to.
     pub fn of_readout(&self, ru: RuIndex) -> &[PacketArea] {
-        let start = self.packets.partition_point(|area| area.readout < ru);
-        let end = self.packets.partition_point(|area| area.readout <= ru);
-        &self.packets[start..end]
+        &self.packets[self.positions_of_readout(ru)]
     }
 
-    /// Where a slot starts in landing memory, in bytes.
+    /// Positions of these areas in [`packets`](Self::packets).
+    pub fn positions_of_readout(&self, ru: RuIndex) -> Range<usize> {
+        let start = self.packets.partition_point(|area| area.readout < ru);
+        let end = self.packets.partition_point(|area| area.readout <= ru);
+        start..end
+    }
+
+    /// Offset of a slot in landing memory, in bytes.
     pub fn slot_offset(&self, slot: SlotIndex) -> u64 {
         u64::from(slot.0) * self.slot_bytes.0
     }
 }
 
-/// The areas behind the slots of a card that runs a kernel.
+/// Areas of a card's kernel, behind the slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelAreas {
-    /// Where the slots end and the areas start.
+    /// End of the slots and start of these areas.
     start: u64,
     per_slot: u64,
     args: u64,
@@ -127,16 +143,16 @@ pub struct KernelAreas {
     slots: u16,
 }
 
-/// One slot's areas; offsets count from the start of card memory.
+/// Kernel areas of one slot; offsets from the start of card memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotAreas {
     /// Arguments of the kernel.
     pub args: u64,
-    /// Room for them, in bytes.
+    /// Size of the arguments, in bytes.
     pub args_len: u64,
     /// One summary per event.
     pub summaries: u64,
-    /// Room for them, in bytes.
+    /// Size of the summaries, in bytes.
     pub summaries_len: u64,
     /// One decision map per event.
     pub decisions: u64,
@@ -167,25 +183,25 @@ impl KernelAreas {
         }
     }
 
-    /// The command and completion rings; one command per slot can be outstanding.
+    /// The command ring and the completion ring, with one entry per slot at least.
     pub fn rings(&self) -> RingPlaces {
         let end = self.start + u64::from(self.slots) * self.per_slot;
         RingPlaces::at(end, u32::from(self.slots).next_power_of_two())
     }
 
-    /// The geometry table.
+    /// Offset of the geometry table.
     pub fn geometry(&self) -> u64 {
         let rings = self.rings();
         rings.commands + RingPlaces::bytes(rings.slots)
     }
 
-    /// Where all of it ends.
+    /// End of all areas.
     pub fn end(&self) -> Bytes {
         Bytes(self.geometry() + GEOMETRY_BYTES as u64)
     }
 }
 
-/// Landing memory that `slots` slots need.
+/// Size of landing memory with `slots` slots.
 pub fn landing_bytes(layout: &SlotLayout, slots: u16, kernel: Option<&KernelAreas>) -> Bytes {
     kernel.map_or(Bytes(layout.slot_offset(SlotIndex(slots))), KernelAreas::end)
 }
@@ -201,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn places_of_a_readout_unit_are_neighbours() {
+    fn areas_of_a_readout_unit_are_contiguous() {
         let sources = [shape(1, 5, 100, 64), shape(0, 9, 100, 64), shape(1, 2, 100, 64)];
         let layout = SlotLayout::new(&sources, 2).unwrap();
         let order = |ru| layout.of_readout(RuIndex(ru)).iter().map(|area| area.source).collect::<Vec<_>>();

@@ -8,7 +8,7 @@ use millstream_evb::core::shaping::TrafficShaping;
 use millstream_evb::core::types::ProtocolError;
 use millstream_evb::core::{BuIndex, EventNumber, Plan, RuIndex, StopCause, Unit};
 use proptest::prelude::*;
-use sim::{Failure, Fault, Outcome, Sabotage, Scenario, run};
+use sim::{Failure, Fault, Misbehavior, Outcome, Scenario, run};
 use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
 use std::time::Duration;
 
@@ -31,8 +31,8 @@ fn plan(sources: &[u16], slots: &[u16], events: u64, batch: u16, window: u16) ->
     }
 }
 
-fn quiet(plan: Plan) -> Scenario {
-    Scenario { plan, seed: 1, missing: 0, corrupt: 0, faults: vec![], sabotage: Sabotage::None }
+fn without_faults(plan: Plan) -> Scenario {
+    Scenario { plan, seed: 1, missing: 0, corrupt: 0, faults: vec![], misbehavior: Misbehavior::None }
 }
 
 fn any_scenario() -> impl Strategy<Value = Scenario> {
@@ -45,20 +45,22 @@ fn any_scenario() -> impl Strategy<Value = Scenario> {
         (prop_oneof![Just(u32::MAX), 1u32..6], any::<bool>()),
     );
     (units, any::<u64>(), prop_oneof![Just(0u16), 0u16..300], prop_oneof![Just(0u16), 0u16..100]).prop_map(
-        |((sources, slots, events, batch, window, (under_way, shaped)), seed, missing, corrupt)| Scenario {
-            plan: Plan {
-                max_in_flight: NonZeroU32::new(under_way).expect("the range is positive"),
-                traffic_shaping: if shaped {
-                    TrafficShaping::BarrelShifter
-                } else {
-                    TrafficShaping::Unshaped
+        |((sources, slots, events, batch, window, (max_in_flight, shaped)), seed, missing, corrupt)| {
+            Scenario {
+                plan: Plan {
+                    max_in_flight: NonZeroU32::new(max_in_flight).expect("the range is positive"),
+                    traffic_shaping: if shaped {
+                        TrafficShaping::BarrelShifter
+                    } else {
+                        TrafficShaping::Unshaped
+                    },
+                    ..plan(&sources, &slots, events, batch, window)
                 },
-                ..plan(&sources, &slots, events, batch, window)
-            },
-            missing,
-            corrupt,
-            seed,
-            ..quiet(plan(&[1], &[1], 1, 1, 1))
+                missing,
+                corrupt,
+                seed,
+                ..without_faults(plan(&[1], &[1], 1, 1, 1))
+            }
         },
     )
 }
@@ -87,27 +89,27 @@ fn fault(plan: &Plan, steps: u64, (when, unit, failure): AnyFault) -> Fault {
     Fault { step: when * steps / 1000, unit, failure }
 }
 
-/// Whatever happened: the law holds, and no batch was judged twice or mixed up with another.
+/// Whatever happened: the law holds, and no batch was processed twice or mixed up with another.
 fn check_always(outcome: &Outcome) -> Result<(), TestCaseError> {
-    let Outcome { account, truth, seen, .. } = outcome;
+    let Outcome { account, oracle, violations, .. } = outcome;
     prop_assert!(account.is_balanced(), "{account}");
-    prop_assert!(seen.is_empty(), "{seen:#?}");
-    prop_assert!(truth.judged.values().all(|&times| times == 1));
+    prop_assert!(violations.is_empty(), "{violations:#?}");
+    prop_assert!(oracle.processed.values().all(|&times| times == 1));
     let fates =
         account.built.fragments + account.incomplete_total().fragments + account.discarded_total().fragments;
     prop_assert_eq!(account.fragments_read(), fates);
-    let judged = truth.judged_totals();
-    prop_assert!(account.built.events <= judged.built.events);
-    prop_assert!(account.accepted <= judged.accepted);
-    let survivors_sent: u64 = truth.sent.iter().sum();
+    let processed = oracle.processed_totals();
+    prop_assert!(account.built.events <= processed.built.events);
+    prop_assert!(account.accepted <= processed.accepted);
+    let survivors_sent: u64 = oracle.sent.iter().sum();
     prop_assert!(account.fragments_read() <= survivors_sent, "claims fragments that nobody sent");
     Ok(())
 }
 
 fn check_whole_run(outcome: &Outcome, events: u64) -> Result<(), TestCaseError> {
-    let Outcome { account, truth, .. } = outcome;
+    let Outcome { account, oracle, .. } = outcome;
     prop_assert!(account.is_success(), "{account}");
-    let totals = truth.totals();
+    let totals = oracle.totals();
     prop_assert_eq!(totals.events(), events);
     prop_assert_eq!(account.built, totals.built);
     prop_assert_eq!(account.incomplete.missing_at_source, totals.missing);
@@ -115,8 +117,8 @@ fn check_whole_run(outcome: &Outcome, events: u64) -> Result<(), TestCaseError> 
     prop_assert_eq!(account.discarded_total(), totals.corrupt);
     prop_assert_eq!(account.accepted, totals.accepted);
     prop_assert_eq!(account.assigned_events, Some(events));
-    prop_assert_eq!(truth.judged.len() as u64, totals.batches);
-    prop_assert_eq!(account.read.reported, truth.sent.iter().sum::<u64>());
+    prop_assert_eq!(oracle.processed.len() as u64, totals.batches);
+    prop_assert_eq!(account.read.reported, oracle.sent.iter().sum::<u64>());
     Ok(())
 }
 
@@ -151,7 +153,7 @@ proptest! {
             return check_whole_run(&outcome, events);
         };
         if last_step < Some(outcome.steps) {
-            // The longest way: a stalled builder unit, seen by the manager only, then a stalled manager.
+            // The longest way: a stalled builder unit, violations by the manager only, then a stalled manager.
             let bound = fault_at + 5 * timeout + 8 * drain;
             prop_assert!(outcome.end <= bound, "{:?} after {fault_at:?} for {faults:?}", outcome.end);
         }
@@ -166,7 +168,7 @@ fn mid_run(unit: Unit, failure: Failure) -> Outcome {
     let scenario = Scenario {
         faults: vec![Fault { step: 900, unit, failure }],
         missing: 20,
-        ..quiet(plan(&[10, 10, 10], &[4, 4], 4000, 8, 4))
+        ..without_faults(plan(&[10, 10, 10], &[4, 4], 4000, 8, 4))
     };
     let outcome = run(scenario);
     check_always(&outcome).expect("the laws hold");
@@ -226,10 +228,10 @@ fn what_a_broken_link_swallowed_was_in_flight() {
 }
 
 /// Runs with a rule broken on purpose.
-fn sabotaged(sabotage: Sabotage) -> Outcome {
+fn run_with(misbehavior: Misbehavior) -> Outcome {
     let plan = plan(&[3, 2], &[2, 3], 400, 8, 2);
-    let outcome = run(Scenario { sabotage, missing: 50, ..quiet(plan) });
-    assert!(!outcome.account.is_success(), "{sabotage:?} went unnoticed:\n{}", outcome.account);
+    let outcome = run(Scenario { misbehavior, missing: 50, ..without_faults(plan) });
+    assert!(!outcome.account.is_success(), "{misbehavior:?} went unnoticed:\n{}", outcome.account);
     outcome
 }
 
@@ -240,42 +242,45 @@ fn protocol_error(outcome: &Outcome) -> Option<ProtocolError> {
     }
 }
 
-fn broken_laws(outcome: &Outcome) -> Vec<Invariant> {
+fn violated_invariants(outcome: &Outcome) -> Vec<Invariant> {
     outcome.account.violations.iter().map(|violation| violation.invariant).collect()
 }
 
 #[test]
 fn broken_rules_of_the_protocol_stop_the_run() {
-    for (sabotage, error) in [
-        (Sabotage::GrantTwice, ProtocolError::GrantOfBusySlot),
-        (Sabotage::GrantEarly, ProtocolError::GrantOfBusySlot),
-        (Sabotage::DoneEarly, ProtocolError::SlotNotAssigned),
+    for (misbehavior, error) in [
+        (Misbehavior::GrantTwice, ProtocolError::GrantOfBusySlot),
+        (Misbehavior::GrantEarly, ProtocolError::GrantOfBusySlot),
+        (Misbehavior::DoneEarly, ProtocolError::SlotNotAssigned),
     ] {
-        assert_eq!(protocol_error(&sabotaged(sabotage)), Some(error), "{sabotage:?}");
+        assert_eq!(protocol_error(&run_with(misbehavior)), Some(error), "{misbehavior:?}");
     }
     // Which rule it is depends on how far the first of the two has got at whoever sees both first.
-    let twice = protocol_error(&sabotaged(Sabotage::AssignTwice));
+    let twice = protocol_error(&run_with(Misbehavior::AssignTwice));
     assert!(
         matches!(twice, Some(ProtocolError::AssignOfBusySlot | ProtocolError::WrongGeneration)),
         "{twice:?}"
     );
-    let twice = protocol_error(&sabotaged(Sabotage::ArriveTwice));
+    let twice = protocol_error(&run_with(Misbehavior::ArriveTwice));
     assert!(
         matches!(twice, Some(ProtocolError::DuplicateArrival | ProtocolError::StaleArrival)),
         "{twice:?}"
     );
-    assert!(matches!(sabotaged(Sabotage::DoneLost).account.cause, StopCause::Protocol { .. }));
+    assert!(matches!(run_with(Misbehavior::DoneLost).account.cause, StopCause::Protocol { .. }));
 }
 
 #[test]
 fn wrong_counts_break_a_law() {
-    assert!(broken_laws(&sabotaged(Sabotage::OutcomeForgets)).contains(&Invariant::BuilderFragments));
-    assert!(broken_laws(&sabotaged(Sabotage::ReadoutBoasts)).contains(&Invariant::UnitPair));
-    assert!(broken_laws(&sabotaged(Sabotage::ReadoutHides)).contains(&Invariant::Readout));
+    assert!(
+        violated_invariants(&run_with(Misbehavior::OutcomeLacksFragment))
+            .contains(&Invariant::BuilderFragments)
+    );
+    assert!(violated_invariants(&run_with(Misbehavior::ReadoutOvercounts)).contains(&Invariant::UnitPair));
+    assert!(violated_invariants(&run_with(Misbehavior::ReadoutUndercounts)).contains(&Invariant::Readout));
 }
 
 #[test]
 fn the_simulator_itself_sees_a_slot_with_two_batches() {
-    let seen = sabotaged(Sabotage::AssignTwice).seen;
-    assert!(seen.iter().any(|rule| rule.starts_with("second batch in a slot")), "{seen:#?}");
+    let violations = run_with(Misbehavior::AssignTwice).violations;
+    assert!(violations.iter().any(|rule| rule.starts_with("second batch in a slot")), "{violations:#?}");
 }

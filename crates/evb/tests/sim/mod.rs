@@ -2,11 +2,11 @@
 //!
 //! Control messages keep their order per pair of units and are otherwise delayed at random; packets land
 //! at any time between posting and arrival; kernels and copies take random times; units die or stall at
-//! any step. The simulator knows the truth (which fragments exist, which are corrupt, what lies in which
+//! any step. The simulator knows the oracle (which fragments exist, which are corrupt, what lies in which
 //! slot) and watches the rules that no state machine can see alone.
 
-pub mod truth;
-pub mod watch;
+pub mod monitor;
+pub mod oracle;
 
 use millstream_evb::core::manager::{Manager, Receivers, Transmit};
 use millstream_evb::core::message::Assignment;
@@ -16,10 +16,10 @@ use millstream_evb::core::{
     Account, BuIndex, Builder, Bytes, Immediate, Message, Nanos, Plan, ReportMerger, RuIndex, SlotIndex,
     StopCause, Unit,
 };
+use monitor::SlotMonitor;
+use oracle::{Oracle, Random};
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
-use truth::{Random, Truth};
-use watch::Watch;
 
 /// Something that goes wrong with a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub struct Fault {
 
 /// A rule broken on purpose, to see that it is caught.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sabotage {
+pub enum Misbehavior {
     /// Nothing.
     None,
     /// Builder units grant each slot's next generation along with the present one.
@@ -57,14 +57,14 @@ pub enum Sabotage {
     /// Every tenth batch's immediate data arrives twice.
     ArriveTwice,
     /// Kernels forget one fragment of each batch.
-    OutcomeForgets,
+    OutcomeLacksFragment,
     /// Readout units claim a fragment more than they send.
-    ReadoutBoasts,
+    ReadoutOvercounts,
     /// Readout units report a fragment less than they took.
-    ReadoutHides,
+    ReadoutUndercounts,
     /// Every tenth `Done` is lost.
     DoneLost,
-    /// Builder units report batches done before they are judged.
+    /// Builder units report batches done before they are processed.
     DoneEarly,
 }
 
@@ -82,18 +82,18 @@ pub struct Scenario {
     /// What goes wrong.
     pub faults: Vec<Fault>,
     /// What is broken on purpose.
-    pub sabotage: Sabotage,
+    pub misbehavior: Misbehavior,
 }
 
 /// How a run went.
 #[derive(Debug)]
 pub struct Outcome {
-    /// The account: the manager's, or the starter's if the manager failed.
+    /// The account: the manager's, or the launcher_merger's if the manager failed.
     pub account: Account,
     /// What the simulator itself counted.
-    pub truth: Truth,
+    pub oracle: Oracle,
     /// Rules that the simulator saw broken.
-    pub seen: Vec<String>,
+    pub violations: Vec<String>,
     /// Virtual time of the first fault, if any happened before the end.
     pub fault_at: Option<Nanos>,
     /// Virtual time of the end.
@@ -103,7 +103,7 @@ pub struct Outcome {
 }
 
 #[derive(Debug)]
-enum Happening {
+enum SimEvent {
     Control { from: Unit, to: Unit, message: Message },
     ReadoutReport(RuIndex, ReadoutReport),
     BuilderReport(BuIndex, BuilderReport),
@@ -111,13 +111,12 @@ enum Happening {
     Arrive { ru: RuIndex, bu: BuIndex, immediate: Immediate, fragments: u32 },
     Complete { ru: RuIndex, bu: BuIndex, slot: SlotIndex },
     Unreachable { ru: RuIndex, bu: BuIndex },
-    Judge { bu: BuIndex, slot: SlotIndex },
-    Release { bu: BuIndex, slot: SlotIndex },
+    Process { bu: BuIndex, slot: SlotIndex },
     Notice { to: Unit, lost: Unit },
     Wake(Unit),
 }
 
-struct Timed(Nanos, u64, Happening);
+struct Timed(Nanos, u64, SimEvent);
 
 impl PartialEq for Timed {
     fn eq(&self, other: &Self) -> bool {
@@ -138,7 +137,7 @@ impl Ord for Timed {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Health {
-    Well,
+    Alive,
     Stalled,
     Dead,
 }
@@ -157,13 +156,13 @@ struct Sim {
     health: BTreeMap<Unit, Health>,
     wakes: BTreeMap<Unit, Nanos>,
     cut: BTreeSet<(RuIndex, BuIndex)>,
-    truth: Truth,
-    watch: Watch,
-    starter: ReportMerger,
-    starter_cause: StopCause,
+    oracle: Oracle,
+    monitor: SlotMonitor,
+    launcher_merger: ReportMerger,
+    launcher_cause: StopCause,
     account: Option<Account>,
     fault_at: Option<Nanos>,
-    reports_under_way: u32,
+    reports_in_flight: u32,
     counter: u64,
 }
 
@@ -188,16 +187,16 @@ pub fn run(scenario: Scenario) -> Outcome {
         manager: Manager::new(plan.clone(), now),
         readouts: (0..plan.readouts()).map(|i| Readout::new(RuIndex(i as u16), plan.clone(), now)).collect(),
         builders: (0..plan.builders()).map(|i| Builder::new(BuIndex(i as u16), plan.clone(), now)).collect(),
-        health: units.iter().map(|&unit| (unit, Health::Well)).collect(),
+        health: units.iter().map(|&unit| (unit, Health::Alive)).collect(),
         wakes: BTreeMap::new(),
         cut: BTreeSet::new(),
-        truth: Truth::new(&scenario),
-        watch: Watch::new(plan),
-        starter: ReportMerger::new(plan.clone()),
-        starter_cause: StopCause::Lost(Unit::Manager),
+        oracle: Oracle::new(&scenario),
+        monitor: SlotMonitor::new(plan),
+        launcher_merger: ReportMerger::new(plan.clone()),
+        launcher_cause: StopCause::Lost(Unit::Manager),
         account: None,
         fault_at: None,
-        reports_under_way: 0,
+        reports_in_flight: 0,
         counter: 0,
         scenario,
     };
@@ -205,20 +204,20 @@ pub fn run(scenario: Scenario) -> Outcome {
     let mut steps = 0;
     while !sim.is_over() {
         sim.fail_at(steps);
-        let Some(Timed(at, _, happening)) = sim.queue.pop() else {
+        let Some(Timed(at, _, event)) = sim.queue.pop() else {
             panic!("nothing will ever happen again, and the run is not over: {:?}", sim.scenario);
         };
         sim.now = at;
-        sim.happen(happening);
+        sim.dispatch(event);
         steps += 1;
         assert!(steps < 3_000_000, "the run does not end: {:?}", sim.scenario);
     }
     let account = match sim.account {
         Some(account) => account,
-        None => sim.starter.account(sim.starter_cause),
+        None => sim.launcher_merger.account(sim.launcher_cause),
     };
-    let seen = sim.watch.seen;
-    Outcome { account, truth: sim.truth, seen, fault_at: sim.fault_at, end: sim.now, steps }
+    let violations = sim.monitor.violations;
+    Outcome { account, oracle: sim.oracle, violations, fault_at: sim.fault_at, end: sim.now, steps }
 }
 
 impl Sim {
@@ -226,22 +225,22 @@ impl Sim {
         self.health[&unit] == health
     }
 
-    fn is_well(&self, unit: Unit) -> bool {
-        self.is(unit, Health::Well)
+    fn is_alive(&self, unit: Unit) -> bool {
+        self.is(unit, Health::Alive)
     }
 
     /// The manager has closed the account, or it cannot and all who can report have.
     fn is_over(&self) -> bool {
-        if self.is_well(Unit::Manager) {
+        if self.is_alive(Unit::Manager) {
             return self.account.is_some();
         }
-        let waiting = |unit| self.is_well(unit) && self.wakes.contains_key(&unit);
-        self.reports_under_way == 0 && !self.health.keys().any(|&unit| waiting(unit))
+        let waiting = |unit| self.is_alive(unit) && self.wakes.contains_key(&unit);
+        self.reports_in_flight == 0 && !self.health.keys().any(|&unit| waiting(unit))
     }
 
     fn fail_at(&mut self, step: u64) {
         for fault in self.scenario.faults.clone() {
-            if fault.step != step || !self.is_well(fault.unit) {
+            if fault.step != step || !self.is_alive(fault.unit) {
                 continue;
             }
             self.fault_at.get_or_insert(self.now);
@@ -252,7 +251,7 @@ impl Sim {
                 }
                 (Failure::Cut(bu), Unit::Readout(ru)) => {
                     self.cut.insert((ru, bu));
-                    self.after(0, 500_000, Happening::Unreachable { ru, bu });
+                    self.after(0, 500_000, SimEvent::Unreachable { ru, bu });
                     continue;
                 }
                 _ => {}
@@ -265,23 +264,23 @@ impl Sim {
                     || matches!((to, fault.unit), (Unit::Builder(_), Unit::Readout(_)))
                         && self.random.one_in(2);
                 if watches && to != fault.unit {
-                    self.after(0, 500_000, Happening::Notice { to, lost: fault.unit });
+                    self.after(0, 500_000, SimEvent::Notice { to, lost: fault.unit });
                 }
             }
             if let Unit::Builder(bu) = fault.unit {
                 for ru in 0..self.readouts.len() {
                     if self.random.one_in(2) {
                         let ru = RuIndex(ru as u16);
-                        self.after(0, 2_000_000, Happening::Unreachable { ru, bu });
+                        self.after(0, 2_000_000, SimEvent::Unreachable { ru, bu });
                     }
                 }
             }
         }
     }
 
-    fn at(&mut self, at: Nanos, happening: Happening) {
+    fn at(&mut self, at: Nanos, event: SimEvent) {
         self.order += 1;
-        self.queue.push(Timed(at, self.order, happening));
+        self.queue.push(Timed(at, self.order, event));
     }
 
     /// Between `least` and `most` nanoseconds from now; rarely eight times that.
@@ -290,9 +289,9 @@ impl Sim {
         if self.random.one_in(50) { delay * 8 } else { delay }
     }
 
-    fn after(&mut self, least: u64, most: u64, happening: Happening) {
+    fn after(&mut self, least: u64, most: u64, event: SimEvent) {
         let at = Nanos(self.now.0 + self.delay(least, most));
-        self.at(at, happening);
+        self.at(at, event);
     }
 
     /// When something sent now on an ordered connection arrives.
@@ -305,83 +304,80 @@ impl Sim {
 
     fn send(&mut self, from: Unit, to: Unit, message: Message) {
         let at = self.in_order(from, to, false, 300_000);
-        self.at(at, Happening::Control { from, to, message });
+        self.at(at, SimEvent::Control { from, to, message });
     }
 
-    fn happen(&mut self, happening: Happening) {
-        let unit = match &happening {
-            Happening::Control { to, .. } | Happening::Notice { to, .. } => *to,
-            Happening::ReadoutReport(..) | Happening::BuilderReport(..) => Unit::Manager,
-            Happening::Land { ru, to } => {
+    fn dispatch(&mut self, event: SimEvent) {
+        let unit = match &event {
+            SimEvent::Control { to, .. } | SimEvent::Notice { to, .. } => *to,
+            SimEvent::ReadoutReport(..) | SimEvent::BuilderReport(..) => Unit::Manager,
+            SimEvent::Land { ru, to } => {
                 // The adapter places data whoever is alive, as long as there is memory to place it in.
                 if !self.is(Unit::Builder(to.builder), Health::Dead) {
-                    self.watch.land(*ru, to);
+                    self.monitor.land(*ru, to);
                 }
                 return;
             }
-            Happening::Arrive { ru, bu, .. } | Happening::Complete { ru, bu, .. }
+            SimEvent::Arrive { ru, bu, .. } | SimEvent::Complete { ru, bu, .. }
                 if self.cut.contains(&(*ru, *bu)) =>
             {
                 return;
             }
-            Happening::Arrive { bu, .. } | Happening::Judge { bu, .. } | Happening::Release { bu, .. } => {
-                Unit::Builder(*bu)
-            }
-            Happening::Complete { ru, .. } | Happening::Unreachable { ru, .. } => Unit::Readout(*ru),
-            Happening::Wake(unit) => *unit,
+            SimEvent::Arrive { bu, .. } | SimEvent::Process { bu, .. } => Unit::Builder(*bu),
+            SimEvent::Complete { ru, .. } | SimEvent::Unreachable { ru, .. } => Unit::Readout(*ru),
+            SimEvent::Wake(unit) => *unit,
         };
-        self.tell_starter(&happening);
-        if self.is_well(unit) {
-            self.handle(unit, happening);
+        self.deliver_to_launcher(&event);
+        if self.is_alive(unit) {
+            self.handle(unit, event);
             self.pump(unit);
         }
     }
 
     /// Reports also reach whoever started the units, who needs them if the manager fails.
-    fn tell_starter(&mut self, happening: &Happening) {
-        match happening {
-            Happening::ReadoutReport(ru, report) => self.starter.add_readout(*ru, report.clone()),
-            Happening::BuilderReport(bu, report) => self.starter.add_builder(*bu, report.clone()),
+    fn deliver_to_launcher(&mut self, event: &SimEvent) {
+        match event {
+            SimEvent::ReadoutReport(ru, report) => self.launcher_merger.add_readout(*ru, report.clone()),
+            SimEvent::BuilderReport(bu, report) => self.launcher_merger.add_builder(*bu, report.clone()),
             _ => return,
         }
-        self.reports_under_way -= 1;
+        self.reports_in_flight -= 1;
     }
 
-    fn handle(&mut self, unit: Unit, happening: Happening) {
+    fn handle(&mut self, unit: Unit, event: SimEvent) {
         let now = self.now;
-        match happening {
-            Happening::Control { from, message, .. } => match unit {
+        match event {
+            SimEvent::Control { from, message, .. } => match unit {
                 Unit::Manager => {
-                    self.watch.reaches_manager(&message);
+                    self.monitor.reaches_manager(&message);
                     self.manager.handle_message(from, message, now);
                 }
                 Unit::Readout(ru) => self.readouts[ru.index()].handle_message(message, now),
                 Unit::Builder(bu) => self.builders[bu.index()].handle_message(message, now),
             },
-            Happening::ReadoutReport(ru, report) => self.manager.handle_readout_report(ru, report, now),
-            Happening::BuilderReport(bu, report) => self.manager.handle_builder_report(bu, report, now),
-            Happening::Arrive { ru, bu, immediate, fragments } => {
+            SimEvent::ReadoutReport(ru, report) => self.manager.handle_readout_report(ru, report, now),
+            SimEvent::BuilderReport(bu, report) => self.manager.handle_builder_report(bu, report, now),
+            SimEvent::Arrive { ru, bu, immediate, fragments } => {
                 let builder = &mut self.builders[bu.index()];
-                let _counted_by_the_builder_unit = builder.handle_arrival(ru, immediate, fragments, now);
+                // The builder unit counts and reports a violation of the protocol.
+                if let Ok(arrival) = builder.begin_arrival(ru, immediate) {
+                    let _ = builder.complete_arrival(arrival, fragments, now);
+                }
             }
-            Happening::Complete { ru, bu, slot } => {
-                self.watch.complete(ru, bu);
+            SimEvent::Complete { ru, bu, slot } => {
+                self.monitor.complete(ru, bu);
                 self.readouts[ru.index()].handle_completed(bu, slot);
             }
-            Happening::Unreachable { ru, bu } => self.readouts[ru.index()].handle_unreachable(bu),
-            Happening::Judge { bu, slot } => self.judge(bu, slot),
-            Happening::Release { bu, slot } => {
-                self.watch.release(bu, slot);
-                self.builders[bu.index()].handle_released(slot).expect("the slot was judged");
-            }
-            Happening::Notice { lost, .. } => match (unit, lost) {
+            SimEvent::Unreachable { ru, bu } => self.readouts[ru.index()].handle_unreachable(bu),
+            SimEvent::Process { bu, slot } => self.process(bu, slot),
+            SimEvent::Notice { lost, .. } => match (unit, lost) {
                 (Unit::Manager, lost) => self.manager.handle_lost(lost, now),
                 (Unit::Readout(ru), Unit::Manager) => self.readouts[ru.index()].handle_manager_lost(now),
                 (Unit::Builder(bu), Unit::Manager) => self.builders[bu.index()].handle_manager_lost(now),
                 (Unit::Builder(bu), Unit::Readout(ru)) => self.builders[bu.index()].handle_readout_lost(ru),
                 _ => {}
             },
-            Happening::Wake(_) => {
+            SimEvent::Wake(_) => {
                 if self.wakes.get(&unit).is_some_and(|&at| at <= now) {
                     self.wakes.remove(&unit);
                     match unit {
@@ -391,19 +387,19 @@ impl Sim {
                     }
                 }
             }
-            Happening::Land { .. } => {}
+            SimEvent::Land { .. } => {}
         }
     }
 
-    fn judge(&mut self, bu: BuIndex, slot: SlotIndex) {
-        let assignment = self.watch.judge(bu, slot);
-        let mut outcome = self.truth.outcome(&assignment.batch);
-        self.truth.judged(&assignment.batch);
-        if self.scenario.sabotage == Sabotage::OutcomeForgets {
+    /// The kernel is done with a batch, and its accepted events are stored.
+    fn process(&mut self, bu: BuIndex, slot: SlotIndex) {
+        let assignment = self.monitor.finish(bu, slot);
+        let mut outcome = self.oracle.outcome(&assignment.batch);
+        self.oracle.processed(&assignment.batch);
+        if self.scenario.misbehavior == Misbehavior::OutcomeLacksFragment {
             outcome.built.fragments = outcome.built.fragments.saturating_sub(1);
         }
         self.builders[bu.index()].handle_processed(slot, outcome).expect("the slot was being processed");
-        self.after(0, 100_000, Happening::Release { bu, slot });
     }
 
     /// Takes all output of a unit and schedules its next wake-up.
@@ -416,7 +412,7 @@ impl Sim {
         match timeout {
             Some(at) if self.wakes.get(&unit) != Some(&at) => {
                 self.wakes.insert(unit, at);
-                self.at(at.max(self.now), Happening::Wake(unit));
+                self.at(at.max(self.now), SimEvent::Wake(unit));
             }
             Some(_) => {}
             None => drop(self.wakes.remove(&unit)),
@@ -426,8 +422,8 @@ impl Sim {
     fn pump_manager(&mut self) -> Option<Nanos> {
         while let Some(Transmit { to, message }) = self.manager.poll_transmit(self.now) {
             self.transmit(to, message);
-            if let (Message::Assign(mut assignment), Sabotage::AssignTwice) =
-                (message, self.scenario.sabotage)
+            if let (Message::Assign(mut assignment), Misbehavior::AssignTwice) =
+                (message, self.scenario.misbehavior)
             {
                 assignment.batch.id.0 += 1;
                 self.transmit(to, Message::Assign(assignment));
@@ -441,7 +437,7 @@ impl Sim {
 
     fn transmit(&mut self, to: Receivers, message: Message) {
         if let Message::Assign(assignment) = &message {
-            self.watch.assign(assignment);
+            self.monitor.assign(assignment);
         }
         for unit in self.health.keys().copied().collect::<Vec<_>>() {
             let receives = match (to, unit) {
@@ -461,10 +457,10 @@ impl Sim {
         while let Some(send) = self.readouts[ru.index()].poll_send() {
             let assignment = send.assignment;
             let immediate = send.immediate;
-            let sent = self.truth.present(ru, &assignment.batch);
-            self.truth.sent(ru, sent);
-            let boast = u32::from(self.scenario.sabotage == Sabotage::ReadoutBoasts);
-            let payload = BatchPayload { fragments: sent + boast, bytes: Bytes(u64::from(sent) * 100) };
+            let sent = self.oracle.present(ru, &assignment.batch);
+            self.oracle.sent(ru, sent);
+            let excess = u32::from(self.scenario.misbehavior == Misbehavior::ReadoutOvercounts);
+            let payload = BatchPayload { fragments: sent + excess, bytes: Bytes(u64::from(sent) * 100) };
             self.readouts[ru.index()].handle_posted(send, payload);
             self.post(ru, assignment, immediate, sent);
         }
@@ -472,11 +468,11 @@ impl Sim {
             self.send(unit, Unit::Manager, message);
         }
         if let Some(mut report) = self.readouts[ru.index()].poll_report() {
-            if self.scenario.sabotage == Sabotage::ReadoutHides {
+            if self.scenario.misbehavior == Misbehavior::ReadoutUndercounts {
                 report.fragments_read = report.fragments_read.saturating_sub(1);
             }
-            self.reports_under_way += 1;
-            self.after(0, 500_000, Happening::ReadoutReport(ru, report));
+            self.reports_in_flight += 1;
+            self.after(0, 500_000, SimEvent::ReadoutReport(ru, report));
         }
         self.readouts[ru.index()].poll_timeout()
     }
@@ -484,54 +480,54 @@ impl Sim {
     /// Packets on their way: they land, then the immediate data arrives, then the sender knows.
     fn post(&mut self, ru: RuIndex, to: Assignment, immediate: Immediate, fragments: u32) {
         let (bu, slot) = (to.builder, to.slot);
-        self.watch.post(ru, bu);
+        self.monitor.post(ru, bu);
         if self.is(Unit::Builder(bu), Health::Dead) || self.cut.contains(&(ru, bu)) {
-            self.after(0, 500_000, Happening::Unreachable { ru, bu });
+            self.after(0, 500_000, SimEvent::Unreachable { ru, bu });
             return;
         }
         let arrival = self.in_order(Unit::Readout(ru), Unit::Builder(bu), true, 200_000);
         let landing = Nanos(self.now.0 + self.random.below(arrival.0 - self.now.0 + 1));
-        self.at(landing, Happening::Land { ru, to });
-        self.at(arrival, Happening::Arrive { ru, bu, immediate, fragments });
+        self.at(landing, SimEvent::Land { ru, to });
+        self.at(arrival, SimEvent::Arrive { ru, bu, immediate, fragments });
         self.counter += 1;
-        if self.scenario.sabotage == Sabotage::ArriveTwice && self.counter.is_multiple_of(10) {
-            self.at(Nanos(arrival.0 + 1000), Happening::Arrive { ru, bu, immediate, fragments });
+        if self.scenario.misbehavior == Misbehavior::ArriveTwice && self.counter.is_multiple_of(10) {
+            self.at(Nanos(arrival.0 + 1000), SimEvent::Arrive { ru, bu, immediate, fragments });
         }
-        // The sender may poll its completion long after the builder unit has seen the arrival.
+        // The sender may poll its completion long after the builder unit has violations the arrival.
         let wait = Duration::from_nanos(self.delay(0, 100_000));
         let polled = self.last.entry((Unit::Builder(bu), Unit::Readout(ru), true)).or_default();
         *polled = (arrival + wait).max(Nanos(polled.0 + 1));
         let completion = *polled;
-        self.at(completion, Happening::Complete { ru, bu, slot });
+        self.at(completion, SimEvent::Complete { ru, bu, slot });
     }
 
     fn pump_builder(&mut self, bu: BuIndex) -> Option<Nanos> {
         let unit = Unit::Builder(bu);
-        while let Some(process) = self.builders[bu.index()].poll_complete_batch() {
-            self.watch.process(bu, process.slot, &process.batch);
-            self.after(1000, 400_000, Happening::Judge { bu, slot: process.slot });
+        while let Some(complete) = self.builders[bu.index()].poll_complete_batch() {
+            self.monitor.process(bu, complete.slot, &complete.batch);
+            self.after(1000, 500_000, SimEvent::Process { bu, slot: complete.slot });
         }
         while let Some(message) = self.builders[bu.index()].poll_transmit() {
             self.control_of_builder(unit, message);
         }
         if let Some(report) = self.builders[bu.index()].poll_report() {
-            self.reports_under_way += 1;
-            self.after(0, 500_000, Happening::BuilderReport(bu, report));
+            self.reports_in_flight += 1;
+            self.after(0, 500_000, SimEvent::BuilderReport(bu, report));
         }
         self.builders[bu.index()].poll_timeout()
     }
 
     fn control_of_builder(&mut self, unit: Unit, message: Message) {
         self.counter += 1;
-        match (message, self.scenario.sabotage) {
-            (Message::Done { .. }, Sabotage::DoneLost) if self.counter.is_multiple_of(10) => return,
-            (Message::Grant { .. }, Sabotage::GrantTwice) => self.send(unit, Unit::Manager, message),
-            (Message::Grant { builder, slot, generation }, Sabotage::GrantEarly) => {
+        match (message, self.scenario.misbehavior) {
+            (Message::Done { .. }, Misbehavior::DoneLost) if self.counter.is_multiple_of(10) => return,
+            (Message::Grant { .. }, Misbehavior::GrantTwice) => self.send(unit, Unit::Manager, message),
+            (Message::Grant { builder, slot, generation }, Misbehavior::GrantEarly) => {
                 let early = Message::Grant { builder, slot, generation: generation.next() };
                 self.send(unit, Unit::Manager, message);
                 return self.send(unit, Unit::Manager, early);
             }
-            (Message::Done { builder, slot, generation, batch, outcome }, Sabotage::DoneEarly) => {
+            (Message::Done { builder, slot, generation, batch, outcome }, Misbehavior::DoneEarly) => {
                 let early = Message::Done { builder, slot, generation: generation.next(), batch, outcome };
                 self.send(unit, Unit::Manager, message);
                 return self.send(unit, Unit::Manager, early);

@@ -1,6 +1,6 @@
-//! A builder unit's process: sees batches arrive, has them completion, stores accepted events.
+//! Process of a builder unit: receives batches, runs the kernel on them, stores accepted events.
 //!
-//! Its processor reads packets' headers and kernels' results, never the payload of rejected events.
+//! The processor reads packet headers and the kernel's results. It reads payload only of accepted events.
 
 mod event_store;
 mod kernel;
@@ -40,41 +40,40 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-/// Completions taken at a time.
+/// Completions per poll.
 const POLL: usize = 64;
 
-/// How a builder unit ended.
+/// End of a builder unit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BuilderEnd {
-    /// Its part of the account.
+    /// Its report for the account.
     pub report: BuilderReport,
-    /// What it saw beside.
+    /// Its statistics.
     pub statistics: BuilderStatistics,
 }
 
-/// What a builder unit saw beside its account.
+/// Statistics of a builder unit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BuilderStatistics {
-    /// How far decisions agree with the reference.
+    /// Comparison of the kernel's decisions with the reference.
     pub comparison: DecisionComparison,
-    /// Decision bits set.
+    /// Number of decision bits set.
     pub decisions_set: u64,
     /// Time that the card was busy.
     pub card_busy: Duration,
-    /// EventStore events handed to the sink.
+    /// Accepted events stored by the sink.
     pub stored: u64,
-    /// The first thing that was wrong, in words.
+    /// The first error.
     pub error: Option<String>,
 }
 
-/// Runs a builder unit from joining the manager to its report; then closes the sink.
+/// Runs a builder unit from joining the manager to its report, then closes the sink.
 ///
-/// While the manager is not there, the unit waits; if `parent_pipe` is readable or closed then, it ends.
-/// Returns the report and what the sink has to tell people.
+/// Waits for the manager. Gives up if `parent_pipe` becomes readable or is closed. Returns the report and the sink's
+/// result.
 ///
 /// # Errors
-/// The unit could not start, its RDMA device failed, or the sink could not be closed. Everything else ends
-/// with a report.
+/// The unit could not start, its RDMA device failed, or the sink could not be closed. All other ends have a report.
 pub fn run(
     manager: &str,
     bu: BuIndex,
@@ -90,7 +89,7 @@ pub fn run(
     process.work(queues, joined.channel)
 }
 
-/// What the unit needs on its host.
+/// Resources on the host of the unit.
 struct LocalResources {
     device: Device,
     landing: LandingMemory,
@@ -120,31 +119,31 @@ impl LocalResources {
     }
 }
 
-/// Where readout units find this unit: on the interface that leads to the manager, any port.
+/// Address for data connections: the interface that leads to the manager, any port.
 fn own_address(manager: &str) -> String {
     let loopback = manager.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback());
     if loopback { "127.0.0.1:0".to_owned() } else { own_interface(manager) }
 }
 
-/// The address from which this host would send to the manager.
+/// The local address of the route to the manager.
 fn own_interface(manager: &str) -> String {
     let probe = std::net::UdpSocket::bind("0.0.0.0:0");
     let local = probe.and_then(|probe| {
-        // Connecting a datagram socket sends nothing; it only chooses the route.
+        // Connecting a datagram socket sends nothing; it selects the route.
         probe.connect(manager)?;
         probe.local_addr()
     });
     local.map_or_else(|_| "127.0.0.1:0".to_owned(), |address| SocketAddr::new(address.ip(), 0).to_string())
 }
 
-/// What the unit waits for.
+/// Completion queues to wait for.
 struct WaitSet {
     waiter: Waiter,
     control: CompletionQueue,
     data: CompletionQueue,
 }
 
-/// Which descriptors ended a wait.
+/// Descriptors that ended a wait.
 struct ReadyDescriptors {
     manager: bool,
     interrupt: bool,
@@ -157,14 +156,14 @@ struct BuilderProcess {
     setup: Setup,
     control: Control,
     peers: Vec<QueuePair>,
-    /// Which readout unit a completion is from.
+    /// The readout unit of each queue pair.
     readout_of: HashMap<Qpn, RuIndex>,
     landing: LandingMemory,
     kernel: Option<CardKernel>,
     card_lost: bool,
-    /// By slot.
+    /// Contents, by slot.
     contents: Vec<SlotContents>,
-    /// By slot: the batch that the card works on.
+    /// The batch in the kernel, by slot.
     in_kernel: Vec<Option<CompleteBatch>>,
     reader: HeaderReader,
     reference: Option<ReferenceDecisions>,
@@ -174,7 +173,7 @@ struct BuilderProcess {
 }
 
 impl BuilderProcess {
-    /// Connects to all others and waits for the start of the run.
+    /// Connects to the manager and the readout units, and waits for the start of the run.
     fn connect(
         local: LocalResources,
         joined: &mut JoinedRun,
@@ -188,7 +187,8 @@ impl BuilderProcess {
         let options = MessengerOptions::default();
         let control_queue = waiter.completion_queue(options.completions())?;
         let messenger = PreparedMessenger::new(&device, &control_queue, &options)?;
-        let (messenger, _) = messenger.connect(channel.stream().context("use a stream")?, &[], deadline)?;
+        let (messenger, _) =
+            messenger.connect(channel.stream().context("use the manager's TCP stream")?, &[], deadline)?;
 
         let slots = setup.plan.slots[bu.index()].get();
         let readouts = setup.plan.readouts();
@@ -223,7 +223,7 @@ impl BuilderProcess {
             card_lost: false,
             contents: (0..slots).map(|_| SlotContents::default()).collect(),
             in_kernel: vec![None; slots.into()],
-            reader: HeaderReader::new(setup.plan.batch.get()),
+            reader: HeaderReader::new(&setup.layout),
             reference,
             store,
             statistics: BuilderStatistics::default(),
@@ -233,7 +233,7 @@ impl BuilderProcess {
         Ok((process, WaitSet { waiter, control: control_queue, data: data_queue }))
     }
 
-    /// The run, to the report, and what comes after it.
+    /// The run, up to the report, and closing the sink.
     fn work(
         mut self,
         mut queues: WaitSet,
@@ -249,7 +249,7 @@ impl BuilderProcess {
                 self.core.handle_manager_lost(self.clock.now());
             }
             if ready.card_gone {
-                self.lose_card("the card is gone".to_owned());
+                self.lose_card("the card's process ended".to_owned());
             } else if ready.interrupt
                 && let Some(kernel) = &mut self.kernel
             {
@@ -264,7 +264,7 @@ impl BuilderProcess {
         }
         self.statistics.stored = self.store.as_ref().map_or(0, |store| store.stored);
         let end = BuilderEnd { report, statistics: self.statistics };
-        // A manager that is gone gets nothing; whoever started this process does.
+        // Errors are ignored: the parent gets the report, too.
         let _ = channel.send(&ToManager::Builder(end.clone()));
         let told = self.store.map(EventStore::finish).transpose().map_err(ProcessError::Sink)?;
         Ok((end, told.flatten()))
@@ -286,7 +286,7 @@ impl BuilderProcess {
         loop {
             let deadline = self.clock.deadline(self.core.poll_timeout());
             waiter.wait(&[control, data], &mut others, deadline, || self.progress(data))?;
-            // A core that has reported has no time-out.
+            // A core that has reported has no timeout.
             if others.iter().any(WaitFd::is_ready) || self.core.poll_timeout().is_none() {
                 let (of_card, of_manager) = others.split_at(if card.is_some() { 2 } else { 0 });
                 let is_ready = |waits: &[WaitFd<'_>], at: usize| waits.get(at).is_some_and(WaitFd::is_ready);
@@ -299,7 +299,7 @@ impl BuilderProcess {
         }
     }
 
-    /// Takes what has come, does what follows; returns whether there was anything.
+    /// Handles messages, arrivals and kernel completions. Returns whether there was any.
     fn progress(&mut self, queue: &CompletionQueue) -> Result<bool, ProcessError> {
         let mut any = self.control.progress();
         let now = self.clock.now();
@@ -338,7 +338,7 @@ impl BuilderProcess {
                         self.peers[ru.index()].post_recv(&[], WrId(0))?;
                         self.arrive(ru, Immediate::decode(imm));
                     }
-                    // The connection has failed: the unit at its other end is gone.
+                    // The connection failed: the readout unit ended.
                     _ => self.core.handle_readout_lost(ru),
                 }
             }
@@ -349,38 +349,35 @@ impl BuilderProcess {
         }
     }
 
+    /// Immediate data arrived: parses the readout unit's packets in the slot.
     fn arrive(&mut self, ru: RuIndex, immediate: Immediate) {
-        let now = self.clock.now();
-        let Ok(slot) = self.core.locate(ru, immediate) else {
-            // Counts it, by the rule that it breaks.
-            let _ = self.core.handle_arrival(ru, immediate, 0, now);
-            return;
-        };
+        // The core counts and reports a violation of the protocol.
+        let Ok(arrival) = self.core.begin_arrival(ru, immediate) else { return };
+        let slot = arrival.slot();
         let layout = &self.setup.layout;
+        let index = self.store.as_ref().is_some_and(|store| !store.is_full());
         let contents = &mut self.contents[slot.index()];
-        let added = contents.add(&mut self.reader, &self.landing, layout.slot_offset(slot), (layout, ru));
-        match added {
+        let slot_offset = layout.slot_offset(slot);
+        match contents.add(&mut self.reader, &self.landing, slot_offset, (layout, ru), index) {
             Ok(fragments) => {
-                // The rule that it may break is counted and stops the run.
-                let _ = self.core.handle_arrival(ru, immediate, fragments, now);
+                let _ = self.core.complete_arrival(arrival, fragments, self.clock.now());
             }
             Err(error) => self.invalid_data(&error),
         }
     }
 
-    /// A batch has arrived whole.
+    /// Submits a complete batch to the kernel; without a kernel, finishes it.
     fn process(&mut self, complete: CompleteBatch) {
         let CompleteBatch { slot, batch } = complete;
         let contents = &self.contents[slot.index()];
         if !contents.is_of(&batch) {
-            let what = format!("{} is not what lies in {slot}", batch.id);
-            return self.invalid_data(&InvalidSlotData::Kernel(what));
+            return self.invalid_data(&InvalidSlotData::WrongBatch { slot, batch: batch.id });
         }
         let sources = self.setup.layout.packets.len();
         match &mut self.kernel {
             None => {
                 let outcome = contents.outcome(&batch);
-                self.release(slot, outcome);
+                self.finish_batch(slot, outcome);
             }
             Some(kernel) => match kernel.submit(slot, &batch, sources) {
                 Ok(()) => self.in_kernel[slot.index()] = Some(complete),
@@ -389,7 +386,7 @@ impl BuilderProcess {
         }
     }
 
-    /// Takes what the card is done with.
+    /// Takes the kernel's completions. Returns whether there was one.
     fn take_kernel_completions(&mut self) -> bool {
         let mut any = false;
         while !self.card_lost
@@ -410,8 +407,10 @@ impl BuilderProcess {
     fn kernel_completed(&mut self, completion: &KernelCompletion) {
         let work = self.in_kernel.get_mut(completion.slot.index()).and_then(Option::take);
         let (Some(kernel), Some(CompleteBatch { slot, batch })) = (&mut self.kernel, work) else {
-            return self
-                .invalid_data(&InvalidSlotData::Kernel(format!("{} was not at work", completion.slot)));
+            return self.invalid_data(&InvalidSlotData::Kernel(format!(
+                "completion for {}, which has no batch in the kernel",
+                completion.slot
+            )));
         };
         let contents = &self.contents[slot.index()];
         let outcome = match kernel.outcome(completion, &batch, contents) {
@@ -432,9 +431,9 @@ impl BuilderProcess {
                     continue;
                 }
                 let event = (EventNumber(summary.event), kernel.decisions(event));
-                match store.store(place, &mut self.reader, &batch, event) {
+                match store.store(place, contents, &batch, event) {
                     Ok(()) => {}
-                    Err(StoreError::Data(error)) => return self.invalid_data(&error),
+                    Err(StoreError::Data(error)) => return self.invalid_data(&error.into()),
                     Err(StoreError::Sink(error)) => {
                         self.statistics.error.get_or_insert_with(|| error.to_string());
                         return self.core.handle_output_failed();
@@ -442,15 +441,13 @@ impl BuilderProcess {
                 }
             }
         }
-        self.release(slot, outcome);
+        self.finish_batch(slot, outcome);
     }
 
-    fn release(&mut self, slot: SlotIndex, outcome: crate::core::BatchOutcome) {
+    fn finish_batch(&mut self, slot: SlotIndex, outcome: crate::core::BatchOutcome) {
         self.contents[slot.index()].clear();
-        let released =
-            self.core.handle_processed(slot, outcome).and_then(|()| self.core.handle_released(slot));
-        if let Err(rule) = released {
-            self.invalid_data(&InvalidSlotData::Kernel(rule.to_string()));
+        if let Err(error) = self.core.handle_processed(slot, outcome) {
+            self.invalid_data(&InvalidSlotData::Kernel(error.to_string()));
         }
     }
 
@@ -466,7 +463,7 @@ impl BuilderProcess {
     }
 }
 
-/// Each readout unit has at most one immediate data under way per slot.
+/// Each readout unit has at most one immediate data in flight per slot.
 fn connection(slots: u16) -> RcOptions {
     RcOptions {
         send_depth: 1,
@@ -478,7 +475,7 @@ fn connection(slots: u16) -> RcOptions {
     }
 }
 
-/// Takes the connection of some readout unit, unless the manager goes first.
+/// Accepts the connection of a readout unit; fails if the manager's stream ends first.
 fn accept(
     listener: &Listener,
     manager: &mut Channel,
@@ -491,7 +488,10 @@ fn accept(
     waiter.wait::<ProcessError>(&[], &mut others, deadline, || Ok(false))?;
     let manager_speaks = others[1].is_ready();
     if manager_speaks && matches!(manager.try_receive::<FromManager>(), TryReceive::Closed) {
-        return Err(ProcessError::WireUp { unit: Unit::Manager, what: "is gone".to_owned() });
+        return Err(ProcessError::WireUp {
+            unit: Unit::Manager,
+            what: "ended before the run started".to_owned(),
+        });
     }
     let (mut stream, address) = listener.accept(deadline)?;
     let prepared = PreparedQueuePair::new(device, queue, queue, options)?;
@@ -503,7 +503,7 @@ fn accept(
         Ok(index) => Ok((RuIndex(u16::from_be_bytes(index)), connected.pair)),
         Err(_) => Err(ProcessError::UnknownPeer {
             peer: address.to_string(),
-            what: format!("sent {} bytes where a readout unit sends its index", connected.private_data.len()),
+            what: format!("sent {} bytes of private data, expected its index", connected.private_data.len()),
         }),
     }
 }

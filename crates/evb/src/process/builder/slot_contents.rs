@@ -1,115 +1,126 @@
-//! What lies in a slot, as the packets' headers say. Payload is not looked at.
+//! Contents of a slot: the packets' headers, parsed once when they arrive. Payload is not read here.
 
 use super::landing::LandingMemory;
 use crate::core::RuIndex;
 use crate::core::account::{BatchOutcome, BatchTally};
 use crate::core::plan::Batch;
 use crate::layout::{PacketArea, SlotLayout};
-use millstream_fragment::mfp::{Header, MfpError};
-use millstream_fragment::{Alignment, mfp};
+use millstream_fragment::mfp::{Entry, Header, MfpError};
 
-/// Landed data that is not what it must be.
+/// Why a slot's packets or a kernel's result are invalid.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum InvalidSlotData {
-    /// A packet that is none.
+    /// A packet that does not parse.
     #[error("packet of source {source_id:#x}: {error}")]
     Packet {
-        /// The source whose place it is.
+        /// The source that owns the area.
         source_id: u32,
-        /// What is wrong.
+        /// The first invalid field.
         error: MfpError,
     },
-    /// A packet of another source, or of another batch than its neighbours.
+    /// A packet of another source, or of another batch than the other packets of the slot.
     #[error(
-        "packet of source {found:#x} for {found_events} events from {found_first} on, in the place of source \
-         {expected:#x} for {events} events from {first} on"
+        "area of source {expected:#x}, {events} events from {first}: found a packet of source {found:#x}, \
+         {found_events} events from {found_first}"
     )]
-    Misplaced {
+    WrongPacket {
         /// The packet's source.
         found: u32,
         /// Its first event.
         found_first: u64,
-        /// Its events.
+        /// Its number of events.
         found_events: u32,
-        /// The source of the place.
+        /// The source that owns the area.
         expected: u32,
         /// First event of the batch.
         first: u64,
-        /// Events of the batch.
+        /// Number of events of the batch.
         events: u32,
     },
-    /// A place that is not in landing memory.
+    /// An area outside of landing memory.
     #[error(transparent)]
     OutsideLandingMemory(#[from] super::landing::OutsideLandingMemory),
-    /// What the kernel says does not fit what is in the slot.
+    /// The packets are of another batch than the assigned one.
+    #[error("{slot} holds packets of another batch than {batch}")]
+    WrongBatch {
+        /// The slot.
+        slot: crate::core::SlotIndex,
+        /// The batch that is assigned to the slot.
+        batch: crate::core::BatchId,
+    },
+    /// The kernel's result does not match the slot.
     #[error("kernel: {0}")]
     Kernel(String),
 }
 
-/// What lies in one slot.
-#[derive(Debug, Default)]
-pub(super) struct SlotContents {
-    /// First event and number of events, as the first header says.
-    batch: Option<(u64, u32)>,
-    /// Sources with a fragment for every event of the batch.
-    whole_sources: u32,
-    /// By event of the batch: fragments of the other sources. Empty while there are none.
-    others: Vec<u32>,
-    /// Packets read.
-    packets: usize,
-}
-
-/// Reads headers; keeps its buffer.
+/// Reads packet headers out of landing memory. The buffer is reused.
 #[derive(Debug)]
 pub(super) struct HeaderReader {
     buffer: Vec<u8>,
-    batch: u16,
 }
 
 impl HeaderReader {
-    /// For batches of up to `batch` events.
-    pub(super) fn new(batch: u16) -> HeaderReader {
-        let longest = mfp::header_len(batch.into(), Alignment::MAX);
-        HeaderReader { buffer: vec![0; longest as usize], batch }
+    pub(super) fn new(layout: &SlotLayout) -> HeaderReader {
+        let longest = layout.packets.iter().map(|area| area.header_len).max().unwrap_or(0);
+        HeaderReader { buffer: vec![0; longest as usize] }
     }
 
-    /// Copies the header of the packet in `place` of the slot at `slot_offset` and checks it.
-    pub(super) fn read(
+    /// Copies and parses the header of the packet in `area` of the slot at `slot_offset`.
+    ///
+    /// Peers can write the slot at any time, so the header is copied before it is checked.
+    fn read(
         &mut self,
         landing: &LandingMemory,
         slot_offset: u64,
         area: &PacketArea,
     ) -> Result<Header<&[u8]>, InvalidSlotData> {
-        // The longest header that fits here; only a packet with a greater alignment than expected has a
-        // longer one, and then the checks below find the rest missing.
-        let most = mfp::header_len(self.batch.into(), Alignment::CACHE_LINE).min(area.capacity.into());
-        let source_id = area.source;
-        let bad = |error| InvalidSlotData::Packet { source_id, error };
-        landing.read(slot_offset + area.offset, &mut self.buffer[..most as usize])?;
-        let header_len = u64::from(mfp::peek_header_len(&self.buffer[..most as usize]).map_err(bad)?);
-        let whole = header_len.min(area.capacity.into()).min(self.buffer.len() as u64);
-        if whole > most {
-            landing.read(slot_offset + area.offset, &mut self.buffer[..whole as usize])?;
-        }
-        Header::new_checked(&self.buffer[..whole.max(most) as usize], area.capacity.into()).map_err(bad)
+        let header = &mut self.buffer[..area.header_len as usize];
+        landing.read(slot_offset + area.offset, header)?;
+        Header::new_checked(&*header, area.capacity.into())
+            .map_err(|error| InvalidSlotData::Packet { source_id: area.source, error })
     }
 }
 
+/// Where accepted events find their fragments: the entries of all packets of a slot.
+#[derive(Debug, Default)]
+struct FragmentIndex {
+    entries: Vec<Entry>,
+    /// By position of the packet in the layout: start and number of its entries. Empty without an index.
+    packets: Vec<(usize, usize)>,
+}
+
+/// What the headers of the packets in one slot say.
+#[derive(Debug, Default)]
+pub(super) struct SlotContents {
+    /// First event and number of events, from the first header.
+    batch: Option<(u64, u32)>,
+    /// Packets with a fragment for every event of the batch.
+    complete_packets: u32,
+    /// Fragments of the other packets, by event of the batch. Empty if there are none.
+    partial: Vec<u32>,
+    /// Packets parsed.
+    packets: usize,
+    index: FragmentIndex,
+}
+
 impl SlotContents {
-    /// Takes note of the packets of a readout unit. Returns the fragments in them.
+    /// Parses the packets of a readout unit and returns the number of their fragments. With `index`, also keeps
+    /// the places of the fragments for [`fragment`](Self::fragment).
     pub(super) fn add(
         &mut self,
         reader: &mut HeaderReader,
         landing: &LandingMemory,
         slot_offset: u64,
         (layout, ru): (&SlotLayout, RuIndex),
+        index: bool,
     ) -> Result<u32, InvalidSlotData> {
         let mut fragments = 0;
-        for area in layout.of_readout(ru) {
+        for position in layout.positions_of_readout(ru) {
+            let area = &layout.packets[position];
             let header = reader.read(landing, slot_offset, area)?;
             let (first, events) = *self.batch.get_or_insert((header.first_event(), header.n_events()));
             if (header.source().0, header.first_event(), header.n_events()) != (area.source, first, events) {
-                return Err(InvalidSlotData::Misplaced {
+                return Err(InvalidSlotData::WrongPacket {
                     found: header.source().0,
                     found_first: header.first_event(),
                     found_events: header.n_events(),
@@ -120,27 +131,34 @@ impl SlotContents {
             }
             fragments += header.n_fragments();
             self.packets += 1;
+            if index {
+                self.index.packets.resize(layout.packets.len(), (0, 0));
+                self.index.packets[position] = (self.index.entries.len(), header.n_fragments() as usize);
+                self.index.entries.extend(header.entries());
+            }
             if header.n_fragments() == events {
-                self.whole_sources += 1;
+                self.complete_packets += 1;
                 continue;
             }
-            if self.others.is_empty() {
-                self.others.resize(events as usize, 0);
+            if self.partial.is_empty() {
+                self.partial.resize(events as usize, 0);
             }
             for entry in header.entries() {
                 // In range: the header was checked against its own number of events.
-                self.others[(entry.event - first) as usize] += 1;
+                self.partial[(entry.event - first) as usize] += 1;
             }
         }
         Ok(fragments)
     }
 
-    /// Forgets everything.
+    /// Removes everything, for the slot's next generation.
     pub(super) fn clear(&mut self) {
         self.batch = None;
-        self.whole_sources = 0;
-        self.others.clear();
+        self.complete_packets = 0;
+        self.partial.clear();
         self.packets = 0;
+        self.index.entries.clear();
+        self.index.packets.clear();
     }
 
     /// Whether all packets are of this batch.
@@ -148,21 +166,29 @@ impl SlotContents {
         self.batch == Some((batch.first_event.0, batch.events.into()))
     }
 
-    /// Fragments of an event, counted from the first of the batch.
+    /// Number of fragments of an event, counted from the first of the batch.
     pub(super) fn fragments(&self, event: usize) -> u32 {
-        self.whole_sources + self.others.get(event).copied().unwrap_or(0)
+        self.complete_packets + self.partial.get(event).copied().unwrap_or(0)
     }
 
-    /// Whether no source lacks a fragment of the event.
+    /// Whether every source has a fragment of the event.
     pub(super) fn is_complete(&self, event: usize) -> bool {
         self.fragments(event) as usize == self.packets
     }
 
-    /// The outcome if nobody looks at the payload: what is complete is built.
+    /// The fragment of event number `event` in the packet at `position` of the layout, if it was indexed.
+    pub(super) fn fragment(&self, position: usize, event: u64) -> Option<Entry> {
+        let &(start, len) = self.index.packets.get(position)?;
+        let entries = &self.index.entries[start..start + len];
+        let found = entries.binary_search_by_key(&event, |entry| entry.event).ok()?;
+        Some(entries[found])
+    }
+
+    /// The outcome without a kernel: complete events are built, payload is not checked.
     pub(super) fn outcome(&self, batch: &Batch) -> BatchOutcome {
         let mut outcome = BatchOutcome::default();
-        if self.others.is_empty() {
-            let fragments = self.whole_sources * u32::from(batch.events);
+        if self.partial.is_empty() {
+            let fragments = self.complete_packets * u32::from(batch.events);
             outcome.built = BatchTally { events: batch.events, fragments };
             return outcome;
         }

@@ -408,13 +408,11 @@ impl Units {
             state.stats.max_slots_used = state.stats.max_slots_used.max(state.slots);
         }
         let fragments = self.fragments(batch, from);
-        // The core counts a refused arrival and stops the run.
-        let _ = self.builders[usize::from(to)].handle_arrival(
-            RuIndex(from),
-            immediate,
-            fragments,
-            nanos(network.now()),
-        );
+        // The core counts and reports a violation of the protocol.
+        let builder = &mut self.builders[usize::from(to)];
+        if let Ok(arrival) = builder.begin_arrival(RuIndex(from), immediate) {
+            let _ = builder.complete_arrival(arrival, fragments, nanos(network.now()));
+        }
         self.pump_builder(to, network);
     }
 
@@ -628,7 +626,7 @@ impl Units {
         let batch = self.slot_state(builder, slot).batch;
         let outcome = self.batch_outcome(batch);
         let unit = &mut self.builders[builder.index()];
-        let done = unit.handle_processed(slot, outcome).and_then(|()| unit.handle_released(slot));
+        let done = unit.handle_processed(slot, outcome);
         debug_assert!(done.is_ok(), "the slot holds the processed batch: {done:?}");
         let state = &mut self.builder_states[builder.index()];
         state.slots -= 1;

@@ -38,27 +38,27 @@ impl Random {
 
 /// Which fragments exist and are sound, and what really happened to them.
 #[derive(Clone, Debug)]
-pub struct Truth {
+pub struct Oracle {
     plan: Plan,
     seed: u64,
     missing: u64,
     corrupt: u64,
     /// Fragments sent, by readout unit, dead ones included.
     pub sent: Vec<u64>,
-    /// How many times each batch was judged.
-    pub judged: BTreeMap<BatchId, u32>,
+    /// How many times each batch was processed.
+    pub processed: BTreeMap<BatchId, u32>,
 }
 
-impl Truth {
-    /// The truth of a scenario's sources.
-    pub fn new(scenario: &Scenario) -> Truth {
-        Truth {
+impl Oracle {
+    /// The oracle of a scenario's sources.
+    pub fn new(scenario: &Scenario) -> Oracle {
+        Oracle {
             plan: scenario.plan.clone(),
             seed: mix(scenario.seed),
             missing: u64::from(scenario.missing),
             corrupt: u64::from(scenario.corrupt),
             sent: vec![0; scenario.plan.readouts()],
-            judged: BTreeMap::new(),
+            processed: BTreeMap::new(),
         }
     }
 
@@ -113,9 +113,9 @@ impl Truth {
         self.sent[ru.index()] += u64::from(fragments);
     }
 
-    /// A batch was judged.
-    pub fn judged(&mut self, batch: &Batch) {
-        *self.judged.entry(batch.id).or_default() += 1;
+    /// A batch was processed.
+    pub fn processed(&mut self, batch: &Batch) {
+        *self.processed.entry(batch.id).or_default() += 1;
     }
 
     /// What has to become of the whole run when nothing goes wrong.
@@ -127,11 +127,11 @@ impl Truth {
         totals
     }
 
-    /// The same for the batches that really were judged.
-    pub fn judged_totals(&self) -> Totals {
+    /// The same for the batches that really were processed.
+    pub fn processed_totals(&self) -> Totals {
         let mut totals = Totals::default();
-        for id in self.judged.keys() {
-            totals += self.outcome(&self.plan.batch(*id).expect("judged batches are the plan's"));
+        for id in self.processed.keys() {
+            totals += self.outcome(&self.plan.batch(*id).expect("processed batches are the plan's"));
         }
         totals
     }

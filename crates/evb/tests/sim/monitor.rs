@@ -1,4 +1,4 @@
-//! Rules that span units, watched from outside: slots hold one batch at a time, and what is judged is
+//! Rules that span units, watched from outside: slots hold one batch at a time, and what is processed is
 //! what was assigned.
 
 use millstream_evb::core::message::{Assignment, Message};
@@ -17,24 +17,24 @@ struct Slot {
 }
 
 /// What the simulator watches.
-pub struct Watch {
+pub struct SlotMonitor {
     slots: Vec<Vec<Slot>>,
     window: u16,
     outstanding: BTreeMap<(RuIndex, BuIndex), u16>,
-    /// Rules seen broken.
-    pub seen: Vec<String>,
+    /// Rules violations broken.
+    pub violations: Vec<String>,
 }
 
-impl Watch {
+impl SlotMonitor {
     /// Nothing has happened.
-    pub fn new(plan: &Plan) -> Watch {
+    pub fn new(plan: &Plan) -> SlotMonitor {
         let empty =
             Slot { granted: false, assigned: None, content: vec![None; plan.readouts()], processing: None };
-        Watch {
+        SlotMonitor {
             slots: plan.slots.iter().map(|n| vec![empty.clone(); usize::from(n.get())]).collect(),
             window: plan.window.get(),
             outstanding: BTreeMap::new(),
-            seen: Vec::new(),
+            violations: Vec::new(),
         }
     }
 
@@ -60,10 +60,10 @@ impl Watch {
         let (granted, busy) = (slot.granted, slot.assigned.is_some());
         slot.assigned = Some(*assignment);
         if !granted {
-            self.seen.push(format!("assigned without a credit: {assignment:?}"));
+            self.violations.push(format!("assigned without a credit: {assignment:?}"));
         }
         if busy {
-            self.seen.push(format!("second batch in a slot: {assignment:?}"));
+            self.violations.push(format!("second batch in a slot: {assignment:?}"));
         }
     }
 
@@ -72,7 +72,7 @@ impl Watch {
         let outstanding = self.outstanding.entry((ru, bu)).or_default();
         *outstanding += 1;
         if *outstanding > self.window {
-            self.seen.push(format!("{ru} has {outstanding} batches outstanding to {bu}"));
+            self.violations.push(format!("{ru} has {outstanding} batches outstanding to {bu}"));
         }
     }
 
@@ -87,7 +87,7 @@ impl Watch {
         let overwrites = slot.processing.is_some();
         slot.content[ru.index()] = Some((to.batch.id, to.generation));
         if overwrites {
-            self.seen.push(format!("{ru} wrote into a slot in use: {to:?}"));
+            self.violations.push(format!("{ru} wrote into a slot in use: {to:?}"));
         }
     }
 
@@ -101,18 +101,13 @@ impl Watch {
             a.batch == *batch && content.iter().all(|c| *c == Some((a.batch.id, a.generation)))
         });
         if !right {
-            self.seen
+            self.violations
                 .push(format!("{bu} {at} processes {batch:?}, holds {content:?}, assigned {assigned:?}"));
         }
     }
 
-    /// The kernel reads the slot. Returns what it holds.
-    pub fn judge(&mut self, bu: BuIndex, at: SlotIndex) -> Assignment {
-        self.slot(bu, at).processing.expect("the kernel was started")
-    }
-
-    /// The accepted events are copied out.
-    pub fn release(&mut self, bu: BuIndex, at: SlotIndex) {
-        self.slot(bu, at).processing = None;
+    /// The batch is processed and the slot is read no more. Returns what it holds.
+    pub fn finish(&mut self, bu: BuIndex, at: SlotIndex) -> Assignment {
+        self.slot(bu, at).processing.take().expect("the kernel was started")
     }
 }
