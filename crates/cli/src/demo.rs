@@ -1,4 +1,4 @@
-//! `millstream demo`: the main job on real data.
+//! `millstream demo`: builds recorded camera events.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -17,15 +17,13 @@ use millstream_store::EventReader;
 use crate::args::DemoOptions;
 use crate::evb;
 
-/// Decisions in the recorded events: 32 events, 50 samples, 432 patches.
+/// Decisions in the recorded events: 32 events × 50 samples × 432 patches.
 const DECISIONS: u64 = 32 * 50 * 432;
 
 pub(crate) fn run(options: &DemoOptions) -> Result<ExitCode, Box<dyn Error>> {
     let packed = match &options.data {
         Some(folder) => folder.clone(),
-        None => {
-            find_data().ok_or("no data/sst1m here or above the program; --data FOLDER says where it is")?
-        }
+        None => find_data().ok_or("data/sst1m was not found; set its folder with --data FOLDER")?,
     };
     std::fs::create_dir_all(&options.out)
         .map_err(|error| format!("cannot create {}: {error}", options.out.display()))?;
@@ -37,32 +35,37 @@ pub(crate) fn run(options: &DemoOptions) -> Result<ExitCode, Box<dyn Error>> {
             .map_err(|error| format!("cannot copy {}: {error}", packed.join(table).display()))?;
     }
 
-    println!("1. All 32 recorded events of the SST-1M camera, once: every checksum compared, the camera's");
-    println!("   trigger computed in card memory and compared with what the camera's own trigger decided.\n");
+    println!(
+        "1. Build the 32 recorded events of the SST-1M camera once. Check every checksum, compute the camera's"
+    );
+    println!("   trigger in card memory, and compare it with the recorded trigger decisions.\n");
     let first = Pass { name: "camera", replay: 1, batch: 2, slots: 3, verify: true, keep: 32 };
     let (setup, report) = first.run(&out)?;
     let compared = report.trigger.as_ref().map_or(0, |trigger| trigger.compared);
     if report.derived().success && compared != DECISIONS {
-        return Err(format!("{compared} decisions were compared, not {DECISIONS}").into());
+        return Err(format!("{compared} decisions were compared, expected {DECISIONS}").into());
     }
     if !report.derived().success {
         return Ok(evb::exit_code(&report));
     }
     let display = draw_brightest(&setup, &data, &out)?;
 
-    println!("\n2. The same events {} times under running numbers, for throughput.\n", options.replay);
+    println!(
+        "\n2. Build the events {} times with consecutive event numbers, for throughput.\n",
+        options.replay
+    );
     let second = Pass { name: "replay", replay: options.replay, batch: 32, slots: 8, verify: false, keep: 0 };
     let (_, replayed) = second.run(&out)?;
     let rate = out.join("replay.svg");
     save(&rate, &throughput::draw(&replayed))?;
 
     println!("\nresults in {}", out.display());
-    println!("  camera.bu0.h5, camera.bu1.h5  the accepted events (docs/output.md)");
-    println!("  camera.json, replay.json      the tables above for programs");
-    println!("  {}  one accepted event, its triggered patches outlined", file_name(&display));
+    println!("  camera.bu0.h5, camera.bu1.h5  accepted events (docs/output.md)");
+    println!("  camera.json, replay.json      reports of the two runs");
+    println!("  {}  an accepted event with its triggered patches", file_name(&display));
     println!("  {}  throughput over time", file_name(&rate));
     println!(
-        "  camera.toml, replay.toml      the configurations: millstream evb run {}",
+        "  camera.toml, replay.toml      configurations for: millstream evb run {}",
         out.join("camera.toml").display()
     );
     Ok(evb::exit_code(&replayed))
@@ -72,7 +75,7 @@ fn file_name(path: &Path) -> String {
     format!("{:28}", path.file_name().unwrap_or_default().to_string_lossy())
 }
 
-/// The data of a checkout: from the working folder, or from above `target/release/millstream`.
+/// The data of a checkout: searched upwards from the working directory and from the program.
 pub(crate) fn find_data() -> Option<PathBuf> {
     let here = std::env::current_dir().ok();
     let program = std::env::current_exe().ok();
@@ -130,7 +133,7 @@ impl Pass {
     }
 }
 
-/// Draws the stored event with the most decisions set.
+/// Draws the stored event with the most decision bits set.
 fn draw_brightest(setup: &Setup, data: &Path, out: &Path) -> Result<PathBuf, Box<dyn Error>> {
     let mut best: Option<(usize, u64, Vec<i16>, Vec<Decision>)> = None;
     for bu in 0..setup.builders.len() {

@@ -1,4 +1,4 @@
-//! `millstream devices`.
+//! `millstream devices`: lists RDMA devices.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -18,7 +18,7 @@ pub(crate) fn run(
         let existing: Vec<_> = devices.iter().map(|device| device.name.clone()).collect();
         devices.retain(|device| device.name == *name);
         if devices.is_empty() {
-            return Err(format!("no RDMA device {name:?}; there are: {}", existing.join(", ")).into());
+            return Err(format!("no RDMA device {name:?}; available devices: {}", existing.join(", ")).into());
         }
     }
     if options.json {

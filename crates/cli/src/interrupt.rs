@@ -1,5 +1,5 @@
-//! Ctrl-C and SIGTERM: the first asks a run to stop with its account, the second ends the program.
-//! `timeout` and many shells send the second right behind the first.
+//! Ctrl-C and SIGTERM: the first signal requests the stop of a run, the second ends the program.
+//! `timeout` and many shells send a second signal immediately after the first.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -10,7 +10,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use signal_hook::low_level::{register, unregister};
 
-/// Listens as long as it lives.
+/// Handles signals while it lives.
 pub(crate) struct Interrupt {
     asked: Arc<AtomicBool>,
     handlers: Vec<signal_hook::SigId>,
@@ -21,19 +21,19 @@ impl Interrupt {
         Self::listen_and_leave(b"")
     }
 
-    /// The second signal writes `words` to the standard output before it ends the program.
+    /// On the second signal, writes `words` to standard output before the program ends.
     pub(crate) fn listen_and_leave(words: &'static [u8]) -> io::Result<Self> {
         let asked = Arc::new(AtomicBool::new(false));
         let mut handlers = Vec::new();
         for signal in [SIGINT, SIGTERM] {
-            // In this order: the first signal must not find the flag that it is about to set.
+            // In this order: the first signal must not see the flag that it sets.
             let again = Arc::clone(&asked);
             let leave = move || {
                 if again.load(Ordering::Relaxed) {
                     let _ = rustix::io::write(rustix::stdio::stdout(), words);
                 }
             };
-            // SAFETY: a load and a system call are all that it does, which a signal handler may.
+            // SAFETY: the handler does a load and a system call, which are async-signal-safe.
             handlers.push(unsafe { register(signal, leave) }?);
             handlers.push(flag::register_conditional_default(signal, Arc::clone(&asked))?);
             handlers.push(flag::register(signal, Arc::clone(&asked))?);
@@ -41,7 +41,7 @@ impl Interrupt {
         Ok(Self { asked, handlers })
     }
 
-    /// Whether to go on.
+    /// Whether to continue.
     pub(crate) fn flow(&self) -> ControlFlow<()> {
         if self.asked.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }

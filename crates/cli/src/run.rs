@@ -1,4 +1,4 @@
-//! `millstream run` and `millstream env`: other people's programs on the soft device.
+//! `millstream run` and `millstream env`: run unmodified verbs programs on the soft device.
 
 use std::error::Error;
 use std::ffi::{OsStr, OsString};
@@ -12,27 +12,27 @@ use millstream_rdma::loader;
 use crate::args::{EnvOptions, LinkOptions, PathWord, RunOptions};
 use millstream_link::config::{Faults, LINK_VARIABLE, PCAP_VARIABLE};
 
-/// What answers for the device's files (docs/rdma-cm.md); beside the verbs library.
+/// Preload library that emulates the device's files in sysfs and /dev (docs/rdma-cm.md).
 const PRELOAD: &str = "libmillstream_preload.so";
 
 pub(crate) fn run(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
     let (program, arguments) = options.program.split_first().ok_or("no program given")?;
     let mut command = std::process::Command::new(program);
     command.args(arguments).envs(environment(options.no_preload, &options.link)?);
-    // Only returns if the program cannot be started.
+    // `exec` returns only if the program cannot be started.
     let cause = command.exec();
     Err(format!("cannot start {}: {cause}", program.display()).into())
 }
 
 pub(crate) fn print_environment(options: &EnvOptions) -> Result<ExitCode, Box<dyn Error>> {
     for (name, value) in environment(options.no_preload, &options.link)? {
-        let value = value.to_str().ok_or_else(|| format!("{name} would not be text"))?;
+        let value = value.to_str().ok_or_else(|| format!("the value of {name} is not UTF-8"))?;
         println!("export {name}='{}'", value.replace('\'', "'\\''"));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The variables that put a program on the soft device.
+/// Environment variables for running a program on the soft device.
 fn environment(
     no_preload: bool,
     link: &LinkOptions,
@@ -44,14 +44,14 @@ fn environment(
         if !preload.is_file() {
             return Err(format!("{} is missing (`make lib` builds it)", preload.display()).into());
         }
-        // Last: some libraries insist on being first.
+        // Last, because some libraries must be first.
         variables.push(("LD_PRELOAD", joined(std::env::var_os("LD_PRELOAD"), Some(preload.into()))));
     }
     variables.push(("LD_LIBRARY_PATH", joined(Some(libraries.into()), std::env::var_os("LD_LIBRARY_PATH"))));
     Ok(variables)
 }
 
-/// What says which way packets go, and asks for faults and captures; checked, so that nothing runs without them unnoticed.
+/// Variables for the path, faults and captures. Faults are checked here, because the program ignores invalid ones.
 fn link_variables(link: &LinkOptions) -> Result<Vec<(&'static str, OsString)>, Box<dyn Error>> {
     let fields = [
         ("drop", &link.drop),
@@ -76,7 +76,7 @@ fn link_variables(link: &LinkOptions) -> Result<Vec<(&'static str, OsString)>, B
         variables.push(("MILLSTREAM_PATH", word.get_name().to_owned().into()));
     }
     if let Some(path) = &link.pcap {
-        // The program may change its folder.
+        // An absolute path, because the program may change its directory.
         variables.push((PCAP_VARIABLE, std::path::absolute(path)?.into()));
     }
     Ok(variables)
@@ -93,7 +93,7 @@ pub(crate) fn library_dir() -> Result<PathBuf, Box<dyn Error>> {
     })
 }
 
-/// Two lists of paths as one.
+/// Joins two search paths.
 fn joined(first: Option<OsString>, second: Option<OsString>) -> OsString {
     let parts: Vec<_> = [first, second].into_iter().flatten().filter(|part| !part.is_empty()).collect();
     parts.join(OsStr::new(":"))

@@ -1,4 +1,4 @@
-//! `millstream stream`.
+//! `millstream stream`: checks and unpacks stream files.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -28,7 +28,7 @@ fn check(stream: &Stream) -> Result<(), Box<dyn Error>> {
     stream.verify_payload()?;
     let events = stream.events();
     println!(
-        "{}: {} sources, events {} to {}, {} fragments, {} bytes, every checksum right",
+        "{}: {} sources, events {} to {}, {} fragments, {} bytes, all checksums match",
         stream.path().display(),
         stream.sources().len(),
         events.start,

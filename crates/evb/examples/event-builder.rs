@@ -1,7 +1,7 @@
-//! A whole event builder from the library: `event-builder run CONFIG.toml`.
+//! A complete event builder from the library: `event-builder run CONFIG.toml`.
 //!
-//! It starts itself again for each process of the run; accepted events are only counted, or, with an output
-//! directory, listed in a text file per builder unit.
+//! The program starts itself for each process of the run. Accepted events are counted; with an output directory, each
+//! builder unit lists them in a text file.
 
 use millstream_evb::config::{Config, Setup};
 use millstream_evb::core::BuIndex;
@@ -56,18 +56,18 @@ pub(crate) fn run(config: &Path) -> Result<bool, Box<dyn Error>> {
     Ok(outcome.is_success())
 }
 
-/// Is one process of a run.
+/// Runs one process of a run.
 pub(crate) fn child(words: &[String]) -> Result<bool, Box<dyn Error>> {
     Ok(Child::from_arguments(words)?.run(&list)?)
 }
 
-/// A text file with the numbers and sizes of accepted events.
+/// A text file with number, size and decisions of accepted events.
 struct List {
     path: PathBuf,
     out: BufWriter<File>,
 }
 
-/// The sink of a builder unit.
+/// Makes the sink of a builder unit.
 fn list(setup: &Setup, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, SinkError> {
     let Some(output) = &setup.output else { return Ok(None) };
     std::fs::create_dir_all(&output.directory)?;

@@ -1,13 +1,15 @@
-//! The event builder: readout units push fragments into slots of builder units' landing memory by
-//! one-sided RDMA, and an event manager decides which builder unit takes which batch of events.
+//! Event builder over one-sided RDMA.
 //!
-//! - [`core`]: assignment, credits, completeness, timeouts and the conservation law, as state
-//!   machines that do no I/O and know no clock: the crate `millstream-evb-core`. Start reading there.
-//! - [`config`]: the run's description in TOML, and everything that can be refused before it starts.
-//! - [`process`]: the processes that do what the core says, over verbs.
-//! - [`layout`]: where each source's packet lies in a slot, and each slot in landing memory.
+//! Readout units write fragments into slots in the landing memory of builder units. The event manager assigns each
+//! batch of events to a slot.
 //!
-//! `docs/event-builder.md` describes the configuration and the account that a run ends with.
+//! - [`core`]: assignment, credits, completeness, timeouts and accounting, as state machines without I/O (crate
+//!   `millstream-evb-core`). Start reading there.
+//! - [`config`]: the run configuration in TOML and its checks.
+//! - [`process`]: the processes that run the state machines over verbs.
+//! - [`layout`]: the layout of slots and landing memory.
+//!
+//! `docs/event-builder.md` describes the configuration and the account of a run.
 #![forbid(unsafe_code)]
 
 pub mod config;

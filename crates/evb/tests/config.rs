@@ -123,7 +123,7 @@ fn what_is_not_toml_or_has_unknown_keys_is_refused() {
     assert_eq!(
         refused("batch = 8", "batches = 8"),
         "run.toml:4: unknown field `batches`, expected one of `name`, `replay`, `batch`, `window`, \
-         `max_in_flight`, `shape`, `timeout_ms`, `drain_timeout_ms`, `spin_us`, `listen`, `device`"
+         `max_in_flight`, `traffic_shaping`, `timeout_ms`, `drain_timeout_ms`, `spin_us`, `listen`, `device`"
     );
     assert!(refused("[output]", "[outputs]").starts_with("run.toml:25: unknown field `outputs`"));
     assert!(refused("batch = 8", "batch = \"x\"").starts_with("run.toml:4: invalid type: string \"x\""));
@@ -136,14 +136,23 @@ fn what_is_not_toml_or_has_unknown_keys_is_refused() {
 
 #[test]
 fn numbers_out_of_range_are_refused() {
-    assert_eq!(refused("batch = 8", "batch = 0"), "run.toml:4: run.batch: 0 is not within 1 to 4096");
-    assert_eq!(refused("batch = 8", "batch = 5000"), "run.toml:4: run.batch: 5000 is not within 1 to 4096");
-    assert_eq!(refused("slots = 6", "slots = 0"), "run.toml:19: builder.slots: 0 is not within 1 to 16384");
-    assert!(refused("replay = 3", "replay = 0").starts_with("run.toml:3: run.replay: 0 is not within"));
+    assert_eq!(
+        refused("batch = 8", "batch = 0"),
+        "run.toml:4: run.batch: 0 is out of range: must be 1 to 4096"
+    );
+    assert_eq!(
+        refused("batch = 8", "batch = 5000"),
+        "run.toml:4: run.batch: 5000 is out of range: must be 1 to 4096"
+    );
+    assert_eq!(
+        refused("slots = 6", "slots = 0"),
+        "run.toml:19: builder.slots: 0 is out of range: must be 1 to 16384"
+    );
+    assert!(refused("replay = 3", "replay = 0").starts_with("run.toml:3: run.replay: 0 is out of range"));
     assert!(
         refused("replay = 3", "replay = 9223372036854775807").starts_with("run.toml:3: run.replay: 1844674")
     );
-    assert!(refused("= 700", "= 0").starts_with("run.toml:5: run.timeout_ms: 0 is not within"));
+    assert!(refused("= 700", "= 0").starts_with("run.toml:5: run.timeout_ms: 0 is out of range"));
 }
 
 #[test]
@@ -155,34 +164,39 @@ fn a_run_without_units_is_refused() {
         let rest = WHOLE[end + 2..].find("\n[").map_or(WHOLE.len(), |at| end + 3 + at);
         check(&folder, &format!("{}{}", &WHOLE[..start], &WHOLE[rest..])).unwrap_err()
     };
-    assert_eq!(without("[[readout]]"), "run.toml: readout: there is none, at least one is needed");
-    assert_eq!(without("[[builder]]"), "run.toml: builder: there is none, at least one is needed");
+    assert_eq!(without("[[readout]]"), "run.toml: readout: missing: at least one is required");
+    assert_eq!(without("[[builder]]"), "run.toml: builder: missing: at least one is required");
 }
 
 #[test]
 fn names_and_cards_have_to_fit() {
-    assert_eq!(refused("\"ru2\"", "\"ru1\""), "run.toml:10: readout.name: \"ru1\" is used on line 7 already");
+    assert_eq!(refused("\"ru2\"", "\"ru1\""), "run.toml:10: readout.name: \"ru1\" is already used in line 7");
     assert_eq!(
         refused("\"bu2\"", "\"bu1\""),
-        "run.toml:17: builder.name: \"bu1\" is used on line 13 already"
+        "run.toml:17: builder.name: \"bu1\" is already used in line 13"
     );
-    assert!(refused("\"camera\"", "\"../x\"").starts_with("run.toml:2: run.name: \"../x\" is not a name"));
+    assert!(
+        refused("\"camera\"", "\"../x\"").starts_with("run.toml:2: run.name: \"../x\" is not a valid name")
+    );
     assert_eq!(
         refused("card = \"card0\"", "card = \"card1\""),
-        "run.toml:14: builder.card: \"card1\" is not a card of this run, which has: card0"
+        "run.toml:14: builder.card: no card \"card1\"; defined cards: card0"
     );
     assert_eq!(
         refused("landing = \"host\"", "card = \"card0\""),
-        "run.toml:18: builder.card: \"card0\" is the card of builder unit \"bu1\" already; a card serves one \
-         builder unit"
+        "run.toml:18: builder.card: card \"card0\" is already used by builder unit \"bu1\"; each card \
+         serves one builder unit"
     );
     assert_eq!(
         refused("card = \"card0\"", "landing = \"host\""),
-        "run.toml:21: card: no builder unit lands on this card"
+        "run.toml:21: card: no builder unit uses this card; remove it or set builder.card"
     );
-    assert_eq!(refused("\"host\"", "\"gpu\""), "run.toml:18: builder.landing: \"gpu\" is none of: host");
-    assert!(refused("landing = \"host\"\n", "").starts_with("run.toml:17: builder: needs card = "));
-    assert!(refused("landing =", "card = \"card0\"\nlanding =").contains("on a card or on the host"));
+    assert_eq!(
+        refused("\"host\"", "\"gpu\""),
+        "run.toml:18: builder.landing: unknown value \"gpu\"; valid values: host"
+    );
+    assert!(refused("landing = \"host\"\n", "").starts_with("run.toml:17: builder: set card = "));
+    assert!(refused("landing =", "card = \"card0\"\nlanding =").contains("set either card or landing"));
 }
 
 #[test]
@@ -190,7 +204,7 @@ fn kernels_have_to_fit_their_inputs() {
     let kernel = "kernel = \"cluster7\"\npatches = \"patches.csv\"";
     assert_eq!(
         refused("\"cluster7\"", "\"cluster9\""),
-        "run.toml:23: card.kernel: \"cluster9\" is none of: none, verify, cluster7"
+        "run.toml:23: card.kernel: unknown value \"cluster9\"; valid values: none, verify, cluster7"
     );
     assert!(refused("patches = \"patches.csv\"\n", "").contains("needs patches = \"FILE.csv\""));
     assert_eq!(
@@ -216,7 +230,7 @@ fn memory_that_does_not_hold_the_slots_is_refused() {
     assert_eq!(
         check(&folder, &WHOLE.replace("8MiB", "1MiB")).unwrap_err(),
         format!(
-            "run.toml:22: card.memory: 1 MiB is too small: 4 slots of {slot} B and the kernel's areas need \
+            "run.toml:22: card.memory: 1 MiB is too small: 4 slots of {slot} B and the kernel areas need \
              {needed} B"
         )
     );
@@ -229,14 +243,17 @@ fn memory_that_does_not_hold_the_slots_is_refused() {
 #[test]
 fn inputs_that_do_not_fit_together_are_refused() {
     let error = refused("crate2.mfs", "crate1.mfs");
-    assert_eq!(error, "run.toml:11: readout.input: source 0x100 is in crate1.mfs and in crate1.mfs");
+    assert_eq!(
+        error,
+        "run.toml:11: readout.input: source 0x100 is in both crate1.mfs and crate1.mfs; a source must be in one input only"
+    );
     assert!(refused("crate2.mfs", "none.mfs").starts_with("run.toml:11: readout.input: none.mfs: cannot"));
     assert!(refused("crate2.mfs", "patches.csv").contains("readout.input: patches.csv: "));
 
     let folder = folder();
     stream(&folder.path().join("crate2.mfs"), 100..133, &[(0x20f, 2, 9600), (0x30f, 2, 9600)]);
     let error = check(&folder, WHOLE).unwrap_err();
-    let expected = "run.toml:11: readout.input: crate1.mfs has events 100 to 131, crate2.mfs has 100 to 132";
+    let expected = "run.toml:11: readout.input: events differ: crate1.mfs has events 100 to 131, crate2.mfs has 100 to 132";
     assert_eq!(error, expected);
 
     std::fs::write(folder.path().join("crate2.mfs"), b"MSTREAM\0\x01").unwrap();
@@ -258,7 +275,7 @@ fn the_truth_has_to_fit_and_something_has_to_decide() {
     let setup = check(&folder, &one_builder).unwrap();
     assert_eq!(setup.reference_decisions, Some(folder.path().join("decisions.mfs")));
     let error = check(&folder, &one_builder.replace("decisions.mfs", "crate1.mfs")).unwrap_err();
-    assert!(error.ends_with("the reference_decisions has one source, the decisions"), "{error}");
+    assert!(error.ends_with("the file must have exactly one source, the trigger decisions"), "{error}");
     stream(&folder.path().join("decisions.mfs"), 100..132, &[(0xf00, 3, 2699)]);
     let error = check(&folder, &one_builder).unwrap_err();
     assert!(error.ends_with("source 0xf00 of kind 3 has 32 of 32 events, up to 2699 B"), "{error}");
@@ -279,6 +296,7 @@ fn a_taken_port_and_a_file_for_a_directory_are_refused() {
     let error = refused("directory = \"out\"", "directory = \"patches.csv\"");
     assert!(error.starts_with("run.toml:26: output.directory: patches.csv: "), "{error}");
     assert!(
-        refused("\"hdf5\"", "\"root\"").starts_with("run.toml:28: output.format: \"root\" is none of: hdf5")
+        refused("\"hdf5\"", "\"root\"")
+            .starts_with("run.toml:28: output.format: unknown value \"root\"; valid values: hdf5")
     );
 }

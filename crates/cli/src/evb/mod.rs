@@ -43,12 +43,12 @@ pub(crate) fn run(command: &EvbCommand) -> Result<ExitCode, Box<dyn Error>> {
     }
 }
 
-/// Failed runs are failed commands.
+/// The exit code of a run.
 pub(crate) fn exit_code(report: &RunReport) -> ExitCode {
     if report.derived().success { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Reads and checks a configuration; `replay` overrides what it says.
+/// Reads and checks a configuration. `replay` overrides its value.
 pub(crate) fn load(path: &Path, replay: Option<u64>) -> Result<Setup, Box<dyn Error>> {
     let mut config = Config::load(path)?;
     if let Some(replay) = replay {
@@ -62,7 +62,7 @@ pub(crate) fn run_setup(setup: &Setup) -> Result<RunReport, Box<dyn Error>> {
     launch(setup, None)
 }
 
-/// The same with every process started by `through`.
+/// Runs a checked configuration with each process started by `process_launcher`.
 fn launch(setup: &Setup, process_launcher: Option<&Path>) -> Result<RunReport, Box<dyn Error>> {
     if let Some(output) = &setup.output {
         std::fs::create_dir_all(&output.directory)
@@ -72,14 +72,15 @@ fn launch(setup: &Setup, process_launcher: Option<&Path>) -> Result<RunReport, B
     let progress = Progress::new(&setup.name, setup.plan.events.get());
     let mut usages = Usages::default();
     let mut program =
-        std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
+        std::env::current_exe().map_err(|error| format!("cannot find the path of this program: {error}"))?;
     let mut arguments = ["evb", "unit"].map(OsString::from).to_vec();
     if let Some(process_launcher) = process_launcher {
         arguments.insert(0, std::mem::replace(&mut program, process_launcher.to_owned()).into());
     }
     let launcher = Launcher { program, arguments };
     let bytes_per_event = outcome::payload_per_event(setup);
-    let interrupt = Interrupt::listen().map_err(|error| format!("cannot listen for signals: {error}"))?;
+    let interrupt =
+        Interrupt::listen().map_err(|error| format!("cannot install signal handlers: {error}"))?;
     let result = launcher.run_while(setup, &mut |event| {
         usages.watch(event);
         if let RunEvent::Progress(sample) = event {
@@ -91,14 +92,14 @@ fn launch(setup: &Setup, process_launcher: Option<&Path>) -> Result<RunReport, B
     });
     drop(progress);
     if let Some(output) = &setup.output {
-        // What a killed builder unit was writing is not whole.
+        // Partial files of killed builder units.
         millstream_store::clean_partials(&output.directory)?;
     }
     Ok(outcome::report(setup, &result?, &usages, baseline))
 }
 
-/// What a plain copy reaches here: blocks as long as one source's process of a batch, from memory as
-/// large as an input into memory as large as the slots.
+/// memcpy rate for comparison: blocks as long as one source's part of a batch, from memory as large as an input to
+/// memory as large as the slots.
 fn baseline(setup: &Setup) -> Result<Memcpy, Box<dyn Error>> {
     const TIME: Duration = Duration::from_millis(300);
     let batch = u64::from(setup.plan.batch.get());
@@ -127,7 +128,7 @@ fn write_results(report: &RunReport, options: &EvbRunOptions) -> Result<(), Box<
     Ok(())
 }
 
-/// What a run would take, without starting it.
+/// Prints the units and memory of a run without starting it.
 fn describe(setup: &Setup) {
     let units = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
     println!(
@@ -141,7 +142,7 @@ fn describe(setup: &Setup) {
     );
     for (index, builder) in setup.builders.iter().enumerate() {
         let place = match &builder.landing {
-            LandingTarget::Host => "its own memory".to_owned(),
+            LandingTarget::Host => "host memory".to_owned(),
             LandingTarget::Card(card) => format!("{} of {} B", card.name, card.memory.0),
         };
         println!(
@@ -152,7 +153,7 @@ fn describe(setup: &Setup) {
             setup.landing_bytes(index).0,
         );
     }
-    println!("nothing wrong with it");
+    println!("configuration is valid");
 }
 
 /// The folder of a file.

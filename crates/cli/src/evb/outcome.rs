@@ -1,4 +1,4 @@
-//! From what a run left to what people read.
+//! Converts the outcome of a run to a report.
 
 use millstream_evb::config::{BuilderSetup, KernelSetup, LandingTarget, Setup};
 use millstream_evb::core::account::Tally;
@@ -12,8 +12,7 @@ use millstream_report::{
 
 use super::usage::Usages;
 
-/// Payload of all inputs. Inputs were checked before; one that is gone now counts nothing here and
-/// fails the run elsewhere.
+/// Payload of all inputs. Inputs were checked before; one that cannot be opened now counts 0 here and fails the run.
 pub(super) fn input_bytes(setup: &Setup) -> u64 {
     let payload = |stream: Stream| -> u64 {
         stream
@@ -72,7 +71,7 @@ pub(super) fn report(setup: &Setup, outcome: &RunOutcome, usages: &Usages, memcp
     report
 }
 
-/// Takes the account's numbers; what stopped the run early, if anything did.
+/// Adds the account to the report. Returns why the run stopped early, if it did.
 fn take_account(report: &mut RunReport, account: &Account) -> Option<String> {
     report.events = account.built.events;
     report.fragments = account.built.fragments;
@@ -101,7 +100,7 @@ fn take_account(report: &mut RunReport, account: &Account) -> Option<String> {
     })
 }
 
-/// Accepted events that the configuration does not want stored.
+/// Accepted events beyond the configured maximum to store.
 fn counted_only(setup: &Setup, outcome: &RunOutcome) -> u64 {
     let keep = setup.output.as_ref().map_or(0, |output| output.max_events);
     outcome.totals.iter().flatten().map(|totals| totals.accepted.saturating_sub(keep)).sum()
@@ -176,7 +175,7 @@ fn handled(setup: &Setup, outcome: &RunOutcome, process: &RunProcess) -> [u64; 3
             _ => [0; 3],
         },
         RunProcess::Unit(Unit::Builder(bu)) => builder(bu.index()),
-        // The manager sees batches go by; a card works for its builder unit.
+        // The manager handles no payload; a card handles its builder unit's.
         RunProcess::Unit(Unit::Manager) => [outcome.account.as_ref().map_or(0, |a| a.built.events), 0, 0],
         RunProcess::Card(name) => {
             let of = |b: &BuilderSetup| matches!(&b.landing, LandingTarget::Card(card) if card.name == *name);

@@ -1,4 +1,4 @@
-//! A builder unit's accepted events to an HDF5 file.
+//! Stores a builder unit's accepted events in an HDF5 file.
 
 use std::path::{Path, PathBuf};
 
@@ -11,13 +11,13 @@ use millstream_evb::process::{AcceptedEvent, Sink, SinkError};
 use millstream_fragment::stream::Stream;
 use millstream_store::{Attribute, Event, EventWriter, Input, Options, Run, Source};
 
-/// The file of a builder unit: `RUN.BUILDER.h5` in the run's directory.
+/// The event file of a builder unit: `RUN.BUILDER.h5` in the output directory.
 pub(crate) fn event_file(setup: &Setup, bu: BuIndex) -> Option<PathBuf> {
     let builder = setup.builders.get(bu.index())?;
     Some(setup.output.as_ref()?.directory.join(format!("{}.{}.h5", setup.name, builder.name)))
 }
 
-/// What [`millstream_evb::process::child::Child::run`] makes for a builder unit.
+/// The sink of a builder unit, for [`millstream_evb::process::child::Child::run`].
 pub(crate) fn make(setup: &Setup, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, SinkError> {
     let Some(path) = event_file(setup, bu) else { return Ok(None) };
     let mut inputs = Vec::new();

@@ -1,23 +1,23 @@
-//! What each process of a run used: memory at its highest, and processor time.
+//! Resource usage of each process of a run: peak memory and CPU time.
 
 use std::collections::HashMap;
 
 use millstream_evb::process::launcher::{RunEvent, RunProcess};
 use millstream_report::{Bytes, Seconds};
 
-/// Read from `/proc` with every sign of progress.
+/// Usage read from `/proc` at each event of the run.
 #[derive(Debug, Default)]
 pub(crate) struct Usages {
     pids: HashMap<RunProcess, u32>,
     usages: HashMap<RunProcess, Usage>,
 }
 
-/// What one process used so far.
+/// Usage of one process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Usage {
-    /// Resident pages at their highest, shared ones included.
+    /// Peak resident set, with shared pages.
     pub(crate) peak: Bytes,
-    /// User and system time.
+    /// User and system CPU time.
     pub(crate) cpu: Seconds,
 }
 
@@ -38,17 +38,17 @@ impl Usages {
     }
 }
 
-/// Fields 14 and 15 of `/proc/PID/stat`, in ticks of a hundredth of a second on every Linux.
+/// CPU time from fields 14 and 15 of `/proc/PID/stat`, in ticks of 10 ms.
 fn cpu_time(process: u32) -> Option<Seconds> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name in the second field may hold anything, also spaces and brackets.
+    // The name in the second field may contain spaces and brackets.
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
     let user: u64 = fields.next()?.parse().ok()?;
     let system: u64 = fields.next()?.parse().ok()?;
     Some(Seconds((user + system) as f64 / 100.0))
 }
 
-/// `VmHWM` of `/proc/PID/status`.
+/// Peak resident set from `VmHWM` of `/proc/PID/status`.
 fn high_water_mark(process: u32) -> Option<Bytes> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
@@ -59,7 +59,7 @@ fn high_water_mark(process: u32) -> Option<Bytes> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn this_process_uses_something() {
+    fn usage_of_this_process_is_read() {
         assert!(super::high_water_mark(std::process::id()).is_some_and(|peak| peak.0 > 1 << 16));
         assert!(super::high_water_mark(u32::MAX).is_none());
         let busy = std::time::Instant::now();

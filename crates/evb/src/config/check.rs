@@ -1,4 +1,4 @@
-//! The checks that look at the world, and what comes out of them.
+//! Checks that need the inputs and the host, and the resulting setup.
 
 use super::error::{ConfigError, Problem};
 use super::file::{Builder, Card, Config};
@@ -22,13 +22,13 @@ use toml::Spanned;
 
 const DEFAULT_WINDOW: u64 = 8;
 const DEFAULT_TIMEOUT_MS: u64 = 2000;
-/// Four of these fit into the five seconds within which a failed run has to end.
+/// Stopping has four steps; with this value a failed run ends within five seconds, with margin.
 const DEFAULT_DRAIN_MS: u64 = 500;
-/// About what a wake-up costs.
+/// About the cost of a wake-up.
 const DEFAULT_SPIN: Duration = Duration::from_micros(20);
 const DEFAULT_KEEP: u64 = 10_000;
 
-/// What the inputs have in common, and what each has of its own.
+/// Properties of the inputs.
 struct Inputs {
     first: u64,
     events: u64,
@@ -38,7 +38,7 @@ struct Inputs {
 }
 
 impl Inputs {
-    /// Refuses the stream file `second` if its events are not those of the inputs, of which `first` is one.
+    /// Refuses the stream file `second` if its events differ from those of `first`, which is one of the inputs.
     fn check_events(&self, first: &Path, second: &Path, events: Range<u64>) -> Result<(), Problem> {
         let expected = self.first..self.first + self.events;
         if events == expected {
@@ -54,13 +54,12 @@ impl Inputs {
 }
 
 impl Config {
-    /// Checks everything that can be wrong before a run starts, and makes it ready to start.
+    /// Checks everything that can be checked before a run starts, and returns the setup of the run.
     ///
-    /// The inputs are opened and checked, though not their payload; the address to listen on is tried.
-    /// Nothing is created.
+    /// Opens the inputs and checks them, except their payload. Binds the listen address and releases it. Creates nothing.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first problem.
     pub fn check(&self) -> Result<Setup, ConfigError> {
         let tables = &self.tables;
         let run = &tables.run;
@@ -98,11 +97,11 @@ impl Config {
         })
     }
 
-    /// A path of the file as seen from anywhere.
+    /// Resolves a path of the configuration file.
     fn locate(&self, path: &Path) -> PathBuf {
         let folder = self.path.parent().unwrap_or(Path::new(""));
         let joined = folder.join(path);
-        // Without a current directory the relative path is as good as it gets.
+        // Without a current directory, the relative path is used.
         std::path::absolute(&joined).unwrap_or(joined)
     }
 
@@ -129,7 +128,7 @@ impl Config {
             let limit = Problem::OutOfRange { value: count, least: 1, most: u16::MAX.into() };
             let counted = u16::try_from(count).ok().and_then(NonZeroU16::new);
             inputs.counts.push(counted.ok_or_else(|| refuse(limit))?);
-            // Configurations have as many readout units as people write down.
+            // The number of readout units was checked to fit.
             let readout = RuIndex(index as u16);
             for source in stream.sources() {
                 if let Some(twice) = inputs.sources.iter().find(|known| known.id == source.id()) {
@@ -172,7 +171,7 @@ impl Config {
             sources: inputs.counts.clone(),
             slots: slots.collect::<Result<_, _>>()?,
             window: NonZeroU16::new(u16::try_from(window).unwrap_or(u16::MAX)).unwrap_or(NonZeroU16::MIN),
-            // Whatever the windows allow, if nothing else is said.
+            // Unlimited by default: the windows still apply.
             max_in_flight: u32::try_from(value(&run.max_in_flight, u64::MAX))
                 .ok()
                 .and_then(NonZeroU32::new)
@@ -200,8 +199,9 @@ impl Config {
         let most = u64::from(MAX_SOURCES);
         let sources = inputs.sources.len() as u64;
         if kernel != KernelSetup::None && sources > most {
-            let problem =
-                Problem::Conflict(format!("kernels take up to {most} sources, there are {sources}"));
+            let problem = Problem::Conflict(format!(
+                "a kernel supports up to {most} sources, the inputs have {sources}; use kernel = \"none\""
+            ));
             return Err(self.at(&card.kernel, "card.kernel", problem));
         }
         let memory = Bytes(card.memory.get_ref().0);
@@ -275,7 +275,7 @@ impl Config {
         Ok(BuilderSetup { name, landing: LandingTarget::Card(card.clone()) })
     }
 
-    /// Spins only where every process of the run can have a processor.
+    /// Spins only if every process of the run can have a processor.
     fn spin(&self) -> Duration {
         let tables = &self.tables;
         let processes = 1 + tables.readout.len() + tables.builder.len() + tables.card.len();
@@ -283,7 +283,7 @@ impl Config {
         if processes <= processors { DEFAULT_SPIN } else { Duration::ZERO }
     }
 
-    /// Tries the address, and lets it go again.
+    /// Binds the address and releases it.
     fn listen(&self) -> Result<String, ConfigError> {
         let given = self.tables.run.listen.as_ref();
         let address = given.map_or("127.0.0.1:0", |listen| listen.get_ref().as_str()).to_owned();
@@ -330,14 +330,14 @@ impl Config {
         inputs.check_events(&first.unwrap_or_default(), &path, stream.events()).map_err(refuse)?;
         let mut sources = stream.sources();
         let (Some(source), None) = (sources.next(), sources.next()) else {
-            return Err(conflict("the reference_decisions has one source, the decisions"));
+            return Err(conflict("the file must have exactly one source, the trigger decisions"));
         };
         let all_there = source.len() as u64 == inputs.events;
         let decisions = source.kind() == TRIGGER_DECISIONS
             && source.fragments().all(|fragment| fragment.payload.len() == DECISION_BYTES);
         if !all_there || !decisions {
             return Err(refuse(Problem::Conflict(format!(
-                "the reference_decisions has {DECISION_BYTES} B of kind {} for every event; {} of kind {} has {} \
+                "the file must have {DECISION_BYTES} B of kind {} for every event; {} of kind {} has {} \
                  of {} events, up to {} B",
                 TRIGGER_DECISIONS.0,
                 source.id(),
@@ -361,7 +361,7 @@ impl Config {
         };
         if !builders.iter().all(decides) {
             return Err(conflict(
-                "every builder unit needs a card with kernel \"cluster7\" to compare with it",
+                "every builder unit needs a card with kernel \"cluster7\" for the comparison",
             ));
         }
         Ok(Some(path))

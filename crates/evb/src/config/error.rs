@@ -1,146 +1,146 @@
-//! What is wrong with a configuration, and where.
+//! Errors of a configuration, with file, line and field.
 
 use millstream_fragment::SourceId;
 use std::fmt;
 use std::path::PathBuf;
 
-/// A configuration that is refused: `FILE:LINE: FIELD: what is wrong`.
+/// A configuration that is refused: `FILE:LINE: FIELD: problem`.
 #[derive(Debug)]
 pub struct ConfigError {
     /// The configuration file.
     pub file: PathBuf,
-    /// The line, counted from 1; none if it is not about one line.
+    /// The line, counted from 1; `None` if the problem is not in one line.
     pub line: Option<usize>,
-    /// The field, for example `card.memory`; empty if it is not about one field.
+    /// The field, for example `card.memory`; empty if the problem is not in one field.
     pub field: String,
-    /// What is wrong, with the offending value.
+    /// The problem, with the value.
     pub problem: Box<Problem>,
 }
 
-/// What is wrong.
+/// The problem.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Problem {
-    /// The configuration cannot be read.
+    /// The file cannot be read.
     #[error("cannot read: {0}")]
     Unreadable(std::io::Error),
     /// Not TOML, an unknown key, a missing key or a value of the wrong type.
     #[error("{0}")]
     Syntax(String),
     /// A number out of range.
-    #[error("{value} is not within {least} to {most}")]
+    #[error("{value} is out of range: must be {least} to {most}")]
     OutOfRange {
         /// The number.
         value: u64,
-        /// The least possible.
+        /// The smallest valid value.
         least: u64,
-        /// The most possible.
+        /// The largest valid value.
         most: u64,
     },
-    /// Nothing of a kind that is needed.
-    #[error("there is none, at least one is needed")]
+    /// A required table is missing.
+    #[error("missing: at least one is required")]
     None,
-    /// A name that cannot be one.
-    #[error("{0:?} is not a name: expected 1 to 24 letters, digits, dots, dashes and underscores")]
+    /// An invalid name.
+    #[error("{0:?} is not a valid name: use 1 to 24 letters, digits, dots, dashes and underscores")]
     BadName(String),
-    /// A name used twice.
-    #[error("{name:?} is used on line {first} already")]
+    /// A duplicate name.
+    #[error("{name:?} is already used in line {first}")]
     DuplicateName {
         /// The name.
         name: String,
-        /// Where it is used first.
+        /// The line of its first use.
         first: usize,
     },
-    /// A card that is not defined.
-    #[error("{name:?} is not a card of this run, which has: {}", .known.join(", "))]
+    /// A reference to an undefined card.
+    #[error("no card {name:?}; defined cards: {}", .known.join(", "))]
     UnknownCard {
         /// The name.
         name: String,
-        /// The cards that there are.
+        /// The defined cards.
         known: Vec<String>,
     },
     /// Two builder units on one card.
-    #[error("{card:?} is the card of builder unit {first:?} already; a card serves one builder unit")]
+    #[error("card {card:?} is already used by builder unit {first:?}; each card serves one builder unit")]
     CardTaken {
         /// The card.
         card: String,
-        /// Who has it.
+        /// The builder unit that uses it.
         first: String,
     },
-    /// Settings that exclude each other, or one that lacks another.
+    /// Settings that exclude each other, or a setting that requires another one.
     #[error("{0}")]
     Conflict(String),
-    /// A value that is not among the possible ones.
-    #[error("{value:?} is none of: {}", .known.join(", "))]
+    /// An unknown value.
+    #[error("unknown value {value:?}; valid values: {}", .known.join(", "))]
     UnknownValue {
         /// The value.
         value: String,
-        /// The possible ones.
+        /// The valid values.
         known: &'static [&'static str],
     },
-    /// An input that is refused; the error names the file and what is wrong with it.
+    /// An input that is refused; the error names the file and the problem.
     #[error(transparent)]
     Input(#[from] millstream_fragment::stream::ReadError),
-    /// The same source in two inputs.
-    #[error("{id} is in {} and in {}", .first.display(), .second.display())]
+    /// One source in two inputs.
+    #[error("{id} is in both {} and {}; a source must be in one input only", .first.display(), .second.display())]
     DuplicateSource {
         /// The source.
         id: SourceId,
-        /// One file.
+        /// The first file.
         first: PathBuf,
-        /// The other.
+        /// The second file.
         second: PathBuf,
     },
-    /// Inputs that do not belong together.
+    /// Inputs with different events.
     #[error(
-        "{} has events {} to {}, {} has {} to {}",
+        "events differ: {} has events {} to {}, {} has {} to {}",
         .first.display(), .first_events.0, .first_events.1, .second.display(), .second_events.0, .second_events.1
     )]
     DifferentEvents {
-        /// One file.
+        /// The first file.
         first: PathBuf,
         /// Its first and last event.
         first_events: (u64, u64),
-        /// The other file.
+        /// The second file.
         second: PathBuf,
         /// Its first and last event.
         second_events: (u64, u64),
     },
-    /// A source whose packets would be too long.
+    /// A source whose packets would exceed the format's limit.
     #[error(transparent)]
     PacketTooLong(#[from] crate::layout::PacketTooLong),
-    /// A card's memory does not hold the slots.
-    #[error("{memory} is too small: {slots} slots of {slot} B and the kernel's areas need {needed} B")]
+    /// A card's memory is too small.
+    #[error("{memory} is too small: {slots} slots of {slot} B and the kernel areas need {needed} B")]
     MemoryTooSmall {
-        /// What the card has.
+        /// The card's memory.
         memory: super::Size,
-        /// Slots of its builder unit.
+        /// Slots of the builder unit.
         slots: u16,
-        /// Size of one, in bytes.
+        /// Size of a slot, in bytes.
         slot: u64,
-        /// What is needed, in bytes.
+        /// Required size, in bytes.
         needed: u64,
     },
-    /// The run's numbers do not fit their types.
+    /// A parameter of the run is out of range.
     #[error(transparent)]
     Plan(#[from] crate::core::plan::PlanError),
-    /// The trigger's geometry is refused; the error names the file and line.
+    /// The camera geometry is refused; the error names the file and line.
     #[error(transparent)]
     Geometry(#[from] millstream_camera::TableError),
-    /// The address to listen on is taken, or is none.
+    /// The listen address cannot be bound.
     #[error("cannot listen on {address:?}: {cause}")]
     Listen {
         /// The address.
         address: String,
-        /// Why.
+        /// The cause.
         cause: std::io::Error,
     },
-    /// The output directory cannot be one.
+    /// The output directory cannot be used.
     #[error("{}: {cause}", .path.display())]
     Directory {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         cause: std::io::Error,
     },
 }
@@ -160,7 +160,7 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        // The problem is shown as part of this error; what is behind it comes next.
+        // Display shows the problem; its source comes next.
         self.problem.source()
     }
 }

@@ -1,4 +1,4 @@
-//! The file as it is written, and the checks that need nothing but the file.
+//! The configuration file, and the checks that need only the file.
 
 use super::error::{ConfigError, Problem};
 use super::size::Size;
@@ -8,20 +8,20 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use toml::Spanned;
 
-/// The most events of a batch: what a kernel takes in one command.
+/// Maximum events per batch: the limit of one kernel command.
 const MAX_BATCH: u64 = millstream_card::kernel::slot::MAX_EVENTS as u64;
-/// The most slots of a builder unit: more than that is a mistake, not a buffer.
+/// Maximum slots of a builder unit.
 const MAX_SLOTS: u64 = 16_384;
-/// The longest time-out that can be set, in ms.
+/// Maximum timeout, in ms.
 const MAX_MILLISECONDS: u64 = 600_000;
-/// The longest look for work before blocking that can be set, in µs.
+/// Maximum spin time, in µs.
 const MAX_SPIN: u64 = 1_000_000;
 
-/// A configuration that was read and is consistent in itself.
+/// A configuration that was read and is consistent.
 #[derive(Debug)]
 pub struct Config {
     pub(super) path: PathBuf,
-    /// Byte offsets at which lines start.
+    /// Byte offset of each line.
     lines: Vec<usize>,
     pub(super) tables: Tables,
 }
@@ -101,7 +101,7 @@ impl Config {
     /// Reads a configuration.
     ///
     /// # Errors
-    /// Names the line and the field that is wrong.
+    /// The line and the field with the problem.
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
         let text = std::fs::read_to_string(path).map_err(|cause| ConfigError {
             file: path.to_owned(),
@@ -112,7 +112,7 @@ impl Config {
         Config::parse(path, &text)
     }
 
-    /// Reads the text of a configuration; `path` names it, and relative paths in it count from there.
+    /// Parses the text of a configuration. `path` names it in errors; relative paths in it start there.
     ///
     /// # Errors
     /// As [`Config::load`].
@@ -130,13 +130,13 @@ impl Config {
         Ok(config)
     }
 
-    /// Passes over the inputs, instead of what the file says; checked with everything else.
+    /// Overrides `run.replay`. The value is checked with the others.
     pub fn set_replay(&mut self, passes: u64) {
         let span = self.tables.run.replay.as_ref().map_or(0..0, Spanned::span);
         self.tables.run.replay = Some(Spanned::new(span, passes));
     }
 
-    /// An error about a value of the file.
+    /// An error in a value of the file.
     pub(super) fn at<T>(&self, value: &Spanned<T>, field: &str, problem: impl Into<Problem>) -> ConfigError {
         let line = Some(line_at(&self.lines, value.span().start));
         ConfigError {
@@ -147,7 +147,7 @@ impl Config {
         }
     }
 
-    /// An error about the file as a whole, or about what it lacks.
+    /// An error in the file as a whole, or a missing part.
     pub(super) fn about(&self, field: &str, problem: impl Into<Problem>) -> ConfigError {
         ConfigError {
             file: self.path.clone(),
@@ -218,7 +218,7 @@ impl Config {
         Err(self.at(value, field, problem))
     }
 
-    /// Names become parts of file names and of cards' addresses.
+    /// Names are used in file names and in socket names of cards.
     fn check_name(&self, field: &str, name: &Spanned<String>) -> Result<(), ConfigError> {
         let text = name.get_ref();
         let legal = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
@@ -246,7 +246,7 @@ impl Config {
         Ok(())
     }
 
-    /// Every builder unit lands somewhere, and every card serves one of them.
+    /// Checks that every builder unit has a landing target, and every card a builder unit.
     fn check_landing(&self) -> Result<(), ConfigError> {
         let Tables { builder, card, .. } = &self.tables;
         let mut taken: HashMap<&str, &str> = HashMap::new();
@@ -258,11 +258,11 @@ impl Config {
                     continue;
                 }
                 (Some(_), Some(landing)) => {
-                    let problem = Problem::Conflict("a builder unit lands on a card or on the host".into());
+                    let problem = Problem::Conflict("set either card or landing, not both".into());
                     return Err(self.at(landing, "builder.landing", problem));
                 }
                 (None, None) => {
-                    let problem = Problem::Conflict("needs card = \"NAME\" or landing = \"host\"".into());
+                    let problem = Problem::Conflict("set card = \"NAME\" or landing = \"host\"".into());
                     return Err(self.at(&unit.name, "builder", problem));
                 }
             };
@@ -278,7 +278,8 @@ impl Config {
         }
         match card.iter().find(|card| !taken.contains_key(card.name.get_ref().as_str())) {
             Some(idle) => {
-                let problem = Problem::Conflict("no builder unit lands on this card".into());
+                let problem =
+                    Problem::Conflict("no builder unit uses this card; remove it or set builder.card".into());
                 Err(self.at(&idle.name, "card", problem))
             }
             None => Ok(()),
@@ -313,7 +314,7 @@ impl Config {
     }
 }
 
-/// The line, counted from 1, that has the byte at `offset`.
+/// The line, counted from 1, of the byte at `offset`.
 fn line_at(lines: &[usize], offset: usize) -> usize {
     lines.partition_point(|&start| start <= offset)
 }

@@ -1,10 +1,10 @@
-//! The description of a run, in TOML, and everything that can be refused before it starts.
+//! Run configuration in TOML, and its checks.
 //!
-//! [`Config::load`] reads the file: syntax, unknown keys, numbers out of range, names used twice or
-//! not defined. [`Config::check`] looks at the world: inputs, sizes, the port. What comes out of it is
-//! a [`Setup`], from which all units work. Every error names the file, the line, the field and the value.
+//! [`Config::load`] reads the file and checks syntax, keys, ranges and names. [`Config::check`] checks the inputs,
+//! the sizes and the listen address, and returns the [`Setup`] for all units. Every error names the file, the line,
+//! the field and the value.
 //!
-//! `docs/event-builder.md` lists all fields; relative paths count from the configuration file.
+//! `docs/event-builder.md` lists all keys. Relative paths start at the configuration file.
 
 mod check;
 mod error;

@@ -1,4 +1,4 @@
-//! A run that can be started: what all units get to know of the configuration and the inputs.
+//! A checked run: the parameters of all units.
 
 use crate::core::{Bytes, EventNumber, Plan};
 use crate::layout::{KernelAreas, SlotLayout, landing_bytes};
@@ -6,36 +6,35 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// A run that can be started. The manager hands it to every unit at wire-up.
+/// A checked run. The manager sends it to every unit at wire-up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Setup {
     /// Name of the run.
     pub name: String,
-    /// Tells this run's cards from those of other runs on the same hosts; the run's name, unless whoever
-    /// starts the units says otherwise.
+    /// Distinguishes the cards of this run from those of other runs on the same host. The run's name by default; the
+    /// launcher adds its process id.
     pub instance: String,
-    /// How long to look for work before blocking: worth as much as a wake-up costs where every unit has a
-    /// processor, and nothing where units share one.
+    /// How long to poll before blocking.
     pub spin: Duration,
     /// The RDMA device to use: `auto`, `hardware`, `soft` or a device's name.
     pub device: String,
     /// Where the manager listens.
     pub listen: String,
-    /// What the state machines work from.
+    /// Parameters of the state machines.
     pub plan: Plan,
-    /// The places of the sources in a slot.
+    /// Layout of a slot.
     pub layout: SlotLayout,
     /// Number of the inputs' first event.
     pub file_first: EventNumber,
-    /// Events of the inputs; a replay repeats them under running numbers.
+    /// Number of events of the inputs. A replay repeats them under consecutive numbers.
     pub file_events: u64,
     /// The readout units.
     pub readouts: Vec<ReadoutSetup>,
     /// The builder units.
     pub builders: Vec<BuilderSetup>,
-    /// Where accepted events go; none: nowhere.
+    /// Where accepted events are stored; `None` if they are only counted.
     pub output: Option<OutputSetup>,
-    /// Stream file with the decisions that the kernels have to reproduce.
+    /// Stream file with reference trigger decisions for the kernels' results.
     pub reference_decisions: Option<PathBuf>,
 }
 
@@ -53,15 +52,15 @@ pub struct ReadoutSetup {
 pub struct BuilderSetup {
     /// Its name.
     pub name: String,
-    /// Where its events land.
+    /// The target of the readout units' writes.
     pub landing: LandingTarget,
 }
 
-/// Where events land.
+/// Where a builder unit's landing memory is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LandingTarget {
-    /// In the builder unit's own memory.
+    /// In host memory.
     Host,
     /// In a card's memory.
     Card(CardSetup),
@@ -72,44 +71,44 @@ pub enum LandingTarget {
 pub struct CardSetup {
     /// Its name in the configuration.
     pub name: String,
-    /// Its memory, one bank.
+    /// Size of its memory, one bank.
     pub memory: Bytes,
-    /// What it computes.
+    /// Its kernel.
     pub kernel: KernelSetup,
 }
 
-/// What a card computes on each batch.
+/// The kernel that a card runs on each batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KernelSetup {
-    /// Nothing: it is memory.
+    /// None: the card is used as memory.
     None,
-    /// Whether all fragments are there and intact.
+    /// Checks presence and checksum of all fragments.
     Verify,
     /// The camera's trigger.
     Cluster7 {
-        /// A decision bit is set where the sum of a cluster exceeds this.
+        /// A decision bit is set if the sum of a cluster exceeds this.
         threshold: u32,
-        /// Whether it checks all fragments as [`KernelSetup::Verify`] does.
+        /// Whether it also checks all fragments as [`KernelSetup::Verify`] does.
         verify: bool,
-        /// Sources with the traces of crates 1, 2 and 3.
+        /// Sources with the trigger traces of crates 1, 2 and 3.
         traces: [u32; 3],
         /// The camera's `patches.csv`.
         patches: PathBuf,
     },
 }
 
-/// Where accepted events go.
+/// Storage of accepted events.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutputSetup {
     /// The directory.
     pub directory: PathBuf,
-    /// The most events that each builder unit stores; further accepted ones are counted only.
+    /// Maximum number of events that each builder unit stores; further accepted events are only counted.
     pub max_events: u64,
 }
 
 impl Setup {
-    /// The kernel areas of a builder unit's card, if it runs a kernel.
+    /// Kernel areas of a builder unit's card; `None` without a kernel.
     pub fn kernel_areas(&self, builder: usize) -> Option<KernelAreas> {
         match &self.builders[builder].landing {
             LandingTarget::Host | LandingTarget::Card(CardSetup { kernel: KernelSetup::None, .. }) => None,
@@ -120,7 +119,7 @@ impl Setup {
         }
     }
 
-    /// Landing memory that a builder unit needs: `slots × slot size + kernel areas`.
+    /// Size of a builder unit's landing memory: `slots × slot size + kernel areas`.
     pub fn landing_bytes(&self, builder: usize) -> Bytes {
         let slots = self.plan.slots[builder].get();
         landing_bytes(&self.layout, slots, self.kernel_areas(builder).as_ref())

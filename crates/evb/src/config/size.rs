@@ -1,19 +1,19 @@
-//! Sizes as people write them: `4096`, `"64KiB"`, `"256 MiB"`, `"1GiB"`.
+//! Sizes with binary units: `4096`, `"64KiB"`, `"256 MiB"`, `"1GiB"`.
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 use std::fmt;
 use std::str::FromStr;
 
-/// An amount of memory, in bytes.
+/// A memory size, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Size(pub u64);
 
 const UNITS: [(&str, u64); 5] = [("", 1), ("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
 
-/// Text that is no size.
+/// Text that is not a size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a size: expected a number of bytes, or one with KiB, MiB or GiB")]
+#[error("{0:?} is not a size: use a number of bytes, or a number with KiB, MiB or GiB")]
 pub struct NotASize(String);
 
 impl FromStr for Size {
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_and_shown() {
+    fn sizes_are_parsed_and_printed() {
         let read = |text: &str| text.parse::<Size>().map(|size| (size.0, size.to_string()));
         assert_eq!(read("4096"), Ok((4096, "4 KiB".to_owned())));
         assert_eq!(read("100B"), Ok((100, "100 B".to_owned())));
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_refused() {
+    fn invalid_sizes_are_refused() {
         for text in ["", "MiB", "-1", "1.5GiB", "10MB", "99999999999GiB", "12 34"] {
             assert!(text.parse::<Size>().is_err(), "{text}");
         }

@@ -1,4 +1,4 @@
-//! An emulated card's process.
+//! Process of an emulated card.
 
 use super::ProcessError;
 use super::error::IoContext;
@@ -9,26 +9,26 @@ use millstream_card::{CardName, Config, Lifetime, serve};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-/// Banks are whole pages.
+/// Banks are multiples of a page.
 const PAGE: u64 = 4096;
 
-/// The name under which a run's card is found on its host.
+/// Name of a run's card on its host.
 ///
 /// # Errors
-/// A name that no card can have; a checked configuration makes none.
+/// The name is invalid; a checked configuration has none.
 pub(super) fn name(setup: &Setup, card: &CardSetup) -> Result<CardName, ProcessError> {
     format!("{}.{}", setup.instance, card.name).parse().map_err(|error| unfit(&card.name, format!("{error}")))
 }
 
-/// A card that is not what is needed.
+/// Error: a card does not meet the run's requirements.
 pub(super) fn unfit(card: &str, what: impl Into<String>) -> ProcessError {
     ProcessError::CardUnfit { card: card.to_owned(), what: what.into() }
 }
 
-/// Serves a card until standard input ends, which is when its launcher does.
+/// Serves a card until standard input ends, which is when the launcher ends.
 ///
 /// # Errors
-/// The card cannot be served: its name is taken, or there is no memory.
+/// The card cannot be served: its name is in use, or there is not enough memory.
 pub fn run(name: &CardName, memory: Bytes, spin: Duration) -> Result<(), ProcessError> {
     let launcher = std::io::stdin().as_fd().try_clone_to_owned().context("watch standard input")?;
     let bytes = memory.0.next_multiple_of(PAGE);

@@ -1,8 +1,8 @@
-//! One process of a run as a child of a launcher: how it is message what to be, and what it tells.
+//! A process of a run as a child of the launcher.
 //!
-//! A child gets what it is as words ([`Child::to_arguments`]), the manager also the setup as the first line
-//! of standard input. It tells what happens as lines of JSON ([`ChildMessage`]) on standard output, and errors in
-//! words on standard error. The end of its standard input is the end of its launcher.
+//! The launcher passes the role as arguments ([`Child::to_arguments`]). The manager also reads the setup from the
+//! first line of standard input. A child writes [`ChildMessage`]s to standard output, one line of JSON each, and
+//! errors to standard error. End of file on standard input means that the launcher ended.
 
 use super::builder::{self, BuilderEnd};
 use super::error::IoContext;
@@ -18,62 +18,62 @@ use std::io::{BufRead, Write};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-/// What a process of a run is.
+/// The role of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Child {
     /// The event manager.
     Manager,
     /// A readout unit.
     Readout {
-        /// Which.
+        /// Its index.
         index: RuIndex,
-        /// Where the manager listens.
+        /// The manager's address.
         manager: String,
     },
     /// A builder unit.
     Builder {
-        /// Which.
+        /// Its index.
         index: BuIndex,
-        /// Where the manager listens.
+        /// The manager's address.
         manager: String,
     },
     /// An emulated card.
     Card {
         /// Its name on this host.
         name: CardName,
-        /// Its memory.
+        /// Size of its memory.
         memory: Bytes,
-        /// How long it looks for commands before it sleeps.
+        /// How long it polls for commands before it blocks.
         spin: Duration,
     },
 }
 
-/// A line that a child tells its launcher.
+/// A message of a child to the launcher.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ChildMessage {
-    /// From the manager.
+    /// An event of the manager.
     Manager(ManagerEvent),
-    /// The process could not do its work.
+    /// The process failed.
     Failed {
-        /// Why.
+        /// The error.
         reason: String,
-        /// Whether that only tells that another process is in trouble.
+        /// Whether the error is a consequence of another process's failure.
         is_secondary: bool,
     },
-    /// The end of a readout unit.
+    /// Final report of a readout unit.
     Readout(ReadoutReport),
-    /// The end of a builder unit.
+    /// End of a builder unit.
     Builder {
-        /// Its report.
+        /// Its report and statistics.
         end: Box<BuilderEnd>,
-        /// What its sink has to tell people.
+        /// Result of its sink, such as a file name.
         sink: Option<String>,
     },
 }
 
 impl Child {
-    /// As words of a command line.
+    /// Encodes the role as command-line arguments.
     pub fn to_arguments(&self) -> Vec<String> {
         match self {
             Child::Manager => vec!["manager".to_owned()],
@@ -90,10 +90,10 @@ impl Child {
         }
     }
 
-    /// From the words of a command line.
+    /// Decodes the role from command-line arguments.
     ///
     /// # Errors
-    /// Shows the words if they are none of a child.
+    /// The arguments, if they are not a role.
     pub fn from_arguments(words: &[String]) -> Result<Child, ProcessError> {
         let bad = || ProcessError::Arguments(words.to_vec());
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -116,10 +116,10 @@ impl Child {
         }
     }
 
-    /// Is that process, to its end. Returns whether all went as it should.
+    /// Runs the process to its end. Returns whether the run succeeded.
     ///
     /// # Errors
-    /// The process could not do its work.
+    /// The process failed.
     pub fn run(&self, make_sink: &MakeSink<'_>) -> Result<bool, ProcessError> {
         self.run_role(make_sink).inspect_err(|error| {
             send_to_parent(&ChildMessage::Failed {
@@ -156,14 +156,14 @@ impl Child {
     }
 }
 
-/// The first line of standard input; nothing behind it is taken, so that its end can be watched.
+/// Reads the first line of standard input. Reads nothing behind it, so that its end can be polled.
 fn read_setup() -> Result<Setup, ProcessError> {
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line).context("read the setup")?;
     serde_json::from_str(&line).map_err(std::io::Error::from).context("read the setup")
 }
 
-/// A launcher that is gone hears nothing; the end of standard input tells of it.
+/// Errors are ignored: a launcher that ended needs no messages.
 fn send_to_parent(message: &ChildMessage) {
     if let Ok(mut line) = serde_json::to_vec(message) {
         line.push(b'\n');

@@ -1,25 +1,25 @@
-//! The clock of a process, as the core sees it.
+//! Monotonic clock of a process, in the core's unit.
 
 use crate::core::Nanos;
 use millstream_rdma::Deadline;
 use std::time::{Duration, Instant};
 
-/// Nanoseconds since this clock was made.
+/// Nanoseconds since this clock was started.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MonotonicClock(Instant);
 
 impl MonotonicClock {
-    /// A clock that shows zero.
+    /// Starts a clock at zero.
     pub(super) fn start() -> MonotonicClock {
         MonotonicClock(Instant::now())
     }
 
-    /// What it shows.
+    /// The current time.
     pub(super) fn now(self) -> Nanos {
         Nanos(0) + self.0.elapsed()
     }
 
-    /// When it will show `at`; never if there is no such time.
+    /// The deadline at time `at`; never for `None`.
     pub(super) fn deadline(self, at: Option<Nanos>) -> Deadline {
         let instant = at.and_then(|at| self.0.checked_add(Duration::from_nanos(at.0)));
         instant.map_or(Deadline::NEVER, Deadline::at)

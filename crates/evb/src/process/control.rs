@@ -1,21 +1,21 @@
-//! A control connection: the core's messages over crate `rdma`'s messenger.
+//! Control connection: the core's messages over [`Messenger`].
 //!
-//! The messenger's memory is bounded. What does not fit waits here, in a queue that is bounded by the
-//! core: the manager has at most one assignment per credit outstanding, a builder unit one report per slot.
+//! The messenger's memory is bounded. Messages that do not fit wait in a backlog. The core bounds the backlog: the
+//! manager has at most one assignment per credit outstanding, a builder unit one report per slot.
 
 use crate::core::Message;
 use millstream_rdma::Completion;
 use millstream_rdma::message::{MessageError, Messenger};
 use std::collections::VecDeque;
 
-/// What came of a look at a control connection.
+/// Result of [`Control::receive`].
 #[derive(Debug)]
 pub(super) enum Received {
     /// A message.
     Message(Message),
-    /// Bytes that are none.
+    /// Bytes that do not decode.
     Malformed,
-    /// Nothing now.
+    /// No message.
     Nothing,
 }
 
@@ -24,7 +24,7 @@ pub(super) enum Received {
 pub(super) struct Control {
     messenger: Messenger,
     backlog: VecDeque<Message>,
-    /// The connection has failed; the TCP stream will tell why, or the core's timers act.
+    /// The connection failed. The TCP stream's end shows the cause, or the core's timers expire.
     failed: bool,
 }
 
@@ -33,12 +33,12 @@ impl Control {
         Control { messenger, backlog: VecDeque::new(), failed: false }
     }
 
-    /// Number of the queue pair.
+    /// The queue pair number.
     pub(super) fn qpn(&self) -> millstream_rdma::Qpn {
         self.messenger.qpn()
     }
 
-    /// Adds a message; it goes with the next [`flush`](Self::flush).
+    /// Queues a message; [`flush`](Self::flush) sends it.
     pub(super) fn send(&mut self, message: Message) {
         if self.failed || (self.backlog.is_empty() && self.try_send(&message)) {
             return;
@@ -46,7 +46,7 @@ impl Control {
         self.backlog.push_back(message);
     }
 
-    /// Lets messages go.
+    /// Sends queued messages.
     pub(super) fn flush(&mut self) {
         while !self.failed
             && let Some(message) = self.backlog.front()
@@ -63,7 +63,7 @@ impl Control {
         }
     }
 
-    /// Polls the connection's own completion queue; returns whether there was anything.
+    /// Polls the connection's own completion queue. Returns whether there was a completion.
     pub(super) fn progress(&mut self) -> bool {
         if self.failed {
             return false;
@@ -72,7 +72,7 @@ impl Control {
         self.note(progress).unwrap_or(true)
     }
 
-    /// Takes a completion of a shared queue. Call [`flush`](Self::flush) after the last.
+    /// Handles a completion of a shared queue. Call [`flush`](Self::flush) after the last.
     pub(super) fn handle(&mut self, completion: &Completion) {
         let handled = self.messenger.handle(completion);
         self.note(handled);
@@ -90,7 +90,7 @@ impl Control {
         }
     }
 
-    /// False if there is no room now. A message to a connection that has failed is as good as sent.
+    /// False if there is no room. A message to a failed connection counts as sent.
     fn try_send(&mut self, message: &Message) -> bool {
         let sent = self.messenger.send(&message.encode());
         if matches!(sent, Err(MessageError::Full { .. })) {

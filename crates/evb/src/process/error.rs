@@ -1,4 +1,4 @@
-//! Why a process of the event builder cannot do its work.
+//! Errors of the event builder's processes.
 
 use crate::core::Unit;
 use crate::core::plan::PlanError;
@@ -13,8 +13,7 @@ use millstream_rdma::queue::{PollError, PostError, QueueError};
 use millstream_rdma::wait::WaitError;
 use std::io;
 
-/// Why a process of the event builder cannot do its work. A run that was stopped is no such error: it ends
-/// with an account.
+/// Why a process of the event builder failed. A run that was stopped ends with an account, not with this error.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProcessError {
@@ -45,21 +44,21 @@ pub enum ProcessError {
     /// Waiting failed.
     #[error(transparent)]
     Wait(#[from] WaitError),
-    /// A unit's own memory is not laid out as its plan says: a mistake in this program.
+    /// A unit's memory does not match its plan: a bug.
     #[error(transparent)]
     Bounds(#[from] millstream_rdma::memory::OutOfBounds),
-    /// The plan from the manager makes no sense.
+    /// The plan from the manager is invalid.
     #[error(transparent)]
     Plan(#[from] PlanError),
     /// The input cannot be read.
     #[error(transparent)]
     Input(#[from] ReadError),
-    /// The input is not the one that the run was checked with.
-    #[error("{input}: {what}, unlike when the run was checked")]
+    /// The input differs from the one that the configuration check read.
+    #[error("{input}: {what}; the input changed since the configuration was checked")]
     InputChanged {
         /// The file.
         input: String,
-        /// What differs.
+        /// The difference.
         what: String,
     },
     /// The card cannot be opened.
@@ -68,59 +67,59 @@ pub enum ProcessError {
     /// The card's rings cannot be opened.
     #[error(transparent)]
     Ring(#[from] RingError),
-    /// The card is not what the run needs.
+    /// The card does not meet the run's requirements.
     #[error("card {card}: {what}")]
     CardUnfit {
         /// Its name.
         card: String,
-        /// What does not fit.
+        /// The problem.
         what: String,
     },
-    /// Units did not find each other.
+    /// The wire-up failed.
     #[error("{unit}: {what}")]
     WireUp {
-        /// The unit at the other end.
+        /// The peer.
         unit: Unit,
-        /// What went wrong.
+        /// The problem.
         what: String,
     },
-    /// A party that is no unit of this run.
+    /// A connection from a process that is not a unit of this run.
     #[error("{peer}: {what}")]
     UnknownPeer {
         /// Its address.
         peer: String,
-        /// What it did.
+        /// The problem.
         what: String,
     },
-    /// A unit could not start; it says why.
-    #[error("{unit} cannot start: {why}")]
+    /// A unit could not start.
+    #[error("{unit} could not start: {why}")]
     UnitFailed {
         /// The unit.
         unit: Unit,
-        /// What it says.
+        /// The unit's error.
         why: String,
     },
     /// The sink for accepted events failed.
-    #[error("accepted events cannot be stored: {0}")]
+    #[error("storing accepted events failed: {0}")]
     Sink(super::SinkError),
-    /// The unit had to stop before it was told to.
+    /// The unit stopped before the run started.
     #[error("the run was stopped: {0}")]
     Stopped(StopCause),
     /// A system call failed.
     #[error("cannot {operation}: {cause}")]
     Io {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// Why it failed.
+        /// The cause.
         cause: io::Error,
     },
-    /// Arguments of a child process that do not parse.
-    #[error("arguments {0:?} are none of a process of the event builder")]
+    /// Arguments that are not a role of a child process.
+    #[error("arguments {0:?}: expected manager, readout, builder or card with their parameters")]
     Arguments(Vec<String>),
 }
 
 impl ProcessError {
-    /// Whether this only tells that another process is in trouble: it is gone, silent, or said so.
+    /// Whether this is a consequence of another process's failure.
     pub fn is_secondary(&self) -> bool {
         matches!(
             self,
@@ -134,7 +133,7 @@ impl ProcessError {
     }
 }
 
-/// Says what was being done when a system call failed.
+/// Adds the operation to an I/O error.
 pub(super) trait IoContext<T> {
     fn context(self, operation: &'static str) -> Result<T, ProcessError>;
 }

@@ -1,9 +1,8 @@
-//! Starts all processes of a run on this host, and sees to it that they end.
+//! Starts all processes of a run on this host, and ends them.
 //!
-//! Every child's standard input is a pipe of the launcher, so that children end with it, however it exits.
-//! Children are in process groups of their own: a Ctrl-C is the launcher's to handle, by asking the run to
-//! stop, and the run still exits with its account.
-//! If the manager dies, the launcher closes the account from the units' reports.
+//! Standard input of each child is a pipe from the launcher, so children end when the launcher ends. Children have
+//! process groups of their own, so Ctrl-C reaches only the launcher. The launcher then requests the stop of the run,
+//! which ends with its account. If the manager dies, the launcher builds the account from the units' reports.
 
 use super::builder::{BuilderEnd, BuilderStatistics};
 use super::card;
@@ -27,13 +26,13 @@ use std::time::{Duration, Instant};
 /// Starts the processes of a run.
 #[derive(Clone, Debug)]
 pub struct Launcher {
-    /// The program that can be a [`Child`].
+    /// The program to start; it must call [`Child::run`].
     pub program: PathBuf,
-    /// What it gets in front of the child's own arguments.
+    /// Arguments before those of the child's role.
     pub arguments: Vec<OsString>,
 }
 
-/// A process of the run, for people and for tests.
+/// A process of the run.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum RunProcess {
     /// A unit.
@@ -42,58 +41,57 @@ pub enum RunProcess {
     Card(String),
 }
 
-/// What happens during a run.
+/// Events of a run.
 #[derive(Clone, Debug)]
 pub enum RunEvent {
     /// A process was started.
     Spawned {
-        /// What it is.
+        /// Its role.
         process: RunProcess,
         /// Its process id.
         pid: u32,
     },
     /// All units are ready; the run starts.
     Started,
-    /// How far the run is.
+    /// Progress of the run.
     Progress(ProgressSample),
 }
 
-/// How a run went.
+/// Result of a run.
 #[derive(Clone, Debug)]
 pub struct RunOutcome {
-    /// The account; none if the run did not start.
+    /// The account; `None` if the run did not start.
     pub account: Option<Account>,
-    /// From the first assignment to the last batch done; none if the manager was lost.
+    /// From the first assignment to the last batch done; `None` if the manager was lost.
     pub elapsed: Option<Duration>,
-    /// How far the run was, over time.
+    /// Progress over time.
     pub samples: Vec<ProgressSample>,
-    /// What the readout units counted, by index; none from those that were lost.
+    /// The readout units' reports, by index; `None` for lost units.
     pub readouts: Vec<Option<ReadoutReport>>,
-    /// What became of the batches of the builder units, by index; none from those that were lost.
+    /// Outcomes of the builder units' batches, by index; `None` for lost units.
     pub totals: Vec<Option<Totals>>,
-    /// What the builder units saw beside, by index; none from those that were lost.
+    /// Statistics of the builder units, by index; `None` for lost units.
     pub builders: Vec<Option<BuilderStatistics>>,
-    /// What the builder units' sinks have to tell people.
+    /// Results of the builder units' sinks.
     pub sinks: Vec<(BuIndex, String)>,
-    /// The processes that did not end well. Those that blame no other are in front, in the order of their
-    /// exits.
+    /// Processes that failed, in order of their exits. Those with errors of their own come first.
     pub failures: Vec<ProcessFailure>,
 }
 
-/// A process that did not end well.
+/// A process that failed.
 #[derive(Clone, Debug)]
 pub struct ProcessFailure {
-    /// Which.
+    /// Its role.
     pub process: RunProcess,
-    /// How it ended.
+    /// Its exit status.
     pub status: ExitStatus,
-    /// Why, as far as it message; what it wrote to standard error last, if it message nothing.
+    /// Its error; without one, the last lines of its standard error.
     pub reason: String,
 }
 
 impl RunOutcome {
-    /// Whether everything is as it should be: a whole run, all laws hold, all decisions agree, every process
-    /// ended well.
+    /// Whether the run succeeded: all events processed, all invariants hold, all decisions match, every process
+    /// succeeded.
     pub fn is_success(&self) -> bool {
         let agrees = |unit: &Option<BuilderStatistics>| {
             unit.as_ref().is_some_and(|statistics| statistics.comparison.is_full())
@@ -104,28 +102,28 @@ impl RunOutcome {
     }
 }
 
-/// Hears what happens, and may ask the run to stop.
+/// Called for each event of a run; can request the stop of the run.
 pub type RunObserver<'a> = dyn FnMut(&RunEvent) -> ControlFlow<()> + 'a;
 
-/// What reaches the launcher from its children.
+/// Output of the children.
 enum ChildOutput {
     Message(RunProcess, Box<ChildMessage>),
-    /// Standard output has ended, and with it the process.
+    /// Standard output ended, and so did the process.
     Ended(RunProcess),
 }
 
 struct ChildProcess {
     process: std::process::Child,
-    /// Held open as long as the child may live.
+    /// Write end of the child's standard input, open while the child may live.
     parent_pipe: Option<ChildStdin>,
     errors: Receiver<String>,
-    /// When it did, as a number in the order of exits.
+    /// Position in the order of exits.
     ended: Option<usize>,
-    /// Why it could not do its work, and whether another process is to blame.
+    /// Its error, and whether that is a consequence of another failure.
     failure: Option<(String, bool)>,
 }
 
-/// The state of a launched run.
+/// State of a launched run.
 struct LaunchedRun<'a, 'w> {
     launcher: &'a Launcher,
     setup: &'a Setup,
@@ -139,12 +137,12 @@ struct LaunchedRun<'a, 'w> {
 }
 
 impl Launcher {
-    /// Runs the setup on this host: cards, manager, readout units, builder units, one process each.
+    /// Runs the setup on this host, one process for each card, manager, readout unit and builder unit.
     ///
-    /// `watch` hears what happens. Returns when all processes have ended.
+    /// `watch` is called for each event. Returns when all processes have ended.
     ///
     /// # Errors
-    /// A process could not be started. What goes wrong afterwards is in the outcome.
+    /// A process could not be started. Later failures are in the outcome.
     pub fn run(&self, setup: &Setup, watch: &mut dyn FnMut(&RunEvent)) -> Result<RunOutcome, ProcessError> {
         self.run_while(setup, &mut |event| {
             watch(event);
@@ -152,11 +150,11 @@ impl Launcher {
         })
     }
 
-    /// As [`run`](Self::run); `watch` may also ask the run to stop, which then exits with its account. It hears
-    /// of progress every tenth of a second.
+    /// Same as [`run`](Self::run), but `watch` may request the stop of the run, which then ends with its account. It is
+    /// called for progress every 100 ms.
     ///
     /// # Errors
-    /// As there.
+    /// A process could not be started.
     pub fn run_while(&self, setup: &Setup, watch: &mut RunObserver<'_>) -> Result<RunOutcome, ProcessError> {
         let mut setup = setup.clone();
         setup.instance = format!("{}-{}", setup.name, std::process::id());
@@ -189,7 +187,7 @@ impl Launcher {
 }
 
 impl LaunchedRun<'_, '_> {
-    /// Starts the cards and the manager; the units follow when it listens.
+    /// Starts the cards and the manager. The units follow when the manager listens.
     fn start(&mut self) -> Result<(), ProcessError> {
         for unit in &self.setup.builders {
             if let LandingTarget::Card(setup) = &unit.landing {
@@ -246,7 +244,7 @@ impl LaunchedRun<'_, '_> {
         Ok(())
     }
 
-    /// Shows what happens; closes the manager's standard input, which stops the run, if asked to.
+    /// Calls the observer. If it requests the stop, closes the manager's standard input, which stops the run.
     fn notify(&mut self, event: &RunEvent) {
         if (self.watch)(event).is_break()
             && let Some(manager) = self.running.get_mut(&RunProcess::Unit(Unit::Manager))
@@ -255,7 +253,7 @@ impl LaunchedRun<'_, '_> {
         }
     }
 
-    /// Takes what children tell until all units have ended, or had the time to.
+    /// Handles children's messages until all units have ended or their time is up.
     fn supervise(&mut self) -> Result<(), ProcessError> {
         let mut give_up_at: Option<Instant> = None;
         while self.units_running() {
@@ -265,7 +263,7 @@ impl LaunchedRun<'_, '_> {
                 Ok(ChildOutput::Message(role, message)) => self.take(&role, *message)?,
                 Ok(ChildOutput::Ended(role)) => {
                     self.record_end(&role);
-                    // Before the start a process that does not come up exits the run.
+                    // Before the start, a process that ends ends the run.
                     if role == RunProcess::Unit(Unit::Manager) || !self.started {
                         let grace =
                             if self.outcome.account.is_some() { self.closing() } else { self.grace() };
@@ -286,12 +284,12 @@ impl LaunchedRun<'_, '_> {
             .any(|(role, running)| matches!(role, RunProcess::Unit(_)) && running.ended.is_none())
     }
 
-    /// What units need to stop by themselves when the manager is gone.
+    /// Time for units to stop after the manager is lost.
     fn grace(&self) -> Duration {
         4 * self.setup.plan.drain_timeout + Duration::from_millis(500)
     }
 
-    /// What builder units may need to close their files.
+    /// Time for builder units to close their files.
     fn closing(&self) -> Duration {
         if self.setup.output.is_some() { Duration::from_secs(60) } else { self.grace() }
     }
@@ -362,15 +360,15 @@ impl LaunchedRun<'_, '_> {
         Ok(())
     }
 
-    /// Ends what still runs, and closes the account if the manager has not.
+    /// Ends the remaining processes, and builds the account if the manager did not.
     fn end(&mut self) {
         let mut exits = Vec::new();
         for (role, running) in &mut self.running {
-            // Cards end by the end of their standard input; units had their time.
+            // Cards end with their standard input; units had their time.
             running.parent_pipe = None;
             if matches!(role, RunProcess::Unit(_)) && running.ended.is_none() {
                 let _ = running.process.kill();
-                running.failure = Some(("did not end by itself".to_owned(), true));
+                running.failure = Some(("did not end in time and was killed".to_owned(), true));
             }
         }
         for (role, running) in &mut self.running {
@@ -395,11 +393,11 @@ impl LaunchedRun<'_, '_> {
         }
     }
 
-    /// Takes what the children, which have all ended, message last.
+    /// Handles the last messages of the children, which have all ended.
     fn take_last_messages(&mut self) {
         while self.running.values().any(|running| running.ended.is_none()) {
             match self.outputs.recv_timeout(Duration::from_secs(1)) {
-                // Nothing is started any more.
+                // No process is started any more.
                 Ok(ChildOutput::Message(_, message))
                     if matches!(*message, ChildMessage::Manager(ManagerEvent::Listening { .. })) => {}
                 Ok(ChildOutput::Message(role, message)) => {
@@ -419,7 +417,7 @@ impl LaunchedRun<'_, '_> {
     }
 }
 
-/// A card has a moment to see the end of its standard input.
+/// Gives a card time to react to the end of its standard input.
 fn wait_or_kill(process: &mut std::process::Child) -> std::io::Result<ExitStatus> {
     let until = Instant::now() + Duration::from_secs(2);
     while Instant::now() < until {

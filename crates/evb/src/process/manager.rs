@@ -1,4 +1,4 @@
-//! The event manager's process: brings the units together, runs the core, closes the account.
+//! Process of the event manager.
 
 use super::ProcessError;
 use super::builder::BuilderStatistics;
@@ -21,57 +21,57 @@ use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-/// Completions taken at a time.
+/// Completions per poll.
 const POLL: usize = 64;
-/// Time between two reports of progress.
+/// Interval of progress samples.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What the manager tells whoever started it.
+/// Events that the manager reports to its parent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ManagerEvent {
     /// Units can join.
     Listening {
-        /// Where.
+        /// The address.
         address: String,
     },
     /// All units are ready; the run starts.
     Started,
-    /// How far the run is.
+    /// Progress of the run.
     Progress(ProgressSample),
     /// The run is over.
     Finished(Box<RunResult>),
 }
 
-/// How far a run is at some time.
+/// Progress of a run at one time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProgressSample {
-    /// Since the start.
+    /// Time since the start.
     pub elapsed: Duration,
     /// Batches assigned.
     pub assigned: u64,
-    /// What became of the batches that are done.
+    /// Outcomes of the batches that are done.
     pub done: Totals,
 }
 
-/// How a run ended.
+/// Result of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunResult {
     /// The account.
     pub account: Account,
     /// From the first assignment to the last batch done.
     pub elapsed: Duration,
-    /// What the surviving builder units saw beside, by index.
+    /// Statistics of the surviving builder units, by index.
     pub builders: Vec<Option<BuilderStatistics>>,
 }
 
-/// Runs the event manager from listening to the account.
+/// Runs the event manager from the rendezvous to the account.
 ///
-/// `stop` ends the run when it becomes readable or is closed. `notify` hears about each [`ManagerEvent`], the last of
-/// which is also returned.
+/// The run stops when `stop` becomes readable or is closed. `notify` is called for each [`ManagerEvent`]. The last event
+/// has the returned result.
 ///
 /// # Errors
-/// Units did not come together, or the RDMA device failed.
+/// The wire-up or the RDMA device failed.
 pub fn run(
     setup: &Setup,
     stop: BorrowedFd<'_>,
@@ -87,15 +87,15 @@ pub fn run(
     Ok(finished)
 }
 
-/// What the manager waits for.
+/// Completion queues and descriptors to wait for.
 struct WaitSet {
     waiter: Waiter,
     control: CompletionQueue,
-    /// Streams of the units; none once it is closed.
+    /// TCP streams of the units; `None` once closed.
     channels: Vec<Option<Channel>>,
 }
 
-/// Units are in one order everywhere: readout units by index, then builder units by index.
+/// State of the process. Units are in one order everywhere: readout units by index, then builder units by index.
 struct ManagerProcess {
     clock: MonotonicClock,
     core: Manager,
@@ -104,7 +104,7 @@ struct ManagerProcess {
     control_of: HashMap<Qpn, usize>,
     readouts: usize,
     statistics: Vec<Option<BuilderStatistics>>,
-    /// When the loop last looked at the clock.
+    /// Time of the last iteration.
     now: Nanos,
     first_assigned: Option<Nanos>,
     last_done: Nanos,
@@ -113,7 +113,7 @@ struct ManagerProcess {
 }
 
 impl ManagerProcess {
-    /// Everything up to the start of the run.
+    /// The wire-up, up to the start of the run.
     fn start(
         setup: &Setup,
         listener: &Listener,
@@ -129,7 +129,7 @@ impl ManagerProcess {
             rendezvous.joined[readouts..].iter().flatten().filter_map(|(_, data)| data.clone()).collect();
         let welcome = FromManager::Welcome { setup: Box::new(setup.clone()), builders };
         for (channel, _) in rendezvous.joined.iter_mut().flatten() {
-            channel.send(&welcome).context("welcome a unit")?;
+            channel.send(&welcome).context("send the setup to a unit")?;
         }
         rendezvous.await_all(stop, "prepared", |frame| matches!(frame, ToManager::Prepared))?;
         let options = MessengerOptions::default();
@@ -138,8 +138,11 @@ impl ManagerProcess {
         let mut controls = Vec::with_capacity(units);
         for (channel, _) in rendezvous.joined.iter_mut().flatten() {
             let prepared = PreparedMessenger::new(&device, &control, &options)?;
-            let (messenger, _) =
-                prepared.connect(channel.stream().context("use a stream")?, &[], rendezvous.deadline)?;
+            let (messenger, _) = prepared.connect(
+                channel.stream().context("use a unit's TCP stream")?,
+                &[],
+                rendezvous.deadline,
+            )?;
             controls.push(Control::new(messenger));
         }
         rendezvous.await_all(stop, "ready", |frame| matches!(frame, ToManager::Ready))?;
@@ -167,7 +170,7 @@ impl ManagerProcess {
         Ok((process, WaitSet { waiter: rendezvous.waiter, control, channels }))
     }
 
-    /// The run, to the account.
+    /// The run, up to the account.
     fn work(
         mut self,
         mut queues: WaitSet,
@@ -185,7 +188,7 @@ impl ManagerProcess {
             for at in 0..queues.channels.len() {
                 self.receive(at, &mut queues.channels[at]);
             }
-            // What follows from what was heard.
+            // Sends what follows from the frames.
             self.progress(&queues.control)?;
             if self.now >= next_sample {
                 next_sample = self.now + SAMPLE_INTERVAL;
@@ -200,8 +203,7 @@ impl ManagerProcess {
         }
     }
 
-    /// Makes progress until a stream has something to say, it is time for a sample, or the run is over.
-    /// Returns whether it is to stop.
+    /// Makes progress until a stream is readable, a sample is due, or the run is over. Returns whether `stop` is readable.
     fn wait(
         &mut self,
         queues: &mut WaitSet,
@@ -216,14 +218,14 @@ impl ManagerProcess {
             waiter
                 .wait(&[control], &mut others, self.clock.deadline(Some(due)), || self.progress(control))?;
             let ready = others.iter().any(WaitFd::is_ready);
-            // A core that is finished has no time-out.
+            // A finished core has no timeout.
             if ready || self.now >= until || self.core.poll_timeout().is_none() {
                 return Ok(stop.is_some() && others.last().is_some_and(WaitFd::is_ready));
             }
         }
     }
 
-    /// Takes what a unit says over its stream.
+    /// Handles the frames of a unit's stream.
     fn receive(&mut self, at: usize, place: &mut Option<Channel>) {
         while let Some(channel) = place {
             match channel.try_receive() {
@@ -245,8 +247,7 @@ impl ManagerProcess {
         }
     }
 
-    /// Takes what has come over the control connections, does what follows; returns whether there was
-    /// anything.
+    /// Handles completions and messages, and sends the core's output. Returns whether there was a completion.
     fn progress(&mut self, queue: &CompletionQueue) -> Result<bool, ProcessError> {
         self.now = self.clock.now();
         let any = self.take_completions(queue)?;

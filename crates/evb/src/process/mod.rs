@@ -1,4 +1,4 @@
-//! The processes around the core: they move bytes and time, and decide nothing.
+//! Processes that run the core's state machines: they do the I/O, the core decides.
 //!
 //! ```text
 //!             TCP: wire-up, liveness, reports             SEND: control messages
@@ -7,14 +7,13 @@
 //!   card  ◄── rings, interrupts ── builder unit ◄═════╝ lands in the card's memory
 //! ```
 //!
-//! - [`launcher`] starts all processes of a run on this host and closes the account if the manager cannot.
-//!   On a cluster the site's own launcher does that; then each process is started with the arguments that
-//!   [`child::Child`] describes.
-//! - [`manager`], [`readout`] and [`builder`] are one process each; [`card`] is an emulated card's.
-//! - Each unit's TCP stream to the manager stays open: its end is the unit's death. Control messages go
-//!   over a reliable connection of their own.
+//! - [`launcher`] starts all processes of a run on this host, and builds the account if the manager cannot. On a
+//!   cluster, the site's launcher starts each process with the arguments of [`child::Child`].
+//! - [`manager`], [`readout`] and [`builder`] are one process each; [`card`] is the process of an emulated card.
+//! - Each unit's TCP stream to the manager stays open; its end means that the unit died. Control messages use a
+//!   reliable connection.
 //!
-//! `wire_up.rs` has the order in which they find each other.
+//! `wire_up.rs` describes the wire-up.
 
 pub mod builder;
 pub mod card;
@@ -36,7 +35,7 @@ pub use error::ProcessError;
 pub use launcher::{Launcher, RunOutcome};
 pub use sink::{AcceptedEvent, Sink, SinkError};
 
-/// Opens the run's RDMA device. `auto` leaves the choice to the environment.
+/// Opens the run's RDMA device. `auto` uses the environment.
 fn open_device(setup: &Setup) -> Result<Device, ProcessError> {
     let choice = match setup.device.as_str() {
         "auto" => DeviceSelector::from_environment(),

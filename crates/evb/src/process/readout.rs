@@ -1,8 +1,8 @@
-//! A readout unit's process: writes packets out of the mapped input.
+//! Process of a readout unit: writes packets from the mapped input.
 //!
-//! The input is registered once and never copied: the packet of a source is one RDMA WRITE whose first
-//! sge is the packet's header and whose others are extents of the file. Headers are small; they are built
-//! per batch in a registered pool, in which a batch keeps its place until its last write has completed.
+//! The input is registered once and never copied. The packet of a source is one RDMA WRITE: its first scatter/gather
+//! element is the packet's header, the others are extents of the file. Headers are built per batch in a registered
+//! pool; a batch owns its part of the pool until its last write completes.
 
 use super::ProcessError;
 use super::clock::MonotonicClock;
@@ -28,17 +28,17 @@ use millstream_rdma::{
 };
 use std::os::fd::BorrowedFd;
 
-/// Completions payload at a time.
+/// Completions per poll.
 const POLL: usize = 32;
-/// The most sges of one work request that are of use; adapters take about as many.
+/// Maximum scatter/gather elements per work request; most adapters support about as many.
 const MAX_SGES: u32 = 16;
 
 /// Runs a readout unit from joining the manager to the end of the run.
 ///
-/// While the manager is not there, the unit waits; if `parent_pipe` is readable or closed then, it ends.
+/// Waits for the manager. Gives up if `parent_pipe` becomes readable or is closed.
 ///
 /// # Errors
-/// The unit could not start, or its RDMA device failed. Everything else ends with a report.
+/// The unit could not start, or its RDMA device failed. All other ends have a report.
 pub fn run(
     manager: &str,
     ru: RuIndex,
@@ -51,7 +51,7 @@ pub fn run(
     process.work(queues, joined.channel)
 }
 
-/// What the unit needs on its host.
+/// Resources on the host of the unit.
 struct LocalResources {
     device: Device,
     sources: Vec<Source>,
@@ -61,7 +61,7 @@ struct LocalResources {
 }
 
 impl LocalResources {
-    /// Maps and registers the input, and makes the pool of headers.
+    /// Maps and registers the input, and allocates the pool of headers.
     fn open(setup: &Setup, ru: RuIndex) -> Result<LocalResources, ProcessError> {
         let device = super::open_device(setup)?;
         let stream = open_input(setup, ru)?;
@@ -74,29 +74,29 @@ impl LocalResources {
         let batches = u64::from(setup.plan.window.get()) * setup.plan.builders() as u64;
         let pool = headers_per_batch * batches;
         let headers = Region::landing(&device, c"millstream-headers", pool as usize, Access::SOURCE)?;
-        headers.populate().context("populate the pool of headers")?;
+        headers.populate().context("allocate the pool of packet headers")?;
         Ok(LocalResources { device, sources, input, headers, headers_per_batch })
     }
 }
 
-/// One builder unit: the connection, its landing memory, and the requests of one batch.
+/// A builder unit: connection, landing memory, and the work requests of one batch.
 struct Peer {
     pair: QueuePair,
     landing: RemoteMemory,
     list: SendList,
-    /// Batches sent; where the next batch's headers go.
+    /// Number of batches sent; selects the part of the pool.
     batches: u64,
 }
 
-/// One source: its place in a slot, and how its packets are made.
+/// A source: its packet area in a slot, and its packetizer.
 struct Source {
     area: PacketArea,
     packetizer: Packetizer<'static>,
-    /// Where its header starts in a batch's part of the pool.
+    /// Offset of its header in a batch's part of the pool.
     header_offset: u64,
 }
 
-/// What the unit waits for.
+/// Completion queues to wait for.
 struct WaitSet {
     waiter: Waiter,
     control: CompletionQueue,
@@ -111,13 +111,13 @@ struct ReadoutProcess {
     sources: Vec<Source>,
     input: Region,
     headers: Region,
-    /// A batch's part of the pool of headers, in bytes.
+    /// Size of a batch's part of the pool, in bytes.
     headers_per_batch: u64,
-    /// Batches that the pool holds per builder unit.
+    /// Batches in the pool per builder unit.
     window: u64,
     slot_bytes: u64,
     max_sges: usize,
-    // Reused from batch to batch.
+    // Buffers reused for each batch.
     header: Vec<u8>,
     extents: Vec<FileExtent>,
     sges: Vec<Sge>,
@@ -125,7 +125,7 @@ struct ReadoutProcess {
 }
 
 impl ReadoutProcess {
-    /// Connects to all others and waits for the start of the run.
+    /// Connects to the manager and the builder units, and waits for the start of the run.
     fn connect(
         local: LocalResources,
         joined: &mut JoinedRun,
@@ -139,7 +139,8 @@ impl ReadoutProcess {
         let options = MessengerOptions::default();
         let control_queue = waiter.completion_queue(options.completions())?;
         let messenger = PreparedMessenger::new(&device, &control_queue, &options)?;
-        let (messenger, _) = messenger.connect(channel.stream().context("use a stream")?, &[], deadline)?;
+        let (messenger, _) =
+            messenger.connect(channel.stream().context("use the manager's TCP stream")?, &[], deadline)?;
 
         let requests_per_batch = BatchRequests::of(&sources, setup, device.limits().sges);
         let connection = requests_per_batch.connection(window);
@@ -154,7 +155,10 @@ impl ReadoutProcess {
             let connected = prepared.connect(&mut to_builder, &ru.0.to_be_bytes(), deadline)?;
             let landing = connected.private_data.as_slice().try_into().map_err(|_| ProcessError::WireUp {
                 unit,
-                what: format!("sent {} bytes about its landing memory", connected.private_data.len()),
+                what: format!(
+                    "sent {} bytes of private data, expected its landing memory",
+                    connected.private_data.len()
+                ),
             })?;
             peers.push(Peer {
                 pair: connected.pair,
@@ -185,7 +189,7 @@ impl ReadoutProcess {
         Ok((process, WaitSet { waiter, control: control_queue, data: data_queue }))
     }
 
-    /// The run, to the report.
+    /// The run, up to the report.
     fn work(mut self, mut queues: WaitSet, mut channel: Channel) -> Result<ReadoutReport, ProcessError> {
         let mut manager_alive = true;
         loop {
@@ -195,15 +199,14 @@ impl ReadoutProcess {
                 self.core.handle_manager_lost(self.clock.now());
             }
             if let Some(report) = self.core.poll_report() {
-                // A manager that is gone gets nothing; whoever started this process does.
+                // Errors are ignored: the parent gets the report, too.
                 let _ = channel.send(&ToManager::Readout(report.clone()));
                 return Ok(report);
             }
         }
     }
 
-    /// Makes progress until the manager's stream has something to say or the run is over; returns whether it
-    /// has.
+    /// Makes progress until the manager's stream is readable or the run is over. Returns whether it is readable.
     fn wait(&mut self, queues: &mut WaitSet, manager: Option<&Channel>) -> Result<bool, ProcessError> {
         let WaitSet { waiter, control, data } = queues;
         let mut others: Vec<_> = manager.map(WaitFd::readable).into_iter().collect();
@@ -211,14 +214,14 @@ impl ReadoutProcess {
             let deadline = self.clock.deadline(self.core.poll_timeout());
             waiter.wait(&[control, data], &mut others, deadline, || self.progress(data))?;
             let manager_readable = others.iter().any(WaitFd::is_ready);
-            // A core that has reported has no time-out.
+            // A core that has reported has no timeout.
             if manager_readable || self.core.poll_timeout().is_none() {
                 return Ok(manager_readable);
             }
         }
     }
 
-    /// Takes what has come, does what follows; returns whether there was anything.
+    /// Handles messages and completions, and sends batches. Returns whether there was any.
     fn progress(&mut self, queue: &CompletionQueue) -> Result<bool, ProcessError> {
         let mut any = self.control.progress();
         let now = self.clock.now();
@@ -280,7 +283,7 @@ impl ReadoutProcess {
         Ok(())
     }
 
-    /// Makes the requests that write a batch's packets.
+    /// Builds the work requests of a batch.
     fn compose(&mut self, send: &BatchSend) -> Result<BatchPayload, ProcessError> {
         let Assignment { batch, builder, slot, .. } = send.assignment;
         let peer = &mut self.peers[builder.index()];
@@ -298,7 +301,7 @@ impl ReadoutProcess {
                 .map_err(|error| source.input_changed(error.to_string()))?;
             if packet.total_len > source.area.capacity {
                 let (len, room) = (packet.total_len, source.area.capacity);
-                return Err(source.input_changed(format!("a packet of {len} B for a place of {room} B")));
+                return Err(source.input_changed(format!("a packet has {len} B, its area {room} B")));
             }
             let header_at = pool + source.header_offset;
             self.headers.copy_from_slice(header_at, &self.header[..packet.header_len as usize])?;
@@ -329,19 +332,19 @@ impl ReadoutProcess {
 }
 
 impl Source {
-    /// The input does not make the packets that the plan has room for.
+    /// Error: the input makes other packets than the plan allows.
     fn input_changed(&self, what: String) -> ProcessError {
         ProcessError::InputChanged { input: SourceId(self.area.source).to_string(), what }
     }
 }
 
-/// How many requests and sges a batch takes.
+/// Work requests and scatter/gather elements of a batch.
 struct BatchRequests {
     extents_per_packet: usize,
     sges_per_request: usize,
-    /// Of a batch.
+    /// Work requests of a batch.
     requests: usize,
-    /// Of a batch.
+    /// Scatter/gather elements of a batch.
     sges: usize,
 }
 
@@ -373,7 +376,7 @@ impl BatchRequests {
     }
 }
 
-/// The request's name says which batch it belongs to.
+/// The work request id holds the batch's destination.
 fn encode_wr_id(builder: BuIndex, slot: SlotIndex) -> WrId {
     WrId(u64::from(builder.0) << 16 | u64::from(slot.0))
 }
@@ -382,13 +385,13 @@ fn decode_wr_id(id: WrId) -> (BuIndex, SlotIndex) {
     (BuIndex((id.0 >> 16) as u16), SlotIndex(id.0 as u16))
 }
 
-/// Maps the unit's input for the life of the process, which is the life of the run.
+/// Maps the unit's input for the lifetime of the process.
 fn open_input(setup: &Setup, ru: RuIndex) -> Result<&'static Stream, ProcessError> {
     let input = &setup.readouts[ru.index()].input;
     Ok(Box::leak(Box::new(Stream::open(input)?)))
 }
 
-/// The unit's sources in the order of their places, which has to be what the run was checked with.
+/// The unit's sources in the order of their packet areas. They must match the checked configuration.
 fn sources(setup: &Setup, ru: RuIndex, stream: &'static Stream) -> Result<Vec<Source>, ProcessError> {
     let changed = |what: String| {
         let input = stream.path().display().to_string();
@@ -411,7 +414,7 @@ fn sources(setup: &Setup, ru: RuIndex, stream: &'static Stream) -> Result<Vec<So
         let source = stream.source(id).ok_or_else(|| changed(format!("no {id}")))?;
         let packetizer = Packetizer::new(source, replay.clone());
         if packetizer.max_total_len(batch).is_none_or(|most| most > area.capacity) {
-            return Err(changed(format!("longer fragments of {id}")));
+            return Err(changed(format!("fragments of {id} are longer")));
         }
         let next =
             header_offset + packetizer.max_header_len(batch).next_multiple_of(mfp::HEADER_ALIGNMENT.into());

@@ -1,6 +1,6 @@
-//! The manager's side of the wire-up: waiting for all units, step by step.
+//! The manager's side of the wire-up.
 //!
-//! Whatever it waits for, it hears of a unit that is gone or cannot start, and of being told to stop.
+//! Each step waits for all units. It fails if a unit ends or cannot start, or if the stop is requested.
 
 use super::ProcessError;
 use super::wire_up::{self, Channel, ToManager, TryReceive};
@@ -16,14 +16,14 @@ use std::time::Duration;
 pub(super) struct Rendezvous<'a> {
     setup: &'a Setup,
     pub(super) waiter: Waiter,
-    /// Each unit's stream, and where it takes connections.
+    /// Each unit's stream, and the address for data connections.
     pub(super) joined: Vec<Option<(Channel, Option<String>)>>,
     pub(super) deadline: Deadline,
     timeout: Duration,
 }
 
 impl<'a> Rendezvous<'a> {
-    /// Nobody has joined.
+    /// Starts without units.
     pub(super) fn new(setup: &'a Setup, waiter: Waiter) -> Rendezvous<'a> {
         let units = setup.plan.readouts() + setup.plan.builders();
         let joined = (0..units).map(|_| None).collect();
@@ -78,7 +78,7 @@ impl<'a> Rendezvous<'a> {
             if comes {
                 self.admit(listener)?;
             } else if self.deadline.passed() {
-                let what = format!("has not joined within {:?}", self.timeout);
+                let what = format!("did not join within {:?}", self.timeout);
                 return Err(ProcessError::WireUp { unit: missing, what });
             }
         }
@@ -92,21 +92,25 @@ impl<'a> Rendezvous<'a> {
         let soon = Deadline::after(Duration::from_secs(5)).earlier(self.deadline);
         let first = channel.receive(soon).map_err(|error| unknown_peer(error.to_string()))?;
         let ToManager::Join { version, unit, data } = first else {
-            return Err(unknown_peer("did not say who it is".to_owned()));
+            return Err(unknown_peer("sent no Join frame; is it a unit of this run?".to_owned()));
         };
         if !wire_up::is_our_version(&version) {
-            return Err(unknown_peer(format!("{unit} is of version {version:?}")));
+            return Err(unknown_peer(format!(
+                "{unit} has version {version:?}; start all units from one build"
+            )));
         }
-        let position = self.position(unit).ok_or_else(|| unknown_peer(format!("the run has no {unit}")))?;
+        let position = self
+            .position(unit)
+            .ok_or_else(|| unknown_peer(format!("joined as {unit}, which is not in the run")))?;
         let entry = &mut self.joined[position];
         if entry.is_some() {
-            return Err(unknown_peer(format!("{unit} has joined already")));
+            return Err(unknown_peer(format!("joined as {unit}, which has already joined")));
         }
         *entry = Some((channel, data));
         Ok(())
     }
 
-    /// Takes the frame of a unit if it is there. A unit that is gone, or cannot start, ends the run.
+    /// Takes the next frame of a unit, if there is one. Fails if the unit ended or cannot start.
     fn receive(&mut self, position: usize) -> Result<Option<ToManager>, ProcessError> {
         let unit = self.unit(position);
         let Some((channel, _)) = &mut self.joined[position] else { return Ok(None) };
@@ -115,12 +119,12 @@ impl<'a> Rendezvous<'a> {
             TryReceive::Frame(ToManager::Failed(why)) => Err(ProcessError::UnitFailed { unit, why }),
             TryReceive::Frame(frame) => Ok(Some(frame)),
             TryReceive::Closed => {
-                Err(ProcessError::WireUp { unit, what: "is gone before the start".to_owned() })
+                Err(ProcessError::WireUp { unit, what: "ended before the run started".to_owned() })
             }
         }
     }
 
-    /// Waits until all units have frame something that `is_it` accepts; `what` is how to call that.
+    /// Waits until all units have sent a frame that `is_it` accepts; `what` names it in errors.
     pub(super) fn await_all(
         &mut self,
         stop: BorrowedFd<'_>,
@@ -129,7 +133,7 @@ impl<'a> Rendezvous<'a> {
     ) -> Result<(), ProcessError> {
         let mut waiting: Vec<usize> = (0..self.joined.len()).collect();
         while let Some(&first) = waiting.first() {
-            // Not those that are done: behind what they frame a connection may be under way.
+            // Only units that are not done: others may be making a connection over the stream.
             let channels = waiting.iter().filter_map(|&position| self.joined[position].as_ref());
             let mut others = vec![WaitFd::readable(&stop)];
             others.extend(channels.map(|(channel, _)| WaitFd::readable(channel)));
@@ -147,7 +151,7 @@ impl<'a> Rendezvous<'a> {
             }
             waiting = still;
             if self.deadline.passed() {
-                let what = format!("is not {what} within {:?}", self.timeout);
+                let what = format!("is not {what} after {:?}", self.timeout);
                 return Err(ProcessError::WireUp { unit: self.unit(first), what });
             }
         }

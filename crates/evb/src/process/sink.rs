@@ -1,40 +1,40 @@
-//! Where a builder unit's accepted events go.
+//! Sinks for accepted events.
 
 use crate::config::Setup;
 use crate::core::{BatchId, BuIndex, EventNumber};
 use millstream_fragment::{Fragment, SourceId};
 
-/// Why events cannot be stored; shown to people.
+/// Why events cannot be stored.
 pub type SinkError = Box<dyn std::error::Error + Send + Sync>;
 
 /// An accepted event, copied out of landing memory.
 #[derive(Clone, Copy, Debug)]
 pub struct AcceptedEvent<'a> {
-    /// Its number.
+    /// Its event number.
     pub number: EventNumber,
-    /// The batch in which it was built.
+    /// The batch that it was in.
     pub batch: BatchId,
     /// Its fragments, in ascending order of their sources.
     pub fragments: &'a [(SourceId, Fragment<'a>)],
-    /// The decision map as the kernel wrote it.
+    /// The decision map of the kernel.
     pub decisions: &'a [u8],
 }
 
-/// Takes a builder unit's accepted events.
+/// Stores a builder unit's accepted events.
 pub trait Sink {
-    /// Takes one event. A slot is held meanwhile.
+    /// Stores one event. The event's slot is in use during the call.
     ///
     /// # Errors
-    /// Stops the run.
+    /// The event cannot be stored; the run stops.
     fn store(&mut self, event: &AcceptedEvent<'_>) -> Result<(), SinkError>;
 
-    /// The run is over, one way or another: what was taken is to be kept. Returns what to tell people,
-    /// such as the name of a file.
+    /// Closes the sink at the end of the run. Stored events are kept, also if the run failed. Returns a description of
+    /// the result, such as a file name.
     ///
     /// # Errors
-    /// The run counts as failed.
+    /// The sink cannot be closed; the run fails.
     fn finish(self: Box<Self>) -> Result<Option<String>, SinkError>;
 }
 
-/// Makes a builder unit's sink; none if accepted events are only counted.
+/// Makes a builder unit's sink; `None` if accepted events are only counted.
 pub type MakeSink<'a> = dyn Fn(&Setup, BuIndex) -> Result<Option<Box<dyn Sink>>, SinkError> + 'a;

@@ -1,9 +1,9 @@
-//! How the processes find each other.
+//! Wire-up: the manager and the units find each other.
 //!
 //! ```text
 //! unit                                manager
-//!  │ ── Join: who I am ────────────────► │  waits for all
-//!  │ ◄── Welcome: the setup, addresses ─ │
+//!  │ ── Join: unit, address ───────────► │  waits for all
+//!  │ ◄── Welcome: setup, addresses ───── │
 //!  │ ── Prepared, or Failed ───────────► │  waits for all
 //!  │ ═══ control connection ════════════ │
 //!  │ ═══ readout to builder: data ═══    │
@@ -13,9 +13,8 @@
 //!  │ ── report ────────────────────────► │
 //! ```
 //!
-//! All of it goes over one TCP stream per unit, as frames of JSON behind their length (32 bits, big-endian),
-//! except that the control connection is made over the same stream by crate `rdma`. The stream stays open
-//! during the run; its end tells of a death.
+//! Frames are JSON with a length prefix (32 bits, big-endian) over one TCP stream per unit. The control connection is
+//! set up over the same stream. The stream stays open during the run; its end means that the peer died.
 
 use super::ProcessError;
 use super::builder::BuilderEnd;
@@ -33,60 +32,60 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-/// For the whole wire-up, but for the landing memory.
+/// Timeout of the wire-up, without the time for landing memory.
 const WIRE_UP_TIMEOUT: Duration = Duration::from_secs(30);
-/// Bytes of landing memory that get their pages in a second on a slow virtual machine, all of them together.
+/// Landing memory that gets its pages in one second on a slow virtual machine, in bytes, over all units.
 const PAGES_PER_SECOND: u64 = 200_000_000;
-/// Both ends must be of one version; they are one program.
+/// Units of one run must have the same version.
 const VERSION: &str = concat!("millstream-evb ", env!("CARGO_PKG_VERSION"));
-/// In front of each frame.
+/// Length of the prefix of each frame.
 const LENGTH_BYTES: usize = 4;
-/// Longer frames are not ours.
+/// Limit of a frame's length.
 const MAX_FRAME: usize = 256 << 20;
 
-/// What units say.
+/// Frames from a unit.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum ToManager {
-    /// First of all.
+    /// The first frame.
     Join {
         version: String,
         unit: Unit,
-        /// Where a builder unit takes the readout units' connections.
+        /// Where a builder unit accepts data connections.
         data: Option<String>,
     },
-    /// What the unit needs on its host is there.
+    /// The unit's local resources are ready.
     Prepared,
-    /// It is not.
+    /// The unit cannot start; the error.
     Failed(String),
-    /// Everything is connected.
+    /// All connections are made.
     Ready,
-    /// The end of a readout unit.
+    /// Final report of a readout unit.
     Readout(ReadoutReport),
-    /// The end of a builder unit.
+    /// Final report of a builder unit.
     Builder(BuilderEnd),
 }
 
-/// What the manager says.
+/// Frames from the manager.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum FromManager {
-    /// All are there.
+    /// All units have joined.
     Welcome {
         setup: Box<Setup>,
-        /// Where the builder units take connections, by index.
+        /// Where the builder units accept data connections, by index.
         builders: Vec<String>,
     },
-    /// All are ready.
+    /// All units are ready.
     Start,
 }
 
 impl ToManager {
-    /// The first frame.
+    /// The first frame of a unit.
     pub(super) fn join(unit: Unit, data: Option<String>) -> ToManager {
         ToManager::Join { version: VERSION.to_owned(), unit, data }
     }
 }
 
-/// Whether the other end is of our version.
+/// Whether the peer has this program's version.
 pub(super) fn is_our_version(version: &str) -> bool {
     version == VERSION
 }
@@ -95,18 +94,18 @@ pub(super) fn is_our_version(version: &str) -> bool {
 #[derive(Debug)]
 pub(super) struct Channel {
     stream: TcpStream,
-    /// Received and not yet understood.
+    /// Bytes of an incomplete frame.
     buffer: Vec<u8>,
 }
 
-/// What a look at a channel found.
+/// Result of [`Channel::try_receive`].
 #[derive(Debug)]
 pub(super) enum TryReceive<T> {
     /// A frame.
     Frame(T),
-    /// No whole frame yet.
+    /// No complete frame yet.
     Pending,
-    /// The other end is gone.
+    /// The stream ended or failed.
     Closed,
 }
 
@@ -115,13 +114,13 @@ impl Channel {
         Channel { stream, buffer: Vec::new() }
     }
 
-    /// The stream, blocking, for making connections over it. No frame may be under way.
+    /// The TCP stream in blocking mode, for setting up connections. No frame may be incomplete.
     pub(super) fn stream(&mut self) -> io::Result<&mut TcpStream> {
         self.stream.set_nonblocking(false)?;
         Ok(&mut self.stream)
     }
 
-    /// Sends a frame and waits until the system has taken it.
+    /// Sends a frame; blocks until the kernel has taken it.
     pub(super) fn send(&mut self, frame: &impl Serialize) -> io::Result<()> {
         let json = serde_json::to_vec(frame)?;
         let length = u32::try_from(json.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -152,7 +151,7 @@ impl Channel {
         }
     }
 
-    /// Looks for a frame without waiting.
+    /// Receives a frame without waiting.
     pub(super) fn try_receive<T: DeserializeOwned>(&mut self) -> TryReceive<T> {
         let received = self.stream.set_nonblocking(true).and_then(|()| {
             loop {
@@ -169,12 +168,12 @@ impl Channel {
                 }
             }
         });
-        // A stream that fails, or says what is no frame, is as good as closed.
+        // A stream that fails or sends an invalid frame counts as closed.
         received.unwrap_or(TryReceive::Closed)
     }
 
-    /// Reads what is there of the frame under way, and nothing behind it: that may belong to a connection
-    /// that is being made over the stream. Returns 0 at the end of the stream.
+    /// Reads bytes of the current frame, and nothing behind it: that may belong to a connection that is being set up
+    /// over the stream. Returns 0 at the end of the stream.
     fn fill(&mut self) -> io::Result<usize> {
         let mut chunk = [0; 16 << 10];
         let wanted = (self.frame_len()? - self.buffer.len()).min(chunk.len());
@@ -190,17 +189,20 @@ impl Channel {
         }
     }
 
-    /// Length of the frame under way, as far as it is known, in bytes.
+    /// Length of the current frame as far as it is known, in bytes.
     fn frame_len(&self) -> io::Result<usize> {
         let Some(length) = self.buffer.first_chunk::<LENGTH_BYTES>() else { return Ok(LENGTH_BYTES) };
         let length = u32::from_be_bytes(*length) as usize;
         if length > MAX_FRAME {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "not a unit of an event builder"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "frame is too long; the peer is not an event builder unit",
+            ));
         }
         Ok(LENGTH_BYTES + length)
     }
 
-    /// Takes the frame out of the buffer if it is whole.
+    /// Takes the frame from the buffer if it is complete.
     fn take<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
         let len = self.frame_len()?;
         if len == LENGTH_BYTES || self.buffer.len() < len {
@@ -218,23 +220,23 @@ impl AsFd for Channel {
     }
 }
 
-/// A unit's side of the wire-up, up to its own connections.
+/// A unit that has joined the run.
 pub(super) struct JoinedRun {
     pub(super) channel: Channel,
     pub(super) setup: Setup,
-    /// Where the builder units take connections.
+    /// Where the builder units accept data connections.
     pub(super) builders: Vec<String>,
     pub(super) deadline: Deadline,
 }
 
-/// For the whole wire-up of a run.
+/// Timeout of the wire-up of a run.
 pub(super) fn timeout(setup: &Setup) -> Duration {
     let landing: u64 = (0..setup.plan.builders()).map(|builder| setup.landing_bytes(builder).0).sum();
     WIRE_UP_TIMEOUT + Duration::from_secs(landing / PAGES_PER_SECOND)
 }
 
-/// Finds the manager and waits for the setup. The manager may come later than the unit; if `parent_pipe` is
-/// readable or closed meanwhile, whoever started the unit is gone.
+/// Joins the manager and waits for the setup. The manager may start after the unit. Gives up if `parent_pipe`
+/// becomes readable or is closed, because the launcher ended.
 pub(super) fn join(
     manager: &str,
     unit: Unit,
@@ -276,62 +278,63 @@ fn is_timeout(error: &ConnectError) -> bool {
     matches!(error.kind, ConnectErrorKind::TimedOut { .. })
 }
 
-/// Whether there is something to read, or nothing ever will be.
+/// Whether the descriptor is readable or closed.
 fn has_ended(descriptor: BorrowedFd<'_>) -> bool {
     let mut polled = [PollFd::new(&descriptor, PollFlags::IN)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     rustix::event::poll(&mut polled, Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
-/// Connects to a unit that listens already: if it does not, it is gone.
+/// Connects to a unit that is listening.
 pub(super) fn connect_to_unit(
     unit: Unit,
     address: &str,
     deadline: Deadline,
 ) -> Result<TcpStream, ProcessError> {
     let failed = |what: String| ProcessError::WireUp { unit, what };
-    let socket: SocketAddr = address.parse().map_err(|_| failed(format!("has the address {address:?}")))?;
+    let socket: SocketAddr =
+        address.parse().map_err(|_| failed(format!("has the invalid address {address:?}")))?;
     let left = deadline.remaining().unwrap_or(WIRE_UP_TIMEOUT).max(Duration::from_millis(1));
     let stream = TcpStream::connect_timeout(&socket, left);
     let stream = stream.and_then(|stream| stream.set_nodelay(true).map(|()| stream));
-    stream.map_err(|cause| failed(format!("does not answer at {address}: {cause}")))
+    stream.map_err(|cause| failed(format!("cannot be reached at {address}: {cause}")))
 }
 
-/// Says whether the unit has what it needs on its host.
+/// Reports whether the unit's local resources are ready.
 pub(super) fn report_prepared<T>(
     channel: &mut Channel,
     prepared: Result<T, ProcessError>,
 ) -> Result<T, ProcessError> {
     match prepared {
         Ok(prepared) => {
-            channel.send(&ToManager::Prepared).context("tell the manager that all is prepared")?;
+            channel.send(&ToManager::Prepared).context("send Prepared to the manager")?;
             Ok(prepared)
         }
         Err(error) => {
-            // If the manager does not get it, it sees the end of the stream.
+            // Errors are ignored: the manager sees the end of the stream.
             let _ = channel.send(&ToManager::Failed(error.to_string()));
             Err(error)
         }
     }
 }
 
-/// Says that this unit is ready, and waits for the start.
+/// Reports that this unit is ready, and waits for the start.
 pub(super) fn await_start(channel: &mut Channel, deadline: Deadline) -> Result<(), ProcessError> {
-    channel.send(&ToManager::Ready).context("tell the manager that all is ready")?;
+    channel.send(&ToManager::Ready).context("send Ready to the manager")?;
     match channel.receive(deadline).map_err(manager_gone)? {
         FromManager::Start => Ok(()),
         FromManager::Welcome { .. } => Err(unexpected_frame(Unit::Manager)),
     }
 }
 
-/// The manager does not lead the unit to the start.
+/// Error: the manager ended or did not start the run in time.
 fn manager_gone(cause: io::Error) -> ProcessError {
-    ProcessError::WireUp { unit: Unit::Manager, what: format!("does not start the run: {cause}") }
+    ProcessError::WireUp { unit: Unit::Manager, what: format!("did not start the run: {cause}") }
 }
 
-/// A frame that does not belong there.
+/// Error: a frame that is not expected at this step.
 pub(super) fn unexpected_frame(unit: Unit) -> ProcessError {
-    ProcessError::WireUp { unit, what: "says something out of turn".to_owned() }
+    ProcessError::WireUp { unit, what: "sent an unexpected frame".to_owned() }
 }
 
 #[cfg(test)]
@@ -367,7 +370,7 @@ mod tests {
         other.write_all(&bytes[6..]).unwrap();
         assert!(matches!(channel.receive(soon).unwrap(), ToManager::Ready));
 
-        // What follows a frame stays in the stream: a connection may be made over it.
+        // Bytes behind a frame stay in the stream: a connection may be set up over it.
         sender.send(&ToManager::Ready).unwrap();
         other.write_all(b"hello").unwrap();
         assert!(matches!(channel.receive(soon).unwrap(), ToManager::Ready));
@@ -379,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_and_a_silent_party_do_not_hold_us() {
+    fn invalid_frames_and_silent_peers_are_errors() {
         let (mut channel, mut other) = channels();
         let error = channel.receive::<ToManager>(Deadline::after(Duration::from_millis(20))).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);

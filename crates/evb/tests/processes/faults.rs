@@ -176,7 +176,7 @@ fn a_unit_that_does_not_come_up_is_named() {
         "{outcome:#?}"
     );
     let manager = outcome.failures.iter().find(|failure| failure.process == RunProcess::Unit(Unit::Manager));
-    assert!(manager.is_some_and(|failure| failure.reason.contains("readout 1 cannot start")), "{outcome:#?}");
+    assert!(manager.is_some_and(|failure| failure.reason.contains("readout 1 could not start")), "{outcome:#?}");
 }
 
 fn a_port_taken_after_the_check_is_named() {

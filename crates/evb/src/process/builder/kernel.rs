@@ -1,4 +1,4 @@
-//! A card's kernel: commands out, summaries and decisions back.
+//! Kernel on the builder unit's card: submits batches, takes results.
 
 use super::reference::ReferenceDecisions;
 use super::slot_contents::{InvalidSlotData, SlotContents};
@@ -18,34 +18,34 @@ use millstream_card::kernel::verify::{self, VerifyArgs};
 use millstream_card::{AccessError, Card, Ring, RingError, Span};
 use std::time::Duration;
 
-/// What a kernel found in a batch.
+/// Result of a kernel for one batch.
 #[derive(Debug)]
 pub(super) struct KernelCompletion {
     pub(super) slot: SlotIndex,
-    /// Time that the card was busy with it.
+    /// Time that the card was busy with the batch.
     pub(super) busy: Duration,
-    /// Decision bits set.
+    /// Number of decision bits set.
     pub(super) decisions_set: u64,
     status: Result<(), millstream_card::command::Fault>,
     fragments: u32,
 }
 
-/// A card that runs a kernel on every batch.
+/// A kernel on the builder unit's card.
 pub(super) struct CardKernel {
     ring: Ring,
     id: KernelId,
     setup: KernelSetup,
     areas: KernelAreas,
     armed: bool,
-    /// Summaries of the batch at hand.
+    /// Summaries of the current batch.
     summaries: Vec<u8>,
-    /// Decision maps of the batch at hand.
+    /// Decision maps of the current batch.
     decisions: Vec<u8>,
     args: Vec<u8>,
 }
 
 impl CardKernel {
-    /// Prepares the card of that builder unit; none if it runs no kernel.
+    /// Loads the kernel on the builder unit's card; `None` without a kernel.
     pub(super) fn open(setup: &Setup, bu: BuIndex, card: &Card) -> Result<Option<CardKernel>, ProcessError> {
         let crate::config::LandingTarget::Card(CardSetup { name, kernel, .. }) =
             &setup.builders[bu.index()].landing
@@ -83,7 +83,7 @@ impl CardKernel {
         Ok(Some(kernel))
     }
 
-    /// Writes a slot's arguments with its places; only their head changes from batch to batch.
+    /// Writes a slot's arguments with its packet areas. Only their header changes from batch to batch.
     fn write_args(&mut self, setup: &Setup, slot: SlotIndex) -> Result<(), AccessError> {
         let start = setup.layout.slot_offset(slot);
         let places: Vec<_> = setup
@@ -125,7 +125,7 @@ impl CardKernel {
         }
     }
 
-    /// Rings the doorbell for a batch.
+    /// Submits a batch.
     pub(super) fn submit(&mut self, slot: SlotIndex, batch: &Batch, sources: usize) -> Result<(), RingError> {
         let areas = self.areas.of_slot(slot);
         let (first_event, n_events) = (batch.first_event.0, u32::from(batch.events));
@@ -152,8 +152,7 @@ impl CardKernel {
         self.ring.submit(&descriptor).map(drop)
     }
 
-    /// Takes the next batch that the card is done with. If there is none but will be, the card's interrupt
-    /// is armed.
+    /// Takes the next completion. Without one, but with batches in the kernel, arms the card's interrupt.
     pub(super) fn poll(&mut self) -> Result<Option<KernelCompletion>, RingError> {
         if self.ring.in_flight() == 0 {
             return Ok(None);
@@ -162,13 +161,13 @@ impl CardKernel {
         if completion.is_none() && !self.armed {
             self.ring.arm();
             self.armed = true;
-            // It may have come before it was armed.
+            // The completion may have arrived before the interrupt was armed.
             completion = self.ring.poll()?;
         }
         let Some(completion) = completion else { return Ok(None) };
         self.armed = false;
         Ok(Some(KernelCompletion {
-            // Cookies are slots.
+            // The cookie is the slot.
             slot: SlotIndex(completion.cookie as u16),
             busy: completion.busy,
             decisions_set: completion.tally.decisions_set.into(),
@@ -177,13 +176,13 @@ impl CardKernel {
         }))
     }
 
-    /// The card's interrupt has been seen; the next completion raises it again.
+    /// Arms the interrupt again after it was raised.
     pub(super) fn acknowledge(&mut self) {
         self.ring.arm();
         self.armed = true;
     }
 
-    /// What the kernel says about a batch, together with what lies in its slot.
+    /// The outcome of a batch, from the kernel's summaries and the slot's contents.
     pub(super) fn outcome(
         &mut self,
         completion: &KernelCompletion,
@@ -206,7 +205,7 @@ impl CardKernel {
             if summary.event != number || summary.status & STATUS_BAD_PACKET != 0 {
                 let (found, status) = (summary.event, summary.status);
                 return Err(InvalidSlotData::Kernel(format!(
-                    "summary of event {found} with status {status:#x} for event {number}"
+                    "summary {event} is of event {found} with status {status:#x}, expected event {number}"
                 )));
             }
             let tally = if summary.corrupt > 0 {
@@ -232,18 +231,18 @@ impl CardKernel {
         Ok(outcome)
     }
 
-    /// Whether the kernel looks at every fragment.
+    /// Whether the kernel reads every fragment.
     fn verifies_checksums(&self) -> bool {
         matches!(self.setup, KernelSetup::Verify | KernelSetup::Cluster7 { verify: true, .. })
     }
 
-    /// The summary of an event of the batch at hand.
+    /// The summary of an event of the current batch.
     pub(super) fn summary(&self, event: usize) -> Summary {
         let bytes = self.summaries.as_chunks().0.get(event);
         bytes.map_or_else(Summary::default, Summary::from_bytes)
     }
 
-    /// The decision map of an event of the batch at hand; empty if the kernel decides nothing.
+    /// The decision map of an event of the current batch; empty without a trigger kernel.
     pub(super) fn decisions(&self, event: usize) -> &[u8] {
         match self.setup {
             KernelSetup::Cluster7 { .. } => {
@@ -253,7 +252,7 @@ impl CardKernel {
         }
     }
 
-    /// Compares the decisions on the batch at hand, on events that are complete and sound.
+    /// Compares the decisions of the current batch with the reference, for complete events without errors.
     pub(super) fn compare(&self, reference: &mut ReferenceDecisions, batch: &Batch, contents: &SlotContents) {
         for event in 0..usize::from(batch.events) {
             if contents.is_complete(event) && self.summary(event).status == 0 {

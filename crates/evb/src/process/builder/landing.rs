@@ -1,4 +1,4 @@
-//! A builder unit's landing memory: slots on the host or on a card.
+//! Landing memory of a builder unit: slots on the host or on a card.
 
 use crate::config::{CardSetup, LandingTarget, Setup};
 use crate::core::{BuIndex, SlotIndex};
@@ -8,13 +8,13 @@ use millstream_card::{Card, Span};
 use millstream_rdma::{Access, Device, Region, RemoteMemory};
 use std::time::Duration;
 
-/// How long a card may take to come up. Short of the time in which a run has to end that lost its launcher.
+/// How long to wait for a card. Less than the time within which a run without a launcher has to end.
 const CARD_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// LandingMemory memory, registered for the readout units.
+/// Landing memory, registered for the readout units.
 pub(super) struct LandingMemory {
     memory: Memory,
-    /// What readout units may write: the slots, and nothing behind them.
+    /// The slots. Readout units can write only these.
     slots: Region,
 }
 
@@ -23,30 +23,31 @@ enum Memory {
     Card(Card),
 }
 
-/// Bytes that are not where the layout says: a mistake in this program.
+/// An access outside of landing memory: a bug.
 #[derive(Debug, thiserror::Error)]
-#[error("{len} bytes at {offset} are outside the landing memory")]
+#[error("{len} bytes at offset {offset} are outside of landing memory")]
 pub(super) struct OutsideLandingMemory {
     offset: u64,
     len: usize,
 }
 
 impl LandingMemory {
-    /// Opens the card if there is one, registers the slots, and gives memory to all pages in use.
+    /// Opens the card if there is one, registers the slots, and allocates all pages.
     pub(super) fn open(setup: &Setup, bu: BuIndex, device: &Device) -> Result<LandingMemory, ProcessError> {
         let slots = setup.plan.slots[bu.index()].get();
         let len = setup.layout.slot_offset(SlotIndex(slots));
         match &setup.builders[bu.index()].landing {
             LandingTarget::Host => {
                 let slots = Region::landing(device, c"millstream-slots", len as usize, Access::REMOTE_WRITE)?;
-                slots
-                    .populate()
-                    .map_err(|cause| ProcessError::Io { operation: "populate the slots", cause })?;
+                slots.populate().map_err(|cause| ProcessError::Io {
+                    operation: "allocate the pages of the slots",
+                    cause,
+                })?;
                 Ok(LandingMemory { memory: Memory::Host, slots })
             }
             LandingTarget::Card(wanted) => {
                 let card = Card::open(&card::name(setup, wanted)?, CARD_TIMEOUT)?;
-                // From here on the card is this unit's alone; the lease ends with this process.
+                // The card is leased to this process until it ends.
                 card.lease(CARD_TIMEOUT).map_err(|error| card::unfit(&wanted.name, error.to_string()))?;
                 let needed = setup.landing_bytes(bu.index()).0;
                 check_memory(wanted, &card, needed)?;
@@ -54,15 +55,17 @@ impl LandingMemory {
                     .prefault(Span::new(0, needed))
                     .map_err(|error| card::unfit(&wanted.name, error.to_string()))?;
                 let descriptor = card.memory_fd().try_clone_to_owned();
-                let descriptor = descriptor
-                    .map_err(|cause| ProcessError::Io { operation: "share the card's memory", cause })?;
+                let descriptor = descriptor.map_err(|cause| ProcessError::Io {
+                    operation: "duplicate the descriptor of the card's memory",
+                    cause,
+                })?;
                 let slots = Region::dmabuf(device, descriptor, 0, len as usize, Access::REMOTE_WRITE)?;
                 Ok(LandingMemory { memory: Memory::Card(card), slots })
             }
         }
     }
 
-    /// The card, if this is one.
+    /// The card, if landing memory is on one.
     pub(super) fn card(&self) -> Option<&Card> {
         match &self.memory {
             Memory::Host => None,
@@ -70,7 +73,7 @@ impl LandingMemory {
         }
     }
 
-    /// What a readout unit needs to write.
+    /// Address and key for the readout units.
     pub(super) fn remote(&self) -> RemoteMemory {
         self.slots.remote()
     }
@@ -89,7 +92,7 @@ impl LandingMemory {
 fn check_memory(wanted: &CardSetup, card: &Card, needed: u64) -> Result<(), ProcessError> {
     let size = card.memory().size();
     if size < needed {
-        return Err(card::unfit(&wanted.name, format!("has {size} B of memory, {needed} B are needed")));
+        return Err(card::unfit(&wanted.name, format!("has {size} B of memory, needs {needed} B")));
     }
     Ok(())
 }

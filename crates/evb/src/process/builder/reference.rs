@@ -1,4 +1,4 @@
-//! Comparing a kernel's decisions with those that the camera made.
+//! Comparison of a kernel's trigger decisions with recorded ones.
 
 use crate::config::Setup;
 use crate::process::ProcessError;
@@ -7,17 +7,17 @@ use millstream_fragment::stream::Stream;
 use serde::{Deserialize, Serialize};
 use std::ops::AddAssign;
 
-/// How far decisions agree.
+/// Result of the comparison.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DecisionComparison {
     /// Decision bits compared.
     pub compared: u64,
-    /// Those that are as they have to be.
+    /// Decision bits that are equal.
     pub equal: u64,
 }
 
 impl DecisionComparison {
-    /// Whether no compared bit differs.
+    /// Whether all compared bits are equal.
     pub fn is_full(&self) -> bool {
         self.compared == self.equal
     }
@@ -30,7 +30,7 @@ impl AddAssign for DecisionComparison {
     }
 }
 
-/// The decisions that the kernels have to reproduce.
+/// The recorded decisions.
 pub(super) struct ReferenceDecisions {
     stream: Stream,
     replay: Replay,
@@ -38,7 +38,7 @@ pub(super) struct ReferenceDecisions {
 }
 
 impl ReferenceDecisions {
-    /// Opens the run's reference, if it has one.
+    /// Opens the run's reference decisions, if it has any.
     pub(super) fn open(setup: &Setup) -> Result<Option<ReferenceDecisions>, ProcessError> {
         let Some(path) = &setup.reference_decisions else { return Ok(None) };
         let stream = Stream::open(path)?;
@@ -50,7 +50,7 @@ impl ReferenceDecisions {
         Ok(Some(ReferenceDecisions { stream, replay, comparison: DecisionComparison::default() }))
     }
 
-    /// Compares the decisions on an event. An event that the reference does not have counts as all wrong.
+    /// Compares the decisions on an event. For an event without reference decisions, all bits count as different.
     pub(super) fn compare(&mut self, event: u64, decisions: &[u8]) {
         let file_event = self.replay.file_event(event);
         let source = self.stream.sources().next();
