@@ -1,12 +1,11 @@
-//! A point in time by which something must have happened.
+//! Deadlines.
 #![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};
 
-/// A point in time by which something must have happened, or never.
+/// A point in time, or never.
 ///
-/// One deadline is passed down through a whole operation (connect, exchange, confirm), so that the operation
-/// as a whole is bounded and not each of its steps.
+/// One deadline is passed through all steps of an operation, so that the operation as a whole is bounded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadline(Option<Instant>);
 
@@ -14,22 +13,22 @@ impl Deadline {
     /// No limit.
     pub const NEVER: Deadline = Deadline(None);
 
-    /// `from_now` from now; a time too far away to express is [`Deadline::NEVER`].
+    /// The time `from_now` after now. A time that cannot be represented is [`Deadline::NEVER`].
     pub fn after(from_now: Duration) -> Deadline {
         Deadline(Instant::now().checked_add(from_now))
     }
 
-    /// The given instant.
+    /// The deadline at `instant`.
     pub fn at(instant: Instant) -> Deadline {
         Deadline(Some(instant))
     }
 
-    /// The time left: zero when it has passed, `None` when there is no limit.
+    /// Remaining time: zero if the deadline passed, `None` without a limit.
     pub fn remaining(self) -> Option<Duration> {
         self.0.map(|at| at.saturating_duration_since(Instant::now()))
     }
 
-    /// Whether the time has come.
+    /// Whether the deadline passed.
     pub fn passed(self) -> bool {
         self.0.is_some_and(|at| at <= Instant::now())
     }

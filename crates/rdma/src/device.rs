@@ -1,4 +1,4 @@
-//! RDMA devices: which exist, and opening one with the port and address to use.
+//! RDMA devices: list and open.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -19,23 +19,22 @@ use sideway::ibverbs::protection_domain::ProtectionDomain;
 use crate::error::os_error;
 use crate::loader::{self, VerbsLibrary};
 
-/// The device, or the kind of device, to use; what `--device` and `MILLSTREAM_DEVICE` say.
+/// Selects a device, from `--device` or `MILLSTREAM_DEVICE`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum DeviceSelector {
     /// Hardware if there is any, else the soft device.
     #[default]
     Auto,
-    /// Whatever the system's verbs library offers.
+    /// The first device of the system's verbs library.
     Hardware,
     /// The soft device.
     Soft,
-    /// The device of this name.
+    /// The device with this name.
     Named(String),
 }
 
 impl DeviceSelector {
-    /// Reads an environment variable; what is not text can name no device that exists, and is kept to say so
-    /// later.
+    /// Parses an environment variable. Non-UTF-8 text becomes a name that no device has, for a later error message.
     pub(crate) fn from_os(value: &OsStr) -> DeviceSelector {
         match value.to_string_lossy().as_ref() {
             "" | "auto" => DeviceSelector::Auto,
@@ -45,7 +44,7 @@ impl DeviceSelector {
         }
     }
 
-    /// What the environment asks for: `MILLSTREAM_DEVICE`, or [`DeviceSelector::Auto`].
+    /// The selection in `MILLSTREAM_DEVICE`, or [`DeviceSelector::Auto`].
     pub fn from_environment() -> DeviceSelector {
         DeviceSelector::from_os(&std::env::var_os(loader::ENV_DEVICE).unwrap_or_default())
     }
@@ -70,28 +69,28 @@ impl fmt::Display for DeviceSelector {
     }
 }
 
-/// Why no device could be listed or opened.
+/// Why devices could not be listed or opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// There is nothing to open.
-    #[error("no RDMA device: {loaded} offers none{hint}")]
+    /// There is no device.
+    #[error("no RDMA device: {loaded} has none{hint}")]
     NoDevice {
         /// The verbs library in use.
         loaded: VerbsLibrary,
-        /// Why the soft device is not in use, if it is not.
+        /// Why the soft device is not used.
         hint: String,
     },
-    /// The chosen device is not among those that exist.
-    #[error("no RDMA device {selector:?} with {loaded}; there are: {}{hint}", .existing.join(", "))]
+    /// The selected device does not exist.
+    #[error("no RDMA device {selector:?} in {loaded}; available devices: {}{hint}", .existing.join(", "))]
     NotFound {
-        /// What was asked for.
+        /// The selection.
         selector: String,
         /// The verbs library in use.
         loaded: VerbsLibrary,
-        /// The devices of this library, and adapters that only the system's library reaches.
+        /// Devices of this library, and adapters that only the system's library supports.
         existing: Vec<String>,
-        /// Why the soft device is not in use, if it is not.
+        /// Why the soft device is not used.
         hint: String,
     },
     /// The devices could not be listed.
@@ -99,20 +98,20 @@ pub enum DeviceError {
     List {
         /// The verbs library in use.
         loaded: VerbsLibrary,
-        /// Why.
+        /// The cause.
         cause: io::Error,
     },
-    /// A call on one device failed.
+    /// A call on a device failed.
     #[error("RDMA device {device}: cannot {what}: {cause}")]
     Call {
         /// The device.
         device: String,
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// Why.
+        /// The cause.
         cause: io::Error,
     },
-    /// The port cannot carry traffic.
+    /// The port is not active.
     #[error("RDMA device {device}: port {port} is {state:?}, not Active")]
     PortNotActive {
         /// The device.
@@ -122,92 +121,94 @@ pub enum DeviceError {
         /// Its state.
         state: PortState,
     },
-    /// An Ethernet port without an address of the RoCE v2 kind.
-    #[error("RDMA device {device}: port {port} has no RoCE v2 address in its GID table of {entries} entries")]
+    /// An Ethernet port without a RoCE v2 GID.
+    #[error(
+        "RDMA device {device}: port {port} has no RoCE v2 GID among {entries} entries; assign it an IP address"
+    )]
     NoRoceV2Gid {
         /// The device.
         device: String,
         /// The port.
         port: u8,
-        /// The number of entries that the table has.
+        /// Number of entries of its GID table.
         entries: usize,
     },
 }
 
-/// What `millstream devices` prints about one device.
+/// Attributes of a device.
 #[derive(Debug, Clone)]
 pub struct DeviceInfo {
-    /// For example `mlx5_0`.
+    /// Its name, for example `mlx5_0`.
     pub name: String,
-    /// The library that it comes from.
+    /// Its verbs library.
     pub library: PathBuf,
     /// Whether it is the soft device.
     pub soft: bool,
-    /// The node's globally unique identifier.
+    /// Node GUID.
     pub guid: u64,
-    /// PCI vendor.
+    /// PCI vendor id.
     pub vendor_id: u32,
-    /// The vendor's number of the part.
+    /// Vendor's part id.
     pub vendor_part_id: u32,
-    /// The firmware's version, in the vendor's form.
+    /// Firmware version.
     pub firmware: String,
-    /// What it can do.
+    /// Its limits.
     pub limits: DeviceLimits,
-    /// Its ports, the first one with number 1.
+    /// Its ports; the first one has number 1.
     pub ports: Vec<PortInfo>,
 }
 
 /// One port of a device.
 #[derive(Debug, Clone)]
 pub struct PortInfo {
-    /// Counted from 1.
+    /// Port number, from 1.
     pub number: u8,
-    /// Whether it can carry traffic.
+    /// Port state.
     pub state: PortState,
-    /// InfiniBand or Ethernet.
+    /// Link layer: InfiniBand or Ethernet.
     pub link_layer: LinkLayer,
-    /// The largest payload of a packet in use.
+    /// Active MTU.
     pub mtu: Mtu,
-    /// The local identifier on an InfiniBand subnet; 0 on Ethernet.
+    /// LID on an InfiniBand subnet; 0 on Ethernet.
     pub lid: u16,
-    /// Its gids.
+    /// GID table.
     pub gids: Vec<PortGid>,
 }
 
 /// One entry of a port's GID table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortGid {
-    /// Where in the table.
+    /// Index in the table.
     pub index: u8,
-    /// The address; an IPv4 address is mapped into IPv6.
+    /// The GID; IPv4 addresses are IPv4-mapped.
     pub gid: Ipv6Addr,
-    /// The packet format that goes with it.
+    /// Packet format: RoCE v1, RoCE v2 or InfiniBand.
     pub gid_type: GidType,
 }
 
-/// The largest values that a device accepts.
+/// Limits of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceLimits {
     /// Queue pairs.
     pub queue_pairs: u32,
-    /// Work requests outstanding on one queue.
+    /// Outstanding work requests of a queue.
     pub queue_depth: u32,
     /// Scatter/gather elements of one work request.
     pub sges: u32,
-    /// Completions that one completion queue holds.
+    /// Entries of a completion queue.
     pub completions: u32,
-    /// Bytes of one memory region.
+    /// Size of a memory region, in bytes.
     pub region_bytes: u64,
-    /// READs outstanding as initiator, per queue pair.
+    /// Outstanding READs and atomics as initiator, per queue pair.
     pub max_qp_init_rd_atom: u8,
-    /// READs outstanding as target, per queue pair.
+    /// Outstanding READs and atomics as responder, per queue pair.
     pub max_qp_rd_atom: u8,
 }
 
-/// The devices of the library in use, with their attributes.
+/// Devices of the verbs library in use, with their attributes.
 ///
 /// # Errors
-/// [`DeviceError`] if there is none, or a device does not answer.
+/// [`DeviceError`] if there is none, or a query fails.
 pub fn devices() -> Result<Vec<DeviceInfo>, DeviceError> {
     let loaded = loader::loaded();
     let (soft, library) = match &loaded {
@@ -240,8 +241,7 @@ pub fn devices() -> Result<Vec<DeviceInfo>, DeviceError> {
         .collect()
 }
 
-/// An open device: its context and protection domain, and the port and address to use. Clones share all of
-/// it.
+/// An open device: context, protection domain, port and GID. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Device(Arc<Inner>);
 
@@ -259,17 +259,16 @@ struct Inner {
     context: Arc<DeviceContext>,
 }
 
-/// The port that is used of every device.
+/// The port to use.
 const PORT: u8 = 1;
 
-/// Opens a device: its port 1, and of that port's gids the RoCE v2 one that most likely reaches other
-/// hosts (IPv4 before global IPv6 before link-local).
+/// Opens a device with port 1 and the RoCE v2 GID that most likely reaches other hosts: IPv4 before global IPv6 before
+/// link-local.
 ///
-/// The selector is among the devices of the library in use; call [`loader::ensure`] before to get the right
-/// library.
+/// The selector applies to the verbs library in use; call [`loader::ensure`] first to load the right one.
 ///
 /// # Errors
-/// [`DeviceError`], which names the devices that exist if the chosen one does not.
+/// [`DeviceError`]; lists the existing devices if the selected one does not exist.
 pub fn open(selector: &DeviceSelector) -> Result<Device, DeviceError> {
     let loaded = loader::loaded();
     let soft = matches!(loaded, VerbsLibrary::Soft(_));
@@ -321,7 +320,7 @@ pub fn open(selector: &DeviceSelector) -> Result<Device, DeviceError> {
 }
 
 impl Device {
-    /// For example `mlx5_0`.
+    /// Its name, for example `mlx5_0`.
     pub fn name(&self) -> &str {
         &self.0.name
     }
@@ -331,37 +330,37 @@ impl Device {
         self.0.soft
     }
 
-    /// What it can do.
+    /// Its limits.
     pub fn limits(&self) -> &DeviceLimits {
         &self.0.limits
     }
 
-    /// The port in use, counted from 1.
+    /// The port in use, from 1.
     pub fn port(&self) -> u8 {
         self.0.port
     }
 
-    /// InfiniBand or Ethernet.
+    /// Link layer: InfiniBand or Ethernet.
     pub fn link_layer(&self) -> LinkLayer {
         self.0.link_layer
     }
 
-    /// The largest packet payload of the port in use.
+    /// Active MTU of the port.
     pub fn mtu(&self) -> Mtu {
         self.0.mtu
     }
 
-    /// The port's local identifier on an InfiniBand subnet; 0 on Ethernet.
+    /// LID of the port on an InfiniBand subnet; 0 on Ethernet.
     pub fn lid(&self) -> u16 {
         self.0.lid
     }
 
-    /// The address in use.
+    /// The GID in use.
     pub fn gid(&self) -> PortGid {
         self.0.gid
     }
 
-    /// The protection domain that all regions and queue pairs of this device share.
+    /// The protection domain of all regions and queue pairs of this device.
     pub fn domain(&self) -> &Arc<ProtectionDomain> {
         &self.0.domain
     }
@@ -374,8 +373,7 @@ impl Device {
 
 fn list(loaded: &VerbsLibrary) -> Result<DeviceList, DeviceError> {
     let list = match DeviceList::new().map_err(|error| os_error!(error.0, GetDeviceListErrorKind::Ibverbs)) {
-        // rdma-core says ENOSYS where the kernel has no RDMA support, `sideway` EOPNOTSUPP where no library
-        // was loaded.
+        // rdma-core returns ENOSYS if the kernel has no RDMA support, `sideway` EOPNOTSUPP if no library was loaded.
         Err(cause) if matches!(cause.raw_os_error(), Some(libc::ENOSYS | libc::EOPNOTSUPP)) => None,
         Err(cause) => return Err(DeviceError::List { loaded: loaded.clone(), cause }),
         Ok(list) => (!list.is_empty()).then_some(list),
@@ -396,7 +394,7 @@ fn open_context(
 ) -> Result<Arc<DeviceContext>, DeviceError> {
     device.open().map_err(|error| DeviceError::Call {
         device: name.to_owned(),
-        what: "open it",
+        what: "open the device",
         cause: os_error!(error.0, OpenDeviceErrorKind::Ibverbs),
     })
 }
@@ -435,7 +433,7 @@ fn query_port(
         .iter()
         .filter(|entry| entry.port_num() == u32::from(number))
         .filter_map(|entry| {
-            // An address vector holds an index of 8 bits.
+            // An address vector has an 8-bit index.
             let index = u8::try_from(entry.gid_index()).ok()?;
             Some(PortGid { index, gid: entry.gid().into(), gid_type: entry.gid_type() })
         })
@@ -489,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_is_read_back_as_written() {
+    fn selectors_parse_and_print() {
         for text in ["auto", "hardware", "soft", "mlx5_0"] {
             assert_eq!(text.parse::<DeviceSelector>().unwrap().to_string(), text);
         }
@@ -517,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn an_infiniband_port_uses_its_first_address() {
+    fn an_infiniband_port_uses_its_first_gid() {
         let table =
             [gid_entry(0, "fe80::1", GidType::InfiniBand), gid_entry(1, "2001:db8::1", GidType::InfiniBand)];
         assert_eq!(choose_gid(LinkLayer::InfiniBand, &table), Some(table[0]));

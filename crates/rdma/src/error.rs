@@ -1,7 +1,7 @@
-//! The operating system's error inside those of `sideway`.
+//! I/O errors inside `sideway`'s errors.
 #![forbid(unsafe_code)]
 
-/// Unwraps `$kind(io::Error)`; `sideway`'s error enums are open, so any other variant keeps its own words.
+/// Unwraps `$kind(io::Error)`. `sideway`'s error enums are open; any other variant keeps its text.
 macro_rules! os_error {
     ($error:expr, $kind:path) => {
         match $error {

@@ -1,15 +1,13 @@
-//! What Millstream's verbs programs share: device choice, connections, landing memory, waiting.
+//! Verbs for applications: device selection, connections, registered memory, waiting, messages.
 //!
-//! Everything here is ordinary verbs, so a program written against it runs unchanged on an RDMA adapter and
-//! on the soft device. Read in this order: [`loader`] (which `libibverbs.so.1` is used), [`device`] (which
-//! device, port and address), [`memory`] (what peers may read and write), [`connect`] (two parties, one
-//! reliable connection), [`queue`] (posting work and reading completions), [`wait`] (spin, then block),
-//! [`message`] (many small messages over one connection).
+//! The crate uses ordinary verbs, so programs run unchanged on RDMA adapters and on the soft device. Read in this order:
+//! [`loader`] (selects `libibverbs.so.1`), [`device`] (device, port and GID), [`memory`] (registered memory),
+//! [`connect`] (reliable connections), [`queue`] (work requests and completions), [`wait`] (poll, then block),
+//! [`message`] (small messages over one connection).
 //!
-//! The objects are created through the crate `sideway`; the data path calls the verbs function table
-//! directly, because a work request must cost nanoseconds and no allocation. The terms are those of the
-//! InfiniBand Architecture Specification volume 1 (chapter 10 for queue pairs, completion queues and memory
-//! regions, chapter 11 for the verbs).
+//! Objects are created through the crate `sideway`. The data path calls the verbs directly, without allocation. Terms
+//! are those of the InfiniBand Architecture Specification, volume 1: chapter 10 (queue pairs, completion queues, memory
+//! regions) and chapter 11 (verbs).
 
 pub mod connect;
 pub mod deadline;

@@ -1,8 +1,8 @@
-//! Which `libibverbs.so.1` this process uses.
+//! Selects the `libibverbs.so.1` of this process.
 //!
-//! `sideway` reaches verbs through `dlopen("libibverbs.so.1")` in a constructor that runs before `main`;
-//! glibc hands out whatever was first loaded under that SONAME. This module has an earlier constructor that
-//! loads the soft device by path, unless an RDMA adapter is present or the environment says otherwise:
+//! `sideway` opens verbs with `dlopen("libibverbs.so.1")` in a constructor before `main`. glibc returns the library that
+//! was first loaded under that SONAME. An earlier constructor of this module loads the soft device by its path, unless
+//! an RDMA adapter is present or the environment selects another device:
 //!
 //! | `MILLSTREAM_DEVICE` | library |
 //! |---|---|
@@ -11,10 +11,9 @@
 //! | `soft` | the soft device |
 //! | a name | the system's if `/sys/class/infiniband` has that name, else the soft device |
 //!
-//! The soft device is looked for at `MILLSTREAM_LIB` (the file, or the directory that holds it), then
-//! relative to the executable (see [`search_path`]). A constructor must not end the process, so a library
-//! that is missing or does not load is reported later, by [`devices`](crate::device::devices) and
-//! [`open`](crate::device::open).
+//! The soft device is searched at `MILLSTREAM_LIB` (file or directory), then relative to the executable (see
+//! [`search_path`]). A constructor must not end the process. A library that is missing or does not load is reported
+//! later, by [`devices`](crate::device::devices) and [`open`](crate::device::open).
 
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -25,32 +24,31 @@ use std::sync::OnceLock;
 
 use crate::device::DeviceSelector;
 
-/// The file name (and SONAME) of the verbs library.
+/// File name and SONAME of the verbs library.
 pub const SONAME: &str = "libibverbs.so.1";
-/// Names the device, or the kind of device, to use.
+/// Environment variable that selects a device.
 pub const ENV_DEVICE: &str = "MILLSTREAM_DEVICE";
-/// The soft device's library, or the directory that holds it.
+/// Environment variable with the soft device's library or its directory.
 pub const ENV_LIBRARY: &str = "MILLSTREAM_LIB";
-/// The process that [`reexec_with`] restarted, so that a program which cannot get the library it asks for does
-/// not start itself for ever. The number stays the same over a restart, and differs in a process's children.
+/// The process id that [`reexec_with`] restarted. It prevents endless restarts: the id stays the same over `exec` and
+/// differs in child processes.
 const ENV_REEXEC: &str = "MILLSTREAM_REEXEC";
 
 const SYSFS: &str = "/sys/class/infiniband";
-/// The entry that programs on the soft device see there (docs/rdma-cm.md).
+/// The entry of the soft device there (docs/rdma-cm.md).
 const SOFT: &str = "mill0";
-/// Where the soft device is looked for, relative to the directory of the executable: beside it, `target/lib`
-/// as seen from `target/<profile>` and from `target/<profile>/{deps,examples}`, and an installation's private
-/// directory.
+/// Search directories relative to the executable: beside it, `target/lib` from `target/<profile>` and from
+/// `target/<profile>/{deps,examples}`, and the private directory of an installation.
 const RELATIVE: [&str; 4] = ["", "../lib", "../../lib", "../lib/millstream"];
 
-/// The verbs library that this process uses.
+/// The verbs library of this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VerbsLibrary {
     /// The soft device, from this file.
     Soft(PathBuf),
-    /// Another `libibverbs.so.1`, from this file: rdma-core's.
+    /// Another `libibverbs.so.1`: rdma-core's.
     System(PathBuf),
-    /// No library of that name could be loaded.
+    /// No verbs library could be loaded.
     None,
 }
 
@@ -64,44 +62,43 @@ impl std::fmt::Display for VerbsLibrary {
     }
 }
 
-/// The other library is needed and cannot be had.
+/// Why the other verbs library cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoaderError {
-    /// This process was already started again for this selector, and still has the wrong library.
-    #[error("device {selector} is not available: restarted for it, but this process still uses {loaded}")]
+    /// The process was restarted and still has the wrong library.
+    #[error("device {selector} is not available: after a restart this process still uses {loaded}")]
     WrongLibrary {
-        /// The device or kind of device asked for.
+        /// The selected device.
         selector: DeviceSelector,
         /// The library that is loaded.
         loaded: VerbsLibrary,
     },
-    /// The program could not be started again.
+    /// The restart failed.
     #[error("cannot restart {program:?} for device {selector}: {cause}")]
     Restart {
         /// The executable.
         program: PathBuf,
-        /// The device or kind of device asked for.
+        /// The selected device.
         selector: DeviceSelector,
-        /// Why.
+        /// The cause.
         cause: std::io::Error,
     },
 }
 
-/// What the constructor did, for later error messages.
+/// Result of the constructor, for error messages.
 #[derive(Debug)]
 struct Attempt {
-    /// The soft device's file, if the constructor loaded it.
+    /// The soft device's library, if the constructor loaded it.
     soft: Option<PathBuf>,
-    /// Why the soft device, though wanted and found, did not load.
+    /// Why the soft device's library did not load.
     failure: Option<String>,
 }
 
 static ATTEMPT: OnceLock<Attempt> = OnceLock::new();
 
-/// Runs before the constructor of `rdma-mummy-sys`, which has no priority and therefore runs after all that
-/// have one. The sections up to `.init_array.00100` are reserved for the C library and Rust's own start-up
-/// (the program's arguments and environment).
+/// Runs before the constructor of `rdma-mummy-sys`, which has no priority and runs last. Sections up to
+/// `.init_array.00100` are reserved for the C library and Rust's runtime (arguments and environment).
 // SAFETY: the section holds pointers to functions of this signature, called once each before `main`; the
 // function does not unwind and needs nothing that is initialised later than libc and the allocator.
 #[used]
@@ -123,7 +120,7 @@ extern "C" fn load_before_sideway() {
     let _ = ATTEMPT.set(attempt);
 }
 
-/// Which of the two libraries is asked for.
+/// The selected library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wanted {
     Soft,
@@ -145,7 +142,7 @@ fn wanted_for(selector: &DeviceSelector, hardware: &[String]) -> Wanted {
     if system { Wanted::System } else { Wanted::Soft }
 }
 
-/// The names of the RDMA adapters that the kernel knows, sorted; empty where there is no such support.
+/// Names of the RDMA adapters in sysfs, sorted.
 pub fn hardware_devices() -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(SYSFS) else { return Vec::new() };
     let mut names: Vec<String> = entries
@@ -156,10 +153,10 @@ pub fn hardware_devices() -> Vec<String> {
     names
 }
 
-/// The files that may be the soft device, in the order in which they are tried.
+/// Candidate files for the soft device's library, in order.
 ///
-/// With `MILLSTREAM_LIB` set, only what it names: a wrong value must not be covered up by another library.
-/// Otherwise, from the directory of the executable: `./`, `../lib/`, `../../lib/` and `../lib/millstream/`.
+/// If `MILLSTREAM_LIB` is set, only its value, so that a wrong value is noticed. Otherwise `./`, `../lib/`, `../../lib/`
+/// and `../lib/millstream/` from the executable's directory.
 pub fn search_path() -> Vec<PathBuf> {
     let program = std::env::current_exe().ok();
     candidates(std::env::var_os(ENV_LIBRARY), program.as_deref().and_then(Path::parent))
@@ -174,20 +171,20 @@ fn candidates(environment: Option<OsString>, program_directory: Option<&Path>) -
     RELATIVE.iter().map(|relative| directory.join(relative).join(SONAME)).collect()
 }
 
-/// The soft device's file, if it can be found on the [`search_path`].
+/// The soft device's library on the [`search_path`].
 pub fn find_library() -> Option<PathBuf> {
     let found = search_path().into_iter().find(|path| path.is_file())?;
-    // The directory only: a link must keep the name that the loader looks for.
+    // Only the directory is resolved: a symbolic link must keep the name that the loader searches.
     let directory = found.parent()?.canonicalize().ok()?;
     Some(directory.join(found.file_name()?))
 }
 
-/// The directory to put in front of `LD_LIBRARY_PATH` so that any other verbs program uses the soft device.
+/// The directory for `LD_LIBRARY_PATH`, so that any verbs program uses the soft device.
 pub fn library_dir() -> Option<PathBuf> {
     find_library()?.parent().filter(|directory| directory.join(SONAME).is_file()).map(Path::to_owned)
 }
 
-/// The verbs library that this process uses.
+/// The verbs library of this process.
 pub fn loaded() -> VerbsLibrary {
     let Some(path) = loaded_path() else { return VerbsLibrary::None };
     let ours = ATTEMPT.get().and_then(|attempt| attempt.soft.clone()).or_else(find_library);
@@ -197,27 +194,27 @@ pub fn loaded() -> VerbsLibrary {
     }
 }
 
-/// Why the soft device is not in use, for an error message.
+/// Why the soft device is not used, for error messages.
 pub(crate) fn why_not_soft() -> String {
     if let Some(failure) = ATTEMPT.get().and_then(|attempt| attempt.failure.clone()) {
         return failure;
     }
     if let Some(path) = find_library() {
-        return format!("the soft device ({}) was not asked for when this process started", path.display());
+        return format!("the soft device ({}) was not selected when this process started", path.display());
     }
     let tried: Vec<String> = search_path().iter().map(|path| path.display().to_string()).collect();
     format!(
-        "the soft device was not found (`make lib` builds it, {ENV_LIBRARY} tells where it is); looked for {}",
+        "the soft device was not found; build it with `make lib` or set {ENV_LIBRARY}; searched {}",
         tried.join(", ")
     )
 }
 
-/// Makes sure that this process uses the library which has the chosen device, by starting it again if needed.
+/// Loads the verbs library of the selected device, by restarting the program if necessary.
 ///
-/// Returns only when the right library is loaded. Call it first in `main`, before there is anything to lose.
+/// Returns if the right library is loaded. Call it first in `main`.
 ///
 /// # Errors
-/// [`LoaderError`] if a restart did not help, or is not possible.
+/// [`LoaderError`] if a restart fails or does not help.
 pub fn ensure(selector: &DeviceSelector) -> Result<(), LoaderError> {
     let loaded = loaded();
     let right = match wanted_for(selector, &hardware_devices()) {
@@ -228,15 +225,15 @@ pub fn ensure(selector: &DeviceSelector) -> Result<(), LoaderError> {
         return Ok(());
     }
     if matches!(selector, DeviceSelector::Auto) {
-        // Nothing was asked for: the missing device is reported when one is opened.
+        // A missing device is reported when one is opened.
         return Ok(());
     }
     Err(reexec_with(selector))
 }
 
-/// Starts this program again, with the same arguments and with `MILLSTREAM_DEVICE` set to `selector`.
+/// Restarts this program with the same arguments and with `MILLSTREAM_DEVICE` set to `selector`.
 ///
-/// Does not return when it succeeds: the process image is replaced.
+/// Returns only on failure: success replaces the process image.
 pub fn reexec_with(selector: &DeviceSelector) -> LoaderError {
     use std::os::unix::process::CommandExt;
 
@@ -252,7 +249,7 @@ pub fn reexec_with(selector: &DeviceSelector) -> LoaderError {
     }
     command.args(arguments).env(ENV_DEVICE, selector.to_string()).env(ENV_REEXEC, myself);
     if wanted_for(selector, &hardware_devices()) == Wanted::System {
-        // Otherwise the search by SONAME would find the soft device again.
+        // Otherwise the search by SONAME finds the soft device again.
         command.env_remove("LD_PRELOAD");
         match (std::env::var_os("LD_LIBRARY_PATH"), library_dir()) {
             (Some(path), Some(ours)) => command.env("LD_LIBRARY_PATH", without_directory(&path, &ours)),
@@ -266,7 +263,7 @@ pub fn reexec_with(selector: &DeviceSelector) -> LoaderError {
 fn without_directory(path: &OsStr, directory: &Path) -> OsString {
     let kept =
         std::env::split_paths(path).filter(|entry| entry.canonicalize().ok().as_deref() != Some(directory));
-    // Entries came out of `split_paths`, so none contains the separator.
+    // The entries come from `split_paths`, so none contains the separator.
     std::env::join_paths(kept).unwrap_or_default()
 }
 
@@ -277,7 +274,7 @@ fn same_file(a: &Path, b: &Path) -> bool {
     }
 }
 
-/// `dlopen`; the handle is never closed, because verbs objects point into the library.
+/// Opens a library. The handle is never closed, because verbs objects point into the library.
 fn open_library(name: &OsStr, extra_flags: libc::c_int) -> Option<*mut libc::c_void> {
     let name = CString::new(name.as_bytes()).ok()?;
     // SAFETY: `name` is a C string; the libraries concerned have no constructors with preconditions.
@@ -285,7 +282,7 @@ fn open_library(name: &OsStr, extra_flags: libc::c_int) -> Option<*mut libc::c_v
     (!handle.is_null()).then_some(handle)
 }
 
-/// A function of the verbs library that this process uses.
+/// A function of the verbs library.
 pub(crate) fn symbol(name: &CStr) -> Option<NonNull<libc::c_void>> {
     let handle = open_library(OsStr::new(SONAME), libc::RTLD_NOLOAD)?;
     // SAFETY: a live handle and a C string.
@@ -328,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn hardware_wins_unless_told_otherwise() {
+    fn hardware_is_preferred_unless_selected_otherwise() {
         let none: &[String] = &[];
         let two = ["mlx5_0".to_owned(), "rxe0".to_owned()];
         for (selector, without, with) in [
@@ -344,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_names_a_file_or_a_directory_and_nothing_else_is_tried() {
+    fn the_environment_variable_excludes_other_candidates() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("another-name.so");
         assert_eq!(candidates(Some(file.clone().into()), Some(Path::new("/opt/bin"))), [file]);
@@ -357,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_is_taken_out_of_a_library_path() {
+    fn a_directory_is_removed_from_a_library_path() {
         let ours = tempfile::tempdir().unwrap();
         let ours = ours.path().canonicalize().unwrap();
         let path = OsString::from(format!("/a:{}/.:/b", ours.display()));

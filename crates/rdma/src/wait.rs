@@ -1,8 +1,7 @@
-//! Waiting without burning a core for ever: spin for a moment, then block.
+//! Waits for completions: poll for a short time, then block.
 //!
-//! The protocol (IBTA volume 1, 11.4.2.2): a completion queue reports on its channel once per request for
-//! notification, and only of completions that arrive after the request. So after asking one must look once
-//! more, and only then block.
+//! A completion queue reports once per notification request, and only completions that arrive after the request (IBTA
+//! volume 1, 11.4.2.2). Therefore the queue must be polled once more after the request, before blocking.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -17,13 +16,12 @@ use crate::device::Device;
 use crate::error::os_error;
 use crate::queue::{CompletionQueue, QueueError};
 
-/// How a [`Waiter`] waits.
+/// Options of a [`Waiter`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WaitOptions {
-    /// How long to look again and again before blocking. Worth as much as a wake-up costs (about 10 µs) where
-    /// there is a core for every thread, and nothing where there is not.
+    /// How long to poll before blocking. About the cost of a wake-up (10 µs) if each thread has a core, else zero.
     pub spin: Duration,
-    /// How often to look at the other descriptors while there is no lack of completions.
+    /// Interval of checks of other descriptors while there are completions.
     pub descriptors_every: Duration,
 }
 
@@ -33,8 +31,7 @@ impl Default for WaitOptions {
     }
 }
 
-/// A descriptor that also ends a wait: a TCP connection whose end tells of a peer's death, a card's socket,
-/// an eventfd.
+/// A descriptor that also ends a wait: a TCP connection, a card's socket, an eventfd.
 #[derive(Debug)]
 pub struct WaitFd<'fd> {
     descriptor: BorrowedFd<'fd>,
@@ -43,22 +40,22 @@ pub struct WaitFd<'fd> {
 }
 
 impl<'fd> WaitFd<'fd> {
-    /// Waits until it can be read from, or its other end is closed.
+    /// Waits until the descriptor is readable or its peer closed it.
     pub fn readable(descriptor: &'fd impl AsFd) -> WaitFd<'fd> {
         WaitFd { descriptor: descriptor.as_fd(), events: libc::POLLIN | libc::POLLRDHUP, ready: 0 }
     }
 
-    /// Waits until it can be written to.
+    /// Waits until the descriptor is writable.
     pub fn writable(descriptor: &'fd impl AsFd) -> WaitFd<'fd> {
         WaitFd { descriptor: descriptor.as_fd(), events: libc::POLLOUT, ready: 0 }
     }
 
-    /// Whether the last wait found it ready (or failed, or closed).
+    /// Whether it was ready, closed or failed at the last wait.
     pub fn is_ready(&self) -> bool {
         self.ready != 0
     }
 
-    /// Whether the last wait found that the other end is closed or the descriptor has failed.
+    /// Whether it was closed or failed at the last wait.
     pub fn is_closed(&self) -> bool {
         self.ready & (libc::POLLHUP | libc::POLLRDHUP | libc::POLLERR | libc::POLLNVAL) != 0
     }
@@ -67,11 +64,11 @@ impl<'fd> WaitFd<'fd> {
 /// Why a wait ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WaitOutcome {
-    /// `progress` made some.
+    /// `progress` returned true.
     Progress,
-    /// At least one of the other descriptors is ready; see [`WaitFd::is_ready`].
+    /// A descriptor is ready; see [`WaitFd::is_ready`].
     Descriptor,
-    /// The deadline has passed.
+    /// The deadline passed.
     Deadline,
     /// A signal handler ran.
     Interrupted,
@@ -81,13 +78,13 @@ pub enum WaitOutcome {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot wait for completions: cannot {what}: {cause}")]
 pub struct WaitError {
-    /// What was tried.
+    /// The operation.
     pub what: &'static str,
-    /// Why.
+    /// The cause.
     pub cause: io::Error,
 }
 
-/// Waits for completions of the queues made by it, and for other descriptors.
+/// Waits for completions of its queues and for other descriptors.
 #[derive(Debug)]
 pub struct Waiter {
     channel: Arc<CompletionChannel>,
@@ -97,11 +94,11 @@ pub struct Waiter {
     looked_at_descriptors: Instant,
 }
 
-/// Rounds of looking between two looks at the clock, while spinning.
+/// Polls between two reads of the clock.
 const ROUNDS: u32 = 32;
 
 impl Waiter {
-    /// A waiter with a completion channel of its own.
+    /// Creates a waiter with its own completion channel.
     ///
     /// # Errors
     /// [`QueueError`] if the device refuses.
@@ -129,7 +126,7 @@ impl Waiter {
         })
     }
 
-    /// A completion queue that this waiter can wait for.
+    /// Creates a completion queue for this waiter.
     ///
     /// # Errors
     /// [`QueueError`] if `depth` is 0 or beyond the device's limit, or the device refuses.
@@ -137,15 +134,14 @@ impl Waiter {
         CompletionQueue::create(&self.device, depth, Some(&self.channel))
     }
 
-    /// Waits until `progress` returns true, one of `others` is ready, or `deadline` has passed.
+    /// Waits until `progress` returns true, one of `others` is ready, or `deadline` passes.
     ///
-    /// `progress` polls the completion queues `queues` (all made by this waiter) and does whatever follows;
-    /// it returns whether there was anything to do. It is called at least once, again and again for the time
-    /// of [`WaitOptions::spin`], and once more after the notifications of `queues` were asked for. While it
-    /// keeps making progress, `others` are looked at every [`WaitOptions::descriptors_every`].
+    /// `progress` polls `queues`, which this waiter created, handles completions, and returns whether there was work. It is
+    /// called at least once, repeatedly during [`WaitOptions::spin`], and once after notifications were requested. While it
+    /// returns true, `others` are checked every [`WaitOptions::descriptors_every`].
     ///
     /// # Errors
-    /// [`WaitError`] if a system call or the device fails; the error of `progress` comes out unchanged.
+    /// [`WaitError`] if a system call or the device fails; errors of `progress` are returned unchanged.
     pub fn wait<E: From<WaitError>>(
         &mut self,
         queues: &[&CompletionQueue],
@@ -168,12 +164,12 @@ impl Waiter {
                 return Ok(WaitOutcome::Progress);
             }
             let wake = self.block(others, deadline)?;
-            // The event, if there was one, is for a completion that `progress` finds now.
+            // `progress` handles the completion of the event, if there was one.
             if progress()? {
                 return Ok(WaitOutcome::Progress);
             }
             match wake {
-                // Woken by an event whose completion an earlier look had taken.
+                // The completion of the event was already handled.
                 WaitOutcome::Progress => {}
                 other => return Ok(other),
             }
@@ -186,13 +182,13 @@ impl Waiter {
             let code = unsafe { ibv_req_notify_cq(queue.raw().as_ptr(), 0) };
             if code != 0 {
                 let cause = io::Error::from_raw_os_error(code.saturating_abs());
-                return Err(WaitError { what: "ask a completion queue for notification", cause });
+                return Err(WaitError { what: "request a notification from a completion queue", cause });
             }
         }
         Ok(())
     }
 
-    /// Blocks until the channel has an event ([`WaitOutcome::Progress`]), or something else is the matter.
+    /// Blocks until the channel has an event ([`WaitOutcome::Progress`]) or another outcome occurs.
     fn block(&mut self, others: &mut [WaitFd<'_>], deadline: Deadline) -> Result<WaitOutcome, WaitError> {
         let ready = self.poll(others, deadline.remaining())?;
         match ready {
@@ -208,7 +204,7 @@ impl Waiter {
         }
     }
 
-    /// Looks at the descriptors without blocking, if the last look was long ago.
+    /// Checks the descriptors without blocking, if the last check is old enough.
     fn glance(&mut self, others: &mut [WaitFd<'_>]) -> Result<(), WaitError> {
         if others.is_empty() || self.looked_at_descriptors.elapsed() < self.options.descriptors_every {
             return Ok(());
@@ -216,8 +212,7 @@ impl Waiter {
         self.poll(others, Some(Duration::ZERO)).map(drop)
     }
 
-    /// Polls the channel and the other descriptors: how many are ready, `None` when a signal came
-    /// first.
+    /// Polls the channel and the other descriptors. Returns how many are ready; `None` after a signal.
     fn poll(
         &mut self,
         others: &mut [WaitFd<'_>],
@@ -244,8 +239,7 @@ impl Waiter {
         Ok(Some(ready))
     }
 
-    /// Takes and acknowledges all events of the channel; a queue cannot be destroyed while it has one
-    /// outstanding.
+    /// Takes and acknowledges all events of the channel. A queue with an unacknowledged event cannot be destroyed.
     fn take_events(&self) -> Result<(), WaitError> {
         loop {
             let (mut queue, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
@@ -285,7 +279,7 @@ fn spin<E>(
         if Instant::now() >= end {
             return Ok(false);
         }
-        // The peer may be waiting for this core.
+        // The peer may need this core.
         std::thread::yield_now();
     }
 }
@@ -295,7 +289,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spinning_ends_with_progress_or_with_its_time() {
+    fn spinning_ends_with_progress_or_at_its_end() {
         let mut calls = 0;
         let mut third = || {
             calls += 1;

@@ -1,4 +1,4 @@
-//! Why two parties did not get connected.
+//! Errors of connection setup.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -6,68 +6,68 @@ use std::io;
 
 use super::hello::HelloError;
 
-/// Why a connection could not be made, and with whom.
+/// Why a connection could not be made.
 #[derive(Debug)]
 pub struct ConnectError {
-    /// The other party's address.
+    /// The peer's address.
     pub peer: String,
-    /// What went wrong.
+    /// The problem.
     pub kind: ConnectErrorKind,
 }
 
-/// What went wrong.
+/// The problem.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectErrorKind {
-    /// The address is not one.
+    /// The address is invalid.
     #[error("{cause}")]
     Address {
-        /// Why.
+        /// The cause.
         cause: io::Error,
     },
-    /// The address cannot be listened on.
+    /// The address cannot be bound.
     #[error("cannot listen: {cause}")]
     Listen {
-        /// Why.
+        /// The cause.
         cause: io::Error,
     },
-    /// Time is up.
+    /// The deadline passed.
     #[error("timed out while {doing}")]
     TimedOut {
-        /// What was being waited for.
+        /// The operation.
         doing: &'static str,
     },
-    /// The other party closed the stream.
+    /// The peer closed the stream.
     #[error("closed the connection while {doing}")]
     Closed {
-        /// What was being waited for.
+        /// The operation.
         doing: &'static str,
     },
     /// The stream failed.
     #[error("connection failed while {doing}: {cause}")]
     Stream {
-        /// What was being done.
+        /// The operation.
         doing: &'static str,
-        /// Why.
+        /// The cause.
         cause: io::Error,
     },
-    /// What the other party sent is not what this program understands.
+    /// The peer sent an invalid record.
     #[error("{0}")]
     Hello(HelloError),
-    /// The other party did not confirm, but sent something else.
-    #[error("sent {found:#04x} instead of the confirmation {expected:#04x}")]
+    /// The peer did not confirm the connection.
+    #[error("sent {found:#04x}, expected the confirmation {expected:#04x}")]
     NotReady {
-        /// What it sent.
+        /// The byte received.
         found: u8,
-        /// What it should have sent.
+        /// The byte expected.
         expected: u8,
     },
-    /// The queue pair could not be brought to the next state.
-    #[error("cannot bring queue pair to {state}: {cause}")]
+    /// The queue pair's transition failed.
+    #[error("cannot bring the queue pair to {state}: {cause}")]
     Transition {
         /// The state.
         state: &'static str,
-        /// Why.
+        /// The cause.
         cause: String,
     },
 }
@@ -77,7 +77,7 @@ impl ConnectError {
         ConnectError { peer: peer.to_string(), kind }
     }
 
-    /// Classifies an error of the stream.
+    /// Classifies an I/O error of the stream.
     pub(super) fn stream(peer: impl fmt::Display, doing: &'static str, cause: io::Error) -> ConnectError {
         let kind = match cause.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ConnectErrorKind::TimedOut { doing },

@@ -1,4 +1,4 @@
-//! What two ends tell each other before they connect.
+//! The record that both ends exchange before they connect.
 //!
 //! ```text
 //!  0               4       6       8              12              16
@@ -7,14 +7,14 @@
 //! +---------------+-------+-------+---------------+---------------+
 //! | GID                                                           |
 //! +-------+-------+---------------+---------------+---------------+
-//! |mtu|rds|       reserved 0      | bytes of private data| CRC-32        |
+//! |mtu|rds|       reserved 0      | private bytes | CRC-32        |
 //! +-------+-------+---------------+---------------+---------------+
-//! | private_data: whatever the two programs agree on …
+//! | private data, as the two programs agree …
 //! ```
 //!
-//! All numbers are big-endian; `mtu` is the code of the specification (1: 256 B … 5: 4096 B), `rds` the
-//! number of READs accepted at a time. The CRC (IEEE 802.3) covers the header with its own field zero, and
-//! the bytes of private data.
+//! All numbers are big-endian. `mtu` is the code of the specification (1: 256 B … 5: 4096 B). `rds` is the number of
+//! incoming READs and atomics that the end supports. `private bytes` is the length of the private data. The CRC (IEEE
+//! 802.3) covers the header, with the CRC field zero, and the private data.
 #![forbid(unsafe_code)]
 
 use millstream_quantity::{Psn, Qpn};
@@ -22,76 +22,78 @@ use sideway::ibverbs::device_context::Mtu;
 
 const MAGIC: [u8; 4] = *b"MsRC";
 const VERSION: u16 = 1;
-/// The size of the fixed part in bytes.
+/// Length of the fixed part, in bytes.
 pub(super) const HEADER_LEN: usize = 48;
-/// The most bytes that can be sent along with a [`Hello`].
+/// Maximum length of the private data, in bytes.
 pub const MAX_PRIVATE_DATA: usize = 64 * 1024;
 const CRC: std::ops::Range<usize> = 44..48;
 /// Queue pair numbers and packet sequence numbers have 24 bits.
 const BITS_24: u32 = 0x00ff_ffff;
 
-/// What one end tells the other.
+/// Parameters of one end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hello {
-    /// Its queue pair.
+    /// Queue pair number.
     pub qpn: Qpn,
-    /// The sequence number of the first packet that it sends, 24 bits.
+    /// First packet sequence number that it sends.
     pub psn: Psn,
-    /// Its address.
+    /// Its GID.
     pub gid: [u8; 16],
-    /// Its local identifier on an InfiniBand subnet, else 0.
+    /// Its LID on an InfiniBand subnet, else 0.
     pub lid: u16,
-    /// The largest packet payload of its port.
+    /// The active MTU of its port.
     pub mtu: Mtu,
-    /// The READs that it accepts at a time.
+    /// Incoming READs and atomics that it supports (responder resources).
     pub max_rd_atomic: u8,
 }
 
-/// What the other end sent does not make sense.
+/// Why the peer's record is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HelloError {
-    /// Not a Millstream program.
-    #[error("is not a Millstream program: it sent magic {found:02x?} instead of {MAGIC:02x?}")]
+    /// The peer is not a Millstream program.
+    #[error("is not a Millstream program: sent magic {found:02x?}, expected {MAGIC:02x?}")]
     Magic {
-        /// What came.
+        /// The bytes received.
         found: [u8; 4],
     },
-    /// Another version of the protocol.
-    #[error("speaks version {found} of the connection protocol, this program version {VERSION}")]
+    /// Another protocol version.
+    #[error(
+        "uses connection protocol version {found}, this program uses {VERSION}; run the same release on both ends"
+    )]
     Version {
-        /// What came.
+        /// The version received.
         found: u16,
     },
-    /// Damaged on the way, or not what it says it is.
-    #[error("sent a connection record with CRC {found:#010x} instead of {expected:#010x}")]
+    /// The checksum is wrong.
+    #[error("sent a connection record with CRC {found:#010x}, expected {expected:#010x}")]
     Crc {
-        /// What came.
+        /// The checksum received.
         found: u32,
-        /// What the bytes amount to.
+        /// The computed checksum.
         expected: u32,
     },
-    /// A field has a value that it cannot have.
-    #[error("sent a connection record with {field} = {value:#x}, which must be {must}")]
+    /// A field has an invalid value.
+    #[error("sent a connection record with {field} = {value:#x}, must be {must}")]
     Field {
         /// The field.
         field: &'static str,
         /// Its value.
         value: u32,
-        /// What it must be.
+        /// Its valid values.
         must: &'static str,
     },
 }
 
 impl Hello {
-    /// The encoded form.
+    /// Encodes the record.
     ///
     /// # Panics
-    /// If `private_data` has more than [`MAX_PRIVATE_DATA`] bytes.
+    /// If `private_data` is longer than [`MAX_PRIVATE_DATA`].
     pub fn encode(&self, private_data: &[u8]) -> Vec<u8> {
         assert!(
             private_data.len() <= MAX_PRIVATE_DATA,
-            "{} bytes of private data are more than {MAX_PRIVATE_DATA}",
+            "{} bytes of private data exceed the limit of {MAX_PRIVATE_DATA}",
             private_data.len()
         );
         let mut bytes = Vec::with_capacity(HEADER_LEN + private_data.len());
@@ -111,10 +113,10 @@ impl Hello {
         bytes
     }
 
-    /// The number of bytes of private data that follow a header, as soon as the header is there.
+    /// Length of the private data that follows a header.
     ///
     /// # Errors
-    /// [`HelloError`] if this is not such a header; the CRC is checked by [`Hello::decode`].
+    /// [`HelloError`] if the header is invalid. [`Hello::decode`] checks the CRC.
     pub(super) fn private_data_len(header: &[u8; HEADER_LEN]) -> Result<usize, HelloError> {
         let [m0, m1, m2, m3, v0, v1, ..] = *header;
         if [m0, m1, m2, m3] != MAGIC {
@@ -135,10 +137,10 @@ impl Hello {
         }
     }
 
-    /// Reads the encoded form.
+    /// Decodes the record.
     ///
     /// # Errors
-    /// [`HelloError`] if any of it is not as it must be.
+    /// [`HelloError`] for the first invalid field.
     pub(super) fn decode(header: &[u8; HEADER_LEN], private_data: &[u8]) -> Result<Hello, HelloError> {
         Hello::private_data_len(header)?;
         let mut unsigned = *header;

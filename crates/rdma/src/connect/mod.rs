@@ -1,12 +1,11 @@
-//! Two parties become the two ends of one reliable connection.
+//! Setup of reliable connections over TCP.
 //!
-//! A TCP stream carries what the ends must know of each other ([`Hello`]), and a confirmation that the other
-//! end is ready to receive, so that nothing is sent too early. The stream stays open: further connections can
-//! be made over it, and its end tells of a peer's death sooner than a retry counter.
+//! Both ends exchange a [`Hello`] over a TCP stream, and then a confirmation that they are ready to receive. The stream
+//! stays open. It can carry further connection setups, and its end shows a peer's death earlier than a retry counter.
 //!
 //! ```text
-//! PreparedQueuePair::new   RESET → INIT; receives may be posted from here on
-//! connect         Hello ⇄ Hello, INIT → RTR → RTS, ready ⇄ ready
+//! PreparedQueuePair::new       RESET → INIT; receives may be posted from here on
+//! PreparedQueuePair::connect   Hello ⇄ Hello, INIT → RTR → RTS, ready ⇄ ready
 //! ```
 
 mod error;

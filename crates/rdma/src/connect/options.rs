@@ -1,23 +1,22 @@
-//! The parameters of a reliable connection.
+//! Options of reliable connections.
 #![forbid(unsafe_code)]
 
 use std::time::Duration;
 
 use crate::memory::Access;
 
-/// How long a device waits for an acknowledgement: 4.096 µs · 2^exponent, with an exponent of 5 bits, 0
-/// meaning for ever (IBTA volume 1, 9.9.2.1.1).
+/// Local ACK timeout: 4.096 µs · 2^exponent; exponent 0 means infinite (IBTA volume 1, 9.9.2.1.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AckTimeout(u8);
 
 impl AckTimeout {
-    /// The shortest expressible time that is at least `time`, at most 2.4 h.
+    /// The shortest timeout of at least `time`; at most 2.4 h.
     pub fn at_least(time: Duration) -> AckTimeout {
         let exponent = (1..31).find(|exponent| AckTimeout(*exponent).time() >= time).unwrap_or(31);
         AckTimeout(exponent)
     }
 
-    /// The time that it stands for.
+    /// The timeout.
     pub fn time(self) -> Duration {
         Duration::from_nanos(4096 << self.0)
     }
@@ -27,25 +26,24 @@ impl AckTimeout {
     }
 }
 
-/// How long a peer is asked to wait when no receive is posted here: a code of 5 bits (IBTA volume 1, table
-/// 45).
+/// RNR NAK timer: how long the peer waits when no receive is posted (IBTA volume 1, table 45).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RnrTimer(u8);
 
 impl RnrTimer {
-    /// The times of the codes 1 to 31, in units of 10 µs; code 0 is the longest.
+    /// Times of the codes 1 to 31, in units of 10 µs; code 0 is the longest.
     const TENS_OF_MICROS: [u32; 31] = [
         1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072,
         4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
     ];
 
-    /// The shortest expressible time that is at least `time`, at most 655.36 ms.
+    /// The shortest time of at least `time`; at most 655.36 ms.
     pub fn at_least(time: Duration) -> RnrTimer {
         let code = (1..=31).find(|code| RnrTimer(*code).time() >= time).unwrap_or(0);
         RnrTimer(code)
     }
 
-    /// The time that it stands for.
+    /// The time.
     pub fn time(self) -> Duration {
         let tens = match self.0 {
             0 => 65536,
@@ -59,35 +57,35 @@ impl RnrTimer {
     }
 }
 
-/// The parameters of a reliable connection, as one side asks for them.
+/// Options of a reliable connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RcOptions {
-    /// Requests outstanding on the send queue.
+    /// Maximum outstanding send work requests.
     pub send_depth: u32,
-    /// Receives outstanding.
+    /// Maximum outstanding receives.
     pub recv_depth: u32,
-    /// Scatter/gather elements of a send request.
+    /// Maximum scatter/gather elements of a send work request.
     pub send_sges: u32,
-    /// Scatter/gather elements of a receive.
+    /// Maximum scatter/gather elements of a receive.
     pub recv_sges: u32,
-    /// Bytes of an inline request.
+    /// Maximum inline data of a work request, in bytes.
     pub max_inline: u32,
-    /// What the peer may do with the regions of this side; a region must allow it too.
+    /// Access of the peer to this side's regions; the region must allow it, too.
     pub access: Access,
-    /// The wait for an acknowledgement before a retry.
+    /// Local ACK timeout.
     pub ack_timeout: AckTimeout,
-    /// Retries before the peer counts as lost, at most 7.
+    /// Transport retries before the peer counts as lost, at most 7.
     pub retries: u8,
-    /// Retries when the peer has no receive posted, at most 7; 7 means for ever.
+    /// RNR retries, at most 7; 7 means infinite.
     pub rnr_retries: u8,
-    /// How long the peer is asked to wait when no receive is posted here.
+    /// RNR NAK timer for the peer.
     pub rnr_timer: RnrTimer,
-    /// READs outstanding in each direction; the device's limit and the peer's wish may make it fewer.
+    /// Outstanding READs and atomics in each direction. The device's and the peer's limits also apply.
     pub max_rd_atomic: u8,
 }
 
 impl Default for RcOptions {
-    /// A peer is lost after 7 retries of 67 ms each, half a second.
+    /// A peer counts as lost after 7 retries of 67 ms each, half a second.
     fn default() -> RcOptions {
         RcOptions {
             send_depth: 256,

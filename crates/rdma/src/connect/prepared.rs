@@ -1,4 +1,4 @@
-//! A queue pair on its way to be connected.
+//! Queue pairs before they are connected.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
@@ -21,12 +21,12 @@ use crate::error::os_error;
 use crate::memory::Sge;
 use crate::queue::{CompletionQueue, PostError, QueueError, QueuePair, RecvList, WrId, in_range};
 
-/// Says that this end is ready to receive.
+/// Confirmation that this end is ready to receive.
 const READY: u8 = 0x52;
-/// Routers that a packet may pass.
+/// Hop limit of packets.
 const HOP_LIMIT: u8 = 64;
 
-/// A queue pair in state INIT: receives can be posted, nothing can be sent or received yet.
+/// A queue pair in state INIT. Receives can be posted; nothing can be sent or received.
 #[derive(Debug)]
 pub struct PreparedQueuePair {
     pair: QueuePair,
@@ -35,21 +35,21 @@ pub struct PreparedQueuePair {
     psn: Psn,
 }
 
-/// A connection, and what the peer sent along.
+/// A connected queue pair, and the peer's private data.
 #[derive(Debug)]
 pub struct ConnectedQueuePair {
-    /// The connection.
+    /// The queue pair.
     pub pair: QueuePair,
-    /// The peer's bytes of private data.
+    /// The peer's private data.
     pub private_data: Vec<u8>,
 }
 
 impl PreparedQueuePair {
-    /// A new queue pair. `send` and `recv` may be the same completion queue; it must hold as many completions
-    /// as can be outstanding on all queue pairs that use it.
+    /// Creates a queue pair. `send` and `recv` may be the same completion queue. It must have room for the completions of
+    /// all queue pairs that use it.
     ///
     /// # Errors
-    /// [`QueueError`] if an option is beyond the device's limit, or the device refuses.
+    /// [`QueueError`] if an option exceeds the device's limit, or the device refuses.
     pub fn new(
         device: &Device,
         send: &CompletionQueue,
@@ -61,7 +61,7 @@ impl PreparedQueuePair {
         in_range(device, "recv_depth", options.recv_depth, limits.queue_depth)?;
         in_range(device, "send_sges", options.send_sges, limits.sges)?;
         in_range(device, "recv_sges", options.recv_sges, limits.sges)?;
-        // These two are 3-bit fields in which 0 has a meaning.
+        // These are 3-bit fields, and 0 is valid.
         in_range(device, "retries + 1", u32::from(options.retries) + 1, 8)?;
         in_range(device, "rnr_retries + 1", u32::from(options.rnr_retries) + 1, 8)?;
 
@@ -98,7 +98,7 @@ impl PreparedQueuePair {
         })
     }
 
-    /// Its number.
+    /// Its queue pair number.
     pub fn qpn(&self) -> Qpn {
         self.pair.qpn()
     }
@@ -106,7 +106,7 @@ impl PreparedQueuePair {
     /// Posts a receive; see [`QueuePair::post_recv`].
     ///
     /// # Errors
-    /// As there.
+    /// See there.
     pub fn post_recv(&self, to: &[Sge], wr_id: WrId) -> Result<(), PostError> {
         self.pair.post_recv(to, wr_id)
     }
@@ -114,19 +114,18 @@ impl PreparedQueuePair {
     /// Posts all receives of a list; see [`QueuePair::post_recv_list`].
     ///
     /// # Errors
-    /// As there.
+    /// See there.
     pub fn post_recv_list(&self, list: &mut RecvList) -> Result<(), PostError> {
         self.pair.post_recv_list(list)
     }
 
-    /// Connects with the party at the other end of `stream`, which does the same at the same time.
+    /// Connects to the peer at the other end of `stream`, which does the same at the same time.
     ///
-    /// `private_data` is handed to the other party and its own is returned, at most [`MAX_PRIVATE_DATA`] bytes. When this
-    /// returns, both ends can send and receive. The stream's time-outs are reset to none.
+    /// `private_data`, at most [`MAX_PRIVATE_DATA`] bytes, is sent to the peer; the peer's private data is returned. After
+    /// the return, both ends can send and receive. The stream's timeouts are removed.
     ///
     /// # Errors
-    /// [`ConnectError`] names the peer: not there in time, gone, not this program, or not reachable by the
-    /// device.
+    /// [`ConnectError`] with the peer's address.
     pub fn connect(
         mut self,
         stream: &mut TcpStream,
@@ -138,7 +137,10 @@ impl PreparedQueuePair {
         if private_data.len() > MAX_PRIVATE_DATA {
             let cause = io::Error::new(
                 io::ErrorKind::InvalidInput,
-                format!("{} bytes of private data are more than {MAX_PRIVATE_DATA}", private_data.len()),
+                format!(
+                    "{} bytes of private data exceed the limit of {MAX_PRIVATE_DATA}",
+                    private_data.len()
+                ),
             );
             return Err(ConnectError::stream(&peer, "sending the connection record", cause));
         }
@@ -168,7 +170,7 @@ impl PreparedQueuePair {
         stream
             .set_read_timeout(None)
             .and_then(|()| stream.set_write_timeout(None))
-            .map_err(|cause| ConnectError::stream(&peer, "resetting the time-outs", cause))?;
+            .map_err(|cause| ConnectError::stream(&peer, "removing the timeouts", cause))?;
         self.pair.set_peer(peer);
         Ok(ConnectedQueuePair { pair: self.pair, private_data })
     }
@@ -177,8 +179,7 @@ impl PreparedQueuePair {
         let device = &self.device;
         let mut route = AddressHandleAttribute::new();
         route.setup_port(device.port()).setup_dest_lid(theirs.lid);
-        // Within an InfiniBand subnet the local identifier is enough; everywhere else the global address is
-        // needed.
+        // Within an InfiniBand subnet the LID suffices; all other routes need a GRH.
         if device.link_layer() == LinkLayer::Ethernet || theirs.lid == 0 {
             route.setup_grh(&Gid { raw: theirs.gid }, 0, device.gid().index, HOP_LIMIT, 0);
         }
@@ -231,7 +232,7 @@ fn transition(peer: &str, state: &'static str, error: ModifyQueuePairError) -> C
     ConnectError::new(peer, ConnectErrorKind::Transition { state, cause: describe(&error) })
 }
 
-/// The error with its causes: the outer one alone only says that it failed.
+/// The error with its sources: its own text only says that it failed.
 fn describe(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -242,8 +243,8 @@ fn describe(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Unpredictable, so that packets of an earlier connection are not taken for this one's; the standard
-/// library's hash keys come from the operating system.
+/// Random, so that packets of an earlier connection are not accepted. The hash keys of the standard library come from
+/// the operating system.
 fn random_24_bits() -> u32 {
     (RandomState::new().build_hasher().finish() & 0x00ff_ffff) as u32
 }
@@ -256,7 +257,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_stranger_is_named_and_refused() {
+    fn an_unknown_peer_is_refused_and_named() {
         let listener = listen("127.0.0.1:0").unwrap();
         let deadline = Deadline::after(Duration::from_secs(10));
         let mut stranger = dial(&listener.address().to_string(), deadline).unwrap();
@@ -273,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_goes_or_stays_silent_does_not_hold_us() {
+    fn a_closed_or_silent_peer_ends_the_wait() {
         let listener = listen("127.0.0.1:0").unwrap();
         let far = Deadline::after(Duration::from_secs(10));
         let silent = dial(&listener.address().to_string(), far).unwrap();

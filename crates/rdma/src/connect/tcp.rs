@@ -1,4 +1,4 @@
-//! TCP streams with a deadline for every step.
+//! TCP streams with a deadline for every operation.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -10,28 +10,27 @@ use rustix::net::sockopt;
 use super::error::{ConnectError, ConnectErrorKind};
 use crate::deadline::Deadline;
 
-/// A party that is cut off, so that not even the end of its process reaches us, is noticed after this silence: so long
-/// without a word, then so many unanswered questions at this interval.
+/// TCP keepalive, to detect a peer that is cut off: idle time before the first probe, interval, number of probes.
 const SILENCE: Duration = Duration::from_secs(3);
 const ASK_EVERY: Duration = Duration::from_secs(1);
 const UNANSWERED: u32 = 3;
 
-/// Between two attempts to reach a party that does not listen yet.
+/// Interval of connection attempts while the peer does not listen.
 const RETRY: Duration = Duration::from_millis(20);
-/// The operating system has no "no time-out" other than none at all; this is as good.
+/// Timeout in place of "no deadline", which `connect_timeout` does not support.
 const VERY_LONG: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Listens for other parties.
+/// A listening TCP socket.
 #[derive(Debug)]
 pub struct Listener {
     listener: TcpListener,
     address: SocketAddr,
 }
 
-/// Listens on `address`, for example `127.0.0.1:0` or `[::]:7471`; port 0 takes any free one.
+/// Listens on `address`, for example `127.0.0.1:0` or `[::]:7471`. Port 0 selects any free port.
 ///
 /// # Errors
-/// [`ConnectError`] names the address: not one, in use, or not of this host.
+/// [`ConnectError`] if the address is invalid, in use, or not of this host.
 pub fn listen(address: &str) -> Result<Listener, ConnectError> {
     let failed = |cause| ConnectError::new(address, ConnectErrorKind::Listen { cause });
     let listener = TcpListener::bind(&resolve(address)?[..]).map_err(failed)?;
@@ -41,17 +40,17 @@ pub fn listen(address: &str) -> Result<Listener, ConnectError> {
 }
 
 impl Listener {
-    /// The address, with the port that was taken.
+    /// The bound address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Waits for the next party.
+    /// Accepts the next connection.
     ///
     /// # Errors
-    /// [`ConnectError`] if nobody came before the deadline.
+    /// [`ConnectError`] if nobody connects before the deadline.
     pub fn accept(&self, deadline: Deadline) -> Result<(TcpStream, SocketAddr), ConnectError> {
-        const DOING: &str = "waiting for a party to connect";
+        const DOING: &str = "waiting for a connection";
         let failed = |cause| ConnectError::stream(self.address, DOING, cause);
         loop {
             match self.listener.accept() {
@@ -63,7 +62,7 @@ impl Listener {
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => {
                     wait_readable(self.as_fd(), deadline).map_err(failed)?;
                 }
-                // The party was gone before it was accepted.
+                // The peer closed the connection before it was accepted.
                 Err(cause) if cause.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
                 Err(cause) => return Err(failed(cause)),
@@ -78,10 +77,10 @@ impl AsFd for Listener {
     }
 }
 
-/// Connects to `address`, for example `node7:7471`, and tries again while nobody listens there yet.
+/// Connects to `address`, for example `node7:7471`. Retries while nobody listens there.
 ///
 /// # Errors
-/// [`ConnectError`] if the address is not one, or could not be reached before the deadline.
+/// [`ConnectError`] if the address is invalid or cannot be reached before the deadline.
 pub fn dial(address: &str, deadline: Deadline) -> Result<TcpStream, ConnectError> {
     const DOING: &str = "waiting for it to listen";
     let addresses = resolve(address)?;
@@ -123,12 +122,12 @@ fn resolve(address: &str) -> Result<Vec<SocketAddr>, ConnectError> {
     let failed = |cause| ConnectError::new(address, ConnectErrorKind::Address { cause });
     let addresses: Vec<SocketAddr> = address.to_socket_addrs().map_err(failed)?.collect();
     match addresses.is_empty() {
-        true => Err(failed(io::Error::new(io::ErrorKind::NotFound, "the name has no address"))),
+        true => Err(failed(io::Error::new(io::ErrorKind::NotFound, "the host name has no address"))),
         false => Ok(addresses),
     }
 }
 
-/// Waits until there is something to read; a time-out is an error.
+/// Waits until the descriptor is readable. A timeout is an error.
 fn wait_readable(descriptor: BorrowedFd<'_>, deadline: Deadline) -> io::Result<()> {
     let mut polled = [libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
     match millstream_shm::poll(&mut polled, deadline.remaining()) {
@@ -138,7 +137,7 @@ fn wait_readable(descriptor: BorrowedFd<'_>, deadline: Deadline) -> io::Result<(
     }
 }
 
-/// Fills `buffer` from the stream before the deadline. The stream's own time-outs are left changed.
+/// Reads exactly `buffer` before the deadline. Changes the stream's read timeout.
 pub(super) fn read_exact(
     stream: &mut TcpStream,
     mut buffer: &mut [u8],
@@ -156,7 +155,7 @@ pub(super) fn read_exact(
     Ok(())
 }
 
-/// Writes all of `buffer` to the stream before the deadline. The stream's own time-outs are left changed.
+/// Writes all of `buffer` before the deadline. Changes the stream's write timeout.
 pub(super) fn write_all(stream: &mut TcpStream, mut buffer: &[u8], deadline: Deadline) -> io::Result<()> {
     while !buffer.is_empty() {
         stream.set_write_timeout(time_left(deadline)?)?;
@@ -170,7 +169,7 @@ pub(super) fn write_all(stream: &mut TcpStream, mut buffer: &[u8], deadline: Dea
     Ok(())
 }
 
-/// `None` for no limit; a time-out of zero cannot be set, and means that the time is up.
+/// `None` for no limit. A timeout of zero cannot be set; it means that the deadline passed.
 fn time_left(deadline: Deadline) -> io::Result<Option<Duration>> {
     match deadline.remaining() {
         Some(Duration::ZERO) => Err(io::ErrorKind::TimedOut.into()),
@@ -183,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn accept_and_dial_meet_and_know_each_other() {
+    fn accept_and_dial_connect() {
         let listener = listen("127.0.0.1:0").unwrap();
         let address = listener.address();
         let dialled =
@@ -204,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn dialling_waits_for_a_listener_and_gives_up_in_time() {
+    fn dial_waits_for_a_listener_until_its_deadline() {
         let free = listen("127.0.0.1:0").unwrap().address().to_string();
         let error = dial(&free, Deadline::after(Duration::from_millis(60))).unwrap_err();
         assert!(matches!(error.kind, ConnectErrorKind::TimedOut { .. }), "{error}");
@@ -218,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_comes_and_nothing_is_sent() {
+    fn accept_and_read_end_at_their_deadlines() {
         let listener = listen("127.0.0.1:0").unwrap();
         let soon = Deadline::after(Duration::from_millis(30));
         let error = listener.accept(soon).unwrap_err();
@@ -231,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_cannot_be_listened_on_are_named() {
+    fn invalid_listen_addresses_are_named() {
         let taken = listen("127.0.0.1:0").unwrap();
         let address = taken.address().to_string();
         let error = listen(&address).unwrap_err();

@@ -1,4 +1,4 @@
-//! Keys, access rights, and the names of remote memory.
+//! Access rights and remote memory.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -7,28 +7,28 @@ use std::ops::BitOr;
 use millstream_quantity::Rkey;
 use sideway::ibverbs::AccessFlags;
 
-/// What may be done to a region besides local reads, which are always allowed.
+/// Access rights of a region. Local reads are always allowed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Access(AccessBits);
 
 type AccessBits = i32;
 
 impl Access {
-    /// Local reads only: the source of sends and writes.
+    /// Local reads only, for the source of sends and writes.
     pub const SOURCE: Access = Access(0);
-    /// The device writes to it for this process: receives, and the results of READ.
+    /// Local writes: receives, and results of READs.
     pub const LOCAL_WRITE: Access = Access(AccessFlags::LocalWrite.bits());
-    /// Peers read it.
+    /// Remote reads.
     pub const REMOTE_READ: Access = Access(AccessFlags::RemoteRead.bits());
-    /// Peers write it. The verbs demand local write access with it, so it is included.
+    /// Remote writes. Verbs require local write access with it, so it is included.
     pub const REMOTE_WRITE: Access = Access(AccessFlags::RemoteWrite.bits() | AccessFlags::LocalWrite.bits());
-    /// Peers change words of it by atomic operations. As for writes, local write access is included.
+    /// Remote atomics. Local write access is included, as for writes.
     pub const REMOTE_ATOMIC: Access =
         Access(AccessFlags::RemoteAtomic.bits() | AccessFlags::LocalWrite.bits());
-    /// Peers read and write it: landing memory.
+    /// Remote reads and writes.
     pub const REMOTE: Access = Access(Access::REMOTE_READ.0 | Access::REMOTE_WRITE.0);
 
-    /// Whether all of `other` is allowed.
+    /// Whether all rights of `other` are included.
     pub fn contains(self, other: Access) -> bool {
         self.0 & other.0 == other.0
     }
@@ -63,22 +63,22 @@ impl fmt::Debug for Access {
     }
 }
 
-/// A range that does not lie within the memory it is meant for.
+/// A range outside of its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{length} bytes at offset {offset} do not lie within {memory} of {size} bytes")]
+#[error("{length} bytes at offset {offset} exceed {memory} of {size} bytes")]
 pub struct OutOfBounds {
-    /// Where the range starts.
+    /// Offset of the range, in bytes.
     pub offset: u64,
-    /// Its length in bytes.
+    /// Length of the range, in bytes.
     pub length: u64,
-    /// The size of the memory in bytes.
+    /// Size of the memory, in bytes.
     pub size: u64,
-    /// Which memory.
+    /// The memory.
     pub memory: &'static str,
 }
 
 impl OutOfBounds {
-    /// Checks by subtraction, which cannot overflow.
+    /// Compares by subtraction, which cannot overflow.
     #[inline]
     pub(crate) fn check(
         memory: &'static str,
@@ -94,22 +94,22 @@ impl OutOfBounds {
     }
 }
 
-/// Memory of a peer: address, key and size in bytes, as the peer sent them.
+/// A peer's memory: address, key and size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RemoteMemory {
-    /// The address of its first byte, in the terms of the peer's registration.
+    /// Address of its first byte in the peer's registration.
     pub addr: u64,
-    /// The key that opens it.
+    /// Its remote key.
     pub rkey: Rkey,
-    /// Its size in bytes.
+    /// Its size, in bytes.
     pub len: u64,
 }
 
 impl RemoteMemory {
-    /// The size of the encoded form in bytes.
+    /// Length of the encoded form, in bytes.
     pub const ENCODED_LEN: usize = 20;
 
-    /// The encoded form: address, key, size; each big-endian.
+    /// Encodes address, key and size, each big-endian.
     pub fn encode(&self) -> [u8; Self::ENCODED_LEN] {
         let mut bytes = [0; Self::ENCODED_LEN];
         bytes[..8].copy_from_slice(&self.addr.to_be_bytes());
@@ -118,7 +118,7 @@ impl RemoteMemory {
         bytes
     }
 
-    /// Reads the encoded form; any value is meaningful, because the peer's device checks key and bounds.
+    /// Decodes any value. The peer's device checks key and bounds.
     pub fn decode(bytes: &[u8; Self::ENCODED_LEN]) -> RemoteMemory {
         let [a0, a1, a2, a3, a4, a5, a6, a7, k0, k1, k2, k3, l0, l1, l2, l3, l4, l5, l6, l7] = *bytes;
         RemoteMemory {
@@ -131,16 +131,16 @@ impl RemoteMemory {
     /// A part of it.
     ///
     /// # Errors
-    /// [`OutOfBounds`] if the part does not lie within.
+    /// [`OutOfBounds`] if the part exceeds the memory.
     pub fn slice(&self, offset: u64, length: u64) -> Result<RemoteMemory, OutOfBounds> {
         OutOfBounds::check("remote memory", self.len, offset, length)?;
         Ok(RemoteMemory { addr: self.addr.wrapping_add(offset), rkey: self.rkey, len: length })
     }
 
-    /// The place of a transfer of `length` bytes.
+    /// The remote address for a transfer of `length` bytes at `offset`.
     ///
     /// # Errors
-    /// [`OutOfBounds`] if the transfer would leave this memory.
+    /// [`OutOfBounds`] if the transfer exceeds the memory.
     #[inline]
     pub fn at(&self, offset: u64, length: u64) -> Result<RemoteAddress, OutOfBounds> {
         OutOfBounds::check("remote memory", self.len, offset, length)?;
@@ -154,12 +154,12 @@ impl RemoteMemory {
     }
 }
 
-/// Where a WRITE or READ goes to.
+/// Target of a WRITE, or source of a READ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RemoteAddress {
-    /// The address of the first byte, in the terms of the peer's registration.
+    /// Address of the first byte in the peer's registration.
     pub addr: u64,
-    /// The key that opens it.
+    /// Its remote key.
     pub rkey: Rkey,
 }
 

@@ -1,8 +1,8 @@
-//! Registered memory: what a device may read and write, locally and for a peer.
+//! Registered memory.
 //!
-//! A [`Region`] registers memory and keeps it alive; [`Sge`] names a part of it in a work request of this
-//! process, and [`RemoteMemory`] names a part of a peer's region, as the peer sent it. Addresses are checked
-//! against the region's bounds where they are made, and by the device again where they are used.
+//! A [`Region`] registers memory and keeps it alive. [`Sge`] is a part of a region in a local work request.
+//! [`RemoteMemory`] is a part of a peer's region. Offsets are checked when an [`Sge`] or a remote address is made; the
+//! device checks them again.
 
 mod keys;
 mod region;

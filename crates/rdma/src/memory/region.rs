@@ -23,38 +23,38 @@ use crate::error::os_error;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
-    /// Nothing to register.
-    #[error("a memory region cannot have 0 bytes")]
+    /// The size is 0.
+    #[error("a memory region must have at least 1 byte")]
     Empty,
-    /// The memory could not be had.
+    /// The memory could not be allocated.
     #[error("cannot allocate {len} bytes of landing memory: {cause}")]
     Allocate {
-        /// Bytes asked for.
+        /// Requested size, in bytes.
         len: usize,
-        /// Why.
+        /// The cause.
         cause: io::Error,
     },
-    /// The device refused it.
+    /// The device rejected the registration.
     #[error("RDMA device {device}: cannot register {len} bytes of {what} with {access:?}: {cause}")]
     Register {
         /// The device.
         device: String,
-        /// Bytes to register.
+        /// Size, in bytes.
         len: usize,
-        /// Which kind of memory.
+        /// Kind of memory.
         what: &'static str,
-        /// With which rights.
+        /// Access rights.
         access: Access,
-        /// Why.
+        /// The cause.
         cause: io::Error,
     },
 }
 
-/// Bytes that stay where they are.
+/// Bytes at a stable address.
 ///
 /// # Safety
-/// For as long as the value lives, `bytes` returns the same address and length, also after the value has been
-/// moved, and the memory stays mapped.
+/// While the value lives, `bytes` returns the same address and length, even after the value was moved, and the memory
+/// stays mapped.
 pub unsafe trait StableBytes: Send + Sync + 'static {
     /// The bytes.
     fn bytes(&self) -> &[u8];
@@ -88,14 +88,14 @@ unsafe impl StableBytes for memmap2::Mmap {
     }
 }
 
-// SAFETY: the value inside does not move, and lives as long as this.
+// SAFETY: the inner value does not move, and lives as long as the `Arc`.
 unsafe impl<T: StableBytes> StableBytes for Arc<T> {
     fn bytes(&self) -> &[u8] {
         T::bytes(self)
     }
 }
 
-/// A part of a [`Region`] of this process in a work request: the scatter/gather element of the verbs.
+/// Scatter/gather element: a part of a local [`Region`] in a work request.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Sge(ibv_sge);
@@ -108,7 +108,7 @@ impl Sge {
         self.0.length
     }
 
-    /// The address of its first byte, in the terms of the registration.
+    /// Address of its first byte in the registration.
     #[inline]
     pub fn addr(&self) -> u64 {
         self.0.addr
@@ -121,40 +121,40 @@ impl fmt::Debug for Sge {
     }
 }
 
-/// Registered memory. The memory lives as long as the region, and is deregistered before it goes.
+/// Registered memory. The memory lives as long as the region; dropping the region deregisters it first.
 ///
-/// A peer with the remote key changes landing memory at any time, so the safe methods copy; a view of the
-/// memory itself is [`Region::slice`], and says when it may be had.
+/// A peer with the remote key can change landing memory at any time, so the safe methods copy. [`Region::slice`] returns
+/// a view, under conditions.
 pub struct Region {
-    // First, so that the device lets go of the memory before the memory goes.
+    // First, so that the region is deregistered before its memory is freed.
     registration: Registration,
     memory: Memory,
-    /// The address of the first byte in work requests and for peers.
+    /// Address of the first byte in the registration.
     addr: u64,
     len: usize,
     access: Access,
 }
 
 enum Memory {
-    /// Made here, and mapped as a whole.
+    /// Allocated and mapped here.
     Landing(Memfd, Mapping),
-    /// Someone's bytes, only read.
+    /// Memory of the caller, only read.
     Source(Box<dyn StableBytes>),
-    /// Not in this address space: a card's memory.
+    /// Memory behind a descriptor, not mapped here: a card's memory.
     Dmabuf(OwnedFd),
-    /// Mapped by somebody who shares the mapping: a card's memory in the card's process.
+    /// A shared mapping: a card's memory in the card's process.
     Mapped { _mapping: Arc<Mapping> },
 }
 
 impl Region {
-    /// Landing memory: `len` zero-filled bytes in a memfd, mapped into this process.
+    /// Allocates landing memory: `len` zero bytes in a memfd, mapped into this process.
     ///
-    /// Peers on the same host that use the soft device map it too, so it is registered through its descriptor
-    /// (`ibv_reg_dmabuf_mr`); where that is not supported, and on an adapter, through its mapping. `name` is
-    /// for `/proc/<pid>/maps`.
+    /// Peers on the same host map it, too, with the soft device, so it is registered by its descriptor
+    /// (`ibv_reg_dmabuf_mr`). On an adapter, or if that is not supported, it is registered by its address. `name` appears in
+    /// `/proc/<pid>/maps`.
     ///
     /// # Errors
-    /// [`MemoryError`] if there is no such memory, or the device refuses it.
+    /// [`MemoryError`] if the allocation or the registration fails.
     pub fn landing(device: &Device, name: &CStr, len: usize, access: Access) -> Result<Region, MemoryError> {
         if len == 0 {
             return Err(MemoryError::Empty);
@@ -180,9 +180,9 @@ impl Region {
         Ok(Region { registration, memory: Memory::Landing(memory, mapping), addr, len, access })
     }
 
-    /// Memory that exists already and is only read: a mapped stream file, for example.
+    /// Registers existing memory that is only read, for example a mapped stream file.
     ///
-    /// `remote_read` also lets peers with the key read it.
+    /// With `remote_read`, peers with the key can read it.
     ///
     /// # Errors
     /// [`MemoryError`] if it is empty, or the device refuses it.
@@ -206,11 +206,10 @@ impl Region {
         Ok(Region { registration, memory: Memory::Source(owner), addr, len, access })
     }
 
-    /// Memory behind a descriptor: a card's dma-buf, or the memfd of an emulated card.
+    /// Registers memory behind a descriptor: a card's dma-buf, or the memfd of an emulated card.
     ///
-    /// The region is the `len` bytes from `offset` on. Its addresses, in [`Sge`] and [`RemoteMemory`], are
-    /// offsets into the descriptor's memory, so they mean the same to all who know the card. This process has
-    /// no pointer to it.
+    /// The region is `len` bytes at `offset`. Its addresses, in [`Sge`] and [`RemoteMemory`], are offsets into the
+    /// descriptor's memory. This process has no pointer to it.
     ///
     /// # Errors
     /// [`MemoryError`] if it is empty, or the device refuses it.
@@ -230,16 +229,16 @@ impl Region {
         Ok(Region { registration, memory: Memory::Dmabuf(descriptor), addr: offset, len, access })
     }
 
-    /// A part of a mapping, registered by its address for a device that cannot take the descriptor behind it.
+    /// Registers a part of a mapping by its address, for a device that cannot use the descriptor behind it.
     ///
-    /// As with [`Region::dmabuf`], its addresses are offsets, here into the mapping, and bytes are reached
-    /// through the mapping and not through this.
+    /// As with [`Region::dmabuf`], its addresses are offsets, here into the mapping. Its bytes are accessed through the
+    /// mapping.
     ///
     /// # Errors
     /// [`MemoryError`] if it is empty, or the device refuses it: adapters cannot pin memory of other devices.
     ///
     /// # Panics
-    /// If the part is not inside the mapping.
+    /// If the part exceeds the mapping.
     pub fn mapped(
         device: &Device,
         mapping: Arc<Mapping>,
@@ -260,43 +259,43 @@ impl Region {
         Ok(Region { registration, memory: Memory::Mapped { _mapping: mapping }, addr: offset, len, access })
     }
 
-    /// Its size in bytes.
+    /// Size, in bytes.
     #[allow(clippy::len_without_is_empty, reason = "never empty")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// What may be done to it.
+    /// Access rights.
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// The key for this process's work requests.
+    /// Local key.
     pub fn lkey(&self) -> Lkey {
         Lkey::new(self.registration.lkey())
     }
 
-    /// The key for peers.
+    /// Remote key.
     pub fn rkey(&self) -> Rkey {
         Rkey::new(self.registration.rkey())
     }
 
-    /// All of it, as a peer names it.
+    /// The whole region, for a peer.
     pub fn remote(&self) -> RemoteMemory {
         RemoteMemory { addr: self.addr, rkey: self.rkey(), len: self.len as u64 }
     }
 
-    /// A part of it, for a work request of this process.
+    /// A part of the region, for a local work request.
     ///
     /// # Errors
-    /// [`OutOfBounds`] if the part does not lie within, or has 4 GiB or more.
+    /// [`OutOfBounds`] if the part exceeds the region.
     #[inline]
     pub fn sge(&self, offset: u64, length: u32) -> Result<Sge, OutOfBounds> {
         OutOfBounds::check("a memory region", self.len as u64, offset, length.into())?;
         Ok(Sge(ibv_sge { addr: self.addr + offset, length, lkey: self.registration.lkey() }))
     }
 
-    /// The descriptor of landing or foreign memory; a source has none.
+    /// The descriptor of landing memory or of memory behind a descriptor; `None` otherwise.
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self.memory {
             Memory::Landing(memory, _) => Some(memory.as_fd()),
@@ -305,21 +304,20 @@ impl Region {
         }
     }
 
-    /// Its first byte, where this process can reach it; foreign memory has no address here.
+    /// Address of the first byte; `None` for memory that is not mapped here.
     pub fn as_ptr(&self) -> Option<NonNull<u8>> {
         match &self.memory {
             Memory::Landing(_, mapping) => NonNull::new(mapping.base()),
-            // Only ever read: `copy_from_slice` asks for landing memory.
+            // Only read: `copy_from_slice` requires landing memory.
             Memory::Source(owner) => NonNull::new(owner.bytes().as_ptr().cast_mut()),
             Memory::Dmabuf(_) | Memory::Mapped { .. } => None,
         }
     }
 
-    /// Allocates every page now, so that no transfer pays for a first touch. Nothing to do except for landing
-    /// memory.
+    /// Allocates all pages of landing memory, so that no transfer has a page fault. No effect on other memory.
     ///
     /// # Errors
-    /// The error of the system call.
+    /// The system call failed.
     pub fn populate(&self) -> io::Result<()> {
         match &self.memory {
             Memory::Landing(_, mapping) => mapping.prefault(0, self.len),
@@ -327,12 +325,12 @@ impl Region {
         }
     }
 
-    /// Copies a part of landing memory, or of a source, out of it.
+    /// Copies a part of the region.
     ///
-    /// What a peer writes meanwhile may be seen in part; a completion orders what came before it.
+    /// Concurrent writes of a peer may be seen partially. A completion orders the writes before it.
     ///
     /// # Errors
-    /// [`OutOfBounds`] if the part does not lie within, or the memory is not in this address space.
+    /// [`OutOfBounds`] if the part exceeds the region, or the memory is not mapped here.
     pub fn copy_to_slice(&self, offset: u64, to: &mut [u8]) -> Result<(), OutOfBounds> {
         let from = self.reachable(offset, to.len(), self.as_ptr())?;
         // SAFETY: the range lies within the memory, which lives as long as `self`, and `to` is not a part of
@@ -344,7 +342,7 @@ impl Region {
     /// Copies into a part of landing memory.
     ///
     /// # Errors
-    /// [`OutOfBounds`] if the part does not lie within, or this is not landing memory.
+    /// [`OutOfBounds`] if the part exceeds the region, or this is not landing memory.
     pub fn copy_from_slice(&self, offset: u64, from: &[u8]) -> Result<(), OutOfBounds> {
         let writable = match &self.memory {
             Memory::Landing(_, mapping) => NonNull::new(mapping.base()),
@@ -357,15 +355,14 @@ impl Region {
         Ok(())
     }
 
-    /// A view of a part of landing memory, or of a source.
+    /// A view of a part of the region.
     ///
     /// # Safety
-    /// While the view lives, nothing writes to that part: no peer with the remote key, no receive or READ
-    /// posted here, no [`copy_from_slice`](Region::copy_from_slice), and no other process that maps the
-    /// memory.
+    /// While the view lives, nothing may write to that part: no peer with the remote key, no posted receive or READ, no
+    /// [`copy_from_slice`](Region::copy_from_slice), and no other process that maps the memory.
     ///
     /// # Errors
-    /// [`OutOfBounds`] if the part does not lie within, or the memory is not in this address space.
+    /// [`OutOfBounds`] if the part exceeds the region, or the memory is not mapped here.
     pub unsafe fn slice(&self, range: Range<u64>) -> Result<&[u8], OutOfBounds> {
         let length = range.end.saturating_sub(range.start);
         let size = self.len as u64;
@@ -376,8 +373,8 @@ impl Region {
             memory: "a memory region",
         })?;
         let start = self.reachable(range.start, length, self.as_ptr())?;
-        // SAFETY: the range lies within initialised memory that lives as long as `self`; the caller sees to
-        // it that nothing writes to it.
+        // SAFETY: the range lies within initialised memory that lives as long as `self`; the caller guarantees that nothing
+        // writes to it.
         Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), length) })
     }
 
@@ -426,7 +423,7 @@ unsafe fn register_memory(
     len: usize,
     access: Access,
 ) -> io::Result<Arc<MemoryRegion>> {
-    // SAFETY: as promised by the caller.
+    // SAFETY: as guaranteed by the caller.
     unsafe { device.domain().reg_mr(start as usize, len, access.flags()) }
         .map_err(|error| os_error!(error.0, RegisterMemoryRegionErrorKind::Ibverbs))
 }

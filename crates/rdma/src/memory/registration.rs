@@ -1,4 +1,4 @@
-//! Registrations, and the one that `sideway` does not make: by a mapping, with addresses of one's own.
+//! Memory registrations, including `ibv_reg_mr_iova`, which `sideway` does not provide.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -13,20 +13,20 @@ use super::keys::Access;
 use crate::device::Device;
 use crate::loader;
 
-/// Memory that a device knows, until this is dropped.
+/// A registered memory region; dropping it deregisters the region.
 pub(super) enum Registration {
     Verbs(Arc<MemoryRegion>),
     Iova(IovaRegistration),
 }
 
-/// A registration whose addresses are not those of this process.
+/// A registration with an I/O virtual address.
 pub(super) struct IovaRegistration {
     mr: NonNull<ibv_mr>,
-    /// It goes after what is registered in it.
+    /// Dropped after the region that is registered in it.
     _domain: Arc<ProtectionDomain>,
 }
 
-// SAFETY: the verbs library may be called by any thread (ibv_reg_mr(3) names no other).
+// SAFETY: verbs are thread-safe (ibv_reg_mr(3)).
 unsafe impl Send for IovaRegistration {}
 // SAFETY: as above; the keys never change.
 unsafe impl Sync for IovaRegistration {}
@@ -44,7 +44,7 @@ impl Registration {
     pub(super) fn lkey(&self) -> u32 {
         match self {
             Registration::Verbs(region) => region.lkey(),
-            // SAFETY: it lives, and the library does not change it.
+            // SAFETY: the region is alive, and the library does not change the key.
             Registration::Iova(region) => unsafe { region.mr.as_ref() }.lkey,
         }
     }
@@ -61,7 +61,7 @@ impl Registration {
 /// `ibv_reg_mr_iova`, which is a macro in C and therefore not in `sideway`.
 type RegMrIova = unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, u64, c_int) -> *mut ibv_mr;
 
-/// Registers memory whose first byte is to have the address `iova` in work requests and for peers.
+/// Registers memory with the I/O virtual address `iova` for its first byte.
 ///
 /// # Safety
 /// The memory is `len` bytes, writable if `access` allows writes, and outlives the registration.
@@ -77,7 +77,7 @@ pub(super) unsafe fn register_at(
     let register = unsafe { std::mem::transmute::<*mut c_void, RegMrIova>(found.as_ptr()) };
     let domain = device.domain().clone();
     let access: c_int = access.flags().into();
-    // SAFETY: the domain lives, and the memory is as the caller promises.
+    // SAFETY: the domain is alive; the caller guarantees the memory.
     let mr = unsafe { register(domain.pd().as_ptr(), start.cast(), len, iova, access) };
     match NonNull::new(mr) {
         Some(mr) => Ok(IovaRegistration { mr, _domain: domain }),

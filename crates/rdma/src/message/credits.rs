@@ -1,32 +1,31 @@
-//! Credits: how many frames each side may send, so that none ever arrives without a buffer waiting for it.
+//! Credit-based flow control: no frame arrives without a posted receive.
 //!
-//! Each side posts as many receive buffers as its window is wide and tells the other side so when they
-//! connect. Sending a frame costs a credit; when the receiver has worked a frame off and posted its buffer
-//! again, it owes the credit back. What is owed travels in the header of the next frame, whatever that frame
-//! is for. If there is none, a frame without messages returns the credits as soon as half a window is owed.
+//! Each side posts as many receives as its window and tells the peer. A frame costs one credit. When the receiver has
+//! read a frame and posted its buffer again, it returns the credit in the header of its next frame. Without such a
+//! frame, it sends a frame without messages once half a window of credits is to be returned.
 //!
-//! Such a frame costs a credit too, so one credit is reserved for it: a frame with messages needs two. This
-//! cannot deadlock. A side's last credit is spent only on a frame that returns at least half a window, which
-//! is two or more. Were both sides without credit and nothing under way, then the side that received the
-//! other's last frame would have gained two credits by it, and would have spent its own last credit later
-//! than the other side did; and the same holds the other way round.
+//! That frame costs a credit, too. One credit is reserved for it: a frame with messages needs two credits. This cannot
+//! deadlock. A side spends its last credit only on a frame that returns at least half a window, which is two or more.
+//! Assume that both sides have no credit and nothing is in flight. The side that received the other's last frame gained
+//! two credits by it, so it spent its own last credit later than the other side. The same holds for the other side: a
+//! contradiction.
 #![forbid(unsafe_code)]
 
 use super::frame::FrameError;
 
-/// Windows below this width have no half that frees the other side.
+/// A smaller window has no half that gives the peer two credits.
 pub(super) const MIN_WINDOW: u16 = 4;
 
-/// The credits of one side.
+/// Credits of one side.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CreditWindow {
-    /// Frames that the peer can take now.
+    /// Frames that the peer can receive now.
     credits: u32,
-    /// Frames that the peer can take when it has worked off all.
+    /// The peer's window, in frames.
     peer_width: u32,
-    /// Buffers posted again here, of which the peer does not know.
+    /// Receives posted again whose credits are not returned.
     owed: u16,
-    /// Owed buffers that are worth a frame of their own.
+    /// Number of credits to return that justifies a frame of its own.
     worth_a_frame: u16,
 }
 
@@ -45,19 +44,19 @@ impl CreditWindow {
         self.credits > 1
     }
 
-    /// Whether a frame that only returns credits should be sent, and may.
+    /// Whether a frame that only returns credits should and may be sent.
     pub(super) fn should_return(&self) -> bool {
         self.owed >= self.worth_a_frame && self.credits > 0
     }
 
-    /// Pays for a frame that is sent now; returns the credits to put into its header.
+    /// Spends a credit on a frame. Returns the credits for its header.
     pub(super) fn send(&mut self) -> u16 {
-        // Asked for by `may_send` or `should_return`.
+        // The caller has checked `may_send` or `should_return`.
         self.credits -= 1;
         std::mem::take(&mut self.owed)
     }
 
-    /// Takes the credits of a frame that was received.
+    /// Adds the credits of a received frame.
     pub(super) fn returned(&mut self, credits: u16) -> Result<(), FrameError> {
         let missing = self.peer_width - self.credits;
         if u32::from(credits) > missing {
@@ -67,7 +66,7 @@ impl CreditWindow {
         Ok(())
     }
 
-    /// A buffer has been posted again.
+    /// A receive was posted again.
     pub(super) fn reposted(&mut self) {
         self.owed += 1;
     }
@@ -79,8 +78,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::VecDeque;
 
-    /// One side: its window, what it has still to say, and the frames on their way to it (credits, is there a
-    /// message).
+    /// One side: its window, its unsent messages, and the frames in flight to it (credits, has a message).
     struct Side {
         window: CreditWindow,
         width: u16,
@@ -102,7 +100,7 @@ mod tests {
             }
         }
 
-        /// Sends one frame if it may; whether it did.
+        /// Sends a frame if possible. Returns whether it did.
         fn send(&mut self, peer: &mut Side) -> bool {
             let message = self.to_say > 0 && self.window.may_send();
             if !message && !self.window.should_return() {
@@ -115,7 +113,7 @@ mod tests {
             true
         }
 
-        /// Takes one frame out of the buffer; whether there was one.
+        /// Receives a frame if there is one. Returns whether it did.
         fn receive(&mut self) -> bool {
             let Some((credits, message)) = self.inbox.pop_front() else { return false };
             self.window.returned(credits).unwrap();
@@ -124,7 +122,7 @@ mod tests {
             true
         }
 
-        /// Posts one buffer again; whether there was one.
+        /// Posts a receive again if one is free. Returns whether it did.
         fn repost(&mut self) -> bool {
             let had = self.unposted > 0;
             if had {
@@ -147,8 +145,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the order of events, no frame arrives without a buffer, and everything is said in the
-        /// end.
+        /// In any order of events, no frame arrives without a receive, and all messages arrive.
         #[test]
         fn no_overrun_and_no_deadlock(
             widths in (MIN_WINDOW..12, MIN_WINDOW..12),
@@ -160,18 +157,18 @@ mod tests {
             for action in actions {
                 step(&mut a, &mut b, action);
             }
-            // From here on everything that can happen does; when nothing can, all must have been heard.
+            // Runs all possible steps. When none is possible, all messages must have arrived.
             let mut steps = 0;
             while (0..6).any(|action| step(&mut a, &mut b, action)) {
                 steps += 1;
-                prop_assert!(steps < 10_000, "credits go to and fro for ever");
+                prop_assert!(steps < 10_000, "credits are exchanged for ever");
             }
             prop_assert_eq!((a.heard, b.heard), (to_say.1, to_say.0));
         }
     }
 
     #[test]
-    fn a_peer_that_returns_too_much_is_noticed() {
+    fn excess_credits_are_an_error() {
         let mut window = CreditWindow::new(8, 8);
         window.send();
         assert_eq!(window.returned(2), Err(FrameError::Credits { credits: 2, missing: 1 }));

@@ -1,4 +1,4 @@
-//! The form of a transfer: a header, then the messages, each with its length.
+//! Frame format: a header, then messages, each with its length.
 //!
 //! ```text
 //!  0               2               4                               8
@@ -13,49 +13,49 @@
 
 use std::ops::Range;
 
-/// The size of the header in bytes.
+/// Length of the header, in bytes.
 pub(super) const HEADER_LEN: usize = 8;
-/// The size of a message's length in bytes.
+/// Length of a message's length field, in bytes.
 pub(super) const LENGTH_LEN: usize = 4;
 
-/// What a peer sent is not a frame.
+/// Why a received frame is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {
-    /// Less than a header.
-    #[error("frame of {len} bytes, less than its header of {HEADER_LEN}")]
+    /// Shorter than a header.
+    #[error("frame has {len} bytes, less than its header of {HEADER_LEN}")]
     TooShort {
         /// Bytes received.
         len: usize,
     },
-    /// The header does not match what came.
-    #[error("frame with bytes = {bytes}, but {received} follow the header")]
+    /// The header's length does not match.
+    #[error("frame header says {bytes} bytes, {received} bytes follow")]
     Length {
-        /// What the header says.
+        /// The length in the header.
         bytes: u32,
-        /// What came.
+        /// The length received.
         received: usize,
     },
-    /// A message does not end within the frame.
-    #[error("message at byte {at} of a frame of {len} bytes does not end within it")]
+    /// A message exceeds the frame.
+    #[error("message at byte {at} exceeds its frame of {len} bytes")]
     Message {
-        /// Where its length is.
+        /// Offset of its length field.
         at: usize,
         /// Bytes received.
         len: usize,
     },
-    /// Bytes that belong to no message.
-    #[error("{left} bytes behind the last message of a frame")]
+    /// Bytes behind the last message.
+    #[error("{left} bytes follow the last message of a frame")]
     Trailing {
-        /// How many.
+        /// Number of bytes.
         left: usize,
     },
-    /// More credits than there are buffers.
-    #[error("frame returns {credits} credits with {missing} outstanding")]
+    /// More credits than the peer can return.
+    #[error("frame returns {credits} credits, only {missing} are outstanding")]
     Credits {
-        /// What the header says.
+        /// The credits in the header.
         credits: u16,
-        /// What it can be at most.
+        /// The credits outstanding.
         missing: u32,
     },
 }
@@ -63,11 +63,11 @@ pub enum FrameError {
 /// The header of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header {
-    /// Buffers that the sender of the frame has made ready again.
+    /// Credits returned by the sender.
     pub(super) credits: u16,
-    /// Messages in the frame.
+    /// Number of messages.
     pub(super) messages: u16,
-    /// Bytes behind the header.
+    /// Length of the rest of the frame, in bytes.
     pub(super) bytes: u32,
 }
 
@@ -94,7 +94,7 @@ impl Header {
     }
 }
 
-/// Goes through the messages of one frame.
+/// Iterates over the messages of a frame.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct FrameReader {
     at: usize,
@@ -106,9 +106,9 @@ impl FrameReader {
         FrameReader { at: HEADER_LEN, left: header.messages }
     }
 
-    /// Where the next message lies within the frame.
+    /// Range of the next message in the frame.
     pub(super) fn next(&mut self, frame: &[u8]) -> Result<Option<Range<usize>>, FrameError> {
-        // `at` never exceeds the length of the frame: it is moved only to ends of messages that lie within.
+        // `at` never exceeds the frame: it only moves to ends of messages inside of it.
         let rest = &frame[self.at..];
         if self.left == 0 {
             return match rest.len() {
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_tell_where() {
+    fn errors_name_the_offset() {
         assert_eq!(read(&[0; 7]), Err(FrameError::TooShort { len: 7 }));
         let mut bytes = frame(0, &[vec![1, 2, 3]]);
         bytes[11] = 4;

@@ -1,4 +1,4 @@
-//! A connected messenger.
+//! Connected messengers.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -17,48 +17,48 @@ use crate::queue::{
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MessageError {
-    /// All frames are filled and wait for the peer; try again after [`Messenger::progress`] has made some.
-    #[error("peer {peer}: no room for another message until it has worked off some")]
+    /// All send frames are in use; retry after [`Messenger::progress`].
+    #[error("peer {peer}: all send frames are in use; retry when the peer has received some")]
     Full {
         /// The peer.
         peer: String,
     },
-    /// Longer than a frame can hold.
-    #[error("message of {len} bytes is longer than {max}")]
+    /// Longer than a frame.
+    #[error("message of {len} bytes exceeds the maximum of {max}")]
     TooLong {
         /// Its length.
         len: usize,
         /// The longest.
         max: usize,
     },
-    /// The connection has failed: the peer has died, or gave the connection up.
+    /// The connection failed: the peer died or closed it.
     #[error("peer {peer}: connection lost: {error}")]
     Lost {
         /// The peer.
         peer: String,
-        /// The first request that failed.
+        /// The first failed work request.
         error: WorkError,
     },
-    /// The peer sent what is not a frame.
+    /// The peer sent an invalid frame.
     #[error("peer {peer}: {error}")]
     Malformed {
         /// The peer.
         peer: String,
-        /// What is wrong with it.
+        /// The problem.
         error: FrameError,
     },
     /// The completion queue has failed.
     #[error(transparent)]
     Poll(#[from] PollError),
-    /// The device did not accept a request.
+    /// The device rejected a work request.
     #[error(transparent)]
     Post(#[from] PostError),
-    /// Another part of this program confused the bounds of the buffers.
+    /// A buffer access out of bounds: a bug.
     #[error(transparent)]
     Bounds(#[from] OutOfBounds),
 }
 
-/// Kinds of requests, in the upper bits of their names.
+/// Kind of a work request, in the upper bits of its id.
 const KIND: u64 = 3 << 62;
 const FRAME: u64 = 0;
 const RECV: u64 = 1 << 62;
@@ -68,38 +68,38 @@ pub(super) fn recv_id(slot: u16) -> WrId {
     WrId(RECV | u64::from(slot))
 }
 
-/// Completions taken at a time.
+/// Completions per poll.
 const BATCH: usize = 16;
 
-/// Sends and receives small messages over a reliable connection of its own.
+/// Sends and receives small messages over its own reliable connection.
 ///
-/// Outgoing messages are collected in the open frame until [`flush`](Messenger::flush); then the frame goes
-/// as soon as the peer has room, and messages sent meanwhile still join it. Frames are numbered; frame `n`
-/// lies in slot `n mod send_frames`, and `completed <= posted <= open`.
+/// Outgoing messages are collected in the open frame until [`flush`](Messenger::flush). The frame is sent when the peer
+/// has a free receive; until then further messages join it. Frame `n` is in slot `n mod send_frames`, and
+/// `completed <= posted <= open`.
 pub struct Messenger {
     pair: QueuePair,
     queue: CompletionQueue,
     outgoing: Region,
     incoming: Region,
     window: CreditWindow,
-    /// Bytes of a slot here.
+    /// Size of a slot, in bytes.
     slot_bytes: u64,
-    /// Bytes of a frame that the peer takes.
+    /// Maximum size of a frame that the peer receives, in bytes.
     frame_bytes: u32,
     send_frames: u64,
     /// Frames whose slot is free again.
     completed: u64,
-    /// Frames handed to the device.
+    /// Frames posted to the device.
     posted: u64,
     /// The frame being filled; frames before it are closed.
     open: u64,
     /// Bytes (header included) and messages of the frames in each slot.
     filled: Box<[Filled]>,
-    /// The open frame is to go as soon as it may.
+    /// Send the open frame as soon as possible.
     flushing: bool,
-    /// Frames that only return credits: sent, and completed.
+    /// Frames that only return credits: posted, and completed.
     returns: (u64, u64),
-    /// Slots with frames not yet opened, in the order of arrival, and their lengths.
+    /// Slots with received, unread frames, in order of arrival, and their lengths.
     arrived: VecDeque<(u16, u32)>,
     /// The frame being read.
     reading: Option<Reading>,
@@ -150,27 +150,25 @@ impl Messenger {
         }
     }
 
-    /// The number of its queue pair, which its completions carry.
+    /// Its queue pair number, which its completions carry.
     pub fn qpn(&self) -> Qpn {
         self.pair.qpn()
     }
 
-    /// The peer, for messages to people.
+    /// The peer, for error messages.
     pub fn peer(&self) -> &str {
         self.pair.peer()
     }
 
-    /// The longest message in bytes.
+    /// Maximum length of a message, in bytes.
     pub fn max_message(&self) -> usize {
         max_message(self.frame_bytes)
     }
 
-    /// Adds a message to the open frame. It goes with the next [`flush`](Messenger::flush), or when the frame
-    /// is full.
+    /// Adds a message to the open frame. The frame is sent by [`flush`](Messenger::flush), or when it is full.
     ///
     /// # Errors
-    /// [`MessageError::Full`] when all frames are taken, [`MessageError::TooLong`], or
-    /// [`MessageError::Lost`].
+    /// [`MessageError::Full`] if all frames are in use, [`MessageError::TooLong`], or [`MessageError::Lost`].
     pub fn send(&mut self, message: &[u8]) -> Result<(), MessageError> {
         self.check_alive()?;
         let max = self.max_message();
@@ -198,22 +196,21 @@ impl Messenger {
         Ok(())
     }
 
-    /// Lets the messages go that were sent so far: at once if the peer has room, else as soon as it has, with
-    /// [`progress`](Messenger::progress).
+    /// Sends all added messages: at once if the peer has a free receive, else from [`progress`](Messenger::progress).
     ///
     /// # Errors
-    /// [`MessageError::Lost`], or what the device says.
+    /// [`MessageError::Lost`], or an error of the device.
     pub fn flush(&mut self) -> Result<(), MessageError> {
         self.check_alive()?;
         self.flushing = self.has_open_messages();
         self.advance()
     }
 
-    /// Polls the completion queue, which must not be shared, and does what follows: takes arrived frames in,
-    /// frees sent ones, and sends what waits. Returns whether any completion was there.
+    /// Polls the completion queue, which must not be shared. Handles received frames and send completions, and sends
+    /// waiting frames. Returns whether there was a completion.
     ///
     /// # Errors
-    /// [`MessageError::Lost`], [`MessageError::Malformed`], or what the device says. What arrived before can
+    /// [`MessageError::Lost`], [`MessageError::Malformed`], or an error of the device. Messages that arrived before can
     /// still be [received](Messenger::receive).
     pub fn progress(&mut self) -> Result<bool, MessageError> {
         let mut buffer = [Completion::EMPTY; BATCH];
@@ -222,7 +219,7 @@ impl Messenger {
         loop {
             let taken = self.queue.poll(&mut buffer)?.len();
             for completion in &buffer[..taken] {
-                // What arrived in spite of an error must not be lost.
+                // Frames that arrived before an error must not be lost.
                 result = result.and(self.handle(completion));
             }
             any |= taken > 0;
@@ -236,14 +233,14 @@ impl Messenger {
         Ok(any)
     }
 
-    /// Takes one completion of its queue pair, for users of a shared completion queue. Call
-    /// [`advance`](Messenger::advance) when all have been handed over.
+    /// Handles one completion of its queue pair, for users of a shared completion queue. Call
+    /// [`advance`](Messenger::advance) after the last one.
     ///
     /// # Errors
     /// As [`progress`](Messenger::progress).
     pub fn handle(&mut self, completion: &Completion) -> Result<(), MessageError> {
         if let Err(error) = completion.check() {
-            // The first failure tells why; later ones are flushes.
+            // The first failure is the cause; later ones are flushes.
             let first = *self.failure.get_or_insert(error);
             return Err(self.lost(first));
         }
@@ -253,12 +250,12 @@ impl Messenger {
                 let frame = id & !KIND;
                 let slot = self.slot(frame);
                 self.filled[slot] = NOTHING;
-                // Sends complete in the order in which they were posted.
+                // Sends complete in the order of posting.
                 self.completed = frame + 1;
             }
             RETURN => self.returns.1 += 1,
             _ => {
-                // Receives are named by their slot, of 16 bits.
+                // The id of a receive is its slot, 16 bits.
                 let slot = (id & !KIND) as u16;
                 Header::decode(self.frame(slot, completion.len())?)
                     .and_then(|header| self.window.returned(header.credits))
@@ -269,11 +266,10 @@ impl Messenger {
         Ok(())
     }
 
-    /// Sends what waits and may go: closed frames, the open one if it is being flushed, credits owed to the
-    /// peer.
+    /// Sends what is waiting: closed frames, the open frame if it is being flushed, and credits.
     ///
     /// # Errors
-    /// What the device says.
+    /// An error of the device.
     pub fn advance(&mut self) -> Result<(), MessageError> {
         while self.window.may_send() {
             if self.posted == self.open {
@@ -291,11 +287,11 @@ impl Messenger {
         Ok(())
     }
 
-    /// The next message that has arrived, if any. It stays valid until the next call.
+    /// Takes the next message. It stays valid until the next call.
     ///
     /// # Errors
-    /// [`MessageError::Malformed`] if the peer does not keep to the form; [`MessageError::Lost`] when the
-    /// connection has failed and all that had arrived before was received.
+    /// [`MessageError::Malformed`] if the peer sent an invalid frame. [`MessageError::Lost`] if the connection failed, after
+    /// all messages that had arrived were taken.
     pub fn receive(&mut self) -> Result<Option<&[u8]>, MessageError> {
         let (slot, len, range) = loop {
             if let Some(mut reading) = self.reading {
@@ -323,13 +319,12 @@ impl Messenger {
         Ok(Some(&self.frame(slot, len)?[range]))
     }
 
-    /// Whether everything sent has arrived at the peer's device. (Messages that are not flushed have not been
-    /// sent.)
+    /// Whether all flushed messages have arrived at the peer's device.
     pub fn is_idle(&self) -> bool {
         self.completed == self.open && !self.has_open_messages()
     }
 
-    /// Gives the connection up; the peer's messenger reports [`MessageError::Lost`].
+    /// Closes the connection; the peer's messenger reports [`MessageError::Lost`].
     ///
     /// # Errors
     /// The error of the device.
@@ -341,7 +336,7 @@ impl Messenger {
         (frame % self.send_frames) as usize
     }
 
-    /// Whether there is no slot for the open frame.
+    /// Whether there is no free slot for the open frame.
     fn is_full(&self) -> bool {
         self.open - self.completed == self.send_frames
     }
@@ -375,7 +370,7 @@ impl Messenger {
         Ok(self.pair.post_send(&[sge], Signal::Yes, id)?)
     }
 
-    /// Posts the buffer of a frame that has been read.
+    /// Posts the receive of a frame that was read.
     fn give_back(&mut self, slot: u16) -> Result<(), MessageError> {
         if self.failure.is_some() {
             return Ok(());
@@ -386,12 +381,12 @@ impl Messenger {
         Ok(())
     }
 
-    /// A received frame.
+    /// The bytes of a received frame.
     fn frame(&self, slot: u16, len: u32) -> Result<&[u8], OutOfBounds> {
         let start = u64::from(slot) * self.slot_bytes;
-        // SAFETY: the region is this messenger's own and peers have no access to it. The device writes to a
-        // slot only while its receive is posted; this one has completed, and is posted again only by
-        // `give_back`, which takes `self` exclusively and so after the end of this borrow.
+        // SAFETY: the region is this messenger's own, and peers have no access to it. The device writes to a slot only while
+        // its receive is posted. This one has completed; `give_back` posts it again, but takes `self` exclusively, so after the
+        // end of this borrow.
         unsafe { self.incoming.slice(start..start + u64::from(len)) }
     }
 
@@ -419,7 +414,7 @@ impl Messenger {
 }
 
 impl MessageError {
-    /// The status of the request that failed, when the connection is lost.
+    /// Status of the failed work request, if the connection is lost.
     pub fn lost_with(&self) -> Option<Status> {
         match self {
             MessageError::Lost { error, .. } => Some(error.status),

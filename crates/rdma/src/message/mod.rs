@@ -1,9 +1,8 @@
 //! Small messages over a reliable connection.
 //!
-//! A [`Messenger`] is for what the parties of a run tell each other beside the data: many small messages, in
-//! order, none lost, none ever waiting at a peer without a buffer. Messages that are sent in one go travel in
-//! one transfer (a frame). Memory is bounded on both sides; when it is used up, [`Messenger::send`] says so
-//! and the sender has to wait.
+//! A [`Messenger`] transfers control messages: small, in order, without loss. Messages that are flushed together travel
+//! in one SEND (a frame). Credits ensure that the peer has a posted receive for each frame. Memory is bounded on both
+//! sides; [`Messenger::send`] returns an error if it is used up.
 //!
 //! ```no_run
 //! # use millstream_rdma::message::{Messenger, MessengerOptions, PreparedMessenger};
@@ -17,7 +16,7 @@
 //! loop {
 //!     messenger.progress()?;
 //!     while let Some(message) = messenger.receive()? {
-//!         println!("{} says {message:?}", message.len());
+//!         println!("received {} bytes", message.len());
 //!     }
 //! }
 //! # }

@@ -1,4 +1,4 @@
-//! Setting a messenger up.
+//! Setup of messengers.
 #![forbid(unsafe_code)]
 
 use std::net::TcpStream;
@@ -12,24 +12,24 @@ use crate::device::Device;
 use crate::memory::{Access, MemoryError, Region};
 use crate::queue::{CompletionQueue, PostError, QueueError};
 
-/// The size of what messengers tell each other in front of the program's own bytes of private data.
+/// Length of the messenger's own parameters in front of the private data, in bytes.
 const GREETING_LEN: usize = 8;
-/// Frames that only return credits and have not completed.
+/// Maximum outstanding frames that only return credits.
 pub(super) const CREDIT_FRAMES: u16 = 2;
-/// A frame must hold a message worth sending.
+/// Minimum frame size, in bytes.
 const MIN_FRAME: u32 = 64;
 const MAX_FRAME: u32 = 1 << 20;
 
-/// The sizes of a messenger.
+/// Sizes of a messenger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MessengerOptions {
-    /// Bytes of a frame; also bounds a message. The smaller one of both sides counts.
+    /// Frame size, in bytes, which limits a message. The smaller value of both sides is used.
     pub frame_bytes: u32,
-    /// Frames filled or being sent.
+    /// Number of send frames.
     pub send_frames: u16,
-    /// Frames received and not yet worked off: how far ahead the peer may be.
+    /// Number of posted receives: the window of the peer.
     pub recv_frames: u16,
-    /// The connection; depths, elements and access are set from the above.
+    /// Connection options; depths, elements and access are set from the above.
     pub connection: RcOptions,
 }
 
@@ -45,7 +45,7 @@ impl Default for MessengerOptions {
 }
 
 impl MessengerOptions {
-    /// The completions that can be outstanding: what its completion queue must hold at least.
+    /// Maximum outstanding completions: the required depth of its completion queue.
     pub fn completions(&self) -> u32 {
         u32::from(self.send_frames) + u32::from(CREDIT_FRAMES) + u32::from(self.recv_frames)
     }
@@ -55,43 +55,43 @@ impl MessengerOptions {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PrepareError {
-    /// A size that cannot work.
-    #[error("messenger option {field} = {value} is not within {least}..={most}")]
+    /// An option is out of range.
+    #[error("messenger option {field} = {value} is out of range: must be {least} to {most}")]
     Option {
-        /// Which.
+        /// The option.
         field: &'static str,
         /// Its value.
         value: u32,
-        /// The least that works.
+        /// The smallest valid value.
         least: u32,
-        /// The most that works.
+        /// The largest valid value.
         most: u32,
     },
-    /// The buffers.
+    /// The buffers could not be registered.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// The queue pair.
+    /// The queue pair could not be created.
     #[error(transparent)]
     Queue(#[from] QueueError),
-    /// The receives.
+    /// The receives could not be posted.
     #[error(transparent)]
     Post(#[from] PostError),
-    /// The connection.
+    /// The connection could not be made.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// The peer announced sizes that cannot work.
+    /// The peer's sizes are invalid.
     #[error(
         "peer {peer}: announced {found:?} for its messages: frame size and window, at least {MIN_FRAME} and {MIN_WINDOW}"
     )]
     Greeting {
         /// The peer.
         peer: String,
-        /// What it sent.
+        /// The bytes received.
         found: Vec<u8>,
     },
 }
 
-/// A messenger that waits to be connected; its receives are posted.
+/// A messenger that is not connected; its receives are posted.
 #[derive(Debug)]
 pub struct PreparedMessenger {
     prepared: PreparedQueuePair,
@@ -102,14 +102,13 @@ pub struct PreparedMessenger {
 }
 
 impl PreparedMessenger {
-    /// Buffers, a queue pair, and receives posted to it.
+    /// Creates buffers and a queue pair, and posts the receives.
     ///
-    /// `queue` takes all its completions. It may be shared with other queue pairs if it is deep enough for
-    /// all; whoever polls it hands the messenger's completions to [`Messenger::handle`] by their queue pair's
-    /// number.
+    /// `queue` gets all its completions. It may be shared with other queue pairs if it is deep enough. Then the caller
+    /// passes the messenger's completions, identified by their queue pair number, to [`Messenger::handle`].
     ///
     /// # Errors
-    /// [`PrepareError`] names the option that cannot work, or what the device refused.
+    /// [`PrepareError`] for an invalid option, or if the device refuses.
     pub fn new(
         device: &Device,
         queue: &CompletionQueue,
@@ -140,18 +139,18 @@ impl PreparedMessenger {
         let prepared = PreparedQueuePair::new(device, queue, queue, &connection)?;
         for slot in 0..options.recv_frames {
             let at = u64::from(slot) * u64::from(options.frame_bytes);
-            // Within by construction: the region has `recv_frames` frames.
+            // In bounds: the region has `recv_frames` frames.
             let Ok(to) = incoming.sge(at, options.frame_bytes) else { continue };
             prepared.post_recv(&[to], recv_id(slot))?;
         }
         Ok(PreparedMessenger { prepared, queue: queue.clone(), options: *options, outgoing, incoming })
     }
 
-    /// Connects with the messenger at the other end of `stream`; see [`PreparedQueuePair::connect`]. Also returns the
-    /// peer's bytes of private data.
+    /// Connects to the messenger at the other end of `stream`; see [`PreparedQueuePair::connect`]. Also returns the peer's
+    /// private data.
     ///
     /// # Errors
-    /// As there, and [`PrepareError::Greeting`] if the peer is not a messenger.
+    /// See there; and [`PrepareError::Greeting`] if the peer is not a messenger.
     pub fn connect(
         self,
         stream: &mut TcpStream,
@@ -181,7 +180,7 @@ impl PreparedMessenger {
     }
 }
 
-/// The peer's frame size, its window, and the program's own bytes of private data.
+/// The peer's frame size, its window, and its private data.
 fn read_greeting(private_data: &[u8]) -> Option<(u32, u16, &[u8])> {
     let ([f0, f1, f2, f3, w0, w1, 0, 0], rest) = private_data.split_first_chunk::<GREETING_LEN>()? else {
         return None;
@@ -195,9 +194,9 @@ fn read_greeting(private_data: &[u8]) -> Option<(u32, u16, &[u8])> {
     ))
 }
 
-/// The longest message that fits a frame.
+/// Length of the longest message of a frame.
 pub(super) fn max_message(frame_bytes: u32) -> usize {
-    // At least `MIN_FRAME`, checked on both sides.
+    // `frame_bytes` is at least `MIN_FRAME`, checked on both sides.
     frame_bytes as usize - HEADER_LEN - LENGTH_LEN
 }
 

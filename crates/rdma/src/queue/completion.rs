@@ -1,4 +1,4 @@
-//! Completion queues and what they report.
+//! Completion queues and completions.
 
 use std::fmt;
 use std::io;
@@ -18,45 +18,45 @@ use super::request::WrId;
 use crate::device::Device;
 use crate::error::os_error;
 
-/// How a work request ended (IBTA volume 1, 11.6.2).
+/// Status of a completed work request (IBTA volume 1, 11.6.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Status {
-    /// It did what was asked.
+    /// Success.
     Success,
-    /// A receive buffer is too small for what arrived, or a message exceeds what the queue pair can carry.
+    /// The receive is too small for the message, or the message exceeds the queue pair's limit.
     LocalLengthError,
-    /// The request is inconsistent in itself.
+    /// The work request is inconsistent.
     LocalQpOperationError,
-    /// A local address or key does not allow the access.
+    /// A local address or key does not permit the access.
     LocalProtectionError,
-    /// The queue pair had failed before this request was worked on.
+    /// The queue pair failed before it processed the work request.
     WorkRequestFlushedError,
     /// Binding a memory window failed.
     MemoryWindowBindError,
-    /// The peer answered with what does not belong to the request.
+    /// The peer's response does not match the request.
     BadResponseError,
-    /// Local memory could not be accessed while receiving a write with immediate data.
+    /// Local memory could not be accessed for a WRITE with immediate data.
     LocalAccessError,
-    /// The peer does not accept the request.
+    /// The peer rejected the request as invalid.
     RemoteInvalidRequestError,
-    /// The remote address or key does not allow the access.
+    /// The remote address or key does not permit the access.
     RemoteAccessError,
-    /// The peer could not complete the request.
+    /// The peer could not complete the operation.
     RemoteOperationError,
-    /// The peer does not answer.
+    /// The peer did not respond.
     TransportRetryCounterExceeded,
-    /// The peer never had a receive buffer posted.
+    /// The peer had no posted receive.
     RnrRetryCounterExceeded,
-    /// The peer gave the operation up.
+    /// The peer aborted the operation.
     RemoteAborted,
     /// The device failed.
     FatalError,
-    /// A response took too long.
+    /// A response timed out.
     ResponseTimeoutError,
-    /// Anything else, says the device.
+    /// Other error of the device.
     GeneralError,
-    /// A value that this program does not know.
+    /// Unknown status code.
     Other(u32),
 }
 
@@ -100,7 +100,7 @@ impl Status {
             .map_or(Status::Other(code), |(_, status, _)| *status)
     }
 
-    /// Whether it tells that the peer is gone or out of reach, rather than of a mistake in the request.
+    /// Whether the peer is lost or unreachable, in contrast to an invalid request.
     pub fn is_peer_lost(self) -> bool {
         matches!(
             self,
@@ -120,25 +120,25 @@ impl fmt::Display for Status {
     }
 }
 
-/// What a successful work request did.
+/// Operation of a completed work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Opcode {
-    /// A SEND of this side.
+    /// SEND.
     Send,
-    /// An RDMA WRITE of this side, with or without immediate data.
+    /// RDMA WRITE, with or without immediate data.
     Write,
-    /// An RDMA READ of this side.
+    /// RDMA READ.
     Read,
-    /// A compare-and-swap of this side.
+    /// Compare-and-swap.
     CompareSwap,
-    /// A fetch-and-add of this side.
+    /// Fetch-and-add.
     FetchAdd,
-    /// A receive that took a SEND of the peer.
+    /// Receive of a SEND.
     Receive,
-    /// A receive that was used up by the immediate data of a WRITE of the peer.
+    /// Receive of a WRITE's immediate data.
     ReceiveWriteImmediate,
-    /// A value that this program does not know.
+    /// Unknown opcode.
     Other(u32),
 }
 
@@ -157,16 +157,15 @@ impl Opcode {
     }
 }
 
-/// One completion.
+/// A completion.
 ///
-/// Of a failed request only the name of the request, the status and the queue pair mean anything;
-/// [`Completion::check`] tells the two apart.
+/// After a failure, only the work request id, the status and the queue pair number are valid; see [`Completion::check`].
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Completion(ibv_wc);
 
 impl Completion {
-    /// To fill the buffer that [`CompletionQueue::poll`] writes to.
+    /// Fills the buffer for [`CompletionQueue::poll`].
     pub const EMPTY: Completion = Completion(ibv_wc {
         wr_id: 0,
         status: ibv_wc_status::IBV_WC_SUCCESS,
@@ -183,39 +182,38 @@ impl Completion {
         dlid_path_bits: 0,
     });
 
-    /// The request that completed.
+    /// The work request id.
     #[inline]
     pub fn wr_id(&self) -> WrId {
         WrId(self.0.wr_id)
     }
 
-    /// How it ended.
+    /// The status.
     #[inline]
     pub fn status(&self) -> Status {
         if self.is_success() { Status::Success } else { Status::from_code(self.0.status) }
     }
 
-    /// Whether it did what was asked.
+    /// Whether the status is success.
     #[inline]
     pub fn is_success(&self) -> bool {
         self.0.status == ibv_wc_status::IBV_WC_SUCCESS
     }
 
-    /// What a successful request did.
+    /// The operation, if successful.
     #[inline]
     pub fn opcode(&self) -> Opcode {
         Opcode::from_code(self.0.opcode)
     }
 
-    /// Bytes received by a successful receive, or read by a READ; a WRITE with immediate data tells its
-    /// length too.
+    /// Bytes received, read, or written by the peer's WRITE with immediate data.
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "a completion is not a container")]
     pub fn len(&self) -> u32 {
         self.0.byte_len
     }
 
-    /// The immediate data that came with it, in host order.
+    /// Immediate data, in host order.
     #[inline]
     pub fn imm(&self) -> Option<u32> {
         let has = self.0.wc_flags & ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0;
@@ -223,16 +221,16 @@ impl Completion {
         has.then(|| u32::from_be(unsafe { self.0.imm_data_invalidated_rkey_union.imm_data }))
     }
 
-    /// The queue pair of the request on this side.
+    /// Number of the local queue pair.
     #[inline]
     pub fn qpn(&self) -> Qpn {
         Qpn::new(self.0.qp_num)
     }
 
-    /// Success, or the error in full.
+    /// The error, unless the status is success.
     ///
     /// # Errors
-    /// [`WorkError`] for any status but success.
+    /// [`WorkError`] for any other status.
     #[inline]
     pub fn check(&self) -> Result<(), WorkError> {
         if self.is_success() {
@@ -258,34 +256,34 @@ impl fmt::Debug for Completion {
     }
 }
 
-/// A work request that failed.
+/// A failed work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("work request {:#x} on queue pair {qpn}: {status} (vendor error {vendor_error:#x})", .wr_id.0)]
 pub struct WorkError {
-    /// How it ended.
+    /// The status.
     pub status: Status,
-    /// The vendor's detail.
+    /// The vendor's error code.
     pub vendor_error: u32,
-    /// The request.
+    /// The work request id.
     pub wr_id: WrId,
-    /// Its queue pair.
+    /// The queue pair number.
     pub qpn: Qpn,
 }
 
-/// Why a queue could not be made.
+/// Why a queue could not be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QueueError {
-    /// A value beyond what the device accepts.
-    #[error("RDMA device {device}: {field} = {value} is not within 1..={limit}")]
+    /// An option exceeds the device's limit.
+    #[error("RDMA device {device}: {field} = {value} is out of range: must be 1 to {limit}")]
     OutOfRange {
         /// The device.
         device: String,
-        /// Which value.
+        /// The option.
         field: &'static str,
         /// The value.
         value: u64,
-        /// The largest that the device accepts.
+        /// The device's limit.
         limit: u64,
     },
     /// The device refused.
@@ -293,18 +291,18 @@ pub enum QueueError {
     Call {
         /// The device.
         device: String,
-        /// What was tried.
+        /// The operation.
         what: String,
-        /// Why.
+        /// The cause.
         cause: io::Error,
     },
 }
 
-/// Polling a completion queue failed: the queue has overrun or the device is gone.
+/// Polling a completion queue failed: it overran, or the device is gone.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot poll a completion queue: {cause}")]
 pub struct PollError {
-    /// Why.
+    /// The cause.
     pub cause: io::Error,
 }
 
@@ -323,8 +321,8 @@ unsafe impl Send for CompletionQueue {}
 unsafe impl Sync for CompletionQueue {}
 
 impl CompletionQueue {
-    /// A queue that holds `depth` completions and is only polled; one that a thread can block on is made by
-    /// [`Waiter::completion_queue`](crate::wait::Waiter::completion_queue).
+    /// Creates a queue of `depth` entries for polling. [`Waiter::completion_queue`](crate::wait::Waiter::completion_queue)
+    /// creates one that a thread can block on.
     ///
     /// # Errors
     /// [`QueueError`] if `depth` is 0 or beyond the device's limit, or the device refuses.
@@ -353,12 +351,12 @@ impl CompletionQueue {
         Ok(CompletionQueue { raw, depth, queue })
     }
 
-    /// The number of completions that it holds; if more arrive, it and its queue pairs fail.
+    /// Number of entries. If more completions arrive, the queue and its queue pairs fail.
     pub fn depth(&self) -> u32 {
         self.depth
     }
 
-    /// Takes the oldest completions, at most as many as `buffer` holds, and returns them.
+    /// Takes up to `buffer.len()` completions, oldest first.
     ///
     /// # Errors
     /// [`PollError`] if the queue has failed.

@@ -1,4 +1,4 @@
-//! Lists of work requests: many posted by one call.
+//! Lists of work requests, posted by one call.
 
 use std::mem::MaybeUninit;
 
@@ -7,37 +7,37 @@ use rdma_mummy_sys::{ibv_recv_wr, ibv_send_wr, ibv_sge};
 use super::request::{Operation, Signal, WrId, put_send_request, recv_request};
 use crate::memory::{OutOfBounds, Region, RemoteAddress, RemoteMemory, Sge};
 
-/// The list has no room for another request; post it first.
+/// The list is full; post it first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the list of work requests is full")]
 pub struct ListFull;
 
-/// Requests for the send queue, filled and posted again and again without allocation.
+/// A reusable list of send work requests. Filling and posting do not allocate.
 ///
-/// Posting a list costs one call (on an adapter: one doorbell).
+/// Posting a list is one call, and one doorbell on an adapter.
 pub type SendList = List<ibv_send_wr>;
 
-/// Receives, filled and posted like a [`SendList`].
+/// A reusable list of receives.
 pub type RecvList = List<ibv_recv_wr>;
 
-/// A work request that begins a line of the cache: those of its fields that most operations have lie in that one.
+/// A work request aligned to a cache line. The fields of most operations are in its first line.
 #[repr(C, align(64))]
 struct CacheAligned<R>(R);
 
-/// Where an RDMA WRITE or READ of a list has its data.
+/// A segment of a transfer: local and remote range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
-    /// From the start of the local region on, in bytes.
+    /// Offset in the local region, in bytes.
     pub local: u64,
-    /// From the start of the remote memory on, in bytes.
+    /// Offset in the remote memory, in bytes.
     pub remote: u64,
-    /// Bytes.
+    /// Length, in bytes.
     pub length: u32,
 }
 
-/// A list of work requests: a [`SendList`] or a [`RecvList`].
+/// A list of work requests: [`SendList`] or [`RecvList`].
 pub struct List<R> {
-    /// Neither grows beyond its first capacity, so what requests point to stays where it is.
+    /// Neither vector grows beyond its first capacity, so pointers into them stay valid.
     requests: Vec<CacheAligned<R>>,
     elements: Vec<Sge>,
     max_requests: usize,
@@ -47,15 +47,15 @@ pub struct List<R> {
 // SAFETY: the pointers within the requests point into the list itself, and are only followed under an exclusive
 // borrow.
 unsafe impl<R> Send for List<R> {}
-// SAFETY: nothing can be reached through a shared borrow but lengths.
+// SAFETY: a shared borrow only gives access to lengths.
 unsafe impl<R> Sync for List<R> {}
 
-/// A work request of either queue.
+/// A send or receive work request.
 pub trait WorkRequest {
-    /// Sets the request's successor.
+    /// Sets the successor.
     fn set_next(&mut self, next: *mut Self);
 
-    /// Sets the request's first element.
+    /// Sets the scatter/gather list.
     fn set_elements(&mut self, elements: *mut ibv_sge);
 }
 
@@ -84,7 +84,7 @@ impl WorkRequest for ibv_recv_wr {
 }
 
 impl<R: WorkRequest> List<R> {
-    /// Room for `max_requests` requests with `max_sges` elements in all.
+    /// Creates a list for `max_requests` work requests with `max_sges` elements in total.
     pub fn new(max_requests: usize, max_sges: usize) -> List<R> {
         List {
             requests: Vec::with_capacity(max_requests),
@@ -94,23 +94,23 @@ impl<R: WorkRequest> List<R> {
         }
     }
 
-    /// Requests in the list.
+    /// Number of work requests.
     pub fn len(&self) -> usize {
         self.requests.len()
     }
 
-    /// Whether there is none.
+    /// Whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.requests.is_empty()
     }
 
-    /// Forgets the requests.
+    /// Removes all work requests.
     pub fn clear(&mut self) {
         self.requests.clear();
         self.elements.clear();
     }
 
-    /// Adds the request that `put` makes of its elements, pointed to its place's successor.
+    /// Appends the work request that `put` builds, linked to the next place.
     #[inline(always)]
     fn push(&mut self, elements: &[Sge], put: impl FnOnce(&mut MaybeUninit<R>)) -> Result<(), ListFull> {
         let (count, first) = (self.requests.len(), self.elements.len());
@@ -118,8 +118,8 @@ impl<R: WorkRequest> List<R> {
             return Err(ListFull);
         }
         self.elements.extend_from_slice(elements);
-        // SAFETY: the vectors have room for `max_requests` and `max_elements`, of which fewer are used, and `put` makes a
-        // request; a place just behind the last one is only pointed to.
+        // SAFETY: the vectors have room for `max_requests` and `max_elements`, of which fewer are used, and `put` builds a
+        // work request. A place behind the last one is only pointed to.
         unsafe {
             let place = self.requests.as_mut_ptr().add(count);
             put(&mut *place.cast());
@@ -130,13 +130,13 @@ impl<R: WorkRequest> List<R> {
         Ok(())
     }
 
-    /// Ends the list behind its last request, and returns the first; null when the list is empty.
+    /// Terminates the list and returns its first work request; null if it is empty.
     pub(super) fn link(&mut self) -> *mut R {
         let first = self.requests.as_mut_ptr();
         match self.requests.len() {
             0 => std::ptr::null_mut(),
-            // SAFETY: the last of the requests. By a pointer, like all that is done to them: a borrow of the vector's
-            // slice would end what the requests know of each other.
+            // SAFETY: the last work request. By pointer, as everywhere: a borrow of the vector's slice would invalidate the
+            // pointers between work requests.
             count => unsafe {
                 (*first.add(count - 1)).0.set_next(std::ptr::null_mut());
                 first.cast()
@@ -144,7 +144,7 @@ impl<R: WorkRequest> List<R> {
         }
     }
 
-    /// How many requests come before `request`, which is one of the list.
+    /// Index of `request`, which is in the list.
     pub(super) fn position(&self, request: *const R) -> usize {
         self.requests.iter().position(|each| std::ptr::eq(&raw const each.0, request)).unwrap_or(0)
     }
@@ -175,7 +175,7 @@ impl SendList {
         self.operation(Operation::Write(to), from, signal, wr_id)
     }
 
-    /// Adds an RDMA WRITE with immediate data, which uses up a receive of the peer.
+    /// Adds an RDMA WRITE with immediate data, which consumes a receive of the peer.
     ///
     /// # Errors
     /// [`ListFull`].
@@ -206,11 +206,11 @@ impl SendList {
         self.operation(Operation::Read(from), to, signal, wr_id)
     }
 
-    /// Adds an RDMA WRITE for each of the parts, as many as there is room for, and says how many that were. Their success is
-    /// silent; one that fails reports its place in the list. It costs half of what adding them one by one does.
+    /// Adds an RDMA WRITE for each segment, as many as fit, and returns their number. They are unsignaled; a failed one
+    /// reports its index in the list. This costs half as much as adding them one by one.
     ///
     /// # Errors
-    /// [`OutOfBounds`], naming what a part lies outside of; those before it were added.
+    /// [`OutOfBounds`] for the first segment that exceeds its memory; those before it were added.
     pub fn write_segments(
         &mut self,
         from: &Region,
@@ -220,10 +220,10 @@ impl SendList {
         self.parts(Operation::Write, from, to, parts.into_iter())
     }
 
-    /// Adds an RDMA READ for each of the parts, as [`write_segments`](SendList::write_segments) does.
+    /// Adds an RDMA READ for each segment; see [`write_segments`](SendList::write_segments).
     ///
     /// # Errors
-    /// As there.
+    /// See there.
     pub fn read_segments(
         &mut self,
         to: &Region,
@@ -245,8 +245,8 @@ impl SendList {
         let room = (self.max_requests - count).min(self.max_elements - first);
         let mut added = 0;
         let mut outcome = Ok(());
-        // SAFETY: the vectors have room for as many more, each place of which is filled before it counts; a place just
-        // behind the last one is only pointed to.
+        // SAFETY: the vectors have room for these; each place is filled before it counts. A place behind the last one is only
+        // pointed to.
         unsafe {
             let places = self.requests.as_mut_ptr().add(count);
             let elements = self.elements.as_mut_ptr().add(first);
@@ -276,11 +276,11 @@ impl SendList {
         outcome.map(|()| added)
     }
 
-    /// Has the last request of the list, if there is one, report its success under this name.
+    /// Makes the last work request of the list signaled, with this id.
     #[inline]
     pub fn signal_last(&mut self, wr_id: WrId) {
         if let Some(last) = self.requests.len().checked_sub(1) {
-            // SAFETY: the last of the requests; by a pointer, as in `link`.
+            // SAFETY: the last work request; by pointer, as in `link`.
             let last = unsafe { &mut (*self.requests.as_mut_ptr().add(last)).0 };
             last.wr_id = wr_id.0;
             last.send_flags |= Signal::Yes.flags();
@@ -300,7 +300,7 @@ impl SendList {
 }
 
 impl RecvList {
-    /// Adds a receive; without elements it can only take immediate data.
+    /// Adds a receive. Without elements it can only take immediate data.
     ///
     /// # Errors
     /// [`ListFull`].
@@ -325,7 +325,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn sges(count: usize) -> Vec<Sge> {
-        // SAFETY: an element is plain data; none of these is ever posted.
+        // SAFETY: an element is plain data and is never posted here.
         vec![unsafe { std::mem::zeroed::<Sge>() }; count]
     }
 
@@ -343,7 +343,7 @@ mod tests {
             let mut request = list.link();
             let (mut seen, mut element) = (0, 0);
             while !request.is_null() {
-                // SAFETY: `link` returns the first request of the list and sets the others' successors.
+                // SAFETY: `link` returns the first work request and has linked the others.
                 let each = unsafe { &*request };
                 prop_assert_eq!(each.wr_id, seen as u64);
                 prop_assert_eq!(each.num_sge as usize, counts[seen]);
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_full_when_either_room_is_used_up() {
+    fn a_list_is_full_at_either_limit() {
         let mut list = RecvList::new(3, 2);
         list.recv(&sges(2), WrId(0)).unwrap();
         assert_eq!(list.recv(&sges(1), WrId(1)), Err(ListFull));

@@ -1,8 +1,7 @@
-//! Posting work requests and reading completions.
+//! Work requests and completions.
 //!
-//! The data path: no allocation, no lock of its own, one indirect call per posted request (or per list of
-//! them). All methods take `&self`, because the verbs are thread-safe; two threads that poll one completion
-//! queue see disjoint completions.
+//! The data path has no allocation, no locks of its own, and one indirect call per posted work request or list. Methods
+//! take `&self`, because verbs are thread-safe. Two threads that poll one completion queue get disjoint completions.
 
 mod completion;
 mod list;

@@ -1,4 +1,4 @@
-//! A connected queue pair.
+//! Connected queue pairs.
 
 use std::fmt;
 use std::io;
@@ -15,29 +15,29 @@ use super::list::{RecvList, SendList};
 use super::request::{Operation, Signal, WrId, inline_element, recv_request, send_request};
 use crate::memory::{RemoteAddress, Sge};
 
-/// A work request was not accepted.
+/// A work request was rejected.
 #[derive(Debug, thiserror::Error)]
-#[error("queue pair {qpn}: cannot post {what} (after {posted} accepted ones): {cause}")]
+#[error("queue pair {qpn}: cannot post {what} (after {posted} accepted work requests): {cause}")]
 pub struct PostError {
     /// The queue pair.
     pub qpn: Qpn,
-    /// The kind of request.
+    /// Kind of work request.
     pub what: &'static str,
-    /// Requests of the same list that were accepted before this one.
+    /// Work requests of the same list that were accepted before.
     pub posted: usize,
-    /// Why; `ENOMEM` when the queue is full.
+    /// The cause; `ENOMEM` if the queue is full.
     pub cause: io::Error,
 }
 
 impl PostError {
-    /// Whether the queue was full; completions make room.
+    /// Whether the queue was full. Polling completions makes room.
     pub fn is_full(&self) -> bool {
         self.cause.raw_os_error() == Some(libc::ENOMEM)
     }
 }
 
-/// A queue pair of the reliable connected service, connected to a peer. It is destroyed when dropped; what is
-/// still outstanding then is given up without completions.
+/// A connected queue pair of the reliable service. Dropping it destroys the queue pair; outstanding work requests get no
+/// completion.
 ///
 /// Made by [`PreparedQueuePair::connect`](crate::connect::PreparedQueuePair::connect).
 pub struct QueuePair {
@@ -68,23 +68,22 @@ impl QueuePair {
         self.peer = peer;
     }
 
-    /// Its number on this side; completions carry it.
+    /// Its queue pair number, which completions carry.
     pub fn qpn(&self) -> Qpn {
         self.number
     }
 
-    /// The queue pair as the C interface knows it, valid while this lives: for programs that make their requests
-    /// themselves.
+    /// The C queue pair, valid while this lives, for programs that build their own work requests.
     pub fn as_raw(&self) -> NonNull<ibv_qp> {
         self.raw
     }
 
-    /// The peer, for messages.
+    /// The peer, for error messages.
     pub fn peer(&self) -> &str {
         &self.peer
     }
 
-    /// The largest payload in bytes that can be posted inline.
+    /// Maximum inline data, in bytes.
     pub fn max_inline(&self) -> u32 {
         self.max_inline
     }
@@ -92,7 +91,7 @@ impl QueuePair {
     /// Posts a SEND.
     ///
     /// # Errors
-    /// [`PostError`] if the queue is full or the request is not valid.
+    /// [`PostError`] if the queue is full or the work request is invalid.
     #[inline]
     pub fn post_send(&self, from: &[Sge], signal: Signal, wr_id: WrId) -> Result<(), PostError> {
         self.post_one("a SEND", Operation::Send, from, signal, wr_id)
@@ -113,7 +112,7 @@ impl QueuePair {
         self.post_one("a SEND with immediate data", Operation::SendImm(imm), from, signal, wr_id)
     }
 
-    /// Posts a SEND of bytes that are copied at once, from memory that need not be registered.
+    /// Posts an inline SEND. The bytes are copied; their memory need not be registered.
     ///
     /// # Errors
     /// As [`post_send`](QueuePair::post_send), also when there are more than
@@ -126,8 +125,7 @@ impl QueuePair {
     /// Posts an RDMA WRITE.
     ///
     /// # Errors
-    /// As [`post_send`](QueuePair::post_send). A key or address that the peer does not allow shows as a
-    /// completion.
+    /// As [`post_send`](QueuePair::post_send). An invalid remote key or address is reported by the completion.
     #[inline]
     pub fn post_write(
         &self,
@@ -139,7 +137,7 @@ impl QueuePair {
         self.post_one("an RDMA WRITE", Operation::Write(to), from, signal, wr_id)
     }
 
-    /// Posts an RDMA WRITE with immediate data, which uses up a receive of the peer and completes there.
+    /// Posts an RDMA WRITE with immediate data, which consumes a receive of the peer.
     ///
     /// # Errors
     /// As [`post_write`](QueuePair::post_write).
@@ -155,7 +153,7 @@ impl QueuePair {
         self.post_one("an RDMA WRITE with immediate data", Operation::WriteImm(to, imm), from, signal, wr_id)
     }
 
-    /// Posts an RDMA WRITE of bytes that are copied at once, from memory that need not be registered.
+    /// Posts an inline RDMA WRITE. The bytes are copied; their memory need not be registered.
     ///
     /// # Errors
     /// As [`post_write`](QueuePair::post_write), also when there are more than
@@ -186,8 +184,7 @@ impl QueuePair {
         self.post_one("an RDMA READ", Operation::Read(from), to, signal, wr_id)
     }
 
-    /// Posts an atomic compare-and-swap of a word of 8 bytes: `swap` takes the place of `compare`. What the
-    /// word was before comes to `previous`, 8 bytes.
+    /// Posts an atomic compare-and-swap of 8 bytes. The previous value is written to `previous`, 8 bytes.
     ///
     /// # Errors
     /// As [`post_write`](QueuePair::post_write).
@@ -202,7 +199,7 @@ impl QueuePair {
         self.post_one("an atomic compare-and-swap", operation, &[previous], Signal::Yes, wr_id)
     }
 
-    /// Posts an atomic addition to a word of 8 bytes. What the word was before comes to `previous`, 8 bytes.
+    /// Posts an atomic fetch-and-add of 8 bytes. The previous value is written to `previous`, 8 bytes.
     ///
     /// # Errors
     /// As [`post_write`](QueuePair::post_write).
@@ -217,20 +214,20 @@ impl QueuePair {
         self.post_one("an atomic fetch-and-add", operation, &[previous], Signal::Yes, wr_id)
     }
 
-    /// Posts a receive; without elements it can only take immediate data.
+    /// Posts a receive. Without elements it can only take immediate data.
     ///
     /// # Errors
-    /// [`PostError`] if the queue is full or the request is not valid.
+    /// [`PostError`] if the queue is full or the work request is invalid.
     #[inline]
     pub fn post_recv(&self, to: &[Sge], wr_id: WrId) -> Result<(), PostError> {
         let mut request = recv_request(to, wr_id);
         self.post_recv_chain(&mut request).map_err(|(_, cause)| self.failed("a receive", 0, cause))
     }
 
-    /// Posts all requests of a list, in order, and empties it.
+    /// Posts all work requests of a list in order, and clears the list.
     ///
     /// # Errors
-    /// [`PostError`] tells how many were accepted; the others are forgotten.
+    /// [`PostError`] with the number of accepted work requests; the others are dropped.
     pub fn post_list(&self, list: &mut SendList) -> Result<(), PostError> {
         let first = list.link();
         let result = match first.is_null() {
@@ -245,10 +242,10 @@ impl QueuePair {
         result
     }
 
-    /// Posts all receives of a list, in order, and empties it.
+    /// Posts all receives of a list in order, and clears the list.
     ///
     /// # Errors
-    /// [`PostError`] tells how many were accepted; the others are forgotten.
+    /// [`PostError`] with the number of accepted receives; the others are dropped.
     pub fn post_recv_list(&self, list: &mut RecvList) -> Result<(), PostError> {
         let first = list.link();
         // SAFETY: `link` returned null or a request of the list, which outlives the call.
@@ -262,8 +259,7 @@ impl QueuePair {
         result
     }
 
-    /// Gives the connection up: the queue pair goes to the error state, where all that is outstanding
-    /// completes as flushed and nothing of the peer is accepted any more.
+    /// Moves the queue pair to the error state: outstanding work requests are flushed, and packets of the peer are rejected.
     ///
     /// # Errors
     /// The error of the device.
@@ -343,7 +339,7 @@ impl QueuePair {
     }
 }
 
-/// The verbs return a positive error number; some providers return -1 and set `errno`.
+/// Verbs return a positive error number; some providers return -1 and set `errno`.
 #[cold]
 fn os_error_of(code: i32) -> io::Error {
     if code > 0 { io::Error::from_raw_os_error(code) } else { io::Error::last_os_error() }

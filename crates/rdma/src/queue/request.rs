@@ -1,4 +1,4 @@
-//! Work requests in the form of the C interface.
+//! Work requests of the C interface.
 
 use std::mem::MaybeUninit;
 
@@ -9,19 +9,18 @@ use rdma_mummy_sys::{
 
 use crate::memory::{RemoteAddress, Sge};
 
-/// The poster's name for a work request, returned by its completion.
+/// Work request id, chosen by the caller and returned in the completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WrId(pub u64);
 
-/// Whether a successful request is reported by a completion; a failed one always is.
+/// Whether success generates a completion. Failure always does.
 ///
-/// A send queue has room again only when a completion tells so, hence every so many requests one must be
-/// signaled.
+/// Completions free entries of the send queue, so some work requests must be signaled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signal {
-    /// A completion tells of success.
+    /// Signaled.
     Yes,
-    /// Success is silent.
+    /// Unsignaled.
     No,
 }
 
@@ -35,7 +34,7 @@ impl Signal {
     }
 }
 
-/// What a send work request does, apart from its local memory.
+/// Operation of a send work request, without its local memory.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Operation {
     Send,
@@ -49,7 +48,7 @@ pub(super) enum Operation {
     FetchAdd(RemoteAddress, u64),
 }
 
-/// A request without a successor. It points to `sges`, which therefore must live until it is posted.
+/// Builds a work request without a successor. It points to `sges`, which must live until it is posted.
 #[inline]
 pub(super) fn send_request(operation: Operation, sges: &[Sge], wr_id: WrId, signal: Signal) -> ibv_send_wr {
     let mut request = MaybeUninit::uninit();
@@ -58,8 +57,7 @@ pub(super) fn send_request(operation: Operation, sges: &[Sge], wr_id: WrId, sign
     unsafe { request.assume_init() }
 }
 
-/// Makes a [`send_request`] in its place, field by field: one that is put together elsewhere and then copied costs as
-/// much as all else that posting a request of a list takes.
+/// Builds a [`send_request`] in place, field by field. Building it elsewhere and copying it doubles the cost.
 #[inline(always)]
 pub(super) fn put_send_request(
     place: &mut MaybeUninit<ibv_send_wr>,
@@ -80,12 +78,12 @@ pub(super) fn put_send_request(
         Operation::FetchAdd(remote, _) => (ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, remote, 0),
     };
     let (remote_addr, rkey) = (remote.addr, remote.rkey.get());
-    // SAFETY: a place for a request. All of its fields are written but those of other operations and other kinds of queue
-    // pair, which are parts of unions and need not hold anything.
+    // SAFETY: `place` is valid for a work request. All fields are written, except union members of other operations and
+    // queue pair types.
     unsafe {
         (*place).wr_id = wr_id.0;
         (*place).next = std::ptr::null_mut();
-        // The device reads the list and does not write it; the C interface has no `const` here.
+        // The device only reads the list; the C interface has no `const` here.
         (*place).sg_list = sges.as_ptr().cast::<ibv_sge>().cast_mut();
         (*place).num_sge = sges.len() as i32;
         (*place).opcode = opcode;
@@ -107,16 +105,16 @@ pub(super) fn put_send_request(
     }
 }
 
-/// The element that makes `bytes` the inline data of a request: address and length, no key.
+/// The scatter/gather element of inline data: address and length, no key.
 ///
-/// Only for a request with `IBV_SEND_INLINE`, which copies the bytes while it is posted.
+/// Only for a work request with `IBV_SEND_INLINE`, which copies the bytes when it is posted.
 #[inline]
 pub(super) fn inline_element(bytes: &[u8]) -> ibv_sge {
-    // A length beyond 32 bits is far beyond any device's inline limit; saturated, it is refused.
+    // A longer length saturates, exceeds any device's limit, and is rejected.
     ibv_sge { addr: bytes.as_ptr() as u64, length: u32::try_from(bytes.len()).unwrap_or(u32::MAX), lkey: 0 }
 }
 
-/// A receive without a successor. It points to `sges`, which therefore must live until it is posted.
+/// Builds a receive without a successor. It points to `sges`, which must live until it is posted.
 #[inline]
 pub(super) fn recv_request(sges: &[Sge], wr_id: WrId) -> ibv_recv_wr {
     ibv_recv_wr {
