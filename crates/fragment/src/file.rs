@@ -1,4 +1,4 @@
-//! Files that get their name when they are complete, and what the operating system says about files.
+//! Files with atomic creation, and I/O errors with paths.
 
 use std::fs::{self, File};
 use std::io;
@@ -7,27 +7,27 @@ use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
 
-/// The operating system refused to do something with a file or folder.
+/// An I/O error with its file and operation.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: cannot {operation}: {cause}", path.display())]
 pub struct IoError {
-    /// The file or folder.
+    /// The file or directory.
     pub path: PathBuf,
-    /// What was being done.
+    /// The operation.
     pub operation: &'static str,
-    /// What the operating system said.
+    /// The cause.
     pub cause: io::Error,
 }
 
 impl IoError {
-    /// What a cause has to become when it was met while `operation` something with `path`.
+    /// Adds the path and the operation to an I/O error.
     pub fn of<'a>(path: &'a Path, operation: &'static str) -> impl Fn(io::Error) -> IoError + Copy + use<'a> {
         move |cause| IoError { path: path.to_owned(), operation, cause }
     }
 }
 
-/// A file that will be called `path`: until then it has a temporary name, `….partial` in the same
-/// folder. Dropped before [`commit`], it leaves nothing behind.
+/// Creates the file that will be `path`. Until [`commit`] it has a temporary name, `….partial` in the same directory. If
+/// dropped before, it is removed.
 pub(crate) fn create(path: &Path) -> Result<NamedTempFile, IoError> {
     tempfile::Builder::new()
         .prefix(path.file_name().unwrap_or_default())
@@ -37,17 +37,17 @@ pub(crate) fn create(path: &Path) -> Result<NamedTempFile, IoError> {
         .map_err(IoError::of(path, "create"))
 }
 
-/// Waits until the file is on the disk, and gives it its name, replacing what had it.
+/// Syncs the file and renames it to `path`, replacing an existing file.
 pub(crate) fn commit(file: NamedTempFile, path: &Path) -> Result<(), IoError> {
     file.as_file().sync_all().map_err(IoError::of(path, "sync"))?;
     file.persist(path).map_err(|error| error.error).map_err(IoError::of(path, "rename"))?;
     sync_name(path)
 }
 
-/// Waits until the name of a file is on the disk: a name is part of the folder.
+/// Syncs the directory of a file, which makes its name durable.
 ///
 /// # Errors
-/// What opening or syncing the folder reports.
+/// Opening or syncing the directory failed.
 pub fn sync_name(path: &Path) -> Result<(), IoError> {
     let folder = folder(path);
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(IoError::of(folder, "sync"))
@@ -66,7 +66,7 @@ mod tests {
     use std::io::Write;
 
     #[test]
-    fn a_file_is_whole_or_not_there() {
+    fn a_file_appears_complete_or_not_at_all() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("name");
         fs::write(&path, "old").unwrap();
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_names_the_file_and_what_was_done() {
+    fn an_error_names_the_file_and_the_operation() {
         let error = create(Path::new("/nowhere/name")).unwrap_err().to_string();
         assert!(error.starts_with("/nowhere/name: cannot create: "), "{error}");
         let error = sync_name(Path::new("/nowhere/name")).unwrap_err().to_string();

@@ -1,9 +1,9 @@
-//! A fragment and the names of its origin.
+//! Fragments and their sources.
 
 use std::fmt;
 
-/// Which source a fragment comes from. The experiment chooses the numbers; `data/README.md` lists
-/// those of the data in this repository.
+/// Identifier of a source. The experiment assigns the numbers; `data/README.md` lists those of the data in this
+/// repository.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SourceId(pub u32);
 
@@ -13,7 +13,7 @@ impl fmt::Display for SourceId {
     }
 }
 
-/// How a source's payload is laid out. The experiment chooses the numbers, as for [`SourceId`].
+/// Layout of a source's payload. The experiment assigns the numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SourceKind(pub u32);
 
@@ -23,24 +23,24 @@ impl fmt::Display for SourceKind {
     }
 }
 
-/// One fragment in place: in a mapped file or in a packet.
+/// A fragment in a mapped file or in a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fragment<'a> {
-    /// The event that it belongs to.
+    /// Its event number.
     pub event: u64,
-    /// Its bytes. None at all is a fragment too: the source was read and had nothing to say.
+    /// Its payload. An empty payload is valid: the source was read and has no data.
     pub payload: &'a [u8],
-    /// CRC-32 (IEEE) of the payload, as it was when the fragment was recorded.
+    /// CRC-32 (IEEE) of the payload when it was recorded.
     pub crc: u32,
 }
 
 impl<'a> Fragment<'a> {
-    /// A new fragment, with the checksum of its payload as it is now.
+    /// Creates a fragment and computes the checksum of its payload.
     pub fn new(event: u64, payload: &'a [u8]) -> Self {
         Self { event, payload, crc: crc32fast::hash(payload) }
     }
 
-    /// Whether the payload still has its checksum.
+    /// Whether the payload matches its checksum.
     pub fn is_intact(&self) -> bool {
         crc32fast::hash(self.payload) == self.crc
     }

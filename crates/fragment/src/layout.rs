@@ -1,16 +1,16 @@
-//! The one rule by which fragments are spaced, in a file and in a packet.
+//! Alignment of fragments, in files and in packets.
 
-/// Where fragments may start: at multiples of a power of two, from 8 to 4096 bytes.
+/// Alignment of fragments: a power of two from 8 to 4096 bytes.
 ///
-/// A fragment starts where the one before it ends, rounded up to the alignment; the bytes between
-/// are zero. Nothing else separates fragments, so a fragment's place follows from the lengths before
-/// it, and a run of neighbours keeps its shape when it is copied to any aligned address.
+/// A fragment starts at the end of the previous one, rounded up to the alignment. Bytes between are zero. So the offset
+/// of a fragment follows from the lengths before it, and consecutive fragments can be copied as one block to any aligned
+/// address.
 ///
-/// The least alignment lets every fragment be read as 64-bit words; the greatest is a page.
+/// The minimum permits access as 64-bit words; the maximum is a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Alignment(u32);
 
-/// A number that is no [`Alignment`].
+/// A number that is not a valid alignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("alignment {0} is not a power of two from {min} to {max}", min = Alignment::MIN.0, max = Alignment::MAX.0)]
 pub struct InvalidAlignment(pub u32);
@@ -23,7 +23,7 @@ impl Alignment {
     /// 4096 bytes: a page.
     pub const MAX: Self = Self(4096);
 
-    /// The alignment to `bytes`.
+    /// Creates the alignment to `bytes`.
     pub const fn new(bytes: u32) -> Result<Self, InvalidAlignment> {
         if bytes.is_power_of_two() && Self::MIN.0 <= bytes && bytes <= Self::MAX.0 {
             Ok(Self(bytes))
@@ -37,7 +37,7 @@ impl Alignment {
         self.0
     }
 
-    /// What a fragment of `len` bytes occupies, in bytes: its length, rounded up to the alignment.
+    /// Length of a fragment of `len` bytes with its padding, in bytes.
     pub const fn padded(self, len: u32) -> u64 {
         let mask = self.0 as u64 - 1;
         (len as u64 + mask) & !mask

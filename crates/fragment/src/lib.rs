@@ -1,17 +1,15 @@
-//! Detector fragments at rest and in flight.
+//! Formats of detector fragments: stream files and multi-fragment packets.
 //!
-//! A **fragment** is what one source has to say about one event. This crate defines the two byte
-//! layouts that carry fragments through Millstream, and the steps to them and between them:
+//! A **fragment** is the data of one source for one event.
 //!
-//! - [`stream`]: a file of fragments, source by source, that is mapped and sent without a copy;
-//! - [`mfp`]: a multi-fragment packet, one source's fragments of one batch of events;
-//! - [`packetize`]: which byte runs of a mapped stream file make up the packet of a batch;
-//! - [`unpack`]: stream files that the repository carries compressed;
-//! - [`file`]: files that get their name when they are complete.
+//! - [`stream`]: a file of fragments, source by source, for mapping and sending without a copy.
+//! - [`mfp`]: a multi-fragment packet, one source's fragments of one batch of events.
+//! - [`packetize`]: the packet of a batch from a mapped stream file.
+//! - [`unpack`]: compressed stream files in the repository.
+//! - [`file`]: atomic creation of files.
 //!
-//! Both layouts space fragments by the same rule ([`Alignment`]), so that neighbours in a file are
-//! neighbours in a packet and travel as one run. Read `docs/formats.md` first: it is the
-//! specification, and the numbers here follow it.
+//! Both formats align fragments by the same rule ([`Alignment`]), so consecutive fragments of a file are one scatter/gather
+//! element of a packet. `docs/formats.md` is the specification; read it first.
 
 mod bytes;
 pub mod file;

@@ -1,7 +1,7 @@
-//! Unpacking the data sets that the repository carries.
+//! Unpacks compressed data sets.
 //!
-//! A packed data set is a folder with a `MANIFEST`, in the format of `sha256sum`, and for each file
-//! NAME in it a gzip file `NAME.gz`. Stream files are packed because a mapped file cannot be compressed.
+//! A packed data set is a directory with a `MANIFEST` in the format of `sha256sum`, and a gzip file `NAME.gz` for each
+//! NAME in it. Stream files in the repository are packed, because they must be uncompressed to be mapped.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -12,48 +12,48 @@ use sha2::{Digest, Sha256};
 
 use crate::file::{self, IoError};
 
-/// Name of the list of files and checksums in a packed data set.
+/// Name of the list of files and checksums.
 pub const MANIFEST: &str = "MANIFEST";
 
-/// Why a data set was not unpacked. Files that were complete before the error stay.
+/// Why a data set was not unpacked. Files that were completed before remain.
 #[derive(Debug, thiserror::Error)]
 pub enum UnpackError {
-    /// The operating system refused, or a file is no gzip file.
+    /// An I/O error, or an invalid gzip file.
     #[error(transparent)]
     Io(#[from] IoError),
-    /// A line of the manifest is none.
+    /// An invalid line of the manifest.
     #[error("{}: line {line}: found {found:?}, expected a SHA-256, two spaces and a file name", path.display())]
     Manifest {
         /// The manifest.
         path: PathBuf,
         /// The line, counted from 1.
         line: usize,
-        /// What is there.
+        /// The line's text.
         found: String,
     },
-    /// The manifest names no file.
-    #[error("{}: names no file", path.display())]
+    /// The manifest is empty.
+    #[error("{}: lists no files", path.display())]
     Empty {
         /// The manifest.
         path: PathBuf,
     },
-    /// A packed file holds something else than the manifest says.
+    /// A file's checksum does not match the manifest.
     #[error("{}: unpacked, its SHA-256 is {found}, expected {expected}", path.display())]
     Checksum {
         /// The packed file.
         path: PathBuf,
-        /// Checksum of what is in it.
+        /// The computed checksum.
         found: String,
-        /// Checksum in the manifest.
+        /// The checksum in the manifest.
         expected: String,
     },
 }
 
-/// Unpacks the data set in the folder `packed` into the folder `unpacked`, which is made if it is not
-/// there. Returns its files in the manifest's order.
+/// Unpacks the data set in the directory `packed` into the directory `unpacked`, which is created if necessary. Returns the
+/// files in the manifest's order.
 ///
-/// A file that is there already, with the right checksum, is left alone. Each file gets its name when it
-/// is complete, so several processes may do this at the same time.
+/// Existing files with the right checksum are kept. Files are created atomically, so several processes may do this at the
+/// same time.
 pub fn unpack(packed: &Path, unpacked: &Path) -> Result<Vec<PathBuf>, UnpackError> {
     let manifest = packed.join(MANIFEST);
     let text = fs::read_to_string(&manifest).map_err(IoError::of(&manifest, "read"))?;
@@ -82,7 +82,7 @@ pub fn unpack(packed: &Path, unpacked: &Path) -> Result<Vec<PathBuf>, UnpackErro
         .collect()
 }
 
-/// The checksum and the name in a line of a manifest. The name is that of a file in the same folder.
+/// Checksum and file name of a manifest line. The name must not contain a path.
 fn parse_line(line: &str) -> Option<(&str, &str)> {
     let (sum, name) = line.split_once("  ")?;
     let is_sum = sum.len() == 64 && sum.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
@@ -113,7 +113,7 @@ fn unpack_file(packed: &Path, target: &Path, expected: &str) -> Result<(), Unpac
     Ok(file::commit(file, target)?)
 }
 
-/// Hands `content` to `take` piece by piece and returns its SHA-256.
+/// Passes `content` to `take` in blocks and returns its SHA-256.
 fn copy(
     mut content: impl Read,
     failed: impl FnOnce(io::Error) -> IoError,
@@ -153,7 +153,7 @@ mod tests {
         hex(Sha256::new_with_prefix(content))
     }
 
-    /// A packed data set with the files `a` and `b`, and room to unpack it.
+    /// A packed data set with the files `a` and `b`, and a target directory.
     fn data_set() -> (tempfile::TempDir, PathBuf, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let (packed, unpacked) = (folder.path().join("packed"), folder.path().join("un/packed"));
@@ -166,14 +166,14 @@ mod tests {
     }
 
     #[test]
-    fn files_are_unpacked_once_and_mended() {
+    fn files_are_unpacked_once_and_repaired() {
         let (_folder, packed, unpacked) = data_set();
         let files = unpack(&packed, &unpacked).unwrap();
         assert_eq!(files, [unpacked.join("a"), unpacked.join("b")]);
         assert_eq!(fs::read(&files[0]).unwrap(), b"alpha");
         assert_eq!(fs::read(&files[1]).unwrap(), b"beta");
 
-        // Without the packed files, only what is not there would be missed.
+        // Existing files do not need their packed files.
         fs::remove_file(packed.join("a.gz")).unwrap();
         fs::write(&files[1], b"bet").unwrap();
         unpack(&packed, &unpacked).unwrap();
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn other_content_is_refused_and_leaves_nothing() {
+    fn wrong_checksums_are_refused_and_leave_no_file() {
         let (_folder, packed, unpacked) = data_set();
         fs::write(packed.join("a.gz"), gzip(b"omega")).unwrap();
         let error = unpack(&packed, &unpacked).unwrap_err().to_string();
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_names_files_of_its_folder() {
+    fn a_manifest_lists_only_plain_file_names() {
         let (_folder, packed, unpacked) = data_set();
         let good = sum(b"alpha");
         let bad =

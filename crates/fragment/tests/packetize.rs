@@ -131,7 +131,10 @@ fn what_is_not_in_the_run_is_refused() {
     let (mut header, mut extents) = ([0; 4096], Vec::new());
     let mut batch =
         |first, n_events| packetizer.packet(first, n_events, &mut header, &mut extents).unwrap_err();
-    assert_eq!(batch(49, 2).to_string(), "2 events from event 49 on: running events start at 50");
+    assert_eq!(
+        batch(49, 2).to_string(),
+        "2 events from event 49 are outside of the run, which starts with event 50"
+    );
     assert!(matches!(batch(u64::MAX, 1), PacketizeError::Events { .. }));
     assert!(matches!(batch(50, 0), PacketizeError::Packet(MfpError::Events { .. })));
     assert!(matches!(batch(50, 1000), PacketizeError::Packet(MfpError::Truncated { part: "header", .. })));

@@ -287,7 +287,8 @@ fn errors_name_the_file() {
     let path = folder.path().join("photo.png");
     std::fs::write(&path, b"\x89PNG\r\n\x1a\n and more").unwrap();
     let error = Stream::open(&path).unwrap_err().to_string();
-    let expected = r#"photo.png: byte 0: magic: found "\x89PNG\r\n\x1a\n", expected "MSTREAM\x00"; this is no stream file"#;
+    let expected =
+        r#"photo.png: byte 0: magic: found "\x89PNG\r\n\x1a\n", expected "MSTREAM\x00"; not a stream file"#;
     assert!(error.ends_with(expected), "{error}");
 
     std::fs::write(&path, b"").unwrap();
@@ -319,14 +320,14 @@ fn the_writer_refuses_what_the_reader_would() {
     source.push(11, b"x").unwrap();
     assert_eq!(
         source.push(11, b"x").unwrap_err().to_string(),
-        "source 0x3: event 11 after event 11: events have to ascend"
+        "source 0x3: event 11 after event 11: events must ascend"
     );
     assert_eq!(
         source.push(20, b"x").unwrap_err().to_string(),
-        "source 0x3: event 20 is outside the file's events 10 to 19"
+        "source 0x3: event 20 is outside of the file's events 10 to 19"
     );
     let error = writer.source(SourceId(3), kind, "").unwrap_err();
-    assert_eq!(error.to_string(), "source 0x3 after source 0x3: source ids have to ascend");
+    assert_eq!(error.to_string(), "source 0x3 after source 0x3: source ids must ascend");
 
     drop(writer);
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "a dropped writer leaves nothing");

@@ -1,14 +1,14 @@
-//! Writing packets: the header alone, whose payload then comes from elsewhere, or all in one place.
+//! Writes packets: only the header, or header and payload.
 
 use super::packet::{header_crc, need};
 use super::{MAGIC, MfpError, Repr, Spacing, VERSION, entry, field};
 use crate::Fragment;
 use crate::bytes::{put, to_u64};
 
-/// Writes the header of a packet whose payload is sent from where it lies.
+/// Writes the header of a packet whose payload is sent from another place.
 ///
-/// The fragments are given in order, as many as [`Repr::n_fragments`] says; their payload has to follow
-/// the header in the same order, each padded to the alignment.
+/// Fragments are added in order, [`Repr::n_fragments`] of them. Their payload must follow the header in the same order,
+/// each padded to the alignment.
 #[derive(Debug)]
 pub struct HeaderBuilder<'a> {
     header: &'a mut [u8],
@@ -17,7 +17,7 @@ pub struct HeaderBuilder<'a> {
 }
 
 impl<'a> HeaderBuilder<'a> {
-    /// Starts a header at the start of `buffer`, which has room for it: see [`Repr::header_len`].
+    /// Starts a header in `buffer`, which must have [`Repr::header_len`] bytes.
     pub fn new(buffer: &'a mut [u8], repr: Repr) -> Result<Self, MfpError> {
         let spacing = Spacing::new(&repr)?;
         need("header", spacing.offset.into(), to_u64(buffer.len()))?;
@@ -27,8 +27,7 @@ impl<'a> HeaderBuilder<'a> {
         Ok(Self { header, repr, spacing })
     }
 
-    /// Adds the next fragment, of `len` bytes with the checksum `crc`. Returns its offset in the
-    /// packet, in bytes.
+    /// Adds the next fragment, of `len` bytes with checksum `crc`. Returns its offset in the packet, in bytes.
     pub fn push(&mut self, event: u64, len: u32, crc: u32) -> Result<u32, MfpError> {
         let Repr { first_event, n_events, n_fragments, .. } = self.repr;
         let fragment = self.spacing.fragment;
@@ -36,7 +35,7 @@ impl<'a> HeaderBuilder<'a> {
             let pushed = fragment.saturating_add(1);
             return Err(MfpError::WrongFragmentCount { pushed, n_fragments });
         }
-        // An event before or far after the batch is past its end, whichever number this makes of it.
+        // An event outside of the batch saturates to the number of events and is refused.
         let event_delta = u32::try_from(event.wrapping_sub(first_event)).unwrap_or(n_events);
         let offset = self.spacing.advance(event_delta, len)?;
         let at = field::LEN + fragment as usize * entry::LEN;
@@ -48,7 +47,7 @@ impl<'a> HeaderBuilder<'a> {
         Ok(offset)
     }
 
-    /// Completes the header. Returns the length of the whole packet, in bytes.
+    /// Completes the header. Returns the length of the packet, in bytes.
     pub fn finish(self) -> Result<u32, MfpError> {
         let Self { header, repr, spacing } = self;
         let Repr { source, kind, first_event, n_events, n_fragments, alignment } = repr;
@@ -56,7 +55,7 @@ impl<'a> HeaderBuilder<'a> {
             return Err(MfpError::WrongFragmentCount { pushed: spacing.fragment, n_fragments });
         }
         let total_len = spacing.offset;
-        // Both fit: Spacing has made a u32 of the header's length, and the greatest alignment is 4096.
+        // Both fit: `Spacing` computed the header's length as u32, and the maximum alignment is 4096.
         let header_len = header.len() as u32;
         let alignment = alignment.get() as u16;
         put(header, field::MAGIC, MAGIC);
@@ -76,8 +75,8 @@ impl<'a> HeaderBuilder<'a> {
     }
 }
 
-/// Writes a whole packet to the start of `buffer`, payload included, and returns its length, in bytes.
-/// The fragments carry the checksums that they are given with. [`Repr::n_fragments`] is their number.
+/// Writes a whole packet with payload to `buffer` and returns its length, in bytes. Checksums are those of the given
+/// fragments. [`Repr::n_fragments`] must be their number.
 pub fn assemble(buffer: &mut [u8], repr: Repr, fragments: &[Fragment<'_>]) -> Result<u32, MfpError> {
     let mut end = Spacing::new(&repr)?;
     for &Fragment { event, payload, crc: _ } in fragments {

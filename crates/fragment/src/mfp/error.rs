@@ -1,32 +1,31 @@
-//! Why bytes are no packet, or cannot become one.
+//! Errors of packets.
 
 use crate::InvalidAlignment;
 
-/// The first thing in a packet that is not what it has to be. Fields are named as in
-/// `docs/formats.md`; fragments are counted from 0.
+/// The first invalid field of a packet. Field names are those of `docs/formats.md`; fragments count from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MfpError {
-    /// The bytes at hand end before the part that is needed.
-    #[error("{part}: needs {need} B, there are {have}")]
+    /// The buffer or the memory is too short.
+    #[error("{part}: needs {need} B, only {have} B available")]
     Truncated {
-        /// What was to be read or written.
+        /// The part of the packet.
         part: &'static str,
         /// Its length, in bytes.
         need: u64,
-        /// The length at hand, in bytes.
+        /// The available length, in bytes.
         have: u64,
     },
-    /// There is no packet here.
+    /// Wrong magic: not a packet.
     #[error("magic: found \"{}\", expected \"MFPK\"", .0.escape_ascii())]
     Magic([u8; 4]),
-    /// A packet of another version.
+    /// Another version.
     #[error("version: found {0}, expected {version}", version = super::VERSION)]
     Version(u16),
-    /// An alignment that packets do not have.
+    /// An invalid alignment.
     #[error("alignment: {0}")]
     Alignment(#[from] InvalidAlignment),
-    /// No events, or events past the greatest number.
-    #[error("n_events: {n_events} events from event {first_event} on")]
+    /// No events, or event numbers that overflow.
+    #[error("n_events: {n_events} events from event {first_event}: must be at least 1 without overflow")]
     Events {
         /// First event of the batch.
         first_event: u64,
@@ -34,33 +33,33 @@ pub enum MfpError {
         n_events: u32,
     },
     /// More fragments than events.
-    #[error("n_fragments: {n_fragments} fragments of {n_events} events")]
+    #[error("n_fragments: {n_fragments} fragments for {n_events} events")]
     FragmentCount {
         /// Number of fragments.
         n_fragments: u32,
         /// Number of events in the batch.
         n_events: u32,
     },
-    /// The header's length does not follow from the number of fragments.
+    /// The header's length does not match the number of fragments.
     #[error("header_len: found {found}, expected {expected}")]
     HeaderLen {
-        /// What the header says, in bytes.
+        /// The length in the header, in bytes.
         found: u32,
-        /// What the fragments need, in bytes.
+        /// The length for that number of fragments, in bytes.
         expected: u64,
     },
-    /// The header is damaged.
+    /// The header's checksum is wrong.
     #[error("header_crc: found {found:#010x}, expected {expected:#010x}")]
     HeaderCrc {
-        /// What the header says.
+        /// The checksum in the header.
         found: u32,
-        /// CRC-32 of the header.
+        /// The computed checksum.
         expected: u32,
     },
-    /// A field that has to be zero is not.
+    /// A reserved field is not zero.
     #[error("reserved: found {0:#x}, expected 0")]
     Reserved(u32),
-    /// A fragment's event is not in the batch, or does not follow the one before.
+    /// A fragment's event is outside of the batch, or not after the previous fragment's.
     #[error(
         "event_delta of fragment {fragment}: found {found}, expected {earliest} or more, below {n_events}"
     )]
@@ -69,41 +68,41 @@ pub enum MfpError {
         fragment: u32,
         /// Its event, counted from the first of the batch.
         found: u32,
-        /// The least that may come here.
+        /// The smallest valid value.
         earliest: u32,
         /// Number of events in the batch.
         n_events: u32,
     },
-    /// A fragment overlaps the one before, or leaves a gap after it.
+    /// A fragment overlaps the previous one, or leaves a gap.
     #[error("offset of fragment {fragment}: found {found}, expected {expected}")]
     Offset {
         /// The fragment.
         fragment: u32,
-        /// Where the header says that it starts, in bytes.
+        /// The offset in the header, in bytes.
         found: u32,
-        /// Where the fragment before it ends, padded, in bytes.
+        /// The padded end of the previous fragment, in bytes.
         expected: u32,
     },
-    /// Fragments reach past the end of the packet, or stop before it.
+    /// The packet's length does not match its fragments.
     #[error("total_len: found {found}, expected {expected}")]
     TotalLen {
-        /// What the header says, in bytes.
+        /// The length in the header, in bytes.
         found: u32,
-        /// Where the last fragment ends, padded, in bytes.
+        /// The padded end of the last fragment, in bytes.
         expected: u32,
     },
-    /// A packet of 4 GiB or more.
-    #[error("{len} B do not fit into one packet")]
+    /// A packet of 4 GiB or longer.
+    #[error("packet of {len} B: packets must be shorter than 4 GiB; use smaller batches")]
     TooLong {
-        /// The length that was reached, in bytes.
+        /// The length, in bytes.
         len: u64,
     },
-    /// A builder got another number of fragments than it was made for.
-    #[error("n_fragments: {pushed} fragments for a header with room for {n_fragments}")]
+    /// Another number of fragments was added than the header was created for.
+    #[error("n_fragments: {pushed} fragments added, header has {n_fragments}")]
     WrongFragmentCount {
-        /// Fragments that were given.
+        /// Fragments added.
         pushed: u32,
-        /// Fragments that were announced.
+        /// Fragments of the header.
         n_fragments: u32,
     },
 }

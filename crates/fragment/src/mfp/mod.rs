@@ -1,9 +1,8 @@
 //! Multi-fragment packets: one source's fragments of one batch of consecutive events.
 //!
-//! A packet is a header, which says where each fragment is, and the fragments, spaced as in a stream
-//! file. [`Packet`] reads one in place; [`Header`] reads the header alone, for those who have copied
-//! it out of memory that others can still write; [`Repr`] is what a header means, and [`HeaderBuilder`]
-//! writes one. `docs/formats.md`, chapter "Multi-fragment packet", is the specification.
+//! A packet is a header with the offset of each fragment, and the fragments, aligned as in a stream file. [`Packet`] reads
+//! a packet in place. [`Header`] reads a header that was copied from memory that peers can write. [`Repr`] is the content
+//! of a header, and [`HeaderBuilder`] writes one. `docs/formats.md`, chapter "Multi-fragment packet", is the specification.
 
 mod build;
 mod error;
@@ -15,7 +14,7 @@ pub use packet::{Entries, Entry, Fragments, Header, Packet, peek_header_len};
 
 use crate::{Alignment, SourceId, SourceKind};
 
-/// Version of the packet layout that this crate reads and writes.
+/// Supported version of the packet format.
 pub const VERSION: u16 = 1;
 
 const MAGIC: [u8; 4] = *b"MFPK";
@@ -45,7 +44,7 @@ mod field {
     pub(super) const LEN: usize = 48;
 }
 
-/// Fields of a fragment's entry.
+/// Fields of a fragment entry.
 ///
 /// ```text
 ///  0  event_delta        u32     4  len              u32     8  crc              u32
@@ -59,45 +58,42 @@ mod entry {
     pub(super) const LEN: usize = 16;
 }
 
-/// Length of the part of a header that is always there, in bytes. It says how long the whole header is;
-/// see [`peek_header_len`].
+/// Length of the fixed part of a header, in bytes. [`peek_header_len`] reads the whole length from it.
 pub const FIXED_LEN: usize = field::LEN;
 
-/// Headers are as long as a multiple of this, or of the packet's alignment if that is greater, in bytes.
+/// Headers are padded to a multiple of this and of the packet's alignment, in bytes.
 pub const HEADER_ALIGNMENT: u32 = 64;
 
 /// Length of the header of a packet with `n_fragments` fragments, in bytes.
 ///
-/// 64 for one fragment; 16 more for each further one, rounded up to a multiple of 64 and of the
-/// alignment.
+/// 48 and 16 for each fragment, rounded up to a multiple of 64 and of the alignment.
 pub const fn header_len(n_fragments: u32, alignment: Alignment) -> u64 {
     let used = field::LEN as u64 + n_fragments as u64 * entry::LEN as u64;
     let step = if alignment.get() > HEADER_ALIGNMENT { alignment.get() } else { HEADER_ALIGNMENT };
     used.next_multiple_of(step as u64)
 }
 
-/// Room, in bytes, that suffices for the packet of any batch of `n_events` events, from a source whose
-/// longest fragment has `max_len` bytes. `None` if such a packet could be 4 GiB or longer, which no
-/// packet is.
+/// Maximum length of the packet of any batch of `n_events` events, from a source whose longest fragment has `max_len`
+/// bytes. `None` for 4 GiB or longer, which the format does not allow.
 pub fn capacity(n_events: u32, max_len: u32, alignment: Alignment) -> Option<u32> {
     let payload = u64::from(n_events).checked_mul(alignment.padded(max_len))?;
     u32::try_from(header_len(n_events, alignment).checked_add(payload)?).ok()
 }
 
-/// What a packet's header means, apart from its fragments.
+/// Content of a packet's header, without its fragments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repr {
-    /// The source of all its fragments.
+    /// The source of all fragments.
     pub source: SourceId,
-    /// How their payload is laid out.
+    /// Layout of their payload.
     pub kind: SourceKind,
     /// First event of the batch.
     pub first_event: u64,
-    /// Number of events in the batch: [`first_event`](Self::first_event) and those that follow it.
+    /// Number of events in the batch, from [`first_event`](Self::first_event).
     pub n_events: u32,
-    /// Number of fragments. Less than the number of events if the source missed some.
+    /// Number of fragments; less than the number of events if fragments are missing.
     pub n_fragments: u32,
-    /// Where fragments start in the packet.
+    /// Alignment of the fragments.
     pub alignment: Alignment,
 }
 
@@ -107,7 +103,7 @@ impl Repr {
         header_len(self.n_fragments, self.alignment)
     }
 
-    /// Whether there can be a packet like this.
+    /// Checks that a packet with this content can exist.
     fn check(&self) -> Result<(), MfpError> {
         let Self { first_event, n_events, n_fragments, .. } = *self;
         if n_events == 0 || first_event.checked_add(n_events.into()).is_none() {
@@ -120,21 +116,21 @@ impl Repr {
     }
 }
 
-/// Follows the fragments of a packet in order and tells where the next one has to be.
+/// Computes the offsets of a packet's fragments in order.
 #[derive(Clone, Copy, Debug)]
 struct Spacing {
     alignment: Alignment,
     n_events: u32,
-    /// Fragments so far.
+    /// Number of fragments so far.
     fragment: u32,
-    /// The least event of the batch, counted from its first, that may come next.
+    /// Smallest valid event of the next fragment, relative to the first of the batch.
     earliest: u32,
-    /// Where the next fragment starts; where the packet ends after the last.
+    /// Offset of the next fragment; after the last one, the length of the packet.
     offset: u32,
 }
 
 impl Spacing {
-    /// Before the first fragment.
+    /// Starts before the first fragment.
     fn new(repr: &Repr) -> Result<Self, MfpError> {
         repr.check()?;
         let header_len = repr.header_len();
@@ -142,7 +138,7 @@ impl Spacing {
         Ok(Self { alignment: repr.alignment, n_events: repr.n_events, fragment: 0, earliest: 0, offset })
     }
 
-    /// Goes past a fragment of `len` bytes and returns its offset.
+    /// Advances past a fragment of `len` bytes and returns its offset.
     fn advance(&mut self, event_delta: u32, len: u32) -> Result<u32, MfpError> {
         let Self { fragment, earliest, n_events, offset, .. } = *self;
         if event_delta < earliest || n_events <= event_delta {
@@ -150,7 +146,7 @@ impl Spacing {
         }
         let end = u64::from(offset) + self.alignment.padded(len);
         self.offset = u32::try_from(end).map_err(|_| MfpError::TooLong { len: end })?;
-        // Less than n_events, so there is a next number.
+        // Less than n_events, so this does not overflow.
         self.earliest = event_delta + 1;
         self.fragment += 1;
         Ok(offset)

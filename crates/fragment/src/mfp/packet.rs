@@ -1,24 +1,22 @@
-//! Reading packets in place. The bytes may come from anywhere; whatever they say is checked once, and
-//! then the accessors cannot fail.
+//! Reads packets in place. All fields are checked once; then the accessors cannot fail.
 
 use super::{FIXED_LEN, MAGIC, MfpError, Repr, Spacing, VERSION, entry, field};
 use crate::bytes::{VERIFY_CHECKSUMS, array_at, to_u64, u16_at, u32_at, u64_at};
 use crate::{Alignment, Fragment, SourceId, SourceKind};
 
-/// Length of the whole header, in bytes, given at least its first [`FIXED_LEN`] bytes. Nothing else is
-/// checked: compare it with the room that there is, fetch as much, and go on with
-/// [`Header::new_checked`].
+/// Length of the header, in bytes, from its first [`FIXED_LEN`] bytes. Checks only magic and version: compare the length
+/// with the available memory, read that much, and continue with [`Header::new_checked`].
 pub fn peek_header_len(start: &[u8]) -> Result<u32, MfpError> {
     check_start(start)?;
     Ok(u32_at(start, field::HEADER_LEN))
 }
 
-/// One fragment's entry in a header: a fragment without its payload.
+/// A fragment's entry in a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The event that the fragment belongs to.
+    /// Its event number.
     pub event: u64,
-    /// Where its payload starts in the packet, in bytes.
+    /// Offset of its payload in the packet, in bytes.
     pub offset: u32,
     /// Length of its payload, in bytes.
     pub len: u32,
@@ -26,26 +24,25 @@ pub struct Entry {
     pub crc: u32,
 }
 
-/// A packet's header, checked.
+/// A checked header.
 ///
-/// The bytes must not change while this exists. Memory that a peer can write has to be copied first;
-/// that is cheap for a header, and fragments are then read at offsets that are known to be sound.
+/// The bytes must not change while this exists. Copy memory that a peer can write before the check.
 #[derive(Clone, Copy, Debug)]
 pub struct Header<T> {
     bytes: T,
 }
 
 impl<T: AsRef<[u8]>> Header<T> {
-    /// Checks a header and the places of all its fragments. `bytes` start with the header and may be
-    /// longer; `room` is the length of the memory that the packet is in, from the packet's start, in bytes.
+    /// Checks a header and the offsets of all its fragments. `bytes` starts with the header and may be longer. `room` is the
+    /// size of the memory from the packet's start, in bytes.
     pub fn new_checked(bytes: T, room: u64) -> Result<Self, MfpError> {
         check(bytes.as_ref(), room)?;
         Ok(Self { bytes })
     }
 
-    /// What the header means, apart from its fragments.
+    /// Content of the header, without its fragments.
     pub fn repr(&self) -> Repr {
-        repr(self.bytes.as_ref()).expect("checked when this was made")
+        repr(self.bytes.as_ref()).expect("checked by new_checked")
     }
 
     /// The source of all fragments.
@@ -53,7 +50,7 @@ impl<T: AsRef<[u8]>> Header<T> {
         SourceId(self.u32(field::SOURCE))
     }
 
-    /// How payload is laid out.
+    /// Layout of their payload.
     pub fn kind(&self) -> SourceKind {
         SourceKind(self.u32(field::KIND))
     }
@@ -73,17 +70,17 @@ impl<T: AsRef<[u8]>> Header<T> {
         self.u32(field::N_FRAGMENTS)
     }
 
-    /// Length of the header, which is where payload starts, in bytes.
+    /// Length of the header, which is the offset of the first fragment, in bytes.
     pub fn header_len(&self) -> u32 {
         self.u32(field::HEADER_LEN)
     }
 
-    /// Length of the whole packet, in bytes.
+    /// Length of the packet, in bytes.
     pub fn total_len(&self) -> u32 {
         self.u32(field::TOTAL_LEN)
     }
 
-    /// The entries of all fragments, in ascending order of their events.
+    /// Entries of all fragments, in ascending order of events.
     pub fn entries(&self) -> Entries<'_> {
         let table = &self.bytes.as_ref()[field::LEN..][..self.n_fragments() as usize * entry::LEN];
         Entries { first_event: self.first_event(), table: table.chunks_exact(entry::LEN) }
@@ -94,7 +91,7 @@ impl<T: AsRef<[u8]>> Header<T> {
     }
 }
 
-/// The entries of a header; see [`Header::entries`].
+/// Entries of a header; see [`Header::entries`].
 #[derive(Clone, Debug)]
 pub struct Entries<'a> {
     first_event: u64,
@@ -121,15 +118,15 @@ impl Iterator for Entries<'_> {
 
 impl ExactSizeIterator for Entries<'_> {}
 
-/// A whole packet, checked. The bytes must not change while this exists.
+/// A checked packet. The bytes must not change while this exists.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<T> {
     header: Header<T>,
 }
 
 impl<T: AsRef<[u8]>> Packet<T> {
-    /// Checks the packet at the start of `bytes`, which may be longer. Payload is not compared with its
-    /// checksums: ask each [`Fragment`].
+    /// Checks the packet at the start of `bytes`, which may be longer. Does not verify payload checksums; see
+    /// [`Fragment::is_intact`].
     pub fn new_checked(bytes: T) -> Result<Self, MfpError> {
         let room = to_u64(bytes.as_ref().len());
         Ok(Self { header: Header::new_checked(bytes, room)? })
@@ -140,18 +137,18 @@ impl<T: AsRef<[u8]>> Packet<T> {
         &self.header
     }
 
-    /// The packet without the bytes that follow it.
+    /// The packet without bytes behind it.
     pub fn as_bytes(&self) -> &[u8] {
         &self.header.bytes.as_ref()[..self.header.total_len() as usize]
     }
 
-    /// All fragments, in ascending order of their events.
+    /// All fragments, in ascending order of events.
     pub fn fragments(&self) -> Fragments<'_> {
         Fragments { entries: self.header.entries(), packet: self.as_bytes() }
     }
 }
 
-/// The fragments of a packet; see [`Packet::fragments`].
+/// Fragments of a packet; see [`Packet::fragments`].
 #[derive(Clone, Debug)]
 pub struct Fragments<'a> {
     entries: Entries<'a>,
@@ -186,7 +183,7 @@ fn check_start(bytes: &[u8]) -> Result<(), MfpError> {
     Ok(())
 }
 
-/// Reads what a header means; its fixed part is there.
+/// Reads the content of a header whose fixed part is available.
 fn repr(bytes: &[u8]) -> Result<Repr, MfpError> {
     Ok(Repr {
         source: SourceId(u32_at(bytes, field::SOURCE)),
@@ -240,7 +237,7 @@ pub(super) fn need(part: &'static str, need: u64, have: u64) -> Result<(), MfpEr
     if have < need { Err(MfpError::Truncated { part, need, have }) } else { Ok(()) }
 }
 
-/// CRC-32 of a whole header, except the field that holds it.
+/// CRC-32 of a header without the checksum field.
 pub(super) fn header_crc(header: &[u8]) -> u32 {
     let mut crc = crc32fast::Hasher::new();
     crc.update(&header[..field::HEADER_CRC]);

@@ -1,4 +1,4 @@
-//! Why a stream file cannot be read or written.
+//! Errors of stream files.
 
 use std::fmt;
 use std::ops::Range;
@@ -7,32 +7,32 @@ use std::path::PathBuf;
 use crate::SourceId;
 use crate::file::IoError;
 
-/// A stream file that was not opened, or whose payload is damaged.
+/// Why a stream file was not opened, or its payload is corrupt.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// The operating system refused.
     #[error(transparent)]
     Io(#[from] IoError),
-    /// The file is truncated, damaged, or no stream file at all.
+    /// The file is truncated, corrupt, or not a stream file.
     #[error("{}: {what}", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// The place and what is wrong with it.
+        /// The offset, the field, and the problem.
         what: Malformed,
     },
 }
 
-/// The first field of a file that is not what it has to be.
+/// The first invalid field of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Malformed {
-    /// Offset of the field from the start of the file, in bytes.
+    /// Offset of the field in the file, in bytes.
     pub offset: u64,
-    /// Name of the field as in `docs/formats.md`, with the source and fragment that it belongs to.
+    /// Name of the field as in `docs/formats.md`, with its source and fragment.
     pub field: String,
-    /// What is there.
+    /// The value in the file.
     pub found: String,
-    /// What has to be there.
+    /// The valid value.
     pub expected: String,
 }
 
@@ -56,62 +56,62 @@ impl fmt::Display for Malformed {
 
 impl std::error::Error for Malformed {}
 
-/// A stream file that was not written; nothing appears under its name.
+/// Why a stream file was not written. No file appears under its name.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
     /// The operating system refused.
     #[error(transparent)]
     Io(#[from] IoError),
-    /// A file has to hold events.
-    #[error("events {} to {}: the range is empty", .0.start, .0.end)]
+    /// The range of events is empty.
+    #[error("events {} to {}: the range is empty; a stream file has at least one event", .0.start, .0.end)]
     NoEvents(Range<u64>),
-    /// A file has to name its sources, even if none has a fragment.
-    #[error("no source: a stream file holds at least one")]
+    /// The file has no source.
+    #[error("no source: a stream file has at least one")]
     NoSources,
-    /// Sources come in ascending order of their ids, each once.
-    #[error("{next} after {last}: source ids have to ascend")]
+    /// Source ids do not ascend.
+    #[error("{next} after {last}: source ids must ascend")]
     SourceOrder {
-        /// The source before.
+        /// The previous source.
         last: SourceId,
-        /// The source that was refused.
+        /// The refused source.
         next: SourceId,
     },
-    /// A name does not fit, or is not text.
-    #[error("{source_id}: name {name:?} is longer than 16 bytes or has a control character")]
+    /// An invalid source name.
+    #[error("{source_id}: name {name:?} must have at most 16 bytes and no control characters")]
     Name {
         /// The source.
         source_id: SourceId,
-        /// The name that was refused.
+        /// The refused name.
         name: String,
     },
-    /// Fragments of a source come in ascending order of their events, each event at most once.
-    #[error("{source_id}: event {next} after event {last}: events have to ascend")]
+    /// Events of a source do not ascend.
+    #[error("{source_id}: event {next} after event {last}: events must ascend")]
     EventOrder {
         /// The source.
         source_id: SourceId,
-        /// The event before.
+        /// The previous event.
         last: u64,
-        /// The event that was refused.
+        /// The refused event.
         next: u64,
     },
-    /// A fragment belongs to none of the file's events.
-    #[error("{source_id}: event {event} is outside the file's events {} to {}", events.start, events.end - 1)]
+    /// An event outside of the file's range.
+    #[error("{source_id}: event {event} is outside of the file's events {} to {}", events.start, events.end - 1)]
     EventRange {
         /// The source.
         source_id: SourceId,
-        /// The event that was refused.
+        /// The refused event.
         event: u64,
         /// The file's events; not empty.
         events: Range<u64>,
     },
-    /// A fragment's length does not fit into 32 bits.
-    #[error("{source_id}: event {event}: {len} B do not fit into one fragment")]
+    /// A fragment of 4 GiB or longer.
+    #[error("{source_id}: event {event}: {len} B exceed the maximum of 4 GiB of a fragment")]
     FragmentLen {
         /// The source.
         source_id: SourceId,
         /// The fragment's event.
         event: u64,
-        /// The length that was refused, in bytes.
+        /// The length, in bytes.
         len: usize,
     },
 }

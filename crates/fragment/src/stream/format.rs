@@ -1,16 +1,16 @@
-//! The bytes of a stream file: header, source table, fragment index.
+//! Binary format of stream files: header, source table, fragment index.
 //!
-//! Offsets carry the names of `docs/formats.md`. Everything is little-endian.
+//! Offsets are named as in `docs/formats.md`. All integers are little-endian.
 
 use std::ops::Range;
 
 use crate::bytes::{array_at, put, u32_at, u64_at};
 use crate::{Alignment, SourceId, SourceKind};
 
-/// Version of the format that this crate reads and writes.
+/// Supported version of the format.
 pub const VERSION: u16 = 1;
 
-/// Longest name of a source, in bytes of UTF-8.
+/// Maximum length of a source's name, in bytes of UTF-8.
 pub const NAME_BYTES: usize = 16;
 
 pub(super) const MAGIC: [u8; 8] = *b"MSTREAM\0";
@@ -77,12 +77,12 @@ pub(super) mod index {
     pub(crate) const LEN: usize = 24;
 }
 
-/// Where the first source's payload starts, in bytes.
+/// Offset of the first source's payload, in bytes.
 pub(super) fn payload_start(alignment: Alignment) -> u64 {
     alignment.padded(header::LEN as u32)
 }
 
-/// What the header says, as far as it does not follow from the rest of the file.
+/// Content of the header that does not follow from the rest of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HeaderRepr {
     pub(super) alignment: Alignment,
@@ -116,7 +116,7 @@ impl HeaderRepr {
     }
 }
 
-/// One entry of the source table.
+/// An entry of the source table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SourceRepr {
     pub(super) id: SourceId,
@@ -144,12 +144,12 @@ impl SourceRepr {
     }
 }
 
-/// Whether a source can have this name: at most [`NAME_BYTES`] of text without control characters.
+/// Whether a source may have this name: at most [`NAME_BYTES`] without control characters.
 pub(super) fn is_name(name: &str) -> bool {
     name.len() <= NAME_BYTES && !name.chars().any(char::is_control)
 }
 
-/// The name in a source table entry, or nothing if it is none.
+/// The name in a source table entry; `None` if it is invalid.
 pub(super) fn parse_name(field: &[u8]) -> Option<&str> {
     let end = field.iter().position(|&byte| byte == 0).unwrap_or(field.len());
     let (name, rest) = field.split_at(end);
@@ -157,12 +157,12 @@ pub(super) fn parse_name(field: &[u8]) -> Option<&str> {
     (is_name(name) && rest.iter().all(|&byte| byte == 0)).then_some(name)
 }
 
-/// One entry of the fragment index: a fragment without its payload.
+/// An entry of the fragment index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndexEntry {
-    /// The event that the fragment belongs to.
+    /// Its event number.
     pub event: u64,
-    /// Where its payload starts in the file, a multiple of the alignment, in bytes.
+    /// Offset of its payload in the file, a multiple of the alignment, in bytes.
     pub offset: u64,
     /// Length of its payload, in bytes.
     pub len: u32,
@@ -171,7 +171,7 @@ pub struct IndexEntry {
 }
 
 impl IndexEntry {
-    /// The entry at the start of `bytes`, which hold a whole one.
+    /// Parses the entry at the start of `bytes`.
     pub(super) fn parse(bytes: &[u8]) -> Self {
         let bytes: [u8; index::LEN] = array_at(bytes, 0);
         Self {

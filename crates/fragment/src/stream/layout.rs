@@ -1,5 +1,4 @@
-//! The checks that make a file's bytes a layout. Nothing here trusts a number before it is compared
-//! with the length of the file.
+//! Checks the header and the tables of a file. Each number is compared with the length of the file before use.
 
 use std::ops::Range;
 
@@ -10,7 +9,7 @@ use crate::{Alignment, SourceId, SourceKind};
 
 type Checked<T = ()> = Result<T, Malformed>;
 
-/// Where things are in a sound file.
+/// Layout of a valid file.
 #[derive(Clone, Debug)]
 pub(super) struct Layout {
     pub(super) alignment: Alignment,
@@ -18,7 +17,7 @@ pub(super) struct Layout {
     pub(super) events: Range<u64>,
     /// In ascending order of their ids; at least one.
     pub(super) sources: Vec<SourceRepr>,
-    /// Offset of the fragment index, which reaches to the end of the file.
+    /// Offset of the fragment index, which ends at the end of the file.
     pub(super) index_start: usize,
 }
 
@@ -51,7 +50,7 @@ impl Layout {
     }
 }
 
-/// What the header says, in units of the bytes at hand.
+/// Header fields, as offsets and counts in memory.
 struct Header {
     alignment: Alignment,
     events: Range<u64>,
@@ -68,7 +67,7 @@ fn check_header(bytes: &[u8]) -> Checked<Header> {
             0,
             "magic",
             format_args!("\"{}\"", magic.escape_ascii()),
-            format_args!("\"{}\"; this is no stream file", MAGIC.escape_ascii()),
+            format_args!("\"{}\"; not a stream file", MAGIC.escape_ascii()),
         ));
     }
     if bytes.len() < header::LEN {
@@ -183,7 +182,7 @@ fn checksum_holds(bytes: &[u8], crc: u32) -> bool {
     !VERIFY_CHECKSUMS || crc32fast::hash(bytes) == crc
 }
 
-/// Where a source table entry is.
+/// Location of a source table entry.
 #[derive(Clone, Copy)]
 struct TableEntry {
     /// Offset in the file.
@@ -205,13 +204,13 @@ impl TableEntry {
     }
 }
 
-/// Walks through payload and index, source by source.
+/// Checks payload offsets and index entries, source by source.
 struct TableWalker<'a> {
     header: &'a Header,
     index_table: &'a [u8],
-    /// Where the next fragment's payload has to start.
+    /// Offset of the next fragment's payload.
     offset: u64,
-    /// The next fragment, counted over all sources.
+    /// Index of the next fragment over all sources.
     fragment: u64,
 }
 
@@ -284,7 +283,7 @@ impl TableWalker<'_> {
         })
     }
 
-    /// Checks the next `count` index entries, which exist, and returns the greatest length.
+    /// Checks the next `count` index entries, which exist. Returns the maximum length.
     fn check_fragments(&mut self, id: SourceId, count: u64) -> Checked<u32> {
         let Header { alignment, ref events, sources_offset, index_start, .. } = *self.header;
         let payload_end = to_u64(sources_offset);
@@ -311,14 +310,14 @@ impl TableWalker<'_> {
             }
             self.offset += alignment.padded(entry.len);
             self.fragment += 1;
-            // Below the end of the events, so there is a next number.
+            // Less than the end of the events, so this does not overflow.
             earliest = entry.event + 1;
             max_len = max_len.max(entry.len);
         }
         Ok(max_len)
     }
 
-    /// After the last source, nothing is left over.
+    /// Checks that nothing follows the last source.
     fn check_end(&self) -> Checked {
         expect("n_fragments", header::N_FRAGMENTS, self.header.n_fragments, self.fragment)?;
         expect("sources_offset", header::SOURCES_OFFSET, to_u64(self.header.sources_offset), self.offset)

@@ -1,9 +1,8 @@
-//! Stream files: fragments of one or more sources, source by source, ready to be mapped and sent.
+//! Stream files: fragments of one or more sources, source by source, for mapping and sending.
 //!
-//! A file is written once ([`StreamWriter`]), from the first source to the last, and read by mapping
-//! it ([`Stream`]). Opening checks everything except payload bytes, which
-//! [`verify_payload`](Stream::verify_payload) compares with their checksums. `docs/formats.md`,
-//! chapter "Stream file", is the specification.
+//! [`StreamWriter`] writes a file once, from the first source to the last. [`Stream`] maps it. Opening checks everything
+//! except payload, which [`verify_payload`](Stream::verify_payload) checks. `docs/formats.md`, chapter "Stream file", is
+//! the specification.
 
 mod error;
 mod format;

@@ -1,4 +1,4 @@
-//! Reading: map, check once, then hand out fragments in place.
+//! Reads stream files: map, check once, return fragments in place.
 
 use std::fs;
 use std::ops::Range;
@@ -13,10 +13,9 @@ use crate::bytes::to_u64;
 use crate::file::IoError;
 use crate::{Alignment, Fragment, SourceId, SourceKind};
 
-/// An open stream file, checked: every offset, length and count in it is sound.
+/// An open stream file with checked offsets, lengths and counts.
 ///
-/// `B` holds the bytes of the whole file: a mapping, or anything else that gives the same bytes each
-/// time.
+/// `B` holds the bytes of the file: a mapping, or other bytes that do not change.
 #[derive(Debug)]
 pub struct Stream<B = Mmap> {
     path: PathBuf,
@@ -27,29 +26,27 @@ pub struct Stream<B = Mmap> {
 impl Stream {
     /// Maps the file and checks everything but the payload.
     ///
-    /// The file must stay as it is until the stream is dropped: a mapping shows changes, and access
-    /// past a new, shorter end kills the process (SIGBUS). Files that [`StreamWriter`] or a rename put
-    /// in place satisfy this.
+    /// The file must not change until the stream is dropped: the mapping shows changes, and access behind a new, shorter
+    /// end raises SIGBUS. Files written by [`StreamWriter`] or renamed into place satisfy this.
     ///
     /// [`StreamWriter`]: super::StreamWriter
     pub fn open(path: impl AsRef<Path>) -> Result<Self, ReadError> {
         let path = path.as_ref();
-        // Before opening: that would wait for a writer if the path were a pipe.
+        // Before opening, which blocks on a pipe without a writer.
         let kind = fs::metadata(path).map_err(IoError::of(path, "open"))?.file_type();
         if !kind.is_file() {
             let cause = std::io::Error::other("not a regular file");
             return Err(IoError::of(path, "map")(cause).into());
         }
         let file = fs::File::open(path).map_err(IoError::of(path, "open"))?;
-        // SAFETY: the mapping is read-only, and that nobody changes the file below it is the condition
-        // that this function states.
+        // SAFETY: the mapping is read-only; this function requires that nobody changes the file.
         let bytes = unsafe { MmapOptions::new().map(&file) }.map_err(IoError::of(path, "map"))?;
         Self::parse(path, bytes)
     }
 }
 
 impl<B: AsRef<[u8]>> Stream<B> {
-    /// Checks everything but the payload of a file whose bytes are at hand. `path` names it in errors.
+    /// Checks everything except payload of a file in memory. `path` names it in errors.
     pub fn parse(path: impl Into<PathBuf>, bytes: B) -> Result<Self, ReadError> {
         let path = path.into();
         match Layout::parse(bytes.as_ref()) {
@@ -58,28 +55,27 @@ impl<B: AsRef<[u8]>> Stream<B> {
         }
     }
 
-    /// The file's name, as it was given.
+    /// The path of the file, as given.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The whole file in memory: what to register so that any run of fragments can be sent. Offsets
-    /// of fragments count from its start.
+    /// The bytes of the file, to be registered for sending. Offsets of fragments start here.
     pub fn mapping(&self) -> &[u8] {
         self.bytes.as_ref()
     }
 
-    /// Where fragments start in the file.
+    /// Alignment of the fragments.
     pub fn alignment(&self) -> Alignment {
         self.layout.alignment
     }
 
-    /// The file's events. An event without a fragment of some source is incomplete at that source.
+    /// The file's events. An event without a fragment of some source is incomplete.
     pub fn events(&self) -> Range<u64> {
         self.layout.events.clone()
     }
 
-    /// Fragments of all sources.
+    /// Number of fragments of all sources.
     pub fn n_fragments(&self) -> u64 {
         self.layout.sources.iter().map(|source| source.n_fragments).sum()
     }
@@ -103,7 +99,7 @@ impl<B: AsRef<[u8]>> Stream<B> {
         Source { repr, alignment: self.layout.alignment, index, mapping }
     }
 
-    /// Reads all payload: every fragment has its checksum, and the bytes between fragments are zero.
+    /// Verifies all payload: the checksum of every fragment, and zero padding.
     pub fn verify_payload(&self) -> Result<(), ReadError> {
         self.first_damage().map_or(Ok(()), |what| Err(ReadError::Malformed { path: self.path.clone(), what }))
     }
@@ -137,12 +133,12 @@ impl<B: AsRef<[u8]>> Stream<B> {
     }
 }
 
-/// A number that the layout has bounded by the length of the bytes in memory.
+/// A number that the layout has bounded by the length of the bytes.
 fn position(bounded: u64) -> usize {
     usize::try_from(bounded).expect("bounded by the length of a slice")
 }
 
-/// One source of an open stream file.
+/// A source of an open stream file.
 #[derive(Clone, Copy, Debug)]
 pub struct Source<'a> {
     repr: &'a SourceRepr,
@@ -153,22 +149,22 @@ pub struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    /// Which source this is.
+    /// Its identifier.
     pub fn id(&self) -> SourceId {
         self.repr.id
     }
 
-    /// How its payload is laid out.
+    /// Layout of its payload.
     pub fn kind(&self) -> SourceKind {
         self.repr.kind
     }
 
-    /// What people call it; may be empty.
+    /// Its name for humans; may be empty.
     pub fn name(&self) -> &'a str {
         &self.repr.name
     }
 
-    /// Where its fragments start: at multiples of this.
+    /// Alignment of its fragments.
     pub fn alignment(&self) -> Alignment {
         self.alignment
     }
@@ -178,7 +174,7 @@ impl<'a> Source<'a> {
         self.index.len() / index::LEN
     }
 
-    /// Whether the source has no fragment at all.
+    /// Whether it has no fragments.
     pub fn is_empty(&self) -> bool {
         self.index.is_empty()
     }
@@ -188,7 +184,7 @@ impl<'a> Source<'a> {
         self.repr.max_len
     }
 
-    /// All its payload in the file, with the padding after each fragment, in bytes from the start.
+    /// Range of its payload with padding in the file, in bytes.
     pub fn payload(&self) -> Range<u64> {
         self.repr.payload_offset..self.repr.payload_offset + self.repr.payload_len
     }
@@ -202,7 +198,7 @@ impl<'a> Source<'a> {
         IndexEntry::parse(&self.index[position * index::LEN..])
     }
 
-    /// Index entries of the fragments at `positions`, without those that do not exist.
+    /// Index entries of the fragments at `positions`, as far as they exist.
     pub fn entries(&self, positions: Range<usize>) -> impl ExactSizeIterator<Item = IndexEntry> + use<'a> {
         let end = positions.end.min(self.len());
         let start = positions.start.min(end);
@@ -219,25 +215,25 @@ impl<'a> Source<'a> {
         Fragments { source: *self, positions: 0..self.len() }
     }
 
-    /// Position of the event's fragment, or nothing if the source has none for it.
+    /// Position of the event's fragment; `None` if it is missing.
     pub fn find(&self, event: u64) -> Option<usize> {
         let position = self.lower_bound(event);
         (self.entry(position)?.event == event).then_some(position)
     }
 
-    /// Positions of the fragments that belong to these events.
+    /// Positions of the fragments of these events.
     pub fn positions(&self, events: Range<u64>) -> Range<usize> {
         let start = self.lower_bound(events.start);
         start..self.lower_bound(events.end).max(start)
     }
 
-    /// Number of fragments that belong to earlier events.
+    /// Number of fragments of earlier events.
     fn lower_bound(&self, event: u64) -> usize {
         let len = self.len();
         if len == 0 {
             return 0;
         }
-        // Sources rarely miss an event. Then the position is the distance from the first one.
+        // Without missing fragments, the position is the distance from the first event.
         let first = self.entry_at(0).event;
         if self.entry_at(len - 1).event - first == to_u64(len - 1) {
             return event.saturating_sub(first).min(to_u64(len)) as usize;

@@ -1,4 +1,4 @@
-//! Writing: sources one after the other, then the tables, then the header, then the name.
+//! Writes stream files: sources, then tables, then the header; then renames the file.
 
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::ops::Range;
@@ -11,10 +11,10 @@ use super::format::{self, HeaderRepr, IndexEntry, SourceRepr};
 use crate::file::{self, IoError};
 use crate::{Alignment, SourceId, SourceKind};
 
-/// A stream file in the making.
+/// Writes a stream file.
 ///
-/// It has a temporary name, `….partial` in the same folder, until [`finish`](Self::finish) gives it its
-/// own. Dropped before that, it leaves nothing behind. Memory: 24 bytes per fragment, for the index.
+/// The file has a temporary name, `….partial` in the same directory, until [`finish`](Self::finish) renames it. If dropped
+/// before, it is removed. Needs 24 bytes of memory per fragment, for the index.
 #[derive(Debug)]
 pub struct StreamWriter {
     path: PathBuf,
@@ -24,15 +24,14 @@ pub struct StreamWriter {
     sources: Vec<SourceRepr>,
     index: Vec<u8>,
     n_fragments: u64,
-    /// Where the next fragment starts.
+    /// Offset of the next fragment.
     offset: u64,
-    /// A write has failed, so the file lacks bytes that the tables count.
+    /// A write failed, so the file lacks bytes that the tables count.
     broken: bool,
 }
 
 impl StreamWriter {
-    /// Starts the file that will be `path`. Each of `events` is expected from each source; an event
-    /// without a fragment is one that the source missed.
+    /// Creates the file that will be `path`. Each source should have a fragment for each of `events`; others count as missing.
     pub fn create(
         path: impl Into<PathBuf>,
         events: Range<u64>,
@@ -55,12 +54,12 @@ impl StreamWriter {
             offset,
             broken: false,
         };
-        // The header comes last, when its numbers are known.
+        // The header is written last, when its values are known.
         writer.zeros(offset)?;
         Ok(writer)
     }
 
-    /// Starts the next source. Ids have to ascend; a source may stay without fragments.
+    /// Starts the next source. Ids must ascend; a source may have no fragments.
     pub fn source(
         &mut self,
         id: SourceId,
@@ -87,7 +86,7 @@ impl StreamWriter {
         Ok(SourceWriter { writer: self, earliest })
     }
 
-    /// Completes the file, waits until it is on the disk, and gives it its name, replacing what had it.
+    /// Completes the file, syncs it, and renames it, replacing an existing file.
     pub fn finish(mut self) -> Result<(), WriteError> {
         if self.sources.is_empty() {
             return Err(WriteError::NoSources);
@@ -101,7 +100,7 @@ impl StreamWriter {
         let header = HeaderRepr {
             alignment: self.alignment,
             events: self.events.clone(),
-            // More sources than u32::MAX would need more ids than there are.
+            // There are at most u32::MAX source ids.
             n_sources: self.sources.len() as u32,
             n_fragments: self.n_fragments,
             sources_offset: self.offset,
@@ -123,23 +122,23 @@ impl StreamWriter {
         })
     }
 
-    /// Writes `count` zeros; fewer than the greatest alignment.
+    /// Writes `count` zero bytes, less than the maximum alignment.
     fn zeros(&mut self, count: u64) -> Result<(), WriteError> {
         const ZEROS: [u8; Alignment::MAX.get() as usize] = [0; Alignment::MAX.get() as usize];
         self.write(&ZEROS[..count as usize])
     }
 }
 
-/// Takes the fragments of one source; the source is complete when this is dropped.
+/// Writes the fragments of one source. Dropping it completes the source.
 #[derive(Debug)]
 pub struct SourceWriter<'a> {
     writer: &'a mut StreamWriter,
-    /// The least event that may come next.
+    /// Smallest valid event of the next fragment.
     earliest: u64,
 }
 
 impl SourceWriter<'_> {
-    /// Appends a fragment. Events have to ascend and to be among the file's; a payload may be empty.
+    /// Appends a fragment. Events must ascend and be in the file's range; a payload may be empty.
     pub fn push(&mut self, event: u64, payload: &[u8]) -> Result<(), WriteError> {
         let writer = &mut *self.writer;
         let source = writer.sources.last_mut().expect("StreamWriter::source has added this source");
@@ -161,7 +160,7 @@ impl SourceWriter<'_> {
         writer.index.extend_from_slice(&entry.emit());
         writer.n_fragments += 1;
         writer.offset += padded;
-        // Below the end of the events, so there is a next number.
+        // Less than the end of the events, so this does not overflow.
         self.earliest = event + 1;
         writer.write(payload)?;
         writer.zeros(padded - u64::from(len))
