@@ -1,6 +1,6 @@
-//! The example, between two threads and between two processes.
+//! Runs example 2 between two threads and between two processes.
 
-#[path = "../examples/pingpong.rs"]
+#[path = "../../../examples/2-verbs-rust/pingpong.rs"]
 #[allow(dead_code, reason = "its main is not used")]
 mod example;
 

@@ -1,12 +1,4 @@
-//! Two parties write into each other's memory in turn, announced by immediate data.
-//!
-//! ```text
-//! cargo run --release -p millstream-rdma --example pingpong                      # two threads
-//! cargo run --release -p millstream-rdma --example pingpong -- --listen [::]:7471
-//! cargo run --release -p millstream-rdma --example pingpong -- --dial node7:7471 # on another terminal or host
-//! ```
-//!
-//! `--device NAME`, `--rounds N` and `--bytes N` (at least 8) change what is measured.
+//! Two peers write into each other's memory in turn, by RDMA WRITE with immediate data. See README.md.
 
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -20,21 +12,21 @@ use millstream_rdma::{
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// Time for one round, or for the other party to appear.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Receives posted at a time; each announces one write.
+/// Timeout of one round, and of the connection.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Posted receives; each takes the immediate data of one WRITE.
 const RECEIVES: u32 = 8;
 
-/// Who writes first.
+/// Order of the peers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     /// Writes first.
     Ping,
-    /// Answers.
+    /// Writes in answer.
     Pong,
 }
 
-/// What is measured.
+/// Parameters of a measurement.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) device: DeviceSelector,
@@ -65,9 +57,7 @@ fn main() -> Result<(), Error> {
             println!("listening on {}", listener.address());
             play(Role::Pong, &plan, listener.accept(Deadline::NEVER)?.0)?
         }
-        (None, Some(address)) => {
-            play(Role::Ping, &plan, connect::dial(&address, Deadline::after(PATIENCE))?)?
-        }
+        (None, Some(address)) => play(Role::Ping, &plan, connect::dial(&address, Deadline::after(TIMEOUT))?)?,
         _ => return Err("--listen and --dial exclude each other".into()),
     };
     println!(
@@ -79,19 +69,19 @@ fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// Both parties in this process.
+/// Runs both peers in this process.
 pub(crate) fn two_threads(plan: &Plan) -> Result<Duration, Error> {
     let listener = connect::listen("127.0.0.1:0")?;
     let address = listener.address().to_string();
     std::thread::scope(|scope| {
-        let pong = scope.spawn(|| play(Role::Pong, plan, listener.accept(Deadline::after(PATIENCE))?.0));
-        let ping = play(Role::Ping, plan, connect::dial(&address, Deadline::after(PATIENCE))?)?;
-        pong.join().map_err(|_| "the answering thread panicked")??;
+        let pong = scope.spawn(|| play(Role::Pong, plan, listener.accept(Deadline::after(TIMEOUT))?.0));
+        let ping = play(Role::Ping, plan, connect::dial(&address, Deadline::after(TIMEOUT))?)?;
+        pong.join().map_err(|_| "the pong thread panicked")??;
         Ok(ping)
     })
 }
 
-/// One party: connects over `stream`, plays all rounds, and returns the time that they took.
+/// Runs one peer: connects over `stream`, runs all rounds, and returns their time.
 pub(crate) fn play(role: Role, plan: &Plan, mut stream: TcpStream) -> Result<Duration, Error> {
     let device = device::open(&plan.device)?;
     let mut waiter = Waiter::new(&device, WaitOptions::default())?;
@@ -103,10 +93,10 @@ pub(crate) fn play(role: Role, plan: &Plan, mut stream: TcpStream) -> Result<Dur
     for _ in 0..RECEIVES {
         prepared.post_recv(&[], WrId(0))?;
     }
-    let connected = prepared.connect(&mut stream, &landing.remote().encode(), Deadline::after(PATIENCE))?;
+    let connected = prepared.connect(&mut stream, &landing.remote().encode(), Deadline::after(TIMEOUT))?;
     let pair = connected.pair;
     let peer =
-        connected.private_data.as_slice().try_into().map_err(|_| "the peer did not name its memory")?;
+        connected.private_data.as_slice().try_into().map_err(|_| "the peer sent no address of its memory")?;
     let target = RemoteMemory::decode(peer).at(0, plan.bytes.into())?;
     let all = source.sge(0, plan.bytes)?;
 
@@ -120,9 +110,9 @@ pub(crate) fn play(role: Role, plan: &Plan, mut stream: TcpStream) -> Result<Dur
         if role == Role::Ping {
             write(round)?;
         }
-        let mut announced = None;
-        while announced.is_none() {
-            let deadline = Deadline::after(PATIENCE);
+        let mut immediate = None;
+        while immediate.is_none() {
+            let deadline = Deadline::after(TIMEOUT);
             let mut others = [WaitFd::readable(&stream)];
             let wake = waiter.wait::<Error>(&[&queue], &mut others, deadline, || {
                 let mut buffer = [Completion::EMPTY; 8];
@@ -130,7 +120,7 @@ pub(crate) fn play(role: Role, plan: &Plan, mut stream: TcpStream) -> Result<Dur
                 for completion in taken {
                     completion.check()?;
                     if completion.opcode() == Opcode::ReceiveWriteImmediate {
-                        announced = completion.imm();
+                        immediate = completion.imm();
                         pair.post_recv(&[], WrId(0))?;
                     }
                 }
@@ -139,19 +129,22 @@ pub(crate) fn play(role: Role, plan: &Plan, mut stream: TcpStream) -> Result<Dur
             match wake {
                 WaitOutcome::Progress | WaitOutcome::Interrupted => {}
                 WaitOutcome::Descriptor => {
-                    return Err(format!("{} has gone in round {round}", pair.peer()).into());
+                    return Err(format!("{} closed the connection in round {round}", pair.peer()).into());
                 }
                 WaitOutcome::Deadline => {
-                    return Err(format!("{} is silent in round {round}", pair.peer()).into());
+                    return Err(format!("no WRITE from {} in round {round}", pair.peer()).into());
                 }
             }
         }
         let (mut first, mut last) = ([0; 4], [0; 4]);
         landing.copy_to_slice(0, &mut first)?;
         landing.copy_to_slice(u64::from(plan.bytes) - 4, &mut last)?;
-        let seen = (announced, u32::from_be_bytes(first), u32::from_be_bytes(last));
+        let seen = (immediate, u32::from_be_bytes(first), u32::from_be_bytes(last));
         if seen != (Some(round), round, round) {
-            return Err(format!("round {round}: announced, first and last word are {seen:?}").into());
+            return Err(format!(
+                "round {round}: immediate data, first and last word are {seen:?}, expected {round} in each"
+            )
+            .into());
         }
         if role == Role::Pong {
             write(round)?;
@@ -159,17 +152,17 @@ pub(crate) fn play(role: Role, plan: &Plan, mut stream: TcpStream) -> Result<Dur
     }
     let time = start.elapsed();
     if role == Role::Pong {
-        // The last answer must have arrived before the queue pair goes.
+        // The last WRITE must arrive before the queue pair is destroyed.
         wait_for_peer_to_finish(stream)?;
     }
     Ok(time)
 }
 
-/// The other party closes its end of the stream when it is done.
+/// Waits until the peer closes the stream, when it is done.
 fn wait_for_peer_to_finish(mut stream: TcpStream) -> Result<(), Error> {
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     match std::io::Read::read(&mut stream, &mut [0])? {
         0 => Ok(()),
-        _ => Err("the peer sent something after the last round".into()),
+        _ => Err("the peer sent data after the last round".into()),
     }
 }
