@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Convert the SST-1M camera file into stream files, one per crate, and one of trigger decisions.
+"""Convert the SST-1M camera file into stream files: one per crate, and one with trigger decisions.
 
-Input is the example that the PyPI package protozfits carries (pip install -r tools/requirements.txt),
-or --input. Output goes to data/sst1m: *.mfs.gz, pixels.csv and MANIFEST; patches.csv is read there.
-docs/formats.md says what a stream file is, data/README.md what the sources are.
+The input is the example file of the PyPI package protozfits (pip install -r tools/requirements.txt), or --input.
+The output in data/sst1m is *.mfs.gz, pixels.csv and MANIFEST; patches.csv is read from there. docs/formats.md
+specifies stream files, data/README.md lists the sources.
 """
 
 import argparse
@@ -56,7 +56,7 @@ class Source(NamedTuple):
 
 
 def read_events(path):
-    """Read all events; refuse what the cut into fragments does not expect."""
+    """Read all events and check their numbers and pixel order."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if digest != INPUT_SHA256:
         sys.exit(f"{path}: SHA-256 is {digest}, expected {INPUT_SHA256}")
@@ -77,7 +77,7 @@ def read_events(path):
     first = events[0]
     for position, event in enumerate(events):
         if event.number != first.number + position:
-            sys.exit(f"{path}: event {event.number} where {first.number + position} should be")
+            sys.exit(f"{path}: found event {event.number}, expected {first.number + position}")
         if not np.array_equal(event.pixels, first.pixels):
             sys.exit(f"{path}: event {event.number}: pixelsIndices differ from those of event {first.number}")
     return events
@@ -104,7 +104,7 @@ def crate_sources(events, crate):
 
 
 def decision_source(events):
-    """What the camera's trigger decided: not an input, but what a trigger kernel has to reproduce."""
+    """Recorded decisions of the camera's trigger: the reference for trigger kernels, not an input."""
     fragments = [(event.number, event.decisions.tobytes()) for event in events]
     return Source(id=0xF00, kind=KIND_DECISIONS, name="patch7 decisions", fragments=fragments)
 
@@ -114,7 +114,7 @@ def padded(length):
 
 
 def stream_file(sources, first_event, n_events):
-    """The bytes of a stream file, as docs/formats.md has them."""
+    """The bytes of a stream file (docs/formats.md)."""
     header_struct = struct.Struct("<8sHHIIIQQQQQQI")
     header_len = header_struct.size + 4
     payload = bytearray(padded(header_len))
@@ -165,7 +165,7 @@ def read_patches(path):
 
 
 def pixel_table(pixels, patches):
-    """pixels.csv: which pixel is at each stored position, and where it is in the camera.
+    """pixels.csv: pixel and coordinates of each stored position.
 
     patches.csv gives three pixels per patch and the patch's centre. They touch: pixel_a is below the
     centre, pixel_b above and to the left, pixel_c above and to the right.
@@ -195,7 +195,7 @@ def pixel_table(pixels, patches):
 
 
 def write(path, data):
-    """Write a whole file or nothing."""
+    """Write a file atomically."""
     temporary = path.with_name(path.name + ".partial")
     temporary.write_bytes(data)
     os.replace(temporary, path)
