@@ -438,10 +438,10 @@ pub(crate) enum EvbCommand {
         /// The configuration
         config: PathBuf,
     },
-    /// Be one process of a run; `run` starts these
+    /// Run one process of a run; started by `run`
     #[command(hide = true)]
     Unit {
-        /// Which, and with what
+        /// Role and its parameters
         #[arg(required = true)]
         words: Vec<String>,
     },
@@ -451,7 +451,7 @@ pub(crate) enum EvbCommand {
 pub(crate) struct EvbRunOptions {
     /// The configuration
     pub(crate) config: PathBuf,
-    /// Repeat the input this many times under running event numbers, whatever the configuration says
+    /// Passes over the inputs; overrides `run.replay` of the configuration
     #[arg(long, value_name = "N")]
     pub(crate) replay: Option<u64>,
     /// Write the report as JSON; `-` for standard output
@@ -460,9 +460,9 @@ pub(crate) struct EvbRunOptions {
     /// Draw the throughput over time
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,
-    /// Start every process of the run by this program, which gets the process's command line and may run it on another
-    /// host: `PROGRAM millstream evb unit readout 0 ADDRESS`. Standard input and output must pass through it, and
-    /// `listen` in the configuration must be an address that all hosts reach (docs/event-builder.md)
+    /// Start each process of the run through PROGRAM, which may run it on another host: `PROGRAM millstream evb unit
+    /// readout 0 ADDRESS`. PROGRAM must pass standard input and output through, and `listen` in the configuration must
+    /// be an address that all hosts reach (docs/event-builder.md)
     #[arg(long, value_name = "PROGRAM")]
     pub(crate) launcher: Option<PathBuf>,
 }

@@ -135,7 +135,7 @@ mod tests {
     proptest! {
         /// Compares with a scan of flags, for sizes around the word boundaries.
         #[test]
-        fn takes_the_next_ready_party(
+        fn returns_the_next_ready_peer(
             len in 1usize..200,
             start: usize,
             changes in proptest::collection::vec((any::<usize>(), any::<bool>()), 1..200),
@@ -155,7 +155,7 @@ mod tests {
         }
 
         #[test]
-        fn nobody_ready_starves(len in 2usize..150, start: usize) {
+        fn no_ready_peer_starves(len in 2usize..150, start: usize) {
             let mut round_robin = RoundRobin::new(len, start);
             (0..len).for_each(|peer| round_robin.set_ready(peer, true));
             let mut seen = vec![0; len];

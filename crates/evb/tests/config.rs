@@ -1,4 +1,4 @@
-//! Configurations that are refused, each with the line, the field and the value, before anything starts.
+//! Invalid configurations: errors name line, field and value.
 
 use millstream_evb::config::{Config, KernelSetup, LandingTarget, Setup};
 use millstream_evb::core::{EventNumber, RuIndex};
@@ -52,7 +52,7 @@ fn stream(path: &Path, events: Range<u64>, sources: &[(u32, u32, usize)]) {
     writer.finish().unwrap();
 }
 
-/// A patch geometry in which every patch stands alone.
+/// A patch geometry without neighbours.
 fn patches() -> String {
     let mut text = "patch,trace_position,decision_position,cluster7_0,cluster7_1,cluster7_2,cluster7_3,\
                     cluster7_4,cluster7_5,cluster7_6\n"
@@ -63,7 +63,7 @@ fn patches() -> String {
     text
 }
 
-/// A folder with all that [`WHOLE`] names.
+/// A directory with all files of [`WHOLE`].
 fn folder() -> TempDir {
     let folder = TempDir::new().unwrap();
     let at = |name: &str| folder.path().join(name);
@@ -119,7 +119,7 @@ fn a_whole_configuration_becomes_a_setup() {
 }
 
 #[test]
-fn what_is_not_toml_or_has_unknown_keys_is_refused() {
+fn invalid_toml_and_unknown_keys_are_refused() {
     assert_eq!(
         refused("batch = 8", "batches = 8"),
         "run.toml:4: unknown field `batches`, expected one of `name`, `replay`, `batch`, `window`, \
@@ -262,7 +262,7 @@ fn inputs_that_do_not_fit_together_are_refused() {
 }
 
 #[test]
-fn the_truth_has_to_fit_and_something_has_to_decide() {
+fn reference_decisions_must_match_the_inputs_and_the_kernels() {
     let folder = folder();
     let with_check = format!("{WHOLE}[check]\nreference_decisions = \"decisions.mfs\"\n");
     let error = check(&folder, &with_check).unwrap_err();
@@ -284,7 +284,7 @@ fn the_truth_has_to_fit_and_something_has_to_decide() {
 }
 
 #[test]
-fn a_taken_port_and_a_file_for_a_directory_are_refused() {
+fn a_port_in_use_and_a_file_as_directory_are_refused() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let error = refused("batch = 8", &format!("batch = 8\nlisten = \"{address}\""));

@@ -65,7 +65,7 @@ fn any_scenario() -> impl Strategy<Value = Scenario> {
     )
 }
 
-/// When in the run as it would be without it, in thousandths; to whom; what.
+/// Time in thousandths of the run without failures; unit; failure.
 type AnyFault = (u64, prop::sample::Index, prop::sample::Index);
 
 /// Up to three failures.
@@ -73,7 +73,7 @@ fn any_faults() -> impl Strategy<Value = Vec<AnyFault>> {
     proptest::collection::vec((0u64..1000, any::<prop::sample::Index>(), any::<prop::sample::Index>()), 1..4)
 }
 
-/// A failure that makes sense for the units of that plan.
+/// Maps random values to a failure of a unit in the plan.
 fn fault(plan: &Plan, steps: u64, (when, unit, failure): AnyFault) -> Fault {
     let (n, m) = (plan.readouts(), plan.builders());
     let unit = match unit.index(1 + n + m) {
@@ -89,7 +89,7 @@ fn fault(plan: &Plan, steps: u64, (when, unit, failure): AnyFault) -> Fault {
     Fault { step: when * steps / 1000, unit, failure }
 }
 
-/// Whatever happened: the law holds, and no batch was processed twice or mixed up with another.
+/// In any run: all invariants hold, and no batch was processed twice or mixed up with another.
 fn check_always(outcome: &Outcome) -> Result<(), TestCaseError> {
     let Outcome { account, oracle, violations, .. } = outcome;
     prop_assert!(account.is_balanced(), "{account}");
@@ -102,7 +102,7 @@ fn check_always(outcome: &Outcome) -> Result<(), TestCaseError> {
     prop_assert!(account.built.events <= processed.built.events);
     prop_assert!(account.accepted <= processed.accepted);
     let survivors_sent: u64 = oracle.sent.iter().sum();
-    prop_assert!(account.fragments_read() <= survivors_sent, "claims fragments that nobody sent");
+    prop_assert!(account.fragments_read() <= survivors_sent, "more fragments read than sent");
     Ok(())
 }
 
@@ -153,7 +153,7 @@ proptest! {
             return check_whole_run(&outcome, events);
         };
         if last_step < Some(outcome.steps) {
-            // The longest way: a stalled builder unit, violations by the manager only, then a stalled manager.
+            // The longest sequence: a stalled builder unit, noticed by the manager only, then a stalled manager.
             let bound = fault_at + 5 * timeout + 8 * drain;
             prop_assert!(outcome.end <= bound, "{:?} after {fault_at:?} for {faults:?}", outcome.end);
         }
@@ -171,13 +171,13 @@ fn mid_run(unit: Unit, failure: Failure) -> Outcome {
         ..without_faults(plan(&[10, 10, 10], &[4, 4], 4000, 8, 4))
     };
     let outcome = run(scenario);
-    check_always(&outcome).expect("the laws hold");
+    check_always(&outcome).expect("the invariants hold");
     assert!(outcome.account.built.events > 0 && outcome.account.built.events < 4000, "{}", outcome.account);
     outcome
 }
 
 #[test]
-fn a_dead_readout_unit_is_witnessed_and_its_batches_are_incomplete() {
+fn fragments_of_a_dead_readout_unit_are_inferred_and_its_batches_are_incomplete() {
     let account = mid_run(Unit::Readout(RuIndex(1)), Failure::Death).account;
     assert_eq!(account.cause, StopCause::Lost(Unit::Readout(RuIndex(1))));
     assert_eq!(account.lost, [Unit::Readout(RuIndex(1))]);
@@ -185,7 +185,7 @@ fn a_dead_readout_unit_is_witnessed_and_its_batches_are_incomplete() {
 }
 
 #[test]
-fn what_a_dead_builder_unit_held_is_discarded() {
+fn batches_in_a_dead_builder_unit_are_discarded() {
     let account = mid_run(Unit::Builder(BuIndex(0)), Failure::Death).account;
     assert_eq!(account.cause, StopCause::Lost(Unit::Builder(BuIndex(0))));
     assert_eq!(account.read.inferred, 0);
@@ -193,7 +193,7 @@ fn what_a_dead_builder_unit_held_is_discarded() {
 }
 
 #[test]
-fn without_the_manager_the_units_reports_close_the_account() {
+fn without_the_manager_the_account_comes_from_the_units_reports() {
     let account = mid_run(Unit::Manager, Failure::Death).account;
     assert_eq!((account.cause, account.assigned_events), (StopCause::Lost(Unit::Manager), None));
     assert_eq!(account.lost, [Unit::Manager]);
@@ -214,20 +214,20 @@ fn a_stalled_builder_unit_times_out_at_the_manager() {
 }
 
 #[test]
-fn a_stalled_manager_is_as_good_as_dead() {
+fn a_stalled_manager_counts_as_lost() {
     let account = mid_run(Unit::Manager, Failure::Stall).account;
     assert_eq!(account.cause, StopCause::Lost(Unit::Manager));
 }
 
 #[test]
-fn what_a_broken_link_swallowed_was_in_flight() {
+fn fragments_lost_on_a_broken_link_were_in_flight() {
     let account = mid_run(Unit::Readout(RuIndex(0)), Failure::Cut(BuIndex(1))).account;
     let cause = StopCause::Unreachable { by: RuIndex(0), peer: BuIndex(1) };
     assert_eq!((account.cause, account.lost.len()), (cause, 0));
     assert!(account.discarded.in_flight.fragments > 0, "{account}");
 }
 
-/// Runs with a rule broken on purpose.
+/// Runs with a deliberate violation.
 fn run_with(misbehavior: Misbehavior) -> Outcome {
     let plan = plan(&[3, 2], &[2, 3], 400, 8, 2);
     let outcome = run(Scenario { misbehavior, missing: 50, ..without_faults(plan) });
@@ -247,7 +247,7 @@ fn violated_invariants(outcome: &Outcome) -> Vec<Invariant> {
 }
 
 #[test]
-fn broken_rules_of_the_protocol_stop_the_run() {
+fn violations_of_the_protocol_stop_the_run() {
     for (misbehavior, error) in [
         (Misbehavior::GrantTwice, ProtocolError::GrantOfBusySlot),
         (Misbehavior::GrantEarly, ProtocolError::GrantOfBusySlot),
@@ -255,7 +255,7 @@ fn broken_rules_of_the_protocol_stop_the_run() {
     ] {
         assert_eq!(protocol_error(&run_with(misbehavior)), Some(error), "{misbehavior:?}");
     }
-    // Which rule it is depends on how far the first of the two has got at whoever sees both first.
+    // Which error is found depends on the order in which the two messages are handled.
     let twice = protocol_error(&run_with(Misbehavior::AssignTwice));
     assert!(
         matches!(twice, Some(ProtocolError::AssignOfBusySlot | ProtocolError::WrongGeneration)),
@@ -270,7 +270,7 @@ fn broken_rules_of_the_protocol_stop_the_run() {
 }
 
 #[test]
-fn wrong_counts_break_a_law() {
+fn wrong_counts_violate_an_invariant() {
     assert!(
         violated_invariants(&run_with(Misbehavior::OutcomeLacksFragment))
             .contains(&Invariant::BuilderFragments)
@@ -280,7 +280,7 @@ fn wrong_counts_break_a_law() {
 }
 
 #[test]
-fn the_simulator_itself_sees_a_slot_with_two_batches() {
+fn the_monitor_detects_a_slot_with_two_batches() {
     let violations = run_with(Misbehavior::AssignTwice).violations;
     assert!(violations.iter().any(|rule| rule.starts_with("second batch in a slot")), "{violations:#?}");
 }

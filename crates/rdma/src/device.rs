@@ -384,7 +384,7 @@ fn list(loaded: &VerbsLibrary) -> Result<DeviceList, DeviceError> {
 fn hint(loaded: &VerbsLibrary) -> String {
     match loaded {
         VerbsLibrary::Soft(_) => String::new(),
-        VerbsLibrary::System(_) | VerbsLibrary::None => format!("; {}", loader::why_not_soft()),
+        VerbsLibrary::System(_) | VerbsLibrary::None => format!("; {}", loader::soft_device_unused_reason()),
     }
 }
 

@@ -88,14 +88,14 @@ pub enum LoaderError {
 
 /// Result of the constructor, for error messages.
 #[derive(Debug)]
-struct Attempt {
+struct LoadAttempt {
     /// The soft device's library, if the constructor loaded it.
     soft: Option<PathBuf>,
     /// Why the soft device's library did not load.
     failure: Option<String>,
 }
 
-static ATTEMPT: OnceLock<Attempt> = OnceLock::new();
+static ATTEMPT: OnceLock<LoadAttempt> = OnceLock::new();
 
 /// Runs before the constructor of `rdma-mummy-sys`, which has no priority and runs last. Sections up to
 /// `.init_array.00100` are reserved for the C library and Rust's runtime (arguments and environment).
@@ -106,8 +106,8 @@ static ATTEMPT: OnceLock<Attempt> = OnceLock::new();
 static LOAD_BEFORE_SIDEWAY: extern "C" fn() = load_before_sideway;
 
 extern "C" fn load_before_sideway() {
-    let mut attempt = Attempt { soft: None, failure: None };
-    if wanted() == Wanted::Soft
+    let mut attempt = LoadAttempt { soft: None, failure: None };
+    if selected_library() == LibraryKind::Soft
         && open_library(OsStr::new(SONAME), libc::RTLD_NOLOAD).is_none()
         && let Some(path) = find_library()
     {
@@ -122,24 +122,24 @@ extern "C" fn load_before_sideway() {
 
 /// The selected library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wanted {
+enum LibraryKind {
     Soft,
     System,
 }
 
-fn wanted() -> Wanted {
+fn selected_library() -> LibraryKind {
     let selector = std::env::var_os(ENV_DEVICE).unwrap_or_default();
-    wanted_for(&DeviceSelector::from_os(&selector), &hardware_devices())
+    library_for(&DeviceSelector::from_os(&selector), &hardware_devices())
 }
 
-fn wanted_for(selector: &DeviceSelector, hardware: &[String]) -> Wanted {
+fn library_for(selector: &DeviceSelector, hardware: &[String]) -> LibraryKind {
     let system = match selector {
         DeviceSelector::Auto => !hardware.is_empty(),
         DeviceSelector::Hardware => true,
         DeviceSelector::Soft => false,
         DeviceSelector::Named(name) => hardware.contains(name),
     };
-    if system { Wanted::System } else { Wanted::Soft }
+    if system { LibraryKind::System } else { LibraryKind::Soft }
 }
 
 /// Names of the RDMA adapters in sysfs, sorted.
@@ -195,7 +195,7 @@ pub fn loaded() -> VerbsLibrary {
 }
 
 /// Why the soft device is not used, for error messages.
-pub(crate) fn why_not_soft() -> String {
+pub(crate) fn soft_device_unused_reason() -> String {
     if let Some(failure) = ATTEMPT.get().and_then(|attempt| attempt.failure.clone()) {
         return failure;
     }
@@ -217,9 +217,9 @@ pub(crate) fn why_not_soft() -> String {
 /// [`LoaderError`] if a restart fails or does not help.
 pub fn ensure(selector: &DeviceSelector) -> Result<(), LoaderError> {
     let loaded = loaded();
-    let right = match wanted_for(selector, &hardware_devices()) {
-        Wanted::Soft => matches!(loaded, VerbsLibrary::Soft(_)),
-        Wanted::System => matches!(loaded, VerbsLibrary::System(_)),
+    let right = match library_for(selector, &hardware_devices()) {
+        LibraryKind::Soft => matches!(loaded, VerbsLibrary::Soft(_)),
+        LibraryKind::System => matches!(loaded, VerbsLibrary::System(_)),
     };
     if right {
         return Ok(());
@@ -248,7 +248,7 @@ pub fn reexec_with(selector: &DeviceSelector) -> LoaderError {
         command.arg0(name);
     }
     command.args(arguments).env(ENV_DEVICE, selector.to_string()).env(ENV_REEXEC, myself);
-    if wanted_for(selector, &hardware_devices()) == Wanted::System {
+    if library_for(selector, &hardware_devices()) == LibraryKind::System {
         // Otherwise the search by SONAME finds the soft device again.
         command.env_remove("LD_PRELOAD");
         match (std::env::var_os("LD_LIBRARY_PATH"), library_dir()) {
@@ -329,14 +329,14 @@ mod tests {
         let none: &[String] = &[];
         let two = ["mlx5_0".to_owned(), "rxe0".to_owned()];
         for (selector, without, with) in [
-            (DeviceSelector::Auto, Wanted::Soft, Wanted::System),
-            (DeviceSelector::Hardware, Wanted::System, Wanted::System),
-            (DeviceSelector::Soft, Wanted::Soft, Wanted::Soft),
-            (named("rxe0"), Wanted::Soft, Wanted::System),
-            (named("soft0"), Wanted::Soft, Wanted::Soft),
+            (DeviceSelector::Auto, LibraryKind::Soft, LibraryKind::System),
+            (DeviceSelector::Hardware, LibraryKind::System, LibraryKind::System),
+            (DeviceSelector::Soft, LibraryKind::Soft, LibraryKind::Soft),
+            (named("rxe0"), LibraryKind::Soft, LibraryKind::System),
+            (named("soft0"), LibraryKind::Soft, LibraryKind::Soft),
         ] {
-            assert_eq!(wanted_for(&selector, none), without, "{selector} without hardware");
-            assert_eq!(wanted_for(&selector, &two), with, "{selector} with hardware");
+            assert_eq!(library_for(&selector, none), without, "{selector} without hardware");
+            assert_eq!(library_for(&selector, &two), with, "{selector} with hardware");
         }
     }
 

@@ -1,6 +1,6 @@
-//! Runs in which a process is killed, stopped, or does not come up.
+//! Runs in which a process is killed, stopped, or does not start.
 
-use crate::input::{Site, launcher};
+use crate::input::{TestInputs, launcher};
 use crate::runs::run;
 use millstream_evb::config::Setup;
 use millstream_evb::core::{Account, BuIndex, RuIndex, StopCause, Unit};
@@ -13,7 +13,7 @@ use std::ops::ControlFlow;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// By name.
+/// Tests by name.
 pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_killed_readout_unit_is_accounted_for", a_killed_readout_unit_is_accounted_for),
     ("a_killed_builder_unit_is_accounted_for", a_killed_builder_unit_is_accounted_for),
@@ -26,51 +26,51 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_port_taken_after_the_check_is_named", a_port_taken_after_the_check_is_named),
 ];
 
-/// Within which the others have to end.
+/// Bound for the end of the other processes.
 const BOUND: Duration = Duration::from_secs(5);
 
 fn pid(process: u32) -> Pid {
     i32::try_from(process).ok().and_then(Pid::from_raw).expect("a process id")
 }
 
-/// Whether the process runs. One that waits for somebody to ask for its exit status does not.
+/// Whether the process runs. A zombie does not.
 fn is_there(process: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     status.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
 }
 
 /// Runs until some batches are done, sends the signal to one process, and waits for the end.
-fn strike(setup: &Setup, victim: &RunProcess, signal: Signal) -> RunOutcome {
+fn run_with_signal(setup: &Setup, victim: &RunProcess, signal: Signal) -> RunOutcome {
     let mut processes = Vec::new();
-    let mut struck: Option<Instant> = None;
+    let mut signalled: Option<Instant> = None;
     let outcome = launcher().run(setup, &mut |event| match event {
         RunEvent::Spawned { process, pid } => processes.push((process.clone(), *pid)),
-        RunEvent::Progress(sample) if struck.is_none() && sample.done.batches > 0 => {
+        RunEvent::Progress(sample) if signalled.is_none() && sample.done.batches > 0 => {
             let (_, process) =
                 processes.iter().find(|(process, _)| process == victim).expect("it was started");
             kill_process(pid(*process), signal).expect("it runs");
-            struck = Some(Instant::now());
+            signalled = Some(Instant::now());
         }
         _ => {}
     });
     let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
-    let took = struck.expect("the run went on for long enough").elapsed();
+    let took = signalled.expect("the run went on for long enough").elapsed();
     assert!(took < BOUND, "{took:?}");
     assert!(processes.iter().all(|(_, process)| !is_there(*process)), "{processes:?}");
     outcome
 }
 
-/// A long run of the camera's data on two cards, struck in the middle. Returns its account, in which the
-/// laws hold. A run right after it works.
-fn struck(victim: &RunProcess, signal: Signal) -> (Account, RunOutcome) {
-    let site = Site::camera();
+/// A long run on two cards with a signal in the middle. Returns its account, whose invariants hold. A following run
+/// succeeds.
+fn account_after_signal(victim: &RunProcess, signal: Signal) -> (Account, RunOutcome) {
+    let inputs = TestInputs::camera();
     let kernel = "kernel = \"cluster7\"\npatches = \"patches.csv\"";
     let reference = "[check]\nreference_decisions = \"decisions.mfs\"\n";
     let with = |replay: u64| {
         let run = format!("batch = 8\nreplay = {replay}\ntimeout_ms = 500\ndrain_timeout_ms = 300");
-        site.setup(3, &["card", "card"], &run, kernel, reference)
+        inputs.setup(3, &["card", "card"], &run, kernel, reference)
     };
-    let outcome = strike(&with(1_000_000), victim, signal);
+    let outcome = run_with_signal(&with(1_000_000), victim, signal);
     assert!(!outcome.is_success());
     let account = outcome.account.clone().expect("the run had started");
     assert!(account.is_balanced(), "{account}");
@@ -84,30 +84,30 @@ fn struck(victim: &RunProcess, signal: Signal) -> (Account, RunOutcome) {
 
 fn a_killed_readout_unit_is_accounted_for() {
     let unit = Unit::Readout(RuIndex(1));
-    let (account, outcome) = struck(&RunProcess::Unit(unit), Signal::KILL);
+    let (account, outcome) = account_after_signal(&RunProcess::Unit(unit), Signal::KILL);
     assert_eq!((account.cause, account.lost.as_slice()), (StopCause::Lost(unit), &[unit][..]), "{account}");
     assert!(account.read.inferred > 0 && account.built.events > 0, "{account}");
-    // The units that lived agree with the truth as far as they got.
+    // The surviving units agree with the reference decisions.
     assert!(outcome.builders.iter().flatten().all(|unit| unit.comparison.is_full()));
     assert!(outcome.failures.iter().any(|failure| failure.process == RunProcess::Unit(unit)));
 }
 
 fn a_killed_builder_unit_is_accounted_for() {
     let unit = Unit::Builder(BuIndex(0));
-    let (account, _) = struck(&RunProcess::Unit(unit), Signal::KILL);
+    let (account, _) = account_after_signal(&RunProcess::Unit(unit), Signal::KILL);
     assert_eq!((account.cause, account.lost.as_slice()), (StopCause::Lost(unit), &[unit][..]), "{account}");
     assert!(account.read.inferred == 0 && account.built.events > 0, "{account}");
 }
 
 fn a_killed_card_is_accounted_for() {
-    let (account, outcome) = struck(&RunProcess::Card("card1".to_owned()), Signal::KILL);
+    let (account, outcome) = account_after_signal(&RunProcess::Card("card1".to_owned()), Signal::KILL);
     assert_eq!((account.cause, account.lost.len()), (StopCause::CardLost(BuIndex(1)), 0), "{account}");
     assert!(outcome.builders[1].as_ref().is_some_and(|unit| unit.error.is_some()));
 }
 
 fn a_killed_manager_is_accounted_for() {
     let unit = Unit::Manager;
-    let (account, outcome) = struck(&RunProcess::Unit(unit), Signal::KILL);
+    let (account, outcome) = account_after_signal(&RunProcess::Unit(unit), Signal::KILL);
     assert_eq!((account.cause, account.lost.as_slice()), (StopCause::Lost(unit), &[unit][..]), "{account}");
     assert!(account.built.events > 0 && account.assigned_events.is_none(), "{account}");
     assert_eq!(outcome.elapsed, None);
@@ -115,14 +115,14 @@ fn a_killed_manager_is_accounted_for() {
 
 fn a_stopped_builder_unit_is_accounted_for() {
     let unit = Unit::Builder(BuIndex(1));
-    let (account, _) = struck(&RunProcess::Unit(unit), Signal::STOP);
+    let (account, _) = account_after_signal(&RunProcess::Unit(unit), Signal::STOP);
     assert!(matches!(account.cause, StopCause::TimedOut { by: Unit::Manager, .. }), "{account}");
     assert_eq!(account.lost, [unit], "{account}");
 }
 
 fn a_run_that_is_asked_to_stop_closes_its_account() {
-    let site = Site::camera();
-    let setup = site.setup(3, &["host", "host"], "batch = 8\nreplay = 1000000", "", "");
+    let inputs = TestInputs::camera();
+    let setup = inputs.setup(3, &["host", "host"], "batch = 8\nreplay = 1000000", "", "");
     let outcome = launcher().run_while(&setup, &mut |event| match event {
         RunEvent::Progress(sample) if sample.done.batches > 0 => ControlFlow::Break(()),
         _ => ControlFlow::Continue(()),
@@ -135,12 +135,12 @@ fn a_run_that_is_asked_to_stop_closes_its_account() {
 }
 
 fn a_killed_launcher_leaves_nothing_behind() {
-    let site = Site::camera();
+    let inputs = TestInputs::camera();
     let kernel = "kernel = \"verify\"";
-    site.setup(3, &["card", "host"], "batch = 8\nreplay = 1000000", kernel, "");
+    inputs.setup(3, &["card", "host"], "batch = 8\nreplay = 1000000", kernel, "");
     let mut launcher = Command::new(std::env::current_exe().unwrap())
         .arg("launch")
-        .arg(site.folder.path().join("run.toml"))
+        .arg(inputs.folder.path().join("run.toml"))
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
@@ -150,7 +150,7 @@ fn a_killed_launcher_leaves_nothing_behind() {
     // A card, the manager, three readout units and two builder units.
     let processes: Vec<u32> = started.take(7).collect();
     assert_eq!(processes.len(), 7);
-    // Whatever they are at, in wire-up or in the run.
+    // Kills it in wire-up or in the run.
     launcher.kill().unwrap();
     launcher.wait().unwrap();
     let until = Instant::now() + BOUND;
@@ -161,14 +161,14 @@ fn a_killed_launcher_leaves_nothing_behind() {
 }
 
 fn a_unit_that_does_not_come_up_is_named() {
-    let site = Site::camera();
-    let setup = site.setup(3, &["host"], "batch = 8", "", "");
-    std::fs::remove_file(site.folder.path().join("crate2.mfs")).unwrap();
+    let inputs = TestInputs::camera();
+    let setup = inputs.setup(3, &["host"], "batch = 8", "", "");
+    std::fs::remove_file(inputs.folder.path().join("crate2.mfs")).unwrap();
     let started = Instant::now();
     let outcome = run(&setup);
     assert!(started.elapsed() < BOUND, "{:?}", started.elapsed());
     assert!(outcome.account.is_none() && !outcome.is_success());
-    // The first trouble is the cause of the others'.
+    // The first failure is the cause of the others.
     let failure = &outcome.failures[0];
     assert!(
         failure.process == RunProcess::Unit(Unit::Readout(RuIndex(1)))
@@ -176,12 +176,15 @@ fn a_unit_that_does_not_come_up_is_named() {
         "{outcome:#?}"
     );
     let manager = outcome.failures.iter().find(|failure| failure.process == RunProcess::Unit(Unit::Manager));
-    assert!(manager.is_some_and(|failure| failure.reason.contains("readout 1 could not start")), "{outcome:#?}");
+    assert!(
+        manager.is_some_and(|failure| failure.reason.contains("readout 1 could not start")),
+        "{outcome:#?}"
+    );
 }
 
 fn a_port_taken_after_the_check_is_named() {
-    let site = Site::camera();
-    let mut setup = site.setup(1, &["host"], "batch = 8", "", "");
+    let inputs = TestInputs::camera();
+    let mut setup = inputs.setup(1, &["host"], "batch = 8", "", "");
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     setup.listen = taken.local_addr().unwrap().to_string();
     let outcome = run(&setup);

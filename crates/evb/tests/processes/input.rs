@@ -10,8 +10,8 @@ use std::ops::Range;
 use std::path::Path;
 use tempfile::TempDir;
 
-/// A folder for one test: inputs, configuration, output.
-pub(crate) struct Site {
+/// Directory of one test: inputs, configuration, output.
+pub(crate) struct TestInputs {
     pub(crate) folder: TempDir,
 }
 
@@ -21,23 +21,23 @@ pub(crate) fn launcher() -> Launcher {
     Launcher { program, arguments: vec!["child".into()] }
 }
 
-impl Site {
-    /// The camera's data.
-    pub(crate) fn camera() -> Site {
+impl TestInputs {
+    /// With the camera's data.
+    pub(crate) fn camera() -> TestInputs {
         let folder = TempDir::new().expect("temporary folders can be made");
         let packed = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/sst1m");
         unpack(&packed, folder.path()).unwrap_or_else(|error| panic!("{error}"));
         std::fs::copy(packed.join("patches.csv"), folder.path().join("patches.csv")).expect("it is there");
-        Site { folder }
+        TestInputs { folder }
     }
 
-    /// Streams of small fragments, `sources` per readout unit; `write` says which there are.
+    /// With stream files of small fragments, `sources` per readout unit; `is_there` selects existing fragments.
     pub(crate) fn made(
         readouts: usize,
         sources: u32,
         events: Range<u64>,
         is_there: impl Fn(u32, u64) -> bool,
-    ) -> Site {
+    ) -> TestInputs {
         let folder = TempDir::new().expect("temporary folders can be made");
         for readout in 0..readouts {
             let path = folder.path().join(format!("crate{}.mfs", readout + 1));
@@ -51,10 +51,10 @@ impl Site {
             }
             writer.finish().unwrap();
         }
-        Site { folder }
+        TestInputs { folder }
     }
 
-    /// Damages the payload of one fragment where it lies in the file.
+    /// Corrupts the payload of one fragment in its file.
     pub(crate) fn damage(&self, readout: usize, id: u32, event: u64) {
         let path = self.folder.path().join(format!("crate{readout}.mfs"));
         let mut bytes = std::fs::read(&path).unwrap();
@@ -64,8 +64,8 @@ impl Site {
         std::fs::write(&path, bytes).unwrap();
     }
 
-    /// Writes a configuration and checks it. `run` and `card` are lines for these tables; `builders` has
-    /// `card` or `host` for each.
+    /// Writes and checks a configuration. `run` and `card` are lines for these tables; `builders` is `card` or `host` for each
+    /// builder unit.
     pub(crate) fn setup(
         &self,
         readouts: usize,
@@ -96,7 +96,7 @@ impl Site {
     }
 }
 
-/// What a made fragment holds: unlike any other.
+/// Payload of a generated fragment, unique for source and event.
 fn payload(id: u32, event: u64) -> Vec<u8> {
     let mut bytes = format!("source {id} event {event};").into_bytes();
     let len = 30 + (event % 7) as usize * 40 + id as usize % 5;

@@ -1,6 +1,6 @@
-//! Whole runs of real processes on the soft device: what they build, and what is left when one dies.
+//! Runs of real processes on the soft device, with and without failures.
 //!
-//! This program has its own main, because it is also every process of the runs that it launches.
+//! The program has its own `main`, because it is also every process of the runs that it launches.
 
 #[path = "../../examples/event-builder.rs"]
 #[allow(dead_code, reason = "its main is not used")]
@@ -31,7 +31,7 @@ fn main() -> ExitCode {
         };
     }
     let mut arguments = Arguments::from_args();
-    // Each run has more processes than most machines processors.
+    // A run has more processes than most machines have processors.
     arguments.test_threads = Some(1);
     let trial = |(name, test): (&'static str, fn())| {
         Trial::test(name, move || -> Result<(), Failed> {

@@ -1,12 +1,12 @@
-//! Runs in which nothing fails.
+//! Runs without failures of processes.
 
 use crate::example;
-use crate::input::{Site, launcher};
+use crate::input::{TestInputs, launcher};
 use millstream_evb::config::Setup;
 use millstream_evb::core::account::Tally;
 use millstream_evb::process::RunOutcome;
 
-/// By name.
+/// Tests by name.
 pub(crate) const TESTS: &[(&str, fn())] = &[
     ("camera_events_are_built_decided_and_stored", camera_events_are_built_decided_and_stored),
     ("the_example_runs", the_example_runs),
@@ -16,7 +16,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
         "missing_and_corrupt_fragments_are_accounted_by_cause",
         missing_and_corrupt_fragments_are_accounted_by_cause,
     ),
-    ("a_changed_decision_fails_the_run", a_changed_decision_fails_the_run),
+    ("a_wrong_decision_fails_the_run", a_wrong_decision_fails_the_run),
 ];
 
 const CLUSTER7: &str = "kernel = \"cluster7\"\npatches = \"patches.csv\"";
@@ -26,7 +26,7 @@ pub(crate) fn run(setup: &Setup) -> RunOutcome {
     launcher().run(setup, &mut |_| {}).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The run's account, which has to be that of a whole run.
+/// A run that must succeed.
 fn succeed(setup: &Setup) -> RunOutcome {
     let outcome = run(setup);
     assert!(outcome.is_success(), "{outcome:#?}");
@@ -34,9 +34,9 @@ fn succeed(setup: &Setup) -> RunOutcome {
 }
 
 fn camera_events_are_built_decided_and_stored() {
-    let site = Site::camera();
+    let inputs = TestInputs::camera();
     let rest = format!("[output]\ndirectory = \"out\"\n{REFERENCE}");
-    let setup = site.setup(3, &["card", "card"], "batch = 2", CLUSTER7, &rest);
+    let setup = inputs.setup(3, &["card", "card"], "batch = 2", CLUSTER7, &rest);
     let outcome = succeed(&setup);
     let account = outcome.account.as_ref().unwrap();
     assert_eq!(account.built, Tally { events: 32, fragments: 960 });
@@ -63,17 +63,17 @@ fn camera_events_are_built_decided_and_stored() {
 }
 
 fn the_example_runs() {
-    let site = Site::camera();
-    site.setup(1, &["host"], "batch = 32", "", "");
-    assert!(example::run(&site.folder.path().join("run.toml")).unwrap());
+    let inputs = TestInputs::camera();
+    inputs.setup(1, &["host"], "batch = 32", "", "");
+    assert!(example::run(&inputs.folder.path().join("run.toml")).unwrap());
 }
 
 fn a_replay_repeats_the_decisions() {
-    let site = Site::camera();
+    let inputs = TestInputs::camera();
     // 5 does not divide 32: batches go past the end of the file.
     for verify in ["true", "false"] {
         let card = format!("{CLUSTER7}\nverify = {verify}");
-        let setup = site.setup(3, &["card", "card"], "batch = 5\nreplay = 20", &card, REFERENCE);
+        let setup = inputs.setup(3, &["card", "card"], "batch = 5\nreplay = 20", &card, REFERENCE);
         let outcome = succeed(&setup);
         let account = outcome.account.unwrap();
         assert_eq!((account.built.events, account.accepted), (640, 600));
@@ -84,7 +84,7 @@ fn a_replay_repeats_the_decisions() {
 }
 
 fn any_batch_size_and_landing_builds_all_events() {
-    let site = Site::camera();
+    let inputs = TestInputs::camera();
     for batch in [1, 7, 32, 100] {
         let run = format!("batch = {batch}\nreplay = 10\nwindow = 2");
         for (builders, card) in [
@@ -92,20 +92,20 @@ fn any_batch_size_and_landing_builds_all_events() {
             (&["card", "host", "host"], "kernel = \"none\""),
             (&["card", "card"], "kernel = \"verify\""),
         ] {
-            let account = succeed(&site.setup(3, builders, &run, card, "")).account.unwrap();
+            let account = succeed(&inputs.setup(3, builders, &run, card, "")).account.unwrap();
             assert_eq!(account.built, Tally { events: 320, fragments: 9600 });
         }
     }
 }
 
 fn missing_and_corrupt_fragments_are_accounted_by_cause() {
-    // Source 101 has nothing for every tenth event, source 3 nothing at all for events 40 to 49.
+    // Source 101 misses every tenth event, source 3 misses events 40 to 49.
     let is_there = |id, event| !(id == 101 && event % 10 == 0 || id == 3 && (40..50).contains(&event));
-    let site = Site::made(2, 4, 0..100, is_there);
-    site.damage(1, 0, 55);
-    site.damage(2, 102, 40);
+    let inputs = TestInputs::made(2, 4, 0..100, is_there);
+    inputs.damage(1, 0, 55);
+    inputs.damage(2, 102, 40);
     for builders in [&["card", "card"][..], &["card"]] {
-        let setup = site.setup(2, builders, "batch = 16\nreplay = 3", "kernel = \"verify\"", "");
+        let setup = inputs.setup(2, builders, "batch = 16\nreplay = 3", "kernel = \"verify\"", "");
         let account = succeed(&setup).account.unwrap();
         // Events 0, 10, … 90 and 40 to 49; event 40 is corrupt as well, and lacks two fragments.
         assert_eq!(account.discarded.corrupt, Tally { events: 3 * 2, fragments: 3 * (8 + 6) });
@@ -113,16 +113,16 @@ fn missing_and_corrupt_fragments_are_accounted_by_cause() {
         assert_eq!(account.built, Tally { events: 3 * 80, fragments: 3 * 80 * 8 });
         assert_eq!(account.fragments_read(), 3 * (800 - 20));
     }
-    // Nobody looks at the payload: corruption goes unseen, missing fragments do not.
-    let account = succeed(&site.setup(2, &["host"], "batch = 16", "", "")).account.unwrap();
+    // Without a kernel, corruption is not detected; missing fragments are.
+    let account = succeed(&inputs.setup(2, &["host"], "batch = 16", "", "")).account.unwrap();
     assert_eq!(account.incomplete.missing_at_source, Tally { events: 19, fragments: 18 * 7 + 6 });
     assert_eq!(account.built.events, 81);
 }
 
-fn a_changed_decision_fails_the_run() {
-    let site = Site::camera();
+fn a_wrong_decision_fails_the_run() {
+    let inputs = TestInputs::camera();
     let card = format!("{CLUSTER7}\nthreshold = 335");
-    let outcome = run(&site.setup(3, &["card"], "batch = 8", &card, REFERENCE));
+    let outcome = run(&inputs.setup(3, &["card"], "batch = 8", &card, REFERENCE));
     let comparison = outcome.builders[0].as_ref().unwrap().comparison;
     assert!(comparison.compared == 691_200 && comparison.equal < 691_200, "{comparison:?}");
     assert!(outcome.account.as_ref().unwrap().is_success() && !outcome.is_success());

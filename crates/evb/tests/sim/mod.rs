@@ -1,9 +1,8 @@
-//! A whole event builder in virtual time: the real state machines, and everything around them invented.
+//! An event builder in virtual time: the state machines of the core, and a simulated environment.
 //!
-//! Control messages keep their order per pair of units and are otherwise delayed at random; packets land
-//! at any time between posting and arrival; kernels and copies take random times; units die or stall at
-//! any step. The simulator knows the oracle (which fragments exist, which are corrupt, what lies in which
-//! slot) and watches the rules that no state machine can see alone.
+//! Control messages keep their order per pair of units and have random delays. Packets land at any time between posting
+//! and arrival. Kernels take random times. Units die or stall at any step. The oracle knows which fragments exist and
+//! which are corrupt. The monitor checks rules that span units.
 
 pub mod monitor;
 pub mod oracle;
@@ -21,29 +20,29 @@ use oracle::{Oracle, Random};
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
-/// Something that goes wrong with a unit.
+/// A failure of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// It is gone; the others notice after a while.
+    /// The unit dies; the others notice after a while.
     Death,
-    /// It does nothing any more, but nobody is told.
+    /// The unit stops; the others are not notified.
     Stall,
-    /// A readout unit's writes to this builder unit fail from now on.
+    /// A readout unit's writes to this builder unit fail.
     Cut(BuIndex),
 }
 
 /// A failure at a step of the simulation.
 #[derive(Clone, Copy, Debug)]
 pub struct Fault {
-    /// After how many steps of the simulation.
+    /// The step.
     pub step: u64,
-    /// Which unit.
+    /// The unit.
     pub unit: Unit,
-    /// What happens to it.
+    /// The failure.
     pub failure: Failure,
 }
 
-/// A rule broken on purpose, to see that it is caught.
+/// A deliberate violation, to check that it is detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Misbehavior {
     /// Nothing.
@@ -56,49 +55,49 @@ pub enum Misbehavior {
     AssignTwice,
     /// Every tenth batch's immediate data arrives twice.
     ArriveTwice,
-    /// Kernels forget one fragment of each batch.
+    /// Outcomes lack one fragment.
     OutcomeLacksFragment,
-    /// Readout units claim a fragment more than they send.
+    /// Readout units report one fragment more than they sent.
     ReadoutOvercounts,
-    /// Readout units report a fragment less than they took.
+    /// Readout units report one fragment less than they read.
     ReadoutUndercounts,
     /// Every tenth `Done` is lost.
     DoneLost,
-    /// Builder units report batches done before they are processed.
+    /// Builder units report batches done early.
     DoneEarly,
 }
 
-/// What a run is made of.
+/// Parameters of a simulated run.
 #[derive(Clone, Debug)]
 pub struct Scenario {
     /// The plan.
     pub plan: Plan,
-    /// Seed of all random choices.
+    /// Seed of the random numbers.
     pub seed: u64,
-    /// How many in 1000 fragments are missing at their source.
+    /// Fragments missing at their source, per 1000.
     pub missing: u16,
-    /// How many in 1000 fragments are corrupt.
+    /// Corrupt fragments, per 1000.
     pub corrupt: u16,
-    /// What goes wrong.
+    /// Failures of units.
     pub faults: Vec<Fault>,
-    /// What is broken on purpose.
+    /// Deliberate violation.
     pub misbehavior: Misbehavior,
 }
 
-/// How a run went.
+/// Result of a simulated run.
 #[derive(Debug)]
 pub struct Outcome {
-    /// The account: the manager's, or the launcher_merger's if the manager failed.
+    /// The account: the manager's, or the launcher's if the manager failed.
     pub account: Account,
-    /// What the simulator itself counted.
+    /// What the simulator counted.
     pub oracle: Oracle,
-    /// Rules that the simulator saw broken.
+    /// Violations that the monitor detected.
     pub violations: Vec<String>,
-    /// Virtual time of the first fault, if any happened before the end.
+    /// Virtual time of the first failure, if there was one before the end.
     pub fault_at: Option<Nanos>,
     /// Virtual time of the end.
     pub end: Nanos,
-    /// Steps taken.
+    /// Number of steps.
     pub steps: u64,
 }
 
@@ -147,7 +146,7 @@ struct Sim {
     now: Nanos,
     order: u64,
     queue: BinaryHeap<Timed>,
-    /// Last delivery on each ordered connection: control from the first to the second unit, or data.
+    /// Last delivery on each ordered connection: control messages, or data.
     last: BTreeMap<(Unit, Unit, bool), Nanos>,
     random: Random,
     manager: Manager,
@@ -169,7 +168,7 @@ struct Sim {
 /// Runs the scenario to its end.
 ///
 /// # Panics
-/// If the run does not end: that is a failed test.
+/// The run does not end.
 pub fn run(scenario: Scenario) -> Outcome {
     let plan = &scenario.plan;
     plan.check().expect("the scenario's plan is possible");
@@ -205,7 +204,7 @@ pub fn run(scenario: Scenario) -> Outcome {
     while !sim.is_over() {
         sim.fail_at(steps);
         let Some(Timed(at, _, event)) = sim.queue.pop() else {
-            panic!("nothing will ever happen again, and the run is not over: {:?}", sim.scenario);
+            panic!("no event is left, and the run is not over: {:?}", sim.scenario);
         };
         sim.now = at;
         sim.dispatch(event);
@@ -229,7 +228,7 @@ impl Sim {
         self.is(unit, Health::Alive)
     }
 
-    /// The manager has closed the account, or it cannot and all who can report have.
+    /// The manager has built the account, or it failed and all reports have arrived.
     fn is_over(&self) -> bool {
         if self.is_alive(Unit::Manager) {
             return self.account.is_some();
@@ -258,7 +257,7 @@ impl Sim {
             }
             self.health.insert(fault.unit, Health::Dead);
             for to in self.health.keys().copied().collect::<Vec<_>>() {
-                // The manager watches all and all watch the manager; builder units may watch readout units.
+                // The manager and the units watch each other; builder units may watch readout units.
                 let watches = to == Unit::Manager
                     || fault.unit == Unit::Manager
                     || matches!((to, fault.unit), (Unit::Builder(_), Unit::Readout(_)))
@@ -283,7 +282,7 @@ impl Sim {
         self.queue.push(Timed(at, self.order, event));
     }
 
-    /// Between `least` and `most` nanoseconds from now; rarely eight times that.
+    /// Between `least` and `most` nanoseconds; rarely eight times that.
     fn delay(&mut self, least: u64, most: u64) -> u64 {
         let delay = least + self.random.below(most - least + 1);
         if self.random.one_in(50) { delay * 8 } else { delay }
@@ -294,7 +293,7 @@ impl Sim {
         self.at(at, event);
     }
 
-    /// When something sent now on an ordered connection arrives.
+    /// Arrival time on an ordered connection of something sent now.
     fn in_order(&mut self, from: Unit, to: Unit, data: bool, most: u64) -> Nanos {
         let at = Nanos(self.now.0 + self.delay(100, most));
         let last = self.last.entry((from, to, data)).or_default();
@@ -312,7 +311,7 @@ impl Sim {
             SimEvent::Control { to, .. } | SimEvent::Notice { to, .. } => *to,
             SimEvent::ReadoutReport(..) | SimEvent::BuilderReport(..) => Unit::Manager,
             SimEvent::Land { ru, to } => {
-                // The adapter places data whoever is alive, as long as there is memory to place it in.
+                // The adapter writes data as long as the memory exists.
                 if !self.is(Unit::Builder(to.builder), Health::Dead) {
                     self.monitor.land(*ru, to);
                 }
@@ -334,7 +333,7 @@ impl Sim {
         }
     }
 
-    /// Reports also reach whoever started the units, who needs them if the manager fails.
+    /// Reports also reach the launcher, which needs them if the manager fails.
     fn deliver_to_launcher(&mut self, event: &SimEvent) {
         match event {
             SimEvent::ReadoutReport(ru, report) => self.launcher_merger.add_readout(*ru, report.clone()),
@@ -402,7 +401,7 @@ impl Sim {
         self.builders[bu.index()].handle_processed(slot, outcome).expect("the slot was being processed");
     }
 
-    /// Takes all output of a unit and schedules its next wake-up.
+    /// Takes all output of a unit and schedules its next timeout.
     fn pump(&mut self, unit: Unit) {
         let timeout = match unit {
             Unit::Manager => self.pump_manager(),
@@ -477,7 +476,7 @@ impl Sim {
         self.readouts[ru.index()].poll_timeout()
     }
 
-    /// Packets on their way: they land, then the immediate data arrives, then the sender knows.
+    /// Packets in flight: they land, then the immediate data arrives, then the sender's work request completes.
     fn post(&mut self, ru: RuIndex, to: Assignment, immediate: Immediate, fragments: u32) {
         let (bu, slot) = (to.builder, to.slot);
         self.monitor.post(ru, bu);
@@ -493,7 +492,7 @@ impl Sim {
         if self.scenario.misbehavior == Misbehavior::ArriveTwice && self.counter.is_multiple_of(10) {
             self.at(Nanos(arrival.0 + 1000), SimEvent::Arrive { ru, bu, immediate, fragments });
         }
-        // The sender may poll its completion long after the builder unit has violations the arrival.
+        // The sender may poll its completion long after the arrival.
         let wait = Duration::from_nanos(self.delay(0, 100_000));
         let polled = self.last.entry((Unit::Builder(bu), Unit::Readout(ru), true)).or_default();
         *polled = (arrival + wait).max(Nanos(polled.0 + 1));

@@ -1,5 +1,4 @@
-//! Rules that span units, watched from outside: slots hold one batch at a time, and what is processed is
-//! what was assigned.
+//! Rules that span units: a slot holds one batch at a time, and the processed batch is the assigned one.
 
 use millstream_evb::core::message::{Assignment, Message};
 use millstream_evb::core::plan::{Batch, Plan};
@@ -8,25 +7,25 @@ use std::collections::BTreeMap;
 
 #[derive(Clone)]
 struct Slot {
-    /// Granted and not taken back by `Done`, by the messages that reach the manager.
+    /// Granted and not done, by the messages that reached the manager.
     granted: bool,
     assigned: Option<Assignment>,
-    /// What lies in the slot, by readout unit.
+    /// Content of the slot, by readout unit.
     content: Vec<Option<(BatchId, Generation)>>,
     processing: Option<Assignment>,
 }
 
-/// What the simulator watches.
+/// Monitors all slots.
 pub struct SlotMonitor {
     slots: Vec<Vec<Slot>>,
     window: u16,
     outstanding: BTreeMap<(RuIndex, BuIndex), u16>,
-    /// Rules violations broken.
+    /// Violations detected.
     pub violations: Vec<String>,
 }
 
 impl SlotMonitor {
-    /// Nothing has happened.
+    /// Starts with empty slots.
     pub fn new(plan: &Plan) -> SlotMonitor {
         let empty =
             Slot { granted: false, assigned: None, content: vec![None; plan.readouts()], processing: None };
@@ -42,7 +41,7 @@ impl SlotMonitor {
         &mut self.slots[bu.index()][slot.index()]
     }
 
-    /// A message reaches the manager.
+    /// A message reached the manager.
     pub fn reaches_manager(&mut self, message: &Message) {
         match *message {
             Message::Grant { builder, slot, .. } => self.slot(builder, slot).granted = true,
@@ -54,7 +53,7 @@ impl SlotMonitor {
         }
     }
 
-    /// The manager assigns.
+    /// The manager assigned a batch.
     pub fn assign(&mut self, assignment: &Assignment) {
         let slot = self.slot(assignment.builder, assignment.slot);
         let (granted, busy) = (slot.granted, slot.assigned.is_some());
@@ -67,7 +66,7 @@ impl SlotMonitor {
         }
     }
 
-    /// A readout unit posts a batch.
+    /// A readout unit posted a batch.
     pub fn post(&mut self, ru: RuIndex, bu: BuIndex) {
         let outstanding = self.outstanding.entry((ru, bu)).or_default();
         *outstanding += 1;
@@ -76,12 +75,12 @@ impl SlotMonitor {
         }
     }
 
-    /// A readout unit polls a batch's completion.
+    /// A readout unit polled the completion of a batch.
     pub fn complete(&mut self, ru: RuIndex, bu: BuIndex) {
         *self.outstanding.get_mut(&(ru, bu)).expect("completions are of posted batches") -= 1;
     }
 
-    /// A packet lands in a slot.
+    /// A packet landed in a slot.
     pub fn land(&mut self, ru: RuIndex, to: &Assignment) {
         let slot = self.slot(to.builder, to.slot);
         let overwrites = slot.processing.is_some();
@@ -91,7 +90,7 @@ impl SlotMonitor {
         }
     }
 
-    /// A builder unit rings the doorbell.
+    /// A builder unit started the kernel.
     pub fn process(&mut self, bu: BuIndex, at: SlotIndex, batch: &Batch) {
         let slot = self.slot(bu, at);
         let assigned = slot.assigned;
@@ -106,7 +105,7 @@ impl SlotMonitor {
         }
     }
 
-    /// The batch is processed and the slot is read no more. Returns what it holds.
+    /// The batch is processed; returns what the slot held.
     pub fn finish(&mut self, bu: BuIndex, at: SlotIndex) -> Assignment {
         self.slot(bu, at).processing.take().expect("the kernel was started")
     }

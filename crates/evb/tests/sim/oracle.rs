@@ -1,4 +1,4 @@
-//! What is true about the simulated sources, and random numbers to make it.
+//! Test oracle: which fragments exist, and the expected outcomes.
 
 use super::Scenario;
 use millstream_evb::core::account::{BatchOutcome, BatchTally, Totals};
@@ -19,7 +19,7 @@ fn mix(x: u64) -> u64 {
 }
 
 impl Random {
-    /// The sequence of that seed.
+    /// Starts the sequence of a seed.
     pub fn new(seed: u64) -> Random {
         Random(seed)
     }
@@ -30,27 +30,27 @@ impl Random {
         mix(self.0 ^ 0x5bd1_e995) % end
     }
 
-    /// True once in `n` times.
+    /// True with probability 1/n.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 }
 
-/// Which fragments exist and are sound, and what really happened to them.
+/// Which fragments exist and are corrupt, and what was sent and processed.
 #[derive(Clone, Debug)]
 pub struct Oracle {
     plan: Plan,
     seed: u64,
     missing: u64,
     corrupt: u64,
-    /// Fragments sent, by readout unit, dead ones included.
+    /// Fragments sent by each readout unit, including dead ones.
     pub sent: Vec<u64>,
-    /// How many times each batch was processed.
+    /// How often each batch was processed.
     pub processed: BTreeMap<BatchId, u32>,
 }
 
 impl Oracle {
-    /// The oracle of a scenario's sources.
+    /// The sources of a scenario.
     pub fn new(scenario: &Scenario) -> Oracle {
         Oracle {
             plan: scenario.plan.clone(),
@@ -74,7 +74,7 @@ impl Oracle {
         self.draw(ru, source, event, 2) < self.corrupt
     }
 
-    /// Fragments that the readout unit's sources have of a batch.
+    /// Number of fragments of a batch at a readout unit.
     pub fn present(&self, ru: RuIndex, batch: &Batch) -> u32 {
         let ru = ru.index();
         let events = batch.first_event.0..batch.first_event.0 + u64::from(batch.events);
@@ -82,7 +82,7 @@ impl Oracle {
         events.map(|e| sources.clone().filter(|&s| self.exists(ru, s, e)).count() as u32).sum()
     }
 
-    /// What has to become of a batch that arrives whole.
+    /// Expected outcome of a complete batch.
     pub fn outcome(&self, batch: &Batch) -> BatchOutcome {
         let mut outcome = BatchOutcome::default();
         for event in batch.first_event.0..batch.first_event.0 + u64::from(batch.events) {
@@ -108,17 +108,17 @@ impl Oracle {
         outcome
     }
 
-    /// A readout unit sent fragments.
+    /// Counts fragments sent by a readout unit.
     pub fn sent(&mut self, ru: RuIndex, fragments: u32) {
         self.sent[ru.index()] += u64::from(fragments);
     }
 
-    /// A batch was processed.
+    /// Counts a processed batch.
     pub fn processed(&mut self, batch: &Batch) {
         *self.processed.entry(batch.id).or_default() += 1;
     }
 
-    /// What has to become of the whole run when nothing goes wrong.
+    /// Expected totals of a run without failures.
     pub fn totals(&self) -> Totals {
         let mut totals = Totals::default();
         for id in 0..self.plan.batches().get() {
@@ -127,7 +127,7 @@ impl Oracle {
         totals
     }
 
-    /// The same for the batches that really were processed.
+    /// Expected totals of the processed batches.
     pub fn processed_totals(&self) -> Totals {
         let mut totals = Totals::default();
         for id in self.processed.keys() {

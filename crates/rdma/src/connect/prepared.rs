@@ -260,9 +260,9 @@ mod tests {
     fn an_unknown_peer_is_refused_and_named() {
         let listener = listen("127.0.0.1:0").unwrap();
         let deadline = Deadline::after(Duration::from_secs(10));
-        let mut stranger = dial(&listener.address().to_string(), deadline).unwrap();
+        let mut unknown_peer = dial(&listener.address().to_string(), deadline).unwrap();
         let (mut stream, address) = listener.accept(deadline).unwrap();
-        stranger.write_all(b"GET / HTTP/1.1\r\nHost: example\r\nAccept: text/html\r\n\r\n").unwrap();
+        unknown_peer.write_all(b"GET / HTTP/1.1\r\nHost: example\r\nAccept: text/html\r\n\r\n").unwrap();
         let error = receive_hello(&mut stream, &address.to_string(), deadline).unwrap_err();
         assert!(
             matches!(error.kind, ConnectErrorKind::Hello(HelloError::Magic { found }) if &found == b"GET ")

@@ -22,20 +22,20 @@ pub(super) struct CreditWindow {
     /// Frames that the peer can receive now.
     credits: u32,
     /// The peer's window, in frames.
-    peer_width: u32,
+    peer_window: u32,
     /// Receives posted again whose credits are not returned.
-    owed: u16,
+    to_return: u16,
     /// Number of credits to return that justifies a frame of its own.
-    worth_a_frame: u16,
+    return_threshold: u16,
 }
 
 impl CreditWindow {
-    pub(super) fn new(width: u16, peer_width: u16) -> CreditWindow {
+    pub(super) fn new(window_size: u16, peer_window: u16) -> CreditWindow {
         CreditWindow {
-            credits: peer_width.into(),
-            peer_width: peer_width.into(),
-            owed: 0,
-            worth_a_frame: (width / 2).max(1),
+            credits: peer_window.into(),
+            peer_window: peer_window.into(),
+            to_return: 0,
+            return_threshold: (window_size / 2).max(1),
         }
     }
 
@@ -46,19 +46,19 @@ impl CreditWindow {
 
     /// Whether a frame that only returns credits should and may be sent.
     pub(super) fn should_return(&self) -> bool {
-        self.owed >= self.worth_a_frame && self.credits > 0
+        self.to_return >= self.return_threshold && self.credits > 0
     }
 
     /// Spends a credit on a frame. Returns the credits for its header.
     pub(super) fn send(&mut self) -> u16 {
         // The caller has checked `may_send` or `should_return`.
         self.credits -= 1;
-        std::mem::take(&mut self.owed)
+        std::mem::take(&mut self.to_return)
     }
 
     /// Adds the credits of a received frame.
     pub(super) fn returned(&mut self, credits: u16) -> Result<(), FrameError> {
-        let missing = self.peer_width - self.credits;
+        let missing = self.peer_window - self.credits;
         if u32::from(credits) > missing {
             return Err(FrameError::Credits { credits, missing });
         }
@@ -68,7 +68,7 @@ impl CreditWindow {
 
     /// A receive was posted again.
     pub(super) fn reposted(&mut self) {
-        self.owed += 1;
+        self.to_return += 1;
     }
 }
 
@@ -81,20 +81,20 @@ mod tests {
     /// One side: its window, its unsent messages, and the frames in flight to it (credits, has a message).
     struct Side {
         window: CreditWindow,
-        width: u16,
-        to_say: u32,
-        heard: u32,
+        window_size: u16,
+        unsent: u32,
+        received: u32,
         inbox: VecDeque<(u16, bool)>,
         unposted: u16,
     }
 
     impl Side {
-        fn new(width: u16, peer_width: u16, to_say: u32) -> Side {
+        fn new(window_size: u16, peer_window: u16, unsent: u32) -> Side {
             Side {
-                window: CreditWindow::new(width, peer_width),
-                width,
-                to_say,
-                heard: 0,
+                window: CreditWindow::new(window_size, peer_window),
+                window_size,
+                unsent,
+                received: 0,
                 inbox: VecDeque::new(),
                 unposted: 0,
             }
@@ -102,14 +102,14 @@ mod tests {
 
         /// Sends a frame if possible. Returns whether it did.
         fn send(&mut self, peer: &mut Side) -> bool {
-            let message = self.to_say > 0 && self.window.may_send();
+            let message = self.unsent > 0 && self.window.may_send();
             if !message && !self.window.should_return() {
                 return false;
             }
-            self.to_say -= u32::from(message);
+            self.unsent -= u32::from(message);
             peer.inbox.push_back((self.window.send(), message));
             let taken = peer.inbox.len() + usize::from(peer.unposted);
-            assert!(taken <= usize::from(peer.width), "frame without a buffer");
+            assert!(taken <= usize::from(peer.window_size), "frame without a buffer");
             true
         }
 
@@ -117,7 +117,7 @@ mod tests {
         fn receive(&mut self) -> bool {
             let Some((credits, message)) = self.inbox.pop_front() else { return false };
             self.window.returned(credits).unwrap();
-            self.heard += u32::from(message);
+            self.received += u32::from(message);
             self.unposted += 1;
             true
         }
@@ -148,12 +148,12 @@ mod tests {
         /// In any order of events, no frame arrives without a receive, and all messages arrive.
         #[test]
         fn no_overrun_and_no_deadlock(
-            widths in (MIN_WINDOW..12, MIN_WINDOW..12),
-            to_say in (0u32..60, 0u32..60),
+            windows in (MIN_WINDOW..12, MIN_WINDOW..12),
+            unsent in (0u32..60, 0u32..60),
             actions in prop::collection::vec(0u8..6, 0..400),
         ) {
-            let mut a = Side::new(widths.0, widths.1, to_say.0);
-            let mut b = Side::new(widths.1, widths.0, to_say.1);
+            let mut a = Side::new(windows.0, windows.1, unsent.0);
+            let mut b = Side::new(windows.1, windows.0, unsent.1);
             for action in actions {
                 step(&mut a, &mut b, action);
             }
@@ -163,7 +163,7 @@ mod tests {
                 steps += 1;
                 prop_assert!(steps < 10_000, "credits are exchanged for ever");
             }
-            prop_assert_eq!((a.heard, b.heard), (to_say.1, to_say.0));
+            prop_assert_eq!((a.received, b.received), (unsent.1, unsent.0));
         }
     }
 

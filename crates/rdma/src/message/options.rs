@@ -13,7 +13,7 @@ use crate::memory::{Access, MemoryError, Region};
 use crate::queue::{CompletionQueue, PostError, QueueError};
 
 /// Length of the messenger's own parameters in front of the private data, in bytes.
-const GREETING_LEN: usize = 8;
+const PARAMETERS_LEN: usize = 8;
 /// Maximum outstanding frames that only return credits.
 pub(super) const CREDIT_FRAMES: u16 = 2;
 /// Minimum frame size, in bytes.
@@ -83,7 +83,7 @@ pub enum PrepareError {
     #[error(
         "peer {peer}: announced {found:?} for its messages: frame size and window, at least {MIN_FRAME} and {MIN_WINDOW}"
     )]
-    Greeting {
+    Parameters {
         /// The peer.
         peer: String,
         /// The bytes received.
@@ -150,22 +150,22 @@ impl PreparedMessenger {
     /// private data.
     ///
     /// # Errors
-    /// See there; and [`PrepareError::Greeting`] if the peer is not a messenger.
+    /// See there; and [`PrepareError::Parameters`] if the peer is not a messenger.
     pub fn connect(
         self,
         stream: &mut TcpStream,
         private_data: &[u8],
         deadline: Deadline,
     ) -> Result<(Messenger, Vec<u8>), PrepareError> {
-        let mut greeting = Vec::with_capacity(GREETING_LEN + private_data.len());
-        greeting.extend_from_slice(&self.options.frame_bytes.to_be_bytes());
-        greeting.extend_from_slice(&self.options.recv_frames.to_be_bytes());
-        greeting.extend_from_slice(&[0; 2]);
-        greeting.extend_from_slice(private_data);
-        let connected = self.prepared.connect(stream, &greeting, deadline)?;
-        let Some((frame_bytes, window, rest)) = read_greeting(&connected.private_data) else {
-            let found = connected.private_data[..connected.private_data.len().min(GREETING_LEN)].to_vec();
-            return Err(PrepareError::Greeting { peer: connected.pair.peer().to_owned(), found });
+        let mut parameters = Vec::with_capacity(PARAMETERS_LEN + private_data.len());
+        parameters.extend_from_slice(&self.options.frame_bytes.to_be_bytes());
+        parameters.extend_from_slice(&self.options.recv_frames.to_be_bytes());
+        parameters.extend_from_slice(&[0; 2]);
+        parameters.extend_from_slice(private_data);
+        let connected = self.prepared.connect(stream, &parameters, deadline)?;
+        let Some((frame_bytes, window, rest)) = decode_parameters(&connected.private_data) else {
+            let found = connected.private_data[..connected.private_data.len().min(PARAMETERS_LEN)].to_vec();
+            return Err(PrepareError::Parameters { peer: connected.pair.peer().to_owned(), found });
         };
         let rest = rest.to_vec();
         let sendable = frame_bytes.min(self.options.frame_bytes);
@@ -181,8 +181,8 @@ impl PreparedMessenger {
 }
 
 /// The peer's frame size, its window, and its private data.
-fn read_greeting(private_data: &[u8]) -> Option<(u32, u16, &[u8])> {
-    let ([f0, f1, f2, f3, w0, w1, 0, 0], rest) = private_data.split_first_chunk::<GREETING_LEN>()? else {
+fn decode_parameters(private_data: &[u8]) -> Option<(u32, u16, &[u8])> {
+    let ([f0, f1, f2, f3, w0, w1, 0, 0], rest) = private_data.split_first_chunk::<PARAMETERS_LEN>()? else {
         return None;
     };
     let frame_bytes = u32::from_be_bytes([*f0, *f1, *f2, *f3]);
@@ -205,12 +205,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_greeting_is_read_or_refused() {
-        assert_eq!(read_greeting(&[0, 0, 16, 0, 0, 32, 0, 0, 7]), Some((4096, 32, &[7][..])));
-        assert_eq!(read_greeting(&[0, 0, 16, 0, 0, 32, 0]), None);
-        assert_eq!(read_greeting(&[0, 0, 16, 0, 0, 32, 1, 0]), None);
-        assert_eq!(read_greeting(&[0, 0, 0, 63, 0, 32, 0, 0]), None);
-        assert_eq!(read_greeting(&[0, 0, 16, 0, 0, 3, 0, 0]), None);
+    fn parameters_decode_or_are_refused() {
+        assert_eq!(decode_parameters(&[0, 0, 16, 0, 0, 32, 0, 0, 7]), Some((4096, 32, &[7][..])));
+        assert_eq!(decode_parameters(&[0, 0, 16, 0, 0, 32, 0]), None);
+        assert_eq!(decode_parameters(&[0, 0, 16, 0, 0, 32, 1, 0]), None);
+        assert_eq!(decode_parameters(&[0, 0, 0, 63, 0, 32, 0, 0]), None);
+        assert_eq!(decode_parameters(&[0, 0, 16, 0, 0, 3, 0, 0]), None);
     }
 
     #[test]
