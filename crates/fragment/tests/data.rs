@@ -1,4 +1,4 @@
-//! The data in `data/sst1m`: that it is what its README says, and that the converter makes it.
+//! The data in `data/sst1m` matches its README, and the converter reproduces it.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ fn data() -> PathBuf {
     repository().join("data/sst1m")
 }
 
-/// The three crates' files and the truth.
+/// The files of the three crates and the reference decisions.
 fn streams() -> Vec<Stream> {
     let unpacked = Path::new(env!("CARGO_TARGET_TMPDIR")).join("sst1m");
     let files = unpack(&data(), &unpacked).unwrap();
@@ -59,7 +59,7 @@ impl Table {
 #[test]
 fn sources_are_as_documented() {
     let streams = streams();
-    let (truth, crates) = streams.split_last().unwrap();
+    let (reference, crates) = streams.split_last().unwrap();
     for (number, stream) in (1..=CRATES).zip(crates) {
         stream.verify_payload().unwrap();
         assert_eq!(stream.events(), EVENTS);
@@ -78,9 +78,9 @@ fn sources_are_as_documented() {
     let payload = crates.iter().flat_map(|stream| stream.sources()).flat_map(|source| source.fragments());
     assert_eq!(payload.map(|fragment| fragment.payload.len()).sum::<usize>(), 32 * 158_400);
 
-    truth.verify_payload().unwrap();
-    assert_eq!(truth.sources().len(), 1);
-    let source = truth.source(SourceId(0xF00)).unwrap();
+    reference.verify_payload().unwrap();
+    assert_eq!(reference.sources().len(), 1);
+    let source = reference.source(SourceId(0xF00)).unwrap();
     assert_eq!((source.kind(), source.len(), source.max_len()), (SourceKind(3), 32, 2700));
 }
 
@@ -101,15 +101,15 @@ fn traces(crates: &[Stream]) -> Vec<Vec<u32>> {
 }
 
 #[test]
-fn the_trigger_rule_gives_every_recorded_decision() {
+fn the_trigger_rule_reproduces_every_recorded_decision() {
     let streams = streams();
-    let (truth, crates) = streams.split_last().unwrap();
+    let (reference, crates) = streams.split_last().unwrap();
     let traces = traces(crates);
     let patches = Table::read("patches.csv");
     let trace_position = patches.integers("trace_position");
     let clusters: Vec<Vec<i64>> = (0..7).map(|k| patches.integers(&format!("cluster7_{k}"))).collect();
 
-    let truth = truth.sources().next().unwrap();
+    let reference = reference.sources().next().unwrap();
     let (mut agree, mut set) = (0, 0);
     for (patch, &position) in patches.integers("decision_position").iter().enumerate() {
         let cluster: Vec<&[u32]> = clusters
@@ -118,7 +118,7 @@ fn the_trigger_rule_gives_every_recorded_decision() {
             .map(|member| &*traces[trace_position[member] as usize])
             .collect();
         let (byte, bit) = (position as usize / 8, position % 8);
-        let samples = truth.fragments().flat_map(|fragment| fragment.payload.chunks_exact(54));
+        let samples = reference.fragments().flat_map(|fragment| fragment.payload.chunks_exact(54));
         for (sample, decisions) in samples.enumerate() {
             let recorded = decisions[byte] >> bit & 1 == 1;
             let sum: u32 = cluster.iter().map(|trace| trace[sample]).sum();
@@ -207,7 +207,7 @@ fn traces_follow_the_pixels_of_their_patch() {
     }
 }
 
-/// Correlation of two records after each event's mean is taken off.
+/// Correlation of two records without the mean of each event.
 fn correlation(a: &[f64], b: &[f64]) -> f64 {
     let (mut ab, mut aa, mut bb) = (0.0, 0.0, 0.0);
     for (a, b) in a.chunks_exact(SAMPLES).zip(b.chunks_exact(SAMPLES)) {
@@ -223,8 +223,7 @@ fn correlation(a: &[f64], b: &[f64]) -> f64 {
     ab / (aa * bb).sqrt()
 }
 
-/// A Python that has what the converter needs, in a virtual environment that later runs find again; or
-/// why there is none.
+/// A Python with the converter's requirements, in a virtual environment that later runs reuse; or why there is none.
 fn python() -> Result<PathBuf, String> {
     let environment = Path::new(env!("CARGO_TARGET_TMPDIR")).join("sst1m-to-stream.venv");
     let python = environment.join("bin/python");
@@ -243,9 +242,9 @@ fn python() -> Result<PathBuf, String> {
     Ok(python)
 }
 
-/// The converter shares no code with this crate, so this compares two implementations of the format.
+/// The converter shares no code with this crate, so this compares two implementations.
 #[test]
-fn the_converter_makes_the_same_files() {
+fn the_converter_reproduces_the_files() {
     let python = match python() {
         Ok(python) => python,
         Err(reason) => {
@@ -266,7 +265,7 @@ fn the_converter_makes_the_same_files() {
         let [made, kept] = [converted.join(name), data().join(name)].map(|path| std::fs::read(path).unwrap());
         assert!(made == kept, "{name} differs");
     }
-    // Compressed, they may differ with the version of zlib.
+    // Compressed files may differ between versions of zlib.
     for (made, kept) in unpack(&converted, &unpacked).unwrap().iter().zip(streams()) {
         assert!(std::fs::read(made).unwrap() == kept.mapping(), "{} differs", made.display());
     }

@@ -1,4 +1,4 @@
-//! Multi-fragment packets: what is built is read, and nothing else is.
+//! Multi-fragment packets: built packets parse; all other bytes are refused.
 
 mod common;
 
@@ -9,20 +9,20 @@ use millstream_fragment::mfp::{
 use millstream_fragment::{Alignment, Fragment, SourceId, SourceKind};
 use proptest::prelude::*;
 
-/// Where the checksum is, and where what it does not cover ends.
+/// Offset of the checksum, and end of the bytes that it does not cover.
 const HEADER_CRC: usize = 44;
 
 fn build(repr: Repr, fragments: &[Fragment<'_>]) -> Vec<u8> {
     let longest = fragments.iter().map(|fragment| fragment.payload.len()).max().unwrap_or(0);
     let room = capacity(repr.n_events, longest as u32, repr.alignment).unwrap();
-    // Slots hold what their last use left.
+    // Slots hold old data.
     let mut packet = vec![0xA5; room as usize];
     let len = assemble(&mut packet, repr, fragments).unwrap();
     packet.truncate(len as usize);
     packet
 }
 
-/// Two of three events, at the least alignment: header 128 (48 + 2 × 16, rounded up), payload 8 + 16.
+/// Two of three events, minimum alignment: header 128 (48 + 2 × 16, rounded up), payload 8 + 16.
 fn small() -> Vec<u8> {
     let repr = Repr {
         source: SourceId(0x103),
@@ -81,7 +81,7 @@ proptest! {
             prop_assert!(entry.offset.is_multiple_of(alignment.get()));
             prop_assert!(fragment.is_intact());
         }
-        // A header copied out of the packet says the same.
+        // A copied header has the same content.
         let header_len = peek_header_len(&bytes[..48]).unwrap() as usize;
         let header = Header::new_checked(&bytes[..header_len], len as u64).unwrap();
         prop_assert!(header.entries().eq(packet.header().entries()));
@@ -90,7 +90,7 @@ proptest! {
 
     #[test]
     fn random_bytes_never_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..300), known in 0..7_usize) {
-        // Ever more of a good header, so that the checks behind get their share.
+        // Prefixes of a valid header, so that later checks are reached.
         let good = small();
         let upto = [0, 6, 8, 16, 48, 64, 128][known].min(bytes.len());
         bytes[..upto].copy_from_slice(&good[..upto]);
@@ -175,7 +175,7 @@ fn a_damaged_header_byte_is_refused() {
             4..6 => matches!(error, MfpError::Version(_)),
             6..8 => matches!(error, MfpError::Alignment(_)),
             8..12 => matches!(error, MfpError::HeaderLen { .. }),
-            // More fragments need a longer header, or more events than there are.
+            // More fragments need a longer header, or more events.
             36..40 => matches!(error, MfpError::FragmentCount { .. }),
             _ => matches!(error, MfpError::HeaderCrc { .. }),
         };
@@ -187,9 +187,9 @@ fn a_damaged_header_byte_is_refused() {
     assert!(packet.fragments().map(|fragment| fragment.is_intact()).eq([true, false]));
 }
 
-/// Every field, with a wrong value and a right checksum.
+/// Every field, with an invalid value and a right checksum.
 #[test]
-fn every_wrong_field_is_named() {
+fn every_invalid_field_is_named() {
     let packet = small();
     let cases: &[(usize, &[u8], &str)] = &[
         (6, &[4, 0], "alignment: alignment 4 is not a power of two from 8 to 4096"),
@@ -222,7 +222,7 @@ fn every_wrong_field_is_named() {
 }
 
 #[test]
-fn the_builder_refuses_what_the_parser_would() {
+fn the_builder_refuses_what_the_parser_refuses() {
     let repr = Repr {
         source: SourceId(1),
         kind: SourceKind(1),

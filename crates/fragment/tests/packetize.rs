@@ -1,5 +1,4 @@
-//! Batches: header and extents, put together as an adapter would, are the packet that one would build by
-//! hand.
+//! Packets from header and extents, as an adapter gathers them, are the packets that are built directly.
 
 mod common;
 
@@ -10,7 +9,7 @@ use millstream_fragment::stream::{Source, Stream};
 use millstream_fragment::{Alignment, Fragment};
 use proptest::prelude::*;
 
-/// Event by event, with a copy of each payload.
+/// Built event by event, with a copy of each payload.
 fn by_hand(source: &Source<'_>, replay: &Replay, first: u64, n_events: u32) -> Vec<u8> {
     let fragments: Vec<Fragment<'_>> = (first..first + u64::from(n_events))
         .filter_map(|running| {
@@ -70,7 +69,7 @@ proptest! {
 }
 
 #[test]
-fn a_batch_within_one_pass_is_one_run() {
+fn a_batch_within_one_pass_is_one_extent() {
     let stream = small().stream();
     let source = stream.sources().next().unwrap();
     let packetizer = Packetizer::new(source, Replay::continuing(stream.events()).unwrap());
@@ -88,13 +87,13 @@ fn a_batch_within_one_pass_is_one_run() {
     let packet = Packet::new_checked(&packet).unwrap();
     assert!(packet.fragments().map(|fragment| fragment.event).eq([1001, 1003, 1004, 1005]));
 
-    // Only the event that the source missed.
+    // Only the missing event.
     let batch = packetizer.packet(1002, 1, &mut header, &mut extents).unwrap();
     assert_eq!((batch.total_len, batch.n_fragments, extents.len()), (64, 0, 0));
 }
 
 #[test]
-fn empty_fragments_make_no_run() {
+fn empty_fragments_make_no_extent() {
     let stream = small().stream();
     let source = stream.sources().nth(1).unwrap();
     let packetizer = Packetizer::new(source, Replay::continuing(stream.events()).unwrap());
@@ -105,7 +104,7 @@ fn empty_fragments_make_no_run() {
 }
 
 #[test]
-fn the_list_of_runs_is_reused() {
+fn the_list_of_extents_is_reused() {
     let stream = small().stream();
     let source = stream.sources().next().unwrap();
     let packetizer = Packetizer::new(source, Replay::continuing(stream.events()).unwrap());
@@ -120,7 +119,7 @@ fn the_list_of_runs_is_reused() {
 }
 
 #[test]
-fn what_is_not_in_the_run_is_refused() {
+fn events_outside_of_the_run_are_refused() {
     assert_eq!(Replay::new(5..5, 0), None);
     let stream = small().stream();
     let source = stream.sources().next().unwrap();
@@ -142,7 +141,7 @@ fn what_is_not_in_the_run_is_refused() {
 
 #[test]
 fn a_packet_needs_no_stream_file_on_disk() {
-    // Registered memory is what matters, not where it came from.
+    // The source may be in any registered memory.
     let mut file = small();
     file.alignment = Alignment::MAX;
     let bytes = file.bytes();

@@ -1,4 +1,4 @@
-//! Stream files: what is written is read, and nothing else is.
+//! Stream files: written files are read back; all other bytes are refused.
 
 mod common;
 
@@ -7,7 +7,7 @@ use millstream_fragment::stream::{Malformed, ReadError, Stream, StreamWriter, Wr
 use millstream_fragment::{Alignment, SourceId, SourceKind};
 use proptest::prelude::*;
 
-/// Offsets of the header's checksum and of the tables' in the header.
+/// Offsets of the two checksums in the header.
 const HEADER_CRC: usize = 76;
 const TABLES_CRC: usize = 72;
 
@@ -18,7 +18,7 @@ fn refusal(bytes: &[u8]) -> Malformed {
     }
 }
 
-/// Replaces bytes and then the checksums, so that only the meaning is wrong.
+/// Replaces bytes and then the checksums.
 fn forge(bytes: &[u8], at: usize, value: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     let sources_offset = u64_at(&bytes, 48) as usize;
@@ -165,7 +165,7 @@ fn every_truncation_is_refused() {
 }
 
 #[test]
-fn a_damaged_byte_anywhere_is_refused() {
+fn a_corrupt_byte_anywhere_is_refused() {
     let bytes = small().bytes();
     for at in 0..bytes.len() {
         let mut damaged = bytes.clone();
@@ -192,9 +192,9 @@ fn a_damaged_byte_anywhere_is_refused() {
     }
 }
 
-/// Every field, with a wrong value and right checksums.
+/// Every field, with an invalid value and right checksums.
 #[test]
-fn every_wrong_field_is_named() {
+fn every_invalid_field_is_named() {
     let bytes = small().bytes();
     let (table, index) = (112, 304);
     let huge = u64::MAX.to_le_bytes();
@@ -211,7 +211,7 @@ fn every_wrong_field_is_named() {
         (20, &[1], "reserved"),
         (24, &[5], "n_fragments"),
         (24, &huge, "n_fragments"),
-        // 24 times this is 96 in 64 bits, as it should be.
+        // 24 times this overflows to 96, the right length.
         (24, &(4 + (1_u64 << 61)).to_le_bytes(), "n_fragments"),
         (32, &huge, "n_events"),
         (32, &1001_u64.to_le_bytes(), "event of fragment 0 of source 0x1"),
@@ -253,8 +253,7 @@ fn every_wrong_field_is_named() {
 
 #[test]
 fn all_of_the_payload_belongs_to_a_source() {
-    // Without its last source the small file has the same payload; without its last fragment it has
-    // 8 bytes that nobody claims.
+    // Without its last source, the small file has the same payload; without its last fragment, 8 bytes belong to no source.
     let mut shorter = small();
     shorter.sources[0].fragments.pop();
     let short = shorter.bytes();
@@ -265,7 +264,7 @@ fn all_of_the_payload_belongs_to_a_source() {
         let moved = u64_at(&short, at) + 8;
         bytes[at..at + 8].copy_from_slice(&moved.to_le_bytes());
     }
-    // The second source's payload is where the first one's ends, so its offset stays.
+    // The second source starts at the end of the first one, so its offset is the same.
     assert_eq!(
         refusal(&forge(&bytes, 20, &[0])).to_string(),
         "byte 48: sources_offset: found 112, expected 104"
@@ -273,7 +272,7 @@ fn all_of_the_payload_belongs_to_a_source() {
 }
 
 #[test]
-fn dirty_bytes_after_the_header_are_refused() {
+fn non_zero_padding_after_the_header_is_refused() {
     let mut file = small();
     file.alignment = Alignment::CACHE_LINE;
     let mut bytes = file.bytes();
@@ -302,7 +301,7 @@ fn errors_name_the_file() {
 }
 
 #[test]
-fn the_writer_refuses_what_the_reader_would() {
+fn the_writer_refuses_what_the_reader_refuses() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("never.mfs");
     let create = || StreamWriter::create(&path, 10..20, Alignment::default()).unwrap();
@@ -336,7 +335,7 @@ fn the_writer_refuses_what_the_reader_would() {
 }
 
 #[test]
-fn a_name_changes_hands_at_once() {
+fn a_file_is_replaced_atomically() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("data.mfs");
     small().write(&path);

@@ -1,4 +1,4 @@
-//! Which verbs library a process gets. The choice is made before `main`, so each case is a process of its own.
+//! Selection of the verbs library. It happens before `main`, so each case is a separate process.
 
 use std::process::{Command, Output};
 
@@ -39,7 +39,7 @@ fn the_environment_chooses_the_library() {
 fn other_programs_get_the_soft_device_by_its_directory() {
     let directory = loader::library_dir().expect("run `make lib` first");
     assert!(directory.join(loader::SONAME).is_file());
-    // Also a program that would not look for it, and also when asked for hardware: the path comes first.
+    // Also for a program that does not search it, and if hardware is selected: the library path comes first.
     let path = [("LD_LIBRARY_PATH", directory.to_str().unwrap()), (loader::ENV_DEVICE, "hardware")];
     succeeds("has_the_soft_device", &path);
 }
@@ -53,7 +53,7 @@ fn a_program_restarts_itself_for_the_other_library() {
 }
 
 #[test]
-fn a_library_that_cannot_be_had_is_reported_when_a_device_is_opened() {
+fn a_missing_library_is_reported_when_a_device_is_opened() {
     let soft = (loader::ENV_DEVICE, "soft");
     succeeds("reports_what_was_not_found", &[soft, (loader::ENV_LIBRARY, "/nonexistent/lib.so")]);
     let broken = tempfile::NamedTempFile::new().unwrap();
@@ -108,7 +108,7 @@ fn asks_for_the_soft_device() {
 #[test]
 #[ignore = "a process of the tests above"]
 fn asks_for_hardware() {
-    // Where rdma-core is not installed there is no library to restart for, which must not loop.
+    // Without rdma-core there is no library to restart for; the program must not restart endlessly.
     if let Err(error) = loader::ensure(&DeviceSelector::Hardware) {
         assert!(error.to_string().contains("restarted for it"), "{error}");
     }

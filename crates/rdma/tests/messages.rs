@@ -1,4 +1,4 @@
-//! Small messages between two messengers.
+//! Messages between two messengers.
 
 mod common;
 
@@ -12,8 +12,7 @@ use millstream_rdma::{Completion, CompletionQueue, Deadline, RcOptions, Status, 
 
 const ADDRESS: &str = "MILLSTREAM_TEST_DIAL";
 
-/// Small enough that every limit is met, and without patience for a peer that has no buffer: were a frame ever sent
-/// without a credit, the connection would fail.
+/// Small sizes, so that every limit is reached. No RNR retries: a frame sent without a credit fails the connection.
 fn tight() -> MessengerOptions {
     MessengerOptions {
         frame_bytes: 128,
@@ -36,7 +35,7 @@ fn pair(options: MessengerOptions) -> (Messenger, Messenger) {
     both(|stream| messenger(stream, options), |stream| messenger(stream, options))
 }
 
-/// Message `number`: its number, and bytes that follow from it, up to the longest that is possible.
+/// Message `number`: its number, followed by derived bytes, up to the maximum length.
 fn message(number: u32, max: usize) -> Vec<u8> {
     let len = 4 + (number.wrapping_mul(2_654_435_761) >> 16) as usize % (max - 3);
     let mut bytes = number.to_be_bytes().to_vec();
@@ -44,7 +43,7 @@ fn message(number: u32, max: usize) -> Vec<u8> {
     bytes
 }
 
-/// Sends `count` messages and receives as many, at once. Flushes every so many.
+/// Sends and receives `count` messages concurrently, with a flush every few messages.
 fn talk(messenger: &mut Messenger, count: u32, flush_every: u32) {
     let max = messenger.max_message();
     let (mut sent, mut received) = (0, 0);
@@ -100,7 +99,7 @@ fn sides_of_different_sizes_agree() {
 }
 
 #[test]
-fn messages_that_go_together_are_one_transfer() {
+fn messages_flushed_together_are_one_transfer() {
     let options = MessengerOptions::default();
     let device = device();
     let queue = CompletionQueue::new(&device, options.completions()).unwrap();
@@ -116,7 +115,7 @@ fn messages_that_go_together_are_one_transfer() {
     }
     assert!(!a.is_idle());
     a.flush().unwrap();
-    // The queue is polled by its owner here, and what comes is handed over.
+    // The queue's owner polls it and passes the completions on.
     let mut buffer = [Completion::EMPTY; 8];
     let mut taken = Vec::new();
     let deadline = soon();
@@ -134,7 +133,7 @@ fn messages_that_go_together_are_one_transfer() {
 }
 
 #[test]
-fn memory_is_bounded_when_nobody_reads() {
+fn memory_is_bounded_without_a_reader() {
     let (mut a, mut b) = pair(tight());
     let long = vec![1; a.max_message()];
     let mut sent = 0;
@@ -148,7 +147,7 @@ fn memory_is_bounded_when_nobody_reads() {
         a.flush().unwrap();
         a.progress().unwrap();
     }
-    // What the peer's window takes without its reserve, and the frames here.
+    // The peer's window without its reserved credit, and the send frames.
     assert_eq!(sent, 3 + 3);
     let mut got = 0;
     let deadline = soon();
@@ -165,7 +164,7 @@ fn memory_is_bounded_when_nobody_reads() {
 }
 
 #[test]
-fn a_message_that_does_not_fit_is_refused_and_the_longest_is_not() {
+fn a_message_longer_than_a_frame_is_refused() {
     let (mut a, mut b) = pair(MessengerOptions::default());
     let max = a.max_message();
     assert_eq!(max, 4096 - 12);
@@ -186,7 +185,7 @@ fn a_message_that_does_not_fit_is_refused_and_the_longest_is_not() {
 }
 
 #[test]
-fn what_arrived_before_the_end_is_received_before_the_error() {
+fn messages_before_the_end_are_received_before_the_error() {
     let (mut a, mut b) = pair(MessengerOptions::default());
     a.send(b"last words").unwrap();
     a.flush().unwrap();
@@ -203,7 +202,7 @@ fn what_arrived_before_the_end_is_received_before_the_error() {
 }
 
 #[test]
-fn a_killed_peer_is_noticed_by_the_next_message() {
+fn a_killed_peer_fails_the_next_message() {
     let listener = connect::listen("127.0.0.1:0").unwrap();
     let mut victim = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "waits_to_be_killed", "--ignored"])
@@ -246,7 +245,7 @@ fn waits_to_be_killed() {
 }
 
 #[test]
-fn sizes_that_cannot_work_are_named() {
+fn invalid_options_are_named() {
     let device = device();
     let queue = CompletionQueue::new(&device, 8).unwrap();
     let good = MessengerOptions { send_frames: 2, recv_frames: 4, ..MessengerOptions::default() };

@@ -1,4 +1,4 @@
-//! What the data path does, for each kind of work request and each kind of memory.
+//! The data path, for each operation and each kind of memory.
 
 mod common;
 
@@ -48,11 +48,11 @@ fn contents(region: &Region) -> Vec<u8> {
 }
 
 #[test]
-fn a_write_with_immediate_data_lands_and_is_announced_in_host_order() {
+fn a_write_with_immediate_data_lands_and_completes_in_host_order() {
     let (initiator, (target, landing)) = initiator_and_target(Access::REMOTE_WRITE);
     let source = Region::source(&initiator.device, pattern(1).into_boxed_slice(), false).unwrap();
     let to = remote(&initiator.private_data);
-    // Three elements, out of order, to one place.
+    // Three elements, out of order, to one address.
     let parts = [source.sge(100, 50).unwrap(), source.sge(0, 100).unwrap(), source.sge(5000, 1000).unwrap()];
     let at = to.at(10, 1150).unwrap();
     initiator.pair.post_write_imm(&parts, at, 0x0102_0304, Signal::Yes, WrId(77)).unwrap();
@@ -74,7 +74,7 @@ fn a_write_with_immediate_data_lands_and_is_announced_in_host_order() {
 }
 
 #[test]
-fn a_read_fetches_what_the_peer_has() {
+fn a_read_copies_the_peers_memory() {
     let (initiator, (_target, landing)) = initiator_and_target(Access::REMOTE_READ);
     landing.copy_from_slice(0, &pattern(2)).unwrap();
     let local =
@@ -155,12 +155,12 @@ fn a_list_is_posted_by_one_call_and_completes_in_order() {
 }
 
 #[test]
-fn parts_of_a_region_go_as_one_list() {
+fn segments_of_a_region_are_one_list() {
     let (initiator, (target, landing)) = initiator_and_target(Access::REMOTE);
     let source = Region::source(&initiator.device, pattern(6).into_boxed_slice(), false).unwrap();
     let back = Region::landing(&initiator.device, c"test-back", 12_000, Access::LOCAL_WRITE).unwrap();
     let to = remote(&initiator.private_data);
-    // Backwards, and each part somewhere else than where it comes from.
+    // In reverse order, each to another offset.
     let there = |part: u64| 11_000 - part * 1000;
     let parts = (0..12).map(|part| Segment { local: part * 1000, remote: there(part), length: 1000 });
     let mut list = SendList::new(8, 16);
@@ -185,7 +185,7 @@ fn parts_of_a_region_go_as_one_list() {
         assert_eq!(is_back, part < 8, "part {part}");
     }
 
-    // What lies outside is named, and what came before it is in the list.
+    // An out-of-bounds segment is named; those before it are in the list.
     let outside =
         [(0, 0), (to.len - 1, 0), (0, to.len)].map(|(local, remote)| Segment { local, remote, length: 1000 });
     let error = list.write_segments(&source, &to, [outside[0], outside[2]]).unwrap_err();
@@ -194,7 +194,7 @@ fn parts_of_a_region_go_as_one_list() {
     assert_eq!((error.memory, list.len()), ("a memory region", 1));
     list.clear();
 
-    // One that the peer refuses says which one it was.
+    // A rejected work request is identified by its id.
     let beyond = RemoteMemory { len: u64::MAX, ..to };
     let parts = [outside[0], outside[0], Segment { remote: to.len, ..outside[0] }, outside[0]];
     assert_eq!(list.write_segments(&source, &beyond, parts).unwrap(), 4);
@@ -214,7 +214,7 @@ fn memory_of_a_descriptor_is_addressed_by_offset() {
     assert!(region.copy_to_slice(0, &mut [0]).is_err());
     drop(region);
 
-    // A peer writes to the card's memory; whoever maps the card sees it.
+    // A peer writes to the card's memory; a mapping of the card shows it.
     let (initiator, (target, card)) = both(
         |stream| End::connect(stream, RcOptions::default(), |_, _| Vec::new()),
         |stream| {
@@ -241,7 +241,7 @@ fn memory_of_a_descriptor_is_addressed_by_offset() {
     expected[4196..5196].copy_from_slice(&pattern(6)[..1000]);
     assert!(seen == expected, "the card's memory differs from what was written");
 
-    // The card is also a local buffer of the one who registered it.
+    // The card is also a local buffer of its owner.
     let local = card.sge(100, 1000).unwrap();
     assert_eq!((local.addr(), local.len()), (4196, 1000));
 }
@@ -281,7 +281,7 @@ fn a_mapping_is_registered_with_its_offsets_as_addresses() {
 fn a_mapped_file_is_a_source() {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&pattern(7)).unwrap();
-    // SAFETY: nobody else has this file.
+    // SAFETY: no other process uses this file.
     let map = unsafe { memmap2::Mmap::map(&file) }.unwrap();
     let (initiator, (target, landing)) = initiator_and_target(Access::REMOTE_WRITE);
     let source = Region::source(&initiator.device, map, false).unwrap();
@@ -302,7 +302,7 @@ fn a_mapped_file_is_a_source() {
 }
 
 #[test]
-fn what_the_peer_does_not_allow_fails_and_flushes_the_rest() {
+fn an_access_violation_fails_and_flushes_the_rest() {
     for (case, access) in
         [("bounds", Access::REMOTE_WRITE), ("right", Access::REMOTE_READ), ("key", Access::REMOTE)]
     {
@@ -329,7 +329,7 @@ fn what_the_peer_does_not_allow_fails_and_flushes_the_rest() {
 }
 
 #[test]
-fn atomic_operations_change_the_word_and_return_what_it_was() {
+fn atomic_operations_change_the_word_and_return_its_previous_value() {
     let access = Access::REMOTE_ATOMIC | Access::REMOTE_READ;
     let options = RcOptions { access, ..RcOptions::default() };
     let (initiator, target) = both(
@@ -352,7 +352,7 @@ fn atomic_operations_change_the_word_and_return_what_it_was() {
     initiator.pair.post_fetch_add(result, word, 5, WrId(1)).unwrap();
     let completion = initiator.completion();
     assert_eq!((completion.status(), completion.opcode(), was()), (Status::Success, Opcode::FetchAdd, 0));
-    // A wrong guess changes nothing, and tells what was there.
+    // A wrong compare value changes nothing and returns the word.
     for (guess, was_there) in [(4, 5), (5, 5), (5, 9)] {
         initiator.pair.post_compare_swap(result, word, (guess, 9), WrId(2)).unwrap();
         let completion = initiator.completion();
@@ -363,14 +363,14 @@ fn atomic_operations_change_the_word_and_return_what_it_was() {
 }
 
 #[test]
-fn shutting_down_flushes_what_is_posted() {
+fn shutting_down_flushes_posted_work_requests() {
     let (initiator, (target, _landing)) = initiator_and_target(Access::REMOTE_WRITE);
     target.pair.shut_down().unwrap();
     for id in 0..4 {
         let flushed = target.completion();
         assert_eq!((flushed.status(), flushed.wr_id()), (Status::WorkRequestFlushedError, WrId(id)));
     }
-    // The peer notices when it next sends.
+    // The peer's next send fails.
     initiator
         .pair
         .post_write_imm(&[], remote(&initiator.private_data).start(), 1, Signal::Yes, WrId(1))
@@ -380,13 +380,13 @@ fn shutting_down_flushes_what_is_posted() {
 }
 
 #[test]
-fn a_full_send_queue_says_so() {
+fn a_full_send_queue_is_an_error() {
     let options = RcOptions { send_depth: 4, ..RcOptions::default() };
     let (initiator, _target) = both(
         |stream| End::connect(stream, options, |_, _| Vec::new()),
         |stream| End::connect(stream, options, |_, _| Vec::new()),
     );
-    // Nobody has a receive posted, so nothing completes.
+    // No receive is posted, so nothing completes.
     let refused = (0..10_000)
         .find_map(|id| initiator.pair.post_send_inline(b"x", Signal::Yes, WrId(id)).err())
         .expect("the queue never got full");
@@ -395,7 +395,7 @@ fn a_full_send_queue_says_so() {
 }
 
 #[test]
-fn impossible_regions_are_refused() {
+fn invalid_regions_are_refused() {
     let device = device();
     let empty = Region::landing(&device, c"test", 0, Access::REMOTE).unwrap_err();
     assert!(matches!(empty, MemoryError::Empty));
@@ -418,7 +418,7 @@ fn options_beyond_the_device_name_the_field() {
     assert!(!soon().passed());
 }
 
-/// A memfd with these contents: what an emulated card hands out.
+/// A memfd with these contents, as of an emulated card.
 fn tempfile_of(contents: &[u8]) -> OwnedFd {
     let memory = millstream_shm::Memfd::sealed("test-card", contents.len()).unwrap();
     let mut file = std::fs::File::from(memory.into_fd());

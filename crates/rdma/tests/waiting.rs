@@ -1,4 +1,4 @@
-//! Blocking for completions and for other descriptors.
+//! Blocking for completions and other descriptors.
 
 mod common;
 
@@ -15,7 +15,7 @@ use millstream_rdma::{
 const BLOCK_AT_ONCE: WaitOptions =
     WaitOptions { spin: Duration::ZERO, descriptors_every: Duration::from_millis(10) };
 
-/// One end that waits: its queue takes the completions of receives only.
+/// A waiting end; its completion queue gets only receives.
 struct End {
     waiter: Waiter,
     received: CompletionQueue,
@@ -38,7 +38,7 @@ fn connect(mut stream: std::net::TcpStream, options: WaitOptions) -> End {
 }
 
 impl End {
-    /// Waits for one received message; also returns how the wait ended.
+    /// Waits for one received message; also returns the outcome of the wait.
     fn receive(&mut self, others: &mut [WaitFd<'_>], deadline: Deadline) -> (WaitOutcome, Option<u32>) {
         let mut imm = None;
         let (received, pair) = (&self.received, &self.pair);
@@ -57,7 +57,7 @@ impl End {
         self.pair.post_send_imm(&[], imm, Signal::Yes, WrId(1)).unwrap();
     }
 
-    /// Takes the completions of sends, so that their queue does not overrun.
+    /// Polls the completions of sends, so that their queue does not overrun.
     fn reap(&self) {
         let mut buffer = [Completion::EMPTY; 64];
         for completion in self.sent.poll(&mut buffer).unwrap() {
@@ -70,10 +70,10 @@ fn pair(options: WaitOptions) -> (End, End) {
     both(|stream| connect(stream, options), |stream| connect(stream, options))
 }
 
-/// The processor time that this thread has used.
+/// CPU time of this thread.
 fn thread_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the clock exists and the structure is ours.
+    // SAFETY: the clock exists, and the structure is valid.
     assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) }, 0);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
@@ -125,7 +125,7 @@ fn many_messages_at_once_are_all_found() {
         }
         b.reap();
     }
-    // Events of completions that were taken before they were waited for wake nobody falsely.
+    // Events of completions that were already polled cause no false wake-up.
     let wake = b.receive(&mut [], Deadline::after(Duration::from_millis(20)));
     assert_eq!(wake, (WaitOutcome::Deadline, None));
 }
@@ -167,7 +167,7 @@ fn a_deadline_ends_a_wait_in_time() {
 }
 
 #[test]
-fn other_descriptors_end_a_wait_and_tell_why() {
+fn other_descriptors_end_a_wait() {
     let (mut a, b) = pair(WaitOptions::default());
     let (quiet, _quiet_end) = common::streams();
     let (talking, mut talker) = common::streams();
@@ -181,7 +181,7 @@ fn other_descriptors_end_a_wait_and_tell_why() {
     assert!(others[1].is_closed() && !others[0].is_closed());
     assert_eq!(a.receive(&mut others[2..], soon()).0, WaitOutcome::Descriptor);
 
-    // While there are completions without end, the descriptors are still looked at.
+    // During a stream of completions, the descriptors are still checked.
     b.send(1);
     assert_eq!(a.receive(&mut others[..1], soon()), (WaitOutcome::Progress, Some(1)));
     std::thread::sleep(BLOCK_AT_ONCE.descriptors_every * 2);

@@ -1,4 +1,4 @@
-//! Streams made up for tests.
+//! Generated streams for tests.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -9,17 +9,17 @@ use millstream_fragment::stream::{Stream, StreamWriter};
 use millstream_fragment::{Alignment, SourceId, SourceKind};
 use proptest::prelude::*;
 
-/// One source of a file: what the writer gets and the reader has to return.
+/// One source of a file.
 #[derive(Clone, Debug)]
 pub(crate) struct Input {
     pub(crate) id: SourceId,
     pub(crate) kind: SourceKind,
     pub(crate) name: String,
-    /// In ascending order of their events.
+    /// In ascending order of events.
     pub(crate) fragments: Vec<(u64, Vec<u8>)>,
 }
 
-/// A whole file.
+/// A file.
 #[derive(Clone, Debug)]
 pub(crate) struct File {
     pub(crate) alignment: Alignment,
@@ -39,7 +39,7 @@ impl File {
         writer.finish().unwrap();
     }
 
-    /// The file's bytes.
+    /// The bytes of the file.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("some.mfs");
@@ -47,13 +47,13 @@ impl File {
         std::fs::read(path).unwrap()
     }
 
-    /// The file, read from memory.
+    /// The file, parsed from memory.
     pub(crate) fn stream(&self) -> Stream<Vec<u8>> {
         Stream::parse("some.mfs", self.bytes()).unwrap()
     }
 }
 
-/// Three sources, four events: with a gap, with an empty fragment, with nothing at all.
+/// Three sources, four events: one with a gap, one with an empty fragment, one without fragments.
 pub(crate) fn small() -> File {
     let input = |id, name: &str, fragments: &[(u64, &[u8])]| Input {
         id: SourceId(id),

@@ -1,4 +1,4 @@
-//! What the integration tests share: a device (a test without one fails), and two connected parties.
+//! Helpers of the integration tests: a device (a test without one fails), and two connected peers.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::net::TcpStream;
@@ -25,7 +25,7 @@ pub(crate) fn streams() -> (TcpStream, TcpStream) {
     (dialled, listener.accept(soon()).unwrap().0)
 }
 
-/// Runs the two sides of a connection set-up at the same time, and returns what they return.
+/// Runs the two sides of a connection setup concurrently, and returns their results.
 pub(crate) fn both<A: Send, B: Send>(
     a: impl FnOnce(TcpStream) -> A + Send,
     b: impl FnOnce(TcpStream) -> B + Send,
@@ -47,7 +47,7 @@ pub(crate) struct End {
 }
 
 impl End {
-    /// Connects; `prepare` makes the bytes of private data and may post receives.
+    /// Connects. `prepare` makes the private data and may post receives.
     pub(crate) fn connect(
         mut stream: TcpStream,
         options: RcOptions,
@@ -61,7 +61,7 @@ impl End {
         End { device, queue, pair: connected.pair, stream, private_data: connected.private_data }
     }
 
-    /// Polls until one completion is there.
+    /// Polls until one completion is available.
     pub(crate) fn completion(&self) -> millstream_rdma::Completion {
         let deadline = soon();
         let mut buffer = [millstream_rdma::Completion::EMPTY];
