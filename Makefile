@@ -23,7 +23,7 @@ LIB_LDFLAGS := -shared -Wl,--gc-sections -Wl,--no-undefined-version \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test loom tsan miri soak bench bench-verbs bench-evb bench-card bench-scale bench-wire bench-model conformance conformance-wire \
+.PHONY: help setup demo test loom tsan miri soak bench bench-report bench-verbs bench-evb bench-card bench-scale bench-wire bench-model conformance conformance-wire \
 	conformance-rxe bench-proto proto-long proto-mutants conformance-asan fuzz lint rustdoc docs deny build runner lib FORCE
 
 # Debian packages: what building needs, then what tests and benchmarks run or read results with.
@@ -66,19 +66,23 @@ soak: setup ## the long forms of what makes processes and objects come and go (d
 		kills::a_thousand_times cycles::ten_thousand_connections_come_and_go \
 		cycles::threads_and_forks_on_one_context_for_long
 
-bench: bench-verbs bench-evb ## measure beside memcpy in the same run; tables, and target/bench/NAME.jsonl
+bench: bench-verbs bench-evb ## measure the soft device and the event builder; results go to target/bench/NAME.jsonl
 
-bench-verbs: build ## measure the soft device by perftest and UCX
+bench-report: build ## render docs/benchmarks.md from target/bench and the results of other machines in docs/benchmarks
+	$(TARGET_DIR)/release/millstream bench report
+
+bench-verbs: build ## measure the soft device on one host: perftest, UCX and raw verbs
 	$(TARGET_DIR)/release/millstream bench verbs
 
 bench-evb: build ## measure the event builder
 	$(TARGET_DIR)/release/millstream bench evb
 
-bench-card: build target/bench/venv/ready ## measure the cards and the stencil kernel, beside C, numba and numpy
+bench-card: build target/bench/venv/ready ## measure the cards, the stencil kernel against C, numba and numpy, and stencil jobs
 	$(TARGET_DIR)/release/millstream bench card
 	$(TARGET_DIR)/release/millstream bench stencil
+	$(TARGET_DIR)/release/millstream bench stencil-jobs
 
-# Without an index to install from, the benchmark runs without the Python programs and says so.
+# Without a package index the benchmark leaves the Python programs out and says so.
 target/bench/venv/ready: crates/bench/src/stencil/requirements.txt
 	@mkdir -p $(@D)
 	-python3 -m venv target/bench/venv && target/bench/venv/bin/pip install --quiet --requirement $< && touch $@
@@ -101,7 +105,7 @@ conformance-rxe: runner ## the device against the Linux kernel's own RoCE adapte
 conformance-%: runner
 	$(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance $*
 
-bench-proto: ## measure what building and taking a RoCEv2 packet costs, beside memcpy, without sockets
+bench-proto: ## measure building and parsing a RoCEv2 packet against memcpy, without sockets
 	$(CARGO) build --release -p millstream-proto --example packets
 	$(TARGET_DIR)/release/examples/packets
 
@@ -111,7 +115,7 @@ proto-mutants: ## break the transport's rules one by one; a test must notice eac
 proto-long: ## millions of packets between two state machines over a faulty network (docs/wire.md)
 	$(CARGO) test --release -p millstream-proto --test storm -- --ignored --nocapture
 
-bench-wire: build ## measure the device between two hosts, beside bare UDP and TCP (as root; minutes)
+bench-wire: build ## measure the soft device between two network namespaces, against raw UDP and TCP (as root; minutes)
 	$(TARGET_DIR)/release/millstream bench wire
 
 # The verbs library under AddressSanitizer, which comes first in every process (a nightly compiler, and gcc's runtime).
@@ -143,10 +147,10 @@ fuzz: setup ## let a fuzzer try each of FUZZ_TARGETS for FUZZ_SECONDS (cargo-fuz
 			-max_total_time=$(FUZZ_SECONDS) -max_len=600 -timeout=60 -print_final_stats=1 || exit 1; \
 	done
 
-bench-model: build ## measure the model: its engine beside other queues, its flow level beside SimGrid
+bench-model: build ## measure the model: its event queue against heaps, its flow level against SimGrid
 	$(TARGET_DIR)/release/millstream bench model
 
-bench-scale: build ## measure what more connections and more processes cost
+bench-scale: build ## measure the soft device's costs by queue pairs and processes
 	$(TARGET_DIR)/release/millstream bench scale
 
 lint: setup ## formatting and clippy, warnings denied

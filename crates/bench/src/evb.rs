@@ -1,25 +1,39 @@
-//! The event builder's throughput by shape, batch size and kernel, beside a plain copy.
+//! `millstream bench evb`: the event builder's throughput by number of units, batch size and kernel.
 
 use std::error::Error;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::{Figure, Table, median};
 use millstream_fragment::stream::{Stream, StreamWriter};
 use millstream_fragment::unpack::unpack;
 use millstream_report::{RunReport, save};
 
+use crate::{Benchmark, Figure, Table, median};
+
+/// This benchmark.
+pub const BENCHMARK: Benchmark = Benchmark {
+    name: "evb",
+    title: "Event builder",
+    measures: "Payload that readout units write into the memory of the builder units' cards, by number of units, events per \
+               batch, and with or without the cluster7 trigger kernel on the cards. The input is recorded camera data. \
+               Further figures are CPU time per GB and peak memory of the units.",
+    baseline: "memcpy of blocks of one source's part of a batch, from a buffer as large as an input file into one as large as \
+               all slots; for CPU time, the time of one such copy",
+    command: "make bench-evb",
+};
+
 /// Readout units and builder units.
 const SHAPES: [(usize, usize); 3] = [(1, 1), (2, 2), (3, 2)];
 const BATCHES: [u32; 5] = [1, 4, 16, 64, 256];
-/// Slots of a builder unit: at large batches as many as hold this many events.
+/// Events that all slots of a builder unit hold together, for large batches.
 const EVENTS_IN_SLOTS: u32 = 512;
 
-/// The figures. `program` is `millstream`, which runs the event builder; `packed` has the camera's data.
+/// Measures the figures. `program` is the path of `millstream`, which runs the event builder; `packed` is the folder of the
+/// packed camera data.
 ///
 /// # Errors
-/// Whatever stands in the way, for people.
+/// The first error of a file or of a run.
 pub fn run(
     program: &Path,
     packed: &Path,
@@ -37,24 +51,22 @@ pub fn run(
         .map_err(|error| format!("cannot copy {}: {error}", patches.display()))?;
 
     for (readouts, _) in SHAPES {
-        deal(&folder, readouts)?;
+        write_inputs(&folder, readouts)?;
     }
-    let title = "event builder, payload landed in card memory (medians; baseline: memcpy of blocks of one \
-                 source's part of a batch, from memory as large as an input into memory as large as the slots)";
-    let mut table = Table::new(title, "memcpy");
+    let mut table = Table::new(BENCHMARK, rounds);
     for kernel in [Kernel::Off, Kernel::On] {
         for (readouts, builders) in SHAPES {
             for batch in BATCHES {
                 let case = Case { program, kernel, readouts, builders, batch };
-                table_rows(&mut table, &case, &folder, rounds, seconds)?;
+                add_figures(&mut table, &case, &folder, rounds, seconds)?;
             }
         }
     }
     Ok(table)
 }
 
-/// Deals the camera's 30 sources out to so many readout units, each with a stream file of its own.
-fn deal(folder: &Path, readouts: usize) -> Result<(), Box<dyn Error>> {
+/// Distributes the camera's 30 sources over the readout units, one stream file a unit.
+fn write_inputs(folder: &Path, readouts: usize) -> Result<(), Box<dyn Error>> {
     let streams = ["crate1.mfs", "crate2.mfs", "crate3.mfs"].map(|name| Stream::open(folder.join(name)));
     let streams = streams.into_iter().collect::<Result<Vec<_>, _>>()?;
     let sources: Vec<_> = streams.iter().flat_map(|stream| stream.sources()).collect();
@@ -90,7 +102,7 @@ struct Case<'a> {
     batch: u32,
 }
 
-fn table_rows(
+fn add_figures(
     table: &mut Table,
     case: &Case<'_>,
     folder: &Path,
@@ -99,7 +111,7 @@ fn table_rows(
 ) -> Result<(), Box<dyn Error>> {
     let mut rates = Vec::new();
     let mut baselines = Vec::new();
-    // A short run tells how many passes fill the time.
+    // A short run yields the number of passes that fill the time.
     let mut replay = 20;
     let probe = case.run(folder, replay)?;
     let rate = probe.events as f64 / probe.duration_s.0.max(1e-6);
@@ -112,35 +124,30 @@ fn table_rows(
     }
     let (rate, baseline) = (median(&rates).unwrap_or(0.0), median(&baselines).unwrap_or(0.0));
     let kernel = if case.kernel == Kernel::On { "cluster7" } else { "no kernel" };
-    let name = format!("{}→{} batch {:3} {kernel}", case.readouts, case.builders, case.batch);
+    let shape = format!("{} readout → {} builder, batch {}", case.readouts, case.builders, case.batch);
+    let name = format!("{shape}, {kernel}");
     eprintln!("{name}: {rate:.2} GB/s, memcpy {baseline:.2} GB/s");
-    table.push(Figure::against(name, rate, "GB/s", baseline));
+    table.push(Figure::with_baseline(name, rate, "GB/s", baseline));
     let peak = |what: &str| {
         let peaks = last.units.iter().filter(|unit| unit.name.starts_with(what));
         peaks.filter_map(|unit| unit.peak_memory_bytes).map(|bytes| bytes.0).max()
     };
     if case.batch == 16 && case.kernel == Kernel::Off {
-        // One copy costs one memcpy's time; whoever does not copy takes far less.
+        // A unit that copies the payload once takes at least memcpy's time; one that does not copy takes far less.
         let copy = 1.0 / baseline;
         let gigabytes = last.payload_bytes.0 as f64 / 1e9;
         for what in ["readout", "builder", "card", "event manager"] {
             let units = last.units.iter().filter(|unit| unit.name.starts_with(what));
             let time: f64 = units.filter_map(|unit| unit.cpu_s).map(|time| time.0).sum();
-            let name = format!(
-                "{}→{} batch {:3} processor time of {what}s",
-                case.readouts, case.builders, case.batch
-            );
-            table.push(Figure::against(name, time / gigabytes, "s/GB", copy));
+            let name = format!("{shape}, CPU time of {what} units");
+            table.push(Figure::with_baseline(name, time / gigabytes, "s/GB", copy));
         }
     }
     if case.batch == 64 && case.kernel == Kernel::On {
         for what in ["readout", "builder", "card"] {
             if let Some(bytes) = peak(what) {
-                let name = format!(
-                    "{}→{} batch {:3} peak memory of a {what}",
-                    case.readouts, case.builders, case.batch
-                );
-                table.push(Figure::alone(name, bytes as f64 / 1e6, "MB"));
+                let name = format!("{shape}, peak memory of a {what} unit");
+                table.push(Figure::without_baseline(name, bytes as f64 / 1e6, "MB"));
             }
         }
     }
@@ -158,13 +165,16 @@ impl Case<'_> {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .output()?;
-        // A run that failed has a report, too, unless it could not begin.
-        let text = std::fs::read(&json).map_err(|_| String::from_utf8_lossy(&output.stderr).into_owned())?;
+        // A failed run writes a report too, unless it could not start.
+        let report =
+            std::fs::read(&json).map_err(|_| String::from_utf8_lossy(&output.stderr).into_owned())?;
         std::fs::remove_file(&json)?;
-        let report: RunReport = serde_json::from_slice(&text)?;
+        let report: RunReport = serde_json::from_slice(&report)?;
         match report.derived() {
             derived if derived.success => Ok(report),
-            derived => Err(format!("a run failed: {}", derived.problems.join("; ")).into()),
+            derived => {
+                Err(format!("{}: the run failed: {}", path.display(), derived.problems.join("; ")).into())
+            }
         }
     }
 

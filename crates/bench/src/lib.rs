@@ -1,15 +1,16 @@
-//! Benchmarks as commands.
+//! Benchmarks as commands: each figure stands beside a baseline that the same run measured.
 //!
-//! Every figure stands beside a baseline that the same run measured, taken in turns with it, because
-//! machines are shared and noisy: a ratio travels, a number does not. [`Table`] prints what people
-//! read and writes what programs read; [`memcpy`] measures the copies that everything is held
-//! against; [`tools`] runs other people's unmodified benchmark programs over the soft device, and
-//! [`verbs::raw_verbs`] one of our own that does as little as possible besides.
+//! Machines are shared and noisy, so figures and baselines are measured in turn, round by round, and reported as medians.
+//! [`BENCHMARKS`] is the list of benchmarks. A benchmark fills a [`Table`], which [`results`] writes as JSON lines
+//! (`target/bench/NAME.jsonl`), and [`report`] renders these files as `docs/benchmarks.md`. [`memcpy`] measures the
+//! copies that serve as baselines; [`tools`] runs unmodified programs such as perftest and UCX as a server and a client.
 
 pub mod card;
 pub mod evb;
 pub mod memcpy;
 pub mod model;
+pub mod report;
+pub mod results;
 pub mod scale;
 pub mod stencil;
 mod table;
@@ -17,9 +18,36 @@ pub mod tools;
 pub mod verbs;
 pub mod wire;
 
-pub use table::{Figure, Only, Table, TableError};
+pub use table::{Figure, NameFilter, Table};
 
-/// The median of some measurements; None of none.
+/// A benchmark: what it measures, against what, and how to run it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Benchmark {
+    /// The subcommand of `millstream bench`, and the name of the results file.
+    pub name: &'static str,
+    /// A heading.
+    pub title: &'static str,
+    /// What the figures are.
+    pub measures: &'static str,
+    /// What the figures are compared with.
+    pub baseline: &'static str,
+    /// The command that runs it.
+    pub command: &'static str,
+}
+
+/// All benchmarks, in the order of the report.
+pub const BENCHMARKS: [Benchmark; 8] = [
+    verbs::BENCHMARK,
+    scale::BENCHMARK,
+    wire::BENCHMARK,
+    evb::BENCHMARK,
+    card::BENCHMARK,
+    stencil::BENCHMARK,
+    stencil::jobs::BENCHMARK,
+    model::BENCHMARK,
+];
+
+/// The median of some measurements; `None` if there are none.
 #[must_use]
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
@@ -34,12 +62,20 @@ pub fn median(values: &[f64]) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use super::median;
+    use super::*;
 
     #[test]
-    fn medians() {
+    fn median_of_odd_and_even_counts() {
         assert_eq!(median(&[]), None);
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
+    }
+
+    #[test]
+    fn benchmark_names_are_unique() {
+        let mut names: Vec<_> = BENCHMARKS.iter().map(|benchmark| benchmark.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), BENCHMARKS.len());
     }
 }

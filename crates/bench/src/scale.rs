@@ -1,7 +1,7 @@
-//! What the device costs as it grows: more connections, more processes.
+//! `millstream bench scale`: the soft device's costs by the number of queue pairs and of processes.
 //!
-//! The measured side are processes of their own: this program again, as `bench scale-client`. Each connects
-//! its queue pairs to this process, which only lends its memory, and measures when all are ready.
+//! Each measuring process is `millstream bench scale-client`. It connects its queue pairs to this process, which registers
+//! the memory that they write to. All clients measure at the same time.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
@@ -9,8 +9,6 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::memcpy::{Kind, memcpy};
-use crate::{Figure, Table, median};
 use millstream_rdma::connect::{Listener, dial, listen};
 use millstream_rdma::queue::{Completion, Signal};
 use millstream_rdma::{
@@ -19,59 +17,70 @@ use millstream_rdma::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::memcpy::{Pages, memcpy};
+use crate::{Benchmark, Figure, Table, median};
+
+/// This benchmark.
+pub const BENCHMARK: Benchmark = Benchmark {
+    name: "scale",
+    title: "Soft device by queue pairs and processes",
+    measures: "RC WRITEs round robin over all queue pairs of a process, for 1 to 512 queue pairs and for 1 to 16 processes: \
+               bandwidth of 64 KiB (all processes together), time of an 8-byte WRITE, and the costs of memory registration \
+               and of a queue pair.",
+    baseline: "memcpy of 64 KiB for bandwidth",
+    command: "make bench-scale",
+};
+
 const PAIRS: [usize; 4] = [1, 8, 64, 512];
 const PROCESSES: [usize; 5] = [1, 2, 4, 8, 16];
 const BLOCK: u32 = 65536;
-/// A request of each burst goes to the next queue pair.
+/// Requests between two polls; each goes to the next queue pair.
 const BURST: usize = 16;
-/// How long each measurement takes.
+/// The length of each measurement.
 const TIME: Duration = Duration::from_millis(200);
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 type Failure = Box<dyn Error>;
 
-/// What one process found.
+/// The results of one client, or of all clients of a case.
 #[derive(Debug, Serialize, Deserialize)]
-struct Found {
-    /// Making and connecting a queue pair, µs.
-    connect: f64,
-    /// Memory of this process that is there because of a queue pair, KiB.
-    memory: f64,
-    /// Descriptors, likewise.
+struct ClientResults {
+    /// Creating and connecting a queue pair [µs].
+    connect_us: f64,
+    /// Resident memory per queue pair [KiB].
+    memory_kib: f64,
+    /// File descriptors per queue pair.
     descriptors: f64,
-    /// An 8-byte WRITE, posted and completed, µs.
-    write: f64,
-    /// Making, registering and deregistering 64 KiB, µs.
-    register: f64,
-    /// WRITEs of 64 KiB, GB/s.
-    bandwidth: f64,
+    /// Posting and completing an 8-byte WRITE [µs].
+    write_us: f64,
+    /// Allocating, registering and deregistering 64 KiB [µs].
+    register_us: f64,
+    /// Bandwidth of 64 KiB WRITEs [GB/s].
+    bandwidth_gb_s: f64,
 }
 
-/// The figures of both series, medians of `rounds` interleaved rounds; `program` is `millstream`.
+/// Measures both series in `rounds` interleaved rounds; `program` is the path of `millstream`.
 ///
 /// # Errors
-/// Whatever stands in the way, for people.
+/// The first error of a process, a connection or a verbs call.
 pub fn run(program: &Path, rounds: usize) -> Result<Table, Failure> {
-    let mut table = Table::new(
-        "cost as it grows: RC WRITEs to one process, round robin over all queue pairs (medians)",
-        "memcpy",
-    );
+    let mut table = Table::new(BENCHMARK, rounds);
     loader::ensure(&DeviceSelector::from_environment())?;
     let cases = PAIRS.map(|pairs| (1, pairs)).into_iter().chain(PROCESSES.map(|processes| (processes, 1)));
     let cases: Vec<_> = cases.collect();
     let mut baseline = Vec::new();
-    let mut found: Vec<Vec<Found>> = cases.iter().map(|_| Vec::new()).collect();
+    let mut found: Vec<Vec<ClientResults>> = cases.iter().map(|_| Vec::new()).collect();
     for _ in 0..rounds {
-        baseline.push(memcpy(Kind::Ordinary, BLOCK as usize, BLOCK as usize, BLOCK as usize, TIME)?);
+        baseline.push(memcpy(Pages::Base, BLOCK as usize, BLOCK as usize, BLOCK as usize, TIME)?);
         for ((processes, pairs), found) in cases.iter().zip(&mut found) {
-            found.push(case(program, *processes, *pairs)?);
+            found.push(run_case(program, *processes, *pairs)?);
         }
     }
     let baseline = median(&baseline).unwrap_or(0.0);
     for ((processes, pairs), found) in
         cases.iter().zip(&found).filter(|((processes, _), _)| *processes == 1).take(PAIRS.len())
     {
-        rows(&mut table, &format!("{pairs} QP"), *processes, found, baseline);
+        rows(&mut table, &format!("{pairs} QPs"), *processes, found, baseline);
     }
     for ((processes, _), found) in cases.iter().zip(&found).skip(PAIRS.len()) {
         rows(&mut table, &format!("{processes} processes"), *processes, found, baseline);
@@ -79,18 +88,41 @@ pub fn run(program: &Path, rounds: usize) -> Result<Table, Failure> {
     Ok(table)
 }
 
-fn rows(table: &mut Table, name: &str, processes: usize, found: &[Found], baseline: f64) {
-    let of = |figure: fn(&Found) -> f64| median(&found.iter().map(figure).collect::<Vec<_>>()).unwrap_or(0.0);
-    let all = if processes == 1 { "" } else { ", all" };
-    table.push(Figure::against(format!("{name}: write 64 KiB{all}"), of(|f| f.bandwidth), "GB/s", baseline));
-    table.push(Figure::alone(format!("{name}: write 8 B"), of(|f| f.write), "µs"));
-    table.push(Figure::alone(format!("{name}: register 64 KiB"), of(|f| f.register), "µs"));
-    table.push(Figure::alone(format!("{name}: connect a QP"), of(|f| f.connect), "µs"));
-    table.push(Figure::alone(format!("{name}: memory of a QP"), of(|f| f.memory), "KiB"));
-    table.push(Figure::alone(format!("{name}: descriptors of a QP"), of(|f| f.descriptors), ""));
+fn rows(table: &mut Table, name: &str, processes: usize, found: &[ClientResults], baseline: f64) {
+    let of = |figure: fn(&ClientResults) -> f64| {
+        median(&found.iter().map(figure).collect::<Vec<_>>()).unwrap_or(0.0)
+    };
+    let all = if processes == 1 { "" } else { ", all processes" };
+    table.push(Figure::with_baseline(
+        format!("{name}: WRITE 64 KiB{all}"),
+        of(|f| f.bandwidth_gb_s),
+        "GB/s",
+        baseline,
+    ));
+    table.push(Figure::without_baseline(format!("{name}: WRITE 8 B"), of(|f| f.write_us), "µs"));
+    table.push(Figure::without_baseline(
+        format!("{name}: register a 64 KiB MR"),
+        of(|f| f.register_us),
+        "µs",
+    ));
+    table.push(Figure::without_baseline(
+        format!("{name}: create and connect a QP"),
+        of(|f| f.connect_us),
+        "µs",
+    ));
+    table.push(Figure::without_baseline(
+        format!("{name}: resident memory per QP"),
+        of(|f| f.memory_kib),
+        "KiB",
+    ));
+    table.push(Figure::without_baseline(
+        format!("{name}: file descriptors per QP"),
+        of(|f| f.descriptors),
+        "fds",
+    ));
 }
 
-/// A process that measures; ended when dropped.
+/// A measuring process; dropping this value ends it.
 struct Client {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -104,19 +136,19 @@ impl Client {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
-        let (stdin, stdout) = (child.stdin.take(), child.stdout.take().ok_or("no pipe")?);
+        let (stdin, stdout) = (child.stdin.take(), child.stdout.take().ok_or("the client has no pipe")?);
         Ok(Self { child, stdin, stdout: BufReader::new(stdout) })
     }
 
     fn go(&mut self) -> Result<(), Failure> {
-        let stdin = self.stdin.as_mut().ok_or("no pipe")?;
+        let stdin = self.stdin.as_mut().ok_or("the client has no pipe")?;
         Ok(writeln!(stdin, "go")?)
     }
 
     fn line(&mut self) -> Result<String, Failure> {
         let mut line = String::new();
         if self.stdout.read_line(&mut line)? == 0 {
-            return Err("a measuring process has ended early; what it said is above".into());
+            return Err("a `bench scale-client` process exited early; its error is above".into());
         }
         Ok(line.trim_end().to_owned())
     }
@@ -124,7 +156,7 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // It ends by itself when its input does, unless something went wrong.
+        // The client exits when its standard input closes, unless something went wrong.
         self.stdin = None;
         if self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
             let _ = self.child.kill();
@@ -133,8 +165,8 @@ impl Drop for Client {
     }
 }
 
-/// Processes with so many queue pairs each, all connected to this one; means, and the sum of bandwidths.
-fn case(program: &Path, processes: usize, pairs: usize) -> Result<Found, Failure> {
+/// Runs `processes` clients with `pairs` queue pairs each. Returns means, and the sum of the bandwidths.
+fn run_case(program: &Path, processes: usize, pairs: usize) -> Result<ClientResults, Failure> {
     let device = device::open(&DeviceSelector::from_environment())?;
     let queue = CompletionQueue::new(&device, 1024)?;
     let landing = Region::landing(&device, c"millstream-scale", BURST * BLOCK as usize, Access::REMOTE)?;
@@ -145,32 +177,32 @@ fn case(program: &Path, processes: usize, pairs: usize) -> Result<Found, Failure
     let mut connections = Vec::new();
     for _ in 0..processes {
         let mut client = Client::start(program, &address, pairs)?;
-        let (mut stream, _) = listener.accept(Deadline::after(PATIENCE))?;
+        let (mut stream, _) = listener.accept(Deadline::after(TIMEOUT))?;
         for _ in 0..pairs {
             let prepared = PreparedQueuePair::new(&device, &queue, &queue, &options())?;
             let memory = landing.remote().encode();
-            connections.push(prepared.connect(&mut stream, &memory, Deadline::after(PATIENCE))?.pair);
+            connections.push(prepared.connect(&mut stream, &memory, Deadline::after(TIMEOUT))?.pair);
         }
         client.line()?;
         clients.push(client);
     }
-    // Latency, then bandwidth: all begin at the same time.
+    // Latency, then bandwidth; all clients start each at the same time.
     clients.iter_mut().try_for_each(Client::go)?;
     clients.iter_mut().try_for_each(|client| client.line().map(drop))?;
     clients.iter_mut().try_for_each(Client::go)?;
     let mut all = Vec::new();
     for client in &mut clients {
-        all.push(serde_json::from_str::<Found>(&client.line()?)?);
+        all.push(serde_json::from_str::<ClientResults>(&client.line()?)?);
     }
     drop(clients);
-    let mean = |figure: fn(&Found) -> f64| all.iter().map(figure).sum::<f64>() / all.len() as f64;
-    Ok(Found {
-        connect: mean(|f| f.connect),
-        memory: mean(|f| f.memory),
+    let mean = |figure: fn(&ClientResults) -> f64| all.iter().map(figure).sum::<f64>() / all.len() as f64;
+    Ok(ClientResults {
+        connect_us: mean(|f| f.connect_us),
+        memory_kib: mean(|f| f.memory_kib),
         descriptors: mean(|f| f.descriptors),
-        write: mean(|f| f.write),
-        register: mean(|f| f.register),
-        bandwidth: all.iter().map(|f| f.bandwidth).sum(),
+        write_us: mean(|f| f.write_us),
+        register_us: mean(|f| f.register_us),
+        bandwidth_gb_s: all.iter().map(|f| f.bandwidth_gb_s).sum(),
     })
 }
 
@@ -178,24 +210,24 @@ fn options() -> RcOptions {
     RcOptions { send_depth: 32, recv_depth: 16, ..RcOptions::default() }
 }
 
-/// In a process of its own: connects, says so, waits for the word, measures, and says what it found.
+/// The client process: connects, measures when told to on standard input, and prints its results as JSON.
 ///
 /// # Errors
-/// Whatever stands in the way, for people.
+/// The first error of a connection or of a verbs call.
 pub fn client(address: &str, pairs: usize) -> Result<(), Failure> {
     loader::ensure(&DeviceSelector::from_environment())?;
     let device = device::open(&DeviceSelector::from_environment())?;
     let queue = CompletionQueue::new(&device, 1024)?;
     let source = Region::landing(&device, c"millstream-scale", BLOCK as usize, Access::LOCAL_WRITE)?;
     source.populate()?;
-    let mut stream = dial(address, Deadline::after(PATIENCE))?;
+    let mut stream = dial(address, Deadline::after(TIMEOUT))?;
     let (memory, descriptors) = (resident_kib()?, descriptors()?);
     let start = Instant::now();
     let mut connections = Vec::new();
     let mut landing = None;
     for _ in 0..pairs {
         let prepared = PreparedQueuePair::new(&device, &queue, &queue, &options())?;
-        let connected = prepared.connect(&mut stream, &[], Deadline::after(PATIENCE))?;
+        let connected = prepared.connect(&mut stream, &[], Deadline::after(TIMEOUT))?;
         connections.push(connected.pair);
         let encoded = connected.private_data.as_slice().try_into().map_err(|_| "no memory to write to")?;
         landing = Some(RemoteMemory::decode(encoded));
@@ -203,19 +235,19 @@ pub fn client(address: &str, pairs: usize) -> Result<(), Failure> {
     let each = pairs as f64;
     let connect = start.elapsed().as_secs_f64() * 1e6 / each;
     let landing = landing.ok_or("no connection")?;
-    // All of them look the memory up, and map it once.
+    // Warm-up: each queue pair resolves the key; the memory is mapped once.
     for pair in &connections {
         pair.post_write_inline(&[0; 8], landing.start(), Signal::Yes, WrId(0))?;
         complete(&queue, 1)?;
     }
     let memory = (resident_kib()? - memory) / each;
     let descriptors = (self::descriptors()? - descriptors) / each;
-    meet("ready")?;
+    print_and_wait("ready")?;
     let write = writes(&connections, |pair| {
         pair.post_write_inline(&[0; 8], landing.start(), Signal::Yes, WrId(0))?;
         complete(&queue, 1)
     })?;
-    meet("go on")?;
+    print_and_wait("go on")?;
     let mut burst = 0;
     let sge = source.sge(0, BLOCK)?;
     let bandwidth = writes(&connections, |pair| {
@@ -226,24 +258,31 @@ pub fn client(address: &str, pairs: usize) -> Result<(), Failure> {
     })?;
     complete(&queue, burst % BURST)?;
     let start = Instant::now();
-    const TURNS: u32 = 50;
-    for _ in 0..TURNS {
+    const REPEATS: u32 = 50;
+    for _ in 0..REPEATS {
         Region::landing(&device, c"millstream-scale", BLOCK as usize, Access::REMOTE)?;
     }
-    let register = start.elapsed().as_secs_f64() * 1e6 / f64::from(TURNS);
+    let register = start.elapsed().as_secs_f64() * 1e6 / f64::from(REPEATS);
     let bandwidth = f64::from(BLOCK) / bandwidth / 1e3;
-    // The others may still be measuring; what ends now would be in their way.
-    meet(&serde_json::to_string(&Found { connect, memory, descriptors, write, register, bandwidth })?)
+    // Other clients may still be measuring: do not tear down yet.
+    print_and_wait(&serde_json::to_string(&ClientResults {
+        connect_us: connect,
+        memory_kib: memory,
+        descriptors,
+        write_us: write,
+        register_us: register,
+        bandwidth_gb_s: bandwidth,
+    })?)
 }
 
-/// Says something, and waits for the word to go on, or the end.
-fn meet(saying: &str) -> Result<(), Failure> {
-    println!("{saying}");
+/// Prints a line, and waits for a line or the end of standard input.
+fn print_and_wait(line: &str) -> Result<(), Failure> {
+    println!("{line}");
     std::io::stdin().lock().read_line(&mut String::new())?;
     Ok(())
 }
 
-/// Does something with each queue pair in turn for a while; µs each.
+/// Calls `one` with each queue pair in turn for a while. Returns the time per call [µs].
 fn writes(
     pairs: &[QueuePair],
     mut one: impl FnMut(&QueuePair) -> Result<(), Failure>,

@@ -1,4 +1,4 @@
-//! Other people's benchmark programs as they are: a server and a client, two processes, one measurement.
+//! Runs an unmodified benchmark program as a server and a client process, and reads its result rows.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -6,32 +6,32 @@ use std::time::{Duration, Instant};
 
 use millstream_shm::ports;
 
-/// A measurement could not be made.
+/// A run of a tool failed.
 #[derive(Debug, thiserror::Error)]
-pub enum PairError {
-    /// The program is not there.
+pub enum ToolError {
+    /// The program is not installed or does not start.
     #[error("cannot start {program}: {cause}; apt-get install {package}")]
     Missing {
         /// The tool.
         program: String,
-        /// What has it.
+        /// The Debian package with it.
         package: &'static str,
-        /// Why.
+        /// What the operating system reported.
         cause: std::io::Error,
     },
-    /// It ended with an error, or did not end.
-    #[error("{program} ({side}) {what}:\n{output}")]
+    /// A side exited with an error, or ran into the time limit.
+    #[error("{program} ({side}) {end}:\n{output}")]
     Failed {
         /// The tool with its arguments.
         program: String,
         /// `server` or `client`.
         side: &'static str,
         /// How it ended.
-        what: String,
+        end: String,
         /// What it printed.
         output: String,
     },
-    /// It printed no result.
+    /// The client printed no row of results.
     #[error("{program} printed no row of results:\n{output}")]
     NoResult {
         /// The tool with its arguments.
@@ -41,12 +41,15 @@ pub enum PairError {
     },
 }
 
-/// Runs a tool again, twice at most, whose error shows that perftest could not measure the processor's clock because others
-/// disturbed that. It then fails, whatever the device did.
+/// Runs a perftest program up to three times while it fails to calibrate the processor's clock.
+///
+/// On a loaded machine perftest rejects its own calibration (correlation coefficient below 0.9) before it measures.
 ///
 /// # Errors
-/// Those of the last run.
-pub fn undisturbed<T, E: std::fmt::Display>(mut run: impl FnMut() -> Result<T, E>) -> Result<T, E> {
+/// The error of the last run.
+pub fn retry_clock_calibration<T, E: std::fmt::Display>(
+    mut run: impl FnMut() -> Result<T, E>,
+) -> Result<T, E> {
     for _ in 0..2 {
         match run() {
             Err(error) if error.to_string().contains("Correlation coefficient r^2") => {}
@@ -56,29 +59,29 @@ pub fn undisturbed<T, E: std::fmt::Display>(mut run: impl FnMut() -> Result<T, E
     run()
 }
 
-/// How to run a tool on both sides.
+/// A tool with the arguments and the environment of its server and its client.
 #[derive(Clone, Debug)]
-pub struct Pair {
+pub struct ToolPair {
     /// For example `ib_write_bw`.
     pub program: String,
     /// The Debian package that has it.
     pub package: &'static str,
     /// Arguments of both sides.
     pub arguments: Vec<String>,
-    /// More arguments of the client.
+    /// Arguments that only the client gets, after the others.
     pub client_arguments: Vec<String>,
-    /// Variables of both sides.
+    /// Environment variables of both sides.
     pub environment: Vec<(&'static str, String)>,
-    /// For how long at most.
+    /// The longest time that a side may run.
     pub limit: Duration,
 }
 
-/// One row that a tool printed, as numbers.
+/// A row of numbers that a tool printed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row(pub Vec<f64>);
 
-impl Pair {
-    /// One of perftest's tools over the verbs library in `library_dir`.
+impl ToolPair {
+    /// A perftest program over the verbs library in `library_dir`.
     #[must_use]
     pub fn perftest(program: &str, arguments: &[&str], library_dir: Option<&Path>) -> Self {
         let mut pair = Self::new(program, "perftest", arguments, &[]);
@@ -86,7 +89,7 @@ impl Pair {
         pair
     }
 
-    /// A test of `ucx_perftest` on UCX's own shared memory.
+    /// A test of `ucx_perftest` over UCX's shared-memory transport.
     #[must_use]
     pub fn ucx_shared_memory(arguments: &[&str]) -> Self {
         let mut pair = Self::new("ucx_perftest", "ucx-utils", &[], arguments);
@@ -94,7 +97,7 @@ impl Pair {
         pair
     }
 
-    /// The same over reliable connections of the device in `library_dir`.
+    /// A test of `ucx_perftest` over RC queue pairs of the soft device in `library_dir`.
     #[must_use]
     pub fn ucx_verbs(arguments: &[&str], library_dir: &Path) -> Self {
         let mut pair = Self::new("ucx_perftest", "ucx-utils", &[], arguments);
@@ -106,12 +109,12 @@ impl Pair {
         pair
     }
 
-    /// The program `millstream` at `program` as [`raw_verbs`](crate::verbs::raw_verbs) wants to be run, over the device in
-    /// `library_dir`.
+    /// `millstream bench raw-verbs` ([`raw_verbs`](crate::verbs::raw_verbs)) over the soft device in `library_dir`;
+    /// `program` is the path of `millstream`.
     #[must_use]
-    pub fn lean(program: &Path, arguments: &[&str], library_dir: &Path) -> Self {
-        let words = [&["bench", "lean"], arguments].concat();
-        let mut pair = Self::new(&program.display().to_string(), "nothing: it is this program", &words, &[]);
+    pub fn raw_verbs(program: &Path, arguments: &[&str], library_dir: &Path) -> Self {
+        let words = [&["bench", "raw-verbs"], arguments].concat();
+        let mut pair = Self::new(&program.display().to_string(), "millstream", &words, &[]);
         pair.environment = vec![
             ("MILLSTREAM_DEVICE", "soft".to_owned()),
             ("MILLSTREAM_LIB", library_dir.display().to_string()),
@@ -131,8 +134,8 @@ impl Pair {
         }
     }
 
-    /// Each side on a core of its own, as far as there are two: where the scheduler moves them, a latency is
-    /// one of another pair of cores from run to run.
+    /// The command of one side, pinned to a core of its own if there are two: latency depends on the pair of cores, which
+    /// the scheduler would choose anew for each run.
     fn command(&self, port: u16, server: Option<&str>) -> Command {
         let cores = cores();
         let mut command = match cores.get(usize::from(server.is_some())) {
@@ -153,28 +156,28 @@ impl Pair {
         command
     }
 
-    /// Runs server and client; the client's rows of results.
+    /// Runs server and client. Returns the client's rows of results.
     ///
     /// # Errors
-    /// [`PairError`] if a side does not start, fails, hangs or prints nothing.
-    pub fn run(&self) -> Result<Vec<Row>, PairError> {
-        undisturbed(|| self.run_once())
+    /// [`ToolError`] if a side does not start, fails or hangs, or if the client prints no result.
+    pub fn run(&self) -> Result<Vec<Row>, ToolError> {
+        retry_clock_calibration(|| self.run_once())
     }
 
-    fn run_once(&self) -> Result<Vec<Row>, PairError> {
+    fn run_once(&self) -> Result<Vec<Row>, ToolError> {
         let missing =
-            |cause| PairError::Missing { program: self.program.clone(), package: self.package, cause };
+            |cause| ToolError::Missing { program: self.program.clone(), package: self.package, cause };
         if !is_installed(&self.program) {
             return Err(missing(std::io::ErrorKind::NotFound.into()));
         }
         let port = ports::unused().map_err(missing)?;
         let mut server = self.command(port, None).spawn().map_err(missing)?;
-        // A server that ended instead is found when the client is done.
+        // A server that exits before it listens is reported after the client.
         let _ = ports::wait_for_listener(port, Duration::from_secs(10));
         let client = self.command(port, Some("localhost")).spawn().map_err(missing)?;
         let client = self.finish(client, "client");
         if client.is_err() {
-            // Without its client the server would wait for ever.
+            // Without its client the server would wait forever.
             let _ = server.kill();
         }
         let server = self.finish(server, "server");
@@ -183,7 +186,7 @@ impl Pair {
         let output = text(&client);
         let rows = rows(&output);
         if rows.is_empty() {
-            return Err(PairError::NoResult { program: self.name(), output });
+            return Err(ToolError::NoResult { program: self.name(), output });
         }
         Ok(rows)
     }
@@ -192,17 +195,17 @@ impl Pair {
         format!("{} {} {}", self.program, self.arguments.join(" "), self.client_arguments.join(" "))
     }
 
-    fn finish(&self, mut child: std::process::Child, side: &'static str) -> Result<Output, PairError> {
+    fn finish(&self, mut child: std::process::Child, side: &'static str) -> Result<Output, ToolError> {
         let deadline = Instant::now() + self.limit;
         let failed =
-            |what: String, output: String| PairError::Failed { program: self.name(), side, what, output };
+            |end: String, output: String| ToolError::Failed { program: self.name(), side, end, output };
         loop {
             match child.try_wait() {
                 Ok(Some(_)) => break,
                 Ok(None) if Instant::now() > deadline => {
                     let _ = child.kill();
                     let output = child.wait_with_output().map(|o| text(&o)).unwrap_or_default();
-                    return Err(failed(format!("did not end within {:?}", self.limit), output));
+                    return Err(failed(format!("did not exit within {:?}", self.limit), output));
                 }
                 Ok(None) => std::thread::sleep(Duration::from_millis(20)),
                 Err(error) => return Err(failed(error.to_string(), String::new())),
@@ -221,7 +224,7 @@ fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// Rows of numbers: below the header that starts with `#bytes`, or all, where there is no header.
+/// Rows of at least four numbers: those below a header that starts with `#bytes`, or all if there is no header.
 pub(crate) fn rows(output: &str) -> Vec<Row> {
     let table = |line: &&str| line.trim_start().starts_with("#bytes");
     let headed = output.lines().any(|line| table(&line));
@@ -240,7 +243,7 @@ fn is_installed(program: &str) -> bool {
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
-/// The processors that this process may use.
+/// The logical processors that this process may use.
 fn cores() -> Vec<usize> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or_default();
@@ -257,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_of_both_kinds_of_tools_are_read() {
+    fn result_rows_of_perftest_and_ucx_are_read() {
         let bandwidth = " local address: LID 0000\n #bytes     #iterations    BW peak[MB/sec]\n \
              65536      5000             36512.54            35497.80\t\t   0.567965\n----\n";
         assert_eq!(rows(bandwidth), [Row(vec![65536.0, 5000.0, 36512.54, 35497.80, 0.567_965])]);
@@ -270,30 +273,30 @@ mod tests {
     }
 
     #[test]
-    fn a_disturbed_clock_is_measured_again_twice_and_nothing_else_is() {
-        let runs = |says: &'static str, well_from: usize| {
+    fn only_a_failed_clock_calibration_is_retried_twice() {
+        let runs = |message: &'static str, succeeds_from: usize| {
             let mut runs = 0;
-            let ended = undisturbed(|| {
+            let ended = retry_clock_calibration(|| {
                 runs += 1;
-                if runs < well_from { Err(says) } else { Ok(()) }
+                if runs < succeeds_from { Err(message) } else { Ok(()) }
             });
             (ended, runs)
         };
-        let disturbed = "Correlation coefficient r^2: 0.884724 < 0.9";
-        assert_eq!(runs(disturbed, 3), (Ok(()), 3));
-        assert_eq!(runs(disturbed, 4), (Err(disturbed), 3));
+        let uncalibrated = "Correlation coefficient r^2: 0.884724 < 0.9";
+        assert_eq!(runs(uncalibrated, 3), (Ok(()), 3));
+        assert_eq!(runs(uncalibrated, 4), (Err(uncalibrated), 3));
         assert_eq!(runs("another", 2), (Err("another"), 1));
     }
 
     #[test]
-    fn there_is_a_core_to_run_on() {
+    fn the_affinity_mask_is_read() {
         let most = std::thread::available_parallelism().unwrap().get();
         assert!(cores().len() >= most, "{:?}", cores());
     }
 
     #[test]
-    fn a_missing_tool_says_what_to_install() {
-        let error = Pair::perftest("ib_no_such_tool", &[], None).run().unwrap_err();
+    fn the_error_for_a_missing_tool_names_the_package() {
+        let error = ToolPair::perftest("ib_no_such_tool", &[], None).run().unwrap_err();
         assert!(error.to_string().contains("apt-get install perftest"), "{error}");
     }
 }

@@ -1,14 +1,15 @@
 //! The words of the command line.
 
+pub(crate) mod bench;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use millstream_bench::model::ModelCase;
-use millstream_bench::verbs::raw_verbs::Operation;
 use millstream_offload::file::GridFile;
 use millstream_rdma::device::DeviceSelector;
 
+use self::bench::BenchOptions;
 use crate::card::CardOptions;
 use crate::stencil::GridSize;
 
@@ -278,34 +279,6 @@ pub(crate) struct EnvOptions {
     pub(crate) link: LinkOptions,
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct DatagramsOptions {
-    /// Serve, or measure against who does
-    pub(crate) what: Datagrams,
-    /// Payload of each packet
-    #[arg(long, default_value_t = 1024)]
-    pub(crate) payload: usize,
-    /// Let the kernel split buffers into packets
-    #[arg(long)]
-    pub(crate) offload: bool,
-    /// Seal packets with their ICRC, and check it
-    #[arg(long)]
-    pub(crate) seal: bool,
-    /// Own address
-    #[arg(long, default_value = "127.0.0.1")]
-    pub(crate) from: std::net::IpAddr,
-    /// The server's
-    #[arg(long, default_value = "127.0.0.1")]
-    pub(crate) to: std::net::IpAddr,
-}
-
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-pub(crate) enum Datagrams {
-    Serve,
-    Bandwidth,
-    Latency,
-}
-
 /// Faults and captures on the wire between hosts (docs/wire-link.md). WHICH is a probability, such as 0.01, or packets by
 /// number, such as '#3+17'.
 #[derive(Debug, Args)]
@@ -482,147 +455,4 @@ pub(crate) enum StreamCommand {
         /// Where to put them
         unpacked: PathBuf,
     },
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct BenchOptions {
-    #[command(subcommand)]
-    pub(crate) what: BenchWhat,
-    /// Where to write NAME.jsonl, one figure a line
-    #[arg(long, global = true, default_value = "target/bench", value_name = "FOLDER")]
-    pub(crate) out: PathBuf,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum BenchWhat {
-    /// The soft device, by Debian's perftest, UCX and a loop that only posts and polls
-    Verbs {
-        /// Interleaved rounds; medians are printed
-        #[arg(long, default_value_t = 5)]
-        rounds: usize,
-    },
-    /// The stencil kernel, beside C, numba and numpy
-    Stencil {
-        /// Rows and columns of the grid
-        #[arg(long, default_value_t = 8192)]
-        side: usize,
-        /// Interleaved rounds; medians are printed
-        #[arg(long, default_value_t = 5)]
-        rounds: usize,
-        /// A Python with numpy and numba [default: venv/bin/python in the results' folder, if it is there]
-        #[arg(long, value_name = "PROGRAM")]
-        python: Option<PathBuf>,
-        /// Only whole jobs beside the bare kernel
-        #[arg(long)]
-        jobs: bool,
-    },
-    /// The device between two hosts (network namespaces on this one; as root), beside bare UDP and TCP
-    Wire {
-        /// Interleaved rounds; medians are printed
-        #[arg(long, default_value_t = 3)]
-        rounds: usize,
-        /// MTUs of the cable
-        #[arg(long, value_delimiter = ',', default_values_t = [1500, 9000], value_name = "BYTES")]
-        mtu: Vec<u32>,
-        /// Only rows with one of these words in their names, and what they are held against [default: all]
-        #[arg(long, value_delimiter = ',', value_name = "WORD")]
-        only: Vec<String>,
-    },
-    /// One side of the bare link, started by `wire`
-    #[command(hide = true)]
-    Datagrams(DatagramsOptions),
-    /// Cards on the network: their memory, doorbell to interrupt, what waiting costs
-    Card {
-        /// Interleaved rounds; medians are printed
-        #[arg(long, default_value_t = 5)]
-        rounds: usize,
-        /// Only rows whose name contains one of these words
-        #[arg(long, value_name = "WORD", num_args = 1..)]
-        only: Vec<String>,
-    },
-    /// The model's engine beside other queues of events, its flow level beside SimGrid
-    Model {
-        /// Interleaved rounds; medians are printed
-        #[arg(long, default_value_t = 3)]
-        rounds: usize,
-    },
-    /// One simulation in a process of its own, started by `model`: prints events, virtual seconds and peak memory
-    #[command(hide = true)]
-    ModelCase {
-        /// Which
-        #[arg(value_parser = model_case)]
-        what: ModelCase,
-        /// Hosts, or nodes along each dimension of a torus
-        size: u32,
-        /// Messages from each host to each other
-        messages: u32,
-        /// Bytes of a message
-        bytes: u64,
-    },
-    /// What the device costs as it grows: queue pairs, processes
-    Scale {
-        /// Interleaved rounds; medians are printed
-        #[arg(long, default_value_t = 3)]
-        rounds: usize,
-    },
-    /// One process of `scale`, started by it
-    #[command(hide = true)]
-    ScaleClient {
-        /// Where the other side listens
-        address: String,
-        /// Queue pairs
-        pairs: usize,
-    },
-    /// One side of a loop that only posts and polls, started by `verbs`; without HOST it lends its memory
-    #[command(hide = true)]
-    Lean(LeanOptions),
-    /// The event builder, by number of units, batch size and kernel
-    Evb {
-        /// Runs of each case; medians are printed
-        #[arg(long, default_value_t = 3)]
-        rounds: usize,
-        /// About how long each run lasts
-        #[arg(long, default_value_t = 0.7, value_name = "SECONDS")]
-        seconds: f64,
-    },
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct LeanOptions {
-    /// write, read, send, latency, latency-completed, system-write or system-read
-    #[arg(value_parser = operation)]
-    pub(crate) operation: Operation,
-    /// Where the other side listens
-    pub(crate) host: Option<String>,
-    /// On which port
-    #[arg(short, long)]
-    pub(crate) port: u16,
-    /// Bytes of a request
-    #[arg(short, long, default_value_t = 8)]
-    pub(crate) size: u32,
-    /// Requests of one call, a power of two
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    pub(crate) list: usize,
-    /// Copy the data while it is posted
-    #[arg(long)]
-    pub(crate) inline: bool,
-    /// Lend private memory to READs
-    #[arg(long)]
-    pub(crate) private: bool,
-}
-
-fn model_case(name: &str) -> Result<ModelCase, String> {
-    match name {
-        "torus" => Ok(ModelCase::Torus),
-        "together" => Ok(ModelCase::Together),
-        "turns" => Ok(ModelCase::Turns),
-        _ => Err("one of torus, together, turns".to_owned()),
-    }
-}
-
-fn operation(name: &str) -> Result<Operation, String> {
-    let known = Operation::NAMES.iter().find(|(known, _)| *known == name);
-    known
-        .map(|(_, operation)| *operation)
-        .ok_or_else(|| format!("one of {}", Operation::NAMES.map(|(known, _)| known).join(", ")))
 }

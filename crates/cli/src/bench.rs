@@ -1,82 +1,103 @@
-//! `millstream bench`.
+//! `millstream bench`: parses no more than the command line; the benchmarks are in `millstream-bench`.
 
 use std::error::Error;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use millstream_bench::stencil::jobs;
-use millstream_bench::verbs::raw_verbs::{self, Loop};
-use millstream_bench::wire::raw_udp::{self, Manner};
-use millstream_bench::{card, evb, model, scale, verbs, wire};
+use millstream_bench::results::Results;
+use millstream_bench::stencil::{self, jobs, python_in};
+use millstream_bench::verbs::raw_verbs::{self, RawVerbsOptions};
+use millstream_bench::wire::raw_udp::{self, SendMode};
+use millstream_bench::{card, evb, model, report, scale, verbs, wire};
 
-use crate::args::{BenchOptions, BenchWhat, Datagrams, DatagramsOptions, LeanOptions};
+use crate::args::bench::{BenchCommand, BenchOptions, RawUdpOptions, RawUdpRole, RawVerbsArguments};
 use crate::demo::find_data;
 use crate::run::library_dir;
 
-pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
+pub(crate) fn run(options: BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
     let program = std::env::current_exe()?;
-    let mut failed = Vec::new();
-    let (name, table) = match &options.what {
-        BenchWhat::Verbs { rounds } => ("verbs", verbs::run(&program, &library_dir()?, *rounds)?),
-        BenchWhat::Evb { rounds, seconds } => {
-            let packed = find_data().ok_or("no data/sst1m here or above the program")?;
-            ("evb", evb::run(&program, &packed, &options.out, *rounds, *seconds)?)
+    let BenchOptions { command, out } = options;
+    let (mut notes, mut failures, mut selected) = (Vec::new(), Vec::new(), Vec::new());
+    let table = match command {
+        BenchCommand::Verbs { rounds } => verbs::run(&program, &library_dir()?, rounds.rounds)?,
+        BenchCommand::Scale { rounds } => scale::run(&program, rounds.rounds)?,
+        BenchCommand::Wire { rounds, mtu: mtus, only } => {
+            selected.clone_from(&only);
+            let library_dir = library_dir()?;
+            let options = wire::Options { program, library_dir, rounds: rounds.rounds, mtus, only };
+            let (table, failed) = wire::run(&options)?;
+            failures = failed;
+            table
         }
-        BenchWhat::Stencil { side, rounds, jobs: true, .. } => {
-            ("stencil-jobs", jobs::run_jobs(&program, *side as u64, *rounds)?)
+        BenchCommand::Evb { rounds, seconds } => {
+            let packed = find_data().ok_or("data/sst1m is neither here nor above the program")?;
+            evb::run(&program, &packed, &out, rounds.rounds, seconds)?
         }
-        BenchWhat::Stencil { side, rounds, python, .. } => {
-            ("stencil", jobs::run(&program, &options.out, *side, *rounds, python.as_deref())?)
+        BenchCommand::Card { rounds, only } => {
+            let table = card::run(&program, rounds.rounds, &only)?;
+            selected = only;
+            table
         }
-        BenchWhat::Card { rounds, only } => ("card", card::run(&program, *rounds, only)?),
-        BenchWhat::Model { rounds } => ("model", model::run(&program, &options.out, *rounds)?),
-        BenchWhat::ModelCase { what, size, messages, bytes } => {
-            model::case(*what, *size, *messages, *bytes);
+        BenchCommand::Stencil { rounds, grid, python } => {
+            let (folder, python) = (out.join("stencil"), python.or_else(|| python_in(&out)));
+            let options = stencil::Options { side: grid.side, rounds: rounds.rounds, folder, python };
+            let (table, unmeasured) = stencil::run(&options)?;
+            notes = unmeasured;
+            table
+        }
+        BenchCommand::StencilJobs { rounds, grid } => {
+            let (table, unmeasured) = jobs::run(&program, grid.side as u64, rounds.rounds)?;
+            notes = unmeasured;
+            table
+        }
+        BenchCommand::Model { rounds } => model::run(&program, &out, rounds.rounds)?,
+        BenchCommand::Report { results, document } => {
+            for copied in report::update(&out, &results, &document)? {
+                println!("{}", copied.display());
+            }
+            println!("{}", document.display());
             return Ok(ExitCode::SUCCESS);
         }
-        BenchWhat::Scale { rounds } => ("scale", scale::run(&program, *rounds)?),
-        BenchWhat::Wire { rounds, mtu, only } => {
-            let (mtus, only) = (mtu.clone(), only.clone());
-            let options = wire::Options { program, library_dir: library_dir()?, rounds: *rounds, mtus, only };
-            let (table, lacks) = wire::run(&options)?;
-            failed = lacks;
-            ("wire", table)
+        BenchCommand::RawUdp(options) => return raw_udp(&options).map(|()| ExitCode::SUCCESS),
+        BenchCommand::RawVerbs(options) => return raw_verbs(&options).map(|()| ExitCode::SUCCESS),
+        BenchCommand::ModelCase { case, size, messages, bytes } => {
+            model::run_case_here(case, size, messages, bytes);
+            return Ok(ExitCode::SUCCESS);
         }
-        BenchWhat::Datagrams(options) => return datagrams(options).map(|()| ExitCode::SUCCESS),
-        BenchWhat::Lean(options) => return lean(options).map(|()| ExitCode::SUCCESS),
-        BenchWhat::ScaleClient { address, pairs } => {
-            return scale::client(address, *pairs).map(|()| ExitCode::SUCCESS);
+        BenchCommand::ScaleClient { address, pairs } => {
+            return scale::client(&address, pairs).map(|()| ExitCode::SUCCESS);
         }
     };
     print!("{table}");
-    let path = options.out.join(format!("{name}.jsonl"));
-    table.write(&path)?;
+    notes.iter().for_each(|note| println!("{note}"));
+    let path = out.join(format!("{}.jsonl", table.benchmark().name));
+    Results::of(&table, &selected).write(&path)?;
     println!("written to {}", path.display());
-    for row in &failed {
-        eprintln!("not measured: {row}");
+    for failure in &failures {
+        eprintln!("not measured: {failure}");
     }
-    Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// One side of the bare link; a result is a line that starts with that word.
-fn datagrams(options: &DatagramsOptions) -> Result<(), Box<dyn Error>> {
-    let DatagramsOptions { what, payload, offload, seal, from, to } = *options;
-    let manner = Manner { payload, offload, seal };
-    match what {
-        Datagrams::Serve => raw_udp::serve(manner)?,
-        Datagrams::Bandwidth => {
-            println!("result {}", raw_udp::bandwidth(from, to, manner, Duration::from_secs(1))? / 1e9);
+/// One side of the raw UDP link. A client prints `result`, followed by GB/s or µs.
+fn raw_udp(options: &RawUdpOptions) -> Result<(), Box<dyn Error>> {
+    let RawUdpOptions { role, payload, segmentation_offload, icrc, from, to } = *options;
+    let mode = SendMode { payload, segmentation_offload, icrc };
+    match role {
+        RawUdpRole::Serve => raw_udp::serve(mode)?,
+        RawUdpRole::Bandwidth => {
+            println!("result {}", raw_udp::bandwidth(from, to, mode, Duration::from_secs(1))? / 1e9);
         }
-        Datagrams::Latency => println!("result {}", raw_udp::latency(from, to, manner, 20_000)? * 1e6),
+        RawUdpRole::Latency => println!("result {}", raw_udp::latency(from, to, mode, 20_000)? * 1e6),
     }
     Ok(())
 }
 
-fn lean(options: &LeanOptions) -> Result<(), Box<dyn Error>> {
-    let LeanOptions { operation, size, list, inline, private, port, .. } = *options;
-    let what = Loop { operation, size, list, inline, private };
-    match &options.host {
-        None => raw_verbs::serve(port, &what),
-        Some(host) => raw_verbs::measure(host, port, &what),
+fn raw_verbs(arguments: &RawVerbsArguments) -> Result<(), Box<dyn Error>> {
+    let RawVerbsArguments { operation, size, post_list, inline, private, port, .. } = *arguments;
+    let options = RawVerbsOptions { operation, size, post_list, inline, private };
+    match &arguments.host {
+        None => raw_verbs::serve(port, &options),
+        Some(host) => raw_verbs::measure(host, port, &options),
     }
 }

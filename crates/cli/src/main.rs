@@ -48,7 +48,7 @@ fn main() -> ExitCode {
         Command::Stream(command) => stream::run(&command),
         Command::Site(command) => site::run(&command),
         Command::Model(command) => model::run(&command),
-        Command::Bench(options) => bench::run(&options),
+        Command::Bench(options) => bench::run(options),
     };
     result.unwrap_or_else(|error| failed(&*error))
 }

@@ -1,8 +1,8 @@
 // The all-to-all of crates/model/src/flow.rs in SimGrid: HOSTS hosts around one switch of no limit, each sends
-// MESSAGES messages of BYTES bytes to each other, all started at once (together), or each host's one after the
-// other, first those to the next host (turns). Prints 0, the virtual time of the last, and peak memory in KiB.
+// MESSAGES messages of BYTES bytes to each other, all started at once (concurrent), or each host's one after the
+// other, first those to the next host (sequential). Prints 0, the virtual time of the last, and peak memory in KiB.
 //
-//   g++ -O2 all_to_all.cpp -lsimgrid -o all_to_all && ./all_to_all 128 64 1000000 12.5e9 1e-6 turns
+//   g++ -O2 all_to_all.cpp -lsimgrid -o all_to_all && ./all_to_all 128 64 1000000 12.5e9 1e-6 sequential
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -17,11 +17,11 @@ int main(int argc, char** argv)
 {
   sg4::Engine engine(&argc, argv);
   if (argc != 7) {
-    std::fprintf(stderr, "usage: all_to_all HOSTS MESSAGES BYTES RATE LATENCY together|turns\n");
+    std::fprintf(stderr, "usage: all_to_all HOSTS MESSAGES BYTES RATE LATENCY concurrent|sequential\n");
     return 2;
   }
   const int hosts = std::atoi(argv[1]), messages = std::atoi(argv[2]);
-  const bool turns = std::string(argv[6]) == "turns";
+  const bool sequential = std::string(argv[6]) == "sequential";
   const double bytes = std::atof(argv[3]), rate = std::atof(argv[4]), latency = std::atof(argv[5]);
   // Pure sharing, as in the model: no correction for TCP's windows or headers.
   sg4::Engine::set_config("network/model:CM02");
@@ -45,7 +45,7 @@ int main(int argc, char** argv)
                         {sg4::LinkInRoute(up[i]), sg4::LinkInRoute(down[k])}, false);
   zone->seal();
 
-  if (turns)
+  if (sequential)
     for (int i = 0; i < hosts; i++)
       sg4::Actor::create("sender", all[i], [&, i] {
         for (int k = 1; k < hosts; k++)

@@ -1,10 +1,10 @@
-//! How fast the kernels are on this machine, beside a plain copy of the same bytes in the same run.
+//! The cluster7 kernel on generated camera events, against a copy of the same fragments.
 
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
-use millstream_camera::format::{CRATES, DECISION_BYTES, TRACE_BYTES, TRIGGER_THRESHOLD};
-use millstream_camera::trigger::{GEOMETRY_BYTES, TriggerGeometry};
+use millstream_camera::format::{CRATES, DECISION_BYTES, PATCHES, TRACE_BYTES, TRIGGER_THRESHOLD};
+use millstream_camera::trigger::{CLUSTER_INPUTS, GEOMETRY_BYTES, TriggerGeometry};
 use millstream_card::command::{FLAG_VERIFY, Fault};
 use millstream_card::kernel::cluster7::{Cluster7Args, NAME};
 use millstream_card::kernel::slot::{Place, Summary};
@@ -15,94 +15,115 @@ use millstream_fragment::mfp::{self, MfpError, Repr};
 use millstream_fragment::{Alignment, Fragment, SourceId, SourceKind};
 use millstream_shm::PAGE;
 
+use crate::{Figure, NameFilter, Table, median};
+
 /// Boards with waveforms per crate, and the length of their fragments [bytes], as in the camera.
 const BOARDS: u32 = 9;
 const BOARD_BYTES: usize = 4800;
 
-/// What to run.
+/// The events that the kernel processes.
 #[derive(Clone, Copy, Debug)]
-pub struct Workload {
+struct Workload {
     /// Events per slot, 1 to [`MAX_EVENTS`](millstream_card::kernel::slot::MAX_EVENTS).
-    pub batch: u32,
-    /// Slots that are worked on in turn. Few slots fit into a cache, landing memory does not.
-    pub slots: NonZeroU32,
-    /// Check all 30 fragments of an event in the same pass, instead of only reading the traces.
-    pub verify: bool,
-    /// Shortest time to measure.
-    pub duration: Duration,
+    batch: u32,
+    /// Slots that the kernel cycles through; many slots exceed the caches, as an event builder's memory does.
+    slots: NonZeroU32,
+    /// Whether the kernel checks all 30 fragments of an event instead of only reading the traces.
+    verify: bool,
+    /// The shortest kernel time to measure.
+    duration: Duration,
 }
 
-/// What came out.
+/// Counts and times of one measurement.
 #[derive(Clone, Copy, Debug)]
-pub struct Rate {
-    /// Events computed.
-    pub events: u64,
+struct Rate {
+    /// Events processed.
+    events: u64,
     /// Payload that the kernel read [bytes].
-    pub payload_bytes: u64,
-    /// Time that the kernel took.
-    pub kernel_time: Duration,
-    /// Time that copying the same payload took, fragment by fragment, to a buffer in the cache.
-    pub copy_time: Duration,
-    /// Decision bits set; a kernel that works sets some.
-    pub decisions_set: u64,
+    payload_bytes: u64,
+    /// Time in the kernel.
+    kernel_time: Duration,
+    /// Time of copying the same payload, fragment by fragment, to a buffer in the cache.
+    copy_time: Duration,
+    /// Decision bits set; a correct kernel sets some.
+    decisions_set: u64,
 }
 
 impl Rate {
-    /// Events per second.
-    #[must_use]
-    pub fn events_per_second(&self) -> f64 {
-        self.events as f64 / self.kernel_time.as_secs_f64()
-    }
-
-    /// Payload read by the kernel [GB/s].
-    #[must_use]
-    pub fn gigabytes_per_second(&self) -> f64 {
-        self.payload_bytes as f64 / self.kernel_time.as_secs_f64() / 1e9
-    }
-
-    /// Payload copied by the plain copy [GB/s].
-    #[must_use]
-    pub fn copy_gigabytes_per_second(&self) -> f64 {
-        self.payload_bytes as f64 / self.copy_time.as_secs_f64() / 1e9
+    /// Payload read by the kernel, and payload copied [GB/s].
+    fn gigabytes_per_second(&self) -> [f64; 2] {
+        [self.kernel_time, self.copy_time].map(|time| self.payload_bytes as f64 / time.as_secs_f64() / 1e9)
     }
 }
 
-/// Why a benchmark did not run.
+/// Measures the kernel with and without the check of all fragments, in `rounds` interleaved rounds.
+///
+/// # Errors
+/// [`Cluster7Error`].
+pub(super) fn measure(table: &mut Table, rounds: usize, only: NameFilter<'_>) -> Result<(), Cluster7Error> {
+    let geometry = neighbouring_patches();
+    for (verify, name) in
+        [(false, "cluster7 kernel, traces"), (true, "cluster7 kernel, all fragments checked")]
+    {
+        if !only.selects(name) {
+            continue;
+        }
+        let workload = Workload { batch: 64, slots: SLOTS, verify, duration: Duration::from_millis(200) };
+        let mut rates = [Vec::new(), Vec::new()];
+        for _ in 0..rounds {
+            let measured = cluster7(workload, &geometry)?.gigabytes_per_second();
+            rates.iter_mut().zip(measured).for_each(|(rates, rate)| rates.push(rate));
+        }
+        let [kernel, copy] = rates.map(|rates| median(&rates).unwrap_or(0.0));
+        table.push(Figure::with_baseline(name, kernel, "GB/s", copy));
+    }
+    Ok(())
+}
+
+/// Slots of a measurement.
+const SLOTS: NonZeroU32 = NonZeroU32::new(8).unwrap();
+
+/// A geometry in which each cluster is a patch and the ones that follow it.
+fn neighbouring_patches() -> TriggerGeometry {
+    let cluster = |patch: usize| (0..CLUSTER_INPUTS).map(move |next| ((patch + next) % PATCHES) as i16);
+    let entries = (0..PATCHES).flat_map(|patch| cluster(patch).chain([patch as i16]));
+    let table: Vec<u8> = entries.flat_map(i16::to_le_bytes).collect();
+    let table = table.try_into().expect("a row of entries per patch");
+    TriggerGeometry::from_bytes(&table).expect("entries below the number of patches")
+}
+
+/// The kernel could not be measured.
 #[derive(Debug, thiserror::Error)]
-pub enum BenchError {
-    /// There is no room for so many slots.
+pub enum Cluster7Error {
+    /// The memory for the slots cannot be allocated.
     #[error(transparent)]
     Memory(#[from] PrefaultError),
-    /// The kernel refused the workload.
+    /// The kernel rejected the workload.
     #[error("kernel: {0}")]
     Kernel(#[from] Fault),
-    /// The workload makes no packets.
+    /// The workload cannot be packed.
     #[error("packets: {0}")]
     Packet(#[from] MfpError),
 }
 
-impl From<OsError> for BenchError {
-    fn from(error: OsError) -> BenchError {
-        BenchError::Memory(error.into())
+impl From<OsError> for Cluster7Error {
+    fn from(error: OsError) -> Cluster7Error {
+        Cluster7Error::Memory(error.into())
     }
 }
 
-impl From<AccessError> for BenchError {
-    fn from(error: AccessError) -> BenchError {
-        BenchError::Memory(error.into())
+impl From<AccessError> for Cluster7Error {
+    fn from(error: AccessError) -> Cluster7Error {
+        Cluster7Error::Memory(error.into())
     }
 }
 
-/// Runs `cluster7` with the camera's sources and generated traces, on the calling thread and without
-/// the rings of a card.
-///
-/// # Errors
-/// [`BenchError`].
-pub fn cluster7(workload: Workload, geometry: &TriggerGeometry) -> Result<Rate, BenchError> {
-    let bench = Bench::prepare(workload, geometry)?;
+/// Runs the kernel with the camera's sources and generated traces, on the calling thread and without a card.
+fn cluster7(workload: Workload, geometry: &TriggerGeometry) -> Result<Rate, Cluster7Error> {
+    let bench = Prepared::new(workload, geometry)?;
     let builtin = BUILTINS.iter().find(|kernel| kernel.name == NAME).expect("cluster7 is built in");
     let mut kernel = (builtin.make)();
-    // Once over all slots, unmeasured: the first touch of everything.
+    // Warm-up: one pass over all slots.
     for slot in 0..workload.slots.get() {
         bench.run(&mut *kernel, slot)?;
     }
@@ -113,7 +134,7 @@ pub fn cluster7(workload: Workload, geometry: &TriggerGeometry) -> Result<Rate, 
         copy_time: Duration::ZERO,
         decisions_set: 0,
     };
-    // In turn, so that a change of the machine's mood meets both.
+    // Kernel and copy in turn, so that both see the same state of the machine.
     while rate.kernel_time < workload.duration {
         let started = Instant::now();
         for slot in 0..workload.slots.get() {
@@ -132,18 +153,18 @@ pub fn cluster7(workload: Workload, geometry: &TriggerGeometry) -> Result<Rate, 
     Ok(rate)
 }
 
-/// Slots filled with packets, and where everything is.
-struct Bench {
+/// Card memory with slots full of packets, and its layout.
+struct Prepared {
     workload: Workload,
     memory: Memory,
     result: Span,
     args: Vec<Span>,
-    /// Fragments that the kernel reads, by slot.
+    /// The fragments that the kernel reads, by slot.
     fragments: Vec<Vec<Span>>,
 }
 
-impl Bench {
-    fn prepare(workload: Workload, geometry: &TriggerGeometry) -> Result<Bench, BenchError> {
+impl Prepared {
+    fn new(workload: Workload, geometry: &TriggerGeometry) -> Result<Prepared, Cluster7Error> {
         let n_events = workload.batch;
         let sources = sources(workload.verify);
         let capacity = |&(_, len): &(u32, usize)| {
@@ -198,7 +219,7 @@ impl Bench {
             memory.write(args.offset, &bytes)?;
             all_fragments.push(in_slot);
         }
-        Ok(Bench { workload, memory, result, args, fragments: all_fragments })
+        Ok(Prepared { workload, memory, result, args, fragments: all_fragments })
     }
 
     /// Runs the kernel on one slot; the run's results.
@@ -255,7 +276,7 @@ fn packet(
     Ok(packet)
 }
 
-/// Samples of a quiet camera, with a bright one now and then.
+/// Samples of a camera at night level, with a bright one now and then.
 struct Noise(u32);
 
 impl Noise {
@@ -269,13 +290,11 @@ impl Noise {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use millstream_camera::format::PATCHES;
-    use millstream_camera::trigger::CLUSTER_INPUTS;
 
     const TWO: NonZeroU32 = NonZeroU32::new(2).unwrap();
 
     #[test]
-    fn the_benchmark_computes_what_it_counts() {
+    fn kernel_and_payload_counts_match_the_workload() {
         let mut table = Vec::new();
         for patch in 0..PATCHES as i16 {
             let cluster = [patch, patch, patch, -1, -1, -1, -1];
@@ -294,6 +313,9 @@ mod tests {
             assert!(rate.kernel_time >= workload.duration && rate.copy_time > Duration::ZERO);
         }
         let workload = Workload { batch: 0, slots: TWO, verify: false, duration: Duration::ZERO };
-        assert!(matches!(cluster7(workload, &geometry), Err(BenchError::Packet(_) | BenchError::Kernel(_))));
+        assert!(matches!(
+            cluster7(workload, &geometry),
+            Err(Cluster7Error::Packet(_) | Cluster7Error::Kernel(_))
+        ));
     }
 }

@@ -1,4 +1,4 @@
-//! `millstream bench card`: cards in processes of their own, used by this one as a node.
+//! `millstream bench card`: card processes, used by this process as a remote node.
 
 pub mod cluster7;
 
@@ -8,8 +8,6 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::memcpy::memcpy_between;
-use crate::{Figure, Only, Table, median};
 use millstream_card::net::control::{KernelSource, Start};
 use millstream_card::net::{RemoteCard, RemoteError, RemoteOptions};
 use millstream_card::region::copy::{Copy, CopyOperation};
@@ -18,60 +16,76 @@ use millstream_rdma::device::{self, DeviceSelector};
 use millstream_rdma::{Access, Device, Region};
 use millstream_shm::thread;
 
+use crate::memcpy::memcpy_between;
+use crate::{Benchmark, Figure, NameFilter, Table, median};
+
+/// This benchmark.
+pub const BENCHMARK: Benchmark = Benchmark {
+    name: "card",
+    title: "Cards on the network",
+    measures: "RDMA between a node and two emulated cards, and between the cards, by transfer size; the time from a doorbell \
+               by RDMA to the interrupt message; the CPU time of an idle card with a lease; the cluster7 kernel on the \
+               camera's sources.",
+    baseline: "memcpy between the same mapped buffers on the same core; for times the target value; for the kernel a copy of \
+               the same fragments into the cache",
+    command: "make bench-card",
+};
+
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
 const MEMORY: u64 = 256 << 20;
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const SIZES: [usize; 5] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20];
 
 /// Each measurement of a throughput moves about so much, after a pass over its places that brings into the caches what
 /// they can hold: as [`memcpy`] does.
 const MOVED: usize = 512 << 20;
 
-/// The figures; `program` is `millstream`, which serves the cards.
+/// Measures the figures that `only` selects; `program` is the path of `millstream`, which serves the cards.
 ///
 /// # Errors
-/// Whatever stands in the way, for people.
+/// The first error of a card process, of a connection or of an operation.
 pub fn run(program: &Path, rounds: usize, only: &[String]) -> Outcome<Table> {
-    let only = Only(only);
+    let only = NameFilter(only);
     let device = device::open(&DeviceSelector::from_environment())?;
-    let mut table =
-        Table::new("Cards on the network", "memcpy between mapped buffers, or what was asked for");
+    let mut table = Table::new(BENCHMARK, rounds);
+    cluster7::measure(&mut table, rounds, only)?;
     eprintln!("two cards of {} MiB, prefaulted", MEMORY >> 20);
-    // Cores of a shared machine differ: a copy is held against memcpy on the core that makes it.
+    // Cores of a shared machine differ: a transfer is compared with memcpy on the core that makes the transfer.
     let cores = thread::affinity()?;
     let (node, cards) = (&cores[..1], &cores[cores.len() - 1..]);
     let (first, second) = thread::with_affinity(cards, || {
-        Outcome::Ok((Served::start(program, "20")?, Served::start(program, "20")?))
+        Outcome::Ok((CardServer::start(program, "20")?, CardServer::start(program, "20")?))
     })??;
     let (one, other) = (first.connect(&device)?, second.connect(&device)?);
-    let mapped = [Card::open(&first.name, PATIENCE)?, Card::open(&second.name, PATIENCE)?];
+    let mapped = [Card::open(&first.name, TIMEOUT)?, Card::open(&second.name, TIMEOUT)?];
     let places = (&one, &other, second.address.as_str());
-    thread::with_affinity(node, || memory(&mut table, &device, places, &mapped, cards, (rounds, only)))??;
+    thread::with_affinity(node, || transfers(&mut table, &device, places, &mapped, cards, (rounds, only)))??;
     drop(mapped);
     drop(one);
     drop(other);
     drop(second);
-    if only.wants(WAITING) {
-        idle(&mut table, &device, &first)?;
+    if only.selects(IDLE_CARD) {
+        idle_card(&mut table, &device, &first)?;
     }
     drop(first);
-    round_trip(&mut table, program, &device, only)?;
+    doorbell_to_interrupt(&mut table, program, &device, only)?;
     Ok(table)
 }
 
-const WAITING: &str = "waiting card";
+/// Name of the figure of a card without work.
+const IDLE_CARD: &str = "idle card with a lease, CPU time";
 
-/// A card process, which ends with this.
-struct Served {
+/// A card process; dropping this value ends it.
+struct CardServer {
     process: Child,
     name: CardName,
     address: String,
 }
 
-impl Served {
-    fn start(program: &Path, spin: &str) -> Outcome<Served> {
-        let name = format!("bench-{}-{}", std::process::id(), next()).parse()?;
+impl CardServer {
+    fn start(program: &Path, spin: &str) -> Outcome<CardServer> {
+        let name = format!("bench-{}-{}", std::process::id(), next_number()).parse()?;
         let mut process = Command::new(program)
             .args(["card", "--json", "serve", &format!("{name}")])
             .args(["--memory", &MEMORY.to_string(), "--banks", "4", "--listen", "127.0.0.1:0", "--prefault"])
@@ -79,43 +93,43 @@ impl Served {
             .stdout(Stdio::piped())
             .stdin(Stdio::null())
             .spawn()?;
-        let out = process.stdout.take().ok_or("the card has no standard output")?;
+        let out = process.stdout.take().ok_or("the card process has no standard output")?;
         let mut line = String::new();
         BufReader::new(out).read_line(&mut line)?;
-        let said: serde_json::Value = serde_json::from_str(&line)?;
-        let address = said["address"].as_str().ok_or("the card did not say its address")?.to_owned();
-        Ok(Served { process, name, address })
+        let status: serde_json::Value = serde_json::from_str(&line)?;
+        let address = status["address"].as_str().ok_or("the card process printed no address")?.to_owned();
+        Ok(CardServer { process, name, address })
     }
 
     fn connect(&self, device: &Device) -> Outcome<RemoteCard> {
         let options = RemoteOptions { spin: Duration::from_millis(1), ..RemoteOptions::default() };
         let card = RemoteCard::connect(device, &self.address, options)?;
-        card.acquire(Duration::from_secs(30), PATIENCE)?;
+        card.acquire(Duration::from_secs(30), TIMEOUT)?;
         Ok(card)
     }
 }
 
-impl Drop for Served {
+impl Drop for CardServer {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-fn next() -> usize {
+fn next_number() -> usize {
     static NEXT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
     NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
 }
 
-/// Write, read, card to card, by size, in turns with memcpy of the same blocks between the same places: how quick copies of
-/// about a cache's size are depends on where their pages lie.
-fn memory(
+/// Writes, reads and card-to-card copies by size, in turn with memcpy of the same blocks between the same buffers: near the
+/// size of a cache, throughput depends on the physical pages.
+fn transfers(
     table: &mut Table,
     device: &Device,
     (one, other, address): (&RemoteCard, &RemoteCard, &str),
     mapped: &[Card; 2],
     cores_of_cards: &[usize],
-    (rounds, only): (usize, Only<'_>),
+    (rounds, only): (usize, NameFilter<'_>),
 ) -> Outcome<()> {
     let buffer = Region::landing(device, c"bench-card", 64 << 20, Access::LOCAL_WRITE)?;
     buffer.populate()?;
@@ -123,13 +137,18 @@ fn memory(
     let there = other.held().ok_or("no lease")?.memory;
     for size in SIZES {
         let name = if size < 1 << 20 { format!("{} KiB", size >> 10) } else { format!("{} MiB", size >> 20) };
-        let names = ["write", "read", "card to card", "card to card, one at a time"]
-            .map(|what| format!("{what} {name}"));
-        let wanted = names.each_ref().map(|name| only.wants(name));
+        let names = [
+            "node to card, WRITE",
+            "card to node, READ",
+            "card to card, queued",
+            "card to card, one at a time",
+        ]
+        .map(|what| format!("{what} {name}"));
+        let wanted = names.each_ref().map(|name| only.selects(name));
         if wanted == [false; 4] {
             continue;
         }
-        // The same places again and again where a cache holds them, as memcpy has it.
+        // Transfers cycle through a window of at least 4 MiB, as memcpy does.
         let window = size.max(4 << 20);
         let places: Vec<u64> = (0..window / size).map(|place| (place * size) as u64).collect();
         let parts: Vec<(u64, Span)> = places.iter().map(|at| (*at, Span::new(*at, size as u64))).collect();
@@ -143,7 +162,7 @@ fn memory(
             notify: false,
         };
         let copies: Vec<_> = places.iter().map(copy).collect();
-        // The copies of all passes, to be queued: else a large one would be one at a time.
+        // The copies of all passes in one queue: a window has only one copy of the largest size.
         let queue = copies.repeat(passes);
         let rate = |pass: &dyn Fn(usize) -> Result<(), RemoteError>| -> Outcome<f64> {
             pass(1)?;
@@ -154,13 +173,13 @@ fn memory(
         let bases = mapped.each_ref().map(|card| card.memory().as_ptr().expect("emulated memory is mapped"));
         let local = buffer.as_ptr().expect("landing memory is mapped here").as_ptr();
         let memcpy = |from: *const u8, to: *mut u8| {
-            // SAFETY: the buffer and the memories of both cards, of which each has a window and more. They are those that
-            // the transfers use, in turn with this.
+            // SAFETY: the buffer and the memories of both cards have at least a window of bytes each. The transfers that
+            // also use them run in turn with this copy.
             unsafe { memcpy_between((from, window), (to, window), size, Duration::from_millis(40)) }
         };
-        // Of each row and of what it is held against.
+        // Of each figure, and of its baseline.
         let mut rates: [(Vec<f64>, Vec<f64>); 4] = Default::default();
-        // The first round warms up.
+        // The first round is a warm-up.
         for round in 0..=rounds {
             let [to, from] = [memcpy(local, bases[0]), memcpy(bases[0], local)];
             let there = thread::with_affinity(cores_of_cards, || memcpy(bases[0], bases[1]))?;
@@ -171,10 +190,10 @@ fn memory(
                 let (rate, memcpy) = match row {
                     0 => (rate(&|times| (0..times).try_for_each(|_| one.write_many(&buffer, &parts)))?, to),
                     1 => (rate(&|times| (0..times).try_for_each(|_| one.read_many(&buffer, &parts)))?, from),
-                    2 => (rate(&|times| one.copy(&queue[..times * copies.len()], PATIENCE))?, there),
+                    2 => (rate(&|times| one.copy(&queue[..times * copies.len()], TIMEOUT))?, there),
                     _ => {
                         let each = |times| queue[..times * copies.len()].chunks(1);
-                        (rate(&|times| each(times).try_for_each(|copy| one.copy(copy, PATIENCE)))?, there)
+                        (rate(&|times| each(times).try_for_each(|copy| one.copy(copy, TIMEOUT)))?, there)
                     }
                 };
                 if round > 0 {
@@ -185,32 +204,32 @@ fn memory(
         }
         for (name, (rates, against)) in names.iter().zip(&rates) {
             if let (Some(rate), Some(memcpy)) = (median(rates), median(against)) {
-                table.push(Figure::against(name, rate, "GB/s", memcpy));
+                table.push(Figure::with_baseline(name, rate, "GB/s", memcpy));
             }
         }
     }
     Ok(())
 }
 
-/// Processor time of a card that waits, with a lease held and its heartbeats coming.
-fn idle(table: &mut Table, device: &Device, card: &Served) -> Outcome<()> {
+/// CPU time of a card without work, with a lease held and its heartbeats arriving.
+fn idle_card(table: &mut Table, device: &Device, card: &CardServer) -> Outcome<()> {
     let options = RemoteOptions::default();
     let node = RemoteCard::connect(device, &card.address, options)?;
-    node.acquire(Duration::from_secs(5), PATIENCE)?;
+    node.acquire(Duration::from_secs(5), TIMEOUT)?;
     node.load(0, KernelSource::Named("null"))?;
-    node.run(0, &Start::new(&[]), PATIENCE)?;
+    node.run(0, &Start::new(&[]), TIMEOUT)?;
     std::thread::sleep(Duration::from_millis(200));
-    let before = processor_time(card.process.id())?;
+    let before = cpu_seconds(card.process.id())?;
     let started = Instant::now();
     std::thread::sleep(Duration::from_secs(4));
-    let used = processor_time(card.process.id())? - before;
+    let used = cpu_seconds(card.process.id())? - before;
     let percent = 100.0 * used / started.elapsed().as_secs_f64();
-    table.push(Figure::against(WAITING, percent, "% of a core", 1.0));
+    table.push(Figure::with_baseline(IDLE_CARD, percent, "% of a core", 1.0));
     Ok(())
 }
 
-/// Seconds of processor time that a process has used, from the scheduler's account in nanoseconds.
-fn processor_time(process: u32) -> Outcome<f64> {
+/// CPU time of a process [s], from the scheduler's statistics.
+fn cpu_seconds(process: u32) -> Outcome<f64> {
     let mut total = 0.0;
     for task in std::fs::read_dir(format!("/proc/{process}/task"))? {
         let text = std::fs::read_to_string(task?.path().join("schedstat"))?;
@@ -220,38 +239,46 @@ fn processor_time(process: u32) -> Outcome<f64> {
     Ok(total)
 }
 
-/// Doorbell by RDMA, kernel, interrupt by message.
-fn round_trip(table: &mut Table, program: &Path, device: &Device, only: Only<'_>) -> Outcome<()> {
-    for (spin, name, asked) in [("always", "spinning", Some(5.0)), ("0", "sleeping", None)] {
-        if !only.wants(&format!("doorbell to interrupt, {name} card")) {
+/// The time from a doorbell by RDMA through a null kernel to the interrupt message.
+fn doorbell_to_interrupt(
+    table: &mut Table,
+    program: &Path,
+    device: &Device,
+    only: NameFilter<'_>,
+) -> Outcome<()> {
+    for (spin, name, target) in [("always", "polling", Some(5.0)), ("0", "sleeping", None)] {
+        if !only.selects(&format!("doorbell to interrupt, {name} card")) {
             continue;
         }
-        let card = Served::start(program, spin)?;
+        let card = CardServer::start(program, spin)?;
         let options = RemoteOptions { spin: Duration::from_secs(1), ..RemoteOptions::default() };
         let node = RemoteCard::connect(device, &card.address, options)?;
-        node.acquire(Duration::from_secs(30), PATIENCE)?;
+        node.acquire(Duration::from_secs(30), TIMEOUT)?;
         node.load(0, KernelSource::Named("null"))?;
         let start = Start::new(&[1, 2, 3, 4]);
-        let trips = if asked.is_some() { 20_000 } else { 2000 };
+        let trips = if target.is_some() { 20_000 } else { 2000 };
         for _ in 0..trips / 10 {
-            node.run(0, &start, PATIENCE)?;
+            node.run(0, &start, TIMEOUT)?;
         }
         let mut times = Vec::with_capacity(trips);
         for _ in 0..trips {
             let started = Instant::now();
-            node.run(0, &start, PATIENCE)?;
+            node.run(0, &start, TIMEOUT)?;
             times.push(started.elapsed().as_secs_f64() * 1e6);
         }
         times.sort_by(f64::total_cmp);
         let middle = times[times.len() / 2];
-        table.push(match asked {
-            Some(asked) => {
-                Figure::against(format!("doorbell to interrupt, {name} card"), middle, "µs", asked)
-            }
-            None => Figure::alone(format!("doorbell to interrupt, {name} card"), middle, "µs"),
+        let figure = format!("doorbell to interrupt, {name} card, median");
+        table.push(match target {
+            Some(target) => Figure::with_baseline(figure, middle, "µs", target),
+            None => Figure::without_baseline(figure, middle, "µs"),
         });
         let far = times[times.len() * 99 / 100];
-        table.push(Figure::alone(format!("99 % of them, {name} card"), far, "µs"));
+        table.push(Figure::without_baseline(
+            format!("doorbell to interrupt, {name} card, 99th percentile"),
+            far,
+            "µs",
+        ));
     }
     Ok(())
 }

@@ -1,7 +1,9 @@
-//! The stencil kernel beside the same loop in C, numba and numpy, in turns.
+//! `millstream bench stencil`: the stencil kernel against the same computation in C, numba and numpy.
 
-mod competitor;
 pub mod jobs;
+mod peer_program;
+mod region_kernel;
+mod wasm;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -10,67 +12,78 @@ use std::time::{Duration, Instant};
 use millstream_shm::{Mapping, Memfd};
 use millstream_stencil::{Element, Jacobi, Plane, reference};
 
-use crate::{Figure, Table, median};
-use competitor::Competitor;
+use crate::{Benchmark, Figure, Table, median};
+use peer_program::PeerProgram;
 
-/// The benchmark could not be run.
+/// This benchmark.
+pub const BENCHMARK: Benchmark = Benchmark {
+    name: "stencil",
+    title: "Stencil kernel",
+    measures: "Grid points per second of the five-point Jacobi kernel in one process, of C programs (OpenMP loop, \
+               non-temporal stores, wavefronts of several sweeps), of numba and numpy, and of the WebAssembly example kernel. \
+               All programs compute the same bits, which the benchmark checks first.",
+    baseline: "the fastest C wavefront; for the WebAssembly kernel the native kernel",
+    command: "make bench-card",
+};
+
+/// The benchmark failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StencilError {
-    /// There is no memory for the grids.
-    #[error("cannot make a grid: {0}")]
+    /// The memory for the grids cannot be allocated.
+    #[error("cannot allocate a grid: {0}")]
     Memory(#[from] std::io::Error),
-    /// A program does not start.
+    /// A program cannot be started.
     #[error("cannot start {}: {cause}", program.display())]
     Start {
         /// The program.
         program: OsString,
-        /// Why.
+        /// What the operating system reported.
         cause: std::io::Error,
     },
-    /// The compiler refused.
-    #[error("gcc: {0}")]
+    /// gcc rejected the C program.
+    #[error("gcc cannot compile stencil.c: {0}")]
     Compile(String),
-    /// The sources could not be laid out.
+    /// A source file cannot be written.
     #[error("cannot write {}: {cause}", path.display())]
     Write {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// What the operating system reported.
         cause: std::io::Error,
     },
-    /// A program said something else than a number.
+    /// A program answered a request with something else than a number.
     #[error("the {program} program answered {answer:?}")]
     Answer {
-        /// Which.
+        /// The program.
         program: &'static str,
-        /// What it said; nothing if it ended.
+        /// Its answer; empty if the program has exited.
         answer: String,
     },
-    /// Somebody computes something else.
-    #[error("{method} computes another result than the reference")]
+    /// A program computes another result.
+    #[error("the result of {method} differs from the reference")]
     Different {
-        /// Who.
+        /// The method of the program.
         method: String,
     },
 }
 
-/// What to run.
+/// What to measure.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Rows and columns of the grid.
     pub side: usize,
-    /// Interleaved rounds; medians are printed.
+    /// Interleaved rounds.
     pub rounds: usize,
-    /// Where the programs are compiled.
+    /// The folder for sources and compiled programs.
     pub folder: PathBuf,
-    /// A Python with numpy and numba, if there is one.
+    /// A Python interpreter with numpy and numba, if there is one.
     pub python: Option<PathBuf>,
 }
 
-/// A grid for the comparison of results, and its sweeps.
+/// Rows, columns and sweeps of the comparison of results.
 const CHECK: (usize, usize, usize) = (301, 477, 35);
 
-/// Methods of the C program with their sweeps a measurement, and what people call them.
+/// Methods of the C program, their sweeps per measurement, and the names of their figures.
 const C_METHODS: [(&str, usize, &str); 5] = [
     ("loop", 6, "C, OpenMP loop"),
     ("nontemporal", 6, "C, non-temporal stores"),
@@ -79,20 +92,30 @@ const C_METHODS: [(&str, usize, &str); 5] = [
     ("wavefront16", 32, "C, wavefront over 16 sweeps"),
 ];
 
-/// Sweeps of a Python method a measurement.
+/// Methods of the Python program and their sweeps per measurement.
 const PYTHON_SWEEPS: [(&str, usize); 2] = [("numba", 6), ("numpy", 1)];
 
-/// All figures, held against the best C wavefront; and a line about each thing that was not run.
+/// Measures all figures. Also returns a line for each figure that was not measured.
 ///
 /// # Errors
-/// [`StencilError`] if a program fails or computes something else.
-pub fn run(options: &Options) -> Result<(Table, Vec<String>), StencilError> {
+/// The first error of a program or of a kernel.
+pub fn run(options: &Options) -> Result<(Table, Vec<String>), Box<dyn std::error::Error>> {
+    let (mut table, mut notes) = run_kernel(options)?;
+    match wasm::compile(&options.folder) {
+        Ok(image) => wasm::measure(&mut table, &image, options.rounds)?,
+        Err(why) => notes.push(format!("WebAssembly: not measured, {why}")),
+    }
+    Ok((table, notes))
+}
+
+/// The figures of the native kernel and of the peer programs.
+fn run_kernel(options: &Options) -> Result<(Table, Vec<String>), StencilError> {
     let side = options.side;
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let mut notes = Vec::new();
-    let mut c = Competitor::c(&options.folder, side)?;
+    let mut c = PeerProgram::c(&options.folder, side)?;
     let python = match &options.python {
-        Some(python) => Some(Competitor::python(python, &options.folder, side)?),
+        Some(python) => Some(PeerProgram::python(python, &options.folder, side)?),
         None => None,
     };
     let (mut python, methods) =
@@ -100,20 +123,20 @@ pub fn run(options: &Options) -> Result<(Table, Vec<String>), StencilError> {
     let python_methods: Vec<_> =
         PYTHON_SWEEPS.into_iter().filter(|(name, _)| methods.iter().any(|other| other == name)).collect();
     for (name, _) in PYTHON_SWEEPS.iter().filter(|(name, _)| !methods.iter().any(|other| other == name)) {
-        notes.push(format!("{name}: not run, it is not installed (`make bench-card` installs it)"));
+        notes.push(format!("{name}: not measured, it is not installed (`make bench-card` installs it)"));
     }
     check(&mut c, &mut python, &python_methods)?;
 
     let mut native = [
-        Native::<f32>::new(side, threads, 32, usize::MAX)?,
-        Native::new(side, 1, 16, usize::MAX)?,
-        Native::new(side, threads, 6, 1)?,
+        NativeKernel::<f32>::new(side, threads, 32, usize::MAX)?,
+        NativeKernel::new(side, 1, 16, usize::MAX)?,
+        NativeKernel::new(side, threads, 6, 1)?,
     ];
-    let mut double = Native::<f64>::new(side, threads, 16, usize::MAX)?;
+    let mut double = NativeKernel::<f64>::new(side, threads, 16, usize::MAX)?;
     let mut rates = vec![Vec::new(); native.len() + 1 + C_METHODS.len() + python_methods.len()];
     for round in 0..=options.rounds {
         let mut measured = Vec::new();
-        measured.extend(native.iter_mut().map(Native::points_per_second));
+        measured.extend(native.iter_mut().map(NativeKernel::points_per_second));
         measured.push(double.points_per_second());
         for (method, sweeps, _) in C_METHODS {
             measured.push(rate(side, sweeps, c.run(method, sweeps)?));
@@ -123,7 +146,7 @@ pub fn run(options: &Options) -> Result<(Table, Vec<String>), StencilError> {
                 measured.push(rate(side, sweeps, python.run(method, sweeps)?));
             }
         }
-        // The first round warms up.
+        // The first round is a warm-up.
         if round > 0 {
             rates.iter_mut().zip(measured).for_each(|(rates, rate)| rates.push(rate));
         }
@@ -132,7 +155,7 @@ pub fn run(options: &Options) -> Result<(Table, Vec<String>), StencilError> {
     let names = [
         format!("stencil, float32, {threads} threads"),
         "stencil, float32, 1 thread".to_owned(),
-        format!("stencil, float32, {threads} threads, every sweep through memory"),
+        format!("stencil, float32, {threads} threads, one sweep per pass"),
         format!("stencil, float64, {threads} threads"),
     ];
     let c_names = C_METHODS.map(|(_, _, name)| name.to_owned());
@@ -142,19 +165,17 @@ pub fn run(options: &Options) -> Result<(Table, Vec<String>), StencilError> {
         names.zip(&rates).map(|(name, rates)| (name, median(rates).unwrap_or(0.0) / 1e9)).collect();
     let wavefronts = figures.iter().filter(|(name, _)| name.contains("wavefront"));
     let best = wavefronts.map(|&(_, rate)| rate).fold(0.0, f64::max);
-    let title =
-        format!("five-point Jacobi, {side}x{side} points (medians of {} interleaved rounds)", options.rounds);
-    let mut table = Table::new(&title, "C wavefront");
+    let mut table = Table::new(BENCHMARK, options.rounds);
     for (name, rate) in figures {
-        table.push(Figure::against(name, rate, "G points/s", best));
+        table.push(Figure::with_baseline(format!("{name}, {side}×{side}"), rate, "G points/s", best));
     }
     Ok((table, notes))
 }
 
-/// Everybody computes the same, bit for bit.
+/// Checks that all programs compute the same result, bit for bit.
 fn check(
-    c: &mut Competitor,
-    python: &mut Option<Competitor>,
+    c: &mut PeerProgram,
+    python: &mut Option<PeerProgram>,
     python_methods: &[(&str, usize)],
 ) -> Result<(), StencilError> {
     let (rows, columns, sweeps) = CHECK;
@@ -164,7 +185,7 @@ fn check(
     let (source, destination) = (Plane::of(&mut cells, rows, columns), Plane::of(&mut other, rows, columns));
     // SAFETY: two grids of ours.
     let outcome = unsafe { Jacobi::new(2).run(source, destination, sweeps, &|| true) };
-    outcome.expect("nobody stops it");
+    outcome.expect("the callback never stops it");
     let mut results = vec![("the stencil kernel", sum(&other))];
     for (method, _, name) in C_METHODS {
         results.push((name, c.check(method, rows, columns, sweeps)?));
@@ -180,12 +201,12 @@ fn check(
     }
 }
 
-/// The grid that all programs start with.
+/// The grid that all programs start from.
 fn generated(rows: usize, columns: usize) -> Vec<f32> {
     (0..(rows * columns) as u64).map(|at| (at * 2_654_435_761 % 1_048_573) as f32 / 1024.0).collect()
 }
 
-/// A sum over the bits, which differs if any bit does.
+/// A checksum over the bits of all cells.
 fn sum(cells: &[f32]) -> u64 {
     let terms = (0u64..).zip(cells).map(|(at, cell)| u64::from(cell.to_bits()).wrapping_mul(2 * at + 1));
     terms.fold(0, u64::wrapping_add)
@@ -195,16 +216,21 @@ fn rate(side: usize, sweeps: usize, time: Duration) -> f64 {
     (side * side * sweeps) as f64 / time.as_secs_f64()
 }
 
-/// The kernel on memory as cards have it.
-struct Native<E> {
+/// The kernel on two planes of huge pages, as in card memory.
+struct NativeKernel<E> {
     jacobi: Jacobi<E>,
     planes: [Mapping; 2],
     side: usize,
     sweeps: usize,
 }
 
-impl<E: Element> Native<E> {
-    fn new(side: usize, threads: usize, sweeps: usize, depth: usize) -> Result<Native<E>, StencilError> {
+impl<E: Element> NativeKernel<E> {
+    fn new(
+        side: usize,
+        threads: usize,
+        sweeps: usize,
+        depth: usize,
+    ) -> Result<NativeKernel<E>, StencilError> {
         let bytes = side * side * E::BYTES;
         let plane = || -> std::io::Result<Mapping> {
             let mapping = Memfd::new("millstream-bench-stencil", bytes)?.map()?;
@@ -212,7 +238,7 @@ impl<E: Element> Native<E> {
             Ok(mapping)
         };
         let jacobi = Jacobi::with(threads, millstream_stencil::Unit::widest(), depth);
-        Ok(Native { jacobi, planes: [plane()?, plane()?], side, sweeps })
+        Ok(NativeKernel { jacobi, planes: [plane()?, plane()?], side, sweeps })
     }
 
     fn points_per_second(&mut self) -> f64 {
@@ -224,39 +250,15 @@ impl<E: Element> Native<E> {
             columns: side,
         };
         let start = Instant::now();
-        // SAFETY: two mappings of ours, page-aligned and long enough.
+        // SAFETY: two mappings of this value, page-aligned and large enough.
         let outcome =
             unsafe { self.jacobi.run(plane(&self.planes[0]), plane(&self.planes[1]), self.sweeps, &|| true) };
-        outcome.expect("nobody stops it");
+        outcome.expect("the callback never stops it");
         rate(side, self.sweeps, start.elapsed())
     }
 }
 
-/// The kernel as a loop by itself would be: one thread, every sweep through memory.
-pub struct OneThread(Native<f32>);
-
-impl std::fmt::Debug for OneThread {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("OneThread").finish_non_exhaustive()
-    }
-}
-
-impl OneThread {
-    /// On a grid of this side, so many sweeps a measurement.
-    ///
-    /// # Errors
-    /// [`StencilError::Memory`].
-    pub fn new(side: usize, sweeps: usize) -> Result<OneThread, StencilError> {
-        Native::new(side, 1, sweeps, 1).map(OneThread)
-    }
-
-    /// Measures.
-    pub fn points_per_second(&mut self) -> f64 {
-        self.0.points_per_second()
-    }
-}
-
-/// The Python of the virtual environment that the Makefile makes beside the benchmark's results.
+/// The Python interpreter of the virtual environment that the Makefile creates beside the results.
 #[must_use]
 pub fn python_in(folder: &Path) -> Option<PathBuf> {
     Some(folder.join("venv/bin/python")).filter(|python| python.is_file())
@@ -267,10 +269,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_small_run_holds_the_kernel_against_c() {
+    fn a_small_run_compares_the_kernel_with_c() {
         let folder = std::env::temp_dir().join(format!("millstream-bench-stencil-{}", std::process::id()));
         let options = Options { side: 200, rounds: 1, folder: folder.clone(), python: None };
-        let (table, notes) = run(&options).unwrap();
+        let (table, notes) = run_kernel(&options).unwrap();
         std::fs::remove_dir_all(folder).unwrap();
         assert_eq!((table.figures().len(), notes.len()), (9, 2), "{table} {notes:?}");
         assert!(table.figures().iter().all(|figure| figure.value > 0.0), "{table}");

@@ -1,4 +1,4 @@
-//! The soft device by other people's programs and by a lean loop of our own, beside memcpy and UCX's own shared memory in the same run.
+//! `millstream bench verbs`: the soft device between two processes of one host.
 
 pub mod raw_verbs;
 
@@ -6,89 +6,97 @@ use std::cell::RefCell;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::memcpy::{Kind, memcpy, memcpy_beside_poller, memcpy_told};
-use crate::tools::{Pair, PairError};
-use crate::{Figure, Table, median};
+use crate::memcpy::{Pages, memcpy, memcpy_beside_poller, two_thread_memcpy};
+use crate::tools::{ToolError, ToolPair};
+use crate::{Benchmark, Figure, Table, median};
 
-/// The benchmark could not be run.
+/// This benchmark.
+pub const BENCHMARK: Benchmark = Benchmark {
+    name: "verbs",
+    title: "Soft device on one host",
+    measures: "Bandwidth, latency and message rate of WRITE, READ, SEND and atomics between two processes. The programs are \
+               perftest, UCX over the soft device, and a raw verbs program that only posts and polls. Some figures name \
+               their own baseline after `vs`. Figures on unmappable memory use the kernel's copy (`process_vm_writev`, \
+               `process_vm_readv`).",
+    baseline: "memcpy of the same size and kind of memory for bandwidth; UCX over its own shared memory for latency and \
+               rate. The two-thread memcpy with a flag per message is the upper bound of SEND.",
+    command: "make bench-verbs",
+};
+
+/// The benchmark failed.
 #[derive(Debug, thiserror::Error)]
 pub enum VerbsError {
     /// A tool failed.
     #[error(transparent)]
-    Pair(#[from] PairError),
+    Tool(#[from] ToolError),
     /// The baseline could not be measured.
-    #[error("cannot measure a plain copy: {0}")]
+    #[error("cannot allocate the buffers of the memcpy baseline: {0}")]
     Memory(#[from] std::io::Error),
 }
 
-/// Bytes in what perftest and UCX call MB.
+/// perftest and UCX print MiB as `MB`.
 const MIB: f64 = 1024.0 * 1024.0;
 
 const SIZES: [(usize, &str); 4] =
     [(4096, "4 KiB"), (65536, "64 KiB"), (1 << 20, "1 MiB"), (8 << 20, "8 MiB")];
 const BANDWIDTH: [(&str, &str); 3] =
-    [("ib_write_bw", "write"), ("ib_read_bw", "read"), ("ib_send_bw", "send")];
-/// Of UCX on its own shared memory, beside WRITEs and beside SENDs.
-const UCX_BANDWIDTH: [(&str, &str); 3] = [
-    ("ucp_put_bw", "UCX put, its own"),
-    ("ucp_am_bw", "UCX active message, its own"),
-    ("tag_bw", "UCX tag message, its own"),
-];
+    [("ib_write_bw", "WRITE"), ("ib_read_bw", "READ"), ("ib_send_bw", "SEND")];
+/// Tests of UCX over its own shared memory.
+const UCX_BANDWIDTH: [(&str, &str); 3] =
+    [("ucp_put_bw", "UCX put"), ("ucp_am_bw", "UCX active message"), ("tag_bw", "UCX tag message")];
 const BASELINE_TIME: Duration = Duration::from_millis(200);
 
-/// Columns of the tools' rows, as they print them.
+/// Columns of the tools' result rows.
 mod column {
-    /// Perftest's bandwidth tools: average, MB/s; millions of messages a second.
+    /// perftest's bandwidth programs: average [MiB/s], message rate [M/s].
     pub(super) const BANDWIDTH: usize = 3;
     pub(super) const RATE: usize = 4;
-    /// Perftest's latency tools: the median, µs.
+    /// perftest's latency programs: median [µs].
     pub(super) const LATENCY: usize = 4;
-    /// UCX: overall latency, µs; bandwidth, MB/s; messages a second.
+    /// ucx_perftest: overall latency [µs], bandwidth [MiB/s], message rate [1/s].
     pub(super) const UCX_LATENCY: usize = 3;
     pub(super) const UCX_BANDWIDTH: usize = 5;
     pub(super) const UCX_RATE: usize = 7;
-    /// The lean loop: GB/s; millions of requests a second; µs a request.
-    pub(super) const LEAN_BANDWIDTH: usize = 2;
-    pub(super) const LEAN_RATE: usize = 3;
-    pub(super) const LEAN_LATENCY: usize = 4;
+    /// The raw verbs program: bandwidth [GB/s], request rate [M/s], time per request [µs].
+    pub(super) const RAW_BANDWIDTH: usize = 2;
+    pub(super) const RAW_RATE: usize = 3;
+    pub(super) const RAW_LATENCY: usize = 4;
 }
 
-/// What is measured, and with what.
-struct Bench<'a> {
-    /// The program `millstream`, for the loops of our own.
+/// A run of the benchmark.
+struct VerbsBench<'a> {
+    /// The path of `millstream`, which is also the raw verbs program.
     program: &'a Path,
     library_dir: &'a Path,
     rounds: usize,
     table: Table,
 }
 
-/// All figures of `rounds` interleaved rounds, as medians. `program` is `millstream`.
+/// Measures all figures in `rounds` interleaved rounds; `program` is the path of `millstream`.
 ///
 /// # Errors
 /// [`VerbsError`] if a tool fails or a baseline cannot be measured.
 pub fn run(program: &Path, library_dir: &Path, rounds: usize) -> Result<Table, VerbsError> {
-    let title = "soft device by perftest, by a lean loop of our own, and under UCX (medians, interleaved; bandwidth \
-                 beside memcpy of the same size and kind of memory, latency and rate beside UCX's own shared memory)";
-    let mut bench = Bench { program, library_dir, rounds, table: Table::new(title, "baseline") };
+    let mut bench = VerbsBench { program, library_dir, rounds, table: Table::new(BENCHMARK, rounds) };
     for (size, name) in SIZES {
         bench.bandwidth(size, name)?;
     }
     for (size, name) in SIZES {
-        bench.lean_bandwidth(size, name)?;
+        bench.raw_bandwidth(size, name)?;
     }
     for (size, name) in &SIZES[..3] {
-        bench.unmappable(*size, name)?;
+        bench.unmappable_bandwidth(*size, name)?;
     }
-    bench.small()?;
+    bench.latency_and_rate()?;
     Ok(bench.table)
 }
 
-impl Bench<'_> {
-    /// Medians of a baseline and of one column of each pair's first row, all of them in turn.
+impl VerbsBench<'_> {
+    /// Medians of a baseline and of one column of each tool's first row, measured in turn.
     fn medians(
         &self,
         baseline: impl Fn() -> std::io::Result<f64>,
-        pairs: &[(Pair, usize)],
+        pairs: &[(ToolPair, usize)],
     ) -> Result<(f64, Vec<f64>), VerbsError> {
         let mut baselines = Vec::new();
         let mut values = vec![Vec::new(); pairs.len()];
@@ -109,172 +117,170 @@ impl Bench<'_> {
         let ucx = |test| ["-t", test, "-s", &size_text, "-n", &iterations, "-w", "100", "-f"];
         let mut pairs = Vec::from(BANDWIDTH.map(|(tool, _)| {
             let arguments = ["-s", &size_text, "-n", &iterations];
-            (Pair::perftest(tool, &arguments, Some(library_dir)), column::BANDWIDTH)
+            (ToolPair::perftest(tool, &arguments, Some(library_dir)), column::BANDWIDTH)
         }));
-        pairs.push((Pair::ucx_verbs(&ucx("ucp_put_bw"), library_dir), column::UCX_BANDWIDTH));
+        pairs.push((ToolPair::ucx_verbs(&ucx("ucp_put_bw"), library_dir), column::UCX_BANDWIDTH));
         for (test, _) in UCX_BANDWIDTH {
-            pairs.push((Pair::ucx_shared_memory(&ucx(test)), column::UCX_BANDWIDTH));
+            pairs.push((ToolPair::ucx_shared_memory(&ucx(test)), column::UCX_BANDWIDTH));
         }
-        let copy = || memcpy(Kind::Ordinary, size, size, size, BASELINE_TIME);
+        let copy = || memcpy(Pages::Base, size, size, size, BASELINE_TIME);
         let (baseline, values) = self.medians(copy, &pairs)?;
-        let names = BANDWIDTH.iter().map(|(_, name)| *name).chain(["UCX put over this device"]);
-        let names = names.chain(UCX_BANDWIDTH.map(|(_, name)| name));
-        for (what, value) in names.zip(&values) {
-            self.table.push(Figure::against(format!("{what} {name}"), value * MIB / 1e9, "GB/s", baseline));
+        let names = BANDWIDTH.iter().map(|(_, operation)| format!("{operation} {name}, perftest"));
+        let names = names.chain([format!("UCX put {name} over the soft device")]);
+        let names =
+            names.chain(UCX_BANDWIDTH.map(|(_, test)| format!("{test} {name} over UCX shared memory")));
+        for (name, value) in names.zip(&values) {
+            self.table.push(Figure::with_baseline(name, value * MIB / 1e9, "GB/s", baseline));
         }
         Ok(())
     }
 
-    fn lean(&self, arguments: &[&str], column: usize) -> (Pair, usize) {
-        (Pair::lean(self.program, arguments, self.library_dir), column)
+    fn raw_verbs(&self, arguments: &[&str], column: usize) -> (ToolPair, usize) {
+        (ToolPair::raw_verbs(self.program, arguments, self.library_dir), column)
     }
 
-    /// The same by our own loop, whose memory is landing memory.
-    fn lean_bandwidth(&mut self, size: usize, name: &str) -> Result<(), VerbsError> {
+    /// Bandwidth of the raw verbs program, whose buffers have huge pages.
+    fn raw_bandwidth(&mut self, size: usize, name: &str) -> Result<(), VerbsError> {
         let size_text = size.to_string();
         let loops = [
             &["write"][..],
             &["read"],
             &["send"],
-            &["write", "--list", "64"],
-            &["read", "--list", "64"],
-            &["send", "--list", "64"],
+            &["write", "--post-list", "64"],
+            &["read", "--post-list", "64"],
+            &["send", "--post-list", "64"],
         ];
-        let pairs =
-            loops.map(|what| self.lean(&[what, &["--size", &size_text]].concat(), column::LEAN_BANDWIDTH));
-        let [beside_poller, told] = [(); 2].map(|()| RefCell::new(Vec::new()));
+        let pairs = loops
+            .map(|what| self.raw_verbs(&[what, &["--size", &size_text]].concat(), column::RAW_BANDWIDTH));
+        let [beside_poller, two_threads] = [(); 2].map(|()| RefCell::new(Vec::new()));
         let copy = || {
-            let speed = memcpy_beside_poller(Kind::Landing, size, BASELINE_TIME)?;
+            let speed = memcpy_beside_poller(Pages::Huge, size, BASELINE_TIME)?;
             beside_poller.borrow_mut().push(speed);
-            told.borrow_mut().push(memcpy_told(Kind::Landing, size, BASELINE_TIME)?);
-            memcpy(Kind::Landing, size, size, size, BASELINE_TIME)
+            two_threads.borrow_mut().push(two_thread_memcpy(Pages::Huge, size, BASELINE_TIME)?);
+            memcpy(Pages::Huge, size, size, size, BASELINE_TIME)
         };
         let (baseline, values) = self.medians(copy, &pairs)?;
         let names = [
-            "write {}, lean loop",
-            "read {}, lean loop",
-            "send {}, lean loop",
-            "write {}, lean loop, 64 a list",
-            "read {}, lean loop, 64 a list",
-            "send {}, lean loop, 64 a list",
+            "WRITE {}, raw verbs",
+            "READ {}, raw verbs",
+            "SEND {}, raw verbs",
+            "WRITE {}, raw verbs, post list 64",
+            "READ {}, raw verbs, post list 64",
+            "SEND {}, raw verbs, post list 64",
         ];
         for (what, value) in names.iter().zip(&values) {
-            self.table.push(Figure::against(what.replace("{}", name), *value, "GB/s", baseline));
+            self.table.push(Figure::with_baseline(what.replace("{}", name), *value, "GB/s", baseline));
         }
-        // Whoever receives polls, and that alone may slow a copy down; and each message is told of.
-        let bounds = [(beside_poller, "while another core polls"), (told, "told of one by one")];
-        for (bound, what) in bounds {
+        // A polling receiver alone may slow a copy down; a SEND also hands a flag per message to the receiver.
+        let bounds = [
+            (beside_poller, "memcpy", "beside a polling thread"),
+            (two_threads, "two-thread memcpy", "with a flag per message (upper bound)"),
+        ];
+        for (bound, copy, how) in bounds {
             let bound = median(&bound.borrow()).unwrap_or(0.0);
-            let rows = [
-                Figure::against(format!("memcpy {name} {what}"), bound, "GB/s", baseline),
-                Figure::against(
-                    format!("send {name}, lean loop, beside memcpy {what}"),
-                    values[2],
-                    "GB/s",
-                    bound,
-                ),
-            ];
-            rows.into_iter().for_each(|figure| self.table.push(figure));
+            self.table.push(Figure::with_baseline(format!("{copy} {name} {how}"), bound, "GB/s", baseline));
+            let name = format!("SEND {name}, raw verbs, vs {copy} {how}");
+            self.table.push(Figure::with_baseline(name, values[2], "GB/s", bound));
         }
         Ok(())
     }
 
-    /// Memory that a peer cannot map, beside the bare system call that is left then, between the same two processes.
-    fn unmappable(&mut self, size: usize, name: &str) -> Result<(), VerbsError> {
+    /// Memory that the peer cannot map, so that the kernel copies: against the bare system call between two processes.
+    fn unmappable_bandwidth(&mut self, size: usize, name: &str) -> Result<(), VerbsError> {
         let size_text = size.to_string();
         let iterations = ((1usize << 30) / size).clamp(500, 20_000).to_string();
         let arguments = ["-s", &size_text, "-n", &iterations];
-        let mut write = Pair::perftest("ib_write_bw", &arguments, Some(self.library_dir));
-        let mut read = self.lean(&["read", "--private", "--size", &size_text], column::LEAN_BANDWIDTH).0;
+        let mut write = ToolPair::perftest("ib_write_bw", &arguments, Some(self.library_dir));
+        let mut read = self.raw_verbs(&["read", "--private", "--size", &size_text], column::RAW_BANDWIDTH).0;
         for pair in [&mut write, &mut read] {
             pair.environment.push(("MILLSTREAM_MOVE", "0".to_owned()));
         }
         let pairs = [
             (write, column::BANDWIDTH),
-            (read, column::LEAN_BANDWIDTH),
-            self.lean(&["system-write", "--size", &size_text], column::LEAN_BANDWIDTH),
-            self.lean(&["system-read", "--size", &size_text], column::LEAN_BANDWIDTH),
+            (read, column::RAW_BANDWIDTH),
+            self.raw_verbs(&["system-write", "--size", &size_text], column::RAW_BANDWIDTH),
+            self.raw_verbs(&["system-read", "--size", &size_text], column::RAW_BANDWIDTH),
         ];
         let (_, values) = self.medians(|| Ok(0.0), &pairs)?;
-        for (what, value, baseline) in [
-            ("write, beside process_vm_writev", values[0] * MIB / 1e9, values[2]),
-            ("read, lean loop, beside process_vm_readv", values[1], values[3]),
+        for (operation, how, value, baseline) in [
+            ("WRITE", "perftest, vs process_vm_writev", values[0] * MIB / 1e9, values[2]),
+            ("READ", "raw verbs, vs process_vm_readv", values[1], values[3]),
         ] {
-            let name = format!("without mapping {name} {what}");
-            self.table.push(Figure::against(name, value, "GB/s", baseline));
+            let name = format!("{operation} {name}, unmappable memory, {how}");
+            self.table.push(Figure::with_baseline(name, value, "GB/s", baseline));
         }
         Ok(())
     }
 
-    /// Eight bytes: latency and rate.
-    fn small(&mut self) -> Result<(), VerbsError> {
+    /// Latency and message rate of 8 bytes.
+    fn latency_and_rate(&mut self) -> Result<(), VerbsError> {
         let library_dir = self.library_dir;
         let latency = |tool, more: &[&str]| {
             let arguments = [&["-n", "100000"], more].concat();
-            (Pair::perftest(tool, &arguments, Some(library_dir)), column::LATENCY)
+            (ToolPair::perftest(tool, &arguments, Some(library_dir)), column::LATENCY)
         };
         let rate = |tool, more: &[&str]| {
             let arguments = [&["-s", "8", "-I", "8", "-n", "2000000"], more].concat();
-            (Pair::perftest(tool, &arguments, Some(library_dir)), column::RATE)
+            (ToolPair::perftest(tool, &arguments, Some(library_dir)), column::RATE)
         };
-        let lean_rate = |more: &[&str]| self.lean(&[more, &["--inline"]].concat(), column::LEAN_RATE);
+        let raw_rate = |more: &[&str]| self.raw_verbs(&[more, &["--inline"]].concat(), column::RAW_RATE);
         let put = ["-t", "ucp_put_lat", "-s", "8", "-n", "500000", "-f"];
         let tag = ["-t", "tag_lat", "-s", "8", "-n", "500000", "-f"];
         let put_rate = ["-t", "ucp_put_bw", "-s", "8", "-n", "5000000", "-f"];
         let pairs = [
-            (Pair::ucx_shared_memory(&put), column::UCX_LATENCY),
-            (Pair::ucx_shared_memory(&tag), column::UCX_LATENCY),
-            (Pair::ucx_shared_memory(&put_rate), column::UCX_RATE),
+            (ToolPair::ucx_shared_memory(&put), column::UCX_LATENCY),
+            (ToolPair::ucx_shared_memory(&tag), column::UCX_LATENCY),
+            (ToolPair::ucx_shared_memory(&put_rate), column::UCX_RATE),
             latency("ib_write_lat", &["-s", "8"]),
-            self.lean(&["latency"], column::LEAN_LATENCY),
-            self.lean(&["latency-completed"], column::LEAN_LATENCY),
+            self.raw_verbs(&["latency"], column::RAW_LATENCY),
+            self.raw_verbs(&["latency-completed"], column::RAW_LATENCY),
             latency("ib_read_lat", &["-s", "8"]),
             latency("ib_send_lat", &["-s", "8"]),
             latency("ib_atomic_lat", &[]),
-            (Pair::ucx_verbs(&put, library_dir), column::UCX_LATENCY),
-            (Pair::ucx_verbs(&tag, library_dir), column::UCX_LATENCY),
+            (ToolPair::ucx_verbs(&put, library_dir), column::UCX_LATENCY),
+            (ToolPair::ucx_verbs(&tag, library_dir), column::UCX_LATENCY),
             rate("ib_write_bw", &[]),
             rate("ib_write_bw", &["--post_list", "64"]),
-            lean_rate(&["write"]),
-            lean_rate(&["write", "--list", "64"]),
+            raw_rate(&["write"]),
+            raw_rate(&["write", "--post-list", "64"]),
             rate("ib_send_bw", &[]),
-            lean_rate(&["send"]),
-            lean_rate(&["send", "--list", "64"]),
-            (Pair::ucx_verbs(&put_rate, library_dir), column::UCX_RATE),
+            raw_rate(&["send"]),
+            raw_rate(&["send", "--post-list", "64"]),
+            (ToolPair::ucx_verbs(&put_rate, library_dir), column::UCX_RATE),
         ];
         let (_, values) = self.medians(|| Ok(0.0), &pairs)?;
-        let [put, tag, put_rate, write, lean, completed, read, send, atomic, ucx_put, ucx_tag, rates @ ..] =
+        let [put, tag, put_rate, write, raw, completed, read, send, atomic, ucx_put, ucx_tag, rates @ ..] =
             &values[..]
         else {
-            unreachable!("one value a pair");
+            unreachable!("there is one value per tool");
         };
         for (name, value, baseline) in [
-            ("write latency 8 B, beside UCX put", write, put),
-            ("write latency 8 B, lean loop, beside UCX put", lean, put),
-            ("write latency 8 B, lean loop, every completion taken", completed, put),
-            ("UCX put latency 8 B over this device", ucx_put, put),
-            ("send latency 8 B, beside UCX tag", send, tag),
-            ("UCX tag latency 8 B over this device", ucx_tag, tag),
+            ("WRITE latency 8 B, perftest, vs UCX put", write, put),
+            ("WRITE latency 8 B, raw verbs, vs UCX put", raw, put),
+            ("WRITE latency 8 B, raw verbs, each completion polled, vs UCX put", completed, put),
+            ("UCX put latency 8 B over the soft device", ucx_put, put),
+            ("SEND latency 8 B, perftest, vs UCX tag message", send, tag),
+            ("UCX tag message latency 8 B over the soft device", ucx_tag, tag),
         ] {
-            self.table.push(Figure::against(name, *value, "µs", *baseline));
+            self.table.push(Figure::with_baseline(name, *value, "µs", *baseline));
         }
-        self.table.push(Figure::alone("read latency 8 B", *read, "µs"));
-        self.table.push(Figure::alone("fetch-and-add latency 8 B", *atomic, "µs"));
+        self.table.push(Figure::without_baseline("READ latency 8 B, perftest", *read, "µs"));
+        self.table.push(Figure::without_baseline("FETCH_ADD latency 8 B, perftest", *atomic, "µs"));
         let baseline = put_rate / 1e6;
         let names = [
-            "write rate 8 B inline",
-            "write rate 8 B inline, 64 a list",
-            "write rate 8 B inline, lean loop",
-            "write rate 8 B inline, lean loop, 64 a list",
-            "send rate 8 B inline",
-            "send rate 8 B inline, lean loop",
-            "send rate 8 B inline, lean loop, 64 a list",
-            "UCX put rate 8 B over this device",
+            "WRITE rate 8 B inline, perftest",
+            "WRITE rate 8 B inline, perftest, post list 64",
+            "WRITE rate 8 B inline, raw verbs",
+            "WRITE rate 8 B inline, raw verbs, post list 64",
+            "SEND rate 8 B inline, perftest",
+            "SEND rate 8 B inline, raw verbs",
+            "SEND rate 8 B inline, raw verbs, post list 64",
+            "UCX put rate 8 B over the soft device",
         ];
         for (index, (name, value)) in names.iter().zip(rates).enumerate() {
-            // UCX counts messages, the others millions of them.
+            // UCX prints messages per second, the others millions of them.
             let value = if index + 1 == names.len() { value / 1e6 } else { *value };
-            self.table.push(Figure::against(*name, value, "M/s", baseline));
+            self.table.push(Figure::with_baseline(*name, value, "M/s", baseline));
         }
         Ok(())
     }

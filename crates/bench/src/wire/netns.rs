@@ -1,15 +1,15 @@
-//! Two hosts on one machine: network namespaces with a cable (veth) between them.
+//! Two hosts on one machine: network namespaces joined by a veth pair.
 
 use std::io;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Addresses of the two.
+/// IP addresses of the two namespaces.
 pub const ADDRESSES: [&str; 2] = ["10.78.0.1", "10.78.0.2"];
 
-/// Two namespaces; gone when dropped.
+/// Two network namespaces; dropping this value deletes them.
 #[derive(Debug)]
-pub struct Hosts {
+pub struct NamespacePair {
     names: [String; 2],
 }
 
@@ -22,51 +22,52 @@ fn ip(words: &str) -> io::Result<()> {
     Err(io::Error::other(format!("ip {words}: {said}")))
 }
 
-impl Hosts {
-    /// Makes them; `mtu` is that of the cable.
+impl NamespacePair {
+    /// Creates both namespaces and the veth pair with this MTU.
     ///
     /// # Errors
-    /// PermissionDenied if this process is not root; what `ip` says.
+    /// The message of `ip`; creating namespaces needs root.
     pub fn new(mtu: u32) -> io::Result<Self> {
-        let hosts =
-            Self { names: ["a", "b"].map(|side| format!("millstream-{}-{side}", std::process::id())) };
-        let [a, b] = &hosts.names;
-        for name in &hosts.names {
+        let pair = Self { names: ["a", "b"].map(|side| format!("millstream-{}-{side}", std::process::id())) };
+        let [a, b] = &pair.names;
+        for name in &pair.names {
             ip(&format!("netns add {name}")).map_err(|error| {
-                io::Error::new(error.kind(), format!("network namespaces need root: {error}"))
+                io::Error::new(
+                    error.kind(),
+                    format!("cannot create a network namespace (needs root): {error}"),
+                )
             })?;
         }
         ip(&format!("-n {a} link add wire0 mtu {mtu} type veth peer name wire0 mtu {mtu} netns {b}"))?;
-        for (name, address) in hosts.names.iter().zip(ADDRESSES) {
+        for (name, address) in pair.names.iter().zip(ADDRESSES) {
             ip(&format!("-n {name} address add {address}/24 dev wire0"))?;
             ip(&format!("-n {name} link set lo up"))?;
             ip(&format!("-n {name} link set wire0 up"))?;
         }
-        Ok(hosts)
+        Ok(pair)
     }
 
-    /// A program on one of the hosts, on a processor of its own, that ends after a minute at the latest; its processor
-    /// time is printed at its end.
+    /// A program in one namespace, pinned to a core, with a time limit of a minute. It prints its CPU time at the end.
     fn command(&self, side: usize, words: &[String], environment: &[(&str, String)]) -> Command {
         let mut command = Command::new("ip");
         let core = (side % std::thread::available_parallelism().map_or(1, usize::from)).to_string();
         command.args(["netns", "exec", &self.names[side], "taskset", "-c", &core, "timeout", "60"]);
-        command.args(["bash", "-c", "TIMEFORMAT='processor time %U %S'; time \"$@\"", "bash"]).args(words);
+        command.args(["bash", "-c", "TIMEFORMAT='cpu time %U %S'; time \"$@\"", "bash"]).args(words);
         command.envs(environment.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
 
-    /// Runs a server on the first host and, once it listens on the TCP port (if one is given), a client on the second.
+    /// Runs a server in the first namespace and, once it listens on the TCP port if one is given, a client in the second.
     ///
     /// # Errors
-    /// What starting them reports; what they say if one fails.
+    /// The error of starting a program; the output of a program that fails.
     pub fn run(
         &self,
         sides: [&str; 2],
         port: Option<u16>,
         environment: &[(&str, String)],
-    ) -> io::Result<Ran> {
+    ) -> io::Result<RunOutput> {
         let words = sides.map(|side| side.split(' ').map(str::to_owned).collect::<Vec<_>>());
         let server = self.command(0, &words[0], environment).spawn()?;
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -80,13 +81,13 @@ impl Hosts {
                 return Err(io::Error::other(format!("{words}: {}\n{}", output.status, text(output))));
             }
         }
-        Ok(Ran {
-            output: text(&client),
-            processor: [&server, &client].map(|side| processor_time(&text(side))),
+        Ok(RunOutput {
+            client_output: text(&client),
+            cpu_seconds: [&server, &client].map(|side| cpu_seconds(&text(side))),
         })
     }
 
-    /// Whether somebody on the first host listens on the port: in the tables of a process of that namespace.
+    /// Whether a socket in the first namespace listens on the TCP port.
     fn listens(&self, port: u16) -> bool {
         let words = ["netns", "exec", &self.names[0], "cat", "/proc/net/tcp", "/proc/net/tcp6"];
         let tables = Command::new("ip").args(words).output().map(|output| text(&output)).unwrap_or_default();
@@ -95,7 +96,7 @@ impl Hosts {
     }
 }
 
-impl Drop for Hosts {
+impl Drop for NamespacePair {
     fn drop(&mut self) {
         for name in &self.names {
             let _ = Command::new("ip").args(["netns", "delete", name]).stderr(Stdio::null()).status();
@@ -103,20 +104,20 @@ impl Drop for Hosts {
     }
 }
 
-/// What a client printed, and the processor time of server and client in seconds.
+/// The output of a client, and the CPU time of server and client.
 #[derive(Clone, Debug)]
-pub struct Ran {
-    /// Output and errors of the client.
-    pub output: String,
-    /// Server's and client's, user and system.
-    pub processor: [f64; 2],
+pub struct RunOutput {
+    /// Standard output and standard error of the client.
+    pub client_output: String,
+    /// User and system time of server and client [s].
+    pub cpu_seconds: [f64; 2],
 }
 
 fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-fn processor_time(output: &str) -> f64 {
-    let line = output.lines().rev().find_map(|line| line.strip_prefix("processor time "));
+fn cpu_seconds(output: &str) -> f64 {
+    let line = output.lines().rev().find_map(|line| line.strip_prefix("cpu time "));
     line.map_or(0.0, |line| line.split(' ').filter_map(|word| word.parse::<f64>().ok()).sum())
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use millstream_bench::memcpy::{Kind, memcpy};
+use millstream_bench::memcpy::{Pages, memcpy};
 use millstream_evb::config::{Config, LandingTarget, Setup};
 use millstream_evb::process::child::Child;
 use millstream_evb::process::launcher::{Launcher, RunEvent};
@@ -108,7 +108,7 @@ fn baseline(setup: &Setup) -> Result<Memcpy, Box<dyn Error>> {
     let block = (inputs / events.max(1) * batch).max(64) as usize;
     let slots: u64 = (0..setup.plan.builders()).map(|bu| setup.landing_bytes(bu).0).sum();
     let source = (inputs as usize / setup.readouts.len().max(1)).max(block);
-    let rate = memcpy(Kind::Landing, block, source, (slots as usize).max(block), TIME)?;
+    let rate = memcpy(Pages::Huge, block, source, (slots as usize).max(block), TIME)?;
     Ok(Memcpy { block_bytes: Bytes(block as u64), bytes_per_s: BytesPerSecond(rate * 1e9) })
 }
 

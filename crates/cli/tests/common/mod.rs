@@ -4,7 +4,7 @@ use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use millstream_bench::tools::undisturbed;
+use millstream_bench::tools::retry_clock_calibration;
 use millstream_shm::ports;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -49,7 +49,7 @@ pub(crate) fn finish(mut child: Child) -> Result<String, String> {
 
 /// What server and client said, which must both end well.
 pub(crate) fn both(what: &str, sides: impl Fn() -> [Result<String, String>; 2]) -> [String; 2] {
-    let ended = undisturbed(|| match sides() {
+    let ended = retry_clock_calibration(|| match sides() {
         [Ok(server), Ok(client)] => Ok([server, client]),
         ends => Err(format!("{what}: server and client: {ends:?}")),
     });

@@ -1,4 +1,4 @@
-//! A program that computes the same on request: one line asks, one line answers.
+//! Programs in C and Python that compute the stencil on request: one request line, one answer line.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
@@ -12,21 +12,21 @@ const C_SOURCE: &str = include_str!("stencil.c");
 /// The numpy and numba loops.
 const PYTHON_SOURCE: &str = include_str!("stencil.py");
 
-/// A running program.
+/// A running program; dropping this value ends it.
 #[derive(Debug)]
-pub(super) struct Competitor {
+pub(super) struct PeerProgram {
     name: &'static str,
     child: Child,
-    ask: ChildStdin,
+    requests: ChildStdin,
     answers: BufReader<ChildStdout>,
 }
 
-impl Competitor {
+impl PeerProgram {
     /// Compiles the C program into `folder` and starts it.
-    pub(super) fn c(folder: &Path, side: usize) -> Result<Competitor, StencilError> {
+    pub(super) fn c(folder: &Path, side: usize) -> Result<PeerProgram, StencilError> {
         let source = write(folder, "stencil.c", C_SOURCE)?;
         let program = folder.join("stencil");
-        // Without contraction, or the compiler would round sums otherwise than everybody else.
+        // Without contraction: fused operations would round differently.
         let flags = ["-O3", "-march=native", "-fopenmp", "-ffp-contract=off", "-o"];
         let output = Command::new("gcc").args(flags).arg(&program).arg(&source).output();
         let output = output.map_err(|cause| StencilError::Start { program: "gcc".into(), cause })?;
@@ -34,42 +34,42 @@ impl Competitor {
             return Err(StencilError::Compile(String::from_utf8_lossy(&output.stderr).into_owned()));
         }
         let mut command = Command::new(&program);
-        // A thread stays on its core, with its cache.
+        // Pin each OpenMP thread to its core.
         command.env("OMP_PROC_BIND", "true");
-        Competitor::start("C", command, side)
+        PeerProgram::start("C", command, side)
     }
 
-    /// Starts the Python program; also the methods that it has.
+    /// Starts the Python program. Also returns the methods that it offers.
     pub(super) fn python(
         interpreter: &Path,
         folder: &Path,
         side: usize,
-    ) -> Result<(Competitor, Vec<String>), StencilError> {
+    ) -> Result<(PeerProgram, Vec<String>), StencilError> {
         let mut command = Command::new(interpreter);
         command.arg(write(folder, "stencil.py", PYTHON_SOURCE)?);
-        let mut competitor = Competitor::start("python", command, side)?;
-        let methods = competitor.answer()?.split_whitespace().map(str::to_owned).collect();
-        Ok((competitor, methods))
+        let mut program = PeerProgram::start("python", command, side)?;
+        let methods = program.answer()?.split_whitespace().map(str::to_owned).collect();
+        Ok((program, methods))
     }
 
-    fn start(name: &'static str, mut command: Command, side: usize) -> Result<Competitor, StencilError> {
+    fn start(name: &'static str, mut command: Command, side: usize) -> Result<PeerProgram, StencilError> {
         let side = side.to_string();
         command.args([&side, &side]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let program = command.get_program().into();
         let mut child = command.spawn().map_err(|cause| StencilError::Start { program, cause })?;
-        let ask = child.stdin.take().expect("it was piped");
-        let answers = BufReader::new(child.stdout.take().expect("it was piped"));
-        Ok(Competitor { name, child, ask, answers })
+        let requests = child.stdin.take().expect("the stream is piped");
+        let answers = BufReader::new(child.stdout.take().expect("the stream is piped"));
+        Ok(PeerProgram { name, child, requests, answers })
     }
 
-    /// The time that `sweeps` sweeps took.
+    /// Runs `sweeps` sweeps. Returns their time.
     pub(super) fn run(&mut self, method: &str, sweeps: usize) -> Result<Duration, StencilError> {
         let answer = self.request(&format!("{method} {sweeps}"))?;
         let seconds = answer.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         seconds.ok_or(StencilError::Answer { program: self.name, answer })
     }
 
-    /// The sum over the bits of the result of a small grid.
+    /// The checksum over the bits of a small grid's result.
     pub(super) fn check(
         &mut self,
         method: &str,
@@ -82,8 +82,8 @@ impl Competitor {
     }
 
     fn request(&mut self, line: &str) -> Result<String, StencilError> {
-        // If it has ended, the answer is empty.
-        let _ = writeln!(self.ask, "{line}").and_then(|()| self.ask.flush());
+        // If the program has exited, the answer is empty.
+        let _ = writeln!(self.requests, "{line}").and_then(|()| self.requests.flush());
         self.answer()
     }
 
@@ -96,7 +96,7 @@ impl Competitor {
     }
 }
 
-impl Drop for Competitor {
+impl Drop for PeerProgram {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

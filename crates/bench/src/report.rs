@@ -1,0 +1,222 @@
+//! `docs/benchmarks.md`: results files of all machines as one document.
+//!
+//! The repository keeps results files in `docs/benchmarks/MACHINE/NAME.jsonl`. The document is a function of these files
+//! and of [`BENCHMARKS`] alone.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use millstream_report::save;
+
+use crate::BENCHMARKS;
+use crate::results::{Header, Machine, Results, ResultsError};
+
+/// Copies the results files in `from` into the folders of their machines under `kept`, then renders `document` from all
+/// files under `kept`. Returns the files that were copied.
+///
+/// # Errors
+/// [`ResultsError`] if a file cannot be read or written.
+pub fn update(from: &Path, kept: &Path, document: &Path) -> Result<Vec<PathBuf>, ResultsError> {
+    let mut copied = Vec::new();
+    for path in results_files(from)? {
+        let results = Results::read(&path)?;
+        let Header { benchmark, machine, .. } = &results.header;
+        let to = kept.join(machine.folder()).join(format!("{benchmark}.jsonl"));
+        results.write(&to)?;
+        copied.push(to);
+    }
+    save(document, &render(&load(kept)?))?;
+    Ok(copied)
+}
+
+/// All results files under `kept`, one folder a machine.
+///
+/// # Errors
+/// [`ResultsError`].
+pub fn load(kept: &Path) -> Result<Vec<Results>, ResultsError> {
+    let mut all = Vec::new();
+    for folder in entries(kept)?.into_iter().filter(|path| path.is_dir()) {
+        for path in results_files(&folder)? {
+            all.push(Results::read(&path)?);
+        }
+    }
+    Ok(all)
+}
+
+/// The results files in a folder, in order of their names; none if there is no such folder.
+fn results_files(folder: &Path) -> Result<Vec<PathBuf>, ResultsError> {
+    let mut paths = entries(folder)?;
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "jsonl"));
+    Ok(paths)
+}
+
+fn entries(folder: &Path) -> Result<Vec<PathBuf>, ResultsError> {
+    let fail = |cause| ResultsError::Io { path: folder.to_owned(), cause };
+    let entries = match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(fail)?,
+    };
+    let paths = entries.map(|entry| entry.map(|entry| entry.path()));
+    let mut paths = paths.collect::<Result<Vec<_>, _>>().map_err(fail)?;
+    paths.sort();
+    Ok(paths)
+}
+
+/// The document.
+#[must_use]
+pub fn render(results: &[Results]) -> String {
+    let mut out = String::from(
+        "# Benchmarks\n\n\
+         <!-- Written by `make bench-report` from docs/benchmarks/*/*.jsonl. Do not edit. -->\n\n\
+         Each figure stands beside a baseline that the same run measured in turn with it. The ratio is the figure \
+         divided by its baseline. Values are medians over the rounds that stand above each table.\n\n\
+         To add this machine, run the benchmarks and then `make bench-report`.\n\n\
+         ## What is measured\n",
+    );
+    // Writing to a string does not fail.
+    for benchmark in &BENCHMARKS {
+        let _ = write!(
+            out,
+            "\n### {}\n\n{}\n\n- Baseline: {}\n- Command: `{}`\n",
+            benchmark.title, benchmark.measures, benchmark.baseline, benchmark.command
+        );
+    }
+    let mut machines: BTreeMap<&Machine, Vec<&Results>> = BTreeMap::new();
+    for each in results {
+        machines.entry(&each.header.machine).or_default().push(each);
+    }
+    if machines.is_empty() {
+        out.push_str("\n## Results\n\nNo machine has results yet.\n");
+    }
+    for (machine, results) in machines {
+        let plural = if machine.cores == 1 { "" } else { "s" };
+        let kind = if machine.virtual_machine { ", virtual machine" } else { "" };
+        let Machine { cpu, cpu_model, cores, .. } = machine;
+        let _ = writeln!(out, "\n## {cpu} ({cpu_model}), {cores} core{plural}{kind}");
+        for benchmark in &BENCHMARKS {
+            for each in results.iter().filter(|each| each.header.benchmark == benchmark.name) {
+                let _ = writeln!(out, "\n### {}: {}", machine.folder(), benchmark.name);
+                section(&mut out, each);
+            }
+        }
+    }
+    out
+}
+
+fn section(out: &mut String, Results { header, figures }: &Results) {
+    let plural = if header.rounds == 1 { "" } else { "s" };
+    let _ = writeln!(
+        out,
+        "\nCommit {}, {}, Linux {}, {} round{plural}.{}\n",
+        header.commit,
+        header.date,
+        header.kernel,
+        header.rounds,
+        match &header.only[..] {
+            [] => String::new(),
+            words => format!(" Figures whose names contain {} only.", words.join(" or ")),
+        }
+    );
+    out.push_str("| figure | value | unit | baseline | ratio |\n|---|--:|---|--:|--:|\n");
+    for figure in figures {
+        let [value, baseline, ratio] = figure.cells();
+        let name = figure.name.replace('|', "\\|");
+        let _ = writeln!(out, "| {name} | {value} | {} | {baseline} | {ratio} |", figure.unit);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Figure;
+
+    fn results(cpu: &str, benchmark: &str, commit: &str) -> Results {
+        let machine =
+            Machine { cpu: cpu.to_owned(), cpu_model: "6-85".to_owned(), cores: 2, virtual_machine: true };
+        let header = Header {
+            benchmark: benchmark.to_owned(),
+            machine,
+            kernel: "6.12.0".to_owned(),
+            commit: commit.to_owned(),
+            date: "2026-01-31".to_owned(),
+            rounds: 5,
+            only: Vec::new(),
+        };
+        let figures = vec![
+            Figure::with_baseline("WRITE 64 KiB", 36.0, "GB/s", 40.0),
+            Figure::without_baseline("latency", 0.18, "µs"),
+        ];
+        Results { header, figures }
+    }
+
+    #[test]
+    fn a_section_a_machine_with_its_tables() {
+        let text = render(&[
+            results("Xeon", "wire", "b"),
+            results("EPYC", "verbs", "c"),
+            results("Xeon", "verbs", "a"),
+        ]);
+        let order = [
+            "## What is measured",
+            "## EPYC (6-85), 2 cores, virtual machine",
+            "### epyc-6-85-2-cores: verbs",
+            "Commit c, 2026-01-31, Linux 6.12.0, 5 rounds.",
+            "## Xeon (6-85), 2 cores, virtual machine",
+            "### xeon-6-85-2-cores: verbs",
+            "Commit a,",
+            "| WRITE 64 KiB | 36.0 | GB/s | 40.0 | 0.90 |",
+            "| latency | 0.180 | µs |  |  |",
+            "### xeon-6-85-2-cores: wire",
+            "Commit b,",
+        ];
+        let mut rest = &text[..];
+        for line in order {
+            let (_, after) = rest.split_once(line).unwrap_or_else(|| panic!("{line} is missing in {rest}"));
+            rest = after;
+        }
+    }
+
+    #[test]
+    fn every_benchmark_is_explained() {
+        let text = render(&[]);
+        for benchmark in &BENCHMARKS {
+            assert!(
+                text.contains(benchmark.measures) && text.contains(benchmark.baseline),
+                "{}",
+                benchmark.name
+            );
+        }
+        assert!(text.ends_with("No machine has results yet.\n"));
+    }
+
+    #[test]
+    fn new_results_replace_those_of_their_machine_and_keep_the_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let [from, kept, document] = ["new", "kept", "benchmarks.md"].map(|name| folder.path().join(name));
+        for old in [results("EPYC", "verbs", "old-epyc"), results("Xeon", "verbs", "old-xeon")] {
+            let path = kept.join(old.header.machine.folder()).join("verbs.jsonl");
+            old.write(&path).unwrap();
+        }
+        results("Xeon", "verbs", "new-xeon").write(&from.join("verbs.jsonl")).unwrap();
+        let copied = update(&from, &kept, &document).unwrap();
+        assert_eq!(copied, [kept.join("xeon-6-85-2-cores/verbs.jsonl")]);
+        let text = std::fs::read_to_string(&document).unwrap();
+        assert!(
+            text.contains("old-epyc") && text.contains("new-xeon") && !text.contains("old-xeon"),
+            "{text}"
+        );
+        assert_eq!(text, render(&load(&kept).unwrap()));
+    }
+
+    #[test]
+    fn the_document_in_the_repository_is_the_rendered_one() {
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+        let expected = render(&load(&docs.join("benchmarks")).unwrap());
+        let document = std::fs::read_to_string(docs.join("benchmarks.md")).unwrap();
+        assert!(
+            document == expected,
+            "docs/benchmarks.md differs from the results; `make bench-report` writes it"
+        );
+    }
+}

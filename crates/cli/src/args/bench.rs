@@ -1,0 +1,210 @@
+//! Arguments of `millstream bench`.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use millstream_bench::model::ModelCase;
+use millstream_bench::verbs::raw_verbs::Operation;
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchOptions {
+    #[command(subcommand)]
+    pub(crate) command: BenchCommand,
+    /// Folder of the results files, one a benchmark: NAME.jsonl
+    #[arg(long, global = true, default_value = "target/bench", value_name = "FOLDER")]
+    pub(crate) out: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    /// Measure the soft device on one host: perftest, UCX and a raw verbs program
+    ///
+    ///     millstream bench verbs --rounds 3
+    #[command(verbatim_doc_comment)]
+    Verbs {
+        #[command(flatten)]
+        rounds: Rounds<5>,
+    },
+    /// Measure the soft device's costs by queue pairs and processes
+    ///
+    ///     millstream bench scale
+    #[command(verbatim_doc_comment)]
+    Scale {
+        #[command(flatten)]
+        rounds: Rounds<3>,
+    },
+    /// Measure the soft device between two network namespaces (as root)
+    ///
+    ///     millstream bench wire --only ib_write_bw --mtu 9000 --rounds 1
+    #[command(verbatim_doc_comment)]
+    Wire {
+        #[command(flatten)]
+        rounds: Rounds<3>,
+        /// MTUs of the veth pair
+        #[arg(long, value_delimiter = ',', default_values_t = [1500, 9000], value_name = "BYTES")]
+        mtu: Vec<u32>,
+        /// Measure only figures whose names contain one of these words, and their baselines
+        #[arg(long, value_delimiter = ',', value_name = "WORD")]
+        only: Vec<String>,
+    },
+    /// Measure the event builder by number of units, batch size and kernel
+    ///
+    ///     millstream bench evb --seconds 2
+    #[command(verbatim_doc_comment)]
+    Evb {
+        #[command(flatten)]
+        rounds: Rounds<3>,
+        /// Approximate duration of each run
+        #[arg(long, default_value_t = 0.7, value_name = "SECONDS")]
+        seconds: f64,
+    },
+    /// Measure cards on the network: transfers, doorbell to interrupt, idle CPU time, the cluster7 kernel
+    ///
+    ///     millstream bench card --only doorbell
+    #[command(verbatim_doc_comment)]
+    Card {
+        #[command(flatten)]
+        rounds: Rounds<5>,
+        /// Measure only figures whose names contain one of these words
+        #[arg(long, value_name = "WORD", num_args = 1..)]
+        only: Vec<String>,
+    },
+    /// Measure the stencil kernel against C, numba, numpy and WebAssembly
+    ///
+    ///     millstream bench stencil --side 16384
+    #[command(verbatim_doc_comment)]
+    Stencil {
+        #[command(flatten)]
+        rounds: Rounds<5>,
+        #[command(flatten)]
+        grid: SquareGrid,
+        /// Python interpreter with numpy and numba [default: venv/bin/python in the results folder, if it exists]
+        #[arg(long, value_name = "PROGRAM")]
+        python: Option<PathBuf>,
+    },
+    /// Measure whole stencil jobs on emulated cards against the kernel alone
+    ///
+    ///     millstream bench stencil-jobs --side 16384
+    #[command(verbatim_doc_comment)]
+    StencilJobs {
+        #[command(flatten)]
+        rounds: Rounds<5>,
+        #[command(flatten)]
+        grid: SquareGrid,
+    },
+    /// Measure the model: its event queue against heaps, its flow level against SimGrid
+    ///
+    ///     millstream bench model
+    #[command(verbatim_doc_comment)]
+    Model {
+        #[command(flatten)]
+        rounds: Rounds<3>,
+    },
+    /// Render docs/benchmarks.md from the results of all machines
+    ///
+    /// Copies the results files of this machine into its folder below RESULTS, then renders the document from all files
+    /// there. The results of other machines stay.
+    ///
+    ///     millstream bench report
+    #[command(verbatim_doc_comment)]
+    Report {
+        /// Folder of the results that the repository keeps, one folder a machine
+        #[arg(long, default_value = "docs/benchmarks", value_name = "FOLDER")]
+        results: PathBuf,
+        /// The document
+        #[arg(long, default_value = "docs/benchmarks.md", value_name = "FILE")]
+        document: PathBuf,
+    },
+    /// One side of the raw UDP link; `wire` starts it
+    #[command(hide = true)]
+    RawUdp(RawUdpOptions),
+    /// One side of the raw verbs program; `verbs` starts it. Without HOST it is the server
+    #[command(hide = true)]
+    RawVerbs(RawVerbsArguments),
+    /// One simulation; `model` starts it. Prints events, virtual seconds and peak memory in KiB
+    #[command(hide = true)]
+    ModelCase {
+        /// torus, concurrent or sequential
+        case: ModelCase,
+        /// Hosts, or nodes along each dimension of a torus
+        size: u32,
+        /// Messages from each host to each other host
+        messages: u32,
+        /// Bytes per message
+        bytes: u64,
+    },
+    /// One client process; `scale` starts it
+    #[command(hide = true)]
+    ScaleClient {
+        /// The server: host:port
+        address: String,
+        /// Queue pairs
+        pairs: usize,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Rounds<const DEFAULT: usize> {
+    /// Interleaved rounds, whose medians are printed
+    #[arg(long, default_value_t = DEFAULT, value_name = "N")]
+    pub(crate) rounds: usize,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SquareGrid {
+    /// Rows and columns of the grid
+    #[arg(long, default_value_t = 8192, value_name = "N")]
+    pub(crate) side: usize,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RawUdpOptions {
+    /// The role of this process, and what to measure
+    pub(crate) role: RawUdpRole,
+    /// Payload per packet [bytes]
+    #[arg(long, default_value_t = 1024, value_name = "BYTES")]
+    pub(crate) payload: usize,
+    /// Let the kernel split buffers into packets
+    #[arg(long)]
+    pub(crate) segmentation_offload: bool,
+    /// Compute and check the ICRC of each packet
+    #[arg(long)]
+    pub(crate) icrc: bool,
+    /// Local address
+    #[arg(long, default_value = "127.0.0.1")]
+    pub(crate) from: IpAddr,
+    /// The server's address
+    #[arg(long, default_value = "127.0.0.1")]
+    pub(crate) to: IpAddr,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum RawUdpRole {
+    Serve,
+    Bandwidth,
+    Latency,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RawVerbsArguments {
+    /// write, read, send, latency, latency-completed, system-write or system-read
+    pub(crate) operation: Operation,
+    /// The server's host; this process is the server if it is missing
+    pub(crate) host: Option<String>,
+    /// TCP port of the server
+    #[arg(short, long)]
+    pub(crate) port: u16,
+    /// Bytes per work request
+    #[arg(short, long, default_value_t = 8)]
+    pub(crate) size: u32,
+    /// Work requests per ibv_post_send, a power of two
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub(crate) post_list: usize,
+    /// Send the data inline
+    #[arg(long)]
+    pub(crate) inline: bool,
+    /// Register private memory on the server
+    #[arg(long)]
+    pub(crate) private: bool,
+}
