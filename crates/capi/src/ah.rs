@@ -5,7 +5,8 @@ use std::{ffi::c_int, sync::Arc};
 use millstream_device::{
     Pd, gid,
     path::{self, PathKind},
-    types::{UdDestination, WC_FLAG_GRH},
+    send_wr::UdDestination,
+    types::WC_FLAG_GRH,
 };
 
 use crate::{

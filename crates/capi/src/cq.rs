@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use millstream_device::{Channel, Cq, Cursor, Pd, types::Wc};
+use millstream_device::{Channel, Cq, CqPoller, Pd, types::Wc};
 
 use crate::{
     context::{COMP_VECTORS, Context},
@@ -31,7 +31,7 @@ pub(crate) struct CqObject {
     verbs: ibv_cq_ex,
     pub(crate) inner: Arc<Cq>,
     /// The completion that is looked at.
-    pub(crate) cursor: Cursor,
+    pub(crate) poller: CqPoller,
     /// The parent domain that it was made in.
     domain: Option<Arc<Pd>>,
 }
@@ -118,7 +118,7 @@ pub(crate) unsafe fn create(context: *mut ibv_context, options: &Options) -> Res
         let events = channel.cast::<ChannelObject>().as_ref().map(|object| object.inner.clone());
         (Context::device(context), events)
     };
-    let make = if options.timed { Cq::timed } else { Cq::new };
+    let make = if options.timed { Cq::with_timestamps } else { Cq::new };
     let inner = make(device, options.entries, events)?;
     let verbs = ibv_cq {
         context,
@@ -132,7 +132,7 @@ pub(crate) unsafe fn create(context: *mut ibv_context, options: &Options) -> Res
     if let Some(domain) = &domain {
         domain.attach();
     }
-    let object = Box::leak(Box::new(CqObject { verbs, inner, cursor: Cursor::default(), domain }));
+    let object = Box::leak(Box::new(CqObject { verbs, inner, poller: CqPoller::default(), domain }));
     let address = std::ptr::from_mut(object).addr() as u64;
     object.inner.handle().set_pointer(address);
     Ok(std::ptr::from_mut(object).cast())

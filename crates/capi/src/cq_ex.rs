@@ -112,7 +112,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
             return libc::EINVAL;
         }
         let object = CqObject::of(cq.cast());
-        show(cq, object, object.cursor.start(&object.inner))
+        show(cq, object, object.poller.start(&object.inner))
     }
 }
 
@@ -121,7 +121,7 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: the caller passes a live queue that it has begun to poll.
     unsafe {
         let object = CqObject::of(cq.cast());
-        show(cq, object, object.cursor.next(&object.inner))
+        show(cq, object, object.poller.next(&object.inner))
     }
 }
 
@@ -134,7 +134,7 @@ unsafe fn show(cq: *mut ibv_cq_ex, object: &CqObject, result: millstream_device:
     match result {
         Ok(()) => {
             // SAFETY: the caller is inside, and nobody else writes these fields.
-            unsafe { ((*cq).wr_id, (*cq).status) = object.cursor.with(|now| (now.wc.wr_id, now.wc.status)) };
+            unsafe { ((*cq).wr_id, (*cq).status) = object.poller.with(|now| (now.wc.wr_id, now.wc.status)) };
             0
         }
         Err(error) => error.0,
@@ -144,7 +144,7 @@ unsafe fn show(cq: *mut ibv_cq_ex, object: &CqObject, result: millstream_device:
 /// Ends the look at completions.
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     // SAFETY: the caller passes a live queue that it has begun to poll.
-    unsafe { CqObject::of(cq.cast()).cursor.end() };
+    unsafe { CqObject::of(cq.cast()).poller.end() };
 }
 
 /// Defines the calls that read a field of the completion that is looked at.
@@ -153,7 +153,7 @@ macro_rules! fields {
         $(#[$doc])*
         unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $kind {
             // SAFETY: the caller passes a live queue and is between the start of polling and its end.
-            unsafe { CqObject::of(cq.cast()).cursor.with(|$now| $value) }
+            unsafe { CqObject::of(cq.cast()).poller.with(|$now| $value) }
         }
     )* };
 }
@@ -180,7 +180,7 @@ fields! {
     /// Path bits of the destination.
     read_dlid_path_bits -> u8 = |now| now.wc.dlid_path_bits;
     /// When it was added, by the device's clock.
-    read_completion_ts -> u64 = |now| now.time.0;
+    read_completion_ts -> u64 = |now| now.timestamp.0;
     /// When it was added, by the wall clock.
     read_completion_wallclock_ns -> u64 = |now| now.wall_time();
     /// No queue is made with this field.

@@ -9,7 +9,7 @@ use std::{
 
 use millstream_device::{
     Dm, Mr,
-    mr::{Advice, Change, NotChanged},
+    mr::{MrAdvice, ReregError, ReregMr},
     types::Sge,
 };
 
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn ibv_rereg_mr(
         Errno::INVALID.set();
         return IBV_REREG_MR_ERR_INPUT;
     }
-    let change = Change {
+    let change = ReregMr {
         memory: moves.then(|| (addr.addr() as u64, length as u64)),
         // SAFETY: the caller passes an allocated domain with this flag.
         pd: changes_pd.then(|| unsafe { PdObject::of(pd) }.inner.clone()),
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn ibv_rereg_mr(
         Errno::INVALID.set();
         return IBV_REREG_MR_ERR_INPUT;
     };
-    match inner.change(&change) {
+    match inner.rereg(&change) {
         Ok(()) => {
             if moves {
                 (object.verbs.addr, object.verbs.length) = (addr, length);
@@ -158,11 +158,11 @@ pub unsafe extern "C" fn ibv_rereg_mr(
             }
             0
         }
-        Err(NotChanged::AsItWas(error)) => {
+        Err(ReregError::Unchanged(error)) => {
             Errno::from(error).set();
             IBV_REREG_MR_ERR_INPUT
         }
-        Err(NotChanged::Lost(error)) => {
+        Err(ReregError::Invalid(error)) => {
             Errno::from(error).set();
             IBV_REREG_MR_ERR_CMD
         }
@@ -190,9 +190,9 @@ pub(crate) unsafe extern "C" fn advise_mr(
     num_sges: u32,
 ) -> c_int {
     let advice = match advice {
-        IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH => Advice::Read,
-        IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE => Advice::Write,
-        IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT => Advice::NoFault,
+        IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH => MrAdvice::Prefetch,
+        IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE => MrAdvice::PrefetchWrite,
+        IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT => MrAdvice::PrefetchNoFault,
         _ => return errno::status(Err(Errno::UNSUPPORTED)),
     };
     if flags & !IB_UVERBS_ADVISE_MR_FLAG_FLUSH != 0 || num_sges == 0 || sg_list.is_null() {

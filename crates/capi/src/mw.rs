@@ -4,7 +4,7 @@ use std::{ffi::c_int, sync::Arc};
 
 use millstream_device::{
     self as device, Mw,
-    mr::window::{Bind, Kind},
+    mr::window::{MwBind, MwType},
 };
 
 use crate::{
@@ -23,7 +23,7 @@ pub(crate) struct MwObject {
 
 /// A new memory window; NULL and errno on failure.
 pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
-    let made = Kind::from_raw(kind).ok_or(Errno::INVALID).and_then(|kind| {
+    let made = MwType::from_raw(kind).ok_or(Errno::INVALID).and_then(|kind| {
         // SAFETY: the caller passes an allocated domain.
         Ok(Mw::new(&unsafe { PdObject::of(pd) }.inner, kind)?)
     });
@@ -44,11 +44,11 @@ pub(crate) unsafe fn bind_type_2(
     mw: *mut ibv_mw,
     info: &ibv_mw_bind_info,
     key: u32,
-) -> Result<Bind, device::Errno> {
+) -> Result<MwBind, device::Errno> {
     // SAFETY: the caller vouches for both pointers.
     unsafe {
         match mw.cast::<MwObject>().as_ref() {
-            Some(window) if window.inner.kind() == Kind::Two => Ok(bind(mw, info, key)),
+            Some(window) if window.inner.kind() == MwType::Type2 => Ok(bind(mw, info, key)),
             _ => Err(device::Errno::INVAL),
         }
     }
@@ -58,10 +58,10 @@ pub(crate) unsafe fn bind_type_2(
 ///
 /// # Safety
 /// `mw` is allocated, and `info.mr` is NULL or registered.
-unsafe fn bind(mw: *mut ibv_mw, info: &ibv_mw_bind_info, key: u32) -> Bind {
+unsafe fn bind(mw: *mut ibv_mw, info: &ibv_mw_bind_info, key: u32) -> MwBind {
     // SAFETY: the caller vouches for both pointers.
     unsafe {
-        Bind {
+        MwBind {
             mw: (*mw.cast::<MwObject>()).inner.clone(),
             key,
             // Key 0 is no region's; a bind of nothing needs none.
@@ -83,7 +83,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
     // SAFETY: the caller passes a live queue pair, an allocated window and a complete request.
     let (queue_pair, window, request) =
         unsafe { (&QpObject::of(qp).inner, &(*mw.cast::<MwObject>()).inner, &*mw_bind) };
-    if window.kind() != Kind::One {
+    if window.kind() != MwType::Type1 {
         return errno::status(Err(Errno::INVALID));
     }
     // SAFETY: as above; a region that is named is registered.
@@ -101,7 +101,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
 /// # Safety
 /// The request is a complete IBV_WR_BIND_MW, and its window and region are alive.
 #[cold]
-pub(crate) unsafe fn requested_bind(request: &ibv_send_wr) -> Result<Bind, device::Errno> {
+pub(crate) unsafe fn requested_bind(request: &ibv_send_wr) -> Result<MwBind, device::Errno> {
     // SAFETY: the caller vouches for a complete request.
     unsafe {
         let asked = request.__bindgen_anon_2.bind_mw;

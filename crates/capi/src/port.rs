@@ -29,7 +29,7 @@ pub(crate) unsafe extern "C" fn query_port(
     let attr = ibv_port_attr {
         state: IBV_PORT_ACTIVE,
         max_mtu: IBV_MTU_4096,
-        active_mtu: gid::active_mtu(device::path::preference().unwrap_or_default()).into(),
+        active_mtu: device::path::preference().unwrap_or_default().active_mtu().into(),
         gid_tbl_len: gid::table().len() as c_int,
         port_cap_flags: IBV_PORT_IP_BASED_GIDS | IBV_PORT_CM_SUP,
         max_msg_sz: device::MAX_MSG as u32,

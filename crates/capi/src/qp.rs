@@ -3,12 +3,13 @@
 use std::{ffi::c_int, mem, ptr, slice, sync::Arc};
 
 use millstream_device::{
-    self as device, Handle, Qp,
+    self as device, ObjectHandle, Qp,
     qp::{
         QpCap, QpType, RecvSource, SendOps, SendWrList, SingleSgeWr, WrBatchLock,
         state::{AddressVector, QpAttr, QpState},
     },
-    types::{SendWr, Sge},
+    send_wr::SendWr,
+    types::Sge,
 };
 
 use crate::{
@@ -30,7 +31,7 @@ pub(crate) struct QpObject {
     /// Where batches are prepared, if it was made for that.
     pub(crate) section: Option<WrBatchLock>,
     /// What the program holds of it: the queue pair of an XRC domain can be opened more than once.
-    pub(crate) handle: Arc<Handle>,
+    pub(crate) handle: Arc<ObjectHandle>,
 }
 
 impl QpObject {
@@ -131,7 +132,7 @@ pub(crate) fn publish(
     base: ibv_qp,
     inner: Arc<Qp>,
     section: Option<WrBatchLock>,
-    handle: Option<Arc<Handle>>,
+    handle: Option<Arc<ObjectHandle>>,
 ) -> *mut ibv_qp {
     let base = ibv_qp { handle: inner.qpn(), qp_num: inner.qpn(), ..base };
     let handle = handle.unwrap_or_else(|| inner.handle().clone());

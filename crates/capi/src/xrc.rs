@@ -12,7 +12,7 @@ use std::{
     sync::Arc,
 };
 
-use millstream_device::{Opening, Qp, Xrcd};
+use millstream_device::{Qp, Xrcd, XrcdOpenFlags};
 
 use crate::{
     context::Context,
@@ -51,8 +51,10 @@ pub(crate) unsafe extern "C" fn open_xrcd(
     let opened = if init.fd == -1 {
         Xrcd::private(device).map_err(Errno::from)
     } else {
-        let opening =
-            Opening { create: init.oflags & libc::O_CREAT != 0, exclusive: init.oflags & libc::O_EXCL != 0 };
+        let opening = XrcdOpenFlags {
+            create: init.oflags & libc::O_CREAT != 0,
+            exclusive: init.oflags & libc::O_EXCL != 0,
+        };
         inode(init.fd).and_then(|(device_id, inode)| Ok(Xrcd::of_inode(device, device_id, inode, opening)?))
     };
     errno::pointer(opened.map(|inner| {

@@ -1,5 +1,6 @@
 //! An open device.
 
+use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -7,22 +8,20 @@ use std::sync::{Arc, Mutex, Weak};
 
 use millstream_shm::{EventFd, poll};
 
-use crate::dm::Dm;
+use crate::adapter::LocalAdapter;
 use crate::errno::Result;
-use crate::event::{AsyncEvent, Handle};
-use crate::host::Host;
-use crate::pd::Pd;
+use crate::event::{AsyncEvent, ObjectHandle};
+use crate::startup;
 
-/// An open device. Contexts of one process share its adapter and differ in their events.
+/// An open device. The contexts of a process share its adapter; each has its own asynchronous events.
 #[derive(Debug)]
 pub struct Context {
-    pub(crate) host: &'static Host,
-    events: Mutex<VecDeque<(u32, Arc<Handle>)>>,
-    /// Its count is one while events wait, and zero otherwise. Changed under the lock of `events`.
+    pub(crate) adapter: &'static LocalAdapter,
+    events: Mutex<VecDeque<(u32, Arc<ObjectHandle>)>>,
+    /// Its count is one while events are queued, else zero. Changed under the lock of `events`.
     event_fd: EventFd,
-    /// What can be found by its number.
-    pub(crate) pds: Mutex<HashMap<u32, Weak<Pd>>>,
-    pub(crate) dms: Mutex<HashMap<u32, Weak<Dm>>>,
+    /// Protection domains and device memory by id.
+    objects: Mutex<HashMap<u32, Weak<dyn Any + Send + Sync>>>,
 }
 
 impl Context {
@@ -32,20 +31,35 @@ impl Context {
     /// What creating shared memory, sockets or threads reports.
     pub fn open() -> Result<Arc<Self>> {
         Ok(Arc::new(Self {
-            host: Host::get()?,
+            adapter: startup::adapter()?,
             events: Mutex::default(),
             event_fd: EventFd::new()?,
-            pds: Mutex::default(),
-            dms: Mutex::default(),
+            objects: Mutex::default(),
         }))
     }
 
-    /// Reports something about an object, unless it has ended. A program that fetches no events gets each
-    /// once for as long as it waits, so that they need no more memory than the objects.
-    pub(crate) fn raise(&self, kind: u32, about: &Arc<Handle>) {
+    /// Makes an object findable by its id.
+    pub(crate) fn add_object<T: Any + Send + Sync>(&self, id: u32, object: &Arc<T>) {
+        let object: Weak<T> = Arc::downgrade(object);
+        self.objects.lock().expect("no panic under this lock").insert(id, object);
+    }
+
+    /// The object with this id, if it is of this type.
+    pub(crate) fn object<T: Any + Send + Sync>(&self, id: u32) -> Option<Arc<T>> {
+        let object = self.objects.lock().expect("no panic under this lock").get(&id)?.upgrade()?;
+        object.downcast().ok()
+    }
+
+    pub(crate) fn remove_object(&self, id: u32) {
+        self.objects.lock().expect("no panic under this lock").remove(&id);
+    }
+
+    /// Queues an event about an object, unless the object was destroyed. An event that is queued already is not
+    /// added again, so that a program that fetches no events does not fill memory.
+    pub(crate) fn raise(&self, kind: u32, about: &Arc<ObjectHandle>) {
         let mut events = self.events.lock().expect("no panic under this lock");
-        let waits = |(k, h): &(u32, Arc<Handle>)| *k == kind && Arc::ptr_eq(h, about);
-        if about.has_ended() || events.iter().any(waits) {
+        let queued = |(k, h): &(u32, Arc<ObjectHandle>)| *k == kind && Arc::ptr_eq(h, about);
+        if about.has_ended() || events.iter().any(queued) {
             return;
         }
         events.push_back((kind, about.clone()));
@@ -80,30 +94,29 @@ impl Context {
         }
     }
 
-    /// Ends an object's events: those that wait are dropped, those that were fetched are waited for until
-    /// they are acknowledged.
-    pub(crate) fn end_events(&self, about: &Arc<Handle>) {
+    /// Drops an object's queued events, and waits until its fetched events are acknowledged.
+    pub(crate) fn end_events(&self, about: &Arc<ObjectHandle>) {
         {
             let mut events = self.events.lock().expect("no panic under this lock");
             about.end();
-            let waited = !events.is_empty();
+            let was_queued = !events.is_empty();
             events.retain(|(_, handle)| !Arc::ptr_eq(handle, about));
-            if waited && events.is_empty() {
+            if was_queued && events.is_empty() {
                 self.clear();
             }
         }
         about.wait_for_acknowledgements();
     }
 
-    /// No event waits any more. The caller holds the lock.
+    /// Makes the descriptor unreadable: no event is queued. The caller holds the lock.
     fn clear(&self) {
-        // A program that reads the descriptor itself may have been here before.
+        // The program may have read the descriptor itself.
         let _ = self.event_fd.try_take();
     }
 }
 
 impl AsFd for Context {
-    /// Readable while events wait.
+    /// Readable while events are queued.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.event_fd.as_fd()
     }

@@ -1,7 +1,7 @@
-//! Device memory: memory that the application reaches through copies and through keys only.
+//! Device memory (`ibv_dm`): the application reaches it by copies and by memory keys only.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use millstream_shm::{Mapping, Memfd, PAGE};
@@ -10,26 +10,22 @@ use crate::caps::MAX_DM;
 use crate::context::Context;
 use crate::errno::{Errno, Result};
 
-/// A piece of device memory.
+/// An allocation of device memory.
 #[derive(Debug)]
 pub struct Dm {
     context: Arc<Context>,
     id: u32,
     file: Memfd,
     view: Mapping,
-    /// Bytes that were asked for.
+    /// Bytes that were requested.
     len: u64,
-    /// Regions that it is registered as; None when it is freed.
+    /// Memory regions that use it; None when it is freed.
     users: Mutex<Option<u32>>,
-    given_back: AtomicBool,
+    freed: AtomicBool,
 }
 
-/// Bytes of device memory that a process has allocated.
-#[derive(Debug, Default)]
-pub(crate) struct Allocated(AtomicU64);
-
 impl Dm {
-    /// The application copies whole words of so many bytes, as with other devices.
+    /// Granularity of copies, bytes.
     pub const WORD: u64 = 4;
 
     /// Allocates `len` bytes, zero at first, aligned to `1 << log_align` bytes.
@@ -41,7 +37,7 @@ impl Dm {
         if len == 0 || log_align > PAGE.ilog2() {
             return Err(Errno::INVAL);
         }
-        let Allocated(used) = &context.host.device_memory;
+        let used = &context.adapter.device_memory;
         used.fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
             used.checked_add(len).filter(|sum| *sum <= MAX_DM)
         })
@@ -50,7 +46,7 @@ impl Dm {
         let (view, file) = made.inspect_err(|_| {
             used.fetch_sub(len, Ordering::AcqRel);
         })?;
-        let id = context.host.next_id();
+        let id = context.adapter.next_id();
         let dm = Arc::new(Self {
             context: context.clone(),
             id,
@@ -58,22 +54,19 @@ impl Dm {
             view,
             len,
             users: Mutex::new(Some(0)),
-            given_back: AtomicBool::new(false),
+            freed: AtomicBool::new(false),
         });
-        context.dms.lock().expect("no panic under this lock").insert(id, Arc::downgrade(&dm));
+        context.add_object(id, &dm);
         Ok(dm)
     }
 
-    /// The device memory that has this number; None if the context has none.
-    ///
-    /// # Panics
-    /// Only if another thread panicked while it looked.
+    /// The device memory with this id; None if the context has none.
     #[must_use]
     pub fn find(context: &Context, id: u32) -> Option<Arc<Self>> {
-        context.dms.lock().expect("no panic under this lock").get(&id)?.upgrade()
+        context.object(id)
     }
 
-    /// A number that nothing else of its context has.
+    /// The id, unique among objects of its context.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.id
@@ -88,7 +81,7 @@ impl Dm {
         Ok(self.view.base().wrapping_add(offset as usize))
     }
 
-    /// Copies into it.
+    /// Copies into the device memory.
     ///
     /// # Errors
     /// EINVAL for a range that leaves it or is not of whole words.
@@ -102,7 +95,7 @@ impl Dm {
         Ok(())
     }
 
-    /// Copies out of it.
+    /// Copies out of the device memory.
     ///
     /// # Errors
     /// EINVAL for a range that leaves it or is not of whole words.
@@ -116,19 +109,19 @@ impl Dm {
         Ok(())
     }
 
-    /// Bytes that were asked for.
+    /// Bytes that were requested.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether it has no bytes: never.
+    /// Always false: device memory has at least one byte.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Notes a region made of it; EINVAL when it is freed.
+    /// Counts a memory region that uses it; EINVAL when it is freed.
     pub(crate) fn attach(&self) -> Result<()> {
         let mut users = self.users.lock().expect("no panic under this lock");
         *users.as_mut().ok_or(Errno::INVAL)? += 1;
@@ -141,10 +134,10 @@ impl Dm {
         }
     }
 
-    /// Gives the memory back. A second call does nothing.
+    /// Frees the memory. A second call does nothing.
     ///
     /// # Errors
-    /// EBUSY while regions are made of it.
+    /// EBUSY while memory regions use it.
     ///
     /// # Panics
     /// Only if another thread panicked while it counted regions.
@@ -154,8 +147,8 @@ impl Dm {
             return Err(Errno::BUSY);
         }
         *users = None;
-        if !self.given_back.swap(true, Ordering::AcqRel) {
-            self.context.host.device_memory.0.fetch_sub(self.len, Ordering::AcqRel);
+        if !self.freed.swap(true, Ordering::AcqRel) {
+            self.context.adapter.device_memory.fetch_sub(self.len, Ordering::AcqRel);
         }
         Ok(())
     }
@@ -165,7 +158,7 @@ impl Drop for Dm {
     fn drop(&mut self) {
         // Regions hold references to it, so none is left.
         let _ = self.free();
-        self.context.dms.lock().expect("no panic under this lock").remove(&self.id);
+        self.context.remove_object(self.id);
     }
 }
 

@@ -1,7 +1,7 @@
-//! Asynchronous events: what happens to an object outside any work request (IBTA volume 1, 11.6.3).
+//! Asynchronous events of queue pairs, completion queues and shared receive queues (IBTA volume 1, 11.6.3).
 //!
-//! Events wait in their context. Who fetches one acknowledges it later, and the end of the object waits
-//! for that: until then the program may be looking at the object through the event.
+//! Events are queued in their context. The program acknowledges an event after it has fetched and handled it, and
+//! destroying the object waits for that: until then the program may use the object through the event.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -24,18 +24,18 @@ pub(crate) const EVENT_SRQ_LIMIT_REACHED: u32 = 15;
 /// `IBV_EVENT_QP_LAST_WQE_REACHED`
 pub(crate) const EVENT_QP_LAST_WQE_REACHED: u32 = 16;
 
-/// The peer's queue pair fails without an event; its completion tells the story.
+/// The peer's queue pair fails without an event: its completion reports the error.
 pub(crate) const NO_EVENT: u32 = u32::MAX;
 
-/// Whether a peer can have caused this event in a queue pair of ours. Others belong to other kinds of
-/// objects, which programs would take the queue pair for.
+/// Whether a peer may report this event for one of our queue pairs. Other events belong to other types of
+/// objects, and a program would misinterpret the queue pair's pointer.
 pub(crate) fn may_be_reported(event: u32) -> bool {
     matches!(event, EVENT_QP_FATAL | EVENT_QP_REQ_ERR | EVENT_QP_ACCESS_ERR | NO_EVENT)
 }
 
-/// An object as its program knows it: the program's pointer, and the events about it that were fetched.
+/// The program's handle of an object: its pointer, and the count of fetched events.
 #[derive(Debug, Default)]
-pub struct Handle {
+pub struct ObjectHandle {
     pointer: AtomicU64,
     events: Mutex<Events>,
     acknowledged: Condvar,
@@ -45,18 +45,18 @@ pub struct Handle {
 struct Events {
     /// Fetched and not yet acknowledged.
     held: u32,
-    /// The object has ended: nothing more is said about it.
+    /// The object was destroyed: it has no more events.
     ended: bool,
 }
 
-impl Handle {
+impl ObjectHandle {
     /// The program's pointer to the object.
     #[must_use]
     pub fn pointer(&self) -> u64 {
         self.pointer.load(Ordering::Acquire)
     }
 
-    /// Notes the program's pointer to the object.
+    /// Stores the program's pointer to the object.
     pub fn set_pointer(&self, pointer: u64) {
         self.pointer.store(pointer, Ordering::Release);
     }
@@ -67,7 +67,7 @@ impl Handle {
     /// Only if another thread panicked while it held the counts.
     pub fn acknowledge(&self) {
         let mut events = self.events.lock().expect("no panic under this lock");
-        // A program may acknowledge more than it got.
+        // A program may acknowledge more events than it fetched.
         events.held = events.held.saturating_sub(1);
         self.acknowledged.notify_all();
     }
@@ -76,7 +76,7 @@ impl Handle {
         self.events.lock().expect("no panic under this lock").ended
     }
 
-    pub(crate) fn hand_out(&self) {
+    pub(crate) fn count_fetched(&self) {
         self.events.lock().expect("no panic under this lock").held += 1;
     }
 
@@ -92,20 +92,20 @@ impl Handle {
     }
 }
 
-/// Something that happened, fetched from its context. Acknowledged when dropped.
+/// A fetched event. Dropping it acknowledges it.
 #[derive(Debug)]
 pub struct AsyncEvent {
     kind: u32,
-    handle: Arc<Handle>,
+    handle: Arc<ObjectHandle>,
 }
 
 impl AsyncEvent {
-    pub(crate) fn fetched(kind: u32, handle: Arc<Handle>) -> Self {
-        handle.hand_out();
+    pub(crate) fn fetched(kind: u32, handle: Arc<ObjectHandle>) -> Self {
+        handle.count_fetched();
         Self { kind, handle }
     }
 
-    /// `IBV_EVENT_*`; says what kind of object the event is about.
+    /// `IBV_EVENT_*`, which implies the type of the object.
     #[must_use]
     pub fn kind(&self) -> u32 {
         self.kind
@@ -117,9 +117,9 @@ impl AsyncEvent {
         self.handle.pointer()
     }
 
-    /// Leaves the event for the program to acknowledge, by [`Handle::acknowledge`] of the object.
+    /// Leaves the acknowledgement to the program, by [`ObjectHandle::acknowledge`] of the object.
     pub fn leave_unacknowledged(self) {
-        self.handle.hand_out();
+        self.handle.count_fetched();
     }
 }
 

@@ -3,12 +3,12 @@
 use std::ffi::CStr;
 use std::net::{IpAddr, Ipv6Addr};
 
-/// How packets for a GID are framed.
+/// The encapsulation of packets for a GID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GidKind {
-    /// RoCE v1, an Ethernet type of its own.
+    /// RoCE v1: Ethernet.
     RoceV1,
-    /// RoCE v2, over UDP.
+    /// RoCE v2: UDP.
     RoceV2,
 }
 
@@ -17,7 +17,7 @@ pub enum GidKind {
 pub struct GidEntry {
     /// The address, IPv4 mapped into IPv6.
     pub raw: [u8; 16],
-    /// Framing.
+    /// Encapsulation.
     pub kind: GidKind,
     /// Index of the network interface.
     pub ifindex: u32,
@@ -25,7 +25,7 @@ pub struct GidEntry {
     pub interface: String,
 }
 
-/// The table as the host's interfaces are now: link-local addresses first, loopback last.
+/// The table from the host's current interfaces: link-local addresses first, loopback last.
 #[must_use]
 pub fn table() -> Vec<GidEntry> {
     let mut addresses: Vec<(u8, String, u32, Ipv6Addr)> = Vec::new();
@@ -55,7 +55,7 @@ pub fn table() -> Vec<GidEntry> {
 /// `IBV_MTU_*`: the code of the longest path MTU.
 pub const MTU_4096: u8 = 5;
 
-/// What a packet takes besides its payload, at most: IPv6 and UDP headers, the longest transport headers (BTH, RETH
+/// Most bytes of a packet besides its payload: IPv6 and UDP headers, the longest transport headers (BTH, RETH
 /// and immediate data with those of extended connections and atomics, as Linux counts them) and the ICRC.
 const OVERHEAD: u32 = 40 + 8 + 12 + 4 + 28 + 4;
 
@@ -70,18 +70,6 @@ pub fn path_mtu(interface_mtu: u32) -> Option<u8> {
 #[must_use]
 pub fn mtu_bytes(code: u8) -> u32 {
     128 << code.clamp(1, MTU_4096)
-}
-
-/// The path MTU that the port offers for every peer that [`preference`](crate::path::PathPreference) lets it have: where
-/// packets may leave the host, what fits through all interfaces.
-#[must_use]
-pub fn active_mtu(preference: crate::path::PathPreference) -> u8 {
-    if preference == crate::path::PathPreference::Shm {
-        return MTU_4096;
-    }
-    let mut interfaces: Vec<u32> = table().iter().map(|entry| entry.ifindex).collect();
-    interfaces.dedup();
-    interfaces.into_iter().filter_map(interface_mtu).filter_map(path_mtu).min().unwrap_or(MTU_4096)
 }
 
 /// The MTU of a network interface.

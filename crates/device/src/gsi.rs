@@ -12,7 +12,7 @@ use millstream_shm::socket::{BoundSocket, listening_names};
 use millstream_wire::cm::Message;
 use millstream_wire::{Opcode, Packet, Pkey, Psn, Qkey, Qpn, Repr, bth, deth, mad};
 
-use crate::greeting;
+use crate::ipc;
 
 /// The key of queue pair 1 (IBTA volume 1, 10.2.5).
 pub const QKEY: u32 = 0x8001_0000;
@@ -28,23 +28,23 @@ pub const ID_BITS: u32 = 20;
 pub fn claim() -> io::Result<(u16, BoundSocket)> {
     let mut last = io::ErrorKind::AddrInUse.into();
     for _ in 0..256 {
-        let block = 1 + (random_u64() % 0xffe) as u32;
-        match BoundSocket::bind(&greeting::name(block)) {
-            Ok(bound) => return Ok((block as u16, bound)),
+        let qpn_prefix = 1 + (random_u64() % 0xffe) as u32;
+        match BoundSocket::bind(&ipc::socket_name(qpn_prefix)) {
+            Ok(bound) => return Ok((qpn_prefix as u16, bound)),
             Err(error) => last = error,
         }
     }
     Err(last)
 }
 
-/// The name that says that the process `block` offers a service.
+/// The name that says that the process `qpn_prefix` offers a service.
 #[must_use]
-pub fn service_name(service: u64, block: u16) -> String {
-    format!("{}{block:03x}", service_prefix(service))
+pub fn service_name(service: u64, qpn_prefix: u16) -> String {
+    format!("{}{qpn_prefix:03x}", service_prefix(service))
 }
 
 fn service_prefix(service: u64) -> String {
-    format!("{}gsi/{service:x}/", greeting::name_prefix())
+    format!("{}gsi/{service:x}/", ipc::socket_name_prefix())
 }
 
 /// Who offers a service.
@@ -56,7 +56,7 @@ fn provider(service: u64) -> Option<u16> {
 /// The process that a message is for; None if there is none.
 #[must_use]
 pub fn receiver(message: &Message<'_>) -> Option<u16> {
-    let owner = |id: u32| Some((id >> ID_BITS) as u16).filter(|block| *block != 0);
+    let owner = |id: u32| Some((id >> ID_BITS) as u16).filter(|qpn_prefix| *qpn_prefix != 0);
     match message {
         Message::Req(request) => provider(request.service_id),
         Message::SidrReq { service_id, .. } => provider(*service_id),
@@ -99,9 +99,11 @@ pub fn agreement(transaction: u64, message: &Message<'_>) -> Option<[u8; mad::LE
 }
 
 /// Gives a packet for queue pair 1 to the manager of this host that it is for; false if that has ended.
-pub fn pass_on(port: &Port, block: u16, origin: &Origin, bytes: &[u8]) -> bool {
+pub fn pass_on(port: &Port, qpn_prefix: u16, origin: &Origin, bytes: &[u8]) -> bool {
     // One that has no room is there, and the sender repeats itself.
-    !port.pass_on(block, origin, bytes).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+    !port
+        .pass_on(qpn_prefix, origin, bytes)
+        .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
 /// Passes a packet for queue pair 1 on to the manager that it is for. For one that has ended somebody else answers, as
@@ -109,10 +111,10 @@ pub fn pass_on(port: &Port, block: u16, origin: &Origin, bytes: &[u8]) -> bool {
 pub(crate) fn forward(port: &Port, origin: &Origin, bytes: &[u8]) {
     let Ok(packet) = Packet::new_checked(bytes) else { return };
     let Some(Ok((transaction, message))) = payload(&packet).map(Message::parse) else { return };
-    if receiver(&message).is_some_and(|block| pass_on(port, block, origin, bytes)) {
+    if receiver(&message).is_some_and(|qpn_prefix| pass_on(port, qpn_prefix, origin, bytes)) {
         return;
     }
-    if any_manager(&message).is_some_and(|block| pass_on(port, block, origin, bytes)) {
+    if any_manager(&message).is_some_and(|qpn_prefix| pass_on(port, qpn_prefix, origin, bytes)) {
         return;
     }
     if let Some(agreed) = agreement(transaction, &message) {
@@ -132,6 +134,7 @@ pub(crate) fn forward(port: &Port, origin: &Origin, bytes: &[u8]) {
 /// Somebody who can refuse a request for what nobody offers.
 fn any_manager(message: &Message<'_>) -> Option<u16> {
     let asks = matches!(message, Message::Req(_) | Message::SidrReq { .. });
-    let names = if asks { listening_names(&format!("{}gsi/", greeting::name_prefix())) } else { Vec::new() };
+    let names =
+        if asks { listening_names(&format!("{}gsi/", ipc::socket_name_prefix())) } else { Vec::new() };
     names.iter().find_map(|name| u16::from_str_radix(name.rsplit('/').next()?, 16).ok())
 }

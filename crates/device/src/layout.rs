@@ -1,47 +1,47 @@
-//! The arena: what a process shows to its peers.
+//! The arena: the memory that a process shares with its peers.
 //!
 //! ```text
 //! 0         Header
 //! QP_TABLE  4,096 × QpEntry       index = low 12 bits of the queue pair number
 //! MR_TABLE  65,536 × MrEntry      index = high 16 bits of the key
-//! FILES     65,536 × FileEntry    memory that peers may map
+//! FILE_TABLE 65,536 × FileEntry   files that peers may map
 //! XRC_TABLE 4,096 × XrcEntry      index = low 12 bits of the number of an XRC shared receive queue
-//! MULTICAST 1,024 × MulticastEntry  queue pairs in groups
+//! MULTICAST_TABLE 1,024 × MulticastEntry  queue pairs in multicast groups
 //! HEAP      receive queues and completion queues
 //! ```
 //!
-//! The memory is sparse: a table costs what is used of it. Fields say who writes them: the owner
-//! (the process whose arena it is) or the initiator (its peer). Nobody trusts a value that the
-//! other side can write: it is copied first and checked afterwards.
+//! The memory is sparse: unused parts of a table take no pages. Comments name the writer of a field: the owner
+//! (the process whose arena it is) or the initiator (its peer). A value that the other side can write is
+//! copied first and checked afterwards.
 
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use millstream_lockfree::inflight_op::InflightOp;
 use millstream_lockfree::mr_entry::MrEntry;
-use millstream_lockfree::{BiasedRobustLock, RobustLock};
+use millstream_lockfree::{BiasedRobustLock, RobustLock, Shared};
 
 use crate::caps::{MAX_MR, MAX_MULTICAST, MAX_QP, MAX_XRC_SRQ};
 
 /// Marks an arena; changes with every change of this layout.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLARN7");
-/// Bytes of address space that an arena takes.
+/// Bytes of an arena's address space.
 pub(crate) const ARENA_LEN: usize = 1 << 30;
 pub(crate) const QP_TABLE: usize = 4096;
 pub(crate) const MR_TABLE: usize = QP_TABLE + MAX_QP * size_of::<QpEntry>();
-pub(crate) const FILES: usize = MR_TABLE + MAX_MR * size_of::<MrEntry>();
-pub(crate) const XRC_TABLE: usize = FILES + MAX_MR * size_of::<FileEntry>();
+pub(crate) const FILE_TABLE: usize = MR_TABLE + MAX_MR * size_of::<MrEntry>();
+pub(crate) const XRC_TABLE: usize = FILE_TABLE + MAX_MR * size_of::<FileEntry>();
 pub(crate) const MULTICAST_TABLE: usize = XRC_TABLE + MAX_XRC_SRQ * size_of::<XrcEntry>();
 pub(crate) const HEAP: usize = MULTICAST_TABLE + MAX_MULTICAST * size_of::<MulticastEntry>();
 
-/// Low bits of a queue pair number: place in the owner's table. High bits: the owner.
+/// Low bits of a queue pair number: the index in the owner's table. The high bits are the owner's prefix.
 pub(crate) const QPN_INDEX_BITS: u32 = 12;
 
 #[repr(C)]
 pub(crate) struct Header {
     pub(crate) magic: AtomicU64,
-    /// Held by whoever changes memory that not all initiators can map by an atomic operation.
+    /// Serialises atomic operations on memory that some initiators cannot map.
     pub(crate) atomics: RobustLock,
-    /// Places of the multicast table that were ever used.
+    /// Entries of the multicast table that were ever used.
     pub(crate) multicast_len: AtomicU32,
 }
 
@@ -77,25 +77,25 @@ pub(crate) struct QpEntry {
     pub(crate) recv_cq: AtomicU32,
     /// Encoded as in AETH, table 45.
     pub(crate) min_rnr_timer: AtomicU32,
-    /// Rises with every life of the entry.
-    pub(crate) life: AtomicU32,
-    /// Transport, see [`crate::qp::QpType`].
+    /// Rises with every reuse of the entry.
+    pub(crate) generation: AtomicU32,
+    /// Transport service, see [`crate::qp::QpType`].
     pub(crate) kind: AtomicU32,
-    /// Datagrams must bring this key.
+    /// The Q_Key that datagrams must carry.
     pub(crate) qkey: AtomicU32,
     /// Offset of the shared receive queue, in units of 64 bytes; zero if the queue pair has its own.
     pub(crate) srq: AtomicU32,
-    /// Rises after every change of what initiators look at before each request: number, life, state, peer and
-    /// access.
+    /// Rises after every change of the fields that initiators check before each request: number, generation, state, peer
+    /// and access.
     pub(crate) revision: AtomicU32,
     _pad0: u32,
     // Initiator.
-    /// Says whether an operation touches the owner's memory.
+    /// Announces the peer's operation in the owner's memory.
     pub(crate) inflight: InflightOp,
-    /// Held by the one of many initiators that delivers a datagram.
+    /// Held by the initiator that delivers a datagram.
     pub(crate) delivery: RobustLock,
-    /// The shared receive request that the initiator has taken and not yet completed ([`taken`]). Who finds
-    /// a note where it is alone to write one finds that of a dead initiator, and leaves it to the owner.
+    /// The shared receive request that the initiator has taken and not yet completed ([`taken_request`]). An initiator
+    /// that finds another one's record leaves it to the owner: that initiator has exited.
     pub(crate) srq_taken: AtomicU32,
     _pad1: [u32; 13],
     // Owner.
@@ -103,10 +103,10 @@ pub(crate) struct QpEntry {
     pub(crate) rq_tail: AtomicU32,
     _pad2: [u32; 15],
     // Initiator.
-    /// Receive requests ever used up.
+    /// Receive requests ever consumed.
     pub(crate) rq_head: AtomicU32,
     _pad3: [u32; 15],
-    // Initiator, rarely; the owner looks with every receive that it posts.
+    // Initiator, rarely; the owner reads it with every receive that it posts.
     /// Set while the initiator sleeps because the receive queue was empty.
     pub(crate) rnr_wait: AtomicU32,
     _pad4: u32,
@@ -116,7 +116,7 @@ pub(crate) struct QpEntry {
     _pad5: [u32; 12],
 }
 
-/// A file that peers may ask for.
+/// A file that peers may request.
 #[repr(C)]
 pub(crate) struct FileEntry {
     /// Rises when the slot is filled and when it is emptied; odd while filled.
@@ -126,7 +126,7 @@ pub(crate) struct FileEntry {
     pub(crate) len: AtomicU64,
 }
 
-/// One shared receive queue of an XRC domain, as the senders that name it see it.
+/// One shared receive queue of an XRC domain, as senders see it.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct XrcEntry {
@@ -137,32 +137,32 @@ pub(crate) struct XrcEntry {
     pub(crate) ring: AtomicU32,
     /// Offset of its completion queue, in units of 64 bytes.
     pub(crate) cq: AtomicU32,
-    /// Requests to it reach memory of this protection domain.
+    /// The protection domain of the memory that its requests name.
     pub(crate) pd: AtomicU32,
-    /// Requests come through queue pairs of this XRC domain.
+    /// The XRC domain of the queue pairs that it serves.
     pub(crate) domain: AtomicU64,
     // Initiators.
-    /// Held by the one of many initiators that carries a request out.
+    /// Held by the initiator that executes a request.
     pub(crate) delivery: RobustLock,
     /// The request that the initiator has taken and not yet completed, as in [`QpEntry::srq_taken`].
     pub(crate) taken: AtomicU32,
-    /// Queue pairs that sleep because the queue was empty; zero where there is none.
+    /// Sending queue pairs that wait because the queue was empty; zero where there is none.
     pub(crate) waiters: [AtomicU32; 6],
     _pad: [u32; 2],
 }
 
-/// A queue pair in a multicast group. All fields are the owner's.
+/// The membership of a queue pair in a multicast group. All fields are the owner's.
 #[derive(Debug)]
 #[repr(C, align(32))]
 pub(crate) struct MulticastEntry {
-    /// The group's address, as two numbers.
+    /// The group's GID, as two numbers.
     pub(crate) group: [AtomicU64; 2],
     /// The queue pair, zero while the entry is free. Published last.
     pub(crate) qpn: AtomicU32,
     _pad: [u32; 3],
 }
 
-/// Start of a receive slot; `rq_sges` elements of type `Sge` follow.
+/// The header of a receive slot; `rq_sges` elements of type `Sge` follow.
 #[repr(C)]
 pub(crate) struct RecvSlot {
     pub(crate) n_sge: AtomicU32,
@@ -173,12 +173,12 @@ pub(crate) struct RecvSlot {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct SrqRing {
-    // Initiators, under the lease.
+    // Initiators, under the lock.
     pub(crate) lock: BiasedRobustLock,
     /// Receive requests ever taken.
     pub(crate) head: AtomicU32,
-    /// An event is due when fewer requests than this are left; zero for none. Reset by who raises it. Here because the
-    /// owner seldom looks at it, and who takes a request always does.
+    /// A limit event is due when fewer requests than this are left; zero for none. The initiator that reports it clears
+    /// the field. It lies here because initiators read it with every request, and the owner seldom does.
     pub(crate) limit: AtomicU32,
     _pad0: [u32; 6],
     // Owner.
@@ -188,24 +188,24 @@ pub(crate) struct SrqRing {
     /// Elements in a slot.
     pub(crate) sges: AtomicU32,
     pub(crate) pd: AtomicU32,
-    /// Set by an initiator that found the queue empty and sleeps. Here because the owner looks at it with each request that
-    /// it posts.
+    /// Set by an initiator that found the queue empty and waits. It lies here because the owner reads it with every
+    /// request that it posts.
     pub(crate) rnr_wait: AtomicU32,
     _pad1: [u32; 11],
 }
 
-/// How a request that was taken from a shared receive queue is noted: when it was posted, which tells it from
-/// a later one in the same slot, and one more than the slot. Zero where there is none.
-pub(crate) mod taken {
-    /// The note of the request that was the `at`th to be posted.
-    pub(crate) const fn note(at: u32, slot: u32) -> u32 {
+/// The record of a request that was taken from a shared receive queue: the number under which it was posted, which tells
+/// it from a later one in the same slot, and the slot plus one. Zero stands for no record.
+pub(crate) mod taken_request {
+    /// The record of the request that was the `at`th to be posted.
+    pub(crate) const fn encode(at: u32, slot: u32) -> u32 {
         at << 16 | (slot.wrapping_add(1) & 0xffff)
     }
 
-    /// Its slot, and the low half of when it was posted.
-    pub(crate) const fn read(note: u32) -> Option<(u32, u16)> {
-        match (note & 0xffff).checked_sub(1) {
-            Some(slot) => Some((slot, (note >> 16) as u16)),
+    /// Its slot, and the low half of the number under which it was posted.
+    pub(crate) const fn decode(record: u32) -> Option<(u32, u16)> {
+        match (record & 0xffff).checked_sub(1) {
+            Some(slot) => Some((slot, (record >> 16) as u16)),
             None => None,
         }
     }
@@ -223,11 +223,24 @@ pub(crate) const fn recv_slot_len(sges: u32) -> usize {
     size_of::<RecvSlot>() + sges as usize * 16
 }
 
+// SAFETY: atomics, padding and locks made of atomics.
+unsafe impl Shared for Header {}
+// SAFETY: atomics, padding and locks made of atomics.
+unsafe impl Shared for QpEntry {}
+// SAFETY: atomics, padding and locks made of atomics.
+unsafe impl Shared for FileEntry {}
+// SAFETY: atomics, padding and locks made of atomics.
+unsafe impl Shared for XrcEntry {}
+// SAFETY: atomics, padding and locks made of atomics.
+unsafe impl Shared for MulticastEntry {}
+// SAFETY: atomics, padding and locks made of atomics.
+unsafe impl Shared for SrqRing {}
+
 const _: () = {
     assert!(size_of::<QpEntry>() == 320);
     assert!(size_of::<XrcEntry>() == 64);
     assert!(size_of::<MulticastEntry>() == 32);
     assert!(HEAP < 1 << 24);
-    // One more than a slot fits half a note.
+    // A slot plus one fits half a record.
     assert!(crate::caps::MAX_QP_WR < 1 << 16);
 };

@@ -1,13 +1,13 @@
 //! Multicast groups of datagram queue pairs (IBTA volume 1, 10.5).
 //!
-//! Each process shows in its arena which of its queue pairs belong to which groups, so nobody else has to
-//! be told of a change, and nothing is left of a process that ends. A sender walks the tables of all
-//! processes that it knows. It finds those that exist when it sends to a group for the first time; one that
-//! attaches its first queue pair later introduces itself.
+//! Each process publishes in its arena which of its queue pairs belong to which groups. So a change needs no message,
+//! and a process that exits leaves nothing behind. A sender reads the tables of all processes that it knows. It
+//! finds the existing ones when it first sends to a group. A process that attaches its first queue pair later
+//! announces itself.
 //!
 //! Other hosts are reached by packets to the group's IP address (annex A17.4.4). Each process joins the groups of its
-//! queue pairs at its own socket, so each gets its own copy. Members on the sender's host already have theirs, so
-//! such packets do not come back to it, unless everything is to go by packets.
+//! queue pairs at its own socket, and so gets its own copy. Multicast loopback is off, because members on the
+//! sender's host are reached through shared memory; `MILLSTREAM_PATH=wire` turns it on.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,31 +16,31 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Once};
 
 use millstream_link::Port;
-use millstream_shm::socket;
+use millstream_shm::{Arena, socket};
 
 use crate::caps::MAX_MULTICAST;
 use crate::errno::{Errno, Result};
 use crate::gid;
-use crate::greeting;
-use crate::host::Host;
-use crate::layout::{MULTICAST_TABLE, MulticastEntry, QPN_INDEX_BITS};
+use crate::ipc;
+use crate::layout::{Header, MULTICAST_TABLE, MulticastEntry, QPN_INDEX_BITS};
 use crate::path::{self, PathPreference};
 use crate::peer::Peer;
+use crate::peer_table::PeerTable;
 
 /// The queue pair number that all datagrams to groups carry (10.5.1).
-pub(crate) const EVERYBODY: u32 = 0xff_ffff;
+pub(crate) const MULTICAST_QPN: u32 = 0xff_ffff;
 
 /// The address of a group.
 pub(crate) type Group = [u8; 16];
 
-/// Whether this is the address of a group: of IPv6, or of IPv4 mapped into it (RoCE annex A17.4.4).
+/// Whether a GID is a multicast address: of IPv6, or of IPv4 mapped into it (RoCE annex A17.4.4).
 #[must_use]
 pub fn is_group(gid: &Group) -> bool {
     let mapped = gid[..10] == [0; 10] && gid[10..12] == [0xff; 2];
     gid[0] == 0xff || (mapped && gid[12] & 0xf0 == 0xe0)
 }
 
-/// Whether members on this host, too, are to be reached by packets.
+/// Whether members on this host are reached by packets, too (`MILLSTREAM_PATH=wire`).
 pub(crate) fn is_by_packets_only() -> bool {
     path::preference() == Ok(PathPreference::Wire)
 }
@@ -57,55 +57,59 @@ pub(crate) fn group_of(header: &[u8; 40]) -> Option<Group> {
     is_group(&group).then_some(group)
 }
 
-/// Numbers of processes.
-const BLOCKS: usize = 1 << (24 - QPN_INDEX_BITS);
+/// Number of queue pair number prefixes.
+const PREFIXES: usize = 1 << (24 - QPN_INDEX_BITS);
 
 /// This process's attachments, and the processes that may have some.
 #[derive(Debug)]
-pub(crate) struct Multicast {
+pub(crate) struct MulticastTable {
+    qpn_prefix: u32,
+    arena: &'static Arena,
+    peers: &'static PeerTable,
     own: Mutex<Attachments>,
-    /// Processes to get to know, a bit each.
-    mentioned: Box<[AtomicU64]>,
-    /// How often a process was mentioned, and how many of these times have been followed up. The first one
-    /// stands for the search for those that were there before us.
-    mentions: AtomicU64,
-    met: AtomicU64,
-    /// Held while processes are met: whoever needs them waits.
-    meeting: Mutex<()>,
-    peers: Mutex<Vec<Arc<Peer>>>,
+    /// Processes to connect to: a bit for each prefix.
+    announced: Box<[AtomicU64]>,
+    /// Number of announcements, and the number that were handled. The first stands for the search for processes that
+    /// were there before this one.
+    announcements: AtomicU64,
+    handled: AtomicU64,
+    /// Held while announcements are handled.
+    handling: Mutex<()>,
+    members: Mutex<Vec<Arc<Peer>>>,
 }
 
 #[derive(Debug, Default)]
 struct Attachments {
-    /// Places in the table.
-    places: HashMap<(Group, u32), usize>,
+    /// Indices of entries in the table.
+    entries: HashMap<(Group, u32), usize>,
     free: Vec<usize>,
-    /// Places that were ever used.
+    /// Entries that were ever used.
     len: usize,
-    introduced: bool,
+    /// Whether the process has announced itself.
+    announced: bool,
 }
 
 impl Attachments {
     fn has_members(&self, group: &Group) -> bool {
-        self.places.keys().any(|(of, _)| of == group)
+        self.entries.keys().any(|(of, _)| of == group)
     }
 
-    /// Frees the place of an attachment that is no more.
-    fn release(&mut self, host: &'static Host, place: usize, group: &Group) {
-        entry(host, place).qpn.store(0, Ordering::Release);
-        self.free.push(place);
+    /// Frees the entry of a detached queue pair. Leaves the group at the port with its last member.
+    fn release(&mut self, arena: &Arena, port: Option<&Port>, index: usize, group: &Group) {
+        entry(arena, index).qpn.store(0, Ordering::Release);
+        self.free.push(index);
         if !self.has_members(group)
-            && let Some(port) = host.wire.port()
+            && let Some(port) = port
         {
             for interface in interfaces() {
-                // It may be one that was not joined.
+                // An error means that the group was not joined on this interface.
                 let _ = port.udp().leave_multicast(Ipv6Addr::from(*group).to_canonical(), interface);
             }
         }
     }
 }
 
-/// The interfaces that packets of groups come by. Over loopback they come from this host only.
+/// The interfaces on which multicast packets arrive. On loopback they come from this host only.
 fn interfaces() -> Vec<u32> {
     let table = gid::table();
     let here = |entry: &gid::GidEntry| {
@@ -122,14 +126,14 @@ fn interfaces() -> Vec<u32> {
     interfaces
 }
 
-/// Has the packets of a group come to this process, by all interfaces that can.
+/// Joins a group at the port, on all interfaces that can.
 fn join(port: &Port, group: &Group) -> Result<()> {
     let address = Ipv6Addr::from(*group).to_canonical();
     let (mut joined, mut refused) = (false, None);
     for interface in interfaces() {
         match port.udp().join_multicast(address, interface) {
             Ok(()) => joined = true,
-            // By a former owner of the socket, or by `port_opened` a moment ago.
+            // Joined by a former owner of the socket, or by `port_opened` a moment ago.
             Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) => joined = true,
             // The interface has no addresses of this family.
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::EADDRNOTAVAIL)) => {}
@@ -137,49 +141,53 @@ fn join(port: &Port, group: &Group) -> Result<()> {
         }
     }
     match refused {
-        Some(error) if !joined => refuse(address, &error),
+        Some(error) if !joined => report_join_error(address, &error),
         _ => Ok(()),
     }
 }
 
-/// Usually `net.ipv4.igmp_max_memberships`, 20 for each socket.
-fn refuse(group: std::net::IpAddr, error: &io::Error) -> Result<()> {
-    static TOLD: Once = Once::new();
-    TOLD.call_once(|| {
-        let more = if error.raw_os_error() == Some(libc::ENOBUFS) {
-            " (sysctl net.ipv4.igmp_max_memberships)"
+/// Reports the first failed join. The usual cause is `net.ipv4.igmp_max_memberships`, 20 for each socket.
+fn report_join_error(group: std::net::IpAddr, error: &io::Error) -> Result<()> {
+    static REPORTED: Once = Once::new();
+    REPORTED.call_once(|| {
+        let hint = if error.raw_os_error() == Some(libc::ENOBUFS) {
+            "; raise sysctl net.ipv4.igmp_max_memberships"
         } else {
             ""
         };
-        eprintln!("millstream: no packets of multicast group {group} from other hosts: {error}{more}");
+        eprintln!("millstream: cannot join multicast group {group}, so packets from other hosts are lost: {error}{hint}");
     });
-    // Then it is a group of this host.
+    // Without packets the group is limited to this host.
     if is_by_packets_only() { Err(Errno(error.raw_os_error().unwrap_or(libc::EIO))) } else { Ok(()) }
 }
 
-impl Default for Multicast {
-    fn default() -> Self {
+impl MulticastTable {
+    pub(crate) fn new(qpn_prefix: u32, arena: &'static Arena, peers: &'static PeerTable) -> Self {
         Self {
+            qpn_prefix,
+            arena,
+            peers,
             own: Mutex::default(),
-            mentioned: (0..BLOCKS / 64).map(|_| AtomicU64::new(0)).collect(),
-            mentions: AtomicU64::new(1),
-            met: AtomicU64::new(0),
-            meeting: Mutex::default(),
-            peers: Mutex::default(),
+            announced: (0..PREFIXES / 64).map(|_| AtomicU64::new(0)).collect(),
+            announcements: AtomicU64::new(1),
+            handled: AtomicU64::new(0),
+            handling: Mutex::default(),
+            members: Mutex::default(),
         }
     }
-}
 
-impl Multicast {
-    /// Attaches a queue pair to a group. Twice is once.
-    pub(crate) fn attach(&self, host: &'static Host, group: Group, qpn: u32) -> Result<()> {
+    /// Attaches a queue pair to a group. A second call does nothing.
+    ///
+    /// # Errors
+    /// ENOMEM when the table is full, and what joining the group at the port reports.
+    pub(crate) fn attach(&self, port: Option<&Port>, group: Group, qpn: u32) -> Result<()> {
         let first = {
             let mut own = self.own.lock().expect("no panic under this lock");
-            if own.places.contains_key(&(group, qpn)) {
+            if own.entries.contains_key(&(group, qpn)) {
                 return Ok(());
             }
-            let place = match own.free.pop() {
-                Some(place) => place,
+            let index = match own.free.pop() {
+                Some(index) => index,
                 None if own.len < MAX_MULTICAST => {
                     own.len += 1;
                     own.len - 1
@@ -187,26 +195,26 @@ impl Multicast {
                 None => return Err(Errno::NOMEM),
             };
             if !own.has_members(&group)
-                && let Some(port) = host.wire.port()
+                && let Some(port) = port
                 && let Err(error) = join(port, &group)
             {
-                own.free.push(place);
+                own.free.push(index);
                 return Err(error);
             }
-            own.places.insert((group, qpn), place);
-            let entry = entry(host, place);
+            own.entries.insert((group, qpn), index);
+            let entry = entry(self.arena, index);
             let [high, low] = halves(&group);
             entry.group[0].store(high, Ordering::Relaxed);
             entry.group[1].store(low, Ordering::Relaxed);
             entry.qpn.store(qpn, Ordering::Release);
-            host.header().multicast_len.store(own.len as u32, Ordering::Release);
-            !std::mem::replace(&mut own.introduced, true)
+            self.arena.get::<Header>(0).multicast_len.store(own.len as u32, Ordering::Release);
+            !std::mem::replace(&mut own.announced, true)
         };
         if first {
-            self.mention(host.block);
-            for block in processes().filter(|block| *block != host.block) {
-                if let Ok(peer) = host.peer_of(block << QPN_INDEX_BITS) {
-                    peer.introduce(host.block);
+            self.announce(self.qpn_prefix);
+            for prefix in processes().filter(|prefix| *prefix != self.qpn_prefix) {
+                if let Ok(peer) = self.peers.owner_of(prefix << QPN_INDEX_BITS) {
+                    peer.announce_multicast(self.qpn_prefix);
                 }
             }
         }
@@ -214,20 +222,22 @@ impl Multicast {
     }
 
     /// Detaches a queue pair from a group.
-    pub(crate) fn detach(&self, host: &'static Host, group: Group, qpn: u32) -> Result<()> {
+    ///
+    /// # Errors
+    /// EINVAL if it is not attached.
+    pub(crate) fn detach(&self, port: Option<&Port>, group: Group, qpn: u32) -> Result<()> {
         let mut own = self.own.lock().expect("no panic under this lock");
-        let place = own.places.remove(&(group, qpn)).ok_or(Errno::INVAL)?;
-        own.release(host, place, &group);
+        let index = own.entries.remove(&(group, qpn)).ok_or(Errno::INVAL)?;
+        own.release(self.arena, port, index, &group);
         Ok(())
     }
 
-    /// The port was opened: it gets the packets of groups that queue pairs belong to already. One that it cannot join
-    /// was told.
+    /// Joins the groups of attached queue pairs at a port that was just opened. Errors were reported on standard error.
     pub(crate) fn port_opened(&self, port: &Port) {
-        // Nothing but multicast: that it cannot be set is told by copies that come twice.
+        // An error shows in duplicates of multicast datagrams only.
         let _ = port.udp().set_multicast_loop(is_by_packets_only());
         let own = self.own.lock().expect("no panic under this lock");
-        let mut groups: Vec<Group> = own.places.keys().map(|(group, _)| *group).collect();
+        let mut groups: Vec<Group> = own.entries.keys().map(|(group, _)| *group).collect();
         groups.sort_unstable();
         groups.dedup();
         for group in groups {
@@ -238,76 +248,74 @@ impl Multicast {
     /// This process's queue pairs in a group.
     pub(crate) fn own_members(&self, group: &Group) -> Vec<u32> {
         let own = self.own.lock().expect("no panic under this lock");
-        own.places.keys().filter(|(of, _)| of == group).map(|(_, qpn)| *qpn).collect()
+        own.entries.keys().filter(|(of, _)| of == group).map(|(_, qpn)| *qpn).collect()
     }
 
     /// Whether a queue pair belongs to any group.
     pub(crate) fn has(&self, qpn: u32) -> bool {
         let own = self.own.lock().expect("no panic under this lock");
-        own.places.keys().any(|(_, member)| *member == qpn)
+        own.entries.keys().any(|(_, member)| *member == qpn)
     }
 
     /// Detaches a queue pair from all groups.
-    pub(crate) fn detach_all(&self, host: &'static Host, qpn: u32) {
+    pub(crate) fn detach_all(&self, port: Option<&Port>, qpn: u32) {
         let mut own = self.own.lock().expect("no panic under this lock");
-        let places: Vec<_> = own.places.extract_if(|(_, member), _| *member == qpn).collect();
-        for ((group, _), place) in places {
-            own.release(host, place, &group);
+        let detached: Vec<_> = own.entries.extract_if(|(_, member), _| *member == qpn).collect();
+        for ((group, _), index) in detached {
+            own.release(self.arena, port, index, &group);
         }
     }
 
     /// Notes a process that has, or may have, queue pairs in groups.
-    pub(crate) fn mention(&self, block: u32) {
-        if let Some(word) = self.mentioned.get(block as usize / 64) {
-            word.fetch_or(1 << (block % 64), Ordering::AcqRel);
-            self.mentions.fetch_add(1, Ordering::AcqRel);
+    pub(crate) fn announce(&self, qpn_prefix: u32) {
+        if let Some(word) = self.announced.get(qpn_prefix as usize / 64) {
+            word.fetch_or(1 << (qpn_prefix % 64), Ordering::AcqRel);
+            self.announcements.fetch_add(1, Ordering::AcqRel);
         }
     }
 
-    /// The queue pairs of this host that belong to a group, found by whoever sends to it.
-    pub(crate) fn members(&self, host: &'static Host, group: &Group) -> Vec<u32> {
-        if self.met.load(Ordering::Acquire) != self.mentions.load(Ordering::Acquire) {
-            self.meet(host);
+    /// The queue pairs of this host that belong to a group.
+    pub(crate) fn members(&self, group: &Group) -> Vec<u32> {
+        if self.handled.load(Ordering::Acquire) != self.announcements.load(Ordering::Acquire) {
+            self.handle_announcements();
         }
-        let mut peers = self.peers.lock().expect("no panic under this lock");
+        let mut peers = self.members.lock().expect("no panic under this lock");
         peers.retain(|peer| peer.alive());
         peers.iter().flat_map(|peer| members_in(peer, group)).collect()
     }
 
     #[cold]
-    fn meet(&self, host: &'static Host) {
-        let _meeting = self.meeting.lock().expect("no panic under this lock");
-        if self.met.load(Ordering::Acquire) == 0 {
-            processes().for_each(|block| self.mention(block));
+    fn handle_announcements(&self) {
+        let _handling = self.handling.lock().expect("no panic under this lock");
+        if self.handled.load(Ordering::Acquire) == 0 {
+            processes().for_each(|prefix| self.announce(prefix));
         }
-        let mentions = self.mentions.load(Ordering::Acquire);
-        for (index, word) in self.mentioned.iter().enumerate() {
+        let announcements = self.announcements.load(Ordering::Acquire);
+        for (index, word) in self.announced.iter().enumerate() {
             let mut bits = word.swap(0, Ordering::AcqRel);
             while bits != 0 {
-                let block = index as u32 * 64 + bits.trailing_zeros();
+                let prefix = index as u32 * 64 + bits.trailing_zeros();
                 bits &= bits - 1;
-                // One that ended meanwhile has no queue pairs.
-                let Ok(peer) = host.peer_of(block << QPN_INDEX_BITS) else { continue };
-                let mut peers = self.peers.lock().expect("no panic under this lock");
+                // A process that has exited meanwhile has no queue pairs.
+                let Ok(peer) = self.peers.owner_of(prefix << QPN_INDEX_BITS) else { continue };
+                let mut peers = self.members.lock().expect("no panic under this lock");
                 if !peers.iter().any(|known| Arc::ptr_eq(known, &peer)) {
                     peers.push(peer);
                 }
             }
         }
-        self.met.store(mentions, Ordering::Release);
+        self.handled.store(announcements, Ordering::Release);
     }
 }
 
-/// The queue pairs that a process shows as members of the group.
+/// The queue pairs that a process publishes as members of the group.
 fn members_in(peer: &Peer, group: &Group) -> Vec<u32> {
     let wanted = halves(group);
     let len = peer.header().map_or(0, |header| header.multicast_len.load(Ordering::Acquire) as usize);
     (0..len.min(MAX_MULTICAST))
-        .filter_map(|place| {
-            let at =
-                peer.at(MULTICAST_TABLE + place * size_of::<MulticastEntry>(), size_of::<MulticastEntry>())?;
-            // SAFETY: in the arena, aligned, and made of atomics.
-            let entry = unsafe { &*at.cast::<MulticastEntry>() };
+        .filter_map(|index| {
+            let entry: &MulticastEntry =
+                peer.arena().get(MULTICAST_TABLE + index * size_of::<MulticastEntry>())?;
             let qpn = entry.qpn.load(Ordering::Acquire);
             let found = [0, 1].map(|half: usize| entry.group[half].load(Ordering::Relaxed));
             (qpn != 0 && found == wanted).then_some(qpn)
@@ -315,11 +323,8 @@ fn members_in(peer: &Peer, group: &Group) -> Vec<u32> {
         .collect()
 }
 
-fn entry(host: &'static Host, place: usize) -> &'static MulticastEntry {
-    // SAFETY: inside the arena, which lives for ever; all fields are atomics.
-    unsafe {
-        host.arena.at(MULTICAST_TABLE + place * size_of::<MulticastEntry>()).cast::<MulticastEntry>().as_ref()
-    }
+fn entry(arena: &Arena, index: usize) -> &MulticastEntry {
+    arena.get(MULTICAST_TABLE + index * size_of::<MulticastEntry>())
 }
 
 fn halves(group: &Group) -> [u64; 2] {
@@ -327,12 +332,12 @@ fn halves(group: &Group) -> [u64; 2] {
     [half(&group[..8]), half(&group[8..])]
 }
 
-/// The numbers of this user's processes that have the device open now.
+/// The prefixes of this user's processes that have the device open now.
 fn processes() -> impl Iterator<Item = u32> {
-    let prefix = greeting::name_prefix();
+    let prefix = ipc::socket_name_prefix();
     let names = socket::listening_names(&prefix);
     names.into_iter().filter_map(move |name| match name.strip_prefix(&prefix) {
-        Some(block) if block.len() == 3 => u32::from_str_radix(block, 16).ok(),
+        Some(prefix) if prefix.len() == 3 => u32::from_str_radix(prefix, 16).ok(),
         _ => None,
     })
 }
@@ -344,7 +349,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn groups_are_told_from_hosts() {
+    fn multicast_gids_are_recognised() {
         for (text, group) in
             [("ff02::1", true), ("ff0e::ffff:e001:203", true), ("fe80::1", false), ("::1", false)]
         {

@@ -1,8 +1,8 @@
-//! Which way a queue pair's requests take: through shared memory, or over the wire.
+//! The path to a peer: shared memory or RoCE v2 packets.
 //!
-//! A peer whose address is this host's is reached through shared memory, every other one by packets.
-//! `MILLSTREAM_PATH` forces one of the two for all of a process: `wire` also to addresses of this host, `shm` to none
-//! but these. Both ends of a connection take the same way, so both must be told the same.
+//! A peer with an address of this host is reached through shared memory, every other one by packets.
+//! `MILLSTREAM_PATH` forces one path for a whole process: `wire` uses packets even on this host, `shm` makes other
+//! hosts unreachable. Both ends of a connection must have the same setting.
 
 use std::env;
 use std::sync::OnceLock;
@@ -13,31 +13,31 @@ use crate::gid;
 /// The environment variable.
 pub const VARIABLE: &str = "MILLSTREAM_PATH";
 
-/// What the user wants.
+/// The setting of [`VARIABLE`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PathPreference {
-    /// As the peer's address says.
+    /// The path follows the peer's address.
     #[default]
     Auto,
     /// Shared memory only.
     Shm,
-    /// The wire only.
+    /// Packets only.
     Wire,
 }
 
-/// The way to one peer.
+/// The path to one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathKind {
     /// Shared memory.
     Shm,
     /// RoCE v2 packets.
     Wire,
-    /// None: the peer is elsewhere, and the wire is forbidden.
+    /// None: the peer is on another host, and packets are disabled.
     Unreachable,
 }
 
 impl PathPreference {
-    /// From the word that the environment or a flag has for it.
+    /// Parses the value of [`VARIABLE`] or of a flag.
     #[must_use]
     pub fn parse(word: &str) -> Option<Self> {
         match word {
@@ -48,7 +48,7 @@ impl PathPreference {
         }
     }
 
-    /// The way to the address `gid`.
+    /// The path to the address `gid`.
     #[must_use]
     pub fn path_to(self, gid: &[u8; 16]) -> PathKind {
         match self {
@@ -58,19 +58,31 @@ impl PathPreference {
             Self::Shm => PathKind::Unreachable,
         }
     }
+
+    /// The code of the port's active path MTU: with packets, the longest that fits all interfaces.
+    #[must_use]
+    pub fn active_mtu(self) -> u8 {
+        if self == Self::Shm {
+            return gid::MTU_4096;
+        }
+        let mut interfaces: Vec<u32> = gid::table().iter().map(|entry| entry.ifindex).collect();
+        interfaces.dedup();
+        let mtus = interfaces.into_iter().filter_map(gid::interface_mtu).filter_map(gid::path_mtu);
+        mtus.min().unwrap_or(gid::MTU_4096)
+    }
 }
 
-/// What the environment says, looked up once.
+/// The setting from the environment, read once.
 ///
 /// # Errors
-/// EINVAL for a word that is none of these; the first caller is told on standard error which.
+/// EINVAL for an invalid value, which standard error names once.
 pub fn preference() -> Result<PathPreference> {
     static PREFERENCE: OnceLock<Option<PathPreference>> = OnceLock::new();
     let look_up = || {
         let word = env::var(VARIABLE).unwrap_or_default();
         let found = PathPreference::parse(&word);
         if found.is_none() {
-            eprintln!("millstream: {VARIABLE}={word}: the path is one of auto, shm, wire");
+            eprintln!("millstream: {VARIABLE}={word} is invalid; use auto, shm or wire");
         }
         found
     };
@@ -84,17 +96,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_way_follows_the_address_unless_it_is_forced() {
+    fn the_path_follows_the_address_unless_it_is_forced() {
         let here = Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
         let elsewhere = Ipv4Addr::new(192, 0, 2, 250).to_ipv6_mapped().octets();
-        let ways = |preference: PathPreference| [preference.path_to(&here), preference.path_to(&elsewhere)];
-        assert_eq!(ways(PathPreference::Auto), [PathKind::Shm, PathKind::Wire]);
-        assert_eq!(ways(PathPreference::Shm), [PathKind::Shm, PathKind::Unreachable]);
-        assert_eq!(ways(PathPreference::Wire), [PathKind::Wire, PathKind::Wire]);
+        let paths = |preference: PathPreference| [preference.path_to(&here), preference.path_to(&elsewhere)];
+        assert_eq!(paths(PathPreference::Auto), [PathKind::Shm, PathKind::Wire]);
+        assert_eq!(paths(PathPreference::Shm), [PathKind::Shm, PathKind::Unreachable]);
+        assert_eq!(paths(PathPreference::Wire), [PathKind::Wire, PathKind::Wire]);
     }
 
     #[test]
-    fn only_known_words_are_taken() {
+    fn only_known_values_are_accepted() {
         assert_eq!(PathPreference::parse("wire"), Some(PathPreference::Wire));
         assert_eq!(PathPreference::parse(""), Some(PathPreference::Auto));
         assert_eq!(PathPreference::parse("Wire"), None);

@@ -11,24 +11,24 @@ use crate::errno::{Errno, Result};
 pub struct Pd {
     pub(crate) context: Arc<Context>,
     pub(crate) id: u32,
-    /// Objects that were made in it and not yet ended by their owner. Not the references to it: the
-    /// device's own threads hold some for a moment.
+    /// Objects of the domain that their owner has not destroyed. This is no reference count: the
+    /// device's own threads hold references for a moment.
     users: AtomicU32,
-    /// What a parent domain stands for.
-    parts: Option<Parts>,
+    /// The domains that a parent domain joins.
+    parent_of: Option<ParentOf>,
 }
 
 #[derive(Debug)]
-struct Parts {
+struct ParentOf {
     pd: Arc<Pd>,
     td: Option<Arc<Td>>,
 }
 
-/// A thread domain: a promise that one thread at a time uses the objects made in it. The device's locks
-/// cost a single uncontended instruction then, so nothing is made of the promise.
+/// A thread domain: the application promises that one thread at a time uses its objects. The device does not rely on
+/// that, because its uncontended locks are nearly free.
 #[derive(Debug, Default)]
 pub struct Td {
-    /// Parent domains made of it.
+    /// Parent domains that use it.
     users: AtomicU32,
 }
 
@@ -39,7 +39,7 @@ impl Td {
         Arc::default()
     }
 
-    /// True while parent domains are made of it.
+    /// True while parent domains use it.
     #[must_use]
     pub fn in_use(&self) -> bool {
         self.users.load(Ordering::Acquire) != 0
@@ -50,40 +50,37 @@ impl Pd {
     /// Makes a protection domain.
     #[must_use]
     pub fn new(context: &Arc<Context>) -> Arc<Self> {
-        context.host.wire.pay();
-        let id = context.host.next_id();
-        let pd = Arc::new(Self { context: context.clone(), id, users: AtomicU32::new(0), parts: None });
-        context.pds.lock().expect("no panic under this lock").insert(id, Arc::downgrade(&pd));
+        context.adapter.port.flush_acks();
+        let id = context.adapter.next_id();
+        let pd = Arc::new(Self { context: context.clone(), id, users: AtomicU32::new(0), parent_of: None });
+        context.add_object(id, &pd);
         pd
     }
 
-    /// The protection domain that has this number; None if the context has none.
-    ///
-    /// # Panics
-    /// Only if another thread panicked while it looked.
+    /// The protection domain with this id; None if the context has none.
     #[must_use]
     pub fn find(context: &Context, id: u32) -> Option<Arc<Self>> {
-        context.pds.lock().expect("no panic under this lock").get(&id)?.upgrade()
+        context.object(id)
     }
 
-    /// Makes a parent domain: another name of `pd`, whose objects can use each other's memory.
+    /// Makes a parent domain of `pd`. Their objects can use each other's memory.
     #[must_use]
     pub fn parent(pd: &Arc<Self>, td: Option<&Arc<Td>>) -> Arc<Self> {
         pd.attach();
         if let Some(td) = td {
             td.users.fetch_add(1, Ordering::AcqRel);
         }
-        let parts = Some(Parts { pd: pd.clone(), td: td.cloned() });
-        Arc::new(Self { context: pd.context.clone(), id: pd.id, users: AtomicU32::new(0), parts })
+        let parent_of = Some(ParentOf { pd: pd.clone(), td: td.cloned() });
+        Arc::new(Self { context: pd.context.clone(), id: pd.id, users: AtomicU32::new(0), parent_of })
     }
 
     /// Whether it is a parent domain.
     #[must_use]
     pub fn is_parent(&self) -> bool {
-        self.parts.is_some()
+        self.parent_of.is_some()
     }
 
-    /// Ends the domain's life, once. Its parts, if it is a parent domain, are free then.
+    /// Deallocates the domain. A parent domain releases the domains that it joins.
     ///
     /// # Errors
     /// EBUSY while objects of it exist.
@@ -91,7 +88,7 @@ impl Pd {
         if self.in_use() {
             return Err(Errno::BUSY);
         }
-        if let Some(parts) = &self.parts {
+        if let Some(parts) = &self.parent_of {
             parts.pd.detach();
             if let Some(td) = &parts.td {
                 td.users.fetch_sub(1, Ordering::AcqRel);
@@ -106,17 +103,17 @@ impl Pd {
         self.users.load(Ordering::Acquire) != 0
     }
 
-    /// Notes an object of the domain.
+    /// Counts an object of the domain.
     pub fn attach(&self) {
         self.users.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Notes the end of an object of the domain.
+    /// Counts the destruction of an object of the domain.
     pub fn detach(&self) {
         self.users.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// A number that no other domain of the process has, except parent domains of this one.
+    /// The id, unique in the process except for parent domains of this one.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.id
@@ -125,9 +122,9 @@ impl Pd {
 
 impl Drop for Pd {
     fn drop(&mut self) {
-        // A parent domain has the number of the domain that it stands for.
-        if self.parts.is_none() {
-            self.context.pds.lock().expect("no panic under this lock").remove(&self.id);
+        // A parent domain has the id of its protection domain.
+        if self.parent_of.is_none() {
+            self.context.remove_object(self.id);
         }
     }
 }

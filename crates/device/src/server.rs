@@ -1,5 +1,5 @@
-//! The thread that answers peers. It never waits for anybody: what needs a queue pair's lock goes
-//! to the progress thread.
+//! The server thread: it answers peers' messages. It never blocks on a peer or on a queue pair's lock; the progress
+//! thread does work that may.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -9,13 +9,14 @@ use std::time::Duration;
 
 use millstream_shm::socket::{Connection, Listener};
 
+use crate::adapter::LocalAdapter;
 use crate::event;
-use crate::files::FileId;
-use crate::greeting::{LEN, Message, Op, VERSION, shared};
-use crate::host::Host;
-use crate::progress::Work;
+use crate::exported_files::FileId;
+use crate::ipc::{MESSAGE_LEN, Message, Op, VERSION, srq_event};
+use crate::tasks::Task;
 
-pub(crate) fn run(host: &'static Host, listener: &Listener) {
+/// The thread.
+pub(crate) fn run(adapter: &'static LocalAdapter, listener: &Listener) {
     let mut connections: Vec<Connection> = Vec::new();
     loop {
         let watched = std::iter::once(listener.as_fd()).chain(connections.iter().map(AsFd::as_fd));
@@ -26,28 +27,28 @@ pub(crate) fn run(host: &'static Host, listener: &Listener) {
             continue;
         }
         let mut ready = fds[1..].iter().map(|fd| fd.revents != 0);
-        connections.retain(|connection| !ready.next().unwrap_or(false) || answer(host, connection));
+        connections.retain(|connection| !ready.next().unwrap_or(false) || answer(adapter, connection));
         if fds[0].revents != 0 {
             match listener.accept() {
-                // Who does not read his answers is hung up on rather than waited for.
+                // A client that does not read its answers is disconnected.
                 Ok(connection) if connection.set_nonblocking().is_ok() => connections.push(connection),
                 Ok(_) => {}
-                Err(error) => rest_after(&error),
+                Err(error) => back_off(&error),
             }
         }
     }
 }
 
-/// Without a descriptor to spare, who called is still waiting, and would be noticed again at once.
-fn rest_after(error: &io::Error) {
+/// Waits if descriptors or memory ran out: the connection is still pending, and would wake the thread at once.
+fn back_off(error: &io::Error) {
     if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)) {
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// Serves one request; false when the connection is over.
-fn answer(host: &'static Host, connection: &Connection) -> bool {
-    let mut buffer = [0; LEN];
+/// Handles one message; false when the connection shall be closed.
+fn answer(adapter: &'static LocalAdapter, connection: &Connection) -> bool {
+    let mut buffer = [0; MESSAGE_LEN];
     let (n, _) = match connection.receive(&mut buffer) {
         Ok(received) => received,
         Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
@@ -58,65 +59,64 @@ fn answer(host: &'static Host, connection: &Connection) -> bool {
     let refused = Message { op: Op::Refused, ..message };
     match message.op {
         Op::Hello if a == VERSION => {
-            let hello = Message::new(Op::Hello, [VERSION, host.pid, u32::from(host.asymmetric)]);
-            // Should somebody have stored over it: newcomers look at it once.
-            host.mark_arena();
-            reply(hello, &[host.as_fd()])
+            let hello = Message::new(Op::Hello, [VERSION, adapter.id.pid, u32::from(adapter.id.asymmetric)]);
+            // A peer may have overwritten it, and each new peer checks it.
+            adapter.write_magic();
+            reply(hello, &[adapter.as_fd()])
         }
         Op::File => {
             let id = FileId { slot: a, generation: b };
-            host.files.with(id, |fd| reply(message, &[fd])).unwrap_or_else(|| reply(refused, &[]))
+            adapter.files.with(id, |fd| reply(message, &[fd])).unwrap_or_else(|| reply(refused, &[]))
         }
-        Op::Channel => match host.channel(a) {
+        Op::Channel => match adapter.channels.get(a) {
             Some(event) => reply(message, &[event.as_fd()]),
             None => reply(refused, &[]),
         },
-        Op::Member => {
-            host.multicast.mention(a);
+        Op::MulticastMember => {
+            adapter.multicast.announce(a);
             reply(message, &[])
         }
         Op::Signal => {
-            if let Some(event) = host.channel(a) {
-                event.signal();
-            }
+            adapter.channels.signal(a);
             true
         }
         Op::Hello | Op::Refused => false,
-        Op::Fault
-        | Op::Refilled
-        | Op::LimitReached
-        | Op::Contact
-        | Op::Overrun
-        | Op::Shared
-        | Op::Abandoned => {
-            if let Some(work) = Work::of(&message) {
-                report(host, work);
+        Op::QpError
+        | Op::RecvPosted
+        | Op::SrqLimit
+        | Op::CommEst
+        | Op::CqOverrun
+        | Op::XrcSrqEvent
+        | Op::RecvAbandoned => {
+            if let Some(task) = Task::of(&message) {
+                add_task(adapter, task);
             }
             true
         }
     }
 }
 
-/// Passes a peer's report on, if it can be true.
-fn report(host: &'static Host, work: Work) {
-    let alive = |qpn: u32| host.qp_entry(qpn).qpn.load(Ordering::Acquire) == qpn;
-    let peer_of = |qpn: u32| host.qp_entry(qpn).dest_qpn.load(Ordering::Acquire);
-    let possible = match work {
-        Work::Fault { qpn, from, event } => {
-            alive(qpn) && peer_of(qpn) == from && event::may_be_reported(event)
+/// Adds the task that a peer reports, if the report is plausible.
+fn add_task(adapter: &'static LocalAdapter, task: Task) {
+    let exists = |qpn: u32| adapter.qp_entry(qpn).qpn.load(Ordering::Acquire) == qpn;
+    let peer_of = |qpn: u32| adapter.qp_entry(qpn).dest_qpn.load(Ordering::Acquire);
+    let plausible = match task {
+        Task::QpError { qpn, from, event } => {
+            exists(qpn) && peer_of(qpn) == from && event::may_be_reported(event)
         }
-        Work::Contact { qpn, from } => alive(qpn) && peer_of(qpn) == from,
-        Work::Retry { qpn }
-        | Work::LimitReached { qpn }
-        | Work::Overrun { qpn }
-        | Work::Abandoned { qpn } => alive(qpn),
-        Work::Shared { number, what } => {
-            (shared::LIMIT..=shared::ABANDONED).contains(&what) && host.xrc.find(number).is_some()
+        Task::CommEst { qpn, from } => exists(qpn) && peer_of(qpn) == from,
+        Task::Retry { qpn }
+        | Task::SrqLimit { qpn }
+        | Task::CqOverrun { qpn }
+        | Task::RecvAbandoned { qpn } => exists(qpn),
+        Task::XrcSrqEvent { number, event } => {
+            (srq_event::LIMIT..=srq_event::RECV_ABANDONED).contains(&event)
+                && adapter.xrc_srqs.get(number).is_some()
         }
-        // What only this process asks of itself.
-        Work::Fatal { .. } | Work::Wake { .. } => false,
+        // Tasks that only this process gives itself.
+        Task::QpFatal { .. } | Task::NotifySender { .. } => false,
     };
-    if possible {
-        host.progress.add(work);
+    if plausible {
+        adapter.tasks.add(task);
     }
 }

@@ -1,74 +1,58 @@
-//! Shared receive queues: requests that the peers of many queue pairs take from, each once.
+//! Shared receive queues: receive requests for the peers of many queue pairs (IBTA volume 1, 10.2.9).
 
-use std::sync::Arc;
+use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 
-use millstream_lockfree::SpinLock;
 use millstream_shm::ArenaBlock;
 
+use crate::adapter::LocalAdapter;
 use crate::caps::{MAX_QP_WR, MAX_SGE};
-use crate::cq::Cq;
+use crate::cq::{Cq, PacketPolling};
 use crate::errno::{Errno, Result};
-use crate::event::{EVENT_SRQ_LIMIT_REACHED, Handle};
-use crate::greeting::{Message, Op, shared};
-use crate::host::Host;
-use crate::layout::{RecvSlot, SrqRing, recv_slot_len, srq_len, taken};
+use crate::event::{EVENT_SRQ_LIMIT_REACHED, ObjectHandle};
+use crate::ipc::{Message, Op, srq_event};
+use crate::layout::{RecvSlot, SrqRing, recv_slot_len, srq_len, taken_request};
 use crate::pd::Pd;
-use crate::qp::{Received, RecvWqe};
+use crate::srq_slots::SrqSlots;
 use crate::types::Sge;
-use crate::xrc::{self, Membership, Xrcd};
+use crate::xrc::{XrcMembership, Xrcd};
+use crate::xrc_srq_table::{self, XrcSrqHandler};
 
 /// A shared receive queue.
 #[derive(Debug)]
 pub struct Srq {
-    /// Its domain no longer counts it.
-    ended: AtomicBool,
+    /// Destroyed: its protection domain no longer counts it.
+    destroyed: AtomicBool,
     pd: Arc<Pd>,
-    host: &'static Host,
+    adapter: &'static LocalAdapter,
     block: ArenaBlock,
     ring: &'static SrqRing,
     /// Offset of the slots in the block.
-    slots: usize,
+    slots_offset: usize,
     max_wr: u32,
     max_sge: u32,
-    poster: SpinLock<Poster>,
-    notes: Box<[RecvWqe]>,
-    /// By slot: see [`when_posted`].
-    posted: Box<[AtomicU32]>,
-    /// Whether an event was asked for and not raised yet.
-    awaits_limit: AtomicBool,
+    slots: Arc<SrqSlots>,
+    /// Whether a limit event was requested and not raised yet.
+    limit_armed: AtomicBool,
     /// Queue pairs that use this queue.
     users: AtomicU32,
-    handle: Arc<Handle>,
+    handle: Arc<ObjectHandle>,
     number: u32,
-    /// If it belongs to an XRC domain.
-    xrc: Option<Membership>,
-}
-
-/// In [`Srq::posted`]: the slot is free.
-const NOT_POSTED: u32 = 0;
-
-/// In [`Srq::posted`]: the slot's request was posted as this one, modulo 2^16.
-const fn when_posted(at: u16) -> u32 {
-    1 << 16 | at as u32
-}
-
-#[derive(Debug)]
-struct Poster {
-    tail: u32,
-    free: Vec<u32>,
+    /// Its membership in an XRC domain, if it has one.
+    xrc: Option<XrcMembership>,
 }
 
 impl Srq {
-    /// Makes a queue for `max_wr` requests of `max_sge` elements.
+    /// Makes a queue for `max_wr` requests of at most `max_sge` elements.
     ///
     /// # Errors
     /// EINVAL for sizes beyond the device's, ENOMEM when the arena is full.
     pub fn new(pd: &Arc<Pd>, max_wr: u32, max_sge: u32) -> Result<Arc<Self>> {
-        Self::make(pd, max_wr, max_sge, None)
+        Self::with_membership(pd, max_wr, max_sge, None)
     }
 
-    /// The same for the queue pairs of an XRC domain, of whichever process; its requests complete in `cq`.
+    /// Makes a queue for the queue pairs of an XRC domain, in any process. Its requests complete in `cq`.
     ///
     /// # Errors
     /// As [`Srq::new`]; ENOMEM also when the process has too many of them.
@@ -79,22 +63,26 @@ impl Srq {
         max_wr: u32,
         max_sge: u32,
     ) -> Result<Arc<Self>> {
-        let membership = Membership::new(pd.context.host, domain, cq)?;
-        Self::make(pd, max_wr, max_sge, Some(membership))
+        let membership = XrcMembership::new(pd.context.adapter, domain, cq)?;
+        Self::with_membership(pd, max_wr, max_sge, Some(membership))
     }
 
-    fn make(pd: &Arc<Pd>, max_wr: u32, max_sge: u32, xrc: Option<Membership>) -> Result<Arc<Self>> {
+    fn with_membership(
+        pd: &Arc<Pd>,
+        max_wr: u32,
+        max_sge: u32,
+        xrc: Option<XrcMembership>,
+    ) -> Result<Arc<Self>> {
         if max_wr == 0 || max_wr > MAX_QP_WR || max_sge > MAX_SGE {
             return Err(Errno::INVAL);
         }
         let max_sge = max_sge.max(1);
         let count = max_wr.next_power_of_two();
-        let (slots, len) = srq_len(count as usize, max_sge);
-        let host = pd.context.host;
-        let block = host.arena.alloc(len).ok_or(Errno::NOMEM)?;
-        // SAFETY: a fresh zeroed block, released only when this queue is dropped; all atomics.
-        let ring: &'static SrqRing = unsafe { host.arena.at(block.offset).cast::<SrqRing>().as_ref() };
-        // Zero already, unless a peer stored into memory that was free.
+        let (slots_offset, len) = srq_len(count as usize, max_sge);
+        let adapter = pd.context.adapter;
+        let block = adapter.arena.alloc(len).ok_or(Errno::NOMEM)?;
+        let ring: &'static SrqRing = adapter.arena.get(block.offset);
+        // Zero already, unless a peer has written to free memory.
         for word in [&ring.head, &ring.rnr_wait, &ring.tail, &ring.limit] {
             word.store(0, Ordering::Relaxed);
         }
@@ -104,25 +92,24 @@ impl Srq {
         ring.mask.store(count - 1, Ordering::Release);
         pd.attach();
         let srq = Arc::new(Self {
-            ended: AtomicBool::new(false),
+            destroyed: AtomicBool::new(false),
             pd: pd.clone(),
-            host,
+            adapter,
             block,
             ring,
-            slots,
+            slots_offset,
             max_wr,
             max_sge,
-            poster: SpinLock::new(Poster { tail: 0, free: (0..max_wr).rev().collect() }),
-            notes: (0..count).map(|_| RecvWqe::default()).collect(),
-            posted: (0..count).map(|_| AtomicU32::new(NOT_POSTED)).collect(),
-            awaits_limit: AtomicBool::new(false),
+            slots: Arc::new(SrqSlots::new(count, max_wr)),
+            limit_armed: AtomicBool::new(false),
             users: AtomicU32::new(0),
             handle: Arc::default(),
-            number: xrc.as_ref().map_or_else(|| host.next_id(), Membership::number),
+            number: xrc.as_ref().map_or_else(|| adapter.next_id(), XrcMembership::number),
             xrc,
         });
         if let Some(membership) = &srq.xrc {
-            membership.publish(&srq);
+            let handler: Weak<Self> = Arc::downgrade(&srq);
+            membership.publish(handler, &srq.slots, srq.arena_offset(), pd.id);
         }
         Ok(srq)
     }
@@ -130,31 +117,17 @@ impl Srq {
     /// The XRC domain that it belongs to, if it does.
     #[must_use]
     pub fn domain(&self) -> Option<&Arc<Xrcd>> {
-        self.xrc.as_ref().map(Membership::domain)
+        self.xrc.as_ref().map(XrcMembership::domain)
     }
 
-    pub(crate) fn protection_domain(&self) -> u32 {
-        self.pd.id
+    /// The owner's records of the slots.
+    pub(crate) fn slots(&self) -> &Arc<SrqSlots> {
+        &self.slots
     }
 
-    pub(crate) fn membership(&self) -> Option<&Membership> {
-        self.xrc.as_ref()
-    }
-
-    /// What a sender of an XRC domain says about the queue.
-    pub(crate) fn happened(self: &Arc<Self>, what: u32) {
-        let Some(membership) = &self.xrc else { return };
-        match what {
-            shared::LIMIT => self.limit_reached(),
-            shared::OVERRUN => membership.cq().check_overrun(),
-            shared::ABANDONED => self.reclaim(membership.take_abandoned()),
-            _ => {}
-        }
-    }
-
-    /// The queue as its program knows it.
+    /// The program's handle.
     #[must_use]
-    pub fn handle(&self) -> &Handle {
+    pub fn handle(&self) -> &ObjectHandle {
         &self.handle
     }
 
@@ -170,39 +143,39 @@ impl Srq {
         self.max_sge
     }
 
-    /// A number that no other queue of the process has; that of a queue of an XRC domain tells senders
-    /// everywhere which one it is.
+    /// A number unique in the process. The number of an XRC shared receive queue is unique on the host, and senders
+    /// name the queue by it.
     #[must_use]
     pub fn number(&self) -> u32 {
         self.number
     }
 
-    /// The limit below which an event is raised; zero once it was.
+    /// The limit below which an event is raised; zero after the event.
     #[must_use]
     pub fn limit(&self) -> u32 {
         self.ring.limit.load(Ordering::Acquire)
     }
 
-    /// Asks for one event when fewer than `limit` requests are left.
+    /// Requests one event when fewer than `limit` requests are left.
     ///
     /// # Errors
     /// EINVAL for more than the queue holds.
-    pub fn set_limit(self: &Arc<Self>, limit: u32) -> Result<()> {
+    pub fn set_limit(&self, limit: u32) -> Result<()> {
         if limit > self.max_wr {
             return Err(Errno::INVAL);
         }
-        self.awaits_limit.store(limit != 0, Ordering::Release);
+        self.limit_armed.store(limit != 0, Ordering::Release);
         self.ring.limit.store(limit, Ordering::SeqCst);
-        let left = self.poster.lock().tail.wrapping_sub(self.ring.head.load(Ordering::Acquire));
+        let left = self.slots.lock().tail.wrapping_sub(self.ring.head.load(Ordering::Acquire));
         if left < limit && self.ring.limit.swap(0, Ordering::AcqRel) != 0 {
             self.limit_reached();
         }
         Ok(())
     }
 
-    /// A consumer left fewer requests than the limit, or says so.
-    pub(crate) fn limit_reached(self: &Arc<Self>) {
-        if !self.awaits_limit.swap(false, Ordering::AcqRel) {
+    /// Raises the limit event, if one was requested.
+    pub(crate) fn limit_reached(&self) {
+        if !self.limit_armed.swap(false, Ordering::AcqRel) {
             return;
         }
         self.pd.context.raise(EVENT_SRQ_LIMIT_REACHED, &self.handle);
@@ -216,97 +189,81 @@ impl Srq {
         if sges.len() > self.max_sge as usize {
             return Err(Errno::INVAL);
         }
-        let mut poster = self.poster.lock();
+        let mut poster = self.slots.lock();
         let slot = poster.free.pop().ok_or(Errno::NOMEM)?;
-        let mask = self.ring.mask.load(Ordering::Relaxed) & (self.notes.len() as u32 - 1);
-        let base = self.host.arena.at(self.block.offset).as_ptr();
-        // SAFETY: slot and place in the order are inside the block; the slot is free.
+        let mask = self.ring.mask.load(Ordering::Relaxed) & (self.slots.count() - 1);
+        let base = self.adapter.arena.at(self.block.offset).as_ptr();
+        // SAFETY: the slot and its index in the order are inside the block; the slot is free.
         unsafe {
-            let at = base.add(self.slots + slot as usize * recv_slot_len(self.max_sge));
+            let at = base.add(self.slots_offset + slot as usize * recv_slot_len(self.max_sge));
             let elements = at.add(size_of::<RecvSlot>()).cast::<Sge>();
             elements.copy_from_nonoverlapping(sges.as_ptr(), sges.len());
             (*at.cast::<RecvSlot>()).n_sge.store(sges.len() as u32, Ordering::Relaxed);
             let order = base.add(size_of::<SrqRing>()).cast::<u32>();
             order.add((poster.tail & mask) as usize).write_volatile(slot);
         }
-        self.notes[slot as usize].write(wr_id, sges);
-        self.posted[slot as usize].store(when_posted(poster.tail as u16), Ordering::Release);
+        self.slots.record(slot, poster.tail, wr_id, sges);
         poster.tail = poster.tail.wrapping_add(1);
         self.ring.tail.store(poster.tail, Ordering::Release);
         drop(poster);
         if self.ring.rnr_wait.load(Ordering::Relaxed) != 0 {
-            self.wake_senders();
+            self.notify_senders();
         }
         Ok(())
     }
 
-    /// Peers' requests wait for this receive; whoever comes first gets it.
+    /// Notifies senders that wait for a receive request. The first one to retry gets it.
     #[cold]
-    fn wake_senders(&self) {
+    fn notify_senders(&self) {
         if self.ring.rnr_wait.swap(0, Ordering::AcqRel) == 0 {
             return;
         }
         if let Some(membership) = &self.xrc {
-            return membership.wake_senders();
+            return membership.notify_senders();
         }
-        for qp in self.host.all_qps() {
-            if qp.uses_srq(self)
+        for qp in self.adapter.qps.all() {
+            if qp.uses_srq(&self.slots)
                 && let Some((peer, sender)) = qp.sender()
             {
-                peer.tell(self.host, Message::new(Op::Refilled, [sender]));
+                peer.send(Message::new(Op::RecvPosted, [sender]));
             }
         }
     }
 
-    /// Takes the request in `slot` as completed, once.
-    #[inline]
-    pub(crate) fn complete(&self, slot: u32) -> Option<Received> {
-        if self.posted.get(slot as usize)?.swap(NOT_POSTED, Ordering::AcqRel) == NOT_POSTED {
-            return None;
-        }
-        Some(self.give_back(slot))
-    }
-
-    fn give_back(&self, slot: u32) -> Received {
-        let received = self.notes[slot as usize].read();
-        self.poster.lock().free.push(slot);
-        received
-    }
-
-    /// Takes back a request that a peer took, as it noted, and will not complete. The note is old news if the
-    /// peer died before it had taken the request, or after it had completed it.
-    pub(crate) fn reclaim(&self, note: u32) {
-        let Some((slot, at)) = taken::read(note) else { return };
-        let Some(posted) = self.posted.get(slot as usize) else { return };
-        let Some(guard) = self.ring.lock.lock(self.host.party()) else { return };
-        let (head, tail) = (self.ring.head.load(Ordering::Acquire), self.poster.lock().tail);
-        let waiting = tail.wrapping_sub(head).min(self.notes.len() as u32);
-        let waits = (0..waiting).any(|i| self.order_at(tail.wrapping_sub(i + 1)) == slot);
-        drop(guard);
-        // If not, and another peer has taken it meanwhile, that one's note was there before the request was gone.
-        if waits || self.is_in_use(note, slot) {
+    /// Frees a request that a peer took, as `record` says, and will not complete. The record is stale if the
+    /// peer exited before it took the request, or after it completed it.
+    pub(crate) fn reclaim(&self, record: u32) {
+        let Some((slot, at)) = taken_request::decode(record) else { return };
+        if slot >= self.slots.count() {
             return;
         }
-        let same = posted.compare_exchange(when_posted(at), NOT_POSTED, Ordering::AcqRel, Ordering::Relaxed);
-        if same.is_ok() {
-            let _ = self.give_back(slot);
+        let Some(guard) = self.ring.lock.lock(self.adapter.owner_id()) else { return };
+        let (head, tail) = (self.ring.head.load(Ordering::Acquire), self.slots.lock().tail);
+        let waiting = tail.wrapping_sub(head).min(self.slots.count());
+        let is_waiting = (0..waiting).any(|i| self.order_at(tail.wrapping_sub(i + 1)) == slot);
+        drop(guard);
+        // If another peer has taken it meanwhile, that peer stored its record before it took the request.
+        if is_waiting || self.is_in_use(record, slot) {
+            return;
         }
+        self.slots.reclaim(slot, at);
     }
 
-    /// Whether somebody is about to complete a request, or has.
-    fn is_in_use(&self, note: u32, slot: u32) -> bool {
+    /// Whether a peer is about to complete a request, or has completed it.
+    fn is_in_use(&self, record: u32, slot: u32) -> bool {
         if let Some(membership) = &self.xrc {
-            let sequence = xrc::tag(self.number) | slot;
+            let sequence = xrc_srq_table::tag(self.number) | slot;
             return membership.cq().has_received(|cqe| cqe.sequence == sequence);
         }
-        self.host.all_qps().iter().any(|qp| qp.uses_srq(self) && qp.uses_request(note, slot))
+        let qps = self.adapter.qps.all();
+        qps.iter().any(|qp| qp.uses_srq(&self.slots) && qp.uses_request(record, slot))
     }
 
     /// The slot that was the `at`th to be posted.
     fn order_at(&self, at: u32) -> u32 {
-        let mask = self.notes.len() as u32 - 1;
-        let base = self.host.arena.at(self.block.offset).as_ptr();
-        // SAFETY: the place is masked to those that exist, inside the block.
+        let mask = self.slots.count() - 1;
+        let base = self.adapter.arena.at(self.block.offset).as_ptr();
+        // SAFETY: the index is masked to entries that exist, inside the block.
         unsafe { base.add(size_of::<SrqRing>()).cast::<u32>().add((at & mask) as usize).read_volatile() }
     }
 
@@ -322,7 +279,7 @@ impl Srq {
         self.users.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Ends the queue's life; waits until all events that were fetched are acknowledged.
+    /// Destroys the queue. Waits until all fetched events are acknowledged.
     ///
     /// # Errors
     /// EBUSY while queue pairs use it.
@@ -338,7 +295,7 @@ impl Srq {
 
 impl Srq {
     fn end(&self) {
-        if !self.ended.swap(true, Ordering::AcqRel) {
+        if !self.destroyed.swap(true, Ordering::AcqRel) {
             if let Some(membership) = &self.xrc {
                 membership.withdraw(self.number);
             }
@@ -347,9 +304,34 @@ impl Srq {
     }
 }
 
+impl XrcSrqHandler for Srq {
+    fn number(&self) -> u32 {
+        self.number
+    }
+
+    fn srq_event(&self, event: u32) {
+        let Some(membership) = &self.xrc else { return };
+        match event {
+            srq_event::LIMIT => self.limit_reached(),
+            srq_event::CQ_OVERRUN => membership.cq().check_overrun(),
+            srq_event::RECV_ABANDONED => self.reclaim(membership.take_abandoned()),
+            _ => {}
+        }
+    }
+
+    fn wait_for_senders(&self) -> bool {
+        self.xrc.as_ref().is_none_or(XrcMembership::wait_for_senders)
+    }
+
+    fn poll_network(&self) -> Option<Box<dyn Debug + Send + Sync>> {
+        let cq = self.xrc.as_ref()?.cq().clone();
+        Some(Box::new(PacketPolling::new(vec![cq])))
+    }
+}
+
 impl Drop for Srq {
     fn drop(&mut self) {
         self.end();
-        self.host.arena.release(self.block);
+        self.adapter.arena.release(self.block);
     }
 }

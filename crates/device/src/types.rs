@@ -1,6 +1,4 @@
-//! Work requests, completions and the values in them, laid out as in `infiniband/verbs.h`.
-
-use crate::mr::window::Bind;
+//! Completions, scatter/gather elements and constants of verbs, laid out as in `infiniband/verbs.h`.
 
 /// One scatter/gather element.
 #[repr(C)]
@@ -26,48 +24,6 @@ pub fn total_len(sges: &[Sge]) -> u64 {
 #[must_use]
 pub(crate) fn room(sges: &[Sge]) -> u32 {
     u32::try_from(total_len(sges)).unwrap_or(u32::MAX)
-}
-
-/// A send work request. Fields that an operation does not use are ignored.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct SendWr<'a> {
-    /// The application's name for the request.
-    pub wr_id: u64,
-    /// `IBV_WR_*`.
-    pub opcode: u32,
-    /// `IBV_SEND_*` bits.
-    pub flags: u32,
-    /// Immediate data, as it travels (big-endian in memory); the key to invalidate.
-    pub imm: u32,
-    /// Local memory; with [`SEND_INLINE`] the keys are not looked at.
-    pub sges: &'a [Sge],
-    /// Start in the target's memory, for RDMA and atomics.
-    pub remote_addr: u64,
-    /// Key of the target's memory, for RDMA and atomics.
-    pub rkey: u32,
-    /// What to compare with, or what to add.
-    pub compare_add: u64,
-    /// What to store if equal.
-    pub swap: u64,
-    /// Where a datagram goes.
-    pub to: Option<UdDestination>,
-    /// What a window shall show.
-    pub bind: Option<&'a Bind>,
-    /// The shared receive queue that an XRC request goes through.
-    pub remote_srqn: u32,
-}
-
-/// Where a datagram goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UdDestination {
-    /// Whether the address is one of this host's.
-    pub on_this_host: bool,
-    /// The queue pair.
-    pub qpn: u32,
-    /// The key that it asks for.
-    pub qkey: u32,
-    /// The global route header that the receiver will find in front of the data.
-    pub grh: [u8; 40],
 }
 
 /// A work completion, laid out as `struct ibv_wc`.

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
+
+use millstream_lockfree::Shared;
 
 use crate::{Mapping, Memfd, PAGE, round_up};
 
@@ -22,7 +24,7 @@ pub struct ArenaBlock {
 #[derive(Debug)]
 pub struct Arena {
     memory: Memfd,
-    mapping: Mapping,
+    mapping: Arc<Mapping>,
     /// Free ranges, offset to length. Adjacent ranges are always merged.
     free: Mutex<BTreeMap<usize, usize>>,
 }
@@ -38,9 +40,25 @@ impl Arena {
     pub fn new(name: &str, len: usize, reserved: usize) -> io::Result<Self> {
         // Peers get the descriptor and must not seal it against each other.
         let memory = Memfd::sealed(name, len)?;
-        let mapping = memory.map()?;
+        let mapping = Arc::new(memory.map()?);
         let start = round_up(reserved, PAGE);
         Ok(Self { memory, mapping, free: Mutex::new(BTreeMap::from([(start, len - start)])) })
+    }
+
+    /// The whole arena.
+    #[must_use]
+    pub fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
+    }
+
+    /// The value at `offset`.
+    ///
+    /// # Panics
+    /// If the value leaves the arena or is not aligned: offsets come from this arena's own records.
+    #[inline]
+    #[must_use]
+    pub fn get<T: Shared>(&self, offset: usize) -> &T {
+        self.mapping.get(offset).expect("an offset of this arena's own records")
     }
 
     /// Address of the byte at `offset`.

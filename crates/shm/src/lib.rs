@@ -4,6 +4,7 @@
 //! the project's unsafe code. Read in this order:
 //!
 //! - [`Memfd`] and [`Mapping`]: anonymous shared memory and its mappings;
+//! - [`MappedRef`]: a reference into a mapping that keeps it mapped;
 //! - [`futex`]: threads block on a word that processes share;
 //! - [`EventFd`], [`poll`] and [`poll_readable`]: event counters, and waiting for descriptors;
 //! - [`Arena`]: the shared objects of one process, in one memfd that its peers map whole;
@@ -22,6 +23,7 @@ pub mod cuda;
 mod event;
 mod fault_in;
 pub mod futex;
+mod mapped;
 pub mod maps;
 mod memfd;
 mod mm;
@@ -37,6 +39,7 @@ pub mod vfio;
 pub use arena::{Arena, ArenaBlock};
 pub use event::EventFd;
 pub use fault_in::fault_in;
+pub use mapped::MappedRef;
 pub use memfd::{Mapping, Memfd, cannot_shrink, file_len, is_sealed};
 pub use null::NullMemory;
 pub use poll::{poll, poll_readable};

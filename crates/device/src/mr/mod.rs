@@ -1,10 +1,9 @@
-//! Memory regions and windows: registration, keys, and where peers can map them.
+//! Memory regions and windows: registration, keys, and the files in which peers map them.
 //!
-//! A region is memory of this process that work requests may name by a key ([`table`]); a window
-//! ([`window`]) is a key for a part of a region. Nothing is pinned: pages that peers can map are kept by
-//! their file, and all others are reached through the kernel, which finds them as they are at that time.
+//! A region is memory of this process that work requests may name by a key (`mr_table`). A window
+//! ([`window`]) is a key for a part of a region. No page is pinned: a file keeps the pages that peers can map, and the
+//! kernel finds all other pages at the time of each access.
 
-pub(crate) mod table;
 pub mod window;
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,56 +12,54 @@ use std::sync::Arc;
 use millstream_shm::relocate::{self, Shared};
 use millstream_shm::{Mapping, NullMemory, PAGE, fault_in, file_len};
 
+use crate::adapter::LocalAdapter;
 use crate::dm::Dm;
 use crate::errno::{Errno, Result};
-use crate::host::Host;
+use crate::mr_table::{ACCESS_NULL, ExportedRange, LocalMr};
 use crate::pd::Pd;
 use crate::types::{
     ACCESS_HUGETLB, ACCESS_LOCAL_WRITE, ACCESS_MW_BIND, ACCESS_ON_DEMAND, ACCESS_OPTIONAL,
     ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, ACCESS_ZERO_BASED, Sge, vendor,
 };
 
-use table::Place;
-pub(crate) use table::{ACCESS_NULL, LocalMr, MrTable};
-
-/// A registered memory region. Dropping it takes it back, too.
+/// A registered memory region. Dropping it deregisters it.
 #[derive(Debug)]
 pub struct Mr {
-    taken_back: bool,
+    deregistered: bool,
     pd: Arc<Pd>,
     local: LocalMr,
-    memory: Memory,
+    memory: RegionMemory,
 }
 
-/// What a region consists of, and what keeps it there.
+/// The memory of a region, and the objects that keep it.
 #[derive(Debug)]
-struct Memory {
-    kind: Kind,
-    place: Place,
+struct RegionMemory {
+    kind: RegionKind,
+    exported: ExportedRange,
     va: u64,
     len: u64,
     iova: u64,
     /// Keeps moved pages shared.
     shared: Option<Shared>,
-    /// Our own view of a dma-buf.
+    /// This process's mapping of a dma-buf.
     view: Option<Mapping>,
-    /// The device memory that it is a part of.
+    /// The device memory that the region is a part of.
     dm: Option<Arc<Dm>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    /// By address.
-    Ordinary,
-    /// By descriptor.
-    Dmabuf,
-    /// Nothing.
+enum RegionKind {
+    /// Memory at an address.
+    Address,
+    /// A file: a dma-buf or device memory.
+    File,
+    /// No memory.
     Null,
 }
 
-/// What to change about a region; the rest stays.
+/// The changes of a re-registration; None keeps a property.
 #[derive(Clone, Debug, Default)]
-pub struct Change {
+pub struct ReregMr {
     /// Other memory: address and bytes.
     pub memory: Option<(u64, u64)>,
     /// Another domain.
@@ -71,45 +68,45 @@ pub struct Change {
     pub access: Option<u32>,
 }
 
-/// Why a region was not changed.
+/// Why a re-registration failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotChanged {
-    /// It is as it was.
-    AsItWas(Errno),
-    /// It can only be deregistered now.
-    Lost(Errno),
+pub enum ReregError {
+    /// The region is unchanged.
+    Unchanged(Errno),
+    /// The region is invalid and can only be deregistered.
+    Invalid(Errno),
 }
 
-/// What pages are wanted for.
+/// The advice of `ibv_advise_mr`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Advice {
-    /// To be read.
-    Read,
-    /// To be written.
-    Write,
-    /// Only those that are there already.
-    NoFault,
+pub enum MrAdvice {
+    /// Prefetch pages for reading.
+    Prefetch,
+    /// Prefetch pages for writing.
+    PrefetchWrite,
+    /// Prefetch only pages that are present.
+    PrefetchNoFault,
 }
 
 impl Mr {
-    /// Bytes of the region of this domain that has this key; None if there is none.
+    /// Length of the region of this domain with this key; None if there is none.
     #[must_use]
     pub fn find(pd: &Pd, key: u32) -> Option<u64> {
-        let region = pd.context.host.mrs.find(key)?;
+        let region = pd.context.adapter.mrs.find(key)?;
         (region.pd == pd.id).then_some(region.len)
     }
 
-    /// Registers `len` bytes at `addr`, which work requests will name from `iova` on, or from zero on
-    /// with `IBV_ACCESS_ZERO_BASED`. With `IBV_ACCESS_ON_DEMAND` the memory may come, go and change
-    /// afterwards, and all 2^64 − 1 bytes from address zero stand for the whole process.
+    /// Registers `len` bytes at `addr`, which work requests name from `iova` on, or from zero on
+    /// with `IBV_ACCESS_ZERO_BASED`. With `IBV_ACCESS_ON_DEMAND` the memory may be mapped and unmapped
+    /// afterwards, and 2^64 − 1 bytes from address zero register the whole address space.
     ///
     /// # Errors
     /// EINVAL for impossible access flags or a range that wraps; EFAULT for memory that is not there;
     /// ENOMEM when the table is full.
     pub fn register(pd: &Arc<Pd>, addr: u64, len: u64, iova: u64, access: u32) -> Result<Self> {
-        // Pinning and mapping take their time.
-        pd.context.host.wire.pay();
-        let memory = Memory::ordinary(pd.context.host, addr, len, iova, access)?;
+        // Registration takes long, and peers wait for delayed acknowledgements.
+        pd.context.adapter.port.flush_acks();
+        let memory = RegionMemory::ordinary(pd.context.adapter, addr, len, iova, access)?;
         Self::publish(pd, memory, access)
     }
 
@@ -133,11 +130,11 @@ impl Mr {
         if len == 0 || offset % PAGE as u64 != iova % PAGE as u64 {
             return Err(Errno::INVAL);
         }
-        let memory = Memory::file(pd.context.host, fd, offset, len, iova, access)?;
+        let memory = RegionMemory::file(pd.context.adapter, fd, offset, len, iova, access)?;
         Self::publish(pd, memory, access)
     }
 
-    /// Registers a part of device memory, which work requests will name from zero on.
+    /// Registers a part of device memory, which work requests name from zero on.
     ///
     /// # Errors
     /// EINVAL for a part that leaves it or access that is not zero-based, EOPNOTSUPP for flags that
@@ -149,23 +146,23 @@ impl Mr {
         if access & ACCESS_ZERO_BASED == 0 {
             return Err(Errno::INVAL);
         }
-        // Before the rest, so that the memory cannot be freed meanwhile.
+        // First, so that the memory cannot be freed meanwhile.
         dm.attach()?;
-        let memory =
-            Memory::file(pd.context.host, dm.as_fd(), offset, len, 0, access).inspect_err(|_| dm.detach())?;
-        Self::publish(pd, Memory { dm: Some(dm.clone()), ..memory }, access)
+        let memory = RegionMemory::file(pd.context.adapter, dm.as_fd(), offset, len, 0, access)
+            .inspect_err(|_| dm.detach())?;
+        Self::publish(pd, RegionMemory { dm: Some(dm.clone()), ..memory }, access)
     }
 
-    /// Makes a region of the greatest length that reads as zero and forgets what is written; peers
-    /// cannot name it.
+    /// Makes a region of maximum length that reads as zero and discards what is written. Peers
+    /// cannot access it.
     ///
     /// # Errors
-    /// ENOMEM without a place in the table, or without the address space that stands behind it.
+    /// ENOMEM when the table is full, or without the address space for it.
     pub fn null(pd: &Arc<Pd>) -> Result<Self> {
         NullMemory::get().ok_or(Errno::NOMEM)?;
-        let memory = Memory {
-            kind: Kind::Null,
-            place: Place::NOWHERE,
+        let memory = RegionMemory {
+            kind: RegionKind::Null,
+            exported: ExportedRange::NONE,
             va: 0,
             len: u64::MAX,
             iova: 0,
@@ -176,13 +173,13 @@ impl Mr {
         Self::publish(pd, memory, ACCESS_LOCAL_WRITE | ACCESS_NULL)
     }
 
-    fn publish(pd: &Arc<Pd>, mut memory: Memory, access: u32) -> Result<Self> {
-        let host = pd.context.host;
-        let key = host.mrs.new_key().inspect_err(|_| memory.let_go(host))?;
+    fn publish(pd: &Arc<Pd>, mut memory: RegionMemory, access: u32) -> Result<Self> {
+        let adapter = pd.context.adapter;
+        let key = adapter.mrs.new_key().inspect_err(|_| memory.release(adapter))?;
         let local = memory.region(key, pd.id, access);
-        host.mrs.publish(host, local, &memory.place);
+        adapter.mrs.publish(local, &memory.exported);
         pd.attach();
-        Ok(Self { taken_back: false, pd: pd.clone(), local, memory })
+        Ok(Self { deregistered: false, pd: pd.clone(), local, memory })
     }
 
     /// The key, local and remote.
@@ -191,37 +188,41 @@ impl Mr {
         self.local.key
     }
 
-    /// Bytes that peers reach at memory speed; the rest goes through the kernel.
+    /// Bytes that peers can map. They reach the rest through the kernel.
     #[must_use]
     pub fn mapped_len(&self) -> u64 {
-        self.memory.place.range.end - self.memory.place.range.start
+        self.memory.exported.range.end - self.memory.exported.range.start
     }
 
-    /// Changes a region under its key. Requests under way finish with the old one first.
+    /// Re-registers a region under its key (`ibv_rereg_mr`). Requests in flight finish with the old properties first.
     ///
     /// # Errors
-    /// [`NotChanged::AsItWas`] with EINVAL for a change of nothing or an impossible one, EOPNOTSUPP for
+    /// [`ReregError::Unchanged`] with EINVAL for no change or an invalid one, EOPNOTSUPP for
     /// other memory of a region that has no address, EBUSY while windows are bound to it, and what
-    /// registration reports. [`NotChanged::Lost`] with EBUSY if a peer was stopped in the middle of a
+    /// registration reports. [`ReregError::Invalid`] with EBUSY if a peer was stopped in the middle of a
     /// transfer.
-    pub fn change(&mut self, change: &Change) -> std::result::Result<(), NotChanged> {
-        let refused = |errno| Err(NotChanged::AsItWas(errno));
-        let host = self.pd.context.host;
-        if self.taken_back
-            || self.memory.kind == Kind::Null
+    pub fn rereg(&mut self, change: &ReregMr) -> std::result::Result<(), ReregError> {
+        let refused = |errno| Err(ReregError::Unchanged(errno));
+        let adapter = self.pd.context.adapter;
+        if self.deregistered
+            || self.memory.kind == RegionKind::Null
             || (change.memory.is_none() && change.pd.is_none() && change.access.is_none())
         {
             return refused(Errno::INVAL);
         }
         let pd = change.pd.clone().unwrap_or_else(|| self.pd.clone());
         let access = change.access.unwrap_or(self.local.access);
-        // How memory is paged and where it begins are decided when it is looked at.
+        // These flags decide how the memory is mapped.
         let other_kind = (access ^ self.local.access) & (ACCESS_ON_DEMAND | ACCESS_ZERO_BASED) != 0;
-        let Memory { va, len, iova, .. } = self.memory;
+        let RegionMemory { va, len, iova, .. } = self.memory;
         let iova = if self.local.access & ACCESS_ZERO_BASED != 0 { va } else { iova };
         let fresh = match (self.memory.kind, change.memory) {
-            (Kind::Ordinary, Some((addr, len))) => Memory::ordinary(host, addr, len, addr, access).map(Some),
-            (Kind::Ordinary, None) if other_kind => Memory::ordinary(host, va, len, iova, access).map(Some),
+            (RegionKind::Address, Some((addr, len))) => {
+                RegionMemory::ordinary(adapter, addr, len, addr, access).map(Some)
+            }
+            (RegionKind::Address, None) if other_kind => {
+                RegionMemory::ordinary(adapter, va, len, iova, access).map(Some)
+            }
             (_, None) if !other_kind => {
                 check(access, self.memory.iova, len).and_then(|()| self.memory.allows(access)).map(|()| None)
             }
@@ -231,34 +232,34 @@ impl Mr {
             Ok(fresh) => fresh,
             Err(errno) => return refused(errno),
         };
-        let withdrawn = host.mrs.withdraw(host, self.local.key);
-        let quiet = withdrawn.is_ok() && host.quiesce();
+        let withdrawn = adapter.mrs.withdraw(self.local.key);
+        let quiet = withdrawn.is_ok() && adapter.quiesce();
         if let (false, Some(fresh)) = (quiet, &mut fresh) {
-            fresh.let_go(host);
+            fresh.release(adapter);
         }
-        withdrawn.map_err(NotChanged::AsItWas)?;
+        withdrawn.map_err(ReregError::Unchanged)?;
         if !quiet {
-            return Err(NotChanged::Lost(Errno::BUSY));
+            return Err(ReregError::Invalid(Errno::BUSY));
         }
         if let Some(fresh) = fresh {
-            std::mem::replace(&mut self.memory, fresh).let_go(host);
+            std::mem::replace(&mut self.memory, fresh).release(adapter);
         }
         self.local = self.memory.region(self.local.key, pd.id, access);
-        host.mrs.publish(host, self.local, &self.memory.place);
+        adapter.mrs.publish(self.local, &self.memory.exported);
         pd.attach();
         std::mem::replace(&mut self.pd, pd).detach();
         Ok(())
     }
 
-    /// Gets pages of on-demand regions ready. Without `wait`, pages that cannot be had are no error.
+    /// Prefetches pages of on-demand regions (`ibv_advise_mr`). Without `wait`, missing pages are no error.
     ///
     /// # Errors
     /// ENOENT for a key of no region, EPERM for one of another domain or a region that is not writable,
     /// EINVAL for one that is not paged on demand, EFAULT for a range that leaves it or is not there.
-    pub fn advise(pd: &Pd, advice: Advice, wait: bool, ranges: &[Sge]) -> Result<()> {
-        let access = if advice == Advice::Write { ACCESS_LOCAL_WRITE } else { 0 };
+    pub fn advise(pd: &Pd, advice: MrAdvice, wait: bool, ranges: &[Sge]) -> Result<()> {
+        let access = if advice == MrAdvice::PrefetchWrite { ACCESS_LOCAL_WRITE } else { 0 };
         let find = |range: &Sge| {
-            let mr = pd.context.host.mrs.find(range.lkey).ok_or(Errno(libc::ENOENT))?;
+            let mr = pd.context.adapter.mrs.find(range.lkey).ok_or(Errno(libc::ENOENT))?;
             mr.check(pd.id, range.addr, u64::from(range.length), access).map_err(|cause| match cause {
                 vendor::BOUNDS => Errno(libc::EFAULT),
                 _ => Errno(libc::EPERM),
@@ -268,10 +269,10 @@ impl Mr {
         for range in ranges {
             find(range)?;
         }
-        for range in ranges.iter().filter(|_| advice != Advice::NoFault) {
+        for range in ranges.iter().filter(|_| advice != MrAdvice::PrefetchNoFault) {
             let mr = find(range)?;
             let start = (mr.va + (range.addr - mr.start)) as usize;
-            let got = fault_in(start..start + range.length as usize, advice == Advice::Write);
+            let got = fault_in(start..start + range.length as usize, advice == MrAdvice::PrefetchWrite);
             if wait && got.is_err() {
                 return Err(Errno(libc::EFAULT));
             }
@@ -279,28 +280,28 @@ impl Mr {
         Ok(())
     }
 
-    /// Takes the region back. When this returns, no peer touches the memory any more, and none
-    /// will: its key is not valid again. A second call does nothing.
+    /// Deregisters the region. After the return no peer accesses the memory: its key never becomes valid
+    /// again. A second call does nothing.
     ///
     /// # Errors
     /// EBUSY while windows are bound to it, or if a peer was stopped in the middle of a transfer into
     /// memory that cannot be taken away from it; the key is no longer valid then. The call can be
     /// repeated.
     pub fn deregister(&mut self) -> Result<()> {
-        if self.taken_back {
+        if self.deregistered {
             return Ok(());
         }
-        let host = self.pd.context.host;
-        host.mrs.withdraw(host, self.local.key)?;
+        let adapter = self.pd.context.adapter;
+        adapter.mrs.withdraw(self.local.key)?;
         let all_of_it = |s: &Shared| s.range.len() as u64 == self.local.len && s.is_last();
         let moved = self.memory.shared.as_ref().is_some_and(all_of_it);
-        // Moved pages are replaced by fresh ones: a late store goes where nobody looks.
-        if !host.quiesce() && !moved {
+        // Moved pages are replaced by fresh ones, so a late store reaches no memory in use.
+        if !adapter.quiesce() && !moved {
             return Err(Errno::BUSY);
         }
-        self.memory.let_go(host);
-        host.mrs.free(self.local.key);
-        self.taken_back = true;
+        self.memory.release(adapter);
+        adapter.mrs.free(self.local.key);
+        self.deregistered = true;
         self.pd.detach();
         Ok(())
     }
@@ -309,23 +310,22 @@ impl Mr {
 impl Drop for Mr {
     fn drop(&mut self) {
         if self.deregister().is_err() {
-            // Windows show it, or a peer was stopped inside: what they may still touch stays as it is,
-            // for ever.
+            // A window is bound to it, or a stopped peer has an operation in flight: the memory they may access is leaked.
             std::mem::forget((self.memory.shared.take(), self.memory.view.take()));
         }
     }
 }
 
-impl Memory {
-    fn ordinary(host: &Host, addr: u64, len: u64, iova: u64, access: u32) -> Result<Self> {
+impl RegionMemory {
+    fn ordinary(adapter: &LocalAdapter, addr: u64, len: u64, iova: u64, access: u32) -> Result<Self> {
         let iova = if access & ACCESS_ZERO_BASED != 0 { 0 } else { iova };
         check(access, iova, len)?;
         if addr.checked_add(len).is_none() {
             return Err(Errno::INVAL);
         }
         let plain = Self {
-            kind: Kind::Ordinary,
-            place: Place::NOWHERE,
+            kind: RegionKind::Address,
+            exported: ExportedRange::NONE,
             va: addr,
             len,
             iova,
@@ -334,31 +334,38 @@ impl Memory {
             dm: None,
         };
         if access & ACCESS_ON_DEMAND != 0 {
-            // The application may replace its pages at any time, so none are put into a file: peers go
-            // through the kernel, which follows every change.
+            // The application may replace the pages at any time, so they are not moved to a file. Peers access them
+            // through the kernel.
             return Ok(plain);
         }
         check_mapped(addr, len)?;
         let shared = relocate::share(addr as usize..(addr + len) as usize);
-        let place = shared.as_ref().and_then(|shared| {
+        let exported = shared.as_ref().and_then(|shared| {
             let fd = shared.as_fd().try_clone_to_owned().ok()?;
-            let file = host.files.add(&host.arena, fd, file_len(shared.as_fd()).ok()?)?;
+            let file = adapter.files.add(adapter.arena, fd, file_len(shared.as_fd()).ok()?)?;
             let start = iova + (shared.range.start as u64 - addr);
             let range = start..start + shared.range.len() as u64;
-            Some(Place { file, range, offset: shared.offset as u64 })
+            Some(ExportedRange { file, range, offset: shared.offset as u64 })
         });
-        Ok(Self { place: place.unwrap_or(Place::NOWHERE), shared, ..plain })
+        Ok(Self { exported: exported.unwrap_or(ExportedRange::NONE), shared, ..plain })
     }
 
-    fn file(host: &Host, fd: BorrowedFd<'_>, offset: u64, len: u64, iova: u64, access: u32) -> Result<Self> {
+    fn file(
+        adapter: &LocalAdapter,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        len: u64,
+        iova: u64,
+        access: u32,
+    ) -> Result<Self> {
         check(access, iova, len)?;
         let size = file_len(fd)? as u64;
         if offset > size || size - offset < len {
             return Err(Errno::INVAL);
         }
         let plain = Self {
-            kind: Kind::Dmabuf,
-            place: Place::NOWHERE,
+            kind: RegionKind::File,
+            exported: ExportedRange::NONE,
             va: 0,
             len,
             iova,
@@ -373,19 +380,19 @@ impl Memory {
         let view = Mapping::new(fd, aligned as usize, (offset - aligned + len) as usize, stores(access))?;
         let va = view.base() as u64 + (offset - aligned);
         let owned = fd.try_clone_to_owned()?;
-        // A file that could shrink under a peer's mapping is reached through our own view instead.
-        let place = millstream_shm::cannot_shrink(fd)
-            .then(|| host.files.add(&host.arena, owned, size as usize))
+        // A file that could shrink would fault in a peer's mapping. Peers use this process's mapping instead.
+        let exported = millstream_shm::cannot_shrink(fd)
+            .then(|| adapter.files.add(adapter.arena, owned, size as usize))
             .flatten()
-            .map(|file| Place { file, range: iova..iova + len, offset });
-        Ok(Self { place: place.unwrap_or(Place::NOWHERE), va, view: Some(view), ..plain })
+            .map(|file| ExportedRange { file, range: iova..iova + len, offset });
+        Ok(Self { exported: exported.unwrap_or(ExportedRange::NONE), va, view: Some(view), ..plain })
     }
 
     fn region(&self, key: u32, pd: u32, access: u32) -> LocalMr {
         LocalMr { key, access, pd, start: self.iova, len: self.len, va: self.va }
     }
 
-    /// EACCES if a view of a file was made for reading only and that is not enough.
+    /// EACCES if a file is mapped read-only and `access` includes stores.
     fn allows(&self, access: u32) -> Result<()> {
         match &self.view {
             Some(view) if stores(access) && !view.writable() => Err(Errno(libc::EACCES)),
@@ -393,11 +400,11 @@ impl Memory {
         }
     }
 
-    /// Gives back what it was made of.
-    fn let_go(&mut self, host: &Host) {
-        let place = std::mem::replace(&mut self.place, Place::NOWHERE);
-        if place.file.generation != 0 {
-            host.files.remove(&host.arena, place.file);
+    /// Releases the file, the mappings and the device memory.
+    fn release(&mut self, adapter: &LocalAdapter) {
+        let exported = std::mem::replace(&mut self.exported, ExportedRange::NONE);
+        if exported.file.generation != 0 {
+            adapter.files.remove(adapter.arena, exported.file);
         }
         self.shared = None;
         self.view = None;
@@ -432,7 +439,7 @@ fn check(access: u32, iova: u64, len: u64) -> Result<()> {
     Ok(())
 }
 
-/// EFAULT for memory that is not there, as pinning it would find.
+/// EFAULT for memory that is not mapped, as pinning it would report.
 fn check_mapped(addr: u64, len: u64) -> Result<()> {
     if len == 0 {
         return Ok(());

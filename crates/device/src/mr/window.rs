@@ -1,61 +1,53 @@
-//! Memory windows: keys for parts of a region, given and taken without asking the kernel.
+//! Memory windows: keys for parts of a region, bound and invalidated without the kernel (IBTA volume 1, 10.6.7).
 //!
 //! A window of type 1 belongs to its protection domain and gets a new key from the device with every
-//! bind. One of type 2 (2B, to be exact) belongs to the queue pair that bound it; its owner chooses the
-//! low byte of the key, and both its owner and its peer can invalidate it. IBTA volume 1, 10.6.7.
+//! bind. A window of type 2B belongs to the queue pair that bound it; its owner chooses the
+//! low byte of the key, and its owner and its peer can invalidate it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::errno::{Errno, Result};
+pub use crate::mr_table::MwType;
+use crate::mr_table::WindowBinding;
 use crate::pd::Pd;
 use crate::types::{
     ACCESS_LOCAL_WRITE, ACCESS_OPTIONAL, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE,
     ACCESS_ZERO_BASED,
 };
 
-/// The type of a window, numbered as `enum ibv_mw_type`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Kind {
-    /// Belongs to a protection domain.
-    One = 1,
-    /// Belongs to a queue pair while it is bound.
-    Two = 2,
-}
-
-impl Kind {
+impl MwType {
     /// From the verbs value.
     #[must_use]
     pub fn from_raw(raw: u32) -> Option<Self> {
-        [Self::One, Self::Two].into_iter().find(|kind| *kind as u32 == raw)
+        [Self::Type1, Self::Type2].into_iter().find(|kind| *kind as u32 == raw)
     }
 }
 
-/// A memory window. Dropping it takes it back, too.
+/// A memory window. Dropping it deallocates it.
 #[derive(Debug)]
 pub struct Mw {
     pd: Arc<Pd>,
-    kind: Kind,
-    /// The key of the last bind that was asked for.
+    kind: MwType,
+    /// The key of the last bind request.
     key: AtomicU32,
-    taken_back: AtomicBool,
+    deallocated: AtomicBool,
 }
 
-/// What a window shall show. No bytes: nothing.
+/// The parameters of a bind request. A length of zero unbinds the window.
 #[derive(Clone, Debug)]
-pub struct Bind {
+pub struct MwBind {
     /// The window.
     pub mw: Arc<Mw>,
-    /// Its key from then on.
+    /// Its new key.
     pub key: u32,
     /// Key of the region.
     pub region: u32,
-    /// First byte, as the region's addresses go.
+    /// First address, in the region's addresses.
     pub addr: u64,
     /// Bytes.
     pub len: u64,
-    /// `IBV_ACCESS_*` for those who know the key.
+    /// `IBV_ACCESS_*` of the window.
     pub access: u32,
 }
 
@@ -64,30 +56,30 @@ impl Mw {
     ///
     /// # Errors
     /// ENOMEM when the table that regions and windows share is full.
-    pub fn new(pd: &Arc<Pd>, kind: Kind) -> Result<Arc<Self>> {
-        let key = pd.context.host.mrs.new_key()?;
+    pub fn new(pd: &Arc<Pd>, kind: MwType) -> Result<Arc<Self>> {
+        let key = pd.context.adapter.mrs.new_key()?;
         pd.attach();
         Ok(Arc::new(Self {
             pd: pd.clone(),
             kind,
             key: AtomicU32::new(key),
-            taken_back: AtomicBool::new(false),
+            deallocated: AtomicBool::new(false),
         }))
     }
 
     /// The type.
     #[must_use]
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> MwType {
         self.kind
     }
 
-    /// The key of the last bind that was asked for.
+    /// The key of the last bind request.
     #[must_use]
     pub fn key(&self) -> u32 {
         self.key.load(Ordering::Acquire)
     }
 
-    /// The key that follows in the order of `ibv_inc_rkey`: the device's choice for type 1.
+    /// The next key in the order of `ibv_inc_rkey`, which the device chooses for type 1.
     #[must_use]
     pub fn next_key(&self) -> u32 {
         let key = self.key();
@@ -102,27 +94,27 @@ impl Mw {
         self.pd.id
     }
 
-    pub(crate) fn is_taken_back(&self) -> bool {
-        self.taken_back.load(Ordering::Acquire)
+    pub(crate) fn is_deallocated(&self) -> bool {
+        self.deallocated.load(Ordering::Acquire)
     }
 
-    /// Takes the window back, bound or not. When this returns, no peer is inside it. A second call does
+    /// Deallocates the window, bound or not. After the return no peer accesses memory through it. A second call does
     /// nothing.
     ///
     /// # Errors
     /// EBUSY if a peer was stopped in the middle of a transfer; the key is no longer valid then, and the
     /// call can be repeated.
     pub fn deallocate(&self) -> Result<()> {
-        if self.taken_back.swap(true, Ordering::AcqRel) {
+        if self.deallocated.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        let host = self.pd.context.host;
-        host.mrs.unbind(host, self.key() >> 16);
-        if !host.quiesce() {
-            self.taken_back.store(false, Ordering::Release);
+        let adapter = self.pd.context.adapter;
+        adapter.mrs.unbind(self.key() >> 16);
+        if !adapter.quiesce() {
+            self.deallocated.store(false, Ordering::Release);
             return Err(Errno::BUSY);
         }
-        host.mrs.free(self.key());
+        adapter.mrs.free(self.key());
         self.pd.detach();
         Ok(())
     }
@@ -130,13 +122,24 @@ impl Mw {
 
 impl Drop for Mw {
     fn drop(&mut self) {
-        // Its place is lost if a peer was stopped inside: it may still look at it.
+        // If a stopped peer has an operation in flight, the table entry is leaked.
         let _ = self.deallocate();
     }
 }
 
-impl Bind {
-    /// What can be seen without looking at the region.
+impl MwBind {
+    /// The parameters for the table of memory keys.
+    pub(crate) fn binding(&self) -> WindowBinding {
+        WindowBinding {
+            key: self.key,
+            region: self.region,
+            addr: self.addr,
+            len: self.len,
+            access: self.access,
+        }
+    }
+
+    /// Checks the parameters that do not concern the region.
     pub(crate) fn is_well_formed(&self, pd: u32) -> bool {
         const KNOWN: u32 = ACCESS_LOCAL_WRITE
             | ACCESS_REMOTE_WRITE
@@ -145,11 +148,11 @@ impl Bind {
             | ACCESS_ZERO_BASED
             | ACCESS_OPTIONAL;
         // Only windows of type 2 can be zero-based (o10-36.2.2).
-        let zero_based_one = self.mw.kind == Kind::One && self.access & ACCESS_ZERO_BASED != 0;
+        let zero_based_one = self.mw.kind == MwType::Type1 && self.access & ACCESS_ZERO_BASED != 0;
         self.mw.pd() == pd
             && (self.key ^ self.mw.key()) & !0xff == 0
             && self.access & !KNOWN == 0
             && !zero_based_one
-            && !self.mw.is_taken_back()
+            && !self.mw.is_deallocated()
     }
 }

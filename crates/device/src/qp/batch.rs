@@ -13,10 +13,11 @@ use super::state::QpState;
 use super::wr_list::{SendWrList, SingleSgeWr};
 use super::{Qp, QpCap, QpType};
 use crate::errno::{Errno, Result};
-use crate::mr::window::Bind;
+use crate::mr::window::MwBind;
+use crate::send_wr::{SendWr, UdDestination};
 use crate::types::{
-    SEND_INLINE, SendWr, Sge, UdDestination, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_ATOMIC_WRITE,
-    WR_BIND_MW, WR_LOCAL_INV, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM,
+    SEND_INLINE, Sge, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_ATOMIC_WRITE, WR_BIND_MW,
+    WR_LOCAL_INV, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM,
     WR_SEND_WITH_INV,
 };
 
@@ -70,7 +71,7 @@ pub struct WrBatch {
     elements: Vec<Sge>,
     inline: Vec<u8>,
     destinations: Vec<UdDestination>,
-    binds: Vec<Bind>,
+    binds: Vec<MwBind>,
     /// What the first wrong call did wrong.
     error: Option<Errno>,
 }
@@ -124,7 +125,7 @@ impl WrBatch {
     }
 
     /// What the last request, a [`WR_BIND_MW`], shall bind.
-    pub fn set_bind(&mut self, bind: Bind) {
+    pub fn set_bind(&mut self, bind: MwBind) {
         let place = self.binds.len() as u32;
         if let Some(last) = self.last() {
             last.bind = Some(place);

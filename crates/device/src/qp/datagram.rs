@@ -16,15 +16,15 @@ use super::transfer::{self, ExecError, local_address, protection};
 use super::wire_transport::WireDatagrams;
 use super::{Qp, QpType};
 use crate::caps::MAX_SGE;
-use crate::greeting::{Message, Op};
+use crate::ipc::{Message, Op};
 use crate::multicast;
 use crate::path::{self, PathPreference};
 use crate::peer::Peer;
+use crate::qp_table::Packet as ArrivedPacket;
+use crate::send_wr::{SendWr, UdDestination};
 use crate::types::{
-    SEND_SOLICITED, SendWr, Sge, UdDestination, WC_FLAG_GRH, WC_FLAG_WITH_IMM, WC_OP_RECV, WR_SEND_WITH_IMM,
-    total_len,
+    SEND_SOLICITED, Sge, WC_FLAG_GRH, WC_FLAG_WITH_IMM, WC_OP_RECV, WR_SEND_WITH_IMM, total_len,
 };
-use crate::wire::Arrived;
 use millstream_lockfree::cq_ring::PushError;
 use millstream_lockfree::cqe::Cqe;
 
@@ -62,7 +62,7 @@ impl Receivers {
             if self.0.len() >= REMEMBERED {
                 self.0.clear();
             }
-            let peer = qp.host.peer_of(to.qpn).ok()?;
+            let peer = qp.adapter.peer_of(to.qpn).ok()?;
             let target = Target::bind(&peer, to.qpn)?;
             self.0.insert(to.qpn, Receiver { target, keys: RemoteKeys::default(), peer });
         }
@@ -97,7 +97,7 @@ impl DatagramTransport {
     }
 
     /// Takes packets that arrived.
-    pub(super) fn handle_packets(&mut self, qp: &Qp, packets: &[Arrived<'_>]) {
+    pub(super) fn handle_packets(&mut self, qp: &Qp, packets: &[ArrivedPacket<'_>]) {
         if let Some(wire) = &mut self.wire {
             wire.handle_packets(qp, packets);
         }
@@ -126,7 +126,7 @@ impl DatagramTransport {
         // With the highest bit set, the sender's own key is meant (10.2.5).
         let qkey = if to.qkey >> 31 == 0 { to.qkey } else { qp.entry.qkey.load(Ordering::Relaxed) };
         let to = UdDestination { qkey, ..to };
-        if to.qpn == multicast::EVERYBODY {
+        if to.qpn == multicast::MULTICAST_QPN {
             if !multicast::is_by_packets_only() {
                 // SAFETY: passed on.
                 unsafe { deliver_to_group(&mut self.receivers, qp, wr, &to, pieces) };
@@ -161,7 +161,7 @@ unsafe fn deliver_to_group(
     pieces: &[Piece],
 ) {
     let Some(group) = multicast::group_of(&to.grh) else { return };
-    for qpn in qp.host.multicast.members(qp.host, &group) {
+    for qpn in qp.adapter.multicast.members(&group) {
         if qpn != qp.qpn || !qp.blocks_loopback() {
             // SAFETY: the caller vouches for the pieces.
             unsafe { deliver_to(receivers, qp, wr, UdDestination { qpn, ..*to }, pieces) };
@@ -181,8 +181,8 @@ unsafe fn deliver_to(
 ) {
     let Some(receiver) = receivers.find(qp, &to) else { return };
     let Receiver { target, keys, peer } = receiver;
-    let entry = target.entry;
-    let Some(guard) = entry.delivery.lock(qp.host.pid) else { return };
+    let entry = &target.entry;
+    let Some(guard) = entry.delivery.lock(qp.adapter.id.pid) else { return };
     let right_kind = entry.kind.load(Ordering::Relaxed) == QpType::Ud as u32;
     if target.readiness(0) != Readiness::Ready || !right_kind || entry.qkey.load(Ordering::Relaxed) != to.qkey
     {
@@ -191,7 +191,7 @@ unsafe fn deliver_to(
     if target.has_abandoned() {
         // The note must not be lost, so this datagram is.
         drop(guard);
-        return peer.tell(qp.host, Message::new(Op::Abandoned, [to.qpn]));
+        return peer.send(Message::new(Op::RecvAbandoned, [to.qpn]));
     }
     let Ok((receive, left)) = target.take_receive(qp.party()) else { return };
     let mut elements = Elements::new();
@@ -224,11 +224,11 @@ unsafe fn deliver_to(
     let completed = target.complete_receive(qp.party(), receive, cqe, solicited);
     drop(guard);
     if completed == Err(PushError::Full) {
-        peer.tell(qp.host, Message::new(Op::Overrun, [to.qpn]));
+        peer.send(Message::new(Op::CqOverrun, [to.qpn]));
     }
     let signal = completed.unwrap_or(false);
     if left == Left::BelowLimit {
-        peer.tell(qp.host, Message::new(Op::LimitReached, [to.qpn]));
+        peer.send(Message::new(Op::SrqLimit, [to.qpn]));
     }
     if signal {
         peer.signal(target.cq.channel());

@@ -21,9 +21,10 @@ use super::wr_list::{SendWrList, SingleSgeWr};
 use super::{Qp, QpType};
 use crate::caps::MAX_MSG;
 use crate::peer::Peer;
+use crate::send_wr::SendWr;
 use crate::types::{
-    ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SEND_SIGNALED, SEND_SOLICITED, SendWr, Sge, WC_SUCCESS,
-    WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND,
+    ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SEND_SIGNALED, SEND_SOLICITED, Sge, WC_SUCCESS, WR_RDMA_READ,
+    WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND,
 };
 
 /// SENDs of a list, but for the first, are completed at the receiver in groups of up to so many. A receiver that

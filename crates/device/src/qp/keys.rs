@@ -1,13 +1,14 @@
 //! Checked memory keys, remembered: a table look-up and a mapping are paid once a region.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use millstream_shm::{Mapping, NullMemory, fault_in};
 
-use crate::files::FileId;
-use crate::host::Host;
-use crate::mr::{ACCESS_NULL, LocalMr};
+use crate::adapter::LocalAdapter;
+use crate::exported_files::FileId;
+use crate::mr_table::{ACCESS_NULL, LocalMr};
 use crate::peer::Peer;
 use crate::types::{ACCESS_LOCAL_WRITE, ACCESS_ON_DEMAND, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, vendor};
 use millstream_lockfree::mr_entry::MrEntry;
@@ -56,7 +57,8 @@ impl Rooms {
 pub(super) struct Window {
     /// The entry's name when it was read: the key, and which life of it.
     name: u64,
-    entry: &'static MrEntry,
+    /// In the arena that [`RemoteKeys::arena`] keeps mapped.
+    entry: NonNull<MrEntry>,
     pub(super) access: u32,
     /// Zero for a memory window of type 2, which belongs to the queue pair `qpn`.
     pub(super) pd: u32,
@@ -103,9 +105,7 @@ impl Window {
         let (map_start, map_end) = (shown.mapped.start, shown.mapped.end);
         let mut window = Self {
             name,
-            // SAFETY: the entry lies in the peer's arena, which lives as long as the peer; a
-            // window is kept beside a reference to its peer and dropped before it.
-            entry: unsafe { &*std::ptr::from_ref(entry) },
+            entry: NonNull::from(entry),
             access: shown.access,
             pd: shown.pd,
             qpn: shown.qpn,
@@ -120,10 +120,10 @@ impl Window {
             common: if file.generation == 0 { 0..0 } else { shown.mapped },
             _mapping: None,
         };
-        let own = peer.own_host();
-        if let Some(host) = own {
+        let own = peer.local_mrs();
+        if let Some(mrs) = own {
             // Of our own memory nothing is believed that peers could have written.
-            let (ours, qpn) = host.mrs.find_shown(name)?;
+            let (ours, qpn) = mrs.find_tag(name)?;
             (window.access, window.pd, window.qpn) = (ours.access, ours.pd, qpn);
             (window.start, window.len, window.va) = (ours.start, ours.len, ours.va);
         }
@@ -153,9 +153,16 @@ impl Window {
         Some(window)
     }
 
+    #[inline(always)]
+    fn entry(&self) -> &MrEntry {
+        // SAFETY: a value of this type lies in a `RemoteKeys`, whose `arena` keeps the entry mapped; the entry is made
+        // of atomics.
+        unsafe { self.entry.as_ref() }
+    }
+
     #[inline]
     fn valid(&self, key: u32) -> bool {
-        self.name as u32 == key && self.entry.has_tag(self.name)
+        self.name as u32 == key && self.entry().has_tag(self.name)
     }
 
     /// Whether it is a memory window of type 2 of the queue pair `qpn`.
@@ -165,7 +172,7 @@ impl Window {
 
     /// Ends its life, as a peer may do with a memory window; false if that was over already.
     pub(super) fn invalidate(&self) -> bool {
-        self.entry.invalidate(self.name)
+        self.entry().invalidate(self.name)
     }
 
     /// Whether what is stored into it is forgotten.
@@ -216,23 +223,36 @@ impl Window {
 
 /// Windows of one peer, by key.
 #[derive(Debug, Default)]
-pub(super) struct RemoteKeys([Option<Window>; SLOTS]);
+pub(super) struct RemoteKeys {
+    windows: [Option<Window>; SLOTS],
+    /// The arena that the entries of all `windows` lie in.
+    arena: Option<Arc<Mapping>>,
+}
 
 impl RemoteKeys {
     /// The region with this key, if it is known and as it was.
     #[inline(always)]
     pub(super) fn known(&self, key: u32) -> Option<&Window> {
-        self.0[slot(key)].as_ref().filter(|window| window.valid(key))
+        self.windows[slot(key)].as_ref().filter(|window| window.valid(key))
     }
 
     /// The region with this key, as it is now.
     #[inline]
     pub(super) fn find(&mut self, peer: &Arc<Peer>, key: u32) -> Result<&Window, u32> {
-        let cached = &mut self.0[slot(key)];
-        if !cached.as_ref().is_some_and(|window| window.valid(key)) {
-            *cached = Window::look_up(peer, key);
+        let valid = self.windows[slot(key)].as_ref().is_some_and(|window| window.valid(key));
+        if !valid {
+            self.replace(peer, key);
         }
-        cached.as_ref().ok_or(vendor::NO_KEY)
+        self.windows[slot(key)].as_ref().ok_or(vendor::NO_KEY)
+    }
+
+    #[inline(never)]
+    fn replace(&mut self, peer: &Arc<Peer>, key: u32) {
+        if !self.arena.as_ref().is_some_and(|arena| Arc::ptr_eq(arena, peer.arena())) {
+            self.windows = Default::default();
+            self.arena = Some(peer.arena().clone());
+        }
+        self.windows[slot(key)] = Window::look_up(peer, key);
     }
 }
 
@@ -268,10 +288,17 @@ impl LocalKeys {
     /// Address of `len` bytes at `addr` of the region `lkey`, at least one, if it is known and as it was, in the domain, and may
     /// be used so.
     #[inline(always)]
-    pub(super) fn known(&self, host: &Host, addr: u64, len: u32, lkey: u32, purpose: Use) -> Option<*mut u8> {
+    pub(super) fn known(
+        &self,
+        adapter: &LocalAdapter,
+        addr: u64,
+        len: u32,
+        lkey: u32,
+        purpose: Use,
+    ) -> Option<*mut u8> {
         let range = &self.ranges[slot(lkey)];
         let from = addr.wrapping_sub(range.start);
-        let admitted = host.mrs.epoch() == self.epoch
+        let admitted = adapter.mrs.epoch() == self.epoch
             && range.key == lkey
             && range.rooms.admit(purpose, from, u64::from(len));
         admitted.then(|| range.va.wrapping_add(from) as *mut u8)
@@ -281,7 +308,7 @@ impl LocalKeys {
     /// allows what `access` asks.
     pub(super) fn find(
         &mut self,
-        host: &Host,
+        adapter: &LocalAdapter,
         pd: u32,
         addr: u64,
         len: u32,
@@ -291,7 +318,7 @@ impl LocalKeys {
         if len == 0 {
             return Ok(addr as *mut u8);
         }
-        let epoch = host.mrs.epoch();
+        let epoch = adapter.mrs.epoch();
         if epoch != self.epoch {
             self.regions = [None; SLOTS];
             self.ranges = [LocalRange::default(); SLOTS];
@@ -301,7 +328,7 @@ impl LocalKeys {
         let mr = match cached {
             Some(mr) if mr.key == lkey => mr,
             _ => {
-                let found = host.mrs.find(lkey).ok_or(vendor::NO_KEY)?;
+                let found = adapter.mrs.find(lkey).ok_or(vendor::NO_KEY)?;
                 if found.access & UNUSUAL != 0 {
                     return unusual(&found, pd, addr, len, access);
                 }

@@ -8,9 +8,10 @@ use super::Qp;
 use super::send::SendQueue;
 use super::transfer::{ExecError, UNRESPONSIVE, failed};
 use crate::errno::Result as VerbsResult;
-use crate::greeting::PATIENCE;
-use crate::mr::window::{Bind, Kind};
-use crate::types::{SendWr, WC_LOC_QP_OP_ERR, WC_MW_BIND_ERR, WR_BIND_MW, vendor};
+use crate::ipc::TIMEOUT;
+use crate::mr::window::{MwBind, MwType};
+use crate::send_wr::SendWr;
+use crate::types::{WC_LOC_QP_OP_ERR, WC_MW_BIND_ERR, WR_BIND_MW, vendor};
 
 impl Qp {
     /// Posts the binding of a window, whose key is the new one from then on.
@@ -18,7 +19,7 @@ impl Qp {
     /// # Errors
     /// As [`Qp::post_send`]; EINVAL for a window of another domain, a key that is not the window's, or
     /// access flags that a window of its type cannot have.
-    pub fn post_bind(&self, wr_id: u64, flags: u32, bind: &Bind) -> VerbsResult<()> {
+    pub fn post_bind(&self, wr_id: u64, flags: u32, bind: &MwBind) -> VerbsResult<()> {
         let wr = SendWr { wr_id, opcode: WR_BIND_MW, flags, bind: Some(bind), ..SendWr::default() };
         self.post_send(&wr)
     }
@@ -39,38 +40,38 @@ impl Qp {
         match wr.bind {
             Some(bind) if wr.opcode == WR_BIND_MW => self.bind_window(bind),
             _ => {
-                let done = self.host.mrs.invalidate(self.host, wr.imm, self.qpn);
+                let done = self.adapter.mrs.invalidate(wr.imm, self.qpn);
                 done.map_err(|cause| failed(WC_LOC_QP_OP_ERR, cause))
             }
         }
     }
 
-    fn bind_window(&self, bind: &Bind) -> Result<(), ExecError> {
-        let (host, pd, kind) = (self.host, self.pd.id, bind.mw.kind());
+    fn bind_window(&self, bind: &MwBind) -> Result<(), ExecError> {
+        let (adapter, pd, kind) = (self.adapter, self.pd.id, bind.mw.kind());
         let refused = |cause| failed(WC_MW_BIND_ERR, cause);
-        if bind.mw.is_taken_back() {
+        if bind.mw.is_deallocated() {
             return Err(refused(vendor::WINDOW));
         }
         // A bind that fails leaves the old one as it is (IBTA volume 1, 11.2.8.2).
-        host.mrs.check_bind(host, kind, pd, bind).map_err(refused)?;
-        if kind == Kind::Two {
-            return host.mrs.bind(host, pd, bind, Some(self.qpn)).map_err(refused);
+        adapter.mrs.check_bind(kind, pd, &bind.binding()).map_err(refused)?;
+        if kind == MwType::Type2 {
+            return adapter.mrs.bind(pd, &bind.binding(), Some(self.qpn)).map_err(refused);
         }
-        host.mrs.unbind(host, bind.key >> 16);
+        adapter.mrs.unbind(bind.key >> 16);
         // Nobody is inside the window through its old key when the new one is valid.
-        if !host.quiesce_peers() {
+        if !adapter.quiesce_peers() {
             return Err(UNRESPONSIVE);
         }
-        if bind.len == 0 { Ok(()) } else { host.mrs.bind(host, pd, bind, None).map_err(refused) }
+        if bind.len == 0 { Ok(()) } else { adapter.mrs.bind(pd, &bind.binding(), None).map_err(refused) }
     }
 
     /// Only a window of type 2 can be invalidated, and only through its queue pair (10.6.7.2.6).
     fn invalidate_window(&self, send: &SendQueue, key: u32) -> Result<(), ExecError> {
         let refused = |cause| failed(WC_LOC_QP_OP_ERR, cause);
-        self.host.mrs.invalidate(self.host, key, self.qpn).map_err(refused)?;
+        self.adapter.mrs.invalidate(key, self.qpn).map_err(refused)?;
         // Its peer is the only one who can be inside.
         barrier::heavy();
         let initiator = || Some(send.transport.initiator());
-        if self.wait_while_busy(Instant::now() + PATIENCE, initiator) { Ok(()) } else { Err(UNRESPONSIVE) }
+        if self.wait_while_busy(Instant::now() + TIMEOUT, initiator) { Ok(()) } else { Err(UNRESPONSIVE) }
     }
 }

@@ -12,9 +12,10 @@ use super::target::{Readiness, Target};
 use super::transfer::{ExecError, Transfer};
 use super::xrc::SharedQueues;
 use super::{Qp, QpType};
-use crate::greeting::{Message, Op};
+use crate::ipc::{Message, Op};
 use crate::peer::Peer;
-use crate::types::{SendWr, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR, WC_REM_OP_ERR};
+use crate::send_wr::SendWr;
+use crate::types::{WC_LOC_LEN_ERR, WC_LOC_PROT_ERR, WC_REM_OP_ERR};
 
 /// What an initiator knows of a peer on this host.
 #[derive(Debug)]
@@ -40,7 +41,7 @@ impl LocalTransport {
             target: None,
             shared_queues: SharedQueues::default(),
             remote_keys: RemoteKeys::default(),
-            peer: if reachable { qp.host.peer_of(dest_qpn).ok() } else { None },
+            peer: if reachable { qp.adapter.peer_of(dest_qpn).ok() } else { None },
             dest_qpn,
             reachable,
             announced: 0,
@@ -101,7 +102,7 @@ impl LocalTransport {
                     // its own fault (9.9.3.2).
                     && (qp.kind == QpType::Rc || status == WC_REM_OP_ERR)
                 {
-                    peer.tell(qp.host, Message::new(Op::Fault, [self.dest_qpn, qp.qpn, event]));
+                    peer.send(Message::new(Op::QpError, [self.dest_qpn, qp.qpn, event]));
                 }
                 Err(error)
             }
@@ -115,7 +116,7 @@ impl LocalTransport {
             if !self.reachable {
                 return Err(ExecError::PeerNotReady);
             }
-            self.peer = Some(qp.host.peer_of(self.dest_qpn).map_err(|_| ExecError::PeerNotReady)?);
+            self.peer = Some(qp.adapter.peer_of(self.dest_qpn).map_err(|_| ExecError::PeerNotReady)?);
         }
         let peer = self.peer.as_ref().expect("just set");
         let target = Target::bind(peer, self.dest_qpn).ok_or(ExecError::PeerGone)?;
@@ -125,7 +126,7 @@ impl LocalTransport {
         // Bound only when a packet would be taken, so that this is the first request that arrives.
         target.readiness(qp.qpn).check()?;
         if target.awaits_contact() {
-            peer.tell(qp.host, Message::new(Op::Contact, [self.dest_qpn, qp.qpn]));
+            peer.send(Message::new(Op::CommEst, [self.dest_qpn, qp.qpn]));
         }
         self.announced = target.entry.inflight.last();
         self.target = Some(target);

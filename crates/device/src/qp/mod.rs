@@ -8,6 +8,7 @@
 mod batch;
 mod datagram;
 mod fast_path;
+mod handler;
 mod keys;
 mod local_ops;
 mod local_transport;
@@ -22,6 +23,7 @@ mod wire_transport;
 mod wr_list;
 mod xrc;
 
+use std::any::Any;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -30,14 +32,14 @@ use std::time::Instant;
 use millstream_lockfree::{BiasedLock, OwnerId, barrier};
 use millstream_shm::ArenaBlock;
 
+use crate::adapter::{LocalAdapter, wait_until};
 use crate::caps::{MAX_INLINE, MAX_QP_WR, MAX_RD_ATOMIC, MAX_SGE, MIN_INLINE};
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::errno::{Errno, Result};
 use crate::event::{
-    self, EVENT_COMM_EST, EVENT_QP_FATAL, EVENT_QP_LAST_WQE_REACHED, EVENT_SQ_DRAINED, Handle,
+    self, EVENT_COMM_EST, EVENT_QP_FATAL, EVENT_QP_LAST_WQE_REACHED, EVENT_SQ_DRAINED, ObjectHandle,
 };
-use crate::host::{Host, wait_until};
 use crate::layout::{QPN_INDEX_BITS, QpEntry, qp_state, recv_slot_len};
 use crate::multicast;
 use crate::pd::Pd;
@@ -49,10 +51,10 @@ use crate::types::{
 use crate::xrc::{Xrcd, take_abandoned};
 use millstream_lockfree::cqe::Cqe;
 
+use crate::qp_table::PolledQp;
+use crate::recv_queue::RecvQueue;
 pub use batch::{SendOps, WrBatch, WrBatchLock};
 use millstream_lockfree::retry_owner::RetryOwner;
-use recv::RecvQueue;
-pub(crate) use recv::{Received, RecvWqe};
 use send::SendQueue;
 use state::{QpAttr, QpState, attr};
 use transport::{Transport, TransportPlan};
@@ -144,7 +146,7 @@ pub struct Qp {
     domain: Option<Arc<Xrcd>>,
     qpn: u32,
     me: Weak<Self>,
-    host: &'static Host,
+    adapter: &'static LocalAdapter,
     pd: Arc<Pd>,
     send_cq: Arc<Cq>,
     recv_cq: Arc<Cq>,
@@ -158,9 +160,8 @@ pub struct Qp {
     send: BiasedLock<SendQueue>,
     retry_owner: RetryOwner,
     timer: TimerDeadline,
-    recv: RecvQueue,
-    /// Send requests that the application has taken back by polling, ever.
-    reclaimed: AtomicU32,
+    /// The part that pollers of completion queues use.
+    polled: PolledQp,
     /// Whether the end of its receives from a shared queue was reported.
     last_wqe_reported: AtomicBool,
     /// Whether the peer's first request was reported.
@@ -168,10 +169,10 @@ pub struct Qp {
     destroyed: AtomicBool,
     /// Whether its own datagrams to groups do not come back.
     no_loopback: AtomicBool,
-    handle: Arc<Handle>,
+    handle: Arc<ObjectHandle>,
     /// Further handles, see [`Qp::open`].
-    others: Mutex<Vec<(Arc<Context>, Arc<Handle>)>>,
-    /// Handles that were not closed.
+    others: Mutex<Vec<(Arc<Context>, Arc<ObjectHandle>)>>,
+    /// ObjectHandles that were not closed.
     open: AtomicU32,
 }
 
@@ -207,33 +208,37 @@ impl Qp {
         if kind == QpType::XrcRecv {
             capacity = QpCap { max_send_wr: 0, max_inline_data: 0, ..capacity };
         }
-        let host = pd.context.host;
-        host.wire.pay();
+        let adapter = pd.context.adapter;
+        adapter.port.flush_acks();
         let slots = capacity.max_recv_wr.max(1).next_power_of_two();
         let slot_len = recv_slot_len(capacity.max_recv_sge);
-        let rq_block = host.arena.alloc(slots as usize * slot_len).ok_or(Errno::NOMEM)?;
-        let qpn = host.take_qpn().inspect_err(|_| host.arena.release(rq_block))?;
+        let rq_block = adapter.arena.alloc(slots as usize * slot_len).ok_or(Errno::NOMEM)?;
+        let qpn = adapter.qps.take_qpn().inspect_err(|_| adapter.arena.release(rq_block))?;
+        let srq_slots = srq.as_ref().map(|srq| srq.slots().clone());
         let qp = Arc::new_cyclic(|me| Self {
             kind,
             srq,
             domain,
             qpn,
             me: me.clone(),
-            host,
+            adapter,
             pd: pd.clone(),
             send_cq: send_cq.clone(),
             recv_cq: recv_cq.clone(),
             capacity,
             signal_all,
-            entry: host.qp_entry(qpn),
+            entry: adapter.qp_entry(qpn),
             rq_block,
             state: AtomicU8::new(QpState::Reset as u8),
             attributes: Mutex::default(),
             send: BiasedLock::new(SendQueue::default()),
             retry_owner: RetryOwner::default(),
             timer: TimerDeadline::default(),
-            recv: RecvQueue::new(host.arena.at(rq_block.offset), slots, slot_len, capacity.max_recv_wr),
-            reclaimed: AtomicU32::new(0),
+            polled: PolledQp::new(
+                qpn,
+                RecvQueue::new(adapter.arena.at(rq_block.offset), slots, slot_len, capacity.max_recv_wr),
+                srq_slots,
+            ),
             last_wqe_reported: AtomicBool::new(false),
             contact_reported: AtomicBool::new(false),
             destroyed: AtomicBool::new(false),
@@ -251,7 +256,8 @@ impl Qp {
         if let Some(domain) = &qp.domain {
             domain.attach();
         }
-        host.add_qp(&qp);
+        // SAFETY: the queue pair removes itself in `destroy`, at the latest when it is dropped.
+        unsafe { adapter.qps.add(qp.me.clone(), &raw const qp.polled, recv_cq.arena_offset()) };
         qp.publish(slots);
         Ok(qp)
     }
@@ -286,7 +292,7 @@ impl Qp {
         entry.rnr_wait.store(0, Ordering::Relaxed);
         entry.rq_tail.store(0, Ordering::Relaxed);
         entry.rq_head.store(0, Ordering::Relaxed);
-        entry.life.fetch_add(1, Ordering::Relaxed);
+        entry.generation.fetch_add(1, Ordering::Relaxed);
         entry.qpn.store(self.qpn, Ordering::Release);
         self.entry_changed();
     }
@@ -299,7 +305,7 @@ impl Qp {
 
     /// The queue pair as its program knows it.
     #[must_use]
-    pub fn handle(&self) -> &Arc<Handle> {
+    pub fn handle(&self) -> &Arc<ObjectHandle> {
         &self.handle
     }
 
@@ -310,16 +316,18 @@ impl Qp {
     ///
     /// # Panics
     /// Only if another thread panicked while it held the list of handles.
-    pub fn open(domain: &Xrcd, qpn: u32) -> Result<(Arc<Self>, Arc<Handle>)> {
+    pub fn open(domain: &Xrcd, qpn: u32) -> Result<(Arc<Self>, Arc<ObjectHandle>)> {
         let context = domain.context();
-        if qpn >> QPN_INDEX_BITS != context.host.block {
+        if qpn >> QPN_INDEX_BITS != context.adapter.id.qpn_prefix {
             return Err(Errno::NOTSUP);
         }
-        let qp = context.host.qp(qpn).ok_or(Errno::INVAL)?;
+        let qp = context.adapter.qps.get(qpn).ok_or(Errno::INVAL)?;
+        let qp: Arc<dyn Any + Send + Sync> = qp;
+        let qp: Arc<Self> = qp.downcast().map_err(|_| Errno::INVAL)?;
         if !qp.domain.as_ref().is_some_and(|own| own.is_same(domain)) {
             return Err(Errno::INVAL);
         }
-        let handle = Arc::<Handle>::default();
+        let handle = Arc::<ObjectHandle>::default();
         let mut others = qp.others.lock().expect("no panic under this lock");
         if qp.open.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n != 0).then_some(n + 1)).is_err() {
             return Err(Errno::INVAL);
@@ -333,7 +341,7 @@ impl Qp {
     ///
     /// # Panics
     /// Only if another thread panicked while it held the list of handles.
-    pub fn close(&self, handle: &Arc<Handle>) {
+    pub fn close(&self, handle: &Arc<ObjectHandle>) {
         let is_last = self.open.fetch_sub(1, Ordering::AcqRel) == 1;
         if is_last {
             self.destroy();
@@ -360,7 +368,7 @@ impl Qp {
         if self.kind != QpType::Ud || !multicast::is_group(&group) {
             return Err(Errno::INVAL);
         }
-        self.host.multicast.attach(self.host, group, self.qpn)
+        self.adapter.multicast.attach(self.adapter.port.port(), group, self.qpn)
     }
 
     /// Takes it out of a multicast group.
@@ -368,13 +376,13 @@ impl Qp {
     /// # Errors
     /// EINVAL if it is not in it.
     pub fn detach(&self, group: [u8; 16]) -> Result<()> {
-        self.host.multicast.detach(self.host, group, self.qpn)
+        self.adapter.multicast.detach(self.adapter.port.port(), group, self.qpn)
     }
 
     /// Whether it belongs to a multicast group. Verbs does not let such a queue pair be destroyed.
     #[must_use]
     pub fn is_attached(&self) -> bool {
-        self.kind == QpType::Ud && self.host.multicast.has(self.qpn)
+        self.kind == QpType::Ud && self.adapter.multicast.has(self.qpn)
     }
 
     /// From now on it does not get what it sends itself to its groups.
@@ -389,7 +397,7 @@ impl Qp {
     /// Who takes leases for its requests: they are carried out under the send queue's lock, one at a time.
     #[inline]
     fn party(&self) -> OwnerId {
-        OwnerId { pid: self.host.pid, number: self.qpn }
+        OwnerId { pid: self.adapter.id.pid, number: self.qpn }
     }
 
     /// The transport service.
@@ -404,19 +412,10 @@ impl Qp {
         self.srq.as_ref()
     }
 
-    pub(crate) fn uses_srq(&self, srq: &Srq) -> bool {
-        self.srq.as_ref().is_some_and(|own| std::ptr::eq(&raw const **own, srq))
-    }
-
     /// Who sends to this queue pair: the process and its queue pair.
     pub(crate) fn sender(&self) -> Option<(Arc<Peer>, u32)> {
         let sender = self.entry.dest_qpn.load(Ordering::Acquire);
         Some((self.send.lock().transport.peer()?.clone(), sender))
-    }
-
-    /// Where its receive completion queue lies in the arena.
-    pub(crate) fn recv_cq_offset(&self) -> u32 {
-        self.recv_cq.arena_offset()
     }
 
     /// The sizes that were given.
@@ -457,7 +456,7 @@ impl Qp {
     /// # Panics
     /// Only if another thread panicked while it changed them.
     pub fn modify(&self, new: &QpAttr, mask: u32) -> Result<()> {
-        self.host.wire.pay();
+        self.adapter.port.flush_acks();
         let mask = mask & !state::meant_for_the_other_end(self.kind);
         let mut attributes = self.attributes.lock().expect("no panic under this lock");
         let current = self.state();
@@ -551,7 +550,7 @@ impl Qp {
         if self.kind == QpType::Ud {
             // Many initiators, one at a time: the one inside holds the lease.
             let patience = deadline.saturating_duration_since(Instant::now());
-            return self.entry.delivery.lock_within(self.host.pid, patience).is_some();
+            return self.entry.delivery.lock_within(self.adapter.id.pid, patience).is_some();
         }
         // Who calls may hold this or another send queue: only a look is taken at who the peer is.
         self.wait_while_busy(deadline, || self.send.try_lock().map(|send| send.transport.initiator()))
@@ -580,12 +579,12 @@ impl Qp {
                     None => None,
                     Some((Some(peer), _)) => Some(Ok(peer)),
                     // Whoever came to us, we had not come to him yet.
-                    Some((None, dest_qpn)) => Some(self.host.peer_of(dest_qpn)),
+                    Some((None, dest_qpn)) => Some(self.adapter.peer_of(dest_qpn)),
                 };
             }
             // This may be the thread that notices deaths.
             match &known {
-                Some(Ok(peer)) => peer.has_ended(),
+                Some(Ok(peer)) => peer.has_exited(),
                 Some(Err(error)) => error.kind() == io::ErrorKind::ConnectionRefused,
                 None => false,
             }
@@ -595,7 +594,7 @@ impl Qp {
     /// The same for one that began before the call; false if the peer stayed inside (a stopped process).
     fn quiesce(&self) -> bool {
         barrier::heavy();
-        self.wait_until_untouched(Instant::now() + crate::greeting::PATIENCE)
+        self.wait_until_untouched(Instant::now() + crate::ipc::TIMEOUT)
     }
 
     /// Goes to the error state and flushes both queues, in order.
@@ -624,7 +623,7 @@ impl Qp {
             }
             return;
         }
-        let recv = self.recv.lock();
+        let recv = self.polled.recv.lock();
         let head = self.entry.rq_head.load(Ordering::Acquire);
         // A head that the peer cannot honestly have reached is not believed.
         let (done, tail) = (recv.done(), recv.tail());
@@ -647,7 +646,7 @@ impl Qp {
     /// The same for the sender of a datagram, while others go on sending.
     pub(crate) fn take_back_abandoned(&self) {
         if let (QpType::Ud, Some(srq)) = (self.kind, &self.srq) {
-            srq.reclaim(take_abandoned(&self.entry.delivery, &self.entry.srq_taken, self.host.pid));
+            srq.reclaim(take_abandoned(&self.entry.delivery, &self.entry.srq_taken, self.adapter.id.pid));
         }
     }
 
@@ -661,10 +660,10 @@ impl Qp {
     /// before pollers are let in again.
     fn forget_completions(&self, with_lock: impl FnOnce()) {
         let (mut sends, receives) = Cq::lock_consumers(&self.send_cq, &self.recv_cq);
-        sends.forget(self.qpn);
-        self.recv_cq.forget_received(receives.as_deref().unwrap_or(&sends), self.qpn, |sequence| {
+        sends.cancel(self.qpn);
+        self.recv_cq.cancel_received(receives.as_deref().unwrap_or(&sends), self.qpn, |sequence| {
             if let Some(srq) = &self.srq {
-                let _ = srq.complete(sequence);
+                let _ = srq.slots().complete(sequence);
             }
         });
         with_lock();
@@ -692,8 +691,8 @@ impl Qp {
         self.entry.dest_qpn.store(0, Ordering::Release);
         self.entry_changed();
         self.give_back_taken();
-        self.forget_completions(|| self.recv.clear(self.entry));
-        self.reclaimed.store(0, Ordering::Release);
+        self.forget_completions(|| self.polled.recv.clear(self.entry));
+        self.polled.reclaim(0);
         self.last_wqe_reported.store(false, Ordering::Release);
         self.contact_reported.store(false, Ordering::Release);
         *self.attributes.lock().expect("no panic under this lock") = QpAttr::default();
@@ -744,20 +743,6 @@ impl Qp {
         }
     }
 
-    #[inline]
-    pub(crate) fn reclaim(&self, posted: u32) {
-        self.reclaimed.store(posted, Ordering::Release);
-    }
-
-    /// The receive request that a completion with this sequence number is for, once.
-    #[inline]
-    pub(crate) fn received(&self, sequence: u32) -> Option<Received> {
-        match &self.srq {
-            None => self.recv.complete(sequence),
-            Some(srq) => srq.complete(sequence),
-        }
-    }
-
     /// Ends the queue pair's life. When this returns, no peer is inside its queues, its completions
     /// that were not polled are gone, and all events that were fetched are acknowledged. A second call
     /// does nothing.
@@ -766,17 +751,17 @@ impl Qp {
             return;
         }
         if self.kind == QpType::Ud {
-            self.host.multicast.detach_all(self.host, self.qpn);
+            self.adapter.multicast.detach_all(self.adapter.port.port(), self.qpn);
         }
         // The peer waits for the acknowledgement of what the program may have seen already.
         self.flush_ack();
         self.entry.qpn.store(0, Ordering::SeqCst);
         self.set_state(QpState::Reset);
-        self.host.mrs.unbind_all_of(self.host, self.qpn);
+        self.adapter.mrs.unbind_all_of(self.qpn);
         self.quiesce();
         *self.send.lock() = SendQueue::default();
         self.give_back_taken();
-        self.forget_completions(|| self.host.remove_qp(self.qpn));
+        self.forget_completions(|| self.adapter.qps.remove(self.qpn));
         if let Some(srq) = &self.srq {
             srq.detach();
         }
@@ -794,6 +779,6 @@ impl Drop for Qp {
     fn drop(&mut self) {
         // Pollers know it by its address.
         self.destroy();
-        self.host.arena.release(self.rq_block);
+        self.adapter.arena.release(self.rq_block);
     }
 }

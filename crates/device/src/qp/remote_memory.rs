@@ -10,8 +10,9 @@ use super::keys::{RemoteKeys, Use, Window};
 use super::target::Target;
 use super::transfer::{ExecError, UNRESPONSIVE, failed};
 use crate::peer::Peer;
+use crate::send_wr::SendWr;
 use crate::types::{
-    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SendWr, WC_REM_OP_ERR, WC_RETRY_EXC_ERR,
+    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, WC_REM_OP_ERR, WC_RETRY_EXC_ERR,
     WR_ATOMIC_CMP_AND_SWP, vendor,
 };
 
@@ -130,7 +131,7 @@ pub(super) fn change_word(window: &Window, peer: &Peer, me: u32, wr: &SendWr<'_>
 /// Changes such a word in memory that only some initiators can map: one initiator at a time.
 #[cold]
 fn change_by_copies(window: &Window, peer: &Peer, me: u32, wr: &SendWr<'_>) -> Result<u64, ExecError> {
-    let lock = peer.atomics().ok_or(failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE))?;
+    let lock = peer.atomics_lock().ok_or(failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE))?;
     let _guard = lock.lock(me).ok_or(UNRESPONSIVE)?;
     let mut old = [0u8; 8];
     copy_by_pieces(window, peer, wr.remote_addr, old.as_mut_ptr(), 8, Direction::Read)?;
@@ -158,7 +159,7 @@ pub(super) fn set_word(
         return Ok(());
     }
     // Not between the two copies of an atomic operation of somebody else's.
-    let lock = peer.atomics().ok_or(failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE))?;
+    let lock = peer.atomics_lock().ok_or(failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE))?;
     let _guard = lock.lock(me).ok_or(UNRESPONSIVE)?;
     copy_by_pieces(window, peer, at, value.as_mut_ptr(), 8, Direction::Write)
 }

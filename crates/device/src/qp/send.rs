@@ -14,13 +14,15 @@ use super::wr_list::{SendWrList, WrSlice};
 use super::{Qp, QpType};
 use crate::caps::MAX_MSG;
 use crate::errno::{Errno, Result};
-use crate::mr::window::Bind;
-use crate::progress::{Work, retry_delay};
+use crate::mr::window::MwBind;
+use crate::send_wr::{SendWr, UdDestination};
+use crate::tasks::Task;
+use crate::timers::retry_delay;
 use crate::types::{
-    SEND_INLINE, SEND_SIGNALED, SendWr, Sge, UdDestination, WC_RETRY_EXC_ERR, WC_RNR_RETRY_EXC_ERR,
-    WC_SUCCESS, WC_WR_FLUSH_ERR, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_ATOMIC_WRITE, WR_BIND_MW,
-    WR_LOCAL_INV, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM,
-    WR_SEND_WITH_INV, Wc, completion_opcode, total_len, vendor,
+    SEND_INLINE, SEND_SIGNALED, Sge, WC_RETRY_EXC_ERR, WC_RNR_RETRY_EXC_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR,
+    WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_ATOMIC_WRITE, WR_BIND_MW, WR_LOCAL_INV, WR_RDMA_READ,
+    WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM, WR_SEND_WITH_INV, Wc,
+    completion_opcode, total_len, vendor,
 };
 use millstream_lockfree::retry_owner::RetryCheck;
 
@@ -63,7 +65,7 @@ pub(super) struct PendingWr {
     compare_add: u64,
     swap: u64,
     to: Option<UdDestination>,
-    bind: Option<Bind>,
+    bind: Option<MwBind>,
     remote_srqn: u32,
     pub(super) posted: u32,
     sges: Sges,
@@ -399,7 +401,7 @@ impl Qp {
     /// Requests that can be posted now.
     #[inline(always)]
     pub(super) fn send_room(&self, send: &SendQueue) -> u32 {
-        let outstanding = send.posted.wrapping_sub(self.reclaimed.load(Ordering::Acquire));
+        let outstanding = send.posted.wrapping_sub(self.polled.reclaimed());
         self.capacity.max_send_wr.saturating_sub(outstanding)
     }
 
@@ -459,7 +461,7 @@ impl Qp {
             // A lost completion is fatal for its queue pair (11.6.3.1). The caller holds the send
             // queue, so what waits is flushed a little later.
             self.set_state(QpState::Err);
-            self.host.progress.add(Work::Fatal { qpn: self.qpn });
+            self.adapter.tasks.add(Task::QpFatal { qpn: self.qpn });
         }
     }
 
@@ -474,10 +476,10 @@ impl Qp {
     #[cold]
     fn look_after(&self, send: &mut SendQueue) {
         if !std::mem::replace(&mut send.with_cq, true) {
-            self.send_cq.add_parked(self.me.clone());
+            self.send_cq.add_pending(self.me.clone());
         }
         if self.retry_owner.set_pending() {
-            self.host.progress.park(self.me.clone(), FIRST_LOOK);
+            self.adapter.tasks.add_pending(self.me.clone(), FIRST_LOOK);
         }
     }
 

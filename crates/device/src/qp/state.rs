@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::QpType;
 use crate::errno::{Errno, Result};
-use crate::progress::rnr_timer;
+use crate::timers::rnr_timer;
 
 /// States (IBTA volume 1, figure 124), numbered as `enum ibv_qp_state`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -5,18 +5,19 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use millstream_lockfree::{OwnerId, prefetch};
+use millstream_shm::MappedRef;
 
 use super::QpType;
 use super::datagram::Elements;
 use super::transfer::{ExecError, UNRESPONSIVE};
 use crate::caps::{MAX_QP, MAX_QP_WR, MAX_SGE};
-use crate::greeting::{Message, Op, shared};
+use crate::ipc::{Message, Op, srq_event};
 use crate::layout::{
-    ARENA_LEN, QpEntry, RecvSlot, SrqRing, XrcEntry, qp_state, recv_slot_len, srq_len, taken,
+    ARENA_LEN, QpEntry, RecvSlot, SrqRing, XrcEntry, qp_state, recv_slot_len, srq_len, taken_request,
 };
 use crate::peer::Peer;
 use crate::types::{Sge, WC_OP_RECV};
-use crate::xrc;
+use crate::xrc_srq_table;
 use millstream_lockfree::cq_ring::{CqProducer, CqRing, PushError};
 use millstream_lockfree::cqe::Cqe;
 
@@ -48,9 +49,9 @@ pub(super) enum Left {
 
 #[derive(Debug)]
 pub(super) struct Target {
-    pub(super) entry: &'static QpEntry,
+    pub(super) entry: MappedRef<QpEntry>,
     qpn: u32,
-    life: u32,
+    generation: u32,
     /// The revision of the entry at which it was found ready, if it was, and the access that it gave then.
     ready_at: Cell<Option<u32>>,
     access: Cell<u32>,
@@ -60,7 +61,7 @@ pub(super) struct Target {
     /// the queue seems empty.
     seen_tail: Cell<u32>,
     ahead: ReadAhead,
-    pub(super) cq: CqProducer<&'static CqRing>,
+    pub(super) cq: CqProducer<MappedRef<CqRing>>,
     pub(super) pd: u32,
 }
 
@@ -88,10 +89,10 @@ struct Slots {
 
 #[derive(Debug)]
 struct SharedReceives {
-    ring: &'static SrqRing,
+    ring: MappedRef<SrqRing>,
     order: NonNull<u32>,
     /// Where the request that an initiator has taken is noted.
-    taken: &'static AtomicU32,
+    taken: MappedRef<AtomicU32>,
     /// Its number if it belongs to an XRC domain, else zero.
     number: u32,
     /// Joined to slots in completions: says which queue of a domain it is.
@@ -100,24 +101,22 @@ struct SharedReceives {
 
 impl SharedReceives {
     /// Finds the queue at `at` of the peer's arena.
-    fn bind(peer: &Peer, at: usize, taken: &'static AtomicU32, number: u32) -> Option<(Self, Slots)> {
-        // SAFETY: in the arena, aligned to a line, and made of atomics.
-        let ring: &'static SrqRing = unsafe { &*peer.at(at, size_of::<SrqRing>())?.cast::<SrqRing>() };
+    fn bind(peer: &Peer, at: usize, taken: MappedRef<AtomicU32>, number: u32) -> Option<(Self, Slots)> {
+        let ring: MappedRef<SrqRing> = peer.mapped(at)?;
         let (mask, sges) = (ring.mask.load(Ordering::Acquire), ring.sges.load(Ordering::Relaxed));
         let (slots_at, _) = srq_len(mask.checked_add(1)? as usize, sges.min(MAX_SGE));
         let order = peer.at(at + size_of::<SrqRing>(), (mask as usize + 1) * 4)?;
         let slots = Slots::check(peer, at + slots_at, mask, sges)?;
-        let tag = if number == 0 { 0 } else { xrc::tag(number) };
+        let tag = if number == 0 { 0 } else { xrc_srq_table::tag(number) };
         Some((Self { ring, order: NonNull::new(order.cast())?, taken, number, tag }, slots))
     }
 }
 
 /// Finds the completion queue at `at` of the peer's arena.
-fn bind_cq(peer: &Peer, at: usize) -> Option<CqProducer<&'static CqRing>> {
-    // SAFETY: in the arena, aligned to a line, and made of atomics.
-    let ring: &'static CqRing = unsafe { &*peer.at(at, size_of::<CqRing>())?.cast::<CqRing>() };
+fn bind_cq(peer: &Peer, at: usize) -> Option<CqProducer<MappedRef<CqRing>>> {
+    let ring: MappedRef<CqRing> = peer.mapped(at)?;
     let arena = NonNull::new(peer.at(0, ARENA_LEN)?)?;
-    // SAFETY: the whole arena, which outlives the result with the peer.
+    // SAFETY: the whole arena, which `ring` keeps mapped.
     Some(unsafe { CqProducer::new(NonNull::slice_from_raw_parts(arena, ARENA_LEN), ring) })
 }
 
@@ -125,12 +124,9 @@ fn bind_cq(peer: &Peer, at: usize) -> Option<CqProducer<&'static CqRing>> {
 unsafe impl Send for Target {}
 
 impl Target {
-    /// Finds the queue pair and checks where its queues claim to be. The result points into the
-    /// peer's arena and must not outlive the peer.
+    /// Finds the queue pair and checks the offsets of its queues. The result keeps the peer's arena mapped.
     pub(super) fn bind(peer: &Peer, qpn: u32) -> Option<Self> {
         let entry = peer.qp_entry(qpn as usize % MAX_QP)?;
-        // SAFETY: the caller keeps the peer, and with it the arena, for as long as the result.
-        let entry: &'static QpEntry = unsafe { &*std::ptr::from_ref(entry) };
         if entry.qpn.load(Ordering::Acquire) != qpn {
             return None;
         }
@@ -139,14 +135,14 @@ impl Target {
             let (mask, sges) = (entry.rq_mask.load(Ordering::Relaxed), entry.rq_sges.load(Ordering::Relaxed));
             (None, Slots::check(peer, entry.rq.load(Ordering::Relaxed) as usize * 64, mask, sges)?)
         } else {
-            let (srq, slots) = SharedReceives::bind(peer, srq_at, &entry.srq_taken, 0)?;
+            let (srq, slots) =
+                SharedReceives::bind(peer, srq_at, entry.project(|entry| &entry.srq_taken), 0)?;
             (Some(srq), slots)
         };
         let cq = bind_cq(peer, entry.recv_cq.load(Ordering::Relaxed) as usize * 64)?;
         Some(Self {
-            entry,
             qpn,
-            life: entry.life.load(Ordering::Acquire),
+            generation: entry.generation.load(Ordering::Acquire),
             ready_at: Cell::new(None),
             access: Cell::new(0),
             srq,
@@ -155,6 +151,7 @@ impl Target {
             ahead: ReadAhead::default(),
             cq,
             pd: entry.pd.load(Ordering::Relaxed),
+            entry,
         })
     }
 
@@ -164,23 +161,23 @@ impl Target {
     }
 
     /// The same queue pair with another place for messages: a shared receive queue of its XRC domain,
-    /// which may be another process's. The result must outlive neither of the two.
+    /// which may be another process's. The result keeps both arenas mapped.
     ///
     /// What is taken from it is noted at `taken`: in the queue's entry by who then completes it before others come, in the
     /// queue pair's by who takes longer.
     pub(super) fn with_receives(
         &self,
         peer: &Peer,
-        entry: &'static XrcEntry,
+        entry: &XrcEntry,
         number: u32,
-        taken: &'static AtomicU32,
+        taken: MappedRef<AtomicU32>,
     ) -> Option<Self> {
         let at = entry.ring.load(Ordering::Relaxed) as usize * 64;
         let (srq, slots) = SharedReceives::bind(peer, at, taken, number)?;
         Some(Self {
-            entry: self.entry,
+            entry: self.entry.clone(),
             qpn: self.qpn,
-            life: self.life,
+            generation: self.generation,
             ready_at: Cell::new(None),
             access: Cell::new(0),
             srq: Some(srq),
@@ -196,8 +193,8 @@ impl Target {
     #[cold]
     pub(super) fn below_limit(&self) -> Message {
         match &self.srq {
-            Some(srq) if srq.number != 0 => Message::new(Op::Shared, [srq.number, shared::LIMIT]),
-            _ => Message::new(Op::LimitReached, [self.qpn]),
+            Some(srq) if srq.number != 0 => Message::new(Op::XrcSrqEvent, [srq.number, srq_event::LIMIT]),
+            _ => Message::new(Op::SrqLimit, [self.qpn]),
         }
     }
 
@@ -205,7 +202,7 @@ impl Target {
     #[inline]
     pub(super) fn is_same(&self) -> bool {
         self.entry.qpn.load(Ordering::Relaxed) == self.qpn
-            && self.entry.life.load(Ordering::Relaxed) == self.life
+            && self.entry.generation.load(Ordering::Relaxed) == self.generation
     }
 
     /// Whether the queue pair is of the kind that takes what one of kind `sender` sends.
@@ -330,7 +327,7 @@ impl Target {
             let receive = Receive { sequence: head, slot: head & self.slots.mask };
             return if waits { Ok((receive, Left::Enough)) } else { Err(ExecError::ReceiverNotReady) };
         };
-        let ring = srq.ring;
+        let ring = &*srq.ring;
         let guard = ring.lock.lock(me).ok_or(UNRESPONSIVE)?.guard;
         let head = ring.head.load(Ordering::Relaxed);
         if !self.receive_waits(head, &ring.tail) {
@@ -341,7 +338,7 @@ impl Target {
             |at: u32| unsafe { srq.order.as_ptr().add((at & self.slots.mask) as usize).read_volatile() };
         let slot = slot_at(head);
         self.slots.expect(slot_at(head.wrapping_add(prefetch::DISTANCE)));
-        srq.taken.store(taken::note(head, slot), Ordering::Relaxed);
+        srq.taken.store(taken_request::encode(head, slot), Ordering::Relaxed);
         ring.head.store(head.wrapping_add(1), Ordering::Release);
         drop(guard);
         // Only now: an owner sets a limit first, and then counts what is left.
@@ -371,7 +368,7 @@ impl Target {
     }
 
     /// Copies the requests that wait from `head` on, and asks for those behind them. What waits stays as it is, and
-    /// a number is given once in the life of a queue: what was copied is right until that request is used up.
+    /// a number is given once in the generation of a queue: what was copied is right until that request is used up.
     #[inline(never)]
     fn read_ahead(&self, head: u32) {
         let waiting = if self.own_receive_waits(head) { self.seen_tail.get().wrapping_sub(head) } else { 0 };

@@ -11,12 +11,13 @@ use super::remote_memory::{admit, change_word, set_word};
 use super::target::{Left, Receive, Target};
 use crate::event::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR, NO_EVENT};
 use crate::peer::Peer;
+use crate::send_wr::SendWr;
 use crate::types::{
     ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SEND_INLINE,
-    SEND_SOLICITED, SendWr, Sge, WC_FLAG_WITH_IMM, WC_FLAG_WITH_INV, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR,
-    WC_OP_RECV, WC_OP_RECV_RDMA_WITH_IMM, WC_REM_ACCESS_ERR, WC_REM_INV_REQ_ERR, WC_REM_OP_ERR,
-    WC_RETRY_EXC_ERR, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_ATOMIC_WRITE, WR_RDMA_READ,
-    WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND_WITH_IMM, WR_SEND_WITH_INV, total_len, vendor,
+    SEND_SOLICITED, Sge, WC_FLAG_WITH_IMM, WC_FLAG_WITH_INV, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR, WC_OP_RECV,
+    WC_OP_RECV_RDMA_WITH_IMM, WC_REM_ACCESS_ERR, WC_REM_INV_REQ_ERR, WC_REM_OP_ERR, WC_RETRY_EXC_ERR,
+    WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_ATOMIC_WRITE, WR_RDMA_READ, WR_RDMA_WRITE,
+    WR_RDMA_WRITE_WITH_IMM, WR_SEND_WITH_IMM, WR_SEND_WITH_INV, total_len, vendor,
 };
 use millstream_lockfree::cq_ring::PushError;
 use millstream_lockfree::cqe::Cqe;
@@ -135,7 +136,7 @@ impl Transfer<'_> {
     fn take_receive(&self) -> Result<Receive, ExecError> {
         let (receive, left) = self.target.take_receive(self.qp.party())?;
         if left == Left::BelowLimit {
-            self.peer.tell(self.qp.host, self.target.below_limit());
+            self.peer.send(self.target.below_limit());
         }
         Ok(receive)
     }
@@ -153,7 +154,7 @@ impl Transfer<'_> {
         let to = local_address(self.qp, self.local, 0, sge, Use::Fill).map_err(protection)?;
         let window = self.remote.find(self.peer, wr.rkey).map_err(denied)?;
         admit(window, self.target, wr.remote_addr, 8, ACCESS_REMOTE_ATOMIC).map_err(denied)?;
-        let old = change_word(window, self.peer, self.qp.host.pid, wr)?;
+        let old = change_word(window, self.peer, self.qp.adapter.id.pid, wr)?;
         // SAFETY: eight bytes of the application's registered memory.
         unsafe { store_u64(to, old) };
         Ok(())
@@ -178,7 +179,7 @@ impl Transfer<'_> {
         }
         let window = self.remote.find(self.peer, wr.rkey).map_err(denied)?;
         admit(window, self.target, wr.remote_addr, 8, ACCESS_REMOTE_WRITE).map_err(denied)?;
-        set_word(window, self.peer, self.qp.host.pid, wr.remote_addr, value)
+        set_word(window, self.peer, self.qp.adapter.id.pid, wr.remote_addr, value)
     }
 
     fn read(&mut self, wr: &SendWr<'_>) -> Result<(), ExecError> {
@@ -327,7 +328,7 @@ pub(super) fn local_address(
     if flags & SEND_INLINE != 0 {
         return Ok(sge.addr as *mut u8);
     }
-    match keys.known(qp.host, sge.addr, sge.length, sge.lkey, access) {
+    match keys.known(qp.adapter, sge.addr, sge.length, sge.lkey, access) {
         Some(address) => Ok(address),
         None => look_up_local(qp, keys, *sge, access),
     }
@@ -338,7 +339,7 @@ pub(super) fn local_address(
 #[inline(never)]
 fn look_up_local(qp: &Qp, keys: &mut LocalKeys, sge: Sge, access: Use) -> Result<*mut u8, u32> {
     let access = if access == Use::Read { 0 } else { ACCESS_LOCAL_WRITE };
-    keys.find(qp.host, qp.pd.id, sge.addr, sge.length, sge.lkey, access)
+    keys.find(qp.adapter, qp.pd.id, sge.addr, sge.length, sge.lkey, access)
 }
 
 /// The responder's completion of a message that the opcode of a send request describes.

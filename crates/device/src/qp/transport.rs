@@ -54,8 +54,8 @@ impl TransportPlan {
             return match preference {
                 PathPreference::Shm => Ok(Self::Datagram { wire: false }),
                 // Without a port, datagrams reach this host only.
-                PathPreference::Auto => Ok(Self::Datagram { wire: qp.host.wire.open(qp.host).is_ok() }),
-                PathPreference::Wire => qp.host.wire.open(qp.host).map(|_| Self::Datagram { wire: true }),
+                PathPreference::Auto => Ok(Self::Datagram { wire: qp.adapter.port.open().is_ok() }),
+                PathPreference::Wire => qp.adapter.port.open().map(|_| Self::Datagram { wire: true }),
             };
         }
         match preference.path_to(&attributes.path.dgid) {
@@ -69,7 +69,7 @@ impl TransportPlan {
         let path = &attributes.path;
         let route = Route::new(&source.raw, &path.dgid, source.ifindex, path.traffic_class);
         let route = route.filter(|_| attributes.path_mtu <= mtu).ok_or(Errno::INVAL)?;
-        qp.host.wire.open(qp.host)?;
+        qp.adapter.port.open()?;
         Ok(Self::Wire(route))
     }
 }

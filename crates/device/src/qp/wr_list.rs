@@ -6,7 +6,8 @@
 //! [`Qp::post_list`]: super::Qp::post_list
 
 use crate::errno::{Errno, Result};
-use crate::types::{SendWr, Sge};
+use crate::send_wr::SendWr;
+use crate::types::Sge;
 
 /// The fields of a send request with one scatter/gather element that an RDMA WRITE, an RDMA READ or a SEND uses.
 #[derive(Clone, Copy, Debug)]

@@ -10,17 +10,20 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+use millstream_shm::MappedRef;
+
 use super::Qp;
 use super::keys::{LocalKeys, RemoteKeys};
 use super::local_transport::LocalTransport;
 use super::target::Target;
 use super::transfer::{ExecError, Transfer, UNRESPONSIVE, refused};
+use crate::adapter::LocalAdapter;
 use crate::event::EVENT_QP_REQ_ERR;
-use crate::greeting::{Message, Op, shared};
-use crate::host::Host;
+use crate::ipc::{Message, Op, srq_event};
 use crate::layout::XrcEntry;
 use crate::peer::Peer;
-use crate::types::{SendWr, WC_REM_INV_REQ_ERR, vendor};
+use crate::send_wr::SendWr;
+use crate::types::{WC_REM_INV_REQ_ERR, vendor};
 
 /// Shared receive queues that a queue pair has sent to, by number.
 #[derive(Debug, Default)]
@@ -29,21 +32,22 @@ pub(super) struct SharedQueues(HashMap<u32, SharedQueue>);
 /// More are forgotten, all at once: finding one again costs a microsecond.
 pub(super) const REMEMBERED: usize = 1024;
 
-/// The entry of a queue, and whose it is. The entry must not outlive the process.
-pub(super) fn find_entry(host: &'static Host, number: u32) -> Option<(Arc<Peer>, &'static XrcEntry)> {
-    let peer = host.peer_of(number).ok()?;
+/// The entry of a queue, and the process that owns it.
+pub(super) fn find_entry(
+    adapter: &'static LocalAdapter,
+    number: u32,
+) -> Option<(Arc<Peer>, MappedRef<XrcEntry>)> {
+    let peer = adapter.peer_of(number).ok()?;
     let entry = peer.xrc_entry(number)?;
-    // SAFETY: the entry lies in the peer's arena, which lives as long as the peer, held beside it.
-    let entry: &'static XrcEntry = unsafe { &*std::ptr::from_ref(entry) };
-    (number != 0 && entry.number.load(Ordering::Acquire) == number).then_some((peer, entry))
+    let exists = number != 0 && entry.number.load(Ordering::Acquire) == number;
+    exists.then_some((peer, entry))
 }
 
 #[derive(Debug)]
 struct SharedQueue {
-    // Order matters: what points into the peer's arena goes before the peer.
     /// The queue pair of our peer, with this queue as its place for messages.
     target: Target,
-    entry: &'static XrcEntry,
+    entry: MappedRef<XrcEntry>,
     keys: RemoteKeys,
     peer: Arc<Peer>,
 }
@@ -85,8 +89,8 @@ impl SharedQueues {
 
 impl SharedQueue {
     fn find(qp: &Qp, through: &Target, number: u32) -> Option<Self> {
-        let (peer, entry) = find_entry(qp.host, number)?;
-        let target = through.with_receives(&peer, entry, number, &entry.taken)?;
+        let (peer, entry) = find_entry(qp.adapter, number)?;
+        let target = through.with_receives(&peer, &entry, number, entry.project(|entry| &entry.taken))?;
         Some(Self { target, entry, keys: RemoteKeys::default(), peer })
     }
 
@@ -123,7 +127,7 @@ impl LocalTransport {
                 self.shared_queues.0.remove(&wr.remote_srqn);
             }
             if let Some(event) = peer_event {
-                peer.tell(qp.host, Message::new(Op::Fault, [self.dest_qpn, qp.qpn, event]));
+                peer.send(Message::new(Op::QpError, [self.dest_qpn, qp.qpn, event]));
             }
         }
         result
@@ -132,9 +136,9 @@ impl LocalTransport {
 
 impl SharedQueue {
     fn execute(&mut self, qp: &Qp, wr: &SendWr<'_>, local: &mut LocalKeys) -> Result<(), ExecError> {
-        let (entry, number) = (self.entry, wr.remote_srqn);
-        let tell = |peer: &Peer, what| peer.tell(qp.host, Message::new(Op::Shared, [number, what]));
-        let lease = entry.delivery.lock(qp.host.pid).ok_or(UNRESPONSIVE)?;
+        let (entry, number) = (&self.entry, wr.remote_srqn);
+        let tell = |peer: &Peer, what| peer.send(Message::new(Op::XrcSrqEvent, [number, what]));
+        let lease = entry.delivery.lock(qp.adapter.id.pid).ok_or(UNRESPONSIVE)?;
         // Withdrawn before the lease was taken, it is seen here; afterwards, its owner waits for us.
         fence(Ordering::SeqCst);
         if entry.number.load(Ordering::Acquire) != number {
@@ -145,7 +149,7 @@ impl SharedQueue {
         }
         if self.target.has_abandoned() {
             drop(lease);
-            tell(&self.peer, shared::ABANDONED);
+            tell(&self.peer, srq_event::RECV_ABANDONED);
             return Err(ExecError::PeerNotReady);
         }
         let keys = &mut self.keys;
@@ -160,7 +164,7 @@ impl SharedQueue {
             }
             Err(stop) => {
                 if let ExecError::Failed { vendor: vendor::CQ_FULL, .. } = stop {
-                    tell(&self.peer, shared::OVERRUN);
+                    tell(&self.peer, srq_event::CQ_OVERRUN);
                 }
                 Err(stop)
             }

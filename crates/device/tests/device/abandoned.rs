@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use millstream_device::qp::state::{QpAttr, QpState, attr};
 use millstream_device::qp::{Qp, QpCap, QpType, RecvSource};
-use millstream_device::types::{SendWr, Sge, UdDestination, WC_SUCCESS, WR_SEND, Wc};
+use millstream_device::send_wr::{SendWr, UdDestination};
+use millstream_device::types::{Sge, WC_SUCCESS, WR_SEND, Wc};
 use millstream_device::{Cq, Errno, Mr, Srq, Xrcd};
 use millstream_shm::{Mapping, PAGE, round_up};
 

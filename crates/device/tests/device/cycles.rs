@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use millstream_device::qp::{QpType, RecvSource};
-use millstream_device::types::{SendWr, WC_SUCCESS, WR_RDMA_WRITE, WR_SEND, Wc};
+use millstream_device::send_wr::SendWr;
+use millstream_device::types::{WC_SUCCESS, WR_RDMA_WRITE, WR_SEND, Wc};
 use millstream_device::{Channel, Context, Cq, Srq};
 use millstream_shm::poll_readable;
 

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use millstream_device::Cq;
 use millstream_device::qp::state::QpState;
 use millstream_device::qp::{QpType, RecvSource};
+use millstream_device::send_wr::SendWr;
 use millstream_device::types::{
-    SendWr, WC_OP_RDMA_WRITE, WC_OP_RECV, WC_RETRY_EXC_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR, WR_RDMA_READ,
-    WR_RDMA_WRITE, WR_SEND,
+    WC_OP_RDMA_WRITE, WC_OP_RECV, WC_RETRY_EXC_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR, WR_RDMA_READ, WR_RDMA_WRITE,
+    WR_SEND,
 };
 
 use crate::support::{

@@ -7,10 +7,9 @@ use std::time::Duration;
 
 use millstream_device::qp::state::{QpAttr, QpState, attr};
 use millstream_device::qp::{Qp, QpType, RecvSource};
-use millstream_device::types::{
-    SendWr, UdDestination, WC_OP_RECV, WC_OP_SEND, WC_SUCCESS, WR_RDMA_WRITE, WR_SEND, Wc,
-};
-use millstream_device::{Channel, Cq, Handle, Srq};
+use millstream_device::send_wr::{SendWr, UdDestination};
+use millstream_device::types::{WC_OP_RECV, WC_OP_SEND, WC_SUCCESS, WR_RDMA_WRITE, WR_SEND, Wc};
+use millstream_device::{Channel, Cq, ObjectHandle, Srq};
 use millstream_shm::poll_readable;
 
 use crate::support::{
@@ -58,7 +57,12 @@ fn drain(qp: &Qp) {
 
 /// Fetches the next event as a C program does, ends the object in another thread, and sees that this
 /// waits for the acknowledgement.
-fn ends_after_the_acknowledgement(adapter: &Adapter, kind: u32, handle: &Handle, end: impl FnOnce() + Send) {
+fn ends_after_the_acknowledgement(
+    adapter: &Adapter,
+    kind: u32,
+    handle: &ObjectHandle,
+    end: impl FnOnce() + Send,
+) {
     handle.set_pointer(0x1000 + u64::from(kind));
     let fetched = adapter.context.next_event().expect("it waits");
     assert_eq!((fetched.kind(), fetched.pointer()), (kind, handle.pointer()));

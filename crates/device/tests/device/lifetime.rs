@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use millstream_device::qp::state::{QpState, attr};
+use millstream_device::send_wr::SendWr;
 use millstream_device::types::{
-    SendWr, WC_LOC_PROT_ERR, WC_REM_ACCESS_ERR, WC_RETRY_EXC_ERR, WC_SUCCESS, WR_RDMA_READ, WR_RDMA_WRITE,
-    WR_SEND, Wc,
+    WC_LOC_PROT_ERR, WC_REM_ACCESS_ERR, WC_RETRY_EXC_ERR, WC_SUCCESS, WR_RDMA_READ, WR_RDMA_WRITE, WR_SEND,
+    Wc,
 };
 use millstream_device::{Errno, MAX_MR, MAX_QP, Mr};
 

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use millstream_device::qp::state::{QpAttr, QpState, attr};
 use millstream_device::qp::{Qp, QpType, RecvSource};
-use millstream_device::types::{SendWr, UdDestination, WC_FLAG_GRH, WC_SUCCESS, WR_SEND, Wc};
+use millstream_device::send_wr::{SendWr, UdDestination};
+use millstream_device::types::{WC_FLAG_GRH, WC_SUCCESS, WR_SEND, Wc};
 use millstream_device::{Cq, Errno, MAX_MULTICAST, Mr};
 
 use crate::support::{

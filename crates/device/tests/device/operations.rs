@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use millstream_device::qp::state::{AddressVector, QpAttr, QpState, attr};
 use millstream_device::qp::{Qp, QpCap, QpType, RecvSource};
-use millstream_device::types::{SendWr, Sge, UdDestination, Wc};
+use millstream_device::send_wr::{SendWr, UdDestination};
+use millstream_device::types::{Sge, Wc};
 use millstream_device::{Channel, Context, Cq, Mr, Pd, Srq};
 use millstream_shm::Mapping;
 use millstream_shm::socket::Connection;

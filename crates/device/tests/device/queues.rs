@@ -326,7 +326,7 @@ fn destruction_takes_completions_along_but_not_those_of_others() {
     for i in 0..4 {
         for (qp, base) in [(&first, 0), (&second, 100)] {
             qp.post_recv(base + i, &[]).expect("room");
-            let wr = millstream_device::types::SendWr {
+            let wr = millstream_device::send_wr::SendWr {
                 wr_id: base + 10 + i,
                 opcode: millstream_device::types::WR_SEND,
                 ..Default::default()

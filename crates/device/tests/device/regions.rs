@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use millstream_device::mr::{Advice, Change, NotChanged};
+use millstream_device::mr::{MrAdvice, ReregError, ReregMr};
 use millstream_device::qp::state::QpState;
 use millstream_device::types::{
     ACCESS_HUGETLB, ACCESS_LOCAL_WRITE, ACCESS_MW_BIND, ACCESS_ON_DEMAND, ACCESS_REMOTE_ATOMIC,
@@ -146,12 +146,12 @@ fn each_property_of_a_region_can_be_changed_alone_and_with_others() {
                 Mr::register(&pd[1], one.addr(), LEN as u64, one.addr(), ACCESS_LOCAL_WRITE).expect("so");
             let (moves, changes_pd, changes_access) = (what & 1 != 0, what & 2 != 0, what & 4 != 0);
             let key = mr.key();
-            let change = Change {
+            let change = ReregMr {
                 memory: moves.then_some((two.addr(), 2 * PAGE as u64)),
                 pd: changes_pd.then(|| pd[0].clone()),
                 access: changes_access.then_some(ALL),
             };
-            mr.change(&change).expect("possible");
+            mr.rereg(&change).expect("possible");
             assert_eq!(mr.key(), key, "whoever has the key can go on using it");
             let allowed = changes_pd && changes_access;
             for (pages, here, len) in [(&one, !moves, LEN), (&two, moves, 2 * PAGE)] {
@@ -186,25 +186,29 @@ fn a_region_whose_change_fails_is_as_it_was() {
     let mut mr = scene.register(pages.addr(), LEN, ALL);
     let foreign = Some(scene.owner.actor().foreign_pd().clone());
     for (what, change, errno) in [
-        ("of nothing", Change::default(), Errno::INVAL),
+        ("of nothing", ReregMr::default(), Errno::INVAL),
         (
             "to memory that is not there",
-            Change { memory: Some((hole, 64)), ..Change::default() },
+            ReregMr { memory: Some((hole, 64)), ..ReregMr::default() },
             Errno(libc::EFAULT),
         ),
-        ("to memory that wraps", Change { memory: Some((u64::MAX, 64)), ..Change::default() }, Errno::INVAL),
+        (
+            "to memory that wraps",
+            ReregMr { memory: Some((u64::MAX, 64)), ..ReregMr::default() },
+            Errno::INVAL,
+        ),
         (
             "to impossible access",
-            Change { access: Some(ACCESS_REMOTE_WRITE), ..Change::default() },
+            ReregMr { access: Some(ACCESS_REMOTE_WRITE), ..ReregMr::default() },
             Errno::INVAL,
         ),
         (
             "of all at once, one impossible",
-            Change { memory: Some((pages.addr(), 64)), pd: foreign, access: Some(1 << 30) },
+            ReregMr { memory: Some((pages.addr(), 64)), pd: foreign, access: Some(1 << 30) },
             Errno::INVAL,
         ),
     ] {
-        assert_eq!(mr.change(&change), Err(NotChanged::AsItWas(errno)), "{what}");
+        assert_eq!(mr.rereg(&change), Err(ReregError::Unchanged(errno)), "{what}");
         assert_eq!(scene.remote(WR_RDMA_WRITE, (pages.addr(), mr.key()), LEN), WC_SUCCESS, "{what}");
         assert_eq!(pages.bytes(LEN), pattern(3, LEN));
         pages.fill(&[0; LEN]);
@@ -212,11 +216,11 @@ fn a_region_whose_change_fails_is_as_it_was() {
     assert!(!scene.owner.actor().foreign_pd().in_use());
 
     let file = Memfd::new("test", LEN).expect("room");
-    let other = Change { memory: Some((pages.addr(), 64)), ..Change::default() };
+    let other = ReregMr { memory: Some((pages.addr(), 64)), ..ReregMr::default() };
     let mut dmabuf = Mr::register_dmabuf(scene.pd(), file.as_fd(), 0, LEN as u64, 0, ALL).expect("a memfd");
-    assert_eq!(dmabuf.change(&other), Err(NotChanged::AsItWas(Errno::NOTSUP)));
-    let less = Change { access: Some(ACCESS_REMOTE_READ), ..Change::default() };
-    dmabuf.change(&less).expect("access has nothing to do with the memory");
+    assert_eq!(dmabuf.rereg(&other), Err(ReregError::Unchanged(Errno::NOTSUP)));
+    let less = ReregMr { access: Some(ACCESS_REMOTE_READ), ..ReregMr::default() };
+    dmabuf.rereg(&less).expect("access has nothing to do with the memory");
     assert_eq!(scene.remote(WR_RDMA_READ, (0, dmabuf.key()), LEN), WC_SUCCESS);
     assert_eq!(scene.remote(WR_RDMA_WRITE, (0, dmabuf.key()), LEN), WC_REM_ACCESS_ERR);
 
@@ -225,8 +229,8 @@ fn a_region_whose_change_fails_is_as_it_was() {
     let view = view.expect("a descriptor for reading");
     let mut readable =
         Mr::register_dmabuf(scene.pd(), view.as_fd(), 0, LEN as u64, 0, ACCESS_REMOTE_READ).expect("so");
-    let more = Change { access: Some(ALL), ..Change::default() };
-    assert_eq!(readable.change(&more), Err(NotChanged::AsItWas(Errno(libc::EACCES))));
+    let more = ReregMr { access: Some(ALL), ..ReregMr::default() };
+    assert_eq!(readable.rereg(&more), Err(ReregError::Unchanged(Errno(libc::EACCES))));
     assert_eq!(scene.remote(WR_RDMA_READ, (0, readable.key()), LEN), WC_SUCCESS);
 }
 
@@ -240,8 +244,8 @@ fn nothing_arrives_where_a_region_was() {
     let source = scene.peer.hold(&vec![0xab; old.len()]);
     scene.peer.begin(&Command::Hammer(request(1, WR_RDMA_WRITE, &[source.all()], (addr, mr.key()))));
     wait_for("the first write", || has_begun(&old, 0xab));
-    let change = Change { memory: Some((new.addr(), 64 * PAGE as u64)), ..Change::default() };
-    mr.change(&change).expect("the peer is quick");
+    let change = ReregMr { memory: Some((new.addr(), 64 * PAGE as u64)), ..ReregMr::default() };
+    mr.rereg(&change).expect("the peer is quick");
     poison(&mut old);
     let Reply::Completions(failed) = scene.peer.answer() else { panic!("no completions") };
     assert_eq!(failed.last().map(|c| c.status), Some(WC_REM_ACCESS_ERR));
@@ -319,8 +323,8 @@ fn a_null_region_reads_as_zero_and_keeps_nothing() {
         for opcode in [WR_RDMA_WRITE, WR_RDMA_READ] {
             assert_eq!(scene.remote(opcode, (0, key), 8), WC_REM_ACCESS_ERR, "peers cannot name it");
         }
-        let change = Change { access: Some(ALL), ..Change::default() };
-        assert_eq!(null.change(&change), Err(NotChanged::AsItWas(Errno::INVAL)));
+        let change = ReregMr { access: Some(ALL), ..ReregMr::default() };
+        assert_eq!(null.rereg(&change), Err(ReregError::Unchanged(Errno::INVAL)));
     }
 }
 
@@ -385,7 +389,7 @@ fn on_demand_can_be_changed_into_ordinary_and_back() {
     let mut mr = scene.register(pages.addr(), LEN, ALL);
     let to = (pages.addr(), mr.key());
     for access in [ALL | ACCESS_ON_DEMAND, ALL, ALL | ACCESS_ON_DEMAND] {
-        mr.change(&Change { access: Some(access), ..Change::default() }).expect("possible");
+        mr.rereg(&ReregMr { access: Some(access), ..ReregMr::default() }).expect("possible");
         let mapped = if access & ACCESS_ON_DEMAND == 0 { LEN as u64 } else { 0 };
         assert_eq!(mr.mapped_len(), mapped);
         pages.fill(&[0; LEN]);
@@ -413,29 +417,30 @@ fn advice_is_checked_and_brings_pages() {
         assert_eq!(unsafe { libc::mincore(pages.0 as *mut _, LEN, there.as_mut_ptr()) }, 0);
         there.iter().filter(|page| **page & 1 != 0).count()
     };
-    Mr::advise(pd, Advice::NoFault, true, &[range(&on_demand, 0, LEN as u32)]).expect("nothing to do");
+    Mr::advise(pd, MrAdvice::PrefetchNoFault, true, &[range(&on_demand, 0, LEN as u32)])
+        .expect("nothing to do");
     assert_eq!(resident(), 0);
-    Mr::advise(pd, Advice::Write, true, &[range(&on_demand, 5, PAGE as u32)]).expect("two pages");
+    Mr::advise(pd, MrAdvice::PrefetchWrite, true, &[range(&on_demand, 5, PAGE as u32)]).expect("two pages");
     assert_eq!(resident(), 2);
     let both = [range(&read_only, 0, 0), range(&read_only, 0, LEN as u32)];
-    Mr::advise(pd, Advice::Read, false, &both).expect("all");
+    Mr::advise(pd, MrAdvice::Prefetch, false, &both).expect("all");
     assert_eq!(resident(), 3);
 
     let errno = |advice, sge: Sge| Mr::advise(pd, advice, true, &[sge]).expect_err("refused").0;
-    assert_eq!(errno(Advice::Write, range(&read_only, 0, 8)), libc::EPERM);
-    assert_eq!(errno(Advice::Read, range(&on_demand, 1, LEN as u32)), libc::EFAULT);
+    assert_eq!(errno(MrAdvice::PrefetchWrite, range(&read_only, 0, 8)), libc::EPERM);
+    assert_eq!(errno(MrAdvice::Prefetch, range(&on_demand, 1, LEN as u32)), libc::EFAULT);
     assert_eq!(
-        errno(Advice::Read, Sge { lkey: on_demand.key() ^ 1, ..range(&on_demand, 0, 8) }),
+        errno(MrAdvice::Prefetch, Sge { lkey: on_demand.key() ^ 1, ..range(&on_demand, 0, 8) }),
         libc::ENOENT
     );
     let plain = Sge { addr: ordinary.addr(), length: 8, lkey: ordinary_mr.key() };
-    assert_eq!(errno(Advice::Read, plain), libc::EINVAL);
+    assert_eq!(errno(MrAdvice::Prefetch, plain), libc::EINVAL);
     let foreign = scene.owner.actor().foreign_pd();
-    let elsewhere = Mr::advise(foreign, Advice::Read, true, &[range(&on_demand, 0, 8)]);
+    let elsewhere = Mr::advise(foreign, MrAdvice::Prefetch, true, &[range(&on_demand, 0, 8)]);
     assert_eq!(elsewhere, Err(Errno(libc::EPERM)));
     pages.vanish();
-    assert_eq!(errno(Advice::Read, range(&on_demand, 0, 8)), libc::EFAULT);
-    Mr::advise(pd, Advice::Read, false, &[range(&on_demand, 0, 8)]).expect("nobody waits for it");
+    assert_eq!(errno(MrAdvice::Prefetch, range(&on_demand, 0, 8)), libc::EFAULT);
+    Mr::advise(pd, MrAdvice::Prefetch, false, &[range(&on_demand, 0, 8)]).expect("nobody waits for it");
 }
 
 #[test]
@@ -532,7 +537,7 @@ fn a_receive_posted_before_a_change_is_checked_when_it_is_used() {
         let mut mr = scene.register(pages.addr(), LEN, ALL);
         scene.owner.recv(1, &[(pages.addr(), 64, mr.key())]);
         let foreign = scene.owner.actor().foreign_pd().clone();
-        mr.change(&Change { pd: Some(foreign), ..Change::default() }).expect("possible");
+        mr.rereg(&ReregMr { pd: Some(foreign), ..ReregMr::default() }).expect("possible");
         let source = scene.local.part(0, 64);
         scene.peer.send(2, &[source]);
         assert_eq!(scene.peer.sent(1)[0].status, WC_REM_OP_ERR);

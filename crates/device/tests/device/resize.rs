@@ -177,8 +177,8 @@ impl Loop {
         use millstream_device::qp::{QpCap, QpType, RecvSource};
         let adapter = Adapter::open();
         let channel = Channel::new(&adapter.context).expect("a channel");
-        let cq = Cq::timed(&adapter.context, 64, Some(channel.clone())).expect("a queue");
-        let sends = Cq::timed(&adapter.context, 64, None).expect("a queue");
+        let cq = Cq::with_timestamps(&adapter.context, 64, Some(channel.clone())).expect("a queue");
+        let sends = Cq::with_timestamps(&adapter.context, 64, None).expect("a queue");
         let capacity = QpCap { max_send_wr: 32, max_recv_wr: 32, ..QpCap::default() };
         let qps = [(); 2].map(|()| {
             let make = Qp::new(&adapter.pd, &sends, &cq, capacity, true, QpType::Rc, RecvSource::Own);
@@ -193,7 +193,7 @@ impl Loop {
 
     fn send(&self, wr_id: u64) {
         self.qps[1].post_recv(wr_id, &[]).expect("room");
-        let wr = millstream_device::types::SendWr {
+        let wr = millstream_device::send_wr::SendWr {
             wr_id,
             opcode: WR_SEND,
             flags: SEND_SIGNALED,

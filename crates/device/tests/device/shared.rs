@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use millstream_device::qp::state::{QpState, attr};
 use millstream_device::qp::{Qp, QpType, RecvSource};
-use millstream_device::types::{SendWr, Sge, WC_REM_ACCESS_ERR, WC_SUCCESS, WR_RDMA_WRITE, WR_SEND};
+use millstream_device::send_wr::SendWr;
+use millstream_device::types::{Sge, WC_REM_ACCESS_ERR, WC_SUCCESS, WR_RDMA_WRITE, WR_SEND};
 use millstream_device::{Cq, Errno, Srq};
 
 use crate::support::{

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use millstream_device::qp::state::{QpAttr, QpState, attr};
 use millstream_device::qp::{Qp, QpType, RecvSource};
+use millstream_device::send_wr::{SendWr, UdDestination};
 use millstream_device::types::{
-    SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED, SendWr, Sge, UdDestination, WR_ATOMIC_CMP_AND_SWP,
-    WR_ATOMIC_FETCH_AND_ADD, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM,
-    Wc,
+    SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED, Sge, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD,
+    WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM, Wc,
 };
 use millstream_device::{Channel, Cq, Errno, Mr, Srq};
 use millstream_shm::Mapping;

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use millstream_device::qp::state::{QpAttr, QpState, attr};
 use millstream_device::qp::{Qp, QpType, RecvSource};
+use millstream_device::send_wr::{SendWr, UdDestination};
 use millstream_device::types::{
-    SendWr, UdDestination, WC_FLAG_GRH, WC_FLAG_WITH_IMM, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR, WC_OP_RECV,
-    WC_SUCCESS, WC_WR_FLUSH_ERR, WR_RDMA_READ, WR_RDMA_WRITE, WR_SEND, WR_SEND_WITH_IMM,
+    WC_FLAG_GRH, WC_FLAG_WITH_IMM, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR, WC_OP_RECV, WC_SUCCESS, WC_WR_FLUSH_ERR,
+    WR_RDMA_READ, WR_RDMA_WRITE, WR_SEND, WR_SEND_WITH_IMM,
 };
 use millstream_device::{Errno, Srq};
 

@@ -136,11 +136,11 @@ pub(crate) fn trespasser() {
     let mut memory = vec![0xffu8; 8];
     let mr = adapter.register(&mut memory);
     let sges = [crate::support::element(&memory, &mr)];
-    let wr = millstream_device::types::SendWr {
+    let wr = millstream_device::send_wr::SendWr {
         sges: &sges,
         remote_addr: aim.addr,
         rkey: aim.key,
-        ..millstream_device::types::SendWr::default()
+        ..millstream_device::send_wr::SendWr::default()
     };
     qp.post_send(&wr).expect("room");
     assert_eq!(next(&cq).status, WC_RETRY_EXC_ERR);

@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
-use millstream_device::mr::window::{Bind, Kind};
-use millstream_device::mr::{Change, NotChanged};
+use millstream_device::mr::window::{MwBind, MwType};
+use millstream_device::mr::{ReregError, ReregMr};
 use millstream_device::qp::state::QpState;
 use millstream_device::qp::{QpType, RecvSource};
+use millstream_device::send_wr::SendWr;
 use millstream_device::types::{
     ACCESS_LOCAL_WRITE, ACCESS_MW_BIND, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE,
-    ACCESS_ZERO_BASED, SEND_SIGNALED, SendWr, WC_LOC_QP_OP_ERR, WC_MW_BIND_ERR, WC_OP_BIND_MW,
-    WC_OP_LOCAL_INV, WC_OP_RECV, WC_OP_SEND, WC_REM_ACCESS_ERR, WC_REM_INV_REQ_ERR, WC_SUCCESS, WR_LOCAL_INV,
-    WR_RDMA_READ, WR_RDMA_WRITE, WR_SEND_WITH_INV,
+    ACCESS_ZERO_BASED, SEND_SIGNALED, WC_LOC_QP_OP_ERR, WC_MW_BIND_ERR, WC_OP_BIND_MW, WC_OP_LOCAL_INV,
+    WC_OP_RECV, WC_OP_SEND, WC_REM_ACCESS_ERR, WC_REM_INV_REQ_ERR, WC_SUCCESS, WR_LOCAL_INV, WR_RDMA_READ,
+    WR_RDMA_WRITE, WR_SEND_WITH_INV,
 };
 use millstream_device::{Errno, Mr, Mw, Qp};
 use millstream_shm::PAGE;
@@ -65,17 +66,17 @@ impl Scene {
         self.owner.actor().qp()
     }
 
-    fn window(&self, kind: Kind) -> Arc<Mw> {
+    fn window(&self, kind: MwType) -> Arc<Mw> {
         Mw::new(self.owner.actor().pd(), kind).expect("room")
     }
 
     /// What shows `SHOWN` bytes from `AT` under the window's next key.
-    fn part(&self, mw: &Arc<Mw>, access: u32) -> Bind {
+    fn part(&self, mw: &Arc<Mw>, access: u32) -> MwBind {
         let (key, region) = (mw.next_key(), self.mr.key());
-        Bind { mw: mw.clone(), key, region, addr: self.addr() + AT as u64, len: SHOWN as u64, access }
+        MwBind { mw: mw.clone(), key, region, addr: self.addr() + AT as u64, len: SHOWN as u64, access }
     }
 
-    fn bind(&mut self, bind: &Bind) -> u32 {
+    fn bind(&mut self, bind: &MwBind) -> u32 {
         self.qp().post_bind(77, SEND_SIGNALED, bind).expect("room");
         let completion = self.owner.sent(1)[0];
         assert_eq!((completion.wr_id, completion.opcode), (77, WC_OP_BIND_MW));
@@ -83,7 +84,7 @@ impl Scene {
     }
 
     /// A window that shows the usual part.
-    fn bound(&mut self, kind: Kind, access: u32) -> Arc<Mw> {
+    fn bound(&mut self, kind: MwType, access: u32) -> Arc<Mw> {
         let mw = self.window(kind);
         let bind = self.part(&mw, access);
         assert_eq!(self.bind(&bind), WC_SUCCESS);
@@ -130,7 +131,7 @@ fn send_with_inv(key: u32) -> Request {
 #[test]
 fn a_window_shows_its_part_and_no_more() {
     for place in Place::BOTH {
-        for (kind, based) in [(Kind::One, 0), (Kind::Two, 0), (Kind::Two, ACCESS_ZERO_BASED)] {
+        for (kind, based) in [(MwType::Type1, 0), (MwType::Type2, 0), (MwType::Type2, ACCESS_ZERO_BASED)] {
             let mut scene = Scene::new(place);
             let start = if based == 0 { scene.addr() + AT as u64 } else { 0 };
             let mut key = scene.bound(kind, REMOTE | based).key();
@@ -153,7 +154,7 @@ fn a_window_shows_its_part_and_no_more() {
                 ("the end of the address space", -(start as i64) - 1, 1),
             ] {
                 scene.denied(what, WR_RDMA_WRITE, key, start.wrapping_add_signed(offset), len);
-                if kind == Kind::Two {
+                if kind == MwType::Type2 {
                     key = scene.bound(kind, REMOTE | based).key();
                 }
             }
@@ -164,7 +165,7 @@ fn a_window_shows_its_part_and_no_more() {
 #[test]
 fn a_window_allows_what_it_was_bound_for() {
     for place in Place::BOTH {
-        for kind in [Kind::One, Kind::Two] {
+        for kind in [MwType::Type1, MwType::Type2] {
             for (access, opcode, allowed) in [
                 (ACCESS_REMOTE_READ, WR_RDMA_READ, true),
                 (ACCESS_REMOTE_READ, WR_RDMA_WRITE, false),
@@ -196,7 +197,7 @@ fn a_window_allows_what_it_was_bound_for() {
 #[test]
 fn only_the_queue_pair_that_bound_it_serves_a_window_of_type_2() {
     for place in Place::BOTH {
-        for (kind, status) in [(Kind::One, WC_SUCCESS), (Kind::Two, WC_REM_ACCESS_ERR)] {
+        for (kind, status) in [(MwType::Type1, WC_SUCCESS), (MwType::Type2, WC_REM_ACCESS_ERR)] {
             let mut scene = Scene::new(place);
             let key = scene.bound(kind, REMOTE).key();
             let addr = scene.addr() + AT as u64;
@@ -225,13 +226,13 @@ fn a_region_stays_while_a_window_shows_it() {
     use Way::*;
     for place in Place::BOTH {
         for (kind, way) in [
-            (Kind::One, BindNothing),
-            (Kind::One, BindOther),
-            (Kind::One, Deallocate),
-            (Kind::Two, LocalInvalidate),
-            (Kind::Two, SendWithInvalidate),
-            (Kind::Two, Deallocate),
-            (Kind::Two, DestroyQueuePair),
+            (MwType::Type1, BindNothing),
+            (MwType::Type1, BindOther),
+            (MwType::Type1, Deallocate),
+            (MwType::Type2, LocalInvalidate),
+            (MwType::Type2, SendWithInvalidate),
+            (MwType::Type2, Deallocate),
+            (MwType::Type2, DestroyQueuePair),
         ] {
             let what = format!("{kind:?} {way:?}");
             let mut scene = Scene::new(place);
@@ -240,12 +241,12 @@ fn a_region_stays_while_a_window_shows_it() {
             let (key, addr) = (mw.key(), scene.addr() + AT as u64);
             assert_eq!(scene.try_op(WR_RDMA_WRITE, key, addr, SHOWN), WC_SUCCESS, "{what}");
             assert_eq!(scene.mr.deregister(), Err(Errno::BUSY), "{what}");
-            let change = Change { access: Some(BINDABLE | REMOTE), ..Change::default() };
-            assert_eq!(scene.mr.change(&change), Err(NotChanged::AsItWas(Errno::BUSY)), "{what}");
+            let change = ReregMr { access: Some(BINDABLE | REMOTE), ..ReregMr::default() };
+            assert_eq!(scene.mr.rereg(&change), Err(ReregError::Unchanged(Errno::BUSY)), "{what}");
             assert_eq!(scene.try_op(WR_RDMA_WRITE, key, addr, SHOWN), WC_SUCCESS, "{what}: not disturbed");
             match way {
                 BindNothing => {
-                    let nothing = Bind { len: 0, ..scene.part(&mw, 0) };
+                    let nothing = MwBind { len: 0, ..scene.part(&mw, 0) };
                     assert_eq!(scene.bind(&nothing), WC_SUCCESS);
                 }
                 BindOther => {
@@ -253,7 +254,7 @@ fn a_region_stays_while_a_window_shows_it() {
                     let addr = other.addr();
                     let pd = scene.owner.actor().pd();
                     let mr = Mr::register(pd, addr, LEN as u64, addr, BINDABLE).expect("registered");
-                    let bind = Bind { region: mr.key(), addr, ..scene.part(&mw, REMOTE) };
+                    let bind = MwBind { region: mr.key(), addr, ..scene.part(&mw, REMOTE) };
                     assert_eq!(scene.bind(&bind), WC_SUCCESS);
                     assert_eq!(scene.try_op(WR_RDMA_WRITE, mw.key(), addr, 8), WC_SUCCESS);
                     mw.deallocate().expect("nobody is inside");
@@ -285,7 +286,7 @@ fn binds_that_are_refused_when_they_are_carried_out() {
     let mut case = 0;
     // Other regions of a scene's memory, which go before it does.
     let kept = std::cell::RefCell::new(Vec::new());
-    let mut refused = |access: u32, kind: Kind, wanted: u32, change: &dyn Fn(&Scene, &mut Bind)| {
+    let mut refused = |access: u32, kind: MwType, wanted: u32, change: &dyn Fn(&Scene, &mut MwBind)| {
         case += 1;
         let mut scene = Scene::with_access(Place::Here, access);
         let mw = scene.window(kind);
@@ -297,8 +298,8 @@ fn binds_that_are_refused_when_they_are_carried_out() {
         scene.mr.deregister().expect("not bound");
         kept.borrow_mut().clear();
     };
-    for kind in [Kind::One, Kind::Two] {
-        let same = |_: &Scene, _: &mut Bind| {};
+    for kind in [MwType::Type1, MwType::Type2] {
+        let same = |_: &Scene, _: &mut MwBind| {};
         refused(ACCESS_LOCAL_WRITE | REMOTE, kind, ACCESS_REMOTE_READ, &same);
         refused(ACCESS_MW_BIND, kind, ACCESS_REMOTE_WRITE, &same);
         refused(ACCESS_MW_BIND, kind, ACCESS_REMOTE_ATOMIC, &same);
@@ -319,11 +320,11 @@ fn binds_that_are_refused_when_they_are_carried_out() {
             kept.borrow_mut().push(mr);
         });
     }
-    refused(BINDABLE, Kind::Two, REMOTE, &|_, bind| bind.len = 0);
+    refused(BINDABLE, MwType::Type2, REMOTE, &|_, bind| bind.len = 0);
 
     // A window of type 2 is not moved while it is bound, and stays where it was.
     let mut scene = Scene::new(Place::Here);
-    let mw = scene.bound(Kind::Two, REMOTE);
+    let mw = scene.bound(MwType::Type2, REMOTE);
     let again = scene.part(&mw, REMOTE);
     assert_eq!(scene.bind(&again), WC_MW_BIND_ERR);
     assert_eq!(scene.mr.deregister(), Err(Errno::BUSY));
@@ -332,18 +333,21 @@ fn binds_that_are_refused_when_they_are_carried_out() {
 #[test]
 fn binds_that_are_refused_when_they_are_posted() {
     let scene = Scene::new(Place::Here);
-    let refused = |bind: Bind, what: &str| {
+    let refused = |bind: MwBind, what: &str| {
         assert_eq!(scene.qp().post_bind(1, SEND_SIGNALED, &bind), Err(Errno::INVAL), "{what}");
     };
-    let one = scene.window(Kind::One);
-    let two = scene.window(Kind::Two);
+    let one = scene.window(MwType::Type1);
+    let two = scene.window(MwType::Type2);
     refused(scene.part(&one, REMOTE | ACCESS_ZERO_BASED), "type 1 is never zero-based");
     refused(scene.part(&two, REMOTE | ACCESS_MW_BIND), "windows of windows");
-    refused(Bind { key: one.key(), ..scene.part(&two, REMOTE) }, "another's key");
-    refused(Bind { key: two.key() ^ 0x100, ..scene.part(&two, REMOTE) }, "only the low byte is the owner's");
-    let foreign = Mw::new(scene.owner.actor().foreign_pd(), Kind::Two).expect("room");
+    refused(MwBind { key: one.key(), ..scene.part(&two, REMOTE) }, "another's key");
+    refused(
+        MwBind { key: two.key() ^ 0x100, ..scene.part(&two, REMOTE) },
+        "only the low byte is the owner's",
+    );
+    let foreign = Mw::new(scene.owner.actor().foreign_pd(), MwType::Type2).expect("room");
     refused(scene.part(&foreign, REMOTE), "another domain's window");
-    let gone = scene.window(Kind::Two);
+    let gone = scene.window(MwType::Type2);
     gone.deallocate().expect("not bound");
     refused(scene.part(&gone, REMOTE), "a window that is gone");
     let bare = SendWr { opcode: millstream_device::types::WR_BIND_MW, ..SendWr::default() };
@@ -370,8 +374,9 @@ fn binds_that_are_refused_when_they_are_posted() {
             };
             mask_less(&qp, near.qpn());
             mask_less(&near, qp.qpn());
-            let mw = Mw::new(&adapter.pd, Kind::One).expect("room");
-            let nothing = Bind { mw: mw.clone(), key: mw.next_key(), region: 0, addr: 0, len: 0, access: 0 };
+            let mw = Mw::new(&adapter.pd, MwType::Type1).expect("room");
+            let nothing =
+                MwBind { mw: mw.clone(), key: mw.next_key(), region: 0, addr: 0, len: 0, access: 0 };
             qp.post_bind(3, SEND_SIGNALED, &nothing).expect("unreliable connections have windows");
             assert_eq!(next(&cq).status, WC_SUCCESS);
             let send = SendWr { opcode: WR_SEND_WITH_INV, ..SendWr::default() };
@@ -388,14 +393,14 @@ fn only_windows_of_type_2_can_be_invalidated_by_their_queue_pairs() {
             ("a region", |scene| scene.mr.key()),
             ("no key at all", |_| 0),
             ("nobody's", |scene| scene.mr.key() ^ 1),
-            ("a window of type 1", |scene| scene.bound(Kind::One, REMOTE).key()),
+            ("a window of type 1", |scene| scene.bound(MwType::Type1, REMOTE).key()),
             ("one that is not bound", |scene| {
-                let mw = scene.window(Kind::Two);
+                let mw = scene.window(MwType::Type2);
                 scene.windows.push(mw.clone());
                 mw.key()
             }),
             ("another queue pair's", |scene| {
-                let key = scene.bound(Kind::Two, REMOTE).key();
+                let key = scene.bound(MwType::Type2, REMOTE).key();
                 scene.owner.keep();
                 scene.peer.keep();
                 scene.reconnect();
@@ -426,9 +431,9 @@ fn a_key_that_comes_back_shows_what_it_shows_now() {
     for place in Place::BOTH {
         // The same key at once, chosen by the owner.
         let mut scene = Scene::new(place);
-        let mw = scene.window(Kind::Two);
+        let mw = scene.window(MwType::Type2);
         let first = scene.part(&mw, REMOTE);
-        let there = Bind { addr: scene.addr() + 4 * PAGE as u64, len: 64, ..first.clone() };
+        let there = MwBind { addr: scene.addr() + 4 * PAGE as u64, len: 64, ..first.clone() };
         assert_eq!(scene.bind(&first), WC_SUCCESS);
         assert_eq!(scene.try_op(WR_RDMA_WRITE, first.key, first.addr, 8), WC_SUCCESS, "remembered");
         assert_eq!(scene.invalidate(first.key), WC_SUCCESS);
@@ -439,11 +444,11 @@ fn a_key_that_comes_back_shows_what_it_shows_now() {
 
         // After all others, chosen by the device.
         let mut scene = Scene::new(place);
-        let mw = scene.bound(Kind::One, REMOTE);
+        let mw = scene.bound(MwType::Type1, REMOTE);
         let (key, mut keys) = (mw.key(), std::collections::HashSet::new());
         assert_eq!(scene.try_op(WR_RDMA_WRITE, key, scene.addr() + AT as u64, 8), WC_SUCCESS);
         for _ in 0..256 {
-            let bind = Bind { addr: scene.addr(), len: 8, ..scene.part(&mw, REMOTE) };
+            let bind = MwBind { addr: scene.addr(), len: 8, ..scene.part(&mw, REMOTE) };
             assert_eq!(scene.bind(&bind), WC_SUCCESS);
             assert!(keys.insert(mw.key()), "each bind has its own");
         }
@@ -456,7 +461,7 @@ fn a_key_that_comes_back_shows_what_it_shows_now() {
 #[test]
 fn an_invalidation_waits_for_its_receive_like_any_send() {
     let mut scene = Scene::new(Place::Elsewhere);
-    let key = scene.bound(Kind::Two, REMOTE).key();
+    let key = scene.bound(MwType::Type2, REMOTE).key();
     let local = scene.local.part(0, 100);
     scene.peer.post(Request { sges: vec![local], ..send_with_inv(key) });
     scene.peer.has_nothing(Which::Send);
@@ -474,7 +479,7 @@ fn an_invalidation_waits_for_its_receive_like_any_send() {
 fn nothing_arrives_through_a_window_that_is_gone() {
     for way in [Way::BindNothing, Way::LocalInvalidate, Way::Deallocate] {
         let mut scene = Scene::new(Place::Elsewhere);
-        let kind = if way == Way::BindNothing { Kind::One } else { Kind::Two };
+        let kind = if way == Way::BindNothing { MwType::Type1 } else { MwType::Type2 };
         let mw = scene.bound(kind, REMOTE);
         let bytes = vec![0xabu8; LEN];
         scene.peer.store(&scene.local, 0, &bytes);
@@ -486,7 +491,7 @@ fn nothing_arrives_through_a_window_that_is_gone() {
         crate::support::wait_for("the first write", || shown(&scene));
         match way {
             Way::BindNothing => {
-                let nothing = Bind { len: 0, ..scene.part(&mw, 0) };
+                let nothing = MwBind { len: 0, ..scene.part(&mw, 0) };
                 assert_eq!(scene.bind(&nothing), WC_SUCCESS);
             }
             Way::LocalInvalidate => assert_eq!(scene.invalidate(mw.key()), WC_SUCCESS),
@@ -503,8 +508,8 @@ fn nothing_arrives_through_a_window_that_is_gone() {
 #[test]
 fn a_failed_window_request_flushes_those_behind_it() {
     let mut scene = Scene::new(Place::Here);
-    let mw = scene.window(Kind::Two);
-    let bad = Bind { region: 0, ..scene.part(&mw, REMOTE) };
+    let mw = scene.window(MwType::Type2);
+    let bad = MwBind { region: 0, ..scene.part(&mw, REMOTE) };
     scene.qp().post_bind(1, 0, &bad).expect("room");
     scene.qp().post_bind(2, 0, &scene.part(&mw, REMOTE)).expect("flushed");
     let sent: Vec<_> = scene.owner.sent(2).iter().map(|c| (c.wr_id, c.status, c.opcode)).collect();
@@ -516,12 +521,15 @@ fn a_failed_window_request_flushes_those_behind_it() {
 #[test]
 fn a_bind_keeps_its_place_in_the_queue() {
     let mut scene = Scene::new(Place::Here);
-    let mw = scene.window(Kind::Two);
+    let mw = scene.window(MwType::Type2);
     let bind = scene.part(&mw, REMOTE);
     scene.owner.modify(QpState::Sqd, &Setup::default());
     scene.qp().post_bind(1, SEND_SIGNALED, &bind).expect("kept while the queue is drained");
     scene.owner.has_nothing(Which::Send);
-    scene.mr.change(&Change { access: Some(BINDABLE | REMOTE), ..Change::default() }).expect("not bound yet");
+    scene
+        .mr
+        .rereg(&ReregMr { access: Some(BINDABLE | REMOTE), ..ReregMr::default() })
+        .expect("not bound yet");
     scene.owner.modify(QpState::Rts, &Setup::default());
     assert_eq!(scene.owner.sent(1), [Completion::ok(1, WC_OP_BIND_MW, 0)]);
     assert_eq!(scene.try_op(WR_RDMA_WRITE, bind.key, bind.addr, 8), WC_SUCCESS);

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use millstream_device::qp::state::{QpAttr, QpState, attr};
 use millstream_device::qp::{Qp, QpCap, QpType, RecvSource};
+use millstream_device::send_wr::SendWr;
 use millstream_device::types::{
-    SendWr, Sge, WC_LOC_LEN_ERR, WC_OP_RECV, WC_REM_INV_REQ_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR,
+    Sge, WC_LOC_LEN_ERR, WC_OP_RECV, WC_REM_INV_REQ_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR,
     WR_ATOMIC_FETCH_AND_ADD, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM,
 };
-use millstream_device::{Context, Cq, Errno, Mr, Opening, Srq, Xrcd};
+use millstream_device::{Context, Cq, Errno, Mr, Srq, Xrcd, XrcdOpenFlags};
 
 use crate::support::{
     Adapter, Process, Setup, attributes, element, event, is_empty, listen, next, pattern, tell, wait_for,
@@ -362,7 +363,7 @@ fn the_domain_of_a_file_exists_while_it_is_open() {
     let file = tempfile::NamedTempFile::new().expect("a file");
     let metadata = file.as_file().metadata().expect("it is there");
     let open = |create, exclusive| {
-        Xrcd::of_inode(&context, metadata.dev(), metadata.ino(), Opening { create, exclusive })
+        Xrcd::of_inode(&context, metadata.dev(), metadata.ino(), XrcdOpenFlags { create, exclusive })
     };
     assert_eq!(open(false, false).err(), Some(Errno(libc::EAGAIN)));
     let first = open(true, true).expect("nobody has it open");
@@ -412,7 +413,7 @@ pub(crate) fn member() {
     let adapter = Adapter::open();
     let path = listen().expect("a path");
     let metadata = std::fs::metadata(path).expect("it is there");
-    let opening = Opening { create: true, exclusive: false };
+    let opening = XrcdOpenFlags { create: true, exclusive: false };
     let domain = Xrcd::of_inode(&adapter.context, metadata.dev(), metadata.ino(), opening).expect("a domain");
     let receiver = Qp::for_domain(&domain).expect("a queue pair");
     let queue = Queue::new(&adapter, &domain, &adapter.cq());

@@ -8,18 +8,19 @@ use millstream_proto::{Datagram, DatagramDestination, DeliveryError, Mtu, UdConf
 use millstream_wire::icrc::Flow;
 use millstream_wire::{Packet, Pkey, Psn, Qkey, Qpn, UDP_PORT, bth, deth};
 
-use super::PacketPolling;
 use super::responder_memory::ResponderMemory;
 use super::route::Route;
+use crate::cq::PacketPolling;
 use crate::gid;
 use crate::multicast;
 use crate::qp::Qp;
 use crate::qp::datagram::{Piece, packet_type};
+use crate::qp_table::Packet as ArrivedPacket;
+use crate::send_wr::{SendWr, UdDestination};
 use crate::types::{
-    SEND_SOLICITED, SendWr, UdDestination, WC_FLAG_GRH, WC_FLAG_WITH_IMM, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR,
-    WC_OP_RECV, WR_SEND_WITH_IMM, total_len,
+    SEND_SOLICITED, WC_FLAG_GRH, WC_FLAG_WITH_IMM, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR, WC_OP_RECV,
+    WR_SEND_WITH_IMM, total_len,
 };
-use crate::wire::Arrived;
 use millstream_lockfree::cqe::Cqe;
 
 /// What a datagram queue pair has of the wire. The transport's machine makes its packets and says which ones it
@@ -51,7 +52,7 @@ impl WireDatagrams {
 
     /// From now on who polls takes in packets.
     pub(in crate::qp) fn start_polling(&mut self, qp: &Qp) {
-        self.polling.get_or_insert_with(|| PacketPolling::new(qp));
+        self.polling.get_or_insert_with(|| PacketPolling::new(vec![qp.send_cq.clone(), qp.recv_cq.clone()]));
     }
 
     /// Where numbers begin.
@@ -70,7 +71,7 @@ impl WireDatagrams {
         to: &UdDestination,
         pieces: &[Piece],
     ) {
-        let (Some(port), Some(route)) = (qp.host.wire.port(), route_of(&to.grh)) else { return };
+        let (Some(port), Some(route)) = (qp.adapter.port.port(), route_of(&to.grh)) else { return };
         let ends = [(route.source, port.source_port()), (route.destination, UDP_PORT)];
         let Some(flow) = Flow::new(ends[0], ends[1]) else { return };
         self.start_polling(qp);
@@ -98,9 +99,9 @@ impl WireDatagrams {
     }
 
     /// Takes datagrams in.
-    pub(in crate::qp) fn handle_packets(&mut self, qp: &Qp, packets: &[Arrived<'_>]) {
+    pub(in crate::qp) fn handle_packets(&mut self, qp: &Qp, packets: &[ArrivedPacket<'_>]) {
         // Initiators of this host deliver under the same lease.
-        let Some(_lease) = qp.entry.delivery.lock(qp.host.pid) else { return };
+        let Some(_lease) = qp.entry.delivery.lock(qp.adapter.id.pid) else { return };
         for (origin, bytes) in packets {
             if let Ok(packet) = Packet::new_checked(*bytes) {
                 self.take(qp, origin, &packet);
@@ -112,7 +113,7 @@ impl WireDatagrams {
         let (Some(deth), header) = (packet.deth(), packet.bth()) else { return };
         // It can change at any time.
         self.machine.set_qkey(Qkey::new(qp.entry.qkey.load(Ordering::Relaxed)));
-        let own = deth.src_qp().get() == qp.qpn && header.dest_qp().get() == multicast::EVERYBODY;
+        let own = deth.src_qp().get() == qp.qpn && header.dest_qp().get() == multicast::MULTICAST_QPN;
         let wanted = self.machine.admits(packet)
             && !(own && qp.blocks_loopback() && gid::is_local(&millstream_wire::gid(origin.source).octets()))
             && self.memory.takes_datagrams();

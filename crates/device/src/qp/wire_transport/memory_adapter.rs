@@ -11,8 +11,9 @@ use crate::qp::Qp;
 use crate::qp::keys::LocalKeys;
 use crate::qp::send::PendingWr;
 use crate::qp::transfer::ExecError;
+use crate::send_wr::SendWr;
 use crate::types::{
-    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SEND_INLINE, SendWr,
+    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SEND_INLINE,
     WC_LOC_PROT_ERR, WC_LOC_QP_OP_ERR, WC_MW_BIND_ERR, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD,
 };
 
@@ -106,8 +107,8 @@ impl MemoryAdapter<'_> {
             let at = if request.flags & SEND_INLINE != 0 {
                 element.addr as *mut u8
             } else {
-                let (host, pd) = (self.qp.host, self.qp.pd.id);
-                let found = self.keys.find(host, pd, element.addr, n as u32, element.lkey, access);
+                let (adapter, pd) = (self.qp.adapter, self.qp.pd.id);
+                let found = self.keys.find(adapter, pd, element.addr, n as u32, element.lkey, access);
                 found.map_err(|_| Status::LocalProtection)?
             };
             copy(at, done, n);

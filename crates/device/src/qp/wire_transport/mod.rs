@@ -4,7 +4,7 @@
 //! module gives the machine its surroundings: the application's requests and memory (`memory_adapter`), memory and
 //! receive queues for the peer (`responder_memory`), congestion control (`congestion`), the network route (`route`),
 //! completions, events and timers. `datagrams` does the same for UD. The thread that posts a request also sends its
-//! packets; the thread that receives packets (`crate::wire`) answers them. Both hold the send queue's lock.
+//! packets; the thread that receives packets (`crate::roce_port`) answers them. Both hold the send queue's lock.
 
 mod congestion;
 mod datagrams;
@@ -30,18 +30,19 @@ use super::send::{PendingWr, SendQueue};
 use super::state::{QpAttr, QpState};
 use super::transport::Transport;
 use super::{Qp, QpType};
-use crate::cq::Cq;
+use crate::cq::PacketPolling;
 use crate::event::{EVENT_COMM_EST, EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR, EVENT_SQ_DRAINED};
 use crate::peer::Peer;
+use crate::qp_table::Packet as ArrivedPacket;
+use crate::send_wr::SendWr;
 use crate::types::{
-    SEND_FENCE, SEND_SIGNALED, SEND_SOLICITED, SendWr, WC_FLAG_WITH_IMM, WC_FLAG_WITH_INV, WC_LOC_LEN_ERR,
+    SEND_FENCE, SEND_SIGNALED, SEND_SOLICITED, WC_FLAG_WITH_IMM, WC_FLAG_WITH_INV, WC_LOC_LEN_ERR,
     WC_LOC_PROT_ERR, WC_LOC_QP_OP_ERR, WC_MW_BIND_ERR, WC_OP_RECV, WC_OP_RECV_RDMA_WITH_IMM,
     WC_REM_ACCESS_ERR, WC_REM_INV_REQ_ERR, WC_REM_OP_ERR, WC_RETRY_EXC_ERR, WC_RNR_RETRY_EXC_ERR, WC_SUCCESS,
     WC_WR_FLUSH_ERR, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_ATOMIC_WRITE, WR_BIND_MW,
     WR_LOCAL_INV, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND_WITH_IMM, WR_SEND_WITH_INV,
     total_len, vendor,
 };
-use crate::wire::Arrived;
 use millstream_lockfree::cqe::Cqe;
 
 use congestion::CongestionControl;
@@ -68,27 +69,6 @@ pub(super) struct WireTransport {
     /// Whether the program wants to know when the send queue is drained.
     reports_drained: bool,
     _polling: PacketPolling,
-}
-
-/// Makes pollers of queues take packets in, as long as it lives.
-#[derive(Debug)]
-struct PacketPolling(Vec<Arc<Cq>>);
-
-impl PacketPolling {
-    fn new(qp: &Qp) -> Self {
-        Self::of(vec![qp.send_cq.clone(), qp.recv_cq.clone()])
-    }
-
-    fn of(queues: Vec<Arc<Cq>>) -> Self {
-        queues.iter().for_each(|cq| cq.set_wired(true));
-        Self(queues)
-    }
-}
-
-impl Drop for PacketPolling {
-    fn drop(&mut self) {
-        self.0.iter().for_each(|cq| cq.set_wired(false));
-    }
 }
 
 /// When a queue pair's machine wants to be looked at, for those who do not hold its lock.
@@ -128,7 +108,7 @@ pub(super) struct QpFailure {
 impl WireTransport {
     /// Of a queue pair that goes to RTR.
     pub(super) fn new(qp: &Qp, attributes: &QpAttr, route: Route) -> Option<Self> {
-        let port = qp.host.wire.port()?;
+        let port = qp.adapter.port.port()?;
         let ports = [port.source_port(), millstream_wire::UDP_PORT];
         let flow = Flow::new((route.source, ports[0]), (route.destination, ports[1]))?;
         let config = Config {
@@ -153,7 +133,7 @@ impl WireTransport {
             min_rnr_timer: attributes.min_rnr_timer,
         };
         let memory = ResponderMemory::new(qp)?;
-        qp.host.wire.add_timed(qp.me.clone());
+        qp.adapter.port.add_timed(qp.me.clone());
         Some(Self {
             machine: Connection::new(config),
             inflight: InflightWrs::default(),
@@ -164,7 +144,7 @@ impl WireTransport {
             bursts: ArrayVec::new(),
             ack_delayed: false,
             reports_drained: false,
-            _polling: PacketPolling::new(qp),
+            _polling: PacketPolling::new(vec![qp.send_cq.clone(), qp.recv_cq.clone()]),
         })
     }
 
@@ -233,7 +213,7 @@ impl WireTransport {
         &mut self,
         qp: &Qp,
         local_keys: &mut LocalKeys,
-        packets: &[Arrived<'_>],
+        packets: &[ArrivedPacket<'_>],
         now: Instant,
     ) -> Option<QpFailure> {
         let mut failure = None;
@@ -258,10 +238,10 @@ impl WireTransport {
         if failure.is_none()
             && self.machine.has_only_acknowledgement()
             && !self.congestion.owes_cnp
-            && qp.host.wire.is_polled(now.as_nanos())
+            && qp.adapter.port.is_polled(now.as_nanos())
         {
             if !std::mem::replace(&mut self.ack_delayed, true) {
-                qp.host.wire.owe(qp.host, qp.me.clone());
+                qp.adapter.port.delay_ack(qp.me.clone());
             }
             qp.set_timer(self.machine.poll_timeout());
             return None;
@@ -288,7 +268,7 @@ impl WireTransport {
 
     /// Builds packets and gives them to the network; true if that has no room for more.
     fn transmit(&mut self, qp: &Qp, keys: &mut LocalKeys, now: Instant) -> bool {
-        let Some(port) = qp.host.wire.port() else { return false };
+        let Some(port) = qp.adapter.port.port() else { return false };
         let counted = port.counts_identifications();
         let limits = TransmitLimits {
             packets: millstream_link::MAX_SEGMENTS as u32,
@@ -302,7 +282,7 @@ impl WireTransport {
         }
         self.buffer.resize(BURST, 0);
         if std::mem::take(&mut self.ack_delayed) {
-            qp.host.wire.paid(&qp.me);
+            qp.adapter.port.ack_sent(|last| std::ptr::addr_eq(last.as_ptr(), qp.me.as_ptr()));
         }
         let least = self.machine.config().mtu.bytes() as usize + 128;
         loop {
@@ -402,15 +382,15 @@ impl WireTransport {
 /// Packets that may be in flight. The peer's socket is taken to have as much room as ours, and as many queue pairs;
 /// the responses to READs need room in ours.
 fn send_window(qp: &Qp, mtu: Mtu) -> u32 {
-    let room = qp.host.wire.port().map_or(0, |port| port.udp().receive_room());
-    let share = room / qp.host.wire.timed().max(SHARERS);
+    let room = qp.adapter.port.port().map_or(0, |port| port.udp().receive_room());
+    let share = room / qp.adapter.port.timed().max(SHARERS);
     let bytes = share.max(LEAST_WINDOW.min(room)).min(WINDOW);
     let (least, most) = WINDOW_PACKETS;
     (bytes / mtu.bytes() as usize).clamp(least, most) as u32
 }
 
 fn now(qp: &Qp) -> Instant {
-    Instant::from_nanos(qp.host.wire.now())
+    Instant::from_nanos(qp.adapter.port.now())
 }
 
 impl Qp {
@@ -431,7 +411,7 @@ impl Qp {
     }
 
     /// Takes packets that arrived at `now`, and answers them.
-    pub(crate) fn handle_packets(&self, packets: &[Arrived<'_>], now: u64) {
+    pub(crate) fn handle_packets(&self, packets: &[ArrivedPacket<'_>], now: u64) {
         let mut send = self.send.lock();
         let SendQueue { transport, local_keys, .. } = &mut *send;
         let failure = match transport {
@@ -459,7 +439,7 @@ impl Qp {
         let time = time.map_or(u64::MAX, Instant::as_nanos);
         self.timer.0.store(time, Ordering::Release);
         if time != u64::MAX {
-            self.host.wire.schedule(self.host, time);
+            self.adapter.port.set_timer(time);
         }
     }
 

@@ -6,15 +6,16 @@
 //! memory away waits for; the entry is announced as busy as well, for those who may not wait for that lock.
 
 use std::collections::HashMap;
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use millstream_lockfree::RobustGuard;
 use millstream_proto::{DeliveryError, NakReason};
+use millstream_shm::MappedRef;
 
-use super::PacketPolling;
-use crate::greeting::{Message, Op, shared};
-use crate::host::Host;
+use crate::adapter::LocalAdapter;
+use crate::ipc::{Message, Op, srq_event};
 use crate::layout::XrcEntry;
 use crate::peer::Peer;
 use crate::qp::Qp;
@@ -24,8 +25,9 @@ use crate::qp::remote_memory::{admit, change_word, set_word};
 use crate::qp::target::{Left, Readiness, Receive, Target};
 use crate::qp::transfer::{ExecError, scatter};
 use crate::qp::xrc::{REMEMBERED, find_entry};
+use crate::send_wr::SendWr;
 use crate::types::{
-    ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SendWr, Sge, WC_OP_RECV, WC_WR_FLUSH_ERR,
+    ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, Sge, WC_OP_RECV, WC_WR_FLUSH_ERR,
     total_len,
 };
 use millstream_lockfree::cq_ring::PushError;
@@ -40,7 +42,7 @@ pub(super) struct ResponderMemory {
     queues: HashMap<u32, Place>,
     /// Which of them the request under way is about; zero for the queue pair itself.
     selected: u32,
-    host: &'static Host,
+    adapter: &'static LocalAdapter,
     /// The receive request that the message under way fills, and from which queue it is.
     receive: Option<(u32, Receive, Elements)>,
 }
@@ -49,36 +51,33 @@ pub(super) struct ResponderMemory {
 /// be another process's.
 #[derive(Debug)]
 struct Place {
-    // Order matters: what points into the arena goes before the peer.
     target: Target,
     keys: RemoteKeys,
     /// The queue's number and entry.
-    queue: Option<(u32, &'static XrcEntry)>,
+    queue: Option<(u32, MappedRef<XrcEntry>)>,
     peer: Arc<Peer>,
     /// Pollers of the queue's completions take in packets, if it is ours.
-    _wired: Option<PacketPolling>,
+    _wired: Option<Box<dyn Debug + Send + Sync>>,
 }
 
-impl Place {
-    /// Excludes those of this host who send to the queue, and the owner who takes memory away.
-    #[inline]
-    fn lease(&self, me: u32) -> Result<Option<RobustGuard<'static>>, NakReason> {
-        let Some((number, entry)) = self.queue else { return Ok(None) };
-        let lease = entry.delivery.lock(me).ok_or(NakReason::RemoteOperational)?;
-        // Withdrawn before the lease was taken, it is seen here; afterwards, its owner waits for us.
-        fence(Ordering::SeqCst);
-        let is_there = entry.number.load(Ordering::Acquire) == number;
-        if is_there { Ok(Some(lease)) } else { Err(NakReason::InvalidRequest) }
-    }
+/// Excludes senders of this host to the queue, and the owner that withdraws memory.
+#[inline]
+fn lease(queue: &Option<(u32, MappedRef<XrcEntry>)>, me: u32) -> Result<Option<RobustGuard<'_>>, NakReason> {
+    let Some((number, entry)) = queue else { return Ok(None) };
+    let lease = entry.delivery.lock(me).ok_or(NakReason::RemoteOperational)?;
+    // Withdrawn before the lease was taken, it is seen here; afterwards, its owner waits for us.
+    fence(Ordering::SeqCst);
+    let is_there = entry.number.load(Ordering::Acquire) == *number;
+    if is_there { Ok(Some(lease)) } else { Err(NakReason::InvalidRequest) }
 }
 
 impl ResponderMemory {
     /// Of one of our own queue pairs.
     pub(super) fn new(qp: &Qp) -> Option<Self> {
-        let peer = qp.host.peer_of(qp.qpn).ok()?;
+        let peer = qp.adapter.peer_of(qp.qpn).ok()?;
         let target = Target::bind(&peer, qp.qpn)?;
         let own = Place { target, keys: RemoteKeys::default(), queue: None, peer, _wired: None };
-        Some(Self { own, queues: HashMap::new(), selected: 0, host: qp.host, receive: None })
+        Some(Self { own, queues: HashMap::new(), selected: 0, adapter: qp.adapter, receive: None })
     }
 
     /// This process.
@@ -89,7 +88,8 @@ impl ResponderMemory {
     /// What follows is about this shared receive queue.
     pub(super) fn select(&mut self, number: u32) -> Result<(), NakReason> {
         let known = self.queues.get(&number).is_some_and(|place| {
-            let there = place.queue.is_some_and(|(_, entry)| entry.number.load(Ordering::Acquire) == number);
+            let there =
+                place.queue.as_ref().is_some_and(|(_, entry)| entry.number.load(Ordering::Acquire) == number);
             there && place.peer.alive()
         });
         if !known {
@@ -105,15 +105,15 @@ impl ResponderMemory {
     }
 
     fn find(&self, number: u32) -> Option<Place> {
-        let (peer, entry) = find_entry(self.host, number)?;
+        let (peer, entry) = find_entry(self.adapter, number)?;
         let through = &self.own.target;
         if entry.domain.load(Ordering::Relaxed) != through.entry.domain.load(Ordering::Relaxed) {
             return None;
         }
         // A message takes as long as its packets, and others use the queue meanwhile.
-        let target = through.with_receives(&peer, entry, number, &through.entry.srq_taken)?;
-        let srq = self.host.xrc.find(number);
-        let _wired = srq.and_then(|srq| Some(PacketPolling::of(vec![srq.membership()?.cq().clone()])));
+        let target =
+            through.with_receives(&peer, &entry, number, through.entry.project(|entry| &entry.srq_taken))?;
+        let _wired = self.adapter.xrc_srqs.get(number).and_then(|srq| srq.poll_network());
         Some(Place { target, keys: RemoteKeys::default(), queue: Some((number, entry)), peer, _wired })
     }
 
@@ -137,10 +137,10 @@ impl ResponderMemory {
         work: impl FnOnce(&mut RemoteKeys, &Arc<Peer>, &Target) -> Result<R, NakReason>,
     ) -> Result<R, NakReason> {
         self.offers(access)?;
-        let me = self.host.pid;
+        let me = self.adapter.id.pid;
         let place = self.place().ok_or(NakReason::InvalidRequest)?;
-        let _lease = place.lease(me)?;
-        let Place { target, keys, peer, .. } = place;
+        let Place { target, keys, queue, peer, .. } = place;
+        let _lease = lease(queue, me)?;
         let _announced = Announced::new(target, peer);
         work(keys, peer, target)
     }
@@ -186,7 +186,7 @@ impl ResponderMemory {
 
     /// Executes the atomic operation that `wr` describes; the value before it.
     pub(super) fn change(&mut self, wr: &SendWr<'_>) -> Result<u64, NakReason> {
-        let me = self.host.pid;
+        let me = self.adapter.id.pid;
         self.with_window(ACCESS_REMOTE_ATOMIC, (wr.rkey, wr.remote_addr, 8), |window, peer| {
             change_word(window, peer, me, wr)
         })
@@ -194,7 +194,7 @@ impl ResponderMemory {
 
     /// Stores eight bytes at once (annex A19).
     pub(super) fn write_word(&mut self, key: u32, at: u64, value: [u8; 8]) -> Result<(), NakReason> {
-        let me = self.host.pid;
+        let me = self.adapter.id.pid;
         self.with_window(ACCESS_REMOTE_WRITE, (key, at, 8), |window, peer| {
             set_word(window, peer, me, at, value)
         })
@@ -202,15 +202,15 @@ impl ResponderMemory {
 
     /// Takes a receive request for a message that begins; false if there is none.
     pub(super) fn take_receive(&mut self) -> bool {
-        let (host, selected) = (self.host, self.selected);
+        let (adapter, selected) = (self.adapter, self.selected);
         let Some(place) = self.place() else { return false };
-        let Ok(lease) = place.lease(host.pid) else { return false };
-        let Ok((receive, left)) = place.target.take_receive(host.party()) else { return false };
+        let Ok(guard) = lease(&place.queue, adapter.id.pid) else { return false };
+        let Ok((receive, left)) = place.target.take_receive(adapter.owner_id()) else { return false };
         let mut elements = Elements::new();
         place.target.read_receive(receive, &mut elements);
-        drop(lease);
+        drop(guard);
         if left == Left::BelowLimit {
-            place.peer.tell(host, place.target.below_limit());
+            place.peer.send(place.target.below_limit());
         }
         self.receive = Some((selected, receive, elements));
         true
@@ -218,7 +218,7 @@ impl ResponderMemory {
 
     /// Stores a part of the message, which lies `offset` bytes from its beginning, where the receive request says.
     pub(super) fn fill(&mut self, offset: u64, data: &[u8]) -> Result<(), DeliveryError> {
-        let me = self.host.pid;
+        let me = self.adapter.id.pid;
         let Self { own, queues, receive, .. } = self;
         let Some((queue, _, elements)) = receive else { return Err(DeliveryError::Protection) };
         if offset + data.len() as u64 > total_len(elements) {
@@ -227,8 +227,8 @@ impl ResponderMemory {
         let rest = skip(elements, offset);
         let message: Piece = (data.as_ptr(), data.len() as u32);
         let place = if *queue == 0 { own } else { queues.get_mut(queue).ok_or(DeliveryError::Protection)? };
-        let _lease = place.lease(me).map_err(|_| DeliveryError::Protection)?;
-        let Place { target, keys, peer, .. } = place;
+        let Place { target, keys, queue, peer, .. } = place;
+        let _lease = lease(queue, me).map_err(|_| DeliveryError::Protection)?;
         let _announced = Announced::new(target, peer);
         // SAFETY: the piece is a slice.
         let placed = unsafe { scatter(keys, peer, target, std::iter::once(message), &rest) };
@@ -241,13 +241,13 @@ impl ResponderMemory {
         let place = if queue == 0 { Some(&self.own) } else { self.queues.get(&queue) };
         // A queue that is gone has no completions.
         let Some(place) = place else { return Ok(()) };
-        let Ok(_lease) = place.lease(self.host.pid) else { return Ok(()) };
-        match place.target.complete_receive(self.host.party(), receive, cqe, solicited) {
+        let Ok(_lease) = lease(&place.queue, self.adapter.id.pid) else { return Ok(()) };
+        match place.target.complete_receive(self.adapter.owner_id(), receive, cqe, solicited) {
             Ok(true) => place.peer.signal(place.target.cq.channel()),
             Ok(false) => {}
             Err(error) => {
                 if queue != 0 && error == PushError::Full {
-                    place.peer.tell(self.host, Message::new(Op::Shared, [queue, shared::OVERRUN]));
+                    place.peer.send(Message::new(Op::XrcSrqEvent, [queue, srq_event::CQ_OVERRUN]));
                 }
                 return Err(error);
             }
@@ -263,7 +263,7 @@ impl ResponderMemory {
     /// The same for a datagram, whose sender is not told if the completion is lost.
     pub(super) fn complete_or_overrun(&mut self, cqe: Cqe, solicited: bool) {
         if self.complete(cqe, solicited) == Err(PushError::Full) {
-            self.own.peer.tell(self.host, Message::new(Op::Overrun, [self.own.target.qpn()]));
+            self.own.peer.send(Message::new(Op::CqOverrun, [self.own.target.qpn()]));
         }
     }
 

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_device::qp::{Qp, QpCap, QpType, RecvSource};
+use millstream_device::send_wr::SendWr;
 use millstream_device::types::{
-    SEND_INLINE, SendWr, Sge, WC_FLAG_WITH_IMM, WC_RETRY_EXC_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR,
-    WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM,
-    WR_SEND, Wc,
+    SEND_INLINE, Sge, WC_FLAG_WITH_IMM, WC_RETRY_EXC_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR, WR_ATOMIC_CMP_AND_SWP,
+    WR_ATOMIC_FETCH_AND_ADD, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, Wc,
 };
 use millstream_device::{Channel, Cq, Errno, Mr, Srq};
 use millstream_shm::poll_readable;

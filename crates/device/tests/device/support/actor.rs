@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use millstream_device::qp::state::{AddressVector, QpAttr, QpState, attr};
 use millstream_device::qp::{QpCap, QpType, RecvSource, SendOps, WrBatch, WrBatchLock};
+use millstream_device::send_wr::SendWr;
 use millstream_device::types::{
-    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SEND_INLINE, SendWr,
-    Sge, WC_FLAG_WITH_IMM, WC_FLAG_WITH_INV, WC_SUCCESS, Wc,
+    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, SEND_INLINE, Sge,
+    WC_FLAG_WITH_IMM, WC_FLAG_WITH_INV, WC_SUCCESS, Wc,
 };
 use millstream_device::{Channel, Context, Cq, Errno, Mr, Pd, Qp, gid};
 use serde::{Deserialize, Serialize};

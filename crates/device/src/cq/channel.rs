@@ -1,4 +1,4 @@
-//! Completion channels.
+//! Completion channels (`ibv_comp_channel`).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, Weak};
 
 use millstream_shm::EventFd;
 
+use super::Cq;
 use crate::context::Context;
-use crate::cq::Cq;
 use crate::errno::Result;
 
-/// A descriptor that is readable while completion queues have something to say.
+/// A descriptor that is readable while completion queues have events.
 #[derive(Debug)]
 pub struct Channel {
     pub(crate) context: Arc<Context>,
@@ -26,8 +26,8 @@ impl Channel {
     /// What creating the descriptor reports.
     pub fn new(context: &Arc<Context>) -> Result<Arc<Self>> {
         let event = Arc::new(EventFd::new()?);
-        let id = context.host.next_id();
-        context.host.add_channel(id, event.clone());
+        let id = context.adapter.next_id();
+        context.adapter.channels.insert(id, event.clone());
         Ok(Arc::new(Self { context: context.clone(), id, event, queues: Mutex::default() }))
     }
 
@@ -35,14 +35,14 @@ impl Channel {
         self.queues.lock().expect("no panic under this lock").push(Arc::downgrade(cq));
     }
 
-    /// Lets go of a queue, and of what it has signalled.
+    /// Removes a queue and its events.
     pub(crate) fn remove(&self, cq: &Cq) {
         self.queues
             .lock()
             .expect("no panic under this lock")
             .retain(|other| other.as_ptr() != std::ptr::from_ref(cq));
-        // Whoever waits for the descriptor would find nothing behind it.
-        (0..cq.forget_events()).take_while(|_| self.event.try_take()).for_each(drop);
+        // Otherwise the descriptor would stay readable without an event.
+        (0..cq.cancel_events()).take_while(|_| self.event.try_take()).for_each(drop);
     }
 
     /// True while completion queues use the channel.
@@ -58,7 +58,7 @@ impl Channel {
         self.event.signal();
     }
 
-    /// Waits for an event and says which completion queue has it.
+    /// Waits for an event, and returns its completion queue.
     ///
     /// # Errors
     /// EAGAIN if the descriptor was made non-blocking, EINTR.
@@ -72,8 +72,8 @@ impl Channel {
             if let Some(cq) = queues.iter().filter_map(Weak::upgrade).find(|cq| cq.take_event()) {
                 return Ok(cq);
             }
-            // The event of a queue that is gone, or a peer's idea of one. Who does not want to wait is not
-            // kept until all of these are taken.
+            // The event of a destroyed queue, or one that a peer forged. A non-blocking caller is not kept until all of these
+            // are consumed.
             drop(queues);
             if self.event.is_nonblocking()? {
                 return Err(io::ErrorKind::WouldBlock.into());
@@ -90,6 +90,6 @@ impl AsFd for Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        self.context.host.remove_channel(self.id);
+        self.context.adapter.channels.remove(self.id);
     }
 }

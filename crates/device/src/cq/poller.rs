@@ -1,45 +1,45 @@
-//! Completions one at a time, field by field: the device's side of `ibv_start_poll` … `ibv_end_poll`.
+//! Polling one completion at a time: the device's side of `ibv_start_poll`, `ibv_next_poll` and `ibv_end_poll`.
 
 use millstream_lockfree::{SpinLock, Timestamp};
 
+use super::Cq;
 use crate::clock::WallClock;
-use crate::cq::Cq;
 use crate::errno::{Errno, Result};
 use crate::types::Wc;
 
-/// A completion queue's critical section: one thread at a time looks at completions.
+/// The critical section of a completion queue between `ibv_start_poll` and `ibv_end_poll`.
 #[derive(Debug, Default)]
-pub struct Cursor(SpinLock<Current>);
+pub struct CqPoller(SpinLock<PolledWc>);
 
-/// The completion that is looked at.
+/// The completion that was polled last.
 #[derive(Debug, Default)]
-pub struct Current {
+pub struct PolledWc {
     /// The completion.
     pub wc: Wc,
-    /// When it was added, if the queue keeps times.
-    pub time: Timestamp,
+    /// Its timestamp, if the queue keeps these.
+    pub timestamp: Timestamp,
     clock: Option<WallClock>,
 }
 
-impl Current {
-    /// When it was added, by the wall clock: nanoseconds since 1970. Both clocks are compared once from
-    /// start to end, so that the times of a batch keep their distances.
+impl PolledWc {
+    /// Its timestamp by the wall clock: nanoseconds since 1970. The clocks are compared once per critical section, so that
+    /// timestamps of a batch keep their differences.
     pub fn wall_time(&mut self) -> u64 {
-        self.clock.get_or_insert_with(WallClock::read).at(self.time)
+        self.clock.get_or_insert_with(WallClock::read).at(self.timestamp)
     }
 
     #[inline]
     fn advance(&mut self, cq: &Cq) -> Result<()> {
-        (self.wc, self.time) = cq.poll_one()?.ok_or(Errno::NOENT)?;
+        (self.wc, self.timestamp) = cq.poll_one()?.ok_or(Errno::NOENT)?;
         Ok(())
     }
 }
 
-impl Cursor {
-    /// Enters with the next completion; waits while another thread is inside.
+impl CqPoller {
+    /// Enters the critical section with the next completion. Waits while another thread is inside.
     ///
     /// # Errors
-    /// ENOENT if there is none, otherwise as [`Cq::poll`]; then the thread is not inside.
+    /// ENOENT if the queue is empty, otherwise as [`Cq::poll`]; then the thread is not inside.
     #[inline]
     pub fn start(&self, cq: &Cq) -> Result<()> {
         let mut current = self.0.lock();
@@ -49,10 +49,10 @@ impl Cursor {
         Ok(())
     }
 
-    /// Goes to the next completion.
+    /// Polls the next completion.
     ///
     /// # Errors
-    /// As [`Cursor::start`], but the thread stays inside.
+    /// As [`CqPoller::start`], but the thread stays inside.
     ///
     /// # Safety
     /// The calling thread is inside.
@@ -62,17 +62,17 @@ impl Cursor {
         unsafe { &mut *self.0.as_ptr() }.advance(cq)
     }
 
-    /// Looks at the completion.
+    /// Accesses the completion.
     ///
     /// # Safety
     /// The calling thread is inside.
     #[inline]
-    pub unsafe fn with<R>(&self, look: impl FnOnce(&mut Current) -> R) -> R {
+    pub unsafe fn with<R>(&self, access: impl FnOnce(&mut PolledWc) -> R) -> R {
         // SAFETY: as above.
-        look(unsafe { &mut *self.0.as_ptr() })
+        access(unsafe { &mut *self.0.as_ptr() })
     }
 
-    /// Leaves.
+    /// Leaves the critical section.
     ///
     /// # Safety
     /// The calling thread is inside.

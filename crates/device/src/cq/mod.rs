@@ -1,8 +1,13 @@
-//! Completion queues.
+//! Completion queues, their channels and event moderation (IBTA volume 1, 11.4.2).
 //!
 //! A queue has two halves. Completions of this process's own send requests go into a private ring.
 //! Completions that peers produce (receives) go into a ring in the arena, under a lock that
-//! survives the death of its holder; the last store publishes, so a half-written one is never seen.
+//! survives the exit of its holder. The last store publishes an entry, so that it is never seen half-written.
+
+mod channel;
+mod moderation;
+mod packet_polling;
+mod poller;
 
 use std::collections::VecDeque;
 use std::ptr::NonNull;
@@ -16,49 +21,55 @@ use millstream_lockfree::cqe::Cqe;
 use millstream_lockfree::{BiasedLock, SpinGuard, SpinLock, Timestamp};
 use millstream_shm::ArenaBlock;
 
+use crate::adapter::LocalAdapter;
 use crate::caps::MAX_CQE;
-use crate::channel::Channel;
+use crate::channel_table::TIMER_CHANNEL;
 use crate::context::Context;
 use crate::errno::{Errno, Result};
-use crate::event::{EVENT_CQ_ERR, Handle};
-use crate::host::{Host, TIMER_CHANNEL};
+use crate::event::{EVENT_CQ_ERR, ObjectHandle};
 use crate::layout::ARENA_LEN;
-use crate::moderation::Moderation;
-use crate::qp::{Qp, Received};
+use crate::recv_queue::Received;
+use crate::tasks::PendingRequests;
 use crate::types::{WC_GENERAL_ERR, WC_OP_RECV, WC_SUCCESS, Wc};
-use crate::xrc;
+use crate::xrc_srq_table;
 
-/// Bits of what waits for who polls.
-const PARKED: u32 = 1;
-const WIRED: u32 = 2;
+pub use channel::Channel;
+use moderation::Moderation;
+pub(crate) use packet_polling::PacketPolling;
+pub use poller::{CqPoller, PolledWc};
+
+/// Bit of [`Cq::poller_work`]: send requests are pending.
+const PENDING: u32 = 1;
+/// Bit of [`Cq::poller_work`]: queue pairs receive packets.
+const NETWORK: u32 = 2;
 
 /// A completion queue.
 #[derive(Debug)]
 pub struct Cq {
     pub(crate) context: Arc<Context>,
     channel: Option<Arc<Channel>>,
-    /// CqEntries, for those who do not hold the consumer's lock.
+    /// Number of entries, readable without the consumer's lock.
     capacity: AtomicU32,
-    /// Where the header of the shared half lies.
+    /// The block of the shared half's header.
     block: ArenaBlock,
     pub(crate) ring: &'static CqRing,
-    /// Whether completions are stamped with the time.
-    timed: bool,
+    /// Whether a timestamp of each completion is kept.
+    timestamps: bool,
     /// Guards both halves' consumer side and the private half.
     consumer: BiasedLock<Consumer>,
-    pub(crate) moderation: Mutex<Moderation>,
-    /// Queue pairs with parked requests that complete here.
-    parked: SpinLock<Vec<Weak<Qp>>>,
-    /// What may wait to be looked after by who polls: [`PARKED`] requests, or packets for [`WIRED`] queue pairs.
-    waits: AtomicU32,
-    /// Queue pairs that complete here and whose packets a poller takes in.
-    wired: AtomicU32,
+    moderation: Mutex<Moderation>,
+    /// Queue pairs with pending requests that complete here.
+    pending: SpinLock<Vec<Weak<dyn PendingRequests>>>,
+    /// Work for a poller of an empty queue: [`PENDING`], [`NETWORK`].
+    poller_work: AtomicU32,
+    /// Queue pairs that complete here and whose packets a poller receives.
+    network_qps: AtomicU32,
     overrun: AtomicBool,
     /// Queue pairs that use this queue.
     users: AtomicU32,
     events: Mutex<Events>,
     acknowledged: Condvar,
-    handle: Arc<Handle>,
+    handle: Arc<ObjectHandle>,
 }
 
 #[derive(Debug, Default)]
@@ -70,23 +81,23 @@ struct Events {
 #[derive(Debug)]
 pub(crate) struct Consumer {
     own: VecDeque<OwnCompletion>,
-    /// The times of our own completions, if they are kept.
-    own_times: VecDeque<Timestamp>,
+    /// The timestamps of our own completions, if they are kept.
+    own_timestamps: VecDeque<Timestamp>,
     /// The shared half.
     entries: CqEntries,
-    /// Where they lie.
+    /// The block of these entries.
     block: ArenaBlock,
-    /// Completions of peers ever consumed. The shared word is for peers to read.
+    /// Completions of peers ever consumed. The shared copy is for peers.
     head: u32,
-    /// When the last completion that was taken was added, if times are kept.
-    time: Timestamp,
+    /// The timestamp of the last completion that was polled, if timestamps are kept.
+    timestamp: Timestamp,
 }
 
 /// A completion of one of our own send requests.
 #[derive(Clone, Copy, Debug)]
 struct OwnCompletion {
     wc: Wc,
-    /// Send requests of the queue pair that this completion gives back, ever.
+    /// Send requests of the queue pair that are reclaimed with this completion, ever.
     posted: u32,
 }
 
@@ -96,32 +107,34 @@ impl Cq {
     /// # Errors
     /// EINVAL for zero or more entries than the device offers, ENOMEM when the arena is full.
     pub fn new(context: &Arc<Context>, entries: u32, channel: Option<Arc<Channel>>) -> Result<Arc<Self>> {
-        Self::make(context, entries, channel, false)
+        Self::with_options(context, entries, channel, false)
     }
 
-    /// The same; every completion is stamped with the time at which it was added.
+    /// Makes a queue of at least `entries` entries that keeps a timestamp of each completion.
     ///
     /// # Errors
     /// As [`Cq::new`].
-    pub fn timed(context: &Arc<Context>, entries: u32, channel: Option<Arc<Channel>>) -> Result<Arc<Self>> {
-        Self::make(context, entries, channel, true)
-    }
-
-    fn make(
+    pub fn with_timestamps(
         context: &Arc<Context>,
         entries: u32,
         channel: Option<Arc<Channel>>,
-        timed: bool,
     ) -> Result<Arc<Self>> {
-        let host = context.host;
-        host.wire.pay();
-        let (memory, entries) = allocate(host, entries, timed)?;
-        let header = host.arena.alloc(size_of::<CqRing>());
-        let block = header.ok_or(Errno::NOMEM).inspect_err(|_| host.arena.release(memory))?;
-        // SAFETY: a fresh zeroed block of the right size, released only when this queue is dropped,
-        // by when no reference is left; all fields are atomics.
-        let ring: &'static CqRing = unsafe { host.arena.at(block.offset).cast::<CqRing>().as_ref() };
-        // Zero already, unless a peer stored into memory that was free.
+        Self::with_options(context, entries, channel, true)
+    }
+
+    fn with_options(
+        context: &Arc<Context>,
+        entries: u32,
+        channel: Option<Arc<Channel>>,
+        timestamps: bool,
+    ) -> Result<Arc<Self>> {
+        let adapter = context.adapter;
+        adapter.port.flush_acks();
+        let (memory, entries) = allocate(adapter, entries, timestamps)?;
+        let header = adapter.arena.alloc(size_of::<CqRing>());
+        let block = header.ok_or(Errno::NOMEM).inspect_err(|_| adapter.arena.release(memory))?;
+        let ring: &'static CqRing = adapter.arena.get(block.offset);
+        // Zero already, unless a peer has written to free memory.
         let counts = [&ring.tail, &ring.cached_head, &ring.events, &ring.pending, &ring.head];
         let states = [&ring.armed, &ring.overrun, &ring.generation, &ring.moderation];
         for word in counts.into_iter().chain(states) {
@@ -130,17 +143,17 @@ impl Cq {
         ring.lock.reset();
         ring.entries.store((memory.offset / OFFSET_UNIT) as u32, Ordering::Relaxed);
         ring.mask.store(entries.capacity() - 1, Ordering::Relaxed);
-        ring.timestamps.store(u32::from(timed), Ordering::Relaxed);
+        ring.timestamps.store(u32::from(timestamps), Ordering::Relaxed);
         ring.timer.store(TIMER_CHANNEL, Ordering::Relaxed);
         ring.channel.store(channel.as_ref().map_or(0, |c| c.id), Ordering::Release);
-        let room = entries.capacity().min(4096) as usize;
+        let reserved = entries.capacity().min(4096) as usize;
         let consumer = Consumer {
-            own: VecDeque::with_capacity(room),
-            own_times: VecDeque::with_capacity(if timed { room } else { 0 }),
+            own: VecDeque::with_capacity(reserved),
+            own_timestamps: VecDeque::with_capacity(if timestamps { reserved } else { 0 }),
             entries,
             block: memory,
             head: 0,
-            time: Timestamp::default(),
+            timestamp: Timestamp::default(),
         };
         let cq = Arc::new(Self {
             context: context.clone(),
@@ -148,12 +161,12 @@ impl Cq {
             capacity: AtomicU32::new(entries.capacity()),
             block,
             ring,
-            timed,
+            timestamps,
             consumer: BiasedLock::new(consumer),
             moderation: Mutex::default(),
-            parked: SpinLock::new(Vec::new()),
-            waits: AtomicU32::new(0),
-            wired: AtomicU32::new(0),
+            pending: SpinLock::new(Vec::new()),
+            poller_work: AtomicU32::new(0),
+            network_qps: AtomicU32::new(0),
             overrun: AtomicBool::new(false),
             users: AtomicU32::new(0),
             events: Mutex::default(),
@@ -166,31 +179,31 @@ impl Cq {
         Ok(cq)
     }
 
-    /// CqEntries, at least as many as asked for.
+    /// Number of entries, at least as many as requested.
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.capacity.load(Ordering::Relaxed)
     }
 
-    /// Makes room for at least `entries` completions, more or fewer than now. Completions that wait stay,
-    /// and others may be added meanwhile.
+    /// Resizes the queue to at least `entries` entries. Pending completions stay, and peers may add
+    /// others meanwhile.
     ///
     /// # Errors
-    /// EINVAL for more entries than the device offers, or fewer than wait; ENOMEM when the arena is full;
+    /// EINVAL for more entries than the device offers, or fewer than are pending; ENOMEM when the arena is full;
     /// EBUSY if a peer was stopped while it added a completion.
     pub fn resize(&self, entries: u32) -> Result<()> {
-        let host = self.context.host;
-        let (block, new) = allocate(host, entries, self.timed)?;
+        let adapter = self.context.adapter;
+        let (block, new) = allocate(adapter, entries, self.timestamps)?;
         let replaced = self.replace(block, new);
-        // Whoever adds a completion from now on finds the new entries.
-        host.arena.release(*replaced.as_ref().unwrap_or(&block));
+        // Producers now find the new entries.
+        adapter.arena.release(*replaced.as_ref().unwrap_or(&block));
         replaced.map(drop)
     }
 
-    /// Puts new entries in place of the old, and returns where those were.
+    /// Replaces the entries, and returns the block of the old ones.
     fn replace(&self, block: ArenaBlock, new: CqEntries) -> Result<ArenaBlock> {
         let mut consumer = self.consumer.lock();
-        let lease = self.ring.lock.lock(self.context.host.party()).ok_or(Errno::BUSY)?;
+        let guard = self.ring.lock.lock(self.context.adapter.owner_id()).ok_or(Errno::BUSY)?;
         let old = consumer.entries;
         let head = consumer.head;
         let waiting = (0..old.capacity()).take_while(|i| old.read(head.wrapping_add(*i)).is_some()).count();
@@ -205,7 +218,7 @@ impl Cq {
         ring.tail.store(tail, Ordering::Relaxed);
         ring.cached_head.store(head, Ordering::Relaxed);
         ring.generation.fetch_add(1, Ordering::Release);
-        drop(lease);
+        drop(guard);
         consumer.entries = new;
         self.capacity.store(new.capacity(), Ordering::Relaxed);
         Ok(std::mem::replace(&mut consumer.block, block))
@@ -217,13 +230,13 @@ impl Cq {
         self.channel.as_ref()
     }
 
-    /// The queue as its program knows it.
+    /// The program's handle.
     #[must_use]
-    pub fn handle(&self) -> &Handle {
+    pub fn handle(&self) -> &ObjectHandle {
         &self.handle
     }
 
-    /// Ends the queue's life; waits until all events that were fetched, of either kind, are acknowledged.
+    /// Destroys the queue. Waits until all fetched completion and asynchronous events are acknowledged.
     ///
     /// # Errors
     /// EBUSY while queue pairs use it.
@@ -253,13 +266,12 @@ impl Cq {
         self.users.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Where the shared half lies in the arena, in units of 64 bytes.
+    /// Offset of the shared half in the arena, in units of 64 bytes.
     pub(crate) fn arena_offset(&self) -> u32 {
         (self.block.offset / OFFSET_UNIT) as u32
     }
 
-    /// Keeps pollers out of two queues, which may be one and the same: then the second is none. The
-    /// order in which they are locked is the same for all.
+    /// Locks out pollers of two queues, in a fixed order. If both are the same queue, the second guard is None.
     pub(crate) fn lock_consumers<'a>(
         a: &'a Self,
         b: &'a Self,
@@ -277,10 +289,10 @@ impl Cq {
         }
     }
 
-    /// Drops the undelivered completions of a queue pair's receive requests, and names each request to
-    /// `lost` as [`Cqe::sequence`] does.
-    pub(crate) fn forget_received(&self, consumer: &Consumer, qpn: u32, mut lost: impl FnMut(u32)) {
-        self.forget_matching(consumer, |cqe| {
+    /// Cancels the pending completions of a queue pair's receive requests, and calls `lost` with the
+    /// [`Cqe::sequence`] of each.
+    pub(crate) fn cancel_received(&self, consumer: &Consumer, qpn: u32, mut lost: impl FnMut(u32)) {
+        self.cancel_matching(consumer, |cqe| {
             let matches = cqe.qpn == qpn;
             if matches {
                 lost(cqe.sequence);
@@ -297,63 +309,63 @@ impl Cq {
         waiting.map_while(|cqe| cqe).any(|cqe| matches(&cqe))
     }
 
-    fn forget_matching(&self, consumer: &Consumer, mut matches: impl FnMut(&Cqe) -> bool) {
+    fn cancel_matching(&self, consumer: &Consumer, mut matches: impl FnMut(&Cqe) -> bool) {
         let mut at = consumer.head;
         for _ in 0..consumer.entries.capacity() {
             let Some(cqe) = consumer.entries.read(at) else { break };
             if matches(&cqe) {
-                // A published one is the consumer's until it is consumed.
+                // A published entry belongs to the consumer until it is consumed.
                 consumer.entries.slot(at).cancel();
             }
             at = at.wrapping_add(1);
         }
     }
 
-    /// Takes up to `out.len()` completions.
+    /// Polls up to `out.len()` completions.
     ///
     /// # Errors
-    /// EIO after the queue has overflowed and everything that fit has been taken.
+    /// EIO after the queue has overrun and all completions that fit were polled.
     #[inline]
     pub fn poll(&self, out: &mut [Wc]) -> Result<usize> {
-        let n = self.take(&mut self.consumer.lock(), out);
-        if n != 0 || self.is_calm() { Ok(n) } else { self.poll_late(out) }
+        let n = self.take_completions(&mut self.consumer.lock(), out);
+        if n != 0 || self.is_idle() { Ok(n) } else { self.poll_again(out) }
     }
 
     #[cold]
-    fn poll_late(&self, out: &mut [Wc]) -> Result<usize> {
-        self.attend(!out.is_empty())?;
-        Ok(self.take(&mut self.consumer.lock(), out))
+    fn poll_again(&self, out: &mut [Wc]) -> Result<usize> {
+        self.work_for_poller(!out.is_empty())?;
+        Ok(self.take_completions(&mut self.consumer.lock(), out))
     }
 
-    /// Takes the next completion, with the time at which it was added if times are kept.
+    /// Polls the next completion, with its timestamp if these are kept.
     ///
     /// # Errors
     /// As [`Cq::poll`].
     #[inline]
     pub fn poll_one(&self) -> Result<Option<(Wc, Timestamp)>> {
         let found = self.take_one();
-        if found.is_some() || self.is_calm() {
+        if found.is_some() || self.is_idle() {
             return Ok(found);
         }
-        self.attend(true)?;
+        self.work_for_poller(true)?;
         Ok(self.take_one())
     }
 
     fn take_one(&self) -> Option<(Wc, Timestamp)> {
         let mut out = [Wc::default()];
         let mut consumer = self.consumer.lock();
-        (self.take(&mut consumer, &mut out) == 1).then_some((out[0], consumer.time))
+        (self.take_completions(&mut consumer, &mut out) == 1).then_some((out[0], consumer.timestamp))
     }
 
-    /// Whether an empty queue is just that: nothing was lost, and nothing waits to be tried again.
+    /// Whether nothing was lost and a poller of the empty queue has no work.
     #[inline]
-    fn is_calm(&self) -> bool {
-        !self.overrun.load(Ordering::Relaxed) && self.waits.load(Ordering::Relaxed) == 0
+    fn is_idle(&self) -> bool {
+        !self.overrun.load(Ordering::Relaxed) && self.poller_work.load(Ordering::Relaxed) == 0
     }
 
     #[cold]
-    fn attend(&self, asked: bool) -> Result<()> {
-        if asked && self.overrun.load(Ordering::Relaxed) {
+    fn work_for_poller(&self, reports_overrun: bool) -> Result<()> {
+        if reports_overrun && self.overrun.load(Ordering::Relaxed) {
             return Err(Errno(libc::EIO));
         }
         self.progress();
@@ -361,15 +373,15 @@ impl Cq {
     }
 
     #[inline]
-    fn take(&self, consumer: &mut Consumer, out: &mut [Wc]) -> usize {
-        let host = self.context.host;
+    fn take_completions(&self, consumer: &mut Consumer, out: &mut [Wc]) -> usize {
+        let adapter = self.context.adapter;
         let mut n = 0;
         while n < out.len() {
             let Some(own) = consumer.own.pop_front() else { break };
-            if self.timed {
-                consumer.time = consumer.own_times.pop_front().unwrap_or_default();
+            if self.timestamps {
+                consumer.timestamp = consumer.own_timestamps.pop_front().unwrap_or_default();
             }
-            if let Some(qp) = host.sender_for_poller(own.wc.qp_num) {
+            if let Some(qp) = adapter.qps.sender_for_poller(own.wc.qp_num) {
                 qp.reclaim(own.posted);
             }
             out[n] = own.wc;
@@ -377,20 +389,20 @@ impl Cq {
         }
         let mut head = consumer.head;
         let before = head;
-        // A peer that breaks the rules can publish entries for ever; one lap of them is enough for a call.
+        // A faulty peer can publish entries endlessly: one call polls at most one lap.
         while n < out.len() && head.wrapping_sub(before) < consumer.entries.capacity() {
             let Some(cqe) = consumer.entries.read(head) else { break };
-            if self.timed {
-                consumer.time = consumer.entries.timestamp(head);
+            if self.timestamps {
+                consumer.timestamp = consumer.entries.timestamp(head);
             }
             head = head.wrapping_add(1);
-            let receive = match host.receiver_for_poller(cqe.qpn, self.arena_offset()) {
-                Some(qp) => qp.received(cqe.sequence),
-                None => self.received_for_domain(cqe.sequence),
+            let receive = match adapter.qps.receiver_for_poller(cqe.qpn, self.arena_offset()) {
+                Some(qp) => qp.complete_receive(cqe.sequence),
+                None => self.complete_for_domain(cqe.sequence),
             };
-            // Completions of queue pairs that are gone, or that no request matches, are dropped.
+            // Completions of destroyed queue pairs, or without a matching request, are dropped.
             if let Some(receive) = receive {
-                // What a peer wrote is passed on as far as it is possible: programs rely on the rest.
+                // Only values that are possible are passed on: programs rely on that.
                 let opcode = WC_OP_RECV | u32::from(cqe.opcode) & 1;
                 let room = if opcode == WC_OP_RECV { receive.room } else { u32::MAX };
                 out[n] = Wc {
@@ -416,23 +428,25 @@ impl Cq {
         n
     }
 
-    /// The receive request of a shared queue of an XRC domain; the queue pair may be another process's.
+    /// Completes a receive request of an XRC shared receive queue. The queue pair may be another process's.
     #[cold]
-    fn received_for_domain(&self, sequence: u32) -> Option<Received> {
-        self.context.host.xrc.for_poller(sequence, self.arena_offset())?.complete(xrc::slot(sequence))
+    fn complete_for_domain(&self, sequence: u32) -> Option<Received> {
+        let srqs = &self.context.adapter.xrc_srqs;
+        srqs.for_poller(sequence, self.arena_offset())?.complete(xrc_srq_table::slot(sequence))
     }
 
-    /// Runs `work` while no poller looks at what is registered as completing here; the completions of a
-    /// shared queue of an XRC domain are dropped.
-    pub(crate) fn forget_shared(&self, number: u32, work: impl FnOnce()) {
+    /// Cancels the pending completions of an XRC shared receive queue, and runs `work` while pollers are locked out.
+    pub(crate) fn cancel_xrc_srq(&self, number: u32, work: impl FnOnce()) {
         let consumer = self.consumer.lock();
-        self.forget_matching(&consumer, |cqe| xrc::is_of(cqe.sequence, number) && self.is_foreign(cqe.qpn));
+        self.cancel_matching(&consumer, |cqe| {
+            xrc_srq_table::is_of(cqe.sequence, number) && self.is_foreign(cqe.qpn)
+        });
         work();
     }
 
-    /// Whether the queue pair receives through an XRC domain, or not at all.
+    /// Whether no queue pair of this process with this number completes here.
     fn is_foreign(&self, qpn: u32) -> bool {
-        self.context.host.receiver_for_poller(qpn, self.arena_offset()).is_none()
+        self.context.adapter.qps.receiver_for_poller(qpn, self.arena_offset()).is_none()
     }
 
     /// Adds a completion of one of our own send requests.
@@ -442,20 +456,20 @@ impl Cq {
         wc: Wc,
         posted: u32,
         solicited: bool,
-    ) -> std::result::Result<(), CqFull> {
+    ) -> std::result::Result<(), CqOverrun> {
         let mut consumer = self.consumer.lock();
         if consumer.own.len() >= consumer.entries.capacity() as usize {
             drop(consumer);
-            self.overflow();
-            return Err(CqFull);
+            self.report_overrun();
+            return Err(CqOverrun);
         }
         if consumer.own.is_empty() {
-            // From the start of its memory: who takes each completion at once always meets the same lines.
+            // Restart at the beginning, so that an application that polls each completion at once uses the same cache lines.
             consumer.own.clear();
         }
         consumer.own.push_back(OwnCompletion { wc, posted });
-        if self.timed {
-            consumer.keep_time();
+        if self.timestamps {
+            consumer.store_timestamp();
         }
         drop(consumer);
         if self.channel.is_some() {
@@ -465,27 +479,26 @@ impl Cq {
         Ok(())
     }
 
-    /// Adds to the shared half, as the process that owns it (for flushed receives).
-    /// False if it cannot take more.
+    /// Adds a completion to the shared half as its owner, for flushed receives. False if the queue is full.
     pub(crate) fn push_shared(self: &Arc<Self>, cqe: Cqe) -> bool {
         let producer = self.producer();
-        match producer.push(self.context.host.party(), cqe, true) {
+        match producer.push(self.context.adapter.owner_id(), cqe, true) {
             Ok(true) => self.signal(producer.channel()),
             Ok(false) => {}
             Err(_) => {
-                self.overflow();
+                self.report_overrun();
                 return false;
             }
         }
         true
     }
 
-    /// The shared half as peers see it.
+    /// The shared half as a producer sees it.
     fn producer(&self) -> CqProducer<&CqRing> {
         // SAFETY: our own arena, which is never unmapped.
         unsafe {
             CqProducer::new(
-                NonNull::slice_from_raw_parts(self.context.host.arena.at(0), ARENA_LEN),
+                NonNull::slice_from_raw_parts(self.context.adapter.arena.at(0), ARENA_LEN),
                 self.ring,
             )
         }
@@ -499,12 +512,12 @@ impl Cq {
         match &self.channel {
             _ if number == 0 => {}
             Some(channel) if number == channel.id => channel.signal(),
-            _ => self.context.host.progress.wake(),
+            _ => self.context.adapter.tasks.wake(),
         }
     }
 
-    /// The queue was full: a completion is lost, which is an error of the queue (IBTA volume 1, 11.6.3.1).
-    pub(crate) fn overflow(self: &Arc<Self>) {
+    /// Reports that a completion was lost because the queue was full (IBTA volume 1, 11.6.3.1).
+    pub(crate) fn report_overrun(self: &Arc<Self>) {
         if !self.overrun.swap(true, Ordering::AcqRel) {
             self.context.raise(EVENT_CQ_ERR, &self.handle);
         }
@@ -514,44 +527,44 @@ impl Cq {
         self.overrun.load(Ordering::Acquire)
     }
 
-    /// Reports an overflow that a peer ran into.
+    /// Reports an overrun that a peer caused.
     pub(crate) fn check_overrun(self: &Arc<Self>) {
         if self.ring.overrun.load(Ordering::Acquire) != 0 {
-            self.overflow();
+            self.report_overrun();
         }
     }
 
-    /// Asks for an event with the next completion, or the next solicited one or error.
+    /// Requests an event for the next completion, or for the next solicited one or error.
     pub fn arm(&self, solicited_only: bool) {
-        let wish = if solicited_only { ARM_SOLICITED } else { ARM_ANY };
+        let armed = if solicited_only { ARM_SOLICITED } else { ARM_ANY };
         if self.ring.moderation.load(Ordering::Relaxed) > 1 {
             self.begin_moderation();
         }
         // A request for any completion is not weakened by a later one for solicited ones.
         if !(solicited_only && self.ring.armed.load(Ordering::Relaxed) == ARM_ANY) {
-            self.ring.armed.store(wish, Ordering::Relaxed);
+            self.ring.armed.store(armed, Ordering::Relaxed);
         }
-        // Producers publish, then look at the wish; the consumer wishes, then polls once more.
+        // A producer publishes, then reads `armed`. The consumer stores `armed`, then polls once more.
         fence(Ordering::SeqCst);
-        if self.wired.load(Ordering::Relaxed) != 0 {
-            // Who sleeps takes no packets in.
-            self.context.host.wire.hand_over(self.context.host);
+        if self.network_qps.load(Ordering::Relaxed) != 0 {
+            // An application that sleeps receives no packets.
+            self.context.adapter.port.watch();
         }
     }
 
-    /// From now on, or no longer, who polls this queue takes in packets.
-    pub(crate) fn set_wired(&self, wired: bool) {
-        if wired {
-            self.wired.fetch_add(1, Ordering::SeqCst);
-            self.waits.fetch_or(WIRED, Ordering::SeqCst);
+    /// Starts or stops to receive packets for a queue pair while this queue is polled.
+    pub(crate) fn poll_network(&self, on: bool) {
+        if on {
+            self.network_qps.fetch_add(1, Ordering::SeqCst);
+            self.poller_work.fetch_or(NETWORK, Ordering::SeqCst);
         } else {
-            self.wired.fetch_sub(1, Ordering::AcqRel);
+            self.network_qps.fetch_sub(1, Ordering::AcqRel);
         }
     }
 
-    /// Takes back events that were signalled and not yet fetched; how many.
-    pub(crate) fn forget_events(&self) -> u32 {
-        // Peers can write this word, too: each entry caused one event at most.
+    /// Takes back the events that were signalled and not fetched, and returns their number.
+    pub(crate) fn cancel_events(&self) -> u32 {
+        // Peers can write this word, too. Each entry causes at most one event.
         self.ring.events.swap(0, Ordering::AcqRel).min(2 * self.capacity())
     }
 
@@ -574,91 +587,93 @@ impl Cq {
         self.acknowledged.notify_all();
     }
 
-    pub(crate) fn add_parked(&self, qp: Weak<Qp>) {
-        self.parked.lock().push(qp);
-        self.waits.fetch_or(PARKED, Ordering::Release);
+    /// Adds a queue pair whose pending requests a poller retries.
+    pub(crate) fn add_pending(&self, qp: Weak<dyn PendingRequests>) {
+        self.pending.lock().push(qp);
+        self.poller_work.fetch_or(PENDING, Ordering::Release);
     }
 
-    /// Tries parked requests again, and takes packets in, on behalf of an application that polls.
+    /// Retries pending requests and receives packets, for an application that polls.
     #[cold]
     fn progress(&self) {
-        let waits = self.waits.load(Ordering::Acquire);
-        if waits & WIRED != 0 {
-            if self.wired.load(Ordering::Relaxed) != 0 {
-                self.context.host.wire.poll(self.context.host);
+        let work = self.poller_work.load(Ordering::Acquire);
+        if work & NETWORK != 0 {
+            if self.network_qps.load(Ordering::Relaxed) != 0 {
+                self.context.adapter.port.poll();
             } else {
-                self.waits.fetch_and(!WIRED, Ordering::SeqCst);
-                // Who has come meanwhile has counted itself before it set this.
-                if self.wired.load(Ordering::SeqCst) != 0 {
-                    self.waits.fetch_or(WIRED, Ordering::SeqCst);
+                self.poller_work.fetch_and(!NETWORK, Ordering::SeqCst);
+                // A queue pair that started meanwhile counted itself before it set the bit.
+                if self.network_qps.load(Ordering::SeqCst) != 0 {
+                    self.poller_work.fetch_or(NETWORK, Ordering::SeqCst);
                 }
             }
         }
-        if waits & PARKED == 0 {
+        if work & PENDING == 0 {
             return;
         }
-        let parked = {
-            let mut list = self.parked.lock();
-            self.waits.fetch_and(!PARKED, Ordering::SeqCst);
+        let pending = {
+            let mut list = self.pending.lock();
+            self.poller_work.fetch_and(!PENDING, Ordering::SeqCst);
             std::mem::take(&mut *list)
         };
-        for qp in parked {
+        for qp in pending {
             if qp.upgrade().is_some_and(|qp| qp.retry_for_poller()) {
-                self.add_parked(qp);
+                self.add_pending(qp);
             }
         }
     }
 }
 
 impl Consumer {
-    /// Notes that our own last completion is added now.
+    /// Stores the time now as that of our last own completion.
     #[cold]
     #[inline(never)]
-    fn keep_time(&mut self) {
-        self.own_times.push_back(Timestamp::now());
+    fn store_timestamp(&mut self) {
+        self.own_timestamps.push_back(Timestamp::now());
     }
 
-    /// Drops the undelivered completions of a queue pair's send requests.
-    pub(crate) fn forget(&mut self, qpn: u32) {
-        let mut times = std::mem::take(&mut self.own_times).into_iter();
+    /// Cancels the pending completions of a queue pair's send requests.
+    pub(crate) fn cancel(&mut self, qpn: u32) {
+        let mut timestamps = std::mem::take(&mut self.own_timestamps).into_iter();
         let mut kept = VecDeque::new();
         self.own.retain(|own| {
             let keep = own.wc.qp_num != qpn;
-            kept.extend(times.next().filter(|_| keep));
+            kept.extend(timestamps.next().filter(|_| keep));
             keep
         });
-        self.own_times = kept;
+        self.own_timestamps = kept;
     }
 }
 
 impl Drop for Cq {
     fn drop(&mut self) {
-        let arena = &self.context.host.arena;
+        let arena = self.context.adapter.arena;
         arena.release(self.consumer.lock().block);
         arena.release(self.block);
     }
 }
 
-/// Takes memory for at least this many completions.
-fn allocate(host: &Host, entries: u32, timed: bool) -> Result<(ArenaBlock, CqEntries)> {
+/// Allocates memory for at least this many completions.
+fn allocate(adapter: &LocalAdapter, entries: u32, timestamps: bool) -> Result<(ArenaBlock, CqEntries)> {
     if entries == 0 || entries > MAX_CQE {
         return Err(Errno::INVAL);
     }
     let capacity = entries.next_power_of_two();
-    let block = host.arena.alloc(entries_len(capacity as usize, timed)).ok_or(Errno::NOMEM)?;
-    // SAFETY: of that length; released when a queue has let go of them.
-    let entries = unsafe { CqEntries::new(host.arena.at(block.offset), capacity, timed) };
+    let block = adapter.arena.alloc(entries_len(capacity as usize, timestamps)).ok_or(Errno::NOMEM)?;
+    // SAFETY: of that length, aligned to a cache line; released after the queue's last use.
+    let entries = unsafe { CqEntries::new(adapter.arena.at(block.offset), capacity, timestamps) };
     Ok((block, entries))
 }
 
-/// There was no room.
+/// The queue was full: a completion is lost.
 #[derive(Debug)]
-pub(crate) struct CqFull;
+pub(crate) struct CqOverrun;
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::pd::Pd;
+    use crate::qp::Qp;
     use crate::qp::state::{QpAttr, QpState, attr};
     use crate::qp::{QpCap, QpType, RecvSource};
     use crate::types::Sge;
@@ -672,9 +687,9 @@ mod tests {
         qp
     }
 
-    /// What a peer that writes whatever it likes would do.
+    /// Adds a completion as a malicious peer would.
     fn forge(cq: &Cq, cqe: Cqe) {
-        cq.producer().push(cq.context.host.party(), cqe, false).unwrap();
+        cq.producer().push(cq.context.adapter.owner_id(), cqe, false).unwrap();
     }
 
     #[test]
@@ -693,7 +708,7 @@ mod tests {
     }
 
     #[test]
-    fn a_completion_says_nothing_impossible() {
+    fn completions_carry_no_impossible_values() {
         let context = Context::open().unwrap();
         let cq = Cq::new(&context, 8, None).unwrap();
         let qp = queue_pair(&context, &cq);
@@ -713,13 +728,14 @@ mod tests {
         assert_eq!(first.byte_len, 128);
         assert_eq!((second.wr_id, second.status, second.byte_len), (8, WC_SUCCESS, u32::MAX));
     }
-    /// Wherever the numbers of completions are, and whatever an empty entry seems to say.
+
+    /// At every position of the 32-bit counters, and with any phase in empty slots.
     #[test]
-    fn sizes_change_where_numbers_wrap_around() {
+    fn resizing_works_where_counters_wrap_around() {
         let context = Context::open().unwrap();
         let mut out = [Wc::default(); 4];
         for start in [0, u32::MAX - 9, u32::MAX - 2, u32::MAX - 1, u32::MAX] {
-            let cq = Cq::timed(&context, 8, None).unwrap();
+            let cq = Cq::with_timestamps(&context, 8, None).unwrap();
             let qp = queue_pair(&context, &cq);
             cq.consumer.lock().head = start;
             for word in [&cq.ring.head, &cq.ring.tail, &cq.ring.cached_head] {
@@ -744,7 +760,7 @@ mod tests {
     }
 
     #[test]
-    fn a_completion_that_its_dead_producer_did_not_count_survives_a_change_of_size() {
+    fn an_uncounted_completion_of_an_exited_producer_survives_resizing() {
         let context = Context::open().unwrap();
         let cq = Cq::new(&context, 8, None).unwrap();
         let qp = queue_pair(&context, &cq);
@@ -760,12 +776,12 @@ mod tests {
     }
 
     #[test]
-    fn entries_outside_the_arena_are_not_believed() {
+    fn entries_outside_the_arena_are_rejected() {
         let context = Context::open().unwrap();
         let cq = Cq::new(&context, 8, None).unwrap();
         let (entries, mask) = (&cq.ring.entries, &cq.ring.mask);
         let producer = cq.producer();
-        let push = || producer.push(cq.context.host.party(), Cqe::default(), false);
+        let push = || producer.push(cq.context.adapter.owner_id(), Cqe::default(), false);
         assert_eq!(push(), Ok(false));
         let honest = (entries.load(Ordering::Relaxed), mask.load(Ordering::Relaxed));
         let end = (ARENA_LEN / OFFSET_UNIT) as u32;

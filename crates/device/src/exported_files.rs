@@ -1,4 +1,4 @@
-//! Memory of this process that peers may map, by slot and generation.
+//! Files of this process that peers may map, by slot and generation.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Mutex;
@@ -7,9 +7,9 @@ use std::sync::atomic::Ordering;
 use millstream_shm::Arena;
 
 use crate::caps::MAX_MR;
-use crate::layout::{FILES, FileEntry};
+use crate::layout::{FILE_TABLE, FileEntry};
 
-/// Names one file in one life of its slot.
+/// Names one file in one generation of its slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileId {
     pub(crate) slot: u32,
@@ -17,25 +17,24 @@ pub(crate) struct FileId {
     pub(crate) generation: u32,
 }
 
+/// The table of exported files.
 #[derive(Debug, Default)]
-pub(crate) struct Files(Mutex<Slots>);
+pub(crate) struct ExportedFiles(Mutex<Slots>);
 
 #[derive(Debug, Default)]
 struct Slots {
     files: Vec<Option<(u32, OwnedFd)>>,
-    /// Last generation of each slot: not read back from where peers can write.
+    /// Last generation of each slot. Private, because peers can write the shared copy.
     generations: Vec<u32>,
     free: Vec<u32>,
 }
 
-pub(crate) fn entry(arena: &Arena, slot: u32) -> &FileEntry {
-    let offset = FILES + slot as usize * size_of::<FileEntry>();
-    // SAFETY: inside the arena, which is zero or valid there; all fields are atomics.
-    unsafe { arena.at(offset).cast::<FileEntry>().as_ref() }
+fn entry(arena: &Arena, slot: u32) -> &FileEntry {
+    arena.get(FILE_TABLE + slot as usize * size_of::<FileEntry>())
 }
 
-impl Files {
-    /// Offers a file of `len` bytes; None when the table is full.
+impl ExportedFiles {
+    /// Exports a file of `len` bytes; None when the table is full.
     pub(crate) fn add(&self, arena: &Arena, fd: OwnedFd, len: usize) -> Option<FileId> {
         let mut slots = self.0.lock().expect("no panic under this lock");
         let slot = match slots.free.pop() {
@@ -56,24 +55,24 @@ impl Files {
         Some(FileId { slot, generation })
     }
 
-    /// Withdraws a file. Who mapped it keeps its pages, which are nobody's any more.
+    /// Withdraws a file. A peer that has it mapped keeps its pages, which are no longer used.
     pub(crate) fn remove(&self, arena: &Arena, id: FileId) {
         let mut slots = self.0.lock().expect("no panic under this lock");
-        let over = id.generation.wrapping_add(1);
-        slots.generations[id.slot as usize] = over;
-        entry(arena, id.slot).generation.store(over, Ordering::Release);
+        let next = id.generation.wrapping_add(1);
+        slots.generations[id.slot as usize] = next;
+        entry(arena, id.slot).generation.store(next, Ordering::Release);
         slots.files[id.slot as usize] = None;
         slots.free.push(id.slot);
     }
 
-    /// Lends the descriptor for an answer to a peer.
+    /// Runs `work` with the file's descriptor; None if the file was withdrawn.
     pub(crate) fn with<R>(
         &self,
         id: FileId,
-        give: impl FnOnce(std::os::fd::BorrowedFd<'_>) -> R,
+        work: impl FnOnce(std::os::fd::BorrowedFd<'_>) -> R,
     ) -> Option<R> {
         let slots = self.0.lock().expect("no panic under this lock");
         let (generation, fd) = slots.files.get(id.slot as usize)?.as_ref()?;
-        (*generation == id.generation).then(|| give(fd.as_fd()))
+        (*generation == id.generation).then(|| work(fd.as_fd()))
     }
 }

@@ -1,0 +1,92 @@
+//! What the device's threads, completion queues and owners of memory ask of a queue pair.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::Qp;
+use crate::peer::Peer;
+use crate::qp_table::{Packet, QpHandler};
+use crate::srq_slots::SrqSlots;
+use crate::tasks::PendingRequests;
+
+impl PendingRequests for Qp {
+    fn retry(&self) -> Option<Duration> {
+        self.retry()
+    }
+
+    fn retry_for_poller(&self) -> bool {
+        self.retry_for_poller()
+    }
+}
+
+impl QpHandler for Qp {
+    fn qpn(&self) -> u32 {
+        self.qpn
+    }
+
+    fn qp_error(&self, from: u32, event: u32) {
+        self.fault_from_peer(from, event);
+    }
+
+    fn qp_fatal(&self) {
+        self.fail_fatally();
+    }
+
+    fn srq_limit(&self) {
+        if let Some(srq) = &self.srq {
+            srq.limit_reached();
+        }
+    }
+
+    fn comm_est(&self, from: u32) {
+        self.contacted(from);
+    }
+
+    fn cq_overrun(&self) {
+        self.completion_lost();
+    }
+
+    fn recv_abandoned(&self) {
+        self.take_back_abandoned();
+    }
+
+    fn retry_now(&self) {
+        self.retry_now();
+    }
+
+    fn peer_lost(&self, peer: &Arc<Peer>) {
+        self.peer_died(peer);
+    }
+
+    fn wait_for_own_requests(&self) {
+        self.wait_for_own_requests();
+    }
+
+    fn wait_for_inflight_op(&self, deadline: Instant) -> bool {
+        self.wait_until_untouched(deadline)
+    }
+
+    fn uses_srq(&self, srq: &SrqSlots) -> bool {
+        self.srq.as_ref().is_some_and(|own| std::ptr::eq(Arc::as_ptr(own.slots()), srq))
+    }
+
+    fn uses_request(&self, record: u32, slot: u32) -> bool {
+        self.uses_request(record, slot)
+    }
+
+    fn sender(&self) -> Option<(Arc<Peer>, u32)> {
+        self.sender()
+    }
+
+    fn packets_arrived(&self, packets: &[Packet<'_>], now: u64) {
+        self.handle_packets(packets, now);
+    }
+
+    fn expire_timers(&self, now: u64) -> Option<u64> {
+        self.handle_timer(now)
+    }
+
+    fn flush_acks(&self) {
+        self.flush_ack();
+    }
+}

@@ -1,0 +1,402 @@
+//! The process's UDP port for RoCE v2, and who receives packets from it.
+//!
+//! The first queue pair that needs the port opens it. Three parties share the work:
+//!
+//! - An application that polls a completion queue of such a queue pair receives packets itself, with the lowest latency.
+//! - The progress thread receives them while no application polls. To be woken beside a poller would delay the poller by
+//!   more than a packet. So while an application polls, the thread does not watch the port, and checks at intervals.
+//!   It watches again when polling stops, for a while when it finds packets that a busy application left, and at
+//!   once when a completion queue is armed, because the application then sleeps.
+//! - Timers belong to the thread, or to a poller that comes first.
+//!
+//! While an application polls, an acknowledgement waits for the next request and is sent alone only if none
+//! follows soon. In a ping-pong this saves a packet each way, and each side gets answer and acknowledgement together.
+
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use arrayvec::ArrayVec;
+use millstream_link::{Inbox, Port};
+use millstream_lockfree::BiasedLock;
+use millstream_wire::gid;
+
+use crate::clock;
+use crate::errno::{Errno, Result};
+use crate::gsi;
+use crate::multicast::{self, MulticastTable};
+use crate::qp_table::{Packet, QpHandler, QpTable};
+use crate::tasks::TaskQueue;
+
+/// Datagrams of one system call. With receive offload each may hold dozens of packets.
+const DATAGRAMS: usize = 16;
+/// Most receiving system calls of the thread in a row.
+const MAX_RECEIVES: usize = 4;
+/// Most packets that a queue pair gets at a time.
+pub(crate) const BATCH: usize = 64;
+/// How often the thread checks while it does not watch the port, nanoseconds. This bounds the delay of packets that a
+/// busy application leaves, and of acknowledgements.
+const CHECK_INTERVAL: u64 = 250_000;
+/// An application that has not polled for this long is busy or asleep, nanoseconds.
+const POLL_TIMEOUT: u64 = 50_000;
+/// Of polls that follow each other within this time, one is recorded; in [`ticks`]: six to thirty microseconds.
+const POLL_RECORD_TICKS: u64 = 32_768;
+/// How long the thread waits for a poller that is receiving.
+const POLLER_WAIT: Duration = Duration::from_micros(20);
+/// How long the thread watches the port although an application polls, nanoseconds.
+const WATCH_PERIOD: u64 = 10_000_000;
+
+/// The process's RoCE v2 port.
+#[derive(Debug)]
+pub(crate) struct RocePort {
+    qpn_prefix: u32,
+    qps: QpTable,
+    multicast: &'static MulticastTable,
+    tasks: &'static TaskQueue,
+    opened: OnceLock<std::result::Result<OpenPort, Errno>>,
+    /// When an application last polled, nanoseconds; zero if never. Not every poll is recorded.
+    last_poll: AtomicU64,
+    /// The same in [`ticks`].
+    last_poll_ticks: AtomicU64,
+    /// Until when the thread watches the port although an application polls, nanoseconds.
+    watch_until: AtomicU64,
+    /// The thread watches the port.
+    watching: AtomicBool,
+    /// The thread sleeps no longer than [`CHECK_INTERVAL`].
+    checking: AtomicBool,
+    /// Queue pairs with a delayed acknowledgement, and whether there are any.
+    delayed_acks: BiasedLock<Vec<Weak<dyn QpHandler>>>,
+    has_delayed_acks: AtomicBool,
+    /// Queue pairs with timers.
+    timed: Mutex<Vec<Weak<dyn QpHandler>>>,
+    /// When the next timer expires, nanoseconds.
+    next_expiry: AtomicU64,
+}
+
+#[derive(Debug)]
+struct OpenPort {
+    port: Port,
+    /// Biased to a poller, as long as the thread has nothing to receive.
+    receiver: BiasedLock<Receiver>,
+}
+
+#[derive(Debug)]
+struct Receiver {
+    inbox: Inbox,
+    /// The queue pair of the last packet, which mostly gets the next one, too.
+    last: Option<Weak<dyn QpHandler>>,
+}
+
+impl RocePort {
+    pub(crate) fn new(
+        qpn_prefix: u32,
+        qps: QpTable,
+        multicast: &'static MulticastTable,
+        tasks: &'static TaskQueue,
+    ) -> Self {
+        Self {
+            qpn_prefix,
+            qps,
+            multicast,
+            tasks,
+            opened: OnceLock::new(),
+            last_poll: AtomicU64::new(0),
+            last_poll_ticks: AtomicU64::new(0),
+            watch_until: AtomicU64::new(0),
+            watching: AtomicBool::new(false),
+            checking: AtomicBool::new(false),
+            delayed_acks: BiasedLock::default(),
+            has_delayed_acks: AtomicBool::new(false),
+            timed: Mutex::default(),
+            next_expiry: AtomicU64::new(u64::MAX),
+        }
+    }
+
+    /// The port, opened at the first call.
+    ///
+    /// # Errors
+    /// EADDRINUSE if it cannot be opened, which is not tried again. Standard error says why.
+    pub(crate) fn open(&self) -> Result<&Port> {
+        let mut new = false;
+        let opened = self.opened.get_or_init(|| {
+            new = true;
+            let port = Port::join(self.qpn_prefix as u16).map_err(|error| {
+                eprintln!(
+                    "millstream: cannot open the RoCE v2 port, so other hosts are unreachable: {error}"
+                );
+                Errno(libc::EADDRINUSE)
+            })?;
+            let receiver = Receiver { inbox: Inbox::new(DATAGRAMS), last: None };
+            Ok(OpenPort { port, receiver: BiasedLock::new(receiver) })
+        });
+        if let (true, Ok(opened)) = (new, opened) {
+            self.multicast.port_opened(&opened.port);
+        }
+        self.tasks.wake();
+        opened.as_ref().map(|opened| &opened.port).map_err(|errno| *errno)
+    }
+
+    fn opened(&self) -> Option<&OpenPort> {
+        self.opened.get()?.as_ref().ok()
+    }
+
+    /// The port, if it is open.
+    pub(crate) fn port(&self) -> Option<&Port> {
+        self.opened().map(|opened| &opened.port)
+    }
+
+    /// Receives packets for an application that polls.
+    pub(crate) fn poll(&self) {
+        self.flush_acks();
+        let Some(opened) = self.opened() else { return };
+        let mut found = false;
+        if let Some(mut receiver) = opened.receiver.try_lock() {
+            // One system call: the application polls again, and sees its completions earlier.
+            found = opened.port.receive(&mut receiver.inbox).is_ok_and(|received| received != 0);
+            if found {
+                let now = self.now();
+                self.last_poll.store(now, Ordering::Relaxed);
+                receiver.deliver(self, now);
+            }
+        } else {
+            // The thread may have been preempted while it received, on this very core.
+            std::thread::yield_now();
+        }
+        // Reading the clock is a large part of a poll that finds nothing.
+        let ticks = ticks();
+        if !found && ticks.wrapping_sub(self.last_poll_ticks.load(Ordering::Relaxed)) >= POLL_RECORD_TICKS {
+            self.last_poll_ticks.store(ticks, Ordering::Relaxed);
+            let now = self.now();
+            self.last_poll.store(now, Ordering::Relaxed);
+            if self.next_expiry.load(Ordering::Relaxed) <= now {
+                self.expire_timers();
+            }
+        }
+    }
+
+    /// How long no application has polled, nanoseconds.
+    fn since_last_poll(&self, now: u64) -> u64 {
+        match self.last_poll.load(Ordering::Relaxed) {
+            0 => u64::MAX,
+            polled => now.saturating_sub(polled),
+        }
+    }
+
+    /// Whether an application polled a moment ago: then an acknowledgement may wait for a request.
+    pub(crate) fn is_polled(&self, now: u64) -> bool {
+        self.since_last_poll(now) < POLL_TIMEOUT
+    }
+
+    /// A queue pair delays an acknowledgement until its next request, the next poll, or the thread's next check.
+    pub(crate) fn delay_ack(&self, qp: Weak<dyn QpHandler>) {
+        self.delayed_acks.lock().push(qp);
+        self.has_delayed_acks.store(true, Ordering::SeqCst);
+        // The thread may sleep without a limit: the packet was received before the thread saw the port readable.
+        if !self.checking.load(Ordering::SeqCst) {
+            self.tasks.wake();
+        }
+    }
+
+    /// A queue pair has acknowledged. It is removed if it was the last one added, as almost always. An older entry
+    /// stays, and finds nothing to acknowledge.
+    pub(crate) fn ack_sent(&self, is_same: impl FnOnce(&Weak<dyn QpHandler>) -> bool) {
+        let mut delayed = self.delayed_acks.lock();
+        delayed.pop_if(|last| is_same(last));
+        self.has_delayed_acks.store(!delayed.is_empty(), Ordering::Release);
+    }
+
+    fn next_delayed_ack(&self) -> Option<Weak<dyn QpHandler>> {
+        let mut delayed = self.delayed_acks.lock();
+        let next = delayed.pop();
+        self.has_delayed_acks.store(!delayed.is_empty(), Ordering::Release);
+        next
+    }
+
+    /// Sends all delayed acknowledgements. Called when the application does something else than post and poll, so that
+    /// peers do not wait for that.
+    pub(crate) fn flush_acks(&self) {
+        if self.has_delayed_acks.load(Ordering::Relaxed) {
+            while let Some(qp) = self.next_delayed_ack() {
+                if let Some(qp) = qp.upgrade() {
+                    qp.flush_acks();
+                }
+            }
+        }
+    }
+
+    /// Makes the thread watch the port: the application will not poll for a while.
+    pub(crate) fn watch(&self) {
+        // Nobody else would send delayed acknowledgements before the next packet: the thread may sleep.
+        self.flush_acks();
+        self.watch_until.store(self.now() + WATCH_PERIOD, Ordering::SeqCst);
+        if !self.watching.load(Ordering::SeqCst) {
+            self.tasks.wake();
+        }
+    }
+
+    /// For the thread: the descriptors to watch, if it watches the port, and the longest sleep.
+    pub(crate) fn poll_set(&self) -> ([Option<RawFd>; 2], Option<Duration>) {
+        let Some(opened) = self.opened() else { return ([None; 2], None) };
+        let now = self.now();
+        let polled = self.since_last_poll(now) < CHECK_INTERVAL;
+        let must_watch = || !polled || self.watch_until.load(Ordering::SeqCst) > now;
+        let mut watch = must_watch();
+        self.watching.store(watch, Ordering::SeqCst);
+        // A thread that arms a queue from now on sees that nobody watches. One that did so before is seen here.
+        if !watch && must_watch() {
+            watch = true;
+            self.watching.store(true, Ordering::SeqCst);
+        }
+        let fds = opened.port.descriptors().map(|fd| watch.then(|| fd.as_raw_fd()));
+        // A poller may delay an acknowledgement at any moment, and not poll again. After this store it sees that the
+        // thread will check.
+        self.checking.store(polled, Ordering::SeqCst);
+        let check = (polled || self.has_delayed_acks.load(Ordering::SeqCst)).then_some(now + CHECK_INTERVAL);
+        let timer = Some(self.next_expiry.load(Ordering::Relaxed)).filter(|next| *next != u64::MAX);
+        let next = check.into_iter().chain(timer).min();
+        (fds, next.map(|next| Duration::from_nanos(next.saturating_sub(now))))
+    }
+
+    /// For the thread: receives packets and expires timers. `readable`: a watched descriptor is readable.
+    pub(crate) fn service(&self, readable: bool) {
+        let Some(opened) = self.opened() else { return };
+        let now = self.now();
+        let unpolled = !self.is_polled(now);
+        if unpolled {
+            // Before the next packets, whose acknowledgements may still wait for a request.
+            self.flush_acks();
+        }
+        if readable {
+            match opened.receiver.try_lock() {
+                Some(mut receiver) => _ = receiver.receive(self, &opened.port),
+                // The poller may miss packets that have just arrived, or be preempted on this very core.
+                None => std::thread::sleep(POLLER_WAIT),
+            }
+        } else if (unpolled || self.next_expiry.load(Ordering::Relaxed) <= now)
+            && let Some(mut receiver) = opened.receiver.try_lock()
+        {
+            // On a busy machine the packet that a timer waits for may be here already.
+            let found = receiver.receive(self, &opened.port);
+            if found && unpolled && !self.watching.load(Ordering::Relaxed) {
+                self.watch_until.fetch_max(now + WATCH_PERIOD, Ordering::SeqCst);
+            }
+        }
+        if self.next_expiry.load(Ordering::Relaxed) <= self.now() {
+            self.expire_timers();
+        }
+    }
+
+    /// Nanoseconds on the clock of all times here.
+    pub(crate) fn now(&self) -> u64 {
+        clock::monotonic()
+    }
+
+    /// Adds a queue pair with timers.
+    pub(crate) fn add_timed(&self, qp: Weak<dyn QpHandler>) {
+        let mut timed = self.timed.lock().unwrap_or_else(PoisonError::into_inner);
+        timed.retain(|qp| qp.strong_count() != 0);
+        timed.push(qp);
+    }
+
+    /// Number of queue pairs with timers.
+    pub(crate) fn timed(&self) -> usize {
+        self.timed.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// Sets a timer for `time`.
+    #[inline]
+    pub(crate) fn set_timer(&self, time: u64) {
+        if time < self.next_expiry.load(Ordering::Relaxed) {
+            self.next_expiry.fetch_min(time, Ordering::AcqRel);
+            // The thread sleeps for longer.
+            self.tasks.wake();
+        }
+    }
+
+    fn expire_timers(&self) {
+        self.next_expiry.store(u64::MAX, Ordering::Release);
+        let timed = self.timed.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let now = self.now();
+        let next = timed.iter().filter_map(Weak::upgrade).filter_map(|qp| qp.expire_timers(now)).min();
+        if let Some(next) = next {
+            self.next_expiry.fetch_min(next, Ordering::AcqRel);
+        }
+    }
+}
+
+/// A counter that rises steadily, once to five times a nanosecond, and is cheaper to read than a clock. Without such a
+/// counter it rises by [`POLL_RECORD_TICKS`] with each call.
+#[inline]
+fn ticks() -> u64 {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: every x86-64 processor has the instruction.
+    unsafe {
+        std::arch::x86_64::_rdtsc()
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    {
+        static TICKS: AtomicU64 = AtomicU64::new(0);
+        TICKS.fetch_add(POLL_RECORD_TICKS, Ordering::Relaxed)
+    }
+}
+
+impl Receiver {
+    /// Receives what has arrived; whether there was anything.
+    fn receive(&mut self, from: &RocePort, port: &Port) -> bool {
+        for turn in 0..MAX_RECEIVES {
+            match port.receive(&mut self.inbox) {
+                Ok(0) | Err(_) => return turn != 0,
+                Ok(_) => self.deliver(from, from.now()),
+            }
+        }
+        true
+    }
+
+    /// Delivers packets to their queue pairs, in runs for the same queue pair. They arrived at `now`.
+    fn deliver(&mut self, from: &RocePort, now: u64) {
+        let Self { inbox, last } = self;
+        let mut run: ArrayVec<Packet<'_>, BATCH> = ArrayVec::new();
+        let mut run_qpn = 0;
+        // Later runs read the clock, because earlier ones take time.
+        let mut now = Some(now);
+        let mut deliver_run = |qpn: u32, packets: &[Packet<'_>]| {
+            if packets.is_empty() {
+                return;
+            }
+            let known = last.as_ref().and_then(Weak::upgrade).filter(|qp| qp.qpn() == qpn);
+            let found = known.or_else(|| from.qps.get(qpn).inspect(|qp| *last = Some(Arc::downgrade(qp))));
+            let Some(qp) = found else { return };
+            qp.packets_arrived(packets, now.take().unwrap_or_else(|| from.now()));
+        };
+        for received in inbox.received() {
+            let group = Some(gid(received.origin.destination).octets()).filter(multicast::is_group);
+            for (_, packet) in received.packets() {
+                let Some(qpn) = millstream_link::destination_qpn(packet) else { continue };
+                // The multicast queue pair number belongs to group addresses, and no other number does (10.5.1).
+                if group.is_some() != (qpn == multicast::MULTICAST_QPN) {
+                    continue;
+                }
+                if qpn == gsi::QPN {
+                    if let Some(port) = from.port() {
+                        gsi::forward(port, &received.origin, packet);
+                    }
+                    continue;
+                }
+                if let Some(group) = &group {
+                    for member in from.multicast.own_members(group) {
+                        deliver_run(member, &[(received.origin, packet)]);
+                    }
+                    continue;
+                }
+                if qpn != run_qpn || run.is_full() {
+                    deliver_run(run_qpn, &run);
+                    run.clear();
+                    run_qpn = qpn;
+                }
+                run.push((received.origin, packet));
+            }
+        }
+        deliver_run(run_qpn, &run);
+    }
+}

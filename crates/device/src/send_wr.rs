@@ -1,0 +1,46 @@
+//! Send work requests, with the fields of `struct ibv_send_wr`.
+
+use crate::mr::window::MwBind;
+use crate::types::Sge;
+
+/// A send work request. Fields that an operation does not use are ignored.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SendWr<'a> {
+    /// The application's name for the request.
+    pub wr_id: u64,
+    /// `IBV_WR_*`.
+    pub opcode: u32,
+    /// `IBV_SEND_*` bits.
+    pub flags: u32,
+    /// Immediate data, as it travels (big-endian in memory); the key to invalidate.
+    pub imm: u32,
+    /// Local memory; with [`SEND_INLINE`](crate::types::SEND_INLINE) the keys are not looked at.
+    pub sges: &'a [Sge],
+    /// Start in the target's memory, for RDMA and atomics.
+    pub remote_addr: u64,
+    /// Key of the target's memory, for RDMA and atomics.
+    pub rkey: u32,
+    /// What to compare with, or what to add.
+    pub compare_add: u64,
+    /// What to store if equal.
+    pub swap: u64,
+    /// Where a datagram goes.
+    pub to: Option<UdDestination>,
+    /// What a window shall show.
+    pub bind: Option<&'a MwBind>,
+    /// The shared receive queue that an XRC request goes through.
+    pub remote_srqn: u32,
+}
+
+/// Where a datagram goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UdDestination {
+    /// Whether the address is one of this host's.
+    pub on_this_host: bool,
+    /// The queue pair.
+    pub qpn: u32,
+    /// The key that it asks for.
+    pub qkey: u32,
+    /// The global route header that the receiver will find in front of the data.
+    pub grh: [u8; 40],
+}

@@ -1,0 +1,84 @@
+//! The owner's private records of a shared receive queue: which slots are posted, and their work request ids.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use millstream_lockfree::{SpinGuard, SpinLock};
+
+use crate::recv_queue::{Received, RecvWqe};
+use crate::types::Sge;
+
+/// In [`SrqSlots::posted`]: the slot is free.
+const NOT_POSTED: u32 = 0;
+
+/// In [`SrqSlots::posted`]: the slot's request was the `at`th to be posted, modulo 2^16.
+const fn posted_as(at: u16) -> u32 {
+    1 << 16 | at as u32
+}
+
+/// The slots of a shared receive queue.
+#[derive(Debug)]
+pub(crate) struct SrqSlots {
+    poster: SpinLock<SrqPoster>,
+    wqes: Box<[RecvWqe]>,
+    /// By slot: [`NOT_POSTED`] or [`posted_as`].
+    posted: Box<[AtomicU32]>,
+}
+
+/// The posting side.
+#[derive(Debug)]
+pub(crate) struct SrqPoster {
+    /// Requests ever posted.
+    pub(crate) tail: u32,
+    pub(crate) free: Vec<u32>,
+}
+
+impl SrqSlots {
+    /// `count` slots, a power of two, for `depth` requests.
+    pub(crate) fn new(count: u32, depth: u32) -> Self {
+        Self {
+            poster: SpinLock::new(SrqPoster { tail: 0, free: (0..depth).rev().collect() }),
+            wqes: (0..count).map(|_| RecvWqe::default()).collect(),
+            posted: (0..count).map(|_| AtomicU32::new(NOT_POSTED)).collect(),
+        }
+    }
+
+    /// Number of slots.
+    pub(crate) fn count(&self) -> u32 {
+        self.wqes.len() as u32
+    }
+
+    /// Locks the posting side.
+    pub(crate) fn lock(&self) -> SpinGuard<'_, SrqPoster> {
+        self.poster.lock()
+    }
+
+    /// Records the request in `slot`, which is the `at`th to be posted.
+    pub(crate) fn record(&self, slot: u32, at: u32, wr_id: u64, sges: &[Sge]) {
+        self.wqes[slot as usize].write(wr_id, sges);
+        self.posted[slot as usize].store(posted_as(at as u16), Ordering::Release);
+    }
+
+    /// Completes the request in `slot`, once.
+    #[inline]
+    pub(crate) fn complete(&self, slot: u32) -> Option<Received> {
+        if self.posted.get(slot as usize)?.swap(NOT_POSTED, Ordering::AcqRel) == NOT_POSTED {
+            return None;
+        }
+        Some(self.free(slot))
+    }
+
+    /// Frees `slot` if its request is still the one that was posted as `at`.
+    pub(crate) fn reclaim(&self, slot: u32, at: u16) {
+        let Some(posted) = self.posted.get(slot as usize) else { return };
+        let same = posted.compare_exchange(posted_as(at), NOT_POSTED, Ordering::AcqRel, Ordering::Relaxed);
+        if same.is_ok() {
+            self.free(slot);
+        }
+    }
+
+    fn free(&self, slot: u32) -> Received {
+        let received = self.wqes[slot as usize].read();
+        self.poster.lock().free.push(slot);
+        received
+    }
+}
