@@ -50,11 +50,11 @@ loom: ## try all orders in which the threads of lock-free code can run (docs/fau
 # With an instrumented standard library: its source is a component of the nightly compiler (rust-src).
 # rustix calls the C library here, whose functions the sanitizer intercepts.
 TSAN_TESTS ?=
-tsan: setup ## the device's tests under ThreadSanitizer; TSAN_TESTS=cycles for some of them (docs/faults.md)
+tsan: setup ## the device's tests under ThreadSanitizer; TSAN_TESTS=object_churn for some of them (docs/faults.md)
 	CARGO_TARGET_DIR=$(TARGET_DIR)/tsan RUSTFLAGS="-Zsanitizer=thread --cfg rustix_use_libc" \
 		TSAN_OPTIONS="die_after_fork=0 handle_segv=0 history_size=4 suppressions=$(abspath crates/device/tests/tsan.supp)" \
 		$(CARGO) +nightly test -Zbuild-std --target $(ASAN_TARGET) -p millstream-device --test device -- \
-		--skip kills:: $(TSAN_TESTS)
+		--skip process_kills:: $(TSAN_TESTS)
 
 # Unsafe code without system calls that Miri lacks: locks, copies and completion entries; the connection manager.
 miri: setup ## look for undefined behaviour where Miri can run (a component of the nightly compiler; docs/faults.md)
@@ -63,8 +63,8 @@ miri: setup ## look for undefined behaviour where Miri can run (a component of t
 
 soak: setup ## the long forms of what makes processes and objects come and go (docs/faults.md)
 	$(CARGO) test --release -p millstream-device --test device -- --ignored --exact --nocapture --test-threads 1 \
-		kills::a_thousand_times cycles::ten_thousand_connections_come_and_go \
-		cycles::threads_and_forks_on_one_context_for_long
+		process_kills::one_thousand_kills object_churn::ten_thousand_connections_come_and_go \
+		object_churn::threads_and_forks_on_one_context_for_long
 
 bench: bench-verbs bench-evb ## measure the soft device and the event builder; results go to target/bench/NAME.jsonl
 

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use millstream_device::gsi::{ID_BITS, agreement};
+use millstream_device::gsi::{ID_BITS, reply_to_dreq};
 use millstream_wire::cm::{self, Addresses, MessageType, Path, Rep, Req, Transport};
 use millstream_wire::{Pkey, Psn, Qkey, Qpn, gid};
 
@@ -261,7 +261,7 @@ impl RemoteConnections {
         };
         let found = self.connections.iter_mut().find(|(_, c)| c.local_id == id && c.peer == peer);
         let Some((link, connection)) = found else {
-            let drep = agreement(transaction, &message);
+            let drep = reply_to_dreq(transaction, &message);
             self.out.extend(drep.map(|bytes| OutgoingMad { from: own, to: peer, bytes }));
             return None;
         };

@@ -1,7 +1,7 @@
-//! What the device offers. Only what is accepted is advertised.
+//! Attributes and limits of the device, as `ibv_query_device` reports them.
 
-/// Vendor id, a locally administered OUI (`02-4D-53`): nobody's, and not zero, which some programs take for
-/// a device that did not answer. Programs tune themselves to known vendors, which we are not.
+/// Vendor id: a locally administered OUI (`02-4D-53`). Some programs reject zero, and some apply tuning for
+/// registered vendors.
 pub const VENDOR_ID: u32 = 0x02_4d53;
 /// Part id.
 pub const VENDOR_PART_ID: u32 = 0x4d53;
@@ -21,8 +21,8 @@ pub const MAX_QP_WR: u32 = 32768;
 pub const MAX_SGE: u32 = 32;
 /// Inline data in one work request, bytes.
 pub const MAX_INLINE: u32 = 1024;
-/// Inline data that every queue pair takes, asked for or not, bytes. Programs count on it: adapters have at least a
-/// work request's room.
+/// Inline data that every queue pair accepts, bytes. Programs rely on it, because adapters have at least the room of a
+/// work queue entry.
 pub(crate) const MIN_INLINE: u32 = 64;
 /// Completion queues in one process.
 pub const MAX_CQ: u32 = 65536;
@@ -39,17 +39,16 @@ pub const MAX_PD: u32 = 1 << 20;
 /// Outstanding RDMA READs of one queue pair, as initiator or target.
 pub const MAX_RD_ATOMIC: u8 = 128;
 
-/// What `device_cap_flags` says about memory: windows of type 1 (`IBV_DEVICE_MEM_WINDOW`) and of type 2
-/// that belong to a queue pair and a domain (`_MEM_WINDOW_TYPE_2B`), local and remote invalidation
-/// (`_MEM_MGT_EXTENSIONS`).
+/// Memory bits of `device_cap_flags`: windows of type 1 (`IBV_DEVICE_MEM_WINDOW`) and type 2B
+/// (`_MEM_WINDOW_TYPE_2B`), local and remote invalidation (`_MEM_MGT_EXTENSIONS`).
 pub const MEMORY_CAPS: u32 = 1 << 17 | 1 << 21 | 1 << 24;
 /// `IBV_DEVICE_ATOMIC_WRITE` in `device_cap_flags_ex`.
 pub const ATOMIC_WRITE_CAP: u64 = 1 << 40;
-/// `odp_caps.general_caps`: on-demand paging, also of the whole address space.
+/// `odp_caps.general_caps`: on-demand paging, including implicit regions.
 pub const ODP_CAPS: u64 = 1 | 1 << 1;
 /// `IBV_ODP_SUPPORT_*` of reliable connections: SEND, RECV, WRITE, READ, ATOMIC, SRQ_RECV.
 pub const ODP_RC_CAPS: u32 = 0x3f;
-/// Of unreliable connections: SEND, RECV, WRITE, SRQ_RECV.
+/// `IBV_ODP_SUPPORT_*` of unreliable connections: SEND, RECV, WRITE, SRQ_RECV.
 pub const ODP_UC_CAPS: u32 = 0x27;
-/// Of datagrams: SEND, RECV, SRQ_RECV.
+/// `IBV_ODP_SUPPORT_*` of datagrams: SEND, RECV, SRQ_RECV.
 pub const ODP_UD_CAPS: u32 = 0x23;

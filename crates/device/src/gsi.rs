@@ -1,8 +1,8 @@
-//! Queue pair 1: whom a connection manager's datagram is for.
+//! Queue pair 1, the general services interface: demultiplexing of connection management datagrams.
 //!
-//! All processes of a host share queue pair 1, and any of them may be the one that receives a datagram for it. The
-//! names that managers give to connections say whose they are, as queue pair numbers do: their high 12 bits are the
-//! number of a process. Requests name a service; who offers it holds an abstract socket name that says so.
+//! All processes of a host share queue pair 1, and any of them may receive a datagram for it. The high 12 bits of a
+//! communication id are the prefix of the process that it belongs to, as with queue pair numbers. Requests name a service;
+//! a process that listens for it holds an abstract socket name with the service id.
 
 use std::io;
 
@@ -14,17 +14,17 @@ use millstream_wire::{Opcode, Packet, Pkey, Psn, Qkey, Qpn, Repr, bth, deth, mad
 
 use crate::ipc;
 
-/// The key of queue pair 1 (IBTA volume 1, 10.2.5).
+/// The Q_Key of queue pair 1 (IBTA volume 1, 10.2.5).
 pub const QKEY: u32 = 0x8001_0000;
 /// Its number.
 pub const QPN: u32 = 1;
-/// Low bits of a manager's name for a connection; the high ones are the process's number.
+/// Low bits of a communication id. The high bits are the prefix of the process.
 pub const ID_BITS: u32 = 20;
 
-/// Takes a number for a manager, which is a process on the port like any other.
+/// Takes a free prefix for a connection manager, which shares the port like any other process.
 ///
 /// # Errors
-/// What the system reports; EADDRINUSE if no number is free.
+/// What the system reports; EADDRINUSE if no prefix is free.
 pub fn claim() -> io::Result<(u16, BoundSocket)> {
     let mut last = io::ErrorKind::AddrInUse.into();
     for _ in 0..256 {
@@ -37,7 +37,7 @@ pub fn claim() -> io::Result<(u16, BoundSocket)> {
     Err(last)
 }
 
-/// The name that says that the process `qpn_prefix` offers a service.
+/// The socket name of a process that listens for a service.
 #[must_use]
 pub fn service_name(service: u64, qpn_prefix: u16) -> String {
     format!("{}{qpn_prefix:03x}", service_prefix(service))
@@ -47,13 +47,13 @@ fn service_prefix(service: u64) -> String {
     format!("{}gsi/{service:x}/", ipc::socket_name_prefix())
 }
 
-/// Who offers a service.
+/// The process that listens for a service.
 fn provider(service: u64) -> Option<u16> {
     let prefix = service_prefix(service);
     listening_names(&prefix).iter().find_map(|name| u16::from_str_radix(name.strip_prefix(&prefix)?, 16).ok())
 }
 
-/// The process that a message is for; None if there is none.
+/// The process that a message is for, if there is one.
 #[must_use]
 pub fn receiver(message: &Message<'_>) -> Option<u16> {
     let owner = |id: u32| Some((id >> ID_BITS) as u16).filter(|qpn_prefix| *qpn_prefix != 0);
@@ -89,25 +89,24 @@ pub fn packet(psn: u32, datagram: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What answers a wish to end a connection that nobody here knows (any more): whoever asks shall not wait (IBTA
-/// volume 1, 12.9.8.3.3).
+/// The DREP that answers a DREQ for an unknown connection (IBTA volume 1, 12.9.8.3.3).
 #[must_use]
-pub fn agreement(transaction: u64, message: &Message<'_>) -> Option<[u8; mad::LEN]> {
+pub fn reply_to_dreq(transaction: u64, message: &Message<'_>) -> Option<[u8; mad::LEN]> {
     let Message::Dreq { local_id, remote_id, .. } = *message else { return None };
-    let agreed = Message::Drep { local_id: remote_id, remote_id: local_id, private: &[] };
-    Some(agreed.emit(transaction))
+    let reply = Message::Drep { local_id: remote_id, remote_id: local_id, private: &[] };
+    Some(reply.emit(transaction))
 }
 
-/// Gives a packet for queue pair 1 to the manager of this host that it is for; false if that has ended.
+/// Passes a packet for queue pair 1 to the connection manager that it is for; false if that has exited.
 pub fn pass_on(port: &Port, qpn_prefix: u16, origin: &Origin, bytes: &[u8]) -> bool {
-    // One that has no room is there, and the sender repeats itself.
+    // A full socket exists: the sender retransmits.
     !port
         .pass_on(qpn_prefix, origin, bytes)
         .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
-/// Passes a packet for queue pair 1 on to the manager that it is for. For one that has ended somebody else answers, as
-/// a kernel does for its processes.
+/// Passes a packet for queue pair 1 to the connection manager that it is for. Another process answers for a
+/// manager that has exited, as a kernel does.
 pub(crate) fn forward(port: &Port, origin: &Origin, bytes: &[u8]) {
     let Ok(packet) = Packet::new_checked(bytes) else { return };
     let Some(Ok((transaction, message))) = payload(&packet).map(Message::parse) else { return };
@@ -117,9 +116,9 @@ pub(crate) fn forward(port: &Port, origin: &Origin, bytes: &[u8]) {
     if any_manager(&message).is_some_and(|qpn_prefix| pass_on(port, qpn_prefix, origin, bytes)) {
         return;
     }
-    if let Some(agreed) = agreement(transaction, &message) {
-        let mut bytes = self::packet(random_u64() as u32, &agreed);
-        // If there is no room for it, the wish is repeated.
+    if let Some(reply) = reply_to_dreq(transaction, &message) {
+        let mut bytes = self::packet(random_u64() as u32, &reply);
+        // If the socket is full, the request is retransmitted.
         let _ = port.send(&mut [Outgoing {
             source: origin.destination,
             destination: origin.source,
@@ -131,7 +130,7 @@ pub(crate) fn forward(port: &Port, origin: &Origin, bytes: &[u8]) {
     }
 }
 
-/// Somebody who can refuse a request for what nobody offers.
+/// Any connection manager, which can reject a request for a service without listener.
 fn any_manager(message: &Message<'_>) -> Option<u16> {
     let asks = matches!(message, Message::Req(_) | Message::SidrReq { .. });
     let names =

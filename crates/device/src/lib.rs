@@ -1,20 +1,40 @@
-//! The soft RDMA device: what a channel adapter does, done by the initiator's processor.
+//! The soft RDMA device: a channel adapter whose work the initiator's processor does.
 //!
 //! On one host the initiator plays both adapters. It checks the target's memory key, copies once,
-//! straight into the target's memory, and writes the target's completion; the target process is
-//! not involved. What peers need to see of each other (queue pair entries, memory keys, receive and
-//! completion queues, [`layout`]) lies in one shared arena per process; what a process believes
-//! lies in its private memory, so that a peer's stray store costs errors and never a crash.
+//! straight into the target's memory, and writes the target's completion. The target process is
+//! not involved. The objects that peers read or write (queue pair entries, memory keys, receive and
+//! completion queues, [`layout`]) lie in one shared arena per process. A process keeps its own records
+//! in private memory, so that a peer's stray store causes errors and never a crash.
 //!
-//! Read in this order: [`Context`], [`Pd`], [`Mr`], [`Cq`], [`Qp`]; then `host` (the process's
-//! threads and its peers) and `qp::transfer` (the data path).
+//! Read in this order: [`Context`], [`Pd`], [`Mr`], [`Cq`], [`Qp`]; then `adapter` (tables and peers), `progress` and
+//! `server` (threads), and `qp::transfer` (data path).
+//!
+//! Modules form layers, and none depends on a layer above it (`tests/layers.rs` checks this):
+//!
+//! ```text
+//! qp                                         queue pairs, data path
+//! send_wr  srq
+//! mr  xrc
+//! pd  dm  cq                                 verbs objects
+//! context
+//! startup  server  progress                  the device's two threads
+//! adapter                                    the tables of the process
+//! roce_port
+//! multicast  xrc_srq_table
+//! peer_table  qp_table                       queue pairs as traits
+//! peer
+//! mr_table  srq_slots  tasks  gsi            tables
+//! exported_files  ipc  recv_queue
+//! layout  path  timers                       the arena, other processes
+//! errno  types  caps  event  gid  clock  channel_table
+//! ```
 //!
 //! Semantics follow the InfiniBand Architecture Specification, volume 1 (queue pair states:
-//! chapter 10.3; completion codes: 10.10 and 11.6; reliable connection: 9.7), as the verbs manual
-//! pages render them. Departures:
+//! chapter 10.3; completion codes: 10.10 and 11.6; reliable connection: 9.7) and the verbs manual
+//! pages. Departures:
 //! - a work request to a peer on this host completes before `post_send` returns;
-//! - a peer known to be gone is reported as RETRY_EXC_ERR when the first ACK timer expires, without waiting out the
-//!   retries.
+//! - a request to a process that has exited completes with RETRY_EXC_ERR when the first ACK timer expires, without
+//!   further retries.
 
 mod adapter;
 mod caps;

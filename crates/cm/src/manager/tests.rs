@@ -699,9 +699,5 @@ fn invalid_commands_fail() {
     let ProcessState { manager, io } = &mut pair.client;
     let long = param(1, &[1; private::REQ + 1]);
     assert_eq!(manager.connect(io, CHANNEL, id, &long, Ece::ZERO), INVALID, "no room in the message");
-    assert_eq!(
-        manager.qp_attributes(io, CHANNEL, id, 2).err(),
-        Some(Errno(libc::EINVAL)),
-        "no answer yet"
-    );
+    assert_eq!(manager.qp_attributes(io, CHANNEL, id, 2).err(), Some(Errno(libc::EINVAL)), "no answer yet");
 }

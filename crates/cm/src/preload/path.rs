@@ -84,7 +84,8 @@ mod tests {
     #[test]
     fn only_device_paths_are_intercepted() {
         // SAFETY: C strings.
-        let is_intercepted = |path: &CStr| INTERCEPTED.iter().any(|root| unsafe { is_below(path.as_ptr(), root) });
+        let is_intercepted =
+            |path: &CStr| INTERCEPTED.iter().any(|root| unsafe { is_below(path.as_ptr(), root) });
         for path in [
             c"/sys/class/infiniband",
             c"/sys/class/infiniband/",

@@ -129,7 +129,7 @@ pub(crate) fn doomed() {
 }
 
 #[test]
-fn what_senders_of_datagrams_took_comes_back() {
+fn requests_taken_by_datagram_senders_are_returned() {
     let adapter = Adapter::open();
     let queue = Queue::new(&adapter, None);
     let shared = RecvSource::Shared(queue.srq.clone());
@@ -160,7 +160,7 @@ fn what_senders_of_datagrams_took_comes_back() {
 }
 
 #[test]
-fn what_senders_of_a_domain_took_comes_back() {
+fn requests_taken_by_xrc_senders_are_returned() {
     let adapter = Adapter::open();
     let domain = Xrcd::private(&adapter.context).expect("a domain");
     let queue = Queue::new(&adapter, Some(&domain));
@@ -189,7 +189,7 @@ fn what_senders_of_a_domain_took_comes_back() {
 }
 
 #[test]
-fn what_was_completed_does_not_come_back() {
+fn completed_srq_requests_are_not_returned() {
     let adapter = Adapter::open();
     let queue = Queue::new(&adapter, None);
     let shared = RecvSource::Shared(queue.srq.clone());

@@ -307,7 +307,7 @@ fn an_atomic_operation_on_no_word() {
 }
 
 #[test]
-fn what_was_posted_before_the_failing_request_completes_before_it() {
+fn earlier_requests_complete_before_a_failing_one() {
     for place in Place::BOTH {
         let (mut a, mut b) = pair(place, &Setup::default());
         let source = a.hold(&pattern(1, 64));

@@ -115,7 +115,7 @@ fn a_queue_that_overflowed_ends_after_the_acknowledgement() {
 }
 
 #[test]
-fn an_event_goes_with_its_object() {
+fn destroying_an_object_drops_its_events() {
     let adapter = Adapter::open();
     let cq = adapter.cq();
     let (first, second) = (drains(&adapter, &cq), drains(&adapter, &cq));
@@ -164,7 +164,7 @@ fn a_thread_that_waits_is_woken() {
 }
 
 #[test]
-fn an_event_that_waits_is_not_repeated() {
+fn a_queued_event_is_not_repeated() {
     let adapter = Adapter::open();
     let cq = adapter.cq();
     let qp = drains(&adapter, &cq);

@@ -38,7 +38,7 @@ fn is_over(connection: &Connection) -> bool {
 }
 
 #[test]
-fn messages_that_mean_nothing_end_their_connection_only() {
+fn malformed_messages_close_their_connection_only() {
     let (_near, mut victim) = pair(Place::Elsewhere, &Setup::default());
     let number = victim.number();
     let mut seeds = 0..;
@@ -61,7 +61,7 @@ fn messages_that_mean_nothing_end_their_connection_only() {
 }
 
 #[test]
-fn descriptors_that_nobody_asked_for_are_closed() {
+fn unrequested_descriptors_are_closed() {
     let (_near, mut victim) = pair(Place::Elsewhere, &Setup::default());
     let open = |victim: &mut End| {
         let folder = format!("/proc/{}/fd", victim.process().id());
@@ -79,7 +79,7 @@ fn descriptors_that_nobody_asked_for_are_closed() {
 }
 
 #[test]
-fn what_does_not_exist_is_refused() {
+fn unknown_objects_are_refused() {
     let (_near, mut victim) = pair(Place::Elsewhere, &Setup::default());
     victim.register(Kind::Anonymous, 1 << 16, 0);
     let connection = dial(victim.number());
@@ -139,7 +139,7 @@ fn forged_reports_raise_no_impossible_events() {
 }
 
 #[test]
-fn who_does_not_read_the_answers_keeps_nobody_waiting() {
+fn a_client_that_reads_no_answers_does_not_block_the_server() {
     let (_near, mut victim) = pair(Place::Elsewhere, &Setup::default());
     let number = victim.number();
     let rude = dial(number);
@@ -162,7 +162,7 @@ fn processor_time(id: u32) -> Duration {
 }
 
 #[test]
-fn more_connections_than_descriptors_are_waited_out() {
+fn the_server_recovers_from_descriptor_exhaustion() {
     let (_near, mut victim) = pair(Place::Elsewhere, &Setup::default());
     let (id, number) = (victim.process().id(), victim.number());
     let limit = libc::rlimit { rlim_cur: 60, rlim_max: 60 };

@@ -16,7 +16,7 @@ use crate::support::{
 };
 
 #[test]
-fn queue_pairs_that_threads_make_at_once_have_nothing_in_common() {
+fn concurrently_created_queue_pairs_are_independent() {
     in_a_process_of_its_own("crowd");
 }
 
@@ -84,7 +84,7 @@ pub(crate) fn keys() {
 }
 
 #[test]
-fn a_number_that_comes_back_has_nothing_of_its_former_life() {
+fn a_reused_qpn_has_no_former_state() {
     in_a_process_of_its_own("reborn");
 }
 
@@ -141,7 +141,7 @@ pub(crate) fn reborn() {
 }
 
 #[test]
-fn nobody_writes_after_deregistration_or_destruction() {
+fn no_write_after_deregistration_or_destruction() {
     // Whole pages, which peers map, and the inside of a page, which they reach through the kernel.
     for (len, skew) in [(64 * 4096, 0), (2000, 100)] {
         for destroy in [false, true] {
@@ -175,7 +175,7 @@ fn nobody_writes_after_deregistration_or_destruction() {
 }
 
 #[test]
-fn nobody_reads_into_local_memory_after_its_deregistration() {
+fn no_read_response_is_stored_after_deregistration() {
     const LEN: usize = 48 << 20;
     let adapter = Adapter::open();
     let setup = Setup::default();
@@ -227,7 +227,7 @@ fn deregistration_does_not_wait_for_transfers_to_come() {
 }
 
 #[test]
-fn a_peer_that_died_inside_is_no_reason_to_wait_for_the_next() {
+fn an_operation_of_an_exited_peer_does_not_delay_the_next_peer() {
     const LEN: usize = 96 << 20;
     let adapter = Adapter::open();
     let setup = Setup::default();

@@ -2,32 +2,32 @@
 //! processes, which is this program again in another role.
 
 mod abandoned;
-mod cycles;
-mod death;
+mod corrupted_arena;
 mod errors;
 mod events;
+mod fuzz_seeds;
 mod hostile_socket;
-mod kills;
 mod lifetime;
-mod lists;
 mod multicast;
+mod object_churn;
 mod operations;
-mod plays;
+mod other_users;
+mod peer_exit;
 mod port;
+mod process_kills;
 mod queues;
 mod regions;
 mod resize;
 mod retries;
 mod semantics;
 mod shared;
-mod siege;
 mod states;
 mod support;
 mod transfers;
 mod unreliable;
-mod users;
 mod windows;
 mod wire;
+mod wr_lists;
 mod xrc;
 
 /// Not a test: the other process of tests here starts in this function.
@@ -38,15 +38,15 @@ fn other_process() {
         Ok("actor") => support::serve(),
         Ok("crowd") => lifetime::crowd(),
         Ok("keys") => lifetime::keys(),
-        Ok("besieged") => siege::besieged(),
-        Ok("vandal") => siege::vandal(),
-        Ok("bustle") => cycles::bustle(),
-        Ok("owner") => users::owner(),
-        Ok("trespasser") => users::trespasser(),
-        Ok("squatter") => users::squatter(),
-        Ok("load") => kills::load::serve(),
+        Ok("victim") => corrupted_arena::victim(),
+        Ok("corruptor") => corrupted_arena::corruptor(),
+        Ok("churn") => object_churn::churn(),
+        Ok("owner") => other_users::owner(),
+        Ok("trespasser") => other_users::trespasser(),
+        Ok("squatter") => other_users::squatter(),
+        Ok("load") => process_kills::load::serve(),
         Ok("device memory") => regions::all_device_memory(),
-        Ok("family") => death::family(),
+        Ok("family") => peer_exit::family(),
         Ok("stranger") => hostile_socket::stranger(),
         Ok("joiner") => multicast::joiner(),
         Ok("mcast_listener") => multicast::listener(),

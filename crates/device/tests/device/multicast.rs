@@ -137,7 +137,7 @@ fn every_member_gets_a_copy_and_nobody_else() {
 }
 
 #[test]
-fn a_member_hears_itself_unless_it_does_not_want_to() {
+fn multicast_loopback_can_be_blocked() {
     let adapter = Adapter::open();
     let [one, other] = [(); 2].map(|()| Member::of(&adapter, group(3)));
     one.qp.post_send(&SendWr { opcode: WR_SEND, to: to(group(3), QKEY), ..SendWr::default() }).expect("room");

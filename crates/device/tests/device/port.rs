@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use millstream_device::types::WC_SUCCESS;
 
+use crate::other_users::{OWNER, STRANGER, become_user};
 use crate::support::{
     Command, End, Kind, Place, Process, Region, Setup, Which, connect, own_network, pair, pattern, tell,
 };
-use crate::users::{OWNER, STRANGER, become_user};
 
 /// Runs a role on the wire in a process of its own.
 fn on_the_wire(role: &str) {
@@ -44,13 +44,13 @@ fn write_during(a: &mut End, b: &mut End, seed: u64, regions: &[Region; 2], mean
 }
 
 #[test]
-fn whoever_dies_on_the_port_the_others_go_on() {
+fn other_processes_keep_the_port_when_one_exits() {
     on_the_wire("port_survivors");
 }
 
 /// In a process of its own.
 pub(crate) fn survivors() {
-    if own_network("whoever_dies_on_the_port_the_others_go_on") {
+    if own_network("other_processes_keep_the_port_when_one_exits") {
         let setup = Setup::default();
         // The first one on the port binds the socket that all read, too.
         let [mut first, mut second] = elsewhere();

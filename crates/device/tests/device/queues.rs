@@ -57,7 +57,7 @@ fn sizes_beyond_the_devices_are_refused() {
 }
 
 #[test]
-fn a_full_queue_refuses_and_takes_again_what_was_polled() {
+fn a_full_queue_accepts_requests_again_after_polling() {
     for place in Place::BOTH {
         // Not a power of two: the device may round up, but not what it promised to count.
         let (mut a, mut b) = pair(place, &Setup { send_wr: 5, recv_wr: 3, ..Setup::default() });
@@ -349,7 +349,7 @@ fn destruction_takes_completions_along_but_not_those_of_others() {
 }
 
 #[test]
-fn what_others_use_cannot_be_destroyed() {
+fn objects_in_use_cannot_be_destroyed() {
     let context = Context::open().expect("the device opens");
     let pd = Pd::new(&context);
     let channel = Channel::new(&context).expect("a channel");
@@ -374,7 +374,7 @@ fn what_others_use_cannot_be_destroyed() {
 }
 
 #[test]
-fn a_region_is_taken_back_once() {
+fn deregistering_twice_has_no_effect() {
     let mut end = End::new(Place::Here);
     let first = end.register(Kind::Anonymous, 64, 0);
     end.deregister(&first);

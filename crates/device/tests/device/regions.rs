@@ -178,7 +178,7 @@ fn each_property_of_a_region_can_be_changed_alone_and_with_others() {
 }
 
 #[test]
-fn a_region_whose_change_fails_is_as_it_was() {
+fn a_failed_rereg_leaves_the_region_unchanged() {
     let mut scene = Scene::new(Place::Elsewhere);
     let pages = Pages::new(LEN);
     // No program has pages there.
@@ -236,7 +236,7 @@ fn a_region_whose_change_fails_is_as_it_was() {
 
 /// The peer writes and writes; once the region has moved on, nothing arrives where it was.
 #[test]
-fn nothing_arrives_where_a_region_was() {
+fn no_access_to_a_deregistered_region() {
     let mut scene = Scene::new(Place::Elsewhere);
     let (mut old, new) = (vec![0u8; 64 * PAGE], Pages::new(64 * PAGE));
     let addr = old.as_mut_ptr() as u64;
@@ -295,7 +295,7 @@ fn addresses_of_a_region_are_what_they_were_registered_as() {
 }
 
 #[test]
-fn a_null_region_reads_as_zero_and_keeps_nothing() {
+fn a_null_region_reads_zero_and_discards_writes() {
     for place in Place::BOTH {
         let mut scene = Scene::new(place);
         let mut null = Mr::null(scene.pd()).expect("room");
@@ -510,7 +510,7 @@ fn device_memory_is_reached_by_copies_and_by_keys() {
 }
 
 #[test]
-fn device_memory_has_an_end() {
+fn device_memory_is_limited() {
     crate::support::in_a_process_of_its_own("device memory");
 }
 

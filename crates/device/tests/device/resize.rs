@@ -74,7 +74,7 @@ fn waiting_completions_stay_when_the_queue_grows_and_shrinks() {
 }
 
 #[test]
-fn no_size_is_taken_that_would_lose_a_completion() {
+fn resizing_below_pending_completions_is_refused() {
     for place in Place::BOTH {
         let (mut here, mut there) = pair(place, &Setup::default());
         let [ours, theirs] = [here.register(Kind::Anonymous, 64, 0), there.register(Kind::Anonymous, 64, 0)];
@@ -115,7 +115,7 @@ fn a_peer_keeps_to_the_new_size() {
 }
 
 #[test]
-fn nothing_is_lost_while_peers_send_and_the_size_changes() {
+fn resizing_under_load_loses_nothing() {
     let (mut here, mut there) = pair(Place::Elsewhere, &Setup { recv_cqe: 64, ..Setup::default() });
     let target = here.register(Kind::Anonymous, 64, 0);
     let source = there.register(Kind::Anonymous, 64, 0);
@@ -278,7 +278,7 @@ fn a_peer_counts_for_moderated_events() {
 }
 
 #[test]
-fn completions_are_stamped_when_they_are_added() {
+fn completions_carry_timestamps() {
     let test = Loop::new();
     let start = Timestamp::now();
     test.send(1);

@@ -42,7 +42,7 @@ fn rnr_retries_take_the_receivers_time() {
 }
 
 #[test]
-fn seven_rnr_retries_are_for_ever_and_nobody_needs_to_poll() {
+fn rnr_retry_seven_retries_forever_without_polling() {
     // The shortest time-out there is has nothing to do with it.
     let setup = Setup { rnr_retry: 7, timeout: 1, retry_cnt: 0, min_rnr_timer: 1, ..Setup::default() };
     for place in Place::BOTH {
@@ -87,7 +87,7 @@ fn a_sleeping_sender_is_woken_by_its_channel() {
 
 /// Nobody polls: the completion of the failed request wakes the sender, the failure of the rest goes with it.
 #[test]
-fn retries_come_to_their_end_while_both_sides_sleep() {
+fn retries_expire_while_both_sides_sleep() {
     for place in Place::BOTH {
         // No receive: three times 20.48 ms.
         let setup = Setup { rnr_retry: 3, min_rnr_timer: 22, ..Setup::default() };
@@ -123,7 +123,7 @@ fn retries_come_to_their_end_while_both_sides_sleep() {
 }
 
 #[test]
-fn what_is_behind_a_waiting_request_waits_too() {
+fn requests_behind_a_pending_request_wait() {
     for place in Place::BOTH {
         let (mut a, mut b) = pair(place, &Setup::default());
         let source = a.hold(&pattern(1, 64));
@@ -194,7 +194,7 @@ fn a_peer_that_stays_silent_costs_the_retries() {
 }
 
 #[test]
-fn requests_that_were_held_back_are_looked_after_when_the_queue_runs_again() {
+fn held_back_requests_resume_with_the_send_queue() {
     for place in Place::BOTH {
         let setup = Setup::default();
         let (mut a, mut b, to_a) = not_ready(place, &setup);
@@ -217,7 +217,7 @@ fn requests_that_were_held_back_are_looked_after_when_the_queue_runs_again() {
 }
 
 #[test]
-fn time_out_zero_is_none() {
+fn timeout_zero_is_infinite() {
     let setup = Setup { timeout: 0, retry_cnt: 0, ..Setup::default() };
     let (mut a, mut b, to_a) = not_ready(Place::Elsewhere, &setup);
     let source = a.hold(&pattern(1, 64));

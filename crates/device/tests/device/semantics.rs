@@ -33,17 +33,17 @@ const RULES: &[(&str, &[&str])] = &[
     (
         "what lies in shared memory is copied first, then checked",
         &[
-            "siege::garbage_in_everything_that_peers_can_write_costs_errors_only",
-            "../../src/cq.rs::a_completion_says_nothing_impossible",
-            "../../src/cq.rs::a_completion_in_the_wrong_queue_is_dropped",
+            "corrupted_arena::a_corrupted_arena_causes_errors_only",
+            "../../src/cq/mod.rs::completions_carry_no_impossible_values",
+            "../../src/cq/mod.rs::a_completion_in_the_wrong_queue_is_dropped",
         ],
     ),
     (
         "indices are acquired and released",
         &[
             "queues::completions_come_once_and_in_order_around_the_rings",
-            "resize::nothing_is_lost_while_peers_send_and_the_size_changes",
-            "cycles::threads_and_forks_on_one_context",
+            "resize::resizing_under_load_loses_nothing",
+            "object_churn::threads_and_forks_on_one_context",
         ],
     ),
     ("lengths are summed in 64 bits", &["semantics::sums_of_lengths_do_not_wrap"]),
@@ -57,23 +57,23 @@ const RULES: &[(&str, &[&str])] = &[
     (
         "the retransmit timer never ends an RNR wait",
         &[
-            "retries::seven_rnr_retries_are_for_ever_and_nobody_needs_to_poll",
+            "retries::rnr_retry_seven_retries_forever_without_polling",
             "retries::rnr_retries_take_the_receivers_time",
         ],
     ),
     (
         "retry_cnt 7 is 7, rnr_retry 7 is for ever",
         &[
-            "semantics::seven_retries_are_seven_and_not_for_ever",
-            "retries::seven_rnr_retries_are_for_ever_and_nobody_needs_to_poll",
+            "semantics::retry_count_seven_is_finite",
+            "retries::rnr_retry_seven_retries_forever_without_polling",
         ],
     ),
     (
         "after an error everything later is flushed, in order",
         &[
             "queues::err_flushes_both_queues_in_order",
-            "errors::what_was_posted_before_the_failing_request_completes_before_it",
-            "kills/mod::whoever_is_left_gets_errors_and_goes_on",
+            "errors::earlier_requests_complete_before_a_failing_one",
+            "process_kills/mod::the_survivor_gets_errors_and_continues",
         ],
     ),
     (
@@ -87,13 +87,13 @@ const RULES: &[(&str, &[&str])] = &[
         "invalidate only what may be invalidated",
         &["windows::only_windows_of_type_2_can_be_invalidated_by_their_queue_pairs"],
     ),
-    ("a region with bound windows stays", &["windows::a_region_stays_while_a_window_shows_it"]),
+    ("a region with bound windows stays", &["windows::a_region_with_bound_windows_cannot_be_deregistered"]),
     ("timers die with their queue pair", &["semantics::timers_die_with_their_queue_pair"]),
     (
         "a queue pair is published only when it is complete",
         &[
-            "lifetime::queue_pairs_that_threads_make_at_once_have_nothing_in_common",
-            "lifetime::a_number_that_comes_back_has_nothing_of_its_former_life",
+            "lifetime::concurrently_created_queue_pairs_are_independent",
+            "lifetime::a_reused_qpn_has_no_former_state",
         ],
     ),
     (
@@ -116,7 +116,7 @@ const RULES: &[(&str, &[&str])] = &[
     (
         "an entry of a shared table has one owner",
         &[
-            "lifetime::queue_pairs_that_threads_make_at_once_have_nothing_in_common",
+            "lifetime::concurrently_created_queue_pairs_are_independent",
             "lifetime::a_full_key_table_refuses_and_keys_do_not_come_back",
         ],
     ),
@@ -124,29 +124,23 @@ const RULES: &[(&str, &[&str])] = &[
         "requests that wait make progress by themselves",
         &[
             "retries::a_sleeping_sender_is_woken_by_its_channel",
-            "retries::requests_that_were_held_back_are_looked_after_when_the_queue_runs_again",
+            "retries::held_back_requests_resume_with_the_send_queue",
         ],
     ),
     (
         "a killed holder's lock goes to the next",
         &[
-            "death::what_a_killed_producer_held_does_not_stop_the_others",
+            "peer_exit::a_lock_of_a_killed_producer_does_not_block_others",
             "../../../lockfree/src/robust.rs::a_lock_is_taken_from_a_holder_that_exited",
         ],
     ),
     (
         "length and padding are checked before there is a payload",
-        &[
-            "../../../wire/tests/packets.rs::what_is_wrong_is_named",
-            "wire::datagrams_that_nobody_should_send_change_nothing",
-        ],
+        &["../../../wire/tests/packets.rs::what_is_wrong_is_named", "wire::invalid_datagrams_have_no_effect"],
     ),
     (
         "opcodes that are not known are dropped",
-        &[
-            "../../../wire/tests/packets.rs::what_is_wrong_is_named",
-            "wire::datagrams_that_nobody_should_send_change_nothing",
-        ],
+        &["../../../wire/tests/packets.rs::what_is_wrong_is_named", "wire::invalid_datagrams_have_no_effect"],
     ),
     (
         "an atomic write has exactly eight bytes",
@@ -328,7 +322,7 @@ fn timers_die_with_their_queue_pair() {
 }
 
 #[test]
-fn seven_retries_are_seven_and_not_for_ever() {
+fn retry_count_seven_is_finite() {
     // 4.19 ms, and seven times more.
     let setup = Setup { timeout: 10, retry_cnt: 7, ..Setup::default() };
     let (mut a, mut b) = (End::new(Place::Here), End::new(Place::Elsewhere));

@@ -58,7 +58,7 @@ impl Crew {
 }
 
 #[test]
-fn requests_go_to_whoever_comes_first() {
+fn srq_requests_go_to_the_first_taker() {
     let crew = Crew::new(8, 3);
     for round in 0..20 {
         for i in 0..6 {
@@ -99,7 +99,7 @@ fn an_empty_queue_makes_all_senders_wait() {
 }
 
 #[test]
-fn a_queue_pair_that_goes_gives_back_what_nobody_polled() {
+fn a_destroyed_queue_pair_returns_unpolled_srq_requests() {
     let mut crew = Crew::new(4, 2);
     for ends in ["destroyed", "dropped", "reset"] {
         assert_eq!(crew.room(), 4, "before {ends}");
@@ -177,7 +177,7 @@ fn a_failing_queue_pair_leaves_the_queue_to_the_others() {
 }
 
 #[test]
-fn a_request_that_a_dead_sender_took_comes_back() {
+fn a_request_taken_by_an_exited_sender_is_returned() {
     let adapter = Adapter::open();
     for ends in ["error", "reset", "destroyed"] {
         while !dies_in_the_middle(&adapter, ends) {}

@@ -59,7 +59,7 @@ fn each_step_needs_exactly_its_attributes() {
 }
 
 #[test]
-fn only_the_ways_of_the_specification_exist() {
+fn only_transitions_of_the_specification_exist() {
     use QpState::{Err, Init, Reset, Rtr, Rts, Sqd};
     const STATES: [QpState; 6] = [Reset, Init, Rtr, Rts, Sqd, Err];
     let ways = [
@@ -153,7 +153,7 @@ fn attributes_read_back_as_they_were_set() {
 }
 
 #[test]
-fn what_may_be_posted_depends_on_the_state() {
+fn posting_depends_on_the_qp_state() {
     let mut end = open();
     let region = end.register(Kind::Anonymous, 64, 0);
     let send = Command::Send(request(1, WR_SEND, &[region.all()], (0, 0)));
@@ -206,7 +206,7 @@ fn a_drained_queue_keeps_its_requests() {
 }
 
 #[test]
-fn draining_is_reported_if_that_was_asked_for() {
+fn sq_drained_is_reported_on_request() {
     let mut end = open();
     walk(end.actor().qp(), QpState::Rts);
     let drain = attributes(&Setup::default(), QpState::Sqd, 0);

@@ -129,7 +129,7 @@ fn whole_pages_of_plain_memory_can_be_mapped() {
 }
 
 #[test]
-fn memory_that_can_no_longer_be_mapped_for_writing_is_written_all_the_same() {
+fn write_sealed_memory_is_written_through_the_kernel() {
     let (mut a, mut b) = pair(Place::Elsewhere, &Setup::default());
     let region = b.register(Kind::NoNewWriters, LEN, SKEW);
     b.forbid_new_writers(&region);
@@ -309,7 +309,7 @@ fn immediate_data_arrives_with_its_message() {
 }
 
 #[test]
-fn a_transfer_of_nothing_checks_no_key() {
+fn a_zero_length_transfer_checks_no_key() {
     for place in Place::BOTH {
         let (mut a, _b) = pair(place, &Setup::default());
         let empty = [(0xdead_0000, 0, 0x1234_5678)];

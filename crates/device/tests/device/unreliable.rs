@@ -61,7 +61,7 @@ fn an_unreliable_connection_carries_messages_and_writes() {
 }
 
 #[test]
-fn what_the_far_end_cannot_take_is_dropped() {
+fn undeliverable_unreliable_messages_are_dropped() {
     let adapter = Adapter::open();
     let [(near, sent), (far, received)] = connected(&adapter);
     let (mut from, mut to) = (vec![1u8; 64], vec![0u8; 64]);

@@ -129,7 +129,7 @@ fn send_with_inv(key: u32) -> Request {
 }
 
 #[test]
-fn a_window_shows_its_part_and_no_more() {
+fn a_window_covers_only_its_range() {
     for place in Place::BOTH {
         for (kind, based) in [(MwType::Type1, 0), (MwType::Type2, 0), (MwType::Type2, ACCESS_ZERO_BASED)] {
             let mut scene = Scene::new(place);
@@ -222,7 +222,7 @@ enum Way {
 }
 
 #[test]
-fn a_region_stays_while_a_window_shows_it() {
+fn a_region_with_bound_windows_cannot_be_deregistered() {
     use Way::*;
     for place in Place::BOTH {
         for (kind, way) in [
@@ -427,7 +427,7 @@ fn only_windows_of_type_2_can_be_invalidated_by_their_queue_pairs() {
 }
 
 #[test]
-fn a_key_that_comes_back_shows_what_it_shows_now() {
+fn a_reused_key_shows_its_current_region() {
     for place in Place::BOTH {
         // The same key at once, chosen by the owner.
         let mut scene = Scene::new(place);
@@ -476,7 +476,7 @@ fn an_invalidation_waits_for_its_receive_like_any_send() {
 /// The peer writes and writes through a window; what happens when it is taken away is that writes fail
 /// and, from then on, none arrives.
 #[test]
-fn nothing_arrives_through_a_window_that_is_gone() {
+fn no_access_through_a_deallocated_window() {
     for way in [Way::BindNothing, Way::LocalInvalidate, Way::Deallocate] {
         let mut scene = Scene::new(Place::Elsewhere);
         let kind = if way == Way::BindNothing { MwType::Type1 } else { MwType::Type2 };

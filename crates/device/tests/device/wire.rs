@@ -59,7 +59,7 @@ const OTHERWISE: [(&str, &str); 14] = [
     ("local_memory_that_is_not_there", "a READ finds that when it is answered: what is behind it has left"),
     ("memory_of_another_protection_domain", "as above"),
     (
-        "what_the_far_end_cannot_take_is_dropped",
+        "undeliverable_unreliable_messages_are_dropped",
         "too long for a receive is found when it has begun to be used",
     ),
     (
@@ -85,19 +85,19 @@ fn once_more(filters: &[&str], least: usize, variables: &[(&str, &str)]) {
 }
 
 #[test]
-fn what_holds_in_shared_memory_holds_over_the_wire() {
+fn the_tests_pass_over_packets() {
     once_more(&MODULES, 60, &[]);
 }
 
 #[test]
-fn a_network_that_loses_doubles_mixes_up_and_damages_costs_time_only() {
+fn loss_duplication_reordering_and_corruption_only_delay() {
     let tests = ["gathered_and_scattered", "immediate_data", "receivers_memory", "writes_and_reads_reach"];
     let faults = "drop=0.02,duplicate=0.02,reorder=0.02,corrupt=0.01,delay=0.01:1ms,side=both,seed=7";
     once_more(&tests, tests.len(), &[("MILLSTREAM_LINK", faults)]);
 }
 
 #[test]
-fn a_network_that_says_it_is_congested_costs_time_only() {
+fn congestion_notification_only_delays() {
     let tests = ["gathered_and_scattered", "immediate_data", "receivers_memory", "writes_and_reads_reach"];
     once_more(&tests, tests.len(), &[("MILLSTREAM_LINK", "mark=0.5,side=both")]);
 }
@@ -147,7 +147,7 @@ pub(crate) fn widow() {
 const TIMES: u64 = 21;
 
 #[test]
-fn who_takes_a_message_and_polls_no_more_has_acknowledged_it() {
+fn a_receiver_that_stops_polling_has_acknowledged() {
     on_the_wire("wire_taker");
 }
 
@@ -175,7 +175,7 @@ pub(crate) fn taker() {
 }
 
 #[test]
-fn who_takes_a_message_and_does_something_else_acknowledges_it_first() {
+fn a_busy_receiver_acknowledges_first() {
     let folder = tempfile::tempdir().expect("a folder");
     let capture = folder.path().join("%p.pcap");
     let mut process = Process::start_with("wire_busy", |command| {
@@ -214,13 +214,13 @@ fn take(end: &End) {
 }
 
 #[test]
-fn who_disconnects_from_a_manager_that_is_gone_is_agreed_with() {
+fn a_disconnect_request_to_an_exited_manager_is_answered() {
     on_the_wire("wire_heir");
 }
 
 /// In a process of its own, which has no connection manager.
 pub(crate) fn heir() {
-    if !own_network("who_disconnects_from_a_manager_that_is_gone_is_agreed_with") {
+    if !own_network("a_disconnect_request_to_an_exited_manager_is_answered") {
         return;
     }
     let (_a, _b) = pair(Place::Here, &Setup::default());
@@ -272,7 +272,7 @@ fn beside_the_port(address: Ipv4Addr) -> UdpSocket {
 }
 
 #[test]
-fn datagrams_that_nobody_should_send_change_nothing() {
+fn invalid_datagrams_have_no_effect() {
     on_the_wire("wire_target");
 }
 

@@ -297,7 +297,7 @@ fn a_message_that_is_too_long_fails_both_ends() {
 }
 
 #[test]
-fn what_others_use_does_not_end() {
+fn objects_in_use_are_not_deallocated() {
     let scene = Scene::new();
     let queue = scene.queue();
     assert!(scene.domain.in_use());
@@ -329,7 +329,7 @@ fn what_others_use_does_not_end() {
 }
 
 #[test]
-fn a_queue_pair_has_as_many_lives_as_handles() {
+fn a_queue_pair_lives_until_its_last_handle_is_closed() {
     let scene = Scene::new();
     let again = Context::open().expect("the device opens");
     let same = Xrcd::private(&again).expect("a domain");

@@ -13,13 +13,13 @@ use crate::support::{Process, Random, SOON, Usage, from_environment, wire};
 use load::{Answer, Card, Order};
 
 #[test]
-fn whoever_is_left_gets_errors_and_goes_on() {
+fn the_survivor_gets_errors_and_continues() {
     soak(from_environment("MILLSTREAM_KILLS", 40), from_environment("MILLSTREAM_SEED", 1));
 }
 
 #[test]
 #[ignore = "takes minutes: make soak"]
-fn a_thousand_times() {
+fn one_thousand_kills() {
     soak(from_environment("MILLSTREAM_KILLS", 1000), from_environment("MILLSTREAM_SEED", 1));
 }
 

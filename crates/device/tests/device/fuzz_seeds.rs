@@ -15,7 +15,7 @@ fn stage() -> Stage<impl FnMut(&str) -> String> {
 }
 
 #[test]
-fn what_a_fuzzer_found_is_borne() {
+fn fuzzer_seeds_are_tolerated() {
     let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/device");
     let mut stage = stage();
     let mut count = 0;
@@ -27,7 +27,7 @@ fn what_a_fuzzer_found_is_borne() {
 }
 
 #[test]
-fn random_plays_are_borne() {
+fn random_operation_sequences_are_tolerated() {
     let seed = from_environment("MILLSTREAM_SEED", 1);
     let mut random = Random::new(seed);
     let mut stage = stage();

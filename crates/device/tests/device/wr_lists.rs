@@ -94,7 +94,7 @@ fn everything_arrives_once_and_in_order() {
 
 /// A receiver's completion queue has room for some of the SENDs that would be told of together.
 #[test]
-fn what_fits_into_a_full_completion_queue_is_delivered() {
+fn completions_that_fit_are_delivered_despite_overrun() {
     for place in Place::BOTH {
         for room in 1..=8 {
             let (mut a, mut b) = pair(place, &Setup { recv_cqe: 8, ..Setup::default() });
@@ -159,7 +159,7 @@ fn a_batch_is_posted_whole_or_not_at_all() {
 
 /// The requests of a batch behind one that fails are flushed, in the same call.
 #[test]
-fn what_follows_a_failure_in_a_batch_is_flushed() {
+fn a_failure_flushes_the_rest_of_the_batch() {
     for place in Place::BOTH {
         let (mut a, mut b) = pair(place, &Setup::default());
         let source = a.hold(&[7; 64]);

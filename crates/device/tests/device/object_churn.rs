@@ -71,20 +71,20 @@ fn come_and_go(cycles: u64) {
 
 #[test]
 fn threads_and_forks_on_one_context() {
-    in_a_process_of_its_own("bustle");
+    in_a_process_of_its_own("churn");
 }
 
 #[test]
 #[ignore = "takes a minute: make soak"]
 fn threads_and_forks_on_one_context_for_long() {
-    let mut process = crate::support::Process::start_with("bustle", |command| {
+    let mut process = crate::support::Process::start_with("churn", |command| {
         command.env("MILLSTREAM_BUSTLE", from_environment("MILLSTREAM_CYCLES", 10_000).to_string())
     });
     assert!(process.finish().success());
 }
 
 /// In a process of its own: threads make, use and end everything; others poll; one forks.
-pub(crate) fn bustle() {
+pub(crate) fn churn() {
     const MAKERS: u64 = 3;
     let cycles = from_environment("MILLSTREAM_BUSTLE", 300);
     let adapter = Adapter::open();

@@ -2,7 +2,7 @@
 //! while data flows. The device may answer with errors. It does not crash, touch memory that it was not
 //! given, or wait without end; and when the siege is over, it works.
 //!
-//! `MILLSTREAM_SIEGE` says how many rounds, `MILLSTREAM_SEED` which.
+//! `MILLSTREAM_CORRUPTION_ROUNDS` says how many rounds, `MILLSTREAM_SEED` which.
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -75,49 +75,49 @@ fn card(process: &mut Process) -> Card {
 }
 
 #[test]
-fn garbage_in_everything_that_peers_can_write_costs_errors_only() {
+fn a_corrupted_arena_causes_errors_only() {
     let seed = from_environment("MILLSTREAM_SEED", 1);
     let mut random = Random::new(seed);
-    let mut besieged = Process::start("besieged");
+    let mut victim = Process::start("victim");
     let mut totals = [0, 0];
-    for round in 0..from_environment("MILLSTREAM_SIEGE", 8) {
-        // The peer's own arena is stored over, too: what the besieged finds there is as bad. The peer may
+    for round in 0..from_environment("MILLSTREAM_CORRUPTION_ROUNDS", 8) {
+        // The peer's own arena is stored over, too: what the victim finds there is as bad. The peer may
         // fall: others could be made to write into it.
-        let mut peer = Process::start("besieged");
-        let cards = [card(&mut besieged), card(&mut peer)];
+        let mut peer = Process::start("victim");
+        let cards = [card(&mut victim), card(&mut peer)];
         let [ours, theirs] = &cards;
-        say(&mut besieged, &Order::Connect(theirs.clone()));
+        say(&mut victim, &Order::Connect(theirs.clone()));
         say(&mut peer, &Order::Connect(ours.clone()));
-        assert!(matches!(heard(&mut besieged), Answer::Done), "seed {seed}, round {round}");
+        assert!(matches!(heard(&mut victim), Answer::Done), "seed {seed}, round {round}");
         let vandals = [ours, theirs].map(|card| {
-            let mut vandal = Process::start("vandal");
-            vandal.say(&format!("{} {}", card.numbers[0], random.next()));
-            vandal
+            let mut corruptor = Process::start("corruptor");
+            corruptor.say(&format!("{} {}", card.numbers[0], random.next()));
+            corruptor
         });
-        say(&mut besieged, &Order::Endure(random.next()));
-        let Answer::Endured(good, bad) = heard(&mut besieged) else { panic!("no result") };
+        say(&mut victim, &Order::Endure(random.next()));
+        let Answer::Endured(good, bad) = heard(&mut victim) else { panic!("no result") };
         totals = [totals[0] + good, totals[1] + bad];
         // Mostly it also ends everything under siege.
         let mut vandals = Vec::from(vandals);
         if random.once_in(4) {
             vandals.clear();
         }
-        say(&mut besieged, &Order::Close);
-        assert!(matches!(heard(&mut besieged), Answer::Done), "seed {seed}, round {round}");
+        say(&mut victim, &Order::Close);
+        assert!(matches!(heard(&mut victim), Answer::Done), "seed {seed}, round {round}");
     }
     println!("seed {seed}: {} good completions, {} errors", totals[0], totals[1]);
     assert!(totals.iter().all(|&n| n != 0), "both: {totals:?}");
     // New objects know nothing of it.
-    let mut peer = Process::start("besieged");
-    let cards = [card(&mut besieged), card(&mut peer)];
-    say(&mut besieged, &Order::Connect(cards[1].clone()));
+    let mut peer = Process::start("victim");
+    let cards = [card(&mut victim), card(&mut peer)];
+    say(&mut victim, &Order::Connect(cards[1].clone()));
     say(&mut peer, &Order::Connect(cards[0].clone()));
-    assert!(matches!((heard(&mut besieged), heard(&mut peer)), (Answer::Done, Answer::Done)));
-    say(&mut besieged, &Order::Prove);
-    assert!(matches!(heard(&mut besieged), Answer::Done));
-    say(&mut besieged, &Order::Close);
-    assert!(matches!(heard(&mut besieged), Answer::Done));
-    assert!(besieged.finish().success());
+    assert!(matches!((heard(&mut victim), heard(&mut peer)), (Answer::Done, Answer::Done)));
+    say(&mut victim, &Order::Prove);
+    assert!(matches!(heard(&mut victim), Answer::Done));
+    say(&mut victim, &Order::Close);
+    assert!(matches!(heard(&mut victim), Answer::Done));
+    assert!(victim.finish().success());
     // And this process, which has its own device, has not noticed anything.
     let (mut a, mut b) = (End::new(Place::Here), End::new(Place::Elsewhere));
     connect(&mut a, &mut b, &Setup::default());
@@ -128,7 +128,7 @@ fn garbage_in_everything_that_peers_can_write_costs_errors_only() {
 
 /// In a process of its own: maps what a device shows to its peers, and stores garbage over it until it is
 /// killed.
-pub(crate) fn vandal() {
+pub(crate) fn corruptor() {
     let line = listen().expect("whom, and the seed");
     let mut words = line.split(' ').map(|word| word.parse::<u64>().expect("a number"));
     let (number, seed) = (words.next().expect("whom") as u32, words.next().expect("the seed"));
@@ -226,7 +226,7 @@ fn used(file: BorrowedFd<'_>, len: usize) -> Vec<(usize, usize)> {
 }
 
 /// In a process of its own: does what the parent says.
-pub(crate) fn besieged() {
+pub(crate) fn victim() {
     let adapter = Adapter::open();
     // Nobody was given this.
     let secret = pattern(99, 4 << 20);

@@ -148,8 +148,8 @@ pub(crate) fn trespasser() {
 }
 
 #[test]
-fn names_that_another_user_took_hold_nobody_up() {
-    if !is_root("names_that_another_user_took_hold_nobody_up") {
+fn socket_names_of_another_user_do_not_delay() {
+    if !is_root("socket_names_of_another_user_do_not_delay") {
         return;
     }
     let mut squatter = Process::start("squatter");

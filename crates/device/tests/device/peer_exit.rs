@@ -31,7 +31,7 @@ fn ends_in_order(a: &mut End, first: u64, count: usize) {
 }
 
 #[test]
-fn waiting_requests_end_when_the_peer_is_killed() {
+fn pending_requests_fail_when_the_peer_is_killed() {
     // Timers that would take minutes.
     let setup = Setup { timeout: 24, ..Setup::default() };
     let (mut a, mut b) = pair(Place::Elsewhere, &setup);
@@ -56,7 +56,7 @@ fn waiting_requests_end_when_the_peer_is_killed() {
 }
 
 #[test]
-fn a_peer_that_dies_or_leaves_in_mid_stream_ends_the_stream() {
+fn a_peer_that_exits_or_disconnects_fails_the_stream() {
     for (killed, opcode) in
         [(true, WR_RDMA_WRITE), (true, WR_RDMA_READ), (true, WR_SEND), (false, WR_RDMA_WRITE)]
     {
@@ -90,7 +90,7 @@ fn a_peer_that_dies_or_leaves_in_mid_stream_ends_the_stream() {
 }
 
 #[test]
-fn what_a_killed_producer_held_does_not_stop_the_others() {
+fn a_lock_of_a_killed_producer_does_not_block_others() {
     let adapter = Adapter::open();
     let cq = Cq::new(&adapter.context, 8192, None).expect("a queue");
     let setup = Setup::default();
@@ -221,7 +221,7 @@ fn be_a_child(parent: u32, inherited: &[u8], mut from_parent: PipeReader, mut to
 }
 
 #[test]
-fn the_dead_are_forgotten() {
+fn exited_peers_are_removed() {
     let mut a = End::new(Place::Elsewhere);
     let arenas = |a: &mut End| {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", a.process().id())).expect("our child");
@@ -241,7 +241,7 @@ fn the_dead_are_forgotten() {
 }
 
 #[test]
-fn a_stopped_peer_is_served_late_and_nothing_is_mixed_up() {
+fn messages_to_a_stopped_peer_arrive_when_it_continues() {
     let (mut a, mut b) = pair(Place::Elsewhere, &Setup::default());
     let source = a.hold(&pattern(1, 1 << 16));
     let [first, second] = [(); 2].map(|()| b.register(Kind::Anonymous, 1 << 16, 0));
@@ -258,7 +258,7 @@ fn a_stopped_peer_is_served_late_and_nothing_is_mixed_up() {
 }
 
 #[test]
-fn a_stopped_sleeper_is_woken_when_it_goes_on() {
+fn a_stopped_process_is_signalled_when_it_continues() {
     let (mut a, mut b) = pair(Place::Elsewhere, &Setup::default());
     let (source, target) = (a.hold(&pattern(1, 64)), b.register(Kind::Anonymous, 64, 0));
     b.recv(1, &[target.all()]);
