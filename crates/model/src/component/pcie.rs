@@ -74,12 +74,12 @@ pub fn add_link(
     let rate = BytesPerSecond(raw.0 * efficiency);
     let mut overhead = [REQUEST_OVERHEAD; 4];
     overhead[usize::from(COMPLETION)] = COMPLETION_OVERHEAD;
-    let line = |way: &str| Channel {
+    let channel = |direction: &str| Channel {
         overhead,
-        ..Channel::new(format!("{name} {way}"), rate).latency(latency).capacity(buffer)
+        ..Channel::new(format!("{name} {direction}"), rate).latency(latency).capacity(buffer)
     };
     LinkChannels {
-        upstream: simulation.add_channel(line("up")),
-        downstream: simulation.add_channel(line("down")),
+        upstream: simulation.add_channel(channel("upstream")),
+        downstream: simulation.add_channel(channel("downstream")),
     }
 }

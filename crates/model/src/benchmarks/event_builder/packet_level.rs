@@ -333,12 +333,13 @@ fn adapter(
         REQUEST_OVERHEAD * (cuts(node_model.pcie.max_payload.0) + cuts(node_model.pcie.max_read_request.0));
     overhead[usize::from(MEMORY_READ)] = REQUEST_OVERHEAD * cuts(node_model.pcie.max_read_request.0);
     overhead[usize::from(COMPLETION)] = COMPLETION_OVERHEAD * cuts(node_model.pcie.max_payload.0);
-    let line = |way: &str| {
-        let line = Channel { overhead, ..Channel::new(format!("pcie {way} {node}"), rate) };
-        line.latency(node_model.pcie_latency).capacity(4 * u64::from(node_model.mtu))
+    let channel = |direction: &str| {
+        let channel = Channel { overhead, ..Channel::new(format!("pcie {direction} {node}"), rate) };
+        channel.latency(node_model.pcie_latency).capacity(4 * u64::from(node_model.mtu))
     };
-    let (up, down) = (simulation.add_channel(line("up")), simulation.add_channel(line("down")));
-    let requests = simulation.add_channel(line("requests"));
+    let (upstream, downstream) =
+        (simulation.add_channel(channel("upstream")), simulation.add_channel(channel("downstream")));
+    let requests = simulation.add_channel(channel("requests"));
     let memory = Completer::new(CompleterTiming {
         max_completion: node_model.mtu,
         short_read_completion: node_model.mtu,
@@ -359,8 +360,8 @@ fn adapter(
         network,
         acks,
         reading: simulation.route(&[requests], reads),
-        writing: simulation.route(&[up], writes),
-        completions: simulation.route(&[down], from_memory),
+        writing: simulation.route(&[upstream], writes),
+        completions: simulation.route(&[downstream], from_memory),
         placed: simulation.route(&[], placed),
         arrived: simulation.route(&[], arrived),
         completed: simulation.route(&[], completed),
