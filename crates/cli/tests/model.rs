@@ -1,4 +1,4 @@
-//! `millstream site` and `millstream model` as people use them.
+//! `millstream site` and `millstream model` as programs.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
@@ -18,7 +18,7 @@ fn succeeds(arguments: &[&str]) -> String {
     out
 }
 
-/// The words on standard error of a command that must fail.
+/// Standard error of a command that must fail.
 fn fails(arguments: &[&str]) -> String {
     let output = millstream(arguments);
     assert!(!output.status.success(), "{arguments:?} must fail");
@@ -26,7 +26,7 @@ fn fails(arguments: &[&str]) -> String {
 }
 
 #[test]
-fn a_reader_that_has_enough_ends_a_report_quietly() {
+fn a_closed_pipe_ends_the_program_by_sigpipe() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let (reader, writer) = std::io::pipe().unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_millstream"));
@@ -38,7 +38,7 @@ fn a_reader_that_has_enough_ends_a_report_quietly() {
 }
 
 #[test]
-fn a_flow_is_explained_and_swept() {
+fn explain_analyses_a_flow_and_a_sweep() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).display().to_string();
     let one = succeeds(&["model", "explain", "sites/apenet-torus.toml", "write node0 node42 65536"]);
@@ -76,7 +76,7 @@ fn a_flow_is_explained_and_swept() {
 }
 
 #[test]
-fn tools_measure_between_places_of_a_site() {
+fn measure_runs_benchmarks_on_a_site() {
     let pair = ["sites/lhcb-pair-fdr-e5.toml", "node0", "node1", "--sizes", "64,65536"];
     for tool in ["ib_write_bw", "ib_read_bw", "ib_send_lat", "osu_latency", "osu_bw", "osu_bibw"] {
         let out = succeeds(&[&["model", "measure", tool], pair.as_slice()].concat());
@@ -97,7 +97,7 @@ fn tools_measure_between_places_of_a_site() {
 }
 
 #[test]
-fn only_one_value_where_one_is_meant() {
+fn calibrate_and_figures_refuse_sweeps() {
     let said = fails(&["model", "calibrate", "--set", "u280.reads=1..4"]);
     assert!(said.contains("several values"), "{said}");
     let said = fails(&["model", "figures", "--set", "link.0.rate=EDR"]);
@@ -105,7 +105,7 @@ fn only_one_value_where_one_is_meant() {
 }
 
 #[test]
-fn sites_are_checked_with_the_line_and_drawn() {
+fn site_check_names_the_line_and_site_show_draws() {
     let folder = tempfile::tempdir().unwrap();
     let bad = folder.path().join("bad.toml");
     let text = std::fs::read_to_string(

@@ -13,7 +13,7 @@ fn said(output: &Output) -> String {
 }
 
 #[test]
-fn it_prints_what_was_built_and_the_account() {
+fn the_report_has_rates_and_the_account() {
     let output = model(&["--nodes", "8", "--seconds", "0.005", "--missing-every", "100"]);
     let text = said(&output);
     assert!(output.status.success(), "{text}");
@@ -28,7 +28,7 @@ fn it_prints_what_was_built_and_the_account() {
 }
 
 #[test]
-fn programs_read_json() {
+fn json_has_the_documented_keys() {
     let output =
         model(&["--nodes", "4", "--seconds", "0.002", "--packets", "--saturated", "--unshaped", "--json"]);
     assert!(output.status.success(), "{}", said(&output));
@@ -43,7 +43,7 @@ fn programs_read_json() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_options_are_refused() {
     for (arguments, why) in [
         (vec!["--nodes", "501"], "the site has 500 hosts"),
         (vec!["--nodes", "4", "--batch", "0"], "batch = 0: must be 1 or more"),

@@ -1,6 +1,6 @@
-// The all-to-all of crates/model/src/flow.rs in SimGrid: HOSTS hosts around one switch of no limit, each sends
-// MESSAGES messages of BYTES bytes to each other, all started at once (concurrent), or each host's one after the
-// other, first those to the next host (sequential). Prints 0, the virtual time of the last, and peak memory in KiB.
+// SimGrid version of the all-to-all in crates/model/src/flow.rs: HOSTS hosts on a non-blocking switch, MESSAGES
+// messages of BYTES bytes per pair of hosts. All messages start at once (concurrent), or each host sends one message
+// at a time, to the next host first (sequential). Prints 0, the simulated time of the last arrival, and peak memory in KiB.
 //
 //   g++ -O2 all_to_all.cpp -lsimgrid -o all_to_all && ./all_to_all 128 64 1000000 12.5e9 1e-6 sequential
 #include <cstdio>
@@ -23,7 +23,7 @@ int main(int argc, char** argv)
   const int hosts = std::atoi(argv[1]), messages = std::atoi(argv[2]);
   const bool sequential = std::string(argv[6]) == "sequential";
   const double bytes = std::atof(argv[3]), rate = std::atof(argv[4]), latency = std::atof(argv[5]);
-  // Pure sharing, as in the model: no correction for TCP's windows or headers.
+  // Max-min sharing as in the model: no correction for TCP windows or headers.
   sg4::Engine::set_config("network/model:CM02");
   sg4::Engine::set_config("network/TCP-gamma:0");
   sg4::Engine::set_config("network/crosstraffic:0");

@@ -364,7 +364,7 @@ pub(crate) fn connect(
         let wire = network_channels(simulation, name, path, &path.later_hops[i]);
         let peer = simulation.bounded_port(nics[1 - i], FROM_NETWORK, adapter.rx_buffer);
         let software = simulation.port(nics[i], FROM_SOFTWARE);
-        let heard = simulation.port(programs[i], 0);
+        let software_port = simulation.port(programs[i], 0);
         let posting = Channel::stage(format!("{name} software"), adapter.post_time);
         let posting = simulation.add_channel(posting.latency(path.pcie_latency));
         let queueing = Channel::stage(format!("{name} work queue"), adapter.message_gap);
@@ -391,8 +391,8 @@ pub(crate) fn connect(
             write_route: simulation.route(&pcie.to_memory, writes),
             completion_route: simulation.route(&pcie.from_memory, from_memory),
             placed: simulation.route(&[], placed),
-            completed: simulation.route(&[completed], heard),
-            received: simulation.route(&[seen], heard),
+            completed: simulation.route(&[completed], software_port),
+            received: simulation.route(&[seen], software_port),
             tlb,
             awaiting_tlb: VecDeque::new(),
             offset: 0,

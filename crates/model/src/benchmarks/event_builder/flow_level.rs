@@ -285,13 +285,13 @@ mod tests {
         let into: Vec<_> = (0..nodes).map(|_| flow_simulation.add_link(node.rx_payload_rate())).collect();
         let mut posted = vec![VecDeque::new(); nodes];
         for (i, &(transfer, bytes)) in transfers.iter().enumerate() {
-            let way = [out[usize::from(transfer.from)], into[usize::from(transfer.to)]];
-            let way = flow_simulation.add_path(&way, Picos::ZERO);
-            posted[usize::from(transfer.from)].push_back((way, u64::from(bytes), i as u64));
+            let links = [out[usize::from(transfer.from)], into[usize::from(transfer.to)]];
+            let path = flow_simulation.add_path(&links, Picos::ZERO);
+            posted[usize::from(transfer.from)].push_back((path, u64::from(bytes), i as u64));
         }
         let begin = |flow_simulation: &mut FlowSimulation, posted: &mut VecDeque<_>| {
-            if let Some((way, bytes, tag)) = posted.pop_front() {
-                flow_simulation.start_flow(way, bytes, tag);
+            if let Some((path, bytes, tag)) = posted.pop_front() {
+                flow_simulation.start_flow(path, bytes, tag);
             }
         };
         posted.iter_mut().for_each(|posted| begin(&mut flow_simulation, posted));

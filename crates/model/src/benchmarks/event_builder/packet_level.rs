@@ -134,8 +134,8 @@ impl Endpoint for Nic {
                 // The responder acknowledges at arrival, before data is in memory (IBTA volume 1, 9.7.5.1).
                 if packet.kind & LAST != 0 {
                     let from = usize::from(Transfer::from_tag(packet.tag).from);
-                    let way = self.acks[from].expect("every remote sender has a reply route");
-                    context.send(way, Packet::new(ACK, 0, packet.tag));
+                    let route = self.acks[from].expect("every remote sender has a reply route");
+                    context.send(route, Packet::new(ACK, 0, packet.tag));
                 }
             }
             PLACED => {
@@ -205,18 +205,18 @@ impl NetworkModel for PacketNetwork<'_, '_> {
         bytes: u32,
         control_batch: u32,
     ) {
-        let (way, receiver) = match (from, to) {
+        let (route, receiver) = match (from, to) {
             (ControlEndpoint::Node(node), _) => (self.routes.to_manager[usize::from(node)], 0),
             (_, ControlEndpoint::Node(node)) => {
                 (self.routes.from_manager[usize::from(node)], usize::from(node) + 1)
             }
             (ControlEndpoint::Manager, ControlEndpoint::Manager) => (None, 0),
         };
-        let build_latency = after + self.routes.control;
+        let delay = after + self.routes.control;
         let packet = Packet::new(MIDDLE, bytes, u64::from(control_batch));
-        match way {
-            Some(route) => self.context.send_after(build_latency, route, packet),
-            None => self.context.send_after(build_latency, self.routes.local_control[receiver], packet),
+        match route {
+            Some(route) => self.context.send_after(delay, route, packet),
+            None => self.context.send_after(delay, self.routes.local_control[receiver], packet),
         }
     }
 

@@ -315,19 +315,19 @@ impl Units {
         let corrupt =
             self.injected_fault(self.load.corrupt_every, batch, CORRUPT).filter(|at| Some(*at) != missing);
         let mut outcome = BatchOutcome::default();
-        let mut sound = batch.events;
+        let mut intact = batch.events;
         if missing.is_some() {
             // An event that lacks a fragment is incomplete, even if another fragment is corrupt.
-            sound -= 1;
+            intact -= 1;
             outcome.missing = BatchTally { events: 1, fragments: sources - 1 };
         }
         if let Some((event, _)) = corrupt
             && missing.is_none_or(|(lacking, _)| lacking != event)
         {
-            sound -= 1;
+            intact -= 1;
             outcome.corrupt = BatchTally { events: 1, fragments: sources };
         }
-        outcome.built = BatchTally { events: sound, fragments: u32::from(sound) * sources };
+        outcome.built = BatchTally { events: intact, fragments: u32::from(intact) * sources };
         outcome
     }
 
