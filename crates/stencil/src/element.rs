@@ -1,20 +1,19 @@
-//! What a grid is made of, and the one expression that everything here computes.
+//! Element types of a grid, and the expression that computes a point.
 
 /// A floating-point type that a grid can have.
 pub trait Element: Copy + Default + PartialEq + Send + Sync + std::fmt::Debug + 'static {
     /// Size [bytes].
     const BYTES: usize = size_of::<Self>();
 
-    /// The new value of a point from its four neighbours: `((north + south) + (west + east)) / 4`, added in
-    /// this order, each sum rounded. No variant of the kernel adds in another order or fuses a multiplication
-    /// with an addition, so all of them agree in every bit. Dividing by four is exact except for subnormal
-    /// results, where it rounds as the multiplication does that all variants use.
+    /// The new value of a point from its four neighbours: `((north + south) + (west + east)) * 0.25`, each operation rounded.
+    ///
+    /// All variants of the kernel use this order and fuse no operations, so that they agree in every bit.
     #[must_use]
     fn average(north: Self, south: Self, west: Self, east: Self) -> Self;
 
-    /// The kernels of this type for this processor.
+    /// The inner loops of this type for a vector unit.
     #[doc(hidden)]
-    fn rows(unit: crate::Unit) -> crate::rows::Rows<Self>;
+    fn rows(unit: crate::VectorUnit) -> crate::rows::RowLoops<Self>;
 }
 
 macro_rules! element {
@@ -25,7 +24,7 @@ macro_rules! element {
                 ((north + south) + (west + east)) * 0.25
             }
 
-            fn rows(unit: crate::Unit) -> crate::rows::Rows<Self> {
+            fn rows(unit: crate::VectorUnit) -> crate::rows::RowLoops<Self> {
                 crate::rows::$rows(unit)
             }
         }

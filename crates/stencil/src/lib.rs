@@ -1,10 +1,9 @@
-//! Five-point Jacobi sweeps: each point of a grid becomes the mean of its four neighbours, again and again.
+//! Five-point Jacobi sweeps: a sweep replaces each point of a grid by the mean of its four neighbours.
 //!
-//! A sweep by itself does four additions and multiplications for eight bytes that come from and go to memory,
-//! so memory decides. Here a tile that fits into a core's cache goes through up to [`MAX_DEPTH`] sweeps before
-//! it is written back (temporal blocking; `tile` says how), in vectors as wide as the processor has (`rows`).
-//! The result does not depend on the processor, on the tiles or on the number of threads: it is that of
-//! [`reference`], bit for bit, and that of numpy's
+//! Memory bandwidth limits a single sweep: four operations per point, and eight bytes of memory traffic. A tile that fits into a
+//! core's cache therefore goes through up to [`MAX_DEPTH`] sweeps before it is written back (temporal blocking, module
+//! `tile`), in the widest vectors of the processor (module `rows`). The result does not depend on processor, tiles or threads:
+//! it equals [`reference()`] bit for bit, and numpy's
 //! `0.25 * ((a[:-2, 1:-1] + a[2:, 1:-1]) + (a[1:-1, :-2] + a[1:-1, 2:]))`.
 //!
 //! The outermost rows and columns of a grid keep their values.
@@ -16,7 +15,7 @@
 //! let expected = reference(&source, 40, 50, 7);
 //! let mut destination = source.clone();
 //! let planes = [&mut source, &mut destination].map(|cells| Plane::of(cells, 40, 50));
-//! // SAFETY: two grids of ours, apart from each other, that nobody else has.
+//! // SAFETY: two distinct grids, which nobody else accesses.
 //! unsafe { Jacobi::new(2).run(planes[0], planes[1], 7, &|| true).unwrap() };
 //! assert_eq!(destination, expected);
 //! ```
@@ -33,25 +32,25 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 pub use element::Element;
 
 use crate::rows::STEP;
-use crate::scratch::Scratch;
+use crate::scratch::ScratchMemory;
 use crate::tile::{Pass, Tile};
 
-/// Most sweeps that a tile makes before it is written back.
+/// The most sweeps that a tile makes before it is written back.
 pub const MAX_DEPTH: usize = 16;
 
-/// Bytes of a core's cache that the rows between the levels may take.
+/// Cache of a core that the intermediate levels of a tile may take [bytes].
 const CACHE_BYTES: usize = 384 << 10;
 
-/// Rows of a tile: the fewer, the more is computed twice; the more, the less evenly threads share them.
+/// Rows of a tile: fewer rows increase the overlap of tiles, more rows balance threads worse.
 const TILE_ROWS: usize = 1024;
 
-/// Grids from this size on [bytes] are written past the caches: they would not stay there.
-const STREAM_BYTES: usize = 16 << 20;
+/// Grids of this size [bytes] or more are written with non-temporal stores, since they exceed the caches.
+const NON_TEMPORAL_BYTES: usize = 16 << 20;
 
-/// The vector units that there are loops for.
+/// The vector units with a loop of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unit {
-    /// None that we know.
+pub enum VectorUnit {
+    /// No vector unit, or an unknown one.
     Portable,
     /// 256-bit vectors of x86-64.
     Avx2,
@@ -59,41 +58,41 @@ pub enum Unit {
     Avx512,
 }
 
-impl Unit {
-    /// All of them, the widest first.
-    pub const ALL: [Unit; 3] = [Unit::Avx512, Unit::Avx2, Unit::Portable];
+impl VectorUnit {
+    /// All units, the widest first.
+    pub const ALL: [VectorUnit; 3] = [VectorUnit::Avx512, VectorUnit::Avx2, VectorUnit::Portable];
 
-    /// Whether this processor has it.
+    /// Whether this processor has the unit.
     #[must_use]
-    pub fn is_here(self) -> bool {
+    pub fn is_available(self) -> bool {
         match self {
-            Unit::Portable => true,
+            VectorUnit::Portable => true,
             #[cfg(target_arch = "x86_64")]
-            Unit::Avx2 => is_x86_feature_detected!("avx2"),
+            VectorUnit::Avx2 => is_x86_feature_detected!("avx2"),
             #[cfg(target_arch = "x86_64")]
-            Unit::Avx512 => is_x86_feature_detected!("avx512f"),
+            VectorUnit::Avx512 => is_x86_feature_detected!("avx512f"),
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
         }
     }
 
-    /// The widest that this processor has.
+    /// The widest unit of this processor.
     #[must_use]
-    pub fn widest() -> Unit {
-        Unit::ALL.into_iter().find(|unit| unit.is_here()).unwrap_or(Unit::Portable)
+    pub fn widest() -> VectorUnit {
+        VectorUnit::ALL.into_iter().find(|unit| unit.is_available()).unwrap_or(VectorUnit::Portable)
     }
 }
 
-/// Where a grid lies in memory, row by row.
+/// A grid in memory, row by row.
 #[derive(Debug)]
 pub struct Plane<E> {
     /// First element of the first row.
     pub base: *mut E,
     /// Elements from one row to the next.
     pub pitch: usize,
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
-    /// Columns, not more than `pitch`.
+    /// Number of columns, at most `pitch`.
     pub columns: usize,
 }
 
@@ -106,7 +105,7 @@ impl<E> Clone for Plane<E> {
 impl<E> Copy for Plane<E> {}
 
 impl<E: Element> Plane<E> {
-    /// The plane of cells that follow each other without gaps.
+    /// The plane of contiguous cells.
     ///
     /// # Panics
     /// If there are not `rows * columns` cells.
@@ -120,49 +119,48 @@ impl<E: Element> Plane<E> {
     }
 }
 
-/// The computation was told to stop; the destination is partly written.
+/// The caller stopped the computation; the destination is partly written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("stopped before the end")]
+#[error("the computation was stopped")]
 pub struct Stopped;
 
-/// What computes: a vector unit, a number of threads, and the memory that they keep between runs.
+/// The kernel: a vector unit, a number of threads, and their scratch memory, which is kept between runs.
 #[derive(Debug)]
 pub struct Jacobi<E> {
-    unit: Unit,
+    unit: VectorUnit,
     depth: usize,
-    scratch: Vec<Scratch<E>>,
+    scratch: Vec<ScratchMemory<E>>,
 }
 
 impl<E: Element> Jacobi<E> {
-    /// With `threads` threads, at least one, on the widest vector unit.
+    /// A kernel with `threads` threads, at least one, on the widest vector unit.
     #[must_use]
     pub fn new(threads: usize) -> Jacobi<E> {
-        Jacobi::with(threads, Unit::widest(), MAX_DEPTH)
+        Jacobi::with(threads, VectorUnit::widest(), MAX_DEPTH)
     }
 
-    /// With a vector unit (if this processor does not have it: a portable loop) and so many sweeps at most
-    /// from one writing back to the next, 1 to [`MAX_DEPTH`].
+    /// A kernel on a given vector unit (the portable loop if this processor lacks it), which makes at most `depth` sweeps, 1 to
+    /// [`MAX_DEPTH`], before it writes a tile back.
     #[must_use]
-    pub fn with(threads: usize, unit: Unit, depth: usize) -> Jacobi<E> {
-        let scratch = (0..threads.max(1)).map(|_| Scratch::default()).collect();
+    pub fn with(threads: usize, unit: VectorUnit, depth: usize) -> Jacobi<E> {
+        let scratch = (0..threads.max(1)).map(|_| ScratchMemory::default()).collect();
         Jacobi { unit, depth: depth.clamp(1, MAX_DEPTH), scratch }
     }
 
-    /// `sweeps` sweeps over the whole grid in `source`; the result is in `destination`. Both are used on the
-    /// way: the source does not keep its values, unless the sweeps are at most the depth.
+    /// Makes `sweeps` sweeps over the grid in `source` and leaves the result in `destination`. The source keeps its values only
+    /// if the sweeps do not exceed the depth.
     ///
-    /// `go_on` is asked every few microseconds on every thread.
+    /// Each thread calls `go_on` every few microseconds.
     ///
     /// # Errors
-    /// [`Stopped`] if `go_on` said no.
+    /// [`Stopped`] if `go_on` returned false.
     ///
     /// # Panics
-    /// If the planes are not of one size, or have rows longer than their pitch.
+    /// If the planes differ in size, or have rows longer than their pitch.
     ///
     /// # Safety
-    /// The planes are memory that may be read and written, apart from each other. Nobody else writes the one
-    /// or touches the other meanwhile; if somebody does (memory that other processes map), the result is
-    /// undefined, the behaviour is not, as far as the elements are plain memory.
+    /// The planes are readable and writable and do not overlap. Nobody else writes the source or accesses the destination
+    /// meanwhile. If another process does, in memory that it maps too, the result is unspecified.
     pub unsafe fn run(
         &mut self,
         source: Plane<E>,
@@ -173,23 +171,23 @@ impl<E: Element> Jacobi<E> {
         // An odd number of passes ends in the destination.
         let passes = sweeps.div_ceil(self.depth) | 1;
         let whole = 0..source.rows;
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { self.passes(source, destination, whole, sweeps, passes, go_on) }
     }
 
-    /// The rows `rows` of the grid after `sweeps` sweeps, at most the depth, from the `source`, which keeps
-    /// its values, to `destination`, where no other row is touched.
+    /// Computes rows `rows` of the grid after `sweeps` sweeps, at most the depth. The source keeps its values; no other row of
+    /// the destination changes.
     ///
     /// # Errors
-    /// [`Stopped`] if `go_on` said no.
+    /// [`Stopped`] if `go_on` returned false.
     ///
     /// # Panics
-    /// If the planes are not of one size or have rows longer than their pitch, if the rows are not rows of
-    /// theirs, and if there are more sweeps than the depth.
+    /// If the planes differ in size or have rows longer than their pitch, if `rows` exceeds them, or if `sweeps` exceeds the
+    /// depth.
     ///
     /// # Safety
-    /// As for [`run`](Self::run); others may write other rows of the destination, and rows of the source that
-    /// are more than `sweeps` away.
+    /// As for [`run`](Self::run), except that others may write other rows of the destination, and rows of the source that are
+    /// more than `sweeps` away.
     pub unsafe fn run_rows(
         &mut self,
         source: Plane<E>,
@@ -199,7 +197,7 @@ impl<E: Element> Jacobi<E> {
         go_on: &(dyn Fn() -> bool + Sync),
     ) -> Result<(), Stopped> {
         assert!(sweeps <= self.depth && rows.end <= source.rows);
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { self.passes(source, destination, rows, sweeps, 1, go_on) }
     }
 
@@ -217,35 +215,35 @@ impl<E: Element> Jacobi<E> {
         if rows.is_empty() || source.columns == 0 {
             return Ok(());
         }
-        let plan = Plan {
+        let plan = SharedRun {
             source,
             destination,
             loops: E::rows(self.unit),
             tiles: Tiles::new::<E>(rows, source.columns, sweeps.div_ceil(passes)),
             sweeps,
             passes,
-            stream: source.rows * source.columns * E::BYTES >= STREAM_BYTES,
+            non_temporal: source.rows * source.columns * E::BYTES >= NON_TEMPORAL_BYTES,
             next: (0..passes).map(|_| AtomicUsize::new(0)).collect(),
             stopped: AtomicBool::new(false),
         };
-        // A thread takes longer to start than a small tile to compute.
+        // Starting a thread takes longer than computing a small tile.
         let threads = self.scratch.len().min(plan.tiles.count());
         let barrier = Barrier::new(threads);
         let (first, others) = self.scratch.split_first_mut().expect("there is at least one thread");
         std::thread::scope(|scope| {
             for scratch in &mut others[..threads - 1] {
                 let (plan, barrier) = (&plan, &barrier);
-                // SAFETY: the caller's.
+                // SAFETY: the caller's promise.
                 scope.spawn(move || unsafe { plan.work(scratch, barrier, go_on) });
             }
-            // SAFETY: the caller's.
+            // SAFETY: the caller's promise.
             unsafe { plan.work(first, &barrier, go_on) };
         });
         if plan.stopped.into_inner() { Err(Stopped) } else { Ok(()) }
     }
 }
 
-/// How a region is cut into tiles.
+/// The division of rows and columns into tiles.
 #[derive(Debug)]
 struct Tiles {
     rows: Range<usize>,
@@ -259,7 +257,7 @@ impl Tiles {
         let between = depth.saturating_sub(1).max(1);
         let width = CACHE_BYTES / (4 * between * E::BYTES);
         let width = width.saturating_sub(2 * STEP).clamp(16 * STEP, columns.max(16 * STEP));
-        // As many as are needed, of one width.
+        // The fewest tiles of equal width.
         let count = columns.div_ceil(width).max(1);
         let width = columns.div_ceil(count).next_multiple_of(STEP);
         let bands = rows.len().div_ceil(TILE_ROWS).max(1);
@@ -284,32 +282,37 @@ impl Tiles {
     }
 }
 
-/// One run, as its threads share it.
-struct Plan<E> {
+/// The state of a run that its threads share.
+struct SharedRun<E> {
     source: Plane<E>,
     destination: Plane<E>,
-    loops: rows::Rows<E>,
+    loops: rows::RowLoops<E>,
     tiles: Tiles,
     sweeps: usize,
     passes: usize,
-    stream: bool,
+    non_temporal: bool,
     /// The next tile of each pass.
     next: Vec<AtomicUsize>,
     stopped: AtomicBool,
 }
 
-// SAFETY: the pointers are to memory that every thread may use as `Jacobi::run` says; tiles of one pass write
-// different places, and passes are kept apart by a barrier.
-unsafe impl<E: Element> Sync for Plan<E> {}
+// SAFETY: the caller of `Jacobi::run` permits all threads to use the planes; tiles of one pass write disjoint ranges, and a
+// barrier separates passes.
+unsafe impl<E: Element> Sync for SharedRun<E> {}
 
-impl<E: Element> Plan<E> {
-    /// Takes tiles until there are no more.
+impl<E: Element> SharedRun<E> {
+    /// Computes tiles until none are left.
     ///
     /// # Safety
     /// As for [`Jacobi::run`].
-    unsafe fn work(&self, scratch: &mut Scratch<E>, barrier: &Barrier, go_on: &(dyn Fn() -> bool + Sync)) {
+    unsafe fn work(
+        &self,
+        scratch: &mut ScratchMemory<E>,
+        barrier: &Barrier,
+        go_on: &(dyn Fn() -> bool + Sync),
+    ) {
         for (number, next) in self.next.iter().enumerate() {
-            // As even as can be: the later passes make one sweep less.
+            // As even as possible: later passes make one sweep less.
             let sweeps = (self.sweeps + self.passes - 1 - number) / self.passes;
             let (source, destination) = match number % 2 {
                 0 => (self.source, self.destination),
@@ -322,8 +325,8 @@ impl<E: Element> Plan<E> {
                     break;
                 }
                 let (rows, columns) = self.tiles.get(index);
-                let tile = Tile { rows, columns, sweeps, stream: self.stream };
-                // SAFETY: the caller's.
+                let tile = Tile { rows, columns, sweeps, non_temporal: self.non_temporal };
+                // SAFETY: the caller's promise.
                 if unsafe { pass.tile(&tile, scratch, go_on) }.is_err() {
                     self.stopped.store(true, Ordering::Relaxed);
                 }
@@ -333,7 +336,7 @@ impl<E: Element> Plan<E> {
     }
 }
 
-/// The same, one sweep after the other and point by point.
+/// The cells after `sweeps` sweeps, computed one sweep after the other, point by point.
 ///
 /// # Panics
 /// If there are not `rows * columns` cells.

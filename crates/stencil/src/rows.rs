@@ -1,13 +1,13 @@
-//! Two neighbouring rows at a time: the innermost loops, for every kind of vector unit.
+//! The inner loops: two neighbouring rows at a time, for each vector unit.
 //!
-//! Two rows take four rows of input instead of twice three, and the western and eastern neighbours come out
-//! of registers that hold the row already, so that a vector of results costs two loads and one store. All
-//! that is written here once, over [`Vector`]; the instruction sets below fill it in.
+//! Two rows need four input rows instead of twice three. West and east neighbours come from registers that already hold the
+//! row, so that a result vector costs two loads and one store. The loop is generic over [`Vector`], which each instruction set
+//! implements.
 
-use crate::Unit;
+use crate::VectorUnit;
 use crate::element::Element;
 
-/// Columns that divide into whole vectors on every unit.
+/// A multiple of the vector length of every unit [elements].
 pub(crate) const STEP: usize = 16;
 
 /// `out[0][from..to]` and `out[1][from..to]` from the four rows that surround and contain them.
@@ -15,40 +15,42 @@ pub(crate) const STEP: usize = 16;
 /// # Safety
 /// `1 <= from < to`. `out` is writable in `from..to`, `rows` are readable up to and with `to`, and from
 /// `from - 1` rounded down to a multiple of [`STEP`]; the two do not overlap. The processor has the vector
-/// unit of the [`Rows`] that the function is in.
-pub(crate) type Pair<E> = unsafe fn(rows: [*const E; 4], out: [*mut E; 2], from: usize, to: usize);
+/// unit of the [`RowLoops`] that the function is in.
+pub(crate) type RowPairFn<E> = unsafe fn(rows: [*const E; 4], out: [*mut E; 2], from: usize, to: usize);
 
 /// The innermost loops of one element type on one vector unit.
 #[derive(Clone, Copy, Debug)]
-pub struct Rows<E> {
-    /// Two rows, to be read again soon.
-    pub(crate) pair: Pair<E>,
-    /// Two rows, not to be read again soon: their stores pass the caches by where they can.
-    pub(crate) stream: Pair<E>,
+pub struct RowLoops<E> {
+    /// Computes two rows with ordinary stores.
+    pub(crate) pair: RowPairFn<E>,
+    /// Computes two rows with non-temporal stores where the rows are aligned.
+    pub(crate) non_temporal: RowPairFn<E>,
 }
 
-/// Makes streamed stores visible before what this thread stores next.
+/// Orders non-temporal stores before later stores of this thread.
 pub(crate) fn fence() {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: every x86-64 processor has it.
+    // SAFETY: every x86-64 processor has SSE.
     unsafe {
         std::arch::x86_64::_mm_sfence();
     }
 }
 
-/// One row, plainly.
+/// Computes one row, point by point.
 ///
 /// # Safety
-/// As for [`Pair`], of three rows and one.
+/// As for [`RowPairFn`], of three rows and one.
 pub(crate) unsafe fn single<E: Element>(rows: [*const E; 3], out: *mut E, from: usize, to: usize) {
     for at in from..to {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { point(rows, out, at) };
     }
 }
 
+/// Computes one point.
+///
 /// # Safety
-/// As for [`single`], at one place.
+/// As for [`single`], at one column.
 #[inline(always)]
 unsafe fn point<E: Element>([north, here, south]: [*const E; 3], out: *mut E, at: usize) {
     // SAFETY: the caller's.
@@ -57,10 +59,10 @@ unsafe fn point<E: Element>([north, here, south]: [*const E; 3], out: *mut E, at
     }
 }
 
-/// Without a vector unit that we know.
+/// Computes two rows without a vector unit.
 ///
 /// # Safety
-/// As for [`Pair`].
+/// As for [`RowPairFn`].
 unsafe fn portable<E: Element>(rows: [*const E; 4], out: [*mut E; 2], from: usize, to: usize) {
     let [a, b, c, d] = rows;
     // SAFETY: the caller's.
@@ -70,11 +72,11 @@ unsafe fn portable<E: Element>(rows: [*const E; 4], out: [*mut E; 2], from: usiz
     }
 }
 
-/// A register of several elements.
+/// A vector register.
 ///
 /// # Safety of all functions
 /// The processor has the instructions; pointers are to [`LANES`](Self::LANES) elements; those of
-/// [`stream`](Self::stream) are aligned to [`ALIGNMENT`](Self::ALIGNMENT).
+/// [`store_non_temporal`](Self::store_non_temporal) are aligned to [`ALIGNMENT`](Self::ALIGNMENT).
 trait Vector: Copy {
     type Element: Element;
     const LANES: usize;
@@ -82,33 +84,33 @@ trait Vector: Copy {
 
     unsafe fn load(from: *const Self::Element) -> Self;
     unsafe fn store(self, to: *mut Self::Element);
-    unsafe fn stream(self, to: *mut Self::Element);
+    unsafe fn store_non_temporal(self, to: *mut Self::Element);
     /// As [`Element::average`], in each lane.
     unsafe fn average(north: Self, south: Self, west: Self, east: Self) -> Self;
-    /// The western neighbours of `here`; `before` are the lanes that come first.
+    /// The west neighbours of `here`; `before` holds the previous lanes.
     unsafe fn west(before: Self, here: Self) -> Self;
-    /// The eastern neighbours of `here`; `after` are the lanes that follow.
+    /// The east neighbours of `here`; `after` holds the next lanes.
     unsafe fn east(here: Self, after: Self) -> Self;
 }
 
-/// The loop of all vector units. Whole vectors stand at multiples of their length, counted from column zero;
-/// what is left over at either end is computed by a vector that overlaps its neighbour, to the same values.
+/// The loop of all vector units. Vectors start at multiples of their length, counted from column zero. The remainder at either
+/// end is computed by a vector that overlaps its neighbour, with the same values.
 ///
 /// # Safety
-/// As for [`Pair`], and the processor has the instructions of `V`.
+/// As for [`RowPairFn`], and the processor has the instructions of `V`.
 #[inline(always)]
-unsafe fn vectors<V: Vector, const STREAM: bool>(
+unsafe fn vectors<V: Vector, const NON_TEMPORAL: bool>(
     rows: [*const V::Element; 4],
     out: [*mut V::Element; 2],
     from: usize,
     to: usize,
 ) {
     if to - from < V::LANES {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         return unsafe { portable(rows, out, from, to) };
     }
     let [a, b, c, d] = rows;
-    // SAFETY: the caller's; `at` is from `from` to `to - LANES`.
+    // SAFETY: the caller's promise; `at` is from `from` to `to - LANES`.
     let unaligned = |at: usize| unsafe {
         let near = |row: *const V::Element| (V::load(row.add(at - 1)), V::load(row.add(at + 1)));
         let ((bw, be), (cw, ce)) = (near(b), near(c));
@@ -121,8 +123,9 @@ unsafe fn vectors<V: Vector, const STREAM: bool>(
     if at != from {
         unaligned(from);
     }
-    // Only rows that stand right can be stored past the caches.
-    let streams = STREAM && out.iter().all(|&row| row.wrapping_add(at).addr().is_multiple_of(V::ALIGNMENT));
+    // Non-temporal stores need aligned rows.
+    let non_temporal =
+        NON_TEMPORAL && out.iter().all(|&row| row.wrapping_add(at).addr().is_multiple_of(V::ALIGNMENT));
     // SAFETY: the caller's. The furthest load ends at column `to`; the first begins at the last multiple of
     // `LANES` that is not after `from - 1`.
     unsafe {
@@ -136,9 +139,9 @@ unsafe fn vectors<V: Vector, const STREAM: bool>(
                     V::average(V::load(a.add(at)), c_here, V::west(b_west, b_here), V::east(b_here, b_east));
                 let second =
                     V::average(b_here, V::load(d.add(at)), V::west(c_west, c_here), V::east(c_here, c_east));
-                if streams {
-                    first.stream(out[0].add(at));
-                    second.stream(out[1].add(at));
+                if non_temporal {
+                    first.store_non_temporal(out[0].add(at));
+                    second.store_non_temporal(out[1].add(at));
                 } else {
                     first.store(out[0].add(at));
                     second.store(out[1].add(at));
@@ -160,9 +163,9 @@ mod x86 {
 
     use std::arch::x86_64::*;
 
-    use super::{Pair, Rows, Vector, vectors};
+    use super::{RowLoops, RowPairFn, Vector, vectors};
 
-    /// Fills in one instruction set for one element type.
+    /// Implements one instruction set for one element type.
     macro_rules! unit {
         (
             $module:ident, $features:literal, $type:ident of $lanes:literal $element:ty;
@@ -182,25 +185,25 @@ mod x86 {
 
                     #[inline(always)]
                     unsafe fn load(from: *const $element) -> Self {
-                        // SAFETY: the caller's.
+                        // SAFETY: the caller's promise.
                         Self(unsafe { $load(from) })
                     }
 
                     #[inline(always)]
                     unsafe fn store(self, to: *mut $element) {
-                        // SAFETY: the caller's.
+                        // SAFETY: the caller's promise.
                         unsafe { $store(to, self.0) }
                     }
 
                     #[inline(always)]
-                    unsafe fn stream(self, to: *mut $element) {
-                        // SAFETY: the caller's.
+                    unsafe fn store_non_temporal(self, to: *mut $element) {
+                        // SAFETY: the caller's promise.
                         unsafe { $stream(to, self.0) }
                     }
 
                     #[inline(always)]
                     unsafe fn average(north: Self, south: Self, west: Self, east: Self) -> Self {
-                        // SAFETY: the caller's.
+                        // SAFETY: the caller's promise.
                         unsafe {
                             let sum = $add($add(north.0, south.0), $add(west.0, east.0));
                             Self($multiply(sum, $set(0.25)))
@@ -210,37 +213,39 @@ mod x86 {
                     #[inline(always)]
                     unsafe fn west(before: Self, here: Self) -> Self {
                         let ($before, $west_here) = (before.0, here.0);
-                        // SAFETY: the caller's.
+                        // SAFETY: the caller's promise.
                         Self(unsafe { $west })
                     }
 
                     #[inline(always)]
                     unsafe fn east(here: Self, after: Self) -> Self {
                         let ($east_here, $after) = (here.0, after.0);
-                        // SAFETY: the caller's.
+                        // SAFETY: the caller's promise.
                         Self(unsafe { $east })
                     }
                 }
 
                 #[target_feature(enable = $features)]
                 unsafe fn pair(rows: [*const $element; 4], out: [*mut $element; 2], from: usize, to: usize) {
-                    // SAFETY: the caller's.
+                    // SAFETY: the caller's promise.
                     unsafe { vectors::<Register, false>(rows, out, from, to) }
                 }
 
                 #[target_feature(enable = $features)]
-                unsafe fn stream(
+                unsafe fn non_temporal(
                     rows: [*const $element; 4],
                     out: [*mut $element; 2],
                     from: usize,
                     to: usize,
                 ) {
-                    // SAFETY: the caller's.
+                    // SAFETY: the caller's promise.
                     unsafe { vectors::<Register, true>(rows, out, from, to) }
                 }
 
-                pub(in super::super) const ROWS: Rows<$element> =
-                    Rows { pair: pair as Pair<$element>, stream: stream as Pair<$element> };
+                pub(in super::super) const ROWS: RowLoops<$element> = RowLoops {
+                    pair: pair as RowPairFn<$element>,
+                    non_temporal: non_temporal as RowPairFn<$element>,
+                };
             }
         };
     }
@@ -287,20 +292,20 @@ mod x86 {
     }
 }
 
-fn plain<E: Element>() -> Rows<E> {
-    Rows { pair: portable::<E>, stream: portable::<E> }
+fn portable_loops<E: Element>() -> RowLoops<E> {
+    RowLoops { pair: portable::<E>, non_temporal: portable::<E> }
 }
 
 macro_rules! choose {
     ($name:ident, $element:ty, $avx2:ident, $avx512:ident) => {
-        /// The loops for `unit`, which this processor must have; without it, portable ones.
-        pub(crate) fn $name(unit: Unit) -> Rows<$element> {
+        /// The loops for `unit`; portable ones if this processor lacks it.
+        pub(crate) fn $name(unit: VectorUnit) -> RowLoops<$element> {
             match unit {
                 #[cfg(target_arch = "x86_64")]
-                Unit::Avx512 if unit.is_here() => x86::$avx512::ROWS,
+                VectorUnit::Avx512 if unit.is_available() => x86::$avx512::ROWS,
                 #[cfg(target_arch = "x86_64")]
-                Unit::Avx2 if unit.is_here() => x86::$avx2::ROWS,
-                _ => plain(),
+                VectorUnit::Avx2 if unit.is_available() => x86::$avx2::ROWS,
+                _ => portable_loops(),
             }
         }
     };

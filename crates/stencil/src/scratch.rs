@@ -1,7 +1,7 @@
-//! Memory for the rows between the levels, which each thread has for itself.
+//! Memory of a thread for the intermediate levels of a tile.
 //!
-//! The rows take most of a core's second-level cache. That is indexed by physical addresses: of pages of 4 KiB, which lie
-//! anywhere, some of its sets get more lines than they hold and others fewer. A huge page is in one piece.
+//! The levels take most of a core's second-level cache, which is indexed by physical addresses. Scattered 4 KiB pages overfill
+//! some cache sets and leave others empty; a huge page is contiguous.
 
 use millstream_shm::{Mapping, Memfd};
 
@@ -10,25 +10,25 @@ use crate::element::Element;
 /// A cache line [bytes].
 const LINE: usize = 64;
 
-/// Less than this [bytes] fits into a cache however its pages lie.
-const SMALL: usize = 128 << 10;
+/// Buffers below this size [bytes] fit into the cache on any pages.
+const HUGE_PAGE_THRESHOLD: usize = 128 << 10;
 
 /// A huge page [bytes].
 const HUGE_PAGE: usize = 2 << 20;
 
-/// The memory of one thread; it grows and stays between tiles.
+/// The memory of one thread, which grows and is kept between tiles.
 #[derive(Debug, Default)]
-pub(crate) struct Scratch<E> {
+pub(crate) struct ScratchMemory<E> {
     huge: Option<Mapping>,
-    /// In place of it, where little is needed or the system gives no other.
+    /// Used instead for small buffers, or if the system has no huge pages.
     cells: Vec<E>,
 }
 
-impl<E: Element> Scratch<E> {
-    /// Memory for `cells` elements that begins at a cache line. They have any value.
-    pub(crate) fn room(&mut self, cells: usize) -> *mut E {
+impl<E: Element> ScratchMemory<E> {
+    /// Memory for `cells` elements with unspecified values, aligned to a cache line.
+    pub(crate) fn reserve(&mut self, cells: usize) -> *mut E {
         let bytes = cells * E::BYTES;
-        if bytes >= SMALL && self.huge.as_ref().is_none_or(|huge| huge.len() < bytes) {
+        if bytes >= HUGE_PAGE_THRESHOLD && self.huge.as_ref().is_none_or(|huge| huge.len() < bytes) {
             self.huge = huge(bytes.next_multiple_of(HUGE_PAGE)).ok();
         }
         if let Some(huge) = self.huge.as_ref().filter(|huge| huge.len() >= bytes) {
@@ -54,15 +54,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn room_for_few_and_for_many_begins_at_a_line_and_can_be_written() {
-        let mut scratch = Scratch::<f64>::default();
-        for cells in [1, 100, SMALL / 8, 3 * HUGE_PAGE / 8, 7] {
-            let base = scratch.room(cells);
+    fn buffers_of_any_size_are_aligned_and_writable() {
+        let mut scratch = ScratchMemory::<f64>::default();
+        for cells in [1, 100, HUGE_PAGE_THRESHOLD / 8, 3 * HUGE_PAGE / 8, 7] {
+            let base = scratch.reserve(cells);
             assert!(base.addr().is_multiple_of(LINE));
-            // SAFETY: as many elements as were asked for, of which nobody else knows.
-            let room = unsafe { std::slice::from_raw_parts_mut(base, cells) };
-            room.fill(1.5);
-            assert!(room.iter().all(|&cell| cell == 1.5));
+            // SAFETY: the reserved elements, which nobody else accesses.
+            let buffer = unsafe { std::slice::from_raw_parts_mut(base, cells) };
+            buffer.fill(1.5);
+            assert!(buffer.iter().all(|&cell| cell == 1.5));
         }
     }
 }

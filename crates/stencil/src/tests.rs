@@ -1,10 +1,10 @@
-//! Against the reference, bit for bit: every unit, depth, number of threads and shape.
+//! All vector units, depths, thread counts and shapes agree with the reference, bit for bit.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// A grid with gaps between its rows, of cells that differ.
+/// A grid of random cells, with gaps between its rows.
 struct Grid<E> {
     cells: Vec<E>,
     pitch: usize,
@@ -42,7 +42,7 @@ impl<E: Element + From<f32>> Grid<E> {
 fn check<E: Element + From<f32>>(
     (rows, columns, more): (usize, usize, usize),
     sweeps: usize,
-    (threads, unit, depth): (usize, Unit, usize),
+    (threads, unit, depth): (usize, VectorUnit, usize),
     seed: u32,
 ) {
     let pitch = columns + more;
@@ -50,14 +50,14 @@ fn check<E: Element + From<f32>>(
     let mut destination = Grid::<E>::noise(rows, columns, pitch, seed ^ 55);
     let expected = reference(&source.packed(), rows, columns, sweeps);
     let mut jacobi = Jacobi::with(threads, unit, depth);
-    // SAFETY: two grids of ours.
+    // SAFETY: two distinct grids of this test.
     unsafe { jacobi.run(source.plane(), destination.plane(), sweeps, &|| true).unwrap() };
     assert!(destination.packed() == expected, "{rows}x{columns}+{more}, {sweeps} sweeps, {unit:?} {depth}");
     assert!(source.gaps_are_whole() && destination.gaps_are_whole());
 }
 
-fn units() -> impl Strategy<Value = Unit> {
-    let here: Vec<_> = Unit::ALL.into_iter().filter(|unit| unit.is_here()).collect();
+fn units() -> impl Strategy<Value = VectorUnit> {
+    let here: Vec<_> = VectorUnit::ALL.into_iter().filter(|unit| unit.is_available()).collect();
     proptest::sample::select(here)
 }
 
@@ -80,7 +80,7 @@ proptest! {
     }
 
     #[test]
-    fn a_range_of_rows_is_that_of_the_whole(
+    fn a_range_of_rows_equals_that_of_the_whole_grid(
         (rows, columns) in (1usize..90, 1usize..80),
         range in (0usize..90, 0usize..90),
         depth in 1usize..=MAX_DEPTH,
@@ -93,7 +93,7 @@ proptest! {
         let (before, untouched) = (source.cells.clone(), destination.cells.clone());
         let expected = reference(&source.cells, rows, columns, depth);
         let mut jacobi = Jacobi::with(2, unit, depth);
-        // SAFETY: two grids of ours.
+        // SAFETY: two distinct grids of this test.
         unsafe {
             jacobi.run_rows(source.plane(), destination.plane(), range.clone(), depth, &|| true).unwrap();
         }
@@ -108,40 +108,40 @@ proptest! {
 
 #[test]
 fn wide_and_tall_grids_are_cut_into_tiles() {
-    for unit in Unit::ALL.into_iter().filter(|unit| unit.is_here()) {
+    for unit in VectorUnit::ALL.into_iter().filter(|unit| unit.is_available()) {
         check::<f32>((37, 9000, 0), 16, (2, unit, 16), 3);
         check::<f64>((2 * TILE_ROWS + 7, 40, 8), 33, (3, unit, 16), 4);
-        // Large enough to be written past the caches, at rows that are aligned and at rows that are not.
+        // Large enough for non-temporal stores, with aligned and with unaligned rows.
         check::<f32>((2100, 2048, 0), 5, (2, unit, 4), 5);
         check::<f32>((2100, 2047, 0), 5, (2, unit, 4), 6);
     }
 }
 
 #[test]
-fn values_that_are_no_numbers_stay_where_they_belong() {
-    // Between tiles lies what other tiles left; none of it may show.
+fn stale_scratch_memory_does_not_reach_the_result() {
+    // Scratch memory holds values of earlier tiles, which must not reach the result.
     let (rows, columns) = (70, 3000);
     let mut jacobi = Jacobi::<f32>::new(1);
     let mut poison = vec![f32::NAN; rows * columns];
     let mut other = poison.clone();
     let planes = [&mut poison, &mut other].map(|cells| Plane::of(cells, rows, columns));
-    // SAFETY: two grids of ours.
+    // SAFETY: two distinct grids of this test.
     unsafe { jacobi.run(planes[0], planes[1], 16, &|| true).unwrap() };
     let mut source = Grid::<f32>::noise(rows, columns, columns, 1);
     let expected = reference(&source.cells, rows, columns, 16);
     let mut destination = Grid::<f32>::noise(rows, columns, columns, 2);
-    // SAFETY: two grids of ours.
+    // SAFETY: two distinct grids of this test.
     unsafe { jacobi.run(source.plane(), destination.plane(), 16, &|| true).unwrap() };
     assert!(destination.cells == expected);
 }
 
 #[test]
-fn a_run_stops_when_told_to() {
+fn a_run_stops_when_the_callback_returns_false() {
     let mut source = Grid::<f32>::noise(500, 500, 500, 1);
     let mut destination = Grid::<f32>::noise(500, 500, 500, 1);
     let asked = AtomicUsize::new(0);
     let go_on = || asked.fetch_add(1, Ordering::Relaxed) < 20;
-    // SAFETY: two grids of ours.
+    // SAFETY: two distinct grids of this test.
     let outcome = unsafe { Jacobi::new(2).run(source.plane(), destination.plane(), 1_000_000, &go_on) };
     assert_eq!(outcome, Err(Stopped));
     assert!(asked.into_inner() < 100);

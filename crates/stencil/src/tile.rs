@@ -1,12 +1,12 @@
-//! One tile through several sweeps, row by row, without leaving the cache.
+//! Several sweeps over one tile within the cache, row by row.
 //!
-//! Level `t` is the grid after `t` sweeps. A point of level `t` needs its neighbours of level `t - 1`, so a
-//! tile of level `T` needs `T` more rows and columns of level 0 on each side. They are computed again by the
-//! neighbouring tile; in return tiles need nothing of each other, in any order, on any thread.
+//! Level `t` is the grid after `t` sweeps. A point of level `t` needs its neighbours of level `t - 1`, so a tile of level `T`
+//! needs `T` more rows and columns of level 0 on each side. Neighbouring tiles compute these points too; in return tiles are
+//! independent: any thread computes any tile in any order.
 //!
-//! Inside a tile all levels walk down together, two rows at a step. At step `p` level `t` computes rows
-//! `2p - t` and `2p - t + 1`, from rows `2p - t - 1` to `2p - t + 2` of level `t - 1`: the two that this step
-//! has just made and the two of the step before. Four rows of each level are all that is kept:
+//! Within a tile all levels advance together, two rows a step. In step `p` level `t` computes rows `2p - t` and `2p - t + 1`
+//! from rows `2p - t - 1` to `2p - t + 2` of level `t - 1`: two rows of this step and two of the previous one. Each level
+//! therefore keeps four rows:
 //!
 //! ```text
 //!      level 0 (source)   1            2            3 (destination)
@@ -17,42 +17,42 @@
 //!      row 2p             = = = = =   ◄
 //! ```
 //!
-//! The outermost rows and columns of the grid never change: at every level they are copied from the source.
+//! The outermost rows and columns of the grid never change: each level copies them from the source.
 
 use std::ops::Range;
 
 use crate::element::Element;
-use crate::rows::{Pair, Rows, STEP, fence, single};
-use crate::scratch::Scratch;
+use crate::rows::{RowLoops, RowPairFn, STEP, fence, single};
+use crate::scratch::ScratchMemory;
 use crate::{Plane, Stopped};
 
-/// Rows that a level keeps.
+/// RowLoops that a level keeps.
 const KEPT: usize = 4;
 
-/// What a tile computes.
+/// A tile to compute.
 #[derive(Clone, Debug)]
 pub(crate) struct Tile {
-    /// Rows of the result.
+    /// RowLoops of the result.
     pub(crate) rows: Range<usize>,
-    /// Columns of the result. They begin at a multiple of [`STEP`], and end at one or at the end.
+    /// Columns of the result: from a multiple of [`STEP`] to a multiple of it or to the last column.
     pub(crate) columns: Range<usize>,
-    /// Sweeps; none copies.
+    /// Number of sweeps; zero copies.
     pub(crate) sweeps: usize,
-    /// Whether the result's stores may pass the caches by.
-    pub(crate) stream: bool,
+    /// Whether the result is written with non-temporal stores.
+    pub(crate) non_temporal: bool,
 }
 
-/// The part of a level that a tile needs, and where it lies.
+/// The part of a level that a tile needs, and its memory.
 #[derive(Clone, Debug)]
 struct Level<E> {
     rows: Range<usize>,
     columns: Range<usize>,
-    /// Column 0 of row 0, if it were there: rows and columns that are not needed may not be looked at, except
-    /// for up to [`STEP`] columns on either side, where the kernels may read what then does not count.
+    /// Address that column 0 of row 0 would have. Only the needed rows and columns are valid, and up to [`STEP`] columns on
+    /// either side, which the loops may read but do not use.
     base: *mut E,
     /// Elements from one row to the next.
     pitch: usize,
-    /// Which bits of a row's number say where it is kept.
+    /// Mask of a row number that selects the row's buffer.
     mask: usize,
 }
 
@@ -62,30 +62,30 @@ impl<E> Level<E> {
     }
 }
 
-/// `range` and `more` on both sides, to whole vectors, as far as there are any.
+/// `range` extended by `more` on both sides and to whole vectors, within the grid.
 fn widened(range: &Range<usize>, more: usize, end: usize) -> Range<usize> {
     let first = range.start.saturating_sub(more) / STEP * STEP;
     first..(range.end + more).next_multiple_of(STEP).min(end)
 }
 
-/// A grid, two levels of it in memory: the tiles of one pass read one and write the other.
+/// One pass over the grid: its tiles read the source plane and write the destination plane.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pass<E> {
     pub(crate) source: Plane<E>,
     pub(crate) destination: Plane<E>,
-    pub(crate) loops: Rows<E>,
+    pub(crate) loops: RowLoops<E>,
 }
 
 impl<E: Element> Pass<E> {
-    /// Computes one tile. `go_on` is asked after every step.
+    /// Computes one tile. Calls `go_on` after each step.
     ///
     /// # Safety
-    /// Both planes are memory that this call may read and write as it says, of the same size, apart from each
-    /// other; nobody else writes the tile of the destination or the part of the source that the tile needs.
+    /// The planes have the same size and do not overlap; the source is readable, the destination writable. Nobody else writes
+    /// the tile of the destination or the part of the source that the tile needs.
     pub(crate) unsafe fn tile(
         &self,
         tile: &Tile,
-        scratch: &mut Scratch<E>,
+        scratch: &mut ScratchMemory<E>,
         go_on: &(dyn Fn() -> bool + Sync),
     ) -> Result<(), Stopped> {
         if tile.sweeps == 0 {
@@ -108,10 +108,14 @@ impl<E: Element> Pass<E> {
         for step in first_step..=last_step {
             for (t, pair) in (1..).zip(levels.windows(2)) {
                 let [from, to] = pair else { unreachable!("windows of two") };
-                let loops = if tile.stream && t == tile.sweeps { self.loops.stream } else { self.loops.pair };
+                let loops = if tile.non_temporal && t == tile.sweeps {
+                    self.loops.non_temporal
+                } else {
+                    self.loops.pair
+                };
                 if let Some(second) = (2 * step + 1).checked_sub(t) {
-                    // SAFETY: the caller's; each row that a level needs finds its neighbours one level before,
-                    // made in this step or in the one before.
+                    // SAFETY: the caller's promise; the rows that a level needs of the level before were computed in this
+                    // step or in the previous one.
                     unsafe { self.two_rows(from, to, second, loops) };
                 }
             }
@@ -123,8 +127,8 @@ impl<E: Element> Pass<E> {
         Ok(())
     }
 
-    /// The source, the levels between in `scratch`, and the destination.
-    fn levels(&self, tile: &Tile, scratch: &mut Scratch<E>) -> Vec<Level<E>> {
+    /// The source, the intermediate levels in `scratch`, and the destination.
+    fn levels(&self, tile: &Tile, scratch: &mut ScratchMemory<E>) -> Vec<Level<E>> {
         let whole = |plane: Plane<E>| Level {
             rows: tile.rows.clone(),
             columns: tile.columns.clone(),
@@ -136,7 +140,7 @@ impl<E: Element> Pass<E> {
         let (rows, columns) = (self.source.rows, self.source.columns);
         let widest = widened(&tile.columns, sweeps, columns);
         let pitch = (widest.len() + 2 * STEP).next_multiple_of(STEP);
-        let mut at = scratch.room((sweeps - 1) * KEPT * pitch);
+        let mut at = scratch.reserve((sweeps - 1) * KEPT * pitch);
         let mut levels = vec![whole(self.source)];
         for t in 1..sweeps {
             let more = sweeps - t;
@@ -153,18 +157,17 @@ impl<E: Element> Pass<E> {
         levels
     }
 
-    /// Rows `second - 1` and `second` of level `to`, as far as they are needed.
+    /// Computes rows `second - 1` and `second` of level `to`, as far as they are needed.
     ///
     /// # Safety
     /// The rows around them are in level `from`.
-    unsafe fn two_rows(&self, from: &Level<E>, to: &Level<E>, second: usize, loops: Pair<E>) {
+    unsafe fn two_rows(&self, from: &Level<E>, to: &Level<E>, second: usize, loops: RowPairFn<E>) {
         let (rows, columns) = (self.source.rows, self.source.columns);
         let changes = |row: usize| to.rows.contains(&row) && row != 0 && row != rows - 1;
         let (left, right) = (to.columns.start.max(1), to.columns.end.min(columns - 1));
         let first = second.saturating_sub(1);
         let input = |row: usize| from.row(row).cast_const();
-        // SAFETY: what is read is in level `from`, what is written in level `to`; the edges of the grid are in
-        // the source.
+        // SAFETY: reads are in level `from`, writes in level `to`; the edges of the grid are in the source.
         unsafe {
             if left < right && changes(first) && changes(second) && first != second {
                 let around = [first - 1, first, second, second + 1].map(input);
@@ -186,7 +189,7 @@ impl<E: Element> Pass<E> {
         }
     }
 
-    /// The first and the last column of the grid, where the tile reaches them.
+    /// Copies the first and the last column of the grid, if they are in the tile.
     ///
     /// # Safety
     /// The row is needed in level `to`.

@@ -237,7 +237,7 @@ impl<E: Element> NativeKernel<E> {
             mapping.prefault(0, bytes)?;
             Ok(mapping)
         };
-        let jacobi = Jacobi::with(threads, millstream_stencil::Unit::widest(), depth);
+        let jacobi = Jacobi::with(threads, millstream_stencil::VectorUnit::widest(), depth);
         Ok(NativeKernel { jacobi, planes: [plane()?, plane()?], side, sweeps })
     }
 
