@@ -1,4 +1,4 @@
-//! `millstream stencil`.
+//! `millstream stencil`: a stencil job on leased or emulated cards.
 
 use std::error::Error;
 use std::fmt::Write as _;
@@ -14,9 +14,9 @@ use millstream_card::{Config, Lifetime, Network, serve_with};
 use millstream_offload::emulated::start_cards;
 use millstream_offload::grid::{Grid, Shape};
 use millstream_offload::plan::Plan;
-use millstream_offload::recovery::{self, Order};
-use millstream_offload::remote::{CardAddress, LeaseTerms, LeasedRow};
-use millstream_offload::timeline::{Breakdown, JobReport, Kind};
+use millstream_offload::recovery::{self, JobOptions};
+use millstream_offload::leased::{CardAddress, LeaseTerms, LeasedCards};
+use millstream_offload::timeline::{Breakdown, JobReport, StepKind};
 use millstream_rdma::device::{self, DeviceSelector};
 use millstream_report::timeline::{Bar, Kind as Ink, Timeline};
 use millstream_report::{Progress, save};
@@ -25,13 +25,13 @@ use crate::args::StencilOptions;
 use crate::card::Names;
 use crate::interrupt::Interrupt;
 
-/// Time from this process's death to the end of its leases, and how long to wait for cards that somebody else has.
-const TERMS: LeaseTerms = LeaseTerms { duration: Duration::from_secs(5), patience: Duration::from_secs(5) };
+/// Leases end this long after this process dies; cards leased to another node are awaited this long.
+const TERMS: LeaseTerms = LeaseTerms { duration: Duration::from_secs(5), acquire_timeout: Duration::from_secs(5) };
 
-/// Banks of a card that is started for a job.
+/// Memory banks of a card that is started for a job.
 const BANKS: u32 = 4;
 
-/// Rows and columns, as people write them: `ROWSxCOLUMNS`.
+/// Rows and columns, written as `ROWSxCOLUMNS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GridSize {
     rows: u64,
@@ -49,7 +49,7 @@ impl FromStr for GridSize {
                 let bytes = rows.checked_mul(columns).and_then(|points| points.checked_mul(8));
                 match bytes.filter(|&bytes| bytes <= isize::MAX as u64) {
                     Some(_) => Ok(GridSize { rows, columns }),
-                    None => Err("no memory can hold it".to_owned()),
+                    None => Err("the grid exceeds the address space".to_owned()),
                 }
             }
             _ => Err("expected ROWSxCOLUMNS, for example 16384x16384".to_owned()),
@@ -64,7 +64,7 @@ pub(crate) fn run(options: &StencilOptions) -> Result<ExitCode, Box<dyn Error>> 
     let shape = match (&options.input, options.grid) {
         (Some(file), _) => file.shape()?,
         (None, Some(GridSize { rows, columns })) => Shape { rows, columns, double: options.float64 },
-        (None, None) => return Err("--grid ROWSxCOLUMNS or --input FILE says what to compute on".into()),
+        (None, None) => return Err("no grid: give --grid ROWSxCOLUMNS or --input FILE".into()),
     };
     let device = device::open(&DeviceSelector::from_environment())?;
     eprintln!("grid of {}x{}, {} MiB", shape.rows, shape.columns, shape.bytes() >> 20);
@@ -73,7 +73,7 @@ pub(crate) fn run(options: &StencilOptions) -> Result<ExitCode, Box<dyn Error>> 
         Some(file) => file.read(&mut grid)?,
         None => grid.generate(options.seed),
     }
-    // As a card gets it, before it is overwritten.
+    // Before the job overwrites the grid.
     let reference = options.verify.then(|| {
         eprintln!("computing the reference on this host");
         grid.reference(options.iterations)
@@ -88,18 +88,18 @@ pub(crate) fn run(options: &StencilOptions) -> Result<ExitCode, Box<dyn Error>> 
     };
     let names = Names::new(options.site.as_deref());
     let places = match own.is_empty() {
-        true => find(&names, &options.cards)?,
+        true => resolve(&names, &options.cards)?,
         false => own.iter().map(|card| CardAddress::from(card.address())).collect(),
     };
-    let spares = find(&names, &options.spares)?;
+    let spares = resolve(&names, &options.spares)?;
     let mut spare = Grid::zeros(shape, Some(&device))?;
-    let mut row = LeasedRow::take(&device, &places, &spares, TERMS)?;
-    let order = Order {
+    let mut row = LeasedCards::acquire(&device, &places, &spares, TERMS)?;
+    let job_options = JobOptions {
         iterations: options.iterations,
         depth: options.depth,
-        checkpoint: NonZeroU64::new(options.checkpoint),
+        checkpoint_interval: NonZeroU64::new(options.checkpoint),
     };
-    let report = compute(&order, &mut grid, &mut spare, &mut row)?;
+    let report = compute(&job_options, &mut grid, &mut spare, &mut row)?;
     row.release()?;
     drop(own);
     if let Some(reference) = &reference {
@@ -123,22 +123,22 @@ pub(crate) fn run(options: &StencilOptions) -> Result<ExitCode, Box<dyn Error>> 
     Ok(ExitCode::SUCCESS)
 }
 
-/// Where cards listen that are named, or given by their addresses.
-fn find(names: &Names, cards: &[String]) -> Result<Vec<CardAddress>, Box<dyn Error>> {
+/// The addresses of cards given by name or by address.
+fn resolve(names: &Names, cards: &[String]) -> Result<Vec<CardAddress>, Box<dyn Error>> {
     let place = |card: &String| Ok(CardAddress { name: card.clone(), address: names.address(card)? });
     cards.iter().map(place).collect()
 }
 
-/// The job, with a bar, until it is over or Ctrl-C.
+/// Runs the job with a progress bar; Ctrl-C stops it.
 fn compute(
-    order: &Order,
+    options: &JobOptions,
     grid: &mut Grid,
     spare: &mut Grid,
-    row: &mut LeasedRow,
+    row: &mut LeasedCards,
 ) -> Result<JobReport, Box<dyn Error>> {
     let interrupt = Interrupt::listen()?;
     let (stop, over) = (AtomicBool::new(false), AtomicBool::new(false));
-    let bar = Progress::new("stencil", order.iterations);
+    let bar = Progress::new("stencil", options.iterations);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
@@ -148,7 +148,7 @@ fn compute(
                 std::thread::sleep(Duration::from_millis(20));
             }
         });
-        let outcome = recovery::run(row, grid, spare, order, &|sweeps| bar.set(sweeps), &stop);
+        let outcome = recovery::run(row, grid, spare, options, &|sweeps| bar.set(sweeps), &stop);
         over.store(true, Ordering::Relaxed);
         Ok(outcome?)
     })
@@ -188,11 +188,11 @@ fn table(report: &JobReport, verified: bool) -> String {
         "stencil  {rows}x{columns} {}, {} sweeps on {cards} card{plural}, {} between exchanges\n",
         report.element, report.iterations, report.depth
     );
-    let kinds = Kind::ALL.map(|kind| format!("{:>10}", kind.name())).concat();
+    let kinds = StepKind::ALL.map(|kind| format!("{:>11}", kind.name())).concat();
     let _ = writeln!(out, "  {:>7}{:>8}{:>12}{:>12}{kinds}   [ms]", "block", "sweeps", "wall", "per sweep");
     let line = |out: &mut String, name: &str, sweeps: u64, wall: f64, mean: &Breakdown| {
         let per = if sweeps == 0 { 0.0 } else { wall / sweeps as f64 };
-        let times = Kind::ALL.map(|kind| format!("{:>10.2}", mean.of(kind) * 1e3)).concat();
+        let times = StepKind::ALL.map(|kind| format!("{:>11.2}", mean.of(kind) * 1e3)).concat();
         let _ = writeln!(out, "  {name:>7}{sweeps:>8}{:>12.2}{:>12.3}{times}", wall * 1e3, per * 1e3);
     };
     for (index, block) in report.blocks.iter().enumerate() {
@@ -208,11 +208,11 @@ fn table(report: &JobReport, verified: bool) -> String {
         gigabytes[1],
         gigabytes[2]
     );
-    let _ = writeln!(out, "  times of work are means over the cards; what overlaps counts in full");
+    let _ = writeln!(out, "  times are means over the cards; overlapping steps count in full");
     for loss in &report.losses {
         let _ = writeln!(
             out,
-            "  {:.2} s: lost {}, went on after {} sweeps ({}); blocks and means are of the time after",
+            "  {:.2} s: lost {}, continued after sweep {} ({}); blocks and means cover the time since",
             loss.at_s,
             loss.cards.join(", "),
             loss.sweeps,
@@ -227,16 +227,16 @@ fn table(report: &JobReport, verified: bool) -> String {
 
 fn picture(report: &JobReport) -> Timeline {
     let colour = |kind| match kind {
-        Kind::Write => "#1a7f37",
-        Kind::Compute => "#0969da",
-        Kind::Halo => "#bf3989",
-        Kind::Read => "#bc4c00",
-        Kind::Save => "#8250df",
-        Kind::Wait => "#afb8c1",
+        StepKind::Write => "#1a7f37",
+        StepKind::Compute => "#0969da",
+        StepKind::Halo => "#bf3989",
+        StepKind::Read => "#bc4c00",
+        StepKind::Checkpoint => "#8250df",
+        StepKind::Wait => "#afb8c1",
     };
     let bar = |step: &millstream_offload::timeline::Step| Bar {
         lane: step.card,
-        kind: Kind::ALL.iter().position(|&kind| kind == step.kind).unwrap_or(0),
+        kind: StepKind::ALL.iter().position(|&kind| kind == step.kind).unwrap_or(0),
         start: step.start_s,
         end: step.end_s,
     };
@@ -250,7 +250,7 @@ fn picture(report: &JobReport) -> Timeline {
             report.depth
         ),
         lanes: report.cards.clone(),
-        kinds: Kind::ALL.map(|kind| Ink { name: kind.name(), colour: colour(kind) }).to_vec(),
+        kinds: StepKind::ALL.map(|kind| Ink { name: kind.name(), colour: colour(kind) }).to_vec(),
         bars: report.steps.iter().map(bar).collect(),
     }
 }

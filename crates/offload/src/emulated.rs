@@ -57,5 +57,5 @@ impl Drop for CardProcess {
 pub fn start_cards(program: &Path, plan: &Plan) -> io::Result<Vec<CardProcess>> {
     let count = plan.tiles.len();
     eprintln!("starting {count} emulated card{}", if count == 1 { "" } else { "s" });
-    plan.tiles.iter().map(|tile| CardProcess::start(program, plan.memory(tile))).collect()
+    plan.tiles.iter().map(|tile| CardProcess::start(program, plan.tile_bytes(tile))).collect()
 }

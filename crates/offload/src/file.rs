@@ -1,4 +1,4 @@
-//! Grids in files: numpy's `.npy` and HDF5.
+//! Grid files: numpy's `.npy` and HDF5.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -10,14 +10,14 @@ use ndarray::{Array2, s};
 
 use crate::grid::{Grid, Shape};
 
-/// Dataset of an HDF5 file unless another is named.
+/// Default dataset of an HDF5 file.
 const DATASET: &str = "grid";
 
-/// Rows of an HDF5 dataset are moved in pieces of about this size [bytes].
-const PIECE: u64 = 16 << 20;
+/// Approximate size of the chunks in which HDF5 rows are read and written [bytes].
+const CHUNK_BYTES: u64 = 16 << 20;
 
-/// A file that holds a grid: `NAME.npy`, or `NAME.h5` or `NAME.hdf5`, with `:DATASET` behind it unless the
-/// dataset is called `grid`.
+/// The name of a grid file: `NAME.npy`, `NAME.h5` or `NAME.hdf5`; the latter two take `:DATASET` after the name (default:
+/// `grid`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GridFile {
     path: PathBuf,
@@ -30,16 +30,16 @@ enum Format {
     Hdf5 { dataset: String },
 }
 
-/// A grid file that cannot be read or written.
+/// A grid file cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {problem}", path.display())]
 pub struct FileError {
     path: PathBuf,
-    problem: Problem,
+    problem: FileProblem,
 }
 
 #[derive(Debug, thiserror::Error)]
-enum Problem {
+enum FileProblem {
     #[error("{0}")]
     Io(#[from] io::Error),
     #[error("{0}")]
@@ -54,17 +54,15 @@ enum Problem {
     Length { has: u64, says: u64 },
 }
 
-/// A name that is not one of a grid file.
+/// The name of a grid file is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{0}: expected a name that ends with .npy, .h5 or .hdf5, or one of the latter with :DATASET behind it"
-)]
-pub struct NoGridFile(String);
+#[error("{0}: expected a name that ends with .npy, .h5, .hdf5, .h5:DATASET or .hdf5:DATASET")]
+pub struct InvalidGridFileName(String);
 
 impl FromStr for GridFile {
-    type Err = NoGridFile;
+    type Err = InvalidGridFileName;
 
-    fn from_str(text: &str) -> Result<GridFile, NoGridFile> {
+    fn from_str(text: &str) -> Result<GridFile, InvalidGridFileName> {
         let extension = |path: &str| {
             Path::new(path).extension().and_then(|ending| ending.to_str()).map(str::to_ascii_lowercase)
         };
@@ -75,14 +73,14 @@ impl FromStr for GridFile {
         let (path, dataset) = match text.rsplit_once(':') {
             Some((path, dataset)) if is_hdf5(path) && !dataset.is_empty() => (path, dataset),
             _ if is_hdf5(text) => (text, DATASET),
-            _ => return Err(NoGridFile(text.to_owned())),
+            _ => return Err(InvalidGridFileName(text.to_owned())),
         };
         Ok(GridFile { path: path.into(), format: Format::Hdf5 { dataset: dataset.to_owned() } })
     }
 }
 
 impl GridFile {
-    /// The shape of the grid in the file.
+    /// Reads the shape of the grid.
     ///
     /// # Errors
     /// [`FileError`].
@@ -93,13 +91,13 @@ impl GridFile {
         })
     }
 
-    /// Reads the grid, whose shape is the file's.
+    /// Reads the grid, which must have the shape of the file.
     ///
     /// # Errors
     /// [`FileError`].
     ///
     /// # Panics
-    /// If the grid has another shape than the file had.
+    /// If the grid's shape differs from the file's.
     pub fn read(&self, grid: &mut Grid) -> Result<(), FileError> {
         self.named(match &self.format {
             Format::Npy => npy_read(&self.path, grid),
@@ -107,7 +105,7 @@ impl GridFile {
         })
     }
 
-    /// Writes the grid: the file is the old one or the whole new one.
+    /// Writes the grid; the file is the old one or the whole new one.
     ///
     /// # Errors
     /// [`FileError`].
@@ -126,30 +124,29 @@ impl GridFile {
         self.named(moved)
     }
 
-    fn named<T>(&self, outcome: Result<T, Problem>) -> Result<T, FileError> {
+    fn named<T>(&self, outcome: Result<T, FileProblem>) -> Result<T, FileError> {
         outcome.map_err(|problem| FileError { path: self.path.clone(), problem })
     }
 }
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
 
-/// Most bytes of a header that describes two dimensions.
+/// The longest accepted header [bytes].
 const HEADER_BYTES: usize = 64 << 10;
 
-/// The shape, and the file at its first element. The format is that of numpy's `numpy.lib.format`, versions 1
-/// to 3: magic, version, length of the header, header (a Python literal), elements.
-fn npy_open(path: &Path) -> Result<(Shape, BufReader<File>), Problem> {
+/// Reads the header (numpy.lib.format, versions 1 to 3). Returns the shape, and the file positioned at the first element.
+fn npy_open(path: &Path) -> Result<(Shape, BufReader<File>), FileProblem> {
     let file = File::open(path)?;
     let size = file.metadata()?.len();
     let mut file = BufReader::new(file);
     let short = |error: io::Error| match error.kind() {
-        io::ErrorKind::UnexpectedEof => Problem::NotNpy("it ends in its header"),
+        io::ErrorKind::UnexpectedEof => FileProblem::NotNpy("it ends in its header"),
         _ => error.into(),
     };
     let mut start = [0; 8];
     file.read_exact(&mut start).map_err(short)?;
     if start[..6] != *MAGIC {
-        return Err(Problem::NotNpy("it does not begin with \\x93NUMPY"));
+        return Err(FileProblem::NotNpy("it does not begin with \\x93NUMPY"));
     }
     let (len, before) = match start[6] {
         1 => {
@@ -162,32 +159,32 @@ fn npy_open(path: &Path) -> Result<(Shape, BufReader<File>), Problem> {
             file.read_exact(&mut len).map_err(short)?;
             (u32::from_le_bytes(len) as usize, 12)
         }
-        _ => return Err(Problem::NotNpy("its version is not 1, 2 or 3")),
+        _ => return Err(FileProblem::NotNpy("its version is not 1, 2 or 3")),
     };
     if len > HEADER_BYTES {
-        return Err(Problem::NotNpy("its header is too long"));
+        return Err(FileProblem::NotNpy("its header is too long"));
     }
     let mut header = vec![0; len];
     file.read_exact(&mut header).map_err(short)?;
-    let header = String::from_utf8(header).map_err(|_| Problem::NotNpy("its header is no text"))?;
+    let header = String::from_utf8(header).map_err(|_| FileProblem::NotNpy("its header is no text"))?;
     let shape = npy_header(&header)?;
     let (has, says) = (size - (before + len as u64), shape.bytes());
     if has != says {
-        return Err(Problem::Length { has, says });
+        return Err(FileProblem::Length { has, says });
     }
     Ok((shape, file))
 }
 
-/// The value behind a key of the header's dictionary.
-fn npy_field<'a>(header: &'a str, field: &'static str) -> Result<&'a str, Problem> {
+/// The value of a key in the header's dictionary.
+fn npy_field<'a>(header: &'a str, field: &'static str) -> Result<&'a str, FileProblem> {
     let key = format!("'{field}':");
-    let (_, rest) = header.split_once(&key).ok_or(Problem::Header {
+    let (_, rest) = header.split_once(&key).ok_or(FileProblem::Header {
         field,
         found: "missing".to_owned(),
         expected: "one",
     })?;
     let rest = rest.trim_start();
-    // A tuple ends with its bracket, everything else with a comma.
+    // A tuple ends with its parenthesis, any other value with a comma.
     let end = match rest.starts_with('(') {
         true => rest.find(')').map(|at| at + 1),
         false => rest.find([',', '}']),
@@ -195,8 +192,9 @@ fn npy_field<'a>(header: &'a str, field: &'static str) -> Result<&'a str, Proble
     Ok(rest[..end.unwrap_or(rest.len())].trim())
 }
 
-fn npy_header(header: &str) -> Result<Shape, Problem> {
-    let wrong = |field, found: &str, expected| Problem::Header { field, found: found.to_owned(), expected };
+fn npy_header(header: &str) -> Result<Shape, FileProblem> {
+    let wrong =
+        |field, found: &str, expected| FileProblem::Header { field, found: found.to_owned(), expected };
     let double = match npy_field(header, "descr")? {
         "'<f4'" => false,
         "'<f8'" => true,
@@ -216,25 +214,25 @@ fn npy_header(header: &str) -> Result<Shape, Problem> {
     }
 }
 
-/// The shape, if its size is one.
+/// The shape, if its size is valid.
 fn checked(shape: Shape) -> Option<Shape> {
     let bytes = shape.rows.checked_mul(shape.columns)?.checked_mul(shape.element_bytes())?;
     (bytes > 0 && bytes <= isize::MAX as u64).then_some(shape)
 }
 
-fn npy_read(path: &Path, grid: &mut Grid) -> Result<(), Problem> {
+fn npy_read(path: &Path, grid: &mut Grid) -> Result<(), FileProblem> {
     let (shape, mut file) = npy_open(path)?;
     assert_eq!(shape, grid.shape());
     Ok(file.read_exact(grid.bytes_mut())?)
 }
 
-fn npy_write(path: &Path, grid: &Grid) -> Result<(), Problem> {
+fn npy_write(path: &Path, grid: &Grid) -> Result<(), FileProblem> {
     let shape = grid.shape();
     let descr = if shape.double { "<f8" } else { "<f4" };
     let (rows, columns) = (shape.rows, shape.columns);
     let mut header =
         format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({rows}, {columns}), }}");
-    // Elements begin at a multiple of 64; the header ends with a line feed.
+    // Elements start at a multiple of 64 bytes; the header ends with a line feed.
     let padding = (10 + header.len() + 1).next_multiple_of(64) - (10 + header.len() + 1);
     header.extend(std::iter::repeat_n(' ', padding));
     header.push('\n');
@@ -248,11 +246,11 @@ fn npy_write(path: &Path, grid: &Grid) -> Result<(), Problem> {
     Ok(())
 }
 
-fn hdf5_open(path: &Path, name: &str) -> Result<(Shape, hdf5::Dataset), Problem> {
-    // The library's own message for a file that is not there is long and says little.
+fn hdf5_open(path: &Path, name: &str) -> Result<(Shape, hdf5::Dataset), FileProblem> {
+    // The library's message for a missing file is long and unclear.
     File::open(path)?;
     let dataset = hdf5::File::open(path)?.dataset(name)?;
-    let wrong = |field, found: String, expected| Problem::Dataset {
+    let wrong = |field, found: String, expected| FileProblem::Dataset {
         dataset: name.to_owned(),
         field,
         found,
@@ -275,18 +273,18 @@ fn hdf5_open(path: &Path, name: &str) -> Result<(Shape, hdf5::Dataset), Problem>
     }
 }
 
-/// Ranges of rows that together are about a piece.
-fn pieces(shape: Shape) -> impl Iterator<Item = (usize, usize)> {
-    let step = (PIECE / shape.row_bytes()).max(1);
+/// Ranges of rows of about a chunk each.
+fn row_chunks(shape: Shape) -> impl Iterator<Item = (usize, usize)> {
+    let step = (CHUNK_BYTES / shape.row_bytes()).max(1);
     (0..shape.rows)
         .step_by(step as usize)
         .map(move |row| (row as usize, (row + step).min(shape.rows) as usize))
 }
 
-fn hdf5_read(path: &Path, name: &str, grid: &mut Grid) -> Result<(), Problem> {
+fn hdf5_read(path: &Path, name: &str, grid: &mut Grid) -> Result<(), FileProblem> {
     let (shape, dataset) = hdf5_open(path, name)?;
     assert_eq!(shape, grid.shape());
-    for (first, end) in pieces(shape) {
+    for (first, end) in row_chunks(shape) {
         let bytes = grid.span(&(first as u64..end as u64));
         let to = &mut grid.bytes_mut()[bytes.start as usize..bytes.end as usize];
         if shape.double {
@@ -300,7 +298,7 @@ fn hdf5_read(path: &Path, name: &str, grid: &mut Grid) -> Result<(), Problem> {
     Ok(())
 }
 
-fn hdf5_write(path: &Path, name: &str, grid: &Grid) -> Result<(), Problem> {
+fn hdf5_write(path: &Path, name: &str, grid: &Grid) -> Result<(), FileProblem> {
     let shape = grid.shape();
     let (rows, columns) = (shape.rows as usize, shape.columns as usize);
     let file = hdf5::File::create(path)?;
@@ -308,7 +306,7 @@ fn hdf5_write(path: &Path, name: &str, grid: &Grid) -> Result<(), Problem> {
         true => file.new_dataset::<f64>().shape((rows, columns)).create(name)?,
         false => file.new_dataset::<f32>().shape((rows, columns)).create(name)?,
     };
-    for (first, end) in pieces(shape) {
+    for (first, end) in row_chunks(shape) {
         let bytes = grid.span(&(first as u64..end as u64));
         let from = &grid.bytes()[bytes.start as usize..bytes.end as usize];
         let dimensions = (end - first, columns);
@@ -338,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn grids_come_back_from_both_kinds_of_files() {
+    fn grids_survive_both_file_formats() {
         let folder = tempfile::tempdir().unwrap();
         for name in ["a.npy", "b.h5", "c.hdf5:run7"] {
             for double in [false, true] {
@@ -355,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn names_say_the_format() {
+    fn the_extension_selects_the_format() {
         for bad in ["grid", "grid.txt", "grid.txt:npy", "grid.h5:", ""] {
             let error = bad.parse::<GridFile>().unwrap_err().to_string();
             assert!(error.contains(".npy"), "{error}");
@@ -377,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_file_is_said() {
+    fn errors_name_the_file_and_the_field() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("bad.npy");
         let file: GridFile = path.display().to_string().parse().unwrap();

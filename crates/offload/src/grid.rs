@@ -8,14 +8,14 @@ use millstream_shm::{Mapping, Memfd};
 
 use crate::OffloadError;
 
-/// What a grid is.
+/// Size and element type of a grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Rows.
+    /// Number of rows.
     pub rows: u64,
-    /// Columns.
+    /// Number of columns.
     pub columns: u64,
-    /// Whether its elements are float64 instead of float32.
+    /// Whether the elements are float64; float32 otherwise.
     pub double: bool,
 }
 
@@ -32,36 +32,35 @@ impl Shape {
         self.columns * self.element_bytes()
     }
 
-    /// Size of all [bytes].
+    /// Size of the grid [bytes].
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.rows * self.row_bytes()
     }
 
-    /// Points.
+    /// Number of points.
     #[must_use]
     pub fn points(&self) -> u64 {
         self.rows * self.columns
     }
 }
 
-/// Where the cells are.
-enum Cells {
-    /// Memory that an adapter may read and write.
+/// The memory of a grid.
+enum GridMemory {
+    /// Registered with an RDMA device.
     Registered(Region),
-    /// Memory of this process.
-    Plain(Mapping),
+    /// Not registered.
+    Unregistered(Mapping),
 }
 
 /// A grid, row by row without gaps, little-endian.
 pub struct Grid {
     shape: Shape,
-    cells: Cells,
+    memory: GridMemory,
     base: NonNull<u8>,
 }
 
-// SAFETY: the memory is the grid's own; every function says which bytes it touches, and the functions that
-// touch them through a shared grid are unsafe.
+// SAFETY: the grid owns its memory. Functions that access it through a shared reference are unsafe, or read only.
 unsafe impl Send for Grid {}
 // SAFETY: as above.
 unsafe impl Sync for Grid {}
@@ -82,70 +81,70 @@ impl Grid {
         let bytes =
             shape.rows.checked_mul(shape.columns).and_then(|cells| cells.checked_mul(shape.element_bytes()));
         let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok()).filter(|&bytes| bytes > 0);
-        let len = bytes.ok_or_else(|| fail("that is no size".to_owned()))?;
-        let (cells, base) = match device {
+        let len = bytes.ok_or_else(|| fail("invalid size".to_owned()))?;
+        let (memory, base) = match device {
             Some(device) => {
                 let region = Region::landing(device, c"millstream-grid", len, Access::LOCAL_WRITE);
                 let region = region.map_err(|error| fail(error.to_string()))?;
                 region.populate().map_err(|error| fail(error.to_string()))?;
                 let base = region.as_ptr().expect("landing memory is mapped here");
-                (Cells::Registered(region), base)
+                (GridMemory::Registered(region), base)
             }
             None => {
-                let mapping = Memfd::new("millstream-grid", len).and_then(|memory| memory.map());
+                let mapping = Memfd::new("millstream-grid", len).and_then(|memfd| memfd.map());
                 let mapping = mapping.map_err(|error| fail(error.to_string()))?;
                 mapping.prefault(0, len).map_err(|error| fail(error.to_string()))?;
                 let base = NonNull::new(mapping.base()).expect("a mapping is not at zero");
-                (Cells::Plain(mapping), base)
+                (GridMemory::Unregistered(mapping), base)
             }
         };
-        Ok(Grid { shape, cells, base })
+        Ok(Grid { shape, memory, base })
     }
 
-    /// What it is.
+    /// Size and element type.
     #[must_use]
     pub fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// The registered memory, if it is.
+    /// The registered memory; `None` if the grid is not registered.
     #[must_use]
     pub fn region(&self) -> Option<&Region> {
-        match &self.cells {
-            Cells::Registered(region) => Some(region),
-            Cells::Plain(mapping) => {
+        match &self.memory {
+            GridMemory::Registered(region) => Some(region),
+            GridMemory::Unregistered(mapping) => {
                 debug_assert!(mapping.len() as u64 >= self.shape.bytes());
                 None
             }
         }
     }
 
-    /// All bytes.
+    /// All bytes, writable.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the grid's own memory; nobody else reaches it while the grid is borrowed.
+        // SAFETY: the grid owns the memory, and is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.shape.bytes() as usize) }
     }
 
     /// All bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: as above. Those who write through a shared grid promise that nobody reads there.
+        // SAFETY: as above. Writers through a shared grid promise that nobody reads the bytes that they write.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.shape.bytes() as usize) }
     }
 
-    /// The bytes of some rows, as a range of all.
+    /// The byte range of some rows.
     #[must_use]
     pub fn span(&self, rows: &Range<u64>) -> Range<u64> {
         rows.start * self.shape.row_bytes()..rows.end * self.shape.row_bytes()
     }
 
-    /// Address of a byte, for workers.
+    /// Address of the byte at `offset`, for cards.
     #[must_use]
     pub fn pointer(&self, offset: u64) -> *mut u8 {
         self.base.as_ptr().wrapping_add(offset as usize)
     }
 
-    /// Fills the grid with numbers from 0 to 1 that depend on the place and the seed alone.
+    /// Fills the grid with numbers from 0 to 1 that depend on the position and the seed only.
     pub fn generate(&mut self, seed: u64) {
         let double = self.shape.double;
         let bytes = self.bytes_mut();
@@ -161,7 +160,7 @@ impl Grid {
         }
     }
 
-    /// This grid after `iterations` sweeps, computed on this host point by point.
+    /// The cells after `iterations` sweeps, computed on this host point by point.
     #[must_use]
     pub fn reference(&self, iterations: u64) -> Vec<u8> {
         let (rows, columns) = (self.shape.rows as usize, self.shape.columns as usize);

@@ -1,18 +1,18 @@
-//! The order of things: what each card does, and what overlaps.
+//! A job: the steps of each card, and which of them overlap.
 //!
 //! ```text
 //!   first block        write rows of band 1, 2, …   while band 0, 1, … is computed
-//!   blocks between     compute the edges; then the rest, while the edges travel to the neighbours
+//!   blocks between     compute the boundary rows; then the interior, while the boundary rows travel
 //!   last block         read band 0, 1, …            while band 1, 2, … is computed
 //! ```
 //!
-//! After each block the cards wait for each other: a card's next block needs its neighbours' edges. Each card has
-//! a thread here that tells it what to do; the data goes between this host's memory and the cards, and from card
-//! to card. If one card fails, the others end, and the job says which one it was and why.
+//! After each block the cards wait for each other: a card's next block needs its neighbours' boundary rows. A thread on this
+//! host drives each card. Data moves between this host's memory and the cards, and from card to card. If a card fails, the
+//! others stop, and the error names the card.
 //!
-//! A job that keeps checkpoints reads the cards' own rows into a second grid now and then, while the next block is
-//! computed: that block reads them and writes elsewhere. Two grids take turns, so that one of them always holds a
-//! state of all cards after the same sweep ([`Saves`]); [`crate::recovery`] goes on from there.
+//! A job with checkpoints reads the cards' owned rows into a second grid while the next block is computed; that block does not
+//! change them. Two grids alternate, so that one of them always holds a complete state ([`CheckpointPolicy`]), from which
+//! [`crate::recovery`] continues.
 
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
@@ -25,83 +25,81 @@ use millstream_card::Span;
 use millstream_card::region::stencil::StencilArguments;
 
 use crate::OffloadError;
+use crate::card::{CardError, ComputeRegion, HaloTransfer, Neighbour, StencilCard};
 use crate::grid::Grid;
 use crate::plan::{Plan, Tile};
-use crate::timeline::{JobReport, Kind, Step};
-use crate::worker::{Lane, Neighbour, Parcel, Worker, WorkerError};
+use crate::timeline::{JobReport, Step, StepKind};
 
-/// What a job keeps for the case that a card fails.
+/// The checkpoints of a job, for the loss of a card.
 #[derive(Debug)]
-pub struct Saves<'a> {
-    /// A second grid of the same shape, and registered as the first one is.
+pub struct CheckpointPolicy<'a> {
+    /// A second grid of the same shape, registered like the first.
     pub spare: &'a mut Grid,
-    /// Sweeps from one checkpoint to the next, at least; a checkpoint is made between two blocks. None: only the
-    /// state at the start is kept.
-    pub every: Option<NonZeroU64>,
+    /// The fewest sweeps between two checkpoints, which are made between blocks. `None` keeps only the initial state.
+    pub interval: Option<NonZeroU64>,
 }
 
-/// A job that failed.
+/// The failure of a job.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
-pub struct Failed {
-    /// Why.
+pub struct JobFailure {
+    /// The cause.
     #[source]
     pub error: OffloadError,
-    /// The sweeps after which the grid is what it is now, if the job kept checkpoints.
-    pub saved: u64,
+    /// Sweeps of the checkpoint that the grid now holds, if the job made checkpoints.
+    pub checkpoint_sweeps: u64,
 }
 
-/// Computes the grid, in place, on the cards; one worker for each tile of the plan.
+/// Computes the grid in place, one card a tile of the plan.
 ///
-/// `progress` hears how many blocks are over. `stop` ends the job at the next step. With `saves` the grid is, after a
-/// failure, the state of the latest checkpoint; without, it may have parts of several.
+/// `progress` gets the number of completed blocks. `stop` ends the job at the next step. After a failure, the grid holds the
+/// latest checkpoint if `checkpoints` is given; otherwise its rows may belong to different sweeps.
 ///
 /// # Errors
 /// [`OffloadError::Card`] with the first failure; [`OffloadError::Stopped`].
 ///
 /// # Panics
-/// If there are not as many workers as tiles, or the grids differ in shape.
-pub fn run<W: Worker>(
+/// If the numbers of cards and tiles differ, or the shapes of the grids.
+pub fn run<C: StencilCard>(
     plan: &Plan,
     grid: &mut Grid,
-    saves: Option<Saves<'_>>,
-    workers: &mut [W],
+    checkpoints: Option<CheckpointPolicy<'_>>,
+    cards: &mut [C],
     progress: &(dyn Fn(usize) + Sync),
     stop: &AtomicBool,
-) -> Result<JobReport, Failed> {
-    assert_eq!(workers.len(), plan.tiles.len());
+) -> Result<JobReport, JobFailure> {
+    assert_eq!(cards.len(), plan.tiles.len());
     assert_eq!(grid.shape(), plan.shape);
-    let cards: Vec<_> = workers.iter().map(W::name).collect();
-    let gate = Gate::new(workers.len());
+    let names: Vec<_> = cards.iter().map(C::name).collect();
+    let barrier = BlockBarrier::new(cards.len());
     let start = Instant::now();
-    let checkpoints = saves.as_ref().and_then(|saves| saves.every);
-    let due = checkpoints.map_or_else(Vec::new, |every| plan.checkpoints(every.get()));
-    let spare = saves.map(|saves| saves.spare);
+    let interval = checkpoints.as_ref().and_then(|checkpoints| checkpoints.interval);
+    let due = interval.map_or_else(Vec::new, |every| plan.checkpoints(every.get()));
+    let spare = checkpoints.map(|checkpoints| checkpoints.spare);
     assert!(spare.as_ref().is_none_or(|spare| spare.shape() == plan.shape));
     let grids = Grids { first: grid, second: spare.as_deref() };
     let outcomes: Vec<_> = std::thread::scope(|scope| {
-        let threads: Vec<_> = workers
+        let threads: Vec<_> = cards
             .iter_mut()
             .enumerate()
-            .map(|(card, worker)| {
-                let (gate, due) = (&gate, &due[..]);
+            .map(|(index, card)| {
+                let (barrier, due) = (&barrier, &due[..]);
                 scope.spawn(move || {
-                    let (steps, computed) = (Vec::new(), Duration::ZERO);
-                    Clerk {
+                    CardDriver {
                         plan,
                         grids,
                         due,
-                        saved: 0,
+                        checkpoints_made: 0,
+                        index,
                         card,
-                        worker,
-                        gate,
+                        barrier,
                         start,
                         progress,
                         stop,
-                        steps,
-                        computed,
+                        steps: Vec::new(),
+                        computed_until: Duration::ZERO,
                     }
-                    .work()
+                    .run()
                 })
             })
             .collect();
@@ -112,95 +110,95 @@ pub fn run<W: Worker>(
     });
     let wall = start.elapsed();
     let mut steps = Vec::new();
-    let mut broken = None;
+    let mut failure = None;
     for outcome in outcomes {
         match outcome {
             Ok(more) => steps.extend(more),
-            // Those that ended because another one did have nothing to say.
+            // A card that stopped because of another card's failure reports nothing.
             Err(None) => {}
-            Err(Some(error)) => broken = broken.or(Some(error)),
+            Err(Some(error)) => failure = failure.or(Some(error)),
         }
     }
-    let saved = gate.lock().saved;
-    // Checkpoints and the result take turns: what is wanted is in the other grid after an odd number of them.
-    let turns = if broken.is_some() { saved } else { due.len() + 1 };
+    let complete = barrier.lock().checkpoints;
+    // Checkpoints and the result alternate between the grids: after an odd number the state is in the second grid.
+    let turns = if failure.is_some() { complete } else { due.len() + 1 };
     if let Some(spare) = spare
         && turns % 2 == 1
     {
         std::mem::swap(grid, spare);
     }
-    match broken {
+    match failure {
         Some(error) => {
-            let blocks = saved.checked_sub(1).map_or(0, |index| due[index]);
-            Err(Failed { error, saved: plan.blocks[..blocks].iter().sum() })
+            let blocks = complete.checked_sub(1).map_or(0, |index| due[index]);
+            Err(JobFailure { error, checkpoint_sweeps: plan.blocks[..blocks].iter().sum() })
         }
-        None => Ok(JobReport::new(plan, cards, wall, steps)),
+        None => Ok(JobReport::new(plan, names, wall, steps)),
     }
 }
 
-/// Where rows come from and go to.
+/// The grids that cards read from and write to.
 #[derive(Clone, Copy)]
 struct Grids<'a> {
-    /// The state at the start.
+    /// The initial state.
     first: &'a Grid,
-    /// The grid that takes turns with it, if the job keeps states.
+    /// The grid that alternates with it, if the job makes checkpoints.
     second: Option<&'a Grid>,
 }
 
 impl<'a> Grids<'a> {
-    /// Where the `turn`-th state goes, from 1.
+    /// The grid of the `turn`-th state, from 1.
     fn target(&self, turn: usize) -> &'a Grid {
         if turn % 2 == 1 { self.second.unwrap_or(self.first) } else { self.first }
     }
 }
 
-/// Where cards wait for each other.
-struct Gate {
+/// The barrier at which cards wait for each other after each block.
+struct BlockBarrier {
     cards: usize,
-    state: Mutex<GateState>,
+    state: Mutex<BarrierState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct GateState {
+struct BarrierState {
     waiting: usize,
-    opened: u64,
+    generation: u64,
     broken: bool,
     /// Checkpoints that all cards have made.
-    saved: usize,
+    checkpoints: usize,
 }
 
-/// Another card has failed.
-struct Broken;
+/// Another card failed.
+struct BarrierBroken;
 
-impl Gate {
-    fn new(cards: usize) -> Gate {
-        Gate { cards, state: Mutex::default(), changed: Condvar::new() }
+impl BlockBarrier {
+    fn new(cards: usize) -> BlockBarrier {
+        BlockBarrier { cards, state: Mutex::default(), changed: Condvar::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, GateState> {
+    fn lock(&self) -> MutexGuard<'_, BarrierState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until every card is here, each having made `saved` checkpoints. True for one of them.
-    fn pass(&self, saved: usize) -> Result<bool, Broken> {
+    /// Waits until all cards have arrived, each having made `checkpoints` checkpoints. Returns true to one of them.
+    fn wait(&self, checkpoints: usize) -> Result<bool, BarrierBroken> {
         let mut state = self.lock();
-        let opened = state.opened;
+        let generation = state.generation;
         state.waiting += 1;
         let last = state.waiting == self.cards;
         if last {
             state.waiting = 0;
-            state.opened += 1;
-            // Under the lock: nobody writes over the checkpoint before until this one counts.
-            state.saved = saved;
+            state.generation += 1;
+            // Under the lock: the previous checkpoint is not overwritten before this one is complete.
+            state.checkpoints = checkpoints;
             self.changed.notify_all();
         }
-        let waits = |state: &mut GateState| state.opened == opened && !state.broken;
+        let waits = |state: &mut BarrierState| state.generation == generation && !state.broken;
         state = self.changed.wait_while(state, waits).unwrap_or_else(PoisonError::into_inner);
-        if state.broken { Err(Broken) } else { Ok(last) }
+        if state.broken { Err(BarrierBroken) } else { Ok(last) }
     }
 
-    fn shatter(&self) {
+    fn break_all(&self) {
         self.lock().broken = true;
         self.changed.notify_all();
     }
@@ -210,70 +208,69 @@ impl Gate {
     }
 }
 
-/// Who tells one card what to do.
-struct Clerk<'a, W> {
+/// The thread that drives one card.
+struct CardDriver<'a, C> {
     plan: &'a Plan,
     grids: Grids<'a>,
-    /// Blocks before which a checkpoint is made.
+    /// The blocks before which a checkpoint is made.
     due: &'a [usize],
-    /// Checkpoints made.
-    saved: usize,
-    card: usize,
-    worker: &'a mut W,
-    gate: &'a Gate,
+    checkpoints_made: usize,
+    index: usize,
+    card: &'a mut C,
+    barrier: &'a BlockBarrier,
     start: Instant,
     progress: &'a (dyn Fn(usize) + Sync),
     stop: &'a AtomicBool,
     steps: Vec<Step>,
-    /// When the latest run ended.
-    computed: Duration,
+    /// End of the latest kernel run.
+    computed_until: Duration,
 }
 
-/// Where bands are computed in turn.
-const LANES: [Lane; 2] = [Lane::Inner, Lane::Edges];
+/// The regions that compute bands, alternately.
+const REGIONS: [ComputeRegion; 2] = [ComputeRegion::Interior, ComputeRegion::Boundary];
 
-/// Bands that a card computes, the first one first: which, where, since when.
-type UnderWay = VecDeque<(Range<u64>, Lane, Duration)>;
+/// Bands in progress, oldest first: rows, region, start.
+type RunningBands = VecDeque<(Range<u64>, ComputeRegion, Duration)>;
 
-/// A failure, or none of one's own.
-type Ended = Option<OffloadError>;
+/// Why a card's thread stops: its own failure, or `None` for another card's.
+type StopCause = Option<OffloadError>;
 
-impl From<Broken> for Ended {
-    fn from(_: Broken) -> Ended {
+impl From<BarrierBroken> for StopCause {
+    fn from(_: BarrierBroken) -> StopCause {
         None
     }
 }
 
-impl<W: Worker> Clerk<'_, W> {
-    fn work(mut self) -> Result<Vec<Step>, Ended> {
+impl<C: StencilCard> CardDriver<'_, C> {
+    fn run(mut self) -> Result<Vec<Step>, StopCause> {
         let outcome = self.blocks();
         if outcome.is_err() {
-            self.gate.shatter();
+            self.barrier.break_all();
         }
         outcome.map(|()| self.steps)
     }
 
     fn tile(&self) -> &Tile {
-        &self.plan.tiles[self.card]
+        &self.plan.tiles[self.index]
     }
 
-    fn blocks(&mut self) -> Result<(), Ended> {
+    fn blocks(&mut self) -> Result<(), StopCause> {
         let count = self.plan.blocks.len();
         for block in 0..count {
             let (first, last) = (block == 0, block + 1 == count);
             if first || last {
-                self.in_bands(block, first, last)?;
+                self.block_in_bands(block, first, last)?;
             } else {
-                self.in_parts(block)?;
+                self.block_in_parts(block)?;
             }
             if !last {
                 if first {
                     self.exchange(block)?;
                 }
                 let began = self.start.elapsed();
-                let told = self.gate.pass(self.saved)?;
-                self.note(Kind::Wait, block, began, 0);
-                if told {
+                let reports = self.barrier.wait(self.checkpoints_made)?;
+                self.record(StepKind::Wait, block, began, 0);
+                if reports {
                     (self.progress)(block + 1);
                 }
             }
@@ -281,43 +278,43 @@ impl<W: Worker> Clerk<'_, W> {
         Ok(())
     }
 
-    /// A block band by band: rows come before their band is computed, or go after it was. Two bands are under way in
-    /// the card at a time, so that cores which have no more to do in the one go on with the other.
-    fn in_bands(&mut self, block: usize, comes: bool, goes: bool) -> Result<(), Ended> {
+    /// Computes a block band by band: writes the rows of each band before it in the first block, reads them after it in the
+    /// last. Two bands are in progress at a time, so that cores that finish one band continue with the other.
+    fn block_in_bands(&mut self, block: usize, first: bool, last: bool) -> Result<(), StopCause> {
         let bands = self.plan.bands(self.tile());
         let sweeps = self.plan.blocks[block];
-        let held = self.tile().held.clone();
-        // Another card's rows must not come back to the grid that cards are still getting theirs from.
-        let at_once = goes && !(comes && self.plan.tiles.len() > 1 && self.grids.second.is_none());
+        let stored = self.tile().with_halo.clone();
+        // Results must not overwrite a grid from which rows are still being written to other cards.
+        let read_at_once = last && !(first && self.plan.tiles.len() > 1 && self.grids.second.is_none());
         let result = self.grids.target(self.due.len() + 1);
-        let mut written = held.start;
-        let mut under_way = VecDeque::new();
+        let mut written = stored.start;
+        let mut running = VecDeque::new();
         for (index, band) in bands.iter().enumerate() {
-            if comes {
-                let until = if band.end == self.tile().own.end {
-                    held.end
+            if first {
+                let until = if band.end == self.tile().owned.end {
+                    stored.end
                 } else {
-                    (band.end + sweeps).min(held.end)
+                    (band.end + sweeps).min(stored.end)
                 };
                 self.write(block, written..until.max(written))?;
                 written = until.max(written);
             }
             let done =
-                if under_way.len() == LANES.len() { self.settle(block, &mut under_way)? } else { None };
-            let lane = LANES[index % LANES.len()];
-            let began = self.begin(block, lane, &[band.clone(), 0..0])?;
-            under_way.push_back((band.clone(), lane, began));
-            if let Some(done) = done.filter(|_| at_once) {
+                if running.len() == REGIONS.len() { self.finish_band(block, &mut running)? } else { None };
+            let region = REGIONS[index % REGIONS.len()];
+            let began = self.begin(block, region, &[band.clone(), 0..0])?;
+            running.push_back((band.clone(), region, began));
+            if let Some(done) = done.filter(|_| read_at_once) {
                 self.read(block, &done, result)?;
             }
         }
-        while let Some(done) = self.settle(block, &mut under_way)? {
-            if at_once {
+        while let Some(done) = self.finish_band(block, &mut running)? {
+            if read_at_once {
                 self.read(block, &done, result)?;
             }
         }
-        if goes && !at_once {
-            self.gate.pass(self.saved)?;
+        if last && !read_at_once {
+            self.barrier.wait(self.checkpoints_made)?;
             for band in &bands {
                 self.read(block, band, result)?;
             }
@@ -325,157 +322,166 @@ impl<W: Worker> Clerk<'_, W> {
         Ok(())
     }
 
-    /// A block in two parts: the edges, and the rest while they travel.
-    fn in_parts(&mut self, block: usize) -> Result<(), Ended> {
+    /// Computes a block in two parts: the boundary rows, then the interior while the boundary rows travel.
+    fn block_in_parts(&mut self, block: usize) -> Result<(), StopCause> {
         let next = self.plan.blocks[block + 1];
-        let (edges, between) = self.plan.edges(self.card, next).split(&self.tile().own);
-        if edges.iter().any(|range| !range.is_empty()) {
-            let began = self.begin(block, Lane::Edges, &edges)?;
-            self.end(block, Lane::Edges, began)?;
+        let (boundary, interior) = self.plan.boundary(self.index, next).split(&self.tile().owned);
+        if boundary.iter().any(|range| !range.is_empty()) {
+            let began = self.begin(block, ComputeRegion::Boundary, &boundary)?;
+            self.end(block, ComputeRegion::Boundary, began)?;
         }
-        let began = match between.is_empty() {
+        let began = match interior.is_empty() {
             true => None,
-            false => Some(self.begin(block, Lane::Inner, &[between, 0..0])?),
+            false => Some(self.begin(block, ComputeRegion::Interior, &[interior, 0..0])?),
         };
         self.exchange(block)?;
         if self.due.contains(&block) {
-            self.save(block)?;
+            self.checkpoint(block)?;
         }
         if let Some(began) = began {
-            self.end(block, Lane::Inner, began)?;
+            self.end(block, ComputeRegion::Interior, began)?;
         }
         Ok(())
     }
 
-    /// Reads the state before a block, which the block leaves as it is.
-    fn save(&mut self, block: usize) -> Result<(), Ended> {
-        self.go_on()?;
-        let target = self.grids.target(self.saved + 1);
-        let rows = self.tile().own.clone();
+    /// Reads the state before a block, which the block does not change.
+    fn checkpoint(&mut self, block: usize) -> Result<(), StopCause> {
+        self.check_stop()?;
+        let target = self.grids.target(self.checkpoints_made + 1);
+        let rows = self.tile().owned.clone();
         let (bytes, began) = (target.span(&rows), self.start.elapsed());
-        let from = self.plan.place(self.tile(), block as u64 % 2, rows.start);
-        // SAFETY: a card reads its own rows, into the grid that no state is taken from: what was written to cards came
-        // from another one, or the checkpoint after it is complete and all cards have passed the gate behind it.
-        let read = unsafe { self.worker.read(target, bytes.clone(), from) };
-        self.check(read, || format!("saving rows {} to {}", rows.start, rows.end))?;
-        self.note(Kind::Save, block, began, bytes.end - bytes.start);
-        self.saved += 1;
+        let from = self.plan.row_offset(self.tile(), block as u64 % 2, rows.start);
+        // SAFETY: a card reads its owned rows. Nobody else uses this grid: rows were written to cards from the other grid, or a
+        // later checkpoint is complete and all cards have passed the barrier after it.
+        let read = unsafe { self.card.read(target, bytes.clone(), from) };
+        self.check(read, || format!("reading rows {} to {} for a checkpoint", rows.start, rows.end))?;
+        self.record(StepKind::Checkpoint, block, began, bytes.end - bytes.start);
+        self.checkpoints_made += 1;
         Ok(())
     }
 
-    /// Sends what the neighbours need of this block's result for the next.
-    fn exchange(&mut self, block: usize) -> Result<(), Ended> {
+    /// Sends neighbours the rows of this block's result that their next block needs.
+    fn exchange(&mut self, block: usize) -> Result<(), StopCause> {
         let plane = (block as u64 + 1) % 2;
-        let edges = self.plan.edges(self.card, self.plan.blocks[block + 1]);
-        let mut parcels = Vec::new();
+        let boundary = self.plan.boundary(self.index, self.plan.blocks[block + 1]);
+        let mut transfers = Vec::new();
         for (rows, to, other) in [
-            (edges.upper, Neighbour::Above, self.card.wrapping_sub(1)),
-            (edges.lower, Neighbour::Below, self.card + 1),
+            (boundary.upper, Neighbour::Above, self.index.wrapping_sub(1)),
+            (boundary.lower, Neighbour::Below, self.index + 1),
         ] {
             let (Some(rows), Some(there)) = (rows, self.plan.tiles.get(other)) else { continue };
-            let from = self.plan.place(self.tile(), plane, rows.start);
+            let from = self.plan.row_offset(self.tile(), plane, rows.start);
             let len = (rows.end - rows.start) * self.plan.shape.row_bytes();
-            let offset = self.plan.place(there, plane, rows.start);
-            parcels.push(Parcel { to, from: Span::new(from, len), offset });
+            let offset = self.plan.row_offset(there, plane, rows.start);
+            transfers.push(HaloTransfer { to, from: Span::new(from, len), offset });
         }
-        if parcels.is_empty() {
+        if transfers.is_empty() {
             return Ok(());
         }
-        let bytes = parcels.iter().map(|parcel| parcel.from.len).sum();
-        self.go_on()?;
+        let bytes = transfers.iter().map(|transfer| transfer.from.len).sum();
+        self.check_stop()?;
         let began = self.start.elapsed();
-        let sent = self.worker.send(&parcels);
-        self.check(sent, || "sending rows to its neighbours".to_owned())?;
-        self.note(Kind::Halo, block, began, bytes);
+        let sent = self.card.send(&transfers);
+        self.check(sent, || "sending boundary rows to its neighbours".to_owned())?;
+        self.record(StepKind::Halo, block, began, bytes);
         Ok(())
     }
 
-    /// Starts rows of a block; when that was.
-    fn begin(&mut self, block: usize, lane: Lane, rows: &[Range<u64>; 2]) -> Result<Duration, Ended> {
-        self.go_on()?;
+    /// Starts the kernel on rows of a block. Returns the time.
+    fn begin(
+        &mut self,
+        block: usize,
+        region: ComputeRegion,
+        rows: &[Range<u64>; 2],
+    ) -> Result<Duration, StopCause> {
+        self.check_stop()?;
         let (plan, tile) = (self.plan, self.tile());
         let block_plane = block as u64 % 2;
         let local = |rows: &Range<u64>| if rows.is_empty() { 0..0 } else { tile.local(rows) };
         let arguments = StencilArguments {
             double: plan.shape.double,
-            rows: tile.held.end - tile.held.start,
+            rows: tile.with_halo.end - tile.with_halo.start,
             columns: plan.shape.columns,
             pitch: plan.shape.columns,
-            source: plan.plane(tile, block_plane),
-            destination: plan.plane(tile, 1 - block_plane),
+            source: plan.plane_offset(tile, block_plane),
+            destination: plan.plane_offset(tile, 1 - block_plane),
             sweeps: plan.blocks[block],
             ranges: [local(&rows[0]), local(&rows[1])],
         };
         let began = self.start.elapsed();
-        let started = self.worker.start(lane, &arguments);
+        let started = self.card.start(region, &arguments);
         self.check(started, || format!("starting block {block}"))?;
         Ok(began)
     }
 
-    fn end(&mut self, block: usize, lane: Lane, began: Duration) -> Result<(), Ended> {
-        let waited = self.worker.wait(lane);
+    fn end(&mut self, block: usize, region: ComputeRegion, began: Duration) -> Result<(), StopCause> {
+        let waited = self.card.wait(region);
         let took = self.check(waited, || format!("computing block {block}"))?;
-        // When it ended the card does not say; that it took so long, it does. Of two runs at once the second one counts
-        // from the end of the first.
-        let end = (began + took).min(self.start.elapsed()).max(self.computed);
+        // The card reports the duration of a run but not its end. Of two concurrent runs, the second counts from the end of the
+        // first.
+        let end = (began + took).min(self.start.elapsed()).max(self.computed_until);
         let step = Step {
-            card: self.card,
-            kind: Kind::Compute,
+            card: self.index,
+            kind: StepKind::Compute,
             block,
-            start_s: began.max(self.computed).as_secs_f64(),
+            start_s: began.max(self.computed_until).as_secs_f64(),
             end_s: end.as_secs_f64(),
             bytes: 0,
         };
-        self.computed = end;
+        self.computed_until = end;
         self.steps.push(step);
-        self.go_on()
+        self.check_stop()
     }
 
-    /// Waits for the first of the bands that are being computed, if there is one.
-    fn settle(&mut self, block: usize, under_way: &mut UnderWay) -> Result<Option<Range<u64>>, Ended> {
-        match under_way.pop_front() {
+    /// Waits for the oldest band in progress, if there is one. Returns its rows.
+    fn finish_band(
+        &mut self,
+        block: usize,
+        running: &mut RunningBands,
+    ) -> Result<Option<Range<u64>>, StopCause> {
+        match running.pop_front() {
             None => Ok(None),
-            Some((band, lane, began)) => {
-                self.end(block, lane, began)?;
+            Some((band, region, began)) => {
+                self.end(block, region, began)?;
                 Ok(Some(band))
             }
         }
     }
 
-    fn write(&mut self, block: usize, rows: Range<u64>) -> Result<(), Ended> {
+    fn write(&mut self, block: usize, rows: Range<u64>) -> Result<(), StopCause> {
         if rows.is_empty() {
             return Ok(());
         }
-        self.go_on()?;
+        self.check_stop()?;
         let grid = self.grids.first;
         let bytes = grid.span(&rows);
-        let to = self.plan.place(self.tile(), 0, rows.start);
+        let to = self.plan.row_offset(self.tile(), 0, rows.start);
         let began = self.start.elapsed();
-        let written = self.worker.write(grid, bytes.clone(), to);
+        let written = self.card.write(grid, bytes.clone(), to);
         self.check(written, || format!("writing rows {} to {}", rows.start, rows.end))?;
-        self.note(Kind::Write, block, began, bytes.end - bytes.start);
+        self.record(StepKind::Write, block, began, bytes.end - bytes.start);
         Ok(())
     }
 
-    fn read(&mut self, block: usize, rows: &Range<u64>, result: &Grid) -> Result<(), Ended> {
-        self.go_on()?;
+    fn read(&mut self, block: usize, rows: &Range<u64>, result: &Grid) -> Result<(), StopCause> {
+        self.check_stop()?;
         let bytes = result.span(rows);
-        let from = self.plan.place(self.tile(), (block as u64 + 1) % 2, rows.start);
+        let from = self.plan.row_offset(self.tile(), (block as u64 + 1) % 2, rows.start);
         let began = self.start.elapsed();
-        // SAFETY: a card reads its own rows, and if this is the grid that rows come from, only after all have written theirs.
-        let read = unsafe { self.worker.read(result, bytes.clone(), from) };
+        // SAFETY: a card reads its owned rows. If rows are written to cards from this grid, all cards have received theirs.
+        let read = unsafe { self.card.read(result, bytes.clone(), from) };
         self.check(read, || format!("reading rows {} to {}", rows.start, rows.end))?;
-        self.note(Kind::Read, block, began, bytes.end - bytes.start);
+        self.record(StepKind::Read, block, began, bytes.end - bytes.start);
         Ok(())
     }
 
-    fn note(&mut self, kind: Kind, block: usize, began: Duration, bytes: u64) {
+    fn record(&mut self, kind: StepKind, block: usize, began: Duration, bytes: u64) {
         let (start_s, end_s) = (began.as_secs_f64(), self.start.elapsed().as_secs_f64());
-        self.steps.push(Step { card: self.card, kind, block, start_s, end_s, bytes });
+        self.steps.push(Step { card: self.index, kind, block, start_s, end_s, bytes });
     }
 
-    fn go_on(&self) -> Result<(), Ended> {
-        if self.gate.is_broken() {
+    fn check_stop(&self) -> Result<(), StopCause> {
+        if self.barrier.is_broken() {
             return Err(None);
         }
         if self.stop.load(Ordering::Relaxed) {
@@ -484,7 +490,13 @@ impl<W: Worker> Clerk<'_, W> {
         Ok(())
     }
 
-    fn check<T>(&self, outcome: Result<T, WorkerError>, doing: impl Fn() -> String) -> Result<T, Ended> {
-        outcome.map_err(|cause| Some(OffloadError::Card { card: self.worker.name(), doing: doing(), cause }))
+    fn check<T>(
+        &self,
+        outcome: Result<T, CardError>,
+        operation: impl Fn() -> String,
+    ) -> Result<T, StopCause> {
+        outcome.map_err(|cause| {
+            Some(OffloadError::Card { card: self.card.name(), operation: operation(), cause })
+        })
     }
 }

@@ -1,22 +1,22 @@
 //! Tiled computation on remote cards: the five-point stencil.
 //!
-//! A grid is cut into tiles of rows, one for each card. Every card computes several sweeps of its tile, the
-//! cards send each other the rows at the edges, and so on ([`plan`] says which rows, [`job`] in which order).
-//! Rows travel while others are computed. What the job needs of a card is [`worker::Worker`]: a leased card
-//! over the network, or for tests one in this process. Grids come from files or are generated ([`grid`],
-//! [`file`]); every step is noted with its time ([`timeline`]). A job outlives the loss of cards ([`recovery`]).
+//! A grid is divided into tiles of rows, one a card ([`plan`]). Each card computes several sweeps of its tile; then the cards
+//! exchange the rows at the tiles' boundaries ([`job`]). Transfers overlap with computation. A job drives cards through
+//! [`card::StencilCard`]: leased cards on the network ([`leased`]), or cards in this process for tests. [`emulated`] starts
+//! card processes for a job. Grids are read from files or generated ([`file`], [`grid`]). [`timeline`] records each step with
+//! its time. A job continues when it loses cards ([`recovery`]).
 
+pub mod card;
 pub mod emulated;
 pub mod file;
 pub mod grid;
 pub mod job;
+pub mod leased;
 pub mod plan;
 pub mod recovery;
-pub mod remote;
 pub mod timeline;
-pub mod worker;
 
-/// Why a job could not be done.
+/// A job failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OffloadError {
@@ -26,45 +26,45 @@ pub enum OffloadError {
     /// A file cannot be read or written.
     #[error(transparent)]
     File(#[from] file::FileError),
-    /// There is no memory for the grid on this host.
-    #[error("cannot hold a grid of {bytes} bytes: {cause}")]
+    /// The memory for the grid cannot be allocated on this host.
+    #[error("cannot allocate a grid of {bytes} bytes: {cause}")]
     Memory {
-        /// Its size.
+        /// Size of the grid.
         bytes: u64,
-        /// What the system says.
+        /// What the operating system reported.
         cause: String,
     },
     /// A card failed.
-    #[error("card {card}, {doing}: {cause}")]
+    #[error("card {card}, {operation}: {cause}")]
     Card {
-        /// Which.
+        /// The card's name.
         card: String,
-        /// What it was to do.
-        doing: String,
-        /// What is wrong.
+        /// The operation that failed.
+        operation: String,
+        /// Why it failed.
         cause: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// Cards are gone, and the others cannot do the job.
-    #[error("lost {}, the latest by this: {why}; the others cannot go on: {cause}", .gone.join(", "))]
-    Bereft {
-        /// The cards that are gone.
-        gone: Vec<String>,
-        /// How the latest loss was noticed.
-        why: String,
-        /// Why those that are left cannot do it.
+    /// Cards were lost, and the remaining ones cannot hold the grid.
+    #[error("lost {} (last failure: {last_failure}); the job cannot continue: {cause}", .lost.join(", "))]
+    NoCardsLeft {
+        /// The lost cards.
+        lost: Vec<String>,
+        /// The failure that revealed the last loss.
+        last_failure: String,
+        /// Why the remaining cards cannot hold the grid.
         cause: plan::PlanError,
     },
-    /// Somebody asked it to stop.
-    #[error("stopped")]
+    /// The caller stopped the job.
+    #[error("the job was stopped")]
     Stopped,
-    /// Another result than the reference's.
+    /// The result differs from the reference.
     #[error("the result differs from the reference in {count} points, first in row {row}, column {column}")]
     Different {
-        /// In how many points.
+        /// Number of differing points.
         count: u64,
-        /// Where first.
+        /// Row of the first one.
         row: u64,
-        /// Where first.
+        /// Column of the first one.
         column: u64,
     },
 }

@@ -1,20 +1,18 @@
-//! Which rows are whose, and how many sweeps are made between two exchanges.
+//! The division of a grid into tiles, and of a job into blocks of sweeps.
 //!
 //! ```text
-//!     grid          card 0            card 1            card 2
-//!     ┌────────┐    ┌ held ─┐
-//!     │        │    │ own   │
-//!     │        │    │       │
-//!     │        │    │       │ ─ ─ ─  ┌ held ─┐  ▲ halo of card 1: its neighbour's last rows
-//!     ├ ─ ─ ─ ─┤    ├───────┤        ├ own ──┤  ▼
-//!     │        │    └ held ─┘ ─ ─ ─  │       │  ▲ halo of card 0: its neighbour's first rows
-//!     │        │                     │       │
-//!     ├ ─ ─ ─ ─┤                     ├───────┤        ┌───────┐
+//!     grid          card 0             card 1
+//!     ┌────────┐    ┌────────┐
+//!     │        │    │ owned  │
+//!     │        │    │        │    ┌ ─ ─ ─ ─┐  halo of card 1: the last rows of card 0
+//!     ├ ─ ─ ─ ─┤    ├────────┤    ├────────┤
+//!     │        │    └ ─ ─ ─ ─┘    │ owned  │  halo of card 0: the first rows of card 1
+//!     │        │                  │        │
+//!     └────────┘                  └────────┘
 //! ```
 //!
-//! With a halo of `depth` rows a card makes `depth` sweeps of its own rows without asking anybody. It computes
-//! some rows of its neighbours on the way; that is little beside a tile, and in return messages are fewer and
-//! larger and the kernel's temporal blocking has something to block.
+//! With a halo of `depth` rows a card makes `depth` sweeps of its owned rows without an exchange. It also computes some rows of
+//! its neighbours, few beside a tile. In return, messages are fewer and larger, and the kernel can block in time.
 
 use std::ops::Range;
 
@@ -22,46 +20,46 @@ use millstream_stencil::MAX_DEPTH;
 
 use crate::grid::Shape;
 
-/// Rows of a band: what is computed while the next rows are still being written, or the last ones read.
+/// Rows of a band, which is computed while other bands are written or read.
 const BAND_ROWS: u64 = 1024;
 
 /// Rows of the first bands of a tile, and of the last ones.
-const EDGE_BANDS: [u64; 2] = [128, 384];
+const END_BANDS: [u64; 2] = [128, 384];
 
-/// Planes start at such offsets in card memory.
+/// Alignment of planes in card memory [bytes].
 const ALIGNMENT: u64 = 4096;
 
-/// The grid and the cards do not fit together.
+/// The grid cannot be divided among the cards.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// There is nothing to compute on.
-    #[error("no cards were given")]
+    /// There are no cards.
+    #[error("there are no cards")]
     NoCards,
-    /// More cards than rows.
+    /// There are too few rows for the cards.
     #[error("a grid of {rows} rows cannot be cut into tiles for {cards} cards of at least {depth} rows each")]
     TooManyCards {
         /// Rows of the grid.
         rows: u64,
-        /// Cards.
+        /// Number of cards.
         cards: usize,
-        /// Sweeps between two exchanges.
+        /// Sweeps between two halo exchanges.
         depth: u64,
     },
-    /// A depth that the kernel does not make at once.
+    /// The depth is out of range.
     #[error("depth {0} is not from 1 to {MAX_DEPTH}")]
     Depth(u64),
-    /// The tile does not fit.
+    /// A tile exceeds its card's memory.
     #[error(
-        "card {card} has {has} bytes of memory, and its tile of {rows} rows takes {needs}; give more cards"
+        "card {card} has {has} bytes of memory, but its tile of {rows} rows needs {needs}; use more cards"
     )]
     CardTooSmall {
-        /// Which, from 0.
+        /// Index of the card.
         card: usize,
-        /// Its memory.
+        /// Its memory [bytes].
         has: u64,
-        /// Rows of its tile, with halos.
+        /// Rows of its tile with halos.
         rows: u64,
-        /// What two grids of them take.
+        /// Memory that two planes of the tile take [bytes].
         needs: u64,
     },
 }
@@ -69,34 +67,34 @@ pub enum PlanError {
 /// The rows of one card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tile {
-    /// Rows of the grid that the card computes.
-    pub own: Range<u64>,
-    /// With the halos: rows that it holds.
-    pub held: Range<u64>,
+    /// The rows that the card computes.
+    pub owned: Range<u64>,
+    /// The rows that the card stores: owned rows and halos.
+    pub with_halo: Range<u64>,
 }
 
 impl Tile {
-    /// A range of rows of the grid in the card's own count.
+    /// A range of grid rows as rows of the tile.
     #[must_use]
     pub fn local(&self, rows: &Range<u64>) -> Range<u64> {
-        rows.start - self.held.start..rows.end - self.held.start
+        rows.start - self.with_halo.start..rows.end - self.with_halo.start
     }
 }
 
-/// How a job is done.
+/// The tiles and blocks of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// The grid.
     pub shape: Shape,
-    /// One for each card.
+    /// The tiles, one a card.
     pub tiles: Vec<Tile>,
-    /// Sweeps of each block; rows at the edges are exchanged between two blocks.
+    /// Sweeps of each block; halos are exchanged between blocks.
     pub blocks: Vec<u64>,
 }
 
 impl Plan {
-    /// Cuts a grid for cards with `memories` bytes each, for `iterations` sweeps. Without a `depth`, the deepest
-    /// that leaves tiles at least eight times as many rows as they share.
+    /// Divides a grid among cards with `memories` bytes each, for `iterations` sweeps. Without a `depth`, it is the largest
+    /// that leaves each tile eight times as many rows.
     ///
     /// # Errors
     /// [`PlanError`].
@@ -120,7 +118,7 @@ impl Plan {
             None => (fewest / 8).clamp(1, most),
         };
         let count = iterations.div_ceil(chosen);
-        // As even as can be: the later blocks make one sweep less.
+        // As even as possible: later blocks make one sweep less.
         let blocks: Vec<u64> = (0..count).map(|index| (iterations + count - 1 - index) / count).collect();
         let halo = blocks.first().copied().unwrap_or(0);
         if fewest == 0 || cards > 1 && fewest < halo {
@@ -129,33 +127,33 @@ impl Plan {
         let cut = |index: u64| shape.rows * index / n;
         let mut tiles = Vec::new();
         for index in 0..n {
-            let own = cut(index)..cut(index + 1);
-            let held = if cards == 1 {
-                own.clone()
+            let owned = cut(index)..cut(index + 1);
+            let with_halo = if cards == 1 {
+                owned.clone()
             } else {
-                own.start.saturating_sub(halo)..(own.end + halo).min(shape.rows)
+                owned.start.saturating_sub(halo)..(owned.end + halo).min(shape.rows)
             };
-            tiles.push(Tile { own, held });
+            tiles.push(Tile { owned, with_halo });
         }
         let plan = Plan { shape, tiles, blocks };
         for (card, (tile, &has)) in plan.tiles.iter().zip(memories).enumerate() {
-            let needs = plan.memory(tile);
+            let needs = plan.tile_bytes(tile);
             if needs > has {
-                let rows = tile.held.end - tile.held.start;
+                let rows = tile.with_halo.end - tile.with_halo.start;
                 return Err(PlanError::CardTooSmall { card, has, rows, needs });
             }
         }
         Ok(plan)
     }
 
-    /// All sweeps.
+    /// Number of sweeps of all blocks.
     #[must_use]
     pub fn iterations(&self) -> u64 {
         self.blocks.iter().sum()
     }
 
-    /// The blocks before which a checkpoint is made: as few as there are at least `every` sweeps between two, none before
-    /// the first block or the last one, whose result is read anyway.
+    /// The blocks before which a checkpoint is made: at least `every` sweeps apart, and neither the first block nor the last,
+    /// whose result is read in any case.
     #[must_use]
     pub fn checkpoints(&self, every: u64) -> Vec<usize> {
         let (mut due, mut since) = (Vec::new(), 0);
@@ -170,35 +168,35 @@ impl Plan {
     }
 
     fn plane_bytes(&self, tile: &Tile) -> u64 {
-        (tile.held.end - tile.held.start) * self.shape.row_bytes()
+        (tile.with_halo.end - tile.with_halo.start) * self.shape.row_bytes()
     }
 
-    /// Card memory that a tile takes: two grids of the rows that it holds [bytes].
+    /// Card memory of a tile: two planes of its rows with halos [bytes].
     #[must_use]
-    pub fn memory(&self, tile: &Tile) -> u64 {
-        self.plane(tile, 1) + self.plane_bytes(tile)
+    pub fn tile_bytes(&self, tile: &Tile) -> u64 {
+        self.plane_offset(tile, 1) + self.plane_bytes(tile)
     }
 
-    /// Offset of a plane, 0 or 1, in card memory.
+    /// Offset of a plane, 0 or 1, in card memory [bytes].
     #[must_use]
-    pub fn plane(&self, tile: &Tile, plane: u64) -> u64 {
+    pub fn plane_offset(&self, tile: &Tile, plane: u64) -> u64 {
         plane * self.plane_bytes(tile).next_multiple_of(ALIGNMENT)
     }
 
-    /// Offset of a row of the grid in a card's plane.
+    /// Offset of a grid row in a card's plane [bytes].
     #[must_use]
-    pub fn place(&self, tile: &Tile, plane: u64, row: u64) -> u64 {
-        self.plane(tile, plane) + (row - tile.held.start) * self.shape.row_bytes()
+    pub fn row_offset(&self, tile: &Tile, plane: u64, row: u64) -> u64 {
+        self.plane_offset(tile, plane) + (row - tile.with_halo.start) * self.shape.row_bytes()
     }
 
-    /// A tile's own rows in bands, for what is computed while rows come or go. The first ones and the last ones are
-    /// smaller: nothing is computed before the first one is written, nor while the last one is read.
+    /// The owned rows of a tile in bands, for overlapping transfers with computation. The first and the last bands are small:
+    /// nothing is computed while the first one is written or the last one is read.
     #[must_use]
     pub fn bands(&self, tile: &Tile) -> Vec<Range<u64>> {
-        let (mut from, mut to) = (tile.own.start, tile.own.end);
+        let (mut from, mut to) = (tile.owned.start, tile.owned.end);
         let (mut bands, mut last) = (Vec::new(), Vec::new());
-        for rows in EDGE_BANDS {
-            // Not where they would be all that there is.
+        for rows in END_BANDS {
+            // Only if enough rows remain for larger bands.
             if to - from > 4 * rows {
                 bands.push(from..from + rows);
                 last.push(to - rows..to);
@@ -212,34 +210,34 @@ impl Plan {
         bands
     }
 
-    /// What a block leaves for the neighbours of card `card`: the own rows that they need for the `next` sweeps.
+    /// The owned rows of card `card` that its neighbours need for their `next` sweeps.
     #[must_use]
-    pub fn edges(&self, card: usize, next: u64) -> Edges {
-        let own = &self.tiles[card].own;
-        let upper = (card > 0).then(|| own.start..own.start + next);
-        let lower = (card + 1 < self.tiles.len()).then(|| own.end - next..own.end);
-        Edges { upper, lower }
+    pub fn boundary(&self, card: usize, next: u64) -> Boundary {
+        let owned = &self.tiles[card].owned;
+        let upper = (card > 0).then(|| owned.start..owned.start + next);
+        let lower = (card + 1 < self.tiles.len()).then(|| owned.end - next..owned.end);
+        Boundary { upper, lower }
     }
 }
 
-/// Rows at the edges of a tile; they overlap if the tile is thin.
+/// Rows at the boundaries of a tile; they overlap if the tile is thin.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Edges {
-    /// For the card above.
+pub struct Boundary {
+    /// Rows for the previous card.
     pub upper: Option<Range<u64>>,
-    /// For the card below.
+    /// Rows for the next card.
     pub lower: Option<Range<u64>>,
 }
 
-impl Edges {
-    /// The rows of `own` at the edges, each once, and those between.
+impl Boundary {
+    /// The boundary rows of `owned`, each once, and the interior rows.
     #[must_use]
-    pub fn split(&self, own: &Range<u64>) -> ([Range<u64>; 2], Range<u64>) {
-        let upper = self.upper.clone().unwrap_or(own.start..own.start);
-        let lower = self.lower.clone().unwrap_or(own.end..own.end);
+    pub fn split(&self, owned: &Range<u64>) -> ([Range<u64>; 2], Range<u64>) {
+        let upper = self.upper.clone().unwrap_or(owned.start..owned.start);
+        let lower = self.lower.clone().unwrap_or(owned.end..owned.end);
         let lower = lower.start.max(upper.end)..lower.end;
-        let between = upper.end..lower.start;
-        ([upper, lower], between)
+        let interior = upper.end..lower.start;
+        ([upper, lower], interior)
     }
 }
 
@@ -250,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_is_said() {
+    fn impossible_divisions_are_reported() {
         let shape = Shape { rows: 100, columns: 10, double: false };
         assert_eq!(Plan::new(shape, 1, &[], None), Err(PlanError::NoCards));
         assert_eq!(Plan::new(shape, 1, &[1 << 20], Some(17)), Err(PlanError::Depth(17)));
@@ -258,7 +256,7 @@ mod tests {
         assert_eq!(many, PlanError::TooManyCards { rows: 100, cards: 20, depth: 9 });
         let small = Plan::new(shape, 9, &[1 << 20, 4000], None).unwrap_err();
         assert!(matches!(small, PlanError::CardTooSmall { card: 1, has: 4000, rows: 55, .. }), "{small:?}");
-        assert!(small.to_string().contains("give more cards"));
+        assert!(small.to_string().contains("use more cards"));
     }
 
     proptest! {
@@ -284,20 +282,20 @@ mod tests {
             }
             let mut next = 0;
             for (card, tile) in plan.tiles.iter().enumerate() {
-                prop_assert_eq!(tile.own.start, next);
-                next = tile.own.end;
-                let mut at = tile.own.start;
+                prop_assert_eq!(tile.owned.start, next);
+                next = tile.owned.end;
+                let mut at = tile.owned.start;
                 for band in plan.bands(tile) {
                     prop_assert!(band.start == at && !band.is_empty());
                     at = band.end;
                 }
-                prop_assert_eq!(at, tile.own.end);
+                prop_assert_eq!(at, tile.owned.end);
                 for &sweeps in &plan.blocks {
-                    prop_assert!(tile.held.start <= tile.own.start.saturating_sub(sweeps));
-                    prop_assert!(tile.held.end >= (tile.own.end + sweeps).min(rows));
-                    let ([upper, lower], between) = plan.edges(card, sweeps).split(&tile.own);
-                    prop_assert!(upper.start == tile.own.start && upper.end == between.start);
-                    prop_assert!(between.end == lower.start && lower.end == tile.own.end);
+                    prop_assert!(tile.with_halo.start <= tile.owned.start.saturating_sub(sweeps));
+                    prop_assert!(tile.with_halo.end >= (tile.owned.end + sweeps).min(rows));
+                    let ([upper, lower], between) = plan.boundary(card, sweeps).split(&tile.owned);
+                    prop_assert!(upper.start == tile.owned.start && upper.end == between.start);
+                    prop_assert!(between.end == lower.start && lower.end == tile.owned.end);
                 }
             }
             prop_assert_eq!(next, rows);

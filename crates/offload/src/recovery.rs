@@ -1,73 +1,72 @@
-//! Going on without a card: what a lost one was to compute is computed by the others, or by a spare one.
+//! Jobs that survive the loss of cards: the remaining and the spare cards compute the lost card's rows.
 //!
 //! ```text
 //!   plan for all sweeps ─► job ─► done
 //!                           │ a card fails
 //!                           ▼
-//!        the grid is the latest checkpoint's ─► who is left? ─► plan for the sweeps after it ─► job …
+//!        the grid holds the latest checkpoint ─► remaining cards ─► plan for the sweeps after it ─► job …
 //! ```
 //!
-//! A point's value does not depend on the tile that it is in, so the result is the same bit for bit, whatever card
-//! computed it.
+//! A point's value does not depend on its tile, so the result is the same bit for bit on any cards.
 
 use std::num::NonZeroU64;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use crate::OffloadError;
+use crate::card::StencilCard;
 use crate::grid::Grid;
-use crate::job::{self, Failed, Saves};
+use crate::job::{self, CheckpointPolicy, JobFailure};
 use crate::plan::{Plan, PlanError};
-use crate::timeline::{JobReport, Loss};
-use crate::worker::Worker;
+use crate::timeline::{CardLoss, JobReport};
 
-/// Cards that compute a grid together, and what becomes of them when one fails.
-pub trait Crew {
+/// The cards of a job, some of which may be lost.
+pub trait CardGroup {
     /// One of the cards.
-    type Worker: Worker;
+    type Card: StencilCard;
 
-    /// The cards, in the order in which their tiles follow each other.
-    fn workers(&mut self) -> &mut [Self::Worker];
+    /// The cards in the order of their tiles.
+    fn cards_mut(&mut self) -> &mut [Self::Card];
 
-    /// Parts with cards that are gone, takes spare ones in their places as far as there are any, and makes those that
-    /// follow each other neighbours. Nothing is computed meanwhile. Returns the names of those that are gone.
+    /// Removes lost cards, replaces them by spare cards if there are any, and reconnects neighbours. No job runs meanwhile.
+    /// Returns the names of the lost cards.
     ///
     /// # Errors
-    /// What makes the cards that are left useless.
-    fn regroup(&mut self) -> Result<Vec<String>, OffloadError>;
+    /// An error that leaves the remaining cards unusable.
+    fn replace_lost(&mut self) -> Result<Vec<String>, OffloadError>;
 }
 
-/// What is to be done.
+/// Options of a job.
 #[derive(Clone, Copy, Debug)]
-pub struct Order {
-    /// Sweeps.
+pub struct JobOptions {
+    /// Number of sweeps.
     pub iterations: u64,
-    /// Most sweeps between two exchanges, as in [`Plan::new`].
+    /// The most sweeps between two halo exchanges, as in [`Plan::new`].
     pub depth: Option<u64>,
-    /// Sweeps from one checkpoint to the next, at least. None: a job that loses a card begins anew.
-    pub checkpoint: Option<NonZeroU64>,
+    /// The fewest sweeps between two checkpoints. `None`: a job that loses a card restarts.
+    pub checkpoint_interval: Option<NonZeroU64>,
 }
 
-/// Computes the grid, in place, on the cards of a crew, and goes on with fewer when one fails. `progress` hears how many
-/// sweeps are over: fewer than before after a loss. `spare` has the grid's shape.
+/// Computes the grid in place, and continues with other cards when cards are lost. `progress` gets the number of completed
+/// sweeps, which drops after a loss. `spare` has the grid's shape.
 ///
 /// # Errors
-/// [`OffloadError::Card`] if a card fails and none is gone: it would fail again. [`OffloadError::Plan`] if the grid does
-/// not fit on the cards that there are. [`OffloadError::Bereft`] if it does not fit on those that are left.
-pub fn run<C: Crew>(
-    crew: &mut C,
+/// [`OffloadError::Card`] if a card fails and none is lost: it would fail again. [`OffloadError::Plan`] if the grid does not
+/// fit on the given cards. [`OffloadError::NoCardsLeft`] if it does not fit on the remaining cards.
+pub fn run<G: CardGroup>(
+    group: &mut G,
     grid: &mut Grid,
     spare: &mut Grid,
-    order: &Order,
+    options: &JobOptions,
     progress: &(dyn Fn(u64) + Sync),
     stop: &AtomicBool,
 ) -> Result<JobReport, OffloadError> {
     let start = Instant::now();
-    let (mut done, mut losses) = (0, Vec::<Loss>::new());
+    let (mut done, mut losses) = (0, Vec::<CardLoss>::new());
     loop {
-        let memories: Vec<_> = crew.workers().iter().map(Worker::memory_bytes).collect();
-        let plan = Plan::new(grid.shape(), order.iterations - done, &memories, order.depth);
-        let plan = plan.map_err(|cause| bereft(&losses, cause))?;
+        let memories: Vec<_> = group.cards_mut().iter().map(StencilCard::memory_bytes).collect();
+        let plan = Plan::new(grid.shape(), options.iterations - done, &memories, options.depth);
+        let plan = plan.map_err(|cause| plan_error(&losses, cause))?;
         let ends: Vec<u64> = plan
             .blocks
             .iter()
@@ -76,22 +75,23 @@ pub fn run<C: Crew>(
                 Some(*sweeps)
             })
             .collect();
-        let blocks_over = |blocks: usize| progress(ends[blocks - 1]);
-        let saves = Saves { spare, every: order.checkpoint };
-        let (error, saved) = match job::run(&plan, grid, Some(saves), crew.workers(), &blocks_over, stop) {
-            Ok(report) => return Ok(report.after(losses, start.elapsed())),
-            Err(Failed { error, saved }) => (error, saved),
-        };
+        let blocks_done = |blocks: usize| progress(ends[blocks - 1]);
+        let checkpoints = CheckpointPolicy { spare, interval: options.checkpoint_interval };
+        let (error, checkpoint_sweeps) =
+            match job::run(&plan, grid, Some(checkpoints), group.cards_mut(), &blocks_done, stop) {
+                Ok(report) => return Ok(report.after(losses, start.elapsed())),
+                Err(JobFailure { error, checkpoint_sweeps }) => (error, checkpoint_sweeps),
+            };
         if !matches!(error, OffloadError::Card { .. }) {
             return Err(error);
         }
-        let gone = crew.regroup()?;
-        if gone.is_empty() {
+        let lost = group.replace_lost()?;
+        if lost.is_empty() {
             return Err(error);
         }
-        done += saved;
-        losses.push(Loss {
-            cards: gone,
+        done += checkpoint_sweeps;
+        losses.push(CardLoss {
+            cards: lost,
             cause: error.to_string(),
             sweeps: done,
             at_s: start.elapsed().as_secs_f64(),
@@ -100,13 +100,13 @@ pub fn run<C: Crew>(
     }
 }
 
-/// Why a plan cannot be made: in the first place, or because cards are gone.
-fn bereft(losses: &[Loss], cause: PlanError) -> OffloadError {
+/// The error of a plan: of the given cards, or of the remaining ones.
+fn plan_error(losses: &[CardLoss], cause: PlanError) -> OffloadError {
     match losses.last() {
         None => cause.into(),
-        Some(Loss { cause: why, .. }) => OffloadError::Bereft {
-            gone: losses.iter().flat_map(|loss| loss.cards.clone()).collect(),
-            why: why.clone(),
+        Some(CardLoss { cause: last_failure, .. }) => OffloadError::NoCardsLeft {
+            lost: losses.iter().flat_map(|loss| loss.cards.clone()).collect(),
+            last_failure: last_failure.clone(),
             cause,
         },
     }

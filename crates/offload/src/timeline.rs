@@ -1,4 +1,4 @@
-//! What was done when, for people and programs.
+//! Reports of jobs: each step with its time, sums by block and by kind.
 
 use std::time::Duration;
 
@@ -6,167 +6,173 @@ use serde::Serialize;
 
 use crate::plan::Plan;
 
-/// Kinds of work.
+/// Kinds of steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
-    /// Rows are written to a card.
+pub enum StepKind {
+    /// The host writes rows to a card.
     Write,
     /// A card computes.
     Compute,
-    /// Cards send each other rows.
+    /// Cards exchange boundary rows.
     Halo,
-    /// Rows are read from a card.
+    /// The host reads result rows from a card.
     Read,
-    /// A checkpoint: rows are read from a card that goes on.
-    Save,
-    /// A card waits for the others.
+    /// The host reads rows for a checkpoint while the card computes.
+    Checkpoint,
+    /// A card waits for the other cards.
     Wait,
 }
 
-impl Kind {
-    /// All of them, in the order in which they are listed.
-    pub const ALL: [Kind; 6] = [Kind::Write, Kind::Compute, Kind::Halo, Kind::Read, Kind::Save, Kind::Wait];
+impl StepKind {
+    /// All kinds, in the order of reports.
+    pub const ALL: [StepKind; 6] = [
+        StepKind::Write,
+        StepKind::Compute,
+        StepKind::Halo,
+        StepKind::Read,
+        StepKind::Checkpoint,
+        StepKind::Wait,
+    ];
 
-    /// Its name.
+    /// The name in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Write => "write",
-            Kind::Compute => "compute",
-            Kind::Halo => "halo",
-            Kind::Read => "read",
-            Kind::Save => "save",
-            Kind::Wait => "wait",
+            StepKind::Write => "write",
+            StepKind::Compute => "compute",
+            StepKind::Halo => "halo",
+            StepKind::Read => "read",
+            StepKind::Checkpoint => "checkpoint",
+            StepKind::Wait => "wait",
         }
     }
 }
 
-/// One piece of work of one card.
+/// One step of one card.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Step {
-    /// Which card, from 0.
+    /// The card's index.
     pub card: usize,
-    /// What.
-    pub kind: Kind,
-    /// In which block, from 0.
+    /// The kind of step.
+    pub kind: StepKind,
+    /// The block's index.
     pub block: usize,
-    /// When it began, since the start of the job [s].
+    /// Start, relative to the start of the job [s].
     pub start_s: f64,
-    /// When it ended [s].
+    /// End, likewise [s].
     pub end_s: f64,
-    /// Bytes moved, if any were.
+    /// Bytes transferred.
     pub bytes: u64,
 }
 
 impl Step {
-    /// How long it took [s].
+    /// Duration [s].
     #[must_use]
     pub fn seconds(&self) -> f64 {
         self.end_s - self.start_s
     }
 }
 
-/// Times by kind [s].
+/// Times by kind of step [s].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Breakdown {
     /// Writing rows to cards.
     pub write_s: f64,
     /// Computing.
     pub compute_s: f64,
-    /// Rows between cards.
+    /// Exchanging boundary rows between cards.
     pub halo_s: f64,
     /// Reading rows from cards.
     pub read_s: f64,
     /// Reading rows for checkpoints.
-    pub save_s: f64,
+    pub checkpoint_s: f64,
     /// Waiting for other cards.
     pub wait_s: f64,
 }
 
 impl Breakdown {
-    fn add(&mut self, kind: Kind, seconds: f64) {
+    fn add(&mut self, kind: StepKind, seconds: f64) {
         *match kind {
-            Kind::Write => &mut self.write_s,
-            Kind::Compute => &mut self.compute_s,
-            Kind::Halo => &mut self.halo_s,
-            Kind::Read => &mut self.read_s,
-            Kind::Save => &mut self.save_s,
-            Kind::Wait => &mut self.wait_s,
+            StepKind::Write => &mut self.write_s,
+            StepKind::Compute => &mut self.compute_s,
+            StepKind::Halo => &mut self.halo_s,
+            StepKind::Read => &mut self.read_s,
+            StepKind::Checkpoint => &mut self.checkpoint_s,
+            StepKind::Wait => &mut self.wait_s,
         } += seconds;
     }
 
     /// The time of one kind [s].
     #[must_use]
-    pub fn of(&self, kind: Kind) -> f64 {
+    pub fn of(&self, kind: StepKind) -> f64 {
         match kind {
-            Kind::Write => self.write_s,
-            Kind::Compute => self.compute_s,
-            Kind::Halo => self.halo_s,
-            Kind::Read => self.read_s,
-            Kind::Save => self.save_s,
-            Kind::Wait => self.wait_s,
+            StepKind::Write => self.write_s,
+            StepKind::Compute => self.compute_s,
+            StepKind::Halo => self.halo_s,
+            StepKind::Read => self.read_s,
+            StepKind::Checkpoint => self.checkpoint_s,
+            StepKind::Wait => self.wait_s,
         }
     }
 }
 
-/// The times of one block.
+/// Sweeps and times of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct BlockReport {
-    /// Sweeps made.
+    /// Number of sweeps.
     pub sweeps: u64,
-    /// From its first step to its last [s].
+    /// From the start of its first step to the end of its last [s].
     pub wall_s: f64,
-    /// That for one sweep [s].
+    /// The same per sweep [s].
     pub per_iteration_s: f64,
-    /// What cards did, on average over the cards. Overlapping work counts in full, so the sum may exceed the
-    /// wall time.
+    /// Times by kind, averaged over the cards. Overlapping steps count in full, so the sum may exceed the wall time.
     pub mean: Breakdown,
 }
 
-/// Cards that were lost on the way.
+/// The loss of cards during a job.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Loss {
-    /// Which cards.
+pub struct CardLoss {
+    /// The lost cards.
     pub cards: Vec<String>,
-    /// How it was noticed.
+    /// The failure that revealed the loss.
     pub cause: String,
-    /// The sweeps of the checkpoint from which the job went on.
+    /// Sweeps of the checkpoint from which the job continued.
     pub sweeps: u64,
-    /// When it went on, since the start of the job [s].
+    /// When it continued, relative to the start of the job [s].
     pub at_s: f64,
 }
 
-/// What came of a job. If cards were lost on the way, `depth`, `cards`, `rows`, `bytes`, `mean`, `blocks` and `steps` are
-/// of the time after the latest loss; the others are of the whole job.
+/// The report of a job. After a loss of cards, `depth`, `cards`, `rows`, `bytes`, `mean`, `blocks` and `steps` cover the time
+/// since the last loss; the other fields cover the whole job.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct JobReport {
     /// Rows and columns.
     pub grid: [u64; 2],
     /// `float32` or `float64`.
     pub element: &'static str,
-    /// Sweeps.
+    /// Number of sweeps.
     pub iterations: u64,
-    /// Most sweeps between two exchanges.
+    /// The most sweeps between two halo exchanges.
     pub depth: u64,
-    /// Cards by name.
+    /// Names of the cards.
     pub cards: Vec<String>,
-    /// Rows of each card.
+    /// Rows that each card computes.
     pub rows: Vec<u64>,
-    /// From the first byte written to the last one read [s].
+    /// From the first byte written to the last byte read [s].
     pub wall_s: f64,
-    /// Points computed, without what cards computed twice, per second.
+    /// Points computed per second, without points that two cards compute.
     pub points_per_s: f64,
-    /// Bytes written to cards, sent between cards, read from cards.
+    /// Bytes written to cards, exchanged between cards, read from cards.
     pub bytes: [u64; 3],
-    /// All blocks together, on average over the cards.
+    /// Times by kind over all blocks, averaged over the cards.
     pub mean: Breakdown,
-    /// Block by block.
+    /// The blocks.
     pub blocks: Vec<BlockReport>,
-    /// Every step.
+    /// All steps.
     pub steps: Vec<Step>,
-    /// Cards that were lost.
-    pub losses: Vec<Loss>,
+    /// Losses of cards.
+    pub losses: Vec<CardLoss>,
 }
 
 impl JobReport {
@@ -195,10 +201,10 @@ impl JobReport {
             element: if plan.shape.double { "float64" } else { "float32" },
             iterations,
             depth: plan.blocks.iter().copied().max().unwrap_or(0),
-            rows: plan.tiles.iter().map(|tile| tile.own.end - tile.own.start).collect(),
+            rows: plan.tiles.iter().map(|tile| tile.owned.end - tile.owned.start).collect(),
             wall_s,
             points_per_s: (plan.shape.points() * iterations) as f64 / wall_s.max(1e-9),
-            bytes: [Kind::Write, Kind::Halo, Kind::Read].map(bytes),
+            bytes: [StepKind::Write, StepKind::Halo, StepKind::Read].map(bytes),
             mean: mean(None),
             blocks: blocks.collect(),
             cards,
@@ -207,8 +213,8 @@ impl JobReport {
         }
     }
 
-    /// The report of a job that took `wall` with everything before the latest loss.
-    pub(crate) fn after(self, losses: Vec<Loss>, wall: Duration) -> JobReport {
+    /// The report of the whole job, given its losses and its total time.
+    pub(crate) fn after(self, losses: Vec<CardLoss>, wall: Duration) -> JobReport {
         let Some(last) = losses.last() else { return self };
         let iterations = last.sweeps + self.iterations;
         let wall_s = wall.as_secs_f64();

@@ -1,4 +1,4 @@
-//! Jobs on cards in this process: the result, what overlaps, and what happens when a card fails.
+//! Jobs on cards in this process: results, overlap of steps, failures of cards.
 
 use std::num::NonZeroU64;
 use std::ops::Range;
@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use millstream_card::region::stencil::StencilArguments;
+use millstream_offload::card::{CardError, ComputeRegion, HaloTransfer, LocalCard, StencilCard};
 use millstream_offload::grid::{Grid, Shape};
-use millstream_offload::job::Failed;
+use millstream_offload::job::JobFailure;
 use millstream_offload::plan::Plan;
-use millstream_offload::recovery::{self, Crew, Order};
-use millstream_offload::timeline::{JobReport, Kind};
-use millstream_offload::worker::{Lane, LocalCard, Parcel, Worker, WorkerError};
+use millstream_offload::recovery::{self, CardGroup, JobOptions};
+use millstream_offload::timeline::{JobReport, StepKind};
 use millstream_offload::{OffloadError, job};
 use proptest::prelude::*;
 
@@ -24,13 +24,13 @@ fn generated(shape: Shape) -> Grid {
 fn compute(
     grid: &mut Grid,
     iterations: u64,
-    cards: usize,
+    count: usize,
     depth: Option<u64>,
 ) -> Result<JobReport, OffloadError> {
     let memory = (2 * grid.shape().bytes() + (1 << 20)).next_multiple_of(4096);
-    let mut workers = LocalCard::row(cards, memory).unwrap();
-    let plan = Plan::new(grid.shape(), iterations, &vec![memory; cards], depth)?;
-    job::run(&plan, grid, None, &mut workers, &|_| {}, &AtomicBool::new(false)).map_err(|failed| failed.error)
+    let mut cards = LocalCard::adjacent(count, memory).unwrap();
+    let plan = Plan::new(grid.shape(), iterations, &vec![memory; count], depth)?;
+    job::run(&plan, grid, None, &mut cards, &|_| {}, &AtomicBool::new(false)).map_err(|failed| failed.error)
 }
 
 proptest! {
@@ -58,38 +58,42 @@ proptest! {
 }
 
 #[test]
-fn rows_come_and_go_while_others_are_computed() {
-    // Several bands a tile.
+fn transfers_overlap_with_computation() {
+    // Large enough for several bands a tile.
     let mut grid = generated(Shape { rows: 6000, columns: 256, double: false });
     let reference = grid.reference(40);
     let report = compute(&mut grid, 40, 2, None).unwrap();
     grid.compare(&reference).unwrap();
-    let of = |kind: Kind| report.steps.iter().filter(move |step| step.kind == kind);
-    let overlaps = |kind: Kind| {
+    let of = |kind: StepKind| report.steps.iter().filter(move |step| step.kind == kind);
+    let overlaps = |kind: StepKind| {
         of(kind).any(|step| {
-            of(Kind::Compute).any(|other| {
+            of(StepKind::Compute).any(|other| {
                 other.card == step.card && other.start_s < step.end_s && step.start_s < other.end_s
             })
         })
     };
-    assert!(overlaps(Kind::Write) && overlaps(Kind::Read) && overlaps(Kind::Halo), "{:#?}", report.steps);
-    // All rows and the halos between the two cards go out, all rows come back.
+    assert!(
+        overlaps(StepKind::Write) && overlaps(StepKind::Read) && overlaps(StepKind::Halo),
+        "{:#?}",
+        report.steps
+    );
+    // All rows and the halos are written; all rows are read.
     assert_eq!(report.bytes[0], (6000 + 2 * report.depth) * 1024);
     assert_eq!(report.bytes[2], 6000 * 1024);
     assert_eq!(report.blocks.len(), 3);
-    assert_eq!(of(Kind::Halo).count(), 4);
+    assert_eq!(of(StepKind::Halo).count(), 4);
     assert!(report.mean.compute_s > 0.0 && report.wall_s > 0.0);
 }
 
-/// A card that fails at its n-th step.
+/// A card that fails at its n-th operation.
 #[derive(Debug)]
-struct Failing {
+struct FailingCard {
     card: LocalCard,
     left: AtomicUsize,
 }
 
-impl Failing {
-    fn step(&self) -> Result<(), WorkerError> {
+impl FailingCard {
+    fn step(&self) -> Result<(), CardError> {
         match self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)) {
             Ok(1) => Err("it was killed".into()),
             _ => Ok(()),
@@ -97,7 +101,7 @@ impl Failing {
     }
 }
 
-impl Worker for Failing {
+impl StencilCard for FailingCard {
     fn name(&self) -> String {
         self.card.name()
     }
@@ -106,47 +110,50 @@ impl Worker for Failing {
         self.card.memory_bytes()
     }
 
-    fn start(&mut self, lane: Lane, arguments: &StencilArguments) -> Result<(), WorkerError> {
+    fn start(&mut self, region: ComputeRegion, arguments: &StencilArguments) -> Result<(), CardError> {
         self.step()?;
-        self.card.start(lane, arguments)
+        self.card.start(region, arguments)
     }
 
-    fn wait(&mut self, lane: Lane) -> Result<Duration, WorkerError> {
-        let took = self.card.wait(lane)?;
+    fn wait(&mut self, region: ComputeRegion) -> Result<Duration, CardError> {
+        let took = self.card.wait(region)?;
         self.step()?;
         Ok(took)
     }
 
-    fn write(&mut self, grid: &Grid, bytes: Range<u64>, to: u64) -> Result<(), WorkerError> {
+    fn write(&mut self, grid: &Grid, bytes: Range<u64>, to: u64) -> Result<(), CardError> {
         self.step()?;
         self.card.write(grid, bytes, to)
     }
 
-    unsafe fn read(&mut self, grid: &Grid, bytes: Range<u64>, from: u64) -> Result<(), WorkerError> {
+    unsafe fn read(&mut self, grid: &Grid, bytes: Range<u64>, from: u64) -> Result<(), CardError> {
         self.step()?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe { self.card.read(grid, bytes, from) }
     }
 
-    fn send(&mut self, parcels: &[Parcel]) -> Result<(), WorkerError> {
+    fn send(&mut self, transfers: &[HaloTransfer]) -> Result<(), CardError> {
         self.step()?;
-        self.card.send(parcels)
+        self.card.send(transfers)
     }
 }
 
 #[test]
-fn a_card_that_fails_at_any_step_ends_the_job_with_its_name() {
+fn the_error_of_a_failed_card_names_it_at_any_step() {
     let shape = Shape { rows: 90, columns: 20, double: false };
     let plan = Plan::new(shape, 20, &[1 << 20; 3], Some(5)).unwrap();
     let mut failures = 0;
     for at in 1..60 {
         let mut grid = generated(shape);
-        let cards = LocalCard::row(3, 1 << 20).unwrap().into_iter().enumerate();
-        let mut workers: Vec<_> = cards
-            .map(|(number, card)| Failing { card, left: AtomicUsize::new(if number == 1 { at } else { 0 }) })
+        let cards = LocalCard::adjacent(3, 1 << 20).unwrap().into_iter().enumerate();
+        let mut cards: Vec<_> = cards
+            .map(|(number, card)| FailingCard {
+                card,
+                left: AtomicUsize::new(if number == 1 { at } else { 0 }),
+            })
             .collect();
-        match job::run(&plan, &mut grid, None, &mut workers, &|_| {}, &AtomicBool::new(false)) {
-            Err(Failed { error: OffloadError::Card { card, cause, .. }, .. }) => {
+        match job::run(&plan, &mut grid, None, &mut cards, &|_| {}, &AtomicBool::new(false)) {
+            Err(JobFailure { error: OffloadError::Card { card, cause, .. }, .. }) => {
                 assert_eq!((card.as_str(), cause.to_string().as_str()), ("local 1", "it was killed"));
                 failures += 1;
             }
@@ -157,41 +164,42 @@ fn a_card_that_fails_at_any_step_ends_the_job_with_its_name() {
     assert!(failures < 50, "some step is the last");
 }
 
-/// Cards of which one fails; the others go on.
-struct Team(Vec<Failing>);
+/// Cards of which the last one fails.
+struct FailingGroup(Vec<FailingCard>);
 
-impl Team {
-    fn new(count: usize, at: usize) -> Team {
-        let cards = LocalCard::row(count, 1 << 20).unwrap().into_iter().enumerate();
+impl FailingGroup {
+    fn new(count: usize, at: usize) -> FailingGroup {
+        let cards = LocalCard::adjacent(count, 1 << 20).unwrap().into_iter().enumerate();
         let left = |number| AtomicUsize::new(if number + 1 == count { at } else { 0 });
-        Team(cards.map(|(number, card)| Failing { card, left: left(number) }).collect())
+        FailingGroup(cards.map(|(number, card)| FailingCard { card, left: left(number) }).collect())
     }
 }
 
-impl Crew for Team {
-    type Worker = Failing;
+impl CardGroup for FailingGroup {
+    type Card = FailingCard;
 
-    fn workers(&mut self) -> &mut [Failing] {
+    fn cards_mut(&mut self) -> &mut [FailingCard] {
         &mut self.0
     }
 
-    fn regroup(&mut self) -> Result<Vec<String>, OffloadError> {
+    fn replace_lost(&mut self) -> Result<Vec<String>, OffloadError> {
         let last = self.0.pop().unwrap();
-        *self = Team::new(self.0.len(), 0);
+        *self = FailingGroup::new(self.0.len(), 0);
         Ok(vec![last.name()])
     }
 }
 
 #[test]
-fn a_job_that_loses_a_card_at_any_step_has_the_same_result() {
+fn the_result_is_the_same_after_a_loss_at_any_step() {
     let shape = Shape { rows: 90, columns: 20, double: false };
     let reference = generated(shape).reference(40);
     let mut from = Vec::new();
     for at in 1.. {
         let [mut grid, mut spare] = [generated(shape), Grid::zeros(shape, None).unwrap()];
-        let order = Order { iterations: 40, depth: Some(5), checkpoint: NonZeroU64::new(8) };
+        let options = JobOptions { iterations: 40, depth: Some(5), checkpoint_interval: NonZeroU64::new(8) };
         let never = AtomicBool::new(false);
-        let report = recovery::run(&mut Team::new(3, at), &mut grid, &mut spare, &order, &|_| {}, &never);
+        let report =
+            recovery::run(&mut FailingGroup::new(3, at), &mut grid, &mut spare, &options, &|_| {}, &never);
         let report = report.unwrap();
         grid.compare(&reference).unwrap();
         assert_eq!(report.iterations, 40);
@@ -201,19 +209,19 @@ fn a_job_that_loses_a_card_at_any_step_has_the_same_result() {
             more => panic!("{more:?}"),
         }
     }
-    // Every checkpoint was gone on from, and the start.
+    // The job continued from every checkpoint, and from the start.
     assert!(from.is_sorted() && from.len() > 30, "{from:?}");
     from.dedup();
     assert_eq!(from, [0, 10, 20, 30]);
 }
 
 #[test]
-fn a_job_stops_when_told_to() {
+fn the_stop_flag_ends_a_job() {
     let shape = Shape { rows: 500, columns: 50, double: false };
     let plan = Plan::new(shape, 1000, &[1 << 20; 2], Some(1)).unwrap();
-    let mut workers = LocalCard::row(2, 1 << 20).unwrap();
+    let mut cards = LocalCard::adjacent(2, 1 << 20).unwrap();
     let stop = AtomicBool::new(false);
     let progress = |blocks| stop.store(blocks >= 5, Ordering::Relaxed);
-    let outcome = job::run(&plan, &mut generated(shape), None, &mut workers, &progress, &stop);
-    assert!(matches!(outcome, Err(Failed { error: OffloadError::Stopped, .. })), "{outcome:?}");
+    let outcome = job::run(&plan, &mut generated(shape), None, &mut cards, &progress, &stop);
+    assert!(matches!(outcome, Err(JobFailure { error: OffloadError::Stopped, .. })), "{outcome:?}");
 }

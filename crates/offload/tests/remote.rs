@@ -1,4 +1,4 @@
-//! Jobs on cards in processes of their own, over the network.
+//! Jobs on leased cards in processes of their own.
 
 use std::io::Write as _;
 use std::num::NonZeroU64;
@@ -9,30 +9,30 @@ use std::time::{Duration, Instant};
 
 use millstream_card::kernel::Registry;
 use millstream_card::{Config, Lifetime, Network, serve_with};
+use millstream_offload::card::StencilCard as _;
 use millstream_offload::grid::{Grid, Shape};
+use millstream_offload::leased::{CardAddress, LeaseTerms, LeasedCards};
 use millstream_offload::plan::Plan;
-use millstream_offload::recovery::{self, Crew as _, Order};
-use millstream_offload::remote::{CardAddress, LeaseTerms, LeasedRow};
+use millstream_offload::recovery::{self, CardGroup as _, JobOptions};
 use millstream_offload::timeline::JobReport;
-use millstream_offload::worker::Worker as _;
 use millstream_offload::{OffloadError, job};
 use millstream_rdma::{Device, DeviceSelector, device};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const BANK: u64 = 8 << 20;
 
-/// Environment of a test binary that is to be a card: where to write its address.
-const BE_A_CARD: &str = "MILLSTREAM_TEST_OFFLOAD_CARD";
+/// Environment variable that makes a test binary serve a card: the file for its address.
+const SERVE_CARD: &str = "MILLSTREAM_TEST_OFFLOAD_CARD";
 
 fn device() -> Device {
     device::open(&DeviceSelector::from_environment())
         .unwrap_or_else(|error| panic!("run `make lib` first: {error}"))
 }
 
-/// Not a test of its own: serves a card if this process was started for that.
+/// Not a test: serves a card if this process was started for that.
 #[test]
-fn be_a_card() {
-    let Ok(file) = std::env::var(BE_A_CARD) else { return };
+fn serve_card() {
+    let Ok(file) = std::env::var(SERVE_CARD) else { return };
     let name = format!("offload-{}", std::process::id()).parse().unwrap();
     let mut config = Config::new(name, BANK, Registry::empty());
     config.bank_count = 2;
@@ -49,7 +49,7 @@ fn be_a_card() {
     std::process::exit(0);
 }
 
-/// A card that ends with this.
+/// A card process; dropping this value kills it.
 struct Card {
     process: Child,
     address: String,
@@ -60,8 +60,8 @@ impl Card {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("address");
         let process = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "be_a_card"])
-            .env(BE_A_CARD, &file)
+            .args(["--exact", "serve_card"])
+            .env(SERVE_CARD, &file)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .spawn()
@@ -89,18 +89,18 @@ fn cards(count: usize) -> (Vec<Card>, Vec<String>) {
 }
 
 const TERMS: LeaseTerms =
-    LeaseTerms { duration: Duration::from_secs(2), patience: Duration::from_millis(300) };
+    LeaseTerms { duration: Duration::from_secs(2), acquire_timeout: Duration::from_millis(300) };
 
-fn places(addresses: &[String]) -> Vec<CardAddress> {
+fn card_addresses(addresses: &[String]) -> Vec<CardAddress> {
     addresses.iter().map(|address| CardAddress::from(address.as_str())).collect()
 }
 
-fn row(device: &Device, addresses: &[String]) -> Result<LeasedRow, OffloadError> {
-    LeasedRow::take(device, &places(addresses), &[], TERMS)
+fn row(device: &Device, addresses: &[String]) -> Result<LeasedCards, OffloadError> {
+    LeasedCards::acquire(device, &card_addresses(addresses), &[], TERMS)
 }
 
 #[test]
-fn the_result_is_the_reference_and_the_cards_are_free_afterwards() {
+fn the_result_is_the_reference_and_the_leases_are_released() {
     let device = device();
     let (_processes, addresses) = cards(3);
     for (double, iterations) in [(false, 100), (true, 7)] {
@@ -109,48 +109,49 @@ fn the_result_is_the_reference_and_the_cards_are_free_afterwards() {
         let mut grid = Grid::zeros(shape, Some(&device)).unwrap();
         grid.generate(3);
         let reference = grid.reference(iterations);
-        let memories: Vec<_> = row.cards().iter().map(|worker| worker.memory_bytes()).collect();
+        let memories: Vec<_> = row.cards().iter().map(|card| card.memory_bytes()).collect();
         let plan = Plan::new(shape, iterations, &memories, None).unwrap();
         let never = AtomicBool::new(false);
-        let report = job::run(&plan, &mut grid, None, row.workers(), &|_| {}, &never).unwrap();
+        let report = job::run(&plan, &mut grid, None, row.cards_mut(), &|_| {}, &never).unwrap();
         grid.compare(&reference).unwrap();
         assert_eq!((report.cards, report.bytes[2]), (addresses.clone(), shape.bytes()));
         assert!(iterations < 17 || report.bytes[1] > 0);
-        // Another node cannot have them meanwhile.
+        // Another node cannot lease them meanwhile.
         let refused = self::row(&device, &addresses[..1]).unwrap_err().to_string();
         assert!(refused.contains(&addresses[0]) && refused.contains("is leased to node"), "{refused}");
         row.release().unwrap();
     }
 }
 
-/// Runs a job on three cards and kills some of them when `when` says so; the report and the result.
+/// Runs a job on three cards; `when` may kill cards. Returns the report and the result.
 fn with_losses(
     spares: usize,
-    order: Order,
+    options: JobOptions,
     shape: Shape,
     when: impl Fn(u64, &mut Vec<Card>) + Send + Sync,
 ) -> Result<(JobReport, Grid), OffloadError> {
     let device = device();
     let (processes, addresses) = cards(3 + spares);
     let processes = Mutex::new(processes);
-    let (places, spares) = (places(&addresses[..3]), places(&addresses[3..]));
-    let mut row = LeasedRow::take(&device, &places, &spares, TERMS)?;
+    let (first, spares) = (card_addresses(&addresses[..3]), card_addresses(&addresses[3..]));
+    let mut row = LeasedCards::acquire(&device, &first, &spares, TERMS)?;
     let [mut grid, mut spare] = [(), ()].map(|()| Grid::zeros(shape, Some(&device)).unwrap());
     grid.generate(5);
     let progress = |sweeps| when(sweeps, &mut processes.lock().unwrap());
-    let report = recovery::run(&mut row, &mut grid, &mut spare, &order, &progress, &AtomicBool::new(false))?;
+    let report =
+        recovery::run(&mut row, &mut grid, &mut spare, &options, &progress, &AtomicBool::new(false))?;
     spare.generate(5);
-    grid.compare(&spare.reference(order.iterations))?;
-    assert_eq!(report.iterations, order.iterations);
+    grid.compare(&spare.reference(options.iterations))?;
+    assert_eq!(report.iterations, options.iterations);
     row.release()?;
     Ok((report, grid))
 }
 
 #[test]
-fn tiles_of_killed_cards_are_computed_again_by_the_others() {
+fn the_other_cards_recompute_the_tiles_of_killed_cards() {
     let shape = Shape { rows: 900, columns: 300, double: false };
-    let order = Order { iterations: 600, depth: Some(10), checkpoint: NonZeroU64::new(100) };
-    // One dies after 150 sweeps, another one after 400.
+    let options = JobOptions { iterations: 600, depth: Some(10), checkpoint_interval: NonZeroU64::new(100) };
+    // One card dies after 150 sweeps, another after 400.
     let left = AtomicUsize::new(3);
     let kill = |sweeps, cards: &mut Vec<Card>| {
         let alive = if sweeps < 150 {
@@ -164,7 +165,7 @@ fn tiles_of_killed_cards_are_computed_again_by_the_others() {
             cards[alive].process.kill().unwrap();
         }
     };
-    let (report, _) = with_losses(0, order, shape, kill).unwrap();
+    let (report, _) = with_losses(0, options, shape, kill).unwrap();
     assert_eq!(report.cards.len(), 1);
     let from: Vec<_> = report.losses.iter().map(|loss| (loss.cards.len(), loss.sweeps)).collect();
     assert_eq!(from, [(1, 100), (1, 300)], "{:?}", report.losses);
@@ -172,36 +173,37 @@ fn tiles_of_killed_cards_are_computed_again_by_the_others() {
 }
 
 #[test]
-fn a_spare_card_takes_the_place_of_a_killed_one_and_without_checkpoints_all_is_computed_again() {
+fn a_spare_card_replaces_a_killed_one_and_without_checkpoints_the_job_restarts() {
     let shape = Shape { rows: 500, columns: 300, double: true };
-    let order = Order { iterations: 300, depth: Some(10), checkpoint: None };
+    let options = JobOptions { iterations: 300, depth: Some(10), checkpoint_interval: None };
     let left = AtomicUsize::new(3);
     let kill = |sweeps, cards: &mut Vec<Card>| {
         if sweeps > 100 && left.swap(2, Ordering::Relaxed) == 3 {
             cards[1].process.kill().unwrap();
         }
     };
-    let (report, _) = with_losses(1, order, shape, kill).unwrap();
+    let (report, _) = with_losses(1, options, shape, kill).unwrap();
     assert_eq!((report.cards.len(), report.losses.len(), report.losses[0].sweeps), (3, 1, 0));
     assert!(!report.cards.contains(&report.losses[0].cards[0]));
 }
 
 #[test]
-fn when_all_cards_are_killed_the_error_names_them() {
+fn the_error_names_all_cards_when_all_are_killed() {
     let shape = Shape { rows: 300, columns: 100, double: false };
-    let order = Order { iterations: 1_000_000, depth: Some(10), checkpoint: NonZeroU64::new(100) };
+    let options =
+        JobOptions { iterations: 1_000_000, depth: Some(10), checkpoint_interval: NonZeroU64::new(100) };
     let kill = |sweeps, cards: &mut Vec<Card>| {
         if sweeps > 200 {
             cards.drain(..).for_each(drop);
         }
     };
-    let lost = with_losses(0, order, shape, kill).unwrap_err();
-    assert!(matches!(&lost, OffloadError::Bereft { gone, .. } if gone.len() == 3), "{lost}");
-    assert!(lost.to_string().contains("no cards were given"), "{lost}");
+    let lost = with_losses(0, options, shape, kill).unwrap_err();
+    assert!(matches!(&lost, OffloadError::NoCardsLeft { lost, .. } if lost.len() == 3), "{lost}");
+    assert!(lost.to_string().contains("there are no cards"), "{lost}");
 }
 
 #[test]
-fn addresses_without_a_card_are_said() {
+fn the_error_names_an_address_without_a_card() {
     let device = device();
     let nobody = row(&device, &["127.0.0.1:9".to_owned()]).unwrap_err().to_string();
     assert!(nobody.starts_with("card 127.0.0.1:9, connecting"), "{nobody}");

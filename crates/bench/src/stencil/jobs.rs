@@ -5,13 +5,13 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use millstream_offload::card::StencilCard as _;
 use millstream_offload::emulated::{CardProcess, start_cards};
 use millstream_offload::grid::{Grid, Shape};
 use millstream_offload::job;
+use millstream_offload::leased::{CardAddress, LeaseTerms, LeasedCards};
 use millstream_offload::plan::Plan;
-use millstream_offload::recovery::Crew as _;
-use millstream_offload::remote::{CardAddress, LeaseTerms, LeasedRow};
-use millstream_offload::worker::Worker as _;
+use millstream_offload::recovery::CardGroup as _;
 use millstream_rdma::device::{self, DeviceSelector};
 use millstream_shm::thread;
 
@@ -39,7 +39,8 @@ const ITERATIONS: u64 = 100;
 /// Target value of the overhead [%].
 const MOST_OVERHEAD: f64 = 10.0;
 
-const TERMS: LeaseTerms = LeaseTerms { duration: Duration::from_secs(20), patience: Duration::from_secs(20) };
+const TERMS: LeaseTerms =
+    LeaseTerms { duration: Duration::from_secs(20), acquire_timeout: Duration::from_secs(20) };
 
 /// Measures whole jobs on a grid of `side` × `side` points. `program` is the path of `millstream`, which serves the cards.
 /// Also returns a line for each figure that was not measured.
@@ -92,7 +93,7 @@ struct JobSetup {
     plan: Plan,
     grid: Grid,
     // Before the processes: a lease is released before its card ends.
-    row: LeasedRow,
+    cards: LeasedCards,
     _processes: Vec<CardProcess>,
 }
 
@@ -103,20 +104,20 @@ impl JobSetup {
         let plan = Plan::new(shape, ITERATIONS, &vec![u64::MAX; cards], None)?;
         let processes = thread::with_affinity(&cores.compute, || start_cards(program, &plan))??;
         let places: Vec<_> = processes.iter().map(|card| CardAddress::from(card.address())).collect();
-        let row = LeasedRow::take(&device, &places, &[], TERMS)?;
-        let memories: Vec<_> = row.cards().iter().map(|worker| worker.memory_bytes()).collect();
+        let cards = LeasedCards::acquire(&device, &places, &[], TERMS)?;
+        let memories: Vec<_> = cards.cards().iter().map(|card| card.memory_bytes()).collect();
         let plan = Plan::new(shape, ITERATIONS, &memories, None)?;
         let mut grid = Grid::zeros(shape, Some(&device))?;
         grid.generate(0);
-        Ok(JobSetup { plan, grid, row, _processes: processes })
+        Ok(JobSetup { plan, grid, cards, _processes: processes })
     }
 
     /// Runs the job once. Returns its time [s], from the first byte written to the last byte read.
     fn seconds(&mut self, cores: &CoreAssignment) -> Outcome<f64> {
         let never = AtomicBool::new(false);
-        let (plan, grid, workers) = (&self.plan, &mut self.grid, self.row.workers());
+        let (plan, grid, cards) = (&self.plan, &mut self.grid, self.cards.cards_mut());
         let report =
-            thread::with_affinity(&cores.copy, || job::run(plan, grid, None, workers, &|_| {}, &never))??;
+            thread::with_affinity(&cores.copy, || job::run(plan, grid, None, cards, &|_| {}, &never))??;
         Ok(report.wall_s)
     }
 }
