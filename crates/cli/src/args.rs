@@ -1,4 +1,4 @@
-//! The words of the command line.
+//! The command line: commands, options and their help texts.
 
 pub(crate) mod bench;
 
@@ -13,15 +13,20 @@ use self::bench::BenchOptions;
 use crate::card::CardOptions;
 use crate::stencil::GridSize;
 
-/// Build detector events across nodes with one-sided RDMA, straight into accelerator memory.
+/// Soft RDMA device, event builder over one-sided RDMA, and accelerator cards on the network.
 ///
-/// Everything runs over verbs: on a cluster over its InfiniBand or RoCE adapters, anywhere else over
-/// Millstream's soft device, which needs no hardware, no kernel module and no root.
+/// All commands use verbs: an InfiniBand or RoCE adapter if there is one, otherwise the soft device. The soft device needs no
+/// hardware, no kernel module and no root.
+///
+///     millstream run -- ibv_devinfo        any verbs program on the soft device
+///     millstream demo                      build recorded camera events on this host
+///     millstream stencil --grid 4096x4096  compute on emulated cards
+
 #[derive(Debug, Parser)]
-#[command(name = "millstream", version, max_term_width = 100)]
+#[command(name = "millstream", version, max_term_width = 100, verbatim_doc_comment)]
 pub(crate) struct Arguments {
-    /// The RDMA device: `auto` (hardware if present, else the soft device), `hardware`, `soft`, or a
-    /// name that `millstream devices` lists [default: auto, or MILLSTREAM_DEVICE]
+    /// RDMA device: `auto` (an adapter if present, else the soft device), `hardware`, `soft`, or a name from
+    /// `millstream devices` [default: MILLSTREAM_DEVICE, or auto]
     #[arg(long, global = true, value_name = "NAME")]
     pub(crate) device: Option<DeviceSelector>,
     #[command(subcommand)]
@@ -30,43 +35,45 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Build real camera events into the memory of two emulated cards, and check every byte
+    /// Build recorded camera events into the memory of two emulated cards and check every byte
     ///
     /// First the 32 recorded events of the SST-1M camera once: three readout units, one per crate of the
     /// camera, write them into two builder units' cards; the cards compare every checksum and compute the
     /// camera's trigger; all 691,200 decisions must be those that the camera's own trigger took; accepted
     /// events go to HDF5. Then the same events over and over, for throughput.
     Demo(DemoOptions),
-    /// The event builder: check and run configurations (docs/event-builder.md)
+    /// Check and run event builder configurations (docs/event-builder.md)
     #[command(subcommand)]
     Evb(EvbCommand),
-    /// Accelerator cards on the network: be one, use them, watch them (docs/cards.md)
+    /// Serve, use and watch accelerator cards on the network (docs/cards.md)
     Card(CardOptions),
-    /// List the RDMA devices that this machine offers
+    /// List the RDMA devices of this machine
     Devices(DevicesOptions),
-    /// Run any verbs program on the soft device
+    /// Run a verbs program on the soft device
     ///
-    /// The program finds Millstream's libibverbs.so.1 in place of the system's; it needs no change. So that
-    /// programs also find the device's files and rdma_cm, a library is preloaded (docs/rdma-cm.md).
-    /// Both ends of a connection must run this way, as the same user:
+    /// The unmodified program loads Millstream's libibverbs.so.1 instead of the system's. A preloaded library provides the
+    /// device's sysfs files and rdma_cm (docs/rdma-cm.md). Run both ends of a connection this way, as the same user:
     ///
     ///     millstream run -- ib_write_bw &
     ///     millstream run -- ib_write_bw localhost
     #[command(verbatim_doc_comment)]
     Run(RunOptions),
-    /// Print shell commands that put later programs on the soft device: eval "$(millstream env)"
-    Env(EnvOptions),
-    /// Compute sweeps of the five-point stencil on leased cards (docs/stencil.md)
+    /// Print shell commands that run later programs on the soft device
     ///
-    /// The grid is cut into tiles of rows, one a card. Rows travel while others are computed, between cards
-    /// without passing a host. Prints where the time went, block by block; `--svg` draws it.
+    ///     eval "$(millstream env)"
+    #[command(verbatim_doc_comment)]
+    Env(EnvOptions),
+    /// Compute five-point Jacobi sweeps on leased cards (docs/stencil.md)
+    ///
+    /// Divides the grid into tiles of rows, one a card. Cards exchange boundary rows directly while they compute.
+    /// Prints the time of each step by block of sweeps; --svg draws it.
     ///
     ///     millstream stencil --grid 4096x4096 --iterations 100 --local 2 --verify
     ///     millstream stencil --input before.npy --iterations 100 --output after.h5 \
     ///         --cards node7:7480,node8:7480 --svg timeline.svg
     #[command(verbatim_doc_comment)]
     Stencil(StencilOptions),
-    /// Look at fragment stream files (docs/formats.md)
+    /// Check and unpack fragment stream files (docs/formats.md)
     #[command(subcommand)]
     Stream(StreamCommand),
     /// Check and draw site files (docs/site.md)
@@ -75,7 +82,7 @@ pub(crate) enum Command {
     /// Predict the performance of a site, and check the model against published measurements (docs/model.md)
     #[command(subcommand)]
     Model(ModelCommand),
-    /// Measure, beside memcpy in the same run
+    /// Measure against a baseline in the same run; results go to target/bench (docs/benchmarks.md)
     Bench(BenchOptions),
 }
 
@@ -272,53 +279,52 @@ pub(crate) struct DevicesOptions {
 
 #[derive(Debug, Args)]
 pub(crate) struct EnvOptions {
-    /// Leave out what answers for the device's files and rdma_cm: verbs only
+    /// Do not preload the library for sysfs files and rdma_cm: verbs only
     #[arg(long)]
     pub(crate) no_preload: bool,
     #[command(flatten)]
     pub(crate) link: LinkOptions,
 }
 
-/// Faults and captures on the wire between hosts (docs/wire-link.md). WHICH is a probability, such as 0.01, or packets by
-/// number, such as '#3+17'.
+/// Faults and captures of packets between hosts. WHICH is a probability such as 0.01, or packet numbers such as '#3+17'.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "On the wire (docs/wire-link.md)")]
+#[command(next_help_heading = "Packets between hosts (docs/wire-link.md)")]
 pub(crate) struct LinkOptions {
-    /// The way to peers: shared memory on this host and packets to others (auto), only memory, or only packets
+    /// Path to peers: shared memory on this host and packets to other hosts (auto), shared memory only, or packets only
     #[arg(long, value_name = "auto|shm|wire")]
-    pub(crate) path: Option<PathWord>,
-    /// Do not send these packets; WHICH: a probability (0.01), or packets by number ('#3+17')
+    pub(crate) path: Option<PathArgument>,
+    /// Drop these packets; WHICH: a probability (0.01), or packet numbers ('#3+17')
     #[arg(long, value_name = "WHICH")]
     pub(crate) drop: Option<String>,
     /// Send these packets twice
     #[arg(long, value_name = "WHICH")]
     pub(crate) duplicate: Option<String>,
-    /// Send these packets after the one that follows
+    /// Send these packets after their successor
     #[arg(long, value_name = "WHICH")]
     pub(crate) reorder: Option<String>,
-    /// Send these packets with one wrong bit
+    /// Flip one bit of these packets
     #[arg(long, value_name = "WHICH")]
     pub(crate) corrupt: Option<String>,
-    /// Send these packets with the mark of a congested switch (ECN), which slows the sender down
+    /// Mark these packets with ECN congestion experienced, which slows the sender down
     #[arg(long, value_name = "WHICH")]
     pub(crate) mark: Option<String>,
-    /// Send these packets late: WHICH:TIME, such as 0.01:2ms
+    /// Delay these packets: WHICH:TIME, such as 0.01:2ms
     #[arg(long, value_name = "WHICH:TIME")]
     pub(crate) delay: Option<String>,
-    /// Start of the random numbers [default: 1]
+    /// Seed of the random numbers [default: 1]
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<String>,
-    /// Whether these faults happen to what is sent, received, or both [default: send]
+    /// Apply faults to packets sent, received, or both [default: send]
     #[arg(long, value_name = "SIDE")]
     pub(crate) side: Option<String>,
-    /// Write what passes into this capture file, `%p` being the process id
+    /// Write all packets to this capture file; `%p` becomes the process id
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
 }
 
 /// See `millstream_device::path`: the words of `MILLSTREAM_PATH`.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum PathWord {
+pub(crate) enum PathArgument {
     Auto,
     Shm,
     Wire,
@@ -326,7 +332,7 @@ pub(crate) enum PathWord {
 
 #[derive(Debug, Args)]
 pub(crate) struct RunOptions {
-    /// Leave out what answers for the device's files and rdma_cm: verbs only
+    /// Do not preload the library for sysfs files and rdma_cm: verbs only
     #[arg(long)]
     pub(crate) no_preload: bool,
     #[command(flatten)]
@@ -338,53 +344,53 @@ pub(crate) struct RunOptions {
 
 #[derive(Debug, Args)]
 pub(crate) struct StencilOptions {
-    /// Size of a generated grid
+    /// Generate a grid of this size
     #[arg(long, value_name = "ROWSxCOLUMNS", conflicts_with = "input")]
     pub(crate) grid: Option<GridSize>,
-    /// The grid to start from: a .npy file, or an HDF5 file with `:DATASET` behind it [default dataset: grid]
+    /// Initial grid: NAME.npy, or NAME.h5:DATASET [default dataset: grid]
     #[arg(long, value_name = "FILE")]
     pub(crate) input: Option<GridFile>,
-    /// Where to write the result, in the same formats
+    /// File for the result, in the same formats
     #[arg(long, value_name = "FILE")]
     pub(crate) output: Option<GridFile>,
-    /// Sweeps
+    /// Number of sweeps
     #[arg(long, default_value_t = 100, value_name = "N")]
     pub(crate) iterations: u64,
-    /// Cards of the site file, or host:port, in the order of their tiles
+    /// Cards, by name in the site file or host:port, in the order of their tiles
     #[arg(long, value_delimiter = ',', value_name = "CARD,…")]
     pub(crate) cards: Vec<String>,
-    /// Cards that take the places of those that are lost, one after the other
+    /// Spare cards, which replace lost cards in this order
     #[arg(long, value_delimiter = ',', value_name = "CARD,…", requires = "cards")]
     pub(crate) spares: Vec<String>,
     /// The site file that names cards [default: site.toml, or MILLSTREAM_SITE]
     #[arg(long, value_name = "FILE")]
     pub(crate) site: Option<PathBuf>,
-    /// Without --cards: start so many emulated cards on this host
+    /// Without --cards: start this many emulated cards on this host
     #[arg(long, default_value_t = 2, value_name = "N", conflicts_with = "cards")]
     pub(crate) local: usize,
-    /// Sweeps between two exchanges of rows, 1 to 16 [default: as many as the tiles allow]
+    /// Sweeps between two halo exchanges, 1 to 16 [default: as many as the tiles allow]
     #[arg(long, value_name = "N")]
     pub(crate) depth: Option<u64>,
-    /// Keep the grid's state on this host every so many sweeps; a job that loses a card goes on from there with the
-    /// others. 0: never, such a job begins anew
+    /// Sweeps between two checkpoints of the grid on this host, from which a job that loses a card continues. 0: no
+    /// checkpoints, such a job restarts
     #[arg(long, default_value_t = 512, value_name = "SWEEPS")]
     pub(crate) checkpoint: u64,
     /// Generate float64 instead of float32
     #[arg(long, conflicts_with = "input")]
     pub(crate) float64: bool,
-    /// What to generate differently
+    /// Seed of the generated grid
     #[arg(long, default_value_t = 0, value_name = "NUMBER")]
     pub(crate) seed: u64,
-    /// Compute the same on this host, point by point, and compare every bit
+    /// Compute the same grid on this host, point by point, and compare every bit
     #[arg(long)]
     pub(crate) verify: bool,
     /// Write the report as JSON; `-` for standard output
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Draw what each card did when
+    /// Draw the steps of each card over time
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,
-    /// Be a card with so many bytes of memory until standard input ends; a job starts these
+    /// Serve a card with this many bytes of memory until standard input ends; jobs start these
     #[arg(long, hide = true)]
     pub(crate) serve_card: Option<u64>,
 }
@@ -394,19 +400,19 @@ pub(crate) struct DemoOptions {
     /// Folder with the packed camera data [default: data/sst1m, here or above the program]
     #[arg(long, value_name = "FOLDER")]
     pub(crate) data: Option<PathBuf>,
-    /// Where results go
+    /// Folder of the results
     #[arg(long, default_value = "target/demo", value_name = "FOLDER")]
     pub(crate) out: PathBuf,
-    /// Passes over the events in the second run
+    /// Repetitions of the events in the second run
     #[arg(long, default_value_t = 2000, value_name = "N")]
     pub(crate) replay: u64,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum EvbCommand {
-    /// Run a configuration on this host, every unit a process; Ctrl-C stops it with its account
+    /// Run a configuration, every unit a process; Ctrl-C stops it and reports where every fragment went
     Run(EvbRunOptions),
-    /// Say what is wrong with a configuration, and what it would take, without starting anything
+    /// Check a configuration without running it, and print its units and memory
     Check {
         /// The configuration
         config: PathBuf,
@@ -442,7 +448,7 @@ pub(crate) struct EvbRunOptions {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum StreamCommand {
-    /// Verify files whole, every checksum included, and list their sources
+    /// Verify stream files with all checksums, and list their sources
     Check {
         /// Stream files
         #[arg(required = true, value_name = "FILE")]
@@ -450,9 +456,9 @@ pub(crate) enum StreamCommand {
     },
     /// Unpack and verify a folder of packed stream files, such as data/sst1m
     Unpack {
-        /// The folder with the packed files and their MANIFEST
+        /// Folder with the packed files and their MANIFEST
         packed: PathBuf,
-        /// Where to put them
+        /// Destination folder
         unpacked: PathBuf,
     },
 }

@@ -1,4 +1,4 @@
-//! `millstream bench`: parses no more than the command line; the benchmarks are in `millstream-bench`.
+//! `millstream bench`: the command line of the benchmarks in `millstream-bench`.
 
 use std::error::Error;
 use std::process::ExitCode;

@@ -1,6 +1,6 @@
-//! The `millstream` program: flags, progress and reports; the work is done by the library crates.
+//! The `millstream` program: command line, progress and reports around the library crates.
 //!
-//! `args` holds the words of the command line; each other module is one command.
+//! [`args`] defines the command line; each other module runs one command.
 
 mod args;
 mod bench;
@@ -23,15 +23,15 @@ use crate::args::{Arguments, Command};
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    if prints_only(&arguments.command) {
-        end_with_the_reader();
+    if only_prints(&arguments.command) {
+        restore_default_sigpipe();
     }
-    // A program to run gets its own device; everything else needs the chosen one from here on.
-    let own = !matches!(
+    // `run` and `env` choose the device for another program; `site` and `model` use none.
+    let uses_device = !matches!(
         arguments.command,
         Command::Run(_) | Command::Env(_) | Command::Site(_) | Command::Model(_)
     );
-    if own
+    if uses_device
         && let Some(choice) = arguments.device.as_ref()
         && let Err(error) = millstream_rdma::loader::ensure(choice)
     {
@@ -53,19 +53,19 @@ fn main() -> ExitCode {
     result.unwrap_or_else(|error| failed(&*error))
 }
 
-/// Whether a command does nothing that must be finished once nobody reads what it prints.
-fn prints_only(command: &Command) -> bool {
+/// Whether a command only prints, so that it may end when its reader closes the pipe.
+fn only_prints(command: &Command) -> bool {
     matches!(command, Command::Devices(_) | Command::Env(_) | Command::Site(_) | Command::Model(_))
 }
 
-/// `millstream model calibrate | head` ends when `head` does, as other programs do; Rust's programs start with the signal
-/// ignored. What talks to other processes keeps it so: a unit whose peer is gone has an account to close.
-fn end_with_the_reader() {
-    // SAFETY: no other thread runs yet, and the default action is no code of ours.
+/// Restores the default action of SIGPIPE, which Rust programs ignore: `millstream model calibrate | head` ends with `head`.
+/// Commands with other processes keep ignoring it, because they must still report after a peer has gone.
+fn restore_default_sigpipe() {
+    // SAFETY: no other thread runs yet, and the default action runs no handler.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
-/// Says what went wrong, with its causes, where errors belong.
+/// Prints an error with its causes to standard error.
 fn failed(error: &dyn std::error::Error) -> ExitCode {
     eprintln!("millstream: {error}");
     let mut cause = error.source();

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use clap::ValueEnum as _;
 use millstream_rdma::loader;
 
-use crate::args::{EnvOptions, LinkOptions, PathWord, RunOptions};
+use crate::args::{EnvOptions, LinkOptions, PathArgument, RunOptions};
 use millstream_link::config::{Faults, LINK_VARIABLE, PCAP_VARIABLE};
 
 /// Preload library that emulates the device's files in sysfs and /dev (docs/rdma-cm.md).
@@ -72,7 +72,7 @@ fn link_variables(link: &LinkOptions) -> Result<Vec<(&'static str, OsString)>, B
             .map_err(|error| format!("--{}={:?}: {}", error.field, error.value, error.reason))?;
         variables.push((LINK_VARIABLE, text.into()));
     }
-    if let Some(word) = link.path.as_ref().and_then(PathWord::to_possible_value) {
+    if let Some(word) = link.path.as_ref().and_then(PathArgument::to_possible_value) {
         variables.push(("MILLSTREAM_PATH", word.get_name().to_owned().into()));
     }
     if let Some(path) = &link.pcap {
