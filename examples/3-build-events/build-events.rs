@@ -1,7 +1,8 @@
 //! Builds events from the program's own data: `build-events DIRECTORY`. See README.md.
 
+use millstream_card_abi::CardName;
 use millstream_evb::config::{Config, Setup};
-use millstream_evb::core::BuIndex;
+use millstream_evb::core::{BuIndex, Bytes};
 use millstream_evb::process::child::Child;
 use millstream_evb::process::{Launcher, Sink, SinkError};
 use millstream_fragment::stream::StreamWriter;
@@ -9,6 +10,7 @@ use millstream_fragment::{Alignment, SourceId, SourceKind};
 use std::error::Error;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 const EVENTS: u64 = 1000;
 const BOARDS: u32 = 4;
@@ -45,7 +47,7 @@ fn main() -> ExitCode {
     let result = match arguments.first().map(String::as_str) {
         // The launcher starts this program again for each process of the run.
         Some("child") => Child::from_arguments(&arguments[1..])
-            .and_then(|child| child.run(&no_sink))
+            .and_then(|child| child.run(&no_sink, &no_card))
             .map_err(Box::<dyn Error>::from),
         Some(directory) => build(Path::new(directory)),
         None => Err("usage: build-events DIRECTORY".into()),
@@ -58,6 +60,11 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The configuration has no cards.
+fn no_card(_: &CardName, _: Bytes, _: Duration) -> Result<(), Box<dyn Error>> {
+    Err("this program serves no cards".into())
 }
 
 /// Writes the inputs and the configuration, and runs the event builder on them.

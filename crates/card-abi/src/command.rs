@@ -6,18 +6,15 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::layout::layout;
-use crate::memory::Span;
+use crate::Span;
+use crate::layout;
+use crate::registers::Words;
 
 /// Size of a descriptor and of a completion entry [bytes].
 pub const ENTRY_BYTES: usize = RawDescriptor::BYTES;
 
 /// Most slots of a ring.
 pub const MAX_RING_SLOTS: u32 = 1 << 16;
-
-/// Number by which a card knows one of its kernels; see the kernel directory in BAR0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct KernelId(pub u32);
 
 /// Command flag of `cluster7`: check the fragments of each event as `verify` does, in the same
 /// pass. `verify` itself accepts no flag.
@@ -26,7 +23,7 @@ pub const FLAG_VERIFY: u32 = 1 << 0;
 layout! {
     /// A descriptor as it stands in the command ring.
     pub struct RawDescriptor[64] {
-        0 kernel: u32 = "number of the kernel to run";
+        0 region: u32 = "region whose kernel runs";
         4 flags: u32 = "bits that the kernel defines";
         8 args_offset: u64 = "where the kernel's arguments are [bytes]";
         16 args_len: u64 = "their length [bytes]";
@@ -43,7 +40,7 @@ layout! {
         0 cookie: u64 = "cookie of the command";
         8 index: u64 = "position of the command since the ring was opened: 0, 1, 2, …";
         16 cause: u32 = "zero if the kernel ran to its end, else what was wrong; see Causes";
-        20 kernel: u32 = "kernel that the command named";
+        20 region: u32 = "region of the command";
         24 detail: u64 = "the offending value";
         32 events: u32 = "events handled";
         36 fragments: u32 = "fragments found for them";
@@ -57,15 +54,15 @@ layout! {
 /// One command for the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptor {
-    /// Kernel to run.
-    pub kernel: KernelId,
+    /// Region whose kernel runs.
+    pub region: u32,
     /// Bits that the kernel defines.
     pub flags: u32,
-    /// Where the kernel's arguments are.
+    /// Range of the kernel's arguments.
     pub args: Span,
-    /// Where the kernel puts its result.
+    /// Range for the kernel's result.
     pub result: Span,
-    /// Comes back in the completion.
+    /// Returned in the completion.
     pub cookie: u64,
 }
 
@@ -73,7 +70,7 @@ impl Descriptor {
     /// The entry as it stands in the ring.
     pub fn to_bytes(self) -> [u8; ENTRY_BYTES] {
         RawDescriptor {
-            kernel: self.kernel.0,
+            region: self.region,
             flags: self.flags,
             args_offset: self.args.offset,
             args_len: self.args.len,
@@ -85,6 +82,11 @@ impl Descriptor {
         .to_bytes()
     }
 
+    /// The first five argument words of the kernel's run.
+    pub fn arguments(&self) -> [u64; 5] {
+        [self.args.offset, self.args.len, self.result.offset, self.result.len, self.flags.into()]
+    }
+
     /// Reads an entry; the cookie comes back even if the rest is refused, so that its sender learns
     /// about it.
     pub fn from_bytes(bytes: &[u8; ENTRY_BYTES]) -> Result<Descriptor, (Fault, u64)> {
@@ -93,7 +95,7 @@ impl Descriptor {
             return Err((Fault::new(Cause::ReservedNotZero, reserved), raw.cookie));
         }
         Ok(Descriptor {
-            kernel: KernelId(raw.kernel),
+            region: raw.region,
             flags: raw.flags,
             args: Span::new(raw.args_offset, raw.args_len),
             result: Span::new(raw.result_offset, raw.result_len),
@@ -102,9 +104,9 @@ impl Descriptor {
     }
 }
 
-/// What a kernel counted while it ran one command.
+/// Counters of one command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct EventCounters {
     /// Events handled.
     pub events: u32,
     /// Fragments found for them.
@@ -117,6 +119,28 @@ pub struct Tally {
     pub payload_bytes: u64,
 }
 
+impl EventCounters {
+    /// The first five result words of an event kernel.
+    pub fn to_words(self) -> [u64; 5] {
+        let EventCounters { events, fragments, corrupt_fragments, decisions_set, payload_bytes } = self;
+        let [events, fragments, corrupt, decisions] =
+            [events, fragments, corrupt_fragments, decisions_set].map(u64::from);
+        [events, fragments, corrupt, decisions, payload_bytes]
+    }
+
+    /// Reads the first five result words.
+    pub fn from_words(words: &Words) -> EventCounters {
+        let [events, fragments, corrupt_fragments, decisions_set, payload_bytes, ..] = *words;
+        EventCounters {
+            events: events as u32,
+            fragments: fragments as u32,
+            corrupt_fragments: corrupt_fragments as u32,
+            decisions_set: decisions_set as u32,
+            payload_bytes,
+        }
+    }
+}
+
 /// The end of one command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
@@ -124,13 +148,13 @@ pub struct Completion {
     pub cookie: u64,
     /// Position of the command since the ring was opened: 0, 1, 2, …
     pub index: u64,
-    /// Kernel that the command named.
-    pub kernel: KernelId,
+    /// Region of the command.
+    pub region: u32,
     /// Nothing if the kernel ran to its end, else what was wrong. After a fault the result is
     /// undefined.
     pub outcome: Result<(), Fault>,
-    /// What the kernel counted, up to the fault if there was one.
-    pub tally: Tally,
+    /// Counters of the run, up to the fault if there is one: the kernel's first five result words.
+    pub counters: EventCounters,
     /// Time that the kernel ran.
     pub busy: Duration,
 }
@@ -146,13 +170,13 @@ impl Completion {
             cookie: self.cookie,
             index: self.index,
             cause,
-            kernel: self.kernel.0,
+            region: self.region,
             detail,
-            events: self.tally.events,
-            fragments: self.tally.fragments,
-            corrupt_fragments: self.tally.corrupt_fragments,
-            decisions_set: self.tally.decisions_set,
-            payload_bytes: self.tally.payload_bytes,
+            events: self.counters.events,
+            fragments: self.counters.fragments,
+            corrupt_fragments: self.counters.corrupt_fragments,
+            decisions_set: self.counters.decisions_set,
+            payload_bytes: self.counters.payload_bytes,
             busy_ns: nanos(self.busy),
         }
         .to_bytes()
@@ -168,9 +192,9 @@ impl Completion {
         Completion {
             cookie: raw.cookie,
             index: raw.index,
-            kernel: KernelId(raw.kernel),
+            region: raw.region,
             outcome,
-            tally: Tally {
+            counters: EventCounters {
                 events: raw.events,
                 fragments: raw.fragments,
                 corrupt_fragments: raw.corrupt_fragments,
@@ -183,7 +207,7 @@ impl Completion {
 }
 
 /// A duration in whole nanoseconds, as registers and completions carry it.
-pub(crate) fn nanos(duration: Duration) -> u64 {
+pub fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
@@ -264,61 +288,60 @@ macro_rules! causes {
 
 causes! {
     1 BadRingSlots = "number of ring slots is not a power of two, zero or too large", "`ring_slots`";
-    2 RingMisplaced = "ring is misaligned or outside card memory", "base of the ring";
+    2 BadRingAddress = "ring is misaligned or outside card memory", "base of the ring";
     3 RingsOverlap = "command ring and completion ring overlap", "`completion_base`";
-    4 RingOverrun = "producer is further ahead of the card than the ring has slots", "`producer`";
+    4 RingOverrun = "producer is further ahead of the consumer than the ring has slots", "`producer`";
     5 ReservedNotZero = "reserved field is not zero", "the field";
     6 UnknownKernel = "card has no kernel with this number", "the number";
     7 UnknownFlags = "kernel does not know these flags", "the flags";
     8 ArgsOutsideMemory = "arguments are outside card memory", "offset of the arguments";
     9 ArgsLength = "arguments have the wrong length", "length of the arguments";
     10 ResultOutsideMemory = "result is outside card memory", "offset of the result";
-    11 ResultTooSmall = "result does not fit into its place", "length of the result";
+    11 ResultTooSmall = "range for the result is too small", "length of the range";
     12 EventCount = "number of events is zero or too large", "the number";
     13 SourceCount = "number of sources is zero or too large", "the number";
-    14 PlaceOutsideMemory = "place of a packet is outside card memory", "offset of the place";
-    15 SourceTwice = "two places name the same source", "the source";
-    16 TraceSourceMissing = "trace source has no place among the packets", "the source";
+    14 PacketOutsideMemory = "packet is outside card memory", "offset of the packet";
+    15 DuplicateSource = "two packets name the same source", "the source";
+    16 TraceSourceMissing = "trace source has no packet", "the source";
     17 GeometryOutsideMemory = "geometry table is outside card memory", "offset of the table";
     18 GeometryEntry = "geometry table has an entry out of range", "offset of the entry in the table";
     19 DecisionsOutsideMemory = "decision maps are outside card memory", "offset of the maps";
-    20 ResultsOverlap = "places of results overlap each other or an input", "offset of the result";
+    20 ResultsOverlap = "ranges of results overlap each other or an input", "offset of the result";
     21 EventNumberOverflow = "event numbers exceed 64 bits", "first event";
-    22 Interrupted = "card was stopped while the command ran", "zero";
-    23 KernelFailed = "kernel failed by a fault of its own", "the kernel";
-    24 KernelTrapped = "kernel trapped", "number of the trap; see the kernels' documentation";
+    22 Interrupted = "run was stopped", "zero";
+    23 KernelFailed = "kernel panicked", "the kernel, or the region";
+    24 KernelTrapped = "kernel trapped", "number of the trap, see docs/kernels.md";
     25 FuelExhausted = "kernel used up its fuel", "the fuel given";
-    26 DeadlineExceeded = "kernel ran longer than its deadline", "the deadline [ns]";
-    27 ForeignMemory = "kernel reached for memory outside its banks", "offset of the access";
-    28 KernelTooLarge = "kernel, or the memory that it wants, is too large", "its size [bytes]";
-    29 KernelFormat = "image is no kernel that this card can load", "its first 8 bytes, or zero";
-    30 KernelHash = "image has another hash than its control registers say", "hash of the image";
+    26 DeadlineExceeded = "kernel ran longer than its timeout", "the timeout [ns]";
+    27 AccessViolation = "kernel accessed memory outside its banks", "offset of the access";
+    28 KernelTooLarge = "kernel, or its memory, is too large", "its size [bytes]";
+    29 KernelFormat = "no loader of this card recognises the image", "its first 8 bytes, or zero";
+    30 KernelHash = "image does not have the hash in the control registers", "hash of the image";
     31 ImageOutsideMemory = "kernel image is outside card memory", "offset of the image";
-    32 NoSuchBank = "banks name one that the card does not have", "the banks";
-    33 RegionBusy = "region is running", "state of the region";
-    34 RegionEmpty = "region has no kernel loaded", "state of the region";
-    35 UnknownCommand = "command has no meaning", "the doorbell";
-    36 Argument = "kernel refuses an argument", "number of the argument word";
+    32 NoSuchBank = "card does not have all of these banks", "the banks";
+    33 RegionBusy = "kernel of the region is running", "zero";
+    34 RegionEmpty = "region has no kernel loaded", "zero";
+    35 UnknownCommand = "unknown command code", "the doorbell";
+    36 InvalidArgument = "kernel rejected an argument", "index of the argument word";
     37 NoSuchRegion = "card does not have the region", "number of the region";
-    38 KernelUnresumable = "kernel cannot go on from these state words", "the first of them";
-    39 CopyOperation = "copy descriptor has an unknown operation", "the operation";
-    40 CopyOutsideMemory = "copy leaves card memory", "offset of the local range";
-    41 CopyPeer = "copy names a peer that is not connected", "number of the peer";
-    42 CopyRefused = "the other card refused the copy: its key has ended or the range is not the key's", "zero";
-    43 CopyPeerLost = "the other card does not answer", "zero";
-    44 CopyRingOverrun = "copy producer is further ahead than the ring has slots", "`copy_producer`";
+    38 KernelNotResumable = "kernel cannot resume from these state words", "the first of them";
+    39 DmaOperation = "DMA descriptor has an unknown operation", "the operation";
+    40 DmaOutsideMemory = "DMA transfer is outside card memory", "offset of the range";
+    41 DmaPeerNotConnected = "DMA descriptor names a peer that is not connected", "number of the peer";
+    42 DmaRemoteAccess = "the peer denied the access: its key is invalid or does not cover the range", "zero";
+    43 DmaPeerLost = "the peer does not answer", "zero";
+    44 DmaRingOverrun = "DMA producer is further ahead of the consumer than the ring has slots", "`dma_producer`";
     45 PeerAddress = "address of a peer is not `host:port`", "number of the peer";
-    46 PeerUnreachable = "other card could not be reached or refused", "number of the peer";
-    47 LeaseExpired = "holder of the lease did not renew it", "epoch of the lease";
+    46 PeerUnreachable = "peer could not be reached, or refused the connection", "number of the peer";
+    47 LeaseExpired = "holder did not renew the lease", "epoch of the lease";
     48 LeaseRevoked = "lease was revoked", "epoch of the lease";
-    49 HolderLost = "connection of the holder of the lease ended", "epoch of the lease";
-    50 LeaseWord = "lease word was written by somebody who may not", "the word";
-    51 WindowRefused = "device refused to register a window", "error number of the system";
-    52 BanksRefused = "banks are not granted to the region", "the banks";
-    53 KernelNotLoaded = "kernel is loaded into no region of a card that is leased", "the kernel";
-    54 MemoryFailed = "card memory does not answer", "error number of its driver";
-    55 MemoryNotMapped = "kernel needs card memory at an address, and this kind of card has none", "the banks";
-    56 KernelStuck = "kernel does not reach a safe point; its region is out of service until it ends", "time waited [ns]";
+    49 HolderDisconnected = "connection of the lease holder ended", "epoch of the lease";
+    50 InvalidLeaseWord = "lease word was written without permission", "the word";
+    51 WindowRegistration = "device refused to register a window", "errno";
+    52 BanksNotGranted = "kernel needs banks that the run was not given", "the banks";
+    53 MemoryFailed = "card memory does not answer", "error code of its driver";
+    54 MemoryNotMapped = "kernel needs mapped memory, and this kind of card memory cannot be mapped", "the banks";
+    55 KernelHung = "kernel did not reach a safe point; its region is out of service until it does", "time waited [ns]";
 }
 
 /// Defines an enumeration whose values stand in registers or messages, and its table.
@@ -353,15 +376,15 @@ macro_rules! numbered {
 pub(crate) use numbered;
 
 numbered! {
-    /// What a card does now.
+    /// State of the command queue.
     Status STATUSES {
-    0 Starting = "not ready yet";
-    1 Closed = "running, with no rings open";
+    0 Starting = "the card is not ready yet";
+    1 Closed = "no rings are open";
     2 Idle = "waiting for commands";
-    3 Busy = "running a kernel";
+    3 Busy = "running a command";
     4 Faulted = "the rings failed, see `ring_fault`; a new configuration recovers";
-    5 Stopped = "ended";
-    6 Stuck = "a command does not end and was given up; rings can be opened when it has ended";
+    5 Stopped = "the card has ended";
+    6 Hung = "a command is hung; rings can be opened when it has ended";
 }}
 
 /// Defines the bits of a register or field, one constant each, and their table.
@@ -388,8 +411,8 @@ bits! {
     CAPABILITIES: u64 {
         0 CAPABILITY_INTERRUPT_FD = "completions can signal a file descriptor (`interrupt_arm`)";
         1 CAPABILITY_VECTOR = "the kernels use the vector unit of the processor";
-        2 CAPABILITY_NETWORK = "the card has a verbs device of its own and serves nodes over the network";
-        3 CAPABILITY_SPINS = "the card looks at its doorbells all the time; without it, a doorbell that is rung by RDMA needs immediate data";
+        2 CAPABILITY_NETWORK = "the card has a verbs device and serves clients over the network";
+        3 CAPABILITY_POLLING = "the card polls its doorbells; without it, a doorbell over RDMA needs immediate data";
     }
 }
 
@@ -412,10 +435,10 @@ mod tests {
     proptest! {
         #[test]
         fn descriptors_come_back(
-            kernel: u32, flags: u32, args: (u64, u64), result: (u64, u64), cookie: u64,
+            region: u32, flags: u32, args: (u64, u64), result: (u64, u64), cookie: u64,
         ) {
             let descriptor = Descriptor {
-                kernel: KernelId(kernel),
+                region,
                 flags,
                 args: Span::new(args.0, args.1),
                 result: Span::new(result.0, result.1),
@@ -441,12 +464,12 @@ mod tests {
             let completion = Completion {
                 cookie: numbers[0],
                 index: numbers[1],
-                kernel: KernelId(small[0]),
+                region: small[0],
                 outcome: match cause {
                     0 => Ok(()),
                     code => Err(Fault::new(Cause::from_code(code), detail)),
                 },
-                tally: Tally {
+                counters: EventCounters {
                     events: small[1],
                     fragments: small[2],
                     corrupt_fragments: small[3],

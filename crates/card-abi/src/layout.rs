@@ -1,13 +1,13 @@
-//! Structures in card memory, each written down once: the list of fields makes the Rust struct, its
-//! bytes, and its table in `docs/registers.md`.
+//! The macro that defines structures of card memory. One list of fields generates the Rust struct, its
+//! encoding, and its table in `docs/registers.md`.
 //!
-//! All numbers are little-endian. Fields follow each other without gaps; what is not used is a
-//! reserved field, which is zero.
+//! All numbers are little-endian. Fields follow each other without gaps; unused bytes are a reserved field,
+//! which is zero.
 
 /// One field of a structure.
 #[derive(Clone, Copy, Debug)]
 pub struct Field {
-    /// Place in the structure [bytes].
+    /// Offset in the structure [bytes].
     pub offset: usize,
     /// Length [bytes].
     pub bytes: usize,
@@ -17,14 +17,15 @@ pub struct Field {
     pub doc: &'static str,
 }
 
-/// A number, or an array of numbers, as it stands in memory.
-pub(crate) trait Wire: Copy {
+/// A number, or an array of numbers, as card memory holds it.
+pub trait Wire: Copy {
+    /// Its size [bytes].
     const BYTES: usize;
 
-    /// Writes the value to `bytes`, which are as many as it has.
+    /// Writes the value to `bytes`, which has [`Wire::BYTES`] bytes.
     fn put(self, bytes: &mut [u8]);
 
-    /// Reads the value from `bytes`, which are as many as it has.
+    /// Reads the value from `bytes`, which has [`Wire::BYTES`] bytes.
     fn get(bytes: &[u8]) -> Self;
 }
 
@@ -33,12 +34,14 @@ macro_rules! wire_numbers {
         impl Wire for $number {
             const BYTES: usize = size_of::<$number>();
 
+            #[inline]
             fn put(self, bytes: &mut [u8]) {
                 bytes.copy_from_slice(&self.to_le_bytes());
             }
 
+            #[inline]
             fn get(bytes: &[u8]) -> Self {
-                Self::from_le_bytes(bytes.try_into().expect("as many bytes as the number has"))
+                Self::from_le_bytes(bytes.try_into().expect("the caller passes BYTES bytes"))
             }
         }
     )+};
@@ -49,18 +52,21 @@ wire_numbers!(u8 u16 u32 u64 i16);
 impl<T: Wire, const N: usize> Wire for [T; N] {
     const BYTES: usize = N * T::BYTES;
 
+    #[inline]
     fn put(self, bytes: &mut [u8]) {
         for (value, bytes) in self.into_iter().zip(bytes.chunks_exact_mut(T::BYTES)) {
             value.put(bytes);
         }
     }
 
+    #[inline]
     fn get(bytes: &[u8]) -> Self {
         std::array::from_fn(|index| T::get(&bytes[index * T::BYTES..][..T::BYTES]))
     }
 }
 
-/// Defines a structure of card memory: `offset name: type = "meaning";` per field.
+/// Defines a structure of card memory or of a message: `offset name: type = "meaning";` per field.
+#[macro_export]
 macro_rules! layout {
     (
         $(#[$meta:meta])*
@@ -86,7 +92,8 @@ macro_rules! layout {
                 doc: $doc,
             }),+];
 
-            /// The structure as it stands in card memory.
+            /// Encodes the structure.
+            #[inline]
             $vis fn to_bytes(self) -> [u8; $size] {
                 let mut bytes = [0; $size];
                 $($crate::layout::Wire::put(
@@ -96,7 +103,8 @@ macro_rules! layout {
                 bytes
             }
 
-            /// Reads the structure; every value of every field is accepted.
+            /// Decodes the structure; every value of every field is accepted.
+            #[inline]
             $vis fn from_bytes(bytes: &[u8; $size]) -> $name {
                 $name {
                     $($field: $crate::layout::Wire::get(
@@ -110,10 +118,8 @@ macro_rules! layout {
     };
 }
 
-pub(crate) use layout;
-
-/// Refuses to compile a structure whose fields leave gaps, overlap, or do not fill it.
-pub(crate) const fn check(fields: &[Field], size: usize) {
+/// Fails to compile if the fields leave gaps, overlap, or do not fill the structure.
+pub const fn check(fields: &[Field], size: usize) {
     let mut end = 0;
     let mut index = 0;
     while index < fields.len() {
@@ -126,7 +132,7 @@ pub(crate) const fn check(fields: &[Field], size: usize) {
 
 #[cfg(test)]
 mod tests {
-    layout! {
+    crate::layout! {
         /// An example.
         struct Example[16] {
             0 number: u64 = "a number";
@@ -137,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_stand_little_endian_at_their_offsets() {
+    fn fields_are_little_endian_at_their_offsets() {
         let example = Example { number: 0x0102, pair: [3, 0x0405], signed: -2, reserved: 0 };
         let bytes = [2, 1, 0, 0, 0, 0, 0, 0, 3, 0, 5, 4, 0xfe, 0xff, 0, 0];
         assert_eq!(example.to_bytes(), bytes);

@@ -1,17 +1,16 @@
-//! Card memory as both sides see it: a window of bytes that other processes, and network adapters,
-//! write at any time.
+//! Ranges of card memory, and card memory that this process has mapped.
 //!
-//! The rule that makes this sound: nobody ever holds a reference into the window. Bytes are copied
-//! out first and judged afterwards, so that what was checked is what is used.
+//! Other processes and network adapters write to the mapping at any time. Hence no code holds a reference
+//! into it: bytes are copied out first and checked afterwards, so that the checked bytes are the used bytes.
 
 use std::fmt;
 use std::ptr;
+use std::sync::Arc;
 
 use millstream_shm::Mapping;
 
-use crate::backing::{Backing, Emulated, Wanted};
 use crate::command::{Cause, Fault};
-use crate::os::{Doing, OsError};
+use crate::{IoContext as _, OsError};
 
 /// A range of card memory [bytes].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,16 +23,25 @@ pub struct Span {
 
 impl Span {
     /// The range of `len` bytes at `offset`.
+    #[inline]
     pub const fn new(offset: u64, len: u64) -> Span {
         Span { offset, len }
     }
 
     /// True if the range lies inside `bytes` bytes of memory. Cannot overflow.
+    #[inline]
     pub const fn fits(self, bytes: u64) -> bool {
         self.len <= bytes && self.offset <= bytes - self.len
     }
 
+    /// Checks that the range lies inside `memory` bytes of card memory.
+    #[inline]
+    pub fn check(self, memory: u64) -> Result<(), AccessError> {
+        if self.fits(memory) { Ok(()) } else { Err(AccessError::OutOfRange { span: self, memory }) }
+    }
+
     /// True if the two ranges, both inside some memory, have a byte in common.
+    #[inline]
     pub const fn overlaps(self, other: Span) -> bool {
         self.len != 0
             && other.len != 0
@@ -81,57 +89,52 @@ impl AccessError {
     }
 }
 
-/// The whole memory of one card.
-#[derive(Debug)]
-pub struct Memory {
-    backing: Box<dyn Backing>,
+/// Card memory in the address space of this process.
+#[derive(Clone, Debug)]
+pub struct MappedMemory {
+    mapping: Arc<Mapping>,
 }
 
-impl Memory {
-    pub(crate) fn new(backing: Box<dyn Backing>) -> Memory {
-        Memory { backing }
+impl MappedMemory {
+    /// The memory behind `mapping`.
+    pub fn new(mapping: Arc<Mapping>) -> MappedMemory {
+        MappedMemory { mapping }
     }
 
-    /// Card memory of `bytes` bytes without a card, for running kernels by themselves.
-    pub fn anonymous(bytes: u64) -> Result<Memory, OsError> {
-        let wanted = Wanted { bytes, prefault: false, huge_pages: false };
-        Ok(Memory::new(Box::new(Emulated::new("millstream-card-memory", wanted)?)))
-    }
-
-    /// What it is made of.
-    pub(crate) fn backing(&self) -> &dyn Backing {
-        &*self.backing
+    /// The mapping, to be registered with a device.
+    #[inline]
+    pub fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
     }
 
     /// Size [bytes].
+    #[inline]
     pub fn size(&self) -> u64 {
-        self.backing.size()
+        self.mapping.len() as u64
     }
 
-    /// Address of the first byte, where this process has one: for calls that take a pointer. Valid as long as
-    /// this value lives; other processes and devices write behind it.
-    pub fn as_ptr(&self) -> Option<*mut u8> {
-        self.backing.mapping().map(Mapping::base)
+    /// Address of the first byte. Valid as long as this value lives; other processes and devices write to the
+    /// memory behind it.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.mapping.base()
     }
 
     /// Checks that `span` lies inside the memory.
+    #[inline]
     pub fn check(&self, span: Span) -> Result<(), AccessError> {
-        if span.fits(self.size()) {
-            return Ok(());
-        }
-        Err(AccessError::OutOfRange { span, memory: self.size() })
+        span.check(self.size())
     }
 
     /// Copies `out.len()` bytes at `offset` out of card memory.
     ///
-    /// Bytes that somebody writes at the same moment may arrive half old, half new.
+    /// A concurrent write can tear the bytes.
+    #[inline]
     pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
         self.check(Span::new(offset, out.len() as u64))?;
-        let Some(mapping) = self.backing.mapping() else { return self.backing.read(offset, out) };
-        // SAFETY: the range was checked; `out` is private memory, so the two do not overlap. A
-        // writer elsewhere can tear the bytes, which are plain data to the caller.
+        // SAFETY: the range was checked; `out` is private memory, so the two do not overlap. A concurrent
+        // writer can tear the bytes, which are plain data to the caller.
         unsafe {
-            let from = mapping.base().add(offset as usize);
+            let from = self.mapping.base().add(offset as usize);
             ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len());
         }
         Ok(())
@@ -145,53 +148,46 @@ impl Memory {
     }
 
     /// Copies `bytes` into card memory at `offset`.
+    #[inline]
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), AccessError> {
         self.check(Span::new(offset, bytes.len() as u64))?;
-        let Some(mapping) = self.backing.mapping() else { return self.backing.write(offset, bytes) };
-        // SAFETY: the range was checked; `bytes` cannot overlap the window, to which no reference
-        // exists.
+        // SAFETY: the range was checked; `bytes` cannot overlap the mapping, to which no reference exists.
         unsafe {
-            let to = mapping.base().add(offset as usize);
+            let to = self.mapping.base().add(offset as usize);
             ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
         }
-        self.backing.flush();
         Ok(())
     }
 
-    /// Copies inside the memory; both ranges may overlap.
-    pub(crate) fn copy_within(&self, from: Span, to: u64) -> Result<(), AccessError> {
+    /// Copies inside the memory; the ranges may overlap.
+    #[inline]
+    pub fn copy_within(&self, from: Span, to: u64) -> Result<(), AccessError> {
         self.check(from)?;
         self.check(Span::new(to, from.len))?;
-        let Some(mapping) = self.backing.mapping() else { return self.backing.copy_within(from, to) };
         // SAFETY: both ranges were checked, and no reference to the mapping exists.
         unsafe {
-            let base = mapping.base();
+            let base = self.mapping.base();
             ptr::copy(base.add(from.offset as usize), base.add(to as usize), from.len as usize);
         }
-        self.backing.flush();
         Ok(())
     }
 
-    /// Gives memory to the pages of `span` and maps them here, keeping what they hold; memory that is not
-    /// mapped has no pages.
+    /// Writes zeros to a range, which is cut to the memory.
+    pub fn zero(&self, span: Span) {
+        let start = span.offset.min(self.size());
+        let len = span.len.min(self.size() - start);
+        // SAFETY: the range was cut to the mapping, to which no reference exists.
+        unsafe { ptr::write_bytes(self.mapping.base().add(start as usize), 0, len as usize) };
+    }
+
+    /// Allocates the pages of `span` and maps them here; their content stays.
     ///
-    /// The first touch of a page costs far more than copying it (0.3 GB/s was seen on a virtual
-    /// machine), so do this for landing memory before a run.
+    /// A page fault costs far more than copying the page, so prefault receive memory before a run.
     pub fn prefault(&self, span: Span) -> Result<(), PrefaultError> {
         self.check(span)?;
-        let Some(mapping) = self.backing.mapping() else { return Ok(()) };
-        let populated = mapping.prefault(span.offset as usize, span.len as usize);
-        Ok(populated.doing("give memory to the pages of a card")?)
+        let populated = self.mapping.prefault(span.offset as usize, span.len as usize);
+        Ok(populated.context("prefault the pages of a card")?)
     }
-}
-
-/// Writes zeros to a range, which is cut to the mapping.
-pub(crate) fn zero(mapping: &Mapping, span: Span) {
-    let size = mapping.len() as u64;
-    let start = span.offset.min(size);
-    let len = span.len.min(size - start);
-    // SAFETY: the range was cut to the mapping, to which no reference exists.
-    unsafe { ptr::write_bytes(mapping.base().add(start as usize), 0, len as usize) };
 }
 
 /// Why memory could not be prefaulted.
@@ -210,11 +206,18 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn memory() -> MappedMemory {
+        let fd = millstream_shm::Memfd::sealed("millstream-card-test", 8192).unwrap();
+        MappedMemory::new(Arc::new(fd.map().unwrap()))
+    }
+
     #[test]
-    fn bytes_come_back_and_the_rest_stays_zero() {
-        let memory = Memory::anonymous(8192).unwrap();
+    fn written_bytes_are_read_back_and_all_others_stay_zero() {
+        let memory = memory();
         memory.write(4090, b"over the page").unwrap();
         assert_eq!(&memory.read_array::<15>(4089).unwrap(), b"\0over the page\0");
+        memory.zero(Span::new(4090, u64::MAX));
+        assert_eq!(memory.read_array::<15>(4089).unwrap(), [0; 15]);
     }
 
     proptest! {
@@ -233,8 +236,8 @@ mod tests {
         }
 
         #[test]
-        fn access_outside_is_refused(offset in 8000u64..9000, len in 0usize..300) {
-            let memory = Memory::anonymous(8192).unwrap();
+        fn access_out_of_range_is_refused(offset in 8000u64..9000, len in 0usize..300) {
+            let memory = memory();
             let inside = offset + len as u64 <= 8192;
             prop_assert_eq!(memory.read(offset, &mut vec![0; len]).is_ok(), inside);
             prop_assert_eq!(memory.write(offset, &vec![1; len]).is_ok(), inside);

@@ -1,18 +1,18 @@
-//! Messages from a card to a node: interrupts that say which card, region and cause.
+//! Messages from a card to a client: interrupts with card, region and cause.
 
+use crate::codes::MessageKind;
 use crate::command::Cause;
-use crate::layout::layout;
-use crate::region::codes::MessageKind;
+use crate::layout;
 
 layout! {
-    /// A message as it travels.
+    /// A message as encoded.
     pub struct RawMessage[64] {
         0 card: u64 = "`card_id` of the sender";
-        8 epoch: u32 = "epoch of the lease that it concerns";
-        12 kind: u32 = "see Kinds of messages";
-        16 region: u32 = "region, or slot of a copy, or number of a peer";
-        20 cause: u32 = "zero, or what is wrong; see Causes";
-        24 sequence: u64 = "doorbell or command that it answers";
+        8 epoch: u32 = "epoch of the lease";
+        12 kind: u32 = "see Message kinds";
+        16 region: u32 = "region, DMA ring slot, or number of a peer";
+        20 cause: u32 = "zero, or why it failed; see Causes";
+        24 sequence: u64 = "doorbell or command that the message answers";
         32 values: [u64; 4] = "depend on the kind";
     }
 }
@@ -20,24 +20,24 @@ layout! {
 /// A message from a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// The card that sent it.
+    /// `card_id` of the sender.
     pub card: u64,
-    /// Epoch of the lease that it concerns.
+    /// Epoch of the lease.
     pub epoch: u32,
-    /// What it is about.
+    /// Its kind.
     pub kind: MessageKind,
-    /// The region, slot or peer.
+    /// Region, DMA ring slot or peer.
     pub region: u32,
-    /// What is wrong, if anything is.
+    /// Why it failed, if it did.
     pub cause: Option<Cause>,
-    /// The doorbell or command that it answers.
+    /// The doorbell or command that the message answers.
     pub sequence: u64,
     /// Depend on the kind; see `docs/registers.md`.
     pub values: [u64; 4],
 }
 
 impl Message {
-    /// The message as it travels.
+    /// Encodes the message.
     pub fn to_bytes(self) -> [u8; RawMessage::BYTES] {
         RawMessage {
             card: self.card,
@@ -51,7 +51,7 @@ impl Message {
         .to_bytes()
     }
 
-    /// Reads a message; nothing if its kind is not known to this version.
+    /// Decodes a message; none if this version does not know its kind.
     pub fn from_bytes(bytes: &[u8; RawMessage::BYTES]) -> Option<Message> {
         let raw = RawMessage::from_bytes(bytes);
         Some(Message {
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_come_back_and_unknown_ones_do_not() {
+    fn messages_round_trip_and_unknown_kinds_are_ignored() {
         let message = Message {
             card: 7,
             epoch: 3,

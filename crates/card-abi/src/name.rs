@@ -1,4 +1,4 @@
-//! Names of cards on one host, and the socket addresses behind them.
+//! Names of cards on one host, and their socket addresses.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use std::str::FromStr;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CardName(String);
 
-/// A string that cannot name a card.
+/// A string that is not a valid card name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("card name {0:?} is not 1 to 64 letters, digits, dots, dashes and underscores")]
 pub struct BadCardName(String);
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_plain_words() {
+    fn names_have_a_restricted_alphabet() {
         for good in ["card0", "u280.bank-3_x", &"n".repeat(64)] {
             assert_eq!(good.parse::<CardName>().unwrap().as_str(), good);
         }

@@ -1,26 +1,26 @@
-//! The reference page of the register map and the command format, written by the lists in the code.
+//! Generates `docs/registers.md` and the C header from the lists in this crate.
 
 use std::fmt::Write as _;
 
-use crate::command::{CAPABILITIES, CAUSES, Code, RawCompletion, RawDescriptor, STATUSES};
-use crate::handshake::{Answer, Request};
-use crate::kernel::cluster7::Cluster7Args;
-use crate::kernel::slot::{EVENT_STATUSES, Place, Summary};
-use crate::kernel::verify::VerifyArgs;
-use crate::layout::Field;
-use crate::region::codes::{
+use crate::codes::{
     CARD_COMMANDS, CARD_STATES, LEASE_STATES, MEMORY_KINDS, MESSAGE_KINDS, PEER_STATES, REGION_COMMANDS,
     REGION_STATES, SENSORS,
 };
-use crate::region::copy::{COPY_OPERATIONS, RawCopy};
-use crate::region::message::RawMessage;
+use crate::command::{CAPABILITIES, CAUSES, Code, RawCompletion, RawDescriptor, STATUSES};
+use crate::dma::{DMA_OPERATIONS, RawDmaDescriptor};
+use crate::events::Cluster7Args;
+use crate::events::VerifyArgs;
+use crate::events::{EVENT_STATUSES, EventSummary, PacketBuffer};
+use crate::ipc::{OpenReply, OpenRequest};
+use crate::layout::Field;
+use crate::message::RawMessage;
 use crate::registers::{
-    BAR0_BYTES, BLOCKS, CONTROL_WINDOW, COPY_BYTES, COPY_RING, COPY_SLOTS, KERNEL_DIRECTORY,
+    BAR0_BYTES, BLOCKS, CONTROL_WINDOW, DMA_DESCRIPTOR_BYTES, DMA_RING, DMA_RING_SLOTS, KERNEL_DIRECTORY,
     KERNEL_ENTRY_BYTES, LEASE_PAGE, MAGIC, MAX_KERNELS, MAX_PEERS, PEER_BYTES, PEER_TABLE, VERSION, Writer,
 };
 
 const HEAD: &str = "\
-<!-- Generated from crates/card: run `MILLSTREAM_WRITE_DOCS=1 cargo test -p millstream-card reference`. -->
+<!-- Generated from crates/card-abi: run `MILLSTREAM_WRITE_DOCS=1 cargo test -p millstream-card-abi reference`. -->
 
 # Registers and commands of a card
 ";
@@ -37,9 +37,9 @@ fn write_page(page: &mut String) -> std::fmt::Result {
     write!(
         page,
         "
-Version {VERSION}. BAR0 has {BAR0_BYTES} bytes. Registers are little-endian words, read and written
-whole. *Writer* is the side that writes a register; the other side reads it. A card keeps its state
-privately and publishes it: what a user writes into a register of the card misleads only users.
+Version {VERSION}. BAR0 has {BAR0_BYTES} bytes. Registers are little-endian words; access them with their full
+width. *Writer* is the side that writes a register; the other side only reads it. A card keeps its state
+privately and publishes copies: a user who overwrites a register of the card misleads users, not the card.
 "
     )?;
     for block in BLOCKS {
@@ -48,7 +48,7 @@ privately and publishes it: what a user writes into a register of the card misle
             if block.count > 1 {
                 write!(
                     page,
-                    "\nOf {name} `i`: offsets count from {:#x} + `i` × {:#x}, `i` < {}.\n",
+                    "\nOffsets for {name} `i` are relative to {:#x} + `i` × {:#x}, `i` < {}.\n",
                     block.base,
                     block.stride,
                     block.count,
@@ -80,26 +80,25 @@ privately and publishes it: what a user writes into a register of the card misle
         "
 ## Tables in BAR0
 
-From {KERNEL_DIRECTORY:#x}, the kernel directory: `kernel_count` entries, at most {MAX_KERNELS}, of
-{KERNEL_ENTRY_BYTES} bytes: the kernel's number (u32), then its name, padded with zeros.
+At {KERNEL_DIRECTORY:#x}, the kernel directory: `kernel_count` entries (at most {MAX_KERNELS}) of
+{KERNEL_ENTRY_BYTES} bytes. An entry holds the kernel's number (u32) and its name, padded with zeros.
 
-From {PEER_TABLE:#x}, the peers: {MAX_PEERS} entries of {PEER_BYTES} bytes: the address of another card as text,
-`host:port`, padded with zeros.
+At {PEER_TABLE:#x}, the peer table: {MAX_PEERS} entries of {PEER_BYTES} bytes. An entry holds the address of
+another card as text, `host:port`, padded with zeros.
 
-From {COPY_RING:#x}, the ring of copy descriptors: {COPY_SLOTS} entries of {COPY_BYTES} bytes.
+At {DMA_RING:#x}, the ring of DMA descriptors: {DMA_RING_SLOTS} entries of {DMA_DESCRIPTOR_BYTES} bytes.
 
-## Who may write
+## Remote access
 
-The lease words, {:#x} to {:#x}, are open to atomic operations of every connected node. What the holder of the
-lease may write by RDMA is {:#x} to {:#x}; its key ends with the lease. All of BAR0 can be read by every
-connected node.
+Every connected client can read all of BAR0, and execute atomic operations on the lease words, {:#x} to {:#x}. The
+holder of the lease can also write {:#x} to {:#x}; its key ends with the lease.
 ",
         LEASE_PAGE.start, LEASE_PAGE.end, CONTROL_WINDOW.start, CONTROL_WINDOW.end,
     )?;
     codes(page, "Status", "value", STATUSES)?;
     codes(page, "Capabilities", "bit mask", CAPABILITIES)?;
     codes(page, "Causes", "value", CAUSES)?;
-    codes(page, "Kinds of memory", "value", MEMORY_KINDS)?;
+    codes(page, "Memory kinds", "value", MEMORY_KINDS)?;
     codes(page, "Lease states", "value", LEASE_STATES)?;
     codes(page, "Card states", "value", CARD_STATES)?;
     codes(page, "Card commands", "value", CARD_COMMANDS)?;
@@ -108,28 +107,28 @@ connected node.
     codes(page, "Peer states", "value", PEER_STATES)?;
     codes(page, "Sensors", "bit mask", SENSORS)?;
     page.push_str(NETWORK);
-    codes(page, "Kinds of messages", "value", MESSAGE_KINDS)?;
+    codes(page, "Message kinds", "value", MESSAGE_KINDS)?;
     structure(page, "Message", RawMessage::BYTES, RawMessage::FIELDS)?;
-    codes(page, "Copy operations", "value", COPY_OPERATIONS)?;
-    structure(page, "Copy descriptor", RawCopy::BYTES, RawCopy::FIELDS)?;
+    codes(page, "DMA operations", "value", DMA_OPERATIONS)?;
+    structure(page, "DMA descriptor", RawDmaDescriptor::BYTES, RawDmaDescriptor::FIELDS)?;
     page.push_str(COMMANDS);
-    structure(page, "Descriptor", RawDescriptor::BYTES, RawDescriptor::FIELDS)?;
+    structure(page, "Command descriptor", RawDescriptor::BYTES, RawDescriptor::FIELDS)?;
     structure(page, "Completion", RawCompletion::BYTES, RawCompletion::FIELDS)?;
     page.push_str(CONNECTIONS);
-    structure(page, "Request", Request::BYTES, Request::FIELDS)?;
-    structure(page, "Answer", Answer::BYTES, Answer::FIELDS)?;
+    structure(page, "Open request", OpenRequest::BYTES, OpenRequest::FIELDS)?;
+    structure(page, "Open reply", OpenReply::BYTES, OpenReply::FIELDS)?;
     page.push_str(KERNELS);
     structure(page, "Arguments of `verify`", VerifyArgs::BYTES, VerifyArgs::FIELDS)?;
     structure(page, "Arguments of `cluster7`", Cluster7Args::BYTES, Cluster7Args::FIELDS)?;
-    structure(page, "Place", Place::BYTES, Place::FIELDS)?;
-    structure(page, "Summary", Summary::BYTES, Summary::FIELDS)?;
+    structure(page, "Packet buffer", PacketBuffer::BYTES, PacketBuffer::FIELDS)?;
+    structure(page, "Event summary", EventSummary::BYTES, EventSummary::FIELDS)?;
     codes(page, "Event status", "bit mask", EVENT_STATUSES)
 }
 
 /// The C header; `include/millstream_card.h` is this string.
 pub fn c_header() -> String {
     let mut header = String::from(
-        "/* Generated from crates/card, like docs/registers.md; see there for what everything means. */\n\
+        "/* Generated from crates/card-abi; docs/registers.md documents all definitions. */\n\
          #ifndef MILLSTREAM_CARD_H\n#define MILLSTREAM_CARD_H\n\n#include <stdint.h>\n\n",
     );
     // Writing to a string cannot fail.
@@ -148,9 +147,9 @@ fn write_header(header: &mut String) -> std::fmt::Result {
         ("kernel_entry_bytes", KERNEL_ENTRY_BYTES as u64),
         ("peer_table", PEER_TABLE as u64),
         ("peer_bytes", PEER_BYTES as u64),
-        ("copy_ring", COPY_RING as u64),
-        ("copy_slots", COPY_SLOTS as u64),
-        ("copy_bytes", COPY_BYTES as u64),
+        ("dma_ring", DMA_RING as u64),
+        ("dma_ring_slots", DMA_RING_SLOTS as u64),
+        ("dma_descriptor_bytes", DMA_DESCRIPTOR_BYTES as u64),
         ("lease_page", LEASE_PAGE.start as u64),
         ("control_window", CONTROL_WINDOW.start as u64),
         ("control_window_bytes", CONTROL_WINDOW.len() as u64),
@@ -189,21 +188,26 @@ fn write_header(header: &mut String) -> std::fmt::Result {
         ("REGION_COMMAND", REGION_COMMANDS),
         ("PEER", PEER_STATES),
         ("MESSAGE", MESSAGE_KINDS),
-        ("COPY", COPY_OPERATIONS),
+        ("DMA", DMA_OPERATIONS),
         ("", CAPABILITIES),
         ("", SENSORS),
     ] {
         writeln!(header)?;
         for code in codes {
             let separator = if prefix.is_empty() { "" } else { "_" };
-            writeln!(header, "#define MSC_{prefix}{separator}{} {}", shout(code.name), code.code)?;
+            writeln!(
+                header,
+                "#define MSC_{prefix}{separator}{} {}",
+                screaming_snake_case(code.name),
+                code.code
+            )?;
         }
     }
     for (name, fields) in [
         ("descriptor", RawDescriptor::FIELDS),
         ("completion", RawCompletion::FIELDS),
         ("message", RawMessage::FIELDS),
-        ("copy", RawCopy::FIELDS),
+        ("dma_descriptor", RawDmaDescriptor::FIELDS),
     ] {
         writeln!(header, "\nstruct msc_{name} {{")?;
         for Field { bytes, name, .. } in fields {
@@ -217,8 +221,8 @@ fn write_header(header: &mut String) -> std::fmt::Result {
     writeln!(header, "\n#endif")
 }
 
-/// `BadRingSlots` as `BAD_RING_SLOTS`.
-fn shout(name: &str) -> String {
+/// Converts `BadRingSlots` to `BAD_RING_SLOTS`.
+fn screaming_snake_case(name: &str) -> String {
     let mut out = String::new();
     for (index, letter) in name.char_indices() {
         let before = name[..index].chars().last();
@@ -250,47 +254,49 @@ fn structure(page: &mut String, title: &str, bytes: usize, fields: &[Field]) -> 
 }
 
 const NETWORK: &str = "
-## Messages and copies
+## Messages and DMA
 
-A card sends messages (SEND) of fixed length to nodes: interrupts, and what a new holder of the lease needs.
-`docs/cards.md` tells when. Copy descriptors stand in the ring in BAR0; the holder writes them, then
-`copy_producer`, then reads `copy_watching`: if that is zero it rings, by a write with immediate data.
+A card sends messages (SEND) of fixed length to clients: interrupts, and the keys of a new lease (`docs/cards.md`).
+The holder writes DMA descriptors into the ring in BAR0, then `dma_producer`. It then reads `dma_polling` and, if
+that is zero, rings by an RDMA write with immediate data.
 ";
 
 const COMMANDS: &str = "
 ## Commands of local users
 
-The user writes descriptors into the command ring, then `producer`, then rings the doorbell. The card
-runs them in order and writes an entry into the same slot of the completion ring, then `completed`,
-then `interrupt`. A slot is free again once its completion was taken. Every descriptor gets a
-completion, whatever it says. Numbers are little-endian; offsets into card memory count from its
-start.
+The user writes descriptors into the command ring, then `producer`, then rings the doorbell. A descriptor names a
+region; the card runs the region's kernel on all banks. The kernel's first five argument words are `args_offset`,
+`args_len`, `result_offset`, `result_len` and `flags`; its first five result words are the counters of the
+completion.
+
+The card executes the commands in order. It writes a completion into the same slot of the completion ring, then
+`completed`, then `interrupt_sequence`. A slot is free once the user has read its completion. Every descriptor gets
+a completion, whatever it contains. Numbers are little-endian; offsets are relative to the start of card memory.
 ";
 
 const CONNECTIONS: &str = "
 ## Opening a card
 
-An emulated card listens on a local socket (`SOCK_SEQPACKET`) at the abstract address
-`millstream-card/UID/NAME`. A user sends one request; the answer carries three descriptors: BAR0, card
-memory, interrupt. Afterwards neither side sends anything: the connection shows each side that the
-other one lives. Both refuse a peer of another user id.
+An emulated card listens on a local socket (`SOCK_SEQPACKET`) at the abstract address `millstream-card/UID/NAME`. A
+user sends one request; the reply carries three descriptors: BAR0, card memory, interrupt. Afterwards neither side
+sends data; the connection shows each side that the other one is alive. Both refuse a peer of another user id.
 ";
 
 const KERNELS: &str = "
-## Kernels for events
+## Event kernels
 
-They work on a slot of card memory with the multi-fragment packets of one batch of events, one packet
-per source, each in its place (`docs/formats.md`). The arguments are followed by the list of places;
-the result is a list of summaries, one per event.
+Event kernels work on the multi-fragment packets of one batch of events in card memory, one packet per source
+(`docs/formats.md`). The arguments are followed by the list of packet buffers; the result is a list of summaries, one
+per event.
 
-- `verify` compares each fragment with its checksum and counts what is missing.
-- `cluster7` computes the trigger of the SST-1M camera from the traces of its three crates, and writes
-  a map of 50 × 432 decision bits per event, sample by sample, by decision position, least significant
-  bit first. With flag 1 it does the work of `verify` in the same pass and does not decide on corrupt
-  traces; without it, it looks at the trace sources only.
+- `verify` compares each fragment with its checksum and counts missing fragments.
+- `cluster7` computes the trigger of the SST-1M camera from the traces of its three crates. It writes a map of
+  50 × 432 decision bits per event: sample by sample, by decision position, least significant bit first. With flag 1
+  it also checks all fragments as `verify` does, in the same pass, and does not decide on corrupt traces. Without
+  the flag it reads the trace sources only.
 
-The geometry table of `cluster7` has a row of 16 bytes for each of the 432 decision positions: the
-seven trace positions to add (i16, −1: none) and the number of the patch (i16).
+The geometry table of `cluster7` has a row of 16 bytes for each of the 432 decision positions: the seven trace
+positions to add (i16, −1: none) and the number of the patch (i16).
 ";
 
 #[cfg(test)]
@@ -306,8 +312,7 @@ mod tests {
         let written = std::fs::read_to_string(&path).unwrap_or_default();
         assert!(
             written == expected,
-            "{file} is not what the register map says; the first line of docs/registers.md tells how to write \
-             it anew"
+            "{file} is out of date; the first line of docs/registers.md has the command that generates it"
         );
     }
 
@@ -318,11 +323,11 @@ mod tests {
     }
 
     #[test]
-    fn a_c_compiler_agrees_about_the_structures() {
+    fn the_c_header_has_the_same_layout() {
         let text = format!(
             "#include \"millstream_card.h\"\n\
              _Static_assert(sizeof(struct msc_descriptor) == 64, \"descriptor\");\n\
-             _Static_assert(sizeof(struct msc_copy) == MSC_COPY_BYTES, \"copy\");\n\
+             _Static_assert(sizeof(struct msc_dma_descriptor) == MSC_DMA_DESCRIPTOR_BYTES, \"DMA descriptor\");\n\
              _Static_assert(sizeof(struct msc_message) == {}, \"message\");\n\
              _Static_assert(MSC_REG_REGION_DOORBELL(1) == {}, \"doorbell\");\n",
             RawMessage::BYTES,
@@ -343,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn every_register_and_cause_is_on_the_page() {
+    fn every_register_and_cause_is_documented() {
         let page = markdown();
         for register in crate::registers::all() {
             assert!(page.contains(&format!("`{}`", register.name)));

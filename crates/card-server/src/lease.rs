@@ -1,90 +1,75 @@
-//! Who may use the card: the rules of the lease, without threads, memory or a clock.
+//! The lease as a state machine, without threads, memory or a clock.
 //!
 //! ```text
-//!            lease word (e, node)                 release, revoke, expiry, node gone
-//!   Free ─────────────────────────► Held by node ─────────────────────────────────► Clearing
+//!            lease word (e, client)               release, revocation, expiry, disconnect
+//!   Free ─────────────────────────► Held by client ───────────────────────────────► Clearing
 //!    ▲                                                                                  │
-//!    └──────────────────────── epoch e + 1, everything invalid and zero ────────────────┘
+//!    └─────────────── epoch e + 1, keys invalid and memory cleared ─────────────────────┘
 //! ```
 //!
-//! The lease word is what nodes see and change by compare-and-swap. It is input: the card believes its own
-//! state and puts back any word that this state does not explain. The epoch fences: whatever names an older
-//! epoch belongs to a lease that has ended.
+//! Clients read the lease word and change it by compare-and-swap. The word is untrusted input: the card keeps its
+//! own state and restores any word that contradicts it. The epoch is a fence: a request with an older epoch
+//! belongs to an ended lease.
 
 use std::time::Duration;
 
-use crate::command::{Cause, Fault};
+use millstream_card_abi::command::{Cause, Fault};
+use millstream_card_abi::lease::{MAX_DURATION, MIN_DURATION, pack, unpack};
 
-/// Longest time from a heartbeat to the end of a lease.
-pub const LONGEST: Duration = Duration::from_secs(3600);
-
-/// Shortest time; below it a busy machine alone would end leases.
-pub const SHORTEST: Duration = Duration::from_millis(50);
-
-/// The lease word for an epoch and a holder; holder 0 is nobody.
-pub const fn word(epoch: u32, node: u32) -> u64 {
-    (epoch as u64) << 32 | node as u64
-}
-
-/// Epoch and holder of a lease word.
-pub const fn unpack(word: u64) -> (u32, u32) {
-    ((word >> 32) as u32, word as u32)
-}
-
-/// What stands in the registers that nodes write.
+/// Values of the registers that clients write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Inputs {
+pub(crate) struct Inputs {
     /// The lease word.
-    pub word: u64,
+    pub(crate) word: u64,
     /// `lease_revoke`.
-    pub revoke: u64,
+    pub(crate) revoke: u64,
     /// `lease_heartbeat`.
-    pub heartbeat: u64,
+    pub(crate) heartbeat: u64,
     /// `lease_duration_ns`.
-    pub duration_ns: u64,
+    pub(crate) duration_ns: u64,
     /// `lease_release`.
-    pub release: u64,
-    /// `lease_hand_over`.
-    pub hand_over: u64,
+    pub(crate) release: u64,
+    /// `lease_transfer`.
+    pub(crate) transfer: u64,
     /// `lease_detached`.
-    pub detached: u64,
-    /// The holder is on this host and known to live: its connection is its heartbeat.
-    pub alive: bool,
+    pub(crate) detached: u64,
+    /// The holder is on this host: its connection is its heartbeat.
+    pub(crate) is_local: bool,
 }
 
-/// What the card has to do.
+/// What the controller has to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
-    /// Give the windows to this node.
+pub(crate) enum Action {
+    /// Register the windows for this client.
     Grant {
         /// The holder.
-        node: u32,
+        client: u32,
         /// Epoch of its lease.
         epoch: u32,
     },
-    /// Another node holds the same lease from now on: write the new word, send messages there.
-    HandOver {
+    /// Another client holds the same lease: store the new word and send messages to it.
+    Transfer {
         /// The new holder.
-        node: u32,
-        /// Epoch of the lease, which stays.
+        client: u32,
+        /// Epoch of the lease, which does not change.
         epoch: u32,
-        /// The word seen, to be swapped out.
+        /// The word to be replaced by compare-and-swap.
         seen: u64,
     },
-    /// Take the windows back, stop everything, clear memory; then call [`Lease::cleared`].
+    /// Deregister the windows, stop everything, clear memory; then call [`Lease::cleared`].
     End {
         /// The former holder.
-        node: u32,
+        client: u32,
         /// Epoch of its lease.
         epoch: u32,
-        /// Why, unless the holder gave it back.
+        /// Why, unless the holder released it.
         cause: Option<Fault>,
     },
-    /// Somebody wrote a word that makes no sense: put this one in its place.
+    /// A client wrote an invalid word: restore this one.
     Restore {
-        /// The word seen, to be swapped out.
+        /// The word to be replaced by compare-and-swap.
         seen: u64,
-        /// The word that belongs there.
+        /// The valid word.
         to: u64,
     },
 }
@@ -92,89 +77,89 @@ pub enum Action {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Free,
-    Held { node: u32, heartbeat: u64, renewed: Duration, duration: Duration },
+    Held { client: u32, heartbeat: u64, renewed: Duration, duration: Duration },
     Clearing,
 }
 
 /// The lease of one card.
 #[derive(Debug)]
-pub struct Lease {
+pub(crate) struct Lease {
     epoch: u32,
     state: State,
     default: Duration,
 }
 
 impl Lease {
-    /// A free card. `default` is the duration of a lease whose holder does not ask for another.
-    pub fn new(default: Duration) -> Lease {
-        Lease { epoch: 1, state: State::Free, default: default.clamp(SHORTEST, LONGEST) }
+    /// A free card. `default` is the duration of a lease whose holder does not set one.
+    pub(crate) fn new(default: Duration) -> Lease {
+        Lease { epoch: 1, state: State::Free, default: default.clamp(MIN_DURATION, MAX_DURATION) }
     }
 
-    /// The word that belongs into the register now.
-    pub fn word(&self) -> u64 {
+    /// The valid lease word.
+    pub(crate) fn word(&self) -> u64 {
         match self.state {
-            State::Held { node, .. } => word(self.epoch, node),
-            State::Free | State::Clearing => word(self.epoch, 0),
+            State::Held { client, .. } => pack(self.epoch, client),
+            State::Free | State::Clearing => pack(self.epoch, 0),
         }
     }
 
-    /// Epoch of the lease that runs, or of the next one.
-    pub fn epoch(&self) -> u32 {
+    /// Epoch of the current lease, or of the next one.
+    pub(crate) fn epoch(&self) -> u32 {
         self.epoch
     }
 
     /// The holder.
-    pub fn holder(&self) -> Option<u32> {
+    pub(crate) fn holder(&self) -> Option<u32> {
         match self.state {
-            State::Held { node, .. } => Some(node),
+            State::Held { client, .. } => Some(client),
             State::Free | State::Clearing => None,
         }
     }
 
-    /// When the lease ends if nothing renews it.
-    pub fn expires(&self) -> Option<Duration> {
+    /// When the lease expires without a further heartbeat.
+    pub(crate) fn expires(&self) -> Option<Duration> {
         match self.state {
             State::Held { renewed, duration, .. } => Some(renewed + duration),
             State::Free | State::Clearing => None,
         }
     }
 
-    /// Duration of the lease that runs.
-    pub fn duration(&self) -> Option<Duration> {
+    /// Duration of the current lease.
+    pub(crate) fn duration(&self) -> Option<Duration> {
         match self.state {
             State::Held { duration, .. } => Some(duration),
             State::Free | State::Clearing => None,
         }
     }
 
-    /// Whether nobody has it, and whoever asks may.
-    pub fn is_free(&self) -> bool {
+    /// Whether a client can acquire the lease.
+    pub(crate) fn is_free(&self) -> bool {
         self.state == State::Free
     }
 
-    /// Whether it has ended and [`Lease::cleared`] is awaited.
-    pub fn is_clearing(&self) -> bool {
-        self.state == State::Clearing
-    }
-
-    /// Looks at the registers at time `now`; `is_node` tells whether a number is that of a connected node.
-    pub fn look(&mut self, now: Duration, inputs: Inputs, is_node: impl Fn(u32) -> bool) -> Option<Action> {
+    /// Evaluates the registers at time `now`; `is_client` tells whether an id is that of a connected client.
+    pub(crate) fn poll(
+        &mut self,
+        now: Duration,
+        inputs: Inputs,
+        is_client: impl Fn(u32) -> bool,
+    ) -> Option<Action> {
         let to = self.word();
         match self.state {
             State::Free => {
-                let (epoch, node) = unpack(inputs.word);
+                let (epoch, client) = unpack(inputs.word);
                 if inputs.word == to {
                     return None;
                 }
-                if epoch != self.epoch || !is_node(node) {
+                if epoch != self.epoch || !is_client(client) {
                     return Some(Action::Restore { seen: inputs.word, to });
                 }
-                // Registers that a former holder wrote were cleared; the first heartbeat may be any value.
-                let duration = self.asked(inputs.duration_ns);
-                self.state = State::Held { node, heartbeat: inputs.heartbeat, renewed: now, duration };
-                Some(Action::Grant { node, epoch })
+                // The registers have been cleared, so the first heartbeat may be any value.
+                let duration = self.requested_duration(inputs.duration_ns);
+                self.state = State::Held { client, heartbeat: inputs.heartbeat, renewed: now, duration };
+                Some(Action::Grant { client, epoch })
             }
-            State::Held { node, heartbeat, renewed, .. } => {
+            State::Held { client, heartbeat, renewed, .. } => {
                 if inputs.word != to {
                     return Some(Action::Restore { seen: inputs.word, to });
                 }
@@ -185,49 +170,53 @@ impl Lease {
                 if inputs.revoke == epoch {
                     return self.end(Some(Cause::LeaseRevoked));
                 }
-                let wished = u32::try_from(inputs.hand_over).unwrap_or(0);
-                if wished != 0 && wished != node && is_node(wished) {
-                    let duration = self.asked(inputs.duration_ns);
+                let successor = u32::try_from(inputs.transfer).unwrap_or(0);
+                if successor != 0 && successor != client && is_client(successor) {
+                    let duration = self.requested_duration(inputs.duration_ns);
                     let heartbeat = inputs.heartbeat;
-                    self.state = State::Held { node: wished, heartbeat, renewed: now, duration };
-                    return Some(Action::HandOver { node: wished, epoch: self.epoch, seen: inputs.word });
+                    self.state = State::Held { client: successor, heartbeat, renewed: now, duration };
+                    return Some(Action::Transfer {
+                        client: successor,
+                        epoch: self.epoch,
+                        seen: inputs.word,
+                    });
                 }
-                if !is_node(node) && inputs.detached == 0 {
-                    return self.end(Some(Cause::HolderLost));
+                if !is_client(client) && inputs.detached == 0 {
+                    return self.end(Some(Cause::HolderDisconnected));
                 }
-                let duration = self.asked(inputs.duration_ns);
-                let renewed = if inputs.heartbeat == heartbeat && !inputs.alive { renewed } else { now };
-                self.state = State::Held { node, heartbeat: inputs.heartbeat, renewed, duration };
+                let duration = self.requested_duration(inputs.duration_ns);
+                let renewed = if inputs.heartbeat == heartbeat && !inputs.is_local { renewed } else { now };
+                self.state = State::Held { client, heartbeat: inputs.heartbeat, renewed, duration };
                 if now > renewed + duration {
                     return self.end(Some(Cause::LeaseExpired));
                 }
                 None
             }
-            // The word is put right when everything is clear.
+            // [`Lease::cleared`] sets the word.
             State::Clearing => None,
         }
     }
 
-    /// Everything of the lease that has ended is invalid and clear: the card is free under a new epoch. The
-    /// new word is to be written over whatever stands there.
-    pub fn cleared(&mut self) -> u64 {
-        // An epoch of zero would make a word of zero mean something.
+    /// The controller has removed all traces of the ended lease: the card is free under a new epoch. Returns the
+    /// new lease word.
+    pub(crate) fn cleared(&mut self) -> u64 {
+        // Epoch zero is skipped so that a lease word of zero is never valid.
         self.epoch = self.epoch.checked_add(1).unwrap_or(1);
         self.state = State::Free;
         self.word()
     }
 
     fn end(&mut self, cause: Option<Cause>) -> Option<Action> {
-        let node = self.holder()?;
+        let client = self.holder()?;
         self.state = State::Clearing;
         let epoch = self.epoch;
-        Some(Action::End { node, epoch, cause: cause.map(|cause| Fault::new(cause, epoch.into())) })
+        Some(Action::End { client, epoch, cause: cause.map(|cause| Fault::new(cause, epoch.into())) })
     }
 
-    fn asked(&self, nanos: u64) -> Duration {
+    fn requested_duration(&self, nanos: u64) -> Duration {
         match nanos {
             0 => self.default,
-            nanos => Duration::from_nanos(nanos).clamp(SHORTEST, LONGEST),
+            nanos => Duration::from_nanos(nanos).clamp(MIN_DURATION, MAX_DURATION),
         }
     }
 }
@@ -239,106 +228,108 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn node(number: u32) -> bool {
-        (1..=3).contains(&number)
+    fn is_connected(id: u32) -> bool {
+        (1..=3).contains(&id)
     }
 
-    fn taken(by: u32) -> (Lease, Inputs) {
+    fn granted(to: u32) -> (Lease, Inputs) {
         let mut lease = Lease::new(SECOND);
-        let inputs = Inputs { word: word(1, by), ..Inputs::default() };
-        let granted = lease.look(Duration::ZERO, inputs, node);
-        assert_eq!(granted, Some(Action::Grant { node: by, epoch: 1 }));
+        let inputs = Inputs { word: pack(1, to), ..Inputs::default() };
+        let action = lease.poll(Duration::ZERO, inputs, is_connected);
+        assert_eq!(action, Some(Action::Grant { client: to, epoch: 1 }));
         (lease, inputs)
     }
 
     #[test]
-    fn a_lease_lives_by_its_heartbeat() {
-        let (mut lease, mut inputs) = taken(2);
+    fn heartbeats_renew_a_lease() {
+        let (mut lease, mut inputs) = granted(2);
         for beat in 1..10u64 {
             inputs.heartbeat = beat;
-            assert_eq!(lease.look(beat as u32 * SECOND * 3 / 4, inputs, node), None);
+            assert_eq!(lease.poll(beat as u32 * SECOND * 3 / 4, inputs, is_connected), None);
         }
         let last = 9 * SECOND * 3 / 4;
         assert_eq!(lease.expires(), Some(last + SECOND));
-        assert_eq!(lease.look(last + SECOND, inputs, node), None);
-        let ended = lease.look(last + SECOND + Duration::from_nanos(1), inputs, node);
+        assert_eq!(lease.poll(last + SECOND, inputs, is_connected), None);
+        let ended = lease.poll(last + SECOND + Duration::from_nanos(1), inputs, is_connected);
         let cause = Some(Fault::new(Cause::LeaseExpired, 1));
-        assert_eq!(ended, Some(Action::End { node: 2, epoch: 1, cause }));
-        assert_eq!(lease.cleared(), word(2, 0));
+        assert_eq!(ended, Some(Action::End { client: 2, epoch: 1, cause }));
+        assert_eq!(lease.cleared(), pack(2, 0));
     }
 
     #[test]
-    fn it_ends_by_release_revocation_and_death_and_the_epoch_fences() {
-        for (change, alive, cause) in [
+    fn a_lease_ends_by_release_revocation_and_disconnect_and_the_epoch_is_a_fence() {
+        for (change, connected, cause) in [
             (Inputs { release: 1, ..Inputs::default() }, true, None),
             (Inputs { revoke: 1, ..Inputs::default() }, true, Some(Cause::LeaseRevoked)),
-            (Inputs::default(), false, Some(Cause::HolderLost)),
+            (Inputs::default(), false, Some(Cause::HolderDisconnected)),
         ] {
-            let (mut lease, inputs) = taken(3);
+            let (mut lease, inputs) = granted(3);
             let stale = Inputs { release: 7, revoke: 7, ..inputs };
-            assert_eq!(lease.look(Duration::ZERO, stale, node), None);
+            assert_eq!(lease.poll(Duration::ZERO, stale, is_connected), None);
             let inputs = Inputs { word: inputs.word, ..change };
             let Some(Action::End { cause: found, .. }) =
-                lease.look(Duration::ZERO, inputs, |number| alive && node(number))
+                lease.poll(Duration::ZERO, inputs, |id| connected && is_connected(id))
             else {
                 panic!("still held");
             };
             assert_eq!(found.map(|fault| fault.cause), cause);
-            assert!(lease.is_clearing());
-            assert_eq!(lease.look(Duration::ZERO, inputs, node), None, "nobody gets in while it is cleared");
+            assert_eq!(
+                lease.poll(Duration::ZERO, inputs, is_connected),
+                None,
+                "nothing is granted while clearing"
+            );
             lease.cleared();
-            // The word of the old epoch takes nothing.
-            let seen = Inputs { word: word(1, 1), ..Inputs::default() };
-            let restored = Action::Restore { seen: seen.word, to: word(2, 0) };
-            assert_eq!(lease.look(Duration::ZERO, seen, node), Some(restored));
+            // A word of the old epoch acquires nothing.
+            let seen = Inputs { word: pack(1, 1), ..Inputs::default() };
+            let restored = Action::Restore { seen: seen.word, to: pack(2, 0) };
+            assert_eq!(lease.poll(Duration::ZERO, seen, is_connected), Some(restored));
         }
     }
 
     #[test]
-    fn a_detached_lease_outlives_its_holder_and_is_handed_over() {
-        let (mut lease, inputs) = taken(1);
-        let gone = |number: u32| number == 2;
+    fn a_detached_lease_outlives_its_holder_and_can_be_transferred() {
+        let (mut lease, inputs) = granted(1);
+        let only_2 = |id: u32| id == 2;
         let detached = Inputs { detached: 1, ..inputs };
-        assert_eq!(lease.look(SECOND / 2, detached, gone), None);
-        // To a node that is not there, it is not handed over.
-        assert_eq!(lease.look(SECOND / 2, Inputs { hand_over: 3, ..detached }, gone), None);
-        let handed = lease.look(SECOND / 2, Inputs { hand_over: 2, ..detached }, gone);
-        assert_eq!(handed, Some(Action::HandOver { node: 2, epoch: 1, seen: word(1, 1) }));
-        assert_eq!((lease.holder(), lease.word()), (Some(2), word(1, 2)));
-        let inputs = Inputs { word: word(1, 2), hand_over: 2, ..detached };
-        assert_eq!(lease.look(SECOND, inputs, gone), None);
-        assert!(matches!(lease.look(2 * SECOND, inputs, gone), Some(Action::End { node: 2, .. })));
+        assert_eq!(lease.poll(SECOND / 2, detached, only_2), None);
+        // A transfer to an unknown client is ignored.
+        assert_eq!(lease.poll(SECOND / 2, Inputs { transfer: 3, ..detached }, only_2), None);
+        let transferred = lease.poll(SECOND / 2, Inputs { transfer: 2, ..detached }, only_2);
+        assert_eq!(transferred, Some(Action::Transfer { client: 2, epoch: 1, seen: pack(1, 1) }));
+        assert_eq!((lease.holder(), lease.word()), (Some(2), pack(1, 2)));
+        let inputs = Inputs { word: pack(1, 2), transfer: 2, ..detached };
+        assert_eq!(lease.poll(SECOND, inputs, only_2), None);
+        assert!(matches!(lease.poll(2 * SECOND, inputs, only_2), Some(Action::End { client: 2, .. })));
     }
 
     proptest! {
-        /// Whatever is written into the registers: at any time at most one node holds the card, it is a
-        /// connected one, the epoch grows with each lease, and a holder keeps the card unless one of the four
-        /// reasons is given.
+        /// For any register values: at most one client holds the card, it is connected, the epoch grows with
+        /// each lease, and a holder keeps the card unless one of the four reasons applies.
         #[test]
-        fn words_of_any_kind_mislead_nobody(
+        fn the_lease_is_consistent_for_any_register_values(
             steps in prop::collection::vec((0u64..40, 0u32..5, 0u32..6, 0u64..4, 0u64..4, 0u64..3), 1..200),
         ) {
             let mut lease = Lease::new(SECOND);
             let (mut register, mut now, mut latest) = (lease.word(), Duration::ZERO, 0);
-            for (passed, epoch, node_number, revoke, release, heartbeat) in steps {
+            for (passed, epoch, client, revoke, release, heartbeat) in steps {
                 now += Duration::from_millis(passed * 50);
                 if epoch != 0 {
-                    register = word(epoch, node_number);
+                    register = pack(epoch, client);
                 }
                 let held = lease.holder();
                 let inputs = Inputs { word: register, revoke, heartbeat, release, ..Inputs::default() };
-                match lease.look(now, inputs, node) {
-                    Some(Action::Grant { node: holder, epoch }) => {
-                        prop_assert!(held.is_none() && node(holder) && epoch > latest);
+                match lease.poll(now, inputs, is_connected) {
+                    Some(Action::Grant { client: holder, epoch }) => {
+                        prop_assert!(held.is_none() && is_connected(holder) && epoch > latest);
                         latest = epoch;
                     }
-                    Some(Action::End { node: holder, epoch, cause }) => {
+                    Some(Action::End { client: holder, epoch, cause }) => {
                         prop_assert_eq!(held, Some(holder));
                         prop_assert_eq!(epoch, latest);
                         prop_assert!(cause.is_some() || release == u64::from(epoch));
                         register = lease.cleared();
                     }
-                    Some(Action::HandOver { .. }) => prop_assert!(false, "nobody wished it"),
+                    Some(Action::Transfer { .. }) => prop_assert!(false, "no transfer was requested"),
                     Some(Action::Restore { seen, to }) => {
                         prop_assert_eq!(seen, register);
                         register = to;

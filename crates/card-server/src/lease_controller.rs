@@ -1,176 +1,184 @@
-//! The part of a card that decides: who holds the lease, which windows are open, whether regions run.
+//! The control thread of a card: lease, windows, pause, timeouts of kernels, sensors.
 //!
-//! One thread. It sleeps until a doorbell with immediate data, a node or its own wake-up comes, and at least
-//! every [`TICK`]; commands that come without any of these are seen then.
+//! The thread sleeps until a doorbell with immediate data, a new client or its wake descriptor, and at most for
+//! [`TICK`]. It sees commands without a doorbell at its next look.
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use millstream_rdma::{Access, Deadline, Region};
-use millstream_shm::{EventFd, futex, poll_readable};
+use millstream_card_abi::codes::{
+    CardCommand, CardState, LeaseState, MessageKind, RegionCommand, RegionState,
+};
+use millstream_card_abi::command::{Cause, Fault, nanos};
+use millstream_card_abi::hello::{IMM_CONTROL, IMM_DMA};
+use millstream_card_abi::lease::{pack, unpack};
+use millstream_card_abi::registers::{CONTROL_WINDOW, MAX_BANKS, MAX_REGIONS};
+use millstream_rdma::memory::MemoryError;
+use millstream_rdma::{Access, Deadline, Device, Region};
+use millstream_shm::{futex, poll_readable};
 
-use crate::command::{Cause, Fault, nanos};
-use crate::engine::show_stuck;
 use crate::hardware::Hardware;
 use crate::lease::{Action, Inputs, Lease};
-use crate::net::copies::CopyDesk;
-use crate::net::crowd::Crowd;
-use crate::net::port::{Port, PortError};
-use crate::net::{IMM_CONTROL, IMM_COPIES};
-use crate::region::codes::{CardCommand, CardState, LeaseState, MessageKind, RegionCommand, RegionState};
-use crate::region::desk::{Desk, Phase};
-use crate::region::worker::{News, Outlet, Shop};
-use crate::registers::{CONTROL_WINDOW, MAX_BANKS, MAX_REGIONS};
+use crate::net::NetworkError;
+use crate::net::clients::{ClientRegistry, FIRST_LOCAL_ID};
+use crate::net::dma::DmaControl;
+use crate::net::port::NetworkPort;
+use crate::notification::{Notification, NotificationSink as _};
+use crate::queue::interrupt::publish_hung;
+use crate::region::context::RegionContext;
+use crate::region::control::{RegionControl, RunPhase};
 use crate::sensors::Sensors;
 
 /// Longest time between two looks at the registers.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Time between two looks while something is on its way: a pause, the end of a lease, a deadline.
-const SOON: Duration = Duration::from_millis(1);
+/// Time between two looks while a pause, the end of a lease or a deadline is pending.
+const PENDING_TICK: Duration = Duration::from_millis(1);
 
-/// Time between two looks at the sensors.
-const SENSE: Duration = Duration::from_secs(1);
+/// Time between two readings of the sensors.
+const SENSOR_PERIOD: Duration = Duration::from_secs(1);
 
-/// What the holder of a lease has keys for. They end when this is dropped.
+/// The memory regions for which the holder of a lease has keys. Dropping this value ends the keys.
 struct Windows {
     control: Region,
-    dma: Region,
+    bar2: Region,
     memory: Region,
 }
 
-/// A lease that has ended and whose traces are being removed.
-struct Ending {
-    node: u32,
+/// A lease that has ended, until its traces are removed.
+struct EndedLease {
+    client: u32,
     epoch: u32,
     cause: Option<Fault>,
     since: Instant,
 }
 
-/// See the module.
-pub(crate) struct Warden {
-    pub(crate) parts: Parts,
+/// Grants and ends leases, and controls regions, queue and DMA engine accordingly.
+pub(crate) struct LeaseController {
+    pub(crate) resources: Resources,
     lease: Lease,
     started: Instant,
     windows: Option<Windows>,
-    ending: Option<Ending>,
+    ended_lease: Option<EndedLease>,
     state: CardState,
-    taken: u64,
-    /// The pause that is under way.
+    /// The latest card command that was executed.
+    acked: u64,
+    /// The pause command that is pending.
     pausing: Option<u64>,
+    /// Traffic that earlier holders have reported: written and read, by bank.
     reported: [[u64; MAX_BANKS as usize]; 2],
-    reported_dma: [u64; 2],
+    reported_bar2: [u64; 2],
     sensors: Sensors,
-    sensed: Option<Instant>,
-    regions: Vec<Watched>,
+    sensors_read: Option<Instant>,
+    regions: Vec<RegionRecord>,
 }
 
-/// What a warden works with.
-pub(crate) struct Parts {
+/// The parts of the card that the controller uses.
+pub(crate) struct Resources {
     pub(crate) hardware: Arc<Hardware>,
-    pub(crate) shop: Arc<Shop>,
-    pub(crate) crowd: Arc<Crowd>,
-    pub(crate) copies: Arc<CopyDesk>,
-    pub(crate) port: Option<Port>,
-    pub(crate) wake: Arc<EventFd>,
-    pub(crate) stop: Arc<AtomicBool>,
-    /// Time from a heartbeat to the end of a lease, unless its holder asks for another.
-    pub(crate) lease: Duration,
-    /// Time for a kernel that has to end to reach a safe point.
+    pub(crate) context: Arc<RegionContext>,
+    pub(crate) clients: Arc<ClientRegistry>,
+    pub(crate) dma: Arc<DmaControl>,
+    pub(crate) port: Option<NetworkPort>,
+    /// Time from a heartbeat to the expiry of a lease, unless its holder sets another one.
+    pub(crate) lease_duration: Duration,
+    /// Time for an interrupted kernel to reach a safe point.
     pub(crate) grace: Duration,
 }
 
-/// What the warden remembers of a region.
+/// What the controller keeps about a region.
 #[derive(Clone, Copy, Default)]
-struct Watched {
-    /// Since when its kernel has been wanted at a safe point.
-    since: Option<Instant>,
-    /// Its kernel was given up and card memory replaced, so what it writes is its own.
-    apart: bool,
+struct RegionRecord {
+    /// Since when its kernel has been interrupted without reaching a safe point.
+    interrupted_since: Option<Instant>,
+    /// Its hung kernel writes to memory that the card has replaced.
+    is_detached: bool,
 }
 
-impl Warden {
-    pub(crate) fn new(parts: Parts) -> Warden {
-        let regions = vec![Watched::default(); parts.shop.desks.len()];
-        let warden = Warden {
-            lease: Lease::new(parts.lease),
-            parts,
+impl LeaseController {
+    pub(crate) fn new(resources: Resources) -> LeaseController {
+        let regions = vec![RegionRecord::default(); resources.context.regions.len()];
+        let controller = LeaseController {
+            lease: Lease::new(resources.lease_duration),
+            resources,
             started: Instant::now(),
             windows: None,
-            ending: None,
+            ended_lease: None,
             state: CardState::Running,
-            taken: 0,
+            acked: 0,
             pausing: None,
             reported: [[0; MAX_BANKS as usize]; 2],
-            reported_dma: [0; 2],
+            reported_bar2: [0; 2],
             sensors: Sensors::find(),
-            sensed: None,
+            sensors_read: None,
             regions,
         };
-        let registers = &warden.parts.hardware.registers;
-        registers.lease_default_ns().store(nanos(warden.parts.lease), Ordering::Relaxed);
-        registers.lease_word().store(warden.lease.word(), Ordering::Release);
-        warden.publish();
-        warden
+        let registers = &controller.resources.hardware.registers;
+        registers.lease_default_ns().store(nanos(controller.resources.lease_duration), Ordering::Relaxed);
+        registers.lease_word().store(controller.lease.word(), Ordering::Release);
+        controller.publish();
+        controller
     }
 
     /// Serves until the card stops.
-    pub(crate) fn serve(&mut self) -> Result<(), PortError> {
-        while !self.parts.stop.load(Ordering::Relaxed) {
-            self.look();
-            let patience = self.patience();
-            let Parts { port, crowd, .. } = &mut self.parts;
+    pub(crate) fn serve(&mut self) -> Result<(), NetworkError> {
+        while !self.resources.context.stop.load(Ordering::Relaxed) {
+            self.poll();
+            let timeout = self.poll_interval();
+            let Resources { port, clients, context, .. } = &mut self.resources;
             match port {
                 Some(port) => {
-                    let rung = port.wait(crowd, Deadline::after(patience))?;
-                    rung.into_iter().for_each(|imm| self.answer(imm));
+                    let doorbells = port.wait(clients, Deadline::after(timeout))?;
+                    doorbells.into_iter().for_each(|imm| self.forward_doorbell(imm));
                 }
                 None => {
-                    // Whatever is the matter with the descriptor, the next look comes in time.
-                    let _ = poll_readable(&[std::os::fd::AsFd::as_fd(&*self.parts.wake)], Some(patience));
-                    self.parts.wake.clear();
+                    let wake = &*context.controller_wake;
+                    // If the poll fails, the next look is still in time.
+                    let _ = poll_readable(&[std::os::fd::AsFd::as_fd(wake)], Some(timeout));
+                    wake.clear();
                 }
             }
         }
-        // Nodes learn that the card is gone by the end of their connections.
+        // Clients notice the end of the card by the end of their connections.
         self.windows = None;
         Ok(())
     }
 
-    fn answer(&mut self, imm: u32) {
-        let count = self.parts.hardware.registers.doorbells_by_message();
+    fn forward_doorbell(&mut self, imm: u32) {
+        let count = self.resources.hardware.registers.immediate_doorbells();
         count.fetch_add(1, Ordering::Relaxed);
         match imm {
             IMM_CONTROL => {}
-            IMM_COPIES => self.parts.copies.nudge(),
+            IMM_DMA => self.resources.dma.notify(),
             region => {
-                if let Some(desk) = self.parts.shop.desks.get(region as usize) {
-                    desk.nudge();
+                if let Some(region) = self.resources.context.regions.get(region as usize) {
+                    region.notify();
                 }
             }
         }
     }
 
-    fn patience(&self) -> Duration {
-        let deadline_set =
-            self.parts.shop.desks.iter().any(|desk| desk.deadline_ns.load(Ordering::Relaxed) != 0);
-        let watched = self.regions.iter().any(|region| region.since.is_some())
-            || self.parts.shop.desks.iter().any(|desk| matches!(desk.phase(), Phase::Lost | Phase::Back));
-        let parting = !self.parts.hardware.is_parted();
-        if self.ending.is_some() || self.pausing.is_some() || deadline_set || watched || parting {
-            return SOON;
+    fn poll_interval(&self) -> Duration {
+        let regions = &self.resources.context.regions;
+        let deadline_set = regions.iter().any(|region| region.deadline_ns.load(Ordering::Relaxed) != 0);
+        let interrupted = self.regions.iter().any(|region| region.interrupted_since.is_some())
+            || regions.iter().any(|region| matches!(region.phase(), RunPhase::Hung | RunPhase::Recovered));
+        let disconnecting = !self.resources.hardware.users_are_disconnected();
+        let ending = self.ended_lease.is_some();
+        if ending || self.pausing.is_some() || deadline_set || interrupted || disconnecting {
+            return PENDING_TICK;
         }
         match self.lease.expires() {
-            Some(expires) => expires.saturating_sub(self.started.elapsed()).clamp(SOON, TICK),
+            Some(expires) => expires.saturating_sub(self.started.elapsed()).clamp(PENDING_TICK, TICK),
             None => TICK,
         }
     }
 
-    /// Looks at everything that nodes write, and at the time.
-    fn look(&mut self) {
-        let registers = self.parts.hardware.registers.clone();
+    /// Reads all registers that clients write, and the clock, and acts on them.
+    fn poll(&mut self) {
+        let registers = self.resources.hardware.registers.clone();
         let now = self.started.elapsed();
         registers.clock_ns().store(nanos(now), Ordering::Relaxed);
         let get = Ordering::Acquire;
@@ -180,31 +188,31 @@ impl Warden {
             heartbeat: registers.lease_heartbeat().load(get),
             duration_ns: registers.lease_duration_ns().load(get),
             release: registers.lease_release().load(get),
-            hand_over: registers.lease_hand_over().load(get),
+            transfer: registers.lease_transfer().load(get),
             detached: registers.lease_detached().load(get),
-            alive: self
+            is_local: self
                 .lease
                 .holder()
-                .is_some_and(|node| node >= crate::net::crowd::FIRST_LOCAL && self.parts.crowd.is_node(node)),
+                .is_some_and(|client| client >= FIRST_LOCAL_ID && self.resources.clients.contains(client)),
         };
-        let crowd = self.parts.crowd.clone();
-        let (_, node) = crate::lease::unpack(inputs.word);
-        if node != 0 && self.lease.is_free() {
-            self.leave_memory_of_lost_command();
+        let clients = self.resources.clients.clone();
+        let (_, client) = unpack(inputs.word);
+        if client != 0 && self.lease.is_free() {
+            self.detach_hung_command();
         }
-        // Its connection will be complete, or end, in a moment; then this is judged.
-        let action = if crowd.is_arriving(node) || !self.parts.hardware.is_parted() {
+        // A client whose connection is being established is judged once that has succeeded or failed.
+        let action = if clients.is_connecting(client) || !self.resources.hardware.users_are_disconnected() {
             None
         } else {
-            self.lease.look(now, inputs, |node| crowd.is_node(node))
+            self.lease.poll(now, inputs, |client| clients.contains(client))
         };
         match action {
-            Some(Action::Grant { node, epoch }) => self.grant(node, epoch),
-            Some(Action::End { node, epoch, cause }) => self.end(node, epoch, cause),
-            Some(Action::HandOver { node, epoch, seen }) => {
-                self.parts.crowd.set_holder(Some((node, epoch)));
-                let word = crate::lease::word(epoch, node);
-                // A word that somebody scribbles at this moment is put right at the next look.
+            Some(Action::Grant { client, epoch }) => self.grant(client, epoch),
+            Some(Action::End { client, epoch, cause }) => self.end(client, epoch, cause),
+            Some(Action::Transfer { client, epoch, seen }) => {
+                self.resources.clients.set_holder(Some((client, epoch)));
+                let word = pack(epoch, client);
+                // If a client overwrites the word at this moment, the next look restores it.
                 let _ =
                     registers.lease_word().compare_exchange(seen, word, Ordering::SeqCst, Ordering::Relaxed);
             }
@@ -212,34 +220,34 @@ impl Warden {
                 let swapped =
                     registers.lease_word().compare_exchange(seen, to, Ordering::SeqCst, Ordering::Relaxed);
                 if swapped.is_ok() {
-                    registers.lease_refusals().fetch_add(1, Ordering::Relaxed);
+                    registers.lease_rejects().fetch_add(1, Ordering::Relaxed);
                 }
             }
             None => {}
         }
-        if self.ending.is_some() {
-            self.finish_ending();
+        if self.ended_lease.is_some() {
+            self.finish_end();
         }
-        self.attend_regions(nanos(now));
-        if self.parts.shop.rings.attend(self.parts.grace) {
-            registers.regions_lost().fetch_add(1, Ordering::Relaxed);
-            show_stuck(&registers, &self.parts.hardware.interrupt_fd);
+        self.check_regions(nanos(now));
+        if self.resources.context.queue.check_timeout(self.resources.grace) {
+            registers.hung_kernels().fetch_add(1, Ordering::Relaxed);
+            publish_hung(&registers, &self.resources.hardware.interrupt_fd);
         }
         if self.lease.holder().is_some() {
-            self.obey();
+            self.dispatch_card_command();
             self.add_reports();
         }
-        self.finish_pausing();
-        if self.sensed.is_none_or(|at| at.elapsed() >= SENSE) {
-            self.sensed = Some(Instant::now());
+        self.finish_pause();
+        if self.sensors_read.is_none_or(|at| at.elapsed() >= SENSOR_PERIOD) {
+            self.sensors_read = Some(Instant::now());
             self.sensors.publish(&registers);
         }
         self.publish();
     }
 
     fn publish(&self) {
-        let registers = &self.parts.hardware.registers;
-        let state = match (&self.ending, self.lease.holder()) {
+        let registers = &self.resources.hardware.registers;
+        let state = match (&self.ended_lease, self.lease.holder()) {
             (Some(_), _) => LeaseState::Clearing,
             (None, Some(_)) => LeaseState::Held,
             (None, None) => LeaseState::Free,
@@ -252,302 +260,312 @@ impl Warden {
         registers.lease_state().store(state as u32, Ordering::Release);
     }
 
-    /// A command that was given up while nobody held the card still writes to its memory, which so is nothing for a
-    /// holder; nor is one who has mapped it.
-    fn leave_memory_of_lost_command(&self) {
-        let hardware = &self.parts.hardware;
-        if self.parts.shop.rings.is_lost_on(hardware.generation()) {
+    /// Replaces memory to which a hung command of the queue still writes, before a client gets the lease.
+    fn detach_hung_command(&self) {
+        let hardware = &self.resources.hardware;
+        if self.resources.context.queue.is_hung_on(hardware.generation()) {
             hardware.replace_memory();
         }
     }
 
-    fn grant(&mut self, node: u32, epoch: u32) {
-        let hardware = &self.parts.hardware;
-        let opened = match &self.parts.port {
-            // There is no other memory.
-            _ if self.parts.shop.rings.is_lost_on(hardware.generation()) => {
-                Err(Fault::new(Cause::KernelStuck, 0))
+    fn grant(&mut self, client: u32, epoch: u32) {
+        let hardware = &self.resources.hardware;
+        let opened = match &self.resources.port {
+            // The memory could not be replaced.
+            _ if self.resources.context.queue.is_hung_on(hardware.generation()) => {
+                Err(Fault::new(Cause::KernelHung, 0))
             }
-            Some(port) if node < crate::net::crowd::FIRST_LOCAL => {
+            Some(port) if client < FIRST_LOCAL_ID => {
                 let refused = |error: io::Error| {
-                    Fault::new(Cause::WindowRefused, error.raw_os_error().unwrap_or(0) as u64)
+                    Fault::new(Cause::WindowRegistration, error.raw_os_error().unwrap_or(0) as u64)
                 };
                 Windows::open(&port.device, hardware).map(Some).map_err(refused)
             }
-            // Local nodes map BAR0 and memory.
+            // Local clients map BAR0 and memory.
             _ => Ok(None),
         };
-        let registers = self.parts.hardware.registers.clone();
-        registers.leases().fetch_add(1, Ordering::Relaxed);
+        let registers = self.resources.hardware.registers.clone();
+        registers.lease_grants().fetch_add(1, Ordering::Relaxed);
         match opened {
             Ok(windows) => {
                 let left = nanos(self.lease.duration().unwrap_or_default());
                 let values = windows.as_ref().map_or([left, 0, 0, 0], |windows| windows.values(left));
                 self.windows = windows;
-                self.parts.crowd.set_holder(Some((node, epoch)));
+                self.resources.clients.set_holder(Some((client, epoch)));
                 self.publish();
-                self.parts.crowd.send(
-                    node,
-                    epoch,
-                    News::of_card(MessageKind::LeaseGranted, epoch.into(), values),
-                );
+                let granted = Notification::of_card(MessageKind::LeaseGranted, epoch.into(), values);
+                self.resources.clients.send(client, epoch, granted);
             }
             Err(fault) => {
                 registers.lease_revoke().store(epoch.into(), Ordering::Release);
-                registers.card_cause().store(fault.cause.code(), Ordering::Relaxed);
+                registers.card_command_cause().store(fault.cause.code(), Ordering::Relaxed);
             }
         }
     }
 
-    /// Keys first: from here on nothing of the former holder arrives any more.
-    fn end(&mut self, node: u32, epoch: u32, cause: Option<Fault>) {
+    /// Ends the keys first: from then on no access of the former holder arrives.
+    fn end(&mut self, client: u32, epoch: u32, cause: Option<Fault>) {
         self.windows = None;
-        self.parts.crowd.set_holder(None);
+        self.resources.clients.set_holder(None);
         self.add_reports();
+        let registers = &self.resources.hardware.registers;
         for bank in 0..MAX_BANKS as usize {
-            let registers = &self.parts.hardware.registers;
             self.reported[0][bank] += registers.report_written(bank).load(Ordering::Relaxed);
             self.reported[1][bank] += registers.report_read(bank).load(Ordering::Relaxed);
         }
-        let registers = &self.parts.hardware.registers;
-        self.reported_dma[0] += registers.report_dma_written().load(Ordering::Relaxed);
-        self.reported_dma[1] += registers.report_dma_read().load(Ordering::Relaxed);
-        for desk in &self.parts.shop.desks {
-            desk.start_reset();
+        self.reported_bar2[0] += registers.report_bar2_written().load(Ordering::Relaxed);
+        self.reported_bar2[1] += registers.report_bar2_read().load(Ordering::Relaxed);
+        for region in &self.resources.context.regions {
+            region.close_epoch();
         }
-        self.parts.shop.rings.close();
-        self.parts.copies.start_reset();
-        self.ending = Some(Ending { node, epoch, cause, since: Instant::now() });
+        self.resources.context.queue.close();
+        self.resources.dma.start_reset();
+        self.ended_lease = Some(EndedLease { client, epoch, cause, since: Instant::now() });
     }
 
-    /// Frees the card when nothing of the lease that has ended runs any more.
-    fn finish_ending(&mut self) {
-        let desks = &self.parts.shop.desks;
-        let lost = |desk: &Desk| desk.phase() == Phase::Lost;
-        let generation = self.parts.hardware.generation();
-        let in_rings = self.parts.shop.rings.is_busy_on(generation);
-        let counted = self.parts.shop.rings.is_lost_on(generation);
-        let patient =
-            !counted && self.ending.as_ref().is_some_and(|ending| ending.since.elapsed() < self.parts.grace);
-        let quiet = desks.iter().all(|desk| desk.is_reset() || lost(desk))
-            && self.parts.copies.is_reset()
-            && !(in_rings && patient);
-        if !quiet {
+    /// Frees the card once nothing of the ended lease runs any more.
+    fn finish_end(&mut self) {
+        let Resources { hardware, context, .. } = &self.resources;
+        let regions = &context.regions;
+        let is_hung = |region: &RegionControl| region.phase() == RunPhase::Hung;
+        let generation = hardware.generation();
+        let queue_busy = context.queue.is_busy_on(generation);
+        let queue_hung = context.queue.is_hung_on(generation);
+        let in_grace = !queue_hung
+            && self.ended_lease.as_ref().is_some_and(|ended| ended.since.elapsed() < self.resources.grace);
+        let is_quiet = regions.iter().all(|region| region.is_reset() || is_hung(region))
+            && self.resources.dma.is_reset()
+            && !(queue_busy && in_grace);
+        if !is_quiet {
             return;
         }
-        let registers = self.parts.hardware.registers.clone();
-        let mut writers = self.regions.iter().zip(desks).filter(|(region, desk)| lost(desk) && !region.apart);
-        let in_use = in_rings || writers.next().is_some();
-        if in_use && !self.parts.hardware.replace_memory() {
-            // Memory that a former holder's kernel still writes to is nobody's: the card stays as it is.
-            registers.card_cause().store(Cause::KernelStuck.code(), Ordering::Relaxed);
+        let registers = hardware.registers.clone();
+        let mut writers = self
+            .regions
+            .iter()
+            .zip(regions)
+            .filter(|(record, region)| is_hung(region) && !record.is_detached);
+        let memory_in_use = queue_busy || writers.next().is_some();
+        if memory_in_use && !hardware.replace_memory() {
+            // A kernel of the former holder still writes to the memory: the card stays in the state `Clearing`.
+            registers.card_command_cause().store(Cause::KernelHung.code(), Ordering::Relaxed);
             return;
         }
-        if let Err(fault) = self.parts.hardware.clear() {
-            // What a former holder has left there must not be seen.
-            registers.card_cause().store(fault.cause.code(), Ordering::Relaxed);
+        if let Err(fault) = hardware.clear() {
+            // The next holder must not see data of the former one.
+            registers.card_command_cause().store(fault.cause.code(), Ordering::Relaxed);
             return;
         }
-        for (region, desk) in self.regions.iter_mut().zip(desks) {
-            region.apart = lost(desk);
+        for (record, region) in self.regions.iter_mut().zip(regions) {
+            record.is_detached = is_hung(region);
         }
-        if in_rings && !counted {
-            registers.regions_lost().fetch_add(1, Ordering::Relaxed);
+        if queue_busy && !queue_hung {
+            registers.hung_kernels().fetch_add(1, Ordering::Relaxed);
         }
-        let Some(Ending { node, epoch, cause, .. }) = self.ending.take() else { return };
+        let Some(EndedLease { client, epoch, cause, .. }) = self.ended_lease.take() else { return };
         for at in CONTROL_WINDOW.step_by(8) {
             registers.word64(at).store(0, Ordering::Relaxed);
         }
-        for (index, desk) in self.parts.shop.desks.iter().enumerate() {
-            desk.set_hold(false);
-            registers.region(index).taken().store(0, Ordering::Relaxed);
-            desk.go_on();
+        for (index, region) in regions.iter().enumerate() {
+            region.set_pause(false);
+            registers.region(index).doorbell_ack().store(0, Ordering::Relaxed);
+            region.open_epoch();
         }
-        self.parts.shop.rings.open();
+        context.queue.open();
         futex::wake_all(registers.doorbell());
-        self.parts.copies.go_on();
-        (self.state, self.taken, self.pausing) = (CardState::Running, 0, None);
-        registers.card_taken().store(0, Ordering::Relaxed);
-        registers.card_cause().store(0, Ordering::Relaxed);
+        self.resources.dma.reopen();
+        (self.state, self.acked, self.pausing) = (CardState::Running, 0, None);
+        registers.card_command_ack().store(0, Ordering::Relaxed);
+        registers.card_command_cause().store(0, Ordering::Relaxed);
         registers.lease_end_cause().store(cause.map_or(0, |fault| fault.cause.code()), Ordering::Relaxed);
         let word = self.lease.cleared();
         self.publish();
-        // Released last: who takes the card finds it clear.
+        // Stored last: the next holder finds the card clear.
         registers.lease_word().store(word, Ordering::SeqCst);
-        let news = News::of_card(MessageKind::LeaseEnded, epoch.into(), [0; 4]);
-        self.parts.crowd.send(node, epoch, News { cause: cause.map(|fault| fault.cause), ..news });
+        let ended = Notification::of_card(MessageKind::LeaseEnded, epoch.into(), [0; 4]);
+        let ended = Notification { cause: cause.map(|fault| fault.cause), ..ended };
+        self.resources.clients.send(client, epoch, ended);
     }
 
-    /// Interrupts kernels that are to stop or have run for too long, and gives up those that do not.
-    fn attend_regions(&mut self, now: u64) {
+    /// Interrupts kernels that were stopped or have passed their deadline, and declares them hung after the
+    /// grace period.
+    fn check_regions(&mut self, now: u64) {
         for index in 0..self.regions.len() {
-            let desk = &self.parts.shop.desks[index];
-            match desk.phase() {
-                Phase::Lost => self.refuse_for(index),
-                Phase::Back => {
-                    desk.take_back();
-                    self.regions[index] = Watched::default();
+            let control = &self.resources.context.regions[index];
+            match control.phase() {
+                RunPhase::Hung => self.reject_doorbell(index),
+                RunPhase::Recovered => {
+                    control.recover();
+                    self.regions[index] = RegionRecord::default();
                 }
-                Phase::Idle => self.regions[index].since = None,
-                Phase::Running => {
-                    let region = self.parts.hardware.registers.region(index);
-                    let deadline = desk.deadline_ns.load(Ordering::Relaxed);
+                RunPhase::Idle => self.regions[index].interrupted_since = None,
+                RunPhase::Running => {
+                    let region = self.resources.hardware.registers.region(index);
+                    let deadline = control.deadline_ns.load(Ordering::Relaxed);
                     let late = deadline != 0 && now > deadline;
                     let doorbell = region.doorbell().load(Ordering::Acquire);
                     let stop = doorbell & 0xff == RegionCommand::Stop as u64
-                        && doorbell != region.taken().load(Ordering::Acquire);
+                        && doorbell != region.doorbell_ack().load(Ordering::Acquire);
                     if late || stop {
-                        desk.want();
+                        control.request_interrupt();
                     }
-                    // At a safe point, held by a pause, it is where it should be.
-                    if desk.is_held() || !(late || stop || desk.is_awaited()) {
-                        self.regions[index].since = None;
+                    // A paused kernel is at a safe point.
+                    if control.is_paused() || !(late || stop || control.is_request_pending()) {
+                        self.regions[index].interrupted_since = None;
                         continue;
                     }
-                    let since = *self.regions[index].since.get_or_insert_with(Instant::now);
-                    if since.elapsed() >= self.parts.grace && desk.give_up() {
-                        self.regions[index].since = None;
-                        self.give_up(index, since.elapsed());
+                    let since = *self.regions[index].interrupted_since.get_or_insert_with(Instant::now);
+                    if since.elapsed() >= self.resources.grace && control.declare_hung() {
+                        self.regions[index].interrupted_since = None;
+                        self.publish_hung_region(index, since.elapsed());
                     }
                 }
             }
         }
     }
 
-    /// Says that a region is out of service.
-    fn give_up(&self, index: usize, waited: Duration) {
-        let registers = &self.parts.hardware.registers;
+    /// Publishes that a region is out of service.
+    fn publish_hung_region(&self, index: usize, waited: Duration) {
+        let registers = &self.resources.hardware.registers;
         let region = registers.region(index);
-        let run = region.taken().load(Ordering::Acquire);
-        region.cause().store(Cause::KernelStuck.code(), Ordering::Relaxed);
+        let run = region.doorbell_ack().load(Ordering::Acquire);
+        region.cause().store(Cause::KernelHung.code(), Ordering::Relaxed);
         region.detail().store(nanos(waited), Ordering::Relaxed);
-        region.status().store(RegionState::Lost as u32, Ordering::Release);
-        registers.regions_lost().fetch_add(1, Ordering::Relaxed);
-        self.tell_stuck(index, run);
-        self.refuse_for(index);
+        region.status().store(RegionState::Hung as u32, Ordering::Release);
+        registers.hung_kernels().fetch_add(1, Ordering::Relaxed);
+        self.notify_hung(index, run);
+        self.reject_doorbell(index);
     }
 
-    /// Answers what is rung at a region that cannot answer.
-    fn refuse_for(&self, index: usize) {
-        let region = self.parts.hardware.registers.region(index);
+    /// Answers a doorbell in place of a hung region.
+    fn reject_doorbell(&self, index: usize) {
+        let region = self.resources.hardware.registers.region(index);
         let doorbell = region.doorbell().load(Ordering::Acquire);
-        if doorbell == 0 || doorbell == region.taken().load(Ordering::Acquire) {
+        if doorbell == 0 || doorbell == region.doorbell_ack().load(Ordering::Acquire) {
             return;
         }
-        region.taken().store(doorbell, Ordering::Release);
+        region.doorbell_ack().store(doorbell, Ordering::Release);
         if doorbell & 0xff != RegionCommand::Stop as u64 {
-            self.tell_stuck(index, doorbell);
+            self.notify_hung(index, doorbell);
         }
     }
 
-    /// Tells that a region that is out of service does not do what was rung for.
-    fn tell_stuck(&self, index: usize, sequence: u64) {
-        let detail = self.parts.hardware.registers.region(index).detail().load(Ordering::Relaxed);
-        self.parts.crowd.tell(News {
+    /// Notifies the holder that a hung region does not execute a doorbell.
+    fn notify_hung(&self, index: usize, sequence: u64) {
+        let detail = self.resources.hardware.registers.region(index).detail().load(Ordering::Relaxed);
+        self.resources.clients.notify(Notification {
             kind: MessageKind::RegionFault,
             region: index as u32,
-            cause: Some(Cause::KernelStuck),
+            cause: Some(Cause::KernelHung),
             sequence,
             values: [detail, 0, 0, 0],
         });
     }
 
-    /// Carries out a command for the card as a whole.
-    fn obey(&mut self) {
-        let registers = self.parts.hardware.registers.clone();
+    /// Executes a command for the card as a whole.
+    fn dispatch_card_command(&mut self) {
+        let registers = self.resources.hardware.registers.clone();
         let command = registers.card_command().load(Ordering::Acquire);
-        if command == self.taken || self.pausing == Some(command) {
+        if command == self.acked || self.pausing == Some(command) {
             return;
         }
         match CardCommand::from_code(command as u32 & 0xff) {
             Some(CardCommand::Pause) => {
                 self.state = CardState::Pausing;
                 self.pausing = Some(command);
-                self.parts.shop.desks.iter().for_each(|desk| desk.set_hold(true));
+                self.set_pause(true);
             }
             Some(CardCommand::Resume) => {
-                self.parts.shop.desks.iter().for_each(|desk| desk.set_hold(false));
+                self.set_pause(false);
                 self.state = CardState::Running;
-                self.settle(command, None);
+                self.complete(command, None);
             }
             Some(CardCommand::Clear) => {
-                let cleared = self.parts.hardware.clear();
-                self.settle(command, cleared.err());
+                let cleared = self.resources.hardware.clear();
+                self.complete(command, cleared.err());
             }
-            None => self.settle(command, Some(Fault::new(Cause::UnknownCommand, command))),
+            None => self.complete(command, Some(Fault::new(Cause::UnknownCommand, command))),
         }
     }
 
-    fn settle(&mut self, command: u64, fault: Option<Fault>) {
-        let registers = &self.parts.hardware.registers;
-        self.taken = command;
+    fn set_pause(&self, pause: bool) {
+        self.resources.context.regions.iter().for_each(|region| region.set_pause(pause));
+    }
+
+    /// Publishes the end of a card command.
+    fn complete(&mut self, command: u64, fault: Option<Fault>) {
+        let registers = &self.resources.hardware.registers;
+        self.acked = command;
         self.pausing = None;
-        registers.card_cause().store(fault.map_or(0, |fault| fault.cause.code()), Ordering::Relaxed);
+        let cause = fault.map_or(0, |fault| fault.cause.code());
+        registers.card_command_cause().store(cause, Ordering::Relaxed);
         registers.card_state().store(self.state as u32, Ordering::Relaxed);
-        registers.card_taken().store(command, Ordering::Release);
+        registers.card_command_ack().store(command, Ordering::Release);
         if let Some(fault) = fault {
-            let news = News::of_card(MessageKind::CardFault, command, [fault.detail, 0, 0, 0]);
-            self.parts.crowd.tell(News { cause: Some(fault.cause), ..news });
+            let failed = Notification::of_card(MessageKind::CardFault, command, [fault.detail, 0, 0, 0]);
+            self.resources.clients.notify(Notification { cause: Some(fault.cause), ..failed });
         }
     }
 
-    fn finish_pausing(&mut self) {
+    fn finish_pause(&mut self) {
         let Some(command) = self.pausing else { return };
-        if self.parts.shop.desks.iter().any(|desk| desk.phase() == Phase::Lost) {
-            // There is no safe point to be had.
-            self.parts.shop.desks.iter().for_each(|desk| desk.set_hold(false));
+        let regions = &self.resources.context.regions;
+        if regions.iter().any(|region| region.phase() == RunPhase::Hung) {
+            // The hung kernel reaches no safe point.
+            self.set_pause(false);
             self.state = CardState::Running;
-            return self.settle(command, Some(Fault::new(Cause::KernelStuck, 0)));
+            return self.complete(command, Some(Fault::new(Cause::KernelHung, 0)));
         }
-        if !self.parts.shop.desks.iter().all(|desk| desk.is_held()) {
+        if !regions.iter().all(RegionControl::is_paused) {
             return;
         }
-        let bytes = self.parts.hardware.show_written();
+        let bytes = self.resources.hardware.publish_dirty();
         self.state = CardState::Paused;
-        self.settle(command, None);
-        self.parts.crowd.tell(News::of_card(MessageKind::CardPaused, command, [bytes, 0, 0, 0]));
+        self.complete(command, None);
+        let paused = Notification::of_card(MessageKind::CardPaused, command, [bytes, 0, 0, 0]);
+        self.resources.clients.notify(paused);
     }
 
-    /// Adds what the holder reports to what its predecessors did.
+    /// Publishes the traffic of earlier holders plus that of the current one.
     fn add_reports(&self) {
-        let registers = &self.parts.hardware.registers;
+        let registers = &self.resources.hardware.registers;
         let banks = registers.bank_count().load(Ordering::Relaxed).min(MAX_BANKS) as usize;
         for bank in 0..banks {
             let written = registers.report_written(bank).load(Ordering::Relaxed);
             let read = registers.report_read(bank).load(Ordering::Relaxed);
             let before = (self.reported[0][bank], self.reported[1][bank]);
-            registers.window_written(bank).store(before.0.wrapping_add(written), Ordering::Relaxed);
-            registers.window_read(bank).store(before.1.wrapping_add(read), Ordering::Relaxed);
+            registers.bank_rdma_written(bank).store(before.0.wrapping_add(written), Ordering::Relaxed);
+            registers.bank_rdma_read(bank).store(before.1.wrapping_add(read), Ordering::Relaxed);
         }
-        let [written, read] = self.reported_dma;
-        for (shown, reported, before) in [
-            (registers.dma_window_written(), registers.report_dma_written(), written),
-            (registers.dma_window_read(), registers.report_dma_read(), read),
+        let [written, read] = self.reported_bar2;
+        for (total, report, before) in [
+            (registers.bar2_rdma_written(), registers.report_bar2_written(), written),
+            (registers.bar2_rdma_read(), registers.report_bar2_read(), read),
         ] {
-            shown.store(before.wrapping_add(reported.load(Ordering::Relaxed)), Ordering::Relaxed);
+            total.store(before.wrapping_add(report.load(Ordering::Relaxed)), Ordering::Relaxed);
         }
     }
 }
 
 impl Windows {
-    fn open(device: &millstream_rdma::Device, hardware: &Hardware) -> io::Result<Windows> {
-        let refused = |error: millstream_rdma::memory::MemoryError| match error {
-            millstream_rdma::memory::MemoryError::Register { cause, .. } => cause,
+    fn open(device: &Device, hardware: &Hardware) -> io::Result<Windows> {
+        let refused = |error: MemoryError| match error {
+            MemoryError::Register { cause, .. } => cause,
             other => io::Error::other(other),
         };
         let rights = Access::REMOTE | Access::REMOTE_ATOMIC;
         let (start, len) = (CONTROL_WINDOW.start as u64, CONTROL_WINDOW.len());
         let control = hardware.bar0.register_part(device, start, len, Access::REMOTE).map_err(refused)?;
-        let dma = hardware.dma.backing().register(device, rights).map_err(refused)?;
+        let bar2 = hardware.bar2.backing().register(device, rights).map_err(refused)?;
         let memory = hardware.memory().backing().register(device, rights).map_err(refused)?;
-        Ok(Windows { control, dma, memory })
+        Ok(Windows { control, bar2, memory })
     }
 
-    /// As they travel in the message to the new holder.
+    /// The values of the message to the new holder.
     fn values(&self, left: u64) -> [u64; 4] {
-        let keys = u64::from(self.control.rkey().get()) | u64::from(self.dma.rkey().get()) << 32;
+        let keys = u64::from(self.control.rkey().get()) | u64::from(self.bar2.rkey().get()) << 32;
         [left, keys, self.memory.rkey().get().into(), self.memory.remote().addr]
     }
 }
 
-const _: () = assert!(MAX_REGIONS as u32 <= IMM_COPIES);
+const _: () = assert!(MAX_REGIONS as u32 <= IMM_DMA);

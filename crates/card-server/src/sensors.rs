@@ -1,20 +1,19 @@
-//! Temperature and power, as far as this machine tells. An emulated card has no sensors of its own: what is
-//! shown is the host's, and marked so.
+//! Temperature and power. An emulated card has no sensors; the registers hold the host's values, marked by a bit.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use crate::region::codes::{SENSOR_OF_HOST, SENSOR_POWER, SENSOR_TEMPERATURE};
-use crate::registers::Registers;
+use millstream_card_abi::codes::{SENSOR_OF_HOST, SENSOR_POWER, SENSOR_TEMPERATURE};
+use millstream_card_abi::registers::Registers;
 
-/// The files to read; none where the system has none, or does not let us.
+/// The files to read; none if they do not exist or are not readable.
 #[derive(Debug, Default)]
 pub(crate) struct Sensors {
     /// hwmon, in 0.001 °C.
     temperature: Option<PathBuf>,
-    /// RAPL, in µJ, and where it wraps around.
+    /// RAPL, in µJ, and its wrap-around value.
     energy: Option<(PathBuf, u64)>,
     latest: Option<(Instant, u64)>,
     total_uj: u64,
@@ -39,7 +38,7 @@ impl Sensors {
         Sensors { temperature, energy, latest: None, total_uj: 0 }
     }
 
-    /// Reads and shows what there is.
+    /// Reads the sensors and publishes their values.
     pub(crate) fn publish(&mut self, registers: &Registers) {
         let mut known = 0;
         if let Some(temperature) = self.temperature.as_deref().and_then(number) {
@@ -80,8 +79,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_machine_tells_is_shown_and_what_not_is_absent() {
-        let registers = crate::registers::detached();
+    fn readable_sensors_are_published_and_others_are_absent() {
+        let registers = Registers::detached().unwrap();
         let class = tempfile::tempdir().unwrap();
         let mut none = Sensors::find_under(class.path());
         none.publish(&registers);
@@ -97,7 +96,7 @@ mod tests {
         sensors.publish(&registers);
         assert_eq!(registers.sensors().load(Ordering::Relaxed), SENSOR_TEMPERATURE | SENSOR_OF_HOST);
         assert_eq!(registers.temperature_mdeg().load(Ordering::Relaxed), 41500);
-        // The counter has wrapped around.
+        // The counter wraps around.
         fs::write(zone.join("energy_uj"), "50\n").unwrap();
         sensors.publish(&registers);
         assert_eq!(registers.energy_uj().load(Ordering::Relaxed), 150);

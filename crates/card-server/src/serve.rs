@@ -1,142 +1,140 @@
-//! The emulated card as a process: creates memory and registers, runs the engine, hands the memory
-//! to local users and ends with its owner.
+//! The card process: creates memory and registers, starts the threads, passes the memory to local users, and
+//! ends as its [`Lifetime`] says.
 //!
-//! Everything that a card has is held by file descriptors, so a card that is killed leaves nothing
-//! behind, and its users notice by the end of their connection.
+//! File descriptors hold all resources of a card. A killed card leaves nothing behind, and its users see the end
+//! of their connection.
 
 use std::io::{self, ErrorKind, PipeReader};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use millstream_card_abi::command::{CAPABILITY_NETWORK, CAPABILITY_POLLING, nanos};
+use millstream_card_abi::hello::ServerHello;
+use millstream_card_abi::ipc::{OpenReply, OpenRequest, Refusal, Role};
+use millstream_card_abi::registers::{
+    KERNEL_ENTRY_BYTES, MAGIC, MAX_BANKS, MAX_KERNELS, MAX_REGIONS, Registers, VERSION,
+};
+use millstream_card_abi::{CardName, IoContext as _, OsError};
 use millstream_rdma::Device;
+use millstream_shm::datagram::{Received, receive};
 use millstream_shm::socket::{Connection, Listener, own_uid};
-use millstream_shm::{EventFd, PAGE, futex, poll_readable};
+use millstream_shm::{EventFd, PAGE, futex, poll_readable, random_u64};
 
-use crate::backing::{BackingError, Kind, Roots};
-use crate::command::{CAPABILITY_NETWORK, CAPABILITY_SPINS, nanos};
-use crate::engine::desk::RingDesk;
-use crate::engine::{Engine, Idle};
-use crate::handshake::{Answer, Received, Refusal, Request, Role, receive};
-use crate::hardware::{Hardware, Make};
-use crate::kernel::Registry;
-use crate::name::CardName;
-use crate::net::copies::{Copies, CopyDesk};
-use crate::net::crowd::Crowd;
-use crate::net::port::Port;
-use crate::net::{Greeting, PortError};
-use crate::os::{Doing, OsError};
-use crate::region::builtin::BUILTINS;
-use crate::region::desk::Desk as RegionDesk;
-use crate::region::kernel::{Builtin, Loader};
-use crate::region::worker::{Shop, Worker};
-use crate::registers::{MAGIC, MAX_BANKS, MAX_REGIONS, Registers, VERSION};
-use crate::warden::{Parts, Warden};
+use crate::backing::{BackingKind, DevicePaths};
+use crate::hardware::{Hardware, HardwareConfig, HardwareError};
+use crate::kernel::builtin::BUILTINS;
+use crate::kernel::{BuiltinKernel, KernelLoader};
+use crate::lease_controller::{LeaseController, Resources};
+use crate::net::NetworkError;
+use crate::net::clients::ClientRegistry;
+use crate::net::dma::{DmaControl, DmaEngine};
+use crate::net::port::NetworkPort;
+use crate::polling::PollPolicy;
+use crate::queue::QueueEngine;
+use crate::queue::control::QueueControl;
+use crate::region::context::RegionContext;
+use crate::region::control::RegionControl;
+use crate::region::slot::KernelSlot;
+use crate::region::worker::RegionWorker;
 
-/// Most connections that a card serves at a time.
+/// Most local connections at a time.
 const MAX_CONNECTIONS: usize = 64;
 
-/// When a card ends by itself.
+/// Spin time from which a card counts as polling.
+const POLLING: Duration = Duration::from_secs(3600);
+
+/// When a card ends without being killed.
 #[derive(Debug)]
 pub enum Lifetime {
-    /// Never: it runs until its process is ended from outside.
-    Unbound,
+    /// Never.
+    Unbounded,
     /// When this descriptor becomes readable or hangs up: the read end of a pipe that the launcher
     /// holds open, or a pidfd of the launcher.
     Launcher(OwnedFd),
-    /// When the connection ends that opened the card as its owner, or when none has done so in this
-    /// time.
+    /// When the connection ends that opened the card as its owner, or when no owner connects in time.
     Owner {
-        /// Time for an owner to come.
-        claim_within: Duration,
+        /// Time for an owner to connect.
+        claim_timeout: Duration,
     },
 }
 
-/// Where a card is on the network.
+/// The network interface of a card.
 #[derive(Debug)]
-pub struct Network {
+pub struct NetworkConfig {
     /// Its verbs device.
     pub device: Device,
-    /// Where it listens for nodes, for example `[::]:7480`; port 0 takes any free one.
+    /// Where it listens for clients, for example `[::]:7480`; port 0 takes any free one.
     pub address: String,
 }
 
-/// A spin time from which on a card counts as one that never sleeps.
-const ALWAYS: Duration = Duration::from_secs(3600);
-
-/// What an emulated card is made of.
+/// Configuration of a card.
 #[derive(Debug)]
-pub struct Config {
-    /// Name under which users of the same user id find it.
+pub struct CardConfig {
+    /// Name under which processes of the same user find it.
     pub name: CardName,
     /// Size of one memory bank [bytes], a multiple of 4096.
     pub bank_bytes: u64,
     /// Number of banks.
     pub bank_count: u32,
-    /// What the card can compute.
-    pub kernels: Registry,
-    /// Give memory to all banks at the start. Without it pages cost memory, and time, once they
-    /// are touched.
+    /// Allocate all pages at the start. Without it, the first touch of a page allocates it.
     pub prefault: bool,
-    /// Ask for huge pages. The system may not grant them.
+    /// Request huge pages. The system may not grant them.
     pub huge_pages: bool,
-    /// How long the card looks for further commands before it sleeps. A spinning card answers
-    /// sooner and costs a processor.
+    /// How long threads poll for further work before they sleep. Polling answers sooner and uses a processor.
     pub spin: Duration,
-    /// Longest time between two heartbeats of a waiting card. Also the longest time until a card
-    /// notices a doorbell that was rung by a remote write, which cannot wake it.
+    /// Longest time between two heartbeats of an idle card. Also the longest time until a card
+    /// sees a doorbell that was rung by a remote write, which cannot wake it.
     pub heartbeat: Duration,
-    /// When the card ends by itself.
+    /// When the card ends.
     pub lifetime: Lifetime,
-    /// Size of the DMA window, BAR2 [bytes], a multiple of 4096.
-    pub dma_bytes: u64,
-    /// Regions that kernels can be loaded into, 1 to 8.
+    /// Size of BAR2, the DMA window [bytes], a multiple of 4096.
+    pub bar2_bytes: u64,
+    /// Number of regions, 1 to 8.
     pub regions: usize,
-    /// What can be loaded into them by name, beyond what every card has.
-    pub region_kernels: Vec<Builtin>,
-    /// Formats of images that can be loaded into them.
-    pub loaders: Vec<Arc<dyn Loader>>,
-    /// Time from a heartbeat to the end of a lease unless its holder asks for another.
-    pub lease: Duration,
-    /// Its place on the network, if it has one.
-    pub network: Option<Network>,
-    /// What its memory is made of.
-    pub kind: Kind,
-    /// Where that is looked for.
-    pub roots: Roots,
-    /// How long a kernel that has to end may take to its next safe point before its region is given up.
+    /// Kernels beyond those of every card.
+    pub kernels: Vec<BuiltinKernel>,
+    /// Loaders of kernel images.
+    pub loaders: Vec<Arc<dyn KernelLoader>>,
+    /// Time from a heartbeat to the expiry of a lease, unless its holder sets another one.
+    pub lease_duration: Duration,
+    /// Network interface, if the card has one.
+    pub network: Option<NetworkConfig>,
+    /// Kind of card memory.
+    pub memory_kind: BackingKind,
+    /// Where devices are found.
+    pub device_paths: DevicePaths,
+    /// Time for an interrupted kernel to reach a safe point before it is declared hung.
     pub grace: Duration,
-    /// How long a command of the rings may run unless their user sets another time.
-    pub command_limit: Duration,
+    /// Longest time of one command, unless the user of the rings sets another one.
+    pub command_timeout: Duration,
 }
 
-impl Config {
-    /// A card with one bank of `bank_bytes` that runs `kernels`, sleeps when idle and never ends
-    /// by itself.
-    pub fn new(name: CardName, bank_bytes: u64, kernels: Registry) -> Config {
-        Config {
+impl CardConfig {
+    /// A card with one bank of `bank_bytes` that sleeps when idle and does not end on its own.
+    pub fn new(name: CardName, bank_bytes: u64) -> CardConfig {
+        CardConfig {
             name,
             bank_bytes,
             bank_count: 1,
-            kernels,
             prefault: false,
             huge_pages: false,
             spin: Duration::from_micros(20),
             heartbeat: Duration::from_millis(100),
-            lifetime: Lifetime::Unbound,
-            dma_bytes: 16 << 20,
+            lifetime: Lifetime::Unbounded,
+            bar2_bytes: 16 << 20,
             regions: 2,
-            region_kernels: Vec::new(),
+            kernels: Vec::new(),
             loaders: Vec::new(),
-            lease: Duration::from_secs(5),
+            lease_duration: Duration::from_secs(5),
             network: None,
-            kind: Kind::Emulated,
-            roots: Roots::default(),
+            memory_kind: BackingKind::Emulated,
+            device_paths: DevicePaths::default(),
             grace: Duration::from_secs(5),
-            command_limit: Duration::from_secs(60),
+            command_timeout: Duration::from_secs(60),
         }
     }
 
@@ -151,20 +149,39 @@ impl Config {
                     && self.bank_bytes.is_multiple_of(PAGE as u64) => {}
             _ => return Err(bad),
         }
-        if self.dma_bytes == 0 || !self.dma_bytes.is_multiple_of(PAGE as u64) || self.dma_bytes >= 1 << 40 {
-            return Err(ServeError::DmaSize(self.dma_bytes));
+        if self.bar2_bytes == 0 || !self.bar2_bytes.is_multiple_of(PAGE as u64) || self.bar2_bytes >= 1 << 40
+        {
+            return Err(ServeError::Bar2Size(self.bar2_bytes));
         }
         if !(1..=MAX_REGIONS).contains(&self.regions) {
             return Err(ServeError::Regions(self.regions));
         }
         Ok(())
     }
+
+    /// The kernel directory: number and kernel.
+    fn kernel_directory(&self) -> Result<Vec<(u32, BuiltinKernel)>, ServeError> {
+        let kernels: Vec<_> = BUILTINS.iter().chain(&self.kernels).copied().collect();
+        if kernels.len() > MAX_KERNELS {
+            return Err(ServeError::TooManyKernels(kernels.len()));
+        }
+        for (index, kernel) in kernels.iter().enumerate() {
+            let name = kernel.name;
+            if name.is_empty() || name.len() > KERNEL_ENTRY_BYTES - 4 {
+                return Err(ServeError::KernelName(name));
+            }
+            if kernels[..index].iter().any(|other| other.name == name) {
+                return Err(ServeError::DuplicateKernel(name));
+            }
+        }
+        Ok((1..).zip(kernels).collect())
+    }
 }
 
 /// Why a card cannot run, or had to stop.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The size of the banks makes no sense.
+    /// Bad number or size of the banks.
     #[error(
         "card memory of {bank_count} banks of {bank_bytes} bytes: \
          expected 1 to {MAX_BANKS} banks of a multiple of {PAGE} bytes"
@@ -175,102 +192,116 @@ pub enum ServeError {
         /// Number of banks.
         bank_count: u32,
     },
-    /// The size of the DMA window makes no sense.
-    #[error("DMA window of {0} bytes: expected a multiple of {PAGE} bytes below 1 TiB")]
-    DmaSize(u64),
-    /// So many regions there cannot be.
+    /// Bad size of BAR2.
+    #[error("BAR2 of {0} bytes: expected a multiple of {PAGE} bytes below 1 TiB")]
+    Bar2Size(u64),
+    /// Bad number of regions.
     #[error("card of {0} regions: expected 1 to {MAX_REGIONS}")]
     Regions(usize),
-    /// The card cannot be on the network.
+    /// A kernel name does not fit into the directory.
+    #[error("kernel name {0:?} has {len} bytes, expected 1 to {max}", len = .0.len(), max = KERNEL_ENTRY_BYTES - 4)]
+    KernelName(&'static str),
+    /// Two kernels have one name.
+    #[error("kernel {0:?} is configured twice, or is a kernel of every card")]
+    DuplicateKernel(&'static str),
+    /// The directory is full.
+    #[error("card of {0} kernels: expected at most {MAX_KERNELS}")]
+    TooManyKernels(usize),
+    /// The network interface failed.
     #[error("network of the card: {0}")]
-    Network(#[from] PortError),
+    Network(#[from] NetworkError),
     /// Another card of this user has the name.
     #[error("card {0} is running already")]
     NameTaken(CardName),
-    /// The engine ended although nobody asked it to; its own message says why.
-    #[error("engine of card {0} failed")]
-    EngineFailed(CardName),
-    /// There is no memory of the kind asked for.
+    /// A thread of the card panicked; its own message says why.
+    #[error("a thread of card {0} failed")]
+    ThreadFailed(CardName),
+    /// Memory or registers could not be created.
     #[error(transparent)]
-    Backing(#[from] BackingError),
+    Hardware(#[from] HardwareError),
     /// A system call failed.
     #[error(transparent)]
     Os(#[from] OsError),
 }
 
-/// Why a card ended by itself.
+/// Why a card ended as configured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// Its launcher is gone.
-    LauncherGone,
-    /// Its owner's connection is gone.
-    OwnerGone,
-    /// No owner came in time.
-    NeverOwned,
+pub enum ExitReason {
+    /// Its launcher has exited.
+    LauncherExited,
+    /// Its owner's connection has ended.
+    OwnerDisconnected,
+    /// No owner connected in time.
+    OwnerTimeout,
 }
 
 /// Runs a card in this process until its [`Lifetime`] ends.
-pub fn serve(config: Config) -> Result<End, ServeError> {
+pub fn serve(config: CardConfig) -> Result<ExitReason, ServeError> {
     serve_with(config, |_| {})
 }
 
-/// As [`serve`]; calls `ready` once the card can be opened, with the address at which it listens for nodes.
-pub fn serve_with(config: Config, ready: impl FnOnce(Option<SocketAddr>)) -> Result<End, ServeError> {
+/// Runs a card of `memory_bytes`, rounded up to whole pages, until standard input closes: for a process that a
+/// launcher starts.
+pub fn serve_for_launcher(name: &CardName, memory_bytes: u64, spin: Duration) -> Result<(), ServeError> {
+    let launcher = io::stdin().as_fd().try_clone_to_owned().context("watch standard input")?;
+    let mut config = CardConfig::new(name.clone(), memory_bytes.next_multiple_of(PAGE as u64));
+    config.lifetime = Lifetime::Launcher(launcher);
+    config.spin = spin;
+    serve(config).map(drop)
+}
+
+/// Runs a card as [`serve`] does. Calls `ready` once the card can be opened, with the address at which it listens
+/// for clients.
+pub fn serve_with(
+    config: CardConfig,
+    ready: impl FnOnce(Option<SocketAddr>),
+) -> Result<ExitReason, ServeError> {
     let uid = own_uid();
     config.check()?;
-    // Listening comes first, it reserves the name; users who connect now wait for an answer until
-    // the memory is there.
+    // Listening comes first because it reserves the name. A user that connects now waits for the reply until the
+    // memory is allocated.
     let listener = match Listener::bind(&config.name.address(uid)) {
         Err(error) if error.kind() == ErrorKind::AddrInUse => {
             return Err(ServeError::NameTaken(config.name));
         }
-        other => other.doing("listen on the card's socket")?,
+        other => other.context("listen on the card's socket")?,
     };
-    listener.set_nonblocking().doing("listen on the card's socket")?;
-    let mut inside = Inside::new(&config)?;
-    ready(inside.warden.parts.port.as_ref().map(Port::address));
-    let (hardware, crowd) = (inside.hardware.clone(), inside.warden.parts.crowd.clone());
-    let (stop, shop, copies) = (inside.stop.clone(), inside.shop.clone(), inside.warden.parts.copies.clone());
-    let wake = inside.warden.parts.wake.clone();
-    let engine = Engine::new(
-        hardware.registers.clone(),
-        hardware.memory(),
-        config.kernels,
-        hardware.interrupt_fd.clone(),
-        stop.clone(),
-    );
-    let idle = Idle { spin: config.spin, heartbeat: config.heartbeat };
-    // The write end lives in the threads: however one of them ends, the read end notices.
-    let (thread_ended, alive) = io::pipe().doing("watch the card's threads")?;
-    let mut threads = Vec::new();
+    listener.set_nonblocking().context("listen on the card's socket")?;
+    let parts = CardParts::new(&config)?;
+    let CardParts { hardware, context, clients, dma_control, workers, mut controller, mut dma_engine } =
+        parts;
+    ready(controller.resources.port.as_ref().map(NetworkPort::address));
+    // Each thread holds a write end, so the read end becomes readable when one of them ends.
+    let (thread_ended, alive) = io::pipe().context("watch the card's threads")?;
     let start = |what: &str, run: Box<dyn FnOnce() -> Result<(), ServeError> + Send>| {
-        let mut held = alive.try_clone().doing("watch the card's threads")?;
+        let mut alive = alive.try_clone().context("watch the card's threads")?;
         thread::Builder::new()
             .name(format!("{what} {}", config.name))
             .spawn(move || {
                 let ended = run();
                 use std::io::Write as _;
-                // Nobody reads it any more if the card is ending.
-                let _ = held.write_all(b"!");
+                // If the card is ending already, no thread reads it.
+                let _ = alive.write_all(b"!");
                 ended
             })
-            .doing("start a thread of the card")
+            .context("start a thread of the card")
     };
-    let nudge = {
-        let (shop, wake, copies) = (shop.clone(), wake.clone(), copies.clone());
+    let on_other_doorbell = {
+        let (context, dma_control) = (context.clone(), dma_control.clone());
         move || {
-            if is_anything_new(&shop.registers, shop.desks.len()) {
-                shop.desks.iter().for_each(RegionDesk::nudge);
-                copies.nudge();
-                wake.signal();
+            if is_anything_new(&context.registers, context.regions.len()) {
+                context.regions.iter().for_each(RegionControl::notify);
+                dma_control.notify();
+                context.controller_wake.signal();
             }
         }
     };
-    let mut engine = engine.nudging(Box::new(nudge)).with_regions(shop.clone());
-    // Threads that kernels run on.
-    let mut kernels = vec![start("card", Box::new(move || Ok(engine.run(idle)?)))?];
-    for mut worker in std::mem::take(&mut inside.workers) {
-        kernels.push(start(
+    let mut queue =
+        QueueEngine::new(context.clone(), hardware.interrupt_fd.clone(), Box::new(on_other_doorbell));
+    // Kernels run on these threads.
+    let mut kernel_threads = vec![start("queue", Box::new(move || Ok(queue.run()?)))?];
+    for mut worker in workers {
+        kernel_threads.push(start(
             "region",
             Box::new(move || {
                 worker.serve();
@@ -278,43 +309,42 @@ pub fn serve_with(config: Config, ready: impl FnOnce(Option<SocketAddr>)) -> Res
             }),
         )?);
     }
-    let Inside { mut warden, copies: mut copier, .. } = inside;
-    threads.push(start("warden", Box::new(move || Ok(warden.serve()?)))?);
+    let mut threads = vec![start("lease", Box::new(move || Ok(controller.serve()?)))?];
     threads.push(start(
-        "copies",
+        "dma",
         Box::new(move || {
-            copier.serve();
+            dma_engine.serve();
             Ok(())
         }),
     )?);
 
-    let mut desk = Desk {
+    let mut server = ConnectionServer {
         uid,
         listener,
         thread_ended,
         lifetime: config.lifetime,
-        claim_before: Instant::now(),
+        claim_deadline: Instant::now(),
         users: Vec::new(),
         hardware: &hardware,
-        crowd: &crowd,
-        wake: &wake,
+        clients: &clients,
+        controller_wake: &context.controller_wake,
     };
-    let ended = desk.attend();
-    stop.store(true, Ordering::SeqCst);
-    // The stop flag is not the futex word, so this wake can come too early; then the engine sleeps
-    // one heartbeat longer.
-    shop.rings.close();
+    let ended = server.run();
+    context.stop.store(true, Ordering::SeqCst);
+    context.queue.close();
+    // The stop flag is not the futex word, so this wake can come too early; then the queue sleeps for one
+    // heartbeat period more.
     futex::wake_all(hardware.registers.doorbell());
-    shop.desks.iter().for_each(|desk| {
-        desk.want();
-        desk.nudge();
+    context.regions.iter().for_each(|region| {
+        region.request_interrupt();
+        region.notify();
     });
-    copies.nudge();
-    wake.signal();
-    // A kernel that does not end has its thread until the process ends.
-    let patience = Instant::now() + config.grace;
-    for thread in kernels {
-        while !thread.is_finished() && Instant::now() < patience {
+    dma_control.notify();
+    context.controller_wake.signal();
+    // The thread of a hung kernel lives until the process exits.
+    let deadline = Instant::now() + config.grace;
+    for thread in kernel_threads {
+        while !thread.is_finished() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(1));
         }
         if thread.is_finished() {
@@ -324,82 +354,71 @@ pub fn serve_with(config: Config, ready: impl FnOnce(Option<SocketAddr>)) -> Res
     for thread in threads {
         match thread.join() {
             Ok(ended) => ended?,
-            Err(_) => return Err(ServeError::EngineFailed(config.name)),
+            Err(_) => return Err(ServeError::ThreadFailed(config.name)),
         }
     }
-    ended?.ok_or(ServeError::EngineFailed(config.name))
+    ended?.ok_or(ServeError::ThreadFailed(config.name))
 }
 
-/// Whether a local user has written anything that is not for the rings. The same doorbell serves both, and a
-/// busy ring must not wake the rest of the card again and again.
+/// Whether a local user has written a register that is not the queue's. All share one doorbell, and a busy queue
+/// must not wake the other threads with every command.
 fn is_anything_new(registers: &Registers, regions: usize) -> bool {
-    let get = |word: &std::sync::atomic::AtomicU64| word.load(Ordering::Acquire);
+    let get = |word: &AtomicU64| word.load(Ordering::Acquire);
     let epoch = get(registers.lease_epoch());
     let holder = registers.lease_holder().load(Ordering::Acquire);
-    get(registers.lease_word()) != crate::lease::word(epoch as u32, holder)
+    get(registers.lease_word()) != millstream_card_abi::lease::pack(epoch as u32, holder)
         || get(registers.lease_release()) == epoch
         || get(registers.lease_revoke()) == epoch
-        || get(registers.card_command()) != get(registers.card_taken())
-        || get(registers.copy_producer()) != get(registers.copy_consumer())
+        || get(registers.card_command()) != get(registers.card_command_ack())
+        || get(registers.dma_producer()) != get(registers.dma_consumer())
         || (0..regions).any(|index| {
             let region = registers.region(index);
-            get(region.doorbell()) != get(region.taken())
+            get(region.doorbell()) != get(region.doorbell_ack())
         })
 }
 
-/// The threads of a card, before they start.
-struct Inside {
+/// The parts of a card, before its threads start.
+struct CardParts {
     hardware: Arc<Hardware>,
-    shop: Arc<Shop>,
-    stop: Arc<AtomicBool>,
-    workers: Vec<Worker>,
-    warden: Warden,
-    copies: Copies,
+    context: Arc<RegionContext>,
+    clients: Arc<ClientRegistry>,
+    dma_control: Arc<DmaControl>,
+    workers: Vec<RegionWorker>,
+    controller: LeaseController,
+    dma_engine: DmaEngine,
 }
 
-impl Inside {
-    fn new(config: &Config) -> Result<Inside, ServeError> {
-        let hardware = Arc::new(Hardware::new(&Make {
-            kind: &config.kind,
-            roots: &config.roots,
+impl CardParts {
+    fn new(config: &CardConfig) -> Result<CardParts, ServeError> {
+        let builtin_kernels = config.kernel_directory()?;
+        let hardware = Arc::new(Hardware::new(&HardwareConfig {
+            memory_kind: &config.memory_kind,
+            device_paths: &config.device_paths,
             bank_bytes: config.bank_bytes,
             bank_count: config.bank_count,
-            dma_bytes: config.dma_bytes,
+            bar2_bytes: config.bar2_bytes,
             prefault: config.prefault,
             huge_pages: config.huge_pages,
         })?);
         let registers = hardware.registers.clone();
         let stop = Arc::new(AtomicBool::new(false));
-        let wake = Arc::new(EventFd::latch().doing("create a wake-up")?);
-        let card = random();
-        let crowd = Arc::new(Crowd::new(card, registers.clone()));
-
-        // Kernels of the rings first, under their own numbers; a region knows the event kernels by the same.
-        let mut directory: Vec<(u32, String)> =
-            config.kernels.names().map(|(id, name)| (id.0, name.to_owned())).collect();
-        let mut builtins = Vec::new();
-        for builtin in BUILTINS.iter().chain(&config.region_kernels) {
-            let known = directory.iter().find(|(_, name)| name == builtin.name).map(|(id, _)| *id);
-            let id = known.unwrap_or(directory.len() as u32 + 1);
-            if known.is_none() {
-                directory.push((id, builtin.name.to_owned()));
-            }
-            builtins.push((id, *builtin));
-        }
+        let controller_wake = Arc::new(EventFd::latch().context("create an event descriptor")?);
+        let card = random_u64();
+        let clients = Arc::new(ClientRegistry::new(card, registers.clone()));
 
         let set = Ordering::Relaxed;
         let mut capabilities = registers.capabilities().load(set);
         if config.network.is_some() {
             capabilities |= CAPABILITY_NETWORK;
         }
-        if config.spin >= ALWAYS {
-            capabilities |= CAPABILITY_SPINS;
+        if config.spin >= POLLING {
+            capabilities |= CAPABILITY_POLLING;
         }
         registers.capabilities().store(capabilities, set);
         registers.region_count().store(config.regions as u32, set);
         registers.card_id().store(card, set);
-        registers.command_limit_ns().store(nanos(config.command_limit), set);
-        let greeting = Greeting {
+        registers.default_command_timeout_ns().store(nanos(config.command_timeout), set);
+        let hello = ServerHello {
             magic: MAGIC,
             version: VERSION,
             card,
@@ -408,98 +427,98 @@ impl Inside {
             bank_count: config.bank_count,
             region_count: config.regions as u32,
             capabilities,
-            dma_bytes: config.dma_bytes,
-            ..Greeting::default()
+            bar2_bytes: config.bar2_bytes,
+            ..ServerHello::default()
         };
         let port = match &config.network {
             None => None,
-            Some(Network { device, address }) => {
-                Some(Port::open(device, address, &hardware.bar0, greeting, &crowd, wake.clone())?)
-            }
+            Some(NetworkConfig { device, address }) => Some(NetworkPort::open(
+                device,
+                address,
+                &hardware.bar0,
+                hello,
+                &clients,
+                controller_wake.clone(),
+            )?),
         };
-        let shop = Arc::new(Shop {
-            registers: registers.clone(),
+        let directory: Vec<_> = builtin_kernels.iter().map(|(id, kernel)| (*id, kernel.name)).collect();
+        let polling = PollPolicy { spin: config.spin, heartbeat: config.heartbeat };
+        let context = Arc::new(RegionContext {
+            registers,
             hardware: hardware.clone(),
             bank_bytes: config.bank_bytes,
             bank_count: config.bank_count,
-            builtins,
+            builtin_kernels,
             loaders: config.loaders.clone(),
             stop: stop.clone(),
-            desks: (0..config.regions).map(|_| RegionDesk::default()).collect(),
-            rings: RingDesk::default(),
-            command_limit: config.command_limit,
-            spin: config.spin,
-            heartbeat: config.heartbeat,
-            wake: wake.clone(),
+            regions: (0..config.regions).map(|_| RegionControl::default()).collect(),
+            kernels: (0..config.regions).map(|_| KernelSlot::default()).collect(),
+            queue: QueueControl::default(),
+            command_timeout: config.command_timeout,
+            polling,
+            controller_wake,
         });
-        let workers =
-            (0..config.regions).map(|index| Worker::new(index, shop.clone(), crowd.clone())).collect();
-        let desk = Arc::new(CopyDesk::default());
+        let workers = (0..config.regions)
+            .map(|index| RegionWorker::new(index, context.clone(), clients.clone()))
+            .collect();
+        let dma_control = Arc::new(DmaControl::default());
         let device = config.network.as_ref().map(|network| &network.device);
-        let copies = Copies::new(
+        let dma_engine = DmaEngine::new(
             hardware.clone(),
-            desk.clone(),
-            crowd.clone(),
+            dma_control.clone(),
+            clients.clone(),
             stop.clone(),
-            Idle { spin: config.spin, heartbeat: config.heartbeat },
+            polling,
             device,
         )?;
-        let warden = Warden::new(Parts {
+        let controller = LeaseController::new(Resources {
             hardware: hardware.clone(),
-            shop: shop.clone(),
-            crowd,
-            copies: desk,
+            context: context.clone(),
+            clients: clients.clone(),
+            dma: dma_control.clone(),
             port,
-            wake,
-            stop: stop.clone(),
-            lease: config.lease,
+            lease_duration: config.lease_duration,
             grace: config.grace,
         });
-        hardware.complete(directory.iter().map(|(id, name)| (*id, name.as_str())));
-        Ok(Inside { hardware, shop, stop, workers, warden, copies })
+        hardware.publish_directory(&directory);
+        Ok(CardParts { hardware, context, clients, dma_control, workers, controller, dma_engine })
     }
 }
 
-/// Unpredictable; the standard library's hash keys come from the operating system.
-fn random() -> u64 {
-    use std::hash::{BuildHasher as _, Hasher as _};
-    std::hash::RandomState::new().build_hasher().finish()
-}
-
-/// A user of the card.
-struct User {
+/// A connection of a local user.
+struct UserConnection {
     connection: Connection,
-    /// Nothing until the user has made its request.
+    /// None until the user has sent its request.
     role: Option<Role>,
-    /// Its number for the lease word, with the role.
-    node: u32,
+    /// Its id for the lease word, once it has a role.
+    client: u32,
 }
 
-/// The card's side of all connections.
-struct Desk<'a> {
+/// Serves the connections of local users.
+struct ConnectionServer<'a> {
     uid: u32,
     listener: Listener,
     thread_ended: PipeReader,
     lifetime: Lifetime,
-    /// Meaningful while the card waits for its owner.
-    claim_before: Instant,
-    users: Vec<User>,
+    /// When the card ends without an owner.
+    claim_deadline: Instant,
+    users: Vec<UserConnection>,
     hardware: &'a Hardware,
-    crowd: &'a Crowd,
-    wake: &'a EventFd,
+    clients: &'a ClientRegistry,
+    controller_wake: &'a EventFd,
 }
 
-impl Desk<'_> {
-    /// Serves connections until the card's life ends; `None` if one of its threads ended first.
-    fn attend(&mut self) -> Result<Option<End>, OsError> {
-        if let Lifetime::Owner { claim_within } = self.lifetime {
-            self.claim_before = Instant::now() + claim_within;
+impl ConnectionServer<'_> {
+    /// Serves connections until the card's lifetime ends; `None` if one of its threads ended first.
+    fn run(&mut self) -> Result<Option<ExitReason>, OsError> {
+        if let Lifetime::Owner { claim_timeout } = self.lifetime {
+            self.claim_deadline = Instant::now() + claim_timeout;
         }
         loop {
             let timeout = if self.is_unclaimed() {
-                let left = self.claim_before.saturating_duration_since(Instant::now());
+                let left = self.claim_deadline.saturating_duration_since(Instant::now());
                 if left.is_zero() {
-                    return Ok(Some(End::NeverOwned));
+                    return Ok(Some(ExitReason::OwnerTimeout));
                 }
                 Some(left)
             } else {
@@ -512,49 +531,49 @@ impl Desk<'_> {
             }
             let first_user = watched.len();
             watched.extend(self.users.iter().map(|user| user.connection.as_fd()));
-            let ready = poll_readable(&watched, timeout).doing("wait for users")?;
+            let ready = poll_readable(&watched, timeout).context("wait for users")?;
 
             if ready[0] {
                 return Ok(None);
             }
             if first_user == 4 && ready[3] {
-                return Ok(Some(End::LauncherGone));
+                return Ok(Some(ExitReason::LauncherExited));
             }
-            if ready[2] && !self.part() {
-                return Ok(Some(End::OwnerGone));
+            if ready[2] && !self.disconnect_all() {
+                return Ok(Some(ExitReason::OwnerDisconnected));
             }
-            // Backwards, because a user whose connection ends leaves the list.
+            // In reverse order, because a user whose connection ends leaves the list.
             for index in (0..self.users.len()).rev() {
-                if ready.get(first_user + index) == Some(&true) && !self.hear(index) {
+                if ready.get(first_user + index) == Some(&true) && !self.handle_request(index) {
                     let gone = self.users.swap_remove(index);
                     if gone.role.is_some() {
-                        self.crowd.leave_local(gone.node);
-                        self.wake.signal();
+                        self.clients.remove_local(gone.client);
+                        self.controller_wake.signal();
                     }
                     if gone.role == Some(Role::Owner) {
-                        return Ok(Some(End::OwnerGone));
+                        return Ok(Some(ExitReason::OwnerDisconnected));
                     }
                 }
             }
             if ready[1] {
-                self.welcome()?;
+                self.accept()?;
             }
         }
     }
 
-    /// Ends all connections: what the users have mapped is not card memory any more. False if the owner's was
+    /// Ends all connections, because the users have mapped memory that was replaced. False if the owner's was
     /// among them.
-    fn part(&mut self) -> bool {
+    fn disconnect_all(&mut self) -> bool {
         self.hardware.replaced.clear();
         let generation = self.hardware.generation();
         let owned = self.is_owned();
         for user in self.users.drain(..) {
             if user.role.is_some() {
-                self.crowd.leave_local(user.node);
+                self.clients.remove_local(user.client);
             }
         }
-        self.hardware.set_parted(generation);
-        self.wake.signal();
+        self.hardware.set_disconnected(generation);
+        self.controller_wake.signal();
         !owned
     }
 
@@ -566,56 +585,56 @@ impl Desk<'_> {
         self.users.iter().any(|user| user.role == Some(Role::Owner))
     }
 
-    /// Takes a new connection, if it is one for us.
-    fn welcome(&mut self) -> Result<(), OsError> {
+    /// Accepts or refuses a new connection.
+    fn accept(&mut self) -> Result<(), OsError> {
         let accepted = self.listener.accept_any_user();
         let gone = [ErrorKind::WouldBlock, ErrorKind::ConnectionAborted, ErrorKind::Interrupted];
         if accepted.as_ref().is_err_and(|error| gone.contains(&error.kind())) {
-            // The peer has given up between the poll and the accept.
+            // The peer closed the connection between poll and accept.
             return Ok(());
         }
-        let connection = accepted.doing("accept a connection")?;
-        connection.set_nonblocking().doing("accept a connection")?;
+        let connection = accepted.context("accept a connection")?;
+        connection.set_nonblocking().context("accept a connection")?;
         let refusal = if connection.peer().uid != self.uid {
             Some(Refusal::OtherUser)
         } else if self.users.len() == MAX_CONNECTIONS {
-            Some(Refusal::TooMany)
+            Some(Refusal::TooManyConnections)
         } else {
             None
         };
         match refusal {
             Some(refusal) => refuse(&connection, refusal),
-            None => self.users.push(User { connection, role: None, node: 0 }),
+            None => self.users.push(UserConnection { connection, role: None, client: 0 }),
         }
         Ok(())
     }
 
-    /// Handles what a user has to say; false if its connection is over.
-    fn hear(&mut self, index: usize) -> bool {
+    /// Handles the request of a user; false if its connection has to end.
+    fn handle_request(&mut self, index: usize) -> bool {
         let claimable = self.is_unclaimed();
         let user = &mut self.users[index];
         let request = match receive(&user.connection) {
             Received::Nothing => return true,
             Received::Message(bytes, _) if user.role.is_none() => bytes,
-            // There is one request per connection; afterwards it only shows who is alive.
+            // There is one request per connection; later the connection only shows that both sides are alive.
             Received::Message(..) | Received::Malformed | Received::Closed => return false,
         };
-        let role = match Request::from_bytes(&request).role() {
-            Ok(Role::Owner) if !claimable => Err(Refusal::NotForOwning),
+        let role = match OpenRequest::from_bytes(&request).role() {
+            Ok(Role::Owner) if !claimable => Err(Refusal::OwnerRejected),
             other => other,
         };
         match role {
             Ok(role) => {
                 let (hardware, memory) = (self.hardware, self.hardware.memory());
-                let Some(shared) = memory.backing().shared() else {
+                let Some(shared) = memory.backing().shared_fd() else {
                     refuse(&user.connection, Refusal::NotMappable);
                     return false;
                 };
                 user.role = Some(role);
-                user.node = self.crowd.join_local();
+                user.client = self.clients.add_local();
                 let fds = [hardware.bar0.fd(), shared, hardware.interrupt_fd.as_fd()];
-                let answer = Answer { node: user.node, ..Answer::new(Ok(memory.size())) };
-                user.connection.send(&answer.to_bytes(), &fds).is_ok()
+                let reply = OpenReply { client: user.client, ..OpenReply::new(Ok(memory.size())) };
+                user.connection.send(&reply.to_bytes(), &fds).is_ok()
             }
             Err(refusal) => {
                 refuse(&user.connection, refusal);
@@ -626,6 +645,6 @@ impl Desk<'_> {
 }
 
 fn refuse(connection: &Connection, refusal: Refusal) {
-    // Who has gone already need not be told.
-    let _ = connection.send(&Answer::new(Err(refusal)).to_bytes(), &[]);
+    // A peer that has closed the connection needs no reply.
+    let _ = connection.send(&OpenReply::new(Err(refusal)).to_bytes(), &[]);
 }

@@ -1,9 +1,8 @@
-//! Checkpoint and restore of a card, over the network, by whoever holds its lease.
+//! Checkpoint and restore of a remote card by the holder of its lease.
 //!
-//! All regions are brought to a safe point; then memory that was ever written, and what each region runs with
-//! its state words, go to a file. On another card the memory is written back, the kernels are loaded, and those
-//! that ran go on from their state words. The file is written under another name and renamed when it is
-//! complete, so there is never half a checkpoint.
+//! A checkpoint pauses all regions at a safe point. It holds dirty memory and, for each region, the kernel with its
+//! arguments and state words. A restore writes the memory to another card, loads the kernels, and resumes those that
+//! were running. The file gets its name by a rename when it is complete.
 //!
 //! ```text
 //! header   72 B   magic, version, CRC-32 of header and regions, memory, banks, regions, chunks
@@ -11,23 +10,22 @@
 //! chunks   each   offset, length, CRC-32 of the bytes; the bytes
 //! ```
 //!
-//! The bytes of the DMA window (BAR2), results of runs that have ended, connections to peers and copies that
-//! are not complete are not in it. What other nodes write by RDMA while the card is paused is the holder's
-//! business: it is the only one who has the keys.
+//! Not saved: BAR2, results of completed runs, connections to peers, and incomplete DMA transfers. RDMA writes are not
+//! paused; only the holder has the keys, so it has to stop writing.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
-use super::control::{KernelSource, Start, control_of};
+use super::control::{KernelSource, RunRequest, region_register};
 use super::info::text;
-use super::remote::{RemoteCard, RemoteError, Snapshot};
-use crate::layout::layout;
-use crate::memory::Span;
-use crate::region::codes::RegionState;
-use crate::region::image_hash;
-use crate::region::kernel::Words;
-use crate::registers::{MAX_CHUNKS, MAX_REGIONS, WORDS, at, region_at};
+use crate::remote::{RemoteCard, RemoteError, Snapshot};
+use millstream_card_abi::Span;
+use millstream_card_abi::codes::RegionState;
+use millstream_card_abi::image::{MAX_IMAGE_BYTES, image_hash};
+use millstream_card_abi::layout;
+use millstream_card_abi::registers::Words;
+use millstream_card_abi::registers::{MAX_CHUNKS, MAX_REGIONS, WORDS, at, region_at};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"MSCHKPT\n");
 const VERSION: u32 = 1;
@@ -51,16 +49,16 @@ layout! {
 
 layout! {
     /// One region in a checkpoint.
-    struct SavedRegion[360] {
+    struct RegionRecord[360] {
         0 running: u32 = "1: its kernel ran";
         4 loaded: u32 = "1: it has a kernel";
         8 name: [u64; 4] = "name of the kernel, text, padded with zeros";
         40 hash: u64 = "its hash";
-        48 image_base: u64 = "place of its image; length zero: it is one that cards bring along";
+        48 image_base: u64 = "offset of its image; a built-in kernel has length zero";
         56 image_bytes: u64 = "length of the image";
         64 banks: u64 = "banks of the run";
         72 fuel: u64 = "fuel of the run";
-        80 deadline_ns: u64 = "deadline of the run, which starts anew";
+        80 timeout_ns: u64 = "timeout of the run, which starts again";
         88 arguments: [u64; 16] = "argument words";
         216 state: [u64; 16] = "state words";
         344 progress: u64 = "progress";
@@ -78,7 +76,7 @@ layout! {
     }
 }
 
-/// Why a card was not checkpointed or restored.
+/// Why a checkpoint or restore failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// The file cannot be read or written.
@@ -89,7 +87,7 @@ pub enum CheckpointError {
         /// Why.
         cause: io::Error,
     },
-    /// The file is not what it must be.
+    /// A field of the file is invalid.
     #[error("checkpoint {file}: {field} = {value:#x}: {must}")]
     Field {
         /// The file.
@@ -98,44 +96,44 @@ pub enum CheckpointError {
         field: String,
         /// Its value.
         value: u64,
-        /// What it must be.
+        /// The requirement.
         must: String,
     },
     /// The image of a kernel was overwritten, so that it could not be loaded again.
     #[error(
-        "region {region}: the image of kernel {kernel:?} at {place} of card memory was overwritten; keep images \
-         in place while their kernels are loaded"
+        "region {region}: the image of kernel {kernel:?} at {place} of card memory was overwritten; do not write to \
+         an image while its kernel is loaded"
     )]
     ImageOverwritten {
         /// The region.
         region: u32,
         /// The kernel.
         kernel: String,
-        /// Where the image should be.
+        /// Range of the image.
         place: Span,
     },
-    /// The card.
+    /// An operation on the card failed.
     #[error(transparent)]
     Card(#[from] RemoteError),
 }
 
-/// What was saved or restored.
+/// Content of a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Summary {
+pub struct CheckpointSummary {
     /// Memory in the checkpoint [bytes].
     pub memory_bytes: u64,
-    /// Regions whose kernel ran, with its name and progress.
+    /// Regions with a running kernel: its name and progress.
     pub running: Vec<(u32, String, u64)>,
-    /// Regions with a kernel that did not run.
+    /// Regions with an idle kernel.
     pub loaded: Vec<(u32, String)>,
 }
 
-/// Saves a card to a file. `progress` is told bytes done and bytes to do.
+/// Saves a card to a file. Calls `progress` with bytes done and bytes to do.
 pub fn save(
     card: &RemoteCard,
     file: &Path,
     mut progress: impl FnMut(u64, u64),
-) -> Result<Summary, CheckpointError> {
+) -> Result<CheckpointSummary, CheckpointError> {
     card.pause()?;
     let saved = save_paused(card, file, &mut progress);
     card.resume()?;
@@ -146,18 +144,18 @@ fn save_paused(
     card: &RemoteCard,
     file: &Path,
     progress: &mut dyn FnMut(u64, u64),
-) -> Result<Summary, CheckpointError> {
+) -> Result<CheckpointSummary, CheckpointError> {
     let bar0 = card.snapshot()?;
-    let greeting = *card.greeting();
-    let mut summary = Summary::default();
+    let hello = *card.hello();
+    let mut summary = CheckpointSummary::default();
     let mut regions = Vec::new();
-    for region in 0..greeting.region_count.min(MAX_REGIONS as u32) {
-        let saved = SavedRegion::of(&bar0, region);
+    for region in 0..hello.region_count.min(MAX_REGIONS as u32) {
+        let saved = RegionRecord::of(&bar0, region);
         saved.check_image(card, region)?;
-        saved.note(region, &mut summary);
+        saved.add_to(region, &mut summary);
         regions.push(saved);
     }
-    let chunks = written(&bar0, greeting.memory_bytes);
+    let chunks = dirty_chunks(&bar0, hello.memory_bytes);
     let to_do = chunks.iter().map(|span| span.len).sum();
 
     let failed = |cause| CheckpointError::Io { file: file.to_owned(), cause };
@@ -165,7 +163,7 @@ fn save_paused(
     let partial = file.with_file_name(format!(".{name}.partial-{}", std::process::id()));
     let mut write = || -> Result<u64, CheckpointError> {
         let mut out = BufWriter::with_capacity(1 << 20, File::create(&partial).map_err(failed)?);
-        // The header is written again when the chunks are known.
+        // The header is overwritten when the chunks are known.
         let mut head = vec![0; Header::BYTES];
         regions.iter().for_each(|region| head.extend(region.to_bytes()));
         out.write_all(&head).map_err(failed)?;
@@ -189,10 +187,10 @@ fn save_paused(
             magic: MAGIC,
             version: VERSION,
             crc: 0,
-            card: greeting.card,
-            memory_bytes: greeting.memory_bytes,
-            bank_bytes: greeting.bank_bytes,
-            bank_count: greeting.bank_count,
+            card: hello.card,
+            memory_bytes: hello.memory_bytes,
+            bank_bytes: hello.bank_bytes,
+            bank_count: hello.bank_count,
             region_count: regions.len() as u32,
             chunk_count: count,
             data_bytes: bytes,
@@ -209,36 +207,36 @@ fn save_paused(
     };
     let written = write();
     if written.is_err() {
-        // Whatever became of it, the error at hand is the one to tell.
+        // The first error is the one to return.
         let _ = fs::remove_file(&partial);
     }
     summary.memory_bytes = written?;
     Ok(summary)
 }
 
-/// Restores a card from a file, after all of the file was checked. The card must be clear and its lease held.
+/// Restores a card from a file, after it has checked the whole file. The caller holds the lease of a clear card.
 pub fn restore(
     card: &RemoteCard,
     file: &Path,
     mut progress: impl FnMut(u64, u64),
-) -> Result<Summary, CheckpointError> {
+) -> Result<CheckpointSummary, CheckpointError> {
     let mut reader = Reader::open(file)?;
     let header = reader.header;
-    let greeting = *card.greeting();
+    let hello = *card.hello();
     let misfit = |field: &str, value: u64, must: String| reader.bad(field, value, must);
-    if header.memory_bytes > greeting.memory_bytes {
-        let must = format!("at most {:#x}, the memory of card {}", greeting.memory_bytes, card.address());
+    if header.memory_bytes > hello.memory_bytes {
+        let must = format!("at most {:#x}, the memory of card {}", hello.memory_bytes, card.address());
         return Err(misfit("memory_bytes", header.memory_bytes, must));
     }
-    if header.bank_bytes != greeting.bank_bytes {
-        let must = format!("{:#x}, as of card {}", greeting.bank_bytes, card.address());
+    if header.bank_bytes != hello.bank_bytes {
+        let must = format!("{:#x}, as of card {}", hello.bank_bytes, card.address());
         return Err(misfit("bank_bytes", header.bank_bytes, must));
     }
-    if header.region_count > greeting.region_count {
-        let must = format!("at most {}, the regions of card {}", greeting.region_count, card.address());
+    if header.region_count > hello.region_count {
+        let must = format!("at most {}, the regions of card {}", hello.region_count, card.address());
         return Err(misfit("region_count", header.region_count.into(), must));
     }
-    // Once to check, once to restore: a card is never left with half of it.
+    // The first pass checks, the second one restores, so a damaged file leaves the card unchanged.
     let to_do = 2 * header.data_bytes;
     let mut done = 0;
     reader.chunks(&mut |_, bytes| {
@@ -253,15 +251,15 @@ pub fn restore(
         progress(done, to_do);
         Ok(())
     })?;
-    let mut summary = Summary { memory_bytes: header.data_bytes, ..Summary::default() };
+    let mut summary = CheckpointSummary { memory_bytes: header.data_bytes, ..CheckpointSummary::default() };
     for (region, saved) in (0..).zip(&reader.regions) {
         if saved.loaded == 0 {
             continue;
         }
         let name = saved.name();
         let source = match saved.image_bytes {
-            0 => KernelSource::Named(&name),
-            len => KernelSource::InPlace { span: Span::new(saved.image_base, len), hash: saved.hash },
+            0 => KernelSource::Builtin(&name),
+            len => KernelSource::InMemory { span: Span::new(saved.image_base, len), hash: saved.hash },
         };
         let hash = card.load(region, source)?;
         if hash != saved.hash {
@@ -269,43 +267,43 @@ pub fn restore(
             return Err(reader.bad(&format!("region {region}: hash"), saved.hash, must));
         }
         if saved.running != 0 {
-            let start = Start {
+            let start = RunRequest {
                 arguments: saved.arguments,
                 banks: saved.banks,
                 fuel: Some(saved.fuel).filter(|fuel| *fuel != 0),
-                deadline: Some(saved.deadline_ns)
+                timeout: Some(saved.timeout_ns)
                     .filter(|nanos| *nanos != 0)
                     .map(std::time::Duration::from_nanos),
                 resume: Some(saved.state),
             };
             card.start(region, &start)?;
         }
-        saved.note(region, &mut summary);
+        saved.add_to(region, &mut summary);
     }
     Ok(summary)
 }
 
-/// The chunks of memory that were ever written.
-fn written(bar0: &Snapshot, memory: u64) -> Vec<Span> {
-    let chunk = bar0.word(at::chunk_bytes).max(4096);
+/// The dirty chunks of memory.
+fn dirty_chunks(bar0: &Snapshot, memory: u64) -> Vec<Span> {
+    let chunk = bar0.u64_at(at::dirty_chunk_bytes).max(4096);
     (0..MAX_CHUNKS as u64)
-        .filter(|index| bar0.word(at::written_chunks + 8 * (*index as usize / 64)) >> (index % 64) & 1 == 1)
+        .filter(|index| bar0.u64_at(at::dirty_bitmap + 8 * (*index as usize / 64)) >> (index % 64) & 1 == 1)
         .map(|index| index * chunk)
         .filter(|offset| *offset < memory)
         .map(|offset| Span::new(offset, chunk.min(memory - offset)))
         .collect()
 }
 
-impl SavedRegion {
-    fn of(bar0: &Snapshot, region: u32) -> SavedRegion {
-        let word = |register: usize| bar0.word(control_of(region, register));
+impl RegionRecord {
+    fn of(bar0: &Snapshot, region: u32) -> RegionRecord {
+        let word = |register: usize| bar0.u64_at(region_register(region, register));
         let words = |register: usize| -> Words { std::array::from_fn(|index| word(register + 8 * index)) };
-        let status = RegionState::from_code(bar0.half(control_of(region, region_at::status)));
-        let running = matches!(status, Some(RegionState::Parked | RegionState::Running));
-        let name: [u64; 4] = std::array::from_fn(|index| word(region_at::name + 8 * index));
+        let status = RegionState::from_code(bar0.u32_at(region_register(region, region_at::status)));
+        let running = matches!(status, Some(RegionState::Paused | RegionState::Running));
+        let name: [u64; 4] = std::array::from_fn(|index| word(region_at::kernel_name + 8 * index));
         let of_image = name != [0; 4] && word(region_at::loaded_kernel) == 0;
         let when = |condition: bool, value: u64| if condition { value } else { 0 };
-        SavedRegion {
+        RegionRecord {
             running: running.into(),
             loaded: (name != [0; 4]).into(),
             name,
@@ -314,9 +312,9 @@ impl SavedRegion {
             image_bytes: when(of_image, word(region_at::image_bytes)),
             banks: word(region_at::banks),
             fuel: word(region_at::fuel),
-            deadline_ns: word(region_at::deadline_ns),
+            timeout_ns: word(region_at::run_timeout_ns),
             arguments: words(region_at::arguments),
-            state: words(region_at::state),
+            state: words(region_at::safe_point_state),
             progress: word(region_at::progress),
             reserved: 0,
         }
@@ -327,7 +325,7 @@ impl SavedRegion {
         text(&bytes)
     }
 
-    fn note(&self, region: u32, summary: &mut Summary) {
+    fn add_to(&self, region: u32, summary: &mut CheckpointSummary) {
         match (self.running, self.loaded) {
             (0, 0) => {}
             (0, _) => summary.loaded.push((region, self.name())),
@@ -341,7 +339,7 @@ impl SavedRegion {
         }
         let place = Span::new(self.image_base, self.image_bytes);
         let overwritten = CheckpointError::ImageOverwritten { region, kernel: self.name(), place };
-        if self.image_bytes > crate::region::MAX_IMAGE_BYTES {
+        if self.image_bytes > MAX_IMAGE_BYTES {
             return Err(overwritten);
         }
         let mut image = vec![0; self.image_bytes as usize];
@@ -350,15 +348,15 @@ impl SavedRegion {
     }
 }
 
-/// Takes the offset and the bytes of a chunk.
-type Take<'a> = dyn FnMut(u64, &[u8]) -> Result<(), CheckpointError> + 'a;
+/// Receives the offset and the bytes of a chunk.
+type ChunkSink<'a> = dyn FnMut(u64, &[u8]) -> Result<(), CheckpointError> + 'a;
 
-/// A checkpoint file of which header and regions are checked.
+/// A checkpoint file with checked header and regions.
 struct Reader {
     path: PathBuf,
     input: BufReader<File>,
     header: Header,
-    regions: Vec<SavedRegion>,
+    regions: Vec<RegionRecord>,
 }
 
 impl Reader {
@@ -375,7 +373,7 @@ impl Reader {
         input.read_exact(&mut head).map_err(io)?;
         let header = Header::from_bytes(head.first_chunk().expect("as long as a header"));
         if header.magic != MAGIC {
-            return Err(bad("magic", header.magic, "the file is no checkpoint of a card"));
+            return Err(bad("magic", header.magic, "the file is not a checkpoint of a card"));
         }
         if header.version != VERSION {
             return Err(bad("version", header.version.into(), "this program knows version 1"));
@@ -383,20 +381,20 @@ impl Reader {
         if header.region_count as usize > MAX_REGIONS {
             return Err(bad("region_count", header.region_count.into(), "at most 8"));
         }
-        head.resize(Header::BYTES + header.region_count as usize * SavedRegion::BYTES, 0);
+        head.resize(Header::BYTES + header.region_count as usize * RegionRecord::BYTES, 0);
         input.read_exact(&mut head[Header::BYTES..]).map_err(io)?;
         let regions = head[Header::BYTES..]
-            .as_chunks::<{ SavedRegion::BYTES }>()
+            .as_chunks::<{ RegionRecord::BYTES }>()
             .0
             .iter()
-            .map(SavedRegion::from_bytes)
+            .map(RegionRecord::from_bytes)
             .collect();
         head[12..16].fill(0);
         if crc32fast::hash(&head) != header.crc {
             return Err(bad(
                 "crc",
                 header.crc.into(),
-                "header and regions have another one; the file is damaged",
+                "header and regions have another checksum; the file is damaged",
             ));
         }
         if header.bank_bytes.checked_mul(header.bank_count.into()) != Some(header.memory_bytes) {
@@ -409,8 +407,8 @@ impl Reader {
         CheckpointError::Field { file: self.path.clone(), field: field.to_owned(), value, must: must.into() }
     }
 
-    /// Reads and checks all chunks, in pieces of bounded size whatever the file says.
-    fn chunks(&mut self, take: &mut Take<'_>) -> Result<(), CheckpointError> {
+    /// Reads and checks all chunks, with bounded memory for any file.
+    fn chunks(&mut self, take: &mut ChunkSink<'_>) -> Result<(), CheckpointError> {
         const LONGEST: u64 = 1 << 31;
         let mut buffer = Vec::new();
         let mut total = 0u64;

@@ -1,175 +1,173 @@
-//! Regions and copies of a remote card: commands by RDMA writes, answers by messages and registers.
+//! Commands to a remote card: regions, pause, and the DMA engine. A command is an RDMA write; the card answers by
+//! a message or in a register.
 
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
+use millstream_card_abi::Span;
+use millstream_card_abi::codes::{CardCommand, MessageKind, RegionCommand, RegionState};
+use millstream_card_abi::command::{Cause, nanos};
+use millstream_card_abi::dma::{DmaDescriptor, RawDmaDescriptor};
+use millstream_card_abi::hello::{IMM_CONTROL, IMM_DMA};
+use millstream_card_abi::image::image_hash;
+use millstream_card_abi::message::Message;
+use millstream_card_abi::registers::{
+    DMA_RING, DMA_RING_SLOTS, KERNEL_DIRECTORY, KERNEL_ENTRY_BYTES, MAX_KERNELS, MAX_REGIONS, PEER_BYTES,
+    PEER_TABLE, REGION_CONTROL, REGION_STRIDE, WORDS, Words, at, region_at,
+};
 use millstream_rdma::Deadline;
 use millstream_rdma::queue::Signal;
 
-use super::remote::{Inner, RemoteCard, RemoteError, RemoteErrorKind};
-use super::{IMM_CONTROL, IMM_COPIES};
 use crate::card::NoSuchKernel;
-use crate::command::{Cause, nanos};
-use crate::memory::Span;
-use crate::region::codes::{CardCommand, MessageKind, RegionCommand, RegionState};
-use crate::region::copy::{Copy, RawCopy};
-use crate::region::image_hash;
-use crate::region::kernel::Words;
-use crate::region::message::Message;
-use crate::registers::{
-    COPY_RING, COPY_SLOTS, KERNEL_DIRECTORY, KERNEL_ENTRY_BYTES, MAX_KERNELS, MAX_REGIONS, PEER_BYTES,
-    PEER_TABLE, REGION_CONTROL, REGION_STRIDE, WORDS, at, region_at,
-};
+use crate::remote::{Inner, RemoteCard, RemoteError, RemoteErrorKind};
 
-type Outcome<T> = std::result::Result<T, RemoteError>;
+type Result<T, E = RemoteErrorKind> = std::result::Result<T, E>;
 
-/// Most bytes of copies that go into a card's ring together, unless it is one copy.
-const PART: u64 = 64 << 20;
+/// Most bytes of DMA transfers that are queued at once, unless it is one transfer.
+const MAX_BATCH_BYTES: u64 = 64 << 20;
 
-/// What to load into a region.
+/// The kernel to load into a region.
 #[derive(Clone, Copy, Debug)]
 pub enum KernelSource<'a> {
     /// A kernel of the card's directory.
-    Named(&'a str),
-    /// An image, which is written to this place in card memory and stays there: a checkpoint needs it.
+    Builtin(&'a str),
+    /// An image, which is first written to card memory. It must stay there: a checkpoint needs it.
     Image {
-        /// The bytes.
+        /// The image.
         image: &'a [u8],
-        /// Where they go.
+        /// Its offset in card memory.
         at: u64,
     },
-    /// An image that is in card memory.
-    InPlace {
-        /// Where.
+    /// An image in card memory.
+    InMemory {
+        /// Range of the image.
         span: Span,
-        /// Its hash; zero: whatever it is.
+        /// Its hash; zero: not checked.
         hash: u64,
     },
 }
 
-/// What a run gets.
+/// Parameters of a run.
 #[derive(Clone, Copy, Debug)]
-pub struct Start {
-    /// Argument words; what the kernel makes of them is its own.
+pub struct RunRequest {
+    /// Argument words, whose meaning the kernel defines.
     pub arguments: Words,
-    /// Banks that it may use, a bit each.
+    /// Banks that the kernel may use, one bit each; zero: all.
     pub banks: u64,
-    /// Units of work, for kernels that count.
+    /// Limit of the work, in units of the kernel.
     pub fuel: Option<u64>,
     /// Longest time.
-    pub deadline: Option<Duration>,
-    /// State words of another run to go on from.
+    pub timeout: Option<Duration>,
+    /// State words of another run to resume from.
     pub resume: Option<Words>,
 }
 
-impl Start {
+impl RunRequest {
     /// A run with these arguments, all banks and no bounds.
-    pub fn new(arguments: &[u64]) -> Start {
+    pub fn new(arguments: &[u64]) -> RunRequest {
         let mut words = [0; WORDS];
         let len = arguments.len().min(WORDS);
         words[..len].copy_from_slice(&arguments[..len]);
-        Start { arguments: words, banks: 0, fuel: None, deadline: None, resume: None }
+        RunRequest { arguments: words, banks: 0, fuel: None, timeout: None, resume: None }
     }
 }
 
 impl RemoteCard {
-    /// Loads a kernel into a region, in place of the one that is there. Returns its hash.
-    pub fn load(&self, region: u32, source: KernelSource<'_>) -> Outcome<u64> {
+    /// Loads a kernel into a region, in place of the loaded one. Returns its hash.
+    pub fn load(&self, region: u32, source: KernelSource<'_>) -> Result<u64, RemoteError> {
         if let KernelSource::Image { image, at } = source {
             self.write(at, image)?;
         }
         self.with(|inner| {
-            inner.turn_to(region)?;
+            inner.wait_for_region(region)?;
             let (number, span, hash) = match source {
-                KernelSource::Named(name) => (inner.kernel_number(name)?, Span::default(), 0),
+                KernelSource::Builtin(name) => (inner.kernel_number(name)?, Span::default(), 0),
                 KernelSource::Image { image, at } => {
                     (0, Span::new(at, image.len() as u64), image_hash(image))
                 }
-                KernelSource::InPlace { span, hash } => (0, span, hash),
+                KernelSource::InMemory { span, hash } => (0, span, hash),
             };
             let words = [number, span.offset, span.len, hash];
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-            inner.control(control_of(region, region_at::kernel), &bytes, Signal::No)?;
-            let rung = inner.command(region, RegionCommand::Load, false)?;
-            let answer = inner.answer(rung)?;
+            inner.write_control(region_register(region, region_at::kernel), &bytes, Signal::No)?;
+            let word = inner.ring_region(region, RegionCommand::Load, false)?;
+            let answer = inner.answer(word)?;
             Ok(answer.values[0])
         })
     }
 
-    /// Starts the kernel of a region; returns the number that the message of its end will have as
-    /// `sequence`.
-    pub fn start(&self, region: u32, start: &Start) -> Outcome<u64> {
-        self.with(|inner| inner.start(region, start))
+    /// Starts the kernel of a region. Returns the doorbell word, which is the `sequence` of the message at the end of
+    /// the run.
+    pub fn start(&self, region: u32, request: &RunRequest) -> Result<u64, RemoteError> {
+        self.with(|inner| inner.start(region, request))
     }
 
-    /// Starts the kernel and waits for its end, for as long as `patience`. Returns its first four result
-    /// words.
-    pub fn run(&self, region: u32, start: &Start, patience: Duration) -> Outcome<[u64; 4]> {
+    /// Starts the kernel and waits up to `timeout` for its end. Returns its first four result words.
+    pub fn run(&self, region: u32, request: &RunRequest, timeout: Duration) -> Result<[u64; 4], RemoteError> {
         self.with(|inner| {
-            let rung = inner.start(region, start)?;
-            inner.answer_within(rung, patience).map(|message| message.values)
+            let word = inner.start(region, request)?;
+            inner.answer_within(word, timeout).map(|message| message.values)
         })
     }
 
-    /// Waits for the end of a run that [`RemoteCard::start`] has started. Returns its first four result
-    /// words.
-    pub fn wait(&self, rung: u64, patience: Duration) -> Outcome<[u64; 4]> {
-        self.with(|inner| inner.answer_within(rung, patience).map(|message| message.values))
+    /// Waits up to `timeout` for the end of a run that [`RemoteCard::start`] has started. Returns its first four
+    /// result words.
+    pub fn wait(&self, word: u64, timeout: Duration) -> Result<[u64; 4], RemoteError> {
+        self.with(|inner| inner.answer_within(word, timeout).map(|message| message.values))
     }
 
-    /// Ends a run at its next safe point. Returns true if something ran.
-    pub fn stop(&self, region: u32) -> Outcome<bool> {
+    /// Stops a run at its next safe point. Returns whether a kernel was running.
+    pub fn stop(&self, region: u32) -> Result<bool, RemoteError> {
         self.with(|inner| {
             inner.check_region(region)?;
-            // A start that the region has not seen yet would be lost under the word of the stop. Anything else waits for
-            // the end of the run, and is.
-            let latest = inner.register(control_of(region, region_at::doorbell))?;
-            let starts = [RegionCommand::Start, RegionCommand::Continue].map(|command| command as u64);
+            // The word of the stop would overwrite that of a start that the region has not read yet. Other commands
+            // wait for the end of the run and may be overwritten.
+            let latest = inner.register(region_register(region, region_at::doorbell))?;
+            let starts = [RegionCommand::Start, RegionCommand::Resume].map(|command| command as u64);
             if starts.contains(&(latest & 0xff)) {
-                inner.taken(control_of(region, region_at::taken), latest)?;
+                inner.wait_ack(region_register(region, region_at::doorbell_ack), latest)?;
             }
-            let rung = inner.command(region, RegionCommand::Stop, true)?;
-            inner.taken(control_of(region, region_at::taken), rung)?;
+            let word = inner.ring_region(region, RegionCommand::Stop, true)?;
+            inner.wait_ack(region_register(region, region_at::doorbell_ack), word)?;
             let bar0 = inner.snapshot()?;
-            let cause = bar0.half(control_of(region, region_at::cause));
-            if bar0.half(control_of(region, region_at::status)) == RegionState::Lost as u32 {
-                let detail = bar0.word(control_of(region, region_at::detail));
-                return Err(RemoteErrorKind::Refused { region, cause: Cause::from_code(cause), detail });
+            let cause = bar0.u32_at(region_register(region, region_at::cause));
+            if bar0.u32_at(region_register(region, region_at::status)) == RegionState::Hung as u32 {
+                let detail = bar0.u64_at(region_register(region, region_at::detail));
+                return Err(RemoteErrorKind::Rejected { region, cause: Cause::from_code(cause), detail });
             }
             Ok(cause == Cause::Interrupted.code())
         })
     }
 
-    /// Forgets the kernel of a region.
-    pub fn unload(&self, region: u32) -> Outcome<()> {
+    /// Unloads the kernel of a region.
+    pub fn unload(&self, region: u32) -> Result<(), RemoteError> {
         self.with(|inner| {
-            inner.turn_to(region)?;
-            let rung = inner.command(region, RegionCommand::Unload, false)?;
-            inner.taken(control_of(region, region_at::taken), rung)
+            inner.wait_for_region(region)?;
+            let word = inner.ring_region(region, RegionCommand::Unload, false)?;
+            inner.wait_ack(region_register(region, region_at::doorbell_ack), word)
         })
     }
 
-    /// Brings all regions to a safe point and keeps them there. Returns how much memory was ever written
-    /// [bytes].
-    pub fn pause(&self) -> Outcome<u64> {
+    /// Pauses all regions at a safe point. Returns the amount of dirty memory [bytes].
+    pub fn pause(&self) -> Result<u64, RemoteError> {
         self.with(|inner| {
             inner.card_command(CardCommand::Pause)?;
-            inner.register(at::memory_written_bytes)
+            inner.register(at::dirty_bytes)
         })
     }
 
-    /// Lets the regions go on.
-    pub fn resume(&self) -> Outcome<()> {
+    /// Resumes all regions.
+    pub fn resume(&self) -> Result<(), RemoteError> {
         self.with(|inner| inner.card_command(CardCommand::Resume))
     }
 
     /// Zeros card memory.
-    pub fn clear(&self) -> Outcome<()> {
+    pub fn clear(&self) -> Result<(), RemoteError> {
         self.with(|inner| inner.card_command(CardCommand::Clear))
     }
 
-    /// Has the card connect another one, which listens at `address`, as its peer number `index`.
-    pub fn connect_peer(&self, index: u32, address: &str) -> Outcome<()> {
+    /// Connects the card's DMA engine to another card, which listens at `address`, as peer number `index`.
+    pub fn connect_peer(&self, index: u32, address: &str) -> Result<(), RemoteError> {
         self.with(|inner| {
             let mut text = [0; PEER_BYTES];
             let fits = address.len() < PEER_BYTES;
@@ -177,44 +175,44 @@ impl RemoteCard {
                 text[..address.len()].copy_from_slice(address.as_bytes());
             }
             let entry = PEER_TABLE + (index as usize).min(7) * PEER_BYTES;
-            inner.control(entry, &text, Signal::No)?;
-            let word = inner.numbered(index & 0xff);
-            let ticket = inner.doorbell(at::peer_command, word, IMM_COPIES, true)?;
-            inner.finish(ticket)?;
+            inner.write_control(entry, &text, Signal::No)?;
+            let word = inner.sequenced(index & 0xff);
+            let written = inner.doorbell(at::peer_command, word, IMM_DMA, true)?;
+            inner.finish(written)?;
             inner.answer(word).map(drop)
         })
     }
 
-    /// Gives the card copies to make and waits for the last of them. The card moves the bytes by itself; it has to move
-    /// 64 MiB, or a single copy that is longer, within `patience`.
-    pub fn copy(&self, copies: &[Copy], patience: Duration) -> Outcome<()> {
-        self.with(|inner| inner.copy(copies, patience))
+    /// Executes DMA transfers on the card and waits for the last one. The card has to transfer 64 MiB, or a
+    /// single longer transfer, within `timeout`.
+    pub fn run_dma(&self, transfers: &[DmaDescriptor], timeout: Duration) -> Result<(), RemoteError> {
+        self.with(|inner| inner.run_dma(transfers, timeout))
     }
 }
 
-/// Where a register of a region is in BAR0.
-pub(super) fn control_of(region: u32, register: usize) -> usize {
+/// Offset in BAR0 of a register of a region.
+pub(crate) fn region_register(region: u32, register: usize) -> usize {
     REGION_CONTROL + region as usize * REGION_STRIDE + register
 }
 
 impl Inner {
-    pub(super) fn check_region(&self, region: u32) -> Result<(), RemoteErrorKind> {
-        let regions = self.greeting.region_count.min(MAX_REGIONS as u32);
+    fn check_region(&self, region: u32) -> Result<()> {
+        let regions = self.hello.region_count.min(MAX_REGIONS as u32);
         if region >= regions {
             return Err(RemoteErrorKind::NoSuchRegion { region, regions });
         }
         Ok(())
     }
 
-    /// A word that was not used before, with `low` in its low 8 bits.
-    fn numbered(&mut self, low: u32) -> u64 {
+    /// A command word with an unused sequence number and `low` in its low 8 bits.
+    fn sequenced(&mut self, low: u32) -> u64 {
         self.sequence += 1;
         self.sequence << 8 | u64::from(low)
     }
 
-    pub(super) fn kernel_number(&mut self, name: &str) -> Result<u64, RemoteErrorKind> {
+    fn kernel_number(&mut self, name: &str) -> Result<u64> {
         let bar0 = self.snapshot()?;
-        let count = (bar0.half(at::kernel_count) as usize).min(MAX_KERNELS);
+        let count = (bar0.u32_at(at::kernel_count) as usize).min(MAX_KERNELS);
         let entry = |index: usize| {
             let bytes = bar0.bytes(KERNEL_DIRECTORY + index * KERNEL_ENTRY_BYTES, KERNEL_ENTRY_BYTES);
             let text = &bytes[4..];
@@ -233,231 +231,236 @@ impl Inner {
         }
     }
 
-    fn command(&mut self, region: u32, command: RegionCommand, always: bool) -> Result<u64, RemoteErrorKind> {
-        let word = self.numbered(command as u32);
-        let ticket = self.doorbell(control_of(region, region_at::doorbell), word, region, always)?;
-        self.finish(ticket)?;
-        self.rung[region as usize] = word;
+    /// Rings the doorbell of a region. Returns the doorbell word.
+    fn ring_region(&mut self, region: u32, command: RegionCommand, always: bool) -> Result<u64> {
+        let word = self.sequenced(command as u32);
+        let written = self.doorbell(region_register(region, region_at::doorbell), word, region, always)?;
+        self.finish(written)?;
+        self.pending[region as usize] = word;
         Ok(word)
     }
 
-    /// Waits until a region has taken up what this node rang last, or it would be lost under the next word, and its
-    /// arguments under the next ones.
-    fn turn_to(&mut self, region: u32) -> Result<(), RemoteErrorKind> {
+    /// Waits until a region has acknowledged the latest doorbell. Otherwise the next one would overwrite it, and its
+    /// arguments.
+    fn wait_for_region(&mut self, region: u32) -> Result<()> {
         self.check_region(region)?;
-        match self.rung[region as usize] {
+        match self.pending[region as usize] {
             0 => Ok(()),
-            rung => self.taken(control_of(region, region_at::taken), rung),
+            pending => self.wait_ack(region_register(region, region_at::doorbell_ack), pending),
         }
     }
 
-    fn start(&mut self, region: u32, start: &Start) -> Result<u64, RemoteErrorKind> {
-        self.turn_to(region)?;
-        let banks = match start.banks {
-            0 if self.greeting.bank_count >= 64 => u64::MAX,
-            0 => (1 << self.greeting.bank_count) - 1,
+    fn start(&mut self, region: u32, request: &RunRequest) -> Result<u64> {
+        self.wait_for_region(region)?;
+        let banks = match request.banks {
+            0 if self.hello.bank_count >= 64 => u64::MAX,
+            0 => (1 << self.hello.bank_count) - 1,
             banks => banks,
         };
-        let fuel = start.fuel.unwrap_or(0);
-        let deadline = start.deadline.map_or(0, nanos);
+        let fuel = request.fuel.unwrap_or(0);
+        let timeout = request.timeout.map_or(0, nanos);
         let mut bytes = [0; 24 + 8 + 8 * WORDS];
-        let words = [banks, fuel, deadline, 0].into_iter().chain(start.arguments);
-        for (place, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
-            *place = word.to_le_bytes();
+        let words = [banks, fuel, timeout, 0].into_iter().chain(request.arguments);
+        for (slot, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+            *slot = word.to_le_bytes();
         }
-        self.control(control_of(region, region_at::banks), &bytes, Signal::No)?;
-        let command = match &start.resume {
+        self.write_control(region_register(region, region_at::banks), &bytes, Signal::No)?;
+        let command = match &request.resume {
             None => RegionCommand::Start,
             Some(state) => {
                 let bytes: Vec<u8> = state.iter().flat_map(|word| word.to_le_bytes()).collect();
-                self.control(control_of(region, region_at::resume), &bytes, Signal::No)?;
-                RegionCommand::Continue
+                self.write_control(region_register(region, region_at::resume_state), &bytes, Signal::No)?;
+                RegionCommand::Resume
             }
         };
-        self.command(region, command, false)
+        self.ring_region(region, command, false)
     }
 
-    /// The message that answers a command, or the error that it tells of.
-    fn answer(&mut self, rung: u64) -> Result<Message, RemoteErrorKind> {
-        self.answer_within(rung, self.options.patience)
+    /// Waits for the message that answers a command; its error if it carries one.
+    fn answer(&mut self, word: u64) -> Result<Message> {
+        self.answer_within(word, self.options.timeout)
     }
 
-    fn answer_within(&mut self, rung: u64, patience: Duration) -> Result<Message, RemoteErrorKind> {
-        let is_it = |message: &Message| {
-            message.sequence == rung
+    fn answer_within(&mut self, word: u64, timeout: Duration) -> Result<Message> {
+        let is_answer = |message: &Message| {
+            message.sequence == word
                 && !matches!(
                     message.kind,
-                    MessageKind::LeaseGranted | MessageKind::LeaseEnded | MessageKind::CopyDone
+                    MessageKind::LeaseGranted | MessageKind::LeaseEnded | MessageKind::DmaDone
                 )
         };
-        let there = self.wait_until(Deadline::after(patience), |inner| {
-            inner.held.is_none() || inner.messages.iter().any(is_it)
+        let arrived = self.wait_until(Deadline::after(timeout), |inner| {
+            inner.held.is_none() || inner.messages.iter().any(is_answer)
         })?;
-        let Some(place) = self.messages.iter().position(is_it) else {
+        let Some(position) = self.messages.iter().position(is_answer) else {
             self.lease()?;
-            debug_assert!(!there);
-            return Err(RemoteErrorKind::TimedOut(patience, "a message that answers a command"));
+            debug_assert!(!arrived);
+            return Err(RemoteErrorKind::TimedOut(timeout, "message that answers a command"));
         };
-        let message = self.messages.remove(place).expect("just found");
-        self.forget_rung(rung);
+        let message = self.messages.remove(position).expect("just found");
+        self.clear_pending(word);
         match message.cause {
             None => Ok(message),
             Some(cause) => {
-                Err(RemoteErrorKind::Refused { region: message.region, cause, detail: message.values[0] })
+                Err(RemoteErrorKind::Rejected { region: message.region, cause, detail: message.values[0] })
             }
         }
     }
 
-    /// Waits until a register of the card shows a command as carried out.
-    fn taken(&mut self, register: usize, word: u64) -> Result<(), RemoteErrorKind> {
-        let deadline = self.patience();
+    /// Waits until an acknowledgement register of the card holds `word`.
+    fn wait_ack(&mut self, register: usize, word: u64) -> Result<()> {
+        let deadline = self.deadline();
         let mut pause = Duration::from_micros(20);
         while self.register(register)? != word {
             self.lease()?;
             if deadline.passed() {
-                return Err(RemoteErrorKind::TimedOut(self.options.patience, "carrying out a command"));
+                return Err(RemoteErrorKind::TimedOut(self.options.timeout, "execution of a command"));
             }
             self.wait_until(Deadline::after(pause), |_| false)?;
             pause = (pause * 2).min(Duration::from_millis(5));
         }
-        self.forget_rung(word);
+        self.clear_pending(word);
         Ok(())
     }
 
-    /// A region has taken this word up.
-    fn forget_rung(&mut self, word: u64) {
-        self.rung.iter_mut().filter(|rung| **rung == word).for_each(|rung| *rung = 0);
+    /// A region has acknowledged this word.
+    fn clear_pending(&mut self, word: u64) {
+        self.pending.iter_mut().filter(|pending| **pending == word).for_each(|pending| *pending = 0);
     }
 
-    fn card_command(&mut self, command: CardCommand) -> Result<(), RemoteErrorKind> {
-        let word = self.numbered(command as u32);
-        let ticket = self.control(at::card_command, &word.to_le_bytes(), Signal::Yes)?;
-        self.finish(ticket)?;
-        self.kick(IMM_CONTROL)?;
-        self.taken(at::card_taken, word)?;
-        match self.register(at::card_cause)? as u32 {
+    fn card_command(&mut self, command: CardCommand) -> Result<()> {
+        let word = self.sequenced(command as u32);
+        let written = self.write_control(at::card_command, &word.to_le_bytes(), Signal::Yes)?;
+        self.finish(written)?;
+        self.notify(IMM_CONTROL)?;
+        self.wait_ack(at::card_command_ack, word)?;
+        match self.register(at::card_command_cause)? as u32 {
             0 => Ok(()),
-            code => Err(RemoteErrorKind::RefusedByCard(Cause::from_code(code))),
+            code => Err(RemoteErrorKind::CardRejected(Cause::from_code(code))),
         }
     }
 
-    /// Half of the ring is filled while the card works on the other half. What comes first is less, so that it soon begins.
-    fn copy(&mut self, mut copies: &[Copy], patience: Duration) -> Result<(), RemoteErrorKind> {
-        let mut end = self.register(at::copy_consumer)?;
-        let mut under_way = None;
-        let mut room = COPY_SLOTS / 8;
-        while !copies.is_empty() {
-            let (part, behind) = copies.split_at(part_of(copies, room));
+    /// Fills one half of the ring while the card works on the other one. The first batch is smaller, so that the card
+    /// begins early.
+    fn run_dma(&mut self, mut transfers: &[DmaDescriptor], timeout: Duration) -> Result<()> {
+        let mut end = self.register(at::dma_consumer)?;
+        let mut in_flight = None;
+        let mut room = DMA_RING_SLOTS / 8;
+        while !transfers.is_empty() {
+            let (batch, rest) = transfers.split_at(batch_len(transfers, room));
             let before = end;
-            end = self.post_copies(before, part)?;
-            if under_way.replace(end).is_some() {
-                self.copies_done(before, patience)?;
+            end = self.post_descriptors(before, batch)?;
+            if in_flight.replace(end).is_some() {
+                self.wait_transfers(before, timeout)?;
             }
-            (copies, room) = (behind, COPY_SLOTS / 2);
+            (transfers, room) = (rest, DMA_RING_SLOTS / 2);
         }
-        match under_way {
-            Some(end) => self.copies_done(end, patience),
+        match in_flight {
+            Some(end) => self.wait_transfers(end, timeout),
             None => Ok(()),
         }
     }
 
-    /// Puts copies into the ring from entry `first`, of which the last one sends a message. Returns the entry after it.
-    fn post_copies(&mut self, first: u64, copies: &[Copy]) -> Result<u64, RemoteErrorKind> {
-        let mut descriptors = Vec::with_capacity(RawCopy::BYTES * copies.len());
-        for (index, copy) in copies.iter().enumerate() {
-            let copy = Copy { notify: index + 1 == copies.len(), ..*copy };
-            descriptors.extend_from_slice(&copy.to_bytes());
+    /// Writes descriptors into the ring from entry `first` on; the last one requests a message. Returns the next entry.
+    fn post_descriptors(&mut self, first: u64, transfers: &[DmaDescriptor]) -> Result<u64> {
+        let mut bytes = Vec::with_capacity(RawDmaDescriptor::BYTES * transfers.len());
+        for (index, transfer) in transfers.iter().enumerate() {
+            let transfer = DmaDescriptor { notify: index + 1 == transfers.len(), ..*transfer };
+            bytes.extend_from_slice(&transfer.to_bytes());
         }
-        // The ring's end may be between them.
-        let slot = (first % COPY_SLOTS as u64) as usize;
-        let (before, behind) =
-            descriptors.split_at(descriptors.len().min(RawCopy::BYTES * (COPY_SLOTS - slot)));
-        for (slot, descriptors) in [(slot, before), (0, behind)] {
-            if !descriptors.is_empty() {
-                let written = self.control(COPY_RING + RawCopy::BYTES * slot, descriptors, Signal::Yes)?;
+        // They may wrap around the end of the ring.
+        let slot = (first % DMA_RING_SLOTS as u64) as usize;
+        let (before, after) =
+            bytes.split_at(bytes.len().min(RawDmaDescriptor::BYTES * (DMA_RING_SLOTS - slot)));
+        for (slot, bytes) in [(slot, before), (0, after)] {
+            if !bytes.is_empty() {
+                let written =
+                    self.write_control(DMA_RING + RawDmaDescriptor::BYTES * slot, bytes, Signal::Yes)?;
                 self.finish(written)?;
             }
         }
-        let end = first + copies.len() as u64;
-        let ticket = self.control(at::copy_producer, &end.to_le_bytes(), Signal::Yes)?;
-        // The read comes after the write also where this processor makes both itself.
+        let end = first + transfers.len() as u64;
+        let written = self.write_control(at::dma_producer, &end.to_le_bytes(), Signal::Yes)?;
+        // If this processor executes both requests itself, the read must still follow the write.
         fence(Ordering::SeqCst);
-        // A card that works on copies already sees the word; waking it would take its processor from the copies.
-        if self.register(at::copy_watching)? as u32 == 0 {
-            self.kick(IMM_COPIES)?;
+        // A polling engine sees the register; a doorbell would interrupt its transfers.
+        if self.register(at::dma_polling)? as u32 == 0 {
+            self.notify(IMM_DMA)?;
         }
-        self.finish(ticket)?;
+        self.finish(written)?;
         Ok(end)
     }
 
-    /// Waits until the copies before entry `end` have ended; the first fault of those that have.
-    fn copies_done(&mut self, end: u64, patience: Duration) -> Result<(), RemoteErrorKind> {
-        let of_copies =
-            |message: &Message| matches!(message.kind, MessageKind::CopyDone | MessageKind::CopyFault);
-        let ends = |message: &Message| of_copies(message) && message.sequence >= end;
-        let there = self.wait_until(Deadline::after(patience), |inner| {
-            inner.held.is_none() || inner.messages.iter().any(ends)
+    /// Waits until the transfers before entry `end` have completed; returns the first fault.
+    fn wait_transfers(&mut self, end: u64, timeout: Duration) -> Result<()> {
+        let is_dma = |message: &Message| matches!(message.kind, MessageKind::DmaDone | MessageKind::DmaFault);
+        let is_end = |message: &Message| is_dma(message) && message.sequence >= end;
+        let arrived = self.wait_until(Deadline::after(timeout), |inner| {
+            inner.held.is_none() || inner.messages.iter().any(is_end)
         })?;
         self.lease()?;
-        if !there {
-            return Err(RemoteErrorKind::TimedOut(patience, "a message that copies are complete"));
+        if !arrived {
+            return Err(RemoteErrorKind::TimedOut(timeout, "message that DMA transfers are complete"));
         }
-        let fault = self.messages.iter().filter(|message| of_copies(message)).find_map(|message| {
-            let (region, detail) = (message.region, message.values[1]);
-            message.cause.map(|cause| RemoteErrorKind::Refused { region, cause, detail })
+        let fault = self.messages.iter().filter(|message| is_dma(message)).find_map(|message| {
+            let (slot, detail) = (message.region, message.values[1]);
+            message.cause.map(|cause| RemoteErrorKind::TransferFailed { slot, cause, detail })
         });
         let Some(fault) = fault else {
-            self.messages.retain(|message| !of_copies(message) || message.sequence > end);
+            self.messages.retain(|message| !is_dma(message) || message.sequence > end);
             return Ok(());
         };
-        // What is in the ring behind it ends, too, before anybody uses the ring again.
-        let producer = self.register(at::copy_producer)?;
-        let all = |message: &Message| of_copies(message) && message.sequence >= producer;
-        self.wait_until(Deadline::after(patience), |inner| {
-            inner.held.is_none() || inner.messages.iter().any(all)
+        // The rest of the ring has to complete before the ring is used again.
+        let producer = self.register(at::dma_producer)?;
+        let is_last = |message: &Message| is_dma(message) && message.sequence >= producer;
+        self.wait_until(Deadline::after(timeout), |inner| {
+            inner.held.is_none() || inner.messages.iter().any(is_last)
         })?;
-        self.messages.retain(|message| !of_copies(message));
+        self.messages.retain(|message| !is_dma(message));
         Err(fault)
     }
 }
 
-/// How many of some copies go into the ring together: as many as there is room for, and no more bytes than a part has.
-fn part_of(copies: &[Copy], room: usize) -> usize {
+/// Number of transfers for the next batch: at most `room`, and at most [`MAX_BATCH_BYTES`], but at least one.
+fn batch_len(transfers: &[DmaDescriptor], room: usize) -> usize {
     let mut bytes = 0;
-    let fit = copies.iter().take(room).take_while(|copy| {
-        bytes = copy.local.len.saturating_add(bytes);
-        bytes <= PART
+    let fit = transfers.iter().take(room).take_while(|transfer| {
+        bytes = transfer.local.len.saturating_add(bytes);
+        bytes <= MAX_BATCH_BYTES
     });
     fit.count().max(1)
 }
 
 #[cfg(test)]
 mod tests {
+    use millstream_card_abi::dma::DmaOperation;
     use proptest::prelude::*;
 
     use super::*;
-    use crate::region::copy::CopyOperation;
 
     proptest! {
         #[test]
-        fn parts_of_copies_fit_unless_they_are_one(
-            lengths in prop::collection::vec(prop_oneof![0..PART / 2, 0..2 * PART, Just(u64::MAX)], 1..40), room in 1usize..20,
+        fn batches_fit_unless_they_are_one_transfer(
+            lengths in prop::collection::vec(
+                prop_oneof![0..MAX_BATCH_BYTES / 2, 0..2 * MAX_BATCH_BYTES, Just(u64::MAX)], 1..40,
+            ),
+            room in 1usize..20,
         ) {
-            let copy = |len: &u64| Copy {
-                operation: CopyOperation::Write,
+            let transfer = |len: &u64| DmaDescriptor {
+                operation: DmaOperation::Write,
                 peer: 0,
                 local: Span::new(0, *len),
                 remote: 0,
                 key: 0,
                 notify: false,
             };
-            let copies: Vec<_> = lengths.iter().map(copy).collect();
-            let part = part_of(&copies, room);
-            prop_assert!((1..=room.min(copies.len())).contains(&part));
+            let transfers: Vec<_> = lengths.iter().map(transfer).collect();
+            let len = batch_len(&transfers, room);
+            prop_assert!((1..=room.min(transfers.len())).contains(&len));
             let bytes = |count: usize| lengths[..count].iter().fold(0u64, |sum, len| sum.saturating_add(*len));
-            prop_assert!(part == 1 || bytes(part) <= PART);
-            // And no fewer.
-            prop_assert!(part == room || part == copies.len() || bytes(part + 1) > PART);
+            prop_assert!(len == 1 || bytes(len) <= MAX_BATCH_BYTES);
+            // The batch is as long as possible.
+            prop_assert!(len == room || len == transfers.len() || bytes(len + 1) > MAX_BATCH_BYTES);
         }
     }
 }

@@ -1,46 +1,45 @@
 //! Load and store access to a remote card's memory: a cached view with explicit coherence.
 //!
-//! A [`RemoteMap`] looks like memory of this process. Loads fetch lines of 4 KiB over RDMA the first time, and
-//! ahead of sequential use; stores stay here until they are released. What it promises is release consistency:
+//! A [`RemoteMap`] is a cache of card memory in this process. The first load fetches a line of 4 KiB over RDMA, with
+//! read-ahead; stores stay here until they are released. It provides release consistency:
 //!
-//! - Loads and stores of one map are seen by itself in program order.
+//! - A map sees its own loads and stores in program order.
 //! - After [`RemoteMap::release`] returns, every store made before it is in card memory, for kernels, RDMA and
-//!   other maps. Only bytes that were stored to are written, so two nodes may store to different bytes of one
+//!   other maps. Only bytes that were stored to are written, so two clients may store to different bytes of one
 //!   line.
 //! - After [`RemoteMap::acquire`], loads see what was in card memory at that moment or later; bytes stored here
 //!   and not yet released stay as they are.
 //! - Between an acquire and the next one a load may see any value that the byte had in that time.
 //!
-//! Hence the usual pattern: one side stores, releases, and tells (by a doorbell, a message, a word in memory);
-//! the other is told, acquires, and loads.
+//! The usual pattern: one side stores, releases, and signals (by a doorbell, a message, a word in memory). The other
+//! side receives the signal, acquires, and loads.
 //!
-//! Why not userfaultfd, which would do without calls: the kernel grants it to unprivileged processes for faults
-//! from user space only if the system says so (`vm.unprivileged_userfaultfd`), it cannot tell stores from
-//! loads byte by byte, so that two nodes could not share a page, and a lost card would be a SIGBUS instead of an
-//! error.
+//! `userfaultfd` would need no explicit calls, but the kernel does not grant it to all unprivileged processes
+//! (`vm.unprivileged_userfaultfd`). It does not track stores by byte, so two clients could not share a page. The loss of
+//! a card would raise SIGBUS instead of returning an error.
 
 use millstream_rdma::{Access, Region};
 
-use super::remote::{RemoteCard, RemoteError, RemoteErrorKind};
-use crate::memory::Span;
+use crate::remote::{RemoteCard, RemoteError, RemoteErrorKind};
+use millstream_card_abi::Span;
 
 /// Bytes of a line.
 pub const LINE: u64 = 4096;
 
-/// Lines fetched at once when lines are used one after the other.
-const AHEAD: u64 = 16;
+/// Lines of a read-ahead at sequential access.
+const READ_AHEAD: u64 = 16;
 
 /// Which bytes of a line were stored to.
 type Stored = [u64; LINE as usize / 64];
 
 #[derive(Default)]
 struct LineState {
-    /// Bytes that were not stored to here are those of card memory at the latest acquire or later.
+    /// Bytes without a local store are those of card memory at the latest acquire or later.
     valid: bool,
     stored: Option<Box<Stored>>,
 }
 
-/// A range of a card's memory as memory of this process.
+/// A cached range of a card's memory.
 pub struct RemoteMap {
     card: RemoteCard,
     span: Span,
@@ -62,7 +61,7 @@ impl std::fmt::Debug for RemoteMap {
 type Outcome<T> = Result<T, RemoteError>;
 
 impl RemoteMap {
-    /// Maps a range of card memory. The card's lease is needed when something is loaded or released.
+    /// Maps a range of card memory. Loads and releases need the card's lease.
     pub fn new(card: &RemoteCard, span: Span) -> Outcome<RemoteMap> {
         let wrong = |kind| RemoteError { card: card.address().to_owned(), kind };
         if !span.fits(card.memory_bytes()) || span.len == 0 {
@@ -86,7 +85,7 @@ impl RemoteMap {
         })
     }
 
-    /// Its size [bytes].
+    /// Size of the range [bytes].
     #[allow(clippy::len_without_is_empty, reason = "never empty")]
     pub fn len(&self) -> u64 {
         self.span.len
@@ -136,16 +135,16 @@ impl RemoteMap {
         self.store(at, &value.to_le_bytes())
     }
 
-    /// Makes later loads see what is in card memory now.
+    /// Makes later loads see the current content of card memory.
     pub fn acquire(&mut self) {
         self.lines.iter_mut().for_each(|line| line.valid = false);
         self.latest = usize::MAX;
     }
 
-    /// Writes all that was stored to card memory and returns when it is there.
+    /// Writes all earlier stores to card memory and waits for the writes.
     ///
     /// # Errors
-    /// What the card or the connection says; what was stored stays stored, and can be released again.
+    /// An error of the card or the connection. The stores are kept and can be released again.
     pub fn release(&mut self) -> Outcome<()> {
         let mut parts = Vec::new();
         for &line in &self.dirty {
@@ -186,12 +185,12 @@ impl RemoteMap {
         Err(self.wrong(RemoteErrorKind::OutOfRange { span, memory: self.span.len }))
     }
 
-    /// Brings a line in, and those after it if the one before it was the latest that was brought in.
+    /// Fetches a line, with read-ahead if the previous line was fetched last.
     fn fetch(&mut self, line: usize) -> Outcome<()> {
         if self.lines[line].valid {
             return Ok(());
         }
-        let ahead = if self.latest.wrapping_add(1) == line { AHEAD } else { 1 };
+        let ahead = if self.latest.wrapping_add(1) == line { READ_AHEAD } else { 1 };
         let plain = (line..self.lines.len())
             .take(ahead as usize)
             .take_while(|line| !self.lines[*line].valid && self.lines[*line].stored.is_none())
@@ -205,7 +204,7 @@ impl RemoteMap {
             self.latest = line + plain - 1;
             return Ok(());
         }
-        // Bytes stored here stay; the others come from the card.
+        // Local stores are kept; the other bytes come from the card.
         let len = LINE.min(self.span.len - start);
         self.card.read_into(&self.spare, 0, Span::new(self.span.offset + start, len))?;
         self.fetched += len;

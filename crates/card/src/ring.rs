@@ -1,4 +1,4 @@
-//! The command and completion rings as their user sees them: submit, poll, wait.
+//! The command and completion rings of a local card: submit, poll, wait.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -6,61 +6,61 @@ use std::time::{Duration, Instant};
 use millstream_shm::futex;
 
 use crate::card::Card;
-use crate::command::{Cause, Completion, Descriptor, ENTRY_BYTES, Status, nanos};
-use crate::memory::AccessError;
-use crate::os::{Doing, OsError};
+use millstream_card_abi::AccessError;
+use millstream_card_abi::command::{Cause, Completion, Descriptor, ENTRY_BYTES, Status, nanos};
+use millstream_card_abi::{IoContext as _, OsError};
 
-/// Longest sleep between two looks whether the card is alive.
+/// Longest sleep between two checks that the card is alive.
 const LIVENESS_PERIOD: Duration = Duration::from_millis(50);
 
-/// Time within which a card takes up new rings if it is not computing.
-const TAKE_UP_WITHIN: Duration = Duration::from_secs(10);
+/// Time within which an idle card reads a new configuration.
+const CONFIGURE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where the two rings are in card memory.
+/// Layout of the two rings in card memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RingPlaces {
-    /// Command ring [bytes], a multiple of 64.
+pub struct RingLayout {
+    /// Offset of the command ring [bytes], a multiple of 64.
     pub commands: u64,
-    /// Completion ring [bytes], a multiple of 64.
+    /// Offset of the completion ring [bytes], a multiple of 64.
     pub completions: u64,
     /// Entries of each ring, a power of two up to
     /// [`MAX_RING_SLOTS`](crate::command::MAX_RING_SLOTS).
     pub slots: u32,
 }
 
-impl RingPlaces {
-    /// Both rings, one behind the other, from `offset` on.
-    pub fn at(offset: u64, slots: u32) -> RingPlaces {
-        RingPlaces {
+impl RingLayout {
+    /// Both rings, one after the other, from `offset` on.
+    pub fn at(offset: u64, slots: u32) -> RingLayout {
+        RingLayout {
             commands: offset,
             completions: offset.saturating_add(u64::from(slots) * ENTRY_BYTES as u64),
             slots,
         }
     }
 
-    /// Memory that both rings take [bytes].
+    /// Size of both rings [bytes].
     pub const fn bytes(slots: u32) -> u64 {
         2 * slots as u64 * ENTRY_BYTES as u64
     }
 }
 
-/// Why a ring does not do what was asked.
+/// Why a ring operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RingError {
-    /// All slots hold commands whose completions were not taken yet.
+    /// All slots hold commands whose completions have not been polled.
     #[error("all {0} slots of the command ring are in use")]
     Full(u32),
     /// Nothing completed in time.
     #[error("no completion within {0:?}")]
     TimedOut(Duration),
-    /// The card has ended or died; what was not completed never will be.
-    #[error("card is gone")]
+    /// The card has ended or died. Outstanding commands will not complete.
+    #[error("card has ended or died; open it again")]
     CardGone,
-    /// The card refuses these rings, or has closed them.
+    /// The card rejected these rings, or has closed them.
     #[error("card has closed the rings: {0}")]
     Closed(Cause),
-    /// Another user has opened rings of its own.
-    #[error("rings were taken over by another user of the card")]
+    /// Another process has opened the rings.
+    #[error("another process has opened the rings of the card")]
     Superseded,
     /// The rings are not in card memory.
     #[error(transparent)]
@@ -70,35 +70,34 @@ pub enum RingError {
     Os(#[from] OsError),
 }
 
-/// Open rings: the right to give the card commands.
+/// The open rings of a card.
 ///
-/// A card has one pair of rings. Opening them anew, from here or from another process, ends the
-/// use of the earlier ones.
+/// A card has one pair of rings. Opening them again, from any process, ends their earlier use.
 #[derive(Debug)]
 pub struct Ring {
     card: Card,
-    places: RingPlaces,
+    layout: RingLayout,
     generation: u32,
     /// Commands written.
     submitted: u64,
-    /// Completions taken.
-    taken: u64,
+    /// Completions polled.
+    polled: u64,
     spin: Duration,
 }
 
 impl Ring {
-    /// Opens rings at `places`, after the card has finished the command it may be running.
+    /// Opens rings with this layout, after the card has completed the running command.
     ///
     /// # Errors
-    /// [`RingError::Closed`] also if that command was given up and has not ended.
-    pub fn open(card: &Card, places: RingPlaces) -> Result<Ring, RingError> {
+    /// Also [`RingError::Closed`] if the running command is hung.
+    pub fn open(card: &Card, layout: RingLayout) -> Result<Ring, RingError> {
         let registers = card.registers();
         let active = registers.ring_active().load(Ordering::Acquire);
-        registers.command_base().store(places.commands, Ordering::Relaxed);
-        registers.completion_base().store(places.completions, Ordering::Relaxed);
-        registers.ring_slots().store(places.slots, Ordering::Relaxed);
+        registers.command_base().store(layout.commands, Ordering::Relaxed);
+        registers.completion_base().store(layout.completions, Ordering::Relaxed);
+        registers.ring_slots().store(layout.slots, Ordering::Relaxed);
         registers.producer().store(0, Ordering::Relaxed);
-        registers.command_deadline_ns().store(0, Ordering::Relaxed);
+        registers.command_timeout_ns().store(0, Ordering::Relaxed);
         let configured = registers.ring_generation().load(Ordering::Relaxed);
         let generation = [1, 2, 3]
             .map(|step| configured.max(active).wrapping_add(step))
@@ -109,17 +108,17 @@ impl Ring {
         card.ring_doorbell();
         let mut ring = Ring {
             card: card.clone(),
-            places,
+            layout,
             generation,
             submitted: 0,
-            taken: 0,
+            polled: 0,
             spin: Duration::from_micros(20),
         };
-        ring.sleep_until(TAKE_UP_WITHIN, |ring| {
+        ring.sleep_until(CONFIGURE_TIMEOUT, |ring| {
             let active = ring.card.registers().ring_active().load(Ordering::Acquire);
             if active != generation {
-                let stuck = ring.card.registers().status().load(Ordering::Acquire) == Status::Stuck as u32;
-                return if stuck { Err(RingError::Closed(Cause::KernelStuck)) } else { Ok(None) };
+                let hung = ring.card.registers().status().load(Ordering::Acquire) == Status::Hung as u32;
+                return if hung { Err(RingError::Closed(Cause::KernelHung)) } else { Ok(None) };
             }
             ring.check_running().map(Some)
         })?;
@@ -131,56 +130,55 @@ impl Ring {
         &self.card
     }
 
-    /// How long [`Ring::wait`] looks for a completion before it sleeps (20 µs unless set).
+    /// Sets how long [`Ring::wait`] polls before it sleeps; the default is 20 µs.
     pub fn set_spin(&mut self, spin: Duration) {
         self.spin = spin;
     }
 
-    /// How long each command may run from now on, instead of what the card says in `command_limit_ns`. One that takes longer
-    /// ends with [`Cause::DeadlineExceeded`]; if it does not end then, the card closes the rings with
-    /// [`Cause::KernelStuck`].
-    pub fn set_deadline(&self, deadline: Duration) {
-        let deadline = nanos(deadline).max(1);
-        self.card.registers().command_deadline_ns().store(deadline, Ordering::Relaxed);
+    /// Sets the longest time of later commands, in place of the card's `default_command_timeout_ns`. A longer
+    /// command ends with [`Cause::DeadlineExceeded`]. If it does not end, the card closes the rings with
+    /// [`Cause::KernelHung`].
+    pub fn set_command_timeout(&self, timeout: Duration) {
+        let timeout = nanos(timeout).max(1);
+        self.card.registers().command_timeout_ns().store(timeout, Ordering::Relaxed);
     }
 
-    /// Commands whose completion was not taken yet.
+    /// Commands whose completion has not been polled.
     pub fn in_flight(&self) -> u64 {
-        self.submitted - self.taken
+        self.submitted - self.polled
     }
 
-    /// Gives the card a command; returns its index: 0, 1, 2, …
+    /// Submits a command; returns its index: 0, 1, 2, …
     pub fn submit(&mut self, descriptor: &Descriptor) -> Result<u64, RingError> {
-        if self.in_flight() == u64::from(self.places.slots) {
-            return Err(RingError::Full(self.places.slots));
+        if self.in_flight() == u64::from(self.layout.slots) {
+            return Err(RingError::Full(self.layout.slots));
         }
         let index = self.submitted;
-        self.card.memory().write(self.entry(self.places.commands, index), &descriptor.to_bytes())?;
+        self.card.memory().write(self.entry(self.layout.commands, index), &descriptor.to_bytes())?;
         self.submitted += 1;
         self.card.registers().producer().store(self.submitted, Ordering::Release);
         self.card.ring_doorbell();
         Ok(index)
     }
 
-    /// Takes the next completion, in the order of the commands, if there is one.
+    /// Returns the next completion, in the order of the commands, if there is one.
     pub fn poll(&mut self) -> Result<Option<Completion>, RingError> {
         let completed = self.card.registers().completed().load(Ordering::Acquire);
-        if self.taken == self.submitted || completed <= self.taken {
+        if self.polled == self.submitted || completed <= self.polled {
             return self.check_running().map(|()| None);
         }
-        let place = self.entry(self.places.completions, self.taken);
-        let entry = self.card.memory().read_array(place)?;
-        // Looked at after the entry: if the rings are still ours, so was the entry.
+        let offset = self.entry(self.layout.completions, self.polled);
+        let entry = self.card.memory().read_array(offset)?;
+        // Checked after the read: if the rings are still open here, the entry is theirs.
         match self.check_running() {
             Ok(()) | Err(RingError::Closed(_)) => {}
             Err(error) => return Err(error),
         }
-        self.taken += 1;
+        self.polled += 1;
         Ok(Some(Completion::from_bytes(&entry)))
     }
 
-    /// Waits for the next completion: spins for a while, then sleeps. Returns within `timeout`,
-    /// and at once when the card is gone.
+    /// Waits for the next completion: polls, then sleeps. Returns after `timeout`, or as soon as the card has ended.
     pub fn wait(&mut self, timeout: Duration) -> Result<Completion, RingError> {
         let started = Instant::now();
         while started.elapsed() < self.spin.min(timeout) {
@@ -192,16 +190,16 @@ impl Ring {
         self.sleep_until(timeout, Ring::poll)
     }
 
-    /// Arms [`Card::interrupt_fd`]: it becomes readable at the next completion. Poll the ring once
-    /// more after this and before waiting on the descriptor.
-    pub fn arm(&self) {
-        // What an earlier interrupt left.
+    /// Arms [`Card::interrupt_fd`]: it becomes readable at the next completion. Poll the ring once more before
+    /// waiting on the descriptor.
+    pub fn arm_interrupt(&self) {
+        // Clears an earlier interrupt.
         self.card.clear_interrupt();
         self.card.registers().interrupt_arm().store(1, Ordering::SeqCst);
     }
 
     fn entry(&self, base: u64, index: u64) -> u64 {
-        base + index % u64::from(self.places.slots) * ENTRY_BYTES as u64
+        base + index % u64::from(self.layout.slots) * ENTRY_BYTES as u64
     }
 
     fn check_running(&self) -> Result<(), RingError> {
@@ -218,23 +216,23 @@ impl Ring {
         }
     }
 
-    /// Sleeps on the card's interrupts until `look` finds something.
+    /// Sleeps on the card's interrupts until `poll` returns a value.
     fn sleep_until<T>(
         &mut self,
         timeout: Duration,
-        mut look: impl FnMut(&mut Ring) -> Result<Option<T>, RingError>,
+        mut poll: impl FnMut(&mut Ring) -> Result<Option<T>, RingError>,
     ) -> Result<T, RingError> {
         let started = Instant::now();
         let card = self.card.clone();
-        let interrupt = card.registers().interrupt();
-        let _waiter = Waiter::announce(card.registers().interrupt_waiters());
+        let interrupt = card.registers().interrupt_sequence();
+        let _waiter = InterruptWaiter::register(card.registers().interrupt_waiters());
         loop {
             let alive = card.is_alive();
             let seen = interrupt.load(Ordering::SeqCst);
-            if let Some(found) = look(self)? {
+            if let Some(found) = poll(self)? {
                 return Ok(found);
             }
-            // Asked before the look, so that what a card finished before its death is found.
+            // Liveness is read before the poll, so that completions before the end of the card are returned.
             if !alive {
                 return Err(RingError::CardGone);
             }
@@ -242,22 +240,22 @@ impl Ring {
             if left.is_zero() {
                 return Err(RingError::TimedOut(timeout));
             }
-            futex::wait(interrupt, seen, left.min(LIVENESS_PERIOD)).doing("wait for an interrupt")?;
+            futex::wait(interrupt, seen, left.min(LIVENESS_PERIOD)).context("wait for an interrupt")?;
         }
     }
 }
 
-/// Counts this process among those that the card must wake.
-struct Waiter<'a>(&'a AtomicU32);
+/// Registers this process as one that the card has to wake.
+struct InterruptWaiter<'a>(&'a AtomicU32);
 
-impl<'a> Waiter<'a> {
-    fn announce(waiters: &'a AtomicU32) -> Waiter<'a> {
+impl<'a> InterruptWaiter<'a> {
+    fn register(waiters: &'a AtomicU32) -> InterruptWaiter<'a> {
         waiters.fetch_add(1, Ordering::SeqCst);
-        Waiter(waiters)
+        InterruptWaiter(waiters)
     }
 }
 
-impl Drop for Waiter<'_> {
+impl Drop for InterruptWaiter<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
@@ -265,7 +263,7 @@ impl Drop for Waiter<'_> {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // Only if nobody has taken over: closes the rings so that the card forgets them.
+        // Closes the rings, unless another process has opened them.
         let closed = self.card.registers().ring_generation().compare_exchange(
             self.generation,
             0,

@@ -9,8 +9,7 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use millstream_card::kernel::Registry;
-use millstream_card::{Config, Lifetime, Network, serve_with};
+use millstream_card_server::{CardConfig, Lifetime, NetworkConfig, serve_with};
 use millstream_offload::emulated::start_cards;
 use millstream_offload::grid::{Grid, Shape};
 use millstream_offload::plan::Plan;
@@ -158,11 +157,11 @@ fn compute(
 fn serve_card(bytes: u64) -> Result<ExitCode, Box<dyn Error>> {
     let name = format!("stencil-{}", std::process::id()).parse()?;
     let bank = bytes.div_ceil(u64::from(BANKS)).next_multiple_of(2 << 20);
-    let mut config = Config::new(name, bank, Registry::empty());
+    let mut config = CardConfig::new(name, bank);
     config.bank_count = BANKS;
     config.prefault = true;
     config.huge_pages = true;
-    config.network = Some(Network {
+    config.network = Some(NetworkConfig {
         device: device::open(&DeviceSelector::from_environment())?,
         address: "127.0.0.1:0".to_owned(),
     });

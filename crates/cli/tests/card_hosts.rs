@@ -8,12 +8,12 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use millstream_card::Span;
-use millstream_card::command::Cause;
-use millstream_card::net::control::{KernelSource, Start};
-use millstream_card::net::{RemoteCard, RemoteError, RemoteErrorKind, RemoteOptions};
-use millstream_card::region::codes::MessageKind;
-use millstream_card::region::copy::{Copy, CopyOperation};
+use millstream_card::control::{KernelSource, RunRequest};
+use millstream_card::{RemoteCard, RemoteError, RemoteErrorKind, RemoteOptions};
+use millstream_card_abi::Span;
+use millstream_card_abi::codes::MessageKind;
+use millstream_card_abi::command::Cause;
+use millstream_card_abi::dma::{DmaDescriptor, DmaOperation};
 use millstream_rdma::{DeviceSelector, device};
 use network::{Network, is_root, run};
 
@@ -101,10 +101,10 @@ fn pattern(seed: u8, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| (at % 251) as u8 ^ seed).collect()
 }
 
-fn copy_to(from: Span, other: &RemoteCard, offset: u64) -> Copy {
+fn copy_to(from: Span, other: &RemoteCard, offset: u64) -> DmaDescriptor {
     let there = other.held().unwrap().memory.at(offset, from.len).unwrap();
     let (remote, key) = (there.addr, there.rkey.get());
-    Copy { operation: CopyOperation::Write, peer: 0, local: from, remote, key, notify: false }
+    DmaDescriptor { operation: DmaOperation::Write, peer: 0, local: from, remote, key, notify: false }
 }
 
 #[test]
@@ -124,8 +124,8 @@ fn works_on_a_node() {
     assert!(back == mine);
 
     // A kernel, with its interrupt.
-    one.load(0, KernelSource::Named("mix")).unwrap();
-    let rung = one.start(0, &Start::new(&[100 << 20 >> 4, 4096, 3])).unwrap();
+    one.load(0, KernelSource::Builtin("mix")).unwrap();
+    let rung = one.start(0, &RunRequest::new(&[100 << 20 >> 4, 4096, 3])).unwrap();
     let message = loop {
         let message = one.message(PATIENCE).unwrap().expect("an interrupt");
         if message.sequence == rung {
@@ -133,12 +133,12 @@ fn works_on_a_node() {
         }
     };
     assert_eq!((message.kind, message.region, message.cause), (MessageKind::RegionDone, 0, None));
-    assert_eq!((message.card, message.values[0]), (one.greeting().card, 3));
+    assert_eq!((message.card, message.values[0]), (one.hello().card, 3));
 
     // From card to card, without this host.
     let before = received(&network, 1);
     one.connect_peer(0, &cards[1].address).unwrap();
-    one.copy(&[copy_to(Span::new(100, mine.len() as u64), &other, 4096)], PATIENCE).unwrap();
+    one.run_dma(&[copy_to(Span::new(100, mine.len() as u64), &other, 4096)], PATIENCE).unwrap();
     assert!(received(&network, 1) - before < MEGABYTE as u64);
     other.read(4096, &mut back).unwrap();
     assert!(back == mine);
@@ -147,8 +147,11 @@ fn works_on_a_node() {
     let stale = copy_to(Span::new(0, 64), &other, 0);
     other.release().unwrap();
     other.acquire(LEASE, PATIENCE).unwrap();
-    let refused = one.copy(&[stale], PATIENCE).unwrap_err();
-    assert!(matches!(refused.kind, RemoteErrorKind::Refused { cause: Cause::CopyRefused, .. }), "{refused}");
+    let refused = one.run_dma(&[stale], PATIENCE).unwrap_err();
+    assert!(
+        matches!(refused.kind, RemoteErrorKind::TransferFailed { cause: Cause::DmaRemoteAccess, .. }),
+        "{refused}"
+    );
     one.release().unwrap();
     other.release().unwrap();
     for card in &cards {
@@ -207,8 +210,8 @@ fn is_cut_on_a_node() {
             match doing {
                 "kernel" => {
                     one.write(0, &pattern(1, MEGABYTE)).unwrap();
-                    one.load(0, KernelSource::Named("mix")).unwrap();
-                    let rung = one.start(0, &Start::new(&[0, 4096, u64::MAX])).unwrap();
+                    one.load(0, KernelSource::Builtin("mix")).unwrap();
+                    let rung = one.start(0, &RunRequest::new(&[0, 4096, u64::MAX])).unwrap();
                     let outcome = one.wait(rung, PATIENCE);
                     ends(doing, cut.join().unwrap(), outcome);
                 }
@@ -225,7 +228,7 @@ fn is_cut_on_a_node() {
                     one.connect_peer(0, &cards[1].address).unwrap();
                     let copy = copy_to(Span::new(0, 32 << 20), &other, 0);
                     let error = loop {
-                        if let Err(error) = one.copy(&[copy], PATIENCE) {
+                        if let Err(error) = one.run_dma(&[copy], PATIENCE) {
                             break error;
                         }
                     };
@@ -233,8 +236,10 @@ fn is_cut_on_a_node() {
                     if host == 2 {
                         ends(doing, started, Err::<(), _>(error));
                     } else {
-                        let lost =
-                            matches!(error.kind, RemoteErrorKind::Refused { cause: Cause::CopyPeerLost, .. });
+                        let lost = matches!(
+                            error.kind,
+                            RemoteErrorKind::TransferFailed { cause: Cause::DmaPeerLost, .. }
+                        );
                         assert!(lost, "{error}");
                         println!("{doing}: after {:?}: {error}", started.elapsed());
                         one.write(0, b"goes on").unwrap();
@@ -247,11 +252,11 @@ fn is_cut_on_a_node() {
         let cut_off = &cards[host - 2];
         let free = |info: &serde_json::Value| info["lease"]["holder"] == 0;
         let info = until(&network, host, &cut_off.address, free);
-        assert_eq!(info["lease"]["latest_end"], Cause::LeaseExpired.to_string(), "{info}");
+        assert_eq!(info["lease"]["end_cause"], Cause::LeaseExpired.to_string(), "{info}");
         println!("{doing}: free {:?} later", started.elapsed());
         if doing == "kernel" {
             // And it forgets the node that it does not hear any more.
-            until(&network, host, &cut_off.address, |info| info["lease"]["nodes"] == 1);
+            until(&network, host, &cut_off.address, |info| info["lease"]["clients"] == 1);
         }
         network.mend(host);
         let again = leased(cut_off);

@@ -97,7 +97,7 @@ fn kernels_that_fail(user: &User<'_>) {
     for (name, body, words, expected) in [
         ("trap", "unreachable", &[][..], "kernel trapped (0x1)"),
         ("zero", "(drop (i32.div_u (i32.const 1) (i32.const 0)))", &[], "kernel trapped (0x3)"),
-        ("loop", "(loop $again (br $again))", &["--deadline", "0.05"], "longer than its deadline"),
+        ("loop", "(loop $again (br $again))", &["--timeout", "0.05"], "longer than its timeout"),
         ("fuel", "(loop $again (br $again))", &["--fuel", "100000"], "used up its fuel (0x186a0)"),
         ("wild", "(i32.store (i32.const -8) (i32.const 1))", &[], "outside its banks"),
         // The other region's bank.
@@ -140,7 +140,10 @@ fn kernels_that_fail(user: &User<'_>) {
     }
     // Images that are too large, or no kernels.
     std::fs::write(user.home.join("large.wasm"), vec![0; (1 << 20) + 1]).unwrap();
-    assert!(user.fails(&["load", "one", "1", "large.wasm"]).contains("no kernel"));
+    assert!(
+        user.fails(&["load", "one", "1", "large.wasm"])
+            .contains("no loader of this card recognises the image")
+    );
     let mut large = b"\0asm\x01\0\0\0".to_vec();
     large.resize((1 << 20) + 1, 0);
     std::fs::write(user.home.join("large.wasm"), large).unwrap();
@@ -153,11 +156,11 @@ fn a_card_of_a_kind_that_is_not_here_says_so() {
     let home = tempfile::tempdir().unwrap();
     let user = User { home: home.path() };
     for (kind, expected) in [
-        ("fpga", "is no kind of card: expected emulated, pci:DDDD:BB:DD.F"),
-        ("pci:ffff:ff:1f.7", "there is no PCI device ffff:ff:1f.7"),
+        ("fpga", "is not a kind of card memory: expected emulated, pci:DDDD:BB:DD.F"),
+        ("pci:ffff:ff:1f.7", "no PCI device ffff:ff:1f.7"),
         ("cuda:4000000000", "cuda:4000000000: "),
     ] {
-        let said = user.fails(&["serve", "not-here", "--listen", "127.0.0.1:0", "--kind", kind]);
+        let said = user.fails(&["serve", "not-here", "--listen", "127.0.0.1:0", "--memory-kind", kind]);
         assert!(said.contains(expected), "{kind}: {said}");
     }
 }
@@ -177,10 +180,10 @@ fn a_session_from_lease_to_restore() {
     assert_eq!(list[1]["info"]["bank_count"], 8);
     assert!(user.does(&["list"]).contains("32 MiB"));
     assert!(user.fails(&["info", "three"]).contains("known cards: one, two"));
-    assert!(user.fails(&["load", "one", "0", "mix"]).contains("take its lease first"));
+    assert!(user.fails(&["load", "one", "0", "mix"]).contains("acquire its lease first"));
 
     user.does(&["lease", "one", "--for", "60"]);
-    assert!(user.fails(&["lease", "one"]).contains("you hold lease"));
+    assert!(user.fails(&["lease", "one"]).contains("you already hold lease"));
     std::fs::write(home.path().join("input"), [5; 4096]).unwrap();
     user.does(&["put", "one", "4MiB", "input"]);
     user.does(&["load", "one", "0", "mix"]);
@@ -206,14 +209,14 @@ fn a_session_from_lease_to_restore() {
     user.does(&["restore", "two", "state"]);
     let info = user.json(&["info", "two"]);
     assert_eq!(info["regions"][0]["state"], "Running");
-    assert!(user.fails(&["selftest", "two"]).contains("is leased to node"));
+    assert!(user.fails(&["selftest", "two"]).contains("is leased to client"));
     user.does(&["stop", "two", "0"]);
     assert!(user.fails(&["restore", "two", "input"]).contains("magic"));
 
     for card in ["one", "two"] {
         user.does(&["lease", card, "--release"]);
     }
-    assert!(user.fails(&["lease", "one", "--release"]).contains("take its lease first"));
+    assert!(user.fails(&["lease", "one", "--release"]).contains("acquire its lease first"));
     // A module of WebAssembly, as text.
     user.does(&["lease", "one"]);
     let module = r#"(module $seven

@@ -3,8 +3,10 @@
 //! The program starts itself for each process of the run. Accepted events are counted; with an output directory, each
 //! builder unit lists them in a text file.
 
+use millstream_card_abi::CardName;
+use millstream_card_server::serve_for_launcher;
 use millstream_evb::config::{Config, Setup};
-use millstream_evb::core::BuIndex;
+use millstream_evb::core::{BuIndex, Bytes};
 use millstream_evb::process::child::Child;
 use millstream_evb::process::launcher::RunEvent;
 use millstream_evb::process::{AcceptedEvent, Launcher, Sink, SinkError};
@@ -13,6 +15,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -58,7 +61,12 @@ pub(crate) fn run(config: &Path) -> Result<bool, Box<dyn Error>> {
 
 /// Runs one process of a run.
 pub(crate) fn child(words: &[String]) -> Result<bool, Box<dyn Error>> {
-    Ok(Child::from_arguments(words)?.run(&list)?)
+    Ok(Child::from_arguments(words)?.run(&list, &serve_card)?)
+}
+
+/// Serves a card of the run in this process.
+fn serve_card(name: &CardName, memory: Bytes, spin: Duration) -> Result<(), Box<dyn Error>> {
+    Ok(serve_for_launcher(name, memory.0, spin)?)
 }
 
 /// A text file with number, size and decisions of accepted events.

@@ -19,9 +19,8 @@
 use crate::core::{Bytes, RuIndex, SlotIndex};
 use millstream_camera::format::DECISION_BYTES;
 use millstream_camera::trigger::GEOMETRY_BYTES;
-use millstream_card::RingPlaces;
-use millstream_card::kernel::cluster7::Cluster7Args;
-use millstream_card::kernel::slot;
+use millstream_card::RingLayout;
+use millstream_card_abi::events::{Cluster7Args, EventSummary, PacketBuffer};
 use millstream_fragment::{Alignment, SourceId, SourceKind, mfp};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -161,9 +160,9 @@ pub struct SlotAreas {
 impl KernelAreas {
     /// The areas for `slots` slots with batches of `batch` events.
     pub fn new(layout: &SlotLayout, slots: u16, batch: u16) -> KernelAreas {
-        let args = (Cluster7Args::BYTES + layout.packets.len() * slot::Place::BYTES) as u64;
+        let args = (Cluster7Args::BYTES + layout.packets.len() * PacketBuffer::BYTES) as u64;
         let args = args.next_multiple_of(LINE);
-        let summaries = (usize::from(batch) * slot::Summary::BYTES) as u64;
+        let summaries = (usize::from(batch) * EventSummary::BYTES) as u64;
         let summaries = summaries.next_multiple_of(LINE);
         let decisions = (usize::from(batch) * DECISION_BYTES) as u64;
         let per_slot = args + summaries + decisions.next_multiple_of(LINE);
@@ -184,15 +183,15 @@ impl KernelAreas {
     }
 
     /// The command ring and the completion ring, with one entry per slot at least.
-    pub fn rings(&self) -> RingPlaces {
+    pub fn rings(&self) -> RingLayout {
         let end = self.start + u64::from(self.slots) * self.per_slot;
-        RingPlaces::at(end, u32::from(self.slots).next_power_of_two())
+        RingLayout::at(end, u32::from(self.slots).next_power_of_two())
     }
 
     /// Offset of the geometry table.
     pub fn geometry(&self) -> u64 {
         let rings = self.rings();
-        rings.commands + RingPlaces::bytes(rings.slots)
+        rings.commands + RingLayout::bytes(rings.slots)
     }
 
     /// End of all areas.

@@ -6,9 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use millstream_card::region::kernel::{Banks, RegionKernel, Run, Unattended};
-use millstream_card::region::stencil::{BUILTIN, StencilArguments};
-use millstream_card::{Memory, Span};
+use millstream_card_abi::Span;
+use millstream_card_abi::stencil::StencilArguments;
+use millstream_card_server::Memory;
+use millstream_card_server::kernel::stencil::BUILTIN;
+use millstream_card_server::kernel::{Banks, Kernel, Run, StandaloneControl};
 
 use crate::grid::Grid;
 
@@ -82,7 +84,7 @@ pub struct LocalCard {
 
 /// A kernel and its run in progress, if any.
 struct LocalRegion {
-    kernel: Arc<Mutex<Box<dyn RegionKernel>>>,
+    kernel: Arc<Mutex<Box<dyn Kernel>>>,
     run: Option<JoinHandle<Result<Duration, CardError>>>,
 }
 
@@ -137,7 +139,7 @@ impl StencilCard for LocalCard {
         let state = &mut self.regions[region as usize];
         let kernel = state.kernel.clone();
         let thread = std::thread::spawn(move || -> Result<Duration, CardError> {
-            let control = Unattended::default();
+            let control = StandaloneControl::default();
             let mut run = Run::new(Banks::new(&memory, memory.size(), 1), words, &control);
             kernel.lock().unwrap_or_else(PoisonError::into_inner).run(&mut run)?;
             Ok(Duration::from_nanos(run.results()[2]))

@@ -21,8 +21,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use millstream_card::Span;
-use millstream_card::region::stencil::StencilArguments;
+use millstream_card_abi::Span;
+use millstream_card_abi::stencil::StencilArguments;
 
 use crate::OffloadError;
 use crate::card::{CardError, ComputeRegion, HaloTransfer, Neighbour, StencilCard};

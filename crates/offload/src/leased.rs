@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 
-use millstream_card::Span;
-use millstream_card::net::control::{KernelSource, Start};
-use millstream_card::net::{RemoteCard, RemoteError, RemoteOptions};
-use millstream_card::region::copy::{Copy, CopyOperation};
-use millstream_card::region::stencil::{NAME, StencilArguments};
+use millstream_card::control::{KernelSource, RunRequest};
+use millstream_card::{RemoteCard, RemoteError, RemoteOptions};
+use millstream_card_abi::Span;
+use millstream_card_abi::dma::{DmaDescriptor, DmaOperation};
+use millstream_card_abi::stencil::{NAME, StencilArguments};
 use millstream_rdma::{Device, RemoteMemory};
 
 use crate::OffloadError;
@@ -74,7 +74,9 @@ impl LeasedCard {
         let failed = |operation| move |error| failed(name, operation, error);
         self.card.acquire(terms.duration, terms.acquire_timeout).map_err(failed("acquiring its lease"))?;
         for region in [ComputeRegion::Boundary, ComputeRegion::Interior] {
-            self.card.load(region as u32, KernelSource::Named(NAME)).map_err(failed("loading the kernel"))?;
+            self.card
+                .load(region as u32, KernelSource::Builtin(NAME))
+                .map_err(failed("loading the kernel"))?;
         }
         Ok(())
     }
@@ -220,8 +222,10 @@ impl StencilCard for LeasedCard {
         if self.runs[region as usize].is_some() {
             return Err("a run is in progress in this region".into());
         }
-        let rung =
-            self.card.start(region as u32, &Start::new(&arguments.to_words())).map_err(|error| error.kind)?;
+        let rung = self
+            .card
+            .start(region as u32, &RunRequest::new(&arguments.to_words()))
+            .map_err(|error| error.kind)?;
         self.runs[region as usize] = Some(rung);
         Ok(())
     }
@@ -249,8 +253,8 @@ impl StencilCard for LeasedCard {
         for transfer in transfers {
             let there = self.neighbours[transfer.to as usize].ok_or("there is no card in this direction")?;
             let remote = there.at(transfer.offset, transfer.from.len)?;
-            copies.push(Copy {
-                operation: CopyOperation::Write,
+            copies.push(DmaDescriptor {
+                operation: DmaOperation::Write,
                 peer: transfer.to as u16,
                 local: transfer.from,
                 remote: remote.addr,
@@ -258,6 +262,6 @@ impl StencilCard for LeasedCard {
                 notify: false,
             });
         }
-        Ok(self.card.copy(&copies, OPERATION_TIMEOUT).map_err(|error| error.kind)?)
+        Ok(self.card.run_dma(&copies, OPERATION_TIMEOUT).map_err(|error| error.kind)?)
     }
 }

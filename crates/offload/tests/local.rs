@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use millstream_card::region::stencil::StencilArguments;
+use millstream_card_abi::stencil::StencilArguments;
 use millstream_offload::card::{CardError, ComputeRegion, HaloTransfer, LocalCard, StencilCard};
 use millstream_offload::grid::{Grid, Shape};
 use millstream_offload::job::JobFailure;

@@ -7,8 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use millstream_card::kernel::Registry;
-use millstream_card::{Config, Lifetime, Network, serve_with};
+use millstream_card_server::{CardConfig, Lifetime, NetworkConfig, serve_with};
 use millstream_offload::card::StencilCard as _;
 use millstream_offload::grid::{Grid, Shape};
 use millstream_offload::leased::{CardAddress, LeaseTerms, LeasedCards};
@@ -34,9 +33,9 @@ fn device() -> Device {
 fn serve_card() {
     let Ok(file) = std::env::var(SERVE_CARD) else { return };
     let name = format!("offload-{}", std::process::id()).parse().unwrap();
-    let mut config = Config::new(name, BANK, Registry::empty());
+    let mut config = CardConfig::new(name, BANK);
     config.bank_count = 2;
-    config.network = Some(Network { device: device(), address: "127.0.0.1:0".to_owned() });
+    config.network = Some(NetworkConfig { device: device(), address: "127.0.0.1:0".to_owned() });
     let stdin = std::os::fd::AsFd::as_fd(&std::io::stdin()).try_clone_to_owned().unwrap();
     config.lifetime = Lifetime::Launcher(stdin);
     serve_with(config, |address| {

@@ -9,6 +9,7 @@
 //! - [`EventFd`], [`poll`] and [`poll_readable`]: event counters, and waiting for descriptors;
 //! - [`Arena`]: the shared objects of one process, in one memfd that its peers map whole;
 //! - [`socket`]: UNIX sockets with abstract addresses that carry descriptors;
+//! - [`datagram`]: messages of fixed length over such a socket;
 //! - [`relocate`]: moves private pages into shared memory, in place;
 //! - [`ports`]: listeners on TCP ports;
 //! - [`thread`]: threads without the application's signals, CPU affinity;
@@ -20,6 +21,7 @@
 
 mod arena;
 pub mod cuda;
+pub mod datagram;
 mod event;
 mod fault_in;
 pub mod futex;

@@ -1,23 +1,24 @@
-//! What a module can import.
+//! The imports of a module.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use millstream_card::Span;
-use millstream_card::command::{Cause, Fault};
-use millstream_card::region::kernel::{Run, Words};
+use millstream_card_abi::Span;
+use millstream_card_abi::command::{Cause, Fault};
+use millstream_card_abi::registers::Words;
+use millstream_card_server::kernel::Run;
 use wasmtime::{Caller, Engine, Linker};
 
 use crate::window::Window;
 
-/// The module that all imports are from; the number changes when one of them does.
+/// The import module; an incompatible change of an import increments the number.
 pub(crate) const MODULE: &str = "millstream_1";
 
-/// Import of kernels that can go on from another run's state.
+/// The import of kernels that can resume from another run's state.
 pub(crate) const RESUME: &str = "resume";
 
-/// A module that is wanted at a safe point gets so long to reach one; then it is ended or held where it is.
+/// Time for an interrupted module to reach a safe point; then it is ended or paused where it is.
 const GRACE: Duration = Duration::from_millis(100);
 
 /// The region's side of one run.
@@ -27,22 +28,22 @@ pub(crate) struct Host {
     window: Arc<Window>,
     /// State words of the latest safe point.
     state: Words,
-    wanted_since: Option<Instant>,
+    interrupted_since: Option<Instant>,
 }
 
-/// The end of a run by a fault that is no trap.
+/// A fault that ends a run, other than a trap.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error(transparent)]
-pub(crate) struct Ended(pub(crate) Fault);
+pub(crate) struct RunFault(pub(crate) Fault);
 
 impl Host {
     /// The host of a run.
     ///
     /// # Safety
-    /// The run outlives the host, and nobody else uses it meanwhile.
+    /// The run outlives the host, and has no other user meanwhile.
     pub(crate) unsafe fn new(run: &mut Run<'_>, window: Arc<Window>) -> Host {
         let run = std::ptr::from_mut(run).cast::<Run<'static>>();
-        Host { run, window, state: Words::default(), wanted_since: None }
+        Host { run, window, state: Words::default(), interrupted_since: None }
     }
 
     fn run(&self) -> &Run<'static> {
@@ -55,16 +56,16 @@ impl Host {
         unsafe { &mut *self.run }
     }
 
-    /// The window, for words at `pointer`.
-    fn words_at(&self, pointer: u32) -> Result<*mut u8, Ended> {
+    /// The address of sixteen words at `pointer`.
+    fn words_at(&self, pointer: u32) -> Result<*mut u8, RunFault> {
         let (start, bytes) = (pointer as usize, size_of::<Words>());
         if start + bytes > self.window.size() {
-            return Err(Ended(Fault::new(Cause::ForeignMemory, u64::from(pointer))));
+            return Err(RunFault(Fault::new(Cause::AccessViolation, u64::from(pointer))));
         }
         Ok(self.window.base().wrapping_add(start))
     }
 
-    fn read_words(&self, pointer: u32) -> Result<Words, Ended> {
+    fn read_words(&self, pointer: u32) -> Result<Words, RunFault> {
         let from = self.words_at(pointer)?;
         let mut bytes = [0u8; size_of::<Words>()];
         // SAFETY: the range is in the window.
@@ -73,7 +74,7 @@ impl Host {
         Ok(std::array::from_fn(|index| u64::from_le_bytes(words[index])))
     }
 
-    fn write_words(&self, pointer: u32, words: &Words) -> Result<(), Ended> {
+    fn write_words(&self, pointer: u32, words: &Words) -> Result<(), RunFault> {
         let to = self.words_at(pointer)?;
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         // SAFETY: the range is in the window.
@@ -81,22 +82,22 @@ impl Host {
         Ok(())
     }
 
-    fn safe_point(&mut self, state: Words) -> Result<(), Ended> {
+    fn safe_point(&mut self, state: Words) -> Result<(), RunFault> {
         self.state = state;
-        self.wanted_since = None;
-        self.run().safe_point(&state).map_err(Ended)
+        self.interrupted_since = None;
+        self.run().safe_point(&state).map_err(RunFault)
     }
 
-    /// Looks, every millisecond, whether the module may go on.
-    pub(crate) fn look(&mut self) -> Result<(), Ended> {
+    /// Checks, every millisecond, whether the module may continue.
+    pub(crate) fn check_interrupt(&mut self) -> Result<(), RunFault> {
         if self.run().deadline().is_some_and(|deadline| Instant::now() >= deadline) {
-            return Err(Ended(Fault::new(Cause::DeadlineExceeded, 0)));
+            return Err(RunFault(Fault::new(Cause::DeadlineExceeded, 0)));
         }
-        if !self.run().wanted().load(Ordering::Relaxed) {
-            self.wanted_since = None;
+        if !self.run().interrupt_requested().load(Ordering::Relaxed) {
+            self.interrupted_since = None;
             return Ok(());
         }
-        let since = *self.wanted_since.get_or_insert_with(Instant::now);
+        let since = *self.interrupted_since.get_or_insert_with(Instant::now);
         if since.elapsed() < GRACE {
             return Ok(());
         }
@@ -104,13 +105,13 @@ impl Host {
     }
 }
 
-/// The word `index` of sixteen.
-fn word(index: u32) -> Result<usize, Ended> {
+/// Checks the index of a word.
+fn word(index: u32) -> Result<usize, RunFault> {
     let index = index as usize;
     if index < Words::default().len() {
         Ok(index)
     } else {
-        Err(Ended(Fault::new(Cause::Argument, index as u64)))
+        Err(RunFault(Fault::new(Cause::InvalidArgument, index as u64)))
     }
 }
 
@@ -130,13 +131,13 @@ pub(crate) fn linker(engine: &Engine) -> wasmtime::Result<Linker<Host>> {
         |caller: Caller<'_, Host>, offset: u64, bytes: u64| -> wasmtime::Result<u32> {
             let host = caller.data();
             let banks = host.run().banks();
-            banks.check(Span::new(offset, bytes)).map_err(Ended)?;
-            // An empty range is nowhere.
+            banks.check(Span::new(offset, bytes)).map_err(RunFault)?;
+            // An empty range has no address.
             if bytes == 0 {
                 return Ok(0);
             }
             let address = host.window.address(&banks, offset);
-            Ok(u32::try_from(address).map_err(|_| Ended(Fault::new(Cause::ForeignMemory, offset)))?)
+            Ok(u32::try_from(address).map_err(|_| RunFault(Fault::new(Cause::AccessViolation, offset)))?)
         },
     )?;
     linker.func_wrap(
@@ -149,10 +150,10 @@ pub(crate) fn linker(engine: &Engine) -> wasmtime::Result<Linker<Host>> {
         },
     )?;
     linker.func_wrap(MODULE, "progress", |caller: Caller<'_, Host>, done: u64| {
-        caller.data().run().progress(done);
+        caller.data().run().set_progress(done);
     })?;
     linker.func_wrap(MODULE, "traffic", |mut caller: Caller<'_, Host>, read: u64, written: u64| {
-        caller.data_mut().run_mut().note_traffic(read, written);
+        caller.data_mut().run_mut().add_traffic(read, written);
     })?;
     linker.func_wrap(
         MODULE,
@@ -175,7 +176,7 @@ pub(crate) fn linker(engine: &Engine) -> wasmtime::Result<Linker<Host>> {
         },
     )?;
     linker.func_wrap(MODULE, "refuse", |_: Caller<'_, Host>, argument: u32| -> wasmtime::Result<()> {
-        Err(Ended(Fault::new(Cause::Argument, u64::from(argument))).into())
+        Err(RunFault(Fault::new(Cause::InvalidArgument, u64::from(argument))).into())
     })?;
     Ok(linker)
 }

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use millstream_card::command::{Cause, Fault};
-use millstream_card::region::kernel::{RegionKernel, Run};
+use millstream_card_abi::command::{Cause, Fault};
+use millstream_card_server::kernel::{Kernel, Run};
 use wasmtime::{Config, Engine, ExternType, InstancePre, Module, OptLevel, Store, Trap, UpdateDeadline};
 
-use crate::host::{self, Ended, Host};
-use crate::ticker::Ticking;
-use crate::window::{GUARD_BYTES, Sill, WASM_PAGE, bank_bytes};
+use crate::host::{self, Host, RunFault};
+use crate::ticker::EpochGuard;
+use crate::window::{GUARD_BYTES, WASM_PAGE, WindowAllocator, bank_bytes};
 use crate::{ADDRESSABLE_BYTES, ImageError, MAX_IMAGE_BYTES, MAX_OWN_BYTES};
 
-/// Error numbers of the system, the same on every architecture of Linux.
+/// errno values, the same on all Linux architectures.
 const EFAULT: i32 = 14;
 const EINVAL: i32 = 22;
 
@@ -23,14 +23,14 @@ pub(crate) struct WasmKernel {
     image: Vec<u8>,
     name: String,
     plain: Compiled,
-    /// The module compiled once more, to count its work; made when a run wants it.
+    /// The module compiled with fuel metering; created at the first run with fuel.
     counting: Option<Compiled>,
 }
 
-/// A module compiled in one of two ways.
+/// A module, compiled with or without fuel metering.
 struct Compiled {
     engine: Engine,
-    sill: Arc<Sill>,
+    allocator: Arc<WindowAllocator>,
     module: InstancePre<Host>,
     own: usize,
     resumes: bool,
@@ -51,14 +51,14 @@ impl WasmKernel {
     }
 }
 
-impl RegionKernel for WasmKernel {
+impl Kernel for WasmKernel {
     fn run(&mut self, run: &mut Run<'_>) -> Result<(), Fault> {
         let compiled = match (run.fuel(), &mut self.counting) {
             (None, _) => &self.plain,
             (Some(_), Some(compiled)) => compiled,
             (Some(_), slot) => {
                 let compiled = Compiled::new(&self.image, true);
-                // What compiled in one way does in the other.
+                // A module that compiles without metering compiles with it, too.
                 slot.insert(compiled.map_err(|_| Fault::new(Cause::KernelFormat, 0))?)
             }
         };
@@ -68,9 +68,9 @@ impl RegionKernel for WasmKernel {
 
 impl Compiled {
     fn new(image: &[u8], counts: bool) -> Result<Compiled, ImageError> {
-        let sill = Arc::new(Sill::default());
+        let allocator = Arc::new(WindowAllocator::default());
         let words = |error: wasmtime::Error| ImageError::Module(format!("{error:#}"));
-        let engine = Engine::new(&config(sill.clone(), counts)).map_err(words)?;
+        let engine = Engine::new(&config(allocator.clone(), counts)).map_err(words)?;
         let module = Module::new(&engine, image).map_err(words)?;
         let own = own_bytes(&module)?;
         match module.get_export("run") {
@@ -86,22 +86,22 @@ impl Compiled {
         let resumes = module.imports().any(imports);
         let linker = host::linker(&engine).map_err(words)?;
         let module = linker.instantiate_pre(&module).map_err(words)?;
-        Ok(Compiled { engine, sill, module, own, resumes })
+        Ok(Compiled { engine, allocator, module, own, resumes })
     }
 
     fn run(&self, run: &mut Run<'_>) -> Result<(), Fault> {
         if let Some(state) = run.resume()
             && !self.resumes
         {
-            return Err(Fault::new(Cause::KernelUnresumable, state[0]));
+            return Err(Fault::new(Cause::KernelNotResumable, state[0]));
         }
         let banks = run.banks();
         let total = bank_bytes(&banks).ok_or(Fault::new(Cause::NoSuchBank, banks.mask()))?;
         if total.saturating_add(self.own + WASM_PAGE) > ADDRESSABLE_BYTES {
             return Err(Fault::new(Cause::KernelTooLarge, total as u64));
         }
-        let window = self.sill.prepare(self.own, &banks);
-        // The system makes no second mapping of memory that is a device's.
+        let window = self.allocator.prepare(self.own, &banks);
+        // The kernel refuses a second mapping of device memory.
         let window = window.map_err(|error| match error.raw_os_error() {
             None | Some(EFAULT | EINVAL) => Fault::new(Cause::MemoryNotMapped, banks.mask()),
             Some(_) => Fault::new(Cause::KernelTooLarge, total as u64),
@@ -113,20 +113,20 @@ impl Compiled {
         let mut store = Store::new(&self.engine, host);
         store.set_epoch_deadline(1);
         store.epoch_deadline_callback(|mut context| {
-            context.data_mut().look()?;
+            context.data_mut().check_interrupt()?;
             Ok(UpdateDeadline::Continue(1))
         });
         if let Some(fuel) = fuel {
-            store.set_fuel(fuel).expect("this engine counts");
+            store.set_fuel(fuel).expect("this engine meters fuel");
         }
-        let ticking = Ticking::start(&self.engine);
+        let ticking = EpochGuard::start(&self.engine);
         let grow = (window.size() - window.own()) / WASM_PAGE;
         let outcome = self.call(&mut store, grow as u64);
         drop(ticking);
         let left = fuel.map(|_| store.get_fuel().unwrap_or(0));
         drop(store);
         if let (Some(fuel), Some(left)) = (fuel, left) {
-            run.note_fuel(fuel - left);
+            run.add_fuel(fuel - left);
         }
         outcome.map_err(|error| fault(&error, fuel.unwrap_or(0)))
     }
@@ -139,10 +139,10 @@ impl Compiled {
     }
 }
 
-fn config(sill: Arc<Sill>, counts: bool) -> Config {
+fn config(allocator: Arc<WindowAllocator>, counts: bool) -> Config {
     let mut config = Config::new();
     config
-        .with_host_memory(sill)
+        .with_host_memory(allocator)
         .memory_reservation(ADDRESSABLE_BYTES as u64)
         .memory_guard_size(GUARD_BYTES as u64)
         .guard_before_linear_memory(false)
@@ -154,22 +154,22 @@ fn config(sill: Arc<Sill>, counts: bool) -> Config {
         .cranelift_opt_level(OptLevel::Speed)
         .wasm_multi_memory(false)
         .wasm_memory64(false)
-        // The same result on every processor.
+        // Its results depend on the processor.
         .wasm_relaxed_simd(false);
     config
 }
 
-/// The size of the one memory, which is the module's own.
+/// The size of the module's only memory.
 fn own_bytes(module: &Module) -> Result<usize, ImageError> {
     let problem = |text: &str| Err(ImageError::Module(text.to_owned()));
     let Some(ExternType::Memory(memory)) = module.get_export("memory") else {
         return problem("module exports no memory `memory`");
     };
     if module.imports().any(|import| matches!(import.ty(), ExternType::Memory(_))) {
-        return problem("module imports its memory instead of having one");
+        return problem("module imports its memory; it must define and export it");
     }
     if memory.maximum().is_some() {
-        return problem("memory has a maximum, which leaves no place for banks");
+        return problem("memory has a maximum, so the banks cannot be added");
     }
     let bytes = memory.minimum().saturating_mul(WASM_PAGE as u64);
     if bytes > MAX_OWN_BYTES as u64 {
@@ -178,14 +178,14 @@ fn own_bytes(module: &Module) -> Result<usize, ImageError> {
     Ok(bytes as usize)
 }
 
-/// The cause of a run's end, for the registers.
+/// The fault of a failed run.
 fn fault(error: &wasmtime::Error, fuel: u64) -> Fault {
-    if let Some(Ended(fault)) = error.downcast_ref() {
+    if let Some(RunFault(fault)) = error.downcast_ref() {
         return *fault;
     }
     let number = match error.downcast_ref::<Trap>() {
         Some(Trap::OutOfFuel) => return Fault::new(Cause::FuelExhausted, fuel),
-        Some(Trap::MemoryOutOfBounds) => return Fault::new(Cause::ForeignMemory, 0),
+        Some(Trap::MemoryOutOfBounds) => return Fault::new(Cause::AccessViolation, 0),
         Some(Trap::UnreachableCodeReached) => 1,
         Some(Trap::StackOverflow) => 2,
         Some(Trap::IntegerDivisionByZero) => 3,

@@ -1,21 +1,21 @@
 //! WebAssembly kernels for the regions of cards.
 //!
-//! A user's kernel is a WebAssembly module; `docs/kernels.md` says what it imports and exports. It sees the
-//! banks that its run was given in its own linear memory, in place ([`window`]), and nothing else of the card,
-//! the process or the system. It is bounded by fuel, by a deadline and by the wish to stop ([`ticker`]); a
-//! trap, a loop or a reach for other memory ends it with a cause that the region shows.
+//! A user's kernel is a WebAssembly module; `docs/kernels.md` documents its imports and exports. Its linear memory
+//! contains the granted banks, mapped in place ([`window`]). It has no access to the rest of the card, the process or
+//! the system. Fuel, a deadline and interrupts ([`ticker`]) bound a run. A trap or an invalid access ends it with a cause
+//! in the region's registers.
 //!
 //! ```
 //! use std::sync::Arc;
 //!
-//! use millstream_card::region::kernel::Loader;
+//! use millstream_card_server::kernel::KernelLoader;
 //! use millstream_wasm::Wasm;
 //!
 //! let module = r#"(module $nothing
 //!     (import "millstream_1" "result" (func $result (param i32 i64)))
 //!     (memory (export "memory") 1)
 //!     (func (export "run") (call $result (i32.const 0) (i64.const 7))))"#;
-//! let loader: Arc<dyn Loader> = Arc::new(Wasm);
+//! let loader: Arc<dyn KernelLoader> = Arc::new(Wasm);
 //! assert!(loader.recognises(module.as_bytes()));
 //! assert_eq!(loader.load(module.as_bytes()).unwrap().name, "nothing");
 //! ```
@@ -25,34 +25,34 @@ mod kernel;
 mod ticker;
 mod window;
 
-use millstream_card::command::{Cause, Fault};
-use millstream_card::region::kernel::{LoadedKernel, Loader};
+use millstream_card_abi::command::{Cause, Fault};
+use millstream_card_server::kernel::{KernelLoader, LoadedKernel};
 
 use crate::kernel::WasmKernel;
 
-/// Largest image [bytes]. Compiling takes time in proportion.
+/// Largest image [bytes]. It bounds the compile time.
 pub const MAX_IMAGE_BYTES: usize = 1 << 20;
 
-/// Most memory of a module's own [bytes]; banks come on top of it.
+/// Largest own memory of a module [bytes], without banks.
 pub const MAX_OWN_BYTES: usize = 64 << 20;
 
-/// Most memory that a module can address, its own and its banks together [bytes].
+/// Largest addressable memory of a module [bytes]: its own and its banks.
 pub const ADDRESSABLE_BYTES: usize = 4 << 30;
 
 /// The loader of WebAssembly modules, binary or text.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wasm;
 
-/// Why an image is no kernel, for people.
+/// Why an image is not a kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// It is too large.
+    /// The image is too large.
     #[error("image has {0} bytes, more than {MAX_IMAGE_BYTES}")]
     TooLarge(usize),
-    /// Its own memory is too large.
+    /// The own memory of the module is too large.
     #[error("module asks for {0} bytes of memory of its own, more than {MAX_OWN_BYTES}")]
     MemoryTooLarge(u64),
-    /// It is no module, or none with the imports and exports of a kernel.
+    /// The image is not a module, or does not have the imports and exports of a kernel.
     #[error("{0}")]
     Module(String),
 }
@@ -70,7 +70,7 @@ impl ImageError {
     }
 }
 
-/// Checks an image as a card would that is to load it, and says in words what is wrong; its name if nothing is.
+/// Checks an image as a card does when it loads it. Returns the name of the module.
 ///
 /// # Errors
 /// [`ImageError`].
@@ -78,7 +78,7 @@ pub fn check(image: &[u8]) -> Result<String, ImageError> {
     WasmKernel::new(image).map(|kernel| kernel.name().to_owned())
 }
 
-impl Loader for Wasm {
+impl KernelLoader for Wasm {
     fn format(&self) -> &'static str {
         "WebAssembly module, binary or text"
     }

@@ -1,36 +1,36 @@
-//! What interrupts modules that compute: every millisecond each of them looks whether it may go on.
+//! Periodic interruption of running modules: every millisecond each of them checks whether it may continue.
 
 use std::sync::{Condvar, Mutex, Once, PoisonError};
 use std::time::Duration;
 
 use wasmtime::Engine;
 
-/// Time between two looks.
+/// Time between two checks.
 const PERIOD: Duration = Duration::from_millis(1);
 
-/// Engines with a module that runs.
+/// Engines with a running module.
 static ENGINES: Mutex<Vec<Engine>> = Mutex::new(Vec::new());
 static STARTED: Condvar = Condvar::new();
 
-/// One run; as long as it lives, its engine's epochs go on.
-pub(crate) struct Ticking {
+/// One run: its engine's epoch advances while this value lives.
+pub(crate) struct EpochGuard {
     engine: Engine,
 }
 
-impl Ticking {
-    pub(crate) fn start(engine: &Engine) -> Ticking {
+impl EpochGuard {
+    pub(crate) fn start(engine: &Engine) -> EpochGuard {
         static THREAD: Once = Once::new();
         THREAD.call_once(|| {
             let thread = std::thread::Builder::new().name("wasm-ticker".to_owned());
-            thread.spawn(tick).expect("the process can have one more thread");
+            thread.spawn(tick).expect("a thread can be started");
         });
         ENGINES.lock().unwrap_or_else(PoisonError::into_inner).push(engine.clone());
         STARTED.notify_one();
-        Ticking { engine: engine.clone() }
+        EpochGuard { engine: engine.clone() }
     }
 }
 
-impl Drop for Ticking {
+impl Drop for EpochGuard {
     fn drop(&mut self) {
         let mut engines = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(at) = engines.iter().position(|engine| Engine::same(engine, &self.engine)) {
@@ -39,7 +39,7 @@ impl Drop for Ticking {
     }
 }
 
-/// Sleeps while nothing runs.
+/// Advances the epochs; sleeps while no module runs.
 fn tick() {
     loop {
         let engines = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,31 +1,30 @@
-//! A module's linear memory: its own pages, and behind them the banks of a run, in place.
+//! A module's linear memory: its own pages, followed by the banks of a run, mapped in place.
 //!
 //! ```text
 //!     0            own           own + banks            4 GiB          + guard
 //!     │ own memory │ bank │ bank │ nothing: access traps │ nothing       │
 //! ```
 //!
-//! The banks are not copied: the card's shared mapping is mapped a second time (`mremap` of no bytes makes a
-//! second mapping of the same pages). What a module can address is always inside the reservation, since a
-//! 32-bit address and a constant offset reach no further than 4 GiB and the guard; so no bounds are checked in
-//! the compiled code, and what is outside traps.
+//! The banks are not copied: `mremap` of zero bytes creates a second mapping of the card's shared pages. A 32-bit
+//! address plus a constant offset reaches at most 4 GiB and the guard, which are all reserved. So the compiled code
+//! needs no bounds checks; an access outside the banks traps.
 //!
-//! Other processes may write to the banks while a module reads them, as with native kernels. A module can be
-//! surprised by what it reads, and only it: nobody else takes what is in its memory for true.
+//! Other processes may write to the banks while a module reads them, as with native kernels. Only the module depends
+//! on these bytes.
 
 use std::ffi::c_void;
 use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use millstream_card::Span;
-use millstream_card::region::kernel::Banks;
+use millstream_card_abi::Span;
+use millstream_card_server::kernel::Banks;
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed, munmap};
 use wasmtime::{LinearMemory, MemoryCreator, MemoryType};
 
 use crate::ADDRESSABLE_BYTES;
 
-/// Address space behind the addressable memory that constant offsets may reach.
+/// Address space after the addressable memory that constant offsets can reach.
 pub(crate) const GUARD_BYTES: usize = 64 << 20;
 
 /// A page of WebAssembly.
@@ -39,13 +38,13 @@ pub(crate) struct Window {
     base: NonNull<u8>,
     /// Bytes of the module's own memory.
     own: usize,
-    /// With the banks.
+    /// Bytes including the banks.
     size: usize,
-    /// Which banks of which memory are mapped.
+    /// Identity of the mapped banks.
     banks: (usize, u64),
 }
 
-// SAFETY: the pages belong to the window; who uses them is the business of wasmtime, one run at a time.
+// SAFETY: the pages belong to the window; wasmtime uses them for one run at a time.
 unsafe impl Send for Window {}
 // SAFETY: as above; no function here reads or writes through a shared window.
 unsafe impl Sync for Window {}
@@ -63,10 +62,10 @@ impl Window {
         window.clear()?;
         let mut at = own;
         for piece in pieces {
-            // Pieces are made of banks that were given; what is left is memory that has no address.
+            // Pieces consist of granted banks, so this fails only if the memory is not mapped.
             let from = banks.as_ptr(piece).map_err(io::Error::other)?;
-            // SAFETY: a shared mapping, of which a second one is made; what it takes the place of is address
-            // space of the window, in which nobody has an interest yet.
+            // SAFETY: a second mapping of a shared mapping; it replaces address space of the window that is not
+            // used yet.
             unsafe {
                 let flags = MremapFlags::MAYMOVE;
                 mremap_fixed(from.cast(), 0, piece.len as usize, flags, window.at(at))?;
@@ -74,7 +73,7 @@ impl Window {
             at += piece.len as usize;
         }
         if at < size {
-            // The rest of the last page is nobody's.
+            // The rest of the last page has no bank.
             // SAFETY: address space of the window.
             unsafe { mmap_anonymous(window.at(at), size - at, read_write(), private() | MapFlags::FIXED)? };
         }
@@ -85,7 +84,7 @@ impl Window {
         self.base.as_ptr().wrapping_add(offset).cast()
     }
 
-    /// Zeroes the module's own memory, by new pages.
+    /// Zeros the module's own memory by mapping new pages.
     fn clear(&self) -> io::Result<()> {
         if self.own > 0 {
             // SAFETY: address space of the window; a module that used it has ended.
@@ -94,7 +93,7 @@ impl Window {
         Ok(())
     }
 
-    /// Bytes of the module's own memory: where the banks begin.
+    /// Bytes of the module's own memory; the banks follow.
     pub(crate) fn own(&self) -> usize {
         self.own
     }
@@ -108,10 +107,10 @@ impl Window {
         self.base.as_ptr()
     }
 
-    /// Where a range of card memory is in the module's memory; the caller has checked that it was given.
+    /// The address of an offset of card memory in the module's memory; the caller has checked that it is granted.
     pub(crate) fn address(&self, banks: &Banks<'_>, offset: u64) -> u64 {
         let bank = offset / banks.bank_bytes();
-        // Banks that were given stand one behind the other.
+        // Granted banks are adjacent.
         let before = (banks.mask() & ((1u64 << bank) - 1)).count_ones();
         self.own as u64 + u64::from(before) * banks.bank_bytes() + offset % banks.bank_bytes()
     }
@@ -119,8 +118,8 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        // SAFETY: the window's address space, all of it, which nobody uses any more. The second mapping of the
-        // banks goes with it, the first stays.
+        // SAFETY: all of the window's address space, which has no users any more. The first mapping of the banks
+        // stays.
         let unmapped = unsafe { munmap(self.at(0), RESERVED) };
         debug_assert!(unmapped.is_ok());
     }
@@ -134,7 +133,7 @@ fn read_write() -> ProtFlags {
     ProtFlags::READ | ProtFlags::WRITE
 }
 
-/// Memory given to a run, as ranges of card memory without gaps between their banks.
+/// The granted banks as ranges of card memory, adjacent banks joined.
 fn pieces(banks: &Banks<'_>) -> Vec<Span> {
     let bytes = banks.bank_bytes();
     let mut pieces: Vec<Span> = Vec::new();
@@ -148,7 +147,7 @@ fn pieces(banks: &Banks<'_>) -> Vec<Span> {
     pieces
 }
 
-/// The bytes that all banks of a run take; None if that is no number, or there is a bank that is not there.
+/// Size of all granted banks; none if it overflows, or a bank does not exist.
 pub(crate) fn bank_bytes(banks: &Banks<'_>) -> Option<usize> {
     let spans = pieces(banks);
     let there = spans.iter().all(|&span| banks.check(span).is_ok());
@@ -156,21 +155,21 @@ pub(crate) fn bank_bytes(banks: &Banks<'_>) -> Option<usize> {
     usize::try_from(total).ok().filter(|_| there)
 }
 
-/// What tells these banks from others.
+/// Identifies memory and banks.
 fn identity(banks: &Banks<'_>) -> (usize, u64) {
     let first = u64::from(banks.mask().trailing_zeros() % 64) * banks.bank_bytes();
     let address = banks.as_ptr(Span::new(first, 0)).map_or(0, |pointer| pointer.addr());
     (address, banks.mask())
 }
 
-/// Gives a module the window that lies ready for its next run.
+/// Provides the prepared window to the next run of a module.
 #[derive(Debug, Default)]
-pub(crate) struct Sill {
+pub(crate) struct WindowAllocator {
     window: Mutex<Option<Arc<Window>>>,
 }
 
-impl Sill {
-    /// Lays a window for these banks ready, the one of the run before if it is still right.
+impl WindowAllocator {
+    /// Prepares a window for these banks; reuses that of the previous run if it fits.
     pub(crate) fn prepare(&self, own: usize, banks: &Banks<'_>) -> io::Result<Arc<Window>> {
         let mut slot = self.window.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = |window: &Arc<Window>| window.own == own && window.banks == identity(banks);
@@ -186,9 +185,8 @@ impl Sill {
     }
 }
 
-// SAFETY: each memory is a whole reservation of the size asked for, with a guard behind it, and readable and
-// writable up to its size.
-unsafe impl MemoryCreator for Sill {
+// SAFETY: each memory is a reservation of the requested size, followed by a guard, and accessible up to its size.
+unsafe impl MemoryCreator for WindowAllocator {
     fn new_memory(
         &self,
         _ty: MemoryType,
@@ -202,20 +200,20 @@ unsafe impl MemoryCreator for Sill {
         if minimum != window.own || reserved != Some(ADDRESSABLE_BYTES) || guard != GUARD_BYTES {
             return Err(format!("a memory of {minimum} bytes was not prepared"));
         }
-        Ok(Box::new(Pane { window, size: minimum }))
+        Ok(Box::new(WindowMemory { window, size: minimum }))
     }
 }
 
-/// A window as a run's memory.
+/// The memory of a run.
 #[derive(Debug)]
-struct Pane {
+struct WindowMemory {
     window: Arc<Window>,
     size: usize,
 }
 
-// SAFETY: the memory does not move; it is readable and writable up to the size of the window, and no size
-// beyond that is ever told.
-unsafe impl LinearMemory for Pane {
+// SAFETY: the memory does not move, and is accessible up to the size of the window, which is the largest size
+// reported.
+unsafe impl LinearMemory for WindowMemory {
     fn byte_size(&self) -> usize {
         self.size
     }

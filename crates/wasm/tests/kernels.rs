@@ -5,14 +5,15 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use millstream_card::Memory;
-use millstream_card::command::{Cause, Fault};
-use millstream_card::region::kernel::{Banks, Control, Loader as _, RegionKernel, Run, Unattended, Words};
+use millstream_card_abi::command::{Cause, Fault};
+use millstream_card_abi::registers::Words;
+use millstream_card_server::Memory;
+use millstream_card_server::kernel::{Banks, Kernel, KernelLoader as _, Run, RunControl, StandaloneControl};
 use millstream_wasm::{MAX_IMAGE_BYTES, Wasm, check};
 
 const BANK: u64 = 1 << 20;
 
-fn kernel(text: &str) -> Box<dyn RegionKernel> {
+fn kernel(text: &str) -> Box<dyn Kernel> {
     assert!(Wasm.recognises(text.as_bytes()));
     Wasm.load(text.as_bytes()).expect(text).kernel
 }
@@ -40,8 +41,8 @@ fn arguments(words: &[u64]) -> Words {
 }
 
 /// Runs a kernel on banks 1 and 3 of four.
-fn run(kernel: &mut dyn RegionKernel, memory: &Memory, words: &[u64]) -> Result<Words, Fault> {
-    let control = Unattended::default();
+fn run(kernel: &mut dyn Kernel, memory: &Memory, words: &[u64]) -> Result<Words, Fault> {
+    let control = StandaloneControl::default();
     let mut run = Run::new(Banks::new(memory, BANK, 0b1010), arguments(words), &control);
     kernel.run(&mut run)?;
     Ok(*run.results())
@@ -73,7 +74,7 @@ fn a_kernel_reads_and_writes_its_banks_in_place() {
     }
     for offset in [0, BANK - 8, BANK - 1, 2 * BANK - 7, 2 * BANK, 4 * BANK, u64::MAX] {
         let refused = run(&mut *kernel, &memory, &[offset]).unwrap_err();
-        assert_eq!(refused, Fault::new(Cause::ForeignMemory, offset));
+        assert_eq!(refused, Fault::new(Cause::AccessViolation, offset));
     }
 }
 
@@ -83,7 +84,7 @@ fn a_range_over_two_banks_is_in_one_piece() {
     let mut kernel = kernel(&module(
         "(memory.fill (call $address (i64.const 1048570) (i64.const 12)) (i32.const 7) (i32.const 12))",
     ));
-    let control = Unattended::default();
+    let control = StandaloneControl::default();
     let mut run = Run::new(Banks::new(&memory, BANK, 0b0011), arguments(&[]), &control);
     kernel.run(&mut run).unwrap();
     assert_eq!(memory.read_array::<14>(BANK - 7).unwrap(), [0, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 0]);
@@ -113,8 +114,11 @@ fn traps_end_the_run_and_say_which() {
     assert_eq!(trapping("(call $deep)"), trap(2));
     let by_zero = "(call $result (i32.const 0) (i64.div_u (i64.const 1) (i64.const 0)))";
     assert_eq!(trapping(by_zero), trap(3));
-    assert_eq!(trapping("(call $refuse (i32.const 5))"), Fault::new(Cause::Argument, 5));
-    assert_eq!(trapping("(call $result (i32.const 16) (i64.const 0))"), Fault::new(Cause::Argument, 16));
+    assert_eq!(trapping("(call $refuse (i32.const 5))"), Fault::new(Cause::InvalidArgument, 5));
+    assert_eq!(
+        trapping("(call $result (i32.const 16) (i64.const 0))"),
+        Fault::new(Cause::InvalidArgument, 16)
+    );
 }
 
 #[test]
@@ -125,11 +129,11 @@ fn reaching_out_of_the_banks_ends_the_run() {
     let memory = Memory::anonymous(4 * BANK).unwrap();
     run(&mut *kernel(&module(&load(end - 4))), &memory, &[]).unwrap();
     for at in [end - 3, end, 1 << 31, u64::from(u32::MAX)] {
-        assert_eq!(cause(&load(at)), Cause::ForeignMemory, "{at}");
+        assert_eq!(cause(&load(at)), Cause::AccessViolation, "{at}");
     }
-    assert_eq!(cause("(i32.store offset=4294967295 (i32.const -1) (i32.const 7))"), Cause::ForeignMemory);
-    assert_eq!(cause("(memory.fill (i32.const 0) (i32.const 7) (i32.const -1))"), Cause::ForeignMemory);
-    assert_eq!(cause("(call $safe_point (i32.const -8))"), Cause::ForeignMemory);
+    assert_eq!(cause("(i32.store offset=4294967295 (i32.const -1) (i32.const 7))"), Cause::AccessViolation);
+    assert_eq!(cause("(memory.fill (i32.const 0) (i32.const 7) (i32.const -1))"), Cause::AccessViolation);
+    assert_eq!(cause("(call $safe_point (i32.const -8))"), Cause::AccessViolation);
     // Memory does not grow, and says so as WebAssembly does.
     run(
         &mut *kernel(&module("(if (i32.ne (memory.grow (i32.const 1)) (i32.const -1)) (then unreachable))")),
@@ -141,22 +145,26 @@ fn reaching_out_of_the_banks_ends_the_run() {
 
 /// A control that wants the kernel from some time on.
 #[derive(Default)]
-struct Wanting {
-    wanted: AtomicBool,
+struct InterruptRequested {
+    interrupt_requested: AtomicBool,
+    heartbeat: AtomicU64,
     progress: AtomicU64,
     points: AtomicU64,
     stop: AtomicBool,
 }
 
-impl Control for Wanting {
+impl RunControl for InterruptRequested {
     fn safe_point(&self, state: &Words) -> Result<(), Fault> {
         self.points.fetch_add(1, Ordering::Relaxed);
         self.progress.store(state[0], Ordering::Relaxed);
         if self.stop.load(Ordering::Relaxed) { Err(Fault::new(Cause::Interrupted, 0)) } else { Ok(()) }
     }
 
-    fn wanted(&self) -> &AtomicBool {
-        &self.wanted
+    fn interrupt_requested(&self) -> &AtomicBool {
+        &self.interrupt_requested
+    }
+    fn heartbeat(&self) -> &AtomicU64 {
+        &self.heartbeat
     }
 
     fn progress(&self) -> &AtomicU64 {
@@ -169,7 +177,7 @@ fn loops_are_ended_by_fuel_by_the_deadline_and_by_a_stop() {
     let memory = Memory::anonymous(4 * BANK).unwrap();
     let banks = Banks::new(&memory, BANK, 0b1010);
     let mut kernel = kernel(&module("(loop $for_ever (br $for_ever))"));
-    let control = Unattended::default();
+    let control = StandaloneControl::default();
     let mut run = Run::new(banks, arguments(&[]), &control).bounded(Some(100_000), None);
     assert_eq!(kernel.run(&mut run), Err(Fault::new(Cause::FuelExhausted, 100_000)));
     assert_eq!(run.fuel_used(), 100_000);
@@ -178,12 +186,12 @@ fn loops_are_ended_by_fuel_by_the_deadline_and_by_a_stop() {
     let mut run = Run::new(banks, arguments(&[]), &control).bounded(None, Some(deadline));
     assert_eq!(kernel.run(&mut run).unwrap_err().cause, Cause::DeadlineExceeded);
 
-    let control = Wanting::default();
+    let control = InterruptRequested::default();
     control.stop.store(true, Ordering::Relaxed);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(30));
-            control.wanted.store(true, Ordering::Relaxed);
+            control.interrupt_requested.store(true, Ordering::Relaxed);
         });
         let mut run = Run::new(banks, arguments(&[]), &control);
         assert_eq!(kernel.run(&mut run).unwrap_err().cause, Cause::Interrupted);
@@ -229,7 +237,7 @@ fn images_that_are_no_kernels_are_refused_in_words_and_by_cause() {
 fn banks_beyond_what_a_module_can_address_are_refused() {
     // Sparse: none of it is touched.
     let memory = Memory::anonymous(8 << 30).unwrap();
-    let control = Unattended::default();
+    let control = StandaloneControl::default();
     let mut kernel = kernel(&module("(drop (call $address (i64.const 0) (i64.const 1)))"));
     let mut with = |mask| {
         let mut run = Run::new(Banks::new(&memory, 256 << 20, mask), arguments(&[]), &control);
@@ -238,7 +246,7 @@ fn banks_beyond_what_a_module_can_address_are_refused() {
     assert_eq!(with(0x7fff), Ok(()));
     assert_eq!(with(0xffff), Err(Fault::new(Cause::KernelTooLarge, 4 << 30)));
     assert_eq!(with(1 << 32), Err(Fault::new(Cause::NoSuchBank, 1 << 32)));
-    assert_eq!(with(0), Err(Fault::new(Cause::ForeignMemory, 0)));
+    assert_eq!(with(0), Err(Fault::new(Cause::AccessViolation, 0)));
 }
 
 fn examples() -> PathBuf {
@@ -280,9 +288,9 @@ fn the_template_in_rust_adds_a_number() {
     assert_eq!(run(&mut *kernel, &memory, &[BANK + 64, 2, 5]).unwrap()[0], 2);
     assert_eq!(memory.read_array(BANK + 64).unwrap(), [6, 0, 0, 0, 7, 0, 0, 0, 3, 0, 0, 0]);
     let too_much = run(&mut *kernel, &memory, &[BANK, 2, 1 << 32]);
-    assert_eq!(too_much, Err(Fault::new(Cause::Argument, 2)));
+    assert_eq!(too_much, Err(Fault::new(Cause::InvalidArgument, 2)));
     let foreign = run(&mut *kernel, &memory, &[0, 2, 5]);
-    assert_eq!(foreign, Err(Fault::new(Cause::ForeignMemory, 0)));
+    assert_eq!(foreign, Err(Fault::new(Cause::AccessViolation, 0)));
 }
 
 #[test]
@@ -304,13 +312,13 @@ fn the_histogram_in_c_counts() {
 }
 
 /// Ends the run at some safe point, and keeps its state.
-struct Ending {
+struct InterruptAfter {
     left: AtomicU64,
     state: std::sync::Mutex<Words>,
-    none: (AtomicBool, AtomicU64),
+    inner: StandaloneControl,
 }
 
-impl Control for Ending {
+impl RunControl for InterruptAfter {
     fn safe_point(&self, state: &Words) -> Result<(), Fault> {
         *self.state.lock().unwrap() = *state;
         match self.left.fetch_sub(1, Ordering::Relaxed) {
@@ -319,12 +327,16 @@ impl Control for Ending {
         }
     }
 
-    fn wanted(&self) -> &AtomicBool {
-        &self.none.0
+    fn interrupt_requested(&self) -> &AtomicBool {
+        self.inner.interrupt_requested()
     }
 
     fn progress(&self) -> &AtomicU64 {
-        &self.none.1
+        self.inner.progress()
+    }
+
+    fn heartbeat(&self) -> &AtomicU64 {
+        self.inner.heartbeat()
     }
 }
 
@@ -339,7 +351,11 @@ fn the_sweeps_in_rust_go_on_elsewhere_from_any_safe_point() {
     for points in [0, 1, 3, 4, 17, 38] {
         let memory = Memory::anonymous(4 * BANK).unwrap();
         memory.write(BANK, &bytes).unwrap();
-        let control = Ending { left: points.into(), state: Default::default(), none: Default::default() };
+        let control = InterruptAfter {
+            left: points.into(),
+            state: Default::default(),
+            inner: StandaloneControl::default(),
+        };
         let mut run = Run::new(Banks::new(&memory, BANK, 0b1010), words, &control);
         let mut kernel = Wasm.load(&image).unwrap().kernel;
         assert_eq!(kernel.run(&mut run).unwrap_err().cause, Cause::Interrupted);
@@ -349,7 +365,7 @@ fn the_sweeps_in_rust_go_on_elsewhere_from_any_safe_point() {
         memory.read(0, &mut all).unwrap();
         elsewhere.write(0, &all).unwrap();
         let state = *control.state.lock().unwrap();
-        let control = Unattended::default();
+        let control = StandaloneControl::default();
         let mut run = Run::new(Banks::new(&elsewhere, BANK, 0b1010), words, &control).resuming(state);
         Wasm.load(&image).unwrap().kernel.run(&mut run).unwrap();
         let mut result = vec![0; bytes.len()];
@@ -359,8 +375,8 @@ fn the_sweeps_in_rust_go_on_elsewhere_from_any_safe_point() {
         assert!(result == expected, "stopped after {points} safe points");
     }
     let memory = Memory::anonymous(4 * BANK).unwrap();
-    let control = Unattended::default();
+    let control = StandaloneControl::default();
     let mut run = Run::new(Banks::new(&memory, BANK, 2), arguments(&[]), &control).resuming([1; 16]);
     let plain = kernel(&module("")).run(&mut run);
-    assert_eq!(plain, Err(Fault::new(Cause::KernelUnresumable, 1)));
+    assert_eq!(plain, Err(Fault::new(Cause::KernelNotResumable, 1)));
 }

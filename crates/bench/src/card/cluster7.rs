@@ -5,12 +5,13 @@ use std::time::{Duration, Instant};
 
 use millstream_camera::format::{CRATES, DECISION_BYTES, PATCHES, TRACE_BYTES, TRIGGER_THRESHOLD};
 use millstream_camera::trigger::{CLUSTER_INPUTS, GEOMETRY_BYTES, TriggerGeometry};
-use millstream_card::command::{FLAG_VERIFY, Fault};
-use millstream_card::kernel::cluster7::{Cluster7Args, NAME};
-use millstream_card::kernel::slot::{Place, Summary};
-use millstream_card::region::builtin::BUILTINS;
-use millstream_card::region::kernel::{Banks, RegionKernel, Run, Unattended, Words};
-use millstream_card::{AccessError, Memory, OsError, PrefaultError, Span};
+use millstream_card_abi::command::{FLAG_VERIFY, Fault};
+use millstream_card_abi::events::{CLUSTER7, Cluster7Args, EventSummary, PacketBuffer};
+use millstream_card_abi::registers::Words;
+use millstream_card_abi::{AccessError, OsError, PrefaultError, Span};
+use millstream_card_server::Memory;
+use millstream_card_server::kernel::builtin::BUILTINS;
+use millstream_card_server::kernel::{Banks, Kernel, Run, StandaloneControl};
 use millstream_fragment::mfp::{self, MfpError, Repr};
 use millstream_fragment::{Alignment, Fragment, SourceId, SourceKind};
 use millstream_shm::PAGE;
@@ -24,7 +25,7 @@ const BOARD_BYTES: usize = 4800;
 /// The events that the kernel processes.
 #[derive(Clone, Copy, Debug)]
 struct Workload {
-    /// Events per slot, 1 to [`MAX_EVENTS`](millstream_card::kernel::slot::MAX_EVENTS).
+    /// Events per slot, 1 to [`MAX_EVENTS`](millstream_card_abi::events::MAX_EVENTS).
     batch: u32,
     /// Slots that the kernel cycles through; many slots exceed the caches, as an event builder's memory does.
     slots: NonZeroU32,
@@ -121,7 +122,7 @@ impl From<AccessError> for Cluster7Error {
 /// Runs the kernel with the camera's sources and generated traces, on the calling thread and without a card.
 fn cluster7(workload: Workload, geometry: &TriggerGeometry) -> Result<Rate, Cluster7Error> {
     let bench = Prepared::new(workload, geometry)?;
-    let builtin = BUILTINS.iter().find(|kernel| kernel.name == NAME).expect("cluster7 is built in");
+    let builtin = BUILTINS.iter().find(|kernel| kernel.name == CLUSTER7).expect("cluster7 is built in");
     let mut kernel = (builtin.make)();
     // Warm-up: one pass over all slots.
     for slot in 0..workload.slots.get() {
@@ -181,9 +182,9 @@ impl Prepared {
             span
         };
         let table = take(GEOMETRY_BYTES as u64);
-        let result = take(u64::from(n_events) * Summary::BYTES as u64);
+        let result = take(u64::from(n_events) * EventSummary::BYTES as u64);
         let decisions = take(u64::from(n_events) * DECISION_BYTES as u64);
-        let args_bytes = (Cluster7Args::BYTES + sources.len() * Place::BYTES) as u64;
+        let args_bytes = (Cluster7Args::BYTES + sources.len() * PacketBuffer::BYTES) as u64;
         let args: Vec<_> = (0..workload.slots.get()).map(|_| take(args_bytes)).collect();
         let slots: Vec<_> = (0..workload.slots.get()).map(|_| take(slot_bytes)).collect();
         let memory = Memory::anonymous(end.next_multiple_of(PAGE as u64))?;
@@ -202,7 +203,7 @@ impl Prepared {
                 let payload = capacity as usize - n_events as usize * len.next_multiple_of(64);
                 let starts = (0..n_events as usize).map(|event| payload + event * len.next_multiple_of(64));
                 in_slot.extend(starts.map(|start| Span::new(offset + start as u64, len as u64)));
-                places.push(Place { offset, capacity: capacity.into(), source, reserved: 0 });
+                places.push(PacketBuffer { offset, capacity: capacity.into(), source, reserved: 0 });
                 offset += u64::from(capacity);
             }
             let mut bytes = Vec::new();
@@ -223,12 +224,12 @@ impl Prepared {
     }
 
     /// Runs the kernel on one slot; the run's results.
-    fn run(&self, kernel: &mut dyn RegionKernel, slot: u32) -> Result<Words, Fault> {
+    fn run(&self, kernel: &mut dyn Kernel, slot: u32) -> Result<Words, Fault> {
         let (args, result) = (self.args[slot as usize], self.result);
         let mut arguments = Words::default();
         let flags = if self.workload.verify { FLAG_VERIFY } else { 0 };
         arguments[..5].copy_from_slice(&[args.offset, args.len, result.offset, result.len, flags.into()]);
-        let control = Unattended::default();
+        let control = StandaloneControl::default();
         let banks = Banks::new(&self.memory, self.memory.size(), 1);
         let mut run = Run::new(banks, arguments, &control);
         kernel.run(&mut run)?;

@@ -8,10 +8,11 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use millstream_card::net::control::{KernelSource, Start};
-use millstream_card::net::{RemoteCard, RemoteError, RemoteOptions};
-use millstream_card::region::copy::{Copy, CopyOperation};
-use millstream_card::{Card, CardName, Span};
+use millstream_card::Card;
+use millstream_card::control::{KernelSource, RunRequest};
+use millstream_card::{RemoteCard, RemoteError, RemoteOptions};
+use millstream_card_abi::dma::{DmaDescriptor, DmaOperation};
+use millstream_card_abi::{CardName, Span};
 use millstream_rdma::device::{self, DeviceSelector};
 use millstream_rdma::{Access, Device, Region};
 use millstream_shm::thread;
@@ -153,8 +154,8 @@ fn transfers(
         let places: Vec<u64> = (0..window / size).map(|place| (place * size) as u64).collect();
         let parts: Vec<(u64, Span)> = places.iter().map(|at| (*at, Span::new(*at, size as u64))).collect();
         let passes = MOVED / window;
-        let copy = |at: &u64| Copy {
-            operation: CopyOperation::Write,
+        let copy = |at: &u64| DmaDescriptor {
+            operation: DmaOperation::Write,
             peer: 0,
             local: Span::new(*at, size as u64),
             remote: there.addr + at,
@@ -170,7 +171,7 @@ fn transfers(
             pass(passes)?;
             Ok((passes * window) as f64 / started.elapsed().as_secs_f64() / 1e9)
         };
-        let bases = mapped.each_ref().map(|card| card.memory().as_ptr().expect("emulated memory is mapped"));
+        let bases = mapped.each_ref().map(|card| card.memory().as_ptr());
         let local = buffer.as_ptr().expect("landing memory is mapped here").as_ptr();
         let memcpy = |from: *const u8, to: *mut u8| {
             // SAFETY: the buffer and the memories of both cards have at least a window of bytes each. The transfers that
@@ -190,10 +191,10 @@ fn transfers(
                 let (rate, memcpy) = match row {
                     0 => (rate(&|times| (0..times).try_for_each(|_| one.write_many(&buffer, &parts)))?, to),
                     1 => (rate(&|times| (0..times).try_for_each(|_| one.read_many(&buffer, &parts)))?, from),
-                    2 => (rate(&|times| one.copy(&queue[..times * copies.len()], TIMEOUT))?, there),
+                    2 => (rate(&|times| one.run_dma(&queue[..times * copies.len()], TIMEOUT))?, there),
                     _ => {
                         let each = |times| queue[..times * copies.len()].chunks(1);
-                        (rate(&|times| each(times).try_for_each(|copy| one.copy(copy, TIMEOUT)))?, there)
+                        (rate(&|times| each(times).try_for_each(|copy| one.run_dma(copy, TIMEOUT)))?, there)
                     }
                 };
                 if round > 0 {
@@ -216,8 +217,8 @@ fn idle_card(table: &mut Table, device: &Device, card: &CardServer) -> Outcome<(
     let options = RemoteOptions::default();
     let node = RemoteCard::connect(device, &card.address, options)?;
     node.acquire(Duration::from_secs(5), TIMEOUT)?;
-    node.load(0, KernelSource::Named("null"))?;
-    node.run(0, &Start::new(&[]), TIMEOUT)?;
+    node.load(0, KernelSource::Builtin("null"))?;
+    node.run(0, &RunRequest::new(&[]), TIMEOUT)?;
     std::thread::sleep(Duration::from_millis(200));
     let before = cpu_seconds(card.process.id())?;
     let started = Instant::now();
@@ -254,8 +255,8 @@ fn doorbell_to_interrupt(
         let options = RemoteOptions { spin: Duration::from_secs(1), ..RemoteOptions::default() };
         let node = RemoteCard::connect(device, &card.address, options)?;
         node.acquire(Duration::from_secs(30), TIMEOUT)?;
-        node.load(0, KernelSource::Named("null"))?;
-        let start = Start::new(&[1, 2, 3, 4]);
+        node.load(0, KernelSource::Builtin("null"))?;
+        let start = RunRequest::new(&[1, 2, 3, 4]);
         let trips = if target.is_some() { 20_000 } else { 2000 };
         for _ in 0..trips / 10 {
             node.run(0, &start, TIMEOUT)?;

@@ -3,14 +3,17 @@
 use std::error::Error;
 use std::time::Instant;
 
-use millstream_card::region::kernel::{Banks, RegionKernel, Run, Unattended, Words};
-use millstream_card::region::stencil::{BUILTIN, StencilArguments};
-use millstream_card::{Memory, Span};
+use millstream_card_abi::Span;
+use millstream_card_abi::registers::Words;
+use millstream_card_abi::stencil::StencilArguments;
+use millstream_card_server::Memory;
+use millstream_card_server::kernel::stencil::BUILTIN;
+use millstream_card_server::kernel::{Banks, Kernel, Run, StandaloneControl};
 
 /// A kernel with its memory and the arguments of its run.
 pub(super) struct BareKernel {
     memory: Memory,
-    kernel: Box<dyn RegionKernel>,
+    kernel: Box<dyn Kernel>,
     arguments: Words,
     points: f64,
 }
@@ -18,7 +21,7 @@ pub(super) struct BareKernel {
 impl BareKernel {
     /// A kernel on two float32 planes of `side` × `side` points. `arguments` gets the offset of the second plane.
     pub(super) fn new(
-        kernel: Box<dyn RegionKernel>,
+        kernel: Box<dyn Kernel>,
         side: u64,
         sweeps: u64,
         arguments: impl Fn(u64) -> Words,
@@ -48,7 +51,7 @@ impl BareKernel {
 
     /// Runs the kernel once.
     pub(super) fn points_per_second(&mut self) -> Result<f64, Box<dyn Error>> {
-        let control = Unattended::default();
+        let control = StandaloneControl::default();
         let banks = Banks::new(&self.memory, self.memory.size(), 1);
         let start = Instant::now();
         self.kernel.run(&mut Run::new(banks, self.arguments, &control))?;

@@ -4,7 +4,8 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use millstream_card::region::kernel::{Loader as _, Words};
+use millstream_card_abi::registers::Words;
+use millstream_card_server::kernel::KernelLoader as _;
 
 use super::NativeKernel;
 use super::region_kernel::BareKernel;

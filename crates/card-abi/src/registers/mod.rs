@@ -1,43 +1,44 @@
-//! The register file of a card, BAR0, written down once.
+//! The register file of a card: BAR0.
 //!
 //! [`map`] is the only list of registers. It generates the accessors of [`Registers`] and [`Region`],
 //! the offsets that remote nodes use ([`at`], [`region_at`]) and, through [`crate::reference`], the page
 //! `docs/registers.md` and the header `include/millstream_card.h`.
 //!
-//! A register is a 32- or 64-bit little-endian word in a page that card and users share. Registers
-//! of one writer share cache lines with each other and with nobody else's. The card keeps its own
-//! state privately and only publishes it here: whatever a user scribbles over the card's registers
-//! misleads that user, never the card.
+//! A register is a 32- or 64-bit little-endian word in memory that card and users share. A cache line holds
+//! registers of one writer only. The card keeps its state privately and publishes copies here: a user who
+//! overwrites the card's registers misleads users, not the card.
 
 mod map;
 
+use std::io;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use millstream_shm::Mapping;
 
 pub use map::{
-    BLOCKS, CONTROL_WINDOW, COPY_BYTES, COPY_RING, COPY_SLOTS, LEASE_PAGE, MAX_BANKS, MAX_CHUNKS, MAX_PEERS,
-    MAX_REGIONS, PEER_BYTES, PEER_TABLE, REGION_CONTROL, REGION_CONTROL_REGISTERS, REGION_STATE,
-    REGION_STATE_REGISTERS, REGION_STRIDE, REGISTERS, WORDS, at, control_at, region_at, state_at,
+    BLOCKS, CONTROL_WINDOW, DMA_DESCRIPTOR_BYTES, DMA_RING, DMA_RING_SLOTS, LEASE_PAGE, MAX_BANKS,
+    MAX_CHUNKS, MAX_PEERS, MAX_REGIONS, PEER_BYTES, PEER_TABLE, REGION_CONTROL, REGION_CONTROL_REGISTERS,
+    REGION_STATE, REGION_STATE_REGISTERS, REGION_STRIDE, REGISTERS, WORDS, Words, at, control_at, region_at,
+    state_at,
 };
 
 /// Size of BAR0 [bytes].
 pub const BAR0_BYTES: usize = 64 << 10;
 
-/// First byte of the kernel directory in BAR0: [`KERNEL_ENTRY_BYTES`] per kernel.
+/// Offset of the kernel directory in BAR0: [`KERNEL_ENTRY_BYTES`] per kernel.
 pub const KERNEL_DIRECTORY: usize = 0x1000;
 
 /// One entry of the kernel directory [bytes]: a `u32` identifier, then the name, padded with zeros.
 pub const KERNEL_ENTRY_BYTES: usize = 32;
 
-/// Most kernels that the directory holds.
+/// Most kernels in the directory.
 pub const MAX_KERNELS: usize = 64;
 
 /// Content of the `magic` register: "MSTRCARD", read as bytes.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"MSTRCARD");
 
 /// Version of the register map, the command format and the connection messages.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// Width of a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +59,7 @@ impl Width {
     }
 }
 
-/// The side that writes a register; the other side reads it.
+/// The side that writes a register; the other side only reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writer {
     /// The card, at any time.
@@ -72,28 +73,28 @@ pub enum Writer {
 /// One register of the map.
 #[derive(Clone, Copy, Debug)]
 pub struct Register {
-    /// Place in BAR0 [bytes].
+    /// Offset in BAR0 [bytes].
     pub offset: usize,
     /// Name, as in the accessor and the documentation.
     pub name: &'static str,
     /// Width of one word.
     pub width: Width,
-    /// Words, one after the other.
+    /// Number of consecutive words.
     pub count: usize,
-    /// Who writes it.
+    /// The side that writes it.
     pub writer: Writer,
-    /// What it holds.
+    /// Its meaning.
     pub doc: &'static str,
 }
 
 impl Register {
-    /// Its size, all words [bytes].
+    /// Size of all words [bytes].
     pub const fn bytes(&self) -> usize {
         self.width.bytes() * self.count
     }
 }
 
-/// A group of registers with one purpose.
+/// Registers with a common purpose.
 #[derive(Clone, Copy, Debug)]
 pub struct Group {
     /// Title in the documentation.
@@ -102,64 +103,64 @@ pub struct Group {
     pub registers: &'static [Register],
 }
 
-/// Accesses to registers that the map does not have.
+/// An access that the register map does not allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterError {
     /// No register starts at this offset.
     #[error("BAR0 has no register at {0:#x}")]
     NoSuchRegister(usize),
-    /// The register belongs to the card.
+    /// Only the card writes the register.
     #[error("register {0} is written by the card only")]
     ReadOnly(&'static str),
     /// The value has more bits than the register.
-    #[error("register {name} is 32 bits wide, {value:#x} is not")]
+    #[error("value {value:#x} does not fit into the 32 bits of register {name}")]
     TooWide {
         /// The register's name.
         name: &'static str,
-        /// The value refused.
+        /// The value.
         value: u64,
     },
 }
 
-/// Groups of registers that occur once or several times at equal distances.
+/// Groups of registers, once or as an array with a stride.
 #[derive(Clone, Copy, Debug)]
 pub struct Block {
     /// Title in the documentation.
     pub title: &'static str,
-    /// What one occurrence is called, if there are several.
+    /// Name of one element of the array.
     pub name: &'static str,
-    /// Where the first one starts in BAR0 [bytes].
+    /// Offset of the first element in BAR0 [bytes].
     pub base: usize,
-    /// From one to the next [bytes].
+    /// Distance of the elements [bytes].
     pub stride: usize,
-    /// How many there are.
+    /// Number of elements.
     pub count: usize,
-    /// The registers; their offsets count from the start of an occurrence.
+    /// The registers; offsets are relative to the element.
     pub groups: &'static [Group],
 }
 
-/// A word of BAR0: its register, and which one of its words and of its block it is.
+/// A word of BAR0: its register, and its position in the register and the block.
 #[derive(Clone, Copy, Debug)]
 pub struct Word {
     /// The register.
     pub register: &'static Register,
-    /// Which occurrence of the block.
+    /// Element of the block.
     pub instance: usize,
-    /// Which word of the register.
+    /// Word of the register.
     pub index: usize,
 }
 
-/// Finds the register that has a word at this offset of BAR0.
+/// Finds the word at this offset of BAR0.
 pub fn find(offset: usize) -> Option<Word> {
     words().find(|(at, _)| *at == offset).map(|(_, word)| word)
 }
 
-/// Every register in the order of the map, once.
+/// Every register once, in the order of the map.
 pub fn all() -> impl Iterator<Item = &'static Register> {
     BLOCKS.iter().flat_map(|block| block.groups).flat_map(|group| group.registers)
 }
 
-/// Every word of BAR0 that the map knows, with its offset.
+/// Every word of every register, with its offset in BAR0.
 pub fn words() -> impl Iterator<Item = (usize, Word)> {
     BLOCKS.iter().flat_map(|block| {
         (0..block.count).flat_map(move |instance| {
@@ -180,23 +181,32 @@ pub struct Registers {
 }
 
 impl Registers {
-    pub(crate) fn new(mapping: Mapping) -> Registers {
-        assert_eq!(mapping.len(), BAR0_BYTES, "checked when the card was opened");
+    /// The registers in `mapping`.
+    ///
+    /// # Panics
+    /// If the mapping does not have [`BAR0_BYTES`].
+    pub fn new(mapping: Mapping) -> Registers {
+        assert_eq!(mapping.len(), BAR0_BYTES, "BAR0 has another size");
         Registers { mapping }
     }
 
-    pub(crate) fn word32(&self, offset: usize) -> &AtomicU32 {
+    /// The 32-bit word at `offset`.
+    #[inline]
+    pub fn word32(&self, offset: usize) -> &AtomicU32 {
         self.mapping.word32(offset)
     }
 
-    pub(crate) fn word64(&self, offset: usize) -> &AtomicU64 {
+    /// The 64-bit word at `offset`.
+    #[inline]
+    pub fn word64(&self, offset: usize) -> &AtomicU64 {
         self.mapping.word64(offset)
     }
 
     /// The registers of a region.
     ///
     /// # Panics
-    /// If there can be no such region.
+    /// If `index` is not below [`MAX_REGIONS`].
+    #[inline]
     pub fn region(&self, index: usize) -> Region<'_> {
         assert!(index < MAX_REGIONS, "a card has at most {MAX_REGIONS} regions");
         Region { registers: self, base: REGION_CONTROL + index * REGION_STRIDE }
@@ -206,6 +216,7 @@ impl Registers {
     ///
     /// # Panics
     /// If the range is not in BAR0 or not of whole words of 8 bytes.
+    #[inline]
     pub fn read_bytes(&self, offset: usize, out: &mut [u8]) {
         let words = self.mapping.words64(offset, out.len() / 8);
         for (word, bytes) in words.iter().zip(out.as_chunks_mut::<8>().0) {
@@ -213,8 +224,9 @@ impl Registers {
         }
     }
 
-    /// Says that the line at `offset` will be read soon.
-    pub(crate) fn expect_load(&self, offset: usize) {
+    /// Prefetches the cache line at `offset`.
+    #[inline]
+    pub fn prefetch(&self, offset: usize) {
         millstream_lockfree::prefetch::for_load(self.mapping.base().wrapping_add(offset));
     }
 
@@ -232,7 +244,7 @@ impl Registers {
         })
     }
 
-    /// Writes the register at `offset` as a user may: registers of the card are refused.
+    /// Writes the register at `offset` as a user; registers of the card are refused.
     pub fn reg_write(&self, offset: usize, value: u64) -> Result<(), RegisterError> {
         let Word { register, .. } = find(offset).ok_or(RegisterError::NoSuchRegister(offset))?;
         if register.writer == Writer::Card {
@@ -252,8 +264,8 @@ impl Registers {
     /// Publishes entry `index` of the kernel directory.
     ///
     /// # Panics
-    /// If there are more than [`MAX_KERNELS`] or the name does not fit; the registry checks both.
-    pub(crate) fn set_kernel(&self, index: usize, id: u32, name: &str) {
+    /// If the index is not below [`MAX_KERNELS`], or the name is too long.
+    pub fn set_kernel(&self, index: usize, id: u32, name: &str) {
         assert!(index < MAX_KERNELS && name.len() <= KERNEL_ENTRY_BYTES - 4);
         let mut entry = [0u8; KERNEL_ENTRY_BYTES];
         entry[..4].copy_from_slice(&id.to_le_bytes());
@@ -266,7 +278,7 @@ impl Registers {
         }
     }
 
-    /// The kernel directory: identifiers and names, in the card's order.
+    /// The kernel directory: numbers and names.
     pub fn kernels(&self) -> Vec<(u32, String)> {
         let count = self.kernel_count().load(Ordering::Acquire) as usize;
         (0..count.min(MAX_KERNELS))
@@ -296,20 +308,23 @@ pub struct Region<'a> {
 }
 
 impl Region<'_> {
+    #[inline]
     fn word32(&self, offset: usize) -> &AtomicU32 {
         self.registers.word32(self.base + offset)
     }
 
+    #[inline]
     fn word64(&self, offset: usize) -> &AtomicU64 {
         self.registers.word64(self.base + offset)
     }
 }
 
-/// A register file without a card, for tests of what runs inside one.
-#[cfg(test)]
-pub(crate) fn detached() -> Registers {
-    let bar0 = millstream_shm::Memfd::sealed("millstream-card-test", BAR0_BYTES).unwrap();
-    Registers::new(bar0.map().unwrap())
+impl Registers {
+    /// Zeroed registers without a card, for tests of its parts.
+    pub fn detached() -> io::Result<Registers> {
+        let bar0 = millstream_shm::Memfd::sealed("millstream-card-bar0", BAR0_BYTES)?;
+        Ok(Registers::new(bar0.map()?))
+    }
 }
 
 #[cfg(test)]
@@ -317,7 +332,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn registers_are_aligned_apart_and_one_writer_to_a_cache_line() {
+    fn registers_are_aligned_disjoint_and_one_writer_to_a_cache_line() {
         let mut taken = std::collections::HashSet::new();
         let mut line_owner = std::collections::HashMap::new();
         for (offset, Word { register, .. }) in words() {
@@ -332,16 +347,15 @@ mod tests {
         for table in [
             KERNEL_DIRECTORY..KERNEL_DIRECTORY + MAX_KERNELS * KERNEL_ENTRY_BYTES,
             PEER_TABLE..PEER_TABLE + MAX_PEERS * PEER_BYTES,
-            COPY_RING..COPY_RING + COPY_SLOTS * COPY_BYTES,
+            DMA_RING..DMA_RING + DMA_RING_SLOTS * DMA_DESCRIPTOR_BYTES,
         ] {
             assert!(table.clone().all(|byte| taken.insert(byte)), "a register lies in the table {table:x?}");
         }
     }
 
-    /// The holder of a lease writes what is the user's in the control window and nothing else; everybody
-    /// writes the lease words only.
+    /// The control window holds the user's registers and no others; every client writes the lease words.
     #[test]
-    fn rights_follow_pages() {
+    fn write_permission_follows_pages() {
         for (offset, Word { register, .. }) in words() {
             match register.writer {
                 Writer::Card => {
@@ -349,15 +363,15 @@ mod tests {
                 }
                 Writer::User if offset >= KERNEL_DIRECTORY => assert!(CONTROL_WINDOW.contains(&offset)),
                 Writer::Both if offset >= KERNEL_DIRECTORY => assert!(LEASE_PAGE.contains(&offset)),
-                // The rings of local users, which map BAR0 as a whole.
+                // Registers of local users, which map all of BAR0.
                 Writer::User | Writer::Both => {}
             }
         }
     }
 
     #[test]
-    fn access_by_offset_obeys_the_map() {
-        let registers = detached();
+    fn access_by_offset_follows_the_map() {
+        let registers = Registers::detached().unwrap();
         let producer = all().find(|r| r.name == "producer").unwrap().offset;
         registers.reg_write(producer, 7).unwrap();
         assert_eq!(registers.producer().load(Ordering::Relaxed), 7);
@@ -377,7 +391,7 @@ mod tests {
 
     #[test]
     fn the_kernel_directory_reads_back() {
-        let registers = detached();
+        let registers = Registers::detached().unwrap();
         registers.set_kernel(0, 1, "verify");
         registers.set_kernel(1, 9, "a-name-of-twenty-eight-bytes");
         registers.kernel_count().store(2, Ordering::Relaxed);

@@ -1,47 +1,46 @@
-//! Memory of a GPU. Adapters reach it by a dma-buf; the processor copies through the driver.
+//! GPU memory. Adapters access it by a dma-buf; the processor copies through the CUDA driver.
 
 use std::os::fd::{AsFd, OwnedFd};
 
+use millstream_card_abi::{AccessError, MappedMemory, Span};
 use millstream_rdma::memory::MemoryError;
 use millstream_rdma::{Access, Device, Region};
-use millstream_shm::Mapping;
 use millstream_shm::cuda::{CudaError, CudaMemory};
 
-use super::{Backing, BackingError, Roots, register_descriptor};
-use crate::memory::{AccessError, Span};
+use super::{Backing, BackingError, DevicePaths, register_descriptor};
 
-/// A piece of a copy whose ranges overlap [bytes].
+/// Buffer for a copy whose ranges overlap [bytes].
 const PIECE: usize = 4 << 20;
 
 #[derive(Debug)]
-pub(crate) struct Gpu {
+pub(crate) struct GpuMemory {
     memory: CudaMemory,
     dmabuf: OwnedFd,
 }
 
-impl Gpu {
-    pub(crate) fn open(index: u32, roots: &Roots, bytes: u64) -> Result<Gpu, BackingError> {
+impl GpuMemory {
+    pub(crate) fn open(index: u32, paths: &DevicePaths, bytes: u64) -> Result<GpuMemory, BackingError> {
         let wrong = |cause| BackingError::Cuda { index, cause };
-        let memory = CudaMemory::new(&roots.cuda, index, bytes as usize).map_err(wrong)?;
+        let memory = CudaMemory::new(&paths.cuda, index, bytes as usize).map_err(wrong)?;
         let dmabuf = memory.export_dmabuf().map_err(wrong)?;
-        let gpu = Gpu { memory, dmabuf };
-        // What another program left there is nobody's business.
+        let gpu = GpuMemory { memory, dmabuf };
+        // Data of another program must not become visible.
         gpu.memory.zero(0, bytes as usize).map_err(wrong)?;
         Ok(gpu)
     }
 }
 
-/// The driver refused an access to memory at an offset.
+/// Maps an error of the driver at an offset.
 fn failed(offset: u64) -> impl Fn(CudaError) -> AccessError {
     move |error| AccessError::Device { offset, code: error.code() }
 }
 
-impl Backing for Gpu {
+impl Backing for GpuMemory {
     fn size(&self) -> u64 {
         self.memory.len() as u64
     }
 
-    fn mapping(&self) -> Option<&Mapping> {
+    fn mapped(&self) -> Option<&MappedMemory> {
         None
     }
 
@@ -58,7 +57,7 @@ impl Backing for Gpu {
             let copied = self.memory.copy_within(from.offset, to, from.len as usize);
             return copied.map_err(failed(from.offset));
         }
-        // From the end that the other range does not reach into, over memory of the host.
+        // In pieces through host memory, from the end that does not overwrite bytes still to be copied.
         let mut buffer = vec![0; PIECE.min(from.len as usize)];
         let pieces = from.len.div_ceil(PIECE as u64);
         for index in 0..pieces {

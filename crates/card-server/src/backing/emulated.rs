@@ -1,49 +1,42 @@
-//! Memory of the host in place of a card's: a memfd, sparse until it is written.
+//! Host memory in place of a card's: a memfd, sparse until it is written.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
+use millstream_card_abi::{AccessError, IoContext as _, MappedMemory, OsError, Span};
 use millstream_rdma::memory::MemoryError;
 use millstream_rdma::{Access, Device, Region};
 use millstream_shm::{Mapping, Memfd};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-use super::{Backing, Wanted, register_descriptor};
-use crate::memory::{AccessError, Span, zero};
-use crate::os::{Doing, OsError};
+use super::{AllocationOptions, Backing, register_descriptor};
 
 /// A sealed memfd and its mapping.
 #[derive(Debug)]
-pub(crate) struct Emulated {
+pub(crate) struct EmulatedMemory {
     fd: Memfd,
-    mapping: Arc<Mapping>,
+    mapped: MappedMemory,
     name: &'static str,
-    wanted: Wanted,
+    options: AllocationOptions,
 }
 
-impl Emulated {
-    pub(crate) fn new(name: &'static str, wanted: Wanted) -> Result<Emulated, OsError> {
-        let len = usize::try_from(wanted.bytes).unwrap_or(usize::MAX);
-        let fd = Memfd::sealed(name, len).doing("make card memory")?;
-        let mapping = fd.map().doing("map card memory")?;
-        if wanted.huge_pages {
+impl EmulatedMemory {
+    pub(crate) fn new(name: &'static str, options: AllocationOptions) -> Result<EmulatedMemory, OsError> {
+        let len = usize::try_from(options.bytes).unwrap_or(usize::MAX);
+        let fd = Memfd::sealed(name, len).context("allocate card memory")?;
+        let mapping = fd.map().context("map card memory")?;
+        if options.huge_pages {
             mapping.advise_huge_pages();
         }
-        if wanted.prefault {
-            mapping.prefault(0, mapping.len()).doing("give memory to the pages of a card")?;
+        if options.prefault {
+            mapping.prefault(0, mapping.len()).context("prefault the pages of a card")?;
         }
-        Ok(Emulated { fd, mapping: Arc::new(mapping), name, wanted })
+        Ok(EmulatedMemory { fd, mapped: MappedMemory::new(Arc::new(mapping)), name, options })
     }
 
-    /// Memory that somebody else made and gave us.
-    pub(crate) fn of_peer(fd: Memfd, mapping: Mapping) -> Emulated {
-        let wanted = Wanted { bytes: fd.len() as u64, prefault: false, huge_pages: false };
-        Emulated { fd, mapping: Arc::new(mapping), name: "millstream-card-memory", wanted }
-    }
-
-    /// Registers a part of it. Addresses are offsets.
+    /// Registers a part of it. Addresses of the region are offsets into the memory.
     pub(crate) fn register_part(
         &self,
         device: &Device,
@@ -51,16 +44,16 @@ impl Emulated {
         len: usize,
         access: Access,
     ) -> Result<Region, MemoryError> {
-        // A memfd is no dma-buf: only the soft device takes it for one. An adapter pins the pages.
+        // A memfd is not a dma-buf: only the soft device accepts it as one. An adapter pins the pages.
         if !device.is_soft() {
-            return Region::mapped(device, self.mapping.clone(), offset, len, access);
+            return Region::mapped(device, self.mapped.mapping().clone(), offset, len, access);
         }
         register_descriptor(device, self.fd(), offset, len, access)
     }
 
-    /// A mapping of one's own.
+    /// A second mapping.
     pub(crate) fn map_again(&self) -> Result<Mapping, OsError> {
-        self.fd.map().doing("map card memory")
+        self.fd.map().context("map card memory")
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -68,26 +61,26 @@ impl Emulated {
     }
 }
 
-impl Backing for Emulated {
+impl Backing for EmulatedMemory {
     fn size(&self) -> u64 {
         self.fd.len() as u64
     }
 
-    fn mapping(&self) -> Option<&Mapping> {
-        Some(&self.mapping)
+    fn mapped(&self) -> Option<&MappedMemory> {
+        Some(&self.mapped)
     }
 
     fn clear(&self) -> Result<(), AccessError> {
-        if !self.wanted.prefault {
-            // Memory that was never written costs nothing.
+        if !self.options.prefault {
+            // Hole punching frees the pages; memory that was never written has none.
             self.fd.punch_hole(0, self.fd.len());
         }
-        // Pages that were asked for stay, and so does what the system did not take back.
-        self.written().into_iter().for_each(|range| zero(&self.mapping, range));
+        // Prefaulted pages stay, and so do pages that the system did not free.
+        self.written_ranges().into_iter().for_each(|range| self.mapped.zero(range));
         Ok(())
     }
 
-    fn written(&self) -> Vec<Span> {
+    fn written_ranges(&self) -> Vec<Span> {
         data(&self.fd).unwrap_or_else(|_| vec![Span::new(0, self.size())])
     }
 
@@ -95,17 +88,17 @@ impl Backing for Emulated {
         self.register_part(device, 0, self.fd.len(), access)
     }
 
-    fn shared(&self) -> Option<BorrowedFd<'_>> {
+    fn shared_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.fd())
     }
 
-    fn another(&self) -> Option<io::Result<Box<dyn Backing>>> {
-        let made = Emulated::new(self.name, self.wanted);
-        Some(made.map(|made| Box::new(made) as Box<dyn Backing>).map_err(io::Error::other))
+    fn allocate_another(&self) -> Option<io::Result<Box<dyn Backing>>> {
+        let other = EmulatedMemory::new(self.name, self.options);
+        Some(other.map(|other| Box::new(other) as Box<dyn Backing>).map_err(io::Error::other))
     }
 }
 
-/// The ranges that have pages: everything else reads as zeros.
+/// The ranges that have pages; all others read as zeros.
 fn data(fd: &Memfd) -> io::Result<Vec<Span>> {
     let mut ranges = Vec::new();
     let mut at = 0;

@@ -1,19 +1,19 @@
-//! The kinds of card memory, as one writes them.
+//! Names of the kinds of card memory.
 
 use std::fmt;
 use std::str::FromStr;
 
-use crate::region::codes::MemoryKind;
+use millstream_card_abi::codes::MemoryKind;
 
 /// A kind of card memory: `emulated`, `pci:DDDD:BB:DD.F`, `pci:DDDD:BB:DD.F/barN`, `cuda:N`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Kind {
-    /// Memory of the host.
+pub enum BackingKind {
+    /// Host memory.
     #[default]
     Emulated,
     /// A BAR of a PCIe device.
     Pci(PciBar),
-    /// Memory of the GPU with this number.
+    /// Memory of the GPU with this index.
     Cuda(u32),
 }
 
@@ -22,7 +22,7 @@ pub enum Kind {
 pub struct PciBar {
     /// The device.
     pub address: PciAddress,
-    /// The BAR, 0 to 5; none: the largest one with memory.
+    /// The BAR, 0 to 5; none: the largest memory BAR.
     pub bar: Option<u8>,
 }
 
@@ -39,36 +39,36 @@ pub struct PciAddress {
     pub function: u8,
 }
 
-/// A text that names no kind of card.
+/// A text that is not a kind of card memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is no kind of card: expected emulated, pci:DDDD:BB:DD.F or pci:DDDD:BB:DD.F/barN (hexadecimal, as lspci -D \
+    "{0:?} is not a kind of card memory: expected emulated, pci:DDDD:BB:DD.F or pci:DDDD:BB:DD.F/barN (hexadecimal, as lspci -D \
      shows it), or cuda:N"
 )]
-pub struct BadKind(String);
+pub struct ParseBackingError(String);
 
-impl Kind {
-    /// Its number in the registers.
-    pub fn number(&self) -> MemoryKind {
+impl BackingKind {
+    /// Its code in the registers.
+    pub fn code(&self) -> MemoryKind {
         match self {
-            Kind::Emulated => MemoryKind::Emulated,
-            Kind::Pci(_) => MemoryKind::Pci,
-            Kind::Cuda(_) => MemoryKind::Cuda,
+            BackingKind::Emulated => MemoryKind::Emulated,
+            BackingKind::Pci(_) => MemoryKind::Pci,
+            BackingKind::Cuda(_) => MemoryKind::Cuda,
         }
     }
 }
 
-impl FromStr for Kind {
-    type Err = BadKind;
+impl FromStr for BackingKind {
+    type Err = ParseBackingError;
 
-    fn from_str(text: &str) -> Result<Kind, BadKind> {
+    fn from_str(text: &str) -> Result<BackingKind, ParseBackingError> {
         let kind = match text.split_once(':') {
-            None if text == "emulated" => Some(Kind::Emulated),
-            Some(("pci", place)) => pci(place).map(Kind::Pci),
-            Some(("cuda", number)) if is_decimal(number) => number.parse().ok().map(Kind::Cuda),
+            None if text == "emulated" => Some(BackingKind::Emulated),
+            Some(("pci", place)) => pci(place).map(BackingKind::Pci),
+            Some(("cuda", number)) if is_decimal(number) => number.parse().ok().map(BackingKind::Cuda),
             _ => None,
         };
-        kind.ok_or_else(|| BadKind(text.to_owned()))
+        kind.ok_or_else(|| ParseBackingError(text.to_owned()))
     }
 }
 
@@ -92,7 +92,7 @@ fn pci(text: &str) -> Option<PciBar> {
         legal.then(|| u32::from_str_radix(text, 16).ok()).flatten()
     };
     let address = PciAddress {
-        // Domains past 65535 exist: those of VMD.
+        // VMD domains exceed 65535.
         domain: number(domain, 4..=8)?,
         bus: number(bus, 2..=2)? as u8,
         device: number(device, 2..=2).filter(|device| *device < 32)? as u8,
@@ -101,13 +101,13 @@ fn pci(text: &str) -> Option<PciBar> {
     Some(PciBar { address, bar })
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for BackingKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Kind::Emulated => f.write_str("emulated"),
-            Kind::Pci(PciBar { address, bar: None }) => write!(f, "pci:{address}"),
-            Kind::Pci(PciBar { address, bar: Some(bar) }) => write!(f, "pci:{address}/bar{bar}"),
-            Kind::Cuda(index) => write!(f, "cuda:{index}"),
+            BackingKind::Emulated => f.write_str("emulated"),
+            BackingKind::Pci(PciBar { address, bar: None }) => write!(f, "pci:{address}"),
+            BackingKind::Pci(PciBar { address, bar: Some(bar) }) => write!(f, "pci:{address}/bar{bar}"),
+            BackingKind::Cuda(index) => write!(f, "cuda:{index}"),
         }
     }
 }
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_come_back_as_they_are_written() {
+    fn kinds_round_trip() {
         for text in [
             "emulated",
             "pci:0000:01:00.0",
@@ -133,12 +133,12 @@ mod tests {
             "cuda:0",
             "cuda:15",
         ] {
-            assert_eq!(text.parse::<Kind>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<BackingKind>().unwrap().to_string(), text);
         }
     }
 
     #[test]
-    fn what_names_no_kind_is_refused_with_what_does() {
+    fn other_texts_are_refused() {
         for text in [
             "",
             "fpga",
@@ -159,7 +159,7 @@ mod tests {
             "cuda:+1",
             "cuda:99999999999",
         ] {
-            let refused = text.parse::<Kind>().unwrap_err().to_string();
+            let refused = text.parse::<BackingKind>().unwrap_err().to_string();
             assert!(refused.contains(&format!("{text:?}")) && refused.contains("expected"), "{refused}");
         }
     }

@@ -1,8 +1,8 @@
-//! What card memory is made of.
+//! Kinds of card memory.
 //!
-//! A card has memory of one [`Kind`], each of which is a `Backing`: `emulated` (a memfd), `pci` (a BAR of a
-//! PCIe device), `cuda` (memory of a GPU). Registers, regions, leases and the network are the same for all of
-//! them, and so is what the tests ask of them (`tests/card/kinds.rs`).
+//! A card has memory of one [`BackingKind`]: `emulated` (a memfd), `pci` (a BAR of a PCIe device) or `cuda` (GPU
+//! memory). Each implements `Backing`. All other parts of a card are the same for all kinds, and so are the tests
+//! (`tests/card/memory_kinds.rs`).
 
 mod cuda;
 mod emulated;
@@ -14,27 +14,24 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 
+use millstream_card_abi::{AccessError, MappedMemory, OsError, Span};
 use millstream_rdma::memory::MemoryError;
 use millstream_rdma::{Access, Device, Region};
-use millstream_shm::Mapping;
 
-pub(crate) use self::emulated::Emulated;
-pub use self::kind::{BadKind, Kind, PciAddress, PciBar};
-use crate::memory::{AccessError, Span};
-use crate::os::OsError;
+pub(crate) use self::emulated::EmulatedMemory;
+pub use self::kind::{BackingKind, ParseBackingError, PciAddress, PciBar};
 
 /// Memory of a card.
 ///
-/// Offsets and lengths have been checked when they come here: [`Memory`](crate::Memory) does.
+/// [`Memory`](crate::Memory) has checked offsets and lengths.
 pub(crate) trait Backing: fmt::Debug + Send + Sync {
     /// Size [bytes].
     fn size(&self) -> u64;
 
-    /// Where this process reaches the memory by loads and stores, if it does. Then the functions that copy
-    /// are not called.
-    fn mapping(&self) -> Option<&Mapping>;
+    /// The memory as mapped by this process, if it is. Then the functions that copy are not called.
+    fn mapped(&self) -> Option<&MappedMemory>;
 
-    /// Makes what was stored through the mapping visible to other devices.
+    /// Makes earlier stores to the mapping visible to devices.
     fn flush(&self) {}
 
     /// Copies out of memory that is not mapped.
@@ -52,32 +49,31 @@ pub(crate) trait Backing: fmt::Debug + Send + Sync {
         unreachable!("{self:?} is mapped: {from} to {to:#x}");
     }
 
-    /// Makes every byte zero.
+    /// Zeros all bytes.
     fn clear(&self) -> Result<(), AccessError>;
 
-    /// Ranges outside of which every byte is zero; one of everything where that is not known.
-    fn written(&self) -> Vec<Span> {
+    /// Ranges that may have been written; all other bytes are zero.
+    fn written_ranges(&self) -> Vec<Span> {
         vec![Span::new(0, self.size())]
     }
 
-    /// Registers all of it with a device. Addresses are offsets.
+    /// Registers all of it with a device. Addresses of the region are offsets into the memory.
     fn register(&self, device: &Device, access: Access) -> Result<Region, MemoryError>;
 
-    /// The descriptor by which other processes of this host map it, if they may.
-    fn shared(&self) -> Option<BorrowedFd<'_>> {
+    /// The descriptor by which other processes of this host can map the memory, if it has one.
+    fn shared_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Other memory of the same size and kind, zero, if there is any to be had: for a card whose memory is
-    /// still used by a kernel that does not end.
-    fn another(&self) -> Option<io::Result<Box<dyn Backing>>> {
+    /// Allocates zeroed memory of the same size, if this kind allows it: to replace memory that a hung kernel uses.
+    fn allocate_another(&self) -> Option<io::Result<Box<dyn Backing>>> {
         None
     }
 }
 
-/// Where the memory of the kinds is looked for; tests put other things there.
+/// Where devices are found; tests replace these paths.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Roots {
+pub struct DevicePaths {
     /// The `sysfs` file system: `/sys`.
     pub sysfs: PathBuf,
     /// The devices: `/dev`.
@@ -86,46 +82,50 @@ pub struct Roots {
     pub cuda: String,
 }
 
-impl Default for Roots {
-    fn default() -> Roots {
-        Roots { sysfs: "/sys".into(), dev: "/dev".into(), cuda: millstream_shm::cuda::LIBRARY.to_owned() }
+impl Default for DevicePaths {
+    fn default() -> DevicePaths {
+        DevicePaths {
+            sysfs: "/sys".into(),
+            dev: "/dev".into(),
+            cuda: millstream_shm::cuda::LIBRARY.to_owned(),
+        }
     }
 }
 
-/// Why there is no memory of the kind asked for.
+/// Why memory of the requested kind is not available.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackingError {
-    /// The system has no memory of its own for an emulated card.
+    /// Host memory could not be allocated.
     #[error(transparent)]
     Emulated(#[from] OsError),
-    /// There is no such device.
-    #[error("there is no PCI device {address}: {} does not exist", .path.display())]
+    /// The device does not exist.
+    #[error("no PCI device {address}: {} does not exist", .path.display())]
     NoPciDevice {
-        /// The one asked for.
+        /// The requested address.
         address: PciAddress,
-        /// Where it would be.
+        /// The missing folder.
         path: PathBuf,
     },
     /// A file of the device cannot be used.
-    #[error("PCI device {address}: cannot {doing} {}: {cause}{}", .path.display(), advice(.cause))]
+    #[error("PCI device {address}: cannot {operation} {}: {cause}{}", .path.display(), advice(.cause))]
     Pci {
         /// The device.
         address: PciAddress,
-        /// What was being done.
-        doing: &'static str,
-        /// To which file.
+        /// The operation that failed.
+        operation: &'static str,
+        /// The file.
         path: PathBuf,
         /// The system's reason.
         cause: io::Error,
     },
-    /// The device has no BAR that could be card memory.
+    /// The device has no memory BAR.
     #[error("PCI device {address} has no memory BAR")]
     NoMemoryBar {
         /// The device.
         address: PciAddress,
     },
-    /// The BAR asked for is none, or none of memory.
+    /// The requested BAR is not a memory BAR.
     #[error("BAR {bar} of PCI device {address} is {what}")]
     NotMemory {
         /// The device.
@@ -135,19 +135,21 @@ pub enum BackingError {
         /// What it is instead.
         what: &'static str,
     },
-    /// The BAR is smaller than the card is to be.
-    #[error("BAR {bar} of PCI device {address} has {size} bytes, card memory of {wanted} bytes does not fit")]
+    /// The BAR is smaller than the requested card memory.
+    #[error(
+        "BAR {bar} of PCI device {address} has {size} bytes, card memory of {requested} bytes does not fit"
+    )]
     BarTooSmall {
         /// The device.
         address: PciAddress,
         /// The BAR.
         bar: u8,
-        /// What it has.
+        /// Its size [bytes].
         size: u64,
-        /// What was asked for.
-        wanted: u64,
+        /// Requested size [bytes].
+        requested: u64,
     },
-    /// There is no such GPU, or no memory of it.
+    /// The GPU does not exist or has too little free memory.
     #[error("cuda:{index}: {cause}")]
     Cuda {
         /// The GPU.
@@ -160,14 +162,14 @@ pub enum BackingError {
 fn advice(cause: &io::Error) -> &'static str {
     match cause.raw_os_error() {
         // EACCES, EPERM
-        Some(13 | 1) => " (it takes root, or the right to this file)",
+        Some(13 | 1) => "; run as root, or grant access to this file",
         // EBUSY, EINVAL
-        Some(16 | 22) => " (is a driver using the device?)",
+        Some(16 | 22) => "; check that no driver uses the device",
         _ => "",
     }
 }
 
-/// Registers memory behind a descriptor, which goes on being the caller's.
+/// Registers memory behind a descriptor, which the caller keeps.
 fn register_descriptor(
     device: &Device,
     fd: BorrowedFd<'_>,
@@ -179,30 +181,34 @@ fn register_descriptor(
     Region::dmabuf(device, fd, offset, len, access)
 }
 
-/// How large card memory is to be, and how it is made.
+/// Size of card memory, and how it is allocated.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct AllocationOptions {
     pub(crate) bytes: u64,
     pub(crate) prefault: bool,
     pub(crate) huge_pages: bool,
 }
 
-/// Memory of a kind.
-pub(crate) fn open(kind: &Kind, roots: &Roots, wanted: Wanted) -> Result<Box<dyn Backing>, BackingError> {
+/// Allocates or opens memory of a kind.
+pub(crate) fn open(
+    kind: &BackingKind,
+    paths: &DevicePaths,
+    options: AllocationOptions,
+) -> Result<Box<dyn Backing>, BackingError> {
     Ok(match kind {
-        Kind::Emulated => Box::new(Emulated::new("millstream-card-memory", wanted)?),
-        Kind::Pci(place) => Box::new(pci::Bar::open(place, roots, wanted.bytes)?),
-        Kind::Cuda(index) => Box::new(cuda::Gpu::open(*index, roots, wanted.bytes)?),
+        BackingKind::Emulated => Box::new(EmulatedMemory::new("millstream-card-memory", options)?),
+        BackingKind::Pci(bar) => Box::new(pci::PciBarMemory::open(bar, paths, options.bytes)?),
+        BackingKind::Cuda(index) => Box::new(cuda::GpuMemory::open(*index, paths, options.bytes)?),
     })
 }
 
-/// The size of card memory if nobody says how large it is to be: all there is, where that is a number.
+/// Default size of card memory: the size of a BAR; none for the other kinds.
 ///
 /// # Errors
-/// [`BackingError`] if there is no such device.
-pub fn natural_size(kind: &Kind, roots: &Roots) -> Result<Option<u64>, BackingError> {
+/// [`BackingError`] if the device does not exist.
+pub fn default_size(kind: &BackingKind, paths: &DevicePaths) -> Result<Option<u64>, BackingError> {
     match kind {
-        Kind::Pci(place) => pci::size(place, roots).map(Some),
-        Kind::Emulated | Kind::Cuda(_) => Ok(None),
+        BackingKind::Pci(bar) => pci::size(bar, paths).map(Some),
+        BackingKind::Emulated | BackingKind::Cuda(_) => Ok(None),
     }
 }

@@ -10,136 +10,82 @@
 //! | 7, 8 | the rows to compute, first and past the last, at most 16 sweeps; 0, 0: the whole grid, any number of sweeps |
 //! | 9, 10 | further rows, or 0, 0 |
 //!
-//! Results: 0: sweeps made, 1: points computed, 2: time in the sweeps [ns]. The grid that results is always the
-//! second one; the first keeps its values if at most 16 sweeps are made. The outermost rows and columns never
-//! change. The arithmetic, and what it is equal to, is that of [`millstream_stencil`].
+//! Results: 0: sweeps, 1: points computed, 2: time in the sweeps [ns]. The result is always in the second grid;
+//! the first keeps its values if there are at most 16 sweeps. The outermost rows and columns never change.
+//! [`millstream_stencil`] defines the arithmetic.
 //!
-//! The kernel uses every core of an emulated card. It can be held or stopped at any time: the pass that is
-//! under way is made again.
+//! The kernel uses every core of an emulated card. It can pause or stop at any time: an interrupted pass is
+//! repeated.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use millstream_card_abi::Span;
+use millstream_card_abi::command::{Cause, Fault, nanos};
+use millstream_card_abi::registers::{WORDS, Words};
+use millstream_card_abi::stencil::{NAME, StencilArguments};
 use millstream_stencil::{Element, Jacobi, MAX_DEPTH, Plane};
 
-use crate::command::{Cause, Fault, nanos};
-use crate::memory::Span;
-use crate::region::kernel::{Builtin, RegionKernel, Run, Words};
-use crate::registers::WORDS;
-
-/// Name of the kernel.
-pub const NAME: &str = "stencil";
+use crate::kernel::{BuiltinKernel, Kernel, Run};
 
 /// The kernel.
-pub const BUILTIN: Builtin = Builtin { name: NAME, make: || Box::<Stencil>::default() };
+pub const BUILTIN: BuiltinKernel = BuiltinKernel { name: NAME, make: || Box::<Stencil>::default() };
 
-/// First state word, so that nobody else's state is taken for this kernel's.
+/// First state word, which identifies the state of this kernel.
 const STATE: u64 = u64::from_le_bytes(*b"sten-001");
 
-/// What to compute: the arguments, by name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StencilArguments {
-    /// Whether elements are float64 instead of float32.
-    pub double: bool,
-    /// Rows of the grid.
-    pub rows: u64,
-    /// Columns of the grid.
-    pub columns: u64,
-    /// Elements from one row to the next.
-    pub pitch: u64,
-    /// Offset of the grid in card memory [bytes].
-    pub source: u64,
-    /// Offset of the second grid, which gets the result [bytes].
-    pub destination: u64,
-    /// Sweeps.
-    pub sweeps: u64,
-    /// Rows to compute; none: all.
-    pub ranges: [Range<u64>; 2],
+/// Decodes and checks the argument words; the fault names the first bad one.
+fn decode(words: &Words) -> Result<StencilArguments, Fault> {
+    let refused = |index: u64| Fault::new(Cause::InvalidArgument, index);
+    let [element, rows, columns, pitch, source, destination, sweeps, ..] = *words;
+    if element > 1 {
+        return Err(refused(0));
+    }
+    let bytes = if element == 1 { 8 } else { 4 };
+    if rows == 0 || columns == 0 {
+        return Err(refused(if rows == 0 { 1 } else { 2 }));
+    }
+    let plane = pitch.checked_mul(rows).and_then(|cells| cells.checked_mul(bytes));
+    if pitch < columns || plane.is_none() {
+        return Err(refused(3));
+    }
+    for (index, offset) in [(4, source), (5, destination)] {
+        if !offset.is_multiple_of(bytes) {
+            return Err(refused(index));
+        }
+    }
+    let ranges = [words[7]..words[8], words[9]..words[10]];
+    for (index, range) in [(7, &ranges[0]), (9, &ranges[1])] {
+        if range.start > range.end || range.end > rows {
+            return Err(refused(index));
+        }
+    }
+    let arguments =
+        StencilArguments { double: element == 1, rows, columns, pitch, source, destination, sweeps, ranges };
+    if !is_whole(&arguments) && sweeps > MAX_DEPTH as u64 {
+        return Err(refused(6));
+    }
+    let [from, to] = grid_ranges(&arguments);
+    if from.overlaps(to) {
+        return Err(refused(5));
+    }
+    Ok(arguments)
 }
 
-impl StencilArguments {
-    /// The argument words.
-    #[must_use]
-    pub fn to_words(&self) -> Words {
-        let [one, other] = &self.ranges;
-        let mut words = [0; WORDS];
-        words[..11].copy_from_slice(&[
-            self.double.into(),
-            self.rows,
-            self.columns,
-            self.pitch,
-            self.source,
-            self.destination,
-            self.sweeps,
-            one.start,
-            one.end,
-            other.start,
-            other.end,
-        ]);
-        words
-    }
-
-    /// Checks and reads the argument words; the fault names the first that is wrong.
-    fn from_words(words: &Words) -> Result<StencilArguments, Fault> {
-        let refused = |index: u64| Fault::new(Cause::Argument, index);
-        let [element, rows, columns, pitch, source, destination, sweeps, ..] = *words;
-        if element > 1 {
-            return Err(refused(0));
-        }
-        let bytes = if element == 1 { 8 } else { 4 };
-        if rows == 0 || columns == 0 {
-            return Err(refused(if rows == 0 { 1 } else { 2 }));
-        }
-        let plane = pitch.checked_mul(rows).and_then(|cells| cells.checked_mul(bytes));
-        if pitch < columns || plane.is_none() {
-            return Err(refused(3));
-        }
-        for (index, offset) in [(4, source), (5, destination)] {
-            if !offset.is_multiple_of(bytes) {
-                return Err(refused(index));
-            }
-        }
-        let ranges = [words[7]..words[8], words[9]..words[10]];
-        for (index, range) in [(7, &ranges[0]), (9, &ranges[1])] {
-            if range.start > range.end || range.end > rows {
-                return Err(refused(index));
-            }
-        }
-        let arguments = StencilArguments {
-            double: element == 1,
-            rows,
-            columns,
-            pitch,
-            source,
-            destination,
-            sweeps,
-            ranges,
-        };
-        if !arguments.is_whole() && sweeps > MAX_DEPTH as u64 {
-            return Err(refused(6));
-        }
-        let [from, to] = arguments.planes();
-        if from.overlaps(to) {
-            return Err(refused(5));
-        }
-        Ok(arguments)
-    }
-
-    fn is_whole(&self) -> bool {
-        self.ranges.iter().all(|range| range.is_empty())
-    }
-
-    /// Where the two grids lie.
-    fn planes(&self) -> [Span; 2] {
-        let element = if self.double { 8 } else { 4 };
-        // The last row ends with its columns.
-        let cells = self.pitch * (self.rows - 1) + self.columns;
-        [self.source, self.destination].map(|offset| Span::new(offset, cells * element))
-    }
+fn is_whole(arguments: &StencilArguments) -> bool {
+    arguments.ranges.iter().all(|range| range.is_empty())
 }
 
-/// The kernel, with what its threads keep between runs.
+/// The ranges of the two grids.
+fn grid_ranges(arguments: &StencilArguments) -> [Span; 2] {
+    let element = if arguments.double { 8 } else { 4 };
+    // The last row ends with its columns.
+    let cells = arguments.pitch * (arguments.rows - 1) + arguments.columns;
+    [arguments.source, arguments.destination].map(|offset| Span::new(offset, cells * element))
+}
+
+/// The kernel, with the buffers that its threads reuse between runs.
 struct Stencil {
     single: Jacobi<f32>,
     double: Jacobi<f64>,
@@ -152,9 +98,9 @@ impl Default for Stencil {
     }
 }
 
-impl RegionKernel for Stencil {
+impl Kernel for Stencil {
     fn run(&mut self, run: &mut Run<'_>) -> Result<(), Fault> {
-        let arguments = StencilArguments::from_words(run.arguments())?;
+        let arguments = decode(run.arguments())?;
         if arguments.double {
             sweep(&mut self.double, run, &arguments)
         } else {
@@ -169,7 +115,7 @@ fn sweep<E: Element>(
     arguments: &StencilArguments,
 ) -> Result<(), Fault> {
     let mut planes = Vec::new();
-    for span in arguments.planes() {
+    for span in grid_ranges(arguments) {
         planes.push(Plane {
             base: run.banks().as_ptr(span)?.cast::<E>(),
             pitch: arguments.pitch as usize,
@@ -178,7 +124,7 @@ fn sweep<E: Element>(
         });
     }
     let whole = [0..arguments.rows, 0..0];
-    let ranges = if arguments.is_whole() { &whole } else { &arguments.ranges };
+    let ranges = if is_whole(arguments) { &whole } else { &arguments.ranges };
     let ranges = ranges.iter().map(|range| range.start as usize..range.end as usize);
     let ranges: Vec<_> = ranges.filter(|range| !range.is_empty()).collect();
     let rows: usize = ranges.iter().map(Range::len).sum();
@@ -189,52 +135,54 @@ fn sweep<E: Element>(
     let mut pass = match run.resume() {
         None => 0,
         Some([STATE, pass, ..]) if *pass <= passes => *pass,
-        Some(other) => return Err(Fault::new(Cause::KernelUnresumable, other[0])),
+        Some(other) => return Err(Fault::new(Cause::KernelNotResumable, other[0])),
     };
-    let mut in_sweeps = 0;
+    let mut sweep_ns = 0;
     while pass < passes {
         let depth = (sweeps + passes - 1 - pass) / passes;
         let (from, to) = if pass % 2 == 0 { (planes[0], planes[1]) } else { (planes[1], planes[0]) };
-        let (wanted, deadline) = (run.wanted(), run.deadline());
-        let go_on =
-            || !wanted.load(Ordering::Relaxed) && deadline.is_none_or(|deadline| Instant::now() < deadline);
+        let (interrupted, deadline) = (run.interrupt_requested(), run.deadline());
+        let go_on = || {
+            !interrupted.load(Ordering::Relaxed) && deadline.is_none_or(|deadline| Instant::now() < deadline)
+        };
         let started = Instant::now();
         let mut outcome = Ok(());
         for range in &ranges {
-            // SAFETY: both planes are in the run's banks, which outlive the run, and do not overlap; as memory
-            // of the card, others may write to it, and then what results is theirs to explain.
+            // SAFETY: both planes are in the run's banks, which outlive the run, and do not overlap. Other
+            // processes may write to card memory; that makes the result undefined, not the access.
             outcome = outcome
                 .and_then(|()| unsafe { jacobi.run_rows(from, to, range.clone(), depth as usize, &go_on) });
         }
-        in_sweeps += nanos(started.elapsed());
+        sweep_ns += nanos(started.elapsed());
         if outcome.is_ok() {
             pass += 1;
             let bytes = rows as u64 * arguments.columns * E::BYTES as u64;
-            run.note_traffic(bytes, bytes);
-            run.progress(pass * sweeps / passes);
+            run.add_traffic(bytes, bytes);
+            run.set_progress(pass * sweeps / passes);
         }
-        // A pass that was broken off has left the grid that it reads as it was: it is made again.
+        // An interrupted pass leaves its source grid unchanged, so it is repeated.
         let mut state = [0; WORDS];
         state[..2].copy_from_slice(&[STATE, pass]);
         run.safe_point(&state)?;
         if outcome.is_err() {
-            // Wanted, and then not any more; who wants it may need a moment to say so.
+            // The interrupt request was withdrawn, or its reason is not visible yet.
             std::thread::yield_now();
         }
     }
     run.set_result(0, sweeps);
     run.set_result(1, sweeps * rows as u64 * arguments.columns);
-    run.set_result(2, in_sweeps);
+    run.set_result(2, sweep_ns);
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::memory::Memory;
-    use crate::region::kernel::{Banks, Control, Unattended};
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicBool, AtomicU64};
+
+    use super::*;
+    use crate::kernel::{Banks, RunControl, StandaloneControl};
+    use crate::memory::Memory;
 
     const BANK: u64 = 1 << 20;
 
@@ -269,7 +217,7 @@ mod tests {
     }
 
     fn run(memory: &Memory, words: Words) -> Result<Words, Fault> {
-        let control = Unattended::default();
+        let control = StandaloneControl::default();
         let mut run = Run::new(Banks::new(memory, BANK, 0b0110), words, &control);
         (BUILTIN.make)().run(&mut run)?;
         Ok(*run.results())
@@ -296,13 +244,13 @@ mod tests {
         let expected = millstream_stencil::reference(&cells, 90, 130, 9);
         for (row, computed) in result(&memory, cells.len()).chunks(130).enumerate() {
             let inside = (3..10).contains(&row) || row >= 80;
-            let wanted = if inside { &expected[row * 130..][..130] } else { &[0.0; 130] };
-            assert!(computed == wanted, "row {row}");
+            let expected_row = if inside { &expected[row * 130..][..130] } else { &[0.0; 130] };
+            assert!(computed == expected_row, "row {row}");
         }
     }
 
     #[test]
-    fn arguments_that_make_no_sense_are_refused_by_number() {
+    fn bad_arguments_are_refused_by_number() {
         let memory = memory(&grid(90, 130));
         let good = arguments(90, 130, 5).to_words();
         for (index, value, refused) in [
@@ -319,34 +267,46 @@ mod tests {
         ] {
             let mut words = good;
             words[index] = value;
-            assert_eq!(run(&memory, words), Err(Fault::new(Cause::Argument, refused)), "{index}: {value}");
+            assert_eq!(
+                run(&memory, words),
+                Err(Fault::new(Cause::InvalidArgument, refused)),
+                "{index}: {value}"
+            );
         }
         let mut words = good;
         (words[6], words[8]) = (17, 3);
-        assert_eq!(run(&memory, words), Err(Fault::new(Cause::Argument, 6)));
+        assert_eq!(run(&memory, words), Err(Fault::new(Cause::InvalidArgument, 6)));
         for (index, offset) in [(4, 0), (5, 3 * BANK - 4), (5, 4 * BANK), (5, u64::MAX - 3)] {
             let mut words = good;
             words[index] = offset;
             let fault = run(&memory, words).unwrap_err();
-            assert_eq!((fault.cause, fault.detail), (Cause::ForeignMemory, offset));
+            assert_eq!((fault.cause, fault.detail), (Cause::AccessViolation, offset));
         }
     }
 
-    /// Ends the run at the first safe point at which it is wanted, and keeps the state.
+    /// Ends the run at the first safe point after an interrupt request, and keeps the state.
     #[derive(Default)]
-    struct Ending {
-        wanted: AtomicBool,
+    struct InterruptOnce {
+        interrupt_requested: AtomicBool,
         progress: AtomicU64,
+        heartbeat: AtomicU64,
         state: Mutex<Words>,
     }
 
-    impl Control for Ending {
+    impl RunControl for InterruptOnce {
         fn safe_point(&self, state: &Words) -> Result<(), Fault> {
             *self.state.lock().unwrap() = *state;
-            if self.wanted.load(Ordering::Relaxed) { Err(Fault::new(Cause::Interrupted, 0)) } else { Ok(()) }
+            if self.interrupt_requested.load(Ordering::Relaxed) {
+                Err(Fault::new(Cause::Interrupted, 0))
+            } else {
+                Ok(())
+            }
         }
-        fn wanted(&self) -> &AtomicBool {
-            &self.wanted
+        fn interrupt_requested(&self) -> &AtomicBool {
+            &self.interrupt_requested
+        }
+        fn heartbeat(&self) -> &AtomicU64 {
+            &self.heartbeat
         }
         fn progress(&self) -> &AtomicU64 {
             &self.progress
@@ -354,29 +314,29 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_was_broken_off_goes_on_elsewhere_to_the_same_result() {
+    fn an_interrupted_run_resumes_with_the_same_result() {
         let cells = grid(400, 500);
         let words = arguments(400, 500, 2000).to_words();
         let memory = memory(&cells);
-        let control = Ending::default();
+        let control = InterruptOnce::default();
         let banks = Banks::new(&memory, BANK, 0b0110);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while control.progress.load(Ordering::Relaxed) < 100 {
                     std::thread::yield_now();
                 }
-                control.wanted.store(true, Ordering::Relaxed);
+                control.interrupt_requested.store(true, Ordering::Relaxed);
             });
             let mut run = Run::new(banks, words, &control);
             assert_eq!((BUILTIN.make)().run(&mut run).unwrap_err().cause, Cause::Interrupted);
         });
         let state = *control.state.lock().unwrap();
-        let control = Unattended::default();
+        let control = StandaloneControl::default();
         let mut run = Run::new(banks, words, &control).resuming(state);
         (BUILTIN.make)().run(&mut run).unwrap();
         assert!(result(&memory, cells.len()) == millstream_stencil::reference(&cells, 400, 500, 2000));
         let mut foreign = Run::new(banks, words, &control).resuming([7; WORDS]);
         let refused = (BUILTIN.make)().run(&mut foreign);
-        assert_eq!(refused, Err(Fault::new(Cause::KernelUnresumable, 7)));
+        assert_eq!(refused, Err(Fault::new(Cause::KernelNotResumable, 7)));
     }
 }

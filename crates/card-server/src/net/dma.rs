@@ -1,5 +1,5 @@
-//! The copy engine of a card: moves what descriptors in BAR0 say, inside the card and between cards. Of two
-//! cards the one with the descriptor is the initiator; no host takes part.
+//! The DMA engine of a card: executes the transfers of the descriptors in BAR0, inside the card and with peer
+//! cards. The card with the descriptor is the initiator; no host is involved.
 
 use std::net::TcpStream;
 use std::ops::Range;
@@ -8,6 +8,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
+use millstream_card_abi::Span;
+use millstream_card_abi::banks::add_by_bank;
+use millstream_card_abi::codes::{MessageKind, PeerState};
+use millstream_card_abi::command::{Cause, Fault, nanos};
+use millstream_card_abi::dma::{BAR2_OFFSET, DMA_NOTIFY, DmaDescriptor, DmaOperation, RawDmaDescriptor};
+use millstream_card_abi::hello::{ClientHello, ServerHello};
+use millstream_card_abi::registers::{DMA_RING, DMA_RING_SLOTS, MAX_PEERS, PEER_BYTES, PEER_TABLE, at};
 use millstream_rdma::Rkey;
 use millstream_rdma::memory::{RemoteAddress, RemoteMemory, Sge};
 use millstream_rdma::queue::{Segment, SendList, Signal};
@@ -17,200 +24,198 @@ use millstream_rdma::{
 };
 use millstream_shm::futex;
 
-use super::{Greeting, Visit};
-use crate::command::{Cause, Fault, nanos};
-use crate::engine::Idle;
 use crate::hardware::Hardware;
 use crate::kernel::outside;
-use crate::memory::{Memory, Span};
-use crate::region::codes::{MessageKind, PeerState};
-use crate::region::copy::{COPY_NOTIFY, Copy, CopyOperation, IN_DMA_WINDOW, RawCopy};
-use crate::region::worker::{News, Outlet};
-use crate::registers::{COPY_RING, COPY_SLOTS, MAX_BANKS, MAX_PEERS, PEER_BYTES, PEER_TABLE, at};
+use crate::memory::Memory;
+use crate::net::NetworkError;
+use crate::notification::{Notification, NotificationSink};
+use crate::polling::PollPolicy;
 
-/// A long copy travels in pieces, so that a card that is taken away stops soon. Not smaller: what is copied at once by
-/// a processor goes past its caches only if it is larger than they are.
+/// Longest request [bytes]. A long transfer is split, so that the end of a lease interrupts it soon. Shorter
+/// pieces would be copied through the processor's caches.
 const PIECE: u64 = 16 << 20;
 
-/// Pieces of a copy, or copies of a list, under way.
-const DEPTH: u32 = COPY_SLOTS as u32;
+/// Most requests in flight: pieces of a transfer, or transfers of a list.
+const DEPTH: u32 = DMA_RING_SLOTS as u32;
 
-/// Descriptors that are brought here while the end of those before them is told of: as many as nodes write together.
-const EXPECTED: u64 = COPY_SLOTS as u64 / 2;
+/// Descriptors to prefetch while earlier ones complete: as many as a client writes at once.
+const PREFETCH: u64 = DMA_RING_SLOTS as u64 / 2;
 
-/// Longest time without work after which the engine sleeps, even on a card that never does: what that is for are
-/// kernels, and each thread that spins takes a processor from them.
-const LONGEST_SPIN: Duration = Duration::from_millis(1);
+/// Longest time that an idle engine polls, even on a polling card: each polling thread takes a processor from the
+/// kernels.
+const MAX_SPIN: Duration = Duration::from_millis(1);
 
-/// Time to reach another card.
-const REACH: Duration = Duration::from_secs(5);
+/// Time to connect a peer.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the rest of the card wants of the engine.
+/// Requests of the lease controller to the engine, and the engine's answers.
 #[derive(Debug, Default)]
-pub(crate) struct CopyDesk {
-    attention: AtomicU32,
-    /// Nothing may begin: what stands in the ring is of a lease that has ended.
-    held: AtomicBool,
-    /// Forget all peers and the ring; cleared when done.
-    reset: AtomicBool,
-    /// Something was done since the latest reset. Only the engine sets it, and takes it back.
+pub(crate) struct DmaControl {
+    /// Changes with every request; the engine sleeps on it.
+    notifications: AtomicU32,
+    /// No transfer may begin: the ring belongs to an ended lease.
+    closed: AtomicBool,
+    /// Request: disconnect all peers and restart the ring. Cleared by the engine.
+    reset_requested: AtomicBool,
+    /// The engine has executed a command since the latest reset. Only the engine writes it.
     used: AtomicBool,
-    /// Somebody has been reached, or could not be.
-    reached: AtomicBool,
+    /// An attempt to connect a peer has ended.
+    connect_ended: AtomicBool,
 }
 
-impl CopyDesk {
-    pub(crate) fn nudge(&self) {
-        self.attention.fetch_add(1, Ordering::SeqCst);
-        futex::wake_all(&self.attention);
+impl DmaControl {
+    /// Wakes the engine.
+    pub(crate) fn notify(&self) {
+        self.notifications.fetch_add(1, Ordering::SeqCst);
+        futex::wake_all(&self.notifications);
     }
 
-    /// From here on nothing begins, until [`CopyDesk::go_on`]. True if there is nothing to forget.
-    pub(crate) fn start_reset(&self) -> bool {
-        self.held.store(true, Ordering::SeqCst);
-        // Either this sees that the engine began something, or the engine sees that it may not.
-        if !self.used.load(Ordering::SeqCst) {
-            return true;
+    /// Interrupts transfers and disconnects peers. No transfer begins until [`DmaControl::reopen`].
+    pub(crate) fn start_reset(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        // Either this load sees that the engine began a command, or the engine sees the closed ring.
+        if self.used.load(Ordering::SeqCst) {
+            self.reset_requested.store(true, Ordering::SeqCst);
+            self.notify();
         }
-        self.reset.store(true, Ordering::SeqCst);
-        self.nudge();
-        false
     }
 
     pub(crate) fn is_reset(&self) -> bool {
-        !self.reset.load(Ordering::SeqCst)
+        !self.reset_requested.load(Ordering::SeqCst)
     }
 
-    /// The registers are clear: what stands there from now on is of the next lease.
-    pub(crate) fn go_on(&self) {
-        self.held.store(false, Ordering::SeqCst);
+    /// Opens the ring for the next lease. The registers have been cleared.
+    pub(crate) fn reopen(&self) {
+        self.closed.store(false, Ordering::SeqCst);
     }
 
-    /// Whether something may begin.
+    /// Whether a command may begin.
     fn begin(&self) -> bool {
-        // Not stored again where it is set: such a store waits for all those before it, the bytes of copies among them.
+        // Not stored again if it is set: a sequentially consistent store waits for all earlier ones, which include
+        // the copied bytes.
         if !self.used.load(Ordering::Relaxed) {
             self.used.store(true, Ordering::SeqCst);
         }
-        !self.held.load(Ordering::SeqCst)
+        !self.closed.load(Ordering::SeqCst)
     }
 }
 
 struct Peer {
-    pair: QueuePair,
-    /// Keeps the other card from taking us for dead.
+    queue_pair: QueuePair,
+    /// Keeps the connection alive for the peer.
     _stream: TcpStream,
 }
 
-type Reached = (usize, u64, Result<Peer, Cause>);
+/// Number of the peer, generation of the network state, outcome.
+type ConnectOutcome = (usize, u64, Result<Peer, Cause>);
 
-/// The copy engine.
-pub(crate) struct Copies {
+/// The DMA engine.
+pub(crate) struct DmaEngine {
     hardware: Arc<Hardware>,
-    desk: Arc<CopyDesk>,
-    outlet: Arc<dyn Outlet>,
+    control: Arc<DmaControl>,
+    notifications: Arc<dyn NotificationSink>,
     stop: Arc<AtomicBool>,
     spin: Duration,
     heartbeat: Duration,
     memory_bytes: u64,
-    /// Nothing on a card without a network.
-    net: Option<Net>,
+    /// None on a card without network interface.
+    network: Option<Network>,
     consumer: u64,
-    /// A value of `copy_producer` that cannot be, and waits to be corrected; that of `consumer` if there is none.
-    refused: u64,
+    /// The latest invalid value of `dma_producer`; else the value of `consumer`.
+    rejected: u64,
     completed: u64,
     failed: u64,
     bytes: u64,
     busy_ns: u64,
     peer_command: u64,
-    /// Descriptors that are carried out together.
-    batch: Vec<Copy>,
-    /// Some slot says why a copy failed.
-    marked: bool,
+    /// Descriptors that are executed together.
+    batch: Vec<DmaDescriptor>,
+    /// A slot of `dma_cause` is not zero.
+    has_causes: bool,
 }
 
-struct Net {
+struct Network {
     device: Device,
     queue: CompletionQueue,
     list: SendList,
-    /// Card memory for this engine alone: no peer has a key to it.
+    /// Card memory, registered without remote access.
     memory: Region,
-    /// Which of the card's memories that is.
+    /// Generation of that card memory.
     memory_generation: u32,
     peers: [Option<Peer>; MAX_PEERS],
-    reached: (Sender<Reached>, Receiver<Reached>),
-    /// Grows with each reset, so that who was reached for an earlier lease is dropped.
+    connect_outcomes: (Sender<ConnectOutcome>, Receiver<ConnectOutcome>),
+    /// Counts resets, so that a peer that was connected for an earlier lease is dropped.
     generation: u64,
 }
 
-impl Copies {
+impl DmaEngine {
     pub(crate) fn new(
         hardware: Arc<Hardware>,
-        desk: Arc<CopyDesk>,
-        outlet: Arc<dyn Outlet>,
+        control: Arc<DmaControl>,
+        notifications: Arc<dyn NotificationSink>,
         stop: Arc<AtomicBool>,
-        idle: Idle,
+        polling: PollPolicy,
         device: Option<&Device>,
-    ) -> Result<Copies, super::port::PortError> {
-        let net = match device {
+    ) -> Result<DmaEngine, NetworkError> {
+        let network = match device {
             None => None,
             Some(device) => {
                 let generation = hardware.generation();
-                Some(Net {
+                Some(Network {
                     device: device.clone(),
                     queue: CompletionQueue::new(device, DEPTH * MAX_PEERS as u32)?,
-                    list: SendList::new(COPY_SLOTS, COPY_SLOTS),
+                    list: SendList::new(DMA_RING_SLOTS, DMA_RING_SLOTS),
                     memory: hardware.memory().backing().register(device, Access::LOCAL_WRITE)?,
                     memory_generation: generation,
                     peers: Default::default(),
-                    reached: channel(),
+                    connect_outcomes: channel(),
                     generation: 0,
                 })
             }
         };
-        Ok(Copies {
+        Ok(DmaEngine {
             memory_bytes: hardware.memory().size(),
             hardware,
-            desk,
-            outlet,
+            control,
+            notifications,
             stop,
-            spin: idle.spin.min(LONGEST_SPIN),
-            heartbeat: idle.heartbeat,
-            net,
+            spin: polling.spin.min(MAX_SPIN),
+            heartbeat: polling.heartbeat,
+            network,
             consumer: 0,
-            refused: 0,
+            rejected: 0,
             completed: 0,
             failed: 0,
             bytes: 0,
             busy_ns: 0,
             peer_command: 0,
-            batch: Vec::with_capacity(COPY_SLOTS),
-            marked: false,
+            batch: Vec::with_capacity(DMA_RING_SLOTS),
+            has_causes: false,
         })
     }
 
     /// Serves until the card stops.
     pub(crate) fn serve(&mut self) {
         let hardware = self.hardware.clone();
-        let watching = hardware.registers.copy_watching();
+        let polling = hardware.registers.dma_polling();
         while !self.stop.load(Ordering::Relaxed) {
-            watching.store(1, Ordering::Relaxed);
+            polling.store(1, Ordering::Relaxed);
             self.work();
-            // Who writes `copy_producer` looks at this word afterwards, we do it the other way round: one of the two
-            // sees the other.
-            watching.store(0, Ordering::SeqCst);
-            let seen = self.desk.attention.load(Ordering::SeqCst);
-            if !self.desk.reset.load(Ordering::SeqCst) && !self.is_rung() {
-                let _ = futex::wait(&self.desk.attention, seen, self.heartbeat);
+            // A client writes `dma_producer` first and reads this register afterwards; this thread does it in reverse
+            // order. One of the two sees the other.
+            polling.store(0, Ordering::SeqCst);
+            let seen = self.control.notifications.load(Ordering::SeqCst);
+            if !self.control.reset_requested.load(Ordering::SeqCst) && !self.has_work() {
+                let _ = futex::wait(&self.control.notifications, seen, self.heartbeat);
             }
         }
     }
 
-    /// Works until there has been nothing to do for a while.
+    /// Works until the engine has been idle for the spin time.
     fn work(&mut self) {
         let mut latest_work = None;
         while !self.stop.load(Ordering::Relaxed) {
-            if self.desk.reset.load(Ordering::SeqCst) {
+            if self.control.reset_requested.load(Ordering::SeqCst) {
                 self.reset();
             }
             if let Some(done) = self.step() {
@@ -223,127 +228,128 @@ impl Copies {
         }
     }
 
-    /// Whether there is something that may begin, or a peer has been reached.
-    fn is_rung(&mut self) -> bool {
-        self.note_reached();
+    /// Whether a command may begin. Handles ended attempts to connect a peer.
+    fn has_work(&mut self) -> bool {
+        self.handle_connect_outcomes();
         let registers = &self.hardware.registers;
         let command = registers.peer_command().load(Ordering::SeqCst);
-        let producer = registers.copy_producer().load(Ordering::SeqCst);
-        (command != self.peer_command || self.is_more(producer)) && !self.desk.held.load(Ordering::SeqCst)
+        let producer = registers.dma_producer().load(Ordering::SeqCst);
+        (command != self.peer_command || self.has_descriptors(producer))
+            && !self.control.closed.load(Ordering::SeqCst)
     }
 
     fn reset(&mut self) {
-        if let Some(net) = &mut self.net {
-            net.peers = Default::default();
-            net.generation += 1;
-            while let Ok(dropped) = net.reached.1.try_recv() {
+        if let Some(network) = &mut self.network {
+            network.peers = Default::default();
+            network.generation += 1;
+            while let Ok(dropped) = network.connect_outcomes.1.try_recv() {
                 drop(dropped);
             }
         }
-        (self.consumer, self.refused, self.completed, self.peer_command) = (0, 0, 0, 0);
+        (self.consumer, self.rejected, self.completed, self.peer_command) = (0, 0, 0, 0);
         let registers = &self.hardware.registers;
-        registers.copy_consumer().store(0, Ordering::Relaxed);
-        registers.copy_completed().store(0, Ordering::Relaxed);
+        registers.dma_consumer().store(0, Ordering::Relaxed);
+        registers.dma_completed().store(0, Ordering::Relaxed);
         for peer in 0..MAX_PEERS {
             registers.peer_state(peer).store(PeerState::None as u32, Ordering::Relaxed);
             registers.peer_cause(peer).store(0, Ordering::Relaxed);
         }
-        for slot in 0..COPY_SLOTS {
-            registers.copy_cause(slot).store(0, Ordering::Relaxed);
-            registers.copy_detail(slot).store(0, Ordering::Relaxed);
+        for slot in 0..DMA_RING_SLOTS {
+            registers.dma_cause(slot).store(0, Ordering::Relaxed);
+            registers.dma_detail(slot).store(0, Ordering::Relaxed);
         }
-        self.marked = false;
-        self.desk.used.store(false, Ordering::SeqCst);
-        self.desk.reset.store(false, Ordering::SeqCst);
+        self.has_causes = false;
+        self.control.used.store(false, Ordering::SeqCst);
+        self.control.reset_requested.store(false, Ordering::SeqCst);
     }
 
-    /// Does the next piece of work, if there is one. Returns when that was done.
+    /// Executes the next command, if there is one. Returns when it ended.
     fn step(&mut self) -> Option<Instant> {
-        self.note_reached();
+        self.handle_connect_outcomes();
         let registers = &self.hardware.registers;
         let command = registers.peer_command().load(Ordering::Acquire);
-        let producer = registers.copy_producer().load(Ordering::Acquire);
+        let producer = registers.dma_producer().load(Ordering::Acquire);
         if command != self.peer_command {
-            if !self.desk.begin() {
+            if !self.control.begin() {
                 return None;
             }
             self.peer_command = command;
-            self.reach(command);
+            self.connect_peer(command);
             return Some(Instant::now());
         }
-        if !self.is_more(producer) || !self.desk.begin() {
+        if !self.has_descriptors(producer) || !self.control.begin() {
             return None;
         }
-        if producer.wrapping_sub(self.consumer) > COPY_SLOTS as u64 {
-            self.refused = producer;
-            self.tell_fault(0, self.completed, Fault::new(Cause::CopyRingOverrun, producer));
+        if producer.wrapping_sub(self.consumer) > DMA_RING_SLOTS as u64 {
+            self.rejected = producer;
+            self.notify_fault(0, self.completed, Fault::new(Cause::DmaRingOverrun, producer));
             return Some(Instant::now());
         }
-        let done = self.carry_out(producer);
-        self.refused = self.consumer;
+        let done = self.execute(producer);
+        self.rejected = self.consumer;
         Some(done)
     }
 
-    /// Whether `copy_producer` tells of descriptors, or of what has not been refused yet.
-    fn is_more(&self, producer: u64) -> bool {
-        producer != self.consumer && producer != self.refused
+    /// Whether `dma_producer` announces descriptors, or an invalid value that was not rejected yet.
+    fn has_descriptors(&self, producer: u64) -> bool {
+        producer != self.consumer && producer != self.rejected
     }
 
-    /// Carries out the next descriptor, and with it those behind it that can be given to the device in the same list.
-    /// Returns when that was done.
-    fn carry_out(&mut self, producer: u64) -> Instant {
+    /// Executes the next descriptor, and with it the following ones that fit into the same work request list. Returns
+    /// when they ended.
+    fn execute(&mut self, producer: u64) -> Instant {
         let started = Instant::now();
         let mut batch = std::mem::take(&mut self.batch);
         let gathered = self.gather(producer, &mut batch);
         let first = self.consumer;
         self.consumer += batch.len().max(1) as u64;
-        self.hardware.registers.copy_consumer().store(self.consumer, Ordering::Release);
-        let (made, fault) = match (gathered, batch.as_slice()) {
+        self.hardware.registers.dma_consumer().store(self.consumer, Ordering::Release);
+        let (completed, fault) = match (gathered, batch.as_slice()) {
             (Err(fault), _) => (0, Some(fault)),
-            (Ok(()), [copy]) if copy.operation == CopyOperation::Within => {
-                let fault = self.within(copy).err();
+            (Ok(()), [descriptor]) if descriptor.operation == DmaOperation::Local => {
+                let fault = self.local(descriptor).err();
                 (usize::from(fault.is_none()), fault)
             }
-            (Ok(()), batch) => self.between(batch),
+            (Ok(()), batch) => self.remote(batch),
         };
         let registers = &self.hardware.registers;
-        // A node has written these meanwhile, or is about to; they come here while the end is told of.
-        registers.expect_load(at::copy_producer);
-        for index in (self.consumer..self.consumer + EXPECTED).step_by(64 / RawCopy::BYTES) {
-            registers.expect_load(place_of(index));
+        // A client has written these meanwhile, or will soon; they are fetched while the completion is published.
+        registers.prefetch(at::dma_producer);
+        for index in (self.consumer..self.consumer + PREFETCH).step_by(64 / RawDmaDescriptor::BYTES) {
+            registers.prefetch(offset_of(index));
         }
         let now = Instant::now();
         self.busy_ns = self.busy_ns.saturating_add(nanos(now - started));
-        registers.copy_busy_ns().store(self.busy_ns, Ordering::Relaxed);
-        let (made, behind) = batch.split_at(made);
-        let bytes = made.iter().map(|copy| copy.local.len).sum();
-        // The peer of those behind one that failed is gone with it.
-        let gone = behind.iter().skip(1).map(|copy| Fault::new(Cause::CopyPeer, copy.peer.into()));
+        registers.dma_busy_ns().store(self.busy_ns, Ordering::Relaxed);
+        let (completed, failed) = batch.split_at(completed);
+        let bytes = completed.iter().map(|descriptor| descriptor.local.len).sum();
+        // A failed transfer disconnects the peer, so the transfers behind it fail, too.
+        let gone = failed
+            .iter()
+            .skip(1)
+            .map(|descriptor| Fault::new(Cause::DmaPeerNotConnected, descriptor.peer.into()));
         let faults: Vec<Fault> = fault.into_iter().chain(gone).collect();
-        self.settle(first..self.consumer, bytes, &faults, batch.last().is_some_and(|last| last.notify));
+        self.complete(first..self.consumer, bytes, &faults, batch.last().is_some_and(|last| last.notify));
         self.batch = batch;
         now
     }
 
-    /// Reads the next descriptor, and those behind it that can be given to the device in one list with it: of one
-    /// direction and one window of one peer, no more bytes than a piece, and none behind one whose end somebody wants to
-    /// hear of.
-    fn gather(&self, producer: u64, batch: &mut Vec<Copy>) -> Result<(), Fault> {
+    /// Reads the next descriptor, and the following ones that fit into one work request list with it: of one direction,
+    /// peer and key, with at most [`PIECE`] bytes in all, and up to the first one with a notification.
+    fn gather(&self, producer: u64, batch: &mut Vec<DmaDescriptor>) -> Result<(), Fault> {
         let registers = &self.hardware.registers;
         let read = |index| {
-            let mut raw = [0; RawCopy::BYTES];
-            registers.read_bytes(place_of(index), &mut raw);
-            RawCopy::from_bytes(&raw)
+            let mut raw = [0; RawDmaDescriptor::BYTES];
+            registers.read_bytes(offset_of(index), &mut raw);
+            RawDmaDescriptor::from_bytes(&raw)
         };
         batch.clear();
         let raw = read(self.consumer);
-        let first = Copy::from_raw(raw, self.memory_bytes, self.hardware.dma.size())?;
+        let first = DmaDescriptor::from_raw(raw, self.memory_bytes, self.hardware.bar2.size())?;
         batch.push(first);
-        // What goes on behind the last address of all is for the peer's device to refuse, alone.
-        let goes_on = |raw: &RawCopy| raw.remote.checked_add(raw.bytes).is_none();
-        if first.operation == CopyOperation::Within
-            || first.local.offset & IN_DMA_WINDOW != 0
-            || goes_on(&raw)
+        // A range beyond the end of the address space is submitted alone; the peer's device refuses it.
+        let overflows = |raw: &RawDmaDescriptor| raw.remote.checked_add(raw.bytes).is_none();
+        if first.operation == DmaOperation::Local || first.local.offset & BAR2_OFFSET != 0 || overflows(&raw)
         {
             return Ok(());
         }
@@ -352,56 +358,56 @@ impl Copies {
         for index in self.consumer + 1..producer {
             let raw = read(index);
             let local = Span::new(raw.local, raw.bytes);
-            if notify || !raw.goes_with(&first) || !local.fits(memory_bytes) || goes_on(&raw) {
+            if notify || !raw.can_batch_with(&first) || !local.fits(memory_bytes) || overflows(&raw) {
                 return Ok(());
             }
             bytes += raw.bytes;
             if bytes > PIECE {
                 return Ok(());
             }
-            notify = raw.flags & COPY_NOTIFY != 0;
-            batch.push(Copy { local, remote: raw.remote, notify, ..first });
+            notify = raw.flags & DMA_NOTIFY != 0;
+            batch.push(DmaDescriptor { local, remote: raw.remote, notify, ..first });
         }
         Ok(())
     }
 
-    /// Publishes the ends of copies, all at once: each store wants the line back that a node has just read. The last ones
-    /// failed, by these faults. Then tells of those, or of the last copy if that was made and it was asked for.
-    fn settle(&mut self, ended: Range<u64>, bytes: u64, faults: &[Fault], notify: bool) {
+    /// Publishes completions, all at once: each store fetches a cache line that a client has just read. The last
+    /// transfers failed with `faults`. Then notifies the holder of the faults, or of the completion if requested.
+    fn complete(&mut self, ended: Range<u64>, bytes: u64, faults: &[Fault], notify: bool) {
         let registers = &self.hardware.registers;
         let failed_from = ended.end - faults.len() as u64;
-        // Most find the slots clear, and need not store that again.
-        if self.marked || !faults.is_empty() {
-            self.marked = true;
+        // Clear slots need no store.
+        if self.has_causes || !faults.is_empty() {
+            self.has_causes = true;
             for slot in (ended.start..failed_from).map(slot_of) {
-                registers.copy_cause(slot).store(0, Ordering::Relaxed);
-                registers.copy_detail(slot).store(0, Ordering::Relaxed);
+                registers.dma_cause(slot).store(0, Ordering::Relaxed);
+                registers.dma_detail(slot).store(0, Ordering::Relaxed);
             }
             for (slot, fault) in (failed_from..ended.end).map(slot_of).zip(faults) {
-                registers.copy_cause(slot).store(fault.cause.code(), Ordering::Relaxed);
-                registers.copy_detail(slot).store(fault.detail, Ordering::Relaxed);
+                registers.dma_cause(slot).store(fault.cause.code(), Ordering::Relaxed);
+                registers.dma_detail(slot).store(fault.detail, Ordering::Relaxed);
             }
         }
         self.completed += ended.end - ended.start;
         self.bytes += bytes;
         self.failed += faults.len() as u64;
-        registers.copy_bytes().store(self.bytes, Ordering::Relaxed);
-        registers.copies_failed().store(self.failed, Ordering::Relaxed);
-        registers.copy_completed().store(self.completed, Ordering::Release);
+        registers.dma_bytes().store(self.bytes, Ordering::Relaxed);
+        registers.dma_failed().store(self.failed, Ordering::Relaxed);
+        registers.dma_completed().store(self.completed, Ordering::Release);
         for (index, fault) in (failed_from..).zip(faults) {
-            self.tell_fault(slot_of(index), self.completed - (ended.end - 1 - index), *fault);
+            self.notify_fault(slot_of(index), self.completed - (ended.end - 1 - index), *fault);
         }
         if notify && faults.is_empty() {
-            self.outlet.tell(News {
+            self.notifications.notify(Notification {
                 region: slot_of(ended.end - 1) as u32,
-                ..News::of_card(MessageKind::CopyDone, self.completed, [self.completed, 0, 0, 0])
+                ..Notification::of_card(MessageKind::DmaDone, self.completed, [self.completed, 0, 0, 0])
             });
         }
     }
 
-    fn tell_fault(&self, slot: usize, sequence: u64, fault: Fault) {
-        self.outlet.tell(News {
-            kind: MessageKind::CopyFault,
+    fn notify_fault(&self, slot: usize, sequence: u64, fault: Fault) {
+        self.notifications.notify(Notification {
+            kind: MessageKind::DmaFault,
             region: slot as u32,
             cause: Some(fault.cause),
             sequence,
@@ -409,29 +415,29 @@ impl Copies {
         });
     }
 
-    fn within(&mut self, copy: &Copy) -> Result<(), Fault> {
-        let Copy { local, remote, .. } = *copy;
-        let refused = |at: u64| {
-            move |error| match outside(Cause::CopyOutsideMemory)(error) {
-                fault if fault.cause == Cause::CopyOutsideMemory => Fault::new(fault.cause, at),
+    fn local(&mut self, descriptor: &DmaDescriptor) -> Result<(), Fault> {
+        let DmaDescriptor { local, remote, .. } = *descriptor;
+        let out_of_range = |at: u64| {
+            move |error| match outside(Cause::DmaOutsideMemory)(error) {
+                fault if fault.cause == Cause::DmaOutsideMemory => Fault::new(fault.cause, at),
                 fault => fault,
             }
         };
         let (memory, hardware) = (self.hardware.memory(), &*self.hardware);
         let window = |at: u64| -> (&Memory, u64) {
-            if at & IN_DMA_WINDOW == 0 { (&memory, at) } else { (&hardware.dma, at & !IN_DMA_WINDOW) }
+            if at & BAR2_OFFSET == 0 { (&memory, at) } else { (&hardware.bar2, at & !BAR2_OFFSET) }
         };
         let ((from, start), (to, end)) = (window(local.offset), window(remote));
         if std::ptr::eq(from, to) {
-            from.copy_within(Span::new(start, local.len), end).map_err(refused(local.offset))?;
+            from.copy_within(Span::new(start, local.len), end).map_err(out_of_range(local.offset))?;
         } else {
-            /// Small enough to stay in a cache on the way.
+            /// Small enough for the processor's caches.
             const STEP: u64 = 256 << 10;
             let mut piece = vec![0; local.len.min(STEP) as usize];
             for at in (0..local.len).step_by(STEP as usize) {
                 let len = (local.len - at).min(STEP) as usize;
-                from.read(start + at, &mut piece[..len]).map_err(refused(local.offset))?;
-                to.write(end + at, &piece[..len]).map_err(refused(remote))?;
+                from.read(start + at, &mut piece[..len]).map_err(out_of_range(local.offset))?;
+                to.write(end + at, &piece[..len]).map_err(out_of_range(remote))?;
             }
         }
         self.count(std::iter::once(local), true);
@@ -439,50 +445,58 @@ impl Copies {
         Ok(())
     }
 
-    /// Makes copies with one peer: several in one list, or one of any length. Says how many were made, and what was
-    /// wrong with the next one.
-    fn between(&mut self, copies: &[Copy]) -> (usize, Option<Fault>) {
-        let peer = copies[0].peer;
-        let no_peer = Fault::new(Cause::CopyPeer, peer.into());
-        if copies[0].local.offset & IN_DMA_WINDOW != 0 {
-            return (0, Some(Fault::new(Cause::CopyOutsideMemory, copies[0].local.offset)));
+    /// Executes transfers with one peer: several in one list, or one of any length. Returns how many completed, and
+    /// the fault of the next one.
+    fn remote(&mut self, descriptors: &[DmaDescriptor]) -> (usize, Option<Fault>) {
+        let peer = descriptors[0].peer;
+        let no_peer = Fault::new(Cause::DmaPeerNotConnected, peer.into());
+        if descriptors[0].local.offset & BAR2_OFFSET != 0 {
+            return (0, Some(Fault::new(Cause::DmaOutsideMemory, descriptors[0].local.offset)));
         }
-        let Some(net) = &mut self.net else { return (0, Some(no_peer)) };
+        let Some(network) = &mut self.network else { return (0, Some(no_peer)) };
         let generation = self.hardware.generation();
-        if net.memory_generation != generation {
-            let memory = self.hardware.memory().backing().register(&net.device, Access::LOCAL_WRITE);
-            let Ok(memory) = memory else { return (0, Some(Fault::new(Cause::WindowRefused, 0))) };
-            net.memory = memory;
-            net.memory_generation = generation;
+        if network.memory_generation != generation {
+            let memory = self.hardware.memory().backing().register(&network.device, Access::LOCAL_WRITE);
+            let Ok(memory) = memory else { return (0, Some(Fault::new(Cause::WindowRegistration, 0))) };
+            network.memory = memory;
+            network.memory_generation = generation;
         }
-        let Some(place) = net.peers.get_mut(peer as usize) else { return (0, Some(no_peer)) };
-        let Some(connected) = place else { return (0, Some(no_peer)) };
-        let interrupted = || self.stop.load(Ordering::Relaxed) || self.desk.reset.load(Ordering::SeqCst);
-        let (done, fault) = match copies {
-            [copy] => {
-                let outcome = transfer(&net.queue, &net.memory, connected, copy, interrupted);
+        let Some(slot) = network.peers.get_mut(peer as usize) else { return (0, Some(no_peer)) };
+        let Some(connected) = slot else { return (0, Some(no_peer)) };
+        let interrupted =
+            || self.stop.load(Ordering::Relaxed) || self.control.reset_requested.load(Ordering::SeqCst);
+        let (done, fault) = match descriptors {
+            [descriptor] => {
+                let outcome = transfer(&network.queue, &network.memory, connected, descriptor, interrupted);
                 (usize::from(outcome.is_ok()), outcome.err())
             }
-            _ => transfer_list(&net.queue, &mut net.list, &net.memory, connected, copies, interrupted),
+            _ => transfer_list(
+                &network.queue,
+                &mut network.list,
+                &network.memory,
+                connected,
+                descriptors,
+                interrupted,
+            ),
         };
         if let Some(fault) = fault {
-            // A queue pair with an error takes nothing any more (IBTA volume 1, 10.3.1).
-            *place = None;
+            // A queue pair in the error state accepts no work requests (IBTA volume 1, 10.3.1).
+            *slot = None;
             let registers = &self.hardware.registers;
             registers.peer_cause(peer as usize).store(fault.cause.code(), Ordering::Relaxed);
             registers.peer_state(peer as usize).store(PeerState::Failed as u32, Ordering::Release);
         }
-        let made = copies[..done].iter().map(|copy| copy.local);
-        self.count(made, copies[0].operation == CopyOperation::Write);
+        let completed = descriptors[..done].iter().map(|descriptor| descriptor.local);
+        self.count(completed, descriptors[0].operation == DmaOperation::Write);
         (done, fault)
     }
 
-    /// Counts bytes by bank, or those of the DMA window if the first range lies there.
+    /// Counts bytes by bank, or those of BAR2 if the first range is there.
     fn count(&self, spans: impl Iterator<Item = Span>, read: bool) {
         let registers = &self.hardware.registers;
         let mut spans = spans.peekable();
-        if spans.peek().is_some_and(|span| span.offset & IN_DMA_WINDOW != 0) {
-            let counter = if read { registers.dma_read() } else { registers.dma_written() };
+        if spans.peek().is_some_and(|span| span.offset & BAR2_OFFSET != 0) {
+            let counter = if read { registers.bar2_read() } else { registers.bar2_written() };
             counter.fetch_add(spans.map(|span| span.len).sum(), Ordering::Relaxed);
             return;
         }
@@ -492,11 +506,11 @@ impl Copies {
         });
     }
 
-    /// Connects the peer that a command names, on a thread of its own.
-    fn reach(&mut self, command: u64) {
+    /// Connects the peer of a command, on a thread of its own.
+    fn connect_peer(&mut self, command: u64) {
         let index = (command & 0xff) as usize;
         let registers = self.hardware.registers.clone();
-        let bad = |cause: Cause| News {
+        let failed = |cause: Cause| Notification {
             kind: MessageKind::PeerFault,
             region: index as u32,
             cause: Some(cause),
@@ -504,41 +518,45 @@ impl Copies {
             values: [index as u64, 0, 0, 0],
         };
         if index >= MAX_PEERS {
-            return self.outlet.tell(bad(Cause::CopyPeer));
+            return self.notifications.notify(failed(Cause::DmaPeerNotConnected));
         }
         let mut text = [0; PEER_BYTES];
         registers.read_bytes(PEER_TABLE + index * PEER_BYTES, &mut text);
         let end = text.iter().position(|byte| *byte == 0).unwrap_or(PEER_BYTES);
         let address = std::str::from_utf8(&text[..end]).ok().filter(|text| text.contains(':'));
-        let (Some(address), Some(net)) = (address, &mut self.net) else {
+        let (Some(address), Some(network)) = (address, &mut self.network) else {
             registers.peer_cause(index).store(Cause::PeerAddress.code(), Ordering::Relaxed);
             registers.peer_state(index).store(PeerState::Failed as u32, Ordering::Release);
-            return self.outlet.tell(bad(Cause::PeerAddress));
+            return self.notifications.notify(failed(Cause::PeerAddress));
         };
-        net.peers[index] = None;
+        network.peers[index] = None;
         registers.peer_state(index).store(PeerState::Connecting as u32, Ordering::Release);
-        let (address, device, queue) = (address.to_owned(), net.device.clone(), net.queue.clone());
-        let (reached, desk, generation) = (net.reached.0.clone(), self.desk.clone(), net.generation);
+        let (address, device, queue) = (address.to_owned(), network.device.clone(), network.queue.clone());
+        let (reached, control, generation) =
+            (network.connect_outcomes.0.clone(), self.control.clone(), network.generation);
         let spawned = std::thread::Builder::new().name(format!("peer {index}")).spawn(move || {
-            let peer = reach(&device, &queue, &address);
+            let peer = connect_to(&device, &queue, &address);
             let _ = reached.send((index, generation, peer.ok_or(Cause::PeerUnreachable)));
-            desk.reached.store(true, Ordering::Release);
-            desk.nudge();
+            control.connect_ended.store(true, Ordering::Release);
+            control.notify();
         });
         if spawned.is_err() {
             registers.peer_state(index).store(PeerState::Failed as u32, Ordering::Release);
-            self.outlet.tell(bad(Cause::PeerUnreachable));
+            self.notifications.notify(failed(Cause::PeerUnreachable));
         }
     }
 
-    fn note_reached(&mut self) {
-        let Some(net) = &mut self.net else { return };
-        // Only looked at, in most rounds: a swap waits for all stores before it.
-        if !self.desk.reached.load(Ordering::Relaxed) || !self.desk.reached.swap(false, Ordering::Acquire) {
+    /// Publishes the outcome of attempts to connect a peer.
+    fn handle_connect_outcomes(&mut self) {
+        let Some(network) = &mut self.network else { return };
+        // A load first: a swap waits for all earlier stores.
+        if !self.control.connect_ended.load(Ordering::Relaxed)
+            || !self.control.connect_ended.swap(false, Ordering::Acquire)
+        {
             return;
         }
-        while let Ok((index, generation, outcome)) = net.reached.1.try_recv() {
-            if generation != net.generation {
+        while let Ok((index, generation, outcome)) = network.connect_outcomes.1.try_recv() {
+            if generation != network.generation {
                 continue;
             }
             let registers = &self.hardware.registers;
@@ -546,131 +564,94 @@ impl Copies {
                 Ok(_) => (MessageKind::PeerConnected, PeerState::Connected, None),
                 Err(cause) => (MessageKind::PeerFault, PeerState::Failed, Some(*cause)),
             };
-            net.peers[index] = outcome.ok();
+            network.peers[index] = outcome.ok();
             registers.peer_cause(index).store(cause.map_or(0, Cause::code), Ordering::Relaxed);
             registers.peer_state(index).store(state as u32, Ordering::Release);
-            let news = News::of_card(kind, self.peer_command, [index as u64, 0, 0, 0]);
-            self.outlet.tell(News { region: index as u32, cause, ..news });
+            let news = Notification::of_card(kind, self.peer_command, [index as u64, 0, 0, 0]);
+            self.notifications.notify(Notification { region: index as u32, cause, ..news });
         }
     }
 }
 
-/// The parts of a range that lie in each bank, with their lengths.
-pub(crate) fn by_bank(span: Span, bank_bytes: u64) -> impl Iterator<Item = (usize, u64)> {
-    let end = span.offset.saturating_add(span.len);
-    let mut at = span.offset;
-    std::iter::from_fn(move || {
-        let bank = at / bank_bytes;
-        if at >= end || bank >= MAX_BANKS.into() {
-            return None;
-        }
-        let part = (end - at).min((bank + 1) * bank_bytes - at);
-        at += part;
-        Some((bank as usize, part))
-    })
-}
-
-/// Adds up the bytes of ranges by the bank that they lie in. Most lie in the bank of the one before, which saves divisions
-/// and additions.
-pub(crate) fn add_by_bank(
-    spans: impl Iterator<Item = Span>,
-    bank_bytes: u64,
-    mut add: impl FnMut(usize, u64),
-) {
-    let (mut bank, mut inside, mut bytes) = (usize::MAX, 0..0, 0);
-    for span in spans {
-        if inside.contains(&span.offset) && inside.end - span.offset >= span.len {
-            bytes += span.len;
-            continue;
-        }
-        for (next, part) in by_bank(span, bank_bytes) {
-            if next != bank {
-                if bytes > 0 {
-                    add(bank, bytes);
-                }
-                (bank, bytes) = (next, 0);
-                inside = next as u64 * bank_bytes..(next as u64 + 1) * bank_bytes;
-            }
-            bytes += part;
-        }
-    }
-    if bytes > 0 {
-        add(bank, bytes);
-    }
-}
-
-fn reach(device: &Device, queue: &CompletionQueue, address: &str) -> Option<Peer> {
-    let deadline = Deadline::after(REACH);
+fn connect_to(device: &Device, queue: &CompletionQueue, address: &str) -> Option<Peer> {
+    let deadline = Deadline::after(CONNECT_TIMEOUT);
     let options = RcOptions { send_depth: DEPTH, recv_depth: 1, ..RcOptions::default() };
     let mut stream = connect::dial(address, deadline).ok()?;
     let prepared = PreparedQueuePair::new(device, queue, queue, &options).ok()?;
-    let connected = prepared.connect(&mut stream, &Visit::of(true).to_bytes(), deadline).ok()?;
-    Greeting::from_extra(&connected.private_data)?;
-    Some(Peer { pair: connected.pair, _stream: stream })
+    let connected = prepared.connect(&mut stream, &ClientHello::new(true).to_bytes(), deadline).ok()?;
+    ServerHello::parse(&connected.private_data)?;
+    Some(Peer { queue_pair: connected.pair, _stream: stream })
 }
 
-/// Where in the ring a descriptor stands.
+/// Slot of a descriptor in the ring.
 fn slot_of(index: u64) -> usize {
-    (index % COPY_SLOTS as u64) as usize
+    (index % DMA_RING_SLOTS as u64) as usize
 }
 
-/// Where in BAR0 that is.
-fn place_of(index: u64) -> usize {
-    COPY_RING + RawCopy::BYTES * slot_of(index)
+/// Offset of a descriptor in BAR0.
+fn offset_of(index: u64) -> usize {
+    DMA_RING + RawDmaDescriptor::BYTES * slot_of(index)
 }
 
-/// Where a copy goes on from `at`, for the device.
-fn places(memory: &Region, copy: &Copy, at: u64, len: u64) -> Result<(Sge, RemoteAddress), Fault> {
-    let outside = Fault::new(Cause::CopyOutsideMemory, copy.local.offset);
-    let here = memory.sge(copy.local.offset + at, len as u32).map_err(|_| outside)?;
-    Ok((here, RemoteAddress { addr: copy.remote.wrapping_add(at), rkey: Rkey::new(copy.key) }))
+/// The `len` bytes of a transfer from `at`, as operands of a work request.
+fn operands(
+    memory: &Region,
+    descriptor: &DmaDescriptor,
+    at: u64,
+    len: u64,
+) -> Result<(Sge, RemoteAddress), Fault> {
+    let outside = Fault::new(Cause::DmaOutsideMemory, descriptor.local.offset);
+    let here = memory.sge(descriptor.local.offset + at, len as u32).map_err(|_| outside)?;
+    Ok((here, RemoteAddress { addr: descriptor.remote.wrapping_add(at), rkey: Rkey::new(descriptor.key) }))
 }
 
-/// What a request that failed says of the copy.
+/// The fault of a transfer whose work request failed.
 fn fault_of(status: Status) -> Fault {
     match status {
-        Status::RemoteAccessError | Status::RemoteInvalidRequestError => Fault::new(Cause::CopyRefused, 0),
+        Status::RemoteAccessError | Status::RemoteInvalidRequestError => {
+            Fault::new(Cause::DmaRemoteAccess, 0)
+        }
         _ => LOST,
     }
 }
 
-const LOST: Fault = Fault::new(Cause::CopyPeerLost, 0);
+const LOST: Fault = Fault::new(Cause::DmaPeerLost, 0);
 const INTERRUPTED: Fault = Fault::new(Cause::Interrupted, 0);
 
-/// Moves the pieces of a copy, several at a time.
+/// Executes a transfer in pieces, several at a time.
 fn transfer(
     queue: &CompletionQueue,
     memory: &Region,
     peer: &Peer,
-    copy: &Copy,
+    descriptor: &DmaDescriptor,
     interrupted: impl Fn() -> bool,
 ) -> Result<(), Fault> {
-    let (mut posted, mut under_way) = (0, 0);
+    let (mut posted, mut in_flight) = (0, 0);
     let mut buffer = [Completion::EMPTY; 4];
     let mut rounds = 0u32;
-    while posted < copy.local.len || under_way > 0 {
-        while posted < copy.local.len && under_way < DEPTH {
+    while posted < descriptor.local.len || in_flight > 0 {
+        while posted < descriptor.local.len && in_flight < DEPTH {
             if interrupted() {
                 return Err(INTERRUPTED);
             }
-            let len = (copy.local.len - posted).min(PIECE);
-            let (here, there) = places(memory, copy, posted, len)?;
-            let post = match copy.operation {
-                CopyOperation::Write => peer.pair.post_write(&[here], there, Signal::Yes, WrId(0)),
-                CopyOperation::Read | CopyOperation::Within => {
-                    peer.pair.post_read(&[here], there, Signal::Yes, WrId(0))
+            let len = (descriptor.local.len - posted).min(PIECE);
+            let (here, there) = operands(memory, descriptor, posted, len)?;
+            let post = match descriptor.operation {
+                DmaOperation::Write => peer.queue_pair.post_write(&[here], there, Signal::Yes, WrId(0)),
+                DmaOperation::Read | DmaOperation::Local => {
+                    peer.queue_pair.post_read(&[here], there, Signal::Yes, WrId(0))
                 }
             };
             post.map_err(|_| LOST)?;
             posted += len;
-            under_way += 1;
+            in_flight += 1;
         }
         for completion in queue.poll(&mut buffer).map_err(|_| LOST)? {
-            // What a peer that failed earlier still had under way is flushed.
-            if completion.qpn() != peer.pair.qpn() {
+            // A flushed completion of a peer that failed earlier.
+            if completion.qpn() != peer.queue_pair.qpn() {
                 continue;
             }
-            under_way -= 1;
+            in_flight -= 1;
             if !completion.is_success() {
                 return Err(fault_of(completion.status()));
             }
@@ -686,35 +667,35 @@ fn transfer(
     Ok(())
 }
 
-/// Makes several copies, each no longer than a piece, by one list of requests: of one direction, and with one window. Says
-/// how many were made, and what was wrong with the next one.
+/// Executes transfers of one direction and key, each at most [`PIECE`] long, by one list of work requests. Returns how
+/// many completed, and the fault of the next one.
 fn transfer_list(
     queue: &CompletionQueue,
     list: &mut SendList,
     memory: &Region,
     peer: &Peer,
-    copies: &[Copy],
+    descriptors: &[DmaDescriptor],
     interrupted: impl Fn() -> bool,
 ) -> (usize, Option<Fault>) {
     list.clear();
-    let Copy { operation, key, .. } = copies[0];
-    // Where the peer's window lies is for its device to check.
+    let DmaDescriptor { operation, key, .. } = descriptors[0];
+    // The peer's device checks the range.
     let there = RemoteMemory { addr: 0, rkey: Rkey::new(key), len: u64::MAX };
-    let parts = copies.iter().map(|copy| Segment {
-        local: copy.local.offset,
-        remote: copy.remote,
-        length: copy.local.len as u32,
+    let segments = descriptors.iter().map(|descriptor| Segment {
+        local: descriptor.local.offset,
+        remote: descriptor.remote,
+        length: descriptor.local.len as u32,
     });
     let added = match operation {
-        CopyOperation::Write => list.write_segments(memory, &there, parts),
-        CopyOperation::Read | CopyOperation::Within => list.read_segments(memory, &there, parts),
+        DmaOperation::Write => list.write_segments(memory, &there, segments),
+        DmaOperation::Read | DmaOperation::Local => list.read_segments(memory, &there, segments),
     };
     if added.is_err() {
-        return (0, Some(Fault::new(Cause::CopyOutsideMemory, copies[0].local.offset)));
+        return (0, Some(Fault::new(Cause::DmaOutsideMemory, descriptors[0].local.offset)));
     }
-    debug_assert_eq!(added, Ok(copies.len()), "a ring has no more descriptors than the list has room for");
-    list.signal_last(WrId(copies.len() as u64 - 1));
-    if peer.pair.post_list(list).is_err() {
+    debug_assert_eq!(added, Ok(descriptors.len()), "the list has as many entries as the ring");
+    list.signal_last(WrId(descriptors.len() as u64 - 1));
+    if peer.queue_pair.post_list(list).is_err() {
         return (0, Some(LOST));
     }
     let mut buffer = [Completion::EMPTY; 4];
@@ -722,15 +703,15 @@ fn transfer_list(
     loop {
         let Ok(completions) = queue.poll(&mut buffer) else { return (0, Some(LOST)) };
         for completion in completions {
-            if completion.qpn() != peer.pair.qpn() {
+            if completion.qpn() != peer.queue_pair.qpn() {
                 continue;
             }
-            // Requests complete in order: those before it have been made.
+            // Work requests complete in order, so the earlier ones have succeeded.
             let index = completion.wr_id().0 as usize;
             if !completion.is_success() {
                 return (index, Some(fault_of(completion.status())));
             }
-            return (copies.len(), None);
+            return (descriptors.len(), None);
         }
         rounds = rounds.wrapping_add(1);
         if rounds.is_multiple_of(256) {
@@ -738,31 +719,6 @@ fn transfer_list(
             if interrupted() {
                 return (0, Some(INTERRUPTED));
             }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        #[test]
-        fn bytes_are_added_to_the_banks_that_they_lie_in(
-            spans in prop::collection::vec((0u64..1000, 0u64..500), 0..30), bank_bytes in 1u64..300,
-        ) {
-            let mut expected = [0; MAX_BANKS as usize];
-            for at in spans.iter().flat_map(|(offset, len)| *offset..offset + len) {
-                if let Some(count) = expected.get_mut((at / bank_bytes) as usize) {
-                    *count += 1;
-                }
-            }
-            let mut counted = [0; MAX_BANKS as usize];
-            let spans = spans.iter().map(|(offset, len)| Span::new(*offset, *len));
-            add_by_bank(spans, bank_bytes, |bank, bytes| counted[bank] += bytes);
-            prop_assert_eq!(counted, expected);
         }
     }
 }

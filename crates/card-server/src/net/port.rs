@@ -1,14 +1,15 @@
-//! The network side of a card: listens for nodes, connects queue pairs, takes doorbells that come with
-//! immediate data.
+//! The listening port of a card: connects queue pairs of clients and receives doorbells as immediate data.
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
+use millstream_card_abi::hello::{ClientHello, ServerHello};
+use millstream_card_abi::registers::{BAR0_BYTES, LEASE_PAGE};
 use millstream_rdma::connect::{self, ConnectError, Listener};
 use millstream_rdma::memory::MemoryError;
-use millstream_rdma::queue::QueueError;
+use millstream_rdma::queue::{PollError, QueueError};
 use millstream_rdma::wait::{WaitError, WaitFd, WaitOptions, Waiter};
 use millstream_rdma::{
     Access, Completion, CompletionQueue, Deadline, Device, PreparedQueuePair, QueuePair, RcOptions, Region,
@@ -16,31 +17,29 @@ use millstream_rdma::{
 };
 use millstream_shm::EventFd;
 
-use super::crowd::{Crowd, Link, MESSAGE_DEPTH};
-use super::{Greeting, Visit};
-use crate::backing::Emulated;
-use crate::registers::{BAR0_BYTES, LEASE_PAGE};
+use crate::backing::EmulatedMemory;
+use crate::net::clients::{ClientLink, ClientRegistry, MESSAGE_DEPTH};
 
-/// Doorbells with immediate data that may be under way from one node.
+/// Most doorbells with immediate data in flight from one client.
 const DOORBELL_DEPTH: u32 = 64;
 
-/// Most nodes that a card serves.
-pub(crate) const MAX_NODES: u32 = 64;
+/// Most clients on the network.
+const MAX_CLIENTS: u32 = 64;
 
-/// Time for a node that has connected to say what it is.
-const HANDSHAKE: Duration = Duration::from_secs(5);
+/// Time for a connected client to send its hello.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why a card cannot be on the network.
+/// Why the network interface of a card failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum PortError {
-    /// It cannot listen there.
+pub enum NetworkError {
+    /// The card cannot listen at its address.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// The device refuses a queue.
+    /// The device refused a queue.
     #[error(transparent)]
     Queue(#[from] QueueError),
-    /// The device refuses the card's memory.
+    /// The device refused to register memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// Waiting failed.
@@ -48,8 +47,8 @@ pub enum PortError {
     Wait(#[from] WaitError),
 }
 
-/// What nodes may do with a card's queue pairs; the regions say what with which memory.
-pub(crate) fn options() -> RcOptions {
+/// Options of the queue pairs to clients. The memory regions restrict what a client can access.
+fn options() -> RcOptions {
     RcOptions {
         send_depth: MESSAGE_DEPTH,
         recv_depth: DOORBELL_DEPTH,
@@ -58,53 +57,53 @@ pub(crate) fn options() -> RcOptions {
     }
 }
 
-type Joined = (u32, Link);
+type Connected = (u32, ClientLink);
 
-/// The network side of a card.
-pub(crate) struct Port {
+/// The listening port of a card.
+pub(crate) struct NetworkPort {
     pub(crate) device: Device,
     listener: Listener,
     waiter: Waiter,
     doorbells: CompletionQueue,
-    sent: CompletionQueue,
+    send_queue: CompletionQueue,
     bar0: Region,
     lease_words: Region,
-    greeting: Greeting,
-    joined: (Sender<Joined>, Receiver<Joined>),
-    /// Nodes that rang while they were arriving, once for each time.
+    hello: ServerHello,
+    connected: (Sender<Connected>, Receiver<Connected>),
+    /// Clients that rang a doorbell while they were connecting, once per doorbell.
     early: Vec<u32>,
     wake: Arc<EventFd>,
 }
 
-impl Port {
-    /// Listens at `address`. `greeting` lacks what only the port knows.
+impl NetworkPort {
+    /// Listens at `address`. The port completes `hello` with addresses and keys.
     pub(crate) fn open(
         device: &Device,
         address: &str,
-        bar0: &Emulated,
-        greeting: Greeting,
-        crowd: &Crowd,
+        bar0: &EmulatedMemory,
+        hello: ServerHello,
+        clients: &ClientRegistry,
         wake: Arc<EventFd>,
-    ) -> Result<Port, PortError> {
+    ) -> Result<NetworkPort, NetworkError> {
         let listener = connect::listen(address)?;
         let rights = Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let lease_words = bar0.register_part(device, LEASE_PAGE.start as u64, LEASE_PAGE.len(), rights)?;
         let bar0 = bar0.register_part(device, 0, BAR0_BYTES, Access::REMOTE_READ)?;
         let waiter = Waiter::new(device, WaitOptions { spin: Duration::ZERO, ..WaitOptions::default() })?;
-        let doorbells = waiter.completion_queue(DOORBELL_DEPTH * MAX_NODES)?;
-        let sent = CompletionQueue::new(device, MESSAGE_DEPTH * MAX_NODES)?;
-        // The crowd polls its own handle of the same queue.
-        crowd.set_sent(sent.clone());
-        Ok(Port {
+        let doorbells = waiter.completion_queue(DOORBELL_DEPTH * MAX_CLIENTS)?;
+        let send_queue = CompletionQueue::new(device, MESSAGE_DEPTH * MAX_CLIENTS)?;
+        // The registry polls its own handle of the same queue.
+        clients.set_send_queue(send_queue.clone());
+        Ok(NetworkPort {
             device: device.clone(),
             listener,
             waiter,
             doorbells,
-            sent,
+            send_queue,
             bar0,
             lease_words,
-            greeting,
-            joined: channel(),
+            hello,
+            connected: channel(),
             early: Vec::new(),
             wake,
         })
@@ -114,100 +113,113 @@ impl Port {
         self.listener.address()
     }
 
-    /// Waits for a doorbell, a node, or `deadline`. Returns the immediate data that came.
-    pub(crate) fn wait(&mut self, crowd: &Arc<Crowd>, deadline: Deadline) -> Result<Vec<u32>, PortError> {
+    /// Waits for a doorbell, a client, or `deadline`. Returns the immediate data received.
+    pub(crate) fn wait(
+        &mut self,
+        clients: &Arc<ClientRegistry>,
+        deadline: Deadline,
+    ) -> Result<Vec<u32>, NetworkError> {
         let mut streams: Vec<(u32, Arc<TcpStream>)> = Vec::new();
-        crowd.each(|node, link| streams.push((node, link.stream.clone())));
+        clients.for_each(|client, link| streams.push((client, link.stream.clone())));
         let mut others = vec![WaitFd::readable(&self.listener), WaitFd::readable(&*self.wake)];
         others.extend(streams.iter().map(|(_, stream)| WaitFd::readable(&**stream)));
-        let mut rung = Vec::new();
+        let mut immediates = Vec::new();
         let mut gone = Vec::new();
         let (doorbells, early) = (&self.doorbells, &mut self.early);
         self.waiter.wait(&[doorbells], &mut others, deadline, || {
             let mut buffer = [Completion::EMPTY; 16];
             let completions = doorbells.poll(&mut buffer).map_err(poll_failed)?;
             for completion in completions {
-                let node = completion.wr_id().0 as u32;
+                let client = completion.wr_id().0 as u32;
                 if !completion.is_success() {
-                    gone.push(node);
+                    gone.push(client);
                     continue;
                 }
-                rung.extend(completion.imm());
-                if crowd.is_arriving(node) {
-                    early.push(node);
+                immediates.extend(completion.imm());
+                if clients.is_connecting(client) {
+                    early.push(client);
                     continue;
                 }
-                let again = crowd.with(node, |link| link.pair.post_recv(&[], completion.wr_id()));
+                let again = clients.with(client, |link| link.queue_pair.post_recv(&[], completion.wr_id()));
                 if !matches!(again, Some(Ok(()))) {
-                    gone.push(node);
+                    gone.push(client);
                 }
             }
-            Ok::<_, PortError>(!completions.is_empty())
+            Ok::<_, NetworkError>(!completions.is_empty())
         })?;
         let ready: Vec<bool> = others.iter().map(WaitFd::is_ready).collect();
         drop(others);
         self.wake.clear();
-        gone.extend(streams.iter().zip(&ready[2..]).filter(|(_, ready)| **ready).map(|((node, _), _)| *node));
-        for node in gone {
-            crowd.leave(node);
+        let closed = streams.iter().zip(&ready[2..]).filter(|(_, ready)| **ready);
+        gone.extend(closed.map(|((client, _), _)| *client));
+        for client in gone {
+            clients.remove(client);
         }
         if ready[0] {
-            self.welcome(crowd);
+            self.accept(clients);
         }
-        while let Ok((node, link)) = self.joined.1.try_recv() {
-            // What it rang before it was known has used up receives.
-            self.early.retain(|rang| *rang != node || link.pair.post_recv(&[], WrId(node.into())).is_err());
-            crowd.join(node, link);
+        while let Ok((client, link)) = self.connected.1.try_recv() {
+            // Its early doorbells have consumed receives.
+            self.early.retain(|rang| {
+                *rang != client || link.queue_pair.post_recv(&[], WrId(client.into())).is_err()
+            });
+            clients.add(client, link);
         }
-        self.early.retain(|node| crowd.is_arriving(*node));
-        Ok(rung)
+        self.early.retain(|client| clients.is_connecting(*client));
+        Ok(immediates)
     }
 
-    /// Connects a node, on a thread of its own: what a stranger does must not hold the card.
-    fn welcome(&self, crowd: &Arc<Crowd>) {
+    /// Connects a client, on a thread of its own so that a slow client does not block the card.
+    fn accept(&self, clients: &Arc<ClientRegistry>) {
         let Ok((stream, _)) = self.listener.accept(Deadline::after(Duration::ZERO)) else { return };
-        if crowd.len() >= MAX_NODES as usize {
+        if clients.network_clients() >= MAX_CLIENTS as usize {
             return;
         }
-        let node = crowd.number();
-        let Some(prepared) = self.prepare(node) else { return crowd.give_up(node) };
-        let greeting = Greeting {
-            node,
+        let client = clients.reserve_id();
+        let Some(prepared) = self.prepare(client) else { return clients.abandon(client) };
+        let hello = ServerHello {
+            client,
             bar0_addr: self.bar0.remote().addr,
             bar0_key: self.bar0.rkey().get(),
             lease_key: self.lease_words.rkey().get(),
-            ..self.greeting
+            ..self.hello
         };
-        let (joined, wake, all) = (self.joined.0.clone(), self.wake.clone(), crowd.clone());
-        let spawned = std::thread::Builder::new().name(format!("node {node}")).spawn(move || {
-            match meet(prepared, stream.try_clone().ok(), &greeting) {
-                Some(pair) => {
-                    let _ = joined.send((node, Link::new(pair, stream)));
+        let (connected, wake, registry) = (self.connected.0.clone(), self.wake.clone(), clients.clone());
+        let spawned = std::thread::Builder::new().name(format!("client {client}")).spawn(move || {
+            match shake_hands(prepared, stream.try_clone().ok(), &hello) {
+                Some(queue_pair) => {
+                    let _ = connected.send((client, ClientLink::new(queue_pair, stream)));
                 }
-                None => all.give_up(node),
+                None => registry.abandon(client),
             }
             wake.signal();
         });
         if spawned.is_err() {
-            crowd.give_up(node);
+            clients.abandon(client);
         }
     }
 
-    fn prepare(&self, node: u32) -> Option<PreparedQueuePair> {
-        let prepared = PreparedQueuePair::new(&self.device, &self.sent, &self.doorbells, &options()).ok()?;
+    fn prepare(&self, client: u32) -> Option<PreparedQueuePair> {
+        let prepared =
+            PreparedQueuePair::new(&self.device, &self.send_queue, &self.doorbells, &options()).ok()?;
         for _ in 0..DOORBELL_DEPTH {
-            prepared.post_recv(&[], WrId(node.into())).ok()?;
+            prepared.post_recv(&[], WrId(client.into())).ok()?;
         }
         Some(prepared)
     }
 }
 
-fn meet(prepared: PreparedQueuePair, stream: Option<TcpStream>, greeting: &Greeting) -> Option<QueuePair> {
-    let connected = prepared.connect(&mut stream?, &greeting.to_bytes(), Deadline::after(HANDSHAKE)).ok()?;
-    Visit::from_extra(&connected.private_data)?;
+fn shake_hands(
+    prepared: PreparedQueuePair,
+    stream: Option<TcpStream>,
+    hello: &ServerHello,
+) -> Option<QueuePair> {
+    let deadline = Deadline::after(HANDSHAKE_TIMEOUT);
+    let connected = prepared.connect(&mut stream?, &hello.to_bytes(), deadline).ok()?;
+    ClientHello::parse(&connected.private_data)?;
     Some(connected.pair)
 }
 
-fn poll_failed(error: millstream_rdma::queue::PollError) -> PortError {
-    PortError::Wait(WaitError { what: "take doorbells from the completion queue", cause: error.cause })
+fn poll_failed(error: PollError) -> NetworkError {
+    NetworkError::Wait(WaitError { what: "poll the completion queue of doorbells", cause: error.cause })
 }

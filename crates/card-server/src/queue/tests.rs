@@ -1,15 +1,17 @@
-//! The engine by itself: commands that are nearly right, or not at all, or overwritten meanwhile.
+//! The queue engine with descriptors that are nearly valid, random, or overwritten concurrently.
 
 use millstream_camera::format::TRACE_BYTES;
+use millstream_card_abi::events::{CLUSTER7, Cluster7Args, PacketBuffer, VERIFY, VerifyArgs};
 use millstream_fragment::mfp::{self, Repr};
 use millstream_fragment::{Alignment, Fragment, SourceId, SourceKind};
 use proptest::prelude::*;
 
 use super::*;
-use crate::kernel::cluster7::Cluster7Args;
-use crate::kernel::slot::Place;
-use crate::kernel::verify::VerifyArgs;
-use crate::registers;
+use crate::backing::{BackingKind, DevicePaths};
+use crate::hardware::{Hardware, HardwareConfig};
+use crate::kernel::builtin::BUILTINS;
+use crate::region::control::RegionControl;
+use crate::region::slot::KernelSlot;
 
 const MEMORY: u64 = 256 << 10;
 const SLOTS: u32 = 8;
@@ -20,35 +22,61 @@ const RESULT: u64 = 12 << 10;
 const GEOMETRY: u64 = 16 << 10;
 const DECISIONS: u64 = 32 << 10;
 const PACKETS: u64 = 64 << 10;
-/// Room for a packet of three trace fragments.
+/// Length of the buffer for a packet of three trace fragments.
 const PACKET: u64 = 32 << 10;
 const FIRST_EVENT: u64 = 500;
 const N_EVENTS: u64 = 3;
 
-fn engine() -> Engine {
-    Engine::new(
-        Arc::new(registers::detached()),
-        Arc::new(Memory::anonymous(MEMORY).unwrap()),
-        Registry::builtin(),
-        Arc::new(EventFd::latch().unwrap()),
-        Arc::new(AtomicBool::new(false)),
-    )
+/// An engine with `verify` in region 0 and `cluster7` in region 1.
+fn engine() -> QueueEngine {
+    let config = HardwareConfig {
+        memory_kind: &BackingKind::Emulated,
+        device_paths: &DevicePaths::default(),
+        bank_bytes: MEMORY,
+        bank_count: 1,
+        bar2_bytes: 4096,
+        prefault: false,
+        huge_pages: false,
+    };
+    let hardware = Arc::new(Hardware::new(&config).unwrap());
+    let interrupt_fd = hardware.interrupt_fd.clone();
+    let kernels = [VERIFY, CLUSTER7].map(|name| {
+        let slot = KernelSlot::default();
+        let kernel = BUILTINS.iter().find(|kernel| kernel.name == name).expect("a kernel of every card");
+        slot.load((kernel.make)());
+        slot
+    });
+    let context = RegionContext {
+        registers: hardware.registers.clone(),
+        hardware,
+        bank_bytes: MEMORY,
+        bank_count: 1,
+        builtin_kernels: Vec::new(),
+        loaders: Vec::new(),
+        stop: Arc::default(),
+        regions: (0..2).map(|_| RegionControl::default()).collect(),
+        kernels: kernels.into(),
+        queue: QueueControl::default(),
+        command_timeout: Duration::MAX,
+        polling: PollPolicy { spin: Duration::ZERO, heartbeat: Duration::from_millis(100) },
+        controller_wake: Arc::new(EventFd::latch().unwrap()),
+    };
+    QueueEngine::new(Arc::new(context), interrupt_fd, Box::new(|| {}))
 }
 
-fn open_rings(engine: &mut Engine, generation: u32) {
-    let registers = &engine.registers;
+fn open_rings(engine: &mut QueueEngine, generation: u32) {
+    let registers = &engine.context.registers.clone();
     registers.command_base().store(COMMANDS, Ordering::Relaxed);
     registers.completion_base().store(COMPLETIONS, Ordering::Relaxed);
     registers.ring_slots().store(SLOTS, Ordering::Relaxed);
     registers.producer().store(0, Ordering::Relaxed);
     registers.ring_generation().store(generation, Ordering::Relaxed);
     assert!(engine.step());
-    assert_eq!(engine.registers.ring_active().load(Ordering::Relaxed), generation);
-    assert_eq!(engine.registers.ring_fault().load(Ordering::Relaxed), 0);
+    assert_eq!(engine.registers().ring_active().load(Ordering::Relaxed), generation);
+    assert_eq!(engine.registers().ring_fault().load(Ordering::Relaxed), 0);
 }
 
-/// `good`, or now and then a number that a user may write instead: small, about the size of memory, or
-/// anything.
+/// `good`, or sometimes another number: small, about the size of memory, or any.
 fn nearly(good: u64) -> impl Strategy<Value = u64> {
     prop_oneof![
         40 => Just(good),
@@ -59,21 +87,26 @@ fn nearly(good: u64) -> impl Strategy<Value = u64> {
     ]
 }
 
-/// Arguments of the event kernels, nearly right.
-fn args(kernel: u64) -> impl Strategy<Value = Vec<u8>> {
-    let place = |source: u64| {
+/// Arguments of the event kernels, nearly valid.
+fn args(region: u64) -> impl Strategy<Value = Vec<u8>> {
+    let packet = |source: u64| {
         (nearly(PACKETS + source * PACKET), nearly(PACKET), nearly(source)).prop_map(
-            |(offset, capacity, source)| Place { offset, capacity, source: source as u32, reserved: 0 },
+            |(offset, capacity, source)| PacketBuffer {
+                offset,
+                capacity,
+                source: source as u32,
+                reserved: 0,
+            },
         )
     };
     let numbers = [nearly(FIRST_EVENT), nearly(N_EVENTS), nearly(GEOMETRY), nearly(DECISIONS)];
-    (numbers, nearly(300), [place(0), place(1), place(2)], 2usize..40).prop_map(
-        move |([first_event, n_events, geometry, decisions], threshold, places, n_places)| {
+    (numbers, nearly(300), [packet(0), packet(1), packet(2)], 2usize..40).prop_map(
+        move |([first_event, n_events, geometry, decisions], threshold, packets, n_packets)| {
             let n_events = n_events as u32;
-            let places = &places[..n_places.min(3)];
+            let packets = &packets[..n_packets.min(3)];
             let mut bytes = Vec::new();
-            match kernel {
-                1 => VerifyArgs { first_event, n_events, n_sources: 0 }.append_to(places, &mut bytes),
+            match region {
+                0 => VerifyArgs { first_event, n_events, n_sources: 0 }.append_to(packets, &mut bytes),
                 _ => Cluster7Args {
                     first_event,
                     n_events,
@@ -83,15 +116,15 @@ fn args(kernel: u64) -> impl Strategy<Value = Vec<u8>> {
                     decisions,
                     ..Cluster7Args::default()
                 }
-                .append_to(places, &mut bytes),
+                .append_to(packets, &mut bytes),
             }
             bytes
         },
     )
 }
 
-/// Puts a sound packet of each source into its place.
-fn place_packets(memory: &Memory) {
+/// Writes an intact packet of each source.
+fn write_packets(memory: &Memory) {
     for source in 0..3 {
         let payload = vec![source as u8 * 20; TRACE_BYTES];
         let fragments: Vec<_> =
@@ -115,32 +148,32 @@ enum Step {
     /// Submits these bytes as a descriptor.
     Bytes([u8; ENTRY_BYTES]),
     /// Submits a descriptor with these fields, with arguments in memory.
-    Fields { kernel: u64, flags: u32, exact: bool, args: Vec<u8>, numbers: [u64; 4] },
-    /// Overwrites memory behind the rings.
-    Scribble { offset: u64, bytes: Vec<u8> },
+    Fields { region: u64, flags: u32, exact: bool, args: Vec<u8>, numbers: [u64; 4] },
+    /// Overwrites memory after the rings.
+    OverwriteMemory { offset: u64, bytes: Vec<u8> },
     /// Overwrites registers of the card.
-    Mislead { value: u64 },
-    /// Sets the producer to anything, then opens the rings anew.
-    RunAway { producer: u64 },
+    OverwriteRegisters { value: u64 },
+    /// Sets the producer to any value, then opens the rings again.
+    Overrun { producer: u64 },
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let fields = (nearly(1), any::<bool>()).prop_flat_map(|(kernel, one_more)| {
-        let kernel = kernel.wrapping_add(one_more.into());
+    let fields = (nearly(0), any::<bool>()).prop_flat_map(|(region, one_more)| {
+        let region = region.wrapping_add(one_more.into());
         let numbers = [nearly(ARGS), nearly(0), nearly(RESULT), nearly(32 * N_EVENTS)];
-        let flags = prop_oneof![10 => 0..kernel.clamp(1, 2) as u32, 1 => any::<u32>()];
-        (Just(kernel), flags, prop::bool::weighted(0.9), args(kernel), numbers)
+        let flags = prop_oneof![10 => 0..=region.min(1) as u32, 1 => any::<u32>()];
+        (Just(region), flags, prop::bool::weighted(0.9), args(region), numbers)
     });
     prop_oneof![
         1 => proptest::array::uniform32(any::<[u8; 2]>())
             .prop_map(|pairs| Step::Bytes(pairs.as_flattened().try_into().unwrap())),
-        12 => fields.prop_map(|(kernel, flags, exact, args, numbers)| {
-            Step::Fields { kernel, flags, exact, args, numbers }
+        12 => fields.prop_map(|(region, flags, exact, args, numbers)| {
+            Step::Fields { region, flags, exact, args, numbers }
         }),
         1 => (ARGS..MEMORY - 64, proptest::collection::vec(any::<u8>(), 0..64))
-            .prop_map(|(offset, bytes)| Step::Scribble { offset, bytes }),
-        1 => any::<u64>().prop_map(|value| Step::Mislead { value }),
-        1 => any::<u64>().prop_map(|producer| Step::RunAway { producer }),
+            .prop_map(|(offset, bytes)| Step::OverwriteMemory { offset, bytes }),
+        1 => any::<u64>().prop_map(|value| Step::OverwriteRegisters { value }),
+        1 => any::<u64>().prop_map(|producer| Step::Overrun { producer }),
     ]
 }
 
@@ -148,7 +181,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn every_descriptor_gets_its_completion_whatever_it_says(
+    fn every_descriptor_gets_a_completion(
         steps in proptest::collection::vec(step(), 1..60),
     ) {
         let mut engine = engine();
@@ -156,11 +189,11 @@ proptest! {
         let mut generation = 1;
         let mut submitted = 0u64;
         open_rings(&mut engine, generation);
-        place_packets(&memory);
+        write_packets(&memory);
         for (at, step) in steps.into_iter().enumerate() {
             let descriptor = match step {
                 Step::Bytes(bytes) => bytes,
-                Step::Fields { kernel, flags, exact, args, numbers } => {
+                Step::Fields { region, flags, exact, args, numbers } => {
                     memory.write(ARGS, &args).unwrap();
                     let [args_offset, args_len, result_offset, result_len] = numbers;
                     let args = if exact {
@@ -169,7 +202,7 @@ proptest! {
                         Span::new(args_offset, args_len)
                     };
                     Descriptor {
-                        kernel: KernelId(kernel as u32),
+                        region: region as u32,
                         flags,
                         args,
                         result: Span::new(result_offset, result_len),
@@ -177,12 +210,12 @@ proptest! {
                     }
                     .to_bytes()
                 }
-                Step::Scribble { offset, bytes } => {
+                Step::OverwriteMemory { offset, bytes } => {
                     memory.write(offset, &bytes).unwrap();
                     continue;
                 }
-                Step::Mislead { value } => {
-                    let registers = &engine.registers;
+                Step::OverwriteRegisters { value } => {
+                    let registers = &engine.context.registers.clone();
                     registers.consumer().store(value, Ordering::Relaxed);
                     registers.completed().store(value, Ordering::Relaxed);
                     registers.commands().store(value, Ordering::Relaxed);
@@ -191,8 +224,8 @@ proptest! {
                     registers.interrupt_arm().store(value as u32, Ordering::Relaxed);
                     continue;
                 }
-                Step::RunAway { producer } => {
-                    engine.registers.producer().store(producer, Ordering::Relaxed);
+                Step::Overrun { producer } => {
+                    engine.registers().producer().store(producer, Ordering::Relaxed);
                     for _ in 0..=SLOTS {
                         engine.step();
                     }
@@ -205,11 +238,11 @@ proptest! {
             let slot = submitted % u64::from(SLOTS) * ENTRY_BYTES as u64;
             memory.write(COMMANDS + slot, &descriptor).unwrap();
             submitted += 1;
-            engine.registers.producer().store(submitted, Ordering::Release);
+            engine.registers().producer().store(submitted, Ordering::Release);
             prop_assert!(engine.step());
             prop_assert!(!engine.step(), "one command, one step");
-            prop_assert_eq!(engine.registers.completed().load(Ordering::Acquire), submitted);
-            // A result may have been put over the completion ring, but not after the completion.
+            prop_assert_eq!(engine.registers().completed().load(Ordering::Acquire), submitted);
+            // A result may have overwritten the completion ring, but not after the completion.
             let entry = memory.read_array(COMPLETIONS + slot).unwrap();
             let completion = Completion::from_bytes(&entry);
             prop_assert_eq!(completion.index, submitted - 1);
@@ -227,18 +260,13 @@ fn counters_add_up_and_survive_new_rings() {
     let mut engine = engine();
     for generation in 1..=3 {
         open_rings(&mut engine, generation);
-        let bad = Descriptor {
-            kernel: KernelId(77),
-            flags: 0,
-            args: Span::default(),
-            result: Span::default(),
-            cookie: 9,
-        };
+        let bad =
+            Descriptor { region: 77, flags: 0, args: Span::default(), result: Span::default(), cookie: 9 };
         engine.memory.write(COMMANDS, &bad.to_bytes()).unwrap();
-        engine.registers.producer().store(1, Ordering::Release);
-        engine.registers.doorbell().fetch_add(1, Ordering::SeqCst);
+        engine.registers().producer().store(1, Ordering::Release);
+        engine.registers().doorbell().fetch_add(1, Ordering::SeqCst);
         assert!(engine.step());
-        let registers = &engine.registers;
+        let registers = &engine.context.registers.clone();
         let times = u64::from(generation);
         assert_eq!(registers.commands().load(Ordering::Relaxed), times);
         assert_eq!(registers.failed_commands().load(Ordering::Relaxed), times);

@@ -3,14 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
-use crate::host::{MEMORY, PATIENCE, Process};
+use crate::host::{MEMORY, Process, TIMEOUT};
 use millstream_camera::format::{DECISION_BYTES, TRIGGER_THRESHOLD};
 use millstream_camera::trigger::TriggerGeometry;
-use millstream_card::command::{Descriptor, FLAG_VERIFY};
-use millstream_card::kernel::cluster7::Cluster7Args;
-use millstream_card::kernel::slot::{Place, Summary};
-use millstream_card::kernel::verify::VerifyArgs;
-use millstream_card::{Card, Ring, RingPlaces, Span};
+use millstream_card::{Card, Ring, RingLayout};
+use millstream_card_abi::Span;
+use millstream_card_abi::command::{Descriptor, FLAG_VERIFY};
+use millstream_card_abi::events::{CLUSTER7, Cluster7Args, EventSummary, PacketBuffer, VERIFY, VerifyArgs};
 use millstream_fragment::mfp::{self, Repr};
 use millstream_fragment::stream::{Source, Stream};
 use millstream_fragment::{SourceId, unpack::unpack};
@@ -62,7 +61,7 @@ impl Camera {
 }
 
 /// Puts the packets of a batch into the slot, as the readout units would.
-fn fill_slot(card: &Card, camera: &Camera, first_event: u64, n_events: u32) -> Vec<Place> {
+fn fill_slot(card: &Card, camera: &Camera, first_event: u64, n_events: u32) -> Vec<PacketBuffer> {
     let mut offset = SLOT;
     let mut places = Vec::new();
     for source in camera.sources() {
@@ -80,30 +79,30 @@ fn fill_slot(card: &Card, camera: &Camera, first_event: u64, n_events: u32) -> V
         let mut packet = vec![0; capacity as usize];
         let len = mfp::assemble(&mut packet, repr, &fragments).unwrap();
         card.memory().write(offset, &packet[..len as usize]).unwrap();
-        places.push(Place { offset, capacity: capacity.into(), source: source.id().0, reserved: 0 });
+        places.push(PacketBuffer { offset, capacity: capacity.into(), source: source.id().0, reserved: 0 });
         offset += u64::from(capacity);
     }
     assert!(offset <= MEMORY);
     places
 }
 
-fn command(card: &Card, kernel: &str, flags: u32, args: &[u8], n_events: u32) -> Descriptor {
+fn command(card: &Card, region: u32, flags: u32, args: &[u8], n_events: u32) -> Descriptor {
     card.memory().write(ARGS, args).unwrap();
     Descriptor {
-        kernel: card.kernel(kernel).unwrap(),
+        region,
         flags,
         args: Span::new(ARGS, args.len() as u64),
-        result: Span::new(RESULT, u64::from(n_events) * Summary::BYTES as u64),
+        result: Span::new(RESULT, u64::from(n_events) * EventSummary::BYTES as u64),
         cookie: 0,
     }
 }
 
-fn summary(card: &Card, index: u32) -> Summary {
-    let offset = RESULT + u64::from(index) * Summary::BYTES as u64;
-    Summary::from_bytes(&card.memory().read_array(offset).unwrap())
+fn summary(card: &Card, index: u32) -> EventSummary {
+    let offset = RESULT + u64::from(index) * EventSummary::BYTES as u64;
+    EventSummary::from_bytes(&card.memory().read_array(offset).unwrap())
 }
 
-fn cluster7_args(first_event: u64, n_events: u32, places: &[Place]) -> Vec<u8> {
+fn cluster7_args(first_event: u64, n_events: u32, places: &[PacketBuffer]) -> Vec<u8> {
     let mut args = Vec::new();
     Cluster7Args {
         first_event,
@@ -123,9 +122,10 @@ fn all_recorded_decisions_are_reproduced_in_batches_of_any_size() {
     let camera = Camera::open();
     let process = Process::start("camera", "unbound");
     let card = process.open();
+    card.load(0, CLUSTER7).unwrap();
     let geometry = TriggerGeometry::load(&camera.folder.join("patches.csv")).unwrap();
     card.memory().write(GEOMETRY, &geometry.to_bytes()).unwrap();
-    let mut ring = Ring::open(&card, RingPlaces::at(0, 8)).unwrap();
+    let mut ring = Ring::open(&card, RingLayout::at(0, 8)).unwrap();
 
     for (batch, flags) in [(1, 0), (5, FLAG_VERIFY), (EVENTS, 0)] {
         let (mut agreed, mut set, mut accepted) = (0, 0, 0);
@@ -135,12 +135,12 @@ fn all_recorded_decisions_are_reproduced_in_batches_of_any_size() {
             let n_events = batch.min(end - first_event) as u32;
             let places = fill_slot(&card, &camera, first_event, n_events);
             let args = cluster7_args(first_event, n_events, &places);
-            ring.submit(&command(&card, "cluster7", flags, &args, n_events)).unwrap();
-            let completion = ring.wait(PATIENCE).unwrap();
+            ring.submit(&command(&card, 0, flags, &args, n_events)).unwrap();
+            let completion = ring.wait(TIMEOUT).unwrap();
             assert_eq!(completion.outcome, Ok(()));
             let (sources, payload) = if flags == 0 { (3, 28_800) } else { (30, 158_400) };
-            assert_eq!(completion.tally.fragments, sources * n_events);
-            assert_eq!(completion.tally.payload_bytes, payload * u64::from(n_events));
+            assert_eq!(completion.counters.fragments, sources * n_events);
+            assert_eq!(completion.counters.payload_bytes, payload * u64::from(n_events));
 
             for index in 0..n_events {
                 let event = first_event + u64::from(index);
@@ -184,7 +184,8 @@ fn a_flipped_bit_in_the_slot_is_found_in_its_event_only() {
     let camera = Camera::open();
     let process = Process::start("flipped", "unbound");
     let card = process.open();
-    let mut ring = Ring::open(&card, RingPlaces::at(0, 8)).unwrap();
+    card.load(0, VERIFY).unwrap();
+    let mut ring = Ring::open(&card, RingLayout::at(0, 8)).unwrap();
     let first_event = camera.first_event();
     let places = fill_slot(&card, &camera, first_event, 4);
     // Board 0 of crate 1, event 2: behind a header of 128 bytes, fragments of 4,800.
@@ -194,10 +195,10 @@ fn a_flipped_bit_in_the_slot_is_found_in_its_event_only() {
 
     let mut args = Vec::new();
     VerifyArgs { first_event, n_events: 4, n_sources: 0 }.append_to(&places, &mut args);
-    ring.submit(&command(&card, "verify", 0, &args, 4)).unwrap();
-    let completion = ring.wait(PATIENCE).unwrap();
+    ring.submit(&command(&card, 0, 0, &args, 4)).unwrap();
+    let completion = ring.wait(TIMEOUT).unwrap();
     assert_eq!(completion.outcome, Ok(()));
-    assert_eq!((completion.tally.fragments, completion.tally.corrupt_fragments), (120, 1));
+    assert_eq!((completion.counters.fragments, completion.counters.corrupt_fragments), (120, 1));
     let corrupt: Vec<_> = (0..4).map(|index| summary(&card, index).corrupt).collect();
     assert_eq!(corrupt, [0, 0, 1, 0]);
     assert_eq!(card.registers().corrupt_fragments().load(Ordering::Relaxed), 1);

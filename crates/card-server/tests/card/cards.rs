@@ -4,18 +4,17 @@ use std::io::Write as _;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use millstream_card::backing::Roots;
-use millstream_card::command::{Cause, Fault};
-use millstream_card::kernel::Registry;
-use millstream_card::net::{RemoteCard, RemoteOptions};
-use millstream_card::region::kernel::{Builtin, RegionKernel, Run};
-use millstream_card::{Config, Lifetime, Network, serve_with};
+use millstream_card::{RemoteCard, RemoteOptions};
+use millstream_card_abi::command::{Cause, Fault};
+use millstream_card_server::backing::DevicePaths;
+use millstream_card_server::kernel::{BuiltinKernel, Kernel, Run};
+use millstream_card_server::{CardConfig, Lifetime, NetworkConfig, serve_with};
 use millstream_rdma::{Device, DeviceSelector, device};
 
-use crate::host::{GRACE, PATIENCE, again};
+use crate::host::{GRACE, TIMEOUT, again};
 
 /// Environment of a test binary that is to be a card on the network: where to write its address.
-const BE_ON_THE_NETWORK: &str = "MILLSTREAM_TEST_NETWORK_CARD";
+const NETWORK_CARD_ENV: &str = "MILLSTREAM_TEST_NETWORK_CARD";
 
 /// What its memory is to be made of, and where that is found.
 const KIND: &str = "MILLSTREAM_TEST_CARD_KIND";
@@ -32,27 +31,27 @@ pub(crate) fn device() -> Device {
 }
 
 /// Serves a card if this process was started for that.
-pub(crate) fn be_a_card() {
-    let Ok(file) = std::env::var(BE_ON_THE_NETWORK) else { return };
+pub(crate) fn card_main() {
+    let Ok(file) = std::env::var(NETWORK_CARD_ENV) else { return };
     let name = format!("net-{}", std::process::id()).parse().unwrap();
-    let mut config = Config::new(name, BANK, Registry::builtin());
+    let mut config = CardConfig::new(name, BANK);
     config.bank_count = BANKS;
-    config.lease = Duration::from_millis(500);
-    config.region_kernels = vec![
-        Builtin { name: "spin", make: || Box::new(Spin) },
-        Builtin { name: "deaf", make: || Box::new(Deaf) },
+    config.lease_duration = Duration::from_millis(500);
+    config.kernels = vec![
+        BuiltinKernel { name: "spin", make: || Box::new(Spin) },
+        BuiltinKernel { name: "deaf", make: || Box::new(Deaf) },
     ];
     config.grace = GRACE;
     if let Ok(kind) = std::env::var(KIND) {
-        config.kind = kind.parse().unwrap();
+        config.memory_kind = kind.parse().unwrap();
     }
     if let Ok(sysfs) = std::env::var(SYSFS) {
-        config.roots.sysfs = sysfs.into();
+        config.device_paths.sysfs = sysfs.into();
     }
     if let Ok(cuda) = std::env::var(CUDA) {
-        config.roots.cuda = cuda;
+        config.device_paths.cuda = cuda;
     }
-    config.network = Some(Network { device: device(), address: "127.0.0.1:0".to_owned() });
+    config.network = Some(NetworkConfig { device: device(), address: "127.0.0.1:0".to_owned() });
     let stdin = std::os::fd::AsFd::as_fd(&std::io::stdin()).try_clone_to_owned().unwrap();
     config.lifetime = Lifetime::Launcher(stdin);
     serve_with(config, |address| {
@@ -68,7 +67,7 @@ pub(crate) fn be_a_card() {
 /// Runs until it is stopped; a safe point every moment. Panics if its first argument says so.
 struct Spin;
 
-impl RegionKernel for Spin {
+impl Kernel for Spin {
     fn run(&mut self, run: &mut Run<'_>) -> Result<(), Fault> {
         assert_ne!(run.arguments()[0], 13, "told to panic");
         if run.arguments()[0] == 14 {
@@ -77,7 +76,7 @@ impl RegionKernel for Spin {
         let mut rounds = 0;
         loop {
             rounds += 1;
-            run.progress(rounds);
+            run.set_progress(rounds);
             std::thread::sleep(Duration::from_micros(100));
             let mut state = [0; 16];
             state[0] = rounds;
@@ -90,7 +89,7 @@ impl RegionKernel for Spin {
 /// the start of its banks all the time.
 struct Deaf;
 
-impl RegionKernel for Deaf {
+impl Kernel for Deaf {
     fn run(&mut self, run: &mut Run<'_>) -> Result<(), Fault> {
         let [time, word, ..] = *run.arguments();
         let until = Instant::now() + Duration::from_millis(time);
@@ -110,18 +109,18 @@ pub(crate) struct NetworkCard {
 
 impl NetworkCard {
     pub(crate) fn start() -> NetworkCard {
-        NetworkCard::of("emulated", &Roots::default())
+        NetworkCard::of("emulated", &DevicePaths::default())
     }
 
     /// With memory of a kind.
-    pub(crate) fn of(kind: &str, roots: &Roots) -> NetworkCard {
+    pub(crate) fn of(kind: &str, paths: &DevicePaths) -> NetworkCard {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("address");
-        let mut command = again("be_a_card_on_the_network");
-        command.env(KIND, kind).env(SYSFS, &roots.sysfs).env(CUDA, &roots.cuda);
+        let mut command = again("network_card_main");
+        command.env(KIND, kind).env(SYSFS, &paths.sysfs).env(CUDA, &paths.cuda);
         let process =
-            command.env(BE_ON_THE_NETWORK, &file).stdin(Stdio::piped()).spawn().expect("start a card");
-        let until = Instant::now() + PATIENCE;
+            command.env(NETWORK_CARD_ENV, &file).stdin(Stdio::piped()).spawn().expect("start a card");
+        let until = Instant::now() + TIMEOUT;
         while !file.exists() {
             assert!(Instant::now() < until, "card does not come up");
             std::thread::sleep(Duration::from_millis(2));
@@ -142,7 +141,7 @@ impl NetworkCard {
 impl Drop for NetworkCard {
     fn drop(&mut self) {
         drop(self.process.stdin.take());
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         while self.process.try_wait().unwrap().is_none() {
             if Instant::now() > until {
                 let _ = self.process.kill();

@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use millstream_card::net::checkpoint::{CheckpointError, Summary, restore, save};
-use millstream_card::net::control::{KernelSource, Start};
-use millstream_card::net::{RemoteCard, RemoteErrorKind};
-use millstream_card::registers::{REGION_CONTROL, at, region_at};
+use millstream_card::checkpoint::{CheckpointError, CheckpointSummary, restore, save};
+use millstream_card::control::{KernelSource, RunRequest};
+use millstream_card::{RemoteCard, RemoteErrorKind};
+use millstream_card_abi::registers::{REGION_CONTROL, at, region_at};
 
 use crate::cards::{BANK, NetworkCard};
-use crate::host::PATIENCE;
+use crate::host::TIMEOUT;
 
 const LEASE: Duration = Duration::from_secs(20);
 const BYTES: u64 = 64 << 10;
@@ -18,16 +18,16 @@ const SWEEPS: u64 = 3000;
 fn leased() -> (NetworkCard, RemoteCard) {
     let card = NetworkCard::start();
     let node = card.connect();
-    node.acquire(LEASE, PATIENCE).unwrap();
+    node.acquire(LEASE, TIMEOUT).unwrap();
     (card, node)
 }
 
-fn prepare(node: &RemoteCard) -> Start {
+fn prepare(node: &RemoteCard) -> RunRequest {
     let input: Vec<u8> = (0..BYTES).map(|at| (at * 7 % 253) as u8).collect();
     node.write(BANK, &input).unwrap();
     node.write(3 * BANK, b"far away").unwrap();
-    node.load(1, KernelSource::Named("mix")).unwrap();
-    Start::new(&[BANK, BYTES, SWEEPS])
+    node.load(1, KernelSource::Builtin("mix")).unwrap();
+    RunRequest::new(&[BANK, BYTES, SWEEPS])
 }
 
 fn output(node: &RemoteCard) -> Vec<u8> {
@@ -40,7 +40,7 @@ fn output(node: &RemoteCard) -> Vec<u8> {
 fn a_computation_goes_on_another_card_to_the_same_result() {
     let (_straight_card, straight) = leased();
     let start = prepare(&straight);
-    let expected = straight.run(1, &start, PATIENCE).unwrap();
+    let expected = straight.run(1, &start, TIMEOUT).unwrap();
     let expected_output = output(&straight);
 
     let folder = tempfile::tempdir().unwrap();
@@ -48,7 +48,7 @@ fn a_computation_goes_on_another_card_to_the_same_result() {
     let (first_card, first) = leased();
     let start = prepare(&first);
     let rung = first.start(1, &start).unwrap();
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while first.register(REGION_CONTROL + 0x200 + region_at::progress).unwrap() < 10 {
         assert!(Instant::now() < until);
     }
@@ -58,14 +58,14 @@ fn a_computation_goes_on_another_card_to_the_same_result() {
     assert!(name == "mix" && (10..SWEEPS).contains(progress), "{saved:?}");
     assert_eq!(told.last().unwrap().0, told.last().unwrap().1);
     // The card that was checkpointed goes on itself.
-    assert_eq!(first.wait(rung, PATIENCE).unwrap(), expected);
+    assert_eq!(first.wait(rung, TIMEOUT).unwrap(), expected);
     drop((first, first_card));
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1, "nothing else is left behind");
 
     let (_second_card, second) = leased();
     let restored = restore(&second, &file, |_, _| {}).unwrap();
     assert_eq!(restored, saved);
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while second.register(REGION_CONTROL + 0x200 + region_at::runs).unwrap() == 0 {
         assert!(Instant::now() < until, "it does not come to an end");
     }
@@ -86,7 +86,7 @@ fn a_damaged_checkpoint_is_refused_before_anything_is_restored() {
     assert_eq!((saved.loaded.as_slice(), saved.running.len()), (&[(1, "mix".to_owned())][..], 0));
     let whole = std::fs::read(&file).unwrap();
     node.release().unwrap();
-    node.acquire(LEASE, PATIENCE).unwrap();
+    node.acquire(LEASE, TIMEOUT).unwrap();
 
     let bad = folder.path().join("bad");
     let try_with = |bytes: &[u8], words: &str| {
@@ -113,20 +113,20 @@ fn a_damaged_checkpoint_is_refused_before_anything_is_restored() {
     let missing = restore(&node, Path::new("/nonexistent/x"), |_, _| {}).unwrap_err();
     assert!(matches!(missing, CheckpointError::Io { .. }));
     // Nothing was restored by any of them.
-    assert_eq!(node.register(at::window_written + 8).unwrap(), BYTES);
+    assert_eq!(node.register(at::bank_rdma_written + 8).unwrap(), BYTES);
     let mut all = vec![1; (4 * BANK) as usize];
     node.read(0, &mut all).unwrap();
     assert!(all.iter().all(|byte| *byte == 0));
-    assert_ne!(restore(&node, &file, |_, _| {}).unwrap(), Summary::default());
+    assert_ne!(restore(&node, &file, |_, _| {}).unwrap(), CheckpointSummary::default());
 }
 
 #[test]
 fn a_lease_is_handed_from_process_to_process() {
     let card = NetworkCard::start();
     let first = card.connect();
-    first.acquire(Duration::from_secs(3), PATIENCE).unwrap();
+    first.acquire(Duration::from_secs(3), TIMEOUT).unwrap();
     first.write(0, b"stays").unwrap();
-    first.load(0, KernelSource::Named("null")).unwrap();
+    first.load(0, KernelSource::Builtin("null")).unwrap();
     let token = first.detach().unwrap();
     drop(first);
     let text = serde_json::to_string(&token).unwrap();
@@ -135,8 +135,8 @@ fn a_lease_is_handed_from_process_to_process() {
     let mut bytes = [0; 5];
     second.read(0, &mut bytes).unwrap();
     assert_eq!(&bytes, b"stays");
-    assert_eq!(second.run(0, &Start::new(&[1, 2]), PATIENCE).unwrap()[..2], [1, 2]);
+    assert_eq!(second.run(0, &RunRequest::new(&[1, 2]), TIMEOUT).unwrap()[..2], [1, 2]);
     second.release().unwrap();
     let late = card.connect().attach(&token).unwrap_err();
-    assert!(matches!(late.kind, RemoteErrorKind::NotHeld(_)), "{late}");
+    assert!(matches!(late.kind, RemoteErrorKind::NotLeased(_)), "{late}");
 }

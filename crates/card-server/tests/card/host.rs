@@ -1,22 +1,25 @@
-//! Card processes for tests: the test binary starts itself again as a card.
+//! Card processes for tests: the test binary starts a copy of itself as a card.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use millstream_card::command::{Cause, Fault};
-use millstream_card::kernel::{Job, Kernel, Registry};
-use millstream_card::{Card, CardName, Config, End, Lifetime, serve};
+use millstream_card::Card;
+use millstream_card_abi::CardName;
+use millstream_card_abi::command::{Cause, Fault};
+use millstream_card_server::kernel::events::run_on_events;
+use millstream_card_server::kernel::{BuiltinKernel, Kernel, Run};
+use millstream_card_server::{CardConfig, ExitReason, Lifetime, serve};
 
-/// Environment of a test binary that is to be a card: `NAME LIFETIME`.
-const BE_A_CARD: &str = "MILLSTREAM_TEST_CARD";
+/// Environment variable of a test binary that has to run a card: `NAME LIFETIME`.
+const CARD_ENV: &str = "MILLSTREAM_TEST_CARD";
 
 /// Memory of a test card [bytes].
 pub(crate) const MEMORY: u64 = 16 << 20;
 
-/// Longest that anything in these tests should take.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+/// Longest time of any step of these tests.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Time for a kernel of a test card to reach a safe point.
 pub(crate) const GRACE: Duration = Duration::from_millis(300);
@@ -24,29 +27,47 @@ pub(crate) const GRACE: Duration = Duration::from_millis(300);
 /// Exit status of a card that ended as its lifetime says.
 pub(crate) const ENDED: i32 = 7;
 
+/// Kernels of a test card; kernel `i` is loaded into region `i`.
+const KERNELS: [&str; 4] = ["sum", "slow", "broken", "deaf"];
+
+/// The region of a kernel of the test card.
+pub(crate) fn region_of(kernel: &str) -> u32 {
+    KERNELS.iter().position(|name| *name == kernel).expect("a kernel of the test card") as u32
+}
+
+/// Loads the kernels of the test card.
+pub(crate) fn load_kernels(card: &Card) {
+    for (region, kernel) in KERNELS.iter().enumerate() {
+        card.load(region, kernel).unwrap();
+    }
+}
+
 /// Serves a card if this process was started for that.
-pub(crate) fn be_a_card() {
-    let Ok(order) = std::env::var(BE_A_CARD) else {
+pub(crate) fn card_main() {
+    let Ok(order) = std::env::var(CARD_ENV) else {
         return;
     };
     let (name, lifetime) = order.split_once(' ').expect("name and lifetime");
-    let mut kernels = Registry::builtin();
-    kernels.add("sum", Sum).unwrap();
-    kernels.add("slow", Slow).unwrap();
-    kernels.add("broken", Broken).unwrap();
-    kernels.add("deaf", Deaf).unwrap();
-    let mut config = Config::new(name.parse().unwrap(), MEMORY, kernels);
+    let mut config = CardConfig::new(name.parse().unwrap(), MEMORY);
+    config.kernels = vec![
+        BuiltinKernel { name: "sum", make: || Box::new(Sum) },
+        BuiltinKernel { name: "slow", make: || Box::new(Slow) },
+        BuiltinKernel { name: "broken", make: || Box::new(Broken) },
+        BuiltinKernel { name: "deaf", make: || Box::new(Deaf) },
+    ];
+    config.regions = KERNELS.len();
     config.grace = GRACE;
     config.lifetime = match lifetime {
-        "unbound" => Lifetime::Unbound,
+        "unbound" => Lifetime::Unbounded,
         "launcher" => Lifetime::Launcher(stdin()),
-        "owner" => Lifetime::Owner { claim_within: Duration::from_millis(500) },
+        "owner" => Lifetime::Owner { claim_timeout: Duration::from_millis(500) },
         other => panic!("lifetime {other:?}"),
     };
     let end = serve(config).expect("card");
     assert!(matches!(
         (lifetime, end),
-        ("launcher", End::LauncherGone) | ("owner", End::OwnerGone | End::NeverOwned)
+        ("launcher", ExitReason::LauncherExited)
+            | ("owner", ExitReason::OwnerDisconnected | ExitReason::OwnerTimeout)
     ));
     std::process::exit(ENDED);
 }
@@ -59,19 +80,18 @@ fn stdin() -> OwnedFd {
 struct Sum;
 
 impl Kernel for Sum {
-    fn run(&mut self, job: &mut Job<'_>) -> Result<(), Fault> {
-        let mut sum = 0u64;
-        for at in (0..job.args.len).step_by(8) {
-            let word = job
-                .memory
-                .read_array(job.args.offset + at)
-                .map_err(|error| error.fault(Cause::ArgsOutsideMemory))?;
-            sum = sum.wrapping_add(u64::from_le_bytes(word));
-        }
-        job.tally.events += 1;
-        job.memory
-            .write(job.result.offset, &sum.to_le_bytes())
-            .map_err(|error| error.fault(Cause::ResultOutsideMemory))
+    fn run(&mut self, run: &mut Run<'_>) -> Result<(), Fault> {
+        run_on_events(run, 0, |run| {
+            let mut sum = 0u64;
+            for at in (0..run.args.len).step_by(8) {
+                let word = run.memory.read_array(run.args.offset + at);
+                let word = word.map_err(|error| error.fault(Cause::ArgsOutsideMemory))?;
+                sum = sum.wrapping_add(u64::from_le_bytes(word));
+            }
+            run.counters.events += 1;
+            let written = run.memory.write(run.result.offset, &sum.to_le_bytes());
+            written.map_err(|error| error.fault(Cause::ResultOutsideMemory))
+        })
     }
 }
 
@@ -79,28 +99,32 @@ impl Kernel for Sum {
 struct Slow;
 
 impl Kernel for Slow {
-    fn run(&mut self, job: &mut Job<'_>) -> Result<(), Fault> {
-        let end = Instant::now() + Duration::from_millis(job.args.len);
-        while Instant::now() < end {
-            job.beat()?;
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        Ok(())
+    fn run(&mut self, run: &mut Run<'_>) -> Result<(), Fault> {
+        run_on_events(run, 0, |run| {
+            let end = Instant::now() + Duration::from_millis(run.args.len);
+            while Instant::now() < end {
+                run.beat()?;
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(())
+        })
     }
 }
 
-/// As [`Slow`], but hears nothing, and writes to the place of its result all the time.
+/// Runs as [`Slow`] does, but ignores interrupts and writes its result all the time.
 struct Deaf;
 
 impl Kernel for Deaf {
-    fn run(&mut self, job: &mut Job<'_>) -> Result<(), Fault> {
-        let end = Instant::now() + Duration::from_millis(job.args.len);
-        while Instant::now() < end {
-            let written = job.memory.write(job.result.offset, &[0xff; 8]);
-            written.map_err(|error| error.fault(Cause::ResultOutsideMemory))?;
-            std::thread::sleep(Duration::from_micros(200));
-        }
-        Ok(())
+    fn run(&mut self, run: &mut Run<'_>) -> Result<(), Fault> {
+        run_on_events(run, 0, |run| {
+            let end = Instant::now() + Duration::from_millis(run.args.len);
+            while Instant::now() < end {
+                let written = run.memory.write(run.result.offset, &[0xff; 8]);
+                written.map_err(|error| error.fault(Cause::ResultOutsideMemory))?;
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            Ok(())
+        })
     }
 }
 
@@ -108,8 +132,8 @@ impl Kernel for Deaf {
 struct Broken;
 
 impl Kernel for Broken {
-    fn run(&mut self, _: &mut Job<'_>) -> Result<(), Fault> {
-        panic!("a kernel with a fault of its own");
+    fn run(&mut self, _: &mut Run<'_>) -> Result<(), Fault> {
+        panic!("a kernel that panics");
     }
 }
 
@@ -123,8 +147,8 @@ impl Process {
     /// Starts a card under a name that no other test uses.
     pub(crate) fn start(test: &str, lifetime: &str) -> Process {
         let name: CardName = format!("test-{}-{test}", std::process::id()).parse().unwrap();
-        let child = again("be_a_card")
-            .env(BE_A_CARD, format!("{name} {lifetime}"))
+        let child = again("card_main")
+            .env(CARD_ENV, format!("{name} {lifetime}"))
             .stdin(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
@@ -133,17 +157,17 @@ impl Process {
     }
 
     pub(crate) fn open(&self) -> Card {
-        Card::open(&self.name, PATIENCE).unwrap()
+        Card::open(&self.name, TIMEOUT).unwrap()
     }
 
-    /// Waits for the card to end by itself.
+    /// Waits for the card to exit.
     pub(crate) fn ended(&mut self) -> ExitStatus {
         let started = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(started.elapsed() < PATIENCE, "card did not end");
+            assert!(started.elapsed() < TIMEOUT, "card did not end");
             std::thread::sleep(Duration::from_millis(5));
         }
     }

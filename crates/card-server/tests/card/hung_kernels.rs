@@ -3,23 +3,24 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use millstream_card::command::{Cause, Descriptor, Fault, Status};
-use millstream_card::net::control::{KernelSource, Start};
-use millstream_card::net::{RemoteCard, RemoteError, RemoteErrorKind};
-use millstream_card::region::codes::RegionState;
-use millstream_card::registers::{REGION_CONTROL, REGION_STRIDE, at, region_at};
-use millstream_card::{Card, Ring, RingError, RingPlaces, Span};
+use millstream_card::control::{KernelSource, RunRequest};
+use millstream_card::{Card, Ring, RingError, RingLayout};
+use millstream_card::{RemoteCard, RemoteError, RemoteErrorKind};
+use millstream_card_abi::Span;
+use millstream_card_abi::codes::RegionState;
+use millstream_card_abi::command::{Cause, Descriptor, Fault, Status};
+use millstream_card_abi::registers::{REGION_CONTROL, REGION_STRIDE, at, region_at};
 
 use crate::cards::NetworkCard;
-use crate::host::{ENDED, GRACE, PATIENCE, Process};
+use crate::host::{ENDED, GRACE, Process, TIMEOUT, load_kernels, region_of};
 
 const LEASE: Duration = Duration::from_secs(20);
 
 /// How long the kernel does not hear, in milliseconds: longer than everything before the end of a test takes.
 const DEAF: u64 = 6000;
 
-fn deaf(node: &RemoteCard, start: Start) -> u64 {
-    node.load(0, KernelSource::Named("deaf")).unwrap();
+fn deaf(node: &RemoteCard, start: RunRequest) -> u64 {
+    node.load(0, KernelSource::Builtin("deaf")).unwrap();
     node.start(0, &start).unwrap()
 }
 
@@ -30,7 +31,7 @@ fn state(node: &RemoteCard, region: usize) -> u32 {
 #[track_caller]
 fn is_stuck(outcome: Result<impl std::fmt::Debug, RemoteError>) {
     match outcome.unwrap_err().kind {
-        RemoteErrorKind::Refused { region: 0, cause: Cause::KernelStuck, detail } => {
+        RemoteErrorKind::Rejected { region: 0, cause: Cause::KernelHung, detail } => {
             assert!(u128::from(detail) >= GRACE.as_nanos());
         }
         other => panic!("{other}"),
@@ -40,36 +41,36 @@ fn is_stuck(outcome: Result<impl std::fmt::Debug, RemoteError>) {
 /// Waits until the kernel has ended, and its region is as good as any other.
 #[track_caller]
 fn comes_back(node: &RemoteCard) {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while state(node, 0) != RegionState::Empty as u32 {
         assert!(Instant::now() < until, "region is in state {}", state(node, 0));
         std::thread::sleep(Duration::from_millis(5));
     }
-    node.load(0, KernelSource::Named("null")).unwrap();
-    assert_eq!(node.run(0, &Start::new(&[5]), PATIENCE).unwrap()[0], 5);
+    node.load(0, KernelSource::Builtin("null")).unwrap();
+    assert_eq!(node.run(0, &RunRequest::new(&[5]), TIMEOUT).unwrap()[0], 5);
 }
 
 #[test]
 fn a_kernel_that_passes_its_deadline_and_hears_nothing_loses_its_region_for_a_while() {
     let card = NetworkCard::start();
     let node = card.connect();
-    node.acquire(LEASE, PATIENCE).unwrap();
-    let deadline = Some(Duration::from_millis(20));
+    node.acquire(LEASE, TIMEOUT).unwrap();
+    let timeout = Some(Duration::from_millis(20));
     let started = Instant::now();
-    let run = deaf(&node, Start { deadline, ..Start::new(&[DEAF, 1]) });
-    is_stuck(node.wait(run, PATIENCE));
+    let run = deaf(&node, RunRequest { timeout, ..RunRequest::new(&[DEAF, 1]) });
+    is_stuck(node.wait(run, TIMEOUT));
     assert!(started.elapsed() < Duration::from_millis(DEAF));
-    assert_eq!(state(&node, 0), RegionState::Lost as u32);
+    assert_eq!(state(&node, 0), RegionState::Hung as u32);
     // The region says so to everything, the other one and memory go on.
-    is_stuck(node.load(0, KernelSource::Named("null")));
-    is_stuck(node.run(0, &Start::new(&[]), PATIENCE));
+    is_stuck(node.load(0, KernelSource::Builtin("null")));
+    is_stuck(node.run(0, &RunRequest::new(&[]), TIMEOUT));
     is_stuck(node.stop(0));
     let paused = node.pause().unwrap_err();
-    assert!(matches!(paused.kind, RemoteErrorKind::RefusedByCard(Cause::KernelStuck)), "{paused}");
-    node.load(1, KernelSource::Named("null")).unwrap();
-    assert_eq!(node.run(1, &Start::new(&[7]), PATIENCE).unwrap()[0], 7);
+    assert!(matches!(paused.kind, RemoteErrorKind::CardRejected(Cause::KernelHung)), "{paused}");
+    node.load(1, KernelSource::Builtin("null")).unwrap();
+    assert_eq!(node.run(1, &RunRequest::new(&[7]), TIMEOUT).unwrap()[0], 7);
     node.write(4096, &[1, 2, 3]).unwrap();
-    assert_eq!(node.register(at::regions_lost).unwrap(), 1);
+    assert_eq!(node.register(at::hung_kernels).unwrap(), 1);
     comes_back(&node);
     node.pause().unwrap();
     node.resume().unwrap();
@@ -79,28 +80,28 @@ fn a_kernel_that_passes_its_deadline_and_hears_nothing_loses_its_region_for_a_wh
 fn the_next_holder_does_not_wait_for_a_kernel_that_does_not_end_and_does_not_meet_it() {
     let card = NetworkCard::start();
     let node = card.connect();
-    node.acquire(LEASE, PATIENCE).unwrap();
+    node.acquire(LEASE, TIMEOUT).unwrap();
     let started = Instant::now();
-    deaf(&node, Start::new(&[DEAF, u64::MAX]));
+    deaf(&node, RunRequest::new(&[DEAF, u64::MAX]));
     let running = |node: &RemoteCard| {
         let mut word = [0; 8];
         node.read(0, &mut word).unwrap();
         word == [0xff; 8]
     };
     while !running(&node) {
-        assert!(started.elapsed() < PATIENCE);
+        assert!(started.elapsed() < TIMEOUT);
     }
     node.release().unwrap();
 
     // Its writes go on for seconds, elsewhere.
     for _ in 0..2 {
         let next = card.connect();
-        next.acquire(LEASE, PATIENCE).unwrap();
+        next.acquire(LEASE, TIMEOUT).unwrap();
         assert!(started.elapsed() < Duration::from_millis(DEAF), "the kernel has ended meanwhile");
-        assert_eq!(state(&next, 0), RegionState::Lost as u32);
-        is_stuck(next.load(0, KernelSource::Named("null")));
-        next.load(1, KernelSource::Named("fill")).unwrap();
-        next.run(1, &Start::new(&[0, 9, 8192]), PATIENCE).unwrap();
+        assert_eq!(state(&next, 0), RegionState::Hung as u32);
+        is_stuck(next.load(0, KernelSource::Builtin("null")));
+        next.load(1, KernelSource::Builtin("fill")).unwrap();
+        next.run(1, &RunRequest::new(&[0, 9, 8192]), TIMEOUT).unwrap();
         std::thread::sleep(Duration::from_millis(20));
         let mut page = [0; 8192];
         next.read(0, &mut page).unwrap();
@@ -108,7 +109,7 @@ fn the_next_holder_does_not_wait_for_a_kernel_that_does_not_end_and_does_not_mee
         next.release().unwrap();
     }
     let last = card.connect();
-    last.acquire(LEASE, PATIENCE).unwrap();
+    last.acquire(LEASE, TIMEOUT).unwrap();
     comes_back(&last);
 }
 
@@ -116,10 +117,10 @@ fn the_next_holder_does_not_wait_for_a_kernel_that_does_not_end_and_does_not_mee
 fn a_card_ends_although_a_kernel_does_not() {
     let mut card = NetworkCard::start();
     let node = card.connect();
-    node.acquire(LEASE, PATIENCE).unwrap();
-    deaf(&node, Start::new(&[3_600_000]));
+    node.acquire(LEASE, TIMEOUT).unwrap();
+    deaf(&node, RunRequest::new(&[3_600_000]));
     drop(card.process.stdin.take());
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while card.process.try_wait().unwrap().is_none() {
         assert!(Instant::now() < until, "card waits for its kernel");
         std::thread::sleep(Duration::from_millis(5));
@@ -133,14 +134,14 @@ const RESULT: u64 = 1 << 20;
 fn begin_deaf(ring: &mut Ring, milliseconds: u64) {
     let card = ring.card().clone();
     let descriptor = Descriptor {
-        kernel: card.kernel("deaf").unwrap(),
+        region: region_of("deaf"),
         flags: 0,
         args: Span::new(0, milliseconds),
         result: Span::new(RESULT, 8),
         cookie: 1,
     };
     ring.submit(&descriptor).unwrap();
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while card.memory().read_array(RESULT).unwrap() != [0xff; 8] {
         assert!(Instant::now() < until, "the command does not begin");
     }
@@ -148,40 +149,42 @@ fn begin_deaf(ring: &mut Ring, milliseconds: u64) {
 
 /// Rings with such a command.
 fn deaf_command(card: &Card, milliseconds: u64) -> Ring {
-    let mut ring = Ring::open(card, RingPlaces::at(0, 8)).unwrap();
+    load_kernels(card);
+    let mut ring = Ring::open(card, RingLayout::at(0, 8)).unwrap();
     begin_deaf(&mut ring, milliseconds);
     ring
 }
 
 /// Gives a command that adds nothing up, and waits for its end.
 fn sum(ring: &mut Ring) -> Result<(), Fault> {
-    let kernel = ring.card().kernel("sum").unwrap();
+    let region = region_of("sum");
     let (args, result) = (Span::new(0, 0), Span::new(RESULT, 8));
-    ring.submit(&Descriptor { kernel, flags: 0, args, result, cookie: 2 }).unwrap();
-    ring.wait(PATIENCE).unwrap().outcome
+    ring.submit(&Descriptor { region, flags: 0, args, result, cookie: 2 }).unwrap();
+    ring.wait(TIMEOUT).unwrap().outcome
 }
 
 #[test]
 fn a_command_of_the_rings_ends_when_its_time_is_over_and_the_next_one_has_its_own() {
     let process = Process::start("late", "unbound");
     let card = process.open();
-    assert_eq!(card.registers().command_limit_ns().load(Ordering::Relaxed), 60_000_000_000);
-    let mut ring = Ring::open(&card, RingPlaces::at(0, 8)).unwrap();
-    ring.set_deadline(Duration::from_millis(50));
-    let kernel = card.kernel("slow").unwrap();
+    load_kernels(&card);
+    assert_eq!(card.registers().default_command_timeout_ns().load(Ordering::Relaxed), 60_000_000_000);
+    let mut ring = Ring::open(&card, RingLayout::at(0, 8)).unwrap();
+    ring.set_command_timeout(Duration::from_millis(50));
+    let region = region_of("slow");
     let (args, result) = (Span::new(0, 3_600_000), Span::new(RESULT, 8));
     for _ in 0..2 {
-        ring.submit(&Descriptor { kernel, flags: 0, args, result, cookie: 1 }).unwrap();
-        let outcome = ring.wait(PATIENCE).unwrap().outcome;
+        ring.submit(&Descriptor { region, flags: 0, args, result, cookie: 1 }).unwrap();
+        let outcome = ring.wait(TIMEOUT).unwrap().outcome;
         assert_eq!(outcome, Err(Fault::new(Cause::DeadlineExceeded, 50_000_000)));
         assert_eq!(sum(&mut ring), Ok(()));
     }
     // Who opens the rings next starts with the card's own limit.
-    let mut next = Ring::open(&card, RingPlaces::at(0, 8)).unwrap();
-    assert_eq!(card.registers().command_deadline_ns().load(Ordering::Relaxed), 0);
+    let mut next = Ring::open(&card, RingLayout::at(0, 8)).unwrap();
+    assert_eq!(card.registers().command_timeout_ns().load(Ordering::Relaxed), 0);
     let args = Span::new(0, 300);
-    next.submit(&Descriptor { kernel, flags: 0, args, result, cookie: 1 }).unwrap();
-    assert_eq!(next.wait(PATIENCE).unwrap().outcome, Ok(()));
+    next.submit(&Descriptor { region, flags: 0, args, result, cookie: 1 }).unwrap();
+    assert_eq!(next.wait(TIMEOUT).unwrap().outcome, Ok(()));
 }
 
 #[test]
@@ -189,22 +192,23 @@ fn a_command_without_a_lease_that_does_not_end_closes_the_rings_until_it_does() 
     let process = Process::start("deaf-alone", "unbound");
     let started = Instant::now();
     let card = process.open();
-    let mut ring = Ring::open(&card, RingPlaces::at(0, 8)).unwrap();
-    ring.set_deadline(Duration::from_millis(50));
+    load_kernels(&card);
+    let mut ring = Ring::open(&card, RingLayout::at(0, 8)).unwrap();
+    ring.set_command_timeout(Duration::from_millis(50));
     begin_deaf(&mut ring, DEAF);
-    let stuck = |error: RingError| matches!(error, RingError::Closed(Cause::KernelStuck));
+    let stuck = |error: RingError| matches!(error, RingError::Closed(Cause::KernelHung));
     // Whoever waits for it is told, and so is whoever wants the rings.
-    assert!(stuck(ring.wait(PATIENCE).unwrap_err()));
+    assert!(stuck(ring.wait(TIMEOUT).unwrap_err()));
     assert!(stuck(ring.poll().unwrap_err()));
-    assert!(stuck(Ring::open(&card, RingPlaces::at(0, 8)).unwrap_err()));
-    assert_eq!(card.registers().regions_lost().load(Ordering::Relaxed), 1);
-    assert_eq!(card.registers().status().load(Ordering::Relaxed), Status::Stuck as u32);
+    assert!(stuck(Ring::open(&card, RingLayout::at(0, 8)).unwrap_err()));
+    assert_eq!(card.registers().hung_kernels().load(Ordering::Relaxed), 1);
+    assert_eq!(card.registers().status().load(Ordering::Relaxed), Status::Hung as u32);
 
     // A holder of the lease does not meet it.
     let next = loop {
-        assert!(started.elapsed() < PATIENCE, "nobody gets the card");
+        assert!(started.elapsed() < TIMEOUT, "nobody gets the card");
         let next = process.open();
-        if next.lease(PATIENCE).is_ok() {
+        if next.acquire(TIMEOUT).is_ok() {
             break next;
         }
     };
@@ -216,21 +220,22 @@ fn a_command_without_a_lease_that_does_not_end_closes_the_rings_until_it_does() 
     drop((ring, next, card));
     std::thread::sleep(Duration::from_millis(DEAF).saturating_sub(started.elapsed()));
     let last = process.open();
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     let mut ring = loop {
-        match Ring::open(&last, RingPlaces::at(0, 8)) {
+        match Ring::open(&last, RingLayout::at(0, 8)) {
             Ok(ring) => break ring,
             Err(error) => assert!(stuck(error) && Instant::now() < until),
         }
     };
+    load_kernels(&last);
     assert_eq!(sum(&mut ring), Ok(()));
-    assert_eq!(last.registers().regions_lost().load(Ordering::Relaxed), 1);
+    assert_eq!(last.registers().hung_kernels().load(Ordering::Relaxed), 1);
 }
 
 #[test]
 fn a_card_ends_although_a_command_of_its_rings_does_not() {
     let mut process = Process::start("deaf-end", "owner");
-    let card = Card::open_as_owner(&process.name, PATIENCE).unwrap();
+    let card = Card::open_as_owner(&process.name, TIMEOUT).unwrap();
     let ring = deaf_command(&card, 3_600_000);
     drop((ring, card));
     assert_eq!(process.ended().code(), Some(ENDED));
@@ -243,14 +248,14 @@ fn the_next_holder_does_not_meet_a_command_of_the_rings_that_does_not_end() {
     let card = process.open();
     // Nobody holds the lease yet, or the card would refuse a kernel that was not loaded.
     let ring = deaf_command(&card, DEAF);
-    card.lease(PATIENCE).unwrap();
+    card.acquire(TIMEOUT).unwrap();
     drop((ring, card));
 
     // Who opens the card before it has other memory is disconnected.
     let next = loop {
-        assert!(started.elapsed() < PATIENCE, "nobody gets the card");
+        assert!(started.elapsed() < TIMEOUT, "nobody gets the card");
         let next = process.open();
-        if next.lease(PATIENCE).is_ok() {
+        if next.acquire(TIMEOUT).is_ok() {
             break next;
         }
     };
@@ -263,6 +268,7 @@ fn the_next_holder_does_not_meet_a_command_of_the_rings_that_does_not_end() {
     // When the command has ended the rings are as good as ever.
     std::thread::sleep(Duration::from_millis(DEAF).saturating_sub(started.elapsed()));
     let last = process.open();
-    let mut ring = Ring::open(&last, RingPlaces::at(0, 8)).unwrap();
+    let mut ring = Ring::open(&last, RingLayout::at(0, 8)).unwrap();
+    load_kernels(&last);
     assert_eq!(sum(&mut ring), Ok(()));
 }

@@ -3,20 +3,23 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use millstream_card::command::Cause;
-use millstream_card::net::control::{KernelSource, Start};
-use millstream_card::net::{RemoteErrorKind, RemoteOptions};
-use millstream_card::region::codes::MessageKind;
-use millstream_card::registers::{LEASE_PAGE, at};
-use millstream_card::{Span, lease};
+use millstream_card::control::{KernelSource, RunRequest};
+use millstream_card::{Card, CommandError, RemoteErrorKind, RemoteOptions, Ring, RingLayout};
+use millstream_card_abi::codes::MessageKind;
+use millstream_card_abi::command::{Cause, Descriptor, Fault};
+use millstream_card_abi::events::VERIFY;
+use millstream_card_abi::hello::{ClientHello, ServerHello};
+use millstream_card_abi::registers::{LEASE_PAGE, at};
+use millstream_card_abi::{CardName, Span, lease};
+use millstream_card_server::{CardConfig, ExitReason, Lifetime, serve};
 use millstream_rdma::queue::Signal;
 use millstream_rdma::{
-    Access, Completion, CompletionQueue, Deadline, PreparedQueuePair, RcOptions, Region, RemoteMemory, Rkey,
-    Status, WrId, connect,
+    Access, Completion, CompletionQueue, Deadline, PreparedQueuePair, QueuePair, RcOptions, Region,
+    RemoteMemory, Rkey, Status, WrId, connect,
 };
 
 use crate::cards::{BANK, BANKS, NetworkCard, device};
-use crate::host::PATIENCE;
+use crate::host::TIMEOUT;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -24,8 +27,8 @@ const SECOND: Duration = Duration::from_secs(1);
 fn memory_is_the_holders_and_is_clear_for_the_next_one() {
     let card = NetworkCard::start();
     let (one, other) = (card.connect(), card.connect());
-    assert!(matches!(one.write(0, b"early").unwrap_err().kind, RemoteErrorKind::NotHeld(None)));
-    let held = one.acquire(SECOND, PATIENCE).unwrap();
+    assert!(matches!(one.write(0, b"early").unwrap_err().kind, RemoteErrorKind::NotLeased(None)));
+    let held = one.acquire(SECOND, TIMEOUT).unwrap();
     let secret: Vec<u8> = (0..3 * BANK).map(|at| (at % 251) as u8 + 1).collect();
     one.write(BANK / 2, &secret).unwrap();
     let mut back = vec![0; secret.len()];
@@ -33,14 +36,14 @@ fn memory_is_the_holders_and_is_clear_for_the_next_one() {
     assert!(back == secret);
 
     let refused = other.acquire(SECOND, Duration::from_millis(30)).unwrap_err();
-    let RemoteErrorKind::Held { holder, epoch } = refused.kind else { panic!("{refused}") };
-    assert_eq!((holder, epoch), (one.greeting().node, held.epoch));
+    let RemoteErrorKind::Leased { holder, epoch } = refused.kind else { panic!("{refused}") };
+    assert_eq!((holder, epoch), (one.hello().client, held.epoch));
     let end = Span::new(BANK * u64::from(BANKS) - 4, 5);
     assert!(matches!(one.write(end.offset, &[0; 5]).unwrap_err().kind, RemoteErrorKind::OutOfRange { .. }));
 
     one.release().unwrap();
-    assert!(matches!(one.read(0, &mut [0]).unwrap_err().kind, RemoteErrorKind::NotHeld(None)));
-    let second = other.acquire(SECOND, PATIENCE).unwrap();
+    assert!(matches!(one.read(0, &mut [0]).unwrap_err().kind, RemoteErrorKind::NotLeased(None)));
+    let second = other.acquire(SECOND, TIMEOUT).unwrap();
     assert!(second.epoch > held.epoch);
     let mut all = vec![1; (u64::from(BANKS) * BANK) as usize];
     other.read(0, &mut all).unwrap();
@@ -48,21 +51,21 @@ fn memory_is_the_holders_and_is_clear_for_the_next_one() {
     // What moved is counted by bank.
     other.release().unwrap();
     let bar0 = one.snapshot().unwrap();
-    assert_eq!(bar0.word(at::window_written), BANK / 2);
-    assert_eq!(bar0.word(at::window_written + 8), BANK);
-    assert_eq!(bar0.word(at::window_read + 3 * 8), BANK + BANK / 2);
+    assert_eq!(bar0.u64_at(at::bank_rdma_written), BANK / 2);
+    assert_eq!(bar0.u64_at(at::bank_rdma_written + 8), BANK);
+    assert_eq!(bar0.u64_at(at::bank_rdma_read + 3 * 8), BANK + BANK / 2);
 }
 
 #[test]
 fn keys_of_a_lease_that_has_ended_open_nothing() {
     let card = NetworkCard::start();
     let (one, other) = (card.connect(), card.connect());
-    let old = one.acquire(SECOND, PATIENCE).unwrap();
+    let old = one.acquire(SECOND, TIMEOUT).unwrap();
     one.release().unwrap();
-    other.acquire(SECOND, PATIENCE).unwrap();
+    other.acquire(SECOND, TIMEOUT).unwrap();
     other.write(0, b"not for everybody").unwrap();
 
-    for (memory, write) in [(old.memory, true), (old.memory, false), (old.dma, true)] {
+    for (memory, write) in [(old.memory, true), (old.memory, false), (old.bar2, true)] {
         let stranger = Stranger::connect(&card.address);
         assert_eq!(stranger.touch(memory, write), Status::RemoteAccessError);
     }
@@ -70,11 +73,11 @@ fn keys_of_a_lease_that_has_ended_open_nothing() {
     let stranger = Stranger::connect(&card.address);
     let lease_words = RemoteMemory {
         addr: LEASE_PAGE.start as u64,
-        rkey: Rkey::new(other.greeting().lease_key),
+        rkey: Rkey::new(other.hello().lease_key),
         len: LEASE_PAGE.len() as u64,
     };
     assert_eq!(stranger.touch(lease_words, true), Status::RemoteAccessError);
-    let bar0 = RemoteMemory { addr: 0, rkey: Rkey::new(other.greeting().bar0_key), len: 4096 };
+    let bar0 = RemoteMemory { addr: 0, rkey: Rkey::new(other.hello().bar0_key), len: 4096 };
     assert_eq!(Stranger::connect(&card.address).touch(bar0, false), Status::Success);
     assert_eq!(Stranger::connect(&card.address).touch(bar0, true), Status::RemoteAccessError);
     let mut text = [0; 17];
@@ -87,25 +90,25 @@ fn a_lease_can_be_revoked_and_its_holder_learns_why() {
     let card = NetworkCard::start();
     let (one, other) = (card.connect(), card.connect());
     assert_eq!(other.revoke().unwrap(), None);
-    let held = one.acquire(SECOND, PATIENCE).unwrap();
-    one.load(0, KernelSource::Named("spin")).unwrap();
-    one.start(0, &Start::new(&[])).unwrap();
+    let held = one.acquire(SECOND, TIMEOUT).unwrap();
+    one.load(0, KernelSource::Builtin("spin")).unwrap();
+    one.start(0, &RunRequest::new(&[])).unwrap();
     assert_eq!(other.revoke().unwrap(), Some(held.epoch));
     // The running kernel is stopped before the next holder gets in.
-    let next = other.acquire(SECOND, PATIENCE).unwrap();
+    let next = other.acquire(SECOND, TIMEOUT).unwrap();
     assert!(next.epoch > held.epoch);
     assert_eq!(
-        other.run(0, &Start::new(&[]), PATIENCE).unwrap_err().to_string().split(": ").nth(1).unwrap(),
+        other.run(0, &RunRequest::new(&[]), TIMEOUT).unwrap_err().to_string().split(": ").nth(1).unwrap(),
         "region 0"
     );
-    while let Some(message) = one.message(PATIENCE).unwrap() {
+    while let Some(message) = one.message(TIMEOUT).unwrap() {
         if message.kind == MessageKind::LeaseEnded {
             assert_eq!((message.cause, message.epoch), (Some(Cause::LeaseRevoked), held.epoch));
             break;
         }
     }
     let refused = one.write(0, &[1]).unwrap_err();
-    assert!(matches!(refused.kind, RemoteErrorKind::NotHeld(Some(Cause::LeaseRevoked))), "{refused}");
+    assert!(matches!(refused.kind, RemoteErrorKind::NotLeased(Some(Cause::LeaseRevoked))), "{refused}");
 }
 
 #[test]
@@ -114,22 +117,22 @@ fn a_holder_that_dies_or_falls_silent_leaves_a_clear_card() {
     let other = card.connect();
     // Dies: its connection ends.
     let dying = card.connect();
-    dying.acquire(Duration::from_secs(600), PATIENCE).unwrap();
+    dying.acquire(Duration::from_secs(600), TIMEOUT).unwrap();
     dying.write(5, b"last words").unwrap();
     drop(dying);
-    other.acquire(SECOND, PATIENCE).unwrap();
+    other.acquire(SECOND, TIMEOUT).unwrap();
     let mut bytes = [1; 20];
     other.read(0, &mut bytes).unwrap();
     assert_eq!(bytes, [0; 20]);
-    assert_eq!(other.register(at::lease_end_cause).unwrap() as u32, Cause::HolderLost.code());
+    assert_eq!(other.register(at::lease_end_cause).unwrap() as u32, Cause::HolderDisconnected.code());
     other.release().unwrap();
 
     // Falls silent: connected, and no heartbeat.
     let silent = Stranger::connect(&card.address);
     silent.take_lease();
     let taken = other.acquire(SECOND, Duration::ZERO).unwrap_err();
-    assert!(matches!(taken.kind, RemoteErrorKind::Held { .. }), "{taken}");
-    other.acquire(SECOND, PATIENCE).unwrap();
+    assert!(matches!(taken.kind, RemoteErrorKind::Leased { .. }), "{taken}");
+    other.acquire(SECOND, TIMEOUT).unwrap();
     assert_eq!(other.register(at::lease_end_cause).unwrap() as u32, Cause::LeaseExpired.code());
 }
 
@@ -137,9 +140,9 @@ fn a_holder_that_dies_or_falls_silent_leaves_a_clear_card() {
 fn a_lease_outlives_its_duration_while_its_holder_lives() {
     let card = NetworkCard::start();
     let (one, other) = (card.connect(), card.connect());
-    let held = one.acquire(Duration::from_millis(200), PATIENCE).unwrap();
+    let held = one.acquire(Duration::from_millis(200), TIMEOUT).unwrap();
     let refused = other.acquire(SECOND, Duration::from_millis(900)).unwrap_err();
-    assert!(matches!(refused.kind, RemoteErrorKind::Held { .. }), "{refused}");
+    assert!(matches!(refused.kind, RemoteErrorKind::Leased { .. }), "{refused}");
     one.write(0, &[1]).unwrap();
     assert_eq!(one.held().unwrap().epoch, held.epoch);
 }
@@ -152,15 +155,15 @@ fn a_word_that_nobody_may_write_is_taken_back() {
     let word = one.register(at::lease_word).unwrap();
     let (epoch, _) = lease::unpack(word);
     // A node that does not exist, and an epoch that is not now.
-    for forged in [lease::word(epoch, 4711), lease::word(epoch + 1, one.greeting().node), u64::MAX] {
+    for forged in [lease::pack(epoch, 4711), lease::pack(epoch + 1, one.hello().client), u64::MAX] {
         assert_eq!(stranger.swap(at::lease_word, word, forged), word);
-        let until = std::time::Instant::now() + PATIENCE;
+        let until = std::time::Instant::now() + TIMEOUT;
         while one.register(at::lease_word).unwrap() != word {
             assert!(std::time::Instant::now() < until, "the word stays forged");
         }
     }
-    assert_eq!(one.register(at::lease_refusals).unwrap(), 3);
-    one.acquire(SECOND, PATIENCE).unwrap();
+    assert_eq!(one.register(at::lease_rejects).unwrap(), 3);
+    one.acquire(SECOND, TIMEOUT).unwrap();
 }
 
 /// Two nodes take, use and give back one card, 10,000 times between them: never both, and never each other's
@@ -180,7 +183,7 @@ fn race(times: u32) {
                 let node = card.connect();
                 let mut latest = 0;
                 while done.fetch_add(1, Ordering::Relaxed) < times {
-                    let held = node.acquire(SECOND, PATIENCE).unwrap();
+                    let held = node.acquire(SECOND, TIMEOUT).unwrap();
                     assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two holders");
                     assert!(held.epoch > latest);
                     latest = held.epoch;
@@ -194,22 +197,22 @@ fn race(times: u32) {
             });
         }
     });
-    let leases = card.connect().register(at::leases).unwrap();
+    let leases = card.connect().register(at::lease_grants).unwrap();
     assert_eq!(leases, u64::from(times));
 }
 
 /// A node that speaks plain verbs, without the manners of `RemoteCard`.
 struct Stranger {
-    pair: millstream_rdma::QueuePair,
+    pair: QueuePair,
     queue: CompletionQueue,
     local: Region,
-    greeting: millstream_card::net::Greeting,
+    hello: ServerHello,
     _stream: std::net::TcpStream,
 }
 
 impl Stranger {
     fn connect(address: &str) -> Stranger {
-        let (device, deadline) = (device(), Deadline::after(RemoteOptions::default().patience));
+        let (device, deadline) = (device(), Deadline::after(RemoteOptions::default().timeout));
         let queue = CompletionQueue::new(&device, 64).unwrap();
         let options = RcOptions { send_depth: 16, recv_depth: 16, ..RcOptions::default() };
         let prepared = PreparedQueuePair::new(&device, &queue, &queue, &options).unwrap();
@@ -218,18 +221,18 @@ impl Stranger {
             prepared.post_recv(&[local.sge(1024 + 64 * slot, 64).unwrap()], WrId(slot)).unwrap();
         }
         let mut stream = connect::dial(address, deadline).unwrap();
-        let visit = millstream_card::net::Visit::of(false).to_bytes();
+        let visit = ClientHello::new(false).to_bytes();
         let connected = prepared.connect(&mut stream, &visit, deadline).unwrap();
-        let greeting = millstream_card::net::Greeting::from_extra(&connected.private_data).unwrap();
-        let stranger = Stranger { pair: connected.pair, queue, local, greeting, _stream: stream };
+        let hello = ServerHello::parse(&connected.private_data).unwrap();
+        let stranger = Stranger { pair: connected.pair, queue, local, hello, _stream: stream };
         // The card knows us once it has answered something.
-        while stranger.word(at::lease_nodes) == 0 {}
+        while stranger.word(at::client_count) == 0 {}
         stranger
     }
 
     fn status(&self) -> Status {
         let mut buffer = [Completion::EMPTY];
-        let deadline = Deadline::after(PATIENCE);
+        let deadline = Deadline::after(TIMEOUT);
         loop {
             if let [completion] = self.queue.poll(&mut buffer).unwrap()
                 && completion.wr_id() == WrId(99)
@@ -250,7 +253,7 @@ impl Stranger {
     }
 
     fn word(&self, offset: usize) -> u64 {
-        let from = RemoteMemory { addr: 0, rkey: Rkey::new(self.greeting.bar0_key), len: 65536 };
+        let from = RemoteMemory { addr: 0, rkey: Rkey::new(self.hello.bar0_key), len: 65536 };
         let local = [self.local.sge(0, 4).unwrap()];
         self.pair.post_read(&local, from.at(offset as u64, 4).unwrap(), Signal::Yes, WrId(99)).unwrap();
         assert_eq!(self.status(), Status::Success);
@@ -260,7 +263,7 @@ impl Stranger {
     }
 
     fn swap(&self, offset: usize, compare: u64, swap: u64) -> u64 {
-        let words = RemoteMemory { addr: 0, rkey: Rkey::new(self.greeting.lease_key), len: 65536 };
+        let words = RemoteMemory { addr: 0, rkey: Rkey::new(self.hello.lease_key), len: 65536 };
         let word = words.at(offset as u64, 8).unwrap();
         self.pair.post_compare_swap(self.local.sge(8, 8).unwrap(), word, (compare, swap), WrId(99)).unwrap();
         assert_eq!(self.status(), Status::Success);
@@ -271,44 +274,39 @@ impl Stranger {
 
     fn take_lease(&self) {
         let epoch = self.word(at::lease_word + 4) as u32;
-        let free = lease::word(epoch, 0);
-        assert_eq!(self.swap(at::lease_word, free, lease::word(epoch, self.greeting.node)), free);
+        let free = lease::pack(epoch, 0);
+        assert_eq!(self.swap(at::lease_word, free, lease::pack(epoch, self.hello.client)), free);
     }
 }
 
 /// The same lease, taken by a user of the same host who maps BAR0: rings run what is loaded into a region.
 #[test]
 fn a_local_user_leases_a_card_and_loads_a_kernel() {
-    use millstream_card::command::{Descriptor, Fault};
-    use millstream_card::kernel::{Registry, verify};
-    use millstream_card::{Card, Config, End, Lifetime, Ring, RingPlaces, UseError, serve};
-
-    let name: millstream_card::CardName = format!("local-{}", std::process::id()).parse().unwrap();
-    let mut config = Config::new(name.clone(), 1 << 20, Registry::builtin());
-    config.lifetime = Lifetime::Owner { claim_within: PATIENCE };
+    let name: CardName = format!("local-{}", std::process::id()).parse().unwrap();
+    let mut config = CardConfig::new(name.clone(), 1 << 20);
+    config.lifetime = Lifetime::Owner { claim_timeout: TIMEOUT };
     let card = std::thread::spawn(|| serve(config));
-    let owner = Card::open_as_owner(&name, PATIENCE).unwrap();
-    let user = Card::open(&name, PATIENCE).unwrap();
-    let epoch = user.lease(PATIENCE).unwrap();
-    let refused = owner.lease(Duration::from_millis(20)).unwrap_err();
-    assert!(matches!(refused, UseError::Held { epoch: held, .. } if held == epoch), "{refused}");
+    let owner = Card::open_as_owner(&name, TIMEOUT).unwrap();
+    let user = Card::open(&name, TIMEOUT).unwrap();
+    let epoch = user.acquire(TIMEOUT).unwrap();
+    let refused = owner.acquire(Duration::from_millis(20)).unwrap_err();
+    assert!(matches!(refused, CommandError::Leased { epoch: held, .. } if held == epoch), "{refused}");
 
-    let mut ring = Ring::open(&user, RingPlaces::at(0, 16)).unwrap();
-    let kernel = user.kernel(verify::NAME).unwrap();
+    let mut ring = Ring::open(&user, RingLayout::at(0, 16)).unwrap();
     let nothing = Span::new(0x4000, 0);
-    let descriptor = Descriptor { kernel, flags: 0, args: nothing, result: nothing, cookie: 1 };
+    let descriptor = Descriptor { region: 1, flags: 0, args: nothing, result: nothing, cookie: 1 };
     let mut outcome = || {
         ring.submit(&descriptor).unwrap();
-        ring.wait(PATIENCE).unwrap().outcome
+        ring.wait(TIMEOUT).unwrap().outcome
     };
-    assert_eq!(outcome(), Err(Fault::new(Cause::KernelNotLoaded, kernel.0.into())));
-    assert!(matches!(user.load(0, "nonsense"), Err(UseError::NoSuchKernel(_))));
-    user.load(1, verify::NAME).unwrap();
+    assert_eq!(outcome(), Err(Fault::new(Cause::RegionEmpty, 0)));
+    assert!(matches!(user.load(0, "nonsense"), Err(CommandError::NoSuchKernel(_))));
+    user.load(1, VERIFY).unwrap();
     assert_eq!(outcome(), Err(Fault::new(Cause::ArgsLength, 0)), "it runs, and finds no arguments");
     drop((ring, user));
     // Without its user the card is free, and clear.
-    owner.lease(PATIENCE).unwrap();
+    owner.acquire(TIMEOUT).unwrap();
     assert_eq!(owner.memory().read_array::<64>(0).unwrap(), [0; 64]);
     drop(owner);
-    assert_eq!(card.join().unwrap().unwrap(), End::OwnerGone);
+    assert_eq!(card.join().unwrap().unwrap(), ExitReason::OwnerDisconnected);
 }

@@ -1,25 +1,25 @@
-//! Cards in processes of their own.
+//! Tests of cards as processes, by their clients.
 
 mod camera;
 mod cards;
 mod checkpoint;
 mod host;
-mod kinds;
+mod hung_kernels;
 mod lease;
 mod map;
+mod memory_kinds;
 mod process;
 mod regions;
 mod sharing;
-mod stuck;
 
-/// Not a test: turns a copy of this program into a card.
+/// Not a test: the entry point of a card process.
 #[test]
-fn be_a_card() {
-    host::be_a_card();
+fn card_main() {
+    host::card_main();
 }
 
-/// Not a test: turns a copy of this program into a card on the network.
+/// Not a test: the entry point of a card process on the network.
 #[test]
-fn be_a_card_on_the_network() {
-    cards::be_a_card();
+fn network_card_main() {
+    cards::card_main();
 }

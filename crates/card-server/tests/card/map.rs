@@ -2,19 +2,19 @@
 
 use std::time::Duration;
 
-use millstream_card::Span;
-use millstream_card::net::control::{KernelSource, Start};
-use millstream_card::net::{RemoteCard, RemoteErrorKind, RemoteMap};
+use millstream_card::control::{KernelSource, RunRequest};
+use millstream_card::{RemoteCard, RemoteErrorKind, RemoteMap};
+use millstream_card_abi::Span;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 use crate::cards::{BANK, NetworkCard};
-use crate::host::PATIENCE;
+use crate::host::TIMEOUT;
 
 fn leased() -> (NetworkCard, RemoteCard) {
     let card = NetworkCard::start();
     let node = card.connect();
-    node.acquire(Duration::from_secs(20), PATIENCE).unwrap();
+    node.acquire(Duration::from_secs(20), TIMEOUT).unwrap();
     (card, node)
 }
 
@@ -33,8 +33,8 @@ fn a_kernel_and_a_map_hand_data_to_each_other() {
     assert_eq!(u64::from_le_bytes(word), 240);
     assert_eq!(map.traffic(), (0, 100_000), "what is stored only is not fetched");
 
-    node.load(0, KernelSource::Named("mix")).unwrap();
-    let [_, last, ..] = node.run(0, &Start::new(&[BANK, 100_000, 2]), PATIENCE).unwrap();
+    node.load(0, KernelSource::Builtin("mix")).unwrap();
+    let [_, last, ..] = node.run(0, &RunRequest::new(&[BANK, 100_000, 2]), TIMEOUT).unwrap();
     map.acquire();
     assert_eq!(map.load_u64(99_992).unwrap(), last);
     // Fetched once, however often it is loaded.

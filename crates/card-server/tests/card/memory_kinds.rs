@@ -8,25 +8,27 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use millstream_card::backing::{Kind, Roots, natural_size};
-use millstream_card::command::Cause;
-use millstream_card::kernel::Registry;
-use millstream_card::net::checkpoint::{restore, save};
-use millstream_card::net::control::{KernelSource, Start};
-use millstream_card::net::info::CardInfo;
-use millstream_card::net::{RemoteCard, RemoteError, RemoteErrorKind};
-use millstream_card::region::copy::{Copy, CopyOperation, IN_DMA_WINDOW};
-use millstream_card::{Card, Config, OpenError, Refusal, ServeError, Span, serve};
+use millstream_card::checkpoint::{restore, save};
+use millstream_card::control::{KernelSource, RunRequest};
+use millstream_card::info::CardInfo;
+use millstream_card::{Card, OpenError};
+use millstream_card::{RemoteCard, RemoteError, RemoteErrorKind};
+use millstream_card_abi::Span;
+use millstream_card_abi::command::Cause;
+use millstream_card_abi::dma::{BAR2_OFFSET, DmaDescriptor, DmaOperation};
+use millstream_card_abi::ipc::Refusal;
+use millstream_card_server::backing::{BackingKind, DevicePaths, default_size};
+use millstream_card_server::{CardConfig, ServeError, serve};
 use tempfile::TempDir;
 
 use crate::cards::{BANK, BANKS, NetworkCard};
-use crate::host::PATIENCE;
+use crate::host::TIMEOUT;
 
 const LEASE: Duration = Duration::from_secs(20);
 const MEMORY: u64 = BANK * BANKS as u64;
 
 /// A machine with a PCIe device at 0000:01:00.0 and a GPU.
-fn machine() -> (TempDir, Roots) {
+fn machine() -> (TempDir, DevicePaths) {
     let folder = tempfile::tempdir().unwrap();
     let device = folder.path().join("bus/pci/devices/0000:01:00.0");
     fs::create_dir_all(&device).unwrap();
@@ -55,7 +57,7 @@ fn machine() -> (TempDir, Roots) {
         .status();
     assert!(built.expect("run cc").success(), "cc cannot compile the driver");
     let cuda = library.to_str().unwrap().to_owned();
-    let roots = Roots { sysfs: folder.path().to_owned(), cuda, ..Roots::default() };
+    let roots = DevicePaths { sysfs: folder.path().to_owned(), cuda, ..DevicePaths::default() };
     (folder, roots)
 }
 
@@ -66,7 +68,7 @@ fn pattern(seed: u64, len: usize) -> Vec<u8> {
 #[track_caller]
 fn cause(outcome: Result<impl std::fmt::Debug, RemoteError>) -> Cause {
     match outcome.unwrap_err().kind {
-        RemoteErrorKind::Refused { cause, .. } => cause,
+        RemoteErrorKind::Rejected { cause, .. } | RemoteErrorKind::TransferFailed { cause, .. } => cause,
         other => panic!("{other}"),
     }
 }
@@ -85,8 +87,8 @@ fn conforms(kind: &str, number: &str, mapped: bool) {
     let (node, other) = (card.connect(), neighbour.connect());
     let info = CardInfo::of(&node.snapshot().unwrap());
     assert_eq!((info.memory_kind.as_str(), info.memory_bytes), (number, MEMORY));
-    node.acquire(LEASE, PATIENCE).unwrap();
-    let held = other.acquire(LEASE, PATIENCE).unwrap();
+    node.acquire(LEASE, TIMEOUT).unwrap();
+    let held = other.acquire(LEASE, TIMEOUT).unwrap();
 
     // Zero at first, whatever was there; then every bank takes and gives bytes, at its edges and over them.
     expect(&node, 0, &vec![0; MEMORY as usize]);
@@ -104,46 +106,50 @@ fn conforms(kind: &str, number: &str, mapped: bool) {
     assert!(matches!(outside.kind, RemoteErrorKind::OutOfRange { .. }), "{outside}");
 
     // Kernels see what nodes have written, and the other way round; and no banks that are not theirs.
-    node.load(0, KernelSource::Named("fill")).unwrap();
+    node.load(0, KernelSource::Builtin("fill")).unwrap();
     let len = BANK + 4096;
-    node.run(0, &Start::new(&[0, 3, len]), PATIENCE).unwrap();
+    node.run(0, &RunRequest::new(&[0, 3, len]), TIMEOUT).unwrap();
     node.write(8, &5u64.to_le_bytes()).unwrap();
-    node.load(0, KernelSource::Named("copy")).unwrap();
-    node.run(0, &Start::new(&[0, 2 * BANK, len]), PATIENCE).unwrap();
-    node.load(0, KernelSource::Named("reduce")).unwrap();
-    let sums = node.run(0, &Start::new(&[2 * BANK, 0, len]), PATIENCE).unwrap();
+    node.load(0, KernelSource::Builtin("copy")).unwrap();
+    node.run(0, &RunRequest::new(&[0, 2 * BANK, len]), TIMEOUT).unwrap();
+    node.load(0, KernelSource::Builtin("reduce")).unwrap();
+    let sums = node.run(0, &RunRequest::new(&[2 * BANK, 0, len]), TIMEOUT).unwrap();
     assert_eq!(sums[..2], [len, 3 * len / 8 + 2]);
-    let foreign = Start { banks: 0b1, ..Start::new(&[BANK - 8, 0, 16]) };
-    assert_eq!(cause(node.run(0, &foreign, PATIENCE)), Cause::ForeignMemory);
+    let foreign = RunRequest { banks: 0b1, ..RunRequest::new(&[BANK - 8, 0, 16]) };
+    assert_eq!(cause(node.run(0, &foreign, TIMEOUT)), Cause::AccessViolation);
     // A kernel that works in place needs an address.
-    node.load(1, KernelSource::Named("stencil")).unwrap();
-    let stencil = node.run(1, &Start::new(&[0, 16, 16, 16, 0, 4096, 1]), PATIENCE);
+    node.load(1, KernelSource::Builtin("stencil")).unwrap();
+    let stencil = node.run(1, &RunRequest::new(&[0, 16, 16, 16, 0, 4096, 1]), TIMEOUT);
     match mapped {
         true => assert_eq!(stencil.unwrap()[0], 1),
         false => assert_eq!(cause(stencil), Cause::MemoryNotMapped),
     }
 
     // Copies: through the DMA window, within memory, to another card and back.
-    let copy = Copy {
-        operation: CopyOperation::Within,
+    let copy = DmaDescriptor {
+        operation: DmaOperation::Local,
         peer: 0,
         local: Span::new(BANK, 8192),
-        remote: IN_DMA_WINDOW,
+        remote: BAR2_OFFSET,
         key: 0,
         notify: false,
     };
     node.write(BANK, &pattern(3, 8192)).unwrap();
-    let back = Copy { local: Span::new(IN_DMA_WINDOW, 8192), remote: 3 * BANK, ..copy };
-    let within = Copy { remote: 3 * BANK + 10_000, ..copy };
-    node.copy(&[copy, back, within], PATIENCE).unwrap();
+    let back = DmaDescriptor { local: Span::new(BAR2_OFFSET, 8192), remote: 3 * BANK, ..copy };
+    let within = DmaDescriptor { remote: 3 * BANK + 10_000, ..copy };
+    node.run_dma(&[copy, back, within], TIMEOUT).unwrap();
     expect(&node, 3 * BANK, &pattern(3, 8192));
     expect(&node, 3 * BANK + 10_000, &pattern(3, 8192));
     node.connect_peer(0, &neighbour.address).unwrap();
     let there = held.memory;
-    let send =
-        Copy { operation: CopyOperation::Write, remote: there.addr + 77, key: there.rkey.get(), ..copy };
-    let fetch = Copy { operation: CopyOperation::Read, local: Span::new(77, 8192), ..send };
-    node.copy(&[send, fetch], PATIENCE).unwrap();
+    let send = DmaDescriptor {
+        operation: DmaOperation::Write,
+        remote: there.addr + 77,
+        key: there.rkey.get(),
+        ..copy
+    };
+    let fetch = DmaDescriptor { operation: DmaOperation::Read, local: Span::new(77, 8192), ..send };
+    node.run_dma(&[send, fetch], TIMEOUT).unwrap();
     expect(&other, 77, &pattern(3, 8192));
     expect(&node, 77, &pattern(3, 8192));
 
@@ -158,16 +164,21 @@ fn conforms(kind: &str, number: &str, mapped: bool) {
     let old = node.held().unwrap().memory;
     node.release().unwrap();
     let next = card.connect();
-    next.acquire(LEASE, PATIENCE).unwrap();
+    next.acquire(LEASE, TIMEOUT).unwrap();
     expect(&next, 0, &vec![0; MEMORY as usize]);
     other.connect_peer(1, &card.address).unwrap();
-    let stale =
-        Copy { operation: CopyOperation::Write, peer: 1, remote: old.addr, key: old.rkey.get(), ..copy };
-    assert_eq!(cause(other.copy(&[stale], PATIENCE)), Cause::CopyRefused);
+    let stale = DmaDescriptor {
+        operation: DmaOperation::Write,
+        peer: 1,
+        remote: old.addr,
+        key: old.rkey.get(),
+        ..copy
+    };
+    assert_eq!(cause(other.run_dma(&[stale], TIMEOUT)), Cause::DmaRemoteAccess);
 
     // Who sits beside it maps host memory only.
     let name = format!("net-{}", card.process.id()).parse().unwrap();
-    match Card::open(&name, PATIENCE) {
+    match Card::open(&name, TIMEOUT) {
         Ok(open) => assert!(kind == "emulated" && open.memory().size() == MEMORY),
         Err(OpenError::Refused { refusal, .. }) => {
             assert!(kind != "emulated" && refusal == Refusal::NotMappable, "{refusal}");
@@ -197,20 +208,20 @@ fn a_device_that_is_not_there_or_too_small_is_named() {
     let device = folder.path().join("bus/pci/devices/0000:01:00.0");
     let refused = |kind: &str, memory: u64| {
         let name = format!("kinds-{}", std::process::id()).parse().unwrap();
-        let mut config = Config::new(name, memory, Registry::builtin());
-        config.kind = kind.parse().unwrap();
-        config.roots = roots.clone();
+        let mut config = CardConfig::new(name, memory);
+        config.memory_kind = kind.parse().unwrap();
+        config.device_paths = roots.clone();
         match serve(config) {
-            Err(ServeError::Backing(error)) => error.to_string(),
+            Err(ServeError::Hardware(error)) => error.to_string(),
             other => panic!("{other:?}"),
         }
     };
-    let size = |kind: &str| natural_size(&kind.parse::<Kind>().unwrap(), &roots);
+    let size = |kind: &str| default_size(&kind.parse::<BackingKind>().unwrap(), &roots);
     assert_eq!(size("pci:0000:01:00.0").unwrap(), Some(MEMORY), "the largest BAR");
     assert_eq!(size("pci:0000:01:00.0/bar0").unwrap(), Some(64 << 10));
     for (kind, memory, expected) in [
-        ("pci:0000:02:00.0", 4096, "there is no PCI device 0000:02:00.0: "),
-        ("pci:0000:01:00.0/bar1", 4096, "BAR 1 of PCI device 0000:01:00.0 is not there"),
+        ("pci:0000:02:00.0", 4096, "no PCI device 0000:02:00.0: "),
+        ("pci:0000:01:00.0/bar1", 4096, "BAR 1 of PCI device 0000:01:00.0 is not present"),
         ("pci:0000:01:00.0/bar2", 4096, "BAR 2 of PCI device 0000:01:00.0 is I/O ports, not memory"),
         (
             "pci:0000:01:00.0",
@@ -226,7 +237,7 @@ fn a_device_that_is_not_there_or_too_small_is_named() {
     }
     assert_eq!(fs::read_to_string(device.join("enable")).unwrap(), "1", "it answers to its BARs");
     fs::write(device.join("resource"), "no numbers\n").unwrap();
-    assert!(refused("pci:0000:01:00.0", 4096).contains("not three hexadecimal numbers a line"));
+    assert!(refused("pci:0000:01:00.0", 4096).contains("expected three hexadecimal numbers per line"));
     fs::write(device.join("resource"), "0xe000 0xe0ff 0x101\n").unwrap();
     assert!(refused("pci:0000:01:00.0", 4096).contains("PCI device 0000:01:00.0 has no memory BAR"));
     assert!(refused("pci:0000:01:00.0/bar5", 4096).contains("BAR 5"));

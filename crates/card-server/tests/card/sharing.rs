@@ -5,12 +5,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use millstream_card::net::control::{KernelSource, Start};
-use millstream_card::net::{RemoteCard, RemoteError, RemoteErrorKind, RemoteOptions};
-use millstream_card::registers::at;
+use millstream_card::control::{KernelSource, RunRequest};
+use millstream_card::{RemoteCard, RemoteError, RemoteErrorKind, RemoteOptions};
+use millstream_card_abi::registers::at;
 
 use crate::cards::{BANK, NetworkCard, device};
-use crate::host::PATIENCE;
+use crate::host::TIMEOUT;
 
 const LEASE: Duration = Duration::from_secs(1);
 
@@ -25,8 +25,8 @@ fn work(card: &RemoteCard, seed: u64) -> Result<u64, RemoteError> {
     assert!(before.iter().all(|byte| *byte == 0), "another node's data");
     let input: Vec<u8> = (0..BYTES as u64).map(|at| (at * (seed + 1) % 251) as u8).collect();
     card.write(BANK, &input)?;
-    card.load(0, KernelSource::Named("mix"))?;
-    Ok(card.run(0, &Start::new(&[BANK, BYTES as u64, 2]), PATIENCE)?[1])
+    card.load(0, KernelSource::Builtin("mix"))?;
+    Ok(card.run(0, &RunRequest::new(&[BANK, BYTES as u64, 2]), TIMEOUT)?[1])
 }
 
 /// Where cards are, and which of them were killed.
@@ -54,7 +54,7 @@ fn nodes_and_cards_come_and_go_and_every_result_is_right() {
         let card = place.lock().unwrap().cards[0].connect();
         (0..SEEDS)
             .map(|seed| {
-                card.acquire(LEASE, PATIENCE).unwrap();
+                card.acquire(LEASE, TIMEOUT).unwrap();
                 let result = work(&card, seed).unwrap();
                 card.release().unwrap();
                 result
@@ -89,7 +89,7 @@ fn nodes_and_cards_come_and_go_and_every_result_is_right() {
                     own += 1;
                     done.fetch_add(1, Ordering::Relaxed);
                 }
-                Err(RemoteError { kind: RemoteErrorKind::Held { .. }, .. }) => {
+                Err(RemoteError { kind: RemoteErrorKind::Leased { .. }, .. }) => {
                     busy.fetch_add(1, Ordering::Relaxed);
                 }
                 Err(error) => {
@@ -103,11 +103,13 @@ fn nodes_and_cards_come_and_go_and_every_result_is_right() {
         if jobs < JOBS
             && let Some(card) = known.values().find(|card| card.acquire(LEASE, Duration::ZERO).is_ok())
         {
-            let _ = card.load(0, KernelSource::Named("spin")).and_then(|_| card.start(0, &Start::new(&[])));
+            let _ = card
+                .load(0, KernelSource::Builtin("spin"))
+                .and_then(|_| card.start(0, &RunRequest::new(&[])));
         }
     };
     let wait = |jobs| {
-        let deadline = Instant::now() + 4 * PATIENCE;
+        let deadline = Instant::now() + 4 * TIMEOUT;
         while done.load(Ordering::Relaxed) < jobs {
             assert!(Instant::now() < deadline, "{done:?} of {jobs} jobs");
             std::thread::sleep(Duration::from_millis(1));
@@ -136,7 +138,7 @@ fn nodes_and_cards_come_and_go_and_every_result_is_right() {
     assert_eq!(place.cards.len(), 2);
     for card in &place.cards {
         let node = card.connect();
-        node.acquire(LEASE, PATIENCE).unwrap();
-        assert!(node.register(at::leases).unwrap() > 1);
+        node.acquire(LEASE, TIMEOUT).unwrap();
+        assert!(node.register(at::lease_grants).unwrap() > 1);
     }
 }

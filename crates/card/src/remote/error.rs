@@ -1,4 +1,4 @@
-//! What can go wrong with a card on the network.
+//! Errors of a card on the network.
 
 use std::time::Duration;
 
@@ -7,64 +7,65 @@ use millstream_rdma::memory::{MemoryError, OutOfBounds};
 use millstream_rdma::queue::{PostError, QueueError, WorkError};
 use millstream_rdma::wait::WaitError;
 
-use crate::command::Cause;
-use crate::memory::Span;
+use crate::card::NoSuchKernel;
+use millstream_card_abi::Span;
+use millstream_card_abi::command::Cause;
 
-/// Why something could not be done with a remote card.
+/// An operation on a remote card failed.
 #[derive(Debug, thiserror::Error)]
 #[error("card {card}: {kind}")]
 pub struct RemoteError {
-    /// Its address.
+    /// Address of the card.
     pub card: String,
     /// Why.
     pub kind: RemoteErrorKind,
 }
 
-/// See [`RemoteError`].
+/// Reason of a [`RemoteError`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RemoteErrorKind {
-    /// It cannot be reached.
+    /// The card cannot be reached.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// This node's device refuses a queue.
+    /// The local device refused to create a queue.
     #[error(transparent)]
     Queue(#[from] QueueError),
-    /// This node's device refuses memory.
+    /// The local device refused to register memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// This node's device refuses a request.
+    /// The local device refused a work request.
     #[error(transparent)]
     Post(#[from] PostError),
-    /// A request failed.
+    /// A work request failed.
     #[error(transparent)]
     Work(#[from] WorkError),
     /// Waiting failed.
     #[error(transparent)]
     Wait(#[from] WaitError),
-    /// Who answers there is no card, or one of another version.
-    #[error("who listens there is no card of this version")]
-    NotACard,
-    /// It closed the connection, or died.
-    #[error("has closed the connection or died")]
-    Lost,
-    /// It does not answer in time.
-    #[error("does not answer within {0:?}: {1}")]
+    /// The peer is not a card, or one of another version.
+    #[error("peer is not a compatible card (version mismatch); use the same release on both sides")]
+    VersionMismatch,
+    /// The card has closed the connection or died.
+    #[error("card has closed the connection or died")]
+    Disconnected,
+    /// The card did not answer in time.
+    #[error("no answer within {0:?}: {1}")]
     TimedOut(Duration, &'static str),
-    /// Another node has it.
-    #[error("is leased to node {holder} (epoch {epoch})")]
-    Held {
+    /// Another client holds the lease.
+    #[error("card is leased to client {holder:#x} (epoch {epoch})")]
+    Leased {
         /// The holder.
         holder: u32,
-        /// Its epoch.
+        /// Epoch of its lease.
         epoch: u32,
     },
-    /// This node has no lease of it.
-    #[error("this node holds no lease of it{}", .0.map_or(String::new(), |cause| format!("; the latest one ended: {cause}")))]
-    NotHeld(Option<Cause>),
-    /// The card refused a command or a run failed.
+    /// This process holds no lease of the card.
+    #[error("this process holds no lease of the card; acquire it first{}", .0.map_or(String::new(), |cause| format!(" (the latest lease ended: {cause})")))]
+    NotLeased(Option<Cause>),
+    /// A region rejected a command, or a run failed.
     #[error("region {region}: {cause} ({detail:#x})")]
-    Refused {
+    Rejected {
         /// The region.
         region: u32,
         /// Why.
@@ -72,32 +73,42 @@ pub enum RemoteErrorKind {
         /// The offending value.
         detail: u64,
     },
-    /// The card as a whole refused a command.
-    #[error("{0}")]
-    RefusedByCard(Cause),
-    /// It has no such kernel.
+    /// A DMA transfer failed.
+    #[error("DMA slot {slot}: {cause} ({detail:#x})")]
+    TransferFailed {
+        /// Slot of the descriptor in the ring.
+        slot: u32,
+        /// Why.
+        cause: Cause,
+        /// The offending value.
+        detail: u64,
+    },
+    /// The card rejected a command to the card as a whole.
+    #[error("card command: {0}")]
+    CardRejected(Cause),
+    /// The card does not have the kernel.
     #[error(transparent)]
-    NoSuchKernel(#[from] crate::card::NoSuchKernel),
-    /// A range that is not the card's.
+    NoSuchKernel(#[from] NoSuchKernel),
+    /// A range is outside card memory.
     #[error("{span} is outside the card's memory of {memory} bytes")]
     OutOfRange {
         /// The range.
         span: Span,
-        /// The memory.
+        /// Size of the memory [bytes].
         memory: u64,
     },
-    /// It has no such region.
-    #[error("has {regions} regions, there is no region {region}")]
+    /// The card does not have the region.
+    #[error("card has {regions} regions, no region {region}")]
     NoSuchRegion {
-        /// The one asked for.
+        /// The requested region.
         region: u32,
-        /// How many there are.
+        /// Number of regions.
         regions: u32,
     },
 }
 
 impl RemoteError {
-    /// Whether the connection is over, so that only a new one helps.
+    /// Whether the connection has ended, so that the card has to be connected again.
     pub fn is_fatal(&self) -> bool {
         matches!(
             self.kind,
@@ -105,7 +116,7 @@ impl RemoteError {
                 | RemoteErrorKind::Post(_)
                 | RemoteErrorKind::Work(_)
                 | RemoteErrorKind::Wait(_)
-                | RemoteErrorKind::Lost
+                | RemoteErrorKind::Disconnected
         )
     }
 }

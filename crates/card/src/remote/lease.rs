@@ -1,4 +1,4 @@
-//! The lease of a remote card: taking it, keeping it by heartbeats, moving it, giving it back.
+//! The lease of a remote card: acquire, renew, transfer, release.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -8,28 +8,29 @@ use millstream_rdma::memory::RemoteMemory;
 use millstream_rdma::queue::Signal;
 use millstream_rdma::{Deadline, WrId};
 
-use super::{Inner, REPORT_AT, REPORT_BYTES, RemoteCard, RemoteError, RemoteErrorKind, Result};
-use crate::command::nanos;
-use crate::lease;
-use crate::net::IMM_CONTROL;
-use crate::region::codes::MessageKind;
-use crate::region::message::Message;
-use crate::registers::{CONTROL_WINDOW, MAX_BANKS, MAX_REGIONS, at};
+use super::{Inner, REPORT_AT, REPORT_BYTES, Result};
+use crate::remote::{RemoteCard, RemoteError, RemoteErrorKind};
+use millstream_card_abi::codes::MessageKind;
+use millstream_card_abi::command::nanos;
+use millstream_card_abi::hello::IMM_CONTROL;
+use millstream_card_abi::lease;
+use millstream_card_abi::message::Message;
+use millstream_card_abi::registers::{CONTROL_WINDOW, MAX_BANKS, MAX_REGIONS, at};
 
-/// The lease that this node holds.
+/// The lease that this process holds.
 #[derive(Clone, Copy, Debug)]
-pub struct Held {
+pub struct HeldLease {
     /// Its epoch.
     pub epoch: u32,
-    /// Card memory, BAR4, with the key of this lease.
+    /// BAR4, card memory, with the key of this lease.
     pub memory: RemoteMemory,
-    /// The DMA window, BAR2, with the key of this lease.
-    pub dma: RemoteMemory,
+    /// BAR2, the DMA window, with the key of this lease.
+    pub bar2: RemoteMemory,
     pub(super) control: RemoteMemory,
     pub(super) duration: Duration,
 }
 
-/// A lease in a form that another process can go on with; who has it has the card.
+/// A detached lease, with the keys that another process needs to continue it. Keep it secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LeaseToken {
@@ -38,41 +39,45 @@ pub struct LeaseToken {
     /// Epoch of the lease.
     pub epoch: u32,
     control_key: u32,
-    dma_key: u32,
+    bar2_key: u32,
     memory_key: u32,
     memory_addr: u64,
     duration_ms: u64,
 }
 
 impl RemoteCard {
-    /// Takes the lease, waiting up to `patience` while another node holds it. It lasts `duration` beyond each
-    /// heartbeat, which a thread of this process sends from now on.
+    /// Acquires the lease. Waits up to `timeout` while another client holds it. The lease expires `duration` after
+    /// the latest heartbeat; a thread of this process sends heartbeats.
     ///
     /// # Errors
-    /// [`RemoteErrorKind::Held`] if the card was not free in time.
-    pub fn acquire(&self, duration: Duration, patience: Duration) -> std::result::Result<Held, RemoteError> {
-        let held = self.with(|inner| inner.acquire(duration, Deadline::after(patience)))?;
+    /// [`RemoteErrorKind::Leased`] if the lease was not free in time.
+    pub fn acquire(
+        &self,
+        duration: Duration,
+        timeout: Duration,
+    ) -> std::result::Result<HeldLease, RemoteError> {
+        let held = self.with(|inner| inner.acquire(duration, Deadline::after(timeout)))?;
         let inner = Arc::downgrade(&self.inner);
-        // Without it the lease ends when nobody uses the connection for so long.
+        // If the thread cannot be started, each operation sends heartbeats; an idle lease expires.
         let _ = std::thread::Builder::new()
             .name("card lease".to_owned())
-            .spawn(move || keep(&inner, held.epoch, held.duration));
+            .spawn(move || send_heartbeats(&inner, held.epoch, held.duration));
         Ok(held)
     }
 
-    /// Makes the lease outlive this connection and says what another process needs to go on with it, by
-    /// [`RemoteCard::attach`]. Without heartbeats it lasts for its duration.
+    /// Detaches the lease from this connection. Another process continues it with [`RemoteCard::attach`]. The lease
+    /// expires one duration after the latest heartbeat.
     pub fn detach(&self) -> std::result::Result<LeaseToken, RemoteError> {
         self.with(|inner| {
             let held = inner.lease()?;
-            let ticket = inner.control(at::lease_detached, &1u64.to_le_bytes(), Signal::Yes)?;
-            inner.finish(ticket)?;
+            let wr_id = inner.write_control(at::lease_detached, &1u64.to_le_bytes(), Signal::Yes)?;
+            inner.finish(wr_id)?;
             inner.report()?;
             Ok(LeaseToken {
-                card: inner.greeting.card,
+                card: inner.hello.card,
                 epoch: held.epoch,
                 control_key: held.control.rkey.get(),
-                dma_key: held.dma.rkey.get(),
+                bar2_key: held.bar2.rkey.get(),
                 memory_key: held.memory.rkey.get(),
                 memory_addr: held.memory.addr,
                 duration_ms: held.duration.as_millis() as u64,
@@ -80,55 +85,55 @@ impl RemoteCard {
         })
     }
 
-    /// Goes on with a lease that another process has detached: messages come here from now on.
+    /// Continues a lease that another process has detached. Messages arrive here from now on.
     ///
     /// # Errors
-    /// [`RemoteErrorKind::NotHeld`] if it has ended.
-    pub fn attach(&self, token: &LeaseToken) -> std::result::Result<Held, RemoteError> {
+    /// [`RemoteErrorKind::NotLeased`] if the lease has ended.
+    pub fn attach(&self, token: &LeaseToken) -> std::result::Result<HeldLease, RemoteError> {
         let held = self.with(|inner| inner.attach(token))?;
         let inner = Arc::downgrade(&self.inner);
         let _ = std::thread::Builder::new()
             .name("card lease".to_owned())
-            .spawn(move || keep(&inner, held.epoch, held.duration));
+            .spawn(move || send_heartbeats(&inner, held.epoch, held.duration));
         Ok(held)
     }
 
-    /// Gives the lease back and waits until the card is free for others: keys invalid, memory clear.
+    /// Releases the lease and waits until the card is free: keys invalid, memory clear.
     pub fn release(&self) -> std::result::Result<(), RemoteError> {
         self.with(Inner::release)
     }
 
-    /// Ends the lease of whoever holds the card. Returns its epoch, or nothing if nobody did.
+    /// Revokes the lease of the current holder. Returns its epoch, or none if the card is free.
     pub fn revoke(&self) -> std::result::Result<Option<u32>, RemoteError> {
         self.with(Inner::revoke)
     }
 }
 
 /// Sends heartbeats until the lease ends or the card is dropped.
-fn keep(inner: &Weak<Mutex<Inner>>, epoch: u32, duration: Duration) {
+fn send_heartbeats(inner: &Weak<Mutex<Inner>>, epoch: u32, duration: Duration) {
     let pause = (duration / 4).max(Duration::from_millis(5));
     loop {
         std::thread::sleep(pause);
         let Some(inner) = inner.upgrade() else { return };
         let mut inner = inner.lock().unwrap_or_else(PoisonError::into_inner);
-        if inner.held.is_none_or(|held| held.epoch != epoch) || inner.lost {
+        if inner.held.is_none_or(|held| held.epoch != epoch) || inner.is_disconnected {
             return;
         }
-        // What is wrong shows at the next use.
-        let _ = inner.drain();
-        let _ = inner.beat_if_due();
+        // The next operation returns the error.
+        let _ = inner.poll_all();
+        let _ = inner.renew_if_due();
     }
 }
 
 impl Inner {
-    pub(super) fn acquire(&mut self, duration: Duration, deadline: Deadline) -> Result<Held> {
+    pub(super) fn acquire(&mut self, duration: Duration, deadline: Deadline) -> Result<HeldLease> {
         let mut guess = self.register(at::lease_word)?;
         let mut pause = Duration::from_micros(20);
         let epoch = loop {
             let (epoch, holder) = lease::unpack(guess);
             if holder == 0 {
-                let mine = lease::word(epoch, self.greeting.node);
-                let was = self.swap(at::lease_word, guess, mine)?;
+                let mine = lease::pack(epoch, self.hello.client);
+                let was = self.compare_swap(at::lease_word, guess, mine)?;
                 if was == guess {
                     break epoch;
                 }
@@ -136,22 +141,22 @@ impl Inner {
                 continue;
             }
             if deadline.passed() {
-                return Err(RemoteErrorKind::Held { holder, epoch });
+                return Err(RemoteErrorKind::Leased { holder, epoch });
             }
             self.wait_until(Deadline::after(pause), |_| false)?;
             pause = (pause * 2).min(Duration::from_millis(20));
             guess = self.register(at::lease_word)?;
         };
-        self.kick(IMM_CONTROL)?;
-        let patience = self.patience();
+        self.notify(IMM_CONTROL)?;
+        let deadline = self.deadline();
         let is_answer = |message: &Message| {
             message.epoch == epoch
                 && matches!(message.kind, MessageKind::LeaseGranted | MessageKind::LeaseEnded)
         };
-        if !self.wait_until(patience, |inner| inner.messages.iter().any(is_answer))? {
-            return Err(RemoteErrorKind::TimedOut(self.options.patience, "granting a lease"));
+        if !self.wait_until(deadline, |inner| inner.messages.iter().any(is_answer))? {
+            return Err(RemoteErrorKind::TimedOut(self.options.timeout, "grant of the lease"));
         }
-        // What earlier leases had to say is of no use any more.
+        // Messages of earlier leases are discarded.
         let answer = loop {
             let message = self.messages.pop_front().expect("one is the answer");
             if is_answer(&message) {
@@ -159,87 +164,89 @@ impl Inner {
             }
         };
         if answer.kind == MessageKind::LeaseEnded {
-            return Err(RemoteErrorKind::NotHeld(answer.cause));
+            return Err(RemoteErrorKind::NotLeased(answer.cause));
         }
         let [left, keys, memory_key, memory_addr] = answer.values;
         let window = |addr, key: u64, len| RemoteMemory { addr, rkey: Rkey::new(key as u32), len };
-        let held = Held {
+        let held = HeldLease {
             epoch,
-            memory: window(memory_addr, memory_key, self.greeting.memory_bytes),
-            dma: window(0, keys >> 32, self.greeting.dma_bytes),
+            memory: window(memory_addr, memory_key, self.hello.memory_bytes),
+            bar2: window(0, keys >> 32, self.hello.bar2_bytes),
             control: window(CONTROL_WINDOW.start as u64, keys, CONTROL_WINDOW.len() as u64),
             duration: Duration::from_nanos(left),
         };
         self.traffic = [[0; MAX_BANKS as usize]; 2];
-        self.dma_traffic = [0; 2];
-        self.rung = [0; MAX_REGIONS];
+        self.bar2_traffic = [0; 2];
+        self.pending = [0; MAX_REGIONS];
         self.ended = None;
         self.releasing = false;
         self.held = Some(held);
-        self.beaten = Instant::now();
+        self.last_heartbeat = Instant::now();
         if duration != held.duration {
-            let ticket = self.control(at::lease_duration_ns, &nanos(duration).to_le_bytes(), Signal::Yes)?;
-            self.finish(ticket)?;
-            self.kick(IMM_CONTROL)?;
+            let wr_id =
+                self.write_control(at::lease_duration_ns, &nanos(duration).to_le_bytes(), Signal::Yes)?;
+            self.finish(wr_id)?;
+            self.notify(IMM_CONTROL)?;
         }
-        let held = Held { duration, ..held };
+        let held = HeldLease { duration, ..held };
         self.held = Some(held);
         Ok(held)
     }
 
-    pub(super) fn attach(&mut self, token: &LeaseToken) -> Result<Held> {
+    pub(super) fn attach(&mut self, token: &LeaseToken) -> Result<HeldLease> {
         let (epoch, holder) = lease::unpack(self.register(at::lease_word)?);
-        if token.card != self.greeting.card || epoch != token.epoch || holder == 0 {
-            return Err(RemoteErrorKind::NotHeld(None));
+        if token.card != self.hello.card || epoch != token.epoch || holder == 0 {
+            return Err(RemoteErrorKind::NotLeased(None));
         }
         let window = |addr, key, len| RemoteMemory { addr, rkey: Rkey::new(key), len };
-        let held = Held {
+        let held = HeldLease {
             epoch,
-            memory: window(token.memory_addr, token.memory_key, self.greeting.memory_bytes),
-            dma: window(0, token.dma_key, self.greeting.dma_bytes),
+            memory: window(token.memory_addr, token.memory_key, self.hello.memory_bytes),
+            bar2: window(0, token.bar2_key, self.hello.bar2_bytes),
             control: window(CONTROL_WINDOW.start as u64, token.control_key, CONTROL_WINDOW.len() as u64),
             duration: Duration::from_millis(token.duration_ms),
         };
         self.held = Some(held);
-        self.beaten = Instant::now();
-        // Any value that differs from the latest one is a heartbeat.
-        self.beats = u64::from(self.greeting.node) << 32;
-        let node = u64::from(self.greeting.node);
-        // What the former holder reported stays counted: go on from it.
+        self.last_heartbeat = Instant::now();
+        // Any value that differs from the previous one is a heartbeat.
+        self.heartbeat = u64::from(self.hello.client) << 32;
+        let client = u64::from(self.hello.client);
+        // The traffic reports continue from those of the former holder.
         let bar0 = self.snapshot()?;
         for (table, offset) in self.traffic.iter_mut().zip([at::report_written, at::report_read]) {
             for (bank, count) in table.iter_mut().enumerate() {
-                *count = bar0.word(offset + 8 * bank);
+                *count = bar0.u64_at(offset + 8 * bank);
             }
         }
-        self.dma_traffic = [at::report_dma_written, at::report_dma_read].map(|offset| bar0.word(offset));
-        let ticket = self.control(at::lease_hand_over, &node.to_le_bytes(), Signal::Yes)?;
-        self.finish(ticket)?;
-        self.kick(IMM_CONTROL)?;
-        let deadline = self.patience();
-        while self.register(at::lease_word)? != lease::word(epoch, self.greeting.node) {
+        self.bar2_traffic = [at::report_bar2_written, at::report_bar2_read].map(|offset| bar0.u64_at(offset));
+        let wr_id = self.write_control(at::lease_transfer, &client.to_le_bytes(), Signal::Yes)?;
+        self.finish(wr_id)?;
+        self.notify(IMM_CONTROL)?;
+        let deadline = self.deadline();
+        while self.register(at::lease_word)? != lease::pack(epoch, self.hello.client) {
             if deadline.passed() {
-                return Err(RemoteErrorKind::TimedOut(self.options.patience, "handing over a lease"));
+                return Err(RemoteErrorKind::TimedOut(self.options.timeout, "transfer of the lease"));
             }
             self.wait_until(Deadline::after(Duration::from_micros(50)), |_| false)?;
         }
         Ok(held)
     }
 
-    pub(in crate::net) fn lease(&self) -> Result<Held> {
-        self.held.ok_or(RemoteErrorKind::NotHeld(self.ended))
+    pub(crate) fn lease(&self) -> Result<HeldLease> {
+        self.held.ok_or(RemoteErrorKind::NotLeased(self.ended))
     }
 
     pub(super) fn release(&mut self) -> Result<()> {
         let held = self.lease()?;
         self.report()?;
         self.releasing = true;
-        let ticket = self.control(at::lease_release, &u64::from(held.epoch).to_le_bytes(), Signal::Yes)?;
-        self.finish(ticket)?;
-        self.kick(IMM_CONTROL)?;
-        let patience = self.patience();
-        if !self.wait_until(patience, |inner| inner.held.is_none())? {
-            return Err(RemoteErrorKind::TimedOut(self.options.patience, "ending a lease"));
+        let wr_id =
+            self.write_control(at::lease_release, &u64::from(held.epoch).to_le_bytes(), Signal::Yes)?;
+        self.finish(wr_id)?;
+        self.notify(IMM_CONTROL)?;
+        let deadline = self.deadline();
+        if !self.wait_until(deadline, |inner| inner.held.is_none())? {
+            return Err(RemoteErrorKind::TimedOut(self.options.timeout, "end of the lease"));
         }
         Ok(())
     }
@@ -251,28 +258,30 @@ impl Inner {
         }
         let mut guess = 0;
         loop {
-            let was = self.swap(at::lease_revoke, guess, epoch.into())?;
+            let was = self.compare_swap(at::lease_revoke, guess, epoch.into())?;
             if was == guess {
                 break;
             }
             guess = was;
         }
-        self.kick(IMM_CONTROL)?;
+        self.notify(IMM_CONTROL)?;
         Ok(Some(epoch))
     }
 
-    /// Heartbeat, with the report of what this node moved, if a quarter of the lease is over.
-    pub(super) fn beat_if_due(&mut self) -> Result<()> {
+    /// Sends a heartbeat with the traffic report if a quarter of the lease duration has passed.
+    pub(super) fn renew_if_due(&mut self) -> Result<()> {
         match self.held {
-            Some(held) if !self.releasing && self.beaten.elapsed() >= held.duration / 4 => self.report(),
+            Some(held) if !self.releasing && self.last_heartbeat.elapsed() >= held.duration / 4 => {
+                self.report()
+            }
             _ => Ok(()),
         }
     }
 
     pub(super) fn report(&mut self) -> Result<()> {
-        self.beaten = Instant::now();
-        self.beats += 1;
-        let banks = (self.greeting.bank_count.min(MAX_BANKS)) as usize;
+        self.last_heartbeat = Instant::now();
+        self.heartbeat += 1;
+        let banks = (self.hello.bank_count.min(MAX_BANKS)) as usize;
         let control = self.lease()?.control;
         for (index, (table, offset)) in
             self.traffic.iter().zip([at::report_written, at::report_read]).enumerate()
@@ -282,14 +291,14 @@ impl Inner {
             self.scratch.copy_from_slice(at, &bytes)?;
             let sge = self.scratch.sge(at, bytes.len() as u32)?;
             let to = control.at((offset - CONTROL_WINDOW.start) as u64, bytes.len() as u64)?;
-            self.pair.post_write(&[sge], to, Signal::No, WrId(0))?;
+            self.queue_pair.post_write(&[sge], to, Signal::No, WrId(0))?;
         }
-        let [written, read] = self.dma_traffic.map(u64::to_le_bytes);
-        let to = control.at((at::report_dma_written - CONTROL_WINDOW.start) as u64, 16)?;
-        self.pair.post_write_inline(&[written, read].concat(), to, Signal::No, WrId(0))?;
-        // Signaled, so that the send queue has room again; nobody waits for it.
+        let [written, read] = self.bar2_traffic.map(u64::to_le_bytes);
+        let to = control.at((at::report_bar2_written - CONTROL_WINDOW.start) as u64, 16)?;
+        self.queue_pair.post_write_inline(&[written, read].concat(), to, Signal::No, WrId(0))?;
+        // Signaled to free the send queue; no caller waits for it.
         let to = control.at((at::lease_heartbeat - CONTROL_WINDOW.start) as u64, 8)?;
-        self.pair.post_write_inline(&self.beats.to_le_bytes(), to, Signal::Yes, WrId(0))?;
+        self.queue_pair.post_write_inline(&self.heartbeat.to_le_bytes(), to, Signal::Yes, WrId(0))?;
         Ok(())
     }
 }

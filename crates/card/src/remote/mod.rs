@@ -1,12 +1,12 @@
-//! A card somewhere on the network, as a node uses it: everything by RDMA reads, writes and atomics on BAR0
-//! and card memory, and by the messages that the card sends.
+//! A card on the network. The client uses RDMA reads, writes and atomics on BAR0 and card memory; the card
+//! answers by messages.
 //!
 //! ```text
-//! connect ──► look (BAR0 is readable) ──► acquire ──► load, start, stop; read and write memory ──► release
+//! connect ──► read BAR0 ──► acquire ──► load, start, stop; read and write memory ──► release
 //! ```
 //!
-//! A queue pair that was refused something takes nothing any more: after an error that
-//! [`RemoteError::is_fatal`] the card has to be connected anew.
+//! A failed work request puts the queue pair into the error state. After an error with
+//! [`RemoteError::is_fatal`], connect the card again.
 
 mod bar0;
 mod error;
@@ -28,20 +28,20 @@ use millstream_rdma::{
 
 pub use self::bar0::Snapshot;
 pub use self::error::{RemoteError, RemoteErrorKind};
-pub use self::lease::{Held, LeaseToken};
-use super::{Greeting, MESSAGE_BYTES, Visit};
-use crate::command::Cause;
-use crate::region::message::Message;
-use crate::registers::{BAR0_BYTES, MAX_BANKS, MAX_REGIONS};
+pub use self::lease::{HeldLease, LeaseToken};
+use millstream_card_abi::command::Cause;
+use millstream_card_abi::hello::{ClientHello, MESSAGE_BYTES, ServerHello};
+use millstream_card_abi::message::Message;
+use millstream_card_abi::registers::{BAR0_BYTES, MAX_BANKS, MAX_REGIONS};
 
-/// How a node uses a card.
+/// Options of a connection to a card.
 #[derive(Clone, Copy, Debug)]
 pub struct RemoteOptions {
-    /// How long to look for completions and messages before sleeping.
+    /// How long to poll for completions and messages before sleeping.
     pub spin: Duration,
     /// Longest time to wait for an answer of the card.
-    pub patience: Duration,
-    /// Bytes of registered memory through which [`RemoteCard::read`] and [`RemoteCard::write`] copy.
+    pub timeout: Duration,
+    /// Size of the registered buffer for [`RemoteCard::read`] and [`RemoteCard::write`] [bytes].
     pub staging_bytes: usize,
 }
 
@@ -49,54 +49,54 @@ impl Default for RemoteOptions {
     fn default() -> RemoteOptions {
         RemoteOptions {
             spin: Duration::from_micros(20),
-            patience: Duration::from_secs(10),
+            timeout: Duration::from_secs(10),
             staging_bytes: 4 << 20,
         }
     }
 }
 
-/// Messages that a card may send before this node looks.
+/// Receives posted for messages.
 const MESSAGES: usize = 64;
 
-/// Where things are in the scratch memory: messages, an image of BAR0, reports, one word.
+/// Layout of the scratch memory: messages, a copy of BAR0, traffic reports, one word.
 const BAR0_AT: u64 = (MESSAGES * MESSAGE_BYTES) as u64;
 const REPORT_AT: u64 = BAR0_AT + BAR0_BYTES as u64;
 const REPORT_BYTES: u64 = 2 * 8 * MAX_BANKS as u64;
 const WORD_AT: u64 = REPORT_AT + REPORT_BYTES;
 const SCRATCH: u64 = WORD_AT + 4096;
 
-/// Request numbers of receives start here.
+/// First work request id of receives.
 const RECEIVE: u64 = 1 << 63;
 
-pub(in crate::net) struct Inner {
-    // First: the queue pair goes before its queues and memory.
-    pub(in crate::net) pair: QueuePair,
+pub(crate) struct Inner {
+    // First field: the queue pair is dropped before its queues and memory.
+    pub(crate) queue_pair: QueuePair,
     waiter: Waiter,
     queue: CompletionQueue,
     stream: TcpStream,
-    pub(in crate::net) scratch: Region,
-    pub(in crate::net) staging: Region,
-    /// Number of the latest request that is waited for.
-    ticket: u64,
-    /// Number of the latest one that has completed: they complete in order.
+    pub(crate) scratch: Region,
+    pub(crate) staging: Region,
+    /// Id of the latest work request.
+    wr_id: u64,
+    /// Id of the latest completed work request; they complete in order.
     finished: u64,
-    pub(in crate::net) messages: VecDeque<Message>,
-    pub(in crate::net) held: Option<Held>,
+    pub(crate) messages: VecDeque<Message>,
+    pub(crate) held: Option<HeldLease>,
     ended: Option<Cause>,
-    beats: u64,
-    beaten: Instant,
+    heartbeat: u64,
+    last_heartbeat: Instant,
     traffic: [[u64; MAX_BANKS as usize]; 2],
-    /// Bytes written and read through the DMA window.
-    dma_traffic: [u64; 2],
-    pub(in crate::net) greeting: Greeting,
-    pub(in crate::net) options: RemoteOptions,
-    pub(in crate::net) sequence: u64,
-    /// By region: the latest word that this node has rung and not seen taken up.
-    pub(in crate::net) rung: [u64; MAX_REGIONS],
-    lost: bool,
-    /// The heartbeat that failed, if one did: it tells more than the end of the connection.
+    /// Bytes written and read through BAR2.
+    bar2_traffic: [u64; 2],
+    pub(crate) hello: ServerHello,
+    pub(crate) options: RemoteOptions,
+    pub(crate) sequence: u64,
+    /// By region: the latest word that this node has pending and not seen taken up.
+    pub(crate) pending: [u64; MAX_REGIONS],
+    is_disconnected: bool,
+    /// The error of a failed heartbeat; it is more precise than the end of the connection.
     fault: Option<WorkError>,
-    /// The lease was given back and the card has not confirmed it: its keys may end at any moment.
+    /// The lease was released and the card has not confirmed it: its keys may end at any moment.
     releasing: bool,
 }
 
@@ -105,13 +105,13 @@ pub(in crate::net) struct Inner {
 pub struct RemoteCard {
     inner: Arc<Mutex<Inner>>,
     address: String,
-    greeting: Greeting,
+    hello: ServerHello,
     device: Device,
 }
 
 impl std::fmt::Debug for RemoteCard {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "RemoteCard({}, {:#x})", self.address, self.greeting.card)
+        write!(f, "RemoteCard({}, {:#x})", self.address, self.hello.card)
     }
 }
 
@@ -125,7 +125,7 @@ impl RemoteCard {
         options: RemoteOptions,
     ) -> std::result::Result<RemoteCard, RemoteError> {
         let open = || {
-            let deadline = Deadline::after(options.patience);
+            let deadline = Deadline::after(options.timeout);
             let mut stream = connect::dial(address, deadline)?;
             let waiter = Waiter::new(device, WaitOptions { spin: Duration::ZERO, ..WaitOptions::default() })?;
             let limits = RcOptions {
@@ -153,84 +153,85 @@ impl RemoteCard {
                 let sge = scratch.sge(slot * MESSAGE_BYTES as u64, MESSAGE_BYTES as u32)?;
                 prepared.post_recv(&[sge], WrId(RECEIVE + slot))?;
             }
-            let connected = prepared.connect(&mut stream, &Visit::of(false).to_bytes(), deadline)?;
-            let greeting = Greeting::from_extra(&connected.private_data).ok_or(RemoteErrorKind::NotACard)?;
+            let connected = prepared.connect(&mut stream, &ClientHello::new(false).to_bytes(), deadline)?;
+            let hello =
+                ServerHello::parse(&connected.private_data).ok_or(RemoteErrorKind::VersionMismatch)?;
             Ok(Inner {
-                pair: connected.pair,
+                queue_pair: connected.pair,
                 waiter,
                 queue,
                 stream,
                 scratch,
                 staging,
-                ticket: 0,
+                wr_id: 0,
                 finished: 0,
                 messages: VecDeque::new(),
                 held: None,
                 ended: None,
-                beats: 0,
-                beaten: Instant::now(),
+                heartbeat: 0,
+                last_heartbeat: Instant::now(),
                 traffic: [[0; MAX_BANKS as usize]; 2],
-                dma_traffic: [0; 2],
-                greeting,
+                bar2_traffic: [0; 2],
+                hello,
                 options,
-                // Numbers of commands differ from those of any earlier connection.
-                sequence: u64::from(greeting.node) << 24,
-                rung: [0; MAX_REGIONS],
-                lost: false,
+                // Sequence numbers differ from those of any earlier connection.
+                sequence: u64::from(hello.client) << 24,
+                pending: [0; MAX_REGIONS],
+                is_disconnected: false,
                 fault: None,
                 releasing: false,
             })
         };
         let inner = open().map_err(|kind| RemoteError { card: address.to_owned(), kind })?;
-        let greeting = inner.greeting;
+        let hello = inner.hello;
         Ok(RemoteCard {
             inner: Arc::new(Mutex::new(inner)),
             address: address.to_owned(),
-            greeting,
+            hello,
             device: device.clone(),
         })
     }
 
-    /// Where it listens.
+    /// The address at which the card listens.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// What it said of itself.
-    pub fn greeting(&self) -> &Greeting {
-        &self.greeting
+    /// The hello of the card.
+    pub fn hello(&self) -> &ServerHello {
+        &self.hello
     }
 
-    /// The device of this node.
+    /// The local verbs device.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
     /// Size of card memory [bytes].
     pub fn memory_bytes(&self) -> u64 {
-        self.greeting.memory_bytes
+        self.hello.memory_bytes
     }
 
-    pub(in crate::net) fn lock(&self) -> MutexGuard<'_, Inner> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(in crate::net) fn with<T>(
+    pub(crate) fn with<T>(
         &self,
         act: impl FnOnce(&mut Inner) -> Result<T>,
     ) -> std::result::Result<T, RemoteError> {
         act(&mut self.lock()).map_err(|kind| RemoteError { card: self.address.clone(), kind })
     }
 
-    /// The lease that this node holds, as far as it knows.
-    pub fn held(&self) -> Option<Held> {
+    /// The lease that this process holds, as far as it knows.
+    pub fn held(&self) -> Option<HeldLease> {
         self.lock().held
     }
 
-    /// Waits for the next message, up to `patience`.
-    pub fn message(&self, patience: Duration) -> std::result::Result<Option<Message>, RemoteError> {
+    /// Waits for the next message, up to `timeout`.
+    pub fn message(&self, timeout: Duration) -> std::result::Result<Option<Message>, RemoteError> {
         self.with(|inner| {
-            let deadline = Deadline::after(patience);
+            let deadline = Deadline::after(timeout);
             inner.wait_until(deadline, |inner| !inner.messages.is_empty())?;
             Ok(inner.messages.pop_front())
         })

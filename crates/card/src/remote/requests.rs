@@ -1,4 +1,4 @@
-//! Requests and their completions, messages, and waiting for either.
+//! Completions of work requests, messages, and waiting for either.
 
 use std::time::Instant;
 
@@ -6,47 +6,48 @@ use millstream_rdma::queue::{Opcode, WorkError};
 use millstream_rdma::wait::{WaitError, WaitFd};
 use millstream_rdma::{Completion, Deadline, Status, WrId};
 
-use super::{Inner, RECEIVE, RemoteErrorKind, Result};
-use crate::net::MESSAGE_BYTES;
-use crate::region::codes::MessageKind;
-use crate::region::message::Message;
+use super::{Inner, RECEIVE, Result};
+use crate::remote::RemoteErrorKind;
+use millstream_card_abi::codes::MessageKind;
+use millstream_card_abi::hello::MESSAGE_BYTES;
+use millstream_card_abi::message::Message;
 
 impl Inner {
-    pub(in crate::net) fn patience(&self) -> Deadline {
-        Deadline::after(self.options.patience)
+    pub(crate) fn deadline(&self) -> Deadline {
+        Deadline::after(self.options.timeout)
     }
 
-    /// Takes what has completed and the messages that came.
-    pub(super) fn drain(&mut self) -> Result<usize> {
+    /// Polls completions and messages until there are none.
+    pub(super) fn poll_all(&mut self) -> Result<usize> {
         let mut buffer = [Completion::EMPTY; 4];
-        let mut taken = 0;
+        let mut polled = 0;
         loop {
             let completions = self
                 .queue
                 .poll(&mut buffer)
                 .map_err(|error| WaitError { what: "poll the completion queue", cause: error.cause })?;
             for completion in completions {
-                self.note(*completion)?;
+                self.handle_completion(*completion)?;
             }
-            taken += completions.len();
+            polled += completions.len();
             if completions.len() < buffer.len() {
-                return Ok(taken);
+                return Ok(polled);
             }
         }
     }
 
-    pub(super) fn note(&mut self, completion: Completion) -> Result<()> {
+    pub(super) fn handle_completion(&mut self, completion: Completion) -> Result<()> {
         let id = completion.wr_id().0;
         if id < RECEIVE {
             if let Err(error) = completion.check() {
                 return self.failed(error);
             }
-            // Requests of a send queue complete in order (IBTA volume 1, 9.5 and 10.8.3.3); nobody waits for number 0.
+            // Work requests of a send queue complete in order (IBTA volume 1, 9.5 and 10.8.3.3). Id 0 has no waiter.
             self.finished = self.finished.max(id);
             return Ok(());
         }
         if !completion.is_success() {
-            self.lost = true;
+            self.is_disconnected = true;
             return Ok(());
         }
         let slot = id - RECEIVE;
@@ -54,15 +55,15 @@ impl Inner {
         if completion.opcode() == Opcode::Receive && completion.len() as usize == MESSAGE_BYTES {
             self.scratch.copy_to_slice(slot * MESSAGE_BYTES as u64, &mut bytes)?;
             if let Some(message) = Message::from_bytes(&bytes) {
-                self.hear(message);
+                self.handle_message(message);
             }
         }
         let sge = self.scratch.sge(slot * MESSAGE_BYTES as u64, MESSAGE_BYTES as u32)?;
-        self.pair.post_recv(&[sge], WrId(id))?;
+        self.queue_pair.post_recv(&[sge], WrId(id))?;
         Ok(())
     }
 
-    pub(super) fn hear(&mut self, message: Message) {
+    pub(super) fn handle_message(&mut self, message: Message) {
         if message.kind == MessageKind::LeaseEnded
             && self.held.is_some_and(|held| held.epoch == message.epoch)
         {
@@ -72,8 +73,8 @@ impl Inner {
         self.messages.push_back(message);
     }
 
-    /// Waits until `done`; false if the deadline came first.
-    pub(in crate::net) fn wait_until(
+    /// Waits until `done`; false if the deadline passed first.
+    pub(crate) fn wait_until(
         &mut self,
         deadline: Deadline,
         mut done: impl FnMut(&mut Inner) -> bool,
@@ -81,19 +82,19 @@ impl Inner {
         let mut spin_until = None;
         let mut rounds = 0u32;
         loop {
-            self.drain()?;
+            self.poll_all()?;
             if done(self) {
                 return Ok(true);
             }
-            if self.lost {
-                return Err(self.fault.map_or(RemoteErrorKind::Lost, RemoteErrorKind::Work));
+            if self.is_disconnected {
+                return Err(self.fault.map_or(RemoteErrorKind::Disconnected, RemoteErrorKind::Work));
             }
             rounds = rounds.wrapping_add(1);
             if !rounds.is_multiple_of(64) {
                 std::hint::spin_loop();
                 continue;
             }
-            self.beat_if_due()?;
+            self.renew_if_due()?;
             if deadline.passed() {
                 return Ok(false);
             }
@@ -107,10 +108,12 @@ impl Inner {
 
     pub(super) fn sleep(&mut self, deadline: Deadline) -> Result<()> {
         let until = match self.held {
-            Some(held) if !self.releasing => deadline.earlier(Deadline::at(self.beaten + held.duration / 4)),
+            Some(held) if !self.releasing => {
+                deadline.earlier(Deadline::at(self.last_heartbeat + held.duration / 4))
+            }
             _ => deadline,
         };
-        let mut taken = Vec::new();
+        let mut polled = Vec::new();
         let queue = self.queue.clone();
         let mut others = [WaitFd::readable(&self.stream)];
         self.waiter.wait(&[&queue], &mut others, until, || {
@@ -118,46 +121,44 @@ impl Inner {
             let completions = queue
                 .poll(&mut buffer)
                 .map_err(|error| WaitError { what: "poll the completion queue", cause: error.cause })?;
-            taken.extend_from_slice(completions);
+            polled.extend_from_slice(completions);
             Ok::<_, RemoteErrorKind>(!completions.is_empty())
         })?;
         let closed = others[0].is_ready();
-        for completion in taken {
-            self.note(completion)?;
+        for completion in polled {
+            self.handle_completion(completion)?;
         }
-        // Nothing is ever sent over the stream after the connection is made.
-        self.lost |= closed;
+        // The card sends no data over the stream after the handshake, so a readable stream is closed.
+        self.is_disconnected |= closed;
         Ok(())
     }
 
-    /// A number for a request whose completion will be waited for.
-    pub(in crate::net) fn ticket(&mut self) -> WrId {
-        self.ticket += 1;
-        WrId(self.ticket)
+    /// The id of the next work request.
+    pub(crate) fn next_wr_id(&mut self) -> WrId {
+        self.wr_id += 1;
+        WrId(self.wr_id)
     }
 
-    /// Waits for a request, and with it for those before it.
-    pub(in crate::net) fn finish(&mut self, ticket: WrId) -> Result<()> {
-        // Of a peer on this host it has completed when it is posted.
-        if self.finished < ticket.0 {
-            self.drain()?;
+    /// Waits for a work request and all earlier ones.
+    pub(crate) fn finish(&mut self, wr_id: WrId) -> Result<()> {
+        // A request to a card on this host has completed when it is posted.
+        if self.finished < wr_id.0 {
+            self.poll_all()?;
         }
-        if self.finished >= ticket.0
-            || self.wait_until(self.patience(), |inner| inner.finished >= ticket.0)?
-        {
+        if self.finished >= wr_id.0 || self.wait_until(self.deadline(), |inner| inner.finished >= wr_id.0)? {
             return Ok(());
         }
-        Err(RemoteErrorKind::TimedOut(self.options.patience, "an RDMA request"))
+        Err(RemoteErrorKind::TimedOut(self.options.timeout, "completion of an RDMA request"))
     }
 
-    /// Waits until at most so many requests with numbers are under way.
-    pub(super) fn finish_but(&mut self, under_way: u64) -> Result<()> {
-        self.finish(WrId(self.ticket.saturating_sub(under_way)))
+    /// Waits until at most `in_flight` work requests are outstanding.
+    pub(super) fn finish_but(&mut self, in_flight: u64) -> Result<()> {
+        self.finish(WrId(self.wr_id.saturating_sub(in_flight)))
     }
 
-    /// Notes that a request failed, which ends the connection; an error if it says why. A request that was flushed does not.
+    /// Handles a failed work request, which ends the connection. A flushed request is not the reason, so it is no error.
     fn failed(&mut self, error: WorkError) -> Result<()> {
-        self.lost = true;
+        self.is_disconnected = true;
         if error.status == Status::WorkRequestFlushedError {
             return Ok(());
         }

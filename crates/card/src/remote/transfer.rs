@@ -1,20 +1,21 @@
-//! Moving bytes to and from a card's memory.
+//! RDMA transfers between this process and card memory.
 
 use millstream_rdma::Region;
 use millstream_rdma::queue::{Segment, SendList, Signal};
 
-use super::{Inner, RemoteCard, RemoteError, Result};
-use crate::memory::Span;
-use crate::net::copies::add_by_bank;
+use super::{Inner, Result};
+use crate::remote::{RemoteCard, RemoteError};
+use millstream_card_abi::Span;
+use millstream_card_abi::banks::add_by_bank;
 
-/// Which way a transfer goes.
+/// Direction of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(in crate::net) enum Direction {
+pub(crate) enum Direction {
     Write,
     Read,
 }
 
-/// Largest request of a transfer, and how many are under way.
+/// Largest work request of a transfer, and most of them in flight.
 const PIECE: u64 = 16 << 20;
 const PIECES: u64 = 16;
 
@@ -45,57 +46,57 @@ impl RemoteCard {
         })
     }
 
-    /// Copies bytes into the card's DMA window, BAR2: where its copies take them from.
-    pub fn write_dma(&self, offset: u64, bytes: &[u8]) -> std::result::Result<(), RemoteError> {
+    /// Copies bytes into BAR2, the DMA window.
+    pub fn write_bar2(&self, offset: u64, bytes: &[u8]) -> std::result::Result<(), RemoteError> {
         self.with(|inner| {
             let most = inner.staging.len();
             for (index, piece) in bytes.chunks(most).enumerate() {
                 inner.staging.copy_from_slice(0, piece)?;
                 let span = Span::new(offset.wrapping_add((index * most) as u64), piece.len() as u64);
-                inner.transfer_dma(Direction::Write, span)?;
+                inner.transfer_bar2(Direction::Write, span)?;
             }
             Ok(())
         })
     }
 
-    /// Copies bytes out of the card's DMA window.
-    pub fn read_dma(&self, offset: u64, out: &mut [u8]) -> std::result::Result<(), RemoteError> {
+    /// Copies bytes out of BAR2.
+    pub fn read_bar2(&self, offset: u64, out: &mut [u8]) -> std::result::Result<(), RemoteError> {
         self.with(|inner| {
             let most = inner.staging.len();
             for (index, piece) in out.chunks_mut(most).enumerate() {
                 let span = Span::new(offset.wrapping_add((index * most) as u64), piece.len() as u64);
-                inner.transfer_dma(Direction::Read, span)?;
+                inner.transfer_bar2(Direction::Read, span)?;
                 inner.staging.copy_to_slice(0, piece)?;
             }
             Ok(())
         })
     }
 
-    /// Copies from registered memory of this process into card memory, without another copy.
+    /// Copies from registered memory of this process into card memory, without an intermediate buffer.
     pub fn write_from(&self, region: &Region, at: u64, to: Span) -> std::result::Result<(), RemoteError> {
         self.with(|inner| inner.transfer(Direction::Write, Some(region), at, to))
     }
 
-    /// Copies from card memory into registered memory of this process, without another copy.
+    /// Copies from card memory into registered memory of this process, without an intermediate buffer.
     pub fn read_into(&self, region: &Region, at: u64, from: Span) -> std::result::Result<(), RemoteError> {
         self.with(|inner| inner.transfer(Direction::Read, Some(region), at, from))
     }
 
-    /// As [`RemoteCard::write_from`] for many ranges, given with their places in `region`: requests follow each
-    /// other without waiting.
+    /// Copies many ranges as [`RemoteCard::write_from`] does, in lists of work requests. Each part has an offset in
+    /// `region` and a range of card memory.
     pub fn write_many(&self, region: &Region, parts: &[(u64, Span)]) -> std::result::Result<(), RemoteError> {
         self.with(|inner| inner.transfer_many(Direction::Write, region, parts))
     }
 
-    /// As [`RemoteCard::read_into`] for many ranges.
+    /// Copies many ranges as [`RemoteCard::read_into`] does, in lists of work requests.
     pub fn read_many(&self, region: &Region, parts: &[(u64, Span)]) -> std::result::Result<(), RemoteError> {
         self.with(|inner| inner.transfer_many(Direction::Read, region, parts))
     }
 }
 
 impl Inner {
-    /// Moves bytes between registered memory (or the staging buffer) and card memory.
-    pub(in crate::net) fn transfer(
+    /// Transfers between registered memory, or the staging buffer, and card memory.
+    pub(crate) fn transfer(
         &mut self,
         direction: Direction,
         region: Option<&Region>,
@@ -110,10 +111,10 @@ impl Inner {
             let len = (span.len - posted).min(PIECE);
             let remote = memory.at(span.offset + posted, len)?;
             let local = region.unwrap_or(&self.staging).sge(at + posted, len as u32)?;
-            let ticket = self.ticket();
+            let wr_id = self.next_wr_id();
             match direction {
-                Direction::Write => self.pair.post_write(&[local], remote, Signal::Yes, ticket)?,
-                Direction::Read => self.pair.post_read(&[local], remote, Signal::Yes, ticket)?,
+                Direction::Write => self.queue_pair.post_write(&[local], remote, Signal::Yes, wr_id)?,
+                Direction::Read => self.queue_pair.post_read(&[local], remote, Signal::Yes, wr_id)?,
             }
             posted += len;
         }
@@ -122,23 +123,23 @@ impl Inner {
         Ok(())
     }
 
-    /// Moves bytes between the staging buffer and the DMA window.
-    fn transfer_dma(&mut self, direction: Direction, span: Span) -> Result<()> {
-        let remote = self.lease()?.dma.at(span.offset, span.len)?;
+    /// Transfers between the staging buffer and BAR2.
+    fn transfer_bar2(&mut self, direction: Direction, span: Span) -> Result<()> {
+        let remote = self.lease()?.bar2.at(span.offset, span.len)?;
         let local = [self.staging.sge(0, span.len as u32)?];
-        let ticket = self.ticket();
+        let wr_id = self.next_wr_id();
         match direction {
-            Direction::Write => self.pair.post_write(&local, remote, Signal::Yes, ticket)?,
-            Direction::Read => self.pair.post_read(&local, remote, Signal::Yes, ticket)?,
+            Direction::Write => self.queue_pair.post_write(&local, remote, Signal::Yes, wr_id)?,
+            Direction::Read => self.queue_pair.post_read(&local, remote, Signal::Yes, wr_id)?,
         }
-        self.finish(ticket)?;
-        self.dma_traffic[usize::from(direction == Direction::Read)] += span.len;
+        self.finish(wr_id)?;
+        self.bar2_traffic[usize::from(direction == Direction::Read)] += span.len;
         Ok(())
     }
 
     fn transfer_many(&mut self, direction: Direction, region: &Region, parts: &[(u64, Span)]) -> Result<()> {
-        /// Requests of one call, the last of which is signaled, and calls under way: together less than the send queue
-        /// holds.
+        /// Work requests per list, of which the last is signaled, and lists in flight: together less than the depth of
+        /// the send queue.
         const LIST: usize = 32;
         const LISTS: u64 = 6;
         let memory = self.lease()?.memory;
@@ -157,8 +158,8 @@ impl Inner {
                 Direction::Write => list.write_segments(region, &memory, next)?,
                 Direction::Read => list.read_segments(region, &memory, next)?,
             };
-            list.signal_last(self.ticket());
-            self.pair.post_list(&mut list)?;
+            list.signal_last(self.next_wr_id());
+            self.queue_pair.post_list(&mut list)?;
             self.finish_but(LISTS - 1)?;
             self.count(direction, parts[..posted].iter().map(|(_, span)| *span));
             parts = &parts[posted..];
@@ -169,6 +170,6 @@ impl Inner {
     /// Counts bytes by bank.
     fn count(&mut self, direction: Direction, spans: impl Iterator<Item = Span>) {
         let table = &mut self.traffic[usize::from(direction == Direction::Read)];
-        add_by_bank(spans, self.greeting.bank_bytes, |bank, bytes| table[bank] += bytes);
+        add_by_bank(spans, self.hello.bank_bytes, |bank, bytes| table[bank] += bytes);
     }
 }

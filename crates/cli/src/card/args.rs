@@ -1,10 +1,10 @@
-//! The words of `millstream card`.
+//! Arguments of `millstream card`.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use millstream_card::backing::Kind;
+use millstream_card_server::backing::{BackingKind, ParseBackingError};
 use millstream_evb::config::Size;
 
 #[derive(Debug, Args)]
@@ -21,26 +21,26 @@ pub(crate) struct CardOptions {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum CardCommand {
-    /// Be a card: memory banks, registers and regions behind a verbs device of its own
+    /// Serve a card: memory banks, registers and regions behind a verbs device
     ///
-    /// Runs until it is interrupted. Other commands, here or on other nodes, reach it at the address that it
-    /// prints:
+    /// Runs until it is interrupted. Other commands, on this or other hosts, reach the card at the printed
+    /// address:
     ///
     ///     millstream card serve u280-0 --listen 127.0.0.1:7480 &
     ///     millstream card info 127.0.0.1:7480
-    ///     millstream card serve bar --kind pci:0000:01:00.0/bar4
-    ///     millstream card serve gpu --kind cuda:0 --memory 16GiB
+    ///     millstream card serve bar --memory-kind pci:0000:01:00.0/bar4
+    ///     millstream card serve gpu --memory-kind cuda:0 --memory 16GiB
     #[command(verbatim_doc_comment)]
     Serve(ServeOptions),
     /// Show the cards of the site, one line each
     List,
-    /// Show all that a card says of itself
+    /// Show the state of a card
     Info(CardName),
-    /// Take the lease of a card for the commands that follow; or give it back, or end somebody else's
+    /// Acquire the lease of a card for the following commands, release it, or revoke another client's
     ///
-    /// Whoever holds the lease uses the card: its keys open memory and control registers, nobody else's do.
-    /// The commands load, start, stop, put, get, checkpoint and restore go on with the lease that this one
-    /// took. It ends when no command has used it for the time given; then the card is cleared.
+    /// Only the holder of the lease has keys for memory and control registers. The commands load, start, stop,
+    /// put, get, checkpoint and restore use the lease. It expires when no command has used it for the given
+    /// time; then the card is cleared.
     ///
     ///     millstream card lease u280-0 --for 600
     ///     millstream card load u280-0 0 mix
@@ -48,25 +48,25 @@ pub(crate) enum CardCommand {
     ///     millstream card lease u280-0 --release
     #[command(verbatim_doc_comment)]
     Lease(LeaseOptions),
-    /// Load a kernel into a region: one that the card brings along, by name, or a WebAssembly file
+    /// Load a kernel into a region: a built-in one by name, or a WebAssembly file
     Load(LoadOptions),
     /// Start the kernel of a region
     Start(StartOptions),
     /// Stop the kernel of a region at its next safe point
     Stop(RegionName),
-    /// Watch cards: state, lease, regions, traffic, sensors, several times a second
+    /// Monitor cards: state, lease, regions, traffic, sensors
     Watch(WatchOptions),
     /// Copy a file into card memory
     Put(PutOptions),
     /// Copy card memory into a file
     Get(GetOptions),
-    /// Save a card with its running kernels to a file; they go on afterwards
+    /// Save a card with its running kernels to a file; the kernels continue
     Checkpoint(CheckpointOptions),
-    /// Bring a card into the state of a checkpoint; kernels that ran go on
+    /// Restore a card from a checkpoint; saved kernels resume
     Restore(CheckpointOptions),
-    /// Try a card out, step by step, and say what works: windows, keys, kernels, interrupts, copies
+    /// Test a card: windows, keys, kernels, interrupts, DMA
     ///
-    /// Takes the lease, so the card must be free; clears it before and afterwards.
+    /// Acquires the lease, so the card must be free. The card is cleared afterwards.
     Selftest(CardName),
 }
 
@@ -79,37 +79,37 @@ pub(crate) struct CardName {
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeOptions {
-    /// Name for users of this host
+    /// Name of the card on this host
     pub(crate) name: String,
-    /// What its memory is: emulated, pci:DDDD:BB:DD.F or pci:DDDD:BB:DD.F/barN (a BAR of a PCIe device, else its
-    /// largest), cuda:N (memory of a GPU)
-    #[arg(long, default_value = "emulated", value_parser = kind)]
-    pub(crate) kind: Kind,
-    /// All banks together [default: 8GiB; of a PCIe device the whole BAR]
+    /// Kind of card memory: emulated, pci:DDDD:BB:DD.F (the largest BAR of a PCIe device), pci:DDDD:BB:DD.F/barN,
+    /// cuda:N (GPU memory)
+    #[arg(long, default_value = "emulated", value_parser = memory_kind)]
+    pub(crate) memory_kind: BackingKind,
+    /// Size of all banks [default: 8GiB; for a PCIe device the whole BAR]
     #[arg(long, value_parser = parse_bytes)]
     pub(crate) memory: Option<u64>,
-    /// Memory banks; the U280 has 32
+    /// Number of memory banks
     #[arg(long, default_value_t = 32)]
     pub(crate) banks: u32,
-    /// Regions for kernels
+    /// Number of regions
     #[arg(long, default_value_t = 2)]
     pub(crate) regions: usize,
-    /// The DMA window, BAR2
+    /// Size of BAR2, the DMA window
     #[arg(long, default_value = "16MiB", value_parser = parse_bytes)]
-    pub(crate) dma: u64,
-    /// Where to listen for nodes; port 0 takes any free one
+    pub(crate) bar2: u64,
+    /// Address for clients; port 0 takes any free one
     #[arg(long, default_value = "[::]:7480", value_name = "HOST:PORT")]
     pub(crate) listen: String,
-    /// How long a region looks for its next doorbell before it sleeps: microseconds, or `always`
+    /// How long threads poll before they sleep: microseconds, or `always`
     #[arg(long, default_value = "20", value_parser = spin, value_name = "MICROSECONDS")]
     pub(crate) spin: Duration,
-    /// Seconds from a heartbeat to the end of a lease, unless its holder asks for another time
+    /// Seconds from a heartbeat to the expiry of a lease, unless its holder sets another time
     #[arg(long, default_value = "5", value_parser = seconds, value_name = "SECONDS")]
     pub(crate) lease: Duration,
-    /// Longest time of one command of the rings that users of this host have, unless they set another
+    /// Longest time of one command of a local user, unless the user sets another time
     #[arg(long, default_value = "60", value_parser = seconds, value_name = "SECONDS")]
-    pub(crate) command_limit: Duration,
-    /// Give memory to all banks now instead of at their first touch
+    pub(crate) command_timeout: Duration,
+    /// Allocate all pages at the start instead of at their first touch
     #[arg(long)]
     pub(crate) prefault: bool,
 }
@@ -118,16 +118,16 @@ pub(crate) struct ServeOptions {
 pub(crate) struct LeaseOptions {
     #[command(flatten)]
     pub(crate) card: CardName,
-    /// Seconds without a command after which the lease ends
+    /// Seconds without a command until the lease expires
     #[arg(long = "for", default_value = "300", value_parser = seconds, value_name = "SECONDS")]
     pub(crate) duration: Duration,
-    /// Seconds to wait while another node holds the card
+    /// Seconds to wait while another client holds the lease
     #[arg(long, default_value = "0", value_parser = seconds, value_name = "SECONDS")]
     pub(crate) wait: Duration,
-    /// Give the lease back
+    /// Release the lease
     #[arg(long, conflicts_with = "revoke")]
     pub(crate) release: bool,
-    /// End the lease of whoever holds the card
+    /// Revoke the lease of the current holder
     #[arg(long)]
     pub(crate) revoke: bool,
 }
@@ -144,9 +144,9 @@ pub(crate) struct RegionName {
 pub(crate) struct LoadOptions {
     #[command(flatten)]
     pub(crate) region: RegionName,
-    /// Name of a kernel (`millstream card info` lists them), or a file
+    /// Name of a built-in kernel (`millstream card info` lists them), or a file
     pub(crate) kernel: String,
-    /// Where the image of a file goes in card memory, and stays [default: the end of the last bank]
+    /// Offset of the image in card memory [default: the end of the last bank]
     #[arg(long, value_parser = parse_bytes, value_name = "OFFSET")]
     pub(crate) at: Option<u64>,
 }
@@ -158,16 +158,16 @@ pub(crate) struct StartOptions {
     /// Up to 16 argument words: decimal, hexadecimal (0x…) or a size (64KiB)
     #[arg(value_parser = word, num_args = 0..=16, value_name = "ARGUMENT")]
     pub(crate) arguments: Vec<u64>,
-    /// Banks that the kernel may use, a bit each [default: all]
+    /// Mask of the banks that the kernel may use [default: all]
     #[arg(long, value_parser = word, default_value = "0", hide_default_value = true, value_name = "MASK")]
     pub(crate) banks: u64,
-    /// Most units of work, for kernels that count
+    /// Limit of the work, in units of the kernel
     #[arg(long)]
     pub(crate) fuel: Option<u64>,
     /// Longest time of the run
     #[arg(long, value_parser = seconds, value_name = "SECONDS")]
-    pub(crate) deadline: Option<Duration>,
-    /// Wait so long for its end, and show the results
+    pub(crate) timeout: Option<Duration>,
+    /// Wait for the end of the run, at most this long, and show the results
     #[arg(long, value_parser = seconds, value_name = "SECONDS")]
     pub(crate) wait: Option<Duration>,
 }
@@ -177,10 +177,10 @@ pub(crate) struct WatchOptions {
     /// Cards of the site file, or host:port [default: all of the site]
     #[arg(value_name = "CARD")]
     pub(crate) cards: Vec<String>,
-    /// Show them once and end
+    /// Show the cards once and exit
     #[arg(long)]
     pub(crate) once: bool,
-    /// Seconds between two looks
+    /// Seconds between two updates
     #[arg(long, default_value = "0.5", value_parser = seconds, value_name = "SECONDS")]
     pub(crate) every: Duration,
 }
@@ -189,7 +189,7 @@ pub(crate) struct WatchOptions {
 pub(crate) struct PutOptions {
     #[command(flatten)]
     pub(crate) card: CardName,
-    /// Where in card memory
+    /// Offset in card memory
     #[arg(value_parser = parse_bytes)]
     pub(crate) offset: u64,
     /// The file
@@ -200,10 +200,10 @@ pub(crate) struct PutOptions {
 pub(crate) struct GetOptions {
     #[command(flatten)]
     pub(crate) card: CardName,
-    /// Where in card memory
+    /// Offset in card memory
     #[arg(value_parser = parse_bytes)]
     pub(crate) offset: u64,
-    /// How much
+    /// Number of bytes
     #[arg(value_parser = parse_bytes)]
     pub(crate) bytes: u64,
     /// The file
@@ -214,7 +214,7 @@ pub(crate) struct GetOptions {
 pub(crate) struct CheckpointOptions {
     #[command(flatten)]
     pub(crate) card: CardName,
-    /// The checkpoint
+    /// The checkpoint file
     pub(crate) file: PathBuf,
 }
 
@@ -222,8 +222,8 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
     text.parse::<Size>().map(|size| size.0).map_err(|error| error.to_string())
 }
 
-fn kind(text: &str) -> Result<Kind, String> {
-    text.parse().map_err(|error: millstream_card::backing::BadKind| error.to_string())
+fn memory_kind(text: &str) -> Result<BackingKind, String> {
+    text.parse().map_err(|error: ParseBackingError| error.to_string())
 }
 
 fn spin(text: &str) -> Result<Duration, String> {

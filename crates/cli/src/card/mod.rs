@@ -1,4 +1,4 @@
-//! `millstream card`: be a card, use cards, look at them.
+//! `millstream card`: serve, use and monitor cards.
 
 mod args;
 mod names;
@@ -14,13 +14,13 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_card::backing::{Roots, natural_size};
-use millstream_card::kernel::Registry;
-use millstream_card::net::checkpoint::{self, Summary};
-use millstream_card::net::control::{KernelSource, Start};
-use millstream_card::net::info::CardInfo;
-use millstream_card::net::{RemoteCard, RemoteError, RemoteOptions};
-use millstream_card::{Config, Lifetime, Network, serve_with};
+use millstream_card::checkpoint::{self, CheckpointSummary};
+use millstream_card::control::{KernelSource, RunRequest};
+use millstream_card::info::CardInfo;
+use millstream_card::{RemoteCard, RemoteError, RemoteOptions};
+use millstream_card_abi::CardName;
+use millstream_card_server::backing::{DevicePaths, default_size};
+use millstream_card_server::{CardConfig, Lifetime, NetworkConfig, serve_with};
 use millstream_rdma::device::{self, DeviceSelector};
 use millstream_site::Site;
 use serde_json::json;
@@ -37,49 +37,49 @@ use crate::interrupt::Interrupt;
 type Outcome<T = ExitCode> = Result<T, Box<dyn Error>>;
 
 pub(crate) fn run(options: &CardOptions, choice: Option<&DeviceSelector>) -> Outcome {
-    let place = Place::new(options, choice);
+    let context = CommandContext::new(options, choice);
     match &options.command {
-        CardCommand::Serve(serve) => be(serve, &place),
-        CardCommand::List => list(&place),
+        CardCommand::Serve(serve) => self::serve(serve, &context),
+        CardCommand::List => list(&context),
         CardCommand::Info(name) => {
-            let info = CardInfo::of(&place.connect(&name.card)?.snapshot()?);
-            if place.json {
+            let info = CardInfo::of(&context.connect(&name.card)?.snapshot()?);
+            if context.json {
                 println!("{}", serde_json::to_string_pretty(&info)?);
             } else {
                 print!("{}", show::whole(&info));
             }
             Ok(ExitCode::SUCCESS)
         }
-        CardCommand::Lease(lease) => self::lease(lease, &place),
-        CardCommand::Load(load) => self::load(load, &place),
-        CardCommand::Start(start) => self::start(start, &place),
+        CardCommand::Lease(lease) => self::lease(lease, &context),
+        CardCommand::Load(load) => self::load(load, &context),
+        CardCommand::Start(start) => self::start(start, &context),
         CardCommand::Stop(name) => {
-            let session = Session::go_on(place.connect(&name.card.card)?)?;
+            let session = Session::resume(context.connect(&name.card.card)?)?;
             let ran = session.card().stop(name.region)?;
-            let what = if ran { "stopped at a safe point" } else { "nothing ran" };
-            place
+            let what = if ran { "stopped at a safe point" } else { "no kernel was running" };
+            context
                 .say(json!({ "region": name.region, "ran": ran }), format!("region {}: {what}", name.region));
             session.keep()
         }
-        CardCommand::Watch(watch) => watch::run(watch, &place),
-        CardCommand::Put(put) => self::put(put, &place),
-        CardCommand::Get(get) => self::get(get, &place),
-        CardCommand::Checkpoint(checkpoint) => save(checkpoint, &place),
-        CardCommand::Restore(checkpoint) => restore(checkpoint, &place),
-        CardCommand::Selftest(selftest) => selftest::run(selftest, &place),
+        CardCommand::Watch(watch) => watch::run(watch, &context),
+        CardCommand::Put(put) => self::put(put, &context),
+        CardCommand::Get(get) => self::get(get, &context),
+        CardCommand::Checkpoint(checkpoint) => save(checkpoint, &context),
+        CardCommand::Restore(checkpoint) => restore(checkpoint, &context),
+        CardCommand::Selftest(selftest) => selftest::run(selftest, &context),
     }
 }
 
-/// What commands need to find and reach cards.
-struct Place {
+/// How commands find and reach cards.
+struct CommandContext {
     names: Names,
     json: bool,
     choice: DeviceSelector,
 }
 
-impl Place {
-    fn new(options: &CardOptions, choice: Option<&DeviceSelector>) -> Place {
-        Place {
+impl CommandContext {
+    fn new(options: &CardOptions, choice: Option<&DeviceSelector>) -> CommandContext {
+        CommandContext {
             names: Names::new(options.site.as_deref()),
             json: options.json,
             choice: choice.cloned().unwrap_or_else(DeviceSelector::from_environment),
@@ -109,16 +109,16 @@ impl Place {
 }
 
 fn connect(device: &device::Device, address: &str) -> Result<RemoteCard, RemoteError> {
-    let options = RemoteOptions { patience: Duration::from_secs(5), ..RemoteOptions::default() };
+    let options = RemoteOptions { timeout: Duration::from_secs(5), ..RemoteOptions::default() };
     RemoteCard::connect(device, address, options)
 }
 
-fn be(options: &ServeOptions, place: &Place) -> Outcome {
-    let name: millstream_card::CardName = options.name.parse()?;
-    let roots = Roots::default();
+fn serve(options: &ServeOptions, context: &CommandContext) -> Outcome {
+    let name: CardName = options.name.parse()?;
+    let device_paths = DevicePaths::default();
     let memory = match options.memory {
         Some(memory) => memory,
-        None => natural_size(&options.kind, &roots)?.unwrap_or(8 << 30),
+        None => default_size(&options.memory_kind, &device_paths)?.unwrap_or(8 << 30),
     };
     if options.banks == 0 || !memory.is_multiple_of(u64::from(options.banks) * 4096) {
         return Err(format!(
@@ -127,19 +127,19 @@ fn be(options: &ServeOptions, place: &Place) -> Outcome {
         )
         .into());
     }
-    let mut config = Config::new(name.clone(), memory / u64::from(options.banks), Registry::builtin());
-    config.kind = options.kind.clone();
-    config.roots = roots;
+    let mut config = CardConfig::new(name.clone(), memory / u64::from(options.banks));
+    config.memory_kind = options.memory_kind.clone();
+    config.device_paths = device_paths;
     config.bank_count = options.banks;
-    config.dma_bytes = options.dma;
+    config.bar2_bytes = options.bar2;
     config.regions = options.regions;
     config.prefault = options.prefault;
     config.spin = options.spin;
-    config.lease = options.lease;
-    config.command_limit = options.command_limit;
+    config.lease_duration = options.lease;
+    config.command_timeout = options.command_timeout;
     config.loaders = vec![Arc::new(millstream_wasm::Wasm)];
-    config.network = Some(Network { device: place.device()?, address: options.listen.clone() });
-    // The first Ctrl-C ends the card in order: nodes see their connections end.
+    config.network = Some(NetworkConfig { device: context.device()?, address: options.listen.clone() });
+    // The first Ctrl-C ends the card in order: clients see the end of their connections.
     let (watch, asked) = std::io::pipe()?;
     config.lifetime = Lifetime::Launcher(watch.into());
     let interrupt = Interrupt::listen()?;
@@ -149,25 +149,22 @@ fn be(options: &ServeOptions, place: &Place) -> Outcome {
         }
         drop(asked);
     });
-    let json = place.json;
+    let json = context.json;
     serve_with(config, |address| {
         let address = address.map_or_else(String::new, |address| address.to_string());
         if json {
-            println!(
-                "{}",
-                json!({ "card": name.as_str(), "address": address, "process": std::process::id() })
-            );
+            println!("{}", json!({ "card": name.as_str(), "address": address, "pid": std::process::id() }));
         } else {
-            println!("card {name} listens at {address} (process {})", std::process::id());
+            println!("card {name} listens at {address} (pid {})", std::process::id());
         }
-        // Whoever started us may be waiting for this line.
+        // The parent process may wait for this line.
         let _ = std::io::stdout().flush();
     })?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn list(place: &Place) -> Outcome {
-    let (site, device) = (place.site()?, place.device()?);
+fn list(context: &CommandContext) -> Outcome {
+    let (site, device) = (context.site()?, context.device()?);
     let mut all = Vec::new();
     let mut reached = true;
     for entry in &site.cards {
@@ -176,7 +173,7 @@ fn list(place: &Place) -> Outcome {
         reached &= info.is_ok();
         all.push((entry, info));
     }
-    if place.json {
+    if context.json {
         let list: Vec<_> = all
             .iter()
             .map(|(entry, info)| match info {
@@ -199,33 +196,32 @@ fn list(place: &Place) -> Outcome {
     Ok(if reached { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn lease(options: &LeaseOptions, place: &Place) -> Outcome {
-    let card = place.connect(&options.card.card)?;
+fn lease(options: &LeaseOptions, context: &CommandContext) -> Outcome {
+    let card = context.connect(&options.card.card)?;
     if options.revoke {
         let ended = card.revoke()?;
-        let text =
-            ended.map_or("nobody holds the card".to_owned(), |epoch| format!("lease {epoch} is ended"));
-        place.say(json!({ "revoked": ended }), text);
+        let text = ended.map_or("the card is free".to_owned(), |epoch| format!("lease {epoch} is revoked"));
+        context.say(json!({ "revoked": ended }), text);
         return Ok(ExitCode::SUCCESS);
     }
     if options.release {
-        let session = Session::go_on(card)?;
-        let epoch = session.end()?;
-        place.say(json!({ "released": epoch }), format!("lease {epoch} is given back"));
+        let session = Session::resume(card)?;
+        let epoch = session.release()?;
+        context.say(json!({ "released": epoch }), format!("lease {epoch} is released"));
         return Ok(ExitCode::SUCCESS);
     }
-    let session = Session::take(card, options.duration, options.wait)?;
+    let session = Session::acquire(card, options.duration, options.wait)?;
     let epoch = session.card().held().map_or(0, |held| held.epoch);
     let seconds = options.duration.as_secs_f64();
-    place.say(
+    context.say(
         json!({ "epoch": epoch, "seconds": seconds }),
-        format!("lease {epoch} of card {}: {seconds} s from the latest command on", options.card.card),
+        format!("lease {epoch} of card {}: expires {seconds} s after the latest command", options.card.card),
     );
     session.keep()
 }
 
-fn load(options: &LoadOptions, place: &Place) -> Outcome {
-    let session = Session::go_on(place.connect(&options.region.card.card)?)?;
+fn load(options: &LoadOptions, context: &CommandContext) -> Outcome {
+    let session = Session::resume(context.connect(&options.region.card.card)?)?;
     let (card, region) = (session.card(), options.region.region);
     let file = Path::new(&options.kernel);
     let hash = if file.is_file() {
@@ -233,29 +229,31 @@ fn load(options: &LoadOptions, place: &Place) -> Outcome {
         let end = card.memory_bytes().saturating_sub(image.len() as u64) / 4096 * 4096;
         card.load(region, KernelSource::Image { image: &image, at: options.at.unwrap_or(end) })?
     } else {
-        card.load(region, KernelSource::Named(&options.kernel))?
+        card.load(region, KernelSource::Builtin(&options.kernel))?
     };
-    place.say(
+    context.say(
         json!({ "region": region, "kernel": options.kernel, "hash": format!("{hash:016x}") }),
         format!("region {region}: {} is loaded, hash {hash:016x}", options.kernel),
     );
     session.keep()
 }
 
-fn start(options: &StartOptions, place: &Place) -> Outcome {
-    let session = Session::go_on(place.connect(&options.region.card.card)?)?;
+fn start(options: &StartOptions, context: &CommandContext) -> Outcome {
+    let session = Session::resume(context.connect(&options.region.card.card)?)?;
     let region = options.region.region;
-    let start = Start {
+    let start = RunRequest {
         banks: options.banks,
         fuel: options.fuel,
-        deadline: options.deadline,
-        ..Start::new(&options.arguments)
+        timeout: options.timeout,
+        ..RunRequest::new(&options.arguments)
     };
     let rung = session.card().start(region, &start)?;
     match options.wait {
-        None => place.say(json!({ "region": region, "doorbell": rung }), format!("region {region}: started")),
+        None => {
+            context.say(json!({ "region": region, "doorbell": rung }), format!("region {region}: started"))
+        }
         Some(patience) => match session.card().wait(rung, patience) {
-            Ok(results) => place.say(
+            Ok(results) => context.say(
                 json!({ "region": region, "results": results }),
                 format!("region {region}: done, results {results:?}"),
             ),
@@ -268,12 +266,12 @@ fn start(options: &StartOptions, place: &Place) -> Outcome {
     session.keep()
 }
 
-/// Bytes of a file that are in memory at a time.
+/// Size of the buffer for file transfers [bytes].
 const PIECE: usize = 16 << 20;
 
-fn put(options: &PutOptions, place: &Place) -> Outcome {
+fn put(options: &PutOptions, context: &CommandContext) -> Outcome {
     use std::io::Read as _;
-    let session = Session::go_on(place.connect(&options.card.card)?)?;
+    let session = Session::resume(context.connect(&options.card.card)?)?;
     let failed = |cause| format!("{}: {cause}", options.file.display());
     let mut file = std::fs::File::open(&options.file).map_err(failed)?;
     let mut buffer = vec![0; PIECE];
@@ -287,12 +285,12 @@ fn put(options: &PutOptions, place: &Place) -> Outcome {
         at += read as u64;
     }
     let bytes = at - options.offset;
-    place.say(json!({ "bytes": bytes }), format!("{bytes} bytes written to {:#x}", options.offset));
+    context.say(json!({ "bytes": bytes }), format!("{bytes} bytes written to {:#x}", options.offset));
     session.keep()
 }
 
-fn get(options: &GetOptions, place: &Place) -> Outcome {
-    let session = Session::go_on(place.connect(&options.card.card)?)?;
+fn get(options: &GetOptions, context: &CommandContext) -> Outcome {
+    let session = Session::resume(context.connect(&options.card.card)?)?;
     let failed = |cause| format!("{}: {cause}", options.file.display());
     let mut file = std::fs::File::create(&options.file).map_err(failed)?;
     let mut buffer = vec![0; PIECE.min(options.bytes as usize)];
@@ -303,25 +301,25 @@ fn get(options: &GetOptions, place: &Place) -> Outcome {
         file.write_all(&buffer[..len]).map_err(failed)?;
         done += len as u64;
     }
-    place.say(json!({ "bytes": done }), format!("{done} bytes written to {}", options.file.display()));
+    context.say(json!({ "bytes": done }), format!("{done} bytes written to {}", options.file.display()));
     session.keep()
 }
 
-fn save(options: &CheckpointOptions, place: &Place) -> Outcome {
-    let session = Session::go_on(place.connect(&options.card.card)?)?;
+fn save(options: &CheckpointOptions, context: &CommandContext) -> Outcome {
+    let session = Session::resume(context.connect(&options.card.card)?)?;
     let summary = checkpoint::save(session.card(), &options.file, show::progress("saving"))?;
-    tell("saved", &summary, place);
+    tell("saved", &summary, context);
     session.keep()
 }
 
-fn restore(options: &CheckpointOptions, place: &Place) -> Outcome {
-    let session = Session::go_on(place.connect(&options.card.card)?)?;
+fn restore(options: &CheckpointOptions, context: &CommandContext) -> Outcome {
+    let session = Session::resume(context.connect(&options.card.card)?)?;
     let summary = checkpoint::restore(session.card(), &options.file, show::progress("restoring"))?;
-    tell("restored", &summary, place);
+    tell("restored", &summary, context);
     session.keep()
 }
 
-fn tell(what: &str, summary: &Summary, place: &Place) {
+fn tell(what: &str, summary: &CheckpointSummary, context: &CommandContext) {
     let mut text = format!("{what}: {} of memory", show::bytes(summary.memory_bytes));
     for (region, kernel, progress) in &summary.running {
         text += &format!("\n  region {region}: {kernel} runs, progress {progress}");
@@ -329,5 +327,5 @@ fn tell(what: &str, summary: &Summary, place: &Place) {
     for (region, kernel) in &summary.loaded {
         text += &format!("\n  region {region}: {kernel} is loaded");
     }
-    place.say(json!({ what: summary }), text);
+    context.say(json!({ what: summary }), text);
 }

@@ -1,104 +1,104 @@
-//! `millstream card selftest`: what a site runs to see that a card works.
+//! `millstream card selftest`: tests a card.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use millstream_card::Span;
-use millstream_card::net::control::{KernelSource, Start};
-use millstream_card::net::info::CardInfo;
-use millstream_card::net::{RemoteCard, RemoteError};
-use millstream_card::region::copy::{Copy, CopyOperation, IN_DMA_WINDOW};
+use millstream_card::control::{KernelSource, RunRequest};
+use millstream_card::info::CardInfo;
+use millstream_card::{RemoteCard, RemoteError};
+use millstream_card_abi::Span;
+use millstream_card_abi::dma::{BAR2_OFFSET, DmaDescriptor, DmaOperation};
 use millstream_rdma::{Access, Region};
 use serde_json::json;
 
 use super::args::CardName;
-use super::{Outcome, Place};
+use super::{CommandContext, Outcome};
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Bytes that are moved to and from each bank.
+/// Bytes transferred to and from each bank.
 const SAMPLE: usize = 256 << 10;
 
 type Step = (&'static str, fn(&RemoteCard) -> Result<String, String>);
 
 const STEPS: &[Step] = &[
     ("lease", |card| {
-        let held = card.acquire(Duration::from_secs(10), PATIENCE).map_err(text)?;
+        let held = card.acquire(Duration::from_secs(10), TIMEOUT).map_err(text)?;
         Ok(format!("epoch {}", held.epoch))
     }),
-    ("every bank takes and gives bytes", banks),
+    ("write and read of every bank", banks),
     ("bandwidth of bank 0", bandwidth),
-    ("a range outside memory is refused", |card| match card.write(card.memory_bytes() - 4, &[0; 8]) {
+    ("rejection of a range outside memory", |card| match card.write(card.memory_bytes() - 4, &[0; 8]) {
         Err(error) if !error.is_fatal() => Ok(error.to_string()),
         other => Err(format!("{other:?}")),
     }),
-    ("the DMA window, by copies of the card", |card| {
-        let len = 4096.min(card.greeting().dma_bytes);
+    ("BAR2 by DMA of the card", |card| {
+        let len = 4096.min(card.hello().bar2_bytes);
         let sample = pattern(7, len as usize);
         card.write(0, &sample).map_err(text)?;
-        let there = copy(Span::new(0, len), IN_DMA_WINDOW);
-        let back = copy(Span::new(IN_DMA_WINDOW, len), 8192);
-        card.copy(&[there, back], PATIENCE).map_err(text)?;
+        let there = copy(Span::new(0, len), BAR2_OFFSET);
+        let back = copy(Span::new(BAR2_OFFSET, len), 8192);
+        card.run_dma(&[there, back], TIMEOUT).map_err(text)?;
         check(card, 8192, &sample)
     }),
-    ("a kernel in each region, and its interrupt", |card| {
-        for region in 0..card.greeting().region_count {
-            card.load(region, KernelSource::Named("null")).map_err(text)?;
+    ("a kernel and its interrupt in each region", |card| {
+        for region in 0..card.hello().region_count {
+            card.load(region, KernelSource::Builtin("null")).map_err(text)?;
             let results =
-                card.run(region, &Start::new(&[1, 2, 3, u64::from(region)]), PATIENCE).map_err(text)?;
+                card.run(region, &RunRequest::new(&[1, 2, 3, u64::from(region)]), TIMEOUT).map_err(text)?;
             if results != [1, 2, 3, u64::from(region)] {
                 return Err(format!("region {region}: results {results:?}"));
             }
         }
-        Ok(format!("{} regions", card.greeting().region_count))
+        Ok(format!("{} regions", card.hello().region_count))
     }),
-    ("round trip of a doorbell and its interrupt", |card| {
+    ("latency from doorbell to interrupt", |card| {
         let mut times: Vec<_> = (0..200)
             .map(|_| {
                 let started = Instant::now();
-                card.run(0, &Start::new(&[]), PATIENCE).map(|_| started.elapsed())
+                card.run(0, &RunRequest::new(&[]), TIMEOUT).map(|_| started.elapsed())
             })
             .collect::<Result<_, _>>()
             .map_err(text)?;
         times.sort();
         Ok(format!("median {:.1} µs", times[times.len() / 2].as_secs_f64() * 1e6))
     }),
-    ("a run is stopped at a safe point", |card| {
-        card.load(0, KernelSource::Named("mix")).map_err(text)?;
-        card.start(0, &Start::new(&[0, 65536, u64::MAX])).map_err(text)?;
-        if card.stop(0).map_err(text)? { Ok(String::new()) } else { Err("nothing ran".to_owned()) }
+    ("stop at a safe point", |card| {
+        card.load(0, KernelSource::Builtin("mix")).map_err(text)?;
+        card.start(0, &RunRequest::new(&[0, 65536, u64::MAX])).map_err(text)?;
+        if card.stop(0).map_err(text)? { Ok(String::new()) } else { Err("no kernel was running".to_owned()) }
     }),
-    ("a kernel that reaches outside its banks is ended", |card| {
-        if card.greeting().bank_count < 2 {
-            return Ok("not tried: the card has one bank".to_owned());
+    ("rejection of an access outside the banks", |card| {
+        if card.hello().bank_count < 2 {
+            return Ok("not tested: the card has one bank".to_owned());
         }
-        let start = Start { banks: 2, ..Start::new(&[0, 8, 1]) };
-        match card.run(0, &start, PATIENCE) {
+        let start = RunRequest { banks: 2, ..RunRequest::new(&[0, 8, 1]) };
+        match card.run(0, &start, TIMEOUT) {
             Err(error) if !error.is_fatal() => Ok(error.to_string()),
             other => Err(format!("{other:?}")),
         }
     }),
-    ("memory is clear for the next holder", |card| {
+    ("cleared memory for the next holder", |card| {
         card.release().map_err(text)?;
-        card.acquire(Duration::from_secs(10), PATIENCE).map_err(text)?;
-        for bank in 0..u64::from(card.greeting().bank_count) {
-            check(card, bank * card.greeting().bank_bytes, &vec![0; sample_of(card)])?;
+        card.acquire(Duration::from_secs(10), TIMEOUT).map_err(text)?;
+        for bank in 0..u64::from(card.hello().bank_count) {
+            check(card, bank * card.hello().bank_bytes, &vec![0; sample_of(card)])?;
         }
         card.release().map_err(text)?;
         Ok(String::new())
     }),
 ];
 
-pub(super) fn run(name: &CardName, place: &Place) -> Outcome {
-    let card = place.connect(&name.card)?;
+pub(super) fn run(name: &CardName, context: &CommandContext) -> Outcome {
+    let card = context.connect(&name.card)?;
     let kind = CardInfo::of(&card.snapshot()?).memory_kind.to_lowercase();
-    if !place.json {
-        println!("card {}: {kind} memory, by {}", name.card, card.device().name());
+    if !context.json {
+        println!("card {}: {kind} memory, device {}", name.card, card.device().name());
     }
     let mut steps = Vec::new();
     let mut failed = 0;
     for (what, step) in STEPS {
-        // What comes after a failure would only fail by it.
+        // Steps after a failure are not run.
         let outcome = if failed > 0 { None } else { Some(step(&card)) };
         let (mark, detail) = match &outcome {
             Some(Ok(detail)) => ("ok", detail.as_str()),
@@ -106,31 +106,31 @@ pub(super) fn run(name: &CardName, place: &Place) -> Outcome {
             None => ("not run", ""),
         };
         failed += u32::from(matches!(outcome, Some(Err(_))));
-        if place.json {
+        if context.json {
             steps.push(json!({ "step": what, "outcome": mark, "detail": detail }));
         } else {
             println!("{mark:<8} {what}{}{detail}", if detail.is_empty() { "" } else { ": " });
         }
     }
-    if place.json {
+    if context.json {
         println!("{}", json!({ "card": name.card, "kind": kind, "passed": failed == 0, "steps": steps }));
     }
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Bytes of a transfer, and time in which transfers are made one after the other, each way.
+/// Size of a transfer [bytes], and time of a measurement in each direction.
 const TRANSFER: usize = 16 << 20;
 const TRANSFERS: Duration = Duration::from_millis(200);
 
 fn bandwidth(card: &RemoteCard) -> Result<String, String> {
-    let len = TRANSFER.min(card.greeting().bank_bytes as usize);
+    let len = TRANSFER.min(card.hello().bank_bytes as usize);
     let region = Region::landing(card.device(), c"millstream-selftest", len, Access::LOCAL_WRITE)
         .map_err(|error| error.to_string())?;
     region.populate().map_err(|error| error.to_string())?;
     region.copy_from_slice(0, &pattern(5, len)).map_err(|error| error.to_string())?;
     let span = Span::new(0, len as u64);
     let rate = |transfer: &dyn Fn() -> Result<(), RemoteError>| {
-        // The first one gives memory to pages.
+        // The first transfer allocates the pages.
         transfer().map_err(text)?;
         let (started, mut moved) = (Instant::now(), 0u64);
         while started.elapsed() < TRANSFERS {
@@ -145,7 +145,7 @@ fn bandwidth(card: &RemoteCard) -> Result<String, String> {
     let mut found = vec![0; len];
     region.copy_to_slice(0, &mut found).map_err(|error| error.to_string())?;
     if found != pattern(5, len) {
-        return Err("what was read is not what was written".to_owned());
+        return Err("the bytes read differ from the bytes written".to_owned());
     }
     Ok(format!("{written:.2} GB/s written, {read:.2} GB/s read, {len} bytes at a time"))
 }
@@ -155,15 +155,15 @@ fn text(error: RemoteError) -> String {
 }
 
 fn sample_of(card: &RemoteCard) -> usize {
-    SAMPLE.min(card.greeting().bank_bytes as usize)
+    SAMPLE.min(card.hello().bank_bytes as usize)
 }
 
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|at| ((at ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
 }
 
-fn copy(local: Span, remote: u64) -> Copy {
-    Copy { operation: CopyOperation::Within, peer: 0, local, remote, key: 0, notify: true }
+fn copy(local: Span, remote: u64) -> DmaDescriptor {
+    DmaDescriptor { operation: DmaOperation::Local, peer: 0, local, remote, key: 0, notify: true }
 }
 
 fn check(card: &RemoteCard, offset: u64, expected: &[u8]) -> Result<String, String> {
@@ -178,14 +178,14 @@ fn check(card: &RemoteCard, offset: u64, expected: &[u8]) -> Result<String, Stri
 }
 
 fn banks(card: &RemoteCard) -> Result<String, String> {
-    let greeting = *card.greeting();
-    let place = |bank: u64| bank * greeting.bank_bytes + greeting.bank_bytes - sample_of(card) as u64;
-    for bank in 0..greeting.bank_count.into() {
+    let hello = *card.hello();
+    let place = |bank: u64| bank * hello.bank_bytes + hello.bank_bytes - sample_of(card) as u64;
+    for bank in 0..hello.bank_count.into() {
         card.write(place(bank), &pattern(bank, sample_of(card))).map_err(text)?;
     }
-    for bank in 0..greeting.bank_count.into() {
+    for bank in 0..hello.bank_count.into() {
         check(card, place(bank), &pattern(bank, sample_of(card)))
             .map_err(|error| format!("bank {bank}: {error}"))?;
     }
-    Ok(format!("{} banks", greeting.bank_count))
+    Ok(format!("{} banks", hello.bank_count))
 }

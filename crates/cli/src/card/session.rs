@@ -1,5 +1,4 @@
-//! A lease that several commands use one after the other: what the next one needs is in a file that only this
-//! user can read.
+//! A lease that several commands share. A file that only this user can read holds its token.
 
 use std::error::Error;
 use std::fs;
@@ -9,48 +8,48 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use millstream_card::net::{LeaseToken, RemoteCard};
+use millstream_card::{LeaseToken, RemoteCard};
 
-/// The lease of a card, in the hands of one command.
+/// The lease of a card during one command.
 pub(super) struct Session {
     card: RemoteCard,
     file: PathBuf,
 }
 
 impl Session {
-    /// Takes a lease that lasts for `duration` beyond each command.
-    pub(super) fn take(
+    /// Acquires a lease that expires `duration` after the latest command.
+    pub(super) fn acquire(
         card: RemoteCard,
         duration: Duration,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Session, Box<dyn Error>> {
         let file = file_of(&card)?;
         if let Ok(token) = read(&file)
             && card.attach(&token).is_ok()
         {
             return Err(format!(
-                "card {}: you hold lease {} of it already; give it back with --release",
+                "card {}: you already hold lease {}; release it with --release",
                 card.address(),
                 token.epoch
             )
             .into());
         }
-        card.acquire(duration, patience)?;
+        card.acquire(duration, timeout)?;
         Ok(Session { card, file })
     }
 
-    /// Goes on with the lease that an earlier command took.
-    pub(super) fn go_on(card: RemoteCard) -> Result<Session, Box<dyn Error>> {
+    /// Continues the lease that an earlier command acquired.
+    pub(super) fn resume(card: RemoteCard) -> Result<Session, Box<dyn Error>> {
         let file = file_of(&card)?;
         let first = || {
             format!(
-                "card {address}: take its lease first: millstream card lease {address}",
+                "card {address}: acquire its lease first: millstream card lease {address}",
                 address = card.address()
             )
         };
         let token = read(&file).map_err(|_| first())?;
         if let Err(error) = card.attach(&token) {
-            // What has ended cannot be gone on with.
+            // The token of an ended lease is useless.
             let _ = fs::remove_file(&file);
             return Err(format!("{error}; {}", first()).into());
         }
@@ -61,7 +60,7 @@ impl Session {
         &self.card
     }
 
-    /// Leaves the lease to the next command.
+    /// Detaches the lease for the next command.
     pub(super) fn keep(&self) -> Result<ExitCode, Box<dyn Error>> {
         let token = self.card.detach()?;
         let failed = |cause: std::io::Error| format!("lease file {}: {cause}", self.file.display());
@@ -76,8 +75,8 @@ impl Session {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Gives the lease back. Returns its epoch.
-    pub(super) fn end(&self) -> Result<u32, Box<dyn Error>> {
+    /// Releases the lease. Returns its epoch.
+    pub(super) fn release(&self) -> Result<u32, Box<dyn Error>> {
         let epoch = self.card.held().map_or(0, |held| held.epoch);
         self.card.release()?;
         let _ = fs::remove_file(&self.file);
@@ -95,12 +94,12 @@ fn file_of(card: &RemoteCard) -> Result<PathBuf, Box<dyn Error>> {
     let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/state"));
     let folder = state
         .or_else(home)
-        .ok_or("neither XDG_STATE_HOME nor HOME is set: there is no place to keep a lease between commands")?
+        .ok_or("neither XDG_STATE_HOME nor HOME is set; set one to keep a lease between commands")?
         .join("millstream/leases");
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(&folder)
         .map_err(|cause| format!("{}: {cause}", folder.display()))?;
-    Ok(folder.join(format!("{:016x}.json", card.greeting().card)))
+    Ok(folder.join(format!("{:016x}.json", card.hello().card)))
 }

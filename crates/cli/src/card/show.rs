@@ -1,15 +1,15 @@
-//! Cards in words and lines.
+//! Text output about cards.
 
 use std::fmt::Write as _;
 use std::io::IsTerminal as _;
 
-use millstream_card::net::info::{CardInfo, RegionInfo};
+use millstream_card::info::{CardInfo, RegionInfo};
 
 /// Head of the lines of [`line`].
 pub(super) const HEAD: &str =
     "card         address                memory     state    lease                regions";
 
-/// Bytes as people read them.
+/// A number of bytes with a unit.
 pub(super) fn bytes(bytes: u64) -> String {
     for (unit, size) in [("GiB", 1u64 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)] {
         if bytes >= size {
@@ -22,14 +22,14 @@ pub(super) fn bytes(bytes: u64) -> String {
 }
 
 fn lease(info: &CardInfo) -> String {
-    match (info.lease.holder, info.lease.left_s) {
+    match (info.lease.holder, info.lease.expires_in_s) {
         (0, _) => info.lease.state.to_lowercase(),
-        (holder, Some(left)) => format!("node {holder:x}, {left:.1} s left"),
-        (holder, None) => format!("node {holder:x}"),
+        (holder, Some(left)) => format!("client {holder:x}, {left:.1} s left"),
+        (holder, None) => format!("client {holder:x}"),
     }
 }
 
-/// One line for a card.
+/// A card in one line.
 pub(super) fn line(name: &str, address: &str, info: &CardInfo) -> String {
     let regions: Vec<_> = info
         .regions
@@ -48,7 +48,7 @@ pub(super) fn line(name: &str, address: &str, info: &CardInfo) -> String {
     )
 }
 
-/// Everything about a card.
+/// A card in full.
 pub(super) fn whole(info: &CardInfo) -> String {
     let mut out = String::new();
     // Writing to a string cannot fail.
@@ -57,7 +57,7 @@ pub(super) fn whole(info: &CardInfo) -> String {
 }
 
 fn write_whole(out: &mut String, info: &CardInfo) -> std::fmt::Result {
-    writeln!(out, "card {}  process {}  up {:.1} s", info.card, info.process, info.clock_s)?;
+    writeln!(out, "card {}  pid {}  up {:.1} s", info.card, info.pid, info.clock_s)?;
     writeln!(
         out,
         "  memory      {} ({}) in {} banks of {}",
@@ -66,19 +66,19 @@ fn write_whole(out: &mut String, info: &CardInfo) -> std::fmt::Result {
         info.bank_count,
         bytes(info.bank_bytes)
     )?;
-    writeln!(out, "  can         {}", info.capabilities.join(", "))?;
+    writeln!(out, "  features    {}", info.capabilities.join(", "))?;
     writeln!(out, "  kernels     {}", info.kernels.join(", "))?;
-    let end = info.lease.latest_end.as_deref().map_or(String::new(), |end| format!("; latest one: {end}"));
+    let end = info.lease.end_cause.as_deref().map_or(String::new(), |end| format!("; latest end: {end}"));
     writeln!(
         out,
-        "  lease       {}; epoch {}, {} so far, {} nodes{end}",
+        "  lease       {}; epoch {}, {} grants, {} clients{end}",
         lease(info),
         info.lease.epoch,
-        info.lease.leases,
-        info.lease.nodes
+        info.lease.grants,
+        info.lease.clients
     )?;
     let sensors = match (info.temperature_c, info.power_w) {
-        (None, None) => "none that this machine shows".to_owned(),
+        (None, None) => "none readable".to_owned(),
         (temperature, power) => {
             let of = if info.sensors_of_host { " (of the host)" } else { "" };
             let temperature = temperature.map(|value| format!("{value:.1} °C"));
@@ -93,15 +93,15 @@ fn write_whole(out: &mut String, info: &CardInfo) -> std::fmt::Result {
     }
     writeln!(
         out,
-        "  copies      {} ({} failed), {} in {:.3} s; peers: {}",
-        info.copies.completed,
-        info.copies.failed,
-        bytes(info.copies.bytes),
-        info.copies.busy_s,
-        match info.copies.peers.is_empty() {
+        "  DMA         {} ({} failed), {} in {:.3} s; peers: {}",
+        info.dma.completed,
+        info.dma.failed,
+        bytes(info.dma.bytes),
+        info.dma.busy_s,
+        match info.dma.peers.is_empty() {
             true => "none".to_owned(),
             false => info
-                .copies
+                .dma
                 .peers
                 .iter()
                 .map(|(peer, state)| format!("{peer} {}", state.to_lowercase()))
@@ -112,28 +112,28 @@ fn write_whole(out: &mut String, info: &CardInfo) -> std::fmt::Result {
     let sum = |table: &[u64]| bytes(table.iter().sum());
     writeln!(
         out,
-        "  windows     {} written, {} read; BAR2 {} written, {} read (as nodes report)",
-        sum(&info.window_written),
-        sum(&info.window_read),
-        bytes(info.dma_window.0),
-        bytes(info.dma_window.1)
+        "  RDMA        BAR4 {} written, {} read; BAR2 {} written, {} read (as clients report)",
+        sum(&info.bank_rdma_written),
+        sum(&info.bank_rdma_read),
+        bytes(info.bar2_rdma.0),
+        bytes(info.bar2_rdma.1)
     )?;
     writeln!(
         out,
-        "  banks       {} written, {} read by kernels and copies; BAR2 {} written, {} read",
+        "  card        BAR4 {} written, {} read by kernels and DMA; BAR2 {} written, {} read",
         sum(&info.bank_written),
         sum(&info.bank_read),
-        bytes(info.dma.0),
-        bytes(info.dma.1)
+        bytes(info.bar2.0),
+        bytes(info.bar2.1)
     )?;
     writeln!(
         out,
-        "  messages    {} sent, {} lost; {} doorbells with immediate data; heartbeat {}",
-        info.messages.0, info.messages.1, info.doorbells, info.heartbeat
+        "  messages    {} sent, {} dropped; {} doorbells by immediate data; heartbeat {}",
+        info.messages.0, info.messages.1, info.immediate_doorbells, info.heartbeat
     )
 }
 
-/// A region in a few words.
+/// A region in one line.
 pub(super) fn region(region: &RegionInfo) -> String {
     let Some(kernel) = &region.kernel else {
         return region.state.to_lowercase();

@@ -1,16 +1,16 @@
-//! `millstream card watch`: cards, again and again.
+//! `millstream card watch`: displays cards periodically.
 
 use std::collections::HashMap;
 use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use millstream_card::net::RemoteCard;
-use millstream_card::net::info::CardInfo;
+use millstream_card::RemoteCard;
+use millstream_card::info::CardInfo;
 use serde_json::json;
 
 use super::args::WatchOptions;
-use super::{Outcome, Place, connect, show};
+use super::{CommandContext, Outcome, connect, show};
 use crate::interrupt::Interrupt;
 
 struct Watched {
@@ -20,30 +20,30 @@ struct Watched {
     before: Option<(Instant, CardInfo)>,
 }
 
-pub(super) fn run(options: &WatchOptions, place: &Place) -> Outcome {
-    let device = place.device()?;
+pub(super) fn run(options: &WatchOptions, context: &CommandContext) -> Outcome {
+    let device = context.device()?;
     let mut cards = Vec::new();
     if options.cards.is_empty() {
-        let site = place.site()?;
+        let site = context.site()?;
         cards.extend(site.cards.into_iter().map(|entry| (entry.name, entry.address)));
     }
     for card in &options.cards {
-        cards.push((card.clone(), place.names.address(card)?));
+        cards.push((card.clone(), context.names.address(card)?));
     }
     let mut cards: Vec<_> = cards
         .into_iter()
         .map(|(name, address)| Watched { name, address, card: None, before: None })
         .collect();
-    let terminal = !options.once && !place.json && std::io::stdout().is_terminal();
+    let terminal = !options.once && !context.json && std::io::stdout().is_terminal();
     let interrupt = Interrupt::listen_and_leave(if terminal { Terminal::LEAVE.as_bytes() } else { b"" })?;
     let live = terminal.then(Terminal::take);
     loop {
         let mut screen = String::new();
         let mut reached = true;
         for watched in &mut cards {
-            let info = watched.look(&device);
+            let info = watched.sample(&device);
             reached &= info.is_ok();
-            if place.json {
+            if context.json {
                 let line = match &info {
                     Ok((info, _)) => json!({ "name": watched.name, "info": info }),
                     Err(error) => json!({ "name": watched.name, "error": error.to_string() }),
@@ -82,19 +82,19 @@ pub(super) fn run(options: &WatchOptions, place: &Place) -> Outcome {
     }
 }
 
-/// The terminal's other screen, until this is dropped: what stood there comes back.
+/// The terminal's alternate screen, until this is dropped.
 struct Terminal;
 
 impl Terminal {
     const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
 
     fn take() -> Terminal {
-        // Without a cursor, and without wrapping what is too wide.
+        // Hides the cursor and disables line wrapping.
         print!("\x1b[?1049h\x1b[?25l\x1b[?7l");
         Terminal
     }
 
-    /// Home, draw what fits, and clear what is left of the picture before: nothing flickers or scrolls.
+    /// Redraws in place, without flicker or scrolling.
     fn draw(&self, picture: &str) {
         let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok();
         let rows = size.map(|size| usize::from(size.ws_row)).filter(|&rows| rows > 1).unwrap_or(usize::MAX);
@@ -103,7 +103,7 @@ impl Terminal {
         let mut drawn: Vec<_> = lines[..shown].iter().map(|line| format!("{line}\x1b[K")).collect();
         if shown < lines.len() {
             drawn.push(format!(
-                "… {} more lines; watch fewer cards, or take a larger window\x1b[K",
+                "… {} more lines; watch fewer cards or enlarge the window\x1b[K",
                 lines.len() - shown
             ));
         }
@@ -119,13 +119,13 @@ impl Drop for Terminal {
 }
 
 impl Watched {
-    /// The card as it is, and what it did since the latest look.
-    fn look(&mut self, device: &millstream_rdma::Device) -> Outcome<(CardInfo, Vec<String>)> {
+    /// Reads the card, and its rates since the previous call.
+    fn sample(&mut self, device: &millstream_rdma::Device) -> Outcome<(CardInfo, Vec<String>)> {
         let card = match self.card.take() {
             Some(card) => card,
             None => connect(device, &self.address)?,
         };
-        // A card that does not answer is connected anew at the next look.
+        // A card that does not answer is connected again at the next call.
         let info = CardInfo::of(&card.snapshot()?);
         self.card = Some(card);
         let now = Instant::now();
@@ -137,9 +137,9 @@ impl Watched {
                 show::bytes((sum(now).saturating_sub(sum(then)) as f64 / seconds) as u64)
             };
             rates.push(format!(
-                "rates       windows {}/s in, {}/s out; banks {}/s in, {}/s out",
-                per_second(&info.window_written, &before.window_written),
-                per_second(&info.window_read, &before.window_read),
+                "rates       RDMA {}/s in, {}/s out; card {}/s in, {}/s out",
+                per_second(&info.bank_rdma_written, &before.bank_rdma_written),
+                per_second(&info.bank_rdma_read, &before.bank_rdma_read),
                 per_second(&info.bank_written, &before.bank_written),
                 per_second(&info.bank_read, &before.bank_read),
             ));
@@ -154,7 +154,7 @@ impl Watched {
             busy.sort_by_key(|(index, _)| *index);
             let text: Vec<_> =
                 busy.iter().map(|(index, share)| format!("region {index} {:.0} %", 100.0 * share)).collect();
-            rates.push(format!("ended runs  {}", text.join(", ")));
+            rates.push(format!("utilisation {}", text.join(", ")));
         }
         Ok((info, rates))
     }

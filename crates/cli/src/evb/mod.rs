@@ -11,6 +11,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use millstream_bench::memcpy::{Pages, memcpy};
+use millstream_card_abi::CardName;
+use millstream_card_server::serve_for_launcher;
 use millstream_evb::config::{Config, LandingTarget, Setup};
 use millstream_evb::process::child::Child;
 use millstream_evb::process::launcher::{Launcher, RunEvent};
@@ -37,10 +39,19 @@ pub(crate) fn run(command: &EvbCommand) -> Result<ExitCode, Box<dyn Error>> {
             Ok(ExitCode::SUCCESS)
         }
         EvbCommand::Unit { words } => {
-            let good = Child::from_arguments(words)?.run(&sink::make)?;
+            let good = Child::from_arguments(words)?.run(&sink::make, &serve_card)?;
             Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
     }
+}
+
+/// Serves a card of the run in this process.
+fn serve_card(
+    name: &CardName,
+    memory: millstream_evb::core::Bytes,
+    spin: Duration,
+) -> Result<(), Box<dyn Error>> {
+    Ok(serve_for_launcher(name, memory.0, spin)?)
 }
 
 /// The exit code of a run.

@@ -10,7 +10,7 @@ use millstream_camera::format::{
     CRATES, DECISION_BYTES, TRACE_BYTES, TRIGGER_DECISIONS, TRIGGER_THRESHOLD, TRIGGER_TRACES,
 };
 use millstream_camera::trigger::TriggerGeometry;
-use millstream_card::kernel::slot::MAX_SOURCES;
+use millstream_card_abi::events::MAX_SOURCES;
 use millstream_fragment::SourceId;
 use millstream_fragment::stream::Stream;
 use std::net::TcpListener;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use toml::Spanned;
 
 /// Maximum events per batch: the limit of one kernel command.
-const MAX_BATCH: u64 = millstream_card::kernel::slot::MAX_EVENTS as u64;
+const MAX_BATCH: u64 = millstream_card_abi::events::MAX_EVENTS as u64;
 /// Maximum slots of a builder unit.
 const MAX_SLOTS: u64 = 16_384;
 /// Maximum timeout, in ms.

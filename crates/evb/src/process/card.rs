@@ -1,16 +1,16 @@
-//! Process of an emulated card.
+//! A run's card: its name on this host, and how its process is served.
 
-use super::ProcessError;
-use super::error::IoContext;
-use crate::config::{CardSetup, Setup};
-use crate::core::Bytes;
-use millstream_card::kernel::Registry;
-use millstream_card::{CardName, Config, Lifetime, serve};
-use std::os::fd::AsFd;
 use std::time::Duration;
 
-/// Banks are multiples of a page.
-const PAGE: u64 = 4096;
+use millstream_card_abi::CardName;
+
+use super::ProcessError;
+use crate::config::{CardSetup, Setup};
+use crate::core::Bytes;
+
+/// Serves an emulated card with this name, memory and polling time until standard input closes. The event builder
+/// does not link the card server, so the program passes this function.
+pub type ServeCard<'a> = dyn Fn(&CardName, Bytes, Duration) -> Result<(), Box<dyn std::error::Error>> + 'a;
 
 /// Name of a run's card on its host.
 ///
@@ -23,17 +23,4 @@ pub(super) fn name(setup: &Setup, card: &CardSetup) -> Result<CardName, ProcessE
 /// Error: a card does not meet the run's requirements.
 pub(super) fn unfit(card: &str, what: impl Into<String>) -> ProcessError {
     ProcessError::CardUnfit { card: card.to_owned(), what: what.into() }
-}
-
-/// Serves a card until standard input ends, which is when the launcher ends.
-///
-/// # Errors
-/// The card cannot be served: its name is in use, or there is not enough memory.
-pub fn run(name: &CardName, memory: Bytes, spin: Duration) -> Result<(), ProcessError> {
-    let launcher = std::io::stdin().as_fd().try_clone_to_owned().context("watch standard input")?;
-    let bytes = memory.0.next_multiple_of(PAGE);
-    let mut config = Config::new(name.clone(), bytes, Registry::builtin());
-    config.lifetime = Lifetime::Launcher(launcher);
-    config.spin = spin;
-    serve(config).map(drop).map_err(|error| unfit(name.as_str(), error.to_string()))
 }

@@ -5,14 +5,15 @@
 //! errors to standard error. End of file on standard input means that the launcher ended.
 
 use super::builder::{self, BuilderEnd};
+use super::card::{ServeCard, unfit};
 use super::error::IoContext;
 use super::manager::{self, ManagerEvent};
 use super::sink::MakeSink;
-use super::{ProcessError, card, readout};
+use super::{ProcessError, readout};
 use crate::config::Setup;
 use crate::core::report::ReadoutReport;
 use crate::core::{BuIndex, Bytes, RuIndex};
-use millstream_card::CardName;
+use millstream_card_abi::CardName;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, Write};
 use std::os::fd::AsFd;
@@ -120,8 +121,8 @@ impl Child {
     ///
     /// # Errors
     /// The process failed.
-    pub fn run(&self, make_sink: &MakeSink<'_>) -> Result<bool, ProcessError> {
-        self.run_role(make_sink).inspect_err(|error| {
+    pub fn run(&self, make_sink: &MakeSink<'_>, serve_card: &ServeCard<'_>) -> Result<bool, ProcessError> {
+        self.run_role(make_sink, serve_card).inspect_err(|error| {
             send_to_parent(&ChildMessage::Failed {
                 reason: error.to_string(),
                 is_secondary: error.is_secondary(),
@@ -129,7 +130,7 @@ impl Child {
         })
     }
 
-    fn run_role(&self, make_sink: &MakeSink<'_>) -> Result<bool, ProcessError> {
+    fn run_role(&self, make_sink: &MakeSink<'_>, serve_card: &ServeCard<'_>) -> Result<bool, ProcessError> {
         match self {
             Child::Manager => {
                 let setup = read_setup()?;
@@ -151,7 +152,11 @@ impl Child {
                 send_to_parent(&ChildMessage::Builder { end: Box::new(end), sink });
                 Ok(good)
             }
-            Child::Card { name, memory, spin } => card::run(name, *memory, *spin).map(|()| true),
+            Child::Card { name, memory, spin } => {
+                let served = serve_card(name, *memory, *spin);
+                served.map_err(|error| unfit(name.as_str(), error.to_string()))?;
+                Ok(true)
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What sysfs says of a PCIe function (`Documentation/PCI/sysfs-pci.rst`).
+//! A PCIe function in sysfs (`Documentation/PCI/sysfs-pci.rst`).
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -10,7 +10,7 @@ use super::super::{BackingError, PciAddress};
 const IO: u64 = 0x100;
 const MEMORY: u64 = 0x200;
 
-/// BARs of a function; what follows in `resource` are its expansion ROM and a bridge's windows.
+/// BARs of a function. The further lines of `resource` are its expansion ROM and the windows of a bridge.
 const BARS: usize = 6;
 
 /// A function and its folder.
@@ -35,21 +35,22 @@ impl Function {
             return Err(BackingError::NoPciDevice { address, path: folder });
         }
         let path = folder.join("resource");
-        let failed = |cause| BackingError::Pci { address, doing: "read", path: path.clone(), cause };
+        let failed = |cause| BackingError::Pci { address, operation: "read", path: path.clone(), cause };
         let text = fs::read_to_string(&path).map_err(failed)?;
         let bars = text.lines().take(BARS).map(bar).collect::<Option<_>>();
-        let bars = bars.ok_or_else(|| failed(io::Error::other("not three hexadecimal numbers a line")))?;
+        let bars =
+            bars.ok_or_else(|| failed(io::Error::other("expected three hexadecimal numbers per line")))?;
         Ok(Function { address, folder, bars })
     }
 
-    /// The BAR asked for, or the largest one with memory.
-    pub(super) fn choose(&self, wanted: Option<u8>) -> Result<MemoryBar, BackingError> {
+    /// The requested BAR, or the largest memory BAR.
+    pub(super) fn choose(&self, requested: Option<u8>) -> Result<MemoryBar, BackingError> {
         let address = self.address;
         let memory = |index: usize| {
             let (size, flags) = *self.bars.get(index)?;
             (size != 0 && flags & MEMORY != 0).then_some(MemoryBar { index: index as u8, size })
         };
-        match wanted {
+        match requested {
             None => {
                 let all = (0..self.bars.len()).filter_map(memory);
                 all.max_by_key(|bar| bar.size).ok_or(BackingError::NoMemoryBar { address })
@@ -57,7 +58,7 @@ impl Function {
             Some(bar) => {
                 let (size, flags) = self.bars.get(usize::from(bar)).copied().unwrap_or_default();
                 let what = match (size, flags & IO) {
-                    (0, _) => "not there, or the upper half of another one",
+                    (0, _) => "not present, or the upper half of another BAR",
                     (_, 0) => "neither memory nor I/O ports",
                     _ => "I/O ports, not memory",
                 };
@@ -66,7 +67,7 @@ impl Function {
         }
     }
 
-    /// The device's character device and that of the IOMMU, if `vfio-pci` has it and the kernel has both.
+    /// The character devices of the function and of the IOMMU, if the function is bound to `vfio-pci`.
     pub(super) fn vfio(&self, dev: &Path) -> Option<(PathBuf, PathBuf)> {
         let entry = fs::read_dir(self.folder.join("vfio-dev")).ok()?.flatten().next()?;
         let cdev = dev.join("vfio/devices").join(entry.file_name());
@@ -74,13 +75,13 @@ impl Function {
         (cdev.exists() && iommu.exists()).then_some((cdev, iommu))
     }
 
-    /// Makes the function answer to its BARs.
+    /// Enables memory accesses to the function.
     pub(super) fn enable(&self) -> Result<(), BackingError> {
         let path = self.folder.join("enable");
         match fs::read_to_string(&path) {
             Ok(count) if count.trim() == "0" => fs::write(&path, "1").map_err(|cause| BackingError::Pci {
                 address: self.address,
-                doing: "write 1 to",
+                operation: "write 1 to",
                 path,
                 cause,
             }),
@@ -88,14 +89,14 @@ impl Function {
         }
     }
 
-    /// Opens a BAR's file, that with write combining if there is one.
+    /// Opens the file of a BAR, preferably the one with write combining.
     pub(super) fn resource(&self, bar: &MemoryBar) -> Result<(PathBuf, File), BackingError> {
         let plain = self.folder.join(format!("resource{}", bar.index));
         let combining = self.folder.join(format!("resource{}_wc", bar.index));
         let path = if combining.exists() { combining } else { plain };
         match OpenOptions::new().read(true).write(true).open(&path) {
             Ok(file) => Ok((path, file)),
-            Err(cause) => Err(BackingError::Pci { address: self.address, doing: "open", path, cause }),
+            Err(cause) => Err(BackingError::Pci { address: self.address, operation: "open", path, cause }),
         }
     }
 }

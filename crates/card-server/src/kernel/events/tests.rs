@@ -1,22 +1,23 @@
-//! The event kernels on slots with every kind of damage, against what the damage says.
+//! The event kernels on packets with every kind of damage, against the expected findings.
 
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use millstream_camera::format::{DECISION_BYTES, PATCHES, TRACE_BYTES};
 use millstream_camera::trigger::{GEOMETRY_BYTES, TriggerGeometry, reference_decisions};
+use millstream_card_abi::Span;
+use millstream_card_abi::command::{Cause, EventCounters, FLAG_VERIFY, Fault};
+use millstream_card_abi::events::{
+    Cluster7Args, EventSummary, MAX_EVENTS, MAX_SOURCES, PacketBuffer, STATUS_BAD_PACKET, STATUS_CORRUPT,
+    STATUS_MISSING, STATUS_UNDECIDED, VerifyArgs,
+};
+use millstream_card_abi::registers::{WORDS, Words};
 use millstream_fragment::mfp::{self, Repr};
 use millstream_fragment::{Alignment, Fragment, SourceId, SourceKind};
 use proptest::prelude::*;
 
-use super::cluster7::{Cluster7, Cluster7Args};
-use super::slot::{
-    MAX_EVENTS, MAX_SOURCES, Place, STATUS_BAD_PACKET, STATUS_CORRUPT, STATUS_MISSING, STATUS_UNDECIDED,
-    Summary,
-};
-use super::verify::{Verify, VerifyArgs};
-use super::{Job, Kernel, Pulse};
-use crate::command::{Cause, FLAG_VERIFY, Fault, Tally};
-use crate::memory::{Memory, Span};
+use super::{cluster7, verify};
+use crate::kernel::{Banks, Kernel, Run, RunControl, StandaloneControl};
+use crate::memory::Memory;
 
 const ARGS: u64 = 0;
 const GEOMETRY: u64 = 64 << 10;
@@ -28,20 +29,31 @@ const MEMORY: u64 = 2 << 20;
 const FIRST_EVENT: u64 = 1_027_888;
 const TRACE_SOURCES: [u32; 3] = [0x10f, 0x20f, 0x30f];
 
-/// Runs a kernel on `args`, which are put into card memory.
+/// Runs a kernel on `args`, which are first written to card memory.
 fn run(
     kernel: &mut dyn Kernel,
     memory: &Memory,
     flags: u32,
     args: &[u8],
     result: Span,
-) -> (Result<(), Fault>, Tally) {
+) -> (Result<(), Fault>, EventCounters) {
+    run_under(&StandaloneControl::default(), kernel, memory, flags, args, result)
+}
+
+fn run_under(
+    control: &dyn RunControl,
+    kernel: &mut dyn Kernel,
+    memory: &Memory,
+    flags: u32,
+    args: &[u8],
+    result: Span,
+) -> (Result<(), Fault>, EventCounters) {
     memory.write(ARGS, args).unwrap();
-    let pulse = Pulse { heartbeat: &AtomicU64::new(0), stop: &AtomicBool::new(false) };
-    let args = Span::new(ARGS, args.len() as u64);
-    let mut job = Job { memory, flags, args, result, tally: Tally::default(), pulse: &pulse };
-    let outcome = kernel.run(&mut job);
-    (outcome, job.tally)
+    let mut arguments: Words = [0; WORDS];
+    arguments[..5].copy_from_slice(&[ARGS, args.len() as u64, result.offset, result.len, flags.into()]);
+    let mut run = Run::new(Banks::new(memory, memory.size(), 1), arguments, control);
+    let outcome = kernel.run(&mut run);
+    (outcome, EventCounters::from_words(run.results()))
 }
 
 /// Each patch and the two next to it, by trace position.
@@ -100,7 +112,7 @@ impl SourceCase {
     }
 
     /// Puts the packet into card memory at `offset`; returns its place and where the next one fits.
-    fn place(&self, memory: &Memory, offset: u64) -> (Place, u64) {
+    fn write(&self, memory: &Memory, offset: u64) -> (PacketBuffer, u64) {
         let payloads: Vec<_> = (0..self.fragments.len()).map(|event| self.payload(event)).collect();
         let fragments: Vec<_> = payloads
             .iter()
@@ -138,8 +150,8 @@ impl SourceCase {
             _ => {}
         }
         memory.write(offset, &packet).unwrap();
-        let place = Place { offset, capacity, source: self.id, reserved: 0 };
-        (place, offset + packet.len() as u64)
+        let buffer = PacketBuffer { offset, capacity, source: self.id, reserved: 0 };
+        (buffer, offset + packet.len() as u64)
     }
 
     /// The condition of a fragment as a kernel can see it.
@@ -178,9 +190,14 @@ fn any_sources() -> impl Strategy<Value = Vec<SourceCase>> {
 }
 
 /// What a kernel should say about `event`, apart from decisions.
-fn expected_summary(sources: &[&SourceCase], event: usize, verify: bool, tally: &mut Tally) -> Summary {
-    let mut summary = Summary::of(FIRST_EVENT + event as u64);
-    tally.events += 1;
+fn expected_summary(
+    sources: &[&SourceCase],
+    event: usize,
+    verify: bool,
+    counters: &mut EventCounters,
+) -> EventSummary {
+    let mut summary = EventSummary::of(FIRST_EVENT + event as u64);
+    counters.events += 1;
     for source in sources {
         if source.seen(event) == Condition::Missing {
             summary.missing += 1;
@@ -190,10 +207,10 @@ fn expected_summary(sources: &[&SourceCase], event: usize, verify: bool, tally: 
             }
             continue;
         }
-        tally.fragments += 1;
-        tally.payload_bytes += source.payload(event).len() as u64;
+        counters.fragments += 1;
+        counters.payload_bytes += source.payload(event).len() as u64;
         if verify && source.seen(event) == Condition::Corrupt {
-            tally.corrupt_fragments += 1;
+            counters.corrupt_fragments += 1;
             summary.corrupt += 1;
             summary.status |= STATUS_CORRUPT;
         }
@@ -201,51 +218,51 @@ fn expected_summary(sources: &[&SourceCase], event: usize, verify: bool, tally: 
     summary
 }
 
-fn place_all(memory: &Memory, sources: &[SourceCase]) -> Vec<Place> {
+fn write_all(memory: &Memory, sources: &[SourceCase]) -> Vec<PacketBuffer> {
     let mut offset = SLOT;
-    let mut places = Vec::new();
+    let mut packets = Vec::new();
     for source in sources {
-        let (place, next) = source.place(memory, offset);
-        places.push(place);
+        let (packet, next) = source.write(memory, offset);
+        packets.push(packet);
         offset = next;
     }
-    places
+    packets
 }
 
-fn summary_at(memory: &Memory, event: usize) -> Summary {
-    let offset = RESULT + (event * Summary::BYTES) as u64;
-    Summary::from_bytes(&memory.read_array(offset).unwrap())
+fn summary_at(memory: &Memory, event: usize) -> EventSummary {
+    let offset = RESULT + (event * EventSummary::BYTES) as u64;
+    EventSummary::from_bytes(&memory.read_array(offset).unwrap())
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn verify_finds_every_damage(sources in any_sources()) {
+    fn verify_finds_all_damage(sources in any_sources()) {
         let memory = Memory::anonymous(MEMORY).unwrap();
-        let places = place_all(&memory, &sources);
+        let packets = write_all(&memory, &sources);
         let n_events = sources[0].fragments.len();
         let mut args = Vec::new();
         VerifyArgs { first_event: FIRST_EVENT, n_events: n_events as u32, n_sources: 0 }
-            .append_to(&places, &mut args);
-        let result = Span::new(RESULT, (n_events * Summary::BYTES) as u64);
-        let (outcome, tally) = run(&mut Verify::new(), &memory, 0, &args, result);
+            .append_to(&packets, &mut args);
+        let result = Span::new(RESULT, (n_events * EventSummary::BYTES) as u64);
+        let (outcome, counters) = run(&mut *(verify::BUILTIN.make)(), &memory, 0, &args, result);
         prop_assert_eq!(outcome, Ok(()));
         let all: Vec<_> = sources.iter().collect();
-        let mut expected_tally = Tally::default();
+        let mut expected_counters = EventCounters::default();
         for event in 0..n_events {
-            let expected = expected_summary(&all, event, true, &mut expected_tally);
+            let expected = expected_summary(&all, event, true, &mut expected_counters);
             prop_assert_eq!(summary_at(&memory, event), expected);
         }
-        prop_assert_eq!(tally, expected_tally);
+        prop_assert_eq!(counters, expected_counters);
     }
 
     #[test]
-    fn cluster7_decides_on_what_is_sound(
+    fn cluster7_decides_on_intact_traces(
         sources in any_sources(), verify: bool, threshold in 200u32..760,
     ) {
         let memory = Memory::anonymous(MEMORY).unwrap();
-        let places = place_all(&memory, &sources);
+        let packets = write_all(&memory, &sources);
         let geometry = geometry();
         memory.write(GEOMETRY, &geometry.to_bytes()).unwrap();
         let n_events = sources[0].fragments.len();
@@ -259,20 +276,20 @@ proptest! {
             decisions: DECISIONS,
             ..Cluster7Args::default()
         }
-        .append_to(&places, &mut args);
-        let result = Span::new(RESULT, (n_events * Summary::BYTES) as u64);
+        .append_to(&packets, &mut args);
+        let result = Span::new(RESULT, (n_events * EventSummary::BYTES) as u64);
         let flags = if verify { FLAG_VERIFY } else { 0 };
-        let mut kernel = Cluster7::new();
+        let mut kernel = (cluster7::BUILTIN.make)();
         // Twice: what a kernel keeps from the first run must not show in the second.
         for _ in 0..2 {
             memory.write(DECISIONS, &vec![0xee; n_events * DECISION_BYTES]).unwrap();
-            let (outcome, tally) = run(&mut kernel, &memory, flags, &args, result);
+            let (outcome, counters) = run(&mut *kernel, &memory, flags, &args, result);
             prop_assert_eq!(outcome, Ok(()));
-            let looked_at: Vec<_> = sources.iter().filter(|one| verify || one.is_trace()).collect();
+            let inspected: Vec<_> = sources.iter().filter(|one| verify || one.is_trace()).collect();
             let traces = TRACE_SOURCES.map(|id| sources.iter().find(|one| one.id == id).unwrap());
-            let mut expected_tally = Tally::default();
+            let mut expected_counters = EventCounters::default();
             for event in 0..n_events {
-                let mut expected = expected_summary(&looked_at, event, verify, &mut expected_tally);
+                let mut expected = expected_summary(&inspected, event, verify, &mut expected_counters);
                 let sound = traces.iter().all(|source| match source.seen(event) {
                     Condition::Good => true,
                     Condition::Corrupt => !verify,
@@ -290,7 +307,7 @@ proptest! {
                         expected.first_sample = sample;
                         expected.first_patch = (position + 7) % PATCHES as u16;
                     }
-                    expected_tally.decisions_set += outcome.bits_set;
+                    expected_counters.decisions_set += outcome.bits_set;
                 } else {
                     expected.status |= STATUS_UNDECIDED;
                 }
@@ -298,7 +315,7 @@ proptest! {
                 let at = DECISIONS + (event * DECISION_BYTES) as u64;
                 prop_assert_eq!(memory.read_array::<DECISION_BYTES>(at).unwrap().to_vec(), map);
             }
-            prop_assert_eq!(tally, expected_tally);
+            prop_assert_eq!(counters, expected_counters);
         }
     }
 }
@@ -314,7 +331,7 @@ fn sound_sources(n_events: usize) -> Vec<SourceCase> {
 #[test]
 fn bad_arguments_are_refused_with_their_cause() {
     let memory = Memory::anonymous(MEMORY).unwrap();
-    let places = place_all(&memory, &sound_sources(2));
+    let packets = write_all(&memory, &sound_sources(2));
     memory.write(GEOMETRY, &geometry().to_bytes()).unwrap();
     let good = Cluster7Args {
         first_event: FIRST_EVENT,
@@ -326,19 +343,19 @@ fn bad_arguments_are_refused_with_their_cause() {
         ..Cluster7Args::default()
     };
     let room = Span::new(RESULT, 64);
-    let mut kernel = Cluster7::new();
-    let mut fault = |args: Cluster7Args, places: &[Place], result: Span| {
+    let mut kernel = (cluster7::BUILTIN.make)();
+    let mut fault = |args: Cluster7Args, packets: &[PacketBuffer], result: Span| {
         let mut bytes = Vec::new();
-        args.append_to(places, &mut bytes);
-        run(&mut kernel, &memory, 0, &bytes, result).0.unwrap_err()
+        args.append_to(packets, &mut bytes);
+        run(&mut *kernel, &memory, 0, &bytes, result).0.unwrap_err()
     };
     let fault_of = Fault::new;
     let size = MEMORY;
 
-    let spoil = |index: usize, place: Place| {
-        let mut places = places.clone();
-        places[index] = place;
-        places
+    let replace = |index: usize, packet: PacketBuffer| {
+        let mut packets = packets.clone();
+        packets[index] = packet;
+        packets
     };
     let cases = [
         (Cluster7Args { n_events: 0, ..good }, fault_of(Cause::EventCount, 0)),
@@ -364,43 +381,46 @@ fn bad_arguments_are_refused_with_their_cause() {
         ),
     ];
     for (args, expected) in cases {
-        assert_eq!(fault(args, &places, room), expected, "{args:?}");
+        assert_eq!(fault(args, &packets, room), expected, "{args:?}");
     }
     let cases = [
         (vec![], fault_of(Cause::SourceCount, 0)),
-        (vec![places[0]; MAX_SOURCES as usize + 1], fault_of(Cause::SourceCount, u64::from(MAX_SOURCES) + 1)),
-        (spoil(1, places[0]), fault_of(Cause::SourceTwice, 0x10f)),
         (
-            spoil(1, Place { capacity: size, ..places[1] }),
-            fault_of(Cause::PlaceOutsideMemory, places[1].offset),
+            vec![packets[0]; MAX_SOURCES as usize + 1],
+            fault_of(Cause::SourceCount, u64::from(MAX_SOURCES) + 1),
         ),
-        (spoil(2, Place { reserved: 1, ..places[2] }), fault_of(Cause::ReservedNotZero, 1)),
+        (replace(1, packets[0]), fault_of(Cause::DuplicateSource, 0x10f)),
         (
-            spoil(0, Place { offset: RESULT, capacity: 32, ..places[0] }),
+            replace(1, PacketBuffer { capacity: size, ..packets[1] }),
+            fault_of(Cause::PacketOutsideMemory, packets[1].offset),
+        ),
+        (replace(2, PacketBuffer { reserved: 1, ..packets[2] }), fault_of(Cause::ReservedNotZero, 1)),
+        (
+            replace(0, PacketBuffer { offset: RESULT, capacity: 32, ..packets[0] }),
             fault_of(Cause::ResultsOverlap, RESULT),
         ),
     ];
-    for (places, expected) in cases {
-        assert_eq!(fault(good, &places, room), expected, "{places:?}");
+    for (packets, expected) in cases {
+        assert_eq!(fault(good, &packets, room), expected, "{packets:?}");
     }
-    assert_eq!(fault(good, &places, Span::new(RESULT, 63)), fault_of(Cause::ResultTooSmall, 63));
+    assert_eq!(fault(good, &packets, Span::new(RESULT, 63)), fault_of(Cause::ResultTooSmall, 63));
 
     let mut bytes = Vec::new();
-    good.append_to(&places, &mut bytes);
+    good.append_to(&packets, &mut bytes);
     bytes.push(0);
-    let (outcome, _) = run(&mut kernel, &memory, 0, &bytes, room);
+    let (outcome, _) = run(&mut *kernel, &memory, 0, &bytes, room);
     assert_eq!(outcome, Err(fault_of(Cause::ArgsLength, bytes.len() as u64)));
-    let (outcome, _) = run(&mut kernel, &memory, 0, &bytes[..63], room);
+    let (outcome, _) = run(&mut *kernel, &memory, 0, &bytes[..63], room);
     assert_eq!(outcome, Err(fault_of(Cause::ArgsLength, 63)));
     bytes.pop();
-    let (outcome, _) = run(&mut kernel, &memory, 0, &bytes, room);
+    let (outcome, _) = run(&mut *kernel, &memory, 0, &bytes, room);
     assert_eq!(outcome, Ok(()), "the good arguments are good");
 }
 
 #[test]
-fn a_new_geometry_is_taken_up_and_a_bad_one_does_no_harm() {
+fn a_new_geometry_is_used_and_a_bad_one_is_rejected() {
     let memory = Memory::anonymous(MEMORY).unwrap();
-    let places = place_all(&memory, &sound_sources(1));
+    let packets = write_all(&memory, &sound_sources(1));
     let args = Cluster7Args {
         first_event: FIRST_EVENT,
         n_events: 1,
@@ -411,12 +431,12 @@ fn a_new_geometry_is_taken_up_and_a_bad_one_does_no_harm() {
         ..Cluster7Args::default()
     };
     let mut bytes = Vec::new();
-    args.append_to(&places, &mut bytes);
-    let mut kernel = Cluster7::new();
+    args.append_to(&packets, &mut bytes);
+    let mut kernel = (cluster7::BUILTIN.make)();
     let mut set_with = |table: &[u8]| {
         memory.write(GEOMETRY, table).unwrap();
-        let (outcome, tally) = run(&mut kernel, &memory, 0, &bytes, Span::new(RESULT, 32));
-        outcome.map(|()| tally.decisions_set)
+        let (outcome, counters) = run(&mut *kernel, &memory, 0, &bytes, Span::new(RESULT, 32));
+        outcome.map(|()| counters.decisions_set)
     };
     let mut table = geometry().to_bytes();
     let three = set_with(&table).unwrap();
@@ -430,24 +450,41 @@ fn a_new_geometry_is_taken_up_and_a_bad_one_does_no_harm() {
     assert_eq!(set_with(&geometry().to_bytes()), Ok(three));
 }
 
+/// A control that has requested an interrupt.
+#[derive(Default)]
+struct Interrupted {
+    interrupt_requested: AtomicBool,
+    inner: StandaloneControl,
+}
+
+impl RunControl for Interrupted {
+    fn safe_point(&self, state: &Words) -> Result<(), Fault> {
+        self.inner.safe_point(state)
+    }
+
+    fn interrupt_requested(&self) -> &AtomicBool {
+        &self.interrupt_requested
+    }
+
+    fn progress(&self) -> &AtomicU64 {
+        self.inner.progress()
+    }
+
+    fn heartbeat(&self) -> &AtomicU64 {
+        self.inner.heartbeat()
+    }
+}
+
 #[test]
-fn a_kernel_ends_when_the_card_is_to_stop() {
+fn an_interrupted_kernel_ends() {
     let memory = Memory::anonymous(MEMORY).unwrap();
-    let places = place_all(&memory, &sound_sources(2));
+    let packets = write_all(&memory, &sound_sources(2));
     let mut args = Vec::new();
-    VerifyArgs { first_event: FIRST_EVENT, n_events: 2, n_sources: 0 }.append_to(&places, &mut args);
-    memory.write(ARGS, &args).unwrap();
-    let heartbeat = AtomicU64::new(5);
-    let pulse = Pulse { heartbeat: &heartbeat, stop: &AtomicBool::new(true) };
-    let mut job = Job {
-        memory: &memory,
-        flags: 0,
-        args: Span::new(ARGS, args.len() as u64),
-        result: Span::new(RESULT, 64),
-        tally: Tally::default(),
-        pulse: &pulse,
-    };
-    assert_eq!(Verify::new().run(&mut job), Err(Fault::new(Cause::Interrupted, 0)));
-    assert_eq!((job.tally.fragments, job.tally.events), (1, 0), "in the middle of the first event");
-    assert_eq!(heartbeat.into_inner(), 6);
+    VerifyArgs { first_event: FIRST_EVENT, n_events: 2, n_sources: 0 }.append_to(&packets, &mut args);
+    let control = Interrupted { interrupt_requested: AtomicBool::new(true), ..Interrupted::default() };
+    let mut kernel = (verify::BUILTIN.make)();
+    let (outcome, counters) = run_under(&control, &mut *kernel, &memory, 0, &args, Span::new(RESULT, 64));
+    assert_eq!(outcome, Err(Fault::new(Cause::Interrupted, 0)));
+    assert_eq!((counters.fragments, counters.events), (1, 0), "in the middle of the first event");
+    assert_eq!(control.heartbeat().load(Ordering::Relaxed), 1);
 }

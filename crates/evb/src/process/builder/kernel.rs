@@ -11,12 +11,16 @@ use crate::process::ProcessError;
 use crate::process::card::unfit;
 use millstream_camera::format::DECISION_BYTES;
 use millstream_camera::trigger::TriggerGeometry;
-use millstream_card::command::{Descriptor, FLAG_VERIFY, KernelId};
-use millstream_card::kernel::cluster7::{self, Cluster7Args};
-use millstream_card::kernel::slot::{self, STATUS_BAD_PACKET, Summary};
-use millstream_card::kernel::verify::{self, VerifyArgs};
-use millstream_card::{AccessError, Card, Ring, RingError, Span};
+use millstream_card::{Card, Ring, RingError};
+use millstream_card_abi::command::{Descriptor, FLAG_VERIFY, Fault};
+use millstream_card_abi::events::{
+    CLUSTER7, Cluster7Args, EventSummary, PacketBuffer, STATUS_BAD_PACKET, VERIFY, VerifyArgs,
+};
+use millstream_card_abi::{AccessError, Span};
 use std::time::Duration;
+
+/// The region that runs the kernel.
+const REGION: usize = 0;
 
 /// Result of a kernel for one batch.
 #[derive(Debug)]
@@ -26,14 +30,13 @@ pub(super) struct KernelCompletion {
     pub(super) busy: Duration,
     /// Number of decision bits set.
     pub(super) decisions_set: u64,
-    status: Result<(), millstream_card::command::Fault>,
+    status: Result<(), Fault>,
     fragments: u32,
 }
 
 /// A kernel on the builder unit's card.
 pub(super) struct CardKernel {
     ring: Ring,
-    id: KernelId,
     setup: KernelSetup,
     areas: KernelAreas,
     armed: bool,
@@ -56,24 +59,22 @@ impl CardKernel {
         let unfit = |what: String| unfit(name, what);
         let kernel_name = match kernel {
             KernelSetup::None => return Ok(None),
-            KernelSetup::Verify => verify::NAME,
+            KernelSetup::Verify => VERIFY,
             KernelSetup::Cluster7 { patches, .. } => {
                 let geometry = TriggerGeometry::load(patches).map_err(|error| unfit(error.to_string()))?;
                 let written = card.memory().write(areas.geometry(), &geometry.to_bytes());
                 written.map_err(|error| unfit(error.to_string()))?;
-                cluster7::NAME
+                CLUSTER7
             }
         };
-        card.load(0, kernel_name).map_err(|error| unfit(error.to_string()))?;
-        let id = card.kernel(kernel_name).map_err(|error| unfit(error.to_string()))?;
+        card.load(REGION, kernel_name).map_err(|error| unfit(error.to_string()))?;
         let batch = usize::from(setup.plan.batch.get());
         let mut kernel = CardKernel {
             ring: Ring::open(card, areas.rings())?,
-            id,
             setup: kernel.clone(),
             areas,
             armed: false,
-            summaries: vec![0; batch * Summary::BYTES],
+            summaries: vec![0; batch * EventSummary::BYTES],
             decisions: vec![0; batch * DECISION_BYTES],
             args: Vec::new(),
         };
@@ -90,7 +91,7 @@ impl CardKernel {
             .layout
             .packets
             .iter()
-            .map(|area| slot::Place {
+            .map(|area| PacketBuffer {
                 offset: start + area.offset,
                 capacity: area.capacity.into(),
                 source: area.source,
@@ -143,9 +144,9 @@ impl CardKernel {
             }
         };
         let descriptor = Descriptor {
-            kernel: self.id,
+            region: REGION as u32,
             flags,
-            args: Span::new(areas.args, (head + sources * slot::Place::BYTES) as u64),
+            args: Span::new(areas.args, (head + sources * PacketBuffer::BYTES) as u64),
             result: Span::new(areas.summaries, areas.summaries_len),
             cookie: slot.0.into(),
         };
@@ -159,7 +160,7 @@ impl CardKernel {
         }
         let mut completion = self.ring.poll()?;
         if completion.is_none() && !self.armed {
-            self.ring.arm();
+            self.ring.arm_interrupt();
             self.armed = true;
             // The completion may have arrived before the interrupt was armed.
             completion = self.ring.poll()?;
@@ -170,15 +171,15 @@ impl CardKernel {
             // The cookie is the slot.
             slot: SlotIndex(completion.cookie as u16),
             busy: completion.busy,
-            decisions_set: completion.tally.decisions_set.into(),
+            decisions_set: completion.counters.decisions_set.into(),
             status: completion.outcome,
-            fragments: completion.tally.fragments,
+            fragments: completion.counters.fragments,
         }))
     }
 
     /// Arms the interrupt again after it was raised.
     pub(super) fn acknowledge(&mut self) {
-        self.ring.arm();
+        self.ring.arm_interrupt();
         self.armed = true;
     }
 
@@ -194,7 +195,7 @@ impl CardKernel {
         let areas = self.areas.of_slot(completion.slot);
         let outside = |error: AccessError| InvalidSlotData::Kernel(error.to_string());
         let memory = self.ring.card().memory();
-        memory.read(areas.summaries, &mut self.summaries[..events * Summary::BYTES]).map_err(outside)?;
+        memory.read(areas.summaries, &mut self.summaries[..events * EventSummary::BYTES]).map_err(outside)?;
         if let KernelSetup::Cluster7 { .. } = self.setup {
             memory.read(areas.decisions, &mut self.decisions[..events * DECISION_BYTES]).map_err(outside)?;
         }
@@ -237,9 +238,9 @@ impl CardKernel {
     }
 
     /// The summary of an event of the current batch.
-    pub(super) fn summary(&self, event: usize) -> Summary {
+    pub(super) fn summary(&self, event: usize) -> EventSummary {
         let bytes = self.summaries.as_chunks().0.get(event);
-        bytes.map_or_else(Summary::default, Summary::from_bytes)
+        bytes.map_or_else(EventSummary::default, EventSummary::from_bytes)
     }
 
     /// The decision map of an event of the current batch; empty without a trigger kernel.

@@ -4,7 +4,8 @@ use crate::config::{CardSetup, LandingTarget, Setup};
 use crate::core::{BuIndex, SlotIndex};
 use crate::process::ProcessError;
 use crate::process::card;
-use millstream_card::{Card, Span};
+use millstream_card::Card;
+use millstream_card_abi::Span;
 use millstream_rdma::{Access, Device, Region, RemoteMemory};
 use std::time::Duration;
 
@@ -48,7 +49,7 @@ impl LandingMemory {
             LandingTarget::Card(wanted) => {
                 let card = Card::open(&card::name(setup, wanted)?, CARD_TIMEOUT)?;
                 // The card is leased to this process until it ends.
-                card.lease(CARD_TIMEOUT).map_err(|error| card::unfit(&wanted.name, error.to_string()))?;
+                card.acquire(CARD_TIMEOUT).map_err(|error| card::unfit(&wanted.name, error.to_string()))?;
                 let needed = setup.landing_bytes(bu.index()).0;
                 check_memory(wanted, &card, needed)?;
                 card.memory()

@@ -1,0 +1,93 @@
+//! Card memory as the server has it: of one [`Backing`], mapped or not.
+
+use millstream_card_abi::{AccessError, MappedMemory, OsError, PrefaultError, Span};
+
+use crate::backing::{AllocationOptions, Backing, EmulatedMemory};
+
+/// The whole memory of one card.
+#[derive(Debug)]
+pub struct Memory {
+    backing: Box<dyn Backing>,
+}
+
+impl Memory {
+    pub(crate) fn new(backing: Box<dyn Backing>) -> Memory {
+        Memory { backing }
+    }
+
+    /// Card memory of `bytes` bytes without a card, to run kernels outside a card process.
+    pub fn anonymous(bytes: u64) -> Result<Memory, OsError> {
+        let options = AllocationOptions { bytes, prefault: false, huge_pages: false };
+        Ok(Memory::new(Box::new(EmulatedMemory::new("millstream-card-memory", options)?)))
+    }
+
+    /// The kind of memory.
+    pub(crate) fn backing(&self) -> &dyn Backing {
+        &*self.backing
+    }
+
+    /// Size [bytes].
+    pub fn size(&self) -> u64 {
+        self.backing.size()
+    }
+
+    /// Address of the first byte, if this process has the memory mapped. Valid as long as this value lives; other
+    /// processes and devices write to the memory behind it.
+    pub fn as_ptr(&self) -> Option<*mut u8> {
+        self.backing.mapped().map(MappedMemory::as_ptr)
+    }
+
+    /// Checks that `span` lies inside the memory.
+    pub fn check(&self, span: Span) -> Result<(), AccessError> {
+        span.check(self.size())
+    }
+
+    /// Copies `out.len()` bytes at `offset` out of card memory.
+    ///
+    /// A concurrent write can tear the bytes.
+    pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
+        if let Some(mapped) = self.backing.mapped() {
+            return mapped.read(offset, out);
+        }
+        self.check(Span::new(offset, out.len() as u64))?;
+        self.backing.read(offset, out)
+    }
+
+    /// Copies an array of `N` bytes out of card memory.
+    pub fn read_array<const N: usize>(&self, offset: u64) -> Result<[u8; N], AccessError> {
+        let mut bytes = [0; N];
+        self.read(offset, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Copies `bytes` into card memory at `offset`.
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), AccessError> {
+        if let Some(mapped) = self.backing.mapped() {
+            mapped.write(offset, bytes)?;
+            self.backing.flush();
+            return Ok(());
+        }
+        self.check(Span::new(offset, bytes.len() as u64))?;
+        self.backing.write(offset, bytes)
+    }
+
+    /// Copies inside the memory; the ranges may overlap.
+    pub(crate) fn copy_within(&self, from: Span, to: u64) -> Result<(), AccessError> {
+        if let Some(mapped) = self.backing.mapped() {
+            mapped.copy_within(from, to)?;
+            self.backing.flush();
+            return Ok(());
+        }
+        self.check(from)?;
+        self.check(Span::new(to, from.len))?;
+        self.backing.copy_within(from, to)
+    }
+
+    /// Allocates the pages of `span`, if the memory is mapped; their content stays.
+    pub fn prefault(&self, span: Span) -> Result<(), PrefaultError> {
+        match self.backing.mapped() {
+            Some(mapped) => mapped.prefault(span),
+            None => Ok(self.check(span)?),
+        }
+    }
+}
