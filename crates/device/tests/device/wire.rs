@@ -22,7 +22,7 @@ use crate::support::{
     Command as Order, End, Kind, Place, Process, SOON, Setup, Which, own_network, pair, pattern, request,
 };
 
-/// Modules whose tests say nothing of how a request travels.
+/// Modules whose tests hold for both paths.
 const MODULES: [&str; 9] = [
     "errors::",
     "events::",
@@ -35,45 +35,45 @@ const MODULES: [&str; 9] = [
     "xrc::",
 ];
 
-/// Tests that are about something that the wire does not have, with the reason.
-const OTHERWISE: [(&str, &str); 14] = [
+/// Tests that do not apply to packets, with the reason.
+const SHARED_MEMORY_ONLY: [(&str, &str); 14] = [
     (
         "a_destroyed_completion_queue_leaves_no_signal",
-        "requests complete when they are answered, not when posted",
+        "requests complete with the acknowledgement, not when posted",
     ),
     ("a_fault_of_a_held_back_request", "as above"),
-    ("a_full_completion_queue_of", "as above, and what was acknowledged is not taken back"),
+    ("a_full_completion_queue_of", "as above, and an acknowledgement is not revoked"),
     ("a_limit_is_reported_and_an_overflow", "as above"),
-    ("an_unreliable_connection_carries", "as above: a WRITE is complete when it has left"),
+    ("an_unreliable_connection_carries", "as above: a WRITE completes when it was sent"),
     ("destruction_takes_completions_along", "as above"),
-    ("reset_forgets_everything", "numbers begin again at zero: packets of the former life fit the new one"),
     (
-        "each_message_meets_its_own_receive",
-        "a receiver that is reset alone waits for another number than comes",
+        "reset_forgets_everything",
+        "packet numbers restart at zero: packets of the former connection fit the new one",
     ),
-    ("a_request_that_a_dead_sender_took", "packets take no receive before they are here"),
+    ("each_message_meets_its_own_receive", "a receiver that is reset alone expects another packet number"),
+    ("a_request_taken_by_an_exited_sender", "a packet takes a receive only when it has arrived"),
     (
         "an_atomic_operation_on_no_word",
-        "no packet is made for a misaligned word: the other side does not fail",
+        "no packet is sent for a misaligned word: the responder does not fail",
     ),
-    ("local_memory_that_is_not_there", "a READ finds that when it is answered: what is behind it has left"),
+    ("local_memory_that_is_not_there", "a READ fails when its response arrives: later requests were sent"),
     ("memory_of_another_protection_domain", "as above"),
     (
         "undeliverable_unreliable_messages_are_dropped",
-        "too long for a receive is found when it has begun to be used",
+        "an oversized message is detected after the receive was taken",
     ),
     (
         "only_windows_of_type_2_can_be_invalidated",
-        "a key is invalidated in its turn, after what waits for answers",
+        "a key is invalidated in order, after requests that wait for acknowledgements",
     ),
 ];
 
-/// Runs the tests with these words in their names, at least so many, with these variables set.
+/// Runs the tests whose names contain `filters` over packets, with these variables set. At least `least` must pass.
 fn once_more(filters: &[&str], least: usize, variables: &[(&str, &str)]) {
     let mut command = Command::new(std::env::current_exe().expect("a test program has a path"));
     command.args(filters).args(["--test-threads", "3"]);
-    for (test, reason) in OTHERWISE {
-        println!("not over the wire: {test}: {reason}");
+    for (test, reason) in SHARED_MEMORY_ONLY {
+        println!("not over packets: {test}: {reason}");
         command.args(["--skip", test]);
     }
     let output = command.env("MILLSTREAM_PATH", "wire").envs(variables.iter().copied()).output();
