@@ -344,24 +344,20 @@ pub unsafe extern "C" fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, 
 
 /// A position in a linked list of send requests: the next one, or NULL.
 #[derive(Clone, Copy)]
-struct LinkedWrs {
-    next: *mut ibv_send_wr,
-    /// The queue pair's type says which fields of a request's unions count.
-    qp_type: QpType,
-}
+struct LinkedWrs(*mut ibv_send_wr);
 
 impl SendWrList for LinkedWrs {
     #[inline(always)]
     fn opcode(&self) -> Option<u32> {
         // SAFETY: made by `post_send` from a list of complete requests.
-        unsafe { Some(self.next.as_ref()?.opcode) }
+        unsafe { Some(self.0.as_ref()?.opcode) }
     }
 
     #[inline(always)]
     fn single_sge(&self, opcode: u32) -> Option<SingleSgeWr> {
         // SAFETY: as above; the element is read only if there is one, and every request has the RDMA fields' bytes.
         unsafe {
-            let request = self.next.as_ref()?;
+            let request = self.0.as_ref()?;
             if request.num_sge != 1 || request.opcode != opcode {
                 return None;
             }
@@ -383,10 +379,10 @@ impl SendWrList for LinkedWrs {
     }
 
     #[inline(always)]
-    fn with_wr<R>(&self, work: impl FnOnce(&SendWr<'_>) -> R) -> Result<R, device::Errno> {
+    fn with_wr<R>(&self, qp_type: QpType, work: impl FnOnce(&SendWr<'_>) -> R) -> Result<R, device::Errno> {
         // SAFETY: as above; the unions hold what the types of queue pair and request say.
         unsafe {
-            let request = self.next.as_ref().ok_or(device::Errno::INVAL)?;
+            let request = self.0.as_ref().ok_or(device::Errno::INVAL)?;
             let mut wr = SendWr {
                 wr_id: request.wr_id,
                 opcode: request.opcode,
@@ -401,7 +397,7 @@ impl SendWrList for LinkedWrs {
                 bind: None,
                 remote_srqn: 0,
             };
-            if self.qp_type == QpType::Ud {
+            if qp_type == QpType::Ud {
                 let ud = request.wr.ud;
                 if !ud.ah.is_null() {
                     wr.to = Some(AhObject::destination(ud.ah, ud.remote_qpn, ud.remote_qkey));
@@ -416,7 +412,7 @@ impl SendWrList for LinkedWrs {
                 let opcode = request.opcode;
                 return Ok(work(&SendWr { wr_id, opcode, flags, bind: Some(&bind), ..SendWr::default() }));
             }
-            if self.qp_type == QpType::XrcSend {
+            if qp_type == QpType::XrcSend {
                 wr.remote_srqn = request.qp_type.xrc.remote_srqn;
             }
             Ok(work(&wr))
@@ -426,8 +422,8 @@ impl SendWrList for LinkedWrs {
     fn accepted(&self) {
         // SAFETY: as above, and there is a next request.
         unsafe {
-            if (*self.next).opcode == IBV_WR_BIND_MW {
-                mw::show_bound_key(&*self.next);
+            if (*self.0).opcode == IBV_WR_BIND_MW {
+                mw::show_bound_key(&*self.0);
             }
         }
     }
@@ -435,7 +431,7 @@ impl SendWrList for LinkedWrs {
     #[inline(always)]
     fn advance(&mut self) {
         // SAFETY: as above, and there is a next request.
-        self.next = unsafe { (*self.next).next };
+        self.0 = unsafe { (*self.0).next };
     }
 }
 
@@ -449,11 +445,11 @@ pub(crate) unsafe extern "C" fn post_send(
     // SAFETY: the caller passes a live queue pair, a list of complete requests and a writable `bad_wr`.
     unsafe {
         let inner = &QpObject::of(qp).inner;
-        let mut list = LinkedWrs { next: wr, qp_type: inner.kind() };
+        let mut list = LinkedWrs(wr);
         match inner.post_list(&mut list) {
             Ok(()) => 0,
             Err(error) => {
-                bad_wr.write(list.next);
+                bad_wr.write(list.0);
                 errno::status(Err(error.into()))
             }
         }

@@ -298,7 +298,7 @@ impl SendWrList for BatchRest<'_> {
     }
 
     #[inline(always)]
-    fn with_wr<R>(&self, work: impl FnOnce(&SendWr<'_>) -> R) -> Result<R> {
+    fn with_wr<R>(&self, _: QpType, work: impl FnOnce(&SendWr<'_>) -> R) -> Result<R> {
         let prepared = self.requests.first().ok_or(Errno::INVAL)?;
         Ok(work(&self.batch.complete(prepared, &mut [Sge::default()])))
     }
@@ -392,7 +392,7 @@ impl Qp {
             self.check_batch(&send, rest)?;
         }
         self.post_fast_locked(&mut send, &mut rest);
-        if rest.requests.is_empty() { Ok(()) } else { self.post_rest(send, rest) }
+        if rest.requests.is_empty() { Ok(()) } else { self.post_batch_rest(send, rest) }
     }
 
     /// Whether all of these would be taken now.
@@ -406,7 +406,7 @@ impl Qp {
 
     /// Posts a request that was left to the general path, and what follows it.
     #[inline(never)]
-    fn post_rest(&self, mut send: SpinGuard<'_, SendQueue>, mut rest: BatchRest<'_>) -> Result<()> {
+    fn post_batch_rest(&self, mut send: SpinGuard<'_, SendQueue>, mut rest: BatchRest<'_>) -> Result<()> {
         if rest.batch.requests.len() == 1 {
             self.check_batch(&send, rest)?;
         }

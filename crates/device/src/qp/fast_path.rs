@@ -123,24 +123,26 @@ impl Qp {
     #[inline(always)]
     fn run_list(&self, send: &mut SendQueue, list: &mut impl SendWrList) {
         while let Some(opcode) = list.opcode() {
-            let rest = match opcode {
-                WR_RDMA_WRITE => {
-                    self.run(FastOp::Write, send, *list).or_else(|| self.run_gather_writes(send, *list))
-                }
-                WR_RDMA_READ => self.run(FastOp::Read, send, *list),
-                WR_SEND => self.run_sends(send, *list),
-                WR_RDMA_WRITE_WITH_IMM => self.run_gather_writes(send, *list),
-                _ => None,
+            let rest = if opcode == WR_RDMA_WRITE {
+                self.run(FastOp::Write, send, *list).or_else(|| self.run_gather_writes(send, *list))
+            } else if opcode == WR_RDMA_READ {
+                self.run(FastOp::Read, send, *list)
+            } else {
+                self.run_others(opcode, send, *list)
             };
             let Some(rest) = rest else { return };
             *list = rest;
         }
     }
 
-    /// Executes SENDs out of line: in one function with them, WRITEs and READs would have fewer registers.
+    /// Executes other requests out of line: in one function with them, WRITEs and READs would have fewer registers.
     #[inline(never)]
-    fn run_sends<L: SendWrList>(&self, send: &mut SendQueue, list: L) -> Option<L> {
-        self.run(FastOp::Send, send, list)
+    fn run_others<L: SendWrList>(&self, opcode: u32, send: &mut SendQueue, list: L) -> Option<L> {
+        match opcode {
+            WR_SEND => self.run(FastOp::Send, send, list),
+            WR_RDMA_WRITE_WITH_IMM => self.run_gather_writes(send, list),
+            _ => None,
+        }
     }
 
     /// Executes requests of one element and one operation from the front of a list. The rest of the list, or None if
@@ -166,6 +168,9 @@ impl Qp {
                 }
                 break;
             };
+            if room == 0 || signal == Signal::Receiver {
+                break;
+            }
             // Ends the announcement of one request and begins that of the next one.
             inflight.begin(&mut announced, asymmetric);
             if target.revision() != revision || self.state.load(Ordering::Relaxed) != QpState::Rts as u8 {
@@ -191,9 +196,6 @@ impl Qp {
                 list.advance();
                 room -= 1;
                 progressed = true;
-            }
-            if signal == Signal::Receiver || room == 0 {
-                break;
             }
         }
         inflight.end(&mut announced);
@@ -234,7 +236,7 @@ impl Qp {
             if target.revision() != revision || self.state.load(Ordering::Relaxed) != QpState::Rts as u8 {
                 break false;
             }
-            let done = list.with_wr(|wr| {
+            let done = list.with_wr(self.kind, |wr| {
                 self.check_form(wr).ok()?;
                 let signal = transfer.run_write(wr).ok()?;
                 *posted = posted.wrapping_add(1);
@@ -268,8 +270,9 @@ impl Qp {
         (remote, local): (&RemoteKeys, &mut LocalKeys),
         wr: &SingleSgeWr,
     ) -> Option<Signal> {
-        let len = self.fast_length(WR_RDMA_WRITE, wr)?;
+        let len = u64::from(wr.sge.length);
         let to = remote.mapped(target.pd, wr.rkey, wr.remote_addr, len, Use::Write)?;
+        self.check_fast_length(WR_RDMA_WRITE, wr)?;
         let from = local_address(self, local, wr.flags, &wr.sge, Use::Read).ok()?;
         // SAFETY: the application's registered or inline memory, and a range that was checked.
         unsafe { to.store(0, from, len as usize) }.ok()?;
@@ -284,8 +287,9 @@ impl Qp {
         (remote, local): (&RemoteKeys, &mut LocalKeys),
         wr: &SingleSgeWr,
     ) -> Option<Signal> {
-        let len = self.fast_length(WR_RDMA_READ, wr)?;
+        let len = u64::from(wr.sge.length);
         let from = remote.mapped(target.pd, wr.rkey, wr.remote_addr, len, Use::Read)?;
+        self.check_fast_length(WR_RDMA_READ, wr)?;
         let to = local_address(self, local, 0, &wr.sge, Use::Fill).ok()?;
         // SAFETY: as above.
         unsafe { from.load(0, to, len as usize) }.ok()?;
@@ -317,7 +321,8 @@ impl Qp {
         wr: &SingleSgeWr,
         before: u32,
     ) -> Option<Receive> {
-        let len = self.fast_length(WR_SEND, wr)?;
+        let len = u64::from(wr.sge.length);
+        self.check_fast_length(WR_SEND, wr)?;
         let from = local_address(self, local, wr.flags, &wr.sge, Use::Read).ok()?;
         let (receive, into) = target.plain_receive(before)?;
         if len > u64::from(into.length) {
@@ -372,12 +377,11 @@ impl Qp {
         Some(Signal::receiver_if(signal))
     }
 
-    /// The length of a request's data, if the request may carry it. A request without data is left alone: it checks no
-    /// key.
+    /// Leaves a request alone that may not carry its data, or has none: that one checks no key.
     #[inline(always)]
-    fn fast_length(&self, opcode: u32, wr: &SingleSgeWr) -> Option<u64> {
+    fn check_fast_length(&self, opcode: u32, wr: &SingleSgeWr) -> Option<()> {
         let len = u64::from(wr.sge.length);
-        (len != 0 && self.may_carry(opcode, wr.flags, len, MAX_MSG)).then_some(len)
+        (len != 0 && self.may_carry(opcode, wr.flags, len, MAX_MSG)).then_some(())
     }
 
     /// Completes a request. It gets the parts of the request: one whose address is not taken stays in registers.

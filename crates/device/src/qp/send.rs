@@ -249,22 +249,37 @@ impl Qp {
     ///
     /// # Errors
     /// As [`Qp::post_send`], of the refused request; or what [`SendWrList::with_wr`] reports.
-    #[inline]
-    pub fn post_list(&self, list: &mut impl SendWrList) -> Result<()> {
+    #[inline(always)]
+    pub fn post_list<L: SendWrList>(&self, list: &mut L) -> Result<()> {
+        self.post_fast(list);
+        if list.opcode().is_none() {
+            return Ok(());
+        }
+        let result;
+        (*list, result) = self.post_rest(*list);
+        result
+    }
+
+    /// Posts a list whose first request was left to the general path. The list moves by value: the one in
+    /// [`post_list`](Self::post_list) stays in registers.
+    #[inline(never)]
+    fn post_rest<L: SendWrList>(&self, mut list: L) -> (L, Result<()>) {
         loop {
-            self.post_fast(list);
-            if list.opcode().is_none() {
-                return Ok(());
+            if let Err(error) = self.post_next(&list) {
+                return (list, Err(error));
             }
-            self.post_next(list)?;
             list.advance();
+            self.post_fast(&mut list);
+            if list.opcode().is_none() {
+                return (list, Ok(()));
+            }
         }
     }
 
     /// Posts the next request of a list by the general path.
     #[inline(never)]
     fn post_next(&self, list: &impl SendWrList) -> Result<()> {
-        list.with_wr(|wr| self.post_wr(wr))??;
+        list.with_wr(self.kind, |wr| self.post_wr(wr))??;
         list.accepted();
         Ok(())
     }

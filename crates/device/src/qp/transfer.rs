@@ -330,16 +330,24 @@ pub(super) fn local_address(
     }
     match keys.known(qp.adapter, sge.addr, sge.length, sge.lkey, access) {
         Some(address) => Ok(address),
-        None => look_up_local(qp, keys, *sge, access),
+        // By its parts: an element whose address is not taken stays in registers.
+        None => look_up_local(qp, keys, sge.addr, sge.length, sge.lkey, access),
     }
 }
 
 /// Looks an element up whose key is new to the queue pair, or that must not be accessed.
 #[cold]
 #[inline(never)]
-fn look_up_local(qp: &Qp, keys: &mut LocalKeys, sge: Sge, access: Use) -> Result<*mut u8, u32> {
+fn look_up_local(
+    qp: &Qp,
+    keys: &mut LocalKeys,
+    addr: u64,
+    length: u32,
+    lkey: u32,
+    access: Use,
+) -> Result<*mut u8, u32> {
     let access = if access == Use::Read { 0 } else { ACCESS_LOCAL_WRITE };
-    keys.find(qp.adapter, qp.pd.id, sge.addr, sge.length, sge.lkey, access)
+    keys.find(qp.adapter, qp.pd.id, addr, length, lkey, access)
 }
 
 /// The responder's completion of a message that the opcode of a send request describes.

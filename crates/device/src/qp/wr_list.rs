@@ -5,6 +5,7 @@
 //!
 //! [`Qp::post_list`]: super::Qp::post_list
 
+use super::QpType;
 use crate::errno::{Errno, Result};
 use crate::send_wr::SendWr;
 use crate::types::Sge;
@@ -32,11 +33,11 @@ pub trait SendWrList: Copy {
     /// The next request, if it has this opcode and one element.
     fn single_sge(&self, opcode: u32) -> Option<SingleSgeWr>;
 
-    /// Runs `work` on the next request, with all of its fields.
+    /// Runs `work` on the next request, with all of its fields. The type of the queue pair says which fields are set.
     ///
     /// # Errors
     /// EINVAL for a request that cannot be read, or at the end of the list.
-    fn with_wr<R>(&self, work: impl FnOnce(&SendWr<'_>) -> R) -> Result<R>;
+    fn with_wr<R>(&self, qp_type: QpType, work: impl FnOnce(&SendWr<'_>) -> R) -> Result<R>;
 
     /// Called when the next request was accepted after [`with_wr`](Self::with_wr) and not executed by the fast path.
     fn accepted(&self) {}
@@ -64,7 +65,7 @@ impl SendWrList for WrSlice<'_> {
     }
 
     #[inline(always)]
-    fn with_wr<R>(&self, work: impl FnOnce(&SendWr<'_>) -> R) -> Result<R> {
+    fn with_wr<R>(&self, _: QpType, work: impl FnOnce(&SendWr<'_>) -> R) -> Result<R> {
         self.0.first().map(work).ok_or(Errno::INVAL)
     }
 
