@@ -15,18 +15,18 @@ use crate::{
     sys::*,
 };
 
-/// An address handle as programs see it, and what it stands for.
+/// An address handle: the program's struct and what the device keeps with it.
 #[repr(C)]
 pub(crate) struct AhObject {
     verbs: ibv_ah,
     on_this_host: bool,
-    /// What receivers find in front of datagrams that were sent with it.
+    /// The global route header that receivers find in front of a datagram.
     grh: [u8; 40],
     domain: Arc<Pd>,
 }
 
 impl AhObject {
-    /// Where a datagram for `qpn` goes by this handle.
+    /// The destination of a datagram for `qpn`.
     ///
     /// # Safety
     /// `ah` comes from [`ibv_create_ah`] and is alive.
@@ -88,7 +88,7 @@ fn parse_route_header(header: &[u8; 40]) -> ([u8; 16], [u8; 16], u8, u32) {
 pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     // SAFETY: the caller passes an allocated domain and a readable struct.
     let (domain, attr) = unsafe { (&PdObject::of(pd).inner, &*attr) };
-    // Ethernet has no addresses but global ones (RoCE annex A17.4.2).
+    // Ethernet has global addresses only (RoCE annex A17.4.2).
     let source = gid::table().into_iter().nth(usize::from(attr.grh.sgid_index));
     let (Some(source), true, 1) = (source, attr.is_global != 0, attr.port_num) else {
         return errno::pointer(Err(Errno::INVALID));
@@ -109,7 +109,7 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) 
     Box::into_raw(Box::new(object)).cast()
 }
 
-/// The address of the sender of a received datagram; `grh` counts only if `wc` says that it is there.
+/// The address of the sender of a received datagram. `grh` is read only if `wc` has IBV_WC_GRH.
 /// Returns 0, or -1 with errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_init_ah_from_wc(
@@ -140,7 +140,7 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
             hop_limit: 0xff,
             traffic_class,
         },
-        // Of a datagram's completion it is the kind of its header.
+        // In a datagram's completion, this field holds the type of its header.
         sl: 0,
         is_global: 1,
         port_num,

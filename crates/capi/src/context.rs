@@ -26,14 +26,14 @@ use crate::{
     xrc,
 };
 
-/// An opened device: what programs see of it.
+/// An opened device: the program's struct and the device behind it.
 #[repr(C)]
 pub struct Context {
     /// The device behind it; None only in tests of the table.
     pub(crate) inner: Option<Arc<device::Context>>,
-    /// What programs import the device by.
+    /// The descriptor by which programs import the device.
     command: Option<OwnedFd>,
-    /// In a cell because programs hold a mutable pointer to it.
+    /// A cell: programs hold a mutable pointer to it.
     verbs: UnsafeCell<verbs_context>,
 }
 
@@ -170,7 +170,7 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
 
 fn open(device: *mut ibv_device) -> Result<*mut ibv_context, Errno> {
     let inner = device::Context::open()?;
-    // Nothing is in it: all that counts is which file it is.
+    // The file is empty: only its identity counts.
     let command = Memfd::new("millstream-device", PAGE)?.into_fd();
     Ok(publish(inner, device, command)?)
 }
@@ -204,7 +204,7 @@ fn file_id(fd: RawFd) -> io::Result<FileId> {
     }
 }
 
-/// A context on an open device, for programs.
+/// Makes a program's context on an open device.
 fn publish(
     inner: Arc<device::Context>,
     device: *mut ibv_device,
@@ -219,11 +219,11 @@ fn publish(
     Ok(context)
 }
 
-/// Completion vectors: there is one.
+/// The number of completion vectors.
 pub(crate) const COMP_VECTORS: c_int = 1;
 
 /// A further context on a device that this process has open, by the `cmd_fd` of another one; both report the same
-/// asynchronous events. NULL and errno on failure; what another process has opened is not supported.
+/// asynchronous events. NULL and errno on failure; EOPNOTSUPP for a device that another process has opened.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
     errno::pointer(import(cmd_fd))

@@ -18,21 +18,21 @@ use crate::{
     sys::*,
 };
 
-/// A completion channel as programs see it, and ours behind it.
+/// A completion channel: the program's struct and the device's object.
 #[repr(C)]
 struct ChannelObject {
     verbs: ibv_comp_channel,
     inner: Arc<Channel>,
 }
 
-/// A completion queue as programs see it, and ours behind it.
+/// A completion queue: the program's struct and the device's object.
 #[repr(C)]
 pub(crate) struct CqObject {
     verbs: ibv_cq_ex,
     pub(crate) inner: Arc<Cq>,
-    /// The completion that is looked at.
+    /// The current completion of `ibv_start_poll`.
     pub(crate) poller: CqPoller,
-    /// The parent domain that it was made in.
+    /// The parent domain that it was created in.
     domain: Option<Arc<Pd>>,
 }
 
@@ -96,7 +96,7 @@ pub unsafe extern "C" fn ibv_create_cq(
     })
 }
 
-/// What a completion queue is made with.
+/// The attributes of a new completion queue.
 pub(crate) struct Options {
     pub(crate) entries: u32,
     pub(crate) cq_context: *mut c_void,
@@ -208,7 +208,7 @@ pub unsafe extern "C" fn ibv_get_cq_event(
     }
 }
 
-/// Acknowledges completion events: the queue's destruction waits for it.
+/// Acknowledges completion events. The queue's destruction waits for that.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: c_uint) {
     // SAFETY: the caller passes a live queue.

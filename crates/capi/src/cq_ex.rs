@@ -1,5 +1,5 @@
 //! Extended completion queues: creation with `ibv_create_cq_ex`, and the calls behind the pointers of an
-//! `ibv_cq_ex` by which completions are looked at in place.
+//! `ibv_cq_ex` that read completions in place.
 
 use std::ffi::c_int;
 
@@ -13,7 +13,7 @@ use crate::{
 /// Fields of completions that `verbs.h` names.
 const KNOWN_FIELDS: u32 = IBV_CREATE_CQ_SUP_WC_FLAGS;
 
-/// Those that completions of this device have: no VLANs, no flows, no tags.
+/// Fields that this device supports: no VLANs, no flow tags, no tags.
 const FIELDS: u32 = IBV_WC_STANDARD_FLAGS | TIMES;
 
 const TIMES: u32 = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
@@ -41,8 +41,8 @@ unsafe fn create(context: *mut ibv_context, init: *mut ibv_cq_init_attr_ex) -> R
         {
             return Err(Errno::INVALID);
         }
-        // A queue of one thread is locked all the same: the lock costs nothing while nobody waits for it.
-        // One that forgets completions when it is full is not offered: this device loses none in silence.
+        // A single-threaded queue is locked as well: an uncontended lock is cheap.
+        // IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN is refused: this device drops no completion silently.
         if fields & !u64::from(FIELDS) != 0 || flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0 {
             return Err(Errno::UNSUPPORTED);
         }
@@ -67,7 +67,7 @@ unsafe fn create(context: *mut ibv_context, init: *mut ibv_cq_init_attr_ex) -> R
     }
 }
 
-/// A completion queue's struct with the calls that look at completions.
+/// A completion queue's struct with its polling calls.
 pub(crate) fn interface(base: ibv_cq) -> ibv_cq_ex {
     ibv_cq_ex {
         context: base.context,
@@ -103,7 +103,7 @@ pub(crate) fn interface(base: ibv_cq) -> ibv_cq_ex {
     }
 }
 
-/// Begins to look at completions, with the next one. Returns 0, ENOENT if there is none, or another error
+/// Begins to poll, with the next completion. Returns 0, ENOENT if there is none, or another error
 /// number.
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     // SAFETY: the caller passes a live queue and a filled struct.
@@ -116,7 +116,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
     }
 }
 
-/// Goes to the next completion. Returns 0, ENOENT if there is none, or another error number.
+/// Moves to the next completion. Returns 0, ENOENT if there is none, or another error number.
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: the caller passes a live queue that it has begun to poll.
     unsafe {
@@ -125,10 +125,10 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     }
 }
 
-/// Puts what programs read without a call into the struct. An empty queue is no error to remember.
+/// Writes the fields that programs read without a call. An empty queue is not recorded as an error.
 ///
 /// # Safety
-/// The calling thread is inside the critical section if `result` is good.
+/// The calling thread is inside the critical section if `result` is Ok.
 #[inline]
 unsafe fn show(cq: *mut ibv_cq_ex, object: &CqObject, result: millstream_device::Result<()>) -> c_int {
     match result {
@@ -141,13 +141,13 @@ unsafe fn show(cq: *mut ibv_cq_ex, object: &CqObject, result: millstream_device:
     }
 }
 
-/// Ends the look at completions.
+/// Ends polling.
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     // SAFETY: the caller passes a live queue that it has begun to poll.
     unsafe { CqObject::of(cq.cast()).poller.end() };
 }
 
-/// Defines the calls that read a field of the completion that is looked at.
+/// Defines the calls that read a field of the current completion.
 macro_rules! fields {
     ($($(#[$doc:meta])* $name:ident -> $kind:ty = |$now:ident| $value:expr;)*) => { $(
         $(#[$doc])*
@@ -171,7 +171,7 @@ fields! {
     read_qp_num -> u32 = |now| now.wc.qp_num;
     /// The sender's queue pair.
     read_src_qp -> u32 = |now| now.wc.src_qp;
-    /// What else is valid.
+    /// `IBV_WC_*` flags.
     read_wc_flags -> std::ffi::c_uint = |now| now.wc.wc_flags;
     /// The sender's local identifier.
     read_slid -> u32 = |now| u32::from(now.wc.slid);
@@ -179,17 +179,17 @@ fields! {
     read_sl -> u8 = |now| now.wc.sl;
     /// Path bits of the destination.
     read_dlid_path_bits -> u8 = |now| now.wc.dlid_path_bits;
-    /// When it was added, by the device's clock.
+    /// Time stamp of the device's clock.
     read_completion_ts -> u64 = |now| now.timestamp.0;
-    /// When it was added, by the wall clock.
+    /// Time stamp of the wall clock.
     read_completion_wallclock_ns -> u64 = |now| now.wall_time();
-    /// No queue is made with this field.
+    /// Unused: no queue can be created with this field.
     read_cvlan -> u16 = |_now| 0;
-    /// No queue is made with this field.
+    /// Unused: no queue can be created with this field.
     read_flow_tag -> u32 = |_now| 0;
 }
 
-/// No queue is made with these fields.
+/// Unused: no queue can be created with these fields.
 unsafe extern "C" fn read_tm_info(_cq: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info) {
     // SAFETY: the caller passes a writable struct.
     unsafe { info.write(ibv_wc_tm_info::default()) };

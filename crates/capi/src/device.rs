@@ -1,4 +1,4 @@
-//! Devices: the list of them, and what a program may ask before it opens one.
+//! The device list, and what a program may query before it opens a device.
 
 use std::{
     ffi::{c_char, c_int, c_void},
@@ -13,10 +13,10 @@ use crate::{
     sys::*,
 };
 
-/// A device as programs see it.
+/// A device: the program's struct.
 ///
-/// libmlx5 and libefa tell their own devices by the pointer that rdma-core keeps behind `ibv_device`:
-/// `provider` stands at its place and stays NULL, which is none of theirs.
+/// libmlx5 and libefa recognize their own devices by the pointer that rdma-core keeps behind `ibv_device`:
+/// `provider` has its offset and stays NULL.
 #[repr(C)]
 pub struct Device {
     verbs: ibv_device,
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
     }
 }
 
-/// The one device, made at first use and never freed: programs hold pointers to it after they freed
+/// The only device, created at first use and never freed: programs hold pointers to it after they freed
 /// the list.
 fn the_device() -> Result<*mut ibv_device, Errno> {
     struct Shared(*mut Device);
@@ -203,7 +203,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
             },
         },
         max_dm_size: device::MAX_DM,
-        // Extended connections deliver as the others do.
+        // XRC offers what RC does.
         xrc_odp_caps: device::ODP_RC_CAPS,
         completion_timestamp_mask: u64::MAX,
         hca_core_clock: device::CLOCK_KHZ,
@@ -221,7 +221,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     0
 }
 
-/// The device's clock now, as completions are stamped with it: ticks in `tv_nsec`, as other devices answer.
+/// The device's clock now, the clock of completion time stamps: ticks in `tv_nsec`, as other devices report.
 /// Returns 0 or an error number.
 pub(crate) unsafe extern "C" fn query_rt_values(
     _context: *mut ibv_context,

@@ -1,5 +1,5 @@
-//! How a result leaves through the C ABI. Verbs have four conventions; each has one function here, so
-//! that an exported function shows at a glance which one it follows.
+//! Return conventions of the C ABI. Verbs have four; each has one function here, so that every exported
+//! function names the one it follows.
 
 use std::{ffi::c_int, io, ptr};
 
@@ -12,7 +12,7 @@ impl Errno {
     pub const UNSUPPORTED: Self = Self(libc::EOPNOTSUPP);
     /// An argument is outside what the verb accepts.
     pub const INVALID: Self = Self(libc::EINVAL);
-    /// Others still use the object.
+    /// Other objects still use this one.
     pub const BUSY: Self = Self(libc::EBUSY);
 
     /// `number` as an error; zero and negative numbers name none and become EIO.
@@ -20,7 +20,7 @@ impl Errno {
         Self(if number > 0 { number } else { libc::EIO })
     }
 
-    /// The number, as C knows it.
+    /// The positive error number.
     pub const fn number(self) -> c_int {
         self.0
     }
@@ -46,7 +46,7 @@ impl From<Errno> for millstream_device::Errno {
 
 impl From<io::Error> for Errno {
     fn from(error: io::Error) -> Self {
-        // Errors of our own have a kind and no number.
+        // Errors that this process made have a kind and no number.
         let number = error.raw_os_error().unwrap_or(match error.kind() {
             io::ErrorKind::WouldBlock => libc::EAGAIN,
             io::ErrorKind::TimedOut => libc::ETIMEDOUT,

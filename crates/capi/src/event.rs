@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use crate::{context::Context, cq::CqObject, errno, qp::QpObject, srq::SrqObject, sys::*};
 
-/// What an event is about: one of the pointers of `ibv_async_event::element`.
+/// The object of an event: one of the pointers of `ibv_async_event::element`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum About {
     Qp,
@@ -55,7 +55,7 @@ pub unsafe extern "C" fn ibv_get_async_event(
     0
 }
 
-/// Acknowledges an asynchronous event: the end of the object that it is about waits for it.
+/// Acknowledges an asynchronous event. The destruction of its object waits for that.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
     // SAFETY: the caller passes an event of `ibv_get_async_event`. Its object is alive, because its

@@ -3,8 +3,8 @@
 //! A program compiled against `infiniband/verbs.h` calls two sets of functions: the exported ones, listed
 //! with their version nodes in `libibverbs.map`, and those behind the pointers of an opened context
 //! ([`context`]). Both are defined here, one module per verbs object; a module translates between C
-//! structs and `millstream-device` and decides nothing itself. What is not there yet answers EOPNOTSUPP
-//! the way its signature says ([`errno`]).
+//! structs and `millstream-device` and decides nothing itself. Verbs that the device does not support
+//! return EOPNOTSUPP by the convention of their signature ([`errno`]).
 //!
 //! Cargo cannot put symbols on version nodes, so `make lib` links this crate's static library into
 //! `libibverbs.so.1`.

@@ -28,8 +28,8 @@ pub unsafe extern "C" fn ibv_copy_ah_attr_from_kern(dst: *mut ibv_ah_attr, src: 
     unsafe { dst.write(address(&*src)) };
 }
 
-/// Writes the queue-pair attributes at `src` to `dst`. The kernel's struct has no `rate_limit`: that of
-/// `dst` stays.
+/// Writes the queue-pair attributes at `src` to `dst`. The kernel's struct has no `rate_limit`: `dst` keeps
+/// its own.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_copy_qp_attr_from_kern(dst: *mut ibv_qp_attr, src: *const ib_uverbs_qp_attr) {
     // SAFETY: the caller passes a readable `src` and a readable and writable `dst`.

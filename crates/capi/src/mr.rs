@@ -20,20 +20,20 @@ use crate::{
     sys::*,
 };
 
-/// A memory region as programs see it, and ours behind it.
+/// A memory region: the program's struct and the device's object.
 #[repr(C)]
 pub(crate) struct MrObject {
     verbs: ibv_mr,
-    /// None of an imported one: another object is the one that changes and ends the region.
+    /// None for an imported region, which is changed and deregistered through the original object.
     inner: Option<Mr>,
 }
 
-/// Device memory as programs see it, and ours behind it.
+/// Device memory: the program's struct and the device's object.
 #[repr(C)]
 struct DmObject {
     verbs: ibv_dm,
     inner: Arc<Dm>,
-    /// Another object is the one that frees the memory.
+    /// Imported: the original object frees the memory.
     imported: bool,
 }
 
@@ -169,7 +169,7 @@ pub unsafe extern "C" fn ibv_rereg_mr(
     }
 }
 
-/// A region that holds nothing: reads as zero, forgets what is written. Only its local key is valid. NULL
+/// A null region: reads as zero, discards writes. Only its local key is valid. NULL
 /// and errno on failure.
 pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     // SAFETY: the caller passes an allocated domain.
@@ -289,7 +289,7 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     errno::status(result.map_err(Errno::from))
 }
 
-/// A further name of a memory region of the domain, without its address; NULL and errno on failure.
+/// Imports a memory region of the domain, without its address; NULL and errno on failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, mr_handle: u32) -> *mut ibv_mr {
     // SAFETY: the caller passes an allocated domain.
@@ -308,14 +308,14 @@ pub unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, mr_handle: u32) -> *mut 
     }))
 }
 
-/// Lets go of an imported memory region, which lives on.
+/// Releases an imported memory region without deregistering it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_unimport_mr(mr: *mut ibv_mr) {
     // SAFETY: boxed by `ibv_import_mr`; the caller gives it up.
     drop(unsafe { Box::from_raw(mr.cast::<MrObject>()) });
 }
 
-/// A further name of device memory of the device behind the context; NULL and errno on failure.
+/// Imports device memory of the context's device; NULL and errno on failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_import_dm(context: *mut ibv_context, dm_handle: u32) -> *mut ibv_dm {
     // SAFETY: the caller passes an open context.
@@ -323,7 +323,7 @@ pub unsafe extern "C" fn ibv_import_dm(context: *mut ibv_context, dm_handle: u32
     errno::pointer(found.ok_or(Errno::new(libc::ENOENT)).map(|inner| name_dm(context, inner, true)))
 }
 
-/// Lets go of imported device memory, which lives on.
+/// Releases imported device memory without freeing it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_unimport_dm(dm: *mut ibv_dm) {
     // SAFETY: boxed by `ibv_import_dm`; the caller gives it up.

@@ -14,7 +14,7 @@ use crate::{
     sys::*,
 };
 
-/// A memory window as programs see it, and ours behind it.
+/// A memory window: the program's struct and the device's object.
 #[repr(C)]
 pub(crate) struct MwObject {
     verbs: ibv_mw,
@@ -36,7 +36,7 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> 
     }))
 }
 
-/// What `info` asks for under the key `key`; EINVAL for a window that is not of type 2.
+/// The binding of a type-2 window that `info` describes; EINVAL for another type of window.
 ///
 /// # Safety
 /// `mw` is NULL or allocated, and `info.mr` is NULL or registered.
@@ -54,7 +54,7 @@ pub(crate) unsafe fn bind_type_2(
     }
 }
 
-/// What `info` asks for under the key `key`.
+/// The binding that `info` describes, with the new key `key`.
 ///
 /// # Safety
 /// `mw` is allocated, and `info.mr` is NULL or registered.
@@ -64,7 +64,7 @@ unsafe fn bind(mw: *mut ibv_mw, info: &ibv_mw_bind_info, key: u32) -> MwBind {
         MwBind {
             mw: (*mw.cast::<MwObject>()).inner.clone(),
             key,
-            // Key 0 is no region's; a bind of nothing needs none.
+            // No region has key 0. An unbind needs no region.
             region: info.mr.as_ref().map_or(0, |mr| mr.lkey),
             addr: info.addr,
             len: info.length,

@@ -10,12 +10,12 @@ use crate::{
     sys::*,
 };
 
-/// A protection domain as programs see it, and ours behind it.
+/// A protection domain: the program's struct and the device's object.
 #[repr(C)]
 pub(crate) struct PdObject {
     verbs: ibv_pd,
     pub(crate) inner: Arc<Pd>,
-    /// Another object is the one that ends the domain.
+    /// Imported: the original object deallocates the domain.
     imported: bool,
 }
 
@@ -53,7 +53,7 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     errno::status(result.map_err(Errno::from))
 }
 
-/// A thread domain as programs see it, and ours behind it.
+/// A thread domain: the program's struct and the device's object.
 #[repr(C)]
 struct TdObject {
     verbs: ibv_td,
@@ -84,7 +84,7 @@ pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     0
 }
 
-/// A parent domain: another name of a protection domain, perhaps with a thread domain; NULL and errno on
+/// A parent domain: a protection domain, optionally with a thread domain; NULL and errno on
 /// failure. Allocators are accepted and not called: the queues lie in memory that is shared with peers, which
 /// programs do not have.
 pub(crate) unsafe extern "C" fn alloc_parent_domain(
@@ -113,7 +113,7 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
     })
 }
 
-/// A further name of a protection domain of the device behind the context; NULL and errno on failure.
+/// Imports a protection domain of the context's device; NULL and errno on failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_import_pd(context: *mut ibv_context, pd_handle: u32) -> *mut ibv_pd {
     // SAFETY: the caller passes an open context.
@@ -124,7 +124,7 @@ pub unsafe extern "C" fn ibv_import_pd(context: *mut ibv_context, pd_handle: u32
     }))
 }
 
-/// Lets go of an imported protection domain, which lives on.
+/// Releases an imported protection domain without deallocating it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
     // SAFETY: boxed by `ibv_import_pd`; the caller gives it up.

@@ -35,7 +35,7 @@ pub(crate) unsafe extern "C" fn query_port(
         max_msg_sz: device::MAX_MSG as u32,
         pkey_tbl_len: 1,
         max_vl_num: 1,
-        // 4X at HDR: 200 Gb/s, the order of what one core copies.
+        // 4X HDR, 200 Gb/s: the order of one core's copy rate.
         active_width: 2,
         active_speed: 64,
         phys_state: 5,
@@ -114,8 +114,8 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
     0
 }
 
-/// The type of an entry of the GID table as sysfs shows it: 0 for RoCE v1, 1 for RoCE v2. Of the private
-/// symbols the one that programs use themselves (`ibv_devinfo`). Returns 0, or -1 with errno.
+/// The type of an entry of the GID table as sysfs shows it: 0 for RoCE v1, 1 for RoCE v2. A private
+/// symbol that programs use all the same (`ibv_devinfo`). Returns 0, or -1 with errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_gid_type(
     _context: *mut ibv_context,

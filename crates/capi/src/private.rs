@@ -1,8 +1,8 @@
 //! What libibverbs exports to its kernel drivers' user-space halves (node `IBVERBS_PRIVATE_34`).
 //!
 //! No such driver runs on this library, but programs link libmlx5 and libefa directly and are often bound
-//! eagerly, so every name must resolve. Registration is accepted and forgotten; the commands to a kernel
-//! that this device does not have answer EOPNOTSUPP. The definitions name no parameters where they read
+//! eagerly, so every name must resolve. Registration is accepted and ignored; kernel
+//! commands return EOPNOTSUPP. The definitions name no parameters where they read
 //! none: with the C calling convention the caller owns the arguments.
 
 use std::{
@@ -89,7 +89,7 @@ kernel_commands! {
     ibv_cmd_resize_cq
 }
 
-/// Calls that a driver makes for their effect; without a driver there is none.
+/// Calls of drivers without a result. They have no effect here.
 macro_rules! driver_notifications {
     ($($name:ident)*) => { $(
         /// A driver's call without a result: does nothing.
@@ -133,7 +133,7 @@ pub extern "C" fn ibv_read_ibdev_sysfs_file() -> c_int {
 }
 
 /// The length of a chain of ioctl attributes of which `num_attrs` are in the first buffer. No command is
-/// carried out, so the rest of the chain is not walked.
+/// executed, so the rest of the chain is not read.
 #[unsafe(no_mangle)]
 pub extern "C" fn __ioctl_final_num_attrs(num_attrs: c_uint, _next: *mut c_void) -> c_uint {
     num_attrs

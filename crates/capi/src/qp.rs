@@ -23,14 +23,14 @@ use crate::{
     sys::*,
 };
 
-/// A queue pair as programs see it, and ours behind it.
+/// A queue pair: the program's struct and the device's object.
 #[repr(C)]
 pub(crate) struct QpObject {
     verbs: ibv_qp_ex,
     pub(crate) inner: Arc<Qp>,
-    /// Where batches are prepared, if it was made for that.
+    /// Where batches are prepared, if the queue pair has the `ibv_wr_*` interface.
     pub(crate) section: Option<WrBatchLock>,
-    /// What the program holds of it: the queue pair of an XRC domain can be opened more than once.
+    /// The program's handle. An XRC target can be opened more than once.
     pub(crate) handle: Arc<ObjectHandle>,
 }
 
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, qp_init_attr: *mut ibv_q
     errno::pointer(create(pd, init, None))
 }
 
-/// A new queue pair, with the `ibv_wr_*` interface if it is to be used for `operations`.
+/// Creates a queue pair, with the `ibv_wr_*` interface for `operations` if there are any.
 pub(crate) fn create(
     pd: *mut ibv_pd,
     init: &mut ibv_qp_init_attr,
@@ -81,7 +81,7 @@ pub(crate) fn create(
         IBV_QPT_UC => QpType::Uc,
         IBV_QPT_UD => QpType::Ud,
         IBV_QPT_XRC_SEND => QpType::XrcSend,
-        // It belongs to a domain, which only `ibv_create_qp_ex` names.
+        // Its domain is named by `ibv_create_qp_ex` only.
         IBV_QPT_XRC_RECV => return Err(Errno::INVALID),
         _ => return Err(Errno::UNSUPPORTED),
     };
@@ -92,7 +92,7 @@ pub(crate) fn create(
         RecvSource::Shared(unsafe { SrqObject::of(init.srq) }.inner.clone())
     };
     if kind == QpType::XrcSend {
-        // It receives nothing.
+        // An initiator has no receive queue.
         init.recv_cq = init.send_cq;
     }
     if init.send_cq.is_null() || init.recv_cq.is_null() {
@@ -127,7 +127,7 @@ pub(crate) fn create(
     Ok(publish(verbs, inner, section, None))
 }
 
-/// Makes a queue pair, or a further `handle` of one, a program's.
+/// Makes the program's object of a queue pair, or of a further `handle` of it.
 pub(crate) fn publish(
     base: ibv_qp,
     inner: Arc<Qp>,
@@ -241,7 +241,7 @@ fn to_verbs(qp: &Qp) -> ibv_qp_attr {
     }
 }
 
-/// The `ibv_wr_*` interface of a queue pair; NULL if it was not made with it.
+/// The `ibv_wr_*` interface of a queue pair; NULL if it was not created with it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     // SAFETY: the caller passes a live queue pair.
@@ -324,7 +324,7 @@ pub unsafe extern "C" fn ibv_query_ece(_qp: *mut ibv_qp, _ece: *mut ibv_ece) -> 
     errno::status(Err(Errno::UNSUPPORTED))
 }
 
-/// Joins a datagram queue pair to a multicast group. The local identifier counts on InfiniBand only (RoCE
+/// Attaches a UD queue pair to a multicast group. The local identifier counts on InfiniBand only (RoCE
 /// annex A16.5.2). Returns 0 or an error number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
@@ -334,7 +334,7 @@ pub unsafe extern "C" fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, 
     errno::status(result.map_err(Errno::from))
 }
 
-/// Takes a datagram queue pair out of a multicast group. Returns 0 or an error number.
+/// Detaches a UD queue pair from a multicast group. Returns 0 or an error number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
     // SAFETY: as above.
@@ -456,14 +456,14 @@ pub(crate) unsafe extern "C" fn post_send(
     }
 }
 
-/// A list of receive requests, one after the other.
-struct Receiving {
+/// Iterator over a linked list of receive requests.
+struct RecvWrs {
     next: *mut ibv_recv_wr,
-    /// The one that was taken last.
+    /// The request that was yielded last.
     last: *mut ibv_recv_wr,
 }
 
-impl Iterator for &mut Receiving {
+impl Iterator for &mut RecvWrs {
     type Item = (u64, &'static [Sge]);
 
     #[inline(always)]
@@ -485,7 +485,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    let mut list = Receiving { next: wr, last: wr };
+    let mut list = RecvWrs { next: wr, last: wr };
     // SAFETY: the caller passes a live queue pair and a writable `bad_wr`.
     unsafe {
         match QpObject::of(qp).inner.post_recvs(&mut list) {

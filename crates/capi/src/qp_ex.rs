@@ -2,7 +2,7 @@
 //! an `ibv_qp_ex`.
 //!
 //! `verbs.h` calls those pointers without a check, so none of them is NULL: a call for an operation that the
-//! queue pair was not made for spoils the batch, and `ibv_wr_complete` says so.
+//! queue pair was not created for fails the batch, and `ibv_wr_complete` reports it.
 
 use std::{ffi::c_int, slice};
 
@@ -33,8 +33,8 @@ const KNOWN: u32 = IBV_QP_INIT_ATTR_PD
     | IBV_QP_INIT_ATTR_RX_HASH
     | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
 
-/// Those that the device can do something with. Of the creation flags that is the one about multicast
-/// loopback: the others are about Ethernet frames and PCI writes.
+/// Attributes that the device supports. The only creation flag among them blocks multicast loopback: the others
+/// concern Ethernet frames and PCI writes.
 const OFFERED: u32 = IBV_QP_INIT_ATTR_PD
     | IBV_QP_INIT_ATTR_XRCD
     | IBV_QP_INIT_ATTR_CREATE_FLAGS
@@ -111,7 +111,7 @@ pub(crate) fn interface(base: ibv_qp) -> ibv_qp_ex {
     }
 }
 
-/// Does something to the batch that is being prepared.
+/// Runs `work` on the batch that is being prepared.
 ///
 /// # Safety
 /// `qp` is an extended queue pair, alive, and the calling thread is between its `wr_start` and the end.
@@ -126,7 +126,7 @@ unsafe fn prepare(qp: *mut ibv_qp_ex, work: impl FnOnce(&mut WrBatch)) {
     }
 }
 
-/// Begins a request, named and flagged as the program has set it in the struct.
+/// Begins a request with the `wr_id` and `wr_flags` that the program has set in the struct.
 ///
 /// # Safety
 /// As [`prepare`].
@@ -186,7 +186,7 @@ requests! {
     wr_send_inv(key: u32) => SendWr { opcode: WR_SEND_WITH_INV, imm: key, ..SendWr::default() };
 }
 
-/// Binding of a memory window of type 2, whose key is the new one at once, as other devices do it.
+/// Binding of a memory window of type 2, whose new key is in the struct at once, as with other devices.
 unsafe extern "C" fn wr_bind_mw(
     qp: *mut ibv_qp_ex,
     window: *mut ibv_mw,
@@ -207,7 +207,7 @@ unsafe extern "C" fn wr_bind_mw(
     }
 }
 
-/// TCP segmentation, which only Ethernet adapters do.
+/// TCP segmentation offload: not supported.
 unsafe extern "C" fn wr_send_tso(qp: *mut ibv_qp_ex, _header: *mut std::ffi::c_void, _len: u16, _mss: u16) {
     // SAFETY: the caller passes a live queue pair, inside its critical section.
     unsafe { unsupported(qp) };
@@ -233,7 +233,7 @@ unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, number: u32) {
     unsafe { prepare(qp, |batch| batch.set_remote_srqn(number)) };
 }
 
-/// Where the request's datagram goes.
+/// The destination of the request's datagram.
 unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u32, qkey: u32) {
     // SAFETY: the caller passes a live queue pair, inside its critical section, and a live handle.
     unsafe {
@@ -244,13 +244,13 @@ unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u3
     }
 }
 
-/// The request's memory, one piece.
+/// The request's single element.
 unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
     // SAFETY: the caller passes a live queue pair, inside its critical section.
     unsafe { prepare(qp, |batch| batch.set_elements(&[Sge { addr, length, lkey }])) };
 }
 
-/// The request's memory.
+/// The request's elements.
 unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
     // SAFETY: the caller passes a live queue pair, inside its critical section, and an array of that length;
     // the types are laid out alike.
@@ -260,14 +260,14 @@ unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *co
     }
 }
 
-/// The request's data, copied at once.
+/// The request's inline data, copied at once.
 unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut std::ffi::c_void, length: usize) {
     let piece = ibv_data_buf { addr, length };
     // SAFETY: the caller passes a live queue pair, inside its critical section, and readable data.
     unsafe { wr_set_inline_data_list(qp, 1, &raw const piece) };
 }
 
-/// The same in several pieces.
+/// The request's inline data in several pieces, copied at once.
 unsafe extern "C" fn wr_set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_data_buf) {
     // SAFETY: the caller passes a live queue pair, inside its critical section, and an array of that many
     // readable pieces.
@@ -289,7 +289,7 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     }
 }
 
-/// Posts what was prepared, all or nothing. Returns 0 or an error number.
+/// Posts the prepared requests, all or none. Returns 0 or an error number.
 unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the caller passes a live queue pair, inside its critical section.
     unsafe {
@@ -299,7 +299,7 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     }
 }
 
-/// Forgets what was prepared.
+/// Discards the prepared requests.
 unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller passes a live queue pair, inside its critical section.
     unsafe {

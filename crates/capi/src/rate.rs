@@ -4,10 +4,10 @@ use std::ffi::c_int;
 
 use crate::sys::*;
 
-/// A rate code and what it stands for.
+/// A rate code and its rates.
 struct Rate {
     code: ibv_rate,
-    /// Multiple of the base rate of 2.5 Gbit/s; rates that rdma-core gives no multiple have none.
+    /// Multiple of the base rate of 2.5 Gbit/s; None where rdma-core has none.
     multiple: Option<c_int>,
     /// Signalling rate [Mbit/s].
     mbps: c_int,

@@ -16,7 +16,7 @@ use crate::{
     xrc::XrcdObject,
 };
 
-/// A shared receive queue as programs see it, and ours behind it.
+/// A shared receive queue: the program's struct and the device's object.
 #[repr(C)]
 pub(crate) struct SrqObject {
     verbs: ibv_srq,
@@ -48,7 +48,7 @@ pub unsafe extern "C" fn ibv_create_srq(
     )
 }
 
-/// Makes a shared receive queue a program's.
+/// Makes the program's object of a shared receive queue.
 fn publish(
     pd: *mut ibv_pd,
     srq_context: *mut c_void,

@@ -21,7 +21,7 @@ use crate::{
     sys::*,
 };
 
-/// An XRC domain as programs see it, and ours behind it.
+/// An XRC domain: the program's struct and the device's object.
 #[repr(C)]
 pub(crate) struct XrcdObject {
     verbs: ibv_xrcd,

@@ -4,12 +4,9 @@
 //! requests that [`Qp::post_send`] takes, so both ways lead to the same code; a batch only remembers them,
 //! with copies of their lists and inline data, until it is complete.
 
-use std::sync::atomic::Ordering;
-
 use millstream_lockfree::{SpinGuard, SpinLock};
 
 use super::send::{PostOutcome, SendQueue};
-use super::state::QpState;
 use super::wr_list::{SendWrList, SingleSgeWr};
 use super::{Qp, QpCap, QpType};
 use crate::errno::{Errno, Result};
@@ -386,7 +383,7 @@ impl Qp {
             return Err(error);
         }
         let mut rest = BatchRest { batch, requests: &batch.requests };
-        let mut send = self.send.lock();
+        let mut send = self.send.queue.lock();
         // All or nothing: what is behind a request may not be found wrong when that is carried out already.
         if batch.requests.len() > 1 {
             self.check_batch(&send, rest)?;
@@ -417,7 +414,7 @@ impl Qp {
                 bind.mw.set_key(bind.key);
             }
             // A request may fail the queue pair, and then those behind it are flushed.
-            if self.state.load(Ordering::Relaxed) == QpState::Rts as u8 {
+            if self.states.is_rts() {
                 failed |= self.admit(&mut send, &wr) == PostOutcome::QpFailed;
             } else {
                 self.admit_elsewhere(&mut send, &wr);

@@ -193,7 +193,7 @@ unsafe fn deliver_to(
         drop(guard);
         return peer.send(Message::new(Op::RecvAbandoned, [to.qpn]));
     }
-    let Ok((receive, left)) = target.take_receive(qp.party()) else { return };
+    let Ok((receive, left)) = target.take_receive(qp.owner_id()) else { return };
     let mut elements = Elements::new();
     target.read_receive(receive, &mut elements);
     let len = total_len(wr.sges);
@@ -221,7 +221,7 @@ unsafe fn deliver_to(
         ..Cqe::default()
     };
     let solicited = wr.flags & SEND_SOLICITED != 0 || status != 0;
-    let completed = target.complete_receive(qp.party(), receive, cqe, solicited);
+    let completed = target.complete_receive(qp.owner_id(), receive, cqe, solicited);
     drop(guard);
     if completed == Err(PushError::Full) {
         peer.send(Message::new(Op::CqOverrun, [to.qpn]));

@@ -9,11 +9,8 @@
 //! The checks and copies are those of the general path (`transfer`, `remote_memory`). A request that fails one, or
 //! that needs more than is known, is left to the general path, which executes it or reports the error.
 
-use std::sync::atomic::Ordering;
-
 use super::keys::{LocalKeys, RemoteKeys, Use};
 use super::send::SendQueue;
-use super::state::QpState;
 use super::target::{READ_AHEAD, Receive, Target};
 use super::transfer::{Transfer, local_address, recv_cqe};
 use super::transport::Transport;
@@ -108,7 +105,7 @@ impl Qp {
     #[inline(always)]
     pub(super) fn post_fast(&self, list: &mut impl SendWrList) {
         if self.kind == QpType::Rc && list.opcode().is_some_and(may_be_fast) {
-            self.run_list(&mut self.send.lock(), list);
+            self.run_list(&mut self.send.queue.lock(), list);
         }
     }
 
@@ -157,7 +154,7 @@ impl Qp {
         let (Some(peer), Some(target)) = (&local.peer, &local.target) else { return None };
         let revision = ready_revision(peer, target, op.access())?;
         let (inflight, asymmetric) = (&target.entry.inflight, peer.asymmetric);
-        let always = if self.signal_all { SEND_SIGNALED } else { 0 };
+        let always = if self.send.signal_all { SEND_SIGNALED } else { 0 };
         let mut announced = local.announced;
         let (mut signal, mut progressed) = (Signal::Nobody, false);
         loop {
@@ -173,7 +170,7 @@ impl Qp {
             }
             // Ends the announcement of one request and begins that of the next one.
             inflight.begin(&mut announced, asymmetric);
-            if target.revision() != revision || self.state.load(Ordering::Relaxed) != QpState::Rts as u8 {
+            if target.revision() != revision || !self.states.is_rts() {
                 break;
             }
             let keys = (&local.remote_keys, &mut send.local_keys);
@@ -226,14 +223,14 @@ impl Qp {
             return None;
         }
         let (inflight, asymmetric) = (&target.entry.inflight, peer.asymmetric);
-        let always = if self.signal_all { SEND_SIGNALED } else { 0 };
+        let always = if self.send.signal_all { SEND_SIGNALED } else { 0 };
         let mut announced = local.announced;
         let mut transfer =
             Transfer { qp: self, peer, target, remote: &mut local.remote_keys, local: local_keys };
         let mut progressed = false;
         let signal = loop {
             inflight.begin(&mut announced, asymmetric);
-            if target.revision() != revision || self.state.load(Ordering::Relaxed) != QpState::Rts as u8 {
+            if target.revision() != revision || !self.states.is_rts() {
                 break false;
             }
             let done = list.with_wr(self.kind, |wr| {
@@ -308,7 +305,7 @@ impl Qp {
         let cqe = recv_cqe(WR_SEND, 0, wr.sge.length);
         let solicited = wr.flags & SEND_SOLICITED != 0;
         // The general path reports a full completion queue.
-        let signal = target.complete_receive(self.party(), receive, cqe, solicited).ok()?;
+        let signal = target.complete_receive(self.owner_id(), receive, cqe, solicited).ok()?;
         Some(Signal::receiver_if(signal))
     }
 
@@ -365,12 +362,12 @@ impl Qp {
             return None;
         }
         let length = |at: u32| group[at as usize].length;
-        let signal = target.complete_receives(self.party(), count, length).ok()?;
+        let signal = target.complete_receives(self.owner_id(), count, length).ok()?;
         *list = at;
         *room -= count;
         for send in &group[..count as usize] {
             *posted = posted.wrapping_add(1);
-            if self.signal_all || send.signalled {
+            if self.send.signal_all || send.signalled {
                 self.complete_fast(send.wr_id, WR_SEND, send.length, *posted);
             }
         }

@@ -33,7 +33,7 @@ impl QpHandler for Qp {
     }
 
     fn srq_limit(&self) {
-        if let Some(srq) = &self.srq {
+        if let Some(srq) = &self.recv.srq {
             srq.limit_reached();
         }
     }
@@ -67,7 +67,7 @@ impl QpHandler for Qp {
     }
 
     fn uses_srq(&self, srq: &SrqSlots) -> bool {
-        self.srq.as_ref().is_some_and(|own| std::ptr::eq(Arc::as_ptr(own.slots()), srq))
+        self.recv.srq.as_ref().is_some_and(|own| std::ptr::eq(Arc::as_ptr(own.slots()), srq))
     }
 
     fn uses_request(&self, record: u32, slot: u32) -> bool {

@@ -1,14 +1,116 @@
-//! Posting receive requests to a queue pair's own receive queue.
+//! The receiving side of a queue pair: posting and flushing receives.
 
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::Qp;
+use millstream_lockfree::cqe::Cqe;
+use millstream_shm::ArenaBlock;
+
 use super::state::QpState;
+use super::{Qp, QpType};
+use crate::cq::Cq;
 use crate::errno::{Errno, Result};
+use crate::event::EVENT_QP_LAST_WQE_REACHED;
 use crate::ipc::{Message, Op};
-use crate::types::Sge;
+use crate::peer::Peer;
+use crate::srq::Srq;
+use crate::types::{Sge, WC_OP_RECV, WC_WR_FLUSH_ERR};
+use crate::xrc::{Xrcd, take_abandoned};
+
+/// Where a queue pair's receives come from and complete. Its own receive queue is in [`PolledQp`].
+///
+/// [`PolledQp`]: crate::qp_table::PolledQp
+#[derive(Debug)]
+pub(super) struct RecvSide {
+    pub(super) cq: Arc<Cq>,
+    /// The shared receive queue, if it takes receives from one.
+    pub(super) srq: Option<Arc<Srq>>,
+    /// The XRC domain of an XRC target.
+    pub(super) domain: Option<Arc<Xrcd>>,
+    /// The slots of its own receive queue in the arena.
+    pub(super) block: ArenaBlock,
+    /// Whether the end of its receives from a shared queue was reported.
+    pub(super) last_wqe_reported: AtomicBool,
+}
 
 impl Qp {
+    /// The shared receive queue, if it uses one.
+    #[must_use]
+    pub fn srq(&self) -> Option<&Arc<Srq>> {
+        self.recv.srq.as_ref()
+    }
+
+    /// Who sends to this queue pair: the process and its queue pair.
+    pub(crate) fn sender(&self) -> Option<(Arc<Peer>, u32)> {
+        let sender = self.entry.dest_qpn.load(Ordering::Acquire);
+        Some((self.send.queue.lock().transport.peer()?.clone(), sender))
+    }
+
+    pub(super) fn flush_receives(&self) {
+        if self.recv.srq.is_some() {
+            // The shared queue goes on serving others.
+            self.give_back_taken();
+            if !self.recv.last_wqe_reported.swap(true, Ordering::AcqRel) {
+                self.raise(EVENT_QP_LAST_WQE_REACHED);
+            }
+            return;
+        }
+        let recv = self.polled.recv.lock();
+        let head = self.entry.rq_head.load(Ordering::Acquire);
+        // A head that the peer cannot honestly have reached is not believed.
+        let (done, tail) = (recv.done(), recv.tail());
+        let from = if tail.wrapping_sub(head) <= tail.wrapping_sub(done) { head } else { done };
+        let mut sequence = from;
+        // A queue that is full, or whose lease is not to be had, takes none of the rest either.
+        while sequence != tail && self.recv.cq.push_shared(self.flushed_receive(sequence)) {
+            sequence = sequence.wrapping_add(1);
+        }
+        self.entry.rq_head.store(tail, Ordering::Release);
+    }
+
+    /// What a dead peer took from the shared receive queue comes back.
+    pub(super) fn give_back_taken(&self) {
+        if let Some(srq) = &self.recv.srq {
+            srq.reclaim(self.entry.srq_taken.swap(0, Ordering::AcqRel));
+        }
+    }
+
+    /// The same for the sender of a datagram, while others go on sending.
+    pub(crate) fn take_back_abandoned(&self) {
+        if let (QpType::Ud, Some(srq)) = (self.kind, &self.recv.srq) {
+            srq.reclaim(take_abandoned(&self.entry.delivery, &self.entry.srq_taken, self.adapter.id.pid));
+        }
+    }
+
+    /// Whether a request of its shared queue is in use here: taken by a peer, or completed and not yet polled.
+    pub(crate) fn uses_request(&self, note: u32, slot: u32) -> bool {
+        self.entry.srq_taken.load(Ordering::Acquire) == note
+            || self.recv.cq.has_received(|cqe| cqe.qpn == self.qpn && cqe.sequence == slot)
+    }
+
+    /// Drops completions that nobody polled, this queue pair's own and its peer's. Runs `with_lock`
+    /// before pollers are let in again.
+    pub(super) fn forget_completions(&self, with_lock: impl FnOnce()) {
+        let (mut sends, receives) = Cq::lock_consumers(&self.send.cq, &self.recv.cq);
+        sends.cancel(self.qpn);
+        self.recv.cq.cancel_received(receives.as_deref().unwrap_or(&sends), self.qpn, |sequence| {
+            if let Some(srq) = &self.recv.srq {
+                let _ = srq.slots().complete(sequence);
+            }
+        });
+        with_lock();
+    }
+
+    fn flushed_receive(&self, sequence: u32) -> Cqe {
+        Cqe {
+            qpn: self.qpn,
+            sequence,
+            status: WC_WR_FLUSH_ERR as u16,
+            opcode: WC_OP_RECV as u16,
+            ..Cqe::default()
+        }
+    }
+
     /// Posts a receive request.
     ///
     /// # Errors
@@ -27,7 +129,7 @@ impl Qp {
     pub fn post_recvs<'a>(&self, requests: impl Iterator<Item = (u64, &'a [Sge])>) -> Result<()> {
         let poster = self.polled.recv.lock();
         let state = self.state();
-        if state == QpState::Reset || self.srq.is_some() {
+        if state == QpState::Reset || self.recv.srq.is_some() {
             return Err(Errno::INVAL);
         }
         let first = poster.tail();

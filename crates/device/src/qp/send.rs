@@ -1,6 +1,7 @@
 //! Send queues: requests that can be carried out are, at once; others are pending and tried again.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
@@ -10,11 +11,14 @@ use super::keys::LocalKeys;
 use super::state::{QpAttr, QpState};
 use super::transfer::ExecError;
 use super::transport::Transport;
+use super::wire_transport::TimerDeadline;
 use super::wr_list::{SendWrList, WrSlice};
 use super::{Qp, QpType};
 use crate::caps::MAX_MSG;
+use crate::cq::Cq;
 use crate::errno::{Errno, Result};
 use crate::mr::window::MwBind;
+use crate::peer::Peer;
 use crate::send_wr::{SendWr, UdDestination};
 use crate::tasks::Task;
 use crate::timers::retry_delay;
@@ -24,7 +28,8 @@ use crate::types::{
     WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM, WR_SEND_WITH_INV, Wc,
     completion_opcode, total_len, vendor,
 };
-use millstream_lockfree::retry_owner::RetryCheck;
+use millstream_lockfree::BiasedLock;
+use millstream_lockfree::retry_owner::{RetryCheck, RetryOwner};
 
 /// How soon the progress thread looks after a request that was just pending. An application that
 /// polls is much earlier.
@@ -36,6 +41,30 @@ const FAREWELL: Duration = Duration::from_millis(100);
 /// How soon it looks again when an application was polling.
 const LATER_LOOK: Duration = Duration::from_millis(1);
 
+/// The sending side of a queue pair.
+#[derive(Debug)]
+pub(super) struct SendSide {
+    pub(super) cq: Arc<Cq>,
+    /// Every send request completes visibly, whatever its flags say.
+    pub(super) signal_all: bool,
+    pub(super) queue: BiasedLock<SendQueue>,
+    retry_owner: RetryOwner,
+    pub(super) timer: TimerDeadline,
+}
+
+impl SendSide {
+    pub(super) fn new(cq: Arc<Cq>, signal_all: bool) -> Self {
+        Self {
+            cq,
+            signal_all,
+            queue: BiasedLock::new(SendQueue::default()),
+            retry_owner: RetryOwner::default(),
+            timer: TimerDeadline::default(),
+        }
+    }
+}
+
+/// What the holder of the send queue works on.
 #[derive(Debug, Default)]
 pub(crate) struct SendQueue {
     pub(super) transport: Transport,
@@ -225,6 +254,23 @@ impl SendQueue {
 }
 
 impl Qp {
+    /// Whether every send request completes visibly.
+    #[must_use]
+    pub fn signal_all(&self) -> bool {
+        self.send.signal_all
+    }
+
+    /// Requests to a dead process end now.
+    pub(crate) fn peer_died(&self, peer: &Arc<Peer>) {
+        let waits = {
+            let send = self.send.queue.lock();
+            send.transport.peer().is_some_and(|p| Arc::ptr_eq(p, peer)) && send.has_pending()
+        };
+        if waits {
+            self.retry_now();
+        }
+    }
+
     /// Posts a send request. It is executed before this returns, unless the peer is not ready.
     ///
     /// # Errors
@@ -286,9 +332,8 @@ impl Qp {
 
     /// Posts a request by the general path.
     fn post_wr(&self, wr: &SendWr<'_>) -> Result<()> {
-        let mut send = self.send.lock();
-        let state = self.state.load(Ordering::Relaxed);
-        if state == QpState::Rts as u8 {
+        let mut send = self.send.queue.lock();
+        if self.states.is_rts() {
             self.check(&send, wr)?;
             if self.admit(&mut send, wr) == PostOutcome::QpFailed {
                 drop(send);
@@ -314,7 +359,7 @@ impl Qp {
             }
             match self.execute(send, wr) {
                 Ok(()) => {
-                    if self.signal_all || wr.flags & SEND_SIGNALED != 0 {
+                    if self.send.signal_all || wr.flags & SEND_SIGNALED != 0 {
                         self.complete_send(wr, posted, WC_SUCCESS, 0);
                     }
                     return PostOutcome::Accepted;
@@ -472,7 +517,7 @@ impl Qp {
             ..Wc::default()
         };
         // A sender asks for no event with its own completion unless it is armed for all.
-        if self.send_cq.push_own(wc, posted, false).is_err() && self.state() != QpState::Err {
+        if self.send.cq.push_own(wc, posted, false).is_err() && self.state() != QpState::Err {
             // A lost completion is fatal for its queue pair (11.6.3.1). The caller holds the send
             // queue, so what waits is flushed a little later.
             self.set_state(QpState::Err);
@@ -491,9 +536,9 @@ impl Qp {
     #[cold]
     fn look_after(&self, send: &mut SendQueue) {
         if !std::mem::replace(&mut send.with_cq, true) {
-            self.send_cq.add_pending(self.me.clone());
+            self.send.cq.add_pending(self.me.clone());
         }
-        if self.retry_owner.set_pending() {
+        if self.send.retry_owner.set_pending() {
             self.adapter.tasks.add_pending(self.me.clone(), FIRST_LOOK);
         }
     }
@@ -501,7 +546,7 @@ impl Qp {
     /// Requests that were held back while the queue was drained go on.
     pub(super) fn resume(&self) {
         {
-            let mut send = self.send.lock();
+            let mut send = self.send.queue.lock();
             send.waits = None;
             if send.has_pending() {
                 self.look_after(&mut send);
@@ -512,13 +557,13 @@ impl Qp {
 
     /// Tries pending requests again for an application that polls; false when none is left.
     pub(crate) fn retry_for_poller(&self) -> bool {
-        self.retry_owner.count_poll();
+        self.send.retry_owner.count_poll();
         self.retry_as(Retrier::Poller).is_some()
     }
 
     /// Tries pending requests again for an application that sleeps; says when to come back.
     pub(crate) fn retry(&self) -> Option<Duration> {
-        match self.retry_owner.check() {
+        match self.send.retry_owner.check() {
             RetryCheck::Idle => None,
             RetryCheck::Polled => Some(LATER_LOOK),
             RetryCheck::Unattended => Some(self.retry_as(Retrier::Thread).unwrap_or(LATER_LOOK)),
@@ -531,22 +576,22 @@ impl Qp {
     }
 
     fn retry_as(&self, who: Retrier) -> Option<Duration> {
-        let mut send = self.send.lock();
+        let mut send = self.send.queue.lock();
         loop {
             let Some(pending) = send.pending.pop_front() else {
                 send.waits = None;
                 send.with_cq &= who != Retrier::Poller;
-                self.retry_owner.clear_pending();
+                self.send.retry_owner.clear_pending();
                 return None;
             };
-            if self.state.load(Ordering::Relaxed) != QpState::Rts as u8 {
+            if !self.states.is_rts() {
                 // Drained queues keep their requests; failed ones have none left.
                 send.pending.push_front(pending);
                 return Some(Duration::from_millis(10));
             }
             if let SendQueue { transport: Transport::Wire(wire), local_keys, .. } = &mut *send {
                 let failure = wire.post(self, local_keys, pending);
-                if failure.is_none() && self.state.load(Ordering::Relaxed) == QpState::Rts as u8 {
+                if failure.is_none() && self.states.is_rts() {
                     continue;
                 }
                 break;
@@ -565,7 +610,7 @@ impl Qp {
             match result {
                 Ok(()) => {
                     send.waits = None;
-                    if self.signal_all || pending.flags & SEND_SIGNALED != 0 {
+                    if self.send.signal_all || pending.flags & SEND_SIGNALED != 0 {
                         self.complete_send(&wr, pending.posted, WC_SUCCESS, 0);
                     }
                     continue;

@@ -134,7 +134,7 @@ impl Transfer<'_> {
 
     #[inline]
     fn take_receive(&self) -> Result<Receive, ExecError> {
-        let (receive, left) = self.target.take_receive(self.qp.party())?;
+        let (receive, left) = self.target.take_receive(self.qp.owner_id())?;
         if left == Left::BelowLimit {
             self.peer.send(self.target.below_limit());
         }
@@ -234,12 +234,12 @@ impl Transfer<'_> {
     #[inline]
     fn complete(&self, wr: &SendWr<'_>, receive: Receive, byte_len: u32) -> Result<bool, ExecError> {
         let cqe = recv_cqe(wr.opcode, wr.imm, byte_len);
-        self.target.complete_receive(self.qp.party(), receive, cqe, wr.flags & SEND_SOLICITED != 0).map_err(
-            |why| match why {
+        self.target
+            .complete_receive(self.qp.owner_id(), receive, cqe, wr.flags & SEND_SOLICITED != 0)
+            .map_err(|why| match why {
                 PushError::Full => refused(WC_REM_OP_ERR, vendor::CQ_FULL, EVENT_QP_FATAL),
                 PushError::Locked => UNRESPONSIVE,
-            },
-        )
+            })
     }
 
     /// Ends the life of a memory window of type 2 of the target queue pair; nothing else can be
@@ -256,7 +256,7 @@ impl Transfer<'_> {
     /// The receiver's own request was at fault: it completes with an error, and its queue pair fails.
     fn fail_receive(&self, receive: Receive, status: u32, detail: u32) {
         let cqe = Cqe { status: status as u16, opcode: WC_OP_RECV as u16, detail, ..Cqe::default() };
-        if let Ok(true) = self.target.complete_receive(self.qp.party(), receive, cqe, true) {
+        if let Ok(true) = self.target.complete_receive(self.qp.owner_id(), receive, cqe, true) {
             self.peer.signal(self.target.cq.channel());
         }
     }

@@ -52,7 +52,7 @@ impl WireDatagrams {
 
     /// From now on who polls takes in packets.
     pub(in crate::qp) fn start_polling(&mut self, qp: &Qp) {
-        self.polling.get_or_insert_with(|| PacketPolling::new(vec![qp.send_cq.clone(), qp.recv_cq.clone()]));
+        self.polling.get_or_insert_with(|| PacketPolling::new(vec![qp.send.cq.clone(), qp.recv.cq.clone()]));
     }
 
     /// Where numbers begin.

@@ -144,7 +144,7 @@ impl WireTransport {
             bursts: ArrayVec::new(),
             ack_delayed: false,
             reports_drained: false,
-            _polling: PacketPolling::new(vec![qp.send_cq.clone(), qp.recv_cq.clone()]),
+            _polling: PacketPolling::new(vec![qp.send.cq.clone(), qp.recv.cq.clone()]),
         })
     }
 
@@ -334,7 +334,7 @@ impl WireTransport {
                     let Some(request) = self.inflight.finish(id) else { continue };
                     let wr = request.request();
                     let (status, vendor) = completion(status);
-                    if status != WC_SUCCESS || qp.signal_all || wr.flags & SEND_SIGNALED != 0 {
+                    if status != WC_SUCCESS || qp.send.signal_all || wr.flags & SEND_SIGNALED != 0 {
                         qp.complete_send(&wr, request.posted, status, vendor);
                     }
                 }
@@ -342,11 +342,11 @@ impl WireTransport {
                     let (cqe, solicited) = received_completion(&received);
                     if self.memory.complete(cqe, solicited).is_err() {
                         failure = failure.max(Some(QpFailure { event: Some(EVENT_QP_FATAL) }));
-                        qp.recv_cq.check_overrun();
+                        qp.recv.cq.check_overrun();
                     }
                 }
                 Event::Established => {
-                    if !qp.contact_reported.swap(true, Ordering::AcqRel) {
+                    if !qp.states.contact_reported.swap(true, Ordering::AcqRel) {
                         qp.raise(EVENT_COMM_EST);
                     }
                 }
@@ -397,7 +397,7 @@ impl Qp {
     /// Runs `work` on the packet transport under the send queue's lock, and fails the queue pair if that says so;
     /// false if the queue pair has another transport.
     fn with_wire(&self, work: impl FnOnce(&mut WireTransport, &mut LocalKeys) -> Option<QpFailure>) -> bool {
-        let mut send = self.send.lock();
+        let mut send = self.send.queue.lock();
         let SendQueue { transport: Transport::Wire(wire), local_keys, .. } = &mut *send else { return false };
         let failure = work(wire, local_keys);
         drop(send);
@@ -412,7 +412,7 @@ impl Qp {
 
     /// Takes packets that arrived at `now`, and answers them.
     pub(crate) fn handle_packets(&self, packets: &[ArrivedPacket<'_>], now: u64) {
-        let mut send = self.send.lock();
+        let mut send = self.send.queue.lock();
         let SendQueue { transport, local_keys, .. } = &mut *send;
         let failure = match transport {
             Transport::Unconnected | Transport::Local(_) => None,
@@ -437,7 +437,7 @@ impl Qp {
 
     fn set_timer(&self, time: Option<Instant>) {
         let time = time.map_or(u64::MAX, Instant::as_nanos);
-        self.timer.0.store(time, Ordering::Release);
+        self.send.timer.0.store(time, Ordering::Release);
         if time != u64::MAX {
             self.adapter.port.set_timer(time);
         }
@@ -445,7 +445,7 @@ impl Qp {
 
     /// Executes the machine's timers that have expired by `now`; the next one's time.
     pub(crate) fn handle_timer(&self, now: u64) -> Option<u64> {
-        let due = self.timer.0.load(Ordering::Acquire);
+        let due = self.send.timer.0.load(Ordering::Acquire);
         if due > now {
             return (due != u64::MAX).then_some(due);
         }
@@ -454,7 +454,7 @@ impl Qp {
             wire.machine.handle_timeout(now);
             wire.progress(self, local_keys, now)
         });
-        let due = self.timer.0.load(Ordering::Acquire);
+        let due = self.send.timer.0.load(Ordering::Acquire);
         (due != u64::MAX).then_some(due)
     }
 

@@ -1,0 +1,252 @@
+//! What happens to a queue pair when its state changes (IBTA volume 1, 10.3.1).
+//!
+//! [`state`](super::state) says which transitions exist.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use super::send::SendQueue;
+use super::state::{self, QpAttr, QpState, attr};
+use super::transport::{Transport, TransportPlan};
+use super::{Qp, QpType};
+use crate::caps::MAX_RD_ATOMIC;
+use crate::errno::{Errno, Result};
+use crate::event::{self, EVENT_COMM_EST, EVENT_QP_FATAL, EVENT_SQ_DRAINED};
+use crate::types::{ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE};
+
+/// A queue pair's state and attributes.
+#[derive(Debug)]
+pub(super) struct QpStates {
+    /// A [`QpState`].
+    current: AtomicU8,
+    attributes: Mutex<QpAttr>,
+    /// Whether the peer's first request was reported.
+    pub(super) contact_reported: AtomicBool,
+    destroyed: AtomicBool,
+}
+
+impl Default for QpStates {
+    fn default() -> Self {
+        Self {
+            current: AtomicU8::new(QpState::Reset as u8),
+            attributes: Mutex::default(),
+            contact_reported: AtomicBool::new(false),
+            destroyed: AtomicBool::new(false),
+        }
+    }
+}
+
+impl QpStates {
+    /// Whether the state is RTS, for the holder of the send queue.
+    #[inline(always)]
+    pub(super) fn is_rts(&self) -> bool {
+        self.current.load(Ordering::Relaxed) == QpState::Rts as u8
+    }
+}
+
+impl Qp {
+    /// The state now.
+    #[inline]
+    #[must_use]
+    pub fn state(&self) -> QpState {
+        QpState::from_raw(u32::from(self.states.current.load(Ordering::Acquire)))
+            .expect("only states are stored")
+    }
+
+    /// The attributes as they were set, with the state now.
+    ///
+    /// # Panics
+    /// Only if another thread panicked while it changed them.
+    #[must_use]
+    pub fn attributes(&self) -> QpAttr {
+        let attributes = self.states.attributes.lock().expect("no panic under this lock");
+        QpAttr { state: self.state(), ..attributes.clone() }
+    }
+
+    /// Changes attributes and state; `mask` says which fields of `new` count.
+    ///
+    /// # Errors
+    /// EINVAL for a transition that does not exist, attributes that are missing or not allowed in
+    /// it, or values out of range.
+    ///
+    /// # Panics
+    /// Only if another thread panicked while it changed them.
+    pub fn modify(&self, new: &QpAttr, mask: u32) -> Result<()> {
+        self.adapter.port.flush_acks();
+        let mask = mask & !state::meant_for_the_other_end(self.kind);
+        let mut attributes = self.states.attributes.lock().expect("no panic under this lock");
+        let current = self.state();
+        if mask & attr::CUR_STATE != 0 && new.cur_state != current {
+            return Err(Errno::INVAL);
+        }
+        let next = if mask & attr::STATE != 0 { new.state } else { current };
+        state::check_transition(self.kind, current, next, mask)?;
+        let mut merged = attributes.clone();
+        merged.merge(new, mask);
+        merged.check(mask, MAX_RD_ATOMIC)?;
+        let connects = next == QpState::Rtr && current == QpState::Init && self.kind != QpType::Ud;
+        if connects && !merged.path.is_global {
+            // Ethernet has no other addresses (RoCE annex A17.4.2).
+            return Err(Errno::INVAL);
+        }
+        let reaches_rtr = next == QpState::Rtr && current == QpState::Init;
+        let plan = if reaches_rtr { Some(TransportPlan::new(self, &merged)?) } else { None };
+        *attributes = merged.clone();
+        drop(attributes);
+        self.apply(current, next, &merged, mask, plan);
+        let notify = mask & attr::EN_SQD_ASYNC_NOTIFY != 0 && new.en_sqd_async_notify;
+        if next == QpState::Sqd && current != QpState::Sqd && !self.drain_wire(notify) && notify {
+            self.raise(EVENT_SQ_DRAINED);
+        }
+        Ok(())
+    }
+
+    fn apply(
+        &self,
+        current: QpState,
+        next: QpState,
+        attributes: &QpAttr,
+        mask: u32,
+        plan: Option<TransportPlan>,
+    ) {
+        let remote = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC;
+        self.entry.access.store(attributes.access & remote, Ordering::Release);
+        self.entry_changed();
+        self.entry.qkey.store(attributes.qkey, Ordering::Release);
+        self.entry.min_rnr_timer.store(u32::from(attributes.min_rnr_timer), Ordering::Release);
+        match next {
+            QpState::Reset => self.reset(),
+            QpState::Err => self.fail(),
+            _ => {
+                let mut send = self.send.queue.lock();
+                if mask & attr::TIMEOUT != 0 || next == QpState::Rts {
+                    send.ack_timeout = millstream_quantity::ack_timeout(attributes.timeout);
+                    send.retries = u32::from(attributes.retry_cnt);
+                    send.rnr_retries = u32::from(attributes.rnr_retry);
+                }
+                if let Some(plan) = plan {
+                    send.transport = Transport::connect(self, attributes, plan);
+                }
+                if next == QpState::Rts {
+                    send.transport.start(self, attributes);
+                }
+                self.set_state(next);
+            }
+        }
+        if next == QpState::Rts && current == QpState::Sqd {
+            self.resume();
+        }
+    }
+
+    pub(super) fn set_state(&self, state: QpState) {
+        self.states.current.store(state as u8, Ordering::Release);
+        self.entry.state.store(state as u32, Ordering::SeqCst);
+        self.entry_changed();
+    }
+
+    /// Makes initiators look anew at what they have checked.
+    pub(super) fn entry_changed(&self) {
+        self.entry.revision.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Goes to the error state and flushes both queues, in order.
+    pub(crate) fn fail(&self) {
+        {
+            let mut send = self.send.queue.lock();
+            self.set_state(QpState::Err);
+            send.flush(self);
+        }
+        self.quiesce();
+        self.flush_receives();
+    }
+
+    /// The same for a queue pair one of whose completions was lost.
+    pub(crate) fn fail_fatally(&self) {
+        self.fail();
+        self.raise(EVENT_QP_FATAL);
+    }
+
+    fn reset(&self) {
+        self.flush_ack();
+        self.set_state(QpState::Reset);
+        if self.quiesce() {
+            // A peer that died inside will not withdraw, and the next one is not to be blamed for it.
+            self.entry.inflight.clear();
+        }
+        let mut send = self.send.queue.lock();
+        *send = SendQueue::default();
+        self.entry.dest_qpn.store(0, Ordering::Release);
+        self.entry_changed();
+        self.give_back_taken();
+        self.forget_completions(|| self.polled.recv.clear(self.entry));
+        self.polled.reclaim(0);
+        self.recv.last_wqe_reported.store(false, Ordering::Release);
+        self.states.contact_reported.store(false, Ordering::Release);
+        *self.states.attributes.lock().expect("no panic under this lock") = QpAttr::default();
+    }
+
+    /// The peer reports that an operation of its broke our rules. Only the first report counts.
+    pub(crate) fn fault_from_peer(&self, from: u32, event: u32) {
+        let believed = self.entry.dest_qpn.load(Ordering::Acquire) == from && event::may_be_reported(event);
+        if !believed {
+            return;
+        }
+        self.recv.cq.check_overrun();
+        if matches!(self.state(), QpState::Reset | QpState::Err) {
+            return;
+        }
+        self.fail();
+        if event != event::NO_EVENT {
+            self.raise(event);
+        }
+    }
+
+    /// The peer says that its first request came while we were in RTR (11.6.3.3). Only the first
+    /// report counts.
+    pub(crate) fn contacted(&self, from: u32) {
+        let believed = self.entry.dest_qpn.load(Ordering::Acquire) == from
+            && matches!(self.state(), QpState::Rtr | QpState::Rts | QpState::Sqd);
+        if believed && !self.states.contact_reported.swap(true, Ordering::AcqRel) {
+            self.raise(EVENT_COMM_EST);
+        }
+    }
+
+    /// A datagram found the completion queue full.
+    pub(crate) fn completion_lost(&self) {
+        self.recv.cq.check_overrun();
+        if self.recv.cq.has_overrun() && !matches!(self.state(), QpState::Reset | QpState::Err) {
+            self.fail_fatally();
+        }
+    }
+
+    /// Ends the queue pair's life. When this returns, no peer is inside its queues, its completions
+    /// that were not polled are gone, and all events that were fetched are acknowledged. A second call
+    /// does nothing.
+    pub fn destroy(&self) {
+        if self.states.destroyed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        if self.kind == QpType::Ud {
+            self.adapter.multicast.detach_all(self.adapter.port.port(), self.qpn);
+        }
+        // The peer waits for the acknowledgement of what the program may have seen already.
+        self.flush_ack();
+        self.entry.qpn.store(0, Ordering::SeqCst);
+        self.set_state(QpState::Reset);
+        self.adapter.mrs.unbind_all_of(self.qpn);
+        self.quiesce();
+        *self.send.queue.lock() = SendQueue::default();
+        self.give_back_taken();
+        self.forget_completions(|| self.adapter.qps.remove(self.qpn));
+        if let Some(srq) = &self.recv.srq {
+            srq.detach();
+        }
+        if let Some(domain) = &self.recv.domain {
+            domain.detach();
+        }
+        self.pd.detach();
+        self.send.cq.detach();
+        self.recv.cq.detach();
+        self.pd.context.end_events(&self.handles.own);
+    }
+}
