@@ -6,19 +6,19 @@ use std::io;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(pub i32);
 
-/// What a verb returns.
+/// Result of a verb.
 pub type Result<T> = std::result::Result<T, Errno>;
 
 impl Errno {
-    /// The caller broke a rule of the interface.
+    /// An argument is invalid.
     pub const INVAL: Self = Self(libc::EINVAL);
     /// A queue, a table or memory is full.
     pub const NOMEM: Self = Self(libc::ENOMEM);
-    /// There is nothing.
+    /// No entry, such as no completion to poll.
     pub const NOENT: Self = Self(libc::ENOENT);
-    /// The object is still in use by another.
+    /// The object is still in use.
     pub const BUSY: Self = Self(libc::EBUSY);
-    /// The device does not offer this.
+    /// The device does not support this.
     pub const NOTSUP: Self = Self(libc::EOPNOTSUPP);
 }
 

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use crate::errno::{Errno, Result};
 use crate::gid;
 
-/// The environment variable.
+/// The environment variable that selects the path.
 pub const VARIABLE: &str = "MILLSTREAM_PATH";
 
 /// The setting of [`VARIABLE`].

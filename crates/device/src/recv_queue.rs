@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use millstream_lockfree::{BiasedLock, SpinGuard, prefetch};
 
 use crate::layout::{QpEntry, RecvSlot};
-use crate::types::{Sge, room};
+use crate::types::{Sge, recv_capacity};
 
 /// The owner's record of a receive request, out of peers' reach.
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ impl RecvWqe {
     #[inline]
     pub(crate) fn write(&self, wr_id: u64, sges: &[Sge]) {
         self.wr_id.store(wr_id, Ordering::Relaxed);
-        self.room.store(room(sges), Ordering::Relaxed);
+        self.room.store(recv_capacity(sges), Ordering::Relaxed);
     }
 
     #[inline]

@@ -19,10 +19,10 @@ pub fn total_len(sges: &[Sge]) -> u64 {
     sges.iter().map(|s| u64::from(s.length)).sum()
 }
 
-/// The same, as much of it as a completion can report.
+/// Sum of element lengths, saturated to the 32 bits of a completion.
 #[inline]
 #[must_use]
-pub(crate) fn room(sges: &[Sge]) -> u32 {
+pub(crate) fn recv_capacity(sges: &[Sge]) -> u32 {
     u32::try_from(total_len(sges)).unwrap_or(u32::MAX)
 }
 
@@ -30,19 +30,19 @@ pub(crate) fn room(sges: &[Sge]) -> u32 {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wc {
-    /// The request's name.
+    /// The application's identifier of the request.
     pub wr_id: u64,
     /// `IBV_WC_*` status.
     pub status: u32,
     /// `IBV_WC_*` operation.
     pub opcode: u32,
-    /// Cause of an error, see [`vendor`].
+    /// Cause of an error, one of [`vendor`].
     pub vendor_err: u32,
     /// Bytes received.
     pub byte_len: u32,
     /// Immediate data or the invalidated key.
     pub imm: u32,
-    /// The queue pair that the request belonged to.
+    /// The request's queue pair.
     pub qp_num: u32,
     /// The sender's queue pair, for datagrams.
     pub src_qp: u32,
@@ -58,15 +58,15 @@ pub struct Wc {
     pub dlid_path_bits: u8,
 }
 
-/// Details in [`Wc::vendor_err`], ours to define.
+/// Causes in [`Wc::vendor_err`], defined by this device.
 pub mod vendor {
-    /// The peer's process has ended or its queue pair is gone.
+    /// The peer's process has exited or its queue pair was destroyed.
     pub const PEER_GONE: u32 = 1;
-    /// The peer did not become ready in the retry time.
+    /// The peer did not become ready within the retry time.
     pub const PEER_NOT_READY: u32 = 2;
     /// No such remote key.
     pub const NO_KEY: u32 = 3;
-    /// The remote range leaves the memory region.
+    /// The remote range exceeds the memory region.
     pub const BOUNDS: u32 = 4;
     /// The memory region or queue pair does not allow this access.
     pub const PERMISSION: u32 = 5;
@@ -80,7 +80,7 @@ pub mod vendor {
     pub const WINDOW: u32 = 9;
     /// The XRC domain has no such shared receive queue.
     pub const NO_QUEUE: u32 = 10;
-    /// The peer answered a packet with a negative acknowledgement; it knows why.
+    /// The peer sent a NAK.
     pub const REFUSED: u32 = 11;
 }
 
@@ -193,11 +193,11 @@ constants! {
     ACCESS_ON_DEMAND = 64;
     /// `IBV_ACCESS_HUGETLB`
     ACCESS_HUGETLB = 128;
-    /// The bits that a device may ignore (`IBV_ACCESS_OPTIONAL_RANGE`): relaxed ordering and others.
+    /// Bits that a device may ignore (`IBV_ACCESS_OPTIONAL_RANGE`), such as relaxed ordering.
     ACCESS_OPTIONAL = 0x3ff << 20;
 }
 
-/// The completion's operation for a send request's operation.
+/// The opcode of a send request's completion.
 #[must_use]
 pub fn completion_opcode(opcode: u32) -> u32 {
     match opcode {

@@ -1,8 +1,7 @@
 //! Batches of send requests: prepared one call at a time, posted all or none.
 //!
-//! This is the device's side of `ibv_wr_start` … `ibv_wr_complete`. What the calls prepare are the same
-//! requests that [`Qp::post_send`] takes, so both ways lead to the same code; a batch only remembers them,
-//! with copies of their lists and inline data, until it is complete.
+//! The device's side of `ibv_wr_start` … `ibv_wr_complete`. A batch keeps copies of requests, element lists and inline
+//! data until it is complete. Then its requests are posted by the code of [`Qp::post_send`].
 
 use millstream_lockfree::{SpinGuard, SpinLock};
 
@@ -18,19 +17,19 @@ use crate::types::{
     WR_SEND_WITH_INV,
 };
 
-/// Operations that a queue pair was made for: `IBV_QP_EX_WITH_*` bits.
+/// Operations of an extended queue pair: `IBV_QP_EX_WITH_*` bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendOps(pub u64);
 
 impl SendOps {
-    /// What a transport can do.
+    /// All operations of a transport service.
     #[must_use]
     pub fn of(kind: QpType) -> Self {
         let bits = OPCODES.iter().zip(0..).filter(|(opcode, _)| kind.offers(**opcode));
         Self(bits.map(|(_, bit)| 1 << bit).sum())
     }
 
-    /// The same by opcode: bit n is set if the operation n is among them.
+    /// The set as bits by opcode.
     fn opcodes(self) -> u32 {
         let included =
             OPCODES.iter().zip(0..).filter(|(opcode, bit)| **opcode != NONE && self.0 >> bit & 1 != 0);
@@ -38,7 +37,7 @@ impl SendOps {
     }
 }
 
-/// The operation of each bit, from the lowest on.
+/// The opcode of each bit, from the lowest on.
 const OPCODES: [u32; 13] = [
     WR_RDMA_WRITE,
     WR_RDMA_WRITE_WITH_IMM,
@@ -55,13 +54,13 @@ const OPCODES: [u32; 13] = [
     WR_ATOMIC_WRITE,
 ];
 
-/// No operation of this device.
+/// An operation that this device does not have.
 const NONE: u32 = u32::MAX;
 
-/// Requests that were prepared and not posted yet.
+/// Requests that are prepared and not posted yet.
 #[derive(Debug)]
 pub struct WrBatch {
-    /// Those that the queue pair was made for, a bit each.
+    /// Opcodes that the queue pair was created for, a bit each.
     opcodes: u32,
     capacity: QpCap,
     requests: Vec<PreparedWr>,
@@ -69,11 +68,11 @@ pub struct WrBatch {
     inline: Vec<u8>,
     destinations: Vec<UdDestination>,
     binds: Vec<MwBind>,
-    /// What the first wrong call did wrong.
+    /// The error of the first invalid call.
     error: Option<Errno>,
 }
 
-/// A request without what few have.
+/// A prepared request. Parts that few requests have are in the batch's lists.
 #[derive(Clone, Copy, Debug)]
 struct PreparedWr {
     wr_id: u64,
@@ -86,16 +85,16 @@ struct PreparedWr {
     compare_add: u64,
     swap: u64,
     remote_srqn: u32,
-    /// Where its elements, or the bytes of its inline data, begin, and how many they are.
+    /// Start and number of its elements, or of the bytes of its inline data.
     data: (u32, u32),
-    /// Its place among the destinations, if it was given one.
+    /// Index of its destination.
     to: Option<u32>,
-    /// Its place among the binds.
+    /// Index of its binding.
     bind: Option<u32>,
 }
 
 impl WrBatch {
-    /// Begins a request; its elements, destination and bind in `wr` are not looked at: the calls that follow set them.
+    /// Begins a request. The calls that follow set its elements, destination and binding; those in `wr` are ignored.
     #[inline]
     pub fn request(&mut self, wr: SendWr<'static>) {
         if self.opcodes.checked_shr(wr.opcode).unwrap_or(0) & 1 == 0 {
@@ -121,7 +120,7 @@ impl WrBatch {
         });
     }
 
-    /// What the last request, a [`WR_BIND_MW`], shall bind.
+    /// Sets the binding of the last request, a [`WR_BIND_MW`].
     pub fn set_bind(&mut self, bind: MwBind) {
         let place = self.binds.len() as u32;
         if let Some(last) = self.last() {
@@ -130,7 +129,7 @@ impl WrBatch {
         }
     }
 
-    /// The last request's memory.
+    /// Sets the last request's elements.
     #[inline]
     pub fn set_elements(&mut self, sges: &[Sge]) {
         if sges.len() > self.capacity.max_send_sge as usize {
@@ -144,7 +143,7 @@ impl WrBatch {
         }
     }
 
-    /// The last request's data, copied now.
+    /// Sets the last request's inline data, which is copied.
     #[inline]
     pub fn set_inline<'a>(&mut self, pieces: impl Iterator<Item = &'a [u8]>) {
         let at = self.inline.len();
@@ -160,7 +159,7 @@ impl WrBatch {
         self.end_inline(at);
     }
 
-    /// What the last request, a [`WR_ATOMIC_WRITE`], shall write.
+    /// Sets the value of the last request, a [`WR_ATOMIC_WRITE`].
     pub fn set_word(&mut self, value: [u8; 8]) {
         let at = self.inline.len();
         if self.last().is_some() {
@@ -169,7 +168,7 @@ impl WrBatch {
         }
     }
 
-    /// The last request's data is what is inline from `at` on.
+    /// Makes the inline bytes from `at` on the last request's data.
     #[inline]
     fn end_inline(&mut self, at: usize) {
         let len = self.inline.len() - at;
@@ -179,7 +178,7 @@ impl WrBatch {
         }
     }
 
-    /// Where the last request's datagram goes.
+    /// Sets the destination of the last request's datagram.
     #[inline]
     pub fn set_destination(&mut self, to: UdDestination) {
         let place = self.destinations.len() as u32;
@@ -189,7 +188,7 @@ impl WrBatch {
         }
     }
 
-    /// The shared receive queue that the last request goes through.
+    /// Sets the XRC shared receive queue of the last request.
     #[inline]
     pub fn set_remote_srqn(&mut self, number: u32) {
         if let Some(last) = self.last() {
@@ -197,13 +196,13 @@ impl WrBatch {
         }
     }
 
-    /// Something was asked for that cannot be: nothing of the batch will be posted.
+    /// Records an invalid call: nothing of the batch will be posted.
     #[cold]
     pub fn fail(&mut self, error: Errno) {
         self.error.get_or_insert(error);
     }
 
-    /// After an error requests are no longer counted, so the last one may not be the one that is meant.
+    /// The request that the next setter is about. None after an error: requests are no longer added then.
     #[inline]
     fn last(&mut self) -> Option<&mut PreparedWr> {
         if self.error.is_some() {
@@ -239,7 +238,7 @@ impl WrBatch {
         &self.elements[at as usize..][..count as usize]
     }
 
-    /// The request as it would have been posted by itself; `room` is for the element that points to inline data.
+    /// The request as a [`SendWr`]. `room` is for the element that points to inline data.
     fn complete<'a>(&'a self, prepared: &PreparedWr, room: &'a mut [Sge; 1]) -> SendWr<'a> {
         let &PreparedWr { wr_id, opcode, flags, imm, rkey, remote_addr, .. } = prepared;
         let &PreparedWr { compare_add, swap, remote_srqn, .. } = prepared;
@@ -268,7 +267,7 @@ impl WrBatch {
     }
 }
 
-/// What is left of a batch.
+/// The rest of a batch.
 #[derive(Clone, Copy)]
 struct BatchRest<'a> {
     batch: &'a WrBatch,
@@ -306,15 +305,15 @@ impl SendWrList for BatchRest<'_> {
     }
 }
 
-/// A queue pair's critical section: one thread at a time prepares a batch.
+/// The critical section in which one thread at a time prepares a batch.
 #[derive(Debug)]
 pub struct WrBatchLock(SpinLock<WrBatch>);
 
 impl WrBatchLock {
-    /// The section of a queue pair of this kind and size, for these operations.
+    /// The critical section of a queue pair of this type and capacity, for these operations.
     ///
     /// # Errors
-    /// EOPNOTSUPP for an operation that the transport does not have, or that does not exist here.
+    /// EOPNOTSUPP for an operation that the transport service or the device does not have.
     pub fn new(kind: QpType, capacity: QpCap, operations: SendOps) -> Result<Self> {
         if operations.0 & !SendOps::of(kind).0 != 0 {
             return Err(Errno::NOTSUP);
@@ -331,7 +330,7 @@ impl WrBatchLock {
         })))
     }
 
-    /// Enters, with an empty batch; waits while another thread is inside.
+    /// Enters the critical section with an empty batch.
     #[inline]
     pub fn enter(&self) {
         let mut batch = self.0.lock();
@@ -339,7 +338,7 @@ impl WrBatchLock {
         std::mem::forget(batch);
     }
 
-    /// The batch.
+    /// Runs `work` on the batch.
     ///
     /// # Safety
     /// The calling thread is inside.
@@ -349,10 +348,10 @@ impl WrBatchLock {
         work(unsafe { &mut *self.0.as_ptr() })
     }
 
-    /// Posts the batch and leaves.
+    /// Posts the batch and leaves the critical section.
     ///
     /// # Errors
-    /// As [`Qp::post_send`] of any of its requests, or what preparing them met first; then nothing is posted.
+    /// As [`Qp::post_send`], of any of the requests, or the error of the first invalid call. Then nothing is posted.
     ///
     /// # Safety
     /// The calling thread is inside.
@@ -365,7 +364,7 @@ impl WrBatchLock {
         result
     }
 
-    /// Leaves; nothing is posted.
+    /// Leaves the critical section without posting.
     ///
     /// # Safety
     /// The calling thread is inside.
@@ -376,7 +375,7 @@ impl WrBatchLock {
 }
 
 impl Qp {
-    /// Posts all of a batch, or nothing.
+    /// Posts all requests of a batch, or none.
     #[inline]
     fn post_batch(&self, batch: &WrBatch) -> Result<()> {
         if let Some(error) = batch.error {
@@ -384,7 +383,7 @@ impl Qp {
         }
         let mut rest = BatchRest { batch, requests: &batch.requests };
         let mut send = self.send.queue.lock();
-        // All or nothing: what is behind a request may not be found wrong when that is carried out already.
+        // All or none: a later request must not turn out invalid when earlier ones are executed already.
         if batch.requests.len() > 1 {
             self.check_batch(&send, rest)?;
         }
@@ -392,7 +391,7 @@ impl Qp {
         if rest.requests.is_empty() { Ok(()) } else { self.post_batch_rest(send, rest) }
     }
 
-    /// Whether all of these would be taken now.
+    /// Checks that all requests would be accepted now.
     fn check_batch(&self, send: &SendQueue, rest: BatchRest<'_>) -> Result<()> {
         self.takes_sends()?;
         for prepared in rest.requests {
@@ -413,11 +412,11 @@ impl Qp {
             if let Some(bind) = wr.bind {
                 bind.mw.set_key(bind.key);
             }
-            // A request may fail the queue pair, and then those behind it are flushed.
+            // A request may fail the queue pair; the requests behind it are flushed then.
             if self.states.is_rts() {
                 failed |= self.admit(&mut send, &wr) == PostOutcome::QpFailed;
             } else {
-                self.admit_elsewhere(&mut send, &wr);
+                self.admit_outside_rts(&mut send, &wr);
             }
             rest.advance();
             self.post_fast_locked(&mut send, &mut rest);

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
 
-use super::keys::{LocalKeys, RemoteKeys, Use};
+use super::keys::{AccessRight, LocalKeys, RemoteKeys};
 use super::target::{Left, Readiness, Target};
 use super::transfer::{self, ExecError, local_address, protection};
 use super::wire_transport::WireDatagrams;
@@ -254,7 +254,7 @@ pub(super) fn pieces(
     out: &mut Pieces,
 ) -> Result<(), ExecError> {
     for sge in wr.sges.iter().take(out.capacity()) {
-        let from = local_address(qp, local, wr.flags, sge, Use::Read).map_err(protection)?;
+        let from = local_address(qp, local, wr.flags, sge, AccessRight::Read).map_err(protection)?;
         out.push((from.cast_const(), sge.length));
     }
     Ok(())

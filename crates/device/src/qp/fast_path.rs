@@ -9,7 +9,7 @@
 //! The checks and copies are those of the general path (`transfer`, `remote_memory`). A request that fails one, or
 //! that needs more than is known, is left to the general path, which executes it or reports the error.
 
-use super::keys::{LocalKeys, RemoteKeys, Use};
+use super::keys::{AccessRight, LocalKeys, RemoteKeys};
 use super::send::SendQueue;
 use super::target::{READ_AHEAD, Receive, Target};
 use super::transfer::{Transfer, local_address, recv_cqe};
@@ -268,9 +268,9 @@ impl Qp {
         wr: &SingleSgeWr,
     ) -> Option<Signal> {
         let len = u64::from(wr.sge.length);
-        let to = remote.mapped(target.pd, wr.rkey, wr.remote_addr, len, Use::Write)?;
+        let to = remote.mapped(target.pd, wr.rkey, wr.remote_addr, len, AccessRight::RemoteWrite)?;
         self.check_fast_length(WR_RDMA_WRITE, wr)?;
-        let from = local_address(self, local, wr.flags, &wr.sge, Use::Read).ok()?;
+        let from = local_address(self, local, wr.flags, &wr.sge, AccessRight::Read).ok()?;
         // SAFETY: the application's registered or inline memory, and a range that was checked.
         unsafe { to.store(0, from, len as usize) }.ok()?;
         Some(Signal::Nobody)
@@ -285,9 +285,9 @@ impl Qp {
         wr: &SingleSgeWr,
     ) -> Option<Signal> {
         let len = u64::from(wr.sge.length);
-        let from = remote.mapped(target.pd, wr.rkey, wr.remote_addr, len, Use::Read)?;
+        let from = remote.mapped(target.pd, wr.rkey, wr.remote_addr, len, AccessRight::Read)?;
         self.check_fast_length(WR_RDMA_READ, wr)?;
-        let to = local_address(self, local, 0, &wr.sge, Use::Fill).ok()?;
+        let to = local_address(self, local, 0, &wr.sge, AccessRight::LocalWrite).ok()?;
         // SAFETY: as above.
         unsafe { from.load(0, to, len as usize) }.ok()?;
         Some(Signal::Nobody)
@@ -320,12 +320,12 @@ impl Qp {
     ) -> Option<Receive> {
         let len = u64::from(wr.sge.length);
         self.check_fast_length(WR_SEND, wr)?;
-        let from = local_address(self, local, wr.flags, &wr.sge, Use::Read).ok()?;
+        let from = local_address(self, local, wr.flags, &wr.sge, AccessRight::Read).ok()?;
         let (receive, into) = target.plain_receive(before)?;
         if len > u64::from(into.length) {
             return None;
         }
-        let to = remote.mapped(target.pd, into.lkey, into.addr, len, Use::Fill)?;
+        let to = remote.mapped(target.pd, into.lkey, into.addr, len, AccessRight::LocalWrite)?;
         // SAFETY: as above.
         unsafe { to.store(0, from, len as usize) }.ok()?;
         Some(receive)

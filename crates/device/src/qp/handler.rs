@@ -1,4 +1,4 @@
-//! What the device's threads, completion queues and owners of memory ask of a queue pair.
+//! The interface of a queue pair for the device's threads, completion queues and owners of memory.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -63,7 +63,7 @@ impl QpHandler for Qp {
     }
 
     fn wait_for_inflight_op(&self, deadline: Instant) -> bool {
-        self.wait_until_untouched(deadline)
+        self.wait_for_inflight_op(deadline)
     }
 
     fn uses_srq(&self, srq: &SrqSlots) -> bool {

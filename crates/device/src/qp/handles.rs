@@ -29,16 +29,16 @@ impl Default for QpHandles {
 }
 
 impl Qp {
-    /// The queue pair as its program knows it.
+    /// The handle that the queue pair was created with.
     #[must_use]
     pub fn handle(&self) -> &Arc<ObjectHandle> {
         &self.handles.own
     }
 
-    /// Another handle of the receiving end of an extended reliable connection, with events of its own.
+    /// Opens a further handle of an XRC target, with its own events.
     ///
     /// # Errors
-    /// EINVAL if there is no such queue pair in the domain; EOPNOTSUPP for one of another process.
+    /// EINVAL if the domain has no such queue pair; EOPNOTSUPP for a queue pair of another process.
     ///
     /// # Panics
     /// Only if another thread panicked while it held the list of handles.
@@ -68,7 +68,7 @@ impl Qp {
         Ok((qp, handle))
     }
 
-    /// Ends a handle when its events are acknowledged; the last one takes the queue pair with it.
+    /// Closes a handle once its events are acknowledged. Closing the last one destroys the queue pair.
     ///
     /// # Panics
     /// Only if another thread panicked while it held the list of handles.

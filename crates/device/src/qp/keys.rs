@@ -24,28 +24,31 @@ const UNUSUAL: u32 = ACCESS_ON_DEMAND | ACCESS_NULL;
 
 /// What a plain request does with memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Use {
+pub(super) enum AccessRight {
     /// It takes data from there.
     Read,
     /// It stores there by the right of an RDMA WRITE.
-    Write,
+    RemoteWrite,
     /// It stores there as the memory's owner may: into a receive's memory, or for an RDMA READ into this process's.
-    Fill,
+    LocalWrite,
 }
 
-/// For each [`Use`], how many bytes from its start on a range of memory has for it: all that it has, or none.
+/// For each [`AccessRight`], how many bytes from its start on a range of memory has for it: all that it has, or none.
 #[derive(Clone, Copy, Debug, Default)]
-struct Rooms([u64; 3]);
+struct Extents([u64; 3]);
 
-impl Rooms {
-    fn new(len: u64, allows: impl Fn(Use) -> bool) -> Self {
-        Self([Use::Read, Use::Write, Use::Fill].map(|purpose| if allows(purpose) { len } else { 0 }))
+impl Extents {
+    fn new(len: u64, allows: impl Fn(AccessRight) -> bool) -> Self {
+        Self(
+            [AccessRight::Read, AccessRight::RemoteWrite, AccessRight::LocalWrite]
+                .map(|purpose| if allows(purpose) { len } else { 0 }),
+        )
     }
 
     /// Whether `len` bytes, at least one, from so many behind the start lie in it. A place before the start is as far behind as
     /// can be.
     #[inline(always)]
-    fn admit(&self, purpose: Use, from: u64, len: u64) -> bool {
+    fn admit(&self, purpose: AccessRight, from: u64, len: u64) -> bool {
         let room = self.0[purpose as usize];
         from < room && room - from >= len
     }
@@ -54,7 +57,7 @@ impl Rooms {
 /// A peer's memory region or window, checked. As large as lines of the cache, so that its place is a shift away.
 #[derive(Debug)]
 #[repr(align(64))]
-pub(super) struct Window {
+pub(super) struct RemoteMr {
     /// The entry's name when it was read: the key, and which life of it.
     name: u64,
     /// In the arena that [`RemoteKeys::arena`] keeps mapped.
@@ -74,23 +77,23 @@ pub(super) struct Window {
     /// Whether the mapped part can be stored into: its owner may have forbidden new writers.
     pub(super) writable: bool,
     /// Of the mapped part, from `map_start` on.
-    rooms: Rooms,
+    extents: Extents,
     /// The part that every initiator can map, where processors' atomic operations suffice.
     common: std::ops::Range<u64>,
     _mapping: Option<Arc<Mapping>>,
 }
 
 // SAFETY: the mapping is held; its contents are shared memory, touched by raw copies only.
-unsafe impl Send for Window {}
+unsafe impl Send for RemoteMr {}
 
-impl Window {
+impl RemoteMr {
     /// Reads the peer's entry once and checks the copy.
     fn look_up(peer: &Arc<Peer>, key: u32) -> Option<Self> {
         let mut window = Self::look_up_and_map(peer, key)?;
-        window.rooms = Rooms::new(window.map_end - window.map_start, |purpose| match purpose {
-            Use::Read => window.access & ACCESS_REMOTE_READ != 0,
-            Use::Write => window.writable && window.access & ACCESS_REMOTE_WRITE != 0,
-            Use::Fill => window.writable && window.access & ACCESS_LOCAL_WRITE != 0,
+        window.extents = Extents::new(window.map_end - window.map_start, |purpose| match purpose {
+            AccessRight::Read => window.access & ACCESS_REMOTE_READ != 0,
+            AccessRight::RemoteWrite => window.writable && window.access & ACCESS_REMOTE_WRITE != 0,
+            AccessRight::LocalWrite => window.writable && window.access & ACCESS_LOCAL_WRITE != 0,
         });
         Some(window)
     }
@@ -116,7 +119,7 @@ impl Window {
             map_end: 0,
             base: std::ptr::null_mut(),
             writable: true,
-            rooms: Rooms::default(),
+            extents: Extents::default(),
             common: if file.generation == 0 { 0..0 } else { shown.mapped },
             _mapping: None,
         };
@@ -211,12 +214,12 @@ impl Window {
     }
 }
 
-impl Window {
+impl RemoteMr {
     /// Address here of `len` mapped bytes at `at`, at least one, if the domain `pd` may use them so.
     #[inline(always)]
-    pub(super) fn mapped(&self, pd: u32, at: u64, len: u64, purpose: Use) -> Option<*mut u8> {
+    pub(super) fn mapped(&self, pd: u32, at: u64, len: u64, purpose: AccessRight) -> Option<*mut u8> {
         let from = at.wrapping_sub(self.map_start);
-        let admitted = self.pd == pd && self.rooms.admit(purpose, from, len);
+        let admitted = self.pd == pd && self.extents.admit(purpose, from, len);
         admitted.then(|| self.base.wrapping_add(from as usize))
     }
 }
@@ -224,7 +227,7 @@ impl Window {
 /// Windows of one peer, by key.
 #[derive(Debug, Default)]
 pub(super) struct RemoteKeys {
-    windows: [Option<Window>; SLOTS],
+    windows: [Option<RemoteMr>; SLOTS],
     /// The arena that the entries of all `windows` lie in.
     arena: Option<Arc<Mapping>>,
 }
@@ -232,13 +235,13 @@ pub(super) struct RemoteKeys {
 impl RemoteKeys {
     /// The region with this key, if it is known and as it was.
     #[inline(always)]
-    pub(super) fn known(&self, key: u32) -> Option<&Window> {
+    pub(super) fn known(&self, key: u32) -> Option<&RemoteMr> {
         self.windows[slot(key)].as_ref().filter(|window| window.valid(key))
     }
 
     /// The region with this key, as it is now.
     #[inline]
-    pub(super) fn find(&mut self, peer: &Arc<Peer>, key: u32) -> Result<&Window, u32> {
+    pub(super) fn find(&mut self, peer: &Arc<Peer>, key: u32) -> Result<&RemoteMr, u32> {
         let valid = self.windows[slot(key)].as_ref().is_some_and(|window| window.valid(key));
         if !valid {
             self.replace(peer, key);
@@ -252,7 +255,7 @@ impl RemoteKeys {
             self.windows = Default::default();
             self.arena = Some(peer.arena().clone());
         }
-        self.windows[slot(key)] = Window::look_up(peer, key);
+        self.windows[slot(key)] = RemoteMr::look_up(peer, key);
     }
 }
 
@@ -272,15 +275,15 @@ struct LocalRange {
     key: u32,
     start: u64,
     va: u64,
-    rooms: Rooms,
+    extents: Extents,
 }
 
 impl LocalRange {
     fn new(mr: &LocalMr, pd: u32) -> Self {
-        let rooms = Rooms::new(mr.len, |purpose| {
-            mr.pd == pd && (purpose == Use::Read || mr.access & ACCESS_LOCAL_WRITE != 0)
+        let extents = Extents::new(mr.len, |purpose| {
+            mr.pd == pd && (purpose == AccessRight::Read || mr.access & ACCESS_LOCAL_WRITE != 0)
         });
-        Self { key: mr.key, start: mr.start, va: mr.va, rooms }
+        Self { key: mr.key, start: mr.start, va: mr.va, extents }
     }
 }
 
@@ -294,13 +297,13 @@ impl LocalKeys {
         addr: u64,
         len: u32,
         lkey: u32,
-        purpose: Use,
+        purpose: AccessRight,
     ) -> Option<*mut u8> {
         let range = &self.ranges[slot(lkey)];
         let from = addr.wrapping_sub(range.start);
         let admitted = adapter.mrs.epoch() == self.epoch
             && range.key == lkey
-            && range.rooms.admit(purpose, from, u64::from(len));
+            && range.extents.admit(purpose, from, u64::from(len));
         admitted.then(|| range.va.wrapping_add(from) as *mut u8)
     }
 
@@ -372,10 +375,10 @@ mod tests {
             size in near_the_ends(), from in near_the_ends(), len in near_the_ends(), allowed: [bool; 3],
         ) {
             prop_assume!(len > 0);
-            let rooms = Rooms::new(size, |purpose| allowed[purpose as usize]);
+            let extents = Extents::new(size, |purpose| allowed[purpose as usize]);
             let fits = u128::from(from) + u128::from(len) <= u128::from(size);
-            for purpose in [Use::Read, Use::Write, Use::Fill] {
-                prop_assert_eq!(rooms.admit(purpose, from, len), fits && allowed[purpose as usize]);
+            for purpose in [AccessRight::Read, AccessRight::RemoteWrite, AccessRight::LocalWrite] {
+                prop_assert_eq!(extents.admit(purpose, from, len), fits && allowed[purpose as usize]);
             }
         }
     }

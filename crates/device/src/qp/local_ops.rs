@@ -1,4 +1,4 @@
-//! Requests that never leave this process: binding and invalidating memory windows.
+//! Local operations: binding and invalidating memory windows (IBTA volume 1, 10.6.7).
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use crate::send_wr::SendWr;
 use crate::types::{WC_LOC_QP_OP_ERR, WC_MW_BIND_ERR, WR_BIND_MW, vendor};
 
 impl Qp {
-    /// Posts the binding of a window, whose key is the new one from then on.
+    /// Posts the binding of a window, which has the new key from then on.
     ///
     /// # Errors
     /// As [`Qp::post_send`]; EINVAL for a window of another domain, a key that is not the window's, or
@@ -33,8 +33,8 @@ impl Qp {
         }
     }
 
-    /// Executes such a request of a queue pair whose peer is reached by packets. Only the caller, who holds the send
-    /// queue, can be inside.
+    /// Executes such a request of a queue pair whose peer is reached by packets. Only the caller, which holds the
+    /// send queue, accesses memory for it.
     #[cold]
     pub(super) fn execute_local_op_on_wire(&self, wr: &SendWr<'_>) -> Result<(), ExecError> {
         match wr.bind {
@@ -52,26 +52,26 @@ impl Qp {
         if bind.mw.is_deallocated() {
             return Err(refused(vendor::WINDOW));
         }
-        // A bind that fails leaves the old one as it is (IBTA volume 1, 11.2.8.2).
+        // A bind that fails leaves the old binding as it is (IBTA volume 1, 11.2.8.2).
         adapter.mrs.check_bind(kind, pd, &bind.binding()).map_err(refused)?;
         if kind == MwType::Type2 {
             return adapter.mrs.bind(pd, &bind.binding(), Some(self.qpn)).map_err(refused);
         }
         adapter.mrs.unbind(bind.key >> 16);
-        // Nobody is inside the window through its old key when the new one is valid.
+        // No peer accesses the window by its old key when the new one becomes valid.
         if !adapter.quiesce_peers() {
             return Err(UNRESPONSIVE);
         }
         if bind.len == 0 { Ok(()) } else { adapter.mrs.bind(pd, &bind.binding(), None).map_err(refused) }
     }
 
-    /// Only a window of type 2 can be invalidated, and only through its queue pair (10.6.7.2.6).
+    /// Invalidates a window of type 2 of this queue pair. No other key can be invalidated (10.6.7.2.6).
     fn invalidate_window(&self, send: &SendQueue, key: u32) -> Result<(), ExecError> {
         let refused = |cause| failed(WC_LOC_QP_OP_ERR, cause);
         self.adapter.mrs.invalidate(key, self.qpn).map_err(refused)?;
-        // Its peer is the only one who can be inside.
+        // Only the peer can have an operation in flight.
         barrier::heavy();
         let initiator = || Some(send.transport.initiator());
-        if self.wait_while_busy(Instant::now() + TIMEOUT, initiator) { Ok(()) } else { Err(UNRESPONSIVE) }
+        if self.wait_while_inflight(Instant::now() + TIMEOUT, initiator) { Ok(()) } else { Err(UNRESPONSIVE) }
     }
 }

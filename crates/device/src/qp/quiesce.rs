@@ -1,4 +1,4 @@
-//! Waiting until nobody is inside a queue pair: neither the peer nor this process's own threads.
+//! Waiting until no operation on a queue pair is in flight, of the peer or of this process's own threads.
 
 use std::io;
 use std::sync::Arc;
@@ -11,25 +11,27 @@ use crate::adapter::wait_until;
 use crate::peer::Peer;
 
 impl Qp {
-    /// Waits until a send request that is being carried out, perhaps by the device's own thread, is over.
+    /// Waits for the end of a send request that another thread is executing.
     pub(crate) fn wait_for_own_requests(&self) {
         drop(self.send.queue.lock());
     }
 
-    /// Waits until the peer is not inside an operation that it began before.
-    pub(crate) fn wait_until_untouched(&self, deadline: Instant) -> bool {
+    /// Waits for the end of an operation that the peer had in flight at the call; false at the deadline.
+    pub(crate) fn wait_for_inflight_op(&self, deadline: Instant) -> bool {
         if self.kind == QpType::Ud {
-            // Many initiators, one at a time: the one inside holds the lease.
-            let patience = deadline.saturating_duration_since(Instant::now());
-            return self.entry.delivery.lock_within(self.adapter.id.pid, patience).is_some();
+            // Many initiators, one at a time: the current one holds the lock.
+            let timeout = deadline.saturating_duration_since(Instant::now());
+            return self.entry.delivery.lock_within(self.adapter.id.pid, timeout).is_some();
         }
-        // Who calls may hold this or another send queue: only a look is taken at who the peer is.
-        self.wait_while_busy(deadline, || self.send.queue.try_lock().map(|send| send.transport.initiator()))
+        // The caller may hold this or another send queue, so that is not waited for.
+        self.wait_while_inflight(deadline, || {
+            self.send.queue.try_lock().map(|send| send.transport.initiator())
+        })
     }
 
-    /// Waits until the peer is not inside an operation that it began before, or is gone. `peer` says who
-    /// it is, if that can be seen now, and the queue pair that would tell.
-    pub(super) fn wait_while_busy(
+    /// Waits for the end of an operation in flight, or of its initiator. `peer` returns the initiator's process, if
+    /// that is known, and its queue pair; None while that cannot be read.
+    pub(super) fn wait_while_inflight(
         &self,
         deadline: Instant,
         mut peer: impl FnMut() -> Option<(Option<Arc<Peer>>, u32)>,
@@ -49,11 +51,11 @@ impl Qp {
                 known = match peer() {
                     None => None,
                     Some((Some(peer), _)) => Some(Ok(peer)),
-                    // Whoever came to us, we had not come to him yet.
+                    // The peer has sent to this queue pair, which has not sent to the peer yet.
                     Some((None, dest_qpn)) => Some(self.adapter.peer_of(dest_qpn)),
                 };
             }
-            // This may be the thread that notices deaths.
+            // The calling thread may be the one that detects exits.
             match &known {
                 Some(Ok(peer)) => peer.has_exited(),
                 Some(Err(error)) => error.kind() == io::ErrorKind::ConnectionRefused,
@@ -62,9 +64,9 @@ impl Qp {
         })
     }
 
-    /// The same for one that began before the call; false if the peer stayed inside (a stopped process).
+    /// Waits for the end of all operations that began before the call; false if one did not end (a stopped process).
     pub(super) fn quiesce(&self) -> bool {
         barrier::heavy();
-        self.wait_until_untouched(Instant::now() + crate::ipc::TIMEOUT)
+        self.wait_for_inflight_op(Instant::now() + crate::ipc::TIMEOUT)
     }
 }

@@ -40,7 +40,7 @@ impl Qp {
         self.recv.srq.as_ref()
     }
 
-    /// Who sends to this queue pair: the process and its queue pair.
+    /// The peer: its process and its queue pair.
     pub(crate) fn sender(&self) -> Option<(Arc<Peer>, u32)> {
         let sender = self.entry.dest_qpn.load(Ordering::Acquire);
         Some((self.send.queue.lock().transport.peer()?.clone(), sender))
@@ -48,8 +48,8 @@ impl Qp {
 
     pub(super) fn flush_receives(&self) {
         if self.recv.srq.is_some() {
-            // The shared queue goes on serving others.
-            self.give_back_taken();
+            // The shared queue still serves other queue pairs.
+            self.return_taken_recv();
             if !self.recv.last_wqe_reported.swap(true, Ordering::AcqRel) {
                 self.raise(EVENT_QP_LAST_WQE_REACHED);
             }
@@ -57,39 +57,39 @@ impl Qp {
         }
         let recv = self.polled.recv.lock();
         let head = self.entry.rq_head.load(Ordering::Acquire);
-        // A head that the peer cannot honestly have reached is not believed.
+        // The peer writes the head: an impossible value is ignored.
         let (done, tail) = (recv.done(), recv.tail());
         let from = if tail.wrapping_sub(head) <= tail.wrapping_sub(done) { head } else { done };
         let mut sequence = from;
-        // A queue that is full, or whose lease is not to be had, takes none of the rest either.
+        // If the completion queue is full or its lock is not available, the remaining receives are dropped.
         while sequence != tail && self.recv.cq.push_shared(self.flushed_receive(sequence)) {
             sequence = sequence.wrapping_add(1);
         }
         self.entry.rq_head.store(tail, Ordering::Release);
     }
 
-    /// What a dead peer took from the shared receive queue comes back.
-    pub(super) fn give_back_taken(&self) {
+    /// Returns the receive that a peer took from the shared receive queue and did not complete.
+    pub(super) fn return_taken_recv(&self) {
         if let Some(srq) = &self.recv.srq {
             srq.reclaim(self.entry.srq_taken.swap(0, Ordering::AcqRel));
         }
     }
 
-    /// The same for the sender of a datagram, while others go on sending.
+    /// Returns the receive that a dead sender of a datagram took, while others go on sending.
     pub(crate) fn take_back_abandoned(&self) {
         if let (QpType::Ud, Some(srq)) = (self.kind, &self.recv.srq) {
             srq.reclaim(take_abandoned(&self.entry.delivery, &self.entry.srq_taken, self.adapter.id.pid));
         }
     }
 
-    /// Whether a request of its shared queue is in use here: taken by a peer, or completed and not yet polled.
+    /// Whether a receive of its shared queue is in use: taken by a peer, or completed and not polled yet.
     pub(crate) fn uses_request(&self, note: u32, slot: u32) -> bool {
         self.entry.srq_taken.load(Ordering::Acquire) == note
             || self.recv.cq.has_received(|cqe| cqe.qpn == self.qpn && cqe.sequence == slot)
     }
 
-    /// Drops completions that nobody polled, this queue pair's own and its peer's. Runs `with_lock`
-    /// before pollers are let in again.
+    /// Drops completions that were not polled, of sends and receives. Runs `with_lock` before pollers are let in
+    /// again.
     pub(super) fn forget_completions(&self, with_lock: impl FnOnce()) {
         let (mut sends, receives) = Cq::lock_consumers(&self.send.cq, &self.recv.cq);
         sends.cancel(self.qpn);
@@ -111,7 +111,7 @@ impl Qp {
         }
     }
 
-    /// Posts a receive request.
+    /// Posts a receive.
     ///
     /// # Errors
     /// EINVAL in state RESET or with too many elements, ENOMEM when the queue is full.
@@ -120,11 +120,11 @@ impl Qp {
         self.post_recvs(std::iter::once((wr_id, sges)))
     }
 
-    /// Posts receive requests, each with its name and its elements, up to the first that is refused. The peer sees
-    /// them all at once.
+    /// Posts receives, each a `wr_id` and a list of elements, up to the first that is refused. All of them become
+    /// visible to the peer at once.
     ///
     /// # Errors
-    /// As [`Qp::post_recv`], of the request that was taken last.
+    /// As [`Qp::post_recv`], of the request that the iterator yielded last.
     #[inline]
     pub fn post_recvs<'a>(&self, requests: impl Iterator<Item = (u64, &'a [Sge])>) -> Result<()> {
         let poster = self.polled.recv.lock();
@@ -144,7 +144,7 @@ impl Qp {
                 result = Err(if self.kind.has_receive_queue() { Errno::NOMEM } else { Errno::INVAL });
                 break;
             }
-            // SAFETY: locked, and there is room.
+            // SAFETY: locked, and the slot is free.
             unsafe { poster.write(tail, wr_id, sges) };
             tail = tail.wrapping_add(1);
         }
@@ -161,7 +161,7 @@ impl Qp {
         result
     }
 
-    /// The peer's application sleeps and its request waits for this receive.
+    /// Notifies a peer whose request waits for a receive.
     #[cold]
     fn wake_sender(&self) {
         if self.entry.rnr_wait.swap(0, Ordering::AcqRel) == 0 {

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use millstream_lockfree::copy_in_order;
 use millstream_shm::process_vm::{self, Direction};
 
-use super::keys::{RemoteKeys, Use, Window};
+use super::keys::{AccessRight, RemoteKeys, RemoteMr};
 use super::target::Target;
 use super::transfer::{ExecError, UNRESPONSIVE, failed};
 use crate::peer::Peer;
@@ -21,7 +21,7 @@ pub(super) enum RemoteRange<'a> {
     /// All of it is mapped here.
     Mapped(*mut u8),
     /// Some of it is not: that part is copied through the kernel.
-    Unmapped { window: &'a Window, peer: &'a Peer, at: u64 },
+    Unmapped { window: &'a RemoteMr, peer: &'a Peer, at: u64 },
 }
 
 impl RemoteRange<'_> {
@@ -72,7 +72,7 @@ impl RemoteKeys {
         key: u32,
         at: u64,
         len: u64,
-        access: Use,
+        access: AccessRight,
     ) -> Option<RemoteRange<'_>> {
         Some(RemoteRange::Mapped(self.known(key)?.mapped(pd, at, len, access)?))
     }
@@ -84,7 +84,7 @@ impl RemoteKeys {
         peer: &'a Arc<Peer>,
         target: &Target,
         (key, at, len): (u32, u64, u64),
-        access: Use,
+        access: AccessRight,
     ) -> Result<RemoteRange<'a>, u32> {
         if let Some(RemoteRange::Mapped(base)) = self.mapped(target.pd, key, at, len, access) {
             return Ok(RemoteRange::Mapped(base));
@@ -99,16 +99,16 @@ impl RemoteKeys {
         peer: &'a Arc<Peer>,
         target: &Target,
         (key, at, len): (u32, u64, u64),
-        access: Use,
+        access: AccessRight,
     ) -> Result<RemoteRange<'a>, u32> {
         let window = self.find(peer, key)?;
         match access {
-            Use::Read => admit(window, target, at, len, ACCESS_REMOTE_READ)?,
-            Use::Write => admit(window, target, at, len, ACCESS_REMOTE_WRITE)?,
+            AccessRight::Read => admit(window, target, at, len, ACCESS_REMOTE_READ)?,
+            AccessRight::RemoteWrite => admit(window, target, at, len, ACCESS_REMOTE_WRITE)?,
             // A receive's memory belongs to a domain; a window of a queue pair is no place for it.
-            Use::Fill => check(window, target.pd, at, len, ACCESS_LOCAL_WRITE)?,
+            AccessRight::LocalWrite => check(window, target.pd, at, len, ACCESS_LOCAL_WRITE)?,
         }
-        if window.maps(at, len) && (window.writable || access == Use::Read) {
+        if window.maps(at, len) && (window.writable || access == AccessRight::Read) {
             return Ok(RemoteRange::Mapped(window.base.wrapping_add((at - window.map_start) as usize)));
         }
         Ok(RemoteRange::Unmapped { window, peer, at })
@@ -117,7 +117,12 @@ impl RemoteKeys {
 
 /// Changes the aligned eight bytes at `wr.remote_addr`, which were checked, as the request says; what was there
 /// before. `me` is this process.
-pub(super) fn change_word(window: &Window, peer: &Peer, me: u32, wr: &SendWr<'_>) -> Result<u64, ExecError> {
+pub(super) fn change_word(
+    window: &RemoteMr,
+    peer: &Peer,
+    me: u32,
+    wr: &SendWr<'_>,
+) -> Result<u64, ExecError> {
     let word = window.map_word(wr.remote_addr);
     Ok(match (word, wr.opcode) {
         (Some(word), WR_ATOMIC_CMP_AND_SWP) => word
@@ -130,7 +135,7 @@ pub(super) fn change_word(window: &Window, peer: &Peer, me: u32, wr: &SendWr<'_>
 
 /// Changes such a word in memory that only some initiators can map: one initiator at a time.
 #[cold]
-fn change_by_copies(window: &Window, peer: &Peer, me: u32, wr: &SendWr<'_>) -> Result<u64, ExecError> {
+fn change_by_copies(window: &RemoteMr, peer: &Peer, me: u32, wr: &SendWr<'_>) -> Result<u64, ExecError> {
     let lock = peer.atomics_lock().ok_or(failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE))?;
     let _guard = lock.lock(me).ok_or(UNRESPONSIVE)?;
     let mut old = [0u8; 8];
@@ -148,7 +153,7 @@ fn change_by_copies(window: &Window, peer: &Peer, me: u32, wr: &SendWr<'_>) -> R
 
 /// Stores the aligned eight bytes at `at`, which were checked, at once. `me` is this process.
 pub(super) fn set_word(
-    window: &Window,
+    window: &RemoteMr,
     peer: &Peer,
     me: u32,
     at: u64,
@@ -166,7 +171,7 @@ pub(super) fn set_word(
 
 /// Whether the target's queue pair lets its peer use a part of a region or window.
 #[inline]
-pub(super) fn admit(window: &Window, target: &Target, at: u64, len: u64, access: u32) -> Result<(), u32> {
+pub(super) fn admit(window: &RemoteMr, target: &Target, at: u64, len: u64, access: u32) -> Result<(), u32> {
     check(window, target.pd, at, len, access)
         .or_else(|cause| admit_window(window, target, at, len, access, cause))
 }
@@ -174,7 +179,7 @@ pub(super) fn admit(window: &Window, target: &Target, at: u64, len: u64, access:
 /// A memory window of type 2 asks for its queue pair rather than for a domain.
 #[cold]
 fn admit_window(
-    window: &Window,
+    window: &RemoteMr,
     target: &Target,
     at: u64,
     len: u64,
@@ -185,7 +190,7 @@ fn admit_window(
 }
 
 #[inline]
-fn check(window: &Window, pd: u32, at: u64, len: u64, access: u32) -> Result<(), u32> {
+fn check(window: &RemoteMr, pd: u32, at: u64, len: u64, access: u32) -> Result<(), u32> {
     if window.pd != pd {
         Err(vendor::DOMAIN)
     } else if window.access & access != access {
@@ -200,7 +205,7 @@ fn check(window: &Window, pd: u32, at: u64, len: u64, access: u32) -> Result<(),
 /// Copies a range that is not mapped as a whole: up to three pieces, the outer ones through the kernel.
 #[cold]
 fn copy_by_pieces(
-    window: &Window,
+    window: &RemoteMr,
     peer: &Peer,
     at: u64,
     local: *mut u8,

@@ -1,4 +1,5 @@
-//! Send queues: requests that can be carried out are, at once; others are pending and tried again.
+//! Send queues. Requests are executed when they are posted; those whose peer is not ready become pending and are
+//! retried (IBTA volume 1, 9.7.5.2).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -31,21 +32,19 @@ use crate::types::{
 use millstream_lockfree::BiasedLock;
 use millstream_lockfree::retry_owner::{RetryCheck, RetryOwner};
 
-/// How soon the progress thread looks after a request that was just pending. An application that
-/// polls is much earlier.
-const FIRST_LOOK: Duration = Duration::from_micros(100);
-/// A request to a peer that is gone fails when its first ACK timer expires, or after this if that takes longer.
-/// On a wire it could not fail earlier; and two programs that end together, each when it has counted enough,
-/// may still post to each other while one of them ends.
-const FAREWELL: Duration = Duration::from_millis(100);
-/// How soon it looks again when an application was polling.
-const LATER_LOOK: Duration = Duration::from_millis(1);
+/// Delay of the progress thread's first retry of a pending request. An application that polls retries earlier.
+const FIRST_RETRY: Duration = Duration::from_micros(100);
+/// Longest time after which a request to a peer that is gone fails. It fails earlier if its first ACK timer expires,
+/// and never at once: programs that end together may still post to each other while one of them exits.
+const PEER_GONE_TIMEOUT: Duration = Duration::from_millis(100);
+/// Delay of the progress thread's next look at a request that an application retries by polling.
+const POLLED_RETRY: Duration = Duration::from_millis(1);
 
 /// The sending side of a queue pair.
 #[derive(Debug)]
 pub(super) struct SendSide {
     pub(super) cq: Arc<Cq>,
-    /// Every send request completes visibly, whatever its flags say.
+    /// Whether every send request generates a completion, whatever its flags say.
     pub(super) signal_all: bool,
     pub(super) queue: BiasedLock<SendQueue>,
     retry_owner: RetryOwner,
@@ -64,7 +63,7 @@ impl SendSide {
     }
 }
 
-/// What the holder of the send queue works on.
+/// The send queue: all that its lock guards.
 #[derive(Debug, Default)]
 pub(crate) struct SendQueue {
     pub(super) transport: Transport,
@@ -77,12 +76,12 @@ pub(crate) struct SendQueue {
     /// SENDs of the group that is being executed.
     pub(super) group: SendGroup,
     pending: VecDeque<PendingWr>,
-    /// Since when the oldest pending request waits, and for what.
+    /// Why the oldest pending request waits, and since when.
     waits: Option<(ExecError, Instant)>,
     with_cq: bool,
 }
 
-/// A request that waits, with its own copy of everything.
+/// A request that waits, with copies of its elements and inline data.
 #[derive(Debug)]
 pub(super) struct PendingWr {
     wr_id: u64,
@@ -98,11 +97,11 @@ pub(super) struct PendingWr {
     remote_srqn: u32,
     pub(super) posted: u32,
     sges: Sges,
-    /// Inline data; `sges` then has one element that points here.
+    /// Inline data. `sges` then has one element that points here.
     _inline: Vec<u8>,
 }
 
-/// Elements of a request: one, mostly.
+/// Elements of a request. One element needs no allocation.
 #[derive(Debug)]
 enum Sges {
     One(Sge),
@@ -171,11 +170,11 @@ impl PendingWr {
 }
 
 impl QpType {
-    /// What each transport can do (IBTA volume 1, 9.2.1, table 35).
+    /// Whether the transport service has this operation (IBTA volume 1, 9.2.1, table 35).
     #[inline]
     pub(super) fn offers(self, opcode: u32) -> bool {
         match opcode {
-            // The receiving end of an extended reliable connection sends nothing.
+            // An XRC target has no send queue.
             _ if self == Self::XrcRecv => false,
             WR_SEND | WR_SEND_WITH_IMM => true,
             WR_RDMA_WRITE | WR_RDMA_WRITE_WITH_IMM | WR_LOCAL_INV | WR_BIND_MW => self != Self::Ud,
@@ -189,16 +188,16 @@ impl QpType {
     }
 }
 
-/// What became of a request that was taken.
+/// Result of posting a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PostOutcome {
-    /// Nothing that concerns others.
+    /// The queue pair is not in the error state.
     Accepted,
-    /// The queue pair failed with it: [`Qp::fail`] is due as soon as the send queue is let go.
+    /// The request failed the queue pair: [`Qp::fail`] is due once the send queue is released.
     QpFailed,
 }
 
-/// Who tries pending requests again.
+/// Who retries pending requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Retrier {
     Poller,
@@ -210,7 +209,7 @@ impl SendQueue {
         !self.pending.is_empty()
     }
 
-    /// Completes everything that waits as flushed (IBTA volume 1, 10.8.1).
+    /// Completes all outstanding requests as flushed (IBTA volume 1, 10.8.1).
     pub(super) fn flush(&mut self, qp: &Qp) {
         if let Transport::Wire(wire) = &mut self.transport {
             wire.flush(qp);
@@ -221,7 +220,7 @@ impl SendQueue {
         self.waits = None;
     }
 
-    /// The error that ends a wait, if it has lasted long enough.
+    /// The error of a request whose retry time has expired.
     fn expired(&mut self, stop: ExecError) -> Option<ExecError> {
         let now = Instant::now();
         let since = match self.waits {
@@ -232,9 +231,10 @@ impl SendQueue {
             }
         };
         let (limit, status) = match stop {
-            ExecError::PeerGone => {
-                (self.ack_timeout.map_or(FAREWELL, |time| time.min(FAREWELL)), WC_RETRY_EXC_ERR)
-            }
+            ExecError::PeerGone => (
+                self.ack_timeout.map_or(PEER_GONE_TIMEOUT, |time| time.min(PEER_GONE_TIMEOUT)),
+                WC_RETRY_EXC_ERR,
+            ),
             ExecError::ReceiverNotReady if self.rnr_retries == 7 => return None,
             ExecError::ReceiverNotReady => {
                 let code = match &self.transport {
@@ -254,13 +254,13 @@ impl SendQueue {
 }
 
 impl Qp {
-    /// Whether every send request completes visibly.
+    /// Whether every send request generates a completion.
     #[must_use]
     pub fn signal_all(&self) -> bool {
         self.send.signal_all
     }
 
-    /// Requests to a dead process end now.
+    /// Fails pending requests to a process that has exited.
     pub(crate) fn peer_died(&self, peer: &Arc<Peer>) {
         let waits = {
             let send = self.send.queue.lock();
@@ -281,7 +281,7 @@ impl Qp {
         self.post_list(&mut WrSlice(std::slice::from_ref(wr)))
     }
 
-    /// Posts send requests, up to the first that is refused.
+    /// Posts a slice of send requests, up to the first that is refused.
     ///
     /// # Errors
     /// As [`Qp::post_send`], with the refused request's index in the list.
@@ -340,7 +340,7 @@ impl Qp {
                 self.fail();
             }
         } else {
-            self.post_elsewhere(&mut send, wr)?;
+            self.post_outside_rts(&mut send, wr)?;
         }
         if let Some(bind) = wr.bind {
             bind.mw.set_key(bind.key);
@@ -348,7 +348,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Carries out a request that was checked, in state RTS, or parks it.
+    /// Executes a request that was checked, in state RTS, or makes it pending.
     #[inline(always)]
     pub(super) fn admit(&self, send: &mut SendQueue, wr: &SendWr<'_>) -> PostOutcome {
         send.posted = send.posted.wrapping_add(1);
@@ -378,7 +378,7 @@ impl Qp {
             }
         }
         send.pending.push_back(PendingWr::new(wr, posted));
-        self.look_after(send);
+        self.schedule_retries(send);
         PostOutcome::Accepted
     }
 
@@ -424,7 +424,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Whether the queue pair takes such requests, if it has room for them.
+    /// Checks a request's form: operation, elements, length, destination, binding.
     #[inline(always)]
     pub(super) fn check_form(&self, wr: &SendWr<'_>) -> Result<()> {
         if !self.kind.offers(wr.opcode) {
@@ -432,7 +432,7 @@ impl Qp {
         }
         let len = total_len(wr.sges);
         if wr.opcode == WR_ATOMIC_WRITE {
-            // Its eight bytes have room in any request, inline or not.
+            // Its eight bytes fit into any request, inline or not.
             let fits = wr.sges.len() <= self.capacity.max_send_sge as usize && len == 8;
             return if fits { Ok(()) } else { Err(Errno::INVAL) };
         }
@@ -458,7 +458,7 @@ impl Qp {
             && (flags & SEND_INLINE == 0 || (takes_inline && len <= u64::from(self.capacity.max_inline_data)))
     }
 
-    /// Requests that can be posted now.
+    /// Free entries of the send queue.
     #[inline(always)]
     pub(super) fn send_room(&self, send: &SendQueue) -> u32 {
         let outstanding = send.posted.wrapping_sub(self.polled.reclaimed());
@@ -475,28 +475,28 @@ impl Qp {
     }
 
     #[cold]
-    fn post_elsewhere(&self, send: &mut SendQueue, wr: &SendWr<'_>) -> Result<()> {
+    fn post_outside_rts(&self, send: &mut SendQueue, wr: &SendWr<'_>) -> Result<()> {
         self.takes_sends()?;
         self.check(send, wr)?;
-        self.admit_elsewhere(send, wr);
+        self.admit_outside_rts(send, wr);
         Ok(())
     }
 
-    /// In SQD requests wait, in ERR and SQE they are flushed (11.4.1.1). After a RESET there are none.
+    /// Accepts a request in a state other than RTS. In SQD it waits, in ERR and SQE it is flushed (11.4.1.1).
     #[cold]
-    pub(super) fn admit_elsewhere(&self, send: &mut SendQueue, wr: &SendWr<'_>) {
+    pub(super) fn admit_outside_rts(&self, send: &mut SendQueue, wr: &SendWr<'_>) {
         send.posted = send.posted.wrapping_add(1);
         match self.state() {
             QpState::Err | QpState::Sqe => {
-                // Whoever brought the queue pair down may not have come to what waits: that is first.
+                // The thread that failed the queue pair may not have flushed earlier requests yet.
                 send.flush(self);
                 self.complete_send(wr, send.posted, WC_WR_FLUSH_ERR, 0);
             }
             QpState::Sqd => send.pending.push_back(PendingWr::new(wr, send.posted)),
             QpState::Rts => {
-                // It was changed back in this moment: in its turn.
+                // The state has just changed to RTS: earlier requests come first.
                 send.pending.push_back(PendingWr::new(wr, send.posted));
-                self.look_after(send);
+                self.schedule_retries(send);
             }
             QpState::Reset | QpState::Init | QpState::Rtr => {}
         }
@@ -516,61 +516,61 @@ impl Qp {
             qp_num: self.qpn,
             ..Wc::default()
         };
-        // A sender asks for no event with its own completion unless it is armed for all.
+        // A send completion is unsolicited.
         if self.send.cq.push_own(wc, posted, false).is_err() && self.state() != QpState::Err {
-            // A lost completion is fatal for its queue pair (11.6.3.1). The caller holds the send
-            // queue, so what waits is flushed a little later.
+            // A lost completion is fatal for its queue pair (11.6.3.1). The caller holds the send queue, so the
+            // progress thread flushes it.
             self.set_state(QpState::Err);
             self.adapter.tasks.add(Task::QpFatal { qpn: self.qpn });
         }
     }
 
-    /// Executes a request that was pending.
+    /// Executes a pending request.
     #[cold]
     #[inline(never)]
     fn execute_pending(&self, send: &mut SendQueue, wr: &SendWr<'_>) -> std::result::Result<(), ExecError> {
         self.execute(send, wr)
     }
 
-    /// Sees to it that pending requests are tried again, by whoever comes first.
+    /// Registers pending requests for retries, by a poller or by the progress thread.
     #[cold]
-    fn look_after(&self, send: &mut SendQueue) {
+    fn schedule_retries(&self, send: &mut SendQueue) {
         if !std::mem::replace(&mut send.with_cq, true) {
             self.send.cq.add_pending(self.me.clone());
         }
         if self.send.retry_owner.set_pending() {
-            self.adapter.tasks.add_pending(self.me.clone(), FIRST_LOOK);
+            self.adapter.tasks.add_pending(self.me.clone(), FIRST_RETRY);
         }
     }
 
-    /// Requests that were held back while the queue was drained go on.
+    /// Resumes requests that were held back in SQD.
     pub(super) fn resume(&self) {
         {
             let mut send = self.send.queue.lock();
             send.waits = None;
             if send.has_pending() {
-                self.look_after(&mut send);
+                self.schedule_retries(&mut send);
             }
         }
         self.retry_now();
     }
 
-    /// Tries pending requests again for an application that polls; false when none is left.
+    /// Retries pending requests for an application that polls; false when none is left.
     pub(crate) fn retry_for_poller(&self) -> bool {
         self.send.retry_owner.count_poll();
         self.retry_as(Retrier::Poller).is_some()
     }
 
-    /// Tries pending requests again for an application that sleeps; says when to come back.
+    /// Retries pending requests for an application that does not poll; the delay until the next retry.
     pub(crate) fn retry(&self) -> Option<Duration> {
         match self.send.retry_owner.check() {
             RetryCheck::Idle => None,
-            RetryCheck::Polled => Some(LATER_LOOK),
-            RetryCheck::Unattended => Some(self.retry_as(Retrier::Thread).unwrap_or(LATER_LOOK)),
+            RetryCheck::Polled => Some(POLLED_RETRY),
+            RetryCheck::Unattended => Some(self.retry_as(Retrier::Thread).unwrap_or(POLLED_RETRY)),
         }
     }
 
-    /// Tries pending requests again because what they wait for may have happened.
+    /// Retries pending requests at once: their peer may be ready.
     pub(crate) fn retry_now(&self) {
         let _ = self.retry_as(Retrier::Thread);
     }
@@ -585,7 +585,7 @@ impl Qp {
                 return None;
             };
             if !self.states.is_rts() {
-                // Drained queues keep their requests; failed ones have none left.
+                // A drained queue keeps its requests; a failed one has none.
                 send.pending.push_front(pending);
                 return Some(Duration::from_millis(10));
             }

@@ -10,7 +10,7 @@ use crate::timers::rnr_timer;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum QpState {
-    /// Just created, or set back.
+    /// Just created, or reset.
     #[default]
     Reset = 0,
     /// Receives may be posted.
@@ -23,7 +23,7 @@ pub enum QpState {
     Sqd = 4,
     /// Send queue error; not for reliable connections.
     Sqe = 5,
-    /// Error: everything is flushed.
+    /// Error: all requests are flushed.
     Err = 6,
 }
 
@@ -81,14 +81,14 @@ pub mod attr {
     pub const DEST_QPN: u32 = 1 << 20;
 }
 
-/// Where packets would go.
+/// The address vector of a queue pair (`struct ibv_ah_attr`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AddressVector {
-    /// Whether a global route header is used; always, on Ethernet.
+    /// Whether a global route header is used. Ethernet requires it.
     pub is_global: bool,
     /// The peer's address.
     pub dgid: [u8; 16],
-    /// Place of our own address in the GID table.
+    /// Index of the source address in the GID table.
     pub sgid_index: u8,
     /// Flow label.
     pub flow_label: u32,
@@ -96,11 +96,11 @@ pub struct AddressVector {
     pub hop_limit: u8,
     /// Traffic class.
     pub traffic_class: u8,
-    /// Destination local identifier; unused on Ethernet.
+    /// Destination local identifier, unused on Ethernet.
     pub dlid: u16,
     /// Service level.
     pub sl: u8,
-    /// Source path bits; unused on Ethernet.
+    /// Source path bits, unused on Ethernet.
     pub src_path_bits: u8,
     /// Static rate.
     pub static_rate: u8,
@@ -111,43 +111,43 @@ pub struct AddressVector {
 /// Attributes of a queue pair, as in `struct ibv_qp_attr`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QpAttr {
-    /// The state to go to.
+    /// The new state.
     pub state: QpState,
-    /// The state that the caller believes in.
+    /// The current state, as the caller knows it.
     pub cur_state: QpState,
-    /// Whether to report that the send queue has drained, on the way to SQD.
+    /// Whether to raise an event when the send queue has drained in SQD.
     pub en_sqd_async_notify: bool,
     /// `IBV_MTU_*`: 1 (256) to 5 (4096).
     pub path_mtu: u8,
-    /// Path migration state; kept and reported only.
+    /// Path migration state, stored and reported only.
     pub path_mig_state: u8,
-    /// Q_Key; datagrams only.
+    /// Q_Key, UD only.
     pub qkey: u32,
-    /// First expected packet sequence number.
+    /// First expected packet sequence number (PSN).
     pub rq_psn: u32,
-    /// First sent packet sequence number.
+    /// First packet sequence number (PSN) to send.
     pub sq_psn: u32,
-    /// The peer.
+    /// Queue pair number of the peer.
     pub dest_qpn: u32,
     /// Remote access, `IBV_ACCESS_REMOTE_*`.
     pub access: u32,
-    /// Where packets would go.
+    /// Address of the peer.
     pub path: AddressVector,
     /// Partition key index.
     pub pkey_index: u16,
-    /// Outstanding READs as initiator.
+    /// Outstanding READs and atomics as initiator.
     pub max_rd_atomic: u8,
-    /// Outstanding READs as target.
+    /// Outstanding READs and atomics as responder.
     pub max_dest_rd_atomic: u8,
-    /// Code of the timer in RNR NAKs.
+    /// Code of the RNR NAK timer.
     pub min_rnr_timer: u8,
     /// Port.
     pub port: u8,
-    /// Code of the ACK timeout.
+    /// Code of the local ACK timeout.
     pub timeout: u8,
     /// Retries after a timeout.
     pub retry_cnt: u8,
-    /// Retries after an RNR NAK; 7 for ever.
+    /// Retries after an RNR NAK; 7 means infinite.
     pub rnr_retry: u8,
 }
 
@@ -181,7 +181,7 @@ impl QpAttr {
         self.sq_psn &= 0xff_ffff;
     }
 
-    /// Values out of range, among those that `mask` names.
+    /// EINVAL if a value that `mask` names is out of range.
     pub(super) fn check(&self, mask: u32, max_rd_atomic: u8) -> Result<()> {
         let named = |bit| mask & bit != 0;
         let wrong = (named(attr::PORT) && self.port != 1)
@@ -198,38 +198,37 @@ impl QpAttr {
         if wrong { Err(Errno::INVAL) } else { Ok(()) }
     }
 
-    /// How long a peer without a posted receive makes us wait.
+    /// The delay of an RNR NAK timer code.
     pub(crate) fn rnr_wait(code: u32) -> Duration {
         rnr_timer((code & 31) as u8).expect("five bits")
     }
 }
 
-/// Transports, as a set.
-type Kinds = u8;
+/// A set of queue pair types, a bit each.
+type QpTypes = u8;
 
-const RC: Kinds = 1 << QpType::Rc as u8;
-const UC: Kinds = 1 << QpType::Uc as u8;
-const UD: Kinds = 1 << QpType::Ud as u8;
-/// Sending and receiving end of an extended reliable connection: a reliable connection's attributes are
-/// shared out between them (annex A14).
-const XS: Kinds = 1 << QpType::XrcSend as u8;
-const XR: Kinds = 1 << QpType::XrcRecv as u8;
+const RC: QpTypes = 1 << QpType::Rc as u8;
+const UC: QpTypes = 1 << QpType::Uc as u8;
+const UD: QpTypes = 1 << QpType::Ud as u8;
+/// XRC initiator and target: each has a part of a reliable connection's attributes (annex A14).
+const XS: QpTypes = 1 << QpType::XrcSend as u8;
+const XR: QpTypes = 1 << QpType::XrcRecv as u8;
 
 struct Transition {
-    kinds: Kinds,
+    kinds: QpTypes,
     from: QpState,
     to: QpState,
     required: u32,
     optional: u32,
 }
 
-/// Transitions besides those to RESET and ERR, which always exist (IBTA volume 1, 11.2.5.2,
+/// Transitions other than those to RESET and ERR, with required and optional attributes (IBTA volume 1, 11.2.5.2,
 /// table 91).
 #[rustfmt::skip]
 const TRANSITIONS: &[Transition] = {
     use QpState::*;
     use attr::*;
-    const fn row(kinds: Kinds, from: QpState, to: QpState, required: u32, optional: u32) -> Transition {
+    const fn row(kinds: QpTypes, from: QpState, to: QpState, required: u32, optional: u32) -> Transition {
         Transition { kinds, from, to, required, optional }
     }
     const PATH: u32 = ALT_PATH | PATH_MIG_STATE;
@@ -269,9 +268,9 @@ const TRANSITIONS: &[Transition] = {
     ]
 };
 
-/// Attributes of a reliable connection that only the other end of an extended one has. Programs set all of
-/// them at both ends, and Linux overlooks these.
-pub(super) fn meant_for_the_other_end(kind: QpType) -> u32 {
+/// Attributes that only the other end of an XRC connection has. Programs set all of a reliable connection's
+/// attributes at both ends; these are ignored, as in Linux.
+pub(super) fn ignored_attributes(kind: QpType) -> u32 {
     match kind {
         QpType::XrcSend => attr::MAX_DEST_RD_ATOMIC | attr::MIN_RNR_TIMER,
         QpType::XrcRecv => attr::MAX_QP_RD_ATOMIC | attr::RETRY_CNT | attr::RNR_RETRY,
@@ -279,12 +278,12 @@ pub(super) fn meant_for_the_other_end(kind: QpType) -> u32 {
     }
 }
 
-/// EINVAL unless the transition exists for the transport and `mask` names all that it needs and
-/// nothing that it does not allow.
+/// EINVAL unless the queue pair type has the transition, and `mask` names all required attributes and no others than
+/// the required and optional ones.
 pub(super) fn check_transition(kind: QpType, from: QpState, to: QpState, mask: u32) -> Result<()> {
     let named = mask & !attr::STATE;
     if matches!(to, QpState::Reset | QpState::Err) {
-        // From RESET there is no way to ERR (table 91): nothing could be flushed.
+        // RESET has no transition to ERR (table 91).
         let exists = to == QpState::Reset || from != QpState::Reset;
         return if exists && named & !attr::CUR_STATE == 0 { Ok(()) } else { Err(Errno::INVAL) };
     }
@@ -342,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn no_short_cuts() {
+    fn transitions_that_skip_a_state_are_refused() {
         let all = u32::MAX;
         for (from, to) in [
             (QpState::Reset, QpState::Rtr),

@@ -6,7 +6,7 @@ use millstream_lockfree::store_u64;
 
 use super::Qp;
 use super::datagram::{self, Elements, Piece, Pieces};
-use super::keys::{LocalKeys, RemoteKeys, Use};
+use super::keys::{AccessRight, LocalKeys, RemoteKeys};
 use super::remote_memory::{admit, change_word, set_word};
 use super::target::{Left, Receive, Target};
 use crate::event::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR, NO_EVENT};
@@ -121,10 +121,12 @@ impl Transfer<'_> {
             return Ok(());
         }
         let range = (wr.rkey, wr.remote_addr, len);
-        let to = self.remote.resolve(self.peer, self.target, range, Use::Write).map_err(denied)?;
+        let to =
+            self.remote.resolve(self.peer, self.target, range, AccessRight::RemoteWrite).map_err(denied)?;
         let mut offset = 0;
         for sge in wr.sges {
-            let from = local_address(self.qp, self.local, wr.flags, sge, Use::Read).map_err(protection)?;
+            let from =
+                local_address(self.qp, self.local, wr.flags, sge, AccessRight::Read).map_err(protection)?;
             // SAFETY: the application's registered or inline memory; the lengths add up to the range's.
             unsafe { to.store(offset, from, sge.length as usize)? };
             offset += u64::from(sge.length);
@@ -151,7 +153,7 @@ impl Transfer<'_> {
         if sge.length != 8 {
             return Err(failed(WC_LOC_LEN_ERR, vendor::BOUNDS));
         }
-        let to = local_address(self.qp, self.local, 0, sge, Use::Fill).map_err(protection)?;
+        let to = local_address(self.qp, self.local, 0, sge, AccessRight::LocalWrite).map_err(protection)?;
         let window = self.remote.find(self.peer, wr.rkey).map_err(denied)?;
         admit(window, self.target, wr.remote_addr, 8, ACCESS_REMOTE_ATOMIC).map_err(denied)?;
         let old = change_word(window, self.peer, self.qp.adapter.id.pid, wr)?;
@@ -170,7 +172,8 @@ impl Transfer<'_> {
         let mut value = [0u8; 8];
         let mut at = 0;
         for sge in wr.sges {
-            let from = local_address(self.qp, self.local, wr.flags, sge, Use::Read).map_err(protection)?;
+            let from =
+                local_address(self.qp, self.local, wr.flags, sge, AccessRight::Read).map_err(protection)?;
             // Eight bytes in all were posted; what is counted here must be believed by nobody.
             let n = (sge.length as usize).min(value.len() - at);
             // SAFETY: the application's registered (or inline) memory, and inside the value.
@@ -189,10 +192,11 @@ impl Transfer<'_> {
             return Ok(());
         }
         let range = (wr.rkey, wr.remote_addr, len);
-        let from = self.remote.resolve(self.peer, self.target, range, Use::Read).map_err(denied)?;
+        let from = self.remote.resolve(self.peer, self.target, range, AccessRight::Read).map_err(denied)?;
         let mut offset = 0;
         for sge in wr.sges {
-            let to = local_address(self.qp, self.local, 0, sge, Use::Fill).map_err(protection)?;
+            let to =
+                local_address(self.qp, self.local, 0, sge, AccessRight::LocalWrite).map_err(protection)?;
             // SAFETY: the application's registered memory; the lengths add up to the range's.
             unsafe { from.load(offset, to, sge.length as usize)? };
             offset += u64::from(sge.length);
@@ -301,7 +305,7 @@ pub(super) unsafe fn scatter(
             }
             let n = left.min(room.length);
             let range = (room.lkey, room.addr, u64::from(n));
-            let to = keys.resolve(peer, target, range, Use::Fill).map_err(Fault::Receiver)?;
+            let to = keys.resolve(peer, target, range, AccessRight::LocalWrite).map_err(Fault::Receiver)?;
             // SAFETY: within the piece, and as long as the range.
             unsafe { to.store(0, from, n as usize) }.map_err(Fault::Copy)?;
             // SAFETY: within the piece.
@@ -323,7 +327,7 @@ pub(super) fn local_address(
     keys: &mut LocalKeys,
     flags: u32,
     sge: &Sge,
-    access: Use,
+    access: AccessRight,
 ) -> Result<*mut u8, u32> {
     if flags & SEND_INLINE != 0 {
         return Ok(sge.addr as *mut u8);
@@ -344,9 +348,9 @@ fn look_up_local(
     addr: u64,
     length: u32,
     lkey: u32,
-    access: Use,
+    access: AccessRight,
 ) -> Result<*mut u8, u32> {
-    let access = if access == Use::Read { 0 } else { ACCESS_LOCAL_WRITE };
+    let access = if access == AccessRight::Read { 0 } else { ACCESS_LOCAL_WRITE };
     keys.find(qp.adapter, qp.pd.id, addr, length, lkey, access)
 }
 

@@ -45,7 +45,7 @@ impl QpStates {
 }
 
 impl Qp {
-    /// The state now.
+    /// The current state.
     #[inline]
     #[must_use]
     pub fn state(&self) -> QpState {
@@ -53,7 +53,7 @@ impl Qp {
             .expect("only states are stored")
     }
 
-    /// The attributes as they were set, with the state now.
+    /// The attributes as they were set, with the current state.
     ///
     /// # Panics
     /// Only if another thread panicked while it changed them.
@@ -63,7 +63,7 @@ impl Qp {
         QpAttr { state: self.state(), ..attributes.clone() }
     }
 
-    /// Changes attributes and state; `mask` says which fields of `new` count.
+    /// Changes attributes and state. `mask` names the fields of `new` that are set.
     ///
     /// # Errors
     /// EINVAL for a transition that does not exist, attributes that are missing or not allowed in
@@ -73,7 +73,7 @@ impl Qp {
     /// Only if another thread panicked while it changed them.
     pub fn modify(&self, new: &QpAttr, mask: u32) -> Result<()> {
         self.adapter.port.flush_acks();
-        let mask = mask & !state::meant_for_the_other_end(self.kind);
+        let mask = mask & !state::ignored_attributes(self.kind);
         let mut attributes = self.states.attributes.lock().expect("no panic under this lock");
         let current = self.state();
         if mask & attr::CUR_STATE != 0 && new.cur_state != current {
@@ -144,12 +144,12 @@ impl Qp {
         self.entry_changed();
     }
 
-    /// Makes initiators look anew at what they have checked.
+    /// Makes initiators repeat their checks of the entry.
     pub(super) fn entry_changed(&self) {
         self.entry.revision.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Goes to the error state and flushes both queues, in order.
+    /// Moves to the error state and flushes both queues, in order.
     pub(crate) fn fail(&self) {
         {
             let mut send = self.send.queue.lock();
@@ -160,7 +160,7 @@ impl Qp {
         self.flush_receives();
     }
 
-    /// The same for a queue pair one of whose completions was lost.
+    /// Fails a queue pair one of whose completions was lost.
     pub(crate) fn fail_fatally(&self) {
         self.fail();
         self.raise(EVENT_QP_FATAL);
@@ -170,14 +170,14 @@ impl Qp {
         self.flush_ack();
         self.set_state(QpState::Reset);
         if self.quiesce() {
-            // A peer that died inside will not withdraw, and the next one is not to be blamed for it.
+            // A dead peer's announcement would be taken for the next peer's.
             self.entry.inflight.clear();
         }
         let mut send = self.send.queue.lock();
         *send = SendQueue::default();
         self.entry.dest_qpn.store(0, Ordering::Release);
         self.entry_changed();
-        self.give_back_taken();
+        self.return_taken_recv();
         self.forget_completions(|| self.polled.recv.clear(self.entry));
         self.polled.reclaim(0);
         self.recv.last_wqe_reported.store(false, Ordering::Release);
@@ -185,7 +185,7 @@ impl Qp {
         *self.states.attributes.lock().expect("no panic under this lock") = QpAttr::default();
     }
 
-    /// The peer reports that an operation of its broke our rules. Only the first report counts.
+    /// Handles the peer's report of a request that broke a rule of this queue pair. Only the first report counts.
     pub(crate) fn fault_from_peer(&self, from: u32, event: u32) {
         let believed = self.entry.dest_qpn.load(Ordering::Acquire) == from && event::may_be_reported(event);
         if !believed {
@@ -201,8 +201,8 @@ impl Qp {
         }
     }
 
-    /// The peer says that its first request came while we were in RTR (11.6.3.3). Only the first
-    /// report counts.
+    /// Handles the peer's report of its first request to this queue pair in RTR (11.6.3.3). Only the first report
+    /// counts.
     pub(crate) fn contacted(&self, from: u32) {
         let believed = self.entry.dest_qpn.load(Ordering::Acquire) == from
             && matches!(self.state(), QpState::Rtr | QpState::Rts | QpState::Sqd);
@@ -211,7 +211,7 @@ impl Qp {
         }
     }
 
-    /// A datagram found the completion queue full.
+    /// Handles a sender's report that a datagram found the completion queue full.
     pub(crate) fn completion_lost(&self) {
         self.recv.cq.check_overrun();
         if self.recv.cq.has_overrun() && !matches!(self.state(), QpState::Reset | QpState::Err) {
@@ -219,9 +219,8 @@ impl Qp {
         }
     }
 
-    /// Ends the queue pair's life. When this returns, no peer is inside its queues, its completions
-    /// that were not polled are gone, and all events that were fetched are acknowledged. A second call
-    /// does nothing.
+    /// Destroys the queue pair. When this returns, no peer accesses its queues, its completions that were not
+    /// polled are dropped, and all fetched events are acknowledged. A second call does nothing.
     pub fn destroy(&self) {
         if self.states.destroyed.swap(true, Ordering::AcqRel) {
             return;
@@ -229,14 +228,14 @@ impl Qp {
         if self.kind == QpType::Ud {
             self.adapter.multicast.detach_all(self.adapter.port.port(), self.qpn);
         }
-        // The peer waits for the acknowledgement of what the program may have seen already.
+        // The peer waits for the acknowledgement of messages that the program may have seen already.
         self.flush_ack();
         self.entry.qpn.store(0, Ordering::SeqCst);
         self.set_state(QpState::Reset);
         self.adapter.mrs.unbind_all_of(self.qpn);
         self.quiesce();
         *self.send.queue.lock() = SendQueue::default();
-        self.give_back_taken();
+        self.return_taken_recv();
         self.forget_completions(|| self.adapter.qps.remove(self.qpn));
         if let Some(srq) = &self.recv.srq {
             srq.detach();

@@ -20,7 +20,7 @@ use crate::layout::XrcEntry;
 use crate::peer::Peer;
 use crate::qp::Qp;
 use crate::qp::datagram::{Elements, Piece};
-use crate::qp::keys::{RemoteKeys, Use, Window};
+use crate::qp::keys::{AccessRight, RemoteKeys, RemoteMr};
 use crate::qp::remote_memory::{admit, change_word, set_word};
 use crate::qp::target::{Left, Readiness, Receive, Target};
 use crate::qp::transfer::{ExecError, scatter};
@@ -37,9 +37,9 @@ use millstream_lockfree::cqe::Cqe;
 #[derive(Debug)]
 pub(super) struct ResponderMemory {
     /// The queue pair itself.
-    own: Place,
+    own: ResponderScope,
     /// Shared receive queues that were named by the requests of an extended connection.
-    queues: HashMap<u32, Place>,
+    queues: HashMap<u32, ResponderScope>,
     /// Which of them the request under way is about; zero for the queue pair itself.
     selected: u32,
     adapter: &'static LocalAdapter,
@@ -50,7 +50,7 @@ pub(super) struct ResponderMemory {
 /// Where messages and memory are: the queue pair's own, or those of a shared receive queue of its XRC domain, which may
 /// be another process's.
 #[derive(Debug)]
-struct Place {
+struct ResponderScope {
     target: Target,
     keys: RemoteKeys,
     /// The queue's number and entry.
@@ -76,7 +76,7 @@ impl ResponderMemory {
     pub(super) fn new(qp: &Qp) -> Option<Self> {
         let peer = qp.adapter.peer_of(qp.qpn).ok()?;
         let target = Target::bind(&peer, qp.qpn)?;
-        let own = Place { target, keys: RemoteKeys::default(), queue: None, peer, _wired: None };
+        let own = ResponderScope { target, keys: RemoteKeys::default(), queue: None, peer, _wired: None };
         Some(Self { own, queues: HashMap::new(), selected: 0, adapter: qp.adapter, receive: None })
     }
 
@@ -87,24 +87,24 @@ impl ResponderMemory {
 
     /// What follows is about this shared receive queue.
     pub(super) fn select(&mut self, number: u32) -> Result<(), NakReason> {
-        let known = self.queues.get(&number).is_some_and(|place| {
+        let known = self.queues.get(&number).is_some_and(|scope| {
             let there =
-                place.queue.as_ref().is_some_and(|(_, entry)| entry.number.load(Ordering::Acquire) == number);
-            there && place.peer.alive()
+                scope.queue.as_ref().is_some_and(|(_, entry)| entry.number.load(Ordering::Acquire) == number);
+            there && scope.peer.alive()
         });
         if !known {
             self.queues.remove(&number);
             if self.queues.len() >= REMEMBERED && self.receive.is_none() {
                 self.queues.clear();
             }
-            let place = self.find(number).ok_or(NakReason::InvalidRequest)?;
-            self.queues.insert(number, place);
+            let scope = self.find(number).ok_or(NakReason::InvalidRequest)?;
+            self.queues.insert(number, scope);
         }
         self.selected = number;
         Ok(())
     }
 
-    fn find(&self, number: u32) -> Option<Place> {
+    fn find(&self, number: u32) -> Option<ResponderScope> {
         let (peer, entry) = find_entry(self.adapter, number)?;
         let through = &self.own.target;
         if entry.domain.load(Ordering::Relaxed) != through.entry.domain.load(Ordering::Relaxed) {
@@ -114,12 +114,18 @@ impl ResponderMemory {
         let target =
             through.with_receives(&peer, &entry, number, through.entry.project(|entry| &entry.srq_taken))?;
         let _wired = self.adapter.xrc_srqs.get(number).and_then(|srq| srq.poll_network());
-        Some(Place { target, keys: RemoteKeys::default(), queue: Some((number, entry)), peer, _wired })
+        Some(ResponderScope {
+            target,
+            keys: RemoteKeys::default(),
+            queue: Some((number, entry)),
+            peer,
+            _wired,
+        })
     }
 
-    /// The place that requests are about now.
+    /// The scope that requests are about now.
     #[inline]
-    fn place(&mut self) -> Option<&mut Place> {
+    fn scope(&mut self) -> Option<&mut ResponderScope> {
         if self.selected == 0 { Some(&mut self.own) } else { self.queues.get_mut(&self.selected) }
     }
 
@@ -138,19 +144,19 @@ impl ResponderMemory {
     ) -> Result<R, NakReason> {
         self.offers(access)?;
         let me = self.adapter.id.pid;
-        let place = self.place().ok_or(NakReason::InvalidRequest)?;
-        let Place { target, keys, queue, peer, .. } = place;
+        let scope = self.scope().ok_or(NakReason::InvalidRequest)?;
+        let ResponderScope { target, keys, queue, peer, .. } = scope;
         let _lease = lease(queue, me)?;
         let _announced = Announced::new(target, peer);
         work(keys, peer, target)
     }
 
     /// Runs `work` on a memory region or window that allows the access to `len` bytes from `at`.
-    fn with_window<R>(
+    fn with_mr<R>(
         &mut self,
         access: u32,
         (key, at, len): (u32, u64, u64),
-        work: impl FnOnce(&Window, &Peer) -> Result<R, ExecError>,
+        work: impl FnOnce(&RemoteMr, &Peer) -> Result<R, ExecError>,
     ) -> Result<R, NakReason> {
         self.with_memory(access, |keys, peer, target| {
             let window = keys.find(peer, key).map_err(|_| NakReason::RemoteAccess)?;
@@ -161,14 +167,16 @@ impl ResponderMemory {
 
     /// Whether the peer may use `len` bytes from `at` for `access`.
     pub(super) fn check(&mut self, access: u32, key: u32, at: u64, len: u64) -> Result<(), NakReason> {
-        self.with_window(access, (key, at, len), |_, _| Ok(()))
+        self.with_mr(access, (key, at, len), |_, _| Ok(()))
     }
 
     /// Stores a packet's data.
     pub(super) fn write(&mut self, key: u32, at: u64, data: &[u8]) -> Result<(), NakReason> {
         self.with_memory(ACCESS_REMOTE_WRITE, |keys, peer, target| {
             let range = (key, at, data.len() as u64);
-            let to = keys.resolve(peer, target, range, Use::Write).map_err(|_| NakReason::RemoteAccess)?;
+            let to = keys
+                .resolve(peer, target, range, AccessRight::RemoteWrite)
+                .map_err(|_| NakReason::RemoteAccess)?;
             // SAFETY: the slice is as long as the range.
             unsafe { to.store(0, data.as_ptr(), data.len()) }.map_err(|_| NakReason::RemoteOperational)
         })
@@ -178,7 +186,8 @@ impl ResponderMemory {
     pub(super) fn read(&mut self, key: u32, at: u64, out: &mut [u8]) -> Result<(), NakReason> {
         self.with_memory(ACCESS_REMOTE_READ, |keys, peer, target| {
             let range = (key, at, out.len() as u64);
-            let from = keys.resolve(peer, target, range, Use::Read).map_err(|_| NakReason::RemoteAccess)?;
+            let from =
+                keys.resolve(peer, target, range, AccessRight::Read).map_err(|_| NakReason::RemoteAccess)?;
             // SAFETY: the slice is as long as the range.
             unsafe { from.load(0, out.as_mut_ptr(), out.len()) }.map_err(|_| NakReason::RemoteOperational)
         })
@@ -187,7 +196,7 @@ impl ResponderMemory {
     /// Executes the atomic operation that `wr` describes; the value before it.
     pub(super) fn change(&mut self, wr: &SendWr<'_>) -> Result<u64, NakReason> {
         let me = self.adapter.id.pid;
-        self.with_window(ACCESS_REMOTE_ATOMIC, (wr.rkey, wr.remote_addr, 8), |window, peer| {
+        self.with_mr(ACCESS_REMOTE_ATOMIC, (wr.rkey, wr.remote_addr, 8), |window, peer| {
             change_word(window, peer, me, wr)
         })
     }
@@ -195,22 +204,20 @@ impl ResponderMemory {
     /// Stores eight bytes at once (annex A19).
     pub(super) fn write_word(&mut self, key: u32, at: u64, value: [u8; 8]) -> Result<(), NakReason> {
         let me = self.adapter.id.pid;
-        self.with_window(ACCESS_REMOTE_WRITE, (key, at, 8), |window, peer| {
-            set_word(window, peer, me, at, value)
-        })
+        self.with_mr(ACCESS_REMOTE_WRITE, (key, at, 8), |window, peer| set_word(window, peer, me, at, value))
     }
 
     /// Takes a receive request for a message that begins; false if there is none.
     pub(super) fn take_receive(&mut self) -> bool {
         let (adapter, selected) = (self.adapter, self.selected);
-        let Some(place) = self.place() else { return false };
-        let Ok(guard) = lease(&place.queue, adapter.id.pid) else { return false };
-        let Ok((receive, left)) = place.target.take_receive(adapter.owner_id()) else { return false };
+        let Some(scope) = self.scope() else { return false };
+        let Ok(guard) = lease(&scope.queue, adapter.id.pid) else { return false };
+        let Ok((receive, left)) = scope.target.take_receive(adapter.owner_id()) else { return false };
         let mut elements = Elements::new();
-        place.target.read_receive(receive, &mut elements);
+        scope.target.read_receive(receive, &mut elements);
         drop(guard);
         if left == Left::BelowLimit {
-            place.peer.send(place.target.below_limit());
+            scope.peer.send(scope.target.below_limit());
         }
         self.receive = Some((selected, receive, elements));
         true
@@ -226,8 +233,8 @@ impl ResponderMemory {
         }
         let rest = skip(elements, offset);
         let message: Piece = (data.as_ptr(), data.len() as u32);
-        let place = if *queue == 0 { own } else { queues.get_mut(queue).ok_or(DeliveryError::Protection)? };
-        let Place { target, keys, queue, peer, .. } = place;
+        let scope = if *queue == 0 { own } else { queues.get_mut(queue).ok_or(DeliveryError::Protection)? };
+        let ResponderScope { target, keys, queue, peer, .. } = scope;
         let _lease = lease(queue, me).map_err(|_| DeliveryError::Protection)?;
         let _announced = Announced::new(target, peer);
         // SAFETY: the piece is a slice.
@@ -238,16 +245,16 @@ impl ResponderMemory {
     /// Completes the receive request of the message that ends.
     pub(super) fn complete(&mut self, cqe: Cqe, solicited: bool) -> Result<(), PushError> {
         let Some((queue, receive, _)) = self.receive.take() else { return Ok(()) };
-        let place = if queue == 0 { Some(&self.own) } else { self.queues.get(&queue) };
+        let scope = if queue == 0 { Some(&self.own) } else { self.queues.get(&queue) };
         // A queue that is gone has no completions.
-        let Some(place) = place else { return Ok(()) };
-        let Ok(_lease) = lease(&place.queue, self.adapter.id.pid) else { return Ok(()) };
-        match place.target.complete_receive(self.adapter.owner_id(), receive, cqe, solicited) {
-            Ok(true) => place.peer.signal(place.target.cq.channel()),
+        let Some(scope) = scope else { return Ok(()) };
+        let Ok(_lease) = lease(&scope.queue, self.adapter.id.pid) else { return Ok(()) };
+        match scope.target.complete_receive(self.adapter.owner_id(), receive, cqe, solicited) {
+            Ok(true) => scope.peer.signal(scope.target.cq.channel()),
             Ok(false) => {}
             Err(error) => {
                 if queue != 0 && error == PushError::Full {
-                    place.peer.send(Message::new(Op::XrcSrqEvent, [queue, srq_event::CQ_OVERRUN]));
+                    scope.peer.send(Message::new(Op::XrcSrqEvent, [queue, srq_event::CQ_OVERRUN]));
                 }
                 return Err(error);
             }
@@ -269,9 +276,9 @@ impl ResponderMemory {
 
     /// Ends the life of a memory window of this queue pair, as the message under way asks.
     pub(super) fn invalidate(&mut self, key: u32) -> Result<(), NakReason> {
-        let place = self.place().ok_or(NakReason::InvalidRequest)?;
-        let qpn = place.target.qpn();
-        let found = place.keys.find(&place.peer, key);
+        let scope = self.scope().ok_or(NakReason::InvalidRequest)?;
+        let qpn = scope.target.qpn();
+        let found = scope.keys.find(&scope.peer, key);
         let done = found.is_ok_and(|window| window.belongs_to(qpn) && window.invalidate());
         if done { Ok(()) } else { Err(NakReason::RemoteAccess) }
     }
