@@ -1,8 +1,7 @@
-//! Unreliable datagrams: one queue pair, many receivers, nothing told back.
+//! Unreliable datagrams: one queue pair, many receivers, no acknowledgements (IBTA volume 1, 9.8.2).
 //!
-//! A queue pair that receives datagrams has many initiators at once, so the delivery is done under
-//! a lease in its entry, which also is what its owner waits for when it takes memory away. Whatever
-//! the receiver's side cannot take is dropped, as on a wire (IBTA volume 1, 9.8.2).
+//! A receiving queue pair has many initiators at once. Each delivers under a lock in the receiver's entry; an owner that
+//! withdraws memory waits for that lock. A datagram that the receiver cannot take is dropped.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -43,8 +42,8 @@ pub(super) struct DatagramTransport {
 #[derive(Debug, Default)]
 struct Receivers(HashMap<u32, Receiver>);
 
-/// More are forgotten, all at once: finding one again costs a microsecond.
-const REMEMBERED: usize = 1024;
+/// Most receivers that are cached. Beyond that the cache is cleared; finding a receiver again is cheap.
+const MAX_CACHED: usize = 1024;
 
 #[derive(Debug)]
 struct Receiver {
@@ -59,7 +58,7 @@ impl Receivers {
         let known = self.0.get(&to.qpn).is_some_and(|r| r.peer.alive() && r.target.is_same());
         if !known {
             self.0.remove(&to.qpn);
-            if self.0.len() >= REMEMBERED {
+            if self.0.len() >= MAX_CACHED {
                 self.0.clear();
             }
             let peer = qp.adapter.peer_of(to.qpn).ok()?;
@@ -70,15 +69,15 @@ impl Receivers {
     }
 }
 
-/// One local piece of a message.
+/// A contiguous piece of a message in local memory.
 pub(super) type Piece = (*const u8, u32);
-/// All of them.
+/// The pieces of a message.
 pub(super) type Pieces = ArrayVec<Piece, { MAX_SGE as usize }>;
-/// The elements of one request.
+/// The elements of one receive.
 pub(super) type Elements = ArrayVec<Sge, { MAX_SGE as usize }>;
 
 impl DatagramTransport {
-    /// Of a queue pair that goes to RTR.
+    /// Sets the transport up for a queue pair that goes to RTR.
     pub(super) fn new(qp: &Qp, wire: bool) -> Self {
         let mut wire = if wire { WireDatagrams::new(qp).map(Box::new) } else { None };
         if path::preference() == Ok(PathPreference::Wire)
@@ -123,7 +122,7 @@ impl DatagramTransport {
     /// The pieces are readable memory.
     unsafe fn deliver(&mut self, qp: &Qp, wr: &SendWr<'_>, pieces: &[Piece]) {
         let Some(to) = wr.to else { return };
-        // With the highest bit set, the sender's own key is meant (10.2.5).
+        // The highest bit selects the sender's own Q_Key (10.2.5).
         let qkey = if to.qkey >> 31 == 0 { to.qkey } else { qp.entry.qkey.load(Ordering::Relaxed) };
         let to = UdDestination { qkey, ..to };
         if to.qpn == multicast::MULTICAST_QPN {
@@ -148,7 +147,7 @@ impl DatagramTransport {
     }
 }
 
-/// Delivers a copy to each member of a group, the sender's own queue pair included if it is one.
+/// Delivers a copy to each member of a multicast group, including the sender's own queue pair if it is attached.
 ///
 /// # Safety
 /// The pieces are readable memory.
@@ -189,7 +188,7 @@ unsafe fn deliver_to(
         return;
     }
     if target.has_abandoned() {
-        // The note must not be lost, so this datagram is.
+        // The record of the abandoned receive must not be overwritten, so this datagram is dropped.
         drop(guard);
         return peer.send(Message::new(Op::RecvAbandoned, [to.qpn]));
     }
@@ -199,8 +198,8 @@ unsafe fn deliver_to(
     let len = total_len(wr.sges);
     let mut status = 0;
     if len + to.grh.len() as u64 > total_len(&elements) {
-        // The message is dropped, and the request with it would be lost silently: it completes in
-        // error and the queue pair lives (9.8.3.2 leaves this to the adapter).
+        // The message is dropped. Its receive completes in error, so that it is not lost, and the queue pair stays
+        // usable (9.8.3.2 leaves this to the adapter).
         status = crate::types::WC_LOC_LEN_ERR;
     } else {
         let header: Piece = (to.grh.as_ptr(), to.grh.len() as u32);

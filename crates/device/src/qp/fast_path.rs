@@ -321,7 +321,7 @@ impl Qp {
         let len = u64::from(wr.sge.length);
         self.check_fast_length(WR_SEND, wr)?;
         let from = local_address(self, local, wr.flags, &wr.sge, AccessRight::Read).ok()?;
-        let (receive, into) = target.plain_receive(before)?;
+        let (receive, into) = target.single_sge_receive(before)?;
         if len > u64::from(into.length) {
             return None;
         }

@@ -1,4 +1,4 @@
-//! Checked memory keys, remembered: a table look-up and a mapping are paid once a region.
+//! Caches of checked memory keys: a table look-up and a mapping are paid once per region.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -19,21 +19,21 @@ fn slot(key: u32) -> usize {
     (key >> 16) as usize % SLOTS
 }
 
-/// Access bits of regions that this process does not simply copy from and to.
-const UNUSUAL: u32 = ACCESS_ON_DEMAND | ACCESS_NULL;
+/// Access bits of regions that are not copied from and to directly.
+const INDIRECT: u32 = ACCESS_ON_DEMAND | ACCESS_NULL;
 
-/// What a plain request does with memory.
+/// The right by which a request accesses memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AccessRight {
-    /// It takes data from there.
+    /// Reading, which a remote peer needs IBV_ACCESS_REMOTE_READ for.
     Read,
-    /// It stores there by the right of an RDMA WRITE.
+    /// Writing by RDMA WRITE (IBV_ACCESS_REMOTE_WRITE).
     RemoteWrite,
-    /// It stores there as the memory's owner may: into a receive's memory, or for an RDMA READ into this process's.
+    /// Writing into a receive's memory, or the data of an RDMA READ (IBV_ACCESS_LOCAL_WRITE).
     LocalWrite,
 }
 
-/// For each [`AccessRight`], how many bytes from its start on a range of memory has for it: all that it has, or none.
+/// For each [`AccessRight`], the accessible bytes of a range from its start on: all of them, or none.
 #[derive(Clone, Copy, Debug, Default)]
 struct Extents([u64; 3]);
 
@@ -45,8 +45,8 @@ impl Extents {
         )
     }
 
-    /// Whether `len` bytes, at least one, from so many behind the start lie in it. A place before the start is as far behind as
-    /// can be.
+    /// Whether `len` bytes, at least one, at offset `from` are accessible. An address before the start wraps around to a
+    /// large offset.
     #[inline(always)]
     fn admit(&self, purpose: AccessRight, from: u64, len: u64) -> bool {
         let room = self.0[purpose as usize];
@@ -54,11 +54,11 @@ impl Extents {
     }
 }
 
-/// A peer's memory region or window, checked. As large as lines of the cache, so that its place is a shift away.
+/// A peer's memory region or window, checked. Aligned to cache lines, so that an index is a shift.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct RemoteMr {
-    /// The entry's name when it was read: the key, and which life of it.
+    /// The entry's tag when it was read: key and generation.
     name: u64,
     /// In the arena that [`RemoteKeys::arena`] keeps mapped.
     entry: NonNull<MrEntry>,
@@ -70,15 +70,15 @@ pub(super) struct RemoteMr {
     len: u64,
     /// Address of `start` in the peer.
     va: u64,
-    /// The part that is mapped here, as the region's addresses, and where.
+    /// The mapped part, in the region's addresses, and where it is mapped.
     pub(super) map_start: u64,
     pub(super) map_end: u64,
     pub(super) base: *mut u8,
-    /// Whether the mapped part can be stored into: its owner may have forbidden new writers.
+    /// Whether the mapped part is writable: its owner may have sealed it against new writers.
     pub(super) writable: bool,
     /// Of the mapped part, from `map_start` on.
     extents: Extents,
-    /// The part that every initiator can map, where processors' atomic operations suffice.
+    /// The part that every initiator can map, where the processor's atomic operations suffice.
     common: std::ops::Range<u64>,
     _mapping: Option<Arc<Mapping>>,
 }
@@ -125,13 +125,13 @@ impl RemoteMr {
         };
         let own = peer.local_mrs();
         if let Some(mrs) = own {
-            // Of our own memory nothing is believed that peers could have written.
+            // For this process's own memory, peers' stores into the entry are ignored.
             let (ours, qpn) = mrs.find_tag(name)?;
             (window.access, window.pd, window.qpn) = (ours.access, ours.pd, qpn);
             (window.start, window.len, window.va) = (ours.start, ours.len, ours.va);
         }
-        if window.access & UNUSUAL != 0 {
-            // Nothing that could be mapped for longer than a moment.
+        if window.access & INDIRECT != 0 {
+            // Such memory cannot stay mapped.
             return Some(window);
         }
         if own.is_some() {
@@ -173,17 +173,17 @@ impl RemoteMr {
         self.pd == 0 && self.qpn != 0 && self.qpn == qpn
     }
 
-    /// Ends its life, as a peer may do with a memory window; false if that was over already.
+    /// Invalidates a memory window for its peer; false if it was invalid already.
     pub(super) fn invalidate(&self) -> bool {
         self.entry().invalidate(self.name)
     }
 
-    /// Whether what is stored into it is forgotten.
-    pub(super) fn forgets(&self) -> bool {
+    /// Whether stores are discarded.
+    pub(super) fn discards_stores(&self) -> bool {
         self.access & ACCESS_NULL != 0
     }
 
-    /// Whether `len` bytes from `at` lie inside the region, without sums that could overflow.
+    /// Whether `len` bytes from `at` lie inside the region. No sum can overflow.
     #[inline]
     pub(super) fn contains(&self, at: u64, len: u64) -> bool {
         at >= self.start && at - self.start <= self.len && self.len - (at - self.start) >= len
@@ -195,8 +195,8 @@ impl RemoteMr {
         at >= self.map_start && at <= self.map_end && self.map_end - at >= len
     }
 
-    /// The aligned eight bytes at `at`, if every initiator can map them, so that a processor's
-    /// atomic operation is seen by all.
+    /// The aligned eight bytes at `at`, if every initiator can map them: then the processor's atomic operations are
+    /// atomic for all of them.
     pub(super) fn map_word(&self, at: u64) -> Option<&AtomicU64> {
         let common = at >= self.common.start && at < self.common.end && self.common.end - at >= 8;
         if !common || !self.writable || !self.maps(at, 8) {
@@ -208,14 +208,14 @@ impl RemoteMr {
         word.is_aligned().then(|| unsafe { AtomicU64::from_ptr(word) })
     }
 
-    /// The peer's own address for one of the region's.
+    /// The peer's virtual address of an address of the region.
     pub(super) fn va(&self, at: u64) -> u64 {
         self.va + (at - self.start)
     }
 }
 
 impl RemoteMr {
-    /// Address here of `len` mapped bytes at `at`, at least one, if the domain `pd` may use them so.
+    /// Local address of `len` mapped bytes at `at`, at least one, if the protection domain `pd` has the access.
     #[inline(always)]
     pub(super) fn mapped(&self, pd: u32, at: u64, len: u64, purpose: AccessRight) -> Option<*mut u8> {
         let from = at.wrapping_sub(self.map_start);
@@ -224,7 +224,7 @@ impl RemoteMr {
     }
 }
 
-/// Windows of one peer, by key.
+/// Memory regions and windows of one peer, by key.
 #[derive(Debug, Default)]
 pub(super) struct RemoteKeys {
     windows: [Option<RemoteMr>; SLOTS],
@@ -233,13 +233,13 @@ pub(super) struct RemoteKeys {
 }
 
 impl RemoteKeys {
-    /// The region with this key, if it is known and as it was.
+    /// The cached region with this key, if it is still valid.
     #[inline(always)]
     pub(super) fn known(&self, key: u32) -> Option<&RemoteMr> {
         self.windows[slot(key)].as_ref().filter(|window| window.valid(key))
     }
 
-    /// The region with this key, as it is now.
+    /// The region with this key, looked up again if it has changed.
     #[inline]
     pub(super) fn find(&mut self, peer: &Arc<Peer>, key: u32) -> Result<&RemoteMr, u32> {
         let valid = self.windows[slot(key)].as_ref().is_some_and(|window| window.valid(key));
@@ -259,7 +259,7 @@ impl RemoteKeys {
     }
 }
 
-/// This process's own regions, by key, as the requests of one queue pair see them.
+/// This process's regions that one queue pair has used, by key.
 #[derive(Debug, Default)]
 pub(super) struct LocalKeys {
     epoch: u64,
@@ -267,8 +267,8 @@ pub(super) struct LocalKeys {
     ranges: [LocalRange; SLOTS],
 }
 
-/// What plain requests have to know of one of the `regions`: nothing has room if there is none, or its domain is
-/// another one.
+/// The range of one of the `regions`, for the fast path. Its extents are empty if there is no region, or the region has
+/// another protection domain.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(align(64))]
 struct LocalRange {
@@ -288,8 +288,8 @@ impl LocalRange {
 }
 
 impl LocalKeys {
-    /// Address of `len` bytes at `addr` of the region `lkey`, at least one, if it is known and as it was, in the domain, and may
-    /// be used so.
+    /// Address of `len` bytes at `addr` of the region `lkey`, at least one, if the region is cached, valid, of this
+    /// protection domain, and allows the access.
     #[inline(always)]
     pub(super) fn known(
         &self,
@@ -307,8 +307,8 @@ impl LocalKeys {
         admitted.then(|| range.va.wrapping_add(from) as *mut u8)
     }
 
-    /// Address of `len` bytes at `addr` of the region `lkey`, if it is ours, in the domain, and
-    /// allows what `access` asks.
+    /// Address of `len` bytes at `addr` of the region `lkey`, if the region is of the protection domain and allows
+    /// `access`. An error is the cause for the completion.
     pub(super) fn find(
         &mut self,
         adapter: &LocalAdapter,
@@ -332,8 +332,8 @@ impl LocalKeys {
             Some(mr) if mr.key == lkey => mr,
             _ => {
                 let found = adapter.mrs.find(lkey).ok_or(vendor::NO_KEY)?;
-                if found.access & UNUSUAL != 0 {
-                    return unusual(&found, pd, addr, len, access);
+                if found.access & INDIRECT != 0 {
+                    return indirect_address(&found, pd, addr, len, access);
                 }
                 self.ranges[slot(lkey)] = LocalRange::new(&found, pd);
                 cached.insert(found)
@@ -344,16 +344,16 @@ impl LocalKeys {
     }
 }
 
-/// Address of memory that stands for a part of a region without lasting memory of its own.
+/// Address of a part of a null region or of an on-demand paging region.
 #[cold]
-fn unusual(mr: &LocalMr, pd: u32, addr: u64, len: u32, access: u32) -> Result<*mut u8, u32> {
+fn indirect_address(mr: &LocalMr, pd: u32, addr: u64, len: u32, access: u32) -> Result<*mut u8, u32> {
     mr.check(pd, addr, u64::from(len), access)?;
     let write = access & ACCESS_LOCAL_WRITE != 0;
     if mr.access & ACCESS_NULL != 0 {
         let null = NullMemory::get().ok_or(vendor::NO_KEY)?;
         return Ok(if write { null.sink() } else { null.zeros() });
     }
-    // On-demand paging: what is not there is an error of the request, not of the process.
+    // On-demand paging: a missing page is an error of the request, not of the process.
     let start = (mr.va + (addr - mr.start)) as usize;
     fault_in(start..start + len as usize, write).map_err(|_| vendor::BOUNDS)?;
     Ok(start as *mut u8)

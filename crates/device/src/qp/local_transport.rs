@@ -137,7 +137,7 @@ impl LocalTransport {
     pub(super) fn request_rnr_notification(&self, qp: &Qp, wr: &SendWr<'_>) {
         match (&self.target, qp.kind) {
             (_, QpType::XrcSend) => self.shared_queues.request_rnr_notification(wr.remote_srqn, qp.qpn),
-            (Some(target), _) => target.ask_for_notice(),
+            (Some(target), _) => target.request_rnr_notification(),
             (None, _) => {}
         }
     }

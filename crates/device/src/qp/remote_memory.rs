@@ -105,7 +105,7 @@ impl RemoteKeys {
         match access {
             AccessRight::Read => admit(window, target, at, len, ACCESS_REMOTE_READ)?,
             AccessRight::RemoteWrite => admit(window, target, at, len, ACCESS_REMOTE_WRITE)?,
-            // A receive's memory belongs to a domain; a window of a queue pair is no place for it.
+            // A receive's memory is a region of a protection domain, never a window of a queue pair.
             AccessRight::LocalWrite => check(window, target.pd, at, len, ACCESS_LOCAL_WRITE)?,
         }
         if window.maps(at, len) && (window.writable || access == AccessRight::Read) {
@@ -212,7 +212,7 @@ fn copy_by_pieces(
     len: usize,
     direction: Direction,
 ) -> Result<(), ExecError> {
-    if window.forgets() && direction == Direction::Write {
+    if window.discards_stores() && direction == Direction::Write {
         return Ok(());
     }
     let end = at + len as u64;

@@ -1,4 +1,4 @@
-//! The peer's queue pair, as its initiator sees it: where its queues lie, checked once.
+//! The peer's queue pair as its initiator sees it. The offsets of its queues are checked once.
 
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -21,17 +21,17 @@ use crate::xrc_srq_table;
 use millstream_lockfree::cq_ring::{CqProducer, CqRing, PushError};
 use millstream_lockfree::cqe::Cqe;
 
-/// Whether a request can be carried out now.
+/// Whether a request can be executed now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Readiness {
     Ready,
-    /// Not yet in a state to receive; packets would be dropped and sent again.
+    /// Not yet in a state to receive: an adapter would drop packets, and the sender retry them.
     NotYet,
-    /// Gone for good.
+    /// Destroyed, failed, or connected to another queue pair.
     Gone,
 }
 
-/// A receive request that was found or taken.
+/// A receive that was found or taken.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Receive {
     /// As in [`Cqe::sequence`].
@@ -39,11 +39,11 @@ pub(super) struct Receive {
     slot: u32,
 }
 
-/// What became of a shared receive queue when a request was taken from it.
+/// State of a receive queue after a receive was taken from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Left {
     Enough,
-    /// Fewer than its limit: the owner must be told.
+    /// Fewer receives than the SRQ limit: the owner must be notified.
     BelowLimit,
 }
 
@@ -52,31 +52,31 @@ pub(super) struct Target {
     pub(super) entry: MappedRef<QpEntry>,
     qpn: u32,
     generation: u32,
-    /// The revision of the entry at which it was found ready, if it was, and the access that it gave then.
+    /// The revision of the entry at which it was found ready, if it was, and the access that it allowed then.
     ready_at: Cell<Option<u32>>,
     access: Cell<u32>,
     srq: Option<SharedReceives>,
     slots: Slots,
-    /// A value of the receive queue's tail that was seen: its owner's line is only looked at when
-    /// the queue seems empty.
+    /// The last value read of the receive queue's tail. The owner's cache line is read only when the queue seems
+    /// empty.
     seen_tail: Cell<u32>,
     ahead: ReadAhead,
     pub(super) cq: CqProducer<MappedRef<CqRing>>,
     pub(super) pd: u32,
 }
 
-/// Receive requests that were copied before their turn came. Of a queue that is kept full, the owner refills the
-/// line that the initiator reads next: each line is read once, and while the owner has no reason to store into it.
+/// Receives that were copied ahead of their use. The owner of a full queue refills the cache line that the initiator
+/// reads next. So each line is read once, at a time when the owner does not store into it.
 #[derive(Debug, Default)]
 struct ReadAhead {
-    /// Sequence number of the first of them.
+    /// Sequence number of the first one.
     first: Cell<u32>,
     count: Cell<u32>,
-    /// How many elements each has, and the first one.
+    /// Number of elements and first element of each.
     requests: [Cell<(u32, Sge)>; READ_AHEAD],
 }
 
-/// Of requests with one element, two share a line.
+/// Receives that are copied at a time. Two with one element share a cache line.
 pub(super) const READ_AHEAD: usize = 8;
 
 #[derive(Debug)]
@@ -91,11 +91,11 @@ struct Slots {
 struct SharedReceives {
     ring: MappedRef<SrqRing>,
     order: NonNull<u32>,
-    /// Where the request that an initiator has taken is noted.
+    /// Records the receive that an initiator has taken and not completed.
     taken: MappedRef<AtomicU32>,
-    /// Its number if it belongs to an XRC domain, else zero.
+    /// Number of an XRC shared receive queue, else zero.
     number: u32,
-    /// Joined to slots in completions: says which queue of a domain it is.
+    /// Combined with the slot in completions: names the queue of an XRC domain.
     tag: u32,
 }
 
@@ -155,16 +155,16 @@ impl Target {
         })
     }
 
-    /// Its number.
+    /// The queue pair number.
     pub(super) fn qpn(&self) -> u32 {
         self.qpn
     }
 
-    /// The same queue pair with another place for messages: a shared receive queue of its XRC domain,
-    /// which may be another process's. The result keeps both arenas mapped.
+    /// This queue pair with a shared receive queue of its XRC domain, which may be another process's. The result keeps
+    /// both arenas mapped.
     ///
-    /// What is taken from it is noted at `taken`: in the queue's entry by who then completes it before others come, in the
-    /// queue pair's by who takes longer.
+    /// `taken` records the receive that is taken. It is in the queue's entry if the caller completes the receive before
+    /// others use the queue, else in the queue pair's.
     pub(super) fn with_receives(
         &self,
         peer: &Peer,
@@ -189,7 +189,7 @@ impl Target {
         })
     }
 
-    /// What to tell the owner of a shared receive queue that fell below its limit.
+    /// The message to the owner of a shared receive queue that fell below its limit.
     #[cold]
     pub(super) fn below_limit(&self) -> Message {
         match &self.srq {
@@ -205,18 +205,18 @@ impl Target {
             && self.entry.generation.load(Ordering::Relaxed) == self.generation
     }
 
-    /// Whether the queue pair is of the kind that takes what one of kind `sender` sends.
+    /// Whether the queue pair has the type that receives from the type `sender`.
     pub(super) fn is_peer_of(&self, sender: QpType) -> bool {
         self.entry.kind.load(Ordering::Relaxed) == sender.receiver() as u32
     }
 
-    /// Whether the queue pair's owner has not yet gone on to RTS, and wants to know of the first request.
+    /// Whether the queue pair is in RTR, so that its owner must be notified of the first request (11.6.3.3).
     pub(super) fn awaits_contact(&self) -> bool {
         self.entry.state.load(Ordering::Relaxed) == qp_state::RTR
     }
 
-    /// Whether requests from the queue pair `me` can be carried out; `me` is zero for datagrams,
-    /// which may come from anybody.
+    /// Whether requests from the queue pair `me` can be executed. `me` is zero for datagrams, which any queue pair may
+    /// send.
     #[inline]
     pub(super) fn readiness(&self, me: u32) -> Readiness {
         match self.entry.state.load(Ordering::Acquire) {
@@ -246,7 +246,7 @@ impl Target {
     /// Looks the readiness up and remembers it for [`ready_at`](Self::ready_at).
     #[inline(never)]
     fn look_up_readiness(&self, me: u32) -> Readiness {
-        // Of what changes after this, the revision tells.
+        // Later changes increment the revision.
         let revision = self.entry.revision.load(Ordering::Acquire);
         let readiness = self.readiness(me);
         self.access.set(self.entry.access.load(Ordering::Acquire));
@@ -254,8 +254,8 @@ impl Target {
         readiness
     }
 
-    /// The revision of the entry at which it was found ready, if it was: while that is the [`revision`](Self::revision), it
-    /// is as it was then.
+    /// The revision of the entry at which it was found ready, if it was. While it equals [`revision`](Self::revision),
+    /// the queue pair is unchanged.
     #[inline(always)]
     pub(super) fn ready_at(&self) -> Option<u32> {
         self.ready_at.get()
@@ -267,13 +267,13 @@ impl Target {
         self.entry.revision.load(Ordering::Acquire)
     }
 
-    /// Whether it allowed that when it was found ready.
+    /// Whether the queue pair allowed the access when it was found ready.
     #[inline(always)]
     pub(super) fn allows(&self, access: u32) -> bool {
         self.access.get() & access == access
     }
 
-    /// Whether a receive request waits.
+    /// Whether a receive is posted.
     #[inline]
     pub(super) fn has_receive(&self) -> bool {
         match &self.srq {
@@ -287,7 +287,7 @@ impl Target {
         self.receive_waits(head, &self.entry.rq_tail)
     }
 
-    /// The owner's core has the line of `tail`, so that is only looked at when none seems to wait.
+    /// The owner's core holds the cache line of `tail`, so that is read only when the queue seems empty.
     #[inline]
     fn receive_waits(&self, head: u32, tail: &AtomicU32) -> bool {
         let ahead = |tail: u32| (tail.wrapping_sub(head) as i32) > 0;
@@ -297,30 +297,30 @@ impl Target {
         }
     }
 
-    /// Whether an initiator died, or failed, that had taken a receive request. Only where initiators note
-    /// what they take one at a time, for who is that one.
+    /// Whether an initiator failed, or exited, that had taken a receive. Only for an initiator that holds the lock under
+    /// which taken receives are recorded.
     #[inline]
     pub(super) fn has_abandoned(&self) -> bool {
         self.srq.as_ref().is_some_and(|srq| srq.taken.load(Ordering::Relaxed) != 0)
     }
 
-    /// Whether a receive request is gone once it is taken.
+    /// Whether receives come from a shared queue: a receive is removed when it is taken.
     pub(super) fn shares_receives(&self) -> bool {
         self.srq.is_some()
     }
 
-    /// Asks the receiver to say when it has posted again.
-    pub(super) fn ask_for_notice(&self) {
+    /// Asks the receiver for a notification when it posts a receive.
+    pub(super) fn request_rnr_notification(&self) {
         let wait = self.srq.as_ref().map_or(&self.entry.rnr_wait, |srq| &srq.ring.rnr_wait);
         wait.store(1, Ordering::Relaxed);
     }
 
-    /// Takes the oldest receive request. One of the queue pair's own stays until it is completed;
-    /// one of a shared queue is noted in the entry, so that its owner gets it back if we die.
+    /// Takes the oldest receive. A receive of the queue pair's own queue stays there until it is completed. A receive of
+    /// a shared queue is recorded, so that its owner gets it back if this process exits.
     #[inline]
     pub(super) fn take_receive(&self, me: OwnerId) -> Result<(Receive, Left), ExecError> {
         let Some(srq) = &self.srq else {
-            // These numbers are not to come round again while copies are kept.
+            // Sequence numbers must not wrap around while copies are kept.
             self.ahead.count.set(0);
             let head = self.entry.rq_head.load(Ordering::Relaxed);
             let waits = self.own_receive_waits(head);
@@ -337,11 +337,11 @@ impl Target {
         let slot_at =
             |at: u32| unsafe { srq.order.as_ptr().add((at & self.slots.mask) as usize).read_volatile() };
         let slot = slot_at(head);
-        self.slots.expect(slot_at(head.wrapping_add(prefetch::DISTANCE)));
+        self.slots.prefetch(slot_at(head.wrapping_add(prefetch::DISTANCE)));
         srq.taken.store(taken_request::encode(head, slot), Ordering::Relaxed);
         ring.head.store(head.wrapping_add(1), Ordering::Release);
         drop(guard);
-        // Only now: an owner sets a limit first, and then counts what is left.
+        // Checked last: the owner sets a limit before it counts the remaining receives.
         let limit = ring.limit.load(Ordering::Relaxed);
         let left = || ring.tail.load(Ordering::Acquire).wrapping_sub(head).wrapping_sub(1);
         let below = limit != 0 && left() < limit && ring.limit.swap(0, Ordering::AcqRel) != 0;
@@ -349,10 +349,10 @@ impl Target {
         Ok((Receive { sequence: srq.tag | slot, slot }, if below { Left::BelowLimit } else { Left::Enough }))
     }
 
-    /// The receive request of the queue pair's own that comes after the `before` oldest, and its element, if it has
-    /// one only.
+    /// The receive of the queue pair's own queue behind the `before` oldest ones, with its element, if it has exactly
+    /// one.
     #[inline(always)]
-    pub(super) fn plain_receive(&self, before: u32) -> Option<(Receive, Sge)> {
+    pub(super) fn single_sge_receive(&self, before: u32) -> Option<(Receive, Sge)> {
         if self.srq.is_some() {
             return None;
         }
@@ -367,8 +367,8 @@ impl Target {
         (self.ahead.count.get() != 0 && elements == 1).then_some((receive, first))
     }
 
-    /// Copies the requests that wait from `head` on, and asks for those behind them. What waits stays as it is, and
-    /// a number is given once in the generation of a queue: what was copied is right until that request is used up.
+    /// Copies the posted receives from `head` on, and prefetches those behind them. A posted receive does not change, and
+    /// sequence numbers are unique: a copy is valid until its receive is consumed.
     #[inline(never)]
     fn read_ahead(&self, head: u32) {
         let waiting = if self.own_receive_waits(head) { self.seen_tail.get().wrapping_sub(head) } else { 0 };
@@ -384,11 +384,11 @@ impl Target {
         self.ahead.first.set(head);
         self.ahead.count.set(count);
         if waiting > count {
-            (count..2 * count).for_each(|at| self.slots.expect(head.wrapping_add(at)));
+            (count..2 * count).for_each(|at| self.slots.prefetch(head.wrapping_add(at)));
         }
     }
 
-    /// Copies a receive request's elements out of shared memory.
+    /// Copies a receive's elements out of shared memory.
     #[inline]
     pub(super) fn read_receive(&self, receive: Receive, out: &mut Elements) {
         // SAFETY: the slot exists and the count is bounded by its size; the copy may be garbage if
@@ -400,11 +400,11 @@ impl Target {
             out.extend((0..n).map(|i| from.add(i).read_volatile()));
         }
         if self.srq.is_none() {
-            self.slots.expect(receive.slot.wrapping_add(prefetch::DISTANCE));
+            self.slots.prefetch(receive.slot.wrapping_add(prefetch::DISTANCE));
         }
     }
 
-    /// Completes a receive request and uses it up; true if the receiver's channel must be signalled.
+    /// Completes and consumes a receive; true if the receiver's completion channel must be signalled.
     #[inline(always)]
     pub(super) fn complete_receive(
         &self,
@@ -415,9 +415,9 @@ impl Target {
     ) -> Result<bool, PushError> {
         let cqe = Cqe { qpn: self.qpn, sequence: receive.sequence, ..cqe };
         let result = self.cq.push(me, cqe, solicited);
-        // Only now: a receive that was used up but not completed would be lost if we died between.
+        // Consumed last: a receive that is consumed and not completed would be lost if this process exited between.
         match &self.srq {
-            // Its owner takes it back.
+            // The owner reclaims it.
             _ if result.is_err() => {}
             None => self.entry.rq_head.store(receive.sequence.wrapping_add(1), Ordering::Release),
             Some(srq) => srq.taken.store(0, Ordering::Release),
@@ -425,8 +425,8 @@ impl Target {
         result
     }
 
-    /// Completes the `count` oldest receive requests of the queue pair's own by unsolicited SENDs of so many bytes, all of
-    /// them or none; true if the receiver's channel must be signalled.
+    /// Completes the `count` oldest receives of the queue pair's own queue, by unsolicited SENDs of `byte_len` bytes each:
+    /// all of them or none. True if the receiver's completion channel must be signalled.
     #[inline(always)]
     pub(super) fn complete_receives(
         &self,
@@ -443,22 +443,22 @@ impl Target {
             ..Cqe::default()
         };
         let signal = self.cq.push_all(me, count, cqe, false)?;
-        // Only now, as above.
+        // Consumed last, as above.
         self.entry.rq_head.store(head.wrapping_add(count), Ordering::Release);
         Ok(signal)
     }
 }
 
 impl Slots {
-    /// Where the request number `at` lies.
+    /// The slot of the receive number `at`.
     #[inline(always)]
     fn at(&self, at: u32) -> *mut u8 {
         self.base.as_ptr().wrapping_add((at & self.mask) as usize * self.len)
     }
 
-    /// A request that comes soon, so as to have it here by then: another core posted it.
+    /// Prefetches a receive that another core posted.
     #[inline]
-    fn expect(&self, slot: u32) {
+    fn prefetch(&self, slot: u32) {
         prefetch::for_load(self.at(slot));
     }
 

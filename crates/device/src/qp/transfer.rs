@@ -22,29 +22,29 @@ use crate::types::{
 use millstream_lockfree::cq_ring::PushError;
 use millstream_lockfree::cqe::Cqe;
 
-/// Why a request was not carried out.
+/// Why a request was not executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ExecError {
     /// The receive queue is empty (RNR).
     ReceiverNotReady,
-    /// The peer is not ready to receive, or not there yet.
+    /// The peer is not in a state to receive, or does not exist yet.
     PeerNotReady,
-    /// The peer's queue pair or its process is gone.
+    /// The peer's queue pair was destroyed or its process has exited.
     PeerGone,
     /// The request completes with an error.
     Failed {
         status: u32,
         vendor: u32,
-        /// What the peer must be told: its queue pair fails too, with this event.
+        /// The peer's queue pair fails too, with this event.
         peer_event: Option<u32>,
     },
 }
 
-/// A lease in the peer's memory is not to be had.
+/// A lock in the peer's memory was not released in time.
 pub(super) const UNRESPONSIVE: ExecError =
     ExecError::Failed { status: WC_RETRY_EXC_ERR, vendor: vendor::PEER_NOT_READY, peer_event: None };
 
-/// The target's queue pair is not set up for this operation (table 58, "unsupported or reserved opcode").
+/// The target's queue pair does not allow this operation (table 58, "unsupported or reserved opcode").
 const NOT_OFFERED: ExecError = ExecError::Failed {
     status: WC_REM_INV_REQ_ERR,
     vendor: vendor::PERMISSION,
@@ -101,7 +101,7 @@ impl Transfer<'_> {
             return Err(ExecError::ReceiverNotReady);
         }
         self.write(wr)?;
-        // Another sender may have taken it; the data is then written again, as after a real RNR NAK.
+        // If another sender took the receive, the data is written again, as after an RNR NAK on hardware.
         let receive = self.take_receive()?;
         self.complete(wr, receive, total_len(wr.sges) as u32)
     }
@@ -117,7 +117,7 @@ impl Transfer<'_> {
         self.check_offered(ACCESS_REMOTE_WRITE)?;
         let len = total_len(wr.sges);
         if len == 0 {
-            // No key is checked for a transfer of nothing (IBTA volume 1, 9.4.1.1).
+            // A zero-length transfer checks no key (IBTA volume 1, 9.4.1.1).
             return Ok(());
         }
         let range = (wr.rkey, wr.remote_addr, len);
@@ -143,7 +143,7 @@ impl Transfer<'_> {
         Ok(receive)
     }
 
-    /// Changes eight bytes at the target and brings back what was there (9.4.5).
+    /// Executes an atomic operation on eight bytes of the target and returns the old value (9.4.5).
     fn atomic(&mut self, wr: &SendWr<'_>) -> Result<(), ExecError> {
         self.check_offered(ACCESS_REMOTE_ATOMIC)?;
         if !wr.remote_addr.is_multiple_of(8) {
@@ -162,7 +162,7 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    /// Stores eight bytes at once, after all that was written before them (annex A19, 5.2.1).
+    /// Stores eight bytes atomically, after all earlier writes (annex A19, 5.2.1).
     #[cold]
     fn atomic_write(&mut self, wr: &SendWr<'_>) -> Result<(), ExecError> {
         self.check_offered(ACCESS_REMOTE_WRITE)?;
@@ -174,7 +174,7 @@ impl Transfer<'_> {
         for sge in wr.sges {
             let from =
                 local_address(self.qp, self.local, wr.flags, sge, AccessRight::Read).map_err(protection)?;
-            // Eight bytes in all were posted; what is counted here must be believed by nobody.
+            // The lengths added up to eight when they were checked; they may have changed.
             let n = (sge.length as usize).min(value.len() - at);
             // SAFETY: the application's registered (or inline) memory, and inside the value.
             unsafe { value.as_mut_ptr().add(at).copy_from(from, n) };
@@ -205,7 +205,7 @@ impl Transfer<'_> {
     }
 
     fn send(&mut self, wr: &SendWr<'_>) -> Result<bool, ExecError> {
-        // Our own faults are found before a request is taken that others could use.
+        // Local errors are found before a receive is taken that other senders could use.
         let mut pieces = Pieces::new();
         datagram::pieces(self.local, self.qp, wr, &mut pieces)?;
         let receive = self.take_receive()?;
@@ -221,7 +221,7 @@ impl Transfer<'_> {
         let message = pieces.iter().copied();
         // SAFETY: the pieces are the application's registered (or inline) memory.
         if let Err(fault) = unsafe { scatter(self.remote, self.peer, self.target, message, &elements) } {
-            let cause = if let Fault::Receiver(cause) = fault { cause } else { vendor::COPY };
+            let cause = if let ScatterError::Receiver(cause) = fault { cause } else { vendor::COPY };
             self.fail_receive(receive, WC_LOC_PROT_ERR, cause);
             return Err(fault.into());
         }
@@ -246,8 +246,7 @@ impl Transfer<'_> {
             })
     }
 
-    /// Ends the life of a memory window of type 2 of the target queue pair; nothing else can be
-    /// invalidated (10.6.7.2.6).
+    /// Invalidates a memory window of type 2 of the target queue pair. No other key can be invalidated (10.6.7.2.6).
     #[cold]
     fn invalidate(&mut self, key: u32) -> Result<(), u32> {
         let window = self.remote.find(self.peer, key)?;
@@ -257,7 +256,7 @@ impl Transfer<'_> {
         if window.invalidate() { Ok(()) } else { Err(vendor::NO_KEY) }
     }
 
-    /// The receiver's own request was at fault: it completes with an error, and its queue pair fails.
+    /// Completes a receive with an error, which fails the receiver's queue pair.
     fn fail_receive(&self, receive: Receive, status: u32, detail: u32) {
         let cqe = Cqe { status: status as u16, opcode: WC_OP_RECV as u16, detail, ..Cqe::default() };
         if let Ok(true) = self.target.complete_receive(self.qp.owner_id(), receive, cqe, true) {
@@ -266,25 +265,25 @@ impl Transfer<'_> {
     }
 }
 
-/// Whose fault it is that a message could not be placed.
+/// Why a message could not be scattered.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Fault {
-    /// The receiver's request, with the cause.
+pub(super) enum ScatterError {
+    /// An error of the receive, with the cause.
     Receiver(u32),
-    /// The way there.
+    /// The copy failed.
     Copy(ExecError),
 }
 
-impl From<Fault> for ExecError {
-    fn from(fault: Fault) -> Self {
+impl From<ScatterError> for ExecError {
+    fn from(fault: ScatterError) -> Self {
         match fault {
-            Fault::Receiver(cause) => refused(WC_REM_OP_ERR, cause, NO_EVENT),
-            Fault::Copy(stop) => stop,
+            ScatterError::Receiver(cause) => refused(WC_REM_OP_ERR, cause, NO_EVENT),
+            ScatterError::Copy(stop) => stop,
         }
     }
 }
 
-/// Copies a message into a receive request's elements, which are at least as long.
+/// Copies a message into a receive's elements, which are at least as long.
 ///
 /// # Safety
 /// The pieces are readable memory.
@@ -295,7 +294,7 @@ pub(super) unsafe fn scatter(
     target: &Target,
     message: impl Iterator<Item = Piece>,
     elements: &[Sge],
-) -> Result<(), Fault> {
+) -> Result<(), ScatterError> {
     let mut into = elements.iter().filter(|e| e.length != 0);
     let mut room = Sge::default();
     for (mut from, mut left) in message {
@@ -305,14 +304,15 @@ pub(super) unsafe fn scatter(
             }
             let n = left.min(room.length);
             let range = (room.lkey, room.addr, u64::from(n));
-            let to = keys.resolve(peer, target, range, AccessRight::LocalWrite).map_err(Fault::Receiver)?;
+            let to =
+                keys.resolve(peer, target, range, AccessRight::LocalWrite).map_err(ScatterError::Receiver)?;
             // SAFETY: within the piece, and as long as the range.
-            unsafe { to.store(0, from, n as usize) }.map_err(Fault::Copy)?;
+            unsafe { to.store(0, from, n as usize) }.map_err(ScatterError::Copy)?;
             // SAFETY: within the piece.
             from = unsafe { from.add(n as usize) };
             left -= n;
             room.length -= n;
-            // The element's last byte may be the last of the address space.
+            // The element may end at the end of the address space.
             room.addr = room.addr.wrapping_add(u64::from(n));
         }
     }

@@ -1,10 +1,9 @@
-//! Requests over extended reliable connections: through one queue pair to any shared receive queue of its
-//! domain.
+//! Requests over XRC connections: through one queue pair to any shared receive queue of its domain (IBTA volume 1,
+//! annex A14).
 //!
-//! As over a reliable connection, the initiator announces itself in the queue pair's entry, whose owner
-//! waits for the withdrawal. The receive queue, its memory and its completions may belong to another
-//! process, and many senders may name the same queue, so whoever carries a request out also holds a lease
-//! in the queue's entry: that is what the queue's owner waits for.
+//! As over a reliable connection, the initiator announces its operation in the queue pair's entry. The receive queue, its
+//! memory and its completions may belong to another process, and many senders may use the same queue. The initiator
+//! therefore also holds a lock in the queue's entry, for which the queue's owner waits.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,8 +28,8 @@ use crate::types::{WC_REM_INV_REQ_ERR, vendor};
 #[derive(Debug, Default)]
 pub(super) struct SharedQueues(HashMap<u32, SharedQueue>);
 
-/// More are forgotten, all at once: finding one again costs a microsecond.
-pub(super) const REMEMBERED: usize = 1024;
+/// Most queues that are cached. Beyond that the cache is cleared; finding a queue again is cheap.
+pub(super) const MAX_CACHED: usize = 1024;
 
 /// The entry of a queue, and the process that owns it.
 pub(super) fn find_entry(
@@ -45,14 +44,14 @@ pub(super) fn find_entry(
 
 #[derive(Debug)]
 struct SharedQueue {
-    /// The queue pair of our peer, with this queue as its place for messages.
+    /// The peer's queue pair, with this queue as its receive queue.
     target: Target,
     entry: MappedRef<XrcEntry>,
     keys: RemoteKeys,
     peer: Arc<Peer>,
 }
 
-/// The domain has no such queue: an invalid request, as an invalid queue number in an XRCETH is (A14).
+/// The domain has no such queue: an invalid request, like an invalid queue number in an XRCETH (A14).
 const NO_QUEUE: ExecError = ExecError::Failed {
     status: WC_REM_INV_REQ_ERR,
     vendor: vendor::NO_QUEUE,
@@ -64,7 +63,7 @@ impl SharedQueues {
         let known = self.0.get(&number).is_some_and(SharedQueue::is_alive);
         if !known {
             self.0.remove(&number);
-            if self.0.len() >= REMEMBERED {
+            if self.0.len() >= MAX_CACHED {
                 self.0.clear();
             }
             self.0.insert(number, SharedQueue::find(qp, through, number).ok_or(NO_QUEUE)?);
@@ -72,8 +71,8 @@ impl SharedQueues {
         self.0.get_mut(&number).ok_or(NO_QUEUE)
     }
 
-    /// Asks the owner of a queue to say when it has posted again. If too many ask, the last ones look again
-    /// by themselves.
+    /// Asks the owner of a queue for a notification when it posts a receive. If too many senders ask, the last ones rely
+    /// on their retries.
     pub(super) fn request_rnr_notification(&self, number: u32, me: u32) {
         let Some(queue) = self.0.get(&number) else { return };
         let waiters = &queue.entry.waiters;
@@ -82,7 +81,7 @@ impl SharedQueues {
                 .iter()
                 .any(|waiter| waiter.compare_exchange(0, me, Ordering::AcqRel, Ordering::Relaxed).is_ok());
         if waits {
-            queue.target.ask_for_notice();
+            queue.target.request_rnr_notification();
         }
     }
 }
@@ -100,7 +99,7 @@ impl SharedQueue {
 }
 
 impl LocalTransport {
-    /// Carries out one request, whole.
+    /// Executes one request, whole.
     #[inline(never)]
     pub(super) fn execute_xrc(
         &mut self,
@@ -139,7 +138,7 @@ impl SharedQueue {
         let (entry, number) = (&self.entry, wr.remote_srqn);
         let tell = |peer: &Peer, what| peer.send(Message::new(Op::XrcSrqEvent, [number, what]));
         let lease = entry.delivery.lock(qp.adapter.id.pid).ok_or(UNRESPONSIVE)?;
-        // Withdrawn before the lease was taken, it is seen here; afterwards, its owner waits for us.
+        // A queue that was withdrawn earlier is seen here. Later, its owner waits for the lock.
         fence(Ordering::SeqCst);
         if entry.number.load(Ordering::Acquire) != number {
             return Err(NO_QUEUE);

@@ -16,15 +16,15 @@ use millstream_wire::{CNP_PADDING, ICRC_LEN, Opcode, Psn, Qpn, Repr, bth};
 /// Bytes of a CNP.
 pub(super) const CNP_LEN: usize = bth::LEN + CNP_PADDING + ICRC_LEN;
 
-/// The rate that nothing has lowered: the paper's line rate, 40 Gb/s. Only the first reaction depends on it.
+/// The initial rate: the DCQCN paper's line rate, 40 Gb/s. Only the first reaction depends on it.
 const LINE_RATE: BytesPerSecond = BytesPerSecond(5e9);
-/// Bytes that leave at once are those of such a time at the present rate, so that few wake-ups are needed.
+/// Bytes are sent in bursts of this time at the current rate, which bounds the number of wake-ups.
 const QUANTUM: Duration = Duration::from_micros(50);
 
-/// Both ends of one flow.
+/// Congestion control of one flow: reaction point and notification point.
 #[derive(Debug, Default)]
 pub(super) struct CongestionControl {
-    /// None as long as no CNP has come.
+    /// None before the first CNP.
     reaction: Option<Box<ReactionPoint>>,
     notification: NotificationPoint,
     /// A CNP is to be sent.
@@ -32,23 +32,23 @@ pub(super) struct CongestionControl {
 }
 
 impl CongestionControl {
-    /// A packet of this flow came.
-    pub(super) fn packet_came(&mut self, congestion_experienced: bool, now: Instant) {
+    /// Handles a packet of this flow.
+    pub(super) fn handle_packet(&mut self, congestion_experienced: bool, now: Instant) {
         self.owes_cnp |= self.notification.handle_packet(congestion_experienced, time(now));
     }
 
-    /// A CNP came.
-    pub(super) fn cnp_came(&mut self, now: Instant) {
+    /// Handles a CNP.
+    pub(super) fn handle_cnp(&mut self, now: Instant) {
         let new = || Box::new(ReactionPoint::new(Parameters::from_paper(LINE_RATE)));
         self.reaction.get_or_insert_with(new).handle_cnp(time(now));
     }
 
-    /// Bytes of requests and READs' data that may leave now.
+    /// Bytes of requests and READ responses that may be sent now.
     pub(super) fn byte_budget(&mut self, now: Instant) -> u64 {
         let Some(reaction) = &mut self.reaction else { return u64::MAX };
         reaction.handle_timeout(time(now));
         if reaction.poll_timeout().is_none() {
-            // It has recovered.
+            // The rate has recovered.
             return u64::MAX;
         }
         if reaction.poll_send() > time(now) {
@@ -57,7 +57,7 @@ impl CongestionControl {
         (reaction.rate().0 * QUANTUM.as_secs_f64()).max(1.0) as u64
     }
 
-    /// So many bytes of requests and READs' data left.
+    /// Counts `bytes` of requests and READ responses that were sent.
     pub(super) fn sent(&mut self, bytes: u64, now: Instant) {
         // A flow that has recovered is not counted.
         if let Some(reaction) = self.reaction.as_mut().filter(|reaction| reaction.poll_timeout().is_some()) {
@@ -65,7 +65,7 @@ impl CongestionControl {
         }
     }
 
-    /// When more may leave; None if nothing is held back.
+    /// The time at which more may be sent; None if nothing is held back.
     pub(super) fn free(&self, now: Instant) -> Option<Instant> {
         let reaction = self.reaction.as_ref().filter(|reaction| reaction.poll_timeout().is_some())?;
         let free = reaction.poll_send();
@@ -73,12 +73,12 @@ impl CongestionControl {
     }
 }
 
-/// Time as DCQCN counts it.
+/// An instant as a duration, for DCQCN.
 fn time(now: Instant) -> Duration {
     Duration::from_nanos(now.as_nanos())
 }
 
-/// A congestion notification for the peer's queue pair, but for its ICRC (annex A17.9.3).
+/// A congestion notification packet for the peer's queue pair, without its ICRC (annex A17.9.3).
 pub(super) fn cnp(to: Qpn) -> [u8; CNP_LEN] {
     let header = bth::Repr { becn: true, ..bth::Repr::new(Opcode::CNP, to, Psn::new(0)) };
     let mut packet = [0; CNP_LEN];
@@ -99,7 +99,7 @@ mod tests {
     fn nothing_is_held_back_before_a_notification_and_after_recovery() {
         let mut pace = CongestionControl::default();
         assert_eq!((pace.byte_budget(micros(1)), pace.free(micros(1))), (u64::MAX, None));
-        pace.cnp_came(micros(2));
+        pace.handle_cnp(micros(2));
         assert!(pace.byte_budget(micros(2)) < u64::MAX);
         assert_eq!(pace.byte_budget(micros(1_000_000)), u64::MAX, "a second without congestion");
     }
@@ -108,7 +108,7 @@ mod tests {
     fn what_leaves_keeps_to_the_rate() {
         let mut pace = CongestionControl::default();
         for n in 0..4 {
-            pace.cnp_came(micros(50 * n));
+            pace.handle_cnp(micros(50 * n));
         }
         // Four notifications at full estimate: a sixteenth of the line rate, and what it recovers in 5 ms.
         let (mut sent, mut now) = (0, micros(200));
@@ -130,13 +130,13 @@ mod tests {
     #[test]
     fn marked_packets_are_answered_once_in_a_while() {
         let mut pace = CongestionControl::default();
-        pace.packet_came(false, micros(0));
+        pace.handle_packet(false, micros(0));
         assert!(!pace.owes_cnp);
-        pace.packet_came(true, micros(1));
+        pace.handle_packet(true, micros(1));
         assert!(std::mem::take(&mut pace.owes_cnp));
-        pace.packet_came(true, micros(49));
+        pace.handle_packet(true, micros(49));
         assert!(!pace.owes_cnp);
-        pace.packet_came(true, micros(52));
+        pace.handle_packet(true, micros(52));
         assert!(pace.owes_cnp);
     }
 

@@ -1,4 +1,4 @@
-//! UdQueuePair over the wire: each packet a message, nothing told back (IBTA volume 1, 9.8.2).
+//! UD over RoCE v2: each packet is a message, without acknowledgements (IBTA volume 1, 9.8.2).
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::Ordering;
@@ -23,14 +23,14 @@ use crate::types::{
 };
 use millstream_lockfree::cqe::Cqe;
 
-/// What a datagram queue pair has of the wire. The transport's machine makes its packets and says which ones it
-/// takes; they are delivered as those from this host are, whose sender does it ([`crate::qp::datagram`]).
+/// The packet side of a UD queue pair. The transport machine builds its packets and filters arriving ones, which are
+/// delivered as datagrams of this host are ([`crate::qp::datagram`]).
 #[derive(Debug)]
 pub(in crate::qp) struct WireDatagrams {
     machine: millstream_proto::UdQueuePair,
     memory: ResponderMemory,
     packet: Vec<u8>,
-    /// Somebody elsewhere was heard of: who polls takes in packets from now on.
+    /// Set once packets were sent or received: pollers then receive packets.
     polling: Option<PacketPolling>,
 }
 
@@ -50,17 +50,17 @@ impl WireDatagrams {
         Some(Self { machine: machine(qp, 0), memory, packet: Vec::new(), polling: None })
     }
 
-    /// From now on who polls takes in packets.
+    /// Makes pollers receive packets from now on.
     pub(in crate::qp) fn start_polling(&mut self, qp: &Qp) {
         self.polling.get_or_insert_with(|| PacketPolling::new(vec![qp.send.cq.clone(), qp.recv.cq.clone()]));
     }
 
-    /// Where numbers begin.
+    /// Sets the first packet sequence number.
     pub(in crate::qp) fn start(&mut self, qp: &Qp, psn: u32) {
         self.machine = machine(qp, psn);
     }
 
-    /// Sends a datagram, or loses it.
+    /// Sends a datagram, or drops it.
     ///
     /// # Safety
     /// The pieces are readable memory.
@@ -93,14 +93,14 @@ impl WireDatagrams {
             }
         });
         if made.is_ok() {
-            // A datagram that finds no room is lost.
+            // A datagram that finds no room is dropped.
             let _ = port.send_sealed(&mut [route.outgoing(&mut self.packet, len)]);
         }
     }
 
-    /// Takes datagrams in.
+    /// Takes packets that arrived.
     pub(in crate::qp) fn handle_packets(&mut self, qp: &Qp, packets: &[ArrivedPacket<'_>]) {
-        // Initiators of this host deliver under the same lease.
+        // Initiators of this host deliver under the same lock.
         let Some(_lease) = qp.entry.delivery.lock(qp.adapter.id.pid) else { return };
         for (origin, bytes) in packets {
             if let Ok(packet) = Packet::new_checked(*bytes) {
@@ -111,7 +111,7 @@ impl WireDatagrams {
 
     fn take(&mut self, qp: &Qp, origin: &Origin, packet: &Packet<&[u8]>) {
         let (Some(deth), header) = (packet.deth(), packet.bth()) else { return };
-        // It can change at any time.
+        // The Q_Key can change at any time.
         self.machine.set_qkey(Qkey::new(qp.entry.qkey.load(Ordering::Relaxed)));
         let own = deth.src_qp().get() == qp.qpn && header.dest_qp().get() == multicast::MULTICAST_QPN;
         let wanted = self.machine.admits(packet)
@@ -125,7 +125,7 @@ impl WireDatagrams {
         let route_header = route_header(origin, payload.len());
         let placed = self.memory.fill(0, &route_header).and_then(|()| self.memory.fill(40, payload));
         if let Err(fault) = placed {
-            // Dropped; its receive would be lost silently. The queue pair lives (9.8.3.2).
+            // The datagram is dropped, and its receive completes in error. The queue pair stays usable (9.8.3.2).
             let status = if fault == DeliveryError::TooLong { WC_LOC_LEN_ERR } else { WC_LOC_PROT_ERR };
             let cqe = Cqe { status: status as u16, opcode: WC_OP_RECV as u16, ..Cqe::default() };
             return self.memory.complete_or_overrun(cqe, true);
@@ -143,7 +143,7 @@ impl WireDatagrams {
     }
 }
 
-/// The way that a route header describes.
+/// The route that a global route header describes.
 fn route_of(header: &[u8; 40]) -> Option<Route> {
     let gid = |bytes: &[u8]| -> [u8; 16] { bytes.try_into().expect("sixteen bytes") };
     if header[0] >> 4 != 6 {
@@ -158,14 +158,13 @@ fn route_of(header: &[u8; 40]) -> Option<Route> {
     Route::new(&source, &destination, interface(&source, &destination), (first >> 20) as u8)
 }
 
-/// By which interface packets leave, where their destination does not say.
+/// The outgoing interface, where the destination does not determine it.
 fn interface(source: &[u8; 16], destination: &[u8; 16]) -> u32 {
     let ambiguous = Ipv6Addr::from(*destination).is_unicast_link_local() || multicast::is_group(destination);
     if ambiguous { gid::interface_of(source).unwrap_or(0) } else { 0 }
 }
 
-/// What the receiver finds in front of the data: the packet's IP header, as far as a socket shows it (annex
-/// A17.4.5.2).
+/// The header in front of the receiver's data: the packet's IP header, as far as a socket reports it (annex A17.4.5.2).
 fn route_header(origin: &Origin, len: usize) -> [u8; 40] {
     let mut header = [0; 40];
     let udp_len = (8 + bth::LEN + deth::LEN + len + millstream_wire::ICRC_LEN) as u16;
@@ -198,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_route_header_leads_back() {
+    fn a_route_header_gives_the_route_back() {
         for (source, destination) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
             let origin = Origin {
                 source: source.parse().unwrap(),

@@ -1,4 +1,4 @@
-//! The application's memory and receive queue, as the transport's machine asks for them.
+//! The transport machine's access to the application's memory and receive queue.
 
 use std::collections::VecDeque;
 
@@ -17,27 +17,27 @@ use crate::types::{
     WC_LOC_PROT_ERR, WC_LOC_QP_OP_ERR, WC_MW_BIND_ERR, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD,
 };
 
-/// InflightWrs that were posted and are not complete, the oldest first.
+/// Requests that are posted and not complete, the oldest first.
 #[derive(Debug, Default)]
 pub(super) struct InflightWrs {
     list: VecDeque<PendingWr>,
-    /// The name of the oldest.
+    /// Identifier of the oldest request.
     first: u64,
 }
 
 impl InflightWrs {
-    /// Keeps a request; its name.
+    /// Adds a request; its identifier.
     pub(super) fn add(&mut self, request: PendingWr) -> WorkId {
         self.list.push_back(request);
         WorkId(self.first + self.list.len() as u64 - 1)
     }
 
-    /// Takes back the one that was kept last.
+    /// Removes the request that was added last.
     pub(super) fn take_last(&mut self) -> Option<PendingWr> {
         self.list.pop_back()
     }
 
-    /// InflightWrs complete in the order in which they were posted.
+    /// Removes the oldest request: requests complete in order.
     pub(super) fn finish(&mut self, id: WorkId) -> Option<PendingWr> {
         debug_assert_eq!(id.0, self.first);
         self.first += 1;
@@ -49,7 +49,7 @@ impl InflightWrs {
     }
 }
 
-/// See the module's description.
+/// A queue pair's memory for one call of the transport machine.
 pub(super) struct MemoryAdapter<'a> {
     pub(super) qp: &'a Qp,
     pub(super) memory: &'a mut ResponderMemory,
@@ -83,7 +83,7 @@ impl MemoryAdapter<'_> {
         let one = [crate::types::Sge::default()];
         let rest;
         let elements = match request.sges {
-            // One element, as almost always, needs no list.
+            // One element needs no list.
             [element] if u64::from(offset) < u64::from(element.length) => {
                 let mut one = one;
                 one[0] = crate::types::Sge {

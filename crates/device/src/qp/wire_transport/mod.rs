@@ -71,7 +71,7 @@ pub(super) struct WireTransport {
     _polling: PacketPolling,
 }
 
-/// When a queue pair's machine wants to be looked at, for those who do not hold its lock.
+/// The deadline of a queue pair's timers, readable without its lock.
 #[derive(Debug)]
 pub(super) struct TimerDeadline(AtomicU64);
 
@@ -81,21 +81,21 @@ impl Default for TimerDeadline {
     }
 }
 
-/// Bytes of packets that are built at a time: what the kernel takes as one.
+/// Bytes of packets that are built at a time: the kernel's limit for one message.
 const BURST: usize = millstream_link::MAX_BATCH;
 /// Bursts that one system call sends.
 const BURSTS: usize = 4;
-/// Bytes of packets under way without an answer, at most: what keeps both sides busy where waking one up takes long.
+/// Most bytes in flight: enough to keep both sides busy during a wake-up.
 const WINDOW: usize = 2 << 20;
-/// The same, at least, where the other side's socket takes as much.
+/// Least bytes in flight, if the peer's socket has room for them.
 const LEAST_WINDOW: usize = 256 << 10;
-/// Queue pairs that share a socket's memory when it is handed out.
+/// Least number of queue pairs that a socket's memory is divided by.
 const SHARERS: usize = 8;
-/// Packets under way without an answer, at least and at most.
+/// Least and most packets in flight.
 const WINDOW_PACKETS: (usize, usize) = (32, 2048);
-/// How long to wait for an answer to the last packets of a burst before asking for one.
+/// Delay after which an acknowledgement of a burst's last packets is requested.
 const PROBE: Duration = Duration::from_millis(4);
-/// How long to wait when the network has no room for a packet.
+/// Delay before the next attempt when the socket has no room for a packet.
 const CONGESTED: Duration = Duration::from_micros(100);
 
 /// A queue pair failed while its send queue was held. The rest is due once that is released.
@@ -106,7 +106,7 @@ pub(super) struct QpFailure {
 }
 
 impl WireTransport {
-    /// Of a queue pair that goes to RTR.
+    /// Sets the transport up for a queue pair that goes to RTR.
     pub(super) fn new(qp: &Qp, attributes: &QpAttr, route: Route) -> Option<Self> {
         let port = qp.adapter.port.port()?;
         let ports = [port.source_port(), millstream_wire::UDP_PORT];
@@ -116,7 +116,7 @@ impl WireTransport {
                 QpType::Rc => Service::Rc,
                 QpType::XrcSend => Service::XrcInitiator,
                 QpType::XrcRecv => Service::XrcTarget,
-                // UdQueuePair have a transport of their own.
+                // UD has a transport of its own.
                 QpType::Uc | QpType::Ud => Service::Uc,
             },
             flow,
@@ -223,8 +223,8 @@ impl WireTransport {
             let mut adapter = MemoryAdapter { qp, memory, keys: local_keys, inflight };
             match machine.handle_datagram(now, origin.source, &packet, &mut adapter) {
                 Disposition::Dropped(_) => {}
-                Disposition::Congestion => self.congestion.cnp_came(now),
-                _ => self.congestion.packet_came(origin.congestion_experienced(), now),
+                Disposition::Congestion => self.congestion.handle_cnp(now),
+                _ => self.congestion.handle_packet(origin.congestion_experienced(), now),
             }
             // Completions take effect at once: the next message needs the next receive.
             loop {
@@ -316,7 +316,7 @@ impl WireTransport {
                         return true;
                     }
                 }
-                // As if they were lost.
+                // The packets count as lost.
                 Err(_) => {
                     bursts.clear();
                     return true;
@@ -493,7 +493,7 @@ fn received_completion(received: &Received) -> (Cqe, bool) {
     };
     if received.status != Status::Success {
         let (status, detail) = match received.status {
-            // A key that it was to invalidate: an error of class J (9.9.3).
+            // The key to invalidate was invalid: an error of class J (9.9.3).
             Status::LocalOperation => (WC_REM_INV_REQ_ERR, vendor::NO_KEY),
             status => completion(status),
         };
@@ -509,7 +509,7 @@ fn received_completion(received: &Received) -> (Cqe, bool) {
     (cqe, received.solicited)
 }
 
-/// What a request asks of the transport.
+/// The transport machine's description of a request.
 fn work(wr: &SendWr<'_>) -> SendOp {
     let (va, rkey) = (wr.remote_addr, Rkey::new(wr.rkey));
     match wr.opcode {

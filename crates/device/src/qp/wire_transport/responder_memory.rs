@@ -1,9 +1,9 @@
-//! This process's memory and receive queues, as packets from elsewhere reach them.
+//! This process's memory and receive queues for requests that arrive as packets.
 //!
-//! Packets are carried out here as an initiator of the same host would carry its requests out: this process is
-//! the initiator and the target at once, so keys, receive queues and completion queues have one set of rules
-//! (`transfer`, `target`, `keys`). Everything happens under the send queue's lock, which is what whoever takes
-//! memory away waits for; the entry is announced as busy as well, for those who may not wait for that lock.
+//! The requests are executed by the code of the local transport, with this process as initiator and target. So keys,
+//! receive queues and completion queues have one set of rules (`transfer`, `remote_memory`, `target`, `keys`). The send
+//! queue's lock is held; an owner that withdraws memory waits for it. Operations are announced in the entry as well, for
+//! owners that must not wait for that lock.
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -24,7 +24,7 @@ use crate::qp::keys::{AccessRight, RemoteKeys, RemoteMr};
 use crate::qp::remote_memory::{admit, change_word, set_word};
 use crate::qp::target::{Left, Readiness, Receive, Target};
 use crate::qp::transfer::{ExecError, scatter};
-use crate::qp::xrc::{REMEMBERED, find_entry};
+use crate::qp::xrc::{MAX_CACHED, find_entry};
 use crate::send_wr::SendWr;
 use crate::types::{
     ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, Sge, WC_OP_RECV, WC_WR_FLUSH_ERR,
@@ -33,22 +33,22 @@ use crate::types::{
 use millstream_lockfree::cq_ring::PushError;
 use millstream_lockfree::cqe::Cqe;
 
-/// See the module's description.
+/// Memory and receive queues of a responder.
 #[derive(Debug)]
 pub(super) struct ResponderMemory {
     /// The queue pair itself.
     own: ResponderScope,
-    /// Shared receive queues that were named by the requests of an extended connection.
+    /// Shared receive queues that requests of an XRC connection have named.
     queues: HashMap<u32, ResponderScope>,
-    /// Which of them the request under way is about; zero for the queue pair itself.
+    /// Number of the queue that the current request names; zero for the queue pair itself.
     selected: u32,
     adapter: &'static LocalAdapter,
-    /// The receive request that the message under way fills, and from which queue it is.
+    /// The receive of the current message, and the number of its queue.
     receive: Option<(u32, Receive, Elements)>,
 }
 
-/// Where messages and memory are: the queue pair's own, or those of a shared receive queue of its XRC domain, which may
-/// be another process's.
+/// Receive queue and memory keys of the queue pair itself, or of a shared receive queue of its XRC domain, which may be
+/// another process's.
 #[derive(Debug)]
 struct ResponderScope {
     target: Target,
@@ -56,7 +56,7 @@ struct ResponderScope {
     /// The queue's number and entry.
     queue: Option<(u32, MappedRef<XrcEntry>)>,
     peer: Arc<Peer>,
-    /// Pollers of the queue's completions take in packets, if it is ours.
+    /// Makes pollers of the queue's completions receive packets, if this process owns the queue.
     _wired: Option<Box<dyn Debug + Send + Sync>>,
 }
 
@@ -65,14 +65,14 @@ struct ResponderScope {
 fn lease(queue: &Option<(u32, MappedRef<XrcEntry>)>, me: u32) -> Result<Option<RobustGuard<'_>>, NakReason> {
     let Some((number, entry)) = queue else { return Ok(None) };
     let lease = entry.delivery.lock(me).ok_or(NakReason::RemoteOperational)?;
-    // Withdrawn before the lease was taken, it is seen here; afterwards, its owner waits for us.
+    // A queue that was withdrawn earlier is seen here. Later, its owner waits for the lock.
     fence(Ordering::SeqCst);
     let is_there = entry.number.load(Ordering::Acquire) == *number;
     if is_there { Ok(Some(lease)) } else { Err(NakReason::InvalidRequest) }
 }
 
 impl ResponderMemory {
-    /// Of one of our own queue pairs.
+    /// Of one of this process's queue pairs.
     pub(super) fn new(qp: &Qp) -> Option<Self> {
         let peer = qp.adapter.peer_of(qp.qpn).ok()?;
         let target = Target::bind(&peer, qp.qpn)?;
@@ -85,7 +85,7 @@ impl ResponderMemory {
         &self.own.peer
     }
 
-    /// What follows is about this shared receive queue.
+    /// Selects the shared receive queue of the following requests.
     pub(super) fn select(&mut self, number: u32) -> Result<(), NakReason> {
         let known = self.queues.get(&number).is_some_and(|scope| {
             let there =
@@ -94,7 +94,7 @@ impl ResponderMemory {
         });
         if !known {
             self.queues.remove(&number);
-            if self.queues.len() >= REMEMBERED && self.receive.is_none() {
+            if self.queues.len() >= MAX_CACHED && self.receive.is_none() {
                 self.queues.clear();
             }
             let scope = self.find(number).ok_or(NakReason::InvalidRequest)?;
@@ -110,7 +110,7 @@ impl ResponderMemory {
         if entry.domain.load(Ordering::Relaxed) != through.entry.domain.load(Ordering::Relaxed) {
             return None;
         }
-        // A message takes as long as its packets, and others use the queue meanwhile.
+        // A message of several packets takes a while, and other senders use the queue meanwhile.
         let target =
             through.with_receives(&peer, &entry, number, through.entry.project(|entry| &entry.srq_taken))?;
         let _wired = self.adapter.xrc_srqs.get(number).and_then(|srq| srq.poll_network());
@@ -123,7 +123,7 @@ impl ResponderMemory {
         })
     }
 
-    /// The scope that requests are about now.
+    /// The scope of the current request.
     #[inline]
     fn scope(&mut self) -> Option<&mut ResponderScope> {
         if self.selected == 0 { Some(&mut self.own) } else { self.queues.get_mut(&self.selected) }
@@ -135,7 +135,7 @@ impl ResponderMemory {
         if offered { Ok(()) } else { Err(NakReason::InvalidRequest) }
     }
 
-    /// Runs `work` on the memory that requests are about now, if the queue pair offers the access.
+    /// Runs `work` on the memory of the current request, if the queue pair allows the access.
     #[inline]
     fn with_memory<R>(
         &mut self,
@@ -182,7 +182,7 @@ impl ResponderMemory {
         })
     }
 
-    /// Loads what a READ asks for.
+    /// Loads the data of a READ.
     pub(super) fn read(&mut self, key: u32, at: u64, out: &mut [u8]) -> Result<(), NakReason> {
         self.with_memory(ACCESS_REMOTE_READ, |keys, peer, target| {
             let range = (key, at, out.len() as u64);
@@ -207,7 +207,7 @@ impl ResponderMemory {
         self.with_mr(ACCESS_REMOTE_WRITE, (key, at, 8), |window, peer| set_word(window, peer, me, at, value))
     }
 
-    /// Takes a receive request for a message that begins; false if there is none.
+    /// Takes a receive for a new message; false if there is none.
     pub(super) fn take_receive(&mut self) -> bool {
         let (adapter, selected) = (self.adapter, self.selected);
         let Some(scope) = self.scope() else { return false };
@@ -223,7 +223,7 @@ impl ResponderMemory {
         true
     }
 
-    /// Stores a part of the message, which lies `offset` bytes from its beginning, where the receive request says.
+    /// Stores the part of the message at `offset` into the receive's elements.
     pub(super) fn fill(&mut self, offset: u64, data: &[u8]) -> Result<(), DeliveryError> {
         let me = self.adapter.id.pid;
         let Self { own, queues, receive, .. } = self;
@@ -242,11 +242,11 @@ impl ResponderMemory {
         placed.map_err(|_| DeliveryError::Protection)
     }
 
-    /// Completes the receive request of the message that ends.
+    /// Completes the receive of the current message.
     pub(super) fn complete(&mut self, cqe: Cqe, solicited: bool) -> Result<(), PushError> {
         let Some((queue, receive, _)) = self.receive.take() else { return Ok(()) };
         let scope = if queue == 0 { Some(&self.own) } else { self.queues.get(&queue) };
-        // A queue that is gone has no completions.
+        // A queue that was destroyed has no completions.
         let Some(scope) = scope else { return Ok(()) };
         let Ok(_lease) = lease(&scope.queue, self.adapter.id.pid) else { return Ok(()) };
         match scope.target.complete_receive(self.adapter.owner_id(), receive, cqe, solicited) {
@@ -267,14 +267,14 @@ impl ResponderMemory {
         self.own.target.readiness(0) == Readiness::Ready
     }
 
-    /// The same for a datagram, whose sender is not told if the completion is lost.
+    /// Completes a datagram's receive. A full completion queue is reported to its owner: the sender gets no error.
     pub(super) fn complete_or_overrun(&mut self, cqe: Cqe, solicited: bool) {
         if self.complete(cqe, solicited) == Err(PushError::Full) {
             self.own.peer.send(Message::new(Op::CqOverrun, [self.own.target.qpn()]));
         }
     }
 
-    /// Ends the life of a memory window of this queue pair, as the message under way asks.
+    /// Invalidates a memory window of this queue pair, for a SEND with invalidate.
     pub(super) fn invalidate(&mut self, key: u32) -> Result<(), NakReason> {
         let scope = self.scope().ok_or(NakReason::InvalidRequest)?;
         let qpn = scope.target.qpn();
@@ -285,7 +285,7 @@ impl ResponderMemory {
 }
 
 impl Drop for ResponderMemory {
-    /// A message over an extended connection that will not end: its receive request is not the queue pair's to keep.
+    /// Flushes the receive of an incomplete message over an XRC connection: the queue pair does not own the receive.
     fn drop(&mut self) {
         if self.receive.as_ref().is_some_and(|(queue, ..)| *queue != 0) {
             let flushed = Cqe { status: WC_WR_FLUSH_ERR as u16, opcode: WC_OP_RECV as u16, ..Cqe::default() };
@@ -294,7 +294,7 @@ impl Drop for ResponderMemory {
     }
 }
 
-/// From the announcement that memory will be touched to its withdrawal.
+/// An operation that is announced in the entry until this is dropped.
 struct Announced<'a>(&'a Target, u32);
 
 impl<'a> Announced<'a> {
@@ -314,7 +314,7 @@ impl Drop for Announced<'_> {
     }
 }
 
-/// What is left of a list of elements behind its first `offset` bytes.
+/// The elements of a list behind its first `offset` bytes.
 pub(super) fn skip(elements: &[Sge], mut offset: u64) -> Elements {
     let mut rest = Elements::new();
     for element in elements {
@@ -336,7 +336,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_skipped_is_not_there() {
+    fn skipped_bytes_are_not_in_the_list() {
         let elements = [(10, 4), (100, 0), (20, 6)].map(|(addr, length)| Sge { addr, length, lkey: 1 });
         let left = |offset| skip(&elements, offset).iter().map(|e| (e.addr, e.length)).collect::<Vec<_>>();
         assert_eq!(left(0), [(10, 4), (20, 6)]);

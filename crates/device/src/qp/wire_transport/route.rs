@@ -1,22 +1,22 @@
-//! The way that packets take.
+//! The route of packets: addresses, interface, traffic class.
 
 use std::net::{IpAddr, Ipv6Addr};
 
 use millstream_link::Outgoing;
 
-/// The way that a queue pair's packets take.
+/// The route of a queue pair's packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::qp) struct Route {
     pub(super) source: IpAddr,
     pub(super) destination: IpAddr,
-    /// The interface of the source address.
+    /// Index of the source address's interface, where the destination does not determine it.
     pub(super) interface: u32,
     /// Type of service, or traffic class.
     pub(super) tos: u8,
 }
 
 impl Route {
-    /// Between two GIDs; None if one is an IPv4 address and the other one is not.
+    /// The route between two GIDs; None if their address families differ.
     pub(in crate::qp) fn new(
         source: &[u8; 16],
         destination: &[u8; 16],
@@ -24,7 +24,7 @@ impl Route {
         tos: u8,
     ) -> Option<Self> {
         let [source, destination] = [source, destination].map(|gid| Ipv6Addr::from(*gid).to_canonical());
-        // Only link-local and group addresses do not say by which interface.
+        // Only link-local and multicast addresses leave the interface open.
         let ambiguous = match destination {
             IpAddr::V4(ip) => ip.is_multicast(),
             IpAddr::V6(ip) => ip.is_multicast() || ip.is_unicast_link_local(),
@@ -38,7 +38,7 @@ impl Route {
         })
     }
 
-    /// Packets of `segment` bytes each, the last perhaps shorter, on their way.
+    /// A batch of packets of `segment` bytes each, the last one possibly shorter.
     pub(super) fn outgoing<'a>(&self, bytes: &'a mut [u8], segment: usize) -> Outgoing<'a> {
         Outgoing {
             source: self.source,
