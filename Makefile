@@ -109,8 +109,6 @@ bench-proto: ## measure building and parsing a RoCEv2 packet against memcpy, wit
 	$(CARGO) build --release -p millstream-proto --example packets
 	$(TARGET_DIR)/release/examples/packets
 
-proto-mutants: ## break the transport's rules one by one; a test must notice each
-	$(CARGO) test -p millstream-proto --test mutants -- --ignored --nocapture
 
 proto-long: ## millions of packets between two state machines over a faulty network (docs/wire.md)
 	$(CARGO) test --release -p millstream-proto --test storm -- --ignored --nocapture
@@ -161,6 +159,7 @@ lint: setup ## formatting and clippy, warnings denied
 TOOLS_DIR   := $(abspath $(TARGET_DIR))/tools
 MDBOOK      := $(TOOLS_DIR)/mdbook-0.5.4/bin/mdbook
 CARGO_DENY  := $(TOOLS_DIR)/cargo-deny-0.20.2/bin/cargo-deny
+CARGO_MUTANTS := $(TOOLS_DIR)/cargo-mutants-27.1.0/bin/cargo-mutants
 
 $(TOOLS_DIR)/%: | setup
 	CARGO_TARGET_DIR=$(TOOLS_DIR)/build $(CARGO) install --quiet --locked --root $(TOOLS_DIR)/$(firstword $(subst /, ,$*)) \
@@ -179,6 +178,10 @@ deny: $(CARGO_DENY) ## licences, sources and advisories of all dependencies (den
 	$(CARGO_DENY) --all-features check bans licenses sources
 	@if $(CARGO_DENY) --all-features fetch db; then $(CARGO_DENY) --all-features check advisories; \
 	else echo "advisories: NOT CHECKED, the advisory database cannot be fetched from here"; fi
+
+# For a part: make proto-mutants MUTANTS_FLAGS="--file src/sequence.rs" or MUTANTS_FLAGS="--shard 1/16".
+proto-mutants: $(CARGO_MUTANTS) ## mutation tests of the transport with cargo-mutants; MUTANTS_FLAGS limits them
+	$(CARGO_MUTANTS) mutants --package millstream-proto --output $(TARGET_DIR) $(MUTANTS_FLAGS)
 
 build: setup lib ## the millstream program and the verbs library, optimised
 	$(CARGO) build --release -p millstream

@@ -1,4 +1,4 @@
-//! Any bytes as a connection manager's message. What is accepted says the same again.
+//! Parses any bytes as a communication management message; an accepted message survives a round trip.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Any packets, at any times, for a connection with work to do: see the file that it plays.
+//! Any packets at any times for a connection with outstanding requests; `play.rs` interprets the input.
 
 #![no_main]
 

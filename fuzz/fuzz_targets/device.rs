@@ -1,5 +1,5 @@
-//! Operations on a device, and against it: requests, stores into what peers share, messages. The partner is this
-//! program again.
+//! Operations on and against a device: requests, stores into shared memory, messages. The peer process is another
+//! instance of this program.
 
 #![no_main]
 
@@ -13,43 +13,43 @@ use std::sync::{Mutex, OnceLock};
 use libfuzzer_sys::fuzz_target;
 use operations::Stage;
 
-/// Set for the partner.
-const PARTNER: &str = "MILLSTREAM_FUZZ_PARTNER";
+/// Environment variable that marks the peer process.
+const PEER_VARIABLE: &str = "MILLSTREAM_FUZZ_PEER";
 
-type Talk = Box<dyn FnMut(&str) -> String + Send>;
-static STAGE: OnceLock<Mutex<Stage<Talk>>> = OnceLock::new();
+type PeerCall = Box<dyn FnMut(&str) -> String + Send>;
+static STAGE: OnceLock<Mutex<Stage<PeerCall>>> = OnceLock::new();
 
-fn be_the_partner() -> ! {
-    let hear = || {
+fn run_peer() -> ! {
+    let read_line = || {
         let mut line = String::new();
         let n = std::io::stdin().read_line(&mut line).expect("the player's end of a pipe");
         (n != 0).then(|| line.trim_end().to_owned())
     };
-    operations::partner(|line| println!("{line}"), hear);
+    operations::partner(|line| println!("{line}"), read_line);
     std::process::exit(0);
 }
 
-fn talk() -> Talk {
+fn start_peer() -> PeerCall {
     let mut command = Command::new(std::env::current_exe().expect("a program has a path"));
-    command.env(PARTNER, "1").stdin(Stdio::piped()).stdout(Stdio::piped());
+    command.env(PEER_VARIABLE, "1").stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.spawn().expect("this program starts again");
     let mut to = child.stdin.take().expect("piped");
     let mut from = BufReader::new(child.stdout.take().expect("piped"));
     Box::new(move |line| {
-        writeln!(to, "{line}").expect("the partner lives");
+        writeln!(to, "{line}").expect("the peer process runs");
         let mut answer = String::new();
-        from.read_line(&mut answer).expect("the partner lives");
-        assert!(!answer.is_empty(), "the partner is dead: {:?}", child.wait());
+        from.read_line(&mut answer).expect("the peer process runs");
+        assert!(!answer.is_empty(), "the peer process ended: {:?}", child.wait());
         answer.trim_end().to_owned()
     })
 }
 
 fuzz_target!(
     init: {
-        if std::env::var_os(PARTNER).is_some() {
-            be_the_partner();
+        if std::env::var_os(PEER_VARIABLE).is_some() {
+            run_peer();
         }
-        assert!(STAGE.set(Mutex::new(Stage::new(talk()))).is_ok());
+        assert!(STAGE.set(Mutex::new(Stage::new(start_peer()))).is_ok());
     },
     |bytes: &[u8]| {
         let mut stage = STAGE.get().expect("made at first").lock().expect("a panic ends the process");

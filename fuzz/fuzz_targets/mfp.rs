@@ -1,4 +1,4 @@
-//! Any bytes as a multi-fragment packet. What is accepted is what the builder makes of its parts.
+//! Parses any bytes as a multi-fragment packet; an accepted packet equals the one rebuilt from its parts.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Any bytes as a RoCEv2 packet. What is accepted can be built again from its headers.
+//! Parses any bytes as a RoCEv2 packet; an accepted packet can be rebuilt from its headers.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Any bytes as a stream file. What is accepted has to work to the end: accessors and batches.
+//! Parses any bytes as a stream file; accessors and batches of an accepted file work.
 
 #![no_main]
 
@@ -29,7 +29,7 @@ fuzz_target!(|bytes: &[u8]| {
     assert_eq!(stream.n_fragments(), fragments);
 });
 
-/// Makes the packet of a batch as an adapter would gather it, and reads it.
+/// Gathers the packet of a batch like an adapter, and parses it.
 fn cut(stream: &Stream<&[u8]>, packetizer: &Packetizer<'_>, first: u64, n_events: u32) {
     let (mut packet, mut extents) = (vec![0; packetizer.max_header_len(n_events) as usize], Vec::new());
     let batch = match packetizer.packet(first, n_events, &mut packet, &mut extents) {

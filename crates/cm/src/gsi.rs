@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use millstream_device::{gid, gsi};
-use millstream_link::{Inbox, Outgoing, Port, destination_qpn};
+use millstream_link::{Outgoing, Port, RxBuffers, destination_qpn};
 use millstream_shm::random_u64;
 use millstream_shm::socket::BoundSocket;
 use millstream_wire::{Packet, cm};
@@ -23,7 +23,7 @@ pub(crate) struct GsiPort {
     /// The QPN prefix under which this process has joined the port.
     pub(crate) block: u16,
     port: Port,
-    inbox: Inbox,
+    inbox: RxBuffers,
     psn: u32,
     /// Reserves the prefix, so that no queue pair gets it.
     _claim: BoundSocket,
@@ -40,7 +40,7 @@ impl GsiPort {
             remote: RemoteConnections::new(block, gid::node_guid(), random_u64() as u32),
             block,
             port,
-            inbox: Inbox::new(DATAGRAMS),
+            inbox: RxBuffers::new(DATAGRAMS),
             psn: random_u64() as u32,
             _claim: claim,
         })

@@ -101,7 +101,7 @@ pub fn reply_to_dreq(transaction: u64, message: &Message<'_>) -> Option<[u8; mad
 pub fn pass_on(port: &Port, qpn_prefix: u16, origin: &Origin, bytes: &[u8]) -> bool {
     // A full socket exists: the sender retransmits.
     !port
-        .pass_on(qpn_prefix, origin, bytes)
+        .forward(qpn_prefix, origin, bytes)
         .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 

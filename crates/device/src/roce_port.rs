@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
-use millstream_link::{Inbox, Port};
+use millstream_link::{Port, RxBuffers};
 use millstream_lockfree::BiasedLock;
 use millstream_wire::gid;
 
@@ -83,7 +83,7 @@ struct OpenPort {
 
 #[derive(Debug)]
 struct Receiver {
-    inbox: Inbox,
+    inbox: RxBuffers,
     /// The queue pair of the last packet, which mostly gets the next one, too.
     last: Option<Weak<dyn QpHandler>>,
 }
@@ -127,7 +127,7 @@ impl RocePort {
                 );
                 Errno(libc::EADDRINUSE)
             })?;
-            let receiver = Receiver { inbox: Inbox::new(DATAGRAMS), last: None };
+            let receiver = Receiver { inbox: RxBuffers::new(DATAGRAMS), last: None };
             Ok(OpenPort { port, receiver: BiasedLock::new(receiver) })
         });
         if let (true, Ok(opened)) = (new, opened) {

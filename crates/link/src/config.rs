@@ -1,4 +1,4 @@
-//! What the environment asks of a link: faults and captures in any program.
+//! Link settings from the environment: fault injection and packet capture in any program.
 //!
 //! ```text
 //! MILLSTREAM_LINK=drop=0.01,duplicate=0.001,delay=0.02:2ms,corrupt=#7+19,seed=42,side=both
@@ -9,38 +9,38 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Variable with faults.
+/// Environment variable with the faults.
 pub const LINK_VARIABLE: &str = "MILLSTREAM_LINK";
-/// Variable with the name of a capture file.
+/// Environment variable with the name of the capture file.
 pub const PCAP_VARIABLE: &str = "MILLSTREAM_PCAP";
 
-/// What is wrong with a setting.
+/// An invalid setting.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{variable}: {field}={value:?}: {reason}")]
 pub struct ConfigError {
-    /// The variable.
+    /// The environment variable.
     pub variable: &'static str,
-    /// The field in it.
+    /// The field.
     pub field: String,
-    /// Its value.
+    /// The value of the field.
     pub value: String,
-    /// What it should be.
+    /// The valid values.
     pub reason: &'static str,
 }
 
-/// Which packets something happens to.
+/// The packets that a fault affects.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub enum Chosen {
-    /// None.
+pub enum PacketSelector {
+    /// No packet.
     #[default]
     Never,
-    /// Each with this probability.
+    /// Each packet with this probability.
     Probability(f64),
-    /// These, counted from one on each side.
+    /// These packets, counted from one on each side.
     Numbered(Vec<u64>),
 }
 
-impl FromStr for Chosen {
+impl FromStr for PacketSelector {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -58,48 +58,48 @@ impl FromStr for Chosen {
     }
 }
 
-/// The faults to inject.
+/// Faults to inject.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Faults {
-    /// Packets that are not delivered.
-    pub drop: Chosen,
-    /// Packets that are delivered twice.
-    pub duplicate: Chosen,
-    /// Packets that are delivered after the next one.
-    pub reorder: Chosen,
-    /// Packets that are delivered with one wrong bit.
-    pub corrupt: Chosen,
-    /// Packets that are delivered with a mark, as by a congested switch (ECN).
-    pub mark: Chosen,
-    /// Packets that are delivered late.
-    pub delay: Chosen,
-    /// By how much.
+    /// Packets to drop.
+    pub drop: PacketSelector,
+    /// Packets to deliver twice.
+    pub duplicate: PacketSelector,
+    /// Packets to deliver after the next one.
+    pub reorder: PacketSelector,
+    /// Packets to deliver with one inverted bit.
+    pub corrupt: PacketSelector,
+    /// Packets to mark as congestion experienced (ECN).
+    pub mark: PacketSelector,
+    /// Packets to deliver late.
+    pub delay: PacketSelector,
+    /// Delay of those packets.
     pub delay_by: Duration,
-    /// Start of the random numbers.
+    /// Seed of the random number generator.
     pub seed: u64,
-    /// What happens to packets that are sent, and to those that are received.
+    /// Direction that faults affect.
     pub side: Side,
 }
 
-/// Where faults happen.
+/// Direction of injected faults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Side {
-    /// To what is sent.
+    /// Sent packets.
     #[default]
     Send,
-    /// To what is received.
+    /// Received packets.
     Receive,
-    /// To both.
+    /// Both.
     Both,
 }
 
 impl Faults {
-    /// Whether there is anything to do.
+    /// Whether any fault is configured.
     #[must_use]
     pub fn any(&self) -> bool {
         [&self.drop, &self.duplicate, &self.reorder, &self.corrupt, &self.mark, &self.delay]
             .into_iter()
-            .any(|chosen| *chosen != Chosen::Never)
+            .any(|selector| *selector != PacketSelector::Never)
     }
 }
 
@@ -111,13 +111,13 @@ impl FromStr for Faults {
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             let (field, value) = part.split_once('=').unwrap_or((part, ""));
             let set = match field {
-                "drop" => value.parse().map(|chosen| faults.drop = chosen),
-                "duplicate" => value.parse().map(|chosen| faults.duplicate = chosen),
-                "reorder" => value.parse().map(|chosen| faults.reorder = chosen),
-                "corrupt" => value.parse().map(|chosen| faults.corrupt = chosen),
-                "mark" => value.parse().map(|chosen| faults.mark = chosen),
-                "delay" => parse_delay(value).map(|(chosen, by)| {
-                    (faults.delay, faults.delay_by) = (chosen, by);
+                "drop" => value.parse().map(|selector| faults.drop = selector),
+                "duplicate" => value.parse().map(|selector| faults.duplicate = selector),
+                "reorder" => value.parse().map(|selector| faults.reorder = selector),
+                "corrupt" => value.parse().map(|selector| faults.corrupt = selector),
+                "mark" => value.parse().map(|selector| faults.mark = selector),
+                "delay" => parse_delay(value).map(|(selector, by)| {
+                    (faults.delay, faults.delay_by) = (selector, by);
                 }),
                 "seed" => {
                     value.parse().map(|seed| faults.seed = seed).map_err(|_| "a number from 0 to 2^64 - 1")
@@ -142,9 +142,9 @@ impl FromStr for Faults {
     }
 }
 
-fn parse_delay(text: &str) -> Result<(Chosen, Duration), &'static str> {
+fn parse_delay(text: &str) -> Result<(PacketSelector, Duration), &'static str> {
     const REASON: &str = "which packets, a colon, and how long: 0.01:2ms, #7:50us, 1:1s";
-    let (chosen, by) = text.split_once(':').ok_or(REASON)?;
+    let (selector, by) = text.split_once(':').ok_or(REASON)?;
     let digits = by.find(|c: char| !c.is_ascii_digit()).ok_or(REASON)?;
     let number: u32 = by[..digits].parse().map_err(|_| REASON)?;
     let unit = match &by[digits..] {
@@ -153,23 +153,23 @@ fn parse_delay(text: &str) -> Result<(Chosen, Duration), &'static str> {
         "s" => Duration::from_secs(1),
         _ => return Err(REASON),
     };
-    Ok((chosen.parse()?, unit * number))
+    Ok((selector.parse()?, unit * number))
 }
 
-/// A link's settings.
+/// Settings of a link.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Config {
     /// Faults to inject.
     pub faults: Faults,
-    /// Where to write what passes.
+    /// Capture file.
     pub capture: Option<PathBuf>,
 }
 
 impl Config {
-    /// What the environment says.
+    /// Reads the environment.
     ///
     /// # Errors
-    /// The first thing that is wrong with it.
+    /// The first invalid setting.
     pub fn from_environment() -> Result<Self, ConfigError> {
         let faults = match std::env::var(LINK_VARIABLE) {
             Ok(text) => text.parse()?,
@@ -201,12 +201,12 @@ mod tests {
         assert_eq!(
             faults,
             Faults {
-                drop: Chosen::Probability(0.25),
-                duplicate: Chosen::Numbered(vec![1]),
-                reorder: Chosen::Numbered(vec![3, 17]),
-                mark: Chosen::Numbered(vec![2]),
-                corrupt: Chosen::Probability(1.0),
-                delay: Chosen::Probability(0.5),
+                drop: PacketSelector::Probability(0.25),
+                duplicate: PacketSelector::Numbered(vec![1]),
+                reorder: PacketSelector::Numbered(vec![3, 17]),
+                mark: PacketSelector::Numbered(vec![2]),
+                corrupt: PacketSelector::Probability(1.0),
+                delay: PacketSelector::Probability(0.5),
                 delay_by: Duration::from_millis(20),
                 seed: 9,
                 side: Side::Both,

@@ -1,16 +1,16 @@
-//! What a link counts.
+//! Packet counters of a link.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// One list: the counter, its snapshot, its name.
+/// Declares each counter once: the atomic, the snapshot, the name.
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Events on a link, counted as they happen.
+        /// Live counters.
         #[derive(Debug, Default)]
         pub(crate) struct Counters { $(pub(crate) $name: Counter,)* }
 
-        /// The counts at one moment.
+        /// A snapshot of the counters.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Counts { $($(#[$doc])* pub $name: u64,)* }
@@ -22,12 +22,12 @@ macro_rules! counters {
         }
 
         impl Counts {
-            /// Name and value of each, in the order of the declaration.
+            /// Name and value of each counter, in order of declaration.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name),)*].into_iter()
             }
 
-            /// The sum of two layers' counts.
+            /// The sum of the counters of two layers.
             #[must_use]
             pub fn plus(&self, other: &Self) -> Self {
                 Self { $($name: self.$name + other.$name,)* }
@@ -37,47 +37,47 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Packets given to the kernel.
+    /// Packets passed to the kernel.
     sent,
-    /// Their bytes, from the base transport header to the ICRC.
+    /// Bytes sent, from the base transport header to the ICRC.
     sent_bytes,
-    /// System calls that sent something.
+    /// System calls that sent packets.
     send_calls,
-    /// Packets that the kernel had no room for; they were not sent.
-    send_full,
-    /// Packets that the kernel refused (no route, longer than the path allows); they were not sent.
-    send_refused,
-    /// Packets that came in.
+    /// Packets not sent because the socket's send buffer was full.
+    send_buffer_full,
+    /// Packets that the kernel rejected: no route, or longer than the path MTU.
+    send_rejected,
+    /// Packets received.
     received,
-    /// Their bytes.
+    /// Bytes received.
     received_bytes,
-    /// Datagrams that came in; with receive offload one may carry many packets.
+    /// Datagrams received; with GRO a datagram holds several packets.
     received_datagrams,
-    /// Datagrams that the kernel dropped because nobody had read the socket in time.
+    /// Datagrams that the kernel dropped because the receive buffer was full.
     receive_overflow,
     /// Packets shorter than a base transport header and an ICRC.
-    too_short,
-    /// Packets whose ICRC fits no identification that the sender may have used.
+    truncated,
+    /// Packets with an ICRC that matches no IPv4 identification.
     bad_icrc,
-    /// Packets for another process of this host, which were passed on to it.
-    passed_on,
-    /// Packets for a process that does not exist, or that could not take them.
-    misdirected,
-    /// Packets that another process of this host passed on to this one.
-    passed_in,
-    /// Packets that were passed on to this process and found its queue full.
-    passed_in_overflow,
-    /// Packets that a fault was injected into: not delivered.
+    /// Packets forwarded to another process of this host.
+    forwarded_out,
+    /// Packets for a process that does not exist, or could not take them.
+    unknown_destination,
+    /// Packets that another process of this host forwarded to this one.
+    forwarded_in,
+    /// Forwarded packets dropped because this process's queue was full.
+    forwarded_in_overflow,
+    /// Packets dropped by fault injection.
     fault_dropped,
-    /// Delivered twice.
+    /// Packets duplicated by fault injection.
     fault_duplicated,
-    /// Delivered after a later one.
+    /// Packets reordered by fault injection.
     fault_reordered,
-    /// Delivered with a wrong bit.
+    /// Packets corrupted by fault injection.
     fault_corrupted,
-    /// Marked as by a congested switch.
+    /// Packets marked as congestion experienced by fault injection.
     fault_marked,
-    /// Delivered late.
+    /// Packets delayed by fault injection.
     fault_delayed,
 }
 
@@ -92,7 +92,7 @@ impl fmt::Display for Counts {
     }
 }
 
-/// One count.
+/// One counter.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 

@@ -1,22 +1,22 @@
-//! Packets on their way out and in.
+//! Outgoing and received packets.
 
 use std::net::IpAddr;
 
 use millstream_wire::bth;
 use millstream_wire::icrc::FlowCrc;
 
-/// Packets to one destination, in one buffer: each of [`segment`](Outgoing::segment) bytes, the last perhaps
-/// shorter. A packet is what follows the UDP header: BTH, extended headers, payload, padding and four bytes
-/// for the ICRC, which [`Port`](crate::Port) fills in.
+/// Packets to one destination in one buffer, each of [`segment`](Outgoing::segment) bytes; the last may be
+/// shorter. A packet is a UDP payload: BTH, extended headers, payload, padding and four bytes for the ICRC,
+/// which [`Port`](crate::Port) fills in.
 #[derive(Debug)]
 pub struct Outgoing<'a> {
-    /// Which of this host's addresses sends; of the same family as the destination.
+    /// Local source address, of the same family as the destination.
     pub source: IpAddr,
-    /// Who is to get them.
+    /// Destination address.
     pub destination: IpAddr,
-    /// Interface for link-local and multicast destinations; zero where the routes decide.
+    /// Interface index for link-local and multicast destinations; zero to use the routing table.
     pub interface: u32,
-    /// IPv4 type of service or IPv6 traffic class, its two low bits ECN (RFC 3168).
+    /// IPv4 type of service or IPv6 traffic class; the two low bits are ECN (RFC 3168).
     pub tos: u8,
     /// Bytes of each packet but the last.
     pub segment: usize,
@@ -25,44 +25,44 @@ pub struct Outgoing<'a> {
 }
 
 impl Outgoing<'_> {
-    /// How many packets there are.
+    /// Number of packets.
     #[must_use]
     pub fn count(&self) -> usize {
         self.bytes.len().div_ceil(self.segment.max(1))
     }
 }
 
-/// Where a datagram came from, and how.
+/// IP and UDP headers of a received datagram, as far as the socket shows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// Who sent it.
+    /// Source address.
     pub source: IpAddr,
-    /// Its UDP port.
+    /// UDP source port.
     pub source_port: u16,
-    /// The address that it was sent to.
+    /// Destination address.
     pub destination: IpAddr,
-    /// The interface that it came in by; zero if not known.
+    /// Interface index; zero if unknown.
     pub interface: u32,
     /// IPv4 type of service or IPv6 traffic class.
     pub tos: u8,
 }
 
-/// The mark of a congested switch in a type of service (RFC 3168).
+/// ECN codepoint "congestion experienced" (RFC 3168).
 pub(crate) const CONGESTION_EXPERIENCED: u8 = 0b11;
 
 impl Origin {
-    /// Whether a switch on the way marked it: congestion experienced (RFC 3168).
+    /// Whether a switch marked the packet as congestion experienced (RFC 3168).
     #[must_use]
     pub fn congestion_experienced(&self) -> bool {
         self.tos & CONGESTION_EXPERIENCED == CONGESTION_EXPERIENCED
     }
 }
 
-/// Packets that one system call delivered as one: the same origin, and one size but for the last
-/// (generic receive offload).
+/// Packets that one system call received as one datagram (GRO): one origin, one size, the last may be
+/// shorter.
 #[derive(Clone, Copy, Debug)]
 pub struct Received<'a> {
-    /// Where they came from.
+    /// IP and UDP headers of the datagram.
     pub origin: Origin,
     segment: usize,
     skip: u128,
@@ -70,7 +70,7 @@ pub struct Received<'a> {
 }
 
 impl<'a> Received<'a> {
-    /// The packets that are to be looked at, with their place among all.
+    /// The valid packets, each with its index in the datagram.
     pub fn packets(&self) -> impl Iterator<Item = (usize, &'a [u8])> + use<'a> {
         let skip = self.skip;
         let packets = self.bytes.chunks(self.segment.max(1)).enumerate();
@@ -78,36 +78,36 @@ impl<'a> Received<'a> {
     }
 }
 
-/// Packets in one datagram that can be told apart; the kernel coalesces 64, newer ones 128.
+/// Most packets of a datagram that are told apart; kernels coalesce 64 or 128.
 pub(crate) const MAX_PACKETS: usize = 128;
 
-/// Room for one datagram: what the kernel coalesces stays below an IP packet's largest size.
+/// Buffer size of a datagram: coalesced datagrams do not exceed the largest IP packet.
 pub(crate) const SLOT: usize = 1 << 16;
 
-/// What is known of a filled slot.
+/// A received datagram in a slot.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Filled {
+pub(crate) struct ReceivedDatagram {
     pub(crate) origin: Origin,
     pub(crate) len: usize,
     pub(crate) segment: usize,
-    /// One bit for each packet that nobody is to see.
+    /// One bit per packet that is not delivered.
     pub(crate) skip: u128,
 }
 
-/// Room for received datagrams, reused from call to call.
+/// Buffers for received datagrams, reused from call to call.
 #[derive(Debug)]
-pub struct Inbox {
+pub struct RxBuffers {
     pub(crate) memory: Box<[u8]>,
-    pub(crate) filled: Vec<Filled>,
+    pub(crate) filled: Vec<ReceivedDatagram>,
     slots: usize,
-    /// How many datagrams the next call asks for.
+    /// Datagrams that the next call asks for.
     ask: usize,
-    /// Where the last packet came from, for its ICRC: mostly where the next one comes from.
+    /// Origin of the last packet with its ICRC state, mostly that of the next packet as well.
     pub(crate) last: Option<(Origin, FlowCrc)>,
 }
 
-impl Inbox {
-    /// Room for `slots` datagrams of one call.
+impl RxBuffers {
+    /// Buffers for `slots` datagrams per call.
     #[must_use]
     pub fn new(slots: usize) -> Self {
         let slots = slots.max(1);
@@ -120,34 +120,34 @@ impl Inbox {
         }
     }
 
-    /// Slots that are empty.
-    pub(crate) fn vacant(&self) -> usize {
+    /// Number of empty slots.
+    pub(crate) fn empty_slots(&self) -> usize {
         self.slots - self.filled.len()
     }
 
-    /// Datagrams to ask for. To find that there is one more costs the kernel as much as finding nothing, so it is not
-    /// asked for one more than last time came, unless there were as many as were asked for.
-    pub(crate) fn to_ask_for(&self) -> usize {
-        self.ask.min(self.vacant())
+    /// Datagrams to ask for: those that came last time, or more if all slots were filled. An extra slot would
+    /// cost a failing receive in the kernel, as much as a small packet.
+    pub(crate) fn next_batch(&self) -> usize {
+        self.ask.min(self.empty_slots())
     }
 
-    /// So many of those that were asked for came.
-    pub(crate) fn came(&mut self, asked: usize, came: usize) {
+    /// Records that `came` of `asked` datagrams arrived.
+    pub(crate) fn record_received(&mut self, asked: usize, came: usize) {
         self.ask = if came == asked { (2 * asked).min(self.slots) } else { came }.max(1);
     }
 
-    /// Copies a datagram in; false if there is no room for it.
+    /// Copies a datagram into a slot; false if no slot is empty.
     pub(crate) fn push(&mut self, origin: Origin, segment: usize, bytes: &[u8]) -> bool {
-        if self.vacant() == 0 || bytes.len() > SLOT {
+        if self.empty_slots() == 0 || bytes.len() > SLOT {
             return false;
         }
         let start = self.filled.len() * SLOT;
         self.memory[start..start + bytes.len()].copy_from_slice(bytes);
-        self.filled.push(Filled { origin, len: bytes.len(), segment, skip: 0 });
+        self.filled.push(ReceivedDatagram { origin, len: bytes.len(), segment, skip: 0 });
         true
     }
 
-    /// What the last call received.
+    /// The datagrams of the last call.
     pub fn received(&self) -> impl ExactSizeIterator<Item = Received<'_>> {
         self.filled.iter().zip(self.memory.chunks(SLOT)).map(|(filled, memory)| Received {
             origin: filled.origin,
@@ -157,11 +157,11 @@ impl Inbox {
         })
     }
 
-    /// Marks packets that nobody is to see: those for which `keep` says no.
+    /// Drops the packets for which `keep` is false.
     pub(crate) fn retain(&mut self, mut keep: impl FnMut(&Origin, usize, &[u8]) -> bool) {
         for (filled, memory) in self.filled.iter_mut().zip(self.memory.chunks(SLOT)) {
             for (i, packet) in memory[..filled.len].chunks(filled.segment.max(1)).enumerate() {
-                // What cannot be marked is not delivered at all: no kernel coalesces as many.
+                // No kernel coalesces that many; the rest of the datagram is dropped.
                 if i >= MAX_PACKETS {
                     filled.len = i * filled.segment;
                     break;
@@ -174,7 +174,7 @@ impl Inbox {
     }
 }
 
-/// Destination queue pair number in a packet's base transport header; None if the packet is shorter than that.
+/// Destination queue pair number of a packet; `None` if it is shorter than a base transport header.
 #[must_use]
 pub fn destination_qpn(packet: &[u8]) -> Option<u32> {
     bth::Packet::new_checked(packet).ok().map(|header| header.dest_qp().get())

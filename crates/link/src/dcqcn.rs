@@ -10,32 +10,32 @@ use std::time::Duration;
 
 use millstream_quantity::BytesPerSecond;
 
-/// The parameters of a reaction point.
+/// Parameters of a reaction point.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Parameters {
-    /// The rate of a flow that nothing slows down, R_max; the paper's line rate.
+    /// R_max, the rate of a flow without congestion; the paper's line rate.
     pub line_rate: BytesPerSecond,
-    /// No flow is reduced down below this.
+    /// Lowest rate of a flow.
     pub min_rate: BytesPerSecond,
-    /// Weight of news in the estimate of congestion.
+    /// Weight of a CNP in the congestion estimate.
     pub g: f64,
-    /// The estimate falls after each such time without a CNP.
+    /// The congestion estimate decreases after each such interval without a CNP.
     pub alpha_timer: Duration,
-    /// The rate rises after each such time, T.
+    /// T: the rate increases after each such interval.
     pub rate_timer: Duration,
-    /// And after each so many bytes, B.
+    /// B: the rate increases after this many bytes.
     pub byte_counter: u64,
-    /// Steps of fast recovery, F.
+    /// F: steps of fast recovery.
     pub fast_recovery: u32,
-    /// Step of additive increase, R_AI.
+    /// R_AI: step of additive increase.
     pub additive: BytesPerSecond,
-    /// Step of hyper increase, R_HAI.
+    /// R_HAI: step of hyper increase.
     pub hyper: BytesPerSecond,
 }
 
 impl Parameters {
-    /// The paper's (section 5.2, figure 14) for a line rate: g = 1/256, T = 55 µs, B = 10 MB, F = 5,
-    /// R_AI = 40 Mb/s at 40 Gb/s. The paper gives no R_HAI; ten times R_AI.
+    /// The paper's parameters (section 5.2, figure 14), scaled to a line rate: g = 1/256, T = 55 µs, B = 10
+    /// MB, F = 5, R_AI = 40 Mb/s at 40 Gb/s. The paper gives no R_HAI; it is ten times R_AI here.
     #[must_use]
     pub fn from_paper(line_rate: BytesPerSecond) -> Self {
         let additive = BytesPerSecond(line_rate.0 / 1000.0);
@@ -62,21 +62,21 @@ enum Timer {
     Rate,
 }
 
-/// A sender's rate towards one destination (section 3.1, the RP algorithm).
+/// A sender's rate towards one destination (section 3.1, RP algorithm).
 #[derive(Clone, Debug)]
 pub struct ReactionPoint {
     parameters: Parameters,
-    /// R_C, at which is sent.
+    /// R_C, the current rate in bytes per second.
     current: f64,
-    /// R_T, to which it recovers.
+    /// R_T, the target rate in bytes per second.
     target: f64,
-    /// The estimate of congestion, from 0 to 1.
+    /// Congestion estimate, from 0 to 1.
     alpha: f64,
-    /// None as long as nothing has reduced the flow down, and once it has recovered.
+    /// State of a flow below the line rate; `None` at the line rate.
     reduced: Option<ReducedRate>,
-    /// When a recovered flow's estimate of congestion last fell.
+    /// Time of the last decrease of the congestion estimate before the flow returned to the line rate.
     recovered: Option<Duration>,
-    /// From when on the next byte may leave.
+    /// When the next byte may be sent.
     free: Duration,
 }
 
@@ -86,13 +86,13 @@ struct ReducedRate {
     next_rate: Duration,
     /// Bytes since the byte counter last expired.
     bytes: u64,
-    /// How often the timer and the byte counter have expired since the last CNP.
+    /// Expiries of the timer and of the byte counter since the last CNP.
     timer_steps: u32,
     byte_steps: u32,
 }
 
 impl ReactionPoint {
-    /// A flow that starts at the line rate (section 3.1: "flows start at line rate").
+    /// A flow at the line rate (section 3.1: "flows start at line rate").
     #[must_use]
     pub fn new(parameters: Parameters) -> Self {
         let line = parameters.line_rate.0;
@@ -107,24 +107,24 @@ impl ReactionPoint {
         }
     }
 
-    /// The rate at present.
+    /// The current rate.
     #[must_use]
     pub fn rate(&self) -> BytesPerSecond {
         BytesPerSecond(self.current)
     }
 
-    /// The estimate of congestion, from 0 to 1.
+    /// The congestion estimate, from 0 to 1.
     #[must_use]
     pub fn alpha(&self) -> f64 {
         self.alpha
     }
 
-    /// A CNP came: equation 1.
+    /// Handles a CNP (equation 1).
     pub fn handle_cnp(&mut self, now: Duration) {
         self.handle_timeout(now);
         let p = &self.parameters;
         if let Some(since) = self.recovered.take() {
-            // Equation 2, as often as it was due without a timer.
+            // Equation 2, for all intervals that passed without a timer.
             let times = now.saturating_sub(since).as_nanos() / p.alpha_timer.as_nanos().max(1);
             self.alpha *= (1.0 - p.g).powi(i32::try_from(times).unwrap_or(i32::MAX));
         }
@@ -140,7 +140,7 @@ impl ReactionPoint {
         });
     }
 
-    /// Bytes were sent. They take their time at the present rate, see [`ReactionPoint::poll_send`].
+    /// Accounts for sent bytes, which take their time at the current rate (see [`ReactionPoint::poll_send`]).
     pub fn handle_sent(&mut self, bytes: usize, now: Duration) {
         self.handle_timeout(now);
         self.free = self.free.max(now) + Duration::from_secs_f64(bytes as f64 / self.current);
@@ -157,20 +157,20 @@ impl ReactionPoint {
         }
     }
 
-    /// When the next bytes may be sent. Who waits for many small packets may send ahead by a burst and wait after it.
+    /// When the next bytes may be sent. A sender of many small packets may send a burst ahead and wait after
+    /// it.
     #[must_use]
     pub fn poll_send(&self) -> Duration {
         self.free
     }
 
-    /// When [`handle_timeout`](ReactionPoint::handle_timeout) has something to do; None while nothing slows the
-    /// flow down.
+    /// When [`handle_timeout`](ReactionPoint::handle_timeout) is due; `None` at the line rate.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Duration> {
         self.next().map(|(time, _)| time)
     }
 
-    /// Does what is due.
+    /// Handles the timers that expired at `now`.
     pub fn handle_timeout(&mut self, now: Duration) {
         while let Some((_, timer)) = self.next().filter(|(time, _)| *time <= now) {
             let Some(reduced) = &mut self.reduced else { return };
@@ -198,15 +198,15 @@ impl ReactionPoint {
         })
     }
 
-    /// One step up (section 3.1, figure 7): fast recovery while both counts are below F, hyper increase once both are
-    /// above, additive increase between.
+    /// One increase (section 3.1, figure 7): fast recovery while both counts are below F, hyper increase when
+    /// both are above, additive increase otherwise.
     fn increase(&mut self) {
         let Some(reduced) = self.reduced else { return };
         let p = &self.parameters;
         let (lower, upper) =
             (reduced.timer_steps.min(reduced.byte_steps), reduced.timer_steps.max(reduced.byte_steps));
         if lower > p.fast_recovery {
-            // Equation 4: by the count of hyper steps.
+            // Equation 4, by the number of hyper increases.
             self.target += p.hyper.0 * f64::from(lower - p.fast_recovery);
         } else if upper >= p.fast_recovery {
             self.target += p.additive.0;
@@ -221,7 +221,7 @@ impl ReactionPoint {
     }
 }
 
-/// A receiver's side of one flow: when marked packets are to be answered (section 3.1, the NP algorithm).
+/// A receiver's side of one flow (section 3.1, NP algorithm).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NotificationPoint {
     last: Option<Duration>,
@@ -231,7 +231,7 @@ impl NotificationPoint {
     /// N: smallest interval between two CNPs.
     pub const INTERVAL: Duration = Duration::from_micros(50);
 
-    /// A packet came; whether to send a CNP to its sender.
+    /// Handles a packet; returns whether to send a CNP to its sender.
     #[must_use]
     pub fn handle_packet(&mut self, congestion_experienced: bool, now: Duration) -> bool {
         let due = self.last.is_none_or(|last| now.saturating_sub(last) >= Self::INTERVAL);
@@ -282,10 +282,10 @@ mod tests {
     #[test]
     fn additive_then_hyper_increase() {
         let mut flow = flow();
-        // ReducedRate down far, so that the target is far from the line.
+        // Many CNPs, so that the target is far from the line rate.
         (0..20).for_each(|_| flow.handle_cnp(Duration::ZERO));
         let target = flow.target;
-        // Both events, so that their lesser count passes F.
+        // Both timer and byte counter, so that the lower count exceeds F.
         let mut now = Duration::ZERO;
         let mut targets = Vec::new();
         for _ in 0..8 {
@@ -294,7 +294,7 @@ mod tests {
             flow.handle_sent(10_000_000, now);
             targets.push(((flow.target - target) / flow.parameters.additive.0).round());
         }
-        // Steps 5 (two events, the first of which leaves the other count at 4), 6, then hyper: 10, 20 …
+        // Step 5 (two events; the first leaves the other count at 4), step 6, then hyper increase: 10, 20 …
         assert_eq!(targets, [0.0, 0.0, 0.0, 0.0, 2.0, 13.0, 43.0, 93.0]);
     }
 
@@ -313,15 +313,15 @@ mod tests {
         let late = Duration::from_secs(1);
         flow.handle_timeout(late);
         flow.handle_cnp(late);
-        // 18,181 times 255/256: what is left of the estimate before this notification is nothing.
+        // After 18,181 decreases by 255/256 the old estimate is zero.
         assert!(flow.rate().0 > LINE * 0.999);
         assert!((flow.alpha() - 1.0 / 256.0).abs() < 1e-6);
     }
 
     #[test]
     fn two_flows_converge_to_fair_shares() {
-        // A switch that marks as in the paper's section 5.2 (K_min 5 KB, K_max 200 KB, P_max 1 %), and two flows of which
-        // one has had it all.
+        // A switch that marks as in section 5.2 (K_min 5 KB, K_max 200 KB, P_max 1 %), and two flows, one of
+        // which starts at the line rate.
         let (mut a, mut b) = (flow(), flow());
         (0..8).for_each(|_| b.handle_cnp(Duration::ZERO));
         let (mut queue, mut points) = (0.0_f64, [NotificationPoint::default(); 2]);

@@ -1,7 +1,7 @@
-//! A link with faults, for tests and for any program (see [`config`](crate::config)).
+//! A link with fault injection (see [`config`](crate::config)).
 //!
-//! Faults happen to packets, not to batches: a batch that a fault hits is taken apart, and its parts are sealed
-//! anew, since they leave with other identifications. Packets that are held back leave at the next call after
+//! Faults affect packets, not batches: an affected batch is split, and its parts are sealed again, because
+//! they leave with other IPv4 identifications. Packets that are held back leave with the first call after
 //! their time.
 
 use std::collections::VecDeque;
@@ -9,56 +9,56 @@ use std::io;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::config::{self, Chosen, Side};
+use crate::config::{self, PacketSelector, Side};
 use crate::counters::Counters;
-use crate::datagram::{CONGESTION_EXPERIENCED, Inbox, Origin, Outgoing};
+use crate::datagram::{CONGESTION_EXPERIENCED, Origin, Outgoing, RxBuffers};
 use crate::{Counts, Link, icrc};
 
-/// A packet that is overtaken leaves after this time even if none follows.
-const OVERTAKEN: Duration = Duration::from_millis(1);
+/// Longest time for which a reordered packet waits for a successor.
+const REORDER_TIMEOUT: Duration = Duration::from_millis(1);
 
-/// Datagrams of one receive call.
+/// Datagrams per receive call.
 const SLOTS: usize = 8;
 
-/// Wraps a link.
+/// Injects faults into the packets of another link.
 #[derive(Debug)]
-pub(crate) struct Faulty<L> {
+pub(crate) struct FaultInjector<L> {
     inner: L,
     counters: Counters,
     sending: Option<Mutex<Sending>>,
     receiving: Option<Mutex<Receiving>>,
 }
 
-/// What happens to a packet.
+/// The faults of one packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Fate {
+struct PacketFaults {
     dropped: bool,
     twice: bool,
-    /// Which bit is wrong, modulo the packet's.
+    /// Index of the inverted bit, modulo the packet length.
     wrong_bit: Option<u64>,
-    /// As a congested switch does.
+    /// Marked as congestion experienced.
     marked: bool,
     hold: Option<Hold>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hold {
-    /// Until the next one has passed.
+    /// Until the next packet has passed.
     Overtaken,
-    /// For a time.
+    /// For the configured delay.
     Delayed,
 }
 
-/// Decides about packet after packet.
+/// Chooses the faults of each packet.
 #[derive(Clone, Debug)]
-struct Dice {
+struct FaultRng {
     faults: config::Faults,
     random: u64,
     /// Packets so far.
     count: u64,
 }
 
-impl Dice {
+impl FaultRng {
     fn new(faults: &config::Faults, salt: u64) -> Self {
         Self { faults: faults.clone(), random: faults.seed ^ salt, count: 0 }
     }
@@ -72,17 +72,17 @@ impl Dice {
         z ^ z >> 31
     }
 
-    fn hits(&mut self, chosen: impl Fn(&config::Faults) -> &Chosen) -> bool {
-        // Drawn in any case, so that one fault's numbers do not depend on another's.
+    fn hits(&mut self, selector: impl Fn(&config::Faults) -> &PacketSelector) -> bool {
+        // Drawn unconditionally, so that the faults are independent of each other's settings.
         let drawn = (self.next() >> 11) as f64 / (1u64 << 53) as f64;
-        match chosen(&self.faults) {
-            Chosen::Never => false,
-            Chosen::Probability(p) => drawn < *p,
-            Chosen::Numbered(numbers) => numbers.contains(&self.count),
+        match selector(&self.faults) {
+            PacketSelector::Never => false,
+            PacketSelector::Probability(p) => drawn < *p,
+            PacketSelector::Numbered(numbers) => numbers.contains(&self.count),
         }
     }
 
-    fn throw(&mut self) -> Fate {
+    fn throw(&mut self) -> PacketFaults {
         self.count += 1;
         let dropped = self.hits(|f| &f.drop);
         let twice = self.hits(|f| &f.duplicate);
@@ -92,36 +92,36 @@ impl Dice {
         let bit = self.next();
         let marked = self.hits(|f| &f.mark);
         if dropped {
-            return Fate { dropped, ..Fate::default() };
+            return PacketFaults { dropped, ..PacketFaults::default() };
         }
         let hold = match (delay, reorder) {
             (true, _) => Some(Hold::Delayed),
             (_, true) => Some(Hold::Overtaken),
             _ => None,
         };
-        Fate { dropped, twice, wrong_bit: corrupt.then_some(bit), marked, hold }
+        PacketFaults { dropped, twice, wrong_bit: corrupt.then_some(bit), marked, hold }
     }
 }
 
-/// What can be delivered together: packets that nothing happens to, except one that overtakes, which goes by
-/// itself.
-fn runs(fates: &[Fate]) -> impl Iterator<Item = std::ops::Range<usize>> {
-    let untouched = |i: usize| fates[i] == Fate::default();
-    let overtakes = move |i: usize| i > 0 && fates[i - 1].hold == Some(Hold::Overtaken);
+/// Ranges that can be sent together: unaffected packets, but a packet that overtakes another goes alone.
+fn runs(faults_by_packet: &[PacketFaults]) -> impl Iterator<Item = std::ops::Range<usize>> {
+    let untouched = |i: usize| faults_by_packet[i] == PacketFaults::default();
+    let overtakes = move |i: usize| i > 0 && faults_by_packet[i - 1].hold == Some(Hold::Overtaken);
     let mut start = 0;
-    (1..=fates.len()).filter_map(move |end| {
-        let together = end < fates.len() && untouched(end - 1) && untouched(end) && !overtakes(end - 1);
+    (1..=faults_by_packet.len()).filter_map(move |end| {
+        let together =
+            end < faults_by_packet.len() && untouched(end - 1) && untouched(end) && !overtakes(end - 1);
         (!together).then(|| std::mem::replace(&mut start, end)..end)
     })
 }
 
-fn count(counters: &Counters, fate: Fate) {
-    counters.fault_dropped.add(fate.dropped.into());
-    counters.fault_duplicated.add(fate.twice.into());
-    counters.fault_corrupted.add(fate.wrong_bit.is_some().into());
-    counters.fault_marked.add(fate.marked.into());
-    counters.fault_reordered.add((fate.hold == Some(Hold::Overtaken)).into());
-    counters.fault_delayed.add((fate.hold == Some(Hold::Delayed)).into());
+fn count(counters: &Counters, packet_faults: PacketFaults) {
+    counters.fault_dropped.add(packet_faults.dropped.into());
+    counters.fault_duplicated.add(packet_faults.twice.into());
+    counters.fault_corrupted.add(packet_faults.wrong_bit.is_some().into());
+    counters.fault_marked.add(packet_faults.marked.into());
+    counters.fault_reordered.add((packet_faults.hold == Some(Hold::Overtaken)).into());
+    counters.fault_delayed.add((packet_faults.hold == Some(Hold::Delayed)).into());
 }
 
 fn damage(packet: &mut [u8], bit: u64) {
@@ -131,16 +131,15 @@ fn damage(packet: &mut [u8], bit: u64) {
     }
 }
 
-/// Packets that are held back, each with when
-/// it may go: at a time, or after a packet.
+/// Packets held back, each with a time or a packet number after which it may leave.
 #[derive(Debug)]
 struct Held<T>(Vec<(Instant, u64, T)>);
 
 impl<T> Held<T> {
-    fn put(&mut self, dice: &Dice, hold: Hold, number: u64, packet: T) {
+    fn put(&mut self, rng: &FaultRng, hold: Hold, number: u64, packet: T) {
         let (time, after) = match hold {
-            Hold::Delayed => (dice.faults.delay_by, u64::MAX),
-            Hold::Overtaken => (OVERTAKEN, number + 1),
+            Hold::Delayed => (rng.faults.delay_by, u64::MAX),
+            Hold::Overtaken => (REORDER_TIMEOUT, number + 1),
         };
         self.0.push((Instant::now() + time, after, packet));
     }
@@ -157,11 +156,11 @@ impl<T> Held<T> {
 
 #[derive(Debug)]
 struct Sending {
-    dice: Dice,
+    rng: FaultRng,
     held: Held<Owned>,
 }
 
-/// A packet to be sent by itself.
+/// A packet to send alone.
 #[derive(Clone, Debug)]
 struct Owned {
     source: std::net::IpAddr,
@@ -176,52 +175,52 @@ impl Owned {
         let Self { source, destination, interface, tos, .. } = *self;
         let segment = self.bytes.len();
         let batch = Outgoing { source, destination, interface, tos, segment, bytes: &mut self.bytes };
-        // If there is no room it is lost: that is what this link is for.
+        // A packet without room is lost, as this link may lose packets.
         link.send(&mut [batch]).map(drop)
     }
 }
 
 #[derive(Debug)]
 struct Receiving {
-    dice: Dice,
+    rng: FaultRng,
     held: Held<(Origin, Vec<u8>)>,
-    inbox: Inbox,
+    inbox: RxBuffers,
     /// Ready to be delivered: origin, bytes of each packet, packets.
     ready: VecDeque<(Origin, usize, Vec<u8>)>,
 }
 
-impl<L: Link> Faulty<L> {
+impl<L: Link> FaultInjector<L> {
     pub(crate) fn new(inner: L, faults: &config::Faults) -> Self {
         let sending = (faults.side != Side::Receive)
-            .then(|| Mutex::new(Sending { dice: Dice::new(faults, 0), held: Held(Vec::new()) }));
+            .then(|| Mutex::new(Sending { rng: FaultRng::new(faults, 0), held: Held(Vec::new()) }));
         let receiving = (faults.side != Side::Send).then(|| {
             Mutex::new(Receiving {
-                dice: Dice::new(faults, 1 << 63),
+                rng: FaultRng::new(faults, 1 << 63),
                 held: Held(Vec::new()),
-                inbox: Inbox::new(SLOTS),
+                inbox: RxBuffers::new(SLOTS),
                 ready: VecDeque::new(),
             })
         });
         Self { inner, counters: Counters::default(), sending, receiving }
     }
 
-    /// Sends what may go after packet `count`.
+    /// Sends held packets that may leave after packet `count`.
     fn release(&self, held: &mut Held<Owned>, count: u64) -> io::Result<()> {
         held.due(count).iter_mut().try_for_each(|packet| packet.send(&self.inner))
     }
 
-    /// Sends a batch of which some packet is hit. The first packet has number `number`.
+    /// Sends a batch of which some packet is affected; the first packet has number `number`.
     fn send_apart(
         &self,
         sending: &mut Sending,
         batch: &mut Outgoing<'_>,
-        fates: &[Fate],
+        faults_by_packet: &[PacketFaults],
         mut number: u64,
     ) -> io::Result<()> {
         let Outgoing { source, destination, interface, tos, segment, .. } = *batch;
         let flow = icrc::flow(source, self.inner.source_port(), destination);
         let mut rest = &mut *batch.bytes;
-        for run in runs(fates).map(|range| &fates[range]) {
+        for run in runs(faults_by_packet).map(|range| &faults_by_packet[range]) {
             let (bytes, behind) = rest.split_at_mut((run.len() * segment).min(rest.len()));
             rest = behind;
             for (i, packet) in bytes.chunks_mut(segment.max(1)).enumerate() {
@@ -230,25 +229,25 @@ impl<L: Link> Faulty<L> {
                     icrc::seal(flow, identification, packet);
                 }
             }
-            let fate = run[0];
-            if fate == Fate::default() {
+            let packet_faults = run[0];
+            if packet_faults == PacketFaults::default() {
                 self.inner.send(&mut [Outgoing { source, destination, interface, tos, segment, bytes }])?;
-            } else if !fate.dropped {
-                if let Some(bit) = fate.wrong_bit {
+            } else if !packet_faults.dropped {
+                if let Some(bit) = packet_faults.wrong_bit {
                     damage(bytes, bit);
                 }
-                let tos = if fate.marked { tos | CONGESTION_EXPERIENCED } else { tos };
+                let tos = if packet_faults.marked { tos | CONGESTION_EXPERIENCED } else { tos };
                 let mut packet = Owned { source, destination, interface, tos, bytes: bytes.to_vec() };
-                if fate.twice || fate.hold.is_none() {
+                if packet_faults.twice || packet_faults.hold.is_none() {
                     packet.send(&self.inner)?;
                 }
-                match fate.hold {
-                    Some(hold) => sending.held.put(&sending.dice, hold, number, packet),
-                    None if fate.twice => packet.send(&self.inner)?,
+                match packet_faults.hold {
+                    Some(hold) => sending.held.put(&sending.rng, hold, number, packet),
+                    None if packet_faults.twice => packet.send(&self.inner)?,
                     None => {}
                 }
             }
-            count(&self.counters, fate);
+            count(&self.counters, packet_faults);
             number += run.len() as u64;
             self.release(&mut sending.held, number - 1)?;
         }
@@ -256,30 +255,30 @@ impl<L: Link> Faulty<L> {
     }
 }
 
-impl<L: Link> Link for Faulty<L> {
+impl<L: Link> Link for FaultInjector<L> {
     fn send(&self, batches: &mut [Outgoing<'_>]) -> io::Result<usize> {
         let Some(sending) = &self.sending else { return self.inner.send(batches) };
         let mut sending = sending.lock().expect("no panic under this lock");
         let sending = &mut *sending;
         for (i, batch) in batches.iter_mut().enumerate() {
-            let before = (sending.dice.random, sending.dice.count);
-            let fates: Vec<_> = (0..batch.count()).map(|_| sending.dice.throw()).collect();
-            if fates.iter().any(|fate| *fate != Fate::default()) {
-                self.send_apart(sending, batch, &fates, before.1 + 1)?;
+            let before = (sending.rng.random, sending.rng.count);
+            let faults_by_packet: Vec<_> = (0..batch.count()).map(|_| sending.rng.throw()).collect();
+            if faults_by_packet.iter().any(|packet_faults| *packet_faults != PacketFaults::default()) {
+                self.send_apart(sending, batch, &faults_by_packet, before.1 + 1)?;
             } else if self.inner.send(std::slice::from_mut(batch))? == 0 {
-                // It will come again.
-                (sending.dice.random, sending.dice.count) = before;
+                // The caller retries this packet.
+                (sending.rng.random, sending.rng.count) = before;
                 return Ok(i);
             }
-            self.release(&mut sending.held, sending.dice.count)?;
+            self.release(&mut sending.held, sending.rng.count)?;
         }
         Ok(batches.len())
     }
 
-    fn receive(&self, inbox: &mut Inbox) -> io::Result<usize> {
+    fn receive(&self, inbox: &mut RxBuffers) -> io::Result<usize> {
         if let Some(sending) = &self.sending {
             let mut sending = sending.lock().expect("no panic under this lock");
-            let count = sending.dice.count;
+            let count = sending.rng.count;
             self.release(&mut sending.held, count)?;
         }
         let Some(receiving) = &self.receiving else { return self.inner.receive(inbox) };
@@ -288,7 +287,7 @@ impl<L: Link> Link for Faulty<L> {
             receiving.receive(&self.inner, &self.counters)?;
         }
         inbox.filled.clear();
-        while inbox.vacant() != 0
+        while inbox.empty_slots() != 0
             && let Some((origin, segment, bytes)) = receiving.ready.pop_front()
         {
             inbox.push(origin, segment, &bytes);
@@ -310,35 +309,37 @@ impl<L: Link> Link for Faulty<L> {
 }
 
 impl Receiving {
-    /// Receives, and decides what of it will be delivered.
+    /// Receives packets and chooses their faults.
     fn receive(&mut self, link: &impl Link, counters: &Counters) -> io::Result<()> {
         link.receive(&mut self.inbox)?;
-        let Self { dice, held, inbox, ready } = self;
+        let Self { rng, held, inbox, ready } = self;
         for received in inbox.received() {
             let origin = received.origin;
             let packets: Vec<_> = received.packets().map(|(_, packet)| packet).collect();
-            let mut number = dice.count;
-            let fates: Vec<_> = packets.iter().map(|_| dice.throw()).collect();
-            for range in runs(&fates) {
+            let mut number = rng.count;
+            let faults_by_packet: Vec<_> = packets.iter().map(|_| rng.throw()).collect();
+            for range in runs(&faults_by_packet) {
                 number += range.len() as u64;
-                let (first, fate, run) = (packets[range.start], fates[range.start], &packets[range]);
-                count(counters, fate);
-                if fate == Fate::default() {
+                let (first, packet_faults, run) =
+                    (packets[range.start], faults_by_packet[range.start], &packets[range]);
+                count(counters, packet_faults);
+                if packet_faults == PacketFaults::default() {
                     let bytes = run.concat();
                     ready.push_back((origin, first.len(), bytes));
-                } else if !fate.dropped {
-                    let tos = if fate.marked { origin.tos | CONGESTION_EXPERIENCED } else { origin.tos };
+                } else if !packet_faults.dropped {
+                    let tos =
+                        if packet_faults.marked { origin.tos | CONGESTION_EXPERIENCED } else { origin.tos };
                     let origin = Origin { tos, ..origin };
                     let mut packet = first.to_vec();
-                    if let Some(bit) = fate.wrong_bit {
+                    if let Some(bit) = packet_faults.wrong_bit {
                         damage(&mut packet, bit);
                     }
-                    if fate.twice || fate.hold.is_none() {
+                    if packet_faults.twice || packet_faults.hold.is_none() {
                         ready.push_back((origin, packet.len(), packet.clone()));
                     }
-                    match fate.hold {
-                        Some(hold) => held.put(dice, hold, number, (origin, packet)),
-                        None if fate.twice => ready.push_back((origin, packet.len(), packet)),
+                    match packet_faults.hold {
+                        Some(hold) => held.put(rng, hold, number, (origin, packet)),
+                        None if packet_faults.twice => ready.push_back((origin, packet.len(), packet)),
                         None => {}
                     }
                 }
@@ -347,7 +348,7 @@ impl Receiving {
                 );
             }
         }
-        ready.extend(held.due(dice.count).into_iter().map(|(origin, packet)| (origin, packet.len(), packet)));
+        ready.extend(held.due(rng.count).into_iter().map(|(origin, packet)| (origin, packet.len(), packet)));
         Ok(())
     }
 }
@@ -358,19 +359,19 @@ mod tests {
     use crate::memory::{Memory, batch, is_sealed, number, send};
     use std::sync::Arc;
 
-    fn link(faults: &str) -> (Arc<Memory>, Faulty<Arc<Memory>>) {
+    fn link(faults: &str) -> (Arc<Memory>, FaultInjector<Arc<Memory>>) {
         let memory = Arc::new(Memory::default());
-        (memory.clone(), Faulty::new(memory, &faults.parse().unwrap()))
+        (memory.clone(), FaultInjector::new(memory, &faults.parse().unwrap()))
     }
 
-    /// Numbers of what was sent, and whether each packet's ICRC is right as it left.
+    /// Packet numbers that were sent, and whether the ICRC of each was correct.
     fn sent(memory: &Memory) -> Vec<(u32, bool)> {
         let sent = std::mem::take(&mut *memory.sent.lock().unwrap());
         sent.iter().map(|(id, packet)| (number(packet), is_sealed(*id, packet))).collect()
     }
 
     fn received(link: &impl Link) -> Vec<u32> {
-        let mut inbox = Inbox::new(3);
+        let mut inbox = RxBuffers::new(3);
         let mut numbers = Vec::new();
         while link.receive(&mut inbox).unwrap() != 0 {
             for received in inbox.received() {
@@ -381,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_a_batch_is_sealed_anew() {
+    fn rest_of_a_batch_is_sealed_again() {
         let (memory, link) = link("drop=#2+5");
         send(&link, &mut batch(0, 6));
         assert_eq!(sent(&memory), [(0, true), (2, true), (3, true), (5, true)]);
@@ -391,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn untouched_batches_stay_whole() {
+    fn unaffected_batches_are_not_split() {
         let (memory, link) = link("drop=#100");
         send(&link, &mut batch(0, 50));
         assert_eq!(*memory.calls.lock().unwrap(), 1);
@@ -410,12 +411,12 @@ mod tests {
     }
 
     #[test]
-    fn the_last_packet_is_overtaken_by_the_next_batch_or_by_time() {
+    fn last_packet_is_reordered_with_the_next_batch_or_times_out() {
         let (memory, link) = link("reorder=#2+4");
         send(&link, &mut batch(0, 2));
         send(&link, &mut batch(2, 2));
         assert_eq!(sent(&memory), [(0, true), (2, true), (1, true)]);
-        std::thread::sleep(2 * OVERTAKEN);
+        std::thread::sleep(2 * REORDER_TIMEOUT);
         assert_eq!(received(&link), []);
         assert_eq!(sent(&memory), [(3, true)]);
     }
@@ -434,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_happens_to_what_is_received() {
+    fn faults_affect_received_packets() {
         let (memory, link) = link("drop=#2,duplicate=#3,reorder=#4,side=receive");
         send(&link, &mut batch(0, 4));
         assert_eq!(sent(&memory).len(), 4, "nothing happens to what is sent");
@@ -444,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_fixes_what_happens() {
+    fn same_seed_affects_the_same_packets() {
         let run = |faults: &str| {
             let (memory, link) = link(faults);
             (0..100).for_each(|i| send(&link, &mut batch(i * 100, 100)));

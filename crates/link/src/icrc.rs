@@ -1,12 +1,12 @@
-//! The invariant CRC: what sealed a packet, and what can be checked of it on a plain UDP socket.
+//! Computing and checking the invariant CRC with a plain UDP socket.
 //!
-//! The ICRC covers the IP header, of which a UDP socket does not show everything. Addresses, lengths and
-//! protocol are known; the type of service, time to live and checksums are masked. What remains in IPv4 is
-//! the identification: zero from senders like this one, counting from the Linux kernel's rxe. A CRC is linear, so the
-//! difference between the ICRC that came and the one computed for identification zero *is* the remainder of
-//! the identification alone, shifted by the bytes behind it. Shifting it back shows whether there is a
-//! 16-bit number that explains the difference, and which. So of a packet with an unknown
-//! identification 16 of the 32 bits are checked, without privilege; for IPv6 all 32.
+//! The ICRC covers the IP header, which a UDP socket does not show completely. Addresses, lengths and
+//! protocol are known; type of service, time to live and checksums are masked. What remains is the IPv4
+//! identification: zero from senders like this one, counting from the kernel's rxe. A CRC is linear, so the
+//! difference between the received ICRC and the one for identification zero is the contribution of the
+//! identification, shifted by the bytes behind it. Shifting it back shows whether a 16-bit number explains
+//! the difference. So 16 of the 32 bits of the ICRC are checked without privileges for IPv4 packets with an
+//! unknown identification, and all 32 for IPv6.
 //!
 //! InfiniBand Architecture Specification volume 1, 7.8.1; annex A17.3.3 for RoCEv2.
 
@@ -16,17 +16,17 @@ use std::net::IpAddr;
 use millstream_wire::icrc::{Flow, FlowCrc};
 use millstream_wire::{ICRC_LEN, UDP_PORT, bth};
 
-/// Fewest bytes of a packet: base transport header and ICRC.
+/// Shortest packet: base transport header and ICRC.
 pub const MIN_PACKET: usize = bth::LEN + ICRC_LEN;
 
-/// Ethernet's polynomial (IEEE 802.3, 3.2.9), the highest power first bit: the order in which a byte's bits are sent.
+/// Ethernet's polynomial (IEEE 802.3, 3.2.9) in reflected form.
 const POLYNOMIAL: u32 = 0xedb8_8320;
 
-/// Bytes from the end of IPv4's identification to the packet: flags, time to live, protocol, checksum,
+/// Bytes from the end of the IPv4 identification to the packet: flags, time to live, protocol, checksum,
 /// addresses and the UDP header.
 const BEHIND_IDENTIFICATION: usize = 14 + 8;
 
-/// The flow of packets to the RoCEv2 port; None if the addresses are of two families.
+/// The flow to the RoCEv2 port; `None` if the address families differ.
 #[must_use]
 pub fn flow(source: IpAddr, source_port: u16, destination: IpAddr) -> Option<FlowCrc> {
     Some(Flow::new((source, source_port), (destination, UDP_PORT))?.crc())
@@ -42,8 +42,8 @@ pub fn seal(flow: &FlowCrc, identification: u16, packet: &mut [u8]) {
     icrc.copy_from_slice(&flow.icrc(body, identification));
 }
 
-/// The identification under which a packet's ICRC is right, zero for IPv6; None if there is none. `guess` is
-/// tried first.
+/// The identification that explains a packet's ICRC, zero for IPv6; `None` if there is none. `guess` is tried
+/// first.
 #[must_use]
 pub fn identification(flow: &FlowCrc, guess: u16, packet: &[u8]) -> Option<u16> {
     if packet.len() < MIN_PACKET {
@@ -59,13 +59,14 @@ pub fn identification(flow: &FlowCrc, guess: u16, packet: &[u8]) -> Option<u16> 
     }
 }
 
-/// The change of a 16-bit field that makes this difference of two CRCs, when `behind` bytes follow the field.
+/// The value of a 16-bit field that explains the difference of two CRCs, when `behind` bytes follow the
+/// field.
 ///
-/// Polynomials over GF(2) modulo the CRC's: a field f contributes f·x^(8·behind)·x³². x has an inverse, so
-/// f = difference · x^(−8·behind − 32), and there is such a field exactly if that is of degree below 16.
+/// Polynomials over GF(2) modulo the CRC's: a field f contributes f·x^(8·behind)·x³². x has an inverse, so f
+/// = difference · x^(−8·behind − 32), and such a field exists exactly if that has a degree below 16.
 fn explain(difference: u32, behind: usize) -> Option<u16> {
     thread_local! {
-        /// For the last length, which is mostly the next one's.
+        /// Result for the last length, which is mostly that of the next packet.
         static LAST: Cell<(usize, u32)> = const { Cell::new((usize::MAX, 0)) };
     }
     let power = LAST.with(|last| match last.get() {
@@ -145,7 +146,7 @@ mod tests {
         fn one_wrong_bit_is_never_explained(id: u16, bit in 0usize..12 * 8, len in 16usize..2000) {
             let mut packet = vec![0x5a; len];
             seal(&v4(), id, &mut packet);
-            // The masked byte may change on the way.
+            // Switches may change the masked byte.
             prop_assume!(bit / 8 != 4);
             packet[bit / 8] ^= 1 << (bit % 8);
             let found = identification(&v4(), 0, &packet);

@@ -1,14 +1,14 @@
-//! Carries RoCEv2 packets between hosts (InfiniBand Architecture Specification, annex A17): UDP port 4791.
+//! Sends and receives RoCEv2 packets over UDP (InfiniBand Architecture Specification, annex A17).
 //!
-//! A [`Link`] takes batches of packets and gives batches of packets; what they mean is not its business. Read
-//! in this order:
+//! A [`Link`] carries batches of packets without interpreting them. Read in this order:
 //!
-//! - [`datagram`](Outgoing): packets on their way out and in;
-//! - [`Udp`]: the sockets, and one port for all processes of a host without a daemon (docs/wire-link.md);
-//! - [`icrc`]: the checksum over a packet and the IP header that it will have;
-//! - [`Port`]: a link with its checksums, as a device uses it;
-//! - [`dcqcn`]: rates of senders that share a network;
-//! - [`config`]: faults and captures, by the environment of any program.
+//! - [`datagram`](Outgoing): outgoing and received packets;
+//! - [`Udp`]: the sockets, and one port shared by all processes of a host without a daemon
+//!   (docs/wire-link.md);
+//! - [`icrc`]: computing and checking the invariant CRC;
+//! - [`Port`]: a link with its ICRCs, as a device uses it;
+//! - [`dcqcn`]: congestion control;
+//! - [`config`]: fault injection and capture, set by environment variables.
 
 pub mod config;
 mod counters;
@@ -29,36 +29,37 @@ use std::sync::Arc;
 
 pub use config::Config;
 pub use counters::Counts;
-pub use datagram::{Inbox, Origin, Outgoing, Received, destination_qpn};
+pub use datagram::{Origin, Outgoing, Received, RxBuffers, destination_qpn};
 pub use group::JoinError;
 pub use port::Port;
 pub use udp::{MAX_BATCH, MAX_SEGMENTS, MULTICAST_QPN, Udp};
 
-/// Low bits of a queue pair number, a place in its process's table. The high bits are the process's *block*.
+/// Low bits of a queue pair number: the index in the table of its process. The high bits are the QPN prefix
+/// of the process.
 pub const QPN_INDEX_BITS: u32 = 12;
 
-/// Something that carries packets. All methods may be called from any thread, and none waits.
+/// A transport of packets. Methods may be called from any thread, and do not block.
 pub trait Link: Send + Sync + std::fmt::Debug {
-    /// Sends batches in order; says how many were taken. One that the network cannot carry counts as taken
-    /// and as refused; fewer than all are taken only when there is no room.
+    /// Sends batches in order; returns how many were taken. Fewer than all are taken only when there is no
+    /// room. A batch that the network cannot carry counts as taken and as refused.
     ///
     /// # Errors
-    /// What makes the link unusable.
+    /// If the link is unusable.
     fn send(&self, batches: &mut [Outgoing<'_>]) -> io::Result<usize>;
 
-    /// Empties the inbox and receives what is there; says how many datagrams.
+    /// Empties the inbox and receives into it; returns the number of datagrams.
     ///
     /// # Errors
-    /// What makes the link unusable.
-    fn receive(&self, inbox: &mut Inbox) -> io::Result<usize>;
+    /// If the link is unusable.
+    fn receive(&self, inbox: &mut RxBuffers) -> io::Result<usize>;
 
-    /// UDP port that packets leave from.
+    /// UDP source port of sent packets.
     fn source_port(&self) -> u16;
 
-    /// IPv4 identification that packet `index` of a batch leaves with.
+    /// IPv4 identification of packet `index` of a batch.
     fn identification(&self, index: usize) -> u16;
 
-    /// What happened so far, here and below.
+    /// Counters of this layer and those below.
     fn counts(&self) -> Counts;
 }
 
@@ -69,7 +70,7 @@ macro_rules! forward {
                 (**self).send(batches)
             }
 
-            fn receive(&self, inbox: &mut Inbox) -> io::Result<usize> {
+            fn receive(&self, inbox: &mut RxBuffers) -> io::Result<usize> {
                 (**self).receive(inbox)
             }
 

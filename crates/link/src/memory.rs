@@ -1,18 +1,18 @@
-//! A link in memory, for tests of what wraps links.
+//! A link in memory, for tests of links that wrap others.
 
 use std::collections::VecDeque;
 use std::io;
 use std::net::IpAddr;
 use std::sync::Mutex;
 
-use crate::datagram::{Inbox, Origin, Outgoing};
+use crate::datagram::{Origin, Outgoing, RxBuffers};
 use crate::{Counts, Link, icrc};
 
 pub(crate) const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
 pub(crate) const THERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2));
 pub(crate) const SOURCE_PORT: u16 = 0xc123;
 
-/// Keeps what is sent, with the identification that it would have left with; receives what was put in.
+/// Stores sent packets with their IPv4 identification; receives the packets that a test put in.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     pub(crate) sent: Mutex<Vec<(u16, Vec<u8>)>>,
@@ -31,9 +31,9 @@ impl Link for Memory {
         Ok(batches.len())
     }
 
-    fn receive(&self, inbox: &mut Inbox) -> io::Result<usize> {
+    fn receive(&self, inbox: &mut RxBuffers) -> io::Result<usize> {
         inbox.filled.clear();
-        while inbox.vacant() != 0
+        while inbox.empty_slots() != 0
             && let Some((segment, bytes)) = self.coming.lock().unwrap().pop_front()
         {
             let origin =
@@ -56,7 +56,7 @@ impl Link for Memory {
     }
 }
 
-/// Packets of 40 bytes for queue pair 0x456789, numbered from `first` on and sealed as one batch.
+/// Packets of 40 bytes for queue pair 0x456789, numbered from `first`, sealed as one batch.
 pub(crate) fn batch(first: u32, count: u32) -> Vec<u8> {
     let flow = icrc::flow(HERE, SOURCE_PORT, THERE).unwrap();
     let packet = |i: u32| {
@@ -79,7 +79,7 @@ pub(crate) fn number(packet: &[u8]) -> u32 {
     u32::from_be_bytes(packet[12..16].try_into().unwrap())
 }
 
-/// Whether the packet's ICRC is right for exactly this identification.
+/// Whether the packet's ICRC is correct for exactly this identification.
 pub(crate) fn is_sealed(identification: u16, packet: &[u8]) -> bool {
     let flow = icrc::flow(HERE, SOURCE_PORT, THERE).unwrap();
     icrc::identification(&flow, identification, packet) == Some(identification)

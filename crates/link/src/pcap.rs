@@ -1,9 +1,9 @@
-//! A link that writes what passes into a capture file.
+//! A link that writes its packets into a capture file.
 //!
-//! A UDP socket shows no link layer, so Ethernet, IP and UDP headers are made up from what is known: addresses,
-//! ports, type of service and IPv4's identification (a received packet's from its ICRC) are true; hardware
-//! addresses, time to live and flow label are not, and UDP checksums are left out. Every packet is written by itself, even
-//! where the kernel carried several as one.
+//! A UDP socket shows no lower layers, so Ethernet, IP and UDP headers are synthesised. Addresses, ports,
+//! type of service and the IPv4 identification are correct; the identification of a received packet follows
+//! from its ICRC. MAC addresses, time to live and flow label are placeholders, and UDP checksums are omitted.
+//! Each packet is a record of its own, even if the kernel carried several as one.
 //!
 //! The format is pcap with nanoseconds (draft-ietf-opsawg-pcap), link type Ethernet.
 
@@ -16,25 +16,25 @@ use std::time::SystemTime;
 
 use millstream_wire::{UDP_PORT, gid};
 
-use crate::datagram::{Inbox, Outgoing};
+use crate::datagram::{Outgoing, RxBuffers};
 use crate::{Counts, Link, icrc};
 
 const MAGIC: u32 = 0xa1b2_3c4d;
 const LINKTYPE_ETHERNET: u32 = 1;
-/// Time to live of the made-up headers.
+/// Time to live of synthesised headers.
 const HOPS: u8 = 64;
 
-/// Wraps a link.
+/// Captures the packets of another link.
 #[derive(Debug)]
 pub(crate) struct Pcap<L> {
     inner: L,
-    /// None after it could not be written to.
+    /// `None` after a write error.
     file: Mutex<Option<File>>,
     path: PathBuf,
 }
 
-/// The name with `%p` replaced by the process id. A process may have several members on the port, of different
-/// libraries (the device and the connection manager): the second one's files are called `ID-2`, and so on.
+/// Replaces `%p` in the name by the process ID. A process may have several members on the port, in the device
+/// and in the connection manager: the file of the second one is called `ID-2`, and so on.
 fn expand(path: &Path, nth: u32) -> PathBuf {
     let id = match nth {
         1 => std::process::id().to_string(),
@@ -46,7 +46,7 @@ fn expand(path: &Path, nth: u32) -> PathBuf {
     }
 }
 
-/// Members of one process, at most: there are two libraries.
+/// Most members of one process.
 const MEMBERS: u32 = 8;
 
 /// Opens the capture file of this member of the port.
@@ -75,7 +75,7 @@ fn open(path: &Path) -> io::Result<(File, PathBuf)> {
 }
 
 impl<L: Link> Pcap<L> {
-    /// Begins a capture. The file must not be in use by another process's: `%p` in its name keeps them apart.
+    /// Starts a capture. Each process needs its own file: `%p` in the name keeps them apart.
     pub(crate) fn new(inner: L, path: &Path) -> io::Result<Self> {
         let (mut file, path) = open(path)?;
         let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
@@ -90,14 +90,14 @@ impl<L: Link> Pcap<L> {
     fn write(&self, records: &[u8]) {
         let mut file = self.file.lock().expect("no panic under this lock");
         if let Some(Err(error)) = file.as_mut().map(|file| file.write_all(records)) {
-            // The program under test goes on without its capture.
+            // The program continues without its capture.
             eprintln!("millstream: capture ends: {}: {error}", self.path.display());
             *file = None;
         }
     }
 }
 
-/// What a made-up header says.
+/// Fields of the synthesised headers.
 struct Frame {
     source: (IpAddr, u16),
     destination: IpAddr,
@@ -105,7 +105,7 @@ struct Frame {
     identification: u16,
 }
 
-/// Appends one packet with its headers.
+/// Appends a record with one packet and its headers.
 fn record(to: &mut Vec<u8>, frame: &Frame, packet: &[u8]) {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let udp = 8 + packet.len();
@@ -144,7 +144,7 @@ fn record(to: &mut Vec<u8>, frame: &Frame, packet: &[u8]) {
     to.extend_from_slice(packet);
 }
 
-/// Locally administered, from the address's last four bytes.
+/// A locally administered MAC address from the last four bytes of the IP address.
 fn hardware_address(address: IpAddr) -> [u8; 6] {
     let last = match address {
         IpAddr::V4(address) => address.octets(),
@@ -179,7 +179,7 @@ impl<L: Link> Link for Pcap<L> {
         Ok(sent)
     }
 
-    fn receive(&self, inbox: &mut Inbox) -> io::Result<usize> {
+    fn receive(&self, inbox: &mut RxBuffers) -> io::Result<usize> {
         let received = self.inner.receive(inbox)?;
         let mut records = Vec::new();
         for received in inbox.received() {
@@ -221,7 +221,7 @@ mod tests {
     use crate::memory::{Memory, batch, send};
 
     #[test]
-    fn each_member_of_a_process_has_its_file() {
+    fn each_member_has_its_capture_file() {
         let folder = std::env::temp_dir().join(format!("millstream-pcap-{}", millstream_shm::random_u64()));
         std::fs::create_dir(&folder).unwrap();
         let members = [(); 3].map(|()| Pcap::new(Memory::default(), &folder.join("wire-%p.pcap")).unwrap());
@@ -232,20 +232,20 @@ mod tests {
         let len = |name: String| std::fs::metadata(folder.join(name)).map(|data| data.len() as usize);
         let lens =
             [format!("wire-{id}.pcap"), format!("wire-{id}-2.pcap"), format!("wire-{id}-3.pcap")].map(len);
-        // The headers of the file and of each packet, Ethernet, IPv4 and UDP, and 40 bytes.
+        // File header, record headers, Ethernet, IPv4 and UDP headers, 40 bytes of packet.
         let of = |packets: usize| 24 + packets * (16 + 14 + 20 + 8 + 40);
         assert_eq!(lens.map(Result::unwrap), [of(1), of(2), of(3)]);
         std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]
-    fn wireshark_reads_it() {
+    fn tshark_reads_the_capture() {
         let path = std::env::temp_dir().join(format!("millstream-{}.pcap", millstream_shm::random_u64()));
         let link = Pcap::new(Memory::default(), &path).unwrap();
         assert!(Pcap::new(Memory::default(), &path).unwrap_err().to_string().contains("%p"));
         send(&link, &mut batch(0, 2));
         link.inner.coming.lock().unwrap().push_back((40, batch(2, 3)));
-        assert_eq!(link.receive(&mut Inbox::new(1)).unwrap(), 1);
+        assert_eq!(link.receive(&mut RxBuffers::new(1)).unwrap(), 1);
         let fields = ["ip.src", "ip.dst", "ip.id", "ip.checksum.status", "ip.dsfield.ecn", "udp.dstport"];
         let roce = ["infiniband.bth.opcode", "infiniband.bth.destqp", "infiniband.invariant.crc"];
         let output = std::process::Command::new("tshark")

@@ -1,4 +1,4 @@
-//! A link with its checksums.
+//! A link with its ICRCs.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -6,53 +6,52 @@ use std::sync::Arc;
 
 use crate::config::Config;
 use crate::counters::Counters;
-use crate::faulty::Faulty;
+use crate::faulty::FaultInjector;
 use crate::icrc;
 use crate::pcap::Pcap;
-use crate::{Counts, Inbox, JoinError, Link, Origin, Outgoing, Udp};
+use crate::{Counts, JoinError, Link, Origin, Outgoing, RxBuffers, Udp};
 
-/// What a device sends and receives by: packets leave with their ICRC, and only those arrive whose ICRC can be
-/// right. See [`icrc`](crate::icrc) for what "can be" means.
+/// The RoCEv2 port of a device. Packets leave with their ICRC, and packets with an ICRC that cannot be
+/// correct are dropped on receive (see [`icrc`](crate::icrc)).
 #[derive(Debug)]
 pub struct Port {
-    /// The socket, wrapped or not.
+    /// The UDP socket, possibly wrapped.
     link: Box<dyn Link>,
     udp: Arc<Udp>,
     counters: Counters,
 }
 
 impl Port {
-    /// Joins the processes of this host on the RoCEv2 port, as the one whose queue pair numbers start with `block`,
-    /// with what the environment asks for.
+    /// Joins the processes of this host on the RoCEv2 port, with the settings of the environment.
+    /// `qpn_prefix` is the high part of this process's queue pair numbers.
     ///
     /// # Errors
-    /// [`JoinError`] says who is in the way, or what is wrong with the environment.
-    pub fn join(block: u16) -> Result<Self, JoinError> {
-        Self::join_with(block, &Config::from_environment()?)
+    /// [`JoinError`] with the conflict or the invalid setting.
+    pub fn join(qpn_prefix: u16) -> Result<Self, JoinError> {
+        Self::join_with(qpn_prefix, &Config::from_environment()?)
     }
 
-    /// The same with settings of the caller's.
+    /// Joins with the given settings.
     ///
     /// # Errors
-    /// [`JoinError`] says who is in the way.
-    pub fn join_with(block: u16, config: &Config) -> Result<Self, JoinError> {
-        let udp = Arc::new(Udp::join(block)?);
-        // Faults come first, so that a capture shows what the other side sees.
+    /// [`JoinError`] with the conflict.
+    pub fn join_with(qpn_prefix: u16, config: &Config) -> Result<Self, JoinError> {
+        let udp = Arc::new(Udp::join(qpn_prefix)?);
+        // Faults come before the capture, so that a capture shows what the peer sees.
         let mut link: Box<dyn Link> = Box::new(udp.clone());
         if let Some(path) = &config.capture {
             link = Box::new(Pcap::new(link, path)?);
         }
         if config.faults.any() {
-            link = Box::new(Faulty::new(link, &config.faults));
+            link = Box::new(FaultInjector::new(link, &config.faults));
         }
         Ok(Self { link, udp, counters: Counters::default() })
     }
 
-    /// Seals the packets and sends them; says how many batches were taken. The others found no room and may be sent
-    /// again.
+    /// Seals and sends packets; returns how many batches were taken. Batches without room may be sent again.
     ///
     /// # Errors
-    /// What makes the port unusable; InvalidInput for addresses of two families.
+    /// If the port is unusable; InvalidInput for addresses of different families.
     ///
     /// # Panics
     /// If a packet is shorter than a base transport header with its ICRC.
@@ -70,47 +69,47 @@ impl Port {
         self.link.send(batches)
     }
 
-    /// Sends packets that bear their ICRC already: for [`source_port`](Self::source_port), and for the identifications
-    /// that [`counts_identifications`](Self::counts_identifications) says. Otherwise as [`send`](Self::send).
+    /// Sends packets that were sealed for [`source_port`](Self::source_port) and the identifications of
+    /// [`counts_identifications`](Self::counts_identifications); otherwise like [`send`](Self::send).
     ///
     /// # Errors
-    /// What makes the port unusable.
+    /// If the port is unusable.
     pub fn send_sealed(&self, batches: &mut [Outgoing<'_>]) -> io::Result<usize> {
         self.link.send(batches)
     }
 
-    /// UDP port that packets leave from.
+    /// UDP source port of sent packets.
     #[must_use]
     pub fn source_port(&self) -> u16 {
         self.link.source_port()
     }
 
-    /// Whether the IPv4 identifications of a batch's packets count from zero, rather than all being zero.
+    /// Whether the IPv4 identifications in a batch count from zero; otherwise they are zero.
     #[must_use]
     pub fn counts_identifications(&self) -> bool {
         self.link.identification(1) == 1
     }
 
-    /// Receives what is there; says how many datagrams. Packets with a wrong ICRC are counted and not shown.
+    /// Receives datagrams; returns how many. Packets with a wrong ICRC are counted and dropped.
     ///
     /// # Errors
-    /// What makes the port unusable.
-    pub fn receive(&self, inbox: &mut Inbox) -> io::Result<usize> {
+    /// If the port is unusable.
+    pub fn receive(&self, inbox: &mut RxBuffers) -> io::Result<usize> {
         let received = self.link.receive(inbox)?;
         let mut last = inbox.last;
-        inbox.retain(|origin, place, packet| {
+        inbox.retain(|origin, index, packet| {
             if packet.len() < icrc::MIN_PACKET {
-                self.counters.too_short.add(1);
+                self.counters.truncated.add(1);
                 return false;
             }
-            // Senders like this one count from zero in what was sent, and so received, as one.
+            // Senders like this one count from zero in each batch, which is received as one datagram.
             last = match last {
                 Some((known, flow)) if known == *origin => Some((known, flow)),
                 _ => icrc::flow(origin.source, origin.source_port, origin.destination)
                     .map(|flow| (*origin, flow)),
             };
             let right =
-                last.is_some_and(|(_, flow)| icrc::identification(&flow, place as u16, packet).is_some());
+                last.is_some_and(|(_, flow)| icrc::identification(&flow, index as u16, packet).is_some());
             if !right {
                 self.counters.bad_icrc.add(1);
             }
@@ -120,27 +119,27 @@ impl Port {
         Ok(received)
     }
 
-    /// The sockets: for multicast groups, and for packets that another process is to have.
+    /// The sockets: for multicast groups and for forwarding packets to other processes.
     #[must_use]
     pub fn udp(&self) -> &Udp {
         &self.udp
     }
 
-    /// One of them is readable when something has been received, see [`Udp::descriptors`].
+    /// Descriptors of which one is readable when packets have arrived, see [`Udp::descriptors`].
     #[must_use]
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
         self.udp.descriptors()
     }
 
-    /// Gives a packet to another process of this host, as if it had received it.
+    /// Forwards a packet to another process of this host, which receives it as if from the network.
     ///
     /// # Errors
-    /// ECONNREFUSED if there is none, EAGAIN if it has no room.
-    pub fn pass_on(&self, block: u16, origin: &Origin, packet: &[u8]) -> io::Result<()> {
-        self.udp.pass_on(block, origin, packet)
+    /// ECONNREFUSED if there is no such process, EAGAIN if its queue is full.
+    pub fn forward(&self, qpn_prefix: u16, origin: &Origin, packet: &[u8]) -> io::Result<()> {
+        self.udp.forward(qpn_prefix, origin, packet)
     }
 
-    /// What happened so far.
+    /// Packet counters.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.link.counts().plus(&self.counters.snapshot())

@@ -1,12 +1,12 @@
-//! Several members on one port of this host, over its loopback interface.
+//! Several members on one port of this host, over loopback.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use millstream_link::{Inbox, JoinError, Link, Outgoing, Udp};
+use millstream_link::{JoinError, Link, Outgoing, RxBuffers, Udp};
 use millstream_shm::{poll_readable, random_u64};
 
-/// A port that nobody else uses: tests of one machine run side by side.
+/// A port that no other test uses.
 fn port() -> u16 {
     loop {
         let port = 10_000 + (random_u64() % 20_000) as u16;
@@ -37,7 +37,7 @@ fn send(from: &Udp, to: IpAddr, segment: usize, bytes: &mut [u8]) {
 
 /// The numbers that arrive, until there are `count`, or for a second.
 fn receive(at: &Udp, count: usize) -> Vec<u32> {
-    let mut inbox = Inbox::new(8);
+    let mut inbox = RxBuffers::new(8);
     let mut numbers = Vec::new();
     let deadline = Instant::now() + Duration::from_secs(if count == 0 { 0 } else { 5 });
     loop {
@@ -53,14 +53,14 @@ fn receive(at: &Udp, count: usize) -> Vec<u32> {
 }
 
 #[test]
-fn each_member_gets_its_own() {
+fn each_member_gets_its_packets() {
     let port = port();
     let blocks = [0x111, 0xabc, 0x001, 0xffe, 0x800];
-    let members = blocks.map(|block| Udp::join_port(block, port).unwrap());
+    let members = blocks.map(|qpn_prefix| Udp::join_port(qpn_prefix, port).unwrap());
     for to in [LOCALHOST, Ipv6Addr::LOCALHOST.into()] {
-        for (i, block) in blocks.iter().enumerate() {
+        for (i, qpn_prefix) in blocks.iter().enumerate() {
             for sender in &members {
-                let mut bytes = packet(u32::from(*block) << 12 | 5, i as u32, 64);
+                let mut bytes = packet(u32::from(*qpn_prefix) << 12 | 5, i as u32, 64);
                 send(sender, to, 64, &mut bytes);
             }
         }
@@ -68,19 +68,23 @@ fn each_member_gets_its_own() {
             assert_eq!(receive(member, 5), [i as u32; 5]);
             assert_eq!(receive(member, 0), [], "nothing else");
             let counts = member.counts();
-            assert_eq!((counts.passed_on, counts.passed_in), (0, 0), "steered by the kernel: {counts}");
+            assert_eq!(
+                (counts.forwarded_out, counts.forwarded_in),
+                (0, 0),
+                "steered by the kernel: {counts}"
+            );
         }
     }
 }
 
 #[test]
-fn a_batch_arrives_in_order_with_its_origin() {
+fn batch_arrives_in_order_with_its_origin() {
     let port = port();
-    let [a, b] = [0x10, 0x20].map(|block| Udp::join_port(block, port).unwrap());
+    let [a, b] = [0x10, 0x20].map(|qpn_prefix| Udp::join_port(qpn_prefix, port).unwrap());
     let mut bytes: Vec<u8> = (0..40).flat_map(|i| packet(0x20 << 12, i, 1040)).collect();
     bytes.truncate(39 * 1040 + 100);
     send(&a, LOCALHOST, 1040, &mut bytes);
-    let mut inbox = Inbox::new(64);
+    let mut inbox = RxBuffers::new(64);
     poll_readable(&b.descriptors(), Some(Duration::from_secs(5))).unwrap();
     b.receive(&mut inbox).unwrap();
     let mut numbers = Vec::new();
@@ -96,16 +100,16 @@ fn a_batch_arrives_in_order_with_its_origin() {
 }
 
 #[test]
-fn a_place_outlives_its_member_and_is_taken_over() {
+fn socket_of_a_dead_member_is_taken_over() {
     let port = port();
     let first = Udp::join_port(0x1, port).unwrap();
     let second = Udp::join_port(0x2, port).unwrap();
     let third = Udp::join_port(0x3, port).unwrap();
     drop(second);
-    // Closing its socket would have moved the third's place.
+    // Closing its socket would have moved the index of the third.
     send(&first, LOCALHOST, 64, &mut packet(0x3 << 12, 7, 64));
     assert_eq!(receive(&third, 1), [7]);
-    // Nobody hears this, and it does not come to the newcomer.
+    // This packet is lost; it does not reach the process that joins.
     send(&first, LOCALHOST, 64, &mut packet(0x2 << 12, 8, 64));
     let fourth = Udp::join_port(0x4, port).unwrap();
     assert_eq!(receive(&fourth, 0), []);
@@ -113,19 +117,19 @@ fn a_place_outlives_its_member_and_is_taken_over() {
     for (qpn, member) in [(0x4 << 12, &fourth), (0x3 << 12, &third)] {
         send(&third, LOCALHOST, 64, &mut packet(qpn, 9, 64));
         assert_eq!(receive(member, 1), [9]);
-        assert_eq!(member.counts().passed_in, 0);
+        assert_eq!(member.counts().forwarded_in, 0);
     }
     drop((third, fourth));
-    // After the last one everything begins anew.
+    // After the last member ended, the group starts anew.
     let fifth = Udp::join_port(0x5, port).unwrap();
     send(&fifth, LOCALHOST, 64, &mut packet(0x5 << 12, 10, 64));
     assert_eq!(receive(&fifth, 1), [10]);
 }
 
 #[test]
-fn somebody_reads_what_is_for_nobody() {
+fn unknown_prefixes_go_to_the_shared_socket() {
     let port = port();
-    let members = [0x1, 0x2, 0x3].map(|block| Udp::join_port(block, port).unwrap());
+    let members = [0x1, 0x2, 0x3].map(|qpn_prefix| Udp::join_port(qpn_prefix, port).unwrap());
     for i in 0..9 {
         send(&members[0], LOCALHOST, 64, &mut packet(1, i, 64));
     }
@@ -136,11 +140,11 @@ fn somebody_reads_what_is_for_nobody() {
     }
     numbers.sort_unstable();
     assert_eq!(numbers, (0..9).collect::<Vec<_>>(), "queue pair 1: each datagram once");
-    // For a process that does not exist, and for none at all.
+    // For a process that does not exist, and for no process.
     send(&members[0], LOCALHOST, 64, &mut packet(0x77 << 12, 0, 64));
     let mut stub = [0; 7];
     send(&members[0], LOCALHOST, 64, &mut stub);
-    let dropped = || members.iter().map(|m| m.counts()).map(|c| (c.misdirected, c.too_short));
+    let dropped = || members.iter().map(|m| m.counts()).map(|c| (c.unknown_destination, c.truncated));
     while dropped().fold((0, 0), |sum, c| (sum.0 + c.0, sum.1 + c.1)) != (1, 1) {
         assert!(Instant::now() < deadline);
         std::thread::sleep(Duration::from_millis(1));
@@ -148,9 +152,9 @@ fn somebody_reads_what_is_for_nobody() {
 }
 
 #[test]
-fn passes_on_what_another_should_have() {
+fn misdirected_packets_are_forwarded() {
     let port = port();
-    let [a, b] = [0x1, 0x2].map(|block| Udp::join_port(block, port).unwrap());
+    let [a, b] = [0x1, 0x2].map(|qpn_prefix| Udp::join_port(qpn_prefix, port).unwrap());
     let origin = millstream_link::Origin {
         source: [10, 1, 2, 3].into(),
         source_port: 50_000,
@@ -158,42 +162,50 @@ fn passes_on_what_another_should_have() {
         interface: 3,
         tos: 1,
     };
-    a.pass_on(0x2, &origin, &packet(1, 5, 64)).unwrap();
-    let nobody = a.pass_on(0x9, &origin, &packet(1, 5, 64)).unwrap_err();
+    a.forward(0x2, &origin, &packet(1, 5, 64)).unwrap();
+    let nobody = a.forward(0x9, &origin, &packet(1, 5, 64)).unwrap_err();
     assert_eq!(nobody.kind(), std::io::ErrorKind::ConnectionRefused);
     assert_eq!(receive(&b, 1), [5]);
-    assert_eq!((b.counts().passed_in, a.counts().passed_on, a.counts().misdirected), (1, 1, 1));
+    assert_eq!(
+        (b.counts().forwarded_in, a.counts().forwarded_out, a.counts().unknown_destination),
+        (1, 1, 1)
+    );
 }
 
 #[test]
-fn many_join_and_leave_at_once() {
+fn concurrent_joins_and_leaves() {
     let port = port();
     let anchor = Udp::join_port(0xf00, port).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..8u16 {
             scope.spawn(move || {
                 for turn in 0..10u16 {
-                    let block = 1 + thread * 100 + turn;
-                    let member = Udp::join_port(block, port).unwrap();
-                    send(&member, LOCALHOST, 64, &mut packet(u32::from(block) << 12, block.into(), 64));
-                    assert_eq!(receive(&member, 1), [u32::from(block)]);
+                    let qpn_prefix = 1 + thread * 100 + turn;
+                    let member = Udp::join_port(qpn_prefix, port).unwrap();
+                    send(
+                        &member,
+                        LOCALHOST,
+                        64,
+                        &mut packet(u32::from(qpn_prefix) << 12, qpn_prefix.into(), 64),
+                    );
+                    assert_eq!(receive(&member, 1), [u32::from(qpn_prefix)]);
                 }
             });
         }
     });
     send(&anchor, LOCALHOST, 64, &mut packet(0xf00 << 12, 1, 64));
     assert_eq!(receive(&anchor, 1), [1]);
-    assert_eq!(anchor.counts().passed_in, 0);
+    assert_eq!(anchor.counts().forwarded_in, 0);
 }
 
 #[test]
-fn who_is_in_the_way_is_named() {
+fn join_errors_name_the_conflict() {
     let port = port();
     let _member = Udp::join_port(0x1, port).unwrap();
-    assert!(matches!(Udp::join_port(0x1, port), Err(JoinError::Taken { block: 0x1 })));
+    assert!(matches!(Udp::join_port(0x1, port), Err(JoinError::PrefixInUse { qpn_prefix: 0x1 })));
 
     let other = self::port();
     let _socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, other)).unwrap();
     let error = Udp::join_port(0x1, other).unwrap_err();
-    assert!(matches!(error, JoinError::Foreign { found: 1, known: 0, .. }), "{error}");
+    assert!(matches!(error, JoinError::ForeignSockets { found: 1, known: 0, .. }), "{error}");
 }

@@ -1,10 +1,10 @@
-//! What can be known of packets from Linux's rxe without their IP headers.
+//! ICRC checks of packets from Linux's rxe without their IP headers.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use millstream_link::icrc;
 
-/// The frames of a capture: the file's header has 24 bytes, each record's 16 with the length at 8.
+/// The frames of a capture: a file header of 24 bytes, record headers of 16 with the length at 8.
 fn frames(mut capture: &[u8]) -> Vec<&[u8]> {
     capture = &capture[24..];
     let mut frames = Vec::new();
@@ -17,7 +17,7 @@ fn frames(mut capture: &[u8]) -> Vec<&[u8]> {
 }
 
 #[test]
-fn the_identification_that_rxe_counts_is_found() {
+fn identification_of_rxe_is_found() {
     let capture = include_bytes!("../../wire/tests/captures/rxe-6.12.pcap");
     let mut counted = 0;
     for frame in frames(capture) {

@@ -1,9 +1,9 @@
-//! How many packets a connection builds and takes in a second, beside memcpy of the same payload and its CRC, in
-//! turns, medians of several rounds. No sockets.
+//! Packets built and handled per second, with memcpy and CRC of the payload as the baseline. Rounds
+//! alternate; results are medians. No sockets.
 //!
-//!     cargo run --release -p millstream-proto --example packets
+//! cargo run --release -p millstream-proto --example packets
 //!
-//! Writes one line a figure into target/bench/proto.jsonl.
+//! Writes one line per result into target/bench/proto.jsonl.
 
 use std::hint::black_box;
 use std::io::Write;
@@ -20,7 +20,7 @@ const MESSAGE: usize = 1 << 20;
 const BUFFER: usize = 65_000;
 const ROUNDS: usize = 21;
 
-/// One megabyte that everything comes from and goes to.
+/// One megabyte of memory for all requests.
 struct Plain(Vec<u8>);
 
 impl Memory for Plain {
@@ -94,7 +94,7 @@ fn connection(flow: Flow, qps: [u32; 2], mtu: Mtu) -> Connection {
     connection
 }
 
-/// Seconds for building and for taking the packets of some work, and how many there were.
+/// Seconds for building and handling the packets of some requests, and their number.
 #[derive(Clone, Copy, Default)]
 struct Spent {
     build: f64,
@@ -103,7 +103,7 @@ struct Spent {
     packets: u32,
 }
 
-/// Carries everything that the two ends have to send, and takes the time of the direction with payload.
+/// Delivers all packets of both ends, and measures the direction with payload.
 fn carry(
     ends: &mut [Connection; 2],
     memories: &mut [Plain; 2],

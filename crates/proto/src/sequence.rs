@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nearest_is_found_across_the_end_of_the_circle() {
+    fn nearest_position_wraps_around() {
         let at = Sequence::first(Psn::new(0xff_fffe));
         assert_eq!(at.nearest(Psn::new(1)), at.plus(3));
         assert_eq!(at.plus(3).nearest(Psn::new(0xff_fffe)), at);

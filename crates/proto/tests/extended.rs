@@ -1,5 +1,4 @@
-//! Extended reliable connections (annex A14): requests one way, answers the other, and a shared receive queue that each
-//! request names.
+//! XRC (annex A14): requests one way, responses the other, and a shared receive queue in each request.
 
 mod common;
 
@@ -11,7 +10,7 @@ use millstream_proto::{Disposition, DropReason, Mtu, QpState, SendModifier, Send
 use millstream_wire::{NakCode, Opcode, Rkey, Service as WireService, Srqn, Syndrome};
 
 const KEY: Rkey = Rkey::new(0x1234_5678);
-/// For invalidation.
+/// R_Key for invalidation.
 const OTHER: Rkey = Rkey::new(0x99);
 const VA: u64 = 0x7f00_0000_1000;
 const FIRST: Srqn = Srqn::new(0x12_3456);
@@ -28,7 +27,7 @@ fn pair(mtu: Mtu) -> Pair {
     pair
 }
 
-/// Every operation, through a network with these faults; what went by, with the queue that it named.
+/// Runs every operation over a network with these faults; returns the packets with their queues.
 fn every_operation(network: Network) -> Vec<(usize, Opcode, Option<Srqn>)> {
     let mut pair = pair(Mtu::B256);
     pair.network = network;
@@ -70,7 +69,7 @@ fn every_operation(network: Network) -> Vec<(usize, Opcode, Option<Srqn>)> {
 }
 
 #[test]
-fn every_operation_names_its_queue() {
+fn every_xrc_request_names_its_queue() {
     for (from, opcode, queue) in every_operation(Network::PERFECT) {
         assert_eq!(opcode.service(), WireService::Xrc, "{opcode:?}");
         assert_eq!(opcode.is_response(), from == B, "{opcode:?}");
@@ -79,7 +78,7 @@ fn every_operation_names_its_queue() {
 }
 
 #[test]
-fn faults_of_the_network_cost_time_only() {
+fn network_faults_only_cost_time() {
     let faults = Network {
         loss: 0.05,
         duplication: 0.05,
@@ -91,7 +90,7 @@ fn faults_of_the_network_cost_time_only() {
 }
 
 #[test]
-fn a_queue_that_is_not_there_is_an_invalid_request() {
+fn unknown_srq_is_an_invalid_request() {
     let mut pair = pair(Mtu::B256);
     pair.ends[A].world.names = Srqn::new(1);
     pair.ends[B].world.receive(100, 10);
@@ -102,14 +101,14 @@ fn a_queue_that_is_not_there_is_an_invalid_request() {
     assert_eq!(pair.ends[B].world.receives.len(), 1, "nothing was taken");
 }
 
-/// A part of a SEND for a queue.
+/// A packet of a SEND to a queue.
 fn part(opcode: Opcode, nth: u32, queue: Srqn) -> Vec<u8> {
     let packet = Craft::new(opcode, psn(A).plus(nth)).payload(vec![7; 256]);
     Craft { queue: queue.get(), ..packet }.from(A)
 }
 
 #[test]
-fn all_packets_of_a_message_name_the_same_queue() {
+fn srq_change_within_a_message_is_invalid() {
     let mut pair = pair(Mtu::B256);
     pair.ends[B].world.receive(100, 1000);
     assert_eq!(pair.give(B, &part(Opcode::XRC_SEND_FIRST, 0, FIRST)), Disposition::Accepted);
@@ -118,17 +117,17 @@ fn all_packets_of_a_message_name_the_same_queue() {
     let nak = pair.take(B).pop().expect("an answer");
     assert_eq!(nak.syndrome, Some(Syndrome::Nak(NakCode::InvalidRequest)));
     assert_eq!(nak.opcode, Opcode::XRC_ACKNOWLEDGE);
-    // The receive request comes back.
+    // The receive request is flushed.
     assert_eq!(pair.ends[B].received[0].0.status, Status::Flushed);
 }
 
 #[test]
-fn data_is_read_from_where_its_request_said() {
+fn read_responses_use_the_queue_of_their_request() {
     let mut pair = pair(Mtu::B256);
     pair.ends[B].world.receive(100, 10);
     let read = Craft::new(Opcode::XRC_READ_REQUEST, psn(A)).remote(VA, KEY, 600);
     assert_eq!(pair.give(B, &Craft { queue: FIRST.get(), ..read }.from(A)), Disposition::Accepted);
-    // Another queue comes between the request and its answer.
+    // Another queue is selected between the request and its response.
     let send = Craft { queue: SECOND.get(), ..Craft::new(Opcode::XRC_SEND_ONLY, psn(A).plus(3)) };
     assert_eq!(pair.give(B, &send.from(A)), Disposition::Accepted);
     assert_eq!(pair.ends[B].world.selected, SECOND);
@@ -138,7 +137,7 @@ fn data_is_read_from_where_its_request_said() {
 }
 
 #[test]
-fn each_end_takes_only_what_is_for_it() {
+fn xrc_ends_drop_packets_in_the_wrong_direction() {
     let mut pair = pair(Mtu::B256);
     let dropped = Disposition::Dropped(DropReason::WrongDestination);
     pair.ends[A].world.receive(100, 10);

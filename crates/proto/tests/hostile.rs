@@ -1,4 +1,4 @@
-//! UdQueuePair of strangers, broken peers and attackers: what must not change, does not.
+//! Forged, replayed and malformed packets must not change the state of a connection.
 
 mod common;
 
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 const KEY: Rkey = Rkey::new(0x77);
 
-/// Two ends in the middle of work in both directions.
+/// Two ends with requests outstanding in both directions.
 fn busy() -> Pair {
     let send = |end| SendConfig { window: 16, ..send_config(end) };
     let mut pair = Pair::with([config(A, Mtu::B256), config(B, Mtu::B256)], [send(A), send(B)], 3);
@@ -33,7 +33,7 @@ fn busy() -> Pair {
     pair
 }
 
-/// Everything that was asked for has happened in spite of it.
+/// Completes all outstanding requests and checks them.
 fn finish(mut pair: Pair) {
     pair.run();
     for end in [A, B] {
@@ -51,12 +51,11 @@ fn finish(mut pair: Pair) {
     }
 }
 
-/// What an attacker without sight of the connection sends: right addresses and queue pair, any number that is
-/// not the very next one.
+/// A packet of a blind attacker: correct addresses and queue pair, any PSN but the expected one.
 fn forged(random: &mut Random, to: usize, far: bool) -> Vec<u8> {
     let opcodes: Vec<_> = Opcode::ALL.iter().copied().filter(|opcode| opcode.to_byte() < 0x20).collect();
     let opcode = opcodes[random.below(opcodes.len() as u64) as usize];
-    // Numbers that nobody in this connection comes near.
+    // PSNs that this connection does not reach.
     let number = if far { 0x20_0000 + random.below(0x1000) as u32 } else { random.next() as u32 };
     let start = if opcode.is_response() { psn(to) } else { psn(1 - to) };
     let naks = [NakCode::RemoteAccess, NakCode::InvalidRequest, NakCode::RemoteOperational];
@@ -70,7 +69,7 @@ fn forged(random: &mut Random, to: usize, far: bool) -> Vec<u8> {
 }
 
 #[test]
-fn forged_packets_from_outside_the_window_change_nothing() {
+fn forged_packets_outside_the_window_are_ignored() {
     for seed in 0..30 {
         let mut pair = busy();
         let mut random = Random(seed);
@@ -90,9 +89,9 @@ fn forged_packets_from_outside_the_window_change_nothing() {
 }
 
 #[test]
-fn replayed_packets_change_nothing() {
+fn replayed_packets_are_ignored() {
     let mut pair = busy();
-    // Everything that B ever sees comes again, at once and much later.
+    // Every packet that B receives comes again, at once and much later.
     let seen = std::rc::Rc::new(std::cell::RefCell::new(Vec::new()));
     let keep = seen.clone();
     pair.filter = Some(Box::new(move |from, packet: &Packet<&[u8]>| {
@@ -120,8 +119,8 @@ fn replayed_packets_change_nothing() {
 }
 
 #[test]
-fn a_guess_must_hit_the_very_number_to_do_harm() {
-    // All that differs from the real next packet is the number.
+fn only_the_expected_psn_can_fail_a_connection() {
+    // Only the PSN differs from the expected packet.
     for off in [1_u32, 2, 100, 0x7f_ffff, 0x80_0000, 0xff_fffe] {
         let mut pair = Pair::new(Mtu::B256, 1);
         let bad = Craft::new(Opcode::RC_WRITE_ONLY, psn(A).plus(off))
@@ -139,10 +138,10 @@ fn a_guess_must_hit_the_very_number_to_do_harm() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Any packets at all, also with the right numbers: nothing panics, nothing is done outside of the rules, and
-    /// every request ends.
+    /// Arbitrary packets, also with correct PSNs: nothing panics, no rule is violated, every request
+    /// completes.
     #[test]
-    fn nothing_makes_an_end_lose_its_mind(seed: u64, near in 0_u32..64) {
+    fn arbitrary_packets_break_no_invariant(seed: u64, near in 0_u32..64) {
         let mut pair = busy();
         let mut random = Random(seed);
         for _ in 0..100 {

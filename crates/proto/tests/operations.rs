@@ -1,4 +1,4 @@
-//! Every operation, without faults: right bytes, right completions.
+//! Every operation without faults: correct data and completions.
 
 mod common;
 
@@ -79,7 +79,7 @@ fn writes_of_every_length_arrive() {
 }
 
 #[test]
-fn reads_of_every_length_bring_the_bytes() {
+fn reads_of_every_length_return_the_data() {
     for mtu in Mtu::ALL {
         let mut pair = pair(mtu);
         for (n, len) in lengths(mtu).into_iter().enumerate() {
@@ -98,7 +98,7 @@ fn reads_of_every_length_bring_the_bytes() {
 }
 
 #[test]
-fn atomic_operations_bring_what_was_there() {
+fn atomic_operations_return_the_original_value() {
     let mut pair = pair(Mtu::B1024);
     pair.ends[B].world.regions.get_mut(&KEY).unwrap().bytes[8..16].copy_from_slice(&40_u64.to_ne_bytes());
     let (va, rkey) = (VA + 8, KEY);
@@ -130,7 +130,7 @@ fn send_with_invalidate_invalidates() {
 }
 
 #[test]
-fn local_work_is_done_in_its_turn() {
+fn local_operations_run_in_posting_order() {
     let mut pair = pair(Mtu::B1024);
     for id in 0..3 {
         pair.ends[B].world.receive(id, 10);
@@ -145,7 +145,7 @@ fn local_work_is_done_in_its_turn() {
 }
 
 #[test]
-fn acknowledgements_are_put_together() {
+fn acks_are_coalesced() {
     let mut pair = pair(Mtu::B1024);
     for id in 0..100 {
         pair.ends[B].world.receive(id, 10);
@@ -158,7 +158,7 @@ fn acknowledgements_are_put_together() {
 }
 
 #[test]
-fn the_first_packet_is_told_to_who_only_receives() {
+fn first_packet_in_rtr_reports_established() {
     let mut pair = pair(Mtu::B1024);
     let config = common::config(B, Mtu::B1024);
     pair.ends[B].connection = millstream_proto::Connection::new(config);
@@ -172,9 +172,9 @@ fn the_first_packet_is_told_to_who_only_receives() {
 }
 
 #[test]
-fn the_icrc_covers_the_identification_that_segmentation_gives() {
+fn icrc_covers_the_identification_of_segmentation_offload() {
     let mut pair = pair(Mtu::B1024);
-    // The network of the tests checks each packet's ICRC with its number in the burst.
+    // The test network checks each ICRC with the packet's index in the burst.
     pair.limits = TransmitLimits { identification: IpIdentification::Counted, ..TransmitLimits::NONE };
     pair.post(A, 1, SendOp::Write { va: VA, rkey: KEY, immediate: None }, vec![7; 20_000]);
     pair.post(A, 2, SendOp::Read { va: VA, rkey: KEY }, vec![0; 20_000]);

@@ -1,4 +1,4 @@
-//! The seeds of the fuzzer that plays against a connection, and some random bytes: with any compiler, in `make test`.
+//! The fuzzer's seeds and some random inputs, with any compiler.
 
 #[path = "common/play.rs"]
 mod play;
@@ -6,7 +6,7 @@ mod play;
 use std::path::Path;
 
 #[test]
-fn what_fuzzers_found_breaks_no_rule() {
+fn fuzzer_seeds_break_no_invariant() {
     let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/connection");
     let files: Vec<_> = std::fs::read_dir(seeds).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert!(files.len() > 50, "{} seeds", files.len());

@@ -1,4 +1,4 @@
-//! The requester, packet by packet: what it sends, what it takes for an answer, and how it gives up.
+//! The requester packet by packet: transmission, acknowledgements, retries.
 
 mod common;
 
@@ -16,7 +16,7 @@ const VA: u64 = 0x1000;
 const READ: SendOp = SendOp::Read { va: VA, rkey: KEY };
 const GAP: Syndrome = Syndrome::Nak(NakCode::SequenceError);
 
-/// A asks, the test plays B.
+/// A is the requester; the test plays the responder B.
 fn requester(change: impl FnOnce(&mut SendConfig)) -> Pair {
     let mut sends = [send_config(A), send_config(B)];
     change(&mut sends[A]);
@@ -52,13 +52,13 @@ impl Pair {
     }
 }
 
-/// The ACK timeout of the tests' configuration.
+/// The ACK timeout of the test configuration.
 fn timeout() -> Duration {
     ack_timeout(8).unwrap()
 }
 
 #[test]
-fn a_message_is_cut_at_the_path_mtu() {
+fn messages_are_segmented_at_the_path_mtu() {
     let mut pair = requester(|_| ());
     pair.post(A, 1, SendOp::Write { va: VA, rkey: KEY, immediate: Some([1; 4]) }, vec![0; 600]);
     let sent = pair.take(A);
@@ -75,12 +75,12 @@ fn a_message_is_cut_at_the_path_mtu() {
 }
 
 #[test]
-fn seven_retries_are_seven() {
+fn retry_count_7_is_finite() {
     let mut pair = requester(|_| ());
     pair.send(A, 1, vec![1]);
     pair.send(A, 2, vec![2]);
     assert_eq!(pair.asks(), [0, 1]);
-    // A peer that does not come to run for a while is not given up for that: no retry waits longer than four timeouts.
+    // Backoff is limited to four timeouts, so that a descheduled peer is not given up.
     for (retry, waits) in [1, 2, 4, 4, 4, 4, 4].into_iter().enumerate() {
         pair.wait(A, timeout() * waits - Duration::from_nanos(1));
         assert_eq!(pair.asks(), [], "retry {retry}");
@@ -97,7 +97,7 @@ fn seven_retries_are_seven() {
 }
 
 #[test]
-fn progress_brings_the_retries_back() {
+fn progress_resets_the_retry_counter() {
     let mut pair = requester(|config| config.retry_count = 1);
     pair.send(A, 1, vec![1]);
     pair.send(A, 2, vec![2]);
@@ -112,7 +112,7 @@ fn progress_brings_the_retries_back() {
 }
 
 #[test]
-fn a_timeout_of_zero_is_for_ever() {
+fn ack_timeout_zero_is_infinite() {
     let mut pair = requester(|config| config.ack_timeout = 0);
     pair.send(A, 1, vec![1]);
     pair.asks();
@@ -120,7 +120,7 @@ fn a_timeout_of_zero_is_for_ever() {
 }
 
 #[test]
-fn seven_rnr_retries_are_for_ever_and_six_are_six() {
+fn rnr_retry_7_is_infinite_and_6_is_finite() {
     for (count, last) in [(7, 200), (6, 6), (0, 0)] {
         let mut pair = requester(|config| config.rnr_retry = count);
         pair.send(A, 1, vec![1]);
@@ -138,7 +138,7 @@ fn seven_rnr_retries_are_for_ever_and_six_are_six() {
 }
 
 #[test]
-fn the_retransmit_timer_does_not_end_an_rnr_wait() {
+fn retransmit_timer_does_not_end_an_rnr_wait() {
     let mut pair = requester(|config| config.probe = Some(Duration::from_micros(50)));
     pair.send(A, 1, vec![1]);
     pair.send(A, 2, vec![2]);
@@ -157,7 +157,7 @@ fn the_retransmit_timer_does_not_end_an_rnr_wait() {
 }
 
 #[test]
-fn a_nak_acknowledges_what_is_before_it() {
+fn nak_acknowledges_earlier_packets() {
     let mut pair = requester(|_| ());
     (0..5).for_each(|id| pair.send(A, id, vec![1]));
     pair.asks();
@@ -169,7 +169,7 @@ fn a_nak_acknowledges_what_is_before_it() {
 }
 
 #[test]
-fn refusals_complete_their_request_and_flush_the_rest() {
+fn fatal_nak_completes_its_request_and_flushes_the_rest() {
     let causes = [
         (NakCode::InvalidRequest, Status::RemoteInvalidRequest),
         (NakCode::RemoteAccess, Status::RemoteAccess),
@@ -189,7 +189,7 @@ fn refusals_complete_their_request_and_flush_the_rest() {
 }
 
 #[test]
-fn only_answers_to_what_was_asked_count() {
+fn unexpected_responses_are_dropped() {
     let mut pair = requester(|_| ());
     (0..3).for_each(|id| pair.send(A, id, vec![1]));
     let unexpected = Disposition::Dropped(DropReason::Unexpected);
@@ -213,7 +213,7 @@ fn only_answers_to_what_was_asked_count() {
 }
 
 #[test]
-fn what_is_not_from_the_peer_is_dropped() {
+fn packets_from_other_addresses_are_dropped() {
     let mut pair = requester(|_| ());
     pair.send(A, 1, vec![1]);
     pair.asks();
@@ -237,7 +237,7 @@ fn what_is_not_from_the_peer_is_dropped() {
 }
 
 #[test]
-fn a_read_is_asked_for_again_from_where_its_data_broke_off() {
+fn read_is_requested_again_from_the_first_missing_packet() {
     let mut pair = requester(|_| ());
     pair.post(A, 1, READ, vec![0; 1000]);
     let first = pair.take(A);
@@ -256,25 +256,25 @@ fn a_read_is_asked_for_again_from_where_its_data_broke_off() {
 }
 
 #[test]
-fn all_that_is_missing_of_a_read_is_asked_for_at_once_and_again_if_it_was_lost_again() {
+fn all_missing_read_data_is_requested_at_once_and_again_after_a_loss() {
     let mut pair = requester(|config| config.probe = Some(Duration::from_micros(100)));
     pair.post(A, 1, READ, vec![0; 256 * 12]);
     pair.asks();
     let middle = |pair: &mut Pair, n| pair.data(Opcode::RC_READ_RESPONSE_MIDDLE, n, vec![n as u8; 256]);
     pair.data(Opcode::RC_READ_RESPONSE_FIRST, 0, vec![0; 256]);
-    // 1, 2, 4 and 6 are lost, and what is behind 8 has not come yet.
+    // 1, 2, 4 and 6 are lost, and the data behind 8 has not arrived yet.
     for (n, expected) in [(3, vec![(1, 512)]), (5, vec![(4, 256)]), (7, vec![(6, 256)]), (8, vec![])] {
         middle(&mut pair, n);
         let sent = pair.take(A);
         let asked: Vec<_> = sent.iter().map(|sent| (numbers(&[*sent])[0], sent.length.unwrap())).collect();
         assert_eq!(asked, expected, "after {n}");
     }
-    // What was asked for first was lost again: what was asked for behind it comes.
+    // The first retransmission is lost; the data requested behind it arrives.
     middle(&mut pair, 4);
     assert_eq!(pair.asks(), [1]);
     middle(&mut pair, 6);
     assert_eq!(pair.asks(), [], "once");
-    // And again, with nothing behind it: a probe finds out.
+    // Lost again, with nothing behind it: a probe detects that.
     for n in 9..12 {
         middle(&mut pair, n);
     }
@@ -293,7 +293,7 @@ fn all_that_is_missing_of_a_read_is_asked_for_at_once_and_again_if_it_was_lost_a
 }
 
 #[test]
-fn a_fence_that_is_sent_again_waits_for_nothing() {
+fn retransmitted_fenced_request_does_not_wait() {
     let mut pair = requester(|_| ());
     pair.post_with(A, 1, SendOp::Send(SendModifier::None), vec![1], true);
     pair.post(A, 2, READ, vec![0; 8]);
@@ -303,21 +303,20 @@ fn a_fence_that_is_sent_again_waits_for_nothing() {
 }
 
 #[test]
-fn operations_that_are_asked_for_again_are_no_further_ones() {
+fn retransmitted_reads_do_not_count_as_outstanding_twice() {
     let mut pair = requester(|config| config.max_rd_atomic = 2);
     (0..4).for_each(|id| pair.post(A, id, READ, vec![0; 8]));
     assert_eq!(pair.asks(), [0, 1]);
-    // The first one's data was lost.
+    // The data of the first READ was lost.
     pair.data(Opcode::RC_READ_RESPONSE_ONLY, 1, vec![1; 8]);
     assert_eq!(pair.asks(), [0], "two are under way");
     pair.data(Opcode::RC_READ_RESPONSE_ONLY, 0, vec![0; 8]);
     assert_eq!(pair.asks(), [2, 3]);
 }
 
-/// A peer with little of a processor: it takes a packet in, or sends one, in 100 µs, and after each 30 ms it does not come
-/// to run for 50 ms. What comes meanwhile waits.
+/// A slow peer: it takes 100 µs per packet, and is not scheduled for 50 ms after each 30 ms.
 #[test]
-fn a_slow_peer_is_not_made_slower_by_asking_again() {
+fn slow_peers_see_no_spurious_retransmissions() {
     let long = |end| SendConfig {
         ack_timeout: 14,
         max_rd_atomic: 16,
@@ -362,7 +361,7 @@ fn a_slow_peer_is_not_made_slower_by_asking_again() {
 }
 
 #[test]
-fn data_of_a_read_is_exactly_what_was_asked_for() {
+fn read_data_must_have_the_requested_length() {
     let mut pair = requester(|_| ());
     pair.post(A, 1, READ, vec![0; 300]);
     pair.take(A);
@@ -378,7 +377,7 @@ fn data_of_a_read_is_exactly_what_was_asked_for() {
 }
 
 #[test]
-fn an_acknowledgement_from_beyond_a_read_says_that_its_data_was_lost() {
+fn ack_behind_a_read_implies_lost_data() {
     let mut pair = requester(|_| ());
     pair.send(A, 1, vec![1]);
     pair.post(A, 2, READ, vec![0; 8]);
@@ -394,7 +393,7 @@ fn an_acknowledgement_from_beyond_a_read_says_that_its_data_was_lost() {
 }
 
 #[test]
-fn data_acknowledges_what_is_before_it() {
+fn read_data_acknowledges_earlier_packets() {
     let mut pair = requester(|_| ());
     pair.send(A, 1, vec![1]);
     pair.post(A, 2, READ, vec![0; 8]);
@@ -404,7 +403,7 @@ fn data_acknowledges_what_is_before_it() {
 }
 
 #[test]
-fn operations_under_way_are_limited() {
+fn outstanding_reads_are_limited() {
     let mut pair = requester(|config| config.max_rd_atomic = 2);
     (0..5).for_each(|id| pair.post(A, id, READ, vec![0; 8]));
     pair.send(A, 5, vec![1]);
@@ -421,7 +420,7 @@ fn operations_under_way_are_limited() {
 }
 
 #[test]
-fn a_fence_waits_for_reads_and_atomic_operations() {
+fn fence_waits_for_reads_and_atomics() {
     let mut pair = requester(|_| ());
     pair.post(A, 1, READ, vec![0; 8]);
     pair.send(A, 2, vec![1]);
@@ -433,7 +432,7 @@ fn a_fence_waits_for_reads_and_atomic_operations() {
 }
 
 #[test]
-fn the_window_is_kept_and_its_last_packet_asks_for_an_answer() {
+fn last_packet_of_the_window_has_ack_req() {
     let mut pair = requester(|config| config.window = 10);
     pair.post(A, 1, SendOp::Write { va: VA, rkey: KEY, immediate: None }, vec![0; 256 * 30]);
     let sent = pair.take(A);
@@ -444,7 +443,7 @@ fn the_window_is_kept_and_its_last_packet_asks_for_an_answer() {
 }
 
 #[test]
-fn no_more_is_sent_than_is_allowed() {
+fn byte_budget_limits_requests() {
     let mut pair = requester(|_| ());
     pair.post(A, 1, SendOp::Write { va: VA, rkey: KEY, immediate: None }, vec![0; 256 * 30]);
     pair.limits = TransmitLimits { byte_budget: 0, ..TransmitLimits::NONE };
@@ -467,19 +466,19 @@ fn no_more_is_sent_than_is_allowed() {
 }
 
 #[test]
-fn credits_of_the_responder_are_obeyed() {
+fn credits_of_the_responder_limit_messages() {
     let mut pair = requester(|_| ());
     (1..=6).for_each(|id| pair.send(A, id, vec![1]));
     let limits = TransmitLimits { packets: 1, ..TransmitLimits::NONE };
     let mut buffer = vec![0; 1000];
     let end = &mut pair.ends[A];
     end.connection.poll_transmit(pair.now, &mut end.world, limits, &mut buffer).unwrap();
-    // One message done, two receive requests more.
+    // One message completed, two more receive requests.
     let done =
         Craft { msn: 1, ..Craft::new(Opcode::RC_ACKNOWLEDGE, at(0)).says(Syndrome::Ack { credit_code: 2 }) };
     pair.give(A, &done.from(B));
     assert_eq!(pair.asks(), [1, 2]);
-    // Done, and no receive request left: one message may try.
+    // Completed, with no receive request left: one message may be sent.
     let done =
         Craft { msn: 3, ..Craft::new(Opcode::RC_ACKNOWLEDGE, at(2)).says(Syndrome::Ack { credit_code: 0 }) };
     pair.give(A, &done.from(B));
@@ -490,7 +489,7 @@ fn credits_of_the_responder_are_obeyed() {
 }
 
 #[test]
-fn memory_that_is_gone_fails_its_request_after_those_before_it() {
+fn inaccessible_memory_fails_its_request_in_order() {
     let mut pair = requester(|_| ());
     (1..=3).for_each(|id| pair.send(A, id, vec![1]));
     pair.ends[A].world.unreadable.insert(WorkId(2));
@@ -503,7 +502,7 @@ fn memory_that_is_gone_fails_its_request_after_those_before_it() {
 }
 
 #[test]
-fn data_that_cannot_be_stored_fails_its_read() {
+fn inaccessible_memory_fails_a_read() {
     let mut pair = requester(|_| ());
     pair.send(A, 1, vec![1]);
     pair.post(A, 2, READ, vec![0; 8]);
@@ -514,7 +513,7 @@ fn data_that_cannot_be_stored_fails_its_read() {
 }
 
 #[test]
-fn a_drained_queue_has_finished_what_it_began() {
+fn drained_queue_has_completed_started_requests() {
     let mut pair = requester(|config| config.window = 2);
     pair.send(A, 1, vec![1; 1000]);
     pair.send(A, 2, vec![1]);
@@ -536,7 +535,7 @@ fn a_drained_queue_has_finished_what_it_began() {
 }
 
 #[test]
-fn a_lost_end_is_found_out_by_a_probe() {
+fn lost_last_packet_is_detected_by_a_probe() {
     let mut pair = requester(|config| config.probe = Some(Duration::from_micros(100)));
     (0..3).for_each(|id| pair.send(A, id, vec![1]));
     assert_eq!(pair.asks(), [0, 1, 2]);
@@ -552,7 +551,7 @@ fn a_lost_end_is_found_out_by_a_probe() {
 }
 
 #[test]
-fn long_reads_travel_as_several_requests() {
+fn long_reads_are_split_into_several_requests() {
     let mut pair = requester(|config| (config.window, config.max_rd_atomic) = (20, 2));
     pair.post(A, 1, READ, vec![0; 256 * 25 + 10]);
     let sent = pair.take(A);
@@ -566,7 +565,7 @@ fn long_reads_travel_as_several_requests() {
 }
 
 #[test]
-fn requests_that_are_none_are_not_taken() {
+fn invalid_send_requests_are_rejected() {
     let mut pair = requester(|_| ());
     let connection = &mut pair.ends[A].connection;
     let request = |work, len| SendRequest { id: WorkId(1), work, len, fence: false, solicited: false };
@@ -585,7 +584,7 @@ fn requests_that_are_none_are_not_taken() {
 }
 
 #[test]
-fn a_peer_that_answers_nothing_is_given_up_in_time() {
+fn silent_peer_times_out() {
     let mut pair = requester(|_| ());
     pair.network = Network { loss: 1.0, ..Network::PERFECT };
     (0..20).for_each(|id| pair.send(A, id, vec![1; 3000]));

@@ -1,4 +1,4 @@
-//! The responder, packet by packet: what it answers, and what it must not do.
+//! The responder packet by packet: execution, acknowledgements, errors.
 
 mod common;
 
@@ -12,14 +12,14 @@ use millstream_wire::{NakCode, Opcode, Psn, Rkey, Syndrome};
 const KEY: Rkey = Rkey::new(0x77);
 const VA: u64 = 0x1000;
 
-/// B answers, the test plays A.
+/// B is the responder; the test plays the requester A.
 fn responder() -> Pair {
     let mut pair = Pair::new(Mtu::B256, 1);
     pair.ends[B].world.region(KEY.get(), VA, 4096).bytes = (0..4096_u32).map(|n| n as u8).collect();
     pair
 }
 
-/// The nth packet number that A uses.
+/// The nth PSN of A.
 fn at(n: u32) -> Psn {
     psn(A).plus(n)
 }
@@ -41,13 +41,13 @@ fn add(n: u32) -> Craft {
 }
 
 impl Pair {
-    /// Gives a packet from A to B.
+    /// Delivers a packet from A to B.
     fn hand(&mut self, craft: Craft) -> Disposition {
         let bytes = craft.from(A);
         self.give(B, &bytes)
     }
 
-    /// What B says: packet numbers counted from A's first, and syndromes.
+    /// Acknowledgements of B: PSNs relative to A's first, and syndromes.
     fn said(&mut self) -> Vec<(u32, Syndrome)> {
         let first = psn(A);
         let relative = |psn: Psn| psn.ahead_of(first) as u32;
@@ -76,7 +76,7 @@ fn refused(craft: Craft) -> (Vec<(u32, Syndrome)>, Pair) {
 }
 
 #[test]
-fn a_gap_is_told_once_until_it_is_closed() {
+fn one_nak_per_gap() {
     let mut pair = responder();
     (0..10).for_each(|id| pair.ends[B].world.receive(id, 64));
     pair.hand(send(0));
@@ -102,7 +102,7 @@ fn a_gap_is_told_once_until_it_is_closed() {
 }
 
 #[test]
-fn messages_that_were_kept_take_a_receive_request_each() {
+fn reordered_messages_take_one_receive_request_each() {
     let mut pair = responder();
     (0..3).for_each(|id| pair.ends[B].world.receive(id, 64));
     for n in [1, 2, 3, 4] {
@@ -123,7 +123,7 @@ fn messages_that_were_kept_take_a_receive_request_each() {
 }
 
 #[test]
-fn a_late_double_of_a_read_whose_key_is_gone_ends_nothing() {
+fn duplicate_read_with_an_invalidated_key_keeps_the_connection() {
     let mut pair = responder();
     pair.hand(read(0, 8));
     assert_eq!(pair.said(), [(0, ACK)]);
@@ -137,10 +137,10 @@ fn a_late_double_of_a_read_whose_key_is_gone_ends_nothing() {
 }
 
 #[test]
-fn what_came_early_does_no_harm() {
+fn invalid_reordered_packets_are_dropped() {
     let mut pair = responder();
     (0..4).for_each(|id| pair.ends[B].world.receive(id, 64));
-    // Forged, with a key that nobody has: the very next packet with it would end the connection.
+    // Forged, with an invalid key: as the expected packet it would fail the connection.
     assert_eq!(pair.hand(Craft { rkey: Rkey::new(0x78), ..write(2, 8) }), Disposition::OutOfSequence);
     pair.take(B);
     pair.hand(send(0));
@@ -148,7 +148,7 @@ fn what_came_early_does_no_harm() {
     pair.hand(send(1));
     assert_eq!((pair.said(), pair.failed(B)), (vec![(1, ACK), (2, GAP)], None), "as if it had not come");
     assert_eq!(pair.hand(write(2, 8)), Disposition::Accepted);
-    // Too far ahead, and more than is kept.
+    // Too far ahead, and more than the buffer holds.
     for n in (3000..3100).chain(4..2200) {
         pair.hand(write(n, 8));
     }
@@ -158,7 +158,7 @@ fn what_came_early_does_no_harm() {
 }
 
 #[test]
-fn data_of_a_read_keeps_to_the_allowance_and_acknowledgements_do_not_count() {
+fn read_responses_obey_the_byte_budget_and_acks_do_not_count() {
     let mut pair = responder();
     pair.hand(write(0, 8));
     pair.limits = TransmitLimits { byte_budget: 0, ..TransmitLimits::NONE };
@@ -171,7 +171,7 @@ fn data_of_a_read_keeps_to_the_allowance_and_acknowledgements_do_not_count() {
     let limits = TransmitLimits { byte_budget: 300, ..TransmitLimits::NONE };
     let first = end.connection.poll_transmit(now, &mut end.world, limits, &mut buffer).unwrap();
     assert_eq!(first.packets, 2, "one more while there is any byte_budget");
-    // Base header, 256 bytes and ICRC, the first with an acknowledgement.
+    // Base header, 256 bytes and ICRC; the first packet has an AETH.
     assert_eq!(first.paced_bytes, 276 + 272);
     pair.limits = TransmitLimits::NONE;
     let said: Vec<_> = pair.said().into_iter().map(|(n, _)| n).collect();
@@ -179,9 +179,9 @@ fn data_of_a_read_keeps_to_the_allowance_and_acknowledgements_do_not_count() {
 }
 
 #[test]
-fn packet_numbers_are_compared_in_a_circle_of_24_bits() {
+fn psns_are_compared_modulo_2_24() {
     let mut pair = responder();
-    // A's numbers begin 32 before the end of the circle.
+    // A's first PSN is 32 before wrap-around.
     for n in 0..64 {
         pair.ends[B].world.receive(n.into(), 64);
         assert_eq!(pair.hand(send(n)), Disposition::Accepted, "{n}");
@@ -193,12 +193,12 @@ fn packet_numbers_are_compared_in_a_circle_of_24_bits() {
 }
 
 #[test]
-fn a_duplicate_is_acknowledged_with_the_number_of_the_last_acknowledgement() {
+fn duplicate_is_acknowledged_with_the_last_acknowledged_psn() {
     let mut pair = responder();
     (0..3).for_each(|id| pair.ends[B].world.receive(id, 64));
     pair.hand(send(0));
     pair.hand(send(1));
-    // Two packets of data, numbers 2 and 3.
+    // Two packets of data, PSNs 2 and 3.
     pair.hand(read(2, 512));
     assert_eq!(pair.said().len(), 3);
     assert_eq!(pair.hand(send(0)), Disposition::Duplicate);
@@ -211,7 +211,7 @@ fn a_duplicate_is_acknowledged_with_the_number_of_the_last_acknowledgement() {
 }
 
 #[test]
-fn a_duplicate_read_is_carried_out_again_and_changes_nothing() {
+fn duplicate_read_is_executed_again() {
     let mut pair = responder();
     pair.ends[B].world.receive(1, 64);
     pair.hand(read(0, 1024));
@@ -224,14 +224,14 @@ fn a_duplicate_read_is_carried_out_again_and_changes_nothing() {
         again.iter().map(|sent| (sent.opcode, sent.psn)).collect::<Vec<_>>(),
         first[..4].iter().map(|sent| (sent.opcode, sent.psn)).collect::<Vec<_>>()
     );
-    // The next request is what it would have been.
+    // The next request is not affected.
     assert_eq!(pair.hand(write(5, 8)), Disposition::Accepted);
     let after = pair.take(B);
     assert_eq!((after[0].psn, after[0].msn), (at(5), Some(3)), "messages are not counted twice");
 }
 
 #[test]
-fn a_read_again_from_the_middle_brings_the_rest() {
+fn duplicate_read_from_the_middle_returns_the_rest() {
     let mut pair = responder();
     pair.hand(read(0, 1000));
     pair.take(B);
@@ -246,7 +246,7 @@ fn a_read_again_from_the_middle_brings_the_rest() {
 }
 
 #[test]
-fn a_repeated_read_gets_no_more_than_the_first_one_asked_for() {
+fn duplicate_read_beyond_the_original_range_is_ignored() {
     let mut pair = responder();
     pair.hand(read(0, 1000));
     pair.take(B);
@@ -264,7 +264,7 @@ fn a_repeated_read_gets_no_more_than_the_first_one_asked_for() {
 }
 
 #[test]
-fn a_duplicate_atomic_operation_is_answered_and_not_done_again() {
+fn duplicate_atomic_returns_the_stored_result() {
     let mut pair = responder();
     let before = u64::from_ne_bytes([0, 1, 2, 3, 4, 5, 6, 7]);
     pair.hand(add(0));
@@ -284,7 +284,7 @@ fn a_duplicate_atomic_operation_is_answered_and_not_done_again() {
 }
 
 #[test]
-fn what_is_remembered_of_operations_is_bounded() {
+fn stored_results_are_bounded() {
     let mut pair = responder();
     for n in 0..10 {
         pair.hand(add(n));
@@ -299,7 +299,7 @@ fn what_is_remembered_of_operations_is_bounded() {
 }
 
 #[test]
-fn more_operations_at_a_time_than_agreed_are_refused() {
+fn outstanding_reads_beyond_the_limit_are_refused() {
     let mut pair = responder();
     for n in 0..4 {
         assert_eq!(pair.hand(read(n, 100)), Disposition::Accepted);
@@ -311,7 +311,7 @@ fn more_operations_at_a_time_than_agreed_are_refused() {
 }
 
 #[test]
-fn a_flood_of_duplicates_does_not_pile_up_answers() {
+fn duplicates_do_not_fill_the_response_queue() {
     let mut pair = responder();
     pair.ends[B].world.receive(1, 64);
     pair.hand(read(0, 1024));
@@ -328,7 +328,7 @@ fn a_flood_of_duplicates_does_not_pile_up_answers() {
 }
 
 #[test]
-fn without_a_receive_request_the_sender_is_told_to_wait() {
+fn missing_receive_request_causes_an_rnr_nak() {
     let mut pair = responder();
     assert_eq!(pair.hand(send(0)), Disposition::NotReady);
     assert_eq!(pair.said(), [(0, Syndrome::RnrNak { timer_code: 12 })]);
@@ -346,7 +346,7 @@ fn without_a_receive_request_the_sender_is_told_to_wait() {
 }
 
 #[test]
-fn a_write_with_immediate_data_waits_for_a_receive_request() {
+fn write_with_immediate_waits_for_a_receive_request() {
     let mut pair = responder();
     let craft = Craft { opcode: Opcode::RC_WRITE_ONLY_IMM, ..write(0, 100) };
     assert_eq!(pair.hand(craft.clone()), Disposition::NotReady);
@@ -358,7 +358,7 @@ fn a_write_with_immediate_data_waits_for_a_receive_request() {
 }
 
 #[test]
-fn keys_lengths_and_places_are_checked() {
+fn keys_lengths_and_positions_are_checked() {
     let access = Syndrome::Nak(NakCode::RemoteAccess);
     let invalid = Syndrome::Nak(NakCode::InvalidRequest);
     let at0 = |opcode| Craft::new(opcode, at(0));
@@ -414,7 +414,7 @@ fn keys_lengths_and_places_are_checked() {
 }
 
 #[test]
-fn a_transfer_of_nothing_checks_no_key() {
+fn zero_length_transfers_check_no_key() {
     let mut pair = responder();
     let none = Rkey::new(0xbad);
     assert_eq!(pair.hand(Craft { rkey: none, ..write(0, 0) }), Disposition::Accepted);
@@ -424,7 +424,7 @@ fn a_transfer_of_nothing_checks_no_key() {
 }
 
 #[test]
-fn operations_that_the_queue_pair_does_not_offer_are_refused() {
+fn operations_without_permission_are_refused() {
     let offers =
         |pair: &mut Pair, config: Config| pair.ends[B].connection = millstream_proto::Connection::new(config);
     for (n, craft) in [write(0, 8), read(0, 8), add(0)].into_iter().enumerate() {
@@ -440,7 +440,7 @@ fn operations_that_the_queue_pair_does_not_offer_are_refused() {
 }
 
 #[test]
-fn a_message_that_does_not_fit_ends_its_receive_request_with_a_length_error() {
+fn oversized_message_completes_with_a_length_error() {
     let mut pair = responder();
     pair.ends[B].world.receive(1, 300);
     pair.hand(Craft::new(Opcode::RC_SEND_FIRST, at(0)).payload(vec![1; 256]));
@@ -451,7 +451,7 @@ fn a_message_that_does_not_fit_ends_its_receive_request_with_a_length_error() {
 }
 
 #[test]
-fn memory_of_a_receive_request_that_is_gone_fails_both_sides() {
+fn inaccessible_receive_memory_fails_both_sides() {
     let mut pair = responder();
     pair.ends[B].world.receive(1, 64);
     pair.ends[B].world.unwritable.insert(millstream_proto::ReceiveId(1));
@@ -461,11 +461,11 @@ fn memory_of_a_receive_request_that_is_gone_fails_both_sides() {
 }
 
 #[test]
-fn a_message_that_breaks_off_gives_its_receive_request_back() {
+fn aborted_message_flushes_its_receive_request() {
     let mut pair = responder();
     pair.ends[B].world.receive(1, 1000);
     pair.hand(Craft::new(Opcode::RC_SEND_FIRST, at(0)).payload(vec![1; 256]));
-    // Another message begins in the middle.
+    // Another message starts in the middle.
     assert_eq!(pair.hand(write(1, 8)), Disposition::Nak);
     assert_eq!(pair.ends[B].received[0].0.status, Status::Flushed);
     assert_eq!(pair.failed(B), Some(FailureCause::InvalidRequest));
@@ -474,7 +474,7 @@ fn a_message_that_breaks_off_gives_its_receive_request_back() {
 }
 
 #[test]
-fn a_key_taken_away_in_the_middle_of_a_message_is_not_used_any_more() {
+fn key_invalidated_within_a_message_is_rejected() {
     let mut pair = responder();
     pair.hand(Craft::new(Opcode::RC_WRITE_FIRST, at(0)).remote(VA, KEY, 512).payload(vec![1; 256]));
     pair.ends[B].world.regions.get_mut(&KEY).unwrap().allowed = vec![Access::Read];
@@ -491,7 +491,7 @@ fn a_key_taken_away_in_the_middle_of_a_message_is_not_used_any_more() {
 }
 
 #[test]
-fn a_refusal_is_said_again_when_it_was_lost() {
+fn fatal_nak_is_repeated() {
     let mut pair = responder();
     pair.hand(write(0, 8));
     pair.hand(Craft { rkey: Rkey::new(0), ..write(1, 8) });
@@ -506,7 +506,7 @@ fn a_refusal_is_said_again_when_it_was_lost() {
 }
 
 #[test]
-fn packets_without_a_wish_for_an_answer_get_none() {
+fn packets_without_ack_req_get_no_ack() {
     let mut pair = responder();
     for n in 0..4 {
         pair.hand(Craft { ack_req: false, ..write(n, 8) });
@@ -517,7 +517,7 @@ fn packets_without_a_wish_for_an_answer_get_none() {
 }
 
 #[test]
-fn a_requester_that_fails_leaves_nothing_behind() {
+fn failed_requester_leaves_no_timers() {
     let mut pair = responder();
     pair.ends[B].connection.start(send_config(B));
     pair.send(B, 1, vec![1; 100]);

@@ -1,5 +1,5 @@
-//! Random work in both directions over a network that does everything wrong: every message arrives exactly once,
-//! in order, with the right bytes; nothing stays undone.
+//! Random operations in both directions over a faulty network: each message arrives exactly once, in order,
+//! with the right data, and every request completes.
 
 mod common;
 
@@ -13,22 +13,22 @@ use millstream_proto::{
 use millstream_wire::{Psn, Rkey};
 use proptest::prelude::*;
 
-/// Memory that nobody writes: READs of it are known beforehand.
+/// R_Key of memory that is never written: READ results are known.
 const CONSTANT: Rkey = Rkey::new(0xc0);
-/// Memory that each WRITE has a part of for itself.
+/// R_Key of memory of which each WRITE has its own part.
 const WRITTEN: Rkey = Rkey::new(0x33);
 const COUNTER: Rkey = Rkey::new(0x44);
 const VA: u64 = !0x7fff_ffff;
 const CONSTANT_LEN: usize = 1 << 18;
 
-/// What a request must bring about.
+/// The expected result of a send request.
 enum Expected {
-    /// Bytes in the requester's memory.
+    /// Data in the requester's memory.
     Bytes(Vec<u8>),
     Nothing,
 }
 
-/// What a receive request must be completed with.
+/// The expected completion of a receive request.
 struct Message {
     kind: ReceivedKind,
     bytes: Vec<u8>,
@@ -40,9 +40,9 @@ struct Side {
     random: Random,
     next_work: u64,
     open: VecDeque<(u64, Expected)>,
-    /// At the other side, in order.
+    /// Messages at the other end, in order.
     messages: VecDeque<Message>,
-    /// The other side's memory.
+    /// Memory of the other end.
     written: Vec<u8>,
     write_at: usize,
     counter: u64,
@@ -51,7 +51,7 @@ struct Side {
     received_seen: usize,
 }
 
-/// What is different from run to run.
+/// Parameters of a run.
 #[derive(Clone, Copy, Debug)]
 struct Setting {
     seed: u64,
@@ -60,7 +60,7 @@ struct Setting {
     window: u32,
     depth: u8,
     probe: bool,
-    /// Bytes of the buffer that packets are built in.
+    /// Buffer size for packets, in bytes.
     buffer: usize,
     /// The longest message in packets.
     longest: u64,
@@ -162,7 +162,7 @@ impl Side {
                 }
                 (SendOp::Write { va, rkey: WRITTEN, immediate }, bytes, Expected::Nothing)
             }
-            // Some bytes that were just written, or some that never change.
+            // Data that was just written, or constant data.
             6 if self.write_at > 0 => {
                 let at = random.below(self.write_at as u64) as usize;
                 let len = len.min(self.write_at - at);
@@ -196,7 +196,7 @@ impl Side {
         pair.post_with(end, id, work, memory, fence);
     }
 
-    /// Checks what was told since the last time.
+    /// Checks new events.
     fn check(&mut self, end: usize, pair: &mut Pair) {
         let this = &mut pair.ends[end];
         for event in &this.events[self.events_seen..] {
@@ -227,7 +227,7 @@ impl Side {
     }
 }
 
-/// Runs for about that many packets, and returns how many there were.
+/// Runs for about `packets` packets; returns how many there were.
 fn storm(setting: &Setting, packets: u64) -> u64 {
     let mut pair = setting.pair();
     let written = 1 << 20;
@@ -252,7 +252,7 @@ fn storm(setting: &Setting, packets: u64) -> u64 {
             while !enough && side.open.len() < 20 && side.random.below(3) > 0 {
                 side.post(end, &mut pair, setting);
             }
-            // Receive requests come late now and then.
+            // Receive requests are posted late now and then.
             let receiver = &mut pair.ends[1 - end].world;
             if receiver.receives.len() < 4 && side.random.below(4) == 0 {
                 for _ in 0..1 + side.random.below(8) {

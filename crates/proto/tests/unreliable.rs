@@ -15,7 +15,7 @@ fn pair() -> Pair {
 }
 
 #[test]
-fn messages_of_an_unreliable_connection_arrive_whole_or_not_at_all() {
+fn uc_messages_arrive_whole_or_not_at_all() {
     for seed in 0..20 {
         let mut pair = pair();
         pair.random = Random(seed);
@@ -45,7 +45,7 @@ fn messages_of_an_unreliable_connection_arrive_whole_or_not_at_all() {
 }
 
 #[test]
-fn what_an_unreliable_connection_refuses_is_dropped() {
+fn uc_drops_invalid_requests() {
     let mut pair = pair();
     pair.ends[B].world.region(1, 0, 100);
     let write = |n, rkey| {
@@ -68,7 +68,7 @@ fn what_an_unreliable_connection_refuses_is_dropped() {
 }
 
 #[test]
-fn only_the_send_queue_fails_over_memory_that_is_gone() {
+fn inaccessible_memory_fails_the_send_queue_only() {
     let mut pair = pair();
     pair.send(A, 1, vec![1]);
     pair.send(A, 2, vec![1]);
@@ -123,7 +123,7 @@ fn carry(
 }
 
 #[test]
-fn datagrams_arrive_with_the_headers_in_front() {
+fn datagrams_are_delivered_behind_their_grh() {
     let (mut a, mut b) = (datagrams(0x11), datagrams(0x22));
     let (mut world, mut other) = (World::default(), World::default());
     for id in 0..4 {
@@ -145,7 +145,7 @@ fn datagrams_arrive_with_the_headers_in_front() {
 }
 
 #[test]
-fn datagrams_that_do_not_fit_or_show_another_key_are_dropped_and_the_queue_pair_lives() {
+fn oversized_datagrams_and_wrong_qkeys_are_dropped() {
     let (mut a, mut b) = (datagrams(0x11), datagrams(0x22));
     let (mut world, mut other) = (World::default(), World::default());
     world.work.insert(WorkId(1), vec![1; 100]);
@@ -166,7 +166,7 @@ fn datagrams_that_do_not_fit_or_show_another_key_are_dropped_and_the_queue_pair_
     assert_eq!(b.poll_event(), None);
     let max = 1024;
     assert_eq!(a.post(datagram(3, 1025)), Err(PostError::TooLong { len: 1025, max }));
-    // Longer than the port's MTU, from somebody who does not care.
+    // Longer than the port's MTU.
     let long = Craft { length: QKEY.get(), ..Craft::new(Opcode::UD_SEND_ONLY, Psn::new(0)) };
     let bytes = long.payload(vec![0; 4096]).to_qp(A, Qpn::new(0x22));
     other.receive(9, 8192);
@@ -177,7 +177,7 @@ fn datagrams_that_do_not_fit_or_show_another_key_are_dropped_and_the_queue_pair_
 }
 
 #[test]
-fn a_failed_datagram_queue_pair_flushes() {
+fn failed_ud_queue_pair_flushes() {
     let mut a = datagrams(0x11);
     a.post(datagram(1, 1)).unwrap();
     a.fail();

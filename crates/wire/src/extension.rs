@@ -234,14 +234,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn syndromes_survive_the_byte() {
+    fn syndromes_round_trip() {
         for byte in 0..=255 {
             assert_eq!(Syndrome::from_byte(byte).to_byte(), byte);
         }
     }
 
     #[test]
-    fn credit_codes_are_those_of_the_table() {
+    fn credit_codes_match_table_48() {
         let table =
             [0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048];
         for (code, credits) in table.into_iter().enumerate() {
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn rnr_times_are_those_of_the_table() {
+    fn rnr_timers_match_table_45() {
         let hundredths_of_ms = [
             65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
             2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,

@@ -1,17 +1,17 @@
-//! What Linux sends, read by this crate: every packet of a capture is understood, its ICRC is right, and emitting
-//! what was parsed gives the same bytes. `captures/README.md` says how the capture was made.
+//! Packets of Linux's rxe from a capture: parsed, ICRC checked, and emitted to the same bytes.
+//! `captures/README.md` describes the capture.
 
 use std::collections::BTreeSet;
 
 use millstream_wire::{Packet, Repr, UDP_PORT, icrc};
 
-/// What the capture holds: no middle packets, whose messages are long.
+/// The opcodes in the capture: no middle packets of long messages.
 const OPCODES: &str = "RC_ACKNOWLEDGE RC_ATOMIC_ACKNOWLEDGE RC_COMPARE_SWAP RC_FETCH_ADD RC_READ_REQUEST \
     RC_READ_RESPONSE_FIRST RC_READ_RESPONSE_LAST RC_READ_RESPONSE_ONLY RC_SEND_FIRST RC_SEND_LAST RC_SEND_ONLY \
     RC_WRITE_FIRST RC_WRITE_LAST RC_WRITE_ONLY UC_SEND_FIRST UC_SEND_LAST UC_WRITE_FIRST UC_WRITE_LAST UD_SEND_ONLY \
     UD_SEND_ONLY_IMM";
 
-/// The frames of a capture: the file's header has 24 bytes, each record's 16 with the length at 8.
+/// The frames of a capture: a file header of 24 bytes, record headers of 16 with the length at 8.
 fn frames(capture: &[u8]) -> impl Iterator<Item = &[u8]> {
     assert_eq!(capture[..4], 0xa1b2_c3d4_u32.to_le_bytes(), "a little-endian pcap with microseconds");
     let mut rest = &capture[24..];
@@ -24,7 +24,7 @@ fn frames(capture: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// The IP and UDP headers of an Ethernet frame, and the UDP payload.
+/// IP and UDP headers of an Ethernet frame, and the UDP payload.
 fn split(frame: &[u8]) -> (&[u8], &[u8]) {
     let ip = &frame[14..];
     let ip_len = if ip[0] >> 4 == 4 { usize::from(ip[0] & 15) * 4 } else { 40 };
@@ -35,7 +35,7 @@ fn split(frame: &[u8]) -> (&[u8], &[u8]) {
 }
 
 #[test]
-fn every_packet_of_rxe_is_understood() {
+fn rxe_packets_round_trip() {
     let mut seen = BTreeSet::new();
     let mut versions = [0; 2];
     for (index, frame) in frames(include_bytes!("captures/rxe-6.12.pcap")).enumerate() {

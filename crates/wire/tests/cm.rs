@@ -1,4 +1,4 @@
-//! Connection management messages: what is said is understood, and nothing else is.
+//! Communication management messages: valid ones round-trip, others are rejected.
 
 mod messages;
 
@@ -7,7 +7,7 @@ use millstream_wire::cm::{Addresses, Message, PortSpace, Req, service_id};
 use millstream_wire::{Error, mad};
 use proptest::prelude::*;
 
-/// The same message with its private data as a receiver sees it: filled with zeroes.
+/// The message with its private data as received: padded with zeroes.
 fn received(bytes: &[u8]) -> (u64, Message<'_>) {
     Message::parse(bytes).expect("emitted")
 }
@@ -19,7 +19,7 @@ fn messages_survive_the_way() {
         let (transaction, seen) = received(&bytes);
         assert_eq!(transaction, 0x1122_3344_5566_7788);
         assert_eq!(seen.emit(transaction), bytes, "{message:?}");
-        // But for the length of private data they are the same.
+        // Identical except for the length of private data.
         let text =
             |message: &Message<'_>| format!("{message:?}").split("private: ").next().unwrap().to_owned();
         assert_eq!(text(&seen), text(&message));
@@ -27,7 +27,7 @@ fn messages_survive_the_way() {
 }
 
 #[test]
-fn what_is_no_message_is_named() {
+fn message_errors_name_the_field() {
     let bytes = all()[0].emit(1);
     for len in 0..mad::LEN {
         assert!(matches!(Message::parse(&bytes[..len]), Err(Error::Truncated { .. })), "{len} bytes");
@@ -50,7 +50,7 @@ fn what_is_no_message_is_named() {
 }
 
 #[test]
-fn addresses_of_both_families_survive() {
+fn addresses_of_both_families_round_trip() {
     let pairs = [("10.0.0.1", "192.168.255.1"), ("fe80::1", "2001:db8::5")];
     for (source, destination) in pairs {
         let addresses = Addresses {
@@ -75,7 +75,7 @@ fn addresses_of_both_families_survive() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_a_message_or_refused(
+    fn arbitrary_messages_do_not_panic(
         kind in 0_usize..9,
         noise in prop::collection::vec((24_usize..mad::LEN, any::<u8>()), 0..64),
     ) {
@@ -90,7 +90,7 @@ proptest! {
     }
 
     #[test]
-    fn numbers_wider_than_their_field_are_cut(retry: u8, mtu in 1_u8..6, label: u32, timeout: u8) {
+    fn oversized_numbers_are_truncated(retry: u8, mtu in 1_u8..6, label: u32, timeout: u8) {
         let Message::Req(req) = req() else { unreachable!() };
         let mut wide = req;
         (wide.retry_count, wide.mtu, wide.local_response_timeout) = (retry, mtu, timeout);

@@ -1,4 +1,4 @@
-//! Invariant CRCs that zlib computed elsewhere.
+//! ICRCs compared with zlib and with captured packets.
 
 use millstream_wire::icrc::{Flow, digest_headers};
 use millstream_wire::{Opcode, Packet};
@@ -34,7 +34,7 @@ fn over_a_long_packet() {
 }
 
 #[test]
-fn congestion_marks_do_not_count_and_everything_else_does() {
+fn icrc_ignores_congestion_bits_only() {
     let flow = flow("10.0.0.1", "10.0.0.2", 49152);
     let mut packet = hex("0430ffff000000118012345668656c6c6f000000b222dce0");
     assert!(flow.verify(&Packet::new_checked(&packet).unwrap(), 0));
@@ -50,9 +50,9 @@ fn congestion_marks_do_not_count_and_everything_else_does() {
 }
 
 #[test]
-fn headers_as_received() {
+fn icrc_of_received_headers() {
     let send = hex("0430ffff000000118012345668656c6c6f000000");
-    // Type of service, time to live and check sums as a network leaves them.
+    // Type of service, time to live and checksums as modified by a network.
     let headers =
         hex("450200341234400039116666 0a000001 0a000002 c00012b700201234".replace(' ', "").as_str());
     assert_eq!(digest_headers(&headers).unwrap().finish(&send), [0x23, 0x8b, 0xf8, 0x99]);
@@ -69,16 +69,16 @@ fn headers_as_received() {
 }
 
 #[test]
-fn families_do_not_mix() {
+fn address_families_must_match() {
     let (v4, v6) = ("10.0.0.1".parse().unwrap(), "fe80::1".parse().unwrap());
     assert!(Flow::new((v4, 1), (v6, 2)).is_none());
     let mapped = "::ffff:10.0.0.1".parse().unwrap();
     assert_eq!(Flow::new((mapped, 1), (v4, 2)), Flow::new((v4, 1), (v4, 2)), "a mapped address is IPv4");
 }
 
-/// A congestion notification that a ConnectX-4 Lx sent (from Scapy's tests), with its IPv4 header.
+/// A CNP of a ConnectX-4 Lx (from Scapy's tests), with its IPv4 header.
 #[test]
-fn of_an_adapter() {
+fn icrc_of_a_hardware_cnp() {
     let headers =
         hex("45c2003c718c400040119161 0a001101 0a001201 000012b700280000".replace(' ', "").as_str());
     let packet =
@@ -91,9 +91,9 @@ fn of_an_adapter() {
     assert!(flow.verify(&packet, 0x718c));
 }
 
-/// A datagram that Scapy's authors saw on a wire.
+/// A packet captured by Scapy's authors.
 #[test]
-fn of_an_unreliable_connection() {
+fn icrc_of_a_captured_uc_packet() {
     let packet = hex("2460ffff000000d300cf1710463081 8be28935d90e9a95505401be885e500000 78f353f3"
         .replace(' ', "")
         .as_str());
@@ -102,9 +102,9 @@ fn of_an_unreliable_connection() {
     assert!(flow("192.168.0.7", "192.168.0.7", 49152).verify(&packet, 1144));
 }
 
-/// Lengths and identifications are added to a flow's CRC, not computed over.
+/// Lengths and identifications are added to a flow's CRC rather than computed over.
 #[test]
-fn each_length_and_identification_is_what_its_headers_say() {
+fn flow_crc_matches_full_headers() {
     let packet = hex("0430ffff000000118012345668656c6c6f000000");
     let numbers = [0_u16, 1, 24, 0x80, 0xff, 0x100, 0x1234, 0x8000, 0xfeff];
     for len in numbers {
@@ -134,7 +134,7 @@ fn each_length_and_identification_is_what_its_headers_say() {
 }
 
 #[test]
-fn no_value_of_the_congestion_byte_counts() {
+fn icrc_ignores_the_variant_byte() {
     let flow = flow("10.0.0.1", "10.0.0.2", 49152);
     let mut send = hex("0430ffff000000118012345668656c6c6f000000");
     for value in 0..=255 {

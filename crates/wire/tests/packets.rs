@@ -1,4 +1,4 @@
-//! Whole packets: what is emitted is read again, what is not a packet is refused, and nothing panics.
+//! Whole packets: valid ones round-trip, others are rejected, and nothing panics.
 
 use millstream_wire::{
     Error, Msn, Opcode, Packet, Pkey, Psn, Qkey, Qpn, Repr, Rkey, Service, Srqn, aeth, atomic_ack_eth,
@@ -24,7 +24,7 @@ fn any_bth() -> impl Strategy<Value = bth::Repr> {
     })
 }
 
-/// A packet with just the headers that its operation has, all made from the same numbers.
+/// A packet with the headers of its opcode, made from the given numbers.
 fn with_headers(bth: bth::Repr, long: [u64; 3], short: [u32; 2], payload: &[u8]) -> Repr<'_> {
     let mut all = [0; 256];
     let full = Repr {
@@ -63,7 +63,7 @@ fn with_headers(bth: bth::Repr, long: [u64; 3], short: [u32; 2], payload: &[u8])
 
 proptest! {
     #[test]
-    fn what_is_emitted_is_read_again(
+    fn packets_round_trip(
         bth in any_bth(),
         long: [u64; 3],
         short: [u32; 2],
@@ -82,7 +82,7 @@ proptest! {
         let seen = Repr::parse(&packet).unwrap();
         prop_assert_eq!(seen.payload, &payload[..]);
         prop_assert_eq!(Repr { bth: bth::Repr { pad: 0, ..seen.bth }, ..seen }, repr);
-        // Cut anywhere, it is no packet any more, or one with less payload.
+        // A truncated packet is rejected, or has less payload.
         for len in 0..repr.buffer_len() {
             if let Ok(shorter) = Packet::new_checked(&bytes[..len]) {
                 prop_assert!(shorter.payload().len() < payload.len());
@@ -91,7 +91,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_a_packet_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..100), opcode: u8, known: bool) {
+    fn arbitrary_bytes_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..100), opcode: u8, known: bool) {
         let mut bytes = bytes;
         if let (true, [first, second, ..]) = (known, &mut bytes[..]) {
             *first = Opcode::ALL[usize::from(opcode) % Opcode::ALL.len()].to_byte();
@@ -127,7 +127,7 @@ fn every_opcode_has_the_headers_of_its_name() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn errors_name_the_invalid_field() {
     let mut bytes = [0; 16];
     bytes[0] = Opcode::RC_SEND_ONLY.to_byte();
     assert!(Packet::new_checked(bytes).is_ok(), "an empty message");
@@ -159,7 +159,7 @@ fn what_is_wrong_is_named() {
 }
 
 #[test]
-fn migration_state_is_taken_either_way() {
+fn both_migration_states_are_accepted() {
     for flags in [0, 0x40] {
         let mut bytes = [0; 20];
         bytes[..2].copy_from_slice(&[0x11, flags]);

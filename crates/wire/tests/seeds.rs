@@ -1,4 +1,4 @@
-//! The fuzzers' seeds (`fuzz/README.md`), held to what the fuzzers hold any bytes to: with any compiler, in `make test`.
+//! The fuzzers' seeds (`fuzz/README.md`) with the fuzzers' invariants, with any compiler.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ fn seeds(target: &str) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn packets_are_refused_or_say_the_same_again() {
+fn seed_packets_round_trip_or_fail() {
     let (mut accepted, mut refused) = (0, 0);
     for bytes in seeds("packet") {
         let _ = digest_headers(&bytes);
@@ -34,7 +34,7 @@ fn packets_are_refused_or_say_the_same_again() {
 }
 
 #[test]
-fn messages_are_refused_or_say_the_same_again() {
+fn seed_messages_round_trip_or_fail() {
     let mut accepted = 0;
     for bytes in seeds("cm") {
         let _ = Addresses::parse(&bytes);

@@ -1,4 +1,4 @@
-//! tshark's dissector reads every header as it was meant. (4.0 knows neither MRA nor the SIDR messages.)
+//! tshark dissects every header as intended. (4.0 knows neither MRA nor the SIDR messages.)
 
 mod messages;
 
@@ -61,7 +61,7 @@ fn in_ip(source: IpAddr, destination: IpAddr, mut packet: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// What tshark says about a capture file; None, with the reason on the terminal, if it is not there.
+/// tshark's dissection of a capture file; `None`, with the reason on the terminal, without tshark.
 fn dissect(packets: &[Vec<u8>]) -> Option<Vec<Value>> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("packets.pcap");
@@ -78,7 +78,7 @@ fn dissect(packets: &[Vec<u8>]) -> Option<Vec<Value>> {
     Some(packets.as_array().unwrap().iter().map(|packet| packet["_source"]["layers"].clone()).collect())
 }
 
-/// The value of a field, wherever it is.
+/// The value of a field at any depth.
 fn find<'a>(layers: &'a Value, field: &str) -> Option<&'a str> {
     match layers {
         Value::Object(members) => members
@@ -90,7 +90,7 @@ fn find<'a>(layers: &'a Value, field: &str) -> Option<&'a str> {
     }
 }
 
-/// The number in a field, as tshark writes it.
+/// A number as tshark prints it.
 fn number(layers: &Value, field: &str) -> u64 {
     let text = find(layers, field).unwrap_or_else(|| panic!("no {field} in {layers:#}"));
     parse(text).unwrap_or_else(|| panic!("{field} is {text}"))
@@ -151,7 +151,7 @@ const V6: [IpAddr; 2] = [
 ];
 
 #[test]
-fn every_transport_header() {
+fn tshark_dissects_every_transport_header() {
     for [source, destination] in [V4, V6] {
         let packets: Vec<_> =
             Opcode::ALL.iter().map(|opcode| in_ip(source, destination, packet(*opcode))).collect();
@@ -179,10 +179,10 @@ fn every_transport_header() {
             is("bth.a", u64::from(nth.is_multiple_of(5)));
             is("bth.psn", 0xabcd00 + nth);
             if opcode.service() == Service::Xrc {
-                // tshark 4.0 knows the names of these, and takes their headers for payload.
+                // tshark 4.0 knows these opcodes, but takes their headers for payload.
                 continue;
             }
-            // It does not know atomic writes, either.
+            // tshark 4.0 does not know atomic WRITEs.
             let headers = opcode.headers();
             if headers.contains(Headers::RETH) && *opcode != Opcode::RC_ATOMIC_WRITE {
                 is("reth.va", 0x7f01_0203_0405_0607);
@@ -216,7 +216,7 @@ fn every_transport_header() {
     }
 }
 
-/// A connection manager's message as a packet.
+/// A communication management message as a packet.
 fn managed(message: &Message<'_>) -> Vec<u8> {
     let bth = bth::Repr::new(Opcode::UD_SEND_ONLY, Qpn::GSI, Psn::new(0));
     let mad = message.emit(0x1122_3344_5566_7788);
@@ -228,7 +228,7 @@ fn managed(message: &Message<'_>) -> Vec<u8> {
 }
 
 #[test]
-fn connection_management() {
+fn tshark_dissects_cm_messages() {
     let mut messages = messages::all();
     let mut private = [0x55; 92];
     let addresses = Addresses { source: V4[0], source_port: 40_000, destination: V4[1] };
@@ -268,8 +268,8 @@ fn connection_management() {
                 is("cm.req.srq", 1);
                 is("cm.req.ext_transport", 0);
                 is("cm.req.prim_locallid", 0xffff);
-                // tshark 4.0 cuts the word of flow label and packet rate elsewhere than the specification
-                // (12.6.5: 20, 6 and 6 bits) and the kernel (CM_REQ_PRIMARY_FLOW_LABEL) do.
+                // tshark 4.0 splits the word of flow label and packet rate differently from the specification
+                // (12.6.5: 20, 6 and 6 bits) and the kernel (CM_REQ_PRIMARY_FLOW_LABEL).
                 is("cm.req.prim_tfcclass", 0x20);
                 is("cm.req.prim_hoplim", 64);
                 is("cm.req.prim_sl", 3);

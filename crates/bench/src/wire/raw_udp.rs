@@ -7,7 +7,9 @@ use std::io;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use millstream_link::{Inbox, Link, MAX_BATCH, MAX_SEGMENTS, Origin, Outgoing, Udp, destination_qpn, icrc};
+use millstream_link::{
+    Link, MAX_BATCH, MAX_SEGMENTS, Origin, Outgoing, RxBuffers, Udp, destination_qpn, icrc,
+};
 
 /// Queue pair number prefixes of the two sides.
 const SERVER: u16 = 0x5e1;
@@ -43,7 +45,7 @@ pub struct SendMode {
 
 struct Endpoint {
     udp: Udp,
-    inbox: Inbox,
+    inbox: RxBuffers,
     peer: u16,
     source: IpAddr,
     destination: IpAddr,
@@ -118,7 +120,7 @@ pub fn serve(mode: SendMode) -> io::Result<()> {
     let unknown = IpAddr::from([0, 0, 0, 0]);
     let mut side = Endpoint {
         udp: join(SERVER)?,
-        inbox: Inbox::new(16),
+        inbox: RxBuffers::new(16),
         peer: CLIENT,
         source: unknown,
         destination: unknown,
@@ -156,7 +158,7 @@ pub fn serve(mode: SendMode) -> io::Result<()> {
 
 fn client(source: IpAddr, destination: IpAddr, mode: SendMode) -> io::Result<Endpoint> {
     let mut side =
-        Endpoint { udp: join(CLIENT)?, inbox: Inbox::new(16), peer: SERVER, source, destination, mode };
+        Endpoint { udp: join(CLIENT)?, inbox: RxBuffers::new(16), peer: SERVER, source, destination, mode };
     // The server may not have started yet.
     let deadline = Instant::now() + IDLE_TIMEOUT;
     loop {

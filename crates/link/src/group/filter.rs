@@ -1,16 +1,15 @@
-//! The program that tells the kernel which process a datagram is for.
+//! The BPF program that selects the socket of each datagram by its destination process.
 //!
-//! A classic BPF program (bpf(2) calls it cBPF; Documentation/networking/filter.rst) at a group of sockets on one port
-//! is given the UDP payload and answers with a place in the group. It reads the destination
-//! queue pair number from the base transport header, whose high bits say which process it belongs to, and
-//! finds the process's place by binary search.
+//! A classic BPF program (Documentation/networking/filter.rst), attached to a `SO_REUSEPORT` group, reads the
+//! UDP payload and returns a socket index. It reads the destination queue pair number from the base transport
+//! header. The high bits are the QPN prefix of a process, whose socket index it finds by binary search.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::QPN_INDEX_BITS;
 
-/// Where the base transport header has the word with the destination queue pair number.
+/// Offset of the word with the destination queue pair number in the base transport header.
 const QPN_WORD: u32 = 4;
 
 const LOAD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
@@ -21,35 +20,35 @@ const IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
 const IF_AT_LEAST: u16 = (libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K) as u16;
 const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
-/// The kernel's limit, `BPF_MAXINSNS`.
-const LONGEST: usize = 4096;
+/// `BPF_MAXINSNS`.
+const MAX_INSTRUCTIONS: usize = 4096;
 
 fn instruction(code: u16, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
     libc::sock_filter { code, jt, jf, k }
 }
 
-/// Steers datagrams for each `(block, place)`, in the order of blocks; everything else goes to place zero, as do
-/// datagrams that are too short (a load beyond the end answers zero).
-fn program(places: &[(u16, u16)]) -> Vec<libc::sock_filter> {
+/// Selects the socket index of each `(qpn_prefix, index)`, sorted by prefix. All other datagrams go to index
+/// zero, as do those that are too short (a load beyond the end returns zero).
+fn program(indices: &[(u16, u16)]) -> Vec<libc::sock_filter> {
     let mut program = vec![
         instruction(LOAD_WORD, QPN_WORD, 0, 0),
         instruction(AND, 0xff_ffff, 0, 0),
         instruction(SHIFT_RIGHT, QPN_INDEX_BITS, 0, 0),
     ];
-    search(places, &mut program);
+    search(indices, &mut program);
     program
 }
 
-fn search(places: &[(u16, u16)], program: &mut Vec<libc::sock_filter>) {
-    if places.len() <= 2 {
-        for &(block, place) in places {
-            program.push(instruction(IF_EQUAL, block.into(), 0, 1));
-            program.push(instruction(RETURN, place.into(), 0, 0));
+fn search(indices: &[(u16, u16)], program: &mut Vec<libc::sock_filter>) {
+    if indices.len() <= 2 {
+        for &(qpn_prefix, index) in indices {
+            program.push(instruction(IF_EQUAL, qpn_prefix.into(), 0, 1));
+            program.push(instruction(RETURN, index.into(), 0, 0));
         }
         program.push(instruction(RETURN, 0, 0, 0));
         return;
     }
-    let (low, high) = places.split_at(places.len() / 2);
+    let (low, high) = indices.split_at(indices.len() / 2);
     let mut below = Vec::new();
     search(low, &mut below);
     // Conditional jumps reach 255 instructions, unconditional ones any.
@@ -60,13 +59,13 @@ fn search(places: &[(u16, u16)], program: &mut Vec<libc::sock_filter>) {
 }
 
 /// Replaces the program of the socket's group.
-pub(super) fn attach(socket: BorrowedFd<'_>, places: &mut [(u16, u16)]) -> io::Result<()> {
-    places.sort_unstable();
-    let mut program = program(places);
-    if program.len() > LONGEST {
+pub(super) fn attach(socket: BorrowedFd<'_>, indices: &mut [(u16, u16)]) -> io::Result<()> {
+    indices.sort_unstable();
+    let mut program = program(indices);
+    if program.len() > MAX_INSTRUCTIONS {
         return Err(io::Error::other(format!(
-            "{} processes share the port, which is too many",
-            places.len()
+            "{} processes on the port exceed the limit of BPF instructions",
+            indices.len()
         )));
     }
     let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
@@ -89,7 +88,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
-    /// What the kernel would do.
+    /// Interprets the program like the kernel.
     fn run(program: &[libc::sock_filter], payload: &[u8]) -> u32 {
         let (mut a, mut at) = (0u32, 0);
         loop {
@@ -113,23 +112,23 @@ mod tests {
 
     proptest! {
         #[test]
-        fn finds_every_process(map: BTreeMap<u16, u16>, qpn in 0u32..1 << 24) {
-            let places: Vec<_> = map.iter().map(|(b, p)| (b & 0xfff, *p)).collect::<BTreeMap<_, _>>().into_iter().collect();
-            let program = program(&places);
-            let known = places.iter().map(|(block, place)| (u32::from(*block) << 12 | 0x123, u32::from(*place)));
-            let unknown = places.iter().all(|(b, _)| u32::from(*b) != qpn >> 12).then_some((qpn, 0));
-            for (qpn, place) in known.chain(unknown) {
+        fn selects_every_process(map: BTreeMap<u16, u16>, qpn in 0u32..1 << 24) {
+            let indices: Vec<_> = map.iter().map(|(b, p)| (b & 0xfff, *p)).collect::<BTreeMap<_, _>>().into_iter().collect();
+            let program = program(&indices);
+            let known = indices.iter().map(|(qpn_prefix, index)| (u32::from(*qpn_prefix) << 12 | 0x123, u32::from(*index)));
+            let unknown = indices.iter().all(|(b, _)| u32::from(*b) != qpn >> 12).then_some((qpn, 0));
+            for (qpn, index) in known.chain(unknown) {
                 let mut bth = [0xff; 12];
                 bth[5..8].copy_from_slice(&qpn.to_be_bytes()[1..]);
-                prop_assert_eq!(run(&program, &bth), place);
+                prop_assert_eq!(run(&program, &bth), index);
             }
             prop_assert_eq!(run(&program, &[1; 7]), 0);
         }
     }
 
     #[test]
-    fn a_thousand_processes_fit() {
-        let places: Vec<_> = (1..1024).map(|i| (i, i)).collect();
-        assert!(program(&places).len() <= LONGEST);
+    fn thousand_processes_fit() {
+        let indices: Vec<_> = (1..1024).map(|i| (i, i)).collect();
+        assert!(program(&indices).len() <= MAX_INSTRUCTIONS);
     }
 }

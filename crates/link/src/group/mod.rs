@@ -1,15 +1,14 @@
 //! The processes of one user on one host that share the port, without a daemon.
 //!
-//! Every process has a socket of its own on the port (`SO_REUSEPORT`); a program at the group of sockets steers each
-//! datagram to the process that its queue pair number names ([`filter`]). The program answers with a *place*, and
-//! the kernel fills the place of a socket that is closed with the last one. So no socket may close before the last
-//! process ends: each is handed to all processes, and the place of one that died goes to the next newcomer.
-//! Place zero is a socket that all processes read: for queue pair 1 (connection management) and
-//! whatever else the program does not know. docs/wire-link.md has the whole protocol, and what happens
-//! when whom dies.
+//! Each process has a socket on the port (`SO_REUSEPORT`). A BPF program on the group of sockets selects the
+//! process by destination queue pair number ([`filter`]). It returns a socket index, and when a socket
+//! closes, the kernel moves the last one to its index. So no socket may close before the last process ends:
+//! every process holds every socket, and the next process that joins takes over the socket of one that died.
+//! All processes read the socket of index zero, which receives queue pair 1 (connection management) and
+//! unknown prefixes. docs/wire-link.md describes the protocol and its failure cases.
 
 mod filter;
-mod neighbours;
+mod peer_sockets;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,42 +22,42 @@ use millstream_shm::socket::{BoundSocket, Connection, Listener, listening_names,
 use millstream_shm::thread::spawn;
 use millstream_shm::{EventFd, poll_readable};
 
-use crate::datagram::Inbox;
-use crate::fork::Ours;
-use crate::udp::{Shared, bind_shared, holders, receive};
-pub(crate) use neighbours::Neighbours;
+use crate::datagram::RxBuffers;
+use crate::fork::ParentOnlyFd;
+use crate::udp::{Shared, bind_shared, port_owners, receive};
+pub(crate) use peer_sockets::PeerSockets;
 
 /// Version of the messages.
 const VERSION: u32 = 1;
-/// How long one process waits for another's answer: its thread does nothing else, so only a stopped process
-/// takes longer, and the others know what it knows.
-const PATIENCE: Duration = Duration::from_millis(200);
-/// How long to wait for others that are just joining or just ending.
-const JOINING: Duration = Duration::from_secs(10);
-const ENDING: Duration = Duration::from_secs(3);
+/// Timeout for another process's answer. Its thread does nothing else, so only a stopped process takes
+/// longer, and the others know what it knows.
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(200);
+/// Timeout for processes that are joining or ending.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
+const END_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Why a process cannot receive on the port.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// Somebody else receives there.
+    /// Another user or program has the port.
     #[error(
-        "UDP port {port} is held by user {holder}, not by Millstream programs of user {me}; on one host and network \
-         namespace only one user can receive RoCEv2 (the kernel's rxe is user 0)"
+        "UDP port {port} belongs to user {owner}, but this process runs as user {me}; only one user per network \
+         namespace can receive RoCEv2 (the kernel's rxe is user 0)"
     )]
-    Held {
+    PortInUse {
         /// The port.
         port: u16,
-        /// Whose socket it is.
-        holder: u32,
-        /// Who wanted it.
+        /// User ID of the owner.
+        owner: u32,
+        /// User ID of this process.
         me: u32,
     },
-    /// Sockets of this user that do not take part.
+    /// Sockets of this user on the port that are no members.
     #[error(
-        "UDP port {port} has {found} sockets, of which Millstream knows {known}: another program of yours receives \
-         there, or a forked child of an ended one is left (`ss -lunp sport = {port}` names it)"
+        "UDP port {port} has {found} sockets, but only {known} of Millstream: end the other program, or the forked \
+         child of an ended one (`ss -lunp sport = {port}` shows it)"
     )]
-    Foreign {
+    ForeignSockets {
         /// The port.
         port: u16,
         /// Sockets in the kernel's table.
@@ -66,62 +65,64 @@ pub enum JoinError {
         /// Sockets in the group.
         known: usize,
     },
-    /// Another process's joining takes too long.
-    #[error("another process has been joining for {} s; is it stopped? (abstract socket @{name})", JOINING.as_secs())]
+    /// Another process takes too long to join.
+    #[error("another process has been joining the port for {} s; end it or let it continue (abstract socket @{name})", JOIN_TIMEOUT.as_secs())]
     Busy {
-        /// The name that it holds meanwhile.
+        /// The lock name that it holds.
         name: String,
     },
     /// A process of another version.
-    #[error("process {pid} runs another version of Millstream, which cannot share the port")]
+    #[error(
+        "process {pid} runs an incompatible version of Millstream on the port; end it or run the same version"
+    )]
     Version {
-        /// Which.
+        /// Process ID.
         pid: u32,
     },
-    /// The number is in use.
-    #[error("queue pair numbers 0x{block:03x}000 and up belong to another process")]
-    Taken {
-        /// Their high bits.
-        block: u16,
+    /// The QPN prefix is in use.
+    #[error("queue pair number prefix {qpn_prefix:#05x} is in use by another process")]
+    PrefixInUse {
+        /// The QPN prefix.
+        qpn_prefix: u16,
     },
-    /// A setting is wrong.
+    /// An invalid setting.
     #[error(transparent)]
     Config(#[from] crate::config::ConfigError),
-    /// The system refused something.
+    /// A system call failed.
     #[error(transparent)]
     System(#[from] io::Error),
 }
 
-/// What the names of all members on a port start with.
+/// Prefix of the names of all members on a port.
 fn prefix(port: u16) -> String {
     format!("millstream-link/{}/{port}/", own_uid())
 }
 
-fn name(port: u16, block: u16) -> String {
-    format!("{}{block:03x}", prefix(port))
+fn name(port: u16, qpn_prefix: u16) -> String {
+    format!("{}{qpn_prefix:03x}", prefix(port))
 }
 
 /// One socket of the group.
 #[derive(Debug)]
-struct Seat {
-    socket: Arc<Ours>,
-    /// Who reads it; zero for the one that all read.
-    block: u16,
-    /// Rises each time that it changes hands.
+struct SocketSlot {
+    socket: Arc<ParentOnlyFd>,
+    /// QPN prefix of its process; zero for the shared socket.
+    qpn_prefix: u16,
+    /// Incremented each time the socket changes its owner.
     generation: u32,
 }
 
-/// By place.
-type Seats = BTreeMap<u16, Seat>;
+/// By socket index.
+type SocketSlots = BTreeMap<u16, SocketSlot>;
 
-/// Messages of 16 bytes: kind, place, block, generation, each four bytes.
+/// Messages of 16 bytes: type, socket index, QPN prefix, generation, four bytes each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Message {
-    /// "I am of this version; what do you know?"
+    /// Asks for all sockets.
     Hello { version: u32 },
-    /// A socket comes with it.
-    Seat { place: u16, block: u16, generation: u32 },
-    /// No more of these.
+    /// Describes the socket that is attached.
+    Slot { index: u16, qpn_prefix: u16, generation: u32 },
+    /// End of the list.
     End,
 }
 
@@ -131,7 +132,7 @@ impl Message {
     fn to_bytes(self) -> [u8; Self::LEN] {
         let words = match self {
             Self::Hello { version } => [1, version, 0, 0],
-            Self::Seat { place, block, generation } => [2, place.into(), block.into(), generation],
+            Self::Slot { index, qpn_prefix, generation } => [2, index.into(), qpn_prefix.into(), generation],
             Self::End => [3, 0, 0, 0],
         };
         let mut bytes = [0; Self::LEN];
@@ -146,9 +147,9 @@ impl Message {
         let word = |i: usize| u32::from_ne_bytes(bytes[4 * i..4 * i + 4].try_into().expect("four bytes"));
         match word(0) {
             1 => Some(Self::Hello { version: word(1) }),
-            2 => Some(Self::Seat {
-                place: word(1).try_into().ok()?,
-                block: word(2).try_into().ok()?,
+            2 => Some(Self::Slot {
+                index: word(1).try_into().ok()?,
+                qpn_prefix: word(2).try_into().ok()?,
                 generation: word(3),
             }),
             3 => Some(Self::End),
@@ -157,18 +158,18 @@ impl Message {
     }
 }
 
-/// Takes what is newer.
-fn learn(seats: &mut Seats, place: u16, block: u16, generation: u32, socket: OwnedFd) {
-    match seats.get_mut(&place) {
-        Some(seat) if seat.generation >= generation => {}
-        Some(seat) => (seat.block, seat.generation) = (block, generation),
+/// Adds a socket if it is newer than the known one.
+fn update(slots: &mut SocketSlots, index: u16, qpn_prefix: u16, generation: u32, socket: OwnedFd) {
+    match slots.get_mut(&index) {
+        Some(slot) if slot.generation >= generation => {}
+        Some(slot) => (slot.qpn_prefix, slot.generation) = (qpn_prefix, generation),
         None => {
-            seats.insert(place, Seat { socket: Arc::new(socket.into()), block, generation });
+            slots.insert(index, SocketSlot { socket: Arc::new(socket.into()), qpn_prefix, generation });
         }
     }
 }
 
-/// Membership; ends when dropped.
+/// Membership in the group, which ends on drop.
 #[derive(Debug)]
 pub(crate) struct Member {
     stop: Arc<EventFd>,
@@ -178,67 +179,69 @@ pub(crate) struct Member {
 impl Drop for Member {
     fn drop(&mut self) {
         self.stop.signal();
-        // The thread answers at once, or after a stopped newcomer's patience. An error means that it ended.
+        // The thread ends at once, or after the timeout of a stopped newcomer. An error means that it has
+        // ended.
         let _ = self.ended.get_mut().expect("no panic under this lock").recv();
     }
 }
 
-/// Takes a place at the port; returns the membership and the socket to receive from.
+/// Joins the group; returns the membership and the socket to receive from.
 pub(crate) fn join(
     port: u16,
     shared: Arc<Shared>,
-    neighbours: Neighbours,
-) -> Result<(Member, Arc<Ours>), JoinError> {
-    let block = shared.block;
-    assert!(block != 0 && block < 0xfff, "block {block:#x} belongs to nobody");
-    // From here on nobody else joins; the name is free again when this process ends.
+    peer_sockets: PeerSockets,
+) -> Result<(Member, Arc<ParentOnlyFd>), JoinError> {
+    let qpn_prefix = shared.qpn_prefix;
+    assert!(qpn_prefix != 0 && qpn_prefix < 0xfff, "qpn_prefix {qpn_prefix:#x} belongs to nobody");
+    // No other process joins from here on. The name is released if this process ends.
     let lock = lock(port)?;
     let taken = |error: io::Error| match error.raw_os_error() {
-        Some(libc::EADDRINUSE) => JoinError::Taken { block },
+        Some(libc::EADDRINUSE) => JoinError::PrefixInUse { qpn_prefix },
         _ => error.into(),
     };
-    let own_name = BoundSocket::bind(&name(port, block)).map_err(taken)?;
-    neighbours.listen(block).map_err(taken)?;
+    let own_name = BoundSocket::bind(&name(port, qpn_prefix)).map_err(taken)?;
+    peer_sockets.listen(qpn_prefix).map_err(taken)?;
 
-    let (mut seats, others) = look_around(port, block)?;
-    let place = match seats.iter().find(|(place, seat)| **place != 0 && !others.contains_key(&seat.block)) {
-        Some((&place, _)) => {
-            let seat = seats.get_mut(&place).expect("just found");
-            (seat.block, seat.generation) = (block, seat.generation.wrapping_add(1));
-            drain(seat.socket.as_fd());
-            place
-        }
-        None => add_seats(port, &mut seats, block)?,
-    };
-    let mine = &seats[&place];
-    // First everybody holds the socket, then datagrams are steered to it.
-    let message = Message::Seat { place, block, generation: mine.generation };
+    let (mut slots, others) = discover(port, qpn_prefix)?;
+    let index =
+        match slots.iter().find(|(index, slot)| **index != 0 && !others.contains_key(&slot.qpn_prefix)) {
+            Some((&index, _)) => {
+                let slot = slots.get_mut(&index).expect("just found");
+                (slot.qpn_prefix, slot.generation) = (qpn_prefix, slot.generation.wrapping_add(1));
+                drain(slot.socket.as_fd());
+                index
+            }
+            None => bind_sockets(port, &mut slots, qpn_prefix)?,
+        };
+    let mine = &slots[&index];
+    // First every process gets the socket, then datagrams are steered to it.
+    let message = Message::Slot { index, qpn_prefix, generation: mine.generation };
     for other in others.keys() {
-        // Who cannot take it now is stopped with a long queue, or just ended.
-        if let Ok(connection) = Connection::open(&name(port, *other), PATIENCE) {
+        // A process that cannot take it now is stopped with a long queue, or has just ended.
+        if let Ok(connection) = Connection::open(&name(port, *other), ANSWER_TIMEOUT) {
             let _ = connection.send(&message.to_bytes(), &[mine.socket.as_fd()]);
         }
     }
-    let mut places: Vec<(u16, u16)> = seats
+    let mut indices: Vec<(u16, u16)> = slots
         .iter()
-        .filter(|(_, seat)| seat.block == block || others.contains_key(&seat.block))
-        .map(|(place, seat)| (seat.block, *place))
+        .filter(|(_, slot)| slot.qpn_prefix == qpn_prefix || others.contains_key(&slot.qpn_prefix))
+        .map(|(index, slot)| (slot.qpn_prefix, *index))
         .collect();
-    filter::attach(mine.socket.as_fd(), &mut places)?;
+    filter::attach(mine.socket.as_fd(), &mut indices)?;
     let socket = mine.socket.clone();
     let listener = own_name.listen()?;
     drop(lock);
 
     let stop = Arc::new(EventFd::latch()?);
     let (end, ended) = channel();
-    let thread = Thread { listener, seats, shared, neighbours, stop: stop.clone(), _end: end };
+    let thread = MemberThread { listener, slots, shared, peer_sockets, stop: stop.clone(), _end: end };
     spawn("mill-link", move || thread.run())?;
     Ok((Member { stop, ended: Mutex::new(ended) }, socket))
 }
 
 fn lock(port: u16) -> Result<BoundSocket, JoinError> {
     let name = format!("{}join", prefix(port));
-    let deadline = Instant::now() + JOINING;
+    let deadline = Instant::now() + JOIN_TIMEOUT;
     loop {
         match BoundSocket::bind(&name) {
             Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) => {}
@@ -251,41 +254,42 @@ fn lock(port: u16) -> Result<BoundSocket, JoinError> {
     }
 }
 
-/// What all living members know together, and who they are, with their process ids.
-fn look_around(port: u16, own: u16) -> Result<(Seats, BTreeMap<u16, u32>), JoinError> {
+/// The sockets that the live members know, and the members with their process IDs.
+fn discover(port: u16, own: u16) -> Result<(SocketSlots, BTreeMap<u16, u32>), JoinError> {
     let prefix = prefix(port);
-    let (mut seats, mut others) = (Seats::new(), BTreeMap::new());
+    let (mut slots, mut others) = (SocketSlots::new(), BTreeMap::new());
     for name in listening_names(&prefix) {
-        let Some(block) = name.strip_prefix(&prefix).and_then(|block| u16::from_str_radix(block, 16).ok())
+        let Some(qpn_prefix) =
+            name.strip_prefix(&prefix).and_then(|qpn_prefix| u16::from_str_radix(qpn_prefix, 16).ok())
         else {
             continue;
         };
-        if block == own {
+        if qpn_prefix == own {
             continue;
         }
-        // Nobody listens: it has just ended.
-        let Ok(connection) = Connection::open(&name, PATIENCE) else { continue };
+        // No listener: the member has just ended.
+        let Ok(connection) = Connection::open(&name, ANSWER_TIMEOUT) else { continue };
         let pid = connection.peer().pid;
-        // A forked child may still hold the name of its parent that is gone.
+        // A forked child may still hold the name of its dead parent.
         if pid != 0 && has_exited(pid) {
             continue;
         }
-        others.insert(block, pid);
-        // Stopped ones do not answer; what they know others know, too.
-        ask(&connection, &mut seats)?;
+        others.insert(qpn_prefix, pid);
+        // Stopped members do not answer; others know what they know.
+        request_sockets(&connection, &mut slots)?;
     }
-    Ok((seats, others))
+    Ok((slots, others))
 }
 
-fn ask(connection: &Connection, seats: &mut Seats) -> Result<(), JoinError> {
+fn request_sockets(connection: &Connection, slots: &mut SocketSlots) -> Result<(), JoinError> {
     let mut buffer = [0; Message::LEN];
     if connection.send(&Message::Hello { version: VERSION }.to_bytes(), &[]).is_err() {
         return Ok(());
     }
     while let Ok((len, fds)) = connection.receive(&mut buffer) {
         match (Message::parse(&buffer[..len]), fds.into_iter().next()) {
-            (Some(Message::Seat { place, block, generation }), Some(socket)) => {
-                learn(seats, place, block, generation, socket);
+            (Some(Message::Slot { index, qpn_prefix, generation }), Some(socket)) => {
+                update(slots, index, qpn_prefix, generation, socket);
             }
             (Some(Message::Hello { version }), _) if version == VERSION => {}
             (Some(Message::Hello { .. }), _) => {
@@ -297,70 +301,70 @@ fn ask(connection: &Connection, seats: &mut Seats) -> Result<(), JoinError> {
     Ok(())
 }
 
-/// Binds another socket, and the shared one before it if there is none. The new one's place is the last.
-fn add_seats(port: u16, seats: &mut Seats, block: u16) -> Result<u16, JoinError> {
-    let deadline = Instant::now() + ENDING;
+/// Binds another socket, and the shared one before it if there is none. The new one gets the last index.
+fn bind_sockets(port: u16, slots: &mut SocketSlots, qpn_prefix: u16) -> Result<u16, JoinError> {
+    let deadline = Instant::now() + END_TIMEOUT;
     // Processes that end close their sockets one after the other.
     loop {
-        let users = holders(port);
-        if users.len() == seats.len() {
+        let users = port_owners(port);
+        if users.len() == slots.len() {
             break;
         }
         let me = own_uid();
-        if let Some(&holder) = users.iter().find(|user| **user != me) {
-            return Err(JoinError::Held { port, holder, me });
+        if let Some(&owner) = users.iter().find(|user| **user != me) {
+            return Err(JoinError::PortInUse { port, owner, me });
         }
         if Instant::now() > deadline {
-            return Err(JoinError::Foreign { port, found: users.len(), known: seats.len() });
+            return Err(JoinError::ForeignSockets { port, found: users.len(), known: slots.len() });
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    if seats.keys().copied().ne(0..seats.len() as u16) {
-        return Err(JoinError::Foreign { port, found: seats.len(), known: seats.len() - 1 });
+    if slots.keys().copied().ne(0..slots.len() as u16) {
+        return Err(JoinError::ForeignSockets { port, found: slots.len(), known: slots.len() - 1 });
     }
     let bind = || {
         bind_shared(port).map_err(|error| match error.raw_os_error() {
-            // A socket that the table did not show, such as the kernel's own.
-            Some(libc::EADDRINUSE) => JoinError::Held { port, holder: 0, me: own_uid() },
+            // A socket that the table does not show, such as the kernel's own.
+            Some(libc::EADDRINUSE) => JoinError::PortInUse { port, owner: 0, me: own_uid() },
             _ => error.into(),
         })
     };
-    for block in [0, block].into_iter().skip(usize::from(!seats.is_empty())) {
-        let place = seats.len() as u16;
-        let socket: Arc<Ours> = Arc::new(bind()?.into());
-        if place == 0 {
+    for qpn_prefix in [0, qpn_prefix].into_iter().skip(usize::from(!slots.is_empty())) {
+        let index = slots.len() as u16;
+        let socket: Arc<ParentOnlyFd> = Arc::new(bind()?.into());
+        if index == 0 {
             filter::attach(socket.as_fd(), &mut [])?;
         }
-        seats.insert(place, Seat { socket, block, generation: 0 });
+        slots.insert(index, SocketSlot { socket, qpn_prefix, generation: 0 });
     }
-    Ok(seats.len() as u16 - 1)
+    Ok(slots.len() as u16 - 1)
 }
 
-/// Forgets what came for the former owner.
+/// Drops datagrams for the former owner.
 fn drain(socket: BorrowedFd<'_>) {
     let mut byte = 0u8;
     // SAFETY: the buffer is one writable byte; the rest of each datagram is dropped.
     while unsafe { libc::recv(socket.as_raw_fd(), (&raw mut byte).cast(), 1, libc::MSG_DONTWAIT) } >= 0 {}
 }
 
-/// What a member does besides receiving: it answers newcomers, and takes what came by a detour.
-struct Thread {
+/// The thread of a member: answers processes that join, and receives forwarded packets.
+struct MemberThread {
     listener: Listener,
-    seats: Seats,
+    slots: SocketSlots,
     shared: Arc<Shared>,
-    neighbours: Neighbours,
+    peer_sockets: PeerSockets,
     stop: Arc<EventFd>,
-    /// Dropped last: says that everything is closed.
+    /// Dropped last: signals that everything is closed.
     _end: Sender<()>,
 }
 
-impl Thread {
+impl MemberThread {
     fn run(mut self) {
-        let mut inbox = Inbox::new(1);
-        let mut buffer = vec![0; neighbours::LONGEST];
+        let mut inbox = RxBuffers::new(1);
+        let mut buffer = vec![0; peer_sockets::MAX_MESSAGE];
         loop {
-            let common = self.seats.get(&0).map(|seat| seat.socket.clone());
-            let mut fds = vec![self.stop.as_fd(), self.listener.as_fd(), self.neighbours.as_fd()];
+            let common = self.slots.get(&0).map(|slot| slot.socket.clone());
+            let mut fds = vec![self.stop.as_fd(), self.listener.as_fd(), self.peer_sockets.as_fd()];
             fds.extend(common.as_ref().map(|socket| socket.as_fd()));
             let Ok(ready) = poll_readable(&fds, None) else { return };
             if ready[0] {
@@ -372,7 +376,7 @@ impl Thread {
                 self.answer(&connection);
             }
             if ready[2] {
-                while let Some((origin, packet)) = self.neighbours.receive(&mut buffer) {
+                while let Some((origin, packet)) = self.peer_sockets.receive(&mut buffer) {
                     self.shared.enqueue(origin, packet);
                 }
             }
@@ -382,29 +386,29 @@ impl Thread {
                 inbox.filled.clear();
                 // Another process may have been faster.
                 if receive(socket.as_fd(), &mut inbox).is_ok() {
-                    self.take_common(&inbox);
+                    self.receive_shared(&inbox);
                 }
             }
         }
     }
 
-    /// Packets from the socket that all read.
-    fn take_common(&self, inbox: &Inbox) {
+    /// Handles packets from the shared socket.
+    fn receive_shared(&self, inbox: &RxBuffers) {
         for received in inbox.received() {
             for (_, packet) in received.packets() {
                 self.shared.counters.received.add(1);
                 self.shared.counters.received_bytes.add(packet.len() as u64);
-                if self.shared.keep(&self.neighbours, &received.origin, packet) {
+                if self.shared.deliver_or_forward(&self.peer_sockets, &received.origin, packet) {
                     self.shared.enqueue_own(received.origin, packet);
                 }
             }
         }
     }
 
-    /// Tells a newcomer all, or learns its socket.
+    /// Sends all sockets to a process that joins, or learns its socket.
     fn answer(&mut self, connection: &Connection) {
         let mut buffer = [0; Message::LEN];
-        if connection.set_timeout(PATIENCE).is_err() {
+        if connection.set_timeout(ANSWER_TIMEOUT).is_err() {
             return;
         }
         let Ok((len, fds)) = connection.receive(&mut buffer) else { return };
@@ -412,14 +416,15 @@ impl Thread {
             (Some(Message::Hello { .. }), _) => {
                 let hello = Message::Hello { version: VERSION };
                 let mut sent = connection.send(&hello.to_bytes(), &[]);
-                for (&place, seat) in &self.seats {
-                    let message = Message::Seat { place, block: seat.block, generation: seat.generation };
-                    sent = sent.and_then(|()| connection.send(&message.to_bytes(), &[seat.socket.as_fd()]));
+                for (&index, slot) in &self.slots {
+                    let message =
+                        Message::Slot { index, qpn_prefix: slot.qpn_prefix, generation: slot.generation };
+                    sent = sent.and_then(|()| connection.send(&message.to_bytes(), &[slot.socket.as_fd()]));
                 }
                 let _ = sent.and_then(|()| connection.send(&Message::End.to_bytes(), &[]));
             }
-            (Some(Message::Seat { place, block, generation }), Some(socket)) => {
-                learn(&mut self.seats, place, block, generation, socket);
+            (Some(Message::Slot { index, qpn_prefix, generation }), Some(socket)) => {
+                update(&mut self.slots, index, qpn_prefix, generation, socket);
             }
             _ => {}
         }

@@ -1,7 +1,9 @@
-//! `sendmmsg` and `recvmmsg` with their control messages; for one batch or datagram `sendmsg` and `recvmsg`, which do less.
+//! `sendmmsg` and `recvmmsg` with control messages; `sendmsg` and `recvmsg`, which are cheaper, for a single
+//! batch or datagram.
 //!
-//! The C library's functions for them are cancellation points, which costs two locked instructions a call, and must not be:
-//! the calling thread, which may be the program's, holds locks. So the system is called without them.
+//! rustix has no such calls. The C library's functions are thread cancellation points, which costs two locked
+//! instructions per call. They must not be cancelled either, because the calling thread of the program holds
+//! locks. So these are direct system calls.
 
 use std::io;
 use std::mem::{MaybeUninit, size_of};
@@ -9,19 +11,19 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
-use super::options::OUTWARD_TOS;
-use crate::datagram::{Filled, Inbox, Origin, Outgoing, SLOT};
+use super::options::DEFAULT_TOS;
+use crate::datagram::{Origin, Outgoing, ReceivedDatagram, RxBuffers, SLOT};
 
 const UDP_SEGMENT: libc::c_int = 103;
 const UDP_GRO: libc::c_int = 104;
 
-/// Batches in one system call, at most.
+/// Most batches per system call.
 const BATCHES: usize = 32;
 
-/// Room for the control messages of one batch: packet info of IPv6, type of service, segment size.
+/// Space for the control messages of one batch: IPv6 packet info, type of service, segment size.
 type Control = [MaybeUninit<u64>; 16];
 
-/// An address as the kernel takes it, and its length.
+/// A socket address and its length.
 pub(super) fn socket_address(
     address: IpAddr,
     port: u16,
@@ -80,8 +82,8 @@ impl Writer<'_> {
 
 fn write_control(batch: &Outgoing<'_>, buffer: &mut Control) -> usize {
     let mut control = Writer { buffer, used: 0 };
-    // The socket's own needs no message.
-    let tos = Some(libc::c_int::from(batch.tos)).filter(|tos| *tos != OUTWARD_TOS);
+    // The socket's default needs no message.
+    let tos = Some(libc::c_int::from(batch.tos)).filter(|tos| *tos != DEFAULT_TOS);
     match batch.source {
         IpAddr::V4(source) => {
             let info = libc::in_pktinfo {
@@ -107,7 +109,7 @@ fn write_control(batch: &Outgoing<'_>, buffer: &mut Control) -> usize {
     control.used
 }
 
-/// Sends the first batches with one system call; says how many, at least one.
+/// Sends the first batches with one system call; returns how many, at least one.
 pub(super) fn send(socket: BorrowedFd<'_>, port: u16, batches: &mut [Outgoing<'_>]) -> io::Result<usize> {
     let n = batches.len().min(BATCHES);
     let mut messages: [MaybeUninit<libc::mmsghdr>; BATCHES] = [const { MaybeUninit::uninit() }; BATCHES];
@@ -143,9 +145,9 @@ pub(super) fn send(socket: BorrowedFd<'_>, port: u16, batches: &mut [Outgoing<'_
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// Fills the inbox's vacant slots with what waits at the socket.
-pub(crate) fn receive(socket: BorrowedFd<'_>, inbox: &mut Inbox) -> io::Result<()> {
-    let n = inbox.to_ask_for().min(BATCHES);
+/// Receives datagrams into the empty slots of the inbox.
+pub(crate) fn receive(socket: BorrowedFd<'_>, inbox: &mut RxBuffers) -> io::Result<()> {
+    let n = inbox.next_batch().min(BATCHES);
     if n == 0 {
         return Ok(());
     }
@@ -180,14 +182,14 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, inbox: &mut Inbox) -> io::Result<(
     };
     let Ok(received) = usize::try_from(received) else {
         let error = io::Error::last_os_error();
-        inbox.came(n, 0);
+        inbox.record_received(n, 0);
         return match error.raw_os_error() {
-            // The latter is what a router said of a packet sent before.
+            // ECONNREFUSED reports an ICMP error about an earlier packet.
             Some(libc::EAGAIN | libc::EINTR | libc::ECONNREFUSED) => Ok(()),
             _ => Err(error),
         };
     };
-    inbox.came(n, received);
+    inbox.record_received(n, received);
     for i in 0..received {
         // SAFETY: written above, and then by the kernel.
         let message = unsafe { messages[i].assume_init_ref() };
@@ -200,7 +202,7 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, inbox: &mut Inbox) -> io::Result<(
 
 /// # Safety
 /// The message was filled in by the kernel, and `name` with the sender's address.
-unsafe fn read_control(message: &libc::mmsghdr, name: *const libc::sockaddr_in6) -> Filled {
+unsafe fn read_control(message: &libc::mmsghdr, name: *const libc::sockaddr_in6) -> ReceivedDatagram {
     let len = message.msg_len as usize;
     let unknown = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
     let mut origin = Origin { source: unknown, source_port: 0, destination: unknown, interface: 0, tos: 0 };
@@ -241,5 +243,5 @@ unsafe fn read_control(message: &libc::mmsghdr, name: *const libc::sockaddr_in6)
             header = libc::CMSG_NXTHDR(&raw const message.msg_hdr, header);
         }
     }
-    Filled { origin, len, segment: segment.max(1), skip: 0 }
+    ReceivedDatagram { origin, len, segment: segment.max(1), skip: 0 }
 }

@@ -1,9 +1,9 @@
-//! UDP sockets: options, and many packets in one system call.
+//! UDP sockets with segmentation and receive offload.
 //!
-//! Linux splits a large buffer into packets behind the socket (generic segmentation offload, `UDP_SEGMENT`) and
-//! coalesces them before it (`UDP_GRO`). One socket of family IPv6 carries both families. Packets
-//! leave with "don't fragment" set and, the socket being unconnected, with identification zero; when the kernel splits a
-//! buffer it counts up from there.
+//! Linux splits a large buffer into packets below the socket (GSO, `UDP_SEGMENT`) and coalesces received
+//! packets (`UDP_GRO`). One IPv6 socket carries both address families. Packets leave with "do not fragment"
+//! set and, as the socket is unconnected, with identification zero; in a split buffer the identification
+//! counts up from zero.
 
 mod message;
 mod options;
@@ -18,69 +18,69 @@ use std::sync::{Arc, Mutex};
 use millstream_shm::EventFd;
 
 use crate::counters::Counters;
-use crate::datagram::{Inbox, Origin, Outgoing, destination_qpn};
-use crate::fork::Ours;
-use crate::group::{self, JoinError, Member, Neighbours};
+use crate::datagram::{Origin, Outgoing, RxBuffers, destination_qpn};
+use crate::fork::ParentOnlyFd;
+use crate::group::{self, JoinError, Member, PeerSockets};
 use crate::{Counts, Link, QPN_INDEX_BITS, icrc};
 use millstream_wire::UDP_PORT;
 
 pub(crate) use message::receive;
-pub(crate) use options::{bind_shared, holders};
+pub(crate) use options::{bind_shared, port_owners};
 
-/// Packets that the kernel splits one buffer into, at most: `UDP_MAX_SEGMENTS` of the oldest kernels.
+/// Most packets per buffer: `UDP_MAX_SEGMENTS` of the oldest kernels.
 pub const MAX_SEGMENTS: usize = 64;
 
-/// Bytes in one buffer, at most: an IP packet's, without its headers.
+/// Most bytes per buffer: an IP packet without its headers.
 pub const MAX_BATCH: usize = 65_535 - 40 - 8;
 
-/// Queue pair number of multicast datagrams (IBTA volume 1, 9.6.1.3: destination QP of multicast packets).
+/// Destination queue pair number of multicast datagrams (IBTA volume 1, 9.6.1.3).
 pub const MULTICAST_QPN: u32 = 0xff_ffff;
 
-/// UDP between hosts. See docs/wire-link.md for how processes share the port.
+/// The UDP link. docs/wire-link.md describes how processes share the port.
 #[derive(Debug)]
 pub struct Udp {
-    /// Sends, from a port of its own: so networks see a flow for each process.
-    outward: Ours,
+    /// Sending socket with its own port, so that networks see one flow per process.
+    tx: ParentOnlyFd,
     source_port: u16,
-    /// Where everybody receives.
+    /// The port that all processes receive on.
     port: u16,
-    inward: Arc<Ours>,
+    rx: Arc<ParentOnlyFd>,
     offload: AtomicBool,
-    /// What the kernel had dropped at the socket for its former owner.
+    /// Datagrams that the kernel had dropped for the former owner of the socket.
     dropped_before: u64,
     shared: Arc<Shared>,
-    neighbours: Neighbours,
+    peer_sockets: PeerSockets,
     _member: Member,
 }
 
-/// What the member's thread and the receiving threads share.
+/// State shared by the member's thread and the receiving threads.
 #[derive(Debug)]
 pub(crate) struct Shared {
     /// High bits of this process's queue pair numbers.
-    pub(crate) block: u16,
+    pub(crate) qpn_prefix: u16,
     pub(crate) counters: Counters,
-    /// Packets that came by way of other processes, or by the socket that all share.
+    /// Forwarded packets and packets from the shared socket.
     queue: Mutex<VecDeque<(Origin, Vec<u8>)>>,
-    /// Whether the queue holds any: looked at on every receive.
+    /// Whether the queue holds packets; read on every receive.
     queued: AtomicBool,
     arrived: EventFd,
 }
 
-/// Passed-on packets that wait to be received, at most.
+/// Capacity of the queue in packets.
 const QUEUE: usize = 4096;
 
 impl Shared {
-    /// Takes a packet that another process received.
+    /// Queues a packet that another process forwarded.
     pub(crate) fn enqueue(&self, origin: Origin, packet: &[u8]) {
-        self.counters.passed_in.add(1);
+        self.counters.forwarded_in.add(1);
         self.enqueue_own(origin, packet);
     }
 
-    /// Takes a packet for the next receive.
+    /// Queues a packet for the next receive.
     pub(crate) fn enqueue_own(&self, origin: Origin, packet: &[u8]) {
         let mut queue = self.queue.lock().expect("no panic under this lock");
         if queue.len() >= QUEUE {
-            self.counters.passed_in_overflow.add(1);
+            self.counters.forwarded_in_overflow.add(1);
             return;
         }
         queue.push_back((origin, packet.to_vec()));
@@ -89,12 +89,12 @@ impl Shared {
         self.arrived.signal();
     }
 
-    fn dequeue(&self, inbox: &mut Inbox) {
+    fn dequeue(&self, inbox: &mut RxBuffers) {
         if !self.queued.load(Ordering::Acquire) {
             return;
         }
         let mut queue = self.queue.lock().expect("no panic under this lock");
-        while inbox.vacant() != 0 {
+        while inbox.empty_slots() != 0 {
             let Some((origin, packet)) = queue.pop_front() else {
                 self.queued.store(false, Ordering::Release);
                 self.arrived.clear();
@@ -104,122 +104,132 @@ impl Shared {
         }
     }
 
-    /// Whether a packet is for this process: for its queue pairs, for the special ones, or multicast. One for another
-    /// process is passed on.
-    pub(crate) fn keep(&self, neighbours: &Neighbours, origin: &Origin, packet: &[u8]) -> bool {
+    /// Whether a packet is for this process: for its queue pairs, queue pairs 0 and 1, or multicast. Packets
+    /// for another process are forwarded.
+    pub(crate) fn deliver_or_forward(
+        &self,
+        peer_sockets: &PeerSockets,
+        origin: &Origin,
+        packet: &[u8],
+    ) -> bool {
         let Some(qpn) = destination_qpn(packet) else {
-            self.counters.too_short.add(1);
+            self.counters.truncated.add(1);
             return false;
         };
-        let block = (qpn >> QPN_INDEX_BITS) as u16;
-        if block == self.block || block == 0 || qpn == MULTICAST_QPN {
+        let qpn_prefix = (qpn >> QPN_INDEX_BITS) as u16;
+        if qpn_prefix == self.qpn_prefix || qpn_prefix == 0 || qpn == MULTICAST_QPN {
             return true;
         }
-        // What finds nobody, or no room, is lost and counted.
-        let _ = self.pass_on(neighbours, block, origin, packet);
+        // A packet without a receiver, or without room, is lost and counted.
+        let _ = self.forward(peer_sockets, qpn_prefix, origin, packet);
         false
     }
 
-    fn pass_on(&self, neighbours: &Neighbours, block: u16, origin: &Origin, packet: &[u8]) -> io::Result<()> {
-        let passed = neighbours.pass_on(block, origin, packet);
-        if passed.is_ok() { &self.counters.passed_on } else { &self.counters.misdirected }.add(1);
+    fn forward(
+        &self,
+        peer_sockets: &PeerSockets,
+        qpn_prefix: u16,
+        origin: &Origin,
+        packet: &[u8],
+    ) -> io::Result<()> {
+        let passed = peer_sockets.forward(qpn_prefix, origin, packet);
+        if passed.is_ok() { &self.counters.forwarded_out } else { &self.counters.unknown_destination }.add(1);
         passed
     }
 }
 
 impl Udp {
-    /// Joins the processes of this host that receive on the RoCEv2 port, as the one whose queue pair numbers
-    /// start with `block`.
+    /// Joins the processes of this host that receive on the RoCEv2 port. `qpn_prefix` is the high part of
+    /// this process's queue pair numbers.
     ///
     /// # Errors
-    /// [`JoinError`] says who is in the way.
-    pub fn join(block: u16) -> Result<Self, JoinError> {
-        Self::join_port(block, UDP_PORT)
+    /// [`JoinError`] with the conflict.
+    pub fn join(qpn_prefix: u16) -> Result<Self, JoinError> {
+        Self::join_port(qpn_prefix, UDP_PORT)
     }
 
-    /// The same on another port, for tests.
+    /// Joins on another port, for tests.
     ///
     /// # Errors
     /// As for [`Udp::join`].
-    pub fn join_port(block: u16, port: u16) -> Result<Self, JoinError> {
-        let (outward, source_port) = options::outward()?;
+    pub fn join_port(qpn_prefix: u16, port: u16) -> Result<Self, JoinError> {
+        let (tx, source_port) = options::tx()?;
         let shared = Arc::new(Shared {
-            block,
+            qpn_prefix,
             counters: Counters::default(),
             queue: Mutex::default(),
             queued: AtomicBool::new(false),
             arrived: EventFd::latch()?,
         });
-        let neighbours = Neighbours::new(port)?;
-        let (member, inward) = group::join(port, shared.clone(), neighbours.clone())?;
-        let dropped_before = options::dropped(inward.as_fd());
+        let peer_sockets = PeerSockets::new(port)?;
+        let (member, rx) = group::join(port, shared.clone(), peer_sockets.clone())?;
+        let dropped_before = options::dropped(rx.as_fd());
         Ok(Self {
-            outward: outward.into(),
+            tx: tx.into(),
             source_port,
             port,
-            inward,
+            rx,
             offload: AtomicBool::new(true),
             dropped_before,
             shared,
-            neighbours,
+            peer_sockets,
             _member: member,
         })
     }
 
-    /// Gives a packet to another process of this host, as if it had received it.
+    /// Forwards a packet to another process of this host, which receives it as if from the network.
     ///
     /// # Errors
-    /// ECONNREFUSED if there is none, EAGAIN if it has no room.
-    pub fn pass_on(&self, block: u16, origin: &Origin, packet: &[u8]) -> io::Result<()> {
-        self.shared.pass_on(&self.neighbours, block, origin, packet)
+    /// ECONNREFUSED if there is no such process, EAGAIN if its queue is full.
+    pub fn forward(&self, qpn_prefix: u16, origin: &Origin, packet: &[u8]) -> io::Result<()> {
+        self.shared.forward(&self.peer_sockets, qpn_prefix, origin, packet)
     }
 
-    /// Receives datagrams for a multicast group from now on, by one interface (zero: by the routes).
+    /// Joins a multicast group on one interface; zero for the interface of the routing table.
     ///
     /// # Errors
-    /// What `setsockopt` reports; EADDRINUSE if it does already.
+    /// The error of `setsockopt`; EADDRINUSE if it is joined already.
     pub fn join_multicast(&self, group: IpAddr, interface: u32) -> io::Result<()> {
-        options::membership(self.inward.as_fd(), group, interface, true)
+        options::membership(self.rx.as_fd(), group, interface, true)
     }
 
-    /// Ends what [`join_multicast`](Udp::join_multicast) began.
+    /// Leaves a multicast group.
     ///
     /// # Errors
-    /// What `setsockopt` reports.
+    /// The error of `setsockopt`.
     pub fn leave_multicast(&self, group: IpAddr, interface: u32) -> io::Result<()> {
-        options::membership(self.inward.as_fd(), group, interface, false)
+        options::membership(self.rx.as_fd(), group, interface, false)
     }
 
-    /// Whether what is sent to multicast groups reaches members on this host, too. It does if this is never called.
+    /// Sets whether sent multicast packets reach members on this host; the default is yes.
     ///
     /// # Errors
-    /// What `setsockopt` reports.
+    /// The error of `setsockopt`.
     pub fn set_multicast_loop(&self, on: bool) -> io::Result<()> {
-        options::set_multicast_loop(self.outward.as_fd(), on)
+        options::set_multicast_loop(self.tx.as_fd(), on)
     }
 
-    /// One of them is readable when something has been received: the socket, or what says that packets came by way of
-    /// other processes. Not one descriptor for both: a set that watches the socket would be told of each packet, by the
-    /// sender's system call on the same machine, even while nobody waits.
+    /// Descriptors of which one is readable when packets have arrived: the socket, and an eventfd for
+    /// forwarded packets. A single epoll descriptor for both would be notified of every packet within the
+    /// sender's system call on the same host, even while nobody waits.
     #[must_use]
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
-        [self.inward.as_fd(), self.shared.arrived.as_fd()]
+        [self.rx.as_fd(), self.shared.arrived.as_fd()]
     }
 
-    /// Bytes that the kernel keeps for this process until it reads them, as far as it granted them.
+    /// Receive buffer size that the kernel granted, in bytes.
     #[must_use]
-    pub fn receive_room(&self) -> usize {
-        options::receive_room(self.inward.as_fd())
+    pub fn receive_buffer_size(&self) -> usize {
+        options::receive_buffer_size(self.rx.as_fd())
     }
 
-    /// Whether the kernel splits batches into packets.
+    /// Whether the kernel splits batches into packets (GSO).
     #[must_use]
     pub fn segmentation_offload(&self) -> bool {
         self.offload.load(Ordering::Relaxed)
     }
 
-    /// Sends every packet of a batch by itself. For those that find no room the batch counts as taken: networks
-    /// lose packets.
+    /// Sends each packet of a batch on its own. Packets without room are lost, but the batch counts as taken.
     fn send_separately(&self, batch: &mut Outgoing<'_>) -> io::Result<()> {
         let flow = icrc::flow(batch.source, self.source_port, batch.destination);
         let Outgoing { source, destination, interface, tos, segment, .. } = *batch;
@@ -234,10 +244,10 @@ impl Udp {
         Ok(())
     }
 
-    /// Sends the first of these batches, or more; how many were taken, zero if there is no room.
+    /// Sends the first batches; returns how many were taken, zero if there is no room.
     fn send_some(&self, batches: &mut [Outgoing<'_>]) -> io::Result<usize> {
         let counters = &self.shared.counters;
-        let error = match message::send(self.outward.as_fd(), self.port, batches) {
+        let error = match message::send(self.tx.as_fd(), self.port, batches) {
             Ok(taken) => {
                 counters.send_calls.add(1);
                 for batch in &batches[..taken] {
@@ -252,11 +262,11 @@ impl Udp {
         match error.raw_os_error() {
             Some(libc::EINTR) => self.send_some(batches),
             Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => {
-                counters.send_full.add(first.count() as u64);
+                counters.send_buffer_full.add(first.count() as u64);
                 Ok(0)
             }
             Some(libc::EBADF | libc::ENOTSOCK | libc::EFAULT) => Err(error),
-            // The way there cannot split buffers (or the kernel cannot, and never will); or a packet is too long.
+            // The route cannot split buffers, or the kernel has no GSO, or a packet is too long.
             Some(code) if first.count() > 1 => {
                 if matches!(code, libc::EIO | libc::EOPNOTSUPP | libc::ENOPROTOOPT) {
                     self.offload.store(false, Ordering::Relaxed);
@@ -264,7 +274,7 @@ impl Udp {
                 self.send_separately(first).map(|()| 1)
             }
             _ => {
-                counters.send_refused.add(1);
+                counters.send_rejected.add(1);
                 Ok(1)
             }
         }
@@ -293,26 +303,26 @@ impl Link for Udp {
         Ok(done)
     }
 
-    fn receive(&self, inbox: &mut Inbox) -> io::Result<usize> {
+    fn receive(&self, inbox: &mut RxBuffers) -> io::Result<usize> {
         inbox.filled.clear();
         self.shared.dequeue(inbox);
-        let detoured = inbox.filled.len();
-        message::receive(self.inward.as_fd(), inbox)?;
+        let forwarded = inbox.filled.len();
+        message::receive(self.rx.as_fd(), inbox)?;
         if inbox.filled.is_empty() {
             return Ok(0);
         }
         let counters = &self.shared.counters;
-        counters.received_datagrams.add((inbox.filled.len() - detoured) as u64);
-        let (mut packets, mut bytes, mut index) = (0, 0, 0);
-        inbox.retain(|origin, place, packet| {
-            index += usize::from(place == 0);
-            if index <= detoured {
-                // Counted by who received it.
+        counters.received_datagrams.add((inbox.filled.len() - forwarded) as u64);
+        let (mut packets, mut bytes, mut datagrams) = (0, 0, 0);
+        inbox.retain(|origin, index, packet| {
+            datagrams += usize::from(index == 0);
+            if datagrams <= forwarded {
+                // The process that received it has counted it.
                 return true;
             }
             packets += 1;
             bytes += packet.len() as u64;
-            self.shared.keep(&self.neighbours, origin, packet)
+            self.shared.deliver_or_forward(&self.peer_sockets, origin, packet)
         });
         counters.received.add(packets);
         counters.received_bytes.add(bytes);
@@ -328,7 +338,7 @@ impl Link for Udp {
     }
 
     fn counts(&self) -> Counts {
-        let dropped = options::dropped(self.inward.as_fd());
+        let dropped = options::dropped(self.rx.as_fd());
         self.shared.counters.receive_overflow.set(dropped.saturating_sub(self.dropped_before));
         self.shared.counters.snapshot()
     }

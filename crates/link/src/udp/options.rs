@@ -1,4 +1,4 @@
-//! Making the sockets, and what the kernel says of them.
+//! Socket creation and socket options.
 
 use std::io;
 use std::mem::size_of;
@@ -10,26 +10,26 @@ use millstream_shm::random_u64;
 
 use super::message::socket_address;
 
-/// What is asked of the kernel for packets that nobody has read yet: what comes in 25 ms at 2.5 GB/s, in which a
-/// receiver that is ready gets the processor on a busy machine. Unreliable connections have no other flow control.
-/// Without privilege it grants at most `net.core.rmem_max`.
-const RECEIVE_ROOM: c_int = 64 << 20;
-const SEND_ROOM: c_int = 4 << 20;
+/// Requested receive buffer: 25 ms at 2.5 GB/s, the scheduling delay of a busy machine. Unreliable
+/// connections have no other flow control. Without privileges the kernel limits it to `net.core.rmem_max`.
+const RECEIVE_BUFFER: c_int = 64 << 20;
+const SEND_BUFFER: c_int = 4 << 20;
 
-/// `IP_MULTICAST_ALL` and `IPV6_MULTICAST_ALL`: datagrams of groups that others joined.
+/// Whether datagrams of groups joined by other sockets are received.
 const IPV6_MULTICAST_ALL: c_int = 29;
-/// `UDP_NO_CHECK6_RX`: peers send IPv6 without UDP checksum, as the ICRC covers more (annex A17.3.1).
+/// Accept IPv6 datagrams without a UDP checksum, which peers omit because the ICRC covers more (annex
+/// A17.3.1).
 const UDP_NO_CHECK6_RX: c_int = 102;
 const UDP_GRO: c_int = 104;
 const SO_MEMINFO: c_int = 55;
-/// Index of the drop counter in what SO_MEMINFO fills in.
+/// Index of the drop counter in SO_MEMINFO.
 const MEMINFO_DROPS: usize = 8;
 
-/// Type of service of packets that ask for no other: ECN-capable transport (RFC 3168).
-pub(super) const OUTWARD_TOS: c_int = 0b10;
+/// Default type of service: ECN-capable transport (RFC 3168).
+pub(super) const DEFAULT_TOS: c_int = 0b10;
 
-/// Source ports that annex A17 recommends (the upper quarter), so that networks spread flows by them.
-const ENTROPY: u16 = 0xc000;
+/// Source port range that annex A17 recommends, so that networks spread flows by source port.
+const SOURCE_PORT_BASE: u16 = 0xc000;
 
 pub(super) fn set(socket: BorrowedFd<'_>, level: c_int, option: c_int, value: c_int) -> io::Result<()> {
     set_raw(socket, level, option, &value)
@@ -57,7 +57,7 @@ fn get<T: Copy>(socket: BorrowedFd<'_>, level: c_int, option: c_int, mut value: 
     if failed == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
 }
 
-/// A socket for both families, or for IPv4 where the kernel has no IPv6.
+/// A dual-stack socket, or an IPv4 socket where the kernel has no IPv6.
 fn new_socket() -> io::Result<(OwnedFd, bool)> {
     for family in [libc::AF_INET6, libc::AF_INET] {
         // SAFETY: creates a descriptor that nobody else owns.
@@ -84,7 +84,7 @@ fn borrow(socket: &OwnedFd) -> BorrowedFd<'_> {
     std::os::fd::AsFd::as_fd(socket)
 }
 
-/// Sets an option in each family that the socket carries.
+/// Sets an option in each address family of the socket.
 fn set_families(
     socket: BorrowedFd<'_>,
     both: bool,
@@ -98,10 +98,10 @@ fn set_families(
     Ok(())
 }
 
-/// The larger of what privilege and the system's limit allow.
-fn make_room(socket: BorrowedFd<'_>, forced: c_int, limited: c_int, bytes: c_int) {
+/// Sets a buffer size: beyond the system's limit if privileged, otherwise up to it.
+fn set_buffer_size(socket: BorrowedFd<'_>, forced: c_int, limited: c_int, bytes: c_int) {
     if set(socket, libc::SOL_SOCKET, forced, bytes).is_err() {
-        // Cannot fail: the kernel takes the limit instead.
+        // Cannot fail: the kernel clamps the size.
         let _ = set(socket, libc::SOL_SOCKET, limited, bytes);
     }
 }
@@ -116,16 +116,16 @@ fn bind(socket: &OwnedFd, both: bool, port: u16) -> io::Result<()> {
     Ok(())
 }
 
-/// A socket on a port that sockets of the same user share, ready to receive.
+/// A receiving socket on a port that sockets of the same user share.
 pub(crate) fn bind_shared(port: u16) -> io::Result<OwnedFd> {
     let (socket, both) = new_socket()?;
     let fd = borrow(&socket);
     set(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
-    make_room(fd, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, RECEIVE_ROOM);
-    // Where the packet went, by which interface, and its type of service.
+    set_buffer_size(fd, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, RECEIVE_BUFFER);
+    // Report destination address, interface and type of service of each datagram.
     set(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
     if both {
-        // Tells the addresses of both families.
+        // Covers both address families.
         set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
         set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
     } else {
@@ -135,25 +135,25 @@ pub(crate) fn bind_shared(port: u16) -> io::Result<OwnedFd> {
     if both {
         set(fd, libc::SOL_UDP, UDP_NO_CHECK6_RX, 1)?;
     }
-    // Linux 5.0 and later; without it packets come one by one.
+    // Linux 5.0 and later; without it packets arrive one by one.
     let _ = set(fd, libc::SOL_UDP, UDP_GRO, 1);
     bind(&socket, both, port)?;
     Ok(socket)
 }
 
-/// The socket that sends, and its port.
-pub(super) fn outward() -> io::Result<(OwnedFd, u16)> {
+/// The sending socket and its port.
+pub(super) fn tx() -> io::Result<(OwnedFd, u16)> {
     let (socket, both) = new_socket()?;
     let fd = borrow(&socket);
-    make_room(fd, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, SEND_ROOM);
-    // Nothing is to be received here.
+    set_buffer_size(fd, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, SEND_BUFFER);
+    // Nothing is received here.
     let _ = set(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, 0);
     let discover = (libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO);
     set_families(fd, both, discover, (libc::IPV6_MTU_DISCOVER, libc::IP_PMTUDISC_DO))?;
-    set_families(fd, both, (libc::IP_TOS, OUTWARD_TOS), (libc::IPV6_TCLASS, OUTWARD_TOS))?;
+    set_families(fd, both, (libc::IP_TOS, DEFAULT_TOS), (libc::IPV6_TCLASS, DEFAULT_TOS))?;
     set_multicast_loop(fd, true)?;
     for _ in 0..64 {
-        let port = ENTROPY | random_u64() as u16;
+        let port = SOURCE_PORT_BASE | random_u64() as u16;
         match bind(&socket, both, port) {
             Ok(()) => return Ok((socket, port)),
             Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) => {}
@@ -163,11 +163,11 @@ pub(super) fn outward() -> io::Result<(OwnedFd, u16)> {
     Err(io::Error::from_raw_os_error(libc::EADDRINUSE))
 }
 
-/// Whether own datagrams to groups come back to this host.
+/// Sets whether own multicast datagrams reach this host.
 pub(super) fn set_multicast_loop(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
     set(socket, libc::IPPROTO_IP, libc::IP_MULTICAST_LOOP, on.into())?;
     match set(socket, libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_LOOP, on.into()) {
-        // A socket of IPv4 only.
+        // An IPv4-only socket.
         Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => Ok(()),
         done => done,
     }
@@ -200,8 +200,8 @@ pub(super) fn membership(
     }
 }
 
-/// Bytes that the kernel keeps until they are read. It counts its own overhead against twice as many.
-pub(super) fn receive_room(socket: BorrowedFd<'_>) -> usize {
+/// Receive buffer size in bytes. The kernel doubles the requested size for its bookkeeping.
+pub(super) fn receive_buffer_size(socket: BorrowedFd<'_>) -> usize {
     let room: c_int = get(socket, libc::SOL_SOCKET, libc::SO_RCVBUF, 0).unwrap_or(0);
     usize::try_from(room).unwrap_or(0) / 2
 }
@@ -212,8 +212,8 @@ pub(super) fn dropped(socket: BorrowedFd<'_>) -> u64 {
     memory[MEMINFO_DROPS].into()
 }
 
-/// The users of the sockets that are bound to a UDP port here, in the kernel's tables.
-pub(crate) fn holders(port: u16) -> Vec<u32> {
+/// User IDs of the sockets bound to a UDP port on this host.
+pub(crate) fn port_owners(port: u16) -> Vec<u32> {
     let mut users = Vec::new();
     for table in ["/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"] {
         let table = std::fs::read_to_string(table).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Two endpoints in virtual time, with a network between them that loses, repeats, reorders and corrupts.
+//! Two endpoints in virtual time, over a network that drops, duplicates, reorders and corrupts packets.
 
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
@@ -17,7 +17,7 @@ use millstream_wire::{
     imm_dt, reth, xrceth,
 };
 
-/// Random numbers that are the same for the same seed (SplitMix64).
+/// A deterministic random number generator (SplitMix64).
 #[derive(Clone, Debug)]
 pub struct Random(pub u64);
 
@@ -56,27 +56,27 @@ pub struct Region {
     pub may_be_invalidated: bool,
 }
 
-/// An application's memory and receive queue.
+/// Memory and receive queue of an application.
 #[derive(Debug, Default)]
 pub struct World {
-    /// Memory of send requests: what is sent, or where data comes to.
+    /// Memory of send requests.
     pub work: HashMap<WorkId, Vec<u8>>,
-    /// Send requests whose memory is gone.
+    /// Send requests with inaccessible memory.
     pub unreadable: HashSet<WorkId>,
     pub receives: VecDeque<(ReceiveId, Vec<u8>)>,
     pub taken: HashMap<ReceiveId, Vec<u8>>,
     pub unwritable: HashSet<ReceiveId>,
     pub regions: HashMap<Rkey, Region>,
-    /// Bytes read and written for the peer, operations done, so that tests see what was repeated.
+    /// Counters of bytes and operations, which show repeated execution.
     pub reads: u64,
     pub writes: u64,
     pub atomics: u64,
     pub local: Vec<WorkId>,
-    /// Shared receive queues that exist, which one requests name, and which one was selected last.
+    /// Existing shared receive queues, the one that requests name, and the one selected last.
     pub queues: HashSet<Srqn>,
     pub names: Srqn,
     pub selected: Srqn,
-    /// Which queue each receive request was taken from.
+    /// The queue of each receive request.
     pub taken_from: Vec<(ReceiveId, Srqn)>,
 }
 
@@ -212,12 +212,12 @@ impl Memory for World {
     }
 }
 
-/// What the network does to packets, each with a probability.
+/// Faults of the network, each a probability.
 #[derive(Clone, Copy, Debug)]
 pub struct Network {
     pub loss: f64,
     pub duplication: f64,
-    /// Arrives later than what was sent after it.
+    /// Delivered after a later packet.
     pub reordering: f64,
     pub corruption: f64,
     pub latency: Duration,
@@ -233,7 +233,7 @@ impl Network {
     };
 }
 
-/// Which end.
+/// The first end.
 pub const A: usize = 0;
 pub const B: usize = 1;
 
@@ -241,12 +241,12 @@ pub struct Endpoint {
     pub connection: Connection,
     pub world: World,
     pub events: Vec<Event>,
-    /// Receive requests that came back, with their memory.
+    /// Completed receive requests with their memory.
     pub received: Vec<(Received, Vec<u8>)>,
 }
 
 impl Endpoint {
-    /// How send requests ended, in the order in which that was told.
+    /// Completions of send requests, in order.
     pub fn completions(&self) -> Vec<(u64, Status)> {
         let completed = |event: &Event| match event {
             Event::Completed { id, status } => Some((id.0, *status)),
@@ -256,7 +256,7 @@ impl Endpoint {
     }
 }
 
-/// Whether a packet from an end goes on.
+/// Whether a packet from an end is delivered.
 pub type Filter = Box<dyn FnMut(usize, &Packet<&[u8]>) -> bool>;
 
 pub struct Pair {
@@ -266,7 +266,7 @@ pub struct Pair {
     pub random: Random,
     in_flight: BTreeMap<(Instant, u64), (usize, Vec<u8>)>,
     sent: u64,
-    /// Looks at each packet on its way and says whether it goes on.
+    /// Inspects each packet and decides whether it is delivered.
     pub filter: Option<Filter>,
     pub limits: TransmitLimits,
     pub buffer: usize,
@@ -284,7 +284,7 @@ pub fn flow(from: usize) -> Flow {
     Flow::new((address(from), 50000 + from as u16), (address(1 - from), 4791)).unwrap()
 }
 
-/// How the ends are set up; tests change what they are about.
+/// Default configuration of an end.
 pub fn config(end: usize, mtu: Mtu) -> Config {
     Config {
         service: Service::Rc,
@@ -302,7 +302,7 @@ pub fn config(end: usize, mtu: Mtu) -> Config {
     }
 }
 
-/// Where an end begins: so that numbers wrap soon.
+/// The first PSN of an end, close to wrap-around.
 pub fn psn(end: usize) -> Psn {
     [Psn::new(0xff_ffe0), Psn::new(0x7f_fff0)][end]
 }
@@ -365,7 +365,7 @@ impl Pair {
         self.post(end, id, SendOp::Send(SendModifier::None), message);
     }
 
-    /// Puts a packet on its way to an end, past all faults.
+    /// Delivers a packet to an end, without faults.
     pub fn inject(&mut self, to: usize, packet: Vec<u8>) {
         self.sent += 1;
         self.in_flight.insert((self.now, self.sent), (to, packet));
@@ -383,7 +383,7 @@ impl Pair {
         }
     }
 
-    /// Sends what there is.
+    /// Sends all pending packets.
     pub fn transmit(&mut self) {
         let mut buffer = vec![0xdd; self.buffer];
         for from in [A, B] {
@@ -446,7 +446,7 @@ impl Pair {
         self.take_kept(to);
     }
 
-    /// Lets an end take what it has kept, and takes its events after each packet, that of the last datagram first.
+    /// Handles reordered packets of an end, and its events after each packet.
     pub fn take_kept(&mut self, to: usize) {
         loop {
             self.collect(to);
@@ -457,7 +457,7 @@ impl Pair {
         }
     }
 
-    /// Goes on to the next thing that happens; false if nothing will.
+    /// Advances to the next event; false if there is none.
     pub fn step(&mut self) -> bool {
         self.transmit();
         let timeouts = self.ends.iter().filter_map(|end| end.connection.poll_timeout());
@@ -479,10 +479,10 @@ impl Pair {
         true
     }
 
-    /// Until nothing happens any more.
+    /// Runs until nothing happens any more.
     ///
     /// # Panics
-    /// After many steps: that is a stuck state.
+    /// After many steps, which indicate a livelock.
     pub fn run(&mut self) {
         for _ in 0..2_000_000 {
             if !self.step() {
@@ -492,7 +492,7 @@ impl Pair {
         panic!("no end");
     }
 
-    /// For a time.
+    /// Runs for a time.
     pub fn run_for(&mut self, time: Duration) {
         let end = self.now + time;
         loop {
@@ -508,7 +508,7 @@ impl Pair {
     }
 }
 
-/// A packet from an end, for tests that play one side themselves.
+/// A packet that a test builds for one side.
 #[derive(Clone, Debug)]
 pub struct Craft {
     pub opcode: Opcode,
@@ -553,7 +553,7 @@ impl Craft {
         Self { syndrome, ..self }
     }
 
-    /// The packet as `from` would send it.
+    /// The packet as sent by `from`.
     pub fn from(&self, from: usize) -> Vec<u8> {
         self.to_qp(from, Qpn::new(QPNS[1 - from]))
     }
@@ -588,7 +588,7 @@ impl Craft {
     }
 }
 
-/// What a test looks at of a packet.
+/// The fields of a packet that tests inspect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {
     pub opcode: Opcode,
@@ -601,13 +601,13 @@ pub struct Sent {
 }
 
 impl Pair {
-    /// Hands an end a packet of the other one at once.
+    /// Delivers a packet to an end at once.
     pub fn give(&mut self, to: usize, bytes: &[u8]) -> Disposition {
         self.arrive(to, bytes, true);
         self.dispositions.pop().expect("a packet with the right ICRC").1
     }
 
-    /// What an end sends now; it goes nowhere.
+    /// Takes the packets that an end sends; they are not delivered.
     pub fn take(&mut self, from: usize) -> Vec<Sent> {
         let mut sent = Vec::new();
         let mut buffer = vec![0; self.buffer];
@@ -635,7 +635,7 @@ impl Pair {
         sent
     }
 
-    /// Lets time go by.
+    /// Advances time.
     pub fn wait(&mut self, end: usize, time: Duration) {
         self.now = self.now + time;
         self.ends[end].connection.handle_timeout(self.now);

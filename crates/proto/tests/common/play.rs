@@ -1,5 +1,7 @@
-//! Any packets, at any times, for a connection with work to do. Each packet is a byte of its length, a byte of time, and
-//! its bytes; source and queue pair are made right, so that what is behind those checks is reached.
+//! Arbitrary packets at arbitrary times for a connection with outstanding requests.
+//!
+//! Each packet is a length byte, a time byte, and its bytes. Source address and queue pair number are
+//! corrected, so that inputs reach the checks behind them.
 
 use millstream_proto::{
     Access, Atomic, Config, Connection, DeliveryError, Event, Instant, Memory, Mtu, NakReason, ReceiveId,
@@ -102,7 +104,7 @@ fn connection(service: Service) -> Connection {
     connection
 }
 
-/// Plays the bytes; panics if a rule is broken.
+/// Interprets the input; panics if an invariant is violated.
 pub(crate) fn play(bytes: &[u8]) {
     let Some((first, mut rest)) = bytes.split_first() else { return };
     let service = match first % 4 {

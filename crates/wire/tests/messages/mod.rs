@@ -1,4 +1,4 @@
-//! One connection management message of each kind.
+//! One communication management message of each type.
 
 use millstream_wire::cm::{Message, MessageType, Path, Rep, Req, Transport, reason};
 use millstream_wire::{Pkey, Psn, Qkey, Qpn};

@@ -382,7 +382,7 @@ impl WireTransport {
 /// Packets that may be in flight. The peer's socket is taken to have as much room as ours, and as many queue pairs;
 /// the responses to READs need room in ours.
 fn send_window(qp: &Qp, mtu: Mtu) -> u32 {
-    let room = qp.adapter.port.port().map_or(0, |port| port.udp().receive_room());
+    let room = qp.adapter.port.port().map_or(0, |port| port.udp().receive_buffer_size());
     let share = room / qp.adapter.port.timed().max(SHARERS);
     let bytes = share.max(LEAST_WINDOW.min(room)).min(WINDOW);
     let (least, most) = WINDOW_PACKETS;

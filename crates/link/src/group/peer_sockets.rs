@@ -1,4 +1,4 @@
-//! Packets that came to the wrong process, passed on to the right one.
+//! Forwarding of packets that arrived at the wrong process.
 
 use std::io;
 use std::mem::{offset_of, size_of};
@@ -11,17 +11,17 @@ use millstream_wire::gid;
 
 use super::name;
 use crate::datagram::{Origin, SLOT};
-use crate::fork::Ours;
+use crate::fork::ParentOnlyFd;
 
-/// Marks what processes pass on, and its form.
+/// Magic number and version of forwarded packets.
 const MAGIC: [u8; 4] = *b"MLP1";
-/// Magic, type of service, a zero, source port, interface, addresses.
+/// Magic, type of service, reserved, source port, interface, addresses.
 const HEADER: usize = 44;
 
-/// A datagram socket to the other processes of this host and user.
+/// A datagram socket to the other processes of this user on this host.
 #[derive(Clone, Debug)]
-pub(crate) struct Neighbours {
-    socket: Arc<Ours>,
+pub(crate) struct PeerSockets {
+    socket: Arc<ParentOnlyFd>,
     port: u16,
 }
 
@@ -29,19 +29,19 @@ fn address(name: &str) -> (libc::sockaddr_un, u32) {
     // SAFETY: plain data.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    // Abstract: the first byte stays zero. Our names are short.
+    // Abstract: the first byte stays zero. The names are short enough.
     for (to, from) in address.sun_path[1..].iter_mut().zip(name.bytes()) {
         *to = from as libc::c_char;
     }
     (address, (offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len()) as u32)
 }
 
-fn inbox_name(port: u16, block: u16) -> String {
-    format!("{}/in", name(port, block))
+fn inbox_name(port: u16, qpn_prefix: u16) -> String {
+    format!("{}/in", name(port, qpn_prefix))
 }
 
-impl Neighbours {
-    /// Sends only, until [`listen`](Neighbours::listen).
+impl PeerSockets {
+    /// A socket that only sends until [`listen`](PeerSockets::listen) is called.
     pub(crate) fn new(port: u16) -> io::Result<Self> {
         let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: creates a descriptor that nobody else owns.
@@ -53,10 +53,10 @@ impl Neighbours {
         Ok(Self { socket: Arc::new(unsafe { OwnedFd::from_raw_fd(fd) }.into()), port })
     }
 
-    /// Receives what others pass on to `block`.
-    pub(crate) fn listen(&self, block: u16) -> io::Result<()> {
+    /// Receives packets that are forwarded to `qpn_prefix`.
+    pub(crate) fn listen(&self, qpn_prefix: u16) -> io::Result<()> {
         let on: libc::c_int = 1;
-        let (address, len) = address(&inbox_name(self.port, block));
+        let (address, len) = address(&inbox_name(self.port, qpn_prefix));
         // SAFETY: option and address are valid for the lengths given.
         let failed = unsafe {
             libc::setsockopt(
@@ -71,11 +71,11 @@ impl Neighbours {
         if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Gives a packet to a process.
+    /// Forwards a packet to a process.
     ///
     /// # Errors
-    /// ECONNREFUSED if there is none, EAGAIN if it has no room.
-    pub(crate) fn pass_on(&self, block: u16, origin: &Origin, packet: &[u8]) -> io::Result<()> {
+    /// ECONNREFUSED if there is no such process, EAGAIN if its queue is full.
+    pub(crate) fn forward(&self, qpn_prefix: u16, origin: &Origin, packet: &[u8]) -> io::Result<()> {
         let mut message = [0; HEADER];
         message[..4].copy_from_slice(&MAGIC);
         message[4] = origin.tos;
@@ -83,7 +83,7 @@ impl Neighbours {
         message[8..12].copy_from_slice(&origin.interface.to_be_bytes());
         message[12..28].copy_from_slice(&gid(origin.source).octets());
         message[28..44].copy_from_slice(&gid(origin.destination).octets());
-        let (mut address, len) = address(&inbox_name(self.port, block));
+        let (mut address, len) = address(&inbox_name(self.port, qpn_prefix));
         let mut parts = [&message[..], packet]
             .map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
         // SAFETY: plain data, and the message refers to what outlives the call.
@@ -99,11 +99,11 @@ impl Neighbours {
         if sent >= 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Takes the next packet that somebody passed on, into `buffer`; None if there is none. What other users
-    /// send is not one.
+    /// Receives the next forwarded packet into `buffer`; `None` if there is none. Datagrams of other users
+    /// are dropped.
     pub(crate) fn receive<'a>(&self, buffer: &'a mut [u8]) -> Option<(Origin, &'a [u8])> {
         loop {
-            let (len, uid) = self.receive_from_anyone(buffer)?;
+            let (len, uid) = self.receive_any(buffer)?;
             if uid != Some(own_uid()) || len < HEADER || buffer[..4] != MAGIC {
                 continue;
             }
@@ -124,8 +124,8 @@ impl Neighbours {
         }
     }
 
-    /// Length, and the sender's user.
-    fn receive_from_anyone(&self, buffer: &mut [u8]) -> Option<(usize, Option<u32>)> {
+    /// Length of the next datagram, and the sender's user ID.
+    fn receive_any(&self, buffer: &mut [u8]) -> Option<(usize, Option<u32>)> {
         let mut data = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
         let mut control = [0u64; 8];
         // SAFETY: the message refers to `buffer` and `control`, which outlive the call.
@@ -145,7 +145,7 @@ impl Neighbours {
                     (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) => {
                         uid = Some(libc::CMSG_DATA(header).cast::<libc::ucred>().read_unaligned().uid);
                     }
-                    // Nobody was asked for descriptors.
+                    // Descriptors are not expected.
                     (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
                         let count = ((*header).cmsg_len - libc::CMSG_LEN(0) as usize) / size_of::<i32>();
                         for i in 0..count {
@@ -161,11 +161,11 @@ impl Neighbours {
     }
 }
 
-impl AsFd for Neighbours {
+impl AsFd for PeerSockets {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
-/// The longest message: a packet cannot be longer than a slot.
-pub(super) const LONGEST: usize = HEADER + SLOT;
+/// Longest message: header and a packet of a full slot.
+pub(super) const MAX_MESSAGE: usize = HEADER + SLOT;
