@@ -344,7 +344,7 @@ impl WrBatchLock {
     /// The calling thread is inside.
     #[inline]
     pub unsafe fn with<R>(&self, work: impl FnOnce(&mut WrBatch) -> R) -> R {
-        // SAFETY: nobody else is inside, and no reference outlives this call.
+        // SAFETY: no other thread is inside, and no reference outlives this call.
         work(unsafe { &mut *self.0.as_ptr() })
     }
 

@@ -1,4 +1,4 @@
-//! A responder's memory as the initiator reaches it: the checks of a memory key, and copies (IBTA volume 1, 10.6).
+//! A responder's memory: the checks of memory keys, and copies (IBTA volume 1, 10.6).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,10 +18,10 @@ use crate::types::{
 
 /// A range of a responder's memory that was checked.
 pub(super) enum RemoteRange<'a> {
-    /// All of it is mapped here.
+    /// The whole range is mapped here.
     Mapped(*mut u8),
-    /// Some of it is not: that part is copied through the kernel.
-    Unmapped { window: &'a RemoteMr, peer: &'a Peer, at: u64 },
+    /// A part of the range is not mapped; it is copied through the kernel.
+    Unmapped { mr: &'a RemoteMr, peer: &'a Peer, at: u64 },
 }
 
 impl RemoteRange<'_> {
@@ -37,8 +37,8 @@ impl RemoteRange<'_> {
                 unsafe { copy_in_order(base.wrapping_add(offset as usize), from, len) };
                 Ok(())
             }
-            Self::Unmapped { window, peer, at } => {
-                copy_by_pieces(window, peer, at + offset, from.cast_mut(), len, Direction::Write)
+            Self::Unmapped { mr, peer, at } => {
+                copy_by_pieces(mr, peer, at + offset, from.cast_mut(), len, Direction::Write)
             }
         }
     }
@@ -55,16 +55,16 @@ impl RemoteRange<'_> {
                 unsafe { copy_in_order(to, base.wrapping_add(offset as usize), len) };
                 Ok(())
             }
-            Self::Unmapped { window, peer, at } => {
-                copy_by_pieces(window, peer, at + offset, to, len, Direction::Read)
+            Self::Unmapped { mr, peer, at } => {
+                copy_by_pieces(mr, peer, at + offset, to, len, Direction::Read)
             }
         }
     }
 }
 
 impl RemoteKeys {
-    /// A range of at least one byte that is known to be mapped and to allow the access. None if it has to be looked up,
-    /// by [`resolve`](Self::resolve).
+    /// A range of at least one byte whose cached key is valid, mapped, and allows the access. None if it has to be looked
+    /// up, by [`resolve`](Self::resolve).
     #[inline(always)]
     pub(super) fn mapped(
         &self,
@@ -101,45 +101,40 @@ impl RemoteKeys {
         (key, at, len): (u32, u64, u64),
         access: AccessRight,
     ) -> Result<RemoteRange<'a>, u32> {
-        let window = self.find(peer, key)?;
+        let mr = self.find(peer, key)?;
         match access {
-            AccessRight::Read => admit(window, target, at, len, ACCESS_REMOTE_READ)?,
-            AccessRight::RemoteWrite => admit(window, target, at, len, ACCESS_REMOTE_WRITE)?,
+            AccessRight::Read => check_access(mr, target, at, len, ACCESS_REMOTE_READ)?,
+            AccessRight::RemoteWrite => check_access(mr, target, at, len, ACCESS_REMOTE_WRITE)?,
             // A receive's memory is a region of a protection domain, never a window of a queue pair.
-            AccessRight::LocalWrite => check(window, target.pd, at, len, ACCESS_LOCAL_WRITE)?,
+            AccessRight::LocalWrite => check(mr, target.pd, at, len, ACCESS_LOCAL_WRITE)?,
         }
-        if window.maps(at, len) && (window.writable || access == AccessRight::Read) {
-            return Ok(RemoteRange::Mapped(window.base.wrapping_add((at - window.map_start) as usize)));
+        if mr.maps(at, len) && (mr.writable || access == AccessRight::Read) {
+            return Ok(RemoteRange::Mapped(mr.base.wrapping_add((at - mr.map_start) as usize)));
         }
-        Ok(RemoteRange::Unmapped { window, peer, at })
+        Ok(RemoteRange::Unmapped { mr, peer, at })
     }
 }
 
-/// Changes the aligned eight bytes at `wr.remote_addr`, which were checked, as the request says; what was there
-/// before. `me` is this process.
-pub(super) fn change_word(
-    window: &RemoteMr,
-    peer: &Peer,
-    me: u32,
-    wr: &SendWr<'_>,
-) -> Result<u64, ExecError> {
-    let word = window.map_word(wr.remote_addr);
+/// Executes an atomic operation on the aligned eight bytes at `wr.remote_addr`, which were checked; the old value. `me`
+/// is this process.
+pub(super) fn atomic_word(mr: &RemoteMr, peer: &Peer, me: u32, wr: &SendWr<'_>) -> Result<u64, ExecError> {
+    let word = mr.map_word(wr.remote_addr);
     Ok(match (word, wr.opcode) {
         (Some(word), WR_ATOMIC_CMP_AND_SWP) => word
             .compare_exchange(wr.compare_add, wr.swap, Ordering::AcqRel, Ordering::Acquire)
             .unwrap_or_else(|old| old),
         (Some(word), _) => word.fetch_add(wr.compare_add, Ordering::AcqRel),
-        (None, _) => change_by_copies(window, peer, me, wr)?,
+        (None, _) => change_by_copies(mr, peer, me, wr)?,
     })
 }
 
-/// Changes such a word in memory that only some initiators can map: one initiator at a time.
+/// Executes an atomic operation on memory that not every initiator can map, one initiator at a time.
 #[cold]
-fn change_by_copies(window: &RemoteMr, peer: &Peer, me: u32, wr: &SendWr<'_>) -> Result<u64, ExecError> {
+fn change_by_copies(mr: &RemoteMr, peer: &Peer, me: u32, wr: &SendWr<'_>) -> Result<u64, ExecError> {
     let lock = peer.atomics_lock().ok_or(failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE))?;
     let _guard = lock.lock(me).ok_or(UNRESPONSIVE)?;
     let mut old = [0u8; 8];
-    copy_by_pieces(window, peer, wr.remote_addr, old.as_mut_ptr(), 8, Direction::Read)?;
+    copy_by_pieces(mr, peer, wr.remote_addr, old.as_mut_ptr(), 8, Direction::Read)?;
     let old = u64::from_ne_bytes(old);
     let new = match wr.opcode {
         WR_ATOMIC_CMP_AND_SWP if old != wr.compare_add => return Ok(old),
@@ -147,55 +142,61 @@ fn change_by_copies(window: &RemoteMr, peer: &Peer, me: u32, wr: &SendWr<'_>) ->
         _ => old.wrapping_add(wr.compare_add),
     };
     let mut new = new.to_ne_bytes();
-    copy_by_pieces(window, peer, wr.remote_addr, new.as_mut_ptr(), 8, Direction::Write)?;
+    copy_by_pieces(mr, peer, wr.remote_addr, new.as_mut_ptr(), 8, Direction::Write)?;
     Ok(old)
 }
 
-/// Stores the aligned eight bytes at `at`, which were checked, at once. `me` is this process.
-pub(super) fn set_word(
-    window: &RemoteMr,
+/// Stores the aligned eight bytes at `at`, which were checked, atomically. `me` is this process.
+pub(super) fn store_word(
+    mr: &RemoteMr,
     peer: &Peer,
     me: u32,
     at: u64,
     mut value: [u8; 8],
 ) -> Result<(), ExecError> {
-    if let Some(word) = window.map_word(at) {
+    if let Some(word) = mr.map_word(at) {
         word.store(u64::from_ne_bytes(value), Ordering::Release);
         return Ok(());
     }
-    // Not between the two copies of an atomic operation of somebody else's.
+    // Not between the two copies of another initiator's atomic operation.
     let lock = peer.atomics_lock().ok_or(failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE))?;
     let _guard = lock.lock(me).ok_or(UNRESPONSIVE)?;
-    copy_by_pieces(window, peer, at, value.as_mut_ptr(), 8, Direction::Write)
+    copy_by_pieces(mr, peer, at, value.as_mut_ptr(), 8, Direction::Write)
 }
 
-/// Whether the target's queue pair lets its peer use a part of a region or window.
+/// Checks that a region or window allows the access to `len` bytes from `at`. An error is the cause for the completion.
 #[inline]
-pub(super) fn admit(window: &RemoteMr, target: &Target, at: u64, len: u64, access: u32) -> Result<(), u32> {
-    check(window, target.pd, at, len, access)
-        .or_else(|cause| admit_window(window, target, at, len, access, cause))
+pub(super) fn check_access(
+    mr: &RemoteMr,
+    target: &Target,
+    at: u64,
+    len: u64,
+    access: u32,
+) -> Result<(), u32> {
+    check(mr, target.pd, at, len, access)
+        .or_else(|cause| check_window_access(mr, target, at, len, access, cause))
 }
 
-/// A memory window of type 2 asks for its queue pair rather than for a domain.
+/// Checks a memory window of type 2, which belongs to its queue pair and not to a protection domain.
 #[cold]
-fn admit_window(
-    window: &RemoteMr,
+fn check_window_access(
+    mr: &RemoteMr,
     target: &Target,
     at: u64,
     len: u64,
     access: u32,
     cause: u32,
 ) -> Result<(), u32> {
-    if window.belongs_to(target.qpn()) { check(window, 0, at, len, access) } else { Err(cause) }
+    if mr.belongs_to(target.qpn()) { check(mr, 0, at, len, access) } else { Err(cause) }
 }
 
 #[inline]
-fn check(window: &RemoteMr, pd: u32, at: u64, len: u64, access: u32) -> Result<(), u32> {
-    if window.pd != pd {
+fn check(mr: &RemoteMr, pd: u32, at: u64, len: u64, access: u32) -> Result<(), u32> {
+    if mr.pd != pd {
         Err(vendor::DOMAIN)
-    } else if window.access & access != access {
+    } else if mr.access & access != access {
         Err(vendor::PERMISSION)
-    } else if !window.contains(at, len) {
+    } else if !mr.contains(at, len) {
         Err(vendor::BOUNDS)
     } else {
         Ok(())
@@ -205,19 +206,19 @@ fn check(window: &RemoteMr, pd: u32, at: u64, len: u64, access: u32) -> Result<(
 /// Copies a range that is not mapped as a whole: up to three pieces, the outer ones through the kernel.
 #[cold]
 fn copy_by_pieces(
-    window: &RemoteMr,
+    mr: &RemoteMr,
     peer: &Peer,
     at: u64,
     local: *mut u8,
     len: usize,
     direction: Direction,
 ) -> Result<(), ExecError> {
-    if window.discards_stores() && direction == Direction::Write {
+    if mr.discards_stores() && direction == Direction::Write {
         return Ok(());
     }
     let end = at + len as u64;
-    let (from, to) = (window.map_start.clamp(at, end), window.map_end.clamp(at, end));
-    let usable = from < to && (window.writable || direction == Direction::Read);
+    let (from, to) = (mr.map_start.clamp(at, end), mr.map_end.clamp(at, end));
+    let usable = from < to && (mr.writable || direction == Direction::Read);
     let (from, to) = if usable { (from, to) } else { (end, end) };
     for (start, stop, mapped) in [(at, from, false), (from, to, true), (to, end, false)] {
         if start == stop {
@@ -229,7 +230,7 @@ fn copy_by_pieces(
         if mapped {
             // SAFETY: inside the mapped part.
             unsafe {
-                let there = window.base.add((start - window.map_start) as usize);
+                let there = mr.base.add((start - mr.map_start) as usize);
                 match direction {
                     Direction::Write => copy_in_order(there, here, n),
                     Direction::Read => copy_in_order(here, there, n),
@@ -238,7 +239,7 @@ fn copy_by_pieces(
             continue;
         }
         let piece = process_vm::IoVec { base: here as u64, len: n as u64 };
-        let remote = process_vm::IoVec { base: window.va(start), len: n as u64 };
+        let remote = process_vm::IoVec { base: mr.va(start), len: n as u64 };
         // SAFETY: the local piece is the application's registered (or inline) memory.
         unsafe { process_vm::copy(peer.pid, &[piece], remote, direction) }.map_err(|error| {
             if error.raw_os_error() == Some(libc::ESRCH) {

@@ -367,8 +367,8 @@ impl Target {
         (self.ahead.count.get() != 0 && elements == 1).then_some((receive, first))
     }
 
-    /// Copies the posted receives from `head` on, and prefetches those behind them. A posted receive does not change, and
-    /// sequence numbers are unique: a copy is valid until its receive is consumed.
+    /// Copies the posted receives from `head` on, and prefetches those behind them. A posted receive does not change,
+    /// and sequence numbers are unique: a copy is valid until its receive is consumed.
     #[inline(never)]
     fn read_ahead(&self, head: u32) {
         let waiting = if self.own_receive_waits(head) { self.seen_tail.get().wrapping_sub(head) } else { 0 };
@@ -425,8 +425,8 @@ impl Target {
         result
     }
 
-    /// Completes the `count` oldest receives of the queue pair's own queue, by unsolicited SENDs of `byte_len` bytes each:
-    /// all of them or none. True if the receiver's completion channel must be signalled.
+    /// Completes the `count` oldest receives of the queue pair's own queue, by unsolicited SENDs of `byte_len` bytes
+    /// each: all of them or none. True if the receiver's completion channel must be signalled.
     #[inline(always)]
     pub(super) fn complete_receives(
         &self,

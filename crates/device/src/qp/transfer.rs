@@ -7,7 +7,7 @@ use millstream_lockfree::store_u64;
 use super::Qp;
 use super::datagram::{self, Elements, Piece, Pieces};
 use super::keys::{AccessRight, LocalKeys, RemoteKeys};
-use super::remote_memory::{admit, change_word, set_word};
+use super::remote_memory::{atomic_word, check_access, store_word};
 use super::target::{Left, Receive, Target};
 use crate::event::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR, NO_EVENT};
 use crate::peer::Peer;
@@ -155,8 +155,8 @@ impl Transfer<'_> {
         }
         let to = local_address(self.qp, self.local, 0, sge, AccessRight::LocalWrite).map_err(protection)?;
         let window = self.remote.find(self.peer, wr.rkey).map_err(denied)?;
-        admit(window, self.target, wr.remote_addr, 8, ACCESS_REMOTE_ATOMIC).map_err(denied)?;
-        let old = change_word(window, self.peer, self.qp.adapter.id.pid, wr)?;
+        check_access(window, self.target, wr.remote_addr, 8, ACCESS_REMOTE_ATOMIC).map_err(denied)?;
+        let old = atomic_word(window, self.peer, self.qp.adapter.id.pid, wr)?;
         // SAFETY: eight bytes of the application's registered memory.
         unsafe { store_u64(to, old) };
         Ok(())
@@ -181,8 +181,8 @@ impl Transfer<'_> {
             at += n;
         }
         let window = self.remote.find(self.peer, wr.rkey).map_err(denied)?;
-        admit(window, self.target, wr.remote_addr, 8, ACCESS_REMOTE_WRITE).map_err(denied)?;
-        set_word(window, self.peer, self.qp.adapter.id.pid, wr.remote_addr, value)
+        check_access(window, self.target, wr.remote_addr, 8, ACCESS_REMOTE_WRITE).map_err(denied)?;
+        store_word(window, self.peer, self.qp.adapter.id.pid, wr.remote_addr, value)
     }
 
     fn read(&mut self, wr: &SendWr<'_>) -> Result<(), ExecError> {

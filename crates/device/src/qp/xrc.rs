@@ -1,9 +1,9 @@
 //! Requests over XRC connections: through one queue pair to any shared receive queue of its domain (IBTA volume 1,
 //! annex A14).
 //!
-//! As over a reliable connection, the initiator announces its operation in the queue pair's entry. The receive queue, its
-//! memory and its completions may belong to another process, and many senders may use the same queue. The initiator
-//! therefore also holds a lock in the queue's entry, for which the queue's owner waits.
+//! As over a reliable connection, the initiator announces its operation in the queue pair's entry. The receive queue,
+//! its memory and its completions may belong to another process, and many senders may use the same queue. The
+//! initiator therefore also holds a lock in the queue's entry, for which the queue's owner waits.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,11 +1,11 @@
-//! How fast a queue pair sends into a network that says it is congested: DCQCN around the transport's machine.
+//! Congestion control: DCQCN around the transport machine.
 //!
-//! Packets leave marked as ECN-capable. The receiving side answers packets that a switch has marked with congestion
-//! notification packets (CNP, annex A17.9.3); the sending side lowers its rate at each and recovers by itself
-//! ([`millstream_link::dcqcn`]). What is limited are packets with requests and with READs' data, both at one rate, as a
-//! CNP names a queue pair and not a direction of work; acknowledgements and answers of one word go out at once, unless
-//! they are behind a READ's data. A CNP has no key but addresses and the queue pair's number; who can forge these can slow a queue pair
-//! down to the least rate, not stop it.
+//! Packets are sent as ECN-capable. The receiver answers packets that a switch has marked with congestion notification
+//! packets (CNP, annex A17.9.3). The sender lowers its rate at each CNP and recovers later
+//! ([`millstream_link::dcqcn`]). One rate limits requests and READ responses, because a CNP names a queue pair and no
+//! direction. Acknowledgements and atomic responses are sent at once, unless they are queued behind a READ response. A
+//! CNP is not authenticated: a sender that forges addresses and queue pair number can slow a queue pair down to the
+//! least rate.
 
 use std::time::Duration;
 

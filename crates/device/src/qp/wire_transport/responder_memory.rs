@@ -21,7 +21,7 @@ use crate::peer::Peer;
 use crate::qp::Qp;
 use crate::qp::datagram::{Elements, Piece};
 use crate::qp::keys::{AccessRight, RemoteKeys, RemoteMr};
-use crate::qp::remote_memory::{admit, change_word, set_word};
+use crate::qp::remote_memory::{atomic_word, check_access, store_word};
 use crate::qp::target::{Left, Readiness, Receive, Target};
 use crate::qp::transfer::{ExecError, scatter};
 use crate::qp::xrc::{MAX_CACHED, find_entry};
@@ -160,7 +160,7 @@ impl ResponderMemory {
     ) -> Result<R, NakReason> {
         self.with_memory(access, |keys, peer, target| {
             let window = keys.find(peer, key).map_err(|_| NakReason::RemoteAccess)?;
-            admit(window, target, at, len, access).map_err(|_| NakReason::RemoteAccess)?;
+            check_access(window, target, at, len, access).map_err(|_| NakReason::RemoteAccess)?;
             work(window, peer).map_err(|_| NakReason::RemoteOperational)
         })
     }
@@ -197,14 +197,16 @@ impl ResponderMemory {
     pub(super) fn change(&mut self, wr: &SendWr<'_>) -> Result<u64, NakReason> {
         let me = self.adapter.id.pid;
         self.with_mr(ACCESS_REMOTE_ATOMIC, (wr.rkey, wr.remote_addr, 8), |window, peer| {
-            change_word(window, peer, me, wr)
+            atomic_word(window, peer, me, wr)
         })
     }
 
     /// Stores eight bytes at once (annex A19).
     pub(super) fn write_word(&mut self, key: u32, at: u64, value: [u8; 8]) -> Result<(), NakReason> {
         let me = self.adapter.id.pid;
-        self.with_mr(ACCESS_REMOTE_WRITE, (key, at, 8), |window, peer| set_word(window, peer, me, at, value))
+        self.with_mr(ACCESS_REMOTE_WRITE, (key, at, 8), |window, peer| {
+            store_word(window, peer, me, at, value)
+        })
     }
 
     /// Takes a receive for a new message; false if there is none.
