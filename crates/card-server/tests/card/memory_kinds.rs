@@ -229,7 +229,7 @@ fn a_device_that_is_not_there_or_too_small_is_named() {
             "BAR 4 of PCI device 0000:01:00.0 has 16777216 bytes, card memory of 16781312 bytes does not fit",
         ),
         ("pci:0000:01:00.0/bar0", 4096, "resource0: No such file or directory"),
-        ("cuda:3", 4096, "cuda:3: there is no GPU 3, the driver has 1"),
+        ("cuda:3", 4096, "cuda:3: no GPU 3: the driver has 1 GPUs"),
         ("cuda:0", 2 << 30, "cuda:0: cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY (2)"),
     ] {
         let error = refused(kind, memory);
