@@ -37,10 +37,12 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Build recorded camera events into the memory of two emulated cards and check every byte
     ///
-    /// First the 32 recorded events of the SST-1M camera once: three readout units, one per crate of the
-    /// camera, write them into two builder units' cards; the cards compare every checksum and compute the
-    /// camera's trigger; all 691,200 decisions must be those that the camera's own trigger took; accepted
-    /// events go to HDF5. Then the same events over and over, for throughput.
+    /// The first run builds the 32 recorded events of the SST-1M camera: three readout units, one per camera crate, write them
+    /// into the cards of two builder units. The cards verify all checksums and compute the camera's trigger, whose 691,200
+    /// decisions must equal the recorded ones. Accepted events go to HDF5. The second run repeats the events for throughput.
+    ///
+    ///     millstream demo --out results
+    #[command(verbatim_doc_comment)]
     Demo(DemoOptions),
     /// Check and run event builder configurations (docs/event-builder.md)
     #[command(subcommand)]
@@ -48,6 +50,9 @@ pub(crate) enum Command {
     /// Serve, use and watch accelerator cards on the network (docs/cards.md)
     Card(CardOptions),
     /// List the RDMA devices of this machine
+    ///
+    ///     millstream devices --json
+    #[command(verbatim_doc_comment)]
     Devices(DevicesOptions),
     /// Run a verbs program on the soft device
     ///
@@ -322,7 +327,7 @@ pub(crate) struct LinkOptions {
     pub(crate) pcap: Option<PathBuf>,
 }
 
-/// See `millstream_device::path`: the words of `MILLSTREAM_PATH`.
+/// The values of `MILLSTREAM_PATH` (`millstream_device::path`).
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum PathArgument {
     Auto,

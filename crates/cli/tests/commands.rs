@@ -1,4 +1,4 @@
-//! The program as people use it.
+//! `millstream` as a program: run, env, demo, evb, devices, stream.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -21,7 +21,7 @@ fn succeeds(arguments: &[&str]) -> String {
     out
 }
 
-/// The words on standard error of a command that must fail.
+/// Standard error of a command that must fail.
 fn fails(arguments: &[&str]) -> String {
     let output = millstream(arguments);
     assert!(!output.status.success(), "{arguments:?} must fail:\n{}", text(&output.stdout));
@@ -38,7 +38,7 @@ fn json(path: &Path) -> serde_json::Value {
 }
 
 #[test]
-fn faults_on_the_wire_are_checked_before_anything_runs() {
+fn packet_fault_options_are_checked_before_the_program_starts() {
     let printed =
         succeeds(&["env", "--no-preload", "--drop", "0.01", "--delay", "#3:2ms", "--pcap", "a-%p.pcap"]);
     assert!(printed.contains("export MILLSTREAM_LINK='drop=0.01,delay=#3:2ms'"), "{printed}");
@@ -76,7 +76,7 @@ fn the_demo_reproduces_every_decision_and_stores_every_byte() {
     assert_eq!(replayed["trigger"]["agreeing"], 3 * 691_200);
     assert_eq!(replayed["counted_only_events"], 90);
 
-    // Somebody else's reader, and a second implementation of the input format.
+    // Read with h5py, and with a second implementation of the input format.
     let mut rows = 0;
     for unit in ["bu0", "bu1"] {
         let mut compare = Command::new(PYTHON);
@@ -104,7 +104,7 @@ fn the_demo_reproduces_every_decision_and_stores_every_byte() {
 }
 
 #[test]
-fn an_interrupted_run_closes_its_account() {
+fn an_interrupted_run_accounts_for_every_fragment() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().to_str().unwrap().to_owned();
     let data = repository().join("data/sst1m");
@@ -117,9 +117,9 @@ fn an_interrupted_run_closes_its_account() {
         .spawn()
         .expect("the program starts");
     let running = || children(run.id()).into_iter().any(|unit| processor_ticks(unit) > 30);
-    let patience = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !running() {
-        assert!(Instant::now() < patience, "the run does not start");
+        assert!(Instant::now() < deadline, "the run does not start");
         std::thread::sleep(Duration::from_millis(50));
     }
     let interrupt = Command::new("kill").args(["-INT", &run.id().to_string()]).status();
@@ -137,17 +137,17 @@ fn an_interrupted_run_closes_its_account() {
     assert!(law["violations"].as_array().is_some_and(Vec::is_empty), "{report}");
 }
 
-/// The processes that a process has started.
+/// The child processes of a process.
 fn children(of: u32) -> Vec<u32> {
     let path = format!("/proc/{of}/task/{of}/children");
     let text = std::fs::read_to_string(path).unwrap_or_default();
     text.split_whitespace().map(|pid| pid.parse().expect("a process number")).collect()
 }
 
-/// Ticks of a hundredth of a second that a process has spent in its own code.
+/// User CPU time of a process [1/100 s].
 fn processor_ticks(of: u32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{of}/stat")).unwrap_or_default();
-    // The fields after the name, which may hold anything but ends with the last parenthesis.
+    // The fields after the name, which ends with the last parenthesis.
     let fields = text.rsplit(')').next().unwrap_or_default();
     fields.split_whitespace().nth(11).map_or(0, |ticks| ticks.parse().expect("a number of ticks"))
 }
@@ -181,7 +181,7 @@ fn a_configuration_is_refused_by_line_and_field() {
 }
 
 #[test]
-fn the_soft_device_is_listed_and_given_to_programs() {
+fn the_soft_device_is_listed_and_used_by_programs() {
     let shown = succeeds(&["--device", "soft", "devices", "--json"]);
     let devices: serde_json::Value = serde_json::from_str(&shown).expect("JSON");
     assert_eq!(devices[0]["soft"], true);
@@ -196,9 +196,9 @@ fn the_soft_device_is_listed_and_given_to_programs() {
 }
 
 #[test]
-fn a_shell_that_evaluates_the_environment_has_the_device() {
+fn a_shell_that_evaluates_env_uses_the_device() {
     let program = env!("CARGO_BIN_EXE_millstream");
-    // What it had in these variables before stays.
+    // Earlier values of the variables are kept.
     let script = format!(
         "LD_LIBRARY_PATH=/kept; export LD_LIBRARY_PATH; eval \"$('{program}' env)\"; ibv_devinfo && printenv"
     );

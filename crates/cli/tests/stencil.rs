@@ -1,9 +1,9 @@
-//! `millstream stencil` as people use it.
+//! `millstream stencil` as a program: files, verification, reports, errors.
 
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// Debian's, with Debian's numpy.
+/// Debian's Python, which has Debian's numpy.
 const PYTHON: &str = "/usr/bin/python3";
 
 fn millstream(folder: &Path, arguments: &[&str]) -> Output {
@@ -31,7 +31,7 @@ fn python(folder: &Path, script: &str) {
 }
 
 #[test]
-fn files_of_numpy_and_hdf5_go_through_cards_and_equal_numpy_in_every_bit() {
+fn results_from_npy_and_hdf5_files_equal_numpy_in_every_bit() {
     let folder = tempfile::tempdir().unwrap();
     let here = folder.path();
     python(
@@ -88,7 +88,7 @@ fn a_generated_grid_is_verified_and_reported() {
 }
 
 #[test]
-fn bad_input_is_named() {
+fn errors_name_the_bad_input() {
     let folder = tempfile::tempdir().unwrap();
     let fails = |arguments: &[&str]| fails(folder.path(), arguments);
     assert!(fails(&[]).contains("--grid"));
@@ -99,6 +99,6 @@ fn bad_input_is_named() {
     assert!(fails(&["--input", "grid.txt"]).contains("grid.txt: expected a name"));
     let message = fails(&["--grid", "64x64", "--cards", "127.0.0.1:9"]);
     assert!(message.contains("card 127.0.0.1:9, connecting"), "{message}");
-    assert!(fails(&["--grid", "10x64", "--local", "20"]).contains("cut into tiles"));
+    assert!(fails(&["--grid", "10x64", "--local", "20"]).contains("divided into tiles"));
     assert!(fails(&["--grid", "64x64", "--depth", "17"]).contains("depth 17"));
 }

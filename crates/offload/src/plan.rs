@@ -36,7 +36,7 @@ pub enum PlanError {
     #[error("there are no cards")]
     NoCards,
     /// There are too few rows for the cards.
-    #[error("a grid of {rows} rows cannot be cut into tiles for {cards} cards of at least {depth} rows each")]
+    #[error("a grid of {rows} rows cannot be divided into tiles of at least {depth} rows for {cards} cards")]
     TooManyCards {
         /// Rows of the grid.
         rows: u64,

@@ -1,6 +1,6 @@
-/* Five-point Jacobi sweeps in C, as one would write them, and as one would write them for speed: what the
- * stencil kernel is held against. Reads lines `METHOD SWEEPS` and answers each with the seconds that it took;
- * `check METHOD ROWS COLUMNS SWEEPS` answers with a sum over the bits of the result of a small grid. */
+/* Five-point Jacobi sweeps in C, baselines of the stencil kernel: an OpenMP loop, non-temporal stores, wavefronts.
+ * Reads lines `METHOD SWEEPS` and answers each with the seconds that the sweeps took. `check METHOD ROWS COLUMNS SWEEPS`
+ * answers with a checksum over the bits of a small grid's result. */
 
 #define _GNU_SOURCE
 #include <immintrin.h>
@@ -38,7 +38,7 @@ static void loop(grid *g, int sweeps) {
     }
 }
 
-/* The result is not read again before it has left the caches: its stores need not fetch lines. */
+/* Non-temporal stores: the result leaves the caches before it is read again, so fetching its lines is wasted. */
 static void nontemporal(grid *g, int sweeps) {
     for (int s = 0; s < sweeps; s++) {
 #pragma omp parallel for schedule(static)
@@ -62,8 +62,8 @@ static void nontemporal(grid *g, int sweeps) {
     }
 }
 
-/* `depth` sweeps go down the grid one behind the other, two rows apart, so that what a sweep reads is still in
- * the cache. Every thread has its columns; all sweeps of a step are independent. */
+/* `depth` sweeps follow each other down the grid, two rows apart, so that a sweep's input is still in the cache.
+ * Each thread has its columns; the sweeps of a step are independent. */
 static void wavefront(grid *g, int sweeps, int depth) {
     for (int done = 0; done < sweeps; done += depth) {
         int together = sweeps - done < depth ? sweeps - done : depth;

@@ -1,6 +1,8 @@
-"""Five-point Jacobi sweeps by numpy and by numba, as one would write them: what the stencil kernel is held
-against. Reads lines `METHOD SWEEPS` and answers each with the seconds that it took; `check METHOD ROWS COLUMNS
-SWEEPS` answers with a sum over the bits of the result of a small grid."""
+"""Five-point Jacobi sweeps in numpy and numba, baselines of the stencil kernel.
+
+Reads lines `METHOD SWEEPS` and answers each with the seconds that the sweeps took. `check METHOD ROWS COLUMNS SWEEPS`
+answers with a checksum over the bits of a small grid's result.
+"""
 
 import sys
 import time
@@ -10,7 +12,7 @@ import numpy as np
 
 def make(rows, columns):
     at = np.arange(rows * columns, dtype=np.uint64)
-    # As the C program: a 32-bit factor times a 64-bit place.
+    # As in the C program: a 32-bit factor times a 64-bit index.
     cells = ((at * np.uint64(2654435761)) % np.uint64(1048573)).astype(np.float32) / np.float32(1024)
     cells = cells.reshape(rows, columns)
     return [cells, cells.copy()]
