@@ -189,7 +189,7 @@ impl Manager {
         }
     }
 
-    /// A message from a unit. Breaking a error stops the run; the cause names the sender and the error.
+    /// A message from a unit. A violation of the protocol stops the run; the cause names the sender and the violation.
     pub fn handle_message(&mut self, from: Unit, message: Message, now: Nanos) {
         if self.phase == Phase::Finished || self.is_lost(from) {
             return;

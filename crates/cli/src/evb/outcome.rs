@@ -37,7 +37,7 @@ pub(super) fn report(setup: &Setup, outcome: &RunOutcome, usages: &Usages, memcp
         duration_s: Seconds(outcome.elapsed.unwrap_or_default().as_secs_f64()),
         stored_events: statistics.iter().map(|s| s.stored).sum(),
         counted_only_events: counted_only(setup, outcome),
-        event_files: outcome.sinks.iter().map(|(_, told)| told.clone()).collect(),
+        event_files: outcome.sinks.iter().map(|(_, path)| path.clone()).collect(),
         samples: outcome
             .samples
             .iter()

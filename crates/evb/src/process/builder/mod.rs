@@ -266,8 +266,8 @@ impl BuilderProcess {
         let end = BuilderEnd { report, statistics: self.statistics };
         // Errors are ignored: the parent gets the report, too.
         let _ = channel.send(&ToManager::Builder(end.clone()));
-        let told = self.store.map(EventStore::finish).transpose().map_err(ProcessError::Sink)?;
-        Ok((end, told.flatten()))
+        let result = self.store.map(EventStore::finish).transpose().map_err(ProcessError::Sink)?;
+        Ok((end, result.flatten()))
     }
 
     /// Makes progress until a descriptor is ready or the run is over.
