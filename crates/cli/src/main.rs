@@ -22,6 +22,7 @@ use clap::Parser as _;
 use crate::args::{Arguments, Command};
 
 fn main() -> ExitCode {
+    millstream_log::init();
     let arguments = Arguments::parse();
     if only_prints(&arguments.command) {
         restore_default_sigpipe();

@@ -81,6 +81,8 @@ pub(crate) fn run(options: &StencilOptions) -> Result<ExitCode, Box<dyn Error>> 
     let own = if options.cards.is_empty() {
         let memories = vec![u64::MAX; options.local];
         let plan = Plan::new(shape, options.iterations, &memories, options.depth)?;
+        let count = plan.tiles.len();
+        eprintln!("starting {count} emulated card{}", if count == 1 { "" } else { "s" });
         start_cards(&std::env::current_exe()?, &plan)?
     } else {
         Vec::new()

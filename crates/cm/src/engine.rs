@@ -341,6 +341,7 @@ pub fn has_channels() -> bool {
 /// # Errors
 /// If sockets or the thread cannot be created.
 pub fn open(flags: i32) -> io::Result<OwnedFd> {
+    millstream_log::init();
     let mut kind = SocketFlags::empty();
     kind.set(SocketFlags::CLOEXEC, flags & libc::O_CLOEXEC != 0);
     kind.set(SocketFlags::NONBLOCK, flags & libc::O_NONBLOCK != 0);

@@ -33,7 +33,7 @@ impl GsiPort {
     pub(crate) fn open() -> io::Result<Self> {
         let (block, claim) = gsi::claim()?;
         let port = Port::join(block).map_err(|error| {
-            eprintln!("millstream: no connections to or from other hosts: {error}");
+            tracing::warn!("no connections to or from other hosts: {error}");
             io::Error::from_raw_os_error(libc::EHOSTUNREACH)
         })?;
         Ok(Self {

@@ -30,6 +30,7 @@ impl Context {
     /// # Errors
     /// What creating shared memory, sockets or threads reports.
     pub fn open() -> Result<Arc<Self>> {
+        millstream_log::init();
         Ok(Arc::new(Self {
             adapter: startup::adapter()?,
             events: Mutex::default(),

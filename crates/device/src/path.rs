@@ -75,14 +75,14 @@ impl PathPreference {
 /// The setting from the environment, read once.
 ///
 /// # Errors
-/// EINVAL for an invalid value, which standard error names once.
+/// EINVAL for an invalid value, which is logged once.
 pub fn preference() -> Result<PathPreference> {
     static PREFERENCE: OnceLock<Option<PathPreference>> = OnceLock::new();
     let look_up = || {
         let word = env::var(VARIABLE).unwrap_or_default();
         let found = PathPreference::parse(&word);
         if found.is_none() {
-            eprintln!("millstream: {VARIABLE}={word} is invalid; use auto, shm or wire");
+            tracing::error!("{VARIABLE}={word} is invalid; use auto, shm or wire");
         }
         found
     };

@@ -91,7 +91,7 @@ impl<L: Link> Pcap<L> {
         let mut file = self.file.lock().expect("no panic under this lock");
         if let Some(Err(error)) = file.as_mut().map(|file| file.write_all(records)) {
             // The program continues without its capture.
-            eprintln!("millstream: capture ends: {}: {error}", self.path.display());
+            tracing::warn!("capture ends: {}: {error}", self.path.display());
             *file = None;
         }
     }

@@ -55,7 +55,5 @@ impl Drop for CardProcess {
 /// # Errors
 /// As for [`CardProcess::start`].
 pub fn start_cards(program: &Path, plan: &Plan) -> io::Result<Vec<CardProcess>> {
-    let count = plan.tiles.len();
-    eprintln!("starting {count} emulated card{}", if count == 1 { "" } else { "s" });
     plan.tiles.iter().map(|tile| CardProcess::start(program, plan.tile_bytes(tile))).collect()
 }
