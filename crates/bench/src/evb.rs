@@ -120,7 +120,7 @@ fn add_figures(
     for _ in 0..rounds {
         last = case.run(folder, replay)?;
         rates.push(last.payload_bytes.0 as f64 / last.duration_s.0 / 1e9);
-        baselines.extend(last.memcpy.map(|memcpy| memcpy.bytes_per_s.0 / 1e9));
+        baselines.extend(last.memcpy_baseline.map(|memcpy| memcpy.bytes_per_s.0 / 1e9));
     }
     let (rate, baseline) = (median(&rates).unwrap_or(0.0), median(&baselines).unwrap_or(0.0));
     let kernel = if case.kernel == Kernel::On { "cluster7" } else { "no kernel" };
@@ -138,7 +138,7 @@ fn add_figures(
         let gigabytes = last.payload_bytes.0 as f64 / 1e9;
         for what in ["readout", "builder", "card", "event manager"] {
             let units = last.units.iter().filter(|unit| unit.name.starts_with(what));
-            let time: f64 = units.filter_map(|unit| unit.cpu_s).map(|time| time.0).sum();
+            let time: f64 = units.filter_map(|unit| unit.cpu_time_s).map(|time| time.0).sum();
             let name = format!("{shape}, CPU time of {what} units");
             table.push(Figure::with_baseline(name, time / gigabytes, "s/GB", copy));
         }

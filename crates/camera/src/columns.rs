@@ -1,7 +1,9 @@
 //! Datasets of the camera in an event file (`docs/output.md`).
 
 use millstream_fragment::SourceId;
-use millstream_store::{Array, Constant, Decisions, Element, Run, Schema, Source, Values};
+use millstream_store::{
+    ConstantDataset, ConstantValues, DecisionSchema, ElementType, FragmentArray, Run, Schema, Source,
+};
 
 use crate::format::{PATCHES_PER_CRATE, PIXELS_PER_BOARD, SAMPLES, TRACE_STRIDE, TRIGGER_TRACES, WAVEFORMS};
 use crate::pixels::PixelGeometry;
@@ -28,16 +30,16 @@ pub fn schema(
         ids
     };
     let (boards, crates) = (of_kind(WAVEFORMS), of_kind(TRIGGER_TRACES));
-    let decisions = trigger.map(|trigger| Decisions {
+    let decisions = trigger.map(|trigger| DecisionSchema {
         samples: SAMPLES,
         dims: dims([("crate", crates.len()), ("byte", PATCHES_PER_CRATE / 8)]),
         patch_of_bit: trigger.patches().collect(),
     });
     let mut arrays = Vec::new();
     if !boards.is_empty() {
-        arrays.push(Array {
+        arrays.push(FragmentArray {
             dataset: WAVEFORMS_DATASET.into(),
-            element: Element::I16,
+            element: ElementType::I16,
             dims: dims([("pixel", PIXELS_PER_BOARD * boards.len()), ("sample", SAMPLES)]),
             sources: boards,
             unit: "ADC count".into(),
@@ -45,9 +47,9 @@ pub fn schema(
         });
     }
     if !crates.is_empty() {
-        arrays.push(Array {
+        arrays.push(FragmentArray {
             dataset: TRIGGER_TRACES_DATASET.into(),
-            element: Element::U8,
+            element: ElementType::U8,
             dims: dims([("crate", crates.len()), ("sample", SAMPLES), ("patch", TRACE_STRIDE)]),
             sources: crates,
             unit: "trigger count".into(),
@@ -62,20 +64,20 @@ fn dims<const N: usize>(dims: [(&str, usize); N]) -> Vec<(String, usize)> {
     dims.into_iter().map(|(name, len)| (name.to_owned(), len)).collect()
 }
 
-fn constants(geometry: &PixelGeometry) -> Vec<Constant> {
+fn constants(geometry: &PixelGeometry) -> Vec<ConstantDataset> {
     let pixels = geometry.pixels().iter();
-    let constant = |dataset: &str, values, unit: &str, description: &str| Constant {
+    let constant = |dataset: &str, values, unit: &str, description: &str| ConstantDataset {
         dataset: dataset.into(),
         values,
         dim: "pixel".into(),
         unit: unit.into(),
         description: description.into(),
     };
-    let ids = Values::U16(pixels.clone().map(|pixel| pixel.id).collect());
+    let ids = ConstantValues::U16(pixels.clone().map(|pixel| pixel.id).collect());
     let (x, y) = pixels.map(|pixel| (pixel.x, pixel.y)).unzip();
     vec![
         constant("camera/pixel_id", ids, "", "the camera's number of each stored pixel"),
-        constant("camera/pixel_x", Values::F64(x), "mm", "centre of each stored pixel"),
-        constant("camera/pixel_y", Values::F64(y), "mm", "centre of each stored pixel"),
+        constant("camera/pixel_x", ConstantValues::F64(x), "mm", "centre of each stored pixel"),
+        constant("camera/pixel_y", ConstantValues::F64(y), "mm", "centre of each stored pixel"),
     ]
 }

@@ -41,7 +41,7 @@ pub(crate) fn run(options: &DemoOptions) -> Result<ExitCode, Box<dyn Error>> {
     println!("   trigger in card memory, and compare it with the recorded trigger decisions.\n");
     let first = Pass { name: "camera", replay: 1, batch: 2, slots: 3, verify: true, keep: 32 };
     let (setup, report) = first.run(&out)?;
-    let compared = report.trigger.as_ref().map_or(0, |trigger| trigger.compared);
+    let compared = report.trigger.as_ref().map_or(0, |trigger| trigger.decisions_compared);
     if report.derived().success && compared != DECISIONS {
         return Err(format!("{compared} decisions were compared, expected {DECISIONS}").into());
     }

@@ -12,12 +12,12 @@ use std::time::Duration;
 use millstream_card_server::{CardConfig, Lifetime, NetworkConfig, serve_with};
 use millstream_offload::emulated::start_cards;
 use millstream_offload::grid::{Grid, Shape};
+use millstream_offload::leased::{CardAddress, LeaseTerms, LeasedCards};
 use millstream_offload::plan::Plan;
 use millstream_offload::recovery::{self, JobOptions};
-use millstream_offload::leased::{CardAddress, LeaseTerms, LeasedCards};
 use millstream_offload::timeline::{Breakdown, JobReport, StepKind};
 use millstream_rdma::device::{self, DeviceSelector};
-use millstream_report::timeline::{Bar, Kind as Ink, Timeline};
+use millstream_report::timeline::{Activity, Bar, Timeline};
 use millstream_report::{Progress, save};
 
 use crate::args::StencilOptions;
@@ -25,7 +25,8 @@ use crate::card::Names;
 use crate::interrupt::Interrupt;
 
 /// Leases end this long after this process dies; cards leased to another node are awaited this long.
-const TERMS: LeaseTerms = LeaseTerms { duration: Duration::from_secs(5), acquire_timeout: Duration::from_secs(5) };
+const TERMS: LeaseTerms =
+    LeaseTerms { duration: Duration::from_secs(5), acquire_timeout: Duration::from_secs(5) };
 
 /// Memory banks of a card that is started for a job.
 const BANKS: u32 = 4;
@@ -149,7 +150,7 @@ fn compute(
                 std::thread::sleep(Duration::from_millis(20));
             }
         });
-        let outcome = recovery::run(row, grid, spare, options, &|sweeps| bar.set(sweeps), &stop);
+        let outcome = recovery::run(row, grid, spare, options, &|sweeps| bar.set_position(sweeps), &stop);
         over.store(true, Ordering::Relaxed);
         Ok(outcome?)
     })
@@ -237,7 +238,7 @@ fn picture(report: &JobReport) -> Timeline {
     };
     let bar = |step: &millstream_offload::timeline::Step| Bar {
         lane: step.card,
-        kind: StepKind::ALL.iter().position(|&kind| kind == step.kind).unwrap_or(0),
+        activity: StepKind::ALL.iter().position(|&kind| kind == step.kind).unwrap_or(0),
         start: step.start_s,
         end: step.end_s,
     };
@@ -251,7 +252,7 @@ fn picture(report: &JobReport) -> Timeline {
             report.depth
         ),
         lanes: report.cards.clone(),
-        kinds: StepKind::ALL.map(|kind| Ink { name: kind.name(), colour: colour(kind) }).to_vec(),
+        activities: StepKind::ALL.map(|kind| Activity { name: kind.name(), colour: colour(kind) }).to_vec(),
         bars: report.steps.iter().map(bar).collect(),
     }
 }

@@ -65,16 +65,16 @@ fn the_demo_reproduces_every_decision_and_stores_every_byte() {
     assert!(shown.contains("691,200"), "{shown}");
 
     let report = json(&out.join("camera.json"));
-    assert_eq!(report["trigger"]["compared"], 691_200);
-    assert_eq!(report["trigger"]["agreeing"], 691_200);
-    assert_eq!(report["trigger"]["set"], 56);
+    assert_eq!(report["trigger"]["decisions_compared"], 691_200);
+    assert_eq!(report["trigger"]["decisions_matching"], 691_200);
+    assert_eq!(report["trigger"]["decisions_set"], 56);
     assert_eq!(report["events"], 32);
-    assert_eq!(report["conservation"]["fragments_read"], 960);
+    assert_eq!(report["fragment_accounting"]["fragments_read"], 960);
     assert_eq!(report["payload_bytes"], 32 * 158_400);
     assert_eq!((&report["accepted_events"], &report["stored_events"]), (&30.into(), &30.into()));
     let replayed = json(&out.join("replay.json"));
-    assert_eq!(replayed["trigger"]["agreeing"], 3 * 691_200);
-    assert_eq!(replayed["counted_only_events"], 90);
+    assert_eq!(replayed["trigger"]["decisions_matching"], 3 * 691_200);
+    assert_eq!(replayed["not_stored_events"], 90);
 
     // Read with h5py, and with a second implementation of the input format.
     let mut rows = 0;
@@ -128,13 +128,13 @@ fn an_interrupted_run_accounts_for_every_fragment() {
     assert_eq!(output.status.code(), Some(1), "a run that was stopped is no success");
     let report = json(&account);
     assert!(report["error"].as_str().is_some_and(|cause| cause.contains("stop requested")), "{report}");
-    let law = &report["conservation"];
-    let terms = law["terms"].as_array().expect("a list by fate and cause");
-    let fragments = |term: &serde_json::Value| term["fragments"].as_u64().expect("a count");
-    let built: u64 = terms.iter().filter(|term| term["fate"] == "built").map(fragments).sum();
+    let accounting = &report["fragment_accounting"];
+    let outcomes = accounting["outcomes"].as_array().expect("a list by outcome and reason");
+    let fragments = |count: &serde_json::Value| count["fragments"].as_u64().expect("a count");
+    let built: u64 = outcomes.iter().filter(|count| count["outcome"] == "built").map(fragments).sum();
     assert!(built > 0, "{report}");
-    assert_eq!(law["fragments_read"], terms.iter().map(fragments).sum::<u64>(), "{report}");
-    assert!(law["violations"].as_array().is_some_and(Vec::is_empty), "{report}");
+    assert_eq!(accounting["fragments_read"], outcomes.iter().map(fragments).sum::<u64>(), "{report}");
+    assert!(accounting["inconsistencies"].as_array().is_some_and(Vec::is_empty), "{report}");
 }
 
 /// The child processes of a process.

@@ -81,9 +81,9 @@ fn three_hosts_build_the_same_events_while_packets_are_lost() {
     let payload = json(&report)["payload_bytes"].as_u64().unwrap();
     assert!(bytes > payload / 4, "{bytes} bytes of {payload} came over the wire: {said}");
     let (local, spread) = (json(&folder.join("camera.json")), json(&report));
-    for what in ["compared", "agreeing", "set"] {
+    for what in ["decisions_compared", "decisions_matching", "decisions_set"] {
         let once = local["trigger"][what].as_u64().unwrap();
         assert_eq!(spread["trigger"][what].as_u64().unwrap(), 10 * once, "{what}: {said}");
     }
-    assert_eq!(local["trigger"]["agreeing"], local["trigger"]["compared"]);
+    assert_eq!(local["trigger"]["decisions_matching"], local["trigger"]["decisions_compared"]);
 }

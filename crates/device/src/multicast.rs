@@ -155,7 +155,9 @@ fn report_join_error(group: std::net::IpAddr, error: &io::Error) -> Result<()> {
         } else {
             ""
         };
-        tracing::warn!("cannot join multicast group {group}, so packets from other hosts are lost: {error}{hint}");
+        tracing::warn!(
+            "cannot join multicast group {group}, so packets from other hosts are lost: {error}{hint}"
+        );
     });
     // Without packets the group is limited to this host.
     if is_by_packets_only() { Err(Errno(error.raw_os_error().unwrap_or(libc::EIO))) } else { Ok(()) }

@@ -122,9 +122,7 @@ impl RocePort {
         let opened = self.opened.get_or_init(|| {
             new = true;
             let port = Port::join(self.qpn_prefix as u16).map_err(|error| {
-                eprintln!(
-                    "millstream: cannot open the RoCE v2 port, so other hosts are unreachable: {error}"
-                );
+                tracing::warn!("cannot open the RoCE v2 port, so other hosts are unreachable: {error}");
                 Errno(libc::EADDRINUSE)
             })?;
             let receiver = Receiver { inbox: RxBuffers::new(DATAGRAMS), last: None };

@@ -49,7 +49,8 @@ mod tests {
 
     #[test]
     fn levels_and_targets_select_what_is_printed() {
-        let enabled = |text: &str, target: &str, level: Level| parse(text).unwrap().would_enable(target, &level);
+        let enabled =
+            |text: &str, target: &str, level: Level| parse(text).unwrap().would_enable(target, &level);
         assert!(enabled("", "millstream_device", Level::WARN));
         assert!(!enabled("", "millstream_device", Level::INFO));
         assert!(enabled("debug", "millstream_device", Level::DEBUG));

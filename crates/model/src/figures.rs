@@ -16,8 +16,8 @@ use millstream_report::chart::{Chart, Series};
 /// File name without extension, and the chart.
 pub type Figure = (&'static str, Chart);
 
-fn chart(title: &str, x: &str, y: &str, powers: bool, series: Vec<Series>) -> Chart {
-    Chart { title: title.to_owned(), x: x.to_owned(), y: y.to_owned(), powers, series }
+fn chart(title: &str, x: &str, y: &str, log2_x: bool, series: Vec<Series>) -> Chart {
+    Chart { title: title.to_owned(), x: x.to_owned(), y: y.to_owned(), log2_x, series }
 }
 
 /// A series whose points are computed in parallel.

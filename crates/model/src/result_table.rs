@@ -80,13 +80,13 @@ impl ResultTable {
                 None => series.push(Series { name, points: vec![point] }),
             }
         }
-        let powers = (self.rows.iter().filter_map(|row| row[x].number()))
+        let log2_x = (self.rows.iter().filter_map(|row| row[x].number()))
             .all(|value| value >= 1.0 && value.log2().fract() == 0.0);
         Chart {
             title: self.title.clone(),
             x: self.columns[x].clone(),
             y: self.columns[y].clone(),
-            powers: powers && self.rows.len() > 2,
+            log2_x: log2_x && self.rows.len() > 2,
             series,
         }
     }
@@ -149,6 +149,6 @@ mod tests {
         let chart = table().chart(1, 2, &[0]);
         assert_eq!(chart.series.len(), 2);
         assert_eq!((chart.series[0].name.as_str(), chart.series[0].points.len()), ("b p", 2));
-        assert!(chart.powers);
+        assert!(chart.log2_x);
     }
 }

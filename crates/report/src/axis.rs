@@ -1,20 +1,20 @@
-//! Round numbers for the axes of pictures.
+//! Axes of charts, with tick marks at round numbers.
 
 use millstream_quantity::si::prefix;
 
-/// Marks at round numbers on an axis.
+/// An axis with tick marks at round numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ticks {
-    /// Where the axis starts and ends; both are marks unless the axis was given as exact.
+    /// Value at the start of the axis.
     pub low: f64,
-    /// The other end.
+    /// Value at the end of the axis.
     pub high: f64,
     step: f64,
     decimals: usize,
 }
 
 impl Ticks {
-    /// An axis from at most `low` to at least `high`, both at round numbers, with about `marks` marks.
+    /// An axis that contains `low` and `high` and ends at round numbers, with about `marks` marks.
     pub fn around(low: f64, high: f64, marks: usize) -> Self {
         let mut ticks = Self::between(low, high, marks);
         ticks.low = (ticks.low / ticks.step + 1e-9).floor() * ticks.step;
@@ -24,9 +24,9 @@ impl Ticks {
 
     /// An axis from exactly `low` to exactly `high`.
     pub fn between(low: f64, high: f64, marks: usize) -> Self {
-        let sound = |value: f64| if value.is_finite() { value.clamp(-1e100, 1e100) } else { 0.0 };
-        let (low, mut high) = (sound(low), sound(high));
-        // An axis has to have a length that its numbers can resolve.
+        let finite = |value: f64| if value.is_finite() { value.clamp(-1e100, 1e100) } else { 0.0 };
+        let (low, mut high) = (finite(low), finite(high));
+        // The length must be resolved by the precision of the values.
         if high - low <= 1e-9 * low.abs().max(high.abs()) || high - low < 1e-100 {
             high = low + low.abs().max(1.0);
         }
@@ -39,17 +39,17 @@ impl Ticks {
         Self { low, high, step, decimals }
     }
 
-    /// Position of a value on the axis: 0 at `low`, 1 at `high`.
+    /// Position of a value on the axis, from 0 at `low` to 1 at `high`.
     pub fn position(&self, value: f64) -> f64 {
         let position = (value - self.low) / (self.high - self.low);
         if position.is_finite() { position.clamp(0.0, 1.0) } else { 0.0 }
     }
 
-    /// The marks, with their labels.
+    /// The tick marks with their labels.
     pub fn marks(&self) -> impl Iterator<Item = (f64, String)> {
         let first = (self.low / self.step - 1e-9).ceil();
         let last = (self.high / self.step + 1e-9).floor();
-        // The step makes these few; the bound is for numbers that an f64 cannot count.
+        // The step makes these few; the bound is for values beyond the precision of an f64.
         let count = (last - first).clamp(0.0, 100.0) as usize;
         (0..=count).map(move |k| {
             let value = (first + k as f64) * self.step;
@@ -59,8 +59,8 @@ impl Ticks {
     }
 }
 
-/// A unit in which values up to `high` are easy to read, as a factor and a prefix.
-pub fn unit_for(high: f64) -> (f64, &'static str) {
+/// The SI prefix for values up to `high`, with its factor.
+pub fn si_prefix_for(high: f64) -> (f64, &'static str) {
     prefix(if high.is_finite() { high } else { 0.0 }, 1e3)
 }
 
@@ -85,7 +85,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_axis_has_marks_in_order_inside_it(low: f64, high: f64, marks in 0..12usize) {
+        fn marks_are_in_order_and_on_the_axis(low: f64, high: f64, marks in 0..12usize) {
             for ticks in [Ticks::around(low, high, marks), Ticks::between(low, high, marks)] {
                 prop_assert!(ticks.low < ticks.high);
                 let found: Vec<f64> = ticks.marks().map(|(value, _)| value).collect();

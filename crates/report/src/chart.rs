@@ -1,47 +1,47 @@
-//! Line charts: series over a linear or logarithmic axis.
+//! Line charts of series over a linear or logarithmic axis.
 
 use crate::axis::Ticks;
-use crate::colour::{FAINT, GRID, TEXT};
+use crate::colour::{GRID, SECONDARY, TEXT};
 use crate::svg::{Anchor, Attribute, Font, Svg, path};
 
-/// One line of a chart.
+/// A series: one line of a chart.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Series {
     /// Its name.
     pub name: String,
-    /// Its points.
+    /// Its points, x and y.
     pub points: Vec<(f64, f64)>,
 }
 
-/// A chart.
+/// A line chart.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chart {
     /// Its title.
     pub title: String,
-    /// What is along the horizontal axis, with its unit.
+    /// Label of the horizontal axis, with the unit.
     pub x: String,
-    /// What is along the vertical axis, with its unit.
+    /// Label of the vertical axis, with the unit.
     pub y: String,
-    /// Whether the horizontal axis shows powers of two.
-    pub powers: bool,
-    /// The lines.
+    /// Whether the horizontal axis is logarithmic, with marks at log2_x of two.
+    pub log2_x: bool,
+    /// The series.
     pub series: Vec<Series>,
 }
 
-/// Least width, and height.
+/// Minimum width, and height.
 const SIZE: (f64, f64) = (760.0, 420.0);
-/// Width of a letter of the legend, on the wide side: no font is asked.
+/// Upper estimate of the width of a letter in the legend.
 const LETTER: f64 = 6.6;
-/// Every second line is dashed, so that two which coincide are both seen.
+/// Dash pattern of every second line, so that coinciding lines are both visible.
 const DASHES: &str = "7 5";
 const PLOT: (f64, f64, f64, f64) = (70.0, 50.0, 520.0, 310.0);
 
-/// Colours that differ also without colour vision (Okabe and Ito).
+/// Colours distinguishable without colour vision (Okabe and Ito).
 const COLOURS: [&str; 8] =
     ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8b8b00"];
 
-/// A power of two as people write sizes.
-fn power(value: f64) -> String {
+/// A power of two with a binary prefix.
+fn binary_size(value: f64) -> String {
     let steps = [(1_073_741_824.0, "Gi"), (1_048_576.0, "Mi"), (1024.0, "Ki")];
     match steps.into_iter().find(|(scale, _)| value >= *scale) {
         Some((scale, prefix)) => format!("{}{prefix}", value / scale),
@@ -50,7 +50,7 @@ fn power(value: f64) -> String {
 }
 
 impl Chart {
-    /// As SVG.
+    /// Renders the chart as SVG.
     #[must_use]
     pub fn svg(&self) -> String {
         let longest = self.series.iter().map(|series| series.name.chars().count()).max().unwrap_or(0);
@@ -60,7 +60,7 @@ impl Chart {
         let mut svg = Svg::new(width, SIZE.1, &self.title);
         svg.text((PLOT.0, 28.0), Anchor::Start, Font::bold(15.0), &self.title);
         let points = || self.series.iter().flat_map(|series| series.points.iter());
-        let scaled = |x: f64| if self.powers { x.max(f64::MIN_POSITIVE).log2() } else { x };
+        let scaled = |x: f64| if self.log2_x { x.max(f64::MIN_POSITIVE).log2() } else { x };
         let (mut left, mut right, mut top) = (f64::INFINITY, f64::NEG_INFINITY, 0.0f64);
         for &(x, y) in points().filter(|(x, y)| x.is_finite() && y.is_finite()) {
             (left, right, top) = (left.min(scaled(x)), right.max(scaled(x)), top.max(y));
@@ -74,21 +74,21 @@ impl Chart {
         for (value, label) in up.marks() {
             let y = at(1.0, value).1;
             svg.line((PLOT.0, y), (PLOT.0 + PLOT.2, y), &[grid]);
-            svg.text((PLOT.0 - 8.0, y + 4.0), Anchor::End, Font::new(11.0, FAINT), &label);
+            svg.text((PLOT.0 - 8.0, y + 4.0), Anchor::End, Font::new(11.0, SECONDARY), &label);
         }
         for (value, label) in across.marks() {
-            if self.powers && value.fract().abs() > 1e-9 {
+            if self.log2_x && value.fract().abs() > 1e-9 {
                 continue;
             }
             let x = PLOT.0 + across.position(value) * PLOT.2;
             svg.line((x, PLOT.1), (x, PLOT.1 + PLOT.3), &[grid]);
-            let label = if self.powers { power(value.exp2()) } else { label };
-            svg.text((x, PLOT.1 + PLOT.3 + 18.0), Anchor::Middle, Font::new(11.0, FAINT), &label);
+            let label = if self.log2_x { binary_size(value.exp2()) } else { label };
+            svg.text((x, PLOT.1 + PLOT.3 + 18.0), Anchor::Middle, Font::new(11.0, SECONDARY), &label);
         }
         let middle = PLOT.0 + PLOT.2 / 2.0;
         svg.text((middle, PLOT.1 + PLOT.3 + 42.0), Anchor::Middle, Font::new(12.0, TEXT), &self.x);
-        svg.text((PLOT.0, PLOT.1 - 8.0), Anchor::Start, Font::new(12.0, FAINT), &self.y);
-        // Dashed lines come last: they let a line below them be seen, others would hide them.
+        svg.text((PLOT.0, PLOT.1 - 8.0), Anchor::Start, Font::new(12.0, SECONDARY), &self.y);
+        // Dashed lines are drawn last: a line below remains visible through the gaps.
         let count = self.series.len();
         for i in (0..count).step_by(2).chain((1..count).step_by(2)) {
             let series = &self.series[i];
@@ -118,7 +118,7 @@ impl Chart {
         svg.finish()
     }
 
-    /// As a table: series, x, y.
+    /// Renders the points as CSV with the columns series, x and y.
     #[must_use]
     pub fn csv(&self) -> String {
         let mut text = format!("series,{},{}\n", self.x.replace(',', ";"), self.y.replace(',', ";"));
@@ -138,12 +138,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_chart_is_a_document(points in prop::collection::vec((any::<f64>(), any::<f64>()), 0..9), powers: bool, name: String) {
+        fn arbitrary_chart_is_well_formed(points in prop::collection::vec((any::<f64>(), any::<f64>()), 0..9), log2_x: bool, name: String) {
             let chart = Chart {
                 title: name.clone(),
                 x: "x".into(),
                 y: "y".into(),
-                powers,
+                log2_x,
                 series: vec![Series { name, points: points.clone() }],
             };
             let text = chart.svg();

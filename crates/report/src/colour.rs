@@ -1,20 +1,19 @@
-//! Colours of pictures.
+//! Colours of charts.
 
 /// Text.
 pub const TEXT: &str = "#1f2328";
-/// Text beside the point, axes.
-pub const FAINT: &str = "#59636e";
-/// Lines of a grid.
+/// Secondary text, axes.
+pub const SECONDARY: &str = "#59636e";
+/// Grid lines.
 pub const GRID: &str = "#e3e7eb";
-/// What is measured.
+/// Measured values.
 pub const MEASURED: &str = "#0969da";
-/// What it is compared with.
+/// Baselines.
 pub const BASELINE: &str = "#57606a";
-/// What to look at.
-pub const MARK: &str = "#ff3b1f";
+/// Highlighted parts.
+pub const HIGHLIGHT: &str = "#ff3b1f";
 
-/// The colour map viridis at equal steps, dark to bright: even to the eye, also without colour vision.
-/// By S. van der Walt and N. Smith, CC0.
+/// The colour map viridis at equal steps, dark to bright, by S. van der Walt and N. Smith (CC0).
 const VIRIDIS: [[u8; 3]; 17] = [
     [68, 1, 84],
     [72, 24, 106],
@@ -35,12 +34,12 @@ const VIRIDIS: [[u8; 3]; 17] = [
     [253, 231, 37],
 ];
 
-/// The colour of a position from 0 to 1 on the scale, as `#rrggbb`.
-pub fn scale(position: f64) -> String {
+/// The viridis colour of a position from 0 to 1, as `#rrggbb`.
+pub fn viridis(position: f64) -> String {
     let last = VIRIDIS.len() - 1;
-    let place = if position.is_finite() { position.clamp(0.0, 1.0) * last as f64 } else { 0.0 };
-    let below = (place as usize).min(last - 1);
-    let part = place - below as f64;
+    let index = if position.is_finite() { position.clamp(0.0, 1.0) * last as f64 } else { 0.0 };
+    let below = (index as usize).min(last - 1);
+    let part = index - below as f64;
     let mix = |channel: usize| {
         let (from, to) = (f64::from(VIRIDIS[below][channel]), f64::from(VIRIDIS[below + 1][channel]));
         (from + part * (to - from)).round() as u8
@@ -53,11 +52,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_scale_goes_from_dark_to_bright() {
-        assert_eq!(scale(0.0), "#440154");
-        assert_eq!(scale(1.0), "#fde725");
-        assert_eq!(scale(f64::NAN), scale(-3.0));
-        assert_eq!(scale(f64::INFINITY), scale(0.0));
+    fn viridis_goes_from_dark_to_bright() {
+        assert_eq!(viridis(0.0), "#440154");
+        assert_eq!(viridis(1.0), "#fde725");
+        assert_eq!(viridis(f64::NAN), viridis(-3.0));
+        assert_eq!(viridis(f64::INFINITY), viridis(0.0));
         let light = |k: usize| {
             let [r, g, b] = VIRIDIS[k].map(f64::from);
             0.2126 * r + 0.7152 * g + 0.0722 * b

@@ -1,10 +1,11 @@
-//! Results for people: what a run did, as a table, as JSON and as pictures.
+//! Reports of event builder runs: tables, JSON, SVG charts, progress bars.
 //!
-//! - [`RunReport`] holds the numbers of one run; what follows from them (rates, agreement, whether the
-//!   run is a success) is computed in one place, [`RunReport::derived`], and shown everywhere alike.
-//! - [`table`] prints them for a terminal, [`RunReport::to_json`] writes them for programs.
-//! - [`throughput`] draws the rate over time, [`timeline`] what was done when, both as SVG.
-//! - [`Progress`] shows how far a run is.
+//! - [`RunReport`] holds the counts and measurements of one run. [`RunReport::derived`] computes rates and
+//!   problems for all outputs.
+//! - [`table`] renders a report for a terminal, [`RunReport::to_json`] for programs.
+//! - [`throughput`] draws the rate over time, [`timeline`] the activities of workers, [`chart`] any series.
+//!   [`svg`], [`axis`] and [`colour`] are their parts.
+//! - [`Progress`] is a progress bar.
 //!
 //! `docs/output.md` lists the fields of the JSON.
 #![forbid(unsafe_code)]
@@ -25,7 +26,8 @@ pub use millstream_quantity::{Bytes, BytesPerSecond, Seconds};
 pub use progress::Progress;
 pub use quantity::count;
 pub use run::{
-    Conservation, Derived, Fate, Memcpy, RunReport, Sample, Term, TriggerCheck, UnitReport, VERSION,
+    Derived, FragmentAccounting, FragmentOutcome, MemcpyBaseline, OutcomeCount, ProgressSample, RunReport,
+    TriggerComparison, UnitReport, VERSION,
 };
 pub use save::{SaveError, save};
 pub use table::Style;

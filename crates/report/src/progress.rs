@@ -1,4 +1,4 @@
-//! How far a run is, on the terminal while it lasts.
+//! Progress bars.
 
 use std::time::Duration;
 
@@ -7,34 +7,34 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use crate::quantity::count;
 use millstream_quantity::{Bytes, Seconds};
 
-/// A bar on the standard error, if that is a terminal; otherwise nothing at all.
+/// A progress bar on standard error; hidden if that is not a terminal.
 #[derive(Debug)]
 pub struct Progress {
     bar: ProgressBar,
 }
 
 impl Progress {
-    /// A bar for `events` events. `what` is a word or two, such as the name of the run.
-    pub fn new(what: &str, events: u64) -> Self {
-        // Hidden by itself where the standard error is no terminal.
-        Self::on(ProgressDrawTarget::stderr_with_hz(10), what, events)
+    /// A bar for `events` events, or other steps. `title` is a short text, such as the name of the run.
+    pub fn new(title: &str, events: u64) -> Self {
+        // indicatif hides the bar if standard error is not a terminal.
+        Self::on(ProgressDrawTarget::stderr_with_hz(10), title, events)
     }
 
-    fn on(target: ProgressDrawTarget, what: &str, events: u64) -> Self {
+    fn on(target: ProgressDrawTarget, title: &str, events: u64) -> Self {
         const TEMPLATE: &str = "{prefix} {bar:30.blue} {percent:>3} %  {msg}  {eta} left";
-        let bar = ProgressBar::with_draw_target(Some(events), target).with_prefix(what.to_owned());
+        let bar = ProgressBar::with_draw_target(Some(events), target).with_prefix(title.to_owned());
         if let Ok(style) = ProgressStyle::with_template(TEMPLATE) {
             bar.set_style(style.progress_chars("━╸─"));
         }
         Self { bar }
     }
 
-    /// How many events, or whatever the bar counts, are done.
-    pub fn set(&self, done: u64) {
+    /// Sets the number of steps done.
+    pub fn set_position(&self, done: u64) {
         self.bar.set_position(done);
     }
 
-    /// What has been done after `elapsed`. Cheap: call it as often as there is news.
+    /// Sets the events and payload done after `elapsed`. Cheap enough to call for every event.
     pub fn update(&self, events: u64, payload: Bytes, elapsed: Duration) {
         let rate = payload.per(Seconds(elapsed.as_secs_f64()));
         let rate = rate.map_or(String::new(), |rate| format!("  {rate}"));
@@ -42,8 +42,8 @@ impl Progress {
         self.bar.set_position(events);
     }
 
-    /// Prints a line above the bar, or on the standard error if there is none.
-    pub fn say(&self, line: &str) {
+    /// Prints a line above the bar, or on standard error if it is hidden.
+    pub fn println(&self, line: &str) {
         if self.bar.is_hidden() {
             eprintln!("{line}");
         } else {
@@ -53,7 +53,7 @@ impl Progress {
 }
 
 impl Drop for Progress {
-    /// Removes the bar, so that what comes next starts on a clean line.
+    /// Removes the bar: later output starts on an empty line.
     fn drop(&mut self) {
         self.bar.finish_and_clear();
     }
@@ -65,7 +65,7 @@ mod tests {
     use indicatif::InMemoryTerm;
 
     #[test]
-    fn the_bar_shows_events_and_rate_and_goes_away() {
+    fn bar_shows_events_and_rate_until_dropped() {
         let terminal = InMemoryTerm::new(4, 100);
         let target = ProgressDrawTarget::term_like(Box::new(terminal.clone()));
         let progress = Progress::on(target, "sst1m", 1000);
@@ -75,7 +75,7 @@ mod tests {
         for part in ["sst1m ━━━", " 25 %", "250 events  3.96 GB/s", " left"] {
             assert!(shown.contains(part), "{shown:?} lacks {part:?}");
         }
-        progress.say("a unit is late");
+        progress.println("a unit is late");
         assert!(terminal.contents().starts_with("a unit is late\n"));
         drop(progress);
         assert_eq!(terminal.contents(), "a unit is late");

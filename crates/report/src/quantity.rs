@@ -24,7 +24,7 @@ pub fn count(count: u64) -> String {
     text
 }
 
-/// Decimals of a fraction that is shown as per cent: more if it is close to the whole without being it.
+/// A fraction in per cent, with more decimals close to 100 %.
 pub(crate) fn per_cent(part: u64, whole: u64) -> String {
     if part == whole {
         return "100 %".into();
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_are_grouped() {
+    fn digits_are_grouped() {
         assert_eq!(count(0), "0");
         assert_eq!(count(999), "999");
         assert_eq!(count(691_200), "691,200");
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_binary_where_they_can_be() {
+    fn whole_blocks_have_binary_prefixes() {
         let shown = |bytes| block(Bytes(bytes));
         assert_eq!(shown(0), "0 B");
         assert_eq!(shown(64 << 10), "64 KiB");
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_whole_is_all_of_it() {
+    fn only_the_whole_is_100_per_cent() {
         assert_eq!(per_cent(691_200, 691_200), "100 %");
         assert_eq!(per_cent(691_199, 691_200), "99.999 %");
         assert_eq!(per_cent(u64::MAX - 1, u64::MAX), "99.999 %");

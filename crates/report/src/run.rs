@@ -1,113 +1,113 @@
-//! The numbers of one run.
+//! The report of one event builder run.
 
 use serde::{Deserialize, Serialize};
 
 use millstream_quantity::{Bytes, BytesPerSecond, Seconds};
 
-/// Version of the JSON: changes when a field changes its meaning or goes.
-pub const VERSION: u32 = 1;
+/// Version of the JSON. It changes when a field is renamed, removed or changes its meaning.
+pub const VERSION: u32 = 2;
 
-/// What one run did. Every number here was counted or measured; see [`Derived`] for what follows.
+/// Counts and measurements of one run. [`Derived`] has the values computed from them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunReport {
     /// Name of the run.
     pub name: String,
-    /// Program that ran, and its version.
+    /// Program and version.
     pub software: String,
-    /// What ended the run early, if anything did.
+    /// Error that ended the run early.
     pub error: Option<String>,
-    /// Events that were built whole.
+    /// Events built completely.
     pub events: u64,
     /// Fragments of these events.
     pub fragments: u64,
-    /// Their payload.
+    /// Payload of these events.
     pub payload_bytes: Bytes,
-    /// From the first request to the last event.
+    /// Time from the first request to the last event.
     pub duration_s: Seconds,
-    /// What a plain copy reaches on this machine.
-    pub memcpy: Option<Memcpy>,
-    /// The trigger's decisions, if they were compared with recorded ones.
-    pub trigger: Option<TriggerCheck>,
-    /// Events that the trigger accepted.
+    /// Rate of a plain memory copy on this machine.
+    pub memcpy_baseline: Option<MemcpyBaseline>,
+    /// Comparison of the trigger's decisions with recorded ones.
+    pub trigger: Option<TriggerComparison>,
+    /// Events accepted by the trigger.
     pub accepted_events: u64,
     /// Events in the event files.
     pub stored_events: u64,
-    /// Accepted events that were only counted, because no more were to be stored.
-    pub counted_only_events: u64,
-    /// The event files.
+    /// Accepted events beyond the configured number of events to store.
+    pub not_stored_events: u64,
+    /// Paths of the event files.
     pub event_files: Vec<String>,
-    /// Where every fragment went.
-    pub conservation: Conservation,
+    /// Outcome of every fragment.
+    pub fragment_accounting: FragmentAccounting,
     /// The units of the run.
     pub units: Vec<UnitReport>,
-    /// How far the run was at some times, in ascending order; the start need not be there.
-    pub samples: Vec<Sample>,
+    /// Progress over time, in ascending order. The start may be missing.
+    pub samples: Vec<ProgressSample>,
 }
 
-/// A plain copy, measured in the same run.
+/// A plain memory copy, measured in the same run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Memcpy {
+pub struct MemcpyBaseline {
     /// Length of one copy.
     pub block_bytes: Bytes,
     /// Rate of the copies.
     pub bytes_per_s: BytesPerSecond,
 }
 
-/// Decisions of the trigger, compared with recorded ones, one per patch and sample.
+/// Comparison of the trigger's decisions, one per patch and sample, with recorded ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TriggerCheck {
-    /// The kernel that decided.
+pub struct TriggerComparison {
+    /// Kernel that computed the decisions.
     pub kernel: String,
-    /// Decisions that were compared.
-    pub compared: u64,
-    /// Decisions that were as recorded.
-    pub agreeing: u64,
-    /// Decisions that were positive.
-    pub set: u64,
+    /// Decisions compared.
+    pub decisions_compared: u64,
+    /// Decisions equal to the recorded ones.
+    pub decisions_matching: u64,
+    /// Positive decisions.
+    pub decisions_set: u64,
 }
 
-/// The conservation law: every fragment read was built, or was left in an incomplete event, or was
+/// Outcomes of all fragments: every fragment read is part of a built event, part of an incomplete event, or
 /// discarded.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Conservation {
-    /// Fragments that were read from the sources.
+pub struct FragmentAccounting {
+    /// Fragments read from the sources.
     pub fragments_read: u64,
-    /// Where they went.
-    pub terms: Vec<Term>,
-    /// What the units' accounts contradict each other about.
-    pub violations: Vec<String>,
+    /// Fragments by outcome and reason.
+    pub outcomes: Vec<OutcomeCount>,
+    /// Contradictions between the counts of different units.
+    pub inconsistencies: Vec<String>,
 }
 
-/// Fragments that went the same way for the same cause.
+/// Number of fragments with the same outcome and reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Term {
-    /// What became of them.
-    pub fate: Fate,
-    /// Why.
-    pub cause: String,
-    /// Events that they belong to.
+pub struct OutcomeCount {
+    /// Their outcome.
+    pub outcome: FragmentOutcome,
+    /// The reason.
+    pub reason: String,
+    /// Number of events of these fragments.
     pub events: u64,
-    /// Fragments.
+    /// Number of fragments.
     pub fragments: u64,
 }
 
-/// What became of a fragment.
+/// Outcome of a fragment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Fate {
-    /// It is in a whole event.
+pub enum FragmentOutcome {
+    /// Part of a complete event.
     Built,
-    /// It is in an event that lacks others.
+    /// Part of an event that lacks fragments.
     Incomplete,
-    /// It is in no event.
+    /// Part of no event.
     Discarded,
 }
 
-impl Fate {
-    /// All fates, in the order of the law.
+impl FragmentOutcome {
+    /// All outcomes, in the order of the sum.
     pub const ALL: [Self; 3] = [Self::Built, Self::Incomplete, Self::Discarded];
 
-    /// As in the JSON.
+    /// Its name in the JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Built => "built",
@@ -117,55 +117,54 @@ impl Fate {
     }
 }
 
-/// One unit of a run.
+/// Counts of one unit of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct UnitReport {
     /// Its name, as in `builder 1`.
     pub name: String,
-    /// Events that it handled.
+    /// Events handled.
     pub events: u64,
-    /// Fragments that it handled.
+    /// Fragments handled.
     pub fragments: u64,
-    /// Payload that it handled.
+    /// Payload handled.
     pub payload_bytes: Bytes,
-    /// The most memory that it had at any time, if known.
+    /// Peak memory use, if known.
     pub peak_memory_bytes: Option<Bytes>,
-    /// Processor time that it took, if known.
-    pub cpu_s: Option<Seconds>,
-    /// How it ended, as in `done` or `killed by signal 9`.
-    pub end: String,
+    /// Processor time, if known.
+    pub cpu_time_s: Option<Seconds>,
+    /// How the process ended, as in `done` or `killed by signal 9`.
+    pub exit_status: String,
 }
 
-/// How far the run was at one time.
+/// Progress of the run at one time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Sample {
+pub struct ProgressSample {
     /// Time since the start.
-    pub at_s: Seconds,
-    /// Events built until then.
+    pub elapsed_s: Seconds,
+    /// Events built so far.
     pub events: u64,
-    /// Payload landed until then.
+    /// Payload received so far.
     pub payload_bytes: Bytes,
 }
 
-/// What follows from the numbers of a run.
+/// Values computed from the counts and measurements of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Derived {
-    /// Whether there is no problem.
+    /// Whether there are no problems.
     pub success: bool,
-    /// Everything that is wrong, one sentence each. Fragments that were accounted for as incomplete or
-    /// discarded are a loss, but not wrong.
+    /// Problems, one sentence each. Incomplete and discarded fragments are losses, not problems.
     pub problems: Vec<String>,
-    /// Payload per time.
+    /// Payload rate.
     pub payload_bytes_per_s: Option<BytesPerSecond>,
-    /// Events per second.
+    /// Event rate \[1/s\].
     pub events_per_s: Option<f64>,
-    /// Fragments per second.
+    /// Fragment rate \[1/s\].
     pub fragments_per_s: Option<f64>,
-    /// Payload per time as a fraction of the plain copy's rate.
-    pub fraction_of_memcpy: Option<f64>,
+    /// Payload rate divided by the rate of the plain memory copy.
+    pub memcpy_ratio: Option<f64>,
 }
 
-/// The whole JSON document.
+/// The JSON document.
 #[derive(Serialize)]
 struct Document<'a> {
     version: u32,
@@ -174,25 +173,30 @@ struct Document<'a> {
     derived: Derived,
 }
 
-impl Conservation {
-    /// Fragments with this fate.
-    pub fn fragments(&self, fate: Fate) -> u64 {
-        self.of(fate).fold(0, |sum, term| sum.saturating_add(term.fragments))
+impl FragmentAccounting {
+    /// Number of fragments with this outcome.
+    pub fn fragments(&self, outcome: FragmentOutcome) -> u64 {
+        self.of(outcome).fold(0, |sum, count| sum.saturating_add(count.fragments))
     }
 
-    /// The terms with this fate.
-    pub fn of(&self, fate: Fate) -> impl Iterator<Item = &Term> {
-        self.terms.iter().filter(move |term| term.fate == fate)
+    /// The counts of this outcome, by reason.
+    pub fn of(&self, outcome: FragmentOutcome) -> impl Iterator<Item = &OutcomeCount> {
+        self.outcomes.iter().filter(move |count| count.outcome == outcome)
     }
 
-    /// Fragments of all terms: what had to be read.
-    pub fn fragments_gone(&self) -> u64 {
-        Fate::ALL.iter().fold(0, |sum, &fate| sum.saturating_add(self.fragments(fate)))
+    /// Number of fragments with an outcome; equals the fragments read if none is lost.
+    pub fn fragments_accounted(&self) -> u64 {
+        FragmentOutcome::ALL.iter().fold(0, |sum, &outcome| sum.saturating_add(self.fragments(outcome)))
+    }
+
+    /// Whether every fragment read has one outcome, and all units agree.
+    pub fn is_consistent(&self) -> bool {
+        self.fragments_read == self.fragments_accounted() && self.inconsistencies.is_empty()
     }
 }
 
 impl RunReport {
-    /// What follows from the numbers.
+    /// The derived values.
     pub fn derived(&self) -> Derived {
         let rate = self.payload_bytes.per(self.duration_s);
         let problems = self.problems();
@@ -202,17 +206,17 @@ impl RunReport {
             payload_bytes_per_s: rate,
             events_per_s: self.duration_s.rate_of(self.events),
             fragments_per_s: self.duration_s.rate_of(self.fragments),
-            fraction_of_memcpy: self.memcpy.zip(rate).and_then(|(memcpy, rate)| {
-                let fraction = rate.0 / memcpy.bytes_per_s.0;
-                fraction.is_finite().then_some(fraction)
+            memcpy_ratio: self.memcpy_baseline.zip(rate).and_then(|(memcpy, rate)| {
+                let ratio = rate.0 / memcpy.bytes_per_s.0;
+                ratio.is_finite().then_some(ratio)
             }),
         }
     }
 
-    /// The report as JSON, with what follows from it in `derived`.
+    /// The report as JSON, with the derived values in `derived`.
     pub fn to_json(&self) -> String {
         let document = Document { version: VERSION, report: self, derived: self.derived() };
-        // Only maps with keys that are no strings, and writers that fail, make this fail.
+        // Serialisation fails only for maps with other keys than strings.
         let mut text = serde_json::to_string_pretty(&document).expect("a report has string keys");
         text.push('\n');
         text
@@ -221,23 +225,25 @@ impl RunReport {
     fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
         problems.extend(self.error.clone());
-        let law = &self.conservation;
-        let gone = law.fragments_gone();
-        if law.fragments_read != gone {
-            problems.push(format!("{} fragments were read, {gone} accounted for", law.fragments_read));
+        let accounting = &self.fragment_accounting;
+        let (read, accounted) = (accounting.fragments_read, accounting.fragments_accounted());
+        if read != accounted {
+            problems.push(format!("{read} fragments read, but {accounted} accounted for"));
         }
-        problems.extend(law.violations.iter().cloned());
+        problems.extend(accounting.inconsistencies.iter().cloned());
         if let Some(trigger) = &self.trigger
-            && trigger.agreeing != trigger.compared
+            && trigger.decisions_matching != trigger.decisions_compared
         {
-            let wrong = trigger.compared.abs_diff(trigger.agreeing);
-            problems.push(format!("{wrong} of {} trigger decisions disagree", trigger.compared));
+            let different = trigger.decisions_compared.abs_diff(trigger.decisions_matching);
+            let compared = trigger.decisions_compared;
+            problems
+                .push(format!("{different} of {compared} trigger decisions differ from the recorded ones"));
         }
         let (accepted, stored) = (self.accepted_events, self.stored_events);
-        if stored.saturating_add(self.counted_only_events) != accepted {
-            let counted = self.counted_only_events;
+        if stored.saturating_add(self.not_stored_events) != accepted {
+            let beyond = self.not_stored_events;
             problems.push(format!(
-                "{accepted} events were accepted, {stored} stored and {counted} to be counted only"
+                "{accepted} events accepted, but {stored} stored and {beyond} beyond the configured number"
             ));
         }
         problems

@@ -1,20 +1,20 @@
-//! Putting a text into a file.
+//! Atomic replacement of text files.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// A text that did not get into its file.
+/// A file that cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: cannot write: {cause}", path.display())]
 pub struct SaveError {
     /// The file.
     pub path: PathBuf,
-    /// What the operating system said.
+    /// Error of the operating system.
     pub cause: io::Error,
 }
 
-/// Writes the text into the file, so that the file is either the old or the new one.
+/// Writes a text file atomically: the path has the old or the new contents.
 pub fn save(path: &Path, text: &str) -> Result<(), SaveError> {
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_written_whole_or_not_at_all() {
+    fn file_is_replaced_atomically() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("report.json");
         save(&path, "old").unwrap();

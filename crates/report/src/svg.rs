@@ -1,39 +1,39 @@
-//! A small builder of SVG: elements, attributes, text. What it writes is well-formed whatever it is given.
+//! A small SVG writer: elements, attributes, text. The output is well-formed for any input.
 
 use std::fmt::{self, Display};
 
 use crate::colour::TEXT;
 
-/// An SVG document in the making. Coordinates are pixels at the natural size, y downwards.
+/// Builds an SVG document. Coordinates are pixels, y downwards.
 #[derive(Debug)]
 pub struct Svg {
     out: String,
     open: Vec<&'static str>,
 }
 
-/// A value of an attribute.
+/// Name and value of an attribute.
 pub type Attribute<'a> = (&'static str, &'a dyn Display);
 
-/// A coordinate: at most two decimals, as no screen shows more.
+/// A coordinate, written with at most two decimals.
 #[derive(Clone, Copy, Debug)]
-pub struct At(pub f64);
+pub struct Coordinate(pub f64);
 
-impl Display for At {
+impl Display for Coordinate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let value = if self.0.is_finite() { (self.0.clamp(-1e6, 1e6) * 100.0).round() / 100.0 } else { 0.0 };
-        // Without the sign of a zero.
+        // Adding zero removes the sign of −0.
         write!(f, "{}", value + 0.0)
     }
 }
 
-/// Where a text stands relative to its point.
+/// Position of a text relative to its point.
 #[derive(Clone, Copy, Debug)]
 pub enum Anchor {
-    /// The text begins at the point.
+    /// The point is at the start of the text.
     Start,
-    /// The text's middle is at the point.
+    /// The point is in the middle of the text.
     Middle,
-    /// The text ends at the point.
+    /// The point is at the end of the text.
     End,
 }
 
@@ -42,9 +42,9 @@ pub enum Anchor {
 pub struct Font {
     /// Height in pixels.
     pub size: f64,
-    /// As SVG writes it.
+    /// Colour in SVG syntax.
     pub colour: &'static str,
-    /// Weight.
+    /// Whether the weight is bold.
     pub bold: bool,
 }
 
@@ -54,48 +54,52 @@ impl Font {
         Self { size, colour, bold: false }
     }
 
-    /// A bold font in the colour of text.
+    /// A bold font in the default text colour.
     pub const fn bold(size: f64) -> Self {
         Self { size, colour: TEXT, bold: true }
     }
 }
 
 impl Svg {
-    /// A white page. `title` is for those who cannot see it.
+    /// A white page. Screen readers read `title`.
     pub fn new(width: f64, height: f64, title: &str) -> Self {
         let mut svg = Self { out: String::new(), open: Vec::new() };
-        let view = format!("0 0 {} {}", At(width), At(height));
+        let view = format!("0 0 {} {}", Coordinate(width), Coordinate(height));
         svg.begin(
             "svg",
             &[
                 ("xmlns", &"http://www.w3.org/2000/svg"),
-                ("width", &At(width)),
-                ("height", &At(height)),
+                ("width", &Coordinate(width)),
+                ("height", &Coordinate(height)),
                 ("viewBox", &view),
                 ("role", &"img"),
                 ("font-family", &"Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"),
             ],
         );
         svg.element("title", &[], Some(title));
-        svg.element("rect", &[("width", &At(width)), ("height", &At(height)), ("fill", &"white")], None);
+        svg.element(
+            "rect",
+            &[("width", &Coordinate(width)), ("height", &Coordinate(height)), ("fill", &"white")],
+            None,
+        );
         svg
     }
 
-    /// Starts an element that has others inside.
+    /// Opens an element with children.
     pub fn begin(&mut self, name: &'static str, attributes: &[Attribute<'_>]) {
         self.tag(name, attributes);
         self.out.push_str(">\n");
         self.open.push(name);
     }
 
-    /// Ends the element started last.
+    /// Closes the innermost open element.
     pub fn end(&mut self) {
         if let Some(name) = self.open.pop() {
             self.out.push_str(&format!("</{name}>\n"));
         }
     }
 
-    /// An element without others inside.
+    /// Writes an element without children.
     pub fn element(&mut self, name: &'static str, attributes: &[Attribute<'_>], text: Option<&str>) {
         self.tag(name, attributes);
         match text {
@@ -108,15 +112,15 @@ impl Svg {
         }
     }
 
-    /// A straight line.
+    /// Writes a straight line.
     pub fn line(&mut self, from: (f64, f64), to: (f64, f64), attributes: &[Attribute<'_>]) {
-        let [x1, y1, x2, y2] = [from.0, from.1, to.0, to.1].map(At);
+        let [x1, y1, x2, y2] = [from.0, from.1, to.0, to.1].map(Coordinate);
         let mut all: Vec<Attribute<'_>> = vec![("x1", &x1), ("y1", &y1), ("x2", &x2), ("y2", &y2)];
         all.extend(attributes);
         self.element("line", &all, None);
     }
 
-    /// A line of text.
+    /// Writes a line of text.
     pub fn text(&mut self, at: (f64, f64), anchor: Anchor, font: Font, text: &str) {
         let anchor = match anchor {
             Anchor::Start => "start",
@@ -125,17 +129,17 @@ impl Svg {
         };
         let weight = if font.bold { "bold" } else { "normal" };
         let attributes: [Attribute<'_>; 6] = [
-            ("x", &At(at.0)),
-            ("y", &At(at.1)),
+            ("x", &Coordinate(at.0)),
+            ("y", &Coordinate(at.1)),
             ("text-anchor", &anchor),
-            ("font-size", &At(font.size)),
+            ("font-size", &Coordinate(font.size)),
             ("font-weight", &weight),
             ("fill", &font.colour),
         ];
         self.element("text", &attributes, Some(text));
     }
 
-    /// The document.
+    /// Closes all elements and returns the document.
     pub fn finish(mut self) -> String {
         while !self.open.is_empty() {
             self.end();
@@ -156,11 +160,11 @@ impl Svg {
     }
 }
 
-/// Points as the data of a path: `M x y L x y …`.
+/// Path data through the points: `M x y L x y …`.
 pub fn path(points: impl IntoIterator<Item = (f64, f64)>) -> String {
     let mut data = String::new();
     for (k, (x, y)) in points.into_iter().enumerate() {
-        data.push_str(&format!("{}{} {}", if k == 0 { "M" } else { "L" }, At(x), At(y)));
+        data.push_str(&format!("{}{} {}", if k == 0 { "M" } else { "L" }, Coordinate(x), Coordinate(y)));
     }
     data
 }
@@ -173,7 +177,7 @@ fn escape(text: &str, out: &mut String) {
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
             '\t' | '\n' | '\r' => out.push(' '),
-            // XML 1.0, chapter 2.2: characters that no document may have.
+            // Not allowed in XML 1.0 (section 2.2).
             '\0'..='\x1f' | '\u{fffe}' | '\u{ffff}' => out.push('\u{fffd}'),
             other => out.push(other),
         }
@@ -186,8 +190,8 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn coordinates_are_short() {
-        let shown = |value| At(value).to_string();
+    fn coordinates_have_at_most_two_decimals() {
+        let shown = |value| Coordinate(value).to_string();
         assert_eq!(shown(1.0), "1");
         assert_eq!(shown(-0.001), "0");
         assert_eq!(shown(12.345_6), "12.35");
@@ -198,7 +202,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_makes_a_document(title: String, text: String, x: f64) {
+        fn arbitrary_text_is_escaped(title: String, text: String, x: f64) {
             let mut svg = Svg::new(100.0, 50.0, &title);
             svg.begin("g", &[("id", &text)]);
             svg.text((x, 1.0), Anchor::End, Font::bold(12.0), &text);

@@ -1,38 +1,38 @@
-//! The report for a terminal: one screen, aligned.
+//! The report as an aligned table for a terminal.
 
 use std::fmt::Write as _;
 use std::io::IsTerminal;
 
 use crate::quantity::{block, count, per_cent};
-use crate::run::{Fate, RunReport, UnitReport};
+use crate::run::{FragmentOutcome, RunReport, UnitReport};
 use millstream_quantity::si::metric;
 
-/// Whether the table has colours.
+/// Whether the output is coloured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Style {
-    /// Text alone.
+    /// No colours.
     #[default]
     Plain,
-    /// With ANSI colours.
+    /// ANSI colours.
     Coloured,
 }
 
 impl Style {
-    /// Colours if `out` is a terminal that can show them and the user has not set `NO_COLOR`.
+    /// Coloured if `out` is a terminal with colours and `NO_COLOR` is not set.
     pub fn of(out: &impl IsTerminal) -> Self {
         let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         if out.is_terminal() && !set("NO_COLOR") && !dumb { Self::Coloured } else { Self::Plain }
     }
 
-    fn paint(self, ink: Ink, text: &str) -> String {
-        let code = match ink {
-            Ink::Normal => return text.to_owned(),
-            Ink::Faint => 2,
-            Ink::Strong => 1,
-            Ink::Good => 32,
-            Ink::Warning => 33,
-            Ink::Bad => 31,
+    fn paint(self, emphasis: Emphasis, text: &str) -> String {
+        let code = match emphasis {
+            Emphasis::Normal => return text.to_owned(),
+            Emphasis::Dim => 2,
+            Emphasis::Bold => 1,
+            Emphasis::Good => 32,
+            Emphasis::Warning => 33,
+            Emphasis::Bad => 31,
         };
         match self {
             Self::Plain => text.to_owned(),
@@ -41,28 +41,28 @@ impl Style {
     }
 }
 
-/// What a text says about itself by its colour.
+/// Emphasis of a text.
 #[derive(Clone, Copy)]
-enum Ink {
+enum Emphasis {
     Normal,
-    Faint,
-    Strong,
+    Dim,
+    Bold,
     Good,
     Warning,
     Bad,
 }
 
-/// The report as a table, a line feed at the end of each line.
+/// Renders the report.
 pub fn render(report: &RunReport, style: Style) -> String {
     let derived = report.derived();
     let mut out = String::new();
-    let (word, ink) = if derived.success { ("OK", Ink::Good) } else { ("FAILED", Ink::Bad) };
-    let software = style.paint(Ink::Faint, &report.software);
-    line(&mut out, &[&style.paint(Ink::Strong, &report.name), &software, &style.paint(ink, word)]);
+    let (word, emphasis) = if derived.success { ("OK", Emphasis::Good) } else { ("FAILED", Emphasis::Bad) };
+    let software = style.paint(Emphasis::Dim, &report.software);
+    line(&mut out, &[&style.paint(Emphasis::Bold, &report.name), &software, &style.paint(emphasis, word)]);
     out.push('\n');
 
-    let mut summary = Grid::new(&[Side::Left, Side::Right, Side::Left]);
-    summarise(report, &mut summary);
+    let mut summary = Grid::new(&[Alignment::Left, Alignment::Right, Alignment::Left]);
+    summary_rows(report, &mut summary);
     summary.write(&mut out, style);
     if !report.units.is_empty() {
         out.push('\n');
@@ -72,7 +72,7 @@ pub fn render(report: &RunReport, style: Style) -> String {
         out.push('\n');
     }
     for problem in &derived.problems {
-        line(&mut out, &[&style.paint(Ink::Bad, "wrong:"), problem]);
+        line(&mut out, &[&style.paint(Emphasis::Bad, "problem:"), problem]);
     }
     out
 }
@@ -83,7 +83,7 @@ fn line(out: &mut String, words: &[&str]) {
     out.push('\n');
 }
 
-fn summarise(report: &RunReport, grid: &mut Grid) {
+fn summary_rows(report: &RunReport, grid: &mut Grid) {
     let derived = report.derived();
     let per_second =
         |rate: Option<f64>, what| rate.map_or(String::new(), |rate| format!("{} {what}/s", whole(rate)));
@@ -94,10 +94,10 @@ fn summarise(report: &RunReport, grid: &mut Grid) {
         None => format!("in {}", report.duration_s),
     };
     grid.row(["payload", &report.payload_bytes.to_string(), &time]);
-    if let Some(memcpy) = &report.memcpy {
-        let fraction = derived.fraction_of_memcpy.map_or(String::new(), |fraction| format!("{fraction:.2}"));
-        let note = format!("of memcpy: {} in blocks of {}", memcpy.bytes_per_s, block(memcpy.block_bytes));
-        grid.row(["", &fraction, &note]);
+    if let Some(memcpy) = &report.memcpy_baseline {
+        let ratio = derived.memcpy_ratio.map_or(String::new(), |ratio| format!("{ratio:.2}"));
+        let note = format!("× memcpy ({} in blocks of {})", memcpy.bytes_per_s, block(memcpy.block_bytes));
+        grid.row(["", &ratio, &note]);
     }
     let files = report.event_files.len();
     let stored = match files {
@@ -105,37 +105,41 @@ fn summarise(report: &RunReport, grid: &mut Grid) {
         1 => format!("{} stored in 1 file", count(report.stored_events)),
         _ => format!("{} stored in {files} files", count(report.stored_events)),
     };
-    let known = report.stored_events.saturating_add(report.counted_only_events);
-    let ink = if known == report.accepted_events { Ink::Normal } else { Ink::Bad };
-    grid.inked(["accepted", &count(report.accepted_events), &stored], ink);
+    let known = report.stored_events.saturating_add(report.not_stored_events);
+    let emphasis = if known == report.accepted_events { Emphasis::Normal } else { Emphasis::Bad };
+    grid.emphasised(["accepted", &count(report.accepted_events), &stored], emphasis);
     if let Some(trigger) = &report.trigger {
+        let (matching, compared) = (trigger.decisions_matching, trigger.decisions_compared);
         let note = format!(
-            "of {} decisions of {} agree ({}), {} set",
-            count(trigger.compared),
+            "of {} decisions of {} match ({}), {} set",
+            count(compared),
             trigger.kernel,
-            per_cent(trigger.agreeing, trigger.compared),
-            count(trigger.set)
+            per_cent(matching, compared),
+            count(trigger.decisions_set)
         );
-        let ink = if trigger.agreeing == trigger.compared { Ink::Good } else { Ink::Bad };
-        grid.inked(["trigger", &count(trigger.agreeing), &note], ink);
+        let emphasis = if matching == compared { Emphasis::Good } else { Emphasis::Bad };
+        grid.emphasised(["trigger", &count(matching), &note], emphasis);
     }
 
-    let law = &report.conservation;
-    let terms = Fate::ALL.map(|fate| format!("{} {}", count(law.fragments(fate)), fate.name()));
-    let holds = law.fragments_gone() == law.fragments_read && law.violations.is_empty();
-    let (sign, ink) = if holds { ("=", Ink::Good) } else { ("≠", Ink::Bad) };
+    let accounting = &report.fragment_accounting;
+    let terms = FragmentOutcome::ALL
+        .map(|outcome| format!("{} {}", count(accounting.fragments(outcome)), outcome.name()));
+    let (sign, emphasis) =
+        if accounting.is_consistent() { ("=", Emphasis::Good) } else { ("≠", Emphasis::Bad) };
     let note = format!("{sign} {}", terms.join(" + "));
-    grid.inked(["fragments read", &count(law.fragments_read), &note], ink);
-    for fate in [Fate::Incomplete, Fate::Discarded] {
-        for term in law.of(fate).filter(|term| term.fragments > 0 || term.events > 0) {
-            let events = if term.events == 1 { "event" } else { "events" };
-            let note = format!("{} in {} {events}", term.cause, count(term.events));
-            grid.inked([&format!("  {}", fate.name()), &count(term.fragments), &note], Ink::Warning);
+    grid.emphasised(["fragments read", &count(accounting.fragments_read), &note], emphasis);
+    for outcome in [FragmentOutcome::Incomplete, FragmentOutcome::Discarded] {
+        let nonzero = accounting.of(outcome).filter(|lost| lost.fragments > 0 || lost.events > 0);
+        for lost in nonzero {
+            let events = if lost.events == 1 { "event" } else { "events" };
+            let note = format!("{} in {} {events}", lost.reason, count(lost.events));
+            let label = format!("  {}", outcome.name());
+            grid.emphasised([&label, &count(lost.fragments), &note], Emphasis::Warning);
         }
     }
 }
 
-/// A rate of things, in whole numbers where that is exact enough.
+/// A rate without unit, as an integer if that has three digits or more.
 fn whole(rate: f64) -> String {
     if (100.0..1e15).contains(&rate) {
         count(rate.round() as u64)
@@ -145,62 +149,63 @@ fn whole(rate: f64) -> String {
 }
 
 fn units(report: &RunReport) -> Grid {
-    use Side::{Left, Right};
+    use Alignment::{Left, Right};
     let mut grid = Grid::new(&[Left, Right, Right, Right, Right, Right, Right, Left]);
-    let head = ["unit", "events", "fragments", "payload", "rate", "memory", "cpu", "end"];
-    grid.inked(head, Ink::Faint);
+    let head = ["unit", "events", "fragments", "payload", "rate", "memory", "cpu", "exit"];
+    grid.emphasised(head, Emphasis::Dim);
     for unit in &report.units {
-        let UnitReport { name, events, fragments, payload_bytes, peak_memory_bytes, cpu_s, end } = unit;
+        let UnitReport { name, events, fragments, payload_bytes, peak_memory_bytes, cpu_time_s, exit_status } =
+            unit;
         let rate = payload_bytes.per(report.duration_s).map_or(String::new(), |rate| rate.to_string());
         let memory = peak_memory_bytes.map_or(String::new(), |bytes| bytes.to_string());
-        let cpu = cpu_s.map_or(String::new(), |time| time.to_string());
+        let cpu = cpu_time_s.map_or(String::new(), |time| time.to_string());
         let [events, fragments] = [*events, *fragments].map(count);
-        grid.row([name, &events, &fragments, &payload_bytes.to_string(), &rate, &memory, &cpu, end]);
+        grid.row([name, &events, &fragments, &payload_bytes.to_string(), &rate, &memory, &cpu, exit_status]);
     }
     grid
 }
 
 #[derive(Clone, Copy)]
-enum Side {
+enum Alignment {
     Left,
     Right,
 }
 
-/// Rows of cells in columns as wide as they have to be.
+/// Rows of cells; columns are as wide as their longest cell.
 struct Grid {
-    sides: Vec<Side>,
-    rows: Vec<(Vec<String>, Ink)>,
+    alignments: Vec<Alignment>,
+    rows: Vec<(Vec<String>, Emphasis)>,
 }
 
 impl Grid {
-    fn new(sides: &[Side]) -> Self {
-        Self { sides: sides.to_vec(), rows: Vec::new() }
+    fn new(alignments: &[Alignment]) -> Self {
+        Self { alignments: alignments.to_vec(), rows: Vec::new() }
     }
 
     fn row<const N: usize>(&mut self, cells: [&str; N]) {
-        self.inked(cells, Ink::Normal);
+        self.emphasised(cells, Emphasis::Normal);
     }
 
-    fn inked<const N: usize>(&mut self, cells: [&str; N], ink: Ink) {
-        self.rows.push((cells.map(str::to_owned).to_vec(), ink));
+    fn emphasised<const N: usize>(&mut self, cells: [&str; N], emphasis: Emphasis) {
+        self.rows.push((cells.map(str::to_owned).to_vec(), emphasis));
     }
 
     fn write(&self, out: &mut String, style: Style) {
         let width = |column: usize| {
             self.rows.iter().map(|(cells, _)| cells[column].chars().count()).max().unwrap_or(0)
         };
-        let widths: Vec<usize> = (0..self.sides.len()).map(width).collect();
-        for (cells, ink) in &self.rows {
+        let widths: Vec<usize> = (0..self.alignments.len()).map(width).collect();
+        for (cells, emphasis) in &self.rows {
             let mut text = String::new();
-            for ((cell, side), width) in cells.iter().zip(&self.sides).zip(&widths) {
+            for ((cell, alignment), width) in cells.iter().zip(&self.alignments).zip(&widths) {
                 // Writing to a string does not fail.
-                let _ = match side {
-                    Side::Left => write!(text, "{cell:<width$}   "),
-                    Side::Right => write!(text, "{cell:>width$}   "),
+                let _ = match alignment {
+                    Alignment::Left => write!(text, "{cell:<width$}   "),
+                    Alignment::Right => write!(text, "{cell:>width$}   "),
                 };
             }
             let text = format!("  {}", text.trim_end());
-            out.push_str(&style.paint(*ink, &text));
+            out.push_str(&style.paint(*emphasis, &text));
             out.push('\n');
         }
     }

@@ -1,9 +1,9 @@
-//! The rate of a run over time, beside what a plain copy reaches.
+//! Chart of the payload rate over time, with the memcpy baseline.
 
-use crate::axis::{Ticks, unit_for};
-use crate::colour::{BASELINE, FAINT, GRID, MEASURED, TEXT};
+use crate::axis::{Ticks, si_prefix_for};
+use crate::colour::{BASELINE, GRID, MEASURED, SECONDARY, TEXT};
 use crate::quantity::block;
-use crate::run::{RunReport, Sample};
+use crate::run::{ProgressSample, RunReport};
 use crate::svg::{Anchor, Font, Svg, path};
 
 const WIDTH: f64 = 800.0;
@@ -12,15 +12,15 @@ const LEFT: f64 = 64.0;
 const RIGHT: f64 = 776.0;
 const TOP: f64 = 104.0;
 const BOTTOM: f64 = 394.0;
-/// Steps that the picture has room for; more samples than that are put together.
+/// Maximum number of steps in the chart; more samples are merged.
 const STEPS: usize = 350;
 
-/// A time in which the rate was about constant.
+/// A time interval with its mean rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Step {
-    /// Start and end, in seconds.
+    /// Start and end \[s\].
     time: (f64, f64),
-    /// Bytes per second.
+    /// Rate \[B/s\].
     rate: f64,
 }
 
@@ -28,9 +28,9 @@ struct Step {
 pub fn draw(report: &RunReport) -> String {
     let derived = report.derived();
     let steps = steps(report);
-    let memcpy = report.memcpy.map(|memcpy| memcpy.bytes_per_s.0).filter(|rate| rate.is_finite());
+    let memcpy = report.memcpy_baseline.map(|memcpy| memcpy.bytes_per_s.0).filter(|rate| rate.is_finite());
     let highest = steps.iter().map(|step| step.rate).chain(memcpy).fold(0.0, f64::max);
-    let (scale, prefix) = unit_for(highest);
+    let (scale, prefix) = si_prefix_for(highest);
     let rates = Ticks::around(0.0, highest / scale * 1.05, 5);
     let (seconds, unit) = time_unit(end(report));
     let times = Ticks::between(0.0, end(report) / seconds, 8);
@@ -39,14 +39,14 @@ pub fn draw(report: &RunReport) -> String {
 
     let mut svg = Svg::new(WIDTH, HEIGHT, &format!("{}: throughput over time", report.name));
     svg.text((24.0, 36.0), Anchor::Start, Font::bold(20.0), &format!("{}: throughput", report.name));
-    let mut told = format!("{} of payload in {}", report.payload_bytes, report.duration_s);
+    let mut subtitle = format!("{} of payload in {}", report.payload_bytes, report.duration_s);
     if let Some(rate) = derived.payload_bytes_per_s {
-        told = format!("{rate} on average, {told}");
+        subtitle = format!("{rate} on average, {subtitle}");
     }
-    if let Some(fraction) = derived.fraction_of_memcpy {
-        told += &format!(", {fraction:.2} of memcpy");
+    if let Some(ratio) = derived.memcpy_ratio {
+        subtitle += &format!(", {ratio:.2} × memcpy");
     }
-    svg.text((24.0, 60.0), Anchor::Start, Font::new(14.0, FAINT), &told);
+    svg.text((24.0, 60.0), Anchor::Start, Font::new(14.0, SECONDARY), &subtitle);
 
     let label = Font::new(13.0, TEXT);
     for (rate, text) in rates.marks() {
@@ -54,14 +54,14 @@ pub fn draw(report: &RunReport) -> String {
         svg.line((LEFT, at), (RIGHT, at), &[("stroke", &GRID)]);
         svg.text((LEFT - 8.0, at + 4.5), Anchor::End, label, &text);
     }
-    svg.text((LEFT, TOP - 14.0), Anchor::Middle, Font::new(13.0, FAINT), &format!("{prefix}B/s"));
+    svg.text((LEFT, TOP - 14.0), Anchor::Middle, Font::new(13.0, SECONDARY), &format!("{prefix}B/s"));
     for (time, text) in times.marks() {
         let at = x(time * seconds);
-        svg.line((at, BOTTOM), (at, BOTTOM + 5.0), &[("stroke", &FAINT)]);
+        svg.line((at, BOTTOM), (at, BOTTOM + 5.0), &[("stroke", &SECONDARY)]);
         svg.text((at, BOTTOM + 21.0), Anchor::Middle, label, &text);
     }
     let axis = format!("time since the start [{unit}]");
-    svg.text(((LEFT + RIGHT) / 2.0, BOTTOM + 44.0), Anchor::Middle, Font::new(13.0, FAINT), &axis);
+    svg.text(((LEFT + RIGHT) / 2.0, BOTTOM + 44.0), Anchor::Middle, Font::new(13.0, SECONDARY), &axis);
 
     let curve: Vec<(f64, f64)> = steps
         .iter()
@@ -84,10 +84,10 @@ pub fn draw(report: &RunReport) -> String {
         );
     } else {
         let middle = ((LEFT + RIGHT) / 2.0, (TOP + BOTTOM) / 2.0);
-        svg.text(middle, Anchor::Middle, Font::new(14.0, FAINT), "nothing was moved");
+        svg.text(middle, Anchor::Middle, Font::new(14.0, SECONDARY), "no payload was transferred");
     }
-    svg.line((LEFT, BOTTOM), (RIGHT, BOTTOM), &[("stroke", &FAINT)]);
-    if let Some((memcpy, rate)) = report.memcpy.zip(memcpy) {
+    svg.line((LEFT, BOTTOM), (RIGHT, BOTTOM), &[("stroke", &SECONDARY)]);
+    if let Some((memcpy, rate)) = report.memcpy_baseline.zip(memcpy) {
         let at = y(rate);
         let dashes = [
             ("stroke", &BASELINE as &dyn std::fmt::Display),
@@ -101,13 +101,13 @@ pub fn draw(report: &RunReport) -> String {
     svg.finish()
 }
 
-/// End of the time axis, in seconds.
+/// End of the time axis \[s\].
 fn end(report: &RunReport) -> f64 {
-    let last = report.samples.last().map_or(0.0, |sample| sample.at_s.0);
+    let last = report.samples.last().map_or(0.0, |sample| sample.elapsed_s.0);
     [report.duration_s.0, last].into_iter().filter(|time| time.is_finite()).fold(0.0, f64::max)
 }
 
-/// A unit in which a time of this length is easy to read, in seconds.
+/// The unit for times up to `length`, with its length in seconds.
 fn time_unit(length: f64) -> (f64, &'static str) {
     match length {
         _ if length >= 2.0 * 3600.0 => (3600.0, "h"),
@@ -118,19 +118,19 @@ fn time_unit(length: f64) -> (f64, &'static str) {
     }
 }
 
-/// The rate between samples. A run that was too short for two samples has one step, at its average.
+/// The rate between samples. A run with fewer than two samples has one step at its average rate.
 fn steps(report: &RunReport) -> Vec<Step> {
-    let start = Sample::default();
+    let start = ProgressSample::default();
     let shortest = end(report) / STEPS as f64;
     let mut steps = Vec::new();
     let mut before = start;
     for sample in &report.samples {
-        let length = sample.at_s.0 - before.at_s.0;
+        let length = sample.elapsed_s.0 - before.elapsed_s.0;
         if length > 0.0 && length >= shortest {
             let bytes = sample.payload_bytes.0.saturating_sub(before.payload_bytes.0);
             let rate = bytes as f64 / length;
             if rate.is_finite() {
-                steps.push(Step { time: (before.at_s.0, sample.at_s.0), rate });
+                steps.push(Step { time: (before.elapsed_s.0, sample.elapsed_s.0), rate });
             }
             before = *sample;
         }
@@ -146,18 +146,21 @@ fn steps(report: &RunReport) -> Vec<Step> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Bytes, BytesPerSecond, Memcpy, Seconds};
+    use crate::{Bytes, BytesPerSecond, MemcpyBaseline, Seconds};
 
-    fn sample(at: f64, bytes: u64) -> Sample {
-        Sample { at_s: Seconds(at), events: 0, payload_bytes: Bytes(bytes) }
+    fn sample(at: f64, bytes: u64) -> ProgressSample {
+        ProgressSample { elapsed_s: Seconds(at), events: 0, payload_bytes: Bytes(bytes) }
     }
 
-    fn report(samples: Vec<Sample>) -> RunReport {
+    fn report(samples: Vec<ProgressSample>) -> RunReport {
         let last = samples.last().copied().unwrap_or_default();
         RunReport {
             payload_bytes: last.payload_bytes,
-            duration_s: last.at_s,
-            memcpy: Some(Memcpy { block_bytes: Bytes(1 << 20), bytes_per_s: BytesPerSecond(12e9) }),
+            duration_s: last.elapsed_s,
+            memcpy_baseline: Some(MemcpyBaseline {
+                block_bytes: Bytes(1 << 20),
+                bytes_per_s: BytesPerSecond(12e9),
+            }),
             samples,
             ..RunReport::default()
         }
@@ -172,15 +175,16 @@ mod tests {
     }
 
     #[test]
-    fn many_samples_are_put_together_and_keep_their_sum() {
-        let samples: Vec<Sample> = (1..=10_000).map(|k| sample(f64::from(k) * 1e-3, 50 * k as u64)).collect();
+    fn many_samples_are_merged_with_the_same_mean() {
+        let samples: Vec<ProgressSample> =
+            (1..=10_000).map(|k| sample(f64::from(k) * 1e-3, 50 * k as u64)).collect();
         let found = steps(&report(samples));
         assert!((300..=STEPS).contains(&found.len()));
         assert!(found.iter().all(|step| (step.rate - 50e3).abs() < 1.0));
     }
 
     #[test]
-    fn a_short_run_has_its_average() {
+    fn short_run_has_one_step() {
         let found = steps(&report(vec![sample(0.25, 1000)]));
         assert_eq!(found, [Step { time: (0.0, 0.25), rate: 4000.0 }]);
         assert!(steps(&RunReport::default()).is_empty());

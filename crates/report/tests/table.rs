@@ -1,23 +1,28 @@
-//! Table and JSON: the same numbers, whatever they are.
+//! Table and JSON of a report show the same numbers.
 
 use millstream_report::table::{self, Style};
 use millstream_report::{
-    Bytes, BytesPerSecond, Conservation, Fate, Memcpy, RunReport, Sample, Seconds, Term, TriggerCheck,
-    UnitReport, VERSION, count,
+    Bytes, BytesPerSecond, FragmentAccounting, FragmentOutcome, MemcpyBaseline, OutcomeCount, ProgressSample,
+    RunReport, Seconds, TriggerComparison, UnitReport, VERSION, count,
 };
 use proptest::prelude::*;
 use serde_json::Value;
 
 fn report() -> RunReport {
-    let term = |fate, cause: &str, events, fragments| Term { fate, cause: cause.into(), events, fragments };
+    let count_of = |outcome, reason: &str, events, fragments| OutcomeCount {
+        outcome,
+        reason: reason.into(),
+        events,
+        fragments,
+    };
     let unit = |name: &str, events, fragments, end: &str| UnitReport {
         name: name.into(),
         events,
         fragments,
         payload_bytes: Bytes(fragments * 5280),
         peak_memory_bytes: name.starts_with("builder").then_some(Bytes(68_000_000)),
-        cpu_s: name.starts_with("builder").then_some(Seconds(0.25)),
-        end: end.into(),
+        cpu_time_s: name.starts_with("builder").then_some(Seconds(0.25)),
+        exit_status: end.into(),
     };
     RunReport {
         name: "sst1m replay".into(),
@@ -27,33 +32,40 @@ fn report() -> RunReport {
         fragments: 30_720_000,
         payload_bytes: Bytes(162_201_600_000),
         duration_s: Seconds(19.24),
-        memcpy: Some(Memcpy { block_bytes: Bytes(1 << 20), bytes_per_s: BytesPerSecond(12.1e9) }),
-        trigger: Some(TriggerCheck {
+        memcpy_baseline: Some(MemcpyBaseline {
+            block_bytes: Bytes(1 << 20),
+            bytes_per_s: BytesPerSecond(12.1e9),
+        }),
+        trigger: Some(TriggerComparison {
             kernel: "cluster7".into(),
-            compared: 691_200,
-            agreeing: 691_200,
-            set: 56,
+            decisions_compared: 691_200,
+            decisions_matching: 691_200,
+            decisions_set: 56,
         }),
         accepted_events: 960_000,
         stored_events: 960_000,
-        counted_only_events: 0,
+        not_stored_events: 0,
         event_files: vec!["run-0.h5".into(), "run-1.h5".into()],
-        conservation: Conservation {
+        fragment_accounting: FragmentAccounting {
             fragments_read: 30_720_120,
-            terms: vec![
-                term(Fate::Built, "whole event", 1_024_000, 30_720_000),
-                term(Fate::Incomplete, "missing at source", 4, 116),
-                term(Fate::Incomplete, "timed out", 0, 0),
-                term(Fate::Discarded, "corrupt", 1, 4),
+            outcomes: vec![
+                count_of(FragmentOutcome::Built, "whole event", 1_024_000, 30_720_000),
+                count_of(FragmentOutcome::Incomplete, "missing at source", 4, 116),
+                count_of(FragmentOutcome::Incomplete, "timed out", 0, 0),
+                count_of(FragmentOutcome::Discarded, "corrupt", 1, 4),
             ],
-            violations: Vec::new(),
+            inconsistencies: Vec::new(),
         },
         units: vec![
             unit("readout 0", 1_024_005, 10_240_040, "done"),
             unit("builder 0", 512_000, 15_360_000, "done"),
             unit("builder 1", 512_005, 15_360_120, "done"),
         ],
-        samples: vec![Sample { at_s: Seconds(0.1), events: 5_000, payload_bytes: Bytes(792_000_000) }],
+        samples: vec![ProgressSample {
+            elapsed_s: Seconds(0.1),
+            events: 5_000,
+            payload_bytes: Bytes(792_000_000),
+        }],
     }
 }
 
@@ -68,7 +80,7 @@ fn row<'a>(table: &'a str, label: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn the_table_has_the_numbers_of_the_json() {
+fn table_and_json_have_the_same_numbers() {
     let report = report();
     let (table, json) = (table::render(&report, Style::Plain), json(&report));
     let counted = |pointer: &str| count(json.pointer(pointer).unwrap().as_u64().unwrap());
@@ -83,17 +95,17 @@ fn the_table_has_the_numbers_of_the_json() {
     assert_eq!(payload[0], format!("{:.0}", measured("/payload_bytes") / 1e9));
     assert_eq!(payload[2], format!("{:.2}", measured("/derived/payload_bytes_per_s") / 1e9));
     assert_eq!(payload[5..7], [format!("{:.1}", measured("/duration_s")).as_str(), "s"]);
-    let fraction = format!("{:.2}", measured("/derived/fraction_of_memcpy"));
-    assert_eq!(row(&table, &fraction).join(" "), "of memcpy: 12.1 GB/s in blocks of 1 MiB");
+    let fraction = format!("{:.2}", measured("/derived/memcpy_ratio"));
+    assert_eq!(row(&table, &fraction).join(" "), "× memcpy (12.1 GB/s in blocks of 1 MiB)");
     assert_eq!(row(&table, "accepted ")[..2], [counted("/accepted_events"), counted("/stored_events")]);
-    assert_eq!(row(&table, "trigger ")[0], counted("/trigger/agreeing"));
-    assert_eq!(row(&table, "trigger ")[2], counted("/trigger/compared"));
-    assert!(table.contains(&format!("agree (100 %), {} set", counted("/trigger/set"))));
+    assert_eq!(row(&table, "trigger ")[0], counted("/trigger/decisions_matching"));
+    assert_eq!(row(&table, "trigger ")[2], counted("/trigger/decisions_compared"));
+    assert!(table.contains(&format!("match (100 %), {} set", counted("/trigger/decisions_set"))));
     assert_eq!(
         row(&table, "fragments read ").join(" "),
         format!(
             "{} = 30,720,000 built + 116 incomplete + 4 discarded",
-            counted("/conservation/fragments_read")
+            counted("/fragment_accounting/fragments_read")
         )
     );
     assert_eq!(row(&table, "incomplete ").join(" "), "116 missing at source in 4 events");
@@ -112,9 +124,9 @@ fn columns_are_aligned() {
     let table = table::render(&report(), Style::Plain);
     let units: Vec<&str> = table.lines().skip_while(|line| !line.contains("unit ")).collect();
     assert_eq!(units.len(), 4);
-    // The last column starts at the same place in each row, the others end there.
+    // The last column is aligned left, the others right.
     let at = |line: &str, word: &str| line.find(word).unwrap();
-    assert!(units[1..].iter().all(|line| at(line, "done") == at(units[0], "end")));
+    assert!(units[1..].iter().all(|line| at(line, "done") == at(units[0], "exit")));
     let ends = |line: &str| line.find("fragments").map(|start| start + "fragments".len());
     let end = ends(units[0]).unwrap();
     assert!(
@@ -125,7 +137,7 @@ fn columns_are_aligned() {
 }
 
 #[test]
-fn colours_add_nothing_but_colours() {
+fn colours_change_no_text() {
     let report = report();
     let coloured = table::render(&report, Style::Coloured);
     let mut plain = String::new();
@@ -140,40 +152,48 @@ fn colours_add_nothing_but_colours() {
 }
 
 #[test]
-fn a_file_is_no_place_for_colours() {
+fn files_are_not_coloured() {
     assert_eq!(Style::of(&tempfile::tempfile().unwrap()), Style::Plain);
 }
 
 #[test]
-fn what_is_wrong_is_said_in_both() {
-    let wrong = |change: &dyn Fn(&mut RunReport), expected: &str| {
+fn problems_are_in_table_and_json() {
+    let problem = |change: &dyn Fn(&mut RunReport), expected: &str| {
         let mut report = report();
         change(&mut report);
         let (table, json) = (table::render(&report, Style::Plain), json(&report));
         assert_eq!(json["derived"]["success"], Value::Bool(false));
         assert_eq!(json["derived"]["problems"], serde_json::json!([expected]));
         assert!(table.starts_with("sst1m replay  millstream 0.1.0  FAILED\n"), "{table}");
-        assert!(table.ends_with(&format!("\nwrong:  {expected}\n")), "{table}");
+        assert!(table.ends_with(&format!("\nproblem:  {expected}\n")), "{table}");
     };
-    wrong(&|report| report.error = Some("card 1 was killed".into()), "card 1 was killed");
-    wrong(
-        &|report| report.conservation.fragments_read += 1,
-        "30720121 fragments were read, 30720120 accounted for",
+    problem(&|report| report.error = Some("card 1 was killed".into()), "card 1 was killed");
+    problem(
+        &|report| report.fragment_accounting.fragments_read += 1,
+        "30720121 fragments read, but 30720120 accounted for",
     );
-    wrong(
-        &|report| report.conservation.violations.push("readout 0 to builder 1: 7 sent, 6 arrived".into()),
+    problem(
+        &|report| {
+            report
+                .fragment_accounting
+                .inconsistencies
+                .push("readout 0 to builder 1: 7 sent, 6 arrived".into())
+        },
         "readout 0 to builder 1: 7 sent, 6 arrived",
     );
-    wrong(&|report| report.trigger.as_mut().unwrap().agreeing -= 2, "2 of 691200 trigger decisions disagree");
-    wrong(
+    problem(
+        &|report| report.trigger.as_mut().unwrap().decisions_matching -= 2,
+        "2 of 691200 trigger decisions differ from the recorded ones",
+    );
+    problem(
         &|report| report.stored_events = 959_999,
-        "960000 events were accepted, 959999 stored and 0 to be counted only",
+        "960000 events accepted, but 959999 stored and 0 beyond the configured number",
     );
     assert!(report().derived().success);
 }
 
 #[test]
-fn the_json_can_be_read_back() {
+fn json_round_trips() {
     let report = report();
     let json = json(&report);
     assert_eq!(json["version"], VERSION);
@@ -196,7 +216,7 @@ fn fields(value: &Value, path: &str, found: &mut Vec<String>) {
 }
 
 #[test]
-fn every_field_of_the_json_is_documented_and_no_other() {
+fn json_fields_equal_the_documented_ones() {
     let text = include_str!("../../../docs/output.md");
     let (_, section) = text.split_once("### Fields").unwrap();
     let section = section.split("\n#").next().unwrap();
@@ -226,8 +246,8 @@ prop_compose! {
         memcpy in prop::option::of((number(), seconds())),
         trigger in prop::option::of((number(), number(), number())),
         (accepted, stored, read) in (number(), number(), number()),
-        terms in prop::collection::vec(
-            (prop::sample::select(&Fate::ALL[..]), any::<String>(), number(), number()), 0..4),
+        outcomes in prop::collection::vec(
+            (prop::sample::select(&FragmentOutcome::ALL[..]), any::<String>(), number(), number()), 0..4),
         unit in (any::<String>(), number(), number(), number(), prop::option::of(number())),
     ) -> RunReport {
         RunReport {
@@ -237,22 +257,22 @@ prop_compose! {
             fragments,
             payload_bytes: Bytes(payload),
             duration_s: duration,
-            memcpy: memcpy.map(|(block, rate)| Memcpy {
+            memcpy_baseline: memcpy.map(|(block, rate)| MemcpyBaseline {
                 block_bytes: Bytes(block),
                 bytes_per_s: BytesPerSecond(rate.0),
             }),
-            trigger: trigger.map(|(compared, agreeing, set)| TriggerCheck {
-                kernel: "any".into(), compared, agreeing, set,
+            trigger: trigger.map(|(decisions_compared, decisions_matching, decisions_set)| TriggerComparison {
+                kernel: "any".into(), decisions_compared, decisions_matching, decisions_set,
             }),
             accepted_events: accepted,
             stored_events: stored,
-            conservation: Conservation {
+            fragment_accounting: FragmentAccounting {
                 fragments_read: read,
-                terms: terms
+                outcomes: outcomes
                     .into_iter()
-                    .map(|(fate, cause, events, fragments)| Term { fate, cause, events, fragments })
+                    .map(|(outcome, reason, events, fragments)| OutcomeCount { outcome, reason, events, fragments })
                     .collect(),
-                violations: Vec::new(),
+                inconsistencies: Vec::new(),
             },
             units: vec![UnitReport {
                 name: unit.0,
@@ -260,8 +280,8 @@ prop_compose! {
                 fragments: unit.2,
                 payload_bytes: Bytes(unit.3),
                 peak_memory_bytes: unit.4.map(Bytes),
-                cpu_s: None,
-                end: "done".into(),
+                cpu_time_s: None,
+                exit_status: "done".into(),
             }],
             ..RunReport::default()
         }
@@ -270,7 +290,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn any_report_has_a_table_and_json(report in any_report()) {
+    fn arbitrary_reports_have_table_and_json(report in any_report()) {
         let table = table::render(&report, Style::Plain);
         prop_assert!(table.contains(&count(report.events)));
         prop_assert!(table.contains(&count(report.accepted_events)));

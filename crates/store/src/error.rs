@@ -1,11 +1,11 @@
-//! What can go wrong, and whose fault it is: the schema's, one event's, or the file's.
+//! Errors of the schema, of one event, and of the file.
 
 use std::path::PathBuf;
 
 use millstream_fragment::SourceId;
 use millstream_fragment::file::IoError;
 
-/// A schema that describes no file.
+/// An invalid schema.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}")]
 pub struct SchemaError {
@@ -21,10 +21,10 @@ impl SchemaError {
     }
 }
 
-/// A file that was not written or not read. No file has appeared under the final name.
+/// A file that cannot be written or read. After a failed write there is no file with the final name.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// The schema describes no file.
+    /// The schema is invalid.
     #[error("{}: schema: {cause}", path.display())]
     Schema {
         /// The file.
@@ -32,65 +32,64 @@ pub enum FileError {
         /// What is wrong.
         cause: SchemaError,
     },
-    /// The operating system refused.
+    /// An operation of the operating system failed.
     #[error(transparent)]
     Io(#[from] IoError),
-    /// The HDF5 library refused.
-    #[error("{}: cannot {doing} {object}: {cause}", path.display())]
+    /// An operation of the HDF5 library failed.
+    #[error("{}: cannot {operation} {object}: {cause}", path.display())]
     Hdf5 {
         /// The file.
         path: PathBuf,
-        /// What was being done.
-        doing: &'static str,
+        /// The operation.
+        operation: &'static str,
         /// The dataset, group or attribute.
         object: String,
-        /// What the library said.
+        /// Error of the library.
         cause: String,
     },
-    /// The name of the file does not end in `.h5`.
-    #[error("{}: the name of an event file ends in .h5", .0.display())]
-    Name(PathBuf),
-    /// There is a file of this name, and [`Options::replace`](crate::Options::replace) is off.
-    #[error("{}: exists already", .0.display())]
+    /// The file name does not end in `.h5`.
+    #[error("{}: the name of an event file must end in .h5", .0.display())]
+    WrongExtension(PathBuf),
+    /// The file exists, and [`WriteOptions::replace`](crate::WriteOptions::replace) is off.
+    #[error("{}: file exists", .0.display())]
     Exists(PathBuf),
-    /// Another writer is at work on the partial file.
-    #[error("{}: being written by another process", .0.display())]
+    /// Another process is writing the partial file.
+    #[error("{}: locked by another writer", .0.display())]
     Busy(PathBuf),
-    /// The partial file is no longer the one that the writer created.
+    /// The partial file was removed or replaced during the run.
     #[error("{}: removed or replaced while it was being written", .0.display())]
-    Lost(PathBuf),
+    PartialReplaced(PathBuf),
     /// An earlier write failed, so the file lacks events.
-    #[error("{}: not completed, since an earlier write failed", .0.display())]
+    #[error("{}: incomplete, because an earlier write failed", .0.display())]
     Incomplete(PathBuf),
-    /// The file is not an event file, or of another version.
+    /// The file is not an event file, or has another version.
     #[error("{}: {field} is {found}, expected {expected}", path.display())]
-    Foreign {
+    WrongFormat {
         /// The file.
         path: PathBuf,
         /// The attribute or dataset.
         field: String,
-        /// What is there.
+        /// The value found.
         found: String,
-        /// What has to be there.
+        /// The value required.
         expected: String,
     },
-    /// The file has no such event.
-    #[error("{}: has no row {row}, only {rows} events", path.display())]
+    /// The row does not exist.
+    #[error("{}: no row {row}: the file has {rows} events", path.display())]
     NoRow {
         /// The file.
         path: PathBuf,
-        /// The row asked for.
+        /// The row.
         row: usize,
         /// The number of rows.
         rows: usize,
     },
 }
 
-/// An event that does not fit the schema. It was not stored, not even in part, and the writer is as it
-/// was before.
+/// An event that does not match the schema. Nothing of it was stored; the writer is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// A fragment is from a source that the schema does not have.
+pub enum EventError {
+    /// The schema lacks the source of a fragment.
     #[error("event {event}: the schema has no {source_id}")]
     UnknownSource {
         /// Number of the event.
@@ -98,9 +97,9 @@ pub enum Refusal {
         /// The source.
         source_id: SourceId,
     },
-    /// Two fragments are from the same source.
+    /// Two fragments have the same source.
     #[error("event {event}: two fragments of {source_id}")]
-    Twice {
+    DuplicateSource {
         /// Number of the event.
         event: u64,
         /// The source.
@@ -108,54 +107,54 @@ pub enum Refusal {
     },
     /// A fragment belongs to another event.
     #[error("event {event}: the fragment of {source_id} belongs to event {found}")]
-    OtherEvent {
+    WrongEvent {
         /// Number of the event.
         event: u64,
         /// The source.
         source_id: SourceId,
-        /// The event that the fragment names.
+        /// Event number in the fragment.
         found: u64,
     },
-    /// A fragment does not have the length that its array needs. None at all is allowed.
-    #[error("event {event}: the fragment of {source_id} has {found} bytes, {array} takes {expected}")]
-    Length {
+    /// A fragment has neither the length required by its array nor length zero.
+    #[error("event {event}: the fragment of {source_id} has {found} bytes, {array} requires {expected}")]
+    WrongLength {
         /// Number of the event.
         event: u64,
         /// The source.
         source_id: SourceId,
-        /// Bytes of the fragment.
+        /// Length of the fragment \[bytes\].
         found: usize,
         /// The dataset.
         array: String,
-        /// Bytes that it takes from each of its sources.
+        /// Required length \[bytes\].
         expected: usize,
     },
-    /// The decision map does not have the length that the schema says.
+    /// The decision map has another length than in the schema.
     #[error("event {event}: the decision map has {found} bytes, expected {expected}")]
-    Decisions {
+    WrongDecisions {
         /// Number of the event.
         event: u64,
-        /// Bytes of the map.
+        /// Length of the map \[bytes\].
         found: usize,
-        /// Bytes that the schema says; 0 if the schema has no decisions.
+        /// Length in the schema \[bytes\]; 0 without decisions.
         expected: usize,
     },
 }
 
-/// An event that was not stored.
+/// An event that cannot be stored.
 #[derive(Debug, thiserror::Error)]
 pub enum AppendError {
-    /// This event does not fit the schema. Others can still be stored.
+    /// The event does not match the schema. Other events can still be stored.
     #[error(transparent)]
-    Refused(#[from] Refusal),
-    /// The file cannot be written. The writer will not take any more events.
+    Event(#[from] EventError),
+    /// The file cannot be written. All later appends fail.
     #[error(transparent)]
     File(#[from] FileError),
 }
 
-/// What the HDF5 library said, in one line. Its own text for a failed system call is half a page, with the
+/// The cause of an HDF5 error in one line. The library's text for a failed system call is half a page, with the
 /// reason in the middle.
-pub(crate) fn said(error: &hdf5_metno::Error) -> String {
+pub(crate) fn error_text(error: &hdf5_metno::Error) -> String {
     let Some(stack) = error.stack() else { return error.to_string() };
     let Some(cause) = stack.last() else { return error.to_string() };
     let reason = cause.desc().split_once("error message = '").and_then(|(_, rest)| rest.split_once('\''));

@@ -1,33 +1,31 @@
-//! Accepted events to HDF5.
+//! Event files: accepted events in HDF5.
 //!
-//! An [`EventWriter`] takes events one by one, with their fragments where they lie in landing memory,
-//! and appends them in blocks. What the file contains follows from a [`Schema`]: sources whose fragments
-//! all have one length are assembled into typed arrays, one row per event (a camera's boards become
-//! `/camera/waveforms`); all others are kept as flat bytes with an offset per event.
-//! An [`EventReader`] reads single events back. Read `docs/output.md` first: it lists every dataset
-//! with its shape, type and unit.
+//! An [`EventWriter`] copies events from landing memory and appends them in blocks of rows. A [`Schema`]
+//! describes the file. Fragments of a fixed length are assembled into typed arrays with one row per event, such
+//! as a camera's `/camera/waveforms`. All others are stored as bytes with an offset per event. An
+//! [`EventReader`] reads single events. Read `docs/output.md` first: it lists every dataset with its shape, type
+//! and unit.
 //!
-//! **Crashes.** The file is written under the name `NAME.h5.partial` and gets its own name only when
-//! [`EventWriter::finish`] has put it on the disk, so whatever is called `NAME.h5` is whole. A writer
-//! that is dropped removes its partial file. One that was killed leaves it; [`clean_partials`] or the
-//! next writer of the same name removes it, and a partial file that somebody still writes is left alone.
-//!
-//! Only accepted events come here: nothing in this crate is on the path of rejected ones.
+//! **Crashes.** The file is called `NAME.h5.partial` until [`EventWriter::finish`] has synced and renamed it, so
+//! a file called `NAME.h5` is complete. A dropped writer removes its partial file. That of a killed writer is
+//! removed by [`remove_stale_partials`] or by the next writer of the same name. A partial file that is still
+//! being written is never removed.
 #![forbid(unsafe_code)]
 
 mod column;
 mod error;
+mod layout;
 mod metadata;
 mod partial;
-mod plan;
 mod reader;
 mod schema;
 mod writer;
 
-pub use error::{AppendError, FileError, Refusal, SchemaError};
-pub use partial::clean_partials;
-pub use reader::{Decision, EventReader, Trigger};
+pub use error::{AppendError, EventError, FileError, SchemaError};
+pub use partial::remove_stale_partials;
+pub use reader::{Decision, EventReader, TriggerDecisions};
 pub use schema::{
-    Array, Attribute, Compression, Constant, Decisions, Element, Input, Options, Run, Schema, Source, Values,
+    Attribute, Compression, ConstantDataset, ConstantValues, DecisionSchema, ElementType, FragmentArray,
+    InputFile, Run, Schema, Source, WriteOptions,
 };
-pub use writer::{Event, EventWriter, FragmentState, Stored};
+pub use writer::{Event, EventWriter, FragmentState, StoreSummary};

@@ -1,9 +1,8 @@
-//! The life of a file on disk: a partial name while it is written, its own name once it is whole.
+//! Atomic creation of event files: a partial name during writing, the final name once complete.
 //!
-//! A writer that was killed leaves its partial file. It is told from one that is still being written by
-//! the lock: a writer holds an exclusive `flock` on its partial file, which ends with the process.
-//! HDF5's own lock would not do. It is on a descriptor that child processes inherit, so it could outlive
-//! the writer, and it stays on the finished file for as long.
+//! A killed writer leaves its partial file. Its lock tells it from one that is being written: a writer holds an
+//! exclusive `flock` on its partial file, which ends with the process. HDF5's own lock does not serve. Child
+//! processes inherit its descriptor, so it can outlive the writer, and it stays on the finished file.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -17,21 +16,21 @@ use crate::FileError;
 const EXTENSION: &str = "h5";
 const SUFFIX: &str = ".h5.partial";
 
-/// A file that has its partial name. Dropped, it is removed.
+/// A partial file, removed when dropped.
 #[derive(Debug)]
-pub(crate) struct Partial {
+pub(crate) struct PartialFile {
     path: PathBuf,
     final_path: PathBuf,
-    /// The file that this writer created, whatever has its name now.
+    /// The file created by this writer.
     file: File,
     replace: bool,
 }
 
-impl Partial {
-    /// Creates the empty partial file, in place of one that a dead writer left.
+impl PartialFile {
+    /// Creates the empty partial file, replacing that of a dead writer.
     pub(crate) fn create(final_path: &Path, replace: bool) -> Result<Self, FileError> {
         if final_path.extension().is_none_or(|found| found != EXTENSION) {
-            return Err(FileError::Name(final_path.to_owned()));
+            return Err(FileError::WrongExtension(final_path.to_owned()));
         }
         refuse_existing(final_path, replace)?;
         let mut path = final_path.as_os_str().to_owned();
@@ -43,7 +42,7 @@ impl Partial {
         let partial = Self { path, final_path: final_path.to_owned(), file, replace };
         lock(&partial.file, &partial.path)?;
         if !partial.is_ours() {
-            // Another process took it for a dead writer's before it was locked.
+            // Another process removed it as stale before it was locked.
             return Err(FileError::Busy(partial.path.clone()));
         }
         Ok(partial)
@@ -53,12 +52,11 @@ impl Partial {
         &self.path
     }
 
-    /// Gives the file its own name, once it and the name are on the disk. The HDF5 library must have
-    /// closed it.
+    /// Syncs the file and renames it to its final name. The HDF5 library must have closed it.
     pub(crate) fn commit(self) -> Result<PathBuf, FileError> {
         self.file.sync_all().map_err(IoError::of(&self.path, "sync"))?;
         if !self.is_ours() {
-            return Err(FileError::Lost(self.path.clone()));
+            return Err(FileError::PartialReplaced(self.path.clone()));
         }
         refuse_existing(&self.final_path, self.replace)?;
         fs::rename(&self.path, &self.final_path).map_err(IoError::of(&self.path, "rename"))?;
@@ -67,15 +65,15 @@ impl Partial {
         Ok(self.final_path.clone())
     }
 
-    /// Whether the partial name still belongs to the file that this writer created.
+    /// Whether the partial name still refers to the file created by this writer.
     fn is_ours(&self) -> bool {
         is_named(&self.file, &self.path)
     }
 }
 
-impl Drop for Partial {
+impl Drop for PartialFile {
     fn drop(&mut self) {
-        // After a commit the name is gone, or already a new writer's.
+        // After a commit the name is gone, or belongs to a new writer.
         if self.is_ours() {
             let _ = fs::remove_file(&self.path);
         }
@@ -83,7 +81,7 @@ impl Drop for Partial {
     }
 }
 
-/// Whether the path leads to this very file.
+/// Whether the path refers to this file.
 fn is_named(file: &File, path: &Path) -> bool {
     let (Ok(open), Ok(named)) = (file.metadata(), fs::symlink_metadata(path)) else { return false };
     (open.dev(), open.ino()) == (named.dev(), named.ino())
@@ -96,7 +94,7 @@ fn lock(file: &File, path: &Path) -> Result<(), FileError> {
     })
 }
 
-/// Ends the lock, also for copies of the descriptor in processes that are just being started.
+/// Releases the lock explicitly: descriptors inherited by child processes would hold it.
 fn unlock(file: &File) {
     let _ = file.unlock();
 }
@@ -108,7 +106,7 @@ fn refuse_existing(path: &Path, replace: bool) -> Result<(), FileError> {
     Ok(())
 }
 
-/// Removes the partial file, if there is one and nobody writes it.
+/// Removes the partial file of a dead writer, if there is one.
 fn remove_stale(path: &Path) -> Result<(), FileError> {
     let file = match File::open(path) {
         Ok(file) => file,
@@ -116,15 +114,14 @@ fn remove_stale(path: &Path) -> Result<(), FileError> {
         Err(cause) => return Err(IoError::of(path, "open")(cause).into()),
     };
     lock(&file, path)?;
-    // Only who has the lock removes a file, so the name cannot change hands from here on.
+    // Only the holder of the lock removes the file, so the name cannot change its file from here on.
     let removed = if is_named(&file, path) { fs::remove_file(path) } else { Ok(()) };
     unlock(&file);
     Ok(removed.map_err(IoError::of(path, "remove"))?)
 }
 
-/// Removes what killed writers left in the folder: files that end in `.h5.partial` and that nobody
-/// writes any more. Returns their names.
-pub fn clean_partials(folder: &Path) -> Result<Vec<PathBuf>, FileError> {
+/// Removes the partial files of dead writers (`*.h5.partial`) in a folder. Returns their paths.
+pub fn remove_stale_partials(folder: &Path) -> Result<Vec<PathBuf>, FileError> {
     let unreadable = IoError::of(folder, "list");
     let mut removed = Vec::new();
     for entry in fs::read_dir(folder).map_err(unreadable)? {

@@ -1,5 +1,4 @@
-//! Reading single events back, for pictures and for checks. Analysis reads the file with any HDF5
-//! library.
+//! Reads single events, for event displays and checks. Analysis reads the file with any HDF5 library.
 
 use std::path::{Path, PathBuf};
 
@@ -8,10 +7,10 @@ use hdf5_metno::{File, H5Type, Hyperslab, SliceOrIndex};
 use millstream_fragment::file::IoError;
 use ndarray::IxDyn;
 
-use crate::error::{FileError, said};
+use crate::error::{FileError, error_text};
 use crate::metadata::{FORMAT, VERSION};
 
-/// A file of events, open for reading.
+/// Reads an event file.
 #[derive(Debug)]
 pub struct EventReader {
     path: PathBuf,
@@ -19,12 +18,12 @@ pub struct EventReader {
     numbers: Vec<u64>,
 }
 
-/// What the trigger decided for an event.
+/// The trigger's decisions on an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trigger {
-    /// The decision map: bits of all samples, least significant first.
+pub struct TriggerDecisions {
+    /// The decision map: the bits of all samples, least significant bit first.
     pub decisions: Vec<u8>,
-    /// The decisions that are positive, in the order of the map: sample by sample.
+    /// The positive decisions, in the order of the map: sample by sample.
     pub set: Vec<Decision>,
 }
 
@@ -38,16 +37,16 @@ pub struct Decision {
 }
 
 impl EventReader {
-    /// Opens the file and reads the numbers of its events.
+    /// Opens the file and reads its event numbers.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, FileError> {
         let path = path.as_ref().to_owned();
-        // The library's own message for a missing file is half a page.
+        // The library's message for a missing file is half a page.
         std::fs::metadata(&path).map_err(IoError::of(&path, "open"))?;
         let fail = |object: &str, cause: hdf5_metno::Error| read_error(&path, object, &cause);
-        // A file that has its name does not change any more.
+        // A file with its final name never changes.
         let file = File::with_options().with_fapl(|access| access.file_locking(false)).open(&path);
         let file = file.map_err(|cause| fail("file", cause))?;
-        let foreign = |field: &str, found: String, expected: String| FileError::Foreign {
+        let wrong_format = |field: &str, found: String, expected: String| FileError::WrongFormat {
             path: path.clone(),
             field: format!("attribute {field}"),
             found,
@@ -56,37 +55,36 @@ impl EventReader {
         let format = file.attr("format").and_then(|format| format.read_scalar::<VarLenUnicode>());
         match &format {
             Ok(format) if format.as_str() == FORMAT => {}
-            Ok(format) => return Err(foreign("format", format!("{format:?}"), format!("{FORMAT:?}"))),
-            Err(_) => return Err(foreign("format", "missing".into(), format!("{FORMAT:?}"))),
+            Ok(format) => return Err(wrong_format("format", format!("{format:?}"), format!("{FORMAT:?}"))),
+            Err(_) => return Err(wrong_format("format", "missing".into(), format!("{FORMAT:?}"))),
         }
         let version = file.attr("version").and_then(|version| version.read_scalar::<u32>());
         let version = version.map_err(|cause| fail("attribute version", cause))?;
         if version != VERSION {
-            return Err(foreign("version", version.to_string(), VERSION.to_string()));
+            return Err(wrong_format("version", version.to_string(), VERSION.to_string()));
         }
         let numbers = file.dataset("events/number").and_then(|numbers| numbers.read_raw());
         let numbers = numbers.map_err(|cause| fail("events/number", cause))?;
         Ok(Self { path, file, numbers })
     }
 
-    /// Numbers of the events, row by row.
+    /// Event number of each row.
     pub fn numbers(&self) -> &[u64] {
         &self.numbers
     }
 
-    /// One event's row of a dataset of i16, such as
-    /// `camera/waveforms`, in C order.
+    /// One event's row of an `i16` dataset, such as `camera/waveforms`, in C order.
     pub fn row_i16(&self, dataset: &str, row: usize) -> Result<Vec<i16>, FileError> {
         self.row(dataset, row)
     }
 
-    /// One event's row of a dataset of u8, in C order.
+    /// One event's row of a `u8` dataset, in C order.
     pub fn row_u8(&self, dataset: &str, row: usize) -> Result<Vec<u8>, FileError> {
         self.row(dataset, row)
     }
 
-    /// What the trigger decided for the event, if the file has decisions.
-    pub fn trigger(&self, row: usize) -> Result<Option<Trigger>, FileError> {
+    /// The trigger's decisions on the event, if the file has decisions.
+    pub fn trigger(&self, row: usize) -> Result<Option<TriggerDecisions>, FileError> {
         if !self.file.link_exists("trigger") {
             return Ok(None);
         }
@@ -104,7 +102,7 @@ impl EventReader {
             }
             sample += usize::from(bit + 1 == patches.len());
         }
-        Ok(Some(Trigger { decisions, set }))
+        Ok(Some(TriggerDecisions { decisions, set }))
     }
 
     fn row<T: H5Type>(&self, dataset: &str, row: usize) -> Result<Vec<T>, FileError> {
@@ -114,9 +112,10 @@ impl EventReader {
         }
         let read = || {
             let dataset = self.file.dataset(dataset)?;
-            let mut place = vec![SliceOrIndex::from(row..row + 1)];
-            place.extend((1..dataset.ndim()).map(|_| SliceOrIndex::from(..)));
-            let row = dataset.as_reader().no_convert().read_slice::<T, _, IxDyn>(Hyperslab::from(place))?;
+            let mut selection = vec![SliceOrIndex::from(row..row + 1)];
+            selection.extend((1..dataset.ndim()).map(|_| SliceOrIndex::from(..)));
+            let row =
+                dataset.as_reader().no_convert().read_slice::<T, _, IxDyn>(Hyperslab::from(selection))?;
             Ok(row.into_raw_vec_and_offset().0)
         };
         read().map_err(|cause| read_error(&self.path, dataset, &cause))
@@ -125,5 +124,5 @@ impl EventReader {
 
 fn read_error(path: &Path, object: &str, cause: &hdf5_metno::Error) -> FileError {
     let (path, object) = (path.to_owned(), object.to_owned());
-    FileError::Hdf5 { path, doing: "read", object, cause: said(cause) }
+    FileError::Hdf5 { path, operation: "read", object, cause: error_text(cause) }
 }

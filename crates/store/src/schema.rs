@@ -1,49 +1,49 @@
-//! What a file is to contain: the caller's side.
+//! The contents of an event file, as the caller describes them.
 //!
-//! Everything here is plain data; [`EventWriter::create`](crate::EventWriter::create) checks it.
+//! These are plain data types. [`EventWriter::create`](crate::EventWriter::create) checks them.
 
 use std::num::NonZeroUsize;
 
 use millstream_fragment::{SourceId, SourceKind, stream};
 
-/// What a file contains.
+/// Contents of an event file.
 #[derive(Clone, Debug, Default)]
 pub struct Schema {
-    /// The run that the events are from.
+    /// The run of the events.
     pub run: Run,
-    /// All sources, in any order. Those that no array names keep their fragments as flat bytes.
+    /// All sources, in any order. Fragments of sources without an array are stored as bytes.
     pub sources: Vec<Source>,
-    /// Arrays that sources with fragments of one length make up.
-    pub arrays: Vec<Array>,
-    /// The trigger's decisions, if there are any.
-    pub decisions: Option<Decisions>,
-    /// Numbers that are the same for all events.
-    pub constants: Vec<Constant>,
+    /// Arrays of fragments with a fixed length.
+    pub arrays: Vec<FragmentArray>,
+    /// The trigger's decisions, if a trigger runs.
+    pub decisions: Option<DecisionSchema>,
+    /// Datasets that do not depend on the event.
+    pub constants: Vec<ConstantDataset>,
 }
 
-/// Where the events come from. Becomes attributes and datasets of `/run`.
+/// Origin of the events: the attributes and datasets of `/run`.
 #[derive(Clone, Debug, Default)]
 pub struct Run {
     /// Name of the run.
     pub name: String,
-    /// How many times the input was repeated.
+    /// Number of passes over the input.
     pub replay: u64,
-    /// Program that wrote the file, and its version.
+    /// Program that writes the file, and its version.
     pub software: String,
-    /// The files that the fragments were read from.
-    pub inputs: Vec<Input>,
-    /// Anything else worth keeping, such as the trigger's threshold: name and value.
+    /// Files of the fragments.
+    pub inputs: Vec<InputFile>,
+    /// Further attributes by name, such as the trigger's threshold.
     pub attributes: Vec<(String, Attribute)>,
 }
 
-/// A file that fragments were read from.
+/// A file with fragments.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Input {
+pub struct InputFile {
     /// Its name.
     pub name: String,
-    /// Its length, in bytes.
+    /// Its length \[bytes\].
     pub bytes: u64,
-    /// Its checksum with the name of the algorithm, as in `sha256:68c1…`.
+    /// Algorithm and checksum, as in `sha256:68c1…`.
     pub checksum: String,
 }
 
@@ -63,10 +63,10 @@ pub enum Attribute {
 pub struct Source {
     /// Its id.
     pub id: SourceId,
-    /// Layout of its payload, the experiment's number.
+    /// Layout of its payload, as numbered by the experiment.
     pub kind: SourceKind,
-    /// What people call it. Names the group of its fragments unless an array takes them; there, an empty
-    /// name becomes `source_` and the id.
+    /// Its name, which also names the group of its fragments outside arrays. An empty name becomes `source_` and
+    /// the id.
     pub name: String,
 }
 
@@ -76,9 +76,9 @@ impl<'a> From<stream::Source<'a>> for Source {
     }
 }
 
-/// Type of the numbers in an array. Fragments hold them with the low byte first.
+/// Type of the elements of an array, little-endian in the fragments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Element {
+pub enum ElementType {
     /// Unsigned, 1 byte.
     U8,
     /// Unsigned, 2 bytes.
@@ -91,8 +91,8 @@ pub enum Element {
     I32,
 }
 
-impl Element {
-    /// Size of one number, in bytes.
+impl ElementType {
+    /// Size \[bytes\].
     pub fn size(self) -> usize {
         match self {
             Self::U8 => 1,
@@ -102,55 +102,55 @@ impl Element {
     }
 }
 
-/// A dataset with one row per event, made of the fragments of one or more sources.
+/// A dataset with one row per event, assembled from the fragments of one or more sources.
 ///
-/// A row is the fragments of its sources one after the other, read as numbers, in the shape `dims`. So all
-/// fragments of these sources have one length, the row's divided by the number of sources.
+/// A row is the concatenation of the sources' fragments, in the shape `dims`. All fragments have the same
+/// length: that of the row divided by the number of sources.
 #[derive(Clone, Debug)]
-pub struct Array {
+pub struct FragmentArray {
     /// Path of the dataset, without a leading slash, as in `camera/waveforms`.
     pub dataset: String,
-    /// Type of the numbers.
-    pub element: Element,
-    /// Name and length of each dimension of a row, the slowest first. The file has `event` before them.
+    /// Type of the elements.
+    pub element: ElementType,
+    /// Name and length of each dimension of a row, in C order. The dimension `event` precedes them.
     pub dims: Vec<(String, usize)>,
-    /// The sources, in the order in which they make up a row.
+    /// The sources, in the order of the row.
     pub sources: Vec<SourceId>,
-    /// Unit of the numbers.
+    /// Unit of the elements.
     pub unit: String,
-    /// What the numbers are.
+    /// Meaning of the elements.
     pub description: String,
 }
 
-/// The map of decisions that the trigger made for an event: bits, least significant first.
+/// Shape of an event's decision map: one bit per decision, least significant bit first.
 #[derive(Clone, Debug)]
-pub struct Decisions {
-    /// Decisions in time: number of maps per event.
+pub struct DecisionSchema {
+    /// Number of samples per event.
     pub samples: usize,
-    /// Shape of the map of one sample, the last dimension in bytes: name and length of each dimension.
+    /// Name and length of each dimension of one sample's map; the last one counts bytes.
     pub dims: Vec<(String, usize)>,
-    /// The trigger patch that each bit of one sample's map stands for.
+    /// Trigger patch of each bit in one sample's map.
     pub patch_of_bit: Vec<u16>,
 }
 
-/// A dataset that does not depend on the event: one number per place.
+/// A one-dimensional dataset that does not depend on the event.
 #[derive(Clone, Debug)]
-pub struct Constant {
+pub struct ConstantDataset {
     /// Path of the dataset, without a leading slash, as in `camera/pixel_id`.
     pub dataset: String,
-    /// The numbers.
-    pub values: Values,
-    /// Name of the only dimension.
+    /// The values.
+    pub values: ConstantValues,
+    /// Name of the dimension.
     pub dim: String,
-    /// Unit of the numbers.
+    /// Unit of the values.
     pub unit: String,
-    /// What the numbers are.
+    /// Meaning of the values.
     pub description: String,
 }
 
-/// Numbers of a [`Constant`].
+/// Values of a [`ConstantDataset`].
 #[derive(Clone, Debug)]
-pub enum Values {
+pub enum ConstantValues {
     /// Unsigned, 2 bytes.
     U16(Vec<u16>),
     /// Signed, 4 bytes.
@@ -159,31 +159,30 @@ pub enum Values {
     F64(Vec<f64>),
 }
 
-/// How the file is written.
+/// Options for writing an event file.
 #[derive(Clone, Debug)]
-pub struct Options {
-    /// Events that are collected before they are written in one go. Memory: this many rows of all
-    /// datasets.
-    pub block: NonZeroUsize,
-    /// Compression of everything that has one row per event.
+pub struct WriteOptions {
+    /// Events buffered before a write. The buffer holds this many rows of every dataset.
+    pub events_per_write: NonZeroUsize,
+    /// Compression of the datasets with one row per event.
     pub compression: Compression,
-    /// Whether the finished file may replace one of the same name.
+    /// Whether the finished file may replace an existing one.
     pub replace: bool,
 }
 
-impl Default for Options {
+impl Default for WriteOptions {
     fn default() -> Self {
-        let block = const { NonZeroUsize::new(64).unwrap() };
-        Self { block, compression: Compression::None, replace: false }
+        let events_per_write = const { NonZeroUsize::new(64).unwrap() };
+        Self { events_per_write, compression: Compression::None, replace: false }
     }
 }
 
-/// Compression of datasets. Any HDF5 reader undoes it by itself.
+/// Compression of datasets. HDF5 readers decompress transparently.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compression {
-    /// As fast as the disk.
+    /// No compression.
     #[default]
     None,
-    /// Bytes of numbers sorted by significance, then gzip with this level, 1 (fast) to 9 (small).
+    /// The shuffle filter, then gzip with this level, 1 (fast) to 9 (small).
     Gzip(u8),
 }

@@ -5,77 +5,76 @@ use std::path::{Path, PathBuf};
 use hdf5_metno::{File, Group};
 use millstream_fragment::{Fragment, SourceId};
 
-use crate::column::{Column, Meaning, Rows, create_rows};
-use crate::error::{AppendError, FileError, said};
+use crate::column::{AnyColumn, Column, DatasetDescription, create_column};
+use crate::error::{AppendError, FileError, error_text};
+use crate::layout::{FileLayout, SourceTarget};
 use crate::metadata;
-use crate::partial::Partial;
-use crate::plan::{Place, Plan};
-use crate::schema::{Compression, Decisions, Options, Schema};
+use crate::partial::PartialFile;
+use crate::schema::{Compression, DecisionSchema, Schema, WriteOptions};
 
-/// Bytes that are collected at most before they are written, if fragments without an array are large.
+/// Maximum size of buffered fragments outside arrays \[bytes\].
 const MAX_BUFFERED: usize = 64 << 20;
 
-/// An event to be stored.
+/// An event to store.
 #[derive(Clone, Copy, Debug)]
 pub struct Event<'a> {
     /// Its number.
     pub number: u64,
-    /// The batch in which it was built.
+    /// Its batch.
     pub batch: u64,
-    /// Its fragments, in any order; quickest in ascending order of their sources.
+    /// Its fragments, in any order; ascending order of the sources is fastest.
     pub fragments: &'a [(SourceId, Fragment<'a>)],
-    /// The decision map as the card wrote it; empty if the schema has no decisions.
+    /// The decision map in the card's format; empty if the schema has no decisions.
     pub decisions: &'a [u8],
 }
 
-/// What `/events/fragment_state` says about the fragment of a source.
+/// State of a source's fragment, as in `/events/fragment_state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum FragmentState {
     /// The event has no fragment of the source.
     Missing = 0,
-    /// The fragment is as it was recorded.
+    /// The checksum of the fragment is correct.
     Intact = 1,
-    /// The fragment does not have its checksum. It is stored as it was found.
+    /// The checksum of the fragment is wrong. The fragment is stored unchanged.
     Corrupt = 2,
 }
 
-/// What became of a writer's events.
+/// Counts of a finished event file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stored {
+pub struct StoreSummary {
     /// The file.
     pub path: PathBuf,
     /// Events in the file.
     pub events: u64,
     /// Fragments in the file.
     pub fragments: u64,
-    /// Their payload, in bytes.
+    /// Payload of these fragments \[bytes\].
     pub payload_bytes: u64,
-    /// Fragments that events did not have.
+    /// Missing fragments.
     pub missing: u64,
-    /// Fragments without their checksum.
+    /// Fragments with a wrong checksum.
     pub corrupt: u64,
 }
 
-/// Writes a file of events.
+/// Writes an event file.
 ///
-/// The file appears under its name in [`finish`](Self::finish) and not before; a writer that is dropped
-/// leaves nothing behind.
+/// [`finish`](Self::finish) gives the file its final name. A dropped writer leaves no file.
 #[derive(Debug)]
 pub struct EventWriter {
-    // Closed in this order; the partial file is removed last.
+    // Dropped in this order: the partial file is removed last.
     columns: Columns,
     file: File,
-    partial: Partial,
-    plan: Plan,
-    block: usize,
-    stored: Stored,
-    /// Index into an event's fragments, for each source; kept for its memory.
-    seats: Vec<Option<usize>>,
+    partial: PartialFile,
+    layout: FileLayout,
+    events_per_write: usize,
+    stored: StoreSummary,
+    /// Index of each source's fragment in the current event; a reused buffer.
+    fragment_of_slot: Vec<Option<usize>>,
     failed: bool,
 }
 
-/// All datasets with one row per event, and the flat ones.
+/// The datasets of the file.
 #[derive(Debug)]
 struct Columns {
     number: Column<u64>,
@@ -84,77 +83,82 @@ struct Columns {
     fragment_state: Column<u8>,
     fragment_length: Column<u32>,
     fragment_crc32: Column<u32>,
-    arrays: Vec<Box<dyn Rows>>,
-    flats: Vec<Flat>,
-    trigger: Option<Trigger>,
+    arrays: Vec<Box<dyn AnyColumn>>,
+    bytes: Vec<FragmentBytes>,
+    trigger: Option<TriggerColumns>,
 }
 
-/// Fragments of one source behind one another.
+/// Concatenated fragments of one source outside arrays.
 #[derive(Debug)]
-struct Flat {
+struct FragmentBytes {
     data: Column<u8>,
     offset: Column<u64>,
     length: Column<u32>,
 }
 
-/// The decision map and what follows from it.
+/// The decision map and values derived from it.
 #[derive(Debug)]
-struct Trigger {
+struct TriggerColumns {
     decisions: Column<u8>,
     bits_set: Column<u32>,
     first_sample: Column<i32>,
     first_bit: Column<i32>,
     first_patch: Column<i32>,
-    /// Bytes of one sample's map.
-    map: usize,
+    /// Length of one sample's map \[bytes\].
+    sample_bytes: usize,
     patch_of_bit: Vec<u16>,
 }
 
 impl EventWriter {
-    /// Starts the file that will be `path`, which ends in `.h5`.
-    pub fn create(path: impl AsRef<Path>, schema: &Schema, options: &Options) -> Result<Self, FileError> {
+    /// Creates the partial file of `path`, which must end in `.h5`.
+    pub fn create(
+        path: impl AsRef<Path>,
+        schema: &Schema,
+        options: &WriteOptions,
+    ) -> Result<Self, FileError> {
         let path = path.as_ref();
-        let plan = Plan::check(schema, options)
+        let layout = FileLayout::check(schema, options)
             .map_err(|cause| FileError::Schema { path: path.to_owned(), cause })?;
-        let partial = Partial::create(path, options.replace)?;
+        let partial = PartialFile::create(path, options.replace)?;
         let create = |(object, cause)| hdf5_error(&partial, "create", object, &cause);
-        // The partial file has a lock of its own.
+        // The partial file has its own lock.
         let file = File::with_options().with_fapl(|access| access.file_locking(false)).create(partial.path());
         let file = file.map_err(|cause| create(("file".into(), cause)))?;
-        metadata::write(&file, schema, &plan).map_err(create)?;
-        let columns = Columns::create(&file, schema, &plan, options.compression).map_err(create)?;
+        metadata::write(&file, schema, &layout).map_err(create)?;
+        let columns = Columns::create(&file, schema, &layout, options.compression).map_err(create)?;
         Ok(Self {
             columns,
             file,
             partial,
-            plan,
-            block: options.block.get(),
-            stored: Stored::default(),
-            seats: Vec::new(),
+            layout,
+            events_per_write: options.events_per_write.get(),
+            stored: StoreSummary::default(),
+            fragment_of_slot: Vec::new(),
             failed: false,
         })
     }
 
-    /// Adds an event. Its bytes are copied before this returns.
+    /// Appends an event. Its bytes are copied before this returns.
     pub fn append(&mut self, event: &Event<'_>) -> Result<(), AppendError> {
         if self.failed {
             return Err(FileError::Incomplete(self.partial.path().to_owned()).into());
         }
-        self.plan.seat(event, &mut self.seats)?;
-        self.columns.add(event, &self.plan, &self.seats, &mut self.stored);
-        if self.columns.number.buffer.len() >= self.block || self.columns.buffered() > MAX_BUFFERED {
+        self.layout.assign_fragments(event, &mut self.fragment_of_slot)?;
+        self.columns.add(event, &self.layout, &self.fragment_of_slot, &mut self.stored);
+        if self.columns.number.buffer.len() >= self.events_per_write || self.columns.buffered() > MAX_BUFFERED
+        {
             self.write_block()?;
         }
         Ok(())
     }
 
-    /// Events added so far.
+    /// Events appended so far.
     pub fn events(&self) -> u64 {
         self.stored.events
     }
 
-    /// Writes the rest, waits until the file is on the disk, and gives it its name.
-    pub fn finish(mut self) -> Result<Stored, FileError> {
+    /// Writes the buffered events, syncs the file, and gives it its final name.
+    pub fn finish(mut self) -> Result<StoreSummary, FileError> {
         if self.failed {
             return Err(FileError::Incomplete(self.partial.path().to_owned()));
         }
@@ -181,89 +185,95 @@ impl EventWriter {
 }
 
 fn hdf5_error(
-    partial: &Partial,
-    doing: &'static str,
+    partial: &PartialFile,
+    operation: &'static str,
     object: String,
     cause: &hdf5_metno::Error,
 ) -> FileError {
-    FileError::Hdf5 { path: partial.path().to_owned(), doing, object, cause: said(cause) }
+    FileError::Hdf5 { path: partial.path().to_owned(), operation, object, cause: error_text(cause) }
 }
 
 impl Columns {
     fn create(
         root: &Group,
         schema: &Schema,
-        plan: &Plan,
+        layout: &FileLayout,
         compression: Compression,
-    ) -> Result<Self, metadata::Failure> {
-        let maker = Maker { root, compression };
-        let sources = [("source".to_owned(), plan.slots.len())];
+    ) -> Result<Self, metadata::ObjectError> {
+        let factory = ColumnFactory { root, compression };
+        let sources = [("source".to_owned(), layout.slots.len())];
         let mut arrays = Vec::with_capacity(schema.arrays.len());
         for array in &schema.arrays {
-            let meaning = Meaning {
+            let about = DatasetDescription {
                 path: &array.dataset,
-                rows: "event",
+                row_dim: "event",
                 dims: &array.dims,
                 unit: &array.unit,
                 description: &array.description,
             };
-            let rows = create_rows(root, meaning, array.element, compression);
+            let rows = create_column(root, about, array.element, compression);
             arrays.push(rows.map_err(|cause| (array.dataset.clone(), cause))?);
         }
-        let mut flats = Vec::new();
-        for slot in &plan.slots {
-            if let Place::Flat { group, .. } = &slot.place {
-                flats.push(Flat::create(maker, group)?);
+        let mut bytes = Vec::new();
+        for slot in &layout.slots {
+            if let SourceTarget::Bytes { group, .. } = &slot.target {
+                bytes.push(FragmentBytes::create(factory, group)?);
             }
         }
-        let trigger = schema.decisions.as_ref().map(|decisions| Trigger::create(maker, decisions));
+        let trigger = schema.decisions.as_ref().map(|decisions| TriggerColumns::create(factory, decisions));
         Ok(Self {
-            number: maker.column("events/number", &[], "", "number of the event")?,
-            batch: maker.column("events/batch", &[], "", "batch in which the event was built")?,
-            status: maker.column(
+            number: factory.column("events/number", &[], "", "number of the event")?,
+            batch: factory.column("events/batch", &[], "", "batch in which the event was built")?,
+            status: factory.column(
                 "events/status",
                 &[],
                 "",
                 "0: complete; bit 0: a fragment is missing; bit 1: a fragment is corrupt",
             )?,
-            fragment_state: maker.column(
+            fragment_state: factory.column(
                 "events/fragment_state",
                 &sources,
                 "",
                 "0: missing; 1: intact; 2: corrupt",
             )?,
-            fragment_length: maker.column(
+            fragment_length: factory.column(
                 "events/fragment_length",
                 &sources,
                 "B",
                 "length of the fragment",
             )?,
-            fragment_crc32: maker.column(
+            fragment_crc32: factory.column(
                 "events/fragment_crc32",
                 &sources,
                 "",
                 "CRC-32 (IEEE) of the fragment as it was recorded",
             )?,
             arrays,
-            flats,
+            bytes,
             trigger: trigger.transpose()?,
         })
     }
 
-    /// Adds an event whose fragments have been seated.
-    fn add(&mut self, event: &Event<'_>, plan: &Plan, seats: &[Option<usize>], stored: &mut Stored) {
+    /// Adds an event with assigned fragments.
+    fn add(
+        &mut self,
+        event: &Event<'_>,
+        layout: &FileLayout,
+        fragment_of_slot: &[Option<usize>],
+        stored: &mut StoreSummary,
+    ) {
         for array in &mut self.arrays {
             array.add_row();
         }
         let mut status = 0;
-        for (slot, seat) in plan.slots.iter().zip(seats) {
-            let fragment = seat.map(|index| &event.fragments[index].1);
+        for (slot, fragment_index) in layout.slots.iter().zip(fragment_of_slot) {
+            let fragment = fragment_index.map(|index| &event.fragments[index].1);
             let payload = fragment.map_or(&[][..], |fragment| fragment.payload);
-            match &slot.place {
-                // An empty fragment leaves the zeros.
-                Place::Part { .. } if payload.is_empty() => {}
-                Place::Part { array, part, .. } => self.arrays[*array].fill(*part, payload),
-                Place::Flat { flat, .. } => self.flats[*flat].add(payload),
+            match &slot.target {
+                // The row of an empty fragment stays zero.
+                SourceTarget::ArrayPart { .. } if payload.is_empty() => {}
+                SourceTarget::ArrayPart { array, part, .. } => self.arrays[*array].fill(*part, payload),
+                SourceTarget::Bytes { index, .. } => self.bytes[*index].add(payload),
             }
             let state = match fragment {
                 None => FragmentState::Missing,
@@ -284,7 +294,7 @@ impl Columns {
             stored.fragments += u64::from(fragment.is_some());
             stored.payload_bytes += payload.len() as u64;
             self.fragment_state.buffer.push(state as u8);
-            // Packets have 32 bits for the length of a fragment.
+            // The packet format has 32 bits for the length of a fragment.
             self.fragment_length.buffer.push(payload.len() as u32);
             self.fragment_crc32.buffer.push(fragment.map_or(0, |fragment| fragment.crc));
         }
@@ -297,8 +307,8 @@ impl Columns {
         stored.events += 1;
     }
 
-    fn all(&mut self) -> impl Iterator<Item = &mut dyn Rows> {
-        let own: [&mut dyn Rows; 6] = [
+    fn all(&mut self) -> impl Iterator<Item = &mut dyn AnyColumn> {
+        let own: [&mut dyn AnyColumn; 6] = [
             &mut self.number,
             &mut self.batch,
             &mut self.status,
@@ -306,11 +316,10 @@ impl Columns {
             &mut self.fragment_length,
             &mut self.fragment_crc32,
         ];
-        let flats = self
-            .flats
-            .iter_mut()
-            .flat_map(|flat| -> [&mut dyn Rows; 3] { [&mut flat.data, &mut flat.offset, &mut flat.length] });
-        let trigger = self.trigger.iter_mut().flat_map(|trigger| -> [&mut dyn Rows; 5] {
+        let bytes = self.bytes.iter_mut().flat_map(|source| -> [&mut dyn AnyColumn; 3] {
+            [&mut source.data, &mut source.offset, &mut source.length]
+        });
+        let trigger = self.trigger.iter_mut().flat_map(|trigger| -> [&mut dyn AnyColumn; 5] {
             [
                 &mut trigger.decisions,
                 &mut trigger.bits_set,
@@ -319,52 +328,52 @@ impl Columns {
                 &mut trigger.first_patch,
             ]
         });
-        let arrays = self.arrays.iter_mut().map(|array| -> &mut dyn Rows { array.as_mut() });
-        own.into_iter().chain(arrays).chain(flats).chain(trigger)
+        let arrays = self.arrays.iter_mut().map(|array| -> &mut dyn AnyColumn { array.as_mut() });
+        own.into_iter().chain(arrays).chain(bytes).chain(trigger)
     }
 
-    /// Bytes to come in the flat datasets, whose blocks have no length of their own.
+    /// Buffered bytes of fragments outside arrays, whose rows have no fixed length.
     fn buffered(&self) -> usize {
-        self.flats.iter().map(|flat| flat.data.buffered()).sum()
+        self.bytes.iter().map(|source| source.data.buffered()).sum()
     }
 }
 
-/// Creates columns in a file.
+/// Creates columns with common options.
 #[derive(Clone, Copy)]
-struct Maker<'a> {
+struct ColumnFactory<'a> {
     root: &'a Group,
     compression: Compression,
 }
 
-impl Maker<'_> {
-    fn column<T: crate::column::Number>(
+impl ColumnFactory<'_> {
+    fn column<T: crate::column::Scalar>(
         self,
         path: &str,
         dims: &[(String, usize)],
         unit: &str,
         description: &str,
-    ) -> Result<Column<T>, metadata::Failure> {
-        let meaning = Meaning { path, rows: "event", dims, unit, description };
-        Column::create(self.root, meaning, self.compression).map_err(|cause| (path.to_owned(), cause))
+    ) -> Result<Column<T>, metadata::ObjectError> {
+        let about = DatasetDescription { path, row_dim: "event", dims, unit, description };
+        Column::create(self.root, about, self.compression).map_err(|cause| (path.to_owned(), cause))
     }
 }
 
-impl Flat {
-    fn create(maker: Maker<'_>, group: &str) -> Result<Self, metadata::Failure> {
+impl FragmentBytes {
+    fn create(factory: ColumnFactory<'_>, group: &str) -> Result<Self, metadata::ObjectError> {
         let path = |name| format!("fragments/{group}/{name}");
         let data = path("data");
-        let meaning = Meaning {
+        let about = DatasetDescription {
             path: &data,
-            rows: "byte",
+            row_dim: "byte",
             dims: &[],
             unit: "",
-            description: "fragments of the source behind one another",
+            description: "concatenated fragments of the source",
         };
         Ok(Self {
-            data: Column::create(maker.root, meaning, maker.compression)
+            data: Column::create(factory.root, about, factory.compression)
                 .map_err(|cause| (data.clone(), cause))?,
-            offset: maker.column(&path("offset"), &[], "B", "where the event's fragment starts in data")?,
-            length: maker.column(&path("length"), &[], "B", "length of the event's fragment")?,
+            offset: factory.column(&path("offset"), &[], "B", "start of the event's fragment in data")?,
+            length: factory.column(&path("length"), &[], "B", "length of the event's fragment")?,
         })
     }
 
@@ -375,32 +384,37 @@ impl Flat {
     }
 }
 
-impl Trigger {
-    fn create(maker: Maker<'_>, decisions: &Decisions) -> Result<Self, metadata::Failure> {
+impl TriggerColumns {
+    fn create(factory: ColumnFactory<'_>, decisions: &DecisionSchema) -> Result<Self, metadata::ObjectError> {
         let mut dims = vec![("sample".to_owned(), decisions.samples)];
         dims.extend(decisions.dims.iter().cloned());
         Ok(Self {
-            decisions: maker.column(
+            decisions: factory.column(
                 "trigger/decisions",
                 &dims,
                 "",
-                "decision of each patch and sample, one bit each, least significant first",
+                "decision of each patch and sample, one bit each, least significant bit first",
             )?,
-            bits_set: maker.column("trigger/bits_set", &[], "", "number of bits set in the event")?,
-            first_sample: maker.column(
+            bits_set: factory.column("trigger/bits_set", &[], "", "number of bits set in the event")?,
+            first_sample: factory.column(
                 "trigger/first_sample",
                 &[],
                 "sample",
                 "first sample with a bit set; -1: none",
             )?,
-            first_bit: maker.column(
+            first_bit: factory.column(
                 "trigger/first_bit",
                 &[],
                 "",
                 "lowest bit set in the first sample; -1: none",
             )?,
-            first_patch: maker.column("trigger/first_patch", &[], "", "patch of the first bit; -1: none")?,
-            map: decisions.dims.iter().map(|&(_, len)| len).product(),
+            first_patch: factory.column(
+                "trigger/first_patch",
+                &[],
+                "",
+                "patch of the first bit; -1: none",
+            )?,
+            sample_bytes: decisions.dims.iter().map(|&(_, len)| len).product(),
             patch_of_bit: decisions.patch_of_bit.clone(),
         })
     }
@@ -410,9 +424,9 @@ impl Trigger {
         self.bits_set.buffer.push(decisions.iter().map(|byte| byte.count_ones()).sum());
         let first = decisions.iter().position(|&byte| byte != 0);
         let (sample, bit, patch) = first.map_or((-1, -1, -1), |at| {
-            let bit = 8 * (at % self.map) + decisions[at].trailing_zeros() as usize;
+            let bit = 8 * (at % self.sample_bytes) + decisions[at].trailing_zeros() as usize;
             // Rows are at most 1 GiB, so both fit.
-            ((at / self.map) as i32, bit as i32, i32::from(self.patch_of_bit[bit]))
+            ((at / self.sample_bytes) as i32, bit as i32, i32::from(self.patch_of_bit[bit]))
         });
         self.first_sample.buffer.push(sample);
         self.first_bit.buffer.push(bit);

@@ -2,11 +2,11 @@
 
 usage: compare.py [--some BATCH] EVENTS.h5 REPLAY STREAM.mfs...
 
-All events of all passes have to be there in order; with --some, any of them, built in batches of BATCH.
+The file must hold all events of all passes in order; with --some, any subset, built in batches of BATCH.
 
-Shares no code with the writer: stream files are read as docs/formats.md says, the event file with h5py as
-docs/output.md says. Fragments of kind 1 and 2 are a camera's, of kind 3 what its trigger decided; others
-are flat.
+Shares no code with the writer: it reads stream files as in docs/formats.md, and the event file with h5py as in
+docs/output.md. Fragments of kind 1 and 2 are a camera's, of kind 3 its trigger decisions. All others are stored
+as bytes.
 """
 
 import struct
@@ -42,7 +42,7 @@ def equal(what, found, expected):
 
 
 def compare_camera(file, boards, crates, decisions, originals):
-    """Waveforms and traces in stored order; the decisions and what follows from them."""
+    """Waveforms and traces in stored order; the decisions and the values derived from them."""
     compared = 0
     waveforms = file["camera/waveforms"]
     equal("shape", waveforms.shape, (len(originals), 48 * len(boards), 50))
@@ -77,7 +77,7 @@ def compare_camera(file, boards, crates, decisions, originals):
     return compared
 
 
-def compare_flat(file, name, fragments, originals):
+def compare_bytes(file, name, fragments, originals):
     group = file[f"fragments/{name}"]
     data = group["data"][:].tobytes()
     end = 0
@@ -139,7 +139,7 @@ def compare(file, replay, streams, batch=None):
         compared += compare_camera(file, of_kind(1), of_kind(2), decided[0], originals)
     for kind, name, fragments in sources.values():
         if kind not in (1, 2):
-            compared += compare_flat(file, name, fragments, originals)
+            compared += compare_bytes(file, name, fragments, originals)
     equal("payload compared", compared, file["events/fragment_length"][:].sum())
 
     def described(name, item):

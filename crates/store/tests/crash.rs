@@ -1,4 +1,4 @@
-//! Whatever happens to a writer, a file that has its own name is whole.
+//! A file with its final name is complete, whatever happens to the writer.
 
 mod common;
 
@@ -9,15 +9,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use common::{Files, append_all};
-use millstream_store::{AppendError, EventReader, EventWriter, FileError, Options, Stored, clean_partials};
+use millstream_store::{
+    AppendError, EventReader, EventWriter, FileError, StoreSummary, WriteOptions, remove_stale_partials,
+};
 
 const FILE: &str = "MILLSTREAM_STORE_TEST_FILE";
 
 fn create(path: &Path) -> Result<EventWriter, FileError> {
-    EventWriter::create(path, &Files::open().schema(1), &Options::default())
+    EventWriter::create(path, &Files::open().schema(1), &WriteOptions::default())
 }
 
-fn write(path: &Path, options: &Options) -> Result<Stored, FileError> {
+fn write(path: &Path, options: &WriteOptions) -> Result<StoreSummary, FileError> {
     let files = Files::open();
     let mut writer = EventWriter::create(path, &files.schema(1), options)?;
     append_all(&mut writer, &files.events(1));
@@ -31,7 +33,7 @@ fn listed(folder: &Path) -> Vec<String> {
     names
 }
 
-/// The command that runs one of the ignored tests below in a process of its own.
+/// The command that runs one of the ignored tests below in a child process.
 fn process(test: &str, file: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([test, "--exact", "--ignored", "--nocapture"]).env(FILE, file);
@@ -39,12 +41,12 @@ fn process(test: &str, file: &Path) -> Command {
 }
 
 #[test]
-#[ignore = "a process that others start and kill"]
-fn write_for_ever() {
+#[ignore = "a child process that other tests kill"]
+fn write_forever() {
     let files = Files::open();
     let events = files.events(1);
     let file = PathBuf::from(std::env::var_os(FILE).unwrap());
-    let mut writer = EventWriter::create(file, &files.schema(1), &Options::default()).unwrap();
+    let mut writer = EventWriter::create(file, &files.schema(1), &WriteOptions::default()).unwrap();
     loop {
         append_all(&mut writer, &events);
         println!("written {}", writer.events());
@@ -52,16 +54,16 @@ fn write_for_ever() {
     }
 }
 
-/// A writer in another process that has written some blocks. Dropped, it is killed.
-struct Writing {
+/// A writer in a child process that has written some events; killed when dropped.
+struct WriterProcess {
     child: Child,
-    /// Kept open: the writer would fail if nobody read what it prints.
+    /// Kept open: the writer would fail on a closed pipe.
     _lines: Lines<BufReader<ChildStdout>>,
 }
 
-impl Writing {
+impl WriterProcess {
     fn start(file: &Path) -> Self {
-        let mut child = process("write_for_ever", file).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = process("write_forever", file).stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(lines.by_ref().map(Result::unwrap).any(|line| line.ends_with("written 320")));
         Self { child, _lines: lines }
@@ -73,7 +75,7 @@ impl Writing {
     }
 }
 
-impl Drop for Writing {
+impl Drop for WriterProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -81,28 +83,28 @@ impl Drop for Writing {
 }
 
 #[test]
-fn a_killed_writer_leaves_no_file_under_the_final_name() {
+fn killed_writer_leaves_no_final_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.h5");
-    Writing::start(&path).kill();
+    WriterProcess::start(&path).kill();
     assert_eq!(listed(folder.path()), ["run.h5.partial"]);
 
-    // The next writer of the name starts afresh.
-    assert_eq!(write(&path, &Options::default()).unwrap().events, 32);
+    // The next writer replaces the stale partial file.
+    assert_eq!(write(&path, &WriteOptions::default()).unwrap().events, 32);
     assert_eq!(listed(folder.path()), ["run.h5"]);
     assert_eq!(EventReader::open(&path).unwrap().numbers().len(), 32);
 }
 
 #[test]
-fn cleaning_removes_what_the_dead_left_and_nothing_else() {
+fn only_stale_partials_are_removed() {
     let folder = tempfile::tempdir().unwrap();
     let [dead, alive] = ["dead.h5", "alive.h5"].map(|name| folder.path().join(name));
-    let _writing = Writing::start(&alive);
-    Writing::start(&dead).kill();
+    let _writing = WriterProcess::start(&alive);
+    WriterProcess::start(&dead).kill();
     fs::write(folder.path().join("download.partial"), "not ours").unwrap();
     fs::create_dir(folder.path().join("folder.h5.partial")).unwrap();
 
-    let removed = clean_partials(folder.path()).unwrap();
+    let removed = remove_stale_partials(folder.path()).unwrap();
     assert_eq!(removed, [folder.path().join("dead.h5.partial")]);
     assert_eq!(listed(folder.path()), ["alive.h5.partial", "download.partial", "folder.h5.partial"]);
 
@@ -111,7 +113,7 @@ fn cleaning_removes_what_the_dead_left_and_nothing_else() {
 }
 
 #[test]
-fn a_dropped_writer_leaves_nothing() {
+fn dropped_writer_leaves_no_file() {
     let folder = tempfile::tempdir().unwrap();
     let files = Files::open();
     let mut writer = create(&folder.path().join("run.h5")).unwrap();
@@ -122,19 +124,19 @@ fn a_dropped_writer_leaves_nothing() {
 }
 
 #[test]
-fn a_file_is_replaced_only_on_request() {
+fn existing_file_is_replaced_only_with_the_option() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.h5");
-    write(&path, &Options::default()).unwrap();
-    let error = write(&path, &Options::default()).unwrap_err();
+    write(&path, &WriteOptions::default()).unwrap();
+    let error = write(&path, &WriteOptions::default()).unwrap_err();
     assert!(matches!(&error, FileError::Exists(found) if *found == path), "{error}");
 
-    let replace = Options { replace: true, ..Options::default() };
+    let replace = WriteOptions { replace: true, ..WriteOptions::default() };
     let writer = EventWriter::create(&path, &Files::open().schema(1), &replace).unwrap();
     assert_eq!(
         EventReader::open(&path).unwrap().numbers().len(),
         32,
-        "the old one until the new one is whole"
+        "the old file remains until the new one is complete"
     );
     writer.finish().unwrap();
     assert_eq!(EventReader::open(&path).unwrap().numbers().len(), 0);
@@ -142,7 +144,7 @@ fn a_file_is_replaced_only_on_request() {
 }
 
 #[test]
-fn a_partial_file_that_was_replaced_is_not_given_the_name() {
+fn replaced_partial_file_is_not_renamed() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.h5");
     let writer = create(&path).unwrap();
@@ -150,13 +152,13 @@ fn a_partial_file_that_was_replaced_is_not_given_the_name() {
     fs::remove_file(&partial).unwrap();
     fs::write(&partial, "somebody else's").unwrap();
     let error = writer.finish().unwrap_err();
-    assert!(matches!(error, FileError::Lost(_)), "{error}");
+    assert!(matches!(error, FileError::PartialReplaced(_)), "{error}");
     assert_eq!(listed(folder.path()), ["run.h5.partial"]);
     assert_eq!(fs::read(&partial).unwrap(), b"somebody else's");
 }
 
 #[test]
-fn unwritable_places_are_named() {
+fn errors_name_unwritable_paths() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
@@ -168,21 +170,21 @@ fn unwritable_places_are_named() {
         assert!(shown.contains(path.to_str().unwrap()), "{shown}");
     }
     let error = create(&folder.path().join("run.hdf")).unwrap_err();
-    assert!(matches!(error, FileError::Name(_)), "{error}");
+    assert!(matches!(error, FileError::WrongExtension(_)), "{error}");
 }
 
 #[test]
-#[ignore = "a process that others start, with a limit on its files"]
-fn write_more_than_fits() {
+#[ignore = "a child process with a file size limit"]
+fn write_beyond_the_limit() {
     let files = Files::open();
     let events = files.events(4);
     let file = PathBuf::from(std::env::var_os(FILE).unwrap());
-    let mut writer = EventWriter::create(&file, &files.schema(1), &Options::default()).unwrap();
+    let mut writer = EventWriter::create(&file, &files.schema(1), &WriteOptions::default()).unwrap();
     let failed = events.iter().find_map(|event| writer.append(&event.event()).err());
     let Some(AppendError::File(error)) = failed else { panic!("{failed:?}") };
     println!("first: {error}");
     let Err(AppendError::File(error)) = writer.append(&events[0].event()) else {
-        panic!("a broken writer took an event")
+        panic!("a failed writer accepted an event")
     };
     println!("then: {error}");
     println!("last: {}", writer.finish().unwrap_err());
@@ -190,11 +192,11 @@ fn write_more_than_fits() {
 }
 
 #[test]
-fn a_full_disk_is_an_error_that_names_file_and_dataset() {
+fn full_disk_is_reported_with_file_and_dataset() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.h5");
-    let child = process("write_more_than_fits", &path);
-    // A limit on the size of files fails writes as a full disk does, and needs no root. 512 B × 8,000.
+    let child = process("write_beyond_the_limit", &path);
+    // A file size limit fails writes like a full disk, without root: 8,000 blocks of 512 B.
     let mut shell = Command::new("sh");
     shell.args(["-c", r#"trap "" XFSZ; ulimit -f 8000; exec "$@""#, "sh"]);
     shell.arg(child.get_program()).args(child.get_args()).env(FILE, &path);
@@ -207,13 +209,13 @@ fn a_full_disk_is_an_error_that_names_file_and_dataset() {
     let partial = folder.path().join("run.h5.partial");
     let file = partial.to_str().unwrap();
     assert_eq!(line("first: "), format!("{file}: cannot write camera/waveforms: File too large"));
-    assert_eq!(line("then: "), format!("{file}: not completed, since an earlier write failed"));
+    assert_eq!(line("then: "), format!("{file}: incomplete, because an earlier write failed"));
     assert_eq!(line("last: "), line("then: "));
     assert!(listed(folder.path()).is_empty());
 }
 
 #[test]
-fn an_event_that_does_not_fit_changes_nothing() {
+fn event_error_leaves_the_writer_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.h5");
     let files = Files::open();
@@ -224,12 +226,12 @@ fn an_event_that_does_not_fit_changes_nothing() {
     let mut refuse = |change: &dyn Fn(&mut common::Recorded<'_>), expected: &str| {
         let mut event = common::Recorded { fragments: events[2].fragments.clone(), ..events[2] };
         change(&mut event);
-        let Err(AppendError::Refused(refusal)) = writer.append(&event.event()) else { panic!("{expected}") };
+        let Err(AppendError::Event(refusal)) = writer.append(&event.event()) else { panic!("{expected}") };
         assert_eq!(refusal.to_string(), expected);
     };
     refuse(
         &|event| event.fragments[7].1.payload = &event.fragments[7].1.payload[1..],
-        "event 1027890: the fragment of source 0x107 has 4799 bytes, camera/waveforms takes 4800",
+        "event 1027890: the fragment of source 0x107 has 4799 bytes, camera/waveforms requires 4800",
     );
     refuse(&|event| event.fragments[7].0.0 = 0x108, "event 1027890: two fragments of source 0x108");
     refuse(&|event| event.fragments[7].0.0 = 0x99, "event 1027890: the schema has no source 0x99");

@@ -1,4 +1,4 @@
-//! Other people's software reads the files: every byte compared with the input by h5py.
+//! h5py reads the files; every byte is compared with the input.
 
 mod common;
 
@@ -9,17 +9,21 @@ use std::process::Command;
 use common::{Files, PYTHON, append_all, compare};
 use millstream_fragment::stream::{Stream, StreamWriter};
 use millstream_fragment::{Alignment, Fragment, SourceId, SourceKind};
-use millstream_store::{Compression, Event, EventWriter, Input, Options, Run, Schema, Source};
+use millstream_store::{Compression, Event, EventWriter, InputFile, Run, Schema, Source, WriteOptions};
 
 #[test]
-fn a_camera_is_stored_byte_by_byte() {
+fn camera_events_equal_their_input() {
     let files = Files::open();
     let events = files.events(2);
     let folder = tempfile::tempdir().unwrap();
-    // A block that divides the events, and one that does not.
+    // A write size that divides the number of events, and one that does not.
     for (block, compression) in [(64, Compression::None), (7, Compression::Gzip(1))] {
         let path = folder.path().join(format!("block{block}.h5"));
-        let options = Options { block: NonZeroUsize::new(block).unwrap(), compression, ..Options::default() };
+        let options = WriteOptions {
+            events_per_write: NonZeroUsize::new(block).unwrap(),
+            compression,
+            ..WriteOptions::default()
+        };
         let mut writer = EventWriter::create(&path, &files.schema(2), &options).unwrap();
         append_all(&mut writer, &events);
         let stored = writer.finish().unwrap();
@@ -35,7 +39,7 @@ fn streams(files: &Files) -> Vec<&Path> {
 }
 
 #[test]
-fn the_comparison_finds_a_wrong_bit() {
+fn comparison_finds_a_wrong_bit() {
     let files = Files::open();
     let mut events = files.events(1);
     let mut payload = events[20].fragments[13].1.payload.to_vec();
@@ -43,16 +47,16 @@ fn the_comparison_finds_a_wrong_bit() {
     events[20].fragments[13].1.payload = &payload;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.h5");
-    let mut writer = EventWriter::create(&path, &files.schema(1), &Options::default()).unwrap();
+    let mut writer = EventWriter::create(&path, &files.schema(1), &WriteOptions::default()).unwrap();
     append_all(&mut writer, &events);
     assert_eq!(writer.finish().unwrap().corrupt, 1);
     let complaint = compare(&path, 1, &streams(&files)).unwrap_err();
     assert!(complaint.contains("AssertionError: state: "), "{complaint}");
 }
 
-/// Like a time-of-flight detector: fragments of any length, some empty, some missing.
+/// As of a time-of-flight detector: fragments of variable length, some empty, some missing.
 #[test]
-fn fragments_of_any_length_are_stored_byte_by_byte() {
+fn variable_length_fragments_equal_their_input() {
     const EVENTS: u64 = 150;
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("input.mfs");
@@ -77,7 +81,7 @@ fn fragments_of_any_length_are_stored_byte_by_byte() {
         name: "tof".into(),
         replay: 1,
         software: "millstream test".into(),
-        inputs: vec![Input {
+        inputs: vec![InputFile {
             name: "input.mfs".into(),
             bytes: stream.mapping().len() as u64,
             checksum: format!("crc32:{:08x}", Fragment::new(0, stream.mapping()).crc),
@@ -86,7 +90,7 @@ fn fragments_of_any_length_are_stored_byte_by_byte() {
     };
     let schema = Schema { run, sources: stream.sources().map(Source::from).collect(), ..Schema::default() };
     let path = folder.path().join("events.h5");
-    let mut writer = EventWriter::create(&path, &schema, &Options::default()).unwrap();
+    let mut writer = EventWriter::create(&path, &schema, &WriteOptions::default()).unwrap();
     let mut missing = 0;
     for number in stream.events() {
         let found = stream.sources().filter_map(|source| {
@@ -113,7 +117,7 @@ fn the_example_in_the_documentation_runs() {
     let files = Files::open();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.h5");
-    let mut writer = EventWriter::create(path, &files.schema(1), &Options::default()).unwrap();
+    let mut writer = EventWriter::create(path, &files.schema(1), &WriteOptions::default()).unwrap();
     append_all(&mut writer, &files.events(1));
     writer.finish().unwrap();
     let ran = Command::new(PYTHON).args(["-c", &code]).current_dir(&folder).output().unwrap();

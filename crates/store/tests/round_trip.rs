@@ -1,18 +1,18 @@
-//! Any events of any schema come back as they were.
+//! Arbitrary events round-trip through a file.
 
 use std::num::NonZeroUsize;
 
 use hdf5_metno::{File, H5Type};
 use millstream_fragment::{Fragment, SourceId, SourceKind};
 use millstream_store::{
-    Array, Compression, Decision, Decisions, Element, Event, EventReader, EventWriter, Options, Run, Schema,
-    Source,
+    Compression, Decision, DecisionSchema, ElementType, Event, EventReader, EventWriter, FragmentArray, Run,
+    Schema, Source, WriteOptions,
 };
 use proptest::prelude::*;
 
-const NUMBERS_PER_FRAGMENT: usize = 3;
+const ELEMENTS_PER_FRAGMENT: usize = 3;
 
-/// One source's part of an event.
+/// One source's fragment in an event.
 #[derive(Clone, Debug)]
 enum Part {
     Missing,
@@ -48,35 +48,41 @@ fn part(len: impl Strategy<Value = usize> + 'static) -> impl Strategy<Value = Pa
     ]
 }
 
-/// Parts of three sources of an array of `element`, then of two without an array; the decision map.
+/// Fragments of three sources in an array, then of two sources outside arrays; the decision map.
 type Recorded = (Vec<Part>, [u8; 4]);
 
-fn recorded(element: Element) -> impl Strategy<Value = Recorded> {
-    let fixed = prop::collection::vec(part(Just(NUMBERS_PER_FRAGMENT * element.size())), 3);
+fn recorded(element: ElementType) -> impl Strategy<Value = Recorded> {
+    let fixed = prop::collection::vec(part(Just(ELEMENTS_PER_FRAGMENT * element.size())), 3);
     let flat = prop::collection::vec(part(0..40usize), 2);
     let parts = (fixed, flat).prop_map(|(fixed, flat)| [fixed, flat].concat());
     (parts, any::<[u8; 4]>())
 }
 
-fn elements() -> impl Strategy<Value = Element> {
-    prop::sample::select(vec![Element::U8, Element::U16, Element::I16, Element::U32, Element::I32])
+fn elements() -> impl Strategy<Value = ElementType> {
+    prop::sample::select(vec![
+        ElementType::U8,
+        ElementType::U16,
+        ElementType::I16,
+        ElementType::U32,
+        ElementType::I32,
+    ])
 }
 
-fn schema(element: Element) -> Schema {
+fn schema(element: ElementType) -> Schema {
     let source = |id| Source { id: SourceId(id), kind: SourceKind(id % 2), name: format!("s{id}") };
     Schema {
         run: Run::default(),
         sources: (0..5).map(source).collect(),
-        arrays: vec![Array {
+        arrays: vec![FragmentArray {
             dataset: "any/array".into(),
             element,
-            dims: vec![("a".into(), 3), ("b".into(), NUMBERS_PER_FRAGMENT)],
+            dims: vec![("a".into(), 3), ("b".into(), ELEMENTS_PER_FRAGMENT)],
             // Not the order of the ids.
             sources: [2, 0, 1].map(SourceId).to_vec(),
             unit: "count".into(),
             description: "numbers".into(),
         }],
-        decisions: Some(Decisions {
+        decisions: Some(DecisionSchema {
             samples: 2,
             dims: vec![("byte".into(), 2)],
             patch_of_bit: (100..116).collect(),
@@ -89,14 +95,14 @@ fn read<T: H5Type>(file: &File, dataset: &str) -> Vec<T> {
     file.dataset(dataset).unwrap().as_reader().no_convert().read_raw().unwrap()
 }
 
-fn array_bytes(file: &File, element: Element) -> Vec<u8> {
+fn array_bytes(file: &File, element: ElementType) -> Vec<u8> {
     let path = "any/array";
     match element {
-        Element::U8 => read::<u8>(file, path),
-        Element::U16 => read::<u16>(file, path).iter().flat_map(|number| number.to_le_bytes()).collect(),
-        Element::I16 => read::<i16>(file, path).iter().flat_map(|number| number.to_le_bytes()).collect(),
-        Element::U32 => read::<u32>(file, path).iter().flat_map(|number| number.to_le_bytes()).collect(),
-        Element::I32 => read::<i32>(file, path).iter().flat_map(|number| number.to_le_bytes()).collect(),
+        ElementType::U8 => read::<u8>(file, path),
+        ElementType::U16 => read::<u16>(file, path).iter().flat_map(|number| number.to_le_bytes()).collect(),
+        ElementType::I16 => read::<i16>(file, path).iter().flat_map(|number| number.to_le_bytes()).collect(),
+        ElementType::U32 => read::<u32>(file, path).iter().flat_map(|number| number.to_le_bytes()).collect(),
+        ElementType::I32 => read::<i32>(file, path).iter().flat_map(|number| number.to_le_bytes()).collect(),
     }
 }
 
@@ -104,7 +110,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
-    fn events_come_back(
+    fn events_round_trip(
         (element, events) in
             elements().prop_flat_map(|e| (Just(e), prop::collection::vec(recorded(e), 0..30))),
         block in 1..12usize,
@@ -113,8 +119,8 @@ proptest! {
     ) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("any.h5");
-        let options = Options {
-            block: NonZeroUsize::new(block).unwrap(),
+        let options = WriteOptions {
+            events_per_write: NonZeroUsize::new(block).unwrap(),
             compression: level.map_or(Compression::None, Compression::Gzip),
             replace: false,
         };
@@ -155,7 +161,7 @@ proptest! {
         for (parts, _) in &events {
             for source in [2, 0, 1] {
                 let mut part = parts[source].payload().to_vec();
-                part.resize(NUMBERS_PER_FRAGMENT * element.size(), 0);
+                part.resize(ELEMENTS_PER_FRAGMENT * element.size(), 0);
                 array.extend(part);
             }
         }
@@ -194,7 +200,7 @@ proptest! {
 }
 
 #[test]
-fn files_of_others_are_refused() {
+fn foreign_files_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let shown = |name: &str| {
         let error = EventReader::open(folder.path().join(name)).unwrap_err().to_string();

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use cargo_metadata::{DependencyKind, MetadataCommand};
 use millstream_report::colour::{BASELINE, GRID, TEXT};
-use millstream_report::svg::{Anchor, At, Font, Svg};
+use millstream_report::svg::{Anchor, Coordinate, Font, Svg};
 
 /// The prefix that all library crates share. Tables and pictures leave it out.
 const PREFIX: &str = "millstream-";
@@ -139,10 +139,10 @@ impl Graph {
             svg.element(
                 "rect",
                 &[
-                    ("x", &At(x - BOX.0 / 2.0)),
-                    ("y", &At(y - BOX.1 / 2.0)),
-                    ("width", &At(BOX.0)),
-                    ("height", &At(BOX.1)),
+                    ("x", &Coordinate(x - BOX.0 / 2.0)),
+                    ("y", &Coordinate(y - BOX.1 / 2.0)),
+                    ("width", &Coordinate(BOX.0)),
+                    ("height", &Coordinate(BOX.1)),
                     ("rx", &4),
                     ("fill", &GRID),
                     ("stroke", &BASELINE),

@@ -9,9 +9,9 @@ use std::collections::BTreeSet;
 use std::fmt::Display;
 
 use millstream_report::axis::Ticks;
-use millstream_report::colour::{FAINT, MARK, TEXT, scale};
+use millstream_report::colour::{HIGHLIGHT, SECONDARY, TEXT, viridis};
 use millstream_report::count;
-use millstream_report::svg::{Anchor, At, Font, Svg, path};
+use millstream_report::svg::{Anchor, Coordinate, Font, Svg, path};
 
 use crate::pixels::{Pixel, PixelGeometry};
 
@@ -60,7 +60,7 @@ pub fn draw(geometry: &PixelGeometry, event: &Event<'_>) -> Result<String, Wrong
     let title = format!("{}: event {}", event.run, event.number);
     let mut svg = Svg::new(WIDTH, HEIGHT, &title);
     svg.text((24.0, 36.0), Anchor::Start, Font::bold(20.0), &title);
-    svg.text((24.0, 60.0), Anchor::Start, Font::new(14.0, FAINT), &trigger_line(event));
+    svg.text((24.0, 60.0), Anchor::Start, Font::new(14.0, SECONDARY), &trigger_line(event));
 
     let brightest = (0..pixels).max_by(|&a, &b| charges[a].total_cmp(&charges[b])).unwrap_or(0);
     // Charges below zero are noise: they share the lowest colour.
@@ -78,7 +78,7 @@ pub fn draw(geometry: &PixelGeometry, event: &Event<'_>) -> Result<String, Wrong
         window.end - 1,
         window.len()
     );
-    svg.text((24.0, HEIGHT - 20.0), Anchor::Start, Font::new(13.0, FAINT), &note);
+    svg.text((24.0, HEIGHT - 20.0), Anchor::Start, Font::new(13.0, SECONDARY), &note);
     Ok(svg.finish())
 }
 
@@ -148,7 +148,7 @@ fn draw_pixels(
     for (pixel, &charge) in geometry.pixels().iter().zip(charges) {
         let corner = |(dx, dy)| projection.at((pixel.x + FILLED * dx, pixel.y + FILLED * dy));
         let hexagon = path(corners.map(corner)) + "Z";
-        svg.element("path", &[("d", &hexagon), ("fill", &scale(axis.position(charge)))], None);
+        svg.element("path", &[("d", &hexagon), ("fill", &viridis(axis.position(charge)))], None);
     }
     svg.end();
 }
@@ -161,8 +161,8 @@ fn draw_outline(svg: &mut Svg, geometry: &PixelGeometry, projection: Projection,
         return;
     }
     svg.begin("g", &[("id", &"triggered"), ("fill", &"none"), ("stroke-linejoin", &"round")]);
-    for (colour, width) in [("white", 6.0), (MARK, 3.0)] {
-        svg.element("path", &[("d", &data), ("stroke", &colour), ("stroke-width", &At(width))], None);
+    for (colour, width) in [("white", 6.0), (HIGHLIGHT, 3.0)] {
+        svg.element("path", &[("d", &data), ("stroke", &colour), ("stroke-width", &Coordinate(width))], None);
     }
     svg.end();
 }
@@ -175,24 +175,24 @@ fn draw_colour_bar(svg: &mut Svg, axis: &Ticks) {
     svg.begin("linearGradient", &[("id", &"scale"), ("x1", &0), ("x2", &0), ("y1", &1), ("y2", &0)]);
     for k in 0..=16 {
         let position = f64::from(k) / 16.0;
-        svg.element("stop", &[("offset", &position), ("stop-color", &scale(position))], None);
+        svg.element("stop", &[("offset", &position), ("stop-color", &viridis(position))], None);
     }
     svg.end();
     let bar: [(&str, &dyn Display); 5] = [
-        ("x", &At(LEFT)),
-        ("y", &At(TOP)),
-        ("width", &At(WIDE)),
-        ("height", &At(TALL)),
+        ("x", &Coordinate(LEFT)),
+        ("y", &Coordinate(TOP)),
+        ("width", &Coordinate(WIDE)),
+        ("height", &Coordinate(TALL)),
         ("fill", &"url(#scale)"),
     ];
     svg.element("rect", &bar, None);
     for (value, label) in axis.marks() {
         let at = TOP + TALL * (1.0 - axis.position(value));
-        svg.line((LEFT + WIDE, at), (LEFT + WIDE + 5.0, at), &[("stroke", &FAINT)]);
+        svg.line((LEFT + WIDE, at), (LEFT + WIDE + 5.0, at), &[("stroke", &SECONDARY)]);
         svg.text((LEFT + WIDE + 9.0, at + 4.5), Anchor::Start, Font::new(13.0, TEXT), &label);
     }
     svg.text((LEFT, TOP - 28.0), Anchor::Start, Font::new(13.0, TEXT), "charge");
-    svg.text((LEFT, TOP - 12.0), Anchor::Start, Font::new(13.0, FAINT), "[ADC count]");
+    svg.text((LEFT, TOP - 12.0), Anchor::Start, Font::new(13.0, SECONDARY), "[ADC count]");
 }
 
 fn draw_length_scale(svg: &mut Svg, projection: Projection) {

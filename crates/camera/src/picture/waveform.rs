@@ -3,14 +3,14 @@
 use std::ops::Range;
 
 use millstream_report::axis::Ticks;
-use millstream_report::colour::{FAINT, GRID, MEASURED, TEXT};
-use millstream_report::svg::{Anchor, At, Attribute, Font, Svg, path};
+use millstream_report::colour::{GRID, MEASURED, SECONDARY, TEXT};
+use millstream_report::svg::{Anchor, Attribute, Coordinate, Font, Svg, path};
 
 const LEFT: f64 = 600.0;
 const RIGHT: f64 = 776.0;
 const TOP: f64 = 682.0;
 const BOTTOM: f64 = 752.0;
-const FONT: Font = Font::new(11.0, FAINT);
+const FONT: Font = Font::new(11.0, SECONDARY);
 
 /// Draws the waveform with `window` shaded.
 pub(super) fn draw(svg: &mut Svg, title: &str, waveform: &[i16], window: Range<usize>) {
@@ -25,10 +25,10 @@ pub(super) fn draw(svg: &mut Svg, title: &str, waveform: &[i16], window: Range<u
     // A sample is drawn in the middle of its interval.
     let (from, to) = (x(window.start as f64), x(window.end as f64));
     let shade: [Attribute<'_>; 6] = [
-        ("x", &At(from)),
-        ("y", &At(TOP)),
-        ("width", &At(to - from)),
-        ("height", &At(BOTTOM - TOP)),
+        ("x", &Coordinate(from)),
+        ("y", &Coordinate(TOP)),
+        ("width", &Coordinate(to - from)),
+        ("height", &Coordinate(BOTTOM - TOP)),
         ("fill", &MEASURED),
         ("fill-opacity", &"0.16"),
     ];

@@ -16,7 +16,9 @@ use millstream_card_server::serve_for_launcher;
 use millstream_evb::config::{Config, LandingTarget, Setup};
 use millstream_evb::process::child::Child;
 use millstream_evb::process::launcher::{Launcher, RunEvent};
-use millstream_report::{Bytes, BytesPerSecond, Memcpy, Progress, RunReport, Style, save, table, throughput};
+use millstream_report::{
+    Bytes, BytesPerSecond, MemcpyBaseline, Progress, RunReport, Style, save, table, throughput,
+};
 
 use crate::args::{EvbCommand, EvbRunOptions};
 use crate::interrupt::Interrupt;
@@ -104,14 +106,14 @@ fn launch(setup: &Setup, process_launcher: Option<&Path>) -> Result<RunReport, B
     drop(progress);
     if let Some(output) = &setup.output {
         // Partial files of killed builder units.
-        millstream_store::clean_partials(&output.directory)?;
+        millstream_store::remove_stale_partials(&output.directory)?;
     }
     Ok(outcome::report(setup, &result?, &usages, baseline))
 }
 
 /// memcpy rate for comparison: blocks as long as one source's part of a batch, from memory as large as an input to
 /// memory as large as the slots.
-fn baseline(setup: &Setup) -> Result<Memcpy, Box<dyn Error>> {
+fn baseline(setup: &Setup) -> Result<MemcpyBaseline, Box<dyn Error>> {
     const TIME: Duration = Duration::from_millis(300);
     let batch = u64::from(setup.plan.batch.get());
     let events = setup.file_events * setup.layout.packets.len() as u64;
@@ -120,7 +122,7 @@ fn baseline(setup: &Setup) -> Result<Memcpy, Box<dyn Error>> {
     let slots: u64 = (0..setup.plan.builders()).map(|bu| setup.landing_bytes(bu).0).sum();
     let source = (inputs as usize / setup.readouts.len().max(1)).max(block);
     let rate = memcpy(Pages::Huge, block, source, (slots as usize).max(block), TIME)?;
-    Ok(Memcpy { block_bytes: Bytes(block as u64), bytes_per_s: BytesPerSecond(rate * 1e9) })
+    Ok(MemcpyBaseline { block_bytes: Bytes(block as u64), bytes_per_s: BytesPerSecond(rate * 1e9) })
 }
 
 fn write_results(report: &RunReport, options: &EvbRunOptions) -> Result<(), Box<dyn Error>> {

@@ -7,7 +7,8 @@ use millstream_evb::process::RunOutcome;
 use millstream_evb::process::launcher::RunProcess;
 use millstream_fragment::stream::Stream;
 use millstream_report::{
-    Bytes, Conservation, Fate, Memcpy, RunReport, Sample, Seconds, Term, TriggerCheck, UnitReport,
+    Bytes, FragmentAccounting, FragmentOutcome, MemcpyBaseline, OutcomeCount, ProgressSample, RunReport,
+    Seconds, TriggerComparison, UnitReport,
 };
 
 use super::usage::Usages;
@@ -27,22 +28,27 @@ pub(super) fn payload_per_event(setup: &Setup) -> f64 {
     input_bytes(setup) as f64 / setup.file_events.max(1) as f64
 }
 
-pub(super) fn report(setup: &Setup, outcome: &RunOutcome, usages: &Usages, memcpy: Memcpy) -> RunReport {
+pub(super) fn report(
+    setup: &Setup,
+    outcome: &RunOutcome,
+    usages: &Usages,
+    memcpy: MemcpyBaseline,
+) -> RunReport {
     let per_event = payload_per_event(setup);
     let statistics: Vec<_> = outcome.builders.iter().flatten().collect();
     let mut report = RunReport {
         name: setup.name.clone(),
         software: concat!("millstream ", env!("CARGO_PKG_VERSION")).to_owned(),
-        memcpy: Some(memcpy),
+        memcpy_baseline: Some(memcpy),
         duration_s: Seconds(outcome.elapsed.unwrap_or_default().as_secs_f64()),
         stored_events: statistics.iter().map(|s| s.stored).sum(),
-        counted_only_events: counted_only(setup, outcome),
+        not_stored_events: not_stored(setup, outcome),
         event_files: outcome.sinks.iter().map(|(_, path)| path.clone()).collect(),
         samples: outcome
             .samples
             .iter()
-            .map(|sample| Sample {
-                at_s: Seconds(sample.elapsed.as_secs_f64()),
+            .map(|sample| ProgressSample {
+                elapsed_s: Seconds(sample.elapsed.as_secs_f64()),
                 events: sample.done.events(),
                 payload_bytes: Bytes((sample.done.events() as f64 * per_event) as u64),
             })
@@ -51,11 +57,11 @@ pub(super) fn report(setup: &Setup, outcome: &RunOutcome, usages: &Usages, memcp
         ..RunReport::default()
     };
     if let (Some(kernel), Some(_)) = (kernel_name(setup), &setup.reference_decisions) {
-        report.trigger = Some(TriggerCheck {
+        report.trigger = Some(TriggerComparison {
             kernel: kernel.to_owned(),
-            compared: statistics.iter().map(|s| s.comparison.compared).sum(),
-            agreeing: statistics.iter().map(|s| s.comparison.equal).sum(),
-            set: statistics.iter().map(|s| s.decisions_set).sum(),
+            decisions_compared: statistics.iter().map(|s| s.comparison.compared).sum(),
+            decisions_matching: statistics.iter().map(|s| s.comparison.equal).sum(),
+            decisions_set: statistics.iter().map(|s| s.decisions_set).sum(),
         });
     }
     let stopped = match &outcome.account {
@@ -77,21 +83,23 @@ fn take_account(report: &mut RunReport, account: &Account) -> Option<String> {
     report.fragments = account.built.fragments;
     report.payload_bytes = Bytes(account.read.bytes.0);
     report.accepted_events = account.accepted;
-    let term = |fate, cause: &str, tally: Tally| Term {
-        fate,
-        cause: cause.to_owned(),
+    let count = |outcome, reason: &str, tally: Tally| OutcomeCount {
+        outcome,
+        reason: reason.to_owned(),
         events: tally.events,
         fragments: tally.fragments,
     };
-    let mut terms = vec![term(Fate::Built, "whole", account.built)];
-    let lost = account.incomplete.by_cause().map(|(cause, tally)| term(Fate::Incomplete, cause, tally));
-    terms.extend(lost.into_iter().filter(|term| term.events != 0 || term.fragments != 0));
-    let thrown = account.discarded.by_cause().map(|(cause, tally)| term(Fate::Discarded, cause, tally));
-    terms.extend(thrown.into_iter().filter(|term| term.events != 0 || term.fragments != 0));
-    report.conservation = Conservation {
+    let mut outcomes = vec![count(FragmentOutcome::Built, "whole", account.built)];
+    let lost =
+        account.incomplete.by_cause().map(|(cause, tally)| count(FragmentOutcome::Incomplete, cause, tally));
+    outcomes.extend(lost.into_iter().filter(|count| count.events != 0 || count.fragments != 0));
+    let thrown =
+        account.discarded.by_cause().map(|(cause, tally)| count(FragmentOutcome::Discarded, cause, tally));
+    outcomes.extend(thrown.into_iter().filter(|count| count.events != 0 || count.fragments != 0));
+    report.fragment_accounting = FragmentAccounting {
         fragments_read: account.fragments_read(),
-        terms,
-        violations: account.violations.iter().map(ToString::to_string).collect(),
+        outcomes,
+        inconsistencies: account.violations.iter().map(ToString::to_string).collect(),
     };
     (!account.cause.is_success() || !account.lost.is_empty()).then(|| {
         let lost: Vec<String> = account.lost.iter().map(ToString::to_string).collect();
@@ -101,7 +109,7 @@ fn take_account(report: &mut RunReport, account: &Account) -> Option<String> {
 }
 
 /// Accepted events beyond the configured maximum to store.
-fn counted_only(setup: &Setup, outcome: &RunOutcome) -> u64 {
+fn not_stored(setup: &Setup, outcome: &RunOutcome) -> u64 {
     let keep = setup.output.as_ref().map_or(0, |output| output.max_events);
     outcome.totals.iter().flatten().map(|totals| totals.accepted.saturating_sub(keep)).sum()
 }
@@ -152,8 +160,8 @@ fn units(setup: &Setup, outcome: &RunOutcome, usages: &Usages) -> Vec<UnitReport
                 fragments,
                 payload_bytes: Bytes(bytes),
                 peak_memory_bytes: usages.of(process).map(|usage| usage.peak),
-                cpu_s: usages.of(process).map(|usage| usage.cpu),
-                end: failure.map_or_else(|| "done".to_owned(), |failure| failure.status.to_string()),
+                cpu_time_s: usages.of(process).map(|usage| usage.cpu),
+                exit_status: failure.map_or_else(|| "done".to_owned(), |failure| failure.status.to_string()),
             }
         })
         .collect()

@@ -9,7 +9,7 @@ use millstream_evb::config::{KernelSetup, LandingTarget, Setup};
 use millstream_evb::core::BuIndex;
 use millstream_evb::process::{AcceptedEvent, Sink, SinkError};
 use millstream_fragment::stream::Stream;
-use millstream_store::{Attribute, Event, EventWriter, Input, Options, Run, Source};
+use millstream_store::{Attribute, Event, EventWriter, InputFile, Run, Source, WriteOptions};
 
 /// The event file of a builder unit: `RUN.BUILDER.h5` in the output directory.
 pub(crate) fn event_file(setup: &Setup, bu: BuIndex) -> Option<PathBuf> {
@@ -24,7 +24,7 @@ pub(crate) fn make(setup: &Setup, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, 
     let mut sources = Vec::new();
     for readout in &setup.readouts {
         let stream = Stream::open(&readout.input)?;
-        inputs.push(Input {
+        inputs.push(InputFile {
             name: readout
                 .input
                 .file_name()
@@ -42,7 +42,7 @@ pub(crate) fn make(setup: &Setup, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, 
         attributes: Vec::new(),
     };
     let (trigger, pixels) = camera_geometry(setup, bu, &mut run)?;
-    let options = Options { replace: true, ..Options::default() };
+    let options = WriteOptions { replace: true, ..WriteOptions::default() };
     let writer =
         EventWriter::create(&path, &schema(run, sources, trigger.as_ref(), pixels.as_ref()), &options)?;
     Ok(Some(Box::new(EventFile { writer })))

@@ -1,4 +1,4 @@
-//! The camera's data in this repository, as events and as a schema.
+//! The camera's recorded data as events and as a schema.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::path::{Path, PathBuf};
@@ -9,9 +9,9 @@ use millstream_camera::{PixelGeometry, columns};
 use millstream_fragment::stream::Stream;
 use millstream_fragment::unpack::unpack;
 use millstream_fragment::{Fragment, SourceId};
-use millstream_store::{Attribute, Event, EventWriter, Input, Run, Schema, Source};
+use millstream_store::{Attribute, Event, EventWriter, InputFile, Run, Schema, Source};
 
-/// One event, with its fragments where they lie in the mapped files.
+/// One event, with its fragments in the mapped files.
 pub(crate) struct Recorded<'a> {
     pub(crate) number: u64,
     pub(crate) fragments: Vec<(SourceId, Fragment<'a>)>,
@@ -29,7 +29,7 @@ pub(crate) fn data() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/sst1m")
 }
 
-/// The three crates' files, and what the camera's trigger decided.
+/// The three crates' files, and the decisions of the camera's trigger.
 pub(crate) struct Files {
     pub(crate) crates: Vec<Stream>,
     pub(crate) truth: Stream,
@@ -47,7 +47,7 @@ impl Files {
     }
 
     pub(crate) fn schema(&self, replay: u64) -> Schema {
-        let inputs = self.crates.iter().map(|stream| Input {
+        let inputs = self.crates.iter().map(|stream| InputFile {
             name: stream.path().file_name().unwrap().to_str().unwrap().to_owned(),
             bytes: stream.mapping().len() as u64,
             checksum: format!("crc32:{:08x}", Fragment::new(0, stream.mapping()).crc),
@@ -69,7 +69,7 @@ impl Files {
         columns::schema(run, sources, Some(&trigger), Some(&pixels))
     }
 
-    /// All events, `replay` times, with running numbers.
+    /// All events, `replay` times, with consecutive numbers.
     pub(crate) fn events(&self, replay: u64) -> Vec<Recorded<'_>> {
         let recorded = self.truth.events();
         let len = recorded.end - recorded.start;
@@ -95,10 +95,10 @@ pub(crate) fn append_all(writer: &mut EventWriter, events: &[Recorded<'_>]) {
     }
 }
 
-/// Debian's Python, which has h5py.
+/// Debian's Python, with h5py.
 pub(crate) const PYTHON: &str = "/usr/bin/python3";
 
-/// Runs `compare.py` with h5py. Returns what it complains about.
+/// Runs `compare.py` with h5py. Returns its error output.
 pub(crate) fn compare(file: &Path, replay: u32, streams: &[&Path]) -> Result<(), String> {
     let has_h5py = Command::new(PYTHON).args(["-c", "import h5py, numpy"]).output();
     assert!(

@@ -4,7 +4,9 @@
 
 use std::path::Path;
 
-use millstream_report::{Bytes, BytesPerSecond, Memcpy, RunReport, Sample, Seconds, save, throughput};
+use millstream_report::{
+    Bytes, BytesPerSecond, MemcpyBaseline, ProgressSample, RunReport, Seconds, save, throughput,
+};
 use proptest::prelude::*;
 use roxmltree::Document;
 
@@ -25,7 +27,7 @@ fn corners(data: &str) -> Vec<(f64, f64)> {
         .collect()
 }
 
-/// A replay as it might be: some seconds, with a start, a dip and an end.
+/// A replay of some seconds, with a slow start and a dip.
 fn replay() -> RunReport {
     let rate = |k: u32| -> f64 {
         let wave = (f64::from(k) * 0.37).sin() * 0.15 + (f64::from(k) * 0.113).cos() * 0.1;
@@ -39,11 +41,11 @@ fn replay() -> RunReport {
         (level + wave) * 1e9
     };
     let mut payload = 0;
-    let samples: Vec<Sample> = (1..=192)
+    let samples: Vec<ProgressSample> = (1..=192)
         .map(|k| {
             payload += (rate(k) * 0.1) as u64;
-            Sample {
-                at_s: Seconds(f64::from(k) * 0.1),
+            ProgressSample {
+                elapsed_s: Seconds(f64::from(k) * 0.1),
                 events: payload / 158_400,
                 payload_bytes: Bytes(payload),
             }
@@ -53,7 +55,10 @@ fn replay() -> RunReport {
         name: "sst1m replay".into(),
         payload_bytes: Bytes(payload),
         duration_s: Seconds(19.2),
-        memcpy: Some(Memcpy { block_bytes: Bytes(1 << 20), bytes_per_s: BytesPerSecond(12.1e9) }),
+        memcpy_baseline: Some(MemcpyBaseline {
+            block_bytes: Bytes(1 << 20),
+            bytes_per_s: BytesPerSecond(12.1e9),
+        }),
         samples,
         ..RunReport::default()
     }
@@ -72,7 +77,7 @@ fn throughput_is_drawn_to_scale() {
         assert!(texts.contains(&expected), "{texts:?} lacks {expected:?}");
     }
 
-    // Two marks of the axis give its scale; the line for memcpy has to be where its number is.
+    // Two tick marks give the scale of the axis; the memcpy line must be at its value.
     let marks: Vec<(f64, f64)> = document
         .descendants()
         .filter(|node| node.attribute("text-anchor") == Some("end"))
@@ -86,7 +91,7 @@ fn throughput_is_drawn_to_scale() {
     let memcpy = value(dashed.attribute("y1").unwrap().parse().unwrap());
     assert!((memcpy - 12.1).abs() < 0.02, "{memcpy}");
 
-    // So does the curve: its mean is the mean rate.
+    // The mean of the curve is the mean rate.
     let curve = document.descendants().find(|node| node.attribute("stroke-width") == Some("2")).unwrap();
     let curve = corners(curve.attribute("d").unwrap());
     assert_eq!(curve.len(), 2 * 192);
@@ -97,9 +102,9 @@ fn throughput_is_drawn_to_scale() {
 }
 
 #[test]
-fn short_and_empty_runs_have_pictures_too() {
+fn short_and_empty_runs_have_charts() {
     let document = throughput::draw(&RunReport::default());
-    assert!(texts(&Document::parse(&document).unwrap()).contains(&"nothing was moved"));
+    assert!(texts(&Document::parse(&document).unwrap()).contains(&"no payload was transferred"));
     let short = RunReport {
         name: "32 events".into(),
         payload_bytes: Bytes(5_068_800),
@@ -114,7 +119,7 @@ fn short_and_empty_runs_have_pictures_too() {
 
 proptest! {
     #[test]
-    fn any_run_has_a_picture(
+    fn arbitrary_runs_have_charts(
         name: String,
         payload: u64,
         duration: f64,
@@ -125,10 +130,10 @@ proptest! {
             name,
             payload_bytes: Bytes(payload),
             duration_s: Seconds(duration),
-            memcpy: memcpy.map(|(block, rate)| Memcpy { block_bytes: Bytes(block), bytes_per_s: BytesPerSecond(rate) }),
+            memcpy_baseline: memcpy.map(|(block, rate)| MemcpyBaseline { block_bytes: Bytes(block), bytes_per_s: BytesPerSecond(rate) }),
             samples: samples
                 .into_iter()
-                .map(|(at, bytes)| Sample { at_s: Seconds(at), events: bytes, payload_bytes: Bytes(bytes) })
+                .map(|(at, bytes)| ProgressSample { elapsed_s: Seconds(at), events: bytes, payload_bytes: Bytes(bytes) })
                 .collect(),
             ..RunReport::default()
         };
