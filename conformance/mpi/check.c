@@ -1,10 +1,10 @@
 /*
- * MPI over the device, each result compared with what it must be.
+ * MPI over the device; every result is compared with the expected one.
  *
  *   check point-to-point | one-sided | collectives
  *
- * ends with "TEST: N results right on P processes", or names the first wrong result of each process and fails.
- * The sizes reach from inline sends over eager messages to rendezvous.
+ * Prints "TEST: N results right on P processes", or the first wrong result of each process, and then fails.
+ * The sizes cover inline sends, eager messages and rendezvous.
  */
 #include <mpi.h>
 #include <stdint.h>
@@ -27,7 +27,7 @@ static void expect(int holds, const char *what, long where)
 static const int sizes[] = {0, 1, 7, 64, 220, 1000, 4096, 8191, 65536, 1 << 20, (4 << 20) + 3};
 enum { SIZES = sizeof sizes / sizeof sizes[0], LARGEST = (4 << 20) + 3 };
 
-/* A byte that says where it is and where it comes from. */
+/* A byte that depends on its position, message and sender. */
 static unsigned char pattern(int from, int message, long position)
 {
     return (unsigned char)(31 * from + 17 * message + position + (position >> 8) * 3 + (position >> 16) * 7);
@@ -62,7 +62,7 @@ static void point_to_point(void)
     MPI_Status status;
     int count;
 
-    /* Around a ring, in every size: blocking. */
+    /* Blocking messages around a ring, in every size. */
     for (int i = 0; i < SIZES; i++) {
         fill(out, sizes[i], rank, i);
         memset(in, 0xee, sizes[i]);
@@ -77,7 +77,7 @@ static void point_to_point(void)
         expect(count == sizes[i] && status.MPI_SOURCE == previous && status.MPI_TAG == i, "a status", i);
         compare(in, sizes[i], previous, i, "a received message");
     }
-    /* Synchronous and both at once. */
+    /* Synchronous sends, and combined send and receive. */
     for (int i = 0; i < SIZES; i++) {
         MPI_Request request;
         fill(out, sizes[i], rank, i + 100);
@@ -89,7 +89,7 @@ static void point_to_point(void)
         MPI_Sendrecv(out, sizes[i], MPI_BYTE, next, 6, in, sizes[i], MPI_BYTE, previous, 6, MPI_COMM_WORLD, &status);
         compare(in, sizes[i], previous, i + 200, "a message of a sendrecv");
     }
-    /* Many outstanding, received in the opposite order of their tags, some before they are sent. */
+    /* Many outstanding messages, received in reverse order of their tags, some before they are sent. */
     enum { MANY = 200, SMALL = 512 };
     MPI_Request requests[2 * MANY];
     for (int early = 0; early < 2; early++) {
@@ -108,7 +108,7 @@ static void point_to_point(void)
             compare(in + i * SMALL, SMALL, previous, i, "one of many messages");
     }
     MPI_Barrier(MPI_COMM_WORLD);
-    /* Unexpected messages of every size, found by a probe with wildcards. */
+    /* Unexpected messages of every size, probed with wildcards. */
     if (rank == 0) {
         long seen = 0;
         for (int i = 0; i < (size - 1) * SIZES; i++) {
@@ -131,9 +131,9 @@ static void point_to_point(void)
             MPI_Send(out, sizes[i], MPI_BYTE, 0, i, MPI_COMM_WORLD);
         }
     }
-    /* No later message may come between. */
+    /* Separates these messages from later ones. */
     MPI_Barrier(MPI_COMM_WORLD);
-    /* Order: messages with one tag are received as they were sent. */
+    /* Messages with the same tag arrive in order. */
     enum { ORDERED = 1000 };
     if (rank == 1) {
         for (int i = 0; i < ORDERED; i++)
@@ -173,7 +173,7 @@ static void one_sided(void)
     int next = (rank + 1) % size, previous = (rank + size - 1) % size;
     const int counts[] = {1, 5, 100, 4096, 50000, WORDS};
 
-    /* Fences: put to the next, get from it. */
+    /* Fences: put to the next rank, get from it. */
     for (int i = 0; i < 6; i++) {
         for (int j = 0; j < WORDS; j++) {
             base[j] = -1;
@@ -192,7 +192,7 @@ static void one_sided(void)
         for (int j = 0; j < counts[i]; j++)
             expect(local[j] == rank * 1000000000L + i * 100000000L + j, "a word that was got", j);
     }
-    /* Everyone adds to everyone. */
+    /* Every rank accumulates at every rank. */
     for (int j = 0; j < WORDS; j++)
         base[j] = 0;
     for (int j = 0; j < 1000; j++)
@@ -205,7 +205,7 @@ static void one_sided(void)
     for (int j = 0; j < 1000; j++)
         expect(base[j] == 10L * (j + 1) * size * (size + 1) / 2, "a sum of accumulates", j);
 
-    /* Locks: a counter at rank 0 gives every ticket once. */
+    /* Locks: a counter at rank 0 issues every ticket once. */
     base[0] = 0;
     base[1] = -1;
     base[2] = 0;
@@ -220,7 +220,7 @@ static void one_sided(void)
         MPI_Win_flush(0, window);
         expect(tickets[i] >= 0 && tickets[i] < (int64_t)TICKETS * size, "a ticket", i);
     }
-    /* One rank alone wins a compare-and-swap. */
+    /* Exactly one rank wins a compare-and-swap. */
     int64_t mine = rank, nobody = -1, before = -2;
     MPI_Compare_and_swap(&mine, &nobody, &before, MPI_INT64_T, 0, 1, window);
     MPI_Win_flush(0, window);
@@ -237,7 +237,7 @@ static void one_sided(void)
     for (int i = 0; i < TICKETS * size; i++)
         expect(given[i] == 1, "how often a ticket was given", i);
 
-    /* Exclusive locks make read-change-write whole. */
+    /* Exclusive locks make read-modify-write atomic. */
     MPI_Barrier(MPI_COMM_WORLD);
     for (int i = 0; i < 100; i++) {
         int64_t value;
@@ -256,7 +256,7 @@ static void one_sided(void)
     expect(total == 100L * size * (size + 1) / 2, "a sum under locks", total);
     MPI_Barrier(MPI_COMM_WORLD);
 
-    /* Post, start, complete, wait: to the neighbour alone. */
+    /* Post, start, complete, wait with one neighbour. */
     MPI_Group world, to, from;
     MPI_Comm_group(MPI_COMM_WORLD, &world);
     MPI_Group_incl(world, 1, &next, &to);
@@ -275,7 +275,7 @@ static void one_sided(void)
     MPI_Group_free(&from);
     MPI_Win_free(&window);
 
-    /* Memory of the program's own. */
+    /* A window on memory allocated by the program. */
     for (int j = 0; j < WORDS; j++)
         local[j] = rank;
     MPI_Win_create(local, WORDS * sizeof *local, sizeof *local, MPI_INFO_NULL, MPI_COMM_WORLD, &window);
@@ -339,7 +339,7 @@ static void collectives(void)
         for (int j = 0; j < n; j++)
             expect(in[j] == ranks * 1000000000L - size * 1000000000L + size * (rank * 10000000L + j), "a scattered sum", j);
     }
-    /* Unequal parts. */
+    /* Parts of different lengths. */
     int parts[64], places[64], total = 0;
     for (int from = 0; from < size; from++) {
         parts[from] = 10 + 1000 * from;
@@ -352,7 +352,7 @@ static void collectives(void)
     for (int from = 0; rank == 0 && from < size; from++)
         for (int j = 0; j < parts[from]; j++)
             expect(in[places[from] + j] == from * 100000 + j, "a word of an unequal part", j);
-    /* A group of every second process. */
+    /* A communicator of every second rank. */
     MPI_Comm half;
     MPI_Comm_split(MPI_COMM_WORLD, rank % 2, rank, &half);
     int members, sum;

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Puts the tests that belong to Debian's pyverbs into the folder given. The package has them among its
-# documentation, partly compressed; where the system keeps no documentation, the package is fetched once more.
+# Copies the tests of Debian's pyverbs into the given folder. They are part of the package's documentation, partly
+# compressed. If the system has no documentation, the package is downloaded again.
 set -eu
 folder=$1
 package=python3-pyverbs=44.0-2
@@ -13,5 +13,5 @@ if [ ! -d "$tests" ]; then
 fi
 cp -R "$tests" "$folder/tests"
 gunzip -f "$folder"/tests/*.gz
-# Of one vendor's adapters.
+# Tests for adapters of single vendors.
 rm "$folder"/tests/test_mlx5* "$folder"/tests/test_efa*

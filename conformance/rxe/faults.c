@@ -1,9 +1,9 @@
-// One side of a reliable connection on which something goes wrong on purpose, or much goes right.
+// One side of a reliable connection with failing requests, or with many successful ones.
 //
 //     faults SCENARIO -g GID_INDEX -p PORT [SERVER]
 //
-// The two sides tell each other about their queue pairs over TCP. Both exit with 0 only if everything was as
-// the scenario says: completion statuses (IBTA vol. 1, 9.9, 11.6.2), and every byte.
+// The sides exchange their queue pair attributes over TCP. Both exit with 0 only if completion statuses
+// (IBTA vol. 1, 9.9, 11.6.2) and every byte are as the scenario expects.
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -67,7 +67,7 @@ static void meet(const char *host)
 	freeaddrinfo(found);
 }
 
-// Both sides come here before either goes on.
+// Exchanges data; also a barrier between both sides.
 static void swap(const void *out, void *in, size_t size)
 {
 	CHECK(write(peer, out, size) == (ssize_t) size);
@@ -109,7 +109,7 @@ static void set_up(int rnr_retry, int access)
 		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
 	};
 	CHECK(ibv_modify_qp(qp, &to, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
-	// Close to where the numbers begin again.
+	// Close to the wrap-around of packet sequence numbers.
 	mine = (struct side) { qp->qp_num, 0xffffff - (getpid() & 63), mr->rkey, (uintptr_t) memory, {} };
 	CHECK(ibv_query_gid(context, 1, gid_index, &mine.gid) == 0);
 	swap(&mine, &theirs, sizeof mine);
@@ -120,7 +120,7 @@ static void set_up(int rnr_retry, int access)
 	};
 	CHECK(ibv_modify_qp(qp, &to, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 		IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) == 0);
-	// Not 7 retries: rxe takes that for without end.
+	// Not 7 retries: rxe treats that as infinite.
 	to = (struct ibv_qp_attr) {
 		.qp_state = IBV_QPS_RTS, .sq_psn = mine.psn, .timeout = 14, .retry_cnt = 6, .rnr_retry = rnr_retry, .max_rd_atomic = 4,
 	};
@@ -179,7 +179,7 @@ static void expect(uint64_t id, enum ibv_wc_status status)
 			ibv_wc_status_str(wc.status), (unsigned long) id, ibv_wc_status_str(status));
 }
 
-// The request fails with this status, and so does what comes after it.
+// The request fails with this status; later requests are flushed.
 static void refused(enum ibv_wr_opcode opcode, uint32_t len, uint32_t rkey, uint64_t remote, enum ibv_wc_status status)
 {
 	post(opcode, 1, 0, len, rkey, remote);
@@ -209,8 +209,8 @@ static void compare(uint32_t at, uint32_t len, uint32_t seed, const char *what)
 	}
 }
 
-// Every operation, many lengths, each byte compared. The client asks; the server's memory is in two halves:
-// what is written and sent to it, and what is read from it.
+// All operations in many lengths, every byte compared. The client is the requester. The server's memory has two
+// halves: the target of writes and sends, and the source of reads.
 static void all_operations(void)
 {
 	static const enum ibv_wr_opcode KINDS[] = {

@@ -1,4 +1,4 @@
-//! Running one case: its processes, their deadline, and what their output says.
+//! Runs one case: its processes, their deadline, and the checks of their output.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,48 +9,48 @@ use std::time::{Duration, Instant};
 
 use millstream_shm::ports;
 
-use crate::client::{Case, Client, Ready, Way};
+use crate::client::{Case, Client, DataPath, Ready};
 use crate::process::{self, Program};
 
-/// How a case ended.
+/// Outcome of a case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Pass,
-    /// With the program's own reason.
+    /// With the reason given by the program.
     Skip(String),
     Fail(String),
-    /// With what prevented it.
+    /// With the cause.
     NotRun(String),
 }
 
-/// A case, or one of the cases that a suite reported.
+/// Result of a case, or of one case of a suite.
 #[derive(Debug)]
-pub(crate) struct Ran {
+pub(crate) struct CaseResult {
     pub(crate) name: String,
     pub(crate) outcome: Outcome,
 }
 
-/// Where a client's programs run.
+/// Runs the cases of a client.
 #[derive(Debug)]
-pub(crate) struct Bench<'a> {
+pub(crate) struct CaseRunner<'a> {
     client: &'a Client,
     millstream: PathBuf,
     scratch: PathBuf,
-    way: Way,
+    path: DataPath,
 }
 
-/// How often a case is run again that its program failed by a flaw of its own.
-const AGAIN: usize = 2;
+/// Retries of a case whose failure matches a retry rule.
+const MAX_RETRIES: usize = 2;
 
-/// For a server to get ready, and for either side to end once the other has failed.
+/// Time for a server to get ready, and for one side to end after the other has failed.
 const GRACE: Duration = Duration::from_secs(30);
 
-impl<'a> Bench<'a> {
-    pub(crate) fn new(client: &'a Client, millstream: &Path, scratch: &Path, way: Way) -> Self {
-        Self { client, millstream: millstream.to_owned(), scratch: scratch.to_owned(), way }
+impl<'a> CaseRunner<'a> {
+    pub(crate) fn new(client: &'a Client, millstream: &Path, scratch: &Path, path: DataPath) -> Self {
+        Self { client, millstream: millstream.to_owned(), scratch: scratch.to_owned(), path }
     }
 
-    /// Runs the client's build commands. The error is the outcome of all of its cases.
+    /// Runs the client's build commands. An error is the outcome of all its cases.
     pub(crate) fn build(&self, log: &Path) -> Result<(), Outcome> {
         for command in &self.client.build {
             let words = self.words(command, "", 0);
@@ -59,41 +59,44 @@ impl<'a> Bench<'a> {
                 .and_then(|mut program| program.wait_until(deadline));
             match ended {
                 Ok(Some(status)) if status.success() => {}
-                Ok(status) => return Err(Outcome::NotRun(format!("{command}: {}", blame(status, log)))),
+                Ok(status) => {
+                    return Err(Outcome::NotRun(format!("{command}: {}", describe_end(status, log))));
+                }
                 Err(cause) => return Err(Outcome::NotRun(format!("{command}: {cause}"))),
             }
         }
         Ok(())
     }
 
-    /// Runs a case. Its output is in files whose names begin with `log`.
-    pub(crate) fn run(&self, case: &Case, log: &Path) -> io::Result<Vec<Ran>> {
+    /// Runs a case. `log` is the prefix of its output files.
+    pub(crate) fn run(&self, case: &Case, log: &Path) -> io::Result<Vec<CaseResult>> {
         let log = |side: &str| {
             let mut name = log.as_os_str().to_owned();
             name.push(format!("-{side}.log"));
             PathBuf::from(name)
         };
         let (server, client) = (log("server"), log("client"));
-        let mut again = 0;
+        let mut retries = 0;
         let outcome = loop {
             let outcome = self.processes(case, &server, &client, &log("ready"))?;
-            process::kill_everything_left()?;
-            if !matches!(outcome, Outcome::Fail(_)) || again == AGAIN {
+            process::kill_descendants()?;
+            if !matches!(outcome, Outcome::Fail(_)) || retries == MAX_RETRIES {
                 break outcome;
             }
-            let Some(flaw) = self.client.flaw(&[&read(&client), &read(&server)]) else { break outcome };
-            again += 1;
-            eprintln!("once more: {}: {}", case.name, flaw.reason);
+            let Some(retry) = self.client.retry(&[&read(&client), &read(&server)]) else { break outcome };
+            retries += 1;
+            eprintln!("retry: {}: {}", case.name, retry.reason);
         };
         let shown = read(&client);
         if let Some(suite) = case.suite {
-            return Ok(suite.cases(&case.name, &shown, outcome));
+            return Ok(suite.results(&case.name, &shown, outcome));
         }
-        let outcome = if outcome == Outcome::Pass { said(case, &shown, &read(&server)) } else { outcome };
-        Ok(vec![Ran { name: case.name.clone(), outcome }])
+        let outcome =
+            if outcome == Outcome::Pass { check_output(case, &shown, &read(&server)) } else { outcome };
+        Ok(vec![CaseResult { name: case.name.clone(), outcome }])
     }
 
-    /// Starts the processes and waits until they have ended: by themselves, or with the case's time.
+    /// Starts the processes and waits until they end or time out.
     fn processes(
         &self,
         case: &Case,
@@ -105,54 +108,57 @@ impl<'a> Bench<'a> {
         let mut env = case.template.env.clone();
         env.extend(case.env.clone());
         for value in env.values_mut() {
-            *value = self.fill(value, &case.words, port);
+            *value = self.fill(value, &case.command_line, port);
         }
         let start = |command: &str, log: &Path| {
-            let start = ["--device", "soft", "run", "--path", self.way.word(), "--"];
+            let start = ["--device", "soft", "run", "--path", self.path.name(), "--"];
             let mut words: Vec<String> = start.map(str::to_owned).to_vec();
             words.insert(0, self.millstream.display().to_string());
-            words.extend(self.words(command, &case.words, port));
+            words.extend(self.words(command, &case.command_line, port));
             Program::start(&words, &env, &self.scratch, log)
         };
 
-        let deadline = Instant::now() + Duration::from_secs(case.limit_s);
+        let deadline = Instant::now() + Duration::from_secs(case.timeout_s);
         let mut server = None;
         if let Some(command) = case.template.server() {
             let mut program = start(command, server_log)?;
             let asks = |command: &str| start(command, ready_log);
             if !ready(&mut program, &case.template.ready, port, asks)? {
-                let ended = program.ended()?;
+                let ended = program.try_wait()?;
                 program.kill();
-                return Ok(Outcome::Fail(format!("the server does not serve: {}", blame(ended, server_log))));
+                return Ok(Outcome::Fail(format!(
+                    "the server is not ready: {}",
+                    describe_end(ended, server_log)
+                )));
             }
             server = Some(program);
         }
         let mut client = start(case.template.client(), client_log)?;
         let client_end = self.first_end(&mut client, server.as_mut(), deadline)?;
         if client_end.and_then(|status| status.code()) != Some(case.template.client_exit) {
-            let mut why = format!("the client: {}", blame(client_end, client_log));
+            let mut why = format!("client: {}", describe_end(client_end, client_log));
             client.kill();
             if let Some(mut server) = server {
-                // An error of the server is more likely to be the cause than that of its client.
+                // An error of the server probably caused that of the client.
                 let end = server.wait_until(Instant::now() + Duration::from_secs(2))?;
                 if end.is_some_and(|status| !status.success()) {
-                    why = format!("the server: {}; {why}", blame(end, server_log));
+                    why = format!("server: {}; {why}", describe_end(end, server_log));
                 }
             }
             return Ok(Outcome::Fail(why));
         }
         if let Some(mut server) = server
-            && !case.template.server_stays
+            && !case.template.server_keeps_running
         {
             let end = server.wait_until(deadline.min(Instant::now() + GRACE))?;
             if !end.is_some_and(|status| status.success()) {
-                return Ok(Outcome::Fail(format!("the server: {}", blame(end, server_log))));
+                return Ok(Outcome::Fail(format!("server: {}", describe_end(end, server_log))));
             }
         }
         Ok(Outcome::Pass)
     }
 
-    /// How the client ended. A client whose server has failed does not get all of the time.
+    /// Waits for the client. The deadline becomes shorter once the server has failed.
     fn first_end(
         &self,
         client: &mut Program,
@@ -168,7 +174,7 @@ impl<'a> Bench<'a> {
                 return Ok(None);
             }
             let failed = |server: &mut &mut Program| {
-                server.ended().is_ok_and(|end| end.is_some_and(|status| !status.success()))
+                server.try_wait().is_ok_and(|end| end.is_some_and(|status| !status.success()))
             };
             if server.as_mut().is_some_and(failed) {
                 deadline = deadline.min(Instant::now() + GRACE);
@@ -191,7 +197,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Waits until the server serves; false if it has ended or takes too long.
+/// Waits until the server is ready; false if it ends or the time is over.
 fn ready(
     server: &mut Program,
     when: &Ready,
@@ -203,20 +209,20 @@ fn ready(
             let time = Duration::from_millis(*time);
             Ok(server.wait_until(Instant::now() + time)?.is_none())
         }
-        Ready::Listens => once(server, || Ok(ports::has_listener(port))),
-        Ready::Manages => once(server, || Ok(process::listens_by_rdma_cm(port))),
-        Ready::Asked(command) => once(server, || {
+        Ready::TcpListening => wait_until(server, || Ok(ports::has_listener(port))),
+        Ready::RdmacmListening => wait_until(server, || Ok(process::has_rdmacm_listener(port))),
+        Ready::Command(command) => wait_until(server, || {
             let end = start(command)?.wait_until(Instant::now() + GRACE)?;
             Ok(end.is_some_and(|status| status.success()))
         }),
     }
 }
 
-/// Waits until it is so; false if the server has ended or takes too long.
-fn once(server: &mut Program, so: impl Fn() -> io::Result<bool>) -> io::Result<bool> {
+/// Waits until `condition` holds; false if the server ends or the time is over.
+fn wait_until(server: &mut Program, condition: impl Fn() -> io::Result<bool>) -> io::Result<bool> {
     let deadline = Instant::now() + GRACE;
-    while !so()? {
-        if Instant::now() > deadline || server.ended()?.is_some() {
+    while !condition()? {
+        if Instant::now() > deadline || server.try_wait()?.is_some() {
             return Ok(false);
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -224,16 +230,16 @@ fn once(server: &mut Program, so: impl Fn() -> io::Result<bool>) -> io::Result<b
     Ok(true)
 }
 
-/// Whether the programs, which have ended well, said what they should.
-fn said(case: &Case, client: &str, server: &str) -> Outcome {
-    for pattern in &case.shows {
+/// Checks the output of programs that ended successfully.
+fn check_output(case: &Case, client: &str, server: &str) -> Outcome {
+    for pattern in &case.expect_output {
         if !pattern.is_match(client) {
-            return Outcome::Fail(format!("the client shows nothing like {:?}", pattern.as_str()));
+            return Outcome::Fail(format!("the client's output does not match {:?}", pattern.as_str()));
         }
     }
-    for pattern in &case.never {
+    for pattern in &case.forbid_output {
         if let Some(found) = pattern.find(client).or_else(|| pattern.find(server)) {
-            return Outcome::Fail(format!("it says {:?}", found.as_str()));
+            return Outcome::Fail(format!("the output contains {:?}", found.as_str()));
         }
     }
     Outcome::Pass
@@ -243,12 +249,12 @@ fn read(log: &Path) -> String {
     fs::read(log).map_or(String::new(), |bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// How a program ended, and the last that it said.
-fn blame(end: Option<ExitStatus>, log: &Path) -> String {
+/// The exit status of a program and its last line of output.
+fn describe_end(end: Option<ExitStatus>, log: &Path) -> String {
     let text = read(log);
-    let decorated = |line: &str| line.trim_matches(|c: char| !c.is_alphanumeric()).is_empty();
-    let last = text.lines().rev().map(str::trim).find(|line| !decorated(line)).unwrap_or_default();
+    let is_ruler = |line: &str| line.trim_matches(|c: char| !c.is_alphanumeric()).is_empty();
+    let last = text.lines().rev().map(str::trim).find(|line| !is_ruler(line)).unwrap_or_default();
     let last: String = last.chars().take(160).collect();
-    let end = end.map_or("does not end".to_owned(), |status| status.to_string());
+    let end = end.map_or("timed out".to_owned(), |status| status.to_string());
     if last.is_empty() { end } else { format!("{end}, {last:?}") }
 }

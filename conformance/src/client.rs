@@ -1,4 +1,4 @@
-//! A client: the programs of one package with their cases, read from its `cases.toml`.
+//! A client: the programs of one package and their cases, from its `cases.toml`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::suite::Suite;
 
-/// A `cases.toml` that cannot be used.
+/// An invalid `cases.toml`.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {what}", path.display())]
 pub(crate) struct ClientError {
@@ -17,64 +17,64 @@ pub(crate) struct ClientError {
     what: String,
 }
 
-/// One package's programs.
+/// The programs of one package.
 #[derive(Debug)]
 pub(crate) struct Client {
-    /// The folder's name.
+    /// Name of the folder.
     pub(crate) name: String,
     /// The folder.
     pub(crate) folder: PathBuf,
     pub(crate) title: String,
-    /// What is worth knowing of this client, for the document.
+    /// Description for the document.
     pub(crate) about: String,
     /// Debian packages and their versions.
     pub(crate) packages: BTreeMap<String, String>,
-    /// The command that this runner is run by for this client, if it is not to run where it is.
-    pub(crate) within: Option<String>,
-    /// Commands that are run once, before the first case.
+    /// Command that starts this runner for the client, in another environment.
+    pub(crate) wrapper: Option<String>,
+    /// Commands to run once before the first case.
     pub(crate) build: Vec<String>,
     pub(crate) exceptions: Vec<Exception>,
-    flaws: Vec<Flaw>,
+    retries: Vec<RetryRule>,
     cases: Vec<Case>,
 }
 
-/// Cases that do not pass, and why.
+/// Cases that are expected not to pass, with the reason.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Exception {
-    pub(crate) result: Excepted,
+    pub(crate) result: ExpectedResult,
     pub(crate) reason: String,
     pub(crate) cases: Vec<String>,
-    /// On one path only.
-    path: Option<Way>,
-    /// What the failure's description must begin with.
-    #[serde(rename = "as", default)]
-    pub(crate) like: String,
+    /// The path of the exception; both without one.
+    path: Option<DataPath>,
+    /// Required start of the failure's description.
+    #[serde(default)]
+    pub(crate) failure_starts_with: String,
 }
 
-/// By what a program shows that it failed by itself, whatever the device did: it is run again.
+/// A failure of the program that does not depend on the device: the case is retried.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Flaw {
-    /// In the output of either side.
-    shows: String,
+pub(crate) struct RetryRule {
+    /// Text in the output of either side.
+    output_contains: String,
     pub(crate) reason: String,
 }
 
-/// How the two sides of a case reach each other.
+/// Path between the two sides of a case.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Way {
+pub(crate) enum DataPath {
     /// Through shared memory.
     #[default]
     Shm,
-    /// By packets, over the loopback interface.
+    /// RoCEv2 packets.
     Wire,
 }
 
-impl Way {
-    /// As `millstream run --path` calls it.
-    pub(crate) fn word(self) -> &'static str {
+impl DataPath {
+    /// Value of `millstream run --path`.
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Shm => "shm",
             Self::Wire => "wire",
@@ -82,58 +82,59 @@ impl Way {
     }
 }
 
-/// How a case of an exception ends.
+/// Expected result of a case with an exception.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Excepted {
+pub(crate) enum ExpectedResult {
     Fail,
     Skip,
-    /// It fails or passes: the program has a race with itself.
-    Races,
+    /// It passes or fails: the program has a race condition.
+    Flaky,
 }
 
-/// One thing to run, everything about it in one place.
+/// One case.
 #[derive(Debug, Clone)]
 pub(crate) struct Case {
-    /// What a user would type, without ports and hosts. Unique within the client.
+    /// The command line, without ports and hosts. Unique within the client.
     pub(crate) name: String,
     pub(crate) program: String,
     pub(crate) transport: String,
-    /// The words of the name, placed in the template.
     pub(crate) template: Template,
-    pub(crate) words: String,
-    /// In addition to the template's.
+    /// Program and arguments, for `{case}` in the template.
+    pub(crate) command_line: String,
+    /// Variables in addition to those of the template.
     pub(crate) env: BTreeMap<String, String>,
-    pub(crate) shows: Vec<Regex>,
-    pub(crate) never: Vec<Regex>,
-    pub(crate) limit_s: u64,
+    pub(crate) expect_output: Vec<Regex>,
+    pub(crate) forbid_output: Vec<Regex>,
+    pub(crate) timeout_s: u64,
     pub(crate) suite: Option<Suite>,
 }
 
-/// How programs are started. In the commands `{case}` is the program with its arguments, `{port}` a free TCP
-/// port, `{scratch}` a folder for the client's files and `{client}` the client's folder.
+/// Command lines of a case. `{case}` is the program with its arguments, `{port}` an unused TCP port, `{scratch}`
+/// a folder for the client's files and `{client}` the folder of the client.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Template {
-    /// Started first, if there is one.
+    /// Started first.
     server: Option<String>,
     client: String,
-    /// When the client may start.
+    /// Condition for starting the client.
     #[serde(default)]
     pub(crate) ready: Ready,
-    /// The server does not end by itself when the client has.
+    /// The server does not end after the client.
     #[serde(default)]
-    pub(crate) server_stays: bool,
-    /// The client's exit status when all is well.
+    pub(crate) server_keeps_running: bool,
+    /// The client's exit status on success.
     #[serde(default)]
     pub(crate) client_exit: i32,
     #[serde(default)]
     pub(crate) env: BTreeMap<String, String>,
-    /// What the output of the client must match, each of them, and what no output may.
+    /// Patterns that the client's output must match.
     #[serde(default)]
-    shows: Vec<String>,
+    expect_output: Vec<String>,
+    /// Patterns that no output may match.
     #[serde(default)]
-    never: Vec<String>,
+    forbid_output: Vec<String>,
 }
 
 impl Template {
@@ -146,43 +147,43 @@ impl Template {
     }
 }
 
-/// When a server serves.
+/// Condition for a server to be ready.
 #[derive(Debug, Clone, Default, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Ready {
-    /// As soon as it listens on its TCP port.
+    /// It listens on its TCP port.
     #[default]
-    Listens,
-    /// As soon as it listens on its port of rdma_cm.
-    Manages,
-    /// As soon as this command succeeds.
-    Asked(String),
-    /// After so many milliseconds, for servers that listen elsewhere.
+    TcpListening,
+    /// It listens on its rdma_cm port.
+    RdmacmListening,
+    /// This command succeeds.
+    Command(String),
+    /// This time has passed, for servers that listen elsewhere.
     Milliseconds(u64),
 }
 
-/// The file's words.
+/// A `cases.toml`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct ClientFile {
     title: String,
     about: String,
     packages: BTreeMap<String, String>,
-    within: Option<String>,
+    wrapper: Option<String>,
     #[serde(default)]
     build: Vec<String>,
     template: BTreeMap<String, Template>,
-    group: Vec<Group>,
+    group: Vec<CaseGroup>,
     #[serde(default)]
     exception: Vec<Exception>,
     #[serde(default)]
-    flaw: Vec<Flaw>,
+    retry: Vec<RetryRule>,
 }
 
-/// Cases that have much in common: each program with each of the arguments.
+/// Cases with common settings: each program with each of the arguments.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Group {
+struct CaseGroup {
     template: String,
     programs: Vec<String>,
     transport: String,
@@ -191,9 +192,9 @@ struct Group {
     #[serde(default)]
     env: BTreeMap<String, String>,
     #[serde(default)]
-    shows: Vec<String>,
-    #[serde(default = "limit_s")]
-    limit_s: u64,
+    expect_output: Vec<String>,
+    #[serde(default = "timeout_s")]
+    timeout_s: u64,
     suite: Option<Suite>,
 }
 
@@ -201,8 +202,8 @@ fn no_arguments() -> Vec<String> {
     vec![String::new()]
 }
 
-/// Generous: machines are shared.
-fn limit_s() -> u64 {
+/// Default time limit, for shared machines.
+fn timeout_s() -> u64 {
     240
 }
 
@@ -215,25 +216,25 @@ impl Client {
         self.exceptions.iter().find(|exception| exception.cases.iter().any(|name| name == case))
     }
 
-    /// The flaw that one of these outputs shows.
-    pub(crate) fn flaw(&self, outputs: &[&str]) -> Option<&Flaw> {
-        self.flaws.iter().find(|flaw| outputs.iter().any(|output| output.contains(&flaw.shows)))
+    /// The retry rule that one of these outputs matches.
+    pub(crate) fn retry(&self, outputs: &[&str]) -> Option<&RetryRule> {
+        self.retries.iter().find(|retry| outputs.iter().any(|output| output.contains(&retry.output_contains)))
     }
 
-    fn parse(name: &str, folder: &Path, text: &str, way: Way) -> Result<Self, String> {
-        let mut file: File = toml::from_str(text).map_err(|error| error.to_string())?;
-        file.exception.retain(|exception| exception.path.is_none_or(|path| path == way));
+    fn parse(name: &str, folder: &Path, text: &str, path: DataPath) -> Result<Self, String> {
+        let mut file: ClientFile = toml::from_str(text).map_err(|error| error.to_string())?;
+        file.exception.retain(|exception| exception.path.is_none_or(|required| required == path));
         let mut cases: Vec<Case> = Vec::new();
         for group in &file.group {
             let template = file
                 .template
                 .get(&group.template)
-                .ok_or_else(|| format!("there is no [template.{}]", group.template))?;
+                .ok_or_else(|| format!("no [template.{}]", group.template))?;
             for program in &group.programs {
                 for arguments in &group.arguments {
                     let case = group.case(program, arguments, template)?;
                     if cases.iter().any(|other| other.name == case.name) {
-                        return Err(format!("the case {:?} is there twice", case.name));
+                        return Err(format!("duplicate case {:?}", case.name));
                     }
                     cases.push(case);
                 }
@@ -241,14 +242,11 @@ impl Client {
         }
         for exception in &file.exception {
             for case in &exception.cases {
-                // The cases of a suite are known when it has run.
+                // The cases of a suite are known only after its run.
                 let known = cases.iter().any(|other| other.name == *case || other.suite.is_some());
                 let count = file.exception.iter().flat_map(|e| &e.cases).filter(|name| *name == case).count();
                 if !known {
-                    return Err(format!(
-                        "there is no case {case:?} for the exception {:?}",
-                        exception.reason
-                    ));
+                    return Err(format!("exception {:?}: no case {case:?}", exception.reason));
                 }
                 if count > 1 {
                     return Err(format!("the case {case:?} has two exceptions"));
@@ -261,16 +259,16 @@ impl Client {
             title: file.title,
             about: file.about,
             packages: file.packages,
-            within: file.within,
+            wrapper: file.wrapper,
             build: file.build,
             exceptions: file.exception,
-            flaws: file.flaw,
+            retries: file.retry,
             cases,
         })
     }
 }
 
-impl Group {
+impl CaseGroup {
     fn case(&self, program: &str, arguments: &str, template: &Template) -> Result<Case, String> {
         let words = format!("{program} {arguments}").trim().to_owned();
         let env = self.env.iter().map(|(name, value)| format!("{name}={value} "));
@@ -283,37 +281,37 @@ impl Group {
             name: env.chain([words.clone()]).collect(),
             program: program.to_owned(),
             transport: self.transport.clone(),
-            words,
+            command_line: words,
             env: self.env.clone(),
-            shows: patterns(&mut template.shows.iter().chain(&self.shows))?,
-            never: patterns(&mut template.never.iter())?,
+            expect_output: patterns(&mut template.expect_output.iter().chain(&self.expect_output))?,
+            forbid_output: patterns(&mut template.forbid_output.iter())?,
             template: template.clone(),
-            limit_s: self.limit_s,
+            timeout_s: self.timeout_s,
             suite: self.suite,
         })
     }
 }
 
-/// The clients in this folder, by name, with the exceptions of one path.
-pub(crate) fn all(folder: &Path, way: Way) -> Result<Vec<Client>, ClientError> {
+/// The clients in a folder, by name, with the exceptions of one path.
+pub(crate) fn all(folder: &Path, path: DataPath) -> Result<Vec<Client>, ClientError> {
     let failed = |path: &Path, what: String| ClientError { path: path.to_owned(), what };
     let entries = fs::read_dir(folder).map_err(|cause| failed(folder, cause.to_string()))?;
     let mut clients = Vec::new();
     for entry in entries {
         let entry = entry.map_err(|cause| failed(folder, cause.to_string()))?;
-        let path = entry.path().join("cases.toml");
-        if !path.exists() {
+        let file = entry.path().join("cases.toml");
+        if !file.exists() {
             continue;
         }
-        let text = fs::read_to_string(&path).map_err(|cause| failed(&path, cause.to_string()))?;
+        let text = fs::read_to_string(&file).map_err(|cause| failed(&file, cause.to_string()))?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        // Programs are started elsewhere, so names of files have to be absolute.
-        let folder = entry.path().canonicalize().map_err(|cause| failed(&path, cause.to_string()))?;
-        clients.push(Client::parse(&name, &folder, &text, way).map_err(|what| failed(&path, what))?);
+        // Programs run in another folder, so paths must be absolute.
+        let folder = entry.path().canonicalize().map_err(|cause| failed(&file, cause.to_string()))?;
+        clients.push(Client::parse(&name, &folder, &text, path).map_err(|what| failed(&file, what))?);
     }
     clients.sort_by(|a, b| a.name.cmp(&b.name));
     if clients.is_empty() {
-        return Err(failed(folder, "no client is there".into()));
+        return Err(failed(folder, "no client in this folder".into()));
     }
     Ok(clients)
 }
@@ -323,8 +321,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_clients_of_this_folder_can_be_used() {
-        let clients = all(Path::new(env!("CARGO_MANIFEST_DIR")), Way::Shm).unwrap();
+    fn all_clients_are_valid() {
+        let clients = all(Path::new(env!("CARGO_MANIFEST_DIR")), DataPath::Shm).unwrap();
         for client in &clients {
             assert!(!client.cases().is_empty() && !client.packages.is_empty(), "{}", client.name);
         }
@@ -346,35 +344,35 @@ mod tests {
     "#;
 
     #[test]
-    fn a_group_is_each_program_with_each_of_the_arguments() {
-        let client = Client::parse("some", Path::new("/"), FILE, Way::Shm).unwrap();
+    fn group_is_the_product_of_programs_and_arguments() {
+        let client = Client::parse("some", Path::new("/"), FILE, DataPath::Shm).unwrap();
         let names: Vec<String> = client.cases().into_iter().map(|case| case.name).collect();
         assert_eq!(names, ["E=2 a", "E=2 a -x 1", "E=2 b", "E=2 b -x 1"]);
     }
 
     #[test]
-    fn a_flaw_is_known_by_what_either_side_shows() {
-        let text = format!("{FILE}\n[[flaw]]\nshows = 'I gave up'\nreason = 'it gives up'");
-        let client = Client::parse("some", Path::new("/"), &text, Way::Shm).unwrap();
-        assert_eq!(client.flaw(&["", "so I gave up."]).map(|flaw| &flaw.reason[..]), Some("it gives up"));
-        assert!(client.flaw(&["I did not", "give up"]).is_none());
+    fn retry_rule_matches_either_output() {
+        let text = format!("{FILE}\n[[retry]]\noutput_contains = 'I gave up'\nreason = 'it gives up'");
+        let client = Client::parse("some", Path::new("/"), &text, DataPath::Shm).unwrap();
+        assert_eq!(client.retry(&["", "so I gave up."]).map(|retry| &retry.reason[..]), Some("it gives up"));
+        assert!(client.retry(&["I did not", "give up"]).is_none());
     }
 
     #[test]
-    fn an_exception_can_be_of_one_path() {
+    fn exception_can_be_limited_to_one_path() {
         let text = format!(
             "{FILE}\n[[exception]]\nresult = 'fail'\nreason = 'why'\npath = 'wire'\ncases = ['E=2 a']"
         );
         let excepted =
-            |way| Client::parse("some", Path::new("/"), &text, way).unwrap().exception("E=2 a").is_some();
-        assert!(excepted(Way::Wire) && !excepted(Way::Shm));
+            |path| Client::parse("some", Path::new("/"), &text, path).unwrap().exception("E=2 a").is_some();
+        assert!(excepted(DataPath::Wire) && !excepted(DataPath::Shm));
     }
 
     #[test]
-    fn an_exception_names_a_case_that_is_there_and_once() {
+    fn exceptions_name_existing_cases_once() {
         let with = |cases: &str| {
             let text = format!("{FILE}\n[[exception]]\nresult = 'fail'\nreason = 'why'\ncases = {cases}");
-            Client::parse("some", Path::new("/"), &text, Way::Shm)
+            Client::parse("some", Path::new("/"), &text, DataPath::Shm)
         };
         assert!(with("['E=2 a']").is_ok());
         assert!(with("['E=2 c']").unwrap_err().contains("no case \"E=2 c\""));

@@ -1,20 +1,19 @@
-//! The document: program × transport × result of all clients.
+//! The page with the results of all clients: program × transport.
 
 use std::error::Error;
 use std::path::Path;
 
-use crate::client::{Client, Way};
+use crate::client::{Client, DataPath};
 use crate::verdict::{self, Record, Verdict, counts};
 
 const HEAD: &str = "\
-# Other people's programs on the soft device
+# Conformance: third-party programs on the soft device
 
-`make conformance` runs them and writes this page; `make conformance-CLIENT` runs one client. They are Debian's
-packages, unmodified, started by `millstream run`, server and client in processes of their own on one host. A
-cell is how many cases passed of how many there are; what does not pass is listed with its reason. A case that
-fails, passes against its exception, or cannot be run makes the command fail.
-`conformance/CLIENT/cases.toml` has the cases, each as it would be typed. *Wire*: the same cases over RoCE v2 packets
-between the two processes (`make conformance-wire`) instead of shared memory.
+`make conformance` runs these programs and writes this page; `make conformance-CLIENT` runs one client. The programs
+are unmodified Debian packages, started by `millstream run`, server and client as two processes on one host. Cells
+have the number of passed cases and of all cases. Exempt cases are listed with the reason. The command fails if a case
+fails unexpectedly, passes despite its exception, or cannot run. `conformance/CLIENT/cases.toml` has the command lines.
+*Wire* is the same cases over RoCE v2 packets (`make conformance-wire`) instead of shared memory.
 ";
 
 /// Writes the latest results of all clients into the file.
@@ -24,10 +23,12 @@ pub(crate) fn write(path: &Path, clients: &[Client], results: &Path) -> Result<(
     text += "\n| client | Debian package | cases | wire |\n|---|---|---|---|\n";
     for client in clients {
         let file = results.join(format!("{}.jsonl", client.name));
-        let records = verdict::load(&file)
-            .map_err(|cause| format!("{}: {cause}; run the client {} first", file.display(), client.name))?;
+        let records = verdict::load(&file).map_err(|cause| {
+            format!("{}: {cause}; run `make conformance-{}` first", file.display(), client.name)
+        })?;
         let wire =
-            verdict::load(&crate::results(results, Way::Wire).join(format!("{}.jsonl", client.name))).ok();
+            verdict::load(&crate::results(results, DataPath::Wire).join(format!("{}.jsonl", client.name)))
+                .ok();
         let packages: Vec<String> =
             client.packages.iter().map(|(name, version)| format!("{name} {version}")).collect();
         text += &format!(
@@ -39,16 +40,16 @@ pub(crate) fn write(path: &Path, clients: &[Client], results: &Path) -> Result<(
             wire.as_ref().map_or("–".to_owned(), |records| counts(records))
         );
         sections += &section(client, &records);
-        sections += &wire.map_or(String::new(), |records| over_the_wire(&records));
+        sections += &wire.map_or(String::new(), |records| wire_section(&records));
     }
     text += &sections;
     Ok(millstream_report::save(path, &text)?)
 }
 
-/// What does not pass over the wire.
-fn over_the_wire(records: &[Record]) -> String {
+/// Exempt and failed cases over packets.
+fn wire_section(records: &[Record]) -> String {
     let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
-    for record in records.iter().filter(|record| record.verdict == Verdict::Excepted) {
+    for record in records.iter().filter(|record| record.verdict == Verdict::Exempt) {
         match reasons.iter_mut().find(|(reason, _)| *reason == record.reason) {
             Some((_, cases)) => cases.push(&record.case),
             None => reasons.push((&record.reason, vec![&record.case])),
@@ -56,15 +57,15 @@ fn over_the_wire(records: &[Record]) -> String {
     }
     let mut text = String::new();
     for (reason, cases) in reasons {
-        text += &format!("\nNot over the wire: {reason} (`{}`)\n", cases.join("`, `"));
+        text += &format!("\nOver packets, exempt: {reason} (`{}`)\n", cases.join("`, `"));
     }
-    for record in records.iter().filter(|record| !record.good(false)) {
-        text += &format!("\n**Wrong over the wire**: `{}`: {}\n", record.case, record.what);
+    for record in records.iter().filter(|record| !record.is_ok(false)) {
+        text += &format!("\n**Failed over packets**: `{}`: {}\n", record.case, record.what);
     }
     text
 }
 
-/// What the title's link is called.
+/// Link target of a title.
 fn anchor(title: &str) -> String {
     let kept = |c: &char| c.is_alphanumeric() || [' ', '-'].contains(c);
     title.to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-")
@@ -95,21 +96,20 @@ fn section(client: &Client, records: &[Record]) -> String {
         text.push('\n');
     }
     for exception in &client.exceptions {
-        let here =
-            |case: &&String| records.iter().any(|r| r.case == **case && r.verdict == Verdict::Excepted);
+        let here = |case: &&String| records.iter().any(|r| r.case == **case && r.verdict == Verdict::Exempt);
         let cases: Vec<String> =
             exception.cases.iter().filter(here).map(|case| format!("`{case}`")).collect();
         if !cases.is_empty() {
             let word = match exception.result {
-                crate::client::Excepted::Fail => "Fails",
-                crate::client::Excepted::Skip => "Skipped",
-                crate::client::Excepted::Races => "Failed this time",
+                crate::client::ExpectedResult::Fail => "Fails",
+                crate::client::ExpectedResult::Skip => "Skipped",
+                crate::client::ExpectedResult::Flaky => "Flaky, failed in this run",
             };
             text += &format!("\n{word}: {} ({})\n", exception.reason, cases.join(", "));
         }
     }
-    for record in records.iter().filter(|record| !record.good(false)) {
-        text += &format!("\n**Wrong**: `{}`: {}\n", record.case, record.what);
+    for record in records.iter().filter(|record| !record.is_ok(false)) {
+        text += &format!("\n**Failed**: `{}`: {}\n", record.case, record.what);
     }
     text
 }

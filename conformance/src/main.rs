@@ -1,8 +1,7 @@
-//! Other people's verbs programs on the soft device: run as their users run them, and judged.
+//! Conformance runner: third-party verbs programs on the soft device.
 //!
-//! A *client* is a folder beside this one with a `cases.toml`: the Debian packages it needs, the programs with
-//! their arguments, what their output must show, and the exceptions, each with its reason
-//! (`conformance/README.md` has the format). Read [`client`] first, then [`case`] and [`verdict`].
+//! A *client* is a folder with a `cases.toml`: Debian packages, programs with arguments, patterns for their output,
+//! and exceptions with reasons (`conformance/README.md` has the format). Read [`client`] first, then [`case`] and [`verdict`].
 #![forbid(unsafe_code)]
 
 mod case;
@@ -13,7 +12,7 @@ mod packages;
 mod process;
 mod suite;
 mod verdict;
-mod within;
+mod wrapper;
 
 use std::error::Error;
 use std::fs;
@@ -23,47 +22,47 @@ use std::time::Instant;
 
 use clap::Parser;
 
-use crate::case::{Bench, Outcome, Ran};
-use crate::client::{Client, Way};
+use crate::case::{CaseResult, CaseRunner, Outcome};
+use crate::client::{Client, DataPath};
 use crate::verdict::Record;
 
-/// Run other people's verbs programs on the soft device
+/// Run third-party verbs programs on the soft device
 ///
-/// Each client's cases are run one after the other; what they did goes to OUT/CLIENT.jsonl, their output
-/// to OUT/logs/CLIENT. Fails if a case does not end as its client's cases.toml says, or cannot be run.
+/// Cases run one after another. Results go to OUT/CLIENT.jsonl, output to OUT/logs/CLIENT. Fails if a result
+/// differs from the client's cases.toml, or if a case cannot run.
 #[derive(Debug, Parser)]
 #[command(name = "millstream-conformance", max_term_width = 100)]
 struct Arguments {
-    /// The clients to run, folders in CLIENTS [default: all of them]
+    /// Clients to run: folders of FOLDER [default: all]
     #[arg(value_name = "CLIENT")]
     clients: Vec<String>,
-    /// Only the cases whose name contains this
+    /// Run only cases whose name contains TEXT
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// List the cases, run none
+    /// List the cases without running them
     #[arg(long)]
     list: bool,
-    /// A case that cannot be run (a package is missing, or has another version) does not fail the run
+    /// Ignore cases that cannot run, such as those with a missing package
     #[arg(long)]
     allow_not_run: bool,
-    /// How the two sides reach each other; results of the wire go to OUT/wire
+    /// Path between the two sides; results of `wire` go to OUT/wire
     #[arg(long, value_enum, default_value_t, value_name = "PATH")]
-    path: Way,
-    /// Write the table of all clients' latest results here; refused if a client has none
+    path: DataPath,
+    /// Write a page with the latest results of all clients; fails if a client has none
     #[arg(long, value_name = "FILE")]
     document: Option<PathBuf>,
-    /// Where the clients are
+    /// Folder with the clients
     #[arg(long, default_value = "conformance", value_name = "FOLDER")]
     folder: PathBuf,
-    /// Where results go
+    /// Folder for results
     #[arg(long, default_value = "target/conformance", value_name = "OUT")]
     out: PathBuf,
-    /// This process was started by the command that its client names as `within`
+    /// Set by the runner itself: started by the wrapper command of a client
     #[arg(long, hide = true)]
-    within: bool,
-    /// This process was started by itself, in a network of its own
+    wrapped: bool,
+    /// Set by the runner itself: started in a new network namespace
     #[arg(long, hide = true)]
-    own_network: bool,
+    in_namespace: bool,
     /// The program `millstream` [default: the one beside this program]
     #[arg(long, value_name = "FILE")]
     millstream: Option<PathBuf>,
@@ -84,7 +83,7 @@ fn run(arguments: &Arguments) -> Result<bool, Box<dyn Error>> {
     let all = client::all(&arguments.folder, arguments.path)?;
     if let Some(name) = arguments.clients.iter().find(|name| all.iter().all(|client| client.name != **name)) {
         let known: Vec<&str> = all.iter().map(|client| client.name.as_str()).collect();
-        return Err(format!("no client {name:?}; there are {}", known.join(", ")).into());
+        return Err(format!("no client {name:?}; the clients are: {}", known.join(", ")).into());
     }
     let wanted = |client: &&Client| arguments.clients.is_empty() || arguments.clients.contains(&client.name);
     let clients: Vec<&Client> = all.iter().filter(wanted).collect();
@@ -97,51 +96,51 @@ fn run(arguments: &Arguments) -> Result<bool, Box<dyn Error>> {
         return Ok(true);
     }
 
-    if arguments.own_network {
+    if arguments.in_namespace {
         network::set_up()?;
-    } else if arguments.path == Way::Wire && !arguments.within {
-        // What is missing is installed from outside, and said again by the client's cases.
+    } else if arguments.path == DataPath::Wire && !arguments.wrapped {
+        // Packages are installed before the namespace is entered. Errors appear again in the cases.
         for client in &clients {
             let _ = packages::ensure(&client.packages);
         }
-        let why = network::enter("--own-network");
-        eprintln!("on this host's own network, whose addresses and MTU decide which cases can pass: {why}");
+        let why = network::enter("--in-namespace");
+        eprintln!("using the host's network, whose addresses and MTU decide which cases pass: {why}");
     }
     process::adopt_orphans()?;
     let millstream = match &arguments.millstream {
-        // Programs are started in another folder.
+        // Programs run in another folder.
         Some(path) => path.canonicalize()?,
         None => std::env::current_exe()?.with_file_name("millstream"),
     };
-    let mut good = true;
+    let mut success = true;
     for client in clients {
-        let records = match &client.within {
-            Some(command) if !arguments.within => within::run(client, command, &millstream, arguments)?,
+        let records = match &client.wrapper {
+            Some(command) if !arguments.wrapped => wrapper::run(client, command, &millstream, arguments)?,
             _ => run_client(client, &millstream, arguments)?,
         };
-        if arguments.within {
-            // The process outside sums up.
+        if arguments.wrapped {
+            // The outer process prints the summary.
             continue;
         }
         print!("{}", verdict::summary(client, &records));
-        good &= records.iter().all(|record| record.good(arguments.allow_not_run));
+        success &= records.iter().all(|record| record.is_ok(arguments.allow_not_run));
     }
     if let Some(path) = &arguments.document {
         document::write(path, &all, &arguments.out)?;
         println!("wrote {}", path.display());
     }
-    Ok(good)
+    Ok(success)
 }
 
-/// Where the results of a path are.
-fn results(out: &Path, way: Way) -> PathBuf {
-    match way {
-        Way::Shm => out.to_owned(),
-        Way::Wire => out.join("wire"),
+/// Folder with the results of a path.
+fn results(out: &Path, path: DataPath) -> PathBuf {
+    match path {
+        DataPath::Shm => out.to_owned(),
+        DataPath::Wire => out.join("wire"),
     }
 }
 
-/// Runs a client's cases, says how each ends, and stores the records.
+/// Runs a client's cases, prints each result, and stores the records.
 fn run_client(
     client: &Client,
     millstream: &Path,
@@ -159,11 +158,11 @@ fn run_client(
     }
 
     let scratch = tempfile::Builder::new().prefix("conformance-").tempdir()?;
-    // What runs inside of something speaks to what is outside of this machine.
-    let way = if client.within.is_some() { Way::Wire } else { arguments.path };
-    let bench = Bench::new(client, millstream, scratch.path(), way);
-    let prevented = match packages::ensure(&client.packages) {
-        Ok(()) => bench.build(&logs.join("build")).err(),
+    // Wrapped clients communicate with another machine.
+    let path = if client.wrapper.is_some() { DataPath::Wire } else { arguments.path };
+    let runner = CaseRunner::new(client, millstream, scratch.path(), path);
+    let not_run = match packages::ensure(&client.packages) {
+        Ok(()) => runner.build(&logs.join("build")).err(),
         Err(missing) => Some(Outcome::NotRun(missing)),
     };
     let mut records = Vec::new();
@@ -171,14 +170,14 @@ fn run_client(
     for (index, case) in cases.iter().enumerate() {
         let log = logs.join(format!("{:03}", index + 1));
         let began = Instant::now();
-        let rans = match &prevented {
-            Some(outcome) => vec![Ran { name: case.name.clone(), outcome: outcome.clone() }],
-            None => bench.run(case, &log)?,
+        let results = match &not_run {
+            Some(outcome) => vec![CaseResult { name: case.name.clone(), outcome: outcome.clone() }],
+            None => runner.run(case, &log)?,
         };
         let seconds = began.elapsed().as_secs_f64();
-        for ran in rans {
-            let record = verdict::judge(client, case, ran, seconds, &log);
-            if case.suite.is_none() || !record.good(false) {
+        for result in results {
+            let record = verdict::judge(client, case, result, seconds, &log);
+            if case.suite.is_none() || !record.is_ok(false) {
                 eprintln!("[{:>3}/{total}] {}", index + 1, record.line());
             }
             records.push(record);
@@ -187,8 +186,8 @@ fn run_client(
             eprintln!("[{:>3}/{total}] {} ({seconds:.1} s)", index + 1, case.name);
         }
     }
-    // Of a selection it cannot be said what is missing.
-    if arguments.only.is_none() && prevented.is_none() {
+    // A selection of cases cannot show stale exceptions.
+    if arguments.only.is_none() && not_run.is_none() {
         for record in verdict::stale(client, &records) {
             eprintln!("{}", record.line());
             records.push(record);
@@ -198,7 +197,7 @@ fn run_client(
     Ok(records)
 }
 
-/// The file of a client's records; those of a selection have their own.
+/// The file of a client's records; a selection of cases has its own.
 fn file(client: &Client, arguments: &Arguments) -> PathBuf {
     let part = if arguments.only.is_some() { ".part" } else { "" };
     results(&arguments.out, arguments.path).join(format!("{}{part}.jsonl", client.name))

@@ -1,16 +1,16 @@
-//! A network for cases over packets: what addresses there are and how long packets may be does not depend on the
-//! machine, and nobody else is on the RoCE port.
+//! A network namespace for cases over packets: addresses and MTU do not depend on the machine, and no other process
+//! uses the RoCE port.
 //!
-//! Two interfaces that are each other's cable, so that the first entries of the GID table are link-local addresses,
-//! then an IPv4 address, as on most machines; they take the longest path MTU.
+//! It has a veth pair with the largest path MTU. The GID table starts with link-local addresses, then an IPv4 address,
+//! as on most machines.
 
 use std::error::Error;
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-/// Starts this program again in a network of its own, with one flag more. Returns if that is not possible, with the
-/// reason.
+/// Replaces this process with the same command line plus `flag` in a new network namespace. Returns the reason if that
+/// fails.
 pub(crate) fn enter(flag: &str) -> String {
     let probe = Command::new("unshare").args(["--net", "true"]).stdin(Stdio::null()).output();
     match probe {
@@ -27,9 +27,9 @@ pub(crate) fn enter(flag: &str) -> String {
     format!("unshare: {}", command.exec())
 }
 
-/// Makes the interfaces, in the network that was entered.
+/// Creates the interfaces in the new namespace.
 pub(crate) fn set_up() -> Result<(), Box<dyn Error>> {
-    // Link-local addresses are ready at once. Where there is no IPv6, there are none.
+    // Makes link-local addresses usable at once. Fails without IPv6.
     for which in ["all", "default"] {
         let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{which}/accept_dad"), "0");
     }

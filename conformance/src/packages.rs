@@ -1,20 +1,20 @@
-//! The Debian packages of a client, at the versions its expectations were written for.
+//! The Debian packages of a client, at pinned versions.
 
 use std::collections::BTreeMap;
 use std::process::Command;
 
 use rustix::process::geteuid;
 
-/// Installs what is missing, as root. The error says what prevents the client's cases.
+/// Installs missing packages, as root.
 pub(crate) fn ensure(packages: &BTreeMap<String, String>) -> Result<(), String> {
-    let missing = wrong(packages);
+    let missing = not_installed(packages);
     if missing.is_empty() {
         return Ok(());
     }
     let wanted: Vec<String> = missing.iter().map(|name| format!("{name}={}", packages[*name])).collect();
     let command = format!("apt-get install --no-install-recommends {}", wanted.join(" "));
     if !geteuid().is_root() {
-        return Err(format!("packages are missing; as root: {command}"));
+        return Err(format!("missing packages; run as root: {command}"));
     }
     eprintln!("{command}");
     for words in [&["update", "-qq"][..], &["install", "-qq", "-y", "--no-install-recommends"]] {
@@ -32,18 +32,18 @@ pub(crate) fn ensure(packages: &BTreeMap<String, String>) -> Result<(), String> 
             Err(cause) => return Err(format!("{command}: {cause}")),
         }
     }
-    let missing = wrong(packages);
+    let missing = not_installed(packages);
     if missing.is_empty() { Ok(()) } else { Err(format!("{command} did not install {}", missing.join(", "))) }
 }
 
-/// The packages that are not installed at their version.
-fn wrong(packages: &BTreeMap<String, String>) -> Vec<&str> {
-    let right = |(name, version): &(&String, &String)| {
+/// The packages that are not installed at their pinned version.
+fn not_installed(packages: &BTreeMap<String, String>) -> Vec<&str> {
+    let is_installed = |(name, version): &(&String, &String)| {
         let format = "${Version} ${db:Status-Status}";
         let shown = Command::new("dpkg-query").args(["-W", "-f", format, name.as_str()]).output();
         shown.is_ok_and(|shown| shown.stdout == format!("{version} installed").as_bytes())
     };
-    packages.iter().filter(|package| !right(package)).map(|(name, _)| name.as_str()).collect()
+    packages.iter().filter(|package| !is_installed(package)).map(|(name, _)| name.as_str()).collect()
 }
 
 #[cfg(test)]
@@ -51,11 +51,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_version_is_as_good_as_none() {
+    fn another_version_counts_as_missing() {
         let _alone = crate::process::tests::CHILDREN.lock();
         let packages = |version: &str| BTreeMap::from([("libc6".to_owned(), version.to_owned())]);
         let here = Command::new("dpkg-query").args(["-W", "-f", "${Version}", "libc6"]).output().unwrap();
-        assert_eq!(wrong(&packages(std::str::from_utf8(&here.stdout).unwrap())), [""; 0]);
-        assert_eq!(wrong(&packages("0")), ["libc6"]);
+        assert_eq!(not_installed(&packages(std::str::from_utf8(&here.stdout).unwrap())), [""; 0]);
+        assert_eq!(not_installed(&packages("0")), ["libc6"]);
     }
 }

@@ -1,7 +1,7 @@
-//! Processes that are started, watched and ended with everything they left.
+//! Starting programs, and ending them with all their descendants.
 //!
-//! Every program leads a process group of its own, and this process adopts the orphans below it; so after a
-//! case whatever it started is a descendant of this process, and nothing else is.
+//! Every program leads its own process group, and this process is the subreaper of their orphans. After a case,
+//! all processes that it left are descendants of this process.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -18,19 +18,19 @@ use rustix::process::{
 
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Makes processes whose parents have ended children of this one.
+/// Makes this process the parent of orphaned descendants.
 pub(crate) fn adopt_orphans() -> io::Result<()> {
     Ok(set_child_subreaper(Some(getpid()))?)
 }
 
-/// A program that runs, or has run.
+/// A started program.
 #[derive(Debug)]
 pub(crate) struct Program {
     child: Child,
 }
 
 impl Program {
-    /// Starts the words with these variables; what it prints goes to the file.
+    /// Starts a command line with extra environment variables. Its output goes to a file.
     pub(crate) fn start(
         words: &[String],
         env: &BTreeMap<String, String>,
@@ -38,7 +38,7 @@ impl Program {
         output: &Path,
     ) -> io::Result<Self> {
         let output = File::create(output)?;
-        // Should this process be killed, so is the program.
+        // The program is killed if this process is.
         let child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "--"])
             .args(words)
@@ -52,15 +52,15 @@ impl Program {
         Ok(Self { child })
     }
 
-    /// How it ended, if it has.
-    pub(crate) fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
+    /// The exit status, if it has ended.
+    pub(crate) fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
         self.child.try_wait()
     }
 
-    /// Waits until it ends, at most so long.
+    /// Waits until it ends, or until the deadline.
     pub(crate) fn wait_until(&mut self, deadline: Instant) -> io::Result<Option<ExitStatus>> {
         loop {
-            if let Some(status) = self.ended()? {
+            if let Some(status) = self.try_wait()? {
                 return Ok(Some(status));
             }
             if Instant::now() >= deadline {
@@ -70,10 +70,10 @@ impl Program {
         }
     }
 
-    /// Ends it, with its process group.
+    /// Kills its process group.
     pub(crate) fn kill(&mut self) {
         if let Ok(None) = self.child.try_wait() {
-            // Both fail only if it has ended meanwhile.
+            // Fail only if it has just ended.
             let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
             let _ = self.child.wait();
         }
@@ -86,8 +86,8 @@ impl Drop for Program {
     }
 }
 
-/// Kills every descendant of this process and forgets them. All [`Program`]s must have ended.
-pub(crate) fn kill_everything_left() -> io::Result<()> {
+/// Kills and reaps all descendants of this process. All [`Program`]s must have ended.
+pub(crate) fn kill_descendants() -> io::Result<()> {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
         while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
@@ -96,24 +96,24 @@ pub(crate) fn kill_everything_left() -> io::Result<()> {
             return Ok(());
         }
         if Instant::now() > deadline {
-            return Err(io::Error::other(format!("processes do not end: {left:?}")));
+            return Err(io::Error::other(format!("processes survive SIGKILL: {left:?}")));
         }
         for pid in left {
-            // It may have ended by itself.
+            // Fails if it has just ended.
             let _ = kill_process(pid, Signal::KILL);
         }
         std::thread::sleep(PAUSE);
     }
 }
 
-/// The processes that this one or its descendants have started.
+/// All descendants of this process.
 fn descendants() -> io::Result<Vec<Pid>> {
     let mut parents = Vec::new();
     for entry in fs::read_dir("/proc")? {
         let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {
             continue;
         };
-        // Gone meanwhile, if it cannot be read. The name is in parentheses and may contain any character.
+        // Unreadable once the process has ended. The name is in parentheses and may contain any character.
         let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
         let parent = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse::<i32>().ok());
         if let Some(parent) = parent {
@@ -130,8 +130,8 @@ fn descendants() -> io::Result<Vec<Pid>> {
     Ok(family[1..].iter().filter_map(|pid| Pid::from_raw(*pid)).collect())
 }
 
-/// Whether somebody listens on the port of rdma_cm: a name in docs/rdma-cm.md.
-pub(crate) fn listens_by_rdma_cm(port: u16) -> bool {
+/// Whether a process listens on the rdma_cm port: it holds a name as in docs/rdma-cm.md.
+pub(crate) fn has_rdmacm_listener(port: u16) -> bool {
     let port = format!("/{port}/");
     socket::listening_names("millstream/").iter().any(|name| name.contains("/cm/") && name.contains(&port))
 }
@@ -142,11 +142,11 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Held by tests that have children: one of them kills all children of this process.
+    /// Serialises tests with child processes: one of them kills all children.
     pub(crate) static CHILDREN: Mutex<()> = Mutex::new(());
 
     #[test]
-    fn what_a_program_leaves_is_killed() {
+    fn descendants_of_a_program_are_killed() {
         let _alone = CHILDREN.lock();
         adopt_orphans().unwrap();
         let folder = tempfile::tempdir().unwrap();
@@ -158,7 +158,7 @@ pub(crate) mod tests {
         let pid = fs::read_to_string(&output).unwrap();
         let left = format!("/proc/{}", pid.trim());
         assert!(Path::new(&left).exists());
-        kill_everything_left().unwrap();
+        kill_descendants().unwrap();
         assert!(!Path::new(&left).exists());
         assert_eq!(descendants().unwrap(), []);
 
@@ -166,6 +166,6 @@ pub(crate) mod tests {
         let mut program = Program::start(&words, &BTreeMap::new(), folder.path(), &output).unwrap();
         assert!(program.wait_until(Instant::now()).unwrap().is_none());
         program.kill();
-        assert!(!program.ended().unwrap().unwrap().success());
+        assert!(!program.try_wait().unwrap().unwrap().success());
     }
 }

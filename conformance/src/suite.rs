@@ -1,36 +1,38 @@
-//! Test suites that report many cases from one run.
+//! Test suites that report many cases in one run.
 
 use serde::Deserialize;
 
-use crate::case::{Outcome, Ran};
+use crate::case::{CaseResult, Outcome};
 
-/// How a suite reports.
+/// Output format of a suite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Suite {
-    /// Python's `unittest`, verbose: `test_name (module.Class.test_name)`, perhaps a line of documentation,
-    /// `... ok`.
+    /// Python's `unittest`, verbose: `test_name (module.Class.test_name)`, an optional docstring, `... ok`.
     Unittest,
 }
 
 impl Suite {
-    /// The cases in the output. A suite that did not end well without having reported a failure is one itself,
-    /// and so is one that reported nothing.
-    pub(crate) fn cases(self, name: &str, output: &str, end: Outcome) -> Vec<Ran> {
+    /// The results in the output. A suite that fails without a failed case, or reports no case, is itself a
+    /// failed case.
+    pub(crate) fn results(self, name: &str, output: &str, end: Outcome) -> Vec<CaseResult> {
         let Suite::Unittest = self;
-        let mut rans = unittest(output);
-        let failed = rans.iter().any(|ran| matches!(ran.outcome, Outcome::Fail(_)));
-        if rans.is_empty() && end == Outcome::Pass {
-            rans.push(Ran { name: name.to_owned(), outcome: Outcome::Fail("it reports no case".into()) });
+        let mut results = unittest(output);
+        let failed = results.iter().any(|result| matches!(result.outcome, Outcome::Fail(_)));
+        if results.is_empty() && end == Outcome::Pass {
+            results.push(CaseResult {
+                name: name.to_owned(),
+                outcome: Outcome::Fail("no case reported".into()),
+            });
         } else if end != Outcome::Pass && !failed {
-            rans.push(Ran { name: name.to_owned(), outcome: end });
+            results.push(CaseResult { name: name.to_owned(), outcome: end });
         }
-        rans
+        results
     }
 }
 
-fn unittest(output: &str) -> Vec<Ran> {
-    let mut rans: Vec<Ran> = Vec::new();
+fn unittest(output: &str) -> Vec<CaseResult> {
+    let mut results: Vec<CaseResult> = Vec::new();
     let mut current: Option<String> = None;
     for line in output.lines() {
         // `test_a (tests.test_x.Class)` before Python 3.11, `test_a (tests.test_x.Class.test_a)` since.
@@ -40,9 +42,9 @@ fn unittest(output: &str) -> Vec<Ran> {
             && let Some((class, _)) = rest.split_once(')')
         {
             let class = class.strip_suffix(&format!(".{test}")).unwrap_or(class);
-            // A case that never ended is one that failed.
+            // A case without a result has failed.
             if let Some(name) = current.replace(format!("{class}.{test}")) {
-                rans.push(Ran { name, outcome: Outcome::Fail("it does not say how it ended".into()) });
+                results.push(CaseResult { name, outcome: Outcome::Fail("no result reported".into()) });
             }
         }
         let Some(word) = line.rsplit_once("... ").map(|(_, word)| word).or(ending(line)) else { continue };
@@ -55,28 +57,28 @@ fn unittest(output: &str) -> Vec<Ran> {
             _ => continue,
         };
         if let Some(name) = current.take() {
-            rans.push(Ran { name, outcome });
+            results.push(CaseResult { name, outcome });
         }
     }
     if let Some(name) = current {
-        rans.push(Ran { name, outcome: Outcome::Fail("it does not end".into()) });
+        results.push(CaseResult { name, outcome: Outcome::Fail("did not end".into()) });
     }
-    for ran in &mut rans {
-        if let Outcome::Fail(what) = &mut ran.outcome
-            && let Some(error) = traceback(output, &ran.name)
+    for result in &mut results {
+        if let Outcome::Fail(what) = &mut result.outcome
+            && let Some(error) = traceback(output, &result.name)
         {
             *what = error;
         }
     }
-    rans
+    results
 }
 
-/// The word that ends a case whose own output came between.
+/// The result on a line of its own, after output of the case.
 fn ending(line: &str) -> Option<&str> {
     (["ok", "FAIL", "ERROR"].contains(&line) || line.starts_with("skipped '")).then_some(line)
 }
 
-/// The last line of a failed case's traceback.
+/// Last line of a failed case's traceback.
 fn traceback(output: &str, name: &str) -> Option<String> {
     let (class, test) = name.rsplit_once('.')?;
     let title = |line: &&str| {
@@ -86,14 +88,14 @@ fn traceback(output: &str, name: &str) -> Option<String> {
     };
     let mut lines = output.lines().skip_while(|line| !title(line)).skip(2);
     let body: Vec<&str> = lines.by_ref().take_while(|line| !line.starts_with("=====")).collect();
-    let said = |line: &&&str| {
+    let is_message = |line: &&&str| {
         !line.is_empty()
             && !line.starts_with([' ', '-'])
             && !line.starts_with("Ran ")
             && !line.starts_with("Traceback")
             && !line.starts_with("FAILED")
     };
-    body.iter().rev().find(said).map(|line| line.chars().take(160).collect())
+    body.iter().rev().find(is_message).map(|line| line.chars().take(160).collect())
 }
 
 #[cfg(test)]
@@ -105,7 +107,7 @@ test_a (tests.test_x.Some.test_a) ... ok
 test_b (tests.test_x.Some.test_b)
 Says what it does ... skipped 'No such thing'
 test_c (tests.test_x.Some) ... FAIL
-test_d (tests.test_x.Some.test_d) ... noise of its own
+test_d (tests.test_x.Some.test_d) ... own output
 ok
 test_e (tests.test_x.Some.test_e) ... 
 ======================================================================
@@ -122,25 +124,25 @@ FAILED (failures=1)
 ";
 
     #[test]
-    fn each_case_of_a_unittest_run_has_its_outcome() {
-        let rans = Suite::Unittest.cases("tests.test_x", OUTPUT, Outcome::Fail("exit status: 1".into()));
+    fn unittest_results_are_parsed() {
+        let results = Suite::Unittest.results("tests.test_x", OUTPUT, Outcome::Fail("exit status: 1".into()));
         let outcome = |test: &str| {
             let name = format!("tests.test_x.Some.{test}");
-            rans.iter().find(|ran| ran.name == name).map(|ran| ran.outcome.clone())
+            results.iter().find(|result| result.name == name).map(|result| result.outcome.clone())
         };
-        assert_eq!(rans.len(), 5);
+        assert_eq!(results.len(), 5);
         assert_eq!(outcome("test_a"), Some(Outcome::Pass));
         assert_eq!(outcome("test_b"), Some(Outcome::Skip("No such thing".into())));
         assert_eq!(outcome("test_c"), Some(Outcome::Fail("AssertionError: 1 != 2".into())));
         assert_eq!(outcome("test_d"), Some(Outcome::Pass));
-        assert_eq!(outcome("test_e"), Some(Outcome::Fail("it does not end".into())));
+        assert_eq!(outcome("test_e"), Some(Outcome::Fail("did not end".into())));
     }
 
     #[test]
-    fn a_suite_without_cases_fails() {
-        let rans = Suite::Unittest.cases("tests.test_x", "Ran 0 tests\n\nOK\n", Outcome::Pass);
-        assert!(matches!(&rans[..], [Ran { outcome: Outcome::Fail(_), .. }]));
-        let rans = Suite::Unittest.cases("tests.test_x", "", Outcome::Fail("killed".into()));
-        assert_eq!(rans[0].outcome, Outcome::Fail("killed".into()));
+    fn suite_without_cases_fails() {
+        let results = Suite::Unittest.results("tests.test_x", "Ran 0 tests\n\nOK\n", Outcome::Pass);
+        assert!(matches!(&results[..], [CaseResult { outcome: Outcome::Fail(_), .. }]));
+        let results = Suite::Unittest.results("tests.test_x", "", Outcome::Fail("killed".into()));
+        assert_eq!(results[0].outcome, Outcome::Fail("killed".into()));
     }
 }

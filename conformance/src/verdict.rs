@@ -1,4 +1,4 @@
-//! Whether a case ended as it should, and what is said about it.
+//! Comparison of outcomes with expectations, and its records.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -8,22 +8,22 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::case::{Outcome, Ran};
-use crate::client::{Case, Client, Excepted, Exception};
+use crate::case::{CaseResult, Outcome};
+use crate::client::{Case, Client, Exception, ExpectedResult};
 
-/// How a case ended, beside what was expected of it.
+/// Outcome of a case compared with the expectation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Verdict {
-    /// It passed, as all should.
+    /// It passed as expected.
     Pass,
-    /// It was skipped or failed as its exception says.
-    Excepted,
-    /// It failed, or was skipped, and should not.
+    /// It failed or was skipped as its exception expects.
+    Exempt,
+    /// It failed or was skipped unexpectedly.
     Fail,
-    /// It passed, or is not there, and has an exception.
+    /// Its exception is out of date: it passed, or does not exist.
     Stale,
-    /// It could not be run.
+    /// It could not run.
     NotRun,
 }
 
@@ -32,29 +32,29 @@ pub(crate) enum Verdict {
 pub(crate) struct Record {
     pub(crate) program: String,
     pub(crate) transport: String,
-    /// What was run.
+    /// Name of the case.
     pub(crate) case: String,
     pub(crate) verdict: Verdict,
-    /// Why it did not pass: what happened.
+    /// Failure or skip reason.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) what: String,
-    /// The exception's reason.
+    /// Reason of the exception.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) reason: String,
-    /// Of the process, so of all the cases of a suite.
+    /// Duration of the process, which may run all cases of a suite.
     pub(crate) seconds: f64,
-    /// What the names of the files with its output begin with.
+    /// Prefix of its output files.
     pub(crate) log: String,
 }
 
-/// Compares what happened with what the client expects.
-pub(crate) fn judge(client: &Client, case: &Case, ran: Ran, seconds: f64, log: &Path) -> Record {
-    let exception = client.exception(&ran.name);
-    let (verdict, what) = weigh(ran.outcome, exception);
+/// Compares a result with the expectation of its client.
+pub(crate) fn judge(client: &Client, case: &Case, result: CaseResult, seconds: f64, log: &Path) -> Record {
+    let exception = client.exception(&result.name);
+    let (verdict, what) = verdict_of(result.outcome, exception);
     Record {
         program: case.program.clone(),
         transport: case.transport.clone(),
-        case: ran.name,
+        case: result.name,
         verdict,
         what,
         reason: exception.map_or(String::new(), |exception| exception.reason.clone()),
@@ -63,25 +63,30 @@ pub(crate) fn judge(client: &Client, case: &Case, ran: Ran, seconds: f64, log: &
     }
 }
 
-/// What an outcome is worth beside what is expected.
-fn weigh(outcome: Outcome, exception: Option<&Exception>) -> (Verdict, String) {
+/// Compares an outcome with the expected one.
+fn verdict_of(outcome: Outcome, exception: Option<&Exception>) -> (Verdict, String) {
     let expected = exception.map(|exception| exception.result);
     match outcome {
         Outcome::NotRun(what) => (Verdict::NotRun, what),
-        Outcome::Pass if matches!(expected, None | Some(Excepted::Races)) => (Verdict::Pass, String::new()),
-        Outcome::Pass => (Verdict::Stale, "it passes and has an exception".into()),
-        Outcome::Skip(what) if expected == Some(Excepted::Skip) => (Verdict::Excepted, what),
+        Outcome::Pass if matches!(expected, None | Some(ExpectedResult::Flaky)) => {
+            (Verdict::Pass, String::new())
+        }
+        Outcome::Pass => (Verdict::Stale, "passed despite its exception".into()),
+        Outcome::Skip(what) if expected == Some(ExpectedResult::Skip) => (Verdict::Exempt, what),
         Outcome::Skip(what) => (Verdict::Fail, format!("skipped: {what}")),
         Outcome::Fail(what) => match exception {
-            Some(exception) if exception.result != Excepted::Skip && what.starts_with(&exception.like) => {
-                (Verdict::Excepted, what)
+            Some(exception)
+                if exception.result != ExpectedResult::Skip
+                    && what.starts_with(&exception.failure_starts_with) =>
+            {
+                (Verdict::Exempt, what)
             }
             _ => (Verdict::Fail, what),
         },
     }
 }
 
-/// Writes records, a line each.
+/// Writes records as JSON lines.
 pub(crate) fn save(records: &[Record], path: &Path) -> Result<(), Box<dyn Error>> {
     let mut lines = String::new();
     for record in records {
@@ -91,13 +96,13 @@ pub(crate) fn save(records: &[Record], path: &Path) -> Result<(), Box<dyn Error>
     Ok(millstream_report::save(path, &lines)?)
 }
 
-/// Reads what [`save`] wrote.
+/// Reads records written by [`save`].
 pub(crate) fn load(path: &Path) -> Result<Vec<Record>, Box<dyn Error>> {
     let lines = fs::read_to_string(path)?;
     Ok(lines.lines().map(serde_json::from_str).collect::<Result<_, _>>()?)
 }
 
-/// The exceptions whose cases were not seen in a whole run.
+/// The exceptions without a case in a complete run.
 pub(crate) fn stale(client: &Client, records: &[Record]) -> Vec<Record> {
     let seen = |case: &&String| records.iter().all(|record| record.case != **case);
     let cases = client.exceptions.iter().flat_map(|exception| exception.cases.iter().filter(seen));
@@ -107,7 +112,7 @@ pub(crate) fn stale(client: &Client, records: &[Record]) -> Vec<Record> {
             transport: String::new(),
             case: case.clone(),
             verdict: Verdict::Stale,
-            what: "it has an exception and is not there".into(),
+            what: "exception without a case".into(),
             reason: String::new(),
             seconds: 0.0,
             log: String::new(),
@@ -116,19 +121,19 @@ pub(crate) fn stale(client: &Client, records: &[Record]) -> Vec<Record> {
 }
 
 impl Record {
-    pub(crate) fn good(&self, allow_not_run: bool) -> bool {
+    pub(crate) fn is_ok(&self, allow_not_run: bool) -> bool {
         match self.verdict {
-            Verdict::Pass | Verdict::Excepted => true,
+            Verdict::Pass | Verdict::Exempt => true,
             Verdict::Fail | Verdict::Stale => false,
             Verdict::NotRun => allow_not_run,
         }
     }
 
-    /// One line for people.
+    /// The record as a line of text.
     pub(crate) fn line(&self) -> String {
         let word = match self.verdict {
             Verdict::Pass => "ok",
-            Verdict::Excepted => "excepted",
+            Verdict::Exempt => "exempt",
             Verdict::Fail => "FAILED",
             Verdict::Stale => "STALE",
             Verdict::NotRun => "not run",
@@ -138,7 +143,7 @@ impl Record {
         // Writing to a string does not fail.
         let _ = match self.verdict {
             Verdict::Pass => Ok(()),
-            Verdict::Excepted => write!(line, ": {reason}"),
+            Verdict::Exempt => write!(line, ": {reason}"),
             Verdict::Fail => write!(line, ": {what} ({log}-*.log)"),
             Verdict::Stale | Verdict::NotRun => write!(line, ": {what}"),
         };
@@ -146,13 +151,13 @@ impl Record {
     }
 }
 
-/// How many cases there were of each verdict.
+/// Number of cases of each verdict.
 pub(crate) fn counts(records: &[Record]) -> String {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     for record in records {
         let word = match record.verdict {
             Verdict::Pass => "a passed",
-            Verdict::Excepted => "b excepted",
+            Verdict::Exempt => "b exempt",
             Verdict::Fail => "c failed",
             Verdict::Stale => "d stale",
             Verdict::NotRun => "e not run",
@@ -163,15 +168,15 @@ pub(crate) fn counts(records: &[Record]) -> String {
     counts.join(", ")
 }
 
-/// A client's results: the sums, and once more what went wrong.
+/// Summary of a client: counts and failures.
 pub(crate) fn summary(client: &Client, records: &[Record]) -> String {
     let mut text = format!("{}: {}\n", client.title, counts(records));
-    let mut prevented: Vec<&str> = Vec::new();
-    for record in records.iter().filter(|record| !record.good(false)) {
+    let mut not_run: Vec<&str> = Vec::new();
+    for record in records.iter().filter(|record| !record.is_ok(false)) {
         if record.verdict != Verdict::NotRun {
             text += &format!("  {}\n", record.line());
-        } else if !prevented.contains(&record.what.as_str()) {
-            prevented.push(&record.what);
+        } else if !not_run.contains(&record.what.as_str()) {
+            not_run.push(&record.what);
             text += &format!("  not run: {}\n", record.what);
         }
     }
@@ -183,25 +188,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_exception_allows_what_it_says_and_nothing_else() {
-        let exception = |result: &str, like: &str| -> Exception {
-            toml::from_str(&format!("result = '{result}'\nreason = ''\ncases = []\nas = '{like}'")).unwrap()
+    fn exception_allows_only_its_result() {
+        let exception = |result: &str, prefix: &str| -> Exception {
+            toml::from_str(&format!(
+                "result = '{result}'\nreason = ''\ncases = []\nfailure_starts_with = '{prefix}'"
+            ))
+            .unwrap()
         };
-        let judged = |outcome: &Outcome, exception: &Exception| weigh(outcome.clone(), Some(exception)).0;
+        let judged =
+            |outcome: &Outcome, exception: &Exception| verdict_of(outcome.clone(), Some(exception)).0;
         let [pass, skip, fail] =
-            [Outcome::Pass, Outcome::Skip("no".into()), Outcome::Fail("the client: exit status: 16".into())];
+            [Outcome::Pass, Outcome::Skip("no".into()), Outcome::Fail("client: exit status: 16".into())];
         for (exception, verdicts) in [
-            (exception("skip", ""), [Verdict::Stale, Verdict::Excepted, Verdict::Fail]),
-            (exception("fail", ""), [Verdict::Stale, Verdict::Fail, Verdict::Excepted]),
-            (exception("races", ""), [Verdict::Pass, Verdict::Fail, Verdict::Excepted]),
-            (
-                exception("races", "the client: exit status: 16"),
-                [Verdict::Pass, Verdict::Fail, Verdict::Excepted],
-            ),
-            (
-                exception("races", "the client: exit status: 1,"),
-                [Verdict::Pass, Verdict::Fail, Verdict::Fail],
-            ),
+            (exception("skip", ""), [Verdict::Stale, Verdict::Exempt, Verdict::Fail]),
+            (exception("fail", ""), [Verdict::Stale, Verdict::Fail, Verdict::Exempt]),
+            (exception("flaky", ""), [Verdict::Pass, Verdict::Fail, Verdict::Exempt]),
+            (exception("flaky", "client: exit status: 16"), [Verdict::Pass, Verdict::Fail, Verdict::Exempt]),
+            (exception("flaky", "client: exit status: 1,"), [Verdict::Pass, Verdict::Fail, Verdict::Fail]),
         ] {
             assert_eq!(
                 [&pass, &skip, &fail].map(|outcome| judged(outcome, &exception)),
@@ -209,8 +212,8 @@ mod tests {
                 "{exception:?}"
             );
         }
-        assert_eq!(weigh(pass, None).0, Verdict::Pass);
-        assert_eq!(weigh(skip, None).0, Verdict::Fail);
-        assert_eq!(weigh(fail, None).0, Verdict::Fail);
+        assert_eq!(verdict_of(pass, None).0, Verdict::Pass);
+        assert_eq!(verdict_of(skip, None).0, Verdict::Fail);
+        assert_eq!(verdict_of(fail, None).0, Verdict::Fail);
     }
 }

@@ -1,7 +1,7 @@
-//! Archives as the kernel reads its first file system from: cpio "newc"
+//! Writer of initramfs archives in the cpio format "newc"
 //! (Documentation/driver-api/early-userspace/buffer-format.rst of Linux).
 
-/// An archive that is being written.
+/// Writes an archive.
 #[derive(Debug, Default)]
 pub(crate) struct Archive {
     bytes: Vec<u8>,
@@ -20,7 +20,7 @@ impl Archive {
         self.entry(name, FILE | 0o755, contents);
     }
 
-    /// The whole archive.
+    /// The complete archive.
     pub(crate) fn finish(mut self) -> Vec<u8> {
         self.entry("TRAILER!!!", 0, &[]);
         self.bytes
@@ -28,9 +28,9 @@ impl Archive {
 
     fn entry(&mut self, name: &str, mode: u32, contents: &[u8]) {
         self.entries += 1;
-        let size = u32::try_from(contents.len()).expect("files of the guest are small");
+        let size = u32::try_from(contents.len()).expect("files of the guest are shorter than 4 GiB");
         let name_size = u32::try_from(name.len() + 1).expect("names are short");
-        // Number, mode, user, group, links, time, size, device (2), device itself (2), length of the name, sum.
+        // Inode, mode, uid, gid, nlink, mtime, size, dev (2), rdev (2), name size, checksum.
         let fields = [self.entries, mode, 0, 0, 1, 0, size, 0, 0, 0, 0, name_size, 0];
         self.bytes.extend_from_slice(b"070701");
         for field in fields {
@@ -54,9 +54,9 @@ mod tests {
     use std::io::Write as _;
     use std::process::{Command, Stdio};
 
-    /// cpio itself reads what was written.
+    /// cpio unpacks the archive.
     #[test]
-    fn an_archive_unpacks() {
+    fn cpio_unpacks_the_archive() {
         let folder = tempfile::tempdir().unwrap();
         let mut archive = Archive::default();
         archive.folder("a");

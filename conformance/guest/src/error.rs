@@ -1,30 +1,30 @@
-//! What can go wrong.
+//! Errors.
 
 use std::io;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// See the variants.
+/// Errors of building images and running guests.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("{program}: {cause}")]
     Start { program: String, cause: io::Error },
-    #[error("{command}: {said}")]
-    Command { command: String, said: String },
+    #[error("{command}: {stderr}")]
+    Command { command: String, stderr: String },
     #[error("{path}: {cause}")]
     File { path: PathBuf, cause: io::Error },
-    #[error("no package {0} that apt knows: is its list of packages there (apt-get update)?")]
+    #[error("apt knows no package {0}: run apt-get update")]
     NoPackage(String),
     #[error("the kernel {version} has no module {module}")]
     NoModule { version: String, module: String },
-    #[error("{file} needs {library}, which is in none of the guest's packages")]
+    #[error("{file} needs {library}, which is not in the guest's packages")]
     NoLibrary { file: PathBuf, library: String },
     #[error("guest {guest} {what}; its console:\n{console}")]
     Guest { guest: u8, what: String, console: String },
     #[error("guest {guest} at {address}: {cause}")]
     Reach { guest: u8, address: String, cause: io::Error },
-    #[error("guest {0} ended the connection before the program had ended")]
-    Lost(u8),
+    #[error("guest {0} closed the connection before the program ended")]
+    ConnectionLost(u8),
 }
 
 impl Error {
@@ -34,7 +34,7 @@ impl Error {
     }
 }
 
-/// Runs a command to its end; what it printed, or the error with what it complained of.
+/// Runs a command and returns its standard output. An error has its standard error.
 pub(crate) fn output(command: &mut Command) -> Result<String, Error> {
     let output = command.output().map_err(|cause| Error::Start {
         program: command.get_program().to_string_lossy().into_owned(),
@@ -45,6 +45,6 @@ pub(crate) fn output(command: &mut Command) -> Result<String, Error> {
     }
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     let words: Vec<_> = words.map(|word| word.to_string_lossy()).collect();
-    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    Err(Error::Command { command: words.join(" "), said: format!("{} {said}", output.status) })
+    let stderr = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Err(Error::Command { command: words.join(" "), stderr: format!("{} {stderr}", output.status) })
 }

@@ -8,27 +8,27 @@ use std::time::Duration;
 
 use crate::error::{Error, output};
 
-/// Where a guest's init serves commands.
+/// TCP port of the command server in a guest.
 const PORT: u16 = 77;
 
-/// Sends the command, prints what comes back, and returns its exit status.
+/// Runs a command in a guest, prints its output and returns its exit status.
 pub(crate) fn run(guest: u8, command: &[String]) -> Result<ExitCode, Error> {
     let address = SocketAddr::from(([10, 77, 0, guest + 1], PORT));
     let reach = |cause| Error::Reach { guest, address: address.to_string(), cause };
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(20)).map_err(reach)?;
     stream.write_all(format!("{}\n", command.join(" ")).as_bytes()).map_err(reach)?;
 
-    // After what the program prints come a NUL, which programs do not print, and a line with its exit status.
+    // After the output follow a NUL, which programs do not print, and a line with the exit status.
     let mut out = io::stdout().lock();
     let mut lines = BufReader::new(stream);
     loop {
         let got = lines.fill_buf().map_err(reach)?;
         if got.is_empty() {
-            return Err(Error::Lost(guest));
+            return Err(Error::ConnectionLost(guest));
         }
         let end = got.iter().position(|byte| *byte == 0);
         let shown = end.unwrap_or(got.len());
-        // If nobody reads any more, the program ends with this process.
+        // Standard output is closed: the program ends with this process.
         if out.write_all(&got[..shown]).and_then(|()| out.flush()).is_err() {
             return Ok(ExitCode::FAILURE);
         }
@@ -39,10 +39,10 @@ pub(crate) fn run(guest: u8, command: &[String]) -> Result<ExitCode, Error> {
     }
     let mut status = String::new();
     lines.read_line(&mut status).map_err(reach)?;
-    status.trim().parse::<u8>().map(ExitCode::from).map_err(|_| Error::Lost(guest))
+    status.trim().parse::<u8>().map(ExitCode::from).map_err(|_| Error::ConnectionLost(guest))
 }
 
-/// Writes a file to the guests' /bin.
+/// Copies a file to /bin of the guests.
 pub(crate) fn put(file: &Path, guests: u8) -> Result<ExitCode, Error> {
     let text = output(Command::new("base64").arg("-w0").arg(file))?;
     let name = file.file_name().unwrap_or(file.as_os_str()).display();

@@ -1,4 +1,4 @@
-//! A guest: QEMU, its console, and the command that runs beside it.
+//! Guests under QEMU, their consoles, and the command that runs beside them.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -9,25 +9,25 @@ use crate::error::Error;
 use crate::image::Image;
 use crate::network::{MTU, Tap, exit_code};
 
-/// A virtual machine. It ends with the value.
+/// A virtual machine, killed when dropped.
 #[derive(Debug)]
 pub(crate) struct Guest {
     number: u8,
     qemu: Child,
     lines: Receiver<String>,
-    /// What the console has shown.
+    /// Console output so far.
     console: String,
 }
 
-/// Under software emulation on a loaded machine a boot takes a while.
-const BOOT: Duration = Duration::from_secs(180);
+/// Time limit for booting under software emulation on a loaded machine.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(180);
 
 impl Guest {
     pub(crate) fn start(image: &Image, tap: &Tap) -> Result<Self, Error> {
         let number = tap.guest;
         let mut qemu = Command::new("setpriv");
-        // It ends with this process, however that ends. Emulated in software on every machine alike: where KVM
-        // is offered inside of a virtual machine it may not work, and QEMU does not fall back.
+        // QEMU ends with this process. Always TCG: nested KVM may be offered but not work, and QEMU does not fall
+        // back.
         qemu.args(["--pdeathsig", "KILL", "--", "qemu-system-x86_64", "-accel", "tcg,thread=multi"]);
         qemu.args(["-machine", "q35", "-cpu", "max", "-smp", "1", "-m", "320", "-nodefaults", "-no-reboot"]);
         qemu.args(["-display", "none", "-serial", "stdio"]);
@@ -47,7 +47,7 @@ impl Guest {
         ];
         for pipe in pipes.into_iter().flatten() {
             let sender = sender.clone();
-            // Ends when QEMU does.
+            // Ends with QEMU.
             std::thread::spawn(move || {
                 for line in BufReader::new(pipe).split(b'\n').map_while(Result::ok) {
                     if sender.send(String::from_utf8_lossy(&line).into_owned()).is_err() {
@@ -59,19 +59,19 @@ impl Guest {
         Ok(Self { number, qemu, lines, console: String::new() })
     }
 
-    /// Waits until its adapter is there and commands are served.
+    /// Waits until the guest has its rxe adapter and accepts commands.
     pub(crate) fn wait_until_ready(&mut self) -> Result<(), Error> {
         let began = Instant::now();
-        let sign = format!("guest {}: ", self.number + 1);
+        let ready_prefix = format!("guest {}: ", self.number + 1);
         loop {
-            let left = BOOT.saturating_sub(began.elapsed());
+            let left = BOOT_TIMEOUT.saturating_sub(began.elapsed());
             let line = match self.lines.recv_timeout(left) {
                 Ok(line) => line,
-                Err(RecvTimeoutError::Timeout) => return Err(self.failed("does not get ready")),
-                Err(RecvTimeoutError::Disconnected) => return Err(self.failed("ended while it booted")),
+                Err(RecvTimeoutError::Timeout) => return Err(self.failed("did not boot in time")),
+                Err(RecvTimeoutError::Disconnected) => return Err(self.failed("ended during boot")),
             };
-            if let Some(said) = line.trim().strip_prefix(&sign) {
-                eprintln!("guest {}: {} after {:.1} s", self.number, said, began.elapsed().as_secs_f64());
+            if let Some(message) = line.trim().strip_prefix(&ready_prefix) {
+                eprintln!("guest {}: {} after {:.1} s", self.number, message, began.elapsed().as_secs_f64());
                 return Ok(());
             }
             self.console += &line;
@@ -79,7 +79,7 @@ impl Guest {
         }
     }
 
-    /// Whether it has ended, which no guest should.
+    /// Whether QEMU has ended, which is an error.
     fn has_ended(&mut self) -> bool {
         !matches!(self.qemu.try_wait(), Ok(None))
     }
@@ -95,18 +95,21 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        // Both fail only if it has ended.
+        // Fail only if it has ended.
         let _ = self.qemu.kill();
         let _ = self.qemu.wait();
     }
 }
 
-/// Runs the command; its exit status, or the error of a guest that ended meanwhile.
+/// Runs the command and returns its exit status, or the error of a guest that ended during it.
 pub(crate) fn run(command: &[String], guests: &mut [Guest]) -> Result<ExitCode, Error> {
     let start = |cause| Error::Start { program: command[0].clone(), cause };
     let mut child = Command::new(&command[0]).args(&command[1..]).spawn().map_err(start)?;
     let status = child.wait().map_err(start)?;
-    match guests.iter_mut().find_map(|guest| guest.has_ended().then(|| guest.failed("ended by itself"))) {
+    match guests
+        .iter_mut()
+        .find_map(|guest| guest.has_ended().then(|| guest.failed("ended during the command")))
+    {
         Some(error) => Err(error),
         None => Ok(exit_code(status)),
     }

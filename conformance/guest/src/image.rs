@@ -1,7 +1,6 @@
-//! A guest's kernel and first file system, built once for each set of packages.
+//! A guest's kernel and initramfs, built once for each set of packages.
 //!
-//! The file system holds the programs with their libraries, and the modules of the kernel that a virtio network
-//! card and rxe need, in the order in which they are loaded.
+//! The initramfs has the programs with their libraries, and the kernel modules for virtio-net and rxe in load order.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -15,41 +14,41 @@ use crate::cpio::Archive;
 use crate::error::{Error, output};
 use crate::packages::{Kernel, Packages};
 
-/// What a guest boots.
+/// Kernel and initramfs of a guest.
 #[derive(Debug)]
 pub(crate) struct Image {
     pub(crate) kernel: PathBuf,
     pub(crate) initramfs: PathBuf,
 }
 
-/// The first process of a guest, and what serves commands in it.
+/// Init and the command server of a guest.
 const INIT: &str = include_str!("init.sh");
 const SERVE: &str = include_str!("serve.sh");
-/// What asks whether a server listens.
+/// Script that checks for a listener on a TCP port.
 const LISTENS: &str = include_str!("listens.sh");
 
-/// In this order, each after what it depends on. Modules that are part of the kernel are passed over.
+/// Modules in load order, after their dependencies. Built-in modules are skipped.
 const MODULES: &[&str] =
     &["virtio_pci", "virtio_net", "crc32_generic", "crc32-pclmul", "ib_uverbs", "rdma_ucm", "rdma_rxe"];
 
-/// What init expects; it links busybox's programs into some of them.
+/// Folders that init expects; it links busybox's programs into some of them.
 const FOLDERS: [&str; 9] = ["bin", "dev", "modules", "proc", "sbin", "sys", "tmp", "usr", "usr/sbin"];
-/// What guests run: every file of these folders, and these files. Libraries follow by what they ask for.
+/// Programs of a guest: all files of these folders, and these files. Their libraries are added.
 const PROGRAMS: &[&str] = &[
     "bin/busybox",
     "usr/bin",
     "etc/libibverbs.d/rxe.driver",
     "usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav34.so",
 ];
-/// A library that programs ask for only when they need it, to end a thread.
-const LOADED: &str = "libgcc_s.so.1";
-/// Where the packages have libraries.
+/// Library that glibc loads at run time, to end a thread.
+const RUNTIME_LIBRARY: &str = "libgcc_s.so.1";
+/// Library folders of the packages.
 const LIBRARIES: &[&str] = &["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"];
 
-/// The image, from the cache or built now.
-pub(crate) fn ready(kernel: Kernel, cache: &Path) -> Result<Image, Error> {
+/// The image, from the cache or newly built.
+pub(crate) fn load_or_build(kernel: Kernel, cache: &Path) -> Result<Image, Error> {
     let packages = Packages::find(kernel)?;
-    let rules = [INIT, SERVE, LISTENS, &MODULES.join(" "), &PROGRAMS.join(" "), LOADED].concat();
+    let rules = [INIT, SERVE, LISTENS, &MODULES.join(" "), &PROGRAMS.join(" "), RUNTIME_LIBRARY].concat();
     let folder = cache.join(packages.key(&rules));
     let image = Image { kernel: folder.join("vmlinuz"), initramfs: folder.join("initramfs") };
     if folder.exists() {
@@ -76,17 +75,17 @@ pub(crate) fn ready(kernel: Kernel, cache: &Path) -> Result<Image, Error> {
     fs::copy(&vmlinuz, made.join("vmlinuz")).map_err(Error::file(vmlinuz))?;
     let plain = made.join("initramfs");
     fs::write(&plain, archive.finish()).map_err(Error::file(&plain))?;
-    // Whole or absent; another process may have been faster.
+    // The rename is atomic; another process may have built the image meanwhile.
     match fs::rename(&made, &folder) {
         Err(cause) if !folder.exists() => Err(Error::file(&folder)(cause)),
         _ => Ok(image),
     }
 }
 
-/// Puts the programs, their libraries and the loader into the archive.
+/// Adds the programs, their libraries and the dynamic loader to the archive.
 fn programs(root: &Path, archive: &mut Archive) -> Result<(), Error> {
     let mut folders = FOLDERS.map(str::to_owned).to_vec();
-    let mut needed = vec![(PathBuf::from("pthread_exit"), LOADED.to_owned())];
+    let mut needed = vec![(PathBuf::from("pthread_exit"), RUNTIME_LIBRARY.to_owned())];
     for name in PROGRAMS {
         let path = root.join(name);
         let files = if path.is_dir() { entries(&path)? } else { vec![path] };
@@ -95,23 +94,23 @@ fn programs(root: &Path, archive: &mut Archive) -> Result<(), Error> {
             add(&file, &name, &mut folders, archive, &mut needed)?;
         }
     }
-    let mut there = Vec::new();
+    let mut added = Vec::new();
     while let Some((file, library)) = needed.pop() {
-        if there.contains(&library) {
+        if added.contains(&library) {
             continue;
         }
         let found =
             LIBRARIES.iter().map(|folder| root.join(folder).join(&library)).find(|path| path.exists());
         let Some(found) = found else { return Err(Error::NoLibrary { file, library }) };
-        // The loader's name is in every program, the others are looked for in /lib.
+        // Programs name the loader by its path; libraries are found in /lib.
         let folder = if library.starts_with("ld-linux") { "lib64" } else { "lib" };
         add(&found, &format!("{folder}/{library}"), &mut folders, archive, &mut needed)?;
-        there.push(library);
+        added.push(library);
     }
     Ok(())
 }
 
-/// Puts a file into the archive, after the folders above it; notes which libraries it asks for.
+/// Adds a file and its parent folders to the archive, and its libraries to `needed`.
 fn add(
     path: &Path,
     name: &str,
@@ -143,14 +142,14 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(paths)
 }
 
-/// The libraries that a program or library names.
+/// The libraries required by a program or library (`DT_NEEDED`).
 fn libraries(path: &Path) -> Result<Vec<String>, Error> {
     let shown = output(Command::new("readelf").arg("-d").arg(path))?;
     let names = shown.lines().filter(|line| line.contains("(NEEDED)"));
     Ok(names.filter_map(|line| Some(line.split_once('[')?.1.trim_end_matches(']').to_owned())).collect())
 }
 
-/// Puts the modules into the archive, in order; the kernel's path.
+/// Adds the modules to the archive in load order; returns the path of the kernel.
 fn modules(root: &Path, archive: &mut Archive) -> Result<PathBuf, Error> {
     let all = root.join("lib/modules");
     let first = fs::read_dir(&all).and_then(|mut folders| folders.next().ok_or(io::ErrorKind::NotFound)?);
@@ -161,7 +160,7 @@ fn modules(root: &Path, archive: &mut Archive) -> Result<PathBuf, Error> {
         let path = folder.join(name);
         fs::read_to_string(&path).map_err(Error::file(path))
     };
-    // `path: path path …`, each after what it needs; dependencies are listed from the last to the first.
+    // Lines `module: dependency dependency …`, with the dependency to load first at the end.
     let dependencies = read("modules.dep")?;
     let mut known = HashMap::new();
     for (path, needs) in dependencies.lines().filter_map(|line| line.split_once(':')) {

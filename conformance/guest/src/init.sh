@@ -1,5 +1,5 @@
 #!/bin/busybox sh
-# The first process of a guest: brings up the network and the rxe adapter, then serves commands.
+# Init of a guest: configures the network and the rxe adapter, then serves commands.
 /bin/busybox --install -s /bin
 export PATH=/bin:/usr/bin:/sbin:/usr/sbin
 mount -t proc proc /proc

@@ -1,3 +1,3 @@
 #!/bin/sh
-# Whether a program listens on the TCP port.
+# Succeeds if a program listens on the TCP port.
 grep -q "$(printf ':%04X 0*:0000 0A' "$1")" /proc/net/tcp /proc/net/tcp6

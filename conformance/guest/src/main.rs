@@ -1,10 +1,9 @@
-//! Linux guests with the kernel's software RoCE adapter (rxe), for programs that want a peer which nobody here
-//! wrote.
+//! Linux guests with the kernel's software RoCE adapter (rxe), as independent peers over packets.
 //!
 //! `run` builds a guest from Debian packages ([`packages`], [`image`]), makes a network namespace with a bridge
 //! ([`network`]), boots the guests on it ([`guest`]) and starts a command in that namespace; `exec`, called by
-//! that command, runs programs inside a guest ([`exec`]). Everything ends with the command. conformance/rxe/
-//! is the main user.
+//! that command, runs programs inside a guest ([`exec`]). Everything ends with the command. The main user
+//! is conformance/rxe/.
 #![forbid(unsafe_code)]
 
 mod cpio;
@@ -33,17 +32,17 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Build the guest's kernel and file system, or find them built
-    Build(Of),
+    /// Build the guest's kernel and initramfs, unless they are cached
+    Build(ImageOptions),
     /// Boot guests, run a command in their network, and end them with it
     ///
     /// The command runs in a network namespace of its own, at 10.77.0.1 and fd77::1. The guests are 10.77.0.2,
     /// 10.77.0.3 … and fd77::2, fd77::3 …, with an Ethernet MTU of 4500, so a path MTU of 4096. The exit status
-    /// is the command's. Needs root, or user namespaces that anybody may make.
+    /// is the command's. Needs root or unprivileged user namespaces.
     Run {
         #[command(flatten)]
-        of: Of,
-        /// How many guests
+        image: ImageOptions,
+        /// Number of guests
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=4))]
         guests: u8,
         /// Write the packets on the bridge to this file (with tcpdump)
@@ -53,19 +52,19 @@ enum Action {
         #[arg(required = true, last = true)]
         command: Vec<String>,
     },
-    /// Put a program into all guests' /bin; for use inside of `run`
+    /// Copy a program to /bin of all guests; for use inside `run`
     Put {
         /// The program
         file: PathBuf,
-        /// How many guests there are
+        /// Number of guests
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=4))]
         guests: u8,
     },
-    /// Run a program in a guest; for use inside of `run`
+    /// Run a program in a guest; for use inside `run`
     ///
-    /// What it prints is printed here and its exit status is this one's. It is killed when this process ends.
+    /// Prints the output of the program and exits with its status. The program is killed when this process ends.
     Exec {
-        /// Which guest
+        /// Number of the guest, from 1
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=4))]
         guest: u8,
         /// The program and its arguments, as the guest's shell reads them
@@ -75,11 +74,11 @@ enum Action {
 }
 
 #[derive(Debug, Args)]
-struct Of {
-    /// The guest's kernel, of Debian's packages for this release
+struct ImageOptions {
+    /// Release of the guest's kernel, from Debian's packages
     #[arg(long, value_enum, default_value_t = Kernel::V6_12, env = "MILLSTREAM_GUEST_KERNEL")]
     kernel: Kernel,
-    /// Where packages and images are kept for the next time
+    /// Folder that caches images
     #[arg(long, default_value = "target/guest", env = "MILLSTREAM_GUEST_CACHE", value_name = "FOLDER")]
     cache: PathBuf,
 }
@@ -96,18 +95,18 @@ fn main() -> ExitCode {
 
 fn run(action: Action) -> Result<ExitCode, Error> {
     match action {
-        Action::Build(of) => {
-            let image = image::ready(of.kernel, &of.cache)?;
+        Action::Build(options) => {
+            let image = image::load_or_build(options.kernel, &options.cache)?;
             println!("{}\n{}", image.kernel.display(), image.initramfs.display());
             Ok(ExitCode::SUCCESS)
         }
-        Action::Run { of, guests, pcap, command } => {
+        Action::Run { image: options, guests, pcap, command } => {
             if !network::is_own() {
-                // Packages come over the network that there is outside.
-                image::ready(of.kernel, &of.cache)?;
+                // Packages are downloaded before the namespace is entered.
+                image::load_or_build(options.kernel, &options.cache)?;
                 return network::enter();
             }
-            let image = image::ready(of.kernel, &of.cache)?;
+            let image = image::load_or_build(options.kernel, &options.cache)?;
             let network = network::build(guests)?;
             let _capture = pcap.as_deref().map(network::capture).transpose()?;
             let mut all = Vec::new();

@@ -1,4 +1,4 @@
-//! The Debian packages that a guest is made of: downloaded by apt, unpacked, not installed.
+//! The Debian packages of a guest: downloaded with apt and unpacked, not installed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::error::{Error, output};
 
-/// A line of kernels.
+/// A kernel release series.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Kernel {
     #[value(name = "6.1")]
@@ -18,7 +18,7 @@ pub(crate) enum Kernel {
 }
 
 impl Kernel {
-    /// The packages of this line: the flavour for clouds has no rxe, the one for real time is not wanted.
+    /// Pattern of its package names, without the cloud flavour, which lacks rxe, and the real-time flavour.
     fn pattern(self) -> &'static str {
         match self {
             Self::V6_1 => r"^linux-image-6\.1\.0-[0-9]+-amd64$",
@@ -27,7 +27,7 @@ impl Kernel {
     }
 }
 
-/// What a guest runs: verbs programs, and the libraries that they need.
+/// Packages of the verbs programs and their libraries.
 const USERLAND: &[&str] = &[
     "busybox-static",
     "ibverbs-providers",
@@ -53,7 +53,7 @@ const USERLAND: &[&str] = &[
     "zlib1g",
 ];
 
-/// Packages, by their exact names and versions.
+/// Packages with exact versions, as `name=version`.
 #[derive(Debug)]
 pub(crate) struct Packages {
     kernel: String,
@@ -61,7 +61,7 @@ pub(crate) struct Packages {
 }
 
 impl Packages {
-    /// The newest that apt knows.
+    /// The newest versions that apt knows.
     pub(crate) fn find(kernel: Kernel) -> Result<Self, Error> {
         let found = output(Command::new("apt-cache").args(["search", "--names-only", kernel.pattern()]))?;
         let names: Vec<&str> = found.lines().filter_map(|line| line.split(' ').next()).collect();
@@ -71,7 +71,7 @@ impl Packages {
         Ok(Self { kernel: exact(newest)?, userland })
     }
 
-    /// A name for exactly these packages and these `rules` for what is made of them.
+    /// Cache key of the packages and of the `rules` for building the image.
     pub(crate) fn key(&self, rules: &str) -> String {
         let mut hash = Sha256::new();
         for text in self.userland.iter().map(String::as_str).chain([self.kernel.as_str(), rules]) {
@@ -82,7 +82,7 @@ impl Packages {
         digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Unpacks the kernel's package.
+    /// Unpacks the kernel package.
     pub(crate) fn unpack_kernel(&self, folder: &Path) -> Result<(), Error> {
         unpack(std::slice::from_ref(&self.kernel), folder)
     }
@@ -93,12 +93,12 @@ impl Packages {
     }
 }
 
-/// The numbers in a package's name, by which it is newer than another.
+/// The numbers in a package name, for comparing versions.
 fn numbers(name: &str) -> Vec<u32> {
     name.split(|letter: char| !letter.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
 }
 
-/// `name=version` for the version that apt would install.
+/// `name=version` of the version that apt would install.
 fn exact(name: &str) -> Result<String, Error> {
     let shown = output(Command::new("apt-cache").args(["policy", name]))?;
     let candidate = shown.lines().find_map(|line| line.trim().strip_prefix("Candidate: "));
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn newer_is_by_number() {
+    fn versions_are_compared_by_number() {
         let newest = ["linux-image-6.1.0-9-amd64", "linux-image-6.1.0-47-amd64"]
             .into_iter()
             .max_by_key(|n| numbers(n));

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Serves one connection: a line with a command comes in, its output goes out, then a NUL and its exit status.
-# When the other side is gone, the command is killed.
+# Serves one connection: reads a line with a command, sends its output, then a NUL and its exit status.
+# Kills the command when the peer disconnects.
 read -r line
 exec 3<&0
 setsid sh -c "$line" </dev/null 2>&1 &

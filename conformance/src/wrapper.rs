@@ -1,6 +1,6 @@
-//! A client whose cases run inside of something: a network namespace with virtual machines on it.
+//! Clients whose cases run in another environment, such as a network namespace with virtual machines.
 //!
-//! The client names a command; it is given this very program to run, which then runs the cases.
+//! The wrapper command of the client starts this program again, which then runs the cases.
 
 use std::error::Error;
 use std::fs::{self, File};
@@ -8,12 +8,12 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::Arguments;
-use crate::case::{Outcome, Ran};
+use crate::case::{CaseResult, Outcome};
 use crate::client::Client;
 use crate::packages;
 use crate::verdict::{self, Record};
 
-/// Runs the client's cases by its command. If that does not come to run them, they were not run.
+/// Runs the client's cases through its wrapper command. If that fails, the cases have not run.
 pub(crate) fn run(
     client: &Client,
     command: &str,
@@ -25,20 +25,20 @@ pub(crate) fn run(
     if results.exists() {
         fs::remove_file(&results)?;
     }
-    let log = arguments.out.join(format!("{}.within.log", client.name));
+    let log = arguments.out.join(format!("{}.wrapper.log", client.name));
     let why = match packages::ensure(&client.packages) {
         Ok(()) => {
             let programs = millstream.parent().unwrap_or(Path::new("")).display().to_string();
             let words = command.replace("{bin}", &programs);
             let mut words = words.split_whitespace();
-            let mut outer = Command::new(words.next().ok_or("`within` is empty")?);
-            outer.args(words).arg(std::env::current_exe()?).args(["--within", &client.name]);
+            let mut outer = Command::new(words.next().ok_or("`wrapper` is empty")?);
+            outer.args(words).arg(std::env::current_exe()?).args(["--wrapped", &client.name]);
             outer.arg("--folder").arg(&arguments.folder).arg("--out").arg(&arguments.out);
-            outer.arg("--millstream").arg(millstream).args(["--path", arguments.path.word()]);
+            outer.arg("--millstream").arg(millstream).args(["--path", arguments.path.name()]);
             if let Some(text) = &arguments.only {
                 outer.args(["--only", text]);
             }
-            // Cases are told of on stderr; the log has what the command itself prints.
+            // Results appear on standard error; the log has the output of the command.
             let end = outer.stdin(Stdio::null()).stdout(File::create(&log)?).status();
             match end {
                 Ok(_) if results.exists() => return verdict::load(&results),
@@ -49,8 +49,8 @@ pub(crate) fn run(
         Err(missing) => missing,
     };
     let not_run = |case: &crate::client::Case| {
-        let ran = Ran { name: case.name.clone(), outcome: Outcome::NotRun(why.clone()) };
-        verdict::judge(client, case, ran, 0.0, &log)
+        let result = CaseResult { name: case.name.clone(), outcome: Outcome::NotRun(why.clone()) };
+        verdict::judge(client, case, result, 0.0, &log)
     };
     let records: Vec<Record> = client.cases().iter().map(not_run).collect();
     verdict::save(&records, &results)?;
