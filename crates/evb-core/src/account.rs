@@ -1,4 +1,4 @@
-//! The account of a run: fragments read, and what became of them by cause.
+//! The account of a run: fragments read, built, incomplete and discarded, by cause.
 //!
 //! The conservation law is `fragments read = built + incomplete + discarded`. Each term is counted where it
 //! happens. No term is computed from the others; [`ReportMerger`](super::ReportMerger) compares them.
@@ -217,7 +217,7 @@ impl fmt::Display for Invariant {
 pub struct InvariantViolation {
     /// The invariant.
     pub invariant: Invariant,
-    /// The units, slot or sum that it is about.
+    /// The units, the slot or the sum that it covers.
     pub at: String,
     /// Its left side.
     pub left: u64,
@@ -248,7 +248,7 @@ pub struct Account {
     pub incomplete: Incomplete,
     /// Events dropped.
     pub discarded: Discarded,
-    /// Events assigned of which no surviving unit had read a fragment when the run stopped.
+    /// Assigned events without a fragment read by a surviving unit when the run stopped.
     pub withdrawn_events: u64,
     /// Built events that the kernels accepted and the builder units stored.
     pub accepted: u64,

@@ -7,10 +7,11 @@
 //!    └─────────────── handle_processed: Done, then the next Grant ──────────────────┘
 //! ```
 //!
-//! Immediate data may arrive before the manager's `Assign`, because they come from different units. A batch is
-//! complete when the assignment and the immediate data of all readout units are there. A slot is granted again
-//! only after its batch was processed. A connection delivers writes in order, so no write of the old generation
-//! can arrive then. After a failure no slot is granted any more: a late write can only fill a slot that nobody reads.
+//! Immediate data may arrive before the manager's `Assign`, because they come from different units. A batch
+//! is complete when the assignment and the immediate data of all readout units are there. A slot is granted
+//! again only after its batch was processed. A connection delivers writes in order, so no write of the old
+//! generation can arrive then. After a failure no slot is granted any more: a late write can only fill a slot
+//! that is not read.
 
 use super::account::{BatchOutcome, Totals};
 use super::deadlines::Deadlines;
@@ -186,12 +187,12 @@ impl Builder {
         self.arrive(readout, slot.index(), fragments, now).map_err(|error| self.reject(readout, error))
     }
 
-    /// A packet in a slot or a kernel's result is invalid: the run cannot go on.
+    /// A packet in a slot or a kernel's result is invalid: the run cannot continue.
     pub fn handle_invalid_data(&mut self) {
         self.fault(StopCause::InvalidData(self.index));
     }
 
-    /// Accepted events cannot be stored: the run cannot go on.
+    /// Accepted events cannot be stored: the run cannot continue.
     pub fn handle_output_failed(&mut self) {
         self.fault(StopCause::OutputFailed(self.index));
     }
@@ -250,8 +251,8 @@ impl Builder {
         self.finish_if_drained();
     }
 
-    /// A readout unit died. Fragments that it had not delivered are accounted to its loss. Ignored once the run
-    /// stops, because readout units may go then.
+    /// A readout unit died. Its undelivered fragments count as lost with it. Ignored once the run stops,
+    /// because readout units may then exit.
     pub fn handle_readout_lost(&mut self, ru: RuIndex) {
         if self.phase == Phase::Running && !std::mem::replace(&mut self.readouts_lost[ru.index()], true) {
             self.fault(StopCause::Lost(Unit::Readout(ru)));

@@ -223,7 +223,7 @@ impl Manager {
         self.stop(StopCause::Protocol { by: from, error: ProtocolError::Malformed }, now);
     }
 
-    /// A unit died. A unit that has reported may go: then this has no effect.
+    /// A unit died. No effect if the unit has reported, because it may then exit.
     pub fn handle_lost(&mut self, unit: Unit, now: Nanos) {
         if self.phase == Phase::Finished {
             return;

@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | readout unit | fragments read = fragments that arrived from it | surviving builder units; the manager for batches done elsewhere |
 //! | builder unit | finished batches | the manager's sums of `Done` and `MissingFragments` |
-//! | builder unit | discarded: the rest of what was sent to it | each readout unit's last batch per slot |
+//! | builder unit | discarded: other fragments sent to it | each readout unit's last batch per slot |
 //! | builder unit and manager | discarded: all that was sent to it | readout units' sums |
 //!
 //! In the last case no surviving unit knows which batches that builder unit finished.

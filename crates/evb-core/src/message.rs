@@ -1,7 +1,7 @@
 //! Control messages between the manager and the other units.
 //!
-//! Every message is one record of [`Message::SIZE`] bytes, little-endian, unused bytes zero. Many records travel
-//! in one transfer. Messages between two units arrive in order; messages of different pairs are unordered.
+//! Every message is one record of [`Message::SIZE`] bytes, little-endian, unused bytes zero. One SEND carries
+//! many records. Messages between two units arrive in order; messages of different pairs are unordered.
 //!
 //! ```text
 //!          0    1     2        4      6        8      12        16      24          32        40      48
@@ -68,7 +68,7 @@ pub enum Message {
         /// Fragments that its sources do not have, at least 1.
         missing: u32,
     },
-    /// Unit to manager: the run cannot go on.
+    /// Unit to manager: the run cannot continue.
     Fault {
         /// The cause.
         cause: StopCause,

@@ -2,13 +2,13 @@
 //!
 //! If all readout units serve builder units in the same order, they all send to one builder unit at a time,
 //! and the links of the others idle. The barrel shifter avoids this: readout unit i starts at builder unit i
-//! and goes round, so its s-th transfer goes to builder unit (i + s) mod M. Each step is a permutation.
-//! A builder unit without a waiting batch is skipped, so no link waits for the schedule. A builder unit with
-//! a waiting batch is served after at most M − 1 others.
+//! and continues round-robin, so its s-th transfer goes to builder unit (i + s) mod M. Each step is a
+//! permutation. A builder unit without a waiting batch is skipped, so no link waits for the schedule. A
+//! builder unit with a waiting batch is served after at most M − 1 others.
 //!
-//! The steps of readout units stay different only while all have batches for all builder units. If events come
-//! at a rate and all readout units are idle, all send each new batch at once, and then stay in step. Therefore
-//! the manager assigns batches in rounds of one for each builder unit when
+//! The steps of readout units stay different only while all have batches for all builder units. If events
+//! arrive at a limited rate, all readout units are idle and send each new batch at once. They then stay in
+//! step. Therefore the manager assigns batches in rounds of one for each builder unit when
 //! [`handle_available`](super::Manager::handle_available) limits the available batches.
 
 use serde::{Deserialize, Serialize};
@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrafficShaping {
-    /// Each readout unit goes round, from a different start.
+    /// Round-robin; each readout unit starts at a different builder unit.
     #[default]
     BarrelShifter,
     /// In order of assignment, which is the same for all readout units.
@@ -59,7 +59,7 @@ impl SendOrder {
     }
 }
 
-/// Round-robin over `len` peers, of which some are ready.
+/// Round-robin over the ready ones of `len` peers.
 ///
 /// A bit set with a moving start; one query reads at most one word for each 64 peers.
 #[derive(Clone, Debug)]

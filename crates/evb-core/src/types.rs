@@ -169,7 +169,7 @@ pub enum StopCause {
     EndOfRun,
     /// The operator requested the stop.
     Requested,
-    /// A unit died, or the manager heard nothing from it in time.
+    /// A unit died, or the manager received no message from it in time.
     Lost(Unit),
     /// An assigned batch was not done in time; `by` is the unit that waited for it.
     TimedOut {

@@ -63,7 +63,7 @@ fn patches() -> String {
     text
 }
 
-/// A directory with all files of [`WHOLE`].
+/// A directory with all files that [`WHOLE`] names.
 fn folder() -> TempDir {
     let folder = TempDir::new().unwrap();
     let at = |name: &str| folder.path().join(name);

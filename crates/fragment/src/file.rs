@@ -26,8 +26,8 @@ impl IoError {
     }
 }
 
-/// Creates the file that will be `path`. Until [`commit`] it has a temporary name, `….partial` in the same directory. If
-/// dropped before, it is removed.
+/// Creates a temporary file, `….partial` in the same directory, that [`commit`] renames to `path`. If dropped
+/// before, it is removed.
 pub(crate) fn create(path: &Path) -> Result<NamedTempFile, IoError> {
     tempfile::Builder::new()
         .prefix(path.file_name().unwrap_or_default())

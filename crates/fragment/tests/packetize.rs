@@ -9,7 +9,7 @@ use millstream_fragment::stream::{Source, Stream};
 use millstream_fragment::{Alignment, Fragment};
 use proptest::prelude::*;
 
-/// Built event by event, with a copy of each payload.
+/// The packet built event by event, with a copy of each payload.
 fn by_hand(source: &Source<'_>, replay: &Replay, first: u64, n_events: u32) -> Vec<u8> {
     let fragments: Vec<Fragment<'_>> = (first..first + u64::from(n_events))
         .filter_map(|running| {

@@ -1,8 +1,9 @@
 //! Starts all processes of a run on this host, and ends them.
 //!
-//! Standard input of each child is a pipe from the launcher, so children end when the launcher ends. Children have
-//! process groups of their own, so Ctrl-C reaches only the launcher. The launcher then requests the stop of the run,
-//! which ends with its account. If the manager dies, the launcher builds the account from the units' reports.
+//! Standard input of each child is a pipe from the launcher, so children end when the launcher ends. Each
+//! child has its own process group, so Ctrl-C reaches only the launcher. The launcher then requests the stop
+//! of the run, which ends with its account. If the manager dies, the launcher builds the account from the
+//! units' reports.
 
 use super::builder::{BuilderEnd, BuilderStatistics};
 use super::card;
@@ -74,7 +75,7 @@ pub struct RunOutcome {
     pub builders: Vec<Option<BuilderStatistics>>,
     /// Results of the builder units' sinks.
     pub sinks: Vec<(BuIndex, String)>,
-    /// Processes that failed, in order of their exits. Those with errors of their own come first.
+    /// Failed processes in the order of their exits: primary failures, then secondary ones.
     pub failures: Vec<ProcessFailure>,
 }
 
@@ -150,8 +151,8 @@ impl Launcher {
         })
     }
 
-    /// Same as [`run`](Self::run), but `watch` may request the stop of the run, which then ends with its account. It is
-    /// called for progress every 100 ms.
+    /// Runs the setup as [`run`](Self::run) does; `watch` may request the stop. The run then ends with its
+    /// account. `watch` is called for progress every 100 ms.
     ///
     /// # Errors
     /// A process could not be started.
@@ -263,7 +264,7 @@ impl LaunchedRun<'_, '_> {
                 Ok(ChildOutput::Message(role, message)) => self.take(&role, *message)?,
                 Ok(ChildOutput::Ended(role)) => {
                     self.record_end(&role);
-                    // Before the start, a process that ends ends the run.
+                    // Before the start, the end of any process ends the run.
                     if role == RunProcess::Unit(Unit::Manager) || !self.started {
                         let grace =
                             if self.outcome.account.is_some() { self.closing() } else { self.grace() };
@@ -397,7 +398,7 @@ impl LaunchedRun<'_, '_> {
     fn take_last_messages(&mut self) {
         while self.running.values().any(|running| running.ended.is_none()) {
             match self.outputs.recv_timeout(Duration::from_secs(1)) {
-                // No process is started any more.
+                // No further process is started.
                 Ok(ChildOutput::Message(_, message))
                     if matches!(*message, ChildMessage::Manager(ManagerEvent::Listening { .. })) => {}
                 Ok(ChildOutput::Message(role, message)) => {
@@ -417,7 +418,7 @@ impl LaunchedRun<'_, '_> {
     }
 }
 
-/// Gives a card time to react to the end of its standard input.
+/// Waits for a card to end after its standard input was closed; then kills it.
 fn wait_or_kill(process: &mut std::process::Child) -> std::io::Result<ExitStatus> {
     let until = Instant::now() + Duration::from_secs(2);
     while Instant::now() < until {

@@ -188,7 +188,7 @@ impl ManagerProcess {
             for at in 0..queues.channels.len() {
                 self.receive(at, &mut queues.channels[at]);
             }
-            // Sends what follows from the frames.
+            // Sends the messages that the frames caused.
             self.progress(&queues.control)?;
             if self.now >= next_sample {
                 next_sample = self.now + SAMPLE_INTERVAL;

@@ -332,7 +332,7 @@ impl ReadoutProcess {
 }
 
 impl Source {
-    /// Error: the input makes other packets than the plan allows.
+    /// Error: the input's packets do not match the plan.
     fn input_changed(&self, what: String) -> ProcessError {
         ProcessError::InputChanged { input: SourceId(self.area.source).to_string(), what }
     }

@@ -89,7 +89,7 @@ pub struct Scenario {
 pub struct Outcome {
     /// The account: the manager's, or the launcher's if the manager failed.
     pub account: Account,
-    /// What the simulator counted.
+    /// Fragments and batches that the simulator counted.
     pub oracle: Oracle,
     /// Violations that the monitor detected.
     pub violations: Vec<String>,

@@ -5,7 +5,7 @@ use super::{MAGIC, MfpError, Repr, Spacing, VERSION, entry, field};
 use crate::Fragment;
 use crate::bytes::{put, to_u64};
 
-/// Writes the header of a packet whose payload is sent from another place.
+/// Writes the header of a packet whose payload is sent from other memory.
 ///
 /// Fragments are added in order, [`Repr::n_fragments`] of them. Their payload must follow the header in the same order,
 /// each padded to the alignment.

@@ -39,7 +39,7 @@ impl Stream {
             return Err(IoError::of(path, "map")(cause).into());
         }
         let file = fs::File::open(path).map_err(IoError::of(path, "open"))?;
-        // SAFETY: the mapping is read-only; this function requires that nobody changes the file.
+        // SAFETY: the mapping is read-only; this function requires that the file does not change.
         let bytes = unsafe { MmapOptions::new().map(&file) }.map_err(IoError::of(path, "map"))?;
         Self::parse(path, bytes)
     }

@@ -31,7 +31,8 @@ pub struct StreamWriter {
 }
 
 impl StreamWriter {
-    /// Creates the file that will be `path`. Each source should have a fragment for each of `events`; others count as missing.
+    /// Creates the temporary file that becomes `path`. Each source should have a fragment for each of
+    /// `events`; others count as missing.
     pub fn create(
         path: impl Into<PathBuf>,
         events: Range<u64>,

@@ -89,7 +89,7 @@ struct FragmentIndex {
     packets: Vec<(usize, usize)>,
 }
 
-/// What the headers of the packets in one slot say.
+/// Parsed headers of the packets in one slot.
 #[derive(Debug, Default)]
 pub(super) struct SlotContents {
     /// First event and number of events, from the first header.
@@ -104,8 +104,8 @@ pub(super) struct SlotContents {
 }
 
 impl SlotContents {
-    /// Parses the packets of a readout unit and returns the number of their fragments. With `index`, also keeps
-    /// the places of the fragments for [`fragment`](Self::fragment).
+    /// Parses the packets of a readout unit and returns the number of their fragments. With `index`, also
+    /// keeps the fragments' entries for [`fragment`](Self::fragment).
     pub(super) fn add(
         &mut self,
         reader: &mut HeaderReader,
