@@ -18,8 +18,8 @@ pub fn by_bank(span: Span, bank_bytes: u64) -> impl Iterator<Item = (usize, u64)
     })
 }
 
-/// Adds up the bytes of ranges by the bank that they lie in. Most lie in the bank of the one before, which saves divisions
-/// and additions.
+/// Adds up the bytes of ranges by bank. Most ranges lie in the bank of the previous one; this case needs no
+/// division.
 pub fn add_by_bank(spans: impl Iterator<Item = Span>, bank_bytes: u64, mut add: impl FnMut(usize, u64)) {
     let (mut bank, mut inside, mut bytes) = (usize::MAX, 0..0, 0);
     for span in spans {

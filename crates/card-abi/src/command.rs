@@ -1,5 +1,4 @@
-//! Commands and completions: the 64-byte entries of the two rings in card memory, and the causes
-//! that a card names when something is wrong.
+//! Commands and completions: the 64-byte entries of the two rings in card memory, and the causes of faults.
 //!
 //! Reserved fields are zero and checked, so that they can get a meaning later.
 
@@ -21,7 +20,7 @@ pub const MAX_RING_SLOTS: u32 = 1 << 16;
 pub const FLAG_VERIFY: u32 = 1 << 0;
 
 layout! {
-    /// A descriptor as it stands in the command ring.
+    /// The encoding of a descriptor in the command ring.
     pub struct RawDescriptor[64] {
         0 region: u32 = "region whose kernel runs";
         4 flags: u32 = "bits that the kernel defines";
@@ -35,7 +34,7 @@ layout! {
 }
 
 layout! {
-    /// A completion as it stands in the completion ring.
+    /// The encoding of a completion in the completion ring.
     pub struct RawCompletion[64] {
         0 cookie: u64 = "cookie of the command";
         8 index: u64 = "position of the command since the ring was opened: 0, 1, 2, …";
@@ -67,7 +66,7 @@ pub struct Descriptor {
 }
 
 impl Descriptor {
-    /// The entry as it stands in the ring.
+    /// Encodes the entry.
     pub fn to_bytes(self) -> [u8; ENTRY_BYTES] {
         RawDescriptor {
             region: self.region,
@@ -87,8 +86,7 @@ impl Descriptor {
         [self.args.offset, self.args.len, self.result.offset, self.result.len, self.flags.into()]
     }
 
-    /// Reads an entry; the cookie comes back even if the rest is refused, so that its sender learns
-    /// about it.
+    /// Decodes an entry. Returns the cookie also with a fault, so that the completion reaches its sender.
     pub fn from_bytes(bytes: &[u8; ENTRY_BYTES]) -> Result<Descriptor, (Fault, u64)> {
         let raw = RawDescriptor::from_bytes(bytes);
         if let Some(&reserved) = raw.reserved.iter().find(|&&word| word != 0) {
@@ -150,17 +148,16 @@ pub struct Completion {
     pub index: u64,
     /// Region of the command.
     pub region: u32,
-    /// Nothing if the kernel ran to its end, else what was wrong. After a fault the result is
-    /// undefined.
+    /// Success, or the fault that ended the kernel. After a fault the result is undefined.
     pub outcome: Result<(), Fault>,
-    /// Counters of the run, up to the fault if there is one: the kernel's first five result words.
+    /// Counters of the run, up to a fault: the kernel's first five result words.
     pub counters: EventCounters,
     /// Time that the kernel ran.
     pub busy: Duration,
 }
 
 impl Completion {
-    /// The entry as it stands in the ring.
+    /// Encodes the entry.
     pub fn to_bytes(self) -> [u8; ENTRY_BYTES] {
         let (cause, detail) = match self.outcome {
             Ok(()) => (0, 0),
@@ -182,7 +179,7 @@ impl Completion {
         .to_bytes()
     }
 
-    /// Reads an entry.
+    /// Decodes an entry.
     pub fn from_bytes(bytes: &[u8; ENTRY_BYTES]) -> Completion {
         let raw = RawCompletion::from_bytes(bytes);
         let outcome = match raw.cause {
@@ -206,16 +203,16 @@ impl Completion {
     }
 }
 
-/// A duration in whole nanoseconds, as registers and completions carry it.
+/// A duration in whole nanoseconds, as encoded in registers and completions.
 pub fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Something the card refused or could not finish: the cause and the offending value.
+/// A rejected or failed operation: the cause and the offending value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{cause} ({detail:#x})")]
 pub struct Fault {
-    /// What was wrong.
+    /// The cause.
     pub cause: Cause,
     /// The offending value; its meaning depends on the cause.
     pub detail: u64,
@@ -235,7 +232,7 @@ pub struct Code {
     pub code: u64,
     /// Its name.
     pub name: &'static str,
-    /// What it means.
+    /// Its meaning.
     pub doc: &'static str,
 }
 
@@ -344,7 +341,7 @@ causes! {
     55 KernelHung = "kernel did not reach a safe point; its region is out of service until it does", "time waited [ns]";
 }
 
-/// Defines an enumeration whose values stand in registers or messages, and its table.
+/// Defines an enumeration of values in registers or messages, and its table.
 macro_rules! numbered {
     ($(#[$meta:meta])* $enum:ident $table:ident { $($code:literal $name:ident = $doc:literal;)+ }) => {
         $(#[$meta])*

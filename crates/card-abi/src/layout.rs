@@ -13,7 +13,7 @@ pub struct Field {
     pub bytes: usize,
     /// Name.
     pub name: &'static str,
-    /// What it holds.
+    /// Its meaning.
     pub doc: &'static str,
 }
 

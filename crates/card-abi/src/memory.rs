@@ -62,23 +62,23 @@ pub enum AccessError {
     /// The range is not inside card memory.
     #[error("{span} is outside the card's memory of {memory} bytes")]
     OutOfRange {
-        /// The range asked for.
+        /// The requested range.
         span: Span,
         /// Size of the memory [bytes].
         memory: u64,
     },
-    /// The device whose memory it is does not give or take the bytes.
+    /// The device driver failed to copy the bytes.
     #[error("card memory at {offset:#x} does not answer (error {code} of its driver)")]
     Device {
-        /// First byte of the range asked for.
+        /// First byte of the requested range.
         offset: u64,
-        /// What the driver says.
+        /// The driver's error code.
         code: i32,
     },
 }
 
 impl AccessError {
-    /// The fault with which an access ends a command: `outside` if the range was wrong.
+    /// The fault of a command that this access ends; its cause is `outside` for a wrong range.
     pub fn fault(self, outside: Cause) -> Fault {
         match self {
             AccessError::OutOfRange { span, .. } => Fault::new(outside, span.offset),

@@ -20,7 +20,7 @@ pub struct StencilArguments {
     pub pitch: u64,
     /// Offset of the grid in card memory [bytes].
     pub source: u64,
-    /// Offset of the second grid, which gets the result [bytes].
+    /// Offset of the second grid, which receives the result [bytes].
     pub destination: u64,
     /// Sweeps.
     pub sweeps: u64,

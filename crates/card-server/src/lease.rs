@@ -37,7 +37,7 @@ pub(crate) struct Inputs {
     pub(crate) is_local: bool,
 }
 
-/// What the controller has to do.
+/// An operation that the lease requires of the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     /// Register the windows for this client.
@@ -303,8 +303,8 @@ mod tests {
     }
 
     proptest! {
-        /// For any register values: at most one client holds the card, it is connected, the epoch grows with
-        /// each lease, and a holder keeps the card unless one of the four reasons applies.
+        /// For any register values, at most one connected client holds the card, and the epoch grows with
+        /// each lease. A lease ends only by release, revocation, expiry or disconnect.
         #[test]
         fn the_lease_is_consistent_for_any_register_values(
             steps in prop::collection::vec((0u64..40, 0u32..5, 0u32..6, 0u64..4, 0u64..4, 0u64..3), 1..200),

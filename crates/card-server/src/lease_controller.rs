@@ -1,7 +1,7 @@
 //! The control thread of a card: lease, windows, pause, timeouts of kernels, sensors.
 //!
-//! The thread sleeps until a doorbell with immediate data, a new client or its wake descriptor, and at most for
-//! [`TICK`]. It sees commands without a doorbell at its next look.
+//! The thread sleeps until a doorbell with immediate data, a new client or its wake descriptor, and at most
+//! for [`TICK`]. It sees commands without a doorbell at its next poll.
 
 use std::io;
 use std::sync::Arc;
@@ -31,10 +31,10 @@ use crate::region::context::RegionContext;
 use crate::region::control::{RegionControl, RunPhase};
 use crate::sensors::Sensors;
 
-/// Longest time between two looks at the registers.
+/// Longest time between two polls of the registers.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Time between two looks while a pause, the end of a lease or a deadline is pending.
+/// Time between two polls while a pause, the end of a lease or a deadline is pending.
 const PENDING_TICK: Duration = Duration::from_millis(1);
 
 /// Time between two readings of the sensors.
@@ -88,10 +88,10 @@ pub(crate) struct Resources {
     pub(crate) grace: Duration,
 }
 
-/// What the controller keeps about a region.
+/// The controller's record of a region.
 #[derive(Clone, Copy, Default)]
 struct RegionRecord {
-    /// Since when its kernel has been interrupted without reaching a safe point.
+    /// Start of an interrupt to which its kernel has not responded with a safe point.
     interrupted_since: Option<Instant>,
     /// Its hung kernel writes to memory that the card has replaced.
     is_detached: bool,
@@ -135,7 +135,7 @@ impl LeaseController {
                 }
                 None => {
                     let wake = &*context.controller_wake;
-                    // If the poll fails, the next look is still in time.
+                    // If the poll fails, the next one is still in time.
                     let _ = poll_readable(&[std::os::fd::AsFd::as_fd(wake)], Some(timeout));
                     wake.clear();
                 }
@@ -200,7 +200,7 @@ impl LeaseController {
         if client != 0 && self.lease.is_free() {
             self.detach_hung_command();
         }
-        // A client whose connection is being established is judged once that has succeeded or failed.
+        // A connecting client is judged once its connection is established or has failed.
         let action = if clients.is_connecting(client) || !self.resources.hardware.users_are_disconnected() {
             None
         } else {
@@ -212,7 +212,7 @@ impl LeaseController {
             Some(Action::Transfer { client, epoch, seen }) => {
                 self.resources.clients.set_holder(Some((client, epoch)));
                 let word = pack(epoch, client);
-                // If a client overwrites the word at this moment, the next look restores it.
+                // If a client overwrites the word at this moment, the next poll restores it.
                 let _ =
                     registers.lease_word().compare_exchange(seen, word, Ordering::SeqCst, Ordering::Relaxed);
             }

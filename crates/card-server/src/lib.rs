@@ -19,7 +19,7 @@
 //! let name: CardName = format!("example-{}", std::process::id()).parse()?;
 //! let mut config = CardConfig::new(name.clone(), 1 << 20);
 //! config.lifetime = Lifetime::Owner { claim_timeout: timeout };
-//! // A card is usually a process of its own; a thread is enough for an example.
+//! // A card is usually a separate process; a thread is enough for an example.
 //! let process = std::thread::spawn(|| serve(config));
 //!
 //! let card = Card::open_as_owner(&name, timeout)?;

@@ -1,4 +1,4 @@
-//! Card memory as the server has it: of one [`Backing`], mapped or not.
+//! Card memory on the side of the server: one [`Backing`], mapped or not.
 
 use millstream_card_abi::{AccessError, MappedMemory, OsError, PrefaultError, Span};
 
@@ -21,7 +21,7 @@ impl Memory {
         Ok(Memory::new(Box::new(EmulatedMemory::new("millstream-card-memory", options)?)))
     }
 
-    /// The kind of memory.
+    /// The backing of this memory.
     pub(crate) fn backing(&self) -> &dyn Backing {
         &*self.backing
     }

@@ -9,7 +9,7 @@ pub(crate) trait NotificationSink: Send + Sync {
     fn notify(&self, notification: Notification);
 }
 
-/// An event of which the holder is notified; the content of a message.
+/// An event that is reported to the holder; the content of a message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Notification {
     pub(crate) kind: MessageKind,

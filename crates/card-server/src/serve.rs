@@ -1,8 +1,8 @@
 //! The card process: creates memory and registers, starts the threads, passes the memory to local users, and
 //! ends as its [`Lifetime`] says.
 //!
-//! File descriptors hold all resources of a card. A killed card leaves nothing behind, and its users see the end
-//! of their connection.
+//! File descriptors hold all resources of a card, so the system frees them when a card is killed. Its users
+//! see the end of their connection.
 
 use std::io::{self, ErrorKind, PipeReader};
 use std::net::SocketAddr;
@@ -86,8 +86,8 @@ pub struct CardConfig {
     pub huge_pages: bool,
     /// How long threads poll for further work before they sleep. Polling answers sooner and uses a processor.
     pub spin: Duration,
-    /// Longest time between two heartbeats of an idle card. Also the longest time until a card
-    /// sees a doorbell that was rung by a remote write, which cannot wake it.
+    /// Longest time between two heartbeats of an idle card. Also the longest delay of a doorbell that a
+    /// client rings by RDMA WRITE without immediate data, which cannot wake the card.
     pub heartbeat: Duration,
     /// When the card ends.
     pub lifetime: Lifetime,
@@ -360,8 +360,8 @@ pub fn serve_with(
     ended?.ok_or(ServeError::ThreadFailed(config.name))
 }
 
-/// Whether a local user has written a register that is not the queue's. All share one doorbell, and a busy queue
-/// must not wake the other threads with every command.
+/// Whether a local user has written a register other than the queue's. All share one doorbell, and a busy
+/// queue must not wake the other threads with every command.
 fn is_anything_new(registers: &Registers, regions: usize) -> bool {
     let get = |word: &AtomicU64| word.load(Ordering::Acquire);
     let epoch = get(registers.lease_epoch());

@@ -1,4 +1,4 @@
-//! Periodic interruption of running modules: every millisecond each of them checks whether it may continue.
+//! Periodic interruption of running modules: each module checks every millisecond whether it may continue.
 
 use std::sync::{Condvar, Mutex, Once, PoisonError};
 use std::time::Duration;

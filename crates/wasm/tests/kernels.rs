@@ -1,4 +1,4 @@
-//! Modules as kernels: what they can do, what they cannot, and the examples of examples/kernels.
+//! WebAssembly modules as kernels: imports, limits, faults, and the examples of examples/kernels.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,7 +18,7 @@ fn kernel(text: &str) -> Box<dyn Kernel> {
     Wasm.load(text.as_bytes()).expect(text).kernel
 }
 
-/// A module with one page of its own and this body of `run`.
+/// A module with one page of memory and this body of `run`.
 fn module(body: &str) -> String {
     format!(
         r#"(module $test
@@ -123,7 +123,7 @@ fn traps_end_the_run_and_say_which() {
 
 #[test]
 fn reaching_out_of_the_banks_ends_the_run() {
-    // Own page, two banks, and nothing behind them.
+    // The module's page, two banks, and no memory after them.
     let end = 65536 + 2 * BANK;
     let load = |at: u64| format!("(drop (i32.load (i32.const {})))", at as u32 as i32);
     let memory = Memory::anonymous(4 * BANK).unwrap();
@@ -134,7 +134,7 @@ fn reaching_out_of_the_banks_ends_the_run() {
     assert_eq!(cause("(i32.store offset=4294967295 (i32.const -1) (i32.const 7))"), Cause::AccessViolation);
     assert_eq!(cause("(memory.fill (i32.const 0) (i32.const 7) (i32.const -1))"), Cause::AccessViolation);
     assert_eq!(cause("(call $safe_point (i32.const -8))"), Cause::AccessViolation);
-    // Memory does not grow, and says so as WebAssembly does.
+    // Memory does not grow: `memory.grow` returns -1.
     run(
         &mut *kernel(&module("(if (i32.ne (memory.grow (i32.const 1)) (i32.const -1)) (then unreachable))")),
         &memory,
@@ -143,7 +143,7 @@ fn reaching_out_of_the_banks_ends_the_run() {
     .unwrap();
 }
 
-/// A control that wants the kernel from some time on.
+/// A control that requests an interrupt after some time.
 #[derive(Default)]
 struct InterruptRequested {
     interrupt_requested: AtomicBool,
@@ -196,7 +196,7 @@ fn loops_are_ended_by_fuel_by_the_deadline_and_by_a_stop() {
         let mut run = Run::new(banks, arguments(&[]), &control);
         assert_eq!(kernel.run(&mut run).unwrap_err().cause, Cause::Interrupted);
     });
-    // And the kernel can be run again.
+    // The kernel can run again.
     let mut run = Run::new(banks, arguments(&[]), &control).bounded(Some(10), None);
     assert_eq!(kernel.run(&mut run).unwrap_err().cause, Cause::FuelExhausted);
 }
@@ -235,7 +235,7 @@ fn images_that_are_no_kernels_are_refused_in_words_and_by_cause() {
 
 #[test]
 fn banks_beyond_what_a_module_can_address_are_refused() {
-    // Sparse: none of it is touched.
+    // Sparse: no page of it is accessed.
     let memory = Memory::anonymous(8 << 30).unwrap();
     let control = StandaloneControl::default();
     let mut kernel = kernel(&module("(drop (call $address (i64.const 0) (i64.const 1)))"));

@@ -44,7 +44,7 @@ impl EmulatedMemory {
         len: usize,
         access: Access,
     ) -> Result<Region, MemoryError> {
-        // A memfd is not a dma-buf: only the soft device accepts it as one. An adapter pins the pages.
+        // A memfd is not a dma-buf; only the soft device accepts it. An adapter pins the pages.
         if !device.is_soft() {
             return Region::mapped(device, self.mapped.mapping().clone(), offset, len, access);
         }

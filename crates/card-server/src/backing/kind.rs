@@ -48,7 +48,7 @@ pub struct PciAddress {
 pub struct ParseBackingError(String);
 
 impl BackingKind {
-    /// Its code in the registers.
+    /// The code of this kind in the registers.
     pub fn code(&self) -> MemoryKind {
         match self {
             BackingKind::Emulated => MemoryKind::Emulated,

@@ -132,7 +132,7 @@ pub enum BackingError {
         address: PciAddress,
         /// The BAR.
         bar: u8,
-        /// What it is instead.
+        /// The actual kind of the BAR.
         what: &'static str,
     },
     /// The BAR is smaller than the requested card memory.
@@ -154,7 +154,7 @@ pub enum BackingError {
     Cuda {
         /// The GPU.
         index: u32,
-        /// Why.
+        /// The driver's error.
         cause: millstream_shm::cuda::CudaError,
     },
 }

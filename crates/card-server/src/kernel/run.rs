@@ -1,4 +1,5 @@
-//! One run of a kernel: arguments, granted memory, bounds, results, and the control of whoever started it.
+//! One run of a kernel: arguments, granted memory, limits, results, and the control by the part of the card
+//! that started it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

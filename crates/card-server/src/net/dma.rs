@@ -506,7 +506,7 @@ impl DmaEngine {
         });
     }
 
-    /// Connects the peer of a command, on a thread of its own.
+    /// Connects the peer of a command, on a separate thread.
     fn connect_peer(&mut self, command: u64) {
         let index = (command & 0xff) as usize;
         let registers = self.hardware.registers.clone();

@@ -169,7 +169,7 @@ impl NetworkPort {
         Ok(immediates)
     }
 
-    /// Connects a client, on a thread of its own so that a slow client does not block the card.
+    /// Connects a client on a separate thread, so that a slow client does not block the card.
     fn accept(&self, clients: &Arc<ClientRegistry>) {
         let Ok((stream, _)) = self.listener.accept(Deadline::after(Duration::ZERO)) else { return };
         if clients.network_clients() >= MAX_CLIENTS as usize {

@@ -1,4 +1,4 @@
-//! What the lease controller requests of the command queue, and what it observes.
+//! Requests of the lease controller to the command queue, and the queue's answers.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,7 +21,7 @@ struct State {
     running: Option<RunningCommand>,
 }
 
-/// The command that runs.
+/// The running command.
 #[derive(Clone, Copy, Debug)]
 struct RunningCommand {
     since: Instant,
@@ -37,7 +37,7 @@ struct RunningCommand {
 pub(super) struct CommandEnd {
     /// Its timeout had expired.
     pub(super) timed_out: bool,
-    /// The controller had given it up.
+    /// The controller had declared it hung.
     pub(super) hung: bool,
 }
 
@@ -103,8 +103,8 @@ impl QueueControl {
         })
     }
 
-    /// Interrupts a command whose timeout has expired, and declares it hung after the grace period. True once,
-    /// when it does the latter.
+    /// Interrupts a command whose timeout has expired, and declares it hung after the grace period. Returns
+    /// true only in the call that declares it hung.
     pub(crate) fn check_timeout(&self, grace: Duration) -> bool {
         let mut state = self.state();
         let Some(running) = &mut state.running else { return false };

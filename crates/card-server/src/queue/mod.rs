@@ -86,7 +86,7 @@ pub(crate) struct QueueEngine {
     rings: Option<Rings>,
     doorbell: u32,
     counters: Counters,
-    /// Called when the doorbell rings and the rings are empty: another part of the card may be meant.
+    /// Called when the doorbell rings and the rings are empty: the doorbell may be for another part of the card.
     on_other_doorbell: Box<dyn Fn() + Send>,
 }
 
@@ -135,7 +135,7 @@ impl QueueEngine {
         Ok(())
     }
 
-    /// Does the next piece of work; false if there is none.
+    /// Applies a new ring configuration or executes the next command; false if there is neither.
     pub(crate) fn step(&mut self) -> bool {
         let doorbell_rang = self.read_doorbell();
         let generation = self.registers().ring_generation().load(Ordering::Acquire);
@@ -152,7 +152,7 @@ impl QueueEngine {
         let producer = self.registers().producer().load(Ordering::Acquire);
         let waiting = producer.wrapping_sub(rings.consumer);
         if waiting == 0 {
-            // Perhaps the doorbell of a command that is already complete; then the call has no effect.
+            // The doorbell may belong to a command that is already complete; then the call has no effect.
             if doorbell_rang {
                 (self.on_other_doorbell)();
             }
@@ -162,7 +162,7 @@ impl QueueEngine {
             self.close_rings(Fault::new(Cause::RingOverrun, producer));
             return true;
         }
-        // Between two leases no command begins. The end of that time wakes the doorbell.
+        // No command begins between two leases. The end of that time wakes a sleeping queue.
         let timeout = self.command_timeout();
         if !self.control().begin(timeout) {
             return false;
@@ -190,12 +190,13 @@ impl QueueEngine {
         rings != 0
     }
 
-    /// Starts over with the rings that the user has configured.
+    /// Opens the rings that the user has configured, with all counts at zero.
     fn configure(&mut self, generation: u32) {
         self.generation = generation;
         self.rings = None;
         self.memory = self.context.hardware.memory();
-        // Afterwards: memory that is replaced meanwhile then counts as in use, which is the safe error.
+        // After the load: if memory is replaced in between, the old memory counts as in use, which is the
+        // safe error.
         self.control().set_memory_generation(self.context.hardware.generation());
         let registers = self.registers();
         registers.consumer().store(0, Ordering::Relaxed);
@@ -280,8 +281,8 @@ impl QueueEngine {
         let banks = Banks::new(&self.memory, self.context.bank_bytes, u64::MAX);
         let control = QueueRunControl { context: &self.context, region };
         let mut run = Run::new(banks, arguments, &control);
-        // A panic of a kernel must not end the card. The kernel may be inconsistent afterwards; all other
-        // state is behind the run.
+        // A panic of a kernel must not end the card. It can leave only the kernel inconsistent: a run changes
+        // no other state of the engine.
         let outcome = catch_unwind(AssertUnwindSafe(|| taken.kernel.run(&mut run)));
         *counters = EventCounters::from_words(run.results());
         slot.put_back(taken);

@@ -1,4 +1,4 @@
-//! What the regions, the command queue and the lease controller of a card share.
+//! State that the regions, the command queue and the lease controller of a card share.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::queue::control::QueueControl;
 use crate::region::control::RegionControl;
 use crate::region::slot::KernelSlot;
 
-/// What the regions, the command queue and the lease controller of a card share.
+/// State that the regions, the command queue and the lease controller of a card share.
 pub(crate) struct RegionContext {
     pub(crate) registers: Arc<Registers>,
     pub(crate) hardware: Arc<Hardware>,

@@ -95,7 +95,8 @@ impl RegionWorker {
                 // The doorbell belongs to a new lease, whose numbers may repeat those of the previous one.
                 (self.epoch, self.acked) = (epoch, 0);
             }
-            // A command rung before the pause is begun before it; a run then pauses at its first safe point.
+            // A command whose doorbell precedes the pause begins before it; the run then pauses at its first
+            // safe point.
             let late =
                 control.paused.load(Ordering::SeqCst) || doorbell.load(Ordering::Acquire) == self.acked;
             if control.pause_requested.load(Ordering::SeqCst) && late {

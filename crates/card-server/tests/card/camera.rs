@@ -1,4 +1,4 @@
-//! The camera's recorded events through a card: decisions are the hardware's own, bit for bit.
+//! The camera's recorded events through a card: the decisions equal the camera's, bit for bit.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -24,7 +24,7 @@ const EVENTS: u64 = 32;
 const DECISION_BITS: u64 = EVENTS * 50 * 432;
 const BITS_SET: u64 = 56;
 
-/// The camera's recorded data: three crates, and what the hardware decided.
+/// The camera's recorded data: three crates, and the decisions of its hardware.
 struct Camera {
     crates: Vec<Stream>,
     truth: Stream,
@@ -188,7 +188,7 @@ fn a_flipped_bit_in_the_slot_is_found_in_its_event_only() {
     let mut ring = Ring::open(&card, RingLayout::at(0, 8)).unwrap();
     let first_event = camera.first_event();
     let places = fill_slot(&card, &camera, first_event, 4);
-    // Board 0 of crate 1, event 2: behind a header of 128 bytes, fragments of 4,800.
+    // Board 0 of crate 1, event 2: after a header of 128 bytes and two fragments of 4,800.
     let at = places[0].offset + 128 + 2 * 4800 + 17;
     let [byte] = card.memory().read_array(at).unwrap();
     card.memory().write(at, &[byte ^ 0x10]).unwrap();

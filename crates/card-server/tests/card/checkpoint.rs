@@ -1,4 +1,4 @@
-//! Checkpoint on one card, restore on another: the computation goes on bit for bit.
+//! Checkpoint on one card, restore on another: the results are equal, bit for bit.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -57,7 +57,7 @@ fn a_computation_goes_on_another_card_to_the_same_result() {
     let [(1, name, progress)] = &saved.running[..] else { panic!("{saved:?}") };
     assert!(name == "mix" && (10..SWEEPS).contains(progress), "{saved:?}");
     assert_eq!(told.last().unwrap().0, told.last().unwrap().1);
-    // The card that was checkpointed goes on itself.
+    // The first card continues after its checkpoint.
     assert_eq!(first.wait(rung, TIMEOUT).unwrap(), expected);
     drop((first, first_card));
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1, "nothing else is left behind");
@@ -112,7 +112,7 @@ fn a_damaged_checkpoint_is_refused_before_anything_is_restored() {
     try_with(b"", "failed to fill");
     let missing = restore(&node, Path::new("/nonexistent/x"), |_, _| {}).unwrap_err();
     assert!(matches!(missing, CheckpointError::Io { .. }));
-    // Nothing was restored by any of them.
+    // None of these attempts has restored anything.
     assert_eq!(node.register(at::bank_rdma_written + 8).unwrap(), BYTES);
     let mut all = vec![1; (4 * BANK) as usize];
     node.read(0, &mut all).unwrap();

@@ -12,7 +12,7 @@ use millstream_card_server::kernel::events::run_on_events;
 use millstream_card_server::kernel::{BuiltinKernel, Kernel, Run};
 use millstream_card_server::{CardConfig, ExitReason, Lifetime, serve};
 
-/// Environment variable of a test binary that has to run a card: `NAME LIFETIME`.
+/// Environment variable that makes a test binary run a card: `NAME LIFETIME`.
 const CARD_ENV: &str = "MILLSTREAM_TEST_CARD";
 
 /// Memory of a test card [bytes].
@@ -95,7 +95,7 @@ impl Kernel for Sum {
     }
 }
 
-/// Runs for as many milliseconds as its arguments are long.
+/// Runs one millisecond per byte of its arguments.
 struct Slow;
 
 impl Kernel for Slow {
@@ -111,7 +111,7 @@ impl Kernel for Slow {
     }
 }
 
-/// Runs as [`Slow`] does, but ignores interrupts and writes its result all the time.
+/// Runs as [`Slow`] does, but ignores interrupts and keeps writing its result.
 struct Deaf;
 
 impl Kernel for Deaf {
@@ -189,7 +189,7 @@ impl Drop for Process {
     }
 }
 
-/// This test binary, to run only `test`.
+/// A command that runs only `test` of this test binary.
 pub(crate) fn again(test: &str) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.arg0("card-test").args([test, "--exact", "--nocapture"]).stdout(Stdio::null());

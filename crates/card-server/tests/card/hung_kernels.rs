@@ -1,4 +1,4 @@
-//! Native kernels that do not come to a safe point: the card goes on without their region.
+//! Native kernels that reach no safe point: their region goes out of service, and the card continues.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::host::{ENDED, GRACE, Process, TIMEOUT, load_kernels, region_of};
 
 const LEASE: Duration = Duration::from_secs(20);
 
-/// How long the kernel does not hear, in milliseconds: longer than everything before the end of a test takes.
+/// Time for which the kernel ignores interrupts [ms]: longer than all other steps of a test.
 const DEAF: u64 = 6000;
 
 fn deaf(node: &RemoteCard, start: RunRequest) -> u64 {
@@ -38,7 +38,7 @@ fn is_stuck(outcome: Result<impl std::fmt::Debug, RemoteError>) {
     }
 }
 
-/// Waits until the kernel has ended, and its region is as good as any other.
+/// Waits until the kernel has ended and its region is in service again.
 #[track_caller]
 fn comes_back(node: &RemoteCard) {
     let until = Instant::now() + TIMEOUT;
@@ -61,7 +61,7 @@ fn a_kernel_that_passes_its_deadline_and_hears_nothing_loses_its_region_for_a_wh
     is_stuck(node.wait(run, TIMEOUT));
     assert!(started.elapsed() < Duration::from_millis(DEAF));
     assert_eq!(state(&node, 0), RegionState::Hung as u32);
-    // The region says so to everything, the other one and memory go on.
+    // The region rejects every command; the other region and memory remain usable.
     is_stuck(node.load(0, KernelSource::Builtin("null")));
     is_stuck(node.run(0, &RunRequest::new(&[]), TIMEOUT));
     is_stuck(node.stop(0));
@@ -93,7 +93,7 @@ fn the_next_holder_does_not_wait_for_a_kernel_that_does_not_end_and_does_not_mee
     }
     node.release().unwrap();
 
-    // Its writes go on for seconds, elsewhere.
+    // The hung kernel keeps writing for seconds, to the replaced memory.
     for _ in 0..2 {
         let next = card.connect();
         next.acquire(LEASE, TIMEOUT).unwrap();
@@ -127,10 +127,10 @@ fn a_card_ends_although_a_kernel_does_not() {
     }
 }
 
-/// Where a command of the rings writes.
+/// Offset of a command's result.
 const RESULT: u64 = 1 << 20;
 
-/// Gives a command that hears nothing for so many milliseconds, and waits until it runs.
+/// Submits a command that ignores interrupts for this time, and waits until it runs.
 fn begin_deaf(ring: &mut Ring, milliseconds: u64) {
     let card = ring.card().clone();
     let descriptor = Descriptor {
@@ -147,7 +147,7 @@ fn begin_deaf(ring: &mut Ring, milliseconds: u64) {
     }
 }
 
-/// Rings with such a command.
+/// Opens rings and starts such a command.
 fn deaf_command(card: &Card, milliseconds: u64) -> Ring {
     load_kernels(card);
     let mut ring = Ring::open(card, RingLayout::at(0, 8)).unwrap();
@@ -155,7 +155,7 @@ fn deaf_command(card: &Card, milliseconds: u64) -> Ring {
     ring
 }
 
-/// Gives a command that adds nothing up, and waits for its end.
+/// Runs `sum` without input.
 fn sum(ring: &mut Ring) -> Result<(), Fault> {
     let region = region_of("sum");
     let (args, result) = (Span::new(0, 0), Span::new(RESULT, 8));
@@ -179,7 +179,7 @@ fn a_command_of_the_rings_ends_when_its_time_is_over_and_the_next_one_has_its_ow
         assert_eq!(outcome, Err(Fault::new(Cause::DeadlineExceeded, 50_000_000)));
         assert_eq!(sum(&mut ring), Ok(()));
     }
-    // Who opens the rings next starts with the card's own limit.
+    // The next user of the rings starts with the card's default timeout.
     let mut next = Ring::open(&card, RingLayout::at(0, 8)).unwrap();
     assert_eq!(card.registers().command_timeout_ns().load(Ordering::Relaxed), 0);
     let args = Span::new(0, 300);
@@ -197,14 +197,14 @@ fn a_command_without_a_lease_that_does_not_end_closes_the_rings_until_it_does() 
     ring.set_command_timeout(Duration::from_millis(50));
     begin_deaf(&mut ring, DEAF);
     let stuck = |error: RingError| matches!(error, RingError::Closed(Cause::KernelHung));
-    // Whoever waits for it is told, and so is whoever wants the rings.
+    // Waiting for the command fails, and so does opening the rings.
     assert!(stuck(ring.wait(TIMEOUT).unwrap_err()));
     assert!(stuck(ring.poll().unwrap_err()));
     assert!(stuck(Ring::open(&card, RingLayout::at(0, 8)).unwrap_err()));
     assert_eq!(card.registers().hung_kernels().load(Ordering::Relaxed), 1);
     assert_eq!(card.registers().status().load(Ordering::Relaxed), Status::Hung as u32);
 
-    // A holder of the lease does not meet it.
+    // A lease holder gets other memory than the hung command.
     let next = loop {
         assert!(started.elapsed() < TIMEOUT, "nobody gets the card");
         let next = process.open();
@@ -246,12 +246,12 @@ fn the_next_holder_does_not_meet_a_command_of_the_rings_that_does_not_end() {
     let process = Process::start("deaf-lease", "unbound");
     let started = Instant::now();
     let card = process.open();
-    // Nobody holds the lease yet, or the card would refuse a kernel that was not loaded.
+    // Without a lease, because under a lease the card refuses kernels that its holder did not load.
     let ring = deaf_command(&card, DEAF);
     card.acquire(TIMEOUT).unwrap();
     drop((ring, card));
 
-    // Who opens the card before it has other memory is disconnected.
+    // The card disconnects users that open it before the memory is replaced.
     let next = loop {
         assert!(started.elapsed() < TIMEOUT, "nobody gets the card");
         let next = process.open();
@@ -265,7 +265,7 @@ fn the_next_holder_does_not_meet_a_command_of_the_rings_that_does_not_end() {
         std::thread::sleep(Duration::from_millis(1));
     }
     drop(next);
-    // When the command has ended the rings are as good as ever.
+    // The rings work again once the command has ended.
     std::thread::sleep(Duration::from_millis(DEAF).saturating_sub(started.elapsed()));
     let last = process.open();
     let mut ring = Ring::open(&last, RingLayout::at(0, 8)).unwrap();

@@ -1,4 +1,4 @@
-//! Leases of cards on the network: who gets in, who is kept out, what is left behind.
+//! Leases of cards on the network: acquisition, refusal, and cleanup at the end.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -48,7 +48,7 @@ fn memory_is_the_holders_and_is_clear_for_the_next_one() {
     let mut all = vec![1; (u64::from(BANKS) * BANK) as usize];
     other.read(0, &mut all).unwrap();
     assert!(all.iter().all(|byte| *byte == 0), "the former holder's data");
-    // What moved is counted by bank.
+    // The card counts the bytes by bank.
     other.release().unwrap();
     let bar0 = one.snapshot().unwrap();
     assert_eq!(bar0.u64_at(at::bank_rdma_written), BANK / 2);
@@ -69,7 +69,7 @@ fn keys_of_a_lease_that_has_ended_open_nothing() {
         let stranger = Stranger::connect(&card.address);
         assert_eq!(stranger.touch(memory, write), Status::RemoteAccessError);
     }
-    // Nor does a key that was never given; and the registers of the card take no writes.
+    // A key that was never issued is refused, too, and so are writes to the card's registers.
     let stranger = Stranger::connect(&card.address);
     let lease_words = RemoteMemory {
         addr: LEASE_PAGE.start as u64,
@@ -94,7 +94,7 @@ fn a_lease_can_be_revoked_and_its_holder_learns_why() {
     one.load(0, KernelSource::Builtin("spin")).unwrap();
     one.start(0, &RunRequest::new(&[])).unwrap();
     assert_eq!(other.revoke().unwrap(), Some(held.epoch));
-    // The running kernel is stopped before the next holder gets in.
+    // The running kernel is stopped before the next holder acquires the lease.
     let next = other.acquire(SECOND, TIMEOUT).unwrap();
     assert!(next.epoch > held.epoch);
     assert_eq!(
@@ -115,7 +115,7 @@ fn a_lease_can_be_revoked_and_its_holder_learns_why() {
 fn a_holder_that_dies_or_falls_silent_leaves_a_clear_card() {
     let card = NetworkCard::start();
     let other = card.connect();
-    // Dies: its connection ends.
+    // A client that exits: its connection ends.
     let dying = card.connect();
     dying.acquire(Duration::from_secs(600), TIMEOUT).unwrap();
     dying.write(5, b"last words").unwrap();
@@ -127,7 +127,7 @@ fn a_holder_that_dies_or_falls_silent_leaves_a_clear_card() {
     assert_eq!(other.register(at::lease_end_cause).unwrap() as u32, Cause::HolderDisconnected.code());
     other.release().unwrap();
 
-    // Falls silent: connected, and no heartbeat.
+    // A silent client: connected, but without heartbeat.
     let silent = Stranger::connect(&card.address);
     silent.take_lease();
     let taken = other.acquire(SECOND, Duration::ZERO).unwrap_err();
@@ -154,7 +154,7 @@ fn a_word_that_nobody_may_write_is_taken_back() {
     let stranger = Stranger::connect(&card.address);
     let word = one.register(at::lease_word).unwrap();
     let (epoch, _) = lease::unpack(word);
-    // A node that does not exist, and an epoch that is not now.
+    // A client id that does not exist, a future epoch, and all ones.
     for forged in [lease::pack(epoch, 4711), lease::pack(epoch + 1, one.hello().client), u64::MAX] {
         assert_eq!(stranger.swap(at::lease_word, word, forged), word);
         let until = std::time::Instant::now() + TIMEOUT;
@@ -166,8 +166,8 @@ fn a_word_that_nobody_may_write_is_taken_back() {
     one.acquire(SECOND, TIMEOUT).unwrap();
 }
 
-/// Two nodes take, use and give back one card, 10,000 times between them: never both, and never each other's
-/// data.
+/// Two nodes acquire, use and release one card 10,000 times in total: never both at once, and never with the
+/// other's data.
 #[test]
 fn two_nodes_race_for_one_card() {
     race(10_000);
@@ -201,7 +201,7 @@ fn race(times: u32) {
     assert_eq!(leases, u64::from(times));
 }
 
-/// A node that speaks plain verbs, without the manners of `RemoteCard`.
+/// A client that uses plain verbs instead of `RemoteCard`.
 struct Stranger {
     pair: QueuePair,
     queue: CompletionQueue,
@@ -225,7 +225,7 @@ impl Stranger {
         let connected = prepared.connect(&mut stream, &visit, deadline).unwrap();
         let hello = ServerHello::parse(&connected.private_data).unwrap();
         let stranger = Stranger { pair: connected.pair, queue, local, hello, _stream: stream };
-        // The card knows us once it has answered something.
+        // The card has accepted the client once it has answered a read.
         while stranger.word(at::client_count) == 0 {}
         stranger
     }
@@ -279,7 +279,7 @@ impl Stranger {
     }
 }
 
-/// The same lease, taken by a user of the same host who maps BAR0: rings run what is loaded into a region.
+/// A user on the card's host acquires the lease through BAR0; its rings run the kernel that it loads.
 #[test]
 fn a_local_user_leases_a_card_and_loads_a_kernel() {
     let name: CardName = format!("local-{}", std::process::id()).parse().unwrap();
@@ -304,7 +304,7 @@ fn a_local_user_leases_a_card_and_loads_a_kernel() {
     user.load(1, VERIFY).unwrap();
     assert_eq!(outcome(), Err(Fault::new(Cause::ArgsLength, 0)), "it runs, and finds no arguments");
     drop((ring, user));
-    // Without its user the card is free, and clear.
+    // The card is free and its memory zero once the user has exited.
     owner.acquire(TIMEOUT).unwrap();
     assert_eq!(owner.memory().read_array::<64>(0).unwrap(), [0; 64]);
     drop(owner);

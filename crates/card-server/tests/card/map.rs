@@ -1,4 +1,4 @@
-//! Load and store access to a remote card: what its coherence promises.
+//! Load and store access to a remote card: its coherence guarantees.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ fn a_kernel_and_a_map_hand_data_to_each_other() {
     let [_, last, ..] = node.run(0, &RunRequest::new(&[BANK, 100_000, 2]), TIMEOUT).unwrap();
     map.acquire();
     assert_eq!(map.load_u64(99_992).unwrap(), last);
-    // Fetched once, however often it is loaded.
+    // Fetched once for any number of loads.
     let fetched = map.traffic().0;
     (0..50).for_each(|_| assert_eq!(map.load_u64(99_992).unwrap(), last));
     assert_eq!(map.traffic().0, fetched);
@@ -54,9 +54,9 @@ enum Step {
     Acquire(usize),
 }
 
-/// Two maps of the same memory, of which one stores to even bytes and the other to odd ones: a byte of one's
-/// own is always the latest, a byte of the other's is at least as new as its latest release before the latest
-/// acquire, and never newer than its latest release.
+/// One map stores to the even bytes of a range, another map to the odd ones. A map always loads its own
+/// latest store. A byte of the other map is at least as new as that map's latest release before the latest
+/// acquire, and not newer than its latest release.
 #[test]
 fn two_maps_see_what_was_released_before_they_acquired() {
     const LEN: u64 = 10_000;
@@ -73,7 +73,8 @@ fn two_maps_see_what_was_released_before_they_acquired() {
             node.clear().unwrap();
             let span = Span::new(2 * BANK - 3000, LEN);
             let mut maps = [RemoteMap::new(&node, span).unwrap(), RemoteMap::new(&node, span).unwrap()];
-            // What each map has stored; what is in card memory; that at the latest acquire of each.
+            // The stores of each map; the bytes in card memory; the possible states of card memory since each
+            // map's latest acquire.
             let mut own = [vec![0u8; LEN as usize], vec![0u8; LEN as usize]];
             let mut card = vec![0u8; LEN as usize];
             let mut oldest: [Vec<Vec<u8>>; 2] = [vec![card.clone()], vec![card.clone()]];

@@ -1,7 +1,8 @@
-//! Kinds of card memory: what holds for all of them, and what each refuses.
+//! Kinds of card memory: tests that hold for all of them, and the errors of each.
 //!
-//! Neither a spare PCIe device nor a GPU is needed. A BAR is a file in a folder that looks like sysfs; the CUDA
-//! driver is `cuda_driver.c`. What that leaves out is said in docs/cards.md, with the test for a site that has them.
+//! The tests need neither a spare PCIe device nor a GPU. A file in a copy of the sysfs layout acts as BAR,
+//! and `cuda_driver.c` as CUDA driver. docs/cards.md lists the differences to real devices, and the test for
+//! a site that has them.
 
 use std::fs;
 use std::path::Path;
@@ -45,7 +46,7 @@ fn machine() -> (TempDir, DevicePaths) {
         + none;
     fs::write(device.join("resource"), bars).unwrap();
     fs::write(device.join("enable"), "0\n").unwrap();
-    // What its last user has left there.
+    // Data that the device's last user left.
     fs::write(device.join("resource4"), vec![0xaa; MEMORY as usize]).unwrap();
 
     let library = folder.path().join("libcuda.so.1");
@@ -80,7 +81,7 @@ fn expect(node: &RemoteCard, offset: u64, expected: &[u8]) {
     assert!(found == expected, "{} bytes at {offset:#x}", expected.len());
 }
 
-/// What holds for a card of any kind.
+/// Tests a card with any kind of memory.
 fn conforms(kind: &str, number: &str, mapped: bool) {
     let (_folder, roots) = machine();
     let (card, neighbour) = (NetworkCard::of(kind, &roots), NetworkCard::start());
@@ -90,7 +91,7 @@ fn conforms(kind: &str, number: &str, mapped: bool) {
     node.acquire(LEASE, TIMEOUT).unwrap();
     let held = other.acquire(LEASE, TIMEOUT).unwrap();
 
-    // Zero at first, whatever was there; then every bank takes and gives bytes, at its edges and over them.
+    // All bytes are zero at first. Then every bank can be written and read, at its edges and across them.
     expect(&node, 0, &vec![0; MEMORY as usize]);
     for bank in 0..u64::from(BANKS) {
         node.write(bank * BANK + BANK - 3000, &pattern(bank, 3000)).unwrap();
@@ -105,7 +106,7 @@ fn conforms(kind: &str, number: &str, mapped: bool) {
     let outside = node.write(MEMORY - 4, &[0; 8]).unwrap_err();
     assert!(matches!(outside.kind, RemoteErrorKind::OutOfRange { .. }), "{outside}");
 
-    // Kernels see what nodes have written, and the other way round; and no banks that are not theirs.
+    // Kernels and clients see each other's writes. A kernel cannot access banks that were not granted.
     node.load(0, KernelSource::Builtin("fill")).unwrap();
     let len = BANK + 4096;
     node.run(0, &RunRequest::new(&[0, 3, len]), TIMEOUT).unwrap();
@@ -117,7 +118,7 @@ fn conforms(kind: &str, number: &str, mapped: bool) {
     assert_eq!(sums[..2], [len, 3 * len / 8 + 2]);
     let foreign = RunRequest { banks: 0b1, ..RunRequest::new(&[BANK - 8, 0, 16]) };
     assert_eq!(cause(node.run(0, &foreign, TIMEOUT)), Cause::AccessViolation);
-    // A kernel that works in place needs an address.
+    // A kernel that works in place needs mapped memory.
     node.load(1, KernelSource::Builtin("stencil")).unwrap();
     let stencil = node.run(1, &RunRequest::new(&[0, 16, 16, 16, 0, 4096, 1]), TIMEOUT);
     match mapped {
@@ -125,7 +126,7 @@ fn conforms(kind: &str, number: &str, mapped: bool) {
         false => assert_eq!(cause(stencil), Cause::MemoryNotMapped),
     }
 
-    // Copies: through the DMA window, within memory, to another card and back.
+    // Transfers: through the DMA window, within memory, to another card and back.
     let copy = DmaDescriptor {
         operation: DmaOperation::Local,
         peer: 0,
@@ -153,14 +154,14 @@ fn conforms(kind: &str, number: &str, mapped: bool) {
     expect(&other, 77, &pattern(3, 8192));
     expect(&node, 77, &pattern(3, 8192));
 
-    // Its state goes on on a card of another kind.
+    // A card with another kind of memory restores its checkpoint.
     let file = tempfile::tempdir().unwrap();
     let file = file.path().join("card.checkpoint");
     save(&node, &file, |_, _| {}).unwrap();
     restore(&other, &file, |_, _| {}).unwrap();
     expect(&other, 3 * BANK + 10_000, &pattern(3, 8192));
 
-    // The next holder finds nothing, and the former one's keys open nothing.
+    // The next holder finds zeroed memory, and the former holder's keys are invalid.
     let old = node.held().unwrap().memory;
     node.release().unwrap();
     let next = card.connect();
@@ -176,7 +177,7 @@ fn conforms(kind: &str, number: &str, mapped: bool) {
     };
     assert_eq!(cause(other.run_dma(&[stale], TIMEOUT)), Cause::DmaRemoteAccess);
 
-    // Who sits beside it maps host memory only.
+    // A local user can map host memory only.
     let name = format!("net-{}", card.process.id()).parse().unwrap();
     match Card::open(&name, TIMEOUT) {
         Ok(open) => assert!(kind == "emulated" && open.memory().size() == MEMORY),

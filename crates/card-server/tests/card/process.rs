@@ -1,4 +1,4 @@
-//! A card in a process of its own: commands, sleep, death, owners, strangers.
+//! A card as a separate process: commands, sleep, exit, owners, users that are refused.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt as _;
@@ -203,7 +203,7 @@ fn a_killed_card_is_noticed_by_all_who_wait() {
     assert!(noticed - killed < Duration::from_secs(1));
     assert!(!card.is_alive());
 
-    // Memory and registers stay mapped, new work is never answered, nothing hangs.
+    // Memory and registers stay mapped, no new command is answered, and no call blocks.
     let error = Ring::open(&card, RingLayout::at(0, 8)).unwrap_err();
     assert!(matches!(error, RingError::CardGone), "{error:?}");
     process.child.wait().unwrap();
@@ -230,7 +230,7 @@ fn an_idle_card_sleeps_and_its_heart_beats() {
     assert!(cpu <= Duration::from_millis(20), "idle card used {cpu:?}");
     assert!((5..=40).contains(&beaten), "{beaten} beats in 2 s");
 
-    // It wakes at once for the next command, long before its next heartbeat is due.
+    // It wakes for the next command, long before its next heartbeat is due.
     let mut round_trips: Vec<Duration> = (0..20)
         .map(|_| {
             std::thread::sleep(Duration::from_millis(2));
@@ -276,7 +276,7 @@ fn a_card_ends_with_its_owner() {
         Err(OpenError::Refused { refusal, .. }) => assert_eq!(refusal, Refusal::OwnerRejected),
         other => panic!("{other:?}"),
     }
-    // Even in the middle of a command.
+    // Also during a command.
     let mut ring = open_ring(&user, 8);
     ring.submit(&descriptor("slow", 60_000, 0)).unwrap();
     std::thread::sleep(Duration::from_millis(700));
@@ -328,10 +328,10 @@ fn a_name_is_served_once_and_a_bad_size_is_refused() {
     }
 }
 
-/// Environment of a test binary that is to try a card as a stranger: the card's address.
+/// Environment variable that makes a test binary open a card as another user: the card's address.
 const BE_A_STRANGER: &str = "MILLSTREAM_TEST_STRANGER";
 
-/// Exit status of a stranger who was refused.
+/// Exit status after the refusal.
 const REFUSED: i32 = 3;
 
 #[test]
@@ -352,7 +352,7 @@ fn be_a_stranger() {
 #[test]
 fn another_user_is_refused() {
     if own_uid() != 0 {
-        // Only root can become somebody else; the check itself is the same for everybody.
+        // Only root can change its user id.
         eprintln!("skipped: needs root to act as another user");
         return;
     }
@@ -381,7 +381,7 @@ fn a_user_that_scribbles_over_all_registers_harms_only_itself() {
     };
     for _ in 0..20_000 {
         let offset = 8 * (random() % 64) as usize;
-        // Small values too: those are the ones that look like a configuration.
+        // Small values, too: they resemble a configuration.
         let value = random() >> (random() % 64);
         // SAFETY: inside BAR0, aligned; atomic as all accesses to registers are.
         let word =
@@ -389,7 +389,7 @@ fn a_user_that_scribbles_over_all_registers_harms_only_itself() {
         word.store(value, Ordering::Relaxed);
     }
     assert!(card.is_alive());
-    // What the user broke it has to set right again; the card then serves as ever.
+    // The user restores the registers that it overwrote; then the card serves it again.
     let registers = card.registers();
     registers.interrupt_waiters().store(0, Ordering::Relaxed);
     let mut ring = open_ring(&card, 8);

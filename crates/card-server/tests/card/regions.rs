@@ -1,4 +1,4 @@
-//! Regions and copies of cards on the network: kernels, interrupts, faults.
+//! Regions and DMA transfers of cards on the network: kernels, interrupts, faults.
 
 use std::time::{Duration, Instant};
 
@@ -54,7 +54,7 @@ fn a_kernel_is_loaded_run_and_replaced_while_the_other_region_runs() {
     let mut word = [0; 8];
     node.read(0, &mut word).unwrap();
     assert_eq!((sweeps, u64::from_le_bytes(word)), (3, last));
-    // The other region has not noticed.
+    // The other region is not affected.
     assert_eq!(region_word(&node, 1, region_at::status) as u32, RegionState::Running as u32);
     let progress = region_word(&node, 1, region_at::progress);
     let until = Instant::now() + TIMEOUT;
@@ -64,7 +64,7 @@ fn a_kernel_is_loaded_run_and_replaced_while_the_other_region_runs() {
     assert!(node.stop(1).unwrap());
     assert_eq!(cause(node.wait(spinning, TIMEOUT)).1, Cause::Interrupted);
     assert!(!node.stop(1).unwrap(), "nothing runs any more");
-    // A stop that follows at once does not hide the start before it.
+    // An immediate stop does not hide the start before it.
     for _ in 0..50 {
         let started = node.start(1, &RunRequest::new(&[])).unwrap();
         assert!(node.stop(1).unwrap());
@@ -98,7 +98,7 @@ fn what_a_card_cannot_load_or_run_ends_with_its_cause_and_the_card_lives() {
     }
 
     node.load(0, KernelSource::Builtin("mix")).unwrap();
-    // Outside the banks that it was given, outside memory, and banks that do not exist.
+    // Outside the granted banks, outside memory, and banks that do not exist.
     let only_bank_1 = RunRequest { banks: 0b10, ..RunRequest::new(&[BANK - 8, 16, 1]) };
     assert_eq!(cause(node.run(0, &only_bank_1, TIMEOUT)), (0, Cause::AccessViolation, BANK - 8));
     assert_eq!(
@@ -128,14 +128,14 @@ fn a_command_that_is_not_answered_is_waited_for_as_long_as_the_node_said() {
     node.acquire(LEASE, TIMEOUT).unwrap();
     node.load(0, KernelSource::Builtin("spin")).unwrap();
     let spinning = node.start(0, &RunRequest::new(&[])).unwrap();
-    // The region looks at no doorbell but that of a stop before the run has ended.
+    // During a run, the region reads no doorbell except a stop.
     for command in [node.load(0, KernelSource::Builtin("null")).map(drop), node.unload(0)] {
         match command.unwrap_err().kind {
             RemoteErrorKind::TimedOut(said, _) => assert_eq!(said, patience),
             other => panic!("{other}"),
         }
     }
-    // A stop comes first, and the commands that nobody waits for any more are forgotten.
+    // A stop is executed first and discards the commands whose wait has timed out.
     assert!(node.stop(0).unwrap());
     assert_eq!(cause(node.wait(spinning, TIMEOUT)).1, Cause::Interrupted);
     let spinning = node.start(0, &RunRequest::new(&[])).unwrap();
@@ -148,7 +148,7 @@ fn commands_that_follow_each_other_at_once_are_all_carried_out() {
     let (_card, node) = leased();
     node.load(0, KernelSource::Builtin("null")).unwrap();
     for round in 0..300 {
-        // The second one is rung while the region may not have seen the first.
+        // The second doorbell may arrive before the region has read the first.
         let [first, second] = [1, 2].map(|turn| node.start(0, &RunRequest::new(&[round, turn])).unwrap());
         assert_eq!(node.wait(first, TIMEOUT).unwrap()[..2], [round, 1]);
         assert_eq!(node.wait(second, TIMEOUT).unwrap()[..2], [round, 2]);
@@ -198,7 +198,7 @@ fn cards_copy_between_each_other_and_within_themselves() {
     let mut back = vec![0; data.len()];
     other.read(BANK, &mut back).unwrap();
     assert!(back == data);
-    // Back again to another place, through the DMA window, in one list of three.
+    // Back to another offset, through the DMA window, in one list of three descriptors.
     let len = 1000;
     let read = DmaDescriptor {
         operation: DmaOperation::Read,
@@ -220,7 +220,7 @@ fn cards_copy_between_each_other_and_within_themselves() {
     assert_eq!(one.register(at::dma_completed).unwrap(), 4);
     assert_eq!(one.register(at::bank_written + 3 * 8).unwrap(), len);
 
-    // Descriptors that make no sense are refused one by one, and the engine goes on.
+    // The engine rejects invalid descriptors one by one and continues.
     for (bad, expected) in [
         (DmaDescriptor { peer: 1, ..write }, Cause::DmaPeerNotConnected),
         (DmaDescriptor { peer: 77, ..write }, Cause::DmaPeerNotConnected),
@@ -232,7 +232,7 @@ fn cards_copy_between_each_other_and_within_themselves() {
     ] {
         assert_eq!(cause(one.run_dma(&[bad], TIMEOUT)).1, expected, "{bad:?}");
     }
-    // The last one has cost the connection; a new one works until the other card's lease ends.
+    // The last one has broken the connection; a new one works until the other card's lease ends.
     assert_eq!(cause(one.run_dma(&[write], TIMEOUT)).1, Cause::DmaPeerNotConnected);
     one.connect_peer(2, &second.address).unwrap();
     one.run_dma(&[write], TIMEOUT).unwrap();
@@ -268,7 +268,7 @@ fn of_copies_that_travel_together_those_before_a_bad_one_are_made_and_those_behi
         other.read(index * 8192, &mut bytes).unwrap();
         bytes == sent(index)
     };
-    // In one list for the card, of two peers, with a read and copies of nothing among them.
+    // One list for two peers, with a read and an empty transfer.
     let mut list: Vec<_> = (0..8).map(|index| copy(0, index)).collect();
     list[2].local.len = 0;
     (list[5].peer, list[6].peer) = (1, 1);
@@ -298,11 +298,11 @@ fn of_copies_that_travel_together_those_before_a_bad_one_are_made_and_those_behi
     let expected =
         [0, 0, 0, Cause::DmaRemoteAccess.code()].into_iter().chain([Cause::DmaPeerNotConnected.code(); 4]);
     assert!(causes.eq(expected));
-    // The other peer is as it was.
+    // The connection to the other peer still works.
     one.run_dma(&[copy(1, 15)], TIMEOUT).unwrap();
     assert!(arrived(15));
 
-    // One that would go on behind the last address of all is refused by itself, too.
+    // The engine also rejects only the transfer whose range exceeds the address space.
     one.connect_peer(0, &second.address).unwrap();
     let mut list: Vec<_> = (8..16).map(|index| copy(0, index)).collect();
     list[3].remote = u64::MAX - 100;
@@ -327,7 +327,7 @@ fn each_copy_of_a_full_ring_may_fail_while_its_node_sleeps() {
     node.write_control(DMA_RING, &ring).unwrap();
     let slots = DMA_RING_SLOTS as u64;
     node.write_control(at::dma_producer, &slots.to_le_bytes()).unwrap();
-    // The node looks at nothing until the card has told it of all of them, or has not.
+    // The client polls no message until the card has executed all descriptors.
     let until = Instant::now() + TIMEOUT;
     while node.register(at::dma_failed).unwrap() < slots {
         assert!(Instant::now() < until, "the card has stopped");
@@ -339,7 +339,7 @@ fn each_copy_of_a_full_ring_may_fail_while_its_node_sleeps() {
         assert_eq!(told, (MessageKind::DmaFault, Some(Cause::DmaOutsideMemory), sequence, sequence - 1));
     }
     assert_eq!(node.register(at::messages_dropped).unwrap(), 0);
-    // By the list of a program, too, which hears of the first.
+    // `run_dma` with such a list returns the first fault.
     let list = vec![bad; 3 * DMA_RING_SLOTS];
     assert_eq!(cause(node.run_dma(&list, TIMEOUT)), (0, Cause::DmaOutsideMemory, 4 * BANK));
     assert!(node.message(Duration::from_millis(20)).unwrap().is_none());
@@ -384,7 +384,7 @@ fn copies_of_a_lease_that_has_ended_are_not_made_again() {
         key: 0,
         notify: false,
     };
-    // More than the ring has twice, fewer, and more again: the ring of every lease begins at its start.
+    // More than two rings of transfers, few, and more again: the ring of every lease begins at its start.
     for copies in [2 * DMA_RING_SLOTS as u64 + 9, 3, 20] {
         let input: Vec<u8> = (0..4096).map(|at| (at + copies as usize) as u8).collect();
         node.write(0, &input).unwrap();
@@ -401,7 +401,7 @@ fn copies_of_a_lease_that_has_ended_are_not_made_again() {
         assert!(output.iter().all(|byte| *byte == 0));
         assert_eq!(node.register(at::dma_failed).unwrap(), 0);
     }
-    // One that fails does so by itself, and those behind it have been made when its error arrives.
+    // A failed transfer fails alone: the ones after it are complete when its error arrives.
     let mut list: Vec<_> = (1..=30).map(|place| within(0, place * 8192)).collect();
     list[10].remote = u64::MAX / 4;
     let refused = cause(node.run_dma(&list, TIMEOUT));
@@ -411,7 +411,7 @@ fn copies_of_a_lease_that_has_ended_are_not_made_again() {
 
 #[test]
 fn a_card_that_dies_in_the_middle_is_noticed() {
-    // In the middle of a kernel.
+    // During a kernel.
     let (mut card, node) = leased();
     node.load(0, KernelSource::Builtin("spin")).unwrap();
     let running = node.start(0, &RunRequest::new(&[])).unwrap();
@@ -421,7 +421,7 @@ fn a_card_that_dies_in_the_middle_is_noticed() {
     assert!(started.elapsed() < TIMEOUT / 2);
     assert!(node.read(0, &mut [0]).is_err());
 
-    // In the middle of a transfer, and of a copy from another card.
+    // During a transfer, and during a copy from another card.
     let (mut card, node) = leased();
     let (_other_card, other) = leased();
     other.connect_peer(0, &card.address).unwrap();
@@ -456,7 +456,7 @@ fn a_card_that_dies_in_the_middle_is_noticed() {
         let (_, cause, _) = cause(Err::<(), _>(copies.join().unwrap()));
         assert!(matches!(cause, Cause::DmaPeerLost | Cause::DmaPeerNotConnected), "{cause}");
     });
-    // The card that survived goes on.
+    // The surviving card remains usable.
     other.write(0, &[1]).unwrap();
 }
 

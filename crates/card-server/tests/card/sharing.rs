@@ -14,11 +14,11 @@ use crate::host::TIMEOUT;
 
 const LEASE: Duration = Duration::from_secs(1);
 
-/// Different inputs, and bytes of each.
+/// Number of different inputs; bytes of each.
 const SEEDS: u64 = 5;
 const BYTES: usize = 64 << 10;
 
-/// What a node does with a card that it has: other input, other result.
+/// Runs a kernel on a leased card; each seed has its own input and result.
 fn work(card: &RemoteCard, seed: u64) -> Result<u64, RemoteError> {
     let mut before = vec![1; BYTES];
     card.read(BANK, &mut before)?;
@@ -29,7 +29,7 @@ fn work(card: &RemoteCard, seed: u64) -> Result<u64, RemoteError> {
     Ok(card.run(0, &RunRequest::new(&[BANK, BYTES as u64, 2]), TIMEOUT)?[1])
 }
 
-/// Where cards are, and which of them were killed.
+/// The cards of the test, and the addresses of those that were killed.
 #[derive(Default)]
 struct Place {
     cards: Vec<NetworkCard>,
@@ -39,7 +39,7 @@ struct Place {
 impl Place {
     fn kill(&mut self, index: usize) {
         let mut card = self.cards.remove(index);
-        // Before it happens: nobody may see the death of a card that is said to live.
+        // Recorded before the kill, so that no node sees the loss of a card that counts as alive.
         self.killed.push(card.address.clone());
         card.kill();
     }
@@ -99,7 +99,7 @@ fn nodes_and_cards_come_and_go_and_every_result_is_right() {
                 }
             }
         }
-        // A node that leaves in the middle of a kernel, without a word.
+        // A node that exits during a kernel without releasing its lease.
         if jobs < JOBS
             && let Some(card) = known.values().find(|card| card.acquire(LEASE, Duration::ZERO).is_ok())
         {
@@ -133,7 +133,7 @@ fn nodes_and_cards_come_and_go_and_every_result_is_right() {
     let (done, lost, busy) = (done.into_inner(), lost.into_inner(), busy.into_inner());
     println!("{done} jobs; {busy} times a card was another node's, {lost} times it was gone");
     assert!(done >= JOBS && busy > 0);
-    // Those that are left are free, and their leases were as many as the jobs they did and the tests around them.
+    // The remaining cards are free, and each has granted several leases.
     let place = place.into_inner().unwrap();
     assert_eq!(place.cards.len(), 2);
     for card in &place.cards {

@@ -123,7 +123,7 @@ impl Backing for PciBarMemory {
         let len = self.mapped.size() as usize;
         let by_descriptor = match &self.source {
             BarSource::Vfio { dmabuf, .. } => dmabuf.as_ref().map(AsFd::as_fd),
-            // A file of sysfs is not a dma-buf: only the soft device accepts it as one.
+            // A file of sysfs is not a dma-buf; only the soft device accepts it.
             BarSource::Resource(file) => device.is_soft().then(|| file.as_fd()),
         };
         match by_descriptor {

@@ -1,8 +1,8 @@
 //! `cluster7`: the trigger of the SST-1M camera, computed on the packets in card memory.
 //!
 //! For each sample and each of the 432 patches, the trigger adds the traces of the patch and of its
-//! neighbours. It sets the patch's decision bit where the sum exceeds a threshold. The traces come as
-//! one fragment per crate: 50 samples of 192 bytes, of which the first 144 are patches.
+//! neighbours. It sets the patch's decision bit where the sum exceeds a threshold. The traces come in one
+//! fragment per crate: 50 samples of 192 bytes. The first 144 bytes of a sample are patches.
 //!
 //! Arguments: [`Cluster7Args`], followed by one [`PacketBuffer`] per source. The command's result is one
 //! [`EventSummary`] per event, in order. The decision maps go to [`Cluster7Args::decisions`], one per event of

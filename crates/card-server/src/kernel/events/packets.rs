@@ -61,8 +61,8 @@ impl Batch {
     }
 }
 
-/// The list of packets behind `head` bytes of arguments, which has to be `n_sources` long: checked, in
-/// the order given, and reused from command to command.
+/// The packet buffers after `head` bytes of arguments, checked: `n_sources` of them, in the given order.
+/// Keeps its memory from command to command.
 #[derive(Debug, Default)]
 pub(super) struct PacketList {
     list: Vec<PacketBuffer>,
@@ -121,7 +121,7 @@ pub(super) fn check_disjoint(
     Ok(())
 }
 
-/// One source's packet: a private copy of what its header says, read event by event.
+/// A private copy of the header of one source's packet, read event by event.
 #[derive(Debug)]
 pub(super) struct SourcePacket {
     packet: PacketBuffer,
@@ -146,8 +146,8 @@ impl SourcePacket {
         self.packet.source
     }
 
-    /// The fragment of the summary's event, counted; the summary notes one that is missing. Events
-    /// have to be asked for in ascending order.
+    /// Finds and counts the fragment of the summary's event; notes a missing one in the summary. Call it with
+    /// ascending event numbers.
     pub(super) fn fragment(
         &mut self,
         summary: &mut EventSummary,
@@ -199,7 +199,7 @@ impl SourcePacket {
         self.header.resize(header_len as usize, 0);
         memory.read(self.packet.offset, &mut self.header)?;
         let header = Header::new_checked(&self.header, self.packet.capacity)?;
-        // A packet of an earlier life of the slot, or of somebody else.
+        // A stale packet of an earlier use of the slot, or a packet of another source.
         if header.source().0 != self.packet.source
             || header.first_event() != batch.first_event
             || header.n_events() != batch.n_events
@@ -211,7 +211,7 @@ impl SourcePacket {
     }
 }
 
-/// The packet is none, or not the one that belongs here.
+/// The bytes are no packet, or not the expected one.
 struct Unreadable;
 
 impl From<MfpError> for Unreadable {
@@ -272,8 +272,8 @@ impl ChecksumChecker {
         ChecksumChecker { chunk: vec![0; ChecksumChecker::CHUNK] }
     }
 
-    /// Whether the payload of `found` has its checksum. Shows that the kernel is alive meanwhile:
-    /// payload may be long.
+    /// Whether the payload of `found` matches its checksum. Advances the heartbeat meanwhile, because payload
+    /// may be long.
     pub(super) fn is_intact(&mut self, run: &EventRun<'_, '_>, found: FoundFragment) -> Result<bool, Fault> {
         let mut crc = crc32fast::Hasher::new();
         let mut at = found.payload.offset;

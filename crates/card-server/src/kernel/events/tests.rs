@@ -1,4 +1,4 @@
-//! The event kernels on packets with every kind of damage, against the expected findings.
+//! The event kernels on packets with every kind of damage, against the expected summaries.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -111,7 +111,7 @@ impl SourceCase {
         (0..len).map(|_| random()).collect()
     }
 
-    /// Puts the packet into card memory at `offset`; returns its place and where the next one fits.
+    /// Writes the packet to card memory at `offset`; returns its buffer and the offset for the next packet.
     fn write(&self, memory: &Memory, offset: u64) -> (PacketBuffer, u64) {
         let payloads: Vec<_> = (0..self.fragments.len()).map(|event| self.payload(event)).collect();
         let fragments: Vec<_> = payloads
@@ -189,7 +189,7 @@ fn any_sources() -> impl Strategy<Value = Vec<SourceCase>> {
     )
 }
 
-/// What a kernel should say about `event`, apart from decisions.
+/// The summary that a kernel should write for `event`, without decisions.
 fn expected_summary(
     sources: &[&SourceCase],
     event: usize,
@@ -372,7 +372,7 @@ fn bad_arguments_are_refused_with_their_cause() {
         (Cluster7Args { decisions: RESULT, ..good }, fault_of(Cause::ResultsOverlap, RESULT)),
         (Cluster7Args { decisions: SLOT, ..good }, fault_of(Cause::ResultsOverlap, SLOT)),
         (Cluster7Args { geometry: u64::MAX, ..good }, fault_of(Cause::GeometryOutsideMemory, u64::MAX)),
-        // The packets are no geometry: "MFPK" comes first.
+        // Packets are not a geometry table: they start with "MFPK".
         (Cluster7Args { geometry: SLOT, ..good }, fault_of(Cause::GeometryEntry, 0)),
         (Cluster7Args { reserved: [0, 9], ..good }, fault_of(Cause::ReservedNotZero, 9)),
         (
