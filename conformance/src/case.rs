@@ -16,10 +16,10 @@ use crate::process::{self, Program};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Pass,
-    /// With the reason given by the program.
+    /// Skipped by the program, with its reason.
     Skip(String),
     Fail(String),
-    /// With the cause.
+    /// Not run, with the cause.
     NotRun(String),
 }
 

@@ -73,7 +73,7 @@ fn unittest(output: &str) -> Vec<CaseResult> {
     results
 }
 
-/// The result on a line of its own, after output of the case.
+/// The result on its own line, after output of the case.
 fn ending(line: &str) -> Option<&str> {
     (["ok", "FAIL", "ERROR"].contains(&line) || line.starts_with("skipped '")).then_some(line)
 }

@@ -1,4 +1,4 @@
-//! Errors.
+//! Errors of this program.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,9 +1,9 @@
 //! Linux guests with the kernel's software RoCE adapter (rxe), as independent peers over packets.
 //!
-//! `run` builds a guest from Debian packages ([`packages`], [`image`]), makes a network namespace with a bridge
-//! ([`network`]), boots the guests on it ([`guest`]) and starts a command in that namespace; `exec`, called by
-//! that command, runs programs inside a guest ([`exec`]). Everything ends with the command. The main user
-//! is conformance/rxe/.
+//! `run` builds a guest from Debian packages ([`packages`], [`image`]) and creates a network namespace with a
+//! bridge ([`network`]). It boots the guests on the bridge ([`guest`]) and starts a command in the namespace.
+//! That command calls `exec` to run programs inside a guest ([`exec`]). Everything ends with the command. The
+//! main user is conformance/rxe/.
 #![forbid(unsafe_code)]
 
 mod cpio;
@@ -36,9 +36,9 @@ enum Action {
     Build(ImageOptions),
     /// Boot guests, run a command in their network, and end them with it
     ///
-    /// The command runs in a network namespace of its own, at 10.77.0.1 and fd77::1. The guests are 10.77.0.2,
-    /// 10.77.0.3 … and fd77::2, fd77::3 …, with an Ethernet MTU of 4500, so a path MTU of 4096. The exit status
-    /// is the command's. Needs root or unprivileged user namespaces.
+    /// The command runs in its own network namespace, at 10.77.0.1 and fd77::1. The guests are 10.77.0.2,
+    /// 10.77.0.3 … and fd77::2, fd77::3 …, with an Ethernet MTU of 4500, so a path MTU of 4096. The exit
+    /// status is the command's. Needs root or unprivileged user namespaces.
     Run {
         #[command(flatten)]
         image: ImageOptions,

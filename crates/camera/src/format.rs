@@ -1,7 +1,7 @@
 //! Source kinds of the camera and the layout of their fragments.
 //!
-//! The camera has three crates. Each crate has nine digitiser boards and one trigger board, and each board
-//! is a source. The decisions of the camera's own trigger are recorded as one more source, for comparison.
+//! The camera has three crates. Each crate has nine digitiser boards and one trigger board, and each board is
+//! a source. The decisions of the camera's own trigger are recorded by a further source, for comparison.
 
 use millstream_fragment::SourceKind;
 

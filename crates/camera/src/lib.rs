@@ -1,4 +1,4 @@
-//! The SST-1M camera, the one detector that Millstream knows.
+//! The SST-1M camera, the detector that Millstream supports.
 //!
 //! Everything specific to this detector is in this crate. Its users need:
 //!
@@ -7,8 +7,8 @@
 //! - the event file: the datasets in `columns` (feature `columns`);
 //! - the run's pictures: the event display in `picture` (feature `picture`).
 //!
-//! Another detector is a crate of its own beside this one, with those of the four parts that it has. The
-//! event builder, the cards, `store` and `report` stay as they are.
+//! A further detector gets its own crate beside this one, with the parts that it needs. The event builder,
+//! the cards, `store` and `report` do not change.
 //!
 //! `data/README.md` describes the recorded data that the tests use.
 

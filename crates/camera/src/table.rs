@@ -13,9 +13,9 @@ use csv::{ErrorKind, ReaderBuilder, StringRecord, Trim};
 pub struct TableError {
     /// The file.
     pub path: PathBuf,
-    /// Line, from 1; none if the problem is not about one line.
+    /// Line, from 1; none if the problem is not in one line.
     pub line: Option<u64>,
-    /// What is wrong.
+    /// The problem.
     pub problem: String,
 }
 
@@ -92,7 +92,7 @@ impl Row<'_> {
         self.record.position().map_or(0, csv::Position::line)
     }
 
-    /// Parses a field and checks it with `valid`; `expected` names what is valid.
+    /// Parses a field and checks it with `valid`; `expected` describes the valid values.
     pub(crate) fn parse<T: FromStr>(
         self,
         column: Column,

@@ -1,9 +1,9 @@
 //! Log output of Millstream's libraries and programs.
 //!
-//! The libraries report through `tracing`. [`init`] prints what they report to standard error. The environment
-//! variable `MILLSTREAM_LOG` selects what is printed: a level (`error`, `warn`, `info`, `debug`, `trace` or
-//! `off`), or a comma-separated list of levels and `target=level`, as in `warn,millstream_link=debug`. A target
-//! is a module path. The default is `warn`.
+//! The libraries report through `tracing`. [`init`] prints their records on standard error. The environment
+//! variable `MILLSTREAM_LOG` is a filter: a level (`error`, `warn`, `info`, `debug`, `trace` or `off`), or a
+//! comma-separated list of levels and `target=level`, as in `warn,millstream_link=debug`. A target is a
+//! module path. The default is `warn`.
 #![forbid(unsafe_code)]
 
 use std::sync::Once;
@@ -11,11 +11,11 @@ use std::sync::Once;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 
-/// The environment variable that selects what is printed.
+/// The environment variable with the filter.
 pub const VARIABLE: &str = "MILLSTREAM_LOG";
 
-/// Prints log output to standard error from now on. Only the first call has an effect; none if the program has
-/// installed a subscriber of its own.
+/// Prints log output to standard error from now on. Only the first call has an effect. It has none if the
+/// program has installed another subscriber.
 pub fn init() {
     static INIT: Once = Once::new();
     INIT.call_once(|| {

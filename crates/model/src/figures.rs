@@ -148,8 +148,8 @@ fn translation(p: &Parameters) -> Chart {
 }
 
 fn watchdog(p: &Parameters) -> Chart {
-    // Host and adapter each write a register once per period and read the other's. A failure just after a write is
-    // detected at the second read after it; the neighbours learn of it one hop later.
+    // Host and adapter each write a register once per period and read the other's. A failure just after a
+    // write is detected at the second read after it; its neighbours are notified one hop later.
     let hop = (p.get("apenet.latency") + p.get("apenet.hop.latency") * 1e-3) * 1e-3;
     let periods = [10.0, 100.0, 200.0, 300.0, 400.0, 500.0, 600.0, 700.0, 800.0, 900.0, 1000.0];
     let lines = vec![

@@ -1,8 +1,8 @@
 //! Flow-level simulation: messages as fluid flows with max-min fair sharing of links.
 //!
-//! A flow has remaining bytes and a rate. When a flow starts or ends, progressive filling computes new rates for all
-//! flows that share a link with it, directly or through others (Bertsekas and Gallager, Data Networks, 6.5.2). The caller
-//! subtracts headers and flow control from link rates, so results agree with the packet level.
+//! A flow has remaining bytes and a rate. The start or end of a flow changes the rates of all flows connected
+//! to it by shared links. Progressive filling computes them (Bertsekas and Gallager, Data Networks, 6.5.2).
+//! The caller subtracts headers and flow control from link rates, so results agree with the packet level.
 //!
 //! Flows over the same links always have the same rate, so rates are computed per path: the cost of an all-to-all
 //! depends on the number of node pairs, not of messages.

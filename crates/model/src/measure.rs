@@ -282,10 +282,11 @@ pub(crate) fn stencil_rates(
     Ok([transfer(Verb::Write), sweep, transfer(Verb::Read)])
 }
 
-/// Runs a benchmark between two places of a site; one row per size, starting with the size.
+/// Runs a benchmark between two endpoints of a site; one row per size, starting with the size.
 ///
 /// # Errors
-/// [`BenchmarkError`] if the site lacks the places, a path between them, or the benchmark's devices.
+/// [`BenchmarkError`] if the site lacks the endpoints, a path between them, or the benchmark's
+/// devices.
 pub fn measure(
     site: &Site,
     p: &Parameters,

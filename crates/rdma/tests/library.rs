@@ -39,7 +39,7 @@ fn the_environment_chooses_the_library() {
 fn other_programs_get_the_soft_device_by_its_directory() {
     let directory = loader::library_dir().expect("run `make lib` first");
     assert!(directory.join(loader::SONAME).is_file());
-    // Also for a program that does not search it, and if hardware is selected: the library path comes first.
+    // The library path takes precedence over the search of the program and over the selection of hardware.
     let path = [("LD_LIBRARY_PATH", directory.to_str().unwrap()), (loader::ENV_DEVICE, "hardware")];
     succeeds("has_the_soft_device", &path);
 }

@@ -49,7 +49,7 @@ impl Ticks {
     pub fn marks(&self) -> impl Iterator<Item = (f64, String)> {
         let first = (self.low / self.step - 1e-9).ceil();
         let last = (self.high / self.step + 1e-9).floor();
-        // The step makes these few; the bound is for values beyond the precision of an f64.
+        // The step keeps the count small; the bound covers values beyond the precision of an f64.
         let count = (last - first).clamp(0.0, 100.0) as usize;
         (0..=count).map(move |k| {
             let value = (first + k as f64) * self.step;

@@ -22,7 +22,7 @@ pub struct Chart {
     pub x: String,
     /// Label of the vertical axis, with the unit.
     pub y: String,
-    /// Whether the horizontal axis is logarithmic, with marks at log2_x of two.
+    /// Whether the horizontal axis is logarithmic, with marks at powers of two.
     pub log2_x: bool,
     /// The series.
     pub series: Vec<Series>,

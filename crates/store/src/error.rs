@@ -11,7 +11,7 @@ use millstream_fragment::file::IoError;
 pub struct SchemaError {
     /// The field, as in `arrays[0].dims`.
     pub field: String,
-    /// What is wrong with its value.
+    /// The problem with its value.
     pub problem: String,
 }
 
@@ -29,7 +29,7 @@ pub enum FileError {
     Schema {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         cause: SchemaError,
     },
     /// An operation of the operating system failed.
@@ -152,8 +152,8 @@ pub enum AppendError {
     File(#[from] FileError),
 }
 
-/// The cause of an HDF5 error in one line. The library's text for a failed system call is half a page, with the
-/// reason in the middle.
+/// The cause of an HDF5 error in one line. The library's text for a failed system call has many lines, with
+/// the reason in the middle.
 pub(crate) fn error_text(error: &hdf5_metno::Error) -> String {
     let Some(stack) = error.stack() else { return error.to_string() };
     let Some(cause) = stack.last() else { return error.to_string() };

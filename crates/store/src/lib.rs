@@ -6,10 +6,10 @@
 //! [`EventReader`] reads single events. Read `docs/output.md` first: it lists every dataset with its shape, type
 //! and unit.
 //!
-//! **Crashes.** The file is called `NAME.h5.partial` until [`EventWriter::finish`] has synced and renamed it, so
-//! a file called `NAME.h5` is complete. A dropped writer removes its partial file. That of a killed writer is
-//! removed by [`remove_stale_partials`] or by the next writer of the same name. A partial file that is still
-//! being written is never removed.
+//! **Crashes.** The file is called `NAME.h5.partial` until [`EventWriter::finish`] has synced and renamed it,
+//! so a file called `NAME.h5` is complete. A dropped writer removes its partial file.
+//! [`remove_stale_partials`] or the next writer of the same name removes the partial file of a killed writer. A
+//! partial file that is still being written is never removed.
 #![forbid(unsafe_code)]
 
 mod column;

@@ -1,8 +1,9 @@
 //! Atomic creation of event files: a partial name during writing, the final name once complete.
 //!
-//! A killed writer leaves its partial file. Its lock tells it from one that is being written: a writer holds an
-//! exclusive `flock` on its partial file, which ends with the process. HDF5's own lock does not serve. Child
-//! processes inherit its descriptor, so it can outlive the writer, and it stays on the finished file.
+//! A killed writer leaves its partial file. The lock distinguishes it from a file that is being written: a
+//! writer holds an exclusive `flock` on its partial file, which ends with the process. HDF5's own lock is
+//! unsuitable. Child processes inherit its descriptor, so it can outlive the writer, and it stays on the
+//! finished file.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -73,7 +74,7 @@ impl PartialFile {
 
 impl Drop for PartialFile {
     fn drop(&mut self) {
-        // After a commit the name is gone, or belongs to a new writer.
+        // After a commit the name does not exist, or belongs to a new writer.
         if self.is_ours() {
             let _ = fs::remove_file(&self.path);
         }

@@ -40,7 +40,7 @@ impl EventReader {
     /// Opens the file and reads its event numbers.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, FileError> {
         let path = path.as_ref().to_owned();
-        // The library's message for a missing file is half a page.
+        // The library's message for a missing file has many lines.
         std::fs::metadata(&path).map_err(IoError::of(&path, "open"))?;
         let fail = |object: &str, cause: hdf5_metno::Error| read_error(&path, object, &cause);
         // A file with its final name never changes.

@@ -1,4 +1,4 @@
-//! A file with its final name is complete, whatever happens to the writer.
+//! A file with its final name is complete, even if the writer fails or is killed.
 
 mod common;
 

@@ -141,7 +141,8 @@ pub fn receive_bandwidth_of(p: &Parameters, translation: Picos, size: u32) -> By
 /// Relative bandwidth gain of address translation in hardware, for full packets.
 #[must_use]
 pub fn gain_of_hardware_translation(p: &Parameters) -> f64 {
-    // The embedded processor does more than translation for each packet; the hardware table frees it from all of that.
+    // The embedded processor does more than translation for each packet; the hardware table replaces all of
+    // this work.
     let software = Picos::from_nanos(p.get("apenet.translate.software") / p.get("apenet.processor.share"));
     receive_bandwidth(p, p.nanos("apenet.translate.hardware")).0 / receive_bandwidth(p, software).0 - 1.0
 }

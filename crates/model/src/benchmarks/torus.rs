@@ -3,8 +3,8 @@
 //! ```text
 //!   node ─► x ring, shorter direction ─► y ring ─► z ring ─► node
 //! ```
-//! Each direction of a link is a channel with the receiver's buffer in front of it. A packet enters a ring only if room for
-//! a second packet stays free there (bubble flow control), which prevents deadlock.
+//! Each direction of a link is a channel; the receiver's buffer precedes it. A packet enters a ring only if room
+//! for a second packet stays free there (bubble flow control), which prevents deadlock.
 
 use crate::engine::{
     BytesPerSecond, Channel, ChannelId, Context, Endpoint, Network, Packet, Picos, Route, Simulation,

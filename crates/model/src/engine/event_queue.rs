@@ -19,7 +19,7 @@ pub struct EventQueue<T> {
     len: usize,
     /// Bit `i` is set while bucket `i + 1` is not empty.
     filled: u64,
-    /// Entries at time `last`; `popped` of them are gone.
+    /// Entries at time `last`; the first `popped` are removed.
     now: Vec<T>,
     popped: usize,
     buckets: Vec<Vec<(u64, T)>>,

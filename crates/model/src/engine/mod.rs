@@ -430,7 +430,8 @@ impl Core {
         };
         let buffer_state = &mut self.buffers[buffer as usize];
         let size = u64::from(packet.size);
-        // An empty buffer accepts a packet of any size: otherwise a packet above the capacity would wait for ever.
+        // An empty buffer accepts a packet of any size: otherwise a packet above the capacity would wait
+        // forever.
         if buffer_state.used > 0
             && buffer_state.used.saturating_add(size + u64::from(bubble)) > buffer_state.capacity
         {

@@ -12,7 +12,7 @@ pub struct CsvError {
     pub file: String,
     /// The line, counted from 1; 0 if the file cannot be read.
     pub line: u64,
-    /// Which column and value is wrong, and why.
+    /// The invalid column and value, and the problem.
     pub message: String,
 }
 

@@ -1,6 +1,6 @@
 //! Rows of published tables, and the modelled benchmark that answers each.
 //!
-//! `data/calibration.csv` and `data/questions.csv` have the rows, `data/rows.toml` says what answers them.
+//! `data/calibration.csv` and `data/questions.csv` have the rows; `data/rows.toml` assigns a program to each.
 
 mod answer;
 mod csv;
@@ -29,7 +29,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// Whose residuals tell how far to trust the model here; none for inputs and unknown rows.
+    /// Category whose residuals measure the model error of this row; none for inputs and unknown rows.
     #[must_use]
     pub fn category(&self) -> Option<Category> {
         spec::spec(&self.id)?.category

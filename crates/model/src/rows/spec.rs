@@ -9,7 +9,7 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-/// What answers a row.
+/// Program that answers a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Program {
@@ -151,12 +151,12 @@ pub struct FieldSweep {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RowSpec {
-    /// What answers the row.
+    /// Program that answers the row.
     pub program: Program,
     /// Whether the row is an input of the model; such rows are in no statistic.
     #[serde(default)]
     pub input: bool,
-    /// Whose residuals set the prediction interval; all rows but inputs have one.
+    /// Category whose residuals set the prediction interval; only inputs have none.
     pub category: Option<Category>,
     /// Name of a shipped site.
     pub site: Option<String>,
@@ -207,7 +207,7 @@ pub struct RowSpecError {
     pub file: String,
     /// The row id; empty if the file is not TOML.
     pub row: String,
-    /// Which field is wrong, and why.
+    /// The invalid field and the problem.
     pub message: String,
 }
 

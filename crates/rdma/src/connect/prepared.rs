@@ -106,7 +106,7 @@ impl PreparedQueuePair {
     /// Posts a receive; see [`QueuePair::post_recv`].
     ///
     /// # Errors
-    /// See there.
+    /// As [`QueuePair::post_recv`].
     pub fn post_recv(&self, to: &[Sge], wr_id: WrId) -> Result<(), PostError> {
         self.pair.post_recv(to, wr_id)
     }
@@ -114,15 +114,15 @@ impl PreparedQueuePair {
     /// Posts all receives of a list; see [`QueuePair::post_recv_list`].
     ///
     /// # Errors
-    /// See there.
+    /// As [`QueuePair::post_recv_list`].
     pub fn post_recv_list(&self, list: &mut RecvList) -> Result<(), PostError> {
         self.pair.post_recv_list(list)
     }
 
-    /// Connects to the peer at the other end of `stream`, which does the same at the same time.
+    /// Connects to the peer at the other end of `stream`. The peer must call this concurrently.
     ///
-    /// `private_data`, at most [`MAX_PRIVATE_DATA`] bytes, is sent to the peer; the peer's private data is returned. After
-    /// the return, both ends can send and receive. The stream's timeouts are removed.
+    /// Sends `private_data`, at most [`MAX_PRIVATE_DATA`] bytes, and returns the peer's private data.
+    /// Afterwards both ends can send and receive. The stream's timeouts are removed.
     ///
     /// # Errors
     /// [`ConnectError`] with the peer's address.
@@ -232,7 +232,7 @@ fn transition(peer: &str, state: &'static str, error: ModifyQueuePairError) -> C
     ConnectError::new(peer, ConnectErrorKind::Transition { state, cause: describe(&error) })
 }
 
-/// The error with its sources: its own text only says that it failed.
+/// The error's text with those of its sources, which name the cause.
 fn describe(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -48,7 +48,7 @@ impl Listener {
     /// Accepts the next connection.
     ///
     /// # Errors
-    /// [`ConnectError`] if nobody connects before the deadline.
+    /// [`ConnectError`] if no peer connects before the deadline.
     pub fn accept(&self, deadline: Deadline) -> Result<(TcpStream, SocketAddr), ConnectError> {
         const DOING: &str = "waiting for a connection";
         let failed = |cause| ConnectError::stream(self.address, DOING, cause);
@@ -77,7 +77,7 @@ impl AsFd for Listener {
     }
 }
 
-/// Connects to `address`, for example `node7:7471`. Retries while nobody listens there.
+/// Connects to `address`, for example `node7:7471`. Retries while no socket listens there.
 ///
 /// # Errors
 /// [`ConnectError`] if the address is invalid or cannot be reached before the deadline.

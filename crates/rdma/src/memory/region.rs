@@ -333,8 +333,8 @@ impl Region {
     /// [`OutOfBounds`] if the part exceeds the region, or the memory is not mapped here.
     pub fn copy_to_slice(&self, offset: u64, to: &mut [u8]) -> Result<(), OutOfBounds> {
         let from = self.reachable(offset, to.len(), self.as_ptr())?;
-        // SAFETY: the range lies within the memory, which lives as long as `self`, and `to` is not a part of
-        // it, because only `slice` hands out parts and its contract excludes exclusive references.
+        // SAFETY: the range lies within the memory, which lives as long as `self`. `to` is not a part of it:
+        // only `slice` returns parts, and its contract excludes exclusive references.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr(), to.len()) };
         Ok(())
     }
@@ -350,7 +350,7 @@ impl Region {
         };
         let to = self.reachable(offset, from.len(), writable)?;
         // SAFETY: the range lies within the mapping, which lives as long as `self`. `from` may be a part of
-        // it by way of `slice`, hence the copy that allows overlap.
+        // it, returned by `slice`, so the copy allows overlap.
         unsafe { std::ptr::copy(from.as_ptr(), to.as_ptr(), from.len()) };
         Ok(())
     }

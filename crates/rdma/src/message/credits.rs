@@ -1,14 +1,15 @@
 //! Credit-based flow control: no frame arrives without a posted receive.
 //!
-//! Each side posts as many receives as its window and tells the peer. A frame costs one credit. When the receiver has
-//! read a frame and posted its buffer again, it returns the credit in the header of its next frame. Without such a
-//! frame, it sends a frame without messages once half a window of credits is to be returned.
+//! Each side posts as many receives as its window and announces the window to the peer. A frame costs one
+//! credit. When the receiver has read a frame and posted its buffer again, it returns the credit in the
+//! header of its next frame. Without such a frame, it sends a frame without messages when half a window of
+//! credits is unreturned.
 //!
-//! That frame costs a credit, too. One credit is reserved for it: a frame with messages needs two credits. This cannot
-//! deadlock. A side spends its last credit only on a frame that returns at least half a window, which is two or more.
-//! Assume that both sides have no credit and nothing is in flight. The side that received the other's last frame gained
-//! two credits by it, so it spent its own last credit later than the other side. The same holds for the other side: a
-//! contradiction.
+//! That frame costs a credit, too. One credit is reserved for it: a frame with messages needs two credits.
+//! This cannot deadlock. A side spends its last credit only on a frame that returns at least half a window,
+//! which is two or more. Assume that neither side has a credit and no frame is in flight. Each side gained at
+//! least two credits from the other's last frame. So each side spent its last credit after the other side
+//! did: a contradiction.
 #![forbid(unsafe_code)]
 
 use super::frame::FrameError;
@@ -23,9 +24,9 @@ pub(super) struct CreditWindow {
     credits: u32,
     /// The peer's window, in frames.
     peer_window: u32,
-    /// Receives posted again whose credits are not returned.
+    /// Reposted receives whose credits are not returned.
     to_return: u16,
-    /// Number of credits to return that justifies a frame of its own.
+    /// Number of unreturned credits that triggers a frame without messages.
     return_threshold: u16,
 }
 

@@ -266,7 +266,7 @@ impl Messenger {
         Ok(())
     }
 
-    /// Sends what is waiting: closed frames, the open frame if it is being flushed, and credits.
+    /// Sends closed frames, the open frame if it is being flushed, and credits.
     ///
     /// # Errors
     /// An error of the device.

@@ -150,7 +150,8 @@ impl PreparedMessenger {
     /// private data.
     ///
     /// # Errors
-    /// See there; and [`PrepareError::Parameters`] if the peer is not a messenger.
+    /// As [`PreparedQueuePair::connect`]; [`PrepareError::Parameters`] if the peer is not a
+    /// messenger.
     pub fn connect(
         self,
         stream: &mut TcpStream,

@@ -298,7 +298,7 @@ pub enum QueueError {
     },
 }
 
-/// Polling a completion queue failed: it overran, or the device is gone.
+/// Polling a completion queue failed: it overran, or the device failed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot poll a completion queue: {cause}")]
 pub struct PollError {

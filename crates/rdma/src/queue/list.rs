@@ -118,8 +118,8 @@ impl<R: WorkRequest> List<R> {
             return Err(ListFull);
         }
         self.elements.extend_from_slice(elements);
-        // SAFETY: the vectors have room for `max_requests` and `max_elements`, of which fewer are used, and `put` builds a
-        // work request. A place behind the last one is only pointed to.
+        // SAFETY: the vectors have unused room within `max_requests` and `max_elements`, and `put` builds a
+        // work request. The place behind the last one is linked, not accessed.
         unsafe {
             let place = self.requests.as_mut_ptr().add(count);
             put(&mut *place.cast());
@@ -223,7 +223,7 @@ impl SendList {
     /// Adds an RDMA READ for each segment; see [`write_segments`](SendList::write_segments).
     ///
     /// # Errors
-    /// See there.
+    /// As [`write_segments`](SendList::write_segments).
     pub fn read_segments(
         &mut self,
         to: &Region,
@@ -245,8 +245,8 @@ impl SendList {
         let room = (self.max_requests - count).min(self.max_elements - first);
         let mut added = 0;
         let mut outcome = Ok(());
-        // SAFETY: the vectors have room for these; each place is filled before it counts. A place behind the last one is only
-        // pointed to.
+        // SAFETY: the vectors have room for these; each place is filled before it counts. The place behind
+        // the last one is linked, not accessed.
         unsafe {
             let places = self.requests.as_mut_ptr().add(count);
             let elements = self.elements.as_mut_ptr().add(first);

@@ -1,7 +1,8 @@
 //! Work requests and completions.
 //!
-//! The data path has no allocation, no locks of its own, and one indirect call per posted work request or list. Methods
-//! take `&self`, because verbs are thread-safe. Two threads that poll one completion queue get disjoint completions.
+//! The data path adds no allocation and no lock; it makes one indirect call per posted work request or list.
+//! Methods take `&self`, because verbs are thread-safe. Two threads that poll one completion queue get
+//! disjoint completions.
 
 mod completion;
 mod list;

@@ -42,9 +42,9 @@ pub(super) enum Operation {
     Write(RemoteAddress),
     WriteImm(RemoteAddress, u32),
     Read(RemoteAddress),
-    /// Swaps in `.2` if the word is `.1`.
+    /// Compare-and-swap: writes `.2` if the word equals `.1`.
     CompareSwap(RemoteAddress, u64, u64),
-    /// Adds.
+    /// Fetch-and-add: adds `.1`.
     FetchAdd(RemoteAddress, u64),
 }
 
